@@ -1,0 +1,1 @@
+"""Deep learning with the vocabulary of Chainer, made for training on many nodes."""

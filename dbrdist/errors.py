@@ -1,0 +1,25 @@
+"""Exceptions that somebody would catch. A caller's mistake is a ValueError or a TypeError instead."""
+
+
+class DbrdistError(Exception):
+    """The base of all exceptions below."""
+
+
+class NonFiniteLossError(DbrdistError):
+    """The loss or a gradient became NaN or infinite; the message names the step and the parameter."""
+
+
+class StopRequested(DbrdistError):
+    """All ranks agreed to stop at this step; the state is saved, and the process exits with 75."""
+
+
+class CheckpointError(DbrdistError):
+    """A checkpoint is missing, damaged, or belongs to another architecture."""
+
+
+class CorruptExampleError(DbrdistError):
+    """An example of a dataset cannot be read; the message names its file."""
+
+
+class CommunicatorError(DbrdistError):
+    """Ranks disagree, or a collective cannot be carried out; raised alike on every rank."""
