@@ -109,7 +109,11 @@ def provider_of(kernel: str, x: Any, geometry: Any = None) -> str:
         x = np.broadcast_to(np.zeros((), backend.as_dtype(x)), (8, 64, 32, 32))
         x = x.view(np.ndarray)
     if geometry is None:
-        usual = {"conv": ConvGeometry(), "bn": _SPATIAL if x.ndim == 4 else (0,), "pool": PoolGeometry("max", 2, 2, 2, 2)}
+        usual = {
+            "conv": ConvGeometry(),
+            "bn": _SPATIAL if x.ndim == 4 else (0,),
+            "pool": PoolGeometry("max", 2, 2, 2, 2),
+        }
         geometry = usual.get(kernel)
     provider = _provider(kernel, x, geometry)
     return next(name for name, module in _NAMES.items() if module is provider)
@@ -123,6 +127,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 # ---- the interface
+
 
 def conv_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Array:
     """2-d convolution of x (N, C, H, W) with W (O, C/G, kh, kw) and bias b (O) or None: (N, O, OH, OW)."""

@@ -18,6 +18,7 @@ Array = Any
 
 # ---- windows over an image
 
+
 def _padded(x: Array, pad: tuple[int, int], rows: int, cols: int, value: float) -> Array:
     """``x`` (N, C, H, W) as an NHWC array in the accumulation type, padded to at least ``rows`` x ``cols``."""
     xp = backend.get_array_module(x)
@@ -65,6 +66,7 @@ def _deliver(nhwc: Array, dtype: Any) -> Array:
 
 
 # ---- convolution
+
 
 def conv_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Array:
     """y[n, o, i, j] = b[o] + sum over c, u, v of W[o, c, u, v] x[n, c, i s - p + u d, j s - p + v d]."""
@@ -114,6 +116,7 @@ def plain_empty(shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
 
 
 # ---- batch normalization, on the matrix (M, K): M elements are averaged, K are kept
+
 
 def _as_matrix(x: Array, axis: tuple[int, ...]) -> Array:
     kept = tuple(i for i in range(x.ndim) if i not in axis)
@@ -193,6 +196,7 @@ def _into(out: Array | None, value: Array, like: Array) -> Array:
 
 # ---- pooling
 
+
 def pool_forward(x: Array, geometry: PoolGeometry) -> tuple[Array, Any]:
     """Returns y and, for the maximum, the position u * kw + v of the first largest element in each window."""
     xp, g = backend.get_array_module(x), geometry
@@ -242,6 +246,7 @@ def pool_indices(saved: Any, y_shape: tuple[int, ...], geometry: PoolGeometry) -
 
 
 # ---- elementwise
+
 
 def relu_forward(x: Array) -> Array:
     """max(x, 0)."""

@@ -57,6 +57,7 @@ def address(a: np.ndarray) -> int:
 
 # ---- the library
 
+
 def _candidates() -> list[str]:
     """Where the library may lie: the user's choice alone, else the system's, else the wheel's."""
     chosen = os.environ.get(ENVIRONMENT_VARIABLE)
@@ -151,6 +152,7 @@ def _leave_to_parent() -> None:
 
 # ---- state of one thread
 
+
 class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.cache: OrderedDict[Hashable, Any] = OrderedDict()
@@ -198,6 +200,7 @@ def cache_length() -> int:
 
 
 # ---- descriptors and primitives
+
 
 def dims(values: Sequence[int]) -> Any:
     """A dnnl_dims_t."""

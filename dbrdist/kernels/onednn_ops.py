@@ -59,6 +59,7 @@ def _paddings(hw: Any, kernel: Any, g: Any, out: Any) -> tuple[Any, Any]:
 
 # ---- convolution
 
+
 class _Convolution:
     """One direction of a convolution: its primitive and the reorder of its weights, if any."""
 
@@ -184,6 +185,7 @@ def conv_backward_weight(
 
 
 # ---- batch normalization
+
 
 def _as_image(x: Array) -> Array:
     """(N, C) as (N, C, 1, 1), and always channels-last."""
@@ -315,6 +317,7 @@ def _delivered(value: Array, out: Array | None, like: Array) -> Array:
 
 # ---- pooling
 
+
 def _build_pool(direction: str, x_shape: Any, y_shape: Any, g: PoolGeometry, dtype: Any) -> tuple[Primitive, int]:
     with Builder() as b:
         x, y = b.image(x_shape, _type(dtype)), b.image(y_shape, _type(dtype))
@@ -373,6 +376,7 @@ def pool_indices(saved: Any, y_shape: tuple[int, ...], geometry: PoolGeometry) -
 
 
 # ---- elementwise: dense arrays of one layout, seen as one long row
+
 
 def _build_elementwise(kind: str, size: int, dtype: Any) -> Primitive:
     with Builder() as b:
