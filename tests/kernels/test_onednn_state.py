@@ -104,7 +104,7 @@ def run_python(code, **environment):
 
 
 PRELUDE = """
-import os, sys, warnings
+import os, signal, warnings
 import numpy as np
 from dbrdist import kernels
 from dbrdist.kernels import onednn
@@ -123,6 +123,7 @@ y = conv()
 assert kernels.provider_of("conv", x, kernels.ConvGeometry(1, 1, 1, 1)) == "onednn"
 pid = os.fork()
 if pid == 0:
+    signal.alarm(20)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         same = np.array_equal(conv(), y)
