@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from typing import Any
 
 import numpy as np
@@ -48,30 +49,30 @@ class NpzDataset(TupleDataset):
 
 
 def _read(path: str | os.PathLike[str], keys: list[str]) -> list[Any]:
-    try:
-        archive = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, zipfile.BadZipFile) as e:
-        raise ValueError(f"expected an .npz file, but {path} cannot be read as one: {e}") from e
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise ValueError(f"expected an .npz file with the keys {keys}, but {path} holds a single array")
-    with archive:
-        missing = [k for k in keys if k not in archive.files]
-        if missing:
+    with open(path, "rb") as f:
+        try:
+            archive = np.load(f, allow_pickle=False)
+        except (ValueError, EOFError, zipfile.BadZipFile) as e:
+            raise ValueError(f"expected an .npz file, but {path} cannot be read as one: {e}") from e
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError(f"expected an .npz file with the keys {keys}, but {path} holds a single array")
+        if any(k not in archive.files for k in keys):
             raise KeyError(f"expected the keys {keys} in {path}, which has {sorted(archive.files)}")
-        arrays = []
-        for k in keys:
-            try:
-                arrays.append(archive[k])
-            except (ValueError, zipfile.BadZipFile, EOFError) as e:
-                raise ValueError(f"expected an array of numbers under {k!r} in {path}: {e}") from e
-    return arrays
+        return [_read_entry(path, archive, k) for k in keys]
+
+
+def _read_entry(path: Any, archive: Any, key: str) -> Any:
+    try:
+        return archive[key]
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as e:
+        raise ValueError(f"expected an array of numbers under {key!r} in {path}: {e}") from e
 
 
 def _check(path: Any, keys: list[str], arrays: list[Any], shape: tuple[int, ...] | None) -> None:
     for key, a in zip(keys, arrays):
         if a.ndim == 0 or a.dtype.kind not in "biuf":
             raise ValueError(
-                f"expected numbers with the examples along axis 0 under {key!r} in {path}, got {a.dtype}{a.shape}"
+                f"expected numbers with the examples along axis 0 under {key!r} in {path}, got {a.dtype} of {a.shape}"
             )
     lengths = {k: len(a) for k, a in zip(keys, arrays)}
     if len(set(lengths.values())) > 1:
@@ -79,5 +80,5 @@ def _check(path: Any, keys: list[str], arrays: list[Any], shape: tuple[int, ...]
     got = arrays[0].shape[1:]
     if shape is not None and got != tuple(shape):
         raise ValueError(
-            f"expected examples of shape {tuple(shape)} under {keys[0]!r} in {path}, got {arrays[0].shape[1:]}"
+            f"expected examples of shape {tuple(shape)} under {keys[0]!r} in {path}, got {got}"
         )

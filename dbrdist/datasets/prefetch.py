@@ -70,10 +70,9 @@ class PrefetchIterator(SerialIterator):
         self._drop_ahead()
         super().reset()
 
-    def _go_to(self, state: State) -> None:
-        if state[:3] != self._state[:3] or not self._plan.is_pure:
-            self._drop_ahead()
-        super()._go_to(state)
+    def _go_to(self, state: State, seed: int) -> None:
+        self._drop_ahead()
+        super()._go_to(state, seed)
 
     def finalize(self) -> None:
         """Stop the workers; the iterator cannot be used afterwards."""

@@ -180,20 +180,33 @@ class SerialIterator(Iterator):
         seed = int(serializer("seed", self.seed))
         epoch = int(serializer("epoch", state.epoch))
         position = int(serializer("current_position", state.position))
+        if not 0 <= position < plan.num_per_epoch:
+            raise CheckpointError(
+                f"expected a position below {plan.num_per_epoch}, the examples of an epoch, got {position}; "
+                "resume with the same batch size where last='drop'"
+            )
         is_new_epoch = bool(serializer("is_new_epoch", int(state.is_new_epoch)))
         previous = (
             int(serializer("previous_epoch", state.previous_epoch)),
             int(serializer("previous_position", state.previous_position)),
         )
-        if seed != self.seed and self._follows_seed:
-            self.order_sampler = plan.sampler = ShuffleOrderSampler(seed)
-        self.seed = seed
-        order = plan.order_at(epoch, None, 0) if plan.is_pure else serializer("order", np.array(state.order))
-        self._go_to(State(epoch, position, is_new_epoch, order, *previous))
+        order = state.order if plan.is_pure else serializer("order", np.array(state.order))
+        there = State(epoch, position, is_new_epoch, order, *previous)
+        if seed != self.seed or not _same_place(there, state):  # else it was saved, or is there already
+            self._go_to(there, seed)
 
-    def _go_to(self, state: State) -> None:
-        """Stand at ``state``; iterators that read ahead go on where that is where they are."""
+    def _go_to(self, state: State, seed: int) -> None:
+        """Stand where a saved iterator stood; the order of a pure sampler is computed anew."""
+        if seed != self.seed and self._follows_seed:
+            self.order_sampler = self._plan.sampler = ShuffleOrderSampler(seed)
+        self.seed = seed
+        if self._plan.is_pure:
+            state = state._replace(order=self._plan.order_at(state.epoch, None, 0))
         self._state = state
+
+
+def _same_place(a: State, b: State) -> bool:
+    return a._replace(order=None) == b._replace(order=None) and (a.order is b.order or np.array_equal(a.order, b.order))
 
 
 def _check_arguments(

@@ -1,0 +1,56 @@
+"""Datasets that loader processes can import."""
+
+import os
+import signal
+import time
+
+import numpy as np
+
+from dbrdist.datasets import DatasetMixin
+
+
+class Numbers(DatasetMixin):
+    """Example i is (a channels-first image filled with i, label i)."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def get_example(self, i):
+        return np.full((3, 2, 4), i, np.float32), np.int32(i)
+
+
+class Doomed(Numbers):
+    """Does something bad at example ``bad``."""
+
+    def __init__(self, n, bad, how):
+        super().__init__(n)
+        self.bad = bad
+        self.how = how
+
+    def get_example(self, i):
+        if i == self.bad:
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif self.how == "exit":
+                os._exit(7)
+            elif self.how == "raise":
+                raise KeyError(f"example {i} is bad")
+            elif self.how == "sleep":
+                time.sleep(0.5)
+        return super().get_example(i)
+
+
+class Noisy(Numbers):
+    """Example i depends on the seed and the epoch, as augmentation does."""
+
+    def example_at(self, i, seed, epoch):
+        return np.array([seed, epoch, i], np.int64), np.int32(i)
+
+
+def add_noise(example, rng):
+    """A transform of a user's: noise from the generator that it is handed."""
+    image, label = example
+    return image + rng.standard_normal(image.shape), label

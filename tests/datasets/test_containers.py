@@ -1,0 +1,240 @@
+"""Datasets of datasets, splits, npz files, and batches as arrays."""
+
+import numpy as np
+import pytest
+from loader_examples import Noisy, Numbers
+
+import dbrdist
+from dbrdist.datasets import (
+    ConcatenatedDataset,
+    DatasetMixin,
+    DictDataset,
+    NpzDataset,
+    SubDataset,
+    TransformDataset,
+    TupleDataset,
+    get_cross_validation_datasets,
+    get_cross_validation_datasets_random,
+    split_dataset,
+    split_dataset_n,
+    split_dataset_n_random,
+    split_dataset_random,
+)
+from dbrdist.datasets.base import get_batch
+from dbrdist.datasets.convert import concat_examples, converter, to_device
+from dbrdist.datasets.dataset import Converter
+
+
+class Squares(DatasetMixin):
+    def __len__(self):
+        return 5
+
+    def get_example(self, i):
+        if not -5 <= i < 5:
+            raise IndexError
+        return i * i
+
+
+def test_mixin_adds_slices_and_lists():
+    data = Squares()
+    assert data[3] == 9
+    assert data[1:4] == [1, 4, 9]
+    assert data[::-2] == [16, 4, 0]
+    assert data[[4, 0]] == data[np.array([4, 0])] == [16, 0]
+    assert list(data) == [0, 1, 4, 9, 16]
+
+
+def test_tuple_dataset():
+    data = TupleDataset(np.arange(4) * 10, [1, 2, 3, 4])
+    assert len(data) == 4
+    assert data[2] == (20, 3)
+    assert data[1:3] == [(10, 2), (20, 3)]
+    with pytest.raises(ValueError, match="datasets of one length for TupleDataset, got {'0': 2, '1': 3}"):
+        TupleDataset([1, 2], [1, 2, 3])
+    with pytest.raises(ValueError, match="at least one dataset"):
+        TupleDataset()
+
+
+def test_dict_dataset():
+    data = DictDataset(x=np.arange(4) * 10, y=[1, 2, 3, 4])
+    assert data[2] == {"x": 20, "y": 3}
+    assert data[:2] == [{"x": 0, "y": 1}, {"x": 10, "y": 2}]
+    with pytest.raises(ValueError, match="{'x': 1, 'y': 2}"):
+        DictDataset(x=[1], y=[1, 2])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        TupleDataset(np.arange(12).reshape(6, 2), np.arange(6)),
+        DictDataset(x=np.arange(12).reshape(6, 2), y=np.arange(6)),
+        np.arange(12).reshape(6, 2),
+    ],
+)
+def test_arrays_are_batched_without_a_loop(data):
+    indices = np.array([4, 0, 4])
+    batch = get_batch(data, indices, 0, 0, [])
+    expected = concat_examples([data[int(i)] for i in indices])
+    for fast, slow in zip(*[b.values() if isinstance(b, dict) else b for b in (batch.arrays, expected)]):
+        assert np.array_equal(fast, slow)
+    assert len(batch) == 3 and isinstance(batch[0], type(data[0]))
+
+
+def test_concatenated_dataset():
+    data = ConcatenatedDataset([1, 2], [], [3, 4, 5])
+    assert len(data) == 5
+    assert list(data) == [1, 2, 3, 4, 5]
+    assert (data[-1], data[1:4]) == (5, [2, 3, 4])
+    with pytest.raises(IndexError, match="below 5, the number of examples, got 5"):
+        data[5]
+
+
+def test_transform_dataset():
+    assert TransformDataset([1, 2, 3], lambda x: -x)[1:] == [-2, -3]
+
+
+def test_wrappers_pass_seed_and_epoch_on_with_the_index_below():
+    noisy = Noisy(8)
+    wrapped = TransformDataset(ConcatenatedDataset(Noisy(3), SubDataset(noisy, 2, 6)), lambda example: example[0])
+    assert [x.tolist() for x in get_batch(wrapped, np.array([1, 3, 5]), 7, 4, [])] == [[7, 4, 1], [7, 4, 2], [7, 4, 4]]
+    both = TupleDataset(noisy, Numbers(8))
+    assert get_batch(both, np.array([5]), 7, 4, [])[0][0][0].tolist() == [7, 4, 5]
+
+
+def test_sub_dataset():
+    data = SubDataset(list("abcdef"), 1, 4, order=[5, 4, 3, 2, 1, 0])
+    assert (len(data), list(data), data[-1]) == (3, ["e", "d", "c"], "c")
+    with pytest.raises(IndexError, match="below 3"):
+        data[3]
+    with pytest.raises(ValueError, match="got start=1 and finish=9"):
+        SubDataset([1, 2], 1, 9)
+    with pytest.raises(ValueError, match="order of all 2 examples, got one of 1"):
+        SubDataset([1, 2], 0, 1, [0])
+
+
+def test_splits_cover_the_dataset_once():
+    data = list(range(11))
+    first, second = split_dataset(data, 4)
+    assert (list(first), list(second)) == ([0, 1, 2, 3], [4, 5, 6, 7, 8, 9, 10])
+    first, second = split_dataset_random(data, 4, seed=1)
+    assert (len(first), sorted([*first, *second])) == (4, data)
+    assert (
+        list(first) == list(split_dataset_random(data, 4, seed=1)[0]) != list(split_dataset_random(data, 4, seed=2)[0])
+    )
+    assert [list(p) for p in split_dataset_n(data, 3)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    parts = split_dataset_n_random(data, 3, seed=1)
+    assert len({x for p in parts for x in p}) == 9
+    with pytest.raises(ValueError, match="split_at from 0 to 11, the number of examples, got 12"):
+        split_dataset(data, 12)
+    with pytest.raises(TypeError, match="integer split_at, got 0.5"):
+        split_dataset(data, 0.5)
+    with pytest.raises(ValueError, match="from 1 to 11 parts"):
+        split_dataset_n(data, 12)
+
+
+@pytest.mark.parametrize(
+    "folds",
+    [get_cross_validation_datasets(range(11), 3), get_cross_validation_datasets_random(range(11), 3, seed=2)],
+)
+def test_each_example_is_tested_in_one_fold(folds):
+    assert [len(test) for _, test in folds] == [3, 4, 4]
+    assert sorted(x for _, test in folds for x in test) == list(range(11))
+    for train, test in folds:
+        assert sorted([*train, *test]) == list(range(11))
+
+
+def test_concat_examples_stacks_tuples_dictionaries_and_bare_arrays():
+    x, y = concat_examples([(np.array([1, 2]), 1), (np.array([3, 4]), 2)])
+    assert (x.tolist(), y.tolist()) == ([[1, 2], [3, 4]], [1, 2])
+    assert concat_examples([{"a": 1.5}, {"a": 2.5}])["a"].tolist() == [1.5, 2.5]
+    assert concat_examples([np.float32(1), np.float32(2)]).dtype == np.float32
+    with pytest.raises(ValueError, match="at least one example to concatenate"):
+        concat_examples([])
+
+
+def test_concat_examples_pads():
+    batch = [(np.array([1, 2]), np.array([0])), (np.array([3]), np.array([])), (np.array([]), np.array([2]))]
+    x, y = concat_examples(batch, padding=(100, 200))
+    assert (x.tolist(), y.tolist()) == ([[1, 2], [3, 100], [100, 100]], [[0], [200], [2]])
+    assert concat_examples([np.ones((1, 2)), np.ones((2, 1))], padding=0).tolist() == [
+        [[1, 1], [0, 0]],
+        [[1, 0], [1, 0]],
+    ]
+    with pytest.raises(ValueError, match=r"one shape in entry 0, got \[\(1,\), \(2,\)\]; .* padding="):
+        concat_examples([(np.ones(2),), (np.ones(1),)])
+
+
+def test_images_become_channels_last_batches():
+    images = [np.random.default_rng(i).random((3, 4, 5)) for i in range(6)]
+    x = concat_examples(images)
+    assert np.array_equal(x, np.stack(images))
+    assert x.transpose(0, 2, 3, 1).flags.c_contiguous
+
+
+def test_converters_see_devices():
+    seen = []
+
+    @converter()
+    def mine(batch, device):
+        seen.append(device)
+        return batch
+
+    assert isinstance(mine, Converter)
+    mine([1], -1)
+    mine([1], device="@numpy")
+    mine([1])
+    assert seen == [dbrdist.get_device("@numpy"), dbrdist.get_device(-1), None]
+    x = np.arange(3)
+    assert to_device(None, x) is x and to_device(-1, x) is x
+    with pytest.raises(TypeError, match="expected a function"):
+        converter()(3)
+
+
+# ---- npz ------------------------------------------------------------------------------------------------------------
+
+
+def test_npz(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.arange(12.0).reshape(4, 3), y=np.arange(4))
+    data = NpzDataset(path, shape=(3,))
+    image, label = data[2]
+    assert (len(data), image.tolist(), image.dtype, label, label.dtype) == (4, [6, 7, 8], np.float32, 2, np.int32)
+    assert NpzDataset(path, y=None)[1][0].tolist() == [3, 4, 5]
+    assert NpzDataset(path, x="y", y="x", dtype=np.float64)[1][1].dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "error", "message"),
+    [
+        (dict(x=np.ones(3)), {}, KeyError, r"the keys \['x', 'y'\] in .*data.npz, which has \['x'\]"),
+        (dict(x=np.ones(3), y=np.ones(2)), {}, ValueError, "one length in .*, got {'x': 3, 'y': 2}"),
+        (
+            dict(x=np.ones((3, 2)), y=np.ones(3)),
+            {"shape": (3,)},
+            ValueError,
+            r"shape \(3,\) under 'x' in .*, got \(2,\)",
+        ),
+        (dict(x=np.array(["a"]), y=np.ones(1)), {}, ValueError, "expected numbers .* under 'x'"),
+        (dict(x=np.float32(1), y=np.ones(1)), {}, ValueError, r"under 'x' in .*, got float32 of \(\)"),
+        (dict(x=np.array([None]), y=np.ones(1)), {}, ValueError, "array of numbers under 'x' in .*: Object arrays"),
+    ],
+)
+def test_npz_files_that_do_not_fit_are_refused(tmp_path, arrays, options, error, message):
+    np.savez(tmp_path / "data.npz", **arrays)
+    with pytest.raises(error, match=message):
+        NpzDataset(tmp_path / "data.npz", **options)
+
+
+def test_files_that_are_no_npz_are_refused(tmp_path):
+    path = tmp_path / "data.npz"
+    np.save(tmp_path / "data.npy", np.ones(3))
+    np.savez(path, x=np.ones(300), y=np.ones(300))
+    path.write_bytes(path.read_bytes()[:500])
+    for name in ("data.npz", "data.npy"):
+        with pytest.raises(ValueError, match=rf"expected an \.npz file.*{name}"):
+            NpzDataset(tmp_path / name)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"expected an \.npz file"):
+        NpzDataset(path)
+    with pytest.raises(FileNotFoundError):
+        NpzDataset(tmp_path / "nowhere.npz")

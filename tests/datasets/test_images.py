@@ -1,0 +1,169 @@
+"""Decoding and resizing: every decoder gives the same pixels and the same verdict; NumPy resizes as OpenCV does."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+
+from dbrdist.datasets import images
+
+Pillow = pytest.importorskip("PIL.Image", reason="needs Pillow to write test images")
+
+
+def picture(h=40, w=56, c=3):
+    y, x = np.mgrid[:h, :w]
+    channels = [127 + 100 * np.sin(x / (5 + k) + y / 9) for k in range(c)]
+    return np.stack(channels, -1).astype(np.uint8)
+
+
+def encoded(pixels, kind, mode=None, **options):
+    file = io.BytesIO()
+    image = Pillow.fromarray(pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
+    (image.convert(mode) if mode else image).save(file, kind, **options)
+    return file.getvalue()
+
+
+@pytest.fixture(params=["simplejpeg", "opencv", "pillow"])
+def only(request, monkeypatch):
+    """One decoder alone, as if no other were installed."""
+    module, _ = images._DECODERS[request.param]
+    pytest.importorskip(module, reason=f"{request.param} is not installed")
+    monkeypatch.setattr(images, "_installed", lambda: (request.param,))
+    return request.param
+
+
+@pytest.fixture(params=["opencv", "pillow"])
+def only_png(request, monkeypatch):
+    """One decoder of PNGs alone."""
+    pytest.importorskip(images._DECODERS[request.param][0], reason=f"{request.param} is not installed")
+    monkeypatch.setattr(images, "_installed", lambda: (request.param,))
+
+
+def test_a_jpeg_has_its_pixels(only):
+    pixels = images.decode(encoded(picture(), "jpeg", quality=98))
+    assert (pixels.shape, pixels.dtype) == ((40, 56, 3), np.uint8)
+    assert np.abs(pixels.astype(int) - picture()).mean() < 3
+
+
+def test_a_png_has_exactly_its_pixels(only_png):
+    assert np.array_equal(images.decode(encoded(picture(), "png")), picture())
+
+
+def test_simplejpeg_alone_cannot_read_png(monkeypatch):
+    monkeypatch.setattr(images, "_installed", lambda: ("simplejpeg",))
+    with pytest.raises(ImportError, match="expected OpenCV or Pillow to decode PNG"):
+        images.decode(encoded(picture(), "png"))
+
+
+def test_gray_files_become_rgb_or_keep_their_channel(only):
+    data = encoded(picture(c=1), "jpeg", quality=95)
+    assert images.decode(data).shape == (40, 56, 3)
+    assert images.decode(data, keep_channels=True).shape == (40, 56, 1)
+
+
+def test_transparency_is_kept_on_demand_only(only_png):
+    data = encoded(picture(c=4), "png")
+    assert np.array_equal(images.decode(data), picture()[..., :3])
+    assert np.array_equal(images.decode(data, keep_channels=True), picture(c=4))
+
+
+def test_the_orientation_tag_is_not_applied(only):
+    exif = Pillow.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees
+    assert images.decode(encoded(picture(), "jpeg", exif=exif)).shape == (40, 56, 3)
+
+
+def test_sixteen_bits_become_eight(only_png):
+    file = io.BytesIO()
+    Pillow.fromarray(picture(c=1)[:, :, 0].astype(np.uint16) * 256 + 7).save(file, "png")
+    assert np.array_equal(images.decode(file.getvalue(), keep_channels=True), picture(c=1))
+
+
+def test_corrupt_files_are_refused(only):
+    jpeg = encoded(picture(), "jpeg")
+    for data in (
+        jpeg[: len(jpeg) // 2],
+        jpeg[:-2],
+        jpeg[:3],
+        b"",
+        b"GIF89a" + bytes(100),
+        jpeg[:20] + b"\xff\xda\xff\xd9",
+    ):
+        with pytest.raises(images.ImageDecodeError):
+            images.decode(data)
+
+
+def test_the_verdict_on_a_truncated_file_says_so():
+    jpeg = encoded(picture(), "jpeg")
+    with pytest.raises(images.ImageDecodeError, match=r"cut short: its \d+ bytes have no end marker"):
+        images.decode(jpeg[:-20])
+    with pytest.raises(images.ImageDecodeError, match="neither JPEG nor PNG: it starts with b'hello' and has 5 bytes"):
+        images.decode(b"hello")
+
+
+def test_cmyk_is_read_by_the_next_decoder():
+    pytest.importorskip("cv2", reason="needs a second decoder")
+    pixels = images.decode(encoded(picture(), "jpeg", mode="CMYK", quality=95))
+    assert pixels.shape == (40, 56, 3)
+
+
+def test_decoders_agree():
+    data = encoded(picture(), "jpeg", quality=90)
+    decoded = [images._DECODERS[name][1](data, False).astype(int) for name in images._installed()]
+    for pixels in decoded[1:]:
+        assert np.abs(pixels - decoded[0]).mean() < 2.0
+
+
+def test_the_first_installed_decoder_is_named():
+    names = {"simplejpeg": "simplejpeg", "cv2": "opencv", "PIL": "pillow"}
+    expected = next(name for module, name in names.items() if images.importlib.util.find_spec(module))
+    assert images.decoder() == expected
+
+
+def test_no_decoder_is_an_error_that_names_the_extra(monkeypatch):
+    images._installed.cache_clear()
+    monkeypatch.setattr(images.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"install dbrdist\[image\]"):
+        images.decoder()
+    monkeypatch.undo()
+    images._installed.cache_clear()
+
+
+@pytest.mark.parametrize("method", ["linear", "area"])
+@pytest.mark.parametrize("size", [(20, 28), (17, 23), (80, 100), (40, 20), (1, 1), (100, 10)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_numpy_resizes_as_opencv_does(size, method, channels):
+    pytest.importorskip("cv2", reason="needs OpenCV to compare with")
+    source = picture(c=channels)
+    ours, theirs = images.resize_numpy(source, *size, _shrinks(method, size)), images.resize(source, *size, method)
+    assert ours.shape == theirs.shape == (*size, channels)
+    assert np.abs(ours.astype(int) - theirs).max() <= 2
+
+
+def _shrinks(method, size):
+    return method if size[0] <= 40 and size[1] <= 56 else "linear"
+
+
+def test_resize_without_opencv(monkeypatch):
+    monkeypatch.setattr(images, "resizer", lambda: "numpy")
+    constant = np.full((9, 7, 3), 200, np.uint8)
+    assert np.array_equal(images.resize(constant, 5, 4, "area"), np.full((5, 4, 3), 200, np.uint8))
+    ramp = np.arange(0, 80, 10, dtype=np.uint8).reshape(1, 8, 1)
+    assert images.resize(ramp, 1, 4, "area").ravel().tolist() == [5, 25, 45, 65]
+    assert images.resize(ramp, 1, 8) is ramp
+
+
+def test_resize_refuses_unknown_methods():
+    with pytest.raises(ValueError, match="'linear' or 'area', got 'cubic'"):
+        images.resize(picture(), 3, 3, "cubic")
+
+
+def test_opencv_is_not_loaded_by_import():
+    import subprocess
+
+    code = "import sys, dbrdist.datasets; print([m for m in ('cv2', 'PIL', 'simplejpeg') if m in sys.modules])"
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": "."}
+    )
+    assert out.stdout.strip() == "[]"

@@ -1,0 +1,323 @@
+"""Iterators: resume at every position equals the straight run; threads and processes give what the serial one gives."""
+
+import copy
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from loader_examples import Doomed, Noisy, Numbers, add_noise
+
+from dbrdist.core.serializer import DictionarySerializer, NpzDeserializer
+from dbrdist.datasets import AugmentedDataset, Batch, TupleDataset
+from dbrdist.datasets.convert import concat_examples
+from dbrdist.datasets.iterators import (
+    MultiprocessIterator,
+    MultithreadIterator,
+    OrderSampler,
+    SerialIterator,
+)
+from dbrdist.errors import CheckpointError, LoaderError
+
+
+def threads(*args, **kwargs):
+    return MultithreadIterator(*args, n_threads=2, **kwargs)
+
+
+def processes(*args, **kwargs):
+    return MultiprocessIterator(*args, n_processes=2, **kwargs)
+
+
+def save(it):
+    s = DictionarySerializer()
+    it.serialize(s)
+    return s.target
+
+
+def load(it, saved):
+    it.serialize(NpzDeserializer(saved))
+
+
+def state(it):
+    return it.epoch, it.current_position, it.is_new_epoch, it.epoch_detail, it.previous_epoch_detail
+
+
+def run(it, n):
+    out = []
+    for _ in range(n):
+        batch = next(it)
+        out.append(([a.tolist() for a in concat_examples(batch)], it.indices.tolist(), it.row, state(it)))
+    return out
+
+
+class Reversing(OrderSampler):
+    """A sampler that needs the order before: reverses and rotates it."""
+
+    def __call__(self, current_order, current_position):
+        return np.roll(current_order[::-1], 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"last": "short"}, {"last": "drop"}, {"shuffle": False}, "sampler"])
+@pytest.mark.parametrize("make", [SerialIterator, threads])
+def test_resume_at_every_position_equals_the_straight_run(make, options):
+    if options == "sampler":
+        options = {"order_sampler": Reversing()}
+    with make(Noisy(10), 4, seed=5, **options) as straight:
+        whole = run(straight, 9)
+    for k in range(9):
+        with make(Noisy(10), 4, seed=5, **options) as it:
+            run(it, k)
+            saved = save(it)
+        with make(Noisy(10), 4, **options) as resumed:  # the saved seed counts
+            run(resumed, 2)
+            load(resumed, saved)
+            assert run(resumed, 9 - k) == whole[k:]
+
+
+def test_resume_of_processes_equals_the_straight_run():
+    straight = run(SerialIterator(Noisy(10), 4, seed=5), 9)
+    with processes(Noisy(10), 4, seed=5) as it:
+        assert run(it, 5) == straight[:5]
+        saved = save(it)
+        assert run(it, 2) == straight[5:7]
+        load(it, saved)  # drops what was made ahead
+        assert run(it, 4) == straight[5:]
+        it.reset()
+        assert run(it, 2) == straight[:2]
+
+
+def test_saved_state_is_integers_that_do_not_know_the_ranks():
+    states = []
+    for size in (1, 2, 3):
+        it = SerialIterator(Noisy(10), 4, seed=5, rank=size - 1, size=size)
+        run(it, 4)
+        states.append(save(it))
+    assert states[0] == states[1] == states[2]
+    assert all(v.dtype.kind == "i" and v.ndim == 0 for v in states[0].values())
+
+
+def test_a_run_saved_on_one_rank_goes_on_over_three():
+    it = SerialIterator(Noisy(10), 4, seed=5)
+    run(it, 4)
+    saved = save(it)
+    ranks = [SerialIterator(Noisy(10), 4, rank=r, size=3) for r in range(3)]
+    for r in ranks:
+        load(r, saved)
+    for _ in range(5):
+        parts = [run(r, 1)[0] for r in ranks]
+        (whole,) = run(it, 1)
+        assert sum((p[1] for p in parts), []) == whole[1]
+        assert sum((p[0][0] for p in parts), []) == whole[0][0]
+
+
+def test_resume_with_other_data_is_refused():
+    saved = save(SerialIterator(Numbers(10), 4))
+    with pytest.raises(CheckpointError, match="dataset of 10 examples, as it was when .* saved, got 11"):
+        load(SerialIterator(Numbers(11), 4), saved)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("make", [threads, processes])
+def test_reading_ahead_changes_nothing(make, rank):
+    data = AugmentedDataset(TupleDataset(np.zeros((11, 2, 3, 1)), np.arange(11, dtype=np.int32)), add_noise)
+    options = dict(seed=2, last="short", rank=rank, size=3)
+    expected = run(SerialIterator(data, 4, **options), 8)
+    with make(data, 4, **options) as it:
+        assert run(it, 8) == expected
+    numbers = [n for batch in expected for row in batch[0][0] for n in np.ravel(row)]
+    assert len(set(numbers)) == len(numbers)  # no noise is drawn twice, in no epoch
+
+
+def test_augmentation_does_not_depend_on_the_ranks():
+    data = AugmentedDataset(TupleDataset(np.zeros((11, 2, 3, 1)), np.arange(11, dtype=np.int32)), add_noise)
+    whole = run(SerialIterator(data, 4, seed=2), 6)
+    for size in (2, 3, 4):
+        ranks = [run(SerialIterator(data, 4, seed=2, rank=r, size=size), 6) for r in range(size)]
+        for step, expected in enumerate(whole):
+            assert sum((r[step][0][0] for r in ranks), []) == expected[0][0]
+
+
+@pytest.mark.parametrize("make", [threads, processes])
+def test_one_epoch_read_ahead_ends(make):
+    with make(Numbers(10), 4, repeat=False, shuffle=False) as it:
+        assert [[int(y) for _, y in batch] for batch in it] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+        it.reset()
+        assert len(list(it)) == 3
+
+
+def test_channels_last_batches_stay_so_on_their_way_from_a_worker():
+    images = np.arange(8 * 4 * 5 * 3, dtype=np.uint8).reshape(8, 4, 5, 3).transpose(0, 3, 1, 2)
+    big = np.repeat(images, 600, axis=2)[:, :, :, :].transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2)
+    with processes(TupleDataset(big, np.arange(8)), 8, shuffle=False) as it:
+        x, y = concat_examples(next(it))
+    assert x.strides == big.strides
+    assert np.array_equal(x, big)
+    assert y.tolist() == list(range(8))
+
+
+def test_a_copy_goes_on_by_itself():
+    with processes(Numbers(10), 3, seed=1) as it:
+        run(it, 2)
+        other = copy.copy(it)
+        with other:
+            assert run(other, 3) == run(it, 3)
+
+
+def test_a_finalized_iterator_says_so():
+    it = threads(Numbers(10), 3)
+    next(it)
+    it.finalize()
+    with pytest.raises(RuntimeError, match="MultithreadIterator was finalized"):
+        next(it)
+
+
+# ---- processes that go wrong ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(("how", "text"), [("kill", "was killed by SIGKILL"), ("exit", "ended with exit code 7")])
+def test_a_worker_that_dies_is_an_error_in_time(how, text):
+    with processes(Doomed(40, 17, how), 4, shuffle=False) as it:
+        run(it, 4)
+        started = time.monotonic()
+        with pytest.raises(LoaderError, match=f"{text}.* after 2 batches"):
+            next(it)
+        assert time.monotonic() - started < 5
+
+
+@pytest.mark.timeout(30)
+def test_a_worker_killed_from_outside_is_an_error_in_time():
+    with processes(Numbers(1000), 4) as it:
+        run(it, 3)
+        os.kill(it._pool.pids[1], signal.SIGKILL)
+        started = time.monotonic()
+        with pytest.raises(LoaderError, match="was killed by SIGKILL"):
+            run(it, 10)
+        assert time.monotonic() - started < 5
+
+
+def test_an_exception_in_a_worker_is_raised_here_with_its_traceback():
+    with processes(Doomed(40, 17, "raise"), 4, shuffle=False) as it:
+        run(it, 4)
+        for _ in range(2):  # the position does not move, so the same batch fails again
+            with pytest.raises(KeyError, match="example 17 is bad") as e:
+                next(it)
+            assert "loader_examples.py" in e.value.__notes__[0]
+        assert it.current_position == 16
+
+
+def test_an_exception_in_a_thread_is_raised_here():
+    with threads(Doomed(40, 17, "raise"), 4, shuffle=False) as it:
+        run(it, 4)
+        with pytest.raises(KeyError, match="example 17 is bad"):
+            next(it)
+
+
+def test_a_slow_worker_is_warned_of_and_waited_for():
+    with processes(Doomed(8, 0, "sleep"), 4, shuffle=False, dataset_timeout=0.1) as it:
+        with pytest.warns(MultiprocessIterator.TimeoutWarning, match=r"for 0.1 seconds; still waiting"):
+            batch = next(it)
+        assert [int(y) for _, y in batch] == [0, 1, 2, 3]
+
+
+def test_a_dataset_that_cannot_be_pickled_is_refused():
+    with processes(AugmentedDataset(Numbers(8), lambda example, rng: example), 4) as it:
+        with pytest.raises(TypeError, match="expected a dataset that can be pickled .* AugmentedDataset cannot"):
+            next(it)
+
+
+def test_workers_are_replaced_after_their_tasks():
+    expected = run(SerialIterator(Numbers(40), 4), 12)
+    with processes(Numbers(40), 4, maxtasksperchild=2) as it:
+        first = set()
+        got = run(it, 1)
+        first.update(it._pool.pids)
+        got += run(it, 11)
+        assert not first & set(it._pool.pids)
+        assert got == expected
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pids, seconds=10):
+    deadline = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return [pid for pid in pids if alive(pid)]
+
+
+def test_workers_end_with_an_iterator_that_is_forgotten():
+    it = processes(Numbers(40), 4)
+    next(it)
+    pids = it._pool.pids
+    del it
+    gc.collect()
+    assert wait_until_gone(pids) == []
+
+
+SCRIPT = """
+import sys, time
+sys.path[:0] = {path!r}
+from loader_examples import Numbers
+from dbrdist.datasets.iterators import MultiprocessIterator
+if __name__ == "__main__" or not {guard}:
+    it = MultiprocessIterator(Numbers(40), 4, n_processes=2)
+    next(it)
+    print(*it._pool.pids, flush=True)
+    if {stay}:
+        time.sleep(60)
+"""
+
+
+def script(tmp_path, stay, guard=True):
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT.format(path=sys.path, stay=stay, guard=guard))
+    return subprocess.Popen([sys.executable, file], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.timeout(60)
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    parent = script(tmp_path, stay=True)
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    parent.kill()
+    parent.communicate()
+    assert wait_until_gone(pids) == []
+
+
+@pytest.mark.timeout(60)
+def test_a_script_that_does_not_finalize_ends_in_time(tmp_path):
+    started = time.monotonic()
+    parent = script(tmp_path, stay=False)
+    out, err = parent.communicate(timeout=30)
+    assert (parent.returncode, err) == (0, "")
+    assert wait_until_gone([int(pid) for pid in out.split()]) == []
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.timeout(60)
+def test_a_script_without_main_guard_gets_a_hint(tmp_path):
+    parent = script(tmp_path, stay=False, guard=False)
+    _, err = parent.communicate(timeout=30)
+    assert parent.returncode == 1
+    assert "LoaderError" in err and "a script needs `if __name__ ==" in err
+
+
+def test_a_batch_reads_like_a_list_of_examples():
+    batch = Batch((np.arange(6).reshape(3, 2), np.array([7, 8, 9])))
+    assert len(batch) == 3
+    assert [(x.tolist(), int(y)) for x, y in batch] == [([0, 1], 7), ([2, 3], 8), ([4, 5], 9)]
+    assert int(batch[-1][1]) == 9
+    assert len(batch[1:]) == 2
+    with pytest.raises(IndexError, match="below 3, the number of examples, got 3"):
+        batch[3]

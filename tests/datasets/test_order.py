@@ -1,0 +1,167 @@
+"""Which examples the batches hold: once per epoch, the same for any number of ranks, Chainer's at the epoch's end."""
+
+import numpy as np
+import pytest
+from loader_examples import Noisy
+
+from dbrdist.datasets import block, block_bounds
+from dbrdist.datasets.iterators import OrderSampler, SerialIterator, ShuffleOrderSampler
+
+
+def take(it, n):
+    return [next(it) and it.indices.tolist() for _ in range(n)]
+
+
+@pytest.mark.parametrize("last", ["wrap", "short", "drop"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(("n", "batch_size"), [(10, 4), (12, 4), (13, 5), (7, 7), (4, 4), (23, 6)])
+def test_ranks_together_see_the_batches_of_one_rank(n, batch_size, size, last):
+    alone = SerialIterator(np.arange(n), batch_size, seed=3, last=last)
+    ranks = [SerialIterator(np.arange(n), batch_size, seed=3, last=last, rank=r, size=size) for r in range(size)]
+    for _ in range(3 * n // batch_size + 3):
+        next(alone)
+        row = 0
+        for it in ranks:
+            batch = next(it)
+            assert it.row == row
+            assert it.num_samples_global == len(alone.indices)
+            assert len(batch) == len(it.indices)
+            assert (it.epoch, it.current_position, it.is_new_epoch) == (
+                alone.epoch,
+                alone.current_position,
+                alone.is_new_epoch,
+            )
+            row += len(it.indices)
+        assert np.concatenate([it.indices for it in ranks]).tolist() == alone.indices.tolist()
+        lengths = [len(it.indices) for it in ranks]
+        assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(("n", "batch_size"), [(1, 4), (5, 4), (8, 4), (13, 5), (100, 7)])
+def test_one_epoch_without_repeat_is_each_example_once(n, batch_size, size):
+    seen = []
+    for rank in range(size):
+        it = SerialIterator(np.arange(n), batch_size, repeat=False, rank=rank, size=size)
+        seen += [int(x) for batch in it for x in batch]
+        assert it.epoch == 1
+        with pytest.raises(StopIteration):
+            next(it)
+    assert sorted(seen) == list(range(n))
+
+
+def test_short_last_batch_makes_an_epoch_each_example_once():
+    it = SerialIterator(np.arange(10), 4, last="short")
+    for epoch in range(3):
+        batches = take(it, 3)
+        assert [len(b) for b in batches] == [4, 4, 2]
+        assert sorted(sum(batches, [])) == list(range(10))
+        assert it.is_new_epoch and it.epoch == epoch + 1 and it.current_position == 0
+
+
+def test_wrap_fills_batches_as_chainer_does():
+    it = SerialIterator(np.arange(5), 2, shuffle=False)
+    assert take(it, 2) == [[0, 1], [2, 3]]
+    assert (it.epoch, it.is_new_epoch, it.epoch_detail, it.previous_epoch_detail) == (0, False, 0.8, 0.4)
+    assert take(it, 1) == [[4, 0]]
+    assert (it.epoch, it.is_new_epoch, it.current_position, it.epoch_detail) == (1, True, 1, 1.2)
+    assert take(it, 2) == [[1, 2], [3, 4]]
+    assert (it.epoch, it.is_new_epoch, it.current_position) == (2, True, 0)
+
+
+def test_wrap_with_a_batch_larger_than_the_dataset_passes_several_epochs():
+    it = SerialIterator(np.arange(3), 7, shuffle=False)
+    assert take(it, 1) == [[0, 1, 2, 0, 1, 2, 0]]
+    assert (it.epoch, it.current_position) == (2, 1)
+
+
+def test_wrapped_examples_look_as_in_their_own_epoch():
+    it = SerialIterator(Noisy(5), 4, seed=9)
+    batches = [[x.tolist() for x, _ in next(it)] for _ in range(3)]
+    assert [x[1] for x in batches[0]] == [0, 0, 0, 0]
+    assert [x[1] for x in batches[1]] == [0, 1, 1, 1]
+    assert {x[0] for batch in batches for x in batch} == {9}
+
+
+def test_drop_leaves_out_other_examples_in_each_epoch():
+    it = SerialIterator(np.arange(10), 4, last="drop")
+    left_out = []
+    for epoch in range(8):
+        batches = take(it, 2)
+        assert [len(b) for b in batches] == [4, 4]
+        assert it.is_new_epoch and it.epoch == epoch + 1
+        left_out.append(tuple(set(range(10)) - set(sum(batches, []))))
+        assert len(left_out[-1]) == 2
+    assert len(set(left_out)) > 4
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    orders = [ShuffleOrderSampler(seed).order(epoch, 50).tolist() for seed in (0, 1) for epoch in (0, 1, 2)]
+    assert all(sorted(o) == list(range(50)) for o in orders)
+    assert len({tuple(o) for o in orders}) == 6
+    assert ShuffleOrderSampler(1).order(2, 50).tolist() == orders[-1]
+
+
+def test_the_order_is_that_of_earlier_versions():
+    # A change of these numbers breaks the resume of every saved run.
+    assert ShuffleOrderSampler(0).order(0, 8).tolist() == [7, 6, 3, 4, 0, 5, 1, 2]
+    assert ShuffleOrderSampler(1).order(3, 8).tolist() == [3, 5, 7, 2, 6, 4, 0, 1]
+
+
+def test_shuffle_sampler_follows_chainers_protocol():
+    sampler = ShuffleOrderSampler(np.random.RandomState(4))
+    first = sampler(np.arange(20), 0)
+    second = sampler(first, 20)
+    assert sorted(first) == sorted(second) == list(range(20))
+    assert first.tolist() != second.tolist()
+
+
+def test_a_samplers_order_of_the_wrong_length_is_refused():
+    class Bad(OrderSampler):
+        def __call__(self, current_order, current_position):
+            return current_order[:-1]
+
+    with pytest.raises(ValueError, match="expected an order of 10 examples from the sampler, got 9"):
+        SerialIterator(np.arange(10), 2, order_sampler=Bad())
+
+
+def test_blocks_are_contiguous_complete_and_even():
+    for n in range(12):
+        for size in range(1, 7):
+            parts = [block(list(range(n)), r, size) for r in range(size)]
+            assert sum(parts, []) == list(range(n))
+            assert max(map(len, parts)) - min(map(len, parts)) <= 1
+            assert [block_bounds(n, r, size)[0] for r in range(size)] == [sum(map(len, parts[:r])) for r in range(size)]
+
+
+def test_a_rank_without_examples_gets_arrays_of_length_0():
+    it = SerialIterator(Noisy(5), 4, repeat=False, rank=0, size=2)
+    lengths = [len(batch) for batch in it]
+    assert lengths == [2, 0]
+    assert it.num_samples_global == 1
+    it.reset()
+    next(it)
+    empty = next(it)
+    assert [a.shape for a in empty.arrays] == [(0, 3), (0,)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(batch_size=2, size=3), "at least one example per rank, got batch_size=2 for 3 ranks"),
+        (dict(batch_size=20, size=11), "at least one example per rank, got 10 examples for 11 ranks"),
+        (dict(batch_size=0), "batch size of at least 1, got 0"),
+        (dict(batch_size=2, rank=2, size=2), "0 <= rank < size, got rank=2 and size=2"),
+        (dict(batch_size=2, last="pad"), "got 'pad'"),
+        (dict(batch_size=20, last="drop"), "got 10 examples for batches of 20"),
+        (dict(batch_size=2, shuffle=True, order_sampler=ShuffleOrderSampler()), "got both"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        SerialIterator(np.arange(10), **arguments)
+
+
+def test_an_empty_dataset_is_refused():
+    with pytest.raises(ValueError, match="got an empty one"):
+        SerialIterator([], 2)
