@@ -79,6 +79,4 @@ def _check(path: Any, keys: list[str], arrays: list[Any], shape: tuple[int, ...]
         raise ValueError(f"expected arrays of one length in {path}, got {lengths}")
     got = arrays[0].shape[1:]
     if shape is not None and got != tuple(shape):
-        raise ValueError(
-            f"expected examples of shape {tuple(shape)} under {keys[0]!r} in {path}, got {got}"
-        )
+        raise ValueError(f"expected examples of shape {tuple(shape)} under {keys[0]!r} in {path}, got {got}")

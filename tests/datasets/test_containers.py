@@ -49,7 +49,7 @@ def test_tuple_dataset():
     assert len(data) == 4
     assert data[2] == (20, 3)
     assert data[1:3] == [(10, 2), (20, 3)]
-    with pytest.raises(ValueError, match="datasets of one length for TupleDataset, got {'0': 2, '1': 3}"):
+    with pytest.raises(ValueError, match=r"datasets of one length for TupleDataset, got {'0': 2, '1': 3}"):
         TupleDataset([1, 2], [1, 2, 3])
     with pytest.raises(ValueError, match="at least one dataset"):
         TupleDataset()
@@ -59,7 +59,7 @@ def test_dict_dataset():
     data = DictDataset(x=np.arange(4) * 10, y=[1, 2, 3, 4])
     assert data[2] == {"x": 20, "y": 3}
     assert data[:2] == [{"x": 0, "y": 1}, {"x": 10, "y": 2}]
-    with pytest.raises(ValueError, match="{'x': 1, 'y': 2}"):
+    with pytest.raises(ValueError, match=r"{'x': 1, 'y': 2}"):
         DictDataset(x=[1], y=[1, 2])
 
 
@@ -126,7 +126,7 @@ def test_splits_cover_the_dataset_once():
     assert len({x for p in parts for x in p}) == 9
     with pytest.raises(ValueError, match="split_at from 0 to 11, the number of examples, got 12"):
         split_dataset(data, 12)
-    with pytest.raises(TypeError, match="integer split_at, got 0.5"):
+    with pytest.raises(TypeError, match=r"integer split_at, got 0.5"):
         split_dataset(data, 0.5)
     with pytest.raises(ValueError, match="from 1 to 11 parts"):
         split_dataset_n(data, 12)
@@ -206,17 +206,17 @@ def test_npz(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "options", "error", "message"),
     [
-        (dict(x=np.ones(3)), {}, KeyError, r"the keys \['x', 'y'\] in .*data.npz, which has \['x'\]"),
-        (dict(x=np.ones(3), y=np.ones(2)), {}, ValueError, "one length in .*, got {'x': 3, 'y': 2}"),
+        ({"x": np.ones(3)}, {}, KeyError, r"the keys \['x', 'y'\] in .*data.npz, which has \['x'\]"),
+        ({"x": np.ones(3), "y": np.ones(2)}, {}, ValueError, "one length in .*, got {'x': 3, 'y': 2}"),
         (
-            dict(x=np.ones((3, 2)), y=np.ones(3)),
+            {"x": np.ones((3, 2)), "y": np.ones(3)},
             {"shape": (3,)},
             ValueError,
             r"shape \(3,\) under 'x' in .*, got \(2,\)",
         ),
-        (dict(x=np.array(["a"]), y=np.ones(1)), {}, ValueError, "expected numbers .* under 'x'"),
-        (dict(x=np.float32(1), y=np.ones(1)), {}, ValueError, r"under 'x' in .*, got float32 of \(\)"),
-        (dict(x=np.array([None]), y=np.ones(1)), {}, ValueError, "array of numbers under 'x' in .*: Object arrays"),
+        ({"x": np.array(["a"]), "y": np.ones(1)}, {}, ValueError, "expected numbers .* under 'x'"),
+        ({"x": np.float32(1), "y": np.ones(1)}, {}, ValueError, r"under 'x' in .*, got float32 of \(\)"),
+        ({"x": np.array([None]), "y": np.ones(1)}, {}, ValueError, "array of numbers under 'x' in .*: Object arrays"),
     ],
 )
 def test_npz_files_that_do_not_fit_are_refused(tmp_path, arrays, options, error, message):

@@ -159,12 +159,12 @@ def test_class_folders_that_differ_are_named(tmp_path):
 
 
 def test_long_lists_of_classes_are_shortened():
-    with pytest.raises(ValueError, match="c00, .*, c09 and 5 more; only in the second: none"):
+    with pytest.raises(ValueError, match=r"c00, .*, c09 and 5 more; only in the second: none"):
         check_same_classes([f"c{k:02}" for k in range(15)], [], "a", "b")
 
 
 def test_folders_that_are_missing_or_empty_are_named(root):
-    with pytest.raises(FileNotFoundError, match="but .*/nowhere is not a folder"):
+    with pytest.raises(FileNotFoundError, match=r"but .*/nowhere is not a folder"):
         ImageFolder(root / "nowhere")
     with pytest.raises(ValueError, match=r"one folder of images per class in .*/ant, found none"):
         ImageFolder(root / "ant")
@@ -230,7 +230,7 @@ def test_cifar10(cifar):
 
 def test_cifar10_augmentation_is_the_same_for_serial_threads_processes_and_ranks(cifar):
     train, _ = get_cifar10_folders(cifar)
-    options = dict(seed=3, last="short")
+    options = {"seed": 3, "last": "short"}
     with (
         MultithreadIterator(train, 64, n_threads=2, **options) as threads,
         MultiprocessIterator(train, 64, n_processes=2, **options) as processes,

@@ -1,7 +1,9 @@
 """Iterators: resume at every position equals the straight run; threads and processes give what the serial one gives."""
 
 import copy
+import functools
 import gc
+import operator
 import os
 import signal
 import subprocess
@@ -110,13 +112,13 @@ def test_a_run_saved_on_one_rank_goes_on_over_three():
     for _ in range(5):
         parts = [run(r, 1)[0] for r in ranks]
         (whole,) = run(it, 1)
-        assert sum((p[1] for p in parts), []) == whole[1]
-        assert sum((p[0][0] for p in parts), []) == whole[0][0]
+        assert functools.reduce(operator.iadd, (p[1] for p in parts), []) == whole[1]
+        assert functools.reduce(operator.iadd, (p[0][0] for p in parts), []) == whole[0][0]
 
 
 def test_resume_with_other_data_is_refused():
     saved = save(SerialIterator(Numbers(10), 4))
-    with pytest.raises(CheckpointError, match="dataset of 10 examples, as it was when .* saved, got 11"):
+    with pytest.raises(CheckpointError, match=r"dataset of 10 examples, as it was when .* saved, got 11"):
         load(SerialIterator(Numbers(11), 4), saved)
 
 
@@ -124,7 +126,7 @@ def test_resume_with_other_data_is_refused():
 @pytest.mark.parametrize("make", [threads, processes])
 def test_reading_ahead_changes_nothing(make, rank):
     data = AugmentedDataset(TupleDataset(np.zeros((11, 2, 3, 1)), np.arange(11, dtype=np.int32)), add_noise)
-    options = dict(seed=2, last="short", rank=rank, size=3)
+    options = {"seed": 2, "last": "short", "rank": rank, "size": 3}
     expected = run(SerialIterator(data, 4, **options), 8)
     with make(data, 4, **options) as it:
         assert run(it, 8) == expected
@@ -138,7 +140,7 @@ def test_augmentation_does_not_depend_on_the_ranks():
     for size in (2, 3, 4):
         ranks = [run(SerialIterator(data, 4, seed=2, rank=r, size=size), 6) for r in range(size)]
         for step, expected in enumerate(whole):
-            assert sum((r[step][0][0] for r in ranks), []) == expected[0][0]
+            assert functools.reduce(operator.iadd, (r[step][0][0] for r in ranks), []) == expected[0][0]
 
 
 @pytest.mark.parametrize("make", [threads, processes])
@@ -225,9 +227,9 @@ def test_a_slow_worker_is_warned_of_and_waited_for():
 
 
 def test_a_dataset_that_cannot_be_pickled_is_refused():
-    with processes(AugmentedDataset(Numbers(8), lambda example, rng: example), 4) as it:
-        with pytest.raises(TypeError, match="expected a dataset that can be pickled .* AugmentedDataset cannot"):
-            next(it)
+    it = processes(AugmentedDataset(Numbers(8), lambda example, rng: example), 4)
+    with pytest.raises(TypeError, match=r"expected a dataset that can be pickled .* AugmentedDataset cannot"):
+        next(it)
 
 
 def test_workers_are_replaced_after_their_tasks():

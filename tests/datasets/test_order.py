@@ -1,5 +1,8 @@
 """Which examples the batches hold: once per epoch, the same for any number of ranks, Chainer's at the epoch's end."""
 
+import functools
+import operator
+
 import numpy as np
 import pytest
 from loader_examples import Noisy
@@ -55,7 +58,7 @@ def test_short_last_batch_makes_an_epoch_each_example_once():
     for epoch in range(3):
         batches = take(it, 3)
         assert [len(b) for b in batches] == [4, 4, 2]
-        assert sorted(sum(batches, [])) == list(range(10))
+        assert sorted(functools.reduce(operator.iadd, batches, [])) == list(range(10))
         assert it.is_new_epoch and it.epoch == epoch + 1 and it.current_position == 0
 
 
@@ -90,7 +93,7 @@ def test_drop_leaves_out_other_examples_in_each_epoch():
         batches = take(it, 2)
         assert [len(b) for b in batches] == [4, 4]
         assert it.is_new_epoch and it.epoch == epoch + 1
-        left_out.append(tuple(set(range(10)) - set(sum(batches, []))))
+        left_out.append(tuple(set(range(10)) - set(functools.reduce(operator.iadd, batches, []))))
         assert len(left_out[-1]) == 2
     assert len(set(left_out)) > 4
 
@@ -129,7 +132,7 @@ def test_blocks_are_contiguous_complete_and_even():
     for n in range(12):
         for size in range(1, 7):
             parts = [block(list(range(n)), r, size) for r in range(size)]
-            assert sum(parts, []) == list(range(n))
+            assert functools.reduce(operator.iadd, parts, []) == list(range(n))
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
             assert [block_bounds(n, r, size)[0] for r in range(size)] == [sum(map(len, parts[:r])) for r in range(size)]
 
@@ -148,13 +151,13 @@ def test_a_rank_without_examples_gets_arrays_of_length_0():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(batch_size=2, size=3), "at least one example per rank, got batch_size=2 for 3 ranks"),
-        (dict(batch_size=20, size=11), "at least one example per rank, got 10 examples for 11 ranks"),
-        (dict(batch_size=0), "batch size of at least 1, got 0"),
-        (dict(batch_size=2, rank=2, size=2), "0 <= rank < size, got rank=2 and size=2"),
-        (dict(batch_size=2, last="pad"), "got 'pad'"),
-        (dict(batch_size=20, last="drop"), "got 10 examples for batches of 20"),
-        (dict(batch_size=2, shuffle=True, order_sampler=ShuffleOrderSampler()), "got both"),
+        ({"batch_size": 2, "size": 3}, "at least one example per rank, got batch_size=2 for 3 ranks"),
+        ({"batch_size": 20, "size": 11}, "at least one example per rank, got 10 examples for 11 ranks"),
+        ({"batch_size": 0}, "batch size of at least 1, got 0"),
+        ({"batch_size": 2, "rank": 2, "size": 2}, "0 <= rank < size, got rank=2 and size=2"),
+        ({"batch_size": 2, "last": "pad"}, "got 'pad'"),
+        ({"batch_size": 20, "last": "drop"}, "got 10 examples for batches of 20"),
+        ({"batch_size": 2, "shuffle": True, "order_sampler": ShuffleOrderSampler()}, "got both"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(arguments, message):
