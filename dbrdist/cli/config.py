@@ -87,6 +87,7 @@ def component(kind: str, *classes: type[Settings], custom: bool = True) -> Any:
 
     union: Any = Union[tuple(Annotated[cls, Tag(tag)] for tag, cls in members.items())]  # noqa: UP007 - made at run time
     known = ", ".join(by_name) + (", or your own package.module:callable" if custom else "")
+    article = "an" if kind[0] in "aeiou" else "a"
     discriminator = Discriminator(
         tag_of,
         custom_error_type="unknown_name",
