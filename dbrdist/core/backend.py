@@ -1,0 +1,279 @@
+"""Which module owns an array, where memory comes from, and how wide sums are.
+
+Activations with four dimensions are N C H W to the user and channels-last in memory. Only this file allocates them and
+runs elementwise formulas on them, because neither NumPy nor CuPy keeps that layout by itself: NumPy turns a mixture of
+both layouts into NCHW, and CuPy's elementwise kernels always allocate C-contiguous results.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = Any  # numpy.ndarray or cupy.ndarray
+DType: TypeAlias = Any
+
+_BIG_BYTES = 1 << 16  # from here on an allocation is aligned to a cache line
+_heap_is_tuned = False
+
+
+def get_array_module(*xs: Any) -> Any:
+    """``cupy`` if one of ``xs`` (arrays or Variables) lies on a GPU, else ``numpy``. Never imports CuPy."""
+    cupy = sys.modules.get("cupy")
+    if cupy is not None:
+        for x in xs:
+            if isinstance(getattr(x, "array", x), cupy.ndarray):
+                return cupy
+    return np
+
+
+def is_array(x: Any) -> bool:
+    """True for arrays of NumPy and CuPy."""
+    if isinstance(x, np.ndarray):
+        return True
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(x, cupy.ndarray)
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """A NumPy dtype from a name or type; ``'bfloat16'`` needs ml_dtypes."""
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype)
+
+
+def is_floating(dtype: Any) -> bool:
+    """True for float16, bfloat16, float32, float64 and wider."""
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+# The one table of accumulation types: sums, means and scales of a 16-bit type run in float32.
+def accumulation_dtype(dtype: Any) -> np.dtype[Any]:
+    """The type in which sums over arrays of ``dtype`` run."""
+    dtype = np.dtype(dtype)
+    if dtype.itemsize == 2 and is_floating(dtype):
+        return np.dtype(np.float32)
+    return dtype
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def _tune_heap() -> None:
+    """Keep freed memory in the process.
+
+    glibc gives blocks over 32 MB back to the kernel at once, and fresh pages are expensive: a convolution whose output
+    is reallocated at every step ran 2 to 4 times slower. Without mmap and trimming the heap recycles them.
+    """
+    global _heap_is_tuned
+    _heap_is_tuned = True
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library: nothing to tune
+        return
+    m_trim_threshold, m_mmap_max = -1, -4
+    mallopt(m_mmap_max, 0)
+    mallopt(m_trim_threshold, -1)
+
+
+def address(a: np.ndarray[Any, Any]) -> int:
+    """The address of an array's first element (half the price of ``a.ctypes.data``)."""
+    return int(a.__array_interface__["data"][0])
+
+
+def _aligned(count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """``count`` uninitialised elements in host memory, on a cache line where they are many."""
+    num_bytes = count * dtype.itemsize
+    if num_bytes < _BIG_BYTES:
+        return np.empty(count, dtype)
+    if not _heap_is_tuned:
+        _tune_heap()
+    raw = np.empty(num_bytes + 64, np.uint8)
+    start = -address(raw) & 63
+    return raw[start : start + num_bytes].view(dtype)
+
+
+def empty(shape: tuple[int, ...], dtype: Any, like: Array = None) -> Array:
+    """Uninitialised memory on the device of ``like`` (host where None); 4-d shapes are N C H W in channels-last."""
+    dtype = np.dtype(dtype)
+    count = 1
+    for n in shape:
+        count *= n
+    if like is None or isinstance(like, np.ndarray):
+        flat: Array = _aligned(count, dtype)
+        if like is not None and type(like) is not np.ndarray:
+            flat = flat.view(type(like))
+    else:
+        flat = get_array_module(like).empty(count, dtype)
+    if len(shape) == 4:
+        n, c, h, w = shape
+        return flat.reshape(n, h, w, c).transpose(0, 3, 1, 2)
+    return flat.reshape(shape)
+
+
+def full(shape: tuple[int, ...], value: Any, dtype: Any, like: Array = None) -> Array:
+    """As :func:`empty`, filled with ``value``."""
+    a = empty(shape, dtype, like)
+    a[...] = value
+    return a
+
+
+def zeros(shape: tuple[int, ...], dtype: Any, like: Array = None) -> Array:
+    """As :func:`empty`, filled with zeros."""
+    return full(shape, 0, dtype, like)
+
+
+def is_channels_last(a: Array) -> bool:
+    """True if a 4-d array lies densely as N H W C; where both layouts fit (C = 1, or H = W = 1) it counts as such."""
+    n, c, h, w = a.shape
+    if a.size == 0:
+        return True
+    sn, sc, sh, sw = a.strides
+    item = a.itemsize
+    return (
+        (c == 1 or sc == item)
+        and (w == 1 or sw == c * item)
+        and (h == 1 or sh == w * c * item)
+        and (n == 1 or sn == h * w * c * item)
+    )
+
+
+def channels_last(a: Array) -> Array:
+    """``a`` itself where it is channels-last, else a copy that is."""
+    if is_channels_last(a):
+        return a
+    out = empty(a.shape, a.dtype, a)
+    out[...] = a
+    return out
+
+
+def copy(a: Array) -> Array:
+    """A copy with its own memory; a 4-d copy is channels-last."""
+    out = empty(a.shape, a.dtype, a)
+    out[...] = a
+    return out
+
+
+def _nhwc(x: Any) -> Any:
+    return x.transpose(0, 2, 3, 1) if getattr(x, "ndim", 0) == 4 else x
+
+
+def elementwise(formula: Callable[..., Any], *xs: Any) -> Array:
+    """``formula(*xs)`` for arrays that broadcast together, keeping 4-d results channels-last.
+
+    The formula sees 4-d operands through their N H W C view, so what it allocates in C order is channels-last.
+    """
+    for x in xs:
+        if getattr(x, "ndim", 0) == 4:
+            return formula(*map(_nhwc, xs)).transpose(0, 3, 1, 2)
+    return formula(*xs)
+
+
+# ---- devices --------------------------------------------------------------------------------------------------------
+
+
+class Device:
+    """A place for arrays: ``@numpy`` or ``@cupy:0``."""
+
+    def __init__(self, module: str, index: int = 0) -> None:
+        self.module = module
+        self.index = index
+
+    @property
+    def name(self) -> str:
+        return "@numpy" if self.module == "numpy" else f"@cupy:{self.index}"
+
+    @property
+    def xp(self) -> Any:
+        """The array module of this device."""
+        return np if self.module == "numpy" else import_cupy()
+
+    def __repr__(self) -> str:
+        return f"<Device {self.name}>"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Device) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def use(self) -> None:
+        """Make this the current device of the thread."""
+        if self.module == "cupy":
+            self.xp.cuda.Device(self.index).use()
+
+    def send(self, x: Any) -> Any:
+        """An array, or nested tuples, lists and dictionaries of arrays, on this device."""
+        if isinstance(x, (tuple, list)):
+            return type(x)(self.send(v) for v in x)
+        if isinstance(x, dict):
+            return {k: self.send(v) for k, v in x.items()}
+        return to_device(x, self)
+
+
+def import_cupy() -> Any:
+    """The module cupy, or an error that names what to install."""
+    try:
+        import cupy
+    except ImportError as e:
+        raise ImportError(
+            "expected CuPy for a GPU device, but it cannot be imported; install dbrdist[cuda12x] or dbrdist[cuda13x]"
+        ) from e
+    return cupy
+
+
+def get_device(device_spec: Any) -> Device:
+    """A Device from ``'@numpy'``, ``'@cupy:0'``, ``'cpu'``, ``'cuda:0'``, a GPU number (negative: CPU) or a Device."""
+    if isinstance(device_spec, Device):
+        return device_spec
+    if device_spec is None or device_spec in ("@numpy", "cpu", "native") or device_spec is np:
+        return Device("numpy")
+    if isinstance(device_spec, (int, np.integer)):
+        return Device("numpy") if device_spec < 0 else Device("cupy", int(device_spec))
+    if isinstance(device_spec, tuple) and len(device_spec) == 2:
+        return Device("cupy", int(device_spec[1]))
+    if isinstance(device_spec, str):
+        name, _, index = device_spec.partition(":")
+        if name in ("@cupy", "cuda", "gpu") and (index.isdigit() or not index):
+            return Device("cupy", int(index or 0))
+    raise ValueError(f"expected a device such as '@numpy', '@cupy:0' or a GPU number, got {device_spec!r}")
+
+
+def device_of(a: Array) -> Device:
+    """The Device on which an array lies."""
+    if isinstance(a, np.ndarray):
+        return Device("numpy")
+    return Device("cupy", int(a.device.id))
+
+
+def to_device(a: Array, device: Device) -> Array:
+    """``a`` on ``device``: itself if it is there, else a copy with the same strides."""
+    if device.module == "numpy":
+        if not is_array(a) or isinstance(a, np.ndarray):
+            return a
+        host = empty(a.shape, a.dtype)
+        host[...] = a.get()
+        return host
+    cupy = device.xp
+    with cupy.cuda.Device(device.index):
+        if isinstance(a, cupy.ndarray) and a.device.id == device.index:
+            return a
+        if a.ndim == 4:
+            return cupy.ascontiguousarray(cupy.asarray(channels_last(a).transpose(0, 2, 3, 1))).transpose(0, 3, 1, 2)
+        return cupy.asarray(a)
+
+
+def to_cpu(a: Array) -> Array:
+    """``a`` in host memory."""
+    return to_device(a, Device("numpy"))

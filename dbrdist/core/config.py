@@ -1,0 +1,142 @@
+"""Run-wide switches: per thread, over defaults of the process.
+
+A read is one plain attribute read: every thread's values lie in its own dictionary, and a change of a default is
+written into the dictionaries of all threads that have not set the value themselves.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dbrdist.core.backend import as_dtype
+
+_DEFAULTS: dict[str, Any] = {
+    "train": True,
+    "enable_backprop": True,
+    "keep_graph_on_report": False,
+    "debug": False,
+    "dtype": "float32",
+    "use_ideep": "never",
+    "cudnn_deterministic": False,
+}
+_lock = threading.Lock()
+
+
+class _ThreadValues:
+    """What one thread sees, and which names it has set itself."""
+
+    __slots__ = ("__weakref__", "own", "values")
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+        self.own: set[str] = set()
+
+
+_threads: weakref.WeakSet[_ThreadValues] = weakref.WeakSet()
+
+
+class LocalConfig(threading.local):
+    """The configuration of the current thread, as ``dbrdist.config``.
+
+    ``config.train`` switches layers such as dropout and batch normalization, ``config.enable_backprop`` the recording
+    of the graph, ``config.dtype`` the type of new parameters, ``config.debug`` the checks for NaN.
+    """
+
+    def __init__(self) -> None:
+        values = self.__dict__
+        record = _ThreadValues(values)
+        with _lock:
+            values.update(_DEFAULTS)
+            _threads.add(record)
+        values["_record"] = record
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__[name] = value
+        self._record.own.add(name)
+
+    def __delattr__(self, name: str) -> None:
+        """Forget this thread's own value; the default holds again."""
+        with _lock:
+            self._record.own.discard(name)
+            if name in _DEFAULTS:
+                self.__dict__[name] = _DEFAULTS[name]
+            else:
+                del self.__dict__[name]
+
+    def show(self) -> None:
+        """Print all switches of this thread, one a line."""
+        for name, value in sorted(self.__dict__.items()):
+            if not name.startswith("_"):
+                print(f"{name:<24} {value}")
+
+
+class GlobalConfig:
+    """The defaults of the process, as ``dbrdist.global_config``."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return _DEFAULTS[name]
+        except KeyError:
+            raise AttributeError(f"no configuration entry named {name!r}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        with _lock:
+            _DEFAULTS[name] = value
+            for record in list(_threads):
+                if name not in record.own:
+                    record.values[name] = value
+
+
+config = LocalConfig()
+global_config = GlobalConfig()
+
+
+@contextmanager
+def using_config(name: str, value: Any, config: Any = config) -> Iterator[None]:
+    """Set one configuration entry within a ``with`` block, for this thread."""
+    values = config.__dict__
+    had_own = isinstance(config, GlobalConfig) or name in values["_record"].own
+    missing = object()
+    old = getattr(config, name, missing)
+    setattr(config, name, value)
+    try:
+        yield
+    finally:
+        if had_own and old is not missing:
+            setattr(config, name, old)
+        else:
+            delattr(config, name)
+
+
+def no_backprop_mode() -> Any:
+    """Within the ``with`` block this thread records no graph."""
+    return using_config("enable_backprop", False)
+
+
+def force_backprop_mode() -> Any:
+    """Within the ``with`` block this thread records the graph, also inside :func:`no_backprop_mode`."""
+    return using_config("enable_backprop", True)
+
+
+def is_debug() -> bool:
+    """True where this thread checks for NaN."""
+    return bool(config.debug)
+
+
+def set_debug(debug: bool) -> None:
+    """Switch the checks for NaN on or off, for this thread."""
+    config.debug = debug
+
+
+def get_dtype(dtype: Any = None, map_mixed16: Any = None) -> Any:
+    """``dtype``, or where it is None the configured one (``mixed16`` and ``mixedbf16`` give ``map_mixed16`` or 16 bit)."""
+    chosen = config.dtype if dtype is None else dtype
+    if chosen in ("mixed16", "mixedbf16"):
+        if map_mixed16 is not None:
+            return as_dtype(map_mixed16)
+        chosen = "float16" if chosen == "mixed16" else "bfloat16"
+    return as_dtype(chosen)

@@ -1,0 +1,106 @@
+"""Chance without hidden state: every number is a pure function of seed, purpose, epoch, sample and draw.
+
+Philox 4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"; NumPy's ``Philox``) maps a key and a
+counter to random words. The key is (seed, purpose), the counter (draw, sub-stream, sample or iteration, epoch): never a
+rank, so that the same numbers come out whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from typing import Any
+
+import numpy as np
+
+_WORDS_PER_BLOCK = 4  # Philox 4x64 makes four 64-bit words for one counter
+_MASK = (1 << 64) - 1
+
+
+def _philox(seed: int, purpose: str, counter: tuple[int, int, int, int]) -> np.random.Philox:
+    key = np.array([seed & _MASK, zlib.crc32(purpose.encode())], np.uint64)
+    return np.random.Philox(counter=np.array(counter, np.uint64), key=key)
+
+
+def generator(seed: int, purpose: str, epoch: int = 0, sample: int = 0, part: int = 0) -> np.random.Generator:
+    """A NumPy generator for one purpose; equal arguments give equal numbers, different ones independent numbers."""
+    return np.random.Generator(_philox(seed, purpose, (0, part, sample, epoch)))
+
+
+def permutation(seed: int, epoch: int, n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The order of ``n`` examples in ``epoch``: the same on every rank."""
+    return generator(seed, "order", epoch).permutation(n)
+
+
+class Stream(threading.local):
+    """The position of this thread in the random numbers of the run."""
+
+    default_seed = 0
+
+    def __init__(self) -> None:
+        self.seed = Stream.default_seed
+        self.epoch = 0
+        self.iteration = 0
+        self.row = 0
+        self.draw = 0
+        self.num_initialized = 0
+
+
+_stream = Stream()
+
+
+def set_seed(seed: int) -> None:
+    """Start the numbers of this thread, and of threads that start later, from ``seed`` (0 where nobody says)."""
+    if not 0 <= seed <= _MASK:
+        raise ValueError(f"expected a seed from 0 to 2**64 - 1, got {seed}")
+    Stream.default_seed = seed
+    _stream.__init__()  # type: ignore[misc]
+
+
+def get_seed() -> int:
+    """The seed of this thread."""
+    return _stream.seed
+
+
+def set_stream(seed: int, epoch: int, iteration: int, row: int = 0) -> None:
+    """Set this thread's stream for one step.
+
+    ``row`` is the position of this rank's first example in the global batch: draws for batches start there, so that the
+    ranks together draw what one rank would draw for the whole batch.
+    """
+    s = _stream
+    s.seed, s.epoch, s.iteration, s.row, s.draw = seed, epoch, iteration, row, 0
+
+
+def get_state() -> tuple[int, int, int, int, int, int]:
+    """The position of this thread's stream, as integers."""
+    s = _stream
+    return s.seed, s.epoch, s.iteration, s.row, s.draw, s.num_initialized
+
+
+def set_state(state: tuple[int, int, int, int, int, int]) -> None:
+    """Return to a position of :func:`get_state`."""
+    s = _stream
+    s.seed, s.epoch, s.iteration, s.row, s.draw, s.num_initialized = state
+
+
+def raw_words(num_rows: int, words_per_row: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """64 random bits each, shape (num_rows, words_per_row), for the next draw of this step (dropout's masks, say).
+
+    Row i belongs to row ``row + i`` of the global batch, so the numbers do not depend on how many ranks share it.
+    """
+    s = _stream
+    draw = s.draw
+    s.draw = draw + 1
+    blocks = -(-words_per_row // _WORDS_PER_BLOCK)
+    bits = _philox(s.seed, "forward", (s.row * blocks, draw, s.iteration, s.epoch))
+    words = bits.random_raw(num_rows * blocks * _WORDS_PER_BLOCK)
+    return words.reshape(num_rows, blocks * _WORDS_PER_BLOCK)[:, :words_per_row]
+
+
+def next_initializer_generator() -> np.random.Generator:
+    """A generator for the next parameter's initial values, in order of initialisation: equal on all ranks."""
+    s = _stream
+    number = s.num_initialized
+    s.num_initialized = number + 1
+    return generator(s.seed, "initialize", sample=number)
