@@ -93,7 +93,7 @@ def component(kind: str, *classes: type[Settings], custom: bool = True) -> Any:
         custom_error_type="unknown_name",
         custom_error_message="expected the name of {kind}: {known}",
         custom_error_context={
-            "kind": ("an " if kind[0] in "aeiou" else "a ") + kind,
+            "kind": f"{article} {kind}",
             "known": known,
             "names": list(by_name),
         },
