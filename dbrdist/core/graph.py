@@ -222,7 +222,7 @@ class FunctionNode:
             for i, a in zip(self._keep_outputs, self._ys)
         )
 
-    # ---- the three steps: check, forward, record ----------------------------------------------------------------------
+    # ---- the three steps: check, forward, record --------------------------------------------------------------------
 
     def apply(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Run forward on Variables or arrays, record it if a gradient may be asked for, and return Variables."""
@@ -256,6 +256,15 @@ class FunctionNode:
         self.inputs = tuple([x.node if isinstance(x, BaseVariable) else _constant_node(x) for x in inputs])
         self.wanted = tuple(wanted)
         return self._record(rank, data, ys)
+
+    def adopt(self, inputs: tuple[BaseVariable, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
+        """As :meth:`apply` for outputs that were computed together with an earlier function's last pass."""
+        wanted = tuple(i for i, x in enumerate(inputs) if x.node.requires_grad)
+        if not wanted or not config.enable_backprop:
+            return tuple(_leaf(y) for y in ys)
+        self.inputs = tuple(x.node for x in inputs)
+        self.wanted = wanted
+        return self._record(max(x.node.rank for x in inputs), (), ys)
 
     def _record(self, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
         self.rank = rank

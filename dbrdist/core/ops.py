@@ -6,13 +6,15 @@ bare arrays and higher-order passes on Variables. Operands broadcast as in NumPy
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module, is_floating, zeros
-from dbrdist.core.graph import BaseVariable, FunctionNode
+from dbrdist.core.fusion import Pending, PendingSum
+from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode
 
 # ---- elementwise ----------------------------------------------------------------------------------------------------
 
@@ -49,6 +51,10 @@ class Elementwise(FunctionNode):
         return tuple([_fit(self.partial(i, gy), nodes[i]) for i in wanted])
 
 
+# From this many elements on the sum of two activations waits for a relu that may take it over.
+_PENDING_ELEMENTS = 4096
+
+
 class Add(Elementwise):
     """y = a + b"""
 
@@ -56,6 +62,14 @@ class Add(Elementwise):
 
     def partial(self, i: int, gy: Any) -> Any:
         return gy
+
+
+class AddActivations(Add):
+    """y = a + b for 4-d results of functions, of equal shape and type: waits for a ReLU"""
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        a, b = xs
+        return (Pending(PendingSum(a, b), a.shape, a.dtype, fuses_gradient=False),)
 
 
 class Sub(Elementwise):
@@ -229,7 +243,16 @@ def _unary(cls: type[FunctionNode], formula: Any, x: Any) -> Any:
 
 def add(a: Any, b: Any) -> Any:
     """a + b"""
+    if isinstance(a, BaseVariable) and isinstance(b, BaseVariable):
+        m, n = a.node, b.node
+        if m.shape == n.shape and len(m.shape) == 4 and _may_wait(m) and _may_wait(n) and m.dtype == n.dtype:
+            return AddActivations().apply((a, b))[0]
     return _binary(Add, np.add, a, b)
+
+
+def _may_wait(node: VariableNode) -> bool:
+    """True for large results of functions, whose arrays nobody else changes before the pass runs."""
+    return node.creator_node is not None and math.prod(node.shape) >= _PENDING_ELEMENTS
 
 
 def sub(a: Any, b: Any) -> Any:
