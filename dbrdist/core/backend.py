@@ -39,7 +39,7 @@ def is_array(x: Any) -> bool:
     return cupy is not None and isinstance(x, cupy.ndarray)
 
 
-def as_dtype(dtype: Any) -> np.dtype[Any]:
+def as_dtype(dtype: Any) -> DType:
     """A NumPy dtype from a name or type; ``'bfloat16'`` needs ml_dtypes."""
     if isinstance(dtype, str) and dtype == "bfloat16":
         import ml_dtypes
@@ -50,11 +50,11 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 
 def is_floating(dtype: Any) -> bool:
     """True for float16, bfloat16, float32, float64 and wider."""
-    return dtype.kind == "f" or dtype.name == "bfloat16"
+    return bool(dtype.kind == "f" or dtype.name == "bfloat16")
 
 
 # The one table of accumulation types: sums, means and scales of a 16-bit type run in float32.
-def accumulation_dtype(dtype: Any) -> np.dtype[Any]:
+def accumulation_dtype(dtype: Any) -> DType:
     """The type in which sums over arrays of ``dtype`` run."""
     dtype = np.dtype(dtype)
     if dtype.itemsize == 2 and is_floating(dtype):
@@ -138,7 +138,7 @@ def is_channels_last(a: Array) -> bool:
         return True
     sn, sc, sh, sw = a.strides
     item = a.itemsize
-    return (
+    return bool(
         (c == 1 or sc == item)
         and (w == 1 or sw == c * item)
         and (h == 1 or sh == w * c * item)
@@ -163,7 +163,12 @@ def copy(a: Array) -> Array:
 
 
 def _nhwc(x: Any) -> Any:
-    return x.transpose(0, 2, 3, 1) if getattr(x, "ndim", 0) == 4 else x
+    ndim = getattr(x, "ndim", 0)
+    if ndim == 0:
+        return x
+    if ndim < 4:
+        x = x.reshape((1,) * (4 - ndim) + x.shape)
+    return x.transpose(0, 2, 3, 1)
 
 
 def elementwise(formula: Callable[..., Any], *xs: Any) -> Array:
@@ -171,9 +176,13 @@ def elementwise(formula: Callable[..., Any], *xs: Any) -> Array:
 
     The formula sees 4-d operands through their N H W C view, so what it allocates in C order is channels-last.
     """
+    ndim = 0
     for x in xs:
-        if getattr(x, "ndim", 0) == 4:
-            return formula(*map(_nhwc, xs)).transpose(0, 3, 1, 2)
+        n = getattr(x, "ndim", 0)
+        if n > ndim:
+            ndim = n
+    if ndim == 4:
+        return formula(*map(_nhwc, xs)).transpose(0, 3, 1, 2)
     return formula(*xs)
 
 

@@ -133,7 +133,7 @@ def set_debug(debug: bool) -> None:
 
 
 def get_dtype(dtype: Any = None, map_mixed16: Any = None) -> Any:
-    """``dtype``, or where it is None the configured one (``mixed16`` and ``mixedbf16`` give ``map_mixed16`` or 16 bit)."""
+    """``dtype``, or where it is None the configured one; ``mixed16`` gives ``map_mixed16`` or 16 bit."""
     chosen = config.dtype if dtype is None else dtype
     if chosen in ("mixed16", "mixedbf16"):
         if map_mixed16 is not None:

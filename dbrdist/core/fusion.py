@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from dbrdist.core.backend import Array, DType
+import numpy as np
+
+from dbrdist.core.backend import Array, DType, elementwise
 
 
 class Finisher(Protocol):
     """The operation whose last pass is pending."""
 
-    def finish(self, relu: bool) -> Array:
-        """Run the last pass, followed by a ReLU where asked; may be called once with each value."""
+    def finish(self, add_relu: Callable[[Array, Array], Array] | None) -> Array:
+        """Run the last pass; where a kernel for ``max(a + b, 0)`` is handed down, followed by a ReLU.
+
+        May be called once without and once with a ReLU, in either order.
+        """
 
 
 class Pending:
@@ -39,14 +45,14 @@ class Pending:
         """The array; computed at the first call."""
         finisher = self._finisher
         if finisher is not None:
-            self._array = finisher.finish(False)
+            self._array = finisher.finish(None)
             self._finisher = None
         return self._array
 
-    def take_relu(self) -> Array:
+    def take_relu(self, add_relu: Callable[[Array, Array], Array]) -> Array:
         """``relu`` of the output in the same pass, or None if the output was read before."""
         finisher = self._finisher
-        return None if finisher is None else finisher.finish(True)
+        return None if finisher is None else finisher.finish(add_relu)
 
 
 class MaskedGradient:
@@ -61,6 +67,17 @@ class MaskedGradient:
 
     def force(self) -> Array:
         return self.kernel(self.y, self.gy)
+
+
+class PendingSum:
+    """a + b for two activations of equal shape and type."""
+
+    def __init__(self, a: Array, b: Array) -> None:
+        self.a = a
+        self.b = b
+
+    def finish(self, add_relu: Callable[[Array, Array], Array] | None) -> Array:
+        return elementwise(np.add, self.a, self.b) if add_relu is None else add_relu(self.a, self.b)
 
 
 class _Waiting(threading.local):

@@ -37,8 +37,8 @@ def read_image(path: str | os.PathLike[str], keep_channels: bool = False) -> ima
 class ImageFolder(DatasetMixin):
     """Images in one folder per class: ``root/CLASS/anything.jpg`` (or .jpeg, .png).
 
-    Example ``i`` is ``(image, label)``: classes are sorted by name and numbered from 0 (int32), files are sorted by name
-    within their class. Other files are ignored; a class folder without images is an error.
+    Example ``i`` is ``(image, label)``: classes are sorted by name and numbered from 0 (int32), files are sorted by
+    name within their class. Other files are ignored; a class folder without images is an error.
 
     Args:
         root: the folder of the class folders.
@@ -95,7 +95,9 @@ class ImageFolder(DatasetMixin):
         try:
             image = read_image(self.path(i))
         except CorruptExampleError as e:
-            raise (SkipExample(str(e)) if self.on_corrupt == "skip" else e) from e.__cause__
+            if self.on_corrupt == "skip":
+                raise SkipExample(str(e)) from e
+            raise
         return image if self.prepare is None else self.prepare(image, None)
 
     def get_example(self, i: int) -> Any:

@@ -70,9 +70,13 @@ def _read(path: str | os.PathLike[str], keys: list[str]) -> list[Any]:
 def _check(path: Any, keys: list[str], arrays: list[Any], shape: tuple[int, ...] | None) -> None:
     for key, a in zip(keys, arrays):
         if a.ndim == 0 or a.dtype.kind not in "biuf":
-            raise ValueError(f"expected numbers with the examples along axis 0 under {key!r} in {path}, got {a.dtype}{a.shape}")
+            raise ValueError(
+                f"expected numbers with the examples along axis 0 under {key!r} in {path}, got {a.dtype}{a.shape}"
+            )
     lengths = {k: len(a) for k, a in zip(keys, arrays)}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"expected arrays of one length in {path}, got {lengths}")
     if shape is not None and arrays[0].shape[1:] != tuple(shape):
-        raise ValueError(f"expected examples of shape {tuple(shape)} under {keys[0]!r} in {path}, got {arrays[0].shape[1:]}")
+        raise ValueError(
+            f"expected examples of shape {tuple(shape)} under {keys[0]!r} in {path}, got {arrays[0].shape[1:]}"
+        )

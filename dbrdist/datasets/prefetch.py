@@ -7,8 +7,8 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from dbrdist.datasets.iterators import SerialIterator, read_step
 from dbrdist.datasets.order import State, Step
+from dbrdist.datasets.serial import SerialIterator, read_step
 from dbrdist.datasets.workers import Ticket, WorkerPool
 
 

@@ -63,7 +63,9 @@ def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
 def _needs(rng: Any, transform: Any) -> Any:
     if rng is None:
         name = type(transform).__name__
-        raise TypeError(f"expected a random generator: {name}(...)(example, rng); dbrdist.core.random.generator makes one")
+        raise TypeError(
+            f"expected a random generator: {name}(...)(example, rng); dbrdist.core.random.generator makes one"
+        )
     return rng
 
 
@@ -165,7 +167,9 @@ class RandomResizedCrop(Transform):
         method: str = "linear",
     ) -> None:
         if not 0 < scale[0] <= scale[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
-            raise ValueError(f"expected 0 < scale[0] <= scale[1] <= 1 and 0 < ratio[0] <= ratio[1], got {scale}, {ratio}")
+            raise ValueError(
+                f"expected 0 < scale[0] <= scale[1] <= 1 and 0 < ratio[0] <= ratio[1], got {scale}, {ratio}"
+            )
         self.size = _pair(size)
         self.scale = scale
         self.ratio = ratio

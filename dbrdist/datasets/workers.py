@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbrdist.core import backend
-from dbrdist.datasets.iterators import read_step
+from dbrdist.datasets.serial import read_step
 from dbrdist.errors import LoaderError
 
 _OUT_OF_BAND_BYTES = 1 << 14  # smaller buffers travel inside the pickle
@@ -41,7 +41,7 @@ class Worker:
     def __init__(self, dataset_bytes: bytes) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, there = context.Pipe()
-        self.process = context.Process(target=_serve, args=(there, os.getpid()), name="dbrdist-loader", daemon=True)
+        self.process = context.Process(target=_serve, args=(there,), name="dbrdist-loader", daemon=True)
         self.process.start()
         there.close()  # so that the pipe ends with the worker
         self.num_asked = 0
@@ -93,7 +93,7 @@ class Worker:
             how = f"ended with exit code {code}"
         hint = ""
         if self.num_answered == 0 and code == 1:
-            hint = "; its own message stands above; a script needs `if __name__ == \"__main__\":` around its main part"
+            hint = '; its own message stands above; a script needs `if __name__ == "__main__":` around its main part'
         return LoaderError(
             f"expected a batch from loader process {self.process.pid}, but it {how} after {self.num_answered} batches{hint}"
         )
@@ -179,7 +179,7 @@ def _end_workers(workers: list[Worker], retired: list[Worker]) -> None:
 # ---- in the worker --------------------------------------------------------------------------------------------------
 
 
-def _serve(pipe: Any, parent_pid: int) -> None:
+def _serve(pipe: Any) -> None:
     """The worker's main function: answer requests until the pipe ends."""
     # A signal to the process group concerns the parent: it may want to finish its step and save, with our batches.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
@@ -189,25 +189,17 @@ def _serve(pipe: Any, parent_pid: int) -> None:
         try:
             dataset = pickle.loads(dataset_bytes)
         except Exception as e:  # told at the first batch, where somebody waits
-            dataset = _Unreadable(e)
+            dataset = e
         del dataset_bytes
         while (request := pipe.recv()) is not None:
             _answer(pipe, dataset, request)
 
 
-class _Unreadable:
-    """Stands for a dataset that could not be unpickled here; each access raises why."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def __getitem__(self, index: Any) -> Any:
-        raise self.error
-
-
 def _answer(pipe: Any, dataset: Any, request: Any) -> None:
     own, seed, whole = request
     try:
+        if isinstance(dataset, Exception):
+            raise dataset
         kind, (data, buffers) = "batch", _pickle(read_step(dataset, own, seed, whole))
     except Exception as e:  # whatever the dataset raises goes to the one who waits for the batch
         kind, (data, buffers) = "error", _pickle((_portable(e), traceback.format_exc()))

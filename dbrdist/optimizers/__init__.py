@@ -1,0 +1,19 @@
+"""Update rules, hooks and schedules."""
+
+from dbrdist.optimizers.adam import Adam, AdamW
+from dbrdist.optimizers.gradient_descent import SGD, CorrectedMomentumSGD, MomentumSGD, NesterovAG
+from dbrdist.optimizers.hooks import GradientClipping, GradientHardClipping, WeightDecay
+from dbrdist.optimizers.lars import LARS
+
+__all__ = [
+    "LARS",
+    "SGD",
+    "Adam",
+    "AdamW",
+    "CorrectedMomentumSGD",
+    "GradientClipping",
+    "GradientHardClipping",
+    "MomentumSGD",
+    "NesterovAG",
+    "WeightDecay",
+]

@@ -1,0 +1,301 @@
+"""Backward passes: one walk for every order.
+
+The walk visits functions from the last to the first (a heap by rank, no recursion), adds what arrives at each output
+and asks the function's rule. In a first-order pass gradients are bare arrays, and a parameter's first contribution is
+written straight into flat memory; in a higher-order pass they are Variables and the same rules record a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core import fusion, ops
+from dbrdist.core.backend import get_array_module
+from dbrdist.core.config import config, using_config
+from dbrdist.core.fusion import MaskedGradient
+from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode, get_function_hooks
+
+Seeds = list[tuple[VariableNode, Any]]
+
+
+class Walk:
+    """One backward pass from ``seeds``, pairs of a node and the gradient that arrives there."""
+
+    def __init__(self, higher: bool, keep: bool = False) -> None:
+        self.higher = higher
+        self.pending: dict[FunctionNode, Any] = {}
+        self.heap: list[tuple[int, int, FunctionNode]] = []
+        self.count = 0  # breaks ties of rank in the order of arrival
+        self.kept: dict[Any, VariableNode] | None = {} if keep else None  # intermediate nodes that keep their gradient
+
+    def run(self, seeds: Seeds) -> None:
+        """Walk until nothing is pending."""
+        for node, g in seeds:
+            self.send(node, g)
+        heap, pending = self.heap, self.pending
+        while heap:
+            function = heappop(heap)[2]
+            g = pending.pop(function)
+            gys = (g,) if function.num_outputs == 1 else tuple(g)
+            nodes = function.inputs
+            assert nodes is not None
+            wanted = self.select(function, gys)
+            gxs = self.ask(function, wanted, gys, None if self.higher else _views(nodes, wanted))
+            for k, i in enumerate(wanted):
+                gx = gxs[k]
+                if gx is not None:
+                    self.send(nodes[i], gx)
+
+    def send(self, node: VariableNode, g: Any) -> None:
+        """Add a contribution to a node: at its creator if it has one, else at the leaf itself."""
+        creator = node.creator_node
+        if creator is None or creator.inputs is None:
+            self.settle(node, g)
+            return
+        if self.kept is not None:
+            self.kept[creator, node.index] = node
+        pending = self.pending
+        old = pending.get(creator)
+        if old is None:
+            self.count += 1
+            heappush(self.heap, (-creator.rank, self.count, creator))
+            if creator.num_outputs == 1:
+                pending[creator] = g
+            else:
+                old = pending[creator] = [None] * creator.num_outputs
+                old[node.index] = g
+        elif creator.num_outputs == 1:
+            pending[creator] = ops.add(_plain(old), _plain(g))
+        else:
+            i = node.index
+            old[i] = g if old[i] is None else ops.add(old[i], g)
+
+    def settle(self, node: VariableNode, g: Any) -> None:
+        """Add a contribution to a leaf's gradient."""
+        old = node.gradient
+        if self.higher:
+            node.gradient = g if old is None else ops.add(_as_variable(old), g)
+            return
+        g = _plain(g)
+        if isinstance(old, BaseVariable):
+            old = old.array
+        view = node.view
+        if view is not None:
+            if old is None:
+                if g is not view:
+                    view[...] = g
+            elif old is view:
+                view += g
+            else:
+                np.add(old, g, out=view)
+            node.gradient = view
+        elif old is not None:
+            node.gradient = ops.add(old, g)
+        else:  # a broadcast view is not what a leaf may keep: it cannot be written to
+            node.gradient = g.copy() if isinstance(g, np.ndarray) and not g.flags.writeable else g
+
+    def select(self, function: FunctionNode, gys: tuple[Any, ...]) -> tuple[int, ...]:
+        """Which inputs take a gradient; intermediate gradients are kept here where asked."""
+        if self.kept is not None:
+            for i, g in enumerate(gys):
+                node = self.kept.get((function, i))
+                if node is not None and g is not None:
+                    node.gradient = _plain(g)
+        return function.wanted
+
+    def ask(self, function: FunctionNode, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        """The function's rule, between its hooks."""
+        hooks = function.active_hooks() if function._hooks is not None or get_function_hooks() else ()
+        for hook in hooks:
+            hook.backward_preprocess(function, function._xs, gys)
+        if self.higher:
+            gxs = FunctionNode.backward(function, wanted, gys)
+        else:
+            gxs = function.derive(wanted, gys, out)
+        for hook in hooks:
+            hook.backward_postprocess(function, function._xs, gys)
+        if len(gxs) != len(wanted):
+            raise ValueError(
+                f"{function.label}: expected {len(wanted)} gradients, one for each of the inputs {wanted}, "
+                f"but its rule returned {len(gxs)}"
+            )
+        if config.debug:
+            _check_finite(function, wanted, gxs)
+        return gxs
+
+
+class TargetWalk(Walk):
+    """A pass that collects the gradients of chosen variables and visits only functions on the way to them."""
+
+    def __init__(self, higher: bool, ends: Sequence[VariableNode], targets: Sequence[VariableNode]) -> None:
+        super().__init__(higher)
+        self.found: dict[Any, Any] = {_key(node): None for node in targets}
+        self.useful = _on_the_way(ends, self.found)
+
+    def send(self, node: VariableNode, g: Any) -> None:
+        creator = node.creator_node
+        if creator in self.useful:
+            super().send(node, g)
+        else:
+            self.settle(node, g)
+
+    def settle(self, node: VariableNode, g: Any) -> None:
+        key = _key(node)
+        if key in self.found:
+            old = self.found[key]
+            self.found[key] = _plain(g) if old is None else ops.add(old, _plain(g))
+
+    def select(self, function: FunctionNode, gys: tuple[Any, ...]) -> tuple[int, ...]:
+        for i, g in enumerate(gys):
+            if g is not None and (function, i) in self.found:
+                self.found[function, i] = _plain(g)
+        nodes = function.inputs
+        assert nodes is not None
+        return tuple(i for i in function.wanted if nodes[i].creator_node in self.useful or _key(nodes[i]) in self.found)
+
+
+def _key(node: VariableNode) -> Any:
+    """What identifies a variable in the graph: its creator and index, or the leaf's node."""
+    creator = node.living_creator()
+    return node if creator is None else (creator, node.index)
+
+
+def _on_the_way(ends: Sequence[VariableNode], targets: dict[Any, Any]) -> set[FunctionNode]:
+    """The functions between ``ends`` and the targets, found without recursion."""
+    order: list[FunctionNode] = []
+    seen: set[FunctionNode] = set()
+    stack = [c for c in (node.living_creator() for node in ends) if c is not None]
+    while stack:
+        function = stack.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        order.append(function)
+        stack.extend(c for c in (n.living_creator() for n in function.inputs or ()) if c is not None)
+    useful: set[FunctionNode] = set()
+    for function in sorted(order, key=lambda f: f.rank):
+        if any(_key(n) in targets or n.creator_node in useful for n in function.inputs or ()):
+            useful.add(function)
+    return useful
+
+
+def _views(nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Any] | None:
+    """Where in flat memory a rule may write the first contributions."""
+    out: list[Any] | None = None
+    for k, i in enumerate(wanted):
+        node = nodes[i]
+        if node.view is not None and node.gradient is None and nodes.count(node) == 1:
+            if out is None:
+                out = [None] * len(wanted)
+            out[k] = node.view
+    return out
+
+
+def _plain(g: Any) -> Any:
+    return g.force() if g.__class__ is MaskedGradient else g
+
+
+def _as_variable(g: Any) -> Any:
+    return g if isinstance(g, BaseVariable) else FunctionNode.variable_class(g)  # type: ignore[call-arg]
+
+
+def _check_finite(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> None:
+    for i, gx in zip(wanted, gxs):
+        a = _plain(gx)
+        a = a.array if isinstance(a, BaseVariable) else a
+        if a is not None and not bool(get_array_module(a).isfinite(a).all()):
+            raise RuntimeError(f"NaN or infinity in the gradient of input {i} of {function.label}")
+
+
+def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, higher: bool) -> Any:
+    """The gradient with which a pass starts: what was given, or one for a single element."""
+    if given is None:
+        if array.size != 1:
+            raise ValueError(
+                f"backward needs the gradient of an output with shape {array.shape}: "
+                "set its grad first, or reduce it to one number"
+            )
+        given = get_array_module(array).ones_like(array)
+        node.gradient = given
+    if isinstance(given, BaseVariable) and not higher:
+        given = given.array
+    if scale is not None:
+        given = ops.mul(given, given.dtype.type(scale))
+    return _as_variable(given) if higher else given
+
+
+def backward(
+    outputs: Sequence[Any],
+    grad_outputs: Sequence[Any] | None = None,
+    *,
+    retain_grad: bool = False,
+    enable_double_backprop: bool = False,
+    loss_scale: float | None = None,
+) -> None:
+    """Fill ``grad`` of all leaves (and with ``retain_grad`` of all variables) behind ``outputs``.
+
+    ``grad_outputs`` defaults to the outputs' own ``grad``, and to one where an output has a single element. The graph
+    stays, so that two losses may share it and backward may be called again; gradients of leaves add up.
+    """
+    fusion.flush()
+    if grad_outputs is None:
+        grad_outputs = [y.grad_var if enable_double_backprop else y.grad for y in outputs]
+    higher = enable_double_backprop
+    seeds = [
+        (y.node, _seed(y.node, y.array, g, loss_scale, higher))
+        for y, g in zip(outputs, grad_outputs)
+        if y.node.living_creator() is not None
+    ]
+    walk = Walk(higher, keep=retain_grad)
+    if higher:
+        with using_config("enable_backprop", True):
+            walk.run(seeds)
+    else:
+        walk.run(seeds)
+
+
+def grad(
+    outputs: Sequence[Any],
+    inputs: Sequence[Any],
+    grad_outputs: Sequence[Any] | None = None,
+    grad_inputs: Sequence[Any] | None = None,
+    set_grad: bool = False,
+    retain_grad: bool = False,
+    enable_double_backprop: bool = False,
+    loss_scale: float | None = None,
+) -> list[Any]:
+    """The gradients of ``outputs`` with respect to ``inputs``, as Variables (None where there is no way to an input).
+
+    Only functions between both are visited, and no other ``grad`` is touched. ``grad_inputs`` are added to the
+    results; ``set_grad`` stores them in the inputs; ``enable_double_backprop`` makes them differentiable.
+    """
+    for name, value in (("outputs", outputs), ("inputs", inputs)):
+        if not isinstance(value, (tuple, list)):
+            raise TypeError(f"{name}: expected a tuple or list of Variables, got {type(value).__name__}")
+    if retain_grad:
+        raise ValueError("retain_grad: grad() keeps no other gradients; list the variables among the inputs instead")
+    fusion.flush()
+    higher = enable_double_backprop
+    given = [None] * len(outputs) if grad_outputs is None else grad_outputs
+    seeds = []
+    for y, g in zip(outputs, given):
+        if g is None:
+            g = get_array_module(y).ones_like(y.array)
+        seeds.append((y.node, _seed(y.node, y.array, g, loss_scale, higher)))
+    walk = TargetWalk(higher, [y.node for y in outputs], [x.node for x in inputs])
+    with using_config("enable_backprop", higher):
+        walk.run(seeds)
+        results = [walk.found[_key(x.node)] for x in inputs]
+        for i, g in enumerate(grad_inputs or ()):
+            if g is not None:
+                g = g if isinstance(g, BaseVariable) else _as_variable(g)
+                results[i] = g if results[i] is None else ops.add(results[i], g)
+    results = [None if g is None else _as_variable(g) for g in results]
+    if set_grad:
+        for x, g in zip(inputs, results):
+            x.grad_var = g
+    return results

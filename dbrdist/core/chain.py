@@ -1,0 +1,293 @@
+"""Chain, ChainList and Sequential: links made of links."""
+
+from __future__ import annotations
+
+import copy as copying
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from dbrdist.core.link import Link, _join
+from dbrdist.core.parameter import Parameter
+
+C = TypeVar("C", bound="_Container")
+
+
+class _Container(Link):
+    """What Chain and ChainList share: walking over children, whose names are keys of a path."""
+
+    def _named_children(self) -> list[tuple[str, Link]]:
+        raise NotImplementedError
+
+    def children(self) -> Iterator[Link]:
+        return iter([link for _, link in self._named_children()])
+
+    def params(self, include_uninit: bool = True) -> Iterator[Parameter]:
+        yield from super().params(include_uninit)
+        for _, link in self._named_children():
+            yield from link.params(include_uninit)
+
+    def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, Parameter]]:
+        yield from super().namedparams(include_uninit)
+        for name, link in self._named_children():
+            yield from _join("/" + name, link.namedparams(include_uninit))
+
+    def links(self, skipself: bool = False) -> Iterator[Link]:
+        if not skipself:
+            yield self
+        for _, link in self._named_children():
+            yield from link.links()
+
+    def namedlinks(self, skipself: bool = False) -> Iterator[tuple[str, Link]]:
+        if not skipself:
+            yield "/", self
+        for name, link in self._named_children():
+            yield "/" + name, link
+            yield from _join("/" + name, link.namedlinks(skipself=True))
+
+    def copyparams(self, link: Link, copy_persistent: bool = True) -> None:
+        super().copyparams(link, copy_persistent)
+        assert isinstance(link, _Container)
+        theirs = dict(link._named_children())
+        for name, child in self._named_children():
+            child.copyparams(theirs[name], copy_persistent)
+
+    def serialize(self, serializer: Any) -> None:
+        super().serialize(serializer)
+        for name, link in self._named_children():
+            link.serialize(serializer[name])
+
+    def __repr__(self) -> str:
+        lines = [f"  ({name}): " + repr(link).replace("\n", "\n  ") for name, link in self._named_children()]
+        return f"{type(self).__name__}(\n" + ",\n".join(lines) + ",\n)" if lines else f"{type(self).__name__}()"
+
+
+class Chain(_Container):
+    """A link whose children are attributes, assigned within ``with self.init_scope():`` or given as keywords.
+
+    ::
+
+        class MLP(dbrdist.Chain):
+            def __init__(self):
+                super().__init__()
+                with self.init_scope():
+                    self.l1 = L.Linear(None, 100)
+                    self.l2 = L.Linear(100, 10)
+
+            def forward(self, x):
+                return self.l2(F.relu(self.l1(x)))
+    """
+
+    def __init__(self, **links: Link) -> None:
+        super().__init__()
+        self._children: list[str] = []
+        for name, link in links.items():
+            self.add_link(name, link)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Link) and self.within_init_scope:
+            value.name = name
+            if name not in self._children:
+                self._children.append(name)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self._children:
+            self._children.remove(name)
+        super().__delattr__(name)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def add_link(self, name: str, link: Link) -> None:
+        """Register a child."""
+        if name in self.__dict__:
+            raise AttributeError(f"{type(self).__name__}: cannot register link {name!r}: the attribute exists")
+        if not isinstance(link, Link):
+            raise TypeError(f"{type(self).__name__}: expected a Link as {name!r}, got {type(link).__name__}")
+        with self.init_scope():
+            setattr(self, name, link)
+
+    def _named_children(self) -> list[tuple[str, Link]]:
+        return [(name, self.__dict__[name]) for name in self._children]
+
+    def copy(self: C, mode: str = "share") -> C:
+        new: Any = super().copy(mode)
+        if mode != "copy":
+            new._children = list(self._children)  # type: ignore[attr-defined]
+            for name in new._children:
+                child = self.__dict__[name].copy(mode)
+                child.name = name
+                new.__dict__[name] = child
+        return new  # type: ignore[no-any-return]
+
+
+class ChainList(_Container):
+    """A link whose children are a list; it may be indexed, and grows by ``append``."""
+
+    def __init__(self, *links: Link) -> None:
+        super().__init__()
+        self._list: list[Link] = []
+        for link in links:
+            self.add_link(link)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Link) and self.within_init_scope:
+            raise TypeError("a ChainList's children have no names: use append() or add_link(), or a Chain")
+        super().__setattr__(name, value)
+
+    def _named_children(self) -> list[tuple[str, Link]]:
+        return [(str(i), link) for i, link in enumerate(self._list)]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._list[index]
+
+    def __setitem__(self, index: int, link: Link) -> None:
+        link.name = str(index)
+        self._list[index] = link
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(self._list)
+
+    def __len__(self) -> int:
+        return len(self._list)
+
+    def append(self, value: Link) -> None:
+        """Add a child at the end."""
+        self.add_link(value)
+
+    def add_link(self, link: Link) -> None:
+        """Add a child at the end."""
+        link.name = str(len(self._list))
+        self._list.append(link)
+
+    def insert(self, index: int, link: Link) -> None:
+        """Add a child before another."""
+        self._list.insert(index, link)
+        for i, child in enumerate(self._list):
+            child.name = str(i)
+
+    def copy(self: C, mode: str = "share") -> C:
+        new: Any = super().copy(mode)
+        if mode != "copy":
+            new._list = []
+            for child in self._list:  # type: ignore[attr-defined]
+                new.add_link(child.copy(mode))
+        return new  # type: ignore[no-any-return]
+
+
+class Sequential(ChainList):
+    """Links and functions that are called one after another.
+
+    ::
+
+        model = dbrdist.Sequential(L.Linear(None, 100), F.relu, L.Linear(100, 10))
+    """
+
+    def __init__(self, *layers: Any) -> None:
+        super().__init__()
+        self._layers: list[Any] = []
+        for layer in layers:
+            self.append(layer)
+
+    def _renew(self) -> None:
+        self._list = []
+        for layer in self._layers:
+            if isinstance(layer, Link):
+                self.add_link(layer)
+
+    def append(self, layer: Any) -> None:
+        """Add a link or a function at the end."""
+        self.insert(len(self._layers), layer)
+
+    def insert(self, i: int, layer: Any) -> None:
+        """Add a link or a function before another."""
+        if not callable(layer):
+            raise TypeError(f"Sequential: expected a callable layer, got {type(layer).__name__}")
+        self._layers.insert(i, layer)
+        self._renew()
+
+    def extend(self, sequential: Sequential) -> None:
+        """Add all layers of another Sequential."""
+        for layer in sequential._layers:
+            self.append(layer)
+
+    def forward(self, *x: Any) -> Any:
+        """The layers in order; tuples are spread over the next layer's arguments."""
+        for layer in self._layers:
+            x = layer(*x)
+            if not isinstance(x, tuple):
+                x = (x,)
+        return x[0] if len(x) == 1 else x
+
+    def __getitem__(self, i: Any) -> Any:
+        return Sequential(*self._layers[i]) if isinstance(i, slice) else self._layers[i]
+
+    def __setitem__(self, i: int, layer: Any) -> None:
+        self._layers[i] = layer
+        self._renew()
+
+    def __delitem__(self, i: Any) -> None:
+        del self._layers[i]
+        self._renew()
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._layers)
+
+    def __contains__(self, layer: Any) -> bool:
+        return layer in self._layers
+
+    def clear(self) -> None:
+        """Remove all layers."""
+        self._layers = []
+        self._renew()
+
+    def pop(self, i: int = -1) -> Any:
+        """Remove a layer and return it."""
+        layer = self._layers.pop(i)
+        self._renew()
+        return layer
+
+    def remove(self, layer: Any) -> None:
+        """Remove the first occurrence of a layer."""
+        self._layers.remove(layer)
+        self._renew()
+
+    def remove_by_layer_type(self, type_name: str) -> None:
+        """Remove all layers whose class or function has this name."""
+        self._layers = [layer for layer in self._layers if _layer_name(layer) != type_name]
+        self._renew()
+
+    def count(self, layer: Any) -> int:
+        """How often a layer occurs."""
+        return self._layers.count(layer)
+
+    def count_by_layer_type(self, type_name: str) -> int:
+        """How many layers have this class or function name."""
+        return sum(_layer_name(layer) == type_name for layer in self._layers)
+
+    def index(self, layer: Any, start: int | None = None, end: int | None = None) -> int:
+        """The position of a layer."""
+        return self._layers.index(layer, start or 0, len(self._layers) if end is None else end)
+
+    def flatten(self) -> Sequential:
+        """The same layers without nested Sequentials."""
+        out: list[Any] = []
+        for layer in self._layers:
+            out.extend(layer.flatten()._layers if isinstance(layer, Sequential) else [layer])
+        return Sequential(*out)
+
+    def copy(self: C, mode: str = "share") -> C:
+        if mode == "copy":
+            return copying.deepcopy(self)
+        layers = [layer.copy(mode) if isinstance(layer, Link) else layer for layer in self._layers]  # type: ignore[attr-defined]
+        return Sequential(*layers)  # type: ignore[return-value]
+
+
+def _layer_name(layer: Callable[..., Any]) -> str:
+    return type(layer).__name__ if isinstance(layer, Link) else getattr(layer, "__name__", type(layer).__name__)
+
+
+Link.repeated_class = Sequential

@@ -1,0 +1,139 @@
+"""Flat memory: all parameters of one type and device in one contiguous array, and so their gradients.
+
+Packing, casting, reduction over ranks, clipping and updates are then each one pass over memory. An ``Arena`` is built
+at the first update or reduction, in the order of registration; a parameter lies in at most one. A ``Run`` is a
+contiguous stretch of it whose parameters are treated alike: frozen parameters and those with their own rules cut runs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.backend import Array, device_of, zeros
+from dbrdist.core.parameter import Parameter, Slot, invalidate_layout
+
+ALIGNMENT_BYTES = 64
+
+
+class Arena:
+    """Two contiguous arrays, ``data`` and ``grad``, and the parameters that are views into them.
+
+    Parameters start at multiples of 64 bytes; the gaps hold zeros, and stay zero under every update rule. The arena
+    does not own its parameters: it dies with the last view.
+    """
+
+    def __init__(self, params: Sequence[Parameter]) -> None:
+        dtype = params[0].dtype
+        step = ALIGNMENT_BYTES // dtype.itemsize or 1
+        starts, total = [], 0
+        for p in params:
+            starts.append(total)
+            total += -(-p.size // step) * step
+        self.data: Array = zeros((total,), dtype, params[0].array)
+        self.grad: Array = zeros((total,), dtype, params[0].array)
+        self._params = [weakref.ref(p) for p in params]
+        for i, (p, start) in enumerate(zip(params, starts)):
+            stop = start + p.size
+            shape = p.shape
+            p.enter_arena(
+                Slot(self, i, start, stop), self.data[start:stop].reshape(shape), self.grad[start:stop].reshape(shape)
+            )
+
+    def holds(self, p: Parameter) -> bool:
+        """True if ``p`` is one of its parameters now."""
+        return p.slot is not None and p.slot.arena is self
+
+
+class Run:
+    """A contiguous stretch of one arena: ``data`` and ``grad`` as 1-d views, and its parameters in order."""
+
+    __slots__ = ("arena", "params", "start", "stop")
+
+    def __init__(self, arena: Arena, params: list[Parameter]) -> None:
+        self.arena = arena
+        self.params = params
+        first, last = params[0].slot, params[-1].slot
+        assert first is not None and last is not None
+        self.start = first.start
+        self.stop = last.stop
+
+    @property
+    def data(self) -> Array:
+        """The parameters, shape (size,)."""
+        return self.arena.data[self.start : self.stop]
+
+    @property
+    def grad(self) -> Array:
+        """The gradients, shape (size,). Valid after :func:`collect_gradients`."""
+        return self.arena.grad[self.start : self.stop]
+
+    @property
+    def size(self) -> int:
+        """The number of elements, gaps between parameters included."""
+        return self.stop - self.start
+
+    def layers(self) -> list[tuple[Parameter, slice]]:
+        """Each parameter with its elements, counted from the start of the run."""
+        out = []
+        for p in self.params:
+            assert p.slot is not None
+            out.append((p, slice(p.slot.start - self.start, p.slot.stop - self.start)))
+        return out
+
+
+def gather(params: Iterable[Parameter]) -> list[Parameter]:
+    """The initialised parameters among ``params``, each once and each in an arena.
+
+    Where one has no place yet, an arena is planned over all of the given parameters of its type and device.
+    """
+    unique = list({id(p): p for p in params if p.is_initialized}.values())
+    groups: dict[Any, list[Parameter]] = {}
+    for p in unique:
+        key = (p.dtype, "numpy") if isinstance(p.array, np.ndarray) else (p.dtype, device_of(p.array).name)
+        groups.setdefault(key, []).append(p)
+    for group in groups.values():
+        if any(p.slot is None for p in group):
+            Arena(group)
+            invalidate_layout()
+    return unique
+
+
+def runs(params: Iterable[Parameter], key: Callable[[Parameter], Any] | None = None) -> list[Run]:
+    """Contiguous runs that cover all initialised parameters; neighbours with another ``key`` begin a new run."""
+    ordered = sorted(gather(params), key=_position)
+    out: list[Run] = []
+    stretch: list[Parameter] = []
+    for p in ordered:
+        if stretch and not (_follows(stretch[-1], p) and (key is None or key(stretch[-1]) == key(p))):
+            out.append(_run(stretch))
+            stretch = []
+        stretch.append(p)
+    if stretch:
+        out.append(_run(stretch))
+    return out
+
+
+def collect_gradients(params: Iterable[Parameter]) -> None:
+    """Make the gradients in flat memory valid: a parameter that got none counts as gradient zero."""
+    for p in params:
+        p.collect_gradient()
+
+
+def _run(params: list[Parameter]) -> Run:
+    slot = params[0].slot
+    assert slot is not None
+    return Run(slot.arena, params)
+
+
+def _position(p: Parameter) -> tuple[int, int]:
+    assert p.slot is not None
+    return id(p.slot.arena), p.slot.index
+
+
+def _follows(a: Parameter, b: Parameter) -> bool:
+    assert a.slot is not None and b.slot is not None
+    return a.slot.arena is b.slot.arena and b.slot.index == a.slot.index + 1

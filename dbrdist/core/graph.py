@@ -1,0 +1,363 @@
+"""The tape: variables, their nodes, and the functions between them.
+
+A graph holds nodes, not arrays. A ``VariableNode`` knows the function that made it and the shape; a ``FunctionNode``
+knows the nodes of its inputs and the arrays that its rule retained. References run from outputs to inputs only, so a
+graph dies by reference count as soon as nobody holds its end.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dbrdist.core.backend import Array, is_array
+from dbrdist.core.config import config, no_backprop_mode
+from dbrdist.core.fusion import Pending
+
+_ndarray = np.ndarray
+
+
+class VariableNode:
+    """A variable's place in the graph: who made it, its shape, and the gradient that arrived."""
+
+    __slots__ = (
+        "__weakref__",
+        "creator_node",
+        "dtype",
+        "gradient",
+        "index",
+        "name",
+        "rank",
+        "requires_grad",
+        "shape",
+        "view",
+    )
+
+    def __init__(
+        self,
+        creator_node: FunctionNode | None,
+        index: int,
+        rank: int,
+        requires_grad: bool,
+        shape: tuple[int, ...],
+        dtype: Any,
+    ) -> None:
+        self.creator_node = creator_node
+        self.index = index  # which output of the creator
+        self.rank = rank
+        self.requires_grad = requires_grad
+        self.shape = shape
+        self.dtype = dtype
+        self.gradient: Any = None  # an array, or a Variable after a differentiable backward
+        self.view: Array = None  # where a parameter's gradient lies in flat memory
+        self.name: str | None = None
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def living_creator(self) -> FunctionNode | None:
+        """The function that made it, or None for a leaf and where the graph was cut."""
+        creator = self.creator_node
+        return None if creator is None or creator.inputs is None else creator
+
+
+class BaseVariable:
+    """An array with a place in the graph. ``Variable`` adds operators and backward to it."""
+
+    __slots__ = ("__weakref__", "_array", "node")
+    __array_ufunc__ = None  # ndarray * Variable asks the Variable
+
+    node: VariableNode
+    _array: Any
+
+    @property
+    def array(self) -> Array:
+        """The array; a pending last pass is run first."""
+        a = self._array
+        if a.__class__ is Pending:
+            a = self._array = a.force()
+        return a
+
+
+class FunctionHook:
+    """Called before and after every function's forward and backward, within ``with hook:`` or after ``add_hook``."""
+
+    name: ClassVar[str] = "FunctionHook"
+
+    def __enter__(self) -> FunctionHook:
+        hooks = get_function_hooks()
+        if self.name in hooks:
+            raise KeyError(f"function hook {self.name!r} is already active in this thread")
+        hooks[self.name] = self
+        self.added(None)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        del get_function_hooks()[self.name]
+        self.deleted(None)
+
+    def added(self, function: FunctionNode | None) -> None:
+        """Called when the hook is added (``None``: to the thread)."""
+
+    def deleted(self, function: FunctionNode | None) -> None:
+        """Called when the hook is removed."""
+
+    def forward_preprocess(self, function: FunctionNode, in_data: tuple[Array, ...]) -> None:
+        """Called before forward."""
+
+    def forward_postprocess(self, function: FunctionNode, in_data: tuple[Array, ...]) -> None:
+        """Called after forward."""
+
+    def backward_preprocess(self, function: FunctionNode, in_data: Any, out_grad: tuple[Any, ...]) -> None:
+        """Called before backward with the gradients of the outputs."""
+
+    def backward_postprocess(self, function: FunctionNode, in_data: Any, out_grad: tuple[Any, ...]) -> None:
+        """Called after backward."""
+
+
+class _ThreadHooks(threading.local):
+    def __init__(self) -> None:
+        self.hooks: dict[str, FunctionHook] = {}
+
+
+_thread_hooks = _ThreadHooks()
+
+
+def get_function_hooks() -> dict[str, FunctionHook]:
+    """The function hooks of this thread by name."""
+    return _thread_hooks.hooks
+
+
+class FunctionNode:
+    """A differentiable operation, and its record in the graph.
+
+    A subclass gives ``forward(xs)``, which takes and returns tuples of arrays and says what it retains, and one rule:
+
+    - ``derive(wanted, gys, out)``, which works on arrays in a first-order pass and on Variables in a higher-order one,
+      with ``retained_inputs()`` and ``retained_outputs()`` of the same kind. It returns one gradient per index in
+      ``wanted``. ``out``, where it is not None, holds per wanted index None or the array to write the result into; or
+    - Chainer's ``backward(target_input_indexes, grad_outputs)``, which always gets Variables.
+    """
+
+    inputs: tuple[VariableNode, ...] | None = None
+    rank: int = 0
+    num_outputs: int = 1
+    wanted: tuple[int, ...] = ()
+    variable_class: ClassVar[type[BaseVariable]]  # handed down by core.variable
+
+    _xs: tuple[Array, ...] = ()
+    _ys: tuple[Array, ...] = ()
+    _keep_inputs: tuple[int, ...] = ()
+    _keep_outputs: tuple[int, ...] = ()
+    _on_variables: bool = False
+    _hooks: dict[str, FunctionHook] | None = None
+
+    # ---- to be overridden -------------------------------------------------------------------------------------------
+
+    @property
+    def label(self) -> str:
+        """The name shown in messages and graphs."""
+        return type(self).__name__
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        """The outputs for the input arrays."""
+        raise NotImplementedError(f"{self.label} defines no forward(xs)")
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        """The gradients of the wanted inputs; see the class."""
+        if type(self).backward is FunctionNode.backward:
+            raise NotImplementedError(f"{self.label} has no gradient: it defines neither derive nor backward")
+        make = self.variable_class
+        grads = tuple(g if g is None or isinstance(g, BaseVariable) else make(g) for g in gys)  # type: ignore[call-arg]
+        if self._on_variables:
+            return tuple(self.backward(wanted, grads))
+        with no_backprop_mode():
+            gxs = self.backward(wanted, grads)
+        return tuple(g.array if isinstance(g, BaseVariable) else g for g in gxs)
+
+    def backward(self, target_input_indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Chainer's form of the rule: Variables in, Variables out."""
+        before, self._on_variables = self._on_variables, True
+        try:
+            return self.derive(tuple(target_input_indexes), grad_outputs, None)
+        finally:
+            self._on_variables = before
+
+    def check_type_forward(self, in_types: Any) -> None:
+        """Chainer's hook for type checks; our operations check in their public functions."""
+
+    # ---- what forward may call --------------------------------------------------------------------------------------
+
+    def retain_inputs(self, indexes: tuple[int, ...]) -> None:
+        """Keep these inputs for the rule."""
+        self._keep_inputs = tuple(indexes)
+
+    def retain_outputs(self, indexes: tuple[int, ...]) -> None:
+        """Keep these outputs for the rule."""
+        self._keep_outputs = tuple(indexes)
+
+    # ---- what the rule may call -------------------------------------------------------------------------------------
+
+    def retained_inputs(self) -> tuple[Any, ...]:
+        """The retained inputs, as arrays in a first-order pass and as Variables in a higher-order one."""
+        return self.get_retained_inputs() if self._on_variables else self._xs
+
+    def retained_outputs(self) -> tuple[Any, ...]:
+        """The retained outputs, of the same kind as :meth:`retained_inputs`."""
+        return self.get_retained_outputs() if self._on_variables else self._ys
+
+    def get_retained_inputs(self) -> tuple[Any, ...]:
+        """The retained inputs as Variables in the graph."""
+        nodes = self.inputs
+        assert nodes is not None
+        return tuple(_revive(nodes[i], a) for i, a in zip(self._keep_inputs, self._xs))
+
+    def get_retained_outputs(self) -> tuple[Any, ...]:
+        """The retained outputs as Variables in the graph."""
+        return tuple(
+            _revive(VariableNode(self, i, self.rank + 1, True, a.shape, a.dtype), a)
+            for i, a in zip(self._keep_outputs, self._ys)
+        )
+
+    # ---- the three steps: check, forward, record --------------------------------------------------------------------
+
+    def apply(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Run forward on Variables or arrays, record it if a gradient may be asked for, and return Variables."""
+        xs: list[Array] = []
+        rank = 0
+        wanted: list[int] = []
+        for i, x in enumerate(inputs):
+            if isinstance(x, BaseVariable):
+                a = x._array
+                if a.__class__ is Pending:
+                    a = x.array
+                node = x.node
+                if node.requires_grad:
+                    wanted.append(i)
+                if node.rank > rank:
+                    rank = node.rank
+                if a is None:
+                    raise ValueError(f"{self.label}: argument {i} is a Variable without an array; initialise it first")
+            else:
+                a = x
+            xs.append(a)
+        data = tuple(xs)
+        if self._hooks is not None or _thread_hooks.hooks:
+            ys = self._forward_with_hooks(data)
+        else:
+            ys = self.forward(data)
+        if type(ys) is not tuple:
+            ys = tuple(ys)
+        if not wanted or not config.enable_backprop:
+            return tuple(_leaf(y) for y in ys)
+        self.inputs = tuple([x.node if isinstance(x, BaseVariable) else _constant_node(x) for x in inputs])
+        self.wanted = tuple(wanted)
+        return self._record(rank, data, ys)
+
+    def adopt(self, inputs: tuple[BaseVariable, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
+        """As :meth:`apply` for outputs that were computed together with an earlier function's last pass."""
+        wanted = tuple(i for i, x in enumerate(inputs) if x.node.requires_grad)
+        if not wanted or not config.enable_backprop:
+            return tuple(_leaf(y) for y in ys)
+        self.inputs = tuple(x.node for x in inputs)
+        self.wanted = wanted
+        return self._record(max(x.node.rank for x in inputs), (), ys)
+
+    def _record(self, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
+        self.rank = rank
+        if self._keep_inputs:
+            self._xs = tuple([xs[i] for i in self._keep_inputs])
+        outputs = []
+        for i, y in enumerate(ys):
+            if y.__class__ is not _ndarray and y.__class__ is not Pending and not is_array(y):
+                y = np.asarray(y)  # NumPy's reductions give scalars
+            node = VariableNode(self, i, rank + 1, y.dtype.kind in "fcV", y.shape, y.dtype)
+            v = _new(self.variable_class)
+            v._array = y
+            v.node = node
+            outputs.append(v)
+        if self._keep_outputs:
+            self._ys = tuple([outputs[i].array for i in self._keep_outputs])
+        if len(outputs) != 1:
+            self.num_outputs = len(outputs)
+        return tuple(outputs)
+
+    # ---- hooks ------------------------------------------------------------------------------------------------------
+
+    @property
+    def local_function_hooks(self) -> dict[str, FunctionHook]:
+        """The hooks of this function alone."""
+        if self._hooks is None:
+            self._hooks = {}
+        return self._hooks
+
+    def add_hook(self, hook: FunctionHook, name: str | None = None) -> None:
+        """Add a hook to this function alone."""
+        name = hook.name if name is None else name
+        if name in self.local_function_hooks:
+            raise KeyError(f"{self.label} already has a hook named {name!r}")
+        self.local_function_hooks[name] = hook
+        hook.added(self)
+
+    def delete_hook(self, name: str) -> None:
+        """Remove a hook of this function."""
+        self.local_function_hooks.pop(name).deleted(self)
+
+    def active_hooks(self) -> list[FunctionHook]:
+        """The hooks of this thread, then those of this function."""
+        return [*_thread_hooks.hooks.values(), *(self._hooks or {}).values()]
+
+    def _forward_with_hooks(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        hooks = self.active_hooks()
+        for hook in hooks:
+            hook.forward_preprocess(self, xs)
+        ys = self.forward(xs)
+        for hook in hooks:
+            hook.forward_postprocess(self, xs)
+        return ys
+
+    # ---- the graph --------------------------------------------------------------------------------------------------
+
+    def unchain(self) -> None:
+        """Cut this function out of the graph and let go of what it retained; its outputs become leaves."""
+        self.inputs = None
+        self.wanted = ()
+        self._xs = self._ys = ()
+
+
+def _new(cls: type[BaseVariable]) -> BaseVariable:
+    return cls.__new__(cls)
+
+
+def _revive(node: VariableNode, array: Array) -> BaseVariable:
+    """A Variable for an existing node: gradients reach whoever shares the node."""
+    v = _new(FunctionNode.variable_class)
+    v._array = array
+    v.node = node
+    return v
+
+
+def _leaf(y: Any) -> BaseVariable:
+    """A Variable without a history."""
+    if y.__class__ is not _ndarray and y.__class__ is not Pending and not is_array(y):
+        y = np.asarray(y)
+    v = _new(FunctionNode.variable_class)
+    v._array = y
+    v.node = VariableNode(None, 0, 0, False, y.shape, y.dtype)
+    return v
+
+
+def _constant_node(x: Any) -> VariableNode:
+    """The node of an array, a number or None among a function's inputs: it takes no gradient."""
+    return VariableNode(None, 0, 0, False, getattr(x, "shape", ()), getattr(x, "dtype", None))
+
+
+def call(function: FunctionNode, *xs: Any) -> Any:
+    """Arrays in, array out; any Variable in, Variable out. For functions with one output, within rules."""
+    for x in xs:
+        if isinstance(x, BaseVariable):
+            return function.apply(xs)[0]
+    return function.forward(xs)[0]

@@ -1,0 +1,335 @@
+"""Links: parameters that meet data, and chains of them."""
+
+from __future__ import annotations
+
+import copy as copying
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from dbrdist.core.backend import Device, get_device, is_array, to_device
+from dbrdist.core.link_hook import ForwardPostprocessArgs, ForwardPreprocessArgs, LinkHook, get_link_hooks
+from dbrdist.core.parameter import Parameter
+
+L = TypeVar("L", bound="Link")
+
+
+class Link:
+    """A callable with parameters.
+
+    Parameters are assigned within ``with self.init_scope():``, persistent values (saved, not trained) are registered
+    with ``add_persistent`` or ``register_persistent``; ``forward`` computes. Parameters are listed in the order of
+    their registration.
+    """
+
+    repeated_class: ClassVar[Callable[..., Any]]  # handed down by core.chain
+    name: str | None = None
+    _device = Device("numpy")
+
+    def __init__(self, **params: Any) -> None:
+        self._params: list[str] = []
+        self._persistent: list[str] = []
+        self._within_init_scope = False
+        self._hooks: dict[str, LinkHook] | None = None
+        for name, value in params.items():
+            shape, dtype = value if isinstance(value, tuple) and isinstance(value[0], tuple) else (value, np.float32)
+            self.add_param(name, shape, dtype=dtype)
+
+    # ---- construction -----------------------------------------------------------------------------------------------
+
+    @property
+    def within_init_scope(self) -> bool:
+        """True within ``with self.init_scope():``."""
+        return getattr(self, "_within_init_scope", False)
+
+    @contextmanager
+    def init_scope(self) -> Iterator[None]:
+        """Within the block, assigned parameters (and in a Chain, links) are registered."""
+        if "_params" not in self.__dict__:
+            raise RuntimeError(f"{type(self).__name__}: call super().__init__() before init_scope()")
+        old, self._within_init_scope = self._within_init_scope, True
+        try:
+            yield
+        finally:
+            self._within_init_scope = old
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Parameter) and self.within_init_scope:
+            value.name = name
+            if name not in self._params:
+                self._params.append(name)
+            if name in self._persistent:
+                self._persistent.remove(name)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self._params:
+            self._params.remove(name)
+        if name in self._persistent:
+            self._persistent.remove(name)
+        super().__delattr__(name)
+
+    def add_param(self, name: str, shape: Any = None, dtype: Any = np.float32, initializer: Any = None) -> None:
+        """Register a parameter; without a shape it is initialised later."""
+        if name in self.__dict__:
+            raise AttributeError(f"{type(self).__name__}: cannot register parameter {name!r}: the attribute exists")
+        if initializer is None:
+            initializer = _TypedNaN(dtype)
+        with self.init_scope():
+            setattr(self, name, Parameter(initializer, shape))
+
+    def add_persistent(self, name: str, value: Any) -> None:
+        """Register a value that is saved and copied with the link, but not trained."""
+        if name in self.__dict__:
+            raise AttributeError(f"{type(self).__name__}: cannot register persistent {name!r}: the attribute exists")
+        setattr(self, name, value)
+        self.register_persistent(name)
+
+    def register_persistent(self, name: str) -> None:
+        """Make an existing attribute persistent."""
+        if not hasattr(self, name):
+            raise AttributeError(f"{type(self).__name__}: expected an attribute {name!r} to register, there is none")
+        if name not in self._persistent:
+            self._persistent.append(name)
+
+    # ---- the call ---------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = getattr(self, "forward", None)
+        if forward is None:
+            raise TypeError(f"{type(self).__name__} defines no forward(), so it cannot be called")
+        if self._hooks is None and not get_link_hooks():
+            return forward(*args, **kwargs)
+        hooks = [*get_link_hooks().values(), *(self._hooks or {}).values()]
+        before = ForwardPreprocessArgs(self, "forward", args, kwargs)
+        for hook in hooks:
+            hook.forward_preprocess(before)
+        out = forward(*args, **kwargs)
+        after = ForwardPostprocessArgs(self, "forward", args, kwargs, out)
+        for hook in hooks:
+            hook.forward_postprocess(after)
+        return out
+
+    @property
+    def local_link_hooks(self) -> dict[str, LinkHook]:
+        """The hooks of this link alone."""
+        if self._hooks is None:
+            self._hooks = {}
+        return self._hooks
+
+    def add_hook(self: L, hook: LinkHook, name: str | None = None) -> L:
+        """Call a hook before and after this link's forward."""
+        name = hook.name if name is None else name
+        if name in self.local_link_hooks:
+            raise KeyError(f"{type(self).__name__} already has a hook named {name!r}")
+        self.local_link_hooks[name] = hook
+        hook.added(self)
+        return self
+
+    def delete_hook(self, name: str) -> None:
+        """Remove a hook."""
+        if name not in self.local_link_hooks:
+            raise KeyError(f"{type(self).__name__} has no hook named {name!r}")
+        self.local_link_hooks.pop(name).deleted(self)
+
+    # ---- walking ----------------------------------------------------------------------------------------------------
+
+    def params(self, include_uninit: bool = True) -> Iterator[Parameter]:
+        """All parameters of this link and its children, in the order of registration."""
+        for name in self._params:
+            p = self.__dict__[name]
+            if include_uninit or p.is_initialized:
+                yield p
+
+    def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, Parameter]]:
+        """All parameters with their paths, such as ``/l1/W``."""
+        for name in self._params:
+            p = self.__dict__[name]
+            if include_uninit or p.is_initialized:
+                yield "/" + name, p
+
+    def children(self) -> Iterator[Link]:
+        """The links directly below."""
+        return iter(())
+
+    def links(self, skipself: bool = False) -> Iterator[Link]:
+        """This link and all below it."""
+        if not skipself:
+            yield self
+
+    def namedlinks(self, skipself: bool = False) -> Iterator[tuple[str, Link]]:
+        """This link and all below it with their paths."""
+        if not skipself:
+            yield "/", self
+
+    def count_params(self) -> int:
+        """The number of trained values; uninitialised parameters count as none."""
+        return sum(p.size for p in self.params(include_uninit=False))
+
+    @property
+    def printable_specs(self) -> Iterator[tuple[str, Any]]:
+        """Pairs shown by ``repr``."""
+        return iter(())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.printable_specs)})"
+
+    # ---- gradients --------------------------------------------------------------------------------------------------
+
+    def cleargrads(self) -> None:
+        """Forget all gradients."""
+        for p in self.params():
+            p.node.gradient = None
+
+    def zerograds(self) -> None:
+        """Fill all gradients with zeros."""
+        for p in self.params(include_uninit=False):
+            p.zerograd()
+
+    def addgrads(self, link: Link) -> None:
+        """Add another link's gradients, parameter by parameter."""
+        theirs = dict(link.namedparams())
+        for name, p in self.namedparams():
+            p.addgrad(theirs[name])
+
+    @property
+    def update_enabled(self) -> bool:
+        """True if any parameter is updated by the optimizer."""
+        return any(p.update_rule is not None and p.update_rule.enabled for p in self.params())
+
+    def enable_update(self) -> None:
+        """Let the optimizer update all parameters."""
+        for p in self.params():
+            if p.update_rule is not None:
+                p.update_rule.enabled = True
+
+    def disable_update(self) -> None:
+        """Freeze all parameters."""
+        for p in self.params():
+            if p.update_rule is not None:
+                p.update_rule.enabled = False
+
+    # ---- devices ----------------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> Device:
+        """Where the link's arrays lie."""
+        return self._device
+
+    @property
+    def xp(self) -> Any:
+        """The array module of the device."""
+        return self._device.xp
+
+    def to_device(self: L, device: Any) -> L:
+        """Move parameters and persistent arrays of this link and its children."""
+        device = get_device(device)
+        for link in self.links():
+            link._device = device
+            for name in link._params:
+                link.__dict__[name].to_device(device)
+            for name in link._persistent:
+                value = getattr(link, name)
+                if is_array(value):
+                    setattr(link, name, to_device(value, device))
+        return self
+
+    def to_cpu(self: L) -> L:
+        """Move to host memory."""
+        return self.to_device("@numpy")
+
+    def to_gpu(self: L, device: int | None = None) -> L:
+        """Move to a GPU (the first where None)."""
+        return self.to_device(("@cupy", 0 if device is None else device))
+
+    # ---- copies -----------------------------------------------------------------------------------------------------
+
+    def copy(self: L, mode: str = "share") -> L:
+        """A copy whose parameters share arrays (``share``), are copied (``copy``) or initialised anew (``init``)."""
+        if mode == "copy":
+            return copying.deepcopy(self)
+        if mode not in ("share", "init"):
+            raise ValueError(f"mode: expected 'share', 'copy' or 'init', got {mode!r}")
+        new = copying.copy(self)
+        new._params, new._persistent = list(self._params), list(self._persistent)
+        new.name, new._hooks = None, None if self._hooks is None else dict(self._hooks)
+        for name in new._params:
+            old = new.__dict__[name]
+            p = _shared(old) if mode == "share" else _anew(old)
+            new.__dict__[name] = p
+        if mode == "init":
+            for name in new._persistent:
+                setattr(new, name, copying.deepcopy(getattr(new, name)))
+        return new
+
+    def copyparams(self, link: Link, copy_persistent: bool = True) -> None:
+        """Copy the values of another link with the same structure into this one."""
+        for name in self._params:
+            source, target = link.__dict__[name], self.__dict__[name]
+            if source.is_initialized and not target.is_initialized:
+                target.initialize(source.shape)
+            target.copydata(source)
+        if copy_persistent:
+            for name in self._persistent:
+                mine, theirs = getattr(self, name), getattr(link, name)
+                if is_array(mine):
+                    mine[...] = to_device(theirs, self._device)
+                else:
+                    setattr(self, name, copying.deepcopy(theirs))
+
+    def repeat(self, n_repeat: int, mode: str = "init") -> Any:
+        """A Sequential of ``n_repeat`` copies of this link; see :meth:`copy` for ``mode``."""
+        if n_repeat <= 0:
+            return Link.repeated_class()
+        if mode not in ("share", "copy", "init"):
+            raise ValueError(f"mode: expected 'share', 'copy' or 'init', got {mode!r}")
+        return Link.repeated_class(*[self.copy(mode) for _ in range(n_repeat)])
+
+    # ---- saving -----------------------------------------------------------------------------------------------------
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load parameters and persistent values."""
+        for name in self._params:
+            p = self.__dict__[name]
+            value = serializer(name, p.array)
+            if p.array is None and value is not None and serializer.is_loading:
+                p.initialize(value.shape)
+                p.array = to_device(value, p.device)
+        for name in self._persistent:
+            old = getattr(self, name)
+            value = serializer(name, old)
+            if value is not old:
+                setattr(self, name, value)
+
+
+class _TypedNaN:
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+
+    def __call__(self, array: Any) -> None:
+        array[...] = np.nan
+
+
+def _shared(old: Parameter) -> Parameter:
+    """Another parameter object over the same array; a parameter in flat memory is shared as such."""
+    new = copying.copy(old)
+    new.node.gradient = None
+    new.initializer = old.initializer
+    return new
+
+
+def _anew(old: Parameter) -> Parameter:
+    initializer = old.initializer
+    if is_array(initializer):
+        raise ValueError(
+            f"parameter {old.name}: mode 'init' needs an initializer, but the parameter was made from an array; "
+            "use mode='copy'"
+        )
+    return Parameter(initializer, old.shape, old.name)
+
+
+def _join(prefix: str, pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for path, value in pairs:
+        yield prefix + path, value

@@ -1,0 +1,67 @@
+"""Hooks that are called before and after a link's forward."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, ClassVar, NamedTuple
+
+
+class ForwardPreprocessArgs(NamedTuple):
+    """What a hook sees before forward."""
+
+    link: Any
+    forward_name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class ForwardPostprocessArgs(NamedTuple):
+    """What a hook sees after forward."""
+
+    link: Any
+    forward_name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+
+
+class LinkHook:
+    """Active for all links of this thread within ``with hook:``, or for one link after ``link.add_hook(hook)``."""
+
+    name: ClassVar[str] = "LinkHook"
+
+    def __enter__(self) -> LinkHook:
+        if self.name in _thread.hooks:
+            raise KeyError(f"link hook {self.name!r} is already active in this thread")
+        _thread.hooks[self.name] = self
+        self.added(None)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        del _thread.hooks[self.name]
+        self.deleted(None)
+
+    def added(self, link: Any) -> None:
+        """Called when the hook is added (``None``: to the thread)."""
+
+    def deleted(self, link: Any) -> None:
+        """Called when the hook is removed."""
+
+    def forward_preprocess(self, args: ForwardPreprocessArgs) -> None:
+        """Called before forward."""
+
+    def forward_postprocess(self, args: ForwardPostprocessArgs) -> None:
+        """Called after forward."""
+
+
+class _ThreadHooks(threading.local):
+    def __init__(self) -> None:
+        self.hooks: dict[str, LinkHook] = {}
+
+
+_thread = _ThreadHooks()
+
+
+def get_link_hooks() -> dict[str, LinkHook]:
+    """The link hooks of this thread by name."""
+    return _thread.hooks

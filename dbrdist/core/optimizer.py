@@ -1,0 +1,442 @@
+"""Optimizers: rules that change parameters, applied to flat memory.
+
+Every parameter has an ``UpdateRule`` with its own state, hyperparameters and hooks, as in Chainer. Parameters whose
+rules agree are updated together: the rule's ``step`` sees a contiguous run of flat memory, its gradients and its state.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dbrdist.core import flat, fusion
+from dbrdist.core.backend import Array, get_array_module, zeros
+from dbrdist.core.flat import Run
+from dbrdist.core.link import Link
+from dbrdist.core.parameter import Parameter, invalidate_layout, layout_version
+
+# One pass of an update reads and writes several arrays; pieces of this many elements stay in the second-level cache
+# between the passes of a formula.
+CHUNK_ELEMENTS = 1 << 15
+
+
+class Hyperparameter:
+    """Values of an optimizer, such as ``lr``; what a rule does not set itself it reads from its optimizer."""
+
+    def __init__(self, parent: Hyperparameter | None = None) -> None:
+        self.__dict__["_parent"] = parent
+
+    @property
+    def parent(self) -> Hyperparameter | None:
+        """Where values come from that are not set here."""
+        return self._parent  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> Any:
+        parent = self.__dict__.get("_parent")
+        if parent is None or name.startswith("__"):
+            raise AttributeError(f"no hyperparameter named {name!r}; there are {sorted(self.get_dict())}")
+        return getattr(parent, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._parent is not None:  # a rule with values of its own no longer runs with its neighbours
+            invalidate_layout()
+        self.__dict__[name] = value
+
+    def own(self) -> dict[str, Any]:
+        """The values set here."""
+        return {k: v for k, v in self.__dict__.items() if k != "_parent"}
+
+    def get_dict(self) -> dict[str, Any]:
+        """All values, also the parent's."""
+        parent = self.__dict__.get("_parent")
+        return {**(parent.get_dict() if parent is not None else {}), **self.own()}
+
+    def __repr__(self) -> str:
+        return f"Hyperparameter({', '.join(f'{k}={v}' for k, v in sorted(self.get_dict().items()))})"
+
+
+class _Hooks:
+    """Named hooks in the order of their addition, each before or after the update."""
+
+    def __init__(self) -> None:
+        self.pre: dict[str, Any] = {}
+        self.post: dict[str, Any] = {}
+
+    def add(self, hook: Any, name: str | None, timing: str) -> None:
+        if not callable(hook):
+            raise TypeError(f"hook: expected a callable, got {type(hook).__name__}")
+        if timing == "auto":
+            timing = getattr(hook, "timing", "pre")
+        if timing not in ("pre", "post"):
+            raise ValueError(f"timing: expected 'pre', 'post' or 'auto', got {timing!r}")
+        name = getattr(hook, "name", getattr(hook, "__name__", None)) if name is None else name
+        if name is None:
+            raise ValueError("hook: it has no name attribute, so give add_hook(hook, name=...)")
+        if name in self.pre or name in self.post:
+            raise KeyError(f"a hook named {name!r} is already there; remove it first, or give another name")
+        getattr(self, timing)[name] = hook
+
+    def remove(self, name: str) -> None:
+        if name not in self.pre and name not in self.post:
+            raise KeyError(f"no hook named {name!r}")
+        self.pre.pop(name, None)
+        self.post.pop(name, None)
+
+
+class UpdateRule:
+    """How one parameter is updated.
+
+    A subclass names its state arrays in ``state_names`` and gives ``step``; or it overrides Chainer's ``init_state``
+    and ``update_core``, and is then called for one parameter after another.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, parent_hyperparam: Hyperparameter | None = None) -> None:
+        self.hyperparam = Hyperparameter(parent_hyperparam)
+        self.t = 0
+        self._state: dict[str, Any] | None = None
+        self._enabled = True
+        self._hooks: _Hooks | None = None
+
+    # ---- to be overridden -------------------------------------------------------------------------------------------
+
+    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+        """Update ``p`` in place from the gradient ``g`` and the state, all 1-d of equal length; ``t`` counts from 1.
+
+        ``g`` is scratch memory afterwards: nobody reads it but hooks that run after the update.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines neither step nor update_core")
+
+    def step_run(self, hp: Any, t: int, run: Run, state: list[Array]) -> None:
+        """Update one run: in pieces that stay in cache. Rules with norms per layer override it."""
+        data, grad = run.data, run.grad
+        if not isinstance(data, np.ndarray) or run.size <= CHUNK_ELEMENTS:
+            self.step(hp, t, data, grad, *state)
+            return
+        for i in range(0, run.size, CHUNK_ELEMENTS):
+            j = i + CHUNK_ELEMENTS
+            self.step(hp, t, data[i:j], grad[i:j], *[s[i:j] for s in state])
+
+    def init_state(self, param: Parameter) -> None:
+        """Make the state of one parameter; the default makes zeros for ``state_names``."""
+        assert self._state is not None
+        for name in self.state_names:
+            self._state[name] = zeros(param.shape, param.dtype, param.array)
+
+    def update_core(self, param: Parameter) -> None:
+        """Update one parameter alone."""
+        assert self._state is not None
+        run = Run(*_alone(param))
+        self.step_run(self.hyperparam, self.t, run, [self._state[n].reshape(-1) for n in self.state_names])
+
+    # ---- state ------------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> dict[str, Any] | None:
+        """The state arrays by name, or None before the first update."""
+        return self._state
+
+    @property
+    def enabled(self) -> bool:
+        """False freezes the parameter."""
+        return self._enabled
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        if value != self._enabled:
+            self._enabled = value
+            invalidate_layout()
+
+    def add_hook(self, hook: Any, name: str | None = None, timing: str = "auto") -> None:
+        """Call ``hook(rule, param)`` before or after each update of this parameter."""
+        if self._hooks is None:
+            self._hooks = _Hooks()
+        self._hooks.add(hook, name, timing)
+        invalidate_layout()
+
+    def remove_hook(self, name: str) -> None:
+        """Remove a hook."""
+        if self._hooks is None:
+            raise KeyError(f"no hook named {name!r}")
+        self._hooks.remove(name)
+        invalidate_layout()
+
+    @property
+    def runs_flat(self) -> bool:
+        """True if ``step`` does the work, so that neighbours with equal values may be updated together."""
+        cls = type(self)
+        return cls.update_core is UpdateRule.update_core and cls.init_state is UpdateRule.init_state
+
+    def ensure_state(self, param: Parameter) -> None:
+        """Make the state if there is none yet."""
+        if self._state is None:
+            self._state = {}
+            self.init_state(param)
+
+    def update(self, param: Parameter) -> None:
+        """One update of one parameter, with this rule's hooks."""
+        if not self._enabled or not param.is_initialized:
+            return
+        flat.gather([param])
+        self.t += 1
+        self.ensure_state(param)
+        param.collect_gradient()
+        self.call_hooks("pre", param)
+        self.update_core(param)
+        self.call_hooks("post", param)
+
+    def call_hooks(self, timing: str, param: Parameter) -> None:
+        """Call this rule's hooks."""
+        if self._hooks is not None:
+            for hook in getattr(self._hooks, timing).values():
+                hook(self, param)
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the state; arrays that are not there yet appear with the saved shapes."""
+        self.t = serializer("t", self.t)
+        names = self.state_names if self._state is None else tuple(self._state)
+        state = {} if self._state is None else self._state
+        for name in names:
+            state[name] = serializer(name, state.get(name))
+        if serializer.is_loading:
+            if any(state.get(name) is None for name in names):
+                self._state = None
+            elif names:
+                self._state = state
+            invalidate_layout()
+
+
+def _alone(param: Parameter) -> tuple[Any, list[Parameter]]:
+    assert param.slot is not None
+    return param.slot.arena, [param]
+
+
+class _Part:
+    """One run with the rules of its parameters and their joint state in flat memory."""
+
+    def __init__(self, run: Run, rules: list[UpdateRule]) -> None:
+        self.run = run
+        self.rules = rules
+        self.leader = rules[0]
+        self.state: list[Array] = []
+        if self.leader.runs_flat:
+            for name in self.leader.state_names:
+                self.state.append(self._join(name))
+
+    def _join(self, name: str) -> Array:
+        """One array for the whole run, of which the rules' states become views."""
+        joint = zeros((self.run.size,), self.run.data.dtype, self.run.data)
+        for (p, where), rule in zip(self.run.layers(), self.rules):
+            rule.ensure_state(p)
+            assert rule._state is not None
+            view = joint[where].reshape(p.shape)
+            view[...] = rule._state[name]
+            rule._state[name] = view
+        return joint
+
+    def update(self) -> None:
+        leader = self.leader
+        if leader.runs_flat and leader._hooks is None:
+            for rule in self.rules:
+                rule.t += 1
+            leader.step_run(leader.hyperparam, leader.t, self.run, self.state)
+        else:
+            for p, rule in zip(self.run.params, self.rules):
+                rule.update(p)
+
+
+class Optimizer:
+    """The base of all optimizers: a target link, the number of updates ``t``, and hooks."""
+
+    def __init__(self) -> None:
+        self.target: Any = None
+        self.t = 0
+        self.epoch = 0
+        self._hooks = _Hooks()
+        self._loss_scale: float | None = None
+
+    def setup(self, link: Link) -> Optimizer:
+        """Take a link as the target."""
+        if not isinstance(link, Link):
+            raise TypeError(f"optimizer.setup: expected a Link, got {type(link).__name__}")
+        self.target = link
+        self.t = 0
+        self.epoch = 0
+        self._hooks = _Hooks()
+        return self
+
+    def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
+        """Update the target's parameters."""
+        raise NotImplementedError
+
+    def new_epoch(self, auto: bool = False) -> None:
+        """Count an epoch."""
+        self.epoch += 1
+
+    def add_hook(self, hook: Any, name: str | None = None, timing: str = "auto") -> None:
+        """Call ``hook(optimizer)``, or for every parameter ``hook(rule, param)``, before or after each update."""
+        self._require_target()
+        self._hooks.add(hook, name, timing)
+
+    def remove_hook(self, name: str) -> None:
+        """Remove a hook."""
+        self._hooks.remove(name)
+
+    def call_hooks(self, timing: str = "pre") -> None:
+        """Call all hooks of one timing."""
+        for hook in getattr(self._hooks, timing).values():
+            self.call_hook(hook)
+
+    def call_hook(self, hook: Any) -> None:
+        """Call one hook."""
+        hook(self)
+
+    def set_loss_scale(self, loss_scale: float | None) -> None:
+        """Multiply the loss by a constant in backward and divide the gradients by it before the update."""
+        self._loss_scale = loss_scale
+
+    def _require_target(self) -> None:
+        if self.target is None:
+            raise RuntimeError(f"{type(self).__name__}: it has no target yet; call optimizer.setup(link) first")
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the counters, and every rule under its parameter's path."""
+        self.t = serializer("t", self.t)
+        self.epoch = serializer("epoch", self.epoch)
+        if self.target is not None:
+            for name, p in self.target.namedparams():
+                if p.update_rule is not None:
+                    p.update_rule.serialize(serializer[name])
+
+
+class GradientMethod(Optimizer):
+    """An optimizer that updates from gradients. ``lr`` and its like are attributes and may change at any time."""
+
+    rule_class: ClassVar[type[UpdateRule]]
+
+    def __init__(self, **hyperparams: Any) -> None:
+        super().__init__()
+        self.hyperparam = Hyperparameter()
+        for name, value in hyperparams.items():
+            setattr(self.hyperparam, name, value)
+        self._parts: list[_Part] = []
+        self._version = -1
+
+    def create_update_rule(self) -> UpdateRule:
+        """A rule for one parameter, which reads its hyperparameters here."""
+        return self.rule_class(self.hyperparam)
+
+    def setup(self, link: Link) -> GradientMethod:
+        """Take a link as the target, and give each parameter a rule."""
+        super().setup(link)
+        for p in link.params():
+            p.update_rule = self.create_update_rule()
+        self._version = -1
+        return self
+
+    def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
+        """One step: with ``lossfun`` the gradients of ``lossfun(*args, **kwds)``, else those already there."""
+        self._require_target()
+        if lossfun is not None:
+            loss = lossfun(*args, **kwds)
+            self.target.cleargrads()
+            loss.backward(loss_scale=self._loss_scale)
+            del loss
+        self.apply_gradients()
+
+    def apply_gradients(self) -> None:
+        """Update from the gradients that are there; where none arrived it counts as zero."""
+        fusion.flush()
+        self._require_target()
+        parts = self._plan()
+        for part in parts:
+            flat.collect_gradients(part.run.params)
+        if self._loss_scale is not None:
+            for part in parts:
+                part.run.grad[...] *= part.run.data.dtype.type(1.0 / self._loss_scale)
+        if self._hooks.pre:
+            self.call_hooks("pre")
+        self.t += 1
+        for part in parts:
+            part.update()
+        if self._hooks.post:
+            self.call_hooks("post")
+
+    def _plan(self) -> list[_Part]:
+        """The runs of the target and their rules; planned anew where flat memory or a rule changed."""
+        if self._version != layout_version():
+            params = [p for p in self.target.params() if p.is_initialized and p.update_rule is not None]
+            params = [p for p in params if p.update_rule.enabled]
+            self._parts = [_Part(run, [p.update_rule for p in run.params]) for run in flat.runs(params, _rule_key)]
+            self._version = layout_version()
+        return self._parts
+
+    def runs(self) -> Iterator[Run]:
+        """The runs that an update covers, with gradients complete; for hooks that work on flat memory."""
+        for part in self._plan():
+            yield part.run
+
+    def call_hook(self, hook: Any) -> None:
+        """Call one hook: on flat memory where it can (``hook.flat(run)``), else on each parameter or the optimizer."""
+        if not getattr(hook, "call_for_each_param", False):
+            hook(self)
+        elif hasattr(hook, "flat"):
+            for run in self.runs():
+                hook.flat(run)
+        else:
+            for p in self.target.params():
+                if p.is_initialized:
+                    hook(p.update_rule, p)
+
+    def use_cleargrads(self, use: bool = True) -> None:
+        """Kept for Chainer's callers: gradients are always cleared, never filled."""
+        if not use:
+            raise ValueError("use_cleargrads: gradients are always cleared before backward; False is not supported")
+
+    def reallocate_cleared_grads(self) -> None:
+        """Fill gradients that did not arrive with zeros."""
+        flat.collect_gradients(flat.gather(self.target.params()))
+
+    def is_safe_to_update(self) -> bool:
+        """True if no gradient holds NaN or infinity."""
+        return all(bool(get_array_module(run.grad).isfinite(run.grad).all()) for run in self.runs())
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load counters, hyperparameters and rules."""
+        own = serializer["hyperparam"]
+        for name, value in list(self.hyperparam.own().items()):
+            setattr(self.hyperparam, name, own(name, value))
+        super().serialize(serializer)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GradientMethod:
+        new = copy.copy(self)
+        memo[id(self)] = new
+        new.hyperparam = copy.deepcopy(self.hyperparam, memo)
+        new.target = copy.deepcopy(self.target, memo)
+        new._hooks = copy.deepcopy(self._hooks, memo)
+        new._parts, new._version = [], -1
+        return new
+
+
+def _rule_key(p: Parameter) -> Any:
+    """Parameters with equal keys may be updated together."""
+    rule = p.update_rule
+    alone = not rule.runs_flat or rule._hooks is not None or bool(rule.hyperparam.own())
+    return id(rule) if alone else (type(rule), rule.t, id(rule.hyperparam.parent))
+
+
+class HyperparameterProxy:
+    """An optimizer's attribute that lives in its hyperparameters: ``lr = HyperparameterProxy('lr')``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, obj: Any, owner: Any = None) -> Any:
+        return self if obj is None else getattr(obj.hyperparam, self.name)
+
+    def __set__(self, obj: Any, value: Any) -> None:
+        setattr(obj.hyperparam, self.name, value)

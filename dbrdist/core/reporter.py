@@ -1,0 +1,172 @@
+"""Reporter: observed values travel from links and functions to the training loop, as numbers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.backend import to_cpu
+from dbrdist.core.variable import Variable
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.reporters: list[Reporter] = []
+
+
+_stack = _Stack()
+
+
+class Reporter:
+    """Collects values under the names of their observers.
+
+    Within ``with reporter:``, :func:`report` puts values into ``reporter.observation``: ``'accuracy'`` reported by the
+    observer named ``'main'`` becomes ``'main/accuracy'``. Variables are stored as 0-d arrays, so that no graph is kept.
+    """
+
+    def __init__(self) -> None:
+        self.observation: dict[str, Any] = {}
+        self._names: dict[int, str] = {}
+
+    def __enter__(self) -> Reporter:
+        _stack.reporters.append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _stack.reporters.pop()
+
+    def add_observer(self, name: str, observer: Any) -> None:
+        """Give an observer its name."""
+        self._names[id(observer)] = name
+
+    def add_observers(self, prefix: str, observers: Any) -> None:
+        """Give several observers, pairs of a name and an object, names behind a prefix."""
+        for name, observer in observers:
+            self._names[id(observer)] = prefix + name
+
+    @contextmanager
+    def scope(self, observation: dict[str, Any]) -> Iterator[None]:
+        """Collect into another dictionary within the block, with this reporter current."""
+        old, self.observation = self.observation, observation
+        try:
+            with self:
+                yield
+        finally:
+            self.observation = old
+
+    def report(self, values: dict[str, Any], observer: Any = None) -> None:
+        """Store values, under the observer's name where one is given."""
+        prefix = ""
+        if observer is not None:
+            name = self._names.get(id(observer))
+            if name is None:
+                raise KeyError(
+                    f"expected an observer that was added to the reporter, got {type(observer).__name__}; "
+                    "add it with add_observer(name, observer), or report from a link of an optimizer's target"
+                )
+            prefix = name + "/"
+        for key, value in values.items():
+            self.observation[prefix + key] = value.array if isinstance(value, Variable) else value
+
+
+def get_current_reporter() -> Reporter:
+    """The innermost reporter of this thread."""
+    return _stack.reporters[-1]
+
+
+def report(values: dict[str, Any], observer: Any = None) -> None:
+    """Report values to the current reporter; without one, nothing happens."""
+    if _stack.reporters:
+        _stack.reporters[-1].report(values, observer)
+
+
+@contextmanager
+def report_scope(observation: dict[str, Any]) -> Iterator[None]:
+    """Let the current reporter collect into ``observation`` within the block."""
+    current = _stack.reporters[-1]
+    old, current.observation = current.observation, observation
+    try:
+        yield
+    finally:
+        current.observation = old
+
+
+def as_number(value: Any) -> float:
+    """A reported value as a Python float."""
+    if isinstance(value, Variable):
+        value = value.array
+    return float(to_cpu(value)) if hasattr(value, "dtype") else float(value)
+
+
+class Summary:
+    """Weighted mean and standard deviation of values that come one by one, in float64 (West 1979)."""
+
+    def __init__(self) -> None:
+        self._mean = 0.0
+        self._square = 0.0  # sum of weighted squared deviations
+        self._weight = 0.0
+
+    def add(self, value: Any, weight: float = 1) -> None:
+        """Add one value (an array of one element or a number)."""
+        x, w = as_number(value), float(weight)
+        self._weight += w
+        if self._weight == 0:
+            return
+        delta = x - self._mean
+        self._mean += delta * w / self._weight
+        self._square += w * delta * (x - self._mean)
+
+    def compute_mean(self) -> float:
+        """The mean so far."""
+        return self._mean if self._weight else float("nan")
+
+    def make_statistics(self) -> tuple[float, float]:
+        """Mean and (population) standard deviation so far."""
+        if not self._weight:
+            return float("nan"), float("nan")
+        return self._mean, float(np.sqrt(max(self._square / self._weight, 0.0)))
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the sums."""
+        self._mean = float(serializer("_mean", self._mean))
+        self._square = float(serializer("_square", self._square))
+        self._weight = float(serializer("_weight", self._weight))
+
+
+class DictSummary:
+    """A :class:`Summary` per key; a value may be a number, or a pair of value and weight."""
+
+    def __init__(self) -> None:
+        self._summaries: dict[str, Summary] = {}
+
+    def add(self, d: dict[str, Any]) -> None:
+        """Add a dictionary of values; what is no number is left out."""
+        for key, value in d.items():
+            weight: Any = 1
+            if isinstance(value, tuple):
+                value, weight = value
+            if isinstance(value, Variable):
+                value = value.array
+            if isinstance(value, (int, float, np.number)) or getattr(value, "ndim", None) == 0:
+                self._summaries.setdefault(key, Summary()).add(value, as_number(weight))
+
+    def compute_mean(self) -> dict[str, float]:
+        """The means by key."""
+        return {key: s.compute_mean() for key, s in self._summaries.items()}
+
+    def make_statistics(self) -> dict[str, float]:
+        """The means by key, and the standard deviations under ``key + '.std'``."""
+        out = {}
+        for key, s in self._summaries.items():
+            out[key], out[key + ".std"] = s.make_statistics()
+        return out
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load all summaries."""
+        names = serializer("_names", "\n".join(self._summaries))
+        for i, name in enumerate(str(names).split("\n") if str(names) else []):
+            self._summaries.setdefault(name, Summary()).serialize(serializer["_summaries"][str(i)])

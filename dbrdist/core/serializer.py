@@ -1,0 +1,220 @@
+"""Serializers: one walk over an object's entries both saves and loads them.
+
+An object's ``serialize(serializer)`` names each entry once: ``self.t = serializer('t', self.t)`` for a value,
+``child.serialize(serializer['child'])`` for a part. The walk does not know its container; ``DictionarySerializer`` and
+``NpzDeserializer`` put entries into a flat dictionary and an ``.npz`` file, with paths such as ``l1/W`` as keys.
+
+A file holds arrays and one entry ``dbrdist.json`` with the format's version, the names of types that ``.npz`` does not
+know (bfloat16) and the entries that are None. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from dbrdist.core.backend import as_dtype, is_array, to_cpu
+from dbrdist.errors import CheckpointError
+
+FORMAT_VERSION = 1
+_META = "dbrdist.json"
+
+
+class AbstractSerializer:
+    """What saving and loading share: ``serializer[key]`` for a part, ``serializer(key, value)`` for a value."""
+
+    is_loading = False
+
+    def __getitem__(self, key: str) -> AbstractSerializer:
+        """The serializer of a part."""
+        raise NotImplementedError
+
+    def __call__(self, key: str, value: Any) -> Any:
+        """Save ``value``, or give back what was saved in its place (arrays are filled in place)."""
+        raise NotImplementedError
+
+
+class Serializer(AbstractSerializer):
+    """The base of what saves."""
+
+    def save(self, obj: Any) -> None:
+        """Save an object with ``serialize``."""
+        obj.serialize(self)
+
+
+class Deserializer(AbstractSerializer):
+    """The base of what loads."""
+
+    is_loading = True
+
+    def load(self, obj: Any) -> None:
+        """Load into an object with ``serialize``."""
+        obj.serialize(self)
+
+
+class DictionarySerializer(Serializer):
+    """Saves into a dictionary of NumPy arrays (None stays None), keyed by path."""
+
+    def __init__(self, target: dict[str, Any] | None = None, path: str = "") -> None:
+        self.target: dict[str, Any] = {} if target is None else target
+        self.path = path
+
+    def __getitem__(self, key: str) -> DictionarySerializer:
+        return DictionarySerializer(self.target, self.path + key.strip("/") + "/")
+
+    def __call__(self, key: str, value: Any) -> Any:
+        self.target[self.path + key.lstrip("/")] = None if value is None else _as_saved(self.path + key, value)
+        return value
+
+
+def _as_saved(key: str, value: Any) -> np.ndarray[Any, Any]:
+    a = to_cpu(value) if is_array(value) else np.asarray(value)
+    if a.dtype.kind == "O":
+        raise TypeError(f"{key}: expected an array, a number, a string or None, got {type(value).__name__}")
+    return np.array(a, copy=True, order="C")
+
+
+class NpzDeserializer(Deserializer):
+    """Loads from a mapping of arrays keyed by path, such as an opened ``.npz`` file.
+
+    With ``strict`` a missing entry is an error, else the value stays. ``ignore_names`` (names or predicates) are left
+    as they are.
+    """
+
+    def __init__(self, npz: Mapping[str, Any], path: str = "", strict: bool = True, ignore_names: Any = None) -> None:
+        self.npz = npz
+        self.path = path
+        self.strict = strict
+        self.ignore_names = ignore_names
+
+    def __getitem__(self, key: str) -> NpzDeserializer:
+        return NpzDeserializer(self.npz, self.path + key.strip("/") + "/", self.strict, self.ignore_names)
+
+    def _is_ignored(self, key: str) -> bool:
+        names = self.ignore_names
+        if names is None:
+            return False
+        names = names if isinstance(names, (tuple, list)) else [names]
+        return any(n(key) if callable(n) else n == key for n in names)
+
+    def __call__(self, key: str, value: Any) -> Any:
+        key = self.path + key.lstrip("/")
+        if self._is_ignored(key):
+            return value
+        if key not in self.npz:
+            if self.strict:
+                raise CheckpointError(
+                    f"{key}: expected this entry in the saved state, but it is not there; "
+                    "the state belongs to another architecture, or load it with strict=False"
+                )
+            return value
+        saved = self.npz[key]
+        if saved is None:
+            return None
+        if value is None:
+            return saved
+        if is_array(value):
+            return _fill(key, value, saved)
+        if isinstance(value, str):
+            return str(saved)
+        value_type = type(value)
+        return value_type(saved.item()) if isinstance(saved, np.ndarray) and saved.ndim == 0 else saved
+
+
+def _fill(key: str, value: Any, saved: Any) -> Any:
+    if value.shape != saved.shape:
+        raise CheckpointError(
+            f"{key}: expected shape {value.shape} as in the object, found {saved.shape} in the saved state"
+        )
+    if value.dtype != saved.dtype and not np.can_cast(saved.dtype, value.dtype, "same_kind"):
+        raise CheckpointError(f"{key}: expected a type that fits {value.dtype}, found {saved.dtype} in the saved state")
+    if isinstance(value, np.ndarray):
+        value[...] = saved
+    else:
+        value.set(np.asarray(saved, value.dtype))
+    return value
+
+
+# ---- npz files ------------------------------------------------------------------------------------------------------
+
+
+def encode(entries: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """A dictionary of arrays and None as plain arrays that ``.npz`` and any reader understand."""
+    arrays, dtypes, none = {}, {}, []
+    for key, value in entries.items():
+        if value is None:
+            none.append(key)
+            continue
+        if value.dtype.kind == "V":  # a type that NumPy itself has no name for, such as bfloat16
+            dtypes[key] = value.dtype.name
+            value = value.view(f"u{value.dtype.itemsize}")
+        arrays[key] = value
+    meta = json.dumps({"format": FORMAT_VERSION, "dtypes": dtypes, "none": none})
+    arrays[_META] = np.frombuffer(meta.encode(), np.uint8)
+    return arrays
+
+
+def decode(npz: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`encode`; files without its entry (Chainer's) are taken as they are."""
+    keys = list(npz)
+    meta: dict[str, Any] = {"format": 1, "dtypes": {}, "none": []}
+    if _META in keys:
+        meta = json.loads(bytes(npz[_META]).decode())
+    if meta["format"] > FORMAT_VERSION:
+        raise CheckpointError(
+            f"expected format {FORMAT_VERSION} or older, found format {meta['format']}; update dbrdist"
+        )
+    entries: dict[str, Any] = {}
+    for key in keys:
+        if key != _META:
+            a = npz[key]
+            entries[key] = a.view(as_dtype(meta["dtypes"][key])) if key in meta["dtypes"] else a
+    entries.update(dict.fromkeys(meta["none"]))
+    return entries
+
+
+def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], None]) -> None:
+    """Write a file beside its target, flush it to disk and rename it, so that no reader ever sees a half of it."""
+    target = os.fspath(path)
+    temporary = f"{target}.tmp-{os.getpid()}"
+    try:
+        with open(temporary, "wb") as f:
+            write(f)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+        raise
+
+
+def save_npz(file: Any, obj: Any, compression: bool = True) -> None:
+    """Save an object to an ``.npz`` file (a path or an open binary file)."""
+    serializer = DictionarySerializer()
+    serializer.save(obj)
+    arrays = encode(serializer.target)
+    save: Any = np.savez_compressed if compression else np.savez
+    if isinstance(file, (str, os.PathLike)):
+        write_atomically(file, lambda f: save(f, **arrays))
+    else:
+        save(file, **arrays)
+
+
+def load_npz(file: Any, obj: Any, path: str = "", strict: bool = True, ignore_names: Any = None) -> None:
+    """Load an object from an ``.npz`` file of :func:`save_npz` or of Chainer (whose None entries need pickle: refused).
+
+    Raises:
+        CheckpointError: the file is damaged, or an entry is missing or of another shape; the message names the entry.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as npz:
+            entries = decode(npz)
+    except (zipfile.BadZipFile, ValueError, EOFError, KeyError) as e:
+        raise CheckpointError(f"{file}: cannot be read as an .npz file: {e}") from e
+    NpzDeserializer(entries, path, strict, ignore_names).load(obj)

@@ -1,0 +1,338 @@
+"""Variables: arrays whose history is recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core import backprop, fusion, ops
+from dbrdist.core.backend import Array, Device, device_of, get_array_module, get_device, is_array, to_device
+from dbrdist.core.fusion import Pending
+from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode
+
+
+class Variable(BaseVariable):
+    """An array that remembers how it was computed.
+
+    ``Variable(array)`` is a leaf. Functions and operators give Variables that know their creator; ``backward`` of a
+    result fills ``grad`` of the leaves behind it. Where no gradient can be asked for (``requires_grad=False``, or
+    within :func:`no_backprop_mode`) nothing is recorded.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self, data: Array = None, *, name: str | None = None, grad: Array = None, requires_grad: bool = True
+    ) -> None:
+        if data is not None and not is_array(data):
+            raise TypeError(f"expected an array of NumPy or CuPy, got {type(data).__name__}; convert it first")
+        self._array = data
+        shape, dtype = (None, None) if data is None else (data.shape, data.dtype)
+        self.node = VariableNode(None, 0, 0, requires_grad, shape, dtype)  # type: ignore[arg-type]
+        if name is not None:
+            self.node.name = name
+        if grad is not None:
+            self.grad = grad
+
+    # ---- the array --------------------------------------------------------------------------------------------------
+
+    @property
+    def array(self) -> Array:
+        """The array; a pending last pass is run first."""
+        a = self._array
+        if a.__class__ is Pending:
+            a = self._array = a.force()
+        return a
+
+    @array.setter
+    def array(self, a: Array) -> None:
+        self._array = a
+        if a is not None:
+            self.node.shape, self.node.dtype = a.shape, a.dtype
+
+    @property
+    def data(self) -> Array:
+        """Chainer's older name of :attr:`array`."""
+        return self.array
+
+    @data.setter
+    def data(self, a: Array) -> None:
+        self.array = a
+
+    @property
+    def shape(self) -> Any:
+        return self._array.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self._array.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self._array.shape)
+
+    @property
+    def size(self) -> int:
+        return int(self.array.size)
+
+    @property
+    def xp(self) -> Any:
+        """The module that owns the array."""
+        return get_array_module(self.array)
+
+    @property
+    def device(self) -> Device:
+        """Where the array lies."""
+        return device_of(self.array)
+
+    @property
+    def name(self) -> str | None:
+        return self.node.name
+
+    @name.setter
+    def name(self, name: str | None) -> None:
+        self.node.name = name
+
+    @property
+    def label(self) -> str:
+        """Shape and type, as in graphs: ``(2, 3), float32``."""
+        return "(None)" if self._array is None else f"{self.shape}, {self.dtype}"
+
+    def item(self) -> Any:
+        """The one element as a number."""
+        return self.array.item()
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __repr__(self) -> str:
+        name = f" {self.name}" if self.name else ""
+        return f"<variable{name}>" if self._array is None else f"variable{name}({self.array})"
+
+    def __bool__(self) -> bool:
+        raise NotImplementedError("a Variable has no truth value; compare its array instead")
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"array": self.array, "grad": self.grad, "name": self.name, "requires_grad": self.requires_grad}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Variable.__init__(self, state["array"], name=state["name"], requires_grad=state["requires_grad"])
+        self.node.gradient = state["grad"]
+
+    # ---- the gradient -----------------------------------------------------------------------------------------------
+
+    @property
+    def grad(self) -> Array:
+        """The gradient as an array, or None."""
+        g = self.node.gradient
+        return g.array if isinstance(g, BaseVariable) else g
+
+    @grad.setter
+    def grad(self, g: Array) -> None:
+        self._check_gradient(g)
+        self.node.gradient = g
+
+    @property
+    def grad_var(self) -> Any:
+        """The gradient as a Variable, or None."""
+        g = self.node.gradient
+        if g is not None and not isinstance(g, BaseVariable):
+            g = self.node.gradient = Variable(g)
+        return g
+
+    @grad_var.setter
+    def grad_var(self, g: Any) -> None:
+        self._check_gradient(g)
+        self.node.gradient = g
+
+    def _check_gradient(self, g: Any) -> None:
+        if g is None or self._array is None:
+            return
+        if not is_array(g) and not isinstance(g, BaseVariable):
+            raise TypeError(f"grad: expected an array or None, got {type(g).__name__}")
+        if g.shape != self.shape or g.dtype != self.dtype:
+            raise ValueError(
+                f"grad: expected shape {self.shape} and dtype {self.dtype} as of the array, "
+                f"got shape {g.shape} and dtype {g.dtype}"
+            )
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.node.requires_grad
+
+    def cleargrad(self) -> None:
+        """Forget the gradient."""
+        self.node.gradient = None
+
+    def zerograd(self) -> None:
+        """Fill the gradient with zeros."""
+        self.grad = get_array_module(self.array).zeros_like(self.array)
+
+    def addgrad(self, var: Variable) -> None:
+        """Add another variable's gradient to this one's."""
+        if var.grad is not None:
+            g = to_device(var.grad, self.device)
+            self.grad = g.copy() if self.grad is None else self.grad + g
+
+    def copydata(self, var: Variable) -> None:
+        """Copy another variable's array into this one's."""
+        if var._array is not None:
+            self.array[...] = to_device(var.array, self.device)
+
+    # ---- the graph --------------------------------------------------------------------------------------------------
+
+    @property
+    def creator(self) -> FunctionNode | None:
+        """The function that computed it, or None for a leaf."""
+        return self.node.living_creator()
+
+    @property
+    def creator_node(self) -> FunctionNode | None:
+        return self.node.living_creator()
+
+    @property
+    def rank(self) -> int:
+        """The number of functions on the longest way to it."""
+        return self.node.rank
+
+    def backward(
+        self, retain_grad: bool = False, enable_double_backprop: bool = False, loss_scale: float | None = None
+    ) -> None:
+        """Fill ``grad`` of all leaves behind this variable; see :func:`dbrdist.backward`."""
+        backprop.backward(
+            [self], retain_grad=retain_grad, enable_double_backprop=enable_double_backprop, loss_scale=loss_scale
+        )
+
+    def unchain(self) -> None:
+        """Cut the way from this variable to its creator."""
+        fusion.flush()
+        self.node.creator_node = None
+        self.node.rank = 0
+
+    def unchain_backward(self) -> None:
+        """Cut the whole graph behind this variable, for truncated backpropagation through time."""
+        fusion.flush()
+        stack = [self.node.living_creator()]
+        while stack:
+            function = stack.pop()
+            if function is not None and function.inputs is not None:
+                stack.extend(node.living_creator() for node in function.inputs)
+                function.unchain()
+
+    # ---- devices ----------------------------------------------------------------------------------------------------
+
+    def to_device(self, device: Any) -> None:
+        """Move array and gradient."""
+        device = get_device(device)
+        g = self.grad
+        if self._array is not None:
+            self.array = to_device(self.array, device)
+        self.node.gradient = None if g is None else to_device(g, device)
+
+    def to_cpu(self) -> None:
+        """Move array and gradient to host memory."""
+        self.to_device("@numpy")
+
+    def to_gpu(self, device: int | None = None) -> None:
+        """Move array and gradient to a GPU (the first where None)."""
+        self.to_device(("@cupy", 0 if device is None else device))
+
+    # ---- operators --------------------------------------------------------------------------------------------------
+
+    def __add__(self, other: Any) -> Any:
+        return ops.add(self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return ops.add(other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return ops.sub(self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return ops.sub(other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return ops.mul(self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return ops.mul(other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return ops.div(self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return ops.div(other, self)
+
+    def __pow__(self, other: Any) -> Any:
+        return ops.power(self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return ops.power(np.asarray(other, self.dtype), self)
+
+    def __neg__(self) -> Any:
+        return ops.neg(self)
+
+    def __abs__(self) -> Any:
+        return ops.absolute(self)
+
+    def __matmul__(self, other: Any) -> Any:
+        return ops.matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return ops.matmul(other, self)
+
+    def __getitem__(self, slices: Any) -> Any:
+        return ops.getitem(self, slices)
+
+    def reshape(self, *shape: Any) -> Any:
+        """The same elements in another shape; one length may be -1."""
+        if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
+            shape = tuple(shape[0])
+        return ops.reshape(self, shape)
+
+    def transpose(self, *axes: Any) -> Any:
+        """The axes permuted, or reversed where none are given."""
+        if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list))):
+            axes = () if axes[0] is None else tuple(axes[0])
+        return ops.transpose(self, axes or None)
+
+    @property
+    def T(self) -> Any:
+        """The axes reversed."""
+        return ops.transpose(self)
+
+    def sum(self, axis: Any = None, keepdims: bool = False) -> Any:
+        """The sum over all elements, or over axes."""
+        return ops.sum(self, axis, keepdims)
+
+    def mean(self, axis: Any = None, *, weights: Any = None, keepdims: bool = False) -> Any:
+        """The mean over all elements, or over axes; weighted where ``weights`` of the axis' shape are given."""
+        if weights is not None:
+            shape = [1] * self.ndim
+            axes = range(self.ndim) if axis is None else ((axis,) if isinstance(axis, int) else axis)
+            for a, n in zip(axes, weights.shape):
+                shape[a] = n
+            w = ops.reshape(weights, tuple(shape))
+            return ops.div(
+                ops.sum(ops.mul(self, w), axis, keepdims), ops.sum(ops.broadcast_to(w, self.shape), axis, keepdims)
+            )
+        total = ops.sum(self, axis, keepdims)
+        count = self.size // max(1, int(np.prod(total.shape)))
+        return ops.mul(total, 1.0 / count if count else float("nan"))
+
+
+FunctionNode.variable_class = Variable
+
+
+def as_variable(obj: Any) -> Variable:
+    """A Variable as it is, or an array as a Variable that takes no gradient."""
+    return obj if isinstance(obj, Variable) else Variable(obj, requires_grad=False)
+
+
+def as_array(obj: Any) -> Array:
+    """The array of a Variable, or an array as it is."""
+    return obj.array if isinstance(obj, Variable) else obj

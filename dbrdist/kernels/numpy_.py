@@ -1,0 +1,280 @@
+"""The reference kernels: plain array code for any float type, on NumPy and on CuPy arrays.
+
+Legend: N batch, C channels in, O channels out, H W image, OH OW output, kh kw kernel, G groups, M rows of a matrix.
+Arrays are NCHW by shape and channels-last in memory; inside, most code works on the NHWC view. float16 and bfloat16
+are computed in float32 (``backend.accumulation_dtype``) and narrowed once at the end.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from dbrdist.core import backend
+from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
+
+Array = Any
+
+
+# ---- windows over an image
+
+
+def _padded(x: Array, pad: tuple[int, int], rows: int, cols: int, value: float) -> Array:
+    """``x`` (N, C, H, W) as an NHWC array in the accumulation type, padded to at least ``rows`` x ``cols``."""
+    xp = backend.get_array_module(x)
+    n, c, h, w = x.shape
+    (ph, pw), x = pad, x.transpose(0, 2, 3, 1)
+    rows, cols = max(rows, ph + h), max(cols, pw + w)
+    dtype = backend.accumulation_dtype(x.dtype)
+    if (rows, cols) == (h, w):
+        return x.astype(dtype, copy=False)
+    buffer = xp.full((n, rows, cols, c), value, dtype)
+    buffer[:, ph : ph + h, pw : pw + w] = x
+    return buffer
+
+
+def _columns(x: Array, geometry: ConvGeometry, kernel: tuple[int, int], out: tuple[int, int]) -> Array:
+    """Image to columns: (G, M, kh * kw * C/G) with M = N * OH * OW; a view where the kernel is 1 x 1."""
+    xp = backend.get_array_module(x)
+    (kh, kw), (oh, ow), g = kernel, out, geometry
+    padded = _padded(x, (g.ph, g.pw), (oh - 1) * g.sh + (kh - 1) * g.dh + 1, (ow - 1) * g.sw + (kw - 1) * g.dw + 1, 0)
+    n, c = x.shape[:2]
+    sn, sh, sw, sc = padded.strides
+    shape = (n, oh, ow, kh, kw, g.groups, c // g.groups)
+    strides = (sn, sh * g.sh, sw * g.sw, sh * g.dh, sw * g.dw, sc * (c // g.groups), sc)
+    windows = xp.lib.stride_tricks.as_strided(padded, shape, strides)
+    return windows.transpose(5, 0, 1, 2, 3, 4, 6).reshape(g.groups, n * oh * ow, kh * kw * (c // g.groups))
+
+
+def _weight_matrix(W: Array, groups: int) -> Array:
+    """(O, C/G, kh, kw) as (G, kh * kw * C/G, O/G), in the order of the columns."""
+    o, c, kh, kw = W.shape
+    grouped = W.reshape(groups, o // groups, c, kh, kw).transpose(0, 3, 4, 2, 1)
+    return grouped.reshape(groups, kh * kw * c, o // groups).astype(backend.accumulation_dtype(W.dtype), copy=False)
+
+
+def _grouped_rows(y: Array, groups: int) -> Array:
+    """(N, O, OH, OW) as (G, M, O/G) in the accumulation type."""
+    n, o, oh, ow = y.shape
+    rows = y.transpose(0, 2, 3, 1).reshape(n * oh * ow, groups, o // groups).transpose(1, 0, 2)
+    return rows.astype(backend.accumulation_dtype(y.dtype), copy=False)
+
+
+def _deliver(nhwc: Array, dtype: Any) -> Array:
+    """An NHWC array as a channels-last array of NCHW shape in ``dtype``."""
+    return backend.channels_last(nhwc.transpose(0, 3, 1, 2).astype(dtype, copy=False))
+
+
+# ---- convolution
+
+
+def conv_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Array:
+    """y[n, o, i, j] = b[o] + sum over c, u, v of W[o, c, u, v] x[n, c, i s - p + u d, j s - p + v d]."""
+    n, o = x.shape[0], W.shape[0]
+    oh, ow = geometry.out_hw(*x.shape[2:], *W.shape[2:])
+    y = _columns(x, geometry, W.shape[2:], (oh, ow)) @ _weight_matrix(W, geometry.groups)
+    y = y.transpose(1, 0, 2).reshape(n, oh, ow, o)
+    if b is not None:
+        y = y + b
+    return _deliver(y, x.dtype)
+
+
+def conv_backward_data(gy: Array, W: Array, x_shape: tuple[int, ...], geometry: ConvGeometry) -> Array:
+    """The gradient with respect to x; also the forward of a transposed convolution."""
+    xp, g = backend.get_array_module(gy), geometry
+    (n, c, h, w), (oh, ow), (kh, kw) = x_shape, gy.shape[2:], W.shape[2:]
+    columns = _grouped_rows(gy, g.groups) @ _weight_matrix(W, g.groups).transpose(0, 2, 1)
+    columns = columns.reshape(g.groups, n, oh, ow, kh, kw, c // g.groups).transpose(4, 5, 1, 2, 3, 0, 6)
+    columns = columns.reshape(kh, kw, n, oh, ow, c)
+    rows = max((oh - 1) * g.sh + (kh - 1) * g.dh + 1, g.ph + h)
+    cols = max((ow - 1) * g.sw + (kw - 1) * g.dw + 1, g.pw + w)
+    gx = xp.zeros((n, rows, cols, c), columns.dtype)
+    for u in range(kh):
+        for v in range(kw):
+            top, left = u * g.dh, v * g.dw
+            gx[:, top : top + oh * g.sh : g.sh, left : left + ow * g.sw : g.sw][:, :oh, :ow] += columns[u, v]
+    return _deliver(gx[:, g.ph : g.ph + h, g.pw : g.pw + w], gy.dtype)
+
+
+def conv_backward_weight(
+    x: Array, gy: Array, W_shape: tuple[int, ...], geometry: ConvGeometry, dtype: Any, out: Array | None = None
+) -> Array:
+    """The gradient with respect to W, in plain OIHW memory of type ``dtype``, written into ``out`` where given."""
+    (o, c, kh, kw), groups = W_shape, geometry.groups
+    columns = _columns(x, geometry, (kh, kw), gy.shape[2:])
+    gW = columns.transpose(0, 2, 1) @ _grouped_rows(gy, groups)
+    gW = gW.reshape(groups, kh, kw, c, o // groups).transpose(0, 4, 3, 1, 2).reshape(W_shape)
+    if out is None:
+        out = plain_empty(W_shape, dtype, gy)
+    out[...] = gW
+    return out
+
+
+def plain_empty(shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
+    """An uninitialised array in C order: weights are OIHW in memory too, unlike activations."""
+    return backend.empty((prod(shape),), dtype, like).reshape(shape)
+
+
+# ---- batch normalization, on the matrix (M, K): M elements are averaged, K are kept
+
+
+def _as_matrix(x: Array, axis: tuple[int, ...]) -> Array:
+    kept = tuple(i for i in range(x.ndim) if i not in axis)
+    size = prod(x.shape[i] for i in axis)
+    matrix = x.transpose(axis + kept).reshape(size, x.size // size if size else prod(x.shape[i] for i in kept))
+    return matrix.astype(backend.accumulation_dtype(x.dtype), copy=False)
+
+
+def _from_matrix(matrix: Array, like: Array, axis: tuple[int, ...]) -> Array:
+    order = axis + tuple(i for i in range(like.ndim) if i not in axis)
+    inverse = sorted(range(like.ndim), key=order.__getitem__)
+    y = matrix.reshape([like.shape[i] for i in order]).transpose(inverse).astype(like.dtype, copy=False)
+    return backend.channels_last(y) if y.ndim == 4 else y
+
+
+def _kept_shape(x: Array, axis: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(s for i, s in enumerate(x.shape) if i not in axis)
+
+
+def bn_forward(
+    x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool
+) -> tuple[Array, Array, Array, Any]:
+    """Normalize over ``axis`` with the batch's own statistics. Returns y, mean, var (biased) and what backward needs.
+
+    The variance is the mean of squared deviations, not E[x^2] - E[x]^2. Statistics of an empty batch are zero.
+    """
+    xp = backend.get_array_module(x)
+    matrix = _as_matrix(x, axis)
+    count = max(matrix.shape[0], 1)
+    mean = matrix.sum(0) / count
+    centered = matrix - mean
+    var = xp.square(centered).sum(0) / count
+    y = centered * (gamma.reshape(-1) / xp.sqrt(var + eps)) + beta.reshape(-1)
+    positive = None
+    if relu:
+        positive = y > 0
+        y = xp.maximum(y, 0)
+    shape = _kept_shape(x, axis)
+    return _from_matrix(y, x, axis), mean.reshape(shape), var.reshape(shape), positive
+
+
+def bn_inference(
+    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool
+) -> Array:
+    """Normalize with given statistics."""
+    xp = backend.get_array_module(x)
+    matrix = _as_matrix(x, axis)
+    y = (matrix - mean.reshape(-1)) * (gamma.reshape(-1) / xp.sqrt(var.reshape(-1) + eps)) + beta.reshape(-1)
+    if relu:
+        y = xp.maximum(y, 0)
+    return _from_matrix(y, x, axis)
+
+
+def bn_backward(
+    x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: tuple[int, ...],
+    relu: bool, out_gamma: Array | None = None, out_beta: Array | None = None,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Gradients of x, gamma and beta. With ``relu``, ``gy`` is the gradient of the rectified output."""
+    xp = backend.get_array_module(x)
+    matrix, g = _as_matrix(x, axis), _as_matrix(gy, axis)
+    if relu:
+        g = xp.where(saved, g, 0)
+    inverse = 1 / xp.sqrt(var.reshape(-1) + eps)
+    x_hat = (matrix - mean.reshape(-1)) * inverse
+    gbeta, ggamma = g.sum(0), (g * x_hat).sum(0)
+    count = max(matrix.shape[0], 1)
+    gx = (g - (gbeta + x_hat * ggamma) / count) * (gamma.reshape(-1) * inverse)
+    return _from_matrix(gx, x, axis), _into(out_gamma, ggamma, gamma), _into(out_beta, gbeta, gamma)
+
+
+def _into(out: Array | None, value: Array, like: Array) -> Array:
+    if out is None:
+        return value.reshape(like.shape).astype(like.dtype, copy=False)
+    out[...] = value.reshape(out.shape)
+    return out
+
+
+# ---- pooling
+
+
+def pool_forward(x: Array, geometry: PoolGeometry) -> tuple[Array, Any]:
+    """Returns y and, for the maximum, the position u * kw + v of the first largest element in each window."""
+    xp, g = backend.get_array_module(x), geometry
+    oh, ow = g.out_hw(*x.shape[2:])
+    largest = g.kind == "max"
+    rows, cols = (oh - 1) * g.sh + g.kh, (ow - 1) * g.sw + g.kw
+    padded = _padded(x, (g.ph, g.pw), rows, cols, float("-inf") if largest else 0.0)
+    y = index = None
+    for position, window in enumerate(_shifted(padded, g, oh, ow)):
+        if y is None:
+            y = window.copy()
+            index = xp.zeros(y.shape, xp.int32)
+        elif largest:
+            index[window > y] = position
+            xp.maximum(y, window, out=y)
+        else:
+            y += window
+    if largest:
+        return _deliver(y, x.dtype), index
+    return _deliver(y / (g.kh * g.kw), x.dtype), None
+
+
+def _shifted(padded: Array, g: PoolGeometry, oh: int, ow: int) -> Any:
+    """For each position in the window, the NHWC array of what all windows see there."""
+    for u in range(g.kh):
+        for v in range(g.kw):
+            yield padded[:, u : u + oh * g.sh : g.sh, v : v + ow * g.sw : g.sw][:, :oh, :ow]
+
+
+def pool_backward(gy: Array, x_shape: tuple[int, ...], saved: Any, geometry: PoolGeometry) -> Array:
+    """The gradient with respect to x."""
+    xp, g = backend.get_array_module(gy), geometry
+    (n, c, h, w), (oh, ow) = x_shape, gy.shape[2:]
+    rows, cols = max((oh - 1) * g.sh + g.kh, g.ph + h), max((ow - 1) * g.sw + g.kw, g.pw + w)
+    wide = gy.transpose(0, 2, 3, 1).astype(backend.accumulation_dtype(gy.dtype), copy=False)
+    gx = xp.zeros((n, rows, cols, c), wide.dtype)
+    if g.kind != "max":
+        wide = wide / (g.kh * g.kw)
+    for position, window in enumerate(_shifted(gx, g, oh, ow)):
+        window += wide if g.kind != "max" else xp.where(saved == position, wide, 0)
+    return _deliver(gx[:, g.ph : g.ph + h, g.pw : g.pw + w], gy.dtype)
+
+
+def pool_indices(saved: Any, y_shape: tuple[int, ...], geometry: PoolGeometry) -> Array:
+    """Position in the window, u * kw + v, of each maximum: int32, NCHW shape."""
+    return saved.transpose(0, 3, 1, 2)
+
+
+# ---- elementwise
+
+
+def relu_forward(x: Array) -> Array:
+    """max(x, 0)."""
+    return _elementwise(lambda xp, a: xp.maximum(a, 0), x)
+
+
+def relu_backward(y: Array, gy: Array) -> Array:
+    """gy where y > 0, else 0."""
+    return _elementwise(lambda xp, a, g: g * (a > 0), y, gy)
+
+
+def add(a: Array, b: Array) -> Array:
+    """a + b of equal shapes."""
+    return _elementwise(lambda xp, p, q: p + q, a, b)
+
+
+def add_relu(a: Array, b: Array, out: Array | None = None) -> Array:
+    """max(a + b, 0) of equal shapes; ``out`` may be a or b."""
+    y = _elementwise(lambda xp, p, q: xp.maximum(p + q, 0), a, b)
+    if out is None:
+        return y
+    out[...] = y
+    return out
+
+
+def _elementwise(formula: Any, *arrays: Array) -> Array:
+    """Run a formula; 4-d arrays keep channels-last, on CuPy too, by working on their NHWC views."""
+    xp = backend.get_array_module(*arrays)
+    if arrays[0].ndim != 4:
+        return formula(xp, *arrays)
+    return _deliver(formula(xp, *(a.transpose(0, 2, 3, 1) for a in arrays)), arrays[0].dtype)

@@ -1,0 +1,346 @@
+"""oneDNN's C API (version 3) through ctypes: loading, memory descriptors, primitives and their caches.
+
+The library is loaded at first use. A primitive's execution costs one ``set_data_handle`` per moved array and one
+``execute``. Everything that an execution touches besides the arrays (memory objects, scratchpad, stream) belongs to
+one thread: ctypes releases the interpreter lock during ``execute``, and two threads that shared one cached convolution
+got wrong results, silently.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from ctypes import byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
+from typing import Any
+
+import numpy as np
+
+ENVIRONMENT_VARIABLE = "DBRDIST_ONEDNN"
+CACHE_SIZE = 1024  # primitives per thread; a large network's training step uses some 300
+_WHEEL = "onednn-cpu-gomp"
+
+# Values of the C enumerations, named as in dnnl_types.h.
+F32, BF16, S32, U8 = 3, 2, 4, 6
+FORWARD_TRAINING, FORWARD_INFERENCE, BACKWARD = 64, 96, 128
+CONVOLUTION_DIRECT = 1
+POOLING_MAX, POOLING_AVERAGE_WITH_PADDING = 0x1FF, 0x2FF
+RELU, RELU_FROM_OUTPUT, BINARY_ADD = 0x20, 0x100, 0x1FFF0
+USE_GLOBAL_STATS, USE_SCALE, USE_SHIFT, FUSE_RELU = 1, 2, 4, 8
+SRC, SRC_1, DST, WEIGHTS, BIAS, MEAN, VARIANCE, SCALE, SHIFT = 1, 2, 17, 33, 41, 49, 50, 51, 52
+WORKSPACE, SCRATCHPAD = 64, 80
+DIFF_SRC, DIFF_DST, DIFF_WEIGHTS, DIFF_SCALE, DIFF_SHIFT = 129, 145, 161, 255, 256
+QUERY_WEIGHTS, QUERY_DIFF_WEIGHTS, QUERY_WORKSPACE, QUERY_SCRATCHPAD, QUERY_IMPLEMENTATION = 131, 132, 135, 136, 8
+_UNIMPLEMENTED = 3
+_Dims = c_int64 * 12
+_POINTER_OFFSET = object.__basicsize__  # PyArrayObject's first field is its data pointer
+
+
+class Unsupported(Exception):
+    """oneDNN has no implementation for this case; another provider serves it."""
+
+
+class Unavailable(Exception):
+    """The library cannot be loaded or must not be used; the message says why."""
+
+
+class _Argument(ctypes.Structure):
+    _fields_ = [("index", c_int), ("memory", c_void_p)]
+
+
+def address(a: np.ndarray) -> int:
+    """The address of an array's first element, read from the array object: 0.08 us, a.ctypes.data takes 0.8 us."""
+    return c_void_p.from_address(id(a) + _POINTER_OFFSET).value or 0
+
+
+# ---- the library
+
+
+def _candidates() -> list[str]:
+    """Where the library may lie: the user's choice alone, else the system's, else the wheel's."""
+    chosen = os.environ.get(ENVIRONMENT_VARIABLE)
+    if chosen:
+        return [chosen]
+    return ["libdnnl.so.3", *_wheel_libraries()]
+
+
+def _wheel_libraries() -> list[str]:
+    from importlib.metadata import PackageNotFoundError, files
+
+    try:
+        listed = files(_WHEEL) or []
+    except PackageNotFoundError:
+        return []
+    return [str(f.locate()) for f in listed if f.name == "libdnnl.so.3"]
+
+
+def _open() -> tuple[ctypes.CDLL, str]:
+    failures = []
+    for path in _candidates():
+        try:
+            library = ctypes.CDLL(path)
+            library.dnnl_version.restype = ctypes.POINTER(c_int)
+            major, minor = library.dnnl_version()[0:2]
+        except (OSError, AttributeError) as e:
+            failures.append(str(e))
+            continue
+        if major == 3:
+            return library, path
+        failures.append(f"{path} is oneDNN {major}.{minor}, expected version 3")
+    raise Unavailable("; ".join(failures))
+
+
+class _Library:
+    """The loaded library, its CPU engine and the two functions of the hot path."""
+
+    def __init__(self) -> None:
+        self.c, self.path = _open()
+        held = ctypes.PyDLL(self.path)  # keeps the interpreter lock: cheaper for calls that return at once
+        self.set_handle = held.dnnl_memory_set_data_handle
+        self.set_handle.argtypes = [c_void_p, c_void_p]
+        self.execute = self.c.dnnl_primitive_execute
+        self.execute.argtypes = [c_void_p, c_void_p, c_int, c_void_p]
+        self.c.dnnl_memory_desc_get_size.restype = c_size_t
+        self.c.dnnl_memory_desc_get_size.argtypes = [c_void_p]
+        self.c.dnnl_primitive_desc_query_md.restype = c_void_p
+        self.c.dnnl_memory_desc_equal.argtypes = [c_void_p, c_void_p]
+        self.engine = c_void_p()
+        check(self.c.dnnl_engine_create(byref(self.engine), 1, c_size_t(0)), "engine")
+        probe = np.zeros(1)
+        if address(probe) != probe.ctypes.data:
+            raise Unavailable("this interpreter's arrays do not begin with their data pointer")
+
+
+def check(status: int, what: str) -> None:
+    """Raise unless ``status`` is success."""
+    if status == _UNIMPLEMENTED:
+        raise Unsupported(what)
+    if status:
+        raise RuntimeError(f"oneDNN returned status {status} for {what}")
+
+
+_library: _Library | None = None
+_reason: str | None = None  # why the library is not available
+_lock = threading.Lock()
+
+
+def library() -> _Library:
+    """The library, loaded at the first call; raises Unavailable, always for the same reason."""
+    global _library, _reason
+    if _library is None:
+        with _lock:
+            if _library is None:
+                if _reason is not None:
+                    raise Unavailable(_reason)
+                try:
+                    _library = _Library()
+                except Unavailable as e:
+                    _reason = str(e)
+                    raise
+                os.register_at_fork(after_in_child=_leave_to_parent)
+    return _library
+
+
+def _leave_to_parent() -> None:
+    """After a fork: drop everything. A child of a parent that used several threads would hang in the library."""
+    global _library, _reason, _state
+    _library, _reason = None, "the parent process used oneDNN before the fork"
+    _state = _ThreadState()
+
+
+# ---- state of one thread
+
+
+class _ThreadState(threading.local):
+    def __init__(self) -> None:
+        self.cache: OrderedDict[Hashable, Any] = OrderedDict()
+        self.scratch: dict[str, tuple[np.ndarray, int]] = {}
+        self.stream = 0
+
+
+_state = _ThreadState()
+
+
+def _stream() -> int:
+    if not _state.stream:
+        stream, lib = c_void_p(), library()
+        check(lib.c.dnnl_stream_create(byref(stream), lib.engine, 1), "stream")
+        _state.stream = stream.value or 0
+    return _state.stream
+
+
+def scratch(role: str, num_bytes: int) -> int:
+    """The address of this thread's grow-only buffer for ``role``; its content is lost at the next call for it."""
+    buffer, start = _state.scratch.get(role, (None, 0))
+    if buffer is None or buffer.nbytes < num_bytes + 64:
+        buffer = np.empty(num_bytes + 64, np.uint8)
+        start = (address(buffer) + 63) & ~63
+        _state.scratch[role] = buffer, start
+    return start
+
+
+def cached(key: Hashable, build: Callable[[], Any]) -> Any:
+    """This thread's operation for ``key``; the least recently used goes when the cache is full."""
+    cache = _state.cache
+    operation = cache.get(key)
+    if operation is None:
+        operation = cache[key] = build()
+        if len(cache) > CACHE_SIZE:
+            cache.popitem(last=False)
+    else:
+        cache.move_to_end(key)
+    return operation
+
+
+def cache_length() -> int:
+    """Number of operations in this thread's cache."""
+    return len(_state.cache)
+
+
+# ---- descriptors and primitives
+
+
+def dims(values: Sequence[int]) -> Any:
+    """A dnnl_dims_t."""
+    return _Dims(*values)
+
+
+class Builder:
+    """Makes descriptors and primitives; as a context manager it destroys the descriptors at the end."""
+
+    def __init__(self) -> None:
+        self.library = library()
+        self._owned: list[tuple[Any, c_void_p]] = []
+
+    def __enter__(self) -> Builder:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for destroy, handle in self._owned:
+            destroy(handle)
+
+    def _made(self, function: str, destroy: str, *arguments: Any) -> c_void_p:
+        handle, c = c_void_p(), self.library.c
+        check(getattr(c, function)(byref(handle), *arguments), function)
+        self._owned.append((getattr(c, destroy), handle))
+        return handle
+
+    def memory(self, shape: Sequence[int], dtype: int, strides: Sequence[int] | None = None) -> c_void_p:
+        """A descriptor with strides in elements; without strides in C order."""
+        if strides is None:
+            strides = [1] * len(shape)
+            for i in range(len(shape) - 2, -1, -1):
+                strides[i] = strides[i + 1] * shape[i + 1]
+        return self._made(
+            "dnnl_memory_desc_create_with_strides", "dnnl_memory_desc_destroy",
+            len(shape), dims(shape), dtype, dims(strides),
+        )  # fmt: skip
+
+    def image(self, shape: Sequence[int], dtype: int) -> c_void_p:
+        """A descriptor of a channels-last (N, C, H, W)."""
+        _, c, h, w = shape
+        return self.memory(shape, dtype, (h * w * c, 1, w * c, c))
+
+    def any(self, shape: Sequence[int], dtype: int) -> c_void_p:
+        """A descriptor whose layout oneDNN chooses."""
+        return self._made(
+            "dnnl_memory_desc_create_with_tag", "dnnl_memory_desc_destroy", len(shape), dims(shape), dtype, 1
+        )
+
+    def attributes(self, relu: bool = False) -> c_void_p:
+        """Scratchpad from the caller, and a ReLU after the operation where asked."""
+        attributes = self._made("dnnl_primitive_attr_create", "dnnl_primitive_attr_destroy")
+        check(self.library.c.dnnl_primitive_attr_set_scratchpad_mode(attributes, 1), "scratchpad mode")
+        if relu:
+            ops = self._made("dnnl_post_ops_create", "dnnl_post_ops_destroy")
+            check(self.library.c.dnnl_post_ops_append_eltwise(ops, RELU, c_float(0), c_float(0)), "post-op")
+            check(self.library.c.dnnl_primitive_attr_set_post_ops(attributes, ops), "post-op")
+        return attributes
+
+    def describe(self, kind: str, *arguments: Any) -> c_void_p:
+        """A primitive descriptor; raises Unsupported where no implementation takes these arguments."""
+        name = f"dnnl_{kind}_primitive_desc_create"
+        return self._made(name, "dnnl_primitive_desc_destroy", self.library.engine, *arguments)
+
+    def query(self, description: c_void_p, what: int) -> c_void_p:
+        """A memory descriptor that the primitive descriptor owns."""
+        return c_void_p(self.library.c.dnnl_primitive_desc_query_md(description, what, 0))
+
+    def size(self, memory: c_void_p) -> int:
+        """Bytes behind a descriptor; 0 for none."""
+        return self.library.c.dnnl_memory_desc_get_size(memory) if memory else 0
+
+    def equal(self, a: c_void_p, b: c_void_p) -> bool:
+        """Do two descriptors mean the same layout?"""
+        return bool(self.library.c.dnnl_memory_desc_equal(a, b))
+
+    def primitive(self, description: c_void_p, memories: dict[int, c_void_p]) -> Primitive:
+        """A primitive that is called with one address per entry of ``memories``, in that order."""
+        return Primitive(self.library, description, memories, self.query(description, QUERY_SCRATCHPAD))
+
+    def reorder(self, source: c_void_p, target: c_void_p) -> Primitive | None:
+        """A primitive that copies between layouts; None where they are equal."""
+        if self.equal(source, target):
+            return None
+        description = self._made(
+            "dnnl_reorder_primitive_desc_create", "dnnl_primitive_desc_destroy",
+            source, self.library.engine, target, self.library.engine, self.attributes(),
+        )  # fmt: skip
+        return self.primitive(description, {SRC: source, DST: target})
+
+
+class Primitive:
+    """One compiled operation with its memory objects; belongs to the thread that made it.
+
+    The caller keeps the arrays behind the addresses alive until the call returns.
+    """
+
+    __slots__ = (
+        "_arguments", "_execute", "_handle", "_last", "_library", "_memories", "_num_arguments", "_pointer",
+        "_scratch_bytes", "_set", "_stream", "implementation",
+    )  # fmt: skip
+
+    def __init__(
+        self, lib: _Library, description: c_void_p, memories: dict[int, c_void_p], scratchpad: c_void_p
+    ) -> None:
+        handle = c_void_p()
+        self._library, self._handle, self._memories = lib, handle, []
+        check(lib.c.dnnl_primitive_create(byref(handle), description), "primitive")
+        self._handle, self._stream = handle.value, _stream()
+        self._set, self._execute = lib.set_handle, lib.execute
+        self._scratch_bytes = lib.c.dnnl_memory_desc_get_size(scratchpad) if scratchpad else 0
+        if self._scratch_bytes:
+            memories = {**memories, SCRATCHPAD: scratchpad}
+        self._num_arguments = len(memories)
+        self._arguments = (_Argument * len(memories))()
+        for argument, (index, descriptor) in zip(self._arguments, memories.items()):
+            memory = c_void_p()
+            check(lib.c.dnnl_memory_create(byref(memory), descriptor, lib.engine, c_void_p(None)), "memory")
+            self._memories.append(memory.value)
+            argument.index, argument.memory = index, memory.value
+        self._last = [0] * len(memories)
+        self._pointer = ctypes.addressof(self._arguments)
+        name = c_char_p()
+        lib.c.dnnl_primitive_desc_query(description, QUERY_IMPLEMENTATION, 0, byref(name))
+        self.implementation = (name.value or b"").decode()
+
+    def __call__(self, *addresses: int) -> None:
+        if self._scratch_bytes:
+            addresses += (scratch("scratchpad", self._scratch_bytes),)
+        last = self._last
+        for i, a in enumerate(addresses):
+            if a != last[i]:
+                self._set(self._memories[i], a)
+                last[i] = a
+        status = self._execute(self._handle, self._stream, self._num_arguments, self._pointer)
+        if status:
+            raise RuntimeError(f"oneDNN returned status {status} from {self.implementation}")
+
+    def __del__(self) -> None:
+        if _library is not self._library:  # after a fork the parent's objects are left alone
+            return
+        for memory in self._memories:
+            self._library.c.dnnl_memory_destroy(c_void_p(memory))
+        self._library.c.dnnl_primitive_destroy(c_void_p(self._handle))

@@ -1,0 +1,105 @@
+"""Gradient descent: SGD and momentum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.backend import Array
+from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, UpdateRule
+
+
+class SGDRule(UpdateRule):
+    """p <- p - lr g"""
+
+    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+        g *= -hp.lr
+        p += g
+
+
+class SGD(GradientMethod):
+    """Stochastic gradient descent, p <- p - lr g."""
+
+    rule_class = SGDRule
+    lr = HyperparameterProxy("lr")
+
+    def __init__(self, lr: float = 0.01) -> None:
+        super().__init__(lr=lr)
+
+
+class MomentumSGDRule(UpdateRule):
+    """v <- momentum v - lr g; p <- p + v"""
+
+    state_names = ("v",)
+
+    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+        (v,) = state
+        v *= hp.momentum
+        g *= hp.lr
+        v -= g
+        p += v
+
+
+class MomentumSGD(GradientMethod):
+    """SGD with momentum, v <- momentum v - lr g; p <- p + v (Goyal et al. 2017, equation 10)."""
+
+    rule_class = MomentumSGDRule
+    lr = HyperparameterProxy("lr")
+    momentum = HyperparameterProxy("momentum")
+
+    def __init__(self, lr: float = 0.01, momentum: float = 0.9) -> None:
+        super().__init__(lr=lr, momentum=momentum)
+
+
+class CorrectedMomentumSGDRule(UpdateRule):
+    """v <- momentum v - g; p <- p + lr v"""
+
+    state_names = ("v",)
+
+    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+        (v,) = state
+        v *= hp.momentum
+        v -= g
+        np.multiply(v, hp.lr, out=g)
+        p += g
+
+
+class CorrectedMomentumSGD(GradientMethod):
+    """SGD with momentum whose buffer is free of the learning rate, v <- momentum v - g; p <- p + lr v.
+
+    When lr changes, no momentum correction is needed (Goyal et al. 2017, equation 9).
+    """
+
+    rule_class = CorrectedMomentumSGDRule
+    lr = HyperparameterProxy("lr")
+    momentum = HyperparameterProxy("momentum")
+
+    def __init__(self, lr: float = 0.01, momentum: float = 0.9) -> None:
+        super().__init__(lr=lr, momentum=momentum)
+
+
+class NesterovAGRule(UpdateRule):
+    """v <- momentum v - lr g; p <- p + momentum v - lr g, with the new v"""
+
+    state_names = ("v",)
+
+    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+        (v,) = state
+        g *= hp.lr
+        v *= hp.momentum
+        v -= g
+        p -= g
+        np.multiply(v, hp.momentum, out=g)
+        p += g
+
+
+class NesterovAG(GradientMethod):
+    """Nesterov's accelerated gradient in the form of Bengio et al. 2013 (arXiv 1212.0901)."""
+
+    rule_class = NesterovAGRule
+    lr = HyperparameterProxy("lr")
+    momentum = HyperparameterProxy("momentum")
+
+    def __init__(self, lr: float = 0.01, momentum: float = 0.9) -> None:
+        super().__init__(lr=lr, momentum=momentum)

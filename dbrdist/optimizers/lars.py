@@ -1,0 +1,74 @@
+"""LARS: a trust ratio per layer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.backend import Array, accumulation_dtype
+from dbrdist.core.flat import Run
+from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, UpdateRule
+
+
+def norm(a: Array) -> float:
+    """The 2-norm of a 1-d array, summed in a wider type."""
+    wide = a.astype(np.float64) if isinstance(a, np.ndarray) else a.astype(accumulation_dtype(a.dtype))
+    return math.sqrt(float(wide.dot(wide)))
+
+
+class LARSRule(UpdateRule):
+    """v <- momentum v - lr trust (g + wd p); p <- p + v, with one trust ratio per parameter"""
+
+    state_names = ("v",)
+
+    def step_run(self, hp: Any, t: int, run: Run, state: list[Array]) -> None:
+        data, grad = run.data, run.grad
+        for param, where in run.layers():
+            p, g, v = data[where], grad[where], state[0][where]
+            decay, trust = hp.weight_decay, 1.0
+            if param.ndim <= 1 and hp.skip_vectors:
+                decay = 0.0
+            else:
+                p_norm, g_norm = norm(p), norm(g)
+                if p_norm > 0 and g_norm > 0:
+                    trust = hp.trust_coefficient * p_norm / (g_norm + decay * p_norm + hp.eps)
+            if decay:
+                g += p * decay
+            g *= hp.lr * trust
+            v *= hp.momentum
+            v -= g
+            p += v
+
+
+class LARS(GradientMethod):
+    """Layer-wise adaptive rate scaling (You et al. 2017, arXiv 1708.03888), as in MLPerf's reference.
+
+    trust = trust_coefficient ||p|| / (||g|| + wd ||p|| + eps) per parameter, and 1 where a norm is zero. With
+    ``skip_vectors``, parameters with at most one axis (biases, scales) have trust 1 and no weight decay.
+    """
+
+    rule_class = LARSRule
+    lr = HyperparameterProxy("lr")
+    momentum = HyperparameterProxy("momentum")
+    weight_decay = HyperparameterProxy("weight_decay")
+    trust_coefficient = HyperparameterProxy("trust_coefficient")
+
+    def __init__(
+        self,
+        lr: float = 0.1,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        trust_coefficient: float = 0.001,
+        eps: float = 0.0,
+        skip_vectors: bool = True,
+    ) -> None:
+        super().__init__(
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            trust_coefficient=trust_coefficient,
+            eps=eps,
+            skip_vectors=skip_vectors,
+        )

@@ -1,0 +1,175 @@
+"""What can go wrong around a shared native library: threads, forks, caches, lifetimes, and its absence."""
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import numpy as np
+import pytest
+
+from dbrdist import kernels
+from dbrdist.kernels import ConvGeometry, numpy_, onednn, onednn_ops
+
+try:
+    onednn.library()
+except onednn.Unavailable as e:
+    pytest.skip(f"oneDNN is not available: {e}", allow_module_level=True)
+
+GEOMETRY = ConvGeometry(1, 1, 1, 1)
+
+
+def draw(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def test_threads_do_not_share_memory_objects():
+    """Four threads run one cached convolution at once; each must see its own arrays."""
+    W, failures = draw(0, 32, 32, 3, 3), []
+    start = threading.Barrier(4)
+
+    def work(seed):
+        x = draw(seed, 2, 32, 24, 24)
+        expected = numpy_.conv_forward(x, W, None, GEOMETRY)
+        expected_gW = numpy_.conv_backward_weight(x, expected, W.shape, GEOMETRY, x.dtype)
+        start.wait()
+        for _ in range(60):
+            y = kernels.conv_forward(x, W, None, GEOMETRY)
+            gW = kernels.conv_backward_weight(x, expected, W.shape, GEOMETRY)
+            if np.abs(y - expected).max() > 1e-3 or np.abs(gW - expected_gW).max() > 1e-4 * np.abs(expected_gW).max():
+                failures.append(seed)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
+
+
+def test_primitives_of_a_thread_die_with_it():
+    x, W = draw(0, 1, 8, 8, 8), draw(1, 8, 8, 3, 3)
+
+    def count():
+        gc.collect()
+        return sum(isinstance(o, onednn_ops._Convolution) for o in gc.get_objects())
+
+    kernels.conv_forward(x, W, None, GEOMETRY)
+    before = count()
+    thread = threading.Thread(target=kernels.conv_forward, args=(x, W, None, GEOMETRY))
+    thread.start()
+    thread.join()
+    assert count() == before
+
+
+def test_cache_is_bounded_and_the_oldest_goes(monkeypatch):
+    monkeypatch.setattr(onednn, "CACHE_SIZE", 4)
+    monkeypatch.setattr(onednn, "_state", onednn._ThreadState())
+    W = draw(0, 4, 4, 3, 3)
+    built = []
+    build = onednn_ops._build_convolution
+    monkeypatch.setattr(onednn_ops, "_build_convolution", lambda *a: built.append(a[1][2]) or build(*a))
+    for height in (4, 5, 6, 7, 4, 8, 4, 5):  # 4 is used again before 8 comes, so 5 has to go
+        kernels.conv_forward(draw(1, 1, 4, height, 4), W, None, GEOMETRY)
+        assert onednn.cache_length() <= 4
+    assert built == [4, 5, 6, 7, 8, 5]
+
+
+def test_choices_are_bounded(monkeypatch):
+    from dbrdist.kernels import dispatch
+
+    monkeypatch.setattr(dispatch, "_MEMORY", 8)
+    for height in range(3, 30):
+        kernels.pool_forward(draw(0, 1, 2, height, 4), kernels.PoolGeometry("max", 2, 2, 2, 2))
+        assert len(dispatch._chosen) <= 8
+
+
+def test_temporaries_live_until_the_call_returns():
+    """Copies made for layout or type (NCHW input, float64 gamma, strided bias) are freed only afterwards."""
+    x, W, b = draw(0, 2, 16, 40, 40), draw(1, 16, 16, 3, 3), draw(2, 32)[::2]
+    for _ in range(20):
+        y = kernels.conv_forward(x, W[::-1], b, GEOMETRY)
+    np.testing.assert_allclose(y, numpy_.conv_forward(x, W[::-1], b, GEOMETRY), atol=1e-3)
+    gamma = draw(3, 16).astype(np.float64)
+    y = kernels.bn_forward(x, gamma, gamma, 1e-5)[0]
+    np.testing.assert_allclose(y, numpy_.bn_forward(x, gamma, gamma, 1e-5, (0, 2, 3), False)[0], atol=1e-4)
+
+
+def run_python(code, **environment):
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+PRELUDE = """
+import os, signal, warnings
+import numpy as np
+from dbrdist import kernels
+from dbrdist.kernels import onednn
+x = np.ones((2, 8, 16, 16), np.float32)
+W = np.ones((8, 8, 3, 3), np.float32)
+conv = lambda: kernels.conv_forward(x, W, None, kernels.ConvGeometry(1, 1, 1, 1))
+"""
+
+
+def test_forked_child_uses_numpy():
+    """With two threads in the parent a child that entered the library would hang."""
+    result = run_python(
+        PRELUDE
+        + """
+y = conv()
+assert kernels.provider_of("conv", x, kernels.ConvGeometry(1, 1, 1, 1)) == "onednn"
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        same = np.array_equal(conv(), y)
+    good = same and kernels.provider_of("conv", x) == "numpy" and onednn.cache_length() == 0
+    os._exit(0 if good and "before the fork" in str(caught[0].message) else 3)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert np.array_equal(conv(), y)
+assert kernels.provider_of("conv", x) == "onednn"
+""",
+        OMP_NUM_THREADS="2",
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_importing_loads_no_library():
+    result = run_python("import dbrdist.kernels\nprint('libdnnl' in open('/proc/self/maps').read())")
+    assert result.stdout == "False\n", result.stderr
+
+
+def test_absence_costs_one_line_of_warning_and_changes_no_number():
+    result = run_python(
+        PRELUDE
+        + """
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    kernels.relu_forward(np.ones((1 << 16), np.float32))
+    assert not caught
+    assert np.array_equal(conv()[0, 0, 0, :2], [32, 48])
+    kernels.bn_forward(x, W[0, :, 0, 0], W[0, :, 0, 0], 1e-5)
+print(len(caught), caught[0].message)
+""",
+        DBRDIST_ONEDNN="/nowhere/libdnnl.so.3",
+    )
+    assert result.stdout.startswith("1 oneDNN is not available (/nowhere/libdnnl.so.3: cannot open"), result.stderr
+    assert "install the package onednn-cpu-gomp, or name a libdnnl.so.3 in DBRDIST_ONEDNN" in result.stdout
+    assert result.stdout.count("\n") == 1
+
+
+def test_environment_variable_names_the_library():
+    path = os.path.realpath(onednn._wheel_libraries()[0] if onednn._wheel_libraries() else onednn.library().path)
+    result = run_python(PRELUDE + "conv()\nprint(onednn.library().path)", DBRDIST_ONEDNN=path)
+    assert result.stdout == path + "\n", result.stderr
+
+
+def test_another_major_version_is_refused(monkeypatch):
+    """libc stands for a library that is not oneDNN."""
+    monkeypatch.setenv(onednn.ENVIRONMENT_VARIABLE, "libc.so.6")
+    with pytest.raises(onednn.Unavailable, match="dnnl_version"):
+        onednn._open()

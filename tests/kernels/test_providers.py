@@ -1,0 +1,271 @@
+"""Every provider against the reference in float64, over a table of shapes; who served is part of each assertion."""
+
+import numpy as np
+import pytest
+
+from dbrdist import kernels
+from dbrdist.core import backend
+from dbrdist.kernels import ConvGeometry, PoolGeometry, numpy_, onednn
+
+try:
+    onednn.library()
+    HAS_ONEDNN = True
+except onednn.Unavailable:
+    HAS_ONEDNN = False
+
+needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="oneDNN is not installed")
+PROVIDERS = ["numpy", pytest.param("onednn", marks=needs_onednn)]
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
+LAYOUTS = ["channels_last", "nchw", "sliced", "reversed"]
+
+
+def laid_out(a, layout):
+    """The same numbers in another memory layout."""
+    if layout == "channels_last":
+        return backend.channels_last(a)
+    if layout == "nchw":
+        return np.ascontiguousarray(a)
+    if layout == "sliced":
+        wide = np.zeros((*a.shape[:-1], 2 * a.shape[-1] + 1), a.dtype)
+        wide[..., 1::2] = a
+        return wide[..., 1::2]
+    return np.ascontiguousarray(a[::-1])[::-1]
+
+
+def draw(seed, shape, dtype="float32"):
+    a = np.random.default_rng(seed).standard_normal(shape)
+    return a.astype(backend.as_dtype(dtype))
+
+
+def assert_close(actual, expected, dtype="float32"):
+    expected = np.asarray(expected, np.float64)
+    scale = max(float(np.abs(expected).max(initial=0)), 1.0)
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(np.asarray(actual, np.float64), expected, rtol=0, atol=TOLERANCE[dtype] * scale)
+    if actual.ndim == 4:
+        assert backend.is_channels_last(actual)
+
+
+def wide(*arrays):
+    return [a.astype(np.float64) for a in arrays]
+
+
+CONVOLUTIONS = [
+    ((2, 16, 8, 8), (32, 16, 3, 3), ConvGeometry(1, 1, 1, 1)),
+    ((2, 16, 9, 7), (16, 16, 3, 3), ConvGeometry(2, 2, 1, 1)),
+    ((2, 16, 9, 7), (8, 16, 3, 2), ConvGeometry(2, 1, 0, 1)),
+    ((2, 3, 15, 13), (8, 3, 7, 7), ConvGeometry(2, 2, 3, 3)),
+    ((3, 1, 9, 9), (4, 1, 5, 5), ConvGeometry(1, 1, 2, 2)),
+    ((2, 5, 6, 7), (7, 5, 1, 1), ConvGeometry()),
+    ((2, 64, 7, 7), (128, 64, 1, 1), ConvGeometry(2, 2)),
+    ((2, 8, 10, 11), (6, 8, 3, 3), ConvGeometry(1, 1, 2, 2, 2, 2)),
+    ((2, 8, 9, 9), (12, 2, 3, 3), ConvGeometry(1, 1, 1, 1, 1, 1, 4)),
+    ((2, 16, 6, 6), (16, 1, 3, 3), ConvGeometry(1, 2, 1, 1, 1, 1, 16)),
+    ((2, 4, 8, 8), (4, 4, 3, 3), ConvGeometry(2, 2, 0, 0, 1, 1, 1, True)),
+    ((1, 8, 1, 1), (8, 8, 1, 1), ConvGeometry()),
+    ((0, 8, 6, 6), (4, 8, 3, 3), ConvGeometry(1, 1, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize(("x_shape", "W_shape", "geometry"), CONVOLUTIONS)
+def test_convolution(x_shape, W_shape, geometry, provider, layout):
+    check_convolution(x_shape, W_shape, geometry, provider, layout, "float32")
+
+
+def check_convolution(x_shape, W_shape, geometry, provider, layout, dtype):
+    x, W, b = draw(0, x_shape, dtype), draw(1, W_shape, dtype), draw(2, W_shape[:1], "float32")
+    x64, W64, b64 = wide(x, W, b)
+    y64 = numpy_.conv_forward(x64, W64, b64, geometry)
+    gy = draw(3, y64.shape, dtype)
+    x, gy = laid_out(x, layout), laid_out(gy, layout)
+    out = np.full(W64.size, np.nan, np.float32)
+    with kernels.use(provider):
+        y = kernels.conv_forward(x, W, b, geometry)
+        plain = kernels.conv_forward(x, W, None, geometry)
+        gx = kernels.conv_backward_data(gy, W, x_shape, geometry)
+        gW = kernels.conv_backward_weight(x, gy, W_shape, geometry, out=out, dtype=np.dtype(np.float32))
+        gW_own = kernels.conv_backward_weight(x, gy, W_shape, geometry)
+        assert kernels.provider_of("conv", x, geometry) == (provider if x.size else "numpy")
+    assert gW is out
+    assert gW_own.dtype == x.dtype
+    assert gW_own.flags.c_contiguous
+    assert_close(y, y64, dtype)
+    assert_close(plain, y64 - b64[:, None, None], dtype)
+    assert_close(gx, numpy_.conv_backward_data(gy.astype("d"), W64, x_shape, geometry), dtype)
+    gW64 = numpy_.conv_backward_weight(x64, gy.astype("d"), W_shape, geometry, np.float64)
+    assert_close(gW, gW64.reshape(-1), dtype)
+    np.testing.assert_allclose(gW_own.astype("d"), gW64, atol=TOLERANCE[dtype] * max(np.abs(gW64).max(initial=0), 1))
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_weights_may_have_any_strides(provider):
+    x, W, geometry = draw(0, (2, 6, 5, 5)), draw(1, (6, 6, 3, 3)), ConvGeometry()
+    expected = numpy_.conv_forward(*wide(x, W), None, geometry)
+    with kernels.use(provider):
+        for weights in (backend.channels_last(W), np.asfortranarray(W), laid_out(W, "reversed")):
+            assert_close(kernels.conv_forward(x, weights, None, geometry), expected)
+
+
+NORMALIZATIONS = [
+    ((4, 16, 5, 7), (0, 2, 3)),
+    ((3, 3, 9, 1), (0, 2, 3)),
+    ((2, 1, 4, 4), (0, 2, 3)),
+    ((6, 33, 1, 1), (0, 2, 3)),
+    ((9, 20), (0,)),
+    ((0, 4, 3, 3), (0, 2, 3)),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize(("shape", "axis"), NORMALIZATIONS)
+def test_batch_normalization(shape, axis, provider, layout):
+    check_batch_normalization(shape, axis, provider, layout, "float32")
+
+
+def check_batch_normalization(shape, axis, provider, layout, dtype):
+    x, gy = draw(0, shape, dtype), draw(1, shape, dtype)
+    gamma, beta, eps = draw(2, shape[1:2]), draw(3, shape[1:2]), 2e-5
+    x64, gy64, gamma64, beta64 = wide(x, gy, gamma, beta)
+    if x.ndim == 4:
+        x, gy = laid_out(x, layout), laid_out(gy, layout)
+    for relu in (False, True):
+        y64, mean64, var64, saved64 = numpy_.bn_forward(x64, gamma64, beta64, eps, axis, relu)
+        with kernels.use(provider):
+            y, mean, var, saved = kernels.bn_forward(x, gamma, beta, eps, relu, axis)
+            inferred = kernels.bn_inference(x, gamma, beta, mean, var, eps, relu, axis)
+            assert kernels.provider_of("bn", x, axis) == (provider if x.size else "numpy")
+        assert mean.dtype == var.dtype == np.float32
+        assert_close(y, y64, dtype)
+        assert_close(mean, mean64)
+        assert_close(var, var64)
+        assert_close(inferred, y64, dtype)
+        for masked in {False, relu}:  # a fused forward also serves the gradient before the ReLU
+            out_gamma, out_beta = np.full((2, *gamma.shape), np.nan, np.float32)
+            gx, ggamma, gbeta = kernels.bn_backward(
+                x, gamma, mean, var, gy, eps, saved, masked, axis, out_gamma, out_beta
+            )
+            expected = numpy_.bn_backward(x64, gamma64, mean64, var64, gy64, eps, saved64, axis, masked)
+            assert ggamma is out_gamma
+            assert gbeta is out_beta
+            for actual, value in zip((gx, ggamma, gbeta), expected):
+                assert_close(actual, value, dtype)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_large_mean_keeps_its_variance(provider):
+    x = (1e4 + np.arange(12, dtype=np.float32)).reshape(3, 1, 2, 2)
+    one = np.ones(1, np.float32)
+    with kernels.use(provider):
+        var = kernels.bn_forward(x, one, one, 1e-5)[2]
+    assert var[0] == pytest.approx(np.var(np.arange(12)), rel=1e-4)
+
+
+POOLINGS = [
+    ((2, 16, 8, 9), PoolGeometry("max", 2, 2, 2, 2)),
+    ((2, 64, 15, 14), PoolGeometry("max", 3, 3, 2, 2, 1, 1)),
+    ((2, 3, 8, 7), PoolGeometry("max", 3, 3, 2, 2, 0, 0, True)),
+    ((2, 1, 8, 7), PoolGeometry("max", 3, 2, 2, 1, 1, 1, True)),
+    ((1, 4, 20, 20), PoolGeometry("max", 17, 17, 1, 1, 8, 8)),
+    ((2, 16, 7, 8), PoolGeometry("average", 3, 2, 2, 2, 1, 1)),
+    ((2, 16, 7, 7), PoolGeometry("average", 7, 7, 7, 7)),
+    ((0, 4, 4, 4), PoolGeometry("max", 2, 2, 2, 2)),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize(("shape", "geometry"), POOLINGS)
+def test_pooling(shape, geometry, provider, layout):
+    check_pooling(shape, geometry, provider, layout, "float32")
+
+
+def check_pooling(shape, geometry, provider, layout, dtype):
+    x = draw(0, shape, dtype)
+    y64, saved64 = numpy_.pool_forward(x.astype("d"), geometry)
+    gy = draw(1, y64.shape, dtype)
+    with kernels.use(provider):
+        y, saved = kernels.pool_forward(laid_out(x, layout), geometry)
+        gx = kernels.pool_backward(laid_out(gy, layout), shape, saved, geometry)
+        assert kernels.provider_of("pool", x, geometry) == (provider if x.size else "numpy")
+    assert_close(y, y64, dtype)
+    if geometry.kind == "max":
+        np.testing.assert_array_equal(y, y64)
+        indices = kernels.pool_indices(saved, y.shape, geometry)
+        np.testing.assert_array_equal(indices, numpy_.pool_indices(saved64, y.shape, geometry))
+    assert_close(gx, numpy_.pool_backward(gy.astype("d"), shape, saved64, geometry), dtype)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("shape", [(2, 32, 32, 32), (5, 16, 33, 21)])
+def test_elementwise(shape, provider, layout):
+    check_elementwise(shape, provider, layout, "float32")
+
+
+def check_elementwise(shape, provider, layout, dtype):
+    a, b = draw(0, shape, dtype), draw(1, shape, dtype)
+    a64, b64 = wide(a, b)
+    a, b = laid_out(a, layout), laid_out(b, layout)
+    with kernels.use(provider):
+        assert kernels.provider_of("elementwise", a) == provider
+        assert_close(kernels.relu_forward(a), np.maximum(a64, 0), dtype)
+        assert_close(kernels.relu_backward(a, b), b64 * (a64 > 0), dtype)
+        assert_close(kernels.add(a, b), a64 + b64, dtype)
+        assert_close(kernels.add_relu(a, b), np.maximum(a64 + b64, 0), dtype)
+        target = backend.copy(a)
+        assert kernels.add_relu(target, b, out=target) is target
+        assert_close(target, np.maximum(a64 + b64, 0), dtype)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_elementwise_on_matrices(provider):
+    a, b = draw(0, (300, 200)), draw(1, (200, 300)).T
+    with kernels.use(provider):
+        assert_close(kernels.add(a, b), a.astype("d") + b)
+        assert_close(kernels.relu_backward(a, b), b * (a > 0))
+
+
+@needs_onednn
+def test_bfloat16_where_the_processor_has_it():
+    """Values near float64's; on a processor without the instructions NumPy serves, with the same result."""
+    for x_shape, W_shape, geometry in CONVOLUTIONS[:2]:
+        x, W = draw(0, x_shape, "bfloat16"), draw(1, W_shape, "bfloat16")
+        kernels.conv_forward(x, W, None, geometry)
+        served = kernels.provider_of("conv", x, geometry)
+        check_convolution(x_shape, W_shape, geometry, served, "nchw", "bfloat16")
+        mixed = kernels.conv_forward(x, W.astype(np.float32), None, geometry)
+        assert mixed.dtype == x.dtype
+        assert_close(mixed, numpy_.conv_forward(*wide(x, W), None, geometry), "bfloat16")
+    x = draw(0, (4, 16, 5, 7), "bfloat16")
+    kernels.bn_forward(x, draw(2, (16,)), draw(3, (16,)), 1e-5)
+    check_batch_normalization(x.shape, (0, 2, 3), kernels.provider_of("bn", x, (0, 2, 3)), "nchw", "bfloat16")
+    kernels.pool_forward(draw(0, POOLINGS[1][0], "bfloat16"), POOLINGS[1][1])
+    served = kernels.provider_of("pool", draw(0, POOLINGS[1][0], "bfloat16"), POOLINGS[1][1])
+    check_pooling(*POOLINGS[1], served, "nchw", "bfloat16")
+    check_elementwise((2, 32, 32, 32), "numpy", "nchw", "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_other_types_are_served_by_numpy(dtype):
+    for kernel in ("conv", "bn", "pool", "elementwise"):
+        assert kernels.provider_of(kernel, dtype) == "numpy"
+
+
+@needs_onednn
+def test_geometry_beyond_onednn_is_served_by_numpy():
+    geometry = PoolGeometry("max", 1, 1, 4, 4, 0, 0, True)
+    x = draw(0, (1, 2, 6, 6))
+    assert kernels.provider_of("pool", x, geometry) == "numpy"
+    assert kernels.pool_forward(x, geometry)[0][0, 0, 2, 2] == -np.inf
+    assert kernels.provider_of("bn", x, (0,)) == "numpy"
+
+
+def test_unknown_provider_is_refused():
+    with (
+        pytest.raises(ValueError, match=r"expected a provider out of \['numpy', 'onednn'\], got 'cudnn'"),
+        kernels.use("cudnn"),
+    ):
+        pass
