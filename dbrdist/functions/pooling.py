@@ -131,4 +131,3 @@ def _geometry(kind: str, x: Any, ksize: Any, stride: Any, pad: Any, cover_all: b
     if min(g.out_hw(*x.shape[2:])) < 1:
         raise ValueError(f"{name}: x {x.shape} is smaller than a window of {g}; pad it, or shrink the window")
     return g
-
