@@ -21,6 +21,10 @@ class CorruptExampleError(DbrdistError):
     """An example of a dataset cannot be read; the message names its file."""
 
 
+class LoaderError(DbrdistError):
+    """A worker process of a loader ended or failed; the message says how."""
+
+
 class CommunicatorError(DbrdistError):
     """Ranks disagree, or a collective cannot be carried out; raised alike on every rank."""
 

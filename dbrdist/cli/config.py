@@ -250,35 +250,35 @@ class GradientClipping(Settings):
 
 
 class Schedule(Settings):
-    """What every schedule can do: climb to the base rate first."""
+    """What every schedule can do: climb to the learning rate first."""
 
     warmup_epochs: NotNegative = 0.0
-    """Epochs, fractions allowed, in which the rate climbs linearly to its base value."""
-    warmup_start: Fraction = 0.0
-    """Where the climb starts, as a fraction of the base rate."""
+    """Epochs, fractions allowed, in which the rate climbs linearly from `warmup_start`."""
+    warmup_start: NotNegative = 0.0
+    """The learning rate at which the climb starts."""
 
 
 class Constant(Schedule):
-    """The base rate all along."""
+    """The optimizer's learning rate all along."""
 
     name: Literal["constant"]
     """`constant`."""
 
 
-class Multistep(Schedule):
+class Step(Schedule):
     """Multiply the rate at given epochs."""
 
-    name: Literal["multistep"]
-    """`multistep`."""
-    epochs: Tuple(Positive, min_length=1)
+    name: Literal["step"]
+    """`step`."""
+    milestones: Tuple(Positive, min_length=1)
     """Epochs, rising, fractions allowed, at which the rate is multiplied by `gamma`."""
     gamma: Positive = 0.1
     """The factor."""
 
     @model_validator(mode="after")
-    def _rising(self) -> Multistep:
-        if list(self.epochs) != sorted(set(self.epochs)):
-            refuse("epochs", f"the epochs must rise, got {list(self.epochs)}")
+    def _rising(self) -> Step:
+        if list(self.milestones) != sorted(set(self.milestones)):
+            refuse("milestones", f"the epochs must rise, got {list(self.milestones)}")
         return self
 
 
@@ -288,22 +288,18 @@ class Exponential(Schedule):
     name: Literal["exponential"]
     """`exponential`."""
     gamma: Positive
-    """The factor per epoch; it acts at every step, by the fraction of the epoch."""
+    """The factor per epoch; each step gets its fraction of it."""
 
 
 class Polynomial(Schedule):
-    """Fall to zero at the end of training as (1 - done)^power."""
+    """Fall as (1 - done)^power until the end of training."""
 
-    name: Literal["polynomial", "linear"]
-    """`polynomial`, or `linear` for power 1."""
+    name: Literal["polynomial"]
+    """`polynomial`."""
     power: Positive = 1.0
-    """The exponent."""
-
-    @model_validator(mode="after")
-    def _linear_has_power_one(self) -> Polynomial:
-        if self.name == "linear" and self.power != 1:
-            refuse("power", f"linear means power 1, got {self.power}; use polynomial")
-        return self
+    """The exponent; 1 is a straight line."""
+    end: NotNegative = 0.0
+    """The learning rate at the end."""
 
 
 class Cosine(Schedule):
@@ -311,8 +307,8 @@ class Cosine(Schedule):
 
     name: Literal["cosine"]
     """`cosine`."""
-    floor: Fraction = 0.0
-    """The rate at the end, as a fraction of the base rate."""
+    end: NotNegative = 0.0
+    """The learning rate at the end."""
 
 
 class OptimizerSettings(Settings):
@@ -320,7 +316,7 @@ class OptimizerSettings(Settings):
 
     hooks: Tuple(component("hook", WeightDecay, GradientClipping)) = ()
     """What happens to the gradients before each update, in this order."""
-    schedule: component("schedule", Constant, Multistep, Exponential, Polynomial, Cosine, custom=False) = Constant(
+    schedule: component("schedule", Constant, Step, Exponential, Polynomial, Cosine, custom=False) = Constant(
         name="constant"
     )
     """How the learning rate changes over the run."""
@@ -368,14 +364,18 @@ class Lars(OptimizerSettings):
 
     name: Literal["lars"]
     """`lars`."""
-    lr: Positive = 0.01
+    lr: Positive = 0.1
     """Learning rate per step."""
     momentum: Fraction = 0.9
     """Fraction of the last update that is kept."""
-    weight_decay: NotNegative = 0.0
+    weight_decay: NotNegative = 1e-4
     """Decay per step, relative to the parameter; part of the norm that sets the layer's rate."""
-    trust: Positive = 0.001
+    trust_coefficient: Positive = 0.001
     """The layer's rate relative to the ratio of its norms."""
+    eps: NotNegative = 0.0
+    """Added to the norm in the denominator."""
+    skip_vectors: bool = True
+    """Whether biases and scales do without weight decay and the layer's own rate."""
 
 
 # ---- when -------------------------------------------------------------------------------------------------------
@@ -480,10 +480,10 @@ class Config(Settings):
                 "optimizer.schedule.warmup_epochs",
                 f"a warm-up of {schedule.warmup_epochs:g} epochs is longer than the run of {self.epochs:g}",
             )
-        if isinstance(schedule, Multistep) and schedule.epochs[-1] >= self.epochs:
+        if isinstance(schedule, Step) and schedule.milestones[-1] >= self.epochs:
             yield (
-                "optimizer.schedule.epochs",
-                f"epoch {schedule.epochs[-1]:g} is never reached: the run has {self.epochs:g} epochs",
+                "optimizer.schedule.milestones",
+                f"epoch {schedule.milestones[-1]:g} is never reached: the run has {self.epochs:g} epochs",
             )
         for i, transform in enumerate(self.transforms.test):
             if isinstance(transform, RandomCrop | RandomFlip):

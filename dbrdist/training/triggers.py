@@ -18,6 +18,37 @@ def _periods(position: float, period: float) -> int:
     return math.floor(position / period + _SLACK)
 
 
+class _Passed:
+    """The stretch of the run since a trigger's last call: its state."""
+
+    def __init__(self) -> None:
+        self.iteration = -1
+        self.epoch_detail = -1.0
+
+    def since_last_call(self, updater: Any, unit: str) -> tuple[float, float]:
+        """The position at the last call, or before the last step where there was none, and the position now."""
+        before: float
+        now: float
+        if unit == "epoch":
+            now = updater.epoch_detail
+            before = (updater.previous_epoch_detail or 0.0) if self.epoch_detail < 0 else self.epoch_detail
+        else:
+            now = updater.iteration
+            before = max(now - 1, 0) if self.iteration < 0 else self.iteration
+        self.iteration = updater.iteration
+        self.epoch_detail = updater.epoch_detail
+        return before, now
+
+    def serialize(self, serializer: Any) -> None:
+        self.iteration = int(serializer("previous_iteration", self.iteration))
+        self.epoch_detail = float(serializer("previous_epoch_detail", self.epoch_detail))
+
+
+def _check_unit(unit: str) -> None:
+    if unit not in ("epoch", "iteration"):
+        raise ValueError(f"expected a trigger's unit 'epoch' or 'iteration', got {unit!r}")
+
+
 class IntervalTrigger:
     """Fires every `period` epochs or iterations; a period in epochs may be a fraction.
 
@@ -26,26 +57,15 @@ class IntervalTrigger:
     """
 
     def __init__(self, period: float, unit: str):
-        if unit not in ("epoch", "iteration"):
-            raise ValueError(f"expected a trigger's unit 'epoch' or 'iteration', got {unit!r}")
+        _check_unit(unit)
         if not period > 0:
             raise ValueError(f"expected a trigger's period above 0, got {period!r}")
         self.period = period
         self.unit = unit
-        self._previous_iteration = -1
-        self._previous_epoch_detail = -1.0
+        self._passed = _Passed()
 
     def __call__(self, trainer: Any) -> bool:
-        updater = trainer.updater
-        now: float
-        if self.unit == "epoch":
-            now, before = updater.epoch_detail, self._previous_epoch_detail
-            before = updater.previous_epoch_detail if before < 0 else before
-        else:
-            now, before = updater.iteration, self._previous_iteration
-            before = now - 1 if before < 0 else before
-        self._previous_iteration = updater.iteration
-        self._previous_epoch_detail = updater.epoch_detail
+        before, now = self._passed.since_last_call(trainer.updater, self.unit)
         return _periods(before, self.period) != _periods(now, self.period)
 
     def get_training_length(self) -> tuple[float, str]:
@@ -53,8 +73,7 @@ class IntervalTrigger:
         return self.period, self.unit
 
     def serialize(self, serializer: Any) -> None:
-        self._previous_iteration = int(serializer("previous_iteration", self._previous_iteration))
-        self._previous_epoch_detail = float(serializer("previous_epoch_detail", self._previous_epoch_detail))
+        self._passed.serialize(serializer)
 
     def __str__(self) -> str:
         return f"{type(self).__name__}({self.period}, {self.unit!r})"
@@ -81,31 +100,19 @@ class ManualScheduleTrigger:
     """Fires when the run passes each of `points`, epochs or iterations; a point may be a fraction of an epoch."""
 
     def __init__(self, points: float | Sequence[float], unit: str):
-        if unit not in ("epoch", "iteration"):
-            raise ValueError(f"expected a trigger's unit 'epoch' or 'iteration', got {unit!r}")
+        _check_unit(unit)
         self.points = list(points) if isinstance(points, Sequence) else [points]
         self.unit = unit
         self.finished = False
-        self._previous_iteration = -1
-        self._previous_epoch_detail = -1.0
+        self._passed = _Passed()
 
     def __call__(self, trainer: Any) -> bool:
-        updater = trainer.updater
-        now: float
-        if self.unit == "epoch":
-            now, before = updater.epoch_detail, self._previous_epoch_detail
-            before = updater.previous_epoch_detail if before < 0 else before
-        else:
-            now, before = updater.iteration, self._previous_iteration
-            before = now - 1 if before < 0 else before
-        self._previous_iteration = updater.iteration
-        self._previous_epoch_detail = updater.epoch_detail
+        before, now = self._passed.since_last_call(trainer.updater, self.unit)
         self.finished = all(point <= now + _SLACK for point in self.points)
         return any(before + _SLACK < point <= now + _SLACK for point in self.points)
 
     def serialize(self, serializer: Any) -> None:
-        self._previous_iteration = int(serializer("previous_iteration", self._previous_iteration))
-        self._previous_epoch_detail = float(serializer("previous_epoch_detail", self._previous_epoch_detail))
+        self._passed.serialize(serializer)
         self.finished = bool(serializer("finished", self.finished))
 
 

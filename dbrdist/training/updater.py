@@ -7,7 +7,7 @@ from typing import Any
 
 from dbrdist.core import random
 from dbrdist.core.backend import get_device
-from dbrdist.datasets import concat_examples
+from dbrdist.datasets.convert import concat_examples
 
 
 class Updater:
@@ -79,7 +79,7 @@ class StandardUpdater(Updater):
             if self._device is not None:
                 optimizer.target.to_device(self._device)
             if loss_scale is not None:
-                optimizer.loss_scaling(loss_scale)
+                optimizer.set_loss_scale(loss_scale)
 
     @property
     def device(self) -> Any:
@@ -136,8 +136,9 @@ class StandardUpdater(Updater):
         random.set_stream(random.get_seed(), epoch, self.iteration, getattr(iterator, "row", 0))
         loss_func = optimizer.target if self.loss_func is None else self.loss_func
         counted = {"num_samples": len(batch)} if getattr(optimizer, "takes_num_samples", False) else {}
-        if counted and not batch:  # this rank has no share of the last batch, but takes part in its reduction
-            optimizer.update(loss_func, **counted)
+        if counted and not len(batch):  # no share of a short batch: nothing to compute, but the reduction needs all
+            optimizer.target.cleargrads()
+            optimizer.update(None, **counted)
         else:
             args, named = as_arguments(self.converter(batch, self.input_device))
             optimizer.update(loss_func, *args, **named, **counted)

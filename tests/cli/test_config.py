@@ -92,9 +92,9 @@ snapshots: 3
         ("epochs: 3\ntransforms: {train: random_flip}", "transforms.train: expected a list, got 'random_flip'"),
         ("epochs: 3\ntransforms: {test: [random_flip]}", "transforms.test.0: random_flip is chance"),
         ("epochs: 3\noptimizer: {name: sgd, schedule: {name: cosine, warmup_epochs: 5}}", "longer than the run of 3"),
-        ("epochs: 3\noptimizer: {name: sgd, schedule: {name: multistep, epochs: [1, 3]}}", "epoch 3 is never reached"),
-        ("epochs: 3\noptimizer: {name: sgd, schedule: {name: multistep, epochs: [2, 1]}}", "the epochs must rise"),
-        ("epochs: 3\noptimizer: {name: sgd, schedule: {name: linear, power: 2}}", "linear means power 1, got 2"),
+        ("epochs: 3\noptimizer: {name: sgd, schedule: {name: step, milestones: [1, 3]}}", "epoch 3 is never reached"),
+        ("epochs: 3\noptimizer: {name: sgd, schedule: {name: step, milestones: [2, 1]}}", "the epochs must rise"),
+        ("epochs: 3\noptimizer: {name: sgd, schedule: step}", "schedule.milestones: is required and missing"),
         ("epochs: 3\nlog: {every: 0 epochs}", "log.every: expected a period such as '1 epoch'"),
         ("epochs: 3\nlog: {every: 0.5 iterations}", "log.every: expected a period such as '1 epoch'"),
     ],
@@ -218,7 +218,7 @@ def test_the_configuration_is_frozen():
 
 
 def test_a_dumped_configuration_reads_back_the_same():
-    text = GOOD + "optimizer: {name: adam, alpha: 1e-5, schedule: {name: multistep, epochs: [1, 2.5]}}\n"
+    text = GOOD + "optimizer: {name: adam, alpha: 1e-5, schedule: {name: step, milestones: [1, 2.5]}}\n"
     text += "transforms: {train: [{name: normalize, mean: [1], std: [2]}, 'a.b:c']}\nout: 'yes'\n"
     first = config(text)
     written = dump(first)

@@ -14,6 +14,6 @@ from dbrdist.training.extensions.shifts import MultistepShift as MultistepShift
 from dbrdist.training.extensions.shifts import PolynomialShift as PolynomialShift
 from dbrdist.training.extensions.shifts import StepShift as StepShift
 from dbrdist.training.extensions.shifts import WarmupShift as WarmupShift
-from dbrdist.training.extensions.snapshot import Snapshot as Snapshot
-from dbrdist.training.extensions.snapshot import snapshot as snapshot
-from dbrdist.training.extensions.snapshot import snapshot_object as snapshot_object
+from dbrdist.training.extensions.snapshots import Snapshot as Snapshot
+from dbrdist.training.extensions.snapshots import snapshot as snapshot
+from dbrdist.training.extensions.snapshots import snapshot_object as snapshot_object

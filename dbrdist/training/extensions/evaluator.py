@@ -9,7 +9,7 @@ from typing import Any
 from dbrdist.core.backend import get_device
 from dbrdist.core.config import no_backprop_mode, using_config
 from dbrdist.core.reporter import DictSummary, Reporter, report, report_scope
-from dbrdist.datasets import concat_examples
+from dbrdist.datasets.convert import concat_examples
 from dbrdist.training.extension import PRIORITY_WRITER, Extension
 from dbrdist.training.updater import as_arguments
 

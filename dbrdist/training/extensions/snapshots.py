@@ -7,10 +7,13 @@ import os
 import re
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable
 from typing import Any
 
-from dbrdist.core.serializer import load_npz, save_npz
+import numpy as np
+
+from dbrdist.core.serializer import NpzDeserializer, decode, save_npz
 from dbrdist.errors import CheckpointError
 from dbrdist.training.extension import Extension
 
@@ -165,5 +168,41 @@ def load_newest(folder: str, target: Any, filename: str = "snapshot_iter_{.updat
     """Load the newest whole snapshot into `target`; returns its path, or None where there is none."""
     path = newest(folder, filename)
     if path is not None:
-        load_npz(path, target)
+        load(path, target)
     return path
+
+
+def load(path: str, target: Any) -> None:
+    """Load a snapshot into `target`, which must have a place for every entry but those of extensions.
+
+    Raises:
+        CheckpointError: the file is damaged, or belongs to another architecture; the message names the entry.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as npz:
+            entries = _Noting(decode(npz))
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, KeyError) as error:
+        raise CheckpointError(f"{path}: the snapshot is damaged: {error}") from error
+    try:
+        NpzDeserializer(entries).load(target)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    # extensions may differ: only some ranks write a log, say
+    left = sorted(key for key in set(entries) - entries.read if not key.startswith("extension"))
+    if left:
+        raise CheckpointError(
+            f"{path}: expected a place for {left[0]} and {len(left) - 1} entries more of the saved state, found none; "
+            "the snapshot belongs to another architecture"
+        )
+
+
+class _Noting(dict[str, Any]):
+    """A dictionary that notes what was read from it."""
+
+    def __init__(self, entries: dict[str, Any]):
+        super().__init__(entries)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
