@@ -27,3 +27,7 @@ class LoaderError(DbrdistError):
 
 class CommunicatorError(DbrdistError):
     """Ranks disagree, or a collective cannot be carried out; raised alike on every rank."""
+
+
+class ConfigError(DbrdistError):
+    """A configuration is wrong; the message has one line per mistake, each beginning with its position."""
