@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,7 @@ class _ImageCache:
         self.pixels: Any = None
         self.first = 0
         self.is_filled = np.zeros(num_images, bool)
+        self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:
         return _ImageCache, (self.num_images,)
@@ -138,8 +140,9 @@ class _ImageCache:
         return self.pixels[i] if self.is_filled[i] else None
 
     def put(self, i: int, image: images.Image, path: Callable[[int], str]) -> None:
-        if self.pixels is None:
-            self.first, self.pixels = i, np.empty((self.num_images, *image.shape), np.uint8)
+        with self._lock:  # two threads must not both make the array
+            if self.pixels is None:
+                self.first, self.pixels = i, np.empty((self.num_images, *image.shape), np.uint8)
         if image.shape != self.pixels.shape[1:]:
             raise ValueError(
                 f"expected images of one size for cache=True: {path(self.first)} has {self.pixels.shape[1:]}, "

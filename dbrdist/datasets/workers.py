@@ -1,8 +1,12 @@
-"""Worker processes that read batches: spawned, each with a pipe of its own, and never the cause of a hang.
+"""Worker processes that read batches: each with a pipe of its own, and never the cause of a hang.
 
 There is no shared queue or lock that a killed worker could leave locked. Batch k goes to worker k modulo their number,
-which answers in the order of its requests; the parent waits for the answer or for the end of the process, whichever is
-first. A worker ends when its pipe does: at ``close``, and when the parent ends in whatever way.
+which answers in the order of its requests; a dead worker's pipe ends, and with it the wait. A worker ends when its pipe
+does: at ``close``, and when the parent ends in whatever way.
+
+Workers are new interpreters (what multiprocessing calls spawn), started by hand for two reasons: their environment is
+free of the variables of an MPI launcher, with which MPI would take them for ranks and end the job; and a session of
+their own keeps away the signals to the job's processes, which concern the parent alone.
 """
 
 from __future__ import annotations
@@ -10,12 +14,16 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.connection
-import multiprocessing.util
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import traceback
 import warnings
+import weakref
+from multiprocessing import spawn
+from multiprocessing.process import current_process
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +34,33 @@ from dbrdist.errors import LoaderError
 
 _OUT_OF_BAND_BYTES = 1 << 14  # smaller buffers travel inside the pickle
 _END_SECONDS = 2.0  # how long a worker may take to end by itself
+_LAUNCHER_VARIABLES = (
+    "PMI_",
+    "PMIX_",
+    "PMI2_",
+    "HYDI_",
+    "MPI_LOCAL",
+    "OMPI_",
+    "I_MPI_",
+    "MV2_COMM_",
+    "SLURM_STEP_",
+    "SLURM_PROCID",
+)
+# A signal to everything in the job concerns the parent: it may want to finish its step and save, with our batches.
+# The parent's sys.path and main module come before our own, so that what they define can be unpickled.
+_START = """
+import signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, signal.SIG_IGN)
+from multiprocessing import process, spawn
+from multiprocessing.connection import Connection
+pipe = Connection(int(sys.argv[1]))
+process.current_process()._inheriting = True
+spawn.prepare(pipe.recv())
+del process.current_process()._inheriting
+from dbrdist.datasets.workers import serve
+serve(pipe)
+"""
 
 
 class Ticket(NamedTuple):
@@ -39,14 +74,20 @@ class Worker:
     """One process and the pipe to it, seen from the parent."""
 
     def __init__(self, dataset_bytes: bytes) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, there = context.Pipe()
-        self.process = context.Process(target=_serve, args=(there,), name="dbrdist-loader", daemon=True)
-        self.process.start()
+        self.pipe, there = multiprocessing.Pipe()
+        fd = there.fileno()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _START, str(fd)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(fd,),
+            env={k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHER_VARIABLES)},
+            start_new_session=True,
+        )
         there.close()  # so that the pipe ends with the worker
         self.num_asked = 0
         self.num_answered = 0
         with contextlib.suppress(OSError):  # a worker that is dead already is reported where its answer is awaited
+            self.pipe.send(_preparation())
             self.pipe.send_bytes(dataset_bytes)
 
     def ask(self, request: Any) -> Ticket:
@@ -56,13 +97,8 @@ class Worker:
         return Ticket(self, self.num_asked)
 
     def wait(self, timeout: float | None) -> bool:
-        """True once there is an answer; False after ``timeout`` seconds. A dead worker is a LoaderError."""
-        ready = multiprocessing.connection.wait([self.pipe, self.process.sentinel], timeout)
-        if not ready:
-            return False
-        if self.pipe not in ready and not self.pipe.poll():
-            raise self.death()
-        return True
+        """True once there is an answer, or the worker is dead; False after ``timeout`` seconds."""
+        return bool(multiprocessing.connection.wait([self.pipe], timeout))
 
     def answer(self) -> Any:
         """Receive one answer: what the worker made, or its exception, raised here."""
@@ -83,8 +119,9 @@ class Worker:
 
     def death(self) -> LoaderError:
         """The error that tells how this worker ended."""
-        self.process.join(_END_SECONDS)
-        code = self.process.exitcode
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_END_SECONDS)
+        code = self.process.returncode
         if code is None:
             how = "closed its pipe without ending"
         elif code < 0:
@@ -105,10 +142,22 @@ class Worker:
             self.pipe.send(None)
 
 
+def _preparation() -> dict[str, Any]:
+    """What a new interpreter must know before it can unpickle what ours pickled."""
+    data = spawn.get_preparation_data("dbrdist-loader")
+    data["authkey"] = bytes(data["authkey"])
+    return data
+
+
 class WorkerPool:
     """``n_processes`` workers for one dataset; see the module for its promises."""
 
     def __init__(self, dataset: Any, n_processes: int, max_tasks: int | None) -> None:
+        if getattr(current_process(), "_inheriting", False):  # this is a worker that imports the main module
+            raise RuntimeError(
+                "a loader process imports the main script again, and its main part must not run there; "
+                'put it under `if __name__ == "__main__":`'
+            )
         try:
             self._dataset_bytes = pickle.dumps(dataset, protocol=5)
         except Exception as e:  # pickle passes on whatever the object's own methods raise
@@ -119,17 +168,14 @@ class WorkerPool:
         self._max_tasks = max_tasks
         self._retired: list[Worker] = []
         self._workers: list[Worker] = []
-        # Before multiprocessing's own end, which would wait for daemons that do not listen to SIGTERM.
-        self._end = multiprocessing.util.Finalize(
-            self, _end_workers, args=(self._workers, self._retired), exitpriority=100
-        )
+        self._end = weakref.finalize(self, _end_workers, self._workers, self._retired)
         self._workers += [Worker(self._dataset_bytes) for _ in range(n_processes)]
         self._next = 0
 
     @property
     def pids(self) -> list[int]:
         """The process ids of the workers."""
-        return [w.process.pid or 0 for w in self._workers]
+        return [w.process.pid for w in self._workers]
 
     def submit(self, request: Any) -> Ticket:
         """Ask the next worker for a batch."""
@@ -169,10 +215,11 @@ def _end_workers(workers: list[Worker], retired: list[Worker]) -> None:
     for w in everyone:
         w.pipe.close()
     for w in everyone:
-        w.process.join(_END_SECONDS)
-        if w.process.exitcode is None:
+        try:
+            w.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
             w.process.kill()
-            w.process.join()
+            w.process.wait()
     workers.clear()
     retired.clear()
 
@@ -180,11 +227,9 @@ def _end_workers(workers: list[Worker], retired: list[Worker]) -> None:
 # ---- in the worker --------------------------------------------------------------------------------------------------
 
 
-def _serve(pipe: Any) -> None:
+def serve(pipe: Any) -> None:
     """The worker's main function: answer requests until the pipe ends."""
-    # A signal to the process group concerns the parent: it may want to finish its step and save, with our batches.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+    os.set_inheritable(pipe.fileno(), False)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         dataset_bytes = pipe.recv_bytes()
         try:

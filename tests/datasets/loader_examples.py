@@ -54,3 +54,14 @@ def add_noise(example, rng):
     """A transform of a user's: noise from the generator that it is handed."""
     image, label = example
     return image + rng.standard_normal(image.shape), label
+
+
+class Environment(Numbers):
+    """Example i is (variables that make MPI take a process for a rank, whether the session is the parent's)."""
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.session = os.getsid(0)
+
+    def get_example(self, i):
+        return sorted(k for k in os.environ if k.startswith(("PMI_", "OMPI_"))), os.getsid(0) == self.session

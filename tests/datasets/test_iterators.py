@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from loader_examples import Doomed, Noisy, Numbers, add_noise
+from loader_examples import Doomed, Environment, Noisy, Numbers, add_noise
 
 from dbrdist.core.serializer import DictionarySerializer, NpzDeserializer
 from dbrdist.datasets import AugmentedDataset, Batch, TupleDataset
@@ -230,6 +230,22 @@ def test_a_dataset_that_cannot_be_pickled_is_refused():
     it = processes(AugmentedDataset(Numbers(8), lambda example, rng: example), 4)
     with pytest.raises(TypeError, match=r"expected a dataset that can be pickled .* AugmentedDataset cannot"):
         next(it)
+
+
+def test_workers_are_no_ranks_and_hear_no_signals_of_the_job(monkeypatch):
+    for name in ("PMI_RANK", "PMI_FD", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.setenv(name, "1")
+    with processes(Environment(4), 2) as it:
+        assert list(next(it)) == [([], False), ([], False)]
+        next(it)  # now both workers have answered, so they have begun
+        for pid in it._pool.pids:
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGUSR1)
+        assert run_lengths(it, 6) == [2] * 6
+
+
+def run_lengths(it, n):
+    return [len(next(it)) for _ in range(n)]
 
 
 def test_workers_are_replaced_after_their_tasks():
