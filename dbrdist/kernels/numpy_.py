@@ -21,14 +21,13 @@ Array = Any
 
 def _padded(x: Array, pad: tuple[int, int], rows: int, cols: int, value: float) -> Array:
     """``x`` (N, C, H, W) as an NHWC array in the accumulation type, padded to at least ``rows`` x ``cols``."""
-    xp = backend.get_array_module(x)
     n, c, h, w = x.shape
     (ph, pw), x = pad, x.transpose(0, 2, 3, 1)
     rows, cols = max(rows, ph + h), max(cols, pw + w)
     dtype = backend.accumulation_dtype(x.dtype)
     if (rows, cols) == (h, w):
         return x.astype(dtype, copy=False)
-    buffer = xp.full((n, rows, cols, c), value, dtype)
+    buffer = backend.full((n, c, rows, cols), value, dtype, x).transpose(0, 2, 3, 1)
     buffer[:, ph : ph + h, pw : pw + w] = x
     return buffer
 
@@ -81,14 +80,14 @@ def conv_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) ->
 
 def conv_backward_data(gy: Array, W: Array, x_shape: tuple[int, ...], geometry: ConvGeometry) -> Array:
     """The gradient with respect to x; also the forward of a transposed convolution."""
-    xp, g = backend.get_array_module(gy), geometry
+    g = geometry
     (n, c, h, w), (oh, ow), (kh, kw) = x_shape, gy.shape[2:], W.shape[2:]
     columns = _grouped_rows(gy, g.groups) @ _weight_matrix(W, g.groups).transpose(0, 2, 1)
     columns = columns.reshape(g.groups, n, oh, ow, kh, kw, c // g.groups).transpose(4, 5, 1, 2, 3, 0, 6)
     columns = columns.reshape(kh, kw, n, oh, ow, c)
     rows = max((oh - 1) * g.sh + (kh - 1) * g.dh + 1, g.ph + h)
     cols = max((ow - 1) * g.sw + (kw - 1) * g.dw + 1, g.pw + w)
-    gx = xp.zeros((n, rows, cols, c), columns.dtype)
+    gx = backend.zeros((n, c, rows, cols), columns.dtype, gy).transpose(0, 2, 3, 1)
     for u in range(kh):
         for v in range(kw):
             top, left = u * g.dh, v * g.dw
@@ -232,7 +231,7 @@ def pool_backward(gy: Array, x_shape: tuple[int, ...], saved: Any, geometry: Poo
     (n, c, h, w), (oh, ow) = x_shape, gy.shape[2:]
     rows, cols = max((oh - 1) * g.sh + g.kh, g.ph + h), max((ow - 1) * g.sw + g.kw, g.pw + w)
     wide = gy.transpose(0, 2, 3, 1).astype(backend.accumulation_dtype(gy.dtype), copy=False)
-    gx = xp.zeros((n, rows, cols, c), wide.dtype)
+    gx = backend.zeros((n, c, rows, cols), wide.dtype, gy).transpose(0, 2, 3, 1)
     if g.kind != "max":
         wide = wide / (g.kh * g.kw)
     for position, window in enumerate(_shifted(gx, g, oh, ow)):
