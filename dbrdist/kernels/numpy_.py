@@ -114,6 +114,18 @@ def plain_empty(shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
     return backend.empty((prod(shape),), dtype, like).reshape(shape)
 
 
+def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
+    """The product of two matrices of one type, as wide inside as the accumulation type."""
+    xp, dtype = backend.get_array_module(a, b), backend.accumulation_dtype(a.dtype)
+    if dtype == a.dtype:
+        return xp.matmul(a, b, out=out)
+    y = xp.matmul(a.astype(dtype), b.astype(dtype))
+    if out is None:
+        return y.astype(a.dtype)
+    out[...] = y
+    return out
+
+
 # ---- batch normalization, on the matrix (M, K): M elements are averaged, K are kept
 
 
