@@ -124,9 +124,7 @@ def decode(data: bytes, keep_channels: bool = False) -> Image:
         except Exception as e:  # each library has its own exceptions for bad data
             reasons.append(f"{name}: {' '.join(str(e).split())}")
     if not reasons:
-        raise ImportError(
-            "expected OpenCV or Pillow to decode PNG files, found simplejpeg alone: install dbrdist[image]"
-        )
+        raise ImportError("expected OpenCV or Pillow to decode PNG files, found neither: install dbrdist[image]")
     raise ImageDecodeError("; ".join(reasons))
 
 

@@ -76,7 +76,8 @@ def _check(path: Any, keys: list[str], arrays: list[Any], shape: tuple[int, ...]
     lengths = {k: len(a) for k, a in zip(keys, arrays)}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"expected arrays of one length in {path}, got {lengths}")
-    if shape is not None and arrays[0].shape[1:] != tuple(shape):
+    got = arrays[0].shape[1:]
+    if shape is not None and got != tuple(shape):
         raise ValueError(
             f"expected examples of shape {tuple(shape)} under {keys[0]!r} in {path}, got {arrays[0].shape[1:]}"
         )

@@ -124,9 +124,7 @@ class Plan:
             return self.sampler.order(epoch, self.num_examples)
         new = np.asarray(self.sampler(order, position))
         if len(new) != self.num_examples:
-            raise ValueError(
-                f"expected an order of {self.num_examples} examples from the order sampler, got {len(new)}"
-            )
+            raise ValueError(f"expected an order of {self.num_examples} examples from the sampler, got {len(new)}")
         return new
 
     def advance(self, state: State) -> tuple[State, Step | None]:

@@ -188,7 +188,7 @@ class SerialIterator(Iterator):
         if seed != self.seed and self._follows_seed:
             self.order_sampler = plan.sampler = ShuffleOrderSampler(seed)
         self.seed = seed
-        order = plan.order_at(epoch, None, 0) if plan.is_pure else np.array(serializer("order", state.order))
+        order = plan.order_at(epoch, None, 0) if plan.is_pure else serializer("order", np.array(state.order))
         self._go_to(State(epoch, position, is_new_epoch, order, *previous))
 
     def _go_to(self, state: State) -> None:
@@ -218,9 +218,7 @@ def _check_arguments(
     if repeat and n < size:
         raise ValueError(f"expected at least one example per rank, got {n} examples for {size} ranks; take fewer ranks")
     if last == "drop" and n < batch_size:
-        raise ValueError(
-            f"expected at least one full batch with last='drop', got {n} examples for batches of {batch_size}"
-        )
+        raise ValueError(f"expected a full batch with last='drop', got {n} examples for batches of {batch_size}")
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------

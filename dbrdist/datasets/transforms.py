@@ -63,9 +63,7 @@ def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
 def _needs(rng: Any, transform: Any) -> Any:
     if rng is None:
         name = type(transform).__name__
-        raise TypeError(
-            f"expected a random generator: {name}(...)(example, rng); dbrdist.core.random.generator makes one"
-        )
+        raise TypeError(f"expected a random generator as in {name}(...)(example, rng), got None")
     return rng
 
 
@@ -167,9 +165,7 @@ class RandomResizedCrop(Transform):
         method: str = "linear",
     ) -> None:
         if not 0 < scale[0] <= scale[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
-            raise ValueError(
-                f"expected 0 < scale[0] <= scale[1] <= 1 and 0 < ratio[0] <= ratio[1], got {scale}, {ratio}"
-            )
+            raise ValueError(f"expected 0 < scale <= 1 and 0 < ratio, each (low, high), got {scale} and {ratio}")
         self.size = _pair(size)
         self.scale = scale
         self.ratio = ratio

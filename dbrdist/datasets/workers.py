@@ -95,7 +95,8 @@ class Worker:
         if self.num_answered == 0 and code == 1:
             hint = '; its own message stands above; a script needs `if __name__ == "__main__":` around its main part'
         return LoaderError(
-            f"expected a batch from loader process {self.process.pid}, but it {how} after {self.num_answered} batches{hint}"
+            f"expected a batch from loader process {self.process.pid}, but it {how} "
+            f"after {self.num_answered} batches{hint}"
         )
 
     def stop(self) -> None:
@@ -112,8 +113,8 @@ class WorkerPool:
             self._dataset_bytes = pickle.dumps(dataset, protocol=5)
         except Exception as e:  # pickle passes on whatever the object's own methods raise
             raise TypeError(
-                f"expected a dataset that can be pickled for loader processes, but {type(dataset).__name__} cannot: {e}; "
-                "use functions and classes of a module, or a MultithreadIterator"
+                "expected a dataset that can be pickled for loader processes, "
+                f"but {type(dataset).__name__} cannot: {e}; use functions and classes of modules, or threads"
             ) from e
         self._max_tasks = max_tasks
         self._retired: list[Worker] = []
