@@ -136,6 +136,16 @@ def _as_matrix(x: Array, axis: tuple[int, ...]) -> Array:
     return matrix.astype(backend.accumulation_dtype(x.dtype), copy=False)
 
 
+_BLOCK_ROWS = 256
+
+
+def _row_sum(a: Array) -> Array:
+    """The sum over rows in two levels: adding 50,000 rows one after another costs float32 three digits."""
+    whole = len(a) - len(a) % _BLOCK_ROWS
+    rest = a[whole:].sum(0)
+    return rest + a[:whole].reshape(-1, _BLOCK_ROWS, a.shape[1]).sum(1).sum(0) if whole else rest
+
+
 def _from_matrix(matrix: Array, like: Array, axis: tuple[int, ...]) -> Array:
     order = axis + tuple(i for i in range(like.ndim) if i not in axis)
     inverse = sorted(range(like.ndim), key=order.__getitem__)
@@ -157,9 +167,9 @@ def bn_forward(
     xp = backend.get_array_module(x)
     matrix = _as_matrix(x, axis)
     count = max(matrix.shape[0], 1)
-    mean = matrix.sum(0) / count
+    mean = _row_sum(matrix) / count
     centered = matrix - mean
-    var = xp.square(centered).sum(0) / count
+    var = _row_sum(xp.square(centered)) / count
     y = centered * (gamma.reshape(-1) / xp.sqrt(var + eps)) + beta.reshape(-1)
     positive = None
     if relu:
@@ -192,7 +202,7 @@ def bn_backward(
         g = xp.where(saved, g, 0)
     inverse = 1 / xp.sqrt(var.reshape(-1) + eps)
     x_hat = (matrix - mean.reshape(-1)) * inverse
-    gbeta, ggamma = g.sum(0), (g * x_hat).sum(0)
+    gbeta, ggamma = _row_sum(g), _row_sum(g * x_hat)
     count = max(matrix.shape[0], 1)
     gx = (g - (gbeta + x_hat * ggamma) / count) * (gamma.reshape(-1) * inverse)
     return _from_matrix(gx, x, axis), _into(out_gamma, ggamma, gamma), _into(out_beta, gbeta, gamma)
