@@ -415,8 +415,10 @@ class SumTo(FunctionNode):
         return (broadcast_to(gys[0], self.inputs[0].shape),)
 
 
-def _sum_to_array(x: Array, shape: tuple[int, ...]) -> Array:
+def _sum_to_array(x: Array, shape: tuple[int, ...], out: Array = None) -> Array:
     lead = x.ndim - len(shape)
+    if out is not None and lead == 1 and shape == x.shape[1:] and x.dtype == out.dtype and x.dtype.itemsize > 2:
+        return x.sum(0, None, out)  # a bias' gradient, into flat memory
     axes = tuple(range(lead)) + tuple(i + lead for i, n in enumerate(shape) if n == 1 and x.shape[i + lead] != 1)
     y = _sum_array(x, axes, True)
     return y.reshape(shape) if lead else y
@@ -523,11 +525,11 @@ def sum(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = Fals
     return Sum(axes, keepdims).apply((x,))[0] if isinstance(x, BaseVariable) else _sum_array(x, axes, keepdims)
 
 
-def sum_to(x: Any, shape: tuple[int, ...]) -> Any:
-    """x summed to ``shape``, from which it could have been broadcast"""
+def sum_to(x: Any, shape: tuple[int, ...], out: Array = None) -> Any:
+    """x summed to ``shape``, from which it could have been broadcast; ``out`` may take the result of an array"""
     if x.shape == shape:
         return x
-    return SumTo(shape).apply((x,))[0] if isinstance(x, BaseVariable) else _sum_to_array(x, shape)
+    return SumTo(shape).apply((x,))[0] if isinstance(x, BaseVariable) else _sum_to_array(x, shape, out)
 
 
 def concat(xs: Sequence[Any], axis: int = 1) -> Any:
@@ -566,11 +568,7 @@ class MatMul(FunctionNode):
             return self._derive_vectors(wanted, gy, a, b)
         gxs = []
         for k, i in enumerate(wanted):
-            g = (
-                matmul(gy, swap(b))
-                if i == 0
-                else matmul(swap(a), gy, None if out is None or a.ndim > 2 or b.ndim > 2 else out[k])
-            )
+            g = matmul(gy, swap(b)) if i == 0 else matmul(swap(a), gy, None if out is None else out[k])
             gxs.append(sum_to(g, (a, b)[i].shape))
         return tuple(gxs)
 
@@ -592,8 +590,8 @@ def _matmul_arrays(a: Array, b: Array, out: Array = None) -> Array:
     """16-bit products are summed in float32 (NumPy has no 16-bit GEMM; CuPy's runs in float32 for matrices)."""
     if a.dtype.itemsize == 2 and isinstance(a, np.ndarray):
         return np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(a.dtype)
-    if out is not None and out.dtype == a.dtype == b.dtype:
-        return get_array_module(a).matmul(a, b, out=out)
+    if a.ndim == 2 and b.ndim == 2:  # dot costs half of what matmul does for small matrices
+        return a.dot(b, out) if out is not None and out.dtype == a.dtype == b.dtype else a.dot(b)
     return get_array_module(a).matmul(a, b)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from dbrdist import kernels
 from dbrdist.core import ops
 from dbrdist.core.backend import Array, is_floating
+from dbrdist.core.checks import expected
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.kernels import ConvGeometry
 
@@ -141,12 +142,10 @@ def deconvolution_2d(
         outsize = (g.sh * (h - 1) + g.dh * (kh - 1) + 1 - 2 * g.ph, g.sw * (w - 1) + g.dw * (kw - 1) + 1 - 2 * g.pw)
     # Either rounding will do: Chainer lets outsize be what a convolution with cover_all would have come from.
     if (h, w) not in (g.out_hw(*outsize, kh, kw), g._replace(cover_all=True).out_hw(*outsize, kh, kw)):
-        raise ValueError(
-            f"deconvolution_2d: outsize {tuple(outsize)} does not fit: a convolution with kernel {kh} x {kw} and {g} "
-            f"would not give the {h} x {w} of x"
-        )
-    shape = (x.shape[0], W.shape[1] * groups, *outsize)
+        what = f"what a convolution with {g} and kernel {kh} x {kw} takes to {h} x {w}"
+        raise expected("deconvolution_2d", "outsize", what, str(tuple(outsize)))
     geometry = g._replace(cover_all=g.out_hw(*outsize, kh, kw) != (h, w))
+    shape = (x.shape[0], W.shape[1] * groups, *outsize)
     return ConvolutionData(geometry, shape).apply((x, W) if b is None else (x, W, b))[0]
 
 
@@ -160,19 +159,17 @@ def pair(value: Any) -> tuple[int, int]:
 
 def _check(name: str, x: Any, W: Any, b: Any, g: ConvGeometry, x_channels: int, out_channels: int) -> None:
     """Refuse shapes that do not fit together, in words."""
-    if len(x.shape) != 4 or len(W.shape) != 4:
-        raise ValueError(f"{name}: expected x and W with 4 axes, got x {x.shape} and W {W.shape}")
-    if x.shape[1] != x_channels:
-        raise ValueError(
-            f"{name}: W {W.shape} with groups={g.groups} expects x with {x_channels} channels, got x {x.shape}"
-        )
-    if W.shape[0] % g.groups:
-        raise ValueError(f"{name}: the first axis of W {W.shape} must be a multiple of groups={g.groups}")
-    if b is not None and tuple(b.shape) != (out_channels,):
-        raise ValueError(f"{name}: expected b of shape ({out_channels},), got {b.shape}")
-    if min(g.sh, g.sw, g.dh, g.dw, g.groups) < 1 or min(g.ph, g.pw) < 0:
-        raise ValueError(f"{name}: expected positive stride, dilate and groups and pad >= 0, got {g}")
-    if name == "convolution_2d" and min(g.out_hw(*x.shape[2:], *W.shape[2:])) < 1:
-        raise ValueError(f"{name}: x {x.shape} is smaller than the kernel of W {W.shape} with {g}; pad it, or shrink W")
+    if len(W.shape) != 4 or W.shape[0] % g.groups:
+        raise expected(name, "W", f"4 axes, the first a multiple of groups={g.groups}", W)
+    if len(x.shape) != 4 or x.shape[1] != x_channels:
+        raise expected(name, "x", f"shape (N, {x_channels}, H, W) for W {tuple(W.shape)} with groups={g.groups}", x)
     if not is_floating(x.dtype):
-        raise TypeError(f"{name}: expected x of a floating type, got {x.dtype}; cast it first")
+        raise TypeError(str(expected(name, "x", "a floating type", x, "cast it first")))
+    if b is not None and tuple(b.shape) != (out_channels,):
+        raise expected(name, "b", f"shape ({out_channels},)", b)
+    if min(g.sh, g.sw, g.dh, g.dw, g.groups) < 1 or min(g.ph, g.pw) < 0:
+        raise expected(name, "stride, pad, dilate, groups", "numbers >= 1, and pad >= 0", str(g))
+    if name == "convolution_2d" and min(g.out_hw(*x.shape[2:], *W.shape[2:])) < 1:
+        raise expected(
+            name, "x", f"an image no smaller than the kernel of W {tuple(W.shape)}", x, "pad it, or shrink W"
+        )

@@ -14,6 +14,7 @@ from typing import Any
 from dbrdist import kernels
 from dbrdist.core import ops
 from dbrdist.core.backend import Array, is_floating
+from dbrdist.core.checks import expected
 from dbrdist.core.fusion import MaskedGradient, Pending
 from dbrdist.core.graph import FunctionNode
 
@@ -220,11 +221,11 @@ def batch_normalization(
         decay: their weight of the past.
         axis: the axes to average over; None keeps as many after the first as gamma has: the channels, as a rule.
     """
-    axis = _check("batch_normalization", x, gamma, axis, beta=beta)
+    axis = checked_axis("batch_normalization", x, gamma, axis, beta=beta)
     update = None
     if running_mean is not None or running_var is not None:
         if running_mean is None or running_var is None:
-            raise ValueError("batch_normalization: give both running_mean and running_var, or neither")
+            raise expected("batch_normalization", "running_mean, running_var", "both or neither", "one of them")
         count = prod(x.shape[i] for i in axis)
         update = running_update(running_mean, running_var, decay, count)
     # The caller holds the running arrays and may look at them at once, so they cannot wait.
@@ -235,11 +236,11 @@ def fixed_batch_normalization(
     x: Any, gamma: Any, beta: Any, mean: Any, var: Any, eps: float = 2e-5, axis: Any = None
 ) -> Any:
     """Normalize with given mean and variance; arguments as of :func:`batch_normalization`."""
-    axis = _check("fixed_batch_normalization", x, gamma, axis, beta=beta, mean=mean, var=var)
+    axis = checked_axis("fixed_batch_normalization", x, gamma, axis, beta=beta, mean=mean, var=var)
     return FixedBatchNormalization(eps, axis).apply((x, gamma, beta, mean, var))[0]
 
 
-def _check(name: str, x: Any, gamma: Any, axis: Any, **others: Any) -> Axis:
+def checked_axis(name: str, x: Any, gamma: Any, axis: Any, **others: Any) -> Axis:
     """The axes as a sorted tuple of numbers from 0 on; refuses shapes that do not fit them."""
     ndim = len(x.shape)
     if axis is None:
@@ -247,10 +248,8 @@ def _check(name: str, x: Any, gamma: Any, axis: Any, **others: Any) -> Axis:
     axis = tuple(sorted(a % ndim for a in ((axis,) if isinstance(axis, int) else axis)))
     kept = tuple(n for i, n in enumerate(x.shape) if i not in axis)
     if not is_floating(x.dtype):
-        raise TypeError(f"{name}: expected x of a floating type, got {x.dtype}; cast it first")
+        raise TypeError(str(expected(name, "x", "a floating type", x, "cast it first")))
     for what, a in {"gamma": gamma, **others}.items():
         if tuple(a.shape) != kept:
-            raise ValueError(
-                f"{name}: x {x.shape} averaged over axis {axis} needs {what} of shape {kept}, got {a.shape}"
-            )
+            raise expected(name, what, f"shape {kept} for x {tuple(x.shape)} averaged over axis {axis}", a)
     return axis

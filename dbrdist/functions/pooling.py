@@ -10,6 +10,7 @@ from typing import Any
 from dbrdist import kernels
 from dbrdist.core import ops
 from dbrdist.core.backend import Array, is_floating
+from dbrdist.core.checks import expected
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.functions.convolution import pair
 from dbrdist.kernels import PoolGeometry
@@ -125,9 +126,9 @@ def _geometry(kind: str, x: Any, ksize: Any, stride: Any, pad: Any, cover_all: b
     name = f"{kind}_pooling_2d"
     g = PoolGeometry(kind, *pair(ksize), *pair(ksize if stride is None else stride), *pair(pad), cover_all)
     if len(x.shape) != 4 or not is_floating(x.dtype):
-        raise ValueError(f"{name}: expected x with 4 axes and a floating type, got {x.shape} of {x.dtype}")
+        raise expected(name, "x", "4 axes and a floating type", x)
     if min(g.kh, g.kw, g.sh, g.sw) < 1 or min(g.ph, g.pw) < 0:
-        raise ValueError(f"{name}: expected positive ksize and stride and pad >= 0, got {g}")
+        raise expected(name, "ksize, stride, pad", "numbers >= 1, and pad >= 0", str(g))
     if min(g.out_hw(*x.shape[2:])) < 1:
-        raise ValueError(f"{name}: x {x.shape} is smaller than a window of {g}; pad it, or shrink the window")
+        raise expected(name, "x", f"an image no smaller than the window {g.kh} x {g.kw}", x, "pad it")
     return g

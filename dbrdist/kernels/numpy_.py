@@ -21,14 +21,13 @@ Array = Any
 
 def _padded(x: Array, pad: tuple[int, int], rows: int, cols: int, value: float) -> Array:
     """``x`` (N, C, H, W) as an NHWC array in the accumulation type, padded to at least ``rows`` x ``cols``."""
-    xp = backend.get_array_module(x)
     n, c, h, w = x.shape
     (ph, pw), x = pad, x.transpose(0, 2, 3, 1)
     rows, cols = max(rows, ph + h), max(cols, pw + w)
     dtype = backend.accumulation_dtype(x.dtype)
     if (rows, cols) == (h, w):
         return x.astype(dtype, copy=False)
-    buffer = xp.full((n, rows, cols, c), value, dtype)
+    buffer = backend.full((n, c, rows, cols), value, dtype, x).transpose(0, 2, 3, 1)
     buffer[:, ph : ph + h, pw : pw + w] = x
     return buffer
 
@@ -81,14 +80,14 @@ def conv_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) ->
 
 def conv_backward_data(gy: Array, W: Array, x_shape: tuple[int, ...], geometry: ConvGeometry) -> Array:
     """The gradient with respect to x; also the forward of a transposed convolution."""
-    xp, g = backend.get_array_module(gy), geometry
+    g = geometry
     (n, c, h, w), (oh, ow), (kh, kw) = x_shape, gy.shape[2:], W.shape[2:]
     columns = _grouped_rows(gy, g.groups) @ _weight_matrix(W, g.groups).transpose(0, 2, 1)
     columns = columns.reshape(g.groups, n, oh, ow, kh, kw, c // g.groups).transpose(4, 5, 1, 2, 3, 0, 6)
     columns = columns.reshape(kh, kw, n, oh, ow, c)
     rows = max((oh - 1) * g.sh + (kh - 1) * g.dh + 1, g.ph + h)
     cols = max((ow - 1) * g.sw + (kw - 1) * g.dw + 1, g.pw + w)
-    gx = xp.zeros((n, rows, cols, c), columns.dtype)
+    gx = backend.zeros((n, c, rows, cols), columns.dtype, gy).transpose(0, 2, 3, 1)
     for u in range(kh):
         for v in range(kw):
             top, left = u * g.dh, v * g.dw
@@ -115,6 +114,18 @@ def plain_empty(shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
     return backend.empty((prod(shape),), dtype, like).reshape(shape)
 
 
+def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
+    """The product of two matrices of one type, as wide inside as the accumulation type."""
+    xp, dtype = backend.get_array_module(a, b), backend.accumulation_dtype(a.dtype)
+    if dtype == a.dtype:
+        return xp.matmul(a, b, out=out)
+    y = xp.matmul(a.astype(dtype), b.astype(dtype))
+    if out is None:
+        return y.astype(a.dtype)
+    out[...] = y
+    return out
+
+
 # ---- batch normalization, on the matrix (M, K): M elements are averaged, K are kept
 
 
@@ -123,6 +134,16 @@ def _as_matrix(x: Array, axis: tuple[int, ...]) -> Array:
     size = prod(x.shape[i] for i in axis)
     matrix = x.transpose(axis + kept).reshape(size, x.size // size if size else prod(x.shape[i] for i in kept))
     return matrix.astype(backend.accumulation_dtype(x.dtype), copy=False)
+
+
+_BLOCK_ROWS = 256
+
+
+def _row_sum(a: Array) -> Array:
+    """The sum over rows in two levels: adding 50,000 rows one after another costs float32 three digits."""
+    whole = len(a) - len(a) % _BLOCK_ROWS
+    rest = a[whole:].sum(0)
+    return rest + a[:whole].reshape(-1, _BLOCK_ROWS, a.shape[1]).sum(1).sum(0) if whole else rest
 
 
 def _from_matrix(matrix: Array, like: Array, axis: tuple[int, ...]) -> Array:
@@ -146,9 +167,9 @@ def bn_forward(
     xp = backend.get_array_module(x)
     matrix = _as_matrix(x, axis)
     count = max(matrix.shape[0], 1)
-    mean = matrix.sum(0) / count
+    mean = _row_sum(matrix) / count
     centered = matrix - mean
-    var = xp.square(centered).sum(0) / count
+    var = _row_sum(xp.square(centered)) / count
     y = centered * (gamma.reshape(-1) / xp.sqrt(var + eps)) + beta.reshape(-1)
     positive = None
     if relu:
@@ -181,7 +202,7 @@ def bn_backward(
         g = xp.where(saved, g, 0)
     inverse = 1 / xp.sqrt(var.reshape(-1) + eps)
     x_hat = (matrix - mean.reshape(-1)) * inverse
-    gbeta, ggamma = g.sum(0), (g * x_hat).sum(0)
+    gbeta, ggamma = _row_sum(g), _row_sum(g * x_hat)
     count = max(matrix.shape[0], 1)
     gx = (g - (gbeta + x_hat * ggamma) / count) * (gamma.reshape(-1) * inverse)
     return _from_matrix(gx, x, axis), _into(out_gamma, ggamma, gamma), _into(out_beta, gbeta, gamma)
@@ -232,7 +253,7 @@ def pool_backward(gy: Array, x_shape: tuple[int, ...], saved: Any, geometry: Poo
     (n, c, h, w), (oh, ow) = x_shape, gy.shape[2:]
     rows, cols = max((oh - 1) * g.sh + g.kh, g.ph + h), max((ow - 1) * g.sw + g.kw, g.pw + w)
     wide = gy.transpose(0, 2, 3, 1).astype(backend.accumulation_dtype(gy.dtype), copy=False)
-    gx = xp.zeros((n, rows, cols, c), wide.dtype)
+    gx = backend.zeros((n, c, rows, cols), wide.dtype, gy).transpose(0, 2, 3, 1)
     if g.kind != "max":
         wide = wide / (g.kh * g.kw)
     for position, window in enumerate(_shifted(gx, g, oh, ow)):

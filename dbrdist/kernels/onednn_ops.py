@@ -20,7 +20,10 @@ from dbrdist.kernels.onednn import Builder, Primitive, address, cached, scratch
 Array = np.ndarray
 
 _TYPES = {"float32": onednn.F32, "bfloat16": onednn.BF16}
+_POINTWISE = ConvGeometry()
 _SMALL = 1 << 15  # elements; below, NumPy's elementwise loops beat a call of the library
+
+_SMALL_PRODUCT = 1 << 19  # multiplications
 
 
 def serves(kernel: str, x: Array, geometry: Any = None) -> bool:
@@ -29,6 +32,9 @@ def serves(kernel: str, x: Array, geometry: Any = None) -> bool:
         return False
     if kernel == "elementwise":
         return x.size >= _SMALL
+    if kernel == "matmul":  # geometry: the other matrix' shape and type
+        shape, dtype = geometry
+        return x.ndim == len(shape) == 2 and dtype == x.dtype and x.size * shape[1] >= _SMALL_PRODUCT
     if kernel == "bn":  # geometry: the axes
         return (x.ndim, geometry) in ((4, (0, 2, 3)), (2, (0,)))
     if kernel == "pool":
@@ -167,6 +173,11 @@ def conv_backward_data(gy: Array, W: Array, x_shape: tuple[int, ...], geometry: 
     return gx
 
 
+def _rows(x: Array) -> Array:
+    """(N, C, H, W) in channels-last memory as (N * H * W, C)."""
+    return x.transpose(0, 2, 3, 1).reshape(-1, x.shape[1])
+
+
 def conv_backward_weight(
     x: Array, gy: Array, W_shape: tuple[int, ...], geometry: ConvGeometry, dtype: Any, out: Array | None = None
 ) -> Array:
@@ -174,6 +185,10 @@ def conv_backward_weight(
     x, gy = backend.channels_last(x), backend.channels_last(gy)
     if out is None:
         out = plain_empty(W_shape, dtype, gy)
+    if geometry == _POINTWISE and W_shape[2:] == (1, 1) and out.flags.c_contiguous:
+        # gW = gy^T x over all pixels, written as it stands: 1.05 to 1.3 times as fast as the convolution's kernel.
+        matmul(_rows(gy).T, _rows(x), out.reshape(W_shape[:2]))
+        return out
     op = _convolution("weights", x.shape, out, gy.shape, geometry, gy.dtype, False)
     if op.reorder is None:
         op.primitive(address(x), address(gy), address(out))
@@ -181,6 +196,39 @@ def conv_backward_weight(
         target = scratch("weights", op.weight_bytes)
         op.primitive(address(x), address(gy), target)
         op.reorder(target, address(out))
+    return out
+
+
+# ---- matrix product
+
+
+def _build_matmul(a: Any, b: Any, y: Any) -> Primitive:
+    """Each operand is (shape, strides in elements, dtype)."""
+    with Builder() as builder:
+        left, right, result = (builder.memory(shape, _type(dtype), strides) for shape, strides, dtype in (a, b, y))
+        description = builder.describe("matmul", left, right, None, result, builder.attributes())
+        return builder.primitive(description, {onednn.SRC: left, onednn.WEIGHTS: right, onednn.DST: result})
+
+
+def _matrix(a: Array) -> Array:
+    """A matrix whose rows or columns lie densely; oneDNN falls back to slow code for others."""
+    rows, columns = a.strides
+    size = a.itemsize
+    if (columns == size and rows >= a.shape[1] * size) or (rows == size and columns >= a.shape[0] * size):
+        return a
+    return np.ascontiguousarray(a)
+
+
+def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
+    """See numpy_.matmul."""
+    a, b = _matrix(a), _matrix(b)
+    if out is None:
+        out = backend.empty((a.shape[0], b.shape[1]), a.dtype, a)
+    key = ("matmul", a.shape, a.strides, b.shape, b.strides, out.strides, a.dtype, b.dtype, out.dtype)
+    primitive = cached(
+        key, lambda: _build_matmul(*((m.shape, _element_strides(m), m.dtype) for m in (a, b, out)))
+    )  # fmt: skip
+    primitive(address(a), address(b), address(out))
     return out
 
 

@@ -1,0 +1,22 @@
+"""Links: parameters that meet data."""
+
+from dbrdist.links.classifier import Classifier
+from dbrdist.links.connection import Bilinear, EmbedID, Linear
+from dbrdist.links.convolution import Convolution2D, Deconvolution2D
+from dbrdist.links.elementwise import Bias, Parameter, PReLU, Scale, Swish
+from dbrdist.links.normalization import BatchNormalization
+
+__all__ = [
+    "BatchNormalization",
+    "Bias",
+    "Bilinear",
+    "Classifier",
+    "Convolution2D",
+    "Deconvolution2D",
+    "EmbedID",
+    "Linear",
+    "PReLU",
+    "Parameter",
+    "Scale",
+    "Swish",
+]

@@ -212,17 +212,17 @@ def test_parameters_changed_before_the_output_is_read():
 
 def test_messages_of_misfits():
     x, W = np.ones((1, 3, 4, 4), "f"), np.ones((2, 4, 3, 3), "f")
-    with pytest.raises(ValueError, match=r"W \(2, 4, 3, 3\) with groups=1 expects x with 4 channels, got"):
+    with pytest.raises(ValueError, match=r"x: expected shape \(N, 4, H, W\) for W \(2, 4, 3, 3\) with groups=1, got"):
         F.convolution_2d(x, W)
-    with pytest.raises(ValueError, match="smaller than the kernel"):
+    with pytest.raises(ValueError, match="expected an image no smaller than the kernel of W"):
         F.convolution_2d(x, np.ones((2, 3, 5, 5), "f"))
-    with pytest.raises(ValueError, match=r"expected b of shape \(2,\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"convolution_2d: b: expected shape \(2,\), got shape \(3,\)"):
         F.convolution_2d(x, W[:, :3], np.ones(3, "f"))
-    with pytest.raises(TypeError, match="expected x of a floating type, got int64; cast it first"):
+    with pytest.raises(TypeError, match=r"x: expected a floating type, got shape .* and dtype int64; cast it first"):
         F.convolution_2d(x.astype(int), W[:, :3])
-    with pytest.raises(ValueError, match="does not fit"):
+    with pytest.raises(ValueError, match=r"deconvolution_2d: outsize: expected .* got \(20, 20\)"):
         F.deconvolution_2d(x, np.ones((3, 2, 3, 3), "f"), stride=2, outsize=(20, 20))
-    with pytest.raises(ValueError, match="smaller than a window"):
+    with pytest.raises(ValueError, match="expected an image no smaller than the window 6 x 6"):
         F.max_pooling_2d(x, 6, 1, cover_all=False)
-    with pytest.raises(ValueError, match=r"needs beta of shape \(3,\), got \(4,\)"):
+    with pytest.raises(ValueError, match=r"batch_normalization: beta: expected shape \(3,\) for x .* got shape \(4,\)"):
         F.batch_normalization(x, np.ones(3, "f"), np.ones(4, "f"))

@@ -140,6 +140,14 @@ def test_variance_of_a_large_mean_is_stable():
     assert var[0] == pytest.approx(2 / 3, rel=1e-6)
 
 
+def test_statistics_of_many_rows_are_exact_to_float32():
+    x = np.random.default_rng(0).standard_normal((50_001, 3), dtype=np.float32) + np.float32(3)
+    one = np.ones(3, np.float32)
+    _, mean, var, _ = numpy_.bn_forward(x, one, one, 1e-5, (0,), False)
+    np.testing.assert_allclose(mean, x.mean(0, dtype=np.float64), rtol=1e-6)
+    np.testing.assert_allclose(var, x.var(0, dtype=np.float64), rtol=1e-6)
+
+
 def test_statistics_of_an_empty_batch_are_zero():
     one = np.ones(3, np.float32)
     x = np.zeros((0, 3, 4, 4), np.float32)

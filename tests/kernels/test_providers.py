@@ -228,6 +228,39 @@ def test_elementwise_on_matrices(provider):
         assert_close(kernels.relu_backward(a, b), b * (a > 0))
 
 
+MATRICES = {
+    "plain": lambda a: a,
+    "transposed": lambda a: np.ascontiguousarray(a.T).T,
+    "sliced": lambda a: np.repeat(np.repeat(a, 2, 0), 2, 1)[::2, ::2],
+    "rows of a wider one": lambda a: np.hstack([a, a])[:, : a.shape[1]],
+    "broadcast": lambda a: np.broadcast_to(a[:1], a.shape),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("right", MATRICES)
+@pytest.mark.parametrize("left", MATRICES)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_matrix_product(provider, left, right, dtype):
+    a, b = MATRICES[left](draw(0, (70, 90), dtype)), MATRICES[right](draw(1, (90, 130), dtype))
+    expected = numpy_.matmul(*wide(a, b))
+    out = np.full((70, 130), np.nan, np.float32)
+    with kernels.use(provider):
+        y = kernels.matmul(a, b)
+        assert kernels.matmul(a, b, out) is out
+        assert kernels.provider_of("matmul", a, (b.shape, b.dtype)) == provider
+    assert y.dtype == a.dtype
+    assert_close(y, expected, dtype)
+    assert_close(out, expected, dtype)
+
+
+def test_small_or_empty_products_are_left_to_numpy():
+    for shape in ((8, 8), (0, 8)):
+        a = draw(0, shape)
+        assert kernels.provider_of("matmul", a, ((8, 8), a.dtype)) == "numpy"
+        assert kernels.matmul(a, draw(1, (8, 8))).shape == shape
+
+
 @needs_onednn
 def test_bfloat16_where_the_processor_has_it():
     """Values near float64's; on a processor without the instructions NumPy serves, with the same result."""
@@ -250,7 +283,7 @@ def test_bfloat16_where_the_processor_has_it():
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_other_types_are_served_by_numpy(dtype):
-    for kernel in ("conv", "bn", "pool", "elementwise"):
+    for kernel in ("conv", "bn", "pool", "matmul", "elementwise"):
         assert kernels.provider_of(kernel, dtype) == "numpy"
 
 

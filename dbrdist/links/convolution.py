@@ -1,0 +1,111 @@
+"""Links around convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dbrdist import functions as F
+from dbrdist.core.checks import expected
+from dbrdist.core.link import Link
+from dbrdist.core.parameter import Parameter
+from dbrdist.functions.convolution import pair
+from dbrdist.links.initializers import Constant, get_initializer
+
+
+class Convolution2D(Link):
+    """Two-dimensional convolution with its filters W (out_channels, in_channels/groups, kh, kw) and bias b.
+
+    Args:
+        in_channels: channels of the input; None takes them from the first batch. ``Convolution2D(out_channels, ksize)``
+            means the same.
+        out_channels: channels of the output.
+        ksize, stride, pad, dilate: a number, or a pair for rows and columns.
+        nobias: leave out b.
+        initialW, initial_bias: initializer, array or number; None for LeCunNormal and 0.
+        groups: split channels into so many groups that do not see each other.
+    """
+
+    def __init__(
+        self, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0,
+        nobias: bool = False, initialW: Any = None, initial_bias: Any = None, *, dilate: Any = 1, groups: int = 1,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if ksize is None:
+            out_channels, ksize, in_channels = in_channels, out_channels, None
+        self.ksize, self.stride, self.pad = ksize, pair(stride), pair(pad)
+        self.dilate, self.groups, self.out_channels = pair(dilate), int(groups), out_channels
+        if out_channels % self.groups:
+            raise expected("Convolution2D", "out_channels", f"a multiple of groups={groups}", str(out_channels))
+        with self.init_scope():
+            self.W = Parameter(get_initializer(initialW))
+            self.b = None if nobias else Parameter(get_initializer(initial_bias, Constant(0)), out_channels)
+        if in_channels is not None:
+            self._initialize_params(in_channels)
+
+    def _initialize_params(self, in_channels: int) -> None:
+        if in_channels % self.groups:
+            raise expected("Convolution2D", "in_channels", f"a multiple of groups={self.groups}", str(in_channels))
+        self.W.initialize((self.out_channels, in_channels // self.groups, *pair(self.ksize)))
+
+    @property
+    def printable_specs(self) -> Any:
+        """Pairs shown by ``repr``."""
+        in_channels = self.W.shape[1] * self.groups if self.W.is_initialized else None
+        yield from {
+            "in_channels": in_channels, "out_channels": self.out_channels, "ksize": self.ksize, "stride": self.stride,
+            "pad": self.pad, "nobias": self.b is None, "dilate": self.dilate, "groups": self.groups,
+        }.items()  # fmt: skip
+
+    def forward(self, x: Any) -> Any:
+        """(N, in_channels, H, W) to (N, out_channels, OH, OW)."""
+        if not self.W.is_initialized:
+            self._initialize_params(x.shape[1])
+        return F.convolution_2d(
+            x, self.W, self.b, self.stride, self.pad, dilate=self.dilate, groups=self.groups
+        )  # fmt: skip
+
+
+class Deconvolution2D(Link):
+    """Two-dimensional transposed convolution with its filters W (in_channels, out_channels/groups, kh, kw) and bias b.
+
+    Args:
+        in_channels: channels of the input; None takes them from the first batch. ``Deconvolution2D(out_channels,
+            ksize)`` means the same.
+        out_channels: channels of the output.
+        ksize, stride, pad, dilate: a number, or a pair for rows and columns.
+        nobias: leave out b.
+        outsize: rows and columns of the output; None for the smallest that fits.
+        initialW, initial_bias: initializer, array or number; None for LeCunNormal and 0.
+        groups: split channels into so many groups that do not see each other.
+    """
+
+    def __init__(
+        self, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0,
+        nobias: bool = False, outsize: Any = None, initialW: Any = None, initial_bias: Any = None, *,
+        dilate: Any = 1, groups: int = 1,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if ksize is None:
+            out_channels, ksize, in_channels = in_channels, out_channels, None
+        self.ksize, self.stride, self.pad, self.outsize = ksize, pair(stride), pair(pad), outsize
+        self.dilate, self.groups, self.out_channels = pair(dilate), int(groups), out_channels
+        if out_channels % self.groups:
+            raise expected("Deconvolution2D", "out_channels", f"a multiple of groups={groups}", str(out_channels))
+        with self.init_scope():
+            self.W = Parameter(get_initializer(initialW))
+            self.b = None if nobias else Parameter(get_initializer(initial_bias, Constant(0)), out_channels)
+        if in_channels is not None:
+            self._initialize_params(in_channels)
+
+    def _initialize_params(self, in_channels: int) -> None:
+        if in_channels % self.groups:
+            raise expected("Deconvolution2D", "in_channels", f"a multiple of groups={self.groups}", str(in_channels))
+        self.W.initialize((in_channels, self.out_channels // self.groups, *pair(self.ksize)))
+
+    def forward(self, x: Any) -> Any:
+        """(N, in_channels, H, W) to (N, out_channels, OH, OW)."""
+        if not self.W.is_initialized:
+            self._initialize_params(x.shape[1])
+        return F.deconvolution_2d(
+            x, self.W, self.b, self.stride, self.pad, self.outsize, dilate=self.dilate, groups=self.groups
+        )  # fmt: skip

@@ -1,0 +1,119 @@
+"""Links around normalization."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core import fusion
+from dbrdist.core.backend import Array, full
+from dbrdist.core.config import config, get_dtype
+from dbrdist.core.link import Link
+from dbrdist.core.parameter import Parameter
+from dbrdist.functions import normalization as N
+from dbrdist.links.initializers import Constant, generate_array
+
+
+class BatchNormalization(Link):
+    """Batch normalization with its scale gamma, shift beta and running statistics (Ioffe and Szegedy 2015).
+
+    In training (``config.train``) a batch is normalized with its own statistics, towards which ``avg_mean`` and
+    ``avg_var`` move; otherwise with those. The running variance is unbiased.
+
+    Args:
+        size: number of channels, or the shape of the axes that are kept; None takes it from the first batch.
+        decay: weight of the past in the running statistics.
+        eps: added to the variance.
+        dtype: type of parameters and statistics; None for the configured one, float32 where that is mixed.
+        use_gamma, use_beta: False leaves the parameter out.
+        initial_gamma, initial_beta: initializer, array or number; None for 1 and 0.
+        axis: axes to average over; None for all but the one after the first.
+        initial_avg_mean, initial_avg_var: what the running statistics start from; None for 0 and 1.
+    """
+
+    gamma: Any = None
+    beta: Any = None
+
+    def __init__(
+        self, size: Any = None, decay: float = 0.9, eps: float = 2e-5, dtype: Any = None, use_gamma: bool = True,
+        use_beta: bool = True, initial_gamma: Any = None, initial_beta: Any = None, axis: Any = None,
+        initial_avg_mean: Any = None, initial_avg_var: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.decay, self.eps = decay, eps
+        self.axis = (axis,) if isinstance(axis, int) else axis
+        self.dtype = get_dtype(dtype, map_mixed16=np.float32)
+        self._initial_avg = self._initializer(initial_avg_mean, 0), self._initializer(initial_avg_var, 1)
+        self.N = 0  # batches seen since start_finetuning
+        self.register_persistent("N")
+        self.avg_mean = self.avg_var = None
+        self.register_persistent("avg_mean")
+        self.register_persistent("avg_var")
+        with self.init_scope():
+            if use_gamma:
+                self.gamma = Parameter(self._initializer(initial_gamma, 1))
+            if use_beta:
+                self.beta = Parameter(self._initializer(initial_beta, 0))
+        if size is not None:
+            self._initialize_params((size,) if isinstance(size, int) else tuple(size))
+
+    # A normalization whose last pass is pending has not moved the statistics yet: readers wait for it.
+
+    @property
+    def avg_mean(self) -> Array:
+        """The running mean."""
+        fusion.flush()
+        return self.__dict__["avg_mean"]
+
+    @avg_mean.setter
+    def avg_mean(self, value: Array) -> None:
+        self.__dict__["avg_mean"] = value
+
+    @property
+    def avg_var(self) -> Array:
+        """The running variance."""
+        fusion.flush()
+        return self.__dict__["avg_var"]
+
+    @avg_var.setter
+    def avg_var(self, value: Array) -> None:
+        self.__dict__["avg_var"] = value
+
+    def _initializer(self, value: Any, default: float) -> Any:
+        """What an argument means: None the default, a number or array a Constant of the link's type."""
+        value = default if value is None else value
+        return value if callable(value) else Constant(value, self.dtype)
+
+    def _initialize_params(self, shape: tuple[int, ...]) -> None:
+        self.avg_mean, self.avg_var = (
+            generate_array(initializer, shape, self.xp, self.dtype, self.device) for initializer in self._initial_avg
+        )
+        for p in (self.gamma, self.beta):
+            if p is not None and not p.is_initialized:
+                p.initialize(shape)
+
+    def start_finetuning(self) -> None:
+        """Forget how many batches the statistics have seen; see ``finetune``."""
+        self.N = 0
+
+    def forward(self, x: Any, finetune: bool = False) -> Any:
+        """Normalize ``x``. With ``finetune`` the running statistics become the plain mean over all batches since
+        ``start_finetuning``."""
+        axis = N.default_axis(len(x.shape)) if self.axis is None else self.axis
+        values = self.__dict__
+        if values["avg_mean"] is None:
+            self._initialize_params(tuple(n for i, n in enumerate(x.shape) if i not in axis))
+        mean, var = values["avg_mean"], values["avg_var"]
+        gamma = full(mean.shape, 1, self.dtype, mean) if self.gamma is None else self.gamma
+        beta = full(mean.shape, 0, self.dtype, mean) if self.beta is None else self.beta
+        if not config.train:
+            return N.fixed_batch_normalization(x, gamma, beta, self.avg_mean, self.avg_var, self.eps, axis)
+        decay = self.decay
+        if finetune:
+            self.N += 1
+            decay = 1.0 - 1.0 / self.N
+        axis = N.checked_axis("BatchNormalization", x, gamma, axis, beta=beta)
+        update = N.running_update(mean, var, decay, prod(x.shape[i] for i in axis))
+        return N.BatchNormalization(self.eps, axis, update, waits=True).apply((x, gamma, beta))[0]

@@ -1,0 +1,129 @@
+"""Every operation on images keeps channels-last memory, forward and backward.
+
+``Contiguous`` stands for CuPy, whose elementwise kernels always allocate C-contiguous results: only code that asks the
+backend for memory, or works on N H W C views, keeps the layout there.
+"""
+
+import numpy as np
+import pytest
+
+from dbrdist import Variable, kernels
+from dbrdist import functions as F
+from dbrdist.core import backend, ops
+
+SHAPE = (2, 16, 12, 10)  # large enough for sums and normalizations to wait for a ReLU
+
+
+class Contiguous(np.ndarray):
+    """An array whose ufuncs and functions return C-contiguous results, as CuPy's do."""
+
+    def __array_ufunc__(self, ufunc, method, *inputs, out=None, **kwargs):
+        plain = [np.asarray(x) if isinstance(x, np.ndarray) else x for x in inputs]
+        if out is not None:
+            kwargs["out"] = tuple(np.asarray(o) if isinstance(o, np.ndarray) else o for o in out)
+        result = getattr(ufunc, method)(*plain, **kwargs)
+        return out[0] if out is not None else _contiguous(result)
+
+    def __array_function__(self, function, types, args, kwargs):
+        result = super().__array_function__(function, types, args, kwargs)
+        return result if function is np.broadcast_to else _contiguous(result)
+
+    def astype(self, dtype, order="C", copy=True, **kwargs):
+        return self if not copy and self.dtype == dtype else super().astype(dtype, order="C", **kwargs)
+
+    def copy(self, order="C"):
+        return super().copy("C")
+
+
+def _contiguous(a):
+    return np.ascontiguousarray(a).reshape(np.shape(a)).view(Contiguous) if isinstance(a, np.ndarray) else a
+
+
+def images(seed, shape=SHAPE, kind=np.ndarray):
+    a = backend.empty(shape, np.float32)
+    a[...] = np.random.default_rng(seed).standard_normal(shape)
+    return a.view(kind)
+
+
+def weights(seed, shape, kind):
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32).view(kind)
+
+
+OPERATIONS = {
+    "convolution": lambda x, a: F.convolution_2d(x, a(1, (8, 16, 3, 3)), a(2, (8,)), 2, 1),
+    "convolution 1x1": lambda x, a: F.convolution_2d(x, a(1, (8, 16, 1, 1))),
+    "convolution in groups": lambda x, a: F.convolution_2d(x, a(1, (8, 4, 3, 3)), groups=4, dilate=2),
+    "convolution to 1x1": lambda x, a: F.convolution_2d(x, a(1, (8, 16, 12, 10))),
+    "deconvolution": lambda x, a: F.deconvolution_2d(x, a(1, (16, 8, 4, 4)), a(2, (8,)), 2, 1),
+    "max pooling": lambda x, a: F.max_pooling_2d(x, 3, 2, 1),
+    "average pooling": lambda x, a: F.average_pooling_2d(x, 3, 2, 1),
+    "batch normalization": lambda x, a: F.batch_normalization(x, a(1, (16,)), a(2, (16,))),
+    "batch normalization per element": lambda x, a: F.batch_normalization(x, a(1, SHAPE[1:]), a(2, SHAPE[1:])),
+    "fixed batch normalization": lambda x, a: F.fixed_batch_normalization(
+        x, a(1, (16,)), a(2, (16,)), a(3, (16,)), a(4, (16,)) ** 2
+    ),
+    "relu": lambda x, a: F.relu(x),
+    "batch normalization and relu": lambda x, a: F.relu(F.batch_normalization(x, a(1, (16,)), a(2, (16,)))),
+    "sum and relu": lambda x, a: F.relu(x + ops.neg(x)),
+    "square": lambda x, a: x * x,
+    "difference": lambda x, a: x - 2 * x,
+    "quotient": lambda x, a: x / 3,
+    "exponential": lambda x, a: ops.exp(x),
+    "channel scale": lambda x, a: x * ops.reshape(Variable(a(1, (16,))), (1, 16, 1, 1)),
+    "constant in NCHW": lambda x, a: x + np.ascontiguousarray(a(1, SHAPE)),
+    "product with a constant in NCHW": lambda x, a: x * np.ascontiguousarray(a(1, SHAPE)),
+    "concatenation": lambda x, a: ops.concat([x, x * 2], 1),
+    "selection": lambda x, a: ops.where(np.asarray(x.array) > 0, x, ops.neg(x)),
+    "cast": lambda x, a: ops.cast(ops.cast(x, np.dtype(np.float64)), np.dtype(np.float32)),
+    "mean over channels and back": lambda x, a: x - ops.broadcast_to(ops.sum(x, 1, True), SHAPE),
+}
+
+
+def check_layout(function, kind, provider):
+    """Forward, backward from a channels-last gradient, and the gradient of every intermediate."""
+    with kernels.use(provider):
+        x = Variable(images(0, kind=kind))
+        h = x * 1.5
+        y = function(h, lambda seed, shape: weights(seed, shape, kind))
+        assert type(y.array) is kind
+        assert backend.is_channels_last(y.array)
+        y.grad = images(5, y.shape, kind)
+        y.backward(retain_grad=True)
+        assert type(h.grad) is kind
+        assert backend.is_channels_last(h.grad)
+        assert backend.is_channels_last(x.grad)
+
+
+@pytest.mark.parametrize("kind", [np.ndarray, Contiguous])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_layout(name, kind):
+    check_layout(OPERATIONS[name], kind, "numpy")
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_layout_of_the_fastest_provider(name):
+    check_layout(OPERATIONS[name], np.ndarray, "onednn")
+
+
+def test_image_in_nchw_is_converted_by_the_first_convolution():
+    x = Variable(np.ascontiguousarray(images(0)))
+    y = F.relu(F.convolution_2d(x, weights(1, (8, 16, 3, 3), np.ndarray)))
+    assert backend.is_channels_last(y.array)
+
+
+@pytest.mark.parametrize("kind", [np.ndarray, Contiguous])
+def test_broadcast_gradient_stays_channels_last(kind):
+    """The gradient of a mean over rows and columns is a view with zero strides; what is behind it is channels-last."""
+    x = Variable(images(0, kind=kind))
+    h = F.relu(x * 2)
+    y = ops.sum(h, (2, 3))
+    y.grad = weights(1, y.shape, kind)
+    y.backward(retain_grad=True)
+    assert backend.is_channels_last(x.grad)
+
+
+def test_the_stand_in_loses_the_layout_by_itself():
+    x = images(0, kind=Contiguous)
+    assert backend.is_channels_last(x)
+    assert not backend.is_channels_last(x + 1)
+    assert backend.is_channels_last(backend.elementwise(np.add, x, 1))
