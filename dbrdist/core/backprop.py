@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import fusion, ops
-from dbrdist.core.backend import get_array_module
+from dbrdist.core.backend import copy, get_array_module
 from dbrdist.core.config import config, using_config
 from dbrdist.core.fusion import MaskedGradient
-from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode, get_function_hooks
+from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode, get_function_hooks, has_nan
 
 Seeds = list[tuple[VariableNode, Any]]
 
@@ -30,7 +30,8 @@ class Walk:
         self.pending: dict[FunctionNode, Any] = {}
         self.heap: list[tuple[int, int, FunctionNode]] = []
         self.count = 0  # breaks ties of rank in the order of arrival
-        self.kept: dict[Any, VariableNode] | None = {} if keep else None  # intermediate nodes that keep their gradient
+        # Intermediate nodes that keep their gradient; one output may have several, since rules revive retained outputs.
+        self.kept: dict[Any, set[VariableNode]] | None = {} if keep else None
 
     def run(self, seeds: Seeds) -> None:
         """Walk until nothing is pending."""
@@ -44,7 +45,9 @@ class Walk:
             nodes = function.inputs
             assert nodes is not None
             wanted = self.select(function, gys)
-            gxs = self.ask(function, wanted, gys, None if self.higher else _views(nodes, wanted))
+            if not wanted:
+                continue
+            gxs = self.ask(function, wanted, gys, self.views(nodes, wanted))
             for k, i in enumerate(wanted):
                 gx = gxs[k]
                 if gx is not None:
@@ -57,7 +60,7 @@ class Walk:
             self.settle(node, g)
             return
         if self.kept is not None:
-            self.kept[creator, node.index] = node
+            self.kept.setdefault((creator, node.index), set()).add(node)
         pending = self.pending
         old = pending.get(creator)
         if old is None:
@@ -95,21 +98,36 @@ class Walk:
             node.gradient = view
         elif old is not None:
             node.gradient = ops.add(old, g)
-        else:  # a broadcast view is not what a leaf may keep: it cannot be written to
-            node.gradient = g.copy() if isinstance(g, np.ndarray) and not g.flags.writeable else g
+        else:  # rules hand gradients on and return views; a leaf owns its own, so that hooks may change it in place
+            node.gradient = copy(g)
+
+    def views(self, nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Any] | None:
+        """Where in flat memory a rule may write the first contributions of a first-order pass."""
+        if self.higher:
+            return None
+        out: list[Any] | None = None
+        for k, i in enumerate(wanted):
+            node = nodes[i]
+            if node.view is not None and node.gradient is None and nodes.count(node) == 1:
+                if out is None:
+                    out = [None] * len(wanted)
+                out[k] = node.view
+        return out
 
     def select(self, function: FunctionNode, gys: tuple[Any, ...]) -> tuple[int, ...]:
         """Which inputs take a gradient; intermediate gradients are kept here where asked."""
         if self.kept is not None:
             for i, g in enumerate(gys):
-                node = self.kept.get((function, i))
-                if node is not None and g is not None:
-                    node.gradient = _plain(g)
+                if g is not None:
+                    for node in self.kept.get((function, i), ()):
+                        node.gradient = _plain(g)
         return function.wanted
 
     def ask(self, function: FunctionNode, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         """The function's rule, between its hooks."""
         hooks = function.active_hooks() if function._hooks is not None or get_function_hooks() else ()
+        if hooks:
+            gys = tuple([_plain(g) for g in gys])
         for hook in hooks:
             hook.backward_preprocess(function, function._xs, gys)
         if self.higher:
@@ -124,15 +142,15 @@ class Walk:
                 f"but its rule returned {len(gxs)}"
             )
         if config.debug:
-            _check_finite(function, wanted, gxs)
+            _check_nan(function, wanted, gxs)
         return gxs
 
 
 class TargetWalk(Walk):
     """A pass that collects the gradients of chosen variables and visits only functions on the way to them."""
 
-    def __init__(self, higher: bool, ends: Sequence[VariableNode], targets: Sequence[VariableNode]) -> None:
-        super().__init__(higher)
+    def __init__(self, higher: bool, keep: bool, ends: Sequence[VariableNode], targets: Sequence[VariableNode]) -> None:
+        super().__init__(higher, keep)
         self.found: dict[Any, Any] = {_key(node): None for node in targets}
         self.useful = _on_the_way(ends, self.found)
 
@@ -149,7 +167,11 @@ class TargetWalk(Walk):
             old = self.found[key]
             self.found[key] = _plain(g) if old is None else ops.add(old, _plain(g))
 
+    def views(self, nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> None:
+        """Nothing is written into flat memory: what is collected must outlive the next backward."""
+
     def select(self, function: FunctionNode, gys: tuple[Any, ...]) -> tuple[int, ...]:
+        super().select(function, gys)
         for i, g in enumerate(gys):
             if g is not None and (function, i) in self.found:
                 self.found[function, i] = _plain(g)
@@ -183,18 +205,6 @@ def _on_the_way(ends: Sequence[VariableNode], targets: dict[Any, Any]) -> set[Fu
     return useful
 
 
-def _views(nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Any] | None:
-    """Where in flat memory a rule may write the first contributions."""
-    out: list[Any] | None = None
-    for k, i in enumerate(wanted):
-        node = nodes[i]
-        if node.view is not None and node.gradient is None and nodes.count(node) == 1:
-            if out is None:
-                out = [None] * len(wanted)
-            out[k] = node.view
-    return out
-
-
 def _plain(g: Any) -> Any:
     return g.force() if g.__class__ is MaskedGradient else g
 
@@ -203,12 +213,11 @@ def _as_variable(g: Any) -> Any:
     return g if isinstance(g, BaseVariable) else FunctionNode.variable_class(g)  # type: ignore[call-arg]
 
 
-def _check_finite(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> None:
+def _check_nan(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> None:
     for i, gx in zip(wanted, gxs):
         a = _plain(gx)
-        a = a.array if isinstance(a, BaseVariable) else a
-        if a is not None and not bool(get_array_module(a).isfinite(a).all()):
-            raise RuntimeError(f"NaN or infinity in the gradient of input {i} of {function.label}")
+        if has_nan(a.array if isinstance(a, BaseVariable) else a):
+            raise RuntimeError(f"NaN in the gradient of input {i} of {function.label}")
 
 
 def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, higher: bool) -> Any:
@@ -271,13 +280,12 @@ def grad(
     """The gradients of ``outputs`` with respect to ``inputs``, as Variables (None where there is no way to an input).
 
     Only functions between both are visited, and no other ``grad`` is touched. ``grad_inputs`` are added to the
-    results; ``set_grad`` stores them in the inputs; ``enable_double_backprop`` makes them differentiable.
+    results; ``set_grad`` stores them in the inputs, ``retain_grad`` those of the variables on the way in these;
+    ``enable_double_backprop`` makes them differentiable.
     """
     for name, value in (("outputs", outputs), ("inputs", inputs)):
         if not isinstance(value, (tuple, list)):
             raise TypeError(f"{name}: expected a tuple or list of Variables, got {type(value).__name__}")
-    if retain_grad:
-        raise ValueError("retain_grad: grad() keeps no other gradients; list the variables among the inputs instead")
     fusion.flush()
     higher = enable_double_backprop
     given = [None] * len(outputs) if grad_outputs is None else grad_outputs
@@ -286,7 +294,7 @@ def grad(
         if g is None:
             g = get_array_module(y).ones_like(y.array)
         seeds.append((y.node, _seed(y.node, y.array, g, loss_scale, higher)))
-    walk = TargetWalk(higher, [y.node for y in outputs], [x.node for x in inputs])
+    walk = TargetWalk(higher, retain_grad, [y.node for y in outputs], [x.node for x in inputs])
     with using_config("enable_backprop", higher):
         walk.run(seeds)
         results = [walk.found[_key(x.node)] for x in inputs]

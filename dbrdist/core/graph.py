@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dbrdist.core.backend import Array, is_array
+from dbrdist.core.backend import Array, get_array_module, is_array, is_floating
 from dbrdist.core.config import config, no_backprop_mode
 from dbrdist.core.fusion import Pending
 
@@ -163,8 +163,17 @@ class FunctionNode:
         return type(self).__name__
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        """The outputs for the input arrays."""
-        raise NotImplementedError(f"{self.label} defines no forward(xs)")
+        """The outputs for the input arrays. Chainer's ``forward_cpu`` and ``forward_gpu`` may stand in its place."""
+        forward = self.forward_cpu if get_array_module(*xs) is np else self.forward_gpu
+        return forward(xs)
+
+    def forward_cpu(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Forward for NumPy arrays, where ``forward`` is not overridden."""
+        raise NotImplementedError(f"{self.label} defines neither forward(xs) nor forward_cpu(xs)")
+
+    def forward_gpu(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Forward for CuPy arrays, where ``forward`` is not overridden."""
+        raise NotImplementedError(f"{self.label} defines neither forward(xs) nor forward_gpu(xs)")
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         """The gradients of the wanted inputs; see the class."""
@@ -173,10 +182,23 @@ class FunctionNode:
         make = self.variable_class
         grads = tuple(g if g is None or isinstance(g, BaseVariable) else make(g) for g in gys)  # type: ignore[call-arg]
         if self._on_variables:
-            return tuple(self.backward(wanted, grads))
+            gxs = _as_tuple(self.backward(wanted, grads))
+            self._check_gradients(wanted, gxs)
+            return gxs
         with no_backprop_mode():
-            gxs = self.backward(wanted, grads)
+            gxs = _as_tuple(self.backward(wanted, grads))
+        self._check_gradients(wanted, gxs)
         return tuple(g.array if isinstance(g, BaseVariable) else g for g in gxs)
+
+    def _check_gradients(self, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> None:
+        """A user's rule must not be broadcast into a gradient of another shape without a word."""
+        nodes = self.inputs or ()
+        for i, g in zip(wanted, gxs):
+            if g is not None and g.shape != nodes[i].shape:
+                raise ValueError(
+                    f"{self.label}.backward: expected a gradient of shape {nodes[i].shape} for input {i}, "
+                    f"got shape {g.shape}"
+                )
 
     def backward(self, target_input_indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Chainer's form of the rule: Variables in, Variables out."""
@@ -185,6 +207,13 @@ class FunctionNode:
             return self.derive(tuple(target_input_indexes), grad_outputs, None)
         finally:
             self._on_variables = before
+
+    def backward_accumulate(
+        self, target_input_indexes: tuple[int, ...], grad_outputs: tuple[Any, ...], grad_inputs: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """``backward`` with its results added to ``grad_inputs``, where those are not None."""
+        gxs = self.backward(tuple(target_input_indexes), tuple(grad_outputs))
+        return tuple(g if old is None else old if g is None else old + g for g, old in zip(gxs, grad_inputs))
 
     def check_type_forward(self, in_types: Any) -> None:
         """Chainer's hook for type checks; our operations check in their public functions."""
@@ -222,10 +251,18 @@ class FunctionNode:
             for i, a in zip(self._keep_outputs, self._ys)
         )
 
+    @property
+    def output_data(self) -> tuple[Array, ...]:
+        """One entry per output: its array where it was retained, else None."""
+        kept = dict(zip(self._keep_outputs, self._ys))
+        return tuple(kept.get(i) for i in range(self.num_outputs))
+
     # ---- the three steps: check, forward, record --------------------------------------------------------------------
 
     def apply(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Run forward on Variables or arrays, record it if a gradient may be asked for, and return Variables."""
+        if self.inputs is not None:
+            raise RuntimeError(f"{self.label}: a FunctionNode records one call; make a new one for each apply")
         xs: list[Array] = []
         rank = 0
         wanted: list[int] = []
@@ -245,7 +282,7 @@ class FunctionNode:
                 a = x
             xs.append(a)
         data = tuple(xs)
-        if self._hooks is not None or _thread_hooks.hooks:
+        if self._hooks is not None or _thread_hooks.hooks or config.debug:
             ys = self._forward_with_hooks(data)
         else:
             ys = self.forward(data)
@@ -317,6 +354,10 @@ class FunctionNode:
         ys = self.forward(xs)
         for hook in hooks:
             hook.forward_postprocess(self, xs)
+        if config.debug:
+            for i, y in enumerate(ys):
+                if has_nan(y):
+                    raise RuntimeError(f"NaN in output {i} of the forward computation of {self.label}")
         return ys
 
     # ---- the graph --------------------------------------------------------------------------------------------------
@@ -326,6 +367,16 @@ class FunctionNode:
         self.inputs = None
         self.wanted = ()
         self._xs = self._ys = ()
+
+
+def _as_tuple(gxs: Any) -> tuple[Any, ...]:
+    return tuple(gxs) if isinstance(gxs, (tuple, list)) else (gxs,)
+
+
+def has_nan(a: Any) -> bool:
+    """True if an array (a pending one is computed) holds NaN."""
+    a = a.force() if a.__class__ is Pending else a
+    return a is not None and is_floating(a.dtype) and bool(get_array_module(a).isnan(a).any())
 
 
 def _new(cls: type[BaseVariable]) -> BaseVariable:

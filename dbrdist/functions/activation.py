@@ -6,8 +6,9 @@ from typing import Any
 
 from dbrdist import kernels
 from dbrdist.core.backend import Array
+from dbrdist.core.config import config
 from dbrdist.core.fusion import MaskedGradient, Pending
-from dbrdist.core.graph import BaseVariable, FunctionNode, call
+from dbrdist.core.graph import BaseVariable, FunctionNode, call, get_function_hooks
 
 
 class ReLU(FunctionNode):
@@ -43,7 +44,7 @@ class ReLUGradient(FunctionNode):
 
 def relu(x: Any) -> Any:
     """Rectified linear unit, y = max(x, 0), any shape (Nair and Hinton 2010)."""
-    if isinstance(x, BaseVariable) and x._array.__class__ is Pending:
+    if isinstance(x, BaseVariable) and x._array.__class__ is Pending and not (config.debug or get_function_hooks()):
         pending = x._array
         y = pending.take_relu(kernels.add_relu)
         if y is not None:
