@@ -3,10 +3,11 @@
 from dbrdist import errors
 from dbrdist.core import backend, random
 from dbrdist.core import serializer as serializers
-from dbrdist.core.backend import get_array_module, get_device
+from dbrdist.core.backend import get_array_module, get_device, using_device
 from dbrdist.core.backprop import backward, grad
 from dbrdist.core.chain import Chain, ChainList, Sequential
 from dbrdist.core.config import (
+    DebugMode,
     config,
     force_backprop_mode,
     get_dtype,
@@ -38,6 +39,7 @@ __all__ = [
     "AbstractSerializer",
     "Chain",
     "ChainList",
+    "DebugMode",
     "Deserializer",
     "DictSummary",
     "FunctionHook",
@@ -75,4 +77,5 @@ __all__ = [
     "serializers",
     "set_debug",
     "using_config",
+    "using_device",
 ]

@@ -34,8 +34,14 @@ class Link:
         self._within_init_scope = False
         self._hooks: dict[str, LinkHook] | None = None
         for name, value in params.items():
-            shape, dtype = value if isinstance(value, tuple) and isinstance(value[0], tuple) else (value, np.float32)
+            has_dtype = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple)
+            shape, dtype = value if has_dtype else (value, np.float32)
             self.add_param(name, shape, dtype=dtype)
+
+    @classmethod
+    def from_params(cls, *args: Any, **kwargs: Any) -> Any:
+        """A link made from given parameters; links that offer it say which."""
+        raise NotImplementedError(f"{cls.__name__} defines no from_params()")
 
     # ---- construction -----------------------------------------------------------------------------------------------
 
@@ -296,7 +302,8 @@ class Link:
             value = serializer(name, p.array)
             if p.array is None and value is not None and serializer.is_loading:
                 p.initialize(value.shape)
-                p.array = to_device(value, p.device)
+                filled: Any = p.array
+                filled[...] = to_device(value, p.device)
         for name in self._persistent:
             old = getattr(self, name)
             value = serializer(name, old)
@@ -313,9 +320,11 @@ class _TypedNaN:
 
 
 def _shared(old: Parameter) -> Parameter:
-    """Another parameter object over the same array; a parameter in flat memory is shared as such."""
+    """Another parameter object over the same array, with a gradient of its own."""
     new = copying.copy(old)
     new.node.gradient = None
+    if old.is_initialized:
+        new.share(old)
     new.initializer = old.initializer
     return new
 

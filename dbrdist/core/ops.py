@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module, is_floating, zeros
+from dbrdist.core.backend import (
+    Array,
+    accumulation_dtype,
+    channels_last,
+    elementwise,
+    get_array_module,
+    is_floating,
+    zeros,
+)
 from dbrdist.core.fusion import Pending, PendingSum
 from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode
 
@@ -229,7 +237,17 @@ class Cast(FunctionNode):
         return (cast(gys[0], self.inputs[0].dtype),)
 
 
+def _weak(x: Any, other: Any) -> Any:
+    """A number beside an array or Variable takes its type: also NumPy's, of which float64 would widen float32."""
+    return other.dtype.type(x) if is_floating(other.dtype) else x.item()
+
+
 def _binary(cls: type[FunctionNode], formula: Any, a: Any, b: Any) -> Any:
+    if isinstance(a, np.generic) or isinstance(b, np.generic):
+        if not isinstance(b, (np.generic, int, float)):
+            a = _weak(a, b)
+        elif not isinstance(a, (np.generic, int, float)):
+            b = _weak(b, a)
     if isinstance(a, BaseVariable) or isinstance(b, BaseVariable):
         return cls().apply((a, b))[0]
     return elementwise(formula, a, b)
@@ -302,6 +320,8 @@ def absolute(x: Any) -> Any:
 
 def power(a: Any, b: Any) -> Any:
     """a to the b; numbers as exponents have a simpler derivative"""
+    if isinstance(b, np.generic):
+        b = b.item()
     if isinstance(b, (int, float)):
         return PowerConstant(b).apply((a,))[0] if isinstance(a, BaseVariable) else elementwise(lambda x: x**b, a)
     return _binary(Power, np.power, a, b)
@@ -454,7 +474,7 @@ class GetItem(FunctionNode):
         self.slices = slices
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        return (xs[0][self.slices],)
+        return (_getitem_array(xs[0], self.slices),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         assert self.inputs is not None
@@ -476,6 +496,11 @@ class Scatter(FunctionNode):
         return (getitem(gys[0], self.slices),)
 
 
+def _getitem_array(x: Array, slices: Any) -> Array:
+    y = x[slices]
+    return channels_last(y) if y.ndim == 4 and not _is_basic(slices) else y  # index arrays make a copy in any order
+
+
 def _is_basic(slices: Any) -> bool:
     parts = slices if isinstance(slices, tuple) else (slices,)
     return all(p is None or p is Ellipsis or isinstance(p, (int, np.integer, slice)) for p in parts)
@@ -483,17 +508,13 @@ def _is_basic(slices: Any) -> bool:
 
 def _scatter_array(x: Array, slices: Any, shape: tuple[int, ...]) -> Array:
     xp = get_array_module(x)
-    if len(shape) == 4:
-        y = zeros(shape, x.dtype, x)
-    else:
-        y = xp.zeros(shape, x.dtype)
     if _is_basic(slices):
+        y = zeros(shape, x.dtype, x)
         y[slices] = x
-    elif xp is np:
-        np.add.at(y, slices, x)
-    else:
-        xp.add.at(y, slices, x)
-    return y
+        return y
+    y = zeros(shape, accumulation_dtype(x.dtype), x)
+    xp.add.at(y, slices, x.astype(y.dtype, copy=False))
+    return y if y.dtype == x.dtype else elementwise(lambda v: v.astype(x.dtype), y)
 
 
 def reshape(x: Any, shape: tuple[int, ...]) -> Any:
@@ -539,7 +560,7 @@ def concat(xs: Sequence[Any], axis: int = 1) -> Any:
 
 def getitem(x: Any, slices: Any) -> Any:
     """x[slices], with numbers, slices, None, Ellipsis and integer or boolean arrays"""
-    return GetItem(slices).apply((x,))[0] if isinstance(x, BaseVariable) else x[slices]
+    return GetItem(slices).apply((x,))[0] if isinstance(x, BaseVariable) else _getitem_array(x, slices)
 
 
 def scatter(x: Any, slices: Any, shape: tuple[int, ...]) -> Any:
@@ -571,8 +592,12 @@ class MatMul(FunctionNode):
                 if i == 0
                 else matmul(swap(a), gy, None if out is None or a.ndim > 2 or b.ndim > 2 else out[k])
             )
-            gxs.append(sum_to(g, (a, b)[i].shape))
+            gxs.append(self._fit(g, i))
         return tuple(gxs)
+
+    def _fit(self, g: Any, i: int) -> Any:
+        assert self.inputs is not None
+        return _fit(g, self.inputs[i])
 
     def _derive_vectors(self, wanted: tuple[int, ...], gy: Any, a: Any, b: Any) -> tuple[Any, ...]:
         """A vector on the left is a row, on the right a column, whose axis the result lacks."""
@@ -585,13 +610,16 @@ class MatMul(FunctionNode):
             lead = (*lead, 1)
         g2 = reshape(gy, lead)
         both = (lambda: matmul(g2, swap(b2)), lambda: matmul(swap(a2), g2))
-        return tuple(reshape(sum_to(both[i](), (a2, b2)[i].shape), (a, b)[i].shape) for i in wanted)
+        return tuple(self._fit(reshape(sum_to(both[i](), (a2, b2)[i].shape), (a, b)[i].shape), i) for i in wanted)
 
 
 def _matmul_arrays(a: Array, b: Array, out: Array = None) -> Array:
     """16-bit products are summed in float32 (NumPy has no 16-bit GEMM; CuPy's runs in float32 for matrices)."""
-    if a.dtype.itemsize == 2 and isinstance(a, np.ndarray):
-        return np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(a.dtype)
+    if isinstance(a, np.ndarray):
+        dtype = a.dtype if a.dtype == b.dtype else np.result_type(a, b)
+        wide = accumulation_dtype(dtype)
+        if wide != dtype:
+            return np.matmul(a.astype(wide), b.astype(wide)).astype(dtype)
     if out is not None and out.dtype == a.dtype == b.dtype:
         return get_array_module(a).matmul(a, b, out=out)
     return get_array_module(a).matmul(a, b)

@@ -183,6 +183,44 @@ class Variable(BaseVariable):
         if var._array is not None:
             self.array[...] = to_device(var.array, self.device)
 
+    def retain_data(self) -> None:
+        """Kept for Chainer's callers: the array stays with the Variable in any case."""
+
+    def set_creator(self, gen_func: FunctionNode) -> None:
+        """As :meth:`set_creator_node`."""
+        self.set_creator_node(gen_func)
+
+    def set_creator_node(self, fnode: FunctionNode) -> None:
+        """Make this the first output of a function."""
+        self.node.creator_node, self.node.rank = fnode, fnode.rank + 1
+
+    @property
+    def layout(self) -> None:
+        """None: layouts are in the strides."""
+        return None
+
+    @property
+    def raw_array(self) -> Array:
+        """As :attr:`array`."""
+        return self.array
+
+    def summary(self) -> str:
+        """Name, shape and type in one line."""
+        if self._array is None:
+            return f"<variable {self.name or ''} None>"
+        return f"<variable {self.name or ''} shape={self.shape} dtype={self.dtype}>"
+
+    def debug_print(self) -> str:
+        """Name, place, shape, type and statistics of the array and the gradient, in several lines."""
+        lines = [self.summary()]
+        for name, a in (("data", self.array), ("grad", self.grad)):
+            if a is None:
+                lines.append(f"- {name}: None")
+            else:
+                spread = f"mean={float(a.mean()):.8f}, std={float(a.std()):.8f}" if a.size else "empty"
+                lines.append(f"- {name}: {type(a).__module__}.{type(a).__name__} on {device_of(a)}, {spread}")
+        return "\n".join(lines)
+
     # ---- the graph --------------------------------------------------------------------------------------------------
 
     @property
