@@ -97,7 +97,8 @@ class Walk:
                 np.add(old, g, out=view)
             node.gradient = view
         elif old is not None:
-            node.gradient = ops.add(old, g)
+            total = ops.add(old, g)
+            node.gradient = np.asarray(total) if isinstance(total, np.generic) else total
         else:  # rules hand gradients on and return views; a leaf owns its own, so that hooks may change it in place
             node.gradient = copy(g)
 
@@ -210,7 +211,10 @@ def _plain(g: Any) -> Any:
 
 
 def _as_variable(g: Any) -> Any:
-    return g if isinstance(g, BaseVariable) else FunctionNode.variable_class(g)  # type: ignore[call-arg]
+    """An array as a constant: a gradient collected at a Variable that nobody knows would be a reference cycle."""
+    if isinstance(g, BaseVariable):
+        return g
+    return FunctionNode.variable_class(np.asarray(g) if np.isscalar(g) else g, requires_grad=False)  # type: ignore[call-arg]
 
 
 def _check_nan(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> None:
@@ -252,7 +256,7 @@ def backward(
     """
     fusion.flush()
     if grad_outputs is None:
-        grad_outputs = [y.grad_var if enable_double_backprop else y.grad for y in outputs]
+        grad_outputs = [y.node.gradient for y in outputs]
     higher = enable_double_backprop
     seeds = [
         (y.node, _seed(y.node, y.array, g, loss_scale, higher))
