@@ -7,6 +7,7 @@ rules agree are updated together: the rule's ``step`` sees a contiguous run of f
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dbrdist.core import flat, fusion
-from dbrdist.core.backend import Array, empty, get_array_module, to_device, zeros
+from dbrdist.core.backend import Array, accumulation_dtype, empty, get_array_module, to_device, zeros
 from dbrdist.core.flat import Run
 from dbrdist.core.link import Link
 from dbrdist.core.parameter import Parameter, invalidate_layout, layout_version
@@ -30,6 +31,18 @@ def pieces(a: Array) -> Iterator[slice]:
     step = CHUNK_ELEMENTS if isinstance(a, np.ndarray) else max(a.size, 1)
     for i in range(0, a.size, step):
         yield slice(i, i + step)
+
+
+def in_pieces(step: Callable[..., None], p: Array, g: Array, state: list[Array]) -> None:
+    """Call ``step(p, g, *state)`` piece by piece; 16-bit values are widened for it, and narrowed once."""
+    wide = accumulation_dtype(p.dtype)
+    for i in pieces(p):
+        if wide == p.dtype:
+            step(p[i], g[i], *[s[i] for s in state])
+        else:
+            moved = p[i].astype(wide)
+            step(moved, g[i].astype(wide), *[s[i] for s in state])
+            p[i] = moved
 
 
 class _Scratch(threading.local):
@@ -150,17 +163,16 @@ class UpdateRule:
     def step_run(self, hp: Any, t: int, run: Run, state: list[Array]) -> None:
         """Update one run: in pieces that stay in cache. Rules with norms per layer override it."""
         data, grad = run.data, run.grad
-        if run.size <= CHUNK_ELEMENTS:
+        if run.size <= CHUNK_ELEMENTS and data.itemsize != 2:
             self.step(hp, t, data, grad, *state)
-            return
-        for piece in pieces(data):
-            self.step(hp, t, data[piece], grad[piece], *[s[piece] for s in state])
+        else:
+            in_pieces(functools.partial(self.step, hp, t), data, grad, state)
 
     def init_state(self, param: Parameter) -> None:
-        """Make the state of one parameter; the default makes zeros for ``state_names``."""
+        """Make the state of one parameter; the default makes zeros for ``state_names``, in float32 for 16 bits."""
         assert self._state is not None
         for name in self.state_names:
-            self._state[name] = zeros(param.shape, param.dtype, param.array)
+            self._state[name] = zeros(param.shape, accumulation_dtype(param.dtype), param.array)
 
     def update_core(self, param: Parameter) -> None:
         """Update one parameter alone; Chainer's ``update_core_cpu`` and ``update_core_gpu`` may stand in its place."""
@@ -290,7 +302,7 @@ class _Part:
 
     def _join(self, name: str) -> Array:
         """One array for the whole run, of which the rules' states become views."""
-        joint = zeros((self.run.size,), self.run.data.dtype, self.run.data)
+        joint = zeros((self.run.size,), accumulation_dtype(self.run.data.dtype), self.run.data)
         for (p, where), rule in zip(self.run.layers(), self.rules):
             rule.ensure_state(p)
             assert rule._state is not None

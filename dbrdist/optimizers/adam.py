@@ -33,6 +33,8 @@ class AdamRule(UpdateRule):
             p *= 1 - hp.eta * hp.weight_decay_rate
         np.sqrt(v, out=w)
         w += hp.eps
+        if not hp.eps:
+            w[w == 0] = 1  # no gradient so far, and the gaps in flat memory: m is 0 too
         np.divide(m, w, out=w)
         w *= hp.eta * alpha_t
         p -= w

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from dbrdist.core.backend import Array, accumulation_dtype
 from dbrdist.core.flat import Run
-from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, UpdateRule, pieces, workspace
+from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, UpdateRule, in_pieces, pieces, workspace
 
 
 def norm(a: Array) -> float:
@@ -40,17 +41,18 @@ class LARSRule(UpdateRule):
                 p_norm, g_norm = norm(p), norm(g)
                 if p_norm > 0 and g_norm > 0:
                     trust = hp.trust_coefficient * p_norm / (g_norm + decay * p_norm + hp.eps)
-            for piece in pieces(p):
-                self._move(hp, decay, hp.lr * trust, p[piece], g[piece], v[piece])
+            in_pieces(functools.partial(_move, hp.momentum, decay, hp.lr * trust), p, g, [v])
 
-    def _move(self, hp: Any, decay: float, rate: float, p: Array, g: Array, v: Array) -> None:
-        w = workspace(g)
-        np.multiply(p, decay, out=w)
-        w += g
-        w *= rate
-        v *= hp.momentum
-        v -= w
-        p += v
+
+def _move(momentum: float, decay: float, rate: float, p: Array, g: Array, v: Array) -> None:
+    """v <- momentum v - rate (g + decay p); p <- p + v"""
+    w = workspace(g)
+    np.multiply(p, decay, out=w)
+    w += g
+    w *= rate
+    v *= momentum
+    v -= w
+    p += v
 
 
 class LARS(GradientMethod):

@@ -432,7 +432,7 @@ def test_debug_mode_finds_nan_forward_and_backward():
     x = var(-1.0)
     with np.errstate(invalid="ignore"):
         ops.log(x)
-        with dbrdist.DebugMode(True), pytest.raises(RuntimeError, match="NaN in output 0 of .* Log"):
+        with dbrdist.DebugMode(True), pytest.raises(RuntimeError, match=r"NaN in output 0 of .* Log"):
             ops.log(x)
     (y,) = BadGradient().apply((x,))
     with (
