@@ -324,6 +324,8 @@ def power(a: Any, b: Any) -> Any:
         b = b.item()
     if isinstance(b, (int, float)):
         return PowerConstant(b).apply((a,))[0] if isinstance(a, BaseVariable) else elementwise(lambda x: x**b, a)
+    if isinstance(a, (int, float, np.generic)):
+        a = get_array_module(b).asarray(a, b.dtype)  # its logarithm would be a number of 64 bits
     return _binary(Power, np.power, a, b)
 
 

@@ -309,7 +309,7 @@ class Variable(BaseVariable):
         return ops.power(self, other)
 
     def __rpow__(self, other: Any) -> Any:
-        return ops.power(np.asarray(other, self.dtype), self)
+        return ops.power(other, self)
 
     def __neg__(self) -> Any:
         return ops.neg(self)
