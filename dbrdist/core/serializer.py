@@ -10,6 +10,7 @@ know (bfloat16) and the entries that are None. Nothing is pickled.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -229,8 +230,9 @@ def load_npz(file: Any, obj: Any, path: str = "", strict: bool = True, ignore_na
         CheckpointError: the file is damaged, or an entry is missing or of another shape; the message names the entry.
     """
     try:
-        with np.load(file, allow_pickle=False) as npz:
-            entries = decode(npz)
+        with contextlib.ExitStack() as stack:  # numpy.load leaves a damaged file open
+            source = stack.enter_context(open(file, "rb")) if isinstance(file, (str, os.PathLike)) else file
+            entries = decode(stack.enter_context(np.load(source, allow_pickle=False)))
     except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, KeyError, TypeError) as e:
         raise CheckpointError(f"{file}: cannot be read as an .npz file: {e}") from e
     NpzDeserializer(entries, path, strict, ignore_names).load(obj)
