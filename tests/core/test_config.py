@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 
-import dbrdist
 import numpy as np
 import pytest
+
+import dbrdist
 from dbrdist import config, global_config, using_config
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dbrdist
 import numpy as np
 import pytest
+
+import dbrdist
 from dbrdist import Chain, ChainList, Link, LinkHook, Parameter, Sequential
 from dbrdist.core import ops
 

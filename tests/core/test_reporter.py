@@ -7,9 +7,10 @@ import math
 import threading
 import weakref
 
-import dbrdist
 import numpy as np
 import pytest
+
+import dbrdist
 from dbrdist import DictSummary, Reporter, Summary, Variable, report, report_scope
 from dbrdist.core.serializer import DictionarySerializer, NpzDeserializer
 

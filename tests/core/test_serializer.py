@@ -6,9 +6,10 @@ import errno
 import io
 import os
 
-import dbrdist
 import numpy as np
 import pytest
+
+import dbrdist
 from dbrdist import Parameter
 from dbrdist.core.serializer import (
     DictionarySerializer,
@@ -128,7 +129,7 @@ def test_path_and_ignored_names(tmp_path):
 def test_a_file_of_chainer(tmp_path):
     """Plain arrays under the same keys, and nothing about the format."""
     W = np.arange(6, dtype=np.float32).reshape(2, 3)
-    np.savez_compressed(tmp_path / "c.npz", **{"W": W, "mean": np.ones(3), "count": np.array(4)})
+    np.savez_compressed(tmp_path / "c.npz", W=W, mean=np.ones(3), count=np.array(4))
     link = Inner(0.0)
     load_npz(tmp_path / "c.npz", link)
     np.testing.assert_array_equal(link.W.array, W)
@@ -137,7 +138,7 @@ def test_a_file_of_chainer(tmp_path):
 
 def test_pickles_are_refused(tmp_path):
     np.savez(tmp_path / "p.npz", W=np.array(None, object))
-    with pytest.raises(CheckpointError, match="p.npz: cannot be read"):
+    with pytest.raises(CheckpointError, match=r"p\.npz: cannot be read"):
         load_npz(tmp_path / "p.npz", Inner())
     with pytest.raises(TypeError, match="thing: expected an array, a number, a string or None, got object"):
         DictionarySerializer()("thing", object())

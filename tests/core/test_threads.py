@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 
-import dbrdist
 import numpy as np
+
+import dbrdist
 from dbrdist import FunctionHook, Parameter, Reporter, Variable, config, random, report, using_config
 from dbrdist.core import ops
 from dbrdist.optimizers import Adam, MomentumSGD, WeightDecay

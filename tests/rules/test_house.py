@@ -69,7 +69,9 @@ def test_the_rules_find_what_they_are_for(rule, line):
     assert RULES[rule].search(line)
 
 
-@pytest.mark.parametrize("line", ["localhost:8080", "https://arxiv.org/abs/1708.03888", "a/root/b", "homework/", "/workers"])
+@pytest.mark.parametrize(
+    "line", ["localhost:8080", "https://arxiv.org/abs/1708.03888", "a/root/b", "homework/", "/workers"]
+)
 def test_the_rules_leave_ordinary_text_alone(line):
     assert not any(rule.search(line) for rule in RULES.values())
 
