@@ -537,15 +537,6 @@ class GradientMethod(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_parts": [], "_version": -1}  # a plan's arrays would not be the parameters' any more
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> GradientMethod:
-        new = copy.copy(self)
-        memo[id(self)] = new
-        new.hyperparam = copy.deepcopy(self.hyperparam, memo)
-        new.target = copy.deepcopy(self.target, memo)
-        new._hooks = copy.deepcopy(self._hooks, memo)
-        new._parts, new._version = [], -1
-        return new
-
 
 def _rule_key(p: Parameter) -> Any:
     """Parameters with equal keys may be updated together."""

@@ -299,6 +299,21 @@ def test_momentum_of_a_frozen_parameter_waits():
     np.testing.assert_allclose(net.a.update_rule.state["v"], 0.5 * v - 0.1 * 2.0)
 
 
+def test_a_thawed_parameter_has_its_own_step_count():
+    """Adam's bias correction follows the updates of the parameter, not of the optimizer."""
+    net = Net()
+    optimizer = Adam(alpha=0.1, eps=0.0).setup(net)
+    net.a.update_rule.enabled = False
+    for _ in range(5):
+        give(net)
+        optimizer.update()
+    net.a.update_rule.enabled = True
+    start = net.a.array.copy()
+    give(net, 7.0)
+    optimizer.update()
+    np.testing.assert_allclose(net.a.array, start - 0.1, rtol=1e-12)  # as in a first update
+
+
 def test_own_hyperparameters_and_hooks_cut_the_pass():
     net = Net()
     optimizer = SGD(lr=1.0).setup(net)
@@ -484,6 +499,7 @@ def test_copies_of_a_link_have_their_own_memory(duplicate):
 def test_copies_of_an_optimizer_train_their_own_target(duplicate):
     net, optimizer = trained(Adam)
     other = duplicate(optimizer)
+    assert other._parts == [], "a plan holds the arrays of the original"
     start = arrays(net)
     for o in (other, optimizer):
         give(o.target)

@@ -313,6 +313,7 @@ LAYOUT_CASES = {
     "concat": lambda x, b: ops.concat([x, x], 1),
     "concat batch": lambda x, b: ops.concat([x, x], 0),
     "getitem index": lambda x, b: ops.getitem(x, np.array([1, 0, 1])),
+    "getitem channels": lambda x, b: ops.getitem(x, (slice(None), np.array([1, 0, 1, 2]))),
     "scatter": lambda x, b: ops.scatter(x, (slice(None), slice(1, 4)), (2, 5, 4, 5)),
 }
 

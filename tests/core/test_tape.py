@@ -250,6 +250,22 @@ def test_chainer_function_node_unchanged():
     np.testing.assert_array_equal(ggx.array, [2.0, 2.0, 2.0])
 
 
+def test_chainer_backward_records_only_in_a_higher_order_pass():
+    modes = []
+
+    class Watch(Square):
+        def backward(self, indexes, grad_outputs):
+            modes.append((dbrdist.config.enable_backprop, (grad_outputs[0] * 1.0).creator is not None))
+            return super().backward(indexes, grad_outputs)
+
+    x = var(1.0)
+    (y,) = Watch().apply((x,))
+    y.grad_var = Variable(np.ones(1))  # a Variable that takes a gradient
+    y.backward()
+    y.backward(enable_double_backprop=True)
+    assert modes == [(False, False), (True, True)]
+
+
 def test_chainer_backward_sees_only_wanted_inputs():
     class Mul(FunctionNode):
         def forward_cpu(self, inputs):
@@ -391,6 +407,20 @@ def test_unchain_backward_for_truncated_backpropagation_through_time():
         dh = (1 - new**2) * (h + 0.5 * dh)
         h, expected = new, expected + dh
     np.testing.assert_allclose(w.grad, [expected], rtol=1e-13)
+
+
+def test_unchaining_frees_the_arrays():
+    class Owner(np.ndarray):
+        pass
+
+    h = Variable(np.ones(3).view(Owner)) * 2.0
+    y = ops.log(h)
+    array = weakref.ref(h.array)
+    del h
+    assert array() is not None, "log retains its input"
+    function = y.creator
+    y.unchain_backward()  # y itself lives on, as a recurrent state does
+    assert array() is None and function.inputs is None and y.creator is None
 
 
 # ---- modes ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import numpy as np
@@ -143,14 +144,11 @@ def test_function_hooks():
         hook = Count()
         x = Variable(np.ones(1))
         meet()
-        if rank == 0:
-            for _ in range(20):
+        with hook if rank else contextlib.nullcontext():
+            meet()  # all hooks are active at once
+            for _ in range(10 * (rank or 2)):
                 ops.exp(x)
-            return hook.labels
-        with hook:
-            meet_count = 10 * rank
-            for _ in range(meet_count):
-                ops.exp(x)
+            meet()
         return hook.labels
 
     assert [len(labels) for labels in run_together(work)] == [0, 10, 20, 30]
