@@ -243,7 +243,7 @@ def _weak(x: Any, other: Any) -> Any:
 
 
 def _binary(cls: type[FunctionNode], formula: Any, a: Any, b: Any) -> Any:
-    if isinstance(a, np.generic) or isinstance(b, np.generic):
+    if a.__class__ is not b.__class__ and (isinstance(a, np.generic) or isinstance(b, np.generic)):
         if not isinstance(b, (np.generic, int, float)):
             a = _weak(a, b)
         elif not isinstance(a, (np.generic, int, float)):
@@ -617,10 +617,10 @@ class MatMul(FunctionNode):
 
 def _matmul_arrays(a: Array, b: Array, out: Array = None) -> Array:
     """16-bit products are summed in float32 (NumPy has no 16-bit GEMM; CuPy's runs in float32 for matrices)."""
-    if isinstance(a, np.ndarray):
-        dtype = a.dtype if a.dtype == b.dtype else np.result_type(a, b)
+    if a.dtype.itemsize == 2 or b.dtype.itemsize == 2:
+        dtype = np.result_type(a.dtype, b.dtype)
         wide = accumulation_dtype(dtype)
-        if wide != dtype:
+        if wide != dtype and isinstance(a, np.ndarray):
             return np.matmul(a.astype(wide), b.astype(wide)).astype(dtype)
     if out is not None and out.dtype == a.dtype == b.dtype:
         return get_array_module(a).matmul(a, b, out=out)
