@@ -93,10 +93,8 @@ class Walk:
             else:
                 np.add(old, g, out=view)
             node.gradient = view
-        elif old is not None:
-            node.gradient = ops.add(old, g)
-        else:  # a broadcast view is not what a leaf may keep: it cannot be written to
-            node.gradient = g.copy() if isinstance(g, np.ndarray) and not g.flags.writeable else g
+        else:
+            node.gradient = _own(g if old is None else ops.add(old, g))
 
     def select(self, function: FunctionNode, gys: tuple[Any, ...]) -> tuple[int, ...]:
         """Which inputs take a gradient; intermediate gradients are kept here where asked."""
@@ -104,7 +102,7 @@ class Walk:
             for i, g in enumerate(gys):
                 node = self.kept.get((function, i))
                 if node is not None and g is not None:
-                    node.gradient = _plain(g)
+                    node.gradient = g if self.higher else _own(_plain(g))
         return function.wanted
 
     def ask(self, function: FunctionNode, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
@@ -199,8 +197,17 @@ def _plain(g: Any) -> Any:
     return g.force() if g.__class__ is MaskedGradient else g
 
 
+def _own(g: Any) -> Any:
+    """What a leaf may keep: an array (NumPy gives scalars for 0-d), and no broadcast view, which cannot be written."""
+    if isinstance(g, np.ndarray):
+        return g if g.flags.writeable else g.copy()
+    return np.asarray(g) if isinstance(g, np.generic) else g
+
+
 def _as_variable(g: Any) -> Any:
-    return g if isinstance(g, BaseVariable) else FunctionNode.variable_class(g)  # type: ignore[call-arg]
+    if isinstance(g, BaseVariable):
+        return g
+    return FunctionNode.variable_class(np.asarray(g) if isinstance(g, np.generic) else g)  # type: ignore[call-arg]
 
 
 def _check_finite(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> None:
@@ -242,13 +249,14 @@ def backward(
     stays, so that two losses may share it and backward may be called again; gradients of leaves add up.
     """
     fusion.flush()
+    given = grad_outputs is not None  # then an output that is itself a leaf gets its gradient too
     if grad_outputs is None:
         grad_outputs = [y.grad_var if enable_double_backprop else y.grad for y in outputs]
     higher = enable_double_backprop
     seeds = [
         (y.node, _seed(y.node, y.array, g, loss_scale, higher))
         for y, g in zip(outputs, grad_outputs)
-        if y.node.living_creator() is not None
+        if given or y.node.living_creator() is not None
     ]
     walk = Walk(higher, keep=retain_grad)
     if higher:

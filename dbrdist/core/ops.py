@@ -14,7 +14,7 @@ import numpy as np
 
 from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module, is_floating, zeros
 from dbrdist.core.fusion import Pending, PendingSum
-from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode
+from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode, call
 
 # ---- elementwise ----------------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class PowerConstant(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0,))
-        return (elementwise(lambda x: x**self.exponent, xs[0]),)
+        return (_power_of_number(xs[0], self.exponent),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         c = self.exponent
@@ -194,6 +194,11 @@ class PowerConstant(FunctionNode):
             return (mul(gys[0], 0.0),)
         x = self.retained_inputs()[0]
         return (mul(gys[0], mul(power(x, c - 1) if c != 2 else x, float(c))),)
+
+
+def _power_of_number(x: Array, exponent: float) -> Array:
+    exponent = _typed(exponent, x)
+    return elementwise(lambda v: v**exponent, x)
 
 
 class Where(FunctionNode):
@@ -229,7 +234,16 @@ class Cast(FunctionNode):
         return (cast(gys[0], self.inputs[0].dtype),)
 
 
+def _typed(number: Any, x: Any) -> Any:
+    """A number in the type of x where that is bfloat16: NumPy would widen the result to float32."""
+    return x.dtype.type(number) if x.dtype.kind == "V" else number
+
+
 def _binary(cls: type[FunctionNode], formula: Any, a: Any, b: Any) -> Any:
+    if b.__class__ is float or b.__class__ is int:
+        b = _typed(b, a)
+    elif a.__class__ is float or a.__class__ is int:
+        a = _typed(a, b)
     if isinstance(a, BaseVariable) or isinstance(b, BaseVariable):
         return cls().apply((a, b))[0]
     return elementwise(formula, a, b)
@@ -303,12 +317,16 @@ def absolute(x: Any) -> Any:
 def power(a: Any, b: Any) -> Any:
     """a to the b; numbers as exponents have a simpler derivative"""
     if isinstance(b, (int, float)):
-        return PowerConstant(b).apply((a,))[0] if isinstance(a, BaseVariable) else elementwise(lambda x: x**b, a)
+        return PowerConstant(b).apply((a,))[0] if isinstance(a, BaseVariable) else _power_of_number(a, b)
     return _binary(Power, np.power, a, b)
 
 
 def where(condition: Array, a: Any, b: Any) -> Any:
     """a where ``condition`` (an array of bool) holds, else b"""
+    if b.__class__ is float or b.__class__ is int:
+        b = _typed(b, a)
+    elif a.__class__ is float or a.__class__ is int:
+        a = _typed(a, b)
     if isinstance(a, BaseVariable) or isinstance(b, BaseVariable):
         return Where(condition).apply((a, b))[0]
     return elementwise(get_array_module(condition).where, condition, a, b)
@@ -399,6 +417,31 @@ def _sum_array(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
     wide = accumulation_dtype(x.dtype)
     y = x.sum(axis=axis, dtype=wide if is_floating(x.dtype) else None, keepdims=keepdims)
     return y if wide == x.dtype or not is_floating(x.dtype) else y.astype(x.dtype)
+
+
+class Mean(FunctionNode):
+    """y = the mean of x over axes; sum and division run in the wider type, so that neither overflows"""
+
+    def __init__(self, axis: tuple[int, ...] | None, keepdims: bool) -> None:
+        self.axis = axis
+        self.keepdims = keepdims
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        x = xs[0]
+        total = x.sum(axis=self.axis, dtype=accumulation_dtype(x.dtype), keepdims=self.keepdims)
+        count = x.size // total.size if total.size else 0
+        self.scale = 1.0 / count if count else float("nan")
+        return ((total * self.scale).astype(x.dtype, copy=False),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        assert self.inputs is not None
+        node = self.inputs[0]
+        shape = node.shape
+        gy = cast(mul(cast(gys[0], accumulation_dtype(node.dtype)), self.scale), node.dtype)
+        if not self.keepdims:
+            axes = range(len(shape)) if self.axis is None else [a % len(shape) for a in self.axis]
+            gy = reshape(gy, tuple(1 if i in axes else n for i, n in enumerate(shape)))
+        return (broadcast_to(gy, shape),)
 
 
 class SumTo(FunctionNode):
@@ -523,6 +566,12 @@ def sum(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = Fals
     """The sum over all elements, or over axes"""
     axes = (axis,) if isinstance(axis, int) else axis
     return Sum(axes, keepdims).apply((x,))[0] if isinstance(x, BaseVariable) else _sum_array(x, axes, keepdims)
+
+
+def mean(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
+    """The mean over all elements, or over axes"""
+    axes = (axis,) if isinstance(axis, int) else axis
+    return call(Mean(axes, keepdims), x)
 
 
 def sum_to(x: Any, shape: tuple[int, ...], out: Array = None) -> Any:

@@ -320,9 +320,7 @@ class Variable(BaseVariable):
             return ops.div(
                 ops.sum(ops.mul(self, w), axis, keepdims), ops.sum(ops.broadcast_to(w, self.shape), axis, keepdims)
             )
-        total = ops.sum(self, axis, keepdims)
-        count = self.size // max(1, int(np.prod(total.shape)))
-        return ops.mul(total, 1.0 / count if count else float("nan"))
+        return ops.mean(self, axis, keepdims)
 
 
 FunctionNode.variable_class = Variable

@@ -161,7 +161,7 @@ class Softplus(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0,))
         beta = xs[0].dtype.type(self.beta)
-        return (elementwise(lambda x: np.maximum(x, 0) + np.log1p(np.exp(-abs(x * beta))) / beta, xs[0]),)
+        return (elementwise(lambda x: np.maximum(x, x.dtype.type(0)) + np.log1p(np.exp(-abs(x * beta))) / beta, xs[0]),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         return (ops.mul(gys[0], call(Sigmoid(), ops.mul(self.retained_inputs()[0], self.beta))),)
@@ -209,7 +209,7 @@ class ClippedReLU(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         z = xs[0].dtype.type(self.z)
         self.inside = elementwise(lambda x: (x > 0) & (x < z), xs[0])
-        return (elementwise(lambda x: np.minimum(np.maximum(x, 0), z), xs[0]),)
+        return (elementwise(lambda x: np.minimum(np.maximum(x, x.dtype.type(0)), z), xs[0]),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         return (ops.where(self.inside, gys[0], gys[0].dtype.type(0)),)

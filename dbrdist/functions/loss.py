@@ -232,7 +232,8 @@ class MeanSquaredError(FunctionNode):
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         a, b = self.retained_inputs()
-        g = ops.mul(ops.sub(a, b), ops.mul(gys[0], 2.0 / max(a.size, 1)))
+        scaled = ops.mul(ops.cast(gys[0], accumulation_dtype(a.dtype)), 2.0 / max(a.size, 1))
+        g = ops.cast(ops.mul(ops.sub(a, b), scaled), a.dtype)
         return tuple(ops.neg(g) if i else g for i in wanted)
 
 
