@@ -31,24 +31,35 @@ class Walk:
         self.heap: list[tuple[int, int, FunctionNode]] = []
         self.count = 0  # breaks ties of rank in the order of arrival
         self.kept: dict[Any, VariableNode] | None = {} if keep else None  # intermediate nodes that keep their gradient
+        self.selects = keep  # whether select() has something to do
 
     def run(self, seeds: Seeds) -> None:
         """Walk until nothing is pending."""
         for node, g in seeds:
             self.send(node, g)
-        heap, pending = self.heap, self.pending
+        heap, pending, send = self.heap, self.pending, self.send
+        plain = not (self.higher or self.selects or config.debug or get_function_hooks())
         while heap:
             function = heappop(heap)[2]
             g = pending.pop(function)
             gys = (g,) if function.num_outputs == 1 else tuple(g)
             nodes = function.inputs
             assert nodes is not None
-            wanted = self.select(function, gys)
-            gxs = self.ask(function, wanted, gys, None if self.higher else _views(nodes, wanted))
-            for k, i in enumerate(wanted):
-                gx = gxs[k]
+            if plain and function._hooks is None:  # what ask() does where nobody listens
+                wanted = function.wanted
+                gxs = function.derive(wanted, gys, _views(nodes, wanted))
+                if len(gxs) != len(wanted):
+                    raise _miscount(function, wanted, gxs)
+            else:
+                wanted = self.select(function, gys)
+                gxs = self.ask(function, wanted, gys, None if self.higher else _views(nodes, wanted))
+            for i, gx in zip(wanted, gxs):
                 if gx is not None:
-                    self.send(nodes[i], gx)
+                    node = nodes[i]
+                    if gx is node.view:  # the rule wrote the first contribution where it belongs
+                        node.gradient = gx
+                    else:
+                        send(node, gx)
 
     def send(self, node: VariableNode, g: Any) -> None:
         """Add a contribution to a node: at its creator if it has one, else at the leaf itself."""
@@ -117,10 +128,7 @@ class Walk:
         for hook in hooks:
             hook.backward_postprocess(function, function._xs, gys)
         if len(gxs) != len(wanted):
-            raise ValueError(
-                f"{function.label}: expected {len(wanted)} gradients, one for each of the inputs {wanted}, "
-                f"but its rule returned {len(gxs)}"
-            )
+            raise _miscount(function, wanted, gxs)
         if config.debug:
             _check_finite(function, wanted, gxs)
         return gxs
@@ -131,6 +139,7 @@ class TargetWalk(Walk):
 
     def __init__(self, higher: bool, ends: Sequence[VariableNode], targets: Sequence[VariableNode]) -> None:
         super().__init__(higher)
+        self.selects = True
         self.found: dict[Any, Any] = {_key(node): None for node in targets}
         self.useful = _on_the_way(ends, self.found)
 
@@ -191,6 +200,13 @@ def _views(nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Any
                 out = [None] * len(wanted)
             out[k] = node.view
     return out
+
+
+def _miscount(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> ValueError:
+    return ValueError(
+        f"{function.label}: expected {len(wanted)} gradients, one for each of the inputs {wanted}, "
+        f"but its rule returned {len(gxs)}"
+    )
 
 
 def _plain(g: Any) -> Any:

@@ -17,6 +17,7 @@ from dbrdist.core.config import config, no_backprop_mode
 from dbrdist.core.fusion import Pending
 
 _ndarray = np.ndarray
+_new = object.__new__
 
 
 class VariableNode:
@@ -227,35 +228,44 @@ class FunctionNode:
     def apply(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Run forward on Variables or arrays, record it if a gradient may be asked for, and return Variables."""
         xs: list[Array] = []
+        nodes: list[Any] = []
         rank = 0
-        wanted: list[int] = []
-        for i, x in enumerate(inputs):
+        wanted: tuple[int, ...] = ()
+        for x in inputs:
             if isinstance(x, BaseVariable):
                 a = x._array
-                if a.__class__ is Pending:
-                    a = x.array
+                if a is None or a.__class__ is Pending:
+                    a = self._read(x, len(xs))
                 node = x.node
                 if node.requires_grad:
-                    wanted.append(i)
-                if node.rank > rank:
-                    rank = node.rank
-                if a is None:
-                    raise ValueError(f"{self.label}: argument {i} is a Variable without an array; initialise it first")
+                    wanted += (len(xs),)
+                    if node.rank > rank:
+                        rank = node.rank
             else:
-                a = x
+                a, node = x, None
             xs.append(a)
+            nodes.append(node)
         data = tuple(xs)
         if self._hooks is not None or _thread_hooks.hooks:
             ys = self._forward_with_hooks(data)
         else:
             ys = self.forward(data)
-        if type(ys) is not tuple:
+        if ys.__class__ is not tuple:
             ys = tuple(ys)
         if not wanted or not config.enable_backprop:
-            return tuple(_leaf(y) for y in ys)
-        self.inputs = tuple([x.node if isinstance(x, BaseVariable) else _constant_node(x) for x in inputs])
-        self.wanted = tuple(wanted)
+            return tuple([_leaf(y) for y in ys])
+        if None in nodes:
+            nodes = [_constant_node(x) if node is None else node for x, node in zip(inputs, nodes)]
+        self.inputs = tuple(nodes)
+        self.wanted = wanted
         return self._record(rank, data, ys)
+
+    def _read(self, x: BaseVariable, i: int) -> Array:
+        """The array of a Variable that is pending, or not initialised."""
+        a = x.array
+        if a is None:
+            raise ValueError(f"{self.label}: argument {i} is a Variable without an array; initialise it first")
+        return a
 
     def adopt(self, inputs: tuple[BaseVariable, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
         """As :meth:`apply` for outputs that were computed together with an earlier function's last pass."""
@@ -270,20 +280,21 @@ class FunctionNode:
         self.rank = rank
         if self._keep_inputs:
             self._xs = tuple([xs[i] for i in self._keep_inputs])
-        outputs = []
-        for i, y in enumerate(ys):
-            if y.__class__ is not _ndarray and y.__class__ is not Pending and not is_array(y):
-                y = np.asarray(y)  # NumPy's reductions give scalars
-            node = VariableNode(self, i, rank + 1, y.dtype.kind in "fcV", y.shape, y.dtype)
-            v = _new(self.variable_class)
-            v._array = y
-            v.node = node
-            outputs.append(v)
+        if len(ys) != 1:
+            self.num_outputs = len(ys)
+        outputs = tuple([self._output(i, y) for i, y in enumerate(ys)])
         if self._keep_outputs:
             self._ys = tuple([outputs[i].array for i in self._keep_outputs])
-        if len(outputs) != 1:
-            self.num_outputs = len(outputs)
-        return tuple(outputs)
+        return outputs
+
+    def _output(self, i: int, y: Any) -> BaseVariable:
+        if y.__class__ is not _ndarray and y.__class__ is not Pending and not is_array(y):
+            y = np.asarray(y)  # NumPy's reductions give scalars
+        dtype = y.dtype
+        v = _new(self.variable_class)
+        v._array = y
+        v.node = VariableNode(self, i, self.rank + 1, dtype.kind in "fcV", y.shape, dtype)
+        return v
 
     # ---- hooks ------------------------------------------------------------------------------------------------------
 
@@ -326,10 +337,6 @@ class FunctionNode:
         self.inputs = None
         self.wanted = ()
         self._xs = self._ys = ()
-
-
-def _new(cls: type[BaseVariable]) -> BaseVariable:
-    return cls.__new__(cls)
 
 
 def _revive(node: VariableNode, array: Array) -> BaseVariable:

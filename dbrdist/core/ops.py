@@ -458,10 +458,8 @@ class SumTo(FunctionNode):
         return (broadcast_to(gys[0], self.inputs[0].shape),)
 
 
-def _sum_to_array(x: Array, shape: tuple[int, ...], out: Array = None) -> Array:
+def _sum_to_array(x: Array, shape: tuple[int, ...]) -> Array:
     lead = x.ndim - len(shape)
-    if out is not None and lead == 1 and shape == x.shape[1:] and x.dtype == out.dtype and x.dtype.itemsize > 2:
-        return x.sum(0, None, out)  # a bias' gradient, into flat memory
     axes = tuple(range(lead)) + tuple(i + lead for i, n in enumerate(shape) if n == 1 and x.shape[i + lead] != 1)
     y = _sum_array(x, axes, True)
     return y.reshape(shape) if lead else y
@@ -576,9 +574,12 @@ def mean(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = Fal
 
 def sum_to(x: Any, shape: tuple[int, ...], out: Array = None) -> Any:
     """x summed to ``shape``, from which it could have been broadcast; ``out`` may take the result of an array"""
+    if out is not None and x.__class__ is np.ndarray and x.dtype is out.dtype and x.dtype.itemsize > 2:
+        if x.shape[1:] == shape:
+            return np.add.reduce(x, 0, None, out)  # a bias' gradient, into flat memory
     if x.shape == shape:
         return x
-    return SumTo(shape).apply((x,))[0] if isinstance(x, BaseVariable) else _sum_to_array(x, shape, out)
+    return SumTo(shape).apply((x,))[0] if isinstance(x, BaseVariable) else _sum_to_array(x, shape)
 
 
 def concat(xs: Sequence[Any], axis: int = 1) -> Any:
@@ -639,7 +640,7 @@ def _matmul_arrays(a: Array, b: Array, out: Array = None) -> Array:
     """16-bit products are summed in float32 (NumPy has no 16-bit GEMM; CuPy's runs in float32 for matrices)."""
     if a.dtype.itemsize == 2 and isinstance(a, np.ndarray):
         return np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(a.dtype)
-    if a.ndim == 2 and b.ndim == 2:  # dot costs half of what matmul does for small matrices
+    if a.ndim == 2 and b.ndim == 2:
         return a.dot(b, out) if out is not None and out.dtype == a.dtype == b.dtype else a.dot(b)
     return get_array_module(a).matmul(a, b)
 
@@ -651,6 +652,10 @@ def swap(x: Any) -> Any:
 
 def matmul(a: Any, b: Any, out: Array = None) -> Any:
     """The matrix product, as ``numpy.matmul``; ``out`` takes the result where both operands are arrays"""
+    if a.__class__ is np.ndarray and b.__class__ is np.ndarray and a.ndim == b.ndim == 2:
+        dtype = a.dtype
+        if dtype is b.dtype and dtype.itemsize > 2:  # dot costs half of what matmul does for small matrices
+            return a.dot(b, out) if out is not None and out.dtype is dtype else a.dot(b)
     if isinstance(a, BaseVariable) or isinstance(b, BaseVariable):
         return MatMul().apply((a, b))[0]
     return _matmul_arrays(a, b, out)

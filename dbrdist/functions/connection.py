@@ -46,12 +46,12 @@ class LinearFunction(FunctionNode):
                 g = ops.matmul(gy.T, _as(x, gy), view)
             else:
                 g = ops.sum_to(gy, nodes[2].shape, view)
-            gxs.append(g if g.dtype == nodes[i].dtype else ops.cast(g, nodes[i].dtype))
+            gxs.append(_as(g, nodes[i]))
         return tuple(gxs)
 
 
 def _as(x: Any, gy: Any) -> Any:
-    return x if x.dtype == gy.dtype else ops.cast(x, gy.dtype)
+    return x if x.dtype is gy.dtype else ops.cast(x, gy.dtype)
 
 
 def linear(x: Any, W: Any, b: Any = None, n_batch_axes: int = 1) -> Any:
