@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import fusion, ops
-from dbrdist.core.backend import get_array_module
+from dbrdist.core.backend import copy, get_array_module
 from dbrdist.core.config import config, using_config
 from dbrdist.core.fusion import MaskedGradient
 from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode, get_function_hooks
@@ -216,7 +216,7 @@ def _plain(g: Any) -> Any:
 def _own(g: Any) -> Any:
     """What a leaf may keep: an array (NumPy gives scalars for 0-d), and no broadcast view, which cannot be written."""
     if isinstance(g, np.ndarray):
-        return g if g.flags.writeable else g.copy()
+        return g if g.flags.writeable else copy(g)
     return np.asarray(g) if isinstance(g, np.generic) else g
 
 

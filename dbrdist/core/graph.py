@@ -279,10 +279,12 @@ class FunctionNode:
     def _record(self, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
         self.rank = rank
         if self._keep_inputs:
-            self._xs = tuple([xs[i] for i in self._keep_inputs])
-        if len(ys) != 1:
+            self._xs = tuple(map(xs.__getitem__, self._keep_inputs))
+        if len(ys) == 1:
+            outputs: tuple[BaseVariable, ...] = (self._output(0, ys[0]),)
+        else:
             self.num_outputs = len(ys)
-        outputs = tuple([self._output(i, y) for i, y in enumerate(ys)])
+            outputs = tuple([self._output(i, y) for i, y in enumerate(ys)])
         if self._keep_outputs:
             self._ys = tuple([outputs[i].array for i in self._keep_outputs])
         return outputs

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from dbrdist.core.backend import Device, get_device, is_array, to_device
+from dbrdist.core.checks import ArgumentError
 from dbrdist.core.link_hook import ForwardPostprocessArgs, ForwardPreprocessArgs, LinkHook, get_link_hooks
 from dbrdist.core.parameter import Parameter
 
@@ -101,7 +102,11 @@ class Link:
         if forward is None:
             raise TypeError(f"{type(self).__name__} defines no forward(), so it cannot be called")
         if self._hooks is None and not get_link_hooks():
-            return forward(*args, **kwargs)
+            try:
+                return forward(*args, **kwargs)
+            except ArgumentError as e:
+                e.within(self)
+                raise
         hooks = [*get_link_hooks().values(), *(self._hooks or {}).values()]
         before = ForwardPreprocessArgs(self, "forward", args, kwargs)
         for hook in hooks:

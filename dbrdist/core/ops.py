@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module, is_floating, zeros
+from dbrdist.core.backend import (
+    Array,
+    accumulation_dtype,
+    channels_last,
+    elementwise,
+    get_array_module,
+    is_floating,
+    zeros,
+)
 from dbrdist.core.fusion import Pending, PendingSum
 from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode, call
 
@@ -359,7 +367,8 @@ class Reshape(FunctionNode):
 
 
 def _reshape_array(x: Array, shape: tuple[int, ...]) -> Array:
-    return x.reshape(shape)
+    y = x.reshape(shape)
+    return channels_last(y) if y.ndim == 4 else y
 
 
 class Transpose(FunctionNode):
@@ -572,11 +581,14 @@ def mean(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = Fal
     return call(Mean(axes, keepdims), x)
 
 
+def _is_bias(x: Array, shape: tuple[int, ...]) -> bool:
+    return x.shape[1:] == shape and x.dtype.itemsize > 2
+
+
 def sum_to(x: Any, shape: tuple[int, ...], out: Array = None) -> Any:
     """x summed to ``shape``, from which it could have been broadcast; ``out`` may take the result of an array"""
-    if out is not None and x.__class__ is np.ndarray and x.dtype is out.dtype and x.dtype.itemsize > 2:
-        if x.shape[1:] == shape:
-            return np.add.reduce(x, 0, None, out)  # a bias' gradient, into flat memory
+    if out is not None and x.__class__ is np.ndarray and x.dtype is out.dtype and _is_bias(x, shape):
+        return np.add.reduce(x, 0, None, out)  # a bias' gradient, into flat memory
     if x.shape == shape:
         return x
     return SumTo(shape).apply((x,))[0] if isinstance(x, BaseVariable) else _sum_to_array(x, shape)

@@ -238,7 +238,7 @@ class MeanSquaredError(FunctionNode):
 
 
 def mean_squared_error(x0: Any, x1: Any) -> Any:
-    """The mean of (x0 - x1)^2 over all elements, 0-d; equal shapes."""
+    """The mean of (x0 - x1)^2 over all elements, 0-d; equal shapes. Of nothing it is 0."""
     return MeanSquaredError().apply(_same_shapes("mean_squared_error", x0=x0, x1=x1))[0]
 
 
