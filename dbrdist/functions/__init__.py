@@ -53,6 +53,7 @@ from dbrdist.functions.array import (
     where,
 )
 from dbrdist.functions.connection import bilinear, embed_id, linear
+from dbrdist.functions.convolution import convolution_2d, deconvolution_2d
 from dbrdist.functions.evaluation import accuracy, binary_accuracy, r2_score
 from dbrdist.functions.loss import (
     absolute_error,
@@ -91,9 +92,9 @@ from dbrdist.functions.math import (
     fmod,
     linear_interpolate,
     log,
+    log10,
     log1p,
     log2,
-    log10,
     logsumexp,
     matmul,
     max,
@@ -114,6 +115,8 @@ from dbrdist.functions.math import (
     tensordot,
 )
 from dbrdist.functions.noise import dropout, gaussian
+from dbrdist.functions.normalization import batch_normalization, fixed_batch_normalization
+from dbrdist.functions.pooling import average_pooling_2d, global_average_pooling_2d, max_pooling_2d
 
 __all__ = [
     "absolute",
@@ -128,7 +131,9 @@ __all__ = [
     "argmax",
     "argmin",
     "average",
+    "average_pooling_2d",
     "batch_matmul",
+    "batch_normalization",
     "bernoulli_nll",
     "bias",
     "bilinear",
@@ -140,10 +145,12 @@ __all__ = [
     "clip",
     "clipped_relu",
     "concat",
+    "convolution_2d",
     "copy",
     "cos",
     "cosh",
     "crelu",
+    "deconvolution_2d",
     "dropout",
     "dstack",
     "elu",
@@ -152,6 +159,7 @@ __all__ = [
     "expand_dims",
     "expm1",
     "fix",
+    "fixed_batch_normalization",
     "flatten",
     "flip",
     "fliplr",
@@ -162,6 +170,7 @@ __all__ = [
     "gaussian_kl_divergence",
     "gaussian_nll",
     "get_item",
+    "global_average_pooling_2d",
     "hard_sigmoid",
     "hinge",
     "hstack",
@@ -171,13 +180,14 @@ __all__ = [
     "linear",
     "linear_interpolate",
     "log",
+    "log10",
     "log1p",
     "log2",
-    "log10",
     "log_softmax",
     "logsumexp",
     "matmul",
     "max",
+    "max_pooling_2d",
     "maximum",
     "maxout",
     "mean",

@@ -334,10 +334,42 @@ CHANCE = [
     Case("gaussian", lambda m, v: F.gaussian(m, v, eps=m.xp.full(m.shape, 0.5, m.dtype)), (((3, 4), (3, 4)),)),
 ]
 
-# convolution, pooling and normalization: their rows stand in the lists of these names.
-CONVOLUTION: list[Case] = []
-POOLING: list[Case] = []
-NORMALIZATION: list[Case] = []
+IMAGES = ((2, 3, 5, 6), (4, 3, 3, 2), (4,))
+
+CONVOLUTION = [
+    Case("convolution_2d", F.convolution_2d, (IMAGES, IMAGES[:2], ((0, 3, 5, 6), *IMAGES[1:]))),
+    Case("convolution_2d_strided", lambda x, W, b: F.convolution_2d(x, W, b, 2, 1), (IMAGES,)),
+    Case("convolution_2d_dilated", lambda x, W: F.convolution_2d(x, W, pad=2, dilate=(2, 1)), (IMAGES[:2],)),
+    Case("convolution_2d_grouped", lambda x, W: F.convolution_2d(x, W, groups=2), (((2, 4, 5, 6), (6, 2, 3, 2)),)),
+    Case("deconvolution_2d", lambda x, W, b: F.deconvolution_2d(x, W, b, 2, 1), (((2, 4, 3, 4), (4, 3, 3, 2), (3,)),)),
+]
+
+POOLING = [
+    Case("max_pooling_2d", lambda x: F.max_pooling_2d(x, 3, 2, 1), (((2, 3, 5, 6),),), distinct),
+    Case("max_pooling_2d_inside", lambda x: F.max_pooling_2d(x, 2, cover_all=False), (((2, 3, 5, 6),),), distinct),
+    Case("average_pooling_2d", lambda x: F.average_pooling_2d(x, 3, 2, 1), (((2, 3, 5, 6),),)),
+    Case("global_average_pooling_2d", F.global_average_pooling_2d, (((2, 3, 5, 6),),)),
+]
+
+STATISTICS = (nonzero, positive, smooth)
+
+NORMALIZATION = [
+    Case(
+        "batch_normalization",
+        F.batch_normalization,
+        (((4, 3), (3,), (3,)), ((3, 2, 4, 5), (2,), (2,))),
+        STATISTICS,
+        rtol=1e-5,
+        narrow_tolerance=64,
+    ),
+    Case(
+        "fixed_batch_normalization",
+        F.fixed_batch_normalization,
+        (((4, 3), (3,), (3,), (3,), (3,)), ((3, 2, 4, 5), (2,), (2,), (2,), (2,))),
+        (*STATISTICS, smooth, positive),
+        narrow_tolerance=64,
+    ),
+]
 
 CASES = [
     *ARITHMETIC, *ELEMENTARY, *REDUCTIONS, *PRODUCTS, *SHAPES, *ACTIVATIONS, *LOSSES, *CHANCE,

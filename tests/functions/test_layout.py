@@ -33,7 +33,8 @@ def test_four_axes_stay_channels_last(case, shapes):
     backward(ys, [channels_last(g) if g.ndim == 4 else g for g in gys])
     for y in ys:
         assert y.ndim != 4 or is_channels_last(y.array)
-    for x in xs:
+    filters = case.name.startswith(("convolution", "deconvolution"))
+    for x in xs[:1] if filters else xs:  # the gradient of a filter is no activation
         assert x.ndim != 4 or lies_as_nhwc(x.grad)
 
 

@@ -21,7 +21,7 @@ except ImportError:
         raise
     pytest.skip("PyTorch is not installed", allow_module_level=True)
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:oneDNN is not available")]
 
 
 class _AsVariable:
@@ -193,6 +193,19 @@ PEERS = {
     "bernoulli_nll": lambda x, y: T.binary_cross_entropy_with_logits(y, x),
     "dropout": dropped,
     "identity": lambda x: x.view_as(x),
+    "convolution_2d": T.conv2d,
+    "convolution_2d_strided": lambda x, W, b: T.conv2d(x, W, b, 2, 1),
+    "convolution_2d_dilated": lambda x, W: T.conv2d(x, W, padding=2, dilation=(2, 1)),
+    "convolution_2d_grouped": lambda x, W: T.conv2d(x, W, groups=2),
+    "deconvolution_2d": lambda x, W, b: T.conv_transpose2d(x, W, b, 2, 1),
+    "max_pooling_2d": lambda x: T.max_pool2d(x, 3, 2, 1, ceil_mode=True),
+    "max_pooling_2d_inside": lambda x: T.max_pool2d(x, 2),
+    "global_average_pooling_2d": lambda x: T.adaptive_avg_pool2d(x, 1)[:, :, 0, 0],
+    "average_pooling_2d": lambda x: T.avg_pool2d(x, 3, 2, 1),
+    "batch_normalization": lambda x, g, b: T.batch_norm(x, None, None, g, b, True, eps=2e-5),
+    "fixed_batch_normalization": lambda x, g, b, m, v: (
+        (x - aligned(x, m)) / torch.sqrt(aligned(x, v) + 2e-5) * aligned(x, g) + aligned(x, b)
+    ),
 }
 # Of nothing the mean loss is 0 here, so that a rank without samples adds nothing, and NaN there.
 ROWS = [
