@@ -582,7 +582,7 @@ def mean(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = Fal
 
 
 def _is_bias(x: Array, shape: tuple[int, ...]) -> bool:
-    return x.shape[1:] == shape and x.dtype.itemsize > 2
+    return bool(x.shape[1:] == shape and x.dtype.itemsize > 2)
 
 
 def sum_to(x: Any, shape: tuple[int, ...], out: Array = None) -> Any:
