@@ -242,7 +242,10 @@ def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, highe
                 f"backward needs the gradient of an output with shape {array.shape}: "
                 "set its grad first, or reduce it to one number"
             )
-        given = get_array_module(array).ones_like(array)
+        if array.__class__ is np.ndarray:
+            given = np.asarray(array.dtype.type(1)).reshape(array.shape)
+        else:
+            given = get_array_module(array).ones_like(array)
         node.gradient = given
     if isinstance(given, BaseVariable) and not higher:
         given = given.array

@@ -231,20 +231,22 @@ class FunctionNode:
         nodes: list[Any] = []
         rank = 0
         wanted: tuple[int, ...] = ()
+        i = 0
         for x in inputs:
             if isinstance(x, BaseVariable):
                 a = x._array
                 if a is None or a.__class__ is Pending:
-                    a = self._read(x, len(xs))
+                    a = self._read(x, i)
                 node = x.node
                 if node.requires_grad:
-                    wanted += (len(xs),)
+                    wanted += (i,)
                     if node.rank > rank:
                         rank = node.rank
             else:
                 a, node = x, None
             xs.append(a)
             nodes.append(node)
+            i += 1
         data = tuple(xs)
         if self._hooks is not None or _thread_hooks.hooks:
             ys = self._forward_with_hooks(data)

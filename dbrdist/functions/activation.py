@@ -32,7 +32,9 @@ class ReLU(FunctionNode):
         gy = gys[0]
         if self.masks_later and not isinstance(gy, BaseVariable):
             return (MaskedGradient(gy, y, kernels.relu_backward),)
-        return (call(ReLUGradient(y), gy),)
+        if self._on_variables:
+            return (call(ReLUGradient(y), gy),)
+        return (kernels.relu_backward(y, gy),)
 
 
 class ReLUGradient(FunctionNode):
