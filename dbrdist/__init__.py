@@ -1,7 +1,7 @@
 """Deep learning with the vocabulary of Chainer, made for training on many nodes."""
 
 from dbrdist import errors
-from dbrdist.core import backend, random
+from dbrdist.core import backend, gradient_check, random
 from dbrdist.core import serializer as serializers
 from dbrdist.core.backend import get_array_module, get_device, using_device
 from dbrdist.core.backprop import backward, grad
@@ -32,6 +32,7 @@ from dbrdist.core.reporter import (
 )
 from dbrdist.core.serializer import AbstractSerializer, Deserializer, Serializer
 from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.links import initializers
 
 __version__ = "0.1.0"
 
@@ -69,6 +70,8 @@ __all__ = [
     "get_function_hooks",
     "global_config",
     "grad",
+    "gradient_check",
+    "initializers",
     "is_debug",
     "no_backprop_mode",
     "random",

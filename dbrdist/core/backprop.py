@@ -32,26 +32,37 @@ class Walk:
         self.count = 0  # breaks ties of rank in the order of arrival
         # Intermediate nodes that keep their gradient; one output may have several, since rules revive retained outputs.
         self.kept: dict[Any, set[VariableNode]] | None = {} if keep else None
+        self.selects = keep  # whether select() has something to do
 
     def run(self, seeds: Seeds) -> None:
         """Walk until nothing is pending."""
         for node, g in seeds:
             self.send(node, g)
-        heap, pending = self.heap, self.pending
+        heap, pending, send = self.heap, self.pending, self.send
+        plain = not (self.higher or self.selects or config.debug or get_function_hooks())
         while heap:
             function = heappop(heap)[2]
             g = pending.pop(function)
             gys = (g,) if function.num_outputs == 1 else tuple(g)
             nodes = function.inputs
             assert nodes is not None
-            wanted = self.select(function, gys)
-            if not wanted:
-                continue
-            gxs = self.ask(function, wanted, gys, self.views(nodes, wanted))
-            for k, i in enumerate(wanted):
-                gx = gxs[k]
+            if plain and function._hooks is None:  # what ask() does where nobody listens
+                wanted = function.wanted
+                gxs = function.derive(wanted, gys, _views(nodes, wanted))
+                if len(gxs) != len(wanted):
+                    raise _miscount(function, wanted, gxs)
+            else:
+                wanted = self.select(function, gys)
+                if not wanted:
+                    continue
+                gxs = self.ask(function, wanted, gys, self.views(nodes, wanted))
+            for i, gx in zip(wanted, gxs):
                 if gx is not None:
-                    self.send(nodes[i], gx)
+                    node = nodes[i]
+                    if gx is node.view:  # the rule wrote the first contribution where it belongs
+                        node.gradient = gx
+                    else:
+                        send(node, gx)
 
     def send(self, node: VariableNode, g: Any) -> None:
         """Add a contribution to a node: at its creator if it has one, else at the leaf itself."""
@@ -104,16 +115,7 @@ class Walk:
 
     def views(self, nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Any] | None:
         """Where in flat memory a rule may write the first contributions of a first-order pass."""
-        if self.higher:
-            return None
-        out: list[Any] | None = None
-        for k, i in enumerate(wanted):
-            node = nodes[i]
-            if node.view is not None and node.gradient is None and nodes.count(node) == 1:
-                if out is None:
-                    out = [None] * len(wanted)
-                out[k] = node.view
-        return out
+        return None if self.higher else _views(nodes, wanted)
 
     def select(self, function: FunctionNode, gys: tuple[Any, ...]) -> tuple[int, ...]:
         """Which inputs take a gradient; intermediate gradients are kept here where asked."""
@@ -121,7 +123,7 @@ class Walk:
             for i, g in enumerate(gys):
                 if g is not None:
                     for node in self.kept.get((function, i), ()):
-                        node.gradient = _plain(g)
+                        node.gradient = g if self.higher else copy(_plain(g))
         return function.wanted
 
     def ask(self, function: FunctionNode, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
@@ -138,10 +140,7 @@ class Walk:
         for hook in hooks:
             hook.backward_postprocess(function, function._xs, gys)
         if len(gxs) != len(wanted):
-            raise ValueError(
-                f"{function.label}: expected {len(wanted)} gradients, one for each of the inputs {wanted}, "
-                f"but its rule returned {len(gxs)}"
-            )
+            raise _miscount(function, wanted, gxs)
         if config.debug:
             _check_nan(function, wanted, gxs)
         return gxs
@@ -152,6 +151,7 @@ class TargetWalk(Walk):
 
     def __init__(self, higher: bool, keep: bool, ends: Sequence[VariableNode], targets: Sequence[VariableNode]) -> None:
         super().__init__(higher, keep)
+        self.selects = True
         self.found: dict[Any, Any] = {_key(node): None for node in targets}
         self.useful = _on_the_way(ends, self.found)
 
@@ -206,6 +206,25 @@ def _on_the_way(ends: Sequence[VariableNode], targets: dict[Any, Any]) -> set[Fu
     return useful
 
 
+def _views(nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Any] | None:
+    """Where in flat memory a rule may write the first contributions."""
+    out: list[Any] | None = None
+    for k, i in enumerate(wanted):
+        node = nodes[i]
+        if node.view is not None and node.gradient is None and nodes.count(node) == 1:
+            if out is None:
+                out = [None] * len(wanted)
+            out[k] = node.view
+    return out
+
+
+def _miscount(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> ValueError:
+    return ValueError(
+        f"{function.label}: expected {len(wanted)} gradients, one for each of the inputs {wanted}, "
+        f"but its rule returned {len(gxs)}"
+    )
+
+
 def _plain(g: Any) -> Any:
     return g.force() if g.__class__ is MaskedGradient else g
 
@@ -232,7 +251,10 @@ def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, highe
                 f"backward needs the gradient of an output with shape {array.shape}: "
                 "set its grad first, or reduce it to one number"
             )
-        given = get_array_module(array).ones_like(array)
+        if array.__class__ is np.ndarray:
+            given = np.asarray(array.dtype.type(1)).reshape(array.shape)
+        else:
+            given = get_array_module(array).ones_like(array)
         node.gradient = given
     if isinstance(given, BaseVariable) and not higher:
         given = given.array
@@ -255,13 +277,14 @@ def backward(
     stays, so that two losses may share it and backward may be called again; gradients of leaves add up.
     """
     fusion.flush()
+    given = grad_outputs is not None  # then an output that is itself a leaf gets its gradient too
     if grad_outputs is None:
         grad_outputs = [y.node.gradient for y in outputs]
     higher = enable_double_backprop
     seeds = [
         (y.node, _seed(y.node, y.array, g, loss_scale, higher))
         for y, g in zip(outputs, grad_outputs)
-        if y.node.living_creator() is not None
+        if given or y.node.living_creator() is not None
     ]
     walk = Walk(higher, keep=retain_grad)
     if higher:

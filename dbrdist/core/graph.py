@@ -17,6 +17,7 @@ from dbrdist.core.config import config, no_backprop_mode
 from dbrdist.core.fusion import Pending
 
 _ndarray = np.ndarray
+_new = object.__new__
 
 
 class VariableNode:
@@ -264,35 +265,46 @@ class FunctionNode:
         if self.inputs is not None:
             raise RuntimeError(f"{self.label}: a FunctionNode records one call; make a new one for each apply")
         xs: list[Array] = []
+        nodes: list[Any] = []
         rank = 0
-        wanted: list[int] = []
-        for i, x in enumerate(inputs):
+        wanted: tuple[int, ...] = ()
+        i = 0
+        for x in inputs:
             if isinstance(x, BaseVariable):
                 a = x._array
-                if a.__class__ is Pending:
-                    a = x.array
+                if a is None or a.__class__ is Pending:
+                    a = self._read(x, i)
                 node = x.node
                 if node.requires_grad:
-                    wanted.append(i)
-                if node.rank > rank:
-                    rank = node.rank
-                if a is None:
-                    raise ValueError(f"{self.label}: argument {i} is a Variable without an array; initialise it first")
+                    wanted += (i,)
+                    if node.rank > rank:
+                        rank = node.rank
             else:
-                a = x
+                a, node = x, None
             xs.append(a)
+            nodes.append(node)
+            i += 1
         data = tuple(xs)
         if self._hooks is not None or _thread_hooks.hooks or config.debug:
             ys = self._forward_with_hooks(data)
         else:
             ys = self.forward(data)
-        if type(ys) is not tuple:
+        if ys.__class__ is not tuple:
             ys = tuple(ys)
         if not wanted or not config.enable_backprop:
-            return tuple(_leaf(y) for y in ys)
-        self.inputs = tuple([x.node if isinstance(x, BaseVariable) else _constant_node(x) for x in inputs])
-        self.wanted = tuple(wanted)
+            return tuple([_leaf(y) for y in ys])
+        if None in nodes:
+            nodes = [_constant_node(x) if node is None else node for x, node in zip(inputs, nodes)]
+        self.inputs = tuple(nodes)
+        self.wanted = wanted
         return self._record(rank, data, ys)
+
+    def _read(self, x: BaseVariable, i: int) -> Array:
+        """The array of a Variable that is pending, or not initialised."""
+        a = x.array
+        if a is None:
+            raise ValueError(f"{self.label}: argument {i} is a Variable without an array; initialise it first")
+        return a
 
     def adopt(self, inputs: tuple[BaseVariable, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
         """As :meth:`apply` for outputs that were computed together with an earlier function's last pass."""
@@ -306,21 +318,24 @@ class FunctionNode:
     def _record(self, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
         self.rank = rank
         if self._keep_inputs:
-            self._xs = tuple([xs[i] for i in self._keep_inputs])
-        outputs = []
-        for i, y in enumerate(ys):
-            if y.__class__ is not _ndarray and y.__class__ is not Pending and not is_array(y):
-                y = np.asarray(y)  # NumPy's reductions give scalars
-            node = VariableNode(self, i, rank + 1, y.dtype.kind in "fcV", y.shape, y.dtype)
-            v = _new(self.variable_class)
-            v._array = y
-            v.node = node
-            outputs.append(v)
+            self._xs = tuple(map(xs.__getitem__, self._keep_inputs))
+        if len(ys) == 1:
+            outputs: tuple[BaseVariable, ...] = (self._output(0, ys[0]),)
+        else:
+            self.num_outputs = len(ys)
+            outputs = tuple([self._output(i, y) for i, y in enumerate(ys)])
         if self._keep_outputs:
             self._ys = tuple([outputs[i].array for i in self._keep_outputs])
-        if len(outputs) != 1:
-            self.num_outputs = len(outputs)
-        return tuple(outputs)
+        return outputs
+
+    def _output(self, i: int, y: Any) -> BaseVariable:
+        if y.__class__ is not _ndarray and y.__class__ is not Pending and not is_array(y):
+            y = np.asarray(y)  # NumPy's reductions give scalars
+        dtype = y.dtype
+        v = _new(self.variable_class)
+        v._array = y
+        v.node = VariableNode(self, i, self.rank + 1, dtype.kind in "fcV", y.shape, dtype)
+        return v
 
     # ---- hooks ------------------------------------------------------------------------------------------------------
 
@@ -377,10 +392,6 @@ def has_nan(a: Any) -> bool:
     """True if an array (a pending one is computed) holds NaN."""
     a = a.force() if a.__class__ is Pending else a
     return a is not None and is_floating(a.dtype) and bool(get_array_module(a).isnan(a).any())
-
-
-def _new(cls: type[BaseVariable]) -> BaseVariable:
-    return cls.__new__(cls)
 
 
 def _revive(node: VariableNode, array: Array) -> BaseVariable:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from dbrdist.core.backend import Device, get_device, is_array, to_device
-from dbrdist.core.link_hook import ForwardPostprocessArgs, ForwardPreprocessArgs, LinkHook, get_link_hooks
+from dbrdist.core.checks import ArgumentError
+from dbrdist.core.link_hook import ForwardPostprocessArgs, ForwardPreprocessArgs, LinkHook, thread
 from dbrdist.core.parameter import Parameter
 
 L = TypeVar("L", bound="Link")
@@ -106,9 +107,13 @@ class Link:
         forward = getattr(self, "forward", None)
         if forward is None:
             raise TypeError(f"{type(self).__name__} defines no forward(), so it cannot be called")
-        if self._hooks is None and not get_link_hooks():
-            return forward(*args, **kwargs)
-        hooks = [*get_link_hooks().values(), *(self._hooks or {}).values()]
+        if self._hooks is None and not thread.hooks:
+            try:
+                return forward(*args, **kwargs)
+            except ArgumentError as e:
+                e.within(self)
+                raise
+        hooks = [*thread.hooks.values(), *(self._hooks or {}).values()]
         before = ForwardPreprocessArgs(self, "forward", args, kwargs)
         for hook in hooks:
             hook.forward_preprocess(before)
@@ -186,8 +191,8 @@ class Link:
 
     def cleargrads(self) -> None:
         """Forget all gradients."""
-        for p in self.params():
-            p.node.gradient = None
+        for name in self._params:
+            self.__dict__[name].node.gradient = None
 
     def zerograds(self) -> None:
         """Fill all gradients with zeros."""

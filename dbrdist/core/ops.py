@@ -22,7 +22,7 @@ from dbrdist.core.backend import (
     zeros,
 )
 from dbrdist.core.fusion import Pending, PendingSum
-from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode
+from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode, call
 
 # ---- elementwise ----------------------------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class PowerConstant(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0,))
-        return (elementwise(lambda x: x**self.exponent, xs[0]),)
+        return (_power_of_number(xs[0], self.exponent),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         c = self.exponent
@@ -202,6 +202,11 @@ class PowerConstant(FunctionNode):
             return (mul(gys[0], 0.0),)
         x = self.retained_inputs()[0]
         return (mul(gys[0], mul(power(x, c - 1) if c != 2 else x, float(c))),)
+
+
+def _power_of_number(x: Array, exponent: float) -> Array:
+    exponent = _typed(exponent, x)
+    return elementwise(lambda v: v**exponent, x)
 
 
 class Where(FunctionNode):
@@ -237,17 +242,27 @@ class Cast(FunctionNode):
         return (cast(gys[0], self.inputs[0].dtype),)
 
 
-def _weak(x: Any, other: Any) -> Any:
-    """A number beside an array or Variable takes its type: also NumPy's, of which float64 would widen float32."""
-    return other.dtype.type(x) if is_floating(other.dtype) else x.item()
+_NUMBERS = (int, float, np.generic)
+
+
+def _typed(number: Any, x: Any) -> Any:
+    """A number beside an array takes its type: NumPy's float64 would widen float32, and any number bfloat16."""
+    dtype = getattr(x, "dtype", None)
+    if dtype is None:  # a Variable without an array, which apply refuses
+        return number
+    if number.__class__ is float or number.__class__ is int:
+        return dtype.type(number) if dtype.kind == "V" else number
+    if isinstance(number, np.generic):
+        return dtype.type(number) if is_floating(dtype) else number.item()
+    return number
 
 
 def _binary(cls: type[FunctionNode], formula: Any, a: Any, b: Any) -> Any:
-    if a.__class__ is not b.__class__ and (isinstance(a, np.generic) or isinstance(b, np.generic)):
-        if not isinstance(b, (np.generic, int, float)):
-            a = _weak(a, b)
-        elif not isinstance(a, (np.generic, int, float)):
-            b = _weak(b, a)
+    if a.__class__ is not b.__class__:
+        if isinstance(b, _NUMBERS):
+            b = b if isinstance(a, _NUMBERS) else _typed(b, a)
+        elif isinstance(a, _NUMBERS):
+            a = _typed(a, b)
     if isinstance(a, BaseVariable) or isinstance(b, BaseVariable):
         return cls().apply((a, b))[0]
     return elementwise(formula, a, b)
@@ -323,14 +338,18 @@ def power(a: Any, b: Any) -> Any:
     if isinstance(b, np.generic):
         b = b.item()
     if isinstance(b, (int, float)):
-        return PowerConstant(b).apply((a,))[0] if isinstance(a, BaseVariable) else elementwise(lambda x: x**b, a)
-    if isinstance(a, (int, float, np.generic)):
+        return PowerConstant(b).apply((a,))[0] if isinstance(a, BaseVariable) else _power_of_number(a, b)
+    if isinstance(a, _NUMBERS):
         a = get_array_module(b).asarray(a, b.dtype)  # its logarithm would be a number of 64 bits
     return _binary(Power, np.power, a, b)
 
 
 def where(condition: Array, a: Any, b: Any) -> Any:
     """a where ``condition`` (an array of bool) holds, else b"""
+    if b.__class__ is float or b.__class__ is int:
+        b = _typed(b, a)
+    elif a.__class__ is float or a.__class__ is int:
+        a = _typed(a, b)
     if isinstance(a, BaseVariable) or isinstance(b, BaseVariable):
         return Where(condition).apply((a, b))[0]
     return elementwise(get_array_module(condition).where, condition, a, b)
@@ -363,7 +382,8 @@ class Reshape(FunctionNode):
 
 
 def _reshape_array(x: Array, shape: tuple[int, ...]) -> Array:
-    return x.reshape(shape)
+    y = x.reshape(shape)
+    return channels_last(y) if y.ndim == 4 else y
 
 
 class Transpose(FunctionNode):
@@ -421,6 +441,31 @@ def _sum_array(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
     wide = accumulation_dtype(x.dtype)
     y = x.sum(axis=axis, dtype=wide if is_floating(x.dtype) else None, keepdims=keepdims)
     return y if wide == x.dtype or not is_floating(x.dtype) else y.astype(x.dtype)
+
+
+class Mean(FunctionNode):
+    """y = the mean of x over axes; sum and division run in the wider type, so that neither overflows"""
+
+    def __init__(self, axis: tuple[int, ...] | None, keepdims: bool) -> None:
+        self.axis = axis
+        self.keepdims = keepdims
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        x = xs[0]
+        total = x.sum(axis=self.axis, dtype=accumulation_dtype(x.dtype), keepdims=self.keepdims)
+        count = x.size // total.size if total.size else 0
+        self.scale = 1.0 / count if count else float("nan")
+        return ((total * self.scale).astype(x.dtype, copy=False),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        assert self.inputs is not None
+        node = self.inputs[0]
+        shape = node.shape
+        gy = cast(mul(cast(gys[0], accumulation_dtype(node.dtype)), self.scale), node.dtype)
+        if not self.keepdims:
+            axes = range(len(shape)) if self.axis is None else [a % len(shape) for a in self.axis]
+            gy = reshape(gy, tuple(1 if i in axes else n for i, n in enumerate(shape)))
+        return (broadcast_to(gy, shape),)
 
 
 class SumTo(FunctionNode):
@@ -546,8 +591,20 @@ def sum(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = Fals
     return Sum(axes, keepdims).apply((x,))[0] if isinstance(x, BaseVariable) else _sum_array(x, axes, keepdims)
 
 
-def sum_to(x: Any, shape: tuple[int, ...]) -> Any:
-    """x summed to ``shape``, from which it could have been broadcast"""
+def mean(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
+    """The mean over all elements, or over axes"""
+    axes = (axis,) if isinstance(axis, int) else axis
+    return call(Mean(axes, keepdims), x)
+
+
+def _is_bias(x: Array, shape: tuple[int, ...]) -> bool:
+    return bool(x.shape[1:] == shape and x.dtype.itemsize > 2)
+
+
+def sum_to(x: Any, shape: tuple[int, ...], out: Array = None) -> Any:
+    """x summed to ``shape``, from which it could have been broadcast; ``out`` may take the result of an array"""
+    if out is not None and x.__class__ is np.ndarray and x.dtype is out.dtype and _is_bias(x, shape):
+        return np.add.reduce(x, 0, None, out)  # a bias' gradient, into flat memory
     if x.shape == shape:
         return x
     return SumTo(shape).apply((x,))[0] if isinstance(x, BaseVariable) else _sum_to_array(x, shape)
@@ -589,11 +646,7 @@ class MatMul(FunctionNode):
             return self._derive_vectors(wanted, gy, a, b)
         gxs = []
         for k, i in enumerate(wanted):
-            g = (
-                matmul(gy, swap(b))
-                if i == 0
-                else matmul(swap(a), gy, None if out is None or a.ndim > 2 or b.ndim > 2 else out[k])
-            )
+            g = matmul(gy, swap(b)) if i == 0 else matmul(swap(a), gy, None if out is None else out[k])
             gxs.append(self._fit(g, i))
         return tuple(gxs)
 
@@ -622,8 +675,8 @@ def _matmul_arrays(a: Array, b: Array, out: Array = None) -> Array:
         wide = accumulation_dtype(dtype)
         if wide != dtype and isinstance(a, np.ndarray):
             return np.matmul(a.astype(wide), b.astype(wide)).astype(dtype)
-    if out is not None and out.dtype == a.dtype == b.dtype:
-        return get_array_module(a).matmul(a, b, out=out)
+    if a.ndim == 2 and b.ndim == 2:
+        return a.dot(b, out) if out is not None and out.dtype == a.dtype == b.dtype else a.dot(b)
     return get_array_module(a).matmul(a, b)
 
 
@@ -634,6 +687,10 @@ def swap(x: Any) -> Any:
 
 def matmul(a: Any, b: Any, out: Array = None) -> Any:
     """The matrix product, as ``numpy.matmul``; ``out`` takes the result where both operands are arrays"""
+    if a.__class__ is np.ndarray and b.__class__ is np.ndarray and a.ndim == b.ndim == 2:
+        dtype = a.dtype
+        if dtype is b.dtype and dtype.itemsize > 2:  # dot costs half of what matmul does for small matrices
+            return a.dot(b, out) if out is not None and out.dtype is dtype else a.dot(b)
     if isinstance(a, BaseVariable) or isinstance(b, BaseVariable):
         return MatMul().apply((a, b))[0]
     return _matmul_arrays(a, b, out)

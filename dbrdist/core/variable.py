@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from dbrdist.core import backprop, fusion, ops
 from dbrdist.core.backend import Array, Device, device_of, get_array_module, get_device, is_array, to_device
 from dbrdist.core.fusion import Pending
@@ -358,9 +356,7 @@ class Variable(BaseVariable):
             return ops.div(
                 ops.sum(ops.mul(self, w), axis, keepdims), ops.sum(ops.broadcast_to(w, self.shape), axis, keepdims)
             )
-        total = ops.sum(self, axis, keepdims)
-        count = self.size // max(1, int(np.prod(total.shape)))
-        return ops.mul(total, 1.0 / count if count else float("nan"))
+        return ops.mean(self, axis, keepdims)
 
 
 FunctionNode.variable_class = Variable

@@ -12,6 +12,7 @@ import pytest
 import dbrdist
 from dbrdist import FunctionHook, FunctionNode, Parameter, Variable
 from dbrdist.core import ops
+from dbrdist.core.graph import VariableNode
 
 
 def var(*values, dtype=np.float64):
@@ -62,6 +63,10 @@ def steps(model, n):
         loss.backward()
 
 
+def num_graph_objects():
+    return sum(isinstance(o, (FunctionNode, VariableNode, Variable)) for o in gc.get_objects())
+
+
 def test_no_reference_cycles_over_100_steps_without_gc():
     model = {"W": Parameter(np.full((64, 64), 0.01))}
     gc.collect()
@@ -69,15 +74,16 @@ def test_no_reference_cycles_over_100_steps_without_gc():
     try:
         steps(model, 5)
         model["W"].cleargrad()
+        before_objects = num_graph_objects()
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
         steps(model, 100)
         model["W"].cleargrad()
         grown = tracemalloc.get_traced_memory()[0] - before
         tracemalloc.stop()
-        assert grown < 10_000, f"100 steps left {grown} bytes behind; one step's arrays are 4 KB each"
-        nodes = [o for o in gc.get_objects() if isinstance(o, FunctionNode)]
-        assert nodes == []
+        # CPython keeps up to 2000 freed tuples of each length, which counts here; one array a step would be 400 KB
+        assert grown < 40_000, f"100 steps left {grown} bytes behind"
+        assert num_graph_objects() == before_objects
     finally:
         gc.enable()
 

@@ -1,0 +1,403 @@
+"""Shapes, pieces and copies of arrays. Nearly all are compositions of the primitives in ``core.ops``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core import ops
+from dbrdist.core.backend import Array, device_of, elementwise, full, get_array_module, get_device, to_device
+from dbrdist.core.checks import expected
+from dbrdist.core.graph import BaseVariable, FunctionNode
+from dbrdist.core.variable import Variable, as_array, as_variable
+
+
+def _axis(function: str, ndim: int, axis: int, name: str = "axis") -> int:
+    if not -ndim <= axis < ndim:
+        raise expected(function, name, f"from {-ndim} to {ndim - 1}", axis)
+    return axis % ndim
+
+
+# ---- shape ----------------------------------------------------------------------------------------------------------
+
+
+def reshape(x: Any, shape: Any) -> Any:
+    """The same elements in another shape; one length may be -1."""
+    x = as_variable(x)
+    shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    try:
+        return ops.reshape(x, shape)
+    except ValueError:
+        raise expected("reshape", "shape", f"a shape of {x.size} elements for x of shape {x.shape}", shape) from None
+
+
+def transpose(x: Any, axes: tuple[int, ...] | None = None) -> Any:
+    """The axes permuted, or reversed where None."""
+    x = as_variable(x)
+    if axes is not None:
+        axes = tuple(axes)
+        if sorted(a % max(x.ndim, 1) for a in axes) != list(range(x.ndim)):
+            raise expected("transpose", "axes", f"each axis of x (shape {x.shape}) once", axes)
+    return ops.transpose(x, axes)
+
+
+def swapaxes(x: Any, axis1: int, axis2: int) -> Any:
+    """Two axes exchanged."""
+    x = as_variable(x)
+    order = list(range(x.ndim))
+    i, j = _axis("swapaxes", x.ndim, axis1, "axis1"), _axis("swapaxes", x.ndim, axis2, "axis2")
+    order[i], order[j] = j, i
+    return ops.transpose(x, tuple(order))
+
+
+def moveaxis(x: Any, source: Any, destination: Any) -> Any:
+    """Axes moved to other positions, the others in their order."""
+    x = as_variable(x)
+    sources = [_axis("moveaxis", x.ndim, a, "source") for a in np.atleast_1d(source)]
+    targets = [_axis("moveaxis", x.ndim, a, "destination") for a in np.atleast_1d(destination)]
+    if len(sources) != len(targets) or len(set(sources)) != len(sources) or len(set(targets)) != len(targets):
+        raise expected("moveaxis", "destination", "as many different axes as in source", repr(destination))
+    order = [a for a in range(x.ndim) if a not in sources]
+    for target, source_axis in sorted(zip(targets, sources)):
+        order.insert(target, int(source_axis))
+    return ops.transpose(x, tuple(order))
+
+
+def rollaxis(x: Any, axis: int, start: int = 0) -> Any:
+    """One axis moved in front of axis ``start``."""
+    x = as_variable(x)
+    axis = _axis("rollaxis", x.ndim, axis)
+    if not -x.ndim <= start <= x.ndim:
+        raise expected("rollaxis", "start", f"from {-x.ndim} to {x.ndim}", start)
+    start = start + x.ndim if start < 0 else start
+    return moveaxis(x, axis, start - 1 if axis < start else start)
+
+
+def expand_dims(x: Any, axis: int) -> Any:
+    """A new axis of length one at ``axis``."""
+    x = as_variable(x)
+    axis = _axis("expand_dims", x.ndim + 1, axis)
+    return ops.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:]))
+
+
+def squeeze(x: Any, axis: Any = None) -> Any:
+    """Without the axes of length one: all, or those given."""
+    x = as_variable(x)
+    if axis is None:
+        axes = [i for i, n in enumerate(x.shape) if n == 1]
+    else:
+        axes = [_axis("squeeze", x.ndim, a) for a in ((axis,) if isinstance(axis, int) else axis)]
+        if any(x.shape[a] != 1 for a in axes):
+            raise expected("squeeze", "axis", f"axes of length one of x of shape {x.shape}", repr(axis))
+    return ops.reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in axes))
+
+
+def flatten(x: Any) -> Any:
+    """All elements in one axis."""
+    x = as_variable(x)
+    return ops.reshape(x, (x.size,))
+
+
+def broadcast(*args: Any) -> tuple[Any, ...]:
+    """The arguments repeated to their common shape."""
+    xs = tuple(as_variable(x) for x in args)
+    try:
+        shape = np.broadcast_shapes(*(x.shape for x in xs))
+    except ValueError:
+        raise expected("broadcast", "args", "shapes that broadcast", str([x.shape for x in xs])) from None
+    return tuple(ops.broadcast_to(x, shape) for x in xs)
+
+
+def broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
+    """x repeated to a larger shape, without copying."""
+    x = as_variable(x)
+    shape = tuple(shape)
+    lead = len(shape) - x.ndim
+    if lead < 0 or any(n not in (1, m) for n, m in zip(x.shape, shape[lead:])):
+        raise expected("broadcast_to", "shape", f"a shape to which {x.shape} broadcasts", shape)
+    return ops.broadcast_to(x, shape)
+
+
+def sum_to(x: Any, shape: tuple[int, ...]) -> Any:
+    """x summed to a smaller shape, from which it could have been broadcast."""
+    x = as_variable(x)
+    shape = tuple(shape)
+    lead = x.ndim - len(shape)
+    if lead < 0 or any(n not in (1, m) for n, m in zip(shape, x.shape[lead:])):
+        raise expected("sum_to", "shape", f"a shape that broadcasts to {x.shape}", shape)
+    return ops.sum_to(x, shape)
+
+
+# ---- joining and splitting ------------------------------------------------------------------------------------------
+
+
+def concat(xs: Sequence[Any], axis: int = 1) -> Any:
+    """The arrays one after another along an axis; the other axes agree."""
+    xs = tuple(as_variable(x) for x in xs)
+    if not xs:
+        raise expected("concat", "xs", "at least one array", "none")
+    axis = _axis("concat", xs[0].ndim, axis)
+    rest = [n for i, n in enumerate(xs[0].shape) if i != axis]
+    for k, x in enumerate(xs):
+        if x.ndim != xs[0].ndim or [n for i, n in enumerate(x.shape) if i != axis] != rest:
+            raise expected("concat", f"xs[{k}]", f"shape {xs[0].shape} as of xs[0], but for axis {axis}", x)
+    return ops.concat(xs, axis)
+
+
+def stack(xs: Sequence[Any], axis: int = 0) -> Any:
+    """Arrays of one shape along a new axis."""
+    xs = tuple(as_variable(x) for x in xs)
+    if not xs:
+        raise expected("stack", "xs", "at least one array", "none")
+    for k, x in enumerate(xs):
+        if x.shape != xs[0].shape:
+            raise expected("stack", f"xs[{k}]", f"shape {xs[0].shape} as of xs[0]", x)
+    axis = _axis("stack", xs[0].ndim + 1, axis)
+    return ops.concat(tuple(expand_dims(x, axis) for x in xs), axis)
+
+
+def vstack(xs: Sequence[Any]) -> Any:
+    """Concatenated along the first axis; vectors count as rows."""
+    return concat([reshape(x, (1, -1)) if x.ndim < 2 else x for x in map(as_variable, xs)], axis=0)
+
+
+def hstack(xs: Sequence[Any]) -> Any:
+    """Concatenated along the second axis; vectors along their only one."""
+    xs = [reshape(x, (1,)) if x.ndim == 0 else x for x in map(as_variable, xs)]
+    return concat(xs, axis=0 if xs and xs[0].ndim == 1 else 1)
+
+
+def dstack(xs: Sequence[Any]) -> Any:
+    """Concatenated along the third axis; (N,) counts as (1, N, 1) and (M, N) as (M, N, 1)."""
+    return concat([_with_depth(as_variable(x)) for x in xs], axis=2)
+
+
+def _with_depth(x: Variable) -> Variable:
+    if x.ndim < 2:
+        return ops.reshape(x, (1, x.size, 1))
+    return ops.reshape(x, (*x.shape, 1)) if x.ndim == 2 else x
+
+
+class SplitAxis(FunctionNode):
+    """Pieces of x along an axis; gx = the gradients of the pieces joined, zeros where none arrived"""
+
+    def __init__(self, bounds: list[int], axis: int) -> None:
+        self.bounds = bounds  # where pieces start, and the end of the last one
+        self.axis = axis
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        lead = (slice(None),) * self.axis
+        return tuple(xs[0][(*lead, slice(i, j))] for i, j in zip(self.bounds, self.bounds[1:]))
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        assert self.inputs is not None
+        node, axis = self.inputs[0], self.axis
+        like = next(as_array(g) for g in gys if g is not None)
+        pieces = []
+        for i, j, g in zip(self.bounds, self.bounds[1:], gys):
+            if g is None:
+                g = full((*node.shape[:axis], j - i, *node.shape[axis + 1 :]), 0, node.dtype, like)
+            pieces.append(g)
+        return (ops.concat(pieces, axis),)
+
+
+def split_axis(x: Any, indices_or_sections: Any, axis: int, force_tuple: bool = True) -> Any:
+    """Pieces along an axis, as a tuple: a number of equal ones, or cut before the given indices.
+
+    A single piece comes without the tuple where ``force_tuple`` is False.
+    """
+    x = as_variable(x)
+    axis = _axis("split_axis", x.ndim, axis)
+    length = x.shape[axis]
+    if isinstance(indices_or_sections, (int, np.integer)):
+        sections = int(indices_or_sections)
+        if sections < 1 or length % sections:
+            raise expected("split_axis", "indices_or_sections", f"a divisor of {length}, the length of axis {axis}",
+                           sections)  # fmt: skip
+        bounds = list(range(0, length + 1, length // sections)) if length else [0] * (sections + 1)
+    else:
+        cuts = [min(int(i), length) for i in indices_or_sections]
+        bounds = [0, *cuts, length]
+        if bounds != sorted(bounds):
+            raise expected("split_axis", "indices_or_sections", "indices in ascending order", repr(cuts))
+    pieces = SplitAxis(bounds, axis).apply((x,))
+    return pieces if force_tuple or len(pieces) > 1 else pieces[0]
+
+
+def separate(x: Any, axis: int = 0) -> Any:
+    """The slices along an axis, without it, as a tuple."""
+    x = as_variable(x)
+    axis = _axis("separate", x.ndim, axis)
+    shape = x.shape[:axis] + x.shape[axis + 1 :]
+    return tuple(ops.reshape(piece, shape) for piece in split_axis(x, x.shape[axis], axis))
+
+
+# ---- picking --------------------------------------------------------------------------------------------------------
+
+
+def get_item(x: Any, slices: Any) -> Any:
+    """x[slices], with numbers, slices, None, Ellipsis and integer or boolean arrays."""
+    return ops.getitem(as_variable(x), slices)
+
+
+def select_item(x: Any, t: Any) -> Any:
+    """x[n, t_n] for each row n; x (N, K), t (N,) integers."""
+    x, t = as_variable(x), as_array(t)
+    if x.ndim != 2 or t.shape != x.shape[:1] or t.dtype.kind not in "iu":
+        raise expected("select_item", "t", f"integers of shape {x.shape[:1]} for x of shape (N, K)", t)
+    return ops.getitem(x, (get_array_module(t).arange(len(t)), t))
+
+
+def permutate(x: Any, indices: Any, axis: int = 0, inv: bool = False) -> Any:
+    """Slices along an axis in the order of ``indices``; ``inv`` undoes that."""
+    x, indices = as_variable(x), as_array(indices)
+    axis = _axis("permutate", x.ndim, axis)
+    if indices.shape != (x.shape[axis],):
+        raise expected("permutate", "indices", f"shape ({x.shape[axis]},) as of axis {axis} of x", indices)
+    order = get_array_module(indices).argsort(indices) if inv else indices
+    return ops.getitem(x, (*(slice(None),) * axis, order))
+
+
+def flip(x: Any, axis: int) -> Any:
+    """The order of elements reversed along an axis."""
+    x = as_variable(x)
+    axis = _axis("flip", x.ndim, axis)
+    return ops.getitem(x, (*(slice(None),) * axis, slice(None, None, -1)))
+
+
+def flipud(a: Any) -> Any:
+    """The order of rows (axis 0) reversed."""
+    return flip(a, 0)
+
+
+def fliplr(a: Any) -> Any:
+    """The order of columns (axis 1) reversed."""
+    return flip(a, 1)
+
+
+def where(condition: Any, x: Any, y: Any) -> Any:
+    """x where ``condition`` (bool) holds, else y, with broadcasting; the condition takes no gradient."""
+    condition = as_array(condition)
+    if condition.dtype != bool:
+        raise expected("where", "condition", "an array of bool", condition)
+    if not isinstance(x, BaseVariable):
+        x = as_variable(x) if hasattr(x, "shape") else x
+    return ops.where(condition, x, as_variable(y) if hasattr(y, "shape") else y)
+
+
+def scatter_add(a: Any, slices: Any, b: Any) -> Any:
+    """a with b added at ``slices``; repeated indices add up."""
+    a, b = as_variable(a), as_variable(b)
+    target = np.empty(a.shape, bool)[as_array(slices) if isinstance(slices, BaseVariable) else slices].shape
+    return ops.add(a, ops.scatter(ops.broadcast_to(b, target), slices, a.shape))
+
+
+# ---- repeating ------------------------------------------------------------------------------------------------------
+
+
+def repeat(x: Any, repeats: Any, axis: int | None = None) -> Any:
+    """Each element repeated along an axis (of the flattened array where None), a number of times or one per element."""
+    x = as_variable(x)
+    if axis is None:
+        x, axis = flatten(x), 0
+    axis = _axis("repeat", x.ndim, axis)
+    if isinstance(repeats, (int, np.integer)) or len(repeats) == 1:
+        times = int(repeats if isinstance(repeats, (int, np.integer)) else repeats[0])
+        if times < 0:
+            raise expected("repeat", "repeats", "a number from 0 on", times)
+        split = (*x.shape[: axis + 1], 1, *x.shape[axis + 1 :])
+        wide = ops.broadcast_to(ops.reshape(x, split), (*split[: axis + 1], times, *split[axis + 2 :]))
+        return ops.reshape(wide, (*x.shape[:axis], x.shape[axis] * times, *x.shape[axis + 1 :]))
+    if len(repeats) != x.shape[axis]:
+        raise expected("repeat", "repeats", f"{x.shape[axis]} numbers, one per element of axis {axis}", len(repeats))
+    order = np.repeat(np.arange(x.shape[axis]), repeats)
+    return ops.getitem(x, (*(slice(None),) * axis, order))
+
+
+def tile(x: Any, reps: Any) -> Any:
+    """The whole array repeated, a number of times along each axis, the last first."""
+    x = as_variable(x)
+    reps = (reps,) if isinstance(reps, (int, np.integer)) else tuple(reps)
+    if any(r < 0 for r in reps):
+        raise expected("tile", "reps", "numbers from 0 on", reps)
+    ndim = max(x.ndim, len(reps))
+    shape = (1,) * (ndim - x.ndim) + x.shape
+    reps = (1,) * (ndim - len(reps)) + reps
+    split = tuple(m for n in shape for m in (1, n))
+    wide = ops.broadcast_to(ops.reshape(x, split), tuple(m for r, n in zip(reps, shape) for m in (r, n)))
+    return ops.reshape(wide, tuple(r * n for r, n in zip(reps, shape)))
+
+
+class Pad(FunctionNode):
+    """y = x within a frame of one value; gx = the part of gy within the frame"""
+
+    def __init__(self, widths: list[tuple[int, int]], value: Any) -> None:
+        self.widths = widths
+        self.value = value
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        x = xs[0]
+        y = full(tuple(a + n + b for n, (a, b) in zip(x.shape, self.widths)), self.value, x.dtype, x)
+        y[self._inside(x.shape)] = x
+        return (y,)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        assert self.inputs is not None
+        return (ops.getitem(gys[0], self._inside(self.inputs[0].shape)),)
+
+    def _inside(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
+        return tuple(slice(a, a + n) for n, (a, _) in zip(shape, self.widths))
+
+
+def pad(x: Any, pad_width: Any, mode: str, **keywords: Any) -> Any:
+    """x within a frame; ``pad_width``: a number, (before, after), or a pair for each axis.
+
+    ``mode``: 'constant', with ``constant_values`` one number (default 0).
+    """
+    x = as_variable(x)
+    value = keywords.pop("constant_values", 0)
+    if mode != "constant" or keywords or not np.isscalar(value):
+        raise expected("pad", "mode", "'constant' with one number constant_values", f"{mode!r}, {keywords or value}")
+    try:
+        widths = [(int(a), int(b)) for a, b in np.broadcast_to(pad_width, (x.ndim, 2))]
+    except ValueError:
+        raise expected("pad", "pad_width", f"a number, a pair or {x.ndim} pairs", repr(pad_width)) from None
+    return Pad(widths, value).apply((x,))[0]
+
+
+# ---- copies ---------------------------------------------------------------------------------------------------------
+
+
+def cast(x: Any, typ: Any) -> Any:
+    """x in another floating-point type; x itself if it has that type."""
+    return ops.cast(as_variable(x), np.dtype(typ))
+
+
+class Copy(FunctionNode):
+    """y = x on another device, or a copy on its own; gx = gy on the device of x"""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.source = device_of(xs[0])
+        if self.source == self.device:
+            return (elementwise(lambda x: x.copy(), xs[0]),)
+        return (to_device(xs[0], self.device),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        gy = gys[0]
+        return (Copy(self.source).apply((gy,))[0] if isinstance(gy, BaseVariable) else to_device(gy, self.source),)
+
+
+def copy(x: Any, dst: Any) -> Any:
+    """A copy of x on device ``dst``: a Device, its name, or a GPU's number (-1: host)."""
+    return Copy(get_device(dst)).apply((x,))[0]
+
+
+def identity(*inputs: Any) -> Any:
+    """The inputs as they are."""
+    outputs = tuple(as_variable(x) for x in inputs)
+    return outputs[0] if len(outputs) == 1 else outputs

@@ -1,0 +1,123 @@
+"""Functions with weights: linear, embedding, bilinear.
+
+N examples, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core import ops
+from dbrdist.core.backend import Array, accumulation_dtype
+from dbrdist.core.checks import expected
+from dbrdist.core.graph import BaseVariable, FunctionNode
+from dbrdist.core.variable import as_variable
+
+
+class LinearFunction(FunctionNode):
+    """y = x W^T + b; x (N, I), W (O, I), b (O,). gx = gy W, gW = gy^T x, gb = sum over N of gy."""
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        x, W = xs[0], xs[1]
+        if x.shape[1] != W.shape[1] or (len(xs) == 3 and xs[2].shape[0] != W.shape[0]):
+            raise _mismatch(*xs)
+        self._keep_inputs = (0, 1)
+        dtype = x.dtype
+        if W.dtype is not dtype or dtype.itemsize == 2:  # sums run in the wider type, with one cast at the end
+            wide = np.promote_types(accumulation_dtype(dtype), accumulation_dtype(W.dtype))
+            y = x.astype(wide).dot(W.astype(wide).T)
+            return ((y + xs[2] if len(xs) == 3 else y).astype(dtype),)
+        y = x.dot(W.T)
+        if len(xs) == 3:
+            y += xs[2]
+        return (y,)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        gy = gys[0]
+        x, W = self.retained_inputs()
+        nodes = self.inputs
+        assert nodes is not None
+        gxs = []
+        k = 0
+        for i in wanted:
+            if i == 0:
+                g = ops.matmul(gy, W if W.dtype is gy.dtype else ops.cast(W, gy.dtype))
+            elif i == 1:
+                g = ops.matmul(gy.T, x, out and out[k])
+            else:
+                g = ops.sum_to(gy, nodes[2].shape, out and out[k])
+            gxs.append(g if g.dtype is nodes[i].dtype else ops.cast(g, nodes[i].dtype))
+            k += 1
+        return tuple(gxs)
+
+
+def linear(x: Any, W: Any, b: Any = None, n_batch_axes: int = 1) -> Any:
+    """y = x W^T + b.
+
+    x: the first ``n_batch_axes`` axes count examples, the others together have I elements; W (O, I); b (O,) or None.
+    The result has the batch axes of x, then O.
+    """
+    if n_batch_axes != 1 or x.ndim != 2:
+        shape = x.shape
+        if not 1 <= n_batch_axes < max(len(shape), 2):
+            raise expected("linear", "n_batch_axes", f"1 to {len(shape) - 1} for x of shape {shape}", n_batch_axes)
+        return _linear_of_batch_axes(x, W, b, n_batch_axes)
+    return LinearFunction().apply((x, W) if b is None else (x, W, b))[0]
+
+
+def _linear_of_batch_axes(x: Any, W: Any, b: Any, n_batch_axes: int) -> Any:
+    x = as_variable(x)
+    batch = x.shape[:n_batch_axes]
+    width = int(np.prod(x.shape[n_batch_axes:]))
+    y = linear(ops.reshape(x, (int(np.prod(batch)), width)), W, b)
+    return ops.reshape(y, (*batch, W.shape[0]))
+
+
+def _mismatch(x: Array, W: Array, b: Array = None) -> Exception:
+    if x.shape[1] != W.shape[1]:
+        return expected("linear", "x", f"{W.shape[1]} elements per example for W of shape {W.shape}", x)
+    return expected("linear", "b", f"shape ({W.shape[0]},) for W of shape {W.shape}", b)
+
+
+def embed_id(x: Any, W: Any, ignore_label: int | None = None) -> Any:
+    """y = W[x]: one row of W (V, E) per id; x of any shape holds integers from 0 to V - 1.
+
+    Ids equal to ``ignore_label`` give zeros and no gradient.
+    """
+    ids = x.array if isinstance(x, BaseVariable) else x
+    if ids.dtype.kind not in "iu":
+        raise expected("embed_id", "x", "integers", ids)
+    W = as_variable(W)
+    valid = None if ignore_label is None else ids != ignore_label
+    if isinstance(ids, np.ndarray) and ids.size:
+        known = ids if valid is None else ids[valid]
+        if known.size and (known.min() < 0 or known.max() >= W.shape[0]):
+            got = f"ids from {known.min()} to {known.max()}"
+            raise expected("embed_id", "x", f"ids from 0 to {W.shape[0] - 1} for W of shape {W.shape}", got)
+    if valid is None:
+        return ops.getitem(W, ids)
+    rows = ops.getitem(W, ids * valid)
+    return ops.where(valid[..., None], rows, rows.dtype.type(0))
+
+
+def bilinear(e1: Any, e2: Any, W: Any, V1: Any = None, V2: Any = None, b: Any = None) -> Any:
+    """y[n, k] = sum over i, j of e1[n, i] e2[n, j] W[i, j, k] (+ e1 V1 + e2 V2 + b).
+
+    e1 (N, I), e2 (N, J), W (I, J, K), V1 (I, K), V2 (J, K), b (K,); further axes of e1 and e2 are flattened.
+    """
+    given = [v is not None for v in (V1, V2, b)]
+    if any(given) and not all(given):
+        raise expected("bilinear", "V1, V2, b", "all three or none", f"{sum(given)} of them")
+    e1, e2, W = (as_variable(v) for v in (e1, e2, W))
+    n = e1.shape[0]
+    left, right, size = W.shape
+    e1, e2 = ops.reshape(e1, (n, -1)), ops.reshape(e2, (n, -1))
+    if e1.shape[1] != left or e2.shape[1] != right:
+        raise expected("bilinear", "W", f"shape ({e1.shape[1]}, {e2.shape[1]}, K)", W)
+    pairs = ops.mul(ops.reshape(e1, (n, left, 1)), ops.reshape(e2, (n, 1, right)))
+    y = ops.matmul(ops.reshape(pairs, (n, left * right)), ops.reshape(W, (left * right, size)))
+    if all(given):
+        y = ops.add(ops.add(y, ops.matmul(e1, V1)), ops.add(ops.matmul(e2, V2), b))
+    return y

@@ -1,0 +1,69 @@
+"""Measures of quality: numbers for people, without gradient.
+
+N examples, K classes, D further axes; t are the targets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.backend import accumulation_dtype, get_array_module
+from dbrdist.core.checks import expected
+from dbrdist.core.variable import Variable, as_array, as_variable
+
+
+def accuracy(y: Any, t: Any, ignore_label: int | None = None) -> Variable:
+    """The fraction of labels whose score is the greatest, 0-d in the type of y.
+
+    y: scores, shape (N, K, D...), or (N, K) with t (N, 1); t: integers (N, D...). Labels equal to ``ignore_label``
+    do not count; 0 where none counts.
+    """
+    y, t = as_array(y), as_array(t)
+    if y.ndim < 2 or t.dtype.kind not in "iu" or t.size * y.shape[1] != y.size:
+        want = f"integer labels of shape {(y.shape[0], *y.shape[2:])} for y of shape {y.shape}" if y.ndim > 1 else ""
+        raise expected("accuracy", "t", want or "scores y of shape (N, K, ...)", t if want else y)
+    hits = y.argmax(axis=1).reshape(t.shape) == t
+    xp = get_array_module(y)
+    if ignore_label is None:
+        count: Any = max(t.size, 1)
+    else:
+        valid = t != ignore_label
+        hits &= valid
+        count = xp.maximum(valid.sum(), 1)
+    return as_variable(xp.asarray(hits.sum() / count, y.dtype))
+
+
+def binary_accuracy(y: Any, t: Any) -> Variable:
+    """The fraction of labels 0 and 1 (-1 is ignored) that agree with y >= 0, 0-d in the type of y; equal shapes."""
+    y, t = as_array(y), as_array(t)
+    if t.shape != y.shape or t.dtype.kind not in "iu":
+        raise expected("binary_accuracy", "t", f"integers of shape {y.shape} as of y", t)
+    xp = get_array_module(y)
+    valid = t != -1
+    hits = ((y >= 0) == t) & valid
+    return as_variable(xp.asarray(hits.sum() / xp.maximum(valid.sum(), 1), y.dtype))
+
+
+def r2_score(pred: Any, true: Any, sample_weight: Any = None, multioutput: str = "uniform_average") -> Variable:
+    """1 - sum (true - pred)^2 / sum (true - mean true)^2 over axis 0; equal shapes.
+
+    ``multioutput``: 'uniform_average' (the mean over the further axes) or 'raw_values'. Columns of equal targets
+    count as 0. ``sample_weight`` is not supported, as in Chainer.
+    """
+    p, t = as_array(pred), as_array(true)
+    if sample_weight is not None:
+        raise expected("r2_score", "sample_weight", "None", sample_weight)
+    if multioutput not in ("uniform_average", "raw_values"):
+        raise expected("r2_score", "multioutput", "'uniform_average' or 'raw_values'", repr(multioutput))
+    if p.shape != t.shape:
+        raise expected("r2_score", "true", f"shape {p.shape} as of pred", t)
+    xp = get_array_module(p)
+    wide = accumulation_dtype(p.dtype)
+    p, t = p.astype(wide), t.astype(wide)
+    rest = ((t - p) ** 2).sum(axis=0)
+    total = ((t - t.mean(axis=0)) ** 2).sum(axis=0)
+    score = xp.where(total != 0, 1 - rest / xp.where(total != 0, total, 1), 0)
+    score = score if multioutput == "raw_values" else score.mean()
+    return as_variable(xp.asarray(score, np.dtype(as_array(pred).dtype)))

@@ -1,0 +1,354 @@
+"""Losses.
+
+N examples, K classes, D further axes; t are the targets.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core import ops
+from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, is_array, is_floating
+from dbrdist.core.checks import expected, one_of
+from dbrdist.core.config import config
+from dbrdist.core.graph import BaseVariable, FunctionNode, call
+from dbrdist.core.variable import as_variable
+from dbrdist.functions.activation import Softmax
+from dbrdist.functions.math import exp, maximum
+
+_sum = np.add.reduce
+_max = np.maximum.reduce
+_UNSIGNED = {c: c.upper() for c in "bhilq"}  # signed integer types, as the letters of their unsigned twins
+
+
+@lru_cache(maxsize=64)
+def _row_starts(num_rows: int, num_classes: int) -> np.ndarray[Any, Any]:
+    """Where each row of a C-ordered (N, K) array starts."""
+    starts = np.arange(num_rows) * num_classes
+    starts.flags.writeable = False
+    return starts
+
+
+class LabelCrossEntropy(FunctionNode):
+    """y = mean of -ln softmax(x)[n, t_n]; x (N, K) on the host, every label valid: the lean path.
+
+    gx = (softmax(x) - onehot(t)) gy / N.
+    """
+
+    def __init__(self, t: Array) -> None:
+        self.t = t
+        self.scale = 1.0 / t.shape[0]
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        x = xs[0]
+        self._keep_inputs = (0,)
+        p = x - _max(x, 1, None, None, True)
+        self.at = at = self.t + _row_starts(*x.shape)
+        losses = p.take(at)
+        np.exp(p, p)
+        total = _sum(p, 1, None, None, True)
+        p /= total
+        self.p = p
+        losses -= np.log(total).reshape(-1)
+        return (_sum(losses) * -self.scale,)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        scaled = gys[0] * self.scale
+        if self._on_variables:
+            p = call(Softmax(1), self.retained_inputs()[0])
+            onehot = np.zeros(p.shape, p.dtype)
+            onehot.reshape(-1)[self.at] = 1
+            return (ops.mul(ops.sub(p, onehot), scaled),)
+        gx = self.p.copy()
+        gx.reshape(-1)[self.at] -= 1
+        gx *= scaled
+        return (gx,)
+
+
+class WeightedCrossEntropy(FunctionNode):
+    """y[n, d] = -sum over k of q[n, k, d] ln softmax(x)[n, k, d], as sums in the wider type.
+
+    x and q (N, K, D...); q is any array of weights: one-hot, smoothed, weighted by class, or soft targets.
+    gx = (softmax(x) sum_k q - q) gy.
+    """
+
+    def __init__(self, q: Array) -> None:
+        self.q = q
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0,))
+        x = xs[0].astype(self.q.dtype, copy=False)
+        shifted = x - x.max(axis=1, keepdims=True)
+        log_total = np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        return ((self.q * (log_total - shifted)).sum(axis=1),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        (x,) = self.retained_inputs()
+        q = self.q
+        p = call(Softmax(1), ops.cast(x, q.dtype))
+        gy = ops.reshape(gys[0], (x.shape[0], 1, *x.shape[2:]))
+        gx = ops.mul(ops.sub(ops.mul(p, q.sum(axis=1, keepdims=True)), q), gy)
+        return (ops.cast(gx, x.dtype),)
+
+
+def softmax_cross_entropy(
+    x: Any,
+    t: Any,
+    normalize: bool = True,
+    cache_score: bool = True,
+    class_weight: Array = None,
+    ignore_label: int = -1,
+    reduce: str = "mean",
+    enable_double_backprop: bool = False,
+    soft_target_loss: str = "cross-entropy",
+    *,
+    label_smoothing: float = 0.0,
+) -> Any:
+    """Cross entropy of softmax(x) and the targets, -ln softmax(x)[n, t_n].
+
+    Args:
+        x: scores, shape (N, K, D...).
+        t: integer labels, shape (N, D...), or probabilities with the shape of x. Takes no gradient.
+        normalize: divide the sum by the number of labels that are not ignored, else by N.
+        cache_score: kept for Chainer's callers; the lean path always keeps the probabilities.
+        class_weight: shape (K,); the term of class k is multiplied by ``class_weight[k]``.
+        ignore_label: labels equal to it count nothing.
+        reduce: 'mean', or 'no' for one loss per label, shape (N, D...).
+        enable_double_backprop: kept for Chainer's callers; the rule is differentiable anyway.
+        soft_target_loss: 'cross-entropy', or 'kl-divergence' with sum t ln t added; for probabilities.
+        label_smoothing: from 0 to 1; this part of each label's weight is spread evenly over all K classes
+            (Szegedy et al. 2016).
+    """
+    if t.__class__ is not np.ndarray:
+        t = t.array if isinstance(t, BaseVariable) else t
+    shape = x.shape
+    if (
+        class_weight is None
+        and not label_smoothing
+        and reduce == "mean"
+        and ignore_label < 0
+        and _is_plain(shape, x, t)
+    ):
+        return LabelCrossEntropy(t).apply((x,))[0]
+    x = as_variable(x)
+    one_of("softmax_cross_entropy", "reduce", ("mean", "no"), reduce)
+    one_of("softmax_cross_entropy", "soft_target_loss", ("cross-entropy", "kl-divergence"), soft_target_loss)
+    if x.ndim < 2:
+        raise expected("softmax_cross_entropy", "x", "shape (N, K, ...)", x)
+    if t.shape == x.shape and is_floating(t.dtype):
+        if class_weight is not None or label_smoothing:
+            got = "probabilities with class_weight or label_smoothing"
+            raise expected("softmax_cross_entropy", "t", "integer labels where these are given", got)
+        return _of_probabilities(x, t, reduce, soft_target_loss)
+    if t.dtype.kind not in "iu" or t.shape != (x.shape[0], *x.shape[2:]):
+        want = f"integer labels of shape {(x.shape[0], *x.shape[2:])}, or probabilities of shape {x.shape}"
+        raise expected("softmax_cross_entropy", "t", want, t)
+    return _of_labels(x, t, normalize, class_weight, ignore_label, reduce, label_smoothing)
+
+
+def _is_plain(shape: tuple[int, ...], x: Any, t: Any) -> bool:
+    """True for scores (N, K) on the host, N > 0, whose labels are all from 0 to K - 1.
+
+    Read as unsigned, negative labels are large, so that one pass tells.
+    """
+    if len(shape) != 2 or t.__class__ is not np.ndarray or t.shape != shape[:1] or not shape[0]:
+        return False
+    unsigned = _UNSIGNED.get(t.dtype.char)
+    return unsigned is not None and x.dtype.char in "fd" and bool(_max(t.view(unsigned)) < shape[1])
+
+
+def _bad_labels(t: Array, num_classes: int, ignore_label: int) -> Exception:
+    want = f"labels from 0 to {num_classes - 1}, or {ignore_label} to be ignored"
+    return expected("softmax_cross_entropy", "t", want, f"labels from {t.min()} to {t.max()}")
+
+
+def _of_labels(
+    x: Any, t: Array, normalize: bool, class_weight: Array, ignore_label: int, reduce: str, smoothing: float
+) -> Any:
+    """The general path: a weight for each class of each label, then one sum."""
+    xp = get_array_module(x.array)
+    num_classes = x.shape[1]
+    if not 0 <= smoothing <= 1:
+        raise expected("softmax_cross_entropy", "label_smoothing", "a number from 0 to 1", smoothing)
+    valid = t != ignore_label
+    if xp is np or config.debug:  # a look at labels on a GPU would wait for it
+        known = t[valid]
+        if known.size and (int(known.min()) < 0 or int(known.max()) >= num_classes):
+            raise _bad_labels(known, num_classes, ignore_label)
+    dtype = accumulation_dtype(x.dtype)
+    classes = xp.arange(num_classes).reshape(-1, *(1,) * (x.ndim - 2))
+    q = (xp.expand_dims(t, 1) == classes).astype(dtype)
+    if smoothing:
+        q = q * dtype.type(1 - smoothing) + dtype.type(smoothing / num_classes)
+    if class_weight is not None:
+        weight = class_weight.array if isinstance(class_weight, BaseVariable) else class_weight
+        if not is_array(weight) or weight.shape != (num_classes,):
+            raise expected("softmax_cross_entropy", "class_weight", f"an array of shape ({num_classes},)", class_weight)
+        q *= weight.astype(dtype).reshape(classes.shape)
+    q *= xp.expand_dims(valid, 1)
+    losses = WeightedCrossEntropy(q).apply((x,))[0]
+    if reduce == "no":
+        return ops.cast(losses, x.dtype)
+    count = xp.maximum(valid.sum(), 1).astype(dtype) if normalize else dtype.type(max(len(t), 1))
+    return ops.cast(ops.div(ops.sum(losses), count), x.dtype)
+
+
+def _of_probabilities(x: Any, t: Array, reduce: str, soft_target_loss: str) -> Any:
+    q = t.astype(accumulation_dtype(x.dtype))
+    losses = WeightedCrossEntropy(q).apply((x,))[0]
+    if soft_target_loss == "kl-divergence":
+        losses = ops.add(losses, (q * np.log(q + 1e-7)).sum(axis=1))  # Chainer's guard against ln 0
+    if reduce == "mean":
+        losses = ops.div(ops.sum(losses), float(max(losses.size, 1)))
+    return ops.cast(losses, x.dtype)
+
+
+def _same_shapes(function: str, **xs: Any) -> tuple[Any, ...]:
+    """The arguments as Variables; an error unless all have the shape of the first."""
+    variables = tuple(as_variable(x) for x in xs.values())
+    for name, x in zip(xs, variables):
+        if x.shape != variables[0].shape:
+            raise expected(function, name, f"shape {variables[0].shape} as of {next(iter(xs))}", x)
+    return variables
+
+
+def _reduced(function: str, losses: Any, reduce: str, choices: tuple[str, ...]) -> Any:
+    """``losses`` as they are ('no'), or their 'sum' or 'mean'."""
+    one_of(function, "reduce", choices, reduce)
+    return losses if reduce == "no" else losses.sum() if reduce == "sum" else losses.mean()
+
+
+class MeanSquaredError(FunctionNode):
+    """y = mean of (a - b)^2; ga = 2 (a - b) gy / size, gb = -ga."""
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0, 1))
+        difference = (xs[0] - xs[1]).ravel("K")  # any order, as it lies in memory
+        difference = difference.astype(accumulation_dtype(difference.dtype), copy=False)
+        return ((difference.dot(difference) / max(difference.size, 1)).astype(xs[0].dtype),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        a, b = self.retained_inputs()
+        scaled = ops.mul(ops.cast(gys[0], accumulation_dtype(a.dtype)), 2.0 / max(a.size, 1))
+        g = ops.cast(ops.mul(ops.sub(a, b), scaled), a.dtype)
+        return tuple(ops.neg(g) if i else g for i in wanted)
+
+
+def mean_squared_error(x0: Any, x1: Any) -> Any:
+    """The mean of (x0 - x1)^2 over all elements, 0-d; equal shapes. Of nothing it is 0."""
+    return MeanSquaredError().apply(_same_shapes("mean_squared_error", x0=x0, x1=x1))[0]
+
+
+def mean_absolute_error(x0: Any, x1: Any) -> Any:
+    """The mean of |x0 - x1| over all elements, 0-d; equal shapes."""
+    a, b = _same_shapes("mean_absolute_error", x0=x0, x1=x1)
+    return ops.absolute(ops.sub(a, b)).mean()
+
+
+def squared_error(x0: Any, x1: Any) -> Any:
+    """(x0 - x1)^2, elementwise; equal shapes."""
+    a, b = _same_shapes("squared_error", x0=x0, x1=x1)
+    return ops.power(ops.sub(a, b), 2)
+
+
+def absolute_error(x0: Any, x1: Any) -> Any:
+    """|x0 - x1|, elementwise; equal shapes."""
+    a, b = _same_shapes("absolute_error", x0=x0, x1=x1)
+    return ops.absolute(ops.sub(a, b))
+
+
+class SoftplusOfSign(FunctionNode):
+    """y = ln(1 + exp x) - t x, the cross entropy of sigmoid(x) and labels t; gx = (sigmoid(x) - t) gy"""
+
+    def __init__(self, t: Array) -> None:
+        self.t = t
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0,))
+        x = xs[0]
+        return (np.maximum(x, 0) - x * self.t + np.log1p(np.exp(-abs(x))),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        from_tanh = ops.tanh(ops.mul(self.retained_inputs()[0], 0.5))
+        p = ops.add(ops.mul(from_tanh, 0.5), 0.5)
+        return (ops.mul(ops.sub(p, self.t), gys[0]),)
+
+
+def sigmoid_cross_entropy(x: Any, t: Any, normalize: bool = True, reduce: str = "mean") -> Any:
+    """-t ln sigmoid(x) - (1 - t) ln(1 - sigmoid(x)); x of any shape, t integers 0, 1 or -1 (ignored), equal shapes.
+
+    ``reduce='mean'`` divides the sum by the number of labels that are not ignored, or by N where ``normalize`` is
+    False; ``'no'`` gives the losses one by one.
+    """
+    one_of("sigmoid_cross_entropy", "reduce", ("mean", "no"), reduce)
+    x = as_variable(x)
+    t = t.array if isinstance(t, BaseVariable) else t
+    if t.shape != x.shape or t.dtype.kind not in "iub":
+        raise expected("sigmoid_cross_entropy", "t", f"integers of shape {x.shape} as of x", t)
+    wide = accumulation_dtype(x.dtype)
+    valid = (t != -1).astype(wide)
+    losses = ops.mul(SoftplusOfSign(t.astype(wide)).apply((ops.cast(x, wide),))[0], valid)
+    if reduce == "mean":
+        xp = get_array_module(x.array)
+        count = xp.maximum(valid.sum(), 1) if normalize else wide.type(max(len(t), 1) if t.ndim else 1)
+        losses = ops.div(ops.sum(losses), count)
+    return ops.cast(losses, x.dtype)
+
+
+def huber_loss(x: Any, t: Any, delta: float, reduce: str = "sum_along_second_axis") -> Any:
+    """a^2 / 2 where a = |x - t| is at most delta, else delta (a - delta / 2) (Huber 1964).
+
+    ``reduce``: 'sum_along_second_axis' (sum over axis 1) or 'no'.
+    """
+    one_of("huber_loss", "reduce", ("sum_along_second_axis", "no"), reduce)
+    x, t = _same_shapes("huber_loss", x=x, t=t)
+    difference = ops.sub(x, t)
+    a = ops.absolute(difference)
+    quadratic = ops.mul(ops.power(difference, 2), 0.5)
+    y = ops.where(a.array <= delta, quadratic, ops.mul(ops.sub(a, 0.5 * delta), delta))
+    return y if reduce == "no" else ops.sum(y, 1)
+
+
+def hinge(x: Any, t: Any, norm: str = "L1", reduce: str = "mean") -> Any:
+    """max(0, 1 - d x) summed over classes, d = 1 at the label and -1 elsewhere; squared where ``norm`` is 'L2'.
+
+    x (N, K), t (N,) integers. ``reduce``: 'mean' over N, or 'no' for the terms, shape (N, K).
+    """
+    one_of("hinge", "norm", ("L1", "L2"), norm)
+    one_of("hinge", "reduce", ("mean", "no"), reduce)
+    x = as_variable(x)
+    t = t.array if isinstance(t, BaseVariable) else t
+    if x.ndim != 2 or t.shape != x.shape[:1] or t.dtype.kind not in "iu":
+        raise expected("hinge", "t", f"integer labels of shape {x.shape[:1]} for x of shape (N, K)", t)
+    xp = get_array_module(x.array)
+    sign = xp.where(t[:, None] == xp.arange(x.shape[1]), -1, 1).astype(x.dtype)
+    y = maximum(ops.add(ops.mul(x, sign), 1.0), xp.zeros(x.shape, x.dtype))
+    if norm == "L2":
+        y = ops.power(y, 2)
+    return y if reduce == "no" else ops.div(ops.sum(y), float(max(x.shape[0], 1)))
+
+
+def bernoulli_nll(x: Any, y: Any, reduce: str = "sum") -> Any:
+    """-x ln sigmoid(y) - (1 - x) ln(1 - sigmoid(y)) for probabilities x and scores y; reduce 'sum', 'mean' or 'no'."""
+    x, y = _same_shapes("bernoulli_nll", x=x, y=y)
+    size = ops.absolute(y)
+    softplus = ops.add(ops.mul(ops.add(y, size), 0.5), ops.log(ops.add(exp(ops.neg(size)), 1.0)))
+    return _reduced("bernoulli_nll", ops.sub(softplus, ops.mul(x, y)), reduce, ("sum", "mean", "no"))
+
+
+def gaussian_nll(x: Any, mean: Any, ln_var: Any, reduce: str = "sum") -> Any:
+    """(ln 2 pi + ln_var + (x - mean)^2 / exp(ln_var)) / 2; equal shapes; reduce 'sum', 'mean' or 'no'."""
+    x, mean, ln_var = _same_shapes("gaussian_nll", x=x, mean=mean, ln_var=ln_var)
+    scaled = ops.mul(ops.power(ops.sub(x, mean), 2), exp(ops.neg(ln_var)))
+    losses = ops.mul(ops.add(ops.add(scaled, ln_var), float(np.log(2 * np.pi))), 0.5)
+    return _reduced("gaussian_nll", losses, reduce, ("sum", "mean", "no"))
+
+
+def gaussian_kl_divergence(mean: Any, ln_var: Any, reduce: str = "sum") -> Any:
+    """KL(N(mean, exp ln_var) | N(0, 1)) = (mean^2 + exp(ln_var) - ln_var - 1) / 2; reduce 'sum', 'mean' or 'no'."""
+    mean, ln_var = _same_shapes("gaussian_kl_divergence", mean=mean, ln_var=ln_var)
+    losses = ops.mul(ops.sub(ops.sub(ops.add(ops.power(mean, 2), exp(ln_var)), ln_var), 1.0), 0.5)
+    return _reduced("gaussian_kl_divergence", losses, reduce, ("sum", "mean", "no"))

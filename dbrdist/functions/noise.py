@@ -1,0 +1,83 @@
+"""Functions of chance. Their bits come from ``core.random`` by row of the global batch, never by rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core import ops
+from dbrdist.core.backend import Array, device_of, elementwise, to_device
+from dbrdist.core.checks import expected
+from dbrdist.core.config import config
+from dbrdist.core.graph import FunctionNode, call
+from dbrdist.core.random import raw_words
+from dbrdist.core.variable import as_variable
+
+
+def _bits(x: Array) -> Array:
+    """32 random bits for each element of x, on its device; those of row i belong to the i-th example of this rank.
+
+    4-d rows are drawn in the order H W C, in which they lie in memory.
+    """
+    shape = x.shape if x.ndim != 4 else (x.shape[0], *x.shape[2:], x.shape[1])
+    num_rows = shape[0] if shape else 1
+    row = int(np.prod(shape[1:]))
+    words = raw_words(num_rows, -(-row // 2))
+    bits = np.ascontiguousarray(words).view("<u4")[:, :row].reshape(shape)
+    if x.ndim == 4:
+        bits = bits.transpose(0, 3, 1, 2)
+    return bits if isinstance(x, np.ndarray) else to_device(bits, device_of(x))
+
+
+class Dropout(FunctionNode):
+    """y = x mask, gx = gy mask; the mask holds 0 and 1 / (1 - ratio)"""
+
+    def __init__(self, mask: Array) -> None:
+        self.mask = mask
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        return (elementwise(np.multiply, xs[0], self.mask),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        return (call(Dropout(self.mask), gys[0]),)
+
+
+def dropout(x: Any, ratio: float = 0.5, *, mask: Array = None, return_mask: bool = False) -> Any:
+    """Elements set to zero with probability ``ratio``, the others divided by 1 - ratio (Srivastava et al. 2014).
+
+    Outside of training (``config.train`` False) x comes back as it is. ``mask`` is used in place of a drawn one;
+    ``return_mask`` adds the mask (None outside of training) to the result. What is drawn depends on the row in the
+    global batch, so that any number of ranks drops the same elements.
+    """
+    if not 0.0 <= ratio < 1.0:
+        raise expected("dropout", "ratio", "a number from 0 to below 1", ratio)
+    x = as_variable(x)
+    if not config.train:
+        return (x, None) if return_mask else x
+    if mask is None:
+        a = x.array
+        scale = a.dtype.type(1.0 / (1.0 - ratio))
+        threshold = np.uint32(ratio * 2.0**32)
+        mask = elementwise(lambda bits: (bits >= threshold).astype(a.dtype) * scale, _bits(a))
+    elif mask.shape != x.shape:
+        raise expected("dropout", "mask", f"shape {x.shape} as of x", mask)
+    y = Dropout(mask).apply((x,))[0]
+    return (y, mask) if return_mask else y
+
+
+def gaussian(mean: Any, ln_var: Any, *, eps: Array = None, return_eps: bool = False) -> Any:
+    """mean + exp(ln_var / 2) eps with eps from N(0, 1): a sample that mean and variance can be learned through.
+
+    ``eps`` is used in place of drawn values; ``return_eps`` adds it to the result (Kingma and Welling 2014).
+    """
+    mean, ln_var = as_variable(mean), as_variable(ln_var)
+    if mean.shape != ln_var.shape:
+        raise expected("gaussian", "ln_var", f"shape {mean.shape} as of mean", ln_var)
+    if eps is None:
+        # Box and Muller 1958: two uniform numbers, never zero, give one normal one.
+        u, v = (elementwise(lambda bits: (bits + 0.5) * 2.0**-32, _bits(mean.array)) for _ in range(2))
+        normal = elementwise(lambda u, v: np.sqrt(-2.0 * np.log(u)) * np.cos(2.0 * np.pi * v), u, v)
+        eps = elementwise(lambda e: e.astype(mean.dtype), normal)
+    y = ops.add(mean, ops.mul(ops.exp(ops.mul(ln_var, 0.5)), eps))
+    return (y, eps) if return_eps else y

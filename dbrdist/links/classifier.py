@@ -1,0 +1,70 @@
+"""The usual head of a supervised network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dbrdist.core.chain import Chain
+from dbrdist.core.link import Link
+from dbrdist.core.reporter import report
+from dbrdist.functions.evaluation import accuracy
+from dbrdist.functions.loss import softmax_cross_entropy
+
+
+class Classifier(Chain):
+    """The loss, and the accuracy, of a predictor's output for labelled examples.
+
+    Args:
+        predictor: the network.
+        lossfun: called with the prediction and the label; gives the loss.
+        accfun: likewise; gives the accuracy.
+        label_key: which argument is the label: a position among the positional ones, or the name of a keyword.
+
+    ``y``, ``loss`` and ``accuracy`` hold the results of the last call; ``'loss'`` and ``'accuracy'`` are reported.
+    ``compute_accuracy = False`` saves the accuracy.
+    """
+
+    compute_accuracy = True
+
+    def __init__(
+        self,
+        predictor: Link,
+        lossfun: Callable[..., Any] = softmax_cross_entropy,
+        accfun: Callable[..., Any] | None = accuracy,
+        label_key: int | str = -1,
+    ) -> None:
+        if not isinstance(label_key, (int, str)):
+            raise TypeError(f"Classifier: label_key: expected an int or str, got {type(label_key).__name__}")
+        super().__init__()
+        self.lossfun = lossfun
+        self.accfun = accfun
+        self.label_key = label_key
+        self.y: Any = None
+        self.loss: Any = None
+        self.accuracy: Any = None
+        with self.init_scope():
+            self.predictor = predictor
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The loss of the predictor's output for all arguments but the label."""
+        key = self.label_key
+        if isinstance(key, int):
+            if not -len(args) <= key < len(args):
+                raise ValueError(
+                    f"Classifier: expected a label at position {key}, got {len(args)} positional arguments"
+                )
+            t = args[key]
+            args = args[: key % len(args)] + args[key % len(args) + 1 :]
+        else:
+            if key not in kwargs:
+                raise ValueError(f"Classifier: expected a label as keyword {key!r}, got keywords {sorted(kwargs)}")
+            t = kwargs.pop(key)
+        self.y = self.loss = self.accuracy = None  # let go of the last graph before the next one grows
+        self.y = self.predictor(*args, **kwargs)
+        self.loss = self.lossfun(self.y, t)
+        report({"loss": self.loss}, self)
+        if self.compute_accuracy and self.accfun is not None:
+            self.accuracy = self.accfun(self.y, t)
+            report({"accuracy": self.accuracy}, self)
+        return self.loss

@@ -1,0 +1,116 @@
+"""Links with weights: Linear, EmbedID, Bilinear."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dbrdist.core.link import Link
+from dbrdist.core.parameter import Parameter
+from dbrdist.functions.connection import bilinear, embed_id, linear
+from dbrdist.links.initializers import Normal, get_initializer
+
+
+class Linear(Link):
+    """y = x W^T + b, W (out_size, in_size), b (out_size,).
+
+    Args:
+        in_size: elements per example; None takes them from the first input. ``Linear(n)`` means ``Linear(None, n)``.
+        out_size: outputs per example.
+        nobias: True leaves b out.
+        initialW: an initializer, number or array; default LeCunNormal.
+        initial_bias: likewise; default 0.
+    """
+
+    def __init__(
+        self,
+        in_size: int | None,
+        out_size: int | None = None,
+        nobias: bool = False,
+        initialW: Any = None,
+        initial_bias: Any = None,
+    ) -> None:
+        super().__init__()
+        if out_size is None:
+            in_size, out_size = None, in_size
+        if out_size is None:
+            raise ValueError("Linear: out_size: expected a number of outputs, got None for both sizes")
+        self.in_size = in_size
+        self.out_size = out_size
+        with self.init_scope():
+            self.W = Parameter(get_initializer(initialW), None if in_size is None else (out_size, in_size))
+            if nobias:
+                self.b = None
+            else:
+                self.b = Parameter(get_initializer(0 if initial_bias is None else initial_bias), (out_size,))
+
+    @property
+    def printable_specs(self) -> Any:
+        yield "in_size", self.in_size
+        yield "out_size", self.out_size
+        yield "nobias", self.b is None
+
+    def forward(self, x: Any, n_batch_axes: int = 1) -> Any:
+        """x: the first ``n_batch_axes`` axes count examples; the result has them, then ``out_size``."""
+        W = self.W
+        if W._array is None:
+            self.in_size = math.prod(x.shape[n_batch_axes:])
+            W.initialize((self.out_size, self.in_size))
+        return linear(x, W, self.b, n_batch_axes)
+
+
+class EmbedID(Link):
+    """y = W[x], one vector of ``out_size`` per id from 0 to ``in_size`` - 1; W (in_size, out_size).
+
+    ``initialW`` defaults to Normal(1.0); ids equal to ``ignore_label`` give zeros.
+    """
+
+    def __init__(self, in_size: int, out_size: int, initialW: Any = None, ignore_label: int | None = None) -> None:
+        super().__init__()
+        self.ignore_label = ignore_label
+        with self.init_scope():
+            self.W = Parameter(get_initializer(initialW, Normal(1.0)), (in_size, out_size))
+
+    @property
+    def printable_specs(self) -> Any:
+        yield "in_size", self.W.shape[0]
+        yield "out_size", self.W.shape[1]
+        yield "ignore_label", self.ignore_label
+
+    def forward(self, x: Any) -> Any:
+        """x: integers of any shape; the result has one axis more."""
+        return embed_id(x, self.W, self.ignore_label)
+
+
+class Bilinear(Link):
+    """y[n, k] = sum e1[n, i] e2[n, j] W[i, j, k] + e1 V1 + e2 V2 + b; see :func:`dbrdist.functions.bilinear`.
+
+    ``initial_bias``: a triple of initial values for V1, V2 and b.
+    """
+
+    def __init__(
+        self,
+        left_size: int,
+        right_size: int,
+        out_size: int,
+        nobias: bool = False,
+        initialW: Any = None,
+        initial_bias: Any = None,
+    ) -> None:
+        super().__init__()
+        self.nobias = nobias
+        if initialW is None:
+            initialW = Normal(math.sqrt(1.0 / (left_size * right_size)))
+        V1, V2, b = (None, None, 0) if initial_bias is None else initial_bias
+        with self.init_scope():
+            self.W = Parameter(get_initializer(initialW), (left_size, right_size, out_size))
+            if not nobias:
+                self.V1 = Parameter(get_initializer(V1), (left_size, out_size))
+                self.V2 = Parameter(get_initializer(V2), (right_size, out_size))
+                self.b = Parameter(get_initializer(b), (out_size,))
+
+    def forward(self, e1: Any, e2: Any) -> Any:
+        """e1 (N, left_size), e2 (N, right_size); the result is (N, out_size)."""
+        if self.nobias:
+            return bilinear(e1, e2, self.W)
+        return bilinear(e1, e2, self.W, self.V1, self.V2, self.b)

@@ -1,0 +1,97 @@
+"""Elementwise links with parameters: Scale, Bias, Parameter, PReLU, Swish."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dbrdist.core.link import Link
+from dbrdist.core.parameter import Parameter as CoreParameter
+from dbrdist.functions.activation import prelu, swish
+from dbrdist.functions.math import bias, scale
+from dbrdist.links.initializers import get_initializer
+
+
+class Scale(Link):
+    """y = x W, whose axes are those of x from ``axis`` on; with ``bias_term`` plus a :class:`Bias`.
+
+    ``W_shape`` None: W is given to each call. The initial values are 1 and 0.
+    """
+
+    def __init__(self, axis: int = 1, W_shape: Any = None, bias_term: bool = False, bias_shape: Any = None) -> None:
+        super().__init__()
+        self.axis = axis
+        self.with_bias = bias_term
+        with self.init_scope():
+            if W_shape is not None:
+                self.W = CoreParameter(1.0, W_shape)
+            if bias_term:
+                shape = W_shape if bias_shape is None else bias_shape
+                if shape is None:
+                    raise ValueError("Scale: bias_shape: expected a shape, since bias_term is True and W_shape is None")
+                self.b = CoreParameter(0.0, shape)
+
+    def forward(self, *xs: Any) -> Any:
+        """(x,), or (x, W) where the link has no W."""
+        axis = self.axis
+        if len(xs) != (1 if "W" in self._params else 2):
+            raise TypeError(f"Scale: expected {'x' if 'W' in self._params else 'x and W'}, got {len(xs)} arguments")
+        x = scale(xs[0], self.W if len(xs) == 1 else xs[1], axis)
+        return bias(x, self.b, axis) if self.with_bias else x
+
+
+class Bias(Link):
+    """y = x + b, whose axes are those of x from ``axis`` on; ``shape`` None: b is given to each call."""
+
+    def __init__(self, axis: int = 1, shape: Any = None) -> None:
+        super().__init__()
+        self.axis = axis
+        with self.init_scope():
+            if shape is not None:
+                self.b = CoreParameter(0.0, shape)
+
+    def forward(self, *xs: Any) -> Any:
+        """(x,), or (x, b) where the link has no b."""
+        if len(xs) != (1 if "b" in self._params else 2):
+            raise TypeError(f"Bias: expected {'x' if 'b' in self._params else 'x and b'}, got {len(xs)} arguments")
+        return bias(xs[0], self.b if len(xs) == 1 else xs[1], self.axis)
+
+
+class Parameter(Link):
+    """A link that returns its one parameter W, whose initial value is ``array``."""
+
+    def __init__(self, array: Any) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.W = CoreParameter(array)
+
+    def forward(self, volatile: Any = None) -> Any:
+        """W, as it is; ``volatile`` is kept for Chainer's callers."""
+        return self.W
+
+
+class PReLU(Link):
+    """x where x >= 0, else W x with a learned W of ``shape``, initially ``init`` (He et al. 2015)."""
+
+    def __init__(self, shape: Any = (), init: Any = 0.25) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.W = CoreParameter(get_initializer(init), shape)
+
+    def forward(self, x: Any) -> Any:
+        """The axes of W are those of x from 1 on."""
+        return prelu(x, self.W)
+
+
+class Swish(Link):
+    """x sigmoid(beta x) with a learned beta; ``beta_shape`` None takes the shape of the first input's examples."""
+
+    def __init__(self, beta_shape: Any, beta_init: Any = 1.0) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.beta = CoreParameter(get_initializer(beta_init), beta_shape)
+
+    def forward(self, x: Any) -> Any:
+        """The axes of beta are those of x from 1 on."""
+        if not self.beta.is_initialized:
+            self.beta.initialize(x.shape[1:])
+        return swish(x, self.beta)

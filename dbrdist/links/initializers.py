@@ -1,0 +1,240 @@
+"""Initial values of parameters.
+
+An initializer is called with an array and fills it. Random ones draw from ``core.random`` in the order in which
+parameters are initialised: the seed alone decides the values, which are therefore equal on all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.backend import Array, as_dtype, get_device, is_array, to_device
+from dbrdist.core.checks import expected, one_of
+from dbrdist.core.config import get_dtype
+from dbrdist.core.random import next_initializer_generator
+
+
+class Initializer:
+    """The base: ``dtype`` is that of the parameter, or None for the configured one."""
+
+    def __init__(self, dtype: Any = None) -> None:
+        self.dtype = None if dtype is None else as_dtype(dtype) if dtype not in ("mixed16", "mixedbf16") else dtype
+
+    def __call__(self, array: Array) -> None:
+        """Fill the array."""
+        raise NotImplementedError(f"{type(self).__name__} defines no __call__(array)")
+
+
+class Constant(Initializer):
+    """All elements equal a number, or the elements of an array of the parameter's shape."""
+
+    def __init__(self, fill_value: Any, dtype: Any = None) -> None:
+        self.fill_value = fill_value
+        super().__init__(dtype)
+
+    def __call__(self, array: Array) -> None:
+        if is_array(self.fill_value) and self.fill_value.ndim and self.fill_value.shape != array.shape:
+            raise expected("Constant", "fill_value", f"shape {array.shape} as of the parameter", self.fill_value)
+        array[...] = self.fill_value
+
+
+class Zero(Constant):
+    """Zeros."""
+
+    def __init__(self, dtype: Any = None) -> None:
+        super().__init__(0.0, dtype)
+
+
+class One(Constant):
+    """Ones."""
+
+    def __init__(self, dtype: Any = None) -> None:
+        super().__init__(1.0, dtype)
+
+
+class NaN(Constant):
+    """NaN: for parameters that are loaded later."""
+
+    def __init__(self, dtype: Any = None) -> None:
+        super().__init__(math.nan, dtype)
+
+
+class Identity(Initializer):
+    """``scale`` times the unit matrix, shape (N, N)."""
+
+    def __init__(self, scale: float = 1.0, dtype: Any = None) -> None:
+        self.scale = scale
+        super().__init__(dtype)
+
+    def __call__(self, array: Array) -> None:
+        if array.ndim != 2 or array.shape[0] != array.shape[1]:
+            raise expected("Identity", "array", "a square matrix", array)
+        array[...] = np.eye(len(array)) * self.scale
+
+
+class _Random(Initializer):
+    """A scale and an optional generator ``rng``; by default the run's own stream is drawn from."""
+
+    def __init__(self, scale: float, dtype: Any = None, rng: Any = None) -> None:
+        self.scale = scale
+        self.rng = rng
+        super().__init__(dtype)
+
+    def deviation(self, shape: tuple[int, ...]) -> float:
+        """The standard deviation, or the half width of the interval, for a parameter's shape."""
+        return self.scale
+
+    def generator(self) -> Any:
+        """The source of this parameter's numbers."""
+        return next_initializer_generator() if self.rng is None else self.rng
+
+
+def _draw_type(array: Array) -> Any:
+    return np.float64 if array.dtype == np.float64 else np.float32
+
+
+class Normal(_Random):
+    """Normally distributed with mean 0 and standard deviation ``scale``."""
+
+    def __init__(self, scale: float = 0.05, dtype: Any = None, rng: Any = None) -> None:
+        super().__init__(scale, dtype, rng)
+
+    def __call__(self, array: Array) -> None:
+        deviation = self.deviation(array.shape)
+        dtype = _draw_type(array)
+        array[...] = self.generator().standard_normal(array.shape, dtype) * dtype(deviation)
+
+
+class LeCunNormal(Normal):
+    """Standard deviation ``scale * sqrt(1 / fan_in)`` (LeCun et al. 1998, "Efficient BackProp")."""
+
+    def __init__(self, scale: float = 1.0, dtype: Any = None, rng: Any = None) -> None:
+        super().__init__(scale, dtype, rng)
+
+    def deviation(self, shape: tuple[int, ...]) -> float:
+        return self.scale * math.sqrt(1 / max(get_fans(shape)[0], 1))
+
+
+class GlorotNormal(Normal):
+    """Standard deviation ``scale * sqrt(2 / (fan_in + fan_out))`` (Glorot and Bengio 2010)."""
+
+    def __init__(self, scale: float = 1.0, dtype: Any = None, rng: Any = None) -> None:
+        super().__init__(scale, dtype, rng)
+
+    def deviation(self, shape: tuple[int, ...]) -> float:
+        return self.scale * math.sqrt(2 / max(sum(get_fans(shape)), 1))
+
+
+class HeNormal(Normal):
+    """Standard deviation ``scale * sqrt(2 / fan)`` (He et al. 2015); ``fan_option``: 'fan_in' or 'fan_out'."""
+
+    def __init__(self, scale: float = 1.0, dtype: Any = None, fan_option: str = "fan_in", rng: Any = None) -> None:
+        one_of("HeNormal", "fan_option", ("fan_in", "fan_out"), fan_option)
+        self.fan_option = fan_option
+        super().__init__(scale, dtype, rng)
+
+    def deviation(self, shape: tuple[int, ...]) -> float:
+        return self.scale * math.sqrt(2 / max(get_fans(shape)[self.fan_option == "fan_out"], 1))
+
+
+class Uniform(_Random):
+    """Uniform in [-scale, scale)."""
+
+    def __init__(self, scale: float = 0.05, dtype: Any = None, rng: Any = None) -> None:
+        super().__init__(scale, dtype, rng)
+
+    def __call__(self, array: Array) -> None:
+        width = self.deviation(array.shape)
+        dtype = _draw_type(array)
+        array[...] = (self.generator().random(array.shape, dtype) * dtype(2) - dtype(1)) * dtype(width)
+
+
+class LeCunUniform(Uniform):
+    """Half width ``scale * sqrt(3 / fan_in)`` (LeCun et al. 1998)."""
+
+    def __init__(self, scale: float = 1.0, dtype: Any = None, rng: Any = None) -> None:
+        super().__init__(scale, dtype, rng)
+
+    def deviation(self, shape: tuple[int, ...]) -> float:
+        return self.scale * math.sqrt(3 / max(get_fans(shape)[0], 1))
+
+
+class GlorotUniform(Uniform):
+    """Half width ``scale * sqrt(6 / (fan_in + fan_out))`` (Glorot and Bengio 2010)."""
+
+    def __init__(self, scale: float = 1.0, dtype: Any = None, rng: Any = None) -> None:
+        super().__init__(scale, dtype, rng)
+
+    def deviation(self, shape: tuple[int, ...]) -> float:
+        return self.scale * math.sqrt(6 / max(sum(get_fans(shape)), 1))
+
+
+class HeUniform(Uniform):
+    """Half width ``scale * sqrt(6 / fan_in)`` (He et al. 2015)."""
+
+    def __init__(self, scale: float = 1.0, dtype: Any = None, rng: Any = None) -> None:
+        super().__init__(scale, dtype, rng)
+
+    def deviation(self, shape: tuple[int, ...]) -> float:
+        return self.scale * math.sqrt(6 / max(get_fans(shape)[0], 1))
+
+
+class Orthogonal(_Random):
+    """``scale`` times orthonormal rows or columns (Saxe et al. 2013); further axes count as columns.
+
+    ``mode``: 'embedding' (needs at least as many rows as columns), 'projection' (at most), 'basis' (square) or 'auto'.
+    """
+
+    def __init__(self, scale: float = 1.1, dtype: Any = None, mode: str = "auto", rng: Any = None) -> None:
+        one_of("Orthogonal", "mode", ("auto", "embedding", "projection", "basis"), mode)
+        self.mode = mode
+        super().__init__(scale, dtype, rng)
+
+    def __call__(self, array: Array) -> None:
+        rows = array.shape[0] if array.ndim else 1
+        columns = math.prod(array.shape[1:])
+        fits = {"embedding": rows >= columns, "projection": rows <= columns, "basis": rows == columns, "auto": True}
+        if not fits[self.mode]:
+            raise expected("Orthogonal", "array", f"a shape that mode {self.mode!r} can fill", array)
+        tall = self.generator().standard_normal((max(rows, columns), min(rows, columns)))
+        q, r = np.linalg.qr(tall)
+        q *= np.sign(np.diagonal(r))  # makes the distribution uniform (Mezzadri 2007)
+        array[...] = ((q if rows >= columns else q.T) * self.scale).reshape(array.shape)
+
+
+def get_fans(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(fan_in, fan_out) of a weight: (out, in) of a matrix; a filter's (out, in, ...) times its further axes."""
+    if len(shape) < 2:
+        raise expected("get_fans", "shape", "at least two axes (out, in, ...)", str(shape))
+    receptive_field = math.prod(shape[2:])
+    return shape[1] * receptive_field, shape[0] * receptive_field
+
+
+def get_initializer(initializer: Any, default: Any = None) -> Any:
+    """What a link's argument means: None the default (LeCunNormal), a number or array a Constant, else as it is."""
+    if initializer is None:
+        return LeCunNormal() if default is None else default
+    if callable(initializer):
+        return initializer
+    return Constant(initializer)
+
+
+def generate_array(
+    initializer: Any, shape: int | Sequence[int], xp: Any, dtype: Any = None, device: Any = None
+) -> Array:
+    """A new array filled by an initializer, in module ``xp`` or on ``device``.
+
+    ``dtype`` where given must agree with the initializer's own; where neither is given, the configured one holds.
+    """
+    own = getattr(initializer, "dtype", None)
+    if dtype is not None and own is not None and get_dtype(dtype) != get_dtype(own):
+        raise expected("generate_array", "dtype", f"the initializer's {own}", str(dtype))
+    array = np.empty(shape, get_dtype(dtype if own is None else own))
+    initializer(array)
+    if device is None:
+        device = "@numpy" if xp is np else "@cupy"
+    return to_device(array, get_device(device))
