@@ -45,7 +45,7 @@ class Arena:
 class Run:
     """A contiguous stretch of one arena: ``data`` and ``grad`` as 1-d views, and its parameters in order."""
 
-    __slots__ = ("arena", "params", "start", "stop")
+    __slots__ = ("arena", "data", "grad", "params", "start", "stop")
 
     def __init__(self, arena: Arena, params: list[Parameter]) -> None:
         self.arena = arena
@@ -54,16 +54,8 @@ class Run:
         assert first is not None and last is not None
         self.start = first.start
         self.stop = last.stop
-
-    @property
-    def data(self) -> Array:
-        """The parameters, shape (size,)."""
-        return self.arena.data[self.start : self.stop]
-
-    @property
-    def grad(self) -> Array:
-        """The gradients, shape (size,). Valid after :func:`collect_gradients`."""
-        return self.arena.grad[self.start : self.stop]
+        self.data: Array = arena.data[self.start : self.stop]  # the parameters, shape (size,)
+        self.grad: Array = arena.grad[self.start : self.stop]  # the gradients; valid after collect_gradients
 
     @property
     def size(self) -> int:
@@ -137,7 +129,9 @@ def runs(params: Iterable[Parameter], key: Callable[[Parameter], Any] | None = N
 def collect_gradients(params: Iterable[Parameter]) -> None:
     """Make the gradients in flat memory valid: a parameter that got none counts as gradient zero."""
     for p in params:
-        p.collect_gradient()
+        node = p.node
+        if node.gradient is None or node.gradient is not node.view:
+            p.collect_gradient()
 
 
 def _run(params: list[Parameter]) -> Run:

@@ -268,8 +268,7 @@ class FunctionNode:
         nodes: list[Any] = []
         rank = 0
         wanted: tuple[int, ...] = ()
-        i = 0
-        for x in inputs:
+        for i, x in enumerate(inputs):
             if isinstance(x, BaseVariable):
                 a = x._array
                 if a is None or a.__class__ is Pending:
@@ -283,7 +282,6 @@ class FunctionNode:
                 a, node = x, None
             xs.append(a)
             nodes.append(node)
-            i += 1
         data = tuple(xs)
         if self._hooks is not None or _thread_hooks.hooks or config.debug:
             ys = self._forward_with_hooks(data)
@@ -319,23 +317,20 @@ class FunctionNode:
         self.rank = rank
         if self._keep_inputs:
             self._xs = tuple(map(xs.__getitem__, self._keep_inputs))
-        if len(ys) == 1:
-            outputs: tuple[BaseVariable, ...] = (self._output(0, ys[0]),)
-        else:
+        if len(ys) != 1:
             self.num_outputs = len(ys)
-            outputs = tuple([self._output(i, y) for i, y in enumerate(ys)])
+        outputs = []
+        for i, y in enumerate(ys):
+            if y.__class__ is not _ndarray and y.__class__ is not Pending and not is_array(y):
+                y = np.asarray(y)  # NumPy's reductions give scalars
+            dtype = y.dtype
+            v = _new(self.variable_class)
+            v._array = y
+            v.node = VariableNode(self, i, rank + 1, dtype.kind in "fcV", y.shape, dtype)
+            outputs.append(v)
         if self._keep_outputs:
             self._ys = tuple([outputs[i].array for i in self._keep_outputs])
-        return outputs
-
-    def _output(self, i: int, y: Any) -> BaseVariable:
-        if y.__class__ is not _ndarray and y.__class__ is not Pending and not is_array(y):
-            y = np.asarray(y)  # NumPy's reductions give scalars
-        dtype = y.dtype
-        v = _new(self.variable_class)
-        v._array = y
-        v.node = VariableNode(self, i, self.rank + 1, dtype.kind in "fcV", y.shape, dtype)
-        return v
+        return tuple(outputs)
 
     # ---- hooks ------------------------------------------------------------------------------------------------------
 

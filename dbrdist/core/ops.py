@@ -597,16 +597,17 @@ def mean(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = Fal
     return call(Mean(axes, keepdims), x)
 
 
-def _is_bias(x: Array, shape: tuple[int, ...]) -> bool:
-    return bool(x.shape[1:] == shape and x.dtype.itemsize > 2)
+def _fits(x: Array, out: Array) -> bool:
+    """True if a sum over x may run in its own type and be written to ``out``."""
+    return bool(x.dtype is out.dtype and x.dtype.itemsize > 2)
 
 
 def sum_to(x: Any, shape: tuple[int, ...], out: Array = None) -> Any:
     """x summed to ``shape``, from which it could have been broadcast; ``out`` may take the result of an array"""
-    if out is not None and x.__class__ is np.ndarray and x.dtype is out.dtype and _is_bias(x, shape):
-        return np.add.reduce(x, 0, None, out)  # a bias' gradient, into flat memory
     if x.shape == shape:
         return x
+    if out is not None and x.__class__ is np.ndarray and x.shape[1:] == shape and _fits(x, out):
+        return np.add.reduce(x, 0, None, out)  # a bias' gradient, into flat memory
     return SumTo(shape).apply((x,))[0] if isinstance(x, BaseVariable) else _sum_to_array(x, shape)
 
 

@@ -317,7 +317,10 @@ class _Part:
         if is_complete and leader.runs_flat and leader._hooks is None:
             for rule in self.rules:
                 rule.t += 1
-            leader.step_run(leader.hyperparam, leader.t, self.run, self.state)
+            hp = leader.hyperparam
+            if len(hp.__dict__) == 1 and hp.parent is not None:  # no values of its own: spare the way through it
+                hp = hp.parent
+            leader.step_run(hp, leader.t, self.run, self.state)
         else:
             for p, rule in zip(self.run.params, self.rules):
                 rule.update(p)

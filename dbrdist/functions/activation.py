@@ -21,11 +21,10 @@ from dbrdist.functions.math import clip, expm1, max
 class ReLU(FunctionNode):
     """y = max(x, 0). After a pending pass it is computed in that pass, and its mask may be left to that backward."""
 
-    def __init__(self, masks_later: bool = False) -> None:
-        self.masks_later = masks_later
+    masks_later = False  # True where the backward of the fused pass applies the mask
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        self.retain_outputs((0,))
+        self._keep_outputs = (0,)
         return (kernels.relu_forward(xs[0]),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
@@ -57,7 +56,8 @@ def relu(x: Any) -> Any:
         pending = x._array
         y = pending.take_relu(kernels.add_relu)
         if y is not None:
-            node = ReLU(pending.fuses_gradient)
+            node = ReLU()
+            node.masks_later = pending.fuses_gradient
             node.retain_outputs((0,))
             return node.adopt((x,), (y,))[0]
     return ReLU().apply((x,))[0]

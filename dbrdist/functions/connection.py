@@ -40,8 +40,7 @@ class LinearFunction(FunctionNode):
         nodes = self.inputs
         assert nodes is not None
         gxs = []
-        k = 0
-        for i in wanted:
+        for k, i in enumerate(wanted):
             if i == 0:
                 g = ops.matmul(gy, W if W.dtype is gy.dtype else ops.cast(W, gy.dtype))
             elif i == 1:
@@ -49,7 +48,6 @@ class LinearFunction(FunctionNode):
             else:
                 g = ops.sum_to(gy, nodes[2].shape, out and out[k])
             gxs.append(g if g.dtype is nodes[i].dtype else ops.cast(g, nodes[i].dtype))
-            k += 1
         return tuple(gxs)
 
 

@@ -49,10 +49,10 @@ class LabelCrossEntropy(FunctionNode):
         self.at = at = self.t + _row_starts(*x.shape)
         losses = p.take(at)
         np.exp(p, p)
-        total = _sum(p, 1, None, None, True)
-        p /= total
+        total = _sum(p, 1)
+        p /= total[:, None]
         self.p = p
-        losses -= np.log(total).reshape(-1)
+        losses -= np.log(total)
         return (_sum(losses) * -self.scale,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
@@ -157,7 +157,7 @@ def _is_plain(shape: tuple[int, ...], x: Any, t: Any) -> bool:
     if len(shape) != 2 or t.__class__ is not np.ndarray or t.shape != shape[:1] or not shape[0]:
         return False
     unsigned = _UNSIGNED.get(t.dtype.char)
-    return unsigned is not None and x.dtype.char in "fd" and bool(_max(t.view(unsigned)) < shape[1])
+    return unsigned is not None and x.dtype.char in "fd" and _max(t.view(unsigned)).item() < shape[1]
 
 
 def _bad_labels(t: Array, num_classes: int, ignore_label: int) -> Exception:
