@@ -314,6 +314,7 @@ LAYOUT_CASES = {
     "cast": lambda x, b: ops.cast(ops.cast(x, np.dtype(np.float64)), np.dtype(np.float32)),
     "concat": lambda x, b: ops.concat([x, x], 1),
     "concat batch": lambda x, b: ops.concat([x, x], 0),
+    "reshape": lambda x, b: ops.reshape(ops.reshape(x, (6, 20)), PLAIN4),
     "getitem index": lambda x, b: ops.getitem(x, np.array([1, 0, 1])),
     "getitem channels": lambda x, b: ops.getitem(x, (slice(None), np.array([1, 0, 1, 2]))),
     "scatter": lambda x, b: ops.scatter(x, (slice(None), slice(1, 4)), (2, 5, 4, 5)),
