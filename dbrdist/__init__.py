@@ -1,12 +1,13 @@
 """Deep learning with the vocabulary of Chainer, made for training on many nodes."""
 
 from dbrdist import errors
-from dbrdist.core import backend, random
+from dbrdist.core import backend, gradient_check, random
 from dbrdist.core import serializer as serializers
-from dbrdist.core.backend import get_array_module, get_device
+from dbrdist.core.backend import get_array_module, get_device, using_device
 from dbrdist.core.backprop import backward, grad
 from dbrdist.core.chain import Chain, ChainList, Sequential
 from dbrdist.core.config import (
+    DebugMode,
     config,
     force_backprop_mode,
     get_dtype,
@@ -31,6 +32,7 @@ from dbrdist.core.reporter import (
 )
 from dbrdist.core.serializer import AbstractSerializer, Deserializer, Serializer
 from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.links import initializers
 
 __version__ = "0.1.0"
 
@@ -38,6 +40,7 @@ __all__ = [
     "AbstractSerializer",
     "Chain",
     "ChainList",
+    "DebugMode",
     "Deserializer",
     "DictSummary",
     "FunctionHook",
@@ -67,6 +70,8 @@ __all__ = [
     "get_function_hooks",
     "global_config",
     "grad",
+    "gradient_check",
+    "initializers",
     "is_debug",
     "no_backprop_mode",
     "random",
@@ -75,4 +80,5 @@ __all__ = [
     "serializers",
     "set_debug",
     "using_config",
+    "using_device",
 ]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -89,12 +90,12 @@ def address(a: np.ndarray[Any, Any]) -> int:
     return int(a.__array_interface__["data"][0])
 
 
-def _aligned(count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """``count`` uninitialised elements in host memory, on a cache line where they are many."""
+def _aligned(count: int, dtype: np.dtype[Any], always: bool = False) -> np.ndarray[Any, Any]:
+    """``count`` uninitialised elements in host memory, on a cache line where they are many or ``always``."""
     num_bytes = count * dtype.itemsize
-    if num_bytes < _BIG_BYTES:
+    if num_bytes < _BIG_BYTES and not always:
         return np.empty(count, dtype)
-    if not _heap_is_tuned:
+    if not _heap_is_tuned and not always:
         _tune_heap()
     raw = np.empty(num_bytes + 64, np.uint8)
     start = -address(raw) & 63
@@ -129,6 +130,15 @@ def full(shape: tuple[int, ...], value: Any, dtype: Any, like: Array = None) -> 
 def zeros(shape: tuple[int, ...], dtype: Any, like: Array = None) -> Array:
     """As :func:`empty`, filled with zeros."""
     return full(shape, 0, dtype, like)
+
+
+def aligned_zeros(count: int, dtype: Any, like: Array) -> Array:
+    """``count`` zeros on the device of ``like`` that start on a cache line, however few they are."""
+    if not isinstance(like, np.ndarray):
+        return get_array_module(like).zeros(count, dtype)
+    a = _aligned(count, np.dtype(dtype), always=True)
+    a[...] = 0
+    return a
 
 
 def is_channels_last(a: Array) -> bool:
@@ -257,6 +267,17 @@ def get_device(device_spec: Any) -> Device:
         if name in ("@cupy", "cuda", "gpu") and (index.isdigit() or not index):
             return Device("cupy", int(index or 0))
     raise ValueError(f"expected a device such as '@numpy', '@cupy:0' or a GPU number, got {device_spec!r}")
+
+
+@contextmanager
+def using_device(device_spec: Any) -> Iterator[Device]:
+    """Within the ``with`` block this is the current device of the thread; for the CPU nothing changes."""
+    device = get_device(device_spec)
+    if device.module == "numpy":
+        yield device
+    else:
+        with device.xp.cuda.Device(device.index):
+            yield device
 
 
 def device_of(a: Array) -> Device:

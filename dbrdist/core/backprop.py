@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import fusion, ops
-from dbrdist.core.backend import get_array_module
+from dbrdist.core.backend import copy, get_array_module
 from dbrdist.core.config import config, using_config
 from dbrdist.core.fusion import MaskedGradient
-from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode, get_function_hooks
+from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode, get_function_hooks, has_nan
 
 Seeds = list[tuple[VariableNode, Any]]
 
@@ -30,25 +30,39 @@ class Walk:
         self.pending: dict[FunctionNode, Any] = {}
         self.heap: list[tuple[int, int, FunctionNode]] = []
         self.count = 0  # breaks ties of rank in the order of arrival
-        self.kept: dict[Any, VariableNode] | None = {} if keep else None  # intermediate nodes that keep their gradient
+        # Intermediate nodes that keep their gradient; one output may have several, since rules revive retained outputs.
+        self.kept: dict[Any, set[VariableNode]] | None = {} if keep else None
+        self.selects = keep  # whether select() has something to do
 
     def run(self, seeds: Seeds) -> None:
         """Walk until nothing is pending."""
         for node, g in seeds:
             self.send(node, g)
-        heap, pending = self.heap, self.pending
+        heap, pending, send = self.heap, self.pending, self.send
+        plain = not (self.higher or self.selects or config.debug or get_function_hooks())
         while heap:
             function = heappop(heap)[2]
             g = pending.pop(function)
             gys = (g,) if function.num_outputs == 1 else tuple(g)
             nodes = function.inputs
             assert nodes is not None
-            wanted = self.select(function, gys)
-            gxs = self.ask(function, wanted, gys, None if self.higher else _views(nodes, wanted))
-            for k, i in enumerate(wanted):
-                gx = gxs[k]
+            if plain and function._hooks is None:  # what ask() does where nobody listens
+                wanted = function.wanted
+                gxs = function.derive(wanted, gys, _views(nodes, wanted))
+                if len(gxs) != len(wanted):
+                    raise _miscount(function, wanted, gxs)
+            else:
+                wanted = self.select(function, gys)
+                if not wanted:
+                    continue
+                gxs = self.ask(function, wanted, gys, self.views(nodes, wanted))
+            for i, gx in zip(wanted, gxs):
                 if gx is not None:
-                    self.send(nodes[i], gx)
+                    node = nodes[i]
+                    if gx is node.view:  # the rule wrote the first contribution where it belongs
+                        node.gradient = gx
+                    else:
+                        send(node, gx)
 
     def send(self, node: VariableNode, g: Any) -> None:
         """Add a contribution to a node: at its creator if it has one, else at the leaf itself."""
@@ -57,7 +71,7 @@ class Walk:
             self.settle(node, g)
             return
         if self.kept is not None:
-            self.kept[creator, node.index] = node
+            self.kept.setdefault((creator, node.index), set()).add(node)
         pending = self.pending
         old = pending.get(creator)
         if old is None:
@@ -94,22 +108,29 @@ class Walk:
                 np.add(old, g, out=view)
             node.gradient = view
         elif old is not None:
-            node.gradient = ops.add(old, g)
-        else:  # a broadcast view is not what a leaf may keep: it cannot be written to
-            node.gradient = g.copy() if isinstance(g, np.ndarray) and not g.flags.writeable else g
+            total = ops.add(old, g)
+            node.gradient = np.asarray(total) if isinstance(total, np.generic) else total
+        else:  # rules hand gradients on and return views; a leaf owns its own, so that hooks may change it in place
+            node.gradient = copy(g)
+
+    def views(self, nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Any] | None:
+        """Where in flat memory a rule may write the first contributions of a first-order pass."""
+        return None if self.higher else _views(nodes, wanted)
 
     def select(self, function: FunctionNode, gys: tuple[Any, ...]) -> tuple[int, ...]:
         """Which inputs take a gradient; intermediate gradients are kept here where asked."""
         if self.kept is not None:
             for i, g in enumerate(gys):
-                node = self.kept.get((function, i))
-                if node is not None and g is not None:
-                    node.gradient = _plain(g)
+                if g is not None:
+                    for node in self.kept.get((function, i), ()):
+                        node.gradient = g if self.higher else copy(_plain(g))
         return function.wanted
 
     def ask(self, function: FunctionNode, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         """The function's rule, between its hooks."""
         hooks = function.active_hooks() if function._hooks is not None or get_function_hooks() else ()
+        if hooks:
+            gys = tuple([_plain(g) for g in gys])
         for hook in hooks:
             hook.backward_preprocess(function, function._xs, gys)
         if self.higher:
@@ -119,20 +140,18 @@ class Walk:
         for hook in hooks:
             hook.backward_postprocess(function, function._xs, gys)
         if len(gxs) != len(wanted):
-            raise ValueError(
-                f"{function.label}: expected {len(wanted)} gradients, one for each of the inputs {wanted}, "
-                f"but its rule returned {len(gxs)}"
-            )
+            raise _miscount(function, wanted, gxs)
         if config.debug:
-            _check_finite(function, wanted, gxs)
+            _check_nan(function, wanted, gxs)
         return gxs
 
 
 class TargetWalk(Walk):
     """A pass that collects the gradients of chosen variables and visits only functions on the way to them."""
 
-    def __init__(self, higher: bool, ends: Sequence[VariableNode], targets: Sequence[VariableNode]) -> None:
-        super().__init__(higher)
+    def __init__(self, higher: bool, keep: bool, ends: Sequence[VariableNode], targets: Sequence[VariableNode]) -> None:
+        super().__init__(higher, keep)
+        self.selects = True
         self.found: dict[Any, Any] = {_key(node): None for node in targets}
         self.useful = _on_the_way(ends, self.found)
 
@@ -149,7 +168,11 @@ class TargetWalk(Walk):
             old = self.found[key]
             self.found[key] = _plain(g) if old is None else ops.add(old, _plain(g))
 
+    def views(self, nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> None:
+        """Nothing is written into flat memory: what is collected must outlive the next backward."""
+
     def select(self, function: FunctionNode, gys: tuple[Any, ...]) -> tuple[int, ...]:
+        super().select(function, gys)
         for i, g in enumerate(gys):
             if g is not None and (function, i) in self.found:
                 self.found[function, i] = _plain(g)
@@ -195,20 +218,29 @@ def _views(nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Any
     return out
 
 
+def _miscount(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> ValueError:
+    return ValueError(
+        f"{function.label}: expected {len(wanted)} gradients, one for each of the inputs {wanted}, "
+        f"but its rule returned {len(gxs)}"
+    )
+
+
 def _plain(g: Any) -> Any:
     return g.force() if g.__class__ is MaskedGradient else g
 
 
 def _as_variable(g: Any) -> Any:
-    return g if isinstance(g, BaseVariable) else FunctionNode.variable_class(g)  # type: ignore[call-arg]
+    """An array as a constant: a gradient collected at a Variable that nobody knows would be a reference cycle."""
+    if isinstance(g, BaseVariable):
+        return g
+    return FunctionNode.variable_class(np.asarray(g) if np.isscalar(g) else g, requires_grad=False)  # type: ignore[call-arg]
 
 
-def _check_finite(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> None:
+def _check_nan(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> None:
     for i, gx in zip(wanted, gxs):
         a = _plain(gx)
-        a = a.array if isinstance(a, BaseVariable) else a
-        if a is not None and not bool(get_array_module(a).isfinite(a).all()):
-            raise RuntimeError(f"NaN or infinity in the gradient of input {i} of {function.label}")
+        if has_nan(a.array if isinstance(a, BaseVariable) else a):
+            raise RuntimeError(f"NaN in the gradient of input {i} of {function.label}")
 
 
 def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, higher: bool) -> Any:
@@ -219,7 +251,10 @@ def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, highe
                 f"backward needs the gradient of an output with shape {array.shape}: "
                 "set its grad first, or reduce it to one number"
             )
-        given = get_array_module(array).ones_like(array)
+        if array.__class__ is np.ndarray:
+            given = np.asarray(array.dtype.type(1)).reshape(array.shape)
+        else:
+            given = get_array_module(array).ones_like(array)
         node.gradient = given
     if isinstance(given, BaseVariable) and not higher:
         given = given.array
@@ -242,13 +277,14 @@ def backward(
     stays, so that two losses may share it and backward may be called again; gradients of leaves add up.
     """
     fusion.flush()
+    given = grad_outputs is not None  # then an output that is itself a leaf gets its gradient too
     if grad_outputs is None:
-        grad_outputs = [y.grad_var if enable_double_backprop else y.grad for y in outputs]
+        grad_outputs = [y.node.gradient for y in outputs]
     higher = enable_double_backprop
     seeds = [
         (y.node, _seed(y.node, y.array, g, loss_scale, higher))
         for y, g in zip(outputs, grad_outputs)
-        if y.node.living_creator() is not None
+        if given or y.node.living_creator() is not None
     ]
     walk = Walk(higher, keep=retain_grad)
     if higher:
@@ -271,13 +307,12 @@ def grad(
     """The gradients of ``outputs`` with respect to ``inputs``, as Variables (None where there is no way to an input).
 
     Only functions between both are visited, and no other ``grad`` is touched. ``grad_inputs`` are added to the
-    results; ``set_grad`` stores them in the inputs; ``enable_double_backprop`` makes them differentiable.
+    results; ``set_grad`` stores them in the inputs, ``retain_grad`` those of the variables on the way in these;
+    ``enable_double_backprop`` makes them differentiable.
     """
     for name, value in (("outputs", outputs), ("inputs", inputs)):
         if not isinstance(value, (tuple, list)):
             raise TypeError(f"{name}: expected a tuple or list of Variables, got {type(value).__name__}")
-    if retain_grad:
-        raise ValueError("retain_grad: grad() keeps no other gradients; list the variables among the inputs instead")
     fusion.flush()
     higher = enable_double_backprop
     given = [None] * len(outputs) if grad_outputs is None else grad_outputs
@@ -286,7 +321,7 @@ def grad(
         if g is None:
             g = get_array_module(y).ones_like(y.array)
         seeds.append((y.node, _seed(y.node, y.array, g, loss_scale, higher)))
-    walk = TargetWalk(higher, [y.node for y in outputs], [x.node for x in inputs])
+    walk = TargetWalk(higher, retain_grad, [y.node for y in outputs], [x.node for x in inputs])
     with using_config("enable_backprop", higher):
         walk.run(seeds)
         results = [walk.found[_key(x.node)] for x in inputs]

@@ -44,6 +44,11 @@ class _Container(Link):
             yield "/" + name, link
             yield from _join("/" + name, link.namedlinks(skipself=True))
 
+    def cleargrads(self) -> None:
+        super().cleargrads()
+        for _, link in self._named_children():
+            link.cleargrads()
+
     def copyparams(self, link: Link, copy_persistent: bool = True) -> None:
         super().copyparams(link, copy_persistent)
         assert isinstance(link, _Container)

@@ -30,8 +30,9 @@ class ArgumentError(ValueError):
 
     def within(self, link: Any) -> None:
         """Say that the function was called by ``link``."""
+        kind = type(link).__name__
         name = getattr(link, "name", None)
-        self.links.insert(0, f"{name} ({type(link).__name__})" if not self.links else str(name or type(link).__name__))
+        self.links.insert(0, (name or kind) if self.links or not name else f"{name} ({kind})")
 
 
 def describe(x: Any) -> str:

@@ -20,8 +20,18 @@ _DEFAULTS: dict[str, Any] = {
     "keep_graph_on_report": False,
     "debug": False,
     "dtype": "float32",
-    "use_ideep": "never",
+    # Switches that Chainer programs set or read; kernels are chosen without them.
+    "autotune": False,
     "cudnn_deterministic": False,
+    "cudnn_fast_batch_normalization": False,
+    "in_recomputing": False,
+    "lazy_grad_sum": False,
+    "type_check": True,
+    "use_cudnn": "auto",
+    "use_cudnn_tensor_core": "auto",
+    "use_ideep": "never",
+    "use_static_graph": True,
+    "warn_nondeterministic": False,
 }
 _lock = threading.Lock()
 
@@ -55,8 +65,9 @@ class LocalConfig(threading.local):
         values["_record"] = record
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.__dict__[name] = value
-        self._record.own.add(name)
+        with _lock:  # a change of the default in another thread must not come in between
+            self.__dict__[name] = value
+            self._record.own.add(name)
 
     def __delattr__(self, name: str) -> None:
         """Forget this thread's own value; the default holds again."""
@@ -89,6 +100,16 @@ class GlobalConfig:
             for record in list(_threads):
                 if name not in record.own:
                     record.values[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        """Forget a default that a program added."""
+        with _lock:
+            if name not in _DEFAULTS:
+                raise AttributeError(f"no configuration entry named {name!r}")
+            del _DEFAULTS[name]
+            for record in list(_threads):
+                if name not in record.own:
+                    record.values.pop(name, None)
 
 
 config = LocalConfig()
@@ -125,6 +146,19 @@ def force_backprop_mode() -> Any:
 def is_debug() -> bool:
     """True where this thread checks for NaN."""
     return bool(config.debug)
+
+
+class DebugMode:
+    """Switch the checks for NaN on or off within a ``with`` block, for this thread."""
+
+    def __init__(self, debug: bool) -> None:
+        self._block = using_config("debug", bool(debug))
+
+    def __enter__(self) -> None:
+        self._block.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        self._block.__exit__(*exc)
 
 
 def set_debug(debug: bool) -> None:

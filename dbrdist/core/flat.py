@@ -7,13 +7,12 @@ contiguous stretch of it whose parameters are treated alike: frozen parameters a
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import Array, device_of, zeros
+from dbrdist.core.backend import Array, aligned_zeros, device_of
 from dbrdist.core.parameter import Parameter, Slot, invalidate_layout
 
 ALIGNMENT_BYTES = 64
@@ -26,32 +25,27 @@ class Arena:
     does not own its parameters: it dies with the last view.
     """
 
-    def __init__(self, params: Sequence[Parameter]) -> None:
+    def __init__(self, params: Sequence[Parameter], memory: Array = None) -> None:
+        """Lay out ``params`` in new memory; or one of them in ``memory``, which it shares with another parameter."""
         dtype = params[0].dtype
         step = ALIGNMENT_BYTES // dtype.itemsize or 1
         starts, total = [], 0
         for p in params:
             starts.append(total)
             total += -(-p.size // step) * step
-        self.data: Array = zeros((total,), dtype, params[0].array)
-        self.grad: Array = zeros((total,), dtype, params[0].array)
-        self._params = [weakref.ref(p) for p in params]
+        self.data: Array = aligned_zeros(total, dtype, params[0].array) if memory is None else memory
+        self.grad: Array = aligned_zeros(total, dtype, params[0].array)
         for i, (p, start) in enumerate(zip(params, starts)):
             stop = start + p.size
             shape = p.shape
-            p.enter_arena(
-                Slot(self, i, start, stop), self.data[start:stop].reshape(shape), self.grad[start:stop].reshape(shape)
-            )
-
-    def holds(self, p: Parameter) -> bool:
-        """True if ``p`` is one of its parameters now."""
-        return p.slot is not None and p.slot.arena is self
+            views = self.data[start:stop].reshape(shape), self.grad[start:stop].reshape(shape)
+            p.enter_arena(Slot(self, i, start, stop), *views, is_guest=memory is not None)
 
 
 class Run:
     """A contiguous stretch of one arena: ``data`` and ``grad`` as 1-d views, and its parameters in order."""
 
-    __slots__ = ("arena", "params", "start", "stop")
+    __slots__ = ("arena", "data", "grad", "params", "start", "stop")
 
     def __init__(self, arena: Arena, params: list[Parameter]) -> None:
         self.arena = arena
@@ -60,16 +54,8 @@ class Run:
         assert first is not None and last is not None
         self.start = first.start
         self.stop = last.stop
-
-    @property
-    def data(self) -> Array:
-        """The parameters, shape (size,)."""
-        return self.arena.data[self.start : self.stop]
-
-    @property
-    def grad(self) -> Array:
-        """The gradients, shape (size,). Valid after :func:`collect_gradients`."""
-        return self.arena.grad[self.start : self.stop]
+        self.data: Array = arena.data[self.start : self.stop]  # the parameters, shape (size,)
+        self.grad: Array = arena.grad[self.start : self.stop]  # the gradients; valid after collect_gradients
 
     @property
     def size(self) -> int:
@@ -97,14 +83,37 @@ def gather(params: Iterable[Parameter]) -> list[Parameter]:
         groups.setdefault(key, []).append(p)
     for group in groups.values():
         if any(p.slot is None for p in group):
-            Arena(group)
+            _settle(group)
             invalidate_layout()
     return unique
 
 
+def _settle(group: list[Parameter]) -> None:
+    """Give all of ``group`` a place; of parameters that share an array one brings it along, the others are guests."""
+    hosts, shared = [], set()
+    for p in group:
+        is_guest = id(p.peers) in shared or (p.slot is None and p.host() is not None)
+        if p.peers is not None:
+            shared.add(id(p.peers))
+        if not is_guest:
+            hosts.append(p)
+    if any(p.slot is None for p in hosts):
+        Arena(hosts)
+    for p in group:
+        host = p.host() if p.slot is None else None
+        if host is not None:
+            assert host.slot is not None
+            Arena([p], host.slot.arena.data[host.slot.start : host.slot.stop])
+
+
 def runs(params: Iterable[Parameter], key: Callable[[Parameter], Any] | None = None) -> list[Run]:
     """Contiguous runs that cover all initialised parameters; neighbours with another ``key`` begin a new run."""
-    ordered = sorted(gather(params), key=_position)
+    settled = gather(params)
+    arenas: dict[int, int] = {}  # in the order in which the parameters name them: the same on every rank
+    for p in settled:
+        assert p.slot is not None
+        arenas.setdefault(id(p.slot.arena), len(arenas))
+    ordered = sorted(settled, key=lambda p: (arenas[id(p.slot.arena)], p.slot.index))  # type: ignore[union-attr]
     out: list[Run] = []
     stretch: list[Parameter] = []
     for p in ordered:
@@ -120,18 +129,15 @@ def runs(params: Iterable[Parameter], key: Callable[[Parameter], Any] | None = N
 def collect_gradients(params: Iterable[Parameter]) -> None:
     """Make the gradients in flat memory valid: a parameter that got none counts as gradient zero."""
     for p in params:
-        p.collect_gradient()
+        node = p.node
+        if node.gradient is None or node.gradient is not node.view:
+            p.collect_gradient()
 
 
 def _run(params: list[Parameter]) -> Run:
     slot = params[0].slot
     assert slot is not None
     return Run(slot.arena, params)
-
-
-def _position(p: Parameter) -> tuple[int, int]:
-    assert p.slot is not None
-    return id(p.slot.arena), p.slot.index
 
 
 def _follows(a: Parameter, b: Parameter) -> bool:

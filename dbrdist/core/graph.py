@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dbrdist.core.backend import Array, is_array
+from dbrdist.core.backend import Array, get_array_module, is_array, is_floating
 from dbrdist.core.config import config, no_backprop_mode
 from dbrdist.core.fusion import Pending
 
 _ndarray = np.ndarray
+_new = object.__new__
 
 
 class VariableNode:
@@ -163,8 +164,17 @@ class FunctionNode:
         return type(self).__name__
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        """The outputs for the input arrays."""
-        raise NotImplementedError(f"{self.label} defines no forward(xs)")
+        """The outputs for the input arrays. Chainer's ``forward_cpu`` and ``forward_gpu`` may stand in its place."""
+        forward = self.forward_cpu if get_array_module(*xs) is np else self.forward_gpu
+        return forward(xs)
+
+    def forward_cpu(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Forward for NumPy arrays, where ``forward`` is not overridden."""
+        raise NotImplementedError(f"{self.label} defines neither forward(xs) nor forward_cpu(xs)")
+
+    def forward_gpu(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Forward for CuPy arrays, where ``forward`` is not overridden."""
+        raise NotImplementedError(f"{self.label} defines neither forward(xs) nor forward_gpu(xs)")
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         """The gradients of the wanted inputs; see the class."""
@@ -173,10 +183,23 @@ class FunctionNode:
         make = self.variable_class
         grads = tuple(g if g is None or isinstance(g, BaseVariable) else make(g) for g in gys)  # type: ignore[call-arg]
         if self._on_variables:
-            return tuple(self.backward(wanted, grads))
+            gxs = _as_tuple(self.backward(wanted, grads))
+            self._check_gradients(wanted, gxs)
+            return gxs
         with no_backprop_mode():
-            gxs = self.backward(wanted, grads)
+            gxs = _as_tuple(self.backward(wanted, grads))
+        self._check_gradients(wanted, gxs)
         return tuple(g.array if isinstance(g, BaseVariable) else g for g in gxs)
+
+    def _check_gradients(self, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> None:
+        """A user's rule must not be broadcast into a gradient of another shape without a word."""
+        nodes = self.inputs or ()
+        for i, g in zip(wanted, gxs):
+            if g is not None and g.shape != nodes[i].shape:
+                raise ValueError(
+                    f"{self.label}.backward: expected a gradient of shape {nodes[i].shape} for input {i}, "
+                    f"got shape {g.shape}"
+                )
 
     def backward(self, target_input_indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Chainer's form of the rule: Variables in, Variables out."""
@@ -185,6 +208,13 @@ class FunctionNode:
             return self.derive(tuple(target_input_indexes), grad_outputs, None)
         finally:
             self._on_variables = before
+
+    def backward_accumulate(
+        self, target_input_indexes: tuple[int, ...], grad_outputs: tuple[Any, ...], grad_inputs: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """``backward`` with its results added to ``grad_inputs``, where those are not None."""
+        gxs = self.backward(tuple(target_input_indexes), tuple(grad_outputs))
+        return tuple(g if old is None else old if g is None else old + g for g, old in zip(gxs, grad_inputs))
 
     def check_type_forward(self, in_types: Any) -> None:
         """Chainer's hook for type checks; our operations check in their public functions."""
@@ -222,40 +252,57 @@ class FunctionNode:
             for i, a in zip(self._keep_outputs, self._ys)
         )
 
+    @property
+    def output_data(self) -> tuple[Array, ...]:
+        """One entry per output: its array where it was retained, else None."""
+        kept = dict(zip(self._keep_outputs, self._ys))
+        return tuple(kept.get(i) for i in range(self.num_outputs))
+
     # ---- the three steps: check, forward, record --------------------------------------------------------------------
 
     def apply(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Run forward on Variables or arrays, record it if a gradient may be asked for, and return Variables."""
+        if self.inputs is not None:
+            raise RuntimeError(f"{self.label}: a FunctionNode records one call; make a new one for each apply")
         xs: list[Array] = []
+        nodes: list[Any] = []
         rank = 0
-        wanted: list[int] = []
+        wanted: tuple[int, ...] = ()
         for i, x in enumerate(inputs):
             if isinstance(x, BaseVariable):
                 a = x._array
-                if a.__class__ is Pending:
-                    a = x.array
+                if a is None or a.__class__ is Pending:
+                    a = self._read(x, i)
                 node = x.node
                 if node.requires_grad:
-                    wanted.append(i)
-                if node.rank > rank:
-                    rank = node.rank
-                if a is None:
-                    raise ValueError(f"{self.label}: argument {i} is a Variable without an array; initialise it first")
+                    wanted += (i,)
+                    if node.rank > rank:
+                        rank = node.rank
             else:
-                a = x
+                a, node = x, None
             xs.append(a)
+            nodes.append(node)
         data = tuple(xs)
-        if self._hooks is not None or _thread_hooks.hooks:
+        if self._hooks is not None or _thread_hooks.hooks or config.debug:
             ys = self._forward_with_hooks(data)
         else:
             ys = self.forward(data)
-        if type(ys) is not tuple:
+        if ys.__class__ is not tuple:
             ys = tuple(ys)
         if not wanted or not config.enable_backprop:
-            return tuple(_leaf(y) for y in ys)
-        self.inputs = tuple([x.node if isinstance(x, BaseVariable) else _constant_node(x) for x in inputs])
-        self.wanted = tuple(wanted)
+            return tuple([_leaf(y) for y in ys])
+        if None in nodes:
+            nodes = [_constant_node(x) if node is None else node for x, node in zip(inputs, nodes)]
+        self.inputs = tuple(nodes)
+        self.wanted = wanted
         return self._record(rank, data, ys)
+
+    def _read(self, x: BaseVariable, i: int) -> Array:
+        """The array of a Variable that is pending, or not initialised."""
+        a = x.array
+        if a is None:
+            raise ValueError(f"{self.label}: argument {i} is a Variable without an array; initialise it first")
+        return a
 
     def adopt(self, inputs: tuple[BaseVariable, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
         """As :meth:`apply` for outputs that were computed together with an earlier function's last pass."""
@@ -269,20 +316,20 @@ class FunctionNode:
     def _record(self, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
         self.rank = rank
         if self._keep_inputs:
-            self._xs = tuple([xs[i] for i in self._keep_inputs])
+            self._xs = tuple(map(xs.__getitem__, self._keep_inputs))
+        if len(ys) != 1:
+            self.num_outputs = len(ys)
         outputs = []
         for i, y in enumerate(ys):
             if y.__class__ is not _ndarray and y.__class__ is not Pending and not is_array(y):
                 y = np.asarray(y)  # NumPy's reductions give scalars
-            node = VariableNode(self, i, rank + 1, y.dtype.kind in "fcV", y.shape, y.dtype)
+            dtype = y.dtype
             v = _new(self.variable_class)
             v._array = y
-            v.node = node
+            v.node = VariableNode(self, i, rank + 1, dtype.kind in "fcV", y.shape, dtype)
             outputs.append(v)
         if self._keep_outputs:
             self._ys = tuple([outputs[i].array for i in self._keep_outputs])
-        if len(outputs) != 1:
-            self.num_outputs = len(outputs)
         return tuple(outputs)
 
     # ---- hooks ------------------------------------------------------------------------------------------------------
@@ -317,6 +364,10 @@ class FunctionNode:
         ys = self.forward(xs)
         for hook in hooks:
             hook.forward_postprocess(self, xs)
+        if config.debug:
+            for i, y in enumerate(ys):
+                if has_nan(y):
+                    raise RuntimeError(f"NaN in output {i} of the forward computation of {self.label}")
         return ys
 
     # ---- the graph --------------------------------------------------------------------------------------------------
@@ -328,8 +379,14 @@ class FunctionNode:
         self._xs = self._ys = ()
 
 
-def _new(cls: type[BaseVariable]) -> BaseVariable:
-    return cls.__new__(cls)
+def _as_tuple(gxs: Any) -> tuple[Any, ...]:
+    return tuple(gxs) if isinstance(gxs, (tuple, list)) else (gxs,)
+
+
+def has_nan(a: Any) -> bool:
+    """True if an array (a pending one is computed) holds NaN."""
+    a = a.force() if a.__class__ is Pending else a
+    return a is not None and is_floating(a.dtype) and bool(get_array_module(a).isnan(a).any())
 
 
 def _revive(node: VariableNode, array: Array) -> BaseVariable:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from dbrdist.core.backend import Device, get_device, is_array, to_device
-from dbrdist.core.link_hook import ForwardPostprocessArgs, ForwardPreprocessArgs, LinkHook, get_link_hooks
+from dbrdist.core.checks import ArgumentError
+from dbrdist.core.link_hook import ForwardPostprocessArgs, ForwardPreprocessArgs, LinkHook, thread
 from dbrdist.core.parameter import Parameter
 
 L = TypeVar("L", bound="Link")
@@ -34,8 +35,14 @@ class Link:
         self._within_init_scope = False
         self._hooks: dict[str, LinkHook] | None = None
         for name, value in params.items():
-            shape, dtype = value if isinstance(value, tuple) and isinstance(value[0], tuple) else (value, np.float32)
+            has_dtype = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple)
+            shape, dtype = value if has_dtype else (value, np.float32)
             self.add_param(name, shape, dtype=dtype)
+
+    @classmethod
+    def from_params(cls, *args: Any, **kwargs: Any) -> Any:
+        """A link made from given parameters; links that offer it say which."""
+        raise NotImplementedError(f"{cls.__name__} defines no from_params()")
 
     # ---- construction -----------------------------------------------------------------------------------------------
 
@@ -100,9 +107,13 @@ class Link:
         forward = getattr(self, "forward", None)
         if forward is None:
             raise TypeError(f"{type(self).__name__} defines no forward(), so it cannot be called")
-        if self._hooks is None and not get_link_hooks():
-            return forward(*args, **kwargs)
-        hooks = [*get_link_hooks().values(), *(self._hooks or {}).values()]
+        if self._hooks is None and not thread.hooks:
+            try:
+                return forward(*args, **kwargs)
+            except ArgumentError as e:
+                e.within(self)
+                raise
+        hooks = [*thread.hooks.values(), *(self._hooks or {}).values()]
         before = ForwardPreprocessArgs(self, "forward", args, kwargs)
         for hook in hooks:
             hook.forward_preprocess(before)
@@ -180,8 +191,8 @@ class Link:
 
     def cleargrads(self) -> None:
         """Forget all gradients."""
-        for p in self.params():
-            p.node.gradient = None
+        for name in self._params:
+            self.__dict__[name].node.gradient = None
 
     def zerograds(self) -> None:
         """Fill all gradients with zeros."""
@@ -296,7 +307,8 @@ class Link:
             value = serializer(name, p.array)
             if p.array is None and value is not None and serializer.is_loading:
                 p.initialize(value.shape)
-                p.array = to_device(value, p.device)
+                filled: Any = p.array
+                filled[...] = to_device(value, p.device)
         for name in self._persistent:
             old = getattr(self, name)
             value = serializer(name, old)
@@ -313,9 +325,11 @@ class _TypedNaN:
 
 
 def _shared(old: Parameter) -> Parameter:
-    """Another parameter object over the same array; a parameter in flat memory is shared as such."""
+    """Another parameter object over the same array, with a gradient of its own."""
     new = copying.copy(old)
     new.node.gradient = None
+    if old.is_initialized:
+        new.share(old)
     new.initializer = old.initializer
     return new
 

@@ -31,14 +31,14 @@ class LinkHook:
     name: ClassVar[str] = "LinkHook"
 
     def __enter__(self) -> LinkHook:
-        if self.name in _thread.hooks:
+        if self.name in thread.hooks:
             raise KeyError(f"link hook {self.name!r} is already active in this thread")
-        _thread.hooks[self.name] = self
+        thread.hooks[self.name] = self
         self.added(None)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        del _thread.hooks[self.name]
+        del thread.hooks[self.name]
         self.deleted(None)
 
     def added(self, link: Any) -> None:
@@ -59,9 +59,9 @@ class _ThreadHooks(threading.local):
         self.hooks: dict[str, LinkHook] = {}
 
 
-_thread = _ThreadHooks()
+thread = _ThreadHooks()
 
 
 def get_link_hooks() -> dict[str, LinkHook]:
     """The link hooks of this thread by name."""
-    return _thread.hooks
+    return thread.hooks

@@ -12,9 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module, is_floating, zeros
+from dbrdist.core.backend import (
+    Array,
+    accumulation_dtype,
+    channels_last,
+    elementwise,
+    get_array_module,
+    is_floating,
+    zeros,
+)
 from dbrdist.core.fusion import Pending, PendingSum
-from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode
+from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode, call
 
 # ---- elementwise ----------------------------------------------------------------------------------------------------
 
@@ -186,7 +194,7 @@ class PowerConstant(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0,))
-        return (elementwise(lambda x: x**self.exponent, xs[0]),)
+        return (_power_of_number(xs[0], self.exponent),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         c = self.exponent
@@ -194,6 +202,11 @@ class PowerConstant(FunctionNode):
             return (mul(gys[0], 0.0),)
         x = self.retained_inputs()[0]
         return (mul(gys[0], mul(power(x, c - 1) if c != 2 else x, float(c))),)
+
+
+def _power_of_number(x: Array, exponent: float) -> Array:
+    exponent = _typed(exponent, x)
+    return elementwise(lambda v: v**exponent, x)
 
 
 class Where(FunctionNode):
@@ -229,7 +242,27 @@ class Cast(FunctionNode):
         return (cast(gys[0], self.inputs[0].dtype),)
 
 
+_NUMBERS = (int, float, np.generic)
+
+
+def _typed(number: Any, x: Any) -> Any:
+    """A number beside an array takes its type: NumPy's float64 would widen float32, and any number bfloat16."""
+    dtype = getattr(x, "dtype", None)
+    if dtype is None:  # a Variable without an array, which apply refuses
+        return number
+    if number.__class__ is float or number.__class__ is int:
+        return dtype.type(number) if dtype.kind == "V" else number
+    if isinstance(number, np.generic):
+        return dtype.type(number) if is_floating(dtype) else number.item()
+    return number
+
+
 def _binary(cls: type[FunctionNode], formula: Any, a: Any, b: Any) -> Any:
+    if a.__class__ is not b.__class__:
+        if isinstance(b, _NUMBERS):
+            b = b if isinstance(a, _NUMBERS) else _typed(b, a)
+        elif isinstance(a, _NUMBERS):
+            a = _typed(a, b)
     if isinstance(a, BaseVariable) or isinstance(b, BaseVariable):
         return cls().apply((a, b))[0]
     return elementwise(formula, a, b)
@@ -302,13 +335,21 @@ def absolute(x: Any) -> Any:
 
 def power(a: Any, b: Any) -> Any:
     """a to the b; numbers as exponents have a simpler derivative"""
+    if isinstance(b, np.generic):
+        b = b.item()
     if isinstance(b, (int, float)):
-        return PowerConstant(b).apply((a,))[0] if isinstance(a, BaseVariable) else elementwise(lambda x: x**b, a)
+        return PowerConstant(b).apply((a,))[0] if isinstance(a, BaseVariable) else _power_of_number(a, b)
+    if isinstance(a, _NUMBERS):
+        a = get_array_module(b).asarray(a, b.dtype)  # its logarithm would be a number of 64 bits
     return _binary(Power, np.power, a, b)
 
 
 def where(condition: Array, a: Any, b: Any) -> Any:
     """a where ``condition`` (an array of bool) holds, else b"""
+    if b.__class__ is float or b.__class__ is int:
+        b = _typed(b, a)
+    elif a.__class__ is float or a.__class__ is int:
+        a = _typed(a, b)
     if isinstance(a, BaseVariable) or isinstance(b, BaseVariable):
         return Where(condition).apply((a, b))[0]
     return elementwise(get_array_module(condition).where, condition, a, b)
@@ -341,7 +382,8 @@ class Reshape(FunctionNode):
 
 
 def _reshape_array(x: Array, shape: tuple[int, ...]) -> Array:
-    return x.reshape(shape)
+    y = x.reshape(shape)
+    return channels_last(y) if y.ndim == 4 else y
 
 
 class Transpose(FunctionNode):
@@ -401,6 +443,31 @@ def _sum_array(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
     return y if wide == x.dtype or not is_floating(x.dtype) else y.astype(x.dtype)
 
 
+class Mean(FunctionNode):
+    """y = the mean of x over axes; sum and division run in the wider type, so that neither overflows"""
+
+    def __init__(self, axis: tuple[int, ...] | None, keepdims: bool) -> None:
+        self.axis = axis
+        self.keepdims = keepdims
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        x = xs[0]
+        total = x.sum(axis=self.axis, dtype=accumulation_dtype(x.dtype), keepdims=self.keepdims)
+        count = x.size // total.size if total.size else 0
+        self.scale = 1.0 / count if count else float("nan")
+        return ((total * self.scale).astype(x.dtype, copy=False),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        assert self.inputs is not None
+        node = self.inputs[0]
+        shape = node.shape
+        gy = cast(mul(cast(gys[0], accumulation_dtype(node.dtype)), self.scale), node.dtype)
+        if not self.keepdims:
+            axes = range(len(shape)) if self.axis is None else [a % len(shape) for a in self.axis]
+            gy = reshape(gy, tuple(1 if i in axes else n for i, n in enumerate(shape)))
+        return (broadcast_to(gy, shape),)
+
+
 class SumTo(FunctionNode):
     """y = x summed over the axes along which ``shape`` was broadcast"""
 
@@ -415,10 +482,8 @@ class SumTo(FunctionNode):
         return (broadcast_to(gys[0], self.inputs[0].shape),)
 
 
-def _sum_to_array(x: Array, shape: tuple[int, ...], out: Array = None) -> Array:
+def _sum_to_array(x: Array, shape: tuple[int, ...]) -> Array:
     lead = x.ndim - len(shape)
-    if out is not None and lead == 1 and shape == x.shape[1:] and x.dtype == out.dtype and x.dtype.itemsize > 2:
-        return x.sum(0, None, out)  # a bias' gradient, into flat memory
     axes = tuple(range(lead)) + tuple(i + lead for i, n in enumerate(shape) if n == 1 and x.shape[i + lead] != 1)
     y = _sum_array(x, axes, True)
     return y.reshape(shape) if lead else y
@@ -456,7 +521,7 @@ class GetItem(FunctionNode):
         self.slices = slices
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        return (xs[0][self.slices],)
+        return (_getitem_array(xs[0], self.slices),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         assert self.inputs is not None
@@ -478,6 +543,11 @@ class Scatter(FunctionNode):
         return (getitem(gys[0], self.slices),)
 
 
+def _getitem_array(x: Array, slices: Any) -> Array:
+    y = x[slices]
+    return channels_last(y) if y.ndim == 4 and not _is_basic(slices) else y  # index arrays make a copy in any order
+
+
 def _is_basic(slices: Any) -> bool:
     parts = slices if isinstance(slices, tuple) else (slices,)
     return all(p is None or p is Ellipsis or isinstance(p, (int, np.integer, slice)) for p in parts)
@@ -485,17 +555,13 @@ def _is_basic(slices: Any) -> bool:
 
 def _scatter_array(x: Array, slices: Any, shape: tuple[int, ...]) -> Array:
     xp = get_array_module(x)
-    if len(shape) == 4:
-        y = zeros(shape, x.dtype, x)
-    else:
-        y = xp.zeros(shape, x.dtype)
     if _is_basic(slices):
+        y = zeros(shape, x.dtype, x)
         y[slices] = x
-    elif xp is np:
-        np.add.at(y, slices, x)
-    else:
-        xp.add.at(y, slices, x)
-    return y
+        return y
+    y = zeros(shape, accumulation_dtype(x.dtype), x)
+    xp.add.at(y, slices, x.astype(y.dtype, copy=False))
+    return y if y.dtype == x.dtype else elementwise(lambda v: v.astype(x.dtype), y)
 
 
 def reshape(x: Any, shape: tuple[int, ...]) -> Any:
@@ -525,11 +591,24 @@ def sum(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = Fals
     return Sum(axes, keepdims).apply((x,))[0] if isinstance(x, BaseVariable) else _sum_array(x, axes, keepdims)
 
 
+def mean(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
+    """The mean over all elements, or over axes"""
+    axes = (axis,) if isinstance(axis, int) else axis
+    return call(Mean(axes, keepdims), x)
+
+
+def _fits(x: Array, out: Array) -> bool:
+    """True if a sum over x may run in its own type and be written to ``out``."""
+    return bool(x.dtype is out.dtype and x.dtype.itemsize > 2)
+
+
 def sum_to(x: Any, shape: tuple[int, ...], out: Array = None) -> Any:
     """x summed to ``shape``, from which it could have been broadcast; ``out`` may take the result of an array"""
     if x.shape == shape:
         return x
-    return SumTo(shape).apply((x,))[0] if isinstance(x, BaseVariable) else _sum_to_array(x, shape, out)
+    if out is not None and x.__class__ is np.ndarray and x.shape[1:] == shape and _fits(x, out):
+        return np.add.reduce(x, 0, None, out)  # a bias' gradient, into flat memory
+    return SumTo(shape).apply((x,))[0] if isinstance(x, BaseVariable) else _sum_to_array(x, shape)
 
 
 def concat(xs: Sequence[Any], axis: int = 1) -> Any:
@@ -541,7 +620,7 @@ def concat(xs: Sequence[Any], axis: int = 1) -> Any:
 
 def getitem(x: Any, slices: Any) -> Any:
     """x[slices], with numbers, slices, None, Ellipsis and integer or boolean arrays"""
-    return GetItem(slices).apply((x,))[0] if isinstance(x, BaseVariable) else x[slices]
+    return GetItem(slices).apply((x,))[0] if isinstance(x, BaseVariable) else _getitem_array(x, slices)
 
 
 def scatter(x: Any, slices: Any, shape: tuple[int, ...]) -> Any:
@@ -569,8 +648,12 @@ class MatMul(FunctionNode):
         gxs = []
         for k, i in enumerate(wanted):
             g = matmul(gy, swap(b)) if i == 0 else matmul(swap(a), gy, None if out is None else out[k])
-            gxs.append(sum_to(g, (a, b)[i].shape))
+            gxs.append(self._fit(g, i))
         return tuple(gxs)
+
+    def _fit(self, g: Any, i: int) -> Any:
+        assert self.inputs is not None
+        return _fit(g, self.inputs[i])
 
     def _derive_vectors(self, wanted: tuple[int, ...], gy: Any, a: Any, b: Any) -> tuple[Any, ...]:
         """A vector on the left is a row, on the right a column, whose axis the result lacks."""
@@ -583,14 +666,17 @@ class MatMul(FunctionNode):
             lead = (*lead, 1)
         g2 = reshape(gy, lead)
         both = (lambda: matmul(g2, swap(b2)), lambda: matmul(swap(a2), g2))
-        return tuple(reshape(sum_to(both[i](), (a2, b2)[i].shape), (a, b)[i].shape) for i in wanted)
+        return tuple(self._fit(reshape(sum_to(both[i](), (a2, b2)[i].shape), (a, b)[i].shape), i) for i in wanted)
 
 
 def _matmul_arrays(a: Array, b: Array, out: Array = None) -> Array:
     """16-bit products are summed in float32 (NumPy has no 16-bit GEMM; CuPy's runs in float32 for matrices)."""
-    if a.dtype.itemsize == 2 and isinstance(a, np.ndarray):
-        return np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(a.dtype)
-    if a.ndim == 2 and b.ndim == 2:  # dot costs half of what matmul does for small matrices
+    if a.dtype.itemsize == 2 or b.dtype.itemsize == 2:
+        dtype = np.result_type(a.dtype, b.dtype)
+        wide = accumulation_dtype(dtype)
+        if wide != dtype and isinstance(a, np.ndarray):
+            return np.matmul(a.astype(wide), b.astype(wide)).astype(dtype)
+    if a.ndim == 2 and b.ndim == 2:
         return a.dot(b, out) if out is not None and out.dtype == a.dtype == b.dtype else a.dot(b)
     return get_array_module(a).matmul(a, b)
 
@@ -602,6 +688,10 @@ def swap(x: Any) -> Any:
 
 def matmul(a: Any, b: Any, out: Array = None) -> Any:
     """The matrix product, as ``numpy.matmul``; ``out`` takes the result where both operands are arrays"""
+    if a.__class__ is np.ndarray and b.__class__ is np.ndarray and a.ndim == b.ndim == 2:
+        dtype = a.dtype
+        if dtype is b.dtype and dtype.itemsize > 2:  # dot costs half of what matmul does for small matrices
+            return a.dot(b, out) if out is not None and out.dtype is dtype else a.dot(b)
     if isinstance(a, BaseVariable) or isinstance(b, BaseVariable):
         return MatMul().apply((a, b))[0]
     return _matmul_arrays(a, b, out)

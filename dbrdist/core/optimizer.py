@@ -7,13 +7,16 @@ rules agree are updated together: the rule's ``step`` sees a contiguous run of f
 from __future__ import annotations
 
 import copy
+import functools
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 
 from dbrdist.core import flat, fusion
-from dbrdist.core.backend import Array, get_array_module, zeros
+from dbrdist.core.backend import Array, accumulation_dtype, empty, get_array_module, to_device, zeros
 from dbrdist.core.flat import Run
 from dbrdist.core.link import Link
 from dbrdist.core.parameter import Parameter, invalidate_layout, layout_version
@@ -21,6 +24,46 @@ from dbrdist.core.parameter import Parameter, invalidate_layout, layout_version
 # One pass of an update reads and writes several arrays; pieces of this many elements stay in the second-level cache
 # between the passes of a formula.
 CHUNK_ELEMENTS = 1 << 15
+
+
+def pieces(a: Array) -> Iterator[slice]:
+    """Stretches of a 1-d array that stay in cache between the passes of a formula; on a GPU there is one."""
+    step = CHUNK_ELEMENTS if isinstance(a, np.ndarray) else max(a.size, 1)
+    for i in range(0, a.size, step):
+        yield slice(i, i + step)
+
+
+def in_pieces(step: Callable[..., None], p: Array, g: Array, state: list[Array]) -> None:
+    """Call ``step(p, g, *state)`` piece by piece; 16-bit values are widened for it, and narrowed once."""
+    wide = accumulation_dtype(p.dtype)
+    for i in pieces(p):
+        if wide == p.dtype:
+            step(p[i], g[i], *[s[i] for s in state])
+        else:
+            moved = p[i].astype(wide)
+            step(moved, g[i].astype(wide), *[s[i] for s in state])
+            p[i] = moved
+
+
+class _Scratch(threading.local):
+    def __init__(self) -> None:
+        self.buffers: dict[Any, Array] = {}
+
+
+_scratch = _Scratch()
+
+
+def workspace(like: Array) -> Array:
+    """Uninitialised memory like a 1-d array, valid until this thread asks again; for rules, which leave ``g`` alone."""
+    if not isinstance(like, np.ndarray) or like.size > CHUNK_ELEMENTS:
+        return empty(like.shape, like.dtype, like)
+    buffer = _scratch.buffers.get(like.dtype)
+    if buffer is None:
+        buffer = _scratch.buffers[like.dtype] = empty((CHUNK_ELEMENTS,), like.dtype)
+    return buffer[: like.size]
+
+
+_MAX_LOSS_SCALE = 65504.0  # the largest float16
 
 
 class Hyperparameter:
@@ -94,6 +137,12 @@ class UpdateRule:
     """
 
     state_names: ClassVar[tuple[str, ...]] = ()
+    _is_flat: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        own = ("init_state", "update", "update_core", "update_core_cpu", "update_core_gpu")
+        cls._is_flat = all(getattr(cls, name) is getattr(UpdateRule, name) for name in own)
 
     def __init__(self, parent_hyperparam: Hyperparameter | None = None) -> None:
         self.hyperparam = Hyperparameter(parent_hyperparam)
@@ -107,28 +156,40 @@ class UpdateRule:
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
         """Update ``p`` in place from the gradient ``g`` and the state, all 1-d of equal length; ``t`` counts from 1.
 
-        ``g`` is scratch memory afterwards: nobody reads it but hooks that run after the update.
+        ``g`` stays as it is, since users read gradients after an update; :func:`workspace` has room for one term.
         """
         raise NotImplementedError(f"{type(self).__name__} defines neither step nor update_core")
 
     def step_run(self, hp: Any, t: int, run: Run, state: list[Array]) -> None:
         """Update one run: in pieces that stay in cache. Rules with norms per layer override it."""
         data, grad = run.data, run.grad
-        if not isinstance(data, np.ndarray) or run.size <= CHUNK_ELEMENTS:
+        if run.size <= CHUNK_ELEMENTS and data.itemsize != 2:
             self.step(hp, t, data, grad, *state)
-            return
-        for i in range(0, run.size, CHUNK_ELEMENTS):
-            j = i + CHUNK_ELEMENTS
-            self.step(hp, t, data[i:j], grad[i:j], *[s[i:j] for s in state])
+        else:
+            in_pieces(functools.partial(self.step, hp, t), data, grad, state)
 
     def init_state(self, param: Parameter) -> None:
-        """Make the state of one parameter; the default makes zeros for ``state_names``."""
+        """Make the state of one parameter; the default makes zeros for ``state_names``, in float32 for 16 bits."""
         assert self._state is not None
         for name in self.state_names:
-            self._state[name] = zeros(param.shape, param.dtype, param.array)
+            self._state[name] = zeros(param.shape, accumulation_dtype(param.dtype), param.array)
 
     def update_core(self, param: Parameter) -> None:
-        """Update one parameter alone."""
+        """Update one parameter alone; Chainer's ``update_core_cpu`` and ``update_core_gpu`` may stand in its place."""
+        (self.update_core_cpu if isinstance(param.array, np.ndarray) else self.update_core_gpu)(param)
+
+    def update_core_cpu(self, param: Parameter) -> None:
+        """Update one parameter that lies in host memory."""
+        self._step_alone(param)
+
+    def update_core_gpu(self, param: Parameter) -> None:
+        """Update one parameter that lies on a GPU."""
+        self._step_alone(param)
+
+    def _step_alone(self, param: Parameter) -> None:
+        if param.grad is None:
+            return
+        param.collect_gradient()
         assert self._state is not None
         run = Run(*_alone(param))
         self.step_run(self.hyperparam, self.t, run, [self._state[n].reshape(-1) for n in self.state_names])
@@ -168,8 +229,7 @@ class UpdateRule:
     @property
     def runs_flat(self) -> bool:
         """True if ``step`` does the work, so that neighbours with equal values may be updated together."""
-        cls = type(self)
-        return cls.update_core is UpdateRule.update_core and cls.init_state is UpdateRule.init_state
+        return self._is_flat
 
     def ensure_state(self, param: Parameter) -> None:
         """Make the state if there is none yet."""
@@ -178,13 +238,14 @@ class UpdateRule:
             self.init_state(param)
 
     def update(self, param: Parameter) -> None:
-        """One update of one parameter, with this rule's hooks."""
+        """One update of one parameter, with this rule's hooks; without a gradient only ``t`` moves."""
         if not self._enabled or not param.is_initialized:
             return
         flat.gather([param])
         self.t += 1
         self.ensure_state(param)
-        param.collect_gradient()
+        if param.grad is not None:
+            param.collect_gradient()
         self.call_hooks("pre", param)
         self.update_core(param)
         self.call_hooks("post", param)
@@ -198,7 +259,7 @@ class UpdateRule:
     def serialize(self, serializer: Any) -> None:
         """Save or load the state; arrays that are not there yet appear with the saved shapes."""
         self.t = serializer("t", self.t)
-        names = self.state_names if self._state is None else tuple(self._state)
+        names = self._entry_names() if self._state is None else tuple(self._state)
         state = {} if self._state is None else self._state
         for name in names:
             state[name] = serializer(name, state.get(name))
@@ -208,6 +269,18 @@ class UpdateRule:
             elif names:
                 self._state = state
             invalidate_layout()
+
+    def _entry_names(self) -> tuple[str, ...]:
+        """The names of the state; a rule with its own ``init_state`` is asked by way of a small parameter."""
+        if type(self).init_state is UpdateRule.init_state:
+            return self.state_names
+        probe = copy.copy(self)
+        probe._state = {}
+        small = np.zeros(1, np.float32)
+        param = Parameter(small)
+        param.grad = small.copy()
+        probe.init_state(param)
+        return tuple(probe._state)
 
 
 def _alone(param: Parameter) -> tuple[Any, list[Parameter]]:
@@ -229,21 +302,25 @@ class _Part:
 
     def _join(self, name: str) -> Array:
         """One array for the whole run, of which the rules' states become views."""
-        joint = zeros((self.run.size,), self.run.data.dtype, self.run.data)
+        joint = zeros((self.run.size,), accumulation_dtype(self.run.data.dtype), self.run.data)
         for (p, where), rule in zip(self.run.layers(), self.rules):
             rule.ensure_state(p)
             assert rule._state is not None
             view = joint[where].reshape(p.shape)
-            view[...] = rule._state[name]
+            view[...] = to_device(rule._state[name], p.device)
             rule._state[name] = view
         return joint
 
-    def update(self) -> None:
+    def update(self, is_complete: bool) -> None:
+        """Update all parameters; ``is_complete`` says that no hook took a gradient away."""
         leader = self.leader
-        if leader.runs_flat and leader._hooks is None:
+        if is_complete and leader.runs_flat and leader._hooks is None:
             for rule in self.rules:
                 rule.t += 1
-            leader.step_run(leader.hyperparam, leader.t, self.run, self.state)
+            hp = leader.hyperparam
+            if len(hp.__dict__) == 1 and hp.parent is not None:  # no values of its own: spare the way through it
+                hp = hp.parent
+            leader.step_run(hp, leader.t, self.run, self.state)
         else:
             for p, rule in zip(self.run.params, self.rules):
                 rule.update(p)
@@ -258,6 +335,9 @@ class Optimizer:
         self.epoch = 0
         self._hooks = _Hooks()
         self._loss_scale: float | None = None
+        self._loss_scale_growth: float | None = None  # per update, where the scale is dynamic
+        self._was_unsafe = False
+        self._is_safe = True
 
     def setup(self, link: Link) -> Optimizer:
         """Take a link as the target."""
@@ -297,7 +377,51 @@ class Optimizer:
 
     def set_loss_scale(self, loss_scale: float | None) -> None:
         """Multiply the loss by a constant in backward and divide the gradients by it before the update."""
-        self._loss_scale = loss_scale
+        if loss_scale is not None and not loss_scale > 0:
+            raise ValueError(f"loss_scale: expected a number above 0 or None, got {loss_scale}")
+        self._loss_scale, self._loss_scale_growth = loss_scale, None
+
+    def loss_scaling(self, interval: int = 1000, scale: float | None = None) -> None:
+        """Scale the loss by ``scale``; or by a number that doubles in ``interval`` updates and halves at an overflow.
+
+        The dynamic scale starts at 1 and doubles at every update until the first overflow, up to 65504. An update whose
+        gradients hold NaN or infinity is left out.
+        """
+        if interval < 1:
+            raise ValueError(f"interval: expected 1 or more updates, got {interval}")
+        self.set_loss_scale(1.0 if scale is None else scale)
+        self._loss_scale_growth = 2.0 ** (1.0 / interval) if scale is None else None
+        self._was_unsafe = False
+
+    def update_loss_scale(self) -> None:
+        """Adapt a dynamic loss scale to the verdict of :meth:`check_nan_in_grads`."""
+        if self._loss_scale_growth is None or self._loss_scale is None:
+            return
+        if not self._is_safe:
+            factor, self._was_unsafe = 0.5, True
+        else:
+            factor = self._loss_scale_growth if self._was_unsafe else 2.0
+        self._loss_scale = max(1.0, min(_MAX_LOSS_SCALE, self._loss_scale * factor))
+
+    def check_nan_in_grads(self) -> None:
+        """Where the loss scale is dynamic, find out whether gradients hold NaN or infinity; say which."""
+        self._is_safe = True
+        if self._loss_scale_growth is None:
+            return
+        for name, p in self.target.namedparams():
+            g = p.grad
+            if g is not None and not bool(get_array_module(g).isfinite(g).all()):
+                self._is_safe = False
+                warnings.warn(
+                    f"NaN or infinity in the gradient of {name} at loss scale {self._loss_scale}: "
+                    f"update {self.t + 1} is left out and the scale halved",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def is_safe_to_update(self) -> bool:
+        """False if :meth:`check_nan_in_grads` found NaN or infinity."""
+        return self._is_safe
 
     def _require_target(self) -> None:
         if self.target is None:
@@ -335,7 +459,6 @@ class GradientMethod(Optimizer):
         super().setup(link)
         for p in link.params():
             p.update_rule = self.create_update_rule()
-        self._version = -1
         return self
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
@@ -358,13 +481,19 @@ class GradientMethod(Optimizer):
         if self._loss_scale is not None:
             for part in parts:
                 part.run.grad[...] *= part.run.data.dtype.type(1.0 / self._loss_scale)
+        self.check_nan_in_grads()
+        is_complete = True
         if self._hooks.pre:
             self.call_hooks("pre")
+            parts = self._plan()
+            is_complete = all(p.node.gradient is p.node.view for part in parts for p in part.run.params)
         self.t += 1
-        for part in parts:
-            part.update()
+        if self._is_safe:
+            for part in parts:
+                part.update(is_complete)
         if self._hooks.post:
             self.call_hooks("post")
+        self.update_loss_scale()
 
     def _plan(self) -> list[_Part]:
         """The runs of the target and their rules; planned anew where flat memory or a rule changed."""
@@ -389,7 +518,7 @@ class GradientMethod(Optimizer):
                 hook.flat(run)
         else:
             for p in self.target.params():
-                if p.is_initialized:
+                if p.is_initialized and p.update_rule is not None:
                     hook(p.update_rule, p)
 
     def use_cleargrads(self, use: bool = True) -> None:
@@ -401,10 +530,6 @@ class GradientMethod(Optimizer):
         """Fill gradients that did not arrive with zeros."""
         flat.collect_gradients(flat.gather(self.target.params()))
 
-    def is_safe_to_update(self) -> bool:
-        """True if no gradient holds NaN or infinity."""
-        return all(bool(get_array_module(run.grad).isfinite(run.grad).all()) for run in self.runs())
-
     def serialize(self, serializer: Any) -> None:
         """Save or load counters, hyperparameters and rules."""
         own = serializer["hyperparam"]
@@ -412,14 +537,8 @@ class GradientMethod(Optimizer):
             setattr(self.hyperparam, name, own(name, value))
         super().serialize(serializer)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> GradientMethod:
-        new = copy.copy(self)
-        memo[id(self)] = new
-        new.hyperparam = copy.deepcopy(self.hyperparam, memo)
-        new.target = copy.deepcopy(self.target, memo)
-        new._hooks = copy.deepcopy(self._hooks, memo)
-        new._parts, new._version = [], -1
-        return new
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_parts": [], "_version": -1}  # a plan's arrays would not be the parameters' any more
 
 
 def _rule_key(p: Parameter) -> Any:

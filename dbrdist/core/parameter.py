@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,18 +15,19 @@ from dbrdist.core.config import get_dtype
 from dbrdist.core.graph import BaseVariable
 from dbrdist.core.variable import Variable
 
+_versions = itertools.count(1)  # next() is atomic: two threads never hand out the same version
 _version = 0
 
 
 def layout_version() -> int:
-    """Grows whenever a parameter enters or leaves flat memory or its rule changes: plans made before are stale."""
+    """Changes whenever a parameter enters or leaves flat memory or its rule changes: plans made before are stale."""
     return _version
 
 
 def invalidate_layout() -> None:
     """Make all plans over flat memory stale."""
     global _version
-    _version += 1
+    _version = next(_versions)
 
 
 class Slot:
@@ -52,7 +55,7 @@ class Parameter(Variable):
     of its arena, and flat memory is planned anew before the next update.
     """
 
-    __slots__ = ("initial_device", "initializer", "on_initialize", "slot", "update_rule")
+    __slots__ = ("_update_rule", "initial_device", "initializer", "on_initialize", "peers", "slot")
 
     def __init__(
         self, initializer: Any = None, shape: Any = None, name: str | None = None, *, layout: Any = None
@@ -61,7 +64,8 @@ class Parameter(Variable):
         if layout is not None:
             raise ValueError(f"layout: dbrdist keeps layouts in strides; expected None, got {layout!r}")
         self.slot: Slot | None = None
-        self.update_rule: Any = None
+        self.peers: weakref.WeakSet[Parameter] | None = None  # all that share the array, this one included
+        self._update_rule: Any = None
         self.on_initialize: Callable[[Parameter], None] | None = None
         self.initial_device = Device("numpy")
         self.initializer = initializer
@@ -115,16 +119,18 @@ class Parameter(Variable):
     @property
     def array(self) -> Array:
         """The array, or None before initialisation."""
+        fusion.flush()  # whoever reads it may change it in place, and a pending pass must see the old values
         return self._array
 
     @array.setter
     def array(self, a: Array) -> None:
-        fusion.flush()  # a pending pass must still see the old values
-        if self.slot is not None:
-            if _alike(a, self._array):
-                self._array[...] = a
-                return
-            self.leave_arena()
+        fusion.flush()
+        if a is self._array:
+            return
+        if self.slot is not None and len(self.peers or ()) <= 1 and _alike(a, self._array):
+            self._array[...] = a
+            return
+        self.leave_arena()
         if a is None:
             self._array = None
             return
@@ -133,7 +139,7 @@ class Parameter(Variable):
     @property
     def data(self) -> Array:
         """Chainer's older name of :attr:`array`."""
-        return self._array
+        return self.array
 
     @data.setter
     def data(self, a: Array) -> None:
@@ -161,9 +167,16 @@ class Parameter(Variable):
 
     # ---- flat memory ------------------------------------------------------------------------------------------------
 
-    def enter_arena(self, slot: Slot, data_view: Array, grad_view: Array) -> None:
-        """Move array and gradient into flat memory; called by ``core.flat``."""
-        data_view[...] = self._array
+    def enter_arena(self, slot: Slot, data_view: Array, grad_view: Array, is_guest: bool = False) -> None:
+        """Move array and gradient into flat memory; called by ``core.flat``.
+
+        A guest's array is in the flat memory of a parameter that shares it: only its gradient moves.
+        """
+        if not is_guest:
+            data_view[...] = self._array
+            for peer in self.peers or ():
+                if peer is not self:
+                    peer.slot, peer.node.view, peer._array = None, None, data_view
         g = self.grad
         if g is not None:
             grad_view[...] = g
@@ -174,10 +187,25 @@ class Parameter(Variable):
         self.slot = slot
 
     def leave_arena(self) -> None:
-        """Give up the place in flat memory; array and gradient stay what they are."""
+        """Give up the place in flat memory, and the memory shared with others; the values stay what they are."""
+        if self.peers is not None:
+            self.peers.discard(self)
+            self.peers = None
         self.slot = None
         self.node.view = None
         invalidate_layout()
+
+    def share(self, other: Parameter) -> None:
+        """Use another parameter's array from now on, as ``Link.copy()`` does, until one of both gets another array."""
+        if other.peers is None:
+            other.peers = weakref.WeakSet([other])
+        other.peers.add(self)
+        self.peers = other.peers
+        self._take(other._array)
+
+    def host(self) -> Parameter | None:
+        """A parameter that shares the array and has a place in flat memory."""
+        return next((p for p in self.peers or () if p.slot is not None and p is not self), None)
 
     def collect_gradient(self) -> None:
         """Make the view in flat memory hold the gradient: zero where none arrived."""
@@ -208,6 +236,16 @@ class Parameter(Variable):
         self._take(to_device(self._array, device))
         self.node.gradient = None if g is None else to_device(g, device)
 
+    @property
+    def update_rule(self) -> Any:
+        """How an optimizer updates it; None where no optimizer has been set up."""
+        return self._update_rule
+
+    @update_rule.setter
+    def update_rule(self, rule: Any) -> None:
+        self._update_rule = rule
+        invalidate_layout()
+
     def update(self) -> None:
         """Apply the update rule to this parameter alone."""
         if self.update_rule is not None:
@@ -222,7 +260,7 @@ class Parameter(Variable):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.slot = None
+        self.slot = self.peers = None
         self.on_initialize = None
         self.initializer = state["initializer"]
         self.update_rule = state["update_rule"]

@@ -75,6 +75,8 @@ class Reporter:
 
 def get_current_reporter() -> Reporter:
     """The innermost reporter of this thread."""
+    if not _stack.reporters:
+        raise RuntimeError("no reporter is current in this thread; enter one: with dbrdist.Reporter() as reporter")
     return _stack.reporters[-1]
 
 
@@ -87,7 +89,7 @@ def report(values: dict[str, Any], observer: Any = None) -> None:
 @contextmanager
 def report_scope(observation: dict[str, Any]) -> Iterator[None]:
     """Let the current reporter collect into ``observation`` within the block."""
-    current = _stack.reporters[-1]
+    current = get_current_reporter()
     old, current.observation = current.observation, observation
     try:
         yield
@@ -113,9 +115,9 @@ class Summary:
     def add(self, value: Any, weight: float = 1) -> None:
         """Add one value (an array of one element or a number)."""
         x, w = as_number(value), float(weight)
-        self._weight += w
-        if self._weight == 0:
+        if w == 0:  # a rank without examples reports NaN, which must not count
             return
+        self._weight += w
         delta = x - self._mean
         self._mean += delta * w / self._weight
         self._square += w * delta * (x - self._mean)

@@ -10,9 +10,12 @@ know (bfloat16) and the entries that are None. Nothing is pickled.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import threading
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
@@ -122,8 +125,22 @@ class NpzDeserializer(Deserializer):
             return _fill(key, value, saved)
         if isinstance(value, str):
             return str(saved)
-        value_type = type(value)
-        return value_type(saved.item()) if isinstance(saved, np.ndarray) and saved.ndim == 0 else saved
+        return _as_loaded(key, value, saved)
+
+
+def _as_loaded(key: str, value: Any, saved: Any) -> Any:
+    """A saved number or list in the type of the value that it replaces."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(saved.tolist())
+    if saved.ndim:
+        raise CheckpointError(
+            f"{key}: expected one {type(value).__name__} as in the object, "
+            f"found an array of shape {saved.shape} in the saved state"
+        )
+    number = saved.item()
+    if isinstance(value, int) and isinstance(number, float):  # lr=1 that was 0.5 when it was saved
+        return number
+    return type(value)(number)
 
 
 def _fill(key: str, value: Any, saved: Any) -> Any:
@@ -181,7 +198,7 @@ def decode(npz: Mapping[str, Any]) -> dict[str, Any]:
 def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], None]) -> None:
     """Write a file beside its target, flush it to disk and rename it, so that no reader ever sees a half of it."""
     target = os.fspath(path)
-    temporary = f"{target}.tmp-{os.getpid()}"
+    temporary = f"{target}.tmp-{os.getpid()}-{threading.get_ident()}"
     try:
         with open(temporary, "wb") as f:
             write(f)
@@ -213,8 +230,9 @@ def load_npz(file: Any, obj: Any, path: str = "", strict: bool = True, ignore_na
         CheckpointError: the file is damaged, or an entry is missing or of another shape; the message names the entry.
     """
     try:
-        with np.load(file, allow_pickle=False) as npz:
-            entries = decode(npz)
-    except (zipfile.BadZipFile, ValueError, EOFError, KeyError) as e:
+        with contextlib.ExitStack() as stack:  # numpy.load leaves a damaged file open
+            source = stack.enter_context(open(file, "rb")) if isinstance(file, (str, os.PathLike)) else file
+            entries = decode(stack.enter_context(np.load(source, allow_pickle=False)))
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, KeyError, TypeError) as e:
         raise CheckpointError(f"{file}: cannot be read as an .npz file: {e}") from e
     NpzDeserializer(entries, path, strict, ignore_names).load(obj)

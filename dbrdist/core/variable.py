@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from dbrdist.core import backprop, fusion, ops
 from dbrdist.core.backend import Array, Device, device_of, get_array_module, get_device, is_array, to_device
 from dbrdist.core.fusion import Pending
@@ -183,6 +181,44 @@ class Variable(BaseVariable):
         if var._array is not None:
             self.array[...] = to_device(var.array, self.device)
 
+    def retain_data(self) -> None:
+        """Kept for Chainer's callers: the array stays with the Variable in any case."""
+
+    def set_creator(self, gen_func: FunctionNode) -> None:
+        """As :meth:`set_creator_node`."""
+        self.set_creator_node(gen_func)
+
+    def set_creator_node(self, fnode: FunctionNode) -> None:
+        """Make this the first output of a function."""
+        self.node.creator_node, self.node.rank = fnode, fnode.rank + 1
+
+    @property
+    def layout(self) -> None:
+        """None: layouts are in the strides."""
+        return None
+
+    @property
+    def raw_array(self) -> Array:
+        """As :attr:`array`."""
+        return self.array
+
+    def summary(self) -> str:
+        """Name, shape and type in one line."""
+        if self._array is None:
+            return f"<variable {self.name or ''} None>"
+        return f"<variable {self.name or ''} shape={self.shape} dtype={self.dtype}>"
+
+    def debug_print(self) -> str:
+        """Name, place, shape, type and statistics of the array and the gradient, in several lines."""
+        lines = [self.summary()]
+        for name, a in (("data", self.array), ("grad", self.grad)):
+            if a is None:
+                lines.append(f"- {name}: None")
+            else:
+                spread = f"mean={float(a.mean()):.8f}, std={float(a.std()):.8f}" if a.size else "empty"
+                lines.append(f"- {name}: {type(a).__module__}.{type(a).__name__} on {device_of(a)}, {spread}")
+        return "\n".join(lines)
+
     # ---- the graph --------------------------------------------------------------------------------------------------
 
     @property
@@ -271,7 +307,7 @@ class Variable(BaseVariable):
         return ops.power(self, other)
 
     def __rpow__(self, other: Any) -> Any:
-        return ops.power(np.asarray(other, self.dtype), self)
+        return ops.power(other, self)
 
     def __neg__(self) -> Any:
         return ops.neg(self)
@@ -320,9 +356,7 @@ class Variable(BaseVariable):
             return ops.div(
                 ops.sum(ops.mul(self, w), axis, keepdims), ops.sum(ops.broadcast_to(w, self.shape), axis, keepdims)
             )
-        total = ops.sum(self, axis, keepdims)
-        count = self.size // max(1, int(np.prod(total.shape)))
-        return ops.mul(total, 1.0 / count if count else float("nan"))
+        return ops.mean(self, axis, keepdims)
 
 
 FunctionNode.variable_class = Variable

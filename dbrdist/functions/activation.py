@@ -10,8 +10,9 @@ from dbrdist import kernels
 from dbrdist.core import ops
 from dbrdist.core.backend import Array, accumulation_dtype, elementwise
 from dbrdist.core.checks import expected
+from dbrdist.core.config import config
 from dbrdist.core.fusion import MaskedGradient, Pending
-from dbrdist.core.graph import BaseVariable, FunctionNode, call
+from dbrdist.core.graph import BaseVariable, FunctionNode, call, get_function_hooks
 from dbrdist.core.ops import Elementwise
 from dbrdist.core.variable import as_variable
 from dbrdist.functions.math import clip, expm1, max
@@ -20,11 +21,10 @@ from dbrdist.functions.math import clip, expm1, max
 class ReLU(FunctionNode):
     """y = max(x, 0). After a pending pass it is computed in that pass, and its mask may be left to that backward."""
 
-    def __init__(self, masks_later: bool = False) -> None:
-        self.masks_later = masks_later
+    masks_later = False  # True where the backward of the fused pass applies the mask
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        self.retain_outputs((0,))
+        self._keep_outputs = (0,)
         return (kernels.relu_forward(xs[0]),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
@@ -32,7 +32,9 @@ class ReLU(FunctionNode):
         gy = gys[0]
         if self.masks_later and not isinstance(gy, BaseVariable):
             return (MaskedGradient(gy, y, kernels.relu_backward),)
-        return (call(ReLUGradient(y), gy),)
+        if self._on_variables:
+            return (call(ReLUGradient(y), gy),)
+        return (kernels.relu_backward(y, gy),)
 
 
 class ReLUGradient(FunctionNode):
@@ -50,11 +52,12 @@ class ReLUGradient(FunctionNode):
 
 def relu(x: Any) -> Any:
     """Rectified linear unit, y = max(x, 0), any shape (Nair and Hinton 2010)."""
-    if isinstance(x, BaseVariable) and x._array.__class__ is Pending:
+    if isinstance(x, BaseVariable) and x._array.__class__ is Pending and not (config.debug or get_function_hooks()):
         pending = x._array
         y = pending.take_relu(kernels.add_relu)
         if y is not None:
-            node = ReLU(pending.fuses_gradient)
+            node = ReLU()
+            node.masks_later = pending.fuses_gradient
             node.retain_outputs((0,))
             return node.adopt((x,), (y,))[0]
     return ReLU().apply((x,))[0]
@@ -161,7 +164,7 @@ class Softplus(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0,))
         beta = xs[0].dtype.type(self.beta)
-        return (elementwise(lambda x: np.maximum(x, 0) + np.log1p(np.exp(-abs(x * beta))) / beta, xs[0]),)
+        return (elementwise(lambda x: np.maximum(x, x.dtype.type(0)) + np.log1p(np.exp(-abs(x * beta))) / beta, xs[0]),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         return (ops.mul(gys[0], call(Sigmoid(), ops.mul(self.retained_inputs()[0], self.beta))),)
@@ -209,7 +212,7 @@ class ClippedReLU(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         z = xs[0].dtype.type(self.z)
         self.inside = elementwise(lambda x: (x > 0) & (x < z), xs[0])
-        return (elementwise(lambda x: np.minimum(np.maximum(x, 0), z), xs[0]),)
+        return (elementwise(lambda x: np.minimum(np.maximum(x, x.dtype.type(0)), z), xs[0]),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         return (ops.where(self.inside, gys[0], gys[0].dtype.type(0)),)

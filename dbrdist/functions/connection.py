@@ -21,9 +21,11 @@ class LinearFunction(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         x, W = xs[0], xs[1]
+        if x.shape[1] != W.shape[1] or (len(xs) == 3 and xs[2].shape[0] != W.shape[0]):
+            raise _mismatch(*xs)
         self._keep_inputs = (0, 1)
         dtype = x.dtype
-        if W.dtype != dtype or dtype.itemsize == 2:  # sums run in the wider type, with one cast at the end
+        if W.dtype is not dtype or dtype.itemsize == 2:  # sums run in the wider type, with one cast at the end
             wide = np.promote_types(accumulation_dtype(dtype), accumulation_dtype(W.dtype))
             y = x.astype(wide).dot(W.astype(wide).T)
             return ((y + xs[2] if len(xs) == 3 else y).astype(dtype),)
@@ -39,19 +41,14 @@ class LinearFunction(FunctionNode):
         assert nodes is not None
         gxs = []
         for k, i in enumerate(wanted):
-            view = None if out is None else out[k]
             if i == 0:
-                g = ops.matmul(gy, _as(W, gy))
+                g = ops.matmul(gy, W if W.dtype is gy.dtype else ops.cast(W, gy.dtype))
             elif i == 1:
-                g = ops.matmul(gy.T, _as(x, gy), view)
+                g = ops.matmul(gy.T, x, out and out[k])
             else:
-                g = ops.sum_to(gy, nodes[2].shape, view)
-            gxs.append(g if g.dtype == nodes[i].dtype else ops.cast(g, nodes[i].dtype))
+                g = ops.sum_to(gy, nodes[2].shape, out and out[k])
+            gxs.append(g if g.dtype is nodes[i].dtype else ops.cast(g, nodes[i].dtype))
         return tuple(gxs)
-
-
-def _as(x: Any, gy: Any) -> Any:
-    return x if x.dtype == gy.dtype else ops.cast(x, gy.dtype)
 
 
 def linear(x: Any, W: Any, b: Any = None, n_batch_axes: int = 1) -> Any:
@@ -60,13 +57,11 @@ def linear(x: Any, W: Any, b: Any = None, n_batch_axes: int = 1) -> Any:
     x: the first ``n_batch_axes`` axes count examples, the others together have I elements; W (O, I); b (O,) or None.
     The result has the batch axes of x, then O.
     """
-    shape = x.shape
-    if n_batch_axes != 1 or len(shape) != 2:
+    if n_batch_axes != 1 or x.ndim != 2:
+        shape = x.shape
         if not 1 <= n_batch_axes < max(len(shape), 2):
             raise expected("linear", "n_batch_axes", f"1 to {len(shape) - 1} for x of shape {shape}", n_batch_axes)
         return _linear_of_batch_axes(x, W, b, n_batch_axes)
-    if shape[1] != W.shape[1] or (b is not None and b.shape[0] != W.shape[0]):
-        raise _mismatch(x, W, b)
     return LinearFunction().apply((x, W) if b is None else (x, W, b))[0]
 
 
@@ -78,7 +73,7 @@ def _linear_of_batch_axes(x: Any, W: Any, b: Any, n_batch_axes: int) -> Any:
     return ops.reshape(y, (*batch, W.shape[0]))
 
 
-def _mismatch(x: Any, W: Any, b: Any) -> Exception:
+def _mismatch(x: Array, W: Array, b: Array = None) -> Exception:
     if x.shape[1] != W.shape[1]:
         return expected("linear", "x", f"{W.shape[1]} elements per example for W of shape {W.shape}", x)
     return expected("linear", "b", f"shape ({W.shape[0]},) for W of shape {W.shape}", b)

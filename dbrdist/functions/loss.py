@@ -49,10 +49,10 @@ class LabelCrossEntropy(FunctionNode):
         self.at = at = self.t + _row_starts(*x.shape)
         losses = p.take(at)
         np.exp(p, p)
-        total = _sum(p, 1, None, None, True)
-        p /= total
+        total = _sum(p, 1)
+        p /= total[:, None]
         self.p = p
-        losses -= np.log(total).reshape(-1)
+        losses -= np.log(total)
         return (_sum(losses) * -self.scale,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
@@ -157,7 +157,7 @@ def _is_plain(shape: tuple[int, ...], x: Any, t: Any) -> bool:
     if len(shape) != 2 or t.__class__ is not np.ndarray or t.shape != shape[:1] or not shape[0]:
         return False
     unsigned = _UNSIGNED.get(t.dtype.char)
-    return unsigned is not None and x.dtype.char in "fd" and bool(_max(t.view(unsigned)) < shape[1])
+    return unsigned is not None and x.dtype.char in "fd" and _max(t.view(unsigned)).item() < shape[1]
 
 
 def _bad_labels(t: Array, num_classes: int, ignore_label: int) -> Exception:
@@ -232,12 +232,13 @@ class MeanSquaredError(FunctionNode):
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         a, b = self.retained_inputs()
-        g = ops.mul(ops.sub(a, b), ops.mul(gys[0], 2.0 / max(a.size, 1)))
+        scaled = ops.mul(ops.cast(gys[0], accumulation_dtype(a.dtype)), 2.0 / max(a.size, 1))
+        g = ops.cast(ops.mul(ops.sub(a, b), scaled), a.dtype)
         return tuple(ops.neg(g) if i else g for i in wanted)
 
 
 def mean_squared_error(x0: Any, x1: Any) -> Any:
-    """The mean of (x0 - x1)^2 over all elements, 0-d; equal shapes."""
+    """The mean of (x0 - x1)^2 over all elements, 0-d; equal shapes. Of nothing it is 0."""
     return MeanSquaredError().apply(_same_shapes("mean_squared_error", x0=x0, x1=x1))[0]
 
 

@@ -458,9 +458,7 @@ def mean(x: Any, axis: Any = None, weights: Any = None, keepdims: bool = False) 
     x = as_variable(x)
     axes = _checked_axis("mean", x, axis)
     if weights is None:
-        total = ops.sum(x, axes, keepdims)
-        count = math.prod(x.shape if axes is None else [x.shape[a] for a in axes])
-        return ops.div(total, float(count)) if count else ops.mul(total, math.nan)
+        return ops.mean(x, axes, keepdims)
     if axes is not None and len(axes) == 1 and weights.shape == (x.shape[axes[0]],):
         weights = ops.reshape(as_variable(weights), tuple(n if i in axes else 1 for i, n in enumerate(x.shape)))
     elif weights.shape != x.shape:

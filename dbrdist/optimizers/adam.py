@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.backend import Array
-from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, UpdateRule
+from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, UpdateRule, workspace
 
 
 class AdamRule(UpdateRule):
@@ -22,21 +22,22 @@ class AdamRule(UpdateRule):
         m, v = state
         beta1, beta2 = hp.beta1, hp.beta2
         alpha_t = hp.alpha * math.sqrt(1 - beta2**t) / (1 - beta1**t)
-        if hp.weight_decay_rate:
-            decayed = p * (hp.eta * hp.weight_decay_rate)
+        w = workspace(g)
         m *= beta1
-        m += g * (1 - beta1)
-        np.square(g, out=g)
-        g *= 1 - beta2
+        m += np.multiply(g, 1 - beta1, out=w)
+        np.square(g, out=w)
+        w *= 1 - beta2
         v *= beta2
-        v += g
-        np.sqrt(v, out=g)
-        g += hp.eps
-        np.divide(m, g, out=g)
-        g *= hp.eta * alpha_t
-        p -= g
+        v += w
         if hp.weight_decay_rate:
-            p -= decayed
+            p *= 1 - hp.eta * hp.weight_decay_rate
+        np.sqrt(v, out=w)
+        w += hp.eps
+        if not hp.eps:
+            w[w == 0] = 1  # no gradient so far, and the gaps in flat memory: m is 0 too
+        np.divide(m, w, out=w)
+        w *= hp.eta * alpha_t
+        p -= w
 
 
 class Adam(GradientMethod):

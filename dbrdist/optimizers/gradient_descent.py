@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.backend import Array
-from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, UpdateRule
+from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, UpdateRule, workspace
 
 
 class SGDRule(UpdateRule):
     """p <- p - lr g"""
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
-        g *= -hp.lr
-        p += g
+        w = workspace(g)
+        p -= np.multiply(g, hp.lr, out=w)
 
 
 class SGD(GradientMethod):
@@ -35,9 +35,9 @@ class MomentumSGDRule(UpdateRule):
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
         (v,) = state
+        w = workspace(g)
         v *= hp.momentum
-        g *= hp.lr
-        v -= g
+        v -= np.multiply(g, hp.lr, out=w)
         p += v
 
 
@@ -59,10 +59,10 @@ class CorrectedMomentumSGDRule(UpdateRule):
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
         (v,) = state
+        w = workspace(g)
         v *= hp.momentum
         v -= g
-        np.multiply(v, hp.lr, out=g)
-        p += g
+        p += np.multiply(v, hp.lr, out=w)
 
 
 class CorrectedMomentumSGD(GradientMethod):
@@ -86,12 +86,12 @@ class NesterovAGRule(UpdateRule):
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
         (v,) = state
-        g *= hp.lr
+        w = workspace(g)
+        np.multiply(g, hp.lr, out=w)
         v *= hp.momentum
-        v -= g
-        p -= g
-        np.multiply(v, hp.momentum, out=g)
-        p += g
+        v -= w
+        p -= w
+        p += np.multiply(v, hp.momentum, out=w)
 
 
 class NesterovAG(GradientMethod):

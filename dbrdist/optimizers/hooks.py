@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from dbrdist.core.flat import Run
+from dbrdist.core.optimizer import pieces
 from dbrdist.optimizers.lars import norm
 
 
@@ -26,12 +27,14 @@ class WeightDecay:
 
     def flat(self, run: Run) -> None:
         """The same for a whole run."""
-        g = run.grad
-        g += self.rate * run.data
+        data, grad = run.data, run.grad
+        for piece in pieces(data):
+            g = grad[piece]
+            g += self.rate * data[piece]
 
 
 class GradientClipping:
-    """Scale all gradients of the target so that their joint 2-norm is at most ``threshold``."""
+    """Scale the gradients of all parameters that are updated so that their joint 2-norm is at most ``threshold``."""
 
     name = "GradientClipping"
     timing = "pre"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -9,13 +10,19 @@ import numpy as np
 
 from dbrdist.core.backend import Array, accumulation_dtype
 from dbrdist.core.flat import Run
-from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, UpdateRule
+from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, UpdateRule, in_pieces, pieces, workspace
 
 
 def norm(a: Array) -> float:
-    """The 2-norm of a 1-d array, summed in a wider type."""
-    wide = a.astype(np.float64) if isinstance(a, np.ndarray) else a.astype(accumulation_dtype(a.dtype))
-    return math.sqrt(float(wide.dot(wide)))
+    """The 2-norm of a 1-d array, summed in a wider type and on the CPU in pieces that stay in cache."""
+    if not isinstance(a, np.ndarray):
+        wide = a.astype(accumulation_dtype(a.dtype))
+        return math.sqrt(float(wide.dot(wide)))
+    total = 0.0
+    for piece in pieces(a):
+        wide = a[piece].astype(np.float64)
+        total += float(wide.dot(wide))
+    return math.sqrt(total)
 
 
 class LARSRule(UpdateRule):
@@ -34,12 +41,18 @@ class LARSRule(UpdateRule):
                 p_norm, g_norm = norm(p), norm(g)
                 if p_norm > 0 and g_norm > 0:
                     trust = hp.trust_coefficient * p_norm / (g_norm + decay * p_norm + hp.eps)
-            if decay:
-                g += p * decay
-            g *= hp.lr * trust
-            v *= hp.momentum
-            v -= g
-            p += v
+            in_pieces(functools.partial(_move, hp.momentum, decay, hp.lr * trust), p, g, [v])
+
+
+def _move(momentum: float, decay: float, rate: float, p: Array, g: Array, v: Array) -> None:
+    """v <- momentum v - rate (g + decay p); p <- p + v"""
+    w = workspace(g)
+    np.multiply(p, decay, out=w)
+    w += g
+    w *= rate
+    v *= momentum
+    v -= w
+    p += v
 
 
 class LARS(GradientMethod):

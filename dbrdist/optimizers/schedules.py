@@ -26,14 +26,18 @@ def exponential(lr: float, gamma: float) -> Schedule:
     return lambda epoch: lr * gamma**epoch
 
 
-def polynomial(lr: float, total: float, power: float = 1.0, end: float = 0.0) -> Schedule:
-    """end + (lr - end) (1 - epoch / total)^power, and ``end`` from ``total`` on."""
-    return lambda epoch: end + (lr - end) * (1 - min(epoch, total) / total) ** power
+def polynomial(lr: float, total: float, power: float = 1.0, end: float = 0.0, begin: float = 0.0) -> Schedule:
+    """end + (lr - end) (1 - t)^power, where t goes from 0 at ``begin`` (the end of a warm-up) to 1 at ``total``."""
+    return lambda epoch: end + (lr - end) * (1 - _progress(epoch, begin, total)) ** power
 
 
-def cosine(lr: float, total: float, end: float = 0.0) -> Schedule:
-    """end + (lr - end) (1 + cos(pi epoch / total)) / 2 (Loshchilov and Hutter 2017), and ``end`` from ``total`` on."""
-    return lambda epoch: end + (lr - end) * (1 + math.cos(math.pi * min(epoch, total) / total)) / 2
+def cosine(lr: float, total: float, end: float = 0.0, begin: float = 0.0) -> Schedule:
+    """end + (lr - end) (1 + cos(pi t)) / 2, with t as in :func:`polynomial` (Loshchilov and Hutter 2017)."""
+    return lambda epoch: end + (lr - end) * (1 + math.cos(math.pi * _progress(epoch, begin, total))) / 2
+
+
+def _progress(epoch: float, begin: float, total: float) -> float:
+    return min(max((epoch - begin) / (total - begin), 0.0), 1.0)
 
 
 def warmup(after: Schedule, epochs: float, start: float = 0.0) -> Schedule:

@@ -1,0 +1,164 @@
+"""Run-wide switches: per thread, over the process's defaults."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import dbrdist
+from dbrdist import config, global_config, using_config
+
+
+def in_thread(function):
+    out = []
+    thread = threading.Thread(target=lambda: out.append(function()))
+    thread.start()
+    thread.join()
+    return out[0]
+
+
+@pytest.fixture
+def entry():
+    """A new entry with a default, removed afterwards."""
+    global_config.colour = "red"
+    yield "colour"
+    if "colour" in config._record.own:
+        del config.colour
+    del global_config.colour
+
+
+def test_defaults():
+    assert config.train is True and config.enable_backprop is True and config.debug is False
+    assert config.dtype == "float32"
+
+
+@pytest.mark.parametrize("name", ["autotune", "cudnn_deterministic", "keep_graph_on_report", "type_check", "use_cudnn"])
+def test_entries_of_chainer_programs_can_be_read_and_set(name):
+    before = getattr(config, name)
+    with using_config(name, "something"):
+        assert getattr(config, name) == "something"
+    assert getattr(config, name) == before
+
+
+def test_using_config_restores_also_after_an_error_and_nests():
+    with pytest.raises(KeyError), using_config("train", False):
+        assert config.train is False
+        with using_config("train", True):
+            assert config.train is True
+        assert config.train is False
+        raise KeyError
+    assert config.train is True
+    assert "train" not in config._record.own, "the thread must follow the default again"
+
+
+def test_a_switch_of_one_thread_is_not_seen_by_another():
+    with using_config("train", False):
+        assert in_thread(lambda: config.train) is True
+
+
+def test_a_changed_default_reaches_threads_that_have_not_set_it_themselves(entry):
+    steps = [threading.Event() for _ in range(2)]
+    seen = {}
+
+    def follower():
+        seen["before"] = config.colour
+        steps[0].set()
+        steps[1].wait(5)
+        seen["after"] = config.colour
+
+    thread = threading.Thread(target=follower)
+    thread.start()
+    steps[0].wait(5)
+    config.colour = "green"
+    global_config.colour = "blue"
+    steps[1].set()
+    thread.join()
+    assert seen == {"before": "red", "after": "blue"}
+    assert config.colour == "green" and global_config.colour == "blue"
+    assert in_thread(lambda: config.colour) == "blue"
+    del config.colour
+    assert config.colour == "blue"
+
+
+def test_a_read_is_a_plain_attribute_read():
+    assert "enable_backprop" in vars(config), "values lie in the thread's own dictionary"
+    assert type(config).__getattribute__ in (threading.local.__getattribute__, object.__getattribute__)
+    assert not hasattr(type(config), "__getattr__")
+
+
+def test_a_value_set_while_the_default_changes_is_not_lost(entry):
+    """The change has just seen that this thread follows the default, when the thread sets a value of its own."""
+    looked = threading.Event()
+
+    class Slow(set):
+        def __contains__(self, name):
+            found = super().__contains__(name)
+            looked.set()
+            time.sleep(0.1)
+            return found
+
+    record = config._record
+    record.own, plain = Slow(record.own), record.own
+    try:
+        thread = threading.Thread(target=lambda: setattr(global_config, "colour", "late"))
+        thread.start()
+        assert looked.wait(5)
+        config.colour = "own"
+        thread.join()
+        assert config.colour == "own"
+    finally:
+        plain.update(record.own)
+        record.own = plain
+
+
+def test_unknown_entries():
+    with pytest.raises(AttributeError, match="no_such_entry"):
+        _ = global_config.no_such_entry
+    with pytest.raises(AttributeError):
+        _ = config.no_such_entry
+    with using_config("no_such_entry", 3):
+        assert config.no_such_entry == 3
+    assert not hasattr(config, "no_such_entry")
+    with using_config("no_such_entry", 3, config=global_config):
+        assert config.no_such_entry == 3
+    assert not hasattr(config, "no_such_entry")
+
+
+def test_get_dtype():
+    assert dbrdist.get_dtype() == np.float32
+    assert dbrdist.get_dtype("float16") == np.float16
+    with using_config("dtype", "mixed16"):
+        assert dbrdist.get_dtype() == np.float16
+        assert dbrdist.get_dtype(map_mixed16=np.float32) == np.float32
+        assert dbrdist.Parameter(0.0, (2,)).dtype == np.float32
+    with using_config("dtype", "mixedbf16"):
+        assert dbrdist.get_dtype().name == "bfloat16"
+    with using_config("dtype", np.float64):
+        assert dbrdist.Parameter(0.0, (2,)).dtype == np.float64
+
+
+def test_debug_mode():
+    with dbrdist.DebugMode(True):
+        assert dbrdist.is_debug()
+    assert not dbrdist.is_debug()
+    dbrdist.set_debug(True)
+    assert dbrdist.is_debug()
+    del config.debug
+    assert not dbrdist.is_debug()
+
+
+def test_show(capsys):
+    config.show()
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["enable_backprop", "True"] for line in lines)
+    assert not any(line.startswith("_") for line in lines)
+
+
+def test_using_device():
+    with dbrdist.using_device("@numpy") as device:
+        assert device.name == "@numpy" and device.xp is np
+    with pytest.raises(ValueError, match="expected a device such as"), dbrdist.using_device("@abacus"):
+        pass

@@ -1,0 +1,341 @@
+"""Links and chains: registration, walks, copies, hooks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dbrdist
+from dbrdist import Chain, ChainList, Link, LinkHook, Parameter, Sequential
+from dbrdist.core import ops
+
+
+class Scale(Link):
+    def __init__(self, factor=1.0, size=2):
+        super().__init__()
+        with self.init_scope():
+            self.w = Parameter(factor, (size,))
+
+    def forward(self, x):
+        return x * self.w
+
+
+class Two(Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.second = Scale(2.0)
+            self.bias = Parameter(0.0, (2,))
+            self.first = Scale(3.0)
+        self.add_persistent("mean", np.zeros(2))
+
+    def forward(self, x):
+        return self.first(self.second(x)) + self.bias
+
+
+def names(link):
+    return [name for name, _ in link.namedparams()]
+
+
+# ---- registration ---------------------------------------------------------------------------------------------------
+
+
+def test_parameters_and_links_in_order_of_registration():
+    net = Two()
+    assert names(net) == ["/bias", "/second/w", "/first/w"]
+    assert list(net.params()) == [net.bias, net.second.w, net.first.w]
+    assert [n for n, _ in net.namedlinks()] == ["/", "/second", "/first"]
+    assert list(net.children()) == [net.second, net.first]
+    assert list(net.links(skipself=True)) == [net.second, net.first]
+    assert (net.second.name, net.bias.name, net["first"]) == ("second", "bias", net.first)
+    assert net.count_params() == 6
+
+
+def test_only_what_is_assigned_within_init_scope_is_registered():
+    net = Two()
+    net.stray = Parameter(0.0, (2,))
+    net.other = Scale()
+    assert names(net) == ["/bias", "/second/w", "/first/w"]
+    with pytest.raises(RuntimeError), net.init_scope():
+        assert net.within_init_scope
+        raise RuntimeError
+    assert not net.within_init_scope
+
+    class Forgot(Link):
+        def __init__(self):
+            with self.init_scope():
+                pass
+
+    with pytest.raises(RuntimeError, match=r"Forgot: call super\(\).__init__\(\)"):
+        Forgot()
+
+
+def test_reassignment_and_deletion():
+    net = Two()
+    with net.init_scope():
+        net.bias = Parameter(1.0, (2,))
+        net.first = Scale(9.0)
+    assert names(net) == ["/bias", "/second/w", "/first/w"]
+    assert net.first.w.array[0] == 9
+    del net.bias, net.second
+    assert names(net) == ["/first/w"]
+
+
+def test_keyword_parameters_add_param_and_add_link():
+    link = Link(W=(3, 4), b=((2,), np.float64), lazy=None, one=5, scalar=())
+    assert link.W.shape == (3, 4) and link.W.dtype == np.float32 and np.isnan(link.W.array).all()
+    assert link.b.dtype == np.float64 and not link.lazy.is_initialized
+    assert link.one.shape == (5,) and link.scalar.shape == ()
+    link.add_param("c", (2,), np.float16, initializer=0.5)
+    assert link.c.array.tolist() == [0.5, 0.5]
+    for add in (lambda: link.add_param("c"), lambda: link.add_persistent("c", 1)):
+        with pytest.raises(AttributeError, match="'c': the attribute exists"):
+            add()
+    chain = Chain(a=Scale())
+    chain.add_link("b", Scale())
+    assert names(chain) == ["/a/w", "/b/w"]
+    with pytest.raises(AttributeError, match="'b': the attribute exists"):
+        chain.add_link("b", Scale())
+    with pytest.raises(TypeError, match="expected a Link as 'x', got int"):
+        chain.add_link("x", 3)
+    with pytest.raises(AttributeError, match="there is none"):
+        chain.register_persistent("absent")
+    with pytest.raises(NotImplementedError, match="from_params"):
+        Link.from_params()
+
+
+def test_calls():
+    net = Two()
+    np.testing.assert_array_equal(net(np.ones(2, np.float32)).array, [6.0, 6.0])
+    with pytest.raises(TypeError, match=r"Link defines no forward\(\)"):
+        Link()(1)
+
+
+def test_uninitialised_parameters():
+    link = Link(a=None, b=(2,))
+    assert [p.name for p in link.params(include_uninit=False)] == ["b"]
+    assert [n for n, _ in link.namedparams(include_uninit=False)] == ["/b"]
+    assert link.count_params() == 2
+    assert link.a.array is None and link.a.shape is None
+    calls = []
+    link.a.on_initialize = calls.append
+    link.a.initialize(3)
+    assert link.a.shape == (3,) and calls == [link.a]
+    with pytest.raises(ValueError, match=r"expected an array of shape \(3,\), got \(2,\)"):
+        Parameter(np.ones(2), shape=3)
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+def test_gradients_of_links():
+    net, other = Two(), Two()
+    ops.sum(net(np.ones(2, np.float32))).backward()
+    other.zerograds()
+    other.addgrads(net)
+    other.addgrads(net)
+    np.testing.assert_array_equal(other.second.w.grad, 2 * net.second.w.grad)
+    assert other.second.w.grad.tolist() == [6.0, 6.0]
+    net.cleargrads()
+    assert all(p.grad is None for p in net.params())
+
+
+# ---- copies ---------------------------------------------------------------------------------------------------------
+
+
+def test_copy_modes():
+    net = Two()
+    net.bias.grad = np.ones(2, np.float32)
+    shared, copied, anew = net.copy(), net.copy("copy"), net.copy("init")
+    net.second.w.array[...] = 77
+    net.mean[...] = 5
+    assert shared.second.w.array[0] == 77 and shared.mean[0] == 5
+    assert copied.second.w.array[0] == 2 and copied.mean[0] == 0
+    assert anew.first.w.array[0] == 3 and anew.mean[0] == 0
+    assert shared.bias.grad is None and shared.second is not net.second
+    assert names(shared) == names(copied) == names(net)
+    with shared.init_scope():
+        shared.extra = Parameter(0.0, (1,))
+    assert "/extra" not in names(net), "a copy has its own registers"
+    with pytest.raises(ValueError, match="mode: expected"):
+        net.copy("deep")
+
+
+def test_copy_init_of_an_array_is_refused_and_of_an_initializer_drawn_anew():
+    def initializer(array):
+        array[...] = dbrdist.random.next_initializer_generator().random(array.shape)
+
+    link = Link()
+    with link.init_scope():
+        link.w = Parameter(initializer, (3,))
+    assert not np.array_equal(link.copy("init").w.array, link.w.array)
+    with link.init_scope():
+        link.w = Parameter(np.ones(3))
+    with pytest.raises(ValueError, match="parameter w: mode 'init' needs an initializer"):
+        link.copy("init")
+
+
+def test_copyparams():
+    source, target = Two(), Two()
+    source.mean[...] = 4
+    source.first.w.array[...] = 8
+    kept = target.first.w.array
+    target.copyparams(source)
+    assert target.first.w.array is kept and kept[0] == 8 and target.mean[0] == 4
+    target.mean[...] = 0
+    target.copyparams(source, copy_persistent=False)
+    assert target.mean[0] == 0
+    lazy = Link(w=None)
+    full = Link(w=(2,))
+    full.w.array[...] = 3
+    lazy.copyparams(full)
+    assert lazy.w.array.tolist() == [3, 3]
+
+
+def test_repeat():
+    many = Scale(2.0).repeat(3, "copy")
+    assert isinstance(many, Sequential) and names(many) == ["/0/w", "/1/w", "/2/w"]
+    np.testing.assert_array_equal(many(np.ones(2)).array, [8.0, 8.0])
+    many[0].w.array[...] = 1
+    assert many[1].w.array[0] == 2
+    assert len(Scale().repeat(0)) == 0
+    shared = Scale(2.0).repeat(2, "share")
+    shared[0].w.array[...] = 5
+    assert shared[1].w.array[0] == 5
+
+
+def test_update_switches():
+    net = Two()
+    assert not net.update_enabled
+    for p in net.params():
+        p.update_rule = dbrdist.UpdateRule()
+    net.second.disable_update()
+    assert net.update_enabled and not net.second.update_enabled
+    net.disable_update()
+    assert not net.update_enabled
+    net.enable_update()
+    assert net.second.update_enabled
+
+
+# ---- ChainList ------------------------------------------------------------------------------------------------------
+
+
+def test_chain_list():
+    chain = ChainList(Scale(1.0), Scale(2.0))
+    chain.append(Scale(3.0))
+    chain.add_link(Scale(4.0))
+    chain.insert(1, Scale(5.0))
+    assert [link.w.array[0] for link in chain] == [1, 5, 2, 3, 4]
+    assert [link.name for link in chain] == list("01234")
+    assert names(chain) == [f"/{i}/w" for i in range(5)] and len(chain) == 5
+    chain[0] = Scale(9.0)
+    assert chain[0].name == "0" and [link.w.array[0] for link in chain[:2]] == [9, 5]
+    with pytest.raises(TypeError, match="children have no names"), chain.init_scope():
+        chain.x = Scale()
+    shared = chain.copy()
+    chain[1].w.array[...] = 6
+    assert shared[1].w.array[0] == 6 and shared[1] is not chain[1]
+    shared.append(Scale())
+    assert len(chain) == 5
+    assert "(1): Scale()" in repr(chain)
+
+
+# ---- Sequential -----------------------------------------------------------------------------------------------------
+
+
+def twice(x):
+    return x * 2.0
+
+
+def test_sequential_calls_in_order_and_spreads_tuples():
+    model = Sequential(Scale(3.0), twice, lambda x: (x, x + 1.0), lambda a, b: a + b)
+    np.testing.assert_array_equal(model(np.ones(2)).array, [13.0, 13.0])
+    assert names(model) == ["/0/w"] and len(model) == 4
+    pair = Sequential(lambda x: (x, x))
+    assert pair(1) == (1, 1)
+
+
+def test_sequential_is_a_list():
+    a, b = Scale(1.0), Scale(2.0)
+    model = Sequential(a, twice)
+    model.insert(0, b)
+    model.extend(Sequential(a, twice))
+    assert list(model) == [b, a, twice, a, twice]
+    assert (model.count(a), model.index(a), model.index(a, 2), model.count_by_layer_type("twice")) == (2, 1, 3, 2)
+    assert model.count_by_layer_type("Scale") == 3 and twice in model
+    assert names(model) == ["/0/w", "/1/w", "/2/w"]
+    model.remove(a)
+    assert model.pop() is twice and list(model) == [b, twice, a]
+    assert isinstance(model[:2], Sequential) and list(model[:2]) == [b, twice] and model[0] is b
+    model.remove_by_layer_type("twice")
+    model[0] = a
+    del model[1]
+    assert list(model) == [a] and names(model) == ["/0/w"]
+    model.clear()
+    assert len(model) == 0 and list(model.params()) == []
+    with pytest.raises(TypeError, match="expected a callable layer, got int"):
+        model.append(3)
+
+
+def test_sequential_flatten_and_copy():
+    inner = Sequential(Scale(2.0), twice)
+    model = Sequential(inner, Sequential(inner, Scale(3.0)))
+    flat = model.flatten()
+    assert [type(layer).__name__ for layer in flat] == ["Scale", "function", "Scale", "function", "Scale"]
+    copied = model.copy("copy")
+    inner[0].w.array[...] = 0
+    assert copied[0][0].w.array[0] == 2
+    shared = Sequential(Scale(2.0), twice).copy()
+    assert isinstance(shared, Sequential) and shared[1] is twice
+
+
+# ---- devices and hooks ----------------------------------------------------------------------------------------------
+
+
+def test_devices_on_the_cpu():
+    net = Two()
+    assert net.to_device("@numpy") is net and net.to_cpu().xp is np
+    assert str(net.device) == "@numpy" and net.bias.device == net.device
+    with pytest.raises(ValueError, match="expected a device"):
+        net.to_device("@abacus")
+
+
+class Recorder(LinkHook):
+    name = "Recorder"
+
+    def __init__(self):
+        self.calls = []
+
+    def added(self, link):
+        self.calls.append(("added", link))
+
+    def deleted(self, link):
+        self.calls.append(("deleted", link))
+
+    def forward_preprocess(self, args):
+        self.calls.append(("before", args.link.name, args.forward_name, len(args.args)))
+
+    def forward_postprocess(self, args):
+        self.calls.append(("after", args.link.name, args.out.shape))
+
+
+def test_link_hooks_of_the_thread_and_of_one_link():
+    net, x = Two(), np.ones(2, np.float32)
+    with Recorder() as hook:
+        net(x)
+        with pytest.raises(KeyError, match="already active"), Recorder():
+            pass
+    assert [c[:2] for c in hook.calls] == [
+        ("added", None), ("before", None), ("before", "second"), ("after", "second"), ("before", "first"),
+        ("after", "first"), ("after", None), ("deleted", None),
+    ]  # fmt: skip
+    local = Recorder()
+    assert net.first.add_hook(local) is net.first
+    with pytest.raises(KeyError, match="already has a hook"):
+        net.first.add_hook(local)
+    net(x)
+    net.first.delete_hook("Recorder")
+    net(x)
+    assert [c[0] for c in local.calls] == ["added", "before", "after", "deleted"]
+    with pytest.raises(KeyError, match="no hook named"):
+        net.first.delete_hook("Recorder")

@@ -1,0 +1,133 @@
+"""Reporter and summaries."""
+
+from __future__ import annotations
+
+import gc
+import math
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import dbrdist
+from dbrdist import DictSummary, Reporter, Summary, Variable, report, report_scope
+from dbrdist.core.serializer import DictionarySerializer, NpzDeserializer
+
+
+def test_values_stand_under_their_observer():
+    reporter, model = Reporter(), dbrdist.ChainList(dbrdist.Link())
+    reporter.add_observer("main", model)
+    reporter.add_observers("main", model.namedlinks(skipself=True))
+    with reporter:
+        assert dbrdist.get_current_reporter() is reporter
+        report({"loss": 1.5}, model)
+        report({"norm": 2}, model[0])
+        report({"plain": 3})
+    assert reporter.observation == {"main/loss": 1.5, "main/0/norm": 2, "plain": 3}
+
+
+def test_no_graph_is_kept():
+    reporter = Reporter()
+    gc.disable()
+    try:
+        loss = Variable(np.array(2.0)) * 3.0
+        graph = weakref.ref(loss.creator)
+        with reporter:
+            report({"loss": loss})
+        del loss
+        assert graph() is None
+        assert not isinstance(reporter.observation["loss"], Variable) and reporter.observation["loss"] == 6.0
+    finally:
+        gc.enable()
+
+
+def test_without_a_reporter_nothing_happens_and_asking_says_so():
+    report({"loss": 1})
+    with pytest.raises(RuntimeError, match="no reporter is current"):
+        dbrdist.get_current_reporter()
+    with pytest.raises(RuntimeError, match="no reporter is current"), report_scope({}):
+        pass
+
+
+def test_unknown_observers_are_refused():
+    with Reporter(), pytest.raises(KeyError, match="add it with add_observer"):
+        report({"x": 1}, object())
+
+
+def test_scopes_nest_and_are_restored_after_errors():
+    reporter, inner = Reporter(), {}
+    with reporter:
+        with report_scope(inner):
+            report({"a": 1})
+        with pytest.raises(ZeroDivisionError), report_scope({}):
+            report({"lost": 1})
+            _ = 1 / 0
+        report({"b": 2})
+    mine = {}
+    with reporter.scope(mine):
+        report({"c": 3})
+    assert (inner, reporter.observation, mine) == ({"a": 1}, {"b": 2}, {"c": 3})
+
+
+def test_reporters_are_per_thread():
+    seen = []
+
+    def other():
+        report({"x": 1})
+        with Reporter() as mine:
+            report({"y": 2})
+        seen.append(mine.observation)
+
+    with Reporter() as reporter:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert reporter.observation == {} and seen == [{"y": 2}]
+
+
+def test_summary_is_the_weighted_mean_and_deviation():
+    random = np.random.default_rng(0)
+    values, weights = random.normal(1e6, 1, 50), random.integers(1, 5, 50)
+    summary = Summary()
+    for v, w in zip(values, weights):
+        summary.add(v, w)
+    mean = np.average(values, weights=weights)
+    np.testing.assert_allclose(summary.compute_mean(), mean, rtol=1e-14)
+    deviation = math.sqrt(np.average((values - mean) ** 2, weights=weights))
+    np.testing.assert_allclose(summary.make_statistics(), (mean, deviation), rtol=1e-9)
+    assert isinstance(summary.compute_mean(), float)
+
+
+def test_summary_of_nothing_and_of_weight_zero():
+    summary = Summary()
+    assert math.isnan(summary.compute_mean()) and all(map(math.isnan, summary.make_statistics()))
+    summary.add(3.0)
+    summary.add(float("nan"), 0)  # a rank without examples
+    summary.add(np.array(5.0, np.float32))
+    assert summary.compute_mean() == 4.0
+
+
+def test_dict_summary():
+    summary = DictSummary()
+    summary.add({"loss": 1.0, "acc": (0.5, 3), "text": "left out", "list": [1], "v": Variable(np.array(2.0))})
+    summary.add({"loss": np.float32(2.0), "acc": (1.0, 1), "array": np.ones(3)})
+    assert summary.compute_mean() == {"loss": 1.5, "acc": 0.625, "v": 2.0}
+    statistics = summary.make_statistics()
+    assert statistics["loss.std"] == 0.5 and set(statistics) == {
+        "loss", "loss.std", "acc", "acc.std", "v", "v.std",
+    }  # fmt: skip
+
+
+def test_summaries_resume():
+    straight, first = DictSummary(), DictSummary()
+    for x in (1.0, 4.0):
+        straight.add({"a": x, "b/c": (x, 2)})
+        first.add({"a": x, "b/c": (x, 2)})
+    saved = DictionarySerializer()
+    first.serialize(saved)
+    second = DictSummary()
+    second.serialize(NpzDeserializer(saved.target))
+    for s in (straight, second):
+        s.add({"a": 10.0, "b/c": (3.0, 1)})
+    assert second.make_statistics() == straight.make_statistics()

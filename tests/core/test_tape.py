@@ -1,0 +1,662 @@
+"""The tape: what backward computes, what the graph keeps alive, and how it dies."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+import weakref
+
+import numpy as np
+import pytest
+
+import dbrdist
+from dbrdist import FunctionHook, FunctionNode, Parameter, Variable
+from dbrdist.core import ops
+from dbrdist.core.graph import VariableNode
+
+
+def var(*values, dtype=np.float64):
+    return Variable(np.array(values, dtype))
+
+
+class Square(FunctionNode):
+    """A user's function in Chainer's form."""
+
+    def forward(self, inputs):
+        self.retain_inputs((0,))
+        (x,) = inputs
+        return (x * x,)
+
+    def backward(self, target_input_indexes, grad_outputs):
+        (x,) = self.get_retained_inputs()
+        (gy,) = grad_outputs
+        return (2.0 * x * gy,)
+
+
+class Split(FunctionNode):
+    """Three outputs, of which some may stay unused."""
+
+    seen = None
+
+    def forward(self, xs):
+        return tuple(xs[0] * k for k in (1.0, 10.0, 100.0))
+
+    def derive(self, wanted, gys, out):
+        self.seen = [g is not None for g in gys]
+        parts = [ops.mul(g, k) for g, k in zip(gys, (1.0, 10.0, 100.0)) if g is not None]
+        total = parts[0]
+        for part in parts[1:]:
+            total = ops.add(total, part)
+        return (total,)
+
+
+# ---- how the graph dies ---------------------------------------------------------------------------------------------
+
+
+def steps(model, n):
+    for _ in range(n):
+        x = Variable(np.ones((8, 64)))
+        h = ops.tanh(ops.matmul(x, model["W"]))
+        loss = ops.sum(h * h)
+        for p in model.values():
+            p.cleargrad()
+        loss.backward()
+
+
+def num_graph_objects():
+    return sum(isinstance(o, (FunctionNode, VariableNode, Variable)) for o in gc.get_objects())
+
+
+def test_no_reference_cycles_over_100_steps_without_gc():
+    model = {"W": Parameter(np.full((64, 64), 0.01))}
+    gc.collect()
+    gc.disable()
+    try:
+        steps(model, 5)
+        model["W"].cleargrad()
+        before_objects = num_graph_objects()
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        steps(model, 100)
+        model["W"].cleargrad()
+        grown = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        # CPython keeps up to 2000 freed tuples of each length, which counts here; one array a step would be 400 KB
+        assert grown < 40_000, f"100 steps left {grown} bytes behind"
+        assert num_graph_objects() == before_objects
+    finally:
+        gc.enable()
+
+
+def test_no_reference_cycles_after_double_backprop_and_grad():
+    gc.collect()
+    gc.disable()
+    try:
+        x = var(1.0, 2.0)
+        y = ops.sum(ops.exp(x) * x)
+        (gx,) = dbrdist.grad([y], [x], enable_double_backprop=True)
+        ops.sum(gx * gx).backward(enable_double_backprop=True)
+        ends = [weakref.ref(y), weakref.ref(gx), weakref.ref(gx.creator), weakref.ref(x.grad_var)]
+        del y, gx
+        x.cleargrad()
+        assert [r() for r in ends] == [None] * 4
+    finally:
+        gc.enable()
+
+
+def test_arrays_live_only_while_retained_or_held():
+    class Owner(np.ndarray):
+        pass
+
+    x = Variable(np.arange(3.0).view(Owner))
+    h = x + 1.0  # nobody retains what an addition gives or takes
+    kept = ops.exp(h)
+    dropped, retained = weakref.ref(h.array), weakref.ref(kept.array)
+    y = ops.sum(kept)
+    del h, kept
+    assert dropped() is None, "the sum's array is held by the graph although no rule needs it"
+    assert retained() is not None, "exp needs its output"
+    y.backward()
+    np.testing.assert_array_equal(x.grad, np.exp(np.arange(3.0) + 1))
+    del y
+    assert retained() is None
+
+
+def test_graph_of_100000_nodes_without_recursion_and_its_deallocation():
+    x = var(1.0)
+    y = x
+    for _ in range(100_000):
+        y = y + 1.0
+    assert y.rank == 100_000
+    y.backward()
+    assert x.grad == [1.0]
+    (gx,) = dbrdist.grad([y], [x])
+    assert gx.array == [1.0]
+    gone = weakref.ref(y.creator)
+    del y
+    assert gone() is None
+
+
+# ---- backward -------------------------------------------------------------------------------------------------------
+
+
+def test_two_losses_on_one_graph():
+    x = var(2.0, 3.0)
+    h = x * x
+    a, b = ops.sum(h), ops.sum(h * 10.0)
+    a.backward()
+    np.testing.assert_array_equal(x.grad, [4.0, 6.0])
+    b.backward()
+    np.testing.assert_array_equal(x.grad, [44.0, 66.0])
+
+
+def test_backward_twice_adds_and_leaves_the_output_alone():
+    x = var(3.0)
+    y = x * x
+    y.backward()
+    y.backward()
+    assert x.grad == [12.0] and y.grad == [1.0]
+
+
+def test_a_variable_used_many_times():
+    x = var(1.0, 2.0)
+    y = ops.sum(x * x * x + x + x)
+    y.backward()
+    np.testing.assert_allclose(x.grad, [5.0, 14.0], rtol=1e-15)
+
+
+def test_ranks_order_a_diamond_of_unequal_arms():
+    x = var(2.0)
+    long = x
+    for _ in range(5):
+        long = long * 1.5
+    y = long * x + x
+    y.backward()
+    np.testing.assert_allclose(x.grad, 2 * 2.0 * 1.5**5 + 1, rtol=1e-15)
+
+
+def test_given_gradient_of_the_output():
+    x = var(1.0, 2.0)
+    y = x * 3.0
+    with pytest.raises(ValueError, match=r"shape \(2,\)"):
+        y.backward()
+    y.grad = np.array([10.0, 100.0])
+    y.backward()
+    np.testing.assert_array_equal(x.grad, [30.0, 300.0])
+    with pytest.raises(ValueError, match=r"grad: expected shape \(2,\)"):
+        y.grad = np.zeros(3)
+    with pytest.raises(ValueError, match="float32"):
+        y.grad = np.zeros(2, np.float32)
+
+
+def test_loss_scale_multiplies_the_gradients():
+    x = var(3.0)
+    (x * x).backward(loss_scale=128)
+    assert x.grad == [768.0]
+
+
+def test_retain_grad():
+    x = var(2.0)
+    h = x * x
+    y = ops.exp(h)
+    y.backward()
+    assert h.grad is None
+    x.cleargrad()
+    y.backward(retain_grad=True)
+    np.testing.assert_allclose(h.grad, np.exp(4.0))
+    np.testing.assert_allclose(x.grad, 4 * np.exp(4.0))
+
+
+def test_retain_grad_reaches_a_variable_whose_function_retained_it():
+    """exp retains its output, and a higher-order pass revives it under a node of its own."""
+    x = var(0.5)
+    h = ops.exp(x)
+    y = h * h
+    (gx,) = dbrdist.grad([y], [x], enable_double_backprop=True)  # 2 h h: depends on h twice and on the revived h
+    gx.backward(retain_grad=True)
+    assert h.grad is not None
+    np.testing.assert_allclose(x.grad, 4 * np.exp(1.0))
+
+
+def test_multiple_outputs_with_unused_ones():
+    x = var(1.0, 2.0)
+    node = Split()
+    a, b, c = node.apply((x,))
+    ops.sum(a + c * 2.0).backward()
+    np.testing.assert_array_equal(x.grad, [201.0, 201.0])
+    assert node.seen == [True, False, True]
+    assert b.grad is None
+    x.cleargrad()
+    (b * 1.0 + b).grad = None
+    y = b + b
+    y.grad = np.ones(2)
+    y.backward()
+    np.testing.assert_array_equal(x.grad, [20.0, 20.0])
+
+
+def test_backward_from_several_outputs():
+    x = var(1.0)
+    a = x * 2.0
+    b = a * 3.0
+    dbrdist.backward([a, b], [np.array([10.0]), np.array([1.0])])
+    assert x.grad == [26.0]
+
+
+# ---- a user's function in Chainer's form ----------------------------------------------------------------------------
+
+
+def test_chainer_function_node_unchanged():
+    x = var(1.0, -2.0, 3.0)
+    (y,) = Square().apply((x,))
+    y.grad = np.ones(3)
+    y.backward()
+    np.testing.assert_array_equal(x.grad, [2.0, -4.0, 6.0])
+    (gx,) = dbrdist.grad([Square().apply((x,))[0]], [x], enable_double_backprop=True)
+    (ggx,) = dbrdist.grad([gx], [x])
+    np.testing.assert_array_equal(ggx.array, [2.0, 2.0, 2.0])
+
+
+def test_chainer_backward_records_only_in_a_higher_order_pass():
+    modes = []
+
+    class Watch(Square):
+        def backward(self, indexes, grad_outputs):
+            modes.append((dbrdist.config.enable_backprop, (grad_outputs[0] * 1.0).creator is not None))
+            return super().backward(indexes, grad_outputs)
+
+    x = var(1.0)
+    (y,) = Watch().apply((x,))
+    y.grad_var = Variable(np.ones(1))  # a Variable that takes a gradient
+    y.backward()
+    y.backward(enable_double_backprop=True)
+    assert modes == [(False, False), (True, True)]
+
+
+def test_chainer_backward_sees_only_wanted_inputs():
+    class Mul(FunctionNode):
+        def forward_cpu(self, inputs):
+            self.retain_inputs((0, 1))
+            return (inputs[0] * inputs[1],)
+
+        def backward(self, indexes, grad_outputs):
+            self.asked = indexes
+            a, b = self.get_retained_inputs()
+            assert isinstance(a, Variable) and isinstance(grad_outputs[0], Variable)
+            return tuple((b * grad_outputs[0], a * grad_outputs[0])[i] for i in indexes)
+
+    node, b = Mul(), var(5.0)
+    (y,) = node.apply((np.array([2.0]), b))
+    y.backward()
+    assert node.asked == (1,) and b.grad == [2.0]
+    assert node.output_data == (None,)
+    assert node.backward_accumulate((1,), (Variable(np.ones(1)),), (b,))[0].array == [7.0]
+
+
+def test_a_gradient_of_another_shape_is_refused():
+    class Wrong(Square):
+        def backward(self, indexes, grad_outputs):
+            return (ops.sum(grad_outputs[0]),)
+
+    (y,) = Wrong().apply((var(1.0, 2.0),))
+    y.grad = np.ones(2)
+    with pytest.raises(ValueError, match=r"Wrong.backward: expected a gradient of shape \(2,\) for input 0"):
+        y.backward()
+
+
+def test_a_rule_that_forgets_a_gradient_is_refused():
+    class Short(FunctionNode):
+        def forward(self, xs):
+            return (xs[0] + xs[1],)
+
+        def derive(self, wanted, gys, out):
+            return (gys[0],)
+
+    (y,) = Short().apply((var(1.0), var(2.0)))
+    with pytest.raises(ValueError, match="Short: expected 2 gradients"):
+        y.backward()
+
+
+def test_a_function_node_records_one_call():
+    node, x = Square(), var(1.0)
+    node.apply((x,))
+    with pytest.raises(RuntimeError, match="make a new one"):
+        node.apply((x,))
+
+
+def test_retained_outputs_are_shown():
+    (y,) = (node := ops.Exp()).apply((var(0.0),))
+    assert node.output_data[0] is y.array
+
+
+# ---- grad() ---------------------------------------------------------------------------------------------------------
+
+
+def test_grad_equals_backward_and_touches_nothing():
+    x, w = var(1.0, 2.0), var(3.0, 4.0)
+    y = ops.sum(ops.exp(x * w) * x)
+    y.backward()
+    expected = x.grad, w.grad
+    x.cleargrad()
+    w.cleargrad()
+    got = dbrdist.grad([y], [x, w])
+    assert x.grad is None and w.grad is None
+    for g, e in zip(got, expected):
+        np.testing.assert_array_equal(g.array, e)
+
+
+def test_grad_through_and_with_respect_to_intermediates():
+    x = var(2.0)
+    h = x * x
+    y = h * h
+    gh, gx, gy = dbrdist.grad([y], [h, x, y])
+    assert (gh.array, gx.array, gy.array) == ([8.0], [32.0], [1.0])
+    assert dbrdist.grad([y], [var(1.0)]) == [None]
+
+
+def test_grad_visits_only_functions_on_the_way():
+    x, other = var(1.0), var(1.0)
+    node = Split()
+    a, _, _ = node.apply((other,))
+    dbrdist.grad([x * 2.0 + a], [x])
+    assert node.seen is None
+
+
+def test_grad_arguments():
+    x = var(3.0)
+    y = x * x
+    (g,) = dbrdist.grad([y], [x], grad_outputs=[var(10.0)], grad_inputs=[var(0.5)], set_grad=True)
+    assert g.array == [60.5] and x.grad == [60.5]
+    h = x * 2.0
+    dbrdist.grad([h * h], [x], retain_grad=True)
+    assert h.grad == [12.0]
+    with pytest.raises(TypeError, match="outputs: expected a tuple or list"):
+        dbrdist.grad(y, [x])
+    (scaled,) = dbrdist.grad([y], [x], loss_scale=8)
+    assert scaled.array == [48.0]
+
+
+# ---- cutting --------------------------------------------------------------------------------------------------------
+
+
+def test_unchain_makes_a_leaf():
+    x = var(2.0)
+    h = x * x
+    y = h * 3.0
+    h.unchain()
+    assert h.creator is None and h.rank == 0
+    y.backward()
+    assert x.grad is None and h.grad == [3.0]
+
+
+def test_unchain_backward_for_truncated_backpropagation_through_time():
+    w = Parameter(np.array([0.5]))
+    h = Variable(np.array([1.0]))
+    held, total = None, 0.0
+    for step in range(6):
+        h = ops.tanh(h * w)
+        total = total + ops.sum(h)
+        if step == 0:
+            held = weakref.ref(h.creator)
+        if step % 3 == 2:
+            w.cleargrad()
+            total.backward()
+            total.unchain_backward()
+            total = 0.0
+    assert held() is None, "truncation must free the functions of earlier steps"
+    # the second window alone, by hand
+    start = np.array(1.0)
+    for _ in range(3):
+        start = np.tanh(start * 0.5)
+    h, dh, expected = start, 0.0, 0.0
+    for _ in range(3):
+        new = np.tanh(h * 0.5)
+        dh = (1 - new**2) * (h + 0.5 * dh)
+        h, expected = new, expected + dh
+    np.testing.assert_allclose(w.grad, [expected], rtol=1e-13)
+
+
+def test_unchaining_frees_the_arrays():
+    class Owner(np.ndarray):
+        pass
+
+    h = Variable(np.ones(3).view(Owner)) * 2.0
+    y = ops.log(h)
+    array = weakref.ref(h.array)
+    del h
+    assert array() is not None, "log retains its input"
+    function = y.creator
+    y.unchain_backward()  # y itself lives on, as a recurrent state does
+    assert array() is None and function.inputs is None and y.creator is None
+
+
+# ---- modes ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_backprop_and_force_backprop_modes():
+    x = var(1.0)
+    with dbrdist.no_backprop_mode():
+        y = x * 2.0
+        assert y.creator is None and not y.requires_grad
+        with dbrdist.force_backprop_mode():
+            z = x * 2.0
+            assert z.creator is not None
+            z.backward()
+    assert x.grad == [2.0]
+    assert (x * 2.0).creator is not None
+
+
+def test_nothing_is_recorded_without_requires_grad():
+    x = Variable(np.ones(2), requires_grad=False)
+    y = x * 2.0
+    assert y.creator is None and not y.requires_grad
+    w = var(1.0, 1.0)
+    (w * y).grad = None
+    z = ops.sum(w * y)
+    z.backward()
+    assert x.grad is None
+
+
+def test_debug_mode_finds_nan_forward_and_backward():
+    class BadGradient(Square):
+        def backward(self, indexes, grad_outputs):
+            return (grad_outputs[0] * float("nan"),)
+
+    class BadRule(Square):
+        def derive(self, wanted, gys, out):
+            return (np.full(1, np.nan),)
+
+    x = var(-1.0)
+    with np.errstate(invalid="ignore"):
+        ops.log(x)
+        with dbrdist.DebugMode(True), pytest.raises(RuntimeError, match=r"NaN in output 0 of .* Log"):
+            ops.log(x)
+    (y,) = BadGradient().apply((x,))
+    with (
+        dbrdist.DebugMode(True),
+        pytest.raises(RuntimeError, match="NaN in output 0 of the forward computation of Mul"),
+    ):
+        y.backward()
+    (y,) = BadRule().apply((x,))
+    with dbrdist.DebugMode(True), pytest.raises(RuntimeError, match="NaN in the gradient of input 0 of BadRule"):
+        y.backward()
+
+
+# ---- hooks ----------------------------------------------------------------------------------------------------------
+
+
+class Recorder(FunctionHook):
+    name = "Recorder"
+
+    def __init__(self):
+        self.calls = []
+
+    def forward_preprocess(self, function, in_data):
+        self.calls.append(("f<", function.label, len(in_data)))
+
+    def forward_postprocess(self, function, in_data):
+        self.calls.append(("f>", function.label, len(in_data)))
+
+    def backward_preprocess(self, function, in_data, out_grad):
+        self.calls.append(("b<", function.label, float(out_grad[0][0])))
+
+    def backward_postprocess(self, function, in_data, out_grad):
+        self.calls.append(("b>", function.label, float(out_grad[0][0])))
+
+
+def test_function_hooks_of_the_thread_and_of_one_function():
+    hook = Recorder()
+    with hook:
+        x = var(3.0)
+        y = -(x * x)
+        y.backward()
+        with pytest.raises(KeyError, match="already active"), Recorder():
+            pass
+    assert hook.calls == [
+        ("f<", "Mul", 2), ("f>", "Mul", 2), ("f<", "Neg", 1), ("f>", "Neg", 1),
+        ("b<", "Neg", 1.0), ("b>", "Neg", 1.0), ("b<", "Mul", -1.0), ("b>", "Mul", -1.0),
+    ]  # fmt: skip
+    _ = x * x
+    assert len(hook.calls) == 8
+    local, node = Recorder(), Square()
+    node.add_hook(local)
+    node.apply((x,))[0].backward()
+    assert [c[:2] for c in local.calls] == [("f<", "Square"), ("f>", "Square"), ("b<", "Square"), ("b>", "Square")]
+    node.delete_hook("Recorder")
+    assert node.local_function_hooks == {}
+
+
+# ---- whose memory a gradient is -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: a + b,
+        lambda a, b: ops.sum(a) + ops.sum(b),
+        lambda a, b: ops.reshape(a, (1, 2)) + ops.reshape(b, (1, 2)),
+        lambda a, b: ops.concat([a, b], axis=0),
+    ],
+)
+def test_leaf_gradients_share_no_memory(function):
+    a, b = var(1.0, 2.0), var(3.0, 4.0)
+    y = function(a, b)
+    y.grad = seed = np.ones(y.shape)
+    y.backward()
+    assert not np.shares_memory(a.grad, b.grad) and not np.shares_memory(a.grad, seed)
+    a.grad += 7.0  # as a hook that decays weights does
+    np.testing.assert_array_equal(b.grad, np.ones(2))
+    np.testing.assert_array_equal(y.grad, np.ones(y.shape))
+
+
+def test_x_plus_x():
+    x = var(1.0, 2.0)
+    y = x + x
+    y.grad = np.ones(2)
+    y.backward()
+    np.testing.assert_array_equal(x.grad, [2.0, 2.0])
+    np.testing.assert_array_equal(y.grad, [1.0, 1.0])
+
+
+def test_accumulating_does_not_change_an_array_that_was_given():
+    x = var(1.0)
+    mine = np.array([5.0])
+    x.grad = mine
+    (x * 2.0).backward()
+    assert x.grad == [7.0] and mine == [5.0]
+
+
+def test_zero_dimensional_gradients_are_arrays():
+    x = Variable(np.array(3.0, np.float32))
+    (x * x + x).backward()
+    assert type(x.grad) is np.ndarray and x.grad.shape == () and x.grad.dtype == np.float32
+    x.grad[...] = 1
+    y = x**2
+    assert isinstance(y.array, np.ndarray)
+
+
+# ---- numbers and operators ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [2, 2.0, np.float64(2), np.float32(2), np.int64(2)])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_numbers_keep_the_dtype_of_the_array(number, dtype):
+    x = Variable(np.array([1.0, 4.0], dtype))
+    results = [
+        x + number,
+        number + x,
+        x - number,
+        number - x,
+        x * number,
+        number * x,
+        x / number,
+        number / x,
+        x**number,
+    ]
+    expected = [[3, 6], [3, 6], [-1, 2], [1, -2], [2, 8], [2, 8], [0.5, 2], [2, 0.5], [1, 16]]
+    for y, e in zip(results, expected):
+        assert y.dtype == dtype
+        np.testing.assert_array_equal(y.array, e)
+        y.grad = np.ones(2, dtype)
+        x.cleargrad()
+        y.backward()
+        assert x.grad.dtype == dtype
+    assert (number**x).dtype == dtype
+    assert ops.mul(x.array, number).dtype == dtype
+
+
+def test_ndarray_operators_give_variables():
+    x, a = var(1.0, 2.0), np.array([3.0, 4.0])
+    for y, e in ((a * x, [3, 8]), (a + x, [4, 6]), (a - x, [2, 2]), (a / x, [3, 2])):
+        assert isinstance(y, Variable)
+        np.testing.assert_array_equal(y.array, e)
+    y = np.ones((2, 2)) @ x
+    assert isinstance(y, Variable) and y.shape == (2,)
+
+
+def test_broadcasting_on_both_sides():
+    a, b = Variable(np.arange(3.0).reshape(3, 1)), Variable(np.arange(4.0))
+    y = ops.sum(a * b + b)
+    y.backward()
+    np.testing.assert_array_equal(a.grad, np.full((3, 1), 6.0))
+    np.testing.assert_array_equal(b.grad, np.full(4, 3.0 + 3.0))
+
+
+def test_variable_is_careful():
+    x = Variable(np.ones((2, 3), np.float32), name="x")
+    with pytest.raises(NotImplementedError, match="truth value"):
+        bool(x)
+    with pytest.raises(TypeError, match="got list"):
+        Variable([1.0])
+    assert x.summary() == "<variable x shape=(2, 3) dtype=float32>"
+    assert "mean=1.0" in x.debug_print() and "grad: None" in x.debug_print()
+    assert "None" in Variable().debug_print()
+    with pytest.raises(ValueError, match="Mul: argument 0 is a Variable without an array"):
+        _ = Variable() * 2.0
+    assert (x.T.shape, x.transpose(1, 0).shape, x.reshape(3, -1).shape, len(x), x.size) == (
+        (3, 2),
+        (3, 2),
+        (3, 2),
+        2,
+        6,
+    )
+    assert x.label == "(2, 3), float32"
+
+
+def test_mean_with_weights():
+    x = Variable(np.arange(6.0).reshape(2, 3))
+    w = np.array([1.0, 0.0, 3.0])
+    np.testing.assert_allclose(x.mean(axis=1, weights=w).array, [1.5, 4.5])
+    np.testing.assert_allclose(x.mean().array, 2.5)
+    assert x.mean(axis=0, keepdims=True).shape == (1, 3)
+
+
+def test_addgrad_copydata_zerograd():
+    a, b = var(1.0), var(2.0)
+    b.grad = np.array([5.0])
+    a.addgrad(b)
+    a.addgrad(b)
+    assert a.grad == [10.0] and b.grad == [5.0]
+    a.copydata(b)
+    assert a.array == [2.0]
+    a.zerograd()
+    assert a.grad == [0.0]

@@ -1,0 +1,379 @@
+"""One row for each operation: what every operation has to pass.
+
+The tests beside this file walk the table: gradients of first and second order in float64, the rule on arrays and on
+Variables, 16-bit types, memory layout, and PyTorch. A row names the function, the shapes of its floating-point inputs,
+and the values from which they are drawn, away from kinks and poles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import dbrdist.functions as F
+
+
+def smooth(rng: Any, shape: tuple[int, ...]) -> Any:
+    """From -1 to 1."""
+    return rng.uniform(-1.0, 1.0, shape)
+
+
+def positive(rng: Any, shape: tuple[int, ...]) -> Any:
+    """From 0.5 to 2."""
+    return rng.uniform(0.5, 2.0, shape)
+
+
+def inner(rng: Any, shape: tuple[int, ...]) -> Any:
+    """From -0.7 to 0.7: within (-1, 1)."""
+    return rng.uniform(-0.7, 0.7, shape)
+
+
+def nonzero(rng: Any, shape: tuple[int, ...]) -> Any:
+    """From 0.3 to 1.5, of either sign."""
+    return rng.uniform(0.3, 1.5, shape) * rng.choice([-1.0, 1.0], shape)
+
+
+def distinct(rng: Any, shape: tuple[int, ...]) -> Any:
+    """Multiples of 1/8 around zero, none twice: exact in 16 bits, and without ties."""
+    n = int(np.prod(shape))
+    return (rng.permutation(n).reshape(shape) - n // 2 + 0.5) / 8.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation.
+
+    ``function`` takes one Variable for each shape in an entry of ``shapes`` and gives a Variable or a tuple of them.
+    ``domain`` is one drawing function for all inputs or one for each. ``order`` is the highest derivative there is.
+    ``narrow_tolerance`` is that of 16-bit types, in units of their rounding error (None: not defined for them).
+    """
+
+    name: str
+    function: Callable[..., Any]
+    shapes: tuple[tuple[tuple[int, ...], ...], ...]
+    domain: Any = smooth
+    order: int = 2
+    rtol: float = 1e-6
+    narrow_tolerance: float | None = 16.0
+
+    def inputs(self, shapes: tuple[tuple[int, ...], ...], dtype: Any = np.float64) -> list[Any]:
+        """The inputs for one entry of ``shapes``: the same at each call."""
+        rng = np.random.default_rng(len(self.name))
+        domains = self.domain if isinstance(self.domain, tuple) else (self.domain,) * len(shapes)
+        return [np.asarray(draw(rng, s), dtype) for draw, s in zip(domains, shapes, strict=True)]
+
+
+ANY = (((),), ((0, 3),), ((3, 4),), ((2, 3, 4, 5),))
+FULL = (((3, 4),), ((2, 3, 4, 5),))
+PAIRS = (
+    ((), ()),
+    ((0, 3), (0, 3)),
+    ((3, 4), (3, 4)),
+    ((3, 4), (4,)),
+    ((), (2, 3)),
+    ((2, 1, 3), (4, 1)),
+    ((2, 3, 4, 5), (2, 3, 4, 5)),
+    ((2, 3, 4, 5), (1, 3, 1, 1)),
+)
+SAME = (((), ()), ((0, 3), (0, 3)), ((3, 4), (3, 4)), ((2, 3, 4, 5), (2, 3, 4, 5)))
+
+
+def labels(x: Any, num_classes: int | None = None, ignored: bool = False) -> Any:
+    """Integer labels for scores of the shape of x (N, K, D...)."""
+    k = x.shape[1] if num_classes is None else num_classes
+    shape = (x.shape[0], *x.shape[2:])
+    t = (np.arange(int(np.prod(shape))) * 7 % k).astype(np.int32).reshape(shape)
+    if ignored and t.size:
+        t.reshape(-1)[0] = -1
+    return _like(x, t)
+
+
+def _like(x: Any, a: Any) -> Any:
+    """An array on the device of x."""
+    return x.xp.asarray(a)
+
+
+def mask(x: Any) -> Any:
+    """Booleans of the shape of x."""
+    return _like(x, np.arange(int(np.prod(x.shape))).reshape(x.shape) % 3 == 0)
+
+
+def probabilities(x: Any) -> Any:
+    """Distributions over axis 1, in the type of x."""
+    rng = np.random.default_rng(1)
+    p = rng.uniform(0.1, 1.0, x.shape)
+    return _like(x, (p / p.sum(axis=1, keepdims=True)).astype(x.dtype))
+
+
+def weights_of_classes(x: Any) -> Any:
+    """A weight for each class, in the type of x."""
+    return _like(x, np.linspace(0.5, 1.5, x.shape[1]).astype(x.dtype))
+
+
+ARITHMETIC = [
+    Case("add", lambda a, b: a + b, PAIRS),
+    Case("sub", lambda a, b: a - b, PAIRS),
+    Case("mul", lambda a, b: a * b, PAIRS),
+    Case("div", lambda a, b: a / b, PAIRS, (smooth, positive)),
+    Case("pow", lambda a, b: a**b, PAIRS, (positive, smooth), narrow_tolerance=32),
+    Case("pow_constant", lambda a: a**3, ANY),
+    Case("pow_fraction", lambda a: a**-1.5, ANY, positive, narrow_tolerance=32),
+    Case("rpow", lambda a: 2.5**a, ANY, smooth, narrow_tolerance=32),
+    Case("number_arithmetic", lambda a: (2.0 - a) * 3.0 + 1.0 / (a + 3.0), ANY),
+    Case("neg", lambda a: -a, ANY),
+    Case("absolute", F.absolute, ANY, nonzero),
+    Case("add_many", lambda a, b, c: F.add(a, b, c), (((3, 4), (3, 4), (4,)),)),
+    Case("maximum", F.maximum, PAIRS, (distinct, nonzero)),
+    Case("minimum", F.minimum, PAIRS, (distinct, nonzero)),
+    Case("clip", lambda x: F.clip(x, -0.9, 1.2), ANY, distinct),
+    Case("clip_below", lambda x: F.clip(x, -0.9, None), ANY, distinct),
+    Case("fmod", lambda x, y: F.fmod(x, y), SAME, (smooth, positive), order=1),
+    Case("squared_difference", F.squared_difference, PAIRS),
+    Case("linear_interpolate", F.linear_interpolate, (((3, 4),) * 3, ((),) * 3, ((2, 3, 4, 5),) * 3)),
+    Case("scale", F.scale, (((2, 3, 4), (3,)), ((2, 3, 4, 5), (3, 4)), ((2, 3), ()))),
+    Case("bias", F.bias, (((2, 3, 4), (3,)), ((2, 3, 4, 5), (3, 4)))),
+]
+
+ELEMENTARY = [
+    Case("sin", F.sin, ANY),
+    Case("cos", F.cos, ANY),
+    Case("tan", F.tan, ANY, inner),
+    Case("arcsin", F.arcsin, ANY, inner),
+    Case("arccos", F.arccos, ANY, inner),
+    Case("arctan", F.arctan, ANY),
+    Case("arctan2", F.arctan2, PAIRS, (nonzero, positive)),
+    Case("arctanh", F.arctanh, ANY, inner),
+    Case("sinh", F.sinh, ANY),
+    Case("cosh", F.cosh, ANY),
+    Case("exp", F.exp, ANY),
+    Case("expm1", F.expm1, ANY),
+    Case("log", F.log, ANY, positive),
+    Case("log1p", F.log1p, ANY, positive),
+    Case("log2", F.log2, ANY, positive),
+    Case("log10", F.log10, ANY, positive),
+    Case("sqrt", F.sqrt, ANY, positive),
+    Case("rsqrt", F.rsqrt, ANY, positive),
+    Case("square", F.square, ANY),
+]
+
+REDUCTIONS = [
+    Case("sum", F.sum, ANY),
+    Case("sum_axis", lambda x: F.sum(x, axis=1), FULL + (((0, 3),),)),
+    Case("sum_axes", lambda x: F.sum(x, axis=(0, -1), keepdims=True), FULL),
+    Case("mean", F.mean, (((),), ((3, 4),), ((2, 3, 4, 5),))),
+    Case("mean_axis", lambda x: F.mean(x, axis=1), FULL + (((0, 3),),)),
+    Case("mean_keepdims", lambda x: F.mean(x, axis=(0, 1), keepdims=True), FULL),
+    Case("mean_weighted", lambda x, w: F.mean(x, 1, w), (((3, 4), (4,)),), (smooth, positive)),
+    Case("average", F.average, FULL),
+    Case("max", F.max, (((),), ((3, 4),), ((2, 3, 4, 5),)), distinct),
+    Case("max_axis", lambda x: F.max(x, axis=1), FULL + (((0, 3),),), distinct),
+    Case("max_axes", lambda x: F.max(x, axis=(0, -1), keepdims=True), FULL, distinct),
+    Case("min", F.min, (((),), ((3, 4),), ((2, 3, 4, 5),)), distinct),
+    Case("min_axis", lambda x: F.min(x, axis=-1), FULL, distinct),
+    Case("logsumexp", F.logsumexp, (((3, 4),), ((2, 3, 4, 5),))),
+    Case("logsumexp_axis", lambda x: F.logsumexp(x, axis=1), FULL),
+]
+
+PRODUCTS = [
+    Case(
+        "matmul",
+        F.matmul,
+        (
+            ((2, 3), (3, 4)),
+            ((0, 3), (3, 4)),
+            ((2, 3), (3,)),
+            ((3,), (3, 4)),
+            ((3,), (3,)),
+            ((5, 2, 3), (5, 3, 4)),
+            ((5, 2, 3), (3, 4)),
+            ((2, 3), (5, 3, 4)),
+            ((5, 2, 3), (3,)),
+            ((3,), (5, 3, 2)),
+            ((2, 1, 2, 3), (4, 3, 2)),
+        ),
+    ),
+    Case("matmul_transposed", lambda a, b: F.matmul(a, b, True, True), (((3, 2), (4, 3)), ((5, 3, 2), (5, 4, 3)))),
+    Case("batch_matmul", F.batch_matmul, (((5, 2, 3), (5, 3, 4)), ((5, 2, 3), (5, 3)))),
+    Case("tensordot", lambda a, b: F.tensordot(a, b, 1), (((2, 3, 4), (4, 5)), ((3,), (3,)))),
+    Case("tensordot_axes", lambda a, b: F.tensordot(a, b, ([1, 0], [0, 2])), (((2, 3, 4), (3, 5, 2)),)),
+    Case("linear", F.linear, (((2, 3), (4, 3), (4,)), ((0, 3), (4, 3), (4,)), ((1, 1), (1, 1), (1,)))),
+    Case("linear_without_bias", F.linear, (((2, 3), (4, 3)),)),
+    Case("linear_flattens", F.linear, (((2, 3, 2), (4, 6), (4,)), ((2, 3, 2, 2), (4, 12), (4,)))),
+    Case("linear_batch_axes", lambda x, W, b: F.linear(x, W, b, 2), (((2, 5, 3), (4, 3), (4,)),)),
+    Case("embed_id", lambda W: F.embed_id(_like(W, np.array([[0, 2], [2, 1]])), W), (((4, 3),),)),
+    Case("embed_id_ignore", lambda W: F.embed_id(_like(W, np.array([-1, 2, 2])), W, -1), (((4, 3),),)),
+    Case("bilinear", F.bilinear, (((2, 3), (2, 4), (3, 4, 5)), ((2, 3), (2, 4), (3, 4, 5), (3, 5), (4, 5), (5,)))),
+]
+
+SHAPES = [
+    Case("reshape", lambda x: F.reshape(x, (-1,)), (((),), ((3, 4),), ((2, 3, 4, 5),))),
+    Case("reshape_to_4d", lambda x: F.reshape(x, (2, 3, 2, 1)), (((3, 4),),)),
+    Case("transpose", F.transpose, ANY),
+    Case("transpose_axes", lambda x: F.transpose(x, (-1, 0, 1)), (((2, 3, 4),),)),
+    Case("swapaxes", lambda x: F.swapaxes(x, 0, -1), FULL),
+    Case("moveaxis", lambda x: F.moveaxis(x, (0, 1), (-1, 0)), (((2, 3, 4),),)),
+    Case("rollaxis", lambda x: F.rollaxis(x, 2), (((2, 3, 4),), ((2, 3, 4, 5),))),
+    Case("expand_dims", lambda x: F.expand_dims(x, -1), ANY),
+    Case("squeeze", F.squeeze, (((1, 3, 1),), ((1, 1),), ((2, 1, 3, 1),))),
+    Case("squeeze_axis", lambda x: F.squeeze(x, -1), (((1, 3, 1),),)),
+    Case("flatten", F.flatten, ANY),
+    Case("broadcast", lambda a, b: F.broadcast(a, b), PAIRS),
+    Case("broadcast_to", lambda x: F.broadcast_to(x, (2, 3, 4)), (((),), ((4,),), ((3, 1),))),
+    Case("sum_to", lambda x: F.sum_to(x, (1, 4)), (((3, 4),), ((2, 3, 4),))),
+    Case("concat", lambda *xs: F.concat(xs), (((2, 3), (2, 0), (2, 4)), ((2, 3, 4, 5), (2, 1, 4, 5)))),
+    Case("concat_axis", lambda *xs: F.concat(xs, axis=-1), (((2, 3), (2, 4)), ((2, 3, 4, 5), (2, 3, 4, 1)))),
+    Case("stack", lambda *xs: F.stack(xs, axis=1), (((), ())[:0] + ((2, 3), (2, 3)), ((2, 3, 4), (2, 3, 4)))),
+    Case("vstack", lambda *xs: F.vstack(xs), (((3,), (2, 3)),)),
+    Case("hstack", lambda *xs: F.hstack(xs), (((3,), (2,)), ((2, 3), (2, 1)))),
+    Case("dstack", lambda *xs: F.dstack(xs), (((3,), (3,)), ((2, 3), (2, 3)), ((2, 3, 1), (2, 3, 2)))),
+    Case("split_axis", lambda x: F.split_axis(x, 2, 1), (((3, 4),), ((2, 4, 3, 5),))),
+    Case("split_axis_one_used", lambda x: F.split_axis(x, [1, 3], 1)[1], (((3, 4),), ((2, 4, 3, 5),))),
+    Case("separate", lambda x: F.separate(x, axis=1), (((3, 2),), ((2, 2, 3, 4),))),
+    Case("get_item", lambda x: x[1:, ::2], FULL),
+    Case("get_item_number", lambda x: x[1], FULL),
+    Case("get_item_newaxis", lambda x: x[..., None, -1], FULL),
+    Case("get_item_arrays", lambda x: x[[0, 1, 1], [2, 0, 0]], FULL),
+    Case("get_item_mask", lambda x: F.get_item(x, mask(x)), FULL),
+    Case("select_item", lambda x: F.select_item(x, labels(x)), (((3, 4),), ((0, 3),))),
+    Case("permutate", lambda x: F.permutate(x, _like(x, np.array([2, 0, 1]))), (((3, 4),),)),
+    Case("permutate_back", lambda x: F.permutate(x, _like(x, np.array([2, 0, 1])), 1, True), (((2, 3),),)),
+    Case("flip", lambda x: F.flip(x, -1), FULL),
+    Case("flipud", F.flipud, FULL),
+    Case("fliplr", F.fliplr, FULL),
+    Case("where", lambda a, b: F.where(mask(a), a, b), SAME),
+    Case("where_broadcast", lambda a, b: F.where(mask(a), a, b), (((3, 4), (4,)), ((3, 4), ()))),
+    Case("scatter_add", lambda a, b: F.scatter_add(a, [0, 0, 2], b), (((3, 4), (3, 4)),)),
+    Case("repeat", lambda x: F.repeat(x, 3), (((),), ((3, 4),))),
+    Case("repeat_axis", lambda x: F.repeat(x, 2, axis=1), FULL),
+    Case("repeat_each", lambda x: F.repeat(x, [2, 0, 1], axis=0), (((3, 4),),)),
+    Case("tile", lambda x: F.tile(x, (2, 1, 3)), (((),), ((3, 4),))),
+    Case("pad", lambda x: F.pad(x, ((1, 2), (0, 1)), "constant", constant_values=3), (((3, 4),),)),
+    Case("pad_4d", lambda x: F.pad(x, 1, "constant"), (((2, 3, 4, 5),),)),
+    Case("cast", lambda x: F.cast(x, np.float32), FULL, order=1, narrow_tolerance=None, rtol=1e-3),
+    Case("copy", lambda x: F.copy(x, x.device), ANY),
+    Case("identity", F.identity, ANY),
+]
+
+ACTIVATIONS = [
+    Case("relu", F.relu, ANY, nonzero),
+    Case("sigmoid", F.sigmoid, ANY),
+    Case("tanh", F.tanh, ANY),
+    Case("softmax", F.softmax, (((3, 4),), ((0, 3),), ((2, 3, 4, 5),))),
+    Case("softmax_axis", lambda x: F.softmax(x, axis=-1), FULL),
+    Case("log_softmax", F.log_softmax, (((3, 4),), ((0, 3),), ((2, 3, 4, 5),))),
+    Case("log_softmax_axis", lambda x: F.log_softmax(x, axis=0), FULL),
+    Case("softplus", F.softplus, ANY),
+    Case("softplus_beta", lambda x: F.softplus(x, 2.5), ANY),
+    Case("leaky_relu", F.leaky_relu, ANY, nonzero),
+    Case("prelu", F.prelu, (((2, 3), (3,)), ((2, 3), ()), ((2, 3, 4, 5), (3,))), nonzero),
+    Case("elu", F.elu, ANY, nonzero),
+    Case("selu", F.selu, ANY, nonzero),
+    Case("clipped_relu", lambda x: F.clipped_relu(x, 1.0), ANY, distinct),
+    Case("relu6", F.relu6, ANY, distinct),
+    Case("hard_sigmoid", F.hard_sigmoid, ANY, distinct, narrow_tolerance=32),
+    Case("swish", F.swish, (((2, 3), (3,)), ((2, 3), ()), ((2, 3, 4, 5), (3,)))),
+    Case("crelu", F.crelu, (((3, 4),), ((2, 3, 4, 5),)), nonzero),
+    Case("maxout", lambda x: F.maxout(x, 2), (((3, 4),), ((2, 4, 3, 5),)), distinct),
+]
+
+LOSSES = [
+    Case("softmax_cross_entropy", lambda x: F.softmax_cross_entropy(x, labels(x)), (((3, 4),), ((2, 3, 4, 5),))),
+    Case("softmax_cross_entropy_empty", lambda x: F.softmax_cross_entropy(x, labels(x)), (((0, 3),),)),
+    Case("softmax_cross_entropy_ignore", lambda x: F.softmax_cross_entropy(x, labels(x, ignored=True)), FULL),
+    Case(
+        "softmax_cross_entropy_unnormalized",
+        lambda x: F.softmax_cross_entropy(x, labels(x, ignored=True), normalize=False),
+        FULL,
+    ),
+    Case("softmax_cross_entropy_each", lambda x: F.softmax_cross_entropy(x, labels(x), reduce="no"), FULL),
+    Case(
+        "softmax_cross_entropy_weighted",
+        lambda x: F.softmax_cross_entropy(x, labels(x), class_weight=weights_of_classes(x)),
+        FULL,
+    ),
+    Case("softmax_cross_entropy_smooth", lambda x: F.softmax_cross_entropy(x, labels(x), label_smoothing=0.1), FULL),
+    Case("softmax_cross_entropy_soft", lambda x: F.softmax_cross_entropy(x, probabilities(x)), FULL),
+    Case(
+        "softmax_cross_entropy_divergence",
+        lambda x: F.softmax_cross_entropy(x, probabilities(x), reduce="no", soft_target_loss="kl-divergence"),
+        FULL,
+        narrow_tolerance=64,
+    ),
+    Case("mean_squared_error", F.mean_squared_error, SAME),
+    Case(
+        "mean_absolute_error",
+        F.mean_absolute_error,
+        (((3, 4), (3, 4)),),
+        (nonzero, lambda r, s: r.uniform(-0.1, 0.1, s)),
+    ),
+    Case("squared_error", F.squared_error, SAME),
+    Case("absolute_error", F.absolute_error, SAME, (nonzero, lambda r, s: r.uniform(-0.1, 0.1, s))),
+    Case("sigmoid_cross_entropy", lambda x: F.sigmoid_cross_entropy(x, labels(x, 2)[:, None]), (((3, 1),),)),
+    Case(
+        "sigmoid_cross_entropy_ignore",
+        lambda x: F.sigmoid_cross_entropy(x, labels(x, 2, True)[:, None], reduce="no"),
+        (((3, 1),),),
+    ),
+    Case("huber_loss", lambda x, t: F.huber_loss(x, t, 0.6), (((3, 4), (3, 4)),), (nonzero, smooth)),
+    Case("hinge", lambda x: F.hinge(x, labels(x)), (((3, 4),),), inner),
+    Case("hinge_squared", lambda x: F.hinge(x, labels(x), "L2", "no"), (((3, 4),),), inner),
+    Case("bernoulli_nll", lambda x, y: F.bernoulli_nll(x, y, "mean"), (((3, 4), (3, 4)),), (positive, nonzero)),
+    Case("gaussian_nll", F.gaussian_nll, (((3, 4),) * 3,)),
+    Case("gaussian_kl_divergence", F.gaussian_kl_divergence, (((3, 4),) * 2,)),
+]
+
+CHANCE = [
+    Case(
+        "dropout",
+        lambda x: F.dropout(x, mask=_like(x, (np.arange(x.size).reshape(x.shape) % 2 * 2.0).astype(x.dtype))),
+        ANY,
+    ),
+    Case("gaussian", lambda m, v: F.gaussian(m, v, eps=m.xp.full(m.shape, 0.5, m.dtype)), (((3, 4), (3, 4)),)),
+]
+
+IMAGES = ((2, 3, 5, 6), (4, 3, 3, 2), (4,))
+
+CONVOLUTION = [
+    Case("convolution_2d", F.convolution_2d, (IMAGES, IMAGES[:2], ((0, 3, 5, 6), *IMAGES[1:]))),
+    Case("convolution_2d_strided", lambda x, W, b: F.convolution_2d(x, W, b, 2, 1), (IMAGES,)),
+    Case("convolution_2d_dilated", lambda x, W: F.convolution_2d(x, W, pad=2, dilate=(2, 1)), (IMAGES[:2],)),
+    Case("convolution_2d_grouped", lambda x, W: F.convolution_2d(x, W, groups=2), (((2, 4, 5, 6), (6, 2, 3, 2)),)),
+    Case("deconvolution_2d", lambda x, W, b: F.deconvolution_2d(x, W, b, 2, 1), (((2, 4, 3, 4), (4, 3, 3, 2), (3,)),)),
+]
+
+POOLING = [
+    Case("max_pooling_2d", lambda x: F.max_pooling_2d(x, 3, 2, 1), (((2, 3, 5, 6),),), distinct),
+    Case("max_pooling_2d_inside", lambda x: F.max_pooling_2d(x, 2, cover_all=False), (((2, 3, 5, 6),),), distinct),
+    Case("average_pooling_2d", lambda x: F.average_pooling_2d(x, 3, 2, 1), (((2, 3, 5, 6),),)),
+    Case("global_average_pooling_2d", F.global_average_pooling_2d, (((2, 3, 5, 6),),)),
+]
+
+STATISTICS = (nonzero, positive, smooth)
+
+NORMALIZATION = [
+    Case(
+        "batch_normalization",
+        F.batch_normalization,
+        (((4, 3), (3,), (3,)), ((3, 2, 4, 5), (2,), (2,))),
+        STATISTICS,
+        rtol=1e-5,
+        narrow_tolerance=64,
+    ),
+    Case(
+        "fixed_batch_normalization",
+        F.fixed_batch_normalization,
+        (((4, 3), (3,), (3,), (3,), (3,)), ((3, 2, 4, 5), (2,), (2,), (2,), (2,))),
+        (*STATISTICS, smooth, positive),
+        narrow_tolerance=64,
+    ),
+]
+
+CASES = [
+    *ARITHMETIC, *ELEMENTARY, *REDUCTIONS, *PRODUCTS, *SHAPES, *ACTIVATIONS, *LOSSES, *CHANCE,
+    *CONVOLUTION, *POOLING, *NORMALIZATION,
+]  # fmt: skip
+ROWS = [(case, shapes) for case in CASES for shapes in case.shapes]
+IDS = [f"{case.name}-{'-'.join('x'.join(map(str, s)) or '0d' for s in shapes)}" for case, shapes in ROWS]

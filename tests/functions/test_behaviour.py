@@ -1,0 +1,196 @@
+"""What the table of cases cannot say: chance, measures, errors, and options that change no gradient."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dbrdist
+import dbrdist.functions as F
+from dbrdist import Variable
+from dbrdist.core import random
+
+
+def ones(*shape):
+    return np.ones(shape, np.float32)
+
+
+# ---- dropout --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 0.5, 0.9])
+def test_dropout_keeps_the_mean(ratio):
+    y = F.dropout(ones(1000, 50), ratio).array
+    assert set(np.unique(y)) <= {np.float32(0), np.float32(1 / (1 - ratio))}
+    assert (y == 0).mean() == pytest.approx(ratio, abs=0.01)
+
+
+def test_dropout_does_not_depend_on_the_number_of_ranks():
+    for shape in ((6,), (6, 5), (6, 3, 4, 5)):
+        x = ones(*shape)
+        random.set_stream(3, 1, 7)
+        whole = F.dropout(x).array
+        parts = []
+        for row in (0, 2):  # two ranks, with two and four rows
+            random.set_stream(3, 1, 7, row)
+            parts.append(F.dropout(x[:2] if row == 0 else x[2:]).array)
+        np.testing.assert_array_equal(whole, np.concatenate(parts))
+
+
+def test_dropout_draws_anew_at_each_call_and_repeats_a_step():
+    x = ones(20, 20)
+    random.set_stream(0, 0, 0)
+    a, b = F.dropout(x).array, F.dropout(x).array
+    random.set_stream(0, 0, 0)
+    np.testing.assert_array_equal(F.dropout(x).array, a)
+    random.set_stream(0, 0, 1)
+    assert (F.dropout(x).array != a).any()
+    assert (a != b).any()
+
+
+def test_dropout_is_nothing_outside_of_training():
+    x = Variable(ones(3, 3))
+    with dbrdist.using_config("train", False):
+        assert F.dropout(x) is x
+        assert F.dropout(x, return_mask=True) == (x, None)
+
+
+def test_dropout_gives_its_mask():
+    x = ones(4, 4)
+    y, mask = F.dropout(x, return_mask=True)
+    np.testing.assert_array_equal(y.array, x * mask)
+    np.testing.assert_array_equal(F.dropout(x, mask=mask).array, y.array)
+
+
+def test_gaussian_has_the_mean_and_the_variance():
+    mean, ln_var = np.full((500, 100), 2.0, np.float32), np.full((500, 100), np.log(9.0), np.float32)
+    y, eps = F.gaussian(mean, ln_var, return_eps=True)
+    assert y.array.mean() == pytest.approx(2, abs=0.1)
+    assert y.array.std() == pytest.approx(3, abs=0.1)
+    np.testing.assert_allclose(y.array, 2 + 3 * eps, rtol=1e-4, atol=1e-4)
+
+
+# ---- measures and indices -------------------------------------------------------------------------------------------
+
+
+def test_accuracy():
+    y = np.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]], np.float32)
+    assert F.accuracy(y, np.array([1, 0, 0, 0])).array == np.float32(0.75)
+    assert F.accuracy(y, np.array([1, -1, 0, -1]), ignore_label=-1).array == np.float32(0.5)
+    assert F.accuracy(y, np.full(4, -1), ignore_label=-1).array == 0
+    assert F.accuracy(y, np.array([1, 0, 0, 0])).dtype == np.float32
+    pixels = y.reshape(2, 2, 2)
+    t = np.array([[1, 1], [0, 0]])
+    assert F.accuracy(pixels, t).array == (pixels.argmax(1) == t).mean()
+    with pytest.raises(ValueError, match=r"accuracy: t: expected integer labels of shape \(4,\)"):
+        F.accuracy(y, np.array([1, 0]))
+
+
+def test_binary_accuracy_and_r2():
+    assert F.binary_accuracy(np.array([1.0, -1.0, 2.0]), np.array([1, 1, -1])).array == 0.5
+    true, pred = np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 4.0])
+    assert F.r2_score(pred, true).array == pytest.approx(0.5)
+
+
+def test_indices_and_steps(xp):
+    x = xp.asarray([[1.5, -2.5], [0.0, 3.5]])
+    assert int(F.argmax(x).array) == 3
+    assert F.argmin(x, axis=1).array.tolist() == [1, 0]
+    assert F.argmax(x).dtype == np.int32
+    assert F.floor(x).array.tolist() == [[1, -3], [0, 3]]
+    assert F.ceil(x).array.tolist() == [[2, -2], [0, 4]]
+    assert F.fix(x).array.tolist() == [[1, -2], [0, 3]]
+    assert F.sign(x).array.tolist() == [[1, -1], [0, 1]]
+    assert not F.sign(Variable(x)).requires_grad
+
+
+# ---- losses ---------------------------------------------------------------------------------------------------------
+
+
+def test_both_ways_of_softmax_cross_entropy_agree():
+    """The lean path and the general one, which a weight of one forces."""
+    rng = np.random.default_rng(0)
+    x, t = rng.normal(size=(6, 5)), rng.integers(0, 5, 6)
+    a, b = Variable(x), Variable(x)
+    lean, general = F.softmax_cross_entropy(a, t), F.softmax_cross_entropy(b, t, class_weight=np.ones(5))
+    assert type(lean.creator) is not type(general.creator)
+    lean.backward()
+    general.backward()
+    np.testing.assert_allclose(lean.array, general.array, rtol=1e-14)
+    np.testing.assert_allclose(a.grad, b.grad, rtol=1e-12, atol=1e-16)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64, np.uint8])
+def test_labels_of_any_integer_type(dtype):
+    x = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+    t = np.array([0, 1, 2, 3, 4, 0])
+    expected = F.softmax_cross_entropy(x, t).array
+    np.testing.assert_allclose(F.softmax_cross_entropy(x, t.astype(dtype)).array, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [5, -2])
+@pytest.mark.parametrize("options", [{}, {"reduce": "no"}, {"label_smoothing": 0.1}])
+def test_softmax_cross_entropy_refuses_labels_out_of_range(bad, options):
+    t = np.array([0, bad, 1])
+    with pytest.raises(ValueError, match="expected labels from 0 to 4, or -1 to be ignored, got labels from"):
+        F.softmax_cross_entropy(ones(3, 5), t, **options)
+
+
+def test_all_labels_ignored_give_zero():
+    x = Variable(ones(3, 5))
+    loss = F.softmax_cross_entropy(x, np.full(3, -1))
+    loss.backward()
+    assert loss.array == 0
+    assert not x.grad.any()
+
+
+def test_large_scores_do_not_overflow():
+    x = Variable(np.array([[1000.0, 0.0], [0.0, -1000.0]], np.float32))
+    loss = F.softmax_cross_entropy(x, np.array([1, 0]))
+    loss.backward()
+    assert loss.array == 500
+    assert np.isfinite(x.grad).all()
+
+
+def test_means_of_float16_do_not_overflow():
+    x = Variable(np.full((300, 300), 60.0, np.float16))
+    assert F.mean(x).array == 60
+    assert F.mean_squared_error(x, np.zeros((300, 300), np.float16)).array == 3600
+
+
+# ---- errors ---------------------------------------------------------------------------------------------------------
+
+BAD = {
+    "linear: x: expected 3 elements per example": lambda: F.linear(ones(2, 4), ones(5, 3)),
+    r"linear: b: expected shape \(5,\)": lambda: F.linear(ones(2, 3), ones(5, 3), ones(4)),
+    "linear: n_batch_axes: expected 1 to 1": lambda: F.linear(ones(2, 3), ones(5, 3), n_batch_axes=2),
+    "embed_id: x: expected integers": lambda: F.embed_id(ones(2), ones(5, 3)),
+    "softmax_cross_entropy: reduce: expected 'mean' or 'no', got 'sum'": lambda: F.softmax_cross_entropy(
+        ones(2, 3), np.zeros(2, int), reduce="sum"
+    ),
+    r"softmax_cross_entropy: t: expected integer labels of shape \(2,\)": lambda: F.softmax_cross_entropy(
+        ones(2, 3), np.zeros(3, int)
+    ),
+    "softmax_cross_entropy: label_smoothing: expected a number from 0 to 1": lambda: F.softmax_cross_entropy(
+        ones(2, 3), np.zeros(2, int), label_smoothing=1.5
+    ),
+    r"mean_squared_error: x1: expected shape \(2,\) as of x0": lambda: F.mean_squared_error(ones(2), ones(3)),
+    r"concat: xs\[1\]: expected shape \(2, 3\)": lambda: F.concat([ones(2, 3), ones(3, 3)]),
+    r"stack: xs\[1\]": lambda: F.stack([ones(2), ones(3)]),
+    "reshape: shape: expected a shape of 6 elements": lambda: F.reshape(ones(2, 3), (4,)),
+    "transpose: axes: expected each axis": lambda: F.transpose(ones(2, 3), (0, 0)),
+    "sum: axis: expected from -2 to 1": lambda: F.sum(ones(2, 3), 2),
+    "matmul: b: expected 3 rows": lambda: F.matmul(ones(2, 3), ones(4, 2)),
+    "split_axis: indices_or_sections: expected a divisor of 4": lambda: F.split_axis(ones(4, 4), 3, 0),
+    "dropout: ratio: expected a number from 0 to below 1": lambda: F.dropout(ones(2), 1.0),
+    "broadcast_to: shape": lambda: F.broadcast_to(ones(3), (2,)),
+    "where: condition: expected an array of bool": lambda: F.where(ones(2), ones(2), ones(2)),
+    "maxout: pool_size: expected a divisor of the 3": lambda: F.maxout(ones(2, 3), 2),
+    "clip: x_min: expected at most": lambda: F.clip(ones(2), 2, 1),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_errors_say_what_was_expected(message):
+    with pytest.raises(ValueError, match=message):
+        BAD[message]()

@@ -1,0 +1,102 @@
+"""Every operation of ``cases.py``: derivatives against differences, one rule for every order, 16-bit types."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from cases import CASES, IDS, ROWS
+
+import dbrdist.functions as F
+from dbrdist import Variable, backward
+from dbrdist.core.backend import as_dtype
+from dbrdist.core.gradient_check import check_backward, check_double_backward
+
+every_row = pytest.mark.parametrize("case, shapes", ROWS, ids=IDS)
+
+
+def outputs_of(case, variables):
+    ys = case.function(*variables)
+    return list(ys) if isinstance(ys, (tuple, list)) else [ys]
+
+
+def seeds_of(ys):
+    """A gradient for each output, different in each element and exact in 16 bits."""
+    return [
+        y.xp.asarray((np.arange(y.size) % 5 - 1.5).reshape(y.shape) / 2).astype(y.dtype) if y.ndim else
+        y.xp.asarray(0.75, y.dtype)
+        for y in ys
+    ]  # fmt: skip
+
+
+def gradients_of(case, arrays, higher=False):
+    """Outputs and gradients, as arrays."""
+    xs = [Variable(a) for a in arrays]
+    ys = outputs_of(case, xs)
+    gys = seeds_of(ys)
+    if higher:
+        gys = [Variable(g) for g in gys]
+    backward(ys, gys, enable_double_backprop=higher)
+    return [y.array for y in ys], [x.grad for x in xs]
+
+
+@every_row
+def test_first_order(case, shapes, xp):
+    xs = [xp.asarray(a) for a in case.inputs(shapes)]
+    gys = seeds_of(outputs_of(case, [Variable(a) for a in xs]))
+    check_backward(case.function, xs, gys, eps=1e-3, atol=1e-7, rtol=case.rtol)
+
+
+@pytest.mark.parametrize(
+    "case, shapes", [r for r in ROWS if r[0].order > 1], ids=[i for i, r in zip(IDS, ROWS) if r[0].order > 1]
+)
+def test_second_order(case, shapes, xp):
+    xs = [xp.asarray(a) for a in case.inputs(shapes)]
+    gys = seeds_of(outputs_of(case, [Variable(a) for a in xs]))
+    rng = np.random.default_rng(3)
+    ggs = [xp.asarray(rng.uniform(-1, 1, x.shape)) for x in xs]
+    check_double_backward(case.function, xs, gys, ggs, eps=1e-3, atol=1e-6, rtol=10 * case.rtol)
+
+
+@every_row
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_one_rule_gives_the_same_bits_on_arrays_and_on_variables(case, shapes, dtype):
+    arrays = case.inputs(shapes, dtype)
+    ys, first = gradients_of(case, arrays)
+    ys2, higher = gradients_of(case, arrays, higher=True)
+    for a, b in zip(ys, ys2, strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b, x in zip(first, higher, arrays, strict=True):
+        assert a.dtype == b.dtype == x.dtype
+        assert a.shape == b.shape == x.shape
+        np.testing.assert_array_equal(a, b)
+
+
+@every_row
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow_types_follow_float64(case, shapes, dtype):
+    if case.narrow_tolerance is None:
+        pytest.skip(f"{case.name} is not defined for 16-bit types")
+    narrow = [a.astype(as_dtype(dtype)) for a in case.inputs(shapes)]
+    ys, gxs = gradients_of(case, narrow)
+    ys64, gxs64 = gradients_of(case, [a.astype(np.float64) for a in narrow])
+    tolerance = case.narrow_tolerance * float(ml_dtypes.finfo(as_dtype(dtype)).eps)
+    for a, b in zip(ys + gxs, ys64 + gxs64, strict=True):
+        assert a.dtype == as_dtype(dtype)
+        scale = max(1.0, float(abs(b).max())) if b.size else 1.0
+        np.testing.assert_allclose(a.astype(np.float64), b, rtol=tolerance, atol=tolerance * scale)
+
+
+def test_every_public_function_has_a_row_or_is_tested_by_name():
+    """A new operation is its paragraph, its export and its row."""
+    used = {name for case in CASES for name in _names(case.function)}
+    elsewhere = {
+        "accuracy", "argmax", "argmin", "binary_accuracy", "ceil", "fix", "floor", "r2_score", "sign",  # no gradient
+    }  # fmt: skip
+    assert set(F.__all__) - used == elsewhere
+
+
+def _names(function):
+    code = getattr(function, "__code__", None)
+    own = {function.__name__} if hasattr(function, "__name__") else set()
+    return own | (set(code.co_names) if code is not None and function.__name__ == "<lambda>" else set())

@@ -1,0 +1,121 @@
+"""Initial values: statistics, fans, determinism, and what cannot be filled."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import dbrdist
+from dbrdist import initializers as I
+
+SHAPE = (60, 40, 3, 3)  # out, in, then the filter: fan_in 360, fan_out 540
+NORMAL = {
+    "Normal": (I.Normal(0.3), 0.3),
+    "LeCunNormal": (I.LeCunNormal(2.0), 2 * math.sqrt(1 / 360)),
+    "GlorotNormal": (I.GlorotNormal(), math.sqrt(2 / 900)),
+    "HeNormal": (I.HeNormal(), math.sqrt(2 / 360)),
+    "HeNormal fan_out": (I.HeNormal(fan_option="fan_out"), math.sqrt(2 / 540)),
+}
+UNIFORM = {
+    "Uniform": (I.Uniform(0.3), 0.3),
+    "LeCunUniform": (I.LeCunUniform(), math.sqrt(3 / 360)),
+    "GlorotUniform": (I.GlorotUniform(2.0), 2 * math.sqrt(6 / 900)),
+    "HeUniform": (I.HeUniform(), math.sqrt(6 / 360)),
+}
+
+
+def drawn(initializer, shape=SHAPE, dtype=np.float32):
+    return I.generate_array(initializer, shape, np, dtype)
+
+
+@pytest.mark.parametrize("name", NORMAL)
+def test_normal_values_have_the_deviation(name):
+    initializer, deviation = NORMAL[name]
+    a = drawn(initializer)
+    assert a.dtype == np.float32
+    n = a.size
+    assert abs(a.mean()) < 5 * deviation / math.sqrt(n)
+    assert a.std() == pytest.approx(deviation, rel=5 / math.sqrt(2 * n))
+    assert abs(a).max() > 3 * deviation
+
+
+@pytest.mark.parametrize("name", UNIFORM)
+def test_uniform_values_fill_the_interval(name):
+    initializer, width = UNIFORM[name]
+    a = drawn(initializer)
+    assert -width <= a.min() < -0.999 * width
+    assert 0.999 * width < a.max() <= width
+    assert a.std() == pytest.approx(width / math.sqrt(3), rel=0.02)
+
+
+def test_fans():
+    assert I.get_fans((5, 3)) == (3, 5)
+    assert I.get_fans(SHAPE) == (360, 540)
+    with pytest.raises(ValueError, match="at least two axes"):
+        I.get_fans((5,))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_constants(dtype):
+    for initializer, value in ((I.Zero(), 0), (I.One(), 1), (I.Constant(2.5), 2.5)):
+        a = drawn(initializer, (2, 3), dtype)
+        assert a.dtype == dtype
+        assert (a == value).all()
+    assert np.isnan(drawn(I.NaN(), (2,))).all()
+    with pytest.raises(ValueError, match=r"fill_value: expected shape \(2, 3\)"):
+        drawn(I.Constant(np.ones(3)), (2, 3))
+
+
+def test_identity():
+    np.testing.assert_array_equal(drawn(I.Identity(2.0), (3, 3)), 2 * np.eye(3))
+    with pytest.raises(ValueError, match="square matrix"):
+        drawn(I.Identity(), (2, 3))
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 6), (6, 3), (3, 2, 2, 2)])
+def test_orthogonal_rows_or_columns(shape):
+    a = drawn(I.Orthogonal(1.5), shape, np.float64).reshape(shape[0], -1)
+    small = a @ a.T if a.shape[0] <= a.shape[1] else a.T @ a
+    np.testing.assert_allclose(small, 1.5**2 * np.eye(len(small)), atol=1e-12)
+
+
+@pytest.mark.parametrize("mode, shape", [("embedding", (3, 6)), ("projection", (6, 3)), ("basis", (6, 3))])
+def test_orthogonal_refuses_shapes_that_its_mode_cannot_fill(mode, shape):
+    with pytest.raises(ValueError, match=mode):
+        drawn(I.Orthogonal(mode=mode), shape)
+
+
+def test_values_depend_on_the_seed_and_the_order_of_initialisation_only():
+    def twice(seed):
+        dbrdist.random.set_seed(seed)
+        return drawn(I.Normal()), drawn(I.Normal())
+
+    first, second = twice(0)
+    again, _ = twice(0)
+    other, _ = twice(1)
+    dbrdist.random.set_seed(0)
+    np.testing.assert_array_equal(first, again)
+    assert (first != second).mean() > 0.99
+    assert (first != other).mean() > 0.99
+
+
+def test_narrow_types_are_the_rounded_values_of_float32():
+    dbrdist.random.set_seed(0)
+    wide = drawn(I.Normal(1.0))
+    dbrdist.random.set_seed(0)
+    np.testing.assert_array_equal(drawn(I.Normal(1.0), dtype="float16"), wide.astype(np.float16))
+
+
+def test_a_generator_of_ones_own_is_used():
+    a = drawn(I.Normal(1.0, rng=np.random.default_rng(7)))
+    np.testing.assert_array_equal(a, drawn(I.Normal(1.0, rng=np.random.default_rng(7))))
+
+
+def test_types_come_from_argument_initializer_or_configuration():
+    assert I.generate_array(I.Zero("float16"), (2,), np).dtype == np.float16
+    with dbrdist.using_config("dtype", "float64"):
+        assert I.generate_array(I.Zero(), 3, np).dtype == np.float64
+    with pytest.raises(ValueError, match="expected the initializer's float16, got float32"):
+        I.generate_array(I.Zero("float16"), (2,), np, "float32")

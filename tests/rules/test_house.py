@@ -1,0 +1,83 @@
+"""The repository's text: nothing of one machine, no promises left in comments."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BINARY = {".npz", ".npy", ".png", ".jpg", ".jpeg", ".gz", ".whl", ".so"}
+
+RULES = {
+    "an absolute path of a machine": re.compile(r"(?<![\w.])/(?:work|root|home/\w+|Users/\w+|scratch)/"),
+    "a package index other than the public one": re.compile(r"(?i)(?:index-url|--index|pip\.conf|artifactory|nexus)\b"),
+    "an unfinished place": re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X" + r"XX)\b"),
+    "an address of a private host": re.compile(r"https?://(?!localhost|127\.0\.0\.1)[\w-]+(?::\d+)(?:/|\b)"),
+}
+
+
+def text_files():
+    """Tracked files and new ones that git does not ignore; the tree itself where there is no git."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    try:
+        listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+        files = [ROOT / line for line in listing.splitlines()]
+    except (OSError, subprocess.CalledProcessError):
+        rooms = ("dbrdist", "launch", "tests", "examples", "benchmarks", "docs")
+        files = [p for room in rooms for p in (ROOT / room).rglob("*") if p.is_file()]
+        files += [p for p in ROOT.iterdir() if p.is_file()]
+    return [f for f in files if f.is_file() and f.suffix not in BINARY and "__pycache__" not in f.parts]
+
+
+FILES = text_files()
+
+
+def test_the_list_of_files_is_not_empty():
+    assert {ROOT / "pyproject.toml", ROOT / "dbrdist" / "__init__.py"} <= set(FILES)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_text_files_hold_no(rule):
+    found = []
+    for path in FILES:
+        if path == Path(__file__):
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            if RULES[rule].search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
+    assert found == [], f"{rule}:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        ("an absolute path of a machine", "see /ro" + "ot/x"),
+        ("an absolute path of a machine", "open('/wo" + "rk/data')"),
+        ("a package index other than the public one", "pip install --index-" + "url=x"),
+        ("an unfinished place", "# TO" + "DO later"),
+        ("an address of a private host", "http://mirror:8080/simple"),
+    ],
+)
+def test_the_rules_find_what_they_are_for(rule, line):
+    assert RULES[rule].search(line)
+
+
+@pytest.mark.parametrize(
+    "line", ["localhost:8080", "https://arxiv.org/abs/1708.03888", "a/root/b", "homework/", "/workers"]
+)
+def test_the_rules_leave_ordinary_text_alone(line):
+    assert not any(rule.search(line) for rule in RULES.values())
+
+
+def test_files_are_small_enough_to_read():
+    for path in FILES:
+        if path.suffix == ".py" and ROOT / "dbrdist" in path.parents:
+            length = len(path.read_text().splitlines())
+            assert length <= 700, f"{path.relative_to(ROOT)} has {length} lines: cut it by topic"

@@ -1,0 +1,217 @@
+"""The house: a file imports its own room and rooms below it, never upward, never in a ring, never inside a function."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "dbrdist"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# What each room may import besides itself, as in the table of docs/design: a floor and everything below it.
+BELOW: dict[str, set[str]] = {
+    "errors": set(),
+    "core": {"errors"},
+    "kernels": {"core.backend", "errors"},
+    "functions": {"core", "kernels", "errors"},
+    "optimizers": {"core", "kernels", "errors"},
+    "datasets": {"core", "kernels", "errors"},
+}
+BELOW["links"] = {"core", "kernels", "functions", "errors"}
+BELOW["models"] = BELOW["training"] = {*BELOW["links"], "links", "optimizers", "datasets"}
+BELOW["comm"] = {*BELOW["models"], "models", "training"}
+BELOW["cli"] = {*BELOW["comm"], "comm", "compat"}
+BELOW["compat"] = {*BELOW["comm"], "comm"}
+EXPORTS = {"__init__", "__main__"}  # and files at the root that only re-export: checked below
+
+# Libraries that one file alone may load, at their first use or behind a check.
+OWNERS = {
+    "cupy": "core/backend.py",
+    "cupyx": "core/backend.py",
+    "mpi4py": "comm/mpi.py",
+    "ctypes.CDLL libdnnl": "kernels/onednn.py",
+}
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(f): f for f in FILES}
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[0]
+
+
+def imports_of(path: Path):
+    """Pairs of an imported name and whether the import is inside a function; imports for type checkers excluded."""
+    tree = ast.parse(path.read_text())
+    functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))]
+    inside = {id(n) for f in functions for n in ast.walk(f)}
+    typing = {
+        id(n)
+        for i in ast.walk(tree)
+        if isinstance(i, ast.If) and "TYPE_CHECKING" in ast.unparse(i.test)
+        for n in ast.walk(i)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing:
+            continue
+        names = []
+        if isinstance(node, ast.Import):
+            names = [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = ["." * node.level + f"{node.module or ''}.{a.name}" for a in node.names]
+        for name in names:
+            yield name, id(node) in inside
+
+
+def own_imports(path: Path):
+    for name, inside in imports_of(path):
+        assert not name.startswith("."), f"{path}: a relative import hides the room"
+        if name.split(".")[0] != "dbrdist":
+            continue
+        module = name.removeprefix("dbrdist").lstrip(".")
+        while module and module not in MODULES:
+            module = module.rpartition(".")[0]
+        yield module, inside
+
+
+def is_root(path: Path) -> bool:
+    return path.parent == PACKAGE and path.stem != "errors"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_file_imports_its_own_room_and_rooms_below(path):
+    if is_root(path):
+        return  # the public surface: names of all rooms but cli
+    room = room_of(module_of(path))
+    assert room in BELOW, f"a new room {room!r}: give it a floor in this test and in the design"
+    for module, _ in own_imports(path):
+        assert module != "", f"{path}: imports the package root, which is above every room"
+        allowed = {room, *BELOW[room]}
+        ok = any(module == a or module.startswith(a + ".") for a in allowed)
+        assert ok, f"{path.relative_to(ROOT)}: {room} may not import {module}; allowed are {sorted(allowed)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_own_rooms_are_never_imported_inside_a_function(path):
+    inside = [module for module, hidden in own_imports(path) if hidden]
+    assert inside == [], f"{path.relative_to(ROOT)}: {inside} imported inside a function; pass a callback down instead"
+
+
+def test_there_is_no_ring():
+    graph = {m: {i for i, _ in own_imports(f) if i != m} for m, f in MODULES.items() if not is_root(f)}
+    # a room's __init__ imports its files: a file that imports a sister through the room would be a ring
+    done: set[str] = set()
+
+    def visit(module: str, way: list[str]) -> None:
+        assert module not in way, "a ring of imports: " + " -> ".join([*way[way.index(module) :], module])
+        if module in done or module not in graph:
+            return
+        for below in graph[module]:
+            visit(below, [*way, module])
+        done.add(module)
+
+    for module in graph:
+        visit(module, [])
+
+
+@pytest.mark.parametrize("library", ["cupy", "cupyx", "mpi4py"])
+def test_one_file_alone_imports(library):
+    for path in FILES:
+        for name, inside in imports_of(path):
+            if name.split(".")[0] == library:
+                where = str(path.relative_to(PACKAGE))
+                assert where == OWNERS[library], f"{where} imports {library}; only {OWNERS[library]} may"
+                assert inside, f"{where} imports {library} at import time; it is to be loaded at its first use"
+
+
+def test_ml_dtypes_is_imported_at_its_first_use():
+    for path in FILES:
+        for name, inside in imports_of(path):
+            assert name.split(".")[0] != "ml_dtypes" or inside, f"{path}: ml_dtypes at import time"
+
+
+def test_onednn_is_loaded_by_one_file():
+    loads = [str(p.relative_to(PACKAGE)) for p in FILES if "libdnnl" in p.read_text() and "CDLL" in p.read_text()]
+    assert loads == ["kernels/onednn.py"]
+
+
+def test_the_files_at_the_root_only_export():
+    for path in FILES:
+        if is_root(path) and path.stem not in EXPORTS:
+            tree = ast.parse(path.read_text())
+            for node in tree.body:
+                docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+                names = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+                assert docstring or names or isinstance(node, (ast.Import, ast.ImportFrom)), (
+                    f"{path.relative_to(ROOT)}:{node.lineno}: a file at the root only re-exports"
+                )
+
+
+# ---- what an import loads -------------------------------------------------------------------------------------------
+
+HEAVY = (
+    "mpi4py",
+    "cupy",
+    "cupyx",
+    "pydantic",
+    "rich",
+    "click",
+    "yaml",
+    "torch",
+    "PIL",
+    "cv2",
+    "simplejpeg",
+    "ml_dtypes",
+)
+
+
+def loaded_by(statement: str) -> tuple[set[str], str]:
+    """Top-level modules and memory maps of a fresh interpreter after ``statement``."""
+    code = (
+        f"import sys\n{statement}\n"
+        "print(' '.join(sorted({m.split('.')[0] for m in sys.modules})))\n"
+        "import os\nprint(open('/proc/self/maps').read() if os.path.exists('/proc/self/maps') else '')\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert out.returncode == 0, out.stderr
+    modules, _, maps = out.stdout.partition("\n")
+    return set(modules.split()), maps
+
+
+def test_importing_functions_and_links_loads_nothing_heavy():
+    modules, maps = loaded_by("import dbrdist, dbrdist.functions, dbrdist.links")
+    assert "dbrdist" in modules and "numpy" in modules
+    assert sorted(modules & set(HEAVY)) == []
+    for library in ("libdnnl", "libmpi", "libcuda"):
+        assert library not in maps
+
+
+def test_importing_comm_does_not_start_mpi():
+    modules, maps = loaded_by("import dbrdist.comm")
+    assert "mpi4py" not in modules and "libmpi" not in maps and "cupy" not in modules
+
+
+def test_importing_the_rest_loads_no_configuration_library():
+    modules, _ = loaded_by("import dbrdist.models, dbrdist.training, dbrdist.datasets, dbrdist.optimizers")
+    assert sorted(modules & {"mpi4py", "cupy", "pydantic", "click", "yaml"}) == []
+
+
+def test_the_launcher_needs_the_standard_library_and_click():
+    for path in (ROOT / "launch").rglob("*.py"):
+        for name, _ in imports_of(path):
+            top = name.split(".")[0]
+            assert (
+                name.startswith(".")
+                or top in sys.stdlib_module_names
+                or top in ("click", "sitecustomize", "dbrdist_launch", "__future__")
+            ), f"{path.relative_to(ROOT)} imports {top}: the launcher runs before MPI, NumPy or CUDA are loaded"
