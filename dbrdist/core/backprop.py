@@ -38,7 +38,7 @@ class Walk:
         """Walk until nothing is pending."""
         for node, g in seeds:
             self.send(node, g)
-        heap, pending, send = self.heap, self.pending, self.send
+        heap, pending = self.heap, self.pending
         plain = not (self.higher or self.selects or config.debug or get_function_hooks())
         while heap:
             function = heappop(heap)[2]
@@ -62,7 +62,7 @@ class Walk:
                     if gx is node.view:  # the rule wrote the first contribution where it belongs
                         node.gradient = gx
                     else:
-                        send(node, gx)
+                        self.send(node, gx)
 
     def send(self, node: VariableNode, g: Any) -> None:
         """Add a contribution to a node: at its creator if it has one, else at the leaf itself."""

@@ -317,20 +317,26 @@ class FunctionNode:
         self.rank = rank
         if self._keep_inputs:
             self._xs = tuple(map(xs.__getitem__, self._keep_inputs))
-        if len(ys) != 1:
-            self.num_outputs = len(ys)
+        if len(ys) == 1 and ys[0].__class__ is _ndarray:  # nearly always
+            if self._keep_outputs:
+                self._ys = ys
+            return (self._output(0, ys[0], rank + 1),)
+        self.num_outputs = len(ys)
         outputs = []
         for i, y in enumerate(ys):
             if y.__class__ is not _ndarray and y.__class__ is not Pending and not is_array(y):
                 y = np.asarray(y)  # NumPy's reductions give scalars
-            dtype = y.dtype
-            v = _new(self.variable_class)
-            v._array = y
-            v.node = VariableNode(self, i, rank + 1, dtype.kind in "fcV", y.shape, dtype)
-            outputs.append(v)
+            outputs.append(self._output(i, y, rank + 1))
         if self._keep_outputs:
             self._ys = tuple([outputs[i].array for i in self._keep_outputs])
         return tuple(outputs)
+
+    def _output(self, i: int, y: Any, rank: int) -> BaseVariable:
+        v = _new(self.variable_class)
+        v._array = y
+        dtype = y.dtype
+        v.node = VariableNode(self, i, rank, dtype.kind in "fcV", y.shape, dtype)
+        return v
 
     # ---- hooks ------------------------------------------------------------------------------------------------------
 

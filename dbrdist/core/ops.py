@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -482,8 +483,25 @@ class SumTo(FunctionNode):
         return (broadcast_to(gys[0], self.inputs[0].shape),)
 
 
+@lru_cache(maxsize=64)
+def _ones(n: int, dtype: Any) -> Array:
+    a = np.ones(n, dtype)
+    a.flags.writeable = False
+    return a
+
+
+def _sum_rows(x: Array, out: Array = None) -> Array:
+    """The sum over the first axis of a matrix, such as a bias' gradient: BLAS takes half the time of ``x.sum(0)``."""
+    dtype = x.dtype
+    if dtype.char not in "fd":
+        return _sum_array(x, (0,), False)
+    return _ones(x.shape[0], dtype).dot(x, out if out is not None and out.dtype is dtype else None)
+
+
 def _sum_to_array(x: Array, shape: tuple[int, ...]) -> Array:
     lead = x.ndim - len(shape)
+    if lead == 1 and x.ndim == 2 and x.__class__ is np.ndarray and x.shape[1:] == shape:
+        return _sum_rows(x)
     axes = tuple(range(lead)) + tuple(i + lead for i, n in enumerate(shape) if n == 1 and x.shape[i + lead] != 1)
     y = _sum_array(x, axes, True)
     return y.reshape(shape) if lead else y
@@ -597,17 +615,12 @@ def mean(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = Fal
     return call(Mean(axes, keepdims), x)
 
 
-def _fits(x: Array, out: Array) -> bool:
-    """True if a sum over x may run in its own type and be written to ``out``."""
-    return bool(x.dtype is out.dtype and x.dtype.itemsize > 2)
-
-
 def sum_to(x: Any, shape: tuple[int, ...], out: Array = None) -> Any:
     """x summed to ``shape``, from which it could have been broadcast; ``out`` may take the result of an array"""
     if x.shape == shape:
         return x
-    if out is not None and x.__class__ is np.ndarray and x.shape[1:] == shape and _fits(x, out):
-        return np.add.reduce(x, 0, None, out)  # a bias' gradient, into flat memory
+    if x.__class__ is np.ndarray and x.ndim == 2 and x.shape[1:] == shape:
+        return _sum_rows(x, out)
     return SumTo(shape).apply((x,))[0] if isinstance(x, BaseVariable) else _sum_to_array(x, shape)
 
 
