@@ -55,7 +55,7 @@ def guard(main: Callable[[], int | None]) -> NoReturn:
 
 
 def guard_library_use(comm: mpi.MpiCommunicator) -> None:
-    """From now on a failure of this process ends the job, if it is a script that a launcher started on several ranks."""
+    """From now on a failure of this process ends the job, if it is a program running on several ranks. Collective."""
     if comm.size == 1 or _is_interactive_or_worker():
         return
     leaving.join(comm)
@@ -67,11 +67,11 @@ def guard_library_use(comm: mpi.MpiCommunicator) -> None:
 def _is_interactive_or_worker() -> bool:
     if multiprocessing.parent_process() is not None:
         return True
-    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "IPython" in sys.modules and _in_ipython()
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or _in_ipython()
 
 
 def _in_ipython() -> bool:
-    get = getattr(sys.modules["IPython"], "get_ipython", None)
+    get = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return get is not None and get() is not None
 
 

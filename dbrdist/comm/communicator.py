@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import pickle
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -131,7 +130,7 @@ class CommunicatorBase(ABC):
         """Return when every rank has come here."""
         self.allgather_obj(None)
 
-    def finalize(self) -> None:
+    def finalize(self) -> None:  # noqa: B027 - most providers hold nothing
         """Free what the communicator holds. It must not be used afterwards."""
 
     # ---- objects ----
@@ -175,17 +174,13 @@ class CommunicatorBase(ABC):
         """A few 64-bit integers of every rank, as an array of ``size`` rows: cheap, and never fails on its own."""
 
     @abstractmethod
-    def _reduce_host(
-        self, x: message.HostArray, factors: Sequence[float] | None, divisor: float | None
-    ) -> None:
+    def _reduce_host(self, x: message.HostArray, factors: Sequence[float] | None, divisor: float | None) -> None:
         """Replace the 1-d contiguous ``x`` by ``sum(factors[k] * x of rank k) / divisor`` on every rank.
 
         16-bit types are summed and divided in float32. Every rank gets the same bits.
         """
 
-    def _reduce(
-        self, x: Array, factors: Sequence[float] | None = None, divisor: float | None = None
-    ) -> None:
+    def _reduce(self, x: Array, factors: Sequence[float] | None = None, divisor: float | None = None) -> None:
         """As :meth:`_reduce_host`, also for arrays on a device."""
         if x.size == 0:
             return
@@ -251,7 +246,7 @@ class CommunicatorBase(ABC):
     @property
     def within_config_scope(self) -> bool:
         """True inside :meth:`config_scope`."""
-        return self.__dict__.get("_within_config_scope", False)
+        return bool(self.__dict__.get("_within_config_scope", False))
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

@@ -20,7 +20,8 @@ _watcher: Callable[[Any], Any] | None = None
 def watch(function: Callable[[Any], Any]) -> bool:
     """Call ``function(code)`` when the interpreter is about to end for an uncaught SystemExit.
 
-    What the function returns takes the place of the code. Returns False where this interpreter does not allow it (anything but CPython).
+    What the function returns takes the place of the code. Returns False where this interpreter does not allow it
+    (anything but CPython).
     """
     global _watcher
     if _watcher is None and not _replace_attribute():
