@@ -1,0 +1,41 @@
+"""A small convolutional network in the manner of LeNet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dbrdist import functions as F
+from dbrdist import links as L
+from dbrdist.core.chain import Chain
+
+
+class LeNet(Chain):
+    """Two 3x3 convolutions with ReLU and 2x2 max pooling, then two linear layers (after LeCun et al. 1998).
+
+    Args:
+        num_classes: size of the output.
+        channels: of both convolutions.
+        units: of the hidden linear layer.
+        dropout: ratio before the last layer.
+
+    Input (N, C, H, W), output (N, num_classes).
+    """
+
+    def __init__(
+        self, num_classes: int = 10, channels: tuple[int, int] = (32, 64), units: int = 128, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.dropout = dropout
+        with self.init_scope():
+            self.conv1 = L.Convolution2D(None, channels[0], 3, pad=1)
+            self.conv2 = L.Convolution2D(None, channels[1], 3, pad=1)
+            self.fc1 = L.Linear(None, units)
+            self.fc2 = L.Linear(units, num_classes)
+
+    def forward(self, x: Any) -> Any:
+        h = F.max_pooling_2d(F.relu(self.conv1(x)), 2)
+        h = F.max_pooling_2d(F.relu(self.conv2(h)), 2)
+        h = F.relu(self.fc1(h))
+        if self.dropout:
+            h = F.dropout(h, self.dropout)
+        return self.fc2(h)

@@ -1,0 +1,1 @@
+"""How each starter of MPI programs is called: one file per dialect."""

@@ -1,0 +1,52 @@
+"""A small file of facts about this machine's environments, so that they are found out once."""
+
+from __future__ import annotations
+
+import json
+import os
+
+
+def directory() -> str:
+    """Where facts are kept: $XDG_CACHE_HOME/dbrdist, or ~/.cache/dbrdist."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "dbrdist")
+
+
+def _path() -> str:
+    return os.path.join(directory(), "launch.json")
+
+
+def get(key: str) -> dict | None:
+    """The fact stored under a key."""
+    try:
+        with open(_path()) as file:
+            found = json.load(file).get(key)
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def put(key: str, fact: dict) -> None:
+    """Store a fact; a cache that cannot be written costs time at the next start, nothing else."""
+    try:
+        os.makedirs(directory(), exist_ok=True)
+        try:
+            with open(_path()) as file:
+                content = json.load(file)
+        except (OSError, ValueError):
+            content = {}
+        content[key] = fact
+        temporary = f"{_path()}.{os.getpid()}"
+        with open(temporary, "w") as file:
+            json.dump(content, file, indent=1)
+        os.replace(temporary, _path())
+    except (OSError, TypeError):
+        pass
+
+
+def stamp(path: str) -> str:
+    """A path with the time of its last change: a new file there makes a new key."""
+    try:
+        return f"{path}@{os.stat(path).st_mtime_ns}"
+    except OSError:
+        return f"{path}@-"

@@ -1,0 +1,47 @@
+"""Exit codes: one table for all backends."""
+
+import signal
+
+DONE = 0
+USAGE = 2  # the launch was refused: nothing was started
+HOST_LOST = 69  # a host died or the network to it was cut (EX_UNAVAILABLE of sysexits.h)
+NOT_STARTED = 71  # the ranks did not appear within the stated time (EX_OSERR)
+PREEMPTED = 75  # asked to stop, saved its state, may be started again (EX_TEMPFAIL)
+STALLED = 124  # no progress within the heartbeat time, or stopped (as `timeout` says it)
+COMMAND_NOT_RUNNABLE = 126  # found, but not executable
+COMMAND_NOT_FOUND = 127
+
+TABLE = (
+    (str(DONE), "all ranks ended with 0"),
+    (str(USAGE), "refused before anything was started: wrong option, unknown host, mpiexec that does not fit"),
+    (str(HOST_LOST), "a host died, or the network to it was cut"),
+    (str(NOT_STARTED), "the ranks did not appear within --start-timeout, also after the retries"),
+    (str(PREEMPTED), "the ranks were asked to stop, saved their state and ended"),
+    (str(STALLED), "a rank made no step within --heartbeat-timeout, or was stopped"),
+    (f"{COMMAND_NOT_RUNNABLE}, {COMMAND_NOT_FOUND}", "the command is not executable, or does not exist"),
+    ("128+N", "the first rank that failed was ended by signal N (137: SIGKILL, also by the out-of-memory killer)"),
+    ("other", "the exit code of the first rank that failed; 1 for an uncaught exception or a dead thread"),
+)
+
+
+def from_signal(number: int) -> int:
+    """The exit code that stands for an end by a signal."""
+    return 128 + number
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; real-time signals, which have no name of their own, as SIGRTMIN+n."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}" if number > signal.SIGRTMIN else f"signal {number}"
+
+
+def from_wait_status(status: int) -> tuple[int, int]:
+    """(exit code, signal number or 0) from what `os.waitpid` gave: an exit code of 9 is not a SIGKILL."""
+    import os
+
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return from_signal(number), number
+    return os.WEXITSTATUS(status), 0

@@ -1,0 +1,117 @@
+"""Tell `dbrdist-launch` that this rank makes progress. Two lines serve any program, under any launcher:
+
+    from dbrdist_launch import heartbeat
+    heartbeat.beat(step, loss=0.3)        # once a step
+
+Not under `dbrdist-launch`, a beat does nothing. Under it, a beat costs about a microsecond: it writes into a page of
+memory that the rank's supervisor reads twice a second (a file in /proc of the supervisor, named by DBRDIST_HEARTBEAT).
+A rank that has beaten once and then not for `--heartbeat-timeout` seconds ends the job.
+"""
+
+import json
+import os
+import struct
+import time
+from typing import NamedTuple
+
+VARIABLE = "DBRDIST_HEARTBEAT"
+PAGE_BYTES = 4096
+# Layout of the page: number of beats, step, time of the beat (CLOCK_MONOTONIC, one clock for all processes of a host),
+# then flag "paused", then the number of bytes of the fields and the fields as JSON.
+_HEAD = struct.Struct("=qqd")
+_PAUSED = struct.Struct("=B")
+_LENGTH = struct.Struct("=I")
+_PAUSED_AT, _LENGTH_AT, _FIELDS_AT = 24, 28, 32
+_FIELDS_SECONDS = 0.1  # fields are for people to read: written at most ten times a second
+
+
+class Beat(NamedTuple):
+    """What a rank last said: number of beats, its step (-1: none), time in seconds on the monotonic clock."""
+
+    count: int
+    step: int
+    time: float
+    paused: bool
+    fields: dict
+
+
+class _Writer:
+    def __init__(self, path: str) -> None:
+        import mmap
+
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            self.page = mmap.mmap(descriptor, PAGE_BYTES)
+        finally:
+            os.close(descriptor)
+        self.count = 0
+        self.step = -1
+        self.fields_due = 0.0
+
+    def beat(self, step: int | None, fields: dict) -> None:
+        now = time.monotonic()
+        self.count += 1
+        if step is not None:
+            self.step = step
+        if fields and now >= self.fields_due:
+            self.write_fields(fields)
+            self.fields_due = now + _FIELDS_SECONDS
+        _PAUSED.pack_into(self.page, _PAUSED_AT, 0)
+        _HEAD.pack_into(self.page, 0, self.count, self.step, now)
+
+    def write_fields(self, fields: dict) -> None:
+        text = json.dumps(fields, default=str).encode()
+        if len(text) <= PAGE_BYTES - _FIELDS_AT:
+            _LENGTH.pack_into(self.page, _LENGTH_AT, 0)  # a reader in between sees no fields, not half of them
+            self.page[_FIELDS_AT : _FIELDS_AT + len(text)] = text
+            _LENGTH.pack_into(self.page, _LENGTH_AT, len(text))
+
+    def pause(self) -> None:
+        _PAUSED.pack_into(self.page, _PAUSED_AT, 1)
+
+
+def _open() -> _Writer | None:
+    path = os.environ.get(VARIABLE)
+    if not path:
+        return None
+    try:
+        return _Writer(path)
+    except (OSError, ValueError):  # the supervisor has gone, or the variable came from elsewhere
+        return None
+
+
+_writer = _open()
+
+
+def active() -> bool:
+    """Whether somebody reads the beats."""
+    return _writer is not None
+
+
+def beat(step: int | None = None, **fields: object) -> None:
+    """This rank is alive and at `step`. Fields are shown by the live view and kept for the report.
+
+    `total` (number of steps), `items_per_second`, `loss` and `message` have a place of their own in the view.
+    """
+    if _writer is not None:
+        _writer.beat(step, fields)
+
+
+def pause() -> None:
+    """Nothing will be heard until the next beat, and that is right (a long evaluation, the last save)."""
+    if _writer is not None:
+        _writer.pause()
+
+
+def read(page: bytes | bytearray | memoryview) -> Beat:
+    """What stands on a page: for the supervisor."""
+    count, step, when = _HEAD.unpack_from(page, 0)
+    (paused,) = _PAUSED.unpack_from(page, _PAUSED_AT)
+    (length,) = _LENGTH.unpack_from(page, _LENGTH_AT)
+    fields: dict = {}
+    if 0 < length <= PAGE_BYTES - _FIELDS_AT:
+        try:
+            fields = json.loads(bytes(page[_FIELDS_AT : _FIELDS_AT + length]))
+        except ValueError:
+            pass  # being written at this moment; the next look sees it
+    return Beat(count, step, when, bool(paused), fields)

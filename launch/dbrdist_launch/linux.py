@@ -1,0 +1,110 @@
+"""The few Linux calls that Python does not wrap, and what /proc tells about processes."""
+
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> None:
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        pass  # not Linux: the callers have a second way to notice the death of a parent
+
+
+def die_with_parent(parent: int, signal_number: int = signal.SIGKILL) -> None:
+    """Let the kernel send this process a signal when its parent dies; to be called in the child after a fork."""
+    _prctl(_PR_SET_PDEATHSIG, signal_number)
+    if os.getppid() != parent:  # it died before the call
+        os.kill(os.getpid(), signal_number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parent dies, so that none can escape."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of the children of all threads of a process; empty where /proc does not tell."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                found.extend(int(word) for word in file.read().split())
+    except (OSError, ValueError):
+        pass
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below one, parents before children."""
+    found: list[int] = []
+    rest = children(pid)
+    while rest:
+        child = rest.pop()
+        found.append(child)
+        rest.extend(children(child))
+    return found
+
+
+def stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the state on (index 0 is the state), or None for no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def state(pid: int) -> str:
+    """R running, S sleeping, D waiting for a disk, T stopped, t traced, Z ended but not fetched; '' when gone."""
+    fields = stat(pid)
+    return fields[0] if fields else ""
+
+
+def catches(pid: int, signal_number: int) -> bool:
+    """Whether a process has a handler for a signal (from SigCgt): a signal without one would kill it."""
+    try:
+        with open(f"/proc/{pid}/status", errors="replace") as file:
+            for line in file:
+                if line.startswith("SigCgt:"):
+                    return bool(int(line.split()[1], 16) >> (signal_number - 1) & 1)
+    except (OSError, ValueError):
+        pass
+    return False
+
+
+def kill(pid: int, signal_number: int) -> bool:
+    """Send a signal; False when there is no such process (or it is not ours)."""
+    try:
+        os.kill(pid, signal_number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def kill_group(pid: int, signal_number: int) -> None:
+    """Send a signal to a process group; nothing happens when it has ended."""
+    try:
+        os.killpg(pid, signal_number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def end_descendants(rounds: int = 50) -> None:
+    """SIGKILL every process below this one and fetch their statuses, until none is left."""
+    for _ in range(rounds):
+        below = descendants(os.getpid())
+        for pid in below:
+            kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            if not descendants(os.getpid()):
+                return
+        os.sched_yield()

@@ -1,0 +1,63 @@
+"""The process of mpiexec or srun: started in a session of its own, and ended with all that belongs to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from . import linux
+from .errors import LaunchError
+
+
+class StarterProcess:
+    """mpiexec or srun, with its output on pipes."""
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self.name = os.path.basename(command[0])
+        parent = os.getpid()
+        # An own session: Ctrl-C reaches the launcher alone, which then asks the ranks. mpiexec reading from a terminal
+        # that is not its own would be stopped, hence no terminal as its input.
+        stdin = None if sys.stdin is not None and not sys.stdin.isatty() else subprocess.DEVNULL
+        try:
+            self.process = subprocess.Popen(
+                command, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                start_new_session=True, preexec_fn=lambda: linux.die_with_parent(parent, signal.SIGTERM),
+            )  # fmt: skip
+        except OSError as error:
+            raise LaunchError(f"cannot start {command[0]!r}: {error.strerror}") from error
+        assert self.process.stdout is not None and self.process.stderr is not None
+        self.pipes = (self.process.stdout.fileno(), self.process.stderr.fileno())
+
+    def poll(self) -> int | None:
+        return self.process.poll()
+
+    def result(self) -> tuple[int, int]:
+        """(exit code, signal or 0) of an ended starter."""
+        code = self.process.returncode
+        return (128 - code, -code) if code < 0 else (code, 0)
+
+    def end(self) -> None:
+        """End it, by force if need be, with everything in its group (ssh connections, local proxies)."""
+        below = linux.descendants(self.process.pid)
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(0.5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        linux.kill_group(self.process.pid, signal.SIGKILL)
+        until = time.monotonic() + 1.0
+        left = below
+        while left and time.monotonic() < until:  # proxies clean up after mpiexec by themselves
+            left = [pid for pid in left if linux.state(pid) not in ("", "Z")]
+            if left:
+                time.sleep(0.01)
+        for pid in left:
+            linux.kill(pid, signal.SIGKILL)
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()

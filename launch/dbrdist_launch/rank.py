@@ -1,0 +1,64 @@
+"""Entry of a rank: `python -m dbrdist_launch.rank -- command ...`, which mpiexec or srun start in the program's place.
+
+Two processes stand around the program. The outer one is what mpiexec knows; mpiexec may kill it at any time (it does
+when a rank calls MPI_Abort). The inner one, in a session of its own, sees that, still reads the program's last words,
+reports its true end, and leaves nothing behind. If the inner one is killed, the kernel kills the program.
+"""
+
+import os
+import signal
+import sys
+
+if __name__ == "__main__" and not __package__:  # run by its path: `python -I -S .../rank.py` starts fastest
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    __package__ = "dbrdist_launch"
+
+from dbrdist_launch import codes, linux
+
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command after `--` under supervision; the exit code is the program's."""
+    command = arguments[1:] if arguments[:1] == ["--"] else arguments
+    if not command:
+        print("usage: python -m dbrdist_launch.rank -- command ...", file=sys.stderr)
+        return codes.USAGE
+    linux.adopt_orphans()
+    lifeline, held = os.pipe()  # the inner process reads its end when the outer one dies
+    outer = os.getpid()
+    inner = os.fork()
+    if inner == 0:
+        os.close(held)
+        os._exit(_inner(command, lifeline, outer))
+    os.close(lifeline)
+    for number in _FORWARDED:
+        signal.signal(number, lambda number, _: linux.kill(inner, number))
+    while True:
+        pid, status = os.waitpid(-1, 0)  # also fetches what the inner process left to us
+        if pid == inner:
+            break
+    linux.end_descendants()
+    return codes.from_wait_status(status)[0]
+
+
+def _inner(command: list[str], lifeline: int, outer: int) -> int:
+    import traceback
+
+    from dbrdist_launch.supervisor import Supervisor
+
+    try:
+        os.setsid()
+        return Supervisor(command, lifeline).run()
+    except BaseException:
+        # A fault of ours must not leave the program running without anybody watching it.
+        traceback.print_exc()
+        return codes.NOT_STARTED
+    finally:
+        linux.end_descendants()
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

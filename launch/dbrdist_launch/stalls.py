@@ -1,0 +1,99 @@
+"""Ranks that make no progress: which one holds the others up."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from . import codes
+from .ranks import Rank
+from .report import Failure
+
+# A frame that waits for other ranks: names of MPI calls and of the verbs of common libraries.
+_WAITING = re.compile(
+    r"(all)?reduce|bcast|broadcast|barrier|gather|scatter|alltoall|recv|\bsend|wait|probe|finali[sz]e|synchroni[sz]e",
+    re.I,
+)
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
+
+
+def find_stall(ranks: list[Rank], now: float, heartbeat_seconds: float) -> tuple[str, list[int]] | None:
+    """('stopped' or 'stalled', ranks) when some rank is late, else None. Without beats a rank is only seen stopped."""
+    stopped = [r.rank for r in ranks if r.running and r.stopped_since and now - r.stopped_since > heartbeat_seconds]
+    if stopped:
+        return "stopped", stopped
+    late = [
+        r.rank
+        for r in ranks
+        if r.running and r.beat_at is not None and not r.paused and now - r.beat_at > heartbeat_seconds
+    ]
+    return ("stalled", late) if late else None
+
+
+def blame(ranks: list[Rank], stall: tuple[str, list[int]], now: float, heartbeat_seconds: float) -> Failure:
+    """Choose among the late ranks the one that the others wait for, and say by which sign."""
+    kind, late = stall
+    by_number = {rank.rank: rank for rank in ranks}
+    number, why = _choose(by_number, late)
+    rank = by_number[number]
+    if rank.state in ("T", "t"):
+        kind = "stopped"
+        what = "the process is stopped (SIGSTOP)"
+    elif rank.exit is not None:
+        what = f"ended with exit code {rank.exit['code']} while the others still run"
+    else:
+        what = f"no beat for {now - rank.beat_at:.1f} s" if rank.beat_at is not None else "no beat"
+    frame = innermost(rank.stacks)
+    if frame and kind != "stopped":
+        what += f", in {frame[2]} at {frame[0]}:{frame[1]}"
+    failure = Failure(kind, number, rank.host, codes.STALLED, f"{what}; {why}")
+    if kind == "stopped":
+        failure.signal = "SIGSTOP"
+    return failure
+
+
+def _choose(ranks: dict[int, Rank], late: list[int]) -> tuple[int, str]:
+    stopped = [number for number in sorted(ranks) if ranks[number].state in ("T", "t") and ranks[number].running]
+    if stopped:
+        return stopped[0], "a stopped process makes no step"
+    steps = {number: ranks[number].step for number in late}
+    early = [r.rank for r in ranks.values() if r.exit is not None or r.leaving]
+    if early:
+        return min(early), "the others wait for a rank that has left"
+    frames = {number: innermost(ranks[number].stacks) for number in late}
+    busy = [number for number in late if frames[number] and not waits(frames[number])]
+    if busy and len(busy) < len(late):
+        return min(busy), "the others wait in a communication call, this rank does not"
+    if len(set(steps.values())) > 1:
+        lowest = min(late, key=lambda number: (steps[number], number))
+        return lowest, "it is the furthest behind"
+    counts = Counter(frame for frame in frames.values() if frame)
+    if len(counts) > 1:
+        rarest = min(counts.values())
+        odd = [number for number in late if frames[number] and counts[frames[number]] == rarest]
+        if rarest * 2 < len(late):
+            return min(odd), "it is elsewhere than the others"
+    oldest = min(late, key=lambda number: (ranks[number].beat_at or 0.0, number))
+    return oldest, "its beat is the oldest; the ranks wait in the same place, or no stack could be read"
+
+
+def innermost(stacks: str | None) -> tuple[str, str, str] | None:
+    """(file, line, function) of the innermost frame of the main thread in what faulthandler wrote."""
+    if not stacks:
+        return None
+    # faulthandler writes the thread that received the signal as "Current thread", which is the main one.
+    part = stacks.partition("Current thread")[2] or stacks
+    for line in part.splitlines():
+        match = _FRAME.match(line)
+        if match:
+            return match["file"], match["line"], match["name"]
+    return None
+
+
+def waits(frame: tuple[str, str, str] | None) -> bool:
+    """Whether a frame stands in a call that waits for other ranks, by its function's name or its source line."""
+    if frame is None:
+        return False
+    import linecache
+
+    return bool(_WAITING.search(frame[2]) or _WAITING.search(linecache.getline(frame[0], int(frame[1]))))

@@ -1,0 +1,142 @@
+"""dbrdist-launch with the MPI beside the interpreter: what a first user does."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+from dbrdist_launch import mpi
+from dbrdist_launch.errors import LaunchError
+from support import PROGRAMS, assert_nothing_left, launch, popen
+
+pytestmark = pytest.mark.mpiexec
+FAILING = PROGRAMS / "failing.py"
+
+
+def test_hello_prints_one_whole_line_per_rank():
+    result = launch("-n", 4, "python", PROGRAMS / "hello.py")
+    assert result.returncode == 0, result.stderr
+    lines = sorted(result.stdout.splitlines())
+    host = os.uname().nodename
+    assert [line.split(" on ")[0] for line in lines] == [f"[{r} {host}] hello from rank {r} of 4" for r in range(4)]
+
+
+def test_module_form_and_double_dash_work():
+    result = launch("-n", 1, "--", sys.executable, "-c", "print('one')")
+    assert (result.returncode, result.stdout.split("] ")[1]) == (0, "one\n")
+
+
+def test_print_shows_the_exact_command_and_starts_nothing():
+    result = launch("-n", 3, "--print", "--", "python", "train it.py", "a;b")
+    assert result.returncode == 0
+    assert result.stdout.count("\n") == 1
+    assert " -n 3 " in result.stdout and "rank.py -- " in result.stdout
+    assert result.stdout.endswith("'train it.py' 'a;b'\n")
+    bare = launch("-n", 3, "--print", "--bare", "--", "python", "train.py")
+    assert bare.stdout.split()[1:] == ["-n", "3", os.path.join(os.path.dirname(sys.executable), "python"), "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "kind", "words"),
+    [
+        ("exception", 1, "exception", "ValueError: boom"),
+        ("exit", 3, "exit", "exit code 3"),
+        ("exit9", 9, "exit", "exit code 9"),
+        ("sigkill", 137, "signal", "SIGKILL"),
+        ("sigsegv", 139, "signal", "SIGSEGV"),
+        ("abort", 7, "exit", "MPI_Abort(7)"),
+        ("thread", 1, "thread", "thread loader: ZeroDivisionError"),
+        ("worker", 1, "thread", "killed by SIGKILL"),
+        ("supervisor", 137, "signal", "its supervisor was killed"),
+    ],
+)
+def test_first_failure_is_named_and_its_code_passed_on(tmp_path, how, code, kind, words):
+    result = launch("-n", 3, "--log-dir", tmp_path, "python", FAILING, how)
+    assert result.returncode == code, result.stderr
+    failure = json.loads((tmp_path / "failure.json").read_text())
+    assert (failure["rank"], failure["kind"], failure["code"]) == (1, kind, code)
+    assert failure["host"] == os.uname().nodename
+    assert words in failure["message"]
+    assert f"rank 1 on {failure['host']} failed first ({kind})" in result.stderr
+    assert result.stderr.count("failed first") == 1
+    assert failure["seconds"] < 10
+    assert {other["rank"] for other in failure["others"]} == {0, 2}
+
+
+def test_traceback_is_in_the_report():
+    result = launch("-n", 2, "python", FAILING, "exception")
+    report = result.stderr[result.stderr.index("failed first") :]
+    assert "failing.py" in report and 'raise ValueError("boom")' in report
+
+
+def test_lines_are_never_torn_and_bytes_survive():
+    result = launch("-n", 4, "python", PROGRAMS / "lines.py", text=False)
+    lines = result.stdout.split(b"\n")
+    host = os.uname().nodename.encode()
+    for rank in range(4):
+        front = b"[%d %s] " % (rank, host)
+        mine = [line[len(front) :] for line in lines if line.startswith(front)]
+        assert mine[:200] == [b"line %d " % n + b"x" * 50 for n in range(200)]
+        assert mine[200:] == [b"not utf-8: \xff\xfe", b"no end of line"]
+    assert len(lines) == 4 * 202 + 1 and lines[-1] == b""
+    assert result.stderr.count(b"to the error output") == 4
+
+
+def test_killed_launcher_leaves_no_rank():
+    process = popen("-n", 3, "python", FAILING, "none", mark="killed-launcher")
+    time.sleep(1.5)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert_nothing_left("killed-launcher")
+
+
+def test_unknown_command_is_refused_with_127():
+    result = launch("-n", 2, "no-such-command")
+    assert result.returncode == 127
+    assert "the command 'no-such-command' does not exist here" in result.stderr
+    assert "dbrdist-launch -n 4 python train.py" in launch("-n", 2, "train.py").stderr
+
+
+def test_not_executable_command_is_refused_with_126(tmp_path):
+    (tmp_path / "train.py").write_text("print()")
+    result = launch("-n", 2, tmp_path / "train.py")
+    assert result.returncode == 126
+    assert "is not executable; for a Python script: dbrdist-launch -n 4 python" in result.stderr
+
+
+def test_no_ranks_is_a_usage_error():
+    assert launch("python", "x.py").returncode == 2
+    assert launch("-n", 0, "python", "x.py").returncode == 2
+
+
+def test_mismatched_mpiexec_is_refused():
+    library = mpi.Library("openmpi", "5.0.11", "/x/libmpi.so.40")
+    hydra = mpi.Starter("mpich", "5.0.2", "/x/mpiexec")
+    assert not hydra.fits(library)
+    assert hydra.fits(mpi.Library("intel", "2021.18"))
+    assert not mpi.Starter("openmpi", "4.1.4", "/x").fits(library)
+    with pytest.raises(LaunchError, match="N separate jobs of one rank"):
+        raise LaunchError(mpi._mismatch([hydra], library, "python"))
+
+
+def test_wrong_mpiexec_by_name_is_refused(tmp_path):
+    fake = tmp_path / "mpiexec"
+    fake.write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.11'\n")
+    fake.chmod(0o755)
+    result = launch("-n", 2, "--mpiexec", fake, "python", PROGRAMS / "hello.py")
+    assert result.returncode == 2
+    assert "N separate jobs of one rank each" in result.stderr
+
+
+def test_version_texts_are_read():
+    assert mpi.read_library_version("Open MPI v5.0.11, package: x") == ("openmpi", "5.0.11")
+    assert mpi.read_library_version("MPICH Version:      5.0.2\nx") == ("mpich", "5.0.2")
+    assert mpi.read_library_version("Intel(R) MPI Library 2021.18 for Linux* OS") == ("intel", "2021.18")
+    assert mpi.read_starter_version("mpiexec (OpenRTE) 4.1.4\n") == ("openmpi", "4.1.4")
+    assert mpi.read_starter_version("mpirun (Open MPI) 5.0.11\n") == ("openmpi", "5.0.11")
+    assert mpi.read_starter_version("HYDRA build details:\n    Version:    5.0.2\n") == ("mpich", "5.0.2")
+    text = "Intel(R) MPI Library for Linux* OS, Version 2021.18 Build"
+    assert mpi.read_starter_version(text) == ("intel", "2021.18")
+    assert mpi.read_starter_version("something else") == ("", "")
