@@ -56,4 +56,8 @@ def _replace_attribute() -> bool:
 
 def _exit(status: Any = None, /) -> NoReturn:
     """Exit the interpreter by raising SystemExit(status)."""
-    raise SystemExit(status)
+    if isinstance(status, SystemExit):
+        raise status
+    if isinstance(status, tuple):  # as the original: the arguments of the exception
+        raise SystemExit(*status)
+    raise SystemExit() if status is None else SystemExit(status)
