@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.comm import agree, message
+from dbrdist.comm import model as models
 from dbrdist.core import backend
 from dbrdist.core.backend import Array
 
@@ -39,6 +40,7 @@ class CommunicatorBase(ABC):
     def __init__(self) -> None:
         self._configs: dict[str, Any] = dict(self._defaults)
         self._within_config_scope = False
+        self._plan: Any = None  # of the last reduction of gradients
 
     # ---- who and where ----
 
@@ -166,6 +168,47 @@ class CommunicatorBase(ABC):
         for other in others:
             first = first + other
         return first
+
+    # ---- models ----
+
+    _reduces_one_by_one = False  # True in providers that reduce parameter by parameter
+
+    def bcast_data(self, model: Any) -> None:
+        """Give every rank rank 0's parameters and persistent values (batch-norm statistics, say).
+
+        A parameter that has no shape yet is broadcast when it is initialised, which must then happen on every rank.
+
+        Raises:
+            CommunicatorError: on every rank, if the models differ in names, shapes or types.
+        """
+        models.bcast_data(self, model)
+
+    def broadcast_data(self, model: Any) -> None:
+        """The older name of :meth:`bcast_data`."""
+        self.bcast_data(model)
+
+    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
+        """Replace the gradients of a link by their means over ranks, all ranks weighing the same.
+
+        A parameter that has a gradient on some ranks only counts as gradient zero on the others. One without a gradient
+        on any rank is left alone, or with ``zero_fill`` gets zeros. Means of 16-bit gradients are summed and divided in
+        float32 and narrowed once.
+
+        Raises:
+            CommunicatorError: on every rank, if the parameters differ in shape or type.
+        """
+        self.weighted_mean_grad(list(model.namedparams()), zero_fill, None)
+
+    def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
+        """The older name of :meth:`multi_node_mean_grad`."""
+        self.multi_node_mean_grad(model, zero_fill)
+
+    def weighted_mean_grad(self, params: list[tuple[str, Any]], zero_fill: bool, num_samples: int | None) -> None:
+        """As :meth:`multi_node_mean_grad` for named parameters, each rank weighing its number of samples.
+
+        None on every rank is equal weights; a rank with 0 samples takes part with weight 0.
+        """
+        models.mean_grad(self, params, zero_fill, num_samples, one_by_one=self._reduces_one_by_one)
 
     # ---- what providers fill in ----
 

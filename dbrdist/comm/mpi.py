@@ -336,6 +336,20 @@ class MpiCommunicator(CommunicatorBase):
         raw[mine] = message.as_bytes(total.astype(x.dtype))
         self._comm.Allgatherv(self._MPI.IN_PLACE, [raw, (counts, starts), byte])
 
+    # ---- models: noted as one verb each ----
+
+    @verb
+    def bcast_data(self, model: Any) -> None:
+        super().bcast_data(model)
+
+    @verb
+    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
+        super().multi_node_mean_grad(model, zero_fill)
+
+    @verb
+    def weighted_mean_grad(self, params: list[tuple[str, Any]], zero_fill: bool, num_samples: int | None) -> None:
+        super().weighted_mean_grad(params, zero_fill, num_samples)
+
     # ---- objects ----
 
     @verb
@@ -399,6 +413,8 @@ class MpiCommunicator(CommunicatorBase):
 
 class NaiveCommunicator(MpiCommunicator):
     """One reduction for each parameter: the plainest way, to compare others with."""
+
+    _reduces_one_by_one = True
 
 
 class FlatCommunicator(MpiCommunicator):
