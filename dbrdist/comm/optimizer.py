@@ -43,7 +43,8 @@ def create_multi_node_optimizer(
         raise TypeError(f"expected an optimizer, got {type(actual_optimizer).__name__}")
     if not isinstance(communicator, CommunicatorBase):
         raise TypeError(f"expected a communicator, got {type(communicator).__name__}")
-    return _class_for(type(actual_optimizer))(actual_optimizer, communicator, zero_fill)
+    kind: Any = type(actual_optimizer)
+    return _class_for(kind)(actual_optimizer, communicator, zero_fill)
 
 
 class MultiNodeOptimizer:
@@ -175,7 +176,7 @@ class MultiNodeOptimizer:
 
 
 @functools.cache
-def _class_for(kind: type) -> type[MultiNodeOptimizer]:
+def _class_for(kind: Any) -> type[MultiNodeOptimizer]:
     """A MultiNodeOptimizer with a property for each hyperparameter that ``kind`` has as an attribute."""
     members: dict[str, Any] = {"__slots__": ()}
     for base in kind.__mro__:
