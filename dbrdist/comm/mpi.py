@@ -6,6 +6,7 @@ here in float32, because MPI has no such types.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -15,12 +16,14 @@ import numpy as np
 
 from dbrdist.comm import environment, message, waiting
 from dbrdist.comm.communicator import CommunicatorBase, pickled, unpickled
+from dbrdist.comm.shared_memory import SharedSum
 from dbrdist.comm.threads import pickled_for_each, wrong_kind
 from dbrdist.comm.waiting import verb
 from dbrdist.core.backend import Array
 from dbrdist.errors import CommunicatorError
 
 _PIECE_BYTES = 1 << 30  # counts of MPI before version 4 end at 2**31
+_SHARED_FROM_BYTES = 1 << 16  # below, one message is as fast
 _ARRAY, _OBJECT = -1, -2  # in place of the number of arrays in a tuple
 
 
@@ -418,7 +421,41 @@ class NaiveCommunicator(MpiCommunicator):
 
 
 class FlatCommunicator(MpiCommunicator):
-    """One reduction over flat memory for all parameters of a type."""
+    """One reduction over flat memory for all parameters of a type; within a host through shared memory.
+
+    One more configuration entry, ``shared_memory``: True or False, or None to use it for long arrays where all ranks
+    are on one host with a core each (waiting for each other, they would lose a time slice each time otherwise).
+    """
+
+    _defaults = {**MpiCommunicator._defaults, "shared_memory": None}
+
+    def __init__(self, mpi_comm: Any = None) -> None:
+        super().__init__(mpi_comm)
+        self._shared: SharedSum | None = None
+
+    @verb
+    def _reduce_host(self, x: message.HostArray, factors: Sequence[float] | None, divisor: float | None) -> None:
+        if x.dtype == bool or not self._shares_memory(x.nbytes):
+            super()._reduce_host(x, factors, divisor)
+            return
+        if self._shared is None:
+            self._shared = SharedSum(self._MPI, self._comm)
+        self._shared.reduce(x, factors, divisor)
+
+    def _shares_memory(self, num_bytes: int) -> bool:
+        if self.size == 1 or self.intra_size < self.size:
+            return False
+        wanted = self._configs["shared_memory"]
+        if wanted is None:
+            return num_bytes >= _SHARED_FROM_BYTES and self.size <= (os.cpu_count() or 1)
+        return bool(wanted)
+
+    def finalize(self) -> None:
+        """Free the duplicate and the window. Collective."""
+        if self._shared is not None:
+            self._shared.free()
+            self._shared = None
+        super().finalize()
 
 
 def _prepare(x: Any, verb_name: str) -> tuple[message.Header, Exception | None, message.HostArray]:

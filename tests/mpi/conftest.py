@@ -17,9 +17,11 @@ from dbrdist.comm import abort, create_communicator, environment, mpi
 LIMIT_SECONDS = 60
 
 
-@pytest.fixture(scope="session", params=["naive", "flat"])
+@pytest.fixture(scope="session", params=["naive", "flat", "shared"])
 def world(request):
-    """All ranks."""
+    """All ranks; "shared" is flat, with sums through shared memory for every size of array and number of ranks."""
+    if request.param == "shared":
+        return create_communicator("flat", shared_memory=True)
     return create_communicator(request.param)
 
 
