@@ -174,6 +174,7 @@ def _fail_before_mpi(code: int, said: str) -> None:
     if rank > 0:
         time.sleep(_MEETING_SECONDS)  # where all fail alike, rank 0 says so for all and ends them here
         _say_status(code, said)
+    time.sleep(mpi.FORWARDING_SECONDS)
     pmi = os.environ.get("PMI_FD", "")
     if pmi.isdigit():
         # PMI version 1 of hydra (MPICH, Intel MPI), which otherwise goes on when a rank ends before MPI_Init. Open MPI
