@@ -6,7 +6,10 @@ here in float32, because MPI has no such types.
 
 from __future__ import annotations
 
+import os
 import sys
+import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,12 +17,16 @@ import numpy as np
 
 from dbrdist.comm import environment, message, waiting
 from dbrdist.comm.communicator import CommunicatorBase, pickled, unpickled
+from dbrdist.comm.shared_memory import SharedSum
 from dbrdist.comm.threads import pickled_for_each, wrong_kind
 from dbrdist.comm.waiting import verb
 from dbrdist.core.backend import Array
 from dbrdist.errors import CommunicatorError
 
 _PIECE_BYTES = 1 << 30  # counts of MPI before version 4 end at 2**31
+_SHARED_FROM_BYTES = 1 << 16  # below, one message is as fast
+# Hydra drops what a rank wrote just before it aborts: seen once in some 40 jobs on a loaded machine without this.
+FORWARDING_SECONDS = 0.2
 _ARRAY, _OBJECT = -1, -2  # in place of the number of arrays in a tuple
 
 
@@ -66,6 +73,7 @@ class MpiCommunicator(CommunicatorBase):
         self._comm = self._user_comm.Dup()
         self._rank: int = self._comm.rank
         self._size: int = self._comm.size
+        self._own_mail: dict[int, deque[tuple[str, Any]]] = {}  # tag -> what this rank has sent to itself
         self._find_hosts()
 
     def _find_hosts(self) -> None:
@@ -238,6 +246,10 @@ class MpiCommunicator(CommunicatorBase):
         waiting.only_for(dest)
         is_one = not isinstance(data, (tuple, list))
         arrays = [message.as_array(x, "send") for x in ([data] if is_one else data)]
+        if dest == self._rank:
+            copies = tuple(map(message.clone, arrays))
+            self._send_to_self("array", copies[0] if is_one else copies, tag)
+            return
         prepared = [_prepare(x, "send") for x in arrays]
         kind = np.array([_ARRAY if is_one else len(arrays)], np.int64)
         self._comm.Send(np.concatenate([kind, *(header for header, _, _ in prepared)]), dest, tag)
@@ -248,6 +260,8 @@ class MpiCommunicator(CommunicatorBase):
     def recv(self, source: int, tag: int) -> Any:
         self._check_rank(source, "recv")
         waiting.only_for(source)
+        if source == self._rank:
+            return self._recv_from_self("array", tag)
         head = self._recv_head(source, tag)
         kind = int(head[0])
         if kind == _OBJECT:
@@ -259,6 +273,18 @@ class MpiCommunicator(CommunicatorBase):
             self._recv_bytes(raw, source, tag)
             received.append(message.to_current_device(x, header))
         return received[0] if kind == _ARRAY else tuple(received)
+
+    def _send_to_self(self, kind: str, item: Any, tag: int) -> None:
+        """Kept here, because a blocking MPI_Send to oneself waits for ever."""
+        self._own_mail.setdefault(tag, deque()).append((kind, item))
+
+    def _recv_from_self(self, kind: str, tag: int) -> Any:
+        if not self._own_mail.get(tag):
+            raise CommunicatorError(f"rank {self._rank} expected a message from itself with tag {tag}, but sent none")
+        sent, item = self._own_mail[tag].popleft()
+        if sent != kind:
+            raise wrong_kind(kind, self._rank, tag)
+        return item
 
     def _recv_head(self, source: int, tag: int) -> message.Header:
         status = self._MPI.Status()
@@ -316,6 +342,20 @@ class MpiCommunicator(CommunicatorBase):
         raw[mine] = message.as_bytes(total.astype(x.dtype))
         self._comm.Allgatherv(self._MPI.IN_PLACE, [raw, (counts, starts), byte])
 
+    # ---- models: noted as one verb each ----
+
+    @verb
+    def bcast_data(self, model: Any) -> None:
+        super().bcast_data(model)
+
+    @verb
+    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
+        super().multi_node_mean_grad(model, zero_fill)
+
+    @verb
+    def weighted_mean_grad(self, params: list[tuple[str, Any]], zero_fill: bool, num_samples: int | None) -> None:
+        super().weighted_mean_grad(params, zero_fill, num_samples)
+
     # ---- objects ----
 
     @verb
@@ -323,6 +363,9 @@ class MpiCommunicator(CommunicatorBase):
         self._check_rank(dest, "send_obj")
         waiting.only_for(dest)
         raw, error = pickled(obj)
+        if dest == self._rank:
+            self._send_to_self("object", raw, tag)
+            return
         self._comm.Send(np.array([_OBJECT, raw.size], np.int64), dest, tag)
         self._send_bytes(raw, dest, tag)
         if error is not None:
@@ -332,6 +375,8 @@ class MpiCommunicator(CommunicatorBase):
     def recv_obj(self, source: int, tag: int) -> Any:
         self._check_rank(source, "recv_obj")
         waiting.only_for(source)
+        if source == self._rank:
+            return unpickled(self._recv_from_self("object", tag))
         head = self._recv_head(source, tag)
         if head[0] != _OBJECT:
             for header in head[1:].reshape(-1, message.HEADER_WORDS):
@@ -375,9 +420,45 @@ class MpiCommunicator(CommunicatorBase):
 class NaiveCommunicator(MpiCommunicator):
     """One reduction for each parameter: the plainest way, to compare others with."""
 
+    _reduces_one_by_one = True
+
 
 class FlatCommunicator(MpiCommunicator):
-    """One reduction over flat memory for all parameters of a type."""
+    """One reduction over flat memory for all parameters of a type; within a host through shared memory.
+
+    One more configuration entry, ``shared_memory``: True or False, or None to use it for long arrays where all ranks
+    are on one host with a core each (waiting for each other, they would lose a time slice each time otherwise).
+    """
+
+    _defaults = {**MpiCommunicator._defaults, "shared_memory": None}
+
+    def __init__(self, mpi_comm: Any = None) -> None:
+        super().__init__(mpi_comm)
+        self._shared: SharedSum | None = None
+
+    @verb
+    def _reduce_host(self, x: message.HostArray, factors: Sequence[float] | None, divisor: float | None) -> None:
+        if x.dtype == bool or not self._shares_memory(x.nbytes):
+            super()._reduce_host(x, factors, divisor)
+            return
+        if self._shared is None:
+            self._shared = SharedSum(self._MPI, self._comm)
+        self._shared.reduce(x, factors, divisor)
+
+    def _shares_memory(self, num_bytes: int) -> bool:
+        if self.size == 1 or self.intra_size < self.size:
+            return False
+        wanted = self._configs["shared_memory"]
+        if wanted is None:
+            return num_bytes >= _SHARED_FROM_BYTES and self.size <= (os.cpu_count() or 1)
+        return bool(wanted)
+
+    def finalize(self) -> None:
+        """Free the duplicate and the window. Collective."""
+        if self._shared is not None:
+            self._shared.free()
+            self._shared = None
+        super().finalize()
 
 
 def _prepare(x: Any, verb_name: str) -> tuple[message.Header, Exception | None, message.HostArray]:
@@ -391,7 +472,10 @@ def _prepare(x: Any, verb_name: str) -> tuple[message.Header, Exception | None, 
 
 
 def _room_for(headers: message.Header) -> tuple[message.HostArray, list[int], list[int]]:
-    """One block of memory for the arrays behind ``headers``: (memory, bytes of each, start of each, 64-byte aligned)."""
+    """One block of memory for the arrays behind ``headers``: (memory, bytes of each, start of each).
+
+    Starts are multiples of 64 bytes.
+    """
     counts = [message.count_bytes(header) for header in headers]
     starts, end = [], 0
     for count in counts:
@@ -477,6 +561,7 @@ def end_job(code: int) -> None:
     """MPI_Abort: end every rank. Returns only where MPI does not run."""
     module = started()
     if module is not None:
+        time.sleep(FORWARDING_SECONDS)
         module.COMM_WORLD.Abort(code)
 
 
