@@ -123,11 +123,41 @@ class Mlp(Settings):
     """Number of outputs; the data's number of classes if not given."""
 
 
-class ConvNet(Settings):
-    """Built-in networks for images."""
+class LeNet(Settings):
+    """Two convolutions and two linear layers, for small images."""
 
-    name: Literal["lenet", "resnet20", "resnet56", "resnet50"]
-    """The network: LeNet-style, ResNet for 32x32 images, or ResNet for 224x224 images."""
+    name: Literal["lenet"]
+    """`lenet`."""
+    channels: Annotated[tuple[Count, Count], Field(strict=False)] = (32, 64)
+    """Channels of the two convolutions."""
+    units: Count = 128
+    """Units of the hidden linear layer."""
+    dropout: Fraction = 0.0
+    """Fraction of the hidden units that a training step drops."""
+    num_classes: Count | None = None
+    """Number of outputs; the data's number of classes if not given."""
+
+
+class CifarResNet(Settings):
+    """Residual networks for 32x32 images."""
+
+    name: Literal["resnet20", "resnet56"]
+    """`resnet20` or `resnet56`: the number of layers."""
+    zero_gamma: bool = False
+    """Whether each block's last batch normalization starts with scale 0."""
+    num_classes: Count | None = None
+    """Number of outputs; the data's number of classes if not given."""
+
+
+class ResNet50(Settings):
+    """ResNet-50 for images of about 224x224."""
+
+    name: Literal["resnet50"]
+    """`resnet50`."""
+    stride_in_3x3: bool = True
+    """Where blocks halve the size: in the 3x3 convolution (v1.5) or in the first 1x1 (v1)."""
+    zero_gamma: bool = False
+    """Whether each block's last batch normalization starts with scale 0."""
     num_classes: Count | None = None
     """Number of outputs; the data's number of classes if not given."""
 
@@ -142,19 +172,36 @@ class Digits(Settings):
     """`digits`."""
 
 
-class Folders(Settings):
+class Cifar10(Settings):
+    """CIFAR-10 as images in `train/CLASS/` and `test/CLASS/`, normalised."""
+
+    name: Literal["cifar10"]
+    """`cifar10`."""
+    root: str
+    """The folder that holds `train` and `test`."""
+    augment: bool = True
+    """Whether training images are cropped at random from 4 pixels of padding and mirrored."""
+    corrupt: Literal["fail", "skip"] = "fail"
+    """What a file that cannot be decoded does: end the run, or be left out and counted in the summary."""
+
+
+class ImageFolder(Settings):
     """JPEG or PNG images in one folder per class."""
 
-    name: Literal["image_folder", "cifar10"]
-    """`image_folder`: images of any size; `cifar10`: 32x32 images in `train/CLASS/` and `test/CLASS/`."""
+    name: Literal["image_folder"]
+    """`image_folder`."""
     root: str
     """The folder that holds the training and the test folder."""
     train: str = "train"
     """The training folder's name below `root`; its own folders are the classes."""
     test: str | None = "test"
     """The test folder's name below `root`; null for no evaluation."""
+    resize: Annotated[tuple[Count, Count], Field(strict=False)] | None = None
+    """Height and width in pixels to which each image is brought when it is read; null leaves it."""
+    cache: bool = False
+    """Whether decoded images stay in memory; all must be of one size."""
     corrupt: Literal["fail", "skip"] = "fail"
-    """What a file that cannot be decoded does: end the run, or be replaced and counted in the summary."""
+    """What a file that cannot be decoded does: end the run, or be left out and counted in the summary."""
 
 
 class Npz(Settings):
@@ -182,6 +229,17 @@ class RandomCrop(Settings):
     """Zeros added to each side before cutting, in pixels."""
 
 
+class RandomResizedCrop(Settings):
+    """Cut a part of random size and shape, and resize it to a square."""
+
+    name: Literal["random_resized_crop"]
+    """`random_resized_crop`."""
+    size: Count
+    """Side of the square in pixels."""
+    smallest: Annotated[float, Field(gt=0, le=1)] = 0.08
+    """The smallest part, as a fraction of the image's area."""
+
+
 class RandomFlip(Settings):
     """Mirror left and right with probability one half."""
 
@@ -189,23 +247,46 @@ class RandomFlip(Settings):
     """`random_flip`."""
 
 
+class CenterCrop(Settings):
+    """Cut the square in the middle."""
+
+    name: Literal["center_crop"]
+    """`center_crop`."""
+    size: Count
+    """Side of the square in pixels."""
+
+
+class Resize(Settings):
+    """Bring the shorter side to a length."""
+
+    name: Literal["resize"]
+    """`resize`."""
+    size: Count
+    """The shorter side's new length in pixels."""
+
+
 class Normalize(Settings):
-    """Subtract a mean and divide by a deviation, per channel."""
+    """(x / scale - mean) / std for each channel."""
 
     name: Literal["normalize"]
     """`normalize`."""
     mean: Tuple(float, min_length=1)
-    """The mean of each channel, in the units of the pixels."""
+    """The mean of each channel, for pixels from 0 to 1."""
     std: Tuple(Positive, min_length=1)
-    """The standard deviation of each channel, in the units of the pixels."""
+    """The standard deviation of each channel, for pixels from 0 to 1."""
+    scale: Positive = 255.0
+    """The largest value of a pixel."""
+
+
+_TRANSFORM = component("transform", RandomCrop, RandomResizedCrop, RandomFlip, CenterCrop, Resize, Normalize)
 
 
 class Transforms(Settings):
     """What happens to each image between decoding and batching, in this order."""
 
-    train: Tuple(component("transform", RandomCrop, RandomFlip, Normalize)) = ()
+    train: Tuple(_TRANSFORM) = ()
     """For training; chance is a function of (seed, epoch, sample)."""
-    test: Tuple(component("transform", RandomCrop, RandomFlip, Normalize)) = ()
+    test: Tuple(_TRANSFORM) = ()
     """For evaluation."""
 
 
@@ -432,9 +513,9 @@ class Evaluation(Settings):
 class Config(Settings):
     """A training run."""
 
-    model: component("model", Mlp, ConvNet)
+    model: component("model", Mlp, LeNet, CifarResNet, ResNet50)
     """The network: a built-in name or your own callable that returns a Link."""
-    data: component("data", Digits, Folders, Npz)
+    data: component("data", Digits, Cifar10, ImageFolder, Npz)
     """The examples: a built-in name or your own callable that returns (train, test), test None for no evaluation."""
     loss: component("loss", CrossEntropy, PlainLoss) = CrossEntropy(name="softmax_cross_entropy")
     """What is minimised: a built-in name or your own function of (outputs, labels)."""
@@ -485,6 +566,8 @@ class Config(Settings):
                 "optimizer.schedule.milestones",
                 f"epoch {schedule.milestones[-1]:g} is never reached: the run has {self.epochs:g} epochs",
             )
+        if isinstance(self.data, Cifar10) and (self.transforms.train or self.transforms.test):
+            yield "transforms", "cifar10 brings its own transforms; use image_folder for others"
         for i, transform in enumerate(self.transforms.test):
-            if isinstance(transform, RandomCrop | RandomFlip):
+            if isinstance(transform, RandomCrop | RandomResizedCrop | RandomFlip):
                 yield f"transforms.test.{i}", f"{transform.name} is chance, which has no place in an evaluation"

@@ -1,0 +1,317 @@
+"""A training run, from the checked configuration to the summary."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import dbrdist
+from dbrdist.cli import build
+from dbrdist.cli.config import Config, interval
+from dbrdist.cli.load import Origin, dump
+from dbrdist.cli.state import AverageStatistics, LocalState, SharedSnapshot
+from dbrdist.cli.step import AtEndToo, EndTrigger, FollowSchedule, SaveAndStop, StepAgreement, StopSignal
+from dbrdist.cli.task import Task
+from dbrdist.comm import create_multi_node_evaluator, create_multi_node_optimizer
+from dbrdist.comm.agree import on_root, together
+from dbrdist.core import random
+from dbrdist.core.backend import get_device
+from dbrdist.core.serializer import load_npz, write_atomically
+from dbrdist.datasets.iterators import MultiprocessIterator, SerialIterator
+from dbrdist.errors import ConfigError, DbrdistError, StopRequested
+from dbrdist.training import StandardUpdater, Trainer, extensions
+from dbrdist.training.extensions import snapshots
+from dbrdist.training.runs import RECIPE
+
+CONFIG, SUMMARY = "config.yaml", "summary.json"
+STOPPED = 75  # EX_TEMPFAIL: saved, to be started again with --resume
+
+
+class Refused(Exception):
+    """The run cannot go on, for a reason that every rank knows: rank 0 says it, all end with `code`."""
+
+    def __init__(self, words: str, code: int = 1):
+        super().__init__(words)
+        self.code = code
+
+
+@contextlib.contextmanager
+def alike(comm: Any) -> Iterator[None]:
+    """What fails inside the block on any rank ends all in the same way; the block does not communicate."""
+    own: Exception | None = None
+    try:
+        with together(comm):
+            try:
+                yield
+            except Exception as error:
+                own = error
+                raise
+    except (DbrdistError, OSError, ValueError) as error:
+        raise Refused(str(error), 2 if isinstance(error, ConfigError) else 1) from own
+    except Exception as error:
+        raise Refused(f"{type(error).__name__}: {error}") from own
+
+
+class Parts(NamedTuple):
+    """What a configuration names."""
+
+    data: build.Data
+    recipe: dict[str, Any]
+    task: Task
+    convert: Any
+    device: Any
+
+
+def parts(config: Config, origin: Origin, intra_rank: int, size: int) -> Parts:
+    """Make data and network; the network has all its shapes."""
+    dbrdist.global_config.dtype = config.dtype
+    random.set_seed(config.seed)
+    device = _device(config, origin, intra_rank)
+    data = build.data(config, origin)
+    check_sizes(config, origin, len(data.train), size)
+    recipe = build.model_recipe(config, origin, data.num_classes)
+    task = Task(build.model(config, origin, recipe), build.loss(config, origin))
+    if device is not None:
+        task.to_device(device)
+    convert = build.converter(config.dtype)
+    build.initialize(task, data.train, convert, device, config.seed)
+    return Parts(data, recipe, task, convert, device)
+
+
+def _device(config: Config, origin: Origin, intra_rank: int) -> Any:
+    if config.device == "cpu":
+        return None
+    _, _, number = config.device.partition(":")
+    try:
+        return get_device(("@cupy", int(number) if number else intra_rank))
+    except Exception as error:
+        raise ConfigError(f"{origin.where(('device',))}: device: {config.device} cannot be used: {error}") from error
+
+
+def check_sizes(config: Config, origin: Origin, num_examples: int, size: int) -> None:
+    """Every rank needs an example."""
+    batches = {("batch",): config.batch}
+    if config.evaluation.batch is not None:
+        batches["evaluation", "batch"] = config.evaluation.batch
+    for path, batch in batches.items():
+        if batch < size:
+            raise ConfigError(
+                f"{origin.where(path)}: {'.'.join(path)}: {batch} examples are fewer than the {size} ranks; take a "
+                "larger batch or fewer ranks"
+            )
+    if num_examples < size:
+        raise ConfigError(
+            f"{origin.where(('data',))}: data: {num_examples} training examples are fewer than the {size} ranks; take "
+            "fewer ranks"
+        )
+
+
+def iterator(config: Config, dataset: Any, comm: Any, train: bool) -> Any:
+    """Batches over all ranks, of which this one takes its block."""
+    batch = config.batch if train else config.evaluation.batch or config.batch
+    options: dict[str, Any] = {"repeat": train, "shuffle": train, "seed": config.seed, "last": "short"}
+    options |= {"rank": comm.rank, "size": comm.size}
+    if config.workers:
+        return MultiprocessIterator(dataset, batch, n_processes=config.workers, **options)
+    return SerialIterator(dataset, batch, **options)
+
+
+class Run:
+    """One run of training on this rank."""
+
+    def __init__(self, config: Config, origin: Origin, comm: Any, stop: StopSignal):
+        self.config = config
+        self.comm = comm
+        with alike(comm):
+            self.parts = parts(config, origin, comm.intra_rank, comm.size)
+            self.optimizer = build.optimizer(config, origin, self.parts.task)
+            self.iterator = iterator(config, self.parts.data.train, comm, train=True)
+        comm.bcast_data(self.parts.task)
+        self.log = extensions.LogReport(trigger=None)
+        self.local = LocalState(comm, self.parts.task, self.iterator)
+        self.trainer = self._trainer(stop)
+
+    def _trainer(self, stop: StopSignal) -> Trainer:
+        config, comm, end = self.config, self.comm, EndTrigger(self.config.epochs, self.config.iterations)
+        together_optimizer = create_multi_node_optimizer(self.optimizer, comm)
+        updater = StandardUpdater(self.iterator, together_optimizer, self.parts.convert, input_device=self.parts.device)
+        trainer = Trainer(updater, end, out=config.out)
+        agreement = StepAgreement(comm, self.iterator, stop)
+        saver = SharedSnapshot(comm, extensions.snapshot(n_retains=config.snapshot.keep), self.local)
+        trainer.extend(agreement)
+        trainer.extend(self.local)
+        trainer.extend(FollowSchedule(build.schedule(config, self.optimizer.lr), self.optimizer))
+        self._evaluation(trainer, AtEndToo(interval(config.evaluation.every), end))
+        if comm.rank == 0:
+            self._reports(trainer, AtEndToo(interval(config.log.every), end))
+        trainer.extend(saver, trigger=AtEndToo(interval(config.snapshot.every), end))
+        trainer.extend(SaveAndStop(agreement, saver))
+        return trainer
+
+    def _evaluation(self, trainer: Trainer, trigger: Any) -> None:
+        data = self.parts.data
+        if data.test is None:
+            return
+        trainer.extend(AverageStatistics(self.comm, self.parts.task), trigger=trigger)
+        trainer.extend(evaluator(self.config, self.parts, self.comm), name="validation", trigger=trigger)
+
+    def _reports(self, trainer: Trainer, trigger: Any) -> None:
+        self.log = extensions.LogReport(trigger=trigger)
+        trainer.extend(extensions.observe_value("lr", lambda _: self.optimizer.lr), trigger=(1, "iteration"))
+        trainer.extend(self.log)
+        trainer.extend(extensions.PrintReport(self._columns()))
+        live = self.comm.size == 1 and sys.stdout.isatty()
+        trainer.extend(extensions.ProgressBar(update_interval=5 if live else 100, live=live))
+
+    def _columns(self) -> list[str]:
+        names = ["loss"] + (["accuracy"] if self.parts.data.num_classes else [])
+        test = [f"validation/main/{name}" for name in names] if self.parts.data.test is not None else []
+        return ["epoch", "iteration", *(f"main/{name}" for name in names), *test, "elapsed_time"]
+
+    # ---- the run ----
+
+    def start_folder(self, resume: bool) -> None:
+        """Make the run's folder, or go on from its newest snapshot. Collective."""
+        path = None
+        try:
+            path = on_root(self.comm, lambda: _open_folder(self.config, self.parts.recipe, resume))
+        except (DbrdistError, OSError) as error:
+            raise Refused(str(error)) from error
+        if path is not None:
+            with alike(self.comm):
+                snapshots.load(path, self.trainer)
+            self.say(f"going on from {path}, epoch {self.trainer.updater.epoch_detail:.2f}")
+
+    def train(self) -> int:
+        """Train to the end, or to an agreed stop; returns the exit code."""
+        began = time.time()
+        code, status = 0, "finished"
+        try:
+            self.trainer.run(show_loop_exception_msg=False)
+        except StopRequested as request:
+            self.say(str(request))
+            code, status = STOPPED, "stopped"
+        except DbrdistError as error:
+            if not _is_agreed(error):
+                raise
+            raise Refused(f"{type(error).__name__}: {error}") from error
+        skipped = self.comm.allreduce_obj(self.local.num_skipped)
+        messages = self.comm.allreduce_obj(list(getattr(self.iterator, "skipped", ()))[:10])
+        if self.comm.rank == 0:
+            summary = self.summary(status, time.time() - began)
+            summary |= {"num_skipped_examples": skipped, "skipped_examples": messages[:10]}
+            write_json(os.path.join(self.config.out, SUMMARY), summary)
+            self._say_end(summary)
+        return code
+
+    def summary(self, status: str, seconds: float) -> dict[str, Any]:
+        """What the run came to."""
+        updater = self.trainer.updater
+        last = self.log.log[-1] if self.log.log else {}
+        return {
+            "status": status,
+            "epochs": updater.epoch_detail,
+            "iterations": updater.iteration,
+            "seconds": seconds,
+            "seconds_over_all_starts": self.trainer.elapsed_time,
+            "metrics": {key: value for key, value in last.items() if "/" in key},
+            "num_parameters": self.parts.task.count_params(),
+            "num_ranks": self.comm.size,
+            "batch": self.config.batch,
+            "seed": self.config.seed,
+            "version": dbrdist.__version__,
+        }
+
+    def announce(self) -> None:
+        """What is going to be trained."""
+        for line in describe(self.config, self.parts, self.comm.size):
+            self.say(line)
+
+    def _say_end(self, summary: dict[str, Any]) -> None:
+        if summary["num_skipped_examples"]:
+            self.say(f"{summary['num_skipped_examples']} corrupt examples left out, see {SUMMARY}")
+        self.say(
+            f"{summary['status']}: {summary['epochs']:.4g} epochs, {summary['iterations']} steps in "
+            f"{summary['seconds']:.1f} s; everything is in {self.config.out}"
+        )
+        accuracy = summary["metrics"].get("validation/main/accuracy")
+        if accuracy is not None:
+            self.say(f"test accuracy {100 * accuracy:.2f} %")
+
+    def say(self, words: str) -> None:
+        """Print once."""
+        if self.comm.rank == 0:
+            print(words, flush=True)
+
+
+def _is_agreed(error: DbrdistError) -> bool:
+    """Whether every rank has this error: bad losses and failed snapshots are agreed upon before they are raised."""
+    return isinstance(error, dbrdist.errors.NonFiniteLossError | dbrdist.errors.CheckpointError)
+
+
+def evaluator(config: Config, made: Parts, comm: Any) -> Any:
+    """Means over the whole test data, the same on every rank."""
+    own = extensions.Evaluator(
+        iterator(config, made.data.test, comm, train=False), made.task, made.convert, device=made.device
+    )
+    return create_multi_node_evaluator(own, comm)
+
+
+def describe(config: Config, made: Parts, size: int) -> list[str]:
+    """The plan in a few lines."""
+    num_train, params = len(made.data.train), list(made.task.params(include_uninit=False))
+    num_bytes = sum(p.array.nbytes for p in params)
+    test = f", {len(made.data.test)} test examples" if made.data.test is not None else ", no evaluation"
+    steps = -(-num_train // config.batch)
+    num_steps = round(config.epochs * steps) if config.iterations is None else config.iterations
+    return [
+        f"model: {config.model.name}, {sum(p.size for p in params):,} parameters of {config.dtype}",
+        f"data: {config.data.name}, {num_train} training examples{test}",
+        f"ranks: {size}; batch: {config.batch}, that is {config.batch / size:g} per rank",
+        f"steps: {steps} per epoch, about {num_steps} in all; {num_bytes:,} bytes per allreduce",
+        f"seed: {config.seed}; out: {config.out}",
+    ]
+
+
+def _open_folder(config: Config, recipe: dict[str, Any], resume: bool) -> str | None:
+    """On one rank: write what the run is, and return the snapshot to go on from."""
+    os.makedirs(config.out, exist_ok=True)
+    path = snapshots.newest(config.out) if resume else None
+    if path is None:
+        if resume:
+            print(f"no snapshot in {config.out}: starting from the beginning", flush=True)
+        for old in snapshots.find(config.out):  # of an earlier run: a later --resume must not take them for ours
+            os.remove(old)
+    write_atomically(os.path.join(config.out, CONFIG), lambda file: file.write(dump(config).encode()))
+    write_json(os.path.join(config.out, RECIPE), {**recipe, "dtype": config.dtype, "directory": os.getcwd()})
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(os.path.join(config.out, SUMMARY))
+    return path
+
+
+def write_json(path: str, data: Any) -> None:
+    """Write a JSON file that people read."""
+    write_atomically(path, lambda file: file.write((json.dumps(data, indent=2) + "\n").encode()))
+
+
+def evaluate(config: Config, origin: Origin, comm: Any, run_dir: str) -> None:
+    """Evaluate the newest snapshot of a run, and print the means as one line of JSON."""
+    with alike(comm):
+        made = parts(config, origin, comm.intra_rank, comm.size)
+        if made.data.test is None:
+            raise ConfigError(f"{origin.where(('data',))}: data: there is no test data to evaluate on")
+        path = snapshots.newest(run_dir)
+        if path is None:
+            raise ConfigError(f"{run_dir}: expected a snapshot to evaluate, found no whole one")
+        load_npz(path, made.task, path="updater/model:main/")
+    evaluation = evaluator(config, made, comm)
+    evaluation.name = "validation"
+    means = evaluation(None)
+    evaluation.finalize()
+    if comm.rank == 0:
+        print(json.dumps({"snapshot": path, **{key: float(value) for key, value in means.items()}}), flush=True)
