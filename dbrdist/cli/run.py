@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import dbrdist
 from dbrdist.cli import build
 from dbrdist.cli.config import Config, interval
@@ -42,7 +44,10 @@ class Refused(Exception):
 
 @contextlib.contextmanager
 def alike(comm: Any) -> Iterator[None]:
-    """What fails inside the block on any rank ends all in the same way; the block does not communicate."""
+    """What fails inside the block on any rank ends all in the same way; the block does not communicate.
+
+    What a user can mend is said in a sentence; anything else with the traceback of the lowest rank that has one.
+    """
     own: Exception | None = None
     try:
         with together(comm):
@@ -53,8 +58,11 @@ def alike(comm: Any) -> Iterator[None]:
                 raise
     except (DbrdistError, OSError, ValueError) as error:
         raise Refused(str(error), 2 if isinstance(error, ConfigError) else 1) from own
-    except Exception as error:
-        raise Refused(f"{type(error).__name__}: {error}") from own
+    except Exception:
+        failed = comm.allgather_obj(own is not None)
+        if own is not None and failed.index(True) == comm.rank:
+            raise own from own.__cause__
+        raise Refused("") from own
 
 
 class Parts(NamedTuple):
@@ -146,19 +154,19 @@ class Run:
         trainer.extend(agreement)
         trainer.extend(self.local)
         trainer.extend(FollowSchedule(build.schedule(config, self.optimizer.lr), self.optimizer))
-        self._evaluation(trainer, AtEndToo(interval(config.evaluation.every), end))
+        self._evaluation(trainer, end)
         if comm.rank == 0:
             self._reports(trainer, AtEndToo(interval(config.log.every), end))
         trainer.extend(saver, trigger=AtEndToo(interval(config.snapshot.every), end))
         trainer.extend(SaveAndStop(agreement, saver))
         return trainer
 
-    def _evaluation(self, trainer: Trainer, trigger: Any) -> None:
-        data = self.parts.data
-        if data.test is None:
-            return
-        trainer.extend(AverageStatistics(self.comm, self.parts.task), trigger=trigger)
-        trainer.extend(evaluator(self.config, self.parts, self.comm), name="validation", trigger=trigger)
+    def _evaluation(self, trainer: Trainer, end: EndTrigger) -> None:
+        every = interval(self.config.evaluation.every)
+        if self.parts.data.test is not None:
+            trainer.extend(AverageStatistics(self.comm, self.parts.task), trigger=AtEndToo(every, end))
+            evaluation = evaluator(self.config, self.parts, self.comm)
+            trainer.extend(evaluation, name="validation", trigger=AtEndToo(every, end))
 
     def _reports(self, trainer: Trainer, trigger: Any) -> None:
         self.log = extensions.LogReport(trigger=trigger)
@@ -166,7 +174,7 @@ class Run:
         trainer.extend(self.log)
         trainer.extend(extensions.PrintReport(self._columns()))
         live = self.comm.size == 1 and sys.stdout.isatty()
-        trainer.extend(extensions.ProgressBar(update_interval=5 if live else 100, live=live))
+        trainer.extend(extensions.ProgressBar(update_interval=1, live=live, min_seconds=0.1 if live else 10.0))
 
     def _columns(self) -> list[str]:
         names = ["loss"] + (["accuracy"] if self.parts.data.num_classes else [])
@@ -192,7 +200,9 @@ class Run:
         began = time.time()
         code, status = 0, "finished"
         try:
-            self.trainer.run(show_loop_exception_msg=False)
+            # what overflows shows in the loss, which is looked at after each step; a warning would not say more
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+                self.trainer.run(show_loop_exception_msg=False)
         except StopRequested as request:
             self.say(str(request))
             code, status = STOPPED, "stopped"

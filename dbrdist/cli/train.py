@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from typing import Any
 
@@ -85,9 +86,15 @@ def _run(settings: Config, origin: Origin, resume: bool, evaluate: str | None) -
         training.start_folder(resume)
         return training.train()
     except run.Refused as reason:
-        if comm.rank == 0:
-            abort.report(f"dbrdist-train: {reason}" if reason.code != _WRONG else str(reason))
+        if comm.rank == 0 and str(reason):
+            _complain(f"dbrdist-train: {reason}" if reason.code != _WRONG else str(reason))
         return reason.code
+
+
+def _complain(words: str) -> None:
+    """Say what is wrong, once for all ranks, so that an editor finds `file:line:column` at the start of a line."""
+    sys.stdout.flush()
+    os.write(2, f"{words}\n".encode(errors="backslashreplace"))
 
 
 def _say_before_mpi(words: str) -> None:
@@ -103,7 +110,7 @@ def _refuse_before_mpi(words: str, code: int) -> int:
     """
     if environment.launched()[1] > 0:
         time.sleep(1.0)
-    abort.report(words)
+    _complain(words)
     return code
 
 
@@ -122,3 +129,7 @@ def _main() -> int:
 def main() -> None:
     """Run the command; a failure on any rank ends the job."""
     abort.guard(_main)
+
+
+if __name__ == "__main__":
+    main()
