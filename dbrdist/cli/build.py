@@ -13,6 +13,7 @@ from dbrdist import datasets, models, optimizers
 from dbrdist import functions as F
 from dbrdist.cli import config as c
 from dbrdist.cli import resolve
+from dbrdist.cli.document import Path
 from dbrdist.cli.load import Origin
 from dbrdist.cli.task import Task
 from dbrdist.core.backend import as_dtype, is_floating
@@ -144,10 +145,24 @@ class _ToHWC(T.Transform):
 def _transforms(settings: tuple[Any, ...], part: str, origin: Origin) -> list[Any]:
     """The transforms in order, and at the end images as (C, H, W)."""
     made = [
-        resolve.call(s, ("transforms", part, i), origin) if isinstance(s, c.Custom) else TRANSFORMS[s.name](s)
+        _UserTransform(s, ("transforms", part, i), origin) if isinstance(s, c.Custom) else TRANSFORMS[s.name](s)
         for i, s in enumerate(settings)
     ]
     return [*made, T.ToCHW()]
+
+
+class _UserTransform:
+    """A transform of the user's own, made anew in each loader process: closures cannot be sent there."""
+
+    def __init__(self, settings: c.Custom, path: Path, origin: Origin):
+        self._source = (settings, path, origin)
+        self._transform = resolve.call(*self._source)
+
+    def __call__(self, example: Any, rng: Any = None) -> Any:
+        return self._transform(example, rng)
+
+    def __reduce__(self) -> Any:
+        return _UserTransform, self._source
 
 
 def _custom_data(config: c.Config, settings: c.Custom, origin: Origin) -> Data:
