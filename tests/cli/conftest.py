@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from cli_helpers import ROOT
 
 import dbrdist
 from dbrdist.cli import train
 from dbrdist.core import random
-
-ROOT = Path(__file__).parents[2]
 
 NET = '''\
 import os

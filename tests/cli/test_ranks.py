@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_train import lines, same_runs
+from cli_helpers import ROOT, lines, same_runs
 
 pytestmark = pytest.mark.timeout(90)
 EXACT = ["log.every=1 iteration", "snapshot.every=4 iterations", "iterations=10"]
@@ -114,6 +114,6 @@ def test_an_exception_on_the_ranks_ends_the_job(ranks):
 
 def test_a_configuration_that_one_rank_lacks_ends_the_job(ranks, folder):
     (folder / "sitecustomize.py").write_text("import os\nif os.environ.get('PMI_RANK') == '1':\n    os.chdir('/')\n")
-    code, _, err = finish(ranks(2, "run.yaml", PYTHONPATH=str(folder) + ":" + str(Path(__file__).parents[2])), 20)
+    code, _, err = finish(ranks(2, "run.yaml", PYTHONPATH=str(folder) + ":" + str(ROOT)), 20)
     assert code == 2
     assert "run.yaml: the configuration cannot be read" in err

@@ -7,17 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from cli_helpers import ROOT, lines, same_runs
 
 import dbrdist
 from dbrdist.cli.config import Config
 from dbrdist.cli.load import load
 from dbrdist.training import runs
 from dbrdist.training.extensions import snapshots
-
-
-def lines(path):
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
 def test_a_run_leaves_its_folder(run):
@@ -98,23 +94,6 @@ def test_resume_goes_on_as_if_nothing_had_happened(run, stop):
     assert code == 0
     assert f"going on from cut/snapshot_iter_{stop}" in out
     same_runs("straight", "cut", extra_evaluation_at=stop)
-
-
-def same_runs(a, b, extra_evaluation_at=None):
-    """The same weights, statistics, state and log; an evaluation at a former end does not count."""
-    first, second = (dict(np.load(snapshots.newest(f))) for f in (a, b))
-    assert set(first) == set(second)
-    for key in first:
-        if not key.endswith(("/_log", "_snapshot_elapsed_time")):
-            assert np.array_equal(first[key], second[key]), key
-    logs = [
-        [{k: v for k, v in entry.items() if k != "elapsed_time"} for entry in lines(f"{folder}/log.jsonl")]
-        for folder in (a, b)
-    ]
-    if extra_evaluation_at is not None:
-        entry = logs[1][extra_evaluation_at - 1]
-        logs[1][extra_evaluation_at - 1] = {k: v for k, v in entry.items() if not k.startswith("validation/")}
-    assert logs[0] == logs[1]
 
 
 def test_a_new_run_in_an_old_folder_forgets_the_old_one(run):

@@ -4,11 +4,11 @@ import os
 
 import numpy as np
 import pytest
-from dbrdist.datasets.iterators import SerialIterator
-from helpers import Line, examples, restore, saved
+from training_helpers import Line, examples, restore, saved
 
 from dbrdist import optimizers
 from dbrdist.core import random
+from dbrdist.datasets.iterators import SerialIterator
 from dbrdist.errors import CheckpointError, NonFiniteLossError
 from dbrdist.training import PRIORITY_WRITER, Extension, StandardUpdater, Trainer, extensions, make_extension
 
