@@ -50,12 +50,12 @@ def guard(main: Callable[[], int | None]) -> NoReturn:
     if text:
         report(text)
     if code != 0:
-        _fail(code)
+        _fail(code, text)
     sys.exit(code)
 
 
 def guard_library_use(comm: mpi.MpiCommunicator) -> None:
-    """From now on a failure of this process ends the job, if it is a script that a launcher started on several ranks."""
+    """From now on a failure of this process ends the job, if it is a program running on several ranks. Collective."""
     if comm.size == 1 or _is_interactive_or_worker():
         return
     leaving.join(comm)
@@ -67,11 +67,11 @@ def guard_library_use(comm: mpi.MpiCommunicator) -> None:
 def _is_interactive_or_worker() -> bool:
     if multiprocessing.parent_process() is not None:
         return True
-    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "IPython" in sys.modules and _in_ipython()
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or _in_ipython()
 
 
 def _in_ipython() -> bool:
-    get = getattr(sys.modules["IPython"], "get_ipython", None)
+    get = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return get is not None and get() is not None
 
 
@@ -98,7 +98,7 @@ def _on_exception(kind: type[BaseException], value: BaseException, tb: Any) -> N
         report("interrupted")
     else:
         report("".join(traceback.format_exception(kind, value, tb)))
-    _fail(INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
+    _fail(INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1, kind.__name__)
 
 
 def _on_thread_exception(args: Any) -> None:
@@ -117,8 +117,9 @@ def _on_system_exit(status: Any) -> Any:
     code, text = _status(status)
     if code == 0 or _installed_in != os.getpid() or leaving.is_over():
         return status
-    report(text or f"exit status {code}")
-    _fail(code)
+    if text:
+        report(text)
+    _fail(code, text)
     return code  # not the text, which the interpreter would print again
 
 
@@ -152,22 +153,27 @@ def report(text: str) -> None:
             return
 
 
-def _fail(code: int) -> None:
-    """End the job with ``code``. Returns where no other rank waits: all are at their exit, or there is one."""
+def _fail(code: int, said: str) -> None:
+    """End the job with ``code``. Returns where no other rank waits: all are at their exit, or there is one.
+
+    ``said`` is what was reported; where that is nothing, the exit status is, if the job has to be ended for it.
+    """
     if mpi.started() is None:
-        _fail_before_mpi(code)
+        _fail_before_mpi(code, said)
         return
     if mpi.world()[1] > 1 and not leaving.all_leave_within(_MEETING_SECONDS):
+        _say_status(code, said)
         _end(code)
 
 
-def _fail_before_mpi(code: int) -> None:
+def _fail_before_mpi(code: int, said: str) -> None:
     """Tell the launcher to end the job: other ranks may wait for this one in MPI_Init."""
     size, rank, _ = environment.launched()
     if size == 1 or leaving.is_over():
         return
     if rank > 0:
-        time.sleep(_MEETING_SECONDS)  # where all fail alike, rank 0 says so for all
+        time.sleep(_MEETING_SECONDS)  # where all fail alike, rank 0 says so for all and ends them here
+        _say_status(code, said)
     pmi = os.environ.get("PMI_FD", "")
     if pmi.isdigit():
         # PMI version 1 of hydra (MPICH, Intel MPI), which otherwise goes on when a rank ends before MPI_Init. Open MPI
@@ -176,6 +182,11 @@ def _fail_before_mpi(code: int) -> None:
             os.write(int(pmi), f"cmd=abort exitcode={code}\n".encode())
         except OSError:  # the launcher is gone, and the other ranks with it
             return
+
+
+def _say_status(code: int, said: str) -> None:
+    if not said:
+        report(f"exit status {code}")
 
 
 def _end(code: int) -> NoReturn:

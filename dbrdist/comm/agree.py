@@ -133,7 +133,12 @@ def check_model(comm: Ranks, model: Any) -> None:
     Raises:
         CommunicatorError: on every rank, listing for each rank that differs from rank 0 where it does first.
     """
-    lines = describe_params(model)
+    check_params(comm, describe_params(model))
+
+
+def check_params(comm: Ranks, lines: Sequence[str]) -> None:
+    """As :func:`check_model`, of one line of text for each parameter."""
+    lines = list(lines)
     text = "\n".join(lines)
     rows = comm._allgather_rows(np.array([_digest(text)], np.int64))
     if (rows == rows[0]).all():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import pickle
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.comm import agree, message
+from dbrdist.comm import model as models
 from dbrdist.core import backend
 from dbrdist.core.backend import Array
 
@@ -40,6 +40,7 @@ class CommunicatorBase(ABC):
     def __init__(self) -> None:
         self._configs: dict[str, Any] = dict(self._defaults)
         self._within_config_scope = False
+        self._plan: Any = None  # of the last reduction of gradients
 
     # ---- who and where ----
 
@@ -131,7 +132,7 @@ class CommunicatorBase(ABC):
         """Return when every rank has come here."""
         self.allgather_obj(None)
 
-    def finalize(self) -> None:
+    def finalize(self) -> None:  # noqa: B027 - most providers hold nothing
         """Free what the communicator holds. It must not be used afterwards."""
 
     # ---- objects ----
@@ -168,6 +169,47 @@ class CommunicatorBase(ABC):
             first = first + other
         return first
 
+    # ---- models ----
+
+    _reduces_one_by_one = False  # True in providers that reduce parameter by parameter
+
+    def bcast_data(self, model: Any) -> None:
+        """Give every rank rank 0's parameters and persistent values (batch-norm statistics, say).
+
+        A parameter that has no shape yet is broadcast when it is initialised, which must then happen on every rank.
+
+        Raises:
+            CommunicatorError: on every rank, if the models differ in names, shapes or types.
+        """
+        models.bcast_data(self, model)
+
+    def broadcast_data(self, model: Any) -> None:
+        """The older name of :meth:`bcast_data`."""
+        self.bcast_data(model)
+
+    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
+        """Replace the gradients of a link by their means over ranks, all ranks weighing the same.
+
+        A parameter that has a gradient on some ranks only counts as gradient zero on the others. One without a gradient
+        on any rank is left alone, or with ``zero_fill`` gets zeros. Means of 16-bit gradients are summed and divided in
+        float32 and narrowed once.
+
+        Raises:
+            CommunicatorError: on every rank, if the parameters differ in shape or type.
+        """
+        self.weighted_mean_grad(list(model.namedparams()), zero_fill, None)
+
+    def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
+        """The older name of :meth:`multi_node_mean_grad`."""
+        self.multi_node_mean_grad(model, zero_fill)
+
+    def weighted_mean_grad(self, params: list[tuple[str, Any]], zero_fill: bool, num_samples: int | None) -> None:
+        """As :meth:`multi_node_mean_grad` for named parameters, each rank weighing its number of samples.
+
+        None on every rank is equal weights; a rank with 0 samples takes part with weight 0.
+        """
+        models.mean_grad(self, params, zero_fill, num_samples, one_by_one=self._reduces_one_by_one)
+
     # ---- what providers fill in ----
 
     @abstractmethod
@@ -175,17 +217,13 @@ class CommunicatorBase(ABC):
         """A few 64-bit integers of every rank, as an array of ``size`` rows: cheap, and never fails on its own."""
 
     @abstractmethod
-    def _reduce_host(
-        self, x: message.HostArray, factors: Sequence[float] | None, divisor: float | None
-    ) -> None:
+    def _reduce_host(self, x: message.HostArray, factors: Sequence[float] | None, divisor: float | None) -> None:
         """Replace the 1-d contiguous ``x`` by ``sum(factors[k] * x of rank k) / divisor`` on every rank.
 
         16-bit types are summed and divided in float32. Every rank gets the same bits.
         """
 
-    def _reduce(
-        self, x: Array, factors: Sequence[float] | None = None, divisor: float | None = None
-    ) -> None:
+    def _reduce(self, x: Array, factors: Sequence[float] | None = None, divisor: float | None = None) -> None:
         """As :meth:`_reduce_host`, also for arrays on a device."""
         if x.size == 0:
             return
@@ -251,7 +289,7 @@ class CommunicatorBase(ABC):
     @property
     def within_config_scope(self) -> bool:
         """True inside :meth:`config_scope`."""
-        return self.__dict__.get("_within_config_scope", False)
+        return bool(self.__dict__.get("_within_config_scope", False))
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

@@ -43,9 +43,7 @@ PROVIDERS: dict[str, Callable[[Any], CommunicatorBase]] = {
 _SUCCESSORS = dict.fromkeys(["hierarchical", "two_dimensional", "single_node", "non_cuda_aware", "pure_nccl"], "flat")
 
 
-def create_communicator(
-    communicator_name: str | None = None, mpi_comm: Any = None, **kwargs: Any
-) -> CommunicatorBase:
+def create_communicator(communicator_name: str | None = None, mpi_comm: Any = None, **kwargs: Any) -> CommunicatorBase:
     """The communicator of this process (or thread), and from now on abort on failure.
 
     Args:
@@ -87,7 +85,9 @@ def _what_fits(mpi_comm: Any) -> str:
 def _unknown(name: str) -> str:
     known = ", ".join(PROVIDERS)
     if name in _SUCCESSORS:
-        return f"the communicator {name!r} is not part of dbrdist; {_SUCCESSORS[name]!r} serves instead (known: {known})"
+        return (
+            f"the communicator {name!r} is not part of dbrdist; {_SUCCESSORS[name]!r} serves instead (known: {known})"
+        )
     close = difflib.get_close_matches(str(name), PROVIDERS, 1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"unknown communicator {name!r}, known are {known}{hint}"

@@ -20,7 +20,8 @@ _watcher: Callable[[Any], Any] | None = None
 def watch(function: Callable[[Any], Any]) -> bool:
     """Call ``function(code)`` when the interpreter is about to end for an uncaught SystemExit.
 
-    What the function returns takes the place of the code. Returns False where this interpreter does not allow it (anything but CPython).
+    What the function returns takes the place of the code. Returns False where this interpreter does not allow it
+    (anything but CPython).
     """
     global _watcher
     if _watcher is None and not _replace_attribute():
@@ -55,4 +56,8 @@ def _replace_attribute() -> bool:
 
 def _exit(status: Any = None, /) -> NoReturn:
     """Exit the interpreter by raising SystemExit(status)."""
-    raise SystemExit(status)
+    if isinstance(status, SystemExit):
+        raise status
+    if isinstance(status, tuple):  # as the original: the arguments of the exception
+        raise SystemExit(*status)
+    raise SystemExit() if status is None else SystemExit(status)

@@ -78,7 +78,8 @@ def all_leave_within(seconds: float) -> bool:
 
 
 def _all_arrived() -> bool:
-    return all([channel.arrive() for channel in _state.channels])
+    arrived = [channel.arrive() for channel in _state.channels]  # on every channel, even if the first is late
+    return all(arrived)
 
 
 def _stop_listening() -> None:

@@ -69,7 +69,7 @@ def _is_dense(x: HostArray) -> bool:
 
 
 def empty_like_header(header: Header, buffer: HostArray | None = None) -> tuple[HostArray, HostArray]:
-    """Memory for the array that ``header`` describes: (its bytes, 1-d; the array on them). Taken from ``buffer`` if given."""
+    """Memory for the array that ``header`` describes, taken from ``buffer`` if given: (its bytes, 1-d; the array)."""
     shape, dtype, axes = _decode(header)
     num_bytes = count_bytes(header)
     raw = np.empty(num_bytes, np.uint8) if buffer is None else buffer[:num_bytes]
@@ -122,7 +122,8 @@ def dtype_from_name(name: str) -> np.dtype[Any]:
         return np.dtype(name)
     import ml_dtypes  # here, so that runs without such arrays do not pay for it
 
-    return np.dtype(getattr(ml_dtypes, name))
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return dtype
 
 
 def count_bytes(header: Header) -> int:

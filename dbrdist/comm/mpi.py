@@ -7,6 +7,7 @@ here in float32, because MPI has no such types.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,6 +67,7 @@ class MpiCommunicator(CommunicatorBase):
         self._comm = self._user_comm.Dup()
         self._rank: int = self._comm.rank
         self._size: int = self._comm.size
+        self._own_mail: dict[int, deque[tuple[str, Any]]] = {}  # tag -> what this rank has sent to itself
         self._find_hosts()
 
     def _find_hosts(self) -> None:
@@ -238,6 +240,10 @@ class MpiCommunicator(CommunicatorBase):
         waiting.only_for(dest)
         is_one = not isinstance(data, (tuple, list))
         arrays = [message.as_array(x, "send") for x in ([data] if is_one else data)]
+        if dest == self._rank:
+            copies = tuple(map(message.clone, arrays))
+            self._send_to_self("array", copies[0] if is_one else copies, tag)
+            return
         prepared = [_prepare(x, "send") for x in arrays]
         kind = np.array([_ARRAY if is_one else len(arrays)], np.int64)
         self._comm.Send(np.concatenate([kind, *(header for header, _, _ in prepared)]), dest, tag)
@@ -248,6 +254,8 @@ class MpiCommunicator(CommunicatorBase):
     def recv(self, source: int, tag: int) -> Any:
         self._check_rank(source, "recv")
         waiting.only_for(source)
+        if source == self._rank:
+            return self._recv_from_self("array", tag)
         head = self._recv_head(source, tag)
         kind = int(head[0])
         if kind == _OBJECT:
@@ -259,6 +267,18 @@ class MpiCommunicator(CommunicatorBase):
             self._recv_bytes(raw, source, tag)
             received.append(message.to_current_device(x, header))
         return received[0] if kind == _ARRAY else tuple(received)
+
+    def _send_to_self(self, kind: str, item: Any, tag: int) -> None:
+        """Kept here, because a blocking MPI_Send to oneself waits for ever."""
+        self._own_mail.setdefault(tag, deque()).append((kind, item))
+
+    def _recv_from_self(self, kind: str, tag: int) -> Any:
+        if not self._own_mail.get(tag):
+            raise CommunicatorError(f"rank {self._rank} expected a message from itself with tag {tag}, but sent none")
+        sent, item = self._own_mail[tag].popleft()
+        if sent != kind:
+            raise wrong_kind(kind, self._rank, tag)
+        return item
 
     def _recv_head(self, source: int, tag: int) -> message.Header:
         status = self._MPI.Status()
@@ -316,6 +336,20 @@ class MpiCommunicator(CommunicatorBase):
         raw[mine] = message.as_bytes(total.astype(x.dtype))
         self._comm.Allgatherv(self._MPI.IN_PLACE, [raw, (counts, starts), byte])
 
+    # ---- models: noted as one verb each ----
+
+    @verb
+    def bcast_data(self, model: Any) -> None:
+        super().bcast_data(model)
+
+    @verb
+    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
+        super().multi_node_mean_grad(model, zero_fill)
+
+    @verb
+    def weighted_mean_grad(self, params: list[tuple[str, Any]], zero_fill: bool, num_samples: int | None) -> None:
+        super().weighted_mean_grad(params, zero_fill, num_samples)
+
     # ---- objects ----
 
     @verb
@@ -323,6 +357,9 @@ class MpiCommunicator(CommunicatorBase):
         self._check_rank(dest, "send_obj")
         waiting.only_for(dest)
         raw, error = pickled(obj)
+        if dest == self._rank:
+            self._send_to_self("object", raw, tag)
+            return
         self._comm.Send(np.array([_OBJECT, raw.size], np.int64), dest, tag)
         self._send_bytes(raw, dest, tag)
         if error is not None:
@@ -332,6 +369,8 @@ class MpiCommunicator(CommunicatorBase):
     def recv_obj(self, source: int, tag: int) -> Any:
         self._check_rank(source, "recv_obj")
         waiting.only_for(source)
+        if source == self._rank:
+            return unpickled(self._recv_from_self("object", tag))
         head = self._recv_head(source, tag)
         if head[0] != _OBJECT:
             for header in head[1:].reshape(-1, message.HEADER_WORDS):
@@ -375,6 +414,8 @@ class MpiCommunicator(CommunicatorBase):
 class NaiveCommunicator(MpiCommunicator):
     """One reduction for each parameter: the plainest way, to compare others with."""
 
+    _reduces_one_by_one = True
+
 
 class FlatCommunicator(MpiCommunicator):
     """One reduction over flat memory for all parameters of a type."""
@@ -391,7 +432,10 @@ def _prepare(x: Any, verb_name: str) -> tuple[message.Header, Exception | None, 
 
 
 def _room_for(headers: message.Header) -> tuple[message.HostArray, list[int], list[int]]:
-    """One block of memory for the arrays behind ``headers``: (memory, bytes of each, start of each, 64-byte aligned)."""
+    """One block of memory for the arrays behind ``headers``: (memory, bytes of each, start of each).
+
+    Starts are multiples of 64 bytes.
+    """
     counts = [message.count_bytes(header) for header in headers]
     starts, end = [], 0
     for count in counts:

@@ -68,4 +68,5 @@ def only_for(rank: int) -> None:
 
 def all_waits() -> list[Wait]:
     """The verbs that threads of this process are in, the oldest first."""
-    return sorted(list(_waits.values()), key=lambda wait: wait.since)
+    waits = tuple(_waits.values())  # in one step: other threads enter and leave verbs meanwhile
+    return sorted(waits, key=lambda wait: wait.since)

@@ -1,0 +1,269 @@
+"""An optimizer that keeps all ranks in step: equal parameters at the start, mean gradients at each update."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dbrdist.comm import model as models
+from dbrdist.comm.communicator import CommunicatorBase
+from dbrdist.core.optimizer import HyperparameterProxy, Optimizer
+from dbrdist.core.parameter import Parameter
+from dbrdist.errors import CommunicatorError
+
+
+def create_multi_node_optimizer(
+    actual_optimizer: Any, communicator: CommunicatorBase, double_buffering: bool = False, zero_fill: bool = True
+) -> Any:
+    """``actual_optimizer`` with gradients averaged over the ranks of ``communicator``.
+
+    The first update broadcasts rank 0's parameters, and updates. Hyperparameters (``lr``, ``momentum``, ...) read and
+    set those of ``actual_optimizer``; a name that it does not have is refused.
+
+    Args:
+        actual_optimizer: any optimizer; what :meth:`setup` of either is called with is the target of both.
+        communicator: the ranks.
+        double_buffering: not offered; see below.
+        zero_fill: count a parameter that got no gradient on any rank as gradient zero. False leaves it out of the
+            reduction; the update still counts it as zero.
+
+    Raises:
+        ValueError: for ``double_buffering``. It hides communication by updating with the gradients of the step before,
+            which changes the training; reductions that start during backward hide it without that.
+    """
+    if double_buffering:
+        raise ValueError(
+            "double_buffering=True is not offered: it updates with the gradients of the step before, so that results "
+            "differ from those of one process; leave it out"
+        )
+    if not isinstance(actual_optimizer, Optimizer):
+        raise TypeError(f"expected an optimizer, got {type(actual_optimizer).__name__}")
+    if not isinstance(communicator, CommunicatorBase):
+        raise TypeError(f"expected a communicator, got {type(communicator).__name__}")
+    kind: Any = type(actual_optimizer)
+    return _class_for(kind)(actual_optimizer, communicator, zero_fill)
+
+
+class MultiNodeOptimizer:
+    """Wraps ``actual_optimizer``; made by :func:`create_multi_node_optimizer`."""
+
+    __slots__ = ("_is_synchronized", "actual_optimizer", "communicator", "zero_fill")
+
+    takes_num_samples = True  # the updater passes num_samples to update()
+
+    def __init__(self, actual_optimizer: Any, communicator: CommunicatorBase, zero_fill: bool) -> None:
+        self.actual_optimizer = actual_optimizer
+        self.communicator = communicator
+        self.zero_fill = zero_fill
+        self._is_synchronized = False
+
+    # ---- the step ----
+
+    def update(
+        self, lossfun: Callable[..., Any] | None = None, *args: Any, num_samples: int | None = None, **kwds: Any
+    ) -> None:
+        """One step of all ranks.
+
+        Args:
+            lossfun: called with ``args`` and ``kwds``; its gradients are averaged. None averages those already there.
+            num_samples: how many examples this rank's loss is the mean of. The average is weighted by it, which makes
+                it the gradient of the mean over all examples. With 0, ``lossfun`` is not called, and this rank only
+                takes part in the reduction. None, on every rank, weighs all ranks equally.
+
+        Raises:
+            CommunicatorError: on every rank, if parameters differ between ranks, or no rank has an example.
+        """
+        target = self._require_target()
+        if not self._is_synchronized:
+            self.communicator.bcast_data(target)
+            self._is_synchronized = True
+        if num_samples == 0:
+            target.cleargrads()
+        late = [(name, p) for name, p in target.namedparams() if not p.is_initialized]
+        if late:
+            _with_late_parameters(self.communicator, late, num_samples, self._backward, lossfun, args, kwds)
+        elif lossfun is not None and num_samples != 0:
+            self._backward(lossfun, args, kwds)
+        self.communicator.weighted_mean_grad(self._updated_params(), self.zero_fill, num_samples)
+        self.actual_optimizer.update()
+
+    def _backward(self, lossfun: Callable[..., Any], args: Any, kwds: Any, after_forward: Any = None) -> None:
+        loss = lossfun(*args, **kwds)
+        if after_forward is not None:
+            after_forward()
+        self.target.cleargrads()
+        loss.backward(loss_scale=self.actual_optimizer._loss_scale)
+
+    def _updated_params(self) -> list[tuple[str, Parameter]]:
+        """All but the frozen ones, whose gradients nobody reads."""
+        return [(name, p) for name, p in self.target.namedparams() if p.update_rule is None or p.update_rule.enabled]
+
+    def _require_target(self) -> Any:
+        if self.actual_optimizer.target is None:
+            raise RuntimeError("the multi-node optimizer has no target yet; call setup(link) first")
+        return self.actual_optimizer.target
+
+    def synchronize_again(self) -> None:
+        """Broadcast rank 0's parameters at the next update, as at the first."""
+        self._is_synchronized = False
+
+    # ---- what is handed on ----
+
+    @property
+    def target(self) -> Any:
+        """The link that is updated."""
+        return self.actual_optimizer.target
+
+    @property
+    def t(self) -> int:
+        """The number of updates so far."""
+        return int(self.actual_optimizer.t)
+
+    @t.setter
+    def t(self, value: int) -> None:
+        self.actual_optimizer.t = value
+
+    @property
+    def epoch(self) -> int:
+        """The number of epochs counted by :meth:`new_epoch`."""
+        return int(self.actual_optimizer.epoch)
+
+    @epoch.setter
+    def epoch(self, value: int) -> None:
+        self.actual_optimizer.epoch = value
+
+    @property
+    def hyperparam(self) -> Any:
+        """The hyperparameters of the wrapped optimizer."""
+        return self.actual_optimizer.hyperparam
+
+    def setup(self, link: Any) -> MultiNodeOptimizer:
+        """Take a link as the target."""
+        self.actual_optimizer.setup(link)
+        self._is_synchronized = False
+        return self
+
+    def new_epoch(self, auto: bool = False) -> None:
+        """Count an epoch."""
+        self.actual_optimizer.new_epoch(auto)
+
+    def add_hook(self, hook: Any, name: str | None = None, timing: str = "auto") -> None:
+        """Call a hook before or after each update; before means with the averaged gradients."""
+        self.actual_optimizer.add_hook(hook, name, timing)
+
+    def remove_hook(self, name: str) -> None:
+        """Remove a hook."""
+        self.actual_optimizer.remove_hook(name)
+
+    def call_hooks(self, timing: str = "pre") -> None:
+        """Call all hooks of one timing."""
+        self.actual_optimizer.call_hooks(timing)
+
+    def set_loss_scale(self, loss_scale: float | None) -> None:
+        """Multiply the loss in backward and divide the gradients by it before the update."""
+        self.actual_optimizer.set_loss_scale(loss_scale)
+
+    def is_safe_to_update(self) -> bool:
+        """True if no gradient holds NaN or infinity."""
+        return bool(self.actual_optimizer.is_safe_to_update())
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the wrapped optimizer; what one saves, an optimizer of any number of ranks loads."""
+        self.actual_optimizer.serialize(serializer)
+
+
+@functools.cache
+def _class_for(kind: Any) -> type[MultiNodeOptimizer]:
+    """A MultiNodeOptimizer with a property for each hyperparameter that ``kind`` has as an attribute."""
+    members: dict[str, Any] = {"__slots__": ()}
+    for base in kind.__mro__:
+        for name, value in vars(base).items():
+            if isinstance(value, HyperparameterProxy):
+                members[name] = _handed_on(name)
+    return type(f"MultiNode{kind.__name__}", (MultiNodeOptimizer,), members)
+
+
+def _handed_on(name: str) -> property:
+    def read(self: MultiNodeOptimizer) -> Any:
+        return getattr(self.actual_optimizer, name)
+
+    def write(self: MultiNodeOptimizer, value: Any) -> None:
+        setattr(self.actual_optimizer, name, value)
+
+    return property(read, write, doc=f"``{name}`` of the wrapped optimizer.")
+
+
+# ---- parameters that wait for their first input ----
+
+
+def _with_late_parameters(
+    comm: CommunicatorBase,
+    late: list[tuple[str, Parameter]],
+    num_samples: int | None,
+    backward: Callable[..., None],
+    lossfun: Callable[..., Any] | None,
+    args: Any,
+    kwds: Any,
+) -> None:
+    """A step in which the forward pass may initialise parameters, which take the leading rank's values.
+
+    The lowest rank that has samples leads: it announces each parameter at its initialisation. Ranks with samples meet
+    it there, in their own forward pass; a rank without samples listens and initialises the same.
+    """
+    works = lossfun is not None and num_samples != 0
+    who_works = comm._allgather_rows(np.array([works], np.int64))[:, 0]
+    if not who_works.any():
+        return
+    leader = int(who_works.argmax())
+    if not works:
+        _listen(comm, dict(late), leader)
+        return
+    for name, p in late:
+        p.on_initialize = _Announce(comm, name, leader)
+    assert lossfun is not None
+    try:
+        backward(lossfun, args, kwds, lambda: _announce(comm, None, leader))
+    finally:
+        for name, p in late:
+            if not p.is_initialized:
+                p.on_initialize = models.Broadcast(comm, name, 0)
+
+
+class _Announce:
+    """What a late parameter does at its initialisation within a step."""
+
+    def __init__(self, comm: CommunicatorBase, name: str, leader: int) -> None:
+        self._comm = comm
+        self._name = name
+        self._leader = leader
+
+    def __call__(self, p: Parameter) -> None:
+        p.on_initialize = None
+        _announce(self._comm, (self._name, p.shape, p.dtype.name), self._leader)
+        p.array = self._comm.bcast(p.array, root=self._leader)
+
+
+def _announce(comm: CommunicatorBase, mine: Any, leader: int) -> None:
+    """Meet the other ranks at ``mine`` = (name, shape, type); None is the end of the forward pass."""
+    theirs = comm.bcast_obj(mine, root=leader)
+    if theirs != mine:
+        raise CommunicatorError(
+            "expected every rank to initialise the same parameters in the same order, but in the forward pass rank "
+            f"{leader} came to {_in_words(theirs)}, rank {comm.rank} to {_in_words(mine)}"
+        )
+
+
+def _in_words(announced: Any) -> str:
+    return "the end" if announced is None else f"{announced[0]} with shape {announced[1]} of {announced[2]}"
+
+
+def _listen(comm: CommunicatorBase, late: dict[str, Parameter], leader: int) -> None:
+    while (announced := comm.bcast_obj(None, root=leader)) is not None:
+        name, shape, _ = announced
+        p = late[name]
+        p.on_initialize = None
+        p.initialize(shape)
+        p.array = comm.bcast(None, root=leader)

@@ -1,0 +1,59 @@
+"""Start a Python program under mpiexec, with a time limit that leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+class Outcome(NamedTuple):
+    """What became of a job."""
+
+    code: int
+    text: str
+    seconds: float
+
+    def lines(self, start):
+        return [line for line in self.text.splitlines() if line.startswith(start)]
+
+
+def mpiexec():
+    """The mpiexec beside this interpreter, or else on the path."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        pytest.skip("needs mpiexec, beside the Python interpreter or on the path")
+    pytest.importorskip("mpi4py", reason="needs mpi4py")
+    return found
+
+
+def run(num_ranks, *arguments, limit_seconds=60, **environ):
+    """Run ``python arguments`` on ``num_ranks`` ranks; fail if it takes longer than the limit."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "PYTEST_", "DBRDIST_"))}
+    env |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'launch'}", "OMP_NUM_THREADS": "1", **environ}
+    # As root and on machines with few cores, Open MPI wants these.
+    env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    env |= {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    command = [mpiexec(), "-n", str(num_ranks), sys.executable, *map(str, arguments)]
+    start = time.monotonic()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=ROOT, start_new_session=True
+    )
+    try:
+        text, _ = process.communicate(timeout=limit_seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        text, _ = process.communicate()
+        pytest.fail(f"the job hung: no end after {limit_seconds} s\n{text}")
+    return Outcome(process.returncode, text, time.monotonic() - start)

@@ -1,0 +1,66 @@
+"""Training over ranks that are threads, and what the multi-node optimizer hands on."""
+
+import numpy as np
+import pytest
+
+from dbrdist import optimizers
+from dbrdist.comm import create_communicator, create_multi_node_optimizer, run_threads
+from tests.comm import training_contract
+
+
+@pytest.mark.parametrize("check", training_contract.CHECKS, ids=training_contract.by_name)
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_training_on_threads(check, num_ranks):
+    run_threads(num_ranks, check, timeout_seconds=60)
+
+
+def make(actual=None):
+    actual = optimizers.MomentumSGD(lr=0.5) if actual is None else actual
+    return create_multi_node_optimizer(actual, create_communicator("single"))
+
+
+def test_hyperparameters_are_those_of_the_wrapped_optimizer():
+    optimizer = make()
+    assert (optimizer.lr, optimizer.momentum) == (0.5, 0.9)
+    optimizer.lr = 0.25
+    assert optimizer.actual_optimizer.lr == 0.25
+    assert optimizer.hyperparam is optimizer.actual_optimizer.hyperparam
+    assert make(optimizers.Adam()).alpha == optimizers.Adam().alpha
+
+
+def test_an_unknown_attribute_is_refused():
+    with pytest.raises(AttributeError):
+        make().learning_rate = 1.0
+    with pytest.raises(AttributeError):
+        make().alpha  # noqa: B018 - reading is the test
+
+
+def test_counters_hooks_and_loss_scale_are_handed_on():
+    optimizer = make()
+    model = training_contract.Net()
+    assert optimizer.setup(model) is optimizer
+    assert optimizer.target is model
+    seen = []
+    optimizer.add_hook(lambda inner: seen.append(inner), name="see")
+    optimizer.set_loss_scale(128.0)
+    x, t = next(training_contract.batches())
+    optimizer.update(model, x, t, num_samples=len(x))
+    assert seen == [optimizer.actual_optimizer]
+    alone = training_contract.Net()
+    optimizers.MomentumSGD(lr=0.5).setup(alone).update(alone, x, t)
+    np.testing.assert_allclose(model.l1.W.array, alone.l1.W.array, rtol=1e-12)
+    optimizer.remove_hook("see")
+    optimizer.new_epoch()
+    assert (optimizer.t, optimizer.epoch) == (1, 1)
+
+
+def test_bad_arguments():
+    comm = create_communicator("single")
+    with pytest.raises(ValueError, match="double_buffering=True is not offered"):
+        create_multi_node_optimizer(optimizers.SGD(), comm, double_buffering=True)
+    with pytest.raises(TypeError, match="expected an optimizer, got int"):
+        create_multi_node_optimizer(3, comm)
+    with pytest.raises(TypeError, match="expected a communicator, got str"):
+        create_multi_node_optimizer(optimizers.SGD(), "flat")
+    with pytest.raises(RuntimeError, match="no target yet"):
+        make().update()

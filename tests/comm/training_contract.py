@@ -1,0 +1,337 @@
+"""Training over ranks, as functions of a communicator: run on thread ranks here, on processes in tests/mpi."""
+
+from __future__ import annotations
+
+import operator
+
+import ml_dtypes
+import numpy as np
+
+import dbrdist.core.ops as ops
+from dbrdist import functions as F
+from dbrdist import optimizers
+from dbrdist.comm import create_multi_node_optimizer
+from dbrdist.core.chain import Chain
+from dbrdist.core.link import Link
+from dbrdist.core.parameter import Parameter
+from dbrdist.core.variable import Variable
+from dbrdist.datasets.base import block_bounds
+from dbrdist.errors import CommunicatorError
+from tests.comm.contract import raises
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+class Dense(Link):
+    """x W + b, with W made at the first input; initial values follow from ``seed``."""
+
+    def __init__(self, num_out, dtype, seed=0):
+        super().__init__()
+        rng = np.random.default_rng(seed)
+
+        def fill(a):
+            a[...] = rng.normal(size=a.shape).astype(a.dtype) / np.sqrt(len(a)).astype(a.dtype)
+
+        fill.dtype = np.dtype(dtype)
+        with self.init_scope():
+            self.W = Parameter(fill)
+            self.b = Parameter(np.zeros(num_out, dtype))
+
+    def forward(self, x):
+        if not self.W.is_initialized:
+            self.W.initialize((x.shape[1], self.b.size))
+        y = ops.matmul(x, self.W)
+        return y + ops.broadcast_to(self.b, y.shape)
+
+
+class Net(Chain):
+    """Two layers with a ReLU between; called with inputs and targets it gives the mean squared error."""
+
+    def __init__(self, dtype=np.float64, seed=0, num_hidden=9):
+        super().__init__()
+        with self.init_scope():
+            self.l1 = Dense(num_hidden, dtype, seed)
+            self.l2 = Dense(3, dtype, seed + 1)
+
+    def forward(self, x, t):
+        y = self.l2(F.relu(self.l1(Variable(x))))
+        d = y - t
+        return ops.sum(d * d) * (1.0 / len(x))
+
+
+def batches(num_steps=20, dtype=np.float64):
+    """Global batches of 16, and each fifth of 7."""
+    rng = np.random.default_rng(3)
+    for step in range(num_steps):
+        n = 7 if step % 5 == 4 else 16
+        yield rng.normal(size=(n, 5)).astype(dtype), rng.normal(size=(n, 3)).astype(dtype)
+
+
+def optimizer_for(model, kind="momentum"):
+    made = {
+        "momentum": lambda: optimizers.MomentumSGD(lr=0.05, momentum=0.9),
+        "adam": lambda: optimizers.Adam(alpha=0.01),
+        "lars": lambda: optimizers.LARS(lr=0.5),
+    }[kind]()
+    made.setup(model)
+    made.add_hook(optimizers.WeightDecay(1e-3))
+    made.add_hook(optimizers.GradientClipping(5.0))
+    return made
+
+
+def train_alone(dtype, kind="momentum"):
+    model = Net(dtype)
+    optimizer = optimizer_for(model, kind)
+    for x, t in batches(dtype=dtype):
+        optimizer.update(model, x, t)
+    return weights(model)
+
+
+def train_together(comm, dtype, kind="momentum", model=None):
+    model = Net(dtype, seed=100 * comm.rank) if model is None else model
+    optimizer = create_multi_node_optimizer(optimizer_for(model, kind), comm)
+    for x, t in batches(dtype=dtype):
+        begin, end = block_bounds(len(x), comm.rank, comm.size)
+        optimizer.update(model, x[begin:end], t[begin:end], num_samples=end - begin)
+    assert optimizer.t == 20
+    return weights(model)
+
+
+def weights(model):
+    return {name: p.array.copy() for name, p in model.namedparams()}
+
+
+def close(mine, expected, tolerance):
+    assert mine.keys() == expected.keys()
+    for name in mine:
+        difference = np.abs(mine[name].astype(np.float64) - expected[name].astype(np.float64)).max()
+        assert difference <= tolerance * max(1.0, np.abs(expected[name].astype(np.float64)).max()), (name, difference)
+
+
+def check_n_ranks_give_the_weights_of_one(comm):
+    """With a last batch of 7, initial values that differ by rank until they are broadcast, and lazy parameters."""
+    for kind in ("momentum", "adam", "lars"):
+        for dtype, tolerance in [(np.float64, 1e-12), (np.float32, 1e-5)]:
+            close(train_together(comm, dtype, kind), train_alone(dtype, kind), tolerance)
+
+
+def check_all_ranks_hold_the_same_bits(comm):
+    for dtype in (np.float64, np.float32, np.float16):
+        mine = train_together(comm, dtype)
+        for theirs in comm.allgather_obj(mine):
+            assert all((theirs[name] == mine[name]).all() for name in mine)
+
+
+def check_the_first_update_updates(comm):
+    model = Net(seed=comm.rank)
+    optimizer = create_multi_node_optimizer(optimizers.SGD(lr=0.1).setup(model), comm)
+    x, t = next(batches())
+    model(x, t)
+    before = comm.bcast_obj(weights(model))
+    optimizer.update(model, x, t)
+    assert optimizer.t == 1
+    alone = Net()
+    alone(x, t)
+    for name, p in alone.namedparams():
+        p.array[...] = before[name]
+    optimizers.SGD(lr=0.1).setup(alone).update(alone, x, t)
+    close(weights(model), weights(alone), 1e-14)
+    assert not np.allclose(weights(model)["/l1/W"], before["/l1/W"])
+
+
+def check_late_parameters_on_ranks_without_samples(comm):
+    """Only the last rank has samples in the first step; the others learn shapes and values from it."""
+    model = Net(seed=7 * comm.rank)
+    optimizer = create_multi_node_optimizer(optimizers.SGD(lr=0.1).setup(model), comm)
+    x, t = next(batches())
+    leads = comm.rank == comm.size - 1
+    optimizer.update(model, x, t, num_samples=len(x) if leads else 0)
+    alone = Net(seed=7 * (comm.size - 1))
+    alone.l1.b.array[...] = 0
+    optimizers.SGD(lr=0.1).setup(alone).update(alone, x, t)
+    close(weights(model), weights(alone), 1e-14)
+
+
+def check_late_parameters_outside_an_update(comm):
+    model = Net(seed=comm.rank)
+    comm.bcast_data(model)
+    x, t = next(batches())
+    model(x, t)
+    expected = Net(seed=0)
+    expected(x, t)
+    close(weights(model), weights(expected), 0)
+
+
+def check_bcast_data(comm):
+    model = Net(np.float32, seed=comm.rank)
+    x, t = next(batches(dtype=np.float32))
+    if comm.rank == 0:
+        model(x, t)  # the others do not know their shapes yet
+    model.l1.add_persistent("mean", np.full(3, comm.rank, BFLOAT16))
+    model.l1.add_persistent("count", comm.rank)
+    comm.broadcast_data(model)
+    expected = Net(np.float32, seed=0)
+    expected(x, t)
+    close(weights(model), weights(expected), 0)
+    assert (model.l1.mean == 0).all()
+    assert model.l1.count == 0
+
+
+def gradients_of(comm, dtype, names=("/l1/b", "/l1/W", "/l2/W", "/l2/b")):
+    """A model whose gradients are whole numbers that depend on rank and entry; None for those not in ``names``."""
+    model = Net(dtype)
+    model(*(a.astype(dtype) for a in next(batches())))
+    for i, (name, p) in enumerate(model.namedparams()):
+        p.cleargrad()
+        if name in names:
+            p.grad = ((np.arange(p.size).reshape(p.shape) + comm.rank + i) % 7).astype(dtype)
+    return model
+
+
+def expected_mean(comm, model, name, ranks=None):
+    names = [n for n, _ in model.namedparams()]
+    p = dict(model.namedparams())[name]
+    i = names.index(name)
+    total = sum(
+        (np.arange(p.size).reshape(p.shape) + r + i) % 7 for r in (range(comm.size) if ranks is None else ranks)
+    )
+    return total / comm.size
+
+
+def check_multi_node_mean_grad(comm):
+    for dtype in (np.float64, np.float32, np.float16, BFLOAT16):
+        model = gradients_of(comm, dtype)
+        comm.multi_node_mean_grad(model)
+        for name, p in model.namedparams():
+            assert p.grad.dtype == dtype
+            expected = expected_mean(comm, model, name)
+            if np.dtype(dtype).itemsize == 2:
+                assert (p.grad == expected.astype(np.float32).astype(dtype)).all()
+            else:
+                np.testing.assert_allclose(p.grad, expected, rtol=1e-6)
+
+
+def check_gradients_that_some_or_all_ranks_lack(comm):
+    for zero_fill in (False, True):
+        mine = ("/l1/W",) if comm.rank else ("/l1/W", "/l2/W")
+        model = gradients_of(comm, np.float64, mine)
+        comm.multi_node_mean_grad(model, zero_fill)
+        params = dict(model.namedparams())
+        np.testing.assert_allclose(params["/l1/W"].grad, expected_mean(comm, model, "/l1/W"))
+        np.testing.assert_allclose(params["/l2/W"].grad, expected_mean(comm, model, "/l2/W", [0]))
+        for name in ("/l1/b", "/l2/b"):
+            assert params[name].grad is None if not zero_fill else (params[name].grad == 0).all()
+
+
+def check_gradients_travel_in_the_configured_type(comm):
+    comm.set_config("allreduce_grad_dtype", "float16")
+    model = gradients_of(comm, np.float32)
+    model.l1.W.grad[...] = 0.1
+    comm.multi_node_mean_grad(model)
+    assert model.l1.W.grad.dtype == np.float32
+    expected = np.float16(0.1) if comm.size > 1 else np.float32(0.1)
+    assert (model.l1.W.grad == expected).all()
+    comm.set_config("allreduce_grad_dtype", None)
+
+
+def check_places_in_flat_memory_may_differ(comm):
+    """On rank 0 one parameter left its arena; on the last, arenas were made of parts."""
+    model = gradients_of(comm, np.float64)
+    comm.multi_node_mean_grad(model)
+    model = gradients_of(comm, np.float64)
+    if comm.rank == 0:
+        model.l2.W.leave_arena()
+    if comm.rank == comm.size - 1:
+        from dbrdist.core import flat
+
+        flat.gather(model.l2.params())
+        flat.gather(model.l1.params())
+    comm.multi_node_mean_grad(model)
+    for name, p in model.namedparams():
+        np.testing.assert_allclose(p.grad, expected_mean(comm, model, name))
+
+
+def check_types_may_be_mixed(comm):
+    """Two arenas: their order must not depend on addresses."""
+    model = Chain()
+    with model.init_scope():
+        model.l1 = Dense(9, np.float32, 1)
+        model.l2 = Dense(3, np.float64, 2)
+        model.l3 = Dense(3, np.float32, 3)
+    kept = []
+    for i, p in enumerate(model.params()):
+        if not p.is_initialized:
+            p.initialize((4 + i, 3))
+        kept.append(np.ones(1000 * (comm.rank + 1)))
+        p.grad = np.full(p.shape, comm.rank + i, p.dtype)
+    comm.multi_node_mean_grad(model)
+    for i, p in enumerate(model.params()):
+        np.testing.assert_allclose(p.grad, np.full(p.shape, (comm.size - 1) / 2 + i), rtol=1e-6)
+
+
+def check_equal_weights_and_gradients_already_there(comm):
+    model = gradients_of(comm, np.float64)
+    before = weights(model)
+    optimizer = create_multi_node_optimizer(optimizers.SGD(lr=1.0).setup(model), comm)
+    optimizer.update()
+    for name, p in model.namedparams():
+        np.testing.assert_allclose(p.array, before[name] - expected_mean(comm, model, name), atol=1e-14)
+
+
+def check_frozen_parameters_stay(comm):
+    model = Net(seed=0)
+    model(*next(batches()))
+    optimizer = create_multi_node_optimizer(optimizers.SGD(lr=1.0).setup(model), comm)
+    model.l1.disable_update()
+    before = weights(model)
+    optimizer.update(model, *next(batches()))
+    after = weights(model)
+    assert (after["/l1/W"] == before["/l1/W"]).all()
+    assert (after["/l2/W"] != before["/l2/W"]).any()
+
+
+def check_models_that_differ_raise_on_every_rank(comm):
+    if comm.size == 1:
+        return
+    odd = comm.size - 1
+    model = Net(num_hidden=9 + (comm.rank == odd))
+    text = f"rank {odd}: /l1/b (10,) float64 instead of /l1/b (9,) float64"
+    raises(CommunicatorError, text, lambda: comm.bcast_data(model))
+    optimizer = create_multi_node_optimizer(optimizers.SGD().setup(model), comm)
+    raises(CommunicatorError, text, lambda: optimizer.update(model, *next(batches())))
+    model(*next(batches()))
+    raises(CommunicatorError, f"rank {odd}: ", lambda: comm.multi_node_mean_grad(model))
+    other = Net(np.float32 if comm.rank == odd else np.float64)
+    raises(CommunicatorError, "/l1/b (9,) float32 instead of", lambda: comm.bcast_data(other))
+
+
+def check_counts_that_make_no_sense_raise_on_every_rank(comm):
+    model = gradients_of(comm, np.float64)
+    optimizer = create_multi_node_optimizer(optimizers.SGD().setup(model), comm)
+    raises(CommunicatorError, "at least one rank", lambda: optimizer.update(num_samples=0))
+    if comm.size > 1:
+        count = None if comm.rank == 0 else 4
+        raises(CommunicatorError, "from every rank or from none", lambda: optimizer.update(num_samples=count))
+    assert optimizer.t == 0
+
+
+def check_state_is_that_of_the_wrapped_optimizer(comm):
+    from dbrdist.core.serializer import DictionarySerializer, NpzDeserializer
+
+    model = Net()
+    optimizer = create_multi_node_optimizer(optimizer_for(model), comm)
+    for x, t in batches(3):
+        optimizer.update(model, x, t)
+    saved = DictionarySerializer()
+    saved.save(optimizer)
+    alone = optimizers.MomentumSGD()
+    fresh = Net()
+    fresh(*next(batches()))
+    alone.setup(fresh)
+    NpzDeserializer(saved.target).load(alone)
+    assert alone.t == 3
+    np.testing.assert_array_equal(fresh.l1.W.update_rule.state["v"], model.l1.W.update_rule.state["v"])
+
+
+CHECKS = [function for name, function in sorted(globals().items()) if name.startswith("check_")]
+by_name = operator.attrgetter("__name__")

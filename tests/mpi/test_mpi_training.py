@@ -1,0 +1,10 @@
+"""Training over processes; see conftest.py for how to run it."""
+
+import pytest
+
+from tests.comm import training_contract
+
+
+@pytest.mark.parametrize("check", training_contract.CHECKS, ids=training_contract.by_name)
+def test_training_over_mpi(comm, check):
+    check(comm)
