@@ -15,6 +15,7 @@ from dbrdist.core import random
 
 NET = '''\
 import os
+import resource
 import signal
 
 import numpy as np
@@ -28,8 +29,10 @@ from dbrdist.core.reporter import report
 class Net(dbrdist.Chain):
     """Batch normalization and dropout, and a checksum of what each step sees; may end its own process."""
 
-    def __init__(self, width=16, kill_at=-1):
+    def __init__(self, width=16, kill_at=-1, largest_file_bytes=None):
         super().__init__()
+        if largest_file_bytes is not None and os.environ.get("PMI_RANK", "0") == "0":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file_bytes, largest_file_bytes))
         self.steps, self.kill_at = 0, kill_at
         with self.init_scope():
             self.l1 = L.Linear(None, width)
@@ -118,16 +121,17 @@ def run(folder, capfd, monkeypatch):
 
 @pytest.fixture
 def ranks(folder):
-    """`ranks(2, "run.yaml", ...)` under mpiexec: a started process. What is left of it is ended after the test."""
+    """`ranks(2, "run.yaml", ...)` under mpiexec (0: without): a started process, which is ended after the test."""
     mpiexec = Path(sys.executable).parent / "mpiexec"
     if not mpiexec.exists():
         pytest.skip("there is no mpiexec beside this Python; install dbrdist[mpich]")
     started = []
 
     def start(n, *words, **environment):
+        launcher = [mpiexec, "-n", str(n)] if n else []
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         process = subprocess.Popen(
-            [mpiexec, "-n", str(n), sys.executable, "-m", "dbrdist.cli.train", *map(str, words)],
+            [*launcher, sys.executable, "-m", "dbrdist.cli.train", *map(str, words)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

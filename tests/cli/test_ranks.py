@@ -117,3 +117,20 @@ def test_a_configuration_that_one_rank_lacks_ends_the_job(ranks, folder):
     code, _, err = finish(ranks(2, "run.yaml", PYTHONPATH=str(folder) + ":" + str(ROOT)), 20)
     assert code == 2
     assert "run.yaml: the configuration cannot be read" in err
+
+
+def test_a_full_disk_ends_all_ranks_with_one_message(ranks):
+    """Rank 0, which saves, may write files of 5000 bytes; the snapshot is larger."""
+    code, _, err = finish(ranks(2, "run.yaml", "model.args.largest_file_bytes=5000"), 30)
+    assert code == 1
+    assert err.count("snapshot_iter_3: the snapshot could not be written: File too large") == 1
+    assert "Traceback" not in err
+    assert not list(Path("result").glob("snapshot*"))
+
+
+def test_a_launcher_that_does_not_fit_is_refused(ranks):
+    """The environment speaks of two ranks, but there is nothing to meet them: two jobs of one rank would start."""
+    code, _, err = finish(ranks(0, "run.yaml", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0"), 30)
+    assert code == 1
+    assert "says that 2 ranks were started, but MPI's world has one" in err
+    assert not Path("result").exists()
