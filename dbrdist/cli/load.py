@@ -220,7 +220,7 @@ def _expected(mistake: dict[str, Any]) -> str:
         "less_than": f"must be less than {_limit(context, 'lt')}",
         "less_than_equal": f"must be at most {_limit(context, 'le')}",
     }
-    return known.get(kind, mistake["msg"])
+    return known.get(kind, str(mistake["msg"]))
 
 
 def _limit(context: dict[str, Any], which: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import dbrdist
+from dbrdist import __version__
 from dbrdist.cli import build
 from dbrdist.cli.config import Config, interval
 from dbrdist.cli.load import Origin, dump
@@ -23,15 +23,27 @@ from dbrdist.comm import create_multi_node_evaluator, create_multi_node_optimize
 from dbrdist.comm.agree import on_root, together
 from dbrdist.core import random
 from dbrdist.core.backend import get_device
+from dbrdist.core.config import global_config
 from dbrdist.core.serializer import load_npz, write_atomically
 from dbrdist.datasets.iterators import MultiprocessIterator, SerialIterator
-from dbrdist.errors import ConfigError, DbrdistError, StopRequested
+from dbrdist.errors import (
+    CheckpointError,
+    CommunicatorError,
+    ConfigError,
+    DbrdistError,
+    NonFiniteLossError,
+    StopRequested,
+)
 from dbrdist.training import StandardUpdater, Trainer, extensions
 from dbrdist.training.extensions import snapshots
 from dbrdist.training.runs import RECIPE
 
 CONFIG, SUMMARY = "config.yaml", "summary.json"
 STOPPED = 75  # EX_TEMPFAIL: saved, to be started again with --resume
+
+
+# what every rank raises: the ranks agree on it first
+_AGREED = (NonFiniteLossError, CheckpointError, CommunicatorError)
 
 
 class Refused(Exception):
@@ -77,7 +89,7 @@ class Parts(NamedTuple):
 
 def parts(config: Config, origin: Origin, intra_rank: int, size: int) -> Parts:
     """Make data and network; the network has all its shapes."""
-    dbrdist.global_config.dtype = config.dtype
+    global_config.dtype = config.dtype
     random.set_seed(config.seed)
     device = _device(config, origin, intra_rank)
     data = build.data(config, origin)
@@ -206,10 +218,10 @@ class Run:
         except StopRequested as request:
             self.say(str(request))
             code, status = STOPPED, "stopped"
-        except DbrdistError as error:
-            if not _is_agreed(error):
-                raise
+        except _AGREED as error:
             raise Refused(f"{type(error).__name__}: {error}") from error
+        except DbrdistError as error:  # of this rank's data, say: the message has what a traceback would not add to
+            raise SystemExit(f"dbrdist-train: {type(error).__name__}: {error}") from error
         skipped = self.comm.allreduce_obj(self.local.num_skipped)
         messages = self.comm.allreduce_obj(list(getattr(self.iterator, "skipped", ()))[:10])
         if self.comm.rank == 0:
@@ -234,7 +246,7 @@ class Run:
             "num_ranks": self.comm.size,
             "batch": self.config.batch,
             "seed": self.config.seed,
-            "version": dbrdist.__version__,
+            "version": __version__,
         }
 
     def announce(self) -> None:
@@ -257,11 +269,6 @@ class Run:
         """Print once."""
         if self.comm.rank == 0:
             print(words, flush=True)
-
-
-def _is_agreed(error: DbrdistError) -> bool:
-    """Whether every rank has this error: bad losses and failed snapshots are agreed upon before they are raised."""
-    return isinstance(error, dbrdist.errors.NonFiniteLossError | dbrdist.errors.CheckpointError)
 
 
 def evaluator(config: Config, made: Parts, comm: Any) -> Any:
