@@ -31,3 +31,7 @@ class CommunicatorError(DbrdistError):
 
 class ConfigError(DbrdistError):
     """A configuration is wrong; the message has one line per mistake, each beginning with its position."""
+
+
+class DataSizeError(DbrdistError):
+    """A dataset has too few examples to be divided over the ranks; raised alike on every rank."""

@@ -2,7 +2,20 @@
 
 from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.comm.create import create_communicator
+from dbrdist.comm.datasets import create_empty_dataset, scatter_dataset, scatter_index
+from dbrdist.comm.evaluator import create_multi_node_evaluator
 from dbrdist.comm.optimizer import create_multi_node_optimizer
 from dbrdist.comm.threads import run_threads
+from dbrdist.errors import DataSizeError
 
-__all__ = ["CommunicatorBase", "create_communicator", "create_multi_node_optimizer", "run_threads"]
+__all__ = [
+    "CommunicatorBase",
+    "DataSizeError",
+    "create_communicator",
+    "create_empty_dataset",
+    "create_multi_node_evaluator",
+    "create_multi_node_optimizer",
+    "run_threads",
+    "scatter_dataset",
+    "scatter_index",
+]

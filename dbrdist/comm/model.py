@@ -22,7 +22,13 @@ _EQUAL_WEIGHT = -1  # in place of a number of samples
 
 
 def bcast_data(comm: Any, model: Any, root: int = 0) -> None:
-    """Give every rank the parameters and persistent values of ``root``.
+    """Give every rank the parameters and persistent values of ``root``."""
+    bcast_params(comm, model, root)
+    _bcast_persistents(comm, model, root)
+
+
+def bcast_params(comm: Any, model: Any, root: int = 0) -> None:
+    """Give every rank the parameters of ``root``.
 
     A parameter that has no shape yet on another rank gets the root's; one without a shape on the root is broadcast when
     it is initialised, which must then happen on every rank, in the same order.
@@ -35,7 +41,6 @@ def bcast_data(comm: Any, model: Any, root: int = 0) -> None:
             p.array = comm.bcast(p.array, root=root)
         else:
             p.on_initialize = Broadcast(comm, name, root)
-    _bcast_persistents(comm, model, root)
 
 
 def _initialize_like_root(comm: Any, model: Any, root: int) -> None:

@@ -78,7 +78,8 @@ class MultiNodeOptimizer:
         """
         target = self._require_target()
         if not self._is_synchronized:
-            self.communicator.bcast_data(target)
+            # Not persistent values: after a resume each rank has its own batch-norm statistics.
+            models.bcast_params(self.communicator, target)
             self._is_synchronized = True
         if num_samples == 0:
             target.cleargrads()

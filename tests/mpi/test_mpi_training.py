@@ -2,9 +2,14 @@
 
 import pytest
 
-from tests.comm import training_contract
+from tests.comm import data_contract, training_contract
 
 
 @pytest.mark.parametrize("check", training_contract.CHECKS, ids=training_contract.by_name)
 def test_training_over_mpi(comm, check):
+    check(comm)
+
+
+@pytest.mark.parametrize("check", data_contract.CHECKS, ids=data_contract.by_name)
+def test_data_over_mpi(comm, check):
     check(comm)

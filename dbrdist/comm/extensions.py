@@ -1,0 +1,64 @@
+"""Trainer extensions that need all ranks."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dbrdist.comm.communicator import CommunicatorBase
+from dbrdist.errors import StopRequested
+from dbrdist.training.extension import Extension
+
+
+class StopOnRequest(Extension):
+    """At SIGTERM or SIGUSR1 on any rank, all ranks save after the same step, and the run ends with StopRequested.
+
+    Schedulers send these signals some time before they end a job. Launchers may deliver them to one rank or to all,
+    and never at the same moment, so the ranks tell each other after each step (one exchange of 8 bytes).
+
+    Args:
+        comm: the ranks.
+        save: called with the trainer on every rank, before StopRequested is raised. None saves nothing.
+
+    A program ends with ``sys.exit(75)`` on StopRequested, to say "saved, start me again".
+    """
+
+    trigger = (1, "iteration")
+    priority = -1000  # after the step's own snapshot and reports
+
+    def __init__(self, comm: CommunicatorBase, save: Callable[[Any], Any] | None = None) -> None:
+        self._comm = comm
+        self._save = save
+        self._received = 0
+        self._earlier: dict[int, Any] = {}
+
+    def initialize(self, trainer: Any) -> None:
+        """Take the signals; where ranks are threads, only the program itself can (:meth:`request`)."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGUSR1):
+                self._earlier[number] = signal.signal(number, lambda number, frame: self.request(number))
+
+    def request(self, number: int = signal.SIGTERM) -> None:
+        """Ask all ranks to stop after the step that they are in."""
+        self._received = number
+
+    def __call__(self, trainer: Any) -> None:
+        numbers = self._comm._allgather_rows(np.array([self._received], np.int64))[:, 0]
+        if not numbers.any():
+            return
+        if self._save is not None:
+            self._save(trainer)
+        rank = int((numbers != 0).argmax())
+        raise StopRequested(
+            f"{signal.Signals(int(numbers[rank])).name} arrived on rank {rank}; all ranks stopped after step "
+            f"{trainer.updater.iteration}" + (" and saved" if self._save is not None else "")
+        )
+
+    def finalize(self) -> None:
+        """Give the signals back."""
+        while self._earlier:
+            signal.signal(*self._earlier.popitem())

@@ -1,0 +1,178 @@
+"""Divided data, shared evaluation and agreed stops, as functions of a communicator; see contract.py."""
+
+from __future__ import annotations
+
+import operator
+
+import numpy as np
+
+from dbrdist.comm import (
+    create_empty_dataset,
+    create_multi_node_evaluator,
+    extensions,
+    scatter_dataset,
+    scatter_index,
+)
+from dbrdist.core.chain import Chain
+from dbrdist.core.reporter import report
+from dbrdist.datasets.base import block_bounds
+from dbrdist.datasets.iterators import SerialIterator
+from dbrdist.errors import DataSizeError, StopRequested
+from dbrdist.training.extensions import Evaluator
+from tests.comm.contract import raises
+
+
+def check_scatter_index(comm):
+    for n in (1, 2, 7, 12, 13):
+        ranges = comm.allgather_obj(scatter_index(n if comm.rank == comm.size - 1 else 0, comm, comm.size - 1))
+        assert {end - begin for begin, end in ranges} == {-(-n // comm.size)}
+        assert set().union(*(range(begin, end) for begin, end in ranges)) == set(range(n))
+        exact = comm.allgather_obj(scatter_index(n, comm, force_equal_length=False))
+        assert [i for begin, end in exact for i in range(begin, end)] == list(range(n))
+    assert scatter_index(0, comm, force_equal_length=False) == (0, 0)
+    raises(DataSizeError, "at least 1 sample", lambda: scatter_index(0, comm))
+
+
+def check_scatter_dataset(comm):
+    for n in (1, 7, 12):
+        data = [f"example {i}" for i in range(n)]
+        for has_data, root in ((True, 0), (comm.rank == comm.size - 1, comm.size - 1)):
+            for shuffle, seed in ((False, None), (True, None), (True, 5)):
+                shard = scatter_dataset(data if has_data else None, comm, root, shuffle, seed)
+                assert len(shard) == -(-n // comm.size)
+                own = comm.allgather_obj(list(shard.without_padding()[:]))
+                together = [example for part in own for example in part]
+                assert sorted(together) == sorted(data)
+                if not shuffle:
+                    assert together == data
+                again = scatter_dataset(data, comm, shuffle=shuffle, seed=seed)
+                assert again[:] == shard[:]
+        exact = scatter_dataset(data, comm, force_equal_length=False)
+        assert exact.num_padding == 0
+        assert exact[:] == data[slice(*block_bounds(n, comm.rank, comm.size))]
+    orders = [scatter_dataset(list(range(100)), comm, shuffle=True, seed=s)[:] for s in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def check_bad_datasets_raise_on_every_rank(comm):
+    raises(TypeError, "expected a dataset on the root", lambda: scatter_dataset(None, comm))
+    raises(DataSizeError, "at least 1 sample", lambda: scatter_dataset([], comm))
+    if comm.size > 1:
+        raises(
+            ValueError,
+            "expected 4 examples as rank 0 has, got 5",
+            lambda: scatter_dataset([0] * (4 + (comm.rank == 1)), comm),
+        )
+
+
+def check_empty_dataset(comm):
+    assert create_empty_dataset(range(3)) == [(), (), ()]
+
+
+class Score(Chain):
+    """Reports the mean of its inputs and, from inputs over 3, of their squares."""
+
+    def forward(self, x):
+        report({"mean": x.mean()}, self)
+        if (x > 3).any():
+            report({"square": (x**2).mean()}, self)
+
+
+def evaluate(comm, iterator, kind=Evaluator):
+    actual = kind(iterator, Score())
+    evaluator = create_multi_node_evaluator(actual, comm)
+    assert evaluator.default_name == "validation"
+    assert evaluator.trigger == (1, "epoch")
+    results = [evaluator(), evaluator()]
+    assert results[0] == results[1]
+    assert comm.allgather_obj(results[0]) == [results[0]] * comm.size
+    return results[0]
+
+
+def check_each_example_counts_once(comm):
+    """Also with parts of different length, empty parts, padding, and a last batch that is short."""
+    for n in (1, 5, 7, 23):
+        values = np.arange(n, dtype=np.float64) ** 2
+        expected = values.mean()
+        for batch_size in (1, 3, 8):
+            blocks = SerialIterator(values, batch_size + comm.size, False, False, rank=comm.rank, size=comm.size)
+            padded = SerialIterator(scatter_dataset(values, comm), batch_size, False, False)
+            exact = (
+                SerialIterator(
+                    scatter_dataset(values, comm, shuffle=True, force_equal_length=False), batch_size, False, False
+                )
+                if n >= comm.size
+                else padded
+            )
+            for iterator in (blocks, padded, exact):
+                result = evaluate(comm, iterator)
+                assert abs(result["main/mean"] - expected) <= 1e-13 * max(expected, 1)
+
+
+def check_keys_that_only_some_ranks_have(comm):
+    values = np.array([comm.rank * 4.0])
+    result = evaluate(comm, SerialIterator(values, 1, False, False))
+    expected = [(4.0 * r) ** 2 for r in range(1, comm.size)]
+    if expected:
+        assert abs(result["main/square"] - np.mean(expected)) < 1e-12
+    else:
+        assert "main/square" not in result
+
+
+class Own(Evaluator):
+    """An evaluator with its own method."""
+
+    def evaluate(self):
+        return {"own": self.get_iterator("main").value}
+
+
+class Holder:
+    """In place of an iterator."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def finalize(self):
+        """Nothing to do."""
+
+
+def check_an_evaluator_with_its_own_method(comm):
+    assert evaluate(comm, Holder(comm.rank), Own) == {"own": (comm.size - 1) / 2}
+
+
+def check_an_evaluation_that_fails_on_one_rank_raises_on_all(comm):
+    values = np.array(["text"] if comm.rank == comm.size - 1 else [1.0])
+    evaluator = create_multi_node_evaluator(Evaluator(SerialIterator(values, 1, False, False), Score()), comm)
+    try:
+        evaluator()
+    except TypeError as e:
+        assert comm.size == 1 or f"rank {comm.size - 1} of {comm.size}" in str(e)
+        return
+    raise AssertionError("expected an error")
+
+
+class FakeTrainer:
+    """What StopOnRequest needs of a trainer."""
+
+    class updater:
+        iteration = 4
+
+
+def check_a_stop_is_agreed(comm):
+    saved = []
+    stop = extensions.StopOnRequest(comm, saved.append)
+    stop(FakeTrainer)
+    assert not saved
+    if comm.rank == comm.size - 1:
+        stop.request()
+    try:
+        stop(FakeTrainer)
+    except StopRequested as e:
+        assert str(e) == f"SIGTERM arrived on rank {comm.size - 1}; all ranks stopped after step 4 and saved"
+        assert saved == [FakeTrainer]
+        return
+    raise AssertionError("expected StopRequested")
+
+
+CHECKS = [function for name, function in sorted(globals().items()) if name.startswith("check_")]
+by_name = operator.attrgetter("__name__")
