@@ -17,10 +17,11 @@ from dbrdist.cli import build
 from dbrdist.cli.config import Config, interval
 from dbrdist.cli.load import Origin, dump
 from dbrdist.cli.state import AverageStatistics, LocalState, SharedSnapshot
-from dbrdist.cli.step import AtEndToo, EndTrigger, FollowSchedule, SaveAndStop, StepAgreement, StopSignal
+from dbrdist.cli.step import AtEndToo, EndTrigger, FollowSchedule, StepAgreement
 from dbrdist.cli.task import Task
 from dbrdist.comm import create_multi_node_evaluator, create_multi_node_optimizer
 from dbrdist.comm.agree import on_root, together
+from dbrdist.comm.extensions import StopOnRequest
 from dbrdist.core import random
 from dbrdist.core.backend import get_device
 from dbrdist.core.config import global_config
@@ -144,9 +145,11 @@ def iterator(config: Config, dataset: Any, comm: Any, train: bool) -> Any:
 class Run:
     """One run of training on this rank."""
 
-    def __init__(self, config: Config, origin: Origin, comm: Any, stop: StopSignal):
+    def __init__(self, config: Config, origin: Origin, comm: Any):
         self.config = config
         self.comm = comm
+        self.stop = StopOnRequest(comm, save=lambda trainer: self.saver.save(trainer))
+        self.stop.initialize(None)  # from now on, not only from the first step
         with alike(comm):
             self.parts = parts(config, origin, comm.intra_rank, comm.size)
             self.optimizer = build.optimizer(config, origin, self.parts.task)
@@ -154,23 +157,22 @@ class Run:
         comm.bcast_data(self.parts.task)
         self.log = extensions.LogReport(trigger=None)
         self.local = LocalState(comm, self.parts.task, self.iterator)
-        self.trainer = self._trainer(stop)
+        self.saver = SharedSnapshot(comm, extensions.snapshot(n_retains=config.snapshot.keep), self.local)
+        self.trainer = self._trainer()
 
-    def _trainer(self, stop: StopSignal) -> Trainer:
+    def _trainer(self) -> Trainer:
         config, comm, end = self.config, self.comm, EndTrigger(self.config.epochs, self.config.iterations)
         together_optimizer = create_multi_node_optimizer(self.optimizer, comm)
         updater = StandardUpdater(self.iterator, together_optimizer, self.parts.convert, input_device=self.parts.device)
         trainer = Trainer(updater, end, out=config.out)
-        agreement = StepAgreement(comm, self.iterator, stop)
-        saver = SharedSnapshot(comm, extensions.snapshot(n_retains=config.snapshot.keep), self.local)
-        trainer.extend(agreement)
+        trainer.extend(StepAgreement(comm, self.iterator))
         trainer.extend(self.local)
         trainer.extend(FollowSchedule(build.schedule(config, self.optimizer.lr), self.optimizer))
         self._evaluation(trainer, end)
         if comm.rank == 0:
             self._reports(trainer, AtEndToo(interval(config.log.every), end))
-        trainer.extend(saver, trigger=AtEndToo(interval(config.snapshot.every), end))
-        trainer.extend(SaveAndStop(agreement, saver))
+        trainer.extend(self.saver, trigger=AtEndToo(interval(config.snapshot.every), end))
+        trainer.extend(self.stop)
         return trainer
 
     def _evaluation(self, trainer: Trainer, end: EndTrigger) -> None:

@@ -1,56 +1,36 @@
-"""What the ranks tell each other after each step: the observed means, a bad loss, a request to stop."""
+"""What happens after each step: the ranks tell each other how it went, and prepare the next."""
 
 from __future__ import annotations
 
 import math
-import signal
 from typing import Any
 
 import numpy as np
 
 from dbrdist.core.reporter import as_number
-from dbrdist.errors import NonFiniteLossError, StopRequested
+from dbrdist.errors import NonFiniteLossError
 from dbrdist.training import Extension, extensions, get_trigger
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT
 
 # before everything else: nothing is evaluated, logged or saved after a step that went wrong
 PRIORITY_FIRST = 1000
-# after everything else, the snapshot included: a stopped run has the state of one that went on
-PRIORITY_LAST = -1000
-
-
-class StopSignal:
-    """Notes a request to save and stop: SIGTERM or SIGUSR1."""
-
-    def __init__(self) -> None:
-        self.name = ""
-
-    def install(self) -> None:
-        """Take the signals from now on; only in the main thread."""
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._note)
-
-    def _note(self, number: int, frame: Any) -> None:
-        self.name = signal.Signals(number).name
 
 
 class StepAgreement(Extension):
     """One exchange of a few numbers per step, after which all ranks know the same.
 
     Observed values become their means over the ranks, weighted by samples. A loss that is not finite on any rank
-    raises NonFiniteLossError on all; a request to stop that any rank got is kept in `stop_requested`.
+    raises NonFiniteLossError on all.
     """
 
     trigger = (1, "iteration")
     priority = PRIORITY_FIRST
 
-    def __init__(self, comm: Any, iterator: Any, stop: StopSignal):
+    def __init__(self, comm: Any, iterator: Any):
         self._comm = comm
         self._iterator = iterator
-        self._stop = stop
         self._keys: list[str] | None = None
         self._failure = extensions.FailOnNonNumber()
-        self.stop_requested = False
 
     def __call__(self, trainer: Any) -> None:
         observation = trainer.observation
@@ -59,17 +39,16 @@ class StepAgreement(Extension):
             self._keys = sorted(set().union(*found))
         complaint = self._failure.complaint(trainer)
         num_samples = len(self._iterator.indices)
-        row = np.full(3 + len(self._keys), np.nan)
-        row[:3] = bool(self._stop.name), complaint is not None, num_samples
+        row = np.full(2 + len(self._keys), np.nan)
+        row[:2] = complaint is not None, num_samples
         for i, key in enumerate(self._keys):
             if num_samples and key in observation:
-                row[3 + i] = as_number(observation[key])
+                row[2 + i] = as_number(observation[key])
         rows = self._comm._allgather_rows(row.view(np.int64)).view(np.float64)
-        self.stop_requested = bool(rows[:, 0].any())
-        if rows[:, 1].any():
+        if rows[:, 0].any():
             raise NonFiniteLossError(self._first_complaint(complaint))
         for i, key in enumerate(self._keys):
-            mean = _weighted_mean(rows[:, 3 + i], rows[:, 2])
+            mean = _weighted_mean(rows[:, 2 + i], rows[:, 1])
             if mean is not None:
                 observation[key] = mean
 
@@ -84,22 +63,6 @@ def _weighted_mean(values: Any, weights: Any) -> float | None:
     pairs = [(v, w) for v, w in zip(values.tolist(), weights.tolist()) if w and not math.isnan(v)]
     total = sum(w for _, w in pairs)
     return sum(v * w for v, w in pairs) / total if total else None
-
-
-class SaveAndStop(Extension):
-    """At a step at which the ranks agreed to stop: saves, and ends the run with StopRequested."""
-
-    trigger = (1, "iteration")
-    priority = PRIORITY_LAST
-
-    def __init__(self, agreement: StepAgreement, snapshot: Any):
-        self._agreement = agreement
-        self._snapshot = snapshot
-
-    def __call__(self, trainer: Any) -> None:
-        if self._agreement.stop_requested:
-            self._snapshot.save(trainer)
-            raise StopRequested(f"stopped on request after step {trainer.updater.iteration}, and saved")
 
 
 class EndTrigger:

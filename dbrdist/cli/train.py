@@ -13,7 +13,6 @@ import click
 from dbrdist.cli import load, resolve, run
 from dbrdist.cli.config import Config
 from dbrdist.cli.load import Origin
-from dbrdist.cli.step import StopSignal
 from dbrdist.comm import abort, create_communicator, environment
 from dbrdist.errors import CommunicatorError, ConfigError
 
@@ -74,14 +73,12 @@ def _dry_run(settings: Config, origin: Origin) -> int:
 
 
 def _run(settings: Config, origin: Origin, resume: bool, evaluate: str | None) -> int:
-    stop = StopSignal()
-    stop.install()
     comm = create_communicator(None if settings.communicator == "auto" else settings.communicator)
     try:
         if evaluate is not None:
             run.evaluate(settings, origin, comm, evaluate)
             return 0
-        training = run.Run(settings, origin, comm, stop)
+        training = run.Run(settings, origin, comm)
         training.announce()
         training.start_folder(resume)
         return training.train()

@@ -210,7 +210,7 @@ def test_a_request_to_stop_saves_and_exits_with_75(run, monkeypatch):
     words = ["run.yaml", "iterations=6", "log.every=1 iteration"]
     code, out, _ = run(*words, "out=cut")
     assert code == 75
-    assert "stopped on request after step 2, and saved" in out
+    assert "all ranks stopped after step 2 and saved" in out
     assert json.loads(Path("cut/summary.json").read_text())["status"] == "stopped"
     armed.clear()
     assert run(*words, "out=cut", "--resume")[0] == 0
