@@ -11,10 +11,12 @@ import numpy as np
 
 from dbrdist import datasets, models, optimizers
 from dbrdist import functions as F
-from dbrdist.cli import config as c
+from dbrdist.cli import components as c
 from dbrdist.cli import resolve
+from dbrdist.cli.config import Config
 from dbrdist.cli.document import Path
 from dbrdist.cli.load import Origin
+from dbrdist.cli.settings import Custom, Settings
 from dbrdist.cli.task import Task
 from dbrdist.core.backend import as_dtype, is_floating
 from dbrdist.core.config import no_backprop_mode, using_config
@@ -61,7 +63,7 @@ class Data(NamedTuple):
     num_classes: int | None
 
 
-def arguments(settings: c.Settings, *without: str) -> dict[str, Any]:
+def arguments(settings: Settings, *without: str) -> dict[str, Any]:
     """The settings of a component as keyword arguments."""
     return {name: getattr(settings, name) for name in type(settings).model_fields if name not in ("name", *without)}
 
@@ -69,10 +71,10 @@ def arguments(settings: c.Settings, *without: str) -> dict[str, Any]:
 # ---- data --------------------------------------------------------------------------------------------------------
 
 
-def data(config: c.Config, origin: Origin) -> Data:
+def data(config: Config, origin: Origin) -> Data:
     """Open the data. Raises ConfigError, with the place in the configuration, where it cannot be."""
     settings = config.data
-    if isinstance(settings, c.Custom):
+    if isinstance(settings, Custom):
         return _custom_data(config, settings, origin)
     try:
         if isinstance(settings, c.Cifar10):
@@ -94,7 +96,7 @@ def _on_corrupt(settings: c.Cifar10 | c.ImageFolder) -> str:
     return "error" if settings.corrupt == "fail" else "skip"
 
 
-def _folders(config: c.Config, settings: c.ImageFolder, origin: Origin) -> Data:
+def _folders(config: Config, settings: c.ImageFolder, origin: Origin) -> Data:
     prepare = None if settings.resize is None else T.Resize(settings.resize)
     options: dict[str, Any] = {"prepare": prepare, "cache": settings.cache, "on_corrupt": _on_corrupt(settings)}
     train = datasets.ImageFolder(
@@ -113,7 +115,7 @@ def _folders(config: c.Config, settings: c.ImageFolder, origin: Origin) -> Data:
     return Data(train, test, len(train.classes))
 
 
-def _arrays(config: c.Config) -> tuple[Any, Any]:
+def _arrays(config: Config) -> tuple[Any, Any]:
     settings = config.data
     if isinstance(settings, c.Digits):
         return datasets.get_digits(ndim=3)
@@ -128,7 +130,7 @@ def _classes(dataset: Any) -> int | None:
     return int(labels.max()) + 1 if labels.ndim == 1 and labels.dtype.kind in "iu" else None
 
 
-def _transformed(dataset: Any, config: c.Config, origin: Origin, part: str) -> Any:
+def _transformed(dataset: Any, config: Config, origin: Origin, part: str) -> Any:
     settings = getattr(config.transforms, part)
     if dataset is None or not settings:
         return dataset
@@ -145,7 +147,7 @@ class _ToHWC(T.Transform):
 def _transforms(settings: tuple[Any, ...], part: str, origin: Origin) -> list[Any]:
     """The transforms in order, and at the end images as (C, H, W)."""
     made = [
-        _UserTransform(s, ("transforms", part, i), origin) if isinstance(s, c.Custom) else TRANSFORMS[s.name](s)
+        _UserTransform(s, ("transforms", part, i), origin) if isinstance(s, Custom) else TRANSFORMS[s.name](s)
         for i, s in enumerate(settings)
     ]
     return [*made, T.ToCHW()]
@@ -154,7 +156,7 @@ def _transforms(settings: tuple[Any, ...], part: str, origin: Origin) -> list[An
 class _UserTransform:
     """A transform of the user's own, made anew in each loader process: closures cannot be sent there."""
 
-    def __init__(self, settings: c.Custom, path: Path, origin: Origin):
+    def __init__(self, settings: Custom, path: Path, origin: Origin):
         self._source = (settings, path, origin)
         self._transform = resolve.call(*self._source)
 
@@ -165,7 +167,7 @@ class _UserTransform:
         return _UserTransform, self._source
 
 
-def _custom_data(config: c.Config, settings: c.Custom, origin: Origin) -> Data:
+def _custom_data(config: Config, settings: Custom, origin: Origin) -> Data:
     made = resolve.call(settings, ("data",), origin)
     if not isinstance(made, tuple) or len(made) != 2 or not hasattr(made[0], "__len__"):
         raise ConfigError(
@@ -199,10 +201,10 @@ def converter(dtype: Any) -> Callable[[Any, Any], Any]:
 # ---- the network -------------------------------------------------------------------------------------------------
 
 
-def model_recipe(config: c.Config, origin: Origin, num_classes: int | None) -> dict[str, Any]:
+def model_recipe(config: Config, origin: Origin, num_classes: int | None) -> dict[str, Any]:
     """How to make the network again without this configuration: an importable name and its keyword arguments."""
     settings = config.model
-    if isinstance(settings, c.Custom):
+    if isinstance(settings, Custom):
         return {"callable": settings.name, "args": settings.args}
     args = arguments(settings)
     args["num_classes"] = args["num_classes"] or num_classes
@@ -214,10 +216,10 @@ def model_recipe(config: c.Config, origin: Origin, num_classes: int | None) -> d
     return {"callable": f"dbrdist.models:{MODELS[settings.name].__name__}", "args": args}
 
 
-def model(config: c.Config, origin: Origin, recipe: dict[str, Any]) -> Link:
+def model(config: Config, origin: Origin, recipe: dict[str, Any]) -> Link:
     """Make the network."""
     settings = config.model
-    if not isinstance(settings, c.Custom):
+    if not isinstance(settings, Custom):
         made: Link = MODELS[settings.name](**recipe["args"])
         return made
     made = resolve.call(settings, ("model",), origin)
@@ -228,10 +230,10 @@ def model(config: c.Config, origin: Origin, recipe: dict[str, Any]) -> Link:
     return made
 
 
-def loss(config: c.Config, origin: Origin) -> Callable[[Any, Any], Any] | None:
+def loss(config: Config, origin: Origin) -> Callable[[Any, Any], Any] | None:
     """The loss as a function of outputs and labels; None where the model gives it itself."""
     settings = config.loss
-    if isinstance(settings, c.Custom):
+    if isinstance(settings, Custom):
         return functools.partial(resolve.find(settings, ("loss",), origin), **settings.args)
     if isinstance(settings, c.CrossEntropy):
         return functools.partial(F.softmax_cross_entropy, label_smoothing=settings.label_smoothing)
@@ -253,10 +255,10 @@ def initialize(task: Task, train: Any, convert: Callable[[Any, Any], Any], devic
 # ---- the optimizer -----------------------------------------------------------------------------------------------
 
 
-def optimizer(config: c.Config, origin: Origin, task: Link) -> Any:
+def optimizer(config: Config, origin: Origin, task: Link) -> Any:
     """Make the optimizer, set it up with the task, and add the hooks."""
     settings = config.optimizer
-    if isinstance(settings, c.Custom):
+    if isinstance(settings, Custom):
         made = resolve.call(settings, ("optimizer",), origin)
         hooks: tuple[Any, ...] = ()
     else:
@@ -268,12 +270,12 @@ def optimizer(config: c.Config, origin: Origin, task: Link) -> Any:
         )
     made.setup(task)
     for i, hook in enumerate(hooks):
-        custom = isinstance(hook, c.Custom)
+        custom = isinstance(hook, Custom)
         made.add_hook(resolve.call(hook, ("optimizer", "hooks", i), origin) if custom else HOOKS[hook.name](hook))
     return made
 
 
-def schedule(config: c.Config, base: float) -> Callable[[float], float]:
+def schedule(config: Config, base: float) -> Callable[[float], float]:
     """The learning rate as a function of the epochs done."""
     settings = getattr(config.optimizer, "schedule", None)
     if settings is None or isinstance(settings, c.Constant):

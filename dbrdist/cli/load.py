@@ -12,8 +12,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from dbrdist.cli import document as yaml_document
-from dbrdist.cli.config import BY_TAG, Config
+from dbrdist.cli.config import Config
 from dbrdist.cli.document import Document, Path
+from dbrdist.cli.settings import BY_TAG
 from dbrdist.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dbrdist.cli import load, resolve, run
+from dbrdist.cli import load, prepare, resolve, run
 from dbrdist.cli.config import Config
 from dbrdist.cli.load import Origin
 from dbrdist.comm import abort, create_communicator, environment
@@ -67,8 +67,8 @@ def _checked(config: str, overrides: tuple[str, ...]) -> tuple[Config, Origin]:
 def _dry_run(settings: Config, origin: Origin) -> int:
     size, rank, _ = environment.launched()
     if rank == 0:
-        made = run.parts(settings, origin, 0, size)
-        print("\n".join([load.dump(settings), *run.describe(settings, made, size)]), flush=True)
+        made = prepare.parts(settings, origin, 0, size)
+        print("\n".join([load.dump(settings), *prepare.describe(settings, made, size)]), flush=True)
     return 0
 
 
@@ -82,7 +82,7 @@ def _run(settings: Config, origin: Origin, resume: bool, evaluate: str | None) -
         training.announce()
         training.start_folder(resume)
         return training.train()
-    except run.Refused as reason:
+    except prepare.Refused as reason:
         if comm.rank == 0 and str(reason):
             _complain(f"dbrdist-train: {reason}" if reason.code != _WRONG else str(reason))
         return reason.code

@@ -8,7 +8,7 @@ from training_helpers import Line, examples, restore, saved
 
 from dbrdist import optimizers
 from dbrdist.core import random
-from dbrdist.datasets.iterators import SerialIterator
+from dbrdist.datasets.serial import SerialIterator
 from dbrdist.errors import CheckpointError, NonFiniteLossError
 from dbrdist.training import PRIORITY_WRITER, Extension, StandardUpdater, Trainer, extensions, make_extension
 
