@@ -105,9 +105,12 @@ def _refuse_before_mpi(words: str, code: int) -> int:
     Where it is found on some rank only (a file that one host lacks), that one says so a little later; by then the job
     has ended where all found it.
     """
-    if environment.launched()[1] > 0:
-        time.sleep(1.0)
+    size, rank, _ = environment.launched()
+    if rank > 0:
+        time.sleep(1.5)
     _complain(words)
+    if size > 1:
+        time.sleep(0.3)  # the launcher must have passed the words on before it is told to end the job
     return code
 
 
