@@ -12,8 +12,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from dbrdist.cli import document as yaml_document
-from dbrdist.cli.config import BY_TAG, Config
+from dbrdist.cli.config import Config
 from dbrdist.cli.document import Document, Path
+from dbrdist.cli.settings import BY_TAG
 from dbrdist.errors import ConfigError
 
 
@@ -220,7 +221,7 @@ def _expected(mistake: dict[str, Any]) -> str:
         "less_than": f"must be less than {_limit(context, 'lt')}",
         "less_than_equal": f"must be at most {_limit(context, 'le')}",
     }
-    return known.get(kind, mistake["msg"])
+    return known.get(kind, str(mistake["msg"]))
 
 
 def _limit(context: dict[str, Any], which: str) -> str:

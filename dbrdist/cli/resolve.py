@@ -17,9 +17,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from dbrdist.cli.config import Config, Custom
+from dbrdist.cli.config import Config
 from dbrdist.cli.document import Path
 from dbrdist.cli.load import Origin
+from dbrdist.cli.settings import Custom
 from dbrdist.errors import ConfigError
 
 # what the run itself passes to a user's callable, before the arguments of the configuration

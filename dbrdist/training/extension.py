@@ -26,7 +26,7 @@ class Extension:
         """The name where none is given: the class's."""
         return type(self).__name__
 
-    def __call__(self, trainer: Any) -> None:
+    def __call__(self, trainer: Any) -> Any:
         """Do the work; called whenever the trigger fires."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__(self, trainer)")
 

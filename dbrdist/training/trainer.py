@@ -174,8 +174,9 @@ class Trainer:
             entry.extension.serialize(serializer["extensions"][name])
             if hasattr(entry.trigger, "serialize"):
                 entry.trigger.serialize(serializer["extension_triggers"][name])
+        fresh = self._started_seconds is None
         state = serializer("random_state", np.array(random.get_state(), np.uint64))
-        if getattr(serializer, "is_loading", False):
+        elapsed = serializer("_snapshot_elapsed_time", self._earlier_seconds if fresh else self.elapsed_time)
+        if serializer.is_loading:
             random.set_state(tuple(int(word) for word in state))
-        elapsed = self._earlier_seconds if self._started_seconds is None else self.elapsed_time
-        self._earlier_seconds = float(serializer("_snapshot_elapsed_time", elapsed))
+            self._earlier_seconds = float(elapsed)

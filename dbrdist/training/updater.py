@@ -137,8 +137,7 @@ class StandardUpdater(Updater):
         loss_func = optimizer.target if self.loss_func is None else self.loss_func
         counted = {"num_samples": len(batch)} if getattr(optimizer, "takes_num_samples", False) else {}
         if counted and not len(batch):  # no share of a short batch: nothing to compute, but the reduction needs all
-            optimizer.target.cleargrads()
-            optimizer.update(None, **counted)
+            optimizer.update(loss_func, **counted)
         else:
             args, named = as_arguments(self.converter(batch, self.input_device))
             optimizer.update(loss_func, *args, **named, **counted)

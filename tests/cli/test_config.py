@@ -2,8 +2,9 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from dbrdist.cli.config import BY_TAG, Config, interval
+from dbrdist.cli.config import Config, interval
 from dbrdist.cli.load import check, dump, load
+from dbrdist.cli.settings import BY_TAG, Settings
 from dbrdist.errors import ConfigError
 
 GOOD = "model: mlp\ndata: digits\nbatch: 64\nepochs: 3\n"
@@ -186,8 +187,6 @@ def test_a_list_is_indexed_by_number():
 
 
 def all_models():
-    from dbrdist.cli.config import Settings
-
     todo, seen = [Settings], []
     while todo:
         cls = todo.pop()

@@ -1,5 +1,5 @@
 import pytest
-from helpers import restore, saved
+from training_helpers import restore, saved
 
 from dbrdist.training import extensions
 

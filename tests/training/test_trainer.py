@@ -4,11 +4,11 @@ import os
 
 import numpy as np
 import pytest
-from dbrdist.datasets.iterators import SerialIterator
-from helpers import Line, examples, restore, saved
+from training_helpers import Line, examples, restore, saved
 
 from dbrdist import optimizers
 from dbrdist.core import random
+from dbrdist.datasets.serial import SerialIterator
 from dbrdist.errors import CheckpointError, NonFiniteLossError
 from dbrdist.training import PRIORITY_WRITER, Extension, StandardUpdater, Trainer, extensions, make_extension
 
@@ -252,6 +252,17 @@ def test_progress_in_plain_lines(tmp_path):
     written = out.getvalue().splitlines()
     assert len(written) == 4
     assert written[-1].startswith("epoch 2.00 of 2, step 4, ")
+
+
+def test_elapsed_time_adds_up_over_resumes(tmp_path):
+    first = full(tmp_path, (3, "iteration"))
+    first.run()
+    second = full(tmp_path, (4, "iteration"), autoload=True)
+    second.run()
+    assert first.elapsed_time < second.elapsed_time < first.elapsed_time + 5
+    times = [entry["elapsed_time"] for entry in second.get_extension("LogReport").log]
+    assert times == sorted(times)
+    assert times[-1] <= second.elapsed_time
 
 
 def test_progress_on_a_terminal(tmp_path):

@@ -1,5 +1,5 @@
 import pytest
-from helpers import Clock, restore, saved
+from training_helpers import Clock, restore, saved
 
 from dbrdist.training import get_trigger, triggers
 

@@ -15,7 +15,7 @@ class ProgressBar(Extension):
     `training_length` is `(length, unit)`; by default that of the trainer's stop trigger. On a terminal, where rich is
     installed, it is a bar of `bar_length` characters; otherwise one plain line each time. `live` says which, None
     decides by `out` (None: the standard output). Only one process can own a terminal: several ranks take
-    `live=False` on rank 0.
+    `live=False` on rank 0. Between two updates at least `min_seconds` pass.
     """
 
     def __init__(
@@ -25,22 +25,24 @@ class ProgressBar(Extension):
         bar_length: int = 50,
         out: Any = None,
         live: bool | None = None,
+        min_seconds: float = 0.0,
     ):
         self._training_length = training_length
         self._update_interval = update_interval
         self._bar_length = bar_length
         self._out = out
         self._live = live
+        self._min_seconds = min_seconds
         self._bar: Any = None
         self._task: Any = None
         self._first_iteration = 0
-        self._first_seconds = 0.0
+        self._first_seconds = self._last_seconds = 0.0
 
     def initialize(self, trainer: Any) -> None:
         if self._training_length is None and hasattr(trainer.stop_trigger, "get_training_length"):
             self._training_length = trainer.stop_trigger.get_training_length()
         self._first_iteration = trainer.updater.iteration
-        self._first_seconds = time.monotonic()
+        self._first_seconds = self._last_seconds = time.monotonic()
         out = sys.stdout if self._out is None else self._out
         if self._live if self._live is not None else out.isatty():
             self._start_bar(out)
@@ -58,8 +60,9 @@ class ProgressBar(Extension):
 
     def __call__(self, trainer: Any) -> None:
         iteration = trainer.updater.iteration
-        if iteration % self._update_interval and not trainer.updater.is_new_epoch:
+        if iteration % self._update_interval or time.monotonic() - self._last_seconds < self._min_seconds:
             return
+        self._last_seconds = time.monotonic()
         done = trainer.updater.epoch_detail if self._unit() == "epoch" else iteration
         if self._bar is not None:
             self._bar.update(self._task, completed=done, description=self._words(trainer))

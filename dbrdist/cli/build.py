@@ -1,0 +1,291 @@
+"""From a checked configuration to the things it names: data, network, optimizer, schedule."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dbrdist import datasets, models, optimizers
+from dbrdist import functions as F
+from dbrdist.cli import components as c
+from dbrdist.cli import resolve
+from dbrdist.cli.config import Config
+from dbrdist.cli.document import Path
+from dbrdist.cli.load import Origin
+from dbrdist.cli.settings import Custom, Settings
+from dbrdist.cli.task import Task
+from dbrdist.core.backend import as_dtype, is_floating
+from dbrdist.core.config import no_backprop_mode, using_config
+from dbrdist.core.link import Link
+from dbrdist.datasets import transforms as T
+from dbrdist.datasets.base import get_batch
+from dbrdist.datasets.convert import concat_examples
+from dbrdist.errors import ConfigError
+from dbrdist.optimizers import schedules
+
+MODELS: dict[str, Any] = {
+    "mlp": models.MLP,
+    "lenet": models.LeNet,
+    "resnet20": models.ResNet20,
+    "resnet56": models.ResNet56,
+    "resnet50": models.ResNet50,
+}
+TRANSFORMS: dict[str, Callable[[Any], Any]] = {
+    "random_crop": lambda s: T.RandomCrop(s.size, s.padding),
+    "random_resized_crop": lambda s: T.RandomResizedCrop(s.size, (s.smallest, 1.0)),
+    "random_flip": lambda s: T.RandomHorizontalFlip(),
+    "center_crop": lambda s: T.CenterCrop(s.size),
+    "resize": lambda s: T.Resize(s.size),
+    "normalize": lambda s: T.Normalize(s.mean, s.std, s.scale),
+}
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": optimizers.SGD,
+    "momentum_sgd": optimizers.MomentumSGD,
+    "adam": optimizers.Adam,
+    "adamw": optimizers.AdamW,
+    "lars": optimizers.LARS,
+}
+HOOKS: dict[str, Callable[[Any], Any]] = {
+    "weight_decay": lambda s: optimizers.WeightDecay(s.rate),
+    "gradient_clipping": lambda s: optimizers.GradientClipping(s.threshold),
+}
+
+
+class Data(NamedTuple):
+    """Both parts of the data; `test` is None for no evaluation, `num_classes` where there are no classes."""
+
+    train: Any
+    test: Any
+    num_classes: int | None
+
+
+def arguments(settings: Settings, *without: str) -> dict[str, Any]:
+    """The settings of a component as keyword arguments."""
+    return {name: getattr(settings, name) for name in type(settings).model_fields if name not in ("name", *without)}
+
+
+# ---- data --------------------------------------------------------------------------------------------------------
+
+
+def data(config: Config, origin: Origin) -> Data:
+    """Open the data. Raises ConfigError, with the place in the configuration, where it cannot be."""
+    settings = config.data
+    if isinstance(settings, Custom):
+        return _custom_data(config, settings, origin)
+    try:
+        if isinstance(settings, c.Cifar10):
+            on_corrupt = _on_corrupt(settings)
+            parts = datasets.get_cifar10_folders(settings.root, settings.augment, on_corrupt=on_corrupt)
+            return Data(*parts, len(parts[0].classes))
+        if isinstance(settings, c.ImageFolder):
+            return _folders(config, settings, origin)
+        train, test = _arrays(config)
+    except (OSError, ValueError, KeyError) as error:
+        words = error if not isinstance(error, KeyError) else error.args[0]
+        raise ConfigError(f"{origin.where(('data',))}: data: {words}") from error
+    return Data(
+        _transformed(train, config, origin, "train"), _transformed(test, config, origin, "test"), _classes(train)
+    )
+
+
+def _on_corrupt(settings: c.Cifar10 | c.ImageFolder) -> str:
+    return "error" if settings.corrupt == "fail" else "skip"
+
+
+def _folders(config: Config, settings: c.ImageFolder, origin: Origin) -> Data:
+    prepare = None if settings.resize is None else T.Resize(settings.resize)
+    options: dict[str, Any] = {"prepare": prepare, "cache": settings.cache, "on_corrupt": _on_corrupt(settings)}
+    train = datasets.ImageFolder(
+        os.path.join(settings.root, settings.train),
+        T.Compose(_transforms(config.transforms.train, "train", origin)),
+        **options,
+    )
+    test = None
+    if settings.test is not None:
+        test = datasets.ImageFolder(
+            os.path.join(settings.root, settings.test),
+            T.Compose(_transforms(config.transforms.test, "test", origin)),
+            **options,
+        )
+        datasets.check_same_classes(train.classes, test.classes, str(train.root), str(test.root))
+    return Data(train, test, len(train.classes))
+
+
+def _arrays(config: Config) -> tuple[Any, Any]:
+    settings = config.data
+    if isinstance(settings, c.Digits):
+        return datasets.get_digits(ndim=3)
+    assert isinstance(settings, c.Npz)
+    test = None if settings.test is None else datasets.NpzDataset(settings.test)
+    return datasets.NpzDataset(settings.train), test
+
+
+def _classes(dataset: Any) -> int | None:
+    """The number of classes of a dataset of arrays (inputs, labels)."""
+    labels = np.asarray([example[1] for example in dataset[:]])
+    return int(labels.max()) + 1 if labels.ndim == 1 and labels.dtype.kind in "iu" else None
+
+
+def _transformed(dataset: Any, config: Config, origin: Origin, part: str) -> Any:
+    settings = getattr(config.transforms, part)
+    if dataset is None or not settings:
+        return dataset
+    return datasets.AugmentedDataset(dataset, T.Compose([_ToHWC(), *_transforms(settings, part, origin)]))
+
+
+class _ToHWC(T.Transform):
+    """Images (C, H, W) as (H, W, C), which the transforms take."""
+
+    def image(self, image: Any, rng: Any) -> Any:
+        return np.moveaxis(image, 0, -1) if image.ndim == 3 else image
+
+
+def _transforms(settings: tuple[Any, ...], part: str, origin: Origin) -> list[Any]:
+    """The transforms in order, and at the end images as (C, H, W)."""
+    made = [
+        _UserTransform(s, ("transforms", part, i), origin) if isinstance(s, Custom) else TRANSFORMS[s.name](s)
+        for i, s in enumerate(settings)
+    ]
+    return [*made, T.ToCHW()]
+
+
+class _UserTransform:
+    """A transform of the user's own, made anew in each loader process: closures cannot be sent there."""
+
+    def __init__(self, settings: Custom, path: Path, origin: Origin):
+        self._source = (settings, path, origin)
+        self._transform = resolve.call(*self._source)
+
+    def __call__(self, example: Any, rng: Any = None) -> Any:
+        return self._transform(example, rng)
+
+    def __reduce__(self) -> Any:
+        return _UserTransform, self._source
+
+
+def _custom_data(config: Config, settings: Custom, origin: Origin) -> Data:
+    made = resolve.call(settings, ("data",), origin)
+    if not isinstance(made, tuple) or len(made) != 2 or not hasattr(made[0], "__len__"):
+        raise ConfigError(
+            f"{origin.where(('data',))}: data: expected (train, test) of datasets from {settings.name!r} (test "
+            f"None for no evaluation), got {type(made).__name__}"
+        )
+    train, test = made
+    num_classes = getattr(train, "num_classes", None)
+    for part in ("train", "test"):
+        if getattr(config.transforms, part) and made[part == "test"] is None:
+            raise ConfigError(f"{origin.where(('transforms', part))}: transforms.{part}: there is no {part} data")
+    return Data(_transformed(train, config, origin, "train"), _transformed(test, config, origin, "test"), num_classes)
+
+
+def converter(dtype: Any) -> Callable[[Any, Any], Any]:
+    """Stacks examples and casts floating numbers to `dtype`."""
+    dtype = as_dtype(dtype)
+
+    def cast(x: Any) -> Any:
+        return x.astype(dtype) if is_floating(x.dtype) and x.dtype != dtype else x
+
+    def convert(batch: Any, device: Any = None) -> Any:
+        arrays = concat_examples(batch, device)
+        if isinstance(arrays, tuple):
+            return tuple(map(cast, arrays))
+        return {key: cast(x) for key, x in arrays.items()} if isinstance(arrays, dict) else cast(arrays)
+
+    return convert
+
+
+# ---- the network -------------------------------------------------------------------------------------------------
+
+
+def model_recipe(config: Config, origin: Origin, num_classes: int | None) -> dict[str, Any]:
+    """How to make the network again without this configuration: an importable name and its keyword arguments."""
+    settings = config.model
+    if isinstance(settings, Custom):
+        return {"callable": settings.name, "args": settings.args}
+    args = arguments(settings)
+    args["num_classes"] = args["num_classes"] or num_classes
+    if args["num_classes"] is None:
+        raise ConfigError(
+            f"{origin.where(('model',))}: model.num_classes: is required with data that does not say how many classes "
+            "it has"
+        )
+    return {"callable": f"dbrdist.models:{MODELS[settings.name].__name__}", "args": args}
+
+
+def model(config: Config, origin: Origin, recipe: dict[str, Any]) -> Link:
+    """Make the network."""
+    settings = config.model
+    if not isinstance(settings, Custom):
+        made: Link = MODELS[settings.name](**recipe["args"])
+        return made
+    made = resolve.call(settings, ("model",), origin)
+    if not isinstance(made, Link):
+        raise ConfigError(
+            f"{origin.where(('model',))}: model: expected a Link from {settings.name!r}, got {type(made).__name__}"
+        )
+    return made
+
+
+def loss(config: Config, origin: Origin) -> Callable[[Any, Any], Any] | None:
+    """The loss as a function of outputs and labels; None where the model gives it itself."""
+    settings = config.loss
+    if isinstance(settings, Custom):
+        return functools.partial(resolve.find(settings, ("loss",), origin), **settings.args)
+    if isinstance(settings, c.CrossEntropy):
+        return functools.partial(F.softmax_cross_entropy, label_smoothing=settings.label_smoothing)
+    return None if settings.name == "model" else F.mean_squared_error
+
+
+def initialize(task: Task, train: Any, convert: Callable[[Any, Any], Any], device: Any, seed: int) -> None:
+    """Give every parameter its shape by one look at the first example, which changes nothing else."""
+    for i in range(min(len(train), 100)):
+        batch = get_batch(train, np.array([i]), seed, 0, [])
+        if not len(batch):  # a corrupt file that is to be skipped
+            continue
+        with no_backprop_mode(), using_config("train", False):
+            arrays = convert(batch, device)
+            task(*arrays) if isinstance(arrays, tuple) else task(arrays)
+        return
+
+
+# ---- the optimizer -----------------------------------------------------------------------------------------------
+
+
+def optimizer(config: Config, origin: Origin, task: Link) -> Any:
+    """Make the optimizer, set it up with the task, and add the hooks."""
+    settings = config.optimizer
+    if isinstance(settings, Custom):
+        made = resolve.call(settings, ("optimizer",), origin)
+        hooks: tuple[Any, ...] = ()
+    else:
+        made = OPTIMIZERS[settings.name](**arguments(settings, "hooks", "schedule"))
+        hooks = settings.hooks
+    if not hasattr(made, "setup"):
+        raise ConfigError(
+            f"{origin.where(('optimizer',))}: optimizer: expected an optimizer, got {type(made).__name__}"
+        )
+    made.setup(task)
+    for i, hook in enumerate(hooks):
+        custom = isinstance(hook, Custom)
+        made.add_hook(resolve.call(hook, ("optimizer", "hooks", i), origin) if custom else HOOKS[hook.name](hook))
+    return made
+
+
+def schedule(config: Config, base: float) -> Callable[[float], float]:
+    """The learning rate as a function of the epochs done."""
+    settings = getattr(config.optimizer, "schedule", None)
+    if settings is None or isinstance(settings, c.Constant):
+        after = schedules.constant(base)
+    elif isinstance(settings, c.Step):
+        after = schedules.step(base, settings.gamma, settings.milestones)
+    elif isinstance(settings, c.Exponential):
+        after = schedules.exponential(base, settings.gamma)
+    elif isinstance(settings, c.Polynomial):
+        after = schedules.polynomial(base, config.epochs, settings.power, settings.end)
+    else:
+        after = schedules.cosine(base, config.epochs, settings.end)
+    return schedules.warmup(after, settings.warmup_epochs, settings.warmup_start) if settings is not None else after

@@ -1,0 +1,360 @@
+"""What a run is put together from: models, data, transforms, losses, optimizers with hooks and schedules."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from dbrdist.cli.settings import Count, Fraction, NotNegative, Positive, Settings, Tuple, component, refuse
+
+# ---- models -----------------------------------------------------------------------------------------------------
+
+
+class Mlp(Settings):
+    """Fully connected layers with ReLU between them."""
+
+    name: Literal["mlp"]
+    """`mlp`."""
+    units: Tuple(Count) = (100, 100)
+    """Units of each hidden layer."""
+    dropout: Fraction = 0.0
+    """Fraction of each hidden layer's units that a training step drops."""
+    num_classes: Count | None = None
+    """Number of outputs; the data's number of classes if not given."""
+
+
+class LeNet(Settings):
+    """Two convolutions and two linear layers, for small images."""
+
+    name: Literal["lenet"]
+    """`lenet`."""
+    channels: Annotated[tuple[Count, Count], Field(strict=False)] = (32, 64)
+    """Channels of the two convolutions."""
+    units: Count = 128
+    """Units of the hidden linear layer."""
+    dropout: Fraction = 0.0
+    """Fraction of the hidden units that a training step drops."""
+    num_classes: Count | None = None
+    """Number of outputs; the data's number of classes if not given."""
+
+
+class CifarResNet(Settings):
+    """Residual networks for 32x32 images."""
+
+    name: Literal["resnet20", "resnet56"]
+    """`resnet20` or `resnet56`: the number of layers."""
+    zero_gamma: bool = False
+    """Whether each block's last batch normalization starts with scale 0."""
+    num_classes: Count | None = None
+    """Number of outputs; the data's number of classes if not given."""
+
+
+class ResNet50(Settings):
+    """ResNet-50 for images of about 224x224."""
+
+    name: Literal["resnet50"]
+    """`resnet50`."""
+    stride_in_3x3: bool = True
+    """Where blocks halve the size: in the 3x3 convolution (v1.5) or in the first 1x1 (v1)."""
+    zero_gamma: bool = False
+    """Whether each block's last batch normalization starts with scale 0."""
+    num_classes: Count | None = None
+    """Number of outputs; the data's number of classes if not given."""
+
+
+# ---- data -------------------------------------------------------------------------------------------------------
+
+
+class Digits(Settings):
+    """The UCI optical digits that ship with the package: 1,797 grey images of 8x8 pixels, 10 classes."""
+
+    name: Literal["digits"]
+    """`digits`."""
+
+
+class Cifar10(Settings):
+    """CIFAR-10 as images in `train/CLASS/` and `test/CLASS/`, normalised."""
+
+    name: Literal["cifar10"]
+    """`cifar10`."""
+    root: str
+    """The folder that holds `train` and `test`."""
+    augment: bool = True
+    """Whether training images are cropped at random from 4 pixels of padding and mirrored."""
+    corrupt: Literal["fail", "skip"] = "fail"
+    """What a file that cannot be decoded does: end the run, or be left out and counted in the summary."""
+
+
+class ImageFolder(Settings):
+    """JPEG or PNG images in one folder per class."""
+
+    name: Literal["image_folder"]
+    """`image_folder`."""
+    root: str
+    """The folder that holds the training and the test folder."""
+    train: str = "train"
+    """The training folder's name below `root`; its own folders are the classes."""
+    test: str | None = "test"
+    """The test folder's name below `root`; null for no evaluation."""
+    resize: Annotated[tuple[Count, Count], Field(strict=False)] | None = None
+    """Height and width in pixels to which each image is brought when it is read; null leaves it."""
+    cache: bool = False
+    """Whether decoded images stay in memory; all must be of one size."""
+    corrupt: Literal["fail", "skip"] = "fail"
+    """What a file that cannot be decoded does: end the run, or be left out and counted in the summary."""
+
+
+class Npz(Settings):
+    """Arrays in .npz files."""
+
+    name: Literal["npz"]
+    """`npz`."""
+    train: str
+    """The training file; it holds `x` (examples first) and `y` (int labels)."""
+    test: str | None = None
+    """The test file with the same keys; null for no evaluation."""
+
+
+# ---- transforms -------------------------------------------------------------------------------------------------
+
+
+class RandomCrop(Settings):
+    """Cut a square at a random place."""
+
+    name: Literal["random_crop"]
+    """`random_crop`."""
+    size: Count
+    """Side of the square in pixels."""
+    padding: Annotated[int, Field(ge=0)] = 0
+    """Zeros added to each side before cutting, in pixels."""
+
+
+class RandomResizedCrop(Settings):
+    """Cut a part of random size and shape, and resize it to a square."""
+
+    name: Literal["random_resized_crop"]
+    """`random_resized_crop`."""
+    size: Count
+    """Side of the square in pixels."""
+    smallest: Annotated[float, Field(gt=0, le=1)] = 0.08
+    """The smallest part, as a fraction of the image's area."""
+
+
+class RandomFlip(Settings):
+    """Mirror left and right with probability one half."""
+
+    name: Literal["random_flip"]
+    """`random_flip`."""
+
+
+class CenterCrop(Settings):
+    """Cut the square in the middle."""
+
+    name: Literal["center_crop"]
+    """`center_crop`."""
+    size: Count
+    """Side of the square in pixels."""
+
+
+class Resize(Settings):
+    """Bring the shorter side to a length."""
+
+    name: Literal["resize"]
+    """`resize`."""
+    size: Count
+    """The shorter side's new length in pixels."""
+
+
+class Normalize(Settings):
+    """(x / scale - mean) / std for each channel."""
+
+    name: Literal["normalize"]
+    """`normalize`."""
+    mean: Tuple(float, min_length=1)
+    """The mean of each channel, for pixels from 0 to 1."""
+    std: Tuple(Positive, min_length=1)
+    """The standard deviation of each channel, for pixels from 0 to 1."""
+    scale: Positive = 255.0
+    """The largest value of a pixel."""
+
+
+_TRANSFORM = component("transform", RandomCrop, RandomResizedCrop, RandomFlip, CenterCrop, Resize, Normalize)
+
+
+class Transforms(Settings):
+    """What happens to each image between decoding and batching, in this order."""
+
+    train: Tuple(_TRANSFORM) = ()
+    """For training; chance is a function of (seed, epoch, sample)."""
+    test: Tuple(_TRANSFORM) = ()
+    """For evaluation."""
+
+
+# ---- loss -------------------------------------------------------------------------------------------------------
+
+
+class CrossEntropy(Settings):
+    """Softmax cross entropy of the model's outputs against int labels; accuracy is reported too."""
+
+    name: Literal["softmax_cross_entropy"]
+    """`softmax_cross_entropy`."""
+    label_smoothing: Fraction = 0.0
+    """Fraction of each label's weight that is spread over all classes."""
+
+
+class PlainLoss(Settings):
+    """A loss without settings."""
+
+    name: Literal["mean_squared_error", "model"]
+    """`mean_squared_error`, or `model` where the model itself returns its loss when called with a batch."""
+
+
+# ---- optimizer --------------------------------------------------------------------------------------------------
+
+
+class WeightDecay(Settings):
+    """Add `rate` times the parameter to its gradient."""
+
+    name: Literal["weight_decay"]
+    """`weight_decay`."""
+    rate: NotNegative
+    """Decay per step, relative to the parameter."""
+
+
+class GradientClipping(Settings):
+    """Scale all gradients down to a total norm."""
+
+    name: Literal["gradient_clipping"]
+    """`gradient_clipping`."""
+    threshold: Positive
+    """The largest allowed L2 norm of all gradients together."""
+
+
+class Schedule(Settings):
+    """What every schedule can do: climb to the learning rate first."""
+
+    warmup_epochs: NotNegative = 0.0
+    """Epochs, fractions allowed, in which the rate climbs linearly from `warmup_start`."""
+    warmup_start: NotNegative = 0.0
+    """The learning rate at which the climb starts."""
+
+
+class Constant(Schedule):
+    """The optimizer's learning rate all along."""
+
+    name: Literal["constant"]
+    """`constant`."""
+
+
+class Step(Schedule):
+    """Multiply the rate at given epochs."""
+
+    name: Literal["step"]
+    """`step`."""
+    milestones: Tuple(Positive, min_length=1)
+    """Epochs, rising, fractions allowed, at which the rate is multiplied by `gamma`."""
+    gamma: Positive = 0.1
+    """The factor."""
+
+    @model_validator(mode="after")
+    def _rising(self) -> Step:
+        if list(self.milestones) != sorted(set(self.milestones)):
+            refuse("milestones", f"the epochs must rise, got {list(self.milestones)}")
+        return self
+
+
+class Exponential(Schedule):
+    """Multiply the rate every epoch."""
+
+    name: Literal["exponential"]
+    """`exponential`."""
+    gamma: Positive
+    """The factor per epoch; each step gets its fraction of it."""
+
+
+class Polynomial(Schedule):
+    """Fall as (1 - done)^power until the end of training."""
+
+    name: Literal["polynomial"]
+    """`polynomial`."""
+    power: Positive = 1.0
+    """The exponent; 1 is a straight line."""
+    end: NotNegative = 0.0
+    """The learning rate at the end."""
+
+
+class Cosine(Schedule):
+    """Fall along half a cosine until the end of training."""
+
+    name: Literal["cosine"]
+    """`cosine`."""
+    end: NotNegative = 0.0
+    """The learning rate at the end."""
+
+
+class OptimizerSettings(Settings):
+    """What every optimizer takes."""
+
+    hooks: Tuple(component("hook", WeightDecay, GradientClipping)) = ()
+    """What happens to the gradients before each update, in this order."""
+    schedule: component("schedule", Constant, Step, Exponential, Polynomial, Cosine, custom=False) = Constant(
+        name="constant"
+    )
+    """How the learning rate changes over the run."""
+
+
+class Sgd(OptimizerSettings):
+    """Gradient descent."""
+
+    name: Literal["sgd"]
+    """`sgd`."""
+    lr: Positive = 0.01
+    """Learning rate per step."""
+
+
+class MomentumSgd(OptimizerSettings):
+    """Gradient descent with momentum."""
+
+    name: Literal["momentum_sgd"]
+    """`momentum_sgd`."""
+    lr: Positive = 0.01
+    """Learning rate per step."""
+    momentum: Fraction = 0.9
+    """Fraction of the last update that is kept."""
+
+
+class Adam(OptimizerSettings):
+    """Adam (Kingma and Ba 2014)."""
+
+    name: Literal["adam", "adamw"]
+    """`adam`, or `adamw` for weight decay apart from the gradient."""
+    alpha: Positive = 0.001
+    """Learning rate per step."""
+    beta1: Fraction = 0.9
+    """Decay per step of the gradient's mean."""
+    beta2: Fraction = 0.999
+    """Decay per step of the squared gradient's mean."""
+    eps: Positive = 1e-8
+    """Added to the denominator."""
+    weight_decay_rate: NotNegative = 0.0
+    """Decay of the parameters per step, times the learning rate."""
+
+
+class Lars(OptimizerSettings):
+    """LARS (You, Gitman and Ginsburg 2017): a rate per layer from the norms of weights and gradients."""
+
+    name: Literal["lars"]
+    """`lars`."""
+    lr: Positive = 0.1
+    """Learning rate per step."""
+    momentum: Fraction = 0.9
+    """Fraction of the last update that is kept."""
+    weight_decay: NotNegative = 1e-4
+    """Decay per step, relative to the parameter; part of the norm that sets the layer's rate."""
+    trust_coefficient: Positive = 0.001
+    """The layer's rate relative to the ratio of its norms."""
+    eps: NotNegative = 0.0
+    """Added to the norm in the denominator."""
+    skip_vectors: bool = True
+    """Whether biases and scales do without weight decay and the layer's own rate."""

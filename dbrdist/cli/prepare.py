@@ -1,0 +1,140 @@
+"""What a run needs before its first step: data, network and iterators, checked on all ranks alike."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from dbrdist.cli import build
+from dbrdist.cli.config import Config
+from dbrdist.cli.load import Origin
+from dbrdist.cli.task import Task
+from dbrdist.comm import create_multi_node_evaluator
+from dbrdist.comm.agree import together
+from dbrdist.core import random
+from dbrdist.core.backend import get_device
+from dbrdist.core.config import global_config
+from dbrdist.datasets.prefetch import MultiprocessIterator
+from dbrdist.datasets.serial import SerialIterator
+from dbrdist.errors import ConfigError, DbrdistError
+from dbrdist.training import extensions
+
+
+class Refused(Exception):
+    """The run cannot go on, for a reason that every rank knows: rank 0 says it, all end with `code`."""
+
+    def __init__(self, words: str, code: int = 1):
+        super().__init__(words)
+        self.code = code
+
+
+@contextlib.contextmanager
+def alike(comm: Any) -> Iterator[None]:
+    """What fails inside the block on any rank ends all in the same way; the block does not communicate.
+
+    What a user can mend is said in a sentence; anything else with the traceback of the lowest rank that has one.
+    """
+    own: Exception | None = None
+    try:
+        with together(comm):
+            try:
+                yield
+            except Exception as error:
+                own = error
+                raise
+    except (DbrdistError, OSError, ValueError) as error:
+        raise Refused(str(error), 2 if isinstance(error, ConfigError) else 1) from own
+    except Exception:
+        failed = comm.allgather_obj(own is not None)
+        if own is not None and failed.index(True) == comm.rank:
+            raise own from own.__cause__
+        raise Refused("") from own
+
+
+class Parts(NamedTuple):
+    """What a configuration names."""
+
+    data: build.Data
+    recipe: dict[str, Any]
+    task: Task
+    convert: Any
+    device: Any
+
+
+def parts(config: Config, origin: Origin, intra_rank: int, size: int) -> Parts:
+    """Make data and network; the network has all its shapes."""
+    global_config.dtype = config.dtype
+    random.set_seed(config.seed)
+    device = _device(config, origin, intra_rank)
+    data = build.data(config, origin)
+    check_sizes(config, origin, len(data.train), size)
+    recipe = build.model_recipe(config, origin, data.num_classes)
+    task = Task(build.model(config, origin, recipe), build.loss(config, origin))
+    if device is not None:
+        task.to_device(device)
+    convert = build.converter(config.dtype)
+    build.initialize(task, data.train, convert, device, config.seed)
+    return Parts(data, recipe, task, convert, device)
+
+
+def _device(config: Config, origin: Origin, intra_rank: int) -> Any:
+    if config.device == "cpu":
+        return None
+    _, _, number = config.device.partition(":")
+    try:
+        return get_device(("@cupy", int(number) if number else intra_rank))
+    except Exception as error:
+        raise ConfigError(f"{origin.where(('device',))}: device: {config.device} cannot be used: {error}") from error
+
+
+def check_sizes(config: Config, origin: Origin, num_examples: int, size: int) -> None:
+    """Every rank needs an example."""
+    batches = {("batch",): config.batch}
+    if config.evaluation.batch is not None:
+        batches["evaluation", "batch"] = config.evaluation.batch
+    for path, batch in batches.items():
+        if batch < size:
+            raise ConfigError(
+                f"{origin.where(path)}: {'.'.join(path)}: {batch} examples are fewer than the {size} ranks; take a "
+                "larger batch or fewer ranks"
+            )
+    if num_examples < size:
+        raise ConfigError(
+            f"{origin.where(('data',))}: data: {num_examples} training examples are fewer than the {size} ranks; take "
+            "fewer ranks"
+        )
+
+
+def iterator(config: Config, dataset: Any, comm: Any, train: bool) -> Any:
+    """Batches over all ranks, of which this one takes its block."""
+    batch = config.batch if train else config.evaluation.batch or config.batch
+    options: dict[str, Any] = {"repeat": train, "shuffle": train, "seed": config.seed, "last": "short"}
+    options |= {"rank": comm.rank, "size": comm.size}
+    if config.workers:
+        return MultiprocessIterator(dataset, batch, n_processes=config.workers, **options)
+    return SerialIterator(dataset, batch, **options)
+
+
+def evaluator(config: Config, made: Parts, comm: Any) -> Any:
+    """Means over the whole test data, the same on every rank."""
+    own = extensions.Evaluator(
+        iterator(config, made.data.test, comm, train=False), made.task, made.convert, device=made.device
+    )
+    return create_multi_node_evaluator(own, comm)
+
+
+def describe(config: Config, made: Parts, size: int) -> list[str]:
+    """The plan in a few lines."""
+    num_train, params = len(made.data.train), list(made.task.params(include_uninit=False))
+    num_bytes = sum(p.array.nbytes for p in params)
+    test = f", {len(made.data.test)} test examples" if made.data.test is not None else ", no evaluation"
+    steps = -(-num_train // config.batch)
+    num_steps = round(config.epochs * steps) if config.iterations is None else config.iterations
+    return [
+        f"model: {config.model.name}, {sum(p.size for p in params):,} parameters of {config.dtype}",
+        f"data: {config.data.name}, {num_train} training examples{test}",
+        f"ranks: {size}; batch: {config.batch}, that is {config.batch / size:g} per rank",
+        f"steps: {steps} per epoch, about {num_steps} in all; {num_bytes:,} bytes per allreduce",
+        f"seed: {config.seed}; out: {config.out}",
+    ]

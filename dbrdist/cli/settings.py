@@ -1,0 +1,100 @@
+"""What all models of the configuration share: strict frozen settings, and components told apart by their name."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, NoReturn, Union, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+CALLABLE = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*"
+
+Count = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+def Tuple(item: Any, **limits: Any) -> Any:
+    """A tuple of any length, which YAML writes as a list; everywhere else types are taken strictly."""
+    return Annotated[tuple[item, ...], Field(strict=False, **limits)]
+
+
+class Settings(BaseModel):
+    """The base of all models here: frozen, no unknown keys, no silent conversions."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+def form(pattern: str, words: str) -> Any:
+    """Text that matches the whole of `pattern`; `words` say it for people."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise PydanticCustomError("form", "expected {words}", {"words": words})
+        return text
+
+    return Annotated[str, AfterValidator(check), WithJsonSchema({"type": "string", "pattern": f"^({pattern})$"})]
+
+
+class Custom(Settings):
+    """The user's own callable, imported from the working directory."""
+
+    name: form(CALLABLE, "package.module:callable")
+    """Where it lives: `package.module:callable`."""
+    args: dict[str, Any] = {}
+    """Its keyword arguments."""
+
+
+# tag of a component's class -> the class; the tag tells errors which of the alternatives was meant
+BY_TAG: dict[str, type[Settings]] = {}
+
+
+def component(kind: str, *classes: type[Settings], custom: bool = True) -> Any:
+    """The type of a field that holds one of `classes`, told apart by `name`; a bare word is the name alone."""
+    by_name = {name: cls for cls in classes for name in get_args(cls.model_fields["name"].annotation)}
+    members = {f"<{kind} {cls.__name__}>": cls for cls in (*classes, *([Custom] if custom else []))}
+    BY_TAG.update(members)
+    tags = {cls: tag for tag, cls in members.items()}
+
+    def named(value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    def tag_of(value: Any) -> str | None:
+        name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+        if isinstance(name, str) and custom and ":" in name:
+            return tags[Custom]
+        return tags[by_name[name]] if isinstance(name, str) and name in by_name else None
+
+    union: Any = Union[tuple(Annotated[cls, Tag(tag)] for tag, cls in members.items())]  # noqa: UP007 - made at run time
+    known = ", ".join(by_name) + (", or your own package.module:callable" if custom else "")
+    article = "an" if kind[0] in "aeiou" else "a"
+    discriminator = Discriminator(
+        tag_of,
+        custom_error_type="unknown_name",
+        custom_error_message="expected the name of {kind}: {known}",
+        custom_error_context={
+            "kind": f"{article} {kind}",
+            "known": known,
+            "names": list(by_name),
+        },
+    )
+    written = Union[(str, *members.values())]
+    return Annotated[union, discriminator, BeforeValidator(named, json_schema_input_type=written)]
+
+
+def refuse(where: str, words: str) -> NoReturn:
+    """Refuse a combination; `where` is the dotted path, from the model that refuses, of the entry to point at."""
+    raise PydanticCustomError("refused", "{words}", {"words": words, "at": where})

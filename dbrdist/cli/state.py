@@ -1,0 +1,122 @@
+"""Saving a run of several ranks as one file, although ranks differ a little."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dbrdist.comm.agree import together
+from dbrdist.core.backend import is_array, to_cpu
+from dbrdist.training import PRIORITY_WRITER, Extension
+from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT, Snapshot
+
+
+class LocalState(Extension):
+    """The state in which ranks differ: running statistics of the network, and the examples left out.
+
+    It is gathered on rank 0 for a snapshot, which one rank writes. A run that is resumed on as many ranks gives each
+    its own again; on another number all get the means.
+    """
+
+    def __init__(self, comm: Any, model: Any, iterator: Any):
+        self._comm = comm
+        self._model = model
+        self._iterator = iterator
+        self._num_skipped_before = 0
+        self._gathered: list[dict[str, Any]] = []
+
+    trigger = None
+
+    @property
+    def num_skipped(self) -> int:
+        """Training examples that this rank left out, earlier parts of the run included."""
+        return self._num_skipped_before + len(getattr(self._iterator, "skipped", ()))
+
+    def gather(self) -> None:
+        """Collect every rank's state on rank 0. Collective."""
+        mine = {"num_skipped": np.int64(self.num_skipped), **_persistents(self._model)}
+        self._gathered = self._comm.gather_obj(mine) or []
+
+    def serialize(self, serializer: Any) -> None:
+        size = int(serializer("size", len(self._gathered)))
+        if not serializer.is_loading:
+            for rank, state in enumerate(self._gathered):
+                for path, value in state.items():
+                    serializer[f"rank{rank}"](path, value)
+            return
+        names = ["num_skipped", *_persistents(self._model)]
+        saved = [{name: serializer[f"rank{rank}"](name, None) for name in names} for rank in range(size)]
+        if size == self._comm.size:
+            self._take(saved[self._comm.rank])
+        elif size:
+            skipped = sum(int(state["num_skipped"]) for state in saved)
+            means = {name: np.mean([state[name] for state in saved], 0) for name in names}
+            self._take({**means, "num_skipped": skipped if self._comm.rank == 0 else 0})
+
+    def _take(self, state: dict[str, Any]) -> None:
+        self._num_skipped_before = int(state.pop("num_skipped"))
+        for path, value in state.items():
+            _set_persistent(self._model, path, value)
+
+
+def _persistents(model: Any) -> dict[str, Any]:
+    """The numbers of a network that are saved but not trained, by path."""
+    return {
+        f"{path.strip('/')}/{name}": np.array(_on_host(getattr(link, name)))
+        for path, link in model.namedlinks()
+        for name in link._persistent
+        if isinstance(getattr(link, name), int | float | np.number) or is_array(getattr(link, name))
+    }
+
+
+def _on_host(value: Any) -> Any:
+    return to_cpu(value) if is_array(value) else value
+
+
+def _set_persistent(model: Any, path: str, value: Any) -> None:
+    prefix, _, name = path.rpartition("/")
+    link = next(link for p, link in model.namedlinks() if p.strip("/") == prefix)
+    old = getattr(link, name)
+    if is_array(old):
+        old[...] = link.xp.asarray(value, old.dtype)
+    else:
+        setattr(link, name, type(old)(value))
+
+
+class AverageStatistics(Extension):
+    """Gives all ranks the mean of their running statistics, so that an evaluation sees one network."""
+
+    priority = PRIORITY_WRITER + 1  # before the evaluation that it is for
+
+    def __init__(self, comm: Any, model: Any):
+        self._comm = comm
+        self._model = model
+
+    def __call__(self, trainer: Any) -> None:
+        if self._comm.size == 1:
+            return
+        for path, value in _persistents(self._model).items():
+            if value.dtype.kind == "f":
+                _set_persistent(self._model, path, self._comm.allreduce(value) / self._comm.size)
+
+
+class SharedSnapshot(Extension):
+    """Rank 0 saves for all; where it cannot, the error is the same on all."""
+
+    priority = PRIORITY_SNAPSHOT
+
+    def __init__(self, comm: Any, snapshot: Snapshot, local: LocalState):
+        self._comm = comm
+        self._snapshot = snapshot
+        self._local = local
+
+    def __call__(self, trainer: Any) -> None:
+        self.save(trainer)
+
+    def save(self, trainer: Any) -> None:
+        """Save now. Collective."""
+        self._local.gather()
+        with together(self._comm):
+            if self._comm.rank == 0:
+                self._snapshot.save(trainer)

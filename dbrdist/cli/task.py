@@ -1,0 +1,42 @@
+"""A network together with what it is trained for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dbrdist import functions as F
+from dbrdist.core.chain import Chain
+from dbrdist.core.link import Link
+from dbrdist.core.reporter import report
+
+
+class Task(Chain):
+    """Calls `predictor` with a batch's inputs, and gives and reports the loss of its outputs against the labels.
+
+    `loss(outputs, labels)` is a function; None means that the predictor takes the whole batch and gives the loss
+    itself. Where labels are integers and outputs one number per class, the accuracy is reported too.
+    """
+
+    def __init__(self, predictor: Link, loss: Callable[[Any, Any], Any] | None):
+        super().__init__()
+        self.loss = loss
+        with self.init_scope():
+            self.predictor = predictor
+
+    def forward(self, *batch: Any) -> Any:
+        if self.loss is None:
+            loss = self.predictor(*batch)
+            report({"loss": loss}, self)
+            return loss
+        if len(batch) != 2:
+            raise ValueError(
+                f"expected examples of (input, label), got {len(batch)} entries; use `loss: model` for others"
+            )
+        inputs, labels = batch
+        outputs = self.predictor(inputs)
+        loss = self.loss(outputs, labels)
+        report({"loss": loss}, self)
+        if labels.dtype.kind in "iu" and outputs.ndim == labels.ndim + 1:
+            report({"accuracy": F.accuracy(outputs, labels)}, self)
+        return loss

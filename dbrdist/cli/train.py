@@ -1,0 +1,135 @@
+"""The command `dbrdist-train`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import click
+
+from dbrdist.cli import load, prepare, resolve, run
+from dbrdist.cli.config import Config
+from dbrdist.cli.load import Origin
+from dbrdist.comm import abort, create_communicator, environment
+from dbrdist.errors import CommunicatorError, ConfigError
+
+_WRONG = 2  # the exit code for a configuration or a command line that is wrong
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("config", required=False, metavar="CONFIG.yaml")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--resume", is_flag=True, help="Go on from the newest snapshot in the run's folder, if there is one.")
+@click.option("--evaluate", metavar="RUN", help="Evaluate the newest snapshot in the folder RUN and print the means.")
+@click.option("--dry-run", is_flag=True, help="Print the resolved plan and end.")
+@click.option("--print-schema", is_flag=True, help="Print the JSON schema of configurations and end.")
+def command(
+    config: str | None,
+    overrides: tuple[str, ...],
+    resume: bool,
+    evaluate: str | None,
+    dry_run: bool,
+    print_schema: bool,
+) -> int:
+    """Train as CONFIG.yaml says, alone or under any mpiexec.
+
+    KEY=VALUE replaces an entry: `optimizer.lr=0.1`. A run leaves its resolved configuration, log.jsonl, snapshots and
+    summary.json in its folder; SIGTERM or SIGUSR1 saves and ends it with exit code 75.
+    """
+    if print_schema:
+        _say_before_mpi(json.dumps(Config.model_json_schema(), indent=2))
+        return 0
+    if evaluate is not None:
+        overrides = (*([config] if config else []), *overrides)
+        config = os.path.join(evaluate, run.CONFIG)
+    if config is None or ("=" in config and not os.path.exists(config)):
+        raise click.UsageError("expected a configuration: dbrdist-train CONFIG.yaml [KEY=VALUE]...")
+    if evaluate is not None and (resume or dry_run):
+        raise click.UsageError("--evaluate goes with neither --resume nor --dry-run")
+    settings, origin = _checked(config, overrides)
+    if dry_run:
+        return _dry_run(settings, origin)
+    return _run(settings, origin, resume, evaluate)
+
+
+def _checked(config: str, overrides: tuple[str, ...]) -> tuple[Config, Origin]:
+    try:
+        settings, origin = load.load(config, overrides)
+    except OSError as error:
+        raise ConfigError(f"{config}: the configuration cannot be read: {error.strerror}") from None
+    resolve.check_callables(settings, origin)
+    return settings, origin
+
+
+def _dry_run(settings: Config, origin: Origin) -> int:
+    size, rank, _ = environment.launched()
+    if rank == 0:
+        made = prepare.parts(settings, origin, 0, size)
+        print("\n".join([load.dump(settings), *prepare.describe(settings, made, size)]), flush=True)
+    return 0
+
+
+def _run(settings: Config, origin: Origin, resume: bool, evaluate: str | None) -> int:
+    comm = create_communicator(None if settings.communicator == "auto" else settings.communicator)
+    try:
+        if evaluate is not None:
+            run.evaluate(settings, origin, comm, evaluate)
+            return 0
+        training = run.Run(settings, origin, comm)
+        training.announce()
+        training.start_folder(resume)
+        return training.train()
+    except prepare.Refused as reason:
+        if comm.rank == 0 and str(reason):
+            _complain(f"dbrdist-train: {reason}" if reason.code != _WRONG else str(reason))
+        return reason.code
+
+
+def _complain(words: str) -> None:
+    """Say what is wrong, once for all ranks, so that an editor finds `file:line:column` at the start of a line."""
+    sys.stdout.flush()
+    os.write(2, f"{words}\n".encode(errors="backslashreplace"))
+
+
+def _say_before_mpi(words: str) -> None:
+    if environment.launched()[1] == 0:
+        print(words, flush=True)
+
+
+def _refuse_before_mpi(words: str, code: int) -> int:
+    """Every rank finds the same mistake: the one that the launcher calls rank 0 says so, at once.
+
+    Where it is found on some rank only (a file that one host lacks), that one says so a little later; by then the job
+    has ended where all found it.
+    """
+    size, rank, _ = environment.launched()
+    if rank > 0:
+        time.sleep(1.5)
+    _complain(words)
+    if size > 1:
+        time.sleep(0.3)  # the launcher must have passed the words on before it is told to end the job
+    return code
+
+
+def _main() -> int:
+    try:
+        code: Any = command.main(standalone_mode=False)
+    except ConfigError as error:
+        return _refuse_before_mpi(str(error), _WRONG)
+    except click.ClickException as error:
+        return _refuse_before_mpi(f"dbrdist-train: {error.format_message()}", _WRONG)
+    except CommunicatorError as error:
+        return _refuse_before_mpi(f"dbrdist-train: {error}", 1)
+    return code or 0
+
+
+def main() -> None:
+    """Run the command; a failure on any rank ends the job."""
+    abort.guard(_main)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""`dbrdist-train` under mpiexec: all ranks end alike, and a run goes on exactly where it was."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from cli_helpers import ROOT, lines, same_runs
+
+pytestmark = pytest.mark.timeout(90)
+EXACT = ["log.every=1 iteration", "snapshot.every=4 iterations", "iterations=10"]
+
+
+def finish(process, seconds=60):
+    out, err = process.communicate(timeout=seconds)
+    return process.returncode, out, err
+
+
+def wait_for(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.02)
+
+
+def test_two_ranks_train_together(ranks):
+    code, out, err = finish(ranks(2, "run.yaml", "log.every=1 iteration"))
+    assert code == 0, err
+    assert out.count("test accuracy") == 1
+    assert "ranks: 2; batch: 100, that is 50 per rank" in out
+    assert json.loads(Path("result/summary.json").read_text())["num_ranks"] == 2
+    assert len(lines("result/log.jsonl")) == 3
+
+
+def test_the_ranks_share_the_same_run(ranks):
+    """Without batch normalization the number of ranks changes nothing but the order of sums."""
+    words = ["run.yaml", "model=mlp", "model.dropout=0.2", "dtype=float64", "log.every=1 iteration"]
+    for n in (1, 2, 3):
+        code, _, err = finish(ranks(n, *words, f"out=r{n}"))
+        assert code == 0, err
+    logs = [lines(f"r{n}/log.jsonl") for n in (1, 2, 3)]
+    for log in logs[1:]:
+        for one, several in zip(logs[0], log, strict=True):
+            for key in ("main/loss", "main/accuracy"):
+                assert several[key] == pytest.approx(one[key], rel=1e-12)
+    for key in ("validation/main/loss", "validation/main/accuracy"):
+        assert logs[1][-1][key] == pytest.approx(logs[0][-1][key], rel=1e-11)
+        assert logs[2][-1][key] == pytest.approx(logs[0][-1][key], rel=1e-11)
+
+
+@pytest.mark.parametrize("kill_rank", ["0", "1"])
+def test_a_killed_run_goes_on_bit_for_bit(ranks, kill_rank):
+    """SIGKILL in the middle of an epoch, with dropout, augmentation and batch normalization on."""
+    code, _, err = finish(ranks(2, "run.yaml", *EXACT, "out=straight"))
+    assert code == 0, err
+    killed = ranks(2, "run.yaml", *EXACT, "out=cut", "model.args.kill_at=7", KILL_RANK=kill_rank)
+    assert finish(killed)[0] != 0
+    assert sorted(p.name for p in Path("cut").glob("snapshot*")) == ["snapshot_iter_4"]
+    code, out, err = finish(ranks(2, "run.yaml", *EXACT, "out=cut", "--resume"))
+    assert code == 0, err
+    assert "going on from cut/snapshot_iter_4, epoch 0.28" in out
+    same_runs("straight", "cut")
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(ranks):
+    assert finish(ranks(2, "run.yaml", *EXACT, "iterations=4"))[0] == 0
+    code, out, err = finish(ranks(3, "run.yaml", *EXACT, "--resume"))
+    assert code == 0, err
+    assert "going on from result/snapshot_iter_4" in out
+    assert [entry["iteration"] for entry in lines("result/log.jsonl")] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_request_to_stop_saves_and_exits_with_75(ranks, number):
+    words = ["run.yaml", "log.every=1 iteration", "snapshot.every=1000 epochs", "epochs=1000", "iterations=null"]
+    process = ranks(2, *words)
+    wait_for(lambda: Path("result/log.jsonl").exists() and len(lines("result/log.jsonl")) > 3)
+    process.send_signal(number)
+    code, out, err = finish(process)
+    assert code == 75, err
+    assert f"{number.name} arrived on rank" in out
+    done = json.loads(Path("result/summary.json").read_text())["iterations"]
+    assert Path(f"result/snapshot_iter_{done}").exists()
+    code, out, err = finish(ranks(2, *words, "--resume", f"iterations={done + 2}"))
+    assert code == 0, err
+    assert f"going on from result/snapshot_iter_{done}" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["run.yaml", "bach=3"], 2, "command line 'bach=3': bach: unknown key, did you mean 'batch'?"),
+        (["nothing.yaml"], 2, "nothing.yaml: the configuration cannot be read: No such file or directory"),
+        (["run.yaml", "model=nomod:f"], 2, "importing 'nomod' failed: ModuleNotFoundError: No module named 'nomod'"),
+        (["run.yaml", "batch=2"], 2, "batch: 2 examples are fewer than the 3 ranks"),
+        (["run.yaml", "evaluation.batch=2"], 2, "evaluation.batch: 2 examples are fewer than the 3 ranks"),
+        (["run.yaml", "data=usernet:few", "data.args.n=2"], 2, "data: 2 training examples are fewer than the 3 ranks"),
+        (["run.yaml", "optimizer.lr=1e30", "iterations=9"], 1, "NonFiniteLossError: iteration"),
+    ],
+)
+def test_bad_input_ends_all_ranks_alike(ranks, words, code, message):
+    got, _, err = finish(ranks(3, *words), 20)
+    assert got == code
+    assert err.count(message) == 1
+    assert "Traceback" not in err
+
+
+def test_an_exception_on_the_ranks_ends_the_job(ranks):
+    code, _, err = finish(ranks(2, "run.yaml", "model=usernet:Broken"), 20)
+    assert code == 1
+    assert "[rank 0] RuntimeError: my own mistake" in err
+
+
+def test_a_configuration_that_one_rank_lacks_ends_the_job(ranks, folder):
+    (folder / "sitecustomize.py").write_text("import os\nif os.environ.get('PMI_RANK') == '1':\n    os.chdir('/')\n")
+    code, _, err = finish(ranks(2, "run.yaml", PYTHONPATH=str(folder) + ":" + str(ROOT)), 20)
+    assert code == 2
+    assert "run.yaml: the configuration cannot be read" in err
+
+
+def test_a_full_disk_ends_all_ranks_with_one_message(ranks):
+    """Rank 0, which saves, may write files of 5000 bytes; the snapshot is larger."""
+    code, _, err = finish(ranks(2, "run.yaml", "model.args.largest_file_bytes=5000"), 30)
+    assert code == 1
+    assert err.count("snapshot_iter_3: the snapshot could not be written: File too large") == 1
+    assert "Traceback" not in err
+    assert not list(Path("result").glob("snapshot*"))
+
+
+def test_a_launcher_that_does_not_fit_is_refused(ranks):
+    """The environment speaks of two ranks, but there is nothing to meet them: two jobs of one rank would start."""
+    code, _, err = finish(ranks(0, "run.yaml", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0"), 30)
+    assert code == 1
+    assert "says that 2 ranks were started, but MPI's world has one" in err
+    assert not Path("result").exists()

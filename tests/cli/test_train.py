@@ -1,0 +1,272 @@
+"""`dbrdist-train` with one rank, in this process."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_helpers import ROOT, lines, same_runs
+
+import dbrdist
+from dbrdist.cli.config import Config
+from dbrdist.cli.load import load
+from dbrdist.training import runs
+from dbrdist.training.extensions import snapshots
+
+
+def test_a_run_leaves_its_folder(run):
+    code, out, _ = run("run.yaml", "out=here", "log.every=1 iteration")
+    assert code == 0
+    assert sorted(os.listdir("here")) == ["config.yaml", "log.jsonl", "model.json", "snapshot_iter_3", "summary.json"]
+    assert load("here/config.yaml")[0] == load("run.yaml", ["out=here", "log.every=1 iteration"])[0]
+    log = lines("here/log.jsonl")
+    assert [entry["iteration"] for entry in log] == [1, 2, 3]
+    assert all(np.isfinite(entry["main/loss"]) for entry in log)
+    summary = json.loads(Path("here/summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["iterations"] == 3
+    assert summary["metrics"]["validation/main/accuracy"] == log[-1]["validation/main/accuracy"]
+    assert summary["num_skipped_examples"] == 0
+    last = out.splitlines()[-1]
+    assert last == f"test accuracy {100 * log[-1]['validation/main/accuracy']:.2f} %"
+
+
+def test_the_learning_rate_follows_the_schedule(run):
+    run("run.yaml", "log.every=1 iteration", "iterations=8")
+    rates = [entry["lr"] for entry in lines("result/log.jsonl")]
+    done = np.arange(8) * 100 / 1442
+    cosine = 0.05 * (1 + np.cos(np.pi * done)) / 2
+    peak = 0.05 * (1 + np.cos(np.pi * 0.3)) / 2
+    np.testing.assert_allclose(rates, np.where(done < 0.3, peak * done / 0.3, cosine), rtol=1e-12)
+
+
+def test_the_trained_network_comes_back(run):
+    code, out, _ = run("run.yaml", "iterations=10")
+    assert code == 0
+    net = runs.load("result")
+    _, test = dbrdist.datasets.get_digits(ndim=3)
+    x, t = (np.array(column) for column in zip(*test[:]))
+    with dbrdist.using_config("train", False), dbrdist.no_backprop_mode():
+        scores = net(x).array
+    accuracy = float((scores.argmax(1) == t).mean())
+    assert f"test accuracy {100 * accuracy:.2f} %" in out
+    with pytest.raises(dbrdist.errors.CheckpointError, match="expected the folder of a run"):
+        runs.load("nowhere")
+
+
+def test_evaluate_gives_the_same_numbers_again(run):
+    run("run.yaml")
+    metrics = json.loads(Path("result/summary.json").read_text())["metrics"]
+    code, out, _ = run("--evaluate", "result", "evaluation.batch=7")
+    assert code == 0
+    again = json.loads(out)
+    assert again["snapshot"] == "result/snapshot_iter_3"
+    assert again["validation/main/accuracy"] == pytest.approx(metrics["validation/main/accuracy"], rel=1e-6)
+    assert again["validation/main/loss"] == pytest.approx(metrics["validation/main/loss"], rel=1e-5)
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(run):
+    before = sorted(os.listdir())
+    code, out, _ = run("run.yaml", "--dry-run", "epochs=4", "iterations=null", "model=mlp", "transforms.train=[]")
+    assert code == 0
+    assert sorted(os.listdir()) in (before, sorted([*before, "__pycache__"]))
+    params = 64 * 100 + 100 + 100 * 100 + 100 + 100 * 10 + 10
+    assert f"model: mlp, {params:,} parameters of float32" in out
+    assert "1442 training examples, 355 test examples" in out
+    assert f"steps: 15 per epoch, about 60 in all; {4 * params:,} bytes per allreduce" in out
+    assert "lr: 0.05" in out
+
+
+def test_print_schema(run):
+    code, out, _ = run("--print-schema")
+    assert code == 0
+    assert json.loads(out) == json.loads(json.dumps(Config.model_json_schema()))
+
+
+@pytest.mark.parametrize("stop", [1, 4])
+def test_resume_goes_on_as_if_nothing_had_happened(run, stop):
+    words = ["run.yaml", "log.every=1 iteration", "epochs=0.6", "iterations=null"]
+    assert run(*words, "out=straight")[0] == 0
+    assert run(*words, "out=cut", f"iterations={stop}")[0] == 0
+    code, out, _ = run(*words, "out=cut", "--resume")
+    assert code == 0
+    assert f"going on from cut/snapshot_iter_{stop}" in out
+    same_runs("straight", "cut", extra_evaluation_at=stop)
+
+
+def test_a_new_run_in_an_old_folder_forgets_the_old_one(run):
+    run("run.yaml", "iterations=5")
+    run("run.yaml", "iterations=2")
+    assert [path.name for path in Path("result").glob("snapshot*")] == ["snapshot_iter_2"]
+    assert len(lines("result/log.jsonl")) == 1
+
+
+def test_resume_without_a_snapshot_starts_from_the_beginning(run):
+    code, out, _ = run("run.yaml", "--resume")
+    assert code == 0
+    assert "no snapshot in result: starting from the beginning" in out
+
+
+def test_the_same_run_twice_is_the_same(run):
+    run("run.yaml", "out=a")
+    run("run.yaml", "out=b")
+    same_runs("a", "b")
+    run("run.yaml", "out=c", "seed=1")
+    assert lines("a/log.jsonl")[0]["main/loss"] != lines("c/log.jsonl")[0]["main/loss"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_change_nothing(run, workers):
+    run("run.yaml", "out=a")
+    run("run.yaml", "out=b", f"workers={workers}")
+    same_runs("a", "b")
+
+
+def test_dtype_reaches_everything(run):
+    code, out, _ = run("run.yaml", "dtype=float64")
+    assert code == 0
+    assert "parameters of float64" in out
+    assert runs.load("result").l1.W.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["nothing.yaml"], 2, "nothing.yaml: the configuration cannot be read: No such file or directory"),
+        ([], 2, "expected a configuration"),
+        (["epochs=3"], 2, "expected a configuration"),
+        (["run.yaml", "--nonsense"], 2, "No such option"),
+        (["run.yaml", "bach=3"], 2, "command line 'bach=3': bach: unknown key, did you mean 'batch'?"),
+        (["run.yaml", "model=nomod:f"], 2, "importing 'nomod' failed: ModuleNotFoundError"),
+        (["run.yaml", "model.args.width=wide"], 2, "run.yaml:1:15: model: calling 'usernet:Net' failed: "),
+        (
+            ["run.yaml", "model=usernet:noise", "model.args={scale: 1}"],
+            2,
+            "expected a Link from 'usernet:noise', got func",
+        ),
+        (["run.yaml", "data={name: image_folder, root: nowhere}"], 2, "nowhere/train is not a folder"),
+        (["run.yaml", "data={name: npz, train: nowhere.npz}"], 2, "nowhere.npz"),
+        (["run.yaml", "data=usernet:Net"], 2, "expected (train, test) of datasets from 'usernet:Net' (test None for"),
+        (["run.yaml", "model=mlp", "data=usernet:few", "data.args.n=4", "transforms.train=[]"], 2, "model.num_classes"),
+        (["run.yaml", "model=usernet:WrongShape"], 1, "99"),
+        (["run.yaml", "optimizer.lr=1e30", "iterations=9"], 1, "NonFiniteLossError: iteration"),
+        (["--evaluate", "nowhere"], 2, "nowhere/config.yaml: the configuration cannot be read"),
+        (["--evaluate", "x", "--resume"], 2, "--evaluate goes with neither"),
+    ],
+)
+def test_bad_input(run, words, code, message):
+    got, _, err = run(*words)
+    assert got == code
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_a_mistake_in_the_users_network_shows_its_traceback(run):
+    with pytest.raises(RuntimeError, match="my own mistake"):
+        run("run.yaml", "model=usernet:Broken")
+
+
+def test_resume_of_another_architecture_is_refused(run):
+    run("run.yaml")
+    for width in (11, 13):
+        code, _, err = run("run.yaml", "--resume", f"model.args.width={width}")
+        assert code == 1
+        assert f"snapshot_iter_3: updater/model:main/predictor/l1/W: expected shape ({width}, 64)" in err
+    run("run.yaml", "model=mlp", "model.units=[5, 5]")
+    code, _, err = run("run.yaml", "--resume", "model=mlp", "model.units=[5]")
+    assert code == 1
+    assert "dbrdist-train: result/snapshot_iter_3: " in err
+
+
+def test_a_full_disk_while_saving(run, monkeypatch):
+    run("run.yaml", "iterations=1")
+    before = sorted(os.listdir("result"))
+
+    def full(file, obj, compression=True):
+        Path(file).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(snapshots, "save_npz", full)
+    code, _, err = run("run.yaml", "--resume")
+    assert code == 1
+    assert "snapshot_iter_3: the snapshot could not be written: No space left on device" in err
+    assert sorted(os.listdir("result")) == [name for name in before if name != "summary.json"]
+    assert snapshots.is_whole("result/snapshot_iter_1")
+
+
+def test_a_request_to_stop_saves_and_exits_with_75(run, monkeypatch):
+    from dbrdist.cli import step
+
+    real, armed = step.StepAgreement.__call__, [True]
+
+    def stop_at_two(self, trainer):
+        if armed and trainer.updater.iteration == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        real(self, trainer)
+
+    monkeypatch.setattr(step.StepAgreement, "__call__", stop_at_two)
+    words = ["run.yaml", "iterations=6", "log.every=1 iteration"]
+    code, out, _ = run(*words, "out=cut")
+    assert code == 75
+    assert "all ranks stopped after step 2 and saved" in out
+    assert json.loads(Path("cut/summary.json").read_text())["status"] == "stopped"
+    armed.clear()
+    assert run(*words, "out=cut", "--resume")[0] == 0
+    assert run(*words, "out=straight")[0] == 0
+    same_runs("straight", "cut")
+
+
+def images(root, parts, classes, size=8):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for part in parts:
+        for label, name in enumerate(classes):
+            folder = Path(root, part, name)
+            folder.mkdir(parents=True)
+            for i in range(6):
+                pixels = np.clip(rng.normal(60 * label + 60, 20, (size, size, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+
+
+FOLDER = "data={name: image_folder, root: photos}"
+PLAIN = ["transforms={train: [random_flip, {name: normalize, mean: [0.5], std: [0.2]}]}", "batch=4", "epochs=2"]
+
+
+def test_image_folders(run):
+    images("photos", ["train", "test"], ["cat", "dog", "owl"])
+    code, out, _ = run("run.yaml", FOLDER, *PLAIN, "iterations=null", "model=mlp")
+    assert code == 0
+    assert "18 training examples, 18 test examples" in out
+
+
+def test_class_folders_that_differ(run):
+    images("photos", ["train"], ["cat", "dog"])
+    images("photos", ["test"], ["cat", "fox"])
+    code, _, err = run("run.yaml", FOLDER, *PLAIN)
+    assert code == 2
+    assert "command line" in err
+    assert "only in the first: dog; only in the second: fox" in err
+
+
+def test_a_corrupt_image_is_fatal_or_counted(run):
+    images("photos", ["train", "test"], ["cat", "dog"])
+    bad = Path("photos/train/dog/3.png")
+    bad.write_bytes(bad.read_bytes()[:60])
+    with pytest.raises(SystemExit, match=r"CorruptExampleError: corrupt image file photos/train/dog/3.png"):
+        run("run.yaml", FOLDER, *PLAIN, "model=mlp", "iterations=null")
+    code, out, _ = run("run.yaml", FOLDER, *PLAIN, "data.corrupt=skip", "model=mlp", "iterations=null")
+    assert code == 0
+    assert "2 corrupt examples left out" in out
+    summary = json.loads(Path("result/summary.json").read_text())
+    assert summary["num_skipped_examples"] == 2
+    assert "photos/train/dog/3.png" in summary["skipped_examples"][0]
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples").glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}/{p.name}"
+)
+def test_each_example_is_a_configuration(path):
+    assert isinstance(load(path)[0], Config)
