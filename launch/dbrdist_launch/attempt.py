@@ -100,7 +100,7 @@ class Attempt:
         self.listener = self._listen()
         restore = self._catch_signals()
         addresses = f"{','.join(self.terms.addresses)}:{self.listener.getsockname()[1]}"
-        self.starter = StarterProcess(self.command, {**self.environment, ADDRESS: addresses, TOKEN: self.token})
+        self.starter = StarterProcess(self.command, {ADDRESS: addresses, TOKEN: self.token, **self.environment})
         try:
             self._watch(self.listener.fileno(), self._accept)
             for descriptor in self.starter.pipes:
@@ -230,9 +230,9 @@ class Attempt:
             self._fail(
                 Failure(
                     "start", None, hello["host"], codes.NOT_STARTED,
-                    f"{self.starter.name} was to start one job of {self.size} ranks, but one came that calls itself rank "
-                    f"{hello['rank']} of {hello['size']}: this starter does not fit the MPI library of the program; "
-                    "see `dbrdist-launch doctor`",
+                    f"{self.starter.name} was to start one job of {self.size} ranks, but one came that calls itself "
+                    f"rank {hello['rank']} of {hello['size']}: this starter does not fit the MPI library of the "
+                    "program; see `dbrdist-launch doctor`",
                 )
             )  # fmt: skip
 
@@ -370,7 +370,7 @@ class Attempt:
                     "start", None, None, codes.NOT_STARTED,
                     f"{len(missing)} of {self.size} ranks did not appear within {self.terms.start_seconds:g} s "
                     f"(missing: {_some(missing)}); {self.starter.name} hangs",
-                    traceback="\n".join(self.starter_lines[-20:]) or None,
+                    traceback="\n".join(self.starter_lines[-20:]) or None, may_retry=True,
                 )
             )  # fmt: skip
 

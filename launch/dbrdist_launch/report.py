@@ -34,7 +34,8 @@ class Failure:
     last_beat_seconds: float | None = None
     ranks_lost: list[int] = field(default_factory=list)  # host_lost: all that ran there
     others: list[dict] = field(default_factory=list)
-    attempt: int = 0
+    may_retry: bool = False  # a start that hung
+    host_trouble: bool = False  # a start that failed since a host is not reachable
 
 
 def from_exit(rank: Rank, message: dict | None = None) -> Failure:
