@@ -27,6 +27,7 @@ _PING_SECONDS = 1.0
 _DOOMED_SECONDS = {"exception": 1.0, "thread": 0.5, "worker": 0.0, "leaving": 1.5}
 _STACKS_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 1.0  # for the ranks' reports to arrive after mpiexec has ended
+_DOUBT_SECONDS = 2.0  # a supervisor speaks twice a second
 _STARTER_SECONDS = 2.0  # for mpiexec to end after its ranks
 
 
@@ -380,6 +381,8 @@ class Attempt:
         gone = silent | lost
         if not gone or self.failure is not None:
             return
+        if self._starter_took_all(lost, now):
+            return
         for host in sorted({self.ranks[number].host for number in gone}, key=lambda host: min(self._on_host(host))):
             there = [number for number in self._on_host(host) if self.ranks[number].exit is None]
             first = self.ranks[min(gone & set(there))]
@@ -395,6 +398,19 @@ class Attempt:
                 failure = Failure("stopped", first.rank, host, codes.STALLED, "its supervisor does not answer")
             self._fail(failure)
             return
+
+    def _starter_took_all(self, lost: set[int], now: float) -> bool:
+        """All ranks of several hosts were killed at once, supervisors too: srun does so at an MPI_Abort or a scancel."""
+        if len(lost) < self.size or len({self.ranks[number].host for number in lost}) < 2:
+            lines = [line for rank in self.ranks.values() for line in rank.errors]
+            if len(lost) < self.size or report.find_abort(lines) is None:
+                return False
+        first = min(rank.lost_at for rank in self.ranks.values() if rank.lost_at is not None)
+        if self.starter_ended_at is None and now - first < _STARTER_SECONDS:
+            return True  # its exit code comes in a moment
+        code, number = self.starter.result() if self.starter_ended_at is not None else (1, 0)
+        self._fail(report.from_starter(self.starter.name, code, number, self.size, self.ranks, self.starter_lines))
+        return True
 
     def _on_host(self, host: str) -> list[int]:
         return [rank.rank for rank in self.ranks.values() if rank.host == host]
@@ -412,6 +428,8 @@ class Attempt:
         self._fail(report.from_starter(self.starter.name, code, number, self.size, self.ranks, self.starter_lines))
 
     def _look_for_stall(self, now: float) -> None:
+        if any(rank.running and now - rank.heard_at > _DOUBT_SECONDS for rank in self.ranks.values()):
+            return  # a host or its cable may be gone, and the others wait for it: that cause comes first
         if self.stacks_until is None:
             late = find_stall(list(self.ranks.values()), now, self.terms.heartbeat_seconds)
             if late:

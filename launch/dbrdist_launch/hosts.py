@@ -165,6 +165,17 @@ def own_address_towards(name: str) -> str | None:
         return None
 
 
+def own_addresses() -> tuple[str, ...]:
+    """The IPv4 addresses of this host's interfaces, loopback last: for ranks of which we do not know where they will be."""
+    found = []
+    for _, name in socket.if_nameindex():
+        try:
+            found.append(address_of_interface(name))
+        except LaunchError:
+            continue  # an interface without an address
+    return tuple(sorted(found, key=lambda address: address.startswith("127.")))
+
+
 def address_of_interface(name: str) -> str:
     """The IPv4 address of an interface such as eth0; an address stands for itself."""
     import fcntl

@@ -164,15 +164,15 @@ class Session:
         """Where the ranks find us: on this machine by loopback, else on the interface that leads to them."""
         if self.settings.interface:
             return (hosts.address_of_interface(self.settings.interface),)
-        elsewhere = [host.name for host in job.hosts or self._allocation() if not hosts.is_local(host.name)]
+        known = job.hosts or hosts.slurm_hosts()
+        if not known and self.backend.kind == "srun":
+            return hosts.own_addresses()  # srun will choose the nodes
+        elsewhere = [host.name for host in known if not hosts.is_local(host.name)]
         if not elsewhere:
             return ("127.0.0.1",)
         found = [hosts.own_address_towards(name) for name in elsewhere]
         # Ranks on this machine take the same way: the address is ours.
         return tuple(dict.fromkeys(address for address in found if address)) or (os.uname().nodename,)
-
-    def _allocation(self) -> tuple[Host, ...]:
-        return hosts.slurm_hosts()
 
     def attempt(self, job: Job, output: Output, restart: int) -> Outcome:
         """Run the job once."""

@@ -20,7 +20,7 @@ from .workers import WorkerWatch
 ADDRESS = "DBRDIST_LAUNCH_CHANNEL"
 TOKEN = "DBRDIST_LAUNCH_TOKEN"
 _TICK_SECONDS = 0.5
-_CONNECT_SECONDS = 10.0
+_CONNECT_SECONDS = 4.0
 _DRAIN_SECONDS = 0.3  # how long a grandchild may hold the output open after the program's end
 _ABORT_SECONDS = 0.5  # from mpiexec's kill to ours: a rank in MPI_Abort ends by itself with its code
 _FAREWELL_SECONDS = 20.0  # the launcher gathers what the others do before it lets a failed rank go

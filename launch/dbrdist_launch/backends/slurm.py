@@ -8,7 +8,7 @@ import subprocess
 from .. import cache
 from ..job import Job
 
-_BIND = {"none": "none", "core": "cores", "numa": "ldoms"}
+_BIND = {"core": "cores", "numa": "ldoms"}
 
 
 def plugins() -> list[str]:
@@ -44,8 +44,10 @@ def command(job: Job, plugin: str, program: list[str]) -> list[str]:
         words += ["-N", str(len(job.hosts)), "--nodelist", ",".join(host.name for host in job.hosts)]
         if len({host.slots for host in job.hosts}) == 1:
             words += ["--ntasks-per-node", str(job.hosts[0].slots)]
+    if job.bind != "none":
+        words.append(f"--cpu-bind={_BIND[job.bind]}")
     # The end of one rank is reported by its supervisor; srun must not end the others before they are asked.
-    words += ["--kill-on-bad-exit=0", f"--cpu-bind={_BIND[job.bind]}", "--export", ",".join(job.forward) or "NONE"]
+    words += ["--kill-on-bad-exit=0", "--export", ",".join((*job.forward, *environment(plugin))) or "NONE"]
     return [*words, *job.extra, *program]
 
 

@@ -14,6 +14,13 @@ from dbrdist_launch import heartbeat
 from mpi4py import MPI
 
 
+def note_time():
+    """Leave the time of the failure for the one who measures."""
+    if "TEST_FAILED_AT" in os.environ:
+        with open(os.environ["TEST_FAILED_AT"], "w") as file:
+            file.write(str(time.time()))
+
+
 def stuck():
     while True:
         time.sleep(1.0)
@@ -28,6 +35,7 @@ def dead_worker():
     worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
     time.sleep(2.0)  # as a loader that has been at work for a while
     worker.kill()
+    note_time()
     stuck()
 
 
@@ -42,6 +50,7 @@ def out_of_memory():
 
 
 def fail(how, communicator):
+    note_time()
     if how == "exception":
         raise ValueError("boom")
     if how == "exit":
