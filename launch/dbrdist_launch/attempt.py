@@ -262,6 +262,8 @@ class Attempt:
             self._ask_to_stop(int(message["signal"]))
         elif kind == "stacks":
             rank.stacks, rank.state = message["text"], message["state"]
+        elif kind == "ended":
+            rank.ended = now
         elif kind == "exit":
             self._on_exit(rank, message)
 
@@ -292,9 +294,30 @@ class Attempt:
         elif message["ours"] or (self.asked and message["signal"]):
             rank.channel.send("bye")  # not a failure: we, or the stop request, ended it
         elif self.failure is None:
-            told = [event for _, number, event in self.doomed if number == rank.rank]
-            named = [event for event in told if event["event"] in ("thread", "worker")]
-            self._fail(report.from_event(rank, named[0]) if named else report.from_exit(rank))
+            wait = self._seconds_of_doubt(rank)
+            if wait:
+                self.doomed.append((time.monotonic() + wait, rank.rank, {"event": "exit"}))
+            else:
+                self._fail(self._failure_of(rank))
+
+    def _failure_of(self, rank: Rank) -> Failure:
+        told = [event for _, number, event in self.doomed if number == rank.rank]
+        named = [event for event in told if event["event"] in ("thread", "worker")]
+        return report.from_event(rank, named[0]) if named else report.from_exit(rank)
+
+    def _seconds_of_doubt(self, rank: Rank) -> float:
+        """How long this end must wait to count as the first cause: others may have gone and taken it with them."""
+        now = time.monotonic()
+        others = [other for other in self.ranks.values() if other is not rank and other.exit is None]
+        if any(other.running and now - other.heard_at > _DOUBT_SECONDS for other in others):
+            return self.terms.silence_seconds
+        if any(other.lost_at or (other.ended and not rank.ended) for other in others):
+            return 0.6
+        if any(other.ended and rank.ended and other.ended < rank.ended for other in others):
+            return 0.6
+        # An MPI that loses a peer ends the program with a plain exit code, perhaps before we hear of the loss.
+        several_hosts = len({other.host for other in self.ranks.values()}) > 1
+        return 0.2 if several_hosts and report.from_exit(rank).kind == "exit" else 0.0
 
     # --- signals
 
@@ -358,9 +381,13 @@ class Attempt:
         self._look_at_starter(now)
         for due, number, event in self.doomed:
             rank = self.ranks[number]
-            if now >= due and self.failure is None and (rank.exit is None or event["event"] != "leaving"):
+            if now < due or self.failure is not None:
+                continue
+            if event["event"] == "exit":
+                self._fail(self._failure_of(rank))
+            elif rank.exit is None or event["event"] != "leaving":
                 self._fail(report.from_event(rank, event))
-        if self.failure is None:
+        if self.failure is None and not self.asked:  # who saves need not beat; the grace period bounds it
             self._look_for_stall(now)
 
     def _look_at_start(self, now: float) -> None:
@@ -388,8 +415,7 @@ class Attempt:
             first = self.ranks[min(gone & set(there))]
             if host != os.uname().nodename and set(there) <= gone:
                 how = "its connections broke" if first.rank in lost else f"silent for {self.terms.silence_seconds:g} s"
-                failure = Failure("host_lost", first.rank, host, codes.HOST_LOST, f"host {host} is lost: {how}")
-                failure.ranks_lost = there
+                failure = self._host_lost(host, how)
             elif first.rank in lost:
                 failure = Failure(
                     "signal", first.rank, host, codes.from_signal(9), "its supervisor was killed", "SIGKILL"
@@ -400,17 +426,35 @@ class Attempt:
             return
 
     def _starter_took_all(self, lost: set[int], now: float) -> bool:
-        """All ranks of several hosts were killed at once, supervisors too: srun does so at an MPI_Abort or a scancel."""
-        if len(lost) < self.size or len({self.ranks[number].host for number in lost}) < 2:
-            lines = [line for rank in self.ranks.values() for line in rank.errors]
-            if len(lost) < self.size or report.find_abort(lines) is None:
-                return False
-        first = min(rank.lost_at for rank in self.ranks.values() if rank.lost_at is not None)
-        if self.starter_ended_at is None and now - first < _STARTER_SECONDS:
+        """srun killed all ranks with their supervisors, as it does at an MPI_Abort or when a node is gone: say why."""
+        left = {rank.rank for rank in self.ranks.values() if rank.exit is None}
+        ended = [number for _, number, event in self.doomed if event["event"] == "exit"]
+        aborted = report.find_abort([line for rank in self.ranks.values() for line in rank.errors]) is not None
+        hosts = {self.ranks[number].host for number in left}
+        if lost != left or not (ended or aborted or len(hosts) > 1):
+            return False
+        if ended and not aborted:
+            self._fail(self._failure_of(self.ranks[ended[0]]))
+            return True
+        first_lost = {
+            host: min(self.ranks[number].lost_at or now for number in left & set(self._on_host(host))) for host in hosts
+        }
+        earliest, *later = sorted(first_lost.values())
+        if not aborted and later and later[0] - earliest > 0.02:
+            host = min(hosts, key=first_lost.__getitem__)
+            self._fail(self._host_lost(host, "its connections broke first"))
+            return True
+        if self.starter_ended_at is None and now - earliest < _STARTER_SECONDS:
             return True  # its exit code comes in a moment
         code, number = self.starter.result() if self.starter_ended_at is not None else (1, 0)
         self._fail(report.from_starter(self.starter.name, code, number, self.size, self.ranks, self.starter_lines))
         return True
+
+    def _host_lost(self, host: str, how: str) -> Failure:
+        there = [number for number in self._on_host(host) if self.ranks[number].exit is None]
+        failure = Failure("host_lost", min(there), host, codes.HOST_LOST, f"host {host} is lost: {how}")
+        failure.ranks_lost = there
+        return failure
 
     def _on_host(self, host: str) -> list[int]:
         return [rank.rank for rank in self.ranks.values() if rank.host == host]
@@ -485,12 +529,17 @@ class Attempt:
         if self.failure is None and self.end_deadline is None:
             if len(self.ranks) < self.size or waiting:
                 return False
-        elif any(rank.connected and rank.host != "" and rank.exit is None for rank in self.ranks.values()):
+        elif any(rank.running and rank.rank not in self._lost() for rank in self.ranks.values()):
             return False
         if self.failure is None and not self.asked and any(r.exit and r.exit["ours"] for r in self.ranks.values()):
             return False  # mpiexec killed them: `_look_at_starter` will say why
         self.all_ended_at = self.all_ended_at or now
+        if self._lost():
+            return True  # mpiexec would wait for a host that is not there
         return self.starter.poll() is not None or now - self.all_ended_at > _STARTER_SECONDS
+
+    def _lost(self) -> list[int]:
+        return self.failure.ranks_lost if self.failure is not None else []
 
     def _outcome(self) -> Outcome:
         now = time.monotonic()

@@ -166,7 +166,7 @@ def own_address_towards(name: str) -> str | None:
 
 
 def own_addresses() -> tuple[str, ...]:
-    """The IPv4 addresses of this host's interfaces, loopback last: for ranks of which we do not know where they will be."""
+    """The IPv4 addresses of this host's interfaces, loopback last: for ranks that will be we do not know where."""
     found = []
     for _, name in socket.if_nameindex():
         try:

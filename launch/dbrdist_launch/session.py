@@ -228,16 +228,17 @@ class Session:
             outcome = self.attempt(job, output, restart)
             again, decision = policy.after(outcome)
             self._tell(outcome, output, job)
+            ran = job
             if again:
-                job, again, more = self._next_job(job, pool, output, outcome)
+                job, again, more = self._next_job(job, pool, output)
                 decision += more
-            record.add([host.name for host in job.hosts], job.ranks, restart, outcome, decision)
+            record.add([host.name for host in ran.hosts], ran.ranks, restart, outcome, decision)
             if decision:
                 output.note(f"dbrdist-launch: {decision}")
             if not again:
                 return self._end(outcome, output)
 
-    def _next_job(self, job: Job, pool: HostPool, output: Output, outcome: Outcome) -> tuple[Job, bool, str]:
+    def _next_job(self, job: Job, pool: HostPool, output: Output) -> tuple[Job, bool, str]:
         """The job on the hosts that still answer: (job, whether there are enough, what to say)."""
         if not self.hosts:
             return job, True, ""

@@ -191,6 +191,8 @@ class Supervisor:
                 return
             if pid == self.child.pid:
                 self.status, self.ended_at = status, time.monotonic()
+                if status and not self.ended_by_us:
+                    self.channel.send("ended")  # at once: who was first counts
 
     def _on_events(self) -> None:
         data = os.read(self.child.events, 1 << 16)

@@ -82,7 +82,8 @@ class FakeCluster:
             "PasswordAuthentication no\nUsePAM no\nStrictModes no\nPrintMotd no\nMaxStartups 100:30:200\nPidFile none\n"
         )
         (folder / "ssh_config").write_text(
-            f"Host *\n IdentityFile {folder}/id\n StrictHostKeyChecking no\n UserKnownHostsFile /dev/null\n LogLevel ERROR\n"
+            f"Host *\n IdentityFile {folder}/id\n StrictHostKeyChecking no\n UserKnownHostsFile /dev/null\n"
+            " LogLevel ERROR\n"
         )
         self.ssh.write_text(f'#!/bin/sh\nexec ssh -F {folder}/ssh_config "$@"\n')
         self.ssh.chmod(0o755)
@@ -99,7 +100,8 @@ class FakeCluster:
         node = self._anchor(self.inside("unshare", "-n", "-m", "-u", "-i", "--propagation", "private"))
         script = (
             f"ip link add v{i} type veth peer name eth0 netns {node.pid} && ip link set v{i} master br0 up && "
-            f"nsenter -t {node.pid} -n -u -m -i sh -c 'hostname node{i} && ip addr add {SUBNET}.{10 + i}/24 dev eth0 && "
+            f"nsenter -t {node.pid} -n -u -m -i sh -c 'hostname node{i} && "
+            f"ip addr add {SUBNET}.{10 + i}/24 dev eth0 && "
             "ip link set eth0 up && ip link set lo up && mount -t tmpfs tmpfs /dev/shm'"
         )
         _run(*self.inside("sh", "-c", script))

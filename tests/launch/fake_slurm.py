@@ -83,7 +83,8 @@ class FakeSlurm(fake_cluster.FakeCluster):
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "mpi.conf").write_text("PMIxCliTmpDirBase=/dev/shm\n")  # private to each node
         script = (
-            "mkdir -p /run/munge /run/slurm/state && dd if=/dev/urandom of=/run/munge/key bs=1024 count=1 status=none && "
+            "mkdir -p /run/munge /run/slurm/state && "
+            "dd if=/dev/urandom of=/run/munge/key bs=1024 count=1 status=none && "
             "chmod 400 /run/munge/key && chown -R munge: /run/munge && chmod 755 /run/munge"
         )
         fake_cluster._run(*self.inside("sh", "-c", script))
@@ -99,7 +100,7 @@ class FakeSlurm(fake_cluster.FakeCluster):
 
     def wait_for_idle(self):
         """Wait until all nodes are up and free; a node that Slurm thinks of as down is told to resume."""
-        resume = f"scontrol update nodename=node[0-{self.number - 1}] state=resume 2>/dev/null"
+        resume = f"scancel --user=root; scontrol update nodename=node[0-{self.number - 1}] state=resume 2>/dev/null"
         idle = f"test $(sinfo -h -N -p low -t idle | wc -l) = {self.number}"
         self._wait_until(self.inside("sh", "-c", f"{idle} || {{ {resume}; {idle}; }}"))
 

@@ -1,4 +1,4 @@
-"""The table of failures: every kind in every place, with time to end, exit code, and whether the report names the cause.
+"""The table of failures: every kind in every place, with time to end, exit code, and whether the cause is named.
 
     sudo python tests/launch/matrix.py [--only mpich,hosts-mpich] [--kinds oom,cable] [--json FILE]
 
