@@ -27,6 +27,7 @@ _PING_SECONDS = 1.0
 _DOOMED_SECONDS = {"exception": 1.0, "thread": 0.5, "worker": 0.0, "leaving": 1.5}
 _STACKS_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 1.0  # for the ranks' reports to arrive after mpiexec has ended
+_SAME_MOMENT_SECONDS = 0.005
 _DOUBT_SECONDS = 2.0  # a supervisor speaks twice a second
 _STARTER_SECONDS = 2.0  # for mpiexec to end after its ranks
 
@@ -263,7 +264,7 @@ class Attempt:
         elif kind == "stacks":
             rank.stacks, rank.state = message["text"], message["state"]
         elif kind == "ended":
-            rank.ended = now
+            rank.ended, rank.early_exit = now, message
         elif kind == "exit":
             self._on_exit(rank, message)
 
@@ -426,29 +427,33 @@ class Attempt:
             return
 
     def _starter_took_all(self, lost: set[int], now: float) -> bool:
-        """srun killed all ranks with their supervisors, as it does at an MPI_Abort or when a node is gone: say why."""
-        left = {rank.rank for rank in self.ranks.values() if rank.exit is None}
-        ended = [number for _, number, event in self.doomed if event["event"] == "exit"]
+        """srun kills all ranks with their supervisors, at an MPI_Abort, a lost node, or (PMIx) a rank's end."""
+        left = [rank for rank in self.ranks.values() if rank.exit is None]
+        ended = [rank for rank in self.ranks.values() if rank.ended]
+        broken = {rank.host: rank.lost_at for rank in sorted(left, key=lambda r: -(r.lost_at or 0.0)) if rank.lost_at}
         aborted = report.find_abort([line for rank in self.ranks.values() for line in rank.errors]) is not None
-        hosts = {self.ranks[number].host for number in left}
-        if lost != left or not (ended or aborted or len(hosts) > 1):
+        if not broken or not lost or not (ended or aborted or len(broken) > 1):
             return False
-        if ended and not aborted:
-            self._fail(self._failure_of(self.ranks[ended[0]]))
+        earliest, *later = sorted(broken.values())
+        first = min(ended, key=lambda rank: rank.ended or now, default=None)
+        if first is not None and first.ended and first.ended <= earliest and not aborted:
+            self._fail(self._failure_of(first))
             return True
-        first_lost = {
-            host: min(self.ranks[number].lost_at or now for number in left & set(self._on_host(host))) for host in hosts
-        }
-        earliest, *later = sorted(first_lost.values())
-        if not aborted and later and later[0] - earliest > 0.02:
-            host = min(hosts, key=first_lost.__getitem__)
-            self._fail(self._host_lost(host, "its connections broke first"))
-            return True
-        if self.starter_ended_at is None and now - earliest < _STARTER_SECONDS:
-            return True  # its exit code comes in a moment
-        code, number = self.starter.result() if self.starter_ended_at is not None else (1, 0)
-        self._fail(report.from_starter(self.starter.name, code, number, self.size, self.ranks, self.starter_lines))
-        return True
+        host = min(broken, key=broken.__getitem__)
+        answered = any(f"{host}: task" in line for line in self.starter_lines)  # srun heard from a node that lives
+        if (
+            not aborted
+            and not answered
+            and (first is not None or (later and later[0] - earliest > _SAME_MOMENT_SECONDS))
+        ):
+            if self.starter_ended_at is not None or now - earliest > _LAST_WORDS_SECONDS:
+                self._fail(self._host_lost(host, "its connections broke first"))
+        elif first is not None and not aborted:
+            self._fail(self._failure_of(first))
+        elif self.starter_ended_at is not None or now - earliest > _STARTER_SECONDS:
+            code, number = self.starter.result() if self.starter_ended_at is not None else (1, 0)
+            self._fail(report.from_starter(self.starter.name, code, number, self.size, self.ranks, self.starter_lines))
+        return True  # or else its exit code comes in a moment
 
     def _host_lost(self, host: str, how: str) -> Failure:
         there = [number for number in self._on_host(host) if self.ranks[number].exit is None]

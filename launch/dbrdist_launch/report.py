@@ -40,7 +40,7 @@ class Failure:
 
 def from_exit(rank: Rank, message: dict | None = None) -> Failure:
     """Read the kind of a failure from a rank's end."""
-    end = rank.exit or {"code": 1, "signal": 0, "oom": None}
+    end = {"code": 1, "signal": 0, "oom": None, **(rank.exit or rank.early_exit or {})}
     code, number = end["code"], end["signal"]
     found = last_traceback(list(rank.errors))
     failure = Failure("exit", rank.rank, rank.host, code or 1, describe_end(code, number), traceback=found and found[0])

@@ -15,11 +15,13 @@ from .child import Child, stack_signal
 from .deaths import OomWatch
 from .identity import of_environment
 from .lines import LineSplitter
+from .pmix import ConnectionHolder
 from .workers import WorkerWatch
 
 ADDRESS = "DBRDIST_LAUNCH_CHANNEL"
 TOKEN = "DBRDIST_LAUNCH_TOKEN"
 _TICK_SECONDS = 0.5
+_SEARCH_SECONDS = 0.02
 _CONNECT_SECONDS = 4.0
 _DRAIN_SECONDS = 0.3  # how long a grandchild may hold the output open after the program's end
 _ABORT_SECONDS = 0.5  # from mpiexec's kill to ours: a rank in MPI_Abort ends by itself with its code
@@ -90,8 +92,10 @@ class Supervisor:
         linux.adopt_orphans()
         self.page = mmap.mmap(self._page_descriptor(), heartbeat.PAGE_BYTES)
         self.child = Child(self.command, self._environment(), self.terms.get("directory"))
+        _go_first()
         self.oom, self.workers = OomWatch(), WorkerWatch(self.child.pid)
         self.oom.look(self.child.pid)
+        self.pmix = ConnectionHolder(self.child.pid, os.environ)
         self.next_tick = time.monotonic() + _TICK_SECONDS
         self.channel.send("started", pid=self.child.pid)
         self._watch(self.channel.fileno(), self._on_channel)
@@ -192,7 +196,8 @@ class Supervisor:
             if pid == self.child.pid:
                 self.status, self.ended_at = status, time.monotonic()
                 if status and not self.ended_by_us:
-                    self.channel.send("ended")  # at once: who was first counts
+                    code, number = codes.from_wait_status(status)
+                    self.channel.send("ended", code=code, signal=number)  # at once: who was first counts
 
     def _on_events(self) -> None:
         data = os.read(self.child.events, 1 << 16)
@@ -211,6 +216,8 @@ class Supervisor:
     def _seconds_to_wait(self) -> float:
         now = time.monotonic()
         due = [self.next_tick - now]
+        if self.pmix.searching:
+            due.append(_SEARCH_SECONDS)
         if self.kill_at is not None:
             due.append(self.kill_at - now)
         if self.status is not None and not self.reported_at:
@@ -222,6 +229,8 @@ class Supervisor:
         if self.kill_at is not None and now >= self.kill_at:
             self.kill_at = None
             self._kill_now()
+        if self.pmix.searching and self.status is None:
+            self.pmix.look()
         silent = not self.open_pipes or now >= self.ended_at + _DRAIN_SECONDS
         if self.status is not None and not self.reported_at and silent:
             self._report()
@@ -307,6 +316,14 @@ class Supervisor:
                 while time.monotonic() < until and events.select(0.1 if self.stacks else until - time.monotonic()):
                     self._on_events()
         self.channel.send("stacks", text=self.stacks.decode(errors="replace"), state=linux.state(self.child.pid))
+
+
+def _go_first() -> None:
+    """Be woken before busy ranks, where we may: srun can kill a whole step 10 ms after a rank's end."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
+    except OSError:
+        pass  # an ordinary user on a machine with a core for each rank does not need it
 
 
 def _connect_to_any(hosts: list[str], port: int) -> socket.socket:

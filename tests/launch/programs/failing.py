@@ -1,4 +1,4 @@
-"""An MPI program whose rank 1 fails at step 5 in the way that the first argument says, while the others communicate.
+"""An MPI program whose rank 1 fails at step 20 in the way that the first argument says, while the others communicate.
 
 It uses mpi4py alone: nothing in it helps the launcher, except the beats where the second argument is `beat`.
 """
@@ -78,7 +78,7 @@ def main():
     for step in range(int(os.environ.get("TEST_STEPS", "100000"))):
         if beats:
             heartbeat.beat(step)
-        if step == 5 and communicator.rank == min(1, communicator.size - 1):
+        if step == 20 and communicator.rank == min(1, communicator.size - 1):
             if how == "return":
                 return
             fail(how, communicator)
