@@ -27,9 +27,13 @@ def start(cluster, *arguments, mark, hosts="node0:2,node1:2", ssh=None, env=None
     words = [sys.executable, "-m", "dbrdist_launch", "--ssh", ssh or cluster.ssh]
     words += ["--hosts", hosts] if hosts else []
     return subprocess.Popen(
-        cluster.inside(*words, *arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env=environment(mark, **(env or {})),
-    )  # fmt: skip
+        cluster.inside(*words, *arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(mark, **(env or {})),
+    )
 
 
 def launch(cluster, *arguments, timeout=60, **options):
@@ -47,8 +51,11 @@ def test_ranks_fill_the_hosts_in_order(cluster):
     result = launch(cluster, "python", PROGRAMS / "hello.py")
     assert result.returncode == 0, result.stderr
     assert sorted(line.split("]")[0] for line in result.stdout.splitlines()) == [
-        "[0 node0", "[1 node0", "[2 node1", "[3 node1",
-    ]  # fmt: skip
+        "[0 node0",
+        "[1 node0",
+        "[2 node1",
+        "[3 node1",
+    ]
 
 
 def test_values_travel_unchanged_and_secrets_stay(cluster):
@@ -84,9 +91,20 @@ def test_unreachable_host_is_named(cluster, tmp_path):
     cluster.cable(1, "down")
     try:
         result = launch(
-            cluster, "-n", 3, "--start-timeout", "3", "--start-retries", 0, "--ssh-option", "ConnectTimeout=2",
-            "--log-dir", tmp_path, "python", PROGRAMS / "hello.py",
-        )  # fmt: skip
+            cluster,
+            "-n",
+            3,
+            "--start-timeout",
+            "3",
+            "--start-retries",
+            0,
+            "--ssh-option",
+            "ConnectTimeout=2",
+            "--log-dir",
+            tmp_path,
+            "python",
+            PROGRAMS / "hello.py",
+        )
     finally:
         cluster.cable(1, "up")
     assert result.returncode == 71
@@ -122,9 +140,20 @@ def test_lost_host_is_set_aside_and_used_again_when_it_comes_back(cluster, tmp_p
     mark = uuid.uuid4().hex
     env = settings(counting(tmp_path, 700))
     process = start(
-        cluster, "-n", 4, "--max-restarts", 5, "--cooldown", 0, "--log-dir", tmp_path, *env, "python",
-        PROGRAMS / "counting.py", mark=mark,
-    )  # fmt: skip
+        cluster,
+        "-n",
+        4,
+        "--max-restarts",
+        5,
+        "--cooldown",
+        0,
+        "--log-dir",
+        tmp_path,
+        *env,
+        "python",
+        PROGRAMS / "counting.py",
+        mark=mark,
+    )
     wait_for_step(tmp_path, 100)
     cluster.kill_node(1)
     wait_for_attempt(tmp_path, 1)
@@ -148,9 +177,22 @@ def test_pulled_cable_restarts_on_the_other_host(cluster, tmp_path):
     mark = uuid.uuid4().hex
     env = settings(counting(tmp_path, 300))
     process = start(
-        cluster, "-n", 2, "--per-host", 1, "--max-restarts", 2, "--host-timeout", 3, "--log-dir", tmp_path, *env, "python",
-        PROGRAMS / "counting.py", mark=mark,
-    )  # fmt: skip
+        cluster,
+        "-n",
+        2,
+        "--per-host",
+        1,
+        "--max-restarts",
+        2,
+        "--host-timeout",
+        3,
+        "--log-dir",
+        tmp_path,
+        *env,
+        "python",
+        PROGRAMS / "counting.py",
+        mark=mark,
+    )
     wait_for_step(tmp_path, 50)
     cluster.cable(1, "down")
     try:
