@@ -280,7 +280,7 @@ class Attempt:
             rank.cut = True
         elif event == "leaving":
             rank.leaving = True
-            if message["code"]:
+            if message["code"] not in (codes.DONE, codes.PREEMPTED):
                 self.doomed.append((now + _DOOMED_SECONDS[event], rank.rank, message))
         else:
             self.doomed.append((now + _DOOMED_SECONDS[event], rank.rank, message))

@@ -26,6 +26,7 @@ _CONNECT_SECONDS = 4.0
 _DRAIN_SECONDS = 0.3  # how long a grandchild may hold the output open after the program's end
 _ABORT_SECONDS = 0.5  # from mpiexec's kill to ours: a rank in MPI_Abort ends by itself with its code
 _FAREWELL_SECONDS = 20.0  # the launcher gathers what the others do before it lets a failed rank go
+_SLURM_SECONDS = 0.5  # within which Slurm's signals reach all processes of a step
 _KILL_SECONDS = 1.0  # from SIGTERM to SIGKILL
 
 
@@ -43,7 +44,9 @@ class Supervisor:
         self.ended_by_us = False
         self.kill_at: float | None = None
         self.open_pipes: set[int] = set()
-        self.asked: list[int] = []
+        self.asked: list[int] = []  # signals that we received
+        self.asked_at = float("-inf")
+        self.stop: tuple[float, int] | None = None  # when to pass which signal on
         self.partial_event = b""
         self.stacks = b""
 
@@ -160,8 +163,10 @@ class Supervisor:
         self.heard_at = time.monotonic()
         for message in messages:
             kind = message["t"]
-            if kind == "stop" and self.status is None:
-                linux.kill(self.child.pid, int(message["signal"]))
+            if kind == "stop":
+                # Slurm signals every process of a step: the program has had the request, or will in a moment.
+                delay = _SLURM_SECONDS if "SLURM_STEP_ID" in os.environ else 0.0
+                self.stop = (self.heard_at + delay, int(message["signal"]))
             elif kind == "kill":
                 self._end_program(float(message.get("grace", _KILL_SECONDS)))
             elif kind == "stacks":
@@ -180,6 +185,8 @@ class Supervisor:
             os.read(self.wake, 4096)
         except BlockingIOError:
             pass
+        if self.asked:
+            self.asked_at = time.monotonic()
         while self.asked:
             if not self.channel.send("asked", signal=self.asked.pop(0)):
                 self._launcher_lost()
@@ -218,6 +225,8 @@ class Supervisor:
         due = [self.next_tick - now]
         if self.pmix.searching:
             due.append(_SEARCH_SECONDS)
+        if self.stop is not None:
+            due.append(self.stop[0] - now)
         if self.kill_at is not None:
             due.append(self.kill_at - now)
         if self.status is not None and not self.reported_at:
@@ -226,6 +235,10 @@ class Supervisor:
 
     def _tick(self) -> None:
         now = time.monotonic()
+        if self.stop is not None and now >= self.stop[0]:
+            number, self.stop = self.stop[1], None
+            if self.status is None and now - self.asked_at > 2 * _SLURM_SECONDS:
+                linux.kill(self.child.pid, number)
         if self.kill_at is not None and now >= self.kill_at:
             self.kill_at = None
             self._kill_now()

@@ -266,9 +266,7 @@ def test_heartbeat_travels_through_the_page(tmp_path, monkeypatch):
 
 
 def test_heartbeat_without_a_launcher_does_nothing():
-    program = (
-        "from dbrdist_launch import heartbeat; heartbeat.beat(1, loss=2); heartbeat.pause(); print(heartbeat.active())"
-    )
+    program = "from dbrdist_launch import heartbeat as h; h.beat(1, a=2); h.pause(); print(h.active())"
     for value in ({}, {heartbeat.VARIABLE: "/nowhere"}):
         child = subprocess.run(
             [sys.executable, "-c", program], env=environment("x", **value), capture_output=True, text=True

@@ -1,7 +1,8 @@
 """The file of a cluster's measured network: `~/.cache/dbrdist/network.json`, one entry per set of hosts.
 
 {"node0 node1": {"date", "ranks", "library", "latency_seconds", "bandwidth_bytes_per_second",
-"allreduce_latency_seconds", "allreduce_bandwidth_bytes_per_second", "ping_pong": [[bytes, seconds], ...], "allreduce": [[bytes, seconds], ...]}}
+"allreduce_latency_seconds", "allreduce_bandwidth_bytes_per_second", "ping_pong": [[bytes, seconds], ...],
+"allreduce": [[bytes, seconds], ...]}}
 """
 
 from __future__ import annotations
