@@ -385,7 +385,8 @@ class Attempt:
             if now < due or self.failure is not None:
                 continue
             if event["event"] == "exit":
-                self._fail(self._failure_of(rank))
+                if not any(other.lost_at and other.exit is None for other in self.ranks.values()):
+                    self._fail(self._failure_of(rank))  # else `_look_at_connections` weighs it
             elif rank.exit is None or event["event"] != "leaving":
                 self._fail(report.from_event(rank, event))
         if self.failure is None and not self.asked:  # who saves need not beat; the grace period bounds it
@@ -435,25 +436,20 @@ class Attempt:
         if not broken or not lost or not (ended or aborted or len(broken) > 1):
             return False
         earliest, *later = sorted(broken.values())
+        if self.starter_ended_at is None and now - earliest < _STARTER_SECONDS:
+            return True  # what srun says of it comes in a moment
+        # srun tells of the tasks on the nodes that it still hears from.
+        mute = [host for host in broken if not any(f"{host}: task" in line for line in self.starter_lines)]
         first = min(ended, key=lambda rank: rank.ended or now, default=None)
-        if first is not None and first.ended and first.ended <= earliest and not aborted:
-            self._fail(self._failure_of(first))
-            return True
-        host = min(broken, key=broken.__getitem__)
-        answered = any(f"{host}: task" in line for line in self.starter_lines)  # srun heard from a node that lives
-        if (
-            not aborted
-            and not answered
-            and (first is not None or (later and later[0] - earliest > _SAME_MOMENT_SECONDS))
-        ):
-            if self.starter_ended_at is not None or now - earliest > _LAST_WORDS_SECONDS:
-                self._fail(self._host_lost(host, "its connections broke first"))
+        in_order = first is None and bool(later) and later[0] - earliest > _SAME_MOMENT_SECONDS
+        if mute and not aborted and (len(mute) < len(broken) or in_order):
+            self._fail(self._host_lost(min(mute, key=broken.__getitem__), "its connections broke first"))
         elif first is not None and not aborted:
             self._fail(self._failure_of(first))
-        elif self.starter_ended_at is not None or now - earliest > _STARTER_SECONDS:
+        else:
             code, number = self.starter.result() if self.starter_ended_at is not None else (1, 0)
             self._fail(report.from_starter(self.starter.name, code, number, self.size, self.ranks, self.starter_lines))
-        return True  # or else its exit code comes in a moment
+        return True
 
     def _host_lost(self, host: str, how: str) -> Failure:
         there = [number for number in self._on_host(host) if self.ranks[number].exit is None]

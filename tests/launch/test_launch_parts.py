@@ -343,8 +343,8 @@ def test_lost_hosts_cool_down_and_come_back():
 def test_launcher_and_supervisor_load_neither_numpy_nor_mpi():
     program = (
         "import sys; import dbrdist_launch.main, dbrdist_launch.cli, dbrdist_launch.session, dbrdist_launch.supervisor,"
-        "dbrdist_launch.doctor.cli, dbrdist_launch.heartbeat; print([n for n in ('numpy', 'mpi4py', 'cupy', 'rich', 'dbrdist')"
-        " if n in sys.modules])"
+        "dbrdist_launch.doctor.cli, dbrdist_launch.heartbeat;"
+        "print([n for n in ('numpy', 'mpi4py', 'cupy', 'rich', 'dbrdist') if n in sys.modules])"
     )
     child = subprocess.run([sys.executable, "-c", program], env=environment("x"), capture_output=True, text=True)
     assert child.stdout == "[]\n", child.stderr
