@@ -12,24 +12,19 @@ from dataclasses import dataclass, field
 
 from . import codes, report
 from .channel import Channel, new_token, same_token
+from .judgement import STARTER_SECONDS, Judge
 from .lines import LineSplitter
 from .output import Output
 from .process import StarterProcess
 from .ranks import Rank
 from .report import Failure
-from .stalls import find_stall
 from .supervisor import ADDRESS, TOKEN
 
 _HELLO_BYTES = 4096
 _HELLO_SECONDS = 10.0
 _TICK_SECONDS = 0.25
 _PING_SECONDS = 1.0
-_DOOMED_SECONDS = {"exception": 1.0, "thread": 0.5, "worker": 0.0, "leaving": 1.5}
 _STACKS_SECONDS = 1.0
-_LAST_WORDS_SECONDS = 1.0  # for the ranks' reports to arrive after mpiexec has ended
-_SAME_MOMENT_SECONDS = 0.005
-_DOUBT_SECONDS = 2.0  # a supervisor speaks twice a second
-_STARTER_SECONDS = 2.0  # for mpiexec to end after its ranks
 
 
 @dataclass(frozen=True)
@@ -59,6 +54,7 @@ class Outcome:
     steps: int = -1  # the highest step that a rank told of
     seconds: float = 0.0
     first_rank_seconds: float | None = None
+    started_at: float = 0.0  # on the monotonic clock
     host_of: dict[int, str] = field(default_factory=dict)
 
 
@@ -79,17 +75,13 @@ class Attempt:
         self.size, self.output, self.terms, self.verbose = ranks, output, terms, verbose
         self.token = new_token()
         self.selector = selectors.DefaultSelector()
-        self.ranks: dict[int, Rank] = {}
+        self.judge = Judge(ranks, terms.start_seconds, terms.heartbeat_seconds, terms.silence_seconds)
+        self.ranks = self.judge.ranks
         self.strangers: dict[Channel, float] = {}  # connections without a hello
-        self.starter_lines: list[str] = []
         self.failure: Failure | None = None
-        self.doomed: list[tuple[float, int, dict]] = []  # (when it counts, rank, event)
         self.asked = 0
         self.stop_deadline: float | None = None
-        self.stacks_until: float | None = None
-        self.stall: tuple[str, list[int]] | None = None
         self.end_deadline: float | None = None
-        self.starter_ended_at: float | None = None
         self.all_ended_at: float | None = None
         self.first_rank_at: float | None = None
         self.signals: list[int] = []
@@ -98,11 +90,13 @@ class Attempt:
 
     def run(self) -> Outcome:
         """Run to the end; no process of the job is left when this returns."""
-        self.started_at = self.progress_at = self.next_tick = self.next_ping = time.monotonic()
+        self.started_at = self.judge.progress_at = self.next_tick = self.next_ping = time.monotonic()
         self.listener = self._listen()
         restore = self._catch_signals()
         addresses = f"{','.join(self.terms.addresses)}:{self.listener.getsockname()[1]}"
-        self.starter = StarterProcess(self.command, {ADDRESS: addresses, TOKEN: self.token, **self.environment})
+        self.starter = self.judge.starter = StarterProcess(
+            self.command, {ADDRESS: addresses, TOKEN: self.token, **self.environment}
+        )
         try:
             self._watch(self.listener.fileno(), self._accept)
             for descriptor in self.starter.pipes:
@@ -174,7 +168,7 @@ class Attempt:
                 self.selector.unregister(descriptor)
             for line in splitter.feed(data) if data else splitter.end():
                 if line.strip():
-                    self.starter_lines = [*self.starter_lines[-199:], line]
+                    self.judge.starter_lines = [*self.judge.starter_lines[-199:], line]
                     if self.verbose:
                         self.output.note(f"[{self.starter.name}] {line}")
 
@@ -208,7 +202,7 @@ class Attempt:
             return
         channel.limit_bytes = None
         self.ranks[rank.rank] = rank
-        self.progress_at = time.monotonic()
+        self.judge.progress_at = time.monotonic()
         channel.send(
             "welcome",
             environment=self.rank_environment,
@@ -258,7 +252,7 @@ class Attempt:
             rank.pid = message["pid"]
             self.first_rank_at = self.first_rank_at or now
         elif kind == "event":
-            self._on_event(rank, message, now)
+            self.judge.take_event(rank, message, now)
         elif kind == "asked":
             self._ask_to_stop(int(message["signal"]))
         elif kind == "stacks":
@@ -274,17 +268,6 @@ class Attempt:
         self.selector.unregister(rank.channel.fileno())
         rank.channel.close()
 
-    def _on_event(self, rank: Rank, message: dict, now: float) -> None:
-        event = message["event"]
-        if event == "cut":
-            rank.cut = True
-        elif event == "leaving":
-            rank.leaving = True
-            if message["code"] not in (codes.DONE, codes.PREEMPTED):
-                self.doomed.append((now + _DOOMED_SECONDS[event], rank.rank, message))
-        else:
-            self.doomed.append((now + _DOOMED_SECONDS[event], rank.rank, message))
-
     def _on_exit(self, rank: Rank, message: dict) -> None:
         rank.exit = message
         if message["step"] is not None and message["step"] > rank.step:
@@ -295,30 +278,9 @@ class Attempt:
         elif message["ours"] or (self.asked and message["signal"]):
             rank.channel.send("bye")  # not a failure: we, or the stop request, ended it
         elif self.failure is None:
-            wait = self._seconds_of_doubt(rank)
-            if wait:
-                self.doomed.append((time.monotonic() + wait, rank.rank, {"event": "exit"}))
-            else:
-                self._fail(self._failure_of(rank))
-
-    def _failure_of(self, rank: Rank) -> Failure:
-        told = [event for _, number, event in self.doomed if number == rank.rank]
-        named = [event for event in told if event["event"] in ("thread", "worker")]
-        return report.from_event(rank, named[0]) if named else report.from_exit(rank)
-
-    def _seconds_of_doubt(self, rank: Rank) -> float:
-        """How long this end must wait to count as the first cause: others may have gone and taken it with them."""
-        now = time.monotonic()
-        others = [other for other in self.ranks.values() if other is not rank and other.exit is None]
-        if any(other.running and now - other.heard_at > _DOUBT_SECONDS for other in others):
-            return self.terms.silence_seconds
-        if any(other.lost_at or (other.ended and not rank.ended) for other in others):
-            return 0.6
-        if any(other.ended and rank.ended and other.ended < rank.ended for other in others):
-            return 0.6
-        # An MPI that loses a peer ends the program with a plain exit code, perhaps before we hear of the loss.
-        several_hosts = len({other.host for other in self.ranks.values()}) > 1
-        return 0.2 if several_hosts and report.from_exit(rank).kind == "exit" else 0.0
+            failure = self.judge.take_bad_exit(rank, time.monotonic())
+            if failure is not None:
+                self._fail(failure)
 
     # --- signals
 
@@ -335,7 +297,7 @@ class Attempt:
         """Pass one request to save and stop to all ranks, whichever way and however often it came."""
         if self.asked or self.failure is not None:
             return
-        self.asked = number
+        self.asked, self.judge.stop_asked = number, True
         self.stop_deadline = time.monotonic() + self.terms.grace_seconds
         name = codes.signal_name(number)
         self.output.note(
@@ -363,8 +325,8 @@ class Attempt:
                 self.selector.unregister(channel.fileno())
                 del self.strangers[channel]
                 channel.close()
-        if self.starter_ended_at is None and self.starter.poll() is not None:
-            self.starter_ended_at = now
+        if self.judge.starter_ended_at is None and self.starter.poll() is not None:
+            self.judge.starter_ended_at = now
         if self.failure is None:
             self._look_for_failures(now)
         if self.stop_deadline is not None and now >= self.stop_deadline:
@@ -377,117 +339,14 @@ class Attempt:
     def _look_for_failures(self, now: float) -> None:
         if self.end_deadline is not None:
             return
-        self._look_at_start(now)
-        self._look_at_connections(now)
-        self._look_at_starter(now)
-        for due, number, event in self.doomed:
-            rank = self.ranks[number]
-            if now < due or self.failure is not None:
-                continue
-            if event["event"] == "exit":
-                if not any(other.lost_at and other.exit is None for other in self.ranks.values()):
-                    self._fail(self._failure_of(rank))  # else `_look_at_connections` weighs it
-            elif rank.exit is None or event["event"] != "leaving":
-                self._fail(report.from_event(rank, event))
-        if self.failure is None and not self.asked:  # who saves need not beat; the grace period bounds it
-            self._look_for_stall(now)
-
-    def _look_at_start(self, now: float) -> None:
-        missing = [number for number in range(self.size) if number not in self.ranks]
-        if missing and self.starter_ended_at is None and now - self.progress_at > self.terms.start_seconds:
-            self._fail(
-                Failure(
-                    "start", None, None, codes.NOT_STARTED,
-                    f"{len(missing)} of {self.size} ranks did not appear within {self.terms.start_seconds:g} s "
-                    f"(missing: {_some(missing)}); {self.starter.name} hangs",
-                    traceback="\n".join(self.starter_lines[-20:]) or None, may_retry=True,
-                )
-            )  # fmt: skip
-
-    def _look_at_connections(self, now: float) -> None:
-        silent = {r.rank for r in self.ranks.values() if r.running and now - r.heard_at > self.terms.silence_seconds}
-        lost = {r.rank for r in self.ranks.values() if r.exit is None and r.lost_at and now - r.lost_at > 0.3}
-        gone = silent | lost
-        if not gone or self.failure is not None:
-            return
-        if self._starter_took_all(lost, now):
-            return
-        for host in sorted({self.ranks[number].host for number in gone}, key=lambda host: min(self._on_host(host))):
-            there = [number for number in self._on_host(host) if self.ranks[number].exit is None]
-            first = self.ranks[min(gone & set(there))]
-            if host != os.uname().nodename and set(there) <= gone:
-                how = "its connections broke" if first.rank in lost else f"silent for {self.terms.silence_seconds:g} s"
-                failure = self._host_lost(host, how)
-            elif first.rank in lost:
-                failure = Failure(
-                    "signal", first.rank, host, codes.from_signal(9), "its supervisor was killed", "SIGKILL"
-                )
-            else:
-                failure = Failure("stopped", first.rank, host, codes.STALLED, "its supervisor does not answer")
+        failure = self.judge.verdict(now)
+        if failure is not None:
             self._fail(failure)
-            return
-
-    def _starter_took_all(self, lost: set[int], now: float) -> bool:
-        """srun kills all ranks with their supervisors, at an MPI_Abort, a lost node, or (PMIx) a rank's end."""
-        left = [rank for rank in self.ranks.values() if rank.exit is None]
-        ended = [rank for rank in self.ranks.values() if rank.ended]
-        broken = {rank.host: rank.lost_at for rank in sorted(left, key=lambda r: -(r.lost_at or 0.0)) if rank.lost_at}
-        aborted = report.find_abort([line for rank in self.ranks.values() for line in rank.errors]) is not None
-        if not broken or not lost or not (ended or aborted or len(broken) > 1):
-            return False
-        earliest, *later = sorted(broken.values())
-        if self.starter_ended_at is None and now - earliest < _STARTER_SECONDS:
-            return True  # what srun says of it comes in a moment
-        # srun tells of the tasks on the nodes that it still hears from.
-        mute = [host for host in broken if not any(f"{host}: task" in line for line in self.starter_lines)]
-        first = min(ended, key=lambda rank: rank.ended or now, default=None)
-        in_order = first is None and bool(later) and later[0] - earliest > _SAME_MOMENT_SECONDS
-        if mute and not aborted and (len(mute) < len(broken) or in_order):
-            self._fail(self._host_lost(min(mute, key=broken.__getitem__), "its connections broke first"))
-        elif first is not None and not aborted:
-            self._fail(self._failure_of(first))
-        else:
-            code, number = self.starter.result() if self.starter_ended_at is not None else (1, 0)
-            self._fail(report.from_starter(self.starter.name, code, number, self.size, self.ranks, self.starter_lines))
-        return True
-
-    def _host_lost(self, host: str, how: str) -> Failure:
-        there = [number for number in self._on_host(host) if self.ranks[number].exit is None]
-        failure = Failure("host_lost", min(there), host, codes.HOST_LOST, f"host {host} is lost: {how}")
-        failure.ranks_lost = there
-        return failure
-
-    def _on_host(self, host: str) -> list[int]:
-        return [rank.rank for rank in self.ranks.values() if rank.host == host]
-
-    def _look_at_starter(self, now: float) -> None:
-        """mpiexec has ended, or has killed its ranks, and no rank reported a failure: MPI_Abort, or its own trouble."""
-        if self.failure is not None or self.starter_ended_at is None or self.asked:
-            return
-        ends = [self.ranks[number].exit if number in self.ranks else None for number in range(self.size)]
-        if all(end is not None and not end["ours"] for end in ends):
-            return
-        if None in ends and now - self.starter_ended_at < _LAST_WORDS_SECONDS:
-            return
-        code, number = self.starter.result()
-        self._fail(report.from_starter(self.starter.name, code, number, self.size, self.ranks, self.starter_lines))
-
-    def _look_for_stall(self, now: float) -> None:
-        if any(rank.running and now - rank.heard_at > _DOUBT_SECONDS for rank in self.ranks.values()):
-            return  # a host or its cable may be gone, and the others wait for it: that cause comes first
-        if self.stacks_until is None:
-            late = find_stall(list(self.ranks.values()), now, self.terms.heartbeat_seconds)
-            if late:
-                self.stall = late
-                self._ask_for_stacks(now)
-        elif now >= self.stacks_until or all(r.stacks is not None for r in self.ranks.values() if r.running):
-            from .stalls import blame
-
-            assert self.stall is not None
-            self._fail(blame(list(self.ranks.values()), self.stall, now, self.terms.heartbeat_seconds))
+        elif self.judge.stall is not None and self.judge.stacks_until is None:
+            self._ask_for_stacks(now)
 
     def _ask_for_stacks(self, now: float) -> None:
-        self.stacks_until = now + _STACKS_SECONDS
+        self.judge.stacks_until = now + _STACKS_SECONDS
         for rank in self.ranks.values():
             if rank.running:
                 rank.channel.send("stacks")
@@ -498,7 +357,7 @@ class Attempt:
         """The first cause is known: gather what the others do, print the report, end the job."""
         now = time.monotonic()
         self.failure = failure
-        if self.terms.stacks and self.stacks_until is None:
+        if self.terms.stacks and self.judge.stacks_until is None:
             self._gather_stacks(now)
         with_stacks = self.terms.stacks or failure.kind in ("stalled", "stopped")
         report.complete(failure, sorted(self.ranks.values(), key=lambda r: r.rank), now, self.started_at, with_stacks)
@@ -516,7 +375,7 @@ class Attempt:
             waiting = [rank for rank in waiting if rank.running and rank.stacks is None]
 
     def _end_all(self, grace_seconds: float) -> None:
-        self.end_deadline = time.monotonic() + grace_seconds + _STARTER_SECONDS
+        self.end_deadline = time.monotonic() + grace_seconds + STARTER_SECONDS
         for rank in self.ranks.values():
             if rank.connected:
                 rank.channel.send("kill", grace=grace_seconds)
@@ -532,19 +391,21 @@ class Attempt:
                 return False
         elif any(rank.running and rank.rank not in self._lost() for rank in self.ranks.values()):
             return False
-        if self.failure is None and not self.asked and any(r.exit and r.exit["ours"] for r in self.ranks.values()):
-            return False  # mpiexec killed them: `_look_at_starter` will say why
+        if self.failure is None and self.end_deadline is None and self.judge.undecided():
+            return False
         self.all_ended_at = self.all_ended_at or now
         if self._lost():
             return True  # mpiexec would wait for a host that is not there
-        return self.starter.poll() is not None or now - self.all_ended_at > _STARTER_SECONDS
+        return self.starter.poll() is not None or now - self.all_ended_at > STARTER_SECONDS
 
     def _lost(self) -> list[int]:
         return self.failure.ranks_lost if self.failure is not None else []
 
     def _outcome(self) -> Outcome:
         now = time.monotonic()
-        outcome = Outcome(codes.DONE, self.failure, self.asked, seconds=now - self.started_at)
+        outcome = Outcome(
+            codes.DONE, self.failure, self.asked, seconds=now - self.started_at, started_at=self.started_at
+        )
         outcome.steps = max((rank.step for rank in self.ranks.values()), default=-1)
         outcome.host_of = {rank.rank: rank.host for rank in self.ranks.values()}
         if self.first_rank_at is not None:
@@ -565,7 +426,3 @@ def _peer(channel: Channel) -> str:
         return "{}:{}".format(*channel.socket.getpeername()[:2])
     except OSError:
         return "a peer that has left"
-
-
-def _some(numbers: list[int]) -> str:
-    return " ".join(map(str, numbers[:16])) + (" ..." if len(numbers) > 16 else "")

@@ -155,6 +155,14 @@ def write_json(failure: Failure, directory: str) -> None:
     write_json_file(os.path.join(directory, "failure.json"), asdict(failure))
 
 
+def remove_json(directory: str) -> None:
+    """Take away the failure.json of an earlier job."""
+    try:
+        os.unlink(os.path.join(directory, "failure.json"))
+    except OSError:
+        pass
+
+
 def write_json_file(path: str, content: object) -> None:
     """Write beside the target and rename."""
     with open(path + ".tmp", "w") as file:

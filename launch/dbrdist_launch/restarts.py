@@ -64,8 +64,13 @@ class Record:
     def __init__(self, path: str | None, command: list[str]) -> None:
         self.path = path
         self.content: dict = {"command": command, "attempts": []}
+        self._ended_at: float | None = None
 
     def add(self, hosts: list[str], ranks: int, restart: int, outcome: Outcome, decision: str) -> None:
+        since_end = None
+        if self._ended_at is not None and outcome.first_rank_seconds is not None:
+            since_end = round(outcome.started_at + outcome.first_rank_seconds - self._ended_at, 3)
+        self._ended_at = outcome.started_at + outcome.seconds
         self.content["attempts"].append(
             {
                 "restart": restart,
@@ -75,6 +80,7 @@ class Record:
                 "code": outcome.code,
                 "seconds": round(outcome.seconds, 3),
                 "seconds_to_first_rank": outcome.first_rank_seconds and round(outcome.first_rank_seconds, 3),
+                "seconds_from_last_end_to_first_rank": since_end,
                 "last_step": outcome.steps if outcome.steps >= 0 else None,
                 "failure": outcome.failure and asdict(outcome.failure),
                 "decision": decision,

@@ -221,6 +221,8 @@ class Session:
         policy = Policy(s.max_restarts, s.start_retries, s.min_hosts)
         record_path = s.record or (os.path.join(s.log_dir, "attempts.json") if s.log_dir else None)
         record = Record(record_path, list(self.program.command))
+        if s.log_dir is not None:
+            report.remove_json(s.log_dir)  # of an earlier job in the same folder
         pool = HostPool(self.hosts, self._probe, s.cooldown, s.host_discovery)
         first = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0)
         while True:

@@ -9,27 +9,33 @@ class View:
     """Draws what the ranks' beats say; `line` prints above the table."""
 
     def __init__(self) -> None:
+        self.live = None
+
+    def _start(self):  # type: ignore[no-untyped-def]
+        """Import rich only now: the ranks are already starting. No thread of its own draws, since we fork."""
         from rich.console import Console
         from rich.live import Live
 
-        self.console = Console(stderr=False, highlight=False)
-        self.live = Live(
-            console=self.console, refresh_per_second=4, transient=True, redirect_stdout=False, redirect_stderr=False
-        )
-        self.live.start()
+        if self.live is None:
+            options = {"auto_refresh": False, "transient": True, "redirect_stdout": False, "redirect_stderr": False}
+            self.live = Live(console=Console(highlight=False), **options)
+            self.live.start()
+        return self.live
 
     def line(self, text: str) -> None:
         """Print a line above the table, as it is."""
         from rich.text import Text
 
-        self.console.print(Text(text.encode("utf-8", "replace").decode("utf-8")), soft_wrap=True)
+        self._start().console.print(Text(text.encode("utf-8", "replace").decode("utf-8")), soft_wrap=True)
 
     def update(self, ranks: dict[int, Rank], seconds: float) -> None:
         """Draw the table anew."""
-        self.live.update(table(ranks, seconds))
+        if ranks or self.live is not None:
+            self._start().update(table(ranks, seconds), refresh=True)
 
     def close(self) -> None:
-        self.live.stop()
+        if self.live is not None:
+            self.live.stop()
 
 
 def table(ranks: dict[int, Rank], seconds: float):  # type: ignore[no-untyped-def]
@@ -61,11 +67,12 @@ def _short(value: object) -> str:
 
 def open_view(required: bool) -> View | None:
     """A view, or None where rich is not installed (an error where the user asked for it)."""
-    try:
-        return View()
-    except ImportError as error:
-        if required:
-            from .errors import LaunchError
+    import importlib.util
 
-            raise LaunchError("--view needs rich: pip install rich") from error
-        return None
+    if importlib.util.find_spec("rich") is not None:
+        return View()
+    if required:
+        from .errors import LaunchError
+
+        raise LaunchError("--view needs rich: pip install rich")
+    return None
