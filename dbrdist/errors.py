@@ -21,5 +21,13 @@ class CorruptExampleError(DbrdistError):
     """An example of a dataset cannot be read; the message names its file."""
 
 
+class LoaderError(DbrdistError):
+    """A worker process of a loader ended or failed; the message says how."""
+
+
 class CommunicatorError(DbrdistError):
     """Ranks disagree, or a collective cannot be carried out; raised alike on every rank."""
+
+
+class ConfigError(DbrdistError):
+    """A configuration is wrong; the message has one line per mistake, each beginning with its position."""

@@ -52,7 +52,7 @@ class Parameter(Variable):
     of its arena, and flat memory is planned anew before the next update.
     """
 
-    __slots__ = ("initializer", "on_initialize", "slot", "update_rule")
+    __slots__ = ("initial_device", "initializer", "on_initialize", "slot", "update_rule")
 
     def __init__(
         self, initializer: Any = None, shape: Any = None, name: str | None = None, *, layout: Any = None
@@ -63,6 +63,7 @@ class Parameter(Variable):
         self.slot: Slot | None = None
         self.update_rule: Any = None
         self.on_initialize: Callable[[Parameter], None] | None = None
+        self.initial_device = Device("numpy")
         self.initializer = initializer
         if is_array(initializer):
             if shape is not None and _as_shape(shape) != initializer.shape:
@@ -102,7 +103,7 @@ class Parameter(Variable):
             init(a)
         else:
             a[...] = init
-        self._take(a)
+        self._take(to_device(a, self.initial_device))
         if self.on_initialize is not None:
             self.on_initialize(self)
 
@@ -195,12 +196,12 @@ class Parameter(Variable):
     @property
     def device(self) -> Device:
         """Where the array lies."""
-        return Device("numpy") if self._array is None else device_of(self._array)
+        return self.initial_device if self._array is None else device_of(self._array)
 
     def to_device(self, device: Any) -> None:
         """Move array and gradient; another device takes the parameter out of flat memory."""
-        device = get_device(device)
-        if self._array is None or device == self.device:
+        device = self.initial_device = get_device(device)
+        if self._array is None or device == device_of(self._array):
             return
         g = self.grad
         self.leave_arena()
@@ -216,6 +217,7 @@ class Parameter(Variable):
         state = super().__getstate__()
         state["initializer"] = None if is_array(self.initializer) else self.initializer
         state["update_rule"] = self.update_rule
+        state["initial_device"] = self.initial_device
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -224,6 +226,7 @@ class Parameter(Variable):
         self.on_initialize = None
         self.initializer = state["initializer"]
         self.update_rule = state["update_rule"]
+        self.initial_device = state["initial_device"]
 
 
 def _as_shape(shape: Any) -> tuple[int, ...]:

@@ -1,0 +1,71 @@
+"""Examples, their order, and how they become batches."""
+
+from dbrdist.datasets.base import Batch, DatasetMixin, SkipExample, block, block_bounds
+from dbrdist.datasets.combine import AugmentedDataset, ConcatenatedDataset, DictDataset, TransformDataset, TupleDataset
+from dbrdist.datasets.digits import get_digits
+from dbrdist.datasets.folder import (
+    ImageDataset,
+    ImageFolder,
+    LabeledImageDataset,
+    check_same_classes,
+    get_cifar10_folders,
+    get_image_folders,
+)
+from dbrdist.datasets.npz import NpzDataset
+from dbrdist.datasets.split import (
+    SubDataset,
+    get_cross_validation_datasets,
+    get_cross_validation_datasets_random,
+    split_dataset,
+    split_dataset_n,
+    split_dataset_n_random,
+    split_dataset_random,
+)
+from dbrdist.datasets.transforms import (
+    CenterCrop,
+    Compose,
+    Normalize,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    ToCHW,
+    Transform,
+)
+
+__all__ = [
+    "AugmentedDataset",
+    "Batch",
+    "CenterCrop",
+    "Compose",
+    "ConcatenatedDataset",
+    "DatasetMixin",
+    "DictDataset",
+    "ImageDataset",
+    "ImageFolder",
+    "LabeledImageDataset",
+    "Normalize",
+    "NpzDataset",
+    "RandomCrop",
+    "RandomHorizontalFlip",
+    "RandomResizedCrop",
+    "Resize",
+    "SkipExample",
+    "SubDataset",
+    "ToCHW",
+    "Transform",
+    "TransformDataset",
+    "TupleDataset",
+    "block",
+    "block_bounds",
+    "check_same_classes",
+    "get_cifar10_folders",
+    "get_cross_validation_datasets",
+    "get_cross_validation_datasets_random",
+    "get_digits",
+    "get_image_folders",
+    "split_dataset",
+    "split_dataset_n",
+    "split_dataset_n_random",
+    "split_dataset_random",
+]

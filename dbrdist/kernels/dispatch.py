@@ -198,6 +198,11 @@ def pool_indices(saved: Any, y_shape: tuple[int, ...], geometry: PoolGeometry) -
     return provider.pool_indices(inner, tuple(y_shape), geometry)
 
 
+def pool_gather(x: Array, indices: Array, geometry: PoolGeometry) -> Array:
+    """The elements of x that the windows' maxima ``indices`` point to, for second derivatives."""
+    return numpy_.pool_gather(x, indices, geometry)
+
+
 def relu_forward(x: Array) -> Array:
     """max(x, 0)."""
     return _provider("elementwise", x).relu_forward(x)

@@ -245,6 +245,21 @@ def pool_indices(saved: Any, y_shape: tuple[int, ...], geometry: PoolGeometry) -
     return saved.transpose(0, 3, 1, 2)
 
 
+def pool_gather(x: Array, indices: Array, geometry: PoolGeometry) -> Array:
+    """What each window sees at ``indices`` (u * kw + v): the transpose of a maximum's pool_backward.
+
+    A position in the padding gives zero.
+    """
+    xp, g = backend.get_array_module(x), geometry
+    (n, c, h, w), (oh, ow) = x.shape, indices.shape[2:]
+    row = indices // g.kw + (xp.arange(oh) * g.sh - g.ph)[:, None]
+    col = indices % g.kw + xp.arange(ow) * g.sw - g.pw
+    inside = (row >= 0) & (row < h) & (col >= 0) & (col < w)
+    sample, channel = xp.arange(n)[:, None, None, None], xp.arange(c)[:, None, None]
+    seen = x[sample, channel, xp.clip(row, 0, h - 1), xp.clip(col, 0, w - 1)]
+    return backend.channels_last(xp.where(inside, seen, 0).astype(x.dtype, copy=False))
+
+
 # ---- elementwise
 
 

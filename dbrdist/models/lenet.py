@@ -10,7 +10,7 @@ from dbrdist.core.chain import Chain
 
 
 class LeNet(Chain):
-    """Two 3x3 convolutions with ReLU, each followed by 2x2 max pooling, then two linear layers (after LeCun et al. 1998).
+    """Two 3x3 convolutions with ReLU and 2x2 max pooling, then two linear layers (after LeCun et al. 1998).
 
     Args:
         num_classes: size of the output.

@@ -1,0 +1,47 @@
+# Everything a user needs from a checkout. Each target sets up what it needs in a virtual environment of its own.
+PYTHON ?= python3
+VENV   ?= .venv
+EXTRAS ?= mpich,image,dev
+RANKS  ?= 1 2 3 4
+
+READY   := $(VENV)/.ready
+RUN     := PATH="$(abspath $(VENV))/bin:$$PATH"
+# Tests and the example use one thread per rank, so that ranks do not fight for cores.
+THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+
+.PHONY: help setup train test test-fast test-mpi lint types clean
+
+help:  ## Show this list.
+	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)/bin/python -m pip install --quiet -e ".[$(EXTRAS)]"
+	@touch $@
+
+setup: $(READY)  ## Make the virtual environment with dbrdist, MPI and the tools.
+
+train: $(READY)  ## Train a network on real images with two ranks; ends with the test accuracy.
+	$(RUN) $(THREADS) mpiexec -n 2 dbrdist-train examples/digits/config.yaml
+
+test: test-fast test-mpi  ## Pass all tests: the fast suite, then real MPI with 1 to 4 ranks.
+
+test-fast: $(READY)  ## The fast suite alone.
+	$(RUN) $(THREADS) python -m pytest tests
+
+test-mpi: $(READY)  ## The MPI suite with each number of ranks.
+	@set -e; for n in $(RANKS); do \
+	  echo "== mpiexec -n $$n python -m pytest tests/mpi"; \
+	  $(RUN) $(THREADS) timeout 300 mpiexec -n $$n python -m pytest tests/mpi; \
+	done
+
+lint: $(READY)  ## Style and format.
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+
+types: $(READY)  ## Types of the core and the communicators.
+	$(RUN) mypy
+
+clean:  ## Remove the virtual environment and caches.
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

@@ -1,0 +1,148 @@
+"""What a dataset is to the loaders: ``len``, indexing, and two optional methods for randomness and speed.
+
+Anything with ``len`` and ``[i]`` is a dataset. Two methods more make it a better one:
+
+- ``example_at(i, seed, epoch)``: example ``i`` as it looks in this epoch, for datasets that augment at random;
+- ``get_batch(indices, seed, epoch, skipped)``: many examples at once, as a :class:`Batch` or a list.
+
+Loaders call :func:`get_batch`, which takes whichever a dataset has. Wrappers such as ``SubDataset`` pass both through
+with the index of the wrapped dataset, so an example's augmentation does not depend on who asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.backend import Array, is_array, is_channels_last
+from dbrdist.errors import CorruptExampleError
+
+
+class SkipExample(CorruptExampleError):
+    """This example cannot be read and is to be left out (``on_corrupt='skip'``); loaders catch it and count."""
+
+
+class DatasetMixin:
+    """Base of datasets that implement ``__len__`` and ``get_example(i)``; adds slices and lists of indices."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """One example for an integer, a list of examples for a slice, a list or a 1-d array of integers."""
+        if isinstance(index, slice):
+            return [self.get_example(i) for i in range(*index.indices(len(self)))]
+        if isinstance(index, (list, np.ndarray)):
+            return [self.get_example(int(i)) for i in index]
+        return self.get_example(index)
+
+    def __len__(self) -> int:
+        raise NotImplementedError(f"{type(self).__name__} must define __len__")
+
+    def get_example(self, i: int) -> Any:
+        """Example number ``i``."""
+        raise NotImplementedError(f"{type(self).__name__} must define get_example(i)")
+
+
+class Batch(Sequence):  # type: ignore[type-arg]
+    """Examples that are stacked already: reads like the list of examples, and ``concat_examples`` need not copy it.
+
+    Args:
+        arrays: what ``concat_examples`` would return: one array, a tuple of arrays or a dictionary of arrays, each with
+            the examples along axis 0.
+    """
+
+    def __init__(self, arrays: Any) -> None:
+        self.arrays = arrays
+
+    def map(self, function: Any) -> Any:
+        """``function`` of each array, in the same tuple, dictionary or bare."""
+        if isinstance(self.arrays, tuple):
+            return tuple(function(a) for a in self.arrays)
+        if isinstance(self.arrays, dict):
+            return {k: function(a) for k, a in self.arrays.items()}
+        return function(self.arrays)
+
+    def __len__(self) -> int:
+        if isinstance(self.arrays, tuple):
+            return len(self.arrays[0])
+        if isinstance(self.arrays, dict):
+            return len(next(iter(self.arrays.values())))
+        return len(self.arrays)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Batch(self.map(lambda a: a[index]))
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"expected an index below {len(self)}, the number of examples, got {index}")
+        return self.map(lambda a: a[index])
+
+    def __reduce__(self) -> Any:
+        # pickle keeps the memory order of C-contiguous arrays only, so channels-last ones travel as (N, H, W, C)
+        return _unpickle_batch, (self.map(_to_plain),)
+
+    def __repr__(self) -> str:
+        return f"<Batch of {len(self)}: {self.map(lambda a: f'{a.dtype}{a.shape}')}>"
+
+
+def _to_plain(a: Array) -> tuple[Array, bool]:
+    if isinstance(a, np.ndarray) and a.ndim == 4 and not a.flags.c_contiguous and is_channels_last(a):
+        return a.transpose(0, 2, 3, 1), True
+    return a, False
+
+
+def _from_plain(plain: tuple[Array, bool]) -> Array:
+    a, is_transposed = plain
+    return a.transpose(0, 3, 1, 2) if is_transposed else a
+
+
+def _unpickle_batch(arrays: Any) -> Batch:
+    if isinstance(arrays, dict):
+        return Batch({k: _from_plain(a) for k, a in arrays.items()})
+    if isinstance(arrays[0], tuple):
+        return Batch(tuple(_from_plain(a) for a in arrays))
+    return Batch(_from_plain(arrays))
+
+
+def example_at(dataset: Any, i: int, seed: int, epoch: int) -> Any:
+    """Example ``i`` as it looks in ``epoch`` of a run with ``seed``."""
+    method = getattr(dataset, "example_at", None)
+    return dataset[i] if method is None else method(i, seed, epoch)
+
+
+def get_batch(dataset: Any, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
+    """The examples ``indices`` (1-d integers) of ``dataset``: a :class:`Batch` or a list.
+
+    An example that its dataset wants skipped is left out; the text of its error is appended to ``skipped``.
+    """
+    method = getattr(dataset, "get_batch", None)
+    if method is not None:
+        return method(indices, seed, epoch, skipped)
+    if is_array(dataset):
+        return Batch(dataset[indices])
+    return read_examples(dataset, indices, seed, epoch, skipped)[0]
+
+
+def read_examples(
+    dataset: Any, indices: Array, seed: int, epoch: int, skipped: list[str]
+) -> tuple[list[Any], list[int]]:
+    """The examples one after the other, without the skipped ones, and the indices that remain."""
+    examples, kept = [], []
+    for i in map(int, indices):
+        try:
+            examples.append(example_at(dataset, i, seed, epoch))
+        except SkipExample as e:
+            skipped.append(str(e))
+        else:
+            kept.append(i)
+    return examples, kept
+
+
+def block_bounds(n: int, rank: int, size: int) -> tuple[int, int]:
+    """Start and end of this rank's part of ``n`` things: contiguous, in order of ranks, lengths differ by at most 1."""
+    return n * rank // size, n * (rank + 1) // size
+
+
+def block(indices: Any, rank: int, size: int) -> Any:
+    """This rank's contiguous part of a global batch: nothing padded, nothing lost, possibly empty."""
+    start, end = block_bounds(len(indices), rank, size)
+    return indices[start:end]

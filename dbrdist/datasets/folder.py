@@ -1,0 +1,282 @@
+"""Datasets of image files: one folder per class, or lists of paths."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.backend import Array, as_dtype
+from dbrdist.core.config import config
+from dbrdist.core.random import generator
+from dbrdist.datasets import images
+from dbrdist.datasets.base import DatasetMixin, SkipExample, read_examples
+from dbrdist.datasets.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, ToCHW, transform_batch
+from dbrdist.errors import CorruptExampleError
+
+EXTENSIONS = (".jpg", ".jpeg", ".png")
+CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+def read_image(path: str | os.PathLike[str], keep_channels: bool = False) -> images.Image:
+    """The pixels of a JPEG or PNG file, (H, W, C) of uint8; a file that cannot be read is a CorruptExampleError."""
+    try:
+        with open(path, "rb") as f:
+            data = f.read()
+    except OSError as e:
+        raise CorruptExampleError(f"expected a readable image file: {path}: {e.strerror}") from e
+    try:
+        return images.decode(data, keep_channels)
+    except images.ImageDecodeError as e:
+        raise CorruptExampleError(f"corrupt image file {path}: {e}") from e
+
+
+class ImageFolder(DatasetMixin):
+    """Images in one folder per class: ``root/CLASS/anything.jpg`` (or .jpeg, .png).
+
+    Example ``i`` is ``(image, label)``: classes are sorted by name and numbered from 0 (int32), files are sorted by
+    name within their class. Other files are ignored; a class folder without images is an error.
+
+    Args:
+        root: the folder of the class folders.
+        transform: ``t(example, rng)`` on ``(image, label)`` with the image (H, W, 3) of uint8; None gives (3, H, W)
+            of float32 from 0 to 255. Its ``rng`` depends on (seed, epoch, i) alone.
+        prepare: a transform without randomness for each decoded image, before the cache (a Resize, say).
+        cache: keep decoded images in memory as uint8, so that each file is decoded once; all must be of one size.
+        on_corrupt: ``'error'``: a file that cannot be read raises CorruptExampleError with its name;
+            ``'skip'``: loaders leave the example out of its batch, which becomes smaller, and count it.
+        classes: the class folders that must be there, such as ``train.classes`` for a test set.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        transform: Callable[..., Any] | None = None,
+        *,
+        prepare: Callable[..., Any] | None = None,
+        cache: bool = False,
+        on_corrupt: str = "error",
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        if on_corrupt not in ("error", "skip"):
+            raise ValueError(f"expected on_corrupt 'error' or 'skip', got {on_corrupt!r}")
+        self.root = Path(root)
+        self.classes = _class_folders(self.root)
+        if classes is not None:
+            check_same_classes(list(classes), self.classes, "the expected classes", str(self.root))
+        self.transform = ToCHW() if transform is None else transform
+        self.prepare = prepare
+        self.on_corrupt = on_corrupt
+        files = [_image_files(self.root / name) for name in self.classes]
+        self.files = [name for names in files for name in names]
+        self.labels = np.repeat(np.arange(len(files), dtype=np.int32), [len(names) for names in files])
+        self._cache = _ImageCache(len(self.files)) if cache else None
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def path(self, i: int) -> str:
+        """The file of example ``i``."""
+        return os.path.join(self.root, self.classes[self.labels[i]], self.files[i])
+
+    def get_raw(self, i: int) -> tuple[images.Image, np.int32]:
+        """Example ``i`` before the transform: the image (H, W, 3) of uint8, and the label."""
+        image = None if self._cache is None else self._cache.get(i)
+        if image is None:
+            image = self._read(i)
+            if self._cache is not None:
+                self._cache.put(i, image, self.path)
+        return image, self.labels[i]
+
+    def _read(self, i: int) -> images.Image:
+        try:
+            image = read_image(self.path(i))
+        except CorruptExampleError as e:
+            if self.on_corrupt == "skip":
+                raise SkipExample(str(e)) from e
+            raise
+        return image if self.prepare is None else self.prepare(image, None)
+
+    def get_example(self, i: int) -> Any:
+        """Example ``i`` as it looks in epoch 0 with seed 0."""
+        return self.example_at(i, 0, 0)
+
+    def example_at(self, i: int, seed: int, epoch: int) -> Any:
+        return self.transform(self.get_raw(i), generator(seed, "augment", epoch, int(i) % len(self)))
+
+    def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
+        examples, kept = read_examples(_Raw(self), indices, seed, epoch, skipped)
+        return transform_batch(self.transform, examples, kept, seed, epoch)
+
+
+class _Raw:
+    """An ImageFolder before its transform."""
+
+    def __init__(self, folder: ImageFolder) -> None:
+        self.folder = folder
+
+    def __getitem__(self, i: int) -> Any:
+        return self.folder.get_raw(i)
+
+
+class _ImageCache:
+    """Decoded images of one size, filled as they are read; a pickled copy (for a worker) starts empty."""
+
+    def __init__(self, num_images: int) -> None:
+        self.num_images = num_images
+        self.pixels: Any = None
+        self.first = 0
+        self.is_filled = np.zeros(num_images, bool)
+
+    def __reduce__(self) -> Any:
+        return _ImageCache, (self.num_images,)
+
+    def get(self, i: int) -> Any:
+        return self.pixels[i] if self.is_filled[i] else None
+
+    def put(self, i: int, image: images.Image, path: Callable[[int], str]) -> None:
+        if self.pixels is None:
+            self.first, self.pixels = i, np.empty((self.num_images, *image.shape), np.uint8)
+        if image.shape != self.pixels.shape[1:]:
+            raise ValueError(
+                f"expected images of one size for cache=True: {path(self.first)} has {self.pixels.shape[1:]}, "
+                f"{path(i)} has {image.shape}; resize them with prepare=, or set cache=False"
+            )
+        self.pixels[i] = image
+        self.is_filled[i] = True  # after the pixels, for another thread may read at any time
+
+
+def _class_folders(root: Path) -> list[str]:
+    if not root.is_dir():
+        raise FileNotFoundError(f"expected a folder with one folder of images per class, but {root} is not a folder")
+    names = sorted(e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith("."))
+    if not names:
+        raise ValueError(f"expected one folder of images per class in {root}, found none")
+    return names
+
+
+def _image_files(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        names = sorted(e.name for e in entries if e.name.lower().endswith(EXTENSIONS) and not e.name.startswith("."))
+    if not names:
+        raise ValueError(f"expected images ({', '.join(EXTENSIONS)}) in the class folder {folder}, found none")
+    return names
+
+
+def check_same_classes(first: Sequence[str], second: Sequence[str], first_name: str, second_name: str) -> None:
+    """Raise a ValueError that names the classes which only one side has."""
+    only_first, only_second = sorted(set(first) - set(second)), sorted(set(second) - set(first))
+    if only_first or only_second:
+        raise ValueError(
+            f"expected the same class folders in {first_name} and in {second_name}; "
+            f"only in the first: {_some(only_first)}; only in the second: {_some(only_second)}; "
+            "labels are numbered by sorted folder names, so both must have the same"
+        )
+
+
+def _some(names: list[str], limit: int = 10) -> str:
+    shown = ", ".join(names[:limit]) or "none"
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+def get_image_folders(
+    root: str | os.PathLike[str],
+    train_transform: Callable[..., Any] | None = None,
+    test_transform: Callable[..., Any] | None = None,
+    *,
+    train: str = "train",
+    test: str = "test",
+    **options: Any,
+) -> tuple[ImageFolder, ImageFolder]:
+    """(train, test) from ``root/train/CLASS/*`` and ``root/test/CLASS/*``; both must have the same class folders.
+
+    ``options`` go to :class:`ImageFolder`.
+    """
+    first = ImageFolder(Path(root) / train, train_transform, **options)
+    second = ImageFolder(Path(root) / test, test_transform, **options)
+    check_same_classes(first.classes, second.classes, str(first.root), str(second.root))
+    return first, second
+
+
+def get_cifar10_folders(
+    root: str | os.PathLike[str], augment: bool = True, **options: Any
+) -> tuple[ImageFolder, ImageFolder]:
+    """(train, test) of CIFAR-10 (Krizhevsky 2009) from ``root/train/CLASS/*`` and ``root/test/CLASS/*``.
+
+    Images are (3, 32, 32), normalised by the mean and deviation of the training set. With ``augment`` the training
+    images are cropped at random from 4 pixels of padding and mirrored with probability 1/2. Decoded images are kept in
+    memory (150 MB). ``options`` go to :class:`ImageFolder`.
+    """
+    plain = [Normalize(CIFAR10_MEAN, CIFAR10_STD), ToCHW()]
+    changes = [RandomCrop(32, padding=4), RandomHorizontalFlip()] if augment else []
+    return get_image_folders(root, Compose(changes + plain), Compose(plain), **{"cache": True, **options})
+
+
+class ImageDataset(DatasetMixin):
+    """Images (C, H, W) from a list of paths; gray files have C = 1, PNGs with transparency C = 4.
+
+    Args:
+        paths: paths, or the path of a text file with one per line.
+        root: the folder that they are relative to.
+        dtype: type of the pixels, 0 to 255; None is ``config.dtype``.
+    """
+
+    def __init__(self, paths: Any, root: str | os.PathLike[str] = ".", dtype: Any = None) -> None:
+        self._paths = _lines(paths)
+        self._root = root
+        self._dtype = as_dtype(config.dtype if dtype is None else dtype)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def get_example(self, i: int) -> Any:
+        return _image_chw(os.path.join(self._root, self._paths[i]), self._dtype)
+
+
+class LabeledImageDataset(DatasetMixin):
+    """Pairs (image, label) from a list of (path, label): images as in :class:`ImageDataset`.
+
+    Args:
+        pairs: pairs (path, label), or the path of a text file with a path, a blank and a label on each line.
+        root: the folder that paths are relative to.
+        dtype: type of the pixels; None is ``config.dtype``.
+        label_dtype: type of the labels.
+    """
+
+    def __init__(
+        self, pairs: Any, root: str | os.PathLike[str] = ".", dtype: Any = None, label_dtype: Any = np.int32
+    ) -> None:
+        if isinstance(pairs, (str, os.PathLike)):
+            pairs = [_split_pair(line, n, pairs) for n, line in enumerate(_lines(pairs), 1)]
+        self._pairs = list(pairs)
+        self._root = root
+        self._dtype = as_dtype(config.dtype if dtype is None else dtype)
+        self._label_dtype = np.dtype(label_dtype)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def get_example(self, i: int) -> Any:
+        path, label = self._pairs[i]
+        return _image_chw(os.path.join(self._root, path), self._dtype), self._label_dtype.type(label)
+
+
+def _image_chw(path: str, dtype: Any) -> Any:
+    return read_image(path, keep_channels=True).astype(dtype).transpose(2, 0, 1)
+
+
+def _lines(paths: Any) -> list[Any]:
+    if not isinstance(paths, (str, os.PathLike)):
+        return list(paths)
+    with open(paths, encoding="utf-8") as f:
+        return [line.rstrip("\n") for line in f if line.strip()]
+
+
+def _split_pair(line: str, number: int, file: Any) -> tuple[str, int]:
+    path, _, label = line.strip().rpartition(" ")
+    if not path or not label.lstrip("-").isdigit():
+        raise ValueError(f"{file}:{number}: expected a path, a blank and an integer label, got {line!r}")
+    return path.strip(), int(label)

@@ -1,0 +1,180 @@
+"""Decoding and resizing images: simplejpeg, OpenCV or Pillow decode, OpenCV or NumPy resizes.
+
+What counts as corrupt is the same for all decoders: a file that is no JPEG or PNG, a JPEG whose end is missing, or data
+that no installed decoder can read. Damage that libjpeg conceals is passed over (some photographs of ImageNet have it).
+The turn that a camera's EXIF tag asks for is not applied. Images are (H, W, C) arrays of uint8.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import io
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Image = Any  # numpy.ndarray of uint8, shape (H, W, C)
+_PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
+
+
+class ImageDecodeError(ValueError):
+    """The bytes are not an image that can be read."""
+
+
+# ---- providers ------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _cv2() -> Any:
+    users_own = "cv2" in sys.modules
+    import cv2
+
+    if not users_own:
+        cv2.setNumThreads(1)  # images are spread over workers; threads inside one image would only get in their way
+    return cv2
+
+
+def _decode_simplejpeg(data: bytes, keep: bool) -> Image:
+    import simplejpeg
+
+    if not data.startswith(_JPEG):
+        raise ImageDecodeError("not a JPEG")
+    gray = keep and simplejpeg.decode_jpeg_header(data)[2].lower() == "gray"
+    return simplejpeg.decode_jpeg(data, "GRAY" if gray else "RGB", strict=False)
+
+
+def _decode_cv2(data: bytes, keep: bool) -> Image:
+    cv2 = _cv2()
+    flags = (cv2.IMREAD_UNCHANGED if keep else cv2.IMREAD_COLOR) | cv2.IMREAD_IGNORE_ORIENTATION
+    if keep and data.startswith(_JPEG):
+        flags = cv2.IMREAD_ANYCOLOR | cv2.IMREAD_IGNORE_ORIENTATION
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    if image is None:
+        raise ImageDecodeError("OpenCV cannot read it")
+    if image.dtype == np.uint16:
+        image = (image >> 8).astype(np.uint8)
+    if image.ndim == 2:
+        return image[:, :, None]
+    return cv2.cvtColor(image, cv2.COLOR_BGRA2RGBA if image.shape[2] == 4 else cv2.COLOR_BGR2RGB)
+
+
+def _decode_pillow(data: bytes, keep: bool) -> Image:
+    from PIL import Image as Pillow
+
+    with Pillow.open(io.BytesIO(data)) as image:
+        if image.mode.startswith("I;16"):  # 16-bit gray: Pillow's own conversion clips instead of scaling
+            pixels = (np.asarray(image) >> 8).astype(np.uint8)[:, :, None]
+            return pixels if keep else np.repeat(pixels, 3, axis=2)
+        mode = image.mode if keep and image.mode in ("L", "RGBA") else "RGB"
+        pixels = np.array(image.convert(mode))
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+_DECODERS: dict[str, tuple[str, Callable[[bytes, bool], Image]]] = {
+    "simplejpeg": ("simplejpeg", _decode_simplejpeg),
+    "opencv": ("cv2", _decode_cv2),
+    "pillow": ("PIL", _decode_pillow),
+}
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    found = tuple(name for name, (module, _) in _DECODERS.items() if importlib.util.find_spec(module))
+    if not found:
+        raise ImportError("expected simplejpeg, OpenCV or Pillow to decode images, found none: install dbrdist[image]")
+    return found
+
+
+def decoder() -> str:
+    """The decoder of JPEGs: ``'simplejpeg'``, ``'opencv'`` or ``'pillow'``, the first installed, chosen once.
+
+    The next one in this row serves what simplejpeg does not read: PNG, and JPEG in CMYK.
+    """
+    return _installed()[0]
+
+
+def resizer() -> str:
+    """What resizes images: ``'opencv'``, or ``'numpy'`` (the same formula, slower) where that is missing."""
+    return "opencv" if importlib.util.find_spec("cv2") else "numpy"
+
+
+# ---- decoding -------------------------------------------------------------------------------------------------------
+
+
+def decode(data: bytes, keep_channels: bool = False) -> Image:
+    """The pixels of a JPEG or PNG file's bytes: (H, W, 3) RGB of uint8.
+
+    With ``keep_channels`` gray images give (H, W, 1) and PNGs with transparency (H, W, 4). Raises ImageDecodeError (a
+    ValueError) with the reason where the bytes are corrupt.
+    """
+    if data.startswith(_JPEG):
+        if not data.rfind(b"\xff\xd9") > data.rfind(b"\xff\xda") > 0:
+            raise ImageDecodeError(f"the JPEG is cut short: its {len(data)} bytes have no end marker")
+    elif not data.startswith(_PNG):
+        raise ImageDecodeError(f"neither JPEG nor PNG: it starts with {data[:8]!r} and has {len(data)} bytes")
+    reasons = []
+    for name in _installed():
+        if name == "simplejpeg" and data.startswith(_PNG):
+            continue
+        try:
+            return _DECODERS[name][1](data, keep_channels)
+        except Exception as e:  # each library has its own exceptions for bad data
+            reasons.append(f"{name}: {' '.join(str(e).split())}")
+    if not reasons:
+        raise ImportError("expected OpenCV or Pillow to decode PNG files, found neither: install dbrdist[image]")
+    raise ImageDecodeError("; ".join(reasons))
+
+
+# ---- resizing -------------------------------------------------------------------------------------------------------
+
+
+def resize(image: Image, height: int, width: int, method: str = "linear") -> Image:
+    """``image`` (H, W, C) of uint8 at another size, as (height, width, C) of uint8.
+
+    Args:
+        method: ``'linear'``: bilinear between pixel centres, without a filter against aliasing when it shrinks;
+            ``'area'``: means over the covered area where both sides shrink, else as ``'linear'``.
+    """
+    if method not in ("linear", "area"):
+        raise ValueError(f"expected the method 'linear' or 'area', got {method!r}")
+    h, w = image.shape[:2]
+    if (h, w) == (height, width):
+        return image
+    if method == "area" and (height > h or width > w):
+        method = "linear"
+    if resizer() == "opencv":
+        return _resize_cv2(image, height, width, method)
+    return resize_numpy(image, height, width, method)
+
+
+def _resize_cv2(image: Image, height: int, width: int, method: str) -> Image:
+    cv2 = _cv2()
+    flag = cv2.INTER_LINEAR if method == "linear" else cv2.INTER_AREA
+    out = cv2.resize(image, (width, height), interpolation=flag)
+    return out if out.ndim == 3 else out[:, :, None]  # OpenCV drops an axis of one channel
+
+
+def resize_numpy(image: Image, height: int, width: int, method: str) -> Image:
+    """The reference for :func:`resize`: two products with the weights of rows and of columns."""
+    h, w, c = image.shape
+    rows = _weights(h, height, method) @ image.reshape(h, w * c).astype(np.float32)
+    columns = np.einsum("xw,hwc->hxc", _weights(w, width, method), rows.reshape(height, w, c), optimize=True)
+    return np.clip(np.rint(columns), 0, 255).astype(np.uint8)
+
+
+@functools.lru_cache(maxsize=64)
+def _weights(old: int, new: int, method: str) -> Any:
+    """(new, old) weights of old pixels in each new one along an axis; each row sums to 1."""
+    scale = old / new
+    at = np.arange(new)[:, None] * scale
+    pixel = np.arange(old)[None, :]
+    if method == "area":
+        covered = np.minimum(at + scale, pixel + 1) - np.maximum(at, pixel)
+        weights = np.maximum(covered, 0) / scale
+    else:
+        centre = np.clip(at + scale / 2 - 0.5, 0, old - 1)
+        weights = np.maximum(1 - np.abs(centre - pixel), 0)
+    return weights.astype(np.float32)

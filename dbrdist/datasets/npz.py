@@ -1,0 +1,83 @@
+"""Arrays of an .npz file as a dataset."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.backend import as_dtype
+from dbrdist.core.config import config
+from dbrdist.datasets.combine import TupleDataset
+
+
+class NpzDataset(TupleDataset):
+    """Pairs (x[i], y[i]) from an .npz file, held in memory; nothing in it is unpickled.
+
+    Args:
+        path: the file, as written by ``numpy.savez(path, x=..., y=...)``.
+        x: key of the inputs, (N, ...). Floating numbers become ``dtype``; integers stay as they are unless
+            ``dtype`` is given.
+        y: key of the labels or targets, (N, ...): integers become int32, floating numbers ``dtype``. None: no labels,
+            and examples are tuples of one entry.
+        dtype: None is ``config.dtype``.
+        shape: the shape that each example of x must have; None takes any.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        x: str = "x",
+        y: str | None = "y",
+        *,
+        dtype: Any = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> None:
+        keys = [x] if y is None else [x, y]
+        arrays = _read(path, keys)
+        _check(path, keys, arrays, shape)
+        float_dtype = as_dtype(config.dtype if dtype is None else dtype)
+        if arrays[0].dtype.kind == "f" or dtype is not None:
+            arrays[0] = arrays[0].astype(float_dtype, copy=False)
+        if y is not None:
+            kind = arrays[1].dtype.kind
+            arrays[1] = arrays[1].astype(float_dtype if kind == "f" else np.int32, copy=False)
+        super().__init__(*arrays)
+
+
+def _read(path: str | os.PathLike[str], keys: list[str]) -> list[Any]:
+    try:
+        archive = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, zipfile.BadZipFile) as e:
+        raise ValueError(f"expected an .npz file, but {path} cannot be read as one: {e}") from e
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise ValueError(f"expected an .npz file with the keys {keys}, but {path} holds a single array")
+    with archive:
+        missing = [k for k in keys if k not in archive.files]
+        if missing:
+            raise KeyError(f"expected the keys {keys} in {path}, which has {sorted(archive.files)}")
+        arrays = []
+        for k in keys:
+            try:
+                arrays.append(archive[k])
+            except (ValueError, zipfile.BadZipFile, EOFError) as e:
+                raise ValueError(f"expected an array of numbers under {k!r} in {path}: {e}") from e
+    return arrays
+
+
+def _check(path: Any, keys: list[str], arrays: list[Any], shape: tuple[int, ...] | None) -> None:
+    for key, a in zip(keys, arrays):
+        if a.ndim == 0 or a.dtype.kind not in "biuf":
+            raise ValueError(
+                f"expected numbers with the examples along axis 0 under {key!r} in {path}, got {a.dtype}{a.shape}"
+            )
+    lengths = {k: len(a) for k, a in zip(keys, arrays)}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"expected arrays of one length in {path}, got {lengths}")
+    got = arrays[0].shape[1:]
+    if shape is not None and got != tuple(shape):
+        raise ValueError(
+            f"expected examples of shape {tuple(shape)} under {keys[0]!r} in {path}, got {arrays[0].shape[1:]}"
+        )

@@ -1,0 +1,149 @@
+"""The order in which examples are visited, and how a position in it moves from batch to batch.
+
+The position of a run is (seed, epoch, position): three integers that do not know how many ranks or workers there are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dbrdist.core.backend import Array
+from dbrdist.core.random import permutation
+
+LAST = ("wrap", "short", "drop")
+
+
+class OrderSampler:
+    """Base of Chainer's order samplers: callables that make the next epoch's order from the current one.
+
+    A sampler that also has ``order(epoch, n)``, a pure function, needs nothing but integers to be resumed; the orders
+    of others are saved with the iterator.
+    """
+
+    def __call__(self, current_order: Array, current_position: int) -> Array:
+        raise NotImplementedError(f"{type(self).__name__} must define __call__(current_order, current_position)")
+
+
+class ShuffleOrderSampler(OrderSampler):
+    """A fresh random permutation for each epoch, a pure function of (seed, epoch).
+
+    Args:
+        random_state: the seed: an integer, None for 0, or a NumPy RandomState or Generator that is asked for one.
+    """
+
+    def __init__(self, random_state: Any = None) -> None:
+        if random_state is None:
+            random_state = 0
+        elif isinstance(random_state, np.random.RandomState):
+            random_state = random_state.randint(2**31)
+        elif isinstance(random_state, np.random.Generator):
+            random_state = random_state.integers(2**63)
+        self.seed = int(random_state)
+        self._num_calls = 0
+
+    def order(self, epoch: int, n: int) -> Array:
+        """The permutation of ``range(n)`` for ``epoch``."""
+        return permutation(self.seed, epoch, n)
+
+    def __call__(self, current_order: Array, current_position: int) -> Array:
+        """The next permutation: the k-th call returns ``current_order`` permuted as in epoch k."""
+        order = np.asarray(current_order)[self.order(self._num_calls, len(current_order))]
+        self._num_calls += 1
+        return order
+
+
+class State(NamedTuple):
+    """Where an iterator stands: ``position`` examples of ``epoch`` are done. ``order`` is this epoch's, or None."""
+
+    epoch: int
+    position: int
+    is_new_epoch: bool
+    order: Array | None
+    previous_epoch: int  # where the batch before last ended; -1 before the first batch
+    previous_position: int
+
+
+class Step(NamedTuple):
+    """One global batch: pieces (epoch, indices), more than one where it wraps around the end of an epoch."""
+
+    pieces: tuple[tuple[int, Array], ...]
+
+    @property
+    def num_samples(self) -> int:
+        return sum(len(indices) for _, indices in self.pieces)
+
+    def cut(self, start: int, end: int) -> Step:
+        """The examples ``start`` to ``end`` of this batch."""
+        kept, offset = [], 0
+        for epoch, indices in self.pieces:
+            piece = indices[max(start - offset, 0) : max(end - offset, 0)]
+            if len(piece):
+                kept.append((epoch, piece))
+            offset += len(indices)
+        return Step(tuple(kept))
+
+    @property
+    def indices(self) -> Array:
+        """All indices, in order."""
+        return np.concatenate([indices for _, indices in self.pieces] or [np.empty(0, np.int64)])
+
+
+class Plan:
+    """Which examples the batches take; pure, so that loaders can look ahead.
+
+    Args:
+        num_examples: length of the dataset.
+        batch_size: size of the global batch.
+        repeat: go on after the first epoch.
+        last: the batch at the end of an epoch: ``'wrap'`` fills it from the next epoch, ``'short'`` leaves it
+            short, ``'drop'`` leaves its examples out. Without ``repeat`` ``'wrap'`` is ``'short'``.
+        sampler: None for the order of indices, else an order sampler.
+    """
+
+    def __init__(self, num_examples: int, batch_size: int, repeat: bool, last: str, sampler: Any) -> None:
+        self.num_examples = num_examples
+        self.batch_size = batch_size
+        self.repeat = repeat
+        self.last = last
+        self.sampler = sampler
+        self.is_pure = sampler is None or hasattr(sampler, "order")
+        dropped = num_examples % batch_size if last == "drop" else 0
+        self.num_per_epoch = num_examples - dropped
+
+    def first(self) -> State:
+        """The state before the first batch."""
+        return State(0, 0, False, self.order_at(0, np.arange(self.num_examples), 0), -1, -1)
+
+    def order_at(self, epoch: int, order: Array | None, position: int) -> Array | None:
+        """The order of ``epoch``, from the one before it where the sampler needs that."""
+        if self.sampler is None:
+            return None
+        if self.is_pure:
+            return self.sampler.order(epoch, self.num_examples)
+        new = np.asarray(self.sampler(order, position))
+        if len(new) != self.num_examples:
+            raise ValueError(f"expected an order of {self.num_examples} examples from the sampler, got {len(new)}")
+        return new
+
+    def advance(self, state: State) -> tuple[State, Step | None]:
+        """The state after the next batch, and that batch; None where the only epoch is over."""
+        epoch, position, _, order, *_ = state
+        if not self.repeat and epoch > 0:
+            return state, None
+        n = self.num_per_epoch
+        fills_up = self.repeat and self.last == "wrap"
+        missing, pieces, is_new = self.batch_size, [], False
+        while missing:
+            end = min(position + missing, n)
+            pieces.append((epoch, np.arange(position, end) if order is None else order[position:end]))
+            missing -= end - position
+            if end < n:
+                position = end
+                break
+            order = self.order_at(epoch + 1, order, position)
+            epoch, position, is_new = epoch + 1, 0, True
+            if not fills_up:
+                break
+        return State(epoch, position, is_new, order, state.epoch, state.position), Step(tuple(pieces))

@@ -1,0 +1,221 @@
+"""Iterators that read ahead: the same batches as a SerialIterator, made by threads or by processes meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from dbrdist.datasets.order import State, Step
+from dbrdist.datasets.serial import SerialIterator, read_step
+from dbrdist.datasets.workers import Ticket, WorkerPool
+
+
+class PrefetchIterator(SerialIterator):
+    """A SerialIterator with a bounded queue of batches in the making.
+
+    What it saves is the position of the last batch handed out; batches made ahead are made again after a resume.
+    A subclass says how many are in the making (``_num_ahead``), and how to ask for one and wait for it.
+    """
+
+    _num_ahead = 1
+
+    def __init__(self, dataset: Any, batch_size: int, *args: Any, **kwargs: Any) -> None:
+        self._ahead: deque[tuple[State, Step, Any]] = deque()
+        self._is_finalized = False
+        super().__init__(dataset, batch_size, *args, **kwargs)
+
+    def _submit(self, own: Step, whole: Step) -> Any:
+        raise NotImplementedError
+
+    def _collect(self, ticket: Any) -> tuple[Any, list[str]]:
+        raise NotImplementedError
+
+    def __next__(self) -> Any:
+        self._fill()
+        if not self._ahead:
+            raise StopIteration
+        state, step, ticket = self._ahead.popleft()
+        try:
+            batch, skipped = self._collect(ticket)
+        except BaseException:
+            self._drop_ahead()  # the position has not moved: another call would read the same batch
+            raise
+        self._arrive(state, step, skipped)
+        self._fill()
+        return batch
+
+    next = __next__
+
+    def _fill(self) -> None:
+        if self._is_finalized:
+            raise RuntimeError(f"expected an iterator in use, but this {type(self).__name__} was finalized")
+        state = self._ahead[-1][0] if self._ahead else self._state
+        while len(self._ahead) < self._num_ahead:
+            state, step = self._plan.advance(state)
+            if step is None:
+                return
+            self._ahead.append((state, step, self._submit(self._own(step), step)))
+
+    def _drop_ahead(self) -> None:
+        while self._ahead:
+            try:
+                self._collect(self._ahead.popleft()[2])
+            except Exception:  # nobody waits for these batches, so their errors concern nobody
+                continue
+
+    def reset(self) -> None:
+        """Go back to the start of epoch 0; batches made ahead are dropped."""
+        self._drop_ahead()
+        super().reset()
+
+    def _go_to(self, state: State) -> None:
+        if state[:3] != self._state[:3] or not self._plan.is_pure:
+            self._drop_ahead()
+        super()._go_to(state)
+
+    def finalize(self) -> None:
+        """Stop the workers; the iterator cannot be used afterwards."""
+        self._is_finalized = True
+        self._ahead.clear()
+
+    def __copy__(self) -> PrefetchIterator:
+        """An iterator at the same position with workers of its own."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._ahead = deque()
+        other.skipped = list(self.skipped)
+        other._forget_workers()
+        return other
+
+    def _forget_workers(self) -> None:
+        raise NotImplementedError
+
+
+class MultithreadIterator(PrefetchIterator):
+    """Batches made ahead by threads of this process.
+
+    Decoding JPEGs and resizing run outside Python's lock, so threads speed them up; they share the dataset and its
+    cache. A dataset that computes in Python is better served by :class:`MultiprocessIterator`.
+
+    Args:
+        n_threads: number of threads; each makes a whole batch, and ``n_threads + 1`` are in the making or ready.
+
+    The other arguments are those of :class:`SerialIterator`.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        repeat: bool = True,
+        shuffle: bool | None = None,
+        n_threads: int = 1,
+        order_sampler: Any = None,
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        size: int = 1,
+        last: str = "wrap",
+    ) -> None:
+        if n_threads < 1:
+            raise ValueError(f"expected at least one thread, got n_threads={n_threads}")
+        self.n_threads = n_threads
+        self._num_ahead = n_threads + 1
+        self._pool: ThreadPoolExecutor | None = None
+        super().__init__(
+            dataset, batch_size, repeat, shuffle, order_sampler, seed=seed, rank=rank, size=size, last=last
+        )
+
+    def _submit(self, own: Step, whole: Step) -> Future[Any]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.n_threads, thread_name_prefix="dbrdist-loader")
+        return self._pool.submit(read_step, self.dataset, own, self.seed, whole)
+
+    def _collect(self, ticket: Future[Any]) -> tuple[Any, list[str]]:
+        return ticket.result()
+
+    def finalize(self) -> None:
+        super().finalize()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+
+    def _forget_workers(self) -> None:
+        self._pool = None
+
+
+class MultiprocessIterator(PrefetchIterator):
+    """Batches made ahead by worker processes.
+
+    Workers are spawned, never forked, since forking breaks MPI, CUDA and threads: the dataset must be picklable, and a
+    script that makes this iterator needs ``if __name__ == "__main__":`` around its main part. A worker that dies is a
+    LoaderError with its exit code; an exception in the dataset is raised here with the worker's traceback. Workers end
+    when the iterator is finalized and when this process ends, however it ends.
+
+    Args:
+        n_processes: number of workers; None is the number of cores this process may use. Each makes whole batches.
+        n_prefetch: how many batches are in the making or ready, beyond one per worker.
+        shared_mem: accepted for Chainer's sake and not needed: batches travel through pipes, whatever their size.
+        dataset_timeout: after so many seconds without a batch a warning (``MultiprocessIterator.TimeoutWarning``)
+            says so, and waiting goes on; None never warns.
+        maxtasksperchild: replace a worker after so many batches; None never does.
+
+    The other arguments are those of :class:`SerialIterator`.
+    """
+
+    class TimeoutWarning(RuntimeWarning):
+        """A batch takes longer than ``dataset_timeout``."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        repeat: bool = True,
+        shuffle: bool | None = None,
+        n_processes: int | None = None,
+        n_prefetch: int = 1,
+        shared_mem: int | None = None,
+        order_sampler: Any = None,
+        dataset_timeout: float | None = 30.0,
+        maxtasksperchild: int | None = None,
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        size: int = 1,
+        last: str = "wrap",
+    ) -> None:
+        n_processes = n_processes or len(os.sched_getaffinity(0))
+        if n_processes < 1 or n_prefetch < 1 or (maxtasksperchild is not None and maxtasksperchild < 1):
+            raise ValueError(
+                "expected at least 1 for n_processes, n_prefetch and maxtasksperchild, "
+                f"got {n_processes}, {n_prefetch} and {maxtasksperchild}"
+            )
+        self.n_processes = n_processes
+        self.n_prefetch = n_prefetch
+        self.dataset_timeout = dataset_timeout
+        self.maxtasksperchild = maxtasksperchild
+        self._num_ahead = n_processes + n_prefetch
+        self._pool: WorkerPool | None = None
+        super().__init__(
+            dataset, batch_size, repeat, shuffle, order_sampler, seed=seed, rank=rank, size=size, last=last
+        )
+
+    def _submit(self, own: Step, whole: Step) -> Ticket:
+        if self._pool is None:
+            self._pool = WorkerPool(self.dataset, self.n_processes, self.maxtasksperchild)
+        return self._pool.submit((own, self.seed, whole))
+
+    def _collect(self, ticket: Ticket) -> tuple[Any, list[str]]:
+        assert self._pool is not None
+        return self._pool.collect(ticket, self.dataset_timeout, self.TimeoutWarning)
+
+    def finalize(self) -> None:
+        super().finalize()
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def _forget_workers(self) -> None:
+        self._pool = None

@@ -1,0 +1,249 @@
+"""The iterator that reads its batches when they are asked for; those of ``prefetch.py`` give the same ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.backend import Array
+from dbrdist.datasets.base import Batch, block_bounds, get_batch
+from dbrdist.datasets.convert import concat_examples
+from dbrdist.datasets.order import LAST, Plan, ShuffleOrderSampler, State, Step
+from dbrdist.errors import CheckpointError, CorruptExampleError
+
+
+class Iterator:
+    """Base of iterators over batches; also a context manager that finalizes."""
+
+    def __iter__(self) -> Iterator:
+        return self
+
+    def __next__(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} must define __next__")
+
+    def next(self) -> Any:
+        """The next batch."""
+        return self.__next__()
+
+    def finalize(self) -> None:
+        """Give back threads and processes; the iterator must not be used afterwards."""
+
+    def serialize(self, serializer: Any) -> None:
+        """Save the position, or go to a saved one."""
+
+    def __enter__(self) -> Iterator:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.finalize()
+
+
+class SerialIterator(Iterator):
+    """Batches of a dataset, read in the calling thread.
+
+    A batch is a list of examples, or a :class:`~dbrdist.datasets.Batch`, which reads like one and is stacked already.
+    The order is a fresh permutation per epoch, a pure function of (seed, epoch), as are the random changes of examples;
+    neither depends on ranks or workers. The state is integers, and a saved iterator goes on exactly where it was.
+
+    Args:
+        dataset: anything with ``len`` and ``[i]``.
+        batch_size: examples per batch; over all ranks together where there are several.
+        repeat: go on for ever, or stop after one epoch (whose last batch may then be short).
+        shuffle: None or True for random order, False for the order of indices.
+        order_sampler: makes the orders instead; excludes ``shuffle``.
+        seed: of the order and of random changes to examples.
+        rank, size: with ``size`` ranks each gets its contiguous block of every global batch; blocks differ by at most
+            one example, and at the end of an epoch may be empty (such a Batch has arrays of length 0).
+        last: with ``repeat``, the batch at the end of an epoch. ``'wrap'``, as in Chainer, fills it with examples of
+            the next epoch, so all batches are full and ``is_new_epoch`` comes with the batch that crosses the end.
+            ``'short'`` leaves it short, so an epoch is each example once; this is what ``dbrdist-train`` uses.
+            ``'drop'`` leaves out the examples that fill no batch, others in each epoch.
+
+    Attributes:
+        indices: the indices of this rank's examples in the last batch.
+        row: the position of the first of them in the global batch.
+        num_samples_global: how many examples the last global batch has.
+        skipped: messages of the examples that could not be read and were left out (``on_corrupt='skip'``); with them
+            a batch has fewer examples than ``indices``.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        repeat: bool = True,
+        shuffle: bool | None = None,
+        order_sampler: Any = None,
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        size: int = 1,
+        last: str = "wrap",
+    ) -> None:
+        _check_arguments(dataset, batch_size, repeat, shuffle, order_sampler, rank, size, last)
+        self._follows_seed = order_sampler is None and shuffle is not False
+        if self._follows_seed:
+            order_sampler = ShuffleOrderSampler(seed)
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.order_sampler = order_sampler
+        self.seed = seed
+        self.rank = rank
+        self.size = size
+        self._plan = Plan(len(dataset), batch_size, repeat, last, order_sampler)
+        self.reset()
+
+    # ---- batches ----
+
+    def __next__(self) -> Any:
+        state, step = self._plan.advance(self._state)
+        if step is None:
+            raise StopIteration
+        batch, skipped = read_step(self.dataset, self._own(step), self.seed, step)
+        self._arrive(state, step, skipped)
+        return batch
+
+    next = __next__
+
+    def _own(self, step: Step) -> Step:
+        return step.cut(*block_bounds(step.num_samples, self.rank, self.size))
+
+    def _arrive(self, state: State, step: Step, skipped: list[str]) -> None:
+        self._state = state
+        self.num_samples_global = step.num_samples
+        self.row, _ = block_bounds(step.num_samples, self.rank, self.size)
+        self.indices = self._own(step).indices
+        self.skipped.extend(skipped)
+
+    def reset(self) -> None:
+        """Go back to the start of epoch 0."""
+        self._state = self._plan.first()
+        self.indices: Array = np.empty(0, np.int64)
+        self.row = 0
+        self.num_samples_global = 0
+        self.skipped: list[str] = []
+
+    # ---- where it stands ----
+
+    @property
+    def repeat(self) -> bool:
+        """False if it stops after one epoch."""
+        return self._plan.repeat
+
+    @property
+    def last(self) -> str:
+        """What happens to the batch at the end of an epoch: ``'wrap'``, ``'short'`` or ``'drop'``."""
+        return self._plan.last
+
+    @property
+    def num_skipped(self) -> int:
+        """How many times an example of this rank was left out since the iterator was made or reset."""
+        return len(self.skipped)
+
+    @property
+    def current_position(self) -> int:
+        """How many examples of the current epoch are done, over all ranks."""
+        return self._state.position
+
+    @property
+    def epoch(self) -> int:
+        """How many epochs are done."""
+        return self._state.epoch
+
+    @property
+    def is_new_epoch(self) -> bool:
+        """True if the last batch ended an epoch."""
+        return self._state.is_new_epoch
+
+    @property
+    def epoch_detail(self) -> float:
+        """Epochs done, with the fraction of the current one."""
+        return self._state.epoch + self._state.position / self._plan.num_per_epoch
+
+    @property
+    def previous_epoch_detail(self) -> float | None:
+        """``epoch_detail`` before the last batch; None before the first."""
+        if self._state.previous_epoch < 0:
+            return None
+        return self._state.previous_epoch + self._state.previous_position / self._plan.num_per_epoch
+
+    def serialize(self, serializer: Any) -> None:
+        """Save (seed, epoch, position), or go to a saved position; a dataset of another length is a CheckpointError."""
+        plan, state = self._plan, self._state
+        n = int(serializer("num_examples", plan.num_examples))
+        if n != plan.num_examples:
+            raise CheckpointError(
+                f"expected a dataset of {n} examples, as it was when the iterator was saved, got {plan.num_examples}; "
+                "resume with the same data"
+            )
+        seed = int(serializer("seed", self.seed))
+        epoch = int(serializer("epoch", state.epoch))
+        position = int(serializer("current_position", state.position))
+        is_new_epoch = bool(serializer("is_new_epoch", int(state.is_new_epoch)))
+        previous = (
+            int(serializer("previous_epoch", state.previous_epoch)),
+            int(serializer("previous_position", state.previous_position)),
+        )
+        if seed != self.seed and self._follows_seed:
+            self.order_sampler = plan.sampler = ShuffleOrderSampler(seed)
+        self.seed = seed
+        order = plan.order_at(epoch, None, 0) if plan.is_pure else serializer("order", np.array(state.order))
+        self._go_to(State(epoch, position, is_new_epoch, order, *previous))
+
+    def _go_to(self, state: State) -> None:
+        """Stand at ``state``; iterators that read ahead go on where that is where they are."""
+        self._state = state
+
+
+def _check_arguments(
+    dataset: Any, batch_size: int, repeat: bool, shuffle: Any, order_sampler: Any, rank: int, size: int, last: str
+) -> None:
+    if shuffle is not None and order_sampler is not None:
+        raise ValueError("expected shuffle or order_sampler, got both; leave shuffle at None to use the order sampler")
+    if last not in LAST:
+        raise ValueError(f"expected last to be one of {LAST}, got {last!r}")
+    if not 0 <= rank < size:
+        raise ValueError(f"expected 0 <= rank < size, got rank={rank} and size={size}")
+    if batch_size < 1:
+        raise ValueError(f"expected a batch size of at least 1, got {batch_size}")
+    n = len(dataset)
+    if n == 0:
+        raise ValueError("expected a dataset with examples, got an empty one")
+    if batch_size < size:
+        raise ValueError(
+            f"expected a global batch of at least one example per rank, got batch_size={batch_size} for {size} ranks; "
+            "take a larger batch or fewer ranks"
+        )
+    if repeat and n < size:
+        raise ValueError(f"expected at least one example per rank, got {n} examples for {size} ranks; take fewer ranks")
+    if last == "drop" and n < batch_size:
+        raise ValueError(f"expected a full batch with last='drop', got {n} examples for batches of {batch_size}")
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+def read_step(dataset: Any, own: Step, seed: int, whole: Step) -> tuple[Any, list[str]]:
+    """The examples of this rank's part ``own`` of the global batch ``whole``, and messages of those left out.
+
+    Where no example is left, the result is a Batch with arrays of length 0, of the shapes of one readable example, so
+    that a rank without examples can take part in the step.
+    """
+    skipped: list[str] = []
+    parts = [get_batch(dataset, indices, seed, epoch, skipped) for epoch, indices in own.pieces]
+    parts = [part for part in parts if len(part)]
+    if not parts:
+        return _empty_batch(dataset, whole, seed), skipped
+    return (parts[0] if len(parts) == 1 else [e for part in parts for e in part]), skipped
+
+
+def _empty_batch(dataset: Any, whole: Step, seed: int) -> Batch:
+    candidates = [(epoch, i) for epoch, indices in whole.pieces for i in indices]
+    candidates += [(whole.pieces[0][0], i) for i in range(len(dataset))]
+    skipped: list[str] = []
+    for epoch, i in candidates:
+        examples = get_batch(dataset, np.array([i]), seed, epoch, skipped)
+        if len(examples):
+            return Batch(concat_examples(examples))[:0]
+    raise CorruptExampleError(f"expected at least one readable example, but all were skipped; the first: {skipped[0]}")

@@ -1,0 +1,261 @@
+"""Changes to images on their way into a batch: crop, flip, resize, normalise.
+
+A transform is a callable ``t(example, rng)``: an example is an image (H, W, C), or a tuple that starts with one and is
+passed on otherwise unchanged; ``rng`` is a ``numpy.random.Generator`` keyed by (seed, epoch, sample), so that the
+result depends on no rank, worker or order of calls. Images stay uint8 and (H, W, C) until ``Normalize`` and ``ToCHW``,
+which run once per batch. H height, W width, C channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.random import generator
+from dbrdist.datasets.base import Batch
+from dbrdist.datasets.images import Image, resize
+
+
+class Transform:
+    """Base of image transforms: implement ``image(image, rng)``.
+
+    ``is_random`` says that it draws from ``rng``; ``is_pixelwise`` that it takes any axes before H, W, C, so that a
+    whole batch is one call.
+    """
+
+    is_random = False
+    is_pixelwise = False
+
+    def __call__(self, example: Any, rng: Any = None) -> Any:
+        if isinstance(example, tuple):
+            return (self.image(example[0], rng), *example[1:])
+        return self.image(example, rng)
+
+    def image(self, image: Image, rng: Any) -> Image:
+        raise NotImplementedError(f"{type(self).__name__} must define image(image, rng)")
+
+
+class Compose:
+    """Transforms one after the other; they draw from the same ``rng`` in this order.
+
+    Members are transforms of this module or your own callables ``(example, rng)``.
+    """
+
+    def __init__(self, transforms: Sequence[Callable[..., Any]]) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, example: Any, rng: Any = None) -> Any:
+        for t in self.transforms:
+            example = t(example, rng)
+        return example
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    pair = (size, size) if isinstance(size, (int, np.integer)) else tuple(size)
+    if len(pair) != 2 or not all(isinstance(n, (int, np.integer)) and n > 0 for n in pair):
+        raise ValueError(f"expected a positive size or a pair (height, width), got {size!r}")
+    return int(pair[0]), int(pair[1])
+
+
+def _needs(rng: Any, transform: Any) -> Any:
+    if rng is None:
+        name = type(transform).__name__
+        raise TypeError(f"expected a random generator as in {name}(...)(example, rng), got None")
+    return rng
+
+
+def _crop(image: Image, top: int, left: int, height: int, width: int) -> Image:
+    """A window that may reach beyond the image, where it is zero."""
+    h, w, c = image.shape
+    if top >= 0 and left >= 0 and top + height <= h and left + width <= w:
+        return image[top : top + height, left : left + width]
+    out = np.zeros((height, width, c), image.dtype)
+    y0, y1, x0, x1 = max(top, 0), min(top + height, h), max(left, 0), min(left + width, w)
+    out[y0 - top : y1 - top, x0 - left : x1 - left] = image[y0:y1, x0:x1]
+    return out
+
+
+class RandomCrop(Transform):
+    """A window of ``size`` at a uniformly random place of the image, which has ``padding`` zero pixels on each side."""
+
+    is_random = True
+
+    def __init__(self, size: int | tuple[int, int], padding: int = 0) -> None:
+        self.size = _pair(size)
+        self.padding = padding
+
+    def image(self, image: Image, rng: Any) -> Image:
+        height, width = self.size
+        free_y = image.shape[0] + 2 * self.padding - height
+        free_x = image.shape[1] + 2 * self.padding - width
+        if free_y < 0 or free_x < 0:
+            raise ValueError(
+                f"expected an image of at least {height}x{width} with padding {self.padding} for RandomCrop, "
+                f"got {image.shape[0]}x{image.shape[1]}; put a Resize in front"
+            )
+        draw = _needs(rng, self).random
+        top, left = int(draw() * (free_y + 1)), int(draw() * (free_x + 1))
+        return _crop(image, top - self.padding, left - self.padding, height, width)
+
+
+class CenterCrop(Transform):
+    """The window of ``size`` in the middle; the image must not be smaller."""
+
+    def __init__(self, size: int | tuple[int, int]) -> None:
+        self.size = _pair(size)
+
+    def image(self, image: Image, rng: Any) -> Image:
+        height, width = self.size
+        h, w = image.shape[:2]
+        if h < height or w < width:
+            raise ValueError(
+                f"expected an image of at least {height}x{width} for CenterCrop, got {h}x{w}; put a Resize in front"
+            )
+        return _crop(image, (h - height) // 2, (w - width) // 2, height, width)
+
+
+class RandomHorizontalFlip(Transform):
+    """The image mirrored left to right with probability ``p``."""
+
+    is_random = True
+
+    def __init__(self, p: float = 0.5) -> None:
+        if not 0 <= p <= 1:
+            raise ValueError(f"expected a probability from 0 to 1, got {p}")
+        self.p = p
+
+    def image(self, image: Image, rng: Any) -> Image:
+        return image[:, ::-1] if _needs(rng, self).random() < self.p else image
+
+
+class Resize(Transform):
+    """The image at another size: an integer is the new shorter side, a pair is (height, width)."""
+
+    def __init__(self, size: int | tuple[int, int], method: str = "linear") -> None:
+        self.size = size
+        self._pair = _pair(size)
+        self.method = method
+
+    def image(self, image: Image, rng: Any) -> Image:
+        height, width = self._pair
+        if isinstance(self.size, (int, np.integer)):
+            h, w = image.shape[:2]
+            short = min(h, w)
+            height, width = round(h * height / short), round(w * width / short)
+        return resize(image, height, width, self.method)
+
+
+class RandomResizedCrop(Transform):
+    """A random part of the image, resized to ``size`` (Szegedy et al. 2015, "Going deeper with convolutions").
+
+    The part covers a uniformly random fraction of the area within ``scale``; its ratio of width to height is random
+    within ``ratio``, uniform in the logarithm. After ten parts that do not fit, the middle of the image is taken.
+    """
+
+    is_random = True
+
+    def __init__(
+        self,
+        size: int | tuple[int, int],
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        method: str = "linear",
+    ) -> None:
+        if not 0 < scale[0] <= scale[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
+            raise ValueError(f"expected 0 < scale <= 1 and 0 < ratio, each (low, high), got {scale} and {ratio}")
+        self.size = _pair(size)
+        self.scale = scale
+        self.ratio = ratio
+        self.method = method
+
+    def window(self, h: int, w: int, rng: Any) -> tuple[int, int, int, int]:
+        """Top, left, height and width of the part for an image of ``h`` by ``w``."""
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for _ in range(10):
+            area = h * w * (self.scale[0] + rng.random() * (self.scale[1] - self.scale[0]))
+            aspect = math.exp(low + rng.random() * (high - low))
+            height, width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+            if 0 < height <= h and 0 < width <= w:
+                return int(rng.random() * (h - height + 1)), int(rng.random() * (w - width + 1)), height, width
+        aspect = min(max(w / h, self.ratio[0]), self.ratio[1])
+        height, width = min(h, round(w / aspect)), min(w, round(h * aspect))
+        return (h - height) // 2, (w - width) // 2, height, width
+
+    def image(self, image: Image, rng: Any) -> Image:
+        part = _crop(image, *self.window(*image.shape[:2], _needs(rng, self)))
+        return resize(part, *self.size, self.method)
+
+
+class Normalize(Transform):
+    """``(x / scale - mean) / std`` per channel, as float32; ``mean`` and ``std`` are for pixels from 0 to 1."""
+
+    is_pixelwise = True
+
+    def __init__(self, mean: Sequence[float] | float, std: Sequence[float] | float, scale: float = 255.0) -> None:
+        self.mean = np.atleast_1d(np.asarray(mean, np.float64))
+        self.std = np.atleast_1d(np.asarray(std, np.float64))
+        self.scale = scale
+        if not np.all(self.std > 0):
+            raise ValueError(f"expected positive standard deviations, got {std}")
+
+    def image(self, image: Image, rng: Any) -> Any:
+        *lead, w, c = image.shape
+        if not {len(self.mean), len(self.std)} <= {1, c}:
+            raise ValueError(f"expected mean and std of 1 or {c} channels, got {len(self.mean)} and {len(self.std)}")
+        # Whole rows of W*C numbers, for NumPy is slow where the last axis is as short as C.
+        rows = image.reshape(*lead, w * c)
+        factor = np.broadcast_to(1 / (self.scale * self.std), (w, c)).ravel().astype(np.float32)
+        shift = np.broadcast_to(self.mean / self.std, (w, c)).ravel().astype(np.float32)
+        out = np.multiply(rows, factor, dtype=np.float32)
+        out -= shift
+        return out.reshape(image.shape)
+
+
+class ToCHW(Transform):
+    """From (H, W, C) to float32 of (C, H, W): the axes change, the memory stays channels-last."""
+
+    is_pixelwise = True
+
+    def image(self, image: Image, rng: Any) -> Any:
+        return np.moveaxis(image.astype(np.float32, copy=False), -1, -3)
+
+
+def transform_batch(transform: Any, examples: list[Any], samples: Sequence[int], seed: int, epoch: int) -> Any:
+    """``transform`` of many examples, each with the ``rng`` of its sample; the result is a Batch where shapes agree.
+
+    The last, pixelwise members of a Compose run once for all images; they give the same numbers as one by one.
+    """
+    members = transform.transforms if isinstance(transform, Compose) else [transform]
+    num_each = len(members)
+    while num_each and getattr(members[num_each - 1], "is_pixelwise", False):
+        num_each -= 1
+    each, last = members[:num_each], members[num_each:]
+    draws = any(getattr(t, "is_random", True) for t in each)  # a callable of the user's may draw
+    done = []
+    for example, sample in zip(examples, samples):
+        rng = generator(seed, "augment", epoch, sample) if draws else None
+        for t in each:
+            example = t(example, rng)
+        done.append(example)
+    stacked = _stack_images(done) if last else None
+    if stacked is None:
+        return [Compose(last)(example) for example in done]
+    return Batch(Compose(last)(stacked))
+
+
+def _stack_images(examples: list[Any]) -> Any:
+    """The images as (N, H, W, C) and the other entries as arrays; None where that cannot be."""
+    if not examples:
+        return None
+    columns = list(zip(*examples)) if isinstance(examples[0], tuple) else [examples]
+    images = columns[0]
+    if any(getattr(x, "ndim", 0) != 3 or x.shape != images[0].shape or x.dtype != images[0].dtype for x in images):
+        return None
+    try:
+        arrays = (np.stack(images), *(np.asarray(column) for column in columns[1:]))
+    except ValueError:  # entries of different shapes: left as a list of examples
+        return None
+    return arrays if isinstance(examples[0], tuple) else arrays[0]

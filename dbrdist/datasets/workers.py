@@ -1,0 +1,248 @@
+"""Worker processes that read batches: spawned, each with a pipe of its own, and never the cause of a hang.
+
+There is no shared queue or lock that a killed worker could leave locked. Batch k goes to worker k modulo their number,
+which answers in the order of its requests; the parent waits for the answer or for the end of the process, whichever is
+first. A worker ends when its pipe does: at ``close``, and when the parent ends in whatever way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.util
+import os
+import pickle
+import signal
+import traceback
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dbrdist.core import backend
+from dbrdist.datasets.serial import read_step
+from dbrdist.errors import LoaderError
+
+_OUT_OF_BAND_BYTES = 1 << 14  # smaller buffers travel inside the pickle
+_END_SECONDS = 2.0  # how long a worker may take to end by itself
+
+
+class Ticket(NamedTuple):
+    """A batch that was asked for, and the worker that makes it."""
+
+    worker: Worker
+    number: int
+
+
+class Worker:
+    """One process and the pipe to it, seen from the parent."""
+
+    def __init__(self, dataset_bytes: bytes) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, there = context.Pipe()
+        self.process = context.Process(target=_serve, args=(there,), name="dbrdist-loader", daemon=True)
+        self.process.start()
+        there.close()  # so that the pipe ends with the worker
+        self.num_asked = 0
+        self.num_answered = 0
+        with contextlib.suppress(OSError):  # a worker that is dead already is reported where its answer is awaited
+            self.pipe.send_bytes(dataset_bytes)
+
+    def ask(self, request: Any) -> Ticket:
+        self.num_asked += 1
+        with contextlib.suppress(OSError):
+            self.pipe.send(request)
+        return Ticket(self, self.num_asked)
+
+    def wait(self, timeout: float | None) -> bool:
+        """True once there is an answer; False after ``timeout`` seconds. A dead worker is a LoaderError."""
+        ready = multiprocessing.connection.wait([self.pipe, self.process.sentinel], timeout)
+        if not ready:
+            return False
+        if self.pipe not in ready and not self.pipe.poll():
+            raise self.death()
+        return True
+
+    def answer(self) -> Any:
+        """Receive one answer: what the worker made, or its exception, raised here."""
+        try:
+            kind, data, sizes = self.pipe.recv()
+            buffers = [backend.empty((size,), np.uint8) for size in sizes]
+            for b in buffers:
+                _read(self.pipe.fileno(), memoryview(b))
+        except (EOFError, OSError) as e:
+            raise self.death() from e
+        self.num_answered += 1
+        result = pickle.loads(data, buffers=buffers)
+        if kind == "error":
+            error, text = result
+            error.add_note(f"This happened in a loader process, at:\n{text}")
+            raise error
+        return result
+
+    def death(self) -> LoaderError:
+        """The error that tells how this worker ended."""
+        self.process.join(_END_SECONDS)
+        code = self.process.exitcode
+        if code is None:
+            how = "closed its pipe without ending"
+        elif code < 0:
+            how = f"was killed by {signal.Signals(-code).name}" + (" (out of memory?)" if code == -9 else "")
+        else:
+            how = f"ended with exit code {code}"
+        hint = ""
+        if self.num_answered == 0 and code == 1:
+            hint = '; its own message stands above; a script needs `if __name__ == "__main__":` around its main part'
+        return LoaderError(
+            f"expected a batch from loader process {self.process.pid}, but it {how} "
+            f"after {self.num_answered} batches{hint}"
+        )
+
+    def stop(self) -> None:
+        """Let the worker end once it has answered everything that was asked."""
+        with contextlib.suppress(OSError):
+            self.pipe.send(None)
+
+
+class WorkerPool:
+    """``n_processes`` workers for one dataset; see the module for its promises."""
+
+    def __init__(self, dataset: Any, n_processes: int, max_tasks: int | None) -> None:
+        try:
+            self._dataset_bytes = pickle.dumps(dataset, protocol=5)
+        except Exception as e:  # pickle passes on whatever the object's own methods raise
+            raise TypeError(
+                "expected a dataset that can be pickled for loader processes, "
+                f"but {type(dataset).__name__} cannot: {e}; use functions and classes of modules, or threads"
+            ) from e
+        self._max_tasks = max_tasks
+        self._retired: list[Worker] = []
+        self._workers: list[Worker] = []
+        # Before multiprocessing's own end, which would wait for daemons that do not listen to SIGTERM.
+        self._end = multiprocessing.util.Finalize(
+            self, _end_workers, args=(self._workers, self._retired), exitpriority=100
+        )
+        self._workers += [Worker(self._dataset_bytes) for _ in range(n_processes)]
+        self._next = 0
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the workers."""
+        return [w.process.pid or 0 for w in self._workers]
+
+    def submit(self, request: Any) -> Ticket:
+        """Ask the next worker for a batch."""
+        k = self._next
+        self._next = (k + 1) % len(self._workers)
+        worker = self._workers[k]
+        if self._max_tasks is not None and worker.num_asked >= self._max_tasks:
+            worker.stop()
+            self._retired.append(worker)
+            worker = self._workers[k] = Worker(self._dataset_bytes)
+        return worker.ask(request)
+
+    def collect(self, ticket: Ticket, timeout: float | None, warning: type[Warning]) -> Any:
+        """Wait for a batch; tickets are collected in the order in which they were submitted."""
+        worker = ticket.worker
+        if not worker.wait(timeout):
+            warnings.warn(
+                f"no batch from loader process {worker.process.pid} for {timeout} seconds; still waiting",
+                warning,
+                stacklevel=4,
+            )
+            worker.wait(None)
+        try:
+            return worker.answer()
+        finally:
+            if worker in self._retired and worker.num_answered == worker.num_asked:
+                self._retired.remove(worker)
+                _end_workers([worker], [])
+
+    def close(self) -> None:
+        """End all workers."""
+        self._end()
+
+
+def _end_workers(workers: list[Worker], retired: list[Worker]) -> None:
+    everyone = workers + retired
+    for w in everyone:
+        w.pipe.close()
+    for w in everyone:
+        w.process.join(_END_SECONDS)
+        if w.process.exitcode is None:
+            w.process.kill()
+            w.process.join()
+    workers.clear()
+    retired.clear()
+
+
+# ---- in the worker --------------------------------------------------------------------------------------------------
+
+
+def _serve(pipe: Any) -> None:
+    """The worker's main function: answer requests until the pipe ends."""
+    # A signal to the process group concerns the parent: it may want to finish its step and save, with our batches.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        dataset_bytes = pipe.recv_bytes()
+        try:
+            dataset = pickle.loads(dataset_bytes)
+        except Exception as e:  # told at the first batch, where somebody waits
+            dataset = e
+        del dataset_bytes
+        while (request := pipe.recv()) is not None:
+            _answer(pipe, dataset, request)
+
+
+def _answer(pipe: Any, dataset: Any, request: Any) -> None:
+    own, seed, whole = request
+    try:
+        if isinstance(dataset, Exception):
+            raise dataset
+        kind, (data, buffers) = "batch", _pickle(read_step(dataset, own, seed, whole))
+    except Exception as e:  # whatever the dataset raises goes to the one who waits for the batch
+        kind, (data, buffers) = "error", _pickle((_portable(e), traceback.format_exc()))
+    views = [b.raw() for b in buffers]
+    pipe.send((kind, data, [v.nbytes for v in views]))
+    for v in views:
+        _write(pipe.fileno(), v)
+
+
+def _pickle(obj: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    buffers: list[pickle.PickleBuffer] = []
+
+    def keep_inside(buffer: pickle.PickleBuffer) -> bool:
+        if buffer.raw().nbytes < _OUT_OF_BAND_BYTES:
+            return True
+        buffers.append(buffer)
+        return False
+
+    return pickle.dumps(obj, protocol=5, buffer_callback=keep_inside), buffers
+
+
+def _portable(error: Exception) -> Exception:
+    """The exception itself where it survives pickling, else a LoaderError with its text."""
+    try:
+        if type(pickle.loads(pickle.dumps(error))) is type(error):
+            return error
+    except Exception:  # exceptions with arguments of their own often cannot be rebuilt
+        pass
+    return LoaderError(f"{type(error).__name__}: {error}")
+
+
+# ---- bytes through a pipe: one copy at each side --------------------------------------------------------------------
+
+
+def _write(fd: int, view: memoryview) -> None:
+    while view.nbytes:
+        view = view[os.write(fd, view) :]
+
+
+def _read(fd: int, view: memoryview) -> None:
+    while view.nbytes:
+        count = os.readv(fd, [view])
+        if count == 0:
+            raise EOFError
+        view = view[count:]

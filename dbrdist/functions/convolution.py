@@ -1,0 +1,178 @@
+"""Convolution and transposed convolution of images.
+
+Legend: N batch, C channels in, O channels out, G groups, kh kw kernel. x (N, C, H, W), W (O, C/G, kh, kw), b (O).
+A convolution is linear in x and in W. Its two gradients are operations of their own, and the gradients of all three
+are again among the three, so that derivatives of any order come from these paragraphs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dbrdist import kernels
+from dbrdist.core import ops
+from dbrdist.core.backend import Array, is_floating
+from dbrdist.core.graph import FunctionNode, call
+from dbrdist.kernels import ConvGeometry
+
+_SPATIAL = (0, 2, 3)
+
+
+class Convolution2D(FunctionNode):
+    """y = x * W + b"""
+
+    def __init__(self, geometry: ConvGeometry) -> None:
+        self.geometry = geometry
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0, 1))
+        return (kernels.conv_forward(xs[0], xs[1], xs[2] if len(xs) > 2 else None, self.geometry),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        (gy,), (x, W), g = gys, self.retained_inputs(), self.geometry
+        gxs = []
+        for k, i in enumerate(wanted):
+            if i == 0:
+                gxs.append(call(ConvolutionData(g, x.shape), gy, W))
+            elif i == 1:
+                gxs.append(call(ConvolutionWeight(g, W.shape, W.dtype, None if out is None else out[k]), x, gy))
+            else:
+                gxs.append(_bias_gradient(gy, self.inputs[i].dtype))
+        return tuple(gxs)
+
+
+class ConvolutionData(FunctionNode):
+    """The gradient of a convolution with respect to x; with a bias, the transposed convolution."""
+
+    def __init__(self, geometry: ConvGeometry, x_shape: tuple[int, ...]) -> None:
+        self.geometry = geometry
+        self.x_shape = x_shape
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0, 1))
+        y = kernels.conv_backward_data(xs[0], xs[1], self.x_shape, self.geometry)
+        if len(xs) > 2:
+            y = ops.add(y, _per_channel(xs[2], y.dtype))
+        return (y,)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        (ggx,), (gy, W), g = gys, self.retained_inputs(), self.geometry
+        gxs = []
+        for k, i in enumerate(wanted):
+            if i == 0:
+                gxs.append(call(Convolution2D(g), ggx, W))
+            elif i == 1:
+                gxs.append(call(ConvolutionWeight(g, W.shape, W.dtype, None if out is None else out[k]), ggx, gy))
+            else:
+                gxs.append(_bias_gradient(ggx, self.inputs[i].dtype))
+        return tuple(gxs)
+
+
+class ConvolutionWeight(FunctionNode):
+    """The gradient of a convolution with respect to W, into ``out`` where given."""
+
+    def __init__(self, geometry: ConvGeometry, W_shape: tuple[int, ...], dtype: Any, out: Array = None) -> None:
+        self.geometry = geometry
+        self.W_shape = W_shape
+        self.dtype = dtype
+        self.out = out
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0, 1))
+        return (kernels.conv_backward_weight(*xs, self.W_shape, self.geometry, self.dtype, self.out),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        (ggW,), (x, gy), g = gys, self.retained_inputs(), self.geometry
+        rules = (lambda: call(ConvolutionData(g, x.shape), gy, ggW), lambda: call(Convolution2D(g), x, ggW))
+        return tuple(rules[i]() for i in wanted)
+
+
+def _per_channel(b: Array, dtype: Any) -> Array:
+    return b.reshape(1, -1, 1, 1).astype(dtype, copy=False)
+
+
+def _bias_gradient(gy: Any, dtype: Any) -> Any:
+    return ops.cast(ops.sum(gy, _SPATIAL), dtype)
+
+
+def convolution_2d(
+    x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, cover_all: bool = False, *,
+    dilate: Any = 1, groups: int = 1,
+) -> Any:  # fmt: skip
+    """Two-dimensional convolution (a cross-correlation, as in all frameworks).
+
+    Args:
+        x: images (N, C, H, W).
+        W: filters (O, C/groups, kh, kw).
+        b: bias (O), or None.
+        stride, pad, dilate: a number, or a pair for rows and columns.
+        cover_all: let the last window reach beyond the image, so that every element is seen.
+        groups: split channels into so many groups that do not see each other.
+
+    Returns:
+        (N, O, OH, OW) with OH = floor((H + 2 pad - dilate (kh - 1) - 1) / stride) + 1; rounded up with ``cover_all``.
+    """
+    geometry = ConvGeometry(*pair(stride), *pair(pad), *pair(dilate), groups, cover_all)
+    _check("convolution_2d", x, W, b, geometry, x_channels=W.shape[1] * groups, out_channels=W.shape[0])
+    return Convolution2D(geometry).apply((x, W) if b is None else (x, W, b))[0]
+
+
+def deconvolution_2d(
+    x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, outsize: Any = None, *,
+    dilate: Any = 1, groups: int = 1,
+) -> Any:  # fmt: skip
+    """Transposed two-dimensional convolution: the gradient of :func:`convolution_2d` with respect to its input.
+
+    Args:
+        x: (N, C, H, W).
+        W: filters (C, O/groups, kh, kw).
+        b: bias (O), or None.
+        stride, pad, dilate: a number, or a pair for rows and columns.
+        outsize: rows and columns of the result; None for the smallest that fits.
+        groups: split channels into so many groups that do not see each other.
+
+    Returns:
+        (N, O) + outsize, by default OH = stride (H - 1) + dilate (kh - 1) + 1 - 2 pad.
+    """
+    geometry = ConvGeometry(*pair(stride), *pair(pad), *pair(dilate), groups)
+    _check("deconvolution_2d", x, W, b, geometry, x_channels=W.shape[0], out_channels=W.shape[1] * groups)
+    g, (h, w), (kh, kw) = geometry, x.shape[2:], W.shape[2:]
+    if outsize is None:
+        outsize = (g.sh * (h - 1) + g.dh * (kh - 1) + 1 - 2 * g.ph, g.sw * (w - 1) + g.dw * (kw - 1) + 1 - 2 * g.pw)
+    # Either rounding will do: Chainer lets outsize be what a convolution with cover_all would have come from.
+    if (h, w) not in (g.out_hw(*outsize, kh, kw), g._replace(cover_all=True).out_hw(*outsize, kh, kw)):
+        raise ValueError(
+            f"deconvolution_2d: outsize {tuple(outsize)} does not fit: a convolution with kernel {kh} x {kw} and {g} "
+            f"would not give the {h} x {w} of x"
+        )
+    shape = (x.shape[0], W.shape[1] * groups, *outsize)
+    geometry = g._replace(cover_all=g.out_hw(*outsize, kh, kw) != (h, w))
+    return ConvolutionData(geometry, shape).apply((x, W) if b is None else (x, W, b))[0]
+
+
+def pair(value: Any) -> tuple[int, int]:
+    """A number for both rows and columns, or two."""
+    if hasattr(value, "__getitem__"):
+        first, second = value
+        return int(first), int(second)
+    return int(value), int(value)
+
+
+def _check(name: str, x: Any, W: Any, b: Any, g: ConvGeometry, x_channels: int, out_channels: int) -> None:
+    """Refuse shapes that do not fit together, in words."""
+    if len(x.shape) != 4 or len(W.shape) != 4:
+        raise ValueError(f"{name}: expected x and W with 4 axes, got x {x.shape} and W {W.shape}")
+    if x.shape[1] != x_channels:
+        raise ValueError(
+            f"{name}: W {W.shape} with groups={g.groups} expects x with {x_channels} channels, got x {x.shape}"
+        )
+    if W.shape[0] % g.groups:
+        raise ValueError(f"{name}: the first axis of W {W.shape} must be a multiple of groups={g.groups}")
+    if b is not None and tuple(b.shape) != (out_channels,):
+        raise ValueError(f"{name}: expected b of shape ({out_channels},), got {b.shape}")
+    if min(g.sh, g.sw, g.dh, g.dw, g.groups) < 1 or min(g.ph, g.pw) < 0:
+        raise ValueError(f"{name}: expected positive stride, dilate and groups and pad >= 0, got {g}")
+    if name == "convolution_2d" and min(g.out_hw(*x.shape[2:], *W.shape[2:])) < 1:
+        raise ValueError(f"{name}: x {x.shape} is smaller than the kernel of W {W.shape} with {g}; pad it, or shrink W")
+    if not is_floating(x.dtype):
+        raise TypeError(f"{name}: expected x of a floating type, got {x.dtype}; cast it first")

@@ -1,0 +1,133 @@
+"""Pooling of images: the largest element, or the mean, of each window.
+
+Both are linear once the maxima are chosen, so each is a pair of operations, one the transpose of the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dbrdist import kernels
+from dbrdist.core import ops
+from dbrdist.core.backend import Array, is_floating
+from dbrdist.core.graph import FunctionNode, call
+from dbrdist.functions.convolution import pair
+from dbrdist.kernels import PoolGeometry
+
+
+class MaxPooling2D(FunctionNode):
+    """y = the largest element of each window"""
+
+    def __init__(self, geometry: PoolGeometry) -> None:
+        self.geometry = geometry
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.x_shape = xs[0].shape
+        y, self.saved = kernels.pool_forward(xs[0], self.geometry)
+        self.y_shape = y.shape
+        return (y,)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        return (call(MaxPoolingGradient(self), gys[0]),)
+
+    def indices(self) -> Array:
+        """Where in its window each maximum lies, u * kw + v: (N, C, OH, OW) of int32."""
+        return kernels.pool_indices(self.saved, self.y_shape, self.geometry)
+
+
+class MaxPoolingGradient(FunctionNode):
+    """Every element of gy at the place of its window's maximum, overlaps added"""
+
+    def __init__(self, pooling: MaxPooling2D) -> None:
+        self.pooling = pooling
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        p = self.pooling
+        return (kernels.pool_backward(xs[0], p.x_shape, p.saved, p.geometry),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        return (call(ChosenElements(self.pooling), gys[0]),)
+
+
+class ChosenElements(FunctionNode):
+    """What lies at the places of an earlier pooling's maxima"""
+
+    def __init__(self, pooling: MaxPooling2D) -> None:
+        self.pooling = pooling
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        return (kernels.pool_gather(xs[0], self.pooling.indices(), self.pooling.geometry),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        return (call(MaxPoolingGradient(self.pooling), gys[0]),)
+
+
+class AveragePooling2D(FunctionNode):
+    """y = the sum of each window / (kh kw)"""
+
+    def __init__(self, geometry: PoolGeometry) -> None:
+        self.geometry = geometry
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.x_shape = xs[0].shape
+        y, self.saved = kernels.pool_forward(xs[0], self.geometry)
+        return (y,)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        return (call(AveragePoolingGradient(self), gys[0]),)
+
+
+class AveragePoolingGradient(FunctionNode):
+    """Every element of gy / (kh kw) at all places of its window, overlaps added"""
+
+    def __init__(self, pooling: AveragePooling2D) -> None:
+        self.pooling = pooling
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        p = self.pooling
+        return (kernels.pool_backward(xs[0], p.x_shape, p.saved, p.geometry),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        return (call(AveragePooling2D(self.pooling.geometry), gys[0]),)
+
+
+def max_pooling_2d(
+    x: Any, ksize: Any, stride: Any = None, pad: Any = 0, cover_all: bool = True, return_indices: bool = False
+) -> Any:
+    """The largest element of each window.
+
+    Args:
+        x: images (N, C, H, W).
+        ksize, stride, pad: a number, or a pair for rows and columns; ``stride`` None means ``ksize``.
+        cover_all: let the last window reach beyond the image, so that every element is seen (Chainer's default).
+        return_indices: also return where in its window each maximum lies, u * kw + v.
+
+    Returns:
+        (N, C, OH, OW) with OH = ceil((H + 2 pad - kh) / stride) + 1 (floor without ``cover_all``), and with
+        ``return_indices`` an array of int32 of the same shape.
+    """
+    pooling = MaxPooling2D(_geometry("max", x, ksize, stride, pad, cover_all))
+    y = pooling.apply((x,))[0]
+    return (y, pooling.indices()) if return_indices else y
+
+
+def average_pooling_2d(x: Any, ksize: Any, stride: Any = None, pad: Any = 0) -> Any:
+    """The mean of each window; padding counts as zeros. Arguments and result as of :func:`max_pooling_2d`."""
+    return AveragePooling2D(_geometry("average", x, ksize, stride, pad, False)).apply((x,))[0]
+
+
+def global_average_pooling_2d(x: Any) -> Any:
+    """The mean over rows and columns: (N, C, H, W) to (N, C)."""
+    return ops.reshape(average_pooling_2d(x, x.shape[2:]), x.shape[:2])
+
+
+def _geometry(kind: str, x: Any, ksize: Any, stride: Any, pad: Any, cover_all: bool) -> PoolGeometry:
+    name = f"{kind}_pooling_2d"
+    g = PoolGeometry(kind, *pair(ksize), *pair(ksize if stride is None else stride), *pair(pad), cover_all)
+    if len(x.shape) != 4 or not is_floating(x.dtype):
+        raise ValueError(f"{name}: expected x with 4 axes and a floating type, got {x.shape} of {x.dtype}")
+    if min(g.kh, g.kw, g.sh, g.sw) < 1 or min(g.ph, g.pw) < 0:
+        raise ValueError(f"{name}: expected positive ksize and stride and pad >= 0, got {g}")
+    if min(g.out_hw(*x.shape[2:])) < 1:
+        raise ValueError(f"{name}: x {x.shape} is smaller than a window of {g}; pad it, or shrink the window")
+    return g

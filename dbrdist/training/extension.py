@@ -1,0 +1,113 @@
+"""What a trainer calls between steps, and the order in which it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+PRIORITY_WRITER = 300  # writes into the observation
+PRIORITY_EDITOR = 200  # changes what was observed
+PRIORITY_READER = 100  # only reads it
+
+
+class Extension:
+    """Base of extensions; any callable that takes the trainer serves too.
+
+    `trigger` says when it is called, `priority` in which order (highest first), `name` under which name the trainer
+    keeps it. An extension that owns state lists it in `serialize`, so that a snapshot holds it.
+    """
+
+    trigger: Any = (1, "iteration")
+    priority: int = PRIORITY_READER
+    name: str | None = None
+
+    @property
+    def default_name(self) -> str:
+        """The name where none is given: the class's."""
+        return type(self).__name__
+
+    def __call__(self, trainer: Any) -> None:
+        """Do the work; called whenever the trigger fires."""
+        raise NotImplementedError(f"{type(self).__name__} must define __call__(self, trainer)")
+
+    def resume(self, trainer: Any) -> None:
+        """Called when the run starts, before any `initialize`: the place to load a snapshot."""
+
+    def initialize(self, trainer: Any) -> None:
+        """Called once when the run starts, after a snapshot was loaded."""
+
+    def finalize(self) -> None:
+        """Called once when the run ends, also by an exception."""
+
+    def on_error(self, trainer: Any, exc: BaseException, tb: Any) -> None:
+        """Called when the loop ends by an exception, before `finalize`."""
+
+    def serialize(self, serializer: Any) -> None:
+        """List the state."""
+
+
+class _FunctionExtension(Extension):
+    """A function made into an extension."""
+
+    def __init__(self, function: Callable[[Any], Any]):
+        self.function = function
+
+    @property
+    def default_name(self) -> str:
+        return self.function.__name__
+
+    def __call__(self, trainer: Any) -> Any:
+        return self.function(trainer)
+
+
+def make_extension(
+    trigger: Any = None,
+    default_name: str | None = None,
+    priority: int | None = None,
+    finalizer: Callable[[], None] | None = None,
+    initializer: Callable[[Any], None] | None = None,
+    on_error: Callable[[Any, BaseException, Any], None] | None = None,
+    **kwargs: Any,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator that marks a function as an extension, with the given attributes.
+
+    The function stays a plain function; the trainer reads the attributes from it. Example:
+
+        >>> @make_extension(trigger=(1, "epoch"))
+        ... def announce(trainer):
+        ...     print(trainer.updater.epoch)
+        >>> announce.trigger
+        (1, 'epoch')
+    """
+    if kwargs:
+        raise TypeError(f"make_extension() got unknown arguments: {', '.join(kwargs)}")
+
+    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.trigger = (1, "iteration") if trigger is None else trigger  # type: ignore[attr-defined]
+        function.default_name = function.__name__ if default_name is None else default_name  # type: ignore[attr-defined]
+        function.priority = PRIORITY_READER if priority is None else priority  # type: ignore[attr-defined]
+        function.initialize = initializer  # type: ignore[attr-defined]
+        function.finalize = finalizer  # type: ignore[attr-defined]
+        function.on_error = on_error  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def as_extension(extension: Any) -> Any:
+    """The extension with everything that the trainer reads from it, for one that may be a bare function."""
+    if isinstance(extension, Extension):
+        return extension
+    if isinstance(extension, type):
+        raise TypeError(f"expected an extension, got the class {extension.__name__}; write {extension.__name__}()")
+    if not callable(extension):
+        raise TypeError(f"expected an extension or a function of the trainer, got {type(extension).__name__}")
+    wrapped = _FunctionExtension(extension)
+    for attribute in ("trigger", "priority", "name", "initialize", "finalize", "on_error", "serialize"):
+        value = getattr(extension, attribute, None)
+        if value is not None:
+            setattr(wrapped, attribute, value)
+    if wrapped.name is None:
+        name = getattr(extension, "default_name", None) or getattr(extension, "__name__", type(extension).__name__)
+        wrapped.name = name
+    return wrapped

@@ -1,0 +1,19 @@
+"""What a trainer can do between steps."""
+
+from dbrdist.training.extensions.evaluator import Evaluator as Evaluator
+from dbrdist.training.extensions.log_report import LogReport as LogReport
+from dbrdist.training.extensions.log_report import PrintReport as PrintReport
+from dbrdist.training.extensions.observe import FailOnNonNumber as FailOnNonNumber
+from dbrdist.training.extensions.observe import observe_lr as observe_lr
+from dbrdist.training.extensions.observe import observe_value as observe_value
+from dbrdist.training.extensions.progress_bar import ProgressBar as ProgressBar
+from dbrdist.training.extensions.shifts import ExponentialShift as ExponentialShift
+from dbrdist.training.extensions.shifts import InverseShift as InverseShift
+from dbrdist.training.extensions.shifts import LinearShift as LinearShift
+from dbrdist.training.extensions.shifts import MultistepShift as MultistepShift
+from dbrdist.training.extensions.shifts import PolynomialShift as PolynomialShift
+from dbrdist.training.extensions.shifts import StepShift as StepShift
+from dbrdist.training.extensions.shifts import WarmupShift as WarmupShift
+from dbrdist.training.extensions.snapshots import Snapshot as Snapshot
+from dbrdist.training.extensions.snapshots import snapshot as snapshot
+from dbrdist.training.extensions.snapshots import snapshot_object as snapshot_object

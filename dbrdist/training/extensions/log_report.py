@@ -1,0 +1,131 @@
+"""Means over an interval, as JSON lines and as a printed table."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dbrdist.core.reporter import DictSummary
+from dbrdist.core.serializer import write_atomically
+from dbrdist.training.extension import Extension
+from dbrdist.training.triggers import get_trigger
+
+
+class LogReport(Extension):
+    """Collects the observed values of each step and, when `trigger` fires, writes their means as one line of JSON.
+
+    A line has the observed keys (all, or those in `keys`), `epoch`, `iteration` and `elapsed_time` in seconds;
+    `postprocess(line)` may change it. NaN and infinity are null in the file. After a resume the file holds exactly the
+    lines of the snapshot and what comes after them. `filename` is relative to the trainer's `out`; None means
+    `log.jsonl`.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str] | None = None,
+        trigger: Any = (1, "epoch"),
+        postprocess: Callable[[dict[str, Any]], None] | None = None,
+        filename: str | None = None,
+        **kwargs: Any,
+    ):
+        if kwargs:
+            raise TypeError(f"LogReport() got unknown arguments: {', '.join(kwargs)}")
+        self._keys = keys
+        self._trigger = get_trigger(trigger)
+        self._postprocess = postprocess
+        self._filename = "log.jsonl" if filename is None else filename
+        self._summary = DictSummary()
+        self._log: list[dict[str, Any]] = []
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        """The lines so far, as dictionaries."""
+        return self._log
+
+    def initialize(self, trainer: Any) -> None:
+        text = "".join(_line(entry) for entry in self._log)
+        write_atomically(self._path(trainer), lambda file: file.write(text.encode()))
+
+    def __call__(self, trainer: Any) -> None:
+        observation = trainer.observation
+        if self._keys is not None:
+            observation = {key: observation[key] for key in self._keys if key in observation}
+        self._summary.add(observation)
+        if not (trainer.is_before_training or self._trigger(trainer)):
+            return
+        entry: dict[str, Any] = dict(self._summary.compute_mean())
+        self._summary = DictSummary()
+        entry["epoch"] = trainer.updater.epoch
+        entry["iteration"] = trainer.updater.iteration
+        entry["elapsed_time"] = trainer.elapsed_time
+        if self._postprocess is not None:
+            self._postprocess(entry)
+        self._log.append(entry)
+        with open(self._path(trainer), "a", encoding="utf-8") as file:
+            file.write(_line(entry))
+
+    def serialize(self, serializer: Any) -> None:
+        if hasattr(self._trigger, "serialize"):
+            self._trigger.serialize(serializer["_trigger"])
+        self._summary.serialize(serializer["_summary"])
+        self._log = json.loads(str(serializer("_log", json.dumps(self._log))))
+
+    def _path(self, trainer: Any) -> str:
+        return os.path.join(trainer.out, self._filename)
+
+
+def _line(entry: dict[str, Any]) -> str:
+    """One line of strict JSON, which knows no NaN."""
+    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()}
+    return json.dumps(plain, allow_nan=False) + "\n"
+
+
+class PrintReport(Extension):
+    """Prints `entries` of each new line of a LogReport as a row of a table.
+
+    `log_report` is the LogReport or its name in the trainer; `out` a text stream, None for the standard output of the
+    moment.
+    """
+
+    def __init__(self, entries: Sequence[str], log_report: str | LogReport = "LogReport", out: Any = None):
+        self._entries = list(entries)
+        self._log_report = log_report
+        self._out = out
+        self._num_printed = 0
+        self._widths = [max(10, len(entry)) for entry in self._entries]
+
+    def initialize(self, trainer: Any) -> None:
+        self._num_printed = len(self._report(trainer).log)
+        self._print("  ".join(f"{entry:<{width}}" for entry, width in zip(self._entries, self._widths)))
+
+    def __call__(self, trainer: Any) -> None:
+        report = self._report(trainer)
+        if isinstance(self._log_report, LogReport):
+            report(trainer)  # not among the trainer's extensions: it lives here
+        for entry in report.log[self._num_printed :]:
+            cells = (_cell(entry.get(key), width) for key, width in zip(self._entries, self._widths))
+            self._print("  ".join(cells))
+        self._num_printed = len(report.log)
+
+    def serialize(self, serializer: Any) -> None:
+        if isinstance(self._log_report, LogReport):
+            self._log_report.serialize(serializer["_log_report"])
+
+    def _report(self, trainer: Any) -> Any:
+        report = self._log_report
+        return report if isinstance(report, LogReport) else trainer.get_extension(report)
+
+    def _print(self, line: str) -> None:
+        out = sys.stdout if self._out is None else self._out
+        out.write(line.rstrip() + "\n")
+        out.flush()
+
+
+def _cell(value: Any, width: int) -> str:
+    if value is None:
+        return " " * width
+    return f"{value:<{width}.6g}" if isinstance(value, float) else f"{value!s:<{width}}"

@@ -1,0 +1,64 @@
+"""Extensions that report a value, and one that watches for values that are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.reporter import as_number
+from dbrdist.errors import NonFiniteLossError
+from dbrdist.training.extension import PRIORITY_WRITER, Extension, make_extension
+
+
+def observe_value(observation_key: str, target_func: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """An extension that reports `target_func(trainer)` as `observation_key`, once per epoch."""
+
+    @make_extension(trigger=(1, "epoch"), priority=PRIORITY_WRITER)
+    def observe_value(trainer: Any) -> None:
+        trainer.observation[observation_key] = target_func(trainer)
+
+    return observe_value
+
+
+def observe_lr(optimizer_name: str = "main", observation_key: str = "lr") -> Callable[[Any], Any]:
+    """An extension that reports the learning rate of an optimizer, once per epoch."""
+    return observe_value(observation_key, lambda trainer: trainer.updater.get_optimizer(optimizer_name).lr)
+
+
+class FailOnNonNumber(Extension):
+    """Ends the run when a loss or a parameter is no longer a finite number.
+
+    Raises:
+        NonFiniteLossError: naming the step, the loss and the first parameter concerned.
+    """
+
+    def __call__(self, trainer: Any) -> None:
+        words = self.complaint(trainer, check_parameters=True)
+        if words is not None:
+            raise NonFiniteLossError(words)
+
+    def complaint(self, trainer: Any, check_parameters: bool = False) -> str | None:
+        """What is wrong after this step, or None; parameters are looked through only if asked or if a loss is bad."""
+        losses = {key: value for key, value in trainer.observation.items() if key.rpartition("/")[2] == "loss"}
+        bad = [f"{key} is {as_number(value)}" for key, value in losses.items() if not np.isfinite(as_number(value))]
+        if not bad and not check_parameters:
+            return None
+        parameter = _first_bad_parameter(trainer)
+        if not bad and parameter is None:
+            return None
+        words = "; ".join(bad + ([parameter] if parameter else []))
+        return (
+            f"iteration {trainer.updater.iteration} (epoch {trainer.updater.epoch_detail:.2f}): {words}; "
+            "a lower learning rate, a warm-up or gradient clipping may help, and so may a look at the data"
+        )
+
+
+def _first_bad_parameter(trainer: Any) -> str | None:
+    for name, optimizer in trainer.updater.get_all_optimizers().items():
+        for path, parameter in optimizer.target.namedparams():
+            for what, array in (("gradient", parameter.grad), ("value", parameter.array)):
+                if array is not None and not bool(np.isfinite(array).all()):
+                    return f"the first parameter with a {what} that is not finite is {name}:{path} {parameter.shape}"
+    return None

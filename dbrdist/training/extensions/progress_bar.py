@@ -1,0 +1,90 @@
+"""How far the run is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from dbrdist.training.extension import Extension
+
+
+class ProgressBar(Extension):
+    """Shows epochs, steps, speed and remaining time every `update_interval` steps.
+
+    `training_length` is `(length, unit)`; by default that of the trainer's stop trigger. On a terminal, where rich is
+    installed, it is a bar of `bar_length` characters; otherwise one plain line each time. `live` says which, None
+    decides by `out` (None: the standard output). Only one process can own a terminal: several ranks take
+    `live=False` on rank 0.
+    """
+
+    def __init__(
+        self,
+        training_length: tuple[float, str] | None = None,
+        update_interval: int = 100,
+        bar_length: int = 50,
+        out: Any = None,
+        live: bool | None = None,
+    ):
+        self._training_length = training_length
+        self._update_interval = update_interval
+        self._bar_length = bar_length
+        self._out = out
+        self._live = live
+        self._bar: Any = None
+        self._task: Any = None
+        self._first_iteration = 0
+        self._first_seconds = 0.0
+
+    def initialize(self, trainer: Any) -> None:
+        if self._training_length is None and hasattr(trainer.stop_trigger, "get_training_length"):
+            self._training_length = trainer.stop_trigger.get_training_length()
+        self._first_iteration = trainer.updater.iteration
+        self._first_seconds = time.monotonic()
+        out = sys.stdout if self._out is None else self._out
+        if self._live if self._live is not None else out.isatty():
+            self._start_bar(out)
+
+    def _start_bar(self, out: Any) -> None:
+        try:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        except ImportError:  # the plain lines say the same
+            return
+        columns = (BarColumn(self._bar_length), TextColumn("{task.description}"), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=Console(file=out))
+        self._task = self._bar.add_task("", total=self._total())
+        self._bar.start()
+
+    def __call__(self, trainer: Any) -> None:
+        iteration = trainer.updater.iteration
+        if iteration % self._update_interval and not trainer.updater.is_new_epoch:
+            return
+        done = trainer.updater.epoch_detail if self._unit() == "epoch" else iteration
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, description=self._words(trainer))
+            return
+        out = sys.stdout if self._out is None else self._out
+        out.write(self._words(trainer) + "\n")
+        out.flush()
+
+    def _words(self, trainer: Any) -> str:
+        updater = trainer.updater
+        seconds = max(time.monotonic() - self._first_seconds, 1e-9)
+        speed = (updater.iteration - self._first_iteration) / seconds
+        epochs = f"epoch {updater.epoch_detail:.2f}{self._of('epoch')}"
+        return f"{epochs}, step {updater.iteration}{self._of('iteration')}, {speed:.3g} steps/s"
+
+    def _of(self, unit: str) -> str:
+        return f" of {self._total():g}" if self._unit() == unit else ""
+
+    def _unit(self) -> str:
+        return self._training_length[1] if self._training_length else ""
+
+    def _total(self) -> float | None:
+        return self._training_length[0] if self._training_length else None
+
+    def finalize(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

@@ -1,0 +1,181 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core import random
+from dbrdist.core.reporter import Reporter
+from dbrdist.training.extension import as_extension
+from dbrdist.training.triggers import get_trigger
+
+
+@dataclass
+class _Entry:
+    """An extension with when and in which order it is called."""
+
+    name: str
+    extension: Any
+    trigger: Any
+    priority: int
+    before_training: bool
+
+
+class Trainer:
+    """Calls the updater until the stop trigger fires, and the extensions after each step.
+
+    `stop_trigger` is a trigger or `(period, unit)`; without one the run goes on until an exception ends it. `out` is
+    the folder that extensions write to. Example:
+
+        trainer = Trainer(StandardUpdater(iterator, optimizer), (20, "epoch"), out="result")
+        trainer.extend(extensions.LogReport())
+        trainer.run()
+    """
+
+    def __init__(
+        self,
+        updater: Any,
+        stop_trigger: Any = None,
+        out: str | os.PathLike[str] = "result",
+        extensions: Sequence[Any] | None = None,
+    ):
+        self.updater = updater
+        self.stop_trigger = get_trigger(stop_trigger)
+        self.out = os.fspath(out)
+        self.observation: dict[str, Any] = {}
+        self.reporter = Reporter()
+        for name, optimizer in updater.get_all_optimizers().items():
+            self.reporter.add_observer(name, optimizer.target)
+            self.reporter.add_observers(name, optimizer.target.namedlinks(skipself=True))
+        self._extensions: dict[str, _Entry] = {}
+        self._started_seconds: float | None = None
+        self._earlier_seconds = 0.0  # the time of the runs that this one continues
+        self._final_seconds: float | None = None
+        updater.connect_trainer(self)
+        for extension in extensions or ():
+            self.extend(extension)
+
+    def run(self, show_loop_exception_msg: bool = True) -> None:
+        """Train. A trainer runs once; to go on, load its snapshot into a new one."""
+        if self._started_seconds is not None:
+            raise RuntimeError("expected a fresh trainer, this one has run; load its snapshot into a new one to go on")
+        os.makedirs(self.out, exist_ok=True)
+        entries = sorted(self._extensions.values(), key=lambda entry: -entry.priority)
+        self._started_seconds = time.monotonic()
+        try:
+            self._start(entries)
+            while not self.stop_trigger(self):
+                self.observation = {}
+                with self.reporter.scope(self.observation):
+                    self.updater.update()
+                    for entry in entries:
+                        if entry.trigger(self):
+                            entry.extension(self)
+        except Exception as error:
+            self._on_error(entries, error, show_loop_exception_msg)
+            raise
+        finally:
+            for entry in entries:
+                entry.extension.finalize()
+            self.updater.finalize()
+            self._final_seconds = self.elapsed_time
+
+    def _start(self, entries: Sequence[_Entry]) -> None:
+        for entry in entries:
+            entry.extension.resume(self)
+        for entry in entries:
+            if not getattr(entry.trigger, "finished", False):
+                entry.extension.initialize(self)
+        if self.is_before_training:
+            self.observation = {}
+            with self.reporter.scope(self.observation):
+                for entry in entries:
+                    if entry.before_training:
+                        entry.extension(self)
+
+    def _on_error(self, entries: Sequence[_Entry], error: Exception, show: bool) -> None:
+        if show:
+            print(f"Exception in the training loop at iteration {self.updater.iteration}: {error!r}", file=sys.stderr)
+        for entry in entries:
+            entry.extension.on_error(self, error, error.__traceback__)
+
+    @property
+    def elapsed_time(self) -> float:
+        """Seconds of training, those before a resume included."""
+        if self._final_seconds is not None:
+            return self._final_seconds
+        if self._started_seconds is None:
+            raise RuntimeError("the training has not started yet, so there is no elapsed time")
+        return time.monotonic() - self._started_seconds + self._earlier_seconds
+
+    @property
+    def is_before_training(self) -> bool:
+        """True until the first step."""
+        return self.updater.iteration == 0  # type: ignore[no-any-return]
+
+    def extend(
+        self,
+        extension: Any,
+        name: str | None = None,
+        trigger: Any = None,
+        priority: int | None = None,
+        *,
+        call_before_training: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Add an extension: an Extension or any function of the trainer.
+
+        What is not given is read from the extension. A name that is taken gets a number, as in `LogReport_1`.
+        `call_before_training` calls it once before the first step too.
+        """
+        if kwargs:
+            raise TypeError(f"extend() got unknown arguments: {', '.join(kwargs)}")
+        extension = as_extension(extension)
+        name = name or extension.name or extension.default_name
+        if name == "training":
+            raise ValueError("expected another name for an extension: 'training' is the loop itself")
+        extension.name = unique = self._unique(name)
+        self._extensions[unique] = _Entry(
+            unique,
+            extension,
+            get_trigger(extension.trigger if trigger is None else trigger),
+            extension.priority if priority is None else priority,
+            call_before_training,
+        )
+
+    def _unique(self, name: str) -> str:
+        number, unique = 0, name
+        while unique in self._extensions:
+            number += 1
+            unique = f"{name}_{number}"
+        return unique
+
+    def get_extension(self, name: str) -> Any:
+        """The extension of that name."""
+        if name not in self._extensions:
+            raise ValueError(
+                f"expected the name of an extension ({', '.join(self._extensions) or 'none'}), got {name!r}"
+            )
+        return self._extensions[name].extension
+
+    def serialize(self, serializer: Any) -> None:
+        """List the state of the whole run: updater, triggers, extensions, elapsed time."""
+        self.updater.serialize(serializer["updater"])
+        if hasattr(self.stop_trigger, "serialize"):
+            self.stop_trigger.serialize(serializer["stop_trigger"])
+        for name, entry in self._extensions.items():
+            entry.extension.serialize(serializer["extensions"][name])
+            if hasattr(entry.trigger, "serialize"):
+                entry.trigger.serialize(serializer["extension_triggers"][name])
+        state = serializer("random_state", np.array(random.get_state(), np.uint64))
+        if getattr(serializer, "is_loading", False):
+            random.set_state(tuple(int(word) for word in state))
+        elapsed = self._earlier_seconds if self._started_seconds is None else self.elapsed_time
+        self._earlier_seconds = float(serializer("_snapshot_elapsed_time", elapsed))

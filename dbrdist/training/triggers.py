@@ -1,0 +1,277 @@
+"""When something happens in a run: callables that take the trainer and say yes or no after each step."""
+
+from __future__ import annotations
+
+import math
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dbrdist.core.reporter import DictSummary
+
+_SLACK = 1e-10  # epochs are quotients of sample counts: 0.3 / 0.1 must count as 3
+
+
+def _periods(position: float, period: float) -> int:
+    """How many whole periods lie before `position`."""
+    return math.floor(position / period + _SLACK)
+
+
+class _Passed:
+    """The stretch of the run since a trigger's last call: its state."""
+
+    def __init__(self) -> None:
+        self.iteration = -1
+        self.epoch_detail = -1.0
+
+    def since_last_call(self, updater: Any, unit: str) -> tuple[float, float]:
+        """The position at the last call, or before the last step where there was none, and the position now."""
+        before: float
+        now: float
+        if unit == "epoch":
+            now = updater.epoch_detail
+            before = (updater.previous_epoch_detail or 0.0) if self.epoch_detail < 0 else self.epoch_detail
+        else:
+            now = updater.iteration
+            before = max(now - 1, 0) if self.iteration < 0 else self.iteration
+        self.iteration = updater.iteration
+        self.epoch_detail = updater.epoch_detail
+        return before, now
+
+    def serialize(self, serializer: Any) -> None:
+        self.iteration = int(serializer("previous_iteration", self.iteration))
+        self.epoch_detail = float(serializer("previous_epoch_detail", self.epoch_detail))
+
+
+def _check_unit(unit: str) -> None:
+    if unit not in ("epoch", "iteration"):
+        raise ValueError(f"expected a trigger's unit 'epoch' or 'iteration', got {unit!r}")
+
+
+class IntervalTrigger:
+    """Fires every `period` epochs or iterations; a period in epochs may be a fraction.
+
+    It compares the position with that of its last call, so it fires once per period even where steps or calls are
+    coarser than the period.
+    """
+
+    def __init__(self, period: float, unit: str):
+        _check_unit(unit)
+        if not period > 0:
+            raise ValueError(f"expected a trigger's period above 0, got {period!r}")
+        self.period = period
+        self.unit = unit
+        self._passed = _Passed()
+
+    def __call__(self, trainer: Any) -> bool:
+        before, now = self._passed.since_last_call(trainer.updater, self.unit)
+        return _periods(before, self.period) != _periods(now, self.period)
+
+    def get_training_length(self) -> tuple[float, str]:
+        """As a stop trigger: (period, unit)."""
+        return self.period, self.unit
+
+    def serialize(self, serializer: Any) -> None:
+        self._passed.serialize(serializer)
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}({self.period}, {self.unit!r})"
+
+
+def get_trigger(trigger: Any) -> Callable[[Any], bool]:
+    """A trigger from itself, from `(period, unit)`, or from None, which never fires."""
+    if trigger is None:
+        return _never
+    if callable(trigger):
+        return trigger  # type: ignore[no-any-return]
+    try:
+        period, unit = trigger
+    except (TypeError, ValueError):
+        raise TypeError(f"expected a trigger, (period, unit) or None, got {trigger!r}") from None
+    return IntervalTrigger(period, unit)
+
+
+def _never(trainer: Any) -> bool:
+    return False
+
+
+class ManualScheduleTrigger:
+    """Fires when the run passes each of `points`, epochs or iterations; a point may be a fraction of an epoch."""
+
+    def __init__(self, points: float | Sequence[float], unit: str):
+        _check_unit(unit)
+        self.points = list(points) if isinstance(points, Sequence) else [points]
+        self.unit = unit
+        self.finished = False
+        self._passed = _Passed()
+
+    def __call__(self, trainer: Any) -> bool:
+        before, now = self._passed.since_last_call(trainer.updater, self.unit)
+        self.finished = all(point <= now + _SLACK for point in self.points)
+        return any(before + _SLACK < point <= now + _SLACK for point in self.points)
+
+    def serialize(self, serializer: Any) -> None:
+        self._passed.serialize(serializer)
+        self.finished = bool(serializer("finished", self.finished))
+
+
+class OnceTrigger:
+    """Fires at the first call, and at the first call after a resume where `call_on_resume` is true."""
+
+    def __init__(self, call_on_resume: bool = False):
+        self._first = True
+        self._on_resume = call_on_resume
+
+    @property
+    def finished(self) -> bool:
+        """True where it will not fire again."""
+        return not (self._first or self._on_resume)
+
+    def __call__(self, trainer: Any) -> bool:
+        fire = not self.finished
+        self._first = False
+        self._on_resume = False
+        return fire
+
+    def serialize(self, serializer: Any) -> None:
+        self._first = bool(serializer("first", self._first))
+
+
+class TimeTrigger:
+    """Fires every `period` seconds of the run's elapsed time."""
+
+    def __init__(self, period: float):
+        if not period > 0:
+            raise ValueError(f"expected a period above 0 seconds, got {period!r}")
+        self.period = period
+        self._next_seconds = period
+
+    def __call__(self, trainer: Any) -> bool:
+        if trainer.elapsed_time < self._next_seconds:
+            return False
+        self._next_seconds += self.period * (1 + (trainer.elapsed_time - self._next_seconds) // self.period)
+        return True
+
+    def serialize(self, serializer: Any) -> None:
+        self._next_seconds = float(serializer("next_seconds", self._next_seconds))
+
+
+def _optional(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+class BestValueTrigger:
+    """Fires at the end of an interval whose mean of the observed `key` is better than in all before.
+
+    `compare(best, new)` is true where `new` is better.
+    """
+
+    def __init__(self, key: str, compare: Callable[[float, float], bool], trigger: Any = (1, "epoch")):
+        self._key = key
+        self._compare = compare
+        self._interval_trigger = get_trigger(trigger)
+        self._summary = DictSummary()
+        self.best_value: float | None = None
+
+    def __call__(self, trainer: Any) -> bool:
+        if self._key in trainer.observation:
+            self._summary.add({self._key: trainer.observation[self._key]})
+        if not self._interval_trigger(trainer):
+            return False
+        means = self._summary.compute_mean()
+        self._summary = DictSummary()
+        if self._key not in means:
+            return False
+        value = float(means[self._key])
+        if self.best_value is not None and not self._compare(self.best_value, value):
+            return False
+        self.best_value = value
+        return True
+
+    def serialize(self, serializer: Any) -> None:
+        if hasattr(self._interval_trigger, "serialize"):
+            self._interval_trigger.serialize(serializer["interval_trigger"])
+        self._summary.serialize(serializer["summary"])
+        self.best_value = _optional(serializer("best_value", self.best_value))
+
+
+class MaxValueTrigger(BestValueTrigger):
+    """Fires where the interval's mean of `key` is the highest so far."""
+
+    def __init__(self, key: str, trigger: Any = (1, "epoch")):
+        super().__init__(key, operator.lt, trigger)
+
+
+class MinValueTrigger(BestValueTrigger):
+    """Fires where the interval's mean of `key` is the lowest so far."""
+
+    def __init__(self, key: str, trigger: Any = (1, "epoch")):
+        super().__init__(key, operator.gt, trigger)
+
+
+class EarlyStoppingTrigger:
+    """A stop trigger: fires when `monitor` has not improved for `patience` checks, or at `max_trigger`.
+
+    `mode` is `min`, `max`, or `auto` (`max` where the key has "accuracy" in it).
+    """
+
+    def __init__(
+        self,
+        check_trigger: Any = (1, "epoch"),
+        monitor: str = "main/loss",
+        patience: int | None = None,
+        mode: str = "auto",
+        verbose: bool = False,
+        max_trigger: Any = (100, "epoch"),
+        **kwargs: Any,
+    ):
+        if kwargs:
+            raise TypeError(f"EarlyStoppingTrigger() got unknown arguments: {', '.join(kwargs)}")
+        if mode not in ("auto", "min", "max"):
+            raise ValueError(f"expected mode 'auto', 'min' or 'max', got {mode!r}")
+        self.monitor = monitor
+        self.patience = 3 if patience is None else patience
+        self.verbose = verbose
+        self.count = 0
+        self._check_trigger = get_trigger(check_trigger)
+        self._max_trigger = get_trigger(max_trigger)
+        self._summary = DictSummary()
+        self._sign = 1.0 if mode == "max" or (mode == "auto" and "accuracy" in monitor) else -1.0
+        self.best: float | None = None
+
+    def __call__(self, trainer: Any) -> bool:
+        if self.monitor in trainer.observation:
+            self._summary.add({self.monitor: trainer.observation[self.monitor]})
+        if self._max_trigger(trainer):
+            return True
+        if not self._check_trigger(trainer):
+            return False
+        means = self._summary.compute_mean()
+        self._summary = DictSummary()
+        if self.monitor not in means:
+            warnings.warn(f"EarlyStoppingTrigger: nothing reported {self.monitor!r} since the last check", stacklevel=2)
+            return False
+        return self._check(float(means[self.monitor]), trainer)
+
+    def _check(self, value: float, trainer: Any) -> bool:
+        if self.best is None or self._sign * value > self._sign * self.best:
+            self.best = value
+            self.count = 0
+        else:
+            self.count += 1
+        if self.verbose and self.count:
+            print(f"epoch {trainer.updater.epoch}: {self.monitor} has not improved for {self.count} checks")
+        return self.count >= self.patience
+
+    def get_training_length(self) -> tuple[float, str]:
+        """The longest run: that of `max_trigger`."""
+        return self._max_trigger.get_training_length()  # type: ignore[attr-defined, no-any-return]
+
+    def serialize(self, serializer: Any) -> None:
+        for name, trigger in (("check_trigger", self._check_trigger), ("max_trigger", self._max_trigger)):
+            if hasattr(trigger, "serialize"):
+                trigger.serialize(serializer[name])
+        self._summary.serialize(serializer["summary"])
+        self.count = int(serializer("count", self.count))
+        self.best = _optional(serializer("best", self.best))

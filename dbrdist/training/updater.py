@@ -1,0 +1,169 @@
+"""One step of training: a batch from the iterator, through the loss, into the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dbrdist.core import random
+from dbrdist.core.backend import get_device
+from dbrdist.datasets.convert import concat_examples
+
+
+class Updater:
+    """What a trainer calls for each step."""
+
+    def connect_trainer(self, trainer: Any) -> None:
+        """Called by the trainer that takes this updater."""
+
+    def finalize(self) -> None:
+        """Called when the run ends."""
+
+    def get_optimizer(self, name: str) -> Any:
+        """The optimizer of that name."""
+        raise NotImplementedError
+
+    def get_all_optimizers(self) -> dict[str, Any]:
+        """All optimizers by name."""
+        raise NotImplementedError
+
+    def update(self) -> None:
+        """Do one step."""
+        raise NotImplementedError
+
+    def serialize(self, serializer: Any) -> None:
+        """List the state."""
+        raise NotImplementedError
+
+
+class StandardUpdater(Updater):
+    """Batch, converter, loss function, optimizer.
+
+    `iterator` and `optimizer` are single ones or dictionaries with `"main"` in them. `converter(batch, device)` makes
+    arrays of a batch; `device` is where the model and the arrays go. `loss_func` defaults to the optimizer's target,
+    called with the arrays. `loss_scale` multiplies the loss for the backward pass (16-bit gradients).
+
+    Each step sets the thread's random stream to (seed, epoch, iteration, row), `row` being the position of this
+    process's first example in the batch of all ranks: what dropout draws depends on the example, not on who holds it.
+    An optimizer with `takes_num_samples` (the multi-node one) is told how many examples the batch has.
+    """
+
+    def __init__(
+        self,
+        iterator: Any,
+        optimizer: Any,
+        converter: Callable[..., Any] = concat_examples,
+        device: Any = None,
+        loss_func: Callable[..., Any] | None = None,
+        loss_scale: float | None = None,
+        auto_new_epoch: bool = True,
+        **kwargs: Any,
+    ):
+        input_device = kwargs.pop("input_device", None)
+        if kwargs:
+            raise TypeError(f"StandardUpdater() got unknown arguments: {', '.join(kwargs)}")
+        self._iterators = dict(iterator) if isinstance(iterator, Mapping) else {"main": iterator}
+        self._optimizers = dict(optimizer) if isinstance(optimizer, Mapping) else {"main": optimizer}
+        self.converter = converter
+        self.loss_func = loss_func
+        self.iteration = 0
+        self.auto_new_epoch = auto_new_epoch
+        self.loss_scale = loss_scale
+        self._device = None if device is None else get_device(device)
+        self._input_device = self._device if input_device is None else get_device(input_device)
+        for optimizer in self._optimizers.values():
+            if getattr(optimizer, "target", None) is None:
+                raise RuntimeError(
+                    "the optimizer has no target; call optimizer.setup(model) before the updater is made"
+                )
+            if self._device is not None:
+                optimizer.target.to_device(self._device)
+            if loss_scale is not None:
+                optimizer.set_loss_scale(loss_scale)
+
+    @property
+    def device(self) -> Any:
+        """Where the model is, or None if it was left where it is."""
+        return self._device
+
+    @property
+    def input_device(self) -> Any:
+        """Where the converter puts the arrays."""
+        return self._input_device
+
+    @property
+    def epoch(self) -> int:
+        """Whole passes over the data so far."""
+        return self._iterators["main"].epoch  # type: ignore[no-any-return]
+
+    @property
+    def epoch_detail(self) -> float:
+        """Passes over the data so far, with the fraction."""
+        return self._iterators["main"].epoch_detail  # type: ignore[no-any-return]
+
+    @property
+    def previous_epoch_detail(self) -> float:
+        """`epoch_detail` before the last step."""
+        return self._iterators["main"].previous_epoch_detail  # type: ignore[no-any-return]
+
+    @property
+    def is_new_epoch(self) -> bool:
+        """True where the last step ended an epoch."""
+        return self._iterators["main"].is_new_epoch  # type: ignore[no-any-return]
+
+    def get_iterator(self, name: str) -> Any:
+        """The iterator of that name."""
+        return self._iterators[name]
+
+    def get_optimizer(self, name: str) -> Any:
+        """The optimizer of that name."""
+        return self._optimizers[name]
+
+    def get_all_optimizers(self) -> dict[str, Any]:
+        """All optimizers by name."""
+        return dict(self._optimizers)
+
+    def update(self) -> None:
+        """Do one step and count it."""
+        self.update_core()
+        self.iteration += 1
+
+    def update_core(self) -> None:
+        """One step; override it to train otherwise."""
+        iterator, optimizer = self._iterators["main"], self._optimizers["main"]
+        epoch = iterator.epoch
+        batch = iterator.next()
+        random.set_stream(random.get_seed(), epoch, self.iteration, getattr(iterator, "row", 0))
+        loss_func = optimizer.target if self.loss_func is None else self.loss_func
+        counted = {"num_samples": len(batch)} if getattr(optimizer, "takes_num_samples", False) else {}
+        if counted and not len(batch):  # no share of a short batch: nothing to compute, but the reduction needs all
+            optimizer.target.cleargrads()
+            optimizer.update(None, **counted)
+        else:
+            args, named = as_arguments(self.converter(batch, self.input_device))
+            optimizer.update(loss_func, *args, **named, **counted)
+        if self.auto_new_epoch and iterator.is_new_epoch:
+            optimizer.new_epoch(auto=True)
+
+    def finalize(self) -> None:
+        """End the iterators' workers."""
+        for iterator in self._iterators.values():
+            iterator.finalize()
+
+    def serialize(self, serializer: Any) -> None:
+        """List iterators, optimizers, their models, and the count of steps."""
+        for name, iterator in self._iterators.items():
+            iterator.serialize(serializer["iterator:" + name])
+        for name, optimizer in self._optimizers.items():
+            optimizer.target.serialize(serializer["model:" + name])
+            optimizer.serialize(serializer["optimizer:" + name])
+        self.iteration = int(serializer("iteration", self.iteration))
+
+
+def as_arguments(converted: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a converter returned as positional and keyword arguments."""
+    if isinstance(converted, tuple):
+        return converted, {}
+    if isinstance(converted, dict):
+        return (), converted
+    return (converted,), {}

@@ -1,0 +1,3 @@
+"""The updaters by name, as in `chainer.training.updaters`."""
+
+from dbrdist.training.updater import StandardUpdater as StandardUpdater

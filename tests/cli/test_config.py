@@ -1,0 +1,249 @@
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from dbrdist.cli.config import BY_TAG, Config, interval
+from dbrdist.cli.load import check, dump, load
+from dbrdist.errors import ConfigError
+
+GOOD = "model: mlp\ndata: digits\nbatch: 64\nepochs: 3\n"
+
+
+def errors(text, *overrides):
+    with pytest.raises(ConfigError) as caught:
+        check(text.encode(), "run.yaml", overrides)
+    return str(caught.value).splitlines()
+
+
+def config(text=GOOD, *overrides):
+    return check(text.encode(), "run.yaml", overrides)[0]
+
+
+def test_a_bare_name_is_a_component():
+    read = config(GOOD + "optimizer: {name: adam, alpha: 1e-3, hooks: [{name: weight_decay, rate: 1e-4}]}\n")
+    assert read.model.units == (100, 100)
+    assert read.optimizer.alpha == 0.001
+    assert read.optimizer.hooks[0].rate == 1e-4
+    assert read.seed == 0
+
+
+def test_every_mistake_is_listed_once_in_the_order_of_the_file():
+    text = """\
+model: lent
+data:
+  name: image_folder
+  roott: x
+batch: 3.5
+batch: 4
+epochs: yes
+optimizer:
+  name: momentum_sgd
+  momentun: 0.9
+  lr: fast
+  hooks: [{name: weight_decay, rate: -1}]
+dtype: float23
+log: {every: 3}
+snapshot: 3
+snapshots: 3
+"""
+    found = errors(text, "data.root.x=[")
+    assert [line.split(": ")[0] for line in found] == [
+        "run.yaml:1:8",
+        "run.yaml:3:3",
+        "run.yaml:4:3",
+        "run.yaml:5:8",
+        "run.yaml:6:1",
+        "run.yaml:7:9",
+        "run.yaml:10:3",
+        "run.yaml:11:7",
+        "run.yaml:12:38",
+        "run.yaml:13:8",
+        "run.yaml:14:14",
+        "run.yaml:15:11",
+        "run.yaml:16:1",
+        "command line 'data.root.x=['",
+    ]
+    assert "'lent', did you mean 'lenet'?" in found[0]
+    assert "data.root: is required and missing" in found[1]
+    assert "data.roott: unknown key, did you mean 'root'?" in found[2]
+    assert "batch: expected a whole number, got 3.5" in found[3]
+    assert "duplicate key 'batch', first given at run.yaml:5:1" in found[4]
+    assert "epochs: expected a number, got 'yes'" in found[5]
+    assert "optimizer.momentun: unknown key, did you mean 'momentum'?" in found[6]
+    assert "optimizer.hooks.0.rate: must be at least 0" in found[8]
+    assert "got 'float23', did you mean 'float32'?" in found[9]
+    assert "snapshots: unknown key, did you mean 'snapshot'?" in found[12]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("epochs: 0", "epochs: must be greater than 0, got 0"),
+        ("epochs: .inf", "epochs: expected a finite number"),
+        ("epochs: true", "epochs: expected a number, got True"),
+        ("epochs: '3'", "epochs: expected a number, got '3'"),
+        ("epochs:", "epochs: expected a number, got nothing"),
+        ("epochs: [1]", "epochs: expected a number, got [1]"),
+        ("epochs: 3\nout: 7", "out: expected text; put it in quotes"),
+        ("epochs: 3\nout: ''", "out: expected some text"),
+        ("epochs: 3\ndevice: gup", "device: expected cpu, gpu or gpu:N, got 'gup'"),
+        ("epochs: 3\noptimizer: {lr: 0.1}", "optimizer: `name` is required and missing: sgd, "),
+        ("epochs: 3\noptimizer: {name: 3}", "optimizer.name: expected the name of an optimizer: sgd"),
+        ("epochs: 3\ntransforms: {train: random_flip}", "transforms.train: expected a list, got 'random_flip'"),
+        ("epochs: 3\ntransforms: {test: [random_flip]}", "transforms.test.0: random_flip is chance"),
+        ("epochs: 3\noptimizer: {name: sgd, schedule: {name: cosine, warmup_epochs: 5}}", "longer than the run of 3"),
+        ("epochs: 3\noptimizer: {name: sgd, schedule: {name: step, milestones: [1, 3]}}", "epoch 3 is never reached"),
+        ("epochs: 3\noptimizer: {name: sgd, schedule: {name: step, milestones: [2, 1]}}", "the epochs must rise"),
+        ("epochs: 3\noptimizer: {name: sgd, schedule: step}", "schedule.milestones: is required and missing"),
+        ("epochs: 3\nlog: {every: 0 epochs}", "log.every: expected a period such as '1 epoch'"),
+        ("epochs: 3\nlog: {every: 0.5 iterations}", "log.every: expected a period such as '1 epoch'"),
+    ],
+)
+def test_one_mistake_one_sentence(line, words):
+    found = errors(f"model: mlp\ndata: digits\nbatch: 64\n{line}\n")
+    assert len(found) == 1
+    assert words in found[0]
+
+
+def test_a_required_key_that_is_missing():
+    assert errors("model: mlp\ndata: digits\nbatch: 4\n") == ["run.yaml:1:1: epochs: is required and missing"]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "~\n"])
+def test_an_empty_file_names_what_is_required(text):
+    found = errors(text)
+    assert len(found) == 4
+    assert all("is required and missing" in line for line in found)
+
+
+@pytest.mark.parametrize("text", ["- 1\n", "just words\n"])
+def test_a_file_that_is_not_a_mapping(text):
+    assert errors(text) == ["run.yaml:1:1: expected `key: value` lines"]
+
+
+def test_a_file_that_is_not_text():
+    with pytest.raises(ConfigError, match=r"run.yaml:2:1: the file is not UTF-8 text"):
+        check(b"a: 1\nb: \xff\n", "run.yaml")
+
+
+def test_a_file_that_is_missing(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "none.yaml")
+
+
+# ---- overrides ----------------------------------------------------------------------------------------------------
+
+
+def test_overrides_reach_everywhere():
+    text = GOOD + "optimizer: {name: sgd, hooks: [{name: weight_decay, rate: 1}]}\n"
+    read = config(
+        text,
+        "epochs=1e1",
+        "model.units=[3, 4]",
+        "optimizer.hooks.0.rate=1e-4",
+        "snapshot.keep=5",
+        "out=2026",
+        "data=my.data:make",
+        "data.args.deep.er=on",
+    )
+    assert read.epochs == 10
+    assert read.model.units == (3, 4)
+    assert read.optimizer.hooks[0].rate == 1e-4
+    assert read.snapshot.keep == 5
+    assert read.out == "2026"
+    assert read.data.args == {"deep": {"er": "on"}}
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("epoch=3", "command line 'epoch=3': epoch: unknown key, did you mean 'epochs'?"),
+        ("optimiser.lr=3", "command line 'optimiser.lr=3': optimiser: unknown key, did you mean 'optimizer'?"),
+        ("epochs=three", "command line 'epochs=three': epochs: expected a number, got 'three'"),
+        ("epochs", "command line 'epochs': expected key=value"),
+        ("=3", "command line '=3': expected key=value"),
+        ("batch.x=3", "command line 'batch.x=3': batch is a value, it has nothing named 'x' in it"),
+        ("model.units=[1", "command line 'model.units=[1': expected ',' or ']'"),
+        ("model.units=[0]", "command line 'model.units=[0]': model.units.0: must be at least 1, got 0"),
+        ("transforms.train.0=x", "transforms.train: expected a list"),
+    ],
+)
+def test_a_wrong_override_is_named(override, words):
+    found = errors(GOOD, override)
+    assert len(found) == 1
+    assert words in found[0]
+
+
+def test_a_list_is_indexed_by_number():
+    text = GOOD + "transforms: {train: [random_flip]}\n"
+    assert (
+        "transforms.train is a list of 1; number its items from 0, got '1'"
+        in errors(text, "transforms.train.1=random_flip")[0]
+    )
+
+
+# ---- the models ----------------------------------------------------------------------------------------------------
+
+
+def all_models():
+    from dbrdist.cli.config import Settings
+
+    todo, seen = [Settings], []
+    while todo:
+        cls = todo.pop()
+        seen.append(cls)
+        todo += cls.__subclasses__()
+    return [cls for cls in seen if cls is not Settings]
+
+
+@pytest.mark.parametrize("model", all_models(), ids=lambda cls: cls.__name__)
+def test_each_field_has_one_sentence(model):
+    assert model.__doc__
+    for name, field in model.model_fields.items():
+        assert field.description, f"{model.__name__}.{name} says nothing"
+        assert field.description.endswith("."), f"{model.__name__}.{name} is not a sentence"
+
+
+def test_the_keys_of_a_run():
+    """A new key is a decision: it is added here too."""
+    assert list(Config.model_fields) == [
+        *("model", "data", "loss", "transforms", "optimizer", "batch", "epochs", "iterations", "seed"),
+        *("communicator", "dtype", "device", "workers", "evaluation", "snapshot", "log", "out"),
+    ]
+
+
+def test_the_configuration_is_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        config().batch = 3
+
+
+def test_a_dumped_configuration_reads_back_the_same():
+    text = GOOD + "optimizer: {name: adam, alpha: 1e-5, schedule: {name: step, milestones: [1, 2.5]}}\n"
+    text += "transforms: {train: [{name: normalize, mean: [1], std: [2]}, 'a.b:c']}\nout: 'yes'\n"
+    first = config(text)
+    written = dump(first)
+    assert config(written) == first
+    assert next(iter(yaml.safe_load(written)["optimizer"])) == "name"
+
+
+def test_the_schema_knows_each_component():
+    schema = Config.model_json_schema()
+    for cls in BY_TAG.values():
+        assert cls.__name__ in schema["$defs"]
+    assert schema["properties"]["batch"]["description"] == "Examples per step over all ranks together."
+
+
+def test_tags_are_not_keys():
+    """A tag may stand in pydantic's locations only; a field of that name would be lost from the messages."""
+    fields = {name for cls in BY_TAG.values() if issubclass(cls, BaseModel) for name in cls.model_fields}
+    assert not fields & set(BY_TAG)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("1 epoch", (1, "epoch")), ("0.5 epochs", (0.5, "epoch")), ("200 iterations", (200, "iteration"))],
+)
+def test_periods(words, expected):
+    read = config(GOOD + f"log: {{every: {words}}}\n")
+    assert interval(read.log.every) == expected
+    assert isinstance(interval(read.log.every)[0], type(expected[0]))

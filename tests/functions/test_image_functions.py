@@ -1,0 +1,228 @@
+"""Convolution, pooling and batch normalization: values, first and second derivatives, messages."""
+
+import numpy as np
+import pytest
+
+import dbrdist
+from dbrdist import Variable
+from dbrdist import functions as F
+
+
+def draw(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def numeric(function, inputs, directions, step=1e-5):
+    """d function / d t at inputs + t directions, by central differences."""
+    ends = [function(*[x + t * d for x, d in zip(inputs, directions)]) for t in (step, -step)]
+    return (ends[0] - ends[1]) / (2 * step)
+
+
+def check_gradients(function, inputs):
+    """First and second derivatives of sum(w function(inputs)^2) along a random direction, in float64."""
+    directions = [draw(100 + i, *x.shape) for i, x in enumerate(inputs)]
+    weight = draw(99, *function(*inputs).shape)
+
+    def loss(*xs):
+        y = function(*xs)
+        return dbrdist.Variable.sum(y * y * weight)
+
+    def slope(*xs):
+        """<gradient, directions> as a Variable."""
+        variables = [x if isinstance(x, Variable) else Variable(x) for x in xs]
+        grads = dbrdist.grad([loss(*variables)], variables, enable_double_backprop=True)
+        parts = [dbrdist.Variable.sum(g * d) for g, d in zip(grads, directions)]
+        return sum(parts[1:], parts[0])
+
+    variables = [Variable(x) for x in inputs]
+    loss(*variables).backward()
+    first = sum(float(np.sum(v.grad * d)) for v, d in zip(variables, directions))
+    expected = numeric(lambda *xs: loss(*xs).item(), inputs, directions)
+    assert first == pytest.approx(expected, rel=1e-6, abs=1e-7)
+
+    variables = [Variable(x) for x in inputs]
+    recorded = slope(*variables)
+    assert recorded.item() == pytest.approx(first, rel=1e-12, abs=1e-12)
+    recorded.backward()
+    second = sum(float(np.sum(v.grad * d)) for v, d in zip(variables, directions) if v.grad is not None)
+    expected = numeric(lambda *xs: slope(*xs).item(), inputs, directions)
+    assert second == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+CONVOLUTIONS = [
+    {},
+    {"stride": 2, "pad": 1},
+    {"stride": (2, 1), "pad": (0, 1), "dilate": (1, 2)},
+    {"groups": 2, "pad": 1},
+    {"stride": 2, "cover_all": True},
+]
+
+
+@pytest.mark.parametrize("kwargs", CONVOLUTIONS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_convolution_gradients(kwargs, bias):
+    channels = 4 // kwargs.get("groups", 1)
+    inputs = [draw(0, 2, 4, 6, 5), draw(1, 6, channels, 3, 2)] + [draw(2, 6)] * bias
+    check_gradients(lambda x, W, b=None: F.convolution_2d(x, W, b, **kwargs), inputs)
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"stride": 2, "pad": 1}, {"stride": 2, "outsize": (12, 10)}, {"groups": 2}, {"dilate": 2}]
+)
+def test_deconvolution_gradients(kwargs):
+    channels = 6 // kwargs.get("groups", 1)
+    inputs = [draw(0, 2, 4, 5, 4), draw(1, 4, channels, 3, 3), draw(2, 6)]
+    check_gradients(lambda x, W, b: F.deconvolution_2d(x, W, b, **kwargs), inputs)
+
+
+def test_deconvolution_is_the_gradient_of_convolution():
+    x, W = Variable(draw(0, 2, 3, 7, 7)), draw(1, 4, 3, 3, 3)
+    y = F.convolution_2d(x, W, stride=2)
+    gy = draw(2, *y.shape)
+    (gx,) = dbrdist.grad([y], [x], [Variable(gy)])
+    np.testing.assert_allclose(F.deconvolution_2d(gy, W, stride=2).array, gx.array, atol=1e-12)
+
+
+def test_deconvolution_grows_images():
+    assert F.deconvolution_2d(np.ones((1, 8, 4, 4), "f"), np.ones((8, 3, 4, 4), "f"), stride=2, pad=1).shape == (
+        1,
+        3,
+        8,
+        8,
+    )
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"stride": 1, "pad": 1}, {"stride": 2, "cover_all": False}, {"pad": 1}])
+def test_max_pooling_gradients(kwargs):
+    check_gradients(lambda x: F.max_pooling_2d(x, 3, **kwargs), [draw(0, 2, 3, 6, 7)])
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"stride": 1, "pad": 1}, {"stride": (2, 1), "pad": (1, 0)}])
+def test_average_pooling_gradients(kwargs):
+    check_gradients(lambda x: F.average_pooling_2d(x, (3, 2), **kwargs), [draw(0, 2, 3, 7, 8)])
+
+
+def test_pooling_values():
+    x = np.arange(25.0).reshape(1, 1, 5, 5)
+    y, indices = F.max_pooling_2d(x, 2, return_indices=True)
+    np.testing.assert_array_equal(y.array[0, 0], [[6, 8, 9], [16, 18, 19], [21, 23, 24]])
+    np.testing.assert_array_equal(indices[0, 0], [[3, 3, 2], [3, 3, 2], [1, 1, 0]])
+    np.testing.assert_array_equal(F.max_pooling_2d(x, 2, cover_all=False).array[0, 0], [[6, 8], [16, 18]])
+    np.testing.assert_array_equal(F.average_pooling_2d(x, 2, 2, 1).array[0, 0, 0], [0, 0.75, 1.75])
+    np.testing.assert_allclose(F.global_average_pooling_2d(x).array, [[12.0]])
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((4, 3, 2, 5), None), ((6, 3), None), ((5, 2, 3, 2), 0), ((3, 2, 4), (0, 2)), ((2, 3, 4), None)]
+)
+@pytest.mark.parametrize("fixed", [False, True])
+def test_batch_normalization_gradients(shape, axis, fixed):
+    kept = shape[1:] if axis == 0 else shape[1:2]
+    x, gamma, beta = draw(0, *shape), draw(1, *kept), draw(2, *kept)
+    if fixed:
+        inputs = [x, gamma, beta, draw(3, *kept), draw(4, *kept) ** 2 + 0.5]
+        check_gradients(lambda *xs: F.fixed_batch_normalization(*xs, eps=0.1, axis=axis), inputs)
+    else:
+        check_gradients(lambda *xs: F.batch_normalization(*xs, eps=0.1, axis=axis), [x, gamma, beta])
+
+
+def test_running_statistics_are_unbiased_and_an_empty_batch_moves_nothing():
+    x, one = draw(0, 4, 3, 2, 2), np.ones(3)
+    mean, var = np.zeros(3), np.ones(3)
+    F.batch_normalization(x, one, one, running_mean=mean, running_var=var, decay=0.75)
+    np.testing.assert_allclose(mean, 0.25 * x.mean((0, 2, 3)))
+    np.testing.assert_allclose(var, 0.75 + 0.25 * x.var((0, 2, 3), ddof=1))
+    before = mean.copy(), var.copy()
+    F.batch_normalization(x[:0], one, one, running_mean=mean, running_var=var)
+    np.testing.assert_array_equal((mean, var), before)
+
+
+# ---- what waits for a ReLU
+
+LARGE = (4, 16, 10, 10)
+
+
+def normalized(read, **kwargs):
+    """A net with BN, ReLU and an addition; ``read`` looks at intermediate results at some point."""
+    x = Variable(draw(0, *LARGE).astype("f"))
+    z = Variable(draw(1, *LARGE).astype("f"))
+    gamma, beta = Variable(draw(2, 16).astype("f")), Variable(draw(3, 16).astype("f"))
+    h = F.batch_normalization(x, gamma, beta, **kwargs)
+    seen = [h.array.copy()] if read == "before" else []
+    y = F.relu(h)
+    if read in ("after", "twice"):
+        seen.append(h.array.copy())
+    s = h + z
+    if read == "twice":
+        seen.append(h.array.copy())
+        seen.append(s.array.copy())
+    t = F.relu(s)
+    out = y * t
+    out.grad = draw(4, *LARGE).astype("f")
+    out.backward()
+    return [out.array, x.grad, z.grad, gamma.grad, beta.grad], seen
+
+
+@pytest.mark.parametrize("read", ["never", "after", "twice"])
+def test_reading_intermediate_results_changes_nothing(read):
+    expected, before = normalized("before")
+    values, seen = normalized(read)
+    for actual, wanted in zip(values, expected):
+        np.testing.assert_allclose(actual, wanted, atol=2e-5 * np.abs(wanted).max())
+    for a in seen[:2]:
+        np.testing.assert_array_equal(a, before[0])
+
+
+def test_relu_after_batch_normalization_is_one_kernel(monkeypatch):
+    from dbrdist import kernels
+
+    calls = []
+    forward, backward = kernels.bn_forward, kernels.bn_backward
+    monkeypatch.setattr(kernels, "bn_forward", lambda *a: calls.append(("forward", a[4])) or forward(*a))
+    monkeypatch.setattr(kernels, "bn_backward", lambda *a: calls.append(("backward", a[7])) or backward(*a))
+    monkeypatch.setattr(kernels, "relu_forward", None)
+    monkeypatch.setattr(kernels, "relu_backward", None)
+    x, gamma = Variable(draw(0, *LARGE).astype("f")), Variable(np.ones(16, "f"))
+    y = F.relu(F.batch_normalization(x, gamma, gamma))
+    y.grad = y.array
+    y.backward()
+    assert calls == [("forward", True), ("backward", True)]
+    assert x.grad is not None
+
+
+def test_relu_after_fixed_batch_normalization_is_one_kernel(monkeypatch):
+    from dbrdist import kernels
+
+    monkeypatch.setattr(kernels, "relu_forward", None)
+    x, one = draw(0, *LARGE).astype("f"), np.ones(16, "f")
+    with dbrdist.no_backprop_mode():
+        y = F.relu(F.fixed_batch_normalization(x, one, 0 * one, 0 * one, one, eps=0.0))
+    np.testing.assert_allclose(y.array, np.maximum(x, 0), atol=1e-6)
+
+
+def test_parameters_changed_before_the_output_is_read():
+    x, gamma = draw(0, *LARGE).astype("f"), dbrdist.Parameter(np.ones(16, "f"))
+    h = F.batch_normalization(x, gamma, np.zeros(16, "f"))
+    gamma.array = np.zeros(16, "f")
+    assert abs(h.array).max() > 1
+
+
+# ---- messages
+
+
+def test_messages_of_misfits():
+    x, W = np.ones((1, 3, 4, 4), "f"), np.ones((2, 4, 3, 3), "f")
+    with pytest.raises(ValueError, match=r"W \(2, 4, 3, 3\) with groups=1 expects x with 4 channels, got"):
+        F.convolution_2d(x, W)
+    with pytest.raises(ValueError, match="smaller than the kernel"):
+        F.convolution_2d(x, np.ones((2, 3, 5, 5), "f"))
+    with pytest.raises(ValueError, match=r"expected b of shape \(2,\), got \(3,\)"):
+        F.convolution_2d(x, W[:, :3], np.ones(3, "f"))
+    with pytest.raises(TypeError, match="expected x of a floating type, got int64; cast it first"):
+        F.convolution_2d(x.astype(int), W[:, :3])
+    with pytest.raises(ValueError, match="does not fit"):
+        F.deconvolution_2d(x, np.ones((3, 2, 3, 3), "f"), stride=2, outsize=(20, 20))
+    with pytest.raises(ValueError, match="smaller than a window"):
+        F.max_pooling_2d(x, 6, 1, cover_all=False)
+    with pytest.raises(ValueError, match=r"needs beta of shape \(3,\), got \(4,\)"):
+        F.batch_normalization(x, np.ones(3, "f"), np.ones(4, "f"))

@@ -1,0 +1,65 @@
+"""A model, data and a clock that the tests of the training loop share."""
+
+import numpy as np
+
+import dbrdist
+from dbrdist.core.reporter import report
+
+
+class Line(dbrdist.Chain):
+    """y = w x + b with its squared error as loss; the model of all tests here."""
+
+    def __init__(self, dtype=np.float64):
+        super().__init__()
+        with self.init_scope():
+            self.w = dbrdist.Parameter(np.array([0.5], dtype))
+            self.b = dbrdist.Parameter(np.array([0.0], dtype))
+
+    def forward(self, x, t):
+        difference = self.w * x + self.b - t
+        loss = (difference * difference).mean()
+        report({"loss": loss}, self)
+        return loss
+
+
+def examples(n=10):
+    x = np.linspace(-1, 1, n)
+    return [(np.array([v]), np.array([2 * v + 1])) for v in x]
+
+
+class Clock:
+    """Stands for a trainer where only its position matters: `n` steps an epoch."""
+
+    def __init__(self, steps_per_epoch=4.0):
+        self.steps_per_epoch = steps_per_epoch
+        self.updater = self
+        self.observation = {}
+        self.elapsed_time = 0.0
+        self.iteration = 0
+        self.previous_epoch_detail = 0.0
+
+    @property
+    def epoch_detail(self):
+        return self.iteration / self.steps_per_epoch
+
+    @property
+    def epoch(self):
+        return int(self.epoch_detail)
+
+    def tick(self, **observation):
+        self.previous_epoch_detail = self.epoch_detail
+        self.iteration += 1
+        self.observation = observation
+        return self
+
+
+def saved(obj):
+    """The state of an object as a dictionary."""
+    serializer = dbrdist.serializers.DictionarySerializer()
+    serializer.save(obj)
+    return serializer.target
+
+
+def restore(state, obj):
+    dbrdist.serializers.NpzDeserializer(state).load(obj)
+    return obj

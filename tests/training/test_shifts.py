@@ -1,0 +1,69 @@
+import pytest
+from helpers import restore, saved
+
+from dbrdist.training import extensions
+
+
+class Optimizer:
+    lr = 2.0
+
+
+class Trainer:
+    def __init__(self):
+        self.updater = self
+        self.optimizer = Optimizer()
+
+    def get_optimizer(self, name):
+        assert name == "main"
+        return self.optimizer
+
+
+CASES = [
+    (lambda: extensions.ExponentialShift("lr", 0.5), [2, 1, 0.5, 0.25]),
+    (lambda: extensions.ExponentialShift("lr", 0.5, init=8, target=3), [8, 4, 3, 3]),
+    (lambda: extensions.ExponentialShift("lr", 2, init=1, target=3), [1, 2, 3, 3]),
+    (lambda: extensions.ExponentialShift("lr", 2, init=-1, target=-3), [-1, -2, -3, -3]),
+    (lambda: extensions.InverseShift("lr", 1, 2, init=36), [36, 9, 4, 2.25]),
+    (lambda: extensions.InverseShift("lr", 1, 2, init=36, target=3), [36, 9, 4, 3]),
+    (lambda: extensions.LinearShift("lr", (1, 3), (1, 3)), [1, 1, 2, 3, 3]),
+    (lambda: extensions.StepShift("lr", 0.5, 2), [2, 2, 1, 1, 0.5]),
+    (lambda: extensions.MultistepShift("lr", 0.1, [1, 3], 100), [100, 10, 10, 1]),
+    (lambda: extensions.PolynomialShift("lr", 2, 4), [2, 1.125, 0.5, 0.125, 0, 0]),
+    (lambda: extensions.PolynomialShift("lr", 2, 4, target=0.4), [2, 1.125, 0.5, 0.4, 0.4]),
+    (lambda: extensions.WarmupShift("lr", 1, 4, 3), [1, 1.5, 2, 2.5, 3, 3]),
+]
+
+
+def values(make, num, resume_at=None):
+    trainer, extension = Trainer(), make()
+    extension.initialize(trainer)
+    seen = [trainer.optimizer.lr]
+    for i in range(1, num):
+        if i == resume_at:
+            trainer, extension = Trainer(), restore(saved(extension), make())
+            extension.initialize(trainer)
+            assert trainer.optimizer.lr == seen[-1]
+        extension(trainer)
+        seen.append(trainer.optimizer.lr)
+    return seen
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+@pytest.mark.parametrize("resume_at", [None, 1, 3])
+def test_values(case, resume_at):
+    make, expected = CASES[case]
+    assert values(make, len(expected), resume_at) == pytest.approx(expected)
+
+
+def test_another_optimizer():
+    other = Optimizer()
+    extension = extensions.ExponentialShift("lr", 0.5, optimizer=other)
+    trainer = Trainer()
+    extension.initialize(trainer)
+    extension(trainer)
+    assert (other.lr, trainer.optimizer.lr) == (1, 2)
+
+
+def test_a_negative_rate_is_refused():
+    with pytest.raises(ValueError, match="expected a rate of 0 or more, got -1"):
+        extensions.ExponentialShift("lr", -1)

@@ -1,0 +1,147 @@
+import pytest
+from helpers import Clock, restore, saved
+
+from dbrdist.training import get_trigger, triggers
+
+
+def fired(trigger, clock, steps):
+    return [clock.iteration for _ in range(steps) if trigger(clock.tick())]
+
+
+@pytest.mark.parametrize(
+    ("period", "unit", "steps_per_epoch", "expected"),
+    [
+        (3, "iteration", 4, [3, 6, 9, 12]),
+        (1, "iteration", 4, list(range(1, 13))),
+        (1, "epoch", 4, [4, 8, 12]),
+        (2, "epoch", 4, [8]),
+        (0.5, "epoch", 4, [2, 4, 6, 8, 10, 12]),
+        (0.1, "epoch", 10, list(range(1, 13))),
+        (0.3, "epoch", 10, [3, 6, 9, 12]),
+        (1, "epoch", 2.5, [3, 5, 8, 10]),
+        (0.1, "epoch", 4, list(range(1, 13))),
+    ],
+)
+def test_interval(period, unit, steps_per_epoch, expected):
+    assert fired(triggers.IntervalTrigger(period, unit), Clock(steps_per_epoch), 12) == expected
+
+
+@pytest.mark.parametrize("stop", range(1, 8))
+def test_interval_goes_on_after_a_resume(stop):
+    straight = fired(triggers.IntervalTrigger(0.75, "epoch"), Clock(), 12)
+    clock, first = Clock(), triggers.IntervalTrigger(0.75, "epoch")
+    done = fired(first, clock, stop)
+    second = restore(saved(first), triggers.IntervalTrigger(0.75, "epoch"))
+    assert done + fired(second, clock, 12 - stop) == straight
+
+
+def test_interval_counts_what_it_did_not_see():
+    """Called every third step only, it still fires once for each period that passed."""
+    clock, trigger = Clock(), triggers.IntervalTrigger(4, "iteration")
+    seen = []
+    for _ in range(6):
+        clock.tick()
+        clock.tick()
+        if trigger(clock.tick()):
+            seen.append(clock.iteration)
+    assert seen == [6, 9, 12, 18]
+
+
+@pytest.mark.parametrize("arguments", [(0, "epoch"), (-1, "iteration"), (1, "epochs"), (float("nan"), "epoch")])
+def test_interval_refuses(arguments):
+    with pytest.raises(ValueError, match="expected a trigger's"):
+        triggers.IntervalTrigger(*arguments)
+
+
+def test_get_trigger():
+    assert isinstance(get_trigger((2, "epoch")), triggers.IntervalTrigger)
+    assert not get_trigger(None)(Clock().tick())
+    once = triggers.OnceTrigger()
+    assert get_trigger(once) is once
+    with pytest.raises(TypeError, match="expected a trigger, "):
+        get_trigger(3)
+
+
+@pytest.mark.parametrize(
+    ("points", "unit", "expected"),
+    [([2, 5], "iteration", [2, 5]), ([1, 2.5], "epoch", [4, 10]), (1.1, "epoch", [5]), ([0.25, 0.3], "epoch", [1, 2])],
+)
+def test_manual_schedule(points, unit, expected):
+    trigger = triggers.ManualScheduleTrigger(points, unit)
+    assert fired(trigger, Clock(), 12) == expected
+    assert trigger.finished
+
+
+def test_manual_schedule_after_a_resume():
+    clock, first = Clock(), triggers.ManualScheduleTrigger([2, 5], "iteration")
+    assert fired(first, clock, 3) == [2]
+    second = restore(saved(first), triggers.ManualScheduleTrigger([2, 5], "iteration"))
+    assert not second.finished
+    assert fired(second, clock, 5) == [5]
+
+
+def test_once():
+    trigger = triggers.OnceTrigger()
+    assert fired(trigger, Clock(), 3) == [1]
+    assert restore(saved(trigger), triggers.OnceTrigger()).finished
+    assert fired(restore(saved(trigger), triggers.OnceTrigger(call_on_resume=True)), Clock(), 3) == [1]
+
+
+def test_time():
+    clock, trigger = Clock(), triggers.TimeTrigger(10)
+    seen = []
+    for seconds in (1, 9, 10, 12, 19, 45, 49, 50):
+        clock.elapsed_time = seconds
+        if trigger(clock):
+            seen.append(seconds)
+    assert seen == [10, 45, 50]
+    again = restore(saved(trigger), triggers.TimeTrigger(10))
+    clock.elapsed_time = 55
+    assert not again(clock)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"), [(triggers.MaxValueTrigger, [4, 12]), (triggers.MinValueTrigger, [4, 8, 16])]
+)
+def test_best_value_compares_the_means_of_intervals(make, expected):
+    clock, trigger = Clock(), make("accuracy")
+    values = [1, 1, 1, 1, 0, 0, 0, 3, 2, 2, 2, 2, -1, -1, -1, -1]
+    seen = []
+    for i, value in enumerate(values):
+        if trigger(clock.tick(accuracy=value)):
+            seen.append(clock.iteration)
+        if i == 9:
+            trigger = restore(saved(trigger), make("accuracy"))
+    assert seen == expected
+
+
+def test_best_value_without_values_does_not_fire():
+    assert fired(triggers.MinValueTrigger("main/loss"), Clock(), 8) == []
+
+
+def early(values, resume_at=None, **arguments):
+    clock, trigger = Clock(1), triggers.EarlyStoppingTrigger(**arguments)
+    for i, value in enumerate(values):
+        if trigger(clock.tick(**{"main/loss": value, "accuracy": value})):
+            return clock.iteration
+        if i == resume_at:
+            trigger = restore(saved(trigger), triggers.EarlyStoppingTrigger(**arguments))
+    return None
+
+
+@pytest.mark.parametrize("resume_at", [None, 0, 2])
+def test_early_stopping(resume_at):
+    assert early([5, 4, 4, 6, 3], resume_at, patience=2) == 4
+    assert early([5, 4, 6, 3, 3, 3], resume_at, patience=2) == 6
+    assert early([1, 2, 3, 3, 3], resume_at, patience=2, monitor="accuracy") == 5
+    assert early([3, 2, 1], resume_at, patience=2, monitor="accuracy") == 3
+    assert early([3, 2, 1, 0], resume_at, max_trigger=(2, "epoch")) == 2
+
+
+def test_early_stopping_warns_where_nothing_is_reported():
+    with pytest.warns(UserWarning, match="nothing reported 'main/loss'"):
+        assert not triggers.EarlyStoppingTrigger(check_trigger=(1, "iteration"))(Clock().tick())
+
+
+def test_early_stopping_tells_the_length():
+    assert triggers.EarlyStoppingTrigger(max_trigger=(7, "epoch")).get_training_length() == (7, "epoch")
