@@ -25,6 +25,7 @@ _HELLO_SECONDS = 10.0
 _TICK_SECONDS = 0.25
 _PING_SECONDS = 1.0
 _STACKS_SECONDS = 1.0
+_REQUEST_SECONDS = 0.7
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ class Attempt:
         self.ranks = self.judge.ranks
         self.strangers: dict[Channel, float] = {}  # connections without a hello
         self.failure: Failure | None = None
-        self.asked = 0
+        self.asked = 0  # the signal that asked for the end
+        self.asked_by_ranks: tuple[float, int] | None = None  # when it counts, and the signal
         self.stop_deadline: float | None = None
         self.end_deadline: float | None = None
         self.all_ended_at: float | None = None
@@ -254,7 +256,9 @@ class Attempt:
         elif kind == "event":
             self.judge.take_event(rank, message, now)
         elif kind == "asked":
-            self._ask_to_stop(int(message["signal"]))
+            # Slurm's warning, or an mpiexec that ends its ranks since a host is gone: that shows in a moment.
+            if self.asked_by_ranks is None:
+                self.asked_by_ranks = (now + _REQUEST_SECONDS, int(message["signal"]))
         elif kind == "stacks":
             rank.stacks, rank.state = message["text"], message["state"]
         elif kind == "ended":
@@ -277,6 +281,9 @@ class Attempt:
                 rank.channel.send("bye")
         elif message["ours"] or (self.asked and message["signal"]):
             rank.channel.send("bye")  # not a failure: we, or the stop request, ended it
+        elif self.asked_by_ranks is not None and self.asked_by_ranks[1] == message["signal"]:
+            self._ask_to_stop(message["signal"])
+            rank.channel.send("bye")
         elif self.failure is None:
             failure = self.judge.take_bad_exit(rank, time.monotonic())
             if failure is not None:
@@ -329,6 +336,10 @@ class Attempt:
             self.judge.starter_ended_at = now
         if self.failure is None:
             self._look_for_failures(now)
+        if self.asked_by_ranks is not None and now >= self.asked_by_ranks[0]:
+            if not any(rank.cut or rank.lost_at or rank.ended for rank in self.ranks.values()):
+                self._ask_to_stop(self.asked_by_ranks[1])
+            self.asked_by_ranks = None
         if self.stop_deadline is not None and now >= self.stop_deadline:
             self.stop_deadline = None
             self.output.note("dbrdist-launch: the grace period is over, stopping now")

@@ -133,10 +133,13 @@ class Judge:
         return Failure("stopped", first, host, codes.STALLED, "its supervisor does not answer")
 
     def _starter_may_have_killed(self) -> bool:
-        """Whether connections to several hosts broke, or one broke after a rank's end: srun may have killed the step.
+        """Whether srun may have killed the whole step with its supervisors: no rank is left, and not on one host alone.
 
-        It does so at an MPI_Abort, when a node is gone and, with PMIx, when any rank ends badly.
+        It does so at an MPI_Abort, when a node is gone and, with PMIx, when any rank ends badly. Under mpiexec the
+        supervisors outlive their ranks and report.
         """
+        if self._name() != "srun" or any(rank.running for rank in self.ranks.values()):
+            return False
         hosts = {rank.host for rank in self.ranks.values() if rank.exit is None and rank.lost_at}
         return len(hosts) > 1 or any(rank.ended for rank in self.ranks.values()) or self._abort_printed()
 

@@ -133,3 +133,14 @@ def test_missing_ranks_are_named_after_the_start_time():
     failure = made.verdict(NOW + 1.5)
     assert (failure.kind, failure.code, failure.may_retry) == ("start", 71, True)
     assert "1 of 3 ranks did not appear within 10 s (missing: 2); srun hangs" in failure.message
+
+
+def test_exit_after_a_lost_host_is_not_the_first_cause_under_mpiexec():
+    made = judge("a", "a", "b", ended=False)
+    made.starter.name = "mpiexec"
+    end(made, 0, NOW - 0.4, code=14)
+    made.ranks[0].exit = {"code": 14, "signal": 0, "oom": None, "ours": False}
+    made.pending.append((NOW - 0.1, 0, {"event": "exit"}))
+    lose(made, 2, NOW - 0.39)
+    failure = made.verdict(NOW)
+    assert (failure.kind, failure.rank) == ("host_lost", 2)
