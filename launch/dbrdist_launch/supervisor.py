@@ -260,9 +260,9 @@ class Supervisor:
         self.channel.send(
             "beat",
             state=linux.state(self.child.pid),
-            count=beat.count,
-            step=beat.step if beat.count else -1,
-            age=now - beat.time if beat.count else None,
+            count=beat.number,
+            step=beat.step if beat.number else -1,
+            age=now - beat.time if beat.number else None,
             paused=beat.paused,
             fields=beat.fields,
         )
@@ -280,7 +280,7 @@ class Supervisor:
         beat = heartbeat.read(self.page)
         self.channel.send(
             "exit", code=code, signal=number, oom=oom, ours=self.ended_by_us,
-            step=beat.step if beat.count else None, fields=beat.fields,
+            step=beat.step if beat.number else None, fields=beat.fields,
         )  # fmt: skip
         self.reported_at = time.monotonic()
         if code == 0:

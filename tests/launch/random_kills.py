@@ -2,9 +2,9 @@
 
     sudo python tests/launch/random_kills.py [--kills 20] [--host-kills 0] [--epochs 60] [--seed 0]
 
-The final weights must equal those of an undisturbed run, bit for bit, when only ranks were killed: each start has the same
-number of ranks. After a lost host (--host-kills) the job goes on with fewer ranks, whose sums round differently; it must
-finish, and use the host again when it is back.
+The final weights must equal those of an undisturbed run, bit for bit, when only ranks were killed: each start has the
+same number of ranks. After a lost host (--host-kills) the job goes on with fewer ranks, whose sums round differently;
+it must finish, and use the host again when it is back.
 """
 
 import argparse

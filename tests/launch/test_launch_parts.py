@@ -257,7 +257,7 @@ def test_heartbeat_travels_through_the_page(tmp_path, monkeypatch):
     writer = heartbeat._Writer(str(page))
     writer.beat(4, {"loss": 0.5, "total": 10})
     found = heartbeat.read(page.read_bytes())
-    assert (found.count, found.step, found.paused, found.fields) == (1, 4, False, {"loss": 0.5, "total": 10})
+    assert (found.number, found.step, found.paused, found.fields) == (1, 4, False, {"loss": 0.5, "total": 10})
     assert abs(time.monotonic() - found.time) < 5
     writer.pause()
     assert heartbeat.read(page.read_bytes()).paused
