@@ -142,26 +142,10 @@ def test_version_texts_are_read():
     assert mpi.read_starter_version("something else") == ("", "")
 
 
-def test_stranger_with_a_wrong_token_is_refused_and_named(tmp_path):
+def test_stranger_with_a_wrong_token_is_refused_and_named():
     """Whoever connects to the port without the job's token gets nothing and disturbs nothing."""
-    program = (
-        "import json, os, re, socket, sys\n"
-        "supervisor = os.getppid()\n"
-        "ports = {line.split()[2] for line in open('/proc/net/tcp') if line.split()[9] in {os.readlink(f'/proc/{supervisor}"
-        "/fd/{n}')[8:-1] for n in os.listdir(f'/proc/{supervisor}/fd')}}\n"
-        "port = int(ports.pop().split(':')[1], 16)\n"
-        "for text in (json.dumps({'t': 'hello', 'token': 'x' * 32, 'rank': 0, 'size': 1}), 'GET / HTTP/1.0', 'z' * 9000):\n"
-        "    with socket.create_connection(('127.0.0.1', port)) as s:\n"
-        "        s.sendall(text.encode() + b'\\n')\n"
-        "        s.settimeout(5)\n"
-        "        try:\n"
-        "            print('answer', s.recv(100), flush=True)\n"
-        "        except ConnectionResetError:\n"
-        "            print('answer', b'', flush=True)\n"
-    )
-    (tmp_path / "stranger.py").write_text(program)
-    result = launch("-n", 1, "python", tmp_path / "stranger.py")
+    result = launch("-n", 1, "python", PROGRAMS / "stranger.py")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("answer b''") == 3
-    assert result.stderr.count("refused a connection from 127.0.0.1") == 3
+    assert result.stdout.count("answer b''") == 3, result.stdout
+    assert result.stderr.count("refused a connection from") == 3, result.stderr
     assert "wrong token" in result.stderr
