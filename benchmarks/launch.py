@@ -119,22 +119,56 @@ def start(pythons, repeats):
 
 
 def cost(pythons, repeats):
-    """A step of 10 ms on 2 ranks with a beat each, bare and supervised, in turns."""
+    """A step of 10 ms on 2 ranks with a beat each, bare and supervised, in turns; and supervision's processor time.
+
+    The step's time varies by some percent on a shared machine; processor time does not, so the second is what counts.
+    """
     found = {}
     for name, python in pythons.items():
-        medians = {"bare": [], "supervised": []}
+        turns = {"bare": [], "supervised": []}
         for _ in range(repeats):
             for kind, more in (("bare", ["--bare"]), ("supervised", [])):
-                _, _, out, _, _ = run(python, ["-n", 2, *more, python, "-c", STEP])
+                out = run(python, ["-n", 2, *more, python, "-c", STEP])[2]
                 words = next(line for line in out.splitlines() if "STEP" in line).split("STEP ")[1].split()
-                medians[kind].append(float(words[0]))
-        share = [two / one - 1 for one, two in zip(medians["bare"], medians["supervised"])]
+                turns[kind].append(float(words[0]))
+        share = [two / one - 1 for one, two in zip(turns["bare"], turns["supervised"])]
+        supervisors, launcher = processor_shares(python, 10.0)
         found[name] = {
-            "bare_seconds_per_million_turns": summary(medians["bare"], 6),
-            "supervised_seconds_per_million_turns": summary(medians["supervised"], 6),
+            "bare_seconds_per_million_turns": summary(turns["bare"], 6),
+            "supervised_seconds_per_million_turns": summary(turns["supervised"], 6),
             "added_fraction": summary(share, 5),
+            "supervisor_processor_fraction_per_rank": supervisors,
+            "launcher_processor_fraction": launcher,
         }
     return found
+
+
+def processor_shares(python, seconds):
+    """(of the two supervisors of a rank, of the launcher): processor time over time, while 2 ranks step and beat."""
+    mark = uuid.uuid4().hex
+    words = [python, "-m", "dbrdist_launch", "-n", "2", python, "-c", STEP.replace("range(500)", "range(100000)")]
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=environment(mark))
+    time.sleep(4.0)
+    lines = [line for line in marked(mark) if "rank.py" in line or "-m dbrdist" in line]
+    watched = {line.split()[0]: "rank.py" in line for line in lines}
+    watched = {pid: mine for pid, mine in watched.items() if "mpiexec" not in command_of(pid)}
+    before = {pid: ticks(pid) for pid in watched}
+    time.sleep(seconds)
+    used = {pid: (ticks(pid) - before[pid]) / os.sysconf("SC_CLK_TCK") / seconds for pid in watched}
+    process.terminate()
+    process.wait()
+    supervisors = [share for pid, share in used.items() if watched[pid]]
+    launcher = [share for pid, share in used.items() if not watched[pid]]
+    return round(sum(supervisors) / 2, 5), round(sum(launcher), 5)
+
+
+def command_of(pid):
+    return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
+
+
+def ticks(pid):
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 def beat(pythons, repeats):
