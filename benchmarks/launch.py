@@ -82,8 +82,9 @@ def run(python, arguments, env=None, wrap=(), timeout=120):
     )  # fmt: skip
     first = process.stdout.readline()
     to_first = time.perf_counter() - started
-    out, _ = process.communicate(timeout=timeout)
-    return to_first, time.perf_counter() - started, first + out, process.returncode, mark
+    rest = process.stdout.read()  # not communicate(), which knows nothing of what readline has buffered
+    process.wait(timeout)
+    return to_first, time.perf_counter() - started, first + rest, process.returncode, mark
 
 
 def start(pythons, repeats):
