@@ -9,6 +9,7 @@ from . import codes
 from .attempt import Outcome
 from .report import write_json_file
 
+_QUICK_SECONDS = 60.0
 _SAME_FAILURES = 3  # in a row, without a step made in between: it would fail for ever
 
 
@@ -54,8 +55,10 @@ class Policy:
         if len(last) < _SAME_FAILURES:
             return False
         failures = [outcome.failure for outcome in last]
-        alike = len({(f.kind, f.rank, f.message) for f in failures if f is not None}) == 1
-        return alike and last[-1].steps <= last[0].steps and all(f is not None for f in failures)
+        alike = len({(f.kind, f.rank, f.message) if f is not None else None for f in failures}) == 1
+        if all(outcome.steps < 0 for outcome in last):  # a program that does not beat: only quick failures count
+            return alike and all(outcome.seconds < _QUICK_SECONDS for outcome in last)
+        return alike and last[-1].steps <= last[0].steps
 
 
 class Record:

@@ -306,6 +306,16 @@ def test_restarts_are_counted_and_crash_loops_stop():
     assert not again and "the same failure 3 times in a row" in why
 
 
+def test_slow_failures_of_a_program_without_beats_are_no_crash_loop():
+    policy = Policy(max_restarts=9)
+    for _ in range(4):
+        slow = outcome()
+        slow.seconds = 3600.0
+        assert policy.after(slow)[0]
+    quick = Policy(max_restarts=9)
+    assert [quick.after(outcome())[0] for _ in range(3)] == [True, True, False]
+
+
 def test_restarts_end_and_finished_jobs_do_not_restart():
     policy = Policy(max_restarts=1)
     assert policy.after(outcome(steps=1))[0]
