@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import sys
 import time
 
@@ -140,3 +141,37 @@ def test_version_texts_are_read():
     text = "Intel(R) MPI Library for Linux* OS, Version 2021.18 Build"
     assert mpi.read_starter_version(text) == ("intel", "2021.18")
     assert mpi.read_starter_version("something else") == ("", "")
+
+
+def test_stranger_with_a_wrong_token_is_refused_and_named():
+    """Whoever connects to the port without the job's token gets nothing and disturbs nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    result = launch("-n", 1, "--port", port, "python", PROGRAMS / "stranger.py", port)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("answer b''") == 3, result.stdout
+    assert result.stderr.count("refused a connection from") == 3, result.stderr
+    assert "wrong token" in result.stderr
+
+
+def test_quiet_shows_rank_0_and_keeps_the_rest_in_files(tmp_path):
+    result = launch("-n", 3, "--quiet", "--log-dir", tmp_path, "python", PROGRAMS / "hello.py")
+    assert result.stdout.count("hello") == 1 and "hello from rank 0" in result.stdout
+    assert [(tmp_path / f"rank-{r}.log").read_text().count("hello") for r in range(3)] == [1, 1, 1]
+
+
+def test_stacks_of_all_ranks_are_in_the_report_on_request():
+    result = launch("-n", 3, "--stacks", "python", FAILING, "sigkill")
+    report = result.stderr[result.stderr.index("failed first") :]
+    assert report.count("Current thread") == 2 and "in main" in report
+
+
+def test_crash_loop_ends_with_its_reason(tmp_path):
+    arguments = ["-n", 2, "--max-restarts", 9, "--log-dir", tmp_path, "--env", "TEST_FAIL=1:3"]
+    env = {"TEST_FOLDER": str(tmp_path), "TEST_STEPS": "100"}
+    result = launch(*arguments, "python", PROGRAMS / "counting.py", env=env, timeout=60)
+    assert result.returncode == 3
+    assert "the same failure 3 times in a row without a step in between" in result.stderr
+    attempts = json.loads((tmp_path / "attempts.json").read_text())["attempts"]
+    assert [attempt["restart"] for attempt in attempts] == [0, 1, 2]
+    assert all(attempt["failure"]["rank"] == 1 for attempt in attempts)
