@@ -12,22 +12,20 @@ from dataclasses import dataclass, field
 
 from . import codes, report
 from .channel import Channel, new_token, same_token
+from .judgement import STARTER_SECONDS, Judge
 from .lines import LineSplitter
 from .output import Output
 from .process import StarterProcess
 from .ranks import Rank
 from .report import Failure
-from .stalls import find_stall
 from .supervisor import ADDRESS, TOKEN
 
 _HELLO_BYTES = 4096
 _HELLO_SECONDS = 10.0
 _TICK_SECONDS = 0.25
 _PING_SECONDS = 1.0
-_DOOMED_SECONDS = {"exception": 1.0, "thread": 0.5, "worker": 0.0, "leaving": 1.5}
 _STACKS_SECONDS = 1.0
-_LAST_WORDS_SECONDS = 1.0  # for the ranks' reports to arrive after mpiexec has ended
-_STARTER_SECONDS = 2.0  # for mpiexec to end after its ranks
+_REQUEST_SECONDS = 0.7
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,7 @@ class Outcome:
     steps: int = -1  # the highest step that a rank told of
     seconds: float = 0.0
     first_rank_seconds: float | None = None
+    started_at: float = 0.0  # on the monotonic clock
     host_of: dict[int, str] = field(default_factory=dict)
 
 
@@ -77,17 +76,14 @@ class Attempt:
         self.size, self.output, self.terms, self.verbose = ranks, output, terms, verbose
         self.token = new_token()
         self.selector = selectors.DefaultSelector()
-        self.ranks: dict[int, Rank] = {}
+        self.judge = Judge(ranks, terms.start_seconds, terms.heartbeat_seconds, terms.silence_seconds)
+        self.ranks = self.judge.ranks
         self.strangers: dict[Channel, float] = {}  # connections without a hello
-        self.starter_lines: list[str] = []
         self.failure: Failure | None = None
-        self.doomed: list[tuple[float, int, dict]] = []  # (when it counts, rank, event)
-        self.asked = 0
+        self.asked = 0  # the signal that asked for the end
+        self.asked_by_ranks: tuple[float, int] | None = None  # when it counts, and the signal
         self.stop_deadline: float | None = None
-        self.stacks_until: float | None = None
-        self.stall: tuple[str, list[int]] | None = None
         self.end_deadline: float | None = None
-        self.starter_ended_at: float | None = None
         self.all_ended_at: float | None = None
         self.first_rank_at: float | None = None
         self.signals: list[int] = []
@@ -96,11 +92,13 @@ class Attempt:
 
     def run(self) -> Outcome:
         """Run to the end; no process of the job is left when this returns."""
-        self.started_at = self.progress_at = self.next_tick = self.next_ping = time.monotonic()
+        self.started_at = self.judge.progress_at = self.next_tick = self.next_ping = time.monotonic()
         self.listener = self._listen()
         restore = self._catch_signals()
         addresses = f"{','.join(self.terms.addresses)}:{self.listener.getsockname()[1]}"
-        self.starter = StarterProcess(self.command, {**self.environment, ADDRESS: addresses, TOKEN: self.token})
+        self.starter = self.judge.starter = StarterProcess(
+            self.command, {ADDRESS: addresses, TOKEN: self.token, **self.environment}
+        )
         try:
             self._watch(self.listener.fileno(), self._accept)
             for descriptor in self.starter.pipes:
@@ -172,7 +170,7 @@ class Attempt:
                 self.selector.unregister(descriptor)
             for line in splitter.feed(data) if data else splitter.end():
                 if line.strip():
-                    self.starter_lines = [*self.starter_lines[-199:], line]
+                    self.judge.starter_lines = [*self.judge.starter_lines[-199:], line]
                     if self.verbose:
                         self.output.note(f"[{self.starter.name}] {line}")
 
@@ -206,7 +204,7 @@ class Attempt:
             return
         channel.limit_bytes = None
         self.ranks[rank.rank] = rank
-        self.progress_at = time.monotonic()
+        self.judge.progress_at = time.monotonic()
         channel.send(
             "welcome",
             environment=self.rank_environment,
@@ -230,9 +228,9 @@ class Attempt:
             self._fail(
                 Failure(
                     "start", None, hello["host"], codes.NOT_STARTED,
-                    f"{self.starter.name} was to start one job of {self.size} ranks, but one came that calls itself rank "
-                    f"{hello['rank']} of {hello['size']}: this starter does not fit the MPI library of the program; "
-                    "see `dbrdist-launch doctor`",
+                    f"{self.starter.name} was to start one job of {self.size} ranks, but one came that calls itself "
+                    f"rank {hello['rank']} of {hello['size']}: this starter does not fit the MPI library of the "
+                    "program; see `dbrdist-launch doctor`",
                 )
             )  # fmt: skip
 
@@ -256,11 +254,15 @@ class Attempt:
             rank.pid = message["pid"]
             self.first_rank_at = self.first_rank_at or now
         elif kind == "event":
-            self._on_event(rank, message, now)
+            self.judge.take_event(rank, message, now)
         elif kind == "asked":
-            self._ask_to_stop(int(message["signal"]))
+            # Slurm's warning, or an mpiexec that ends its ranks since a host is gone: that shows in a moment.
+            if self.asked_by_ranks is None:
+                self.asked_by_ranks = (now + _REQUEST_SECONDS, int(message["signal"]))
         elif kind == "stacks":
             rank.stacks, rank.state = message["text"], message["state"]
+        elif kind == "ended":
+            rank.ended, rank.early_exit = now, message
         elif kind == "exit":
             self._on_exit(rank, message)
 
@@ -269,17 +271,6 @@ class Attempt:
         rank.lost_at = time.monotonic()
         self.selector.unregister(rank.channel.fileno())
         rank.channel.close()
-
-    def _on_event(self, rank: Rank, message: dict, now: float) -> None:
-        event = message["event"]
-        if event == "cut":
-            rank.cut = True
-        elif event == "leaving":
-            rank.leaving = True
-            if message["code"]:
-                self.doomed.append((now + _DOOMED_SECONDS[event], rank.rank, message))
-        else:
-            self.doomed.append((now + _DOOMED_SECONDS[event], rank.rank, message))
 
     def _on_exit(self, rank: Rank, message: dict) -> None:
         rank.exit = message
@@ -290,10 +281,13 @@ class Attempt:
                 rank.channel.send("bye")
         elif message["ours"] or (self.asked and message["signal"]):
             rank.channel.send("bye")  # not a failure: we, or the stop request, ended it
+        elif self.asked_by_ranks is not None and self.asked_by_ranks[1] == message["signal"]:
+            self._ask_to_stop(message["signal"])
+            rank.channel.send("bye")
         elif self.failure is None:
-            told = [event for _, number, event in self.doomed if number == rank.rank]
-            named = [event for event in told if event["event"] in ("thread", "worker")]
-            self._fail(report.from_event(rank, named[0]) if named else report.from_exit(rank))
+            failure = self.judge.take_bad_exit(rank, time.monotonic())
+            if failure is not None:
+                self._fail(failure)
 
     # --- signals
 
@@ -310,7 +304,7 @@ class Attempt:
         """Pass one request to save and stop to all ranks, whichever way and however often it came."""
         if self.asked or self.failure is not None:
             return
-        self.asked = number
+        self.asked, self.judge.stop_asked = number, True
         self.stop_deadline = time.monotonic() + self.terms.grace_seconds
         name = codes.signal_name(number)
         self.output.note(
@@ -338,10 +332,14 @@ class Attempt:
                 self.selector.unregister(channel.fileno())
                 del self.strangers[channel]
                 channel.close()
-        if self.starter_ended_at is None and self.starter.poll() is not None:
-            self.starter_ended_at = now
+        if self.judge.starter_ended_at is None and self.starter.poll() is not None:
+            self.judge.starter_ended_at = now
         if self.failure is None:
             self._look_for_failures(now)
+        if self.asked_by_ranks is not None and now >= self.asked_by_ranks[0]:
+            if not any(rank.cut or rank.lost_at or rank.ended for rank in self.ranks.values()):
+                self._ask_to_stop(self.asked_by_ranks[1])
+            self.asked_by_ranks = None
         if self.stop_deadline is not None and now >= self.stop_deadline:
             self.stop_deadline = None
             self.output.note("dbrdist-launch: the grace period is over, stopping now")
@@ -352,79 +350,14 @@ class Attempt:
     def _look_for_failures(self, now: float) -> None:
         if self.end_deadline is not None:
             return
-        self._look_at_start(now)
-        self._look_at_connections(now)
-        self._look_at_starter(now)
-        for due, number, event in self.doomed:
-            rank = self.ranks[number]
-            if now >= due and self.failure is None and (rank.exit is None or event["event"] != "leaving"):
-                self._fail(report.from_event(rank, event))
-        if self.failure is None:
-            self._look_for_stall(now)
-
-    def _look_at_start(self, now: float) -> None:
-        missing = [number for number in range(self.size) if number not in self.ranks]
-        if missing and self.starter_ended_at is None and now - self.progress_at > self.terms.start_seconds:
-            self._fail(
-                Failure(
-                    "start", None, None, codes.NOT_STARTED,
-                    f"{len(missing)} of {self.size} ranks did not appear within {self.terms.start_seconds:g} s "
-                    f"(missing: {_some(missing)}); {self.starter.name} hangs",
-                    traceback="\n".join(self.starter_lines[-20:]) or None,
-                )
-            )  # fmt: skip
-
-    def _look_at_connections(self, now: float) -> None:
-        silent = {r.rank for r in self.ranks.values() if r.running and now - r.heard_at > self.terms.silence_seconds}
-        lost = {r.rank for r in self.ranks.values() if r.exit is None and r.lost_at and now - r.lost_at > 0.3}
-        gone = silent | lost
-        if not gone or self.failure is not None:
-            return
-        for host in sorted({self.ranks[number].host for number in gone}, key=lambda host: min(self._on_host(host))):
-            there = [number for number in self._on_host(host) if self.ranks[number].exit is None]
-            first = self.ranks[min(gone & set(there))]
-            if host != os.uname().nodename and set(there) <= gone:
-                how = "its connections broke" if first.rank in lost else f"silent for {self.terms.silence_seconds:g} s"
-                failure = Failure("host_lost", first.rank, host, codes.HOST_LOST, f"host {host} is lost: {how}")
-                failure.ranks_lost = there
-            elif first.rank in lost:
-                failure = Failure(
-                    "signal", first.rank, host, codes.from_signal(9), "its supervisor was killed", "SIGKILL"
-                )
-            else:
-                failure = Failure("stopped", first.rank, host, codes.STALLED, "its supervisor does not answer")
+        failure = self.judge.verdict(now)
+        if failure is not None:
             self._fail(failure)
-            return
-
-    def _on_host(self, host: str) -> list[int]:
-        return [rank.rank for rank in self.ranks.values() if rank.host == host]
-
-    def _look_at_starter(self, now: float) -> None:
-        """mpiexec has ended, or has killed its ranks, and no rank reported a failure: MPI_Abort, or its own trouble."""
-        if self.failure is not None or self.starter_ended_at is None or self.asked:
-            return
-        ends = [self.ranks[number].exit if number in self.ranks else None for number in range(self.size)]
-        if all(end is not None and not end["ours"] for end in ends):
-            return
-        if None in ends and now - self.starter_ended_at < _LAST_WORDS_SECONDS:
-            return
-        code, number = self.starter.result()
-        self._fail(report.from_starter(self.starter.name, code, number, self.size, self.ranks, self.starter_lines))
-
-    def _look_for_stall(self, now: float) -> None:
-        if self.stacks_until is None:
-            late = find_stall(list(self.ranks.values()), now, self.terms.heartbeat_seconds)
-            if late:
-                self.stall = late
-                self._ask_for_stacks(now)
-        elif now >= self.stacks_until or all(r.stacks is not None for r in self.ranks.values() if r.running):
-            from .stalls import blame
-
-            assert self.stall is not None
-            self._fail(blame(list(self.ranks.values()), self.stall, now, self.terms.heartbeat_seconds))
+        elif self.judge.stall is not None and self.judge.stacks_until is None:
+            self._ask_for_stacks(now)
 
     def _ask_for_stacks(self, now: float) -> None:
-        self.stacks_until = now + _STACKS_SECONDS
+        self.judge.stacks_until = now + _STACKS_SECONDS
         for rank in self.ranks.values():
             if rank.running:
                 rank.channel.send("stacks")
@@ -435,7 +368,7 @@ class Attempt:
         """The first cause is known: gather what the others do, print the report, end the job."""
         now = time.monotonic()
         self.failure = failure
-        if self.terms.stacks and self.stacks_until is None:
+        if self.terms.stacks and self.judge.stacks_until is None:
             self._gather_stacks(now)
         with_stacks = self.terms.stacks or failure.kind in ("stalled", "stopped")
         report.complete(failure, sorted(self.ranks.values(), key=lambda r: r.rank), now, self.started_at, with_stacks)
@@ -453,7 +386,7 @@ class Attempt:
             waiting = [rank for rank in waiting if rank.running and rank.stacks is None]
 
     def _end_all(self, grace_seconds: float) -> None:
-        self.end_deadline = time.monotonic() + grace_seconds + _STARTER_SECONDS
+        self.end_deadline = time.monotonic() + grace_seconds + STARTER_SECONDS
         for rank in self.ranks.values():
             if rank.connected:
                 rank.channel.send("kill", grace=grace_seconds)
@@ -467,16 +400,23 @@ class Attempt:
         if self.failure is None and self.end_deadline is None:
             if len(self.ranks) < self.size or waiting:
                 return False
-        elif any(rank.connected and rank.host != "" and rank.exit is None for rank in self.ranks.values()):
+        elif any(rank.running and rank.rank not in self._lost() for rank in self.ranks.values()):
             return False
-        if self.failure is None and not self.asked and any(r.exit and r.exit["ours"] for r in self.ranks.values()):
-            return False  # mpiexec killed them: `_look_at_starter` will say why
+        if self.failure is None and self.end_deadline is None and self.judge.undecided():
+            return False
         self.all_ended_at = self.all_ended_at or now
-        return self.starter.poll() is not None or now - self.all_ended_at > _STARTER_SECONDS
+        if self._lost():
+            return True  # mpiexec would wait for a host that is not there
+        return self.starter.poll() is not None or now - self.all_ended_at > STARTER_SECONDS
+
+    def _lost(self) -> list[int]:
+        return self.failure.ranks_lost if self.failure is not None else []
 
     def _outcome(self) -> Outcome:
         now = time.monotonic()
-        outcome = Outcome(codes.DONE, self.failure, self.asked, seconds=now - self.started_at)
+        outcome = Outcome(
+            codes.DONE, self.failure, self.asked, seconds=now - self.started_at, started_at=self.started_at
+        )
         outcome.steps = max((rank.step for rank in self.ranks.values()), default=-1)
         outcome.host_of = {rank.rank: rank.host for rank in self.ranks.values()}
         if self.first_rank_at is not None:
@@ -497,7 +437,3 @@ def _peer(channel: Channel) -> str:
         return "{}:{}".format(*channel.socket.getpeername()[:2])
     except OSError:
         return "a peer that has left"
-
-
-def _some(numbers: list[int]) -> str:
-    return " ".join(map(str, numbers[:16])) + (" ..." if len(numbers) > 16 else "")

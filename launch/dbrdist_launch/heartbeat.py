@@ -12,7 +12,7 @@ import json
 import os
 import struct
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 VARIABLE = "DBRDIST_HEARTBEAT"
 PAGE_BYTES = 4096
@@ -28,7 +28,7 @@ _FIELDS_SECONDS = 0.1  # fields are for people to read: written at most ten time
 class Beat(NamedTuple):
     """What a rank last said: number of beats, its step (-1: none), time in seconds on the monotonic clock."""
 
-    count: int
+    number: int
     step: int
     time: float
     paused: bool
@@ -103,7 +103,7 @@ def pause() -> None:
         _writer.pause()
 
 
-def read(page: bytes | bytearray | memoryview) -> Beat:
+def read(page: Any) -> Beat:
     """What stands on a page: for the supervisor."""
     count, step, when = _HEAD.unpack_from(page, 0)
     (paused,) = _PAUSED.unpack_from(page, _PAUSED_AT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Job:
-    """One job. `hosts` is empty for this machine alone, and where srun places the ranks."""
+    """One job. `hosts` is empty for this machine alone, and where the batch system places the ranks."""
 
     command: tuple[str, ...]
     ranks: int
@@ -23,5 +23,6 @@ class Job:
     forward: tuple[str, ...] = ()  # names of variables that the ranks on other hosts get
     bind: str = "none"  # none, core or numa
     ssh: str | None = None  # the agent, in place of ssh
+    ssh_options: tuple[str, ...] = ()
     interface: str | None = None  # for MPI's own traffic
-    extra: tuple[str, ...] = field(default=())  # passed on to the starter as they are
+    extra: tuple[str, ...] = ()  # passed on to the starter as they are

@@ -190,7 +190,8 @@ def find_starter(interpreter: str | None, library: Library | None, given: str | 
 def _mismatch(seen: list[Starter], library: Library, interpreter: str | None) -> str:
     listed = "; ".join(f"{starter.path} ({starter.family} {starter.version})" for starter in seen)
     return (
-        f"mpi4py of {interpreter} loads {library.family} {library.version} ({library.path}), but the only mpiexec here is "
-        f"of another MPI: {listed}. It would start N separate jobs of one rank each. Expected one of {library.family}: "
+        f"mpi4py of {interpreter} loads {library.family} {library.version} ({library.path}), but the only "
+        f"mpiexec here is of another MPI: {listed}. It would start N separate jobs of one rank each. "
+        f"Expected one of {library.family}: "
         f"{_INSTALL[library.family]} in the same environment, or name one with --mpiexec"
     )

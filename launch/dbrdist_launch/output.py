@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from .errors import LaunchError
+
+if TYPE_CHECKING:
+    from .view import View
 
 
 class Output:
@@ -15,7 +18,7 @@ class Output:
     def __init__(self, quiet: bool = False, log_dir: str | None = None, prefix: bool = True) -> None:
         self.quiet, self.log_dir, self.prefix = quiet, log_dir, prefix
         self._files: dict[int, BinaryIO] = {}
-        self.view = None  # set by the live view, which then draws the lines above itself
+        self.view: View | None = None  # set by the live view, which then draws the lines above itself
         if log_dir is not None:
             try:
                 os.makedirs(log_dir, exist_ok=True)

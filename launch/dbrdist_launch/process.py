@@ -39,16 +39,23 @@ class StarterProcess:
         code = self.process.returncode
         return (128 - code, -code) if code < 0 else (code, 0)
 
+    def _wait(self, seconds: float) -> None:
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pass
+
     def end(self) -> None:
         """End it, by force if need be, with everything in its group (ssh connections, local proxies)."""
         below = linux.descendants(self.process.pid)
+        # srun takes two interrupts within a second for "cancel the step, and the job that I made for it".
+        for number in (signal.SIGINT, signal.SIGINT) if self.name == "srun" else (signal.SIGTERM,):
+            if self.process.poll() is None:
+                self.process.send_signal(number)
+                self._wait(0.5 if number == signal.SIGTERM else 0.3)
         if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(0.5)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            self.process.kill()
+            self.process.wait()
         linux.kill_group(self.process.pid, signal.SIGKILL)
         until = time.monotonic() + 1.0
         left = below

@@ -31,6 +31,8 @@ class Rank:
     last_line: str = ""
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))  # last lines of stderr
     connected: bool = True
+    ended: float | None = None  # when its program ended; the report follows when its output has been read
+    early_exit: dict | None = None  # that first word: code and signal
     lost_at: float | None = None  # when the connection broke without a report
     cut: bool = False  # mpiexec killed its outer process
     leaving: bool = False  # its interpreter is ending

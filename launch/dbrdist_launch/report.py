@@ -34,12 +34,13 @@ class Failure:
     last_beat_seconds: float | None = None
     ranks_lost: list[int] = field(default_factory=list)  # host_lost: all that ran there
     others: list[dict] = field(default_factory=list)
-    attempt: int = 0
+    may_retry: bool = False  # a start that hung
+    host_trouble: bool = False  # a start that failed since a host is not reachable
 
 
 def from_exit(rank: Rank, message: dict | None = None) -> Failure:
     """Read the kind of a failure from a rank's end."""
-    end = rank.exit or {"code": 1, "signal": 0, "oom": None}
+    end = {"code": 1, "signal": 0, "oom": None, **(rank.exit or rank.early_exit or {})}
     code, number = end["code"], end["signal"]
     found = last_traceback(list(rank.errors))
     failure = Failure("exit", rank.rank, rank.host, code or 1, describe_end(code, number), traceback=found and found[0])
@@ -152,6 +153,14 @@ def as_text(failure: Failure) -> str:
 def write_json(failure: Failure, directory: str) -> None:
     """Leave failure.json in the log directory, whole or not at all."""
     write_json_file(os.path.join(directory, "failure.json"), asdict(failure))
+
+
+def remove_json(directory: str) -> None:
+    """Take away the failure.json of an earlier job."""
+    try:
+        os.unlink(os.path.join(directory, "failure.json"))
+    except OSError:
+        pass
 
 
 def write_json_file(path: str, content: object) -> None:

@@ -70,7 +70,7 @@ def _choose(ranks: dict[int, Rank], late: list[int]) -> tuple[int, str]:
     counts = Counter(frame for frame in frames.values() if frame)
     if len(counts) > 1:
         rarest = min(counts.values())
-        odd = [number for number in late if frames[number] and counts[frames[number]] == rarest]
+        odd = [number for number, frame in frames.items() if frame and counts[frame] == rarest]
         if rarest * 2 < len(late):
             return min(odd), "it is elsewhere than the others"
     oldest = min(late, key=lambda number: (ranks[number].beat_at or 0.0, number))

@@ -15,15 +15,18 @@ from .child import Child, stack_signal
 from .deaths import OomWatch
 from .identity import of_environment
 from .lines import LineSplitter
+from .pmix import ConnectionHolder
 from .workers import WorkerWatch
 
 ADDRESS = "DBRDIST_LAUNCH_CHANNEL"
 TOKEN = "DBRDIST_LAUNCH_TOKEN"
 _TICK_SECONDS = 0.5
-_CONNECT_SECONDS = 10.0
+_SEARCH_SECONDS = 0.02
+_CONNECT_SECONDS = 4.0
 _DRAIN_SECONDS = 0.3  # how long a grandchild may hold the output open after the program's end
 _ABORT_SECONDS = 0.5  # from mpiexec's kill to ours: a rank in MPI_Abort ends by itself with its code
 _FAREWELL_SECONDS = 20.0  # the launcher gathers what the others do before it lets a failed rank go
+_SLURM_SECONDS = 0.5  # within which Slurm's signals reach all processes of a step
 _KILL_SECONDS = 1.0  # from SIGTERM to SIGKILL
 
 
@@ -41,7 +44,9 @@ class Supervisor:
         self.ended_by_us = False
         self.kill_at: float | None = None
         self.open_pipes: set[int] = set()
-        self.asked: list[int] = []
+        self.asked: list[int] = []  # signals that we received
+        self.asked_at = float("-inf")
+        self.stop: tuple[float, int] | None = None  # when to pass which signal on
         self.partial_event = b""
         self.stacks = b""
 
@@ -90,8 +95,10 @@ class Supervisor:
         linux.adopt_orphans()
         self.page = mmap.mmap(self._page_descriptor(), heartbeat.PAGE_BYTES)
         self.child = Child(self.command, self._environment(), self.terms.get("directory"))
+        _go_first()
         self.oom, self.workers = OomWatch(), WorkerWatch(self.child.pid)
         self.oom.look(self.child.pid)
+        self.pmix = ConnectionHolder(self.child.pid, os.environ)
         self.next_tick = time.monotonic() + _TICK_SECONDS
         self.channel.send("started", pid=self.child.pid)
         self._watch(self.channel.fileno(), self._on_channel)
@@ -156,8 +163,10 @@ class Supervisor:
         self.heard_at = time.monotonic()
         for message in messages:
             kind = message["t"]
-            if kind == "stop" and self.status is None:
-                linux.kill(self.child.pid, int(message["signal"]))
+            if kind == "stop":
+                # Slurm signals every process of a step: the program has had the request, or will in a moment.
+                delay = _SLURM_SECONDS if "SLURM_STEP_ID" in os.environ else 0.0
+                self.stop = (self.heard_at + delay, int(message["signal"]))
             elif kind == "kill":
                 self._end_program(float(message.get("grace", _KILL_SECONDS)))
             elif kind == "stacks":
@@ -176,6 +185,8 @@ class Supervisor:
             os.read(self.wake, 4096)
         except BlockingIOError:
             pass
+        if self.asked:
+            self.asked_at = time.monotonic()
         while self.asked:
             if not self.channel.send("asked", signal=self.asked.pop(0)):
                 self._launcher_lost()
@@ -191,6 +202,9 @@ class Supervisor:
                 return
             if pid == self.child.pid:
                 self.status, self.ended_at = status, time.monotonic()
+                if status and not self.ended_by_us:
+                    code, number = codes.from_wait_status(status)
+                    self.channel.send("ended", code=code, signal=number)  # at once: who was first counts
 
     def _on_events(self) -> None:
         data = os.read(self.child.events, 1 << 16)
@@ -209,6 +223,10 @@ class Supervisor:
     def _seconds_to_wait(self) -> float:
         now = time.monotonic()
         due = [self.next_tick - now]
+        if self.pmix.searching:
+            due.append(_SEARCH_SECONDS)
+        if self.stop is not None:
+            due.append(self.stop[0] - now)
         if self.kill_at is not None:
             due.append(self.kill_at - now)
         if self.status is not None and not self.reported_at:
@@ -217,9 +235,15 @@ class Supervisor:
 
     def _tick(self) -> None:
         now = time.monotonic()
+        if self.stop is not None and now >= self.stop[0]:
+            number, self.stop = self.stop[1], None
+            if self.status is None and now - self.asked_at > 2 * _SLURM_SECONDS:
+                linux.kill(self.child.pid, number)
         if self.kill_at is not None and now >= self.kill_at:
             self.kill_at = None
             self._kill_now()
+        if self.pmix.searching and self.status is None:
+            self.pmix.look()
         silent = not self.open_pipes or now >= self.ended_at + _DRAIN_SECONDS
         if self.status is not None and not self.reported_at and silent:
             self._report()
@@ -236,9 +260,9 @@ class Supervisor:
         self.channel.send(
             "beat",
             state=linux.state(self.child.pid),
-            count=beat.count,
-            step=beat.step if beat.count else -1,
-            age=now - beat.time if beat.count else None,
+            count=beat.number,
+            step=beat.step if beat.number else -1,
+            age=now - beat.time if beat.number else None,
             paused=beat.paused,
             fields=beat.fields,
         )
@@ -256,7 +280,7 @@ class Supervisor:
         beat = heartbeat.read(self.page)
         self.channel.send(
             "exit", code=code, signal=number, oom=oom, ours=self.ended_by_us,
-            step=beat.step if beat.count else None, fields=beat.fields,
+            step=beat.step if beat.number else None, fields=beat.fields,
         )  # fmt: skip
         self.reported_at = time.monotonic()
         if code == 0:
@@ -305,6 +329,14 @@ class Supervisor:
                 while time.monotonic() < until and events.select(0.1 if self.stacks else until - time.monotonic()):
                     self._on_events()
         self.channel.send("stacks", text=self.stacks.decode(errors="replace"), state=linux.state(self.child.pid))
+
+
+def _go_first() -> None:
+    """Be woken before busy ranks, where we may: srun can kill a whole step 10 ms after a rank's end."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
+    except OSError:
+        pass  # an ordinary user on a machine with a core for each rank does not need it
 
 
 def _connect_to_any(hosts: list[str], port: int) -> socket.socket:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import sys
 import time
 
@@ -140,3 +141,14 @@ def test_version_texts_are_read():
     text = "Intel(R) MPI Library for Linux* OS, Version 2021.18 Build"
     assert mpi.read_starter_version(text) == ("intel", "2021.18")
     assert mpi.read_starter_version("something else") == ("", "")
+
+
+def test_stranger_with_a_wrong_token_is_refused_and_named():
+    """Whoever connects to the port without the job's token gets nothing and disturbs nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    result = launch("-n", 1, "--port", port, "python", PROGRAMS / "stranger.py", port)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("answer b''") == 3, result.stdout
+    assert result.stderr.count("refused a connection from") == 3, result.stderr
+    assert "wrong token" in result.stderr

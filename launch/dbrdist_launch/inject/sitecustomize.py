@@ -13,6 +13,7 @@ def _install(descriptor, stack_signal):
     import atexit
     import faulthandler
     import json
+    import signal
     import threading
     import time
     import traceback
@@ -60,6 +61,9 @@ def _install(descriptor, stack_signal):
             status = asked[0].code
             code = 0 if status is None else status if isinstance(status, int) else 1
         asked.clear()
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            if callable(signal.getsignal(number)):  # a late request must not kill who is just doing what it asks for
+                signal.signal(number, signal.SIG_IGN)
         tell("leaving", code=code)
 
     faulthandler.register(stack_signal, file=descriptor, all_threads=True)

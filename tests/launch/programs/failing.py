@@ -1,4 +1,4 @@
-"""An MPI program whose rank 1 fails at step 5 in the way that the first argument says, while the others communicate.
+"""An MPI program whose rank 1 fails at step 20 in the way that the first argument says, while the others communicate.
 
 It uses mpi4py alone: nothing in it helps the launcher, except the beats where the second argument is `beat`.
 """
@@ -12,6 +12,13 @@ import time
 
 from dbrdist_launch import heartbeat
 from mpi4py import MPI
+
+
+def note_time():
+    """Leave the time of the failure for the one who measures."""
+    if "TEST_FAILED_AT" in os.environ:
+        with open(os.environ["TEST_FAILED_AT"], "w") as file:
+            file.write(str(time.time()))
 
 
 def stuck():
@@ -28,6 +35,7 @@ def dead_worker():
     worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
     time.sleep(2.0)  # as a loader that has been at work for a while
     worker.kill()
+    note_time()
     stuck()
 
 
@@ -42,6 +50,7 @@ def out_of_memory():
 
 
 def fail(how, communicator):
+    note_time()
     if how == "exception":
         raise ValueError("boom")
     if how == "exit":
@@ -69,7 +78,7 @@ def main():
     for step in range(int(os.environ.get("TEST_STEPS", "100000"))):
         if beats:
             heartbeat.beat(step)
-        if step == 5 and communicator.rank == min(1, communicator.size - 1):
+        if step == 20 and communicator.rank == min(1, communicator.size - 1):
             if how == "return":
                 return
             fail(how, communicator)

@@ -1,0 +1,135 @@
+"""The command line of the doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import click
+
+from .. import hosts as hosts_module
+from .. import mpi
+from ..errors import LaunchError
+from ..output import Output
+from ..session import Session, Settings
+from . import checks, record
+from .findings import Findings
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "-n", "--ranks", type=click.IntRange(min=2), help="Ranks of the test job; default: all slots, at least 2."
+)
+@click.option("--hosts", metavar="A:2,B:2", help="Hosts to look at.")
+@click.option("--hostfile", metavar="FILE", help="The same from a file.")
+@click.option("--ssh", metavar="PATH", help="The program that reaches hosts, in place of ssh.")
+@click.option("--ssh-option", multiple=True, metavar="K=V", help="An option for ssh -o; repeatable.")
+@click.option("--interface", metavar="NAME", help="Network interface to use.")
+@click.option("--backend", default="auto", help="Who starts the test job.")
+@click.option("--mpiexec", metavar="PATH", help="The mpiexec to look at.")
+@click.option("--no-job", is_flag=True, help="Start no test job: no measurement.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the findings there too.")
+def doctor(ranks, hosts, hostfile, ssh, ssh_option, interface, backend, mpiexec, no_job, json_file) -> int:  # type: ignore[no-untyped-def]
+    """Check MPI, hosts and network; exit 1 when a job would fail."""
+    findings = Findings()
+    named = hosts_module.parse_list(hosts) if hosts else hosts_module.parse_file(hostfile) if hostfile else ()
+    fits = _mpi(findings, mpiexec)
+    facts = _hosts(findings, [host.name for host in named], ssh, ssh_option)
+    here = max((host.slots for host in named), default=ranks or 2)
+    for found in facts:
+        checks.memory_and_limits(findings, found, here)
+        checks.alike(findings, facts[0], found) if found is not facts[0] else None
+    if fits and not no_job and not findings.failed:
+        settings = Settings(
+            (sys.executable, os.path.join(_HERE, "mpi_probe.py")), ranks or (None if named else 2), hosts, hostfile,
+            backend=backend, mpiexec=mpiexec, ssh=ssh, ssh_option=ssh_option, interface=interface,
+        )  # fmt: skip
+        _job(findings, settings, facts)
+    if json_file:
+        with open(json_file, "w") as file:
+            json.dump(findings.as_dict(), file, indent=1)
+    bad = sum(entry["level"] == "FAIL" for entry in findings.entries)
+    print(f"{bad} of {len(findings.entries)} findings would make a job fail" if bad else "a job would run here")
+    return 1 if bad else 0
+
+
+def _mpi(findings: Findings, mpiexec: str | None) -> bool:
+    library = mpi.library_of(sys.executable)
+    if library is None:
+        findings.fail("MPI library", f"mpi4py of {sys.executable} loads none", "pip install mpi4py mpich")
+        return False
+    findings.ok("MPI library", f"mpi4py loads {library.family} {library.version} ({library.path})")
+    try:
+        starter = mpi.find_starter(sys.executable, library, mpiexec)
+    except LaunchError as error:
+        findings.fail("mpiexec", str(error), "see there")
+        return False
+    findings.ok("mpiexec", f"{starter.path} ({starter.family} {starter.version}) fits")
+    return True
+
+
+def _hosts(findings: Findings, names: list[str], ssh: str | None, options: tuple[str, ...]) -> list[dict]:
+    """The facts of this machine, or of the hosts that were named; unreachable ones are findings."""
+    probe = [sys.executable, os.path.join(_HERE, "host_probe.py")]
+    if not names:
+        return [_facts(probe, 20)[0]]
+    found = []
+    for name in names:
+        words = probe
+        if not hosts_module.is_local(name):
+            flags = [word for option in ("BatchMode=yes", "ConnectTimeout=5", *options) for word in ("-o", option)]
+            words = [ssh or "ssh", *flags, name, *probe]
+        try:
+            facts, offset, doubt = _facts(words, 20)
+        except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+            said = getattr(error, "stderr", None) or str(error)
+            findings.fail(
+                "reachable", f"{name}: {said.strip().splitlines()[-1]}", f"make `ssh {name} {probe[0]} -V` work"
+            )
+            continue
+        findings.ok("reachable", f"{name} answers as {facts['host']} within {2 * doubt:.2f} s")
+        checks.clock(findings, name, offset, doubt)
+        found.append(facts)
+    return found
+
+
+def _facts(words: list[str], seconds: float) -> tuple[dict, float, float]:
+    """(facts, clock offset, doubt of it)."""
+    before = time.time()
+    child = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=True)
+    after = time.time()
+    facts = json.loads(child.stdout.splitlines()[-1])
+    return facts, facts["time"] - (before + after) / 2, (after - before) / 2
+
+
+class _Captured(Output):
+    """Keeps what rank 0 prints and shows the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.result: dict | None = None
+
+    def lines(self, rank: int, host: str, stream: str, lines: list[str]) -> None:
+        if stream == "out" and rank == 0 and lines and lines[-1].startswith("{"):
+            self.result = json.loads(lines.pop())
+        super().lines(rank, host, stream, lines)
+
+
+def _job(findings: Findings, settings: Settings, facts: list[dict]) -> None:
+    session, output = Session(settings), _Captured()
+    job = session.job(session.hosts)
+    outcome = session.attempt(job, output, 0)
+    if outcome.failure is not None or output.result is None:
+        why = outcome.failure.message if outcome.failure else "rank 0 printed no result"
+        findings.fail("MPI job", f"{job.ranks} ranks by {session.backend.label}: {why}", "read what is printed above")
+        return
+    checks.mpi_job(findings, output.result, job.ranks)
+    if output.result["size"] == job.ranks and job.ranks > 1:
+        entry = record.write(output.result)
+        checks.network(findings, entry, output.result["tcp"], facts)
+        findings.ok("record", f"kept in {record.path()}")

@@ -1,0 +1,192 @@
+"""Where the ranks go: host lists from the command line, files and batch systems."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+
+from .errors import LaunchError
+from .job import Host
+
+# A name reaches ssh's command line: nothing that could be an option or mean something to a shell.
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+_OPERATOR_FILES = (
+    "HYDRA_HOST_FILE",
+    "I_MPI_HYDRA_HOST_FILE",
+    "OMPI_MCA_orte_default_hostfile",
+    "PRTE_MCA_prte_default_hostfile",
+)
+
+
+def checked(name: str, slots: str | int = 1, where: str = "--hosts") -> Host:
+    """A host, or a refusal of what cannot be one."""
+    if not _NAME.match(name):
+        raise LaunchError(
+            f"{where}: {name!r} is no host name; expected letters, digits, '.', '-' and '_', as in a:2,b:2"
+        )
+    if not str(slots).isdigit() or int(slots) < 1:
+        raise LaunchError(f"{where}: {name}:{slots}: expected a number of slots of at least 1 after the colon")
+    return Host(name, int(slots))
+
+
+def parse_list(text: str) -> tuple[Host, ...]:
+    """a:2,b:2 or a,b; a host named twice has the sum of its slots."""
+    parts = [part.rpartition(":") if ":" in part else (part, "", "1") for part in text.split(",")]
+    return _merged([checked(name, slots) for name, _, slots in parts])
+
+
+def parse_file(path: str) -> tuple[Host, ...]:
+    """A host file: `a`, `a:2` (MPICH), `a slots=2` (Open MPI), `a 2`, or one line per slot; # starts a comment."""
+    try:
+        with open(path) as file:
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"--hostfile {path!r} cannot be read: {error}") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if words:
+            name, _, slots = words[0].partition(":")
+            for word in words[1:]:
+                if word.startswith("slots=") or word.isdigit():
+                    slots = word.removeprefix("slots=")
+            found.append(checked(name, slots or 1, f"{path}:{number}"))
+    if not found:
+        raise LaunchError(f"--hostfile {path!r} names no host")
+    return _merged(found)
+
+
+def _merged(hosts: list[Host]) -> tuple[Host, ...]:
+    slots: dict[str, int] = {}
+    for host in hosts:
+        slots[host.name] = slots.get(host.name, 0) + host.slots
+    return tuple(Host(name, count) for name, count in slots.items())
+
+
+def of_environment(environment: Mapping[str, str] = os.environ) -> tuple[Host, ...]:
+    """The hosts that a batch system or the MPI Operator gave us; () on an ordinary machine. Slurm is read elsewhere."""
+    if environment.get("PBS_NODEFILE") and os.path.exists(environment["PBS_NODEFILE"]):
+        return parse_file(environment["PBS_NODEFILE"])
+    if environment.get("LSB_DJOB_HOSTFILE") and os.path.exists(environment["LSB_DJOB_HOSTFILE"]):
+        return parse_file(environment["LSB_DJOB_HOSTFILE"])
+    if environment.get("LSB_MCPU_HOSTS"):
+        words = environment["LSB_MCPU_HOSTS"].split()
+        return _merged([checked(name, slots, "LSB_MCPU_HOSTS") for name, slots in zip(words[::2], words[1::2])])
+    for name in _OPERATOR_FILES:
+        if environment.get(name) and os.path.exists(environment[name]):
+            return parse_file(environment[name])
+    return ()
+
+
+def slurm_hosts(environment: Mapping[str, str] = os.environ) -> tuple[Host, ...]:
+    """The nodes of a Slurm allocation with their tasks; () outside of one."""
+    text = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST")
+    if not environment.get("SLURM_JOB_ID") or not text:
+        return ()
+    names = expand(text)
+    counts: list[int] = []
+    tasks = environment.get("SLURM_TASKS_PER_NODE") or environment.get("SLURM_JOB_CPUS_PER_NODE", "1")
+    for part in tasks.split(","):
+        count, _, times = part.partition("(x")
+        counts += [int(count)] * int(times.rstrip(")") or 1)
+    return tuple(Host(name, counts[min(at, len(counts) - 1)]) for at, name in enumerate(names))
+
+
+def expand(text: str) -> list[str]:
+    """Slurm's short form of node names: n[1-3,07],login -> n1 n2 n3 n07 login."""
+    names: list[str] = []
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        match = re.match(r"^([^\[]*)\[([^\]]*)\](.*)$", part)
+        if not match:
+            names.append(part)
+            continue
+        for piece in match[2].split(","):
+            first, _, last = piece.partition("-")
+            for number in range(int(first), int(last or first) + 1):
+                names += expand(f"{match[1]}{number:0{len(first)}d}{match[3]}")
+    return names
+
+
+def place(hosts: tuple[Host, ...], ranks: int | None, per_host: int | None) -> tuple[tuple[Host, ...], int]:
+    """(hosts with the ranks that each one gets, in order; number of ranks)."""
+    if per_host is not None:
+        hosts = tuple(Host(host.name, per_host) for host in hosts)
+    slots = sum(host.slots for host in hosts)
+    wanted = slots if ranks is None else ranks
+    if wanted > slots:
+        listed = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
+        raise LaunchError(
+            f"{wanted} ranks do not fit into {slots} slots ({listed}); give the hosts more slots, as in "
+            f"--hosts {hosts[0].name}:{-(-wanted // len(hosts))},..., or use --per-host"
+        )
+    placed, left = [], wanted
+    for host in hosts:
+        if left:
+            placed.append(Host(host.name, min(host.slots, left)))
+            left -= placed[-1].slots
+    return tuple(placed), wanted
+
+
+def resolve(name: str) -> str | None:
+    """The address of a host: by the system's names, then by an alias in ssh's configuration."""
+    try:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError):
+        return None
+
+
+def is_local(name: str) -> bool:
+    """Whether a name means this machine: its address can be bound here."""
+    if name in ("localhost", os.uname().nodename):
+        return True
+    address = resolve(name)
+    if address is None:
+        return False
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+        return True
+    except OSError:
+        return False
+
+
+def own_address_towards(name: str) -> str | None:
+    """Our address on the interface that leads to a host; nothing is sent."""
+    address = resolve(name)
+    if address is None:
+        return None
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def own_addresses() -> tuple[str, ...]:
+    """The IPv4 addresses of this host's interfaces, loopback last: for ranks that will be we do not know where."""
+    found = []
+    for _, name in socket.if_nameindex():
+        try:
+            found.append(address_of_interface(name))
+        except LaunchError:
+            continue  # an interface without an address
+    return tuple(sorted(found, key=lambda address: address.startswith("127.")))
+
+
+def address_of_interface(name: str) -> str:
+    """The IPv4 address of an interface such as eth0; an address stands for itself."""
+    import fcntl
+    import struct
+
+    if re.match(r"^[0-9.]+$|:", name):
+        return name
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+        except OSError as error:
+            known = ", ".join(interface for _, interface in socket.if_nameindex())
+            raise LaunchError(f"--interface {name!r}: {error.strerror}; interfaces of this host: {known}") from error
+    return socket.inet_ntoa(answer[20:24])

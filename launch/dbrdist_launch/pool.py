@@ -1,0 +1,87 @@
+"""The hosts of a job over its restarts: probing them, setting lost ones aside, taking them back."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+
+from . import hosts as hosts_module
+from .errors import LaunchError
+from .job import Host
+
+_PROBE_SECONDS = 2.0
+
+
+class HostPool:
+    """Which hosts an attempt may use. Times are on the monotonic clock, in seconds."""
+
+    def __init__(
+        self,
+        hosts: tuple[Host, ...],
+        probe: Callable[[list[str]], dict[str, str]],
+        cooldown_seconds: float,
+        discovery: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.hosts, self.probe, self.cooldown_seconds, self.clock = hosts, probe, cooldown_seconds, clock
+        self.discovery = discovery
+        self.aside: dict[str, tuple[float, str]] = {}  # name -> (until when, why)
+        self.used: set[str] = {host.name for host in hosts}
+
+    def discover(self) -> None:
+        """Take the hosts that the user's script prints, one `name:slots` a line; keep the old ones when it fails."""
+        if self.discovery is None:
+            return
+        child = subprocess.run([self.discovery], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        if child.returncode != 0:
+            raise LaunchError(
+                f"--host-discovery {self.discovery!r} ended with {child.returncode}: {child.stderr.strip()}"
+            )
+        found = [line.strip() for line in child.stdout.splitlines() if line.strip()]
+        if found:
+            self.hosts = hosts_module.parse_list(",".join(found))
+
+    def after_failure(self) -> tuple[list[str], list[str]]:
+        """Probe the hosts; (names newly lost, names that came back)."""
+        now = self.clock()
+        due = [h.name for h in self.hosts if h.name not in self.aside or self.aside[h.name][0] <= now]
+        unreachable = self.probe(due)
+        came_back = [name for name in due if name in self.aside and name not in unreachable]
+        for name in came_back:
+            del self.aside[name]
+        lost = [name for name in due if name in unreachable]
+        for name in lost:
+            self.aside[name] = (now + self.cooldown_seconds, unreachable[name])
+        return lost, came_back
+
+    def available(self) -> tuple[Host, ...]:
+        """The hosts that are not set aside."""
+        return tuple(host for host in self.hosts if host.name not in self.aside)
+
+
+def probe_by_ssh(names: list[str], agent: str | None, options: tuple[str, ...]) -> dict[str, str]:
+    """name -> why, for the hosts where `ssh host true` fails; all are asked at once, for at most two seconds or so."""
+    started = {}
+    for name in names:
+        if not hosts_module.is_local(name):
+            words = [agent or "ssh", *options, "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_PROBE_SECONDS:.0f}"]
+            try:
+                started[name] = subprocess.Popen(
+                    [*words, name, "true"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+                )
+            except OSError as error:
+                return dict.fromkeys(names, f"{words[0]}: {error.strerror}")
+    until = time.monotonic() + _PROBE_SECONDS + 1.0
+    unreachable = {}
+    for name, process in started.items():
+        try:
+            _, err = process.communicate(timeout=max(0.1, until - time.monotonic()))
+            if process.returncode != 0:
+                said = err.decode(errors="replace").strip().splitlines()
+                unreachable[name] = said[-1] if said else f"ssh ended with {process.returncode}"
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            unreachable[name] = f"no answer within {_PROBE_SECONDS + 1:.0f} s"
+    return unreachable

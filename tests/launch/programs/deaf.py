@@ -1,0 +1,11 @@
+"""Does not hear requests to stop."""
+
+import os
+import pathlib
+import signal
+import time
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+(pathlib.Path(os.environ["TEST_FOLDER"]) / "checkpoint.json").touch()
+while True:
+    time.sleep(1)

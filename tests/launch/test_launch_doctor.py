@@ -1,0 +1,122 @@
+"""The doctor: findings with what to do, exit 1 if a job would fail, and a measured network."""
+
+import contextlib
+import io
+import json
+import sys
+
+import pytest
+from dbrdist_launch.doctor import checks, record
+from dbrdist_launch.doctor.findings import Findings
+from dbrdist_launch.doctor.fit import latency_and_bandwidth
+from support import ROOT, environment
+
+FACTS = {
+    "host": "a",
+    "shm_bytes": 8 << 30,
+    "shm_free_bytes": 8 << 30,
+    "files": 65536,
+    "memlock": -1,
+    "gpus": 0,
+    "cores": 8,
+    "infiniband": [],
+    "fork_safe": None,
+    "python": "3.11.7",
+    "executable": "/v/bin/python",
+    "packages": {"numpy": "2.4"},
+    "system": "Linux 6",
+    "interfaces": [
+        {"name": "eth0", "address": "10.0.0.1", "speed": 1000},
+        {"name": "ib0", "address": "10.1.0.1", "speed": 100000},
+    ],
+}
+
+
+def said(check, *arguments):
+    """(level, title) of each finding of a check, with all its text."""
+    findings = Findings()
+    with contextlib.redirect_stdout(io.StringIO()):
+        check(findings, *arguments)
+    return [(entry["level"], entry["title"]) for entry in findings.entries], json.dumps(findings.entries)
+
+
+def test_a_sound_host_has_only_good_findings():
+    levels, _ = said(checks.memory_and_limits, FACTS, 8)
+    assert {level for level, _ in levels} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected", "words"),
+    [
+        ({"shm_free_bytes": 1 << 20}, ("FAIL", "shared memory"), "--shm-size"),
+        ({"shm_bytes": 64 << 20}, ("warn", "shared memory"), "67.1 MB"),
+        ({"files": 1024}, ("warn", "open files"), "ulimit -n"),
+        ({"infiniband": ["mlx5_0"], "memlock": 65536}, ("warn", "locked memory"), "ulimit -l unlimited"),
+        ({"infiniband": ["mlx5_0"]}, ("warn", "fork"), "RDMAV_FORK_SAFE"),
+        ({"cores": 2}, ("warn", "cores"), "8 ranks on 2 cores"),
+        ({"gpus": 4}, ("warn", "GPUs"), "4 for 8 ranks"),
+    ],
+)
+def test_what_is_wrong_with_a_host_is_named_with_what_to_do(changes, expected, words):
+    levels, text = said(checks.memory_and_limits, {**FACTS, **changes}, 8)
+    assert expected in levels
+    assert words in text
+
+
+def test_hosts_that_differ_are_named():
+    other = {**FACTS, "host": "b", "python": "3.12.1", "packages": {"numpy": "2.4", "mpi4py": "4.1"}}
+    levels, text = said(checks.alike, FACTS, other)
+    assert levels == [("FAIL", "alike"), ("FAIL", "alike")]
+    assert "b has Python 3.12.1, a 3.11.7" in text and "mpi4py: b 4.1, a not there" in text
+    assert said(checks.alike, FACTS, {**FACTS, "host": "b"})[0] == [("ok", "alike")]
+
+
+def test_clock_offset_counts_beyond_its_doubt():
+    assert said(checks.clock, "b", 5.0, 0.1)[0] == [("warn", "clock")]
+    assert said(checks.clock, "b", 1.05, 0.1)[0] == [("ok", "clock")]
+
+
+def test_world_of_one_fails_and_slow_interface_warns():
+    job = {"size": 1, "hosts": ["a"], "library": "x", "thread_level": 3, "thread_multiple": 3}
+    assert said(checks.mpi_job, job, 2)[0] == [("FAIL", "MPI job")]
+    entry = {"latency_seconds": 1e-6, "bandwidth_bytes_per_second": 1e9, "ranks": 2}
+    entry.update({f"allreduce_{key}": value for key, value in list(entry.items())[:2]})
+    levels, text = said(checks.network, entry, ["10.0.0.1"], [FACTS])
+    assert levels[-1] == ("warn", "interface") and "--interface ib0" in text
+
+
+def test_fit_finds_latency_and_bandwidth_again():
+    points = [(size, 5e-6 + size / 2e9) for size in (8, 512, 32768, 1 << 20, 4 << 20)]
+    latency, bandwidth = latency_and_bandwidth(points)
+    assert latency == pytest.approx(5e-6, rel=1e-6)
+    assert bandwidth == pytest.approx(2e9, rel=1e-6)
+
+
+@pytest.mark.mpiexec
+def test_doctor_on_this_machine(tmp_path, monkeypatch):
+    import subprocess
+
+    env = environment("doctor", DBRDIST_NETWORK_FILE=str(tmp_path / "network.json"))
+    words = [sys.executable, "-m", "dbrdist_launch", "doctor", "--json", str(tmp_path / "found.json")]
+    child = subprocess.run(words, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert child.returncode == 0, child.stdout + child.stderr
+    assert "a job would run here" in child.stdout
+    levels = {(e["title"], e["level"]) for e in json.loads((tmp_path / "found.json").read_text())["entries"]}
+    assert {("MPI library", "ok"), ("mpiexec", "ok"), ("MPI job", "ok"), ("threads", "ok")} <= levels
+    import os
+
+    monkeypatch.setenv("DBRDIST_NETWORK_FILE", str(tmp_path / "network.json"))
+    entry = record.read([os.uname().nodename])
+    assert entry["ranks"] == 2 and entry["bandwidth_bytes_per_second"] > 1e6
+
+
+def test_doctor_refuses_an_mpiexec_that_does_not_fit(tmp_path):
+    import subprocess
+
+    fake = tmp_path / "mpiexec"
+    fake.write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 4.1.4'\n")
+    fake.chmod(0o755)
+    words = [sys.executable, "-m", "dbrdist_launch", "doctor", "--mpiexec", str(fake)]
+    child = subprocess.run(words, env=environment("doctor"), capture_output=True, text=True, timeout=60)
+    assert child.returncode == 1
+    assert "FAIL  mpiexec" in child.stdout

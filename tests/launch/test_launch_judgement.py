@@ -1,0 +1,146 @@
+"""Who failed first, from what is told in which order: the cases that real machines show only now and then."""
+
+import os
+
+import pytest
+from dbrdist_launch.judgement import Judge
+from dbrdist_launch.ranks import Rank
+
+NOW = 1000.0
+
+
+class Srun:
+    """A starter that has ended with a code."""
+
+    name = "srun"
+
+    def __init__(self, code=1):
+        self.code = code
+
+    def result(self):
+        return self.code, 0
+
+
+def judge(*hosts, lines=(), ended=True, code=1):
+    """Ranks 0, 1, ... on hosts; the starter has ended and has said these lines."""
+    made = Judge(len(hosts), 10.0, 60.0, 6.0, starter=Srun(code), starter_lines=list(lines))
+    made.starter_ended_at = NOW - 0.1 if ended else None
+    for number, host in enumerate(hosts):
+        made.ranks[number] = Rank(number, host, channel=None, heard_at=NOW)
+    return made
+
+
+def lose(made, rank, at):
+    made.ranks[rank].connected, made.ranks[rank].lost_at = False, at
+
+
+def end(made, rank, at, code=9, signal=0):
+    made.ranks[rank].ended, made.ranks[rank].early_exit = at, {"code": code, "signal": signal}
+
+
+def test_lost_host_comes_before_the_exit_that_it_caused():
+    made = judge("a", "a", "b", lines=["srun: error: a: tasks 0-1: Killed"])
+    end(made, 0, NOW - 0.52, code=14)
+    lose(made, 2, NOW - 0.5)
+    lose(made, 1, NOW - 0.45)
+    lose(made, 0, NOW - 0.45)
+    failure = made.verdict(NOW)
+    assert (failure.kind, failure.rank, failure.host, failure.code) == ("host_lost", 2, "b", 69)
+
+
+def test_rank_that_ended_comes_before_the_step_that_srun_killed():
+    made = judge("a", "a", "b", lines=["srun: error: a: tasks 0-1: Killed", "srun: error: b: task 2: Killed"])
+    end(made, 1, NOW - 0.52)
+    for rank in range(3):
+        lose(made, rank, NOW - 0.5)
+    failure = made.verdict(NOW)
+    assert (failure.kind, failure.rank, failure.code) == ("exit", 1, 9)
+
+
+def test_abort_that_was_printed_names_the_rank():
+    made = judge("a", "b", code=7)
+    made.ranks[1].errors.append(
+        "Abort(7) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 7)"
+    )
+    for rank in range(2):
+        lose(made, rank, NOW - 0.5)
+    failure = made.verdict(NOW)
+    assert (failure.kind, failure.rank, failure.code) == ("exit", 1, 7)
+
+
+def test_step_killed_for_no_reason_that_a_rank_knows_is_the_starters():
+    lines = ["srun: error: a: task 0: Killed", "srun: error: b: task 1: Killed"]
+    made = judge("a", "b", lines=lines, code=3)
+    for rank in range(2):
+        lose(made, rank, NOW - 0.5)
+    failure = made.verdict(NOW)
+    assert (failure.kind, failure.rank, failure.code) == ("exit", None, 3)
+    assert failure.traceback == "\n".join(lines)
+
+
+def test_silence_of_a_host_is_waited_for_before_anything_else():
+    made = judge("a", "b", ended=False)
+    made.ranks[1].heard_at = NOW - 3.0
+    made.ranks[0].beat_at = NOW - 100.0  # it waits for the other one
+    assert made.verdict(NOW) is None
+    made.ranks[1].heard_at = NOW - 6.5
+    failure = made.verdict(NOW)
+    assert (failure.kind, failure.rank, failure.message) == ("host_lost", 1, "host b is lost: silent for 6 s")
+
+
+def test_silent_supervisor_on_our_own_host_is_stopped_not_a_lost_host():
+    made = judge(os.uname().nodename, os.uname().nodename, ended=False)
+    made.ranks[1].heard_at = NOW - 7.0
+    assert made.verdict(NOW).kind == "stopped"
+
+
+def test_exit_waits_while_a_connection_is_broken():
+    made = judge("a", "b", ended=False)
+    made.ranks[0].exit = {"code": 14, "signal": 0, "oom": None, "ours": False}
+    made.ranks[0].ended = NOW
+    lose(made, 1, NOW)
+    assert made.take_bad_exit(made.ranks[0], NOW) is None
+    assert made.undecided()
+    made.starter_ended_at, made.starter_lines = NOW + 0.3, ["srun: error: a: task 0: Exited with exit code 14"]
+    assert made.verdict(NOW + 0.7).kind in ("host_lost", "exit")
+
+
+@pytest.mark.parametrize(("event", "kind"), [("exception", "exception"), ("thread", "thread"), ("worker", "thread")])
+def test_told_failures_count_after_a_moment(event, kind):
+    made = judge("a", "a", ended=False)
+    made.take_event(made.ranks[1], {"event": event, "message": "E: m", "name": "t"}, NOW)
+    failure = made.verdict(NOW + 1.1)
+    assert (failure.kind, failure.rank) == (kind, 1)
+
+
+def test_leaving_with_a_code_counts_only_while_the_process_hangs():
+    made = judge("a", "a", ended=False)
+    made.take_event(made.ranks[1], {"event": "leaving", "code": 3}, NOW)
+    assert made.verdict(NOW + 1.0) is None
+    failure = made.verdict(NOW + 1.6)
+    assert (failure.kind, failure.rank, failure.code) == ("exit", 1, 3)
+    for code in (0, 75):
+        quiet = judge("a", "a", ended=False)
+        quiet.take_event(quiet.ranks[1], {"event": "leaving", "code": code}, NOW)
+        assert quiet.verdict(NOW + 1.6) is None
+
+
+def test_missing_ranks_are_named_after_the_start_time():
+    made = judge("a", "a", "b", ended=False)
+    del made.ranks[2]
+    made.progress_at = NOW - 9.0
+    assert made.verdict(NOW) is None
+    failure = made.verdict(NOW + 1.5)
+    assert (failure.kind, failure.code, failure.may_retry) == ("start", 71, True)
+    assert "1 of 3 ranks did not appear within 10 s (missing: 2); srun hangs" in failure.message
+
+
+def test_exit_after_a_lost_host_is_not_the_first_cause_under_mpiexec():
+    made = judge("a", "a", "b", ended=False)
+    made.starter.name = "mpiexec"
+    end(made, 0, NOW - 0.4, code=14)
+    made.ranks[0].exit = {"code": 14, "signal": 0, "oom": None, "ours": False}
+    made.pending.append((NOW - 0.1, 0, {"event": "exit"}))
+    lose(made, 2, NOW - 0.39)
+    failure = made.verdict(NOW)
+    assert (failure.kind, failure.rank) == ("host_lost", 2)

@@ -1,0 +1,396 @@
+"""The launcher's parts that need no MPI: hosts, environment, lines, tracebacks, heartbeat, restarts, exit codes."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from dbrdist_launch import channel, codes, cores, heartbeat, hosts, identity, report, stalls, tracebacks
+from dbrdist_launch import environment as forwarding
+from dbrdist_launch.attempt import Outcome
+from dbrdist_launch.backends import Backend, choose, hydra, openmpi, slurm
+from dbrdist_launch.errors import LaunchError
+from dbrdist_launch.gpus import for_local_rank
+from dbrdist_launch.job import Host, Job
+from dbrdist_launch.lines import LineSplitter
+from dbrdist_launch.mpi import Library, Starter
+from dbrdist_launch.pool import HostPool
+from dbrdist_launch.ranks import Rank
+from dbrdist_launch.report import Failure
+from dbrdist_launch.restarts import Policy
+from support import PROGRAMS, ROOT, environment
+
+# --- hosts
+
+
+def test_host_lists_and_files(tmp_path):
+    assert hosts.parse_list("a:2,b,a:1") == (Host("a", 3), Host("b", 1))
+    path = tmp_path / "hosts"
+    path.write_text("# two forms\na:4\nb slots=2 max_slots=4\nc 3\nd\nd\n\n")
+    assert hosts.parse_file(str(path)) == (Host("a", 4), Host("b", 2), Host("c", 3), Host("d", 2))
+    with pytest.raises(LaunchError, match="cannot be read"):
+        hosts.parse_file(str(tmp_path / "none"))
+    with pytest.raises(LaunchError, match="at least 1"):
+        hosts.parse_list("a:0")
+
+
+def test_hosts_of_batch_systems(tmp_path):
+    nodes = tmp_path / "nodes"
+    nodes.write_text("n1\nn1\nn2\n")
+    for name in ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "HYDRA_HOST_FILE", "OMPI_MCA_orte_default_hostfile"):
+        assert hosts.of_environment({name: str(nodes)}) == (Host("n1", 2), Host("n2", 1))
+    assert hosts.of_environment({"LSB_MCPU_HOSTS": "n1 4 n2 2"}) == (Host("n1", 4), Host("n2", 2))
+    assert hosts.of_environment({}) == ()
+    slurm_variables = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "2(x2),1"}
+    assert hosts.slurm_hosts(slurm_variables) == (Host("n1", 2), Host("n2", 2), Host("n3", 1))
+
+
+def test_slurm_names_expand():
+    assert hosts.expand("n[1-3,07],login") == ["n1", "n2", "n3", "n07", "login"]
+    assert hosts.expand("r[1-2]n[08-09]") == ["r1n08", "r1n09", "r2n08", "r2n09"]
+
+
+def test_ranks_are_placed_in_order_and_do_not_overflow():
+    two = (Host("a", 2), Host("b", 2))
+    assert hosts.place(two, 3, None) == ((Host("a", 2), Host("b", 1)), 3)
+    assert hosts.place(two, None, 1) == ((Host("a", 1), Host("b", 1)), 2)
+    with pytest.raises(LaunchError, match="5 ranks do not fit into 4 slots"):
+        hosts.place(two, 5, None)
+
+
+# --- environment and commands
+
+
+def test_only_listed_names_travel_and_no_secrets():
+    names = forwarding.forwarded_names(
+        {
+            "PATH": "",
+            "OMP_NUM_THREADS": "1",
+            "NCCL_DEBUG": "",
+            "MY_OWN": "",
+            "CUDA_SECRET": "",
+            "UCX_TOKEN": "",
+            "PMI_RANK": "0",
+            "OMPI_COMM_WORLD_RANK": "0",
+            "DBRDIST_LAUNCH_TOKEN": "x",
+            "BASH_FUNC_x%%": "() {}",
+            "DBRDIST_SEED": "1",
+        }
+    )
+    assert names == ("DBRDIST_SEED", "NCCL_DEBUG", "OMP_NUM_THREADS", "PATH")
+
+
+def test_settings_need_a_name_and_a_sign():
+    assert forwarding.parse_settings(("A=b=c", "B=")) == {"A": "b=c", "B": ""}
+    for wrong in ("A", "=b", "a b=c", "1A=c"):
+        with pytest.raises(LaunchError, match="expected NAME=VALUE"):
+            forwarding.parse_settings((wrong,))
+
+
+def test_commands_of_the_backends(monkeypatch):
+    job = Job(("x",), 3, (Host("a", 2), Host("b", 1)), ("PATH",), "core", "/s", ("-o", "K=v"), "eth0", ("-z",))
+    assert hydra.command("/m", job, ["p"]) == (
+        [
+            "/m",
+            "-n",
+            "3",
+            "-hosts",
+            "a:2,b:1",
+            "-launcher",
+            "ssh",
+            "-launcher-exec",
+            "/s",
+            "-genvlist",
+            "PATH",
+            "-iface",
+            "eth0",
+            "-bind-to",
+            "core",
+            "-z",
+            "p",
+        ]
+    )
+    assert hydra.environment(job)["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-o K=v"
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    text = "/m -n 3 --host a:2,b:1 -x PATH --bind-to core --mca btl_tcp_if_include eth0 -z p"
+    assert openmpi.command("/m", 5, job, ["p"]) == text.split()
+    assert openmpi.environment(5, job) == {"PRTE_MCA_plm_ssh_agent": "/s -o K=v"}
+    assert openmpi.environment(4, job) == {"OMPI_MCA_plm_rsh_agent": "/s -o K=v"}
+    local = Job(("x",), 3)
+    assert openmpi.command("/m", 4, local, ["p"]) == ["/m", "-n", "3", "--oversubscribe", "--bind-to", "none", "p"]
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert "--allow-run-as-root" in openmpi.command("/m", 5, local, ["p"])
+    words = slurm.command(Job(("x",), 4, (Host("a", 2), Host("b", 2)), ("PATH",)), "pmix", ["p"])
+    text = "--mpi=pmix -n 4 -N 2 --nodelist a,b --ntasks-per-node 2 --kill-on-bad-exit=0 --export PATH,PMIX_MCA_psec p"
+    assert words[1:] == text.split()
+
+
+def test_srun_is_chosen_in_an_allocation_and_refused_where_it_does_not_fit(monkeypatch):
+    monkeypatch.setattr(slurm, "plugins", lambda: ["none", "pmi2"])
+    mpich, ompi = Library("mpich", "5.0.2"), Library("openmpi", "5.0.11")
+    assert choose("auto", None, mpich, None, {"SLURM_JOB_ID": "1"}) == Backend("srun", None, "pmi2")
+    with pytest.raises(LaunchError, match="and the program needs pmix"):
+        choose("srun", None, ompi, None)
+    with pytest.raises(LaunchError, match="N separate jobs of one rank"):
+        choose("srun-pmi2", None, ompi, None)
+    monkeypatch.setattr(slurm, "plugins", list)
+    with pytest.raises(LaunchError, match="no working srun"):
+        choose("srun", None, mpich, None)
+
+
+def test_backend_that_does_not_fit_the_mpiexec_is_refused(monkeypatch):
+    monkeypatch.setattr("dbrdist_launch.mpi.find_starter", lambda *_: Starter("mpich", "5.0.2", "/m"))
+    with pytest.raises(LaunchError, match="--backend openmpi does not fit"):
+        choose("openmpi", None, None, None)
+
+
+def test_identity_of_each_starter():
+    assert identity.of_environment({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"})[
+        :4
+    ] == (1, 4, 1, 2)
+    ompi = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    assert identity.of_environment({**ompi, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})[:4] == (3, 4, 1, 2)
+    step = {"SLURM_PROCID": "2", "SLURM_NTASKS": "3", "SLURM_LOCALID": "0", "SLURM_NODEID": "1"}
+    assert identity.of_environment({**step, "SLURM_STEP_TASKS_PER_NODE": "2,1"})[:4] == (2, 3, 0, 1)
+    assert identity.of_environment({}) is None
+
+
+def test_one_gpu_per_local_rank():
+    assert for_local_rank(1, {"CUDA_VISIBLE_DEVICES": "4,5"}) == {"CUDA_VISIBLE_DEVICES": "5"}
+    assert for_local_rank(1, {"CUDA_VISIBLE_DEVICES": ""}) == {}
+
+
+def test_cores_count_affinity():
+    assert 1 <= cores.available_cores() <= len(os.sched_getaffinity(0))
+
+
+# --- lines, tracebacks, reports
+
+
+def test_lines_are_cut_and_progress_bars_shortened():
+    splitter = LineSplitter()
+    assert splitter.feed(b"a\nb") == ["a"]
+    assert splitter.feed(b"c\r\n1%\r2%\r3%\n") == ["bc", "3%"]
+    assert splitter.feed(b"x" * 70000) == ["x" * 70000]
+    assert splitter.feed(b"end \xff") == []
+    assert splitter.end() == ["end \udcff"]
+
+
+def test_last_traceback_is_found_among_other_lines():
+    lines = [
+        "noise",
+        "Traceback (most recent call last):",
+        '  File "a.py", line 1, in f',
+        "    g()",
+        "KeyError: 'x'",
+        "bye",
+    ]
+    text, last = tracebacks.last_traceback(lines)
+    assert last == "KeyError: 'x'"
+    assert text.splitlines()[0].startswith("Traceback") and text.splitlines()[-1] == last
+    assert tracebacks.last_traceback(["nothing"]) is None
+    assert tracebacks.last_traceback(["Fatal Python error: Aborted", "x"])[1] == "Fatal Python error: Aborted"
+
+
+def test_aborts_are_read():
+    assert report.find_abort(["Abort(7) on node 2 (rank 2 in comm 0): application called MPI_Abort"]) == (2, 7)
+    text = ["MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD", "  Proc: [[1,1],1]", "with errorcode 9."]
+    assert report.find_abort(text) == (1, 9)
+    assert report.find_abort(["fine"]) is None
+
+
+def test_wait_statuses_tell_exit_codes_from_signals():
+    assert codes.from_wait_status(9 << 8) == (9, 0)
+    assert codes.from_wait_status(9) == (137, 9)
+    assert codes.signal_name(signal.SIGSEGV) == "SIGSEGV"
+    assert codes.signal_name(signal.SIGRTMIN + 2) == "SIGRTMIN+2"
+
+
+def stacks(name, line):
+    return f'Current thread 0x1 (most recent call first):\n  File "t.py", line {line} in {name}\n'
+
+
+def ranks_at(*what):
+    """Late ranks: each (step, seconds since the beat, innermost function, state)."""
+    found = []
+    for number, (step, age, name, state) in enumerate(what):
+        rank = Rank(number, "a", channel=None)
+        rank.count, rank.step, rank.beat_at, rank.state = 1, step, 100.0 - age, state
+        rank.stacks = stacks(name, number) if name else None
+        found.append(rank)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("what", "culprit", "kind"),
+    [
+        ([(7, 9, "allreduce", "R"), (7, 9, "load", "S"), (7, 9, "allreduce", "R")], 1, "stalled"),
+        ([(7, 9, "allreduce", "R"), (7, 9, None, "T"), (7, 9, "allreduce", "R")], 1, "stopped"),
+        ([(7, 9, None, "R"), (7, 9, None, "R"), (6, 9, None, "R")], 2, "stalled"),
+        ([(7, 8, None, "R"), (7, 9, None, "R")], 1, "stalled"),
+    ],
+)
+def test_the_rank_that_others_wait_for_is_blamed(what, culprit, kind):
+    ranks = ranks_at(*what)
+    late = stalls.find_stall(ranks, 100.0, 5.0)
+    failure = stalls.blame(ranks, late, 100.0, 5.0)
+    assert (failure.rank, failure.kind, failure.code) == (culprit, kind, 124)
+
+
+def test_paused_and_silent_ranks_do_not_stall():
+    ranks = ranks_at((1, 9, None, "S"))
+    ranks[0].paused = True
+    assert stalls.find_stall(ranks, 100.0, 5.0) is None
+    ranks[0].paused, ranks[0].beat_at = False, None
+    assert stalls.find_stall(ranks, 100.0, 5.0) is None
+
+
+# --- heartbeat
+
+
+def test_heartbeat_travels_through_the_page(tmp_path, monkeypatch):
+    page = tmp_path / "page"
+    page.write_bytes(bytes(heartbeat.PAGE_BYTES))
+    writer = heartbeat._Writer(str(page))
+    writer.beat(4, {"loss": 0.5, "total": 10})
+    found = heartbeat.read(page.read_bytes())
+    assert (found.number, found.step, found.paused, found.fields) == (1, 4, False, {"loss": 0.5, "total": 10})
+    assert abs(time.monotonic() - found.time) < 5
+    writer.pause()
+    assert heartbeat.read(page.read_bytes()).paused
+    writer.beat(None, {})
+    assert heartbeat.read(page.read_bytes())[:2] == (2, 4)
+
+
+def test_heartbeat_without_a_launcher_does_nothing():
+    program = "from dbrdist_launch import heartbeat as h; h.beat(1, a=2); h.pause(); print(h.active())"
+    for value in ({}, {heartbeat.VARIABLE: "/nowhere"}):
+        child = subprocess.run(
+            [sys.executable, "-c", program], env=environment("x", **value), capture_output=True, text=True
+        )
+        assert child.stdout == "False\n", child.stderr
+
+
+# --- the side channel
+
+
+def test_wrong_token_and_nonsense_are_refused():
+    assert channel.same_token("a" * 32, "a" * 32) and not channel.same_token("a" * 32, "b" * 32)
+    one, other = socket.socketpair()
+    with one, other:
+        reader = channel.Channel.__new__(channel.Channel)
+        reader.socket, reader.limit_bytes, reader._rest = one, 100, b""
+        other.sendall(b'{"t": "hello"}\n{"t": "x"}\n')
+        assert [message["t"] for message in reader.receive()] == ["hello", "x"]
+        other.sendall(b"no json\n")
+        assert reader.receive() is None
+        other.sendall(b"x" * 200)
+        assert reader.receive() is None
+
+
+# --- restarts
+
+
+def outcome(kind="exit", message="m", steps=-1, **more):
+    return Outcome(1, Failure(kind, 1, "a", 1, message, **more), steps=steps)
+
+
+def test_restarts_are_counted_and_crash_loops_stop():
+    policy = Policy(max_restarts=5)
+    assert [policy.after(outcome(steps=n))[0] for n in (1, 5, 9)] == [True, True, True]
+    assert policy.after(outcome(steps=9)) == (True, "restart 4 of 5")
+    again, why = policy.after(outcome(steps=9))
+    assert not again and "the same failure 3 times in a row" in why
+
+
+def test_restarts_end_and_finished_jobs_do_not_restart():
+    policy = Policy(max_restarts=1)
+    assert policy.after(outcome(steps=1))[0]
+    assert policy.after(outcome(steps=5)) == (False, "not started again: all 1 restarts are used up")
+    assert Policy(max_restarts=1).after(Outcome(0)) == (False, "")
+    asked = outcome()
+    asked.asked = 15
+    assert Policy(max_restarts=1).after(asked) == (False, "")
+
+
+def test_hanging_starts_are_retried_without_restarts():
+    policy = Policy(max_restarts=0, start_retries=1)
+    assert policy.after(outcome("start", may_retry=True))[0]
+    assert not policy.after(outcome("start", may_retry=True))[0]
+
+
+def test_lost_hosts_cool_down_and_come_back():
+    now, dead = [0.0], {"b": "no answer"}
+    pool = HostPool(
+        hosts.parse_list("a:1,b:1"), lambda names: {n: dead[n] for n in names if n in dead}, 30.0, clock=lambda: now[0]
+    )
+    assert pool.after_failure() == (["b"], [])
+    assert [host.name for host in pool.available()] == ["a"]
+    dead.clear()
+    now[0] = 10.0
+    assert pool.after_failure() == ([], [])  # it answers again, but cools down
+    now[0] = 31.0
+    assert pool.after_failure() == ([], ["b"])
+    assert [host.name for host in pool.available()] == ["a", "b"]
+
+
+# --- rules
+
+
+def test_launcher_and_supervisor_load_neither_numpy_nor_mpi():
+    program = (
+        "import sys; import dbrdist_launch.main, dbrdist_launch.cli, dbrdist_launch.session, dbrdist_launch.supervisor,"
+        "dbrdist_launch.doctor.cli, dbrdist_launch.heartbeat;"
+        "print([n for n in ('numpy', 'mpi4py', 'cupy', 'rich', 'dbrdist') if n in sys.modules])"
+    )
+    child = subprocess.run([sys.executable, "-c", program], env=environment("x"), capture_output=True, text=True)
+    assert child.stdout == "[]\n", child.stderr
+
+
+def test_supervisor_runs_without_site_packages():
+    words = [sys.executable, "-I", "-S", str(ROOT / "launch" / "dbrdist_launch" / "rank.py")]
+    child = subprocess.run(words, capture_output=True, text=True)
+    assert child.returncode == 2 and "usage: python -m dbrdist_launch.rank" in child.stderr
+
+
+@pytest.mark.mpiexec
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["-n", "2", "--log-dir", "/proc/nowhere"], 2, "cannot be written"),
+        (["-n", "2", "--env", "NAME"], 2, "expected NAME=VALUE"),
+        (["-n", "2", "--interface", "nowhere0"], 2, "interfaces of this host: lo"),
+        (["-n", "2", "--hosts", "a:2", "--hostfile", "x"], 2, "name the hosts twice"),
+        (["-n", "2", "--mpiexec", "/bin/true"], 2, "no mpiexec of MPICH, Intel MPI or Open MPI is there"),
+        ([], 2, "how many ranks?"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(arguments, code, words):
+    child = subprocess.run(
+        [sys.executable, "-m", "dbrdist_launch", *arguments, "python", str(PROGRAMS / "hello.py")],
+        env=environment("x"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert child.returncode == code
+    assert words in child.stderr
+    assert "hello" not in child.stdout
+
+
+@pytest.mark.mpiexec
+def test_port_in_use_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        child = subprocess.run(
+            [sys.executable, "-m", "dbrdist_launch", "-n", "2", "--port", port, "python", str(PROGRAMS / "hello.py")],
+            env=environment("x"),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert child.returncode == 2
+    assert f"cannot listen on 127.0.0.1 port {port}" in child.stderr

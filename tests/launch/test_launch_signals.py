@@ -1,0 +1,73 @@
+"""Requests to stop reach the ranks once, whatever the signal and the MPI; a second Ctrl-C does not wait."""
+
+import signal
+import sys
+import time
+import uuid
+
+import pytest
+from setups import openmpi_python
+from support import PROGRAMS, assert_nothing_left, popen
+
+pytestmark = pytest.mark.mpiexec
+
+
+def start(tmp_path, python, *arguments, program="counting.py", steps=100000):
+    mark = uuid.uuid4().hex
+    env = {"TEST_FOLDER": str(tmp_path), "TEST_STEPS": str(steps)}
+    process = popen("-n", 2, *arguments, "python", PROGRAMS / program, mark=mark, python=python, env=env)
+    until = time.monotonic() + 20
+    while not (tmp_path / "checkpoint.json").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    return process, mark
+
+
+@pytest.fixture(params=["mpich", pytest.param("openmpi", marks=pytest.mark.launch_system)])
+def python(request):
+    found = sys.executable if request.param == "mpich" else openmpi_python()
+    if found is None:
+        pytest.skip("no environment with Open MPI: run .ci/launch, or set TEST_OPENMPI_PYTHON")
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_stop_request_saves_and_ends_with_75(tmp_path, python, number):
+    process, mark = start(tmp_path, python)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 75, err
+    assert out.count("asked 1 times") == 2  # one request, to each rank
+    assert f"{signal.Signals(number).name}: asking all ranks to save and stop" in err
+    assert "failed first" not in err
+    assert_nothing_left(mark)
+
+
+def test_second_interrupt_stops_at_once(tmp_path):
+    process, mark = start(tmp_path, sys.executable, program="deaf.py")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    _, err = process.communicate(timeout=20)
+    assert time.monotonic() - started < 5
+    assert process.returncode == 130
+    assert "interrupted again, stopping now" in err
+    assert_nothing_left(mark)
+
+
+def test_ranks_that_do_not_listen_are_ended_after_the_grace_period(tmp_path):
+    process, mark = start(tmp_path, sys.executable, "--grace", "1", program="deaf.py")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert "the grace period is over" in err
+    assert_nothing_left(mark)
+
+
+def test_program_without_handlers_ends_by_the_signal(tmp_path):
+    process, mark = start(tmp_path, sys.executable, program="hello_long.py")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert_nothing_left(mark)
