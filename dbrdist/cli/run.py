@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist import __version__
-from dbrdist.cli import build
+from dbrdist.cli import beats, build
 from dbrdist.cli.config import Config, interval
 from dbrdist.cli.load import Origin, dump
 from dbrdist.cli.prepare import Refused, alike, describe, evaluator, iterator, parts
@@ -73,6 +73,8 @@ class Run:
             self._reports(trainer, AtEndToo(interval(config.log.every), end))
         trainer.extend(self.saver, trigger=AtEndToo(interval(config.snapshot.every), end))
         trainer.extend(self.stop)
+        trainer.extend(beats.Beat())
+        trainer.extend(beats.Resume())
         return trainer
 
     def _evaluation(self, trainer: Trainer, end: EndTrigger) -> None:
