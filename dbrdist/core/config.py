@@ -65,18 +65,20 @@ class LocalConfig(threading.local):
         values["_record"] = record
 
     def __setattr__(self, name: str, value: Any) -> None:
+        values = self.__dict__  # outside the lock: the first look at it in a thread runs __init__, which takes the lock
         with _lock:  # a change of the default in another thread must not come in between
-            self.__dict__[name] = value
-            self._record.own.add(name)
+            values[name] = value
+            values["_record"].own.add(name)
 
     def __delattr__(self, name: str) -> None:
         """Forget this thread's own value; the default holds again."""
+        values = self.__dict__
         with _lock:
-            self._record.own.discard(name)
+            values["_record"].own.discard(name)
             if name in _DEFAULTS:
-                self.__dict__[name] = _DEFAULTS[name]
+                values[name] = _DEFAULTS[name]
             else:
-                del self.__dict__[name]
+                del values[name]
 
     def show(self) -> None:
         """Print all switches of this thread, one a line."""
