@@ -1,4 +1,11 @@
-"""Deep learning with the vocabulary of Chainer, made for training on many nodes."""
+"""Deep learning with the vocabulary of Chainer, made for training on many nodes.
+
+``import dbrdist`` brings the core. The rooms above it, such as ``dbrdist.functions`` and ``dbrdist.comm``, are loaded
+when they are first named.
+"""
+
+import importlib
+from typing import Any
 
 from dbrdist import errors
 from dbrdist.core import backend, gradient_check, random
@@ -32,9 +39,35 @@ from dbrdist.core.reporter import (
 )
 from dbrdist.core.serializer import AbstractSerializer, Deserializer, Serializer
 from dbrdist.core.variable import Variable, as_array, as_variable
-from dbrdist.links import initializers
 
 __version__ = "0.1.0"
+
+_LOADED_WHEN_NAMED = (
+    "comm",
+    "dataset",
+    "datasets",
+    "functions",
+    "initializers",
+    "iterators",
+    "links",
+    "models",
+    "optimizer_hooks",
+    "optimizers",
+    "training",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LOADED_WHEN_NAMED:
+        return importlib.import_module(f"dbrdist.{name}")
+    if name == "load":
+        return importlib.import_module("dbrdist.training.runs").load
+    raise AttributeError(f"module 'dbrdist' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LOADED_WHEN_NAMED, "load"})
+
 
 __all__ = [
     "AbstractSerializer",
@@ -71,7 +104,6 @@ __all__ = [
     "global_config",
     "grad",
     "gradient_check",
-    "initializers",
     "is_debug",
     "no_backprop_mode",
     "random",

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from dbrdist.core import arrays
 from dbrdist.core.backend import (
     Array,
     accumulation_dtype,
-    channels_last,
     elementwise,
     get_array_module,
-    is_floating,
-    zeros,
 )
 from dbrdist.core.fusion import Pending, PendingSum
 from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode, call
@@ -195,7 +192,7 @@ class PowerConstant(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0,))
-        return (_power_of_number(xs[0], self.exponent),)
+        return (arrays.power_of_number(xs[0], self.exponent),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         c = self.exponent
@@ -203,11 +200,6 @@ class PowerConstant(FunctionNode):
             return (mul(gys[0], 0.0),)
         x = self.retained_inputs()[0]
         return (mul(gys[0], mul(power(x, c - 1) if c != 2 else x, float(c))),)
-
-
-def _power_of_number(x: Array, exponent: float) -> Array:
-    exponent = _typed(exponent, x)
-    return elementwise(lambda v: v**exponent, x)
 
 
 class Where(FunctionNode):
@@ -246,24 +238,12 @@ class Cast(FunctionNode):
 _NUMBERS = (int, float, np.generic)
 
 
-def _typed(number: Any, x: Any) -> Any:
-    """A number beside an array takes its type: NumPy's float64 would widen float32, and any number bfloat16."""
-    dtype = getattr(x, "dtype", None)
-    if dtype is None:  # a Variable without an array, which apply refuses
-        return number
-    if number.__class__ is float or number.__class__ is int:
-        return dtype.type(number) if dtype.kind == "V" else number
-    if isinstance(number, np.generic):
-        return dtype.type(number) if is_floating(dtype) else number.item()
-    return number
-
-
 def _binary(cls: type[FunctionNode], formula: Any, a: Any, b: Any) -> Any:
     if a.__class__ is not b.__class__:
         if isinstance(b, _NUMBERS):
-            b = b if isinstance(a, _NUMBERS) else _typed(b, a)
+            b = b if isinstance(a, _NUMBERS) else arrays.typed(b, a)
         elif isinstance(a, _NUMBERS):
-            a = _typed(a, b)
+            a = arrays.typed(a, b)
     if isinstance(a, BaseVariable) or isinstance(b, BaseVariable):
         return cls().apply((a, b))[0]
     return elementwise(formula, a, b)
@@ -339,7 +319,7 @@ def power(a: Any, b: Any) -> Any:
     if isinstance(b, np.generic):
         b = b.item()
     if isinstance(b, (int, float)):
-        return PowerConstant(b).apply((a,))[0] if isinstance(a, BaseVariable) else _power_of_number(a, b)
+        return PowerConstant(b).apply((a,))[0] if isinstance(a, BaseVariable) else arrays.power_of_number(a, b)
     if isinstance(a, _NUMBERS):
         a = get_array_module(b).asarray(a, b.dtype)  # its logarithm would be a number of 64 bits
     return _binary(Power, np.power, a, b)
@@ -348,9 +328,9 @@ def power(a: Any, b: Any) -> Any:
 def where(condition: Array, a: Any, b: Any) -> Any:
     """a where ``condition`` (an array of bool) holds, else b"""
     if b.__class__ is float or b.__class__ is int:
-        b = _typed(b, a)
+        b = arrays.typed(b, a)
     elif a.__class__ is float or a.__class__ is int:
-        a = _typed(a, b)
+        a = arrays.typed(a, b)
     if isinstance(a, BaseVariable) or isinstance(b, BaseVariable):
         return Where(condition).apply((a, b))[0]
     return elementwise(get_array_module(condition).where, condition, a, b)
@@ -375,16 +355,11 @@ class Reshape(FunctionNode):
         self.shape = shape
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        return (_reshape_array(xs[0], self.shape),)
+        return (arrays.reshaped(xs[0], self.shape),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         assert self.inputs is not None
         return (reshape(gys[0], self.inputs[0].shape),)
-
-
-def _reshape_array(x: Array, shape: tuple[int, ...]) -> Array:
-    y = x.reshape(shape)
-    return channels_last(y) if y.ndim == 4 else y
 
 
 class Transpose(FunctionNode):
@@ -425,7 +400,7 @@ class Sum(FunctionNode):
         self.keepdims = keepdims
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        return (_sum_array(xs[0], self.axis, self.keepdims),)
+        return (arrays.sum_over(xs[0], self.axis, self.keepdims),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         assert self.inputs is not None
@@ -435,13 +410,6 @@ class Sum(FunctionNode):
             axes = range(len(shape)) if self.axis is None else [a % len(shape) for a in self.axis]
             gy = reshape(gy, tuple(1 if i in axes else n for i, n in enumerate(shape)))
         return (broadcast_to(gy, shape),)
-
-
-def _sum_array(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
-    """Sums of 16-bit types run in float32 and are narrowed once."""
-    wide = accumulation_dtype(x.dtype)
-    y = x.sum(axis=axis, dtype=wide if is_floating(x.dtype) else None, keepdims=keepdims)
-    return y if wide == x.dtype or not is_floating(x.dtype) else y.astype(x.dtype)
 
 
 class Mean(FunctionNode):
@@ -476,35 +444,11 @@ class SumTo(FunctionNode):
         self.shape = shape
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        return (_sum_to_array(xs[0], self.shape),)
+        return (arrays.summed_to(xs[0], self.shape),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         assert self.inputs is not None
         return (broadcast_to(gys[0], self.inputs[0].shape),)
-
-
-@lru_cache(maxsize=64)
-def _ones(n: int, dtype: Any) -> Array:
-    a = np.ones(n, dtype)
-    a.flags.writeable = False
-    return a
-
-
-def _sum_rows(x: Array, out: Array = None) -> Array:
-    """The sum over the first axis of a matrix, such as a bias' gradient: BLAS takes half the time of ``x.sum(0)``."""
-    dtype = x.dtype
-    if dtype.char not in "fd":
-        return _sum_array(x, (0,), False)
-    return _ones(x.shape[0], dtype).dot(x, out if out is not None and out.dtype is dtype else None)
-
-
-def _sum_to_array(x: Array, shape: tuple[int, ...]) -> Array:
-    lead = x.ndim - len(shape)
-    if lead == 1 and x.ndim == 2 and x.__class__ is np.ndarray and x.shape[1:] == shape:
-        return _sum_rows(x)
-    axes = tuple(range(lead)) + tuple(i + lead for i, n in enumerate(shape) if n == 1 and x.shape[i + lead] != 1)
-    y = _sum_array(x, axes, True)
-    return y.reshape(shape) if lead else y
 
 
 class Concat(FunctionNode):
@@ -514,7 +458,7 @@ class Concat(FunctionNode):
         self.axis = axis
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        return (_concat_arrays(xs, self.axis),)
+        return (arrays.concatenated(xs, self.axis),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         assert self.inputs is not None
@@ -524,14 +468,6 @@ class Concat(FunctionNode):
         return tuple(getitem(gy, (*lead, slice(int(starts[i]), int(starts[i + 1])))) for i in wanted)
 
 
-def _concat_arrays(xs: Sequence[Array], axis: int) -> Array:
-    axis = axis % xs[0].ndim
-    xp = get_array_module(*xs)
-    if xs[0].ndim == 4:  # along the same axis of the N H W C views, so that the result is channels-last
-        return elementwise(lambda *vs: xp.concatenate(vs, axis=(0, 3, 1, 2)[axis]), *xs)
-    return xp.concatenate(xs, axis=axis)
-
-
 class GetItem(FunctionNode):
     """y = x[slices]"""
 
@@ -539,7 +475,7 @@ class GetItem(FunctionNode):
         self.slices = slices
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        return (_getitem_array(xs[0], self.slices),)
+        return (arrays.item(xs[0], self.slices),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         assert self.inputs is not None
@@ -555,38 +491,17 @@ class Scatter(FunctionNode):
         self.shape = shape
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        return (_scatter_array(xs[0], self.slices, self.shape),)
+        return (arrays.scattered(xs[0], self.slices, self.shape),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         return (getitem(gys[0], self.slices),)
-
-
-def _getitem_array(x: Array, slices: Any) -> Array:
-    y = x[slices]
-    return channels_last(y) if y.ndim == 4 and not _is_basic(slices) else y  # index arrays make a copy in any order
-
-
-def _is_basic(slices: Any) -> bool:
-    parts = slices if isinstance(slices, tuple) else (slices,)
-    return all(p is None or p is Ellipsis or isinstance(p, (int, np.integer, slice)) for p in parts)
-
-
-def _scatter_array(x: Array, slices: Any, shape: tuple[int, ...]) -> Array:
-    xp = get_array_module(x)
-    if _is_basic(slices):
-        y = zeros(shape, x.dtype, x)
-        y[slices] = x
-        return y
-    y = zeros(shape, accumulation_dtype(x.dtype), x)
-    xp.add.at(y, slices, x.astype(y.dtype, copy=False))
-    return y if y.dtype == x.dtype else elementwise(lambda v: v.astype(x.dtype), y)
 
 
 def reshape(x: Any, shape: tuple[int, ...]) -> Any:
     """x in another shape; one entry may be -1. x itself if it has that shape"""
     if x.shape == shape:
         return x
-    return Reshape(shape).apply((x,))[0] if isinstance(x, BaseVariable) else _reshape_array(x, shape)
+    return Reshape(shape).apply((x,))[0] if isinstance(x, BaseVariable) else arrays.reshaped(x, shape)
 
 
 def transpose(x: Any, axes: tuple[int, ...] | None = None) -> Any:
@@ -606,7 +521,7 @@ def broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
 def sum(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
     """The sum over all elements, or over axes"""
     axes = (axis,) if isinstance(axis, int) else axis
-    return Sum(axes, keepdims).apply((x,))[0] if isinstance(x, BaseVariable) else _sum_array(x, axes, keepdims)
+    return Sum(axes, keepdims).apply((x,))[0] if isinstance(x, BaseVariable) else arrays.sum_over(x, axes, keepdims)
 
 
 def mean(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
@@ -620,27 +535,27 @@ def sum_to(x: Any, shape: tuple[int, ...], out: Array = None) -> Any:
     if x.shape == shape:
         return x
     if x.__class__ is np.ndarray and x.ndim == 2 and x.shape[1:] == shape:
-        return _sum_rows(x, out)
-    return SumTo(shape).apply((x,))[0] if isinstance(x, BaseVariable) else _sum_to_array(x, shape)
+        return arrays.sum_rows(x, out)
+    return SumTo(shape).apply((x,))[0] if isinstance(x, BaseVariable) else arrays.summed_to(x, shape)
 
 
 def concat(xs: Sequence[Any], axis: int = 1) -> Any:
     """The inputs one after another along ``axis``"""
     if any(isinstance(x, BaseVariable) for x in xs):
         return Concat(axis).apply(tuple(xs))[0]
-    return _concat_arrays(xs, axis)
+    return arrays.concatenated(xs, axis)
 
 
 def getitem(x: Any, slices: Any) -> Any:
     """x[slices], with numbers, slices, None, Ellipsis and integer or boolean arrays"""
-    return GetItem(slices).apply((x,))[0] if isinstance(x, BaseVariable) else _getitem_array(x, slices)
+    return GetItem(slices).apply((x,))[0] if isinstance(x, BaseVariable) else arrays.item(x, slices)
 
 
 def scatter(x: Any, slices: Any, shape: tuple[int, ...]) -> Any:
     """Zeros of ``shape`` with x added at ``slices``; repeated indices add up"""
     if isinstance(x, BaseVariable):
         return Scatter(slices, shape).apply((x,))[0]
-    return _scatter_array(x, slices, shape)
+    return arrays.scattered(x, slices, shape)
 
 
 # ---- matrix product -------------------------------------------------------------------------------------------------
@@ -651,7 +566,7 @@ class MatMul(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0, 1))
-        return (_matmul_arrays(*xs),)
+        return (arrays.product(*xs),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         gy = gys[0]
@@ -682,18 +597,6 @@ class MatMul(FunctionNode):
         return tuple(self._fit(reshape(sum_to(both[i](), (a2, b2)[i].shape), (a, b)[i].shape), i) for i in wanted)
 
 
-def _matmul_arrays(a: Array, b: Array, out: Array = None) -> Array:
-    """16-bit products are summed in float32 (NumPy has no 16-bit GEMM; CuPy's runs in float32 for matrices)."""
-    if a.dtype.itemsize == 2 or b.dtype.itemsize == 2:
-        dtype = np.result_type(a.dtype, b.dtype)
-        wide = accumulation_dtype(dtype)
-        if wide != dtype and isinstance(a, np.ndarray):
-            return np.matmul(a.astype(wide), b.astype(wide)).astype(dtype)
-    if a.ndim == 2 and b.ndim == 2:
-        return a.dot(b, out) if out is not None and out.dtype == a.dtype == b.dtype else a.dot(b)
-    return get_array_module(a).matmul(a, b)
-
-
 def swap(x: Any) -> Any:
     """x with its last two axes exchanged"""
     return transpose(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
@@ -707,4 +610,4 @@ def matmul(a: Any, b: Any, out: Array = None) -> Any:
             return a.dot(b, out) if out is not None and out.dtype is dtype else a.dot(b)
     if isinstance(a, BaseVariable) or isinstance(b, BaseVariable):
         return MatMul().apply((a, b))[0]
-    return _matmul_arrays(a, b, out)
+    return arrays.product(a, b, out)

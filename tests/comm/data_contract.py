@@ -16,8 +16,8 @@ from dbrdist.comm import (
 from dbrdist.core.chain import Chain
 from dbrdist.core.reporter import report
 from dbrdist.datasets.base import block_bounds
-from dbrdist.datasets.iterators import SerialIterator
 from dbrdist.errors import DataSizeError, StopRequested
+from dbrdist.iterators import SerialIterator
 from dbrdist.training.extensions import Evaluator
 from tests.comm.contract import raises
 

@@ -5,6 +5,7 @@ import pytest
 from loader_examples import Noisy, Numbers
 
 import dbrdist
+from dbrdist.dataset import Converter
 from dbrdist.datasets import (
     ConcatenatedDataset,
     DatasetMixin,
@@ -22,7 +23,6 @@ from dbrdist.datasets import (
 )
 from dbrdist.datasets.base import get_batch
 from dbrdist.datasets.convert import concat_examples, converter, to_device
-from dbrdist.datasets.dataset import Converter
 
 
 class Squares(DatasetMixin):

@@ -21,8 +21,8 @@ from dbrdist.datasets import (
 )
 from dbrdist.datasets.convert import concat_examples
 from dbrdist.datasets.folder import _ImageCache
-from dbrdist.datasets.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
 from dbrdist.errors import CorruptExampleError
+from dbrdist.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
 
 Pillow = pytest.importorskip("PIL.Image", reason="needs Pillow to write test images")
 

@@ -17,13 +17,13 @@ from loader_examples import Doomed, Environment, Noisy, Numbers, add_noise
 from dbrdist.core.serializer import DictionarySerializer, NpzDeserializer
 from dbrdist.datasets import AugmentedDataset, Batch, TupleDataset
 from dbrdist.datasets.convert import concat_examples
-from dbrdist.datasets.iterators import (
+from dbrdist.errors import CheckpointError, LoaderError
+from dbrdist.iterators import (
     MultiprocessIterator,
     MultithreadIterator,
     OrderSampler,
     SerialIterator,
 )
-from dbrdist.errors import CheckpointError, LoaderError
 
 
 def threads(*args, **kwargs):
@@ -287,7 +287,7 @@ SCRIPT = """
 import sys, time
 sys.path[:0] = {path!r}
 from loader_examples import Numbers
-from dbrdist.datasets.iterators import MultiprocessIterator
+from dbrdist.iterators import MultiprocessIterator
 if __name__ == "__main__" or not {guard}:
     it = MultiprocessIterator(Numbers(40), 4, n_processes=2)
     next(it)

@@ -8,7 +8,7 @@ import pytest
 from loader_examples import Noisy
 
 from dbrdist.datasets import block, block_bounds
-from dbrdist.datasets.iterators import OrderSampler, SerialIterator, ShuffleOrderSampler
+from dbrdist.iterators import OrderSampler, SerialIterator, ShuffleOrderSampler
 
 
 def take(it, n):

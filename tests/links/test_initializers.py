@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dbrdist
-from dbrdist import initializers as I
+from dbrdist.links import initializers as I
 
 SHAPE = (60, 40, 3, 3)  # out, in, then the filter: fan_in 360, fan_out 540
 NORMAL = {

@@ -12,7 +12,9 @@ ROOT = Path(__file__).parents[2]
 BINARY = {".npz", ".npy", ".png", ".jpg", ".jpeg", ".gz", ".whl", ".so"}
 
 RULES = {
-    "an absolute path of a machine": re.compile(r"(?<![\w.])/(?:work|root|home/\w+|Users/\w+|scratch)/"),
+    "an absolute path of a machine": re.compile(
+        r"(?<![\w.])/(?:work|root|home/(?!me\b|mpiuser\b)\w+|Users/\w+|scratch)/"
+    ),
     "a package index other than the public one": re.compile(r"(?i)(?:index-url|--index|pip\.conf|artifactory|nexus)\b"),
     "an unfinished place": re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X" + r"XX)\b"),
     "an address of a private host": re.compile(r"https?://(?!localhost|127\.0\.0\.1)[\w-]+(?::\d+)(?:/|\b)"),
@@ -70,7 +72,8 @@ def test_the_rules_find_what_they_are_for(rule, line):
 
 
 @pytest.mark.parametrize(
-    "line", ["localhost:8080", "https://arxiv.org/abs/1708.03888", "a/root/b", "homework/", "/workers"]
+    "line",
+    ["localhost:8080", "https://arxiv.org/abs/1708.03888", "a/root/b", "/home/me/.venv/bin", "homework/", "/workers"],
 )
 def test_the_rules_leave_ordinary_text_alone(line):
     assert not any(rule.search(line) for rule in RULES.values())

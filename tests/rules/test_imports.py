@@ -95,7 +95,9 @@ def test_a_file_imports_its_own_room_and_rooms_below(path):
     room = room_of(module_of(path))
     assert room in BELOW, f"a new room {room!r}: give it a floor in this test and in the design"
     for module, _ in own_imports(path):
-        assert module != "", f"{path}: imports the package root, which is above every room"
+        assert module != "" or room == "cli", f"{path}: imports the package root, which is above every room but cli"
+        if module == "":
+            continue
         allowed = {room, *BELOW[room]}
         ok = any(module == a or module.startswith(a + ".") for a in allowed)
         assert ok, f"{path.relative_to(ROOT)}: {room} may not import {module}; allowed are {sorted(allowed)}"
@@ -206,6 +208,10 @@ def test_importing_the_rest_loads_no_configuration_library():
     assert sorted(modules & {"mpi4py", "cupy", "pydantic", "click", "yaml"}) == []
 
 
+# Inside a function where a terminal is served; and in the programs that the doctor starts as ranks of their own.
+BESIDE_THE_LAUNCHER = {"view.py": {"rich"}, "mpi_probe.py": {"mpi4py"}}
+
+
 def test_the_launcher_needs_the_standard_library_and_click():
     for path in (ROOT / "launch").rglob("*.py"):
         for name, _ in imports_of(path):
@@ -214,4 +220,5 @@ def test_the_launcher_needs_the_standard_library_and_click():
                 name.startswith(".")
                 or top in sys.stdlib_module_names
                 or top in ("click", "sitecustomize", "dbrdist_launch", "__future__")
+                or top in BESIDE_THE_LAUNCHER.get(path.name, ())
             ), f"{path.relative_to(ROOT)} imports {top}: the launcher runs before MPI, NumPy or CUDA are loaded"

@@ -1,0 +1,113 @@
+"""What the primitives do to bare arrays, where it takes more than a line: layouts, 16-bit types, faster ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.backend import (
+    Array,
+    accumulation_dtype,
+    channels_last,
+    elementwise,
+    get_array_module,
+    is_floating,
+    zeros,
+)
+
+
+def typed(number: Any, x: Any) -> Any:
+    """A number beside an array takes its type: NumPy's float64 would widen float32, and any number bfloat16."""
+    dtype = getattr(x, "dtype", None)
+    if dtype is None:  # a Variable without an array, which apply refuses
+        return number
+    if number.__class__ is float or number.__class__ is int:
+        return dtype.type(number) if dtype.kind == "V" else number
+    if isinstance(number, np.generic):
+        return dtype.type(number) if is_floating(dtype) else number.item()
+    return number
+
+
+def power_of_number(x: Array, exponent: float) -> Array:
+    exponent = typed(exponent, x)
+    return elementwise(lambda v: v**exponent, x)
+
+
+def reshaped(x: Array, shape: tuple[int, ...]) -> Array:
+    y = x.reshape(shape)
+    return channels_last(y) if y.ndim == 4 else y
+
+
+def sum_over(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
+    """Sums of 16-bit types run in float32 and are narrowed once."""
+    wide = accumulation_dtype(x.dtype)
+    y = x.sum(axis=axis, dtype=wide if is_floating(x.dtype) else None, keepdims=keepdims)
+    return y if wide == x.dtype or not is_floating(x.dtype) else y.astype(x.dtype)
+
+
+@lru_cache(maxsize=64)
+def _ones(n: int, dtype: Any) -> Array:
+    a = np.ones(n, dtype)
+    a.flags.writeable = False
+    return a
+
+
+def sum_rows(x: Array, out: Array = None) -> Array:
+    """The sum over the first axis of a matrix, such as a bias' gradient: BLAS takes half the time of ``x.sum(0)``."""
+    dtype = x.dtype
+    if dtype.char not in "fd":
+        return sum_over(x, (0,), False)
+    return _ones(x.shape[0], dtype).dot(x, out if out is not None and out.dtype is dtype else None)
+
+
+def summed_to(x: Array, shape: tuple[int, ...]) -> Array:
+    lead = x.ndim - len(shape)
+    if lead == 1 and x.ndim == 2 and x.__class__ is np.ndarray and x.shape[1:] == shape:
+        return sum_rows(x)
+    axes = tuple(range(lead)) + tuple(i + lead for i, n in enumerate(shape) if n == 1 and x.shape[i + lead] != 1)
+    y = sum_over(x, axes, True)
+    return y.reshape(shape) if lead else y
+
+
+def concatenated(xs: Sequence[Array], axis: int) -> Array:
+    axis = axis % xs[0].ndim
+    xp = get_array_module(*xs)
+    if xs[0].ndim == 4:  # along the same axis of the N H W C views, so that the result is channels-last
+        return elementwise(lambda *vs: xp.concatenate(vs, axis=(0, 3, 1, 2)[axis]), *xs)
+    return xp.concatenate(xs, axis=axis)
+
+
+def item(x: Array, slices: Any) -> Array:
+    y = x[slices]
+    return channels_last(y) if y.ndim == 4 and not _is_basic(slices) else y  # index arrays make a copy in any order
+
+
+def _is_basic(slices: Any) -> bool:
+    parts = slices if isinstance(slices, tuple) else (slices,)
+    return all(p is None or p is Ellipsis or isinstance(p, (int, np.integer, slice)) for p in parts)
+
+
+def scattered(x: Array, slices: Any, shape: tuple[int, ...]) -> Array:
+    xp = get_array_module(x)
+    if _is_basic(slices):
+        y = zeros(shape, x.dtype, x)
+        y[slices] = x
+        return y
+    y = zeros(shape, accumulation_dtype(x.dtype), x)
+    xp.add.at(y, slices, x.astype(y.dtype, copy=False))
+    return y if y.dtype == x.dtype else elementwise(lambda v: v.astype(x.dtype), y)
+
+
+def product(a: Array, b: Array, out: Array = None) -> Array:
+    """16-bit products are summed in float32 (NumPy has no 16-bit GEMM; CuPy's runs in float32 for matrices)."""
+    if a.dtype.itemsize == 2 or b.dtype.itemsize == 2:
+        dtype = np.result_type(a.dtype, b.dtype)
+        wide = accumulation_dtype(dtype)
+        if wide != dtype and isinstance(a, np.ndarray):
+            return np.matmul(a.astype(wide), b.astype(wide)).astype(dtype)
+    if a.ndim == 2 and b.ndim == 2:
+        return a.dot(b, out) if out is not None and out.dtype == a.dtype == b.dtype else a.dot(b)
+    return get_array_module(a).matmul(a, b)

@@ -1,0 +1,39 @@
+"""Initializers of parameters, under Chainer's module name."""
+
+from dbrdist.links.initializers import (
+    Constant,
+    GlorotNormal,
+    GlorotUniform,
+    HeNormal,
+    HeUniform,
+    Identity,
+    Initializer,
+    LeCunNormal,
+    LeCunUniform,
+    NaN,
+    Normal,
+    One,
+    Orthogonal,
+    Uniform,
+    Zero,
+    generate_array,
+)
+
+__all__ = [
+    "Constant",
+    "GlorotNormal",
+    "GlorotUniform",
+    "HeNormal",
+    "HeUniform",
+    "Identity",
+    "Initializer",
+    "LeCunNormal",
+    "LeCunUniform",
+    "NaN",
+    "Normal",
+    "One",
+    "Orthogonal",
+    "Uniform",
+    "Zero",
+    "generate_array",
+]
