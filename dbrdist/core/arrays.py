@@ -102,12 +102,15 @@ def scattered(x: Array, slices: Any, shape: tuple[int, ...]) -> Array:
 
 
 def product(a: Array, b: Array, out: Array = None) -> Array:
-    """16-bit products are summed in float32 (NumPy has no 16-bit GEMM; CuPy's runs in float32 for matrices)."""
+    """16-bit products are summed in float32.
+
+    NumPy has no 16-bit GEMM. CuPy 14 has one for two matrices; stacks it widens too, and bfloat16 stacks it refuses.
+    """
     if a.dtype.itemsize == 2 or b.dtype.itemsize == 2:
         dtype = np.result_type(a.dtype, b.dtype)
         wide = accumulation_dtype(dtype)
-        if wide != dtype and isinstance(a, np.ndarray):
-            return np.matmul(a.astype(wide), b.astype(wide)).astype(dtype)
+        if wide != dtype and (isinstance(a, np.ndarray) or not a.ndim == b.ndim == 2):
+            return get_array_module(a).matmul(a.astype(wide), b.astype(wide)).astype(dtype)
     if a.ndim == 2 and b.ndim == 2:
         return a.dot(b, out) if out is not None and out.dtype == a.dtype == b.dtype else a.dot(b)
     return get_array_module(a).matmul(a, b)

@@ -288,20 +288,27 @@ def device_of(a: Array) -> Device:
 
 
 def to_device(a: Array, device: Device) -> Array:
-    """``a`` on ``device``: itself if it is there, else a copy with the same strides."""
+    """``a`` on ``device``: itself if it is there, else one copy, channels-last where it has four axes."""
     if device.module == "numpy":
         if not is_array(a) or isinstance(a, np.ndarray):
             return a
         host = empty(a.shape, a.dtype)
-        host[...] = a.get()
+        if a.size:
+            _memory_of(channels_last(a) if a.ndim == 4 else a).get(out=_memory_of(host))
         return host
     cupy = device.xp
+    is_there = isinstance(a, cupy.ndarray)
+    if is_there and a.device.id == device.index:
+        return a
+    memory = _memory_of(channels_last(a)) if a.ndim == 4 else a
     with cupy.cuda.Device(device.index):
-        if isinstance(a, cupy.ndarray) and a.device.id == device.index:
-            return a
-        if a.ndim == 4:
-            return cupy.ascontiguousarray(cupy.asarray(channels_last(a).transpose(0, 2, 3, 1))).transpose(0, 3, 1, 2)
-        return cupy.asarray(a)
+        there = memory.copy() if is_there else cupy.asarray(memory, order="C")  # asarray leaves it on another GPU
+    return there.transpose(0, 3, 1, 2) if a.ndim == 4 else there
+
+
+def _memory_of(a: Array) -> Array:
+    """A channels-last array as it lies in memory, in C order; others as they are."""
+    return a.transpose(0, 2, 3, 1) if a.ndim == 4 else a
 
 
 def to_cpu(a: Array) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, device_of, elementwise, full, get_array_module, get_device, to_device
+from dbrdist.core.backend import Array, device_of, elementwise, empty, full, get_array_module, get_device, to_device
 from dbrdist.core.checks import expected
 from dbrdist.core.graph import BaseVariable, FunctionNode
 from dbrdist.core.variable import Variable, as_array, as_variable
@@ -290,7 +290,8 @@ def where(condition: Any, x: Any, y: Any) -> Any:
 def scatter_add(a: Any, slices: Any, b: Any) -> Any:
     """a with b added at ``slices``; repeated indices add up."""
     a, b = as_variable(a), as_variable(b)
-    target = np.empty(a.shape, bool)[as_array(slices) if isinstance(slices, BaseVariable) else slices].shape
+    slices = as_array(slices)
+    target = empty(a.shape, bool, a.array)[slices].shape  # on the device, where slices may lie
     return ops.add(a, ops.scatter(ops.broadcast_to(b, target), slices, a.shape))
 
 
