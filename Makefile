@@ -27,8 +27,9 @@ train: $(READY)  ## Train a network on real images with two ranks; ends with the
 
 test: test-fast test-mpi  ## Pass all tests: the fast suite, then real MPI with 1 to 4 ranks.
 
-test-fast: $(READY)  ## The fast suite alone.
+test-fast: $(READY)  ## The fast suite alone; the tests for GPUs run on a stand-in for CuPy.
 	$(RUN) $(THREADS) python -m pytest tests
+	$(RUN) $(THREADS) python -m pytest tests/gpu --on stand-in
 
 test-mpi: $(READY)  ## The MPI suite with each number of ranks.
 	@set -e; for n in $(RANKS); do \

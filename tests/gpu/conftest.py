@@ -1,8 +1,33 @@
-"""Tests that need a GPU. They are not collected by default: ``python -m pytest tests/gpu``."""
+"""Tests that need a GPU. They are not collected by default: ``python -m pytest tests/gpu``.
+
+Without a GPU they are skipped with the reason, or run elsewhere, so that the tests themselves stay right:
+
+    python -m pytest tests/gpu --on stand-in   # arrays that are not NumPy's and refuse what CuPy refuses
+    python -m pytest tests/gpu --on numpy      # host memory in the place of the device
+
+``make test-fast`` runs them on the stand-in. ``device`` is the device under test, ``xp`` its array module.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import warnings
+
+import numpy as np
 import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption("--on", choices=["cupy", "stand-in", "numpy"], default="cupy", help="what takes the GPU's part")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "without_device: runs where CuPy can be imported, also without a GPU")
+    if config.getoption("--on") == "stand-in":
+        import stand_in
+
+        sys.modules["cupy"] = stand_in.module
 
 
 def _why_not() -> str | None:
@@ -13,8 +38,71 @@ def _why_not() -> str | None:
     return None if cupy.cuda.is_available() else "CuPy finds no GPU"
 
 
-def pytest_collection_modifyitems(items):
-    reason = _why_not()
+def pytest_collection_modifyitems(config, items):
+    reason = _why_not() if config.getoption("--on") == "cupy" else None
     if reason is not None:
         for item in items:
-            item.add_marker(pytest.mark.skip(reason=reason))
+            if item.get_closest_marker("without_device") is None:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def on(request):
+    """What takes the GPU's part: 'cupy', 'stand-in' or 'numpy'."""
+    return request.config.getoption("--on")
+
+
+@pytest.fixture
+def device(on):
+    """The device under test."""
+    from dbrdist.core.backend import get_device
+
+    return get_device("@numpy" if on == "numpy" else "@cupy:0")
+
+
+@pytest.fixture
+def xp(device):
+    """The array module of the device under test."""
+    return device.xp
+
+
+@pytest.fixture
+def no_waits(on):
+    """A context in which it is an error that the host waits for the device; on NumPy it never does."""
+    if on == "numpy":
+        return contextlib.nullcontext
+    if on == "stand-in":
+        import stand_in
+
+        return stand_in.no_waits
+    return _cupy_without_waits
+
+
+@contextlib.contextmanager
+def _cupy_without_waits():
+    """CuPy finds most of its own waits, and says that it cannot find all."""
+    import cupyx
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with cupyx.allow_synchronize(False):
+            yield
+
+
+@pytest.fixture(autouse=True)
+def reference():
+    """Every test starts from the same random numbers, and NumPy computes what the device is compared with."""
+    from dbrdist import kernels
+    from dbrdist.core import random
+
+    state = random.get_state()
+    random.set_seed(0)
+    with kernels.use("numpy"):
+        yield
+    random.set_state(state)
+
+
+@pytest.fixture
+def rng():
+    """Numbers for inputs."""
+    return np.random.default_rng(0)

@@ -1,0 +1,75 @@
+"""Where the host does not wait for the device: in forward, backward and update."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from support import put
+
+import dbrdist.functions as F
+import dbrdist.links as L
+from dbrdist.core import reporter
+from dbrdist.core.chain import Sequential
+from dbrdist.models import LeNet
+from dbrdist.models.resnet import ResNet20
+from dbrdist.optimizers import SGD, Adam, GradientHardClipping, MomentumSGD, WeightDecay
+
+NETS = {
+    "MLP": (lambda: Sequential(L.Linear(6, 5), F.relu, L.Linear(5, 3)), (4, 6)),
+    "LeNet": (lambda: LeNet(3, channels=(4, 6), units=16, dropout=0.5), (4, 1, 12, 12)),
+    "ResNet-20": (lambda: ResNet20(3), (4, 3, 16, 16)),
+}
+
+
+@pytest.mark.parametrize("method", [SGD, MomentumSGD, Adam])
+@pytest.mark.parametrize("name", NETS)
+def test_a_step(name, method, device, no_waits, rng):
+    """After a first step, which initialises and plans."""
+    make, shape = NETS[name]
+    net = make().to_device(device)
+    optimizer = method().setup(net)
+    optimizer.add_hook(WeightDecay(1e-4))
+    optimizer.add_hook(GradientHardClipping(-1, 1))
+    x, t = put(device, rng.standard_normal(shape).astype(np.float32), np.array([0, 1, 2, 1], np.int32))
+
+    def loss():
+        return F.softmax_cross_entropy(net(x), t)
+
+    optimizer.update(loss)
+    with no_waits():
+        for _ in range(2):
+            optimizer.update(loss)
+        gc.collect()
+
+
+def test_reporting_a_loss(device, no_waits, rng):
+    """Reports keep numbers on the device until somebody reads them."""
+    net = L.Classifier(L.Linear(6, 3)).to_device(device)
+    optimizer = SGD().setup(net)
+    observer = reporter.Reporter()
+    observer.add_observer("main", net)
+    x, t = put(device, rng.standard_normal((4, 6)).astype(np.float32), np.array([0, 1, 2, 1], np.int32))
+    optimizer.update(net, x, t)
+    with no_waits(), observer.scope({}):
+        optimizer.update(net, x, t)
+
+
+def test_scaled_loss(device, no_waits, rng):
+    """A fixed scale needs no look at the gradients."""
+    net = L.Linear(6, 3).to_device(device)
+    optimizer = SGD().setup(net)
+    optimizer.set_loss_scale(128.0)
+    x = put(device, rng.standard_normal((4, 6)).astype(np.float32))
+    optimizer.update(lambda: F.sum(net(x)))
+    with no_waits():
+        optimizer.update(lambda: F.sum(net(x)))
+
+
+def test_what_waits_is_found(device, no_waits, on, xp):
+    """The check itself: a number read from the device."""
+    if on == "numpy":
+        pytest.skip("nothing waits on the host")
+    with pytest.raises(RuntimeError), no_waits():
+        float(xp.ones(()))
