@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dbrdist.core import flat, fusion
-from dbrdist.core.backend import Array, accumulation_dtype, empty, get_array_module, to_device, zeros
+from dbrdist.core.backend import Array, accumulation_dtype, empty, get_array_module, is_array, to_device, zeros
 from dbrdist.core.flat import Run
 from dbrdist.core.link import Link
 from dbrdist.core.parameter import Parameter, invalidate_layout, layout_version
@@ -232,10 +232,14 @@ class UpdateRule:
         return self._is_flat
 
     def ensure_state(self, param: Parameter) -> None:
-        """Make the state if there is none yet."""
+        """Make the state if there is none yet, and bring it to where the parameter lies."""
         if self._state is None:
             self._state = {}
             self.init_state(param)
+            return
+        for name, value in self._state.items():
+            if is_array(value):
+                self._state[name] = to_device(value, param.device)
 
     def update(self, param: Parameter) -> None:
         """One update of one parameter, with this rule's hooks; without a gradient only ``t`` moves."""

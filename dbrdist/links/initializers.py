@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import Array, as_dtype, get_device, is_array, to_device
+from dbrdist.core.backend import Array, as_dtype, device_of, get_device, is_array, to_device
 from dbrdist.core.checks import expected, one_of
 from dbrdist.core.config import get_dtype
 from dbrdist.core.random import next_initializer_generator
@@ -39,7 +39,8 @@ class Constant(Initializer):
     def __call__(self, array: Array) -> None:
         if is_array(self.fill_value) and self.fill_value.ndim and self.fill_value.shape != array.shape:
             raise expected("Constant", "fill_value", f"shape {array.shape} as of the parameter", self.fill_value)
-        array[...] = self.fill_value
+        value = self.fill_value
+        array[...] = to_device(value, device_of(array)) if is_array(value) else value
 
 
 class Zero(Constant):

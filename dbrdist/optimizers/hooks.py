@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from dbrdist.core.flat import Run
 from dbrdist.core.optimizer import pieces
 from dbrdist.optimizers.lars import norm
@@ -44,12 +46,16 @@ class GradientClipping:
 
     def __call__(self, optimizer: Any) -> None:
         runs = list(optimizer.runs())
-        total = math.sqrt(sum(norm(run.grad) ** 2 for run in runs))
-        rate = self.threshold / total if total > 0 else 1.0
-        if rate < 1:
-            for run in runs:
-                g = run.grad
-                g *= rate
+        total: Any = sum(norm(run.grad) ** 2 for run in runs)
+        if isinstance(total, (int, float)):
+            rate: Any = self.threshold / math.sqrt(total) if total > 0 else 1.0
+            if rate >= 1:
+                return
+        else:  # on a GPU one pass more costs less than waiting for the number
+            rate = np.minimum(self.threshold / np.sqrt(total), 1.0)
+        for run in runs:
+            g = run.grad
+            g *= rate if isinstance(rate, float) else rate.astype(g.dtype)
 
 
 class GradientHardClipping:

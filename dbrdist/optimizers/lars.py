@@ -8,16 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import Array, accumulation_dtype
+from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
 from dbrdist.core.flat import Run
 from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, UpdateRule, in_pieces, pieces, workspace
 
 
-def norm(a: Array) -> float:
-    """The 2-norm of a 1-d array, summed in a wider type and on the CPU in pieces that stay in cache."""
+def norm(a: Array) -> Any:
+    """The 2-norm of a 1-d array, summed in a wider type and on the CPU in pieces that stay in cache.
+
+    A float; on a GPU a 0-d array there, so that the host does not wait for it.
+    """
     if not isinstance(a, np.ndarray):
-        wide = a.astype(accumulation_dtype(a.dtype))
-        return math.sqrt(float(wide.dot(wide)))
+        wide = a.astype(accumulation_dtype(a.dtype), copy=False)
+        return np.sqrt(wide.dot(wide))
     total = 0.0
     for piece in pieces(a):
         wide = a[piece].astype(np.float64)
@@ -38,13 +41,21 @@ class LARSRule(UpdateRule):
             if param.ndim <= 1 and hp.skip_vectors:
                 decay = 0.0
             else:
-                p_norm, g_norm = norm(p), norm(g)
-                if p_norm > 0 and g_norm > 0:
-                    trust = hp.trust_coefficient * p_norm / (g_norm + decay * p_norm + hp.eps)
+                trust = _trust(hp, norm(p), norm(g))
             in_pieces(functools.partial(_move, hp.momentum, decay, hp.lr * trust), p, g, [v])
 
 
-def _move(momentum: float, decay: float, rate: float, p: Array, g: Array, v: Array) -> None:
+def _trust(hp: Any, p_norm: Any, g_norm: Any) -> Any:
+    """The trust ratio: a number, or a 0-d array on the device of the norms."""
+    if isinstance(p_norm, float) and not (p_norm > 0 and g_norm > 0):
+        return 1.0
+    trust = hp.trust_coefficient * p_norm / (g_norm + hp.weight_decay * p_norm + hp.eps)
+    if isinstance(p_norm, float):
+        return trust
+    return get_array_module(p_norm).where((p_norm > 0) & (g_norm > 0), trust, 1.0)
+
+
+def _move(momentum: float, decay: float, rate: Any, p: Array, g: Array, v: Array) -> None:
     """v <- momentum v - rate (g + decay p); p <- p + v"""
     w = workspace(g)
     np.multiply(p, decay, out=w)

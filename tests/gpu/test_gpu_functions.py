@@ -8,8 +8,9 @@ from cases import IDS, ROWS
 from support import assert_close, put
 
 import dbrdist.functions as F
-from dbrdist import Variable, backward, grad
+from dbrdist import Variable, backward, grad, using_config
 from dbrdist.core import backend
+from dbrdist.core.gradient_check import check_backward, check_double_backward, numerical_grad
 
 every_row = pytest.mark.parametrize("case, shapes", ROWS, ids=IDS)
 TWICE = [i for i, (case, _) in enumerate(ROWS) if case.order > 1]
@@ -92,6 +93,27 @@ def test_bfloat16(case, shapes, device, on, request):
         tolerance = case.narrow_tolerance * 2**-7
         scale = max(1.0, float(abs(b).max())) if b.size else 1.0
         np.testing.assert_allclose(backend.to_cpu(a).astype(np.float64), b, tolerance, tolerance * scale)
+
+
+def test_gradient_checks_run_on_the_device(device, rng):
+    x, g = put(device, *rng.uniform(0.5, 1.5, (2, 3, 4)))
+    check_backward(F.log, x, g)
+    check_double_backward(F.tanh, x, g, g)
+    (numerical,) = numerical_grad(lambda: (x**2,), (x,), (g,))
+    assert_close(device, numerical, 2 * backend.to_cpu(x) * backend.to_cpu(g), 1e6)
+
+
+def test_debug_mode_finds_nan(device, xp):
+    with using_config("debug", True), np.errstate(invalid="ignore"):
+        x = Variable(xp.asarray([-1.0, 4.0]))
+        F.sum(F.square(x)).backward()
+        with pytest.raises(RuntimeError, match="NaN"):
+            F.sum(F.sqrt(x)).backward()
+
+
+def test_bad_labels_are_found_in_debug_mode(device, xp):
+    with using_config("debug", True), pytest.raises(ValueError, match="labels from 0 to 2"):
+        F.softmax_cross_entropy(Variable(xp.ones((2, 3), np.float32)), xp.asarray([1, 3]))
 
 
 def test_measures(device, rng):

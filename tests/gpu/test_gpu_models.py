@@ -87,6 +87,15 @@ def test_running_statistics(shape, device, rng):
         np.testing.assert_allclose(backend.to_cpu(link(put(device, x)).array), host(x).array, rtol=1e-4, atol=1e-5)
 
 
+def test_initial_values_may_lie_anywhere(device, xp):
+    values = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    for given in (values, put(device, values)):
+        link = L.Linear(3, 2, initialW=given).to_device(device)
+        assert_same(device, link.W.array, values)
+    link = L.BatchNormalization(3, initial_gamma=put(device, values[0])).to_device(device)
+    assert_same(device, link.gamma.array, values[0])
+
+
 @pytest.mark.parametrize("shape", [(7,), (6, 5), (4, 3, 5, 2)])
 def test_dropout_draws_the_masks_of_the_host(shape, device):
     masks = []

@@ -120,6 +120,45 @@ def test_chainers_form_of_a_rule(device):
     compare("float32", device, METHODS["SGD"], before=before)
 
 
+class Accumulating(dbrdist.UpdateRule):
+    """A rule in Chainer's form with a state."""
+
+    def init_state(self, param):
+        self.state["sum"] = param.device.xp.zeros(param.shape, param.dtype)
+
+    def update_core(self, param):
+        self.state["sum"] += param.grad
+        param.array -= 0.1 * self.state["sum"]
+
+
+def test_the_state_of_such_a_rule_moves_too(device):
+    p = Parameter(np.ones(3, np.float32))
+    p.update_rule = Accumulating()
+    for k, place in enumerate((device, backend.get_device("@numpy"), device)):
+        p.to_device(place)
+        p.grad = place.xp.ones(3, np.float32)
+        p.update()
+        assert is_on(place, p.update_rule.state["sum"])
+        np.testing.assert_array_equal(backend.to_cpu(p.update_rule.state["sum"]), np.full(3, k + 1))
+
+
+def test_zero_gradients_and_zero_parameters(device):
+    """Norms of zero: LARS trusts with 1, and clipping leaves gradients as they are."""
+    for value, grad in ((0.0, 1.0), (1.0, 0.0), (0.0, 0.0)):
+        results = []
+        for place in (device, backend.get_device("@numpy")):
+            net = dbrdist.Link()
+            with net.init_scope():
+                net.W = Parameter(np.full((2, 3), value, np.float32))
+            net.to_device(place)
+            optimizer = LARS(0.5, weight_decay=0.1).setup(net)
+            optimizer.add_hook(GradientClipping(10.0))
+            net.W.grad = place.xp.full((2, 3), grad, np.float32)
+            optimizer.update()
+            results.append(backend.to_cpu(net.W.array))
+        np.testing.assert_allclose(*results, rtol=1e-6)
+
+
 def test_loss_scaling_leaves_out_a_step_with_infinity(device):
     net = link(np.float32).to_device(device)
     optimizer = SGD(1.0).setup(net)

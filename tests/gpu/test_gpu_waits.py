@@ -14,7 +14,7 @@ from dbrdist.core import reporter
 from dbrdist.core.chain import Sequential
 from dbrdist.models import LeNet
 from dbrdist.models.resnet import ResNet20
-from dbrdist.optimizers import SGD, Adam, GradientHardClipping, MomentumSGD, WeightDecay
+from dbrdist.optimizers import LARS, SGD, Adam, GradientClipping, GradientHardClipping, MomentumSGD, WeightDecay
 
 NETS = {
     "MLP": (lambda: Sequential(L.Linear(6, 5), F.relu, L.Linear(5, 3)), (4, 6)),
@@ -23,7 +23,7 @@ NETS = {
 }
 
 
-@pytest.mark.parametrize("method", [SGD, MomentumSGD, Adam])
+@pytest.mark.parametrize("method", [SGD, MomentumSGD, Adam, LARS])
 @pytest.mark.parametrize("name", NETS)
 def test_a_step(name, method, device, no_waits, rng):
     """After a first step, which initialises and plans."""
@@ -32,6 +32,7 @@ def test_a_step(name, method, device, no_waits, rng):
     optimizer = method().setup(net)
     optimizer.add_hook(WeightDecay(1e-4))
     optimizer.add_hook(GradientHardClipping(-1, 1))
+    optimizer.add_hook(GradientClipping(1.0))
     x, t = put(device, rng.standard_normal(shape).astype(np.float32), np.array([0, 1, 2, 1], np.int32))
 
     def loss():
