@@ -72,7 +72,12 @@ def _answer(request: dict[str, Any], cases: dict[str, Any], made: dict[int, Any]
 
 
 def _sample(run: Callable[[], Any], min_seconds: float, calls: int) -> float:
-    """The median over groups of ``calls`` calls, for at least ``min_seconds``, after one call to warm the caches."""
+    """The median over groups of ``calls`` calls, for at least ``min_seconds``, after one call to warm the caches.
+
+    A case with a clock of its own, such as a GPU's, brings a method ``sample`` of this meaning.
+    """
+    if hasattr(run, "sample"):
+        return float(run.sample(min_seconds, calls))
     run()
     times = []
     end = time.perf_counter() + min_seconds
@@ -92,7 +97,7 @@ class Worker:
 
     def __init__(self, python: str, script: str, side: str, num_threads: int = 1, env: dict[str, str] | None = None):
         threads = {n: str(num_threads) for n in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]).rstrip(":")
         self.side = side
         self._count = 0
         self._process = subprocess.Popen(
