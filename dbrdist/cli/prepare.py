@@ -83,7 +83,9 @@ def _device(config: Config, origin: Origin, intra_rank: int) -> Any:
         return None
     _, _, number = config.device.partition(":")
     try:
-        return get_device(("@cupy", int(number) if number else intra_rank))
+        device = get_device(("@cupy", int(number) if number else intra_rank))
+        device.use()  # from now on: CuPy puts what it computes on the current device
+        return device
     except Exception as error:
         raise ConfigError(f"{origin.where(('device',))}: device: {config.device} cannot be used: {error}") from error
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,13 @@ def test_the_trained_network_comes_back(run):
     assert f"test accuracy {100 * accuracy:.2f} %" in out
     with pytest.raises(dbrdist.errors.CheckpointError, match="expected the folder of a run"):
         runs.load("nowhere")
+
+
+def test_a_device_that_is_not_there_is_named(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    code, _, err = run("run.yaml", "device=gpu")
+    assert code == 2
+    assert "device: gpu cannot be used: expected CuPy for a GPU device" in err
 
 
 def test_evaluate_gives_the_same_numbers_again(run):

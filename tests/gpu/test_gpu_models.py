@@ -10,7 +10,7 @@ from support import assert_same, is_on, put
 
 import dbrdist.functions as F
 import dbrdist.links as L
-from dbrdist import Variable, using_config
+from dbrdist import Variable, kernels, using_config
 from dbrdist.core import backend, random
 from dbrdist.core.serializer import load_npz, save_npz
 from dbrdist.datasets import get_digits
@@ -188,6 +188,14 @@ def test_digits_are_learned(device, tmp_path):
         t = np.array([e[1] for e in test[:]], np.int32)
         accuracy = F.accuracy(net.predictor(put(device, x)), put(device, t))
     assert float(backend.to_cpu(accuracy.array)) > 0.6
+
+
+def test_kernels_of_the_host_leave_the_device_alone(device, on):
+    if on == "numpy":
+        pytest.skip("host and device are the same here")
+    with kernels.use("onednn"):
+        x = put(device, np.ones((8, 64, 32, 32), np.float32))
+        assert {kernels.provider_of(k, x) for k in ("conv", "bn", "pool", "elementwise")} == {"numpy"}
 
 
 def test_variables_move(device):

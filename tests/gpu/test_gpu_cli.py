@@ -1,0 +1,52 @@
+"""``dbrdist-train`` on the device, in this process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+
+import pytest
+
+import dbrdist
+from dbrdist.core import random
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """``train(*words)`` runs the digits' recipe for some steps and returns its log."""
+    pytest.importorskip("pydantic")
+    from dbrdist.cli.train import command
+
+    config = (
+        "model: {name: lenet, channels: [8, 16], units: 32, dropout: 0.2}\ndata: digits\nbatch: 100\nepochs: 1\n"
+        "optimizer: {name: momentum_sgd, lr: 0.05, hooks: [{name: weight_decay, rate: 5e-4}]}\n"
+    )
+    (tmp_path / "run.yaml").write_text(config)
+    monkeypatch.chdir(tmp_path)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    dtype, state, hook = dbrdist.global_config.dtype, random.get_state(), sys.excepthook
+
+    def call(out, *words):
+        command.main(["run.yaml", f"out={out}", "log.every=1 iteration", *words], standalone_mode=False)
+        return [json.loads(line) for line in (tmp_path / out / "log.jsonl").read_text().splitlines()]
+
+    yield call
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    dbrdist.global_config.dtype, sys.excepthook = dtype, hook
+    random.set_state(state)
+
+
+def test_the_losses_are_those_of_the_host(train, on):
+    device = "cpu" if on == "numpy" else "gpu"
+    there, here = train("there", f"device={device}"), train("here", "device=cpu")
+    assert len(there) == len(here) == 15
+    for a, b in zip(there, here, strict=True):
+        assert a["main/loss"] == pytest.approx(b["main/loss"], rel=0.02)
+    assert there[-1]["validation/main/accuracy"] == pytest.approx(here[-1]["validation/main/accuracy"], abs=0.05)
+
+
+def test_float16(train, on):
+    log = train("half", f"device={'cpu' if on == 'numpy' else 'gpu'}", "dtype=float16", "iterations=5")
+    assert log[-1]["main/loss"] < log[0]["main/loss"] * 1.2
