@@ -31,6 +31,17 @@ def typed(number: Any, x: Any) -> Any:
     return number
 
 
+def chosen(condition: Array, a: Any, b: Any) -> Array:
+    """a where ``condition`` holds, else b; numbers have been typed."""
+    xp = get_array_module(condition)
+    y = elementwise(xp.where, condition, a, b)
+    if xp is not np and y.dtype.kind == "f":  # CuPy 14 has no bfloat16 here and chooses among float32
+        narrow = [v.dtype for v in (a, b) if hasattr(v, "dtype")]
+        if all(d.kind == "V" for d in narrow):
+            return elementwise(lambda v: v.astype(narrow[0]), y)
+    return y
+
+
 def power_of_number(x: Array, exponent: float) -> Array:
     exponent = typed(exponent, x)
     return elementwise(lambda v: v**exponent, x)

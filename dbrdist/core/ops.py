@@ -209,8 +209,7 @@ class Where(FunctionNode):
         self.condition = condition
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        xp = get_array_module(self.condition)
-        return (elementwise(xp.where, self.condition, *xs),)
+        return (arrays.chosen(self.condition, *xs),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         gy = gys[0]
@@ -333,7 +332,7 @@ def where(condition: Array, a: Any, b: Any) -> Any:
         a = arrays.typed(a, b)
     if isinstance(a, BaseVariable) or isinstance(b, BaseVariable):
         return Where(condition).apply((a, b))[0]
-    return elementwise(get_array_module(condition).where, condition, a, b)
+    return arrays.chosen(condition, a, b)
 
 
 def cast(x: Any, dtype: Any) -> Any:

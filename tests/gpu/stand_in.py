@@ -29,6 +29,7 @@ ATTRIBUTES = ("dtype", "itemsize", "nbytes", "ndim", "shape", "size", "strides")
 KEEPS_ORDER = ("broadcast_to", "copy", "ravel", "reshape", "squeeze", "swapaxes", "transpose", "view", "expand_dims")
 # NumPy's ufuncs that CuPy 14.2 lacks.
 MISSING = ("bitwise_count", "float_power", "isnat", "matvec", "spacing", "vecdot", "vecmat")
+WIDENS = ("where", "clip")  # for want of a loop for bfloat16
 COMPARISONS = ("greater", "greater_equal", "less", "less_equal", "equal", "not_equal")
 
 
@@ -314,6 +315,8 @@ def _function(name: str) -> Any:
             result = numpy_function(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
         if name == "array_equal":
             result = np.asarray(result)
+        if name in WIDENS and result.dtype.name == "bfloat16":
+            result = result.astype(np.float32)
         return out if out is not None else _wrap(result, name in KEEPS_ORDER)
 
     return call
