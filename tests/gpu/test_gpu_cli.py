@@ -43,7 +43,7 @@ def test_the_losses_are_those_of_the_host(train, on):
     there, here = train("there", f"device={device}"), train("here", "device=cpu")
     assert len(there) == len(here) == 15
     for a, b in zip(there, here, strict=True):
-        assert a["main/loss"] == pytest.approx(b["main/loss"], rel=0.02)
+        assert a["main/loss"] == pytest.approx(b["main/loss"], rel=0.05)
     assert there[-1]["validation/main/accuracy"] == pytest.approx(here[-1]["validation/main/accuracy"], abs=0.05)
 
 
