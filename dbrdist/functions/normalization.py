@@ -51,7 +51,9 @@ class BatchNormalization(FunctionNode):
     def finish(self, add_relu: Any) -> Array:
         """The output, rectified where a kernel is handed down; see :class:`dbrdist.core.fusion.Finisher`."""
         relu, is_first = add_relu is not None, self.mean is None
-        y, mean, var, saved = kernels.bn_forward(*self.data, self.eps, relu, self.axis)
+        data, self.data = self.data, ()  # a pass that fails is not tried again when this is dropped
+        y, mean, var, saved = kernels.bn_forward(*data, self.eps, relu, self.axis)
+        self.data = data
         if is_first or relu:
             self.mean, self.var, self.saved, self.is_rectified = mean, var, saved, relu
         if is_first and self.on_statistics is not None:

@@ -1,10 +1,12 @@
 """Links around convolution and batch normalization."""
 
+import gc
+
 import numpy as np
 import pytest
 
 import dbrdist
-from dbrdist import Variable
+from dbrdist import Variable, kernels
 from dbrdist import functions as F
 from dbrdist import links as L
 
@@ -87,6 +89,20 @@ def test_dropped_output_without_a_graph_counts():
     with dbrdist.no_backprop_mode():
         link(draw(0, *LARGE) + 1)
     assert abs(link.avg_mean).min() > 0
+
+
+def test_a_normalization_that_fails_is_not_tried_again(monkeypatch):
+    calls = []
+
+    def fail(*args):
+        calls.append(args)
+        raise ValueError("broken on purpose")
+
+    monkeypatch.setattr(kernels, "bn_forward", fail)
+    with pytest.raises(ValueError, match="on purpose"):
+        L.BatchNormalization(3)(np.ones((2, 3), np.float32))
+    gc.collect()
+    assert len(calls) == 1
 
 
 def test_finetuning_averages_all_batches_alike():
