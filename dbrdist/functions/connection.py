@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core import ops
+from dbrdist.core import arrays, ops
 from dbrdist.core.backend import Array, accumulation_dtype
 from dbrdist.core.checks import expected
 from dbrdist.core.graph import BaseVariable, FunctionNode
@@ -31,7 +31,7 @@ class LinearFunction(FunctionNode):
             return ((y + xs[2] if len(xs) == 3 else y).astype(dtype),)
         y = x.dot(W.T)
         if len(xs) == 3:
-            y += xs[2]
+            y += arrays.one_per_column(xs[2], len(y))
         return (y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
@@ -39,7 +39,16 @@ class LinearFunction(FunctionNode):
         x, W = self.retained_inputs()
         nodes = self.inputs
         assert nodes is not None
-        gxs = []
+        gxs: list[Any] = []
+        if gy.__class__ is np.ndarray and gy.dtype is x.dtype is W.dtype and gy.dtype.char in "fd":  # nearly always
+            for k, i in enumerate(wanted):
+                if i == 0:
+                    gxs.append(gy.dot(W))
+                elif i == 1:
+                    gxs.append(gy.T.dot(x, out and out[k]))
+                else:
+                    gxs.append(arrays.sum_rows(gy, out and out[k]))
+            return tuple(gxs)
         for k, i in enumerate(wanted):
             if i == 0:
                 g = ops.matmul(gy, W if W.dtype is gy.dtype else ops.cast(W, gy.dtype))
