@@ -174,6 +174,7 @@ def test_resume_of_another_architecture_is_refused(run):
         code, _, err = run("run.yaml", "--resume", f"model.args.width={width}")
         assert code == 1
         assert f"snapshot_iter_3: updater/model:main/predictor/l1/W: expected shape ({width}, 64)" in err
+    assert dbrdist.load("result").l1.W.shape == (12, 64)  # the folder still describes the run that is in it
     run("run.yaml", "model=mlp", "model.units=[5, 5]")
     code, _, err = run("run.yaml", "--resume", "model=mlp", "model.units=[5]")
     assert code == 1
