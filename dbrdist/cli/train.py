@@ -127,6 +127,8 @@ def _refuse_before_mpi(words: str, code: int) -> int:
 def _main() -> int:
     try:
         code: Any = command.main(standalone_mode=False)
+    except click.Abort:  # what click makes of Ctrl-C
+        raise KeyboardInterrupt from None
     except ConfigError as error:
         return _refuse_before_mpi(str(error), _WRONG)
     except click.ClickException as error:

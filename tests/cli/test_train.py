@@ -85,6 +85,15 @@ def test_print_schema(run):
     assert json.loads(out) == json.loads(json.dumps(Config.model_json_schema()))
 
 
+def test_an_interrupt_stays_one(run, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dbrdist.cli.load.load", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run("run.yaml")
+
+
 @pytest.mark.parametrize("stop", [1, 4])
 def test_resume_goes_on_as_if_nothing_had_happened(run, stop):
     words = ["run.yaml", "log.every=1 iteration", "epochs=0.6", "iterations=null"]
