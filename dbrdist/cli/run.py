@@ -190,6 +190,9 @@ def _open_folder(config: Config, recipe: dict[str, Any], keep_snapshots: bool) -
     if not keep_snapshots:
         for old in snapshots.find(config.out):  # of an earlier run: a later --resume must not take them for ours
             os.remove(old)
+    for name in os.listdir(config.out):
+        if ".tmp-" in name:  # a process was killed while it wrote this
+            os.remove(os.path.join(config.out, name))
     write_atomically(os.path.join(config.out, CONFIG), lambda file: file.write(dump(config).encode()))
     write_json(os.path.join(config.out, RECIPE), {**recipe, "dtype": config.dtype, "directory": os.getcwd()})
     with contextlib.suppress(FileNotFoundError):

@@ -76,8 +76,10 @@ def test_a_killed_run_goes_on_bit_for_bit(ranks, kill_rank):
     killed = ranks(2, "run.yaml", *EXACT, "out=cut", "model.args.kill_at=7", KILL_RANK=kill_rank)
     assert finish(killed)[0] != 0
     assert sorted(p.name for p in Path("cut").glob("snapshot*")) == ["snapshot_iter_4"]
+    Path("cut/snapshot_iter_8.tmp-1").write_bytes(b"half")  # of a process that was killed while it saved
     code, out, err = finish(ranks(2, "run.yaml", *EXACT, "out=cut", "--resume"))
     assert code == 0, err
+    assert not list(Path("cut").glob("*.tmp-*"))
     assert "going on from cut/snapshot_iter_4, epoch 0.28" in out
     same_runs("straight", "cut")
 
