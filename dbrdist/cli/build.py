@@ -138,10 +138,21 @@ def _transformed(dataset: Any, config: Config, origin: Origin, part: str) -> Any
 
 
 class _ToHWC(T.Transform):
-    """Images (C, H, W) as (H, W, C), which the transforms take."""
+    """Images (C, H, W) as (H, W, C), which the transforms take; inputs that are no images as they are."""
 
     def image(self, image: Any, rng: Any) -> Any:
-        return np.moveaxis(image, 0, -1) if image.ndim == 3 else image
+        return np.moveaxis(image, -3, -1) if _is_image(image) else image
+
+
+class _ToCHW(T.ToCHW):
+    """The way back; inputs that are no images as they are."""
+
+    def image(self, image: Any, rng: Any) -> Any:
+        return super().image(image, rng) if _is_image(image) else image
+
+
+def _is_image(x: Any) -> bool:
+    return getattr(x, "ndim", 0) >= 3
 
 
 def _transforms(settings: tuple[Any, ...], part: str, origin: Origin) -> list[Any]:
@@ -150,7 +161,7 @@ def _transforms(settings: tuple[Any, ...], part: str, origin: Origin) -> list[An
         _UserTransform(s, ("transforms", part, i), origin) if isinstance(s, Custom) else TRANSFORMS[s.name](s)
         for i, s in enumerate(settings)
     ]
-    return [*made, T.ToCHW()]
+    return [*made, _ToCHW()]
 
 
 class _UserTransform:

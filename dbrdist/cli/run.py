@@ -103,12 +103,14 @@ class Run:
         """Make the run's folder, or go on from its newest snapshot. Collective."""
         path = None
         try:
-            path = on_root(self.comm, lambda: _open_folder(self.config, self.parts.recipe, resume))
+            path = on_root(self.comm, lambda: _snapshot_to_go_on_from(self.config.out) if resume else None)
+            if path is not None:
+                with alike(self.comm):
+                    snapshots.load(path, self.trainer)
+            on_root(self.comm, lambda: _open_folder(self.config, self.parts.recipe, keep_snapshots=path is not None))
         except (DbrdistError, OSError) as error:
             raise Refused(str(error)) from error
         if path is not None:
-            with alike(self.comm):
-                snapshots.load(path, self.trainer)
             self.say(f"going on from {path}, epoch {self.trainer.updater.epoch_detail:.2f}")
 
     def train(self) -> int:
@@ -175,20 +177,26 @@ class Run:
             print(words, flush=True)
 
 
-def _open_folder(config: Config, recipe: dict[str, Any], resume: bool) -> str | None:
-    """On one rank: write what the run is, and return the snapshot to go on from."""
-    os.makedirs(config.out, exist_ok=True)
-    path = snapshots.newest(config.out) if resume else None
+def _snapshot_to_go_on_from(folder: str) -> str | None:
+    path = snapshots.newest(folder)
     if path is None:
-        if resume:
-            print(f"no snapshot in {config.out}: starting from the beginning", flush=True)
+        print(f"no snapshot in {folder}: starting from the beginning", flush=True)
+    return path
+
+
+def _open_folder(config: Config, recipe: dict[str, Any], keep_snapshots: bool) -> None:
+    """On one rank: make the run's folder and write what the run is."""
+    os.makedirs(config.out, exist_ok=True)
+    if not keep_snapshots:
         for old in snapshots.find(config.out):  # of an earlier run: a later --resume must not take them for ours
             os.remove(old)
+    for name in os.listdir(config.out):
+        if ".tmp-" in name:  # a process was killed while it wrote this
+            os.remove(os.path.join(config.out, name))
     write_atomically(os.path.join(config.out, CONFIG), lambda file: file.write(dump(config).encode()))
     write_json(os.path.join(config.out, RECIPE), {**recipe, "dtype": config.dtype, "directory": os.getcwd()})
     with contextlib.suppress(FileNotFoundError):
         os.remove(os.path.join(config.out, SUMMARY))
-    return path
 
 
 def write_json(path: str, data: Any) -> None:

@@ -19,13 +19,22 @@ from dbrdist.errors import CommunicatorError, ConfigError
 _WRONG = 2  # the exit code for a configuration or a command line that is wrong
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+def _help(context: click.Context, option: click.Parameter, asked: bool) -> None:
+    if asked:
+        _say_before_mpi(context.get_help())
+        context.exit()
+
+
+@click.command(add_help_option=False)
 @click.argument("config", required=False, metavar="CONFIG.yaml")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--resume", is_flag=True, help="Go on from the newest snapshot in the run's folder, if there is one.")
 @click.option("--evaluate", metavar="RUN", help="Evaluate the newest snapshot in the folder RUN and print the means.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved plan and end.")
 @click.option("--print-schema", is_flag=True, help="Print the JSON schema of configurations and end.")
+@click.option(
+    "-h", "--help", is_flag=True, is_eager=True, expose_value=False, callback=_help, help="Print this text and end."
+)
 def command(
     config: str | None,
     overrides: tuple[str, ...],
@@ -95,6 +104,7 @@ def _complain(words: str) -> None:
 
 
 def _say_before_mpi(words: str) -> None:
+    """Print by the process that the launcher calls rank 0; the others end alike, silent."""
     if environment.launched()[1] == 0:
         print(words, flush=True)
 
@@ -117,6 +127,8 @@ def _refuse_before_mpi(words: str, code: int) -> int:
 def _main() -> int:
     try:
         code: Any = command.main(standalone_mode=False)
+    except click.Abort:  # what click makes of Ctrl-C
+        raise KeyboardInterrupt from None
     except ConfigError as error:
         return _refuse_before_mpi(str(error), _WRONG)
     except click.ClickException as error:

@@ -107,10 +107,6 @@ class MultiNodeOptimizer:
             raise RuntimeError("the multi-node optimizer has no target yet; call setup(link) first")
         return self.actual_optimizer.target
 
-    def synchronize_again(self) -> None:
-        """Broadcast rank 0's parameters at the next update, as at the first."""
-        self._is_synchronized = False
-
     # ---- what is handed on ----
 
     @property

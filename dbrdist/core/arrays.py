@@ -47,6 +47,47 @@ def power_of_number(x: Array, exponent: float) -> Array:
     return elementwise(lambda v: v**exponent, x)
 
 
+# Up to this many elements a gather costs less than what NumPy takes to set up a broadcast.
+_GATHER_ELEMENTS = 256
+
+
+@lru_cache(maxsize=64)
+def _row_numbers(num_rows: int, num_columns: int) -> Array:
+    """The row in which each element of an (N, K) array lies."""
+    return _constant(np.repeat(np.arange(num_rows), num_columns).reshape(num_rows, num_columns))
+
+
+@lru_cache(maxsize=64)
+def _column_numbers(num_rows: int, num_columns: int) -> Array:
+    """The column in which each element of an (N, K) array lies."""
+    return _constant(np.tile(np.arange(num_columns), (num_rows, 1)))
+
+
+@lru_cache(maxsize=64)
+def row_starts(num_rows: int, num_columns: int) -> Array:
+    """Where each row of a C-ordered (N, K) array starts, shape (N,)."""
+    return _constant(np.arange(num_rows) * num_columns)
+
+
+def _constant(a: Array) -> Array:
+    a.flags.writeable = False
+    return a
+
+
+def one_per_row(v: Array, num_columns: int) -> Array:
+    """A vector (N,) as an operand beside an (N, K) array."""
+    if v.size * num_columns <= _GATHER_ELEMENTS and v.__class__ is np.ndarray:
+        return v.take(_row_numbers(v.size, num_columns))
+    return v[:, None]
+
+
+def one_per_column(v: Array, num_rows: int) -> Array:
+    """A vector (K,) as an operand beside an (N, K) array."""
+    if v.size * num_rows <= _GATHER_ELEMENTS and v.__class__ is np.ndarray:
+        return v.take(_column_numbers(num_rows, v.size))
+    return v
+
+
 def reshaped(x: Array, shape: tuple[int, ...]) -> Array:
     y = x.reshape(shape)
     return channels_last(y) if y.ndim == 4 else y
@@ -61,9 +102,7 @@ def sum_over(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
 
 @lru_cache(maxsize=64)
 def _ones(n: int, dtype: Any) -> Array:
-    a = np.ones(n, dtype)
-    a.flags.writeable = False
-    return a
+    return _constant(np.ones(n, dtype))
 
 
 def sum_rows(x: Array, out: Array = None) -> Array:
@@ -72,6 +111,17 @@ def sum_rows(x: Array, out: Array = None) -> Array:
     if dtype.char not in "fd":
         return sum_over(x, (0,), False)
     return _ones(x.shape[0], dtype).dot(x, out if out is not None and out.dtype is dtype else None)
+
+
+@lru_cache(maxsize=64)
+def _weights(n: int, dtype: Any) -> Array:
+    return _constant(np.full(n, 1.0 / n, dtype))
+
+
+def mean(x: Array) -> Array:
+    """The mean of a vector of float32 or float64 on the host, as a 0-d array."""
+    out = np.empty((), x.dtype)
+    return np.dot(x, _weights(x.size, x.dtype), out)
 
 
 def summed_to(x: Array, shape: tuple[int, ...]) -> Array:

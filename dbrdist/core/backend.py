@@ -8,6 +8,7 @@ both layouts into NCHW, and CuPy's elementwise kernels always allocate C-contigu
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -118,6 +119,14 @@ def empty(shape: tuple[int, ...], dtype: Any, like: Array = None) -> Array:
         n, c, h, w = shape
         return flat.reshape(n, h, w, c).transpose(0, 3, 1, 2)
     return flat.reshape(shape)
+
+
+@functools.lru_cache(maxsize=256)
+def number(value: float, dtype: Any) -> np.ndarray[Any, Any]:
+    """A number as a 0-d array on the host, which NumPy's functions take in half the time of a Python float."""
+    a = np.array(value, dtype)
+    a.flags.writeable = False
+    return a
 
 
 def full(shape: tuple[int, ...], value: Any, dtype: Any, like: Array = None) -> Array:

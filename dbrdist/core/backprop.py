@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import fusion, ops
-from dbrdist.core.backend import copy, get_array_module
+from dbrdist.core.backend import copy, get_array_module, number
 from dbrdist.core.config import config, using_config
 from dbrdist.core.fusion import MaskedGradient
 from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode, get_function_hooks, has_nan
@@ -41,28 +41,37 @@ class Walk:
         heap, pending = self.heap, self.pending
         plain = not (self.higher or self.selects or config.debug or get_function_hooks())
         while heap:
-            function = heappop(heap)[2]
+            function: Any = heappop(heap)[2]
             g = pending.pop(function)
-            gys = (g,) if function.num_outputs == 1 else tuple(g)
-            nodes = function.inputs
-            assert nodes is not None
-            if plain and function._hooks is None:  # what ask() does where nobody listens
-                wanted = function.wanted
-                gxs = function.derive(wanted, gys, _views(nodes, wanted))
-                if len(gxs) != len(wanted):
-                    raise _miscount(function, wanted, gxs)
-            else:
-                wanted = self.select(function, gys)
-                if not wanted:
-                    continue
-                gxs = self.ask(function, wanted, gys, self.views(nodes, wanted))
-            for i, gx in zip(wanted, gxs):
-                if gx is not None:
+            while function is not None:
+                nodes = function.inputs
+                assert nodes is not None
+                gys = (g,) if function.num_outputs == 1 else tuple(g)
+                following: Any = None  # the only function that is waiting: along a chain nothing is queued
+                if plain and function._hooks is None:  # what ask() does where nobody listens
+                    wanted = function.wanted
+                    gxs = function.derive(wanted, gys, _views(nodes, wanted))
+                    if len(gxs) != len(wanted):
+                        raise _miscount(function, wanted, gxs)
+                else:
+                    wanted = self.select(function, gys)
+                    if not wanted:
+                        break
+                    gxs = self.ask(function, wanted, gys, self.views(nodes, wanted))
+                for i, gx in zip(wanted, gxs):
+                    if gx is None:
+                        continue
                     node = nodes[i]
                     if gx is node.view:  # the rule wrote the first contribution where it belongs
                         node.gradient = gx
+                    elif following is None and plain and not heap and _is_link(node.creator_node):
+                        following, g = node, gx
                     else:
+                        if following is not None:
+                            self.send(following, g)
+                            following = None
                         self.send(node, gx)
+                function = None if following is None else following.creator_node
 
     def send(self, node: VariableNode, g: Any) -> None:
         """Add a contribution to a node: at its creator if it has one, else at the leaf itself."""
@@ -206,6 +215,11 @@ def _on_the_way(ends: Sequence[VariableNode], targets: dict[Any, Any]) -> set[Fu
     return useful
 
 
+def _is_link(creator: FunctionNode | None) -> bool:
+    """True for a function in the graph that has one output."""
+    return creator is not None and creator.num_outputs == 1 and creator.inputs is not None
+
+
 def _views(nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Any] | None:
     """Where in flat memory a rule may write the first contributions."""
     out: list[Any] | None = None
@@ -252,7 +266,7 @@ def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, highe
                 "set its grad first, or reduce it to one number"
             )
         if array.__class__ is np.ndarray:
-            given = np.asarray(array.dtype.type(1)).reshape(array.shape)
+            given = np.ones(array.shape, array.dtype) if array.ndim else number(1.0, array.dtype).copy()
         else:
             given = get_array_module(array).ones_like(array)
         node.gradient = given
@@ -277,15 +291,13 @@ def backward(
     stays, so that two losses may share it and backward may be called again; gradients of leaves add up.
     """
     fusion.flush()
-    given = grad_outputs is not None  # then an output that is itself a leaf gets its gradient too
-    if grad_outputs is None:
-        grad_outputs = [y.node.gradient for y in outputs]
     higher = enable_double_backprop
-    seeds = [
-        (y.node, _seed(y.node, y.array, g, loss_scale, higher))
-        for y, g in zip(outputs, grad_outputs)
-        if given or y.node.living_creator() is not None
-    ]
+    seeds = []
+    for i, y in enumerate(outputs):
+        node = y.node
+        g = node.gradient if grad_outputs is None else grad_outputs[i]
+        if grad_outputs is not None or node.living_creator() is not None:  # a leaf's own gradient is there already
+            seeds.append((node, _seed(node, y.array, g, loss_scale, higher)))
     walk = Walk(higher, keep=retain_grad)
     if higher:
         with using_config("enable_backprop", True):

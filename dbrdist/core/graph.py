@@ -317,10 +317,15 @@ class FunctionNode:
         self.rank = rank
         if self._keep_inputs:
             self._xs = tuple(map(xs.__getitem__, self._keep_inputs))
-        if len(ys) == 1 and ys[0].__class__ is _ndarray:  # nearly always
+        y = ys[0] if len(ys) == 1 else None
+        if y.__class__ is _ndarray:  # nearly always
             if self._keep_outputs:
                 self._ys = ys
-            return (self._output(0, ys[0], rank + 1),)
+            v = _new(self.variable_class)
+            v._array = y
+            dtype = y.dtype
+            v.node = VariableNode(self, 0, rank + 1, dtype.kind in "fcV", y.shape, dtype)
+            return (v,)
         self.num_outputs = len(ys)
         outputs = []
         for i, y in enumerate(ys):

@@ -60,8 +60,3 @@ class _ThreadHooks(threading.local):
 
 
 thread = _ThreadHooks()
-
-
-def get_link_hooks() -> dict[str, LinkHook]:
-    """The link hooks of this thread by name."""
-    return thread.hooks

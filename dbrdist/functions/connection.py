@@ -9,11 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype
+from dbrdist import kernels
+from dbrdist.core import arrays, ops
+from dbrdist.core.backend import Array, accumulation_dtype, empty
 from dbrdist.core.checks import expected
 from dbrdist.core.graph import BaseVariable, FunctionNode
 from dbrdist.core.variable import as_variable
+
+# From this many multiplications on, the fastest kernel for products is worth the way to it.
+_LARGE_PRODUCT = 1 << 19
+
+
+def _product(a: Array, b: Array, out: Array = None) -> Array:
+    """a b for matrices on the host of one type; ``out`` takes it."""
+    if a.size * b.shape[1] >= _LARGE_PRODUCT or a.itemsize == 2:
+        return kernels.matmul(a, b, out)
+    return a.dot(b, out)
 
 
 class LinearFunction(FunctionNode):
@@ -27,11 +38,14 @@ class LinearFunction(FunctionNode):
         dtype = x.dtype
         if W.dtype is not dtype or dtype.itemsize == 2:  # sums run in the wider type, with one cast at the end
             wide = np.promote_types(accumulation_dtype(dtype), accumulation_dtype(W.dtype))
-            y = x.astype(wide).dot(W.astype(wide).T)
+            if W.dtype is dtype:
+                y = kernels.matmul(x, W.T, empty((len(x), len(W)), wide, x))
+            else:
+                y = x.astype(wide).dot(W.astype(wide).T)
             return ((y + xs[2] if len(xs) == 3 else y).astype(dtype),)
-        y = x.dot(W.T)
+        y = _product(x, W.T) if x.__class__ is np.ndarray else x.dot(W.T)
         if len(xs) == 3:
-            y += xs[2]
+            y += arrays.one_per_column(xs[2], len(y))
         return (y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
@@ -39,7 +53,16 @@ class LinearFunction(FunctionNode):
         x, W = self.retained_inputs()
         nodes = self.inputs
         assert nodes is not None
-        gxs = []
+        gxs: list[Any] = []
+        if gy.__class__ is np.ndarray and gy.dtype is x.dtype is W.dtype:  # nearly always
+            for k, i in enumerate(wanted):
+                if i == 0:
+                    gxs.append(_product(gy, W))
+                elif i == 1:
+                    gxs.append(_product(gy.T, x, out and out[k]))
+                else:
+                    gxs.append(arrays.sum_rows(gy, out and out[k]))
+            return tuple(gxs)
         for k, i in enumerate(wanted):
             if i == 0:
                 g = ops.matmul(gy, W if W.dtype is gy.dtype else ops.cast(W, gy.dtype))

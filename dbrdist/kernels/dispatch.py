@@ -217,7 +217,7 @@ def pool_gather(x: Array, indices: Array, geometry: PoolGeometry) -> Array:
 def relu_forward(x: Array) -> Array:
     """max(x, 0)."""
     if x.__class__ is np.ndarray and x.size <= _SMALL and x.ndim != 4:  # the way through here would cost more
-        return np.maximum(x, 0)
+        return np.maximum(x, backend.number(0.0, x.dtype))
     return _provider("elementwise", x).relu_forward(x)
 
 

@@ -23,7 +23,7 @@ CACHE_SIZE = 1024  # primitives per thread; a large network's training step uses
 _WHEEL = "onednn-cpu-gomp"
 
 # Values of the C enumerations, named as in dnnl_types.h.
-F32, BF16, S32, U8 = 3, 2, 4, 6
+F32, BF16 = 3, 2
 FORWARD_TRAINING, FORWARD_INFERENCE, BACKWARD = 64, 96, 128
 CONVOLUTION_DIRECT = 1
 POOLING_MAX, POOLING_AVERAGE_WITH_PADDING = 0x1FF, 0x2FF

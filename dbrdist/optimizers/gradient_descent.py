@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import Array
+from dbrdist.core.backend import Array, number
 from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, UpdateRule, workspace
 
 
@@ -36,8 +36,8 @@ class MomentumSGDRule(UpdateRule):
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
         (v,) = state
         w = workspace(g)
-        v *= hp.momentum
-        v -= np.multiply(g, hp.lr, out=w)
+        v *= number(hp.momentum, v.dtype)
+        v -= np.multiply(g, number(hp.lr, v.dtype), w)
         p += v
 
 

@@ -11,18 +11,6 @@ STALLED = 124  # no progress within the heartbeat time, or stopped (as `timeout`
 COMMAND_NOT_RUNNABLE = 126  # found, but not executable
 COMMAND_NOT_FOUND = 127
 
-TABLE = (
-    (str(DONE), "all ranks ended with 0"),
-    (str(USAGE), "refused before anything was started: wrong option, unknown host, mpiexec that does not fit"),
-    (str(HOST_LOST), "a host died, or the network to it was cut"),
-    (str(NOT_STARTED), "the ranks did not appear within --start-timeout, also after the retries"),
-    (str(PREEMPTED), "the ranks were asked to stop, saved their state and ended"),
-    (str(STALLED), "a rank made no step within --heartbeat-timeout, or was stopped"),
-    (f"{COMMAND_NOT_RUNNABLE}, {COMMAND_NOT_FOUND}", "the command is not executable, or does not exist"),
-    ("128+N", "the first rank that failed was ended by signal N (137: SIGKILL, also by the out-of-memory killer)"),
-    ("other", "the exit code of the first rank that failed; 1 for an uncaught exception or a dead thread"),
-)
-
 
 def from_signal(number: int) -> int:
     """The exit code that stands for an end by a signal."""

@@ -33,6 +33,25 @@ def test_two_ranks_train_together(ranks):
     assert len(lines("result/log.jsonl")) == 3
 
 
+@pytest.mark.parametrize(
+    ("words", "first", "marker"),
+    [
+        (["--help"], "Usage:", "--print-schema"),
+        (["-h"], "Usage:", "--print-schema"),
+        (["--print-schema"], "{", '"title": "Config"'),
+        (["run.yaml", "--dry-run"], "model:", "bytes per allreduce"),
+    ],
+)
+def test_what_needs_no_ranks_is_printed_once(ranks, words, first, marker):
+    code, out, err = finish(ranks(2, *words))
+    assert (code, err) == (0, "")
+    assert out.startswith(first)
+    assert out.count(marker) == 1
+    assert out == finish(ranks(0, *words))[1].replace(
+        "ranks: 1; batch: 100, that is 100", "ranks: 2; batch: 100, that is 50"
+    )
+
+
 def test_the_ranks_share_the_same_run(ranks):
     """Without batch normalization the number of ranks changes nothing but the order of sums."""
     words = ["run.yaml", "model=mlp", "model.dropout=0.2", "dtype=float64", "log.every=1 iteration"]
@@ -57,8 +76,10 @@ def test_a_killed_run_goes_on_bit_for_bit(ranks, kill_rank):
     killed = ranks(2, "run.yaml", *EXACT, "out=cut", "model.args.kill_at=7", KILL_RANK=kill_rank)
     assert finish(killed)[0] != 0
     assert sorted(p.name for p in Path("cut").glob("snapshot*")) == ["snapshot_iter_4"]
+    Path("cut/snapshot_iter_8.tmp-1").write_bytes(b"half")  # of a process that was killed while it saved
     code, out, err = finish(ranks(2, "run.yaml", *EXACT, "out=cut", "--resume"))
     assert code == 0, err
+    assert not list(Path("cut").glob("*.tmp-*"))
     assert "going on from cut/snapshot_iter_4, epoch 0.28" in out
     same_runs("straight", "cut")
 

@@ -93,6 +93,15 @@ def test_print_schema(run):
     assert json.loads(out) == json.loads(json.dumps(Config.model_json_schema()))
 
 
+def test_an_interrupt_stays_one(run, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dbrdist.cli.load.load", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run("run.yaml")
+
+
 @pytest.mark.parametrize("stop", [1, 4])
 def test_resume_goes_on_as_if_nothing_had_happened(run, stop):
     words = ["run.yaml", "log.every=1 iteration", "epochs=0.6", "iterations=null"]
@@ -182,6 +191,7 @@ def test_resume_of_another_architecture_is_refused(run):
         code, _, err = run("run.yaml", "--resume", f"model.args.width={width}")
         assert code == 1
         assert f"snapshot_iter_3: updater/model:main/predictor/l1/W: expected shape ({width}, 64)" in err
+    assert dbrdist.load("result").l1.W.shape == (12, 64)  # the folder still describes the run that is in it
     run("run.yaml", "model=mlp", "model.units=[5, 5]")
     code, _, err = run("run.yaml", "--resume", "model=mlp", "model.units=[5]")
     assert code == 1

@@ -7,8 +7,9 @@ import pytest
 
 import dbrdist
 import dbrdist.functions as F
-from dbrdist import Variable
+from dbrdist import Variable, kernels
 from dbrdist.core import random
+from dbrdist.core.backend import as_dtype
 
 
 def ones(*shape):
@@ -194,3 +195,24 @@ BAD = {
 def test_errors_say_what_was_expected(message):
     with pytest.raises(ValueError, match=message):
         BAD[message]()
+
+
+@pytest.mark.parametrize(
+    "dtype, tolerance", [("float32", 1e-5), ("float64", 1e-13), ("bfloat16", 1e-2), ("float16", 2e-3)]
+)
+@pytest.mark.parametrize("provider", ["numpy", "onednn"])
+def test_large_linear_layers_agree_with_float64(dtype, tolerance, provider):
+    """Sizes at which the fastest kernel for products is asked, with rows of x and gy that do not lie densely."""
+    dtype = as_dtype(dtype)
+    rng = np.random.default_rng(0)
+    draw = [rng.standard_normal(shape).astype(dtype) for shape in ((96, 300), (200, 150), (200,), (96, 200))]
+    x, W, b, gy = (Variable(a) for a in (draw[0][:, ::2], *draw[1:]))
+    with kernels.use(provider):
+        y = F.linear(x, W, b)
+        y.grad = gy.array
+        y.backward()
+    x64, W64, b64, gy64 = (v.array.astype(np.float64) for v in (x, W, b, gy))
+    pairs = [(y.array, x64 @ W64.T + b64), (x.grad, gy64 @ W64), (W.grad, gy64.T @ x64), (b.grad, gy64.sum(0))]
+    for got, expected in pairs:
+        assert got.dtype == dtype
+        assert np.abs(got.astype(np.float64) - expected).max() <= tolerance * np.abs(expected).max()

@@ -1,0 +1,48 @@
+"""docs/communicators.md is complete, and the scripts it shows run."""
+
+import re
+
+import pytest
+
+from dbrdist import comm
+from dbrdist.comm import CommunicatorBase, create, mpi
+from tests.comm import jobs
+
+PAGE = (jobs.ROOT / "docs" / "communicators.md").read_text()
+CONTRACT = PAGE[PAGE.index("## The contract") : PAGE.index("### Ranks that are threads")]
+
+
+@pytest.mark.parametrize("name", [n for n in dir(mpi.MpiCommunicator) if not n.startswith("_") and n != "world_ranks"])
+def test_the_page_has_each_method(name):
+    assert re.search(rf"[`.]{name}\b", CONTRACT)
+
+
+def test_the_page_has_each_configuration_entry_with_its_default():
+    for name, default in {**CommunicatorBase._defaults, **mpi.FlatCommunicator._defaults}.items():
+        assert f"| `{name}` | {default} |" in CONTRACT
+
+
+def test_the_page_has_each_name():
+    for name in [*create.PROVIDERS, *create._SUCCESSORS, *comm.__all__]:
+        assert re.search(rf"`{name}\b", PAGE) or name in ("CommunicatorBase", "DataSizeError")
+
+
+@pytest.mark.slow
+def test_the_script_of_the_page_prints_what_the_page_says(tmp_path):
+    (text,) = re.findall(r"^```python\n(# verbs.py.*?)^```$", PAGE, re.M | re.S)
+    script = tmp_path / "verbs.py"
+    script.write_text(text)
+    outcome = jobs.run(3, script)
+    assert outcome.code == 0, outcome.text
+    assert outcome.text.strip() in PAGE
+
+
+@pytest.mark.slow
+def test_the_library_example_trains_on_two_ranks(tmp_path):
+    script = jobs.ROOT / "examples" / "library" / "train.py"
+    outcome = jobs.run(2, script, "--epochs", "2", "--out", tmp_path)
+    assert outcome.code == 0, outcome.text
+    *_, last = outcome.text.splitlines()
+    assert last.split()[0] == "2"
+    assert float(last.split()[-1]) > 0.9
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "snapshot_iter_46"]
