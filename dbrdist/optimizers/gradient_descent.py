@@ -36,8 +36,11 @@ class MomentumSGDRule(UpdateRule):
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
         (v,) = state
         w = workspace(g)
-        v *= number(hp.momentum, v.dtype)
-        v -= np.multiply(g, number(hp.lr, v.dtype), w)
+        momentum, lr = hp.momentum, hp.lr
+        if isinstance(v, np.ndarray):  # CuPy takes Python's numbers, and no arrays of the host
+            momentum, lr = number(momentum, v.dtype), number(lr, v.dtype)
+        v *= momentum
+        v -= np.multiply(g, lr, w)
         p += v
 
 
