@@ -68,7 +68,7 @@ def _was_cancelled(known: dict[str, str]) -> bool:
 def _seconds(text: str) -> int | None:
     """1-02:03:04 in seconds; None for UNLIMITED."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
-    return match and sum(int(part or 0) * unit for part, unit in zip(match.groups(), _SECONDS))
+    return sum(int(part or 0) * unit for part, unit in zip(match.groups(), _SECONDS)) if match else None
 
 
 def _scontrol(*words: str) -> subprocess.CompletedProcess[str]:
