@@ -121,7 +121,11 @@ _OPTIONS = (
         "--start-retries", type=click.IntRange(min=0), default=2, show_default=True, help="For starts that hang."
     ),
     click.option("--record", metavar="FILE", help="The record of attempts; default: attempts.json in --log-dir."),
-    click.option("--requeue", is_flag=True, help="Under Slurm: put a job that stopped or failed back into the queue."),
+    click.option(
+        "--requeue",
+        is_flag=True,
+        help="Under Slurm: put a job that saved and stopped, or lost a host, back into the queue.",
+    ),
 )
 
 

@@ -275,8 +275,10 @@ class Session:
     def _end(self, outcome: Outcome, output: Output) -> int:
         if outcome.failure is None and outcome.asked and outcome.code == codes.PREEMPTED:
             output.note("dbrdist-launch: all ranks have saved and stopped (exit code 75)")
-        if self.settings.requeue and (outcome.code == codes.PREEMPTED or outcome.failure is not None):
+        if self.settings.requeue:
             from .requeue import requeue
 
-            output.note("dbrdist-launch: " + requeue())
+            said = requeue(outcome)
+            if said:
+                output.note(f"dbrdist-launch: {said}")
         return outcome.code

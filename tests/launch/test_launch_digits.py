@@ -1,6 +1,5 @@
 """A real training job, killed at random on two fake hosts, ends with the weights of an undisturbed run, bit for bit."""
 
-import importlib.util
 import subprocess
 import sys
 
@@ -15,10 +14,8 @@ pytestmark = [pytest.mark.launch_system, pytest.mark.mpiexec]
 def test_digits_killed_three_times_end_with_the_same_weights():
     if fake_cluster.missing():
         pytest.skip(fake_cluster.missing())
-    if importlib.util.find_spec("dbrdist.cli.train") is None:
-        pytest.skip("dbrdist-train is not in this checkout")
     words = [sys.executable, str(ROOT / "tests" / "launch" / "random_kills.py"), "--kills", "3", "--epochs", "60"]
     child = subprocess.run(words, capture_output=True, text=True, timeout=220)
     assert child.returncode == 0, child.stdout + child.stderr
     assert "killed 3 times (0 hosts)" in child.stdout
-    assert "arrays of the last snapshot, 0 differ" in child.stdout
+    assert "arrays of the last snapshot but times, 0 differ" in child.stdout

@@ -1,5 +1,6 @@
 """The recipes, as far as they can be run here: batch scripts on fake hosts and Slurm, the rest read."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -10,71 +11,121 @@ import fake_slurm
 import pytest
 import yaml
 from dbrdist_launch.cli import launch
-from support import PROGRAMS, ROOT, environment
+from support import ROOT, environment
 
 RECIPES = ROOT / "launch" / "recipes"
+CONFIG = """model: {name: mlp, units: [32]}
+data: digits
+batch: 64
+epochs: 3
+optimizer: {name: momentum_sgd, lr: 0.1}
+out: trained
+"""
 
 
 @pytest.fixture
 def venv(tmp_path):
-    """What a user's environment has in bin: activate, dbrdist-launch, dbrdist-train (one that counts), mpiexec."""
+    """What a user's environment has in bin: activate, dbrdist-launch, dbrdist-train, mpiexec; all of this checkout.
+
+    Beside it lies a configuration. The launcher takes the dbrdist-train beside its interpreter, where there is one; by
+    PYTHONPATH that is this checkout's too.
+    """
     folder = tmp_path / "venv" / "bin"
     folder.mkdir(parents=True)
     here = pathlib.Path(sys.executable).parent
     (folder / "activate").write_text(f'PATH="{folder}:$PATH"\n')
-    check = "import sys; assert sys.argv[1:] == ['--resume', 'c.yaml'], sys.argv"
-    train = f"{check}; from runpy import run_path; run_path({str(PROGRAMS / 'counting.py')!r})"
     scripts = {
-        "dbrdist-launch": f'#!/bin/sh\nPYTHONPATH={ROOT / "launch"} exec {sys.executable} -m dbrdist_launch "$@"\n',
-        "dbrdist-train": f"#!{sys.executable}\n{train}\n",
+        "dbrdist-launch": f'#!/bin/sh\nexec {sys.executable} -m dbrdist_launch "$@"\n',
+        "dbrdist-train": f"#!{sys.executable}\nfrom dbrdist.cli.train import main\n\nmain()\n",
         "mpiexec": f'#!/bin/sh\nexec {here / "mpiexec"} "$@"\n',
     }
     for name, text in scripts.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
+    (tmp_path / "c.yaml").write_text(CONFIG)
     return folder.parent
 
 
-def settings(tmp_path, venv, **more):
-    return environment("recipes", VENV=str(venv), TEST_FOLDER=str(tmp_path), TEST_STEPS="30", **more)
+@pytest.fixture(scope="module")
+def slurm():
+    reason = fake_slurm.missing()
+    if reason is not None:
+        pytest.skip(reason)
+    with fake_slurm.FakeSlurm(2) as made:
+        yield made
+
+
+def settings(venv, **more):
+    return environment("recipes", VENV=str(venv), PYTHONPATH=f"{ROOT}:{ROOT / 'launch'}", **more)
+
+
+def submit(slurm, tmp_path, venv, recipe, *arguments):
+    """Submit a recipe and wait for its end: (exit code, output, what Slurm says of the job)."""
+    env = {**settings(venv), **slurm.environment}
+    words = ["sbatch", "--parsable", "--wait", "-D", tmp_path, "-o", tmp_path / "out", RECIPES / recipe, *arguments]
+    with subprocess.Popen(slurm.inside(*words), cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as child:
+        job = child.stdout.readline().strip()
+        try:
+            child.wait(90)
+        except subprocess.TimeoutExpired:
+            child.kill()
+        show = slurm.inside("scontrol", "show", "job", "--oneliner", job)
+        state = subprocess.run(show, env=env, capture_output=True, text=True).stdout
+        subprocess.run(slurm.inside("scancel", job), env=env, capture_output=True)
+    out = (tmp_path / "out").read_text() if (tmp_path / "out").exists() else ""
+    return child.returncode, out, state
+
+
+def assert_trained(tmp_path, log_dir, ranks=4):
+    """The training went to its end on so many ranks, learned something and left what it must."""
+    summary = json.loads((tmp_path / "trained" / "summary.json").read_text())
+    assert (summary["status"], summary["epochs"], summary["num_ranks"]) == ("finished", 3.0, ranks)
+    assert summary["metrics"]["validation/main/accuracy"] > 0.8
+    assert list((tmp_path / "trained").glob("snapshot*"))
+    assert "finished: 3 epochs" in (log_dir / "rank-0.log").read_text()
+    attempts = json.loads((log_dir / "attempts.json").read_text())["attempts"]
+    assert [(attempt["code"], attempt["failure"]) for attempt in attempts] == [(0, None)]
 
 
 @pytest.mark.launch_system
 @pytest.mark.mpiexec
 @pytest.mark.parametrize("name", ["slurm-srun.sbatch", "slurm-mpiexec.sbatch"])
-def test_slurm_recipes_run(tmp_path, venv, name):
-    if fake_slurm.missing():
-        pytest.skip(fake_slurm.missing())
-    # The settings of the test reach the ranks by a prefix that the launcher forwards.
-    train = venv / "bin" / "dbrdist-train"
-    values = f"import os; os.environ.update(TEST_FOLDER={str(tmp_path)!r}, TEST_STEPS='30'); import sys"
-    train.write_text(train.read_text().replace("import sys", values, 1))
-    with fake_slurm.FakeSlurm(2) as slurm:
-        words = slurm.inside("sbatch", "--wait", "-D", tmp_path, "-o", tmp_path / "out", RECIPES / name, "c.yaml")
-        env = {**settings(tmp_path, venv), **slurm.environment}
-        child = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=90)
-        out = (tmp_path / "out").read_text() if (tmp_path / "out").exists() else ""
-    assert child.returncode == 0, child.stderr + out
-    assert "done with 4" in out
-    assert list(tmp_path.glob("runs/*/rank-3.log"))
+def test_slurm_recipes_train(slurm, tmp_path, venv, name):
+    code, out, state = submit(slurm, tmp_path, venv, name, "c.yaml")
+    assert code == 0, out + state
+    assert "JobState=COMPLETED" in state and "Restarts=0" in state
+    assert "finished: 3 epochs" in out
+    (log_dir,) = tmp_path.glob("runs/*")
+    assert_trained(tmp_path, log_dir)
 
 
 @pytest.mark.launch_system
 @pytest.mark.mpiexec
-def test_pbs_recipe_runs(tmp_path, venv):
+@pytest.mark.parametrize("name", ["slurm-srun.sbatch", "slurm-mpiexec.sbatch"])
+def test_slurm_recipe_that_fails_by_itself_stays_out_of_the_queue(slurm, tmp_path, venv, name):
+    code, out, state = submit(slurm, tmp_path, venv, name, "missing.yaml")
+    assert code == 2, out + state
+    assert "JobState=FAILED" in state and "ExitCode=2:0" in state and "Restarts=0" in state
+    assert "missing.yaml: the configuration cannot be read" in out
+    assert "stays out of the queue: it failed by itself" in out
+
+
+@pytest.mark.launch_system
+@pytest.mark.mpiexec
+def test_pbs_recipe_trains(tmp_path, venv):
     if fake_cluster.missing():
         pytest.skip(fake_cluster.missing())
     (tmp_path / "nodes").write_text("node0\nnode0\nnode1\nnode1\n")
     with fake_cluster.FakeCluster(2) as cluster:
         env = settings(
-            tmp_path, venv, PBS_NODEFILE=str(tmp_path / "nodes"), PBS_O_WORKDIR=str(tmp_path), PBS_JOBID="7.server",
-            LAUNCH_OPTIONS=f"--ssh {cluster.ssh} --env TEST_FOLDER={tmp_path} --env TEST_STEPS=30", CONFIG="c.yaml",
+            venv, PBS_NODEFILE=str(tmp_path / "nodes"), PBS_O_WORKDIR=str(tmp_path), PBS_JOBID="7.server",
+            LAUNCH_OPTIONS=f"--ssh {cluster.ssh}", CONFIG="c.yaml",
         )  # fmt: skip
         words = cluster.inside("bash", RECIPES / "pbs.sh")
-        child = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+        child = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=90)
     assert child.returncode == 0, child.stdout + child.stderr
-    assert "done with 4" in child.stdout
-    assert (tmp_path / "runs" / "7.server" / "rank-2.log").exists()
+    assert "finished: 3 epochs" in child.stdout
+    assert_trained(tmp_path, tmp_path / "runs" / "7.server")
 
 
 def test_manifest_is_an_mpijob_whose_command_parses():

@@ -109,6 +109,19 @@ def test_scancel_saves_first(slurm, backend, tmp_path):
     assert "all ranks have saved and stopped" in text
 
 
+def test_cancelled_job_saves_and_stays_out_of_the_queue_for_all_that_it_may_go_back(slurm, tmp_path):
+    job = submit(slurm, tmp_path, "--requeue", steps=100000)
+    wait_for_step(tmp_path, 50)
+    run(slurm, "scancel", job)
+    assert wait(slurm, job, "CANCELLED", "PENDING")["JobState"] == "CANCELLED"
+    time.sleep(1.0)  # the launcher has ended by then
+    found = state(slurm, job)
+    assert (found["JobState"], found["Restarts"]) == ("CANCELLED", "0")
+    text = (tmp_path / "out").read_text()
+    assert text.count("saved at") == 4
+    assert f"Slurm job {job} stays out of the queue: it was cancelled" in text
+
+
 def test_requeued_job_goes_on_where_it_saved(slurm, tmp_path):
     job = submit(slurm, tmp_path, steps=400)
     wait_for_step(tmp_path, 50)
