@@ -45,6 +45,7 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
 OPTIMIZERS: dict[str, Any] = {
     "sgd": optimizers.SGD,
     "momentum_sgd": optimizers.MomentumSGD,
+    "nesterov_ag": optimizers.NesterovAG,
     "adam": optimizers.Adam,
     "adamw": optimizers.AdamW,
     "lars": optimizers.LARS,

@@ -316,8 +316,8 @@ class Sgd(OptimizerSettings):
 class MomentumSgd(OptimizerSettings):
     """Gradient descent with momentum."""
 
-    name: Literal["momentum_sgd"]
-    """`momentum_sgd`."""
+    name: Literal["momentum_sgd", "nesterov_ag"]
+    """`momentum_sgd`, or `nesterov_ag` for Nesterov's accelerated gradient."""
     lr: Positive = 0.01
     """Learning rate per step."""
     momentum: Fraction = 0.9
