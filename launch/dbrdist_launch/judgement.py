@@ -18,6 +18,7 @@ STARTER_SECONDS = 2.0  # for mpiexec to end after its ranks
 _DOUBT_SECONDS = 2.0  # a supervisor speaks twice a second
 _SAME_MOMENT_SECONDS = 0.005
 _LOST_SECONDS = 0.3  # from a broken connection to a verdict: the other ranks of a dead host break in this time
+_LOST_PEER_CODE = 14  # with which Open MPI ends a program whose peer on another host is gone
 # From what a program tells of itself to a verdict, in which it may end by itself with its own code.
 _TOLD_SECONDS = {"exception": 1.0, "thread": 0.5, "worker": 0.0, "leaving": 1.5}
 
@@ -178,10 +179,17 @@ class Judge:
                 continue
             if event["event"] == "exit":
                 if not any(other.lost_at and other.exit is None for other in self.ranks.values()):
-                    return self._of_exit(rank)  # else `_connections` weighs it
+                    return self._of_exit(self._first_of_exits(rank))  # else `_connections` weighs it
             elif rank.exit is None or event["event"] != "leaving":
                 return report.from_event(rank, event)
         return None
+
+    def _first_of_exits(self, rank: Rank) -> Rank:
+        """Another rank, where this one only lost it: both ends come from different hosts, in any order."""
+        if rank.exit is None or rank.exit["code"] != _LOST_PEER_CODE:
+            return rank
+        ends = [(other.ended or other.heard_at, other.rank) for other in self.ranks.values() if _is_cause(other)]
+        return self.ranks[min(ends)[1]] if ends else rank
 
     def _stall(self, now: float) -> Failure | None:
         if self.stop_asked:
@@ -219,6 +227,13 @@ class Judge:
 
     def _said(self) -> str | None:
         return "\n".join(self.starter_lines[-20:]) or None
+
+
+def _is_cause(rank: Rank) -> bool:
+    """Whether a rank ended badly by itself, and not for the loss of a peer."""
+    end = rank.exit
+    good = (codes.DONE, codes.PREEMPTED, _LOST_PEER_CODE)
+    return end is not None and not end["ours"] and (bool(end["signal"]) or end["code"] not in good)
 
 
 def _some(numbers: Sequence[int]) -> str:

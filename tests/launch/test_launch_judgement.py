@@ -144,3 +144,25 @@ def test_exit_after_a_lost_host_is_not_the_first_cause_under_mpiexec():
     lose(made, 2, NOW - 0.39)
     failure = made.verdict(NOW)
     assert (failure.kind, failure.rank) == ("host_lost", 2)
+
+
+def test_exit_for_a_lost_peer_comes_after_the_exit_of_that_peer():
+    """Open MPI on two hosts: the end of the peer may be reported after the end that it caused."""
+    made = judge("a", "a", "b", ended=False)
+    for rank, code, at in ((2, 14, NOW - 0.2), (1, 9, NOW - 0.19)):
+        end(made, rank, at, code=code)
+        made.ranks[rank].exit = {"code": code, "signal": 0, "oom": None, "ours": False}
+        assert made.take_bad_exit(made.ranks[rank], at) is None
+    failure = made.verdict(NOW + 0.1)
+    assert (failure.rank, failure.code) == (1, 9)
+
+
+@pytest.mark.parametrize("other", [None, {"code": 0, "signal": 0}, {"code": 9, "signal": 0, "ours": True}])
+def test_exit_with_the_code_of_a_lost_peer_counts_where_no_other_failed(other):
+    made = judge("a", "a", "b", ended=False)
+    made.ranks[1].exit = other and {"oom": None, "ours": False, **other}
+    end(made, 2, NOW, code=14)
+    made.ranks[2].exit = {"code": 14, "signal": 0, "oom": None, "ours": False}
+    assert made.take_bad_exit(made.ranks[2], NOW) is None
+    failure = made.verdict(NOW + 0.3)
+    assert (failure.rank, failure.code) == (2, 14)
