@@ -262,7 +262,7 @@ class Attempt:
         elif kind == "stacks":
             rank.stacks, rank.state = message["text"], message["state"]
         elif kind == "ended":
-            rank.ended, rank.early_exit = now, message
+            rank.ended, rank.early_exit = rank.ended or now, message
         elif kind == "exit":
             self._on_exit(rank, message)
 

@@ -18,7 +18,6 @@ STARTER_SECONDS = 2.0  # for mpiexec to end after its ranks
 _DOUBT_SECONDS = 2.0  # a supervisor speaks twice a second
 _SAME_MOMENT_SECONDS = 0.005
 _LOST_SECONDS = 0.3  # from a broken connection to a verdict: the other ranks of a dead host break in this time
-_LOST_PEER_CODE = 14  # with which Open MPI ends a program whose peer on another host is gone
 # From what a program tells of itself to a verdict, in which it may end by itself with its own code.
 _TOLD_SECONDS = {"exception": 1.0, "thread": 0.5, "worker": 0.0, "leaving": 1.5}
 
@@ -142,7 +141,7 @@ class Judge:
         if self._name() != "srun" or any(rank.running for rank in self.ranks.values()):
             return False
         hosts = {rank.host for rank in self.ranks.values() if rank.exit is None and rank.lost_at}
-        return len(hosts) > 1 or any(rank.ended for rank in self.ranks.values()) or self._abort_printed()
+        return len(hosts) > 1 or any(rank.ended for rank in self.ranks.values()) or self._aborted(1)
 
     def _of_killed_step(self, now: float) -> Failure | None:
         broken: dict[str, float] = {}  # host -> when its first connection broke
@@ -156,10 +155,12 @@ class Judge:
         mute = [host for host in broken if not any(f"{host}: task" in line for line in self.starter_lines)]
         ended = [(rank.ended, rank.rank) for rank in self.ranks.values() if rank.ended]
         in_order = not ended and bool(later) and later[0] - earliest > _SAME_MOMENT_SECONDS
-        aborted = self._abort_printed()
+        aborted = self._aborted(self._result()[0] if self.starter_ended_at is not None else codes.LOST_PEER)
         if mute and not aborted and (len(mute) < len(broken) or in_order):
             return self._host_lost(min(mute, key=broken.__getitem__), "its connections broke first")
-        return self._of_exit(self.ranks[min(ended)[1]]) if ended and not aborted else self._of_starter()
+        if ended and not aborted:
+            return self._of_exit(self._first_of_exits(self.ranks[min(ended)[1]]))
+        return self._of_starter()
 
     def _ended_starter(self, now: float) -> Failure | None:
         """mpiexec has ended, or has killed its ranks, and no rank reported a failure: MPI_Abort, or its own trouble."""
@@ -186,7 +187,7 @@ class Judge:
 
     def _first_of_exits(self, rank: Rank) -> Rank:
         """Another rank, where this one only lost it: both ends come from different hosts, in any order."""
-        if rank.exit is None or rank.exit["code"] != _LOST_PEER_CODE:
+        if rank.end is None or rank.end["code"] != codes.LOST_PEER:
             return rank
         ends = [(other.ended or other.heard_at, other.rank) for other in self.ranks.values() if _is_cause(other)]
         return self.ranks[min(ends)[1]] if ends else rank
@@ -206,8 +207,12 @@ class Judge:
 
     # --- words
 
+    def _result(self) -> tuple[int, int]:
+        """mpiexec's exit code and signal; (1, 0) while it runs."""
+        return self.starter.result() if self.starter and self.starter_ended_at is not None else (1, 0)
+
     def _of_starter(self) -> Failure:
-        code, number = self.starter.result() if self.starter and self.starter_ended_at is not None else (1, 0)
+        code, number = self._result()
         return report.from_starter(self._name(), code, number, self.size, self.ranks, self.starter_lines)
 
     def _host_lost(self, host: str, how: str) -> Failure:
@@ -219,8 +224,8 @@ class Judge:
     def _on_host(self, host: str) -> list[int]:
         return sorted(rank.rank for rank in self.ranks.values() if rank.host == host)
 
-    def _abort_printed(self) -> bool:
-        return report.find_abort([line for rank in self.ranks.values() for line in rank.errors]) is not None
+    def _aborted(self, starter_code: int) -> bool:
+        return report.find_abort(self.ranks, [], starter_code) is not None
 
     def _name(self) -> str:
         return self.starter.name if self.starter is not None else "the starter"
@@ -231,8 +236,8 @@ class Judge:
 
 def _is_cause(rank: Rank) -> bool:
     """Whether a rank ended badly by itself, and not for the loss of a peer."""
-    end = rank.exit
-    good = (codes.DONE, codes.PREEMPTED, _LOST_PEER_CODE)
+    end = rank.end
+    good = (codes.DONE, codes.PREEMPTED, codes.LOST_PEER)
     return end is not None and not end["ours"] and (bool(end["signal"]) or end["code"] not in good)
 
 

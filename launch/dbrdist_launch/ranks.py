@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from .channel import Channel
 
 _TAIL_LINES = 400
+_ABORT_DELAYED = re.compile(r"^\[[^]]+:\d+\] Delaying for \d+ seconds before aborting")
 
 
 @dataclass
@@ -32,7 +34,8 @@ class Rank:
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))  # last lines of stderr
     connected: bool = True
     ended: float | None = None  # when its program ended; the report follows when its output has been read
-    early_exit: dict | None = None  # that first word: code and signal
+    early_exit: dict | None = None  # that first word: code, signal, oom, ours
+    aborting_at: float | None = None  # when Open MPI said that it waits before it aborts
     lost_at: float | None = None  # when the connection broke without a report
     cut: bool = False  # mpiexec killed its outer process
     leaving: bool = False  # its interpreter is ending
@@ -42,6 +45,11 @@ class Rank:
     @property
     def running(self) -> bool:
         return self.exit is None and self.connected
+
+    @property
+    def end(self) -> dict | None:
+        """What is known of its end: the report, or the first word where there was no time for more."""
+        return self.exit or self.early_exit
 
     def take_beat(self, message: dict, now: float) -> None:
         """Store what a supervisor's beat says."""
@@ -59,6 +67,8 @@ class Rank:
         """Remember the last words."""
         if stream == "err":
             self.errors.extend(lines)
+            if self.aborting_at is None and any(_ABORT_DELAYED.search(line) for line in lines):
+                self.aborting_at = time.monotonic()
         said = [line for line in lines if line.strip()]
         if said:
             self.last_line = said[-1]

@@ -40,7 +40,7 @@ class Failure:
 
 def from_exit(rank: Rank, message: dict | None = None) -> Failure:
     """Read the kind of a failure from a rank's end."""
-    end = {"code": 1, "signal": 0, "oom": None, **(rank.exit or rank.early_exit or {})}
+    end = {"code": 1, "signal": 0, "oom": None, **(rank.end or {})}
     code, number = end["code"], end["signal"]
     found = last_traceback(list(rank.errors))
     failure = Failure("exit", rank.rank, rank.host, code or 1, describe_end(code, number), traceback=found and found[0])
@@ -78,7 +78,7 @@ def from_starter(
     name: str, code: int, signal_number: int, size: int, ranks: dict[int, Rank], lines: list[str]
 ) -> Failure:
     """mpiexec ended before its ranks reported: a rank aborted the job, or mpiexec itself failed."""
-    aborted = find_abort([*lines, *(line for rank in ranks.values() for line in rank.errors)])
+    aborted = find_abort(ranks, lines, code)
     if aborted is not None and aborted[0] in ranks:
         rank = ranks[aborted[0]]
         found = last_traceback(list(rank.errors))
@@ -97,15 +97,20 @@ def from_starter(
     return failure
 
 
-def find_abort(lines: list[str]) -> tuple[int, int] | None:
+def find_abort(ranks: dict[int, Rank], starter_lines: list[str], starter_code: int) -> tuple[int, int] | None:
     """(rank, error code) of the first call of MPI_Abort on the world, as MPICH, Intel MPI or Open MPI print it."""
+    lines = [*starter_lines, *(line for rank in ranks.values() for line in rank.errors)]
     for line in lines:
         match = _ABORT_MPICH.search(line) or _ABORT_OPENMPI.search(line)
         if match:
             return int(match["rank"]), int(match["code"])
     text = " ".join(lines)  # Open MPI spreads the sentence over two lines
     match = _ABORT_OPENMPI.search(text)
-    return (int(match["rank"]), int(match["code"])) if match else None
+    if match:
+        return int(match["rank"]), int(match["code"])
+    # Under srun Open MPI prints this alone, also where it aborts since a peer is lost.
+    delayed = [(rank.aborting_at, rank.rank) for rank in ranks.values() if rank.aborting_at is not None]
+    return (min(delayed)[1], starter_code) if delayed and starter_code not in (0, codes.LOST_PEER) else None
 
 
 def complete(failure: Failure, ranks: list[Rank], now: float, started_at: float, with_stacks: bool) -> None:

@@ -204,7 +204,11 @@ class Supervisor:
                 self.status, self.ended_at = status, time.monotonic()
                 if status and not self.ended_by_us:
                     code, number = codes.from_wait_status(status)
-                    self.channel.send("ended", code=code, signal=number)  # at once: who was first counts
+                    ended = {"code": code, "signal": number, "oom": None, "ours": False}
+                    self.channel.send("ended", **ended)  # at once: srun may leave no time for more
+                    oom = self.oom.counted() if number == signal.SIGKILL else None
+                    if oom is not None:
+                        self.channel.send("ended", **{**ended, "oom": oom})
 
     def _on_events(self) -> None:
         data = os.read(self.child.events, 1 << 16)

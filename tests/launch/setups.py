@@ -120,6 +120,9 @@ class Setup:
         with contextlib.ExitStack() as stack:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             settings = {"TEST_FAILED_AT": str(at), "DBRDIST_TEST_MARK": mark}
+            if self.cluster is not None and self.name.endswith("openmpi"):
+                # Both hosts share this machine's cores, which Open MPI cannot know: its ranks are not to spin.
+                settings["OMPI_MCA_mpi_yield_when_idle"] = "1"
             if kind.name == "oom":
                 settings["TEST_MEMORY_GROUP"] = stack.enter_context(memory_group())
             words = ["--log-dir", folder, "--heartbeat-timeout", HEARTBEAT_SECONDS]

@@ -34,8 +34,9 @@ def lose(made, rank, at):
     made.ranks[rank].connected, made.ranks[rank].lost_at = False, at
 
 
-def end(made, rank, at, code=9, signal=0):
-    made.ranks[rank].ended, made.ranks[rank].early_exit = at, {"code": code, "signal": signal}
+def end(made, rank, at, code=9, signal=0, oom=None):
+    made.ranks[rank].ended = at
+    made.ranks[rank].early_exit = {"code": code, "signal": signal, "oom": oom, "ours": False}
 
 
 def test_lost_host_comes_before_the_exit_that_it_caused():
@@ -51,6 +52,25 @@ def test_lost_host_comes_before_the_exit_that_it_caused():
 def test_rank_that_ended_comes_before_the_step_that_srun_killed():
     made = judge("a", "a", "b", lines=["srun: error: a: tasks 0-1: Killed", "srun: error: b: task 2: Killed"])
     end(made, 1, NOW - 0.52)
+    for rank in range(3):
+        lose(made, rank, NOW - 0.5)
+    failure = made.verdict(NOW)
+    assert (failure.kind, failure.rank, failure.code) == ("exit", 1, 9)
+
+
+def test_out_of_memory_kill_is_named_where_srun_left_no_time_for_the_report():
+    made = judge("a", "a", "b", lines=["srun: error: a: tasks 0-1: Killed", "srun: error: b: task 2: Killed"])
+    end(made, 1, NOW - 0.52, code=137, signal=9, oom="out-of-memory kill counted in memory.events")
+    for rank in range(3):
+        lose(made, rank, NOW - 0.5)
+    failure = made.verdict(NOW)
+    assert (failure.kind, failure.rank, failure.code) == ("oom", 1, 137)
+
+
+def test_rank_that_lost_its_peer_first_in_a_killed_step_is_not_the_cause():
+    made = judge("a", "a", "b", lines=["srun: error: a: tasks 0-1: Killed", "srun: error: b: task 2: Killed"])
+    end(made, 2, NOW - 0.521, code=14)
+    end(made, 1, NOW - 0.52, code=9)
     for rank in range(3):
         lose(made, rank, NOW - 0.5)
     failure = made.verdict(NOW)

@@ -125,8 +125,8 @@ def test_commands_of_the_backends(monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 0)
     assert "--allow-run-as-root" in openmpi.command("/m", 5, local, ["p"])
     words = slurm.command(Job(("x",), 4, (Host("a", 2), Host("b", 2)), ("PATH",)), "pmix", ["p"])
-    text = "--mpi=pmix -n 4 -N 2 --nodelist a,b --ntasks-per-node 2 --kill-on-bad-exit=0 --export PATH,PMIX_MCA_psec p"
-    assert words[1:] == text.split()
+    text = "--mpi=pmix -n 4 -N 2 --nodelist a,b --ntasks-per-node 2 --kill-on-bad-exit=0 --export"
+    assert words[1:] == [*text.split(), "PATH,PMIX_MCA_psec,OMPI_MCA_mpi_abort_delay", "p"]
 
 
 def test_srun_is_chosen_in_an_allocation_and_refused_where_it_does_not_fit(monkeypatch):
@@ -197,10 +197,19 @@ def test_last_traceback_is_found_among_other_lines():
 
 
 def test_aborts_are_read():
-    assert report.find_abort(["Abort(7) on node 2 (rank 2 in comm 0): application called MPI_Abort"]) == (2, 7)
+    assert report.find_abort({}, ["Abort(7) on node 2 (rank 2 in comm 0): application called MPI_Abort"], 1) == (2, 7)
     text = ["MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD", "  Proc: [[1,1],1]", "with errorcode 9."]
-    assert report.find_abort(text) == (1, 9)
-    assert report.find_abort(["fine"]) is None
+    assert report.find_abort({}, text, 1) == (1, 9)
+    assert report.find_abort({}, ["fine"], 1) is None
+
+
+def test_abort_under_srun_is_read_from_the_rank_that_waits_before_it():
+    ranks = {number: Rank(number, "a", channel=None) for number in range(3)}
+    ranks[1].take_lines("err", ["[a:4711] Delaying for 1 seconds before aborting"])
+    assert report.find_abort(ranks, [], 7) == (1, 7)
+    assert report.find_abort(ranks, [], 14) is None  # it lost a peer: another rank is the cause
+    ranks[0].take_lines("err", ["[a:4712] Delaying for 1 seconds before aborting"])  # it lost rank 1 a second later
+    assert report.find_abort(ranks, [], 7) == (1, 7)
 
 
 def test_wait_statuses_tell_exit_codes_from_signals():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 
 from .. import cache
 from ..job import Job
 
+_ABORT_DELAY = "OMPI_MCA_mpi_abort_delay"  # in seconds, Open MPI 4 and 5
 _BIND = {"core": "cores", "numa": "ldoms"}
 
 
@@ -52,5 +54,12 @@ def command(job: Job, plugin: str, program: list[str]) -> list[str]:
 
 
 def environment(plugin: str) -> dict[str, str]:
-    """PMIx complains on each rank about a security module that Slurm's nodes do not offer."""
-    return {"PMIX_MCA_psec": "native"} if plugin.startswith("pmix") else {}
+    """What Open MPI's ranks need under srun.
+
+    PMIx complains on each rank about a security module that Slurm's nodes do not offer. And srun kills a whole step,
+    supervisors too, some 10 ms after a rank aborts, also one that has just lost its peer: with a delay of a second the
+    rank that ended first, or that called MPI_Abort, is known by then.
+    """
+    if not plugin.startswith("pmix"):
+        return {}
+    return {"PMIX_MCA_psec": "native", _ABORT_DELAY: os.environ.get(_ABORT_DELAY, "1")}
