@@ -27,7 +27,7 @@ from dbrdist.core.config import (
 from dbrdist.core.graph import FunctionHook, FunctionNode, get_function_hooks
 from dbrdist.core.link import Link
 from dbrdist.core.link_hook import LinkHook
-from dbrdist.core.optimizer import GradientMethod, Optimizer, UpdateRule
+from dbrdist.core.optimizer import GradientMethod, Optimizer
 from dbrdist.core.parameter import Parameter
 from dbrdist.core.reporter import (
     DictSummary,
@@ -38,6 +38,7 @@ from dbrdist.core.reporter import (
     report_scope,
 )
 from dbrdist.core.serializer import AbstractSerializer, Deserializer, Serializer
+from dbrdist.core.update_rule import UpdateRule
 from dbrdist.core.variable import Variable, as_array, as_variable
 
 __version__ = "0.1.0"

@@ -281,6 +281,8 @@ def optimizer(config: Config, origin: Origin, task: Link) -> Any:
             f"{origin.where(('optimizer',))}: optimizer: expected an optimizer, got {type(made).__name__}"
         )
     made.setup(task)
+    if config.dtype in ("float16", "bfloat16") and hasattr(made, "use_fp32_update"):
+        made.use_fp32_update()
     for i, hook in enumerate(hooks):
         custom = isinstance(hook, Custom)
         made.add_hook(resolve.call(hook, ("optimizer", "hooks", i), origin) if custom else HOOKS[hook.name](hook))

@@ -7,12 +7,13 @@ contiguous stretch of it whose parameters are treated alike: frozen parameters a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import Array, aligned_zeros, device_of
+from dbrdist.core.backend import Array, aligned_zeros, device_of, empty
 from dbrdist.core.parameter import Parameter, Slot, invalidate_layout
 
 ALIGNMENT_BYTES = 64
@@ -61,6 +62,12 @@ class Run:
     def size(self) -> int:
         """The number of elements, gaps between parameters included."""
         return self.stop - self.start
+
+    def widened(self, data: Array) -> Run:
+        """The same stretch with its elements in ``data``, of a wider type, and room for their gradients beside it."""
+        run = copy.copy(self)
+        run.data, run.grad = data, empty(data.shape, data.dtype, data)
+        return run
 
     def layers(self) -> list[tuple[Parameter, slice]]:
         """Each parameter with its elements, counted from the start of the run."""

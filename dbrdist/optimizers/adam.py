@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.backend import Array
-from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, UpdateRule, workspace
+from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy
+from dbrdist.core.update_rule import UpdateRule, workspace
 
 
 class AdamRule(UpdateRule):

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.backend import Array, number
-from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, UpdateRule, workspace
+from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy
+from dbrdist.core.update_rule import UpdateRule, workspace
 
 
 class SGDRule(UpdateRule):

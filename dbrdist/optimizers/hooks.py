@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.flat import Run
-from dbrdist.core.optimizer import pieces
+from dbrdist.core.update_rule import pieces
 from dbrdist.optimizers.lars import norm
 
 

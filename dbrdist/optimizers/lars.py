@@ -10,7 +10,8 @@ import numpy as np
 
 from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
 from dbrdist.core.flat import Run
-from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, UpdateRule, in_pieces, pieces, workspace
+from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy
+from dbrdist.core.update_rule import UpdateRule, in_pieces, pieces, workspace
 
 
 def norm(a: Array) -> Any:

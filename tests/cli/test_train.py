@@ -120,6 +120,17 @@ def test_a_new_run_in_an_old_folder_forgets_the_old_one(run):
     assert len(lines("result/log.jsonl")) == 1
 
 
+def test_a_run_in_16_bits_updates_in_float32_and_resumes_exactly(run):
+    words = ("run.yaml", "dtype=bfloat16", "snapshot.every=2 iterations", "log.every=1 iteration")
+    assert run(*words, "out=whole", "iterations=6")[0] == 0
+    assert run(*words, "out=cut", "iterations=4")[0] == 0
+    assert run(*words, "out=cut", "iterations=6", "--resume")[0] == 0
+    same_runs("whole", "cut", extra_evaluation_at=4)
+    saved = np.load(snapshots.newest("whole"))
+    wide = [key for key in saved if key.endswith("fp32_param")]
+    assert wide and all(saved[key].dtype == np.float32 for key in wide)
+
+
 def test_resume_without_a_snapshot_starts_from_the_beginning(run):
     code, out, _ = run("run.yaml", "--resume")
     assert code == 0

@@ -11,6 +11,8 @@ import pytest
 import dbrdist
 from dbrdist import Parameter
 from dbrdist.core import ops
+from dbrdist.core.backend import as_dtype
+from dbrdist.core.serializer import load_npz, save_npz
 from dbrdist.optimizers import (
     LARS,
     SGD,
@@ -180,6 +182,146 @@ def follow(optimizer, gradients_, lrs=None, start=0.0):
         optimizer.update()
         out.append(float(link.w.array[0]))
     return out, link
+
+
+def run_steps(optimizer, dtype, hooks=(), steps=8, wide=False, prepare=None):
+    """Some steps from 16-bit values and gradients; ``wide`` holds both in float32 arrays."""
+    link = make(dtype)
+    if wide:
+        for p in link.params():
+            p.array = p.array.astype(np.float32)
+    made = optimizer().setup(link)
+    if not wide:
+        made.use_fp32_update()
+    for hook in hooks:
+        made.add_hook(hook())
+    if prepare is not None:
+        prepare(made, link)
+    for step in range(steps):
+        for p, g in zip(link.params(), gradients(step)):
+            p.grad = g.astype(dtype).astype(p.dtype)
+        made.update()
+    return made, link
+
+
+class HalveGradients:
+    """A hook in Chainer's form, which knows nothing of flat memory; halving is exact in every type."""
+
+    name = "HalveGradients"
+    call_for_each_param = True
+    timing = "pre"
+
+    def __call__(self, rule, param):
+        param.grad *= param.dtype.type(0.5)
+
+
+@pytest.mark.parametrize("optimizer", [case[0] for case in CASES])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "hooks",
+    [(), (lambda: WeightDecay(0.1), lambda: GradientClipping(2.0)), (HalveGradients, lambda: GradientClipping(2.0))],
+    ids=["no hooks", "flat hooks", "a hook per parameter"],
+)
+def test_16_bit_parameters_updated_in_float32_equal_float32_rounded_once(optimizer, dtype, hooks):
+    dtype = as_dtype(dtype)
+    _, narrow = run_steps(optimizer, dtype, hooks)
+    _, wide = run_steps(optimizer, dtype, hooks, wide=True)
+    for p, q in zip(narrow.params(), wide.params()):
+        assert p.dtype == dtype
+        np.testing.assert_array_equal(p.array.astype(np.float32), q.array.astype(dtype).astype(np.float32))
+        np.testing.assert_array_equal(p.update_rule.state["fp32_param"], q.array)
+
+
+def test_small_updates_of_16_bit_parameters_add_up_in_float32():
+    for in_fp32, expected in ((False, 1.0), (True, 0.99)):
+        link = dbrdist.Link()
+        with link.init_scope():
+            link.w = Parameter(np.ones(3, as_dtype("bfloat16")))
+        optimizer = SGD(1e-4).setup(link)
+        optimizer.use_fp32_update(in_fp32)
+        for _ in range(100):
+            link.w.grad = np.ones(3, link.w.dtype)
+            optimizer.update()
+        assert link.w.array[0].astype(float) == pytest.approx(expected, rel=2**-8)
+
+
+def test_values_assigned_between_updates_in_float32_are_kept():
+    optimizer, link = run_steps(lambda: SGD(0.5), as_dtype("bfloat16"), steps=1)
+    link.p1.array[0] = 3.0
+    link.p1.grad = np.ones_like(link.p1.array)
+    before = link.p1.update_rule.state["fp32_param"].copy()
+    optimizer.update()
+    after = link.p1.update_rule.state["fp32_param"]
+    assert after[0] == 2.5
+    np.testing.assert_array_equal(after[1:], before[1:] - 0.5)
+
+
+@pytest.mark.parametrize("optimizer", [case[0] for case in CASES])
+def test_rules_of_their_own_and_chainer_rules_are_updated_in_float32_alike(optimizer):
+    dtype = as_dtype("bfloat16")
+
+    def alone(made, link):
+        for p in link.params():
+            p.update_rule.add_hook(lambda rule, param: None, name="nothing")
+
+    _, narrow = run_steps(optimizer, dtype, prepare=alone)
+    _, wide = run_steps(optimizer, dtype, wide=True)
+    for p, q in zip(narrow.params(), wide.params()):
+        np.testing.assert_array_equal(p.update_rule.state["fp32_param"], q.array)
+        np.testing.assert_array_equal(p.array.astype(np.float32), q.array.astype(dtype).astype(np.float32))
+
+
+def test_chainer_rule_sees_a_float32_parameter():
+    seen = []
+
+    class Rule(dbrdist.UpdateRule):
+        def init_state(self, param):
+            self.state["m"] = np.zeros_like(param.array)
+
+        def update_core(self, param):
+            seen.append((param.dtype, param.grad.dtype, self.state["m"].dtype))
+            param.array -= param.grad
+
+    class Plain(dbrdist.GradientMethod):
+        def create_update_rule(self):
+            return Rule()
+
+    _, link = run_steps(Plain, as_dtype("float16"), steps=1)
+    assert set(seen) == {(np.dtype("f"),) * 3} and link.p0.dtype == np.float16
+    wanted = make(np.float16).p0.array.astype(np.float32) - gradients(0)[0].astype(np.float16)
+    np.testing.assert_array_equal(link.p0.array, wanted.astype(np.float16))
+
+
+def test_state_in_float32_is_saved_and_resumed_exactly(tmp_path):
+    def optimizer():
+        return MomentumSGD(0.01, 0.9)
+
+    dtype = as_dtype("bfloat16")
+    _, link = run_steps(optimizer, dtype, steps=8)
+    half, link_half = run_steps(optimizer, dtype, steps=4)
+    save_npz(tmp_path / "model.npz", link_half)
+    save_npz(tmp_path / "optimizer.npz", half)
+    again, link_again = run_steps(optimizer, dtype, steps=0)
+    load_npz(tmp_path / "model.npz", link_again)
+    load_npz(tmp_path / "optimizer.npz", again)
+    for step in range(4, 8):
+        for p, g in zip(link_again.params(), gradients(step)):
+            p.grad = g.astype(dtype)
+        again.update()
+    for p, q in zip(link_again.params(), link.params()):
+        np.testing.assert_array_equal(p.update_rule.state["fp32_param"], q.update_rule.state["fp32_param"])
+
+
+def test_loss_scale_is_divided_out_in_float32():
+    link = dbrdist.Link()
+    with link.init_scope():
+        link.w = Parameter(np.zeros(2, np.float16))
+    optimizer = SGD(2.0**10).setup(link)
+    optimizer.use_fp32_update()
+    optimizer.set_loss_scale(2.0**12)
+    link.w.grad = np.full(2, 2.0**-14, np.float16)  # 2^-26 without the scale, which float16 does not have
+    optimizer.update()
+    np.testing.assert_array_equal(link.w.array, np.full(2, -(2.0**-16), np.float16))
 
 
 def test_momentum_sgd_at_learning_rate_6_4():

@@ -90,6 +90,13 @@ def test_five_steps(name, dtype, device):
     compare(dtype, device, METHODS[name])
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("hook", [None, "weight decay", "clipping"])
+@pytest.mark.parametrize("name", METHODS)
+def test_16_bit_parameters_are_updated_in_float32(name, hook, dtype, device):
+    compare(dtype, device, METHODS[name], HOOKS.get(hook), before=lambda optimizer: optimizer.use_fp32_update())
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", HOOKS)
 def test_hooks(name, dtype, device):

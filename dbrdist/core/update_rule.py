@@ -1,0 +1,334 @@
+"""Update rules: how parameters change, one by one or together in flat memory.
+
+Every parameter has an ``UpdateRule`` with its own state, hyperparameters and hooks, as in Chainer.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dbrdist.core import flat
+from dbrdist.core.backend import Array, accumulation_dtype, empty, get_array_module, is_array, to_device, zeros
+from dbrdist.core.flat import Run
+from dbrdist.core.parameter import Parameter, invalidate_layout
+
+# One pass of an update reads and writes several arrays; pieces of this many elements stay in the second-level cache
+# between the passes of a formula.
+CHUNK_ELEMENTS = 1 << 15
+
+
+def pieces(a: Array) -> Iterator[slice]:
+    """Stretches of a 1-d array that stay in cache between the passes of a formula; on a GPU there is one."""
+    step = CHUNK_ELEMENTS if isinstance(a, np.ndarray) else max(a.size, 1)
+    for i in range(0, a.size, step):
+        yield slice(i, i + step)
+
+
+def in_pieces(step: Callable[..., None], p: Array, g: Array, state: list[Array]) -> None:
+    """Call ``step(p, g, *state)`` piece by piece; 16-bit values are widened for it, and narrowed once."""
+    wide = accumulation_dtype(p.dtype)
+    for i in pieces(p):
+        if wide == p.dtype:
+            step(p[i], g[i], *[s[i] for s in state])
+        else:
+            moved = p[i].astype(wide)
+            step(moved, g[i].astype(wide), *[s[i] for s in state])
+            p[i] = moved
+
+
+class _Scratch(threading.local):
+    def __init__(self) -> None:
+        self.buffers: dict[Any, Array] = {}
+
+
+_scratch = _Scratch()
+
+
+def workspace(like: Array) -> Array:
+    """Uninitialised memory like a 1-d array, valid until this thread asks again; for rules, which leave ``g`` alone."""
+    if not isinstance(like, np.ndarray) or like.size > CHUNK_ELEMENTS:
+        return empty(like.shape, like.dtype, like)
+    buffer = _scratch.buffers.get(like.dtype)
+    if buffer is None:
+        buffer = _scratch.buffers[like.dtype] = empty((CHUNK_ELEMENTS,), like.dtype)
+    return buffer[: like.size]
+
+
+# The entry of a rule's state that holds a 16-bit parameter in float32; the name is Chainer's.
+FP32_PARAM = "fp32_param"
+
+
+def follow(wide: Array, a: Array, before: Array) -> None:
+    """Take over into ``wide`` the elements of the 16-bit array ``a`` that are not what they were ``before``."""
+    changed = a.view(np.uint16) != before.view(np.uint16)
+    if not isinstance(a, np.ndarray) or changed.any():  # a look at the result would wait for a GPU
+        wide[...] = get_array_module(a).where(changed, a.astype(wide.dtype), wide)
+
+
+class Hyperparameter:
+    """Values of an optimizer, such as ``lr``; what a rule does not set itself it reads from its optimizer."""
+
+    def __init__(self, parent: Hyperparameter | None = None) -> None:
+        self.__dict__["_parent"] = parent
+
+    @property
+    def parent(self) -> Hyperparameter | None:
+        """Where values come from that are not set here."""
+        return self._parent  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> Any:
+        parent = self.__dict__.get("_parent")
+        if parent is None or name.startswith("__"):
+            raise AttributeError(f"no hyperparameter named {name!r}; there are {sorted(self.get_dict())}")
+        return getattr(parent, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._parent is not None:  # a rule with values of its own no longer runs with its neighbours
+            invalidate_layout()
+        self.__dict__[name] = value
+
+    def own(self) -> dict[str, Any]:
+        """The values set here."""
+        return {k: v for k, v in self.__dict__.items() if k != "_parent"}
+
+    def get_dict(self) -> dict[str, Any]:
+        """All values, also the parent's."""
+        parent = self.__dict__.get("_parent")
+        return {**(parent.get_dict() if parent is not None else {}), **self.own()}
+
+    def __repr__(self) -> str:
+        return f"Hyperparameter({', '.join(f'{k}={v}' for k, v in sorted(self.get_dict().items()))})"
+
+
+class Hooks:
+    """Named hooks in the order of their addition, each before or after the update."""
+
+    def __init__(self) -> None:
+        self.pre: dict[str, Any] = {}
+        self.post: dict[str, Any] = {}
+
+    def add(self, hook: Any, name: str | None, timing: str) -> None:
+        if not callable(hook):
+            raise TypeError(f"hook: expected a callable, got {type(hook).__name__}")
+        if timing == "auto":
+            timing = getattr(hook, "timing", "pre")
+        if timing not in ("pre", "post"):
+            raise ValueError(f"timing: expected 'pre', 'post' or 'auto', got {timing!r}")
+        name = getattr(hook, "name", getattr(hook, "__name__", None)) if name is None else name
+        if name is None:
+            raise ValueError("hook: it has no name attribute, so give add_hook(hook, name=...)")
+        if name in self.pre or name in self.post:
+            raise KeyError(f"a hook named {name!r} is already there; remove it first, or give another name")
+        getattr(self, timing)[name] = hook
+
+    def remove(self, name: str) -> None:
+        if name not in self.pre and name not in self.post:
+            raise KeyError(f"no hook named {name!r}")
+        self.pre.pop(name, None)
+        self.post.pop(name, None)
+
+
+class UpdateRule:
+    """How one parameter is updated.
+
+    A subclass names its state arrays in ``state_names`` and gives ``step``; or it overrides Chainer's ``init_state``
+    and ``update_core``, and is then called for one parameter after another.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ()
+    _is_flat: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        own = ("init_state", "update", "update_core", "update_core_cpu", "update_core_gpu")
+        cls._is_flat = all(getattr(cls, name) is getattr(UpdateRule, name) for name in own)
+
+    def __init__(self, parent_hyperparam: Hyperparameter | None = None) -> None:
+        self.hyperparam = Hyperparameter(parent_hyperparam)
+        self.t = 0
+        self._state: dict[str, Any] | None = None
+        self._enabled = True
+        self._in_fp32 = False
+        self._hooks: Hooks | None = None
+
+    # ---- to be overridden -------------------------------------------------------------------------------------------
+
+    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+        """Update ``p`` in place from the gradient ``g`` and the state, all 1-d of equal length; ``t`` counts from 1.
+
+        ``g`` stays as it is, since users read gradients after an update; :func:`workspace` has room for one term.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines neither step nor update_core")
+
+    def step_run(self, hp: Any, t: int, run: Run, state: list[Array]) -> None:
+        """Update one run: in pieces that stay in cache. Rules with norms per layer override it."""
+        data, grad = run.data, run.grad
+        if run.size <= CHUNK_ELEMENTS and data.itemsize != 2:
+            self.step(hp, t, data, grad, *state)
+        else:
+            in_pieces(functools.partial(self.step, hp, t), data, grad, state)
+
+    def init_state(self, param: Parameter) -> None:
+        """Make the state of one parameter; the default makes zeros for ``state_names``, in float32 for 16 bits."""
+        assert self._state is not None
+        for name in self.state_names:
+            self._state[name] = zeros(param.shape, accumulation_dtype(param.dtype), param.array)
+
+    def update_core(self, param: Parameter) -> None:
+        """Update one parameter alone; Chainer's ``update_core_cpu`` and ``update_core_gpu`` may stand in its place."""
+        (self.update_core_cpu if isinstance(param.array, np.ndarray) else self.update_core_gpu)(param)
+
+    def update_core_cpu(self, param: Parameter) -> None:
+        """Update one parameter that lies in host memory."""
+        self._step_alone(param)
+
+    def update_core_gpu(self, param: Parameter) -> None:
+        """Update one parameter that lies on a GPU."""
+        self._step_alone(param)
+
+    def _step_alone(self, param: Parameter) -> None:
+        if param.grad is None:
+            return
+        param.collect_gradient()
+        assert self._state is not None
+        run = Run(*_alone(param))
+        self.step_run(self.hyperparam, self.t, run, [self._state[n].reshape(-1) for n in self.state_names])
+
+    def _update_in_fp32(self, param: Parameter) -> None:
+        """Update one 16-bit parameter by way of its float32 copy."""
+        assert self._state is not None
+        master = self._state[FP32_PARAM]
+        follow(master, param.array, master.astype(param.dtype))
+        twin = Parameter(master.copy(), name=param.name)
+        if param.grad is not None:
+            twin.grad = param.grad.astype(master.dtype)
+        flat.gather([twin])
+        self.update_core(twin)
+        master[...] = twin.array
+        param.array[...] = master.astype(param.dtype)
+
+    # ---- state ------------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> dict[str, Any] | None:
+        """The state arrays by name, or None before the first update."""
+        return self._state
+
+    @property
+    def enabled(self) -> bool:
+        """False freezes the parameter."""
+        return self._enabled
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        if value != self._enabled:
+            self._enabled = value
+            invalidate_layout()
+
+    def use_fp32_update(self, flag: bool = True) -> None:
+        """Update 16-bit parameters in float32: the state then holds them in float32, and each update rounds once.
+
+        Without it, changes below half a unit in the last place of a 16-bit parameter are lost (Micikevicius et al.
+        2018, section 3.1). A float32 or float64 parameter is updated as ever.
+        """
+        if bool(flag) != self._in_fp32:
+            self._in_fp32 = bool(flag)
+            if self._state is not None:
+                self._state.pop(FP32_PARAM, None)
+            invalidate_layout()
+
+    def is_in_fp32(self, param: Parameter) -> bool:
+        """Whether the parameter is updated by way of a float32 copy."""
+        return self._in_fp32 and accumulation_dtype(param.dtype) != param.dtype
+
+    def add_hook(self, hook: Any, name: str | None = None, timing: str = "auto") -> None:
+        """Call ``hook(rule, param)`` before or after each update of this parameter."""
+        if self._hooks is None:
+            self._hooks = Hooks()
+        self._hooks.add(hook, name, timing)
+        invalidate_layout()
+
+    def remove_hook(self, name: str) -> None:
+        """Remove a hook."""
+        if self._hooks is None:
+            raise KeyError(f"no hook named {name!r}")
+        self._hooks.remove(name)
+        invalidate_layout()
+
+    @property
+    def runs_flat(self) -> bool:
+        """True if ``step`` does the work, so that neighbours with equal values may be updated together."""
+        return self._is_flat
+
+    def ensure_state(self, param: Parameter) -> None:
+        """Make the state if there is none yet, and bring it to where the parameter lies."""
+        in_fp32 = self.is_in_fp32(param)
+        if self._state is None:
+            self._state = {}
+            self.init_state(Parameter(param.array.astype(np.float32)) if in_fp32 else param)
+        else:
+            for name, value in self._state.items():
+                if is_array(value):
+                    self._state[name] = to_device(value, param.device)
+        if in_fp32 and FP32_PARAM not in self._state:
+            self._state[FP32_PARAM] = param.array.astype(np.float32)
+
+    def update(self, param: Parameter) -> None:
+        """One update of one parameter, with this rule's hooks; without a gradient only ``t`` moves."""
+        if not self._enabled or not param.is_initialized:
+            return
+        flat.gather([param])
+        self.t += 1
+        self.ensure_state(param)
+        if param.grad is not None:
+            param.collect_gradient()
+        self.call_hooks("pre", param)
+        (self._update_in_fp32 if self.is_in_fp32(param) else self.update_core)(param)
+        self.call_hooks("post", param)
+
+    def call_hooks(self, timing: str, param: Parameter) -> None:
+        """Call this rule's hooks."""
+        if self._hooks is not None:
+            for hook in getattr(self._hooks, timing).values():
+                hook(self, param)
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the state; arrays that are not there yet appear with the saved shapes."""
+        self.t = serializer("t", self.t)
+        names = self._entry_names() if self._state is None else tuple(n for n in self._state if n != FP32_PARAM)
+        state = {} if self._state is None else self._state
+        for name in names:
+            state[name] = serializer(name, state.get(name))
+        if self._in_fp32:
+            copy = serializer(FP32_PARAM, state.get(FP32_PARAM))
+            if copy is not None:  # None for a parameter that has no such copy, or before the first update
+                state[FP32_PARAM] = copy
+        if serializer.is_loading:
+            if any(state.get(name) is None for name in names):
+                self._state = None
+            elif names:
+                self._state = state
+            invalidate_layout()
+
+    def _entry_names(self) -> tuple[str, ...]:
+        """The names of the state; a rule with its own ``init_state`` is asked by way of a small parameter."""
+        if type(self).init_state is UpdateRule.init_state:
+            return self.state_names
+        probe = copy.copy(self)
+        probe._state = {}
+        small = np.zeros(1, np.float32)
+        param = Parameter(small)
+        param.grad = small.copy()
+        probe.init_state(param)
+        return tuple(probe._state)
+
+
+def _alone(param: Parameter) -> tuple[Any, list[Parameter]]:
+    assert param.slot is not None
+    return param.slot.arena, [param]
