@@ -47,19 +47,23 @@ def power_of_number(x: Array, exponent: float) -> Array:
     return elementwise(lambda v: v**exponent, x)
 
 
-# Up to this many elements a gather costs less than what NumPy takes to set up a broadcast.
+# Up to this many elements a gather takes less time than NumPy needs to set up a broadcast.
 _GATHER_ELEMENTS = 256
 
 
 @lru_cache(maxsize=64)
-def _row_numbers(num_rows: int, num_columns: int) -> Array:
-    """The row in which each element of an (N, K) array lies."""
+def per_row(num_rows: int, num_columns: int) -> Any:
+    """The index that makes a vector (N,) on the host an operand beside an (N, K) array."""
+    if num_rows * num_columns > _GATHER_ELEMENTS:
+        return slice(None), None
     return _constant(np.repeat(np.arange(num_rows), num_columns).reshape(num_rows, num_columns))
 
 
 @lru_cache(maxsize=64)
-def _column_numbers(num_rows: int, num_columns: int) -> Array:
-    """The column in which each element of an (N, K) array lies."""
+def per_column(num_rows: int, num_columns: int) -> Any:
+    """The index that makes a vector (K,) on the host an operand beside an (N, K) array."""
+    if num_rows * num_columns > _GATHER_ELEMENTS:
+        return slice(None)
     return _constant(np.tile(np.arange(num_columns), (num_rows, 1)))
 
 
@@ -72,20 +76,6 @@ def row_starts(num_rows: int, num_columns: int) -> Array:
 def _constant(a: Array) -> Array:
     a.flags.writeable = False
     return a
-
-
-def one_per_row(v: Array, num_columns: int) -> Array:
-    """A vector (N,) as an operand beside an (N, K) array."""
-    if v.size * num_columns <= _GATHER_ELEMENTS and v.__class__ is np.ndarray:
-        return v.take(_row_numbers(v.size, num_columns))
-    return v[:, None]
-
-
-def one_per_column(v: Array, num_rows: int) -> Array:
-    """A vector (K,) as an operand beside an (N, K) array."""
-    if v.size * num_rows <= _GATHER_ELEMENTS and v.__class__ is np.ndarray:
-        return v.take(_column_numbers(num_rows, v.size))
-    return v
 
 
 def reshaped(x: Array, shape: tuple[int, ...]) -> Array:

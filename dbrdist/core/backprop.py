@@ -50,7 +50,8 @@ class Walk:
                 following: Any = None  # the only function that is waiting: along a chain nothing is queued
                 if plain and function._hooks is None:  # what ask() does where nobody listens
                     wanted = function.wanted
-                    gxs = function.derive(wanted, gys, _views(nodes, wanted))
+                    has_views = len(wanted) > 1 or nodes[wanted[0]].view is not None
+                    gxs = function.derive(wanted, gys, _views(nodes, wanted) if has_views else None)
                     if len(gxs) != len(wanted):
                         raise _miscount(function, wanted, gxs)
                 else:
@@ -64,13 +65,16 @@ class Walk:
                     node = nodes[i]
                     if gx is node.view:  # the rule wrote the first contribution where it belongs
                         node.gradient = gx
-                    elif following is None and plain and not heap and _is_link(node.creator_node):
+                        continue
+                    creator = node.creator_node
+                    is_chain = plain and following is None and not heap and creator is not None
+                    if is_chain and creator.inputs is not None and creator.num_outputs == 1:
                         following, g = node, gx
-                    else:
-                        if following is not None:
-                            self.send(following, g)
-                            following = None
-                        self.send(node, gx)
+                        continue
+                    if following is not None:
+                        self.send(following, g)
+                        following = None
+                    self.send(node, gx)
                 function = None if following is None else following.creator_node
 
     def send(self, node: VariableNode, g: Any) -> None:
@@ -213,11 +217,6 @@ def _on_the_way(ends: Sequence[VariableNode], targets: dict[Any, Any]) -> set[Fu
         if any(_key(n) in targets or n.creator_node in useful for n in function.inputs or ()):
             useful.add(function)
     return useful
-
-
-def _is_link(creator: FunctionNode | None) -> bool:
-    """True for a function in the graph that has one output."""
-    return creator is not None and creator.num_outputs == 1 and creator.inputs is not None
 
 
 def _views(nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Any] | None:

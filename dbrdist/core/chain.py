@@ -46,7 +46,7 @@ class _Container(Link):
 
     def cleargrads(self) -> None:
         super().cleargrads()
-        for _, link in self._named_children():
+        for link in self.children():
             link.cleargrads()
 
     def copyparams(self, link: Link, copy_persistent: bool = True) -> None:
@@ -142,6 +142,9 @@ class ChainList(_Container):
 
     def _named_children(self) -> list[tuple[str, Link]]:
         return [(str(i), link) for i, link in enumerate(self._list)]
+
+    def children(self) -> Iterator[Link]:
+        return iter(self._list)
 
     def __getitem__(self, index: Any) -> Any:
         return self._list[index]

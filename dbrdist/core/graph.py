@@ -7,7 +7,6 @@ graph dies by reference count as soon as nobody holds its end.
 
 from __future__ import annotations
 
-import threading
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +16,7 @@ from dbrdist.core.config import config, no_backprop_mode
 from dbrdist.core.fusion import Pending
 
 _ndarray = np.ndarray
+_FIRST = tuple(tuple(range(n)) for n in range(8))  # the indexes of the first n inputs
 _new = object.__new__
 
 
@@ -119,17 +119,9 @@ class FunctionHook:
         """Called after backward."""
 
 
-class _ThreadHooks(threading.local):
-    def __init__(self) -> None:
-        self.hooks: dict[str, FunctionHook] = {}
-
-
-_thread_hooks = _ThreadHooks()
-
-
 def get_function_hooks() -> dict[str, FunctionHook]:
     """The function hooks of this thread by name."""
-    return _thread_hooks.hooks
+    return config.__dict__["_function_hooks"]  # type: ignore[no-any-return]
 
 
 class FunctionNode:
@@ -266,35 +258,36 @@ class FunctionNode:
             raise RuntimeError(f"{self.label}: a FunctionNode records one call; make a new one for each apply")
         xs: list[Array] = []
         nodes: list[Any] = []
-        rank = 0
-        wanted: tuple[int, ...] = ()
-        for i, x in enumerate(inputs):
+        rank = num_wanted = 0
+        for x in inputs:
             if isinstance(x, BaseVariable):
                 a = x._array
-                if a is None or a.__class__ is Pending:
-                    a = self._read(x, i)
+                if a.__class__ is not _ndarray:
+                    a = self._read(x, len(xs))
                 node = x.node
                 if node.requires_grad:
-                    wanted += (i,)
+                    num_wanted += 1
                     if node.rank > rank:
                         rank = node.rank
             else:
-                a, node = x, None
+                a, node = x, _constant_node(x)
             xs.append(a)
             nodes.append(node)
         data = tuple(xs)
-        if self._hooks is not None or _thread_hooks.hooks or config.debug:
+        switches = config.__dict__  # one look at this thread's values for all of them
+        if self._hooks is not None or switches["_function_hooks"] or switches["debug"]:
             ys = self._forward_with_hooks(data)
         else:
             ys = self.forward(data)
         if ys.__class__ is not tuple:
             ys = tuple(ys)
-        if not wanted or not config.enable_backprop:
+        if not num_wanted or not switches["enable_backprop"]:
             return tuple([_leaf(y) for y in ys])
-        if None in nodes:
-            nodes = [_constant_node(x) if node is None else node for x, node in zip(inputs, nodes)]
         self.inputs = tuple(nodes)
-        self.wanted = wanted
+        if num_wanted == len(nodes) < len(_FIRST):
+            self.wanted = _FIRST[num_wanted]
+        else:
+            self.wanted = tuple([i for i, node in enumerate(nodes) if node.requires_grad])
         return self._record(rank, data, ys)
 
     def _read(self, x: BaseVariable, i: int) -> Array:
@@ -315,16 +308,23 @@ class FunctionNode:
 
     def _record(self, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
         self.rank = rank
-        if self._keep_inputs:
-            self._xs = tuple(map(xs.__getitem__, self._keep_inputs))
+        keep = self._keep_inputs
+        if keep:
+            self._xs = xs if len(xs) == 1 else tuple(map(xs.__getitem__, keep))
         y = ys[0] if len(ys) == 1 else None
-        if y.__class__ is _ndarray:  # nearly always
+        if y.__class__ is _ndarray:  # nearly always, so without the calls of _output
             if self._keep_outputs:
                 self._ys = ys
             v = _new(self.variable_class)
             v._array = y
-            dtype = y.dtype
-            v.node = VariableNode(self, 0, rank + 1, dtype.kind in "fcV", y.shape, dtype)
+            node = v.node = _new(VariableNode)
+            node.creator_node = self
+            node.index = 0
+            node.rank = rank + 1
+            node.shape = y.shape
+            node.dtype = dtype = y.dtype
+            node.requires_grad = dtype.kind in "fcV"
+            node.gradient = node.view = node.name = None
             return (v,)
         self.num_outputs = len(ys)
         outputs = []
@@ -366,7 +366,7 @@ class FunctionNode:
 
     def active_hooks(self) -> list[FunctionHook]:
         """The hooks of this thread, then those of this function."""
-        return [*_thread_hooks.hooks.values(), *(self._hooks or {}).values()]
+        return [*get_function_hooks().values(), *(self._hooks or {}).values()]
 
     def _forward_with_hooks(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         hooks = self.active_hooks()

@@ -26,6 +26,7 @@ class Link:
     """
 
     repeated_class: ClassVar[Callable[..., Any]]  # handed down by core.chain
+    forward: Any  # the computation; links that can be called define it
     name: str | None = None
     _device = Device("numpy")
 
@@ -104,24 +105,29 @@ class Link:
     # ---- the call ---------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward = getattr(self, "forward", None)
-        if forward is None:
-            raise TypeError(f"{type(self).__name__} defines no forward(), so it cannot be called")
         if self._hooks is None and not thread.hooks:
             try:
-                return forward(*args, **kwargs)
+                return self.forward(*args, **kwargs)
             except ArgumentError as e:
                 e.within(self)
                 raise
+            except AttributeError:
+                self._require_forward()
+                raise
+        self._require_forward()
         hooks = [*thread.hooks.values(), *(self._hooks or {}).values()]
         before = ForwardPreprocessArgs(self, "forward", args, kwargs)
         for hook in hooks:
             hook.forward_preprocess(before)
-        out = forward(*args, **kwargs)
+        out = self.forward(*args, **kwargs)
         after = ForwardPostprocessArgs(self, "forward", args, kwargs, out)
         for hook in hooks:
             hook.forward_postprocess(after)
         return out
+
+    def _require_forward(self) -> None:
+        if not hasattr(self, "forward"):
+            raise TypeError(f"{type(self).__name__} defines no forward(), so it cannot be called")
 
     @property
     def local_link_hooks(self) -> dict[str, LinkHook]:

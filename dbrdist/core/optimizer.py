@@ -238,12 +238,11 @@ class GradientMethod(Optimizer):
             self.target.cleargrads()
             loss.backward(loss_scale=self._loss_scale)
             del loss
-        self.apply_gradients()
+        self._apply_gradients()
 
-    def apply_gradients(self) -> None:
+    def _apply_gradients(self) -> None:
         """Update from the gradients that are there; where none arrived it counts as zero."""
         fusion.flush()
-        self._require_target()
         parts = self._plan()
         for part in parts:
             flat.collect_gradients(part.run.params)

@@ -43,9 +43,10 @@ class LinearFunction(FunctionNode):
             else:
                 y = x.astype(wide).dot(W.astype(wide).T)
             return ((y + xs[2] if len(xs) == 3 else y).astype(dtype),)
-        y = _product(x, W.T) if x.__class__ is np.ndarray else x.dot(W.T)
+        on_host = x.__class__ is np.ndarray
+        y = _product(x, W.T) if on_host else x.dot(W.T)
         if len(xs) == 3:
-            y += arrays.one_per_column(xs[2], len(y))
+            y += xs[2][arrays.per_column(*y.shape)] if on_host else xs[2]
         return (y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:

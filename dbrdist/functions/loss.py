@@ -34,12 +34,13 @@ class LabelCrossEntropy(FunctionNode):
         num_rows, num_classes = x.shape
         starts = arrays.row_starts(num_rows, num_classes)
         largest = x.take(x.argmax(1) + starts)  # a fifth of the time of x.max(1)
-        p = x - arrays.one_per_row(largest, num_classes)
+        rows = arrays.per_row(num_rows, num_classes)
+        p = x - largest[rows]
         self.at = at = self.t + starts
         losses = p.take(at)
         np.exp(p, p)
         total = np.add.reduce(p, 1)  # row by row, so that a row's sum does not depend on its neighbours
-        p /= arrays.one_per_row(total, num_classes)
+        p /= total[rows]
         self.p = p
         np.subtract(np.log(total), losses, losses)
         self.scale = number(1.0 / num_rows, x.dtype)

@@ -33,6 +33,21 @@ class Square(FunctionNode):
         return (2.0 * x * gy,)
 
 
+class Ratio(FunctionNode):
+    """x / y, which retains its inputs in another order than they came."""
+
+    def forward(self, inputs):
+        self.retain_inputs((1, 0))
+        x, y = inputs
+        return (x / y,)
+
+    def backward(self, target_input_indexes, grad_outputs):
+        y, x = self.get_retained_inputs()
+        (gy,) = grad_outputs
+        gradients = (gy / y, -gy * x / (y * y))
+        return tuple(gradients[i] for i in target_input_indexes)
+
+
 class Split(FunctionNode):
     """Three outputs, of which some may stay unused."""
 
@@ -65,6 +80,16 @@ def steps(model, n):
 
 def num_graph_objects():
     return sum(isinstance(o, (FunctionNode, VariableNode, Variable)) for o in gc.get_objects())
+
+
+@pytest.mark.parametrize("higher", [False, True])
+def test_inputs_are_retained_in_the_order_that_was_asked_for(higher):
+    x, y = var(3.0), var(2.0)
+    Ratio().apply((x, y))[0].backward(enable_double_backprop=higher)
+    assert (x.grad[0], y.grad[0]) == (0.5, -0.75)
+    z = var(2.0)
+    Ratio().apply((np.array([3.0]), z))[0].backward(enable_double_backprop=higher)
+    assert z.grad[0] == -0.75
 
 
 def test_no_reference_cycles_over_100_steps_without_gc():
