@@ -110,8 +110,7 @@ def _weights(n: int, dtype: Any) -> Array:
 
 def mean(x: Array) -> Array:
     """The mean of a vector of float32 or float64 on the host, as a 0-d array."""
-    out = np.empty((), x.dtype)
-    return np.dot(x, _weights(x.size, x.dtype), out)
+    return x.dot(_weights(x.size, x.dtype), np.empty((), x.dtype))
 
 
 def summed_to(x: Array, shape: tuple[int, ...]) -> Array:
