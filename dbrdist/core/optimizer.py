@@ -54,8 +54,8 @@ class _Part:
     def begin(self, loss_scale: float | None) -> None:
         """Bring the gradients where the update needs them, divided by the loss scale."""
         run, wide = self.run, self.wide
+        self._follow_values()
         if wide is not None:
-            follow(wide.data, run.data, wide.data.astype(run.data.dtype))
             wide.grad[...] = run.grad
         if loss_scale is not None:
             grad = self.joint.grad
@@ -71,9 +71,19 @@ class _Part:
         return self.run.grad.copy()
 
     def adopt(self, shown: Array) -> None:
-        """Take over what was changed in the 16-bit gradients since :meth:`show`."""
+        """Take over what was changed in the 16-bit values, and in the 16-bit gradients since :meth:`show`."""
+        self._follow_values()
         if self.wide is not None:
             follow(self.wide.grad, self.run.grad, shown)
+
+    def _follow_values(self) -> None:
+        if self.wide is not None:
+            follow(self.wide.data, self.run.data, self.wide.data.astype(self.run.data.dtype))
+
+    def narrow(self) -> None:
+        """Bring the 16-bit values up to date."""
+        if self.wide is not None:
+            self.run.data[...] = self.wide.data
 
     def update(self, is_complete: bool) -> None:
         """Update all parameters; ``is_complete`` says that no hook took a gradient away."""
@@ -85,8 +95,7 @@ class _Part:
             if len(hp.__dict__) == 1 and hp.parent is not None:  # no values of its own: spare the way through it
                 hp = hp.parent
             leader.step_run(hp, leader.t, self.joint, self.state)
-            if self.wide is not None:
-                self.run.data[...] = self.wide.data
+            self.narrow()
         else:
             self.show()
             for p, rule in zip(self.run.params, self.rules):
@@ -282,8 +291,9 @@ class GradientMethod(Optimizer):
         """Call one hook: on flat memory where it can (``hook.flat(run)``), else on each parameter or the optimizer."""
         for_each = getattr(hook, "call_for_each_param", False)
         if for_each and hasattr(hook, "flat"):
-            for run in self.runs():
-                hook.flat(run)
+            for part in self._plan():
+                hook.flat(part.joint)
+                part.narrow()
             return
         parts = self._plan()
         shown = [part.show() for part in parts]

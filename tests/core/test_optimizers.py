@@ -312,6 +312,34 @@ def test_state_in_float32_is_saved_and_resumed_exactly(tmp_path):
         np.testing.assert_array_equal(p.update_rule.state["fp32_param"], q.update_rule.state["fp32_param"])
 
 
+class Pull:
+    """A hook that pulls every parameter to zero."""
+
+    name = "Pull"
+    call_for_each_param = True
+
+    def __init__(self, timing):
+        self.timing = timing
+
+    def __call__(self, rule, param):
+        param.array *= param.dtype.type(0.5)
+
+
+class FlatPull(Pull):
+    """The same on flat memory."""
+
+    def flat(self, run):
+        run.data[...] *= run.data.dtype.type(0.5)
+
+
+@pytest.mark.parametrize("timing", ["pre", "post"])
+@pytest.mark.parametrize("hook", [Pull, FlatPull])
+def test_hooks_that_change_parameters_are_heard_in_float32(hook, timing):
+    _, link = run_steps(lambda: SGD(0.0), as_dtype("bfloat16"), [lambda: hook(timing)], steps=3)
+    for p, q in zip(link.params(), make(as_dtype("bfloat16")).params()):
+        np.testing.assert_array_equal(p.array.astype(np.float32), q.array.astype(np.float32) / 8)
+
+
 def test_loss_scale_is_divided_out_in_float32():
     link = dbrdist.Link()
     with link.init_scope():
