@@ -262,7 +262,7 @@ class FunctionNode:
         for x in inputs:
             if isinstance(x, BaseVariable):
                 a = x._array
-                if a.__class__ is not _ndarray:
+                if a.__class__ is not _ndarray and (a is None or a.__class__ is Pending):
                     a = self._read(x, len(xs))
                 node = x.node
                 if node.requires_grad:

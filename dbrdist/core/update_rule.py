@@ -306,13 +306,13 @@ class UpdateRule:
         for name in names:
             state[name] = serializer(name, state.get(name))
         if self._in_fp32:
-            copy = serializer(FP32_PARAM, state.get(FP32_PARAM))
-            if copy is not None:  # None for a parameter that has no such copy, or before the first update
-                state[FP32_PARAM] = copy
+            wide = serializer(FP32_PARAM, state.get(FP32_PARAM))
+            if wide is not None:  # None for a parameter that has no such copy, or before the first update
+                state[FP32_PARAM] = wide
         if serializer.is_loading:
             if any(state.get(name) is None for name in names):
                 self._state = None
-            elif names:
+            elif state:
                 self._state = state
             invalidate_layout()
 

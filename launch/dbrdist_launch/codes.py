@@ -4,9 +4,9 @@ import signal
 
 DONE = 0
 USAGE = 2  # the launch was refused: nothing was started
+LOST_PEER = 14  # not ours: with it Open MPI ends a program whose peer on another host is gone
 HOST_LOST = 69  # a host died or the network to it was cut (EX_UNAVAILABLE of sysexits.h)
 NOT_STARTED = 71  # the ranks did not appear within the stated time (EX_OSERR)
-LOST_PEER = 14  # not ours: with it Open MPI ends a program whose peer on another host is gone
 PREEMPTED = 75  # asked to stop, saved its state, may be started again (EX_TEMPFAIL)
 STALLED = 124  # no progress within the heartbeat time, or stopped (as `timeout` says it)
 COMMAND_NOT_RUNNABLE = 126  # found, but not executable

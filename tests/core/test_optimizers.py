@@ -292,16 +292,14 @@ def test_chainer_rule_sees_a_float32_parameter():
     np.testing.assert_array_equal(link.p0.array, wanted.astype(np.float16))
 
 
-def test_state_in_float32_is_saved_and_resumed_exactly(tmp_path):
-    def optimizer():
-        return MomentumSGD(0.01, 0.9)
-
+@pytest.mark.parametrize("optimizer", [lambda: SGD(0.01), lambda: MomentumSGD(0.01, 0.9)], ids=["SGD", "MomentumSGD"])
+def test_state_in_float32_is_saved_and_resumed_exactly(optimizer, tmp_path):
     dtype = as_dtype("bfloat16")
     _, link = run_steps(optimizer, dtype, steps=8)
     half, link_half = run_steps(optimizer, dtype, steps=4)
     save_npz(tmp_path / "model.npz", link_half)
     save_npz(tmp_path / "optimizer.npz", half)
-    again, link_again = run_steps(optimizer, dtype, steps=0)
+    again, link_again = run_steps(optimizer, dtype, steps=0)  # as after a restart: no state yet
     load_npz(tmp_path / "model.npz", link_again)
     load_npz(tmp_path / "optimizer.npz", again)
     for step in range(4, 8):
