@@ -24,7 +24,7 @@ def typed(number: Any, x: Any) -> Any:
     dtype = getattr(x, "dtype", None)
     if dtype is None:  # a Variable without an array, which apply refuses
         return number
-    if number.__class__ is float or number.__class__ is int:
+    if type(number) is float or type(number) is int:
         return dtype.type(number) if dtype.kind == "V" else number
     if isinstance(number, np.generic):
         return dtype.type(number) if is_floating(dtype) else number.item()
@@ -110,12 +110,14 @@ def _weights(n: int, dtype: Any) -> Array:
 
 def mean(x: Array) -> Array:
     """The mean of a vector of float32 or float64 on the host, as a 0-d array."""
-    return x.dot(_weights(x.size, x.dtype), np.empty((), x.dtype))
+    y = np.empty((), x.dtype)
+    x.dot(_weights(x.size, x.dtype), y)
+    return y
 
 
 def summed_to(x: Array, shape: tuple[int, ...]) -> Array:
     lead = x.ndim - len(shape)
-    if lead == 1 and x.ndim == 2 and x.__class__ is np.ndarray and x.shape[1:] == shape:
+    if lead == 1 and x.ndim == 2 and type(x) is np.ndarray and x.shape[1:] == shape:
         return sum_rows(x)
     axes = tuple(range(lead)) + tuple(i + lead for i, n in enumerate(shape) if n == 1 and x.shape[i + lead] != 1)
     y = sum_over(x, axes, True)

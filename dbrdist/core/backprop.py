@@ -17,7 +17,15 @@ from dbrdist.core import fusion, ops
 from dbrdist.core.backend import copy, get_array_module, number
 from dbrdist.core.config import config, using_config
 from dbrdist.core.fusion import MaskedGradient
-from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode, get_function_hooks, has_nan
+from dbrdist.core.graph import (
+    BaseVariable,
+    FunctionNode,
+    VariableNode,
+    get_function_hooks,
+    has_local_hooks,
+    has_nan,
+    variable,
+)
 
 Seeds = list[tuple[VariableNode, Any]]
 
@@ -39,19 +47,18 @@ class Walk:
         for node, g in seeds:
             self.send(node, g)
         heap, pending = self.heap, self.pending
-        plain = not (self.higher or self.selects or config.debug or get_function_hooks())
+        plain = not (self.higher or self.selects or config.debug or get_function_hooks() or has_local_hooks())
         while heap:
             function: Any = heappop(heap)[2]
             g = pending.pop(function)
             while function is not None:
                 nodes = function.inputs
                 assert nodes is not None
-                gys = (g,) if function.num_outputs == 1 else tuple(g)
+                gys = tuple(g) if type(g) is list else (g,)
                 following: Any = None  # the only function that is waiting: along a chain nothing is queued
-                if plain and function._hooks is None:  # what ask() does where nobody listens
+                if plain:  # what ask() does where nobody listens
                     wanted = function.wanted
-                    has_views = len(wanted) > 1 or nodes[wanted[0]].view is not None
-                    gxs = function.derive(wanted, gys, _views(nodes, wanted) if has_views else None)
+                    gxs = function.derive(wanted, gys, _views(nodes, wanted))
                     if len(gxs) != len(wanted):
                         raise _miscount(function, wanted, gxs)
                 else:
@@ -59,7 +66,8 @@ class Walk:
                     if not wanted:
                         break
                     gxs = self.ask(function, wanted, gys, self.views(nodes, wanted))
-                for i, gx in zip(wanted, gxs):
+                for k, i in enumerate(wanted):
+                    gx = gxs[k]
                     if gx is None:
                         continue
                     node = nodes[i]
@@ -224,10 +232,11 @@ def _views(nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Any
     out: list[Any] | None = None
     for k, i in enumerate(wanted):
         node = nodes[i]
-        if node.view is not None and node.gradient is None and nodes.count(node) == 1:
+        view = node.view
+        if view is not None and node.gradient is None and nodes.count(node) == 1:
             if out is None:
                 out = [None] * len(wanted)
-            out[k] = node.view
+            out[k] = view
     return out
 
 
@@ -239,14 +248,14 @@ def _miscount(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, .
 
 
 def _plain(g: Any) -> Any:
-    return g.force() if g.__class__ is MaskedGradient else g
+    return g.force() if type(g) is MaskedGradient else g
 
 
 def _as_variable(g: Any) -> Any:
     """An array as a constant: a gradient collected at a Variable that nobody knows would be a reference cycle."""
     if isinstance(g, BaseVariable):
         return g
-    return FunctionNode.variable_class(np.asarray(g) if np.isscalar(g) else g, requires_grad=False)  # type: ignore[call-arg]
+    return variable(np.asarray(g) if np.isscalar(g) else g, False)
 
 
 def _check_nan(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> None:
@@ -264,7 +273,7 @@ def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, highe
                 f"backward needs the gradient of an output with shape {array.shape}: "
                 "set its grad first, or reduce it to one number"
             )
-        if array.__class__ is np.ndarray:
+        if type(array) is np.ndarray:
             given = np.ones(array.shape, array.dtype) if array.ndim else number(1.0, array.dtype).copy()
         else:
             given = get_array_module(array).ones_like(array)

@@ -221,11 +221,10 @@ class Sequential(ChainList):
 
     def forward(self, *x: Any) -> Any:
         """The layers in order; tuples are spread over the next layer's arguments."""
+        y: Any = x
         for layer in self._layers:
-            x = layer(*x)
-            if not isinstance(x, tuple):
-                x = (x,)
-        return x[0] if len(x) == 1 else x
+            y = layer(*y) if isinstance(y, tuple) else layer(y)
+        return y[0] if isinstance(y, tuple) and len(y) == 1 else y
 
     def __getitem__(self, i: Any) -> Any:
         return Sequential(*self._layers[i]) if isinstance(i, slice) else self._layers[i]

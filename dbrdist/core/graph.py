@@ -18,6 +18,7 @@ from dbrdist.core.fusion import Pending
 _ndarray = np.ndarray
 _FIRST = tuple(tuple(range(n)) for n in range(8))  # the indexes of the first n inputs
 _new = object.__new__
+_float32 = np.dtype(np.float32)
 
 
 class VariableNode:
@@ -36,24 +37,15 @@ class VariableNode:
         "view",
     )
 
-    def __init__(
-        self,
-        creator_node: FunctionNode | None,
-        index: int,
-        rank: int,
-        requires_grad: bool,
-        shape: tuple[int, ...],
-        dtype: Any,
-    ) -> None:
-        self.creator_node = creator_node
-        self.index = index  # which output of the creator
-        self.rank = rank
-        self.requires_grad = requires_grad
-        self.shape = shape
-        self.dtype = dtype
-        self.gradient: Any = None  # an array, or a Variable after a differentiable backward
-        self.view: Array = None  # where a parameter's gradient lies in flat memory
-        self.name: str | None = None
+    creator_node: FunctionNode | None
+    index: int  # which output of the creator
+    rank: int
+    requires_grad: bool
+    shape: tuple[int, ...]
+    dtype: Any
+    gradient: Any  # an array, or a Variable after a differentiable backward
+    view: Array  # where a parameter's gradient lies in flat memory
+    name: str | None
 
     @property
     def ndim(self) -> int:
@@ -63,6 +55,21 @@ class VariableNode:
         """The function that made it, or None for a leaf and where the graph was cut."""
         creator = self.creator_node
         return None if creator is None or creator.inputs is None else creator
+
+
+def make_node(
+    creator_node: FunctionNode | None, index: int, rank: int, requires_grad: bool, shape: Any, dtype: Any
+) -> VariableNode:
+    """A node; a function, since a class without ``__init__`` takes a quarter of the time to call."""
+    node = VariableNode()
+    node.creator_node = creator_node
+    node.index = index
+    node.rank = rank
+    node.requires_grad = requires_grad
+    node.shape = shape
+    node.dtype = dtype
+    node.gradient = node.view = node.name = None
+    return node
 
 
 class BaseVariable:
@@ -78,9 +85,26 @@ class BaseVariable:
     def array(self) -> Array:
         """The array; a pending last pass is run first."""
         a = self._array
-        if a.__class__ is Pending:
+        if type(a) is Pending:
             a = self._array = a.force()
         return a
+
+
+_variable_class: type[BaseVariable] = BaseVariable
+
+
+def hand_down(variable_class: type[BaseVariable]) -> None:
+    """Called by ``core.variable``, which stands above: the class of outputs."""
+    global _variable_class
+    _variable_class = variable_class
+
+
+_has_local_hooks = False  # True once any function got hooks of its own: until then nobody looks for them
+
+
+def has_local_hooks() -> bool:
+    """True if a function may have hooks of its own."""
+    return _has_local_hooks
 
 
 class FunctionHook:
@@ -139,7 +163,6 @@ class FunctionNode:
     rank: int = 0
     num_outputs: int = 1
     wanted: tuple[int, ...] = ()
-    variable_class: ClassVar[type[BaseVariable]]  # handed down by core.variable
 
     _xs: tuple[Array, ...] = ()
     _ys: tuple[Array, ...] = ()
@@ -172,8 +195,7 @@ class FunctionNode:
         """The gradients of the wanted inputs; see the class."""
         if type(self).backward is FunctionNode.backward:
             raise NotImplementedError(f"{self.label} has no gradient: it defines neither derive nor backward")
-        make = self.variable_class
-        grads = tuple(g if g is None or isinstance(g, BaseVariable) else make(g) for g in gys)  # type: ignore[call-arg]
+        grads = tuple(g if g is None or isinstance(g, BaseVariable) else variable(g, True) for g in gys)
         if self._on_variables:
             gxs = _as_tuple(self.backward(wanted, grads))
             self._check_gradients(wanted, gxs)
@@ -240,7 +262,7 @@ class FunctionNode:
     def get_retained_outputs(self) -> tuple[Any, ...]:
         """The retained outputs as Variables in the graph."""
         return tuple(
-            _revive(VariableNode(self, i, self.rank + 1, True, a.shape, a.dtype), a)
+            _revive(make_node(self, i, self.rank + 1, True, a.shape, a.dtype), a)
             for i, a in zip(self._keep_outputs, self._ys)
         )
 
@@ -262,7 +284,7 @@ class FunctionNode:
         for x in inputs:
             if isinstance(x, BaseVariable):
                 a = x._array
-                if a.__class__ is not _ndarray and (a is None or a.__class__ is Pending):
+                if type(a) is not _ndarray and (a is None or type(a) is Pending):
                     a = self._read(x, len(xs))
                 node = x.node
                 if node.requires_grad:
@@ -275,11 +297,11 @@ class FunctionNode:
             nodes.append(node)
         data = tuple(xs)
         switches = config.__dict__  # one look at this thread's values for all of them
-        if self._hooks is not None or switches["_function_hooks"] or switches["debug"]:
+        if _has_local_hooks or switches["_function_hooks"] or switches["debug"]:
             ys = self._forward_with_hooks(data)
         else:
             ys = self.forward(data)
-        if ys.__class__ is not tuple:
+        if type(ys) is not tuple:
             ys = tuple(ys)
         if not num_wanted or not switches["enable_backprop"]:
             return tuple([_leaf(y) for y in ys])
@@ -310,26 +332,27 @@ class FunctionNode:
         self.rank = rank
         keep = self._keep_inputs
         if keep:
-            self._xs = xs if len(xs) == 1 else tuple(map(xs.__getitem__, keep))
+            n = len(keep)
+            self._xs = xs[:n] if n < len(_FIRST) and keep == _FIRST[n] else tuple([xs[i] for i in keep])
         y = ys[0] if len(ys) == 1 else None
-        if y.__class__ is _ndarray:  # nearly always, so without the calls of _output
+        if type(y) is _ndarray:  # nearly always, so without the calls of _output
             if self._keep_outputs:
                 self._ys = ys
-            v = _new(self.variable_class)
+            v = _new(_variable_class)
             v._array = y
-            node = v.node = _new(VariableNode)
+            node = v.node = VariableNode()
             node.creator_node = self
             node.index = 0
             node.rank = rank + 1
             node.shape = y.shape
             node.dtype = dtype = y.dtype
-            node.requires_grad = dtype.kind in "fcV"
+            node.requires_grad = dtype is _float32 or dtype.kind in "fcV"
             node.gradient = node.view = node.name = None
             return (v,)
         self.num_outputs = len(ys)
         outputs = []
         for i, y in enumerate(ys):
-            if y.__class__ is not _ndarray and y.__class__ is not Pending and not is_array(y):
+            if type(y) is not _ndarray and type(y) is not Pending and not is_array(y):
                 y = np.asarray(y)  # NumPy's reductions give scalars
             outputs.append(self._output(i, y, rank + 1))
         if self._keep_outputs:
@@ -337,10 +360,10 @@ class FunctionNode:
         return tuple(outputs)
 
     def _output(self, i: int, y: Any, rank: int) -> BaseVariable:
-        v = _new(self.variable_class)
+        v = _new(_variable_class)
         v._array = y
         dtype = y.dtype
-        v.node = VariableNode(self, i, rank, dtype.kind in "fcV", y.shape, dtype)
+        v.node = make_node(self, i, rank, dtype.kind in "fcV", y.shape, dtype)
         return v
 
     # ---- hooks ------------------------------------------------------------------------------------------------------
@@ -348,8 +371,10 @@ class FunctionNode:
     @property
     def local_function_hooks(self) -> dict[str, FunctionHook]:
         """The hooks of this function alone."""
+        global _has_local_hooks
         if self._hooks is None:
             self._hooks = {}
+            _has_local_hooks = True
         return self._hooks
 
     def add_hook(self, hook: FunctionHook, name: str | None = None) -> None:
@@ -396,31 +421,33 @@ def _as_tuple(gxs: Any) -> tuple[Any, ...]:
 
 def has_nan(a: Any) -> bool:
     """True if an array (a pending one is computed) holds NaN."""
-    a = a.force() if a.__class__ is Pending else a
+    a = a.force() if type(a) is Pending else a
     return a is not None and is_floating(a.dtype) and bool(get_array_module(a).isnan(a).any())
 
 
 def _revive(node: VariableNode, array: Array) -> BaseVariable:
     """A Variable for an existing node: gradients reach whoever shares the node."""
-    v = _new(FunctionNode.variable_class)
+    v = _new(_variable_class)
     v._array = array
     v.node = node
     return v
 
 
+def variable(array: Array, requires_grad: bool) -> BaseVariable:
+    """A leaf."""
+    return _revive(make_node(None, 0, 0, requires_grad, array.shape, array.dtype), array)
+
+
 def _leaf(y: Any) -> BaseVariable:
     """A Variable without a history."""
-    if y.__class__ is not _ndarray and y.__class__ is not Pending and not is_array(y):
+    if type(y) is not _ndarray and type(y) is not Pending and not is_array(y):
         y = np.asarray(y)
-    v = _new(FunctionNode.variable_class)
-    v._array = y
-    v.node = VariableNode(None, 0, 0, False, y.shape, y.dtype)
-    return v
+    return variable(y, False)
 
 
 def _constant_node(x: Any) -> VariableNode:
     """The node of an array, a number or None among a function's inputs: it takes no gradient."""
-    return VariableNode(None, 0, 0, False, getattr(x, "shape", ()), getattr(x, "dtype", None))
+    return make_node(None, 0, 0, False, getattr(x, "shape", ()), getattr(x, "dtype", None))
 
 
 def call(function: FunctionNode, *xs: Any) -> Any:

@@ -107,7 +107,7 @@ class Link:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._hooks is None and not thread.hooks:
             try:
-                return self.forward(*args, **kwargs)
+                return self.forward(*args, **kwargs) if kwargs else self.forward(*args)
             except ArgumentError as e:
                 e.within(self)
                 raise

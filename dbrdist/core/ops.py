@@ -238,7 +238,7 @@ _NUMBERS = (int, float, np.generic)
 
 
 def _binary(cls: type[FunctionNode], formula: Any, a: Any, b: Any) -> Any:
-    if a.__class__ is not b.__class__:
+    if type(a) is not type(b):
         if isinstance(b, _NUMBERS):
             b = b if isinstance(a, _NUMBERS) else arrays.typed(b, a)
         elif isinstance(a, _NUMBERS):
@@ -326,9 +326,9 @@ def power(a: Any, b: Any) -> Any:
 
 def where(condition: Array, a: Any, b: Any) -> Any:
     """a where ``condition`` (an array of bool) holds, else b"""
-    if b.__class__ is float or b.__class__ is int:
+    if type(b) is float or type(b) is int:
         b = arrays.typed(b, a)
-    elif a.__class__ is float or a.__class__ is int:
+    elif type(a) is float or type(a) is int:
         a = arrays.typed(a, b)
     if isinstance(a, BaseVariable) or isinstance(b, BaseVariable):
         return Where(condition).apply((a, b))[0]
@@ -533,7 +533,7 @@ def sum_to(x: Any, shape: tuple[int, ...], out: Array = None) -> Any:
     """x summed to ``shape``, from which it could have been broadcast; ``out`` may take the result of an array"""
     if x.shape == shape:
         return x
-    if x.__class__ is np.ndarray and x.ndim == 2 and x.shape[1:] == shape:
+    if type(x) is np.ndarray and x.ndim == 2 and x.shape[1:] == shape:
         return arrays.sum_rows(x, out)
     return SumTo(shape).apply((x,))[0] if isinstance(x, BaseVariable) else arrays.summed_to(x, shape)
 
@@ -603,7 +603,7 @@ def swap(x: Any) -> Any:
 
 def matmul(a: Any, b: Any, out: Array = None) -> Any:
     """The matrix product, as ``numpy.matmul``; ``out`` takes the result where both operands are arrays"""
-    if a.__class__ is np.ndarray and b.__class__ is np.ndarray and a.ndim == b.ndim == 2:
+    if type(a) is np.ndarray and type(b) is np.ndarray and a.ndim == b.ndim == 2:
         dtype = a.dtype
         if dtype is b.dtype and dtype.itemsize > 2:  # dot costs half of what matmul does for small matrices
             return a.dot(b, out) if out is not None and out.dtype is dtype else a.dot(b)

@@ -27,6 +27,8 @@ class _Part:
         self.run = run
         self.rules = rules
         self.leader = rules[0]
+        own = self.leader.hyperparam  # where it has no values of its own, the way through it is spared
+        self.hyperparam = own if own.own() or own.parent is None else own.parent
         self.state: list[Array] = []
         self.wide: Run | None = None  # the run in float32, where 16-bit parameters are updated there
         if self.leader.runs_flat:
@@ -91,10 +93,7 @@ class _Part:
         if is_complete and leader.runs_flat and leader._hooks is None:
             for rule in self.rules:
                 rule.t += 1
-            hp = leader.hyperparam
-            if len(hp.__dict__) == 1 and hp.parent is not None:  # no values of its own: spare the way through it
-                hp = hp.parent
-            leader.step_run(hp, leader.t, self.joint, self.state)
+            leader.step_run(self.hyperparam, leader.t, self.joint, self.state)
             self.narrow()
         else:
             self.show()

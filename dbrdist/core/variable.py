@@ -7,7 +7,7 @@ from typing import Any
 from dbrdist.core import backprop, fusion, ops
 from dbrdist.core.backend import Array, Device, device_of, get_array_module, get_device, is_array, to_device
 from dbrdist.core.fusion import Pending
-from dbrdist.core.graph import BaseVariable, FunctionNode, VariableNode
+from dbrdist.core.graph import BaseVariable, FunctionNode, hand_down, make_node
 
 
 class Variable(BaseVariable):
@@ -27,7 +27,7 @@ class Variable(BaseVariable):
             raise TypeError(f"expected an array of NumPy or CuPy, got {type(data).__name__}; convert it first")
         self._array = data
         shape, dtype = (None, None) if data is None else (data.shape, data.dtype)
-        self.node = VariableNode(None, 0, 0, requires_grad, shape, dtype)  # type: ignore[arg-type]
+        self.node = make_node(None, 0, 0, requires_grad, shape, dtype)
         if name is not None:
             self.node.name = name
         if grad is not None:
@@ -39,7 +39,7 @@ class Variable(BaseVariable):
     def array(self) -> Array:
         """The array; a pending last pass is run first."""
         a = self._array
-        if a.__class__ is Pending:
+        if type(a) is Pending:
             a = self._array = a.force()
         return a
 
@@ -359,7 +359,7 @@ class Variable(BaseVariable):
         return ops.mean(self, axis, keepdims)
 
 
-FunctionNode.variable_class = Variable
+hand_down(Variable)
 
 
 def as_variable(obj: Any) -> Variable:

@@ -30,10 +30,10 @@ class ReLU(FunctionNode):
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         (y,) = self._ys
         gy = gys[0]
-        if self.masks_later and not isinstance(gy, BaseVariable):
-            return (MaskedGradient(gy, y, kernels.relu_backward),)
-        if self._on_variables:
+        if isinstance(gy, BaseVariable):
             return (call(ReLUGradient(y), gy),)
+        if self.masks_later:
+            return (MaskedGradient(gy, y, kernels.relu_backward),)
         return (kernels.relu_backward(y, gy),)
 
 
@@ -52,7 +52,7 @@ class ReLUGradient(FunctionNode):
 
 def relu(x: Any) -> Any:
     """Rectified linear unit, y = max(x, 0), any shape (Nair and Hinton 2010)."""
-    if isinstance(x, BaseVariable) and x._array.__class__ is Pending and not (config.debug or get_function_hooks()):
+    if isinstance(x, BaseVariable) and type(x._array) is Pending and not (config.debug or get_function_hooks()):
         pending = x._array
         y = pending.take_relu(kernels.add_relu)
         if y is not None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from dbrdist import kernels
-from dbrdist.core import arrays, ops
+from dbrdist.core import ops
+from dbrdist.core.arrays import per_column, sum_rows
 from dbrdist.core.backend import Array, accumulation_dtype, empty
 from dbrdist.core.checks import expected
 from dbrdist.core.graph import BaseVariable, FunctionNode
@@ -20,11 +22,7 @@ from dbrdist.core.variable import as_variable
 _LARGE_PRODUCT = 1 << 19
 
 
-def _product(a: Array, b: Array, out: Array = None) -> Array:
-    """a b for matrices on the host of one type; ``out`` takes it."""
-    if a.size * b.shape[1] >= _LARGE_PRODUCT or a.itemsize == 2:
-        return kernels.matmul(a, b, out)
-    return a.dot(b, out)
+_dot = ndarray.dot
 
 
 class LinearFunction(FunctionNode):
@@ -32,38 +30,43 @@ class LinearFunction(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         x, W = xs[0], xs[1]
-        if x.shape[1] != W.shape[1] or (len(xs) == 3 and xs[2].shape[0] != W.shape[0]):
+        b = xs[2] if len(xs) == 3 else None
+        num_rows, width = x.shape
+        num_outputs, expected_width = W.shape
+        if width != expected_width or (b is not None and len(b) != num_outputs):
             raise _mismatch(*xs)
         self._keep_inputs = (0, 1)
         dtype = x.dtype
         if W.dtype is not dtype or dtype.itemsize == 2:  # sums run in the wider type, with one cast at the end
             wide = np.promote_types(accumulation_dtype(dtype), accumulation_dtype(W.dtype))
             if W.dtype is dtype:
-                y = kernels.matmul(x, W.T, empty((len(x), len(W)), wide, x))
+                y = kernels.matmul(x, W.T, empty((num_rows, num_outputs), wide, x))
             else:
                 y = x.astype(wide).dot(W.astype(wide).T)
-            return ((y + xs[2] if len(xs) == 3 else y).astype(dtype),)
-        on_host = x.__class__ is np.ndarray
-        y = _product(x, W.T) if on_host else x.dot(W.T)
-        if len(xs) == 3:
-            y += xs[2][arrays.per_column(*y.shape)] if on_host else xs[2]
+            return ((y if b is None else y + b).astype(dtype),)
+        is_small = num_rows * width * num_outputs < _LARGE_PRODUCT or type(x) is not ndarray
+        y = x.dot(W.T) if is_small else kernels.matmul(x, W.T)
+        if b is not None:
+            y += b[per_column(num_rows, num_outputs)] if type(x) is ndarray else b
         return (y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         gy = gys[0]
-        x, W = self.retained_inputs()
-        nodes = self.inputs
-        assert nodes is not None
+        x, W = self._xs if type(gy) is ndarray else self.retained_inputs()
         gxs: list[Any] = []
-        if gy.__class__ is np.ndarray and gy.dtype is x.dtype is W.dtype:  # nearly always
+        if type(gy) is ndarray and gy.dtype is x.dtype is W.dtype:  # nearly always
+            is_small = gy.size * W.shape[1] < _LARGE_PRODUCT and gy.itemsize > 2
+            product: Any = _dot if is_small else kernels.matmul
             for k, i in enumerate(wanted):
                 if i == 0:
-                    gxs.append(_product(gy, W))
+                    gxs.append(product(gy, W))
                 elif i == 1:
-                    gxs.append(_product(gy.T, x, out and out[k]))
+                    gxs.append(product(gy.T, x, out and out[k]))
                 else:
-                    gxs.append(arrays.sum_rows(gy, out and out[k]))
+                    gxs.append(sum_rows(gy, out and out[k]))
             return tuple(gxs)
+        nodes = self.inputs
+        assert nodes is not None
         for k, i in enumerate(wanted):
             if i == 0:
                 g = ops.matmul(gy, W if W.dtype is gy.dtype else ops.cast(W, gy.dtype))
@@ -113,7 +116,7 @@ def embed_id(x: Any, W: Any, ignore_label: int | None = None) -> Any:
         raise expected("embed_id", "x", "integers", ids)
     W = as_variable(W)
     valid = None if ignore_label is None else ids != ignore_label
-    if isinstance(ids, np.ndarray) and ids.size:
+    if isinstance(ids, ndarray) and ids.size:
         known = ids if valid is None else ids[valid]
         if known.size and (known.min() < 0 or known.max() >= W.shape[0]):
             got = f"ids from {known.min()} to {known.max()}"

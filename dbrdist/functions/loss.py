@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from dbrdist.core import arrays, ops
 from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, is_array, is_floating, number
@@ -114,15 +115,14 @@ def softmax_cross_entropy(
         label_smoothing: from 0 to 1; this part of each label's weight is spread evenly over all K classes
             (Szegedy et al. 2016).
     """
-    if t.__class__ is not np.ndarray:
+    if type(t) is not ndarray:
         t = t.array if isinstance(t, BaseVariable) else t
-    shape = x.shape
     if (
         class_weight is None
         and not label_smoothing
         and reduce == "mean"
         and ignore_label < 0
-        and _is_plain(shape, x, t)
+        and _is_plain(x._array if isinstance(x, BaseVariable) else x, t)
     ):
         return LabelCrossEntropy(t).apply((x,))[0]
     x = as_variable(x)
@@ -141,12 +141,13 @@ def softmax_cross_entropy(
     return _of_labels(x, t, normalize, class_weight, ignore_label, reduce, label_smoothing)
 
 
-def _is_plain(shape: tuple[int, ...], x: Any, t: Any) -> bool:
+def _is_plain(x: Any, t: Any) -> bool:
     """True for scores (N, K) on the host, N > 0, whose labels are all from 0 to K - 1.
 
     The places of the extremes are found in a fifth of the time of the extremes themselves.
     """
-    if len(shape) != 2 or t.__class__ is not np.ndarray or t.shape != shape[:1] or not shape[0]:
+    shape = x.shape
+    if len(shape) != 2 or type(t) is not ndarray or t.shape != shape[:1] or not shape[0]:
         return False
     if t.dtype.kind not in "iu" or x.dtype.char not in "fd":
         return False

@@ -76,7 +76,7 @@ class BatchNormalization(FunctionNode):
         self, x: Array, gamma: Array, gy: Any, out_gamma: Array = None, out_beta: Array = None
     ) -> tuple[Array, Array, Array]:
         """Gradients of x, gamma and beta from a gradient of the output, or from one still to be masked by the ReLU."""
-        masked = gy.__class__ is MaskedGradient
+        masked = type(gy) is MaskedGradient
         if masked and not self.is_rectified:
             gy, masked = gy.force(), False
         gy = gy.gy if masked else gy
