@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV   ?= .venv
 EXTRAS ?= mpich,image,dev
 RANKS  ?= 1 2 3 4
+WHEEL_TESTS ?= tests/core tests/functions tests/kernels tests/links tests/models tests/training
 
 READY   := $(VENV)/.ready
 RUN     := PATH="$(abspath $(VENV))/bin:$$PATH"
 # Tests and the example use one thread per rank, so that ranks do not fight for cores.
 THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help setup train test test-fast test-mpi lint types clean
+.PHONY: help setup train test test-fast test-mpi test-wheel lint types clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(MAKEFILE_LIST)
@@ -37,6 +38,20 @@ test-mpi: $(READY)  ## The MPI suite with each number of ranks.
 	  $(RUN) $(THREADS) timeout 300 mpiexec -n $$n python -m pytest tests/mpi; \
 	done
 
+# As users install it, far from the sources: `pip install .` compiles what every step goes through.
+test-wheel:  ## Build the wheel, install it in $(VENV)-wheel, and pass the tests of its compiled modules.
+	@rm -rf $(VENV)-wheel
+	$(PYTHON) -m venv $(VENV)-wheel
+	$(VENV)-wheel/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)-wheel/bin/python -m pip install --quiet ".[$(EXTRAS)]"
+	@set -e; sources=$$(mktemp -d); trap 'rm -rf "$$sources"' EXIT; \
+	  cp -r tests benchmarks examples docs README.md pyproject.toml "$$sources"; \
+	  PATH="$(abspath $(VENV))-wheel/bin:$$PATH"; cd "$$sources"; export $(THREADS); \
+	  python -c 'import dbrdist; dbrdist.print_runtime_info()' | tee info; grep -q "^dbrdist: .*, compiled" info; \
+	  python -m pytest $(WHEEL_TESTS); \
+	  python -m pytest tests/gpu --on stand-in; \
+	  timeout 300 mpiexec -n 2 python -m pytest tests/mpi
+
 lint: $(READY)  ## Style and format.
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
@@ -45,4 +60,4 @@ types: $(READY)  ## Types of the core and the communicators.
 	$(RUN) mypy
 
 clean:  ## Remove the virtual environment and caches.
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf $(VENV) $(VENV)-wheel .pytest_cache .mypy_cache .ruff_cache build dist

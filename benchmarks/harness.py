@@ -67,8 +67,15 @@ def _answer(request: dict[str, Any], cases: dict[str, Any], made: dict[int, Any]
         "versions": {
             "python": platform.python_version(),
             **{n: sys.modules[n].__version__ for n in ("numpy", "torch", "cupy", "dbrdist") if n in sys.modules},
+            **_ways(),
         },
     }
+
+
+def _ways() -> dict[str, bool]:
+    """Whether dbrdist is compiled, where this process has loaded it."""
+    graph = sys.modules.get("dbrdist.core.graph")
+    return {} if graph is None else {"is_compiled": not str(graph.__file__).endswith(".py")}
 
 
 def _sample(run: Callable[[], Any], min_seconds: float, calls: int) -> float:
@@ -93,11 +100,23 @@ def _sample(run: Callable[[], Any], min_seconds: float, calls: int) -> float:
 
 
 class Worker:
-    """A process that serves one side of a benchmark script: ``python script --worker side``."""
+    """A process that serves one side of a benchmark script: ``python script --worker side``.
 
-    def __init__(self, python: str, script: str, side: str, num_threads: int = 1, env: dict[str, str] | None = None):
+    It takes dbrdist from the checkout, or with ``installed`` from where its interpreter finds it.
+    """
+
+    def __init__(
+        self,
+        python: str,
+        script: str,
+        side: str,
+        num_threads: int = 1,
+        env: dict[str, str] | None = None,
+        installed: bool = False,
+    ):
         threads = {n: str(num_threads) for n in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]).rstrip(":")
+        first = [str(ROOT / "benchmarks")] if installed else [str(ROOT), str(ROOT / "benchmarks")]
+        paths = os.pathsep.join([*first, os.environ.get("PYTHONPATH", "")]).rstrip(":")
         self.side = side
         self._count = 0
         self._process = subprocess.Popen(

@@ -1,15 +1,19 @@
 """Host overhead: the full step of an MLP too small for arithmetic to matter, against PyTorch eager.
 
 Forward, backward and momentum update; three layers of 8 units, batch 8, float32, one thread. Goal: a ratio of 0.25.
+With the interpreter of an environment into which dbrdist was installed (``make test-wheel`` leaves one) it is measured
+as users have it, compiled, and beside it the sources of the checkout, interpreted.
 
-    python benchmarks/overhead.py --torch-python TORCH_VENV/bin/python --record
+    .venv-wheel/bin/python benchmarks/overhead.py --torch-python TORCH_VENV/bin/python --record
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -77,18 +81,22 @@ def main() -> None:
     if args.worker:
         harness.serve({"step": dbrdist_step if args.worker == "dbrdist" else torch_step})
         return
-    workers = {"dbrdist": harness.Worker(sys.executable, __file__, "dbrdist")}
+    found = importlib.util.find_spec("dbrdist")
+    is_installed = found is not None and harness.ROOT not in Path(str(found.origin)).parents[1:2]
+    workers = {"dbrdist": harness.Worker(sys.executable, __file__, "dbrdist", installed=is_installed)}
+    if is_installed:
+        workers["interpreted"] = harness.Worker(sys.executable, __file__, "dbrdist")
     if args.torch_python:
         workers["torch"] = harness.Worker(args.torch_python, __file__, "torch")
     settings = {"units": args.units, "batch": args.batch, "num_layers": NUM_LAYERS, "num_rounds": args.rounds}
     arguments = {"units": args.units, "batch": args.batch}
     results: dict[str, Any] = harness.compare(workers, "step", num_rounds=args.rounds, calls=100, arguments=arguments)
     for label, r in results.items():
-        print(f"{label:<8} {r['median_seconds'] * 1e6:8.1f} us  ({r['min_seconds'] * 1e6:.1f} to "
+        print(f"{label:<12} {r['median_seconds'] * 1e6:8.1f} us  ({r['min_seconds'] * 1e6:.1f} to "
               f"{r['max_seconds'] * 1e6:.1f})")  # fmt: skip
     if "torch" in results:
         results["ratio"] = results["dbrdist"]["median_seconds"] / results["torch"]["median_seconds"]
-        print(f"ratio    {results['ratio']:8.3f}")
+        print(f"ratio        {results['ratio']:8.3f}")
     about = {label: w.ask("about")["versions"] for label, w in workers.items()}
     for w in workers.values():
         w.close()

@@ -37,6 +37,7 @@ from dbrdist.core.reporter import (
     report,
     report_scope,
 )
+from dbrdist.core.runtime_info import print_runtime_info
 from dbrdist.core.serializer import AbstractSerializer, Deserializer, Serializer
 from dbrdist.core.update_rule import UpdateRule
 from dbrdist.core.variable import Variable, as_array, as_variable
@@ -107,6 +108,7 @@ __all__ = [
     "gradient_check",
     "is_debug",
     "no_backprop_mode",
+    "print_runtime_info",
     "random",
     "report",
     "report_scope",
