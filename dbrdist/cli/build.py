@@ -283,6 +283,10 @@ def optimizer(config: Config, origin: Origin, task: Link) -> Any:
     made.setup(task)
     if config.dtype in ("float16", "bfloat16") and hasattr(made, "use_fp32_update"):
         made.use_fp32_update()
+    if not isinstance(config.loss_scale, str):
+        made.set_loss_scale(config.loss_scale)
+    elif config.dtype == "float16" and hasattr(made, "loss_scaling"):
+        made.loss_scaling()
     for i, hook in enumerate(hooks):
         custom = isinstance(hook, Custom)
         made.add_hook(resolve.call(hook, ("optimizer", "hooks", i), origin) if custom else HOOKS[hook.name](hook))

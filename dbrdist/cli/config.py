@@ -40,6 +40,16 @@ def interval(period: str) -> tuple[float, str]:
     return (float(number) if unit == "epoch" and not float(number).is_integer() else int(float(number))), unit
 
 
+def _loss_scale(value: Any) -> Any:
+    """`auto` or a number above 0."""
+    if value == "auto" or (isinstance(value, int | float) and not isinstance(value, bool) and value > 0):
+        return value
+    raise PydanticCustomError("loss_scale", "expected auto or a number above 0")
+
+
+LossScale = Annotated[str | float, BeforeValidator(_loss_scale, json_schema_input_type=Literal["auto"] | Positive)]
+
+
 class Snapshot(Settings):
     """When the whole state of the run is saved."""
 
@@ -95,6 +105,8 @@ class Config(Settings):
     """How ranks exchange gradients; `auto` takes what fits."""
     dtype: Literal["float32", "float64", "float16", "bfloat16"] = "float32"
     """Type of parameters and activations."""
+    loss_scale: LossScale = "auto"
+    """Factor of the loss in backward; `auto` is a dynamic one for float16, and none for other types."""
     device: form(r"cpu|gpu(:\d+)?", "cpu, gpu or gpu:N") = "cpu"
     """`cpu`, `gpu` (the one of this rank within its host) or `gpu:N`."""
     workers: Annotated[int, Field(ge=0, le=256)] = 0
@@ -115,6 +127,9 @@ class Config(Settings):
         return self
 
     def _impossible(self) -> Iterator[tuple[str, str]]:
+        largest = 65504 if self.dtype == "float16" else 3e38
+        if not isinstance(self.loss_scale, str) and self.loss_scale > largest:
+            yield "loss_scale", f"{self.dtype} takes at most {largest:g}, got {self.loss_scale:g}"
         schedule = getattr(self.optimizer, "schedule", None)
         if isinstance(schedule, parts.Schedule) and schedule.warmup_epochs > self.epochs:
             yield (

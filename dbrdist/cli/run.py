@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,8 @@ class Run:
         self.comm = comm
         self.stop = StopOnRequest(comm, save=lambda trainer: self.saver.save(trainer))
         self.stop.initialize(None)  # from now on, not only from the first step
+        if comm.rank:  # all ranks leave out the same updates: rank 0 says so
+            warnings.filterwarnings("ignore", "NaN or infinity in the gradient", RuntimeWarning)
         with alike(comm):
             self.parts = parts(config, origin, comm.intra_rank, comm.size)
             self.optimizer = build.optimizer(config, origin, self.parts.task)

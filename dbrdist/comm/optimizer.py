@@ -163,6 +163,10 @@ class MultiNodeOptimizer:
         """Multiply the loss in backward and divide the gradients by it before the update."""
         self.actual_optimizer.set_loss_scale(loss_scale)
 
+    def loss_scaling(self, interval: int = 1000, scale: float | None = None) -> None:
+        """Scale the loss by a constant, or by a number that follows overflows; all ranks see the same of them."""
+        self.actual_optimizer.loss_scaling(interval, scale)
+
     def is_safe_to_update(self) -> bool:
         """True if no gradient holds NaN or infinity."""
         return bool(self.actual_optimizer.is_safe_to_update())

@@ -206,6 +206,9 @@ class Optimizer:
         """Save or load the counters, and every rule under its parameter's path."""
         self.t = serializer("t", self.t)
         self.epoch = serializer("epoch", self.epoch)
+        if self._loss_scale_growth is not None:  # a dynamic scale is state, a constant one is configuration
+            self._loss_scale = serializer("loss_scale", self._loss_scale)
+            self._was_unsafe = serializer("was_unsafe", self._was_unsafe)
         if self.target is not None:
             for name, p in self.target.namedparams():
                 if p.update_rule is not None:

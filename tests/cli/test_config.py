@@ -88,6 +88,9 @@ snapshots: 3
         ("epochs: 3\nout: 7", "out: expected text; put it in quotes"),
         ("epochs: 3\nout: ''", "out: expected some text"),
         ("epochs: 3\ndevice: gup", "device: expected cpu, gpu or gpu:N, got 'gup'"),
+        ("epochs: 3\nloss_scale: on", "loss_scale: expected auto or a number above 0, got 'on'"),
+        ("epochs: 3\nloss_scale: 0", "loss_scale: expected auto or a number above 0, got 0"),
+        ("epochs: 3\ndtype: float16\nloss_scale: 1e5", "loss_scale: float16 takes at most 65504, got 100000"),
         ("epochs: 3\noptimizer: {lr: 0.1}", "optimizer: `name` is required and missing: sgd, "),
         ("epochs: 3\noptimizer: {name: 3}", "optimizer.name: expected the name of an optimizer: sgd"),
         ("epochs: 3\ntransforms: {train: random_flip}", "transforms.train: expected a list, got 'random_flip'"),
@@ -207,7 +210,7 @@ def test_the_keys_of_a_run():
     """A new key is a decision: it is added here too."""
     assert list(Config.model_fields) == [
         *("model", "data", "loss", "transforms", "optimizer", "batch", "epochs", "iterations", "seed"),
-        *("communicator", "dtype", "device", "workers", "evaluation", "snapshot", "log", "out"),
+        *("communicator", "dtype", "loss_scale", "device", "workers", "evaluation", "snapshot", "log", "out"),
     ]
 
 

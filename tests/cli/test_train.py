@@ -120,8 +120,9 @@ def test_a_new_run_in_an_old_folder_forgets_the_old_one(run):
     assert len(lines("result/log.jsonl")) == 1
 
 
-def test_a_run_in_16_bits_updates_in_float32_and_resumes_exactly(run):
-    words = ("run.yaml", "dtype=bfloat16", "snapshot.every=2 iterations", "log.every=1 iteration")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_run_in_16_bits_updates_in_float32_and_resumes_exactly(run, dtype):
+    words = ("run.yaml", f"dtype={dtype}", "snapshot.every=2 iterations", "log.every=1 iteration")
     assert run(*words, "out=whole", "iterations=6")[0] == 0
     assert run(*words, "out=cut", "iterations=4")[0] == 0
     assert run(*words, "out=cut", "iterations=6", "--resume")[0] == 0
@@ -129,6 +130,17 @@ def test_a_run_in_16_bits_updates_in_float32_and_resumes_exactly(run):
     saved = np.load(snapshots.newest("whole"))
     wide = [key for key in saved if key.endswith("fp32_param")]
     assert wide and all(saved[key].dtype == np.float32 for key in wide)
+    scales = [float(saved[key]) for key in saved if key.endswith("loss_scale")]
+    assert scales == ([2.0**6] if dtype == "float16" else [])
+
+
+def test_a_loss_scale_reaches_the_gradients(run):
+    for dtype in ("float64", "float16"):
+        for scale in (1, 1024):
+            words = (f"dtype={dtype}", f"loss_scale={scale}", "log.every=1 iteration", "iterations=6")
+            assert run("run.yaml", *words, f"out={dtype}-{scale}")[0] == 0
+    same_runs("float64-1", "float64-1024")  # powers of two change no bit where nothing underflows
+    assert lines("float16-1/log.jsonl") != lines("float16-1024/log.jsonl")
 
 
 def test_resume_without_a_snapshot_starts_from_the_beginning(run):

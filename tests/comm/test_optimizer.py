@@ -10,6 +10,7 @@ from tests.comm import training_contract
 
 @pytest.mark.parametrize("check", training_contract.CHECKS, ids=training_contract.by_name)
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.filterwarnings(training_contract.OVERFLOWS_ARE_MEANT)
 def test_training_on_threads(check, num_ranks):
     run_threads(num_ranks, check, timeout_seconds=60)
 

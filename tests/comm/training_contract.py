@@ -278,6 +278,24 @@ def check_equal_weights_and_gradients_already_there(comm):
         np.testing.assert_allclose(p.array, before[name] - expected_mean(comm, model, name), atol=1e-14)
 
 
+def check_an_overflow_on_one_rank_leaves_out_the_update_on_all(comm):
+    model = gradients_of(comm, np.float32)
+    before = weights(model)
+    optimizer = create_multi_node_optimizer(optimizers.SGD(lr=1.0).setup(model), comm)
+    optimizer.loss_scaling()
+    optimizer.update()
+    assert (weights(model)["/l1/b"] != before["/l1/b"]).any()
+    before = weights(model)
+    if comm.rank == comm.size - 1:
+        model.l2.b.grad = np.full(3, np.inf, np.float32)
+    optimizer.update()
+    assert not optimizer.is_safe_to_update()
+    for name, value in weights(model).items():
+        np.testing.assert_array_equal(value, before[name])
+    scales = comm.allgather_obj(optimizer.actual_optimizer._loss_scale)
+    assert scales == [1.0] * comm.size
+
+
 def check_frozen_parameters_stay(comm):
     model = Net(seed=0)
     model(*next(batches()))
@@ -333,5 +351,6 @@ def check_state_is_that_of_the_wrapped_optimizer(comm):
     np.testing.assert_array_equal(fresh.l1.W.update_rule.state["v"], model.l1.W.update_rule.state["v"])
 
 
+OVERFLOWS_ARE_MEANT = "ignore:NaN or infinity in the gradient of /l2/b:RuntimeWarning"
 CHECKS = [function for name, function in sorted(globals().items()) if name.startswith("check_")]
 by_name = operator.attrgetter("__name__")

@@ -601,6 +601,32 @@ def test_dynamic_loss_scale_skips_overflows_and_recovers():
     np.testing.assert_allclose(scales, [2, 4, 8, 4, 4 * 2**0.5, 8, 8 * 2**0.5], rtol=1e-12)
 
 
+def test_a_dynamic_loss_scale_is_saved():
+    def run(optimizer, factors):
+        for factor in factors:
+            optimizer.update(lambda f=factor: ops.sum(optimizer.target.p0) * f)
+
+    first = SGD().setup(make(shapes=((2,),)))
+    first.loss_scaling(interval=2)
+    run(first, [1.0, 1.0])
+    with pytest.warns(RuntimeWarning, match="at loss scale 4.0: update 3 is left out"):
+        run(first, [float("inf")])
+    run(first, [1.0])
+    saved = dbrdist.serializers.DictionarySerializer()
+    first.serialize(saved)
+    second = SGD().setup(make(shapes=((2,),)))
+    second.loss_scaling(interval=2)
+    second.serialize(dbrdist.serializers.NpzDeserializer(saved.target))
+    for optimizer in (first, second):
+        run(optimizer, [1.0])
+    assert first._loss_scale == second._loss_scale
+    assert math.isclose(first._loss_scale, 4.0)
+    constant = SGD().setup(make(shapes=((2,),)))
+    constant.set_loss_scale(8.0)
+    constant.serialize(other := dbrdist.serializers.DictionarySerializer())
+    assert "loss_scale" in saved.target and "loss_scale" not in other.target
+
+
 def test_new_epoch_and_saved_state_resume_exactly():
     def run(link, optimizer, steps):
         for t in steps:
