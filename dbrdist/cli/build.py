@@ -272,14 +272,16 @@ def optimizer(config: Config, origin: Origin, task: Link) -> Any:
     settings = config.optimizer
     if isinstance(settings, Custom):
         made = resolve.call(settings, ("optimizer",), origin)
-        hooks: tuple[Any, ...] = ()
+        if not hasattr(made, "setup"):
+            raise ConfigError(
+                f"{origin.where(('optimizer',))}: optimizer: expected an optimizer, got {type(made).__name__}"
+            )
+        if not isinstance(settings.schedule, c.Own) and not hasattr(made, "lr"):
+            raise ConfigError(
+                f"{origin.where(('optimizer', 'schedule'))}: optimizer.schedule: {type(made).__name__} has no lr to set"
+            )
     else:
         made = OPTIMIZERS[settings.name](**arguments(settings, "hooks", "schedule"))
-        hooks = settings.hooks
-    if not hasattr(made, "setup"):
-        raise ConfigError(
-            f"{origin.where(('optimizer',))}: optimizer: expected an optimizer, got {type(made).__name__}"
-        )
     made.setup(task)
     if config.dtype in ("float16", "bfloat16") and hasattr(made, "use_fp32_update"):
         made.use_fp32_update()
@@ -287,16 +289,19 @@ def optimizer(config: Config, origin: Origin, task: Link) -> Any:
         made.set_loss_scale(config.loss_scale)
     elif config.dtype == "float16" and hasattr(made, "loss_scaling"):
         made.loss_scaling()
-    for i, hook in enumerate(hooks):
+    for i, hook in enumerate(settings.hooks):
         custom = isinstance(hook, Custom)
         made.add_hook(resolve.call(hook, ("optimizer", "hooks", i), origin) if custom else HOOKS[hook.name](hook))
     return made
 
 
-def schedule(config: Config, base: float) -> Callable[[float], float]:
-    """The learning rate as a function of the epochs done."""
-    settings = getattr(config.optimizer, "schedule", None)
-    if settings is None or isinstance(settings, c.Constant):
+def schedule(config: Config, made: Any) -> Callable[[float], float] | None:
+    """The optimizer's learning rate as a function of the epochs done; None where it is left alone."""
+    settings = config.optimizer.schedule
+    if isinstance(settings, c.Own):
+        return None
+    base = made.lr
+    if isinstance(settings, c.Constant):
         after = schedules.constant(base)
     elif isinstance(settings, c.Step):
         after = schedules.step(base, settings.gamma, settings.milestones)
@@ -306,4 +311,4 @@ def schedule(config: Config, base: float) -> Callable[[float], float]:
         after = schedules.polynomial(base, config.epochs, settings.power, settings.end)
     else:
         after = schedules.cosine(base, config.epochs, settings.end)
-    return schedules.warmup(after, settings.warmup_epochs, settings.warmup_start) if settings is not None else after
+    return schedules.warmup(after, settings.warmup_epochs, settings.warmup_start)

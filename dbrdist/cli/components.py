@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from dbrdist.cli.settings import Count, Fraction, NotNegative, Positive, Settings, Tuple, component, refuse
+from dbrdist.cli.settings import Count, Custom, Fraction, NotNegative, Positive, Settings, Tuple, component, refuse
 
 # ---- models -----------------------------------------------------------------------------------------------------
 
@@ -293,15 +293,30 @@ class Cosine(Schedule):
     """The learning rate at the end."""
 
 
+class Own(Settings):
+    """What the user's own optimizer does by itself."""
+
+    name: Literal["own"]
+    """`own`: the learning rate is left alone."""
+
+
+_SCHEDULES = Constant, Step, Exponential, Polynomial, Cosine
+
+
 class OptimizerSettings(Settings):
     """What every optimizer takes."""
 
     hooks: Tuple(component("hook", WeightDecay, GradientClipping)) = ()
     """What happens to the gradients before each update, in this order."""
-    schedule: component("schedule", Constant, Step, Exponential, Polynomial, Cosine, custom=False) = Constant(
-        name="constant"
-    )
+    schedule: component("schedule", *_SCHEDULES, custom=None) = Constant(name="constant")
     """How the learning rate changes over the run."""
+
+
+class CustomOptimizer(OptimizerSettings, Custom):
+    """The user's own callable that returns an optimizer."""
+
+    schedule: component("schedule", *_SCHEDULES, Own, custom=None) = Own(name="own")
+    """How the learning rate changes over the run; `own` leaves it alone."""
 
 
 class Sgd(OptimizerSettings):

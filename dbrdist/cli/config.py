@@ -89,9 +89,9 @@ class Config(Settings):
     """What is minimised: a built-in name or your own function of (outputs, labels)."""
     transforms: parts.Transforms = parts.Transforms()
     """What happens to each image."""
-    optimizer: component("optimizer", parts.Sgd, parts.MomentumSgd, parts.Adam, parts.Lars) = parts.MomentumSgd(
-        name="momentum_sgd"
-    )
+    optimizer: component(
+        "optimizer", parts.Sgd, parts.MomentumSgd, parts.Adam, parts.Lars, custom=parts.CustomOptimizer
+    ) = parts.MomentumSgd(name="momentum_sgd")
     """The update rule with its hyperparameters, hooks and schedule."""
     batch: Count
     """Examples per step over all ranks together."""
@@ -130,7 +130,7 @@ class Config(Settings):
         largest = 65504 if self.dtype == "float16" else 3e38
         if not isinstance(self.loss_scale, str) and self.loss_scale > largest:
             yield "loss_scale", f"{self.dtype} takes at most {largest:g}, got {self.loss_scale:g}"
-        schedule = getattr(self.optimizer, "schedule", None)
+        schedule = self.optimizer.schedule
         if isinstance(schedule, parts.Schedule) and schedule.warmup_epochs > self.epochs:
             yield (
                 "optimizer.schedule.warmup_epochs",

@@ -47,7 +47,7 @@ def custom_components(settings: Any, path: Path = ()) -> Iterator[tuple[Path, Cu
     """Every Custom in a configuration with its path."""
     if isinstance(settings, Custom):
         yield path, settings
-    elif isinstance(settings, BaseModel):
+    if isinstance(settings, BaseModel):
         for name in type(settings).model_fields:
             yield from custom_components(getattr(settings, name), (*path, name))
     elif isinstance(settings, tuple):

@@ -70,7 +70,9 @@ class Run:
         trainer = Trainer(updater, end, out=config.out)
         trainer.extend(StepAgreement(comm, self.iterator))
         trainer.extend(self.local)
-        trainer.extend(FollowSchedule(build.schedule(config, self.optimizer.lr), self.optimizer))
+        schedule = build.schedule(config, self.optimizer)
+        if schedule is not None:
+            trainer.extend(FollowSchedule(schedule, self.optimizer))
         self._evaluation(trainer, end)
         if comm.rank == 0:
             self._reports(trainer, AtEndToo(interval(config.log.every), end))
@@ -89,7 +91,8 @@ class Run:
 
     def _reports(self, trainer: Trainer, trigger: Any) -> None:
         self.log = extensions.LogReport(trigger=trigger)
-        trainer.extend(extensions.observe_value("lr", lambda _: self.optimizer.lr), trigger=(1, "iteration"))
+        if hasattr(self.optimizer, "lr"):
+            trainer.extend(extensions.observe_value("lr", lambda _: self.optimizer.lr), trigger=(1, "iteration"))
         trainer.extend(self.log)
         trainer.extend(extensions.PrintReport(self._columns()))
         live = self.comm.size == 1 and sys.stdout.isatty()

@@ -62,10 +62,13 @@ class Custom(Settings):
 BY_TAG: dict[str, type[Settings]] = {}
 
 
-def component(kind: str, *classes: type[Settings], custom: bool = True) -> Any:
-    """The type of a field that holds one of `classes`, told apart by `name`; a bare word is the name alone."""
+def component(kind: str, *classes: type[Settings], custom: type[Custom] | None = Custom) -> Any:
+    """The type of a field that holds one of `classes`, told apart by `name`; a bare word is the name alone.
+
+    `custom` is the class for the user's own callables; None where there are none.
+    """
     by_name = {name: cls for cls in classes for name in get_args(cls.model_fields["name"].annotation)}
-    members = {f"<{kind} {cls.__name__}>": cls for cls in (*classes, *([Custom] if custom else []))}
+    members = {f"<{kind} {cls.__name__}>": cls for cls in (*classes, *([custom] if custom else []))}
     BY_TAG.update(members)
     tags = {cls: tag for tag, cls in members.items()}
 
@@ -75,7 +78,7 @@ def component(kind: str, *classes: type[Settings], custom: bool = True) -> Any:
     def tag_of(value: Any) -> str | None:
         name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
         if isinstance(name, str) and custom and ":" in name:
-            return tags[Custom]
+            return tags[custom]
         return tags[by_name[name]] if isinstance(name, str) and name in by_name else None
 
     union: Any = Union[tuple(Annotated[cls, Tag(tag)] for tag, cls in members.items())]  # noqa: UP007 - made at run time

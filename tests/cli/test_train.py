@@ -311,3 +311,68 @@ def test_a_corrupt_image_is_fatal_or_counted(run):
 )
 def test_each_example_is_a_configuration(path):
     assert isinstance(load(path)[0], Config)
+
+
+# ---- an optimizer of the user's own ---------------------------------------------------------------------------------
+
+OWN = """
+from dbrdist import optimizers
+
+def momentum(lr):
+    return optimizers.MomentumSGD(lr, momentum=0.9)
+
+def falling():
+    made = optimizers.SGD(0.5)
+    update = made.update
+    def fall(*args, **kwargs):
+        update(*args, **kwargs)
+        made.lr /= 2
+    made.update = fall
+    return made
+
+class Bare:
+    def setup(self, link):
+        return self
+"""
+
+
+@pytest.fixture
+def own(folder):
+    (folder / "own.py").write_text(OWN)
+    yield
+    sys.modules.pop("own", None)
+
+
+def test_an_own_optimizer_takes_hooks_and_a_schedule(run, own):
+    settings = "schedule: {name: cosine, warmup_epochs: 0.3}, hooks: [{name: weight_decay, rate: 0.01}]"
+    words = ("log.every=1 iteration", "iterations=8")
+    built_in = f"optimizer={{name: momentum_sgd, lr: 0.05, {settings}}}"
+    assert run("run.yaml", *words, "out=built-in", built_in)[0] == 0
+    assert (
+        run("run.yaml", *words, "out=own", f"optimizer={{name: 'own:momentum', args: {{lr: 0.05}}, {settings}}}")[0]
+        == 0
+    )
+    same_runs("built-in", "own")
+
+
+def test_an_own_optimizer_is_left_its_rate(run, own):
+    assert run("run.yaml", "optimizer=own:falling", "log.every=1 iteration", "iterations=4")[0] == 0
+    assert [entry["lr"] for entry in lines("result/log.jsonl")] == [0.25, 0.125, 0.0625, 0.03125]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        ("{name: 'own:Bare', schedule: cosine}", "optimizer.schedule: Bare has no lr to set"),
+        ("{name: 'own:momentum', args: {lr: 1}, schedule: own:f}", "expected the name of a schedule: constant, step, "),
+        ("{name: 'own:momentum', args: {lr: 1}, hooks: [own:decay]}", "own.py has no 'decay'"),
+        (
+            "{name: sgd, schedule: own}",
+            "expected the name of a schedule: constant, step, exponential, polynomial, cosine;",
+        ),
+    ],
+)
+def test_mistakes_beside_an_own_optimizer(run, own, optimizer, words):
+    code, _, err = run("run.yaml", f"optimizer={optimizer}")
+    assert code == 2
+    assert words in err
