@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 EXTRAS ?= mpich,image,dev
 RANKS  ?= 1 2 3 4
-WHEEL_TESTS ?= tests/core tests/functions tests/kernels tests/links tests/models tests/training
+WHEEL_TESTS ?= $(addprefix tests/,cli comm core functions kernels links models training)
 
 READY   := $(VENV)/.ready
 RUN     := PATH="$(abspath $(VENV))/bin:$$PATH"
