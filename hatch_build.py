@@ -26,16 +26,19 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
         """Compile into a temporary directory, and add what came of it to the wheel."""
         if version == "editable":  # a compiled module would hide the source that is being edited
             return
-        left_out = set(self.config.get("interpreted", ()))
-        paths = sorted(p for pattern in self.config["modules"] for p in glob(pattern, root_dir=self.root))
-        paths = [p for p in paths if p not in left_out and not p.endswith("__init__.py")]
+        found = {p for pattern in self.config["modules"] for p in glob(pattern, root_dir=self.root)}
+        left_out = set(self.config["interpreted"])
+        if not left_out < found:
+            raise ValueError(f"interpreted: expected some of {sorted(found)}, got {sorted(left_out - found)}")
+        paths = sorted(p for p in found - left_out if not p.endswith("__init__.py"))
         self._directory = tempfile.TemporaryDirectory()
         try:
             built = compiled(self.root, paths, Path(self._directory.name))
         except Exception as e:
-            if type(e).__module__.split(".")[0] not in ("distutils", "setuptools"):
+            is_wanting = isinstance(e, ImportError) or type(e).__module__.split(".")[0] in ("distutils", "setuptools")
+            if not is_wanting:
                 raise
-            self.app.display_warning(f"dbrdist is installed without compiled modules, for want of a C compiler: {e}")
+            self.app.display_warning(f"dbrdist is installed without compiled modules, for want of a compiler: {e}")
             return
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
