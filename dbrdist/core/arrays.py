@@ -100,7 +100,7 @@ def sum_rows(x: Array, out: Array = None) -> Array:
     dtype = x.dtype
     if dtype.char not in "fd":
         return sum_over(x, (0,), False)
-    return _ones(x.shape[0], dtype).dot(x, out if out is not None and out.dtype is dtype else None)
+    return _ones(len(x), dtype).dot(x, out if out is not None and out.dtype is dtype else None)
 
 
 @lru_cache(maxsize=64)

@@ -58,7 +58,8 @@ class Walk:
                 following: Any = None  # the only function that is waiting: along a chain nothing is queued
                 if plain:  # what ask() does where nobody listens
                     wanted = function.wanted
-                    gxs = function.derive(wanted, gys, _views(nodes, wanted))
+                    has_views = len(wanted) > 1 or nodes[wanted[0]].view is not None
+                    gxs = function.derive(wanted, gys, _views(nodes, wanted) if has_views else None)
                     if len(gxs) != len(wanted):
                         raise _miscount(function, wanted, gxs)
                 else:
@@ -230,13 +231,16 @@ def _on_the_way(ends: Sequence[VariableNode], targets: dict[Any, Any]) -> set[Fu
 def _views(nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Any] | None:
     """Where in flat memory a rule may write the first contributions."""
     out: list[Any] | None = None
+    has_doubles = False
     for k, i in enumerate(wanted):
         node = nodes[i]
         view = node.view
-        if view is not None and node.gradient is None and nodes.count(node) == 1:
+        if view is not None and node.gradient is None:
             if out is None:
                 out = [None] * len(wanted)
-            out[k] = view
+                has_doubles = len(set(nodes)) < len(nodes)
+            if not has_doubles or nodes.count(node) == 1:
+                out[k] = view
     return out
 
 

@@ -28,6 +28,8 @@ _dot = ndarray.dot
 class LinearFunction(FunctionNode):
     """y = x W^T + b; x (N, I), W (O, I), b (O,). gx = gy W, gW = gy^T x, gb = sum over N of gy."""
 
+    product: Any = None  # how matrices of this size, on the host and all of one type, are multiplied
+
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         x, W = xs[0], xs[1]
         b = xs[2] if len(xs) == 3 else None
@@ -37,6 +39,9 @@ class LinearFunction(FunctionNode):
             raise _mismatch(*xs)
         self._keep_inputs = (0, 1)
         dtype = x.dtype
+        if type(x) is ndarray and W.dtype is dtype:
+            is_small = num_rows * width * num_outputs < _LARGE_PRODUCT and dtype.itemsize > 2
+            self.product = _dot if is_small else kernels.matmul
         if W.dtype is not dtype or dtype.itemsize == 2:  # sums run in the wider type, with one cast at the end
             wide = np.promote_types(accumulation_dtype(dtype), accumulation_dtype(W.dtype))
             if W.dtype is dtype:
@@ -44,19 +49,17 @@ class LinearFunction(FunctionNode):
             else:
                 y = x.astype(wide).dot(W.astype(wide).T)
             return ((y if b is None else y + b).astype(dtype),)
-        is_small = num_rows * width * num_outputs < _LARGE_PRODUCT or type(x) is not ndarray
-        y = x.dot(W.T) if is_small else kernels.matmul(x, W.T)
+        y = x.dot(W.T) if self.product is None else self.product(x, W.T)
         if b is not None:
-            y += b[per_column(num_rows, num_outputs)] if type(x) is ndarray else b
+            y += b if self.product is None else b[per_column(num_rows, num_outputs)]
         return (y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         gy = gys[0]
         x, W = self._xs if type(gy) is ndarray else self.retained_inputs()
         gxs: list[Any] = []
-        if type(gy) is ndarray and gy.dtype is x.dtype is W.dtype:  # nearly always
-            is_small = gy.size * W.shape[1] < _LARGE_PRODUCT and gy.itemsize > 2
-            product: Any = _dot if is_small else kernels.matmul
+        product = self.product
+        if product is not None and type(gy) is ndarray and gy.dtype is x.dtype:  # nearly always
             for k, i in enumerate(wanted):
                 if i == 0:
                     gxs.append(product(gy, W))
