@@ -11,7 +11,7 @@ import numpy as np
 
 from dbrdist.core.backend import Device, get_device, is_array, to_device
 from dbrdist.core.checks import ArgumentError
-from dbrdist.core.link_hook import ForwardPostprocessArgs, ForwardPreprocessArgs, LinkHook, thread
+from dbrdist.core.link_hook import ForwardPostprocessArgs, ForwardPreprocessArgs, LinkHook, seen, thread
 from dbrdist.core.parameter import Parameter
 
 L = TypeVar("L", bound="Link")
@@ -105,7 +105,7 @@ class Link:
     # ---- the call ---------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._hooks is None and not thread.hooks:
+        if self._hooks is None and not (seen and thread.hooks):
             try:
                 return self.forward(*args, **kwargs) if kwargs else self.forward(*args)
             except ArgumentError as e:

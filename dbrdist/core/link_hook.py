@@ -34,6 +34,7 @@ class LinkHook:
         if self.name in thread.hooks:
             raise KeyError(f"link hook {self.name!r} is already active in this thread")
         thread.hooks[self.name] = self
+        seen.add(self.name)
         self.added(None)
         return self
 
@@ -60,3 +61,4 @@ class _ThreadHooks(threading.local):
 
 
 thread = _ThreadHooks()
+seen: set[str] = set()  # the names of all hooks that any thread ever had: while it is empty nobody looks for them

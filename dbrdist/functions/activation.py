@@ -16,6 +16,7 @@ from dbrdist.core.graph import BaseVariable, FunctionNode, call, get_function_ho
 from dbrdist.core.ops import Elementwise
 from dbrdist.core.variable import as_variable
 from dbrdist.functions.math import clip, expm1, max
+from dbrdist.kernels import relu_backward, relu_forward
 
 
 class ReLU(FunctionNode):
@@ -25,7 +26,7 @@ class ReLU(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self._keep_outputs = (0,)
-        return (kernels.relu_forward(xs[0]),)
+        return (relu_forward(xs[0]),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         (y,) = self._ys
@@ -33,8 +34,8 @@ class ReLU(FunctionNode):
         if isinstance(gy, BaseVariable):
             return (call(ReLUGradient(y), gy),)
         if self.masks_later:
-            return (MaskedGradient(gy, y, kernels.relu_backward),)
-        return (kernels.relu_backward(y, gy),)
+            return (MaskedGradient(gy, y, relu_backward),)
+        return (relu_backward(y, gy),)
 
 
 class ReLUGradient(FunctionNode):
@@ -44,7 +45,7 @@ class ReLUGradient(FunctionNode):
         self.y = y
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        return (kernels.relu_backward(self.y, xs[0]),)
+        return (relu_backward(self.y, xs[0]),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         return (call(ReLUGradient(self.y), gys[0]),)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from dbrdist.core import arrays, ops
+from dbrdist.core import ops
+from dbrdist.core.arrays import mean, per_row, row_starts
 from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, is_array, is_floating, number
 from dbrdist.core.checks import expected, one_of
 from dbrdist.core.config import config
@@ -18,6 +19,9 @@ from dbrdist.core.graph import BaseVariable, FunctionNode, call
 from dbrdist.core.variable import as_variable
 from dbrdist.functions.activation import Softmax
 from dbrdist.functions.math import exp, maximum
+
+# by name: to find them in NumPy again takes a tenth of their time on a small batch
+_exp, _log, _multiply, _subtract, _sum = np.exp, np.log, np.multiply, np.subtract, np.add.reduce
 
 
 class LabelCrossEntropy(FunctionNode):
@@ -33,19 +37,19 @@ class LabelCrossEntropy(FunctionNode):
         x = xs[0]
         self._keep_inputs = (0,)
         num_rows, num_classes = x.shape
-        starts = arrays.row_starts(num_rows, num_classes)
+        starts = row_starts(num_rows, num_classes)
         largest = x.take(x.argmax(1) + starts)  # a fifth of the time of x.max(1)
-        rows = arrays.per_row(num_rows, num_classes)
+        rows = per_row(num_rows, num_classes)
         p = x - largest[rows]
         self.at = at = self.t + starts
         losses = p.take(at)
-        np.exp(p, p)
-        total = np.add.reduce(p, 1)  # row by row, so that a row's sum does not depend on its neighbours
+        _exp(p, p)
+        total = _sum(p, 1)  # row by row, so that a row's sum does not depend on its neighbours
         p /= total[rows]
         self.p = p
-        np.subtract(np.log(total), losses, losses)
+        _subtract(_log(total), losses, losses)
         self.scale = number(1.0 / num_rows, x.dtype)
-        return (arrays.mean(losses),)
+        return (mean(losses),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         at = self.at
@@ -55,7 +59,7 @@ class LabelCrossEntropy(FunctionNode):
             onehot.put(at, 1)
             scaled = gys[0] * self.scale
             return (ops.sub(ops.mul(p, scaled), ops.mul(onehot, scaled)),)
-        scaled = np.multiply(gys[0], self.scale)
+        scaled = _multiply(gys[0], self.scale)
         gx = self.p * scaled
         gx.put(at, gx.take(at) - scaled)
         return (gx,)

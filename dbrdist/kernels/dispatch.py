@@ -19,6 +19,7 @@ import numpy as np
 from numpy import ndarray
 
 from dbrdist.core import backend
+from dbrdist.core.backend import number
 from dbrdist.kernels import numpy_, onednn, onednn_ops
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 
@@ -28,6 +29,7 @@ _NAMES = {"numpy": numpy_, "onednn": onednn_ops}
 _MEMORY = 4096  # choices; a program whose shapes never repeat must not fill the memory
 _SMALL = 1024  # elements up to which an elementwise kernel is one call of NumPy
 _SPATIAL = (0, 2, 3)
+_maximum, _sign = np.maximum, np.sign
 _chosen: dict[Any, ModuleType] = {}
 _forced: ModuleType | None = None
 _warned = False
@@ -219,14 +221,14 @@ def pool_gather(x: Array, indices: Array, geometry: PoolGeometry) -> Array:
 def relu_forward(x: Array) -> Array:
     """max(x, 0)."""
     if type(x) is ndarray and x.size <= _SMALL and x.ndim != 4:  # the way through here would cost more
-        return np.maximum(x, backend.number(0.0, x.dtype))
+        return _maximum(x, number(0.0, x.dtype))
     return _provider("elementwise", x).relu_forward(x)
 
 
 def relu_backward(y: Array, gy: Array) -> Array:
     """gy where y > 0, else 0; y is the output of the ReLU."""
     if type(gy) is ndarray and gy.size <= _SMALL and gy.ndim != 4:
-        return gy * np.sign(y)  # a third of the time of gy * (y > 0), which converts bool
+        return gy * _sign(y)  # a third of the time of gy * (y > 0), which converts bool
     return _provider("elementwise", y).relu_backward(y, gy)
 
 
