@@ -30,6 +30,10 @@ while step < int(os.environ["TEST_STEPS"]):
         saved.with_suffix(".new").write_text(json.dumps({"step": step}))
         saved.with_suffix(".new").rename(saved)
     if stop:
+        until = time.monotonic() + 2
+        while not asked and time.monotonic() < until:  # the ranks agree before each has got its own request
+            time.sleep(0.01)
+        time.sleep(0.1)  # a second request would come now
         print(f"saved at {step}, asked {len(asked)} times", flush=True)
         sys.exit(75)
     time.sleep(0.01)
