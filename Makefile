@@ -39,7 +39,7 @@ test-mpi: $(READY)  ## The MPI suite with each number of ranks.
 	done
 
 # As users install it, far from the sources: `pip install .` compiles what every step goes through.
-test-wheel:  ## Build the wheel, install it in $(VENV)-wheel, and pass the tests of its compiled modules.
+test-wheel:  ## Install dbrdist as users do, compiled, in an environment of its own, and pass the tests of what is compiled.
 	@rm -rf $(VENV)-wheel
 	$(PYTHON) -m venv $(VENV)-wheel
 	$(VENV)-wheel/bin/python -m pip install --quiet --upgrade pip
