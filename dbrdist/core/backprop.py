@@ -24,6 +24,7 @@ from dbrdist.core.graph import (
     get_function_hooks,
     has_local_hooks,
     has_nan,
+    num_assignments,
     variable,
 )
 
@@ -47,6 +48,7 @@ class Walk:
         for node, g in seeds:
             self.send(node, g)
         heap, pending = self.heap, self.pending
+        num_assigned = num_assignments()
         plain = not (self.higher or self.selects or config.debug or get_function_hooks() or has_local_hooks())
         while heap:
             function: Any = heappop(heap)[2]
@@ -55,6 +57,8 @@ class Walk:
                 nodes = function.inputs
                 assert nodes is not None
                 gys = tuple(g) if type(g) is list else (g,)
+                if function.recorded_at != num_assigned:
+                    function.refuse_new_values()
                 following: Any = None  # the only function that is waiting: along a chain nothing is queued
                 if plain:  # what ask() does where nobody listens
                     wanted = function.wanted

@@ -26,6 +26,7 @@ class VariableNode:
 
     __slots__ = (
         "__weakref__",
+        "assigned",
         "creator_node",
         "dtype",
         "gradient",
@@ -46,6 +47,7 @@ class VariableNode:
     gradient: Any  # an array, or a Variable after a differentiable backward
     view: Array  # where a parameter's gradient lies in flat memory
     name: str | None
+    assigned: int  # the count of assignments when a parameter last got new values from outside an update
 
     @property
     def ndim(self) -> int:
@@ -69,7 +71,23 @@ def make_node(
     node.shape = shape
     node.dtype = dtype
     node.gradient = node.view = node.name = None
+    node.assigned = 0
     return node
+
+
+_num_assignments = 0
+
+
+def num_assignments() -> int:
+    """How often parameters got new values from outside an update, in this process."""
+    return _num_assignments
+
+
+def note_assignment(node: VariableNode) -> None:
+    """A parameter gets new values: graphs that retained the old ones must not go backward through it."""
+    global _num_assignments
+    _num_assignments += 1
+    node.assigned = _num_assignments
 
 
 class BaseVariable:
@@ -163,6 +181,7 @@ class FunctionNode:
     rank: int = 0
     num_outputs: int = 1
     wanted: tuple[int, ...] = ()
+    recorded_at: int = 0  # the number of assignments to parameters before the call
 
     _xs: tuple[Array, ...] = ()
     _ys: tuple[Array, ...] = ()
@@ -330,6 +349,7 @@ class FunctionNode:
 
     def _record(self, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
         self.rank = rank
+        self.recorded_at = _num_assignments
         keep = self._keep_inputs
         if keep:
             n = len(keep)
@@ -348,6 +368,7 @@ class FunctionNode:
             node.dtype = dtype = y.dtype
             node.requires_grad = dtype is _float32 or dtype.kind in "fcV"
             node.gradient = node.view = node.name = None
+            node.assigned = 0
             return (v,)
         self.num_outputs = len(ys)
         outputs = []
@@ -407,6 +428,18 @@ class FunctionNode:
         return ys
 
     # ---- the graph --------------------------------------------------------------------------------------------------
+
+    def refuse_new_values(self) -> None:
+        """Raise if an input that the rule needs was assigned new values after the call."""
+        nodes = self.inputs or ()
+        for i in self._keep_inputs:
+            node = nodes[i]
+            if node.assigned > self.recorded_at:
+                raise RuntimeError(
+                    f"{self.label}: parameter {node.name or 'without a name'} of shape {node.shape} (input {i}) was "
+                    "assigned new values after forward, and backward needs the old ones; call backward first, or run "
+                    "forward again"
+                )
 
     def unchain(self) -> None:
         """Cut this function out of the graph and let go of what it retained; its outputs become leaves."""

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import dbrdist
+import dbrdist.functions as F
 from dbrdist import FunctionHook, FunctionNode, Parameter, Variable
 from dbrdist.core import ops
-from dbrdist.core.graph import VariableNode
+from dbrdist.core.graph import VariableNode, note_assignment
 
 
 def var(*values, dtype=np.float64):
@@ -685,3 +686,16 @@ def test_addgrad_copydata_zerograd():
     assert a.array == [2.0]
     a.zerograd()
     assert a.grad == [0.0]
+
+
+def test_backward_refuses_a_parameter_that_was_assigned_after_forward():
+    x, w = Variable(np.ones((2, 3), "f")), Variable(np.ones((4, 3), "f"), name="W")
+    y = F.sum(F.linear(x, w))
+    other = F.sum(F.linear(x, Variable(np.ones((4, 3), "f"))))
+    note_assignment(w.node)
+    other.backward()  # it never saw w
+    with pytest.raises(RuntimeError, match=r"parameter W of shape \(4, 3\) \(input 1\) was assigned new values"):
+        y.backward()
+    x.cleargrad()
+    F.sum(F.linear(x, w)).backward()
+    np.testing.assert_array_equal(x.grad, np.full((2, 3), 4))
