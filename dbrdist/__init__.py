@@ -24,6 +24,7 @@ from dbrdist.core.config import (
     set_debug,
     using_config,
 )
+from dbrdist.core.differentiate import jvp, vjp
 from dbrdist.core.graph import FunctionHook, FunctionNode, get_function_hooks
 from dbrdist.core.link import Link
 from dbrdist.core.link_hook import LinkHook
@@ -107,6 +108,7 @@ __all__ = [
     "grad",
     "gradient_check",
     "is_debug",
+    "jvp",
     "no_backprop_mode",
     "print_runtime_info",
     "random",
@@ -116,4 +118,5 @@ __all__ = [
     "set_debug",
     "using_config",
     "using_device",
+    "vjp",
 ]

@@ -13,27 +13,26 @@ from dbrdist.core.backend import (
     accumulation_dtype,
     channels_last,
     elementwise,
+    fused,
     get_array_module,
     is_floating,
+    lies_as_images,
     zeros,
+    zeros_as,
 )
 
-
-def typed(number: Any, x: Any) -> Any:
-    """A number beside an array takes its type: NumPy's float64 would widen float32, and any number bfloat16."""
-    dtype = getattr(x, "dtype", None)
-    if dtype is None:  # a Variable without an array, which apply refuses
-        return number
-    if type(number) is float or type(number) is int:
-        return dtype.type(number) if dtype.kind == "V" else number
-    if isinstance(number, np.generic):
-        return dtype.type(number) if is_floating(dtype) else number.item()
-    return number
+_SELECT_ELEMENTS = 4096  # below, one call of NumPy's takes less time than several
 
 
 def chosen(condition: Array, a: Any, b: Any) -> Array:
-    """a where ``condition`` holds, else b; numbers have been typed."""
+    """a where ``condition`` holds, else b; both of one type.
+
+    NumPy's ``where`` branches at each element: with a random condition 2^20 of them take 3.8 ms, and joining bits 0.6.
+    """
     xp = get_array_module(condition)
+    dtype = getattr(a, "dtype", None)
+    if xp is np and condition.size >= _SELECT_ELEMENTS and dtype in _BITS and getattr(b, "dtype", None) == dtype:
+        return fused(_joined, condition, *(_bits_of(v) for v in (a, b))).view(dtype)
     y = elementwise(xp.where, condition, a, b)
     if xp is not np and y.dtype.kind == "f":  # CuPy 14 has no bfloat16 here and chooses among float32
         narrow = [v.dtype for v in (a, b) if hasattr(v, "dtype")]
@@ -42,9 +41,33 @@ def chosen(condition: Array, a: Any, b: Any) -> Array:
     return y
 
 
-def power_of_number(x: Array, exponent: float) -> Array:
-    exponent = typed(exponent, x)
-    return elementwise(lambda v: v**exponent, x)
+_BITS = {np.dtype(np.float32): np.dtype(np.int32), np.dtype(np.float64): np.dtype(np.int64)}
+
+
+def _bits_of(a: Any) -> Any:
+    """An array or NumPy scalar as integers of its width."""
+    return np.asarray(a).view(_BITS[a.dtype])
+
+
+def _joined(condition: Array, a: Array, b: Array) -> Array:
+    mask = condition.astype(a.dtype)
+    np.negative(mask, out=mask)  # all bits, or none
+    y = a & mask
+    np.invert(mask, out=mask)
+    if b.ndim or b:
+        mask &= b
+        y |= mask
+    return y
+
+
+def are_images(x: Array) -> bool:
+    """True where four axes lie as images do."""
+    return x.ndim == 4 and lies_as_images(x)
+
+
+def reshaped(x: Array, shape: tuple[int, ...], to_images: bool) -> Array:
+    y = x.reshape(shape)
+    return channels_last(y) if to_images else y
 
 
 # Up to this many elements a gather takes less time than NumPy needs to set up a broadcast.
@@ -76,11 +99,6 @@ def row_starts(num_rows: int, num_columns: int) -> Array:
 def _constant(a: Array) -> Array:
     a.flags.writeable = False
     return a
-
-
-def reshaped(x: Array, shape: tuple[int, ...]) -> Array:
-    y = x.reshape(shape)
-    return channels_last(y) if y.ndim == 4 else y
 
 
 def sum_over(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
@@ -127,14 +145,16 @@ def summed_to(x: Array, shape: tuple[int, ...]) -> Array:
 def concatenated(xs: Sequence[Array], axis: int) -> Array:
     axis = axis % xs[0].ndim
     xp = get_array_module(*xs)
-    if xs[0].ndim == 4:  # along the same axis of the N H W C views, so that the result is channels-last
+    if xs[0].ndim == 4 and any(map(are_images, xs)):  # along the same axis of the N H W C views
         return elementwise(lambda *vs: xp.concatenate(vs, axis=(0, 3, 1, 2)[axis]), *xs)
     return xp.concatenate(xs, axis=axis)
 
 
 def item(x: Array, slices: Any) -> Array:
     y = x[slices]
-    return channels_last(y) if y.ndim == 4 and not _is_basic(slices) else y  # index arrays make a copy in any order
+    if y.ndim == 4 and not _is_basic(slices) and are_images(x):
+        return channels_last(y)  # index arrays make a copy in any order
+    return y
 
 
 def _is_basic(slices: Any) -> bool:
@@ -142,13 +162,13 @@ def _is_basic(slices: Any) -> bool:
     return all(p is None or p is Ellipsis or isinstance(p, (int, np.integer, slice)) for p in parts)
 
 
-def scattered(x: Array, slices: Any, shape: tuple[int, ...]) -> Array:
+def scattered(x: Array, slices: Any, shape: tuple[int, ...], to_images: bool) -> Array:
     xp = get_array_module(x)
+    dtype = x.dtype if _is_basic(slices) else accumulation_dtype(x.dtype)
+    y = zeros(shape, dtype, x) if to_images else zeros_as(x, shape, dtype)
     if _is_basic(slices):
-        y = zeros(shape, x.dtype, x)
         y[slices] = x
         return y
-    y = zeros(shape, accumulation_dtype(x.dtype), x)
     xp.add.at(y, slices, x.astype(y.dtype, copy=False))
     return y if y.dtype == x.dtype else elementwise(lambda v: v.astype(x.dtype), y)
 

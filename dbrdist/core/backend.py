@@ -1,8 +1,9 @@
 """Which module owns an array, where memory comes from, and how wide sums are.
 
-Activations with four dimensions are N C H W to the user and channels-last in memory. Only this file allocates them and
-runs elementwise formulas on them, because neither NumPy nor CuPy keeps that layout by itself: NumPy turns a mixture of
-both layouts into NCHW, and CuPy's elementwise kernels always allocate C-contiguous results.
+Images are N C H W to the user and channels-last in memory, as convolutions and pooling leave them: the strides say so,
+and other arrays of four axes, such as attention heads, stay as they are. Only this file allocates images and runs
+elementwise formulas on them, because neither NumPy nor CuPy keeps that layout by itself: NumPy turns a mixture of both
+layouts into NCHW, and CuPy's elementwise kernels always allocate C-contiguous results.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -104,7 +106,10 @@ def _aligned(count: int, dtype: np.dtype[Any], always: bool = False) -> np.ndarr
 
 
 def empty(shape: tuple[int, ...], dtype: Any, like: Array = None) -> Array:
-    """Uninitialised memory on the device of ``like`` (host where None); 4-d shapes are N C H W in channels-last."""
+    """Uninitialised memory on the device of ``like`` (host: None); 4-d shapes are images, N C H W in channels-last.
+
+    For kernels of images; what follows the layout of its operands takes :func:`empty_as`.
+    """
     dtype = np.dtype(dtype)
     count = 1
     for n in shape:
@@ -141,6 +146,25 @@ def zeros(shape: tuple[int, ...], dtype: Any, like: Array = None) -> Array:
     return full(shape, 0, dtype, like)
 
 
+def empty_as(x: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Uninitialised memory of another shape on the device of ``x``: as images where ``x`` lies so, else in C order."""
+    if len(shape) == 4 and x.ndim == 4 and lies_as_images(x):
+        return empty(shape, dtype, x)
+    return empty((prod(shape),), dtype, x).reshape(shape)
+
+
+def full_as(x: Array, shape: tuple[int, ...], dtype: Any, value: Any) -> Array:
+    """As :func:`empty_as`, filled with ``value``."""
+    a = empty_as(x, shape, dtype)
+    a[...] = value
+    return a
+
+
+def zeros_as(x: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """As :func:`empty_as`, filled with zeros."""
+    return full_as(x, shape, dtype, 0)
+
+
 def aligned_zeros(count: int, dtype: Any, like: Array) -> Array:
     """``count`` zeros on the device of ``like`` that start on a cache line, however few they are."""
     if not isinstance(like, np.ndarray):
@@ -175,8 +199,8 @@ def channels_last(a: Array) -> Array:
 
 
 def copy(a: Array) -> Array:
-    """A copy with its own memory; a 4-d copy is channels-last."""
-    out = empty(a.shape, a.dtype, a)
+    """A copy with its own memory; that of images is channels-last, any other in C order."""
+    out = empty_as(a, a.shape, a.dtype)
     out[...] = a
     return out
 
@@ -190,10 +214,20 @@ def _nhwc(x: Any) -> Any:
     return x.transpose(0, 2, 3, 1)
 
 
-def elementwise(formula: Callable[..., Any], *xs: Any) -> Array:
-    """``formula(*xs)`` for arrays that broadcast together, keeping 4-d results channels-last.
+def lies_as_images(a: Array) -> bool:
+    """True if four axes lie in memory as N H W C, as convolutions leave them; False where either order fits."""
+    _, c, h, w = a.shape
+    if c == 1 or (h == 1 and w == 1):
+        return False
+    _, sc, sh, sw = a.strides
+    beyond = sw if w > 1 else sh
+    return bool(0 < sc < beyond or (beyond == 0 and sc == a.itemsize))  # the latter: a sum over H and W, repeated
 
-    The formula sees 4-d operands through their N H W C view, so what it allocates in C order is channels-last.
+
+def elementwise(formula: Callable[..., Any], *xs: Any) -> Array:
+    """``formula(*xs)`` for arrays that broadcast together; the result lies as images where an operand does.
+
+    The formula sees such operands through their N H W C view, so that what it allocates in C order is channels-last.
     """
     ndim = 0
     for x in xs:
@@ -201,8 +235,82 @@ def elementwise(formula: Callable[..., Any], *xs: Any) -> Array:
         if n > ndim:
             ndim = n
     if ndim == 4:
-        return formula(*map(_nhwc, xs)).transpose(0, 3, 1, 2)
+        for x in xs:
+            if getattr(x, "ndim", 0) == 4 and lies_as_images(x):
+                return formula(*map(_nhwc, xs)).transpose(0, 3, 1, 2)
     return formula(*xs)
+
+
+_BLOCK_ELEMENTS = 1 << 14  # what a formula of several steps makes of so many elements stays in the cache
+
+
+def fused(formula: Callable[..., Any], *xs: Any) -> Array:
+    """As :func:`elementwise`, for a formula of several steps: large arrays are worked through block by block.
+
+    16-bit operands reach the formula as float32, and its result is narrowed once. Measured for 2^20 elements of
+    float32: a leaky ReLU's derivative takes 0.3 of the time of the same NumPy calls over whole arrays.
+    """
+    narrow, largest = None, None
+    for x in xs:
+        if getattr(x, "ndim", 0):
+            if largest is None or x.size > largest.size:
+                largest = x
+            if x.dtype.itemsize == 2 and is_floating(x.dtype):
+                narrow = x.dtype
+        elif narrow is None and getattr(x, "itemsize", 0) == 2 and is_floating(x.dtype):
+            narrow = x.dtype
+    if narrow is not None:
+        formula = _widened(formula, narrow)
+    if type(largest) is np.ndarray and largest.size >= 2 * _BLOCK_ELEMENTS:
+        return _in_blocks(formula, xs, largest)
+    return _at_once(formula, xs)
+
+
+def _widened(formula: Callable[..., Any], narrow: DType) -> Callable[..., Any]:
+    """The formula in float32 between 16-bit operands and result."""
+
+    def wide(*vs: Any) -> Any:
+        y = formula(*[v.astype(np.float32) if getattr(v, "itemsize", 0) == 2 and is_floating(v.dtype) else v
+                      for v in vs])  # fmt: skip
+        return y.astype(narrow) if is_floating(y.dtype) else y
+
+    return wide
+
+
+def _at_once(formula: Callable[..., Any], xs: tuple[Any, ...]) -> Array:
+    """As :func:`elementwise`; five axes tell the primitives within the formula that the layout is settled."""
+    if any(getattr(x, "ndim", 0) == 4 and lies_as_images(x) for x in xs):
+        views = [_nhwc(x)[None] if getattr(x, "ndim", 0) else x for x in xs]
+        return formula(*views)[0].transpose(0, 3, 1, 2)
+    return formula(*xs)
+
+
+def _in_blocks(formula: Callable[..., Any], xs: tuple[Any, ...], largest: np.ndarray[Any, Any]) -> Array:
+    order = np.argsort([-s for s in largest.strides], kind="stable")
+    views = [_same_memory(x, largest, order) for x in xs]
+    if any(v is None for v in views):
+        return _at_once(formula, xs)
+    step, count = _BLOCK_ELEMENTS, largest.size
+    is_cut = [isinstance(v, np.ndarray) and v.ndim > 0 for v in views]
+    y = formula(*[v[:step] if cut else v for v, cut in zip(views, is_cut)])
+    out = _aligned(count, y.dtype)
+    out[:step] = y
+    for start in range(step, count, step):
+        stop = start + step
+        out[start:stop] = formula(*[v[start:stop] if cut else v for v, cut in zip(views, is_cut)])
+    return out.reshape([largest.shape[i] for i in order]).transpose(np.argsort(order))
+
+
+def _same_memory(x: Any, like: np.ndarray[Any, Any], order: Any) -> Any:
+    """``x`` as a vector of its elements in memory's order, if that is the order of ``like``; one value as a number."""
+    if not getattr(x, "ndim", 0):
+        return x
+    if x.shape != like.shape:
+        return None
+    if not any(x.strides):
+        return x[(0,) * x.ndim]
+    x = x.transpose(order)
+    return x.reshape(-1) if x.flags.c_contiguous else None
 
 
 # ---- devices --------------------------------------------------------------------------------------------------------

@@ -17,87 +17,26 @@ from dbrdist.core import fusion, ops
 from dbrdist.core.backend import copy, get_array_module, number
 from dbrdist.core.config import config, using_config
 from dbrdist.core.fusion import MaskedGradient
-from dbrdist.core.graph import (
-    BaseVariable,
-    FunctionNode,
-    VariableNode,
-    get_function_hooks,
-    has_local_hooks,
-    has_nan,
-    num_assignments,
-    variable,
-)
+from dbrdist.core.graph import FunctionNode, get_function_hooks, has_local_hooks, has_nan, variable
+from dbrdist.core.variable import Variable, VariableNode, assignments, hand_down_walk
 
 Seeds = list[tuple[VariableNode, Any]]
 
 
 class Walk:
-    """One backward pass from ``seeds``, pairs of a node and the gradient that arrives there."""
+    """One backward pass: what waits for which function, and the one place where a gradient lands."""
 
-    def __init__(self, higher: bool, keep: bool = False) -> None:
-        self.higher = higher
+    def __init__(self) -> None:
         self.pending: dict[FunctionNode, Any] = {}
         self.heap: list[tuple[int, int, FunctionNode]] = []
         self.count = 0  # breaks ties of rank in the order of arrival
-        # Intermediate nodes that keep their gradient; one output may have several, since rules revive retained outputs.
-        self.kept: dict[Any, set[VariableNode]] | None = {} if keep else None
-        self.selects = keep  # whether select() has something to do
 
-    def run(self, seeds: Seeds) -> None:
-        """Walk until nothing is pending."""
-        for node, g in seeds:
-            self.send(node, g)
-        heap, pending = self.heap, self.pending
-        num_assigned = num_assignments()
-        plain = not (self.higher or self.selects or config.debug or get_function_hooks() or has_local_hooks())
-        while heap:
-            function: Any = heappop(heap)[2]
-            g = pending.pop(function)
-            while function is not None:
-                nodes = function.inputs
-                assert nodes is not None
-                gys = tuple(g) if type(g) is list else (g,)
-                if function.recorded_at != num_assigned:
-                    function.refuse_new_values()
-                following: Any = None  # the only function that is waiting: along a chain nothing is queued
-                if plain:  # what ask() does where nobody listens
-                    wanted = function.wanted
-                    has_views = len(wanted) > 1 or nodes[wanted[0]].view is not None
-                    gxs = function.derive(wanted, gys, _views(nodes, wanted) if has_views else None)
-                    if len(gxs) != len(wanted):
-                        raise _miscount(function, wanted, gxs)
-                else:
-                    wanted = self.select(function, gys)
-                    if not wanted:
-                        break
-                    gxs = self.ask(function, wanted, gys, self.views(nodes, wanted))
-                for k, i in enumerate(wanted):
-                    gx = gxs[k]
-                    if gx is None:
-                        continue
-                    node = nodes[i]
-                    if gx is node.view:  # the rule wrote the first contribution where it belongs
-                        node.gradient = gx
-                        continue
-                    creator = node.creator_node
-                    is_chain = plain and following is None and not heap and creator is not None
-                    if is_chain and creator.inputs is not None and creator.num_outputs == 1:
-                        following, g = node, gx
-                        continue
-                    if following is not None:
-                        self.send(following, g)
-                        following = None
-                    self.send(node, gx)
-                function = None if following is None else following.creator_node
-
-    def send(self, node: VariableNode, g: Any) -> None:
+    def deliver(self, node: VariableNode, g: Any) -> None:
         """Add a contribution to a node: at its creator if it has one, else at the leaf itself."""
         creator = node.creator_node
-        if creator is None or creator.inputs is None:
+        if creator is None or not creator.inputs:
             self.settle(node, g)
             return
-        if self.kept is not None:
-            self.kept.setdefault((creator, node.index), set()).add(node)
         pending = self.pending
         old = pending.get(creator)
         if old is None:
@@ -112,16 +51,66 @@ class Walk:
             pending[creator] = ops.add(_plain(old), _plain(g))
         else:
             i = node.index
-            old[i] = g if old[i] is None else ops.add(old[i], g)
+            old[i] = g if old[i] is None else ops.add(_plain(old[i]), _plain(g))
 
     def settle(self, node: VariableNode, g: Any) -> None:
         """Add a contribution to a leaf's gradient."""
-        old = node.gradient
-        if self.higher:
-            node.gradient = g if old is None else ops.add(_as_variable(old), g)
-            return
+        raise NotImplementedError
+
+    def next(self) -> tuple[FunctionNode, tuple[Any, ...]]:
+        """The function of the highest rank, and the gradients of its outputs."""
+        function = heappop(self.heap)[2]
+        g = self.pending.pop(function)
+        return function, tuple(g) if type(g) is list else (g,)
+
+
+class PlainWalk(Walk):
+    """A first-order pass to the leaves to which nobody listens: the way of nearly every step."""
+
+    def run(self, seeds: Seeds) -> None:
+        """Walk until nothing is pending."""
+        for node, g in seeds:
+            self.deliver(node, g)
+        heap = self.heap
+        num_assigned = assignments[0]
+        while heap:
+            function: Any
+            function, gys = self.next()
+            while function is not None:
+                nodes, wanted = function.inputs, function.wanted
+                if function.recorded_at != num_assigned:
+                    function.refuse_new_values()
+                if function.writes:
+                    gxs = function.derive(wanted, gys, _views(nodes, wanted))
+                else:
+                    gxs = function.derive(wanted, gys)
+                if len(gxs) != len(wanted):
+                    raise _miscount(function, wanted, gxs)
+                following: Any = None  # the only function that is waiting: along a chain nothing is queued
+                for i, gx in zip(wanted, gxs):
+                    if gx is None:
+                        continue
+                    node = nodes[i]
+                    if gx is node.view:  # the rule wrote the first contribution where it belongs
+                        node.gradient = gx
+                        continue
+                    if gx.shape != node.shape or gx.dtype != node.dtype:
+                        gx = _fitted(function, i, gx)
+                    creator = node.creator_node
+                    if following is None and creator is not None and not heap:
+                        if creator.inputs and creator.num_outputs == 1:
+                            following, g = node, gx
+                            continue
+                    elif following is not None:
+                        self.deliver(following, g)
+                        following = None
+                    self.deliver(node, gx)
+                function, gys = (None, ()) if following is None else (following.creator_node, (g,))
+
+    def settle(self, node: VariableNode, g: Any) -> None:
         g = _plain(g)
-        if isinstance(old, BaseVariable):
+        old = node.gradient
+        if isinstance(old, Variable):
             old = old.array
         view = node.view
         if view is not None:
@@ -139,9 +128,42 @@ class Walk:
         else:  # rules hand gradients on and return views; a leaf owns its own, so that hooks may change it in place
             node.gradient = copy(g)
 
-    def views(self, nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Any] | None:
-        """Where in flat memory a rule may write the first contributions of a first-order pass."""
-        return None if self.higher else _views(nodes, wanted)
+
+class ObservingWalk(PlainWalk):
+    """A pass that records a graph (``higher``), keeps the gradients of variables on the way, or has hooks to call."""
+
+    def __init__(self, higher: bool, keep: bool = False) -> None:
+        super().__init__()
+        self.higher = higher
+        # Intermediate nodes that keep their gradient; one output may have several, since rules revive retained outputs.
+        self.kept: dict[Any, set[VariableNode]] | None = {} if keep else None
+
+    def run(self, seeds: Seeds) -> None:
+        for node, g in seeds:
+            self.deliver(node, g)
+        while self.heap:
+            function, gys = self.next()
+            function.refuse_new_values()
+            wanted = self.select(function, gys)
+            if not wanted:
+                continue
+            for i, gx in zip(wanted, self.ask(function, wanted, gys)):
+                if gx is not None:
+                    if gx.shape != function.inputs[i].shape or gx.dtype != function.inputs[i].dtype:
+                        gx = _fitted(function, i, gx)
+                    self.deliver(function.inputs[i], gx)
+
+    def deliver(self, node: VariableNode, g: Any) -> None:
+        if self.kept is not None and node.living_creator() is not None:
+            self.kept.setdefault((node.creator_node, node.index), set()).add(node)
+        super().deliver(node, g)
+
+    def settle(self, node: VariableNode, g: Any) -> None:
+        if not self.higher:
+            super().settle(node, g)
+            return
+        old = node.gradient
+        node.gradient = g if old is None else ops.add(_as_variable(old), g)
 
     def select(self, function: FunctionNode, gys: tuple[Any, ...]) -> tuple[int, ...]:
         """Which inputs take a gradient; intermediate gradients are kept here where asked."""
@@ -152,7 +174,7 @@ class Walk:
                         node.gradient = g if self.higher else copy(_plain(g))
         return function.wanted
 
-    def ask(self, function: FunctionNode, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def ask(self, function: FunctionNode, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         """The function's rule, between its hooks."""
         hooks = function.active_hooks() if function._hooks is not None or get_function_hooks() else ()
         if hooks:
@@ -161,8 +183,10 @@ class Walk:
             hook.backward_preprocess(function, function._xs, gys)
         if self.higher:
             gxs = FunctionNode.backward(function, wanted, gys)
+        elif function.writes:
+            gxs = function.derive(wanted, gys, None)  # type: ignore[call-arg]
         else:
-            gxs = function.derive(wanted, gys, out)
+            gxs = function.derive(wanted, gys)
         for hook in hooks:
             hook.backward_postprocess(function, function._xs, gys)
         if len(gxs) != len(wanted):
@@ -172,19 +196,17 @@ class Walk:
         return gxs
 
 
-class TargetWalk(Walk):
+class TargetWalk(ObservingWalk):
     """A pass that collects the gradients of chosen variables and visits only functions on the way to them."""
 
     def __init__(self, higher: bool, keep: bool, ends: Sequence[VariableNode], targets: Sequence[VariableNode]) -> None:
         super().__init__(higher, keep)
-        self.selects = True
         self.found: dict[Any, Any] = {_key(node): None for node in targets}
         self.useful = _on_the_way(ends, self.found)
 
-    def send(self, node: VariableNode, g: Any) -> None:
-        creator = node.creator_node
-        if creator in self.useful:
-            super().send(node, g)
+    def deliver(self, node: VariableNode, g: Any) -> None:
+        if node.creator_node in self.useful:
+            super().deliver(node, g)
         else:
             self.settle(node, g)
 
@@ -194,16 +216,12 @@ class TargetWalk(Walk):
             old = self.found[key]
             self.found[key] = _plain(g) if old is None else ops.add(old, _plain(g))
 
-    def views(self, nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> None:
-        """Nothing is written into flat memory: what is collected must outlive the next backward."""
-
     def select(self, function: FunctionNode, gys: tuple[Any, ...]) -> tuple[int, ...]:
         super().select(function, gys)
         for i, g in enumerate(gys):
             if g is not None and (function, i) in self.found:
                 self.found[function, i] = _plain(g)
         nodes = function.inputs
-        assert nodes is not None
         return tuple(i for i in function.wanted if nodes[i].creator_node in self.useful or _key(nodes[i]) in self.found)
 
 
@@ -224,10 +242,10 @@ def _on_the_way(ends: Sequence[VariableNode], targets: dict[Any, Any]) -> set[Fu
             continue
         seen.add(function)
         order.append(function)
-        stack.extend(c for c in (n.living_creator() for n in function.inputs or ()) if c is not None)
+        stack.extend(c for c in (n.living_creator() for n in function.inputs) if c is not None)
     useful: set[FunctionNode] = set()
     for function in sorted(order, key=lambda f: f.rank):
-        if any(_key(n) in targets or n.creator_node in useful for n in function.inputs or ()):
+        if any(_key(n) in targets or n.creator_node in useful for n in function.inputs):
             useful.add(function)
     return useful
 
@@ -248,6 +266,16 @@ def _views(nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Any
     return out
 
 
+def _fitted(function: FunctionNode, i: int, gx: Any) -> Any:
+    """A gradient in the type of its input; one of another shape is refused, for it would be broadcast silently."""
+    node = function.inputs[i]
+    if gx.shape != node.shape:
+        raise ValueError(
+            f"{function.label}.backward: expected a gradient of shape {node.shape} for input {i}, got shape {gx.shape}"
+        )
+    return ops.cast(_plain(gx), node.dtype)
+
+
 def _miscount(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> ValueError:
     return ValueError(
         f"{function.label}: expected {len(wanted)} gradients, one for each of the inputs {wanted}, "
@@ -261,7 +289,7 @@ def _plain(g: Any) -> Any:
 
 def _as_variable(g: Any) -> Any:
     """An array as a constant: a gradient collected at a Variable that nobody knows would be a reference cycle."""
-    if isinstance(g, BaseVariable):
+    if isinstance(g, Variable):
         return g
     return variable(np.asarray(g) if np.isscalar(g) else g, False)
 
@@ -269,7 +297,7 @@ def _as_variable(g: Any) -> Any:
 def _check_nan(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> None:
     for i, gx in zip(wanted, gxs):
         a = _plain(gx)
-        if has_nan(a.array if isinstance(a, BaseVariable) else a):
+        if has_nan(a.array if isinstance(a, Variable) else a):
             raise RuntimeError(f"NaN in the gradient of input {i} of {function.label}")
 
 
@@ -286,7 +314,7 @@ def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, highe
         else:
             given = get_array_module(array).ones_like(array)
         node.gradient = given
-    if isinstance(given, BaseVariable) and not higher:
+    if isinstance(given, Variable) and not higher:
         given = given.array
     if scale is not None:
         given = ops.mul(given, given.dtype.type(scale))
@@ -314,12 +342,16 @@ def backward(
         g = node.gradient if grad_outputs is None else grad_outputs[i]
         if grad_outputs is not None or node.living_creator() is not None:  # a leaf's own gradient is there already
             seeds.append((node, _seed(node, y.array, g, loss_scale, higher)))
-    walk = Walk(higher, keep=retain_grad)
     if higher:
         with using_config("enable_backprop", True):
-            walk.run(seeds)
+            ObservingWalk(higher, retain_grad).run(seeds)
+    elif retain_grad or config.debug or get_function_hooks() or has_local_hooks():
+        ObservingWalk(higher, retain_grad).run(seeds)
     else:
-        walk.run(seeds)
+        PlainWalk().run(seeds)
+
+
+hand_down_walk(backward)
 
 
 def grad(
@@ -355,7 +387,7 @@ def grad(
         results = [walk.found[_key(x.node)] for x in inputs]
         for i, g in enumerate(grad_inputs or ()):
             if g is not None:
-                g = g if isinstance(g, BaseVariable) else _as_variable(g)
+                g = g if isinstance(g, Variable) else _as_variable(g)
                 results[i] = g if results[i] is None else ops.add(results[i], g)
     results = [None if g is None else _as_variable(g) for g in results]
     if set_grad:

@@ -35,6 +35,50 @@ class ArgumentError(ValueError):
         self.links.insert(0, (name or kind) if self.links or not name else f"{name} ({kind})")
 
 
+class OperandTypeError(ArgumentError, TypeError):
+    """An operand of a kind of type that the function does not take."""
+
+
+# What a kind takes, by dtype.kind; "V" is bfloat16. The last entry is what the error says.
+_KINDS = {
+    "float": ("fcV", "a floating type", "cast it first, for example with x.astype(numpy.float32)"),
+    "integer": ("iu", "integers", "cast it first"),
+    "number": ("fcViub", "numbers", ""),
+    "any": ("", "an array or Variable", ""),
+}
+
+
+class Operands:
+    """What a function takes: its name, its operands' names, and the kind of type of each.
+
+    Kinds: ``float`` (16 bits or more, bfloat16 included), ``integer``, ``number`` (both, and bool) and ``any``.
+    """
+
+    __slots__ = ("function", "kinds", "names")
+
+    def __init__(self, function: str, /, **kinds: str) -> None:
+        self.function = function
+        self.names = tuple(kinds)
+        self.kinds = tuple(kinds.values())
+
+    def check(self, i: int, x: Any) -> None:
+        """Raise unless ``x``, a bare array or number, is of the kind of operand ``i``; more operands than names are
+        of the last kind."""
+        kind = self.kinds[min(i, len(self.kinds) - 1)]
+        letters, what, hint = _KINDS[kind]
+        dtype = getattr(x, "dtype", None)
+        if dtype is None:
+            if kind == "number" and isinstance(x, (int, float)):
+                return
+            raise self._refused(i, "an array or Variable", f"{type(x).__name__} {x!r:.40}", "convert it first")
+        if letters and (dtype.kind not in letters or (dtype.kind == "V" and dtype.name != "bfloat16")):
+            raise self._refused(i, what, describe(x), hint)
+
+    def _refused(self, i: int, what: str, got: str, hint: str) -> OperandTypeError:
+        name = self.names[i] if i < len(self.names) else f"operand {i}"
+        return OperandTypeError(self.function, name, what, got, hint)
+
+
 def describe(x: Any) -> str:
     """An array or Variable as its shape and type, anything else as it prints."""
     shape = getattr(x, "shape", None)

@@ -65,6 +65,14 @@ class MaskedGradient:
         self.y = y
         self.kernel = kernel
 
+    @property
+    def shape(self) -> Any:
+        return self.gy.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.gy.dtype
+
     def force(self) -> Array:
         return self.kernel(self.y, self.gy)
 

@@ -1,9 +1,4 @@
-"""The tape: variables, their nodes, and the functions between them.
-
-A graph holds nodes, not arrays. A ``VariableNode`` knows the function that made it and the shape; a ``FunctionNode``
-knows the nodes of its inputs and the arrays that its rule retained. References run from outputs to inputs only, so a
-graph dies by reference count as soon as nobody holds its end.
-"""
+"""The tape: differentiable functions, which record their calls, and the hooks around them."""
 
 from __future__ import annotations
 
@@ -12,109 +7,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dbrdist.core.backend import Array, get_array_module, is_array, is_floating
+from dbrdist.core.checks import Operands
 from dbrdist.core.config import config, no_backprop_mode
 from dbrdist.core.fusion import Pending
+from dbrdist.core.variable import Variable, VariableNode, assignments, make_node
 
 _ndarray = np.ndarray
 _FIRST = tuple(tuple(range(n)) for n in range(8))  # the indexes of the first n inputs
 _new = object.__new__
 _float32 = np.dtype(np.float32)
-
-
-class VariableNode:
-    """A variable's place in the graph: who made it, its shape, and the gradient that arrived."""
-
-    __slots__ = (
-        "__weakref__",
-        "assigned",
-        "creator_node",
-        "dtype",
-        "gradient",
-        "index",
-        "name",
-        "rank",
-        "requires_grad",
-        "shape",
-        "view",
-    )
-
-    creator_node: FunctionNode | None
-    index: int  # which output of the creator
-    rank: int
-    requires_grad: bool
-    shape: tuple[int, ...]
-    dtype: Any
-    gradient: Any  # an array, or a Variable after a differentiable backward
-    view: Array  # where a parameter's gradient lies in flat memory
-    name: str | None
-    assigned: int  # the count of assignments when a parameter last got new values from outside an update
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    def living_creator(self) -> FunctionNode | None:
-        """The function that made it, or None for a leaf and where the graph was cut."""
-        creator = self.creator_node
-        return None if creator is None or creator.inputs is None else creator
-
-
-def make_node(
-    creator_node: FunctionNode | None, index: int, rank: int, requires_grad: bool, shape: Any, dtype: Any
-) -> VariableNode:
-    """A node; a function, since a class without ``__init__`` takes a quarter of the time to call."""
-    node = VariableNode()
-    node.creator_node = creator_node
-    node.index = index
-    node.rank = rank
-    node.requires_grad = requires_grad
-    node.shape = shape
-    node.dtype = dtype
-    node.gradient = node.view = node.name = None
-    node.assigned = 0
-    return node
-
-
-_num_assignments = 0
-
-
-def num_assignments() -> int:
-    """How often parameters got new values from outside an update, in this process."""
-    return _num_assignments
-
-
-def note_assignment(node: VariableNode) -> None:
-    """A parameter gets new values: graphs that retained the old ones must not go backward through it."""
-    global _num_assignments
-    _num_assignments += 1
-    node.assigned = _num_assignments
-
-
-class BaseVariable:
-    """An array with a place in the graph. ``Variable`` adds operators and backward to it."""
-
-    __slots__ = ("__weakref__", "_array", "node")
-    __array_ufunc__ = None  # ndarray * Variable asks the Variable
-
-    node: VariableNode
-    _array: Any
-
-    @property
-    def array(self) -> Array:
-        """The array; a pending last pass is run first."""
-        a = self._array
-        if type(a) is Pending:
-            a = self._array = a.force()
-        return a
-
-
-_variable_class: type[BaseVariable] = BaseVariable
-
-
-def hand_down(variable_class: type[BaseVariable]) -> None:
-    """Called by ``core.variable``, which stands above: the class of outputs."""
-    global _variable_class
-    _variable_class = variable_class
 
 
 _has_local_hooks = False  # True once any function got hooks of its own: until then nobody looks for them
@@ -171,17 +72,25 @@ class FunctionNode:
 
     A subclass gives ``forward(xs)``, which takes and returns tuples of arrays and says what it retains, and one rule:
 
-    - ``derive(wanted, gys, out)``, which works on arrays in a first-order pass and on Variables in a higher-order one,
-      with ``retained_inputs()`` and ``retained_outputs()`` of the same kind. It returns one gradient per index in
-      ``wanted``. ``out``, where it is not None, holds per wanted index None or the array to write the result into; or
-    - Chainer's ``backward(target_input_indexes, grad_outputs)``, which always gets Variables.
+    - ``derive(wanted, gys)``, which works on arrays in a first-order pass and on Variables in a higher-order one, with
+      ``retained_inputs()`` and ``retained_outputs()`` of the same kind. It returns one gradient per index in
+      ``wanted``, of the shape of that input; the walk brings it to the input's type. Where ``writes`` is True it takes
+      a third argument: None, or per wanted index None or the array to write the result into; or
+    - Chainer's ``backward(target_input_indexes, grad_outputs)``, which always gets and returns Variables.
+
+    ``operands`` names the inputs and the kinds of type that they may have. Forward mode takes the tangent of a linear
+    function (``is_linear``) to be the function of the tangents, and derives any other from the rule.
     """
 
-    inputs: tuple[VariableNode, ...] | None = None
+    inputs: tuple[VariableNode, ...] = ()  # empty before the call, and where the graph was cut
     rank: int = 0
     num_outputs: int = 1
     wanted: tuple[int, ...] = ()
     recorded_at: int = 0  # the number of assignments to parameters before the call
+
+    operands: Operands | None = None
+    writes: bool = False
+    is_linear: bool = False
 
     _xs: tuple[Array, ...] = ()
     _ys: tuple[Array, ...] = ()
@@ -210,35 +119,35 @@ class FunctionNode:
         """Forward for CuPy arrays, where ``forward`` is not overridden."""
         raise NotImplementedError(f"{self.label} defines neither forward(xs) nor forward_gpu(xs)")
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         """The gradients of the wanted inputs; see the class."""
         if type(self).backward is FunctionNode.backward:
             raise NotImplementedError(f"{self.label} has no gradient: it defines neither derive nor backward")
-        grads = tuple(g if g is None or isinstance(g, BaseVariable) else variable(g, True) for g in gys)
+        grads = tuple([g if g is None or isinstance(g, Variable) else variable(g, True) for g in gys])
         if self._on_variables:
-            gxs = _as_tuple(self.backward(wanted, grads))
-            self._check_gradients(wanted, gxs)
-            return gxs
+            return self._checked_gradients(wanted, self.backward(wanted, grads))
         with no_backprop_mode():
-            gxs = _as_tuple(self.backward(wanted, grads))
-        self._check_gradients(wanted, gxs)
-        return tuple(g.array if isinstance(g, BaseVariable) else g for g in gxs)
+            gxs = self._checked_gradients(wanted, self.backward(wanted, grads))
+        return tuple([None if g is None else g.array for g in gxs])
 
-    def _check_gradients(self, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> None:
-        """A user's rule must not be broadcast into a gradient of another shape without a word."""
-        nodes = self.inputs or ()
-        for i, g in zip(wanted, gxs):
-            if g is not None and g.shape != nodes[i].shape:
-                raise ValueError(
-                    f"{self.label}.backward: expected a gradient of shape {nodes[i].shape} for input {i}, "
-                    f"got shape {g.shape}"
+    def _checked_gradients(self, wanted: tuple[int, ...], gxs: Any) -> tuple[Any, ...]:
+        """What a user's rule returned, as a tuple of Variables; anything else is refused in words."""
+        grads: tuple[Any, ...] = tuple(gxs) if isinstance(gxs, (tuple, list)) else (gxs,)
+        for i, g in zip(wanted, grads):
+            if g is not None and not isinstance(g, Variable):
+                raise TypeError(
+                    f"{self.label}.backward: expected a Variable (or None) as the gradient of input {i}, got "
+                    f"{type(g).__name__}; compute with the Variables in grad_outputs and get_retained_inputs()"
                 )
+        return grads
 
     def backward(self, target_input_indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Chainer's form of the rule: Variables in, Variables out."""
         before, self._on_variables = self._on_variables, True
         try:
-            return self.derive(tuple(target_input_indexes), grad_outputs, None)
+            wanted = tuple(target_input_indexes)
+            rule: Any = self.derive
+            return tuple(rule(wanted, grad_outputs, None) if self.writes else rule(wanted, grad_outputs))
         finally:
             self._on_variables = before
 
@@ -250,7 +159,7 @@ class FunctionNode:
         return tuple(g if old is None else old if g is None else old + g for g, old in zip(gxs, grad_inputs))
 
     def check_type_forward(self, in_types: Any) -> None:
-        """Chainer's hook for type checks; our operations check in their public functions."""
+        """Chainer's hook for type checks; our operations declare ``operands``."""
 
     # ---- what forward may call --------------------------------------------------------------------------------------
 
@@ -275,14 +184,25 @@ class FunctionNode:
     def get_retained_inputs(self) -> tuple[Any, ...]:
         """The retained inputs as Variables in the graph."""
         nodes = self.inputs
-        assert nodes is not None
-        return tuple(_revive(nodes[i], a) for i, a in zip(self._keep_inputs, self._xs))
+        if not self._keep_inputs:
+            raise self._nothing_retained("input")
+        return tuple([_revive(nodes[i], a) for i, a in zip(self._keep_inputs, self._xs)])
 
     def get_retained_outputs(self) -> tuple[Any, ...]:
         """The retained outputs as Variables in the graph."""
+        if not self._keep_outputs:
+            raise self._nothing_retained("output")
         return tuple(
-            _revive(make_node(self, i, self.rank + 1, True, a.shape, a.dtype), a)
-            for i, a in zip(self._keep_outputs, self._ys)
+            [
+                _revive(make_node(self, i, self.rank + 1, True, a.shape, a.dtype), a)
+                for i, a in zip(self._keep_outputs, self._ys)
+            ]
+        )
+
+    def _nothing_retained(self, what: str) -> RuntimeError:
+        return RuntimeError(
+            f"{self.label}: its rule asks for retained {what}s, but forward retained none; call "
+            f"self.retain_{what}s((0, ...)) in forward with the index of each {what} that the rule needs"
         )
 
     @property
@@ -295,13 +215,14 @@ class FunctionNode:
 
     def apply(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Run forward on Variables or arrays, record it if a gradient may be asked for, and return Variables."""
-        if self.inputs is not None:
+        if self.inputs:
             raise RuntimeError(f"{self.label}: a FunctionNode records one call; make a new one for each apply")
         xs: list[Array] = []
         nodes: list[Any] = []
         rank = num_wanted = 0
+        operands = self.operands
         for x in inputs:
-            if isinstance(x, BaseVariable):
+            if isinstance(x, Variable):
                 a = x._array
                 if type(a) is not _ndarray and (a is None or type(a) is Pending):
                     a = self._read(x, len(xs))
@@ -310,7 +231,11 @@ class FunctionNode:
                     num_wanted += 1
                     if node.rank > rank:
                         rank = node.rank
+                elif operands is not None and a.dtype is not _float32:
+                    operands.check(len(xs), a)
             else:
+                if operands is not None and (type(x) is not _ndarray or x.dtype is not _float32):
+                    operands.check(len(xs), x)
                 a, node = x, _constant_node(x)
             xs.append(a)
             nodes.append(node)
@@ -321,7 +246,7 @@ class FunctionNode:
         else:
             ys = self.forward(data)
         if type(ys) is not tuple:
-            ys = tuple(ys)
+            ys = self._as_outputs(ys)
         if not num_wanted or not switches["enable_backprop"]:
             return tuple([_leaf(y) for y in ys])
         self.inputs = tuple(nodes)
@@ -331,14 +256,23 @@ class FunctionNode:
             self.wanted = tuple([i for i, node in enumerate(nodes) if node.requires_grad])
         return self._record(rank, data, ys)
 
-    def _read(self, x: BaseVariable, i: int) -> Array:
+    def _read(self, x: Variable, i: int) -> Array:
         """The array of a Variable that is pending, or not initialised."""
         a = x.array
         if a is None:
             raise ValueError(f"{self.label}: argument {i} is a Variable without an array; initialise it first")
         return a
 
-    def adopt(self, inputs: tuple[BaseVariable, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
+    def _as_outputs(self, ys: Any) -> tuple[Array, ...]:
+        """What forward returned, as a tuple of arrays."""
+        if isinstance(ys, list):
+            return tuple(ys)
+        if isinstance(ys, np.generic):  # NumPy's reductions give scalars; the tuple is what is missing
+            ys = np.asarray(ys)
+        what = f"an array of shape {ys.shape}; write `return y,`" if is_array(ys) else type(ys).__name__
+        raise TypeError(f"{self.label}.forward: expected a tuple of arrays, got {what}")
+
+    def adopt(self, inputs: tuple[Variable, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
         """As :meth:`apply` for outputs that were computed together with an earlier function's last pass."""
         wanted = tuple(i for i, x in enumerate(inputs) if x.node.requires_grad)
         if not wanted or not config.enable_backprop:
@@ -349,7 +283,7 @@ class FunctionNode:
 
     def _record(self, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
         self.rank = rank
-        self.recorded_at = _num_assignments
+        self.recorded_at = assignments[0]
         keep = self._keep_inputs
         if keep:
             n = len(keep)
@@ -358,7 +292,7 @@ class FunctionNode:
         if type(y) is _ndarray:  # nearly always, so without the calls of _output
             if self._keep_outputs:
                 self._ys = ys
-            v = _new(_variable_class)
+            v = _new(Variable)
             v._array = y
             node = v.node = VariableNode()
             node.creator_node = self
@@ -371,21 +305,25 @@ class FunctionNode:
             node.assigned = 0
             return (v,)
         self.num_outputs = len(ys)
-        outputs = []
-        for i, y in enumerate(ys):
-            if type(y) is not _ndarray and type(y) is not Pending and not is_array(y):
-                y = np.asarray(y)  # NumPy's reductions give scalars
-            outputs.append(self._output(i, y, rank + 1))
+        outputs = [self._output(i, _as_array(self, y), rank + 1) for i, y in enumerate(ys)]
         if self._keep_outputs:
             self._ys = tuple([outputs[i].array for i in self._keep_outputs])
         return tuple(outputs)
 
-    def _output(self, i: int, y: Any, rank: int) -> BaseVariable:
-        v = _new(_variable_class)
+    def _output(self, i: int, y: Any, rank: int) -> Variable:
+        v = _new(Variable)
         v._array = y
         dtype = y.dtype
         v.node = make_node(self, i, rank, dtype.kind in "fcV", y.shape, dtype)
         return v
+
+    def twin(self) -> FunctionNode:
+        """The same operation without the record of its call, to be applied to other inputs."""
+        other = _new(type(self))
+        for name, value in self.__dict__.items():
+            if name not in _RECORD:
+                setattr(other, name, value)
+        return other
 
     # ---- hooks ------------------------------------------------------------------------------------------------------
 
@@ -419,6 +357,8 @@ class FunctionNode:
         for hook in hooks:
             hook.forward_preprocess(self, xs)
         ys = self.forward(xs)
+        if type(ys) is not tuple:
+            ys = self._as_outputs(ys)
         for hook in hooks:
             hook.forward_postprocess(self, xs)
         if config.debug:
@@ -431,7 +371,7 @@ class FunctionNode:
 
     def refuse_new_values(self) -> None:
         """Raise if an input that the rule needs was assigned new values after the call."""
-        nodes = self.inputs or ()
+        nodes = self.inputs
         for i in self._keep_inputs:
             node = nodes[i]
             if node.assigned > self.recorded_at:
@@ -443,13 +383,25 @@ class FunctionNode:
 
     def unchain(self) -> None:
         """Cut this function out of the graph and let go of what it retained; its outputs become leaves."""
-        self.inputs = None
+        self.inputs = ()
         self.wanted = ()
         self._xs = self._ys = ()
 
 
-def _as_tuple(gxs: Any) -> tuple[Any, ...]:
-    return tuple(gxs) if isinstance(gxs, (tuple, list)) else (gxs,)
+# What a call leaves in a function; all else was there before it.
+_RECORD = frozenset(
+    ("inputs", "rank", "num_outputs", "wanted", "recorded_at", "_xs", "_ys", "_keep_inputs", "_keep_outputs",
+     "_on_variables", "_hooks")
+)  # fmt: skip
+
+
+def _as_array(function: FunctionNode, y: Any) -> Any:
+    """One output of forward: an array, a pending one, or a scalar of a reduction."""
+    if type(y) is _ndarray or type(y) is Pending or is_array(y):
+        return y
+    if isinstance(y, (np.generic, int, float)):
+        return np.asarray(y)
+    raise TypeError(f"{function.label}.forward: expected a tuple of arrays, got {type(y).__name__} in it")
 
 
 def has_nan(a: Any) -> bool:
@@ -458,20 +410,20 @@ def has_nan(a: Any) -> bool:
     return a is not None and is_floating(a.dtype) and bool(get_array_module(a).isnan(a).any())
 
 
-def _revive(node: VariableNode, array: Array) -> BaseVariable:
+def _revive(node: VariableNode, array: Array) -> Variable:
     """A Variable for an existing node: gradients reach whoever shares the node."""
-    v = _new(_variable_class)
+    v = _new(Variable)
     v._array = array
     v.node = node
     return v
 
 
-def variable(array: Array, requires_grad: bool) -> BaseVariable:
+def variable(array: Array, requires_grad: bool) -> Variable:
     """A leaf."""
     return _revive(make_node(None, 0, 0, requires_grad, array.shape, array.dtype), array)
 
 
-def _leaf(y: Any) -> BaseVariable:
+def _leaf(y: Any) -> Variable:
     """A Variable without a history."""
     if type(y) is not _ndarray and type(y) is not Pending and not is_array(y):
         y = np.asarray(y)
@@ -484,8 +436,11 @@ def _constant_node(x: Any) -> VariableNode:
 
 
 def call(function: FunctionNode, *xs: Any) -> Any:
-    """Arrays in, array out; any Variable in, Variable out. For functions with one output, within rules."""
+    """Arrays in, arrays out; any Variable in, Variables out: one, or a tuple where there are several. For rules."""
     for x in xs:
-        if isinstance(x, BaseVariable):
-            return function.apply(xs)[0]
-    return function.forward(xs)[0]
+        if isinstance(x, Variable):
+            ys = function.apply(xs)
+            break
+    else:
+        ys = function.forward(xs)
+    return ys[0] if len(ys) == 1 else ys

@@ -12,7 +12,6 @@ import numpy as np
 from dbrdist.core import fusion
 from dbrdist.core.backend import Array, Device, device_of, get_device, is_array, to_device
 from dbrdist.core.config import get_dtype
-from dbrdist.core.graph import BaseVariable
 from dbrdist.core.variable import Variable
 
 _versions = itertools.count(1)  # next() is atomic: two threads never hand out the same version
@@ -149,7 +148,7 @@ class Parameter(Variable):
     def grad(self) -> Array:
         """The gradient as an array; None from ``cleargrads`` until it is written."""
         g = self.node.gradient
-        return g.array if isinstance(g, BaseVariable) else g
+        return g.array if isinstance(g, Variable) else g
 
     @grad.setter
     def grad(self, g: Array) -> None:
@@ -216,7 +215,7 @@ class Parameter(Variable):
         if g is None:
             view[...] = 0
         else:
-            view[...] = g.array if isinstance(g, BaseVariable) else g
+            view[...] = g.array if isinstance(g, Variable) else g
         node.gradient = view
 
     # ---- devices, update, copies ------------------------------------------------------------------------------------

@@ -1,16 +1,102 @@
-"""Variables: arrays whose history is recorded."""
+"""Variables: arrays whose history is recorded, and their nodes in the graph.
+
+A graph holds nodes, not arrays. A ``VariableNode`` knows the function that made it and the shape; a ``FunctionNode``
+(``core.graph``) knows the nodes of its inputs and the arrays that its rule retained. References run from outputs to
+inputs only, so a graph dies by reference count as soon as nobody holds its end.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from dbrdist.core import backprop, fusion, ops
+from dbrdist.core import fusion
 from dbrdist.core.backend import Array, Device, device_of, get_array_module, get_device, is_array, to_device
 from dbrdist.core.fusion import Pending
-from dbrdist.core.graph import BaseVariable, FunctionNode, hand_down, make_node
+
+if TYPE_CHECKING:
+    from dbrdist.core.graph import FunctionNode
+
+_primitives: Any = None  # core.ops, for the operators
+_walk: Callable[..., None]  # core.backprop.backward
 
 
-class Variable(BaseVariable):
+def hand_down_primitives(ops: Any) -> None:
+    """Called by ``core.ops``, which stands above: the operators of Variables."""
+    global _primitives
+    _primitives = ops
+
+
+def hand_down_walk(backward: Callable[..., None]) -> None:
+    """Called by ``core.backprop``, which stands above: ``Variable.backward``."""
+    global _walk
+    _walk = backward
+
+
+class VariableNode:
+    """A variable's place in the graph: who made it, its shape, and the gradient that arrived."""
+
+    __slots__ = (
+        "__weakref__",
+        "assigned",
+        "creator_node",
+        "dtype",
+        "gradient",
+        "index",
+        "name",
+        "rank",
+        "requires_grad",
+        "shape",
+        "view",
+    )
+
+    creator_node: FunctionNode | None  # stays when the graph is cut there: see living_creator
+    index: int  # which output of the creator
+    rank: int
+    requires_grad: bool
+    shape: tuple[int, ...]
+    dtype: Any
+    gradient: Any  # an array, or a Variable after a differentiable backward
+    view: Array  # where a parameter's gradient lies in flat memory
+    name: str | None
+    assigned: int  # the count of assignments when a parameter last got new values from outside an update
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def living_creator(self) -> FunctionNode | None:
+        """The function that made it, or None for a leaf and where the graph was cut."""
+        creator = self.creator_node
+        return None if creator is None or not creator.inputs else creator
+
+
+def make_node(
+    creator_node: FunctionNode | None, index: int, rank: int, requires_grad: bool, shape: Any, dtype: Any
+) -> VariableNode:
+    """A node; a function, since a class without ``__init__`` takes a quarter of the time to call."""
+    node = VariableNode()
+    node.creator_node = creator_node
+    node.index = index
+    node.rank = rank
+    node.requires_grad = requires_grad
+    node.shape = shape
+    node.dtype = dtype
+    node.gradient = node.view = node.name = None
+    node.assigned = 0
+    return node
+
+
+assignments = [0]  # how often parameters got new values from outside an update, in this process
+
+
+def note_assignment(node: VariableNode) -> None:
+    """A parameter gets new values: graphs that retained the old ones must not go backward through it."""
+    assignments[0] += 1
+    node.assigned = assignments[0]
+
+
+class Variable:
     """An array that remembers how it was computed.
 
     ``Variable(array)`` is a leaf. Functions and operators give Variables that know their creator; ``backward`` of a
@@ -18,7 +104,11 @@ class Variable(BaseVariable):
     within :func:`no_backprop_mode`) nothing is recorded.
     """
 
-    __slots__ = ()
+    __slots__ = ("__weakref__", "_array", "node")
+    __array_ufunc__ = None  # ndarray * Variable asks the Variable
+
+    node: VariableNode
+    _array: Any
 
     def __init__(
         self, data: Array = None, *, name: str | None = None, grad: Array = None, requires_grad: bool = True
@@ -27,7 +117,7 @@ class Variable(BaseVariable):
             raise TypeError(f"expected an array of NumPy or CuPy, got {type(data).__name__}; convert it first")
         self._array = data
         shape, dtype = (None, None) if data is None else (data.shape, data.dtype)
-        self.node = make_node(None, 0, 0, requires_grad, shape, dtype)
+        self.node = make_node(None, 0, 0, requires_grad and (data is None or data.dtype.kind in "fcV"), shape, dtype)
         if name is not None:
             self.node.name = name
         if grad is not None:
@@ -127,7 +217,7 @@ class Variable(BaseVariable):
     def grad(self) -> Array:
         """The gradient as an array, or None."""
         g = self.node.gradient
-        return g.array if isinstance(g, BaseVariable) else g
+        return g.array if isinstance(g, Variable) else g
 
     @grad.setter
     def grad(self, g: Array) -> None:
@@ -138,7 +228,7 @@ class Variable(BaseVariable):
     def grad_var(self) -> Any:
         """The gradient as a Variable, or None."""
         g = self.node.gradient
-        if g is not None and not isinstance(g, BaseVariable):
+        if g is not None and not isinstance(g, Variable):
             g = self.node.gradient = Variable(g)
         return g
 
@@ -150,7 +240,7 @@ class Variable(BaseVariable):
     def _check_gradient(self, g: Any) -> None:
         if g is None or self._array is None:
             return
-        if not is_array(g) and not isinstance(g, BaseVariable):
+        if not is_array(g) and not isinstance(g, Variable):
             raise TypeError(f"grad: expected an array or None, got {type(g).__name__}")
         if g.shape != self.shape or g.dtype != self.dtype:
             raise ValueError(
@@ -239,9 +329,7 @@ class Variable(BaseVariable):
         self, retain_grad: bool = False, enable_double_backprop: bool = False, loss_scale: float | None = None
     ) -> None:
         """Fill ``grad`` of all leaves behind this variable; see :func:`dbrdist.backward`."""
-        backprop.backward(
-            [self], retain_grad=retain_grad, enable_double_backprop=enable_double_backprop, loss_scale=loss_scale
-        )
+        _walk([self], retain_grad=retain_grad, enable_double_backprop=enable_double_backprop, loss_scale=loss_scale)
 
     def unchain(self) -> None:
         """Cut the way from this variable to its creator."""
@@ -255,7 +343,7 @@ class Variable(BaseVariable):
         stack = [self.node.living_creator()]
         while stack:
             function = stack.pop()
-            if function is not None and function.inputs is not None:
+            if function is not None and function.inputs:
                 stack.extend(node.living_creator() for node in function.inputs)
                 function.unchain()
 
@@ -280,70 +368,70 @@ class Variable(BaseVariable):
     # ---- operators --------------------------------------------------------------------------------------------------
 
     def __add__(self, other: Any) -> Any:
-        return ops.add(self, other)
+        return _primitives.add(self, other)
 
     def __radd__(self, other: Any) -> Any:
-        return ops.add(other, self)
+        return _primitives.add(other, self)
 
     def __sub__(self, other: Any) -> Any:
-        return ops.sub(self, other)
+        return _primitives.sub(self, other)
 
     def __rsub__(self, other: Any) -> Any:
-        return ops.sub(other, self)
+        return _primitives.sub(other, self)
 
     def __mul__(self, other: Any) -> Any:
-        return ops.mul(self, other)
+        return _primitives.mul(self, other)
 
     def __rmul__(self, other: Any) -> Any:
-        return ops.mul(other, self)
+        return _primitives.mul(other, self)
 
     def __truediv__(self, other: Any) -> Any:
-        return ops.div(self, other)
+        return _primitives.div(self, other)
 
     def __rtruediv__(self, other: Any) -> Any:
-        return ops.div(other, self)
+        return _primitives.div(other, self)
 
     def __pow__(self, other: Any) -> Any:
-        return ops.power(self, other)
+        return _primitives.power(self, other)
 
     def __rpow__(self, other: Any) -> Any:
-        return ops.power(other, self)
+        return _primitives.power(other, self)
 
     def __neg__(self) -> Any:
-        return ops.neg(self)
+        return _primitives.neg(self)
 
     def __abs__(self) -> Any:
-        return ops.absolute(self)
+        return _primitives.absolute(self)
 
     def __matmul__(self, other: Any) -> Any:
-        return ops.matmul(self, other)
+        return _primitives.matmul(self, other)
 
     def __rmatmul__(self, other: Any) -> Any:
-        return ops.matmul(other, self)
+        return _primitives.matmul(other, self)
 
     def __getitem__(self, slices: Any) -> Any:
-        return ops.getitem(self, slices)
+        return _primitives.getitem(self, slices)
 
     def reshape(self, *shape: Any) -> Any:
         """The same elements in another shape; one length may be -1."""
         if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
             shape = tuple(shape[0])
-        return ops.reshape(self, shape)
+        return _primitives.reshape(self, shape)
 
     def transpose(self, *axes: Any) -> Any:
         """The axes permuted, or reversed where none are given."""
         if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list))):
             axes = () if axes[0] is None else tuple(axes[0])
-        return ops.transpose(self, axes or None)
+        return _primitives.transpose(self, axes or None)
 
     @property
     def T(self) -> Any:
         """The axes reversed."""
-        return ops.transpose(self)
+        return _primitives.transpose(self)
 
     def sum(self, axis: Any = None, keepdims: bool = False) -> Any:
         """The sum over all elements, or over axes."""
-        return ops.sum(self, axis, keepdims)
+        return _primitives.sum(self, axis, keepdims)
 
     def mean(self, axis: Any = None, *, weights: Any = None, keepdims: bool = False) -> Any:
         """The mean over all elements, or over axes; weighted where ``weights`` of the axis' shape are given."""
@@ -352,14 +440,10 @@ class Variable(BaseVariable):
             axes = range(self.ndim) if axis is None else ((axis,) if isinstance(axis, int) else axis)
             for a, n in zip(axes, weights.shape):
                 shape[a] = n
-            w = ops.reshape(weights, tuple(shape))
-            return ops.div(
-                ops.sum(ops.mul(self, w), axis, keepdims), ops.sum(ops.broadcast_to(w, self.shape), axis, keepdims)
-            )
-        return ops.mean(self, axis, keepdims)
-
-
-hand_down(Variable)
+            w = _primitives.reshape(weights, tuple(shape))
+            total = _primitives.sum(_primitives.mul(self, w), axis, keepdims)
+            return _primitives.div(total, _primitives.sum(_primitives.broadcast_to(w, self.shape), axis, keepdims))
+        return _primitives.mean(self, axis, keepdims)
 
 
 def as_variable(obj: Any) -> Variable:

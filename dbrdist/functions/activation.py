@@ -8,14 +8,14 @@ import numpy as np
 
 from dbrdist import kernels
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, elementwise
+from dbrdist.core.backend import Array, accumulation_dtype, elementwise, lies_as_images
 from dbrdist.core.checks import expected
 from dbrdist.core.config import config
 from dbrdist.core.fusion import MaskedGradient, Pending
-from dbrdist.core.graph import BaseVariable, FunctionNode, call, get_function_hooks
-from dbrdist.core.ops import Elementwise
-from dbrdist.core.variable import as_variable
-from dbrdist.functions.math import clip, expm1, max
+from dbrdist.core.graph import FunctionNode, call, get_function_hooks
+from dbrdist.core.rows import function, public
+from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.functions.math import max, minimum
 from dbrdist.kernels import relu_backward, relu_forward
 
 
@@ -28,10 +28,10 @@ class ReLU(FunctionNode):
         self._keep_outputs = (0,)
         return (relu_forward(xs[0]),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         (y,) = self._ys
         gy = gys[0]
-        if isinstance(gy, BaseVariable):
+        if isinstance(gy, Variable):
             return (call(ReLUGradient(y), gy),)
         if self.masks_later:
             return (MaskedGradient(gy, y, relu_backward),)
@@ -47,13 +47,13 @@ class ReLUGradient(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         return (relu_backward(self.y, xs[0]),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         return (call(ReLUGradient(self.y), gys[0]),)
 
 
 def relu(x: Any) -> Any:
     """Rectified linear unit, y = max(x, 0), any shape (Nair and Hinton 2010)."""
-    if isinstance(x, BaseVariable) and type(x._array) is Pending and not (config.debug or get_function_hooks()):
+    if isinstance(x, Variable) and type(x._array) is Pending and not (config.debug or get_function_hooks()):
         pending = x._array
         y = pending.take_relu(kernels.add_relu)
         if y is not None:
@@ -64,30 +64,20 @@ def relu(x: Any) -> Any:
     return ReLU().apply((x,))[0]
 
 
-class Sigmoid(Elementwise):
-    """y = 1 / (1 + exp(-x)) = (1 + tanh(x / 2)) / 2, y' = y (1 - y)"""
-
-    keep_out = (0,)
-    formula = staticmethod(lambda x: np.tanh(x * x.dtype.type(0.5)) * x.dtype.type(0.5) + x.dtype.type(0.5))
-
-    def partial(self, i: int, gy: Any) -> Any:
-        y = self.retained_outputs()[0]
-        return ops.mul(gy, ops.mul(y, ops.sub(1.0, y)))
+sigmoid = function(
+    "sigmoid",
+    lambda x: np.tanh(x * 0.5) * 0.5 + 0.5,
+    lambda y: ops.mul(y, ops.sub(1.0, y)),
+    "Logistic function, y = 1 / (1 + exp(-x)) = (1 + tanh(x / 2)) / 2, elementwise.",
+)
+tanh = public(ops.tanh)
 
 
-def sigmoid(x: Any) -> Any:
-    """Logistic function, y = 1 / (1 + exp(-x)), elementwise."""
-    return Sigmoid().apply((x,))[0]
-
-
-def tanh(x: Any) -> Any:
-    """Hyperbolic tangent, elementwise."""
-    return ops.Tanh().apply((x,))[0]
-
-
-def _channels(axis: int, ndim: int) -> int:
-    """The axis as it is in the N H W C view that elementwise formulas see of 4-d arrays."""
-    return (0, 3, 1, 2)[axis] if ndim == 4 else axis
+def _along(formula: Any, x: Array, axis: int) -> Array:
+    """``formula(x, axis)``, on the N H W C view of images, so that the result lies as they do."""
+    if x.ndim == 4 and lies_as_images(x):
+        return formula(x.transpose(0, 2, 3, 1), (0, 3, 1, 2)[axis]).transpose(0, 3, 1, 2)
+    return formula(x, axis)
 
 
 class Softmax(FunctionNode):
@@ -98,10 +88,9 @@ class Softmax(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_outputs((0,))
-        axis = _channels(self.axis, xs[0].ndim)
-        return (elementwise(lambda x: _softmax_array(x, axis), xs[0]),)
+        return (_along(_softmax_array, xs[0], self.axis),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         (y,) = self.retained_outputs()
         g = ops.mul(y, gys[0])
         return (ops.sub(g, ops.mul(y, ops.sum(g, self.axis, True))),)
@@ -124,10 +113,9 @@ class LogSoftmax(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_outputs((0,))
-        axis = _channels(self.axis, xs[0].ndim)
-        return (elementwise(lambda x: _log_softmax_array(x, axis), xs[0]),)
+        return (_along(_log_softmax_array, xs[0], self.axis),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         (y,) = self.retained_outputs()
         return (ops.sub(gys[0], ops.mul(ops.exp(y), ops.sum(gys[0], self.axis, True))),)
 
@@ -156,30 +144,72 @@ def log_softmax(x: Any, axis: int = 1) -> Any:
     return LogSoftmax(_axis_of("log_softmax", x, axis)).apply((x,))[0]
 
 
-class Softplus(FunctionNode):
-    """y = ln(1 + exp(beta x)) / beta = max(x, 0) + ln(1 + exp(-beta |x|)) / beta, y' = sigmoid(beta x)"""
+softplus = function(
+    "softplus",
+    lambda x, beta: np.maximum(x, 0.0) + np.log1p(np.exp(-abs(x * beta))) / beta,
+    lambda x, beta: sigmoid.primitive(ops.mul(x, beta)),
+    "y = ln(1 + exp(beta x)) / beta, a smooth relu, elementwise.",
+    beta=1.0,
+)
+leaky_relu = function(
+    "leaky_relu",
+    lambda x, slope: np.maximum(x, x * slope) if 0 <= slope <= 1 else ops.where(x >= 0, x, x * slope),
+    lambda gy, x, slope: ops.where(_is_positive(x), gy, ops.mul(gy, slope)),
+    "x where x >= 0, else slope x, elementwise (Maas et al. 2013).",
+    slope=0.2,
+)
+elu = function(
+    "elu",
+    lambda x, alpha: ops.where(x >= 0, x, np.expm1(np.minimum(x, 0.0)) * alpha),  # exp of large values would overflow
+    lambda gy, x, alpha: ops.where(_is_positive(x), gy, ops.mul(gy, _elu_slope(x, alpha))),
+    "x where x >= 0, else alpha (exp(x) - 1), elementwise (Clevert et al. 2015).",
+    alpha=1.0,
+)
+selu = function(
+    "selu",
+    lambda x, alpha, scale: elu.primitive(x, alpha) * scale,
+    lambda gy, x, alpha, scale: ops.where(
+        _is_positive(x), ops.mul(gy, scale), ops.mul(gy, _elu_slope(x, alpha * scale))
+    ),
+    "scale times elu(x, alpha), elementwise: keeps mean 0 and variance 1 (Klambauer et al. 2017).",
+    alpha=1.6732632423543772,
+    scale=1.0507009873554805,
+)
+clipped_relu = function(
+    "clipped_relu",
+    lambda x, z: np.minimum(np.maximum(x, 0.0), z),
+    lambda gy, x, z: ops.where(_lies_within(x, 0.0, z), gy, 0.0),
+    "min(max(x, 0), z), elementwise.",
+    domain=(-30.0, 30.0),
+    z=20.0,
+)
+relu6 = function(
+    "relu6",
+    lambda x: np.minimum(np.maximum(x, 0.0), 6.0),
+    lambda gy, x: ops.where(_lies_within(x, 0.0, 6.0), gy, 0.0),
+    "min(max(x, 0), 6), elementwise.",
+    domain=(-9.0, 9.0),
+)
+hard_sigmoid = function(
+    "hard_sigmoid",
+    lambda x: np.minimum(np.maximum(x * 0.2 + 0.5, 0.0), 1.0),
+    lambda gy, x: ops.where(_lies_within(x, -2.5, 2.5), ops.mul(gy, 0.2), 0.0),
+    "0.2 x + 0.5 held between 0 and 1, elementwise.",
+    domain=(-4.0, 4.0),
+)
 
-    def __init__(self, beta: float) -> None:
-        self.beta = beta
 
-    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        self.retain_inputs((0,))
-        beta = xs[0].dtype.type(self.beta)
-        return (elementwise(lambda x: np.maximum(x, x.dtype.type(0)) + np.log1p(np.exp(-abs(x * beta))) / beta, xs[0]),)
-
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
-        return (ops.mul(gys[0], call(Sigmoid(), ops.mul(self.retained_inputs()[0], self.beta))),)
+def _is_positive(x: Any) -> Array:
+    return elementwise(lambda v: v >= 0, as_array(x))
 
 
-def softplus(x: Any, beta: float = 1.0) -> Any:
-    """y = ln(1 + exp(beta x)) / beta, a smooth relu, elementwise."""
-    return Softplus(beta).apply((x,))[0]
+def _lies_within(x: Any, low: float, high: float) -> Array:
+    return elementwise(lambda v: (v > low) & (v < high), as_array(x))
 
 
-def leaky_relu(x: Any, slope: float = 0.2) -> Any:
-    """x where x >= 0, else slope x, elementwise (Maas et al. 2013)."""
-    x = as_variable(x)
-    return ops.where(x.array >= 0, x, ops.mul(x, slope))
+def _elu_slope(x: Any, alpha: float) -> Any:
+    """alpha exp(x) for x below 0, without overflow above."""
+    return ops.mul(ops.exp(minimum.primitive(x, 0.0)), alpha)
 
 
 def prelu(x: Any, W: Any) -> Any:
@@ -190,48 +220,6 @@ def prelu(x: Any, W: Any) -> Any:
         raise expected("prelu", "W", f"the axes of x (shape {x.shape}) from 1 on", W)
     slopes = ops.reshape(as_variable(W), (1, *W.shape, *(1,) * (x.ndim - stop)) if W.shape else ())
     return ops.where(x.array >= 0, x, ops.mul(x, slopes))
-
-
-def elu(x: Any, alpha: float = 1.0) -> Any:
-    """x where x >= 0, else alpha (exp(x) - 1), elementwise (Clevert et al. 2015)."""
-    x = as_variable(x)
-    below = expm1(clip(x, None, 0.0))  # exp of large values would overflow, and its gradient with it
-    return ops.where(x.array >= 0, x, ops.mul(below, alpha))
-
-
-def selu(x: Any, alpha: float = 1.6732632423543772, scale: float = 1.0507009873554805) -> Any:
-    """scale times elu(x, alpha), elementwise: keeps mean 0 and variance 1 (Klambauer et al. 2017)."""
-    return ops.mul(elu(x, alpha), scale)
-
-
-class ClippedReLU(FunctionNode):
-    """y = min(max(x, 0), z); gx = gy where 0 < x < z, else 0"""
-
-    def __init__(self, z: float) -> None:
-        self.z = z
-
-    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        z = xs[0].dtype.type(self.z)
-        self.inside = elementwise(lambda x: (x > 0) & (x < z), xs[0])
-        return (elementwise(lambda x: np.minimum(np.maximum(x, x.dtype.type(0)), z), xs[0]),)
-
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
-        return (ops.where(self.inside, gys[0], gys[0].dtype.type(0)),)
-
-
-def clipped_relu(x: Any, z: float = 20.0) -> Any:
-    """min(max(x, 0), z), elementwise."""
-    return ClippedReLU(z).apply((x,))[0]
-
-
-def relu6(x: Any) -> Any:
-    """min(max(x, 0), 6), elementwise."""
-    return clipped_relu(x, 6.0)
-
-
-def hard_sigmoid(x: Any) -> Any:
-    """0.2 x + 0.5 held between 0 and 1, elementwise."""
-    return clipped_relu(ops.add(ops.mul(as_variable(x), 0.2), 0.5), 1.0)
 
 
 def swish(x: Any, beta: Any) -> Any:

@@ -8,9 +8,19 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, device_of, elementwise, empty, full, get_array_module, get_device, to_device
+from dbrdist.core.backend import (
+    Array,
+    device_of,
+    elementwise,
+    empty,
+    full_as,
+    get_array_module,
+    get_device,
+    to_device,
+    zeros_as,
+)
 from dbrdist.core.checks import expected
-from dbrdist.core.graph import BaseVariable, FunctionNode
+from dbrdist.core.graph import FunctionNode
 from dbrdist.core.variable import Variable, as_array, as_variable
 
 
@@ -191,14 +201,13 @@ class SplitAxis(FunctionNode):
         lead = (slice(None),) * self.axis
         return tuple(xs[0][(*lead, slice(i, j))] for i, j in zip(self.bounds, self.bounds[1:]))
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
-        assert self.inputs is not None
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         node, axis = self.inputs[0], self.axis
         like = next(as_array(g) for g in gys if g is not None)
         pieces = []
         for i, j, g in zip(self.bounds, self.bounds[1:], gys):
             if g is None:
-                g = full((*node.shape[:axis], j - i, *node.shape[axis + 1 :]), 0, node.dtype, like)
+                g = zeros_as(like, (*node.shape[:axis], j - i, *node.shape[axis + 1 :]), node.dtype)
             pieces.append(g)
         return (ops.concat(pieces, axis),)
 
@@ -282,7 +291,7 @@ def where(condition: Any, x: Any, y: Any) -> Any:
     condition = as_array(condition)
     if condition.dtype != bool:
         raise expected("where", "condition", "an array of bool", condition)
-    if not isinstance(x, BaseVariable):
+    if not isinstance(x, Variable):
         x = as_variable(x) if hasattr(x, "shape") else x
     return ops.where(condition, x, as_variable(y) if hasattr(y, "shape") else y)
 
@@ -340,12 +349,11 @@ class Pad(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         x = xs[0]
-        y = full(tuple(a + n + b for n, (a, b) in zip(x.shape, self.widths)), self.value, x.dtype, x)
+        y = full_as(x, tuple(a + n + b for n, (a, b) in zip(x.shape, self.widths)), x.dtype, self.value)
         y[self._inside(x.shape)] = x
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
-        assert self.inputs is not None
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         return (ops.getitem(gys[0], self._inside(self.inputs[0].shape)),)
 
     def _inside(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
@@ -388,9 +396,9 @@ class Copy(FunctionNode):
             return (elementwise(lambda x: x.copy(), xs[0]),)
         return (to_device(xs[0], self.device),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         gy = gys[0]
-        return (Copy(self.source).apply((gy,))[0] if isinstance(gy, BaseVariable) else to_device(gy, self.source),)
+        return (Copy(self.source).apply((gy,))[0] if isinstance(gy, Variable) else to_device(gy, self.source),)
 
 
 def copy(x: Any, dst: Any) -> Any:

@@ -14,9 +14,9 @@ from dbrdist import kernels
 from dbrdist.core import ops
 from dbrdist.core.arrays import per_column, sum_rows
 from dbrdist.core.backend import Array, accumulation_dtype, empty
-from dbrdist.core.checks import expected
-from dbrdist.core.graph import BaseVariable, FunctionNode
-from dbrdist.core.variable import as_variable
+from dbrdist.core.checks import Operands, expected
+from dbrdist.core.graph import FunctionNode
+from dbrdist.core.variable import Variable, as_variable
 
 # From this many multiplications on, the fastest kernel for products is worth the way to it.
 _LARGE_PRODUCT = 1 << 19
@@ -28,6 +28,8 @@ _dot = ndarray.dot
 class LinearFunction(FunctionNode):
     """y = x W^T + b; x (N, I), W (O, I), b (O,). gx = gy W, gW = gy^T x, gb = sum over N of gy."""
 
+    operands = Operands("linear", x="float", W="float", b="float")
+    writes = True
     product: Any = None  # how matrices of this size, on the host and all of one type, are multiplied
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -69,7 +71,6 @@ class LinearFunction(FunctionNode):
                     gxs.append(sum_rows(gy, out and out[k]))
             return tuple(gxs)
         nodes = self.inputs
-        assert nodes is not None
         for k, i in enumerate(wanted):
             if i == 0:
                 g = ops.matmul(gy, W if W.dtype is gy.dtype else ops.cast(W, gy.dtype))
@@ -114,7 +115,7 @@ def embed_id(x: Any, W: Any, ignore_label: int | None = None) -> Any:
 
     Ids equal to ``ignore_label`` give zeros and no gradient.
     """
-    ids = x.array if isinstance(x, BaseVariable) else x
+    ids = x.array if isinstance(x, Variable) else x
     if ids.dtype.kind not in "iu":
         raise expected("embed_id", "x", "integers", ids)
     W = as_variable(W)

@@ -22,6 +22,8 @@ _SPATIAL = (0, 2, 3)
 class Convolution2D(FunctionNode):
     """y = x * W + b"""
 
+    writes = True
+
     def __init__(self, geometry: ConvGeometry) -> None:
         self.geometry = geometry
 
@@ -44,6 +46,8 @@ class Convolution2D(FunctionNode):
 
 class ConvolutionData(FunctionNode):
     """The gradient of a convolution with respect to x; with a bias, the transposed convolution."""
+
+    writes = True
 
     def __init__(self, geometry: ConvGeometry, x_shape: tuple[int, ...]) -> None:
         self.geometry = geometry
@@ -82,7 +86,7 @@ class ConvolutionWeight(FunctionNode):
         self.retain_inputs((0, 1))
         return (kernels.conv_backward_weight(*xs, self.W_shape, self.geometry, self.dtype, self.out),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         (ggW,), (x, gy), g = gys, self.retained_inputs(), self.geometry
         rules = (lambda: call(ConvolutionData(g, x.shape), gy, ggW), lambda: call(Convolution2D(g), x, ggW))
         return tuple(rules[i]() for i in wanted)

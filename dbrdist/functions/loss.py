@@ -15,8 +15,8 @@ from dbrdist.core.arrays import mean, per_row, row_starts
 from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, is_array, is_floating, number
 from dbrdist.core.checks import expected, one_of
 from dbrdist.core.config import config
-from dbrdist.core.graph import BaseVariable, FunctionNode, call
-from dbrdist.core.variable import as_variable
+from dbrdist.core.graph import FunctionNode, call
+from dbrdist.core.variable import Variable, as_variable
 from dbrdist.functions.activation import Softmax
 from dbrdist.functions.math import exp, maximum
 
@@ -51,7 +51,7 @@ class LabelCrossEntropy(FunctionNode):
         self.scale = number(1.0 / num_rows, x.dtype)
         return (mean(losses),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         at = self.at
         if self._on_variables:
             p = call(Softmax(1), self.retained_inputs()[0])
@@ -82,7 +82,7 @@ class WeightedCrossEntropy(FunctionNode):
         log_total = np.log(np.exp(shifted).sum(axis=1, keepdims=True))
         return ((self.q * (log_total - shifted)).sum(axis=1),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         (x,) = self.retained_inputs()
         q = self.q
         p = call(Softmax(1), ops.cast(x, q.dtype))
@@ -120,13 +120,13 @@ def softmax_cross_entropy(
             (Szegedy et al. 2016).
     """
     if type(t) is not ndarray:
-        t = t.array if isinstance(t, BaseVariable) else t
+        t = t.array if isinstance(t, Variable) else t
     if (
         class_weight is None
         and not label_smoothing
         and reduce == "mean"
         and ignore_label < 0
-        and _is_plain(x._array if isinstance(x, BaseVariable) else x, t)
+        and _is_plain(x._array if isinstance(x, Variable) else x, t)
     ):
         return LabelCrossEntropy(t).apply((x,))[0]
     x = as_variable(x)
@@ -182,7 +182,7 @@ def _of_labels(
     if smoothing:
         q = q * dtype.type(1 - smoothing) + dtype.type(smoothing / num_classes)
     if class_weight is not None:
-        weight = class_weight.array if isinstance(class_weight, BaseVariable) else class_weight
+        weight = class_weight.array if isinstance(class_weight, Variable) else class_weight
         if not is_array(weight) or weight.shape != (num_classes,):
             raise expected("softmax_cross_entropy", "class_weight", f"an array of shape ({num_classes},)", class_weight)
         q *= weight.astype(dtype).reshape(classes.shape)
@@ -228,7 +228,7 @@ class MeanSquaredError(FunctionNode):
         difference = difference.astype(accumulation_dtype(difference.dtype), copy=False)
         return ((difference.dot(difference) / max(difference.size, 1)).astype(xs[0].dtype),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         a, b = self.retained_inputs()
         scaled = ops.mul(ops.cast(gys[0], accumulation_dtype(a.dtype)), 2.0 / max(a.size, 1))
         g = ops.cast(ops.mul(ops.sub(a, b), scaled), a.dtype)
@@ -269,7 +269,7 @@ class SoftplusOfSign(FunctionNode):
         x = xs[0]
         return (np.maximum(x, 0) - x * self.t + np.log1p(np.exp(-abs(x))),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         from_tanh = ops.tanh(ops.mul(self.retained_inputs()[0], 0.5))
         p = ops.add(ops.mul(from_tanh, 0.5), 0.5)
         return (ops.mul(ops.sub(p, self.t), gys[0]),)
@@ -283,7 +283,7 @@ def sigmoid_cross_entropy(x: Any, t: Any, normalize: bool = True, reduce: str = 
     """
     one_of("sigmoid_cross_entropy", "reduce", ("mean", "no"), reduce)
     x = as_variable(x)
-    t = t.array if isinstance(t, BaseVariable) else t
+    t = t.array if isinstance(t, Variable) else t
     if t.shape != x.shape or t.dtype.kind not in "iub":
         raise expected("sigmoid_cross_entropy", "t", f"integers of shape {x.shape} as of x", t)
     wide = accumulation_dtype(x.dtype)
@@ -318,7 +318,7 @@ def hinge(x: Any, t: Any, norm: str = "L1", reduce: str = "mean") -> Any:
     one_of("hinge", "norm", ("L1", "L2"), norm)
     one_of("hinge", "reduce", ("mean", "no"), reduce)
     x = as_variable(x)
-    t = t.array if isinstance(t, BaseVariable) else t
+    t = t.array if isinstance(t, Variable) else t
     if x.ndim != 2 or t.shape != x.shape[:1] or t.dtype.kind not in "iu":
         raise expected("hinge", "t", f"integer labels of shape {x.shape[:1]} for x of shape (N, K)", t)
     xp = get_array_module(x.array)

@@ -1,6 +1,6 @@
 """Arithmetic, elementary functions and reductions.
 
-Elementwise rules give the partial derivative alone; ``core.ops`` brings it to the shape and type of each input.
+Elementwise functions are rows: formula, partial derivatives, docstring (``core.rows``).
 """
 
 from __future__ import annotations
@@ -13,268 +13,107 @@ import numpy as np
 from dbrdist.core import ops
 from dbrdist.core.backend import Array, elementwise, get_array_module
 from dbrdist.core.checks import expected
-from dbrdist.core.graph import BaseVariable, FunctionNode
-from dbrdist.core.ops import Elementwise
+from dbrdist.core.graph import FunctionNode
+from dbrdist.core.rows import function, public
 from dbrdist.core.variable import Variable, as_array, as_variable
 
 # ---- elementary functions -------------------------------------------------------------------------------------------
 
-
-class Sin(Elementwise):
-    """y = sin x, y' = cos x"""
-
-    keep_in = (0,)
-    formula = np.sin
-
-    def partial(self, i: int, gy: Any) -> Any:
-        return ops.mul(gy, _unary(Cos, self.retained_inputs()[0]))
-
-
-class Cos(Elementwise):
-    """y = cos x, y' = -sin x"""
-
-    keep_in = (0,)
-    formula = np.cos
-
-    def partial(self, i: int, gy: Any) -> Any:
-        return ops.neg(ops.mul(gy, _unary(Sin, self.retained_inputs()[0])))
-
-
-class Tan(Elementwise):
-    """y = tan x, y' = 1 + y^2"""
-
-    keep_out = (0,)
-    formula = np.tan
-
-    def partial(self, i: int, gy: Any) -> Any:
-        return ops.mul(gy, ops.add(ops.power(self.retained_outputs()[0], 2), 1.0))
-
-
-class Arcsin(Elementwise):
-    """y = arcsin x, y' = 1 / sqrt(1 - x^2)"""
-
-    keep_in = (0,)
-    formula = np.arcsin
-
-    def partial(self, i: int, gy: Any) -> Any:
-        return ops.div(gy, ops.sqrt(ops.sub(1.0, ops.power(self.retained_inputs()[0], 2))))
-
-
-class Arccos(Elementwise):
-    """y = arccos x, y' = -1 / sqrt(1 - x^2)"""
-
-    keep_in = (0,)
-    formula = np.arccos
-
-    def partial(self, i: int, gy: Any) -> Any:
-        return ops.neg(ops.div(gy, ops.sqrt(ops.sub(1.0, ops.power(self.retained_inputs()[0], 2)))))
-
-
-class Arctan(Elementwise):
-    """y = arctan x, y' = 1 / (1 + x^2)"""
-
-    keep_in = (0,)
-    formula = np.arctan
-
-    def partial(self, i: int, gy: Any) -> Any:
-        return ops.div(gy, ops.add(ops.power(self.retained_inputs()[0], 2), 1.0))
-
-
-class Arctan2(Elementwise):
-    """y = the angle of (x2, x1); dy/dx1 = x2 / (x1^2 + x2^2), dy/dx2 = -x1 / (x1^2 + x2^2)"""
-
-    keep_in = (0, 1)
-    formula = np.arctan2
-
-    def partial(self, i: int, gy: Any) -> Any:
-        a, b = self.retained_inputs()
-        g = ops.div(gy, ops.add(ops.power(a, 2), ops.power(b, 2)))
-        return ops.neg(ops.mul(g, a)) if i else ops.mul(g, b)
-
-
-class Arctanh(Elementwise):
-    """y = artanh x, y' = 1 / (1 - x^2)"""
-
-    keep_in = (0,)
-    formula = np.arctanh
-
-    def partial(self, i: int, gy: Any) -> Any:
-        return ops.div(gy, ops.sub(1.0, ops.power(self.retained_inputs()[0], 2)))
-
-
-class Sinh(Elementwise):
-    """y = sinh x, y' = cosh x"""
-
-    keep_in = (0,)
-    formula = np.sinh
-
-    def partial(self, i: int, gy: Any) -> Any:
-        return ops.mul(gy, _unary(Cosh, self.retained_inputs()[0]))
-
-
-class Cosh(Elementwise):
-    """y = cosh x, y' = sinh x"""
-
-    keep_in = (0,)
-    formula = np.cosh
-
-    def partial(self, i: int, gy: Any) -> Any:
-        return ops.mul(gy, _unary(Sinh, self.retained_inputs()[0]))
-
-
-class Log1p(Elementwise):
-    """y = ln(1 + x), y' = 1 / (1 + x)"""
-
-    keep_in = (0,)
-    formula = np.log1p
-
-    def partial(self, i: int, gy: Any) -> Any:
-        return ops.div(gy, ops.add(self.retained_inputs()[0], 1.0))
-
-
-class Expm1(Elementwise):
-    """y = exp(x) - 1, y' = y + 1"""
-
-    keep_out = (0,)
-    formula = np.expm1
-
-    def partial(self, i: int, gy: Any) -> Any:
-        return ops.mul(gy, ops.add(self.retained_outputs()[0], 1.0))
-
-
-class Log2(Elementwise):
-    """y = log2 x, y' = 1 / (x ln 2)"""
-
-    keep_in = (0,)
-    formula = np.log2
-
-    def partial(self, i: int, gy: Any) -> Any:
-        return ops.div(gy, ops.mul(self.retained_inputs()[0], math.log(2)))
-
-
-class Log10(Elementwise):
-    """y = log10 x, y' = 1 / (x ln 10)"""
-
-    keep_in = (0,)
-    formula = np.log10
-
-    def partial(self, i: int, gy: Any) -> Any:
-        return ops.div(gy, ops.mul(self.retained_inputs()[0], math.log(10)))
-
-
-class Square(Elementwise):
-    """y = x^2, y' = 2 x"""
-
-    keep_in = (0,)
-    formula = np.square
-
-    def partial(self, i: int, gy: Any) -> Any:
-        return ops.mul(gy, ops.mul(self.retained_inputs()[0], 2.0))
-
-
-def _unary(cls: type[Elementwise], x: Any) -> Any:
-    """Array in, array out; Variable in, Variable out: for rules."""
-    return cls().apply((x,))[0] if isinstance(x, BaseVariable) else elementwise(cls.formula, x)
-
-
-def sin(x: Any) -> Any:
-    """Sine, elementwise."""
-    return Sin().apply((x,))[0]
-
-
-def cos(x: Any) -> Any:
-    """Cosine, elementwise."""
-    return Cos().apply((x,))[0]
-
-
-def tan(x: Any) -> Any:
-    """Tangent, elementwise."""
-    return Tan().apply((x,))[0]
-
-
-def arcsin(x: Any) -> Any:
-    """Inverse sine, elementwise, for -1 <= x <= 1."""
-    return Arcsin().apply((x,))[0]
-
-
-def arccos(x: Any) -> Any:
-    """Inverse cosine, elementwise, for -1 <= x <= 1."""
-    return Arccos().apply((x,))[0]
-
-
-def arctan(x: Any) -> Any:
-    """Inverse tangent, elementwise."""
-    return Arctan().apply((x,))[0]
-
-
-def arctan2(x1: Any, x2: Any) -> Any:
-    """The angle of the point (x2, x1) in radians, from -pi to pi, elementwise."""
-    return Arctan2().apply((x1, x2))[0]
-
-
-def arctanh(x: Any) -> Any:
-    """Inverse hyperbolic tangent, elementwise, for -1 < x < 1."""
-    return Arctanh().apply((x,))[0]
-
-
-def sinh(x: Any) -> Any:
-    """Hyperbolic sine, elementwise."""
-    return Sinh().apply((x,))[0]
-
-
-def cosh(x: Any) -> Any:
-    """Hyperbolic cosine, elementwise."""
-    return Cosh().apply((x,))[0]
-
-
-def exp(x: Any) -> Any:
-    """e to the x, elementwise."""
-    return ops.Exp().apply((x,))[0]
-
-
-def expm1(x: Any) -> Any:
-    """exp(x) - 1 without cancellation near 0, elementwise."""
-    return Expm1().apply((x,))[0]
-
-
-def log(x: Any) -> Any:
-    """Natural logarithm, elementwise."""
-    return ops.Log().apply((x,))[0]
-
-
-def log1p(x: Any) -> Any:
-    """ln(1 + x) without cancellation near 0, elementwise."""
-    return Log1p().apply((x,))[0]
-
-
-def log2(x: Any) -> Any:
-    """Logarithm to base 2, elementwise."""
-    return Log2().apply((x,))[0]
-
-
-def log10(x: Any) -> Any:
-    """Logarithm to base 10, elementwise."""
-    return Log10().apply((x,))[0]
-
-
-def sqrt(x: Any) -> Any:
-    """Square root, elementwise."""
-    return ops.Sqrt().apply((x,))[0]
-
-
-def rsqrt(x: Any) -> Any:
-    """1 / sqrt(x), elementwise."""
-    return ops.div(1.0, sqrt(x))
-
-
-def square(x: Any) -> Any:
-    """x^2, elementwise."""
-    return Square().apply((x,))[0]
-
-
-def absolute(self: Any) -> Any:
-    """|x|, elementwise; the derivative at 0 is 0."""
-    return ops.Absolute().apply((self,))[0]
+sin = function("sin", np.sin, lambda x: cos.primitive(x), "Sine, elementwise.")
+cos = function("cos", np.cos, lambda gy, x: ops.neg(ops.mul(gy, sin.primitive(x))), "Cosine, elementwise.")
+tan = function("tan", np.tan, lambda y: ops.add(ops.mul(y, y), 1.0), "Tangent, elementwise.")
+sinh = function("sinh", np.sinh, lambda x: cosh.primitive(x), "Hyperbolic sine, elementwise.")
+cosh = function("cosh", np.cosh, lambda x: sinh.primitive(x), "Hyperbolic cosine, elementwise.")
+arcsin = function(
+    "arcsin", np.arcsin, lambda gy, x: ops.div(gy, ops.sqrt(ops.sub(1.0, ops.mul(x, x)))),
+    "Inverse sine, elementwise, for -1 <= x <= 1.", domain=(-0.7, 0.7),
+)  # fmt: skip
+arccos = function(
+    "arccos", np.arccos, lambda gy, x: ops.neg(ops.div(gy, ops.sqrt(ops.sub(1.0, ops.mul(x, x))))),
+    "Inverse cosine, elementwise, for -1 <= x <= 1.", domain=(-0.7, 0.7),
+)  # fmt: skip
+arctan = function(
+    "arctan", np.arctan, lambda gy, x: ops.div(gy, ops.add(ops.mul(x, x), 1.0)), "Inverse tangent, elementwise."
+)
+arctan2 = function(
+    "arctan2",
+    np.arctan2,
+    lambda gy, x1, x2: ops.div(ops.mul(gy, x2), ops.add(ops.mul(x1, x1), ops.mul(x2, x2))),
+    lambda gy, x1, x2: ops.neg(ops.div(ops.mul(gy, x1), ops.add(ops.mul(x1, x1), ops.mul(x2, x2)))),
+    "The angle of the point (x2, x1) in radians, from -pi to pi, elementwise.",
+    args="x1 x2",
+    domain=(0.5, 2.0),
+)
+arctanh = function(
+    "arctanh", np.arctanh, lambda gy, x: ops.div(gy, ops.sub(1.0, ops.mul(x, x))),
+    "Inverse hyperbolic tangent, elementwise, for -1 < x < 1.", domain=(-0.7, 0.7),
+)  # fmt: skip
+expm1 = function("expm1", np.expm1, lambda y: ops.add(y, 1.0), "exp(x) - 1, accurate near 0, elementwise.")
+log1p = function(
+    "log1p", np.log1p, lambda gy, x: ops.div(gy, ops.add(x, 1.0)), "ln(1 + x), accurate near 0, elementwise.",
+    domain=(-0.5, 2.0),
+)  # fmt: skip
+log2 = function(
+    "log2", np.log2, lambda gy, x: ops.div(gy, ops.mul(x, math.log(2))), "Logarithm to base 2, elementwise.",
+    domain=(0.5, 2.0),
+)  # fmt: skip
+log10 = function(
+    "log10", np.log10, lambda gy, x: ops.div(gy, ops.mul(x, math.log(10))), "Logarithm to base 10, elementwise.",
+    domain=(0.5, 2.0),
+)  # fmt: skip
+rsqrt = function(
+    "rsqrt", lambda x: 1.0 / np.sqrt(x), lambda gy, x, y: ops.mul(gy, ops.div(ops.mul(y, -0.5), x)),
+    "1 / sqrt(x), elementwise.", domain=(0.5, 2.0),
+)  # fmt: skip
+square = function("square", np.square, lambda x: ops.mul(x, 2.0), "x^2, elementwise.")
+squared_difference = function(
+    "squared_difference",
+    lambda x1, x2: np.square(x1 - x2),
+    lambda x1, x2: ops.mul(ops.sub(x1, x2), 2.0),
+    lambda x1, x2: ops.mul(ops.sub(x2, x1), 2.0),
+    "(x1 - x2)^2, elementwise, with broadcasting.",
+    args="x1 x2",
+)
+maximum = function(
+    "maximum",
+    np.maximum,
+    lambda gy, x1, x2: ops.where(_holds(np.greater_equal, x1, x2), gy, 0.0),
+    lambda gy, x1, x2: ops.where(_holds(np.greater_equal, x1, x2), 0.0, gy),
+    "The greater of two arguments, elementwise, with broadcasting; equal elements give their gradient to x1.",
+    args="x1 x2",
+)
+minimum = function(
+    "minimum",
+    np.minimum,
+    lambda gy, x1, x2: ops.where(_holds(np.less_equal, x1, x2), gy, 0.0),
+    lambda gy, x1, x2: ops.where(_holds(np.less_equal, x1, x2), 0.0, gy),
+    "The lesser of two arguments, elementwise, with broadcasting; equal elements give their gradient to x1.",
+    args="x1 x2",
+)
+_clip = function(
+    "clip",
+    lambda x, x_min, x_max: _clipped(x, x_min, x_max),
+    lambda gy, x, x_min, x_max: ops.where(_holds(_between, x, x_min, x_max), gy, 0.0),
+    "x held between x_min and x_max, elementwise; None is no bound.",
+    x_min=-0.9,
+    x_max=1.2,
+)
+linear_interpolate = function(
+    "linear_interpolate",
+    lambda p, x, y: p * x + (1.0 - p) * y,
+    lambda x, y: ops.sub(x, y),
+    lambda p: p,
+    lambda p: ops.sub(1.0, p),
+    "p x + (1 - p) y, elementwise.",
+    args="p x y",
+)
+
+exp, log, sqrt, absolute = (public(r) for r in (ops.exp, ops.log, ops.sqrt, ops.absolute))
+
+
+def _holds(relation: Any, *xs: Any) -> Array:
+    """A relation between the values of arrays or Variables, as an array of bool."""
+    return elementwise(relation, *(as_array(x) for x in xs))
 
 
 def _constant(formula: Any, x: Any) -> Variable:
@@ -315,59 +154,6 @@ def add(*xs: Any) -> Any:
     return y
 
 
-class Maximum(Elementwise):
-    """y = max(a, b); equal elements give their gradient to a"""
-
-    keep_in = (0, 1)
-    formula = np.maximum
-
-    def partial(self, i: int, gy: Any) -> Any:
-        a, b = (as_array(x) for x in self.retained_inputs())
-        zero = gy.dtype.type(0)
-        chosen = elementwise(np.greater_equal, a, b)
-        return ops.where(chosen, zero, gy) if i else ops.where(chosen, gy, zero)
-
-
-class Minimum(Elementwise):
-    """y = min(a, b); equal elements give their gradient to a"""
-
-    keep_in = (0, 1)
-    formula = np.minimum
-
-    def partial(self, i: int, gy: Any) -> Any:
-        a, b = (as_array(x) for x in self.retained_inputs())
-        zero = gy.dtype.type(0)
-        chosen = elementwise(np.less_equal, a, b)
-        return ops.where(chosen, zero, gy) if i else ops.where(chosen, gy, zero)
-
-
-def maximum(x1: Any, x2: Any) -> Any:
-    """The greater of two arguments, elementwise, with broadcasting."""
-    return Maximum().apply((x1, x2))[0]
-
-
-def minimum(x1: Any, x2: Any) -> Any:
-    """The lesser of two arguments, elementwise, with broadcasting."""
-    return Minimum().apply((x1, x2))[0]
-
-
-class Clip(FunctionNode):
-    """y = x between two bounds; gx = gy where x lies between them (bounds included), else 0"""
-
-    def __init__(self, low: Any, high: Any) -> None:
-        self.low = low
-        self.high = high
-
-    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        low, high = self.low, self.high
-        x = xs[0]
-        self.inside = elementwise(lambda v: _between(v, low, high), x)
-        return (elementwise(lambda v: _clipped(v, low, high), x),)
-
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
-        return (ops.where(self.inside, gys[0], gys[0].dtype.type(0)),)
-
-
 def _between(x: Array, low: Any, high: Any) -> Array:
     inside = np.ones_like(x, bool) if low is None else x >= low
     return inside if high is None else inside & (x <= high)
@@ -385,7 +171,7 @@ def clip(x: Any, x_min: float | None, x_max: float | None) -> Any:
         raise expected("clip", "x_min, x_max", "at least one bound", "None and None")
     if x_min is not None and x_max is not None and x_min > x_max:
         raise expected("clip", "x_min", f"at most x_max = {x_max}", x_min)
-    return Clip(x_min, x_max).apply((x,))[0]
+    return _clip(x, x_min, x_max)
 
 
 def fmod(x: Any, divisor: Any) -> Any:
@@ -393,17 +179,6 @@ def fmod(x: Any, divisor: Any) -> Any:
     x = as_variable(x)
     steps = elementwise(lambda a, b: np.trunc(a / b), x.array, as_array(divisor))
     return ops.sub(x, ops.mul(divisor, steps))
-
-
-def squared_difference(x1: Any, x2: Any) -> Any:
-    """(x1 - x2)^2, elementwise."""
-    return square(ops.sub(as_variable(x1), x2))
-
-
-def linear_interpolate(p: Any, x: Any, y: Any) -> Any:
-    """p x + (1 - p) y, elementwise."""
-    p = as_variable(p)
-    return ops.add(ops.mul(p, x), ops.mul(ops.sub(1.0, p), y))
 
 
 def scale(x: Any, y: Any, axis: int = 1) -> Any:
@@ -489,7 +264,7 @@ class Extremum(FunctionNode):
         self.kept_shape = y.shape
         return (y if self.keepdims else y.reshape([n for i, n in enumerate(x.shape) if i not in axes]),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         gy = ops.broadcast_to(ops.reshape(gys[0], self.kept_shape), self.chosen.shape)
         return (ops.where(self.chosen, gy, gy.dtype.type(0)),)
 

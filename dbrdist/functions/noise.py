@@ -39,7 +39,7 @@ class Dropout(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         return (elementwise(np.multiply, xs[0], self.mask),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         return (call(Dropout(self.mask), gys[0]),)
 
 

@@ -30,6 +30,8 @@ class BatchNormalization(FunctionNode):
     output is read, backward starts, or the output is dropped.
     """
 
+    writes = True
+
     def __init__(self, eps: float, axis: Axis, on_statistics: OnStatistics | None, waits: bool) -> None:
         self.eps = eps
         self.axis = axis
@@ -101,7 +103,7 @@ class BatchNormalizationGradient(FunctionNode):
         self.retain_inputs((0, 1, 2))
         return self.forward_node.backward_kernel(*xs)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         node, (x, gamma, gy) = self.forward_node, self.retained_inputs()
         axis, m = node.axis, max(prod(x.shape[i] for i in node.axis), 1)
         kept = _kept_shape(x.shape, axis)
@@ -157,7 +159,7 @@ class FixedBatchNormalization(FunctionNode):
         """The output, rectified where a kernel is handed down; see :class:`dbrdist.core.fusion.Finisher`."""
         return kernels.bn_inference(*self.data, self.eps, add_relu is not None, self.axis)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         gy, (x, gamma, mean, var) = gys[0], self.retained_inputs()
         kept, shape = _kept_shape(x.shape, self.axis), gamma.shape
 

@@ -28,7 +28,7 @@ class MaxPooling2D(FunctionNode):
         self.y_shape = y.shape
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         return (call(MaxPoolingGradient(self), gys[0]),)
 
     def indices(self) -> Array:
@@ -46,7 +46,7 @@ class MaxPoolingGradient(FunctionNode):
         p = self.pooling
         return (kernels.pool_backward(xs[0], p.x_shape, p.saved, p.geometry),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         return (call(ChosenElements(self.pooling), gys[0]),)
 
 
@@ -59,7 +59,7 @@ class ChosenElements(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         return (kernels.pool_gather(xs[0], self.pooling.indices(), self.pooling.geometry),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         return (call(MaxPoolingGradient(self.pooling), gys[0]),)
 
 
@@ -74,7 +74,7 @@ class AveragePooling2D(FunctionNode):
         y, self.saved = kernels.pool_forward(xs[0], self.geometry)
         return (y,)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         return (call(AveragePoolingGradient(self), gys[0]),)
 
 
@@ -88,7 +88,7 @@ class AveragePoolingGradient(FunctionNode):
         p = self.pooling
         return (kernels.pool_backward(xs[0], p.x_shape, p.saved, p.geometry),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         return (call(AveragePooling2D(self.pooling.geometry), gys[0]),)
 
 

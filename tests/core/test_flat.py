@@ -136,6 +136,8 @@ def test_rules_are_handed_the_view_only_for_a_first_contribution():
     seen = []
 
     class Scale(dbrdist.FunctionNode):
+        writes = True
+
         def forward(self, xs):
             return (xs[0] * 2.0,)
 

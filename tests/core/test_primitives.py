@@ -120,8 +120,10 @@ def test_the_table_names_every_primitive():
             node = nodes.pop()
             seen.add(type(node))
             nodes += [n.living_creator() for n in node.inputs if n.living_creator() is not None]
-    elsewhere = {ops.AddActivations, ops.Cast, ops.Elementwise}  # in test_fusion.py and below
+    elsewhere = {ops.AddActivations, ops.Cast}  # in test_fusion.py and below
     assert classes - seen <= elsewhere | {dbrdist.FunctionNode}
+    rows = {f.row.node for f in vars(ops).values() if hasattr(getattr(f, "row", None), "node")}
+    assert len(rows) > 9 and rows <= seen
 
 
 @pytest.mark.parametrize(("function", "shapes", "domain"), CASES)
@@ -173,7 +175,10 @@ def test_second_order_against_central_differences(function, shapes, domain):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 @pytest.mark.parametrize(("function", "shapes", "domain"), CASES)
 def test_one_rule_for_every_order(function, shapes, domain, dtype):
-    """On bare arrays and on Variables the same rule gives the same bits and types."""
+    """On bare arrays and on Variables the same rule gives the same bits and types.
+
+    In 16 bits a first-order rule rounds once, a recorded one after each step.
+    """
     arrays = prepare(shapes, domain, dtype)
     _, first = gradients_of(function, arrays, False)
     y, higher = gradients_of(function, arrays, True)
@@ -182,7 +187,10 @@ def test_one_rule_for_every_order(function, shapes, domain, dtype):
     for a, b in zip(first, higher):
         assert isinstance(b.grad_var, Variable)
         assert a.grad.dtype == b.grad.dtype == dtype
-        np.testing.assert_array_equal(a.grad, b.grad)
+        if dtype is np.float16:
+            np.testing.assert_allclose(a.grad, b.grad, rtol=8 * 2.0**-11, atol=1e-3)
+        else:
+            np.testing.assert_array_equal(a.grad, b.grad)
 
 
 def test_higher_orders_against_closed_forms():
@@ -314,7 +322,7 @@ LAYOUT_CASES = {
     "cast": lambda x, b: ops.cast(ops.cast(x, np.dtype(np.float64)), np.dtype(np.float32)),
     "concat": lambda x, b: ops.concat([x, x], 1),
     "concat batch": lambda x, b: ops.concat([x, x], 0),
-    "reshape": lambda x, b: ops.reshape(ops.reshape(x, (6, 20)), PLAIN4),
+    "reshape": lambda x, b: ops.reshape(ops.reshape(x, (6, 20)), PLAIN4, to_images=True),
     "getitem index": lambda x, b: ops.getitem(x, np.array([1, 0, 1])),
     "getitem channels": lambda x, b: ops.getitem(x, (slice(None), np.array([1, 0, 1, 2]))),
     "scatter": lambda x, b: ops.scatter(x, (slice(None), slice(1, 4)), (2, 5, 4, 5)),
@@ -351,5 +359,5 @@ def test_the_fake_array_type_would_lose_the_layout():
 
 def test_gradients_of_sums_are_views_without_memory():
     y = ops.sum(Variable(np.ones(PLAIN4, np.float32)), (2, 3))
-    (gx,) = y.creator.derive((0,), (np.ones((2, 3), np.float32),), None)
+    (gx,) = y.creator.derive((0,), (np.ones((2, 3), np.float32),))
     assert gx.shape == PLAIN4 and gx.strides[2:] == (0, 0)

@@ -13,7 +13,7 @@ import dbrdist
 import dbrdist.functions as F
 from dbrdist import FunctionHook, FunctionNode, Parameter, Variable
 from dbrdist.core import ops
-from dbrdist.core.graph import VariableNode, note_assignment
+from dbrdist.core.variable import VariableNode, note_assignment
 
 
 def var(*values, dtype=np.float64):
@@ -57,7 +57,7 @@ class Split(FunctionNode):
     def forward(self, xs):
         return tuple(xs[0] * k for k in (1.0, 10.0, 100.0))
 
-    def derive(self, wanted, gys, out):
+    def derive(self, wanted, gys):
         self.seen = [g is not None for g in gys]
         parts = [ops.mul(g, k) for g, k in zip(gys, (1.0, 10.0, 100.0)) if g is not None]
         total = parts[0]
@@ -334,7 +334,7 @@ def test_a_rule_that_forgets_a_gradient_is_refused():
         def forward(self, xs):
             return (xs[0] + xs[1],)
 
-        def derive(self, wanted, gys, out):
+        def derive(self, wanted, gys):
             return (gys[0],)
 
     (y,) = Short().apply((var(1.0), var(2.0)))
@@ -350,7 +350,7 @@ def test_a_function_node_records_one_call():
 
 
 def test_retained_outputs_are_shown():
-    (y,) = (node := ops.Exp()).apply((var(0.0),))
+    (y,) = (node := ops.exp.row.node()).apply((var(0.0),))
     assert node.output_data[0] is y.array
 
 
@@ -452,7 +452,7 @@ def test_unchaining_frees_the_arrays():
     assert array() is not None, "log retains its input"
     function = y.creator
     y.unchain_backward()  # y itself lives on, as a recurrent state does
-    assert array() is None and function.inputs is None and y.creator is None
+    assert array() is None and not function.inputs and y.creator is None
 
 
 # ---- modes ----------------------------------------------------------------------------------------------------------
@@ -488,18 +488,18 @@ def test_debug_mode_finds_nan_forward_and_backward():
             return (grad_outputs[0] * float("nan"),)
 
     class BadRule(Square):
-        def derive(self, wanted, gys, out):
+        def derive(self, wanted, gys):
             return (np.full(1, np.nan),)
 
     x = var(-1.0)
     with np.errstate(invalid="ignore"):
         ops.log(x)
-        with dbrdist.DebugMode(True), pytest.raises(RuntimeError, match=r"NaN in output 0 of .* Log"):
+        with dbrdist.DebugMode(True), pytest.raises(RuntimeError, match=r"NaN in output 0 of .* log"):
             ops.log(x)
     (y,) = BadGradient().apply((x,))
     with (
         dbrdist.DebugMode(True),
-        pytest.raises(RuntimeError, match="NaN in output 0 of the forward computation of Mul"),
+        pytest.raises(RuntimeError, match="NaN in output 0 of the forward computation of mul"),
     ):
         y.backward()
     (y,) = BadRule().apply((x,))
@@ -538,8 +538,8 @@ def test_function_hooks_of_the_thread_and_of_one_function():
         with pytest.raises(KeyError, match="already active"), Recorder():
             pass
     assert hook.calls == [
-        ("f<", "Mul", 2), ("f>", "Mul", 2), ("f<", "Neg", 1), ("f>", "Neg", 1),
-        ("b<", "Neg", 1.0), ("b>", "Neg", 1.0), ("b<", "Mul", -1.0), ("b>", "Mul", -1.0),
+        ("f<", "mul", 2), ("f>", "mul", 2), ("f<", "neg", 1), ("f>", "neg", 1),
+        ("b<", "neg", 1.0), ("b>", "neg", 1.0), ("b<", "mul", -1.0), ("b>", "mul", -1.0),
     ]  # fmt: skip
     _ = x * x
     assert len(hook.calls) == 8
@@ -656,7 +656,7 @@ def test_variable_is_careful():
     assert x.summary() == "<variable x shape=(2, 3) dtype=float32>"
     assert "mean=1.0" in x.debug_print() and "grad: None" in x.debug_print()
     assert "None" in Variable().debug_print()
-    with pytest.raises(ValueError, match="Mul: argument 0 is a Variable without an array"):
+    with pytest.raises(ValueError, match="mul: argument 0 is a Variable without an array"):
         _ = Variable() * 2.0
     assert (x.T.shape, x.transpose(1, 0).shape, x.reshape(3, -1).shape, len(x), x.size) == (
         (3, 2),

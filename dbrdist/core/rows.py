@@ -1,0 +1,291 @@
+"""Elementwise operations as data: a row names the formula and its partial derivatives, and the rest follows.
+
+From one row come the function node with its derivatives of every order, forward mode, the primitive (arrays in, array
+out; any Variable in, Variable out), the public function with its docstring, and a test of every property that
+``tests/functions`` knows. Such a row is::
+
+    sin = function("sin", np.sin, lambda x: cos.primitive(x), "Sine, elementwise.")
+
+A partial derivative is a function of what it needs, by name: the operands, the output ``y``, numbers such as ``slope``.
+With ``gy`` among its arguments it gives the whole product of gy and the derivative; the numbers 1 and -1 stand for
+themselves. It is written with primitives, so that it works on arrays and on Variables alike. What a partial derivative
+names is what a call retains.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.backend import Array, elementwise, fused, is_floating
+from dbrdist.core.checks import Operands
+from dbrdist.core.graph import FunctionNode
+from dbrdist.core.variable import Variable
+
+ROWS: dict[str, Row] = {}  # all rows by name, for tests and docs
+
+# Handed down by core.ops, in which these are rows themselves.
+_mul: Callable[[Any, Any], Any]
+_neg: Callable[[Any], Any]
+_sum_to: Callable[..., Any]
+
+
+def hand_down_primitives(mul: Any, neg: Any, sum_to: Any) -> None:
+    """Called by ``core.ops``, which stands above: what every derivative is put together with."""
+    global _mul, _neg, _sum_to
+    _mul, _neg, _sum_to = mul, neg, sum_to
+
+
+class Partial:
+    """The derivative by one operand: a number, or a rule with the places of its arguments among what was retained."""
+
+    __slots__ = ("names", "rule", "takes_gradient")
+
+    def __init__(self, rule: Any) -> None:
+        self.rule = rule
+        self.names: tuple[str, ...] = ()
+        self.takes_gradient = False
+        if callable(rule):
+            code: Any = rule.__code__
+            names = code.co_varnames[: code.co_argcount]
+            self.takes_gradient = names[:1] == ("gy",)
+            self.names = names[1:] if self.takes_gradient else names
+
+    def pull(self, gy: Any, values: dict[str, Any]) -> Any:
+        """gy times the derivative."""
+        rule = self.rule
+        if rule is None:
+            return _mul(gy, 0.0)
+        if not self.names and not self.takes_gradient:
+            return gy if rule == 1 else _neg(gy) if rule == -1 else _mul(gy, rule)
+        arguments = [values[name] for name in self.names]
+        return rule(gy, *arguments) if self.takes_gradient else _mul(gy, rule(*arguments))
+
+
+class Row:
+    """One elementwise operation.
+
+    Args:
+        name: that of the public function.
+        formula: a ufunc, or a function of arrays and the numbers in ``numbers``, in this order.
+        partials: the derivative by each operand.
+        doc: the docstring of the public function.
+        args: the names of the operands.
+        kind: of type that operands have: ``float``, or ``number`` where integers are meant as well.
+        domain: the values between which tests draw operands: a pair, or one for each operand.
+        numbers: the further arguments of the function, with their defaults (``...``: none).
+    """
+
+    def __init__(
+        self, name: str, formula: Any, partials: tuple[Any, ...], doc: str, args: tuple[str, ...], kind: str,
+        domain: Any, numbers: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.formula = formula
+        self.partials = tuple(Partial(p) for p in partials)
+        self.doc = doc
+        self.args = args
+        self.domain = domain
+        self.numbers = numbers
+        self.operands = Operands(name, **dict.fromkeys(args, kind))
+        needed = {n for p in self.partials for n in p.names}
+        unknown = needed - {*args, *numbers, "y"}
+        if unknown or len(self.partials) != len(args):
+            raise TypeError(
+                f"row {name!r}: expected a derivative by each of {args}, got names {sorted(unknown)} beside"
+            )
+        self.keep_in = tuple(i for i, a in enumerate(args) if a in needed)
+        self.keep_out = (0,) if "y" in needed - set(args) else ()
+        self.kept_names = tuple(a for a in args if a in needed) + ("y",) * len(self.keep_out)
+        self.runs_at_once = isinstance(formula, np.ufunc) and not numbers
+        self.node = type(name, (Elementwise,), {"row": self, "operands": self.operands, "__doc__": doc})
+
+    def compute(self, xs: tuple[Any, ...], values: tuple[Any, ...]) -> Array:
+        """The formula on arrays."""
+        if self.runs_at_once:
+            return elementwise(self.formula, *xs)
+        formula = self.formula
+        return fused(lambda *vs: formula(*vs, *values), *xs) if values else fused(formula, *xs)
+
+    def primitive(self, *args: Any) -> Any:
+        """Arrays in, array out; any Variable in, Variable out."""
+        num = len(self.args)
+        xs, values = args[:num], args[num:]
+        for x in xs:
+            if isinstance(x, Variable):
+                return self.applied(xs, values)
+        return self.compute(matched(xs) if num > 1 else xs, values)
+
+    def applied(self, xs: tuple[Any, ...], values: tuple[Any, ...] = ()) -> Any:
+        """The function of Variables or arrays, as a Variable."""
+        if len(xs) > 1:
+            xs = matched(xs)
+        node = self.node()
+        if values:
+            node.values = values
+        return node.apply(xs)[0]
+
+
+class Elementwise(FunctionNode):
+    """The call of a row."""
+
+    row: Row
+    values: tuple[Any, ...] = ()  # of the row's numbers
+
+    @property
+    def label(self) -> str:
+        return self.row.name
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        row = self.row
+        self._keep_inputs = row.keep_in
+        self._keep_outputs = row.keep_out
+        return (row.compute(xs, self.values),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        gy, nodes = gys[0], self.inputs
+        return tuple([_sum_to(self.pulled(i, gy), nodes[i].shape) for i in wanted])
+
+    def pulled(self, i: int, gy: Any) -> Any:
+        """gy times the derivative by operand ``i``: back towards it, or forward from its tangent."""
+        row = self.row
+        partial = row.partials[i]
+        if not partial.names:
+            return partial.pull(gy, {})
+        kept = ()
+        if row.keep_in:
+            kept = self.retained_inputs()
+        if row.keep_out:
+            kept = (*kept, *self.retained_outputs())
+        numbers = dict(zip(row.numbers, self.values))
+        if isinstance(gy, Variable) or self._on_variables:
+            return partial.pull(gy, {**numbers, **dict(zip(row.kept_names, kept))})
+        names = row.kept_names
+
+        def product(gy: Array, *kept: Array) -> Array:
+            return partial.pull(gy, {**numbers, **dict(zip(names, kept))})
+
+        return fused(product, gy, *kept)
+
+
+def row(
+    name: str, formula: Any, *rest: Any, args: str = "x", kind: str = "float", domain: Any = (-1.0, 1.0), **numbers: Any
+) -> Any:
+    """Declare a row, and return its primitive; see :class:`Row`. ``rest``: a derivative by each operand, and the
+    docstring."""
+    *partials, doc = rest
+    entry = Row(name, formula, tuple(partials), doc, tuple(args.split()), kind, domain, numbers)
+    ROWS[name] = entry
+    return _primitive_of(entry)
+
+
+def _primitive_of(entry: Row) -> Any:
+    runs_at_once, formula, node = entry.runs_at_once, entry.formula, entry.node
+    primitive: Any
+    if len(entry.args) == 1 and not entry.numbers:
+
+        def primitive(x: Any) -> Any:
+            if isinstance(x, Variable):
+                return node().apply((x,))[0]
+            return elementwise(formula, x) if runs_at_once else fused(formula, x)
+
+    elif len(entry.args) == 2 and runs_at_once:
+
+        def primitive(a: Any, b: Any) -> Any:
+            if getattr(a, "dtype", None) is not getattr(b, "dtype", None):
+                a, b = matched((a, b))
+            if isinstance(a, Variable) or isinstance(b, Variable):
+                return node().apply((a, b))[0]
+            return elementwise(formula, a, b)
+
+    else:
+        primitive = entry.primitive
+        return _named(lambda *args: entry.primitive(*args), entry)
+    return _named(primitive, entry)
+
+
+def function(name: str, *rest: Any, **options: Any) -> Any:
+    """Declare a row, and return its public function; rules call ``primitive`` of it, arrays in and arrays out."""
+    return public(row(name, *rest, **options))
+
+
+def public(primitive: Any) -> Any:
+    """The public function of a row: it takes arrays or Variables and always returns a Variable."""
+    entry: Row = primitive.row
+    num_args, node = len(entry.args), entry.node
+    names = (*entry.args, *entry.numbers)
+
+    def of_one(x: Any) -> Any:
+        return node().apply((x,))[0]
+
+    def of_several(*given: Any, **named: Any) -> Any:
+        values = _bound(entry, names, given, named)
+        return entry.applied(values[:num_args], values[num_args:])
+
+    result = _named(of_one if len(names) == 1 else of_several, entry)
+    result.primitive = primitive
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    result.__signature__ = inspect.Signature(
+        [inspect.Parameter(n, kind, default=entry.numbers.get(n, inspect.Parameter.empty)) for n in names]
+    )
+    return result
+
+
+def _bound(entry: Row, names: tuple[str, ...], given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    """The values of all arguments, in order."""
+    values = list(given)
+    for name in names[len(given) :]:
+        if name in named:
+            values.append(named.pop(name))
+        elif name in entry.numbers and entry.numbers[name] is not inspect.Parameter.empty:
+            values.append(entry.numbers[name])
+        else:
+            raise TypeError(f"{entry.name}: expected an argument {name!r}, got none")
+    if named or len(given) > len(names):
+        raise TypeError(f"{entry.name}: expected the arguments {', '.join(names)}, got {named or len(given)}")
+    return tuple(values)
+
+
+def _named(function: Any, entry: Row) -> Any:
+    function.__name__ = function.__qualname__ = entry.name
+    function.__doc__ = entry.doc
+    function.row = entry
+    return function
+
+
+def matched(xs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Operands in types that go together.
+
+    An array beside a floating Variable takes its type, as in Chainer, and so do integers beside floating operands and
+    numbers; nothing else is converted here, and NumPy's rules of promotion hold.
+    """
+    typed = [x for x in xs if not isinstance(x, np.generic) and getattr(x, "dtype", None) is not None]
+    floats = [x.dtype for x in typed if isinstance(x, Variable) and is_floating(x.dtype)]
+    is_led = bool(floats)  # by Variables
+    if not floats:
+        floats = [x.dtype for x in typed if is_floating(x.dtype)]
+    if not floats:
+        return tuple([x.item() if isinstance(x, np.generic) and not is_floating(x.dtype) else x for x in xs])
+    target = floats[0]
+    for dtype in floats[1:]:
+        if dtype != target:
+            target = np.promote_types(dtype, target)
+    return tuple([_matched(x, target, is_led) for x in xs])
+
+
+def _matched(x: Any, target: Any, is_led: bool) -> Any:
+    if isinstance(x, (int, float, np.generic)):
+        return target.type(x)
+    dtype = getattr(x, "dtype", None)
+    if dtype is None or dtype == target:
+        return x
+    if isinstance(x, Variable):
+        return x if is_floating(dtype) else Variable(_cast(x.array, target), requires_grad=False)
+    return _cast(x, target) if is_led or not is_floating(dtype) else x
+
+
+def _cast(a: Array, dtype: Any) -> Array:
+    return elementwise(lambda v: v.astype(dtype), a)

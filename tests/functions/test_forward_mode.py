@@ -1,0 +1,124 @@
+"""Forward mode of every operation of ``cases.py`` against differences in float64, and against reverse mode."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cases import IDS, ROWS
+
+import dbrdist
+import dbrdist.functions as F
+from dbrdist import Variable
+
+
+def listed(ys):
+    return list(ys) if isinstance(ys, (tuple, list)) else [ys]
+
+
+@pytest.mark.parametrize("case, shapes", ROWS, ids=IDS)
+def test_tangents_agree_with_differences(case, shapes, xp):
+    xs = [xp.asarray(a) for a in case.inputs(shapes)]
+    rng = np.random.default_rng(5)
+    ts = [xp.asarray(rng.uniform(-1.0, 1.0, x.shape)) for x in xs]
+    ys, tangents = dbrdist.jvp(case.function, xs, ts)
+    eps = 1e-5
+    ends = [listed(case.function(*[Variable(xp.asarray(x + s * eps * t)) for x, t in zip(xs, ts)])) for s in (1, -1)]
+    for y, t, after, before in zip(listed(ys), listed(tangents), *ends, strict=True):
+        assert t.shape == y.shape and t.dtype == y.dtype
+        numerical = (after.array.astype(np.float64) - before.array.astype(np.float64)) / (2 * eps)
+        loose = y.dtype != np.float64  # a cast to float32 rounds the ends of the difference
+        np.testing.assert_allclose(
+            dbrdist.backend.to_cpu(t.array), dbrdist.backend.to_cpu(numerical), rtol=0.1 if loose else 1e-5,
+            atol=0.1 if loose else 1e-7,
+        )  # fmt: skip
+
+
+def test_the_results_can_be_differentiated():
+    """Reverse over forward: the gradient of <x, J t> for y = x^3 is the Hessian times t."""
+    x, t = Variable(np.array([0.5, -1.5, 2.0])), Variable(np.array([1.0, 2.0, -1.0]))
+    _, tangent = dbrdist.jvp(lambda v: F.sum(v * v * v), (x,), (t,))
+    np.testing.assert_allclose(tangent.array, (3 * x.array**2 * t.array).sum())
+    tangent.backward()
+    np.testing.assert_allclose(x.grad, 6 * x.array * t.array)
+    np.testing.assert_allclose(t.grad, 3 * x.array**2)
+
+
+def test_forward_over_forward():
+    def slope(v):
+        return dbrdist.jvp(F.sin, (v,), (np.ones(3),))[1]
+
+    x = np.array([0.1, 0.7, 2.0])
+    _, second = dbrdist.jvp(slope, (x,), (np.ones(3),))
+    np.testing.assert_allclose(second.array, -np.sin(x))
+
+
+def test_an_output_that_does_not_move_has_zeros():
+    x, other = np.ones((2, 3)), Variable(np.ones(4))
+    _, (ta, tb) = dbrdist.jvp(lambda v: (v * 2.0, F.exp(other)), (x,), (np.full((2, 3), 3.0),))
+    np.testing.assert_array_equal(ta.array, np.full((2, 3), 6.0))
+    np.testing.assert_array_equal(tb.array, np.zeros(4))
+    _, t = dbrdist.jvp(lambda v, w: v * w, (x, x), (None, x))
+    np.testing.assert_array_equal(t.array, x)
+
+
+def test_a_users_function_in_chainers_form():
+    class Cube(dbrdist.FunctionNode):
+        def forward(self, xs):
+            self.retain_inputs((0,))
+            return (xs[0] ** 3,)
+
+        def backward(self, indexes, gys):
+            (x,) = self.get_retained_inputs()
+            return (3.0 * x * x * gys[0],)
+
+    x, t = np.array([1.0, 2.0]), np.array([0.5, -1.0])
+    y, tangent = dbrdist.jvp(lambda v: Cube().apply((v,))[0], (x,), (t,))
+    np.testing.assert_allclose(y.array, x**3)
+    np.testing.assert_allclose(tangent.array, 3 * x**2 * t)
+
+
+def test_vjp():
+    rng = np.random.default_rng(0)
+    A, x = rng.normal(size=(3, 4)), rng.normal(size=4)
+    y, pull = dbrdist.vjp(lambda a, v: F.matmul(a, v), A, x)
+    g = rng.normal(size=3)
+    gA, gx = pull(g)
+    np.testing.assert_allclose(y.array, A @ x)
+    np.testing.assert_allclose(gA.array, np.outer(g, x))
+    np.testing.assert_allclose(gx.array, A.T @ g)
+    np.testing.assert_allclose(pull(2 * g)[1].array, 2 * A.T @ g)  # the graph stays
+    (unused,) = dbrdist.vjp(lambda v: Variable(np.ones(2)), x)[1](np.ones(2))
+    np.testing.assert_array_equal(unused.array, np.zeros(4))
+
+
+def test_both_modes_agree_through_a_network():
+    rng = np.random.default_rng(1)
+    W, V = rng.normal(size=(5, 4)), rng.normal(size=(3, 5))
+
+    def net(x):
+        return F.softmax(F.linear(F.tanh(F.linear(x, W)), V))
+
+    x, t, g = rng.normal(size=(2, 4)), rng.normal(size=(2, 4)), rng.normal(size=(2, 3))
+    _, tangent = dbrdist.jvp(net, (x,), (t,))
+    (gx,) = dbrdist.vjp(net, x)[1](g)
+    np.testing.assert_allclose((tangent.array * g).sum(), (gx.array * t).sum(), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "tangents, error",
+    [((np.ones(3),), r"tangents\[0\]: expected shape \(2,\)"), ((), "expected 1 tangents")],
+)
+def test_wrong_tangents_are_refused(tangents, error):
+    with pytest.raises(ValueError, match=error):
+        dbrdist.jvp(F.sin, (np.ones(2),), tangents)
+
+
+def test_what_is_no_variable_is_refused():
+    with pytest.raises(TypeError, match=r"primals\[0\]: expected an array or Variable, got list"):
+        dbrdist.jvp(F.sin, ([1.0],), (np.ones(1),))
+    with pytest.raises(TypeError, match="expected func to return a Variable"):
+        dbrdist.jvp(lambda x: x.array, (np.ones(2),), (np.ones(2),))
+    with pytest.raises(ValueError, match="expected 1 gradients"):
+        dbrdist.vjp(F.sin, np.ones(2))[1](np.ones(2), np.ones(2))
+    with pytest.raises(ValueError, match=r"expected a gradient of shape \(2,\)"):
+        dbrdist.vjp(F.sin, np.ones(2))[1](np.ones(3))
