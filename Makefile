@@ -7,7 +7,7 @@ WHEEL_TESTS ?= $(addprefix tests/,cli comm core functions kernels links models t
 
 READY   := $(VENV)/.ready
 RUN     := PATH="$(abspath $(VENV))/bin:$$PATH"
-# Tests and the example use one thread per rank, so that ranks do not fight for cores.
+# Tests use one thread each: many are processes and threads of their own.
 THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .PHONY: help setup train test test-fast test-mpi test-wheel lint types clean
@@ -24,7 +24,7 @@ $(READY): pyproject.toml
 setup: $(READY)  ## Make the virtual environment with dbrdist, MPI and the tools.
 
 train: $(READY)  ## Train a network on real images with two ranks; ends with the test accuracy.
-	$(RUN) $(THREADS) mpiexec -n 2 dbrdist-train examples/digits/config.yaml
+	$(RUN) mpiexec -n 2 dbrdist-train examples/digits/config.yaml
 
 test: test-fast test-mpi  ## Pass all tests: the fast suite, then real MPI with 1 to 4 ranks.
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from dbrdist.comm import abort, environment, mpi, threads
+from dbrdist.comm import abort, cores, environment, mpi, threads
 from dbrdist.comm.communicator import CommunicatorBase
 
 
@@ -54,7 +54,9 @@ def create_communicator(communicator_name: str | None = None, mpi_comm: Any = No
         mpi_comm: an mpi4py communicator; None is all ranks.
         **kwargs: configuration, as for :meth:`CommunicatorBase.set_config`.
 
-    With MPI and more than one rank, an uncaught exception on any rank ends the whole job (``comm/abort.py``).
+    Ranks on one host share its cores: each lets oneDNN and BLAS use its part of them, unless OMP_NUM_THREADS is set,
+    and rank 0 says so on stderr (``comm/cores.py``). With MPI and more than one rank, an uncaught exception on any rank
+    ends the whole job (``comm/abort.py``).
 
     Raises:
         ValueError: for an unknown name or configuration, with the nearest known one.
@@ -71,6 +73,8 @@ def create_communicator(communicator_name: str | None = None, mpi_comm: Any = No
     if communicator_name is None and comm.rank == 0:
         ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
         print(f"dbrdist: communicator {name!r}, {ranks}", file=sys.stderr, flush=True)
+    if name != "threads":  # ranks that are threads have one process's threads together
+        cores.share_out(comm)
     return comm
 
 

@@ -15,6 +15,9 @@ _VARIABLES = (
     ("SLURM_NTASKS", "SLURM_PROCID"),
 )
 
+# Ranks on this host, as set by hydra, Open MPI and MVAPICH.
+_LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
+
 
 def launched(environ: Mapping[str, str] = os.environ) -> tuple[int, int, str]:
     """(number of ranks, this rank, the variable that said so); (1, 0, '') where no launcher left a word."""
@@ -30,6 +33,11 @@ def launched(environ: Mapping[str, str] = os.environ) -> tuple[int, int, str]:
 def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
     """True if a launcher of MPI programs started this process, also with one rank."""
     return launched(environ)[2] != ""
+
+
+def num_local_ranks(environ: Mapping[str, str] = os.environ) -> int:
+    """How many ranks the launcher started on this host; 1 where it does not say."""
+    return max([1, *(int(environ[name]) for name in _LOCAL_SIZES if environ.get(name, "").isdigit())])
 
 
 def prefix(rank: int, environ: Mapping[str, str] = os.environ) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from dbrdist.core import thread_pools
 from dbrdist.datasets.order import State, Step
 from dbrdist.datasets.serial import SerialIterator, read_step
 from dbrdist.datasets.workers import Ticket, WorkerPool
@@ -154,7 +154,8 @@ class MultiprocessIterator(PrefetchIterator):
     when the iterator is finalized and when this process ends, however it ends.
 
     Args:
-        n_processes: number of workers; None is the number of cores this process may use. Each makes whole batches.
+        n_processes: number of workers; None is the number of cores of this process (of its share, where ranks have one
+            host). Each makes whole batches.
         n_prefetch: how many batches are in the making or ready, beyond one per worker.
         shared_mem: accepted for Chainer's sake and not needed: batches travel through pipes, whatever their size.
         dataset_timeout: after so many seconds without a batch a warning (``MultiprocessIterator.TimeoutWarning``)
@@ -185,7 +186,7 @@ class MultiprocessIterator(PrefetchIterator):
         size: int = 1,
         last: str = "wrap",
     ) -> None:
-        n_processes = n_processes or len(os.sched_getaffinity(0))
+        n_processes = n_processes or thread_pools.num_cores()
         if n_processes < 1 or n_prefetch < 1 or (maxtasksperchild is not None and maxtasksperchild < 1):
             raise ValueError(
                 "expected at least 1 for n_processes, n_prefetch and maxtasksperchild, "

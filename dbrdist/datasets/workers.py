@@ -46,6 +46,8 @@ _LAUNCHER_VARIABLES = (
     "SLURM_STEP_",
     "SLURM_PROCID",
 )
+# One thread each: examples are spread over processes, and the rank needs its cores.
+_THREADS = dict.fromkeys(["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"], "1")
 # A signal to everything in the job concerns the parent: it may want to finish its step and save, with our batches.
 # The parent's sys.path and main module come before our own, so that what they define can be unpickled.
 _START = """
@@ -80,7 +82,7 @@ class Worker:
             [sys.executable, "-c", _START, str(fd)],
             stdin=subprocess.DEVNULL,
             pass_fds=(fd,),
-            env={k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHER_VARIABLES)},
+            env={k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHER_VARIABLES)} | _THREADS,
             start_new_session=True,
         )
         there.close()  # so that the pipe ends with the worker

@@ -39,9 +39,13 @@ def mpiexec():
 
 
 def run(num_ranks, *arguments, limit_seconds=60, **environ):
-    """Run ``python arguments`` on ``num_ranks`` ranks; fail if it takes longer than the limit."""
+    """Run ``python arguments`` on ``num_ranks`` ranks; fail if it takes longer than the limit.
+
+    ``environ`` adds variables; None takes one away.
+    """
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "PYTEST_", "DBRDIST_"))}
     env |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'launch'}", "OMP_NUM_THREADS": "1", **environ}
+    env = {name: value for name, value in env.items() if value is not None}
     # As root and on machines with few cores, Open MPI wants these.
     env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     env |= {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 
+from dbrdist.core import thread_pools
 from dbrdist.datasets import DatasetMixin
 
 
@@ -65,3 +66,10 @@ class Environment(Numbers):
 
     def get_example(self, i):
         return sorted(k for k in os.environ if k.startswith(("PMI_", "OMPI_"))), os.getsid(0) == self.session
+
+
+class Threads(Numbers):
+    """Example i is the sizes of the pools of threads in the process that reads it, and what later ones will have."""
+
+    def get_example(self, i):
+        return [pool.size() for pool in thread_pools.pools()], os.environ["OMP_NUM_THREADS"]

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from loader_examples import Doomed, Environment, Noisy, Numbers, add_noise
+from loader_examples import Doomed, Environment, Noisy, Numbers, Threads, add_noise
 
 from dbrdist.core.serializer import DictionarySerializer, NpzDeserializer
 from dbrdist.datasets import AugmentedDataset, Batch, TupleDataset
@@ -242,6 +242,15 @@ def test_workers_are_no_ranks_and_hear_no_signals_of_the_job(monkeypatch):
             os.kill(pid, signal.SIGTERM)
             os.kill(pid, signal.SIGUSR1)
         assert run_lengths(it, 6) == [2] * 6
+
+
+def test_a_worker_has_one_thread(monkeypatch):
+    """Examples are spread over processes; threads inside of each would take the cores of the ranks."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, "2")
+    with processes(Threads(4), 2) as it:
+        for sizes, variable in next(it):
+            assert (set(sizes) | {1}, variable) == ({1}, "1")
 
 
 def run_lengths(it, n):
