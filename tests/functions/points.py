@@ -1,0 +1,308 @@
+"""Calls at which a wrong formula shows: every argument away from its default, ties, bounds, extreme values.
+
+Each entry is a public function with its arguments, floating-point arrays in float64; the expected values come from
+``references.py``. ``KINKS`` adds the gradients that the docstrings promise where a derivative jumps.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Point:
+    """One call of ``dbrdist.functions.<name>``."""
+
+    name: str
+    args: tuple[Any, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        inputs = "-".join("x".join(map(str, a.shape)) or "0d" for a in self.args if hasattr(a, "shape"))
+        options = ",".join(f"{k}={'array' if isinstance(v, np.ndarray) else v}" for k, v in self.options.items())
+        return f"{self.name}-{inputs}-{options}"
+
+
+def at(name: str, *args: Any, **options: Any) -> Point:
+    return Point(name, args, options)
+
+
+def draw(*shape: int, low: float = -2.0, high: float = 2.0) -> Any:
+    """Uniform numbers, the same for the same arguments."""
+    seed = zlib.crc32(repr((shape, low, high)).encode())
+    return np.random.default_rng(seed).uniform(low, high, shape)
+
+
+def positive(*shape: int) -> Any:
+    return draw(*shape, low=0.3, high=3.0)
+
+
+# Numbers near zero and as large as float32 bears without overflow of the result itself.
+WIDE = np.array([-1e4, -750.0, -90.0, -20.0, -1.0, -1e-6, 0.0, 1e-6, 1.0, 20.0, 90.0, 750.0, 1e4])
+TIES = np.array([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0], [2.0, 2.0, 2.0]])
+SCORES = np.array([[1000.0, 0.0, -1000.0], [-2000.0, -2000.0, -2000.0], [300.0, 299.0, 301.0]])
+IMAGE = draw(2, 4, 6, 5)
+LABELS = np.array([0, 2, 1, 4])
+SOME_IGNORED = np.array([0, 3, 3, 4])
+PIXELS = np.array([[[0, 2], [1, 4]], [[2, 2], [3, 0]]])
+CLASS_WEIGHT = np.array([0.5, 2.0, 1.0, 0.0, 3.0])
+SHARES = np.array([[0.2, 0.8, 0.0], [1.0, 0.0, 0.0]])
+
+
+ARITHMETIC = [
+    at("absolute", WIDE),
+    at("maximum", TIES, TIES.T.copy()),
+    at("minimum", TIES, TIES.T.copy()),
+    at("clip", WIDE, -1.0, 1.0),
+    at("clip", WIDE, None, 1.0),
+    at("clip", WIDE, -1.0, None),
+    at("clip", WIDE, 2.0, 2.0),
+    at("fmod", np.array([5.5, -5.5, 5.5, -5.5, 4.0]), np.array([2.0, 2.0, -2.0, -2.0, 2.0])),
+    at("scale", draw(2, 3, 4), draw(2, 3), axis=0),
+    at("scale", draw(2, 3, 4), draw(4), axis=2),
+    at("bias", draw(2, 3, 4), draw(2), axis=0),
+    at("bias", draw(2, 3, 4), draw(4), axis=2),
+    at("arctan2", np.array([1.0, 1.0, -1.0, -1.0, 0.0, 0.0]), np.array([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])),
+    at("arcsin", np.array([-1.0, -0.5, 0.0, 1.0])),
+    at("arccos", np.array([-1.0, -0.5, 0.0, 1.0])),
+    at("tanh", WIDE),
+    at("arctan", WIDE),
+    at("expm1", np.array([-1e4, -1e-6, 0.0, 1e-6, 5.0])),
+    at("log1p", np.array([-1e-6, 0.0, 1e-6, 1e4])),
+    at("sign", WIDE),
+    at("floor", draw(3, 4)),
+    at("ceil", draw(3, 4)),
+    at("fix", draw(3, 4)),
+]
+
+REDUCTIONS = [
+    *(at(name, draw(2, 3, 4), axis=axis, keepdims=True) for name in ("sum", "mean", "average", "max", "min")
+      for axis in (1, -1, (0, 2), (0, 1, 2))),
+    *(at(name, draw(2, 3, 4), axis=axis) for name in ("sum", "mean", "max", "min", "logsumexp")
+      for axis in (0, (2, 0), (-1, 1))),
+    at("mean", draw(2, 3, 4), axis=1, weights=positive(3)),
+    at("mean", draw(2, 3, 4), axis=-1, weights=positive(4), keepdims=True),
+    at("mean", draw(2, 3, 4), weights=positive(2, 3, 4)),
+    at("mean", draw(2, 3, 4), axis=(0, 2), weights=positive(2, 3, 4), keepdims=True),
+    at("average", draw(2, 3, 4), axis=0, weights=positive(2)),
+    at("max", TIES, axis=1),
+    at("min", TIES, axis=0),
+    *(at(name, x, axis=axis) for name in ("argmax", "argmin") for x in (draw(2, 3, 4), TIES) for axis in (0, 1, -1)),
+    at("argmax", TIES),
+    at("argmin", TIES),
+    at("logsumexp", WIDE),
+    at("logsumexp", SCORES, axis=1),
+    at("logsumexp", SCORES, axis=0),
+]  # fmt: skip
+
+PRODUCTS = [
+    *(at("matmul", a, b, transa=s, transb=t) for s, a in ((False, draw(2, 3)), (True, draw(3, 2)))
+      for t, b in ((False, draw(3, 4)), (True, draw(4, 3)))),
+    at("matmul", draw(5, 3, 2), draw(5, 3, 4), transa=True),
+    at("matmul", draw(3), draw(4, 3), transa=True, transb=True),
+    at("batch_matmul", draw(5, 3, 2), draw(5, 3, 4), transa=True),
+    at("batch_matmul", draw(5, 2, 3), draw(5, 4, 3), transb=True),
+    at("batch_matmul", draw(5, 3), draw(5, 3, 4), transa=True),
+    at("tensordot", draw(2, 3, 4), draw(3, 4, 5)),
+    at("tensordot", draw(2, 3, 4), draw(4, 3, 5), axes=1),
+    at("tensordot", draw(2, 3), draw(4, 5), axes=0),
+    at("tensordot", draw(2, 3, 4), draw(4, 5, 2), axes=((0, 2), (2, 0))),
+    at("tensordot", draw(2, 3, 4), draw(5, 3), axes=(1, 1)),
+    at("tensordot", draw(2, 3, 4), draw(5, 3), axes=((-2,), (-1,))),
+    at("linear", draw(2, 3, 4), draw(5, 4), draw(5), n_batch_axes=2),
+    at("linear", draw(2, 3, 2, 2), draw(5, 4), n_batch_axes=2),
+    at("embed_id", np.array([[0, 3, 1], [3, 3, 2]]), draw(4, 5), ignore_label=3),
+    at("embed_id", np.array([-1, 3, 0]), draw(4, 5), ignore_label=-1),
+    at("embed_id", np.array([7, 3, 0]), draw(4, 5), ignore_label=7),
+    at("bilinear", draw(2, 3, 2), draw(2, 4), draw(6, 4, 5), V1=draw(6, 5), V2=draw(4, 5), b=draw(5)),
+]  # fmt: skip
+
+SHAPES = [
+    at("transpose", draw(2, 3, 4), axes=(1, 2, 0)),
+    at("transpose", draw(2, 3, 4, 5), axes=(-1, 1, 0, 2)),
+    at("moveaxis", draw(2, 3, 4, 5), (0, 2), (3, 1)),
+    at("moveaxis", draw(2, 3, 4, 5), -1, 0),
+    *(at("rollaxis", draw(2, 3, 4, 5), axis, start=start) for axis in (0, 1, -1) for start in (0, 2, 4, -2)),
+    at("expand_dims", draw(2, 3), 1),
+    at("squeeze", draw(1, 3, 1, 1), axis=(0, -1)),
+    at("squeeze", draw(1, 3, 1, 1), axis=2),
+    at("concat", (draw(2, 3), draw(1, 3)), axis=0),
+    at("concat", (draw(2, 3, 4), draw(2, 3, 1), draw(2, 3, 2)), axis=-1),
+    at("stack", (draw(2, 3), draw(2, 3) + 1), axis=-1),
+    at("stack", (draw(2, 3), draw(2, 3) + 1), axis=1),
+    at("split_axis", draw(4, 6), 3, 1),
+    at("split_axis", draw(4, 6), [1, 1, 4], -1),
+    at("split_axis", draw(4, 6), [2, 9], 0),
+    at("split_axis", draw(4, 6), 1, 0, force_tuple=False),
+    at("split_axis", draw(4, 6), 2, 0, force_tuple=False),
+    at("split_axis", draw(4, 6), 1, 0),
+    at("separate", draw(2, 3, 4), axis=-1),
+    at("select_item", draw(4, 5), LABELS),
+    at("permutate", draw(4, 3), np.array([2, 0, 3, 1]), inv=True),
+    at("permutate", draw(3, 4), np.array([2, 0, 3, 1]), axis=1),
+    at("permutate", draw(2, 3, 4), np.array([2, 0, 3, 1]), axis=-1, inv=True),
+    at("flip", draw(2, 3, 4), 1),
+    at("where", np.array([True, False, True]), draw(2, 3), np.array(0.5)),
+    at("scatter_add", draw(4, 3), np.array([0, 0, 2, 0]), draw(4, 3) + 1),
+    at("repeat", draw(2, 3), 2, axis=0),
+    at("repeat", draw(2, 3), [1, 0, 3], axis=-1),
+    at("repeat", draw(2, 3), [2]),
+    at("repeat", draw(2, 3), 0, axis=1),
+    at("tile", draw(2, 3), 2),
+    at("tile", draw(2, 3), (2, 1, 2)),
+    at("pad", draw(2, 3), 2, "constant"),
+    at("pad", draw(2, 3), (1, 2), "constant", constant_values=-1.5),
+    at("identity", draw(2, 3), draw(3)),
+]
+
+ACTIVATIONS = [
+    *(at(name, WIDE) for name in (
+        "relu", "sigmoid", "softplus", "leaky_relu", "selu", "clipped_relu", "relu6", "hard_sigmoid")),
+    at("hard_sigmoid", np.array([-2.6, -2.5, -2.4, -1.0, 0.3, 2.4, 2.5, 2.6])),
+    at("softplus", WIDE, beta=0.25),
+    at("softplus", draw(3, 4), beta=3.0),
+    at("leaky_relu", draw(3, 4), slope=0.01),
+    at("leaky_relu", draw(3, 4), slope=-0.5),
+    at("elu", WIDE, alpha=0.5),
+    at("elu", draw(3, 4), alpha=2.0),
+    at("selu", draw(3, 4), alpha=1.5, scale=2.0),
+    at("selu", draw(3, 4), alpha=1.5),
+    at("clipped_relu", WIDE, z=3.0),
+    at("prelu", draw(2, 3, 4), draw(3, 4)),
+    at("swish", draw(2, 3, 4), positive(3, 4)),
+    at("swish", WIDE, np.array(2.0)),
+    at("softmax", SCORES),
+    at("softmax", draw(2, 3, 4, 5), axis=0),
+    at("softmax", draw(2, 3, 4, 5), axis=2),
+    at("softmax", draw(2, 3, 4, 5), axis=-1),
+    at("log_softmax", SCORES),
+    at("log_softmax", draw(2, 3, 4, 5), axis=3),
+    at("log_softmax", draw(2, 3, 4, 5), axis=-2),
+    at("crelu", draw(2, 3, 4), axis=-1),
+    at("crelu", draw(2, 3, 4), axis=0),
+    at("maxout", draw(6, 4), 3, axis=0),
+    at("maxout", draw(2, 3, 6), 2, axis=-1),
+]  # fmt: skip
+
+X, IMAGES = draw(4, 5), draw(2, 5, 2, 2)
+LOSSES = [
+    *(at("softmax_cross_entropy", X, t, ignore_label=3, **options) for t in (LABELS, SOME_IGNORED)
+      for options in (
+          {}, {"normalize": False}, {"reduce": "no"}, {"class_weight": CLASS_WEIGHT}, {"label_smoothing": 0.3},
+          {"label_smoothing": 0.3, "class_weight": CLASS_WEIGHT, "normalize": False},
+          {"label_smoothing": 0.3, "reduce": "no"})),
+    at("softmax_cross_entropy", X, SOME_IGNORED, ignore_label=-7),
+    at("softmax_cross_entropy", X, np.array([-7, 3, -7, 0]), ignore_label=-7),
+    at("softmax_cross_entropy", X, np.array([-1, 3, -1, 0]), normalize=False),
+    at("softmax_cross_entropy", X, np.array([255, 3, 255, 0]), ignore_label=255),
+    at("softmax_cross_entropy", X, np.full(4, 255), ignore_label=255),
+    at("softmax_cross_entropy", X, LABELS, cache_score=False, enable_double_backprop=True),
+    at("softmax_cross_entropy", X, LABELS, label_smoothing=1.0),
+    at("softmax_cross_entropy", IMAGES, PIXELS, ignore_label=2),
+    at("softmax_cross_entropy", IMAGES, PIXELS, ignore_label=2, normalize=False),
+    at("softmax_cross_entropy", IMAGES, PIXELS, ignore_label=2, reduce="no", label_smoothing=0.2),
+    at("softmax_cross_entropy", IMAGES, PIXELS, class_weight=CLASS_WEIGHT),
+    at("softmax_cross_entropy", SCORES, np.array([2, 1, 0])),
+    at("softmax_cross_entropy", SCORES, np.array([2, 1, 0]), reduce="no"),
+    at("softmax_cross_entropy", SCORES, np.array([2, -1, 0]), class_weight=np.array([1.0, 2.0, 0.5])),
+    at("softmax_cross_entropy", draw(2, 3), SHARES),
+    at("softmax_cross_entropy", draw(2, 3), SHARES, reduce="no"),
+    at("softmax_cross_entropy", draw(2, 3), SHARES, soft_target_loss="kl-divergence"),
+    at("softmax_cross_entropy", draw(2, 3), SHARES, soft_target_loss="kl-divergence", reduce="no"),
+    *(at("sigmoid_cross_entropy", draw(3, 2), np.array(t), normalize=normalize, reduce=reduce)
+      for t in ([[0, 1], [1, 1], [0, 0]], [[0, -1], [-1, 1], [-1, 0]], [[-1, -1]] * 3)
+      for normalize in (True, False) for reduce in ("mean", "no")),
+    at("sigmoid_cross_entropy", WIDE, np.arange(len(WIDE)) % 2, reduce="no"),
+    at("sigmoid_cross_entropy", WIDE, np.arange(len(WIDE)) % 3 - 1, reduce="no"),
+    at("huber_loss", draw(3, 4), draw(3, 4) + 0.5, 1.0, reduce="no"),
+    at("huber_loss", draw(3, 4), draw(3, 4) + 0.5, 0.25),
+    at("huber_loss", np.array([[0.0, 2.0, -2.0, 1.0]]), np.zeros((1, 4)), 2.0, reduce="no"),
+    *(at("hinge", draw(4, 5), LABELS, norm=norm, reduce=reduce) for norm in ("L1", "L2") for reduce in ("mean", "no")),
+    *(at("bernoulli_nll", positive(2, 3) / 3, draw(2, 3), reduce=reduce) for reduce in ("sum", "mean", "no")),
+    at("bernoulli_nll", np.linspace(0, 1, len(WIDE)), WIDE, reduce="no"),
+    *(at("gaussian_nll", draw(2, 3), draw(2, 3) + 1, draw(2, 3), reduce=r) for r in ("sum", "mean", "no")),
+    *(at("gaussian_kl_divergence", draw(2, 3), draw(2, 3) + 1, reduce=r) for r in ("sum", "mean", "no")),
+    at("mean_squared_error", draw(2, 3, 4, 5), draw(2, 3, 4, 5).T.copy().T + 1),
+    at("mean_absolute_error", TIES, TIES.T.copy()),
+]  # fmt: skip
+
+MEASURES = [
+    at("accuracy", TIES, np.array([1, 1, 0])),
+    at("accuracy", X, LABELS, ignore_label=4),
+    at("accuracy", X, np.full(4, 2), ignore_label=2),
+    at("accuracy", IMAGES, PIXELS),
+    at("accuracy", IMAGES, PIXELS, ignore_label=2),
+    at("accuracy", X, LABELS[:, None]),
+    at("binary_accuracy", np.array([0.0, -0.0, 1e-6, -1e-6, 3.0, 2.0]), np.array([1, 1, 0, 0, -1, 1])),
+    at("binary_accuracy", draw(2, 3), np.full((2, 3), -1)),
+    at("r2_score", draw(5, 2), draw(5, 2) + 0.5, multioutput="raw_values"),
+    at("r2_score", draw(5, 2), draw(5, 2) + 0.5),
+    at("r2_score", draw(3, 2), np.array([[1.0, 0.0], [1.0, 2.0], [1.0, 4.0]]), multioutput="raw_values"),
+]
+
+CHANCE = [
+    at("dropout", draw(2, 3), mask=draw(2, 3) + 1, return_mask=True),
+    at("gaussian", draw(2, 3), draw(2, 3) + 1, eps=draw(2, 3) - 1, return_eps=True),
+]
+
+CONVOLUTION = [
+    *(at("convolution_2d", IMAGE, draw(6, 4 // options.get("groups", 1), 3, 2), **options) for options in (
+        {"b": draw(6)}, {"stride": (2, 1)}, {"pad": (0, 2)}, {"dilate": (1, 2)}, {"groups": 2, "b": draw(6)},
+        {"stride": 2, "cover_all": True}, {"stride": (1, 3), "pad": (2, 1), "dilate": (2, 1), "groups": 2},
+        {"stride": 3, "pad": 1, "cover_all": True, "b": draw(6)})),
+    *(at("deconvolution_2d", draw(2, 4, 3, 4), draw(4, 6 // options.get("groups", 1), 3, 2), **options) for options in (
+        {"b": draw(6)}, {"stride": (2, 1)}, {"pad": (1, 0)}, {"dilate": (1, 2)}, {"groups": 2, "b": draw(6)},
+        {"stride": 2, "outsize": (8, 8)}, {"stride": 2, "outsize": (8, 9)},
+        {"stride": (3, 1), "pad": (1, 2), "dilate": (2, 1), "groups": 2})),
+    *(at("max_pooling_2d", IMAGE, ksize, **options) for ksize in (2, (3, 2)) for options in (
+        {}, {"stride": 1}, {"stride": (1, 3), "pad": (1, 0)}, {"cover_all": False},
+        {"pad": (1, 0), "return_indices": True}, {"stride": 2, "cover_all": False, "return_indices": True})),
+    at("max_pooling_2d", np.zeros((1, 1, 5, 5)), 3, 2, 1, return_indices=True),
+    at("max_pooling_2d", -1 - positive(1, 2, 5, 5), 3, 2, 1),
+    *(at("average_pooling_2d", IMAGE, ksize, **options) for ksize in (2, (3, 2)) for options in (
+        {}, {"stride": 1}, {"stride": (1, 3)}, {"stride": 2, "pad": (1, 0)})),
+    at("global_average_pooling_2d", draw(3, 2, 4, 7)),
+]  # fmt: skip
+
+NORMALIZATION = [
+    at("batch_normalization", IMAGE, draw(4), draw(4) + 1, eps=0.5),
+    at("batch_normalization", draw(5, 3), draw(5), draw(5) + 1, axis=1),
+    at("batch_normalization", draw(2, 3, 4), draw(3, 4), draw(3, 4) + 1),
+    at("batch_normalization", draw(2, 3, 4), draw(3), draw(3) + 1, axis=(0, 2)),
+    at("batch_normalization", 30.0 + draw(6, 3), positive(3), draw(3)),
+    *(at("batch_normalization", IMAGE, draw(4), draw(4) + 1, running_mean=draw(4), running_var=positive(4), **options)
+      for options in ({}, {"decay": 0.25})),
+    at("fixed_batch_normalization", IMAGE, draw(4), draw(4) + 1, draw(4) - 1, positive(4), eps=0.5),
+    at("fixed_batch_normalization", draw(5, 3), draw(5), draw(5) + 1, draw(5) - 1, positive(5), axis=1),
+]  # fmt: skip
+
+POINTS = [
+    *ARITHMETIC, *REDUCTIONS, *PRODUCTS, *SHAPES, *ACTIVATIONS, *LOSSES, *MEASURES, *CHANCE, *CONVOLUTION,
+    *NORMALIZATION,
+]  # fmt: skip
+
+# Where the derivative jumps: function, inputs, gradients that ones bring to them (None: takes no gradient).
+_AT_2 = np.array([-2.0, 2.0, 0.0, 3.0])
+KINKS = [
+    ("maximum", (_AT_2, _AT_2.copy()), {}, ([1, 1, 1, 1], [0, 0, 0, 0])),
+    ("minimum", (_AT_2, _AT_2.copy()), {}, ([1, 1, 1, 1], [0, 0, 0, 0])),
+    ("clip", (_AT_2, -2.0, 2.0), {}, ([1, 1, 1, 0],)),
+    ("clip", (_AT_2, None, 2.0), {}, ([1, 1, 1, 0],)),
+    ("clip", (_AT_2, 2.0, None), {}, ([0, 1, 0, 1],)),
+    ("absolute", (_AT_2,), {}, ([-1, 1, 0, 1],)),
+    ("relu", (_AT_2,), {}, ([0, 1, 0, 1],)),
+    ("leaky_relu", (_AT_2,), {"slope": 0.5}, ([0.5, 1, 1, 1],)),
+    ("prelu", (_AT_2[None], np.full(4, 0.5)), {}, ([[0.5, 1, 1, 1]], [-2, 0, 0, 0])),
+    ("elu", (_AT_2,), {"alpha": 3.0}, ([3 * np.exp(-2.0), 1, 1, 1],)),
+    ("clipped_relu", (_AT_2, 2.0), {}, ([0, 0, 0, 0],)),
+    ("clipped_relu", (_AT_2, 2.5), {}, ([0, 1, 0, 0],)),
+    ("max", (TIES,), {"axis": 1}, ([[1, 1, 0], [0, 1, 1], [1, 1, 1]],)),
+    ("min", (TIES,), {"axis": 1}, ([[0, 0, 1], [1, 0, 0], [1, 1, 1]],)),
+    ("huber_loss", (_AT_2, np.zeros(4), 2.0, "no"), {}, ([-2, 2, 0, 2], [2, -2, 0, -2])),
+    ("max_pooling_2d", (np.zeros((1, 1, 2, 2)), 2), {}, ([[[[1, 0], [0, 0]]]],)),
+    ("mean_absolute_error", (np.array([1.0, 2.0]), np.array([1.0, 0.0])), {}, ([0, 0.5], [0, -0.5])),
+]

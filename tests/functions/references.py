@@ -1,0 +1,733 @@
+"""What each public function computes, written a second time from its published definition in plain NumPy.
+
+Names and arguments are those of ``dbrdist.functions``; nothing here imports dbrdist. The formulas are the plainest ones
+(loops over windows and labels, sums in float64), so that they share no trick, and no mistake, with the code they judge.
+``test_references.py`` compares every row of ``cases.py`` and every entry of ``points.py`` with them.
+
+Legend: N examples, K classes, C channels, O outputs, H W rows and columns, D further axes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+# ---- arithmetic -----------------------------------------------------------------------------------------------------
+
+
+def add(*xs):
+    return sum_of_list(xs)
+
+
+def sum_of_list(xs):
+    total = xs[0]
+    for x in xs[1:]:
+        total = total + x
+    return total
+
+
+def absolute(self):
+    return np.sqrt(self * self)
+
+
+def maximum(x1, x2):
+    return np.where(x1 > x2, x1, x2)
+
+
+def minimum(x1, x2):
+    return np.where(x1 < x2, x1, x2)
+
+
+def clip(x, x_min, x_max):
+    low = -math.inf if x_min is None else x_min
+    high = math.inf if x_max is None else x_max
+    return each(lambda v: min_of(max_of(v, low), high), x)
+
+
+def max_of(a, b):
+    return a if a > b else b
+
+
+def min_of(a, b):
+    return a if a < b else b
+
+
+def each(function, *xs):
+    """A function of numbers, element by element, with broadcasting."""
+    xs = np.broadcast_arrays(*xs)
+    y = np.empty(xs[0].shape)
+    for i in np.ndindex(y.shape):
+        y[i] = function(*(float(x[i]) for x in xs))
+    return y
+
+
+def fmod(x, divisor):
+    return each(math.fmod, x, divisor)
+
+
+def squared_difference(x1, x2):
+    return x1 * x1 - 2 * x1 * x2 + x2 * x2
+
+
+def linear_interpolate(p, x, y):
+    return y + p * (x - y)
+
+
+def scale(x, y, axis=1):
+    return x * along(x, y, axis)
+
+
+def bias(x, y, axis=1):
+    return x + along(x, y, axis)
+
+
+def along(x, y, axis):
+    """y with as many axes as x, its own beginning at ``axis``."""
+    y = np.asarray(y)
+    return y[(None,) * axis + (...,) + (None,) * (x.ndim - axis - y.ndim)]
+
+
+# ---- elementary functions: from the standard library, element by element --------------------------------------------
+
+
+def sin(x):
+    return each(math.sin, x)
+
+
+def cos(x):
+    return each(math.cos, x)
+
+
+def tan(x):
+    return each(math.tan, x)
+
+
+def arcsin(x):
+    return each(math.asin, x)
+
+
+def arccos(x):
+    return each(math.acos, x)
+
+
+def arctan(x):
+    return each(math.atan, x)
+
+
+def arctan2(x1, x2):
+    return each(math.atan2, x1, x2)
+
+
+def arctanh(x):
+    return each(math.atanh, x)
+
+
+def sinh(x):
+    return each(math.sinh, x)
+
+
+def cosh(x):
+    return each(math.cosh, x)
+
+
+def tanh(x):
+    return each(math.tanh, x)
+
+
+def exp(x):
+    return each(math.exp, x)
+
+
+def expm1(x):
+    return each(math.expm1, x)
+
+
+def log(x):
+    return each(math.log, x)
+
+
+def log1p(x):
+    return each(math.log1p, x)
+
+
+def log2(x):
+    return each(math.log2, x)
+
+
+def log10(x):
+    return each(math.log10, x)
+
+
+def sqrt(x):
+    return each(math.sqrt, x)
+
+
+def rsqrt(x):
+    return x**-0.5
+
+
+def square(x):
+    return x * x
+
+
+def sign(x):
+    return each(lambda v: (v > 0) - (v < 0), x)
+
+
+def floor(x):
+    return each(math.floor, x)
+
+
+def ceil(x):
+    return each(math.ceil, x)
+
+
+def fix(x):
+    return each(math.trunc, x)
+
+
+# ---- reductions -----------------------------------------------------------------------------------------------------
+
+
+def over_axes(reduced, x, axis, keepdims=False):
+    """A function of a list of numbers, over all elements or over axes."""
+    x = np.asarray(x)
+    axes = range(x.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
+    axes = sorted(a % x.ndim for a in axes)
+    kept = [i for i in range(x.ndim) if i not in axes]
+    y = np.empty([x.shape[i] for i in kept])
+    for at in np.ndindex(y.shape):
+        index = [slice(None)] * x.ndim
+        for i, j in zip(kept, at):
+            index[i] = j
+        y[at] = reduced([float(v) for v in x[tuple(index)].ravel()])
+    return y.reshape([1 if i in axes else n for i, n in enumerate(x.shape)]) if keepdims else y
+
+
+def sum(x, axis=None, keepdims=False):
+    return over_axes(math.fsum, x, axis, keepdims)
+
+
+def mean(x, axis=None, weights=None, keepdims=False):
+    if weights is None:
+        return over_axes(lambda vs: math.fsum(vs) / len(vs), x, axis, keepdims)
+    w = np.asarray(weights)
+    if w.shape != x.shape:
+        w = along(x, w, (axis if isinstance(axis, int) else axis[0]) % x.ndim)
+    w = w + np.zeros(x.shape)
+    return sum(x * w, axis, keepdims) / sum(w, axis, keepdims)
+
+
+def average(x, axis=None, weights=None, keepdims=False):
+    return mean(x, axis, weights, keepdims)
+
+
+def max(x, axis=None, keepdims=False):
+    return over_axes(lambda vs: sorted(vs)[-1], x, axis, keepdims)
+
+
+def min(x, axis=None, keepdims=False):
+    return over_axes(lambda vs: sorted(vs)[0], x, axis, keepdims)
+
+
+def argmax(x, axis=None):
+    return over_axes(lambda vs: vs.index(sorted(vs)[-1]), x, axis)
+
+
+def argmin(x, axis=None):
+    return over_axes(lambda vs: vs.index(sorted(vs)[0]), x, axis)
+
+
+def logsumexp(x, axis=None):
+    def of(values):
+        largest = sorted(values)[-1]
+        return largest + math.log(math.fsum(math.exp(v - largest) for v in values))
+
+    return over_axes(of, x, axis)
+
+
+# ---- products -------------------------------------------------------------------------------------------------------
+
+
+def matmul(a, b, transa=False, transb=False):
+    a = np.swapaxes(a, -1, -2) if transa and a.ndim > 1 else a
+    b = np.swapaxes(b, -1, -2) if transb and b.ndim > 1 else b
+    rows, columns = (a[None] if a.ndim == 1 else a), (b[:, None] if b.ndim == 1 else b)
+    y = (rows[..., :, :, None] * columns[..., None, :, :]).sum(-2)
+    y = y[..., 0] if b.ndim == 1 else y
+    return (y[..., 0] if b.ndim == 1 else y[..., 0, :]) if a.ndim == 1 else y
+
+
+def batch_matmul(a, b, transa=False, transb=False):
+    a, b = (v[..., None] if v.ndim == 2 else v for v in (a, b))
+    return np.stack([matmul(p, q, transa, transb) for p, q in zip(a, b)])
+
+
+def tensordot(a, b, axes=2):
+    if isinstance(axes, int):
+        left, right = list(range(a.ndim - axes, a.ndim)), list(range(axes))
+    else:
+        left, right = ([v] if isinstance(v, int) else list(v) for v in axes)
+    letters = "abcdefghijklmnop"
+    names_a = list(letters[: a.ndim])
+    names_b = list(letters[a.ndim : a.ndim + b.ndim])
+    for i, j in zip(left, right):
+        names_b[j] = names_a[i]
+    result = [n for n in names_a + names_b if (names_a + names_b).count(n) == 1]
+    return np.einsum(f"{''.join(names_a)},{''.join(names_b)}->{''.join(result)}", a, b)
+
+
+def linear(x, W, b=None, n_batch_axes=1):
+    rows = x.reshape(math.prod(x.shape[:n_batch_axes]), W.shape[1])
+    y = np.einsum("ni,oi->no", rows, W)
+    y = y if b is None else y + b
+    return y.reshape(*x.shape[:n_batch_axes], W.shape[0])
+
+
+def embed_id(x, W, ignore_label=None):
+    y = np.zeros((*x.shape, W.shape[1]))
+    for at in np.ndindex(x.shape):
+        if ignore_label is None or x[at] != ignore_label:
+            y[at] = W[x[at]]
+    return y
+
+
+def bilinear(e1, e2, W, V1=None, V2=None, b=None):
+    e1, e2 = e1.reshape(len(e1), -1), e2.reshape(len(e2), -1)
+    y = np.einsum("ni,nj,ijk->nk", e1, e2, W)
+    return y if V1 is None else y + np.einsum("ni,ik->nk", e1, V1) + np.einsum("nj,jk->nk", e2, V2) + b
+
+
+# ---- shapes: NumPy's own functions, which the code does not call ----------------------------------------------------
+
+
+def reshape(x, shape):
+    return np.reshape(x, shape)
+
+
+def transpose(x, axes=None):
+    return np.transpose(x, axes)
+
+
+def swapaxes(x, axis1, axis2):
+    return np.swapaxes(x, axis1, axis2)
+
+
+def moveaxis(x, source, destination):
+    return np.moveaxis(x, source, destination)
+
+
+def rollaxis(x, axis, start=0):
+    return np.rollaxis(x, axis, start)
+
+
+def expand_dims(x, axis):
+    return np.expand_dims(x, axis)
+
+
+def squeeze(x, axis=None):
+    return np.squeeze(x, axis)
+
+
+def flatten(x):
+    return np.array(list(x.flat))
+
+
+def broadcast(*args):
+    return tuple(np.broadcast_arrays(*args))
+
+
+def broadcast_to(x, shape):
+    return np.broadcast_to(x, shape)
+
+
+def sum_to(x, shape):
+    y = np.zeros(shape)
+    for at in np.ndindex(x.shape):
+        tail = at[x.ndim - len(shape) :]
+        y[tuple(0 if n == 1 else i for i, n in zip(tail, shape))] += x[at]
+    return y
+
+
+def concat(xs, axis=1):
+    return np.concatenate(xs, axis)
+
+
+def stack(xs, axis=0):
+    return np.stack(xs, axis)
+
+
+def vstack(xs):
+    return np.vstack(xs)
+
+
+def hstack(xs):
+    return np.hstack(xs)
+
+
+def dstack(xs):
+    return np.dstack(xs)
+
+
+def split_axis(x, indices_or_sections, axis, force_tuple=True):
+    pieces = tuple(np.split(x, indices_or_sections, axis))
+    return pieces if force_tuple or len(pieces) > 1 else pieces[0]
+
+
+def separate(x, axis=0):
+    return tuple(np.take(x, i, axis) for i in range(x.shape[axis]))
+
+
+def get_item(x, slices):
+    return np.asarray(x)[slices]
+
+
+def select_item(x, t):
+    return np.array([row[k] for row, k in zip(x, t)])
+
+
+def permutate(x, indices, axis=0, inv=False):
+    y = np.empty(x.shape)
+    source, target = np.moveaxis(x, axis, 0), np.moveaxis(y, axis, 0)
+    for i, k in enumerate(indices):
+        if inv:
+            target[k] = source[i]
+        else:
+            target[i] = source[k]
+    return y
+
+
+def flip(x, axis):
+    return np.flip(x, axis)
+
+
+def flipud(a):
+    return np.flipud(a)
+
+
+def fliplr(a):
+    return np.fliplr(a)
+
+
+def where(condition, x, y):
+    return np.where(condition, x, y)
+
+
+def scatter_add(a, slices, b):
+    y = np.array(a, np.float64)
+    np.add.at(y, slices, b)
+    return y
+
+
+def repeat(x, repeats, axis=None):
+    return np.repeat(x, repeats, axis)
+
+
+def tile(x, reps):
+    return np.tile(x, reps)
+
+
+def pad(x, pad_width, mode, **keywords):
+    return np.pad(x, pad_width, mode, **keywords)
+
+
+def cast(x, typ):
+    return np.asarray(x).astype(typ)
+
+
+def copy(x, dst):
+    return np.array(x)
+
+
+def identity(*inputs):
+    return inputs[0] if len(inputs) == 1 else inputs
+
+
+# ---- activations ----------------------------------------------------------------------------------------------------
+
+
+def relu(x):
+    return each(lambda v: v if v > 0 else 0.0, x)
+
+
+def sigmoid(x):
+    return each(lambda v: 1 / (1 + math.exp(-v)) if v > 0 else math.exp(v) / (1 + math.exp(v)), x)
+
+
+def softmax(x, axis=1):
+    return np.exp(log_softmax(x, axis))
+
+
+def log_softmax(x, axis=1):
+    return x - np.logaddexp.reduce(np.asarray(x), axis=axis, keepdims=True)
+
+
+def softplus(x, beta=1.0):
+    return np.logaddexp(0.0, beta * x) / beta
+
+
+def leaky_relu(x, slope=0.2):
+    return each(lambda v: v if v >= 0 else slope * v, x)
+
+
+def prelu(x, W):
+    return each(lambda v, w: v if v >= 0 else w * v, x, along(x, W, 1) if np.ndim(W) else W)
+
+
+def elu(x, alpha=1.0):
+    return each(lambda v: v if v >= 0 else alpha * (math.exp(v) - 1), x)
+
+
+def selu(x, alpha=1.6732632423543772848170429916717, scale=1.0507009873554804934193349852946):
+    return each(lambda v: scale * v if v >= 0 else scale * alpha * (math.exp(v) - 1), x)
+
+
+def clipped_relu(x, z=20.0):
+    return each(lambda v: 0.0 if v <= 0 else v if v < z else z, x)
+
+
+def relu6(x):
+    return clipped_relu(x, 6)
+
+
+def hard_sigmoid(x):
+    return each(lambda v: 0.0 if v < -2.5 else 1.0 if v > 2.5 else v / 5 + 0.5, x)
+
+
+def swish(x, beta):
+    return x * sigmoid(x * (along(x, beta, 1) if np.ndim(beta) else beta))
+
+
+def crelu(x, axis=1):
+    return np.concatenate([relu(x), relu(-x)], axis)
+
+
+def maxout(x, pool_size, axis=1):
+    groups = np.split(x, x.shape[axis] // pool_size, axis)
+    return np.concatenate([max(g, axis, True) for g in groups], axis)
+
+
+# ---- losses ---------------------------------------------------------------------------------------------------------
+
+
+def reduced(losses, reduce):
+    return {"no": lambda v: v, "sum": sum, "mean": mean}[reduce](losses)
+
+
+def softmax_cross_entropy(
+    x, t, normalize=True, cache_score=True, class_weight=None, ignore_label=-1, reduce="mean",
+    enable_double_backprop=False, soft_target_loss="cross-entropy", *, label_smoothing=0.0,
+):  # fmt: skip
+    ln_p, num_classes = log_softmax(x), x.shape[1]
+    if t.dtype.kind == "f":
+        entropy = np.log(t + 1e-7) if soft_target_loss == "kl-divergence" else 0.0  # 1e-7: Chainer's
+        return reduced((t * (entropy - ln_p)).sum(1), reduce)
+    weight = np.ones(num_classes) if class_weight is None else class_weight
+    losses = np.zeros(t.shape)
+    for n, *d in np.ndindex(t.shape):
+        k = t[(n, *d)]
+        if k == ignore_label:
+            continue
+        for j in range(num_classes):
+            share = label_smoothing / num_classes + (1 - label_smoothing) * (j == k)
+            losses[(n, *d)] -= share * weight[j] * ln_p[(n, j, *d)]
+    if reduce == "no":
+        return losses
+    count = int((t != ignore_label).sum()) if normalize else len(x)
+    return losses.sum() / count if count else losses.sum()
+
+
+def mean_squared_error(x0, x1):
+    return mean(squared_error(x0, x1)) if x0.size else np.zeros(())
+
+
+def mean_absolute_error(x0, x1):
+    return mean(absolute_error(x0, x1))
+
+
+def squared_error(x0, x1):
+    return (x0 - x1) * (x0 - x1)
+
+
+def absolute_error(x0, x1):
+    return each(lambda a, b: a - b if a > b else b - a, x0, x1)
+
+
+def sigmoid_cross_entropy(x, t, normalize=True, reduce="mean"):
+    losses = np.where(t == -1, 0.0, np.where(t == 1, np.logaddexp(0, -x), np.logaddexp(0, x)))
+    if reduce == "no":
+        return losses
+    count = int((t != -1).sum()) if normalize else len(t)
+    return losses.sum() / count if count else losses.sum()
+
+
+def huber_loss(x, t, delta, reduce="sum_along_second_axis"):
+    def one(a, b):
+        distance = abs(a - b)
+        return distance**2 / 2 if distance <= delta else delta * distance - delta**2 / 2
+
+    y = each(one, x, t)
+    return y if reduce == "no" else sum(y, 1)
+
+
+def hinge(x, t, norm="L1", reduce="mean"):
+    y = np.zeros(x.shape)
+    for n, k in np.ndindex(x.shape):
+        margin = 1 - x[n, k] if t[n] == k else 1 + x[n, k]
+        y[n, k] = margin ** {"L1": 1, "L2": 2}[norm] if margin > 0 else 0.0
+    return y if reduce == "no" else y.sum() / len(x)
+
+
+def bernoulli_nll(x, y, reduce="sum"):
+    return reduced(x * np.logaddexp(0, -y) + (1 - x) * np.logaddexp(0, y), reduce)
+
+
+def gaussian_nll(x, mean, ln_var, reduce="sum"):
+    def one(v, m, s):
+        return math.log(math.sqrt(2 * math.pi)) + s / 2 + (v - m) ** 2 / (2 * math.exp(s))
+
+    return reduced(each(one, x, mean, ln_var), reduce)
+
+
+def gaussian_kl_divergence(mean, ln_var, reduce="sum"):
+    """Kingma and Welling 2014, appendix B: -(1 + ln s^2 - m^2 - s^2) / 2."""
+    return reduced(-0.5 * (1 + ln_var - mean * mean - np.exp(ln_var)), reduce)
+
+
+# ---- measures -------------------------------------------------------------------------------------------------------
+
+
+def accuracy(y, t, ignore_label=None):
+    scores = np.moveaxis(y, 1, -1).reshape(-1, y.shape[1]).tolist()
+    pairs = [(row.index(sorted(row)[-1]), k) for row, k in zip(scores, t.ravel().tolist()) if k != ignore_label]
+    return len([1 for guess, k in pairs if guess == k]) / (len(pairs) or 1)
+
+
+def binary_accuracy(y, t):
+    pairs = [(v >= 0, k) for v, k in zip(y.ravel().tolist(), t.ravel().tolist()) if k != -1]
+    return len([1 for guess, k in pairs if guess == k]) / (len(pairs) or 1)
+
+
+def r2_score(pred, true, sample_weight=None, multioutput="uniform_average"):
+    columns = []
+    for p, t in zip(pred.reshape(len(pred), -1).T, true.reshape(len(true), -1).T):
+        rest, total = ((p - t) ** 2).sum(), t.var() * len(t)
+        columns.append(1 - rest / total if total else 0.0)
+    scores = np.reshape(columns, pred.shape[1:])
+    return scores if multioutput == "raw_values" else scores.mean()
+
+
+# ---- chance, with its draws given -----------------------------------------------------------------------------------
+
+
+def dropout(x, ratio=0.5, *, mask=None, return_mask=False):
+    return (x * mask, mask) if return_mask else x * mask
+
+
+def gaussian(mean, ln_var, *, eps=None, return_eps=False):
+    y = mean + np.sqrt(np.exp(ln_var)) * eps
+    return (y, eps) if return_eps else y
+
+
+# ---- images ---------------------------------------------------------------------------------------------------------
+
+
+def two(value):
+    return tuple(value) if np.ndim(value) else (value, value)
+
+
+def convolution_2d(x, W, b=None, stride=1, pad=0, cover_all=False, *, dilate=1, groups=1):
+    (sh, sw), (ph, pw), (dh, dw) = two(stride), two(pad), two(dilate)
+    num, _, height, width = x.shape
+    num_out, per_group, kh, kw = W.shape
+    round_up = math.ceil if cover_all else math.floor
+    oh = round_up((height + 2 * ph - dh * (kh - 1) - 1) / sh) + 1
+    ow = round_up((width + 2 * pw - dw * (kw - 1) - 1) / sw) + 1
+    y = np.zeros((num, num_out, oh, ow))
+    for o, i, j, c, u, v in itertools.product(*map(range, (num_out, oh, ow, per_group, kh, kw))):
+        row, column = i * sh + u * dh - ph, j * sw + v * dw - pw
+        if 0 <= row < height and 0 <= column < width:
+            channel = o // (num_out // groups) * per_group + c
+            y[:, o, i, j] += x[:, channel, row, column] * W[o, c, u, v]
+    return y if b is None else y + b[:, None, None]
+
+
+def deconvolution_2d(x, W, b=None, stride=1, pad=0, outsize=None, *, dilate=1, groups=1):
+    (sh, sw), (ph, pw), (dh, dw) = two(stride), two(pad), two(dilate)
+    num, channels, height, width = x.shape
+    _, per_group, kh, kw = W.shape
+    if outsize is None:
+        outsize = (sh * (height - 1) + dh * (kh - 1) + 1 - 2 * ph, sw * (width - 1) + dw * (kw - 1) + 1 - 2 * pw)
+    y = np.zeros((num, per_group * groups, *outsize))
+    for c, i, j, o, u, v in itertools.product(*map(range, (channels, height, width, per_group, kh, kw))):
+        row, column = i * sh + u * dh - ph, j * sw + v * dw - pw
+        if 0 <= row < outsize[0] and 0 <= column < outsize[1]:
+            y[:, c // (channels // groups) * per_group + o, row, column] += x[:, c, i, j] * W[c, o, u, v]
+    return y if b is None else y + b[:, None, None]
+
+
+def windows(x, ksize, stride, pad, cover_all):
+    """Shape of the result, and for each of its places the elements of the window, as (row, column, u, v)."""
+    (kh, kw), (ph, pw) = two(ksize), two(pad)
+    sh, sw = (kh, kw) if stride is None else two(stride)
+    round_up = math.ceil if cover_all else math.floor
+    oh = round_up((x.shape[2] + 2 * ph - kh) / sh) + 1
+    ow = round_up((x.shape[3] + 2 * pw - kw) / sw) + 1
+    places = {}
+    for i, j in itertools.product(range(oh), range(ow)):
+        cells = itertools.product(range(kh), range(kw))
+        seen = [(i * sh + u - ph, j * sw + v - pw, u, v) for u, v in cells]
+        places[i, j] = [s for s in seen if 0 <= s[0] < x.shape[2] and 0 <= s[1] < x.shape[3]]
+    return (*x.shape[:2], oh, ow), places
+
+
+def max_pooling_2d(x, ksize, stride=None, pad=0, cover_all=True, return_indices=False):
+    shape, places = windows(x, ksize, stride, pad, cover_all)
+    y, indices = np.empty(shape), np.empty(shape, np.int32)
+    for (n, c), ((i, j), seen) in itertools.product(np.ndindex(shape[:2]), places.items()):
+        values = [float(x[n, c, row, column]) for row, column, _, _ in seen]
+        best = values.index(sorted(values)[-1])
+        y[n, c, i, j] = values[best]
+        indices[n, c, i, j] = seen[best][2] * two(ksize)[1] + seen[best][3]
+    return (y, indices) if return_indices else y
+
+
+def average_pooling_2d(x, ksize, stride=None, pad=0):
+    shape, places = windows(x, ksize, stride, pad, False)
+    y = np.empty(shape)
+    for (i, j), seen in places.items():
+        y[:, :, i, j] = np.sum([x[:, :, row, column] for row, column, _, _ in seen], axis=0) / math.prod(two(ksize))
+    return y
+
+
+def global_average_pooling_2d(x):
+    return np.einsum("nchw->nc", x) / (x.shape[2] * x.shape[3])
+
+
+# ---- normalization --------------------------------------------------------------------------------------------------
+
+
+def batch_normalization(x, gamma, beta, *, eps=2e-5, running_mean=None, running_var=None, decay=0.9, axis=None):
+    axes = averaged(x, gamma, axis)
+    mean, var = x.mean(axes), x.var(axes)
+    if running_mean is not None:
+        count = math.prod(x.shape[i] for i in axes)
+        running_mean[...] = decay * running_mean + (1 - decay) * mean
+        running_var[...] = decay * running_var + (1 - decay) * var * count / (count - 1)
+    return fixed_batch_normalization(x, gamma, beta, mean, var, eps, axes)
+
+
+def fixed_batch_normalization(x, gamma, beta, mean, var, eps=2e-5, axis=None):
+    axes = averaged(x, gamma, axis)
+    shape = [1 if i in axes else n for i, n in enumerate(x.shape)]
+    gamma, beta, mean, var = (np.reshape(v, shape) for v in (gamma, beta, mean, var))
+    return gamma * (x - mean) / np.sqrt(var + eps) + beta
+
+
+def averaged(x, gamma, axis):
+    """The axes to average over; where none are given, all but those of gamma, which begin at 1."""
+    if axis is None:
+        return tuple(i for i in range(x.ndim) if not 1 <= i <= gamma.ndim)
+    return (axis,) if isinstance(axis, int) else tuple(axis)
