@@ -1,0 +1,438 @@
+"""Breaks the package at random places, one at a time, and lists what no test notices. Not part of CI.
+
+    make mutants                                        # 100 mutations drawn with seed 0, two workers
+    python tests/rules/mutants.py --count 30 --seed 7 --rooms core functions --state sample.jsonl
+    python tests/rules/mutants.py --record              # and a dated record in benchmarks/records
+
+Each mutation is made in a copy of the tree: the tests of its room run first, then the inner loop of all, then, where
+the room has them, the tests on the stand-in for CuPy and under mpiexec. The first failure, or running out of time,
+kills it. Results go line by line into the state file, and a second start with the same file goes on where the first one
+ended. Survivors that change nothing one could see are marked by hand in ``equivalent_mutants.txt``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import concurrent.futures
+import contextlib
+import datetime
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("dbrdist", "launch/dbrdist_launch")
+COPIED = ("dbrdist", "launch", "tests", "benchmarks", "examples", "docs", "README.md", "Makefile", "pyproject.toml")
+EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
+ALL = ["tests", "-m", "not slow"]
+GPU = ["tests/gpu", "--on", "stand-in"]
+MPI = ["mpiexec", "-n", "3"]
+# The tests of each room, run before the inner loop; further suites after it.
+FIRST = {
+    "core": ["tests/core", "tests/functions"],
+    "kernels": ["tests/kernels", "tests/functions"],
+    "functions": ["tests/functions"],
+    "optimizers": ["tests/optimizers", "tests/core"],
+    "links": ["tests/links", "tests/models"],
+    "models": ["tests/models"],
+    "datasets": ["tests/datasets"],
+    "training": ["tests/training"],
+    "comm": ["tests/comm"],
+    "cli": ["tests/cli"],
+    "launch": ["tests/launch"],
+}
+ON_GPU = {"core", "kernels", "functions", "optimizers", "links", "comm"}
+UNDER_MPI = {"comm", "cli"}
+
+# ---- what can be changed --------------------------------------------------------------------------------------------
+
+COMPARISONS = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+ARITHMETIC = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+}  # fmt: skip
+# Calls whose arguments are words for people, or that only describe.
+WORDS = {"expected", "warn", "print", "one_of", "TypeVar", "getLogger", "echo", "Field"}
+# Calls whose first two arguments may be exchanged, or whose exchange every test would notice.
+SYMMETRIC = {
+    "add",
+    "mul",
+    "multiply",
+    "maximum",
+    "minimum",
+    "max",
+    "min",
+    "isinstance",
+    "getattr",
+    "setattr",
+    "hasattr",
+}
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One change of one file: the bytes from ``start`` to ``end`` become ``new``."""
+
+    file: str
+    line: int
+    kind: str
+    old: str
+    new: str
+    start: int
+    end: int
+
+    @property
+    def key(self) -> str:
+        """The same in each run on the same sources."""
+        return f"{self.file}:{self.line}:{self.start}:{self.kind}:{self.new}"
+
+    @property
+    def room(self) -> str:
+        parts = self.file.split("/")
+        return "launch" if parts[0] == "launch" else parts[1].removesuffix(".py")
+
+    def apply(self, root: Path) -> None:
+        """Change the file under ``root``."""
+        path = root / self.file
+        source = path.read_bytes()
+        path.write_bytes(source[: self.start] + self.new.encode() + source[self.end :])
+
+
+def other_constant(value: object) -> object:
+    """A constant of the same type, None where there is none to be had."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    return (value * 1.25 or 1.0) if isinstance(value, float) else None
+
+
+class Finder(ast.NodeVisitor):
+    """Collects the places of a file, without docstrings, messages and annotations."""
+
+    def __init__(self, file: str, source: bytes) -> None:
+        self.file = file
+        self.source = source
+        self.found: list[Mutation] = []
+        self.starts = [0]
+        for line in source.splitlines(keepends=True):
+            self.starts.append(self.starts[-1] + len(line))
+
+    def add(self, node: ast.AST, kind: str, new: str | ast.expr) -> None:
+        """A change of the text of ``node``."""
+        start = self.starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
+        end = self.starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
+        text = new if isinstance(new, str) else f"({ast.unparse(new)})"
+        old = self.source[start:end].decode()
+        self.found.append(Mutation(self.file, node.lineno, kind, old, text, start, end))  # type: ignore[attr-defined]
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        other = other_constant(node.value)
+        if other is not None:
+            self.add(node, "constant", repr(other))
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        other = COMPARISONS[type(node.ops[0])]()
+        self.add(node, "comparison", ast.Compare(node.left, [other, *node.ops[1:]], node.comparators))
+        self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        other = ARITHMETIC.get(type(node.op))
+        if other is not None and not isinstance(node.left, (ast.JoinedStr, ast.Constant)):
+            self.add(node, "arithmetic", ast.BinOp(node.left, other(), node.right))
+        self.generic_visit(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        other = ARITHMETIC.get(type(node.op))
+        if other is not None:
+            self.add(node, "arithmetic", ast.unparse(ast.AugAssign(node.target, other(), node.value)))
+        self.add(node, "drop", "pass")
+        self.visit(node.value)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        self.add(node, "condition", ast.BoolOp(other, node.values))
+        self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> None:
+        if ast.unparse(node.test) != "TYPE_CHECKING":
+            self.negate(node.test)
+            self.generic_visit(node)
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self.negate(node.test)
+        self.generic_visit(node)
+
+    def visit_While(self, node: ast.While) -> None:
+        self.negate(node.test)
+        self.generic_visit(node)
+
+    def negate(self, test: ast.expr) -> None:
+        """The condition reversed, where changing a comparison in it does not amount to that."""
+        if not isinstance(test, (ast.Constant, ast.Compare)):
+            self.add(test, "condition", test.operand if is_negated(test) else ast.UnaryOp(ast.Not(), test))
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if isinstance(node.value, ast.Call):
+            if name_of(node.value) not in WORDS:
+                self.add(node, "drop", "pass")
+            self.visit(node.value)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        name = node.targets[0].id if isinstance(node.targets[0], ast.Name) else ""
+        if name.startswith("__") or name == "name":
+            return
+        if not name and not isinstance(node.targets[0], ast.Tuple):  # a local that is missing is always noticed
+            self.add(node, "drop", "pass")
+        self.visit(node.value)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.visit(node.value)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if name_of(node) in WORDS:
+            return
+        if (
+            len(node.args) > 1
+            and name_of(node) not in SYMMETRIC
+            and not any(isinstance(a, ast.Starred) for a in node.args[:2])
+        ):
+            first, second = map(ast.unparse, node.args[:2])
+            if first != second:
+                args = [node.args[1], node.args[0], *node.args[2:]]
+                self.add(node, "arguments", ast.Call(node.func, args, node.keywords))
+        self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)):
+            self.visit(default)
+        for statement in node.body:
+            self.visit(statement)
+
+    def visit_Raise(self, node: ast.Raise) -> None: ...
+
+    def visit_Assert(self, node: ast.Assert) -> None: ...
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None: ...
+
+
+def is_negated(test: ast.expr) -> bool:
+    """True for ``not ...``."""
+    return isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+
+
+def name_of(call: ast.Call) -> str:
+    """The last part of what is called."""
+    function = call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def mutations(rooms: list[str] | None = None) -> list[Mutation]:
+    """All that can be changed, in the order of files and places."""
+    found: list[Mutation] = []
+    for source in SOURCES:
+        for path in sorted((ROOT / source).rglob("*.py")):
+            text = path.read_bytes()
+            finder = Finder(path.relative_to(ROOT).as_posix(), text)
+            finder.visit(ast.parse(text))
+            found += finder.found
+    return [m for m in found if m.room in FIRST and (rooms is None or m.room in rooms)]
+
+
+# ---- whether it is noticed ------------------------------------------------------------------------------------------
+
+
+def stages(room: str) -> Iterator[list[str]]:
+    """Commands that test a tree, those that notice most first."""
+    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", "60"]
+    yield [*pytest, *(t for t in FIRST[room] if (ROOT / t).exists()), "-m", "not slow"]
+    yield [*pytest, *ALL]
+    if room in ON_GPU:
+        yield [*pytest, *GPU]
+    if room in UNDER_MPI:
+        yield [*MPI, *pytest, "tests/mpi"]
+    if room in ("comm", "launch"):
+        yield [*pytest, f"tests/{room}", "-m", "slow"]
+
+
+def run(command: list[str], tree: Path, limit_seconds: float) -> tuple[int | None, str]:
+    """Exit status, None where the time ran out, and the line that names the first failure."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'launch'}",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            command, cwd=tree, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            status: int | None = process.wait(limit_seconds)
+        except subprocess.TimeoutExpired:
+            status = None
+        for number in (signal.SIGTERM, signal.SIGKILL):  # whatever it left behind ends with it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            if status is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(5)
+        output.seek(0)
+        failures = [line.strip() for line in output if line.startswith(("FAILED", "ERROR", "E  "))]
+    return status, failures[-1][:200] if failures else ""
+
+
+def verdict(mutation: Mutation, tree: Path, limit_seconds: float) -> dict[str, object]:
+    """How the tests take it."""
+    began = time.monotonic()
+    whole = (tree / mutation.file).read_bytes()
+    outcome, by = "survived", ""
+    try:
+        mutation.apply(tree)
+        for number, command in enumerate(stages(mutation.room)):
+            status, words = run(command, tree, limit_seconds)
+            if status not in (0, 5):  # 5: there is no such test
+                outcome, by = ("out of time" if status is None else "killed"), f"stage {number}: {words}"
+                break
+    finally:
+        (tree / mutation.file).write_bytes(whole)
+    return {**asdict(mutation), "outcome": outcome, "by": by, "seconds": round(time.monotonic() - began, 1)}
+
+
+@contextlib.contextmanager
+def trees(count: int) -> Iterator[list[Path]]:
+    """Copies of the tree, one for each worker."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        made = [Path(folder, str(i)) for i in range(count)]
+        for tree in made:
+            for name in COPIED:
+                skip = shutil.ignore_patterns("__pycache__", ".*_cache", "*.so")
+                if (ROOT / name).is_dir():
+                    shutil.copytree(ROOT / name, tree / name, ignore=skip)
+                else:
+                    shutil.copy(ROOT / name, tree / name)
+        yield made
+
+
+def check(rooms: set[str], tree: Path, limit_seconds: float) -> None:
+    """Without a mutation every stage must pass."""
+    done: set[tuple[str, ...]] = set()
+    for room in sorted(rooms):
+        for command in stages(room):
+            if tuple(command) not in done:
+                done.add(tuple(command))
+                status, words = run(command, tree, limit_seconds)
+                if status not in (0, 5):
+                    sys.exit(f"the tests fail without a mutation: {' '.join(command)}: {words or status}")
+
+
+def judge(drawn: list[Mutation], options: argparse.Namespace) -> list[dict[str, object]]:
+    """Verdicts of all that were drawn, those of an earlier start included."""
+    known: dict[str, dict[str, object]] = {}
+    if options.state.exists():
+        for row in map(json.loads, options.state.read_text().splitlines()):
+            known[f"{row['file']}:{row['line']}:{row['start']}:{row['kind']}:{row['new']}"] = row
+    left = [m for m in drawn if m.key not in known]
+    print(f"{len(drawn)} mutations, {len(drawn) - len(left)} of them known; {options.state}", flush=True)
+    lock = threading.Lock()
+    with trees(options.workers) as free, concurrent.futures.ThreadPoolExecutor(options.workers) as pool:
+        if left and not options.trust:
+            check({m.room for m in left}, free[0], 3 * options.limit)
+
+        def one(mutation: Mutation) -> None:
+            with lock:
+                tree = free.pop()
+            row = verdict(mutation, tree, options.limit)
+            with lock:
+                free.append(tree)
+                known[mutation.key] = row
+                with open(options.state, "a") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(describe(row), flush=True)
+
+        list(pool.map(one, left))
+    return [known[m.key] for m in drawn]
+
+
+def describe(row: dict[str, object]) -> str:
+    """One line for people."""
+    old, new = (" ".join(str(row[k]).split())[:70] for k in ("old", "new"))
+    return f"{row['outcome']:11} {row['file']}:{row['line']} {row['kind']}: {old} -> {new}"
+
+
+def equivalents() -> set[tuple[str, ...]]:
+    """What was marked by hand: file, old text and new text, then the reason, divided by ' | '."""
+    lines = EQUIVALENT.read_text().splitlines() if EQUIVALENT.exists() else []
+    return {tuple(line.split(" | ")[:3]) for line in lines if line and not line.startswith("#")}
+
+
+def summary(rows: list[dict[str, object]], options: argparse.Namespace) -> dict[str, object]:
+    """What goes into a record."""
+    marked = equivalents()
+    rooms: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    survivors = []
+    for row in rows:
+        outcome = "killed" if row["outcome"] != "survived" else "survived"
+        if outcome == "survived":
+            change = tuple(" ".join(str(row[k]).split()) for k in ("file", "old", "new"))
+            outcome = "equivalent" if change in marked else outcome
+            if outcome == "survived":
+                survivors.append(describe(row))
+        rooms[Mutation(**{k: row[k] for k in Mutation.__dataclass_fields__}).room][outcome] += 1  # type: ignore[arg-type]
+    total = sum(rooms.values(), collections.Counter())
+    judged = total["killed"] + total["survived"]
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    return {
+        "what": "mutations drawn at random from all rooms, and how many the tests notice",
+        "date": datetime.date.today().isoformat(), "commit": commit, "seed": options.seed, "mutations": len(rows),
+        "killed": total["killed"], "survived": total["survived"], "equivalent": total["equivalent"],
+        "killed_fraction": round(total["killed"] / judged, 3) if judged else None,
+        "rooms": {room: dict(counts) for room, counts in sorted(rooms.items())},
+        "survivors": survivors,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100, help="how many mutations to draw")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for each stage of a mutation")
+    parser.add_argument("--rooms", nargs="+", choices=sorted(FIRST), help="only these")
+    parser.add_argument("--state", type=Path, help="results so far; default mutants-SEED.jsonl in the temporary folder")
+    parser.add_argument("--trust", action="store_true", help="do not run the tests without a mutation first")
+    parser.add_argument("--record", action="store_true", help="write benchmarks/records/mutants-DATE.json")
+    options = parser.parse_args()
+    options.state = options.state or Path(tempfile.gettempdir(), f"mutants-{options.seed}.jsonl")
+    places = mutations(options.rooms)
+    drawn = random.Random(options.seed).sample(places, min(options.count, len(places)))
+    result = summary(judge(drawn, options), options)
+    print(json.dumps(result, indent=1))
+    if options.record:
+        path = ROOT / "benchmarks" / "records" / f"mutants-{result['date']}.json"
+        path.write_text(json.dumps(result, indent=1) + "\n")
+        print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()
