@@ -60,4 +60,8 @@ def run(num_ranks, *arguments, limit_seconds=60, **environ):
         os.killpg(process.pid, signal.SIGKILL)
         text, _ = process.communicate()
         pytest.fail(f"the job hung: no end after {limit_seconds} s\n{text}")
+    except BaseException:  # the test's own time limit, say
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
     return Outcome(process.returncode, text, time.monotonic() - start)

@@ -290,15 +290,26 @@ def run(command: list[str], tree: Path, limit_seconds: float) -> tuple[int | Non
             status: int | None = process.wait(limit_seconds)
         except subprocess.TimeoutExpired:
             status = None
-        for number in (signal.SIGTERM, signal.SIGKILL):  # whatever it left behind ends with it
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            if status is None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(5)
+            for pid in reversed(descendants(process.pid)):  # programs that tests started have sessions of their own
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
         output.seek(0)
         failures = [line.strip() for line in output if line.startswith(("FAILED", "ERROR", "E  "))]
     return status, failures[-1][:200] if failures else ""
+
+
+def descendants(pid: int) -> list[int]:
+    """The process and all that it started, directly or not."""
+    children: dict[int, list[int]] = collections.defaultdict(list)
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(entry.read_text().rpartition(")")[2].split()[1])
+            children[parent].append(int(entry.parent.name))
+    found = [pid]
+    for one in found:
+        found += children[one]
+    return found
 
 
 def verdict(mutation: Mutation, tree: Path, limit_seconds: float) -> dict[str, object]:
