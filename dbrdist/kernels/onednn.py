@@ -24,6 +24,7 @@ _WHEEL = "onednn-cpu-gomp"
 
 # Values of the C enumerations, named as in dnnl_types.h.
 F32, BF16 = 3, 2
+TYPES = {"float32": F32, "bfloat16": BF16}
 FORWARD_TRAINING, FORWARD_INFERENCE, BACKWARD = 64, 96, 128
 CONVOLUTION_DIRECT = 1
 POOLING_MAX, POOLING_AVERAGE_WITH_PADDING = 0x1FF, 0x2FF
@@ -205,6 +206,27 @@ def cache_length() -> int:
 def dims(values: Sequence[int]) -> Any:
     """A dnnl_dims_t."""
     return _Dims(*values)
+
+
+def data_type(dtype: Any) -> int:
+    """The library's name of a NumPy dtype; raises Unsupported for those it does not have."""
+    try:
+        return TYPES[dtype.name]
+    except KeyError:
+        raise Unsupported(f"arrays of {dtype}") from None
+
+
+def element_strides(a: np.ndarray) -> tuple[int, ...]:
+    """Strides in elements."""
+    return tuple(s // a.itemsize for s in a.strides)
+
+
+def paddings(hw: Any, kernel: Any, g: Any, out: Any) -> tuple[Any, Any]:
+    """Left and right padding; the right one is what the output size implies, and more than the left for cover_all."""
+    dh, dw = getattr(g, "dh", 1), getattr(g, "dw", 1)
+    bottom = (out[0] - 1) * g.sh + (kernel[0] - 1) * dh + 1 - hw[0] - g.ph
+    right = (out[1] - 1) * g.sw + (kernel[1] - 1) * dw + 1 - hw[1] - g.pw
+    return dims((g.ph, g.pw)), dims((bottom, right))
 
 
 class Builder:

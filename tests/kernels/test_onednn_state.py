@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dbrdist import kernels
-from dbrdist.kernels import ConvGeometry, numpy_, onednn, onednn_ops
+from dbrdist.kernels import ConvGeometry, numpy_, onednn, onednn_convolution
 
 try:
     onednn.library()
@@ -54,7 +54,7 @@ def test_primitives_of_a_thread_die_with_it():
 
     def count():
         gc.collect()
-        return sum(isinstance(o, onednn_ops._Convolution) for o in gc.get_objects())
+        return sum(isinstance(o, onednn_convolution._Convolution) for o in gc.get_objects())
 
     kernels.conv_forward(x, W, None, GEOMETRY)
     before = count()
@@ -69,8 +69,8 @@ def test_cache_is_bounded_and_the_oldest_goes(monkeypatch):
     monkeypatch.setattr(onednn, "_state", onednn._ThreadState())
     W = draw(0, 4, 4, 3, 3)
     built = []
-    build = onednn_ops._build_convolution
-    monkeypatch.setattr(onednn_ops, "_build_convolution", lambda *a: built.append(a[1][2]) or build(*a))
+    build = onednn_convolution._build_convolution
+    monkeypatch.setattr(onednn_convolution, "_build_convolution", lambda *a: built.append(a[1][2]) or build(*a))
     for height in (4, 5, 6, 7, 4, 8, 4, 5):  # 4 is used again before 8 comes, so 5 has to go
         kernels.conv_forward(draw(1, 1, 4, height, 4), W, None, GEOMETRY)
         assert onednn.cache_length() <= 4

