@@ -1,8 +1,12 @@
-"""Which provider serves a kernel: asked once per kernel, type, shape and geometry, and remembered.
+"""One table, kernel by provider, and the plans that come of it.
+
+A provider is a file with ``ROWS``: for a kernel's name a planner, which takes the kernel's arguments and returns a
+plan, a function of the same arguments made for their types, shapes and layouts; where it raises Unsupported, the next
+provider is asked. A plan is kept by a full key, which names everything that it depends on, so that no call changes
+who serves another one. Plans belong to one thread, as the memory objects of native libraries do.
 
 ``onednn`` takes float32 and bfloat16 on the CPU where the library is there and has an implementation; ``numpy`` takes
-the rest: every float type, every device, every geometry. What a forward kernel returns as ``saved`` names its provider,
-and its backward runs there.
+the rest: every float type, every device, every geometry.
 """
 
 from __future__ import annotations
@@ -10,57 +14,68 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import threading
 import warnings
-from collections.abc import Iterator
-from types import ModuleType
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
-from dbrdist.core import backend
 from dbrdist.core.backend import number
 from dbrdist.kernels import numpy_, onednn, onednn_ops
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 
 Array = Any
+Plan = Callable[..., Any]
 
-_NAMES = {"numpy": numpy_, "onednn": onednn_ops}
-_MEMORY = 4096  # choices; a program whose shapes never repeat must not fill the memory
+# In order of preference.
+_PROVIDERS: dict[str, dict[str, Callable[..., Plan]]] = {"onednn": onednn_ops.ROWS, "numpy": numpy_.ROWS}
+_GENERATION = 1024  # plans after which those that were not used since the last time are forgotten
 _SMALL = 1024  # elements up to which an elementwise kernel is one call of NumPy
 _SPATIAL = (0, 2, 3)
 _maximum, _sign = np.maximum, np.sign
-_chosen: dict[Any, ModuleType] = {}
-_forced: ModuleType | None = None
+_forced: str | None = None
 _warned = False
-_LIGHT = ("elementwise", "matmul")  # NumPy's own code is not much slower
+# Where NumPy's own code is not much slower, a missing library is not worth a warning.
+_LIGHT = {"relu_forward", "relu_backward", "add", "add_relu", "matmul"}
 
 
-def _provider(kernel: str, x: Array, geometry: Any = None) -> ModuleType:
-    key = (kernel, x.shape, x.dtype, geometry, type(x))
-    provider = _chosen.get(key)
-    if provider is None:
-        provider = _choose(kernel, x, geometry)
-        _remember(key, provider)
-    return provider
+class _ThreadPlans(threading.local):
+    def __init__(self) -> None:
+        self.plans: dict[Any, Plan] = {}
+        self.older: dict[Any, Plan] = {}  # of the generation before
+        self.names: dict[int, str] = {}  # of providers, by the id of a plan that is kept
+
+    def find(self, key: Any, arguments: tuple[Any, ...]) -> Plan:
+        """The plan for ``key`` from the generation before, or a new one."""
+        plan = self.older.get(key)
+        if plan is None:
+            name, plan = _choose(key[0], arguments)
+            self.names[id(plan)] = name
+        if len(self.plans) >= _GENERATION:
+            self.older, self.plans = self.plans, {}
+            kept = {id(plan), *map(id, self.older.values())}
+            self.names = {i: name for i, name in self.names.items() if i in kept}
+        self.plans[key] = plan
+        return plan
 
 
-def _remember(key: Any, provider: ModuleType) -> None:
-    if len(_chosen) >= _MEMORY:
-        _chosen.clear()
-    _chosen[key] = provider
+_local = _ThreadPlans()
 
 
-def _choose(kernel: str, x: Array, geometry: Any) -> ModuleType:
-    if _forced is numpy_ or not onednn_ops.serves(kernel, x, geometry):
-        return numpy_
-    try:
-        onednn.library()
-    except onednn.Unavailable as e:
-        if kernel not in _LIGHT:
-            _warn(str(e))
-        return numpy_
-    return onednn_ops
+def _choose(kernel: str, arguments: tuple[Any, ...]) -> tuple[str, Plan]:
+    """The name and the plan of the first provider that takes these arguments; NumPy takes all."""
+    for name, rows in _PROVIDERS.items():
+        if kernel in rows and (name == "numpy" or _forced != "numpy"):
+            try:
+                return name, rows[kernel](*arguments)
+            except onednn.Unsupported:
+                continue
+            except onednn.Unavailable as e:
+                if kernel not in _LIGHT:
+                    _warn(str(e))
+    raise AssertionError(f"no provider has a row for {kernel}")
 
 
 def _warn(reason: str) -> None:
@@ -77,82 +92,93 @@ def _warn(reason: str) -> None:
     )
 
 
-def _run(kernel: str, function: str, x: Array, geometry: Any, *arguments: Any) -> tuple[ModuleType, Any]:
-    """Call ``function`` of the provider of ``kernel``; where it declines, NumPy serves now and from now on."""
-    provider = _provider(kernel, x, geometry)
-    try:
-        return provider, getattr(provider, function)(*arguments)
-    except onednn.Unsupported:
-        _remember((kernel, x.shape, x.dtype, geometry, type(x)), numpy_)
-        return numpy_, getattr(numpy_, function)(*arguments)
-
-
 @contextlib.contextmanager
 def use(name: str) -> Iterator[None]:
     """Let the provider ``name`` serve all threads where it can, for comparisons: ``'numpy'`` or ``'onednn'``."""
     global _forced
-    if name not in _NAMES:
-        raise ValueError(f"expected a provider out of {sorted(_NAMES)}, got {name!r}")
+    if name not in _PROVIDERS:
+        raise ValueError(f"expected a provider out of {sorted(_PROVIDERS)}, got {name!r}")
     before = _forced
-    _forced = _NAMES[name]
-    _chosen.clear()
+    _forced = name
+    _forget()
     try:
         yield
     finally:
         _forced = before
-        _chosen.clear()
+        _forget()
 
 
-def provider_of(kernel: str, x: Any, geometry: Any = None) -> str:
-    """Name of the provider of ``kernel``: 'conv', 'bn', 'pool', 'matmul' or 'elementwise', for arrays like ``x``.
-
-    ``x`` is an array, or a type, which stands for a large batch on the CPU. ``geometry`` is a ConvGeometry, a
-    PoolGeometry, for 'bn' the axes, for 'matmul' the other's shape and type; by default the commonest. Where oneDNN
-    turns out not to have an implementation, the answer changes with the first call.
-    """
-    if not backend.is_array(x):
-        shape = [256, 256] if kernel == "matmul" else [8, 64, 32, 32]
-        x = np.broadcast_to(np.zeros((), backend.as_dtype(x)), shape)
-    if geometry is None:
-        usual = {
-            "conv": ConvGeometry(),
-            "bn": _SPATIAL if x.ndim == 4 else (0,),
-            "pool": PoolGeometry("max", 2, 2, 2, 2),
-            "matmul": (x.shape[::-1], x.dtype),
-        }
-        geometry = usual.get(kernel)
-    provider = _provider(kernel, x, geometry)
-    return next(name for name, module in _NAMES.items() if module is provider)
+def provider_of(kernel: str, *arguments: Any) -> str:
+    """Name of the provider that serves ``kernel``, such as ``'conv_forward'``, for exactly these arguments."""
+    key = _KEYS[kernel](*arguments)
+    plan = _local.plans.get(key) or _local.find(key, arguments)
+    return _local.names[id(plan)]
 
 
 def _forget() -> None:
-    _chosen.clear()
+    """Drop the plans of all threads."""
+    global _local
+    _local = _ThreadPlans()
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
-# ---- the interface
+# ---- convolution
+
+
+def _conv_forward_key(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Any:
+    return (
+        "conv_forward", type(x), x.shape, x.strides, x.dtype, W.shape, W.strides, W.dtype, b is None, geometry,
+    )  # fmt: skip
 
 
 def conv_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Array:
     """2-d convolution of x (N, C, H, W) with W (O, C/G, kh, kw) and bias b (O) or None: (N, O, OH, OW)."""
-    return _run("conv", "conv_forward", x, geometry, x, W, b, geometry)[1]
+    key = _conv_forward_key(x, W, b, geometry)
+    plan = _local.plans.get(key) or _local.find(key, (x, W, b, geometry))
+    return plan(x, W, b, geometry)
+
+
+def _conv_backward_data_key(gy: Array, W: Array, x_shape: tuple[int, ...], geometry: ConvGeometry) -> Any:
+    return (
+        "conv_backward_data", type(gy), gy.shape, gy.strides, gy.dtype, W.shape, W.strides, W.dtype, x_shape, geometry,
+    )  # fmt: skip
 
 
 def conv_backward_data(gy: Array, W: Array, x_shape: tuple[int, ...], geometry: ConvGeometry) -> Array:
     """Gradient of x, of shape ``x_shape``; as a forward operation, the transposed convolution."""
-    return _run("conv", "conv_backward_data", gy, geometry, gy, W, tuple(x_shape), geometry)[1]
+    key = _conv_backward_data_key(gy, W, x_shape, geometry)
+    plan = _local.plans.get(key) or _local.find(key, (gy, W, x_shape, geometry))
+    return plan(gy, W, x_shape, geometry)
+
+
+def _conv_backward_weight_key(
+    x: Array, gy: Array, W_shape: tuple[int, ...], geometry: ConvGeometry, dtype: Any, out: Array | None
+) -> Any:
+    return (
+        "conv_backward_weight", type(x), x.shape, x.strides, x.dtype, gy.shape, gy.strides, gy.dtype, W_shape, geometry,
+        dtype, out is None, None if out is None else out.dtype,
+    )  # fmt: skip
 
 
 def conv_backward_weight(
     x: Array, gy: Array, W_shape: tuple[int, ...], geometry: ConvGeometry, dtype: Any = None, out: Array | None = None
 ) -> Array:
     """Gradient of W in plain OIHW memory: into ``out`` (any shape of that size, C order) where given."""
-    dtype = x.dtype if dtype is None else dtype
-    target = None if out is None else out.reshape(W_shape)
-    gW = _run("conv", "conv_backward_weight", x, geometry, x, gy, tuple(W_shape), geometry, dtype, target)[1]
-    return gW if out is None else out
+    if dtype is None:
+        dtype = x.dtype
+    key = _conv_backward_weight_key(x, gy, W_shape, geometry, dtype, out)
+    plan = _local.plans.get(key) or _local.find(key, (x, gy, W_shape, geometry, dtype, out))
+    return plan(x, gy, W_shape, geometry, dtype, out)
+
+
+# ---- matrix product
+
+
+def _matmul_key(a: Array, b: Array, out: Array | None = None) -> Any:
+    strides = None if out is None else (out.strides, out.dtype)
+    return "matmul", type(a), a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype, strides
 
 
 def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
@@ -161,7 +187,16 @@ def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
     oneDNN has kernels for processors on which NumPy's OpenBLAS falls back to older instructions: on a Zen 5 it does
     230 GFLOP/s where NumPy does 120. bfloat16, which NumPy multiplies by way of float32, gains most.
     """
-    return _run("matmul", "matmul", a, (b.shape, b.dtype), a, b, out)[1]
+    key = _matmul_key(a, b, out)
+    plan = _local.plans.get(key) or _local.find(key, (a, b, out))
+    return plan(a, b, out)
+
+
+# ---- batch normalization
+
+
+def _bn_forward_key(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool) -> Any:
+    return "bn_forward", type(x), x.shape, x.dtype, eps, axis, relu
 
 
 def bn_forward(
@@ -171,8 +206,17 @@ def bn_forward(
 
     Statistics have the shape of gamma (the axes that are kept) and the accumulation type of x.
     """
-    provider, (y, mean, var, saved) = _run("bn", "bn_forward", x, axis, x, gamma, beta, eps, axis, relu)
-    return y, mean, var, (provider, saved)
+    arguments = (x, gamma, beta, eps, axis, relu)
+    key = _bn_forward_key(*arguments)
+    plan = _local.plans.get(key) or _local.find(key, arguments)
+    y, mean, var, saved = plan(*arguments)
+    return y, mean, var, (_local.names[id(plan)], saved)
+
+
+def _bn_inference_key(
+    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool
+) -> Any:
+    return "bn_inference", type(x), x.shape, x.dtype, eps, axis, relu
 
 
 def bn_inference(
@@ -180,7 +224,10 @@ def bn_inference(
     axis: tuple[int, ...] = _SPATIAL,
 ) -> Array:  # fmt: skip
     """Normalization with given statistics, followed by a ReLU where asked."""
-    return _run("bn", "bn_inference", x, axis, x, gamma, beta, mean, var, eps, axis, relu)[1]
+    arguments = (x, gamma, beta, mean, var, eps, axis, relu)
+    key = _bn_inference_key(*arguments)
+    plan = _local.plans.get(key) or _local.find(key, arguments)
+    return plan(*arguments)
 
 
 def bn_backward(
@@ -191,26 +238,38 @@ def bn_backward(
 
     Without ``relu``, gy belongs to the normalization's own output, whichever way forward ran.
     """
-    provider, inner = saved
-    return provider.bn_backward(x, gamma, mean, var, gy, eps, inner, axis, relu, out_gamma, out_beta)
+    name, inner = saved  # only the provider of the forward pass can read what that saved
+    arguments = (x, gamma, mean, var, gy, eps, inner, axis, relu, out_gamma, out_beta)
+    return _PROVIDERS[name]["bn_backward"](*arguments)(*arguments)
+
+
+# ---- pooling
+
+
+def _pool_forward_key(x: Array, geometry: PoolGeometry) -> Any:
+    return "pool_forward", type(x), x.shape, x.dtype, geometry
 
 
 def pool_forward(x: Array, geometry: PoolGeometry) -> tuple[Array, Any]:
     """Maximum or average over windows: y and saved."""
-    provider, (y, saved) = _run("pool", "pool_forward", x, geometry, x, geometry)
-    return y, (provider, saved)
+    key = _pool_forward_key(x, geometry)
+    plan = _local.plans.get(key) or _local.find(key, (x, geometry))
+    y, saved = plan(x, geometry)
+    return y, (_local.names[id(plan)], saved)
 
 
 def pool_backward(gy: Array, x_shape: tuple[int, ...], saved: Any, geometry: PoolGeometry) -> Array:
     """Gradient of x, of shape ``x_shape``."""
-    provider, inner = saved
-    return provider.pool_backward(gy, tuple(x_shape), inner, geometry)
+    name, inner = saved
+    arguments = (gy, tuple(x_shape), inner, geometry)
+    return _PROVIDERS[name]["pool_backward"](*arguments)(*arguments)
 
 
 def pool_indices(saved: Any, y_shape: tuple[int, ...], geometry: PoolGeometry) -> Array:
     """For a maximum: where in its window each output lies, u * kw + v, as int32 of shape ``y_shape``."""
-    provider, inner = saved
-    return provider.pool_indices(inner, tuple(y_shape), geometry)
+    name, inner = saved
+    arguments = (inner, tuple(y_shape), geometry)
+    return _PROVIDERS[name]["pool_indices"](*arguments)(*arguments)
 
 
 def pool_gather(x: Array, indices: Array, geometry: PoolGeometry) -> Array:
@@ -218,25 +277,63 @@ def pool_gather(x: Array, indices: Array, geometry: PoolGeometry) -> Array:
     return numpy_.pool_gather(x, indices, geometry)
 
 
+# ---- elementwise
+
+
+def _relu_forward_key(x: Array) -> Any:
+    return "relu_forward", type(x), x.shape, x.strides, x.dtype
+
+
 def relu_forward(x: Array) -> Array:
     """max(x, 0)."""
-    if type(x) is ndarray and x.size <= _SMALL and x.ndim != 4:  # the way through here would cost more
+    if type(x) is ndarray and x.size <= _SMALL and x.ndim != 4:  # a plan would cost more
         return _maximum(x, number(0.0, x.dtype))
-    return _provider("elementwise", x).relu_forward(x)
+    key = _relu_forward_key(x)
+    plan = _local.plans.get(key) or _local.find(key, (x,))
+    return plan(x)
+
+
+def _pair_key(kernel: str, a: Array, b: Array) -> Any:
+    return kernel, type(a), a.shape, a.strides, a.dtype, b.strides, b.dtype
 
 
 def relu_backward(y: Array, gy: Array) -> Array:
     """gy where y > 0, else 0; y is the output of the ReLU."""
     if type(gy) is ndarray and gy.size <= _SMALL and gy.ndim != 4:
         return gy * _sign(y)  # a third of the time of gy * (y > 0), which converts bool
-    return _provider("elementwise", y).relu_backward(y, gy)
+    key = _pair_key("relu_backward", y, gy)
+    plan = _local.plans.get(key) or _local.find(key, (y, gy))
+    return plan(y, gy)
 
 
 def add(a: Array, b: Array) -> Array:
     """a + b for equal shapes and types, such as two gradients of one array."""
-    return _provider("elementwise", a).add(a, b)
+    key = _pair_key("add", a, b)
+    plan = _local.plans.get(key) or _local.find(key, (a, b))
+    return plan(a, b)
+
+
+def _add_relu_key(a: Array, b: Array, out: Array | None = None) -> Any:
+    return (*_pair_key("add_relu", a, b), None if out is None else (out.strides, out.dtype))
 
 
 def add_relu(a: Array, b: Array, out: Array | None = None) -> Array:
     """max(a + b, 0) for equal shapes and types; ``out`` may be a or b."""
-    return _provider("elementwise", a).add_relu(a, b, out)
+    key = _add_relu_key(a, b, out)
+    plan = _local.plans.get(key) or _local.find(key, (a, b, out))
+    return plan(a, b, out)
+
+
+_KEYS: dict[str, Callable[..., Any]] = {
+    "conv_forward": _conv_forward_key,
+    "conv_backward_data": _conv_backward_data_key,
+    "conv_backward_weight": _conv_backward_weight_key,
+    "matmul": _matmul_key,
+    "bn_forward": _bn_forward_key,
+    "bn_inference": _bn_inference_key,
+    "pool_forward": _pool_forward_key,
+    "relu_forward": _relu_forward_key,
+    "relu_backward": lambda y, gy: _pair_key("relu_backward", y, gy),
+    "add": lambda a, b: _pair_key("add", a, b),
+    "add_relu": _add_relu_key,
+}

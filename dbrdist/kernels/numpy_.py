@@ -98,14 +98,14 @@ def conv_backward_data(gy: Array, W: Array, x_shape: tuple[int, ...], geometry: 
 def conv_backward_weight(
     x: Array, gy: Array, W_shape: tuple[int, ...], geometry: ConvGeometry, dtype: Any, out: Array | None = None
 ) -> Array:
-    """The gradient with respect to W, in plain OIHW memory of type ``dtype``, written into ``out`` where given."""
+    """The gradient with respect to W: plain OIHW memory of type ``dtype``, or ``out`` of any shape where given."""
     (o, c, kh, kw), groups = W_shape, geometry.groups
     columns = _columns(x, geometry, (kh, kw), gy.shape[2:])
     gW = columns.transpose(0, 2, 1) @ _grouped_rows(gy, groups)
-    gW = gW.reshape(groups, kh, kw, c, o // groups).transpose(0, 4, 3, 1, 2).reshape(W_shape)
+    gW = gW.reshape(groups, kh, kw, c, o // groups).transpose(0, 4, 3, 1, 2)
     if out is None:
         out = plain_empty(W_shape, dtype, gy)
-    out[...] = gW
+    out[...] = gW.reshape(out.shape)
     return out
 
 
@@ -314,3 +314,17 @@ def _elementwise(formula: Any, *arrays: Array) -> Array:
     if arrays[0].ndim != 4:
         return formula(xp, *arrays)
     return _deliver(formula(xp, *(a.transpose(0, 2, 3, 1) for a in arrays)), arrays[0].dtype)
+
+
+def _planner(kernel: Any) -> Any:
+    """The kernels here take any arguments: each is its own plan."""
+    return lambda *arguments: kernel
+
+
+ROWS = {
+    kernel.__name__: _planner(kernel)
+    for kernel in (
+        conv_forward, conv_backward_data, conv_backward_weight, matmul, bn_forward, bn_inference, bn_backward,
+        pool_forward, pool_backward, pool_indices, relu_forward, relu_backward, add, add_relu,
+    )
+}  # fmt: skip

@@ -216,6 +216,14 @@ def data_type(dtype: Any) -> int:
         raise Unsupported(f"arrays of {dtype}") from None
 
 
+def require(*arrays: Any) -> None:
+    """Raise Unsupported unless these are NumPy arrays that are not empty, of one type that the library has."""
+    for a in arrays:
+        if type(a) is not np.ndarray or not a.size or a.dtype != arrays[0].dtype:
+            raise Unsupported("other arrays, empty ones or several types")
+    data_type(arrays[0].dtype)
+
+
 def element_strides(a: np.ndarray) -> tuple[int, ...]:
     """Strides in elements."""
     return tuple(s // a.itemsize for s in a.strides)
@@ -320,8 +328,8 @@ class Primitive:
     """
 
     __slots__ = (
-        "_arguments", "_execute", "_handle", "_last", "_library", "_memories", "_num_arguments", "_pointer",
-        "_scratch_bytes", "_set", "_stream", "implementation",
+        "_arguments", "_execute", "_handle", "_library", "_memories", "_num_arguments", "_pointer",
+        "_scratch_bytes", "_scratch_memory", "_scratch_start", "_set", "_stream", "implementation",
     )  # fmt: skip
 
     def __init__(
@@ -342,20 +350,22 @@ class Primitive:
             check(lib.c.dnnl_memory_create(byref(memory), descriptor, lib.engine, c_void_p(None)), "memory")
             self._memories.append(memory.value)
             argument.index, argument.memory = index, memory.value
-        self._last = [0] * len(memories)
         self._pointer = ctypes.addressof(self._arguments)
+        self._scratch_memory = self._memories[-1]
+        self._scratch_start = 0
         name = c_char_p()
         lib.c.dnnl_primitive_desc_query(description, QUERY_IMPLEMENTATION, 0, byref(name))
         self.implementation = (name.value or b"").decode()
 
     def __call__(self, *addresses: int) -> None:
+        set_handle = self._set
+        for memory, start in zip(self._memories, addresses):
+            set_handle(memory, start)
         if self._scratch_bytes:
-            addresses += (scratch("scratchpad", self._scratch_bytes),)
-        last = self._last
-        for i, a in enumerate(addresses):
-            if a != last[i]:
-                self._set(self._memories[i], a)
-                last[i] = a
+            start = scratch("scratchpad", self._scratch_bytes)
+            if start != self._scratch_start:
+                set_handle(self._scratch_memory, start)
+                self._scratch_start = start
         status = self._execute(self._handle, self._stream, self._num_arguments, self._pointer)
         if status:
             raise RuntimeError(f"oneDNN returned status {status} from {self.implementation}")

@@ -8,12 +8,14 @@ import numpy as np
 
 from dbrdist.core import backend
 from dbrdist.kernels import onednn
-from dbrdist.kernels.onednn import Builder, Primitive, address, cached
+from dbrdist.kernels.onednn import Builder, Primitive, address
 
 Array = np.ndarray
 
+_SMALL = 1 << 15  # elements; below, NumPy's elementwise loops beat a call of the library
 
-def _build_elementwise(kind: str, size: int, dtype: Any) -> Primitive:
+
+def _build(kind: str, size: int, dtype: Any) -> Primitive:
     with Builder() as b:
         row, zero = b.memory((size,), onednn.data_type(dtype)), onednn.c_float(0)
         if kind in ("add", "add_relu"):
@@ -28,34 +30,32 @@ def _build_elementwise(kind: str, size: int, dtype: Any) -> Primitive:
         return b.primitive(backward, {onednn.DST: row, onednn.DIFF_DST: row, onednn.DIFF_SRC: row})
 
 
-def _elementwise(kind: str, arrays: tuple[Array, ...], out: Array | None = None) -> Array:
-    first = arrays[0]
-    if first.ndim == 4:
-        arrays = tuple(backend.channels_last(a) for a in arrays)
-    elif not all(a.flags.c_contiguous for a in arrays):
-        arrays = tuple(np.ascontiguousarray(a) for a in arrays)
-    size, dtype = first.size, first.dtype
-    primitive = cached((kind, size, dtype), lambda: _build_elementwise(kind, size, dtype))
-    y = out if out is not None else backend.empty(first.shape, dtype, first)
-    primitive(*[address(a) for a in arrays], address(y))
-    return y
+def _dense(a: Array) -> Array:
+    return backend.channels_last(a) if a.ndim == 4 else np.ascontiguousarray(a)
 
 
-def relu_forward(x: Array) -> Array:
-    """See numpy_.relu_forward."""
-    return _elementwise("relu_forward", (x,))
+def _planner(kind: str) -> Any:
+    def plan(*arrays: Array | None) -> Any:
+        """Arrays of one shape and type, then the output or None."""
+        operands = [a for a in arrays if a is not None]
+        onednn.require(*operands)
+        first = operands[0]
+        if first.size < _SMALL:
+            raise onednn.Unsupported("a small array")
+        primitive, new = _build(kind, first.size, first.dtype), backend.allocator(first.shape, first.dtype)
+        num_inputs = 1 if kind == "relu_forward" else 2
+
+        def elementwise(*arrays: Array | None) -> Array:
+            xs = [_dense(a) for a in arrays[:num_inputs]]
+            y = arrays[num_inputs] if len(arrays) > num_inputs else None
+            if y is None:
+                y = new()
+            primitive(*[address(a) for a in xs], address(y))
+            return y
+
+        return elementwise
+
+    return plan
 
 
-def relu_backward(y: Array, gy: Array) -> Array:
-    """See numpy_.relu_backward."""
-    return _elementwise("relu_backward", (y, gy))
-
-
-def add(a: Array, b: Array) -> Array:
-    """See numpy_.add."""
-    return _elementwise("add", (a, b))
-
-
-def add_relu(a: Array, b: Array, out: Array | None = None) -> Array:
-    """See numpy_.add_relu; ``out`` is dense and channels-last where it has four dimensions."""
-    return _elementwise("add_relu", (a, b), out)
+ROWS = {kind: _planner(kind) for kind in ("relu_forward", "relu_backward", "add", "add_relu")}

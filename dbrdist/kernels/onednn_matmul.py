@@ -8,16 +8,17 @@ import numpy as np
 
 from dbrdist.core import backend
 from dbrdist.kernels import onednn
-from dbrdist.kernels.onednn import Builder, Primitive, address, cached
+from dbrdist.kernels.onednn import Builder, Primitive, address
 
 Array = np.ndarray
 
+_SMALL_PRODUCT = 1 << 19  # multiplications; below, NumPy's product takes less time than the call
 
-def _build_matmul(a: Any, b: Any, y: Any) -> Primitive:
-    """Each operand is (shape, strides in elements, dtype)."""
+
+def _build(a: Array, b: Array, y: Array) -> Primitive:
     with Builder() as builder:
         left, right, result = (
-            builder.memory(shape, onednn.data_type(dtype), strides) for shape, strides, dtype in (a, b, y)
+            builder.memory(m.shape, onednn.data_type(m.dtype), onednn.element_strides(m)) for m in (a, b, y)
         )
         description = builder.describe("matmul", left, right, None, result, builder.attributes())
         return builder.primitive(description, {onednn.SRC: left, onednn.WEIGHTS: right, onednn.DST: result})
@@ -32,14 +33,29 @@ def _matrix(a: Array) -> Array:
     return np.ascontiguousarray(a)
 
 
-def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
+def plan_matmul(a: Array, b: Array, out: Array | None) -> Any:
     """See numpy_.matmul."""
-    a, b = _matrix(a), _matrix(b)
-    if out is None:
-        out = backend.empty((a.shape[0], b.shape[1]), a.dtype, a)
-    key = ("matmul", a.shape, a.strides, b.shape, b.strides, out.strides, a.dtype, b.dtype, out.dtype)
-    primitive = cached(
-        key, lambda: _build_matmul(*((m.shape, onednn.element_strides(m), m.dtype) for m in (a, b, out)))
-    )  # fmt: skip
-    primitive(address(a), address(b), address(out))
-    return out
+    shape = a.shape[0], b.shape[1]
+    left, right = _matrix(a), _matrix(b)
+    primitive = _build(left, right, backend.empty(shape, a.dtype, a) if out is None else out)
+    new, is_plain = backend.allocator(shape, a.dtype), left is a and right is b
+
+    def matmul(a: Array, b: Array, out: Array | None) -> Array:
+        if not is_plain:
+            a, b = _matrix(a), _matrix(b)
+        if out is None:
+            out = new()
+        primitive(address(a), address(b), address(out))
+        return out
+
+    return matmul
+
+
+def _plan_large(a: Array, b: Array, out: Array | None = None) -> Any:
+    onednn.require(a, b)
+    if a.ndim != 2 or b.ndim != 2 or a.size * b.shape[1] < _SMALL_PRODUCT:
+        raise onednn.Unsupported("a small product, or none of two matrices")
+    return plan_matmul(a, b, out)
+
+
+ROWS = {"matmul": _plan_large}

@@ -139,3 +139,34 @@ def _delivered(value: Array, out: Array | None, like: Array) -> Array:
         return value.astype(like.dtype, copy=False)
     out[...] = value
     return out
+
+
+def _check(x: Array, axis: tuple[int, ...]) -> None:
+    onednn.require(x)
+    if (x.ndim, axis) not in ((4, (0, 2, 3)), (2, (0,))):
+        raise onednn.Unsupported(f"axes {axis} of {x.ndim}")
+
+
+def _image_shape(x: Array) -> tuple[int, ...]:
+    return x.shape if x.ndim == 4 else (*x.shape, 1, 1)
+
+
+def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool) -> Any:
+    _check(x, axis)
+    _build_bn_forward(_image_shape(x), x.dtype, eps, relu)
+    return bn_forward
+
+
+def _plan_inference(
+    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool
+) -> Any:
+    _check(x, axis)
+    _build_bn_inference(_image_shape(x), x.dtype, eps, relu)
+    return bn_inference
+
+
+ROWS = {
+    "bn_forward": _plan_forward,
+    "bn_inference": _plan_inference,
+    "bn_backward": lambda *arguments: bn_backward,
+}

@@ -69,3 +69,25 @@ def pool_indices(saved: Any, y_shape: tuple[int, ...], geometry: PoolGeometry) -
     n, c, oh, ow = y_shape
     kind = np.uint8 if saved.nbytes == n * c * oh * ow else np.int32
     return saved.view(kind).reshape(n, oh, ow, c).transpose(0, 3, 1, 2).astype(np.int32)
+
+
+def _windows_touch_image(x: Array, g: PoolGeometry) -> bool:
+    """False where a window lies wholly in the padding, as cover_all with a stride beyond the kernel can make it."""
+    oh, ow = g.out_hw(*x.shape[2:])
+    return (oh - 1) * g.sh - g.ph < x.shape[2] and (ow - 1) * g.sw - g.pw < x.shape[3]
+
+
+def _plan_forward(x: Array, geometry: PoolGeometry) -> Any:
+    onednn.require(x)
+    if geometry.ph >= geometry.kh or geometry.pw >= geometry.kw or not _windows_touch_image(x, geometry):
+        raise onednn.Unsupported(f"a window of {geometry} that lies in the padding")
+    y_shape = (*x.shape[:2], *geometry.out_hw(*x.shape[2:]))
+    _build_pool("forward", x.shape, y_shape, geometry, x.dtype)
+    return pool_forward
+
+
+ROWS = {
+    "pool_forward": _plan_forward,
+    "pool_backward": lambda *arguments: pool_backward,
+    "pool_indices": lambda *arguments: pool_indices,
+}

@@ -212,7 +212,14 @@ def test_kernels_of_the_host_leave_the_device_alone(device, on):
         pytest.skip("host and device are the same here")
     with kernels.use("onednn"):
         x = put(device, np.ones((8, 64, 32, 32), np.float32))
-        assert {kernels.provider_of(k, x) for k in ("conv", "bn", "pool", "elementwise")} == {"numpy"}
+        W, gamma = put(device, np.ones((8, 64, 3, 3), np.float32)), put(device, np.ones(64, np.float32))
+        for kernel, *arguments in (
+            ("conv_forward", x, W, None, kernels.ConvGeometry()),
+            ("bn_forward", x, gamma, gamma, 1e-5, (0, 2, 3), False),
+            ("pool_forward", x, kernels.PoolGeometry("max", 2, 2, 2, 2)),
+            ("relu_forward", x),
+        ):
+            assert kernels.provider_of(kernel, *arguments) == "numpy"
 
 
 def test_variables_move(device):

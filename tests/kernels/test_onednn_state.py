@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dbrdist import kernels
-from dbrdist.kernels import ConvGeometry, numpy_, onednn, onednn_convolution
+from dbrdist.kernels import ConvGeometry, dispatch, numpy_, onednn, onednn_convolution
 
 try:
     onednn.library()
@@ -54,7 +54,7 @@ def test_primitives_of_a_thread_die_with_it():
 
     def count():
         gc.collect()
-        return sum(isinstance(o, onednn_convolution._Convolution) for o in gc.get_objects())
+        return sum(isinstance(o, onednn.Primitive) for o in gc.get_objects())
 
     kernels.conv_forward(x, W, None, GEOMETRY)
     before = count()
@@ -64,26 +64,24 @@ def test_primitives_of_a_thread_die_with_it():
     assert count() == before
 
 
-def test_cache_is_bounded_and_the_oldest_goes(monkeypatch):
-    monkeypatch.setattr(onednn, "CACHE_SIZE", 4)
-    monkeypatch.setattr(onednn, "_state", onednn._ThreadState())
+def test_plans_are_bounded_and_those_in_use_stay(monkeypatch):
+    monkeypatch.setattr(dispatch, "_GENERATION", 4)
+    monkeypatch.setattr(dispatch, "_local", dispatch._ThreadPlans())
     W = draw(0, 4, 4, 3, 3)
     built = []
-    build = onednn_convolution._build_convolution
-    monkeypatch.setattr(onednn_convolution, "_build_convolution", lambda *a: built.append(a[1][2]) or build(*a))
-    for height in (4, 5, 6, 7, 4, 8, 4, 5):  # 4 is used again before 8 comes, so 5 has to go
-        kernels.conv_forward(draw(1, 1, 4, height, 4), W, None, GEOMETRY)
-        assert onednn.cache_length() <= 4
-    assert built == [4, 5, 6, 7, 8, 5]
-
-
-def test_choices_are_bounded(monkeypatch):
-    from dbrdist.kernels import dispatch
-
-    monkeypatch.setattr(dispatch, "_MEMORY", 8)
-    for height in range(3, 30):
-        kernels.pool_forward(draw(0, 1, 2, height, 4), kernels.PoolGeometry("max", 2, 2, 2, 2))
-        assert len(dispatch._chosen) <= 8
+    build = onednn_convolution._build
+    monkeypatch.setattr(onednn_convolution, "_build", lambda *a: built.append(a[1][2]) or build(*a))
+    for height in range(4, 40):
+        for h in (4, height):
+            x = draw(1, 1, 4, h, 4)
+            y = kernels.conv_forward(x, W, None, GEOMETRY)
+            np.testing.assert_allclose(y, numpy_.conv_forward(x, W, None, GEOMETRY), atol=1e-5)
+        plans = dispatch._local
+        assert len(plans.plans) + len(plans.older) <= 8
+        assert len(plans.names) <= 9
+    assert built == list(range(4, 40))
+    kernels.conv_forward(draw(1, 1, 4, 5, 4), W, None, GEOMETRY)
+    assert built[-1] == 5
 
 
 def test_temporaries_live_until_the_call_returns():
@@ -110,7 +108,8 @@ from dbrdist import kernels
 from dbrdist.kernels import onednn
 x = np.ones((2, 8, 16, 16), np.float32)
 W = np.ones((8, 8, 3, 3), np.float32)
-conv = lambda: kernels.conv_forward(x, W, None, kernels.ConvGeometry(1, 1, 1, 1))
+conv_arguments = x, W, None, kernels.ConvGeometry(1, 1, 1, 1)
+conv = lambda: kernels.conv_forward(*conv_arguments)
 """
 
 
@@ -120,18 +119,18 @@ def test_forked_child_uses_numpy():
         PRELUDE
         + """
 y = conv()
-assert kernels.provider_of("conv", x, kernels.ConvGeometry(1, 1, 1, 1)) == "onednn"
+assert kernels.provider_of("conv_forward", *conv_arguments) == "onednn"
 pid = os.fork()
 if pid == 0:
     signal.alarm(20)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         same = np.array_equal(conv(), y)
-    good = same and kernels.provider_of("conv", x) == "numpy" and onednn.cache_length() == 0
+    good = same and kernels.provider_of("conv_forward", *conv_arguments) == "numpy" and onednn.cache_length() == 0
     os._exit(0 if good and "before the fork" in str(caught[0].message) else 3)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 assert np.array_equal(conv(), y)
-assert kernels.provider_of("conv", x) == "onednn"
+assert kernels.provider_of("conv_forward", *conv_arguments) == "onednn"
 """,
         OMP_NUM_THREADS="2",
     )
