@@ -132,7 +132,8 @@ def allocator(shape: tuple[int, ...], dtype: Any) -> Callable[[], Array]:
     a = empty(shape, dtype)
     if a.nbytes >= _BIG_BYTES:
         return functools.partial(empty, shape, a.dtype)
-    return functools.partial(np.ndarray, shape, a.dtype, None, 0, a.strides)
+    make: Any = np.ndarray
+    return functools.partial(make, shape, a.dtype, None, 0, a.strides)
 
 
 def plain_allocator(shape: tuple[int, ...], dtype: Any) -> Callable[[], Array]:
