@@ -79,6 +79,13 @@ class Operands:
         return OperandTypeError(self.function, name, what, got, hint)
 
 
+def floating(function: str, **xs: Any) -> None:
+    """Raise unless all operands are arrays or Variables of a floating type: for functions made of others."""
+    operands = Operands(function, **dict.fromkeys(xs, "float"))
+    for i, x in enumerate(xs.values()):
+        operands.check(i, x)
+
+
 def describe(x: Any) -> str:
     """An array or Variable as its shape and type, anything else as it prints."""
     shape = getattr(x, "shape", None)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dbrdist.core.backend import Array, get_array_module, is_array, is_floating
+from dbrdist.core.backend import Array, elementwise, get_array_module, is_array, is_floating
 from dbrdist.core.checks import Operands
 from dbrdist.core.config import config, no_backprop_mode
 from dbrdist.core.fusion import Pending
@@ -220,7 +220,7 @@ class FunctionNode:
         xs: list[Array] = []
         nodes: list[Any] = []
         rank = num_wanted = 0
-        operands = self.operands
+        operands, has_arrays = self.operands, False
         for x in inputs:
             if isinstance(x, Variable):
                 a = x._array
@@ -234,11 +234,18 @@ class FunctionNode:
                 elif operands is not None and a.dtype is not _float32:
                     operands.check(len(xs), a)
             else:
-                if operands is not None and (type(x) is not _ndarray or x.dtype is not _float32):
-                    operands.check(len(xs), x)
+                if operands is not None:
+                    if type(x) is not _ndarray or x.dtype is not _float32:
+                        operands.check(len(xs), x)
+                    has_arrays = True
                 a, node = x, _constant_node(x)
             xs.append(a)
             nodes.append(node)
+        if has_arrays and len(xs) > 1:
+            for node in nodes:
+                if node.dtype is not _float32:
+                    self._follow_variables(inputs, xs, nodes)
+                    break
         data = tuple(xs)
         switches = config.__dict__  # one look at this thread's values for all of them
         if _has_local_hooks or switches["_function_hooks"] or switches["debug"]:
@@ -255,6 +262,19 @@ class FunctionNode:
         else:
             self.wanted = tuple([i for i, node in enumerate(nodes) if node.requires_grad])
         return self._record(rank, data, ys)
+
+    def _follow_variables(self, inputs: tuple[Any, ...], xs: list[Array], nodes: list[Any]) -> None:
+        """An array beside floating Variables takes the type of the first, as in Chainer."""
+        for x in inputs:
+            if isinstance(x, Variable) and is_floating(x.node.dtype):
+                dtype = x.node.dtype
+                break
+        else:
+            return
+        for i, x in enumerate(inputs):
+            if not isinstance(x, Variable) and x.dtype != dtype and is_floating(x.dtype):
+                xs[i] = elementwise(lambda v: v.astype(dtype), x)
+                nodes[i] = _constant_node(xs[i])
 
     def _read(self, x: Variable, i: int) -> Array:
         """The array of a Variable that is pending, or not initialised."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import arrays, rows, variable
-from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module
+from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module, is_floating
 from dbrdist.core.checks import Operands
 from dbrdist.core.fusion import Pending, PendingSum
 from dbrdist.core.graph import FunctionNode, call
@@ -138,7 +138,8 @@ def power(a: Any, b: Any) -> Any:
     if isinstance(b, (int, float, np.generic)):
         return _power_of_number(a, b.item() if isinstance(b, np.generic) else b)
     if isinstance(a, (int, float, np.generic)):
-        a = get_array_module(b).asarray(a, b.dtype)  # its logarithm would be a number of 64 bits
+        dtype = b.dtype if is_floating(b.dtype) else None
+        a = get_array_module(b).asarray(a, dtype)  # its logarithm would be a number of 64 bits
     return _power(a, b)
 
 
@@ -239,6 +240,7 @@ class Sum(FunctionNode):
 class Mean(FunctionNode):
     """y = the mean of x over axes; sum and division run in the wider type, so that neither overflows"""
 
+    operands = Operands("mean", x="float")
     is_linear = True
 
     def __init__(self, axis: tuple[int, ...] | None, keepdims: bool) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from dbrdist.core.backend import Array, elementwise, fused, is_floating
 from dbrdist.core.checks import Operands
 from dbrdist.core.graph import FunctionNode
-from dbrdist.core.variable import Variable
+from dbrdist.core.variable import Variable, as_variable
 
 ROWS: dict[str, Row] = {}  # all rows by name, for tests and docs
 
@@ -274,6 +274,14 @@ def matched(xs: tuple[Any, ...]) -> tuple[Any, ...]:
         if dtype != target:
             target = np.promote_types(dtype, target)
     return tuple([_matched(x, target, is_led) for x in xs])
+
+
+def together(function: str, kind: str = "float", **xs: Any) -> tuple[Variable, ...]:
+    """The operands of a function made of others, as Variables: of the right kind, and in types that go together."""
+    operands = Operands(function, **dict.fromkeys(xs, kind))
+    for i, x in enumerate(xs.values()):
+        operands.check(i, x)
+    return tuple([as_variable(x) for x in matched(tuple(xs.values()))])
 
 
 def _matched(x: Any, target: Any, is_led: bool) -> Any:

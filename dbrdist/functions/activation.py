@@ -9,11 +9,11 @@ import numpy as np
 from dbrdist import kernels
 from dbrdist.core import ops
 from dbrdist.core.backend import Array, accumulation_dtype, elementwise, lies_as_images
-from dbrdist.core.checks import expected
+from dbrdist.core.checks import Operands, expected, floating
 from dbrdist.core.config import config
 from dbrdist.core.fusion import MaskedGradient, Pending
 from dbrdist.core.graph import FunctionNode, call, get_function_hooks
-from dbrdist.core.rows import function, public
+from dbrdist.core.rows import function, public, together
 from dbrdist.core.variable import Variable, as_array, as_variable
 from dbrdist.functions.math import max, minimum
 from dbrdist.kernels import relu_backward, relu_forward
@@ -22,6 +22,7 @@ from dbrdist.kernels import relu_backward, relu_forward
 class ReLU(FunctionNode):
     """y = max(x, 0). After a pending pass it is computed in that pass, and its mask may be left to that backward."""
 
+    operands = Operands("relu", x="float")
     masks_later = False  # True where the backward of the fused pass applies the mask
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -83,6 +84,8 @@ def _along(formula: Any, x: Array, axis: int) -> Array:
 class Softmax(FunctionNode):
     """y = exp(x) / sum exp(x) along an axis; gx = y (gy - sum(y gy))"""
 
+    operands = Operands("softmax", x="float")
+
     def __init__(self, axis: int) -> None:
         self.axis = axis
 
@@ -107,6 +110,8 @@ def _softmax_array(x: Array, axis: int) -> Array:
 
 class LogSoftmax(FunctionNode):
     """y = x - ln sum exp(x) along an axis; gx = gy - exp(y) sum(gy)"""
+
+    operands = Operands("log_softmax", x="float")
 
     def __init__(self, axis: int) -> None:
         self.axis = axis
@@ -214,18 +219,17 @@ def _elu_slope(x: Any, alpha: float) -> Any:
 
 def prelu(x: Any, W: Any) -> Any:
     """x where x >= 0, else W x; the axes of W are those of x from 1 on (He et al. 2015)."""
-    x = as_variable(x)
+    x, W = together("prelu", x=x, W=W)
     stop = 1 + len(W.shape)
     if x.shape[1:stop] != tuple(W.shape):
         raise expected("prelu", "W", f"the axes of x (shape {x.shape}) from 1 on", W)
-    slopes = ops.reshape(as_variable(W), (1, *W.shape, *(1,) * (x.ndim - stop)) if W.shape else ())
+    slopes = ops.reshape(W, (1, *W.shape, *(1,) * (x.ndim - stop)) if W.shape else ())
     return ops.where(x.array >= 0, x, ops.mul(x, slopes))
 
 
 def swish(x: Any, beta: Any) -> Any:
     """x sigmoid(beta x); the axes of beta are those of x from 1 on (Ramachandran et al. 2017)."""
-    x = as_variable(x)
-    beta = as_variable(beta)
+    x, beta = together("swish", x=x, beta=beta)
     stop = 1 + beta.ndim
     if x.shape[1:stop] != beta.shape:
         raise expected("swish", "beta", f"the axes of x (shape {x.shape}) from 1 on", beta)
@@ -235,12 +239,14 @@ def swish(x: Any, beta: Any) -> Any:
 
 def crelu(x: Any, axis: int = 1) -> Any:
     """relu(x) and relu(-x) one after another along an axis (Shang et al. 2016)."""
+    floating("crelu", x=x)
     x = as_variable(x)
     return relu(ops.concat((x, ops.neg(x)), _axis_of("crelu", x, axis)))
 
 
 def maxout(x: Any, pool_size: int, axis: int = 1) -> Any:
     """The maximum of each ``pool_size`` neighbours along an axis (Goodfellow et al. 2013)."""
+    floating("maxout", x=x)
     x = as_variable(x)
     axis = _axis_of("maxout", x, axis)
     if pool_size <= 0 or x.shape[axis] % pool_size:

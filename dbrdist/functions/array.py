@@ -21,6 +21,7 @@ from dbrdist.core.backend import (
 )
 from dbrdist.core.checks import expected
 from dbrdist.core.graph import FunctionNode
+from dbrdist.core.rows import matched, together
 from dbrdist.core.variable import Variable, as_array, as_variable
 
 
@@ -145,7 +146,7 @@ def sum_to(x: Any, shape: tuple[int, ...]) -> Any:
 
 def concat(xs: Sequence[Any], axis: int = 1) -> Any:
     """The arrays one after another along an axis; the other axes agree."""
-    xs = tuple(as_variable(x) for x in xs)
+    xs = tuple(as_variable(x) for x in matched(tuple(xs)))
     if not xs:
         raise expected("concat", "xs", "at least one array", "none")
     axis = _axis("concat", xs[0].ndim, axis)
@@ -158,7 +159,7 @@ def concat(xs: Sequence[Any], axis: int = 1) -> Any:
 
 def stack(xs: Sequence[Any], axis: int = 0) -> Any:
     """Arrays of one shape along a new axis."""
-    xs = tuple(as_variable(x) for x in xs)
+    xs = tuple(as_variable(x) for x in matched(tuple(xs)))
     if not xs:
         raise expected("stack", "xs", "at least one array", "none")
     for k, x in enumerate(xs):
@@ -170,18 +171,18 @@ def stack(xs: Sequence[Any], axis: int = 0) -> Any:
 
 def vstack(xs: Sequence[Any]) -> Any:
     """Concatenated along the first axis; vectors count as rows."""
-    return concat([reshape(x, (1, -1)) if x.ndim < 2 else x for x in map(as_variable, xs)], axis=0)
+    return concat([reshape(x, (1, -1)) if x.ndim < 2 else x for x in map(as_variable, matched(tuple(xs)))], axis=0)
 
 
 def hstack(xs: Sequence[Any]) -> Any:
     """Concatenated along the second axis; vectors along their only one."""
-    xs = [reshape(x, (1,)) if x.ndim == 0 else x for x in map(as_variable, xs)]
+    xs = [reshape(x, (1,)) if x.ndim == 0 else x for x in map(as_variable, matched(tuple(xs)))]
     return concat(xs, axis=0 if xs and xs[0].ndim == 1 else 1)
 
 
 def dstack(xs: Sequence[Any]) -> Any:
     """Concatenated along the third axis; (N,) counts as (1, N, 1) and (M, N) as (M, N, 1)."""
-    return concat([_with_depth(as_variable(x)) for x in xs], axis=2)
+    return concat([_with_depth(as_variable(x)) for x in matched(tuple(xs))], axis=2)
 
 
 def _with_depth(x: Variable) -> Variable:
@@ -291,14 +292,13 @@ def where(condition: Any, x: Any, y: Any) -> Any:
     condition = as_array(condition)
     if condition.dtype != bool:
         raise expected("where", "condition", "an array of bool", condition)
-    if not isinstance(x, Variable):
-        x = as_variable(x) if hasattr(x, "shape") else x
-    return ops.where(condition, x, as_variable(y) if hasattr(y, "shape") else y)
+    x, y = matched((x, y))
+    return ops.where(condition, as_variable(x) if hasattr(x, "shape") else x, y)
 
 
 def scatter_add(a: Any, slices: Any, b: Any) -> Any:
     """a with b added at ``slices``; repeated indices add up."""
-    a, b = as_variable(a), as_variable(b)
+    a, b = together("scatter_add", "number", a=a, b=b)
     slices = as_array(slices)
     target = empty(a.shape, bool, a.array)[slices].shape  # on the device, where slices may lie
     return ops.add(a, ops.scatter(ops.broadcast_to(b, target), slices, a.shape))

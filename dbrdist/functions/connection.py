@@ -16,6 +16,7 @@ from dbrdist.core.arrays import per_column, sum_rows
 from dbrdist.core.backend import Array, accumulation_dtype, empty
 from dbrdist.core.checks import Operands, expected
 from dbrdist.core.graph import FunctionNode
+from dbrdist.core.rows import together
 from dbrdist.core.variable import Variable, as_variable
 
 # From this many multiplications on, the fastest kernel for products is worth the way to it.
@@ -139,7 +140,10 @@ def bilinear(e1: Any, e2: Any, W: Any, V1: Any = None, V2: Any = None, b: Any = 
     given = [v is not None for v in (V1, V2, b)]
     if any(given) and not all(given):
         raise expected("bilinear", "V1, V2, b", "all three or none", f"{sum(given)} of them")
-    e1, e2, W = (as_variable(v) for v in (e1, e2, W))
+    if any(given) and all(given):
+        e1, e2, W, V1, V2, b = together("bilinear", e1=e1, e2=e2, W=W, V1=V1, V2=V2, b=b)
+    else:
+        e1, e2, W = together("bilinear", e1=e1, e2=e2, W=W)
     n = e1.shape[0]
     left, right, size = W.shape
     e1, e2 = ops.reshape(e1, (n, -1)), ops.reshape(e2, (n, -1))

@@ -13,9 +13,10 @@ from numpy import ndarray
 from dbrdist.core import ops
 from dbrdist.core.arrays import mean, per_row, row_starts
 from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, is_array, is_floating, number
-from dbrdist.core.checks import expected, one_of
+from dbrdist.core.checks import expected, floating, one_of
 from dbrdist.core.config import config
 from dbrdist.core.graph import FunctionNode, call
+from dbrdist.core.rows import together
 from dbrdist.core.variable import Variable, as_variable
 from dbrdist.functions.activation import Softmax
 from dbrdist.functions.math import exp, maximum
@@ -129,6 +130,7 @@ def softmax_cross_entropy(
         and _is_plain(x._array if isinstance(x, Variable) else x, t)
     ):
         return LabelCrossEntropy(t).apply((x,))[0]
+    floating("softmax_cross_entropy", x=x)
     x = as_variable(x)
     one_of("softmax_cross_entropy", "reduce", ("mean", "no"), reduce)
     one_of("softmax_cross_entropy", "soft_target_loss", ("cross-entropy", "kl-divergence"), soft_target_loss)
@@ -206,7 +208,7 @@ def _of_probabilities(x: Any, t: Array, reduce: str, soft_target_loss: str) -> A
 
 def _same_shapes(function: str, **xs: Any) -> tuple[Any, ...]:
     """The arguments as Variables; an error unless all have the shape of the first."""
-    variables = tuple(as_variable(x) for x in xs.values())
+    variables = together(function, **xs)
     for name, x in zip(xs, variables):
         if x.shape != variables[0].shape:
             raise expected(function, name, f"shape {variables[0].shape} as of {next(iter(xs))}", x)
@@ -282,6 +284,7 @@ def sigmoid_cross_entropy(x: Any, t: Any, normalize: bool = True, reduce: str = 
     False; ``'no'`` gives the losses one by one.
     """
     one_of("sigmoid_cross_entropy", "reduce", ("mean", "no"), reduce)
+    floating("sigmoid_cross_entropy", x=x)
     x = as_variable(x)
     t = t.array if isinstance(t, Variable) else t
     if t.shape != x.shape or t.dtype.kind not in "iub":
@@ -317,6 +320,7 @@ def hinge(x: Any, t: Any, norm: str = "L1", reduce: str = "mean") -> Any:
     """
     one_of("hinge", "norm", ("L1", "L2"), norm)
     one_of("hinge", "reduce", ("mean", "no"), reduce)
+    floating("hinge", x=x)
     x = as_variable(x)
     t = t.array if isinstance(t, Variable) else t
     if x.ndim != 2 or t.shape != x.shape[:1] or t.dtype.kind not in "iu":

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, elementwise, get_array_module
-from dbrdist.core.checks import expected
+from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module
+from dbrdist.core.checks import expected, floating
 from dbrdist.core.graph import FunctionNode
-from dbrdist.core.rows import function, public
+from dbrdist.core.rows import function, public, together
 from dbrdist.core.variable import Variable, as_array, as_variable
 
 # ---- elementary functions -------------------------------------------------------------------------------------------
@@ -183,13 +183,13 @@ def fmod(x: Any, divisor: Any) -> Any:
 
 def scale(x: Any, y: Any, axis: int = 1) -> Any:
     """x times y, whose axes are those of x from ``axis`` on."""
-    x = as_variable(x)
+    x, y = together("scale", "number", x=x, y=y)
     return ops.mul(x, _aligned("scale", x, y, axis))
 
 
 def bias(x: Any, y: Any, axis: int = 1) -> Any:
     """x plus y, whose axes are those of x from ``axis`` on."""
-    x = as_variable(x)
+    x, y = together("bias", "number", x=x, y=y)
     return ops.add(x, _aligned("bias", x, y, axis))
 
 
@@ -235,11 +235,12 @@ def mean(x: Any, axis: Any = None, weights: Any = None, keepdims: bool = False) 
     if weights is None:
         return ops.mean(x, axes, keepdims)
     if axes is not None and len(axes) == 1 and weights.shape == (x.shape[axes[0]],):
-        weights = ops.reshape(as_variable(weights), tuple(n if i in axes else 1 for i, n in enumerate(x.shape)))
+        weights = ops.reshape(weights, tuple(n if i in axes else 1 for i, n in enumerate(x.shape)))
     elif weights.shape != x.shape:
         want = f"shape {x.shape} as of x, or the length of the one axis given"
         raise expected("mean", "weights", want, weights)
-    w = ops.broadcast_to(as_variable(weights), x.shape)
+    x, w = together("mean", x=x, weights=weights)
+    w = ops.broadcast_to(w, x.shape)
     return ops.div(ops.sum(ops.mul(x, w), axes, keepdims), ops.sum(w, axes, keepdims))
 
 
@@ -299,13 +300,44 @@ def _index(name: str, x: Any, axis: int | None) -> Variable:
     return as_variable(get_array_module(x).asarray(y, np.int32))
 
 
+class LogSumExp(FunctionNode):
+    """y = m + ln sum exp(x - m) over axes, m the greatest; gx = exp(x - y) gy, 0 where all x are -inf"""
+
+    def __init__(self, axis: tuple[int, ...] | None) -> None:
+        self.axis = axis
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        (x,) = xs
+        self.retain_inputs((0,))
+        self.retain_outputs((0,))
+        xp = get_array_module(x)
+        wide = x.astype(accumulation_dtype(x.dtype), copy=False)
+        shift = _finite(wide.max(axis=self.axis, keepdims=True))
+        total = xp.exp(wide - shift).sum(axis=self.axis, keepdims=True)
+        with np.errstate(divide="ignore"):  # ln 0 = -inf is the answer where all x are
+            y = xp.log(total) + shift
+        self.kept_shape = y.shape
+        axes = tuple(range(x.ndim)) if self.axis is None else self.axis
+        return (y.reshape([n for i, n in enumerate(x.shape) if i not in axes]).astype(x.dtype, copy=False),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        (x,), (y,) = self.retained_inputs(), self.retained_outputs()
+        shape = x.shape
+        y, gy = (ops.broadcast_to(ops.reshape(v, self.kept_shape), shape) for v in (y, gys[0]))
+        y = ops.where(_holds(lambda v: v == -np.inf, y), 0.0, y)
+        return (ops.mul(ops.exp(ops.sub(x, y)), gy),)
+
+
+def _finite(a: Array) -> Array:
+    """The greatest values with 0 in place of infinities, which would make NaN of their differences."""
+    return elementwise(lambda v: np.where(np.isinf(v), v.dtype.type(0), v), a)
+
+
 def logsumexp(x: Any, axis: Any = None) -> Any:
     """ln of the sum of exp(x) over all elements, or over axes, without overflow."""
+    floating("logsumexp", x=x)
     x = as_variable(x)
-    axes = _checked_axis("logsumexp", x, axis)
-    shift = x.array.max(axis=axes, keepdims=True)
-    total = ops.sum(exp(ops.sub(x, shift)), axes)
-    return ops.add(ops.log(total), shift.reshape(total.shape))
+    return LogSumExp(_checked_axis("logsumexp", x, axis)).apply((x,))[0]
 
 
 # ---- matrix products ------------------------------------------------------------------------------------------------
@@ -316,7 +348,7 @@ def matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) -> Any:
 
     A vector counts as a row on the left and as a column on the right.
     """
-    a, b = as_variable(a), as_variable(b)
+    a, b = together("matmul", "number", a=a, b=b)
     if not a.ndim or not b.ndim:
         raise expected("matmul", "b" if a.ndim else "a", "at least one axis", b if a.ndim else a)
     if transa and a.ndim > 1:
@@ -330,7 +362,7 @@ def matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) -> Any:
 
 def batch_matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) -> Any:
     """Products of N pairs of matrices, a (N, M, K), b (N, K, L); an argument of two axes holds N columns."""
-    a, b = as_variable(a), as_variable(b)
+    a, b = together("batch_matmul", "number", a=a, b=b)
     a, b = (ops.reshape(v, (*v.shape, 1)) if v.ndim == 2 else v for v in (a, b))
     if a.shape[0] != b.shape[0]:
         raise expected("batch_matmul", "b", f"{a.shape[0]} matrices as in a", b)
@@ -339,7 +371,7 @@ def batch_matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) -> 
 
 def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     """The sum of products over axes: the last ``axes`` of a with the first of b, or two lists of axes."""
-    a, b = as_variable(a), as_variable(b)
+    a, b = together("tensordot", "number", a=a, b=b)
     if isinstance(axes, int):
         left, right = tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes))
     else:

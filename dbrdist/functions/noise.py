@@ -8,10 +8,11 @@ import numpy as np
 
 from dbrdist.core import ops
 from dbrdist.core.backend import Array, device_of, elementwise, to_device
-from dbrdist.core.checks import expected
+from dbrdist.core.checks import expected, floating
 from dbrdist.core.config import config
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.random import raw_words
+from dbrdist.core.rows import together
 from dbrdist.core.variable import as_variable
 
 
@@ -52,6 +53,7 @@ def dropout(x: Any, ratio: float = 0.5, *, mask: Array = None, return_mask: bool
     """
     if not 0.0 <= ratio < 1.0:
         raise expected("dropout", "ratio", "a number from 0 to below 1", ratio)
+    floating("dropout", x=x)
     x = as_variable(x)
     if not config.train:
         return (x, None) if return_mask else x
@@ -71,7 +73,7 @@ def gaussian(mean: Any, ln_var: Any, *, eps: Array = None, return_eps: bool = Fa
 
     ``eps`` is used in place of drawn values; ``return_eps`` adds it to the result (Kingma and Welling 2014).
     """
-    mean, ln_var = as_variable(mean), as_variable(ln_var)
+    mean, ln_var = together("gaussian", mean=mean, ln_var=ln_var)
     if mean.shape != ln_var.shape:
         raise expected("gaussian", "ln_var", f"shape {mean.shape} as of mean", ln_var)
     if eps is None:

@@ -1,0 +1,159 @@
+"""Every operation of ``cases.py`` is given operands that users give by mistake: a right value or an error in words.
+
+Integers and booleans are refused by name or computed as numbers, never truncated; an array beside a Variable takes its
+type; each input gets a gradient of its own type; what a call returned does not change when its inputs are refilled.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from cases import CASES, IDS, ROWS
+
+import dbrdist.functions as F
+from dbrdist import Variable, backward
+from dbrdist.core import ops
+
+ARITHMETIC = {"add", "sub", "mul", "neg", "pow", "pow_constant", "rpow", "add_many", "bias", "scale", "scatter_add"}
+
+every_case = pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
+
+
+def listed(ys):
+    return list(ys) if isinstance(ys, (tuple, list)) else [ys]
+
+
+def whole_numbers(case, dtype):
+    """Inputs of whole numbers in a type, and the same numbers in float64."""
+    wide = [np.asarray(np.round(a * 3)) for a in case.inputs(case.shapes[-1])]
+    if dtype == "bool":
+        wide = [np.asarray(a > 0, np.float64) for a in wide]
+    elif np.dtype(dtype).kind == "u":
+        wide = [abs(a) for a in wide]
+    return [a.astype(dtype) for a in wide], wide
+
+
+@every_case
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "bool"])
+@pytest.mark.parametrize("wrapped", [True, False], ids=["Variable", "array"])
+@pytest.mark.filterwarnings("ignore:.*(divide|invalid|overflow).*:RuntimeWarning")
+def test_integers_are_refused_or_computed(case, dtype, wrapped):
+    narrow, wide = whole_numbers(case, dtype)
+    try:
+        ys = listed(case.function(*[Variable(a) for a in narrow] if wrapped else narrow))
+    except (TypeError, ValueError, AttributeError) as e:
+        if isinstance(e, AttributeError):  # the row itself asks a Variable for its array module
+            assert not wrapped, e
+            return
+        message = str(e)
+        assert "expected" in message or "negative integer powers" in message or "boolean" in message, message
+        return
+    expected = listed(case.function(*[Variable(a) for a in wide]))
+    for y, z in zip(ys, expected, strict=True):
+        wraps = y.dtype == "bool" or (y.dtype == "uint8" and case.name in ARITHMETIC)
+        if isinstance(y, np.ndarray) or wraps:
+            continue  # an operator between arrays is NumPy's; its booleans and bytes wrap there and here
+        np.testing.assert_allclose(y.array.astype(np.float64), z.array, rtol=1e-5, atol=1e-6)
+        assert not y.requires_grad or y.dtype.kind == "f"
+
+
+@every_case
+def test_an_array_beside_a_variable_takes_its_type(case):
+    inputs = case.inputs(case.shapes[0])
+    if len(inputs) < 2 or case.name == "broadcast":
+        pytest.skip("one operand, or several that have nothing to do with each other")
+    first = Variable(inputs[0].astype(np.float32))
+    ys = listed(case.function(first, *inputs[1:]))
+    backward(ys, [np.ones(y.shape, y.dtype) for y in ys])
+    assert all(y.dtype == np.float32 for y in ys)
+    assert first.grad is None or first.grad.dtype == np.float32
+
+
+@every_case
+def test_each_input_gets_a_gradient_of_its_own_type(case):
+    inputs = case.inputs(case.shapes[-1])
+    if len(inputs) < 2:
+        pytest.skip("one operand")
+    dtypes = [np.float32, np.float64, np.float32, np.float64, np.float32][: len(inputs)]
+    xs = [Variable(a.astype(d)) for a, d in zip(inputs, dtypes)]
+    try:
+        ys = listed(case.function(*xs))
+    except (TypeError, ValueError) as e:
+        assert "expected" in str(e)
+        return
+    backward(ys, [np.ones(y.shape, y.dtype) for y in ys])
+    for x, d in zip(xs, dtypes):
+        assert x.grad is None or (x.grad.dtype == d and x.grad.shape == x.shape)
+
+
+@pytest.mark.parametrize("case, shapes", ROWS, ids=IDS)
+def test_a_value_stays_when_its_inputs_are_refilled(case, shapes):
+    arrays = case.inputs(shapes, np.float32)
+    given = [a.copy() for a in arrays]
+    ys = listed(case.function(*[Variable(a) for a in given]))
+    expected = [np.array(y.array) for y in listed(case.function(*[Variable(a) for a in arrays]))]
+    for a in given:
+        a[...] = 77.0
+    for y, z in zip(ys, expected, strict=True):
+        if not any(np.shares_memory(y.array, a) for a in given):  # shapes and pieces are views
+            np.testing.assert_array_equal(y.array, z)
+
+
+@every_case
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_foreign_dtype_object_changes_nothing(case, dtype):
+    """Unpickled arrays carry a dtype that equals NumPy's and is another object."""
+    if case.narrow_tolerance is None and dtype != "float32":
+        pytest.skip("not defined for 16-bit types")
+    own = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    arrays = case.inputs(case.shapes[-1], own)
+    if dtype == "bfloat16":
+        foreign = arrays
+    else:
+        foreign = [np.ndarray(a.shape, np.dtype(a.dtype.str, copy=True), a.tobytes()) for a in arrays]
+        assert all(f.dtype == a.dtype for f, a in zip(foreign, arrays))
+    results = []
+    for inputs in (arrays, foreign):
+        xs = [Variable(np.array(a) if a is not f else a) for a, f in zip(inputs, foreign)]
+        ys = listed(case.function(*xs))
+        backward(ys, [np.ones(y.shape, y.dtype) for y in ys])
+        results.append([y.array for y in ys] + [x.grad for x in xs])
+    for a, b in zip(*results, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: F.sigmoid(np.array([1])), r"sigmoid: x: expected a floating type, got shape \(1,\) and dtype int64"),
+        (lambda: F.relu(3.0), r"relu: x: expected an array or Variable, got float 3.0"),
+        (lambda: F.sin([1.0]), r"sin: x: expected an array or Variable, got list"),
+        (lambda: F.mean(np.array([1, 2])), r"mean: x: expected a floating type"),
+        (lambda: F.linear(np.ones((1, 3), int), np.ones((2, 3), "f")), r"linear: x: expected a floating type"),
+        (lambda: F.linear(np.ones((1, 3), "f"), np.ones((2, 3), int)), r"linear: W: expected a floating type"),
+        (lambda: F.mean_squared_error(np.array([1, 2]), np.array([1, 3])), r"mean_squared_error: x0: expected a float"),
+        (lambda: F.clip(np.array([1, 2]), 0, 1), r"clip: x: expected a floating type"),
+        (lambda: F.maximum(np.array([1, 2]), np.array([1, 3])), r"maximum: x1: expected a floating type"),
+        (lambda: F.logsumexp(np.array([1, 2])), r"logsumexp: x: expected a floating type"),
+    ],
+)  # fmt: skip
+def test_words(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+def test_integers_and_numbers_beside_variables():
+    x = Variable(np.ones((2, 3), np.float32))
+    bytes_, wide = np.arange(3, dtype=np.uint8), np.ones(3)
+    for y in (x + np.arange(3), x * bytes_, x * np.float64(2), x / 3, x**2, x + wide, 1 + x):
+        assert y.dtype == np.float32
+    i = Variable(np.arange(3))
+    assert (i + 1).dtype == np.int64 and (i * 2).array.tolist() == [0, 2, 4]
+    np.testing.assert_array_equal((i * 2.5).array, [0.0, 2.5, 5.0])
+    np.testing.assert_array_equal((i / 2).array, [0.0, 0.5, 1.0])
+    np.testing.assert_array_equal((x * i).array, np.ones((2, 3)) * np.arange(3))
+    i.grad is None and ops.sum(x * i).backward()
+    assert i.grad is None  # integers take no gradient
