@@ -14,8 +14,9 @@ import numpy as np
 from dbrdist.comm import agree, message
 from dbrdist.core import flat, fusion
 from dbrdist.core.backend import Array, is_array, to_cpu
+from dbrdist.core.changes import Watch
 from dbrdist.core.flat import Run
-from dbrdist.core.parameter import Parameter, layout_version
+from dbrdist.core.parameter import Parameter
 from dbrdist.errors import CommunicatorError
 
 _EQUAL_WEIGHT = -1  # in place of a number of samples
@@ -135,23 +136,24 @@ class _Plan:
     """The runs of some parameters, and numbers that are equal on ranks whose parameters, and whose runs, are."""
 
     def __init__(self, params: list[Parameter]) -> None:
+        self.params = params
         self.runs = _runs(params)
-        self.key = _key(params)
+        self._watch = Watch(params)
         index = {id(p): i for i, p in enumerate(params)}
         shapes = [f"{p.shape} {p.dtype.name}" for p in params]
         stretches = [(run.size, [index[id(p)] for p in run.params]) for run in self.runs]
         self.params_digest = zlib.crc32(repr(shapes).encode())
         self.runs_digest = zlib.crc32(repr(stretches).encode())
 
-
-def _key(params: list[Parameter]) -> tuple[int, ...]:
-    return (layout_version(), *map(id, params))
+    def is_for(self, params: list[Parameter]) -> bool:
+        """Whether it holds for these parameters, and none has moved since."""
+        return self._watch.is_current() and params == self.params
 
 
 def _plan_for(comm: Any, params: list[Parameter]) -> _Plan:
     """The plan of the last step where nothing has changed since."""
     plan: _Plan | None = comm._plan
-    if plan is None or plan.key != _key(params):
+    if plan is None or not plan.is_for(params):
         plan = comm._plan = _Plan(params)
     return plan
 

@@ -94,12 +94,12 @@ def address(a: np.ndarray[Any, Any]) -> int:
     return int(a.__array_interface__["data"][0])
 
 
-def _aligned(count: int, dtype: np.dtype[Any], always: bool = False) -> np.ndarray[Any, Any]:
-    """``count`` uninitialised elements in host memory, on a cache line where they are many or ``always``."""
+def _aligned(count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """``count`` uninitialised elements in host memory, on a cache line where they are many."""
     num_bytes = count * dtype.itemsize
-    if num_bytes < _BIG_BYTES and not always:
+    if num_bytes < _BIG_BYTES:
         return np.empty(count, dtype)
-    if not _heap_is_tuned and not always:
+    if not _heap_is_tuned:
         _tune_heap()
     raw = np.empty(num_bytes + 64, np.uint8)
     start = -address(raw) & 63
@@ -185,9 +185,10 @@ def aligned_zeros(count: int, dtype: Any, like: Array) -> Array:
     """``count`` zeros on the device of ``like`` that start on a cache line, however few they are."""
     if not isinstance(like, np.ndarray):
         return get_array_module(like).zeros(count, dtype)
-    a = _aligned(count, np.dtype(dtype), always=True)
-    a[...] = 0
-    return a
+    dtype = np.dtype(dtype)
+    raw = np.zeros(count * dtype.itemsize + 64, np.uint8)  # fresh pages take no memory until they are written
+    start = -address(raw) & 63
+    return raw[start : start + count * dtype.itemsize].view(dtype)
 
 
 def is_channels_last(a: Array) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy as copying
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from dbrdist.core.changes import note_change
 from dbrdist.core.link import Link, _join
 from dbrdist.core.parameter import Parameter
 
@@ -89,11 +89,13 @@ class Chain(_Container):
             self.add_link(name, link)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, Link) and self.within_init_scope:
-            value.name = name
-            if name not in self._children:
-                self._children.append(name)
         super().__setattr__(name, value)
+        if isinstance(value, Link):
+            if self.within_init_scope:
+                value.name = name
+                if name not in self._children:
+                    self._children.append(name)
+            note_change(self)
 
     def __delattr__(self, name: str) -> None:
         if name in self._children:
@@ -119,8 +121,9 @@ class Chain(_Container):
         new: Any = super().copy(mode)
         if mode != "copy":
             new._children = list(self._children)  # type: ignore[attr-defined]
+            copies = _copies(self.children(), mode)
             for name in new._children:
-                child = self.__dict__[name].copy(mode)
+                child = copies[id(self.__dict__[name])]
                 child.name = name
                 new.__dict__[name] = child
         return new  # type: ignore[no-any-return]
@@ -150,8 +153,8 @@ class ChainList(_Container):
         return self._list[index]
 
     def __setitem__(self, index: int, link: Link) -> None:
-        link.name = str(index)
         self._list[index] = link
+        self._renumber()
 
     def __iter__(self) -> Iterator[Link]:
         return iter(self._list)
@@ -167,19 +170,24 @@ class ChainList(_Container):
         """Add a child at the end."""
         link.name = str(len(self._list))
         self._list.append(link)
+        note_change(self)
 
     def insert(self, index: int, link: Link) -> None:
         """Add a child before another."""
         self._list.insert(index, link)
+        self._renumber()
+
+    def _renumber(self) -> None:
         for i, child in enumerate(self._list):
             child.name = str(i)
+        note_change(self)
 
     def copy(self: C, mode: str = "share") -> C:
         new: Any = super().copy(mode)
         if mode != "copy":
-            new._list = []
-            for child in self._list:  # type: ignore[attr-defined]
-                new.add_link(child.copy(mode))
+            copies = _copies(self.children(), mode)
+            new._list = [copies[id(child)] for child in self.children()]
+            new._renumber()
         return new  # type: ignore[no-any-return]
 
 
@@ -198,10 +206,8 @@ class Sequential(ChainList):
             self.append(layer)
 
     def _renew(self) -> None:
-        self._list = []
-        for layer in self._layers:
-            if isinstance(layer, Link):
-                self.add_link(layer)
+        self._list = [layer for layer in self._layers if isinstance(layer, Link)]
+        self._renumber()
 
     def append(self, layer: Any) -> None:
         """Add a link or a function at the end."""
@@ -287,10 +293,18 @@ class Sequential(ChainList):
         return Sequential(*out)
 
     def copy(self: C, mode: str = "share") -> C:
-        if mode == "copy":
-            return copying.deepcopy(self)
-        layers = [layer.copy(mode) if isinstance(layer, Link) else layer for layer in self._layers]  # type: ignore[attr-defined]
-        return Sequential(*layers)  # type: ignore[return-value]
+        new: Any = Link.copy(self, mode)
+        if mode != "copy":
+            copies = _copies(self._layers, mode)  # type: ignore[attr-defined]
+            new._layers = [copies.get(id(layer), layer) for layer in self._layers]  # type: ignore[attr-defined]
+            new._renew()
+        return new  # type: ignore[no-any-return]
+
+
+def _copies(layers: Iterable[Any], mode: str) -> dict[int, Link]:
+    """A copy of each link by its id: what stands in several places does so in the copy."""
+    links = {id(layer): layer for layer in layers if isinstance(layer, Link)}
+    return {key: link.copy(mode) for key, link in links.items()}
 
 
 def _layer_name(layer: Callable[..., Any]) -> str:

@@ -1,32 +1,35 @@
 """Flat memory: all parameters of one type and device in one contiguous array, and so their gradients.
 
 Packing, casting, reduction over ranks, clipping and updates are then each one pass over memory. An ``Arena`` is built
-at the first update or reduction, in the order of registration; a parameter lies in at most one. A ``Run`` is a
-contiguous stretch of it whose parameters are treated alike: frozen parameters and those with their own rules cut runs.
+by ``optimizer.setup`` where every parameter has a shape by then, else by the first update or reduction, in the order of
+registration; a parameter lies in at most one. A ``Run`` is a contiguous stretch of it whose parameters are treated
+alike: frozen parameters and those with their own rules cut runs.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from dbrdist.core.backend import Array, aligned_zeros, device_of, empty
-from dbrdist.core.parameter import Parameter, Slot, invalidate_layout
+from dbrdist.core.backend import Array, DType, aligned_zeros, device_of, empty, to_device
+from dbrdist.core.parameter import Parameter, Slot
 
 ALIGNMENT_BYTES = 64
+
+Allocate: TypeAlias = Callable[[int, DType, Array], Array]  # (count, dtype, like): zeros in a 1-d array where like is
 
 
 class Arena:
     """Two contiguous arrays, ``data`` and ``grad``, and the parameters that are views into them.
 
-    Parameters start at multiples of 64 bytes; the gaps hold zeros, and stay zero under every update rule. The arena
-    does not own its parameters: it dies with the last view.
+    Parameters start at multiples of 64 bytes. The gaps between them hold zeros: after whatever may write there, such as
+    a hook, :meth:`Run.clear_gaps` is called. The arena does not own its parameters: it dies with the last view.
     """
 
-    def __init__(self, params: Sequence[Parameter], memory: Array = None) -> None:
+    def __init__(self, params: Sequence[Parameter], allocate: Allocate, memory: Array = None) -> None:
         """Lay out ``params`` in new memory; or one of them in ``memory``, which it shares with another parameter."""
         dtype = params[0].dtype
         step = ALIGNMENT_BYTES // dtype.itemsize or 1
@@ -34,9 +37,9 @@ class Arena:
         for p in params:
             starts.append(total)
             total += -(-p.size // step) * step
-        self.data: Array = aligned_zeros(total, dtype, params[0].array) if memory is None else memory
-        self.grad: Array = aligned_zeros(total, dtype, params[0].array)
-        for i, (p, start) in enumerate(zip(params, starts)):
+        self.data: Array = allocate(total, dtype, params[0].array) if memory is None else memory
+        self.grad: Array = allocate(total, dtype, params[0].array)
+        for i, (p, start) in enumerate(zip(params, starts)):  # each array is freed before the next one moves
             stop = start + p.size
             shape = p.shape
             views = self.data[start:stop].reshape(shape), self.grad[start:stop].reshape(shape)
@@ -46,17 +49,18 @@ class Arena:
 class Run:
     """A contiguous stretch of one arena: ``data`` and ``grad`` as 1-d views, and its parameters in order."""
 
-    __slots__ = ("arena", "data", "grad", "params", "start", "stop")
+    __slots__ = ("_gaps", "arena", "data", "grad", "params", "start", "stop")
 
-    def __init__(self, arena: Arena, params: list[Parameter]) -> None:
-        self.arena = arena
+    def __init__(self, params: list[Parameter]) -> None:
         self.params = params
         first, last = params[0].slot, params[-1].slot
         assert first is not None and last is not None
+        self.arena: Arena = first.arena
         self.start = first.start
         self.stop = last.stop
-        self.data: Array = arena.data[self.start : self.stop]  # the parameters, shape (size,)
-        self.grad: Array = arena.grad[self.start : self.stop]  # the gradients; valid after collect_gradients
+        self.data: Array = self.arena.data[self.start : self.stop]  # the parameters, shape (size,)
+        self.grad: Array = self.arena.grad[self.start : self.stop]  # the gradients; valid after collect_gradients
+        self._gaps: Array = None
 
     @property
     def size(self) -> int:
@@ -69,6 +73,23 @@ class Run:
         run.data, run.grad = data, empty(data.shape, data.dtype, data)
         return run
 
+    @property
+    def gaps(self) -> Array:
+        """The elements that belong to no parameter, as indexes, shape (count,), where the run lies."""
+        if self._gaps is None:
+            ends = [where.stop for _, where in self.layers()]
+            starts = [where.start for _, where in self.layers()]
+            pieces = [np.arange(end, start) for end, start in zip(ends, starts[1:])]
+            host = np.concatenate(pieces) if pieces else np.arange(0)
+            self._gaps = to_device(host, device_of(self.data))
+        return self._gaps
+
+    def clear_gaps(self, *arrays: Array) -> None:
+        """Make the gaps zero again, in data, gradients and further arrays of the run's size."""
+        if self.gaps.size:
+            for a in (self.data, self.grad, *arrays):
+                a[self._gaps] = 0
+
     def layers(self) -> list[tuple[Parameter, slice]]:
         """Each parameter with its elements, counted from the start of the run."""
         out = []
@@ -78,24 +99,31 @@ class Run:
         return out
 
 
-def gather(params: Iterable[Parameter]) -> list[Parameter]:
+def unique(params: Iterable[Parameter]) -> list[Parameter]:
+    """``params`` without repetitions: a parameter may belong to several links."""
+    return list(dict.fromkeys(params))
+
+
+def gather(params: Iterable[Parameter], allocate: Allocate = aligned_zeros) -> list[Parameter]:
     """The initialised parameters among ``params``, each once and each in an arena.
 
-    Where one has no place yet, an arena is planned over all of the given parameters of its type and device.
+    Where one has no place yet, an arena is planned over all of the given parameters of its type and device, in memory
+    from ``allocate``.
     """
-    unique = list({id(p): p for p in params if p.is_initialized}.values())
+    settled = [p for p in unique(params) if p.is_initialized]
+    if all(p.slot is not None for p in settled):
+        return settled
     groups: dict[Any, list[Parameter]] = {}
-    for p in unique:
+    for p in settled:
         key = (p.dtype, "numpy") if isinstance(p.array, np.ndarray) else (p.dtype, device_of(p.array).name)
         groups.setdefault(key, []).append(p)
     for group in groups.values():
         if any(p.slot is None for p in group):
-            _settle(group)
-            invalidate_layout()
-    return unique
+            _settle(group, allocate)
+    return settled
 
 
-def _settle(group: list[Parameter]) -> None:
+def _settle(group: list[Parameter], allocate: Allocate) -> None:
     """Give all of ``group`` a place; of parameters that share an array one brings it along, the others are guests."""
     hosts, shared = [], set()
     for p in group:
@@ -105,12 +133,12 @@ def _settle(group: list[Parameter]) -> None:
         if not is_guest:
             hosts.append(p)
     if any(p.slot is None for p in hosts):
-        Arena(hosts)
+        Arena(hosts, allocate)
     for p in group:
         host = p.host() if p.slot is None else None
         if host is not None:
             assert host.slot is not None
-            Arena([p], host.slot.arena.data[host.slot.start : host.slot.stop])
+            Arena([p], allocate, host.slot.arena.data[host.slot.start : host.slot.stop])
 
 
 def runs(params: Iterable[Parameter], key: Callable[[Parameter], Any] | None = None) -> list[Run]:
@@ -125,11 +153,11 @@ def runs(params: Iterable[Parameter], key: Callable[[Parameter], Any] | None = N
     stretch: list[Parameter] = []
     for p in ordered:
         if stretch and not (_follows(stretch[-1], p) and (key is None or key(stretch[-1]) == key(p))):
-            out.append(_run(stretch))
+            out.append(Run(stretch))
             stretch = []
         stretch.append(p)
     if stretch:
-        out.append(_run(stretch))
+        out.append(Run(stretch))
     return out
 
 
@@ -139,12 +167,6 @@ def collect_gradients(params: Iterable[Parameter]) -> None:
         node = p.node
         if node.gradient is None or node.gradient is not node.view:
             p.collect_gradient()
-
-
-def _run(params: list[Parameter]) -> Run:
-    slot = params[0].slot
-    assert slot is not None
-    return Run(slot.arena, params)
 
 
 def _follows(a: Parameter, b: Parameter) -> bool:

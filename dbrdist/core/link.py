@@ -10,9 +10,12 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from dbrdist.core.backend import Device, get_device, is_array, to_device
+from dbrdist.core.changes import note_change
 from dbrdist.core.checks import ArgumentError
+from dbrdist.core.flat import unique
 from dbrdist.core.link_hook import ForwardPostprocessArgs, ForwardPreprocessArgs, LinkHook, seen, thread
 from dbrdist.core.parameter import Parameter
+from dbrdist.core.variable import note_assignment
 
 L = TypeVar("L", bound="Link")
 
@@ -29,6 +32,7 @@ class Link:
     forward: Any  # the computation; links that can be called define it
     name: str | None = None
     _device = Device("numpy")
+    _changed_at: int | None = None
 
     def __init__(self, **params: Any) -> None:
         self._params: list[str] = []
@@ -64,13 +68,15 @@ class Link:
             self._within_init_scope = old
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, Parameter) and self.within_init_scope:
-            value.name = name
-            if name not in self._params:
-                self._params.append(name)
-            if name in self._persistent:
-                self._persistent.remove(name)
         super().__setattr__(name, value)
+        if isinstance(value, Parameter):
+            if self.within_init_scope:
+                value.name = name
+                if name not in self._params:
+                    self._params.append(name)
+                if name in self._persistent:
+                    self._persistent.remove(name)
+            note_change(self)
 
     def __delattr__(self, name: str) -> None:
         if name in self._params:
@@ -78,6 +84,7 @@ class Link:
         if name in self._persistent:
             self._persistent.remove(name)
         super().__delattr__(name)
+        note_change(self)
 
     def add_param(self, name: str, shape: Any = None, dtype: Any = np.float32, initializer: Any = None) -> None:
         """Register a parameter; without a shape it is initialised later."""
@@ -183,7 +190,7 @@ class Link:
 
     def count_params(self) -> int:
         """The number of trained values; uninitialised parameters count as none."""
-        return sum(p.size for p in self.params(include_uninit=False))
+        return sum(p.size for p in unique(self.params(include_uninit=False)))
 
     @property
     def printable_specs(self) -> Iterator[tuple[str, Any]]:
@@ -208,7 +215,8 @@ class Link:
     def addgrads(self, link: Link) -> None:
         """Add another link's gradients, parameter by parameter."""
         theirs = dict(link.namedparams())
-        for name, p in self.namedparams():
+        names = {p: name for name, p in self.namedparams()}  # a parameter of several links has one gradient
+        for p, name in names.items():
             p.addgrad(theirs[name])
 
     @property
@@ -274,8 +282,7 @@ class Link:
         new.name, new._hooks = None, None if self._hooks is None else dict(self._hooks)
         for name in new._params:
             old = new.__dict__[name]
-            p = _shared(old) if mode == "share" else _anew(old)
-            new.__dict__[name] = p
+            new.__dict__[name] = copying.copy(old) if mode == "share" else old.anew()
         if mode == "init":
             for name in new._persistent:
                 setattr(new, name, copying.deepcopy(getattr(new, name)))
@@ -292,6 +299,8 @@ class Link:
             for name in self._persistent:
                 mine, theirs = getattr(self, name), getattr(link, name)
                 if is_array(mine):
+                    if mine.shape != theirs.shape:
+                        raise ValueError(f"copyparams: {name}: expected shape {mine.shape}, got {theirs.shape}")
                     mine[...] = to_device(theirs, self._device)
                 else:
                     setattr(self, name, copying.deepcopy(theirs))
@@ -311,10 +320,13 @@ class Link:
         for name in self._params:
             p = self.__dict__[name]
             value = serializer(name, p.array)
-            if p.array is None and value is not None and serializer.is_loading:
+            if value is None or not serializer.is_loading:
+                continue
+            if p.array is None:
                 p.initialize(value.shape)
                 filled: Any = p.array
                 filled[...] = to_device(value, p.device)
+            note_assignment(p.node)
         for name in self._persistent:
             old = getattr(self, name)
             value = serializer(name, old)
@@ -328,26 +340,6 @@ class _TypedNaN:
 
     def __call__(self, array: Any) -> None:
         array[...] = np.nan
-
-
-def _shared(old: Parameter) -> Parameter:
-    """Another parameter object over the same array, with a gradient of its own."""
-    new = copying.copy(old)
-    new.node.gradient = None
-    if old.is_initialized:
-        new.share(old)
-    new.initializer = old.initializer
-    return new
-
-
-def _anew(old: Parameter) -> Parameter:
-    initializer = old.initializer
-    if is_array(initializer):
-        raise ValueError(
-            f"parameter {old.name}: mode 'init' needs an initializer, but the parameter was made from an array; "
-            "use mode='copy'"
-        )
-    return Parameter(initializer, old.shape, old.name)
 
 
 def _join(prefix: str, pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from dbrdist.core import flat, fusion
-from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, to_device, zeros
+from dbrdist.core.backend import Array, get_array_module
+from dbrdist.core.changes import Watch
 from dbrdist.core.flat import Run
 from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter, layout_version
-from dbrdist.core.update_rule import FP32_PARAM, Hooks, Hyperparameter, UpdateRule, follow
+from dbrdist.core.parameter import Parameter
+from dbrdist.core.update_rule import FP32_PARAM, Hooks, Hyperparameter, UpdateRule, follow, joint_state
 
 _MAX_LOSS_SCALE = 65504.0  # the largest float16
 
@@ -27,26 +28,20 @@ class _Part:
         self.run = run
         self.rules = rules
         self.leader = rules[0]
-        own = self.leader.hyperparam  # where it has no values of its own, the way through it is spared
+        self.places = [(p.node, p.node.view) for p in run.params]
+        own = self.leader.hyperparam  # where it has no values of its own, the optimizer's are asked directly
         self.hyperparam = own if own.own() or own.parent is None else own.parent
         self.state: list[Array] = []
         self.wide: Run | None = None  # the run in float32, where 16-bit parameters are updated there
         if self.leader.runs_flat:
-            for name in self.leader.state_names:
-                self.state.append(self._join(name))
+            names = self.leader.state_names
             if self.leader.is_in_fp32(run.params[0]):
-                self.wide = run.widened(self._join(FP32_PARAM))
-
-    def _join(self, name: str) -> Array:
-        """One array for the whole run, of which the rules' states become views."""
-        joint = zeros((self.run.size,), accumulation_dtype(self.run.data.dtype), self.run.data)
-        for (p, where), rule in zip(self.run.layers(), self.rules):
-            rule.ensure_state(p)
-            assert rule._state is not None
-            view = joint[where].reshape(p.shape)
-            view[...] = to_device(rule._state[name], p.device)
-            rule._state[name] = view
-        return joint
+                joint = joint_state(run, rules, (*names, FP32_PARAM))
+                self.wide = run.widened(joint[FP32_PARAM])
+            else:
+                joint = joint_state(run, rules, names) if names else {}
+            self.state = [joint[name] for name in names]
+        self.is_plain = self.leader.runs_flat and self.leader._hooks is None and self.wide is None
 
     @property
     def joint(self) -> Run:
@@ -87,18 +82,38 @@ class _Part:
         if self.wide is not None:
             self.run.data[...] = self.wide.data
 
+    def collect(self) -> None:
+        """Make the gradients in flat memory valid: a parameter that got none counts as gradient zero."""
+        for p, (node, view) in zip(self.run.params, self.places):
+            if node.gradient is not view:
+                p.collect_gradient()
+
+    @property
+    def is_complete(self) -> bool:
+        """False once a hook took a gradient away, or put another in its place."""
+        return all(node.gradient is view for node, view in self.places)
+
     def update(self, is_complete: bool) -> None:
         """Update all parameters; ``is_complete`` says that no hook took a gradient away."""
-        leader = self.leader
-        if is_complete and leader.runs_flat and leader._hooks is None:
-            for rule in self.rules:
-                rule.t += 1
-            leader.step_run(self.hyperparam, leader.t, self.joint, self.state)
+        if is_complete and self.is_plain:
+            self.step(self.run)
+        elif is_complete and self.wide is not None and self.leader._hooks is None:
+            self.step(self.wide)
             self.narrow()
         else:
             self.show()
             for p, rule in zip(self.run.params, self.rules):
                 rule.update(p)
+
+    def step(self, run: Run) -> None:
+        """The rule, once for the whole run."""
+        leader = self.leader
+        t = leader.t + 1
+        for rule in self.rules:
+            rule.t = t
+        leader.step_run(self.hyperparam, t, run, self.state)
+        if not leader.keeps_zero:
+            run.clear_gaps(*self.state)
 
 
 class Optimizer:
@@ -154,7 +169,7 @@ class Optimizer:
         """Multiply the loss by a constant in backward and divide the gradients by it before the update."""
         if loss_scale is not None and not loss_scale > 0:
             raise ValueError(f"loss_scale: expected a number above 0 or None, got {loss_scale}")
-        self._loss_scale, self._loss_scale_growth = loss_scale, None
+        self._loss_scale, self._loss_scale_growth, self._is_safe = loss_scale, None, True
 
     def loss_scaling(self, interval: int = 1000, scale: float | None = None) -> None:
         """Scale the loss by ``scale``; or by a number that doubles in ``interval`` updates and halves at an overflow.
@@ -183,7 +198,10 @@ class Optimizer:
         self._is_safe = True
         if self._loss_scale_growth is None:
             return
+        names: dict[Parameter, str] = {}
         for name, p in self.target.namedparams():
+            names.setdefault(p, name)
+        for p, name in names.items():
             g = p.grad
             if g is not None and not bool(get_array_module(g).isfinite(g).all()):
                 self._is_safe = False
@@ -227,18 +245,22 @@ class GradientMethod(Optimizer):
             setattr(self.hyperparam, name, value)
         self._in_fp32 = False
         self._parts: list[_Part] = []
-        self._version = -1
+        self._watch: Watch | None = None
 
     def create_update_rule(self) -> UpdateRule:
         """A rule for one parameter, which reads its hyperparameters here."""
         return self.rule_class(self.hyperparam)
 
     def setup(self, link: Link) -> GradientMethod:
-        """Take a link as the target, and give each parameter a rule."""
+        """Take a link as the target, give each parameter a rule, and plan flat memory where every one has a shape."""
         super().setup(link)
-        for p in link.params():
+        params = flat.unique(link.params())
+        for p in params:
             p.update_rule = self.create_update_rule()
             p.update_rule.use_fp32_update(self._in_fp32)
+        if all(p.is_initialized for p in params):
+            flat.gather(params)
+        self._parts, self._watch = [], None
         return self
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
@@ -249,14 +271,27 @@ class GradientMethod(Optimizer):
             self.target.cleargrads()
             loss.backward(loss_scale=self._loss_scale)
             del loss
-        self._apply_gradients()
-
-    def _apply_gradients(self) -> None:
-        """Update from the gradients that are there; where none arrived it counts as zero."""
         fusion.flush()
+        hooks = self._hooks
+        if hooks.pre or hooks.post or self._loss_scale is not None:
+            self._update_with_hooks()
+            return
+        watch = self._watch
+        for part in self._parts if watch is not None and watch.is_current() else self._plan():
+            part.collect()
+            if part.is_plain:
+                part.step(part.run)
+            else:
+                part.begin(None)
+                part.update(True)
+        self.t += 1
+
+    def _update_with_hooks(self) -> None:
+        """Update from the gradients that are there, with hooks and a loss scale."""
+        assigned = [(p.node, p.node.assigned) for p in self.target.params()]
         parts = self._plan()
         for part in parts:
-            flat.collect_gradients(part.run.params)
+            part.collect()
             part.begin(self._loss_scale)
         self.check_nan_in_grads()
         is_complete = True
@@ -266,7 +301,7 @@ class GradientMethod(Optimizer):
                 parts = self._parts
                 for part in parts:
                     part.begin(None)
-            is_complete = all(p.node.gradient is p.node.view for part in parts for p in part.run.params)
+            is_complete = all(part.is_complete for part in parts)
         self.t += 1
         if self._is_safe:
             for part in parts:
@@ -274,14 +309,20 @@ class GradientMethod(Optimizer):
         if self._hooks.post:
             self.call_hooks("post")
         self.update_loss_scale()
+        for node, count in assigned:
+            node.assigned = count  # whatever a hook assigns belongs to the update
 
     def _plan(self) -> list[_Part]:
-        """The runs of the target and their rules; planned anew where flat memory or a rule changed."""
-        if self._version != layout_version():
-            params = [p for p in self.target.params() if p.is_initialized and p.update_rule is not None]
-            params = [p for p in params if p.update_rule.enabled]
-            self._parts = [_Part(run, [p.update_rule for p in run.params]) for run in flat.runs(params, _rule_key)]
-            self._version = layout_version()
+        """The runs of the target and their rules; planned anew where one of its parameters, links or rules changed."""
+        if self._watch is None or not self._watch.is_current():
+            everything = flat.unique(self.target.params())
+            ruled = [p for p in everything if p.update_rule is not None]
+            updated = [p for p in ruled if p.is_initialized and p.update_rule.enabled]
+            for p in updated:
+                p.update_rule.fit(p)
+            self._parts = [_Part(run, [p.update_rule for p in run.params]) for run in flat.runs(updated, _rule_key)]
+            rules = [p.update_rule for p in ruled]
+            self._watch = Watch([*self.target.links(), *everything, *rules, *(r.hyperparam for r in rules)])
         return self._parts
 
     def runs(self) -> Iterator[Run]:
@@ -295,17 +336,19 @@ class GradientMethod(Optimizer):
         if for_each and hasattr(hook, "flat"):
             for part in self._plan():
                 hook.flat(part.joint)
+                part.joint.clear_gaps()
                 part.narrow()
             return
         parts = self._plan()
         shown = [part.show() for part in parts]
         if for_each:
-            for p in self.target.params():
+            for p in flat.unique(self.target.params()):
                 if p.is_initialized and p.update_rule is not None:
                     hook(p.update_rule, p)
         else:
             hook(self)
         for part, gradients in zip(parts, shown):
+            part.joint.clear_gaps()
             part.adopt(gradients)
 
     def use_fp32_update(self, flag: bool = True) -> None:
@@ -333,7 +376,7 @@ class GradientMethod(Optimizer):
         super().serialize(serializer)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_parts": [], "_version": -1}  # a plan's arrays would not be the parameters' any more
+        return {**self.__dict__, "_parts": [], "_watch": None}  # a plan's arrays are not those of a copy
 
 
 def _rule_key(p: Parameter) -> Any:

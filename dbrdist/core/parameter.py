@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,26 +10,13 @@ import numpy as np
 
 from dbrdist.core import fusion
 from dbrdist.core.backend import Array, Device, device_of, get_device, is_array, to_device
+from dbrdist.core.changes import note_change
 from dbrdist.core.config import get_dtype
-from dbrdist.core.variable import Variable
-
-_versions = itertools.count(1)  # next() is atomic: two threads never hand out the same version
-_version = 0
-
-
-def layout_version() -> int:
-    """Changes whenever a parameter enters or leaves flat memory or its rule changes: plans made before are stale."""
-    return _version
-
-
-def invalidate_layout() -> None:
-    """Make all plans over flat memory stale."""
-    global _version
-    _version = next(_versions)
+from dbrdist.core.variable import Variable, note_assignment
 
 
 class Slot:
-    """A parameter's place in an arena: the how-manieth it is, and which elements."""
+    """A parameter's place in an arena: its position among the parameters there, and which elements are its own."""
 
     __slots__ = ("arena", "index", "start", "stop")
 
@@ -41,6 +27,16 @@ class Slot:
         self.stop = stop
 
 
+class Peers:
+    """The parameters that share one array. Copied or pickled together, their copies share one array again."""
+
+    def __init__(self) -> None:
+        self.members: weakref.WeakSet[Parameter] = weakref.WeakSet()
+
+    def __reduce__(self) -> Any:
+        return Peers, ()  # copies join as they are made
+
+
 class Parameter(Variable):
     """A variable that a link owns and an optimizer updates.
 
@@ -49,12 +45,18 @@ class Parameter(Variable):
         shape: None leaves the parameter uninitialised until ``initialize(shape)``.
         name: shown in messages.
 
-    Once an optimizer or a communicator has used it, array and gradient are views into flat memory (``core.flat``).
-    Assigning an array of the same shape, type and device copies into the view; any other array takes the parameter out
-    of its arena, and flat memory is planned anew before the next update.
+    From ``optimizer.setup`` on (or from the first update, where some parameter of the model has no shape before),
+    array and gradient are views into flat memory (``core.flat``):
+
+    - Assigning an array of the same shape, type and device copies into the view. Any other array takes the parameter
+      out of flat memory until the next update, and an older gradient is forgotten.
+    - ``grad`` is overwritten by the first backward after ``cleargrads``: to keep a gradient, copy it.
+
+    Assigning new values between forward and backward makes backward raise where it needs the old ones. An update by an
+    optimizer, and a change in place (``p.array[...] = 0``), do not count as assignments.
     """
 
-    __slots__ = ("_update_rule", "initial_device", "initializer", "on_initialize", "peers", "slot")
+    __slots__ = ("_changed_at", "_update_rule", "initial_device", "initializer", "on_initialize", "peers", "slot")
 
     def __init__(
         self, initializer: Any = None, shape: Any = None, name: str | None = None, *, layout: Any = None
@@ -63,7 +65,8 @@ class Parameter(Variable):
         if layout is not None:
             raise ValueError(f"layout: dbrdist keeps layouts in strides; expected None, got {layout!r}")
         self.slot: Slot | None = None
-        self.peers: weakref.WeakSet[Parameter] | None = None  # all that share the array, this one included
+        self.peers: Peers | None = None  # all that share the array, this one included
+        self._changed_at: int | None = None
         self._update_rule: Any = None
         self.on_initialize: Callable[[Parameter], None] | None = None
         self.initial_device = Device("numpy")
@@ -96,24 +99,43 @@ class Parameter(Variable):
         return None if self._array is None else self._array.shape
 
     def initialize(self, shape: Any) -> None:
-        """Allocate the array and fill it with the initial values."""
-        shape = _as_shape(shape)
+        """Fill an array of this shape with the initial values; a gradient is forgotten.
+
+        A parameter that has an array already gets new values of the type that it has.
+        """
+        a = to_device(self._draw(_as_shape(shape), self.dtype), self.device)
+        if self._array is None:
+            self._take(a)
+        else:
+            self.array = a
+        self.node.gradient = None
+        if self.on_initialize is not None:
+            self.on_initialize(self)
+
+    def _draw(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Initial values, in host memory."""
         init = self.initializer
-        a: Array = np.empty(shape, self.dtype)
+        a: Array = np.empty(shape, dtype)
         if init is None:
             a.fill(np.nan)
         elif callable(init):
             init(a)
+        elif is_array(init) and init.ndim and init.shape != shape:
+            raise ValueError(
+                f"parameter {self.name or ''}: it was made from an array of shape {init.shape}, so it cannot be "
+                f"initialised with shape {shape}; assign an array instead"
+            )
         else:
             a[...] = init
-        self._take(to_device(a, self.initial_device))
-        if self.on_initialize is not None:
-            self.on_initialize(self)
+        return a
 
     def _take(self, a: Array) -> None:
+        """Use an array of one's own; a gradient of another shape, type or place is of no use any more."""
+        if self.node.gradient is not None and not _alike(a, self.grad):
+            self.node.gradient = None
         self._array = a
         self.node.shape, self.node.dtype = a.shape, a.dtype
-        invalidate_layout()
+        note_change(self)
 
     @property
     def array(self) -> Array:
@@ -124,16 +146,23 @@ class Parameter(Variable):
     @array.setter
     def array(self, a: Array) -> None:
         fusion.flush()
-        if a is self._array:
+        old = self._array
+        if a is old:
             return
-        if self.slot is not None and len(self.peers or ()) <= 1 and _alike(a, self._array):
-            self._array[...] = a
+        if a is not None and not is_array(a):
+            raise TypeError(
+                f"parameter {self.name or ''}: expected an array of NumPy or CuPy, got {type(a).__name__}; convert it"
+            )
+        if old is not None:
+            note_assignment(self.node)
+        if self.slot is not None and not self.is_shared and _alike(a, old):
+            old[...] = a
             return
         self.leave_arena()
         if a is None:
-            self._array = None
-            return
-        self._take(a)
+            self._array = self.node.gradient = None
+        else:
+            self._take(a)
 
     @property
     def data(self) -> Array:
@@ -154,7 +183,7 @@ class Parameter(Variable):
     def grad(self, g: Array) -> None:
         self._check_gradient(g)
         view = self.node.view
-        if g is not None and view is not None:
+        if g is not None and view is not None and not isinstance(g, Variable):
             if g is not view:
                 view[...] = g
             g = view
@@ -163,6 +192,20 @@ class Parameter(Variable):
     def cleargrad(self) -> None:
         """Forget the gradient."""
         self.node.gradient = None
+
+    def copydata(self, var: Variable) -> None:
+        """Copy another variable's values, of the same shape, into this parameter; its type and place stay."""
+        source = var.array
+        if source is None:
+            return
+        if self._array is None:
+            self.initialize(source.shape)
+        if source.shape != self.shape:
+            raise ValueError(
+                f"parameter {self.name or ''}: copydata expected an array of shape {self.shape}, got {source.shape}"
+            )
+        self.array[...] = to_device(source, self.device)
+        note_assignment(self.node)
 
     # ---- flat memory ------------------------------------------------------------------------------------------------
 
@@ -173,9 +216,9 @@ class Parameter(Variable):
         """
         if not is_guest:
             data_view[...] = self._array
-            for peer in self.peers or ():
-                if peer is not self:
-                    peer.slot, peer.node.view, peer._array = None, None, data_view
+            for peer in self._others():
+                peer.slot, peer.node.view, peer._array = None, None, data_view
+                note_change(peer)
         g = self.grad
         if g is not None:
             grad_view[...] = g
@@ -184,27 +227,55 @@ class Parameter(Variable):
         self.node.gradient = g
         self.node.view = grad_view
         self.slot = slot
+        note_change(self)
 
     def leave_arena(self) -> None:
         """Give up the place in flat memory, and the memory shared with others; the values stay what they are."""
         if self.peers is not None:
-            self.peers.discard(self)
+            self.peers.members.discard(self)
             self.peers = None
         self.slot = None
         self.node.view = None
-        invalidate_layout()
+        note_change(self)
 
-    def share(self, other: Parameter) -> None:
-        """Use another parameter's array from now on, as ``Link.copy()`` does, until one of both gets another array."""
-        if other.peers is None:
-            other.peers = weakref.WeakSet([other])
-        other.peers.add(self)
-        self.peers = other.peers
-        self._take(other._array)
+    @property
+    def is_shared(self) -> bool:
+        """True if another parameter uses the same array."""
+        return self.peers is not None and len(self.peers.members) > 1
+
+    def _others(self) -> list[Parameter]:
+        """The parameters that share the array."""
+        return [] if self.peers is None else [p for p in self.peers.members if p is not self]
+
+    def __copy__(self) -> Parameter:
+        """Another parameter over the same array, with a gradient of its own, until one of both gets another array."""
+        new = Parameter.__new__(type(self))
+        new.__setstate__({**self.__getstate__(), "grad": None, "peers": None})
+        new.initializer = self.initializer
+        if self._array is not None:
+            if self.peers is None:
+                self.peers = Peers()
+                self.peers.members.add(self)
+            new.peers = self.peers
+            self.peers.members.add(new)
+        return new
+
+    def anew(self) -> Parameter:
+        """A parameter of the same name, shape, type and place with initial values of its own."""
+        if is_array(self.initializer):
+            raise ValueError(
+                f"parameter {self.name}: mode 'init' needs an initializer, but the parameter was made from an array; "
+                "use mode='copy'"
+            )
+        new = Parameter(self.initializer, name=self.name)
+        new.initial_device = self.device
+        if self._array is not None:
+            new._take(to_device(new._draw(self.shape, self.dtype), self.device))
+        return new
 
     def host(self) -> Parameter | None:
         """A parameter that shares the array and has a place in flat memory."""
-        return next((p for p in self.peers or () if p.slot is not None and p is not self), None)
+        return next((p for p in self._others() if p.slot is not None), None)
 
     def collect_gradient(self) -> None:
         """Make the view in flat memory hold the gradient: zero where none arrived."""
@@ -243,27 +314,34 @@ class Parameter(Variable):
     @update_rule.setter
     def update_rule(self, rule: Any) -> None:
         self._update_rule = rule
-        invalidate_layout()
+        note_change(self)
 
     def update(self) -> None:
         """Apply the update rule to this parameter alone."""
         if self.update_rule is not None:
             self.update_rule.update(self)
+            note_change(self)  # its rule has counted one update more than its neighbours'
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         state["initializer"] = None if is_array(self.initializer) else self.initializer
         state["update_rule"] = self.update_rule
         state["initial_device"] = self.initial_device
+        state["peers"] = self.peers
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.slot = self.peers = None
-        self.on_initialize = None
+        self.slot = self.on_initialize = self._changed_at = None
         self.initializer = state["initializer"]
-        self.update_rule = state["update_rule"]
+        self._update_rule = state["update_rule"]
         self.initial_device = state["initial_device"]
+        peers = self.peers = state["peers"]
+        if peers is not None:
+            for other in peers.members:  # the array of all of them
+                self._array = other._array
+                break
+            peers.members.add(self)
 
 
 def _as_shape(shape: Any) -> tuple[int, ...]:

@@ -15,12 +15,14 @@ import numpy as np
 
 from dbrdist.core import flat
 from dbrdist.core.backend import Array, accumulation_dtype, empty, get_array_module, is_array, to_device, zeros
+from dbrdist.core.changes import note_change
 from dbrdist.core.flat import Run
-from dbrdist.core.parameter import Parameter, invalidate_layout
+from dbrdist.core.parameter import Parameter
 
 # One pass of an update reads and writes several arrays; pieces of this many elements stay in the second-level cache
 # between the passes of a formula.
 CHUNK_ELEMENTS = 1 << 15
+_MAX_LENT = 256
 
 
 def pieces(a: Array) -> Iterator[slice]:
@@ -44,7 +46,8 @@ def in_pieces(step: Callable[..., None], p: Array, g: Array, state: list[Array])
 
 class _Scratch(threading.local):
     def __init__(self) -> None:
-        self.buffers: dict[Any, Array] = {}
+        self.buffers: dict[Any, Array] = {}  # by type
+        self.lent: dict[int, Array] = {}  # by size, the stretch of a buffer that was lent last
 
 
 _scratch = _Scratch()
@@ -52,12 +55,23 @@ _scratch = _Scratch()
 
 def workspace(like: Array) -> Array:
     """Uninitialised memory like a 1-d array, valid until this thread asks again; for rules, which leave ``g`` alone."""
-    if not isinstance(like, np.ndarray) or like.size > CHUNK_ELEMENTS:
+    size = like.size
+    if not isinstance(like, np.ndarray) or size > CHUNK_ELEMENTS:
         return empty(like.shape, like.dtype, like)
-    buffer = _scratch.buffers.get(like.dtype)
+    lent = _scratch.lent.get(size)
+    if lent is not None and lent.dtype is like.dtype:
+        return lent
+    return _lend(size, like.dtype)
+
+
+def _lend(size: int, dtype: Any) -> Array:
+    buffer = _scratch.buffers.get(dtype)
     if buffer is None:
-        buffer = _scratch.buffers[like.dtype] = empty((CHUNK_ELEMENTS,), like.dtype)
-    return buffer[: like.size]
+        buffer = _scratch.buffers[dtype] = empty((CHUNK_ELEMENTS,), dtype)
+    if len(_scratch.lent) >= _MAX_LENT:
+        _scratch.lent.clear()
+    lent = _scratch.lent[size] = buffer[:size]
+    return lent
 
 
 # The entry of a rule's state that holds a 16-bit parameter in float32; the name is Chainer's.
@@ -74,6 +88,8 @@ def follow(wide: Array, a: Array, before: Array) -> None:
 class Hyperparameter:
     """Values of an optimizer, such as ``lr``; what a rule does not set itself it reads from its optimizer."""
 
+    _changed_at: int | None = None
+
     def __init__(self, parent: Hyperparameter | None = None) -> None:
         self.__dict__["_parent"] = parent
 
@@ -89,13 +105,13 @@ class Hyperparameter:
         return getattr(parent, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self._parent is not None:  # a rule with values of its own no longer runs with its neighbours
-            invalidate_layout()
         self.__dict__[name] = value
+        if self._parent is not None and name != "_changed_at":
+            note_change(self)  # a rule with values of its own no longer runs with its neighbours
 
     def own(self) -> dict[str, Any]:
         """The values set here."""
-        return {k: v for k, v in self.__dict__.items() if k != "_parent"}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_parent", "_changed_at")}
 
     def get_dict(self) -> dict[str, Any]:
         """All values, also the parent's."""
@@ -142,17 +158,22 @@ class UpdateRule:
     """
 
     state_names: ClassVar[tuple[str, ...]] = ()
+    keeps_zero: ClassVar[bool] = False  # True: where parameter, gradient and state are 0, step leaves them so
     _is_flat: ClassVar[bool] = True
+    _changed_at: int | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         own = ("init_state", "update", "update_core", "update_core_cpu", "update_core_gpu")
         cls._is_flat = all(getattr(cls, name) is getattr(UpdateRule, name) for name in own)
+        if "keeps_zero" not in cls.__dict__ and {"step", "step_run"} & cls.__dict__.keys():
+            cls.keeps_zero = False  # a new formula does not inherit the promise of the old one
 
     def __init__(self, parent_hyperparam: Hyperparameter | None = None) -> None:
-        self.hyperparam = Hyperparameter(parent_hyperparam)
+        self._hyperparam = Hyperparameter(parent_hyperparam)
         self.t = 0
         self._state: dict[str, Any] | None = None
+        self.joint: JointState | None = None
         self._enabled = True
         self._in_fp32 = False
         self._hooks: Hooks | None = None
@@ -169,7 +190,7 @@ class UpdateRule:
     def step_run(self, hp: Any, t: int, run: Run, state: list[Array]) -> None:
         """Update one run: in pieces that stay in cache. Rules with norms per layer override it."""
         data, grad = run.data, run.grad
-        if run.size <= CHUNK_ELEMENTS and data.itemsize != 2:
+        if data.size <= CHUNK_ELEMENTS and data.itemsize != 2:
             self.step(hp, t, data, grad, *state)
         else:
             in_pieces(functools.partial(self.step, hp, t), data, grad, state)
@@ -197,7 +218,7 @@ class UpdateRule:
             return
         param.collect_gradient()
         assert self._state is not None
-        run = Run(*_alone(param))
+        run = Run([param])
         self.step_run(self.hyperparam, self.t, run, [self._state[n].reshape(-1) for n in self.state_names])
 
     def _update_in_fp32(self, param: Parameter) -> None:
@@ -216,6 +237,16 @@ class UpdateRule:
     # ---- state ------------------------------------------------------------------------------------------------------
 
     @property
+    def hyperparam(self) -> Hyperparameter:
+        """The values of this rule; those it does not set are its optimizer's."""
+        return self._hyperparam
+
+    @hyperparam.setter
+    def hyperparam(self, value: Hyperparameter) -> None:
+        self._hyperparam = value
+        note_change(self)
+
+    @property
     def state(self) -> dict[str, Any] | None:
         """The state arrays by name, or None before the first update."""
         return self._state
@@ -229,7 +260,7 @@ class UpdateRule:
     def enabled(self, value: bool) -> None:
         if value != self._enabled:
             self._enabled = value
-            invalidate_layout()
+            note_change(self)
 
     def use_fp32_update(self, flag: bool = True) -> None:
         """Update 16-bit parameters in float32: the state then holds them in float32, and each update rounds once.
@@ -241,7 +272,7 @@ class UpdateRule:
             self._in_fp32 = bool(flag)
             if self._state is not None:
                 self._state.pop(FP32_PARAM, None)
-            invalidate_layout()
+            note_change(self)
 
     def is_in_fp32(self, param: Parameter) -> bool:
         """Whether the parameter is updated by way of a float32 copy."""
@@ -252,19 +283,25 @@ class UpdateRule:
         if self._hooks is None:
             self._hooks = Hooks()
         self._hooks.add(hook, name, timing)
-        invalidate_layout()
+        note_change(self)
 
     def remove_hook(self, name: str) -> None:
         """Remove a hook."""
         if self._hooks is None:
             raise KeyError(f"no hook named {name!r}")
         self._hooks.remove(name)
-        invalidate_layout()
+        note_change(self)
 
     @property
     def runs_flat(self) -> bool:
         """True if ``step`` does the work, so that neighbours with equal values may be updated together."""
         return self._is_flat
+
+    def fit(self, param: Parameter) -> None:
+        """Start anew where the state is that of another shape: the parameter has been initialised again."""
+        state = self._state
+        if state is not None and any(state[name].shape != param.shape for name in self.state_names):
+            self._state, self.t = None, 0
 
     def ensure_state(self, param: Parameter) -> None:
         """Make the state if there is none yet, and bring it to where the parameter lies."""
@@ -283,7 +320,9 @@ class UpdateRule:
         """One update of one parameter, with this rule's hooks; without a gradient only ``t`` moves."""
         if not self._enabled or not param.is_initialized:
             return
+        assigned = param.node.assigned
         flat.gather([param])
+        self.fit(param)
         self.t += 1
         self.ensure_state(param)
         if param.grad is not None:
@@ -291,6 +330,7 @@ class UpdateRule:
         self.call_hooks("pre", param)
         (self._update_in_fp32 if self.is_in_fp32(param) else self.update_core)(param)
         self.call_hooks("post", param)
+        param.node.assigned = assigned  # whatever a rule assigns is an update
 
     def call_hooks(self, timing: str, param: Parameter) -> None:
         """Call this rule's hooks."""
@@ -314,7 +354,10 @@ class UpdateRule:
                 self._state = None
             elif state:
                 self._state = state
-            invalidate_layout()
+            note_change(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "joint": None}  # a copy's state is its own
 
     def _entry_names(self) -> tuple[str, ...]:
         """The names of the state; a rule with its own ``init_state`` is asked by way of a small parameter."""
@@ -329,6 +372,52 @@ class UpdateRule:
         return tuple(probe._state)
 
 
-def _alone(param: Parameter) -> tuple[Any, list[Parameter]]:
-    assert param.slot is not None
-    return param.slot.arena, [param]
+class JointState:
+    """State arrays over a stretch of an arena, of which the states of the rules there are views."""
+
+    __slots__ = ("arrays", "run")
+
+    def __init__(self, run: Run, rules: list[UpdateRule], names: tuple[str, ...]) -> None:
+        """Bring the states of ``rules``, one for each parameter of ``run``, together."""
+        self.run = run
+        self.arrays = {name: _join(run, rules, name) for name in names}
+        for rule in rules:
+            rule.joint = self
+
+    def part(self, run: Run) -> dict[str, Array]:
+        """The states of a run within the stretch."""
+        start = run.start - self.run.start
+        return {name: a[start : start + run.size] for name, a in self.arrays.items()}
+
+    def holds(self, run: Run, rules: list[UpdateRule], names: tuple[str, ...]) -> bool:
+        """Whether the states of ``rules`` lie here already, as after a neighbour was frozen."""
+        if self.run.arena is not run.arena or tuple(self.arrays) != names:
+            return False
+        return all(
+            rule.joint is self and all(_is_view(rule._state, name, a) for name, a in self.arrays.items())
+            for rule in rules
+        )
+
+
+def _join(run: Run, rules: list[UpdateRule], name: str) -> Array:
+    joint = zeros((run.size,), accumulation_dtype(run.data.dtype), run.data)
+    for (p, where), rule in zip(run.layers(), rules):
+        rule.ensure_state(p)
+        assert rule._state is not None
+        view = joint[where].reshape(p.shape)
+        view[...] = to_device(rule._state[name], p.device)
+        rule._state[name] = view
+    return joint
+
+
+def _is_view(state: dict[str, Any] | None, name: str, whole: Array) -> bool:
+    base = None if state is None else state[name].base
+    return base is not None and (base is whole or base is whole.base)
+
+
+def joint_state(run: Run, rules: list[UpdateRule], names: tuple[str, ...]) -> dict[str, Array]:
+    """By name one array over the whole run, of which the states of its rules are views; made where there is none."""
+    joint = rules[0].joint
+    if joint is None or not joint.holds(run, rules, names):
+        joint = JointState(run, rules, names)
+    return joint.part(run)

@@ -18,6 +18,7 @@ class AdamRule(UpdateRule):
     """
 
     state_names = ("m", "v")
+    keeps_zero = True
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
         m, v = state

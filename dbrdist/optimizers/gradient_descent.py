@@ -14,6 +14,8 @@ from dbrdist.core.update_rule import UpdateRule, workspace
 class SGDRule(UpdateRule):
     """p <- p - lr g"""
 
+    keeps_zero = True
+
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
         w = workspace(g)
         p -= np.multiply(g, hp.lr, out=w)
@@ -33,6 +35,7 @@ class MomentumSGDRule(UpdateRule):
     """v <- momentum v - lr g; p <- p + v"""
 
     state_names = ("v",)
+    keeps_zero = True
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
         (v,) = state
@@ -60,6 +63,7 @@ class CorrectedMomentumSGDRule(UpdateRule):
     """v <- momentum v - g; p <- p + lr v"""
 
     state_names = ("v",)
+    keeps_zero = True
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
         (v,) = state
@@ -87,6 +91,7 @@ class NesterovAGRule(UpdateRule):
     """v <- momentum v - lr g; p <- p + momentum v - lr g, with the new v"""
 
     state_names = ("v",)
+    keeps_zero = True
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
         (v,) = state

@@ -33,6 +33,7 @@ class LARSRule(UpdateRule):
     """v <- momentum v - lr trust (g + wd p); p <- p + v, with one trust ratio per parameter"""
 
     state_names = ("v",)
+    keeps_zero = True
 
     def step_run(self, hp: Any, t: int, run: Run, state: list[Array]) -> None:
         data, grad = run.data, run.grad

@@ -7,42 +7,12 @@ import pickle
 
 import numpy as np
 import pytest
+from flat_examples import Net, arrays, assert_moved, give, in_one_run, link_of
 
 import dbrdist
 from dbrdist import Parameter, UpdateRule
 from dbrdist.core import flat, ops
 from dbrdist.optimizers import LARS, SGD, Adam, MomentumSGD, WeightDecay
-
-
-class Net(dbrdist.Chain):
-    """Three parameters in a link, whose names would sort in another order, and a bias below."""
-
-    def __init__(self, dtype=np.float64, lazy=False):
-        super().__init__()
-        with self.init_scope():
-            self.z = Parameter(np.arange(1.0, 7.0).reshape(2, 3).astype(dtype))
-            self.a = Parameter(np.array([2.0], dtype)) if not lazy else Parameter(2.0)
-            self.m = Parameter(np.full((3, 3), 0.5, dtype))
-
-
-def give(link, value=1.0):
-    """A gradient for every parameter, as backward would leave it."""
-    for i, p in enumerate(link.params(include_uninit=False)):
-        p.grad = np.full(p.shape, value + i, p.dtype)
-
-
-def arrays(link):
-    return {name: p.array.copy() for name, p in link.namedparams(include_uninit=False)}
-
-
-def assert_moved(link, before, moved):
-    for name, p in link.namedparams(include_uninit=False):
-        assert (not np.array_equal(p.array, before[name])) == (name in moved), name
-
-
-def in_one_run(*params):
-    return len(flat.runs(params)) == 1
-
 
 # ---- layout ---------------------------------------------------------------------------------------------------------
 
@@ -195,14 +165,6 @@ def test_assigned_gradients_are_copied_into_the_view():
     np.testing.assert_array_equal(p.node.view, [1.0, 2.0])
     p.zerograd()
     assert p.grad is p.node.view and not p.grad.any()
-
-
-def link_of(*params):
-    link = dbrdist.Link()
-    with link.init_scope():
-        for i, p in enumerate(params):
-            setattr(link, f"p{i}", p)
-    return link
 
 
 # ---- late, unused, frozen -------------------------------------------------------------------------------------------
@@ -601,15 +563,3 @@ def test_lars_has_one_trust_ratio_per_parameter_of_a_run():
         trust = 0.001 * w_norm / (g_norm + 5e-5 * w_norm)
         np.testing.assert_allclose(getattr(net, name).array, w - trust * (gradient + 5e-5 * w), rtol=1e-14)
     np.testing.assert_allclose(net.a.array, before["/a"] - 2.0)  # a vector: trust 1, no decay
-
-
-def test_gaps_between_parameters_stay_zero():
-    for rule in (SGD, MomentumSGD, Adam, LARS):
-        net = Net()
-        optimizer = rule().setup(net)
-        optimizer.add_hook(WeightDecay(0.1))
-        for _ in range(3):
-            give(net)
-            optimizer.update()
-        (run,) = flat.runs(net.params())
-        assert run.data[6:8].tolist() == [0, 0] and run.data[9:16].tolist() == [0] * 7, rule.__name__

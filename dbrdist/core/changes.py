@@ -1,0 +1,50 @@
+"""How a plan over flat memory learns that something it rests on has changed.
+
+A plan rests on links (which parameters there are), parameters (where they lie) and update rules. Each of them carries
+the number of its last change. A plan compares one count of all changes, and only where that has moved looks at the
+objects it rests on: a change elsewhere costs one look and invalidates nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+_numbers = itertools.count(1)  # next() is atomic: two threads never take the same number
+_last = 0
+
+
+def note_change(thing: Any) -> None:
+    """``thing`` is no longer what it was: plans that rest on it are stale. Nothing to do while no plan does."""
+    global _last
+    if thing._changed_at is not None:
+        thing._changed_at = _last = next(_numbers)
+
+
+class Watch:
+    """Tells whether any of ``things`` has changed since it was made; each has an attribute ``_changed_at``."""
+
+    __slots__ = ("_seen", "_things")
+
+    def __init__(self, things: Iterable[Any]) -> None:
+        self._things = list(things)
+        self._seen = _last
+        for thing in self._things:
+            at = thing._changed_at
+            if at is None:
+                thing._changed_at = 0
+            elif at > _last:  # a number from the process in which it was pickled
+                thing._changed_at = _last
+
+    def is_current(self) -> bool:
+        """False once one of the things has changed."""
+        last = _last
+        if self._seen == last:
+            return True
+        seen = self._seen
+        for thing in self._things:
+            if thing._changed_at > seen:
+                return False
+        self._seen = last
+        return True
