@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dbrdist import random
+
 
 def array_modules() -> list:
     """NumPy, and CuPy where there is a GPU."""
@@ -15,6 +17,12 @@ def array_modules() -> list:
     except Exception:  # not installed, no driver, no device: each with an error class of its own
         return [np]
     return [np, cupy]
+
+
+@pytest.fixture(autouse=True)
+def fresh_chance():
+    """Each test starts from seed 0 with nothing drawn yet, whichever tests ran before it."""
+    random.set_state((0,) * len(random.get_state()))
 
 
 @pytest.fixture(params=array_modules(), ids=lambda m: m.__name__)

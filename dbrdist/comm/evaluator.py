@@ -73,4 +73,4 @@ def _without_padding(evaluator: Any) -> Iterator[Any]:
     own = dataset.without_padding()
     if not len(own):
         return iter(())
-    return iter(SerialIterator(own, iterator.batch_size, repeat=False, shuffle=False))
+    return iter(SerialIterator(own, iterator.batch_size, repeat=False, shuffle=False, seed=0))

@@ -2,7 +2,8 @@
 
 Philox 4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"; NumPy's ``Philox``) maps a key and a
 counter to random words. The key is (seed, purpose), the counter (draw, sub-stream, sample or iteration, epoch): never a
-rank, so that the same numbers come out whatever the number of ranks.
+rank, so that the same numbers come out whatever the number of ranks. :func:`set_seed` sets the seed, which is 0 where
+nobody does; ``numpy.random.seed`` has no effect on anything here.
 """
 
 from __future__ import annotations
@@ -44,13 +45,18 @@ class Stream(threading.local):
         self.row = 0
         self.draw = 0
         self.num_initialized = 0
+        self.num_iterators = 0
+        self.num_divided_iterators = 0
 
 
 _stream = Stream()
 
 
 def set_seed(seed: int) -> None:
-    """Start the numbers of this thread, and of threads that start later, from ``seed`` (0 where nobody says)."""
+    """Start the numbers of this thread, and of threads that start later, from ``seed`` (0 where nobody says).
+
+    Initial values, the orders of iterators made from here on without a seed of their own, and dropout follow from it.
+    """
     if not 0 <= seed <= _MASK:
         raise ValueError(f"expected a seed from 0 to 2**64 - 1, got {seed}")
     Stream.default_seed = seed
@@ -72,16 +78,18 @@ def set_stream(seed: int, epoch: int, iteration: int, row: int = 0) -> None:
     s.seed, s.epoch, s.iteration, s.row, s.draw = seed, epoch, iteration, row, 0
 
 
-def get_state() -> tuple[int, int, int, int, int, int]:
-    """The position of this thread's stream, as integers."""
-    s = _stream
-    return s.seed, s.epoch, s.iteration, s.row, s.draw, s.num_initialized
+_STATE = ("seed", "epoch", "iteration", "row", "draw", "num_initialized", "num_iterators", "num_divided_iterators")
 
 
-def set_state(state: tuple[int, int, int, int, int, int]) -> None:
+def get_state() -> tuple[int, ...]:
+    """The position of this thread's stream, as eight integers."""
+    return tuple(getattr(_stream, name) for name in _STATE)
+
+
+def set_state(state: tuple[int, ...]) -> None:
     """Return to a position of :func:`get_state`."""
-    s = _stream
-    s.seed, s.epoch, s.iteration, s.row, s.draw, s.num_initialized = state
+    for name, value in zip(_STATE, state, strict=True):
+        setattr(_stream, name, value)
 
 
 def raw_words(num_rows: int, words_per_row: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
@@ -104,3 +112,19 @@ def next_initializer_generator() -> np.random.Generator:
     number = s.num_initialized
     s.num_initialized = number + 1
     return generator(s.seed, "initialize", sample=number)
+
+
+def next_iterator_seed(is_divided: bool) -> int:
+    """The seed of the next iterator that is given none: the run's own for the first, another for each one after it.
+
+    Iterators whose batches are divided over ranks are counted by themselves. Every rank makes all of those, so that
+    their seeds agree, while only some may make others (a test set on rank 0, say).
+    """
+    s = _stream
+    if is_divided:
+        number, s.num_divided_iterators = s.num_divided_iterators, s.num_divided_iterators + 1
+    else:
+        number, s.num_iterators = s.num_iterators, s.num_iterators + 1
+        if number == 0:
+            return s.seed
+    return int(generator(s.seed, "iterator", sample=number, part=int(is_divided)).integers(2**63))

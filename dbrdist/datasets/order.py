@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbrdist.core.backend import Array
-from dbrdist.core.random import permutation
+from dbrdist.core.random import next_iterator_seed, permutation
 
 LAST = ("wrap", "short", "drop")
 
@@ -30,12 +30,13 @@ class ShuffleOrderSampler(OrderSampler):
     """A fresh random permutation for each epoch, a pure function of (seed, epoch).
 
     Args:
-        random_state: the seed: an integer, None for 0, or a NumPy RandomState or Generator that is asked for one.
+        random_state: the seed: an integer, or a NumPy RandomState or Generator that is asked for one. None takes
+            another seed for each sampler, which follows from that of the run (:func:`dbrdist.random.set_seed`).
     """
 
     def __init__(self, random_state: Any = None) -> None:
         if random_state is None:
-            random_state = 0
+            random_state = next_iterator_seed(False)
         elif isinstance(random_state, np.random.RandomState):
             random_state = random_state.randint(2**31)
         elif isinstance(random_state, np.random.Generator):

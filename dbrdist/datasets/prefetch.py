@@ -113,9 +113,9 @@ class MultithreadIterator(PrefetchIterator):
         n_threads: int = 1,
         order_sampler: Any = None,
         *,
-        seed: int = 0,
-        rank: int = 0,
-        size: int = 1,
+        seed: int | None = None,
+        rank: int | None = None,
+        size: int | None = None,
         last: str = "wrap",
     ) -> None:
         if n_threads < 1:
@@ -181,9 +181,9 @@ class MultiprocessIterator(PrefetchIterator):
         dataset_timeout: float | None = 30.0,
         maxtasksperchild: int | None = None,
         *,
-        seed: int = 0,
-        rank: int = 0,
-        size: int = 1,
+        seed: int | None = None,
+        rank: int | None = None,
+        size: int | None = None,
         last: str = "wrap",
     ) -> None:
         n_processes = n_processes or thread_pools.num_cores()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.backend import Array
+from dbrdist.core.random import next_iterator_seed
 from dbrdist.datasets.base import Batch, block_bounds, get_batch
 from dbrdist.datasets.convert import concat_examples
 from dbrdist.datasets.order import LAST, Plan, ShuffleOrderSampler, State, Step
@@ -52,9 +53,12 @@ class SerialIterator(Iterator):
         repeat: go on for ever, or stop after one epoch (whose last batch may then be short).
         shuffle: None or True for random order, False for the order of indices.
         order_sampler: makes the orders instead; excludes ``shuffle``.
-        seed: of the order and of random changes to examples.
+        seed: of the order and of random changes to examples. None takes another one for each iterator, which follows
+            from the seed of the run (:func:`dbrdist.random.set_seed`) and how many iterators were made before it;
+            ``numpy.random.seed`` has no effect.
         rank, size: with ``size`` ranks each gets its contiguous block of every global batch; blocks differ by at most
-            one example, and at the end of an epoch may be empty (such a Batch has arrays of length 0).
+            one example, and at the end of an epoch may be empty (such a Batch has arrays of length 0). Without a seed,
+            every rank must make its iterators with ``size`` in the same order.
         last: with ``repeat``, the batch at the end of an epoch. ``'wrap'``, as in Chainer, fills it with examples of
             the next epoch, so all batches are full and ``is_new_epoch`` comes with the batch that crosses the end.
             ``'short'`` leaves it short, so an epoch is each example once; this is what ``dbrdist-train`` uses.
@@ -76,12 +80,16 @@ class SerialIterator(Iterator):
         shuffle: bool | None = None,
         order_sampler: Any = None,
         *,
-        seed: int = 0,
-        rank: int = 0,
-        size: int = 1,
+        seed: int | None = None,
+        rank: int | None = None,
+        size: int | None = None,
         last: str = "wrap",
     ) -> None:
+        is_divided = size is not None
+        rank, size = rank or 0, 1 if size is None else size
         _check_arguments(dataset, batch_size, repeat, shuffle, order_sampler, rank, size, last)
+        if seed is None:
+            seed = next_iterator_seed(is_divided)
         self._follows_seed = order_sampler is None and shuffle is not False
         if self._follows_seed:
             order_sampler = ShuffleOrderSampler(seed)

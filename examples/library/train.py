@@ -27,7 +27,7 @@ def main() -> None:
     optimizer = create_multi_node_optimizer(optimizers.MomentumSGD(lr=0.1), comm).setup(model)
 
     # All ranks hold all examples; each takes its block of every batch.
-    share = {"rank": comm.rank, "size": comm.size}
+    share = {"rank": comm.rank, "size": comm.size, "seed": 0}
     train_iterator = iterators.SerialIterator(train, args.batch, last="short", **share)
     test_iterator = iterators.SerialIterator(test, args.batch, repeat=False, shuffle=False, **share)
 

@@ -139,7 +139,7 @@ def test_set_seed():
     default = random.Stream.default_seed
     try:
         random.set_seed(123)
-        assert random.get_seed() == 123 and random.get_state() == (123, 0, 0, 0, 0, 0)
+        assert random.get_seed() == 123 and random.get_state() == (123, 0, 0, 0, 0, 0, 0, 0)
         seen = []
         thread = threading.Thread(target=lambda: seen.append(random.get_seed()))
         thread.start()

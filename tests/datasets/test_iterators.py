@@ -258,8 +258,8 @@ def run_lengths(it, n):
 
 
 def test_workers_are_replaced_after_their_tasks():
-    expected = run(SerialIterator(Numbers(40), 4), 12)
-    with processes(Numbers(40), 4, maxtasksperchild=2) as it:
+    expected = run(SerialIterator(Numbers(40), 4, seed=2), 12)
+    with processes(Numbers(40), 4, seed=2, maxtasksperchild=2) as it:
         first = set()
         got = run(it, 1)
         first.update(it._pool.pids)

@@ -45,7 +45,7 @@ def test_ranks_together_see_the_batches_of_one_rank(n, batch_size, size, last):
 def test_one_epoch_without_repeat_is_each_example_once(n, batch_size, size):
     seen = []
     for rank in range(size):
-        it = SerialIterator(np.arange(n), batch_size, repeat=False, rank=rank, size=size)
+        it = SerialIterator(np.arange(n), batch_size, repeat=False, seed=1, rank=rank, size=size)
         seen += [int(x) for batch in it for x in batch]
         assert it.epoch == 1
         with pytest.raises(StopIteration):

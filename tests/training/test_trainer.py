@@ -15,7 +15,7 @@ from dbrdist.training import PRIORITY_WRITER, Extension, StandardUpdater, Traine
 
 def make_trainer(out, stop=(3, "epoch"), model=None, n=10, batch=4, lr=0.1, **updater):
     optimizer = optimizers.MomentumSGD(lr=lr).setup(model or Line())
-    return Trainer(StandardUpdater(SerialIterator(examples(n), batch), optimizer, **updater), stop, out=out)
+    return Trainer(StandardUpdater(SerialIterator(examples(n), batch, seed=0), optimizer, **updater), stop, out=out)
 
 
 # ---- the loop ------------------------------------------------------------------------------------------------------
