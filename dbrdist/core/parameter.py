@@ -193,6 +193,24 @@ class Parameter(Variable):
         """Forget the gradient."""
         self.node.gradient = None
 
+    def zerograd(self) -> None:
+        """Fill the gradient with zeros; a parameter without a shape has none."""
+        if self._array is not None:
+            super().zerograd()
+
+    def addgrad(self, var: Variable) -> None:
+        """Add another variable's gradient to this one's; a parameter without a shape takes the other's."""
+        g = var.grad
+        if g is None:
+            return
+        if self._array is None:
+            self.initialize(g.shape)
+        if g.shape != self.shape:
+            raise ValueError(
+                f"parameter {self.name or ''}: addgrad expected a gradient of shape {self.shape}, got {g.shape}"
+            )
+        super().addgrad(var)
+
     def copydata(self, var: Variable) -> None:
         """Copy another variable's values, of the same shape, into this parameter; its type and place stay."""
         source = var.array

@@ -192,6 +192,93 @@ def test_copyparams():
     assert lazy.w.array.tolist() == [3, 3]
 
 
+def test_a_copy_initialised_anew_has_the_same_types():
+    net = dbrdist.Chain()
+    with net.init_scope(), dbrdist.using_config("dtype", np.float64):
+        net.w = Parameter(dbrdist.initializers.Normal(), (2, 3), name="w")
+        net.late = Parameter(dbrdist.initializers.Normal())
+        net.child = Scale(2.0)
+        net.half = Parameter(dbrdist.initializers.Normal(dtype=np.float16), (2,))
+    new = net.copy("init")
+    assert new.w.dtype == np.float64 and new.w.shape == (2, 3) and not np.array_equal(new.w.array, net.w.array)
+    assert new.half.dtype == np.float16 and new.child.w.dtype == net.child.w.dtype
+    assert not new.late.is_initialized and new.late is not net.late
+    assert new.w.name == "w" and new.w.grad is None and new.w.update_rule is None
+
+
+def test_links_that_stand_in_several_places_do_so_in_a_copy():
+    child = Scale(2.0)
+    chain, items, layers = Chain(a=child, b=child), ChainList(child, child), Sequential(child, twice, child)
+    for mode in ("share", "copy", "init"):
+        new = chain.copy(mode)
+        assert new.a is new.b is not child and new.count_params() == 2
+        new = items.copy(mode)
+        assert new[0] is new[1] is not child and [link.name for link in new][1:] == ["1"]
+        new = layers.copy(mode)
+        assert new[0] is new[2] is not child and new[1] is twice and new.count_params() == 2
+
+
+class Blocks(Sequential):
+    """A Sequential with a parameter, a persistent value and an attribute of its own."""
+
+    def __init__(self, *layers, factor=3.0):
+        super().__init__(*layers)
+        self.factor = factor
+        with self.init_scope():
+            self.scale = Parameter(5.0, (2,))
+        self.add_persistent("seen", np.zeros(2))
+
+    def forward(self, x):
+        return super().forward(x) * self.factor * self.scale
+
+
+@pytest.mark.parametrize("mode", ["share", "copy", "init"])
+def test_copies_of_a_sequential_keep_class_parameters_and_attributes(mode):
+    model = Blocks(Scale(2.0), twice, factor=7.0)
+    model.name = "model"
+    new = model.copy(mode)
+    assert type(new) is Blocks and new.factor == 7.0 and names(new) == names(model) == ["/scale", "/0/w"]
+    np.testing.assert_array_equal(new(np.ones(2)).array, np.full(2, 1 * 2.0 * 2 * 7 * 5))
+    model[0].w.array[...] = 0
+    model.scale.array[...] = 0
+    model.seen[...] = 1
+    is_shared = mode == "share"
+    assert (new[0].w.array == 0).all() == (new.scale.array == 0).all() == (new.seen == 1).all() == is_shared
+    assert new[0] is not model[0] and new.scale is not model.scale
+    new.append(twice)
+    assert len(model) == 2 and len(new) == 3
+    many = model.repeat(2, mode)
+    assert type(many[0]) is Blocks and len(many) == 2
+
+
+def test_values_of_another_shape_are_not_broadcast():
+    one, three = Link(w=(1,)), Link(w=(3,))
+    with pytest.raises(ValueError, match=r"parameter w: copydata expected an array of shape \(3,\), got \(1,\)"):
+        three.copyparams(one)
+    one, three = Link(), Link()
+    one.add_persistent("mean", np.zeros(1))
+    three.add_persistent("mean", np.zeros(3))
+    with pytest.raises(ValueError, match=r"copyparams: mean: expected shape \(3,\), got \(1,\)"):
+        three.copyparams(one)
+    p = Parameter(np.ones(3), name="w")
+    p.zerograd()
+    q = Parameter(np.ones(1))
+    q.grad = np.ones(1)
+    with pytest.raises(ValueError, match=r"parameter w: addgrad expected a gradient of shape \(3,\), got \(1,\)"):
+        p.addgrad(q)
+
+
+def test_gradients_of_a_parameter_without_a_shape():
+    p, q = Parameter(2.0), Parameter(np.ones(3, np.float32))
+    p.zerograd()
+    assert p.grad is None
+    p.addgrad(q)
+    assert not p.is_initialized
+    q.grad = np.full(3, 4, np.float32)
+    p.addgrad(q)
+    assert p.array.tolist() == [2, 2, 2] and p.grad.tolist() == [4, 4, 4]
+
+
 def test_repeat():
     many = Scale(2.0).repeat(3, "copy")
     assert isinstance(many, Sequential) and names(many) == ["/0/w", "/1/w", "/2/w"]
