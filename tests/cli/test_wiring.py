@@ -1,0 +1,367 @@
+"""Every field of every configuration model, at a value that is no default, is seen to arrive.
+
+Components are built from text as a run builds them, and judged by what they compute. A test at the end walks the
+pydantic models: a field that no test here gives a value of its own is an error.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Union, get_args, get_origin
+
+import numpy as np
+import pytest
+from cli_helpers import lines
+from pydantic import BaseModel
+
+import dbrdist
+from dbrdist import links as L
+from dbrdist.cli import build
+from dbrdist.cli.config import Config
+from dbrdist.cli.load import check
+from dbrdist.datasets import transforms as T
+from dbrdist.datasets.base import get_batch
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 12, 10, 3)).astype(np.uint8)
+
+
+def configured(*lines_, epochs=10):
+    """A configuration and its origin, from lines of YAML."""
+    text = "\n".join(("batch: 4", f"epochs: {epochs}", *lines_))
+    for key, value in (("model", "mlp"), ("data", "digits")):
+        if not re.search(rf"^{key}:", text, re.M):
+            text += f"\n{key}: {value}"
+    return check(text.encode(), "run.yaml")
+
+
+# ---- optimizers, hooks, schedules -----------------------------------------------------------------------------------
+
+
+def optimizer_of(settings, loss_scale="auto", epochs=10):
+    config, origin = configured(f"optimizer: {settings}", f"loss_scale: {loss_scale}", epochs=epochs)
+    link = L.Linear(2, 2, initialW=np.array([[3.0, -4.0], [1.0, 2.0]]), initial_bias=1.0)
+    return config, build.optimizer(config, origin, link), link
+
+
+OPTIMIZERS = {
+    "sgd": {"lr": 0.3},
+    "momentum_sgd": {"lr": 0.3, "momentum": 0.25},
+    "nesterov_ag": {"lr": 0.3, "momentum": 0.25},
+    "adam": {"alpha": 0.3, "beta1": 0.25, "beta2": 0.5, "eps": 0.125, "weight_decay_rate": 0.75},
+    "adamw": {"alpha": 0.3, "beta1": 0.25, "beta2": 0.5, "eps": 0.125, "weight_decay_rate": 0.75},
+    "lars": {"lr": 0.3, "momentum": 0.25, "weight_decay": 0.5, "trust_coefficient": 0.125, "eps": 2.0,
+             "skip_vectors": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_hyperparameters(name):
+    _, made, _ = optimizer_of({"name": name, **OPTIMIZERS[name]})
+    assert type(made).__name__.lower() == name.replace("_", "")
+    assert {key: getattr(made.hyperparam, key) for key in OPTIMIZERS[name]} == OPTIMIZERS[name]
+
+
+def test_a_loss_scale_is_that_of_the_optimizer():
+    _, made, link = optimizer_of("sgd", loss_scale=64)
+    seen = []
+    made.update(lambda: Spy(seen).apply((link.W,))[0])
+    assert seen == [64.0]
+
+
+class Spy(dbrdist.FunctionNode):
+    """Notes the gradient that arrives."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def forward(self, inputs):
+        return (inputs[0].sum(keepdims=False),)
+
+    def backward(self, indexes, grad_outputs):
+        self.seen.append(float(grad_outputs[0].array))
+        return (dbrdist.Variable(np.zeros((2, 2), np.float32)),)
+
+
+@pytest.mark.parametrize("threshold", [0.5, 2.0])
+def test_hooks(threshold):
+    """Decay by 0.25, then clipping, in this order; the rate is 1 and the gradient is given."""
+    clip = f"{{name: gradient_clipping, threshold: {threshold}}}"
+    settings = f"{{name: sgd, lr: 1.0, hooks: [{{name: weight_decay, rate: 0.25}}, {clip}]}}"
+    _, made, link = optimizer_of(settings)
+    before, g = [p.array.astype(float) for p in link.params()], [np.full(p.shape, 0.5) for p in link.params()]
+    for p, grad in zip(link.params(), g):
+        p.grad = grad.astype(np.float32)
+    made.update()
+    decayed = [grad + 0.25 * w for grad, w in zip(g, before)]
+    rate = min(1.0, threshold / math.sqrt(sum((d**2).sum() for d in decayed)))
+    for p, w, d in zip(link.params(), before, decayed):
+        np.testing.assert_allclose(p.array, w - rate * d, rtol=1e-5)
+
+
+WARM = {"warmup_epochs": 2.0, "warmup_start": 0.25}
+SCHEDULES = {
+    "constant": ({}, {2: 3.0, 5: 3.0, 10: 3.0}),
+    "step": ({"milestones": [4.0, 6.5], "gamma": 0.5}, {2: 3.0, 3.9: 3.0, 4: 1.5, 6.5: 0.75, 10: 0.75}),
+    "exponential": ({"gamma": 0.5}, {2: 0.75, 3: 0.375, 10: 3 * 0.5**10}),
+    "polynomial": ({"power": 3.0, "end": 0.5}, {2: 0.5 + 2.5 * 0.8**3, 5: 0.5 + 2.5 / 8, 10: 0.5}),
+    "cosine": ({"end": 0.5}, {2: 0.5 + 1.25 * (1 + math.cos(0.2 * math.pi)), 5: 1.75, 10: 0.5}),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules(name):
+    fields, expected = SCHEDULES[name]
+    config, made, _ = optimizer_of({"name": "sgd", "lr": 3.0, "schedule": {"name": name, **fields, **WARM}})
+    rate = build.schedule(config, made)
+    assert {e: rate(e) for e in expected} == pytest.approx(expected, rel=1e-12)
+    assert [rate(0), rate(1)] == pytest.approx([0.25, (0.25 + expected[2]) / 2], rel=1e-12)
+
+
+# ---- models ---------------------------------------------------------------------------------------------------------
+
+
+def model_of(settings):
+    config, origin = configured(f"model: {settings}")
+    made = build.model(config, origin, build.model_recipe(config, origin, 10))
+    with dbrdist.using_config("train", False):
+        made(np.zeros((1, 3, 16, 16), np.float32))
+    return made
+
+
+def test_models():
+    mlp = model_of({"name": "mlp", "units": [7, 5], "dropout": 0.25, "num_classes": 3})
+    assert [link.W.shape[0] for link in mlp] == [7, 5, 3]
+    assert mlp.dropout == 0.25
+    lenet = model_of({"name": "lenet", "channels": [3, 5], "units": 7, "dropout": 0.25, "num_classes": 4})
+    assert [p.shape[0] for p in (lenet.conv1.W, lenet.conv2.W, lenet.fc1.W, lenet.fc2.W)] == [3, 5, 7, 4]
+    assert lenet.dropout == 0.25
+    assert [p.shape for p in model_of("mlp").params()][-1] == (10,)  # the data's classes where none are given
+
+
+@pytest.mark.parametrize("name, blocks", [("resnet20", 9), ("resnet56", 27)])
+def test_residual_networks(name, blocks):
+    for zero_gamma in (True, False):
+        made = model_of({"name": name, "num_classes": 3, "zero_gamma": zero_gamma})
+        zeros = [path for path, p in made.namedparams() if path.endswith("gamma") and not p.array.any()]
+        assert len(zeros) == (blocks if zero_gamma else 0)
+        assert [p.shape for p in made.params()][-1] == (3,)
+
+
+def test_resnet50():
+    """25 million parameters take seconds: the recipe, whose arguments test_resnet.py tests, is enough."""
+    config, origin = configured("model: {name: resnet50, stride_in_3x3: false, zero_gamma: true, num_classes: 3}")
+    assert build.model_recipe(config, origin, 10) == {
+        "callable": "dbrdist.models:ResNet50",
+        "args": {"stride_in_3x3": False, "zero_gamma": True, "num_classes": 3},
+    }
+
+
+# ---- data and transforms --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def npz(tmp_path):
+    """Two .npz files of images (C, H, W)."""
+    for part, size in (("a", 6), ("b", 3)):
+        np.savez(tmp_path / f"{part}.npz", x=PIXELS[:size].transpose(0, 3, 1, 2), y=np.arange(size) % 3)
+    return tmp_path
+
+
+def examples(dataset):
+    return [get_batch(dataset, np.array([i]), 0, 0, [])[0] for i in range(len(dataset))]
+
+
+def transformed(npz, transform, part):
+    config, origin = configured(
+        f"data: {{name: npz, train: {npz}/a.npz, test: {npz}/b.npz}}", "transforms:", f"  {part}: [{transform}]"
+    )
+    data = build.data(config, origin)
+    return [np.moveaxis(np.asarray(x), 0, -1) for x, _ in examples(getattr(data, part))]
+
+
+def directly(transform, num):
+    return [transform((x, 0), T.generator(0, "augment", 0, i))[0] for i, x in enumerate(PIXELS[:num])]
+
+
+TRANSFORMS = {
+    "random_crop": ({"size": 11, "padding": 3}, lambda: T.RandomCrop(11, 3)),
+    "random_resized_crop": ({"size": 5, "smallest": 0.75}, lambda: T.RandomResizedCrop(5, (0.75, 1.0))),
+    "random_flip": ({}, lambda: T.RandomHorizontalFlip(0.5)),
+    "center_crop": ({"size": 7}, lambda: T.CenterCrop(7)),
+    "resize": ({"size": 6}, lambda: T.Resize(6)),
+    "normalize": ({"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.25, 0.2], "scale": 100.0}, None),
+}
+
+
+@pytest.mark.parametrize(
+    "name, part, num",
+    [*((n, "train", 6) for n in TRANSFORMS), *((n, "test", 3) for n in TRANSFORMS if not n.startswith("random"))],
+)
+def test_transforms(npz, name, part, num):
+    fields, make = TRANSFORMS[name]
+    seen = transformed(npz, {"name": name, **fields}, part)
+    if make is None:
+        expected = [(x / 100 - np.array(fields["mean"])) / np.array(fields["std"]) for x in PIXELS[:num]]
+    else:
+        expected = directly(make(), num)
+    for a, b in zip(seen, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_npz(npz):
+    config, origin = configured(f"data: {{name: npz, train: {npz}/b.npz, test: {npz}/a.npz}}")
+    made = build.data(config, origin)
+    assert (len(made.train), len(made.test), made.num_classes) == (3, 6, 3)
+    config, origin = configured(f"data: {{name: npz, train: {npz}/b.npz}}")
+    assert build.data(config, origin).test is None
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Class folders of PNG images, as fine as they come."""
+    image = pytest.importorskip("PIL.Image")
+    for part, num in (("learn", 3), ("check", 2), ("train", 3), ("test", 1)):
+        for label in ("cat", "dog"):
+            folder = tmp_path / part / label
+            folder.mkdir(parents=True)
+            for i in range(num):
+                image.fromarray(np.full((32, 32, 3), 50 * i + len(part), np.uint8)).save(folder / f"{i}.png")
+    (tmp_path / "train" / "cat" / "broken.png").write_bytes(b"no image")
+    return tmp_path
+
+
+def test_image_folders(folders):
+    text = f"data: {{name: image_folder, root: {folders}, train: learn, test: check, resize: [9, 7], cache: true}}"
+    config, origin = configured(text)
+    made = build.data(config, origin)
+    assert (len(made.train), len(made.test), made.num_classes) == (6, 4, 2)
+    assert np.asarray(examples(made.train)[0][0]).shape == (3, 9, 7)
+    before = np.array(examples(made.train)[5][0])
+    for path in folders.glob("learn/dog/*.png"):
+        path.write_bytes(b"no image any more")
+    np.testing.assert_array_equal(examples(made.train)[5][0], before)  # from memory
+    config, origin = configured(text.replace("test: check", "test: null").replace("cache: true", "cache: false"))
+    made = build.data(config, origin)
+    assert made.test is None
+    with pytest.raises(dbrdist.errors.DbrdistError, match=r"dog/0\.png"):
+        examples(made.train)
+
+
+@pytest.mark.parametrize("corrupt", ["fail", "skip"])
+@pytest.mark.parametrize("name", ["image_folder", "cifar10"])
+def test_corrupt_images(folders, name, corrupt):
+    config, origin = configured(f"data: {{name: {name}, root: {folders}, corrupt: {corrupt}}}")
+    train = build.data(config, origin).train
+    at = 3  # after 0.png, 1.png and 2.png of the cats
+    if corrupt == "skip":
+        skipped = []
+        assert len(get_batch(train, np.array([at]), 0, 0, skipped)) == 0
+        assert len(skipped) == 1
+    else:
+        with pytest.raises(dbrdist.errors.DbrdistError, match=r"broken\.png"):
+            get_batch(train, np.array([at]), 0, 0, [])
+
+
+@pytest.mark.parametrize("augment", [True, False])
+def test_augmentation_of_cifar10(folders, augment):
+    config, origin = configured(f"data: {{name: cifar10, root: {folders}, augment: {augment}, corrupt: skip}}")
+    train = build.data(config, origin).train
+    first, second = (np.asarray(get_batch(train, np.array([0]), 0, epoch, [])[0][0]) for epoch in (0, 1))
+    assert (first != second).any() == augment
+
+
+def test_label_smoothing():
+    config, origin = configured("loss: {name: softmax_cross_entropy, label_smoothing: 0.3}")
+    y, t = np.array([[0.5, -1.0, 2.0]]), np.array([1])
+    ln_p = y - np.log(np.exp(y).sum())
+    expected = -(0.7 * ln_p[0, 1] + 0.1 * ln_p.sum())
+    assert float(build.loss(config, origin)(y, t).array) == pytest.approx(expected, rel=1e-12)
+
+
+# ---- a run ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_fields_of_a_run(run):
+    """One run with everything away from its default, judged by what it leaves behind."""
+    words = [
+        "batch=50", "epochs=5", "iterations=9", "seed=5", "dtype=float64", "out=there", "workers=1",
+        "evaluation.every=4 iterations", "evaluation.batch=31", "snapshot.every=3 iterations", "snapshot.keep=2",
+        "log.every=2 iterations", "communicator=naive", "device=cpu", "loss_scale=2", "transforms.train=[]",
+        "model=usernet:Sizes", "loss=mean_squared_error", "data=usernet:squares",
+    ]  # fmt: skip
+    with open("usernet.py", "a") as file:
+        file.write(SQUARES)
+    code, _, err = run("run.yaml", *words)
+    assert code == 0, err
+    log = lines("there/log.jsonl")
+    assert [entry["iteration"] for entry in log] == [2, 4, 6, 8, 9]
+    assert [entry["iteration"] for entry in log if "validation/main/loss" in entry] == [4, 8, 9]
+    assert log[-1]["epoch"] == 4  # 9 steps of 50 examples out of 100
+    assert sorted(p.name for p in Path("there").glob("snapshot*")) == ["snapshot_iter_6", "snapshot_iter_9"]
+    sizes = [line.split() for line in Path("sizes.txt").read_text().splitlines()]
+    assert [n for mode, n in sizes if mode == "train"] == ["50"] * 9
+    assert [n for mode, n in sizes if mode == "test"][-6:] == ["31", "29"] * 3  # 60 examples, three evaluations
+    saved = np.load("there/snapshot_iter_9")
+    weights = {k: saved[k] for k in saved if k.startswith("updater/model:main")}
+    assert {a.dtype.name for a in weights.values() if a.ndim} == {"float64"}
+    other = {}
+    for seed in (5, 6):
+        assert run("run.yaml", *words, f"seed={seed}", "out=again", "iterations=1")[0] == 0
+        again = np.load("again/snapshot_iter_1")
+        other[seed] = {k: again[k] for k in weights}
+    assert any((other[5][k] != other[6][k]).any() for k in weights)
+
+
+SQUARES = """
+
+class Sizes(dbrdist.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.linear = L.Linear(3, 2)
+
+    def forward(self, x):
+        with open("sizes.txt", "a") as file:
+            print("train" if dbrdist.config.train else "test", len(x), file=file)
+        return self.linear(x)
+
+
+def squares():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((160, 3)).astype(np.float32)
+    rows = [(v, np.array([v.sum(), v[0]], np.float32)) for v in x]
+    return rows[:100], rows[100:]
+"""
+
+
+# ---- nothing is left out --------------------------------------------------------------------------------------------
+
+
+def settings_of(annotation, found):
+    """All models below an annotation."""
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        if annotation not in found:
+            found.append(annotation)
+            for field in annotation.model_fields.values():
+                settings_of(field.annotation, found)
+    elif get_origin(annotation) in (Union, UnionType, Annotated, tuple):
+        for part in get_args(annotation):
+            settings_of(part, found)
+    return found
+
+
+def test_each_field_is_given_a_value_of_its_own_here():
+    """A reminder for whoever adds a field: its name, with a value, must stand in this file."""
+    text = Path(__file__).read_text()
+    models = settings_of(Config, [])
+    assert len(models) > 25
+    for model in models:
+        for key, field in model.model_fields.items():
+            if key in ("name", "args"):
+                continue
+            spoken = rf"\b{key}\b['\"]?\s*[:=.]"
+            assert re.search(spoken, text), f"{model.__name__}.{key} (default {field.default!r}) is tested nowhere here"
