@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import random
-from dbrdist.core.reporter import Reporter
+from dbrdist.core.reporter import Reporter, as_number
 from dbrdist.training.extension import as_extension
 from dbrdist.training.triggers import get_trigger
 
@@ -177,6 +178,10 @@ class Trainer:
         fresh = self._started_seconds is None
         state = serializer("random_state", np.array(random.get_state(), np.uint64))
         elapsed = serializer("_snapshot_elapsed_time", self._earlier_seconds if fresh else self.elapsed_time)
+        # The stop trigger has not seen the last step yet when a snapshot is taken: it asks first after a resume.
+        observed = {k: float(as_number(v)) for k, v in self.observation.items() if getattr(v, "ndim", 0) == 0}
+        observed = json.loads(str(serializer("observation", json.dumps(observed))))
         if serializer.is_loading:
+            self.observation = observed
             random.set_state(tuple(int(word) for word in state))
             self._earlier_seconds = float(elapsed)
