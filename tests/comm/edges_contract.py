@@ -125,6 +125,16 @@ def check_parameters_that_come_after_the_first_step(comm):
     assert model.long.W.is_initialized
 
 
+def check_parameters_that_come_between_two_steps(comm):
+    """A forward pass outside an update gives them shape: rank 0's values everywhere."""
+    model = Branches()
+    optimizer = create_multi_node_optimizer(optimizers.SGD(lr=0.1).setup(model), comm)
+    optimizer.update(model, np.ones((2, 3), np.float32))
+    model(np.ones((2, 5), np.float32))
+    for theirs in comm.allgather(model.long.W.array):
+        assert (theirs == model.long.W.array).all()
+
+
 def check_many_pieces(comm):
     """Called with pieces of 64 bytes: every verb that moves memory goes piece by piece, to the last."""
     big = np.arange(1001, dtype=np.float64) + comm.rank
