@@ -32,7 +32,7 @@ def chosen(condition: Array, a: Any, b: Any) -> Array:
     xp = get_array_module(condition)
     dtype = getattr(a, "dtype", None)
     if xp is np and condition.size >= _SELECT_ELEMENTS and dtype in _BITS and getattr(b, "dtype", None) == dtype:
-        return fused(_joined, condition, *(_bits_of(v) for v in (a, b))).view(dtype)
+        return fused(_joined, condition, _bits_of(a), _bits_of(b)).view(dtype)
     y = elementwise(xp.where, condition, a, b)
     if xp is not np and y.dtype.kind == "f":  # CuPy 14 has no bfloat16 here and chooses among float32
         narrow = [v.dtype for v in (a, b) if hasattr(v, "dtype")]
@@ -46,18 +46,17 @@ _BITS = {np.dtype(np.float32): np.dtype(np.int32), np.dtype(np.float64): np.dtyp
 
 def _bits_of(a: Any) -> Any:
     """An array or NumPy scalar as integers of its width."""
-    return np.asarray(a).view(_BITS[a.dtype])
+    return a.view(_BITS[a.dtype])
 
 
 def _joined(condition: Array, a: Array, b: Array) -> Array:
     mask = condition.astype(a.dtype)
     np.negative(mask, out=mask)  # all bits, or none
-    y = a & mask
-    np.invert(mask, out=mask)
-    if b.ndim or b:
-        mask &= b
-        y |= mask
-    return y
+    if not b.ndim and not b:
+        return a & mask
+    if not a.ndim and not a:
+        return b & np.invert(mask, out=mask)
+    return b ^ ((a ^ b) & mask)
 
 
 def are_images(x: Array) -> bool:

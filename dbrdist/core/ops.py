@@ -40,7 +40,7 @@ neg: Any = row("neg", np.negative, -1, "-x", kind="number")
 exp = row("exp", np.exp, lambda y: y, "e to the x, elementwise.")
 log = row("log", np.log, lambda gy, x: div(gy, x), "Natural logarithm, elementwise.", domain=(0.5, 2.0))
 sqrt = row("sqrt", np.sqrt, lambda gy, y: div(gy, mul(y, 2.0)), "Square root, elementwise.", domain=(0.5, 2.0))
-tanh = row("tanh", np.tanh, lambda y: sub(1.0, mul(y, y)), "Hyperbolic tangent, elementwise.")
+tanh = row("tanh", np.tanh, lambda y: sub(1.0, mul(y, y)), "Hyperbolic tangent, elementwise.", has_steps=True)
 absolute = row(
     "absolute",
     np.absolute,

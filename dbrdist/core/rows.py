@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import Array, elementwise, fused, is_floating
+from dbrdist.core.backend import Array, at_once, elementwise, fused, is_floating
 from dbrdist.core.checks import Operands
 from dbrdist.core.graph import FunctionNode
 from dbrdist.core.variable import Variable, as_variable
@@ -76,12 +76,14 @@ class Row:
         args: the names of the operands.
         kind: of type that operands have: ``float``, or ``number`` where integers are meant as well.
         domain: the values between which tests draw operands: a pair, or one for each operand.
-        numbers: the further arguments of the function, with their defaults (``...``: none).
+        numbers: the further arguments of the function, with their defaults.
+        has_steps: whether a derivative takes several passes over memory, so that large arrays are worked through block
+            by block; None: where the formula does.
     """
 
     def __init__(
         self, name: str, formula: Any, partials: tuple[Any, ...], doc: str, args: tuple[str, ...], kind: str,
-        domain: Any, numbers: dict[str, Any],
+        domain: Any, numbers: dict[str, Any], has_steps: bool | None,
     ) -> None:  # fmt: skip
         self.name = name
         self.formula = formula
@@ -101,6 +103,7 @@ class Row:
         self.keep_out = (0,) if "y" in needed - set(args) else ()
         self.kept_names = tuple(a for a in args if a in needed) + ("y",) * len(self.keep_out)
         self.runs_at_once = isinstance(formula, np.ufunc) and not numbers
+        self.has_steps = not self.runs_at_once if has_steps is None else has_steps
         self.node = type(name, (Elementwise,), {"row": self, "operands": self.operands, "__doc__": doc})
 
     def compute(self, xs: tuple[Any, ...], values: tuple[Any, ...]) -> Array:
@@ -168,16 +171,17 @@ class Elementwise(FunctionNode):
         def product(gy: Array, *kept: Array) -> Array:
             return partial.pull(gy, {**numbers, **dict(zip(names, kept))})
 
-        return fused(product, gy, *kept)
+        return fused(product, gy, *kept) if row.has_steps else at_once(product, gy, *kept)
 
 
 def row(
-    name: str, formula: Any, *rest: Any, args: str = "x", kind: str = "float", domain: Any = (-1.0, 1.0), **numbers: Any
-) -> Any:
+    name: str, formula: Any, *rest: Any, args: str = "x", kind: str = "float", domain: Any = (-1.0, 1.0),
+    has_steps: bool | None = None, **numbers: Any,
+) -> Any:  # fmt: skip
     """Declare a row, and return its primitive; see :class:`Row`. ``rest``: a derivative by each operand, and the
     docstring."""
     *partials, doc = rest
-    entry = Row(name, formula, tuple(partials), doc, tuple(args.split()), kind, domain, numbers)
+    entry = Row(name, formula, tuple(partials), doc, tuple(args.split()), kind, domain, numbers, has_steps)
     ROWS[name] = entry
     return _primitive_of(entry)
 

@@ -13,7 +13,7 @@ from dbrdist.core.checks import Operands, expected, floating
 from dbrdist.core.config import config
 from dbrdist.core.fusion import MaskedGradient, Pending
 from dbrdist.core.graph import FunctionNode, call, get_function_hooks
-from dbrdist.core.rows import function, public, together
+from dbrdist.core.rows import function, public, row, together
 from dbrdist.core.variable import Variable, as_array, as_variable
 from dbrdist.functions.math import max, minimum
 from dbrdist.kernels import relu_backward, relu_forward
@@ -227,14 +227,34 @@ def prelu(x: Any, W: Any) -> Any:
     return ops.where(x.array >= 0, x, ops.mul(x, slopes))
 
 
+_swish = row(
+    "swish",
+    lambda x, beta: x * (np.tanh(x * beta * 0.5) * 0.5 + 0.5),
+    lambda x, beta: _swish_slope(x, ops.mul(x, beta)),
+    lambda x, beta: ops.mul(ops.mul(x, x), _sigmoid_slope(ops.mul(x, beta))),
+    "x sigmoid(beta x), elementwise.",
+    args="x beta",
+)
+
+
+def _sigmoid_slope(z: Any) -> Any:
+    s = sigmoid.primitive(z)
+    return ops.mul(s, ops.sub(1.0, s))
+
+
+def _swish_slope(x: Any, z: Any) -> Any:
+    """d/dx of x s(z), z = beta x: s + z s (1 - s)."""
+    s = sigmoid.primitive(z)
+    return ops.mul(s, ops.add(ops.mul(z, ops.sub(1.0, s)), 1.0))
+
+
 def swish(x: Any, beta: Any) -> Any:
     """x sigmoid(beta x); the axes of beta are those of x from 1 on (Ramachandran et al. 2017)."""
     x, beta = together("swish", x=x, beta=beta)
     stop = 1 + beta.ndim
     if x.shape[1:stop] != beta.shape:
         raise expected("swish", "beta", f"the axes of x (shape {x.shape}) from 1 on", beta)
-    aligned = ops.reshape(beta, (1, *beta.shape, *(1,) * (x.ndim - stop)) if beta.shape else ())
-    return ops.mul(x, sigmoid(ops.mul(x, aligned)))
+    return _swish(x, ops.reshape(beta, (1, *beta.shape, *(1,) * (x.ndim - stop)) if beta.shape else ()))
 
 
 def crelu(x: Any, axis: int = 1) -> Any:

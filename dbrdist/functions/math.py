@@ -14,26 +14,30 @@ from dbrdist.core import ops
 from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module
 from dbrdist.core.checks import expected, floating
 from dbrdist.core.graph import FunctionNode
-from dbrdist.core.rows import function, public, together
+from dbrdist.core.rows import function, public, row, together
 from dbrdist.core.variable import Variable, as_array, as_variable
 
 # ---- elementary functions -------------------------------------------------------------------------------------------
 
 sin = function("sin", np.sin, lambda x: cos.primitive(x), "Sine, elementwise.")
 cos = function("cos", np.cos, lambda gy, x: ops.neg(ops.mul(gy, sin.primitive(x))), "Cosine, elementwise.")
-tan = function("tan", np.tan, lambda y: ops.add(ops.mul(y, y), 1.0), "Tangent, elementwise.")
+tan = function("tan", np.tan, lambda y: ops.add(ops.mul(y, y), 1.0), "Tangent, elementwise.", has_steps=True)
 sinh = function("sinh", np.sinh, lambda x: cosh.primitive(x), "Hyperbolic sine, elementwise.")
 cosh = function("cosh", np.cosh, lambda x: sinh.primitive(x), "Hyperbolic cosine, elementwise.")
 arcsin = function(
     "arcsin", np.arcsin, lambda gy, x: ops.div(gy, ops.sqrt(ops.sub(1.0, ops.mul(x, x)))),
-    "Inverse sine, elementwise, for -1 <= x <= 1.", domain=(-0.7, 0.7),
+    "Inverse sine, elementwise, for -1 <= x <= 1.", domain=(-0.7, 0.7), has_steps=True,
 )  # fmt: skip
 arccos = function(
     "arccos", np.arccos, lambda gy, x: ops.neg(ops.div(gy, ops.sqrt(ops.sub(1.0, ops.mul(x, x))))),
-    "Inverse cosine, elementwise, for -1 <= x <= 1.", domain=(-0.7, 0.7),
+    "Inverse cosine, elementwise, for -1 <= x <= 1.", domain=(-0.7, 0.7), has_steps=True,
 )  # fmt: skip
 arctan = function(
-    "arctan", np.arctan, lambda gy, x: ops.div(gy, ops.add(ops.mul(x, x), 1.0)), "Inverse tangent, elementwise."
+    "arctan",
+    np.arctan,
+    lambda gy, x: ops.div(gy, ops.add(ops.mul(x, x), 1.0)),
+    "Inverse tangent, elementwise.",
+    has_steps=True,
 )
 arctan2 = function(
     "arctan2",
@@ -43,10 +47,11 @@ arctan2 = function(
     "The angle of the point (x2, x1) in radians, from -pi to pi, elementwise.",
     args="x1 x2",
     domain=(0.5, 2.0),
+    has_steps=True,
 )
 arctanh = function(
     "arctanh", np.arctanh, lambda gy, x: ops.div(gy, ops.sub(1.0, ops.mul(x, x))),
-    "Inverse hyperbolic tangent, elementwise, for -1 < x < 1.", domain=(-0.7, 0.7),
+    "Inverse hyperbolic tangent, elementwise, for -1 < x < 1.", domain=(-0.7, 0.7), has_steps=True,
 )  # fmt: skip
 expm1 = function("expm1", np.expm1, lambda y: ops.add(y, 1.0), "exp(x) - 1, accurate near 0, elementwise.")
 log1p = function(
@@ -90,9 +95,9 @@ minimum = function(
     "The lesser of two arguments, elementwise, with broadcasting; equal elements give their gradient to x1.",
     args="x1 x2",
 )
-_clip = function(
+clipped = row(
     "clip",
-    lambda x, x_min, x_max: _clipped(x, x_min, x_max),
+    lambda x, x_min, x_max: _between_bounds(x, x_min, x_max),
     lambda gy, x, x_min, x_max: ops.where(_holds(_between, x, x_min, x_max), gy, 0.0),
     "x held between x_min and x_max, elementwise; None is no bound.",
     x_min=-0.9,
@@ -159,7 +164,7 @@ def _between(x: Array, low: Any, high: Any) -> Array:
     return inside if high is None else inside & (x <= high)
 
 
-def _clipped(x: Array, low: Any, high: Any) -> Array:
+def _between_bounds(x: Array, low: Any, high: Any) -> Array:
     if low is not None:
         x = np.maximum(x, x.dtype.type(low))
     return x if high is None else np.minimum(x, x.dtype.type(high))
@@ -171,7 +176,7 @@ def clip(x: Any, x_min: float | None, x_max: float | None) -> Any:
         raise expected("clip", "x_min, x_max", "at least one bound", "None and None")
     if x_min is not None and x_max is not None and x_min > x_max:
         raise expected("clip", "x_min", f"at most x_max = {x_max}", x_min)
-    return _clip(x, x_min, x_max)
+    return clipped.row.applied((x,), (x_min, x_max))
 
 
 def fmod(x: Any, divisor: Any) -> Any:
