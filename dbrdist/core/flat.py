@@ -149,16 +149,15 @@ def runs(params: Iterable[Parameter], key: Callable[[Parameter], Any] | None = N
         assert p.slot is not None
         arenas.setdefault(id(p.slot.arena), len(arenas))
     ordered = sorted(settled, key=lambda p: (arenas[id(p.slot.arena)], p.slot.index))  # type: ignore[union-attr]
-    out: list[Run] = []
-    stretch: list[Parameter] = []
+    stretches: list[list[Parameter]] = []
+    last_key = None
     for p in ordered:
-        if stretch and not (_follows(stretch[-1], p) and (key is None or key(stretch[-1]) == key(p))):
-            out.append(Run(stretch))
-            stretch = []
-        stretch.append(p)
-    if stretch:
-        out.append(Run(stretch))
-    return out
+        own_key = None if key is None else key(p)
+        if not stretches or own_key != last_key or not _follows(stretches[-1][-1], p):
+            stretches.append([])
+        stretches[-1].append(p)
+        last_key = own_key
+    return [Run(stretch) for stretch in stretches]
 
 
 def collect_gradients(params: Iterable[Parameter]) -> None:

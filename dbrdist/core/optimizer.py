@@ -17,6 +17,7 @@ from dbrdist.core.flat import Run
 from dbrdist.core.link import Link
 from dbrdist.core.parameter import Parameter
 from dbrdist.core.update_rule import FP32_PARAM, Hooks, Hyperparameter, UpdateRule, follow, joint_state
+from dbrdist.core.variable import VariableNode, assignments
 
 _MAX_LOSS_SCALE = 65504.0  # the largest float16
 
@@ -30,7 +31,7 @@ class _Part:
         self.leader = rules[0]
         self.places = [(p.node, p.node.view) for p in run.params]
         own = self.leader.hyperparam  # where it has no values of its own, the optimizer's are asked directly
-        self.hyperparam = own if own.own() or own.parent is None else own.parent
+        self.hyperparam = own if own.has_own or own.parent is None else own.parent
         self.state: list[Array] = []
         self.wide: Run | None = None  # the run in float32, where 16-bit parameters are updated there
         if self.leader.runs_flat:
@@ -245,6 +246,7 @@ class GradientMethod(Optimizer):
             setattr(self.hyperparam, name, value)
         self._in_fp32 = False
         self._parts: list[_Part] = []
+        self._nodes: list[VariableNode] = []
         self._watch: Watch | None = None
 
     def create_update_rule(self) -> UpdateRule:
@@ -260,7 +262,7 @@ class GradientMethod(Optimizer):
             p.update_rule.use_fp32_update(self._in_fp32)
         if all(p.is_initialized for p in params):
             flat.gather(params)
-        self._parts, self._watch = [], None
+        self._parts, self._nodes, self._watch = [], [], None
         return self
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
@@ -288,8 +290,9 @@ class GradientMethod(Optimizer):
 
     def _update_with_hooks(self) -> None:
         """Update from the gradients that are there, with hooks and a loss scale."""
-        assigned = [(p.node, p.node.assigned) for p in self.target.params()]
         parts = self._plan()
+        nodes, num_assigned = self._nodes, assignments[0]
+        assigned = [node.assigned for node in nodes]
         for part in parts:
             part.collect()
             part.begin(self._loss_scale)
@@ -309,8 +312,9 @@ class GradientMethod(Optimizer):
         if self._hooks.post:
             self.call_hooks("post")
         self.update_loss_scale()
-        for node, count in assigned:
-            node.assigned = count  # whatever a hook assigns belongs to the update
+        if assignments[0] != num_assigned:
+            for node, count in zip(nodes, assigned):
+                node.assigned = count  # whatever a hook assigns belongs to the update
 
     def _plan(self) -> list[_Part]:
         """The runs of the target and their rules; planned anew where one of its parameters, links or rules changed."""
@@ -322,6 +326,7 @@ class GradientMethod(Optimizer):
                 p.update_rule.fit(p)
             self._parts = [_Part(run, [p.update_rule for p in run.params]) for run in flat.runs(updated, _rule_key)]
             rules = [p.update_rule for p in ruled]
+            self._nodes = [p.node for p in everything]
             self._watch = Watch([*self.target.links(), *everything, *rules, *(r.hyperparam for r in rules)])
         return self._parts
 
@@ -331,12 +336,17 @@ class GradientMethod(Optimizer):
             yield part.joint
 
     def call_hook(self, hook: Any) -> None:
-        """Call one hook: on flat memory where it can (``hook.flat(run)``), else on each parameter or the optimizer."""
+        """Call one hook: on flat memory where it can (``hook.flat(run)``), else on each parameter or the optimizer.
+
+        A hook whose attribute ``keeps_zero`` is true leaves zeros of both values and gradients as they are.
+        """
         for_each = getattr(hook, "call_for_each_param", False)
+        keeps_zero = getattr(hook, "keeps_zero", False)
         if for_each and hasattr(hook, "flat"):
             for part in self._plan():
                 hook.flat(part.joint)
-                part.joint.clear_gaps()
+                if not keeps_zero:
+                    part.joint.clear_gaps()
                 part.narrow()
             return
         parts = self._plan()
@@ -348,7 +358,8 @@ class GradientMethod(Optimizer):
         else:
             hook(self)
         for part, gradients in zip(parts, shown):
-            part.joint.clear_gaps()
+            if not keeps_zero:
+                part.joint.clear_gaps()
             part.adopt(gradients)
 
     def use_fp32_update(self, flag: bool = True) -> None:
@@ -376,13 +387,13 @@ class GradientMethod(Optimizer):
         super().serialize(serializer)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_parts": [], "_watch": None}  # a plan's arrays are not those of a copy
+        return {**self.__dict__, "_parts": [], "_nodes": [], "_watch": None}  # a plan's arrays are not those of a copy
 
 
 def _rule_key(p: Parameter) -> Any:
     """Parameters with equal keys may be updated together."""
     rule = p.update_rule
-    alone = not rule.runs_flat or rule._hooks is not None or bool(rule.hyperparam.own())
+    alone = not rule.runs_flat or rule._hooks is not None or rule.hyperparam.has_own
     return id(rule) if alone else (type(rule), rule.t, id(rule.hyperparam.parent), rule.is_in_fp32(p))
 
 

@@ -109,6 +109,11 @@ class Hyperparameter:
         if self._parent is not None and name != "_changed_at":
             note_change(self)  # a rule with values of its own no longer runs with its neighbours
 
+    @property
+    def has_own(self) -> bool:
+        """Whether any value is set here."""
+        return len(self.__dict__) > 1 + ("_changed_at" in self.__dict__)
+
     def own(self) -> dict[str, Any]:
         """The values set here."""
         return {k: v for k, v in self.__dict__.items() if k not in ("_parent", "_changed_at")}

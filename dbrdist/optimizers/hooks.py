@@ -16,6 +16,7 @@ class WeightDecay:
     """Add ``rate`` times the parameter to its gradient; for one rule alone with ``rule.add_hook``."""
 
     name = "WeightDecay"
+    keeps_zero = True
     call_for_each_param = True
     timing = "pre"
 

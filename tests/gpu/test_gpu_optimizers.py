@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
-from support import is_on, put
+from support import assert_same, is_on, put
 
 import dbrdist
 from dbrdist import Parameter
@@ -179,3 +179,19 @@ def test_loss_scaling_leaves_out_a_step_with_infinity(device):
     net.p0.grad = device.xp.ones((3, 4), np.float32)
     optimizer.update()
     np.testing.assert_allclose(backend.to_cpu(net.p0.array), before - 1, rtol=1e-6)
+
+
+def test_gaps_between_parameters_stay_zero_where_a_gradient_is_nan(device):
+    """The norm is NaN, and so is zero times it; the next step must not find that between the parameters."""
+    net = link(np.float32).to_device(device)
+    optimizer = SGD(0.0).setup(net)
+    optimizer.add_hook(GradientClipping(1.0))
+    for value in (np.nan, 1.0):
+        for p in net.params():
+            p.grad = device.xp.full(p.shape, value, np.float32)
+        with np.errstate(invalid="ignore"):
+            optimizer.update()
+        (run,) = optimizer.runs()
+        assert run.gaps.size == 4 + 11 + 10
+        assert_same(device, run.grad[run.gaps], np.zeros(25, np.float32))
+        assert_same(device, run.data[run.gaps], np.zeros(25, np.float32))
