@@ -9,6 +9,7 @@ alike: frozen parameters and those with their own rules cut runs.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -49,15 +50,15 @@ class Arena:
 class Run:
     """A contiguous stretch of one arena: ``data`` and ``grad`` as 1-d views, and its parameters in order."""
 
-    __slots__ = ("_gaps", "arena", "data", "grad", "params", "start", "stop")
+    __slots__ = ("_gaps", "_layers", "arena", "data", "grad", "params", "start", "stop")
 
     def __init__(self, params: list[Parameter]) -> None:
         self.params = params
-        first, last = params[0].slot, params[-1].slot
-        assert first is not None and last is not None
-        self.arena: Arena = first.arena
-        self.start = first.start
-        self.stop = last.stop
+        slots = [p.slot for p in params if p.slot is not None]
+        self.arena: Arena = slots[0].arena
+        self.start = start = slots[0].start
+        self.stop = slots[-1].stop
+        self._layers = [(p, slice(slot.start - start, slot.stop - start)) for p, slot in zip(params, slots)]
         self.data: Array = self.arena.data[self.start : self.stop]  # the parameters, shape (size,)
         self.grad: Array = self.arena.grad[self.start : self.stop]  # the gradients; valid after collect_gradients
         self._gaps: Array = None
@@ -77,9 +78,8 @@ class Run:
     def gaps(self) -> Array:
         """The elements that belong to no parameter, as indexes, shape (count,), where the run lies."""
         if self._gaps is None:
-            ends = [where.stop for _, where in self.layers()]
-            starts = [where.start for _, where in self.layers()]
-            pieces = [np.arange(end, start) for end, start in zip(ends, starts[1:])]
+            places = [where for _, where in self._layers]
+            pieces = [np.arange(a.stop, b.start) for a, b in itertools.pairwise(places)]
             host = np.concatenate(pieces) if pieces else np.arange(0)
             self._gaps = to_device(host, device_of(self.data))
         return self._gaps
@@ -92,11 +92,7 @@ class Run:
 
     def layers(self) -> list[tuple[Parameter, slice]]:
         """Each parameter with its elements, counted from the start of the run."""
-        out = []
-        for p in self.params:
-            assert p.slot is not None
-            out.append((p, slice(p.slot.start - self.start, p.slot.stop - self.start)))
-        return out
+        return self._layers
 
 
 def unique(params: Iterable[Parameter]) -> list[Parameter]:

@@ -238,6 +238,9 @@ class GradientMethod(Optimizer):
     """An optimizer that updates from gradients. ``lr`` and its like are attributes and may change at any time."""
 
     rule_class: ClassVar[type[UpdateRule]]
+    _parts: list[_Part]  # the plan: runs of flat memory with their rules,
+    _nodes: list[VariableNode]  # the nodes of all parameters,
+    _watch: Watch | None  # and what tells whether it still holds
 
     def __init__(self, **hyperparams: Any) -> None:
         super().__init__()
@@ -245,9 +248,16 @@ class GradientMethod(Optimizer):
         for name, value in hyperparams.items():
             setattr(self.hyperparam, name, value)
         self._in_fp32 = False
-        self._parts: list[_Part] = []
-        self._nodes: list[VariableNode] = []
-        self._watch: Watch | None = None
+
+    @property
+    def target(self) -> Any:
+        """The link that is updated."""
+        return self._target
+
+    @target.setter
+    def target(self, link: Any) -> None:
+        self._target = link
+        self._parts, self._nodes, self._watch = [], [], None
 
     def create_update_rule(self) -> UpdateRule:
         """A rule for one parameter, which reads its hyperparameters here."""
@@ -262,7 +272,6 @@ class GradientMethod(Optimizer):
             p.update_rule.use_fp32_update(self._in_fp32)
         if all(p.is_initialized for p in params):
             flat.gather(params)
-        self._parts, self._nodes, self._watch = [], [], None
         return self
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:

@@ -378,25 +378,29 @@ class UpdateRule:
 
 
 class JointState:
-    """State arrays over a stretch of an arena, of which the states of the rules there are views."""
+    """State arrays over a stretch of an arena, of which the states of the rules there are views.
 
-    __slots__ = ("arrays", "run")
+    It knows no parameters: these know their rules, and rules it.
+    """
+
+    __slots__ = ("arena", "arrays", "start")
 
     def __init__(self, run: Run, rules: list[UpdateRule], names: tuple[str, ...]) -> None:
         """Bring the states of ``rules``, one for each parameter of ``run``, together."""
-        self.run = run
+        self.arena = run.arena
+        self.start = run.start
         self.arrays = {name: _join(run, rules, name) for name in names}
         for rule in rules:
             rule.joint = self
 
     def part(self, run: Run) -> dict[str, Array]:
         """The states of a run within the stretch."""
-        start = run.start - self.run.start
+        start = run.start - self.start
         return {name: a[start : start + run.size] for name, a in self.arrays.items()}
 
     def holds(self, run: Run, rules: list[UpdateRule], names: tuple[str, ...]) -> bool:
         """Whether the states of ``rules`` lie here already, as after a neighbour was frozen."""
-        if self.run.arena is not run.arena or tuple(self.arrays) != names:
+        if self.arena is not run.arena or tuple(self.arrays) != names:
             return False
         return all(
             rule.joint is self and all(_is_view(rule._state, name, a) for name, a in self.arrays.items())

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import gc
+import itertools
 import math
 import pickle
+import threading
+import weakref
 
 import numpy as np
 import pytest
-from flat_examples import Net, after, arrays, give, link_of
+from flat_examples import Net, after, arrays, assert_moved, give, link_of
 
 import dbrdist
 from dbrdist import Parameter, UpdateRule
-from dbrdist.core import flat
+from dbrdist.core import changes, flat
 from dbrdist.core.update_rule import Hyperparameter
 from dbrdist.optimizers import (
     LARS,
@@ -363,3 +367,110 @@ def test_copies_of_links_that_share_arrays_share_them_too(duplicate, num_updates
     one = duplicate(both[1])
     one.p0.array[...] = 9.0
     assert (both[0].p0.array == before).all()
+
+
+# ---- life and death, threads, processes -----------------------------------------------------------------------------
+
+
+def test_what_was_trained_dies_by_reference_count():
+    """Links, parameters, arenas and states are in no cycle: their memory is free once nobody holds them."""
+
+    def train():
+        net = Net()
+        optimizer = Adam().setup(net)
+        optimizer.add_hook(WeightDecay(0.1))
+        for enabled in (True, False, True):
+            net.a.update_rule.enabled = enabled
+            give(net)
+            optimizer.update()
+        shown = net.copy()
+        return [weakref.ref(x) for x in (net, net.z, net.z.slot.arena, optimizer, net.a.update_rule, shown, shown.z)]
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert [ref() for ref in train()] == [None] * 7
+    finally:
+        gc.enable()
+
+
+def test_a_plan_unpickled_elsewhere_still_holds(monkeypatch):
+    """Counts of changes are those of a process; what comes from another one must not look changed for ever."""
+    net = Net()
+    optimizer = Adam().setup(net)
+    for _ in range(3):
+        net.a.update_rule.enabled = not net.a.update_rule.enabled
+        give(net)
+        optimizer.update()
+    data = pickle.dumps(optimizer)
+    monkeypatch.setattr(changes, "_last", 0)
+    monkeypatch.setattr(changes, "_numbers", itertools.count(1))
+    again = pickle.loads(data)
+    other = SGD().setup(Net())
+    made = plans(monkeypatch)
+    for _ in range(3):
+        other.update()
+        other.target.a.update_rule.enabled = not other.target.a.update_rule.enabled  # a change elsewhere
+        give(again.target)
+        again.update()
+    assert len(made) == 1 + 3
+
+
+def test_threads_train_models_of_their_own():
+    def run(seed, out):
+        net = Net()
+        optimizer = Adam(alpha=0.01).setup(net)
+        for k in range(60):
+            give(net, 1.0 + seed)
+            optimizer.update()
+            if k % 7 == seed:
+                net.a.update_rule.enabled = not net.a.update_rule.enabled
+            if k % 11 == seed:
+                Parameter(np.ones(2))
+                net.m.array = np.full((3, 3), 0.5)
+        out[seed] = arrays(net)
+
+    alone, together = {}, {}
+    for seed in range(4):
+        run(seed, alone)
+    threads = [threading.Thread(target=run, args=(seed, together)) for seed in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for seed in range(4):
+        for name in alone[seed]:
+            np.testing.assert_array_equal(together[seed][name], alone[seed][name])
+
+
+@pytest.mark.parametrize("new", [np.zeros(3), np.zeros(1, np.float32)])
+def test_a_hook_may_give_a_parameter_another_shape_or_type(new):
+    """Its gradient was that of the old values: it is left out of this update and takes part in the next."""
+    net = Net()
+    optimizer = SGD(lr=1.0).setup(net)
+    optimizer.add_hook(lambda o: setattr(net.a, "array", new) if o.t == 0 else None, name="h")
+    give(net)
+    before = arrays(net)
+    optimizer.update()
+    np.testing.assert_array_equal(net.a.array, np.zeros_like(new))
+    np.testing.assert_array_equal(net.z.array, before["/z"] - 1.0)
+    net.cleargrads()
+    net.a.grad = np.ones_like(new)
+    optimizer.update()
+    np.testing.assert_array_equal(net.a.array, -np.ones_like(new))
+
+
+def test_a_target_that_is_replaced_is_updated_from_then_on():
+    first, second = Net(), Net()
+    optimizer = SGD(lr=1.0).setup(first)
+    give(first)
+    optimizer.update()
+    for p in second.params():
+        p.update_rule = optimizer.create_update_rule()
+    optimizer.target = second
+    before = arrays(first)
+    give(first)
+    give(second)
+    optimizer.update()
+    assert_moved(first, before, set())
+    assert second.a.array == [0.0]
