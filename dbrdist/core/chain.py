@@ -302,7 +302,7 @@ class Sequential(ChainList):
 
 
 def _copies(layers: Iterable[Any], mode: str) -> dict[int, Link]:
-    """A copy of each link by its id: what stands in several places does so in the copy."""
+    """A copy of each link by the id of the original, so that a link used in several places is copied once."""
     links = {id(layer): layer for layer in layers if isinstance(layer, Link)}
     return {key: link.copy(mode) for key, link in links.items()}
 

@@ -1,8 +1,8 @@
 """How a plan over flat memory learns that something it rests on has changed.
 
-A plan rests on links (which parameters there are), parameters (where they lie) and update rules. Each of them carries
-the number of its last change. A plan compares one count of all changes, and only where that has moved looks at the
-objects it rests on: a change elsewhere costs one look and invalidates nothing.
+A plan rests on links (which parameters there are), parameters (where they lie) and update rules. Each of these carries
+the number of its last change. A plan first compares the count of all changes; only if that has moved does it look at
+its own objects. A change elsewhere costs one such look and invalidates nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Flat memory: all parameters of one type and device in one contiguous array, and so their gradients.
+"""Flat memory: all parameters of one type and device in one contiguous array, and likewise their gradients.
 
 Packing, casting, reduction over ranks, clipping and updates are then each one pass over memory. An ``Arena`` is built
 by ``optimizer.setup`` where every parameter has a shape by then, else by the first update or reduction, in the order of
@@ -96,7 +96,7 @@ class Run:
 
 
 def unique(params: Iterable[Parameter]) -> list[Parameter]:
-    """``params`` without repetitions: a parameter may belong to several links."""
+    """``params`` without repetitions, since a parameter may belong to several links."""
     return list(dict.fromkeys(params))
 
 
@@ -120,7 +120,7 @@ def gather(params: Iterable[Parameter], allocate: Allocate = aligned_zeros) -> l
 
 
 def _settle(group: list[Parameter], allocate: Allocate) -> None:
-    """Give all of ``group`` a place; of parameters that share an array one brings it along, the others are guests."""
+    """Give each of ``group`` a place. Of those that share an array, the first brings it along, others are guests."""
     hosts, shared = [], set()
     for p in group:
         is_guest = id(p.peers) in shared or (p.slot is None and p.host() is not None)
@@ -140,7 +140,7 @@ def _settle(group: list[Parameter], allocate: Allocate) -> None:
 def runs(params: Iterable[Parameter], key: Callable[[Parameter], Any] | None = None) -> list[Run]:
     """Contiguous runs that cover all initialised parameters; neighbours with another ``key`` begin a new run."""
     settled = gather(params)
-    arenas: dict[int, int] = {}  # in the order in which the parameters name them: the same on every rank
+    arenas: dict[int, int] = {}  # in the order of the parameters, which is the same on every rank
     for p in settled:
         assert p.slot is not None
         arenas.setdefault(id(p.slot.arena), len(arenas))

@@ -46,7 +46,7 @@ class Link:
 
     @classmethod
     def from_params(cls, *args: Any, **kwargs: Any) -> Any:
-        """A link made from given parameters; links that offer it say which."""
+        """A link made from given parameters; only links that define it have it."""
         raise NotImplementedError(f"{cls.__name__} defines no from_params()")
 
     # ---- construction -----------------------------------------------------------------------------------------------

@@ -61,4 +61,4 @@ class _ThreadHooks(threading.local):
 
 
 thread = _ThreadHooks()
-seen: set[str] = set()  # the names of all hooks that any thread ever had: while it is empty nobody looks for them
+seen: set[str] = set()  # names of all hooks any thread ever had; while it is empty, calls skip the search

@@ -30,7 +30,7 @@ class _Part:
         self.rules = rules
         self.leader = rules[0]
         self.places = [(p.node, p.node.view) for p in run.params]
-        own = self.leader.hyperparam  # where it has no values of its own, the optimizer's are asked directly
+        own = self.leader.hyperparam  # without values of its own, skip it and read the optimizer's
         self.hyperparam = own if own.has_own or own.parent is None else own.parent
         self.state: list[Array] = []
         self.wide: Run | None = None  # the run in float32, where 16-bit parameters are updated there
@@ -50,7 +50,7 @@ class _Part:
         return self.run if self.wide is None else self.wide
 
     def begin(self, loss_scale: float | None) -> None:
-        """Bring the gradients where the update needs them, divided by the loss scale."""
+        """Prepare the gradients: widen them if the update runs in float32, and divide by the loss scale."""
         run, wide = self.run, self.wide
         self._follow_values()
         if wide is not None:
@@ -62,14 +62,14 @@ class _Part:
                 run.grad[...] = wide.grad
 
     def show(self) -> Array:
-        """A copy of the 16-bit gradients, which now say what those in float32 do; None without the latter."""
+        """A copy of the 16-bit gradients after bringing them up to date; None unless the update runs in float32."""
         if self.wide is None:
             return None
         self.run.grad[...] = self.wide.grad
         return self.run.grad.copy()
 
     def adopt(self, shown: Array) -> None:
-        """Take over what was changed in the 16-bit values, and in the 16-bit gradients since :meth:`show`."""
+        """Take over changes to the 16-bit values, and to the 16-bit gradients since :meth:`show`."""
         self._follow_values()
         if self.wide is not None:
             follow(self.wide.grad, self.run.grad, shown)
@@ -91,11 +91,11 @@ class _Part:
 
     @property
     def is_complete(self) -> bool:
-        """False once a hook took a gradient away, or put another in its place."""
+        """False once a hook has removed or replaced a gradient."""
         return all(node.gradient is view for node, view in self.places)
 
     def update(self, is_complete: bool) -> None:
-        """Update all parameters; ``is_complete`` says that no hook took a gradient away."""
+        """Update all parameters; ``is_complete`` says that no hook has removed a gradient."""
         if is_complete and self.is_plain:
             self.step(self.run)
         elif is_complete and self.wide is not None and self.leader._hooks is None:
@@ -107,7 +107,7 @@ class _Part:
                 rule.update(p)
 
     def step(self, run: Run) -> None:
-        """The rule, once for the whole run."""
+        """Apply the rule once to the whole run."""
         leader = self.leader
         t = leader.t + 1
         for rule in self.rules:
@@ -185,7 +185,7 @@ class Optimizer:
         self._was_unsafe = False
 
     def update_loss_scale(self) -> None:
-        """Adapt a dynamic loss scale to the verdict of :meth:`check_nan_in_grads`."""
+        """Adapt a dynamic loss scale to what :meth:`check_nan_in_grads` found."""
         if self._loss_scale_growth is None or self._loss_scale is None:
             return
         if not self._is_safe:
@@ -195,7 +195,7 @@ class Optimizer:
         self._loss_scale = max(1.0, min(_MAX_LOSS_SCALE, self._loss_scale * factor))
 
     def check_nan_in_grads(self) -> None:
-        """Where the loss scale is dynamic, find out whether gradients hold NaN or infinity; say which."""
+        """If the loss scale is dynamic, look for NaN and infinity in the gradients, and warn of them by name."""
         self._is_safe = True
         if self._loss_scale_growth is None:
             return
@@ -235,7 +235,7 @@ class Optimizer:
 
 
 class GradientMethod(Optimizer):
-    """An optimizer that updates from gradients. ``lr`` and its like are attributes and may change at any time."""
+    """An optimizer that uses gradients. Hyperparameters such as ``lr`` are attributes and may change at any time."""
 
     rule_class: ClassVar[type[UpdateRule]]
     _parts: list[_Part]  # the plan: runs of flat memory with their rules,
@@ -264,7 +264,7 @@ class GradientMethod(Optimizer):
         return self.rule_class(self.hyperparam)
 
     def setup(self, link: Link) -> GradientMethod:
-        """Take a link as the target, give each parameter a rule, and plan flat memory where every one has a shape."""
+        """Take a link as the target, give each parameter a rule, and build flat memory if all have their shapes."""
         super().setup(link)
         params = flat.unique(link.params())
         for p in params:
@@ -275,7 +275,7 @@ class GradientMethod(Optimizer):
         return self
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
-        """One step: with ``lossfun`` the gradients of ``lossfun(*args, **kwds)``, else those already there."""
+        """One step, with the gradients of ``lossfun(*args, **kwds)``, or without a ``lossfun`` those already there."""
         self._require_target()
         if lossfun is not None:
             loss = lossfun(*args, **kwds)
@@ -385,7 +385,7 @@ class GradientMethod(Optimizer):
             raise ValueError("use_cleargrads: gradients are always cleared before backward; False is not supported")
 
     def reallocate_cleared_grads(self) -> None:
-        """Fill gradients that did not arrive with zeros."""
+        """Fill missing gradients with zeros."""
         flat.collect_gradients(flat.gather(self.target.params()))
 
     def serialize(self, serializer: Any) -> None:

@@ -49,7 +49,7 @@ class Parameter(Variable):
     array and gradient are views into flat memory (``core.flat``):
 
     - Assigning an array of the same shape, type and device copies into the view. Any other array takes the parameter
-      out of flat memory until the next update, and an older gradient is forgotten.
+      out of flat memory until the next update, and its gradient is dropped.
     - ``grad`` is overwritten by the first backward after ``cleargrads``: to keep a gradient, copy it.
 
     Assigning new values between forward and backward makes backward raise where it needs the old ones. An update by an
@@ -89,7 +89,7 @@ class Parameter(Variable):
 
     @property
     def dtype(self) -> Any:
-        """The type of the array, or that which it will have."""
+        """The type of the array, or the type it will have."""
         if self._array is not None:
             return self._array.dtype
         return get_dtype(getattr(self.initializer, "dtype", None), map_mixed16=np.float32)
@@ -99,7 +99,7 @@ class Parameter(Variable):
         return None if self._array is None else self._array.shape
 
     def initialize(self, shape: Any) -> None:
-        """Fill an array of this shape with the initial values; a gradient is forgotten.
+        """Fill an array of this shape with initial values, and drop the gradient.
 
         A parameter that has an array already gets new values of the type that it has.
         """
@@ -130,7 +130,7 @@ class Parameter(Variable):
         return a
 
     def _take(self, a: Array) -> None:
-        """Use an array of one's own; a gradient of another shape, type or place is of no use any more."""
+        """Use ``a`` itself as the array, and drop a gradient of another shape, type or device."""
         if self.node.gradient is not None and not _alike(a, self.grad):
             self.node.gradient = None
         self._array = a
@@ -199,7 +199,7 @@ class Parameter(Variable):
             super().zerograd()
 
     def addgrad(self, var: Variable) -> None:
-        """Add another variable's gradient to this one's; a parameter without a shape takes the other's."""
+        """Add another variable's gradient to this one's; a parameter without a shape gets its shape from there."""
         g = var.grad
         if g is None:
             return
@@ -212,7 +212,7 @@ class Parameter(Variable):
         super().addgrad(var)
 
     def copydata(self, var: Variable) -> None:
-        """Copy another variable's values, of the same shape, into this parameter; its type and place stay."""
+        """Copy the values of another variable of the same shape; this parameter's type and device stay."""
         source = var.array
         if source is None:
             return
@@ -266,7 +266,7 @@ class Parameter(Variable):
         return [] if self.peers is None else [p for p in self.peers.members if p is not self]
 
     def __copy__(self) -> Parameter:
-        """Another parameter over the same array, with a gradient of its own, until one of both gets another array."""
+        """Another parameter over the same array, with its own gradient; they share until one gets another array."""
         new = Parameter.__new__(type(self))
         new.__setstate__({**self.__getstate__(), "grad": None, "peers": None})
         new.initializer = self.initializer
@@ -279,7 +279,7 @@ class Parameter(Variable):
         return new
 
     def anew(self) -> Parameter:
-        """A parameter of the same name, shape, type and place with initial values of its own."""
+        """A parameter of the same name, shape, type and device with new initial values."""
         if is_array(self.initializer):
             raise ValueError(
                 f"parameter {self.name}: mode 'init' needs an initializer, but the parameter was made from an array; "
@@ -296,7 +296,7 @@ class Parameter(Variable):
         return next((p for p in self._others() if p.slot is not None), None)
 
     def collect_gradient(self) -> None:
-        """Make the view in flat memory hold the gradient: zero where none arrived."""
+        """Copy the gradient into flat memory, or zeros if there is none."""
         node = self.node
         g, view = node.gradient, node.view
         if g is view:
@@ -326,7 +326,7 @@ class Parameter(Variable):
 
     @property
     def update_rule(self) -> Any:
-        """How an optimizer updates it; None where no optimizer has been set up."""
+        """How an optimizer updates it; None before one is set up."""
         return self._update_rule
 
     @update_rule.setter

@@ -2,8 +2,8 @@
 
 Philox 4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"; NumPy's ``Philox``) maps a key and a
 counter to random words. The key is (seed, purpose), the counter (draw, sub-stream, sample or iteration, epoch): never a
-rank, so that the same numbers come out whatever the number of ranks. :func:`set_seed` sets the seed, which is 0 where
-nobody does; ``numpy.random.seed`` has no effect on anything here.
+rank, so that the same numbers come out whatever the number of ranks. :func:`set_seed` sets the seed, which is 0 by
+default; ``numpy.random.seed`` has no effect on anything here.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _stream = Stream()
 
 
 def set_seed(seed: int) -> None:
-    """Start the numbers of this thread, and of threads that start later, from ``seed`` (0 where nobody says).
+    """Start the numbers of this thread, and of threads that start later, from ``seed`` (0 by default).
 
     Initial values, the orders of iterators made from here on without a seed of their own, and dropout follow from it.
     """
@@ -115,7 +115,7 @@ def next_initializer_generator() -> np.random.Generator:
 
 
 def next_iterator_seed(is_divided: bool) -> int:
-    """The seed of the next iterator that is given none: the run's own for the first, another for each one after it.
+    """The seed of the next iterator made without one: the run's own for the first, another for each after it.
 
     Iterators whose batches are divided over ranks are counted by themselves. Every rank makes all of those, so that
     their seeds agree, while only some may make others (a test set on rank 0, say).

@@ -26,7 +26,7 @@ _MAX_LENT = 256
 
 
 def pieces(a: Array) -> Iterator[slice]:
-    """Stretches of a 1-d array that stay in cache between the passes of a formula; on a GPU there is one."""
+    """Slices of a 1-d array that stay in cache between the passes of a formula; on a GPU a single one."""
     step = CHUNK_ELEMENTS if isinstance(a, np.ndarray) else max(a.size, 1)
     for i in range(0, a.size, step):
         yield slice(i, i + step)
@@ -54,7 +54,7 @@ _scratch = _Scratch()
 
 
 def workspace(like: Array) -> Array:
-    """Uninitialised memory like a 1-d array, valid until this thread asks again; for rules, which leave ``g`` alone."""
+    """Uninitialised memory like a 1-d array, for one term of a formula; valid until this thread asks again."""
     size = like.size
     if not isinstance(like, np.ndarray) or size > CHUNK_ELEMENTS:
         return empty(like.shape, like.dtype, like)
@@ -79,14 +79,14 @@ FP32_PARAM = "fp32_param"
 
 
 def follow(wide: Array, a: Array, before: Array) -> None:
-    """Take over into ``wide`` the elements of the 16-bit array ``a`` that are not what they were ``before``."""
+    """Copy into ``wide`` the elements of the 16-bit array ``a`` that differ from ``before``."""
     changed = a.view(np.uint16) != before.view(np.uint16)
-    if not isinstance(a, np.ndarray) or changed.any():  # a look at the result would wait for a GPU
+    if not isinstance(a, np.ndarray) or changed.any():  # looking at the result would wait for a GPU
         wide[...] = get_array_module(a).where(changed, a.astype(wide.dtype), wide)
 
 
 class Hyperparameter:
-    """Values of an optimizer, such as ``lr``; what a rule does not set itself it reads from its optimizer."""
+    """Values of an optimizer, such as ``lr``. A rule reads from its optimizer what it does not set itself."""
 
     _changed_at: int | None = None
 
@@ -95,7 +95,7 @@ class Hyperparameter:
 
     @property
     def parent(self) -> Hyperparameter | None:
-        """Where values come from that are not set here."""
+        """The source of values that are not set here."""
         return self._parent  # type: ignore[no-any-return]
 
     def __getattr__(self, name: str) -> Any:
@@ -159,7 +159,7 @@ class UpdateRule:
     """How one parameter is updated.
 
     A subclass names its state arrays in ``state_names`` and gives ``step``; or it overrides Chainer's ``init_state``
-    and ``update_core``, and is then called for one parameter after another.
+    and ``update_core``, and is then called for each parameter in turn.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ()
@@ -207,7 +207,7 @@ class UpdateRule:
             self._state[name] = zeros(param.shape, accumulation_dtype(param.dtype), param.array)
 
     def update_core(self, param: Parameter) -> None:
-        """Update one parameter alone; Chainer's ``update_core_cpu`` and ``update_core_gpu`` may stand in its place."""
+        """Update one parameter alone; Chainer's ``update_core_cpu`` and ``update_core_gpu`` may be overridden too."""
         (self.update_core_cpu if isinstance(param.array, np.ndarray) else self.update_core_gpu)(param)
 
     def update_core_cpu(self, param: Parameter) -> None:
@@ -227,7 +227,7 @@ class UpdateRule:
         self.step_run(self.hyperparam, self.t, run, [self._state[n].reshape(-1) for n in self.state_names])
 
     def _update_in_fp32(self, param: Parameter) -> None:
-        """Update one 16-bit parameter by way of its float32 copy."""
+        """Update one 16-bit parameter through its float32 copy."""
         assert self._state is not None
         master = self._state[FP32_PARAM]
         follow(master, param.array, master.astype(param.dtype))
@@ -271,7 +271,7 @@ class UpdateRule:
         """Update 16-bit parameters in float32: the state then holds them in float32, and each update rounds once.
 
         Without it, changes below half a unit in the last place of a 16-bit parameter are lost (Micikevicius et al.
-        2018, section 3.1). A float32 or float64 parameter is updated as ever.
+        2018, section 3.1). A float32 or float64 parameter is updated as usual.
         """
         if bool(flag) != self._in_fp32:
             self._in_fp32 = bool(flag)
@@ -280,7 +280,7 @@ class UpdateRule:
             note_change(self)
 
     def is_in_fp32(self, param: Parameter) -> bool:
-        """Whether the parameter is updated by way of a float32 copy."""
+        """Whether the parameter is updated through a float32 copy."""
         return self._in_fp32 and accumulation_dtype(param.dtype) != param.dtype
 
     def add_hook(self, hook: Any, name: str | None = None, timing: str = "auto") -> None:
@@ -303,7 +303,7 @@ class UpdateRule:
         return self._is_flat
 
     def fit(self, param: Parameter) -> None:
-        """Start anew where the state is that of another shape: the parameter has been initialised again."""
+        """Drop a state of another shape: the parameter has been initialised again."""
         state = self._state
         if state is not None and any(state[name].shape != param.shape for name in self.state_names):
             self._state, self.t = None, 0
@@ -365,7 +365,7 @@ class UpdateRule:
         return {**self.__dict__, "joint": None}  # a copy's state is its own
 
     def _entry_names(self) -> tuple[str, ...]:
-        """The names of the state; a rule with its own ``init_state`` is asked by way of a small parameter."""
+        """The names of the state; a rule with its own ``init_state`` is tried on a small parameter."""
         if type(self).init_state is UpdateRule.init_state:
             return self.state_names
         probe = copy.copy(self)
@@ -399,7 +399,7 @@ class JointState:
         return {name: a[start : start + run.size] for name, a in self.arrays.items()}
 
     def holds(self, run: Run, rules: list[UpdateRule], names: tuple[str, ...]) -> bool:
-        """Whether the states of ``rules`` lie here already, as after a neighbour was frozen."""
+        """Whether the states of ``rules`` are here already, as after a neighbour was frozen."""
         if self.arena is not run.arena or tuple(self.arrays) != names:
             return False
         return all(
@@ -425,7 +425,7 @@ def _is_view(state: dict[str, Any] | None, name: str, whole: Array) -> bool:
 
 
 def joint_state(run: Run, rules: list[UpdateRule], names: tuple[str, ...]) -> dict[str, Array]:
-    """By name one array over the whole run, of which the states of its rules are views; made where there is none."""
+    """Arrays over the whole run, by name, of which the states of its rules are views; made if need be."""
     joint = rules[0].joint
     if joint is None or not joint.holds(run, rules, names):
         joint = JointState(run, rules, names)

@@ -60,7 +60,7 @@ class Classifier(Chain):
             if key not in kwargs:
                 raise ValueError(f"Classifier: expected a label as keyword {key!r}, got keywords {sorted(kwargs)}")
             t = kwargs.pop(key)
-        self.y = self.loss = self.accuracy = None  # let go of the last graph before the next one grows
+        self.y = self.loss = self.accuracy = None  # free the last graph before the next one is built
         self.y = self.predictor(*args, **kwargs)
         self.loss = self.lossfun(self.y, t)
         report({"loss": self.loss}, self)

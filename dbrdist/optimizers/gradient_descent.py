@@ -41,7 +41,7 @@ class MomentumSGDRule(UpdateRule):
         (v,) = state
         w = workspace(g)
         momentum, lr = hp.momentum, hp.lr
-        if isinstance(v, np.ndarray):  # CuPy takes Python's numbers, and no arrays of the host
+        if isinstance(v, np.ndarray):  # CuPy takes Python numbers, but no host arrays
             momentum, lr = number(momentum, v.dtype), number(lr, v.dtype)
         v *= momentum
         v -= np.multiply(g, lr, w)
@@ -74,7 +74,7 @@ class CorrectedMomentumSGDRule(UpdateRule):
 
 
 class CorrectedMomentumSGD(GradientMethod):
-    """SGD with momentum whose buffer is free of the learning rate, v <- momentum v - g; p <- p + lr v.
+    """SGD with momentum whose buffer does not contain the learning rate, v <- momentum v - g; p <- p + lr v.
 
     When lr changes, no momentum correction is needed (Goyal et al. 2017, equation 9).
     """

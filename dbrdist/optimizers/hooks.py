@@ -52,7 +52,7 @@ class GradientClipping:
             rate: Any = self.threshold / math.sqrt(total) if total > 0 else 1.0
             if rate >= 1:
                 return
-        else:  # on a GPU one pass more costs less than waiting for the number
+        else:  # on a GPU, one more pass costs less than waiting for the number
             rate = np.minimum(self.threshold / np.sqrt(total), 1.0)
         for run in runs:
             g = run.grad
