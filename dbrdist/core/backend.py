@@ -439,7 +439,8 @@ def to_device(a: Array, device: Device) -> Array:
     is_there = isinstance(a, cupy.ndarray)
     if is_there and a.device.id == device.index:
         return a
-    memory = _memory_of(channels_last(a)) if a.ndim == 4 else a
+    with cupy.cuda.Device(a.device.id if is_there else device.index):  # a kernel runs where its array lies
+        memory = _memory_of(channels_last(a)) if a.ndim == 4 else a
     with cupy.cuda.Device(device.index):
         there = memory.copy() if is_there else cupy.asarray(memory, order="C")  # asarray leaves it on another GPU
     return there.transpose(0, 3, 1, 2) if a.ndim == 4 else there

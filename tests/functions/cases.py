@@ -376,4 +376,11 @@ CASES = [
     *CONVOLUTION, *POOLING, *NORMALIZATION,
 ]  # fmt: skip
 ROWS = [(case, shapes) for case in CASES for shapes in case.shapes]
-IDS = [f"{case.name}-{'-'.join('x'.join(map(str, s)) or '0d' for s in shapes)}" for case, shapes in ROWS]
+
+
+def ids_of(rows: list[tuple[Case, Any]]) -> list[str]:
+    """Names of tests: the case and its shapes."""
+    return [f"{case.name}-{'-'.join('x'.join(map(str, s)) or '0d' for s in shapes)}" for case, shapes in rows]
+
+
+IDS = ids_of(ROWS)

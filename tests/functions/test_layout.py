@@ -6,7 +6,7 @@ backend for memory, or works on N H W C views, keeps the layout there.
 
 import numpy as np
 import pytest
-from cases import CASES
+from cases import CASES, ids_of
 
 from dbrdist import Variable, backward, kernels
 from dbrdist import functions as F
@@ -143,7 +143,7 @@ ROWS = [
     for shapes in case.shapes
     if case.name not in VIEWS and any(len(s) == 4 and min(s) > 1 for s in shapes)
 ]
-IDS = [f"{case.name}-{'-'.join('x'.join(map(str, s)) or '0d' for s in shapes)}" for case, shapes in ROWS]
+IDS = ids_of(ROWS)
 
 
 @pytest.mark.parametrize("case, shapes", ROWS, ids=IDS)

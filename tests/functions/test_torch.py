@@ -9,7 +9,7 @@ import os
 
 import numpy as np
 import pytest
-from cases import CASES, labels, mask, probabilities, weights_of_classes
+from cases import CASES, ids_of, labels, mask, probabilities, weights_of_classes
 
 from dbrdist import Variable, backward
 
@@ -215,7 +215,7 @@ ROWS = [
     for shapes in case.shapes
     if not (case.name == "mean_squared_error" and 0 in shapes[0])
 ]
-IDS = [f"{case.name}-{'-'.join('x'.join(map(str, s)) or '0d' for s in shapes)}" for case, shapes in ROWS]
+IDS = ids_of(ROWS)
 
 
 def test_each_peer_has_its_row():

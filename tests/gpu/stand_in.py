@@ -1,32 +1,69 @@
 """A module that stands for CuPy where there is no GPU: what CuPy refuses, it refuses.
 
-Its arrays lie in host memory but are no NumPy arrays. They do not mix with NumPy arrays, have only CuPy's functions and
-methods with CuPy's arguments, allocate in C order, give 0-d arrays where NumPy gives scalars, and count what waits for
-the device. It shows that code is written for CuPy, not that CuPy computes the same numbers. The rules were read in
-the sources of CuPy 14.2; ``test_stand_in.py`` compares names with CuPy where that can be imported.
+Its arrays lie in host memory but are no NumPy arrays. They do not mix with NumPy arrays or with those of another device
+(there are two, and each array knows its own), have only CuPy's functions and methods with CuPy's arguments, allocate in
+C order, give 0-d arrays where NumPy gives scalars, and count what waits for the device. Fresh memory holds NaN, and
+integer arrays as indices wrap around. It shows that code is written for CuPy, not that CuPy computes the same numbers.
+The rules were read in the sources of CuPy 14.2; ``test_stand_in.py`` compares names and arguments with CuPy where that
+can be imported.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import threading
 import types
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-# Functions of the module that take and give arrays.
-FUNCTIONS = (
-    "all", "any", "arange", "argmax", "argmin", "argsort", "array_equal", "broadcast_to", "clip", "concatenate", "dot",
-    "empty", "empty_like", "expand_dims", "eye", "full", "full_like", "isfinite", "isnan", "linspace", "matmul", "mean",
-    "ones", "ones_like", "prod", "stack", "std", "sum", "transpose", "where", "zeros", "zeros_like", "max", "min",
-)  # fmt: skip
-METHODS = (
-    "all", "any", "argmax", "argmin", "argsort", "clip", "copy", "cumsum", "dot", "fill", "max", "mean", "min",
-    "prod", "ravel", "repeat", "reshape", "squeeze", "std", "sum", "swapaxes", "take", "transpose", "var", "view",
-)  # fmt: skip
+NUM_DEVICES = 2
+_REDUCTION = "axis=None, dtype=None, out=None, keepdims=False"
+_EXTREMUM = "axis=None, out=None, keepdims=False"
+_LIKE = "a, dtype=None, order='K', subok=None, shape=None"
+# Functions of the module that take and give arrays, with CuPy's arguments.
+FUNCTIONS = {
+    "all": f"a, {_EXTREMUM}", "any": f"a, {_EXTREMUM}", "max": f"a, {_EXTREMUM}", "min": f"a, {_EXTREMUM}",
+    "argmax": f"a, {_REDUCTION}", "argmin": f"a, {_REDUCTION}", "argsort": "a, axis=-1, kind=None",
+    "sum": f"a, {_REDUCTION}", "mean": f"a, {_REDUCTION}", "prod": f"a, {_REDUCTION}",
+    "std": "a, axis=None, dtype=None, out=None, ddof=0, keepdims=False",
+    "arange": "start, stop=None, step=1, dtype=None",
+    "linspace": "start, stop, num=50, endpoint=True, retstep=False, dtype=None, axis=0",
+    "array_equal": "a1, a2, equal_nan=False", "broadcast_to": "array, shape", "clip": "a, a_min, a_max, out=None",
+    "concatenate": "tup, axis=0, out=None, *, dtype=None, casting='same_kind'",
+    "stack": "tup, axis=0, out=None, *, dtype=None, casting='same_kind'",
+    "dot": "a, b, out=None", "matmul": "a, b, /, out=None, *, casting='same_kind', dtype=None",
+    "empty": "shape, dtype=float, order='C'", "ones": "shape, dtype=float, order='C'",
+    "zeros": "shape, dtype=float, order='C'", "full": "shape, fill_value, dtype=None, order='C'",
+    "empty_like": _LIKE.replace("a,", "prototype,"), "ones_like": _LIKE, "zeros_like": _LIKE,
+    "full_like": _LIKE.replace("a,", "a, fill_value,"), "eye": "N, M=None, k=0, dtype=float, order='C'",
+    "expand_dims": "a, axis", "transpose": "a, axes=None", "where": "condition, x=None, y=None",
+    "isfinite": "x, /, out=None, *, casting='same_kind', dtype=None",
+    "isnan": "x, /, out=None, *, casting='same_kind', dtype=None",
+}  # fmt: skip
+METHODS = {
+    "all": _EXTREMUM, "any": _EXTREMUM, "max": _EXTREMUM, "min": _EXTREMUM,
+    "argmax": "axis=None, out=None, dtype=None, keepdims=False",
+    "argmin": "axis=None, out=None, dtype=None, keepdims=False",
+    "sum": _REDUCTION, "mean": _REDUCTION, "prod": _REDUCTION, "cumsum": "axis=None, dtype=None, out=None",
+    "std": "axis=None, dtype=None, out=None, ddof=0, keepdims=False",
+    "var": "axis=None, dtype=None, out=None, ddof=0, keepdims=False",
+    "argsort": "axis=-1, kind=None", "clip": "min=None, max=None, out=None", "copy": "order='C'", "fill": "value",
+    "ravel": "order='C'", "repeat": "repeats, axis=None", "reshape": "*shape, order='C', copy=None",
+    "squeeze": "axis=None", "swapaxes": "axis1, axis2", "take": "indices, axis=None, out=None", "transpose": "*axes",
+    "view": "dtype=None, type=None",
+}  # fmt: skip
+SIGNATURES = {name: inspect.signature(eval(f"lambda {text}: None")) for name, text in FUNCTIONS.items()}
+METHOD_SIGNATURES = {name: inspect.signature(eval(f"lambda {text}: None")) for name, text in METHODS.items()}
 ATTRIBUTES = ("dtype", "itemsize", "nbytes", "ndim", "shape", "size", "strides")
-KEEPS_ORDER = ("broadcast_to", "copy", "ravel", "reshape", "squeeze", "swapaxes", "transpose", "view", "expand_dims")
+VIEWS = ("broadcast_to", "ravel", "reshape", "squeeze", "swapaxes", "transpose", "view", "expand_dims")
+KEEPS_ORDER = (*VIEWS, "copy")
+# The ufuncs with ``at`` and those with ``reduce``; the arguments of a call.
+SCATTERS = ("add", "subtract", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor")
+REDUCES = ("add", "multiply")
+UFUNC_ARGUMENTS = {"out", "dtype", "casting"}
 # NumPy's ufuncs that CuPy 14.2 lacks.
 MISSING = ("bitwise_count", "float_power", "isnat", "matvec", "spacing", "vecdot", "vecmat")
 WIDENS = ("where", "clip")  # for want of a loop for bfloat16
@@ -50,18 +87,47 @@ class Waits:
 waits = Waits()
 
 
-def _wrap(a: Any, keeps_order: bool = False) -> Any:
+class _Current(threading.local):
+    device = 0
+
+
+_current = _Current()
+
+
+class Flags(NamedTuple):
+    """What CuPy's arrays say of their memory; nothing of it can be set."""
+
+    c_contiguous: bool
+    f_contiguous: bool
+    owndata: bool
+
+
+def _fresh(a: np.ndarray) -> np.ndarray:
+    """Fills memory that nobody has written yet with what shows."""
+    if a.dtype.kind in "iu":
+        a.fill(np.iinfo(a.dtype).max)
+    elif a.dtype.kind != "b":
+        a.fill(np.nan)
+    return a
+
+
+def _wrap(a: Any, keeps_order: bool = False, device: int | None = None) -> Any:
     if isinstance(a, (tuple, list)):
-        return type(a)(_wrap(v, keeps_order) for v in a)
+        return type(a)(_wrap(v, keeps_order, device) for v in a)
     if not isinstance(a, (np.ndarray, np.generic)):
         return a
     a = np.asarray(a)
-    return ndarray(a if keeps_order or a.flags.c_contiguous else np.ascontiguousarray(a))
+    return ndarray(a if keeps_order or a.flags.c_contiguous else np.ascontiguousarray(a), device)
 
 
 def _plain(x: Any) -> Any:
-    """The host's array behind a device array; NumPy arrays are refused, as by CuPy's kernels."""
+    """The host's array behind a device array; those of NumPy and of other devices are refused, as by CuPy's kernels."""
     if isinstance(x, ndarray):
+        if x.device_id != _current.device:
+            raise ValueError(
+                f"Array device must be same as the current device: array device = {x.device_id} while current = "
+                f"{_current.device}"
+            )
         return x.host
     if isinstance(x, np.ndarray):
         raise TypeError("Unsupported type <class 'numpy.ndarray'>")
@@ -70,23 +136,38 @@ def _plain(x: Any) -> Any:
     return x
 
 
-def _index(slices: Any) -> Any:
-    """Indices may be lists and NumPy arrays, too."""
-    parts = slices if isinstance(slices, tuple) else (slices,)
-    plain = tuple(p.host if isinstance(p, ndarray) else p for p in parts)
-    return plain if isinstance(slices, tuple) else plain[0]
+def _index(slices: Any, shape: tuple[int, ...]) -> Any:
+    """Indices may be lists and NumPy arrays, too; arrays of integers wrap around, as CuPy looks at no bounds."""
+    is_tuple = isinstance(slices, tuple)
+    parts = [p.host if isinstance(p, ndarray) else p for p in (slices if is_tuple else (slices,))]
+    axes = sum(np.ndim(p) if _is_mask(p) else p is not None and p is not Ellipsis for p in parts)
+    plain, axis = [], 0
+    for p in parts:
+        if p is Ellipsis:
+            axis += len(shape) - axes
+        elif p is not None:
+            if isinstance(p, (list, np.ndarray)) and np.ndim(p) and not _is_mask(p) and np.size(p):
+                p = np.asarray(p) % max(shape[axis], 1)
+            axis += np.ndim(p) if _is_mask(p) else 1
+        plain.append(p)
+    return tuple(plain) if is_tuple else plain[0]
+
+
+def _is_mask(p: Any) -> bool:
+    return isinstance(p, (np.ndarray, list)) and np.asarray(p).dtype == bool
 
 
 def _masks(slices: Any) -> bool:
     parts = slices if isinstance(slices, tuple) else (slices,)
-    return any(np.asarray(p).dtype == bool for p in _index(parts) if isinstance(p, (np.ndarray, list)))
+    return any(_is_mask(p.host if isinstance(p, ndarray) else p) for p in parts)
 
 
 class ndarray:
     """An array on the device."""
 
-    def __init__(self, host: np.ndarray) -> None:
+    def __init__(self, host: np.ndarray, device: int | None = None) -> None:
         self.host = host
+        self.device_id = _current.device if device is None else device
 
     def __getattr__(self, name: str) -> Any:
         if name in ATTRIBUTES:
@@ -96,7 +177,14 @@ class ndarray:
         method = getattr(self.host, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            METHOD_SIGNATURES[name].bind(*args, **kwargs)
             out = kwargs.get("out")
+            if name in VIEWS:
+                return _wrap(method(*args, **kwargs), True, self.device_id)
+            if name == "take":
+                kwargs["mode"] = "wrap"
+            if name != "copy":  # which brings the array to the current device
+                _plain(self)
             result = method(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
             return out if out is not None else _wrap(result, name in KEEPS_ORDER)
 
@@ -104,15 +192,16 @@ class ndarray:
 
     @property
     def T(self) -> ndarray:
-        return ndarray(self.host.T)
+        return ndarray(self.host.T, self.device_id)
 
     @property
-    def flags(self) -> Any:
-        return self.host.flags
+    def flags(self) -> Flags:
+        flags = self.host.flags
+        return Flags(flags.c_contiguous, flags.f_contiguous, flags.owndata)
 
     @property
-    def device(self) -> Any:
-        return types.SimpleNamespace(id=0)
+    def device(self) -> _Device:
+        return _Device(self.device_id)
 
     @property
     def data(self) -> Any:
@@ -123,16 +212,16 @@ class ndarray:
         self, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None, copy: bool = True
     ) -> ndarray:
         assert casting is None and subok is None, "CuPy supports neither casting nor subok"
-        return self if not copy and self.host.dtype == dtype else ndarray(self.host.astype(dtype, order))
+        return self if not copy and self.host.dtype == dtype else ndarray(_plain(self).astype(dtype, order))
 
     def dot(self, b: ndarray, out: ndarray | None = None) -> ndarray:
         if not isinstance(b, ndarray):
             raise TypeError(f"Argument 'b' has incorrect type (expected an array on the device, got {type(b)})")
         if out is None:
-            return _wrap(self.host.dot(b.host))
+            return _wrap(_plain(self).dot(_plain(b)))
         if out.dtype != np.result_type(self.dtype, b.dtype) or not out.host.flags.c_contiguous:
             raise ValueError("Not supported dtype combination.")
-        self.host.dot(b.host, out.host)
+        _plain(self).dot(_plain(b), _plain(out))
         return out
 
     # what waits for the device
@@ -182,10 +271,10 @@ class ndarray:
         return _from_host, (self.get(),)
 
     def __deepcopy__(self, memo: Any) -> ndarray:
-        return ndarray(self.host.copy())
+        return ndarray(self.host.copy(), self.device_id)
 
     def __copy__(self) -> ndarray:
-        return ndarray(self.host.copy())
+        return ndarray(self.host.copy(), self.device_id)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
@@ -201,8 +290,8 @@ class ndarray:
     def __getitem__(self, slices: Any) -> ndarray:
         if _masks(slices):
             waits.declare()  # for the number of elements
-        a = self.host[_index(slices)]
-        return ndarray(np.asarray(a) if isinstance(a, np.generic) else a)
+        a = self.host[_index(slices, self.shape)]
+        return ndarray(np.asarray(a) if isinstance(a, np.generic) else a, self.device_id)
 
     def __setitem__(self, slices: Any, value: Any) -> None:
         if isinstance(value, np.ndarray) and value.ndim:
@@ -211,7 +300,8 @@ class ndarray:
                 raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
         if _masks(slices) and isinstance(value, ndarray):
             waits.declare()
-        self.host[_index(slices)] = value.host if isinstance(value, ndarray) else value
+        host = _plain(self)
+        host[_index(slices, self.shape)] = _plain(value) if isinstance(value, ndarray) else value
 
     # NumPy's protocols
 
@@ -221,8 +311,15 @@ class ndarray:
         if ufunc.__name__ in COMPARISONS:
             inputs = tuple(x.item() if isinstance(x, np.ndarray) and x.ndim == 0 else x for x in inputs)
         if method == "at":
-            np.add.at(_plain(inputs[0]), _index(inputs[1]), _plain(inputs[2]))
+            if ufunc.__name__ not in SCATTERS:
+                raise NotImplementedError(f"`{ufunc.__name__}.at` is not supported yet")
+            ufunc.at(_plain(inputs[0]), _index(inputs[1], inputs[0].shape), *map(_plain, inputs[2:]))
             return None
+        if method == "reduce" and ufunc.__name__ not in REDUCES:
+            raise NotImplementedError(f"`{ufunc.__name__}.reduce` is not supported yet")
+        unknown = set(kwargs) - (UFUNC_ARGUMENTS | ({"axis", "keepdims"} if method == "reduce" else set()))
+        if unknown:
+            raise TypeError(f"Wrong arguments {sorted(unknown)}")
         out = kwargs.pop("out", None)
         plain = [_plain(x) for x in inputs]
         if out is not None:
@@ -286,21 +383,29 @@ def as_strided(x: ndarray, shape: Any = None, strides: Any = None) -> ndarray:
     """As CuPy's, within the memory that belongs to ``x``."""
     view = np.lib.stride_tricks.as_strided(x.host, shape, strides)
     assert view.size == 0 or byte_bounds(view)[1] <= byte_bounds(x.host)[1], "beyond the end of the memory"
-    return ndarray(view)
+    return ndarray(view, x.device_id)
 
 
 class _Device:
-    def __init__(self, id: int = 0) -> None:
-        self.id = id
+    """A device of the machine; as a context, the current one."""
+
+    def __init__(self, id: int | None = None) -> None:
+        self.id = _current.device if id is None else id
+        if not 0 <= self.id < NUM_DEVICES:
+            raise RuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+        self.before: list[int] = []
 
     def __enter__(self) -> _Device:
+        self.before.append(_current.device)
+        _current.device = self.id
         return self
 
     def __exit__(self, *exc: object) -> None:
-        pass
+        _current.device = self.before.pop()
 
     def use(self) -> None:
-        """There is one device."""
+        """Make it the thread's current device."""
+        _current.device = self.id
 
     def synchronize(self) -> None:
         """Everything is done already."""
@@ -310,9 +415,14 @@ def _function(name: str) -> Any:
     numpy_function = getattr(np, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        SIGNATURES[name].bind(*args, **kwargs)
         out = kwargs.get("out")
+        if name in VIEWS:
+            return _wrap(numpy_function(args[0].host, *args[1:], **kwargs), True, args[0].device_id)
         with np.errstate(all="ignore"):
             result = numpy_function(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
+        if name in ("empty", "empty_like"):
+            _fresh(result)
         if name == "array_equal":
             result = np.asarray(result)
         if name in WIDENS and result.dtype.name == "bfloat16":
@@ -329,7 +439,7 @@ def _make() -> Any:
     m.ascontiguousarray = lambda a, dtype=None: _wrap(_plain(a).astype(dtype or a.dtype, copy=False))
     m.asnumpy = lambda a: a.get() if isinstance(a, ndarray) else np.asarray(a)
     m.cuda = types.SimpleNamespace(
-        Device=_Device, is_available=lambda: True, runtime=types.SimpleNamespace(getDeviceCount=lambda: 1)
+        Device=_Device, is_available=lambda: True, runtime=types.SimpleNamespace(getDeviceCount=lambda: NUM_DEVICES)
     )
     m.lib = types.SimpleNamespace(stride_tricks=types.SimpleNamespace(as_strided=as_strided))
     for name in FUNCTIONS:

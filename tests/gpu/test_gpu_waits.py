@@ -11,6 +11,7 @@ from support import put
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist.core import reporter
+from dbrdist.core.backend import as_dtype
 from dbrdist.core.chain import Sequential
 from dbrdist.models import LeNet
 from dbrdist.models.resnet import ResNet20
@@ -74,3 +75,27 @@ def test_what_waits_is_found(device, no_waits, on, xp):
         pytest.skip("nothing waits on the host")
     with pytest.raises(RuntimeError), no_waits():
         float(xp.ones(()))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_updates_in_float32(dtype, device, no_waits, xp):
+    """With a hook in Chainer's form too, after which the 16-bit values are compared with those before."""
+
+    def looks(rule, p):
+        pass
+
+    looks.call_for_each_param = True
+    net = L.Linear(6, 3).to_device(device)
+    for p in net.params():
+        p.array = p.array.astype(as_dtype(dtype))
+    optimizer = MomentumSGD().setup(net)
+    optimizer.use_fp32_update()
+    optimizer.add_hook(looks, name="looks")
+    optimizer.add_hook(WeightDecay(1e-4))
+    for p in net.params():
+        p.grad = xp.ones(p.shape, p.dtype)
+    optimizer.update()
+    with no_waits():
+        for p in net.params():
+            p.grad = xp.ones(p.shape, p.dtype)
+        optimizer.update()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 import stand_in
 
@@ -40,3 +43,34 @@ def test_types(name, cupy):
     for letter in "eEfd":
         results = [out for arguments, out in types if set(arguments) == {letter}]
         assert results and results[0] in (letter, "?")
+
+
+def parameters(signature):
+    return [p for p in signature.parameters if p not in ("self", "args", "kwargs")]
+
+
+@pytest.mark.parametrize("name", stand_in.FUNCTIONS)
+def test_arguments_of_functions(name, cupy):
+    """In CuPy's order, with none that CuPy lacks."""
+    function = getattr(cupy, name)
+    if isinstance(function, cupy.ufunc) or name == "matmul":
+        pytest.skip("a ufunc, which takes out, casting and dtype")
+    theirs = parameters(inspect.signature(function))
+    assert parameters(stand_in.SIGNATURES[name]) == theirs
+
+
+@pytest.mark.parametrize("name", stand_in.METHODS)
+def test_arguments_of_methods(name, cupy):
+    first = (getattr(cupy.ndarray, name).__doc__ or "").splitlines()[0]
+    found = re.search(r"\(self,? ?(.*)\)", first)
+    if found is None:
+        pytest.skip(f"CuPy does not say its arguments: {first!r}")
+    words = [part.split("=")[0].split()[-1].lstrip("*") for part in found[1].split(",") if part.strip()]
+    assert parameters(stand_in.METHOD_SIGNATURES[name]) == words
+
+
+def test_scatters(cupy):
+    """The ufuncs that have ``at``."""
+    ufuncs = {n: getattr(cupy, n) for n in dir(cupy) if isinstance(getattr(cupy, n), cupy.ufunc)}
+    known = {n for n, ufunc in ufuncs.items() if ufunc._scatter_op}
+    assert set(stand_in.SCATTERS) == known

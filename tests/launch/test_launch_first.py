@@ -9,7 +9,6 @@ import time
 
 import pytest
 from dbrdist_launch import mpi
-from dbrdist_launch.errors import LaunchError
 from support import PROGRAMS, assert_nothing_left, launch, popen
 
 pytestmark = pytest.mark.mpiexec
@@ -118,8 +117,7 @@ def test_mismatched_mpiexec_is_refused():
     assert not hydra.fits(library)
     assert hydra.fits(mpi.Library("intel", "2021.18"))
     assert not mpi.Starter("openmpi", "4.1.4", "/x").fits(library)
-    with pytest.raises(LaunchError, match="N separate jobs of one rank"):
-        raise LaunchError(mpi._mismatch([hydra], library, "python"))
+    assert "N separate jobs of one rank" in mpi._mismatch([hydra], library, "python")
 
 
 def test_wrong_mpiexec_by_name_is_refused(tmp_path):
