@@ -124,7 +124,8 @@ class CommunicatorBase(ABC):
             CommunicatorError: on every rank, if shapes or types differ, listing which.
         """
         x = self._checked_for_sum(data)
-        result = backend.copy(x)
+        result = backend.empty(x.shape, x.dtype, x)  # where layouts differ between ranks, one that all have
+        result[...] = x
         self._reduce(_flat(result))
         return result
 
