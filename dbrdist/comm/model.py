@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.comm import agree, message
-from dbrdist.core import flat, fusion
+from dbrdist.core import flat
 from dbrdist.core.backend import Array, is_array, to_cpu
 from dbrdist.core.changes import Watch
 from dbrdist.core.flat import Run
@@ -34,7 +34,6 @@ def bcast_params(comm: Any, model: Any, root: int = 0) -> None:
     A parameter that has no shape yet on another rank gets the root's; one without a shape on the root is broadcast when
     it is initialised, which must then happen on every rank, in the same order.
     """
-    fusion.flush()
     _initialize_like_root(comm, model, root)
     agree.check_model(comm, model)
     for name, p in model.namedparams():

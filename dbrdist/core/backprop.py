@@ -334,7 +334,7 @@ def backward(
     ``grad_outputs`` defaults to the outputs' own ``grad``, and to one where an output has a single element. The graph
     stays, so that two losses may share it and backward may be called again; gradients of leaves add up.
     """
-    fusion.flush()
+    fusion.settle()
     higher = enable_double_backprop
     seeds = []
     for i, y in enumerate(outputs):
@@ -373,7 +373,7 @@ def grad(
     for name, value in (("outputs", outputs), ("inputs", inputs)):
         if not isinstance(value, (tuple, list)):
             raise TypeError(f"{name}: expected a tuple or list of Variables, got {type(value).__name__}")
-    fusion.flush()
+    fusion.settle()
     higher = enable_double_backprop
     given = [None] * len(outputs) if grad_outputs is None else grad_outputs
     seeds = []

@@ -1,58 +1,101 @@
-"""Last passes that wait for their reader.
+"""A batch normalization that expects a ReLU.
 
-A batch normalization or an addition may return before its last pass has run. A following ``relu`` takes that pass over
-and does both in one; any other reader, the start of backward and a change of parameters make it run as it stands. In
-backward the ReLU hands on its gradient with the mask still to be applied, for the fused kernel to do. Values and
-gradients are those of the separate calls.
+Normalization and ReLU are one pass in oneDNN, forward and backward, but the user calls them one after the other. Where
+the last output of the same gamma went straight into a ReLU, the next normalization computes the rectified output at
+once and leaves its own output unwritten. The ReLU that follows takes the rectified one. Whoever else comes first, any
+function or any read of any Variable's array in any thread, has the output written before it goes on: from the input,
+which nobody else can have changed meanwhile (``is_private``), and from copies of the small vectors. An output that dies
+unread is never written. So each thread has at most one unwritten output, and every value is that of the call.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from sys import getrefcount
+from threading import get_ident
+from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import Array, DType, elementwise
-
-
-class Finisher(Protocol):
-    """The operation whose last pass is pending."""
-
-    def finish(self, add_relu: Callable[[Array, Array], Array] | None) -> Array:
-        """Run the last pass; where a kernel for ``max(a + b, 0)`` is handed down, followed by a ReLU.
-
-        May be called once without and once with a ReLU, in either order.
-        """
+from dbrdist.core.backend import Array, DType
 
 
 class Pending:
-    """An output that has not been computed yet: shape and dtype are known, ``force`` gives the array."""
+    """An output that a ReLU may take over, and how to write it otherwise."""
 
-    __slots__ = ("__weakref__", "_array", "_finisher", "dtype", "fuses_gradient", "shape")
+    __slots__ = ("gamma", "output", "rectified", "taken", "write")
 
-    def __init__(self, finisher: Finisher, shape: tuple[int, ...], dtype: DType, fuses_gradient: bool) -> None:
-        self._finisher: Finisher | None = finisher
-        self._array: Array = None
-        self.shape = shape
-        self.dtype = dtype
-        self.fuses_gradient = fuses_gradient  # its backward kernel can apply the ReLU's mask
-        _register(self)
+    def __init__(self, output: Array, gamma: Any, rectified: Array, write: Callable[[Array], None] | None) -> None:
+        self.output = weakref.ref(output, _forget)
+        self.gamma = gamma
+        self.rectified = rectified  # the ReLU of the output, until a ReLU takes it
+        self.write = write  # None where the output has been written
+        self.taken = False  # by a ReLU
 
-    def force(self) -> Array:
-        """The array; computed at the first call."""
-        finisher = self._finisher
-        if finisher is not None:
-            self._array = finisher.finish(None)
-            self._finisher = None
-        return self._array
+    def finish(self) -> None:
+        """Write the output, unless nobody can read it any more."""
+        output, write = self.output(), self.write
+        if output is not None and write is not None:
+            write(output)
+            self.write = None
 
-    def take_relu(self, add_relu: Callable[[Array, Array], Array]) -> Array:
-        """``relu`` of the output in the same pass, or None if the output was read before."""
-        finisher = self._finisher
-        return None if finisher is None else finisher.finish(add_relu)
+
+waiting: dict[int, Pending] = {}  # by thread; empty nearly always
+_lock = threading.RLock()
+_expecting: weakref.WeakSet[Any] = weakref.WeakSet()  # gammas whose last output went straight into a ReLU
+
+
+def wait(output: Array, gamma: Any, rectified: Array, write: Callable[[Array], None] | None) -> None:
+    """Let ``output`` be taken over by a ReLU that comes next in this thread."""
+    waiting[get_ident()] = Pending(output, gamma, rectified, write)
+
+
+def settle() -> None:
+    """Write what is unwritten; called where ``waiting`` is not empty, before anybody can look."""
+    with _lock:
+        for thread, pending in list(waiting.items()):
+            pending.finish()
+            if not pending.taken:
+                _expecting.discard(pending.gamma)
+            if waiting.get(thread) is pending:
+                del waiting[thread]
+
+
+def take(x: Array) -> Array:
+    """The ReLU of ``x`` if it exists already, else None; ``x`` is written then."""
+    pending = waiting.get(get_ident())
+    if pending is None or pending.output() is not x:
+        settle()
+        return None
+    pending.taken = True
+    _expecting.add(pending.gamma)
+    rectified, pending.rectified = pending.rectified, None  # a second ReLU gets an array of its own
+    if rectified is None:
+        settle()
+    return rectified
+
+
+def expects_relu(gamma: Any) -> bool:
+    """True if the last output of this gamma went straight into a ReLU."""
+    return gamma in _expecting
+
+
+def _forget(output: weakref.ref[Any]) -> None:
+    """An output died: nobody needs it written."""
+    for thread, pending in list(waiting.items()):
+        if pending.output is output and waiting.get(thread) is pending:
+            del waiting[thread]
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()  # another thread may have held it at the fork
+
+
+os.register_at_fork(before=lambda: settle() if waiting else None, after_in_child=_renew_lock)
 
 
 class MaskedGradient:
@@ -77,39 +120,35 @@ class MaskedGradient:
         return self.kernel(self.y, self.gy)
 
 
-class PendingSum:
-    """a + b for two activations of equal shape and type."""
-
-    def __init__(self, a: Array, b: Array) -> None:
-        self.a = a
-        self.b = b
-
-    def finish(self, add_relu: Callable[[Array, Array], Array] | None) -> Array:
-        return elementwise(np.add, self.a, self.b) if add_relu is None else add_relu(self.a, self.b)
+# ---- who else can reach an array ------------------------------------------------------------------------------------
 
 
-class _Waiting(threading.local):
+def _holders(variable: Any) -> tuple[int, int]:
+    """How many references there are to a Variable's array and to the array that owns its memory."""
+    owner = variable._array.base
+    return getrefcount(variable._array), getrefcount(owner)
+
+
+class _Probe:
+    """What a Variable looks like whose array nobody else holds."""
+
+    __slots__ = ("_array",)
+
     def __init__(self) -> None:
-        self.refs: list[weakref.ref[Pending]] = []
+        self._array = np.empty(2)[:1]
 
 
-_waiting = _Waiting()
-_PRUNE_LENGTH = 256
+_ALONE = _holders(_Probe())  # counted rather than known: compiled code and newer interpreters borrow references
 
 
-def _register(pending: Pending) -> None:
-    refs = _waiting.refs
-    refs.append(weakref.ref(pending))
-    if len(refs) > _PRUNE_LENGTH:  # inference loops never flush: forget the dead
-        refs[:] = [r for r in refs if r() is not None]
+def is_private(variable: Any) -> bool:
+    """True if the memory of a Variable's array can be reached through the Variable alone: no view, no raw reference."""
+    if _owns_memory(variable._array):
+        return _holders(variable)[0] == _ALONE[0]
+    is_view = type(variable._array) is np.ndarray and not weakref.getweakrefcount(variable._array)
+    return is_view and _owns_memory(variable._array.base) and _holders(variable) == _ALONE
 
 
-def flush() -> None:
-    """Compute every pending output that somebody still holds; called before gradients flow or parameters change."""
-    refs = _waiting.refs
-    if refs:
-        _waiting.refs = []
-        for ref in refs:
-            pending = ref()
-            if pending is not None:
-                pending.force()
+def _owns_memory(a: Any) -> bool:
+    """True for an array of NumPy with memory of its own, to which there are no weak references."""
+    return type(a) is np.ndarray and a.flags.owndata and not weakref.getweakrefcount(a)

@@ -9,7 +9,7 @@ import numpy as np
 from dbrdist.core.backend import Array, elementwise, get_array_module, is_array, is_floating
 from dbrdist.core.checks import Operands
 from dbrdist.core.config import config, no_backprop_mode
-from dbrdist.core.fusion import Pending
+from dbrdist.core.fusion import settle, waiting
 from dbrdist.core.variable import Variable, VariableNode, assignments, make_node
 
 _ndarray = np.ndarray
@@ -24,6 +24,12 @@ _has_local_hooks = False  # True once any function got hooks of its own: until t
 def has_local_hooks() -> bool:
     """True if a function may have hooks of its own."""
     return _has_local_hooks
+
+
+def is_observed() -> bool:
+    """True if this thread's hooks or the debug mode look at what functions take and give, so that nothing may wait."""
+    switches = config.__dict__
+    return bool(switches["_function_hooks"] or switches["debug"])
 
 
 class FunctionHook:
@@ -86,6 +92,7 @@ class FunctionNode:
     rank: int = 0
     num_outputs: int = 1
     wanted: tuple[int, ...] = ()
+    takes_over: ClassVar[bool] = False  # whether forward looks itself for an output that waits (core.fusion)
     recorded_at: int = 0  # the number of assignments to parameters before the call
 
     operands: Operands | None = None
@@ -215,6 +222,8 @@ class FunctionNode:
 
     def apply(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Run forward on Variables or arrays, record it if a gradient may be asked for, and return Variables."""
+        if waiting and not self.takes_over:
+            settle()
         if self.inputs:
             raise RuntimeError(f"{self.label}: a FunctionNode records one call; make a new one for each apply")
         xs: list[Array] = []
@@ -224,8 +233,8 @@ class FunctionNode:
         for x in inputs:
             if isinstance(x, Variable):
                 a = x._array
-                if type(a) is not _ndarray and (a is None or type(a) is Pending):
-                    a = self._read(x, len(xs))
+                if a is None:
+                    raise self._missing(len(xs))
                 node = x.node
                 if node.requires_grad:
                     num_wanted += 1
@@ -276,12 +285,8 @@ class FunctionNode:
                 xs[i] = elementwise(lambda v: v.astype(dtype), x)
                 nodes[i] = _constant_node(xs[i])
 
-    def _read(self, x: Variable, i: int) -> Array:
-        """The array of a Variable that is pending, or not initialised."""
-        a = x.array
-        if a is None:
-            raise ValueError(f"{self.label}: argument {i} is a Variable without an array; initialise it first")
-        return a
+    def _missing(self, i: int) -> ValueError:
+        return ValueError(f"{self.label}: argument {i} is a Variable without an array; initialise it first")
 
     def _as_outputs(self, ys: Any) -> tuple[Array, ...]:
         """What forward returned, as a tuple of arrays."""
@@ -291,15 +296,6 @@ class FunctionNode:
             ys = np.asarray(ys)
         what = f"an array of shape {ys.shape}; write `return y,`" if is_array(ys) else type(ys).__name__
         raise TypeError(f"{self.label}.forward: expected a tuple of arrays, got {what}")
-
-    def adopt(self, inputs: tuple[Variable, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
-        """As :meth:`apply` for outputs that were computed together with an earlier function's last pass."""
-        wanted = tuple(i for i, x in enumerate(inputs) if x.node.requires_grad)
-        if not wanted or not config.enable_backprop:
-            return tuple(_leaf(y) for y in ys)
-        self.inputs = tuple(x.node for x in inputs)
-        self.wanted = wanted
-        return self._record(max(x.node.rank for x in inputs), (), ys)
 
     def _record(self, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
         self.rank = rank
@@ -374,6 +370,8 @@ class FunctionNode:
 
     def _forward_with_hooks(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         hooks = self.active_hooks()
+        if hooks:
+            settle()
         for hook in hooks:
             hook.forward_preprocess(self, xs)
         ys = self.forward(xs)
@@ -417,7 +415,7 @@ _RECORD = frozenset(
 
 def _as_array(function: FunctionNode, y: Any) -> Any:
     """One output of forward: an array, a pending one, or a scalar of a reduction."""
-    if type(y) is _ndarray or type(y) is Pending or is_array(y):
+    if type(y) is _ndarray or is_array(y):
         return y
     if isinstance(y, (np.generic, int, float)):
         return np.asarray(y)
@@ -425,8 +423,7 @@ def _as_array(function: FunctionNode, y: Any) -> Any:
 
 
 def has_nan(a: Any) -> bool:
-    """True if an array (a pending one is computed) holds NaN."""
-    a = a.force() if type(a) is Pending else a
+    """True if an array holds NaN."""
     return a is not None and is_floating(a.dtype) and bool(get_array_module(a).isnan(a).any())
 
 
@@ -445,7 +442,7 @@ def variable(array: Array, requires_grad: bool) -> Variable:
 
 def _leaf(y: Any) -> Variable:
     """A Variable without a history."""
-    if type(y) is not _ndarray and type(y) is not Pending and not is_array(y):
+    if type(y) is not _ndarray and not is_array(y):
         y = np.asarray(y)
     return variable(y, False)
 

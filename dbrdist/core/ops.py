@@ -6,7 +6,6 @@ bare arrays and higher-order passes on Variables. Operands broadcast as in NumPy
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -16,14 +15,13 @@ import numpy as np
 from dbrdist.core import arrays, rows, variable
 from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module, is_floating
 from dbrdist.core.checks import Operands
-from dbrdist.core.fusion import Pending, PendingSum
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import matched, row
-from dbrdist.core.variable import Variable, VariableNode, as_array
+from dbrdist.core.variable import Variable, as_array
 
 # ---- elementwise ----------------------------------------------------------------------------------------------------
 
-_add = row("add", np.add, 1, 1, "a + b", args="a b", kind="number")
+add = row("add", np.add, 1, 1, "a + b", args="a b", kind="number")
 sub = row("sub", np.subtract, 1, -1, "a - b", args="a b", kind="number")
 mul = row("mul", np.multiply, lambda b: b, lambda a: a, "a b", args="a b", kind="number")
 div: Any = row(
@@ -69,34 +67,6 @@ _power_of_number = row(
     domain=(0.5, 2.0),
     c=3,
 )
-
-
-_AddNode: Any = _add.row.node
-
-# From this many elements on the sum of two activations waits for a relu that may take it over.
-_PENDING_ELEMENTS = 4096
-
-
-class AddActivations(_AddNode):  # type: ignore[misc]
-    """y = a + b for 4-d results of functions, of equal shape and type: waits for a ReLU"""
-
-    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        a, b = xs
-        return (Pending(PendingSum(a, b), a.shape, a.dtype, fuses_gradient=False),)
-
-
-def add(a: Any, b: Any) -> Any:
-    """a + b"""
-    if type(a) is Variable and type(b) is Variable:
-        m, n = a.node, b.node
-        if m.shape == n.shape and len(m.shape) == 4 and _may_wait(m) and _may_wait(n) and m.dtype == n.dtype:
-            return AddActivations().apply((a, b))[0]
-    return _add(a, b)
-
-
-def _may_wait(node: VariableNode) -> bool:
-    """True for large results of functions, whose arrays nobody else changes before the pass runs."""
-    return node.creator_node is not None and math.prod(node.shape) >= _PENDING_ELEMENTS
 
 
 class Where(FunctionNode):

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
-from dbrdist.core import flat, fusion
+from dbrdist.core import flat
 from dbrdist.core.backend import Array, get_array_module
 from dbrdist.core.changes import Watch
 from dbrdist.core.flat import Run
@@ -282,7 +282,6 @@ class GradientMethod(Optimizer):
             self.target.cleargrads()
             loss.backward(loss_scale=self._loss_scale)
             del loss
-        fusion.flush()
         hooks = self._hooks
         if hooks.pre or hooks.post or self._loss_scale is not None:
             self._update_with_hooks()

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core import fusion
 from dbrdist.core.backend import Array, Device, device_of, get_device, is_array, to_device
 from dbrdist.core.changes import note_change
 from dbrdist.core.config import get_dtype
@@ -140,12 +139,10 @@ class Parameter(Variable):
     @property
     def array(self) -> Array:
         """The array, or None before initialisation."""
-        fusion.flush()  # whoever reads it may change it in place, and a pending pass must see the old values
         return self._array
 
     @array.setter
     def array(self, a: Array) -> None:
-        fusion.flush()
         old = self._array
         if a is old:
             return

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dbrdist.core import fusion
 from dbrdist.core.backend import Array, Device, device_of, get_array_module, get_device, is_array, to_device
-from dbrdist.core.fusion import Pending
+from dbrdist.core.fusion import settle, waiting
 
 if TYPE_CHECKING:
     from dbrdist.core.graph import FunctionNode
@@ -127,11 +126,10 @@ class Variable:
 
     @property
     def array(self) -> Array:
-        """The array; a pending last pass is run first."""
-        a = self._array
-        if type(a) is Pending:
-            a = self._array = a.force()
-        return a
+        """The array."""
+        if waiting:
+            settle()
+        return self._array
 
     @array.setter
     def array(self, a: Array) -> None:
@@ -162,17 +160,17 @@ class Variable:
 
     @property
     def size(self) -> int:
-        return int(self.array.size)
+        return int(self._array.size)
 
     @property
     def xp(self) -> Any:
         """The module that owns the array."""
-        return get_array_module(self.array)
+        return get_array_module(self._array)
 
     @property
     def device(self) -> Device:
         """Where the array lies."""
-        return device_of(self.array)
+        return device_of(self._array)
 
     @property
     def name(self) -> str | None:
@@ -192,7 +190,7 @@ class Variable:
         return self.array.item()
 
     def __len__(self) -> int:
-        return len(self.array)
+        return len(self._array)
 
     def __repr__(self) -> str:
         name = f" {self.name}" if self.name else ""
@@ -333,13 +331,11 @@ class Variable:
 
     def unchain(self) -> None:
         """Cut the way from this variable to its creator."""
-        fusion.flush()
         self.node.creator_node = None
         self.node.rank = 0
 
     def unchain_backward(self) -> None:
         """Cut the whole graph behind this variable, for truncated backpropagation through time."""
-        fusion.flush()
         stack = [self.node.living_creator()]
         while stack:
             function = stack.pop()

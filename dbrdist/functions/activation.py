@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist import kernels
 from dbrdist.core import ops
 from dbrdist.core.backend import Array, accumulation_dtype, elementwise, lies_as_images
 from dbrdist.core.checks import Operands, expected, floating
-from dbrdist.core.config import config
-from dbrdist.core.fusion import MaskedGradient, Pending
-from dbrdist.core.graph import FunctionNode, call, get_function_hooks
+from dbrdist.core.fusion import MaskedGradient, take, waiting
+from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import function, public, row, together
 from dbrdist.core.variable import Variable, as_array, as_variable
 from dbrdist.functions.math import max, minimum
@@ -20,14 +18,17 @@ from dbrdist.kernels import relu_backward, relu_forward
 
 
 class ReLU(FunctionNode):
-    """y = max(x, 0). After a pending pass it is computed in that pass, and its mask may be left to that backward."""
+    """y = max(x, 0). After a batch normalization it may exist already, and its mask is left to that backward."""
 
     operands = Operands("relu", x="float")
-    masks_later = False  # True where the backward of the fused pass applies the mask
+    takes_over = True
+    masks_later = False  # True where the backward of the normalization applies the mask
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self._keep_outputs = (0,)
-        return (relu_forward(xs[0]),)
+        y = take(xs[0]) if waiting else None
+        self.masks_later = y is not None
+        return (relu_forward(xs[0]) if y is None else y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         (y,) = self._ys
@@ -54,14 +55,6 @@ class ReLUGradient(FunctionNode):
 
 def relu(x: Any) -> Any:
     """Rectified linear unit, y = max(x, 0), any shape (Nair and Hinton 2010)."""
-    if isinstance(x, Variable) and type(x._array) is Pending and not (config.debug or get_function_hooks()):
-        pending = x._array
-        y = pending.take_relu(kernels.add_relu)
-        if y is not None:
-            node = ReLU()
-            node.masks_later = pending.fuses_gradient
-            node.retain_outputs((0,))
-            return node.adopt((x,), (y,))[0]
     return ReLU().apply((x,))[0]
 
 

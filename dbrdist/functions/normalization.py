@@ -6,80 +6,85 @@ x_hat = (x - mu) s. gamma, beta and all statistics have the shape of the axes th
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
 from dbrdist import kernels
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, is_floating
+from dbrdist.core import fusion, ops
+from dbrdist.core.backend import Array, empty, is_floating
 from dbrdist.core.checks import expected
-from dbrdist.core.fusion import MaskedGradient, Pending
-from dbrdist.core.graph import FunctionNode
+from dbrdist.core.fusion import MaskedGradient
+from dbrdist.core.graph import FunctionNode, is_observed
+from dbrdist.core.variable import Variable
 
 Axis = tuple[int, ...]
-OnStatistics = Callable[[Array, Array], None]
-_PENDING_ELEMENTS = 4096  # below, waiting for a ReLU costs more than it saves
+_LARGE = 4096  # elements; below, a ReLU costs less than looking for it
 
 
-class BatchNormalization(FunctionNode):
-    """y = gamma x_hat + beta with the statistics of the batch; waits for a ReLU that may follow
+class Normalization(FunctionNode):
+    """What both batch normalizations share: an output that may leave its ReLU behind (see ``core.fusion``)
 
-    ``on_statistics(mean, var)`` is called once, with the biased variance, when they are known: at the latest when the
-    output is read, backward starts, or the output is dropped.
+    ``key`` is the Variable gamma where that may be, else None.
     """
 
-    writes = True
+    rectifies = False  # whether forward computed the rectified output
 
-    def __init__(self, eps: float, axis: Axis, on_statistics: OnStatistics | None, waits: bool) -> None:
+    def __init__(self, eps: float, axis: Axis, key: Any = None) -> None:
         self.eps = eps
         self.axis = axis
-        self.on_statistics = on_statistics
-        self.waits = waits
-        self.data: tuple[Array, ...] = ()
-        self.mean: Array = None
-        self.var: Array = None
-        self.saved: Any = None
-        self.is_rectified = False  # ``saved`` has the mask of a ReLU
+        self.key = key
+
+    def taken_key(self) -> tuple[Any, bool]:
+        """The key, which is good for one call, and whether a ReLU is expected."""
+        key, self.key = self.key, None
+        self.rectifies = key is not None and fusion.expects_relu(key)
+        return key, self.rectifies
+
+    def offered(self, key: Any, y: Array, x: Array, *vectors: Array) -> Array:
+        """The output for ``y``, which is rectified where that is expected: then the output is written when asked for.
+
+        ``vectors`` are gamma, beta, mean and variance, copied since the caller may change them.
+        """
+        if key is None:
+            return y
+        if not self.rectifies:
+            fusion.wait(y, key, None, None)
+            return y
+        output = empty(y.shape, y.dtype, y)
+        copies = [v.copy() for v in vectors]
+        fusion.wait(output, key, y, partial(kernels.bn_inference, x, *copies, self.eps, False, self.axis))
+        return output
+
+
+class BatchNormalization(Normalization):
+    """y = gamma x_hat + beta with the statistics of the batch, which stay as ``mean`` and ``var`` (biased)"""
+
+    writes = True
+    mean: Array = None
+    var: Array = None
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0, 1))
-        self.data, x = xs, xs[0]
-        if self.waits and x.size >= _PENDING_ELEMENTS:
-            return (Pending(self, x.shape, x.dtype, fuses_gradient=True),)
-        return (self.finish(None),)
+        key, rectifies = self.taken_key()
+        x, gamma, beta = xs
+        y, self.mean, self.var, self.saved = kernels.bn_forward(x, gamma, beta, self.eps, rectifies, self.axis)
+        return (self.offered(key, y, x, gamma, beta, self.mean, self.var),)
 
-    def finish(self, add_relu: Any) -> Array:
-        """The output, rectified where a kernel is handed down; see :class:`dbrdist.core.fusion.Finisher`."""
-        relu, is_first = add_relu is not None, self.mean is None
-        data, self.data = self.data, ()  # a pass that fails is not tried again when this is dropped
-        y, mean, var, saved = kernels.bn_forward(*data, self.eps, relu, self.axis)
-        self.data = data
-        if is_first or relu:
-            self.mean, self.var, self.saved, self.is_rectified = mean, var, saved, relu
-        if is_first and self.on_statistics is not None:
-            self.on_statistics(mean, var)
-        return y
-
-    def __del__(self) -> None:
-        if self.mean is None and self.data and self.on_statistics is not None and not sys.is_finalizing():
-            self.finish(None)  # nobody read the output, but the running statistics count this batch
-
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any = None) -> tuple[Any, ...]:
         gy, (x, gamma) = gys[0], self.retained_inputs()
         if self._on_variables:
             grads = BatchNormalizationGradient(self).apply((x, gamma, gy))
         else:
             grads = self.backward_kernel(x, gamma, gy, _view(out, wanted, 1), _view(out, wanted, 2))
-        return tuple(ops.cast(grads[i], self.inputs[i].dtype) for i in wanted)
+        return _cast(self, wanted, [grads[i] for i in wanted])
 
     def backward_kernel(
         self, x: Array, gamma: Array, gy: Any, out_gamma: Array = None, out_beta: Array = None
     ) -> tuple[Array, Array, Array]:
         """Gradients of x, gamma and beta from a gradient of the output, or from one still to be masked by the ReLU."""
         masked = type(gy) is MaskedGradient
-        if masked and not self.is_rectified:
+        if masked and not self.rectifies:
             gy, masked = gy.force(), False
         gy = gy.gy if masked else gy
         statistics = (self.mean, self.var)
@@ -104,83 +109,83 @@ class BatchNormalizationGradient(FunctionNode):
         return self.forward_node.backward_kernel(*xs)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        node, (x, gamma, gy) = self.forward_node, self.retained_inputs()
-        axis, m = node.axis, max(prod(x.shape[i] for i in node.axis), 1)
-        kept = _kept_shape(x.shape, axis)
-
-        def total(v: Any) -> Any:
-            return ops.sum(v, axis, True)
-
-        u, a, b = gys
-        gamma_k = ops.reshape(gamma, kept)
-        mean = ops.mul(total(x), 1.0 / m)
-        centered = ops.sub(x, mean)
-        s = ops.power(ops.add(ops.mul(total(ops.mul(centered, centered)), 1.0 / m), node.eps), -0.5)
-        x_hat = ops.mul(centered, s)
-        zero = ops.mul(gamma_k, 0.0)
-        u = ops.mul(x, 0.0) if u is None else u
-        a = zero if a is None else ops.reshape(a, kept)
-        b = zero if b is None else ops.reshape(b, kept)
-        sum_u, sum_ux, gbeta, ggamma = total(u), total(ops.mul(u, x_hat)), total(gy), total(ops.mul(gy, x_hat))
-        inner = ops.add(ops.mul(gbeta, sum_u), ops.mul(ggamma, sum_ux))
-        d = ops.sub(total(ops.mul(u, gy)), ops.mul(inner, 1.0 / m))  # <u, gx> = gamma s d
-        scale = ops.mul(gamma_k, s)
-
-        def of_x() -> Any:
-            q = ops.add(ops.mul(gy, sum_ux), ops.mul(u, ggamma))
-            q = ops.sub(ops.mul(a, gy), ops.mul(q, ops.mul(scale, 1.0 / m)))  # the gradient of x_hat
-            along = ops.add(total(ops.mul(q, x_hat)), ops.mul(scale, d))  # of the scale s, with its direct share
-            return ops.mul(s, ops.sub(q, ops.mul(ops.add(total(q), ops.mul(x_hat, along)), 1.0 / m)))
-
-        def of_gy() -> Any:
-            spread = ops.mul(ops.add(sum_u, ops.mul(x_hat, sum_ux)), 1.0 / m)
-            return ops.add(ops.mul(scale, ops.sub(u, spread)), ops.add(ops.mul(a, x_hat), b))
-
-        rules = (of_x, lambda: ops.reshape(ops.mul(s, d), gamma.shape), of_gy)
-        return tuple(ops.cast(rules[i](), self.inputs[i].dtype) for i in wanted)
+        terms = _SecondOrder(self.forward_node, *self.retained_inputs(), *gys)
+        rules = (terms.of_x, terms.of_gamma, terms.of_gy)
+        return _cast(self, wanted, [rules[i]() for i in wanted])
 
 
-class FixedBatchNormalization(FunctionNode):
-    """y = gamma x_hat + beta with given mean and variance; waits for a ReLU that may follow"""
+class _SecondOrder:
+    """The terms of :class:`BatchNormalizationGradient`'s gradients; an object, since closures that are compiled make
+    reference cycles."""
 
-    def __init__(self, eps: float, axis: Axis) -> None:
-        self.eps = eps
-        self.axis = axis
-        self.data: tuple[Array, ...] = ()
+    def __init__(self, node: Normalization, x: Any, gamma: Any, gy: Any, u: Any, a: Any, b: Any) -> None:
+        self.axis, self.shape = node.axis, gamma.shape
+        self.m = max(prod(x.shape[i] for i in node.axis), 1)
+        kept = _kept_shape(x.shape, node.axis)
+        gamma = ops.reshape(gamma, kept)
+        centered = ops.sub(x, self.mean(x))
+        self.s = ops.power(ops.add(self.mean(ops.mul(centered, centered)), node.eps), -0.5)
+        self.x_hat = ops.mul(centered, self.s)
+        self.gy = gy
+        self.u = ops.mul(x, 0.0) if u is None else u
+        self.a, self.b = (ops.mul(gamma, 0.0) if v is None else ops.reshape(v, kept) for v in (a, b))
+        self.sum_u, self.sum_ux = self.total(self.u), self.total(ops.mul(self.u, self.x_hat))
+        self.ggamma = self.total(ops.mul(gy, self.x_hat))
+        inner = ops.add(ops.mul(self.total(gy), self.sum_u), ops.mul(self.ggamma, self.sum_ux))
+        self.d = ops.sub(self.total(ops.mul(self.u, gy)), ops.mul(inner, 1.0 / self.m))  # <u, gx> = gamma s d
+        self.scale = ops.mul(gamma, self.s)
+
+    def total(self, v: Any) -> Any:
+        return ops.sum(v, self.axis, True)
+
+    def mean(self, v: Any) -> Any:
+        return ops.mul(self.total(v), 1.0 / self.m)
+
+    def of_x(self) -> Any:
+        q = ops.add(ops.mul(self.gy, self.sum_ux), ops.mul(self.u, self.ggamma))
+        q = ops.sub(ops.mul(self.a, self.gy), ops.mul(q, ops.mul(self.scale, 1.0 / self.m)))  # the gradient of x_hat
+        along = ops.add(self.total(ops.mul(q, self.x_hat)), ops.mul(self.scale, self.d))  # of s, with its direct share
+        spread = ops.mul(ops.add(self.total(q), ops.mul(self.x_hat, along)), 1.0 / self.m)
+        return ops.mul(self.s, ops.sub(q, spread))
+
+    def of_gamma(self) -> Any:
+        return ops.reshape(ops.mul(self.s, self.d), self.shape)
+
+    def of_gy(self) -> Any:
+        spread = ops.mul(ops.add(self.sum_u, ops.mul(self.x_hat, self.sum_ux)), 1.0 / self.m)
+        direct = ops.add(ops.mul(self.a, self.x_hat), self.b)
+        return ops.add(ops.mul(self.scale, ops.sub(self.u, spread)), direct)
+
+
+class FixedBatchNormalization(Normalization):
+    """y = gamma x_hat + beta with given mean and variance"""
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0, 1, 3, 4))
-        self.data, x = xs, xs[0]
-        if x.size >= _PENDING_ELEMENTS:
-            return (Pending(self, x.shape, x.dtype, fuses_gradient=False),)
-        return (self.finish(None),)
-
-    def finish(self, add_relu: Any) -> Array:
-        """The output, rectified where a kernel is handed down; see :class:`dbrdist.core.fusion.Finisher`."""
-        return kernels.bn_inference(*self.data, self.eps, add_relu is not None, self.axis)
+        key, rectifies = self.taken_key()
+        y = kernels.bn_inference(*xs, self.eps, rectifies, self.axis)
+        return (self.offered(key, y, *xs),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         gy, (x, gamma, mean, var) = gys[0], self.retained_inputs()
-        kept, shape = _kept_shape(x.shape, self.axis), gamma.shape
-
-        def total(v: Any) -> Any:
-            return ops.reshape(ops.sum(v, self.axis, True), shape)
-
+        gy = gy.force() if type(gy) is MaskedGradient else gy
+        kept = _kept_shape(x.shape, self.axis)
         s = ops.power(ops.add(var, self.eps), -0.5)
         scale = ops.mul(gamma, s)
-        centered = ops.sub(x, ops.reshape(mean, kept))
+        gbeta = self.total(gy, gamma.shape)
+        along = self.total(ops.mul(gy, ops.sub(x, ops.reshape(mean, kept))), gamma.shape)
+        gvar = ops.mul(ops.mul(along, ops.mul(scale, ops.mul(s, s))), -0.5)
+        gx = ops.mul(gy, ops.reshape(scale, kept)) if 0 in wanted else None
+        grads = (gx, ops.mul(along, s), gbeta, ops.neg(ops.mul(gbeta, scale)), gvar)
+        return _cast(self, wanted, [grads[i] for i in wanted])
 
-        def along() -> Any:
-            return total(ops.mul(gy, centered))
+    def total(self, v: Any, shape: tuple[int, ...]) -> Any:
+        return ops.reshape(ops.sum(v, self.axis, True), shape)
 
-        rules = (
-            lambda: ops.mul(gy, ops.reshape(scale, kept)),
-            lambda: ops.mul(along(), s),
-            lambda: total(gy),
-            lambda: ops.neg(ops.mul(total(gy), scale)),
-            lambda: ops.mul(ops.mul(along(), ops.mul(scale, ops.mul(s, s))), -0.5),
-        )
-        return tuple(ops.cast(rules[i](), self.inputs[i].dtype) for i in wanted)
+
+def _cast(node: FunctionNode, wanted: tuple[int, ...], grads: list[Any]) -> tuple[Any, ...]:
+    """Gradients in the types of their inputs."""
+    return tuple([ops.cast(g, node.inputs[i].dtype) for i, g in zip(wanted, grads)])
 
 
 def _view(out: Any, wanted: tuple[int, ...], i: int) -> Array:
@@ -197,18 +202,21 @@ def default_axis(ndim: int, num_kept: int = 1) -> Axis:
     return (0, *range(num_kept + 1, ndim))
 
 
-def running_update(running_mean: Array, running_var: Array, decay: float, count: int) -> Callable[[Array, Array], None]:
-    """What moves running statistics in place towards those of a batch in which ``count`` elements were averaged.
+def _key(x: Any, gamma: Any) -> Any:
+    """gamma, where a ReLU that follows may be computed along with the normalization of x, else None."""
+    if not (isinstance(x, Variable) and isinstance(gamma, Variable)) or prod(x.shape) < _LARGE:
+        return None
+    return gamma if fusion.is_private(x) and not is_observed() else None
+
+
+def move_running(running_mean: Array, running_var: Array, mean: Array, var: Array, decay: float, count: int) -> None:
+    """Move running statistics in place towards those of a batch in which ``count`` elements were averaged.
 
     The running variance is unbiased: the batch's is multiplied by count / (count - 1). An empty batch moves nothing.
     """
-
-    def update(mean: Array, var: Array) -> None:
-        if count:
-            running_mean[...] = decay * running_mean + (1 - decay) * mean
-            running_var[...] = decay * running_var + (1 - decay) * (count / max(count - 1.0, 1.0)) * var
-
-    return update
+    if count:
+        running_mean[...] = decay * running_mean + (1 - decay) * mean
+        running_var[...] = decay * running_var + (1 - decay) * (count / max(count - 1.0, 1.0)) * var
 
 
 def batch_normalization(
@@ -226,14 +234,13 @@ def batch_normalization(
         axis: the axes to average over; None keeps as many after the first as gamma has: the channels, as a rule.
     """
     axis = checked_axis("batch_normalization", x, gamma, axis, beta=beta)
-    update = None
-    if running_mean is not None or running_var is not None:
-        if running_mean is None or running_var is None:
-            raise expected("batch_normalization", "running_mean, running_var", "both or neither", "one of them")
-        count = prod(x.shape[i] for i in axis)
-        update = running_update(running_mean, running_var, decay, count)
-    # The caller holds the running arrays and may look at them at once, so they cannot wait.
-    return BatchNormalization(eps, axis, update, waits=update is None).apply((x, gamma, beta))[0]
+    if (running_mean is None) != (running_var is None):
+        raise expected("batch_normalization", "running_mean, running_var", "both or neither", "one of them")
+    node = BatchNormalization(eps, axis, _key(x, gamma))
+    y = node.apply((x, gamma, beta))[0]
+    if running_mean is not None:
+        move_running(running_mean, running_var, node.mean, node.var, decay, prod(x.shape[i] for i in axis))
+    return y
 
 
 def fixed_batch_normalization(
@@ -241,7 +248,7 @@ def fixed_batch_normalization(
 ) -> Any:
     """Normalize with given mean and variance; arguments as of :func:`batch_normalization`."""
     axis = checked_axis("fixed_batch_normalization", x, gamma, axis, beta=beta, mean=mean, var=var)
-    return FixedBatchNormalization(eps, axis).apply((x, gamma, beta, mean, var))[0]
+    return FixedBatchNormalization(eps, axis, _key(x, gamma)).apply((x, gamma, beta, mean, var))[0]
 
 
 def checked_axis(name: str, x: Any, gamma: Any, axis: Any, **others: Any) -> Axis:

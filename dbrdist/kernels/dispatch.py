@@ -214,17 +214,18 @@ def bn_forward(
 
 
 def _bn_inference_key(
-    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool
-) -> Any:
+    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool,
+    out: Array | None = None,
+) -> Any:  # fmt: skip
     return "bn_inference", type(x), x.shape, x.dtype, eps, axis, relu
 
 
 def bn_inference(
     x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, relu: bool = False,
-    axis: tuple[int, ...] = _SPATIAL,
+    axis: tuple[int, ...] = _SPATIAL, out: Array | None = None,
 ) -> Array:  # fmt: skip
-    """Normalization with given statistics, followed by a ReLU where asked."""
-    arguments = (x, gamma, beta, mean, var, eps, axis, relu)
+    """Normalization with given statistics, followed by a ReLU where asked; ``out`` is laid out as ``backend.empty``."""
+    arguments = (x, gamma, beta, mean, var, eps, axis, relu, out)
     key = _bn_inference_key(*arguments)
     plan = _local.plans.get(key) or _local.find(key, arguments)
     return plan(*arguments)

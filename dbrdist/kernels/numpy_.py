@@ -180,15 +180,20 @@ def bn_forward(
 
 
 def bn_inference(
-    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool
-) -> Array:
+    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool,
+    out: Array | None = None,
+) -> Array:  # fmt: skip
     """Normalize with given statistics."""
     xp = backend.get_array_module(x)
     matrix = _as_matrix(x, axis)
     y = (matrix - mean.reshape(-1)) * (gamma.reshape(-1) / xp.sqrt(var.reshape(-1) + eps)) + beta.reshape(-1)
     if relu:
         y = xp.maximum(y, 0)
-    return _from_matrix(y, x, axis)
+    y = _from_matrix(y, x, axis)
+    if out is None:
+        return y
+    out[...] = y
+    return out
 
 
 def bn_backward(

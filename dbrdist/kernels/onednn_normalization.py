@@ -77,17 +77,18 @@ def _build_bn_inference(shape: Any, dtype: Any, eps: float, relu: bool) -> Primi
 
 
 def bn_inference(
-    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool
-) -> Array:
+    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool,
+    out: Array | None = None,
+) -> Array:  # fmt: skip
     """See numpy_.bn_inference."""
     image, gamma, beta, mean, var = _as_image(x), _f32(gamma), _f32(beta), _f32(mean), _f32(var)
     shape = image.shape
     primitive = cached(
         ("bn_inference", shape, x.dtype, eps, relu), lambda: _build_bn_inference(shape, x.dtype, eps, relu)
     )
-    y = backend.empty(shape, x.dtype, x)
+    y = backend.empty(x.shape, x.dtype, x) if out is None else out
     primitive(address(image), address(gamma), address(beta), address(mean), address(var), address(y))
-    return y.reshape(x.shape) if x.ndim == 2 else y
+    return y
 
 
 def _build_bn_backward(shape: Any, dtype: Any, eps: float, relu: bool) -> Primitive:
@@ -158,8 +159,9 @@ def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[i
 
 
 def _plan_inference(
-    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool
-) -> Any:
+    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool,
+    out: Array | None = None,
+) -> Any:  # fmt: skip
     _check(x, axis)
     _build_bn_inference(_image_shape(x), x.dtype, eps, relu)
     return bn_inference

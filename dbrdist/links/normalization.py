@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import numpy as np
 
-from dbrdist.core import fusion
-from dbrdist.core.backend import Array, full
+from dbrdist.core.backend import full
 from dbrdist.core.config import config, get_dtype
 from dbrdist.core.link import Link
 from dbrdist.core.parameter import Parameter
@@ -59,28 +57,6 @@ class BatchNormalization(Link):
         if size is not None:
             self._initialize_params((size,) if isinstance(size, int) else tuple(size))
 
-    # A normalization whose last pass is pending has not moved the statistics yet: readers wait for it.
-
-    @property
-    def avg_mean(self) -> Array:
-        """The running mean."""
-        fusion.flush()
-        return self.__dict__["avg_mean"]
-
-    @avg_mean.setter
-    def avg_mean(self, value: Array) -> None:
-        self.__dict__["avg_mean"] = value
-
-    @property
-    def avg_var(self) -> Array:
-        """The running variance."""
-        fusion.flush()
-        return self.__dict__["avg_var"]
-
-    @avg_var.setter
-    def avg_var(self, value: Array) -> None:
-        self.__dict__["avg_var"] = value
-
     def _initializer(self, value: Any, default: float) -> Any:
         """What an argument means: None the default, a number or array a Constant of the link's type."""
         value = default if value is None else value
@@ -102,18 +78,17 @@ class BatchNormalization(Link):
         """Normalize ``x``. With ``finetune`` the running statistics become the plain mean over all batches since
         ``start_finetuning``."""
         axis = N.default_axis(len(x.shape)) if self.axis is None else self.axis
-        values = self.__dict__
-        if values["avg_mean"] is None:
+        if self.avg_mean is None:
             self._initialize_params(tuple(n for i, n in enumerate(x.shape) if i not in axis))
-        mean, var = values["avg_mean"], values["avg_var"]
+        mean, var = self.avg_mean, self.avg_var
         gamma = full(mean.shape, 1, self.dtype, mean) if self.gamma is None else self.gamma
         beta = full(mean.shape, 0, self.dtype, mean) if self.beta is None else self.beta
-        if not config.train:
-            return N.fixed_batch_normalization(x, gamma, beta, self.avg_mean, self.avg_var, self.eps, axis)
-        decay = self.decay
-        if finetune:
-            self.N += 1
-            decay = 1.0 - 1.0 / self.N
-        axis = N.checked_axis("BatchNormalization", x, gamma, axis, beta=beta)
-        update = N.running_update(mean, var, decay, prod(x.shape[i] for i in axis))
-        return N.BatchNormalization(self.eps, axis, update, waits=True).apply((x, gamma, beta))[0]
+        if not config.train:  # backward sees the statistics of this call, however they move before it
+            return N.fixed_batch_normalization(x, gamma, beta, mean.copy(), var.copy(), self.eps, axis)
+        num_batches = self.N + 1 if finetune else self.N
+        y = N.batch_normalization(
+            x, gamma, beta, eps=self.eps, running_mean=mean, running_var=var, axis=axis,
+            decay=1.0 - 1.0 / num_batches if finetune else self.decay,
+        )  # fmt: skip
+        self.N = num_batches
+        return y

@@ -184,23 +184,6 @@ def test_random_streams():
     random.set_state(random_state)
 
 
-def test_pending_passes_are_flushed_by_their_own_thread():
-    from dbrdist.core.fusion import Pending
-
-    def work(rank, meet):
-        a = Variable(np.full((2, 16, 16, 16), float(rank))) * 1.0
-        h = a + a
-        meet()
-        if rank == 0:
-            ops.sum(Variable(np.ones(2)) * 1.0).backward()  # flushes this thread's only
-        meet()
-        waits = h._array.__class__ is Pending and h._array._finisher is not None
-        assert (h.array == 2.0 * rank).all()
-        return waits
-
-    assert run_together(work) == [False, True, True, True]
-
-
 def test_one_forward_graph_is_read_by_many_threads():
     """Weights are shared, graphs are not: inference in 4 threads at once."""
     net = Net(0)

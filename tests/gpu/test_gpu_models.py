@@ -12,11 +12,9 @@ import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import Variable, kernels, using_config
 from dbrdist.core import backend, random
-from dbrdist.core.fusion import Pending
 from dbrdist.core.serializer import load_npz, save_npz
 from dbrdist.datasets import get_digits
 from dbrdist.datasets.serial import SerialIterator
-from dbrdist.functions import normalization
 from dbrdist.models import LeNet
 from dbrdist.models.resnet import ResNet20
 from dbrdist.optimizers import Adam, MomentumSGD, WeightDecay
@@ -29,17 +27,6 @@ MODELS = {
     "LeNet with dropout": (lambda: LeNet(channels=(4, 6), units=16, dropout=0.5), (4, 1, 12, 12), 1e-3),
     "ResNet-20": (lambda: ResNet20(10), (4, 3, 16, 16), 0.25),
 }
-
-
-def test_a_pass_stays_pending_while_another_link_reads_its_parameters(device, monkeypatch):
-    """The shortcut of a residual block comes between a batch normalization and its ReLU, which must stay fused."""
-    monkeypatch.setattr(normalization, "_PENDING_ELEMENTS", 1)
-    x = Variable(put(device, np.random.default_rng(0).standard_normal((2, 3, 4, 4)).astype(np.float32)))
-    bn, conv = L.BatchNormalization(3).to_device(device), L.Convolution2D(3, 3, 1).to_device(device)
-    h = bn(x)
-    assert isinstance(h._array, Pending) and h._array._finisher is not None
-    conv(x)
-    assert h._array._finisher is not None
 
 
 def one_step(make, x, t, device, dtype):
