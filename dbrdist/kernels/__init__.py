@@ -2,7 +2,6 @@
 
 from dbrdist.kernels.dispatch import (
     add,
-    add_relu,
     bn_backward,
     bn_forward,
     bn_inference,
@@ -25,7 +24,6 @@ __all__ = [
     "ConvGeometry",
     "PoolGeometry",
     "add",
-    "add_relu",
     "bn_backward",
     "bn_forward",
     "bn_inference",

@@ -13,7 +13,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from ctypes import byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
+from ctypes import byref, c_char_p, c_int, c_int64, c_size_t, c_void_p
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ TYPES = {"float32": F32, "bfloat16": BF16}
 FORWARD_TRAINING, FORWARD_INFERENCE, BACKWARD = 64, 96, 128
 CONVOLUTION_DIRECT = 1
 POOLING_MAX, POOLING_AVERAGE_WITH_PADDING = 0x1FF, 0x2FF
-RELU, RELU_FROM_OUTPUT, BINARY_ADD = 0x20, 0x100, 0x1FFF0
+RELU_FROM_OUTPUT, BINARY_ADD = 0x100, 0x1FFF0
 USE_GLOBAL_STATS, USE_SCALE, USE_SHIFT, FUSE_RELU = 1, 2, 4, 8
 SRC, SRC_1, DST, WEIGHTS, BIAS, MEAN, VARIANCE, SCALE, SHIFT = 1, 2, 17, 33, 41, 49, 50, 51, 52
 WORKSPACE, SCRATCHPAD = 64, 80
@@ -279,14 +279,10 @@ class Builder:
             "dnnl_memory_desc_create_with_tag", "dnnl_memory_desc_destroy", len(shape), dims(shape), dtype, 1
         )
 
-    def attributes(self, relu: bool = False) -> c_void_p:
-        """Scratchpad from the caller, and a ReLU after the operation where asked."""
+    def attributes(self) -> c_void_p:
+        """Scratchpad from the caller."""
         attributes = self._made("dnnl_primitive_attr_create", "dnnl_primitive_attr_destroy")
         check(self.library.c.dnnl_primitive_attr_set_scratchpad_mode(attributes, 1), "scratchpad mode")
-        if relu:
-            ops = self._made("dnnl_post_ops_create", "dnnl_post_ops_destroy")
-            check(self.library.c.dnnl_post_ops_append_eltwise(ops, RELU, c_float(0), c_float(0)), "post-op")
-            check(self.library.c.dnnl_primitive_attr_set_post_ops(attributes, ops), "post-op")
         return attributes
 
     def describe(self, kind: str, *arguments: Any) -> c_void_p:

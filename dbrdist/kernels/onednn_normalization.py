@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from ctypes import c_float
 from typing import Any
 
 import numpy as np
 
 from dbrdist.core import backend
-from dbrdist.kernels import onednn
+from dbrdist.kernels import numpy_, onednn
 from dbrdist.kernels.onednn import Builder, Primitive, address, cached
+from dbrdist.kernels.onednn_finite import is_finite, normalizes_finitely
 
 Array = np.ndarray
 
@@ -28,7 +30,7 @@ def _bn_flags(relu: bool) -> int:
 
 def _describe_bn(b: Builder, prop: int, shape: Any, dtype: Any, eps: float, flags: int) -> Any:
     x = b.image(shape, onednn.data_type(dtype))
-    return b.describe("batch_normalization_forward", prop, x, x, onednn.c_float(eps), flags, b.attributes())
+    return b.describe("batch_normalization_forward", prop, x, x, c_float(eps), flags, b.attributes())
 
 
 def _build_bn_forward(shape: Any, dtype: Any, eps: float, relu: bool) -> tuple[Primitive, int]:
@@ -47,7 +49,7 @@ def _build_bn_forward(shape: Any, dtype: Any, eps: float, relu: bool) -> tuple[P
 def bn_forward(
     x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool
 ) -> tuple[Array, Array, Array, Any]:
-    """See numpy_.bn_forward; saved is oneDNN's mask of the ReLU."""
+    """See numpy_.bn_forward; saved is oneDNN's mask of the ReLU, or NumPy's where the output is not finite."""
     image, gamma, beta = _as_image(x), _f32(gamma), _f32(beta)
     shape = image.shape
     primitive, workspace_bytes = cached(
@@ -62,6 +64,8 @@ def bn_forward(
         saved = backend.empty((workspace_bytes,), np.uint8, x)
         arguments.append(address(saved))
     primitive(*arguments)
+    if relu and not normalizes_finitely(gamma, beta, mean, var, eps):  # so it is if any element was NaN
+        return numpy_.bn_forward(x, gamma, beta, eps, axis, relu)
     return y.reshape(x.shape) if x.ndim == 2 else y, mean, var, saved
 
 
@@ -82,6 +86,8 @@ def bn_inference(
 ) -> Array:  # fmt: skip
     """See numpy_.bn_inference."""
     image, gamma, beta, mean, var = _as_image(x), _f32(gamma), _f32(beta), _f32(mean), _f32(var)
+    if relu and not (normalizes_finitely(gamma, beta, mean, var, eps) and is_finite(image)):
+        return numpy_.bn_inference(x, gamma, beta, mean, var, eps, axis, relu, out)
     shape = image.shape
     primitive = cached(
         ("bn_inference", shape, x.dtype, eps, relu), lambda: _build_bn_inference(shape, x.dtype, eps, relu)
@@ -97,7 +103,7 @@ def _build_bn_backward(shape: Any, dtype: Any, eps: float, relu: bool) -> Primit
         forward = _describe_bn(b, onednn.FORWARD_TRAINING, shape, dtype, eps, flags)
         x, c = b.image(shape, onednn.data_type(dtype)), b.memory(shape[1:2], onednn.F32)
         description = b.describe(
-            "batch_normalization_backward", onednn.BACKWARD, x, x, x, onednn.c_float(eps), flags, forward,
+            "batch_normalization_backward", onednn.BACKWARD, x, x, x, c_float(eps), flags, forward,
             b.attributes(),
         )  # fmt: skip
         memories = {
@@ -114,6 +120,8 @@ def bn_backward(
     relu: bool, out_gamma: Array | None = None, out_beta: Array | None = None,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """See numpy_.bn_backward; without ``relu`` it does not look at the mask, so a fused forward serves both."""
+    if relu and saved.dtype == np.bool_:
+        return numpy_.bn_backward(x, gamma, mean, var, gy, eps, saved, axis, relu, out_gamma, out_beta)
     image, g, scale, mean, var = _as_image(x), _as_image(gy), _f32(gamma), _f32(mean), _f32(var)
     shape = image.shape
     primitive = cached(

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import backend
-from dbrdist.kernels import onednn
+from dbrdist.kernels import numpy_, onednn
 from dbrdist.kernels.geometry import PoolGeometry
 from dbrdist.kernels.onednn import Builder, Primitive, address, cached
+from dbrdist.kernels.onednn_finite import is_finite
 
 Array = np.ndarray
 
@@ -32,8 +33,13 @@ def _build_pool(direction: str, x_shape: Any, y_shape: Any, g: PoolGeometry, dty
 
 
 def pool_forward(x: Array, geometry: PoolGeometry) -> tuple[Array, Any]:
-    """See numpy_.pool_forward; saved is oneDNN's workspace, positions as uint8 or int32 in the layout of y."""
+    """See numpy_.pool_forward; saved is oneDNN's workspace, positions as uint8 or int32 in the layout of y.
+
+    Where a maximum meets NaN or infinities, which would not come out, NumPy serves, and saved is its (of 4 axes).
+    """
     x = backend.channels_last(x)
+    if geometry.kind == "max" and not is_finite(x):
+        return numpy_.pool_forward(x, geometry)
     x_shape, y_shape = x.shape, (*x.shape[:2], *geometry.out_hw(*x.shape[2:]))
     primitive, workspace_bytes = cached(
         ("pool_forward", x_shape, geometry, x.dtype),
@@ -50,6 +56,8 @@ def pool_forward(x: Array, geometry: PoolGeometry) -> tuple[Array, Any]:
 
 def pool_backward(gy: Array, x_shape: tuple[int, ...], saved: Any, geometry: PoolGeometry) -> Array:
     """See numpy_.pool_backward."""
+    if saved is not None and saved.ndim == 4:
+        return numpy_.pool_backward(gy, x_shape, saved, geometry)
     gy = backend.channels_last(gy)
     y_shape = gy.shape
     primitive, _ = cached(
@@ -66,6 +74,8 @@ def pool_backward(gy: Array, x_shape: tuple[int, ...], saved: Any, geometry: Poo
 
 def pool_indices(saved: Any, y_shape: tuple[int, ...], geometry: PoolGeometry) -> Array:
     """See numpy_.pool_indices."""
+    if saved.ndim == 4:
+        return numpy_.pool_indices(saved, y_shape, geometry)
     n, c, oh, ow = y_shape
     kind = np.uint8 if saved.nbytes == n * c * oh * ow else np.int32
     return saved.view(kind).reshape(n, oh, ow, c).transpose(0, 3, 1, 2).astype(np.int32)

@@ -215,13 +215,9 @@ def check_elementwise(shape, provider, layout, dtype):
         assert kernels.provider_of("add", a, b) == provider
         are_images = backend.lies_as_images(a)  # the result lies as its operands do
         assert_close(kernels.relu_forward(a), np.maximum(a64, 0), dtype, are_images)
-        assert_close(kernels.relu_backward(a, b), b64 * (a64 > 0), dtype, are_images)
+        y = kernels.relu_forward(a)
+        assert_close(kernels.relu_backward(y, b), b64 * (a64 > 0), dtype, are_images)
         assert_close(kernels.add(a, b), a64 + b64, dtype, are_images)
-        assert_close(kernels.add_relu(a, b), np.maximum(a64 + b64, 0), dtype, are_images)
-        target = backend.empty(shape, a.dtype)
-        target[...] = a
-        assert kernels.add_relu(target, b, out=target) is target
-        assert_close(target, np.maximum(a64 + b64, 0), dtype)
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -229,7 +225,7 @@ def test_elementwise_on_matrices(provider):
     a, b = draw(0, (300, 200)), draw(1, (200, 300)).T
     with kernels.use(provider):
         assert_close(kernels.add(a, b), a.astype("d") + b)
-        assert_close(kernels.relu_backward(a, b), b * (a > 0))
+        assert_close(kernels.relu_backward(np.maximum(a, 0), b), b * (a > 0))
 
 
 MATRICES = {
@@ -340,7 +336,6 @@ def test_other_types_are_served_by_numpy(dtype):
         ("relu_forward", x),
         ("relu_backward", x, x),
         ("add", x, x),
-        ("add_relu", x, x),
     ):
         assert kernels.provider_of(kernel, *arguments) == "numpy"
 

@@ -1,0 +1,330 @@
+"""NaN and infinities go through every kernel of every provider as through its definition, on both sides of thresholds.
+
+The definitions are written out here in float64, and share no code with the kernels.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import sliding_window_view
+from test_providers import HAS_ONEDNN, PROVIDERS
+
+import dbrdist
+import dbrdist.functions as F
+import dbrdist.links as L
+from dbrdist import Variable, kernels, using_config
+from dbrdist.core import backend, fusion
+from dbrdist.kernels import ConvGeometry, PoolGeometry
+
+SPECIAL = {
+    "nan": [np.nan],
+    "negative nan": [np.copysign(np.nan, -1)],
+    "inf": [np.inf],
+    "-inf": [-np.inf],
+    "all": [np.nan, -np.inf, np.inf, np.copysign(np.nan, -1)],
+    "huge": [3e38, -3e38],
+    "none": [],
+}
+# On both sides of 1,024 (one call of NumPy) and of 32,768 (oneDNN's elementwise kernels).
+SHAPES = [(1024,), (1025,), (32, 32), (33, 32), (32767,), (32768,), (2, 4, 8, 8), (4, 8, 32, 32), (3, 5, 49, 47)]
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """NumPy warns of invalid values where they are what is tested."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+
+
+def draw(seed, shape, special, dtype="float32"):
+    """Normal numbers with some special ones at places that follow from the seed; images lie as images."""
+    rng = np.random.default_rng(seed)
+    a = rng.standard_normal(shape).reshape(-1)
+    for i, value in enumerate(SPECIAL[special]):
+        a[rng.integers(0, a.size, 2 + i)] = value
+    a = a.astype(backend.as_dtype(dtype)).reshape(shape)
+    return backend.channels_last(a) if a.ndim == 4 else a
+
+
+def assert_same(actual, expected, tolerance=1e-4):
+    """Equal where not finite, close elsewhere, compared with the largest finite value."""
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    finite = expected[np.isfinite(expected)]
+    scale = max(abs(finite).max(initial=0), 1.0)
+    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+def rectified(x):
+    return np.where(np.isnan(x), np.nan, np.where(x > 0, x, 0.0))
+
+
+ELEMENTWISE = {
+    "relu_forward": (lambda a, b: kernels.relu_forward(a), lambda a, b: rectified(a)),
+    "relu_backward": (
+        lambda a, b: kernels.relu_backward(kernels.relu_forward(a), b),
+        lambda a, b: np.where(a <= 0, 0.0, b),
+    ),
+    "add": (kernels.add, lambda a, b: a + b),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("special", SPECIAL)
+@pytest.mark.parametrize("kernel", ELEMENTWISE)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_elementwise(provider, kernel, special, dtype):
+    run, definition = ELEMENTWISE[kernel]
+    for shape in SHAPES:
+        a, b = draw(0, shape, special, dtype), draw(1, shape, special, dtype)
+        with kernels.use(provider):
+            y = run(a, b)
+        assert y.dtype == a.dtype
+        if special == "huge" and dtype != "float64":  # sums overflow, in bfloat16 after rounding
+            continue
+        assert_same(y, definition(a.astype("d"), b.astype("d")), 1e-6 if dtype in ("float32", "float64") else 1e-2)
+
+
+def test_layouts_stay_where_values_are_repaired():
+    for are_images in (False, True):
+        x = np.full((4, 8, 32, 32), np.nan, np.float32)
+        x = backend.channels_last(x) if are_images else x
+        for y in (kernels.relu_forward(x), kernels.relu_backward(x, x), kernels.add(x, x)):
+            assert backend.lies_as_images(y) == are_images
+
+
+def windows_of(x, g, fill):
+    """(N, C, OH, OW, kh * kw): what each window sees, ``fill`` where there is no image."""
+    (h, w), (oh, ow) = x.shape[2:], g.out_hw(*x.shape[2:])
+    bottom = max((oh - 1) * g.sh + g.kh - g.ph - h, 0)
+    right = max((ow - 1) * g.sw + g.kw - g.pw - w, 0)
+    padded = np.pad(x, ((0, 0), (0, 0), (g.ph, bottom), (g.pw, right)), constant_values=fill)
+    seen = sliding_window_view(padded, (g.kh, g.kw), (2, 3))[:, :, :: g.sh, :: g.sw][:, :, :oh, :ow]
+    return seen.reshape(*seen.shape[:4], g.kh * g.kw)
+
+
+def scattered(values, positions, g, x_shape):
+    """The transpose: values (N, C, OH, OW, K) added at positions u * kw + v of their windows."""
+    gx = np.zeros(x_shape)
+    for (n, c, i, j, k), value in np.ndenumerate(values):
+        row, col = i * g.sh - g.ph + positions[n, c, i, j, k] // g.kw, j * g.sw - g.pw + positions[n, c, i, j, k] % g.kw
+        if 0 <= row < x_shape[2] and 0 <= col < x_shape[3]:
+            gx[n, c, row, col] += value
+    return gx
+
+
+POOLINGS = [
+    ((2, 3, 8, 9), PoolGeometry("max", 2, 2, 2, 2)),
+    ((2, 5, 9, 8), PoolGeometry("max", 3, 3, 2, 2, 1, 1)),
+    ((2, 16, 8, 7), PoolGeometry("max", 3, 3, 2, 2, 1, 1, True)),
+    ((1, 2, 6, 6), PoolGeometry("max", 2, 2, 4, 4, 1, 1, True)),
+    ((1, 2, 5, 5), PoolGeometry("max", 2, 2, 3, 3, 2, 2, True)),  # windows that lie in the padding
+    ((1, 2, 6, 6), PoolGeometry("max", 1, 1, 4, 4, 0, 0, True)),
+    ((2, 3, 8, 9), PoolGeometry("average", 2, 2, 2, 2)),
+    ((2, 16, 9, 8), PoolGeometry("average", 3, 3, 2, 2, 1, 1)),
+    ((1, 2, 5, 5), PoolGeometry("average", 2, 2, 3, 3, 2, 2)),
+]
+CONTENTS = {
+    **{special: lambda shape, special=special: draw(0, shape, special) for special in SPECIAL},
+    "ties": lambda shape: np.floor(draw(0, shape, "none")),
+    "zeros": lambda shape: np.zeros(shape, np.float32),
+    "only -inf": lambda shape: np.full(shape, -np.inf, np.float32),
+    "only nan": lambda shape: np.full(shape, np.nan, np.float32),
+    "lowest": lambda shape: np.full(shape, -3e38, np.float32),
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize(("shape", "geometry"), POOLINGS)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_pooling(provider, shape, geometry, content):
+    """Also ties, of which the first counts, and windows in the padding, for which a maximum is minus infinity."""
+    x, is_max = CONTENTS[content](shape), geometry.kind == "max"
+    if not is_max and content in ("huge", "lowest"):
+        x = x * np.float32(0.01)  # no sum overflows
+    seen = windows_of(x.astype("d"), geometry, -np.inf if is_max else 0.0)
+    expected = seen.max(-1) if is_max else seen.mean(-1)
+    gy = draw(1, expected.shape, "all" if content in SPECIAL else "none")
+    with kernels.use(provider):
+        y, saved = kernels.pool_forward(x, geometry)
+        gx = kernels.pool_backward(gy, shape, saved, geometry)
+    assert_same(y, expected)
+    if is_max:
+        index = seen.argmax(-1)  # the first; NaN counts as the largest
+        index[(seen == -np.inf).all(-1)] = 0
+        np.testing.assert_array_equal(kernels.pool_indices(saved, y.shape, geometry), index)
+        assert_same(gx, scattered(gy.astype("d")[..., None], index[..., None], geometry, shape))
+    else:
+        size = geometry.kh * geometry.kw
+        values = np.repeat(gy.astype("d")[..., None] / size, size, -1)
+        positions = np.broadcast_to(np.arange(size), values.shape)
+        assert_same(gx, scattered(values, positions, geometry, shape))
+
+
+def normalized(x, gamma, beta, mean, var, eps):
+    kept = (slice(None), *(None,) * (x.ndim - 2))
+    return (x - mean[kept]) / np.sqrt(var[kept] + eps) * gamma[kept] + beta[kept]
+
+
+def normalization_gradients(x, gamma, mean, var, gy, eps):
+    axis, kept = (0, *range(2, x.ndim)), (slice(None), *(None,) * (x.ndim - 2))
+    x_hat = normalized(x, np.ones_like(gamma), np.zeros_like(gamma), mean, var, eps)
+    gbeta, ggamma, m = gy.sum(axis), (gy * x_hat).sum(axis), x.size // x.shape[1]
+    return (gy - (gbeta[kept] + x_hat * ggamma[kept]) / m) * (gamma / np.sqrt(var + eps))[kept], ggamma, gbeta
+
+
+WHERE = ["x", "gamma", "beta", "gy", "mean", "var", "eps"]
+
+
+@pytest.mark.parametrize("shape", [(4, 8, 5, 7), (3, 5, 30, 31), (64, 20), (256, 33)])
+@pytest.mark.parametrize("special", ["nan", "negative nan", "inf", "-inf", "all"])
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_batch_normalization(provider, where, special, shape):
+    axis, eps = (0, *range(2, len(shape))), 0.0 if where == "eps" else 2e-5
+    x, gy = (draw(i, shape, special if where == name else "none") for i, name in enumerate(("x", "gy")))
+    gamma, beta, mean, var = (
+        draw(2 + i, shape[1:2], special if where == name else "none")
+        for i, name in enumerate(("gamma", "beta", "mean", "var"))
+    )
+    if where == "eps":
+        x[:, 0] = 3.0  # a variance of 0
+    var = abs(var)
+    x64, gy64, gamma64, beta64, mean64, var64 = (a.astype("d") for a in (x, gy, gamma, beta, mean, var))
+    for relu in (False, True):
+        final = rectified if relu else np.asarray
+        with kernels.use(provider):
+            y, m, v, saved = kernels.bn_forward(x, gamma, beta, eps, relu, axis)
+            fixed = kernels.bn_inference(x, gamma, beta, mean, var, eps, relu, axis)
+            out = backend.empty(shape, x.dtype)
+            kernels.bn_inference(x, gamma, beta, mean, var, eps, relu, axis, out)
+            grads = kernels.bn_backward(x, gamma, m, v, gy, eps, saved, relu, axis)
+        own = normalized(x64, gamma64, beta64, x64.mean(axis), x64.var(axis), eps)
+        assert_same(m, x64.mean(axis))
+        assert_same(v, x64.var(axis))
+        assert_same(y, final(own))
+        assert_same(fixed, final(normalized(x64, gamma64, beta64, mean64, var64, eps)))
+        np.testing.assert_array_equal(out, fixed)
+        g = np.where(own <= 0, 0.0, gy64) if relu else gy64
+        expected = normalization_gradients(x64, gamma64, x64.mean(axis), x64.var(axis), g, eps)
+        for actual, wanted in zip(grads, expected):
+            assert_same(actual, wanted, 1e-3)
+
+
+CONVOLUTIONS = [
+    ((2, 3, 8, 7), (4, 3, 3, 3), ConvGeometry(1, 1, 1, 1)),
+    ((2, 16, 9, 8), (8, 16, 3, 3), ConvGeometry(2, 2, 1, 1)),
+    ((2, 5, 6, 7), (7, 5, 1, 1), ConvGeometry()),
+    ((2, 8, 9, 9), (12, 2, 3, 3), ConvGeometry(1, 1, 1, 1, 1, 1, 4)),
+]
+
+
+def convolved(x, W, b, g):
+    o, per_group = W.shape[0], W.shape[0] // g.groups
+    pool = PoolGeometry("max", *W.shape[2:], g.sh, g.sw, g.ph, g.pw)
+    seen = windows_of(x, pool, 0.0)  # N C OH OW K
+    y = np.empty((x.shape[0], o, *seen.shape[2:4]))
+    for k in range(o):
+        first = (k // per_group) * W.shape[1]
+        part = seen[:, first : first + W.shape[1]] * W[k].reshape(1, W.shape[1], 1, 1, -1)
+        y[:, k] = part.sum((1, 4)) + b[k]
+    return y
+
+
+@pytest.mark.parametrize("special", ["nan", "inf", "all"])
+@pytest.mark.parametrize("where", ["x", "W", "b"])
+@pytest.mark.parametrize(("x_shape", "W_shape", "geometry"), CONVOLUTIONS)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_convolution(provider, x_shape, W_shape, geometry, where, special):
+    x, W, b = (
+        draw(i, shape, special if where == name else "none")
+        for i, (name, shape) in enumerate((("x", x_shape), ("W", W_shape), ("b", W_shape[:1])))
+    )
+    W = np.ascontiguousarray(W)
+    with kernels.use(provider):
+        y = kernels.conv_forward(x, W, b, geometry)
+    expected = convolved(x.astype("d"), W.astype("d"), b.astype("d"), geometry)
+    if where == "W" and geometry.ph:  # oneDNN does not multiply the padding, where 0 times NaN would be NaN
+        y, expected = y[:, :, 1:-1, 1:-1], expected[:, :, 1:-1, 1:-1]
+    assert_same(y, expected)
+
+
+@pytest.mark.parametrize("special", ["nan", "inf", "all"])
+@pytest.mark.parametrize("where", [0, 1])
+@pytest.mark.parametrize("shape", [(8, 9, 10), (70, 90, 130), (300, 64, 64)])
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_matrix_product(provider, shape, where, special):
+    m, k, n = shape
+    a, b = draw(0, (m, k), special if where == 0 else "none"), draw(1, (k, n), special if where else "none")
+    with kernels.use(provider):
+        y = kernels.matmul(a, b)
+    assert_same(y, (a.astype("d")[:, :, None] * b.astype("d")[None]).sum(1))
+
+
+# ---- through the functions that people call
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("special", [s for s in SPECIAL if s != "huge"])  # whose variance overflows
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_normalization_and_relu(provider, special, train):
+    """Whether or not the ReLU was expected."""
+    link, x = L.BatchNormalization(8), draw(0, (4, 8, 16, 16), special)
+    gy = draw(1, x.shape, special)
+    with kernels.use(provider), using_config("train", train):
+        F.relu(link(Variable(draw(2, x.shape, "none")) * 1.0))
+        results = []
+        for expected in (True, False):
+            link.avg_mean[...], link.avg_var[...] = 0.5, 2.0
+            link.cleargrads()
+            leaf = Variable(x)
+            h = link(leaf * 1.0)
+            assert any(p.write for p in fusion.waiting.values())
+            if not expected:
+                h.array  # noqa: B018
+            y = F.relu(h)
+            y.grad = gy
+            y.backward()
+            results.append([y.array, leaf.grad, link.gamma.grad, link.beta.grad])
+    for a, b in zip(*results):
+        assert_same(a, b)
+    own = (x.astype("d").mean((0, 2, 3)), x.astype("d").var((0, 2, 3))) if train else (np.full(8, 0.5), np.full(8, 2.0))
+    assert_same(results[0][0], rectified(normalized(x.astype("d"), np.ones(8), np.zeros(8), *own, 2e-5)))
+
+
+@pytest.mark.parametrize("special", SPECIAL)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_sum_and_relu(provider, special):
+    for shape in SHAPES:
+        a, b = draw(0, shape, special), draw(1, shape, special)
+        p, q = Variable(a), Variable(b)
+        with kernels.use(provider):
+            y = F.relu(p * 1.0 + q * 1.0)
+            y.grad = gy = draw(2, shape, special)
+            y.backward()
+        s = a + b  # in float32, where it may overflow
+        assert_same(y.array, rectified(s))
+        assert_same(p.grad, np.where(s <= 0, 0, gy))
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_dropout(provider):
+    """What is dropped is 0 times the element, as in the definition x mask."""
+    for shape in ((100,), (8, 16, 32, 32)):
+        x = draw(0, shape, "all")
+        with kernels.use(provider):
+            y, mask = F.dropout(x, 0.5, return_mask=True)
+        assert_same(y.array, x * mask)
+
+
+@pytest.mark.skipif(not HAS_ONEDNN, reason="oneDNN is not installed")
+def test_a_first_layer_of_nan_shows_in_the_loss():
+    net = dbrdist.Sequential(L.Convolution2D(3, 8, 3), L.BatchNormalization(8), F.relu, L.Linear(10))
+    x, t = draw(0, (16, 3, 16, 16), "none"), np.arange(16, dtype=np.int32) % 10
+    for _ in range(2):
+        assert np.isfinite(F.softmax_cross_entropy(net(x), t).array)
+    net[0].W.array[...] = np.nan
+    assert np.isnan(F.softmax_cross_entropy(net(x), t).array)
+    with using_config("train", False):
+        assert np.isnan(F.softmax_cross_entropy(net(x), t).array)
