@@ -13,13 +13,13 @@ from numpy import ndarray
 from dbrdist import kernels
 from dbrdist.core import ops
 from dbrdist.core.arrays import per_column, sum_rows
-from dbrdist.core.backend import Array, accumulation_dtype, empty
+from dbrdist.core.backend import Array, empty
 from dbrdist.core.checks import Operands, expected
 from dbrdist.core.graph import FunctionNode
 from dbrdist.core.rows import together
 from dbrdist.core.variable import Variable, as_variable
 
-# From this many multiplications on, the fastest kernel for products is worth the way to it.
+# From this many multiplications on, the call of the fastest kernel pays.
 _LARGE_PRODUCT = 1 << 19
 
 
@@ -31,7 +31,7 @@ class LinearFunction(FunctionNode):
 
     operands = Operands("linear", x="float", W="float", b="float")
     writes = True
-    product: Any = None  # how matrices of this size, on the host and all of one type, are multiplied
+    is_small = False  # so small that NumPy's own product on the host, both of one type, takes the least time
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         x, W = xs[0], xs[1]
@@ -42,45 +42,38 @@ class LinearFunction(FunctionNode):
             raise _mismatch(*xs)
         self._keep_inputs = (0, 1)
         dtype = x.dtype
-        if type(x) is ndarray and W.dtype is dtype:
-            is_small = num_rows * width * num_outputs < _LARGE_PRODUCT and dtype.itemsize > 2
-            self.product = _dot if is_small else kernels.matmul
-        if W.dtype is not dtype or dtype.itemsize == 2:  # sums run in the wider type, with one cast at the end
-            wide = np.promote_types(accumulation_dtype(dtype), accumulation_dtype(W.dtype))
-            if W.dtype is dtype:
-                y = kernels.matmul(x, W.T, empty((num_rows, num_outputs), wide, x))
-            else:
-                y = x.astype(wide).dot(W.astype(wide).T)
-            return ((y if b is None else y + b).astype(dtype),)
-        y = x.dot(W.T) if self.product is None else self.product(x, W.T)
-        if b is not None:
-            y += b if self.product is None else b[per_column(num_rows, num_outputs)]
-        return (y,)
+        if dtype.char in "fd" and num_rows * width * num_outputs < _LARGE_PRODUCT and W.dtype == dtype:
+            self.is_small = type(x) is ndarray
+            y = x.dot(W.T)
+            if b is not None:
+                y += b[per_column(num_rows, num_outputs)] if self.is_small else b
+            return (y,)
+        return (kernels.linear(x, W, b),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
-        gy = gys[0]
-        x, W = self._xs if type(gy) is ndarray else self.retained_inputs()
+        gy, nodes = gys[0], self.inputs
+        if self._on_variables:
+            x, W = self.retained_inputs()
+            products = lambda: ops.matmul(gy, W), lambda: ops.matmul(gy.T, x), lambda: ops.sum(gy, 0)
+            return tuple([_in_type(products[i](), nodes[i].dtype) for i in wanted])
+        x, W = self._xs
+        product = _dot if self.is_small and gy.dtype == x.dtype else kernels.matmul
         gxs: list[Any] = []
-        product = self.product
-        if product is not None and type(gy) is ndarray and gy.dtype is x.dtype:  # nearly always
-            for k, i in enumerate(wanted):
-                if i == 0:
-                    gxs.append(product(gy, W))
-                elif i == 1:
-                    gxs.append(product(gy.T, x, out and out[k]))
-                else:
-                    gxs.append(sum_rows(gy, out and out[k]))
-            return tuple(gxs)
-        nodes = self.inputs
         for k, i in enumerate(wanted):
             if i == 0:
-                g = ops.matmul(gy, W if W.dtype is gy.dtype else ops.cast(W, gy.dtype))
+                gxs.append(_in_type(product(gy, W), x.dtype))
             elif i == 1:
-                g = ops.matmul(gy.T, x, out and out[k])
+                target = out and out[k]
+                if target is None and product is kernels.matmul:
+                    target = empty(W.shape, W.dtype, gy)
+                gxs.append(product(gy.T, x, target))
             else:
-                g = ops.sum_to(gy, nodes[2].shape, out and out[k])
-            gxs.append(g if g.dtype is nodes[i].dtype else ops.cast(g, nodes[i].dtype))
+                gxs.append(_in_type(sum_rows(gy, out and out[k]), nodes[2].dtype))
         return tuple(gxs)
+
+
+def _in_type(g: Any, dtype: Any) -> Any:
+    return g if g.dtype == dtype else ops.cast(g, dtype)
 
 
 def linear(x: Any, W: Any, b: Any = None, n_batch_axes: int = 1) -> Any:

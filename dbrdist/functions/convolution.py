@@ -7,7 +7,8 @@ are again among the three, so that derivatives of any order come from these para
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from dbrdist import kernels
 from dbrdist.core import ops
@@ -117,9 +118,10 @@ def convolution_2d(
     Returns:
         (N, O, OH, OW) with OH = floor((H + 2 pad - dilate (kh - 1) - 1) / stride) + 1; rounded up with ``cover_all``.
     """
-    geometry = ConvGeometry(*pair(stride), *pair(pad), *pair(dilate), groups, cover_all)
-    _check("convolution_2d", x, W, b, geometry, x_channels=W.shape[1] * groups, out_channels=W.shape[0])
-    return Convolution2D(geometry).apply((x, W) if b is None else (x, W, b))[0]
+    window = _hashable(stride), _hashable(pad), _hashable(dilate), groups, cover_all
+    arguments = (x, W) if b is None else (x, W, b)
+    geometry = _geometry("convolution_2d", window, *[(a.shape, a.dtype) for a in arguments])
+    return Convolution2D(geometry).apply(arguments)[0]
 
 
 def deconvolution_2d(
@@ -139,9 +141,10 @@ def deconvolution_2d(
     Returns:
         (N, O) + outsize, by default OH = stride (H - 1) + dilate (kh - 1) + 1 - 2 pad.
     """
-    geometry = ConvGeometry(*pair(stride), *pair(pad), *pair(dilate), groups)
-    _check("deconvolution_2d", x, W, b, geometry, x_channels=W.shape[0], out_channels=W.shape[1] * groups)
-    g, (h, w), (kh, kw) = geometry, x.shape[2:], W.shape[2:]
+    window = _hashable(stride), _hashable(pad), _hashable(dilate), groups, False
+    arguments = (x, W) if b is None else (x, W, b)
+    g = _geometry("deconvolution_2d", window, *[(a.shape, a.dtype) for a in arguments])
+    (h, w), (kh, kw) = x.shape[2:], W.shape[2:]
     if outsize is None:
         outsize = (g.sh * (h - 1) + g.dh * (kh - 1) + 1 - 2 * g.ph, g.sw * (w - 1) + g.dw * (kw - 1) + 1 - 2 * g.pw)
     # Either rounding will do: Chainer lets outsize be what a convolution with cover_all would have come from.
@@ -150,7 +153,7 @@ def deconvolution_2d(
         raise expected("deconvolution_2d", "outsize", what, str(tuple(outsize)))
     geometry = g._replace(cover_all=g.out_hw(*outsize, kh, kw) != (h, w))
     shape = (x.shape[0], W.shape[1] * groups, *outsize)
-    return ConvolutionData(geometry, shape).apply((x, W) if b is None else (x, W, b))[0]
+    return ConvolutionData(geometry, shape).apply(arguments)[0]
 
 
 def pair(value: Any) -> tuple[int, int]:
@@ -161,19 +164,43 @@ def pair(value: Any) -> tuple[int, int]:
     return int(value), int(value)
 
 
-def _check(name: str, x: Any, W: Any, b: Any, g: ConvGeometry, x_channels: int, out_channels: int) -> None:
-    """Refuse shapes that do not fit together, in words."""
-    if len(W.shape) != 4 or W.shape[0] % g.groups:
-        raise expected(name, "W", f"4 axes, the first a multiple of groups={g.groups}", W)
-    if len(x.shape) != 4 or x.shape[1] != x_channels:
-        raise expected(name, "x", f"shape (N, {x_channels}, H, W) for W {tuple(W.shape)} with groups={g.groups}", x)
-    if not is_floating(x.dtype):
-        raise TypeError(str(expected(name, "x", "a floating type", x, "cast it first")))
-    if b is not None and tuple(b.shape) != (out_channels,):
-        raise expected(name, "b", f"shape ({out_channels},)", b)
+def _hashable(value: Any) -> Any:
+    return value if type(value) is tuple or type(value) is int else pair(value)
+
+
+class _Given(NamedTuple):
+    """What a message shows of an array."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+@lru_cache(maxsize=1024)
+def _geometry(name: str, window: tuple[Any, ...], *arrays: Any) -> ConvGeometry:
+    """The geometry of a call; shapes and types that do not fit together are refused, in words.
+
+    ``window``: stride, pad, dilate, groups, cover_all; ``arrays``: shapes and types of x, W and b. Remembered, since
+    it takes 5 us and a network asks the same at each step.
+    """
+    stride, pad, dilate, groups, cover_all = window
+    g = ConvGeometry(*pair(stride), *pair(pad), *pair(dilate), groups, cover_all)
     if min(g.sh, g.sw, g.dh, g.dw, g.groups) < 1 or min(g.ph, g.pw) < 0:
         raise expected(name, "stride, pad, dilate, groups", "numbers >= 1, and pad >= 0", str(g))
-    if name == "convolution_2d" and min(g.out_hw(*x.shape[2:], *W.shape[2:])) < 1:
+    given = [_Given(*a) for a in arrays]
+    for what, a in zip("xWb", given):
+        if not is_floating(a.dtype):
+            raise TypeError(str(expected(name, what, "a floating type", a, "cast it first")))
+    x, W = given[:2]
+    if len(W.shape) != 4 or W.shape[0] % g.groups:
+        raise expected(name, "W", f"4 axes, the first a multiple of groups={g.groups}", W)
+    is_forward = name == "convolution_2d"
+    x_channels, out_channels = (W.shape[1] * groups, W.shape[0]) if is_forward else (W.shape[0], W.shape[1] * groups)
+    if len(x.shape) != 4 or x.shape[1] != x_channels:
+        raise expected(name, "x", f"shape (N, {x_channels}, H, W) for W {tuple(W.shape)} with groups={g.groups}", x)
+    if len(given) > 2 and tuple(given[2].shape) != (out_channels,):
+        raise expected(name, "b", f"shape ({out_channels},)", given[2])
+    if is_forward and min(g.out_hw(*x.shape[2:], *W.shape[2:])) < 1:
         raise expected(
             name, "x", f"an image no smaller than the kernel of W {tuple(W.shape)}", x, "pad it, or shrink W"
         )
+    return g

@@ -117,16 +117,32 @@ def plain_empty(shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
     return backend.empty((prod(shape),), dtype, like).reshape(shape)
 
 
+def _wide(a: Array, b: Array) -> Any:
+    """The type in which the products of two arrays are summed."""
+    return backend.get_array_module(a).promote_types(
+        backend.accumulation_dtype(a.dtype), backend.accumulation_dtype(b.dtype)
+    )
+
+
 def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
-    """The product of two matrices of one type, as wide inside as the accumulation type."""
-    xp, dtype = backend.get_array_module(a, b), backend.accumulation_dtype(a.dtype)
-    if dtype == a.dtype:
+    """The product of two matrices, summed in the accumulation type, in the type of a or into ``out``."""
+    xp, dtype = backend.get_array_module(a, b), _wide(a, b)
+    if a.dtype == b.dtype == dtype:
         return xp.matmul(a, b, out=out)
-    y = xp.matmul(a.astype(dtype), b.astype(dtype))
+    y = xp.matmul(a.astype(dtype, copy=False), b.astype(dtype, copy=False))
     if out is None:
         return y.astype(a.dtype)
     out[...] = y
     return out
+
+
+def linear(x: Array, W: Array, b: Array | None) -> Array:
+    """x W^T + b, with sums in the accumulation type and one cast to the type of x."""
+    dtype = _wide(x, W)
+    y = x.astype(dtype, copy=False).dot(W.T.astype(dtype, copy=False))
+    if b is not None:
+        y += b.astype(dtype, copy=False)
+    return y.astype(x.dtype, copy=False)
 
 
 # ---- batch normalization, on the matrix (M, K): M elements are averaged, K are kept
@@ -329,7 +345,7 @@ def _planner(kernel: Any) -> Any:
 ROWS = {
     kernel.__name__: _planner(kernel)
     for kernel in (
-        conv_forward, conv_backward_data, conv_backward_weight, matmul, bn_forward, bn_inference, bn_backward,
+        conv_forward, conv_backward_data, conv_backward_weight, matmul, linear, bn_forward, bn_inference, bn_backward,
         pool_forward, pool_backward, pool_indices, relu_forward, relu_backward, add,
     )
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,15 @@ Array = np.ndarray
 _SMALL_PRODUCT = 1 << 19  # multiplications; below, NumPy's product takes less time than the call
 
 
-def _build(a: Array, b: Array, y: Array) -> Primitive:
+def _build(a: Array, b: Array, y: Array, bias: bool = False) -> Primitive:
     with Builder() as builder:
         left, right, result = (
             builder.memory(m.shape, onednn.data_type(m.dtype), onednn.element_strides(m)) for m in (a, b, y)
         )
-        description = builder.describe("matmul", left, right, None, result, builder.attributes())
-        return builder.primitive(description, {onednn.SRC: left, onednn.WEIGHTS: right, onednn.DST: result})
+        row = builder.memory((1, y.shape[1]), onednn.F32) if bias else None
+        description = builder.describe("matmul", left, right, row, result, builder.attributes())
+        memories = {onednn.SRC: left, onednn.WEIGHTS: right, onednn.DST: result}
+        return builder.primitive(description, memories | ({onednn.BIAS: row} if bias else {}))
 
 
 def _matrix(a: Array) -> Array:
@@ -33,16 +36,43 @@ def _matrix(a: Array) -> Array:
     return np.ascontiguousarray(a)
 
 
+def _as_is(a: Array) -> Array:
+    return a
+
+
+def _adapter(a: Array, dtype: Any) -> Callable[[Array], Array]:
+    """What turns matrices like ``a`` into what the library takes well: dense in rows or columns, of type ``dtype``."""
+    if a.dtype != dtype:
+        return caster(a, dtype)
+    return _as_is if _matrix(a) is a else np.ascontiguousarray
+
+
+def caster(a: Array, dtype: Any) -> Callable[[Array], Array]:
+    """A function that brings matrices like ``a`` to another type; the result lies in rows as ``a`` or its transpose."""
+    is_turned = _matrix(a) is a and a.strides[0] == a.itemsize
+    shape = a.shape[::-1] if is_turned else a.shape
+    with Builder() as b:
+        source = b.memory(shape, onednn.data_type(a.dtype))
+        primitive = b.reorder(source, b.memory(shape, onednn.data_type(dtype)))
+    assert primitive is not None
+    new = backend.allocator(shape, dtype)
+
+    def cast(a: Array) -> Array:
+        source, target = np.ascontiguousarray(a.T if is_turned else a), new()
+        primitive(address(source), address(target))
+        return target.T if is_turned else target
+
+    return cast
+
+
 def plan_matmul(a: Array, b: Array, out: Array | None) -> Any:
     """See numpy_.matmul."""
-    shape = a.shape[0], b.shape[1]
-    left, right = _matrix(a), _matrix(b)
-    primitive = _build(left, right, backend.empty(shape, a.dtype, a) if out is None else out)
-    new, is_plain = backend.allocator(shape, a.dtype), left is a and right is b
+    shape, dtype = (a.shape[0], b.shape[1]), min(a.dtype, b.dtype, key=lambda d: d.itemsize)
+    left, right, new = _adapter(a, dtype), _adapter(b, dtype), backend.allocator(shape, a.dtype)
+    primitive = _build(left(a), right(b), new() if out is None else out)
 
     def matmul(a: Array, b: Array, out: Array | None) -> Array:
-        if not is_plain:
-            a, b = _matrix(a), _matrix(b)
+        a, b = left(a), right(b)
         if out is None:
             out = new()
         primitive(address(a), address(b), address(out))
@@ -51,11 +81,41 @@ def plan_matmul(a: Array, b: Array, out: Array | None) -> Any:
     return matmul
 
 
-def _plan_large(a: Array, b: Array, out: Array | None = None) -> Any:
-    onednn.require(a, b)
-    if a.ndim != 2 or b.ndim != 2 or a.size * b.shape[1] < _SMALL_PRODUCT:
+def _check(a: Array, b: Array) -> None:
+    """Two matrices that are large enough, of float32 or of 16 bits."""
+    onednn.require(a)
+    onednn.require(b)
+    if a.ndim != 2 or b.ndim != 2 or a.size * b.shape[1] < _SMALL_PRODUCT >> 2 * (a.itemsize == 2):
         raise onednn.Unsupported("a small product, or none of two matrices")
+
+
+def _plan_large(a: Array, b: Array, out: Array | None = None) -> Any:
+    _check(a, b)
     return plan_matmul(a, b, out)
 
 
-ROWS = {"matmul": _plan_large}
+def _plan_linear(x: Array, W: Array, b: Array | None) -> Any:
+    if b is None:
+        return _without_bias(x, W)
+    _check(x, W.T)
+    if x.dtype.itemsize > W.dtype.itemsize:
+        raise onednn.Unsupported("W narrower than x")
+    left, right = _adapter(x, x.dtype), _adapter(W.T, x.dtype)
+    new = backend.allocator((x.shape[0], W.shape[0]), x.dtype)
+    primitive = _build(left(x), right(W.T), new(), bias=True)
+
+    def linear(x: Array, W: Array, b: Array) -> Array:
+        x, W, b = left(x), right(W.T), np.ascontiguousarray(b, np.float32)
+        y = new()
+        primitive(address(x), address(W), address(y), address(b))
+        return y
+
+    return linear
+
+
+def _without_bias(x: Array, W: Array) -> Any:
+    product = _plan_large(x, W.T)
+    return lambda x, W, b: product(x, W.T, None)
+
+
+ROWS = {"matmul": _plan_large, "linear": _plan_linear}
