@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import backend
+from dbrdist.core.backend import is_channels_last
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 
 Array = Any
@@ -342,10 +343,30 @@ def _planner(kernel: Any) -> Any:
     return lambda *arguments: kernel
 
 
+def _elementwise_planner(kernel: Any, formula: Any) -> Any:
+    """``formula`` alone where it keeps the layout: dense host arrays of one type with equal strides."""
+
+    def plan(*arrays: Array | None) -> Any:
+        first = arrays[0]
+        if type(first) is np.ndarray and first.dtype.char in "fd" and first.ndim == 4 and is_channels_last(first):
+            operands = [a for a in arrays if a is not None]
+            if all(a.strides == first.strides and a.dtype == first.dtype for a in operands):
+                zero = backend.number(0.0, first.dtype)
+                return formula(zero)
+        return kernel
+
+    return plan
+
+
 ROWS = {
     kernel.__name__: _planner(kernel)
     for kernel in (
         conv_forward, conv_backward_data, conv_backward_weight, matmul, linear, bn_forward, bn_inference, bn_backward,
-        pool_forward, pool_backward, pool_indices, relu_forward, relu_backward, add,
+        pool_forward, pool_backward, pool_indices,
     )
 }  # fmt: skip
+ROWS |= {
+    "relu_forward": _elementwise_planner(relu_forward, lambda zero: lambda x: np.maximum(x, zero)),
+    "relu_backward": _elementwise_planner(relu_backward, lambda zero: partial(_passed, np)),
+    "add": _elementwise_planner(add, lambda zero: np.add),
+}

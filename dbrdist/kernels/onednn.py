@@ -14,6 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from ctypes import byref, c_char_p, c_int, c_int64, c_size_t, c_void_p
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,8 @@ DIFF_SRC, DIFF_DST, DIFF_WEIGHTS, DIFF_SCALE, DIFF_SHIFT = 129, 145, 161, 255, 2
 QUERY_WEIGHTS, QUERY_DIFF_WEIGHTS, QUERY_WORKSPACE, QUERY_SCRATCHPAD, QUERY_IMPLEMENTATION = 131, 132, 135, 136, 8
 _UNIMPLEMENTED = 3
 _Dims = c_int64 * 12
+_OWN_SCRATCH_BYTES = 1 << 14  # up to here a primitive keeps its own, which takes a call less than to share one
+_pointer_at = c_void_p.from_address
 _POINTER_OFFSET = object.__basicsize__  # PyArrayObject's first field is its data pointer
 
 
@@ -53,7 +56,7 @@ class _Argument(ctypes.Structure):
 
 def address(a: np.ndarray) -> int:
     """The address of an array's first element, read from the array object: 0.08 us, a.ctypes.data takes 0.8 us."""
-    return c_void_p.from_address(id(a) + _POINTER_OFFSET).value or 0
+    return _pointer_at(id(a) + _POINTER_OFFSET).value or 0
 
 
 # ---- the library
@@ -157,7 +160,7 @@ def _leave_to_parent() -> None:
 class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.cache: OrderedDict[Hashable, Any] = OrderedDict()
-        self.scratch: dict[str, tuple[np.ndarray, int]] = {}
+        self.scratch: dict[str, np.ndarray] = {}
         self.stream = 0
 
 
@@ -172,14 +175,14 @@ def _stream() -> int:
     return _state.stream
 
 
-def scratch(role: str, num_bytes: int) -> int:
-    """The address of this thread's grow-only buffer for ``role``; its content is lost at the next call for it."""
-    buffer, start = _state.scratch.get(role, (None, 0))
-    if buffer is None or buffer.nbytes < num_bytes + 64:
-        buffer = np.empty(num_bytes + 64, np.uint8)
-        start = (address(buffer) + 63) & ~63
-        _state.scratch[role] = buffer, start
-    return start
+def scratch(role: str, num_bytes: int) -> np.ndarray:
+    """This thread's grow-only buffer for ``role``, on a cache line; its content is lost at the next call for it."""
+    buffer = _state.scratch.get(role)
+    if buffer is None or buffer.nbytes < num_bytes:
+        raw = np.empty(num_bytes + 64, np.uint8)
+        start = -address(raw) & 63
+        buffer = _state.scratch[role] = raw[start : start + num_bytes]
+    return buffer
 
 
 def cached(key: Hashable, build: Callable[[], Any]) -> Any:
@@ -324,8 +327,8 @@ class Primitive:
     """
 
     __slots__ = (
-        "_arguments", "_execute", "_handle", "_library", "_memories", "_num_arguments", "_pointer",
-        "_scratch_bytes", "_scratch_memory", "_scratch_start", "_set", "_stream", "implementation",
+        "_arguments", "_handle", "_library", "_memories", "_own_scratch", "_run", "_scratch_bytes", "_scratch_start",
+        "_set", "implementation",
     )  # fmt: skip
 
     def __init__(
@@ -334,35 +337,54 @@ class Primitive:
         handle = c_void_p()
         self._library, self._handle, self._memories = lib, handle, []
         check(lib.c.dnnl_primitive_create(byref(handle), description), "primitive")
-        self._handle, self._stream = handle.value, _stream()
-        self._set, self._execute = lib.set_handle, lib.execute
-        self._scratch_bytes = lib.c.dnnl_memory_desc_get_size(scratchpad) if scratchpad else 0
-        if self._scratch_bytes:
+        self._handle, self._set = handle.value, lib.set_handle
+        num_bytes = lib.c.dnnl_memory_desc_get_size(scratchpad) if scratchpad else 0
+        if num_bytes:
             memories = {**memories, SCRATCHPAD: scratchpad}
-        self._num_arguments = len(memories)
         self._arguments = (_Argument * len(memories))()
         for argument, (index, descriptor) in zip(self._arguments, memories.items()):
             memory = c_void_p()
             check(lib.c.dnnl_memory_create(byref(memory), descriptor, lib.engine, c_void_p(None)), "memory")
             self._memories.append(memory.value)
             argument.index, argument.memory = index, memory.value
-        self._pointer = ctypes.addressof(self._arguments)
-        self._scratch_memory = self._memories[-1]
-        self._scratch_start = 0
+        self._run = partial(lib.execute, self._handle, _stream(), len(memories), ctypes.addressof(self._arguments))
+        self._scratch_bytes, self._scratch_start, self._own_scratch = num_bytes, 0, None
+        if 0 < num_bytes <= _OWN_SCRATCH_BYTES:
+            self._own_scratch = np.empty(num_bytes + 64, np.uint8)
+            self._set(self._memories[-1], (address(self._own_scratch) + 63) & ~63)
+            self._scratch_bytes = 0
         name = c_char_p()
         lib.c.dnnl_primitive_desc_query(description, QUERY_IMPLEMENTATION, 0, byref(name))
         self.implementation = (name.value or b"").decode()
 
     def __call__(self, *addresses: int) -> None:
-        set_handle = self._set
+        """Execute on arrays given by their addresses."""
         for memory, start in zip(self._memories, addresses):
-            set_handle(memory, start)
+            self._set(memory, start)
+        self._execute()
+
+    def on2(self, a: np.ndarray, b: np.ndarray) -> None:
+        """Execute on two arrays: without a loop, for small ones."""
+        set_handle, memories = self._set, self._memories
+        set_handle(memories[0], _pointer_at(id(a) + _POINTER_OFFSET).value)
+        set_handle(memories[1], _pointer_at(id(b) + _POINTER_OFFSET).value)
+        self._execute()
+
+    def on3(self, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+        """Execute on three arrays."""
+        set_handle, memories = self._set, self._memories
+        set_handle(memories[0], _pointer_at(id(a) + _POINTER_OFFSET).value)
+        set_handle(memories[1], _pointer_at(id(b) + _POINTER_OFFSET).value)
+        set_handle(memories[2], _pointer_at(id(c) + _POINTER_OFFSET).value)
+        self._execute()
+
+    def _execute(self) -> None:
         if self._scratch_bytes:
-            start = scratch("scratchpad", self._scratch_bytes)
+            start = address(scratch("scratchpad", self._scratch_bytes))
             if start != self._scratch_start:
-                set_handle(self._scratch_memory, start)
+                self._set(self._memories[-1], start)
                 self._scratch_start = start
-        status = self._execute(self._handle, self._stream, self._num_arguments, self._pointer)
+        status = self._run()
         if status:
             raise RuntimeError(f"oneDNN returned status {status} from {self.implementation}")
 

@@ -80,14 +80,14 @@ def _readable(W: Array) -> Array:
     return dense
 
 
-def _packing(reorder: Primitive | None, num_bytes: int) -> Callable[[Array], int]:
-    """A function from weights to the address at which they lie as the primitive wants them."""
+def _packing(reorder: Primitive | None, num_bytes: int) -> Callable[[Array], Array]:
+    """A function from weights to memory in which they lie as the primitive wants them."""
     if reorder is None:
-        return address
+        return lambda W: W
 
-    def pack(W: Array) -> int:
+    def pack(W: Array) -> Array:
         target = scratch("weights", num_bytes)
-        reorder(address(W), target)
+        reorder.on2(W, target)
         return target
 
     return pack
@@ -105,10 +105,10 @@ def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -
             x, W = channels_last(x), _readable(W)
         y = new()
         if b is None:
-            primitive(address(x), pack(W), address(y))
+            primitive.on3(x, pack(W), y)
         else:
             b = np.ascontiguousarray(b, np.float32)
-            primitive(address(x), pack(W), address(y), address(b))
+            primitive(address(x), address(pack(W)), address(y), address(b))
         return y
 
     return conv_forward
@@ -124,7 +124,7 @@ def _plan_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeome
         if not is_plain:
             gy, W = channels_last(gy), _readable(W)
         gx = new()
-        primitive(address(gy), pack(W), address(gx))
+        primitive.on3(gy, pack(W), gx)
         return gx
 
     return conv_backward_data
@@ -153,11 +153,11 @@ def _plan_backward_weight(
         if out is None:
             out = new()
         if reorder is None:
-            primitive(address(x), address(gy), address(out))
+            primitive.on3(x, gy, out)
         else:
             target = scratch("weights", num_bytes)
-            primitive(address(x), address(gy), target)
-            reorder(target, address(out))
+            primitive.on3(x, gy, target)
+            reorder.on2(target, out)
         return out
 
     return conv_backward_weight

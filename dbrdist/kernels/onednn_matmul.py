@@ -59,7 +59,7 @@ def caster(a: Array, dtype: Any) -> Callable[[Array], Array]:
 
     def cast(a: Array) -> Array:
         source, target = np.ascontiguousarray(a.T if is_turned else a), new()
-        primitive(address(source), address(target))
+        primitive.on2(source, target)
         return target.T if is_turned else target
 
     return cast
@@ -75,7 +75,7 @@ def plan_matmul(a: Array, b: Array, out: Array | None) -> Any:
         a, b = left(a), right(b)
         if out is None:
             out = new()
-        primitive(address(a), address(b), address(out))
+        primitive.on3(a, b, out)
         return out
 
     return matmul
