@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist import kernels
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, elementwise, lies_as_images
+from dbrdist.core.backend import Array, elementwise
 from dbrdist.core.checks import Operands, expected, floating
 from dbrdist.core.fusion import MaskedGradient, take, waiting
 from dbrdist.core.graph import FunctionNode, call
@@ -67,13 +68,6 @@ sigmoid = function(
 tanh = public(ops.tanh)
 
 
-def _along(formula: Any, x: Array, axis: int) -> Array:
-    """``formula(x, axis)``, on the N H W C view of images, so that the result lies as they do."""
-    if x.ndim == 4 and lies_as_images(x):
-        return formula(x.transpose(0, 2, 3, 1), (0, 3, 1, 2)[axis]).transpose(0, 3, 1, 2)
-    return formula(x, axis)
-
-
 class Softmax(FunctionNode):
     """y = exp(x) / sum exp(x) along an axis; gx = y (gy - sum(y gy))"""
 
@@ -84,21 +78,12 @@ class Softmax(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_outputs((0,))
-        return (_along(_softmax_array, xs[0], self.axis),)
+        return (kernels.softmax(xs[0], self.axis),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         (y,) = self.retained_outputs()
         g = ops.mul(y, gys[0])
         return (ops.sub(g, ops.mul(y, ops.sum(g, self.axis, True))),)
-
-
-def _softmax_array(x: Array, axis: int) -> Array:
-    """Sums of 16-bit types run in float32, and the result is narrowed once."""
-    wide = x.astype(accumulation_dtype(x.dtype), copy=False)
-    p = wide - wide.max(axis=axis, keepdims=True)
-    np.exp(p, out=p)
-    p /= p.sum(axis=axis, keepdims=True)
-    return p.astype(x.dtype, copy=False)
 
 
 class LogSoftmax(FunctionNode):
@@ -111,18 +96,11 @@ class LogSoftmax(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_outputs((0,))
-        return (_along(_log_softmax_array, xs[0], self.axis),)
+        return (kernels.log_softmax(xs[0], self.axis),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         (y,) = self.retained_outputs()
         return (ops.sub(gys[0], ops.mul(ops.exp(y), ops.sum(gys[0], self.axis, True))),)
-
-
-def _log_softmax_array(x: Array, axis: int) -> Array:
-    wide = x.astype(accumulation_dtype(x.dtype), copy=False)
-    y = wide - wide.max(axis=axis, keepdims=True)
-    y -= np.log(np.exp(y).sum(axis=axis, keepdims=True))
-    return y.astype(x.dtype, copy=False)
 
 
 def _axis_of(function: str, x: Any, axis: int) -> int:

@@ -54,7 +54,7 @@ class LinearFunction(FunctionNode):
         gy, nodes = gys[0], self.inputs
         if self._on_variables:
             x, W = self.retained_inputs()
-            products = lambda: ops.matmul(gy, W), lambda: ops.matmul(gy.T, x), lambda: ops.sum(gy, 0)
+            products = lambda: ops.matmul(gy, W), lambda: ops.matmul(gy.T, x), lambda: _row_sum(gy, nodes[2])
             return tuple([_in_type(products[i](), nodes[i].dtype) for i in wanted])
         x, W = self._xs
         product = _dot if self.is_small and gy.dtype == x.dtype else kernels.matmul
@@ -68,8 +68,15 @@ class LinearFunction(FunctionNode):
                     target = empty(W.shape, W.dtype, gy)
                 gxs.append(product(gy.T, x, target))
             else:
-                gxs.append(_in_type(sum_rows(gy, out and out[k]), nodes[2].dtype))
+                gxs.append(_in_type(_row_sum(gy, nodes[2], out and out[k]), nodes[2].dtype))
         return tuple(gxs)
+
+
+def _row_sum(gy: Any, b: Any, out: Array = None) -> Any:
+    """The gradient of the bias, summed and kept in its own type where that is the wider one."""
+    if b.dtype.itemsize > gy.dtype.itemsize:
+        gy = ops.cast(gy, b.dtype)
+    return sum_rows(gy, out) if type(gy) is ndarray else ops.sum_to(gy, b.shape, out)
 
 
 def _in_type(g: Any, dtype: Any) -> Any:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from dbrdist import kernels
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, is_floating
-from dbrdist.core.checks import expected
+from dbrdist.core.backend import Array
+from dbrdist.core.checks import Operands, expected
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.kernels import ConvGeometry
 
@@ -23,6 +23,7 @@ _SPATIAL = (0, 2, 3)
 class Convolution2D(FunctionNode):
     """y = x * W + b"""
 
+    operands = Operands("convolution_2d", x="float", W="float", b="float")
     writes = True
 
     def __init__(self, geometry: ConvGeometry) -> None:
@@ -48,6 +49,7 @@ class Convolution2D(FunctionNode):
 class ConvolutionData(FunctionNode):
     """The gradient of a convolution with respect to x; with a bias, the transposed convolution."""
 
+    operands = Operands("deconvolution_2d", x="float", W="float", b="float")
     writes = True
 
     def __init__(self, geometry: ConvGeometry, x_shape: tuple[int, ...]) -> None:
@@ -98,6 +100,9 @@ def _per_channel(b: Array, dtype: Any) -> Array:
 
 
 def _bias_gradient(gy: Any, dtype: Any) -> Any:
+    """Summed and kept in the type of the bias where that is the wider one."""
+    if dtype.itemsize > gy.dtype.itemsize:
+        gy = ops.cast(gy, dtype)
     return ops.cast(ops.sum(gy, _SPATIAL), dtype)
 
 
@@ -187,9 +192,6 @@ def _geometry(name: str, window: tuple[Any, ...], *arrays: Any) -> ConvGeometry:
     if min(g.sh, g.sw, g.dh, g.dw, g.groups) < 1 or min(g.ph, g.pw) < 0:
         raise expected(name, "stride, pad, dilate, groups", "numbers >= 1, and pad >= 0", str(g))
     given = [_Given(*a) for a in arrays]
-    for what, a in zip("xWb", given):
-        if not is_floating(a.dtype):
-            raise TypeError(str(expected(name, what, "a floating type", a, "cast it first")))
     x, W = given[:2]
     if len(W.shape) != 4 or W.shape[0] % g.groups:
         raise expected(name, "W", f"4 axes, the first a multiple of groups={g.groups}", W)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from dbrdist import kernels
 from dbrdist.core import ops
 from dbrdist.core.arrays import mean, per_row, row_starts
 from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, is_array, is_floating, number
@@ -22,11 +23,12 @@ from dbrdist.functions.activation import Softmax, sigmoid
 from dbrdist.functions.math import clipped, exp, maximum
 
 # by name: to find them in NumPy again takes a tenth of their time on a small batch
+_LEAN_SCORES = 1 << 11  # above, the kernels for softmax pay
 _exp, _log, _multiply, _subtract, _sum = np.exp, np.log, np.multiply, np.subtract, np.add.reduce
 
 
-class LabelCrossEntropy(FunctionNode):
-    """y = mean of -ln softmax(x)[n, t_n]; x (N, K) on the host, every label valid: the lean path.
+class MeanCrossEntropy(FunctionNode):
+    """y = mean of -ln softmax(x)[n, t_n]; x (N, K) on the host, small, every label valid: the lean path.
 
     gx = (softmax(x) - onehot(t)) gy / N.
     """
@@ -66,10 +68,96 @@ class LabelCrossEntropy(FunctionNode):
         return (gx,)
 
 
-class WeightedCrossEntropy(FunctionNode):
-    """y[n, d] = -sum over k of q[n, k, d] ln softmax(x)[n, k, d], as sums in the wider type.
+class LabelCrossEntropy(FunctionNode):
+    """y[n, d] = -sum over k of q[n, k, d] ln softmax(x)[n, k, d] in the wider type, for integer labels t (N, D...).
 
-    x and q (N, K, D...); q is any array of weights: one-hot, smoothed, weighted by class, or soft targets.
+    q is (1 - smoothing) at the label and smoothing / K everywhere, times the weight of the class; 0 where ``valid`` is
+    False. Without smoothing it is not built. gx = softmax(x) gy sum_k q - q gy.
+    """
+
+    def __init__(self, t: Array, valid: Array, weight: Array, smoothing: float) -> None:
+        self.t = t
+        self.valid = valid  # shape of t, or None where all labels are
+        self.weight = weight  # (K,) in the wider type, or None
+        self.smoothing = smoothing
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0,))
+        x = xs[0]
+        xp = get_array_module(x)
+        dtype, num_classes = accumulation_dtype(x.dtype), x.shape[1]
+        self.shape = (*x.shape[:1], *x.shape[2:], num_classes)
+        logs = kernels.log_softmax(self._rows(x), 1)
+        t = self.t.reshape(-1).astype(np.int64, copy=False)
+        if self.valid is not None:
+            t = xp.where(self.valid.reshape(-1), t, 0)
+        self.at = xp.arange(len(t)) * num_classes + t
+        # Each label's weight at its class, and that of all classes.
+        self.at_label = xp.full(len(t), 1 - self.smoothing, dtype)
+        self.spread = dtype.type(self.smoothing / num_classes)
+        if self.weight is not None:
+            self.at_label *= self.weight[t]
+            self.spread = self.spread * self.weight
+        losses = -_product(xp, self.at_label, logs.reshape(-1).take(self.at))
+        if self.smoothing:
+            losses -= _product(xp, self.spread, logs).sum(axis=1)
+        return (self._only_valid(losses).reshape(self.shape[:-1]),)
+
+    def _rows(self, x: Array) -> Array:
+        """(N, K, D...) as (M, K) in the wider type: as it lies in memory for (N, K) and for channels-last images."""
+        rows = x.transpose(0, *range(2, x.ndim), 1).reshape(-1, x.shape[1])
+        return rows.astype(accumulation_dtype(x.dtype), copy=False)
+
+    def _only_valid(self, rows: Array) -> Array:
+        """Zero for ignored labels, whatever stands there: of scores that are all -inf comes NaN."""
+        if self.valid is None:
+            return rows
+        valid = self.valid.reshape(-1, *(1,) * (rows.ndim - 1))
+        return get_array_module(rows).where(valid, rows, rows.dtype.type(0))
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        gy, (x,) = gys[0], self.retained_inputs()
+        total = self.at_label + self.spread.sum() * (1 if self.weight is not None else self.shape[-1])
+        if self._on_variables:
+            p = call(Softmax(1), ops.cast(x, total.dtype))
+            total = self._only_valid(total).reshape(gy.shape)
+            q = _class_second(self._weights().reshape(self.shape))
+            shape = (x.shape[0], 1, *x.shape[2:])
+            scaled = ops.mul(p, ops.reshape(ops.mul(gy, total), shape))
+            return (ops.cast(ops.sub(scaled, ops.mul(q, ops.reshape(gy, shape))), x.dtype),)
+        gy = gy.reshape(-1)
+        gx = kernels.softmax(self._rows(x), 1)
+        gx *= (total * gy)[:, None]
+        if self.smoothing:
+            gx -= self._weights() * gy[:, None]
+        else:
+            gx.reshape(-1)[self.at] -= self.at_label * gy
+        gx = self._only_valid(gx).reshape(self.shape).astype(x.dtype, copy=False)
+        return (_class_second(gx),)
+
+    def _weights(self) -> Array:
+        """q (M, K)"""
+        xp = get_array_module(self.at_label)
+        q = xp.zeros((len(self.at), self.shape[-1]), self.at_label.dtype)
+        q.reshape(-1)[self.at] = self.at_label
+        return self._only_valid(q + self.spread)
+
+
+def _class_second(x: Array) -> Array:
+    """(N, D..., K) as (N, K, D...)"""
+    return x.transpose(0, x.ndim - 1, *range(1, x.ndim - 1))
+
+
+def _product(xp: Any, weight: Array, logs: Array) -> Array:
+    """Weights times logarithms; what has no weight adds nothing, also where the logarithm is -inf."""
+    if xp is not np or not weight.all():  # a look at weights on a GPU would wait for them
+        logs = xp.where(weight == 0, logs.dtype.type(0), logs)
+    return weight * logs
+
+
+class WeightedCrossEntropy(FunctionNode):
+    """y[n, d] = -sum over k of q[n, k, d] ln softmax(x)[n, k, d], as sums in the wider type; x and q (N, K, D...).
+
     gx = (softmax(x) sum_k q - q) gy.
     """
 
@@ -78,14 +166,11 @@ class WeightedCrossEntropy(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0,))
-        x = xs[0].astype(self.q.dtype, copy=False)
-        shifted = x - x.max(axis=1, keepdims=True)
-        log_total = np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-        return ((self.q * (log_total - shifted)).sum(axis=1),)
+        logs = kernels.log_softmax(xs[0].astype(self.q.dtype, copy=False), 1)
+        return (-_product(get_array_module(logs), self.q, logs).sum(axis=1),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        (x,) = self.retained_inputs()
-        q = self.q
+        (x,), q = self.retained_inputs(), self.q
         p = call(Softmax(1), ops.cast(x, q.dtype))
         gy = ops.reshape(gys[0], (x.shape[0], 1, *x.shape[2:]))
         gx = ops.mul(ops.sub(ops.mul(p, q.sum(axis=1, keepdims=True)), q), gy)
@@ -129,7 +214,7 @@ def softmax_cross_entropy(
         and ignore_label < 0
         and _is_plain(x._array if isinstance(x, Variable) else x, t)
     ):
-        return LabelCrossEntropy(t).apply((x,))[0]
+        return MeanCrossEntropy(t).apply((x,))[0]
     floating("softmax_cross_entropy", x=x)
     x = as_variable(x)
     one_of("softmax_cross_entropy", "reduce", ("mean", "no"), reduce)
@@ -148,14 +233,14 @@ def softmax_cross_entropy(
 
 
 def _is_plain(x: Any, t: Any) -> bool:
-    """True for scores (N, K) on the host, N > 0, whose labels are all from 0 to K - 1.
+    """True for a few scores (N, K) on the host, N > 0, whose labels are all from 0 to K - 1.
 
     The places of the extremes are found in a fifth of the time of the extremes themselves.
     """
     shape = x.shape
-    if len(shape) != 2 or type(t) is not ndarray or t.shape != shape[:1] or not shape[0]:
+    if len(shape) != 2 or type(t) is not ndarray or t.shape != shape[:1] or not 0 < x.size <= _LEAN_SCORES:
         return False
-    if t.dtype.kind not in "iu" or x.dtype.char not in "fd":
+    if t.dtype.kind not in "iu" or t.dtype == np.uint64 or x.dtype.char not in "fd":
         return False
     return t.item(t.argmin()) >= 0 and t.item(t.argmax()) < shape[1]
 
@@ -168,9 +253,9 @@ def _bad_labels(t: Array, num_classes: int, ignore_label: int) -> Exception:
 def _of_labels(
     x: Any, t: Array, normalize: bool, class_weight: Array, ignore_label: int, reduce: str, smoothing: float
 ) -> Any:
-    """The general path: a weight for each class of each label, then one sum."""
+    """The general path: any axes, types, weights and labels to be ignored."""
     xp = get_array_module(x.array)
-    num_classes = x.shape[1]
+    num_classes, dtype = x.shape[1], accumulation_dtype(x.dtype)
     if not 0 <= smoothing <= 1:
         raise expected("softmax_cross_entropy", "label_smoothing", "a number from 0 to 1", smoothing)
     valid = t != ignore_label
@@ -178,18 +263,13 @@ def _of_labels(
         known = t[valid]
         if known.size and (int(known.min()) < 0 or int(known.max()) >= num_classes):
             raise _bad_labels(known, num_classes, ignore_label)
-    dtype = accumulation_dtype(x.dtype)
-    classes = xp.arange(num_classes).reshape(-1, *(1,) * (x.ndim - 2))
-    q = (xp.expand_dims(t, 1) == classes).astype(dtype)
-    if smoothing:
-        q = q * dtype.type(1 - smoothing) + dtype.type(smoothing / num_classes)
     if class_weight is not None:
-        weight = class_weight.array if isinstance(class_weight, Variable) else class_weight
-        if not is_array(weight) or weight.shape != (num_classes,):
+        class_weight = class_weight.array if isinstance(class_weight, Variable) else class_weight
+        if not is_array(class_weight) or class_weight.shape != (num_classes,):
             raise expected("softmax_cross_entropy", "class_weight", f"an array of shape ({num_classes},)", class_weight)
-        q *= weight.astype(dtype).reshape(classes.shape)
-    q *= xp.expand_dims(valid, 1)
-    losses = WeightedCrossEntropy(q).apply((x,))[0]
+        class_weight = class_weight.astype(dtype)
+    mask = None if xp is np and valid.all() else valid
+    losses = LabelCrossEntropy(t, mask, class_weight, smoothing).apply((x,))[0]
     if reduce == "no":
         return ops.cast(losses, x.dtype)
     count = xp.maximum(valid.sum(), 1).astype(dtype) if normalize else dtype.type(max(len(t), 1))

@@ -9,6 +9,7 @@ from dbrdist.kernels.dispatch import (
     conv_backward_weight,
     conv_forward,
     linear,
+    log_softmax,
     matmul,
     pool_backward,
     pool_forward,
@@ -17,6 +18,7 @@ from dbrdist.kernels.dispatch import (
     provider_of,
     relu_backward,
     relu_forward,
+    softmax,
     use,
 )
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
@@ -32,6 +34,7 @@ __all__ = [
     "conv_backward_weight",
     "conv_forward",
     "linear",
+    "log_softmax",
     "matmul",
     "pool_backward",
     "pool_forward",
@@ -40,5 +43,6 @@ __all__ = [
     "provider_of",
     "relu_backward",
     "relu_forward",
+    "softmax",
     "use",
 ]

@@ -38,7 +38,7 @@ _maximum, _where = np.maximum, np.where
 _forced: str | None = None
 _warned = False
 # Where NumPy's own code is not much slower, a missing library is not worth a warning.
-_LIGHT = {"relu_forward", "relu_backward", "add", "matmul", "linear"}
+_LIGHT = {"relu_forward", "relu_backward", "add", "matmul", "linear", "softmax", "log_softmax"}
 
 
 class _ThreadPlans(threading.local):
@@ -294,6 +294,27 @@ def pool_gather(x: Array, indices: Array, geometry: PoolGeometry) -> Array:
     return numpy_.pool_gather(x, indices, geometry)
 
 
+# ---- softmax
+
+
+def _softmax_key(kernel: str, x: Array, axis: int) -> Any:
+    return kernel, type(x), x.shape, x.strides, x.dtype, axis
+
+
+def softmax(x: Array, axis: int) -> Array:
+    """exp(x) / sum exp(x) along an axis from 0 on; sums of 16-bit types run in float32."""
+    key = _softmax_key("softmax", x, axis)
+    plan = _local.plans.get(key) or _local.find(key, (x, axis))
+    return plan(x, axis)
+
+
+def log_softmax(x: Array, axis: int) -> Array:
+    """x - ln sum exp(x) along an axis from 0 on."""
+    key = _softmax_key("log_softmax", x, axis)
+    plan = _local.plans.get(key) or _local.find(key, (x, axis))
+    return plan(x, axis)
+
+
 # ---- elementwise
 
 
@@ -342,6 +363,8 @@ _KEYS: dict[str, Callable[..., Any]] = {
     "bn_forward": _bn_forward_key,
     "bn_inference": _bn_inference_key,
     "pool_forward": _pool_forward_key,
+    "softmax": lambda x, axis: _softmax_key("softmax", x, axis),
+    "log_softmax": lambda x, axis: _softmax_key("log_softmax", x, axis),
     "relu_forward": _relu_forward_key,
     "relu_backward": lambda y, gy: _pair_key("relu_backward", y, gy),
     "add": lambda a, b: _pair_key("add", a, b),

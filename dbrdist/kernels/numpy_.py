@@ -120,9 +120,7 @@ def plain_empty(shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
 
 def _wide(a: Array, b: Array) -> Any:
     """The type in which the products of two arrays are summed."""
-    return backend.get_array_module(a).promote_types(
-        backend.accumulation_dtype(a.dtype), backend.accumulation_dtype(b.dtype)
-    )
+    return np.promote_types(backend.accumulation_dtype(a.dtype), backend.accumulation_dtype(b.dtype))
 
 
 def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
@@ -306,6 +304,40 @@ def pool_gather(x: Array, indices: Array, geometry: PoolGeometry) -> Array:
     return backend.channels_last(xp.where(inside, seen, 0).astype(x.dtype, copy=False))
 
 
+# ---- softmax, along one axis
+
+
+def _along(formula: Any, x: Array, axis: int) -> Array:
+    """Run a formula on x in the accumulation type and an axis; on the N H W C view of images, to keep their layout."""
+    if x.ndim == 4 and backend.lies_as_images(x):
+        return _along(formula, x.transpose(0, 2, 3, 1)[None], (1, 4, 2, 3)[axis])[0].transpose(0, 3, 1, 2)
+    xp, dtype = backend.get_array_module(x), backend.accumulation_dtype(x.dtype)
+    return formula(xp, x.astype(dtype, copy=False), axis).astype(x.dtype, copy=False)
+
+
+def softmax(x: Array, axis: int) -> Array:
+    """exp(x) / sum exp(x), without overflow."""
+
+    def formula(xp: Any, x: Array, axis: int) -> Array:
+        p = x - x.max(axis=axis, keepdims=True)
+        xp.exp(p, out=p)
+        p /= p.sum(axis=axis, keepdims=True)
+        return p
+
+    return _along(formula, x, axis)
+
+
+def log_softmax(x: Array, axis: int) -> Array:
+    """x - ln sum exp(x), without overflow."""
+
+    def formula(xp: Any, x: Array, axis: int) -> Array:
+        y = x - x.max(axis=axis, keepdims=True)
+        y -= xp.log(xp.exp(y).sum(axis=axis, keepdims=True))
+        return y
+
+    return _along(formula, x, axis)
+
+
 # ---- elementwise
 
 
@@ -362,7 +394,7 @@ ROWS = {
     kernel.__name__: _planner(kernel)
     for kernel in (
         conv_forward, conv_backward_data, conv_backward_weight, matmul, linear, bn_forward, bn_inference, bn_backward,
-        pool_forward, pool_backward, pool_indices,
+        pool_forward, pool_backward, pool_indices, softmax, log_softmax,
     )
 }  # fmt: skip
 ROWS |= {

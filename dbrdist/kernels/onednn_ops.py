@@ -8,6 +8,7 @@ from dbrdist.kernels import (
     onednn_matmul,
     onednn_normalization,
     onednn_pooling,
+    onednn_softmax,
 )
 
 ROWS = {
@@ -16,4 +17,5 @@ ROWS = {
     **onednn_matmul.ROWS,
     **onednn_normalization.ROWS,
     **onednn_pooling.ROWS,
+    **onednn_softmax.ROWS,
 }

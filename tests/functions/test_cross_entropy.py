@@ -1,0 +1,247 @@
+"""softmax_cross_entropy, softmax and log_softmax on every path, against sums written out in float64."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import numpy as np
+import pytest
+
+import dbrdist.functions as F
+from dbrdist import Variable, kernels
+from dbrdist.core import backend
+from dbrdist.kernels import onednn
+
+try:
+    import torch
+except ImportError:
+    if os.environ.get("DBRDIST_REQUIRE_TORCH"):
+        raise
+    torch = None
+try:
+    onednn.library()
+    PROVIDERS = ["numpy", "onednn"]
+except onednn.Unavailable:
+    PROVIDERS = ["numpy"]
+
+INF = np.inf
+SHAPES = [(6, 5), (300, 10), (40, 1000), (3, 7, 11), (2, 6, 9, 8), (2, 3, 4, 3, 2), (0, 4), (5, 1)]
+
+
+def reference(x, t, weight=None, ignore=-1, smoothing=0.0):
+    """Losses of each label and the gradient of their sum, label by label; what has no weight adds nothing."""
+    x = np.moveaxis(x.astype(np.float64), 1, -1)
+    num_classes = x.shape[-1]
+    losses, gx = np.zeros(t.shape), np.zeros(x.shape)
+    for i in np.ndindex(t.shape):
+        if t[i] == ignore:
+            continue
+        q = np.full(num_classes, smoothing / num_classes)
+        q[int(t[i])] += 1 - smoothing
+        q *= 1 if weight is None else weight
+        largest = x[i].max()
+        log_total = largest + np.log(np.exp(x[i] - largest).sum())
+        losses[i] = sum(q[k] * (log_total - x[i][k]) for k in range(num_classes) if q[k])
+        gx[i] = np.exp(x[i] - log_total) * q.sum() - q
+    return losses, np.moveaxis(gx, -1, 1)
+
+
+def drawn(shape, dtype="float32", masked=False, ignored=False, seed=0):
+    """Scores and labels; ``masked``: a third of the scores are -inf, none of them at its label."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(0, 3, shape).astype(backend.as_dtype(dtype))
+    t = rng.integers(0, shape[1], (shape[0], *shape[2:]))
+    if masked:
+        at_label = np.expand_dims(t, 1) == np.arange(shape[1]).reshape(-1, *(1,) * (len(shape) - 2))
+        x[(rng.random(shape) < 0.3) & ~at_label] = -INF
+    if ignored:
+        t[rng.random(t.shape) < 0.3] = -1
+    return backend.channels_last(x) if x.ndim == 4 else x, t
+
+
+def check(x, t, rtol, provider="numpy", **options):
+    weight, ignore = options.get("class_weight"), options.get("ignore_label", -1)
+    losses, gx = reference(x, t, weight, ignore, options.get("label_smoothing", 0.0))
+    count = max((t != ignore).sum(), 1) if options.get("normalize", True) else max(len(t), 1)
+    a, b = Variable(x), Variable(x)
+    with kernels.use(provider):
+        mean = F.softmax_cross_entropy(a, t, **options)
+        mean.backward()
+        each = F.softmax_cross_entropy(b, t, reduce="no", **options)
+        each.grad = np.ones(each.shape, each.dtype)
+        each.backward()
+    assert mean.dtype == each.dtype == a.grad.dtype == x.dtype
+    scale = max(1.0, np.abs(losses[np.isfinite(losses)]).max(initial=0))
+    np.testing.assert_allclose(mean.array.astype("d"), losses.sum() / count, rtol=rtol, atol=rtol * scale)
+    np.testing.assert_allclose(each.array.astype("d"), losses, rtol=rtol, atol=rtol * scale)
+    np.testing.assert_allclose(a.grad.astype("d"), gx / count, rtol=rtol, atol=rtol / count)
+    np.testing.assert_allclose(b.grad.astype("d"), gx, rtol=rtol, atol=rtol)
+    if x.ndim == 4:
+        assert backend.is_channels_last(a.grad)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_argument(shape, masked, provider):
+    x, t = drawn(shape, masked=masked)
+    weight = np.linspace(0, 2, shape[1]).astype(np.float32)
+    for ignored, w, normalize in itertools.product((False, True), (None, weight), (True, False)):
+        t = drawn(shape, ignored=ignored)[1]
+        check(x, t, 2e-5, provider, class_weight=w, normalize=normalize)
+    check(x, np.where(t == -1, 0, t), 2e-5, provider, ignore_label=0)
+    if not masked:  # each masked class has a share of the smoothed labels: an infinite loss, see below
+        check(x, t, 2e-5, provider, class_weight=weight, label_smoothing=0.3)
+        check(x, t, 2e-5, provider, label_smoothing=1.0)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [("float64", 1e-12), ("float16", 2e-3), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize("shape", [(6, 5), (40, 100), (2, 6, 9, 8)])
+def test_other_types(shape, dtype, rtol):
+    x, t = drawn(shape, dtype, masked=True, ignored=True)
+    check(x, t, rtol)
+    check(x, t, rtol, class_weight=np.linspace(0.5, 2, shape[1]))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
+@pytest.mark.parametrize("shape", [(6, 5), (300, 10), (2, 6, 9, 8)])
+def test_labels_of_any_integer_type(shape, dtype):
+    x, t = drawn(shape)
+    check(x, t.astype(dtype), 2e-5)
+    check(x, t.astype(dtype), 2e-5, ignore_label=2)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("options", [{}, {"ignore_label": 0}, {"class_weight": np.ones(100, np.float32)}])
+def test_a_label_whose_score_is_masked_costs_infinity_and_keeps_its_gradient_finite(options, provider):
+    for num_rows in (4, 300):
+        x, t = drawn((num_rows, 100))
+        t[1] = 7
+        x[1, 7] = -INF
+        v = Variable(x)
+        with kernels.use(provider):
+            loss = F.softmax_cross_entropy(v, t, **options)
+            loss.backward()
+        count = (t != options.get("ignore_label", -1)).sum()
+        assert loss.array == INF
+        np.testing.assert_allclose(
+            v.grad, reference(x, t, ignore=options.get("ignore_label", -1))[1] / count, atol=1e-6
+        )
+        assert v.grad[1, 7] == pytest.approx(-1 / count)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_ignored_rows_count_nothing_whatever_their_scores(provider):
+    for num_rows, bad in itertools.product((4, 300), (-INF, np.nan, INF)):
+        x, t = drawn((num_rows, 100))
+        t[2], x[2] = -1, bad
+        v = Variable(x)
+        with kernels.use(provider), np.errstate(invalid="ignore"):
+            loss = F.softmax_cross_entropy(v, t)
+            loss.backward()
+        x[2] = 0
+        losses, gx = reference(x, t)
+        assert loss.array == pytest.approx(losses.sum() / (num_rows - 1), rel=1e-5)
+        np.testing.assert_allclose(v.grad, gx / (num_rows - 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_classes_without_weight_or_probability_may_be_masked(provider):
+    for num_rows in (4, 300):
+        x, t = drawn((num_rows, 100))
+        t = np.maximum(t, 1)
+        x[:, 0] = -INF
+        weight = np.ones(100, np.float32)
+        weight[0] = 0
+        check(x, t, 2e-5, provider, class_weight=weight, label_smoothing=0.2)
+        q = np.full((num_rows, 100), 1 / 99, np.float32)
+        q[:, 0] = 0
+        v = Variable(x)
+        with kernels.use(provider):
+            loss = F.softmax_cross_entropy(v, q)
+            loss.backward()
+        log_total = np.log(np.exp(x[:, 1:].astype("d")).sum(1))
+        assert loss.array == pytest.approx((log_total - x[:, 1:].mean(1)).mean(), rel=1e-5)
+        p = np.exp(x - log_total[:, None])
+        np.testing.assert_allclose(v.grad, (p - q) / num_rows, atol=1e-6)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_nan_in_a_row_is_seen_in_that_row_alone(provider):
+    for num_rows in (4, 300):
+        x, t = drawn((num_rows, 100))
+        x[1, 3] = np.nan
+        with kernels.use(provider):
+            losses = F.softmax_cross_entropy(x, t, reduce="no").array
+            outputs = [f(x).array for f in (F.softmax, F.log_softmax)]
+        assert np.isnan(losses).tolist() == [i == 1 for i in range(num_rows)]
+        for y in outputs:
+            assert np.isnan(y[1]).all()
+            assert not np.isnan(np.delete(y, 1, 0)).any()
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((6, 5), 1), ((300, 10), 1), ((300, 10), 0), ((4, 6, 9, 8), 1), ((4, 6, 9, 8), 2), ((3, 40, 50), 2), ((0, 3), 1)],
+)
+def test_softmax(shape, axis, provider):
+    for masked in (False, True):
+        x = drawn(shape, masked=masked)[0]
+        exponentials = np.exp(x.astype("d"))
+        p = exponentials / exponentials.sum(axis, keepdims=True)
+        gy = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+        gp = p * (gy - (p * gy).sum(axis, keepdims=True))
+        a, b = Variable(x), Variable(x)
+        with kernels.use(provider), np.errstate(divide="ignore"):
+            y, z = F.softmax(a, axis), F.log_softmax(b, axis)
+            y.grad, z.grad = gy, gy
+            y.backward()
+            z.backward()
+            np.testing.assert_allclose(y.array, p, atol=2e-6)
+            np.testing.assert_allclose(z.array, np.log(p), rtol=2e-6, atol=1e-5)
+            np.testing.assert_allclose(a.grad, gp, atol=5e-6)
+            np.testing.assert_allclose(b.grad, gy - p * gy.sum(axis, keepdims=True), atol=3e-5)
+            is_served = x.size >= 512 and axis == (1 if x.ndim == 4 else x.ndim - 1)
+            served = {kernels.provider_of(k, x, axis) for k in ("softmax", "log_softmax")}
+            assert served == {provider if is_served else "numpy"}
+
+
+def test_integers_are_refused_in_words():
+    scores, t = np.ones((2, 3), int), np.array([0, 1])
+    for name in ("softmax", "log_softmax"):
+        with pytest.raises(TypeError, match=rf"{name}: x: expected a floating type, got shape \(2, 3\) and dtype i"):
+            getattr(F, name)(scores)
+    with pytest.raises(TypeError, match=r"softmax_cross_entropy: x: expected a floating type, got shape"):
+        F.softmax_cross_entropy(scores, t)
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("shape", [(6, 5), (40, 1000), (3, 7, 11), (2, 6, 9, 8), (2, 3, 4, 3, 2)])
+def test_against_pytorch(shape, provider):
+    x, t = drawn(shape, ignored=True)
+    t[(0,) * t.ndim] = 1
+    x[(0, 0, *(0,) * (x.ndim - 2))] = -INF
+    weight = np.linspace(0.5, 2, shape[1]).astype(np.float32)
+    for w, ignore, smoothing, reduce in itertools.product((None, weight), (-1, 2), (0.0, 0.2), ("mean", "no")):
+        if smoothing and np.isinf(x).any():
+            continue
+        peer = torch.from_numpy(np.array(x)).requires_grad_()
+        labels = torch.from_numpy(np.where(t == -1, ignore, t))
+        losses = torch.nn.functional.cross_entropy(
+            peer, labels, None if w is None else torch.from_numpy(w), ignore_index=ignore, label_smoothing=smoothing,
+            reduction="none",
+        )  # fmt: skip
+        expected = losses.sum() / (labels != ignore).sum() if reduce == "mean" else losses
+        expected.sum().backward()
+        v = Variable(x)
+        with kernels.use(provider):
+            y = F.softmax_cross_entropy(
+                v, labels.numpy(), class_weight=w, ignore_label=ignore, label_smoothing=smoothing, reduce=reduce
+            )
+            F.sum(y).backward()
+        np.testing.assert_allclose(y.array, expected.detach().numpy(), rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(v.grad, peer.grad.numpy(), rtol=2e-5, atol=2e-6)
