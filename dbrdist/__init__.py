@@ -5,10 +5,12 @@ when they are first named.
 """
 
 import importlib
+import sys
 from typing import Any
 
 from dbrdist import errors
-from dbrdist.core import backend, gradient_check, random
+from dbrdist.core import backend, gradient_check, link, link_hook, missing_names, optimizer, random, reporter, variable
+from dbrdist.core import graph as function_node
 from dbrdist.core import serializer as serializers
 from dbrdist.core.backend import get_array_module, get_device, using_device
 from dbrdist.core.backprop import backward, grad
@@ -60,12 +62,18 @@ _LOADED_WHEN_NAMED = (
 )
 
 
+# Chainer's paths of modules that have another place here: `from dbrdist.serializers import load_npz`.
+for _module in (backend, gradient_check, link, link_hook, optimizer, random, reporter, variable):
+    sys.modules[_module.__name__.replace(".core.", ".")] = _module
+sys.modules |= {"dbrdist.function_node": function_node, "dbrdist.serializers": serializers}
+
+
 def __getattr__(name: str) -> Any:
     if name in _LOADED_WHEN_NAMED:
         return importlib.import_module(f"dbrdist.{name}")
     if name == "load":
         return importlib.import_module("dbrdist.training.runs").load
-    raise AttributeError(f"module 'dbrdist' has no attribute {name!r}")
+    raise missing_names.error("dbrdist", name)
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,6 @@
 """Initializers of parameters, under Chainer's module name."""
 
+from dbrdist.core.missing_names import explained as _explained
 from dbrdist.links.initializers import (
     Constant,
     GlorotNormal,
@@ -37,3 +38,5 @@ __all__ = [
     "Zero",
     "generate_array",
 ]
+
+__getattr__ = _explained(__name__)

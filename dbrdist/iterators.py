@@ -1,5 +1,6 @@
 """Iterators over datasets, under Chainer's module name."""
 
+from dbrdist.core.missing_names import explained as _explained
 from dbrdist.datasets.order import OrderSampler, ShuffleOrderSampler
 from dbrdist.datasets.prefetch import MultiprocessIterator, MultithreadIterator
 from dbrdist.datasets.serial import Iterator, SerialIterator
@@ -12,3 +13,5 @@ __all__ = [
     "SerialIterator",
     "ShuffleOrderSampler",
 ]
+
+__getattr__ = _explained(__name__)

@@ -111,10 +111,7 @@ class NpzDeserializer(Deserializer):
             return value
         if key not in self.npz:
             if self.strict:
-                raise CheckpointError(
-                    f"{key}: expected this entry in the saved state, but it is not there; "
-                    "the state belongs to another architecture, or load it with strict=False"
-                )
+                raise CheckpointError(_missing(key, self.npz))
             return value
         saved = self.npz[key]
         if saved is None:
@@ -126,6 +123,14 @@ class NpzDeserializer(Deserializer):
         if isinstance(value, str):
             return str(saved)
         return _as_loaded(key, value, saved)
+
+
+def _missing(key: str, saved: Mapping[str, Any]) -> str:
+    words = f"{key}: expected this entry in the saved state, but it is not there"
+    paths = [name[: -len(key)] for name in saved if name.endswith("/" + key)]
+    if paths:
+        return f"{words}; the state has {paths[0] + key!r}: load it with path={paths[0]!r}"
+    return f"{words}; the state belongs to another architecture, or load it with strict=False"
 
 
 def _as_loaded(key: str, value: Any, saved: Any) -> Any:

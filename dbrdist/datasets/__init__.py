@@ -1,5 +1,6 @@
 """Examples, their order, and how they become batches."""
 
+from dbrdist.core.missing_names import explained as _explained
 from dbrdist.datasets.base import Batch, DatasetMixin, SkipExample, block, block_bounds
 from dbrdist.datasets.combine import AugmentedDataset, ConcatenatedDataset, DictDataset, TransformDataset, TupleDataset
 from dbrdist.datasets.digits import get_digits
@@ -69,3 +70,5 @@ __all__ = [
     "split_dataset_n_random",
     "split_dataset_random",
 ]
+
+__getattr__ = _explained(__name__)

@@ -148,6 +148,9 @@ def _preparation() -> dict[str, Any]:
     """What a new interpreter must know before it can unpickle what ours pickled."""
     data = spawn.get_preparation_data("dbrdist-loader")
     data["authkey"] = bytes(data["authkey"])
+    main = data.get("init_main_from_path")
+    if main is not None and not os.path.exists(main):  # a script from standard input: <stdin>
+        del data["init_main_from_path"]
     return data
 
 

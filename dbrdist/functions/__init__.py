@@ -1,5 +1,6 @@
 """Differentiable operations. They take arrays or Variables and always return Variables."""
 
+from dbrdist.core.missing_names import explained as _explained
 from dbrdist.functions.activation import (
     clipped_relu,
     crelu,
@@ -238,3 +239,5 @@ __all__ = [
     "vstack",
     "where",
 ]
+
+__getattr__ = _explained(__name__)

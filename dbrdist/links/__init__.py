@@ -1,5 +1,6 @@
 """Links: parameters that meet data."""
 
+from dbrdist.core.missing_names import explained as _explained
 from dbrdist.links.classifier import Classifier
 from dbrdist.links.connection import Bilinear, EmbedID, Linear
 from dbrdist.links.convolution import Convolution2D, Deconvolution2D
@@ -20,3 +21,5 @@ __all__ = [
     "Scale",
     "Swish",
 ]
+
+__getattr__ = _explained(__name__)

@@ -1,5 +1,6 @@
 """Update rules, hooks and schedules."""
 
+from dbrdist.core.missing_names import explained as _explained
 from dbrdist.optimizers.adam import Adam, AdamW
 from dbrdist.optimizers.gradient_descent import SGD, CorrectedMomentumSGD, MomentumSGD, NesterovAG
 from dbrdist.optimizers.hooks import GradientClipping, GradientHardClipping, WeightDecay
@@ -17,3 +18,5 @@ __all__ = [
     "NesterovAG",
     "WeightDecay",
 ]
+
+__getattr__ = _explained(__name__)

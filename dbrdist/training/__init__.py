@@ -1,5 +1,6 @@
 """The training loop: trainer, updaters, triggers, extensions."""
 
+from dbrdist.core.missing_names import explained as _explained
 from dbrdist.training import extensions as extensions
 from dbrdist.training import triggers as triggers
 from dbrdist.training import updaters as updaters
@@ -12,3 +13,5 @@ from dbrdist.training.trainer import Trainer as Trainer
 from dbrdist.training.triggers import get_trigger as get_trigger
 from dbrdist.training.updater import StandardUpdater as StandardUpdater
 from dbrdist.training.updater import Updater as Updater
+
+__getattr__ = _explained(__name__)

@@ -42,7 +42,9 @@ def load(run_dir: str | os.PathLike[str], device: Any = None) -> Link:
         with open(os.path.join(folder, RECIPE), encoding="utf-8") as file:
             recipe = json.load(file)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder}: expected the folder of a run, with a {RECIPE} in it: {error}") from error
+        raise CheckpointError(
+            f"{folder}: expected the folder of a run of dbrdist-train, with a {RECIPE} in it: {error}{_hint(folder)}"
+        ) from error
     path = snapshots.newest(folder)
     if path is None:
         raise CheckpointError(f"{folder}: expected a snapshot in it, found no whole one")
@@ -50,6 +52,14 @@ def load(run_dir: str | os.PathLike[str], device: Any = None) -> Link:
         model = _make(recipe)
     load_npz(path, model, path=MODEL_PATH)
     return model if device is None else model.to_device(device)
+
+
+def _hint(folder: str) -> str:
+    """How to load what a trainer of a script has saved: only the script knows its network."""
+    path = snapshots.newest(folder)
+    if path is None:
+        return ""
+    return f"; for the snapshot of a script: load_npz({path!r}, model, path='updater/model:main/')"
 
 
 def _make(recipe: dict[str, Any]) -> Link:

@@ -55,6 +55,9 @@ def test_the_trained_network_comes_back(run):
     assert f"test accuracy {100 * accuracy:.2f} %" in out
     with pytest.raises(dbrdist.errors.CheckpointError, match="expected the folder of a run"):
         runs.load("nowhere")
+    Path("result/model.json").unlink()  # as in the folder of a script's own trainer
+    with pytest.raises(dbrdist.errors.CheckpointError, match=r"for the snapshot of a script: load_npz\('result/snapsh"):
+        runs.load("result")
 
 
 def test_a_device_that_is_not_there_is_named(run, monkeypatch):

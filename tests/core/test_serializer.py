@@ -264,3 +264,16 @@ def test_threads_may_save_to_one_path(tmp_path):
         t.join()
     assert errors == [] and os.listdir(tmp_path) == ["m.npz"]
     load_npz(tmp_path / "m.npz", Inner(0.0))
+
+
+def test_a_part_of_a_snapshot_without_its_path_is_told_where_it_is(tmp_path):
+    model = dbrdist.links.Linear(3, 2)
+    whole = dbrdist.Chain(model=model)
+    save_npz(tmp_path / "whole.npz", whole)
+    with pytest.raises(CheckpointError, match=r"the state has 'model/W': load it with path='model/'"):
+        load_npz(tmp_path / "whole.npz", dbrdist.links.Linear(3, 2))
+    again = dbrdist.links.Linear(3, 2)
+    load_npz(tmp_path / "whole.npz", again, path="model/")
+    np.testing.assert_array_equal(again.W.array, model.W.array)
+    with pytest.raises(CheckpointError, match="belongs to another architecture"):
+        load_npz(tmp_path / "whole.npz", dbrdist.Chain(other=dbrdist.links.Linear(3, 2)))

@@ -313,6 +313,14 @@ def script(tmp_path, stay, guard=True):
 
 
 @pytest.mark.timeout(60)
+def test_a_script_from_standard_input_has_workers():
+    text = SCRIPT.format(path=sys.path, stay=False, guard=True)
+    done = subprocess.run([sys.executable, "-"], input=text, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.split()) == 2
+
+
+@pytest.mark.timeout(60)
 def test_workers_end_when_their_parent_is_killed(tmp_path):
     parent = script(tmp_path, stay=True)
     pids = [int(pid) for pid in parent.stdout.readline().split()]

@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "chainer.md"
-NAMES = ROOT / "docs" / "chainer-names.txt"
+NAMES = ROOT / "dbrdist" / "core" / "chainer-names.txt"
 BEGIN, END = "<!-- made by tests/rules/chainer_page.py: begin -->\n", "<!-- end -->\n"
 
 

@@ -1,7 +1,9 @@
 """docs/chainer.md says truly what is there, and the script it ports runs."""
 
+import importlib
 import re
 import runpy
+import subprocess
 import sys
 
 import pytest
@@ -41,3 +43,52 @@ def test_a_ported_script_runs(tmp_path, monkeypatch, capsys, fresh):
     assert float(last.split()[-1]) > 0.9
     assert (tmp_path / "model.npz").exists()
     assert dbrdist.config.train
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("serializers", "load_npz"),
+        ("gradient_check", "check_backward"),
+        ("backend", "get_array_module"),
+        ("reporter", "Reporter"),
+        ("function_node", "FunctionNode"),
+        ("variable", "Variable"),
+        ("link", "Link"),
+        ("link_hook", "LinkHook"),
+        ("optimizer", "GradientMethod"),
+        ("random", "set_seed"),
+    ],
+)
+def test_a_module_path_of_chainer_is_the_module_itself(path, name):
+    """Imported in a fresh process by its path, and no second copy of what dbrdist has."""
+    program = f"from dbrdist.{path} import {name}; import dbrdist; assert dbrdist.{path}.{name} is {name}"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    ours = getattr(dbrdist, path)
+    assert ours is importlib.import_module(f"dbrdist.{path}") is sys.modules[ours.__name__]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "message"),
+    [
+        ("links", "LSTM", "module 'dbrdist.links' has no attribute 'LSTM'; LSTM is a name of Chainer that dbrdist "),
+        ("training.extensions", "PlotReport", "PlotReport is a name of Chainer that dbrdist does not have yet"),
+        ("iterators", "DaliIterator", "DaliIterator is a name of Chainer that dbrdist does not have yet"),
+        ("links", "Conv2d", "module 'dbrdist.links' has no attribute 'Conv2d'; did you mean 'Convolution2D'[?]"),
+        ("functions", "cross_entropy", "did you mean 'softmax_cross_entropy'[?]"),
+        ("optimizers", "adam_w", "did you mean 'AdamW'[?]"),
+        ("datasets", "get_digit", "did you mean 'get_digits'[?]"),
+        ("functions", "no_such_thing_at_all", "no attribute 'no_such_thing_at_all'$"),
+    ],
+)
+def test_a_missing_name_is_explained(module, name, message):
+    with pytest.raises(AttributeError, match=message):
+        getattr(importlib.import_module(f"dbrdist.{module}"), name)
+    assert not hasattr(importlib.import_module(f"dbrdist.{module}"), "__no_such_protocol__")
+
+
+def test_a_missing_name_of_the_package_itself_is_explained():
+    with pytest.raises(AttributeError, match="Function is a name of Chainer that dbrdist does not have yet"):
+        dbrdist.Function  # noqa: B018
+    with pytest.raises(AttributeError, match="did you mean 'Variable'"):
+        dbrdist.variabel  # noqa: B018

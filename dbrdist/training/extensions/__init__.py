@@ -1,5 +1,6 @@
 """What a trainer can do between steps."""
 
+from dbrdist.core.missing_names import explained as _explained
 from dbrdist.training.extensions.evaluator import Evaluator as Evaluator
 from dbrdist.training.extensions.log_report import LogReport as LogReport
 from dbrdist.training.extensions.log_report import PrintReport as PrintReport
@@ -17,3 +18,5 @@ from dbrdist.training.extensions.shifts import WarmupShift as WarmupShift
 from dbrdist.training.extensions.snapshots import Snapshot as Snapshot
 from dbrdist.training.extensions.snapshots import snapshot as snapshot
 from dbrdist.training.extensions.snapshots import snapshot_object as snapshot_object
+
+__getattr__ = _explained(__name__)
