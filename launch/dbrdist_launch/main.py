@@ -7,8 +7,8 @@ import sys
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with the job's code."""
-    from .cli import run
     from .errors import LaunchError
+    from .launcher.cli import run
 
     try:
         code = run(sys.argv[1:] if arguments is None else arguments)

@@ -45,7 +45,7 @@ def ranks(mark):
         pid, _, text = line.partition(" ")
         if (
             "dbrdist.cli.train" in text
-            and "rank.py" not in text
+            and "rank/main.py" not in text
             and "dbrdist_launch" not in text
             and "mpiexec" not in text
         ):

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from dbrdist_launch import mpi
+from dbrdist_launch.backends import mpi
 from support import PROGRAMS, assert_nothing_left, launch, popen
 
 pytestmark = pytest.mark.mpiexec
@@ -32,7 +32,7 @@ def test_print_shows_the_exact_command_and_starts_nothing():
     result = launch("-n", 3, "--print", "--", "python", "train it.py", "a;b")
     assert result.returncode == 0
     assert result.stdout.count("\n") == 1
-    assert " -n 3 " in result.stdout and "rank.py -- " in result.stdout
+    assert " -n 3 " in result.stdout and "rank/main.py -- " in result.stdout
     assert result.stdout.endswith("'train it.py' 'a;b'\n")
     bare = launch("-n", 3, "--print", "--bare", "--", "python", "train.py")
     assert bare.stdout.split()[1:] == ["-n", "3", os.path.join(os.path.dirname(sys.executable), "python"), "train.py"]

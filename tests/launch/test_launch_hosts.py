@@ -252,6 +252,8 @@ def kill_rank(tmp_path, mark):
     from support import marked
 
     victims = [
-        line for line in marked(mark) if "counting.py" in line and "rank.py" not in line and "-m dbrdist" not in line
+        line
+        for line in marked(mark)
+        if "counting.py" in line and "rank/main.py" not in line and "-m dbrdist" not in line
     ]
     os.kill(int(victims[-1].split()[0]), 9)

@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from dbrdist_launch.judgement import Judge
-from dbrdist_launch.ranks import Rank
+from dbrdist_launch.launcher.judge import Judge
+from dbrdist_launch.launcher.ranks import Rank
 
 NOW = 1000.0
 

@@ -8,20 +8,22 @@ import sys
 import time
 
 import pytest
-from dbrdist_launch import channel, codes, cores, heartbeat, hosts, identity, report, stalls, tracebacks
-from dbrdist_launch import environment as forwarding
-from dbrdist_launch.attempt import Outcome
+from dbrdist_launch import channel, codes, cores, heartbeat
 from dbrdist_launch.backends import Backend, choose, hydra, openmpi, slurm
+from dbrdist_launch.backends.job import Host, Job
+from dbrdist_launch.backends.mpi import Library, Starter
 from dbrdist_launch.errors import LaunchError
-from dbrdist_launch.gpus import for_local_rank
-from dbrdist_launch.job import Host, Job
+from dbrdist_launch.launcher import environment as forwarding
+from dbrdist_launch.launcher import hosts, report, stalls, tracebacks
+from dbrdist_launch.launcher.attempt import Outcome
+from dbrdist_launch.launcher.pool import HostPool
+from dbrdist_launch.launcher.ranks import Rank
+from dbrdist_launch.launcher.report import Failure
+from dbrdist_launch.launcher.requeue import requeue
+from dbrdist_launch.launcher.restarts import Policy
 from dbrdist_launch.lines import LineSplitter
-from dbrdist_launch.mpi import Library, Starter
-from dbrdist_launch.pool import HostPool
-from dbrdist_launch.ranks import Rank
-from dbrdist_launch.report import Failure
-from dbrdist_launch.requeue import requeue
-from dbrdist_launch.restarts import Policy
+from dbrdist_launch.rank import identity
+from dbrdist_launch.rank.gpus import for_local_rank
 from support import PROGRAMS, ROOT, environment
 
 # --- hosts
@@ -143,7 +145,7 @@ def test_srun_is_chosen_in_an_allocation_and_refused_where_it_does_not_fit(monke
 
 
 def test_backend_that_does_not_fit_the_mpiexec_is_refused(monkeypatch):
-    monkeypatch.setattr("dbrdist_launch.mpi.find_starter", lambda *_: Starter("mpich", "5.0.2", "/m"))
+    monkeypatch.setattr("dbrdist_launch.backends.mpi.find_starter", lambda *_: Starter("mpich", "5.0.2", "/m"))
     with pytest.raises(LaunchError, match="--backend openmpi does not fit"):
         choose("openmpi", None, None, None)
 
@@ -414,7 +416,8 @@ def test_lost_hosts_cool_down_and_come_back():
 
 def test_launcher_and_supervisor_load_neither_numpy_nor_mpi():
     program = (
-        "import sys; import dbrdist_launch.main, dbrdist_launch.cli, dbrdist_launch.session, dbrdist_launch.supervisor,"
+        "import sys; import dbrdist_launch.main, dbrdist_launch.launcher.cli, dbrdist_launch.launcher.session,"
+        "dbrdist_launch.rank.supervisor,"
         "dbrdist_launch.doctor.cli, dbrdist_launch.heartbeat;"
         "print([n for n in ('numpy', 'mpi4py', 'cupy', 'rich', 'dbrdist') if n in sys.modules])"
     )
@@ -423,9 +426,9 @@ def test_launcher_and_supervisor_load_neither_numpy_nor_mpi():
 
 
 def test_supervisor_runs_without_site_packages():
-    words = [sys.executable, "-I", "-S", str(ROOT / "launch" / "dbrdist_launch" / "rank.py")]
+    words = [sys.executable, "-I", "-S", str(ROOT / "launch" / "dbrdist_launch" / "rank" / "main.py")]
     child = subprocess.run(words, capture_output=True, text=True)
-    assert child.returncode == 2 and "usage: python -m dbrdist_launch.rank" in child.stderr
+    assert child.returncode == 2 and "usage: python -m dbrdist_launch.rank.main" in child.stderr
 
 
 @pytest.mark.mpiexec

@@ -10,7 +10,7 @@ import fake_cluster
 import fake_slurm
 import pytest
 import yaml
-from dbrdist_launch.cli import launch
+from dbrdist_launch.launcher.cli import launch
 from support import ROOT, environment
 
 RECIPES = ROOT / "launch" / "recipes"

@@ -9,8 +9,8 @@ import sys
 import time
 
 import pytest
-from dbrdist_launch.ranks import Rank
-from dbrdist_launch.view import open_view, table
+from dbrdist_launch.launcher.ranks import Rank
+from dbrdist_launch.launcher.view import open_view, table
 from support import PROGRAMS, assert_nothing_left, environment
 
 

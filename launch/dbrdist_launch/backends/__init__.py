@@ -6,10 +6,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .. import mpi
 from ..errors import LaunchError
-from ..job import Job
-from . import hydra, openmpi, slurm
+from . import hydra, mpi, openmpi, slurm
+from .job import Job
 
 NAMES = ("auto", "hydra", "openmpi", "srun", "srun-pmi2", "srun-pmix")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..job import Job
+from .job import Job
 
 
 def command(starter: str, job: Job, program: list[str]) -> list[str]:

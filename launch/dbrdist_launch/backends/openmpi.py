@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ..job import Job
+from .job import Job
 
 
 def command(starter: str, major: int, job: Job, program: list[str]) -> list[str]:

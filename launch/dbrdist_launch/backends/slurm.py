@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 from .. import cache
-from ..job import Job
+from .job import Job
 
 _ABORT_DELAY = "OMPI_MCA_mpi_abort_delay"  # in seconds, Open MPI 4 and 5
 _BIND = {"core": "cores", "numa": "ldoms"}

@@ -10,11 +10,11 @@ import time
 
 import click
 
-from .. import hosts as hosts_module
-from .. import mpi
+from ..backends import mpi
 from ..errors import LaunchError
-from ..output import Output
-from ..session import Session, Settings
+from ..launcher import hosts as hosts_module
+from ..launcher.output import Output
+from ..launcher.session import Session, Settings
 from . import checks, record
 from .findings import Findings
 

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from . import cache
-from .errors import LaunchError
+from .. import cache
+from ..errors import LaunchError
 
 _PROBE = """
 import json, mpi4py

@@ -9,12 +9,12 @@ import socket
 import time
 from collections.abc import Callable
 
-from . import codes, heartbeat, linux
-from .channel import Channel
+from .. import codes, heartbeat, linux
+from ..channel import Channel
+from ..lines import LineSplitter
 from .child import Child, stack_signal
 from .deaths import OomWatch
 from .identity import of_environment
-from .lines import LineSplitter
 from .pmix import ConnectionHolder
 from .workers import WorkerWatch
 
@@ -120,7 +120,7 @@ class Supervisor:
         environment["DBRDIST_LAUNCH"] = "1"
         environment.setdefault("PYTHONUNBUFFERED", "1")  # lines arrive when they are written, also before a SIGKILL
         if self.terms.get("threads") == "auto" and "OMP_NUM_THREADS" not in environment:
-            from .cores import available_cores
+            from ..cores import available_cores
 
             share = available_cores() // max(1, self.identity.local_size)
             environment["OMP_NUM_THREADS"] = str(max(1, share))

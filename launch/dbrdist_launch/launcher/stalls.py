@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from . import codes
+from .. import codes
 from .ranks import Rank
 from .report import Failure
 

@@ -1,4 +1,4 @@
-"""Entry of a rank: `python -m dbrdist_launch.rank -- command ...`, which mpiexec or srun start in the program's place.
+"""Entry of a rank: `python .../rank/main.py -- command ...`, which mpiexec or srun start in the program's place.
 
 Two processes stand around the program. The outer one is what mpiexec knows; mpiexec may kill it at any time (it does
 when a rank calls MPI_Abort). The inner one, in a session of its own, sees that, still reads the program's last words,
@@ -9,9 +9,9 @@ import os
 import signal
 import sys
 
-if __name__ == "__main__" and not __package__:  # run by its path: `python -I -S .../rank.py` starts fastest
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    __package__ = "dbrdist_launch"
+if __name__ == "__main__" and not __package__:  # run by its path: `python -I -S rank/main.py` starts fastest
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    __package__ = "dbrdist_launch.rank"
 
 from dbrdist_launch import codes, linux
 
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     """Run the command after `--` under supervision; the exit code is the program's."""
     command = arguments[1:] if arguments[:1] == ["--"] else arguments
     if not command:
-        print("usage: python -m dbrdist_launch.rank -- command ...", file=sys.stderr)
+        print("usage: python -m dbrdist_launch.rank.main -- command ...", file=sys.stderr)
         return codes.USAGE
     linux.adopt_orphans()
     lifeline, held = os.pipe()  # the inner process reads its end when the outer one dies
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
 def _inner(command: list[str], lifeline: int, outer: int) -> int:
     import traceback
 
-    from dbrdist_launch.supervisor import Supervisor
+    from dbrdist_launch.rank.supervisor import Supervisor
 
     try:
         os.setsid()

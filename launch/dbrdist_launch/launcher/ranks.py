@@ -7,7 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from .channel import Channel
+from ..channel import Channel
 
 _TAIL_LINES = 400
 _ABORT_DELAYED = re.compile(r"^\[[^]]+:\d+\] Delaying for \d+ seconds before aborting")
@@ -93,6 +93,6 @@ class Rank:
 
 def describe_end(code: int, signal_number: int) -> str:
     """Exit code 3, or SIGKILL."""
-    from .codes import signal_name
+    from ..codes import signal_name
 
     return signal_name(signal_number) if signal_number else f"exit code {code}"

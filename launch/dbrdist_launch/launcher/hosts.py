@@ -7,8 +7,8 @@ import re
 import socket
 from collections.abc import Mapping
 
-from .errors import LaunchError
-from .job import Host
+from ..backends.job import Host
+from ..errors import LaunchError
 
 # A name reaches ssh's command line: nothing that could be an option or mean something to a shell.
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")

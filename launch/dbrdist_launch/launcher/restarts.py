@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass, field
 
-from . import codes
+from .. import codes
 from .attempt import Outcome
 from .report import write_json_file
 

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import time
 
-from . import linux
-from .errors import LaunchError
+from .. import linux
+from ..errors import LaunchError
 
 
 class StarterProcess:

@@ -7,15 +7,17 @@ import shlex
 import sys
 from dataclasses import dataclass, field
 
-from . import backends, codes, environment, hosts, mpi, report
+from .. import backends, codes
+from ..backends import mpi
+from ..backends.job import Host, Job
+from ..errors import LaunchError
+from ..rank.supervisor import ADDRESS, TOKEN
+from . import environment, hosts, report
 from .attempt import Attempt, Outcome, Terms
-from .errors import LaunchError
-from .job import Host, Job
 from .output import Output
 from .pool import HostPool, probe_by_ssh
 from .program import Program, mpi_of_binary, resolve
 from .restarts import Policy, Record
-from .supervisor import ADDRESS, TOKEN
 
 _SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10")
 
@@ -147,7 +149,7 @@ class Session:
 
     def _binding(self, ranks: int, placed: tuple[Host, ...]) -> str:
         """No binding where there are more ranks than cores: two ranks on one core stand in each other's way."""
-        from .cores import available_cores
+        from ..cores import available_cores
 
         here = max((host.slots for host in placed), default=ranks)
         return "none" if not placed and here > available_cores() else self.settings.bind
@@ -156,7 +158,7 @@ class Session:
         """The exact command of the starter."""
         if self.settings.bare:
             return self.backend.command(job, list(self.program.command))
-        rank = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
+        rank = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "main.py")
         # By its path and without site packages the supervisor starts twice as fast as by -m.
         return self.backend.command(job, [sys.executable, "-I", "-S", rank, "--", *self.program.command])
 

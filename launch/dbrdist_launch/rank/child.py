@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Mapping
 
-from . import codes, linux
+from .. import codes, linux
 
 
 class Child:

@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import asdict, dataclass, field
 
-from . import codes
+from .. import codes
 from .ranks import Rank, describe_end
 from .tracebacks import last_traceback
 

@@ -6,7 +6,7 @@ import fnmatch
 import re
 from collections.abc import Mapping
 
-from .errors import LaunchError
+from ..errors import LaunchError
 
 FORWARDED = (
     "PATH",

@@ -72,7 +72,7 @@ def open_view(required: bool) -> View | None:
     if importlib.util.find_spec("rich") is not None:
         return View()
     if required:
-        from .errors import LaunchError
+        from ..errors import LaunchError
 
         raise LaunchError("--view needs rich: pip install rich")
     return None

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from . import codes, report
+from .. import codes
+from . import report
 from .ranks import Rank
 from .report import Failure
 from .stalls import blame, find_stall

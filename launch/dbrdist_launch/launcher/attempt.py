@@ -10,15 +10,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from . import codes, report
-from .channel import Channel, new_token, same_token
-from .judgement import STARTER_SECONDS, Judge
-from .lines import LineSplitter
+from .. import codes
+from ..channel import Channel, new_token, same_token
+from ..lines import LineSplitter
+from ..rank.supervisor import ADDRESS, TOKEN
+from . import report
+from .judge import STARTER_SECONDS, Judge
 from .output import Output
 from .process import StarterProcess
 from .ranks import Rank
 from .report import Failure
-from .supervisor import ADDRESS, TOKEN
 
 _HELLO_BYTES = 4096
 _HELLO_SECONDS = 10.0
@@ -117,7 +118,7 @@ class Attempt:
         return self._outcome()
 
     def _listen(self) -> socket.socket:
-        from .errors import LaunchError
+        from ..errors import LaunchError
 
         bind = self.terms.addresses[0] if len(self.terms.addresses) == 1 else ""
         try:

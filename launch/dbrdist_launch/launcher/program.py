@@ -8,8 +8,8 @@ import shutil
 import sys
 from dataclasses import dataclass
 
-from . import codes
-from .errors import LaunchError
+from .. import codes
+from ..errors import LaunchError
 
 _PYTHON = re.compile(r"^(python|pypy)[0-9.]*t?$")
 

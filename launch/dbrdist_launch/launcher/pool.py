@@ -6,9 +6,9 @@ import subprocess
 import time
 from collections.abc import Callable
 
+from ..backends.job import Host
+from ..errors import LaunchError
 from . import hosts as hosts_module
-from .errors import LaunchError
-from .job import Host
 
 _PROBE_SECONDS = 2.0
 

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, BinaryIO
 
-from .errors import LaunchError
+from ..errors import LaunchError
 
 if TYPE_CHECKING:
     from .view import View

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from . import codes
-from .backends import NAMES
+from .. import codes
+from ..backends import NAMES
 
 _EPILOG = """\b
 dbrdist-launch doctor     checks MPI, hosts and network before a job does.
@@ -20,7 +20,7 @@ def run(arguments: list[str]) -> int:
     """Parse and run; the exit code of the launcher."""
     command: click.Command = launch
     if arguments[:1] == ["doctor"]:
-        from .doctor.cli import doctor
+        from ..doctor.cli import doctor
 
         command, arguments = doctor, arguments[1:]
     try:

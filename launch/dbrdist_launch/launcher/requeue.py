@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 
-from . import codes
+from .. import codes
 from .attempt import Outcome
 
 _BACK = "Slurm job {} is back in the queue"

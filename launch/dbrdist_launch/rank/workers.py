@@ -3,7 +3,7 @@
 import os
 import time
 
-from . import codes, linux
+from .. import codes, linux
 
 _PATIENCE_SECONDS = 2.0  # a program that looks after its workers fetches a dead one sooner
 

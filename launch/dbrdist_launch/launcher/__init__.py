@@ -1,0 +1,1 @@
+"""The launcher: from the command line to the job's exit code."""
