@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from dbrdist.training.extension import Extension
 
 class StopOnRequest(Extension):
     """At SIGTERM or SIGUSR1 on any rank, all ranks save after the same step, and the run ends with StopRequested.
+
+    Under dbrdist-launch a SIGINT counts too: Ctrl-C reaches the ranks through it.
 
     Schedulers send these signals some time before they end a job. Launchers may deliver them to one rank or to all,
     and never at the same moment, so the ranks tell each other after each step (one exchange of 8 bytes).
@@ -39,7 +42,9 @@ class StopOnRequest(Extension):
     def initialize(self, trainer: Any) -> None:
         """Take the signals; where ranks are threads, only the program itself can (:meth:`request`)."""
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGUSR1):
+            # dbrdist-launch passes a Ctrl-C on as what it is, once, and itself sees to a second one.
+            interrupt = (signal.SIGINT,) if os.environ.get("DBRDIST_LAUNCH") else ()
+            for number in (signal.SIGTERM, signal.SIGUSR1, *interrupt):
                 self._earlier[number] = signal.signal(number, lambda number, frame: self.request(number))
 
     def request(self, number: int = signal.SIGTERM) -> None:

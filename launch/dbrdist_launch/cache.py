@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 
 def directory() -> str:
-    """Where facts are kept: $XDG_CACHE_HOME/dbrdist, or ~/.cache/dbrdist."""
+    """Where facts are kept: $XDG_CACHE_HOME/dbrdist, or ~/.cache/dbrdist; without a home, a folder that vanishes."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "dbrdist")
+    return os.path.join(base, "dbrdist") if os.path.isabs(base) else f"/tmp/dbrdist-{os.getuid()}"
 
 
 def _path() -> str:
     return os.path.join(directory(), "launch.json")
 
 
-def get(key: str) -> dict | None:
+def get(key: str) -> dict[str, Any] | None:
     """The fact stored under a key."""
     try:
         with open(_path()) as file:
@@ -26,7 +27,7 @@ def get(key: str) -> dict | None:
     return found if isinstance(found, dict) else None
 
 
-def put(key: str, fact: dict) -> None:
+def put(key: str, fact: dict[str, Any]) -> None:
     """Store a fact; a cache that cannot be written costs time at the next start, nothing else."""
     try:
         os.makedirs(directory(), exist_ok=True)
@@ -35,6 +36,7 @@ def put(key: str, fact: dict) -> None:
                 content = json.load(file)
         except (OSError, ValueError):
             content = {}
+        content = content if isinstance(content, dict) else {}
         content[key] = fact
         temporary = f"{_path()}.{os.getpid()}"
         with open(temporary, "w") as file:

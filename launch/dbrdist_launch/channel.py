@@ -1,14 +1,28 @@
-"""The side channel: JSON objects, one a line, over one TCP connection between the launcher and each rank's supervisor.
+"""The side channel between the launcher and each rank's supervisor, over one connection.
 
-From a rank: hello, out, beat, event, stacks, asked, exit. From the launcher: welcome, ping, stop, kill, stacks, bye.
-The first line of a connection carries the job's random token; a connection without it is closed.
+A message is a line of JSON, `{"t": kind, ...}`; with `"n"` so many bytes follow it as they are. From a rank: hello,
+out, beat, event, stacks, asked, ended, exit. From the launcher: welcome, ping, credit, stop, kill, stacks, bye. The
+first line of a connection carries the job's random token; a connection without it is closed.
+
+Nothing here blocks: what does not go out at once waits until the connection takes it. Whether the other end lives is
+the kernel's to say: it closes the connection of a process that has ended, and gives up that of a host that is gone.
+A process that is stopped, or slow, is neither.
 """
+
+from __future__ import annotations
 
 import json
 import os
 import socket
+from collections.abc import Callable
+from typing import Any
+
+from .limits import MESSAGE_BYTES
 
 _RECEIVE_BYTES = 1 << 18
+_KEEP_ALIVE_PROBES = 3
+
+Message = dict[str, Any]
 
 
 def new_token() -> str:
@@ -16,53 +30,118 @@ def new_token() -> str:
     return os.urandom(16).hex()
 
 
-def same_token(one: str, other: str) -> bool:
+def same_token(one: object, other: str) -> bool:
     """Compare in a time that does not depend on where the two differ (hmac's function, without importing OpenSSL)."""
-    from _operator import _compare_digest
+    from _operator import _compare_digest  # type: ignore[import-not-found,unused-ignore]
 
-    return bool(_compare_digest(one.encode(), other.encode()))
+    return isinstance(one, str) and one.isascii() and bool(_compare_digest(one, other))
+
+
+class NonsenseError(ValueError):
+    """The other end does not speak our language."""
+
+
+class Parser:
+    """Bytes in, messages out."""
+
+    def __init__(self, limit_bytes: int = MESSAGE_BYTES) -> None:
+        self.limit_bytes = limit_bytes  # of one message
+        self._rest = bytearray()
+        self._message: Message | None = None  # the one whose bytes have not all come
+        self._wanted = 0
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages completed by `data`; NonsenseError for anything else."""
+        self._rest += data
+        found: list[Message] = []
+        while True:
+            if self._message is None and not self._header():
+                return found
+            if len(self._rest) < self._wanted:
+                return found
+            message, self._message = self._message, None
+            assert message is not None
+            if self._wanted:
+                message["data"] = bytes(self._rest[: self._wanted])
+                del self._rest[: self._wanted]
+            found.append(message)
+
+    def _header(self) -> bool:
+        end = self._rest.find(b"\n")
+        if max(end, len(self._rest) if end < 0 else 0) > self.limit_bytes:
+            raise NonsenseError("a line is too long")
+        if end < 0:
+            return False
+        try:
+            message = json.loads(self._rest[:end])
+        except (ValueError, RecursionError) as error:
+            raise NonsenseError("no JSON") from error
+        if not isinstance(message, dict) or not isinstance(message.get("t"), str):
+            raise NonsenseError("no message")
+        self._wanted = message.pop("n", 0)
+        if type(self._wanted) is not int or not 0 <= self._wanted <= self.limit_bytes:
+            raise NonsenseError("no length")
+        del self._rest[: end + 1]
+        self._message = message
+        return True
 
 
 class Channel:
-    """One end of the connection. `receive` never blocks for longer than its caller's `select` said is right."""
+    """One end of the connection."""
 
-    def __init__(self, sock: socket.socket, limit_bytes: int | None = None) -> None:
-        self.socket = sock
-        self.limit_bytes = limit_bytes  # of one line; lifted once the other end has shown the token
-        self._rest = b""
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(self, sock: socket.socket, limit_bytes: int = MESSAGE_BYTES) -> None:
+        self.socket, self.parser = sock, Parser(limit_bytes)
+        self.unsent = bytearray()
+        self.when_blocked: Callable[[], None] | None = None  # told once some bytes have to wait
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def fileno(self) -> int:
         return self.socket.fileno()
 
-    def send(self, kind: str, **fields: object) -> bool:
-        """Send one message; False when the connection is broken or the other end no longer reads."""
-        try:
-            self.socket.sendall(json.dumps({"t": kind, **fields}).encode() + b"\n")
-        except OSError:
-            return False
-        return True
+    def watch_peer(self, seconds: float) -> None:
+        """Let the kernel give this connection up when the other host has not answered for so long."""
+        if self.socket.family == socket.AF_UNIX:
+            return
+        every = max(1, int(seconds / (_KEEP_ALIVE_PROBES + 1)))
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (
+            (socket.TCP_KEEPIDLE, every),
+            (socket.TCP_KEEPINTVL, every),
+            (socket.TCP_KEEPCNT, _KEEP_ALIVE_PROBES),
+            (socket.TCP_USER_TIMEOUT, max(1, int(1000 * seconds))),
+        ):
+            self.socket.setsockopt(socket.IPPROTO_TCP, option, value)
 
-    def receive(self) -> list[dict] | None:
+    def send(self, kind: str, data: bytes = b"", **fields: object) -> None:
+        """Send one message, now or when the connection takes it. A broken connection shows in `receive`."""
+        if data:
+            fields["n"] = len(data)
+        self.unsent += json.dumps({"t": kind, **fields}).encode() + b"\n" + data
+        self.flush()
+        if self.unsent and self.when_blocked is not None:
+            self.when_blocked()
+
+    def flush(self) -> None:
+        """Hand the kernel what it takes."""
+        try:
+            while self.unsent:
+                del self.unsent[: self.socket.send(self.unsent)]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self.unsent.clear()
+
+    def receive(self) -> list[Message] | None:
         """The messages that have arrived; None when the other end is gone or talks nonsense."""
         try:
             data = self.socket.recv(_RECEIVE_BYTES)
+            return self.parser.feed(data) if data else None
         except (BlockingIOError, InterruptedError):
             return []
-        except OSError:
+        except (OSError, NonsenseError):
             return None
-        if not data:
-            return None
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if self.limit_bytes is not None and any(len(line) > self.limit_bytes for line in (*lines, self._rest)):
-            return None
-        try:
-            messages = [json.loads(line) for line in lines]
-        except ValueError:
-            return None
-        if not all(isinstance(message, dict) and isinstance(message.get("t"), str) for message in messages):
-            return None
-        return messages
 
     def close(self) -> None:
         self.socket.close()

@@ -34,3 +34,8 @@ def from_wait_status(status: int) -> tuple[int, int]:
         number = os.WTERMSIG(status)
         return from_signal(number), number
     return os.WEXITSTATUS(status), 0
+
+
+def describe_end(code: int, signal_number: int) -> str:
+    """Exit code 3, or SIGKILL."""
+    return signal_name(signal_number) if signal_number else f"exit code {code}"

@@ -66,6 +66,22 @@ def state(pid: int) -> str:
     return fields[0] if fields else ""
 
 
+def state_and_tracer(pid: int) -> tuple[str, bool]:
+    """The state, and whether a debugger or a tracer is attached."""
+    letter, traced = "", False
+    try:
+        with open(f"/proc/{pid}/status", errors="replace") as file:
+            for line in file:
+                if line.startswith("State:"):
+                    letter = line.split()[1]
+                elif line.startswith("TracerPid:"):
+                    traced = line.split()[1] != "0"
+                    break
+    except (OSError, IndexError):
+        pass
+    return letter, traced
+
+
 def catches(pid: int, signal_number: int) -> bool:
     """Whether a process has a handler for a signal (from SigCgt): a signal without one would kill it."""
     try:

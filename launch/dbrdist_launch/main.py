@@ -1,18 +1,40 @@
-"""Entry point of `dbrdist-launch`."""
+"""Entry point of `dbrdist-launch`: what stands between a fault of ours and the job's exit code."""
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with the job's code."""
-    from .errors import LaunchError
+    _open_standard_files()
     from .launcher.cli import run
 
+    code = run(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = run(sys.argv[1:] if arguments is None else arguments)
-    except LaunchError as error:
-        print(f"dbrdist-launch: {error}", file=sys.stderr)
-        code = error.code
-    sys.exit(code)
+        sys.stdout.flush()
+    except OSError:
+        pass  # the reader has gone
+    os._exit(code) if _is_closed(1) else sys.exit(code)
+
+
+def _open_standard_files() -> None:
+    """Where one of the three is closed (`>&-`), the next file that is opened would take its number, and its output."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
+
+
+def _is_closed(number: int) -> bool:
+    """Whether Python's own last flush would fail, and turn the exit code into 120."""
+    try:
+        sys.stdout.flush()
+        return False
+    except OSError:
+        return True

@@ -23,7 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from fake_cluster import FakeCluster
-from support import MARK, ROOT, environment, marked
+from support import MARK, ROOT, attempts_in, environment, marked
 
 TRAIN = "import sys; from dbrdist.cli.train import main; sys.argv[0] = 'dbrdist-train'; sys.exit(main())"
 CONFIG = ROOT / "examples" / "digits" / "config.yaml"
@@ -57,7 +57,7 @@ def ranks(mark):
 
 def attempts(folder):
     with contextlib.suppress(OSError, ValueError):
-        return len(json.loads((folder / "logs" / "attempts.json").read_text())["attempts"])
+        return len(attempts_in(folder / "logs"))
     return 0
 
 

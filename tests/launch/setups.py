@@ -1,7 +1,6 @@
 """The kinds of failure, the places where they are tried, and one run of one kind in one place."""
 
 import contextlib
-import json
 import os
 import pathlib
 import shutil
@@ -14,7 +13,7 @@ from typing import NamedTuple
 
 import fake_cluster
 import fake_slurm
-from support import PROGRAMS, ROOT, assert_nothing_left, popen
+from support import PROGRAMS, ROOT, assert_nothing_left, failure_in, popen
 
 HEARTBEAT_SECONDS = 3.0
 
@@ -125,7 +124,16 @@ class Setup:
                 settings["OMPI_MCA_mpi_yield_when_idle"] = "1"
             if kind.name == "oom":
                 settings["TEST_MEMORY_GROUP"] = stack.enter_context(memory_group())
-            words = ["--log-dir", folder, "--heartbeat-timeout", HEARTBEAT_SECONDS]
+            words = [
+                "--log-dir",
+                folder,
+                "--heartbeat-timeout",
+                HEARTBEAT_SECONDS,
+                "--end-on",
+                "thread",
+                "--end-on",
+                "worker",
+            ]
             for name, value in settings.items():
                 words += ["--env", f"{name}={value}"]
             program = [self.python, PROGRAMS / "failing.py", kind.name, *(["beat"] if kind.name in BEATING else [])]
@@ -142,8 +150,7 @@ class Setup:
                 assert_nothing_left(mark)
             else:
                 assert_nothing_left(mark, 10.0)
-            report = folder / "failure.json"
-            failure = json.loads(report.read_text()) if report.exists() else None
+            failure = failure_in(folder)
             return Run(seconds, process.returncode, failure, out + err)
 
     def _act(self, kind, process, at):

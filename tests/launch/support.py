@@ -1,5 +1,6 @@
 """Runs the launcher as a user would, and looks for what it left behind."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -61,6 +62,16 @@ def launch(*arguments, timeout=40.0, python=sys.executable, env=None, **options)
     result.seconds = time.monotonic() - started
     assert_nothing_left(mark)
     return result
+
+
+def failure_in(log_dir):
+    """The failure of the last job in a folder of logs."""
+    return json.loads((log_dir / "latest" / "status.json").read_text())["failure"]
+
+
+def attempts_in(log_dir):
+    """The attempts of the last job in a folder of logs."""
+    return json.loads((log_dir / "latest" / "status.json").read_text())["attempts"]
 
 
 def assert_nothing_left(mark, seconds=3.0):

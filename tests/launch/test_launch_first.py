@@ -1,6 +1,5 @@
 """dbrdist-launch with the MPI beside the interpreter: what a first user does."""
 
-import json
 import os
 import signal
 import socket
@@ -9,7 +8,7 @@ import time
 
 import pytest
 from dbrdist_launch.backends import mpi
-from support import PROGRAMS, assert_nothing_left, launch, popen
+from support import PROGRAMS, assert_nothing_left, attempts_in, failure_in, launch, popen
 
 pytestmark = pytest.mark.mpiexec
 FAILING = PROGRAMS / "failing.py"
@@ -32,7 +31,7 @@ def test_print_shows_the_exact_command_and_starts_nothing():
     result = launch("-n", 3, "--print", "--", "python", "train it.py", "a;b")
     assert result.returncode == 0
     assert result.stdout.count("\n") == 1
-    assert " -n 3 " in result.stdout and "rank/main.py -- " in result.stdout
+    assert " -n 3 " in result.stdout and "rank/main.py hydra " in result.stdout
     assert result.stdout.endswith("'train it.py' 'a;b'\n")
     bare = launch("-n", 3, "--print", "--bare", "--", "python", "train.py")
     assert bare.stdout.split()[1:] == ["-n", "3", os.path.join(os.path.dirname(sys.executable), "python"), "train.py"]
@@ -53,9 +52,9 @@ def test_print_shows_the_exact_command_and_starts_nothing():
     ],
 )
 def test_first_failure_is_named_and_its_code_passed_on(tmp_path, how, code, kind, words):
-    result = launch("-n", 3, "--log-dir", tmp_path, "python", FAILING, how)
+    result = launch("-n", 3, "--log-dir", tmp_path, "--end-on", "thread", "--end-on", "worker", "python", FAILING, how)
     assert result.returncode == code, result.stderr
-    failure = json.loads((tmp_path / "failure.json").read_text())
+    failure = failure_in(tmp_path)
     assert (failure["rank"], failure["kind"], failure["code"]) == (1, kind, code)
     assert failure["host"] == os.uname().nodename
     assert words in failure["message"]
@@ -155,7 +154,11 @@ def test_stranger_with_a_wrong_token_is_refused_and_named():
 def test_quiet_shows_rank_0_and_keeps_the_rest_in_files(tmp_path):
     result = launch("-n", 3, "--quiet", "--log-dir", tmp_path, "python", PROGRAMS / "hello.py")
     assert result.stdout.count("hello") == 1 and "hello from rank 0" in result.stdout
-    assert [(tmp_path / f"rank-{r}.log").read_text().count("hello") for r in range(3)] == [1, 1, 1]
+    assert [(tmp_path / "latest" / "attempt-0" / f"rank-{r}.out").read_text().count("hello") for r in range(3)] == [
+        1,
+        1,
+        1,
+    ]
 
 
 def test_stacks_of_all_ranks_are_in_the_report_on_request():
@@ -170,6 +173,6 @@ def test_crash_loop_ends_with_its_reason(tmp_path):
     result = launch(*arguments, "python", PROGRAMS / "counting.py", env=env, timeout=60)
     assert result.returncode == 3
     assert "the same failure 3 times in a row without a step in between" in result.stderr
-    attempts = json.loads((tmp_path / "attempts.json").read_text())["attempts"]
+    attempts = attempts_in(tmp_path)
     assert [attempt["restart"] for attempt in attempts] == [0, 1, 2]
     assert all(attempt["failure"]["rank"] == 1 for attempt in attempts)

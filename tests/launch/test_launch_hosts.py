@@ -9,7 +9,7 @@ import uuid
 
 import fake_cluster
 import pytest
-from support import PROGRAMS, assert_nothing_left, environment
+from support import PROGRAMS, assert_nothing_left, attempts_in, environment, failure_in
 
 pytestmark = [pytest.mark.launch_system, pytest.mark.mpiexec]
 
@@ -108,7 +108,7 @@ def test_unreachable_host_is_named(cluster, tmp_path):
     finally:
         cluster.cable(1, "up")
     assert result.returncode == 71
-    failure = json.loads((tmp_path / "failure.json").read_text())
+    failure = failure_in(tmp_path)
     assert (failure["kind"], failure["host"]) == ("start", "node1")
     assert "host node1 cannot be reached" in failure["message"]
 
@@ -163,7 +163,7 @@ def test_lost_host_is_set_aside_and_used_again_when_it_comes_back(cluster, tmp_p
     out, err = process.communicate(timeout=90)
     assert_nothing_left(mark)
     assert process.returncode == 0, err
-    attempts = json.loads((tmp_path / "attempts.json").read_text())["attempts"]
+    attempts = attempts_in(tmp_path)
     assert [attempt["ranks"] for attempt in attempts] == [4, 2, 4]
     assert [attempt["restart"] for attempt in attempts] == [0, 1, 2]
     assert attempts[0]["failure"]["kind"] == "host_lost"
@@ -240,9 +240,8 @@ def wait_for_step(tmp_path, step, seconds=40):
 
 def wait_for_attempt(tmp_path, number, seconds=40):
     until = time.monotonic() + seconds
-    path = tmp_path / "attempts.json"
     while time.monotonic() < until:
-        if path.exists() and len(json.loads(path.read_text())["attempts"]) >= number:
+        if (tmp_path / "latest" / "status.json").exists() and len(attempts_in(tmp_path)) >= number:
             return
         time.sleep(0.05)
     raise AssertionError(f"no attempt {number} within {seconds} s")

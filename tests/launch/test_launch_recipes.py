@@ -11,7 +11,7 @@ import fake_slurm
 import pytest
 import yaml
 from dbrdist_launch.launcher.cli import launch
-from support import ROOT, environment
+from support import ROOT, attempts_in, environment
 
 RECIPES = ROOT / "launch" / "recipes"
 CONFIG = """model: {name: mlp, units: [32]}
@@ -82,8 +82,8 @@ def assert_trained(tmp_path, log_dir, ranks=4):
     assert (summary["status"], summary["epochs"], summary["num_ranks"]) == ("finished", 3.0, ranks)
     assert summary["metrics"]["validation/main/accuracy"] > 0.8
     assert list((tmp_path / "trained").glob("snapshot*"))
-    assert "finished: 3 epochs" in (log_dir / "rank-0.log").read_text()
-    attempts = json.loads((log_dir / "attempts.json").read_text())["attempts"]
+    assert "finished: 3 epochs" in (log_dir / "latest" / "attempt-0" / "rank-0.out").read_text()
+    attempts = attempts_in(log_dir)
     assert [(attempt["code"], attempt["failure"]) for attempt in attempts] == [(0, None)]
 
 

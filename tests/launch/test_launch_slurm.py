@@ -1,7 +1,6 @@
 """Slurm for real, on two fake nodes: srun and mpiexec, inside sbatch and outside; scancel, requeue, preemption."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -9,7 +8,7 @@ import time
 import fake_slurm
 import pytest
 from setups import openmpi_python
-from support import PROGRAMS, environment
+from support import PROGRAMS, environment, failure_in
 
 pytestmark = [pytest.mark.launch_system, pytest.mark.mpiexec]
 
@@ -148,6 +147,6 @@ def test_preempted_job_saves_within_the_grace_time_and_requeues_itself(slurm, tm
 def test_failure_in_a_batch_job_is_reported_with_its_code(slurm, tmp_path):
     job = submit(slurm, tmp_path, "--env", "TEST_FAIL=2:30", steps=400)
     assert wait(slurm, job, "FAILED", "COMPLETED")["ExitCode"] == "3:0"
-    failure = json.loads((tmp_path / "failure.json").read_text())
+    failure = failure_in(tmp_path)
     assert (failure["rank"], failure["kind"], failure["code"], failure["step"]) == (2, "exit", 3, 30)
-    assert os.path.exists(tmp_path / "rank-3.log")
+    assert (tmp_path / "latest" / "attempt-0" / "rank-3.out").exists()

@@ -10,28 +10,35 @@ import time
 
 import pytest
 from dbrdist_launch.launcher.ranks import Rank
-from dbrdist_launch.launcher.view import open_view, table
+from dbrdist_launch.launcher.view import table
 from support import PROGRAMS, assert_nothing_left, environment
 
 
-def test_table_shows_progress_throughput_and_last_line():
-    from rich.console import Console
+def ranks_with_much_to_tell(count=1):
+    found = {}
+    for number in range(count):
+        rank = found[number] = Rank(number, "a", channel=None)
+        beat = {"state": "S", "count": 3, "paused": False, "step": 7, "age": 0.1}
+        beat["fields"] = {"total": 9, "items_per_second": 12.5, "loss": 0.25, "message": "x" * 100}
+        rank.take_beat(beat, time.monotonic())
+        rank.take_output("out", b"epoch 1 done\n10%\r20% \x1b[31mred\n  \n")
+    return found
 
-    rank = Rank(0, "a", channel=None)
-    rank.take_beat({"state": "S", "count": 3, "paused": False, "step": 7, "age": 0.1,
-                    "fields": {"total": 9, "items_per_second": 12.5, "loss": 0.25}}, time.monotonic())  # fmt: skip
-    rank.take_lines("out", ["epoch 1 done", " "])
-    console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    with console.file:
-        console.print(table({0: rank}, 5.0))
-        text = console.export_text()
-    for word in ("7/9", "12.5", "loss=0.25", "epoch 1 done", "running"):
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_table_shows_progress_throughput_and_last_line(width):
+    lines = table(ranks_with_much_to_tell(), 5.0, width)
+    text = "\n".join(lines)
+    assert all(len(line) < width and line.isprintable() for line in lines)
+    for word in ("7/9", "12.5", "running", "0.1 s") if width > 40 else ("7/9",):
         assert word in text
+    if width > 40:
+        assert "loss" in text and "20%" in text and "last line" in text
 
 
-def test_view_without_rich_is_left_out(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert open_view(required=False) is None
+def test_table_of_many_ranks_is_cut():
+    lines = table(ranks_with_much_to_tell(100), 5.0, 80)
+    assert len(lines) == 35 and lines[-1] == "and 68 more"
 
 
 @pytest.mark.mpiexec
@@ -57,3 +64,29 @@ def test_terminal_gets_the_view_and_whole_lines(tmp_path):
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
     assert "[0 " in text and "done with 2" in text
     assert "items/s" in text and "/120" in text
+
+
+@pytest.mark.mpiexec
+def test_the_view_costs_no_time_however_much_is_written():
+    """Each line once drew the table anew: 12,000 lines took a minute, and the job was killed for its silence."""
+    program = "for i in range(20000): print('line', i, 'x' * 40)"
+    control, terminal = pty.openpty()
+    words = [sys.executable, "-m", "dbrdist_launch", "-n", "2", "python", "-c", program]
+    env = environment("much", TERM="xterm", COLUMNS="80", LINES="30")
+    process = subprocess.Popen(words, stdin=terminal, stdout=terminal, stderr=terminal, env=env)
+    os.close(terminal)
+    seen = bytearray()
+    while True:
+        try:
+            data = os.read(control, 1 << 16)
+        except OSError:
+            break
+        if not data:
+            break
+        seen += data
+    assert process.wait(5) == 0
+    os.close(control)
+    text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", bytes(seen))
+    for rank in range(2):
+        found = re.findall(rb"^\[%d \S+\] line (\d+) x{40}\r$" % rank, text, re.M)
+        assert found == [b"%d" % n for n in range(20000)]

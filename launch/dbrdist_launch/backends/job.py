@@ -1,8 +1,14 @@
-"""What is to be run, on which hosts, how: the part of the command line that backends translate."""
+"""What is to be run, on which hosts, how: the part of the settings that backends translate; and what a backend is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from .mpi import Library
 
 
 @dataclass(frozen=True)
@@ -26,3 +32,51 @@ class Job:
     ssh_options: tuple[str, ...] = ()
     interface: str | None = None  # for MPI's own traffic
     extra: tuple[str, ...] = ()  # passed on to the starter as they are
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the launcher stands, and what the program needs."""
+
+    asked: str  # the value of --backend
+    interpreter: str | None = None
+    library: Library | None = None
+    mpiexec: str | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+
+class Backend(Protocol):
+    """A starter of MPI programs."""
+
+    @property
+    def identity(self) -> str:
+        """Whose variables tell a rank its number: a key of `identity`'s table."""
+
+    @property
+    def label(self) -> str:
+        """For people: what it is and where."""
+
+    @property
+    def queues(self) -> bool:
+        """Whether a start may wait for resources: it has no time limit unless the user sets one."""
+
+    @property
+    def places_ranks(self) -> bool:
+        """Whether a batch system chooses and reaches the hosts: no ssh of ours, no names to resolve."""
+
+    @property
+    def ends_by(self) -> tuple[int, ...]:
+        """The signals that end it with all its ranks."""
+
+    @property
+    def kills_step(self) -> bool:
+        """Whether it may kill the ranks' supervisors with them, before these can report."""
+
+    def command(self, job: Job, program: list[str]) -> list[str]:
+        """The exact words that start `program` as the job's ranks."""
+
+    def environment(self, job: Job) -> dict[str, str]:
+        """What it needs in its own environment."""
+
+    def hosts(self, environment: Mapping[str, str]) -> tuple[Host, ...]:
+        """The hosts of the allocation in which it stands; () where there is none."""

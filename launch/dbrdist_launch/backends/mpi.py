@@ -44,6 +44,10 @@ class Starter:
     version: str
     path: str
 
+    @property
+    def label(self) -> str:
+        return f"{self.family} {self.version} ({self.path})"
+
     def fits(self, library: Library) -> bool:
         """Whether it can start programs of that library as one job. MPICH and Intel MPI share hydra's protocol."""
         hydra = ("mpich", "intel")
@@ -70,7 +74,7 @@ def library_of(interpreter: str) -> Library | None:
         probed = _probe(interpreter)
         if probed is None and guess is None:
             return None
-        found = probed or {"family": guess, "version": "", "path": ""}
+        found = probed or {"family": guess or "", "version": "", "path": ""}
         if probed is not None:
             cache.put(key, found)
     return Library(found["family"], found["version"], found["path"]) if found["family"] else None
@@ -84,7 +88,7 @@ def _guess(prefix: str) -> str | None:
     return None
 
 
-def _probe(interpreter: str) -> dict | None:
+def _probe(interpreter: str) -> dict[str, str] | None:
     """Ask a child; None when it has no mpi4py, family '' when mpi4py finds no library."""
     import json
 

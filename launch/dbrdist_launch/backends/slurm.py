@@ -4,13 +4,63 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from .. import cache
-from .job import Job
+from ..errors import LaunchError
+from .hosts import expand
+from .identity import repeated
+from .job import Host, Job, Place
 
 _ABORT_DELAY = "OMPI_MCA_mpi_abort_delay"  # in seconds, Open MPI 4 and 5
 _BIND = {"core": "cores", "numa": "ldoms"}
+
+
+@dataclass(frozen=True)
+class Srun:
+    """srun with one of its plugins for MPI: pmi2 or pmix."""
+
+    plugin: str
+    identity = "srun"
+    queues = True
+    places_ranks = True
+    # srun takes two interrupts within a second for "cancel the step, and the job that I made for it".
+    ends_by = (signal.SIGINT, signal.SIGINT)
+    kills_step = True
+
+    @property
+    def label(self) -> str:
+        return f"srun --mpi={self.plugin}"
+
+    def command(self, job: Job, program: list[str]) -> list[str]:
+        words = [shutil.which("srun") or "srun", f"--mpi={self.plugin}", "-n", str(job.ranks)]
+        if job.hosts:
+            words += ["-N", str(len(job.hosts)), "--nodelist", ",".join(host.name for host in job.hosts)]
+            if len({host.slots for host in job.hosts}) == 1:
+                words += ["--ntasks-per-node", str(job.hosts[0].slots)]
+        if job.bind != "none":
+            words.append(f"--cpu-bind={_BIND[job.bind]}")
+        # The end of one rank is reported by its supervisor; srun must not end the others before they are asked.
+        names = ",".join((*job.forward, *self.environment(job)))
+        words += ["--kill-on-bad-exit=0", "--export", names or "NONE"]
+        return [*words, *job.extra, *program]
+
+    def environment(self, job: Job) -> dict[str, str]:
+        """What Open MPI's ranks need under srun.
+
+        PMIx complains on each rank about a security module that Slurm's nodes do not offer. And srun kills a whole
+        step, supervisors too, some 10 ms after a rank aborts, also one that has just lost its peer: with a delay of a
+        second the rank that ended first, or that called MPI_Abort, is known by then.
+        """
+        if not self.plugin.startswith("pmix"):
+            return {}
+        return {"PMIX_MCA_psec": "native", _ABORT_DELAY: os.environ.get(_ABORT_DELAY, "1")}
+
+    def hosts(self, environment: Mapping[str, str]) -> tuple[Host, ...]:
+        return ()  # srun knows them better
 
 
 def plugins() -> list[str]:
@@ -39,27 +89,44 @@ def plugin_for(family: str) -> str:
     return "pmix" if family == "openmpi" else "pmi2"
 
 
-def command(job: Job, plugin: str, program: list[str]) -> list[str]:
-    """The command line of srun for a job."""
-    words = [shutil.which("srun") or "srun", f"--mpi={plugin}", "-n", str(job.ranks)]
-    if job.hosts:
-        words += ["-N", str(len(job.hosts)), "--nodelist", ",".join(host.name for host in job.hosts)]
-        if len({host.slots for host in job.hosts}) == 1:
-            words += ["--ntasks-per-node", str(job.hosts[0].slots)]
-    if job.bind != "none":
-        words.append(f"--cpu-bind={_BIND[job.bind]}")
-    # The end of one rank is reported by its supervisor; srun must not end the others before they are asked.
-    words += ["--kill-on-bad-exit=0", "--export", ",".join((*job.forward, *environment(plugin))) or "NONE"]
-    return [*words, *job.extra, *program]
+def allocation(environment: Mapping[str, str] = os.environ) -> tuple[Host, ...]:
+    """The nodes of a Slurm allocation with their tasks; () outside of one."""
+    text = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST")
+    if not environment.get("SLURM_JOB_ID") or not text:
+        return ()
+    tasks = environment.get("SLURM_TASKS_PER_NODE") or environment.get("SLURM_JOB_CPUS_PER_NODE") or "1"
+    counts = repeated(tasks)
+    if not counts:
+        raise LaunchError(
+            f"Slurm's variables say {tasks!r} for the tasks of each node; expected a form such as 2(x3),1"
+        )
+    return tuple(Host(name, counts[min(at, len(counts) - 1)]) for at, name in enumerate(expand(text)))
 
 
-def environment(plugin: str) -> dict[str, str]:
-    """What Open MPI's ranks need under srun.
+def choose(place: Place) -> Srun | None:
+    """For --backend srun, and in an allocation whose srun speaks the library's protocol."""
+    named = place.asked.startswith("srun")
+    if not named and (place.mpiexec is not None or place.library is None or not _outside_of_steps(place.environment)):
+        return None
+    known = plugins()
+    fitting = plugin_for(place.library.family) if place.library is not None else "pmi2"
+    if not named:
+        return Srun(fitting) if any(plugin.startswith(fitting) for plugin in known) else None
+    if not known:
+        raise LaunchError(f"--backend {place.asked}: there is no working srun in PATH")
+    plugin = place.asked.partition("-")[2] or fitting
+    if place.library is not None and plugin != fitting:
+        raise LaunchError(
+            f"--backend {place.asked}: {place.library.family} {place.library.version} speaks {fitting} with srun; by "
+            f"{plugin} it would start as N separate jobs of one rank each"
+        )
+    if not any(word.startswith(plugin) for word in known):
+        raise LaunchError(
+            f"--backend {place.asked}: this srun knows {', '.join(known)}, and the program needs {plugin}"
+        )
+    return Srun(plugin)
 
-    PMIx complains on each rank about a security module that Slurm's nodes do not offer. And srun kills a whole step,
-    supervisors too, some 10 ms after a rank aborts, also one that has just lost its peer: with a delay of a second the
-    rank that ended first, or that called MPI_Abort, is known by then.
-    """
-    if not plugin.startswith("pmix"):
-        return {}
-    return {"PMIX_MCA_psec": "native", _ABORT_DELAY: os.environ.get(_ABORT_DELAY, "1")}
+
+def _outside_of_steps(environment: Mapping[str, str]) -> bool:
+    """In an allocation, but not already a rank of a step; a batch script and an interactive shell are steps too."""
+    return "SLURM_JOB_ID" in environment and environment.get("SLURM_STEP_ID", "batch") in ("batch", "4294967291")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from typing import Any
 
 from .findings import Findings
 
@@ -11,7 +12,7 @@ _FILES_WARN = 4096
 _CLOCK_WARN_SECONDS = 1.0
 
 
-def memory_and_limits(findings: Findings, facts: dict, ranks: int) -> None:
+def memory_and_limits(findings: Findings, facts: dict[str, Any], ranks: int) -> None:
     """Shared memory, open files, locked memory, fork safety of one host."""
     host = facts["host"]
     size = facts["shm_bytes"]
@@ -61,7 +62,7 @@ def memory_and_limits(findings: Findings, facts: dict, ranks: int) -> None:
             findings.warn("GPUs", text, "fewer ranks per host, or ranks share GPUs")
 
 
-def alike(findings: Findings, first: dict, other: dict) -> None:
+def alike(findings: Findings, first: dict[str, Any], other: dict[str, Any]) -> None:
     """Whether a host is like the first one: interpreter, Python, packages."""
     for key, title in (("python", "Python"), ("executable", "interpreter")):
         if first[key] != other[key]:
@@ -93,7 +94,7 @@ def clock(findings: Findings, host: str, offset_seconds: float, doubt_seconds: f
         findings.ok("clock", text)
 
 
-def mpi_job(findings: Findings, result: dict, asked: int) -> None:
+def mpi_job(findings: Findings, result: dict[str, Any], asked: int) -> None:
     """What a small MPI job found: its size and thread level."""
     if result["size"] != asked:
         findings.fail(
@@ -113,7 +114,7 @@ def mpi_job(findings: Findings, result: dict, asked: int) -> None:
         findings.ok("threads", "MPI offers THREAD_MULTIPLE")
 
 
-def network(findings: Findings, entry: dict, tcp: list[str], facts: list[dict]) -> None:
+def network(findings: Findings, entry: dict[str, Any], tcp: list[str], facts: list[dict[str, Any]]) -> None:
     """Measured speed, and the interface that MPI took."""
     findings.ok(
         "ping-pong", f"{entry['latency_seconds'] * 1e6:.1f} us, {_bytes(entry['bandwidth_bytes_per_second'])}/s"

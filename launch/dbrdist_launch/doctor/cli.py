@@ -7,14 +7,18 @@ import os
 import subprocess
 import sys
 import time
+from typing import Any
 
 import click
 
-from ..backends import mpi
+from ..backends import hosts as hosts_module
+from ..backends import mpi, slurm
+from ..backends.job import Host
 from ..errors import LaunchError
-from ..launcher import hosts as hosts_module
-from ..launcher.output import Output
-from ..launcher.session import Session, Settings
+from ..launcher.output import Output, Piece
+from ..launcher.runs import write_json
+from ..launcher.session import Session
+from ..launcher.settings import Settings
 from . import checks, record
 from .findings import Findings
 
@@ -37,7 +41,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 def doctor(ranks, hosts, hostfile, ssh, ssh_option, interface, backend, mpiexec, no_job, json_file) -> int:  # type: ignore[no-untyped-def]
     """Check MPI, hosts and network; exit 1 when a job would fail."""
     findings = Findings()
-    named = hosts_module.parse_list(hosts) if hosts else hosts_module.parse_file(hostfile) if hostfile else ()
+    named = _allocation(hosts, hostfile)
     fits = _mpi(findings, mpiexec)
     facts = _hosts(findings, [host.name for host in named], ssh, ssh_option)
     here = max((host.slots for host in named), default=ranks or 2)
@@ -51,11 +55,22 @@ def doctor(ranks, hosts, hostfile, ssh, ssh_option, interface, backend, mpiexec,
         )  # fmt: skip
         _job(findings, settings, facts)
     if json_file:
-        with open(json_file, "w") as file:
-            json.dump(findings.as_dict(), file, indent=1)
+        try:
+            write_json(json_file, findings.as_dict())
+        except OSError as error:
+            findings.warn("--json", f"{json_file} cannot be written: {error.strerror}", "name another file")
     bad = sum(entry["level"] == "FAIL" for entry in findings.entries)
     print(f"{bad} of {len(findings.entries)} findings would make a job fail" if bad else "a job would run here")
     return 1 if bad else 0
+
+
+def _allocation(named: str | None, hostfile: str | None) -> tuple[Host, ...]:
+    """The hosts that were named, else those of the allocation in which we stand: PBS, LSF, MPI Operator, Slurm."""
+    if named:
+        return hosts_module.parse_list(named)
+    if hostfile:
+        return hosts_module.parse_file(hostfile)
+    return hosts_module.of_environment() or slurm.allocation()
 
 
 def _mpi(findings: Findings, mpiexec: str | None) -> bool:
@@ -73,7 +88,7 @@ def _mpi(findings: Findings, mpiexec: str | None) -> bool:
     return True
 
 
-def _hosts(findings: Findings, names: list[str], ssh: str | None, options: tuple[str, ...]) -> list[dict]:
+def _hosts(findings: Findings, names: list[str], ssh: str | None, options: tuple[str, ...]) -> list[dict[str, Any]]:
     """The facts of this machine, or of the hosts that were named; unreachable ones are findings."""
     probe = [sys.executable, os.path.join(_HERE, "host_probe.py")]
     if not names:
@@ -98,7 +113,7 @@ def _hosts(findings: Findings, names: list[str], ssh: str | None, options: tuple
     return found
 
 
-def _facts(words: list[str], seconds: float) -> tuple[dict, float, float]:
+def _facts(words: list[str], seconds: float) -> tuple[dict[str, Any], float, float]:
     """(facts, clock offset, doubt of it)."""
     before = time.time()
     child = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=True)
@@ -108,22 +123,33 @@ def _facts(words: list[str], seconds: float) -> tuple[dict, float, float]:
 
 
 class _Captured(Output):
-    """Keeps what rank 0 prints and shows the rest."""
+    """Keeps what rank 0 prints, and shows what it says on stderr."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.result: dict | None = None
+        self.said = b""
 
-    def lines(self, rank: int, host: str, stream: str, lines: list[str]) -> None:
-        if stream == "out" and rank == 0 and lines and lines[-1].startswith("{"):
-            self.result = json.loads(lines.pop())
-        super().lines(rank, host, stream, lines)
+    def take(self, piece: Piece) -> None:
+        if piece.stream == "out" and piece.rank == 0:
+            self.said += piece.data
+            self.written(piece)
+        else:
+            super().take(piece)
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        for line in self.said.decode(errors="replace").splitlines():
+            if line.startswith("{"):
+                found: dict[str, Any] = json.loads(line)
+                return found
+        return None
 
 
-def _job(findings: Findings, settings: Settings, facts: list[dict]) -> None:
+def _job(findings: Findings, settings: Settings, facts: list[dict[str, Any]]) -> None:
     session, output = Session(settings), _Captured()
     job = session.job(session.hosts)
-    outcome = session.attempt(job, output, 0)
+    outcome = session.attempt(job, output, 0, "doctor")
+    output.flush()
     if outcome.failure is not None or output.result is None:
         why = outcome.failure.message if outcome.failure else "rank 0 printed no result"
         findings.fail("MPI job", f"{job.ranks} ranks by {session.backend.label}: {why}", "read what is printed above")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 
@@ -11,7 +12,7 @@ OK, WARN, FAIL = "ok", "warn", "FAIL"
 class Findings:
     """Collects findings in the order in which they are made."""
 
-    entries: list[dict] = field(default_factory=list)
+    entries: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, level: str, title: str, detail: str, what_to_do: str = "") -> None:
         self.entries.append({"level": level, "title": title, "detail": detail, "what_to_do": what_to_do})
@@ -30,10 +31,10 @@ class Findings:
     def failed(self) -> bool:
         return any(entry["level"] == FAIL for entry in self.entries)
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def _line(entry: dict) -> str:
+def _line(entry: dict[str, Any]) -> str:
     text = f"{entry['level']:<5} {entry['title']:<16} {entry['detail']}"
     return text + (f"\n      -> {entry['what_to_do']}" if entry["what_to_do"] else "")

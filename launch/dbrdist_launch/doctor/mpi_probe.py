@@ -3,13 +3,16 @@
 import json
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
 from mpi4py import MPI
 
+Action = Callable[[bytearray, bytearray], None]
 WARM_UP, SECONDS = 3, 0.15
 
 
-def times(world, sizes, action):
+def times(world: Any, sizes: list[int], action: Action) -> list[tuple[int, float]]:
     """[(bytes, seconds)]: the median of as many repeats as fit into a moment; all ranks repeat equally often."""
     found = []
     for size in sizes:
@@ -29,7 +32,7 @@ def times(world, sizes, action):
     return found
 
 
-def tcp_addresses():
+def tcp_addresses() -> list[str]:
     """Local addresses of this process's TCP connections that leave the host: the interface that MPI took."""
     own = set()
     for name in os.listdir("/proc/self/fd"):
@@ -49,11 +52,11 @@ def tcp_addresses():
     return sorted(address for address in found if not address.startswith("127."))
 
 
-def main():
+def main() -> None:
     world = MPI.COMM_WORLD
     last = world.size - 1
 
-    def ping_pong(buffer, other):
+    def ping_pong(buffer: bytearray, other: bytearray) -> None:
         if world.rank == 0:
             world.Send(buffer, last)
             world.Recv(other, last)
@@ -61,11 +64,11 @@ def main():
             world.Recv(other, 0)
             world.Send(buffer, 0)
 
-    def allreduce(buffer, other):
+    def allreduce(buffer: bytearray, other: bytearray) -> None:
         world.Allreduce([buffer, MPI.BYTE], [other, MPI.BYTE], MPI.BOR)
 
     sizes = [8, 64, 512, 4096, 32768, 262144, 1 << 20, 4 << 20]
-    result = {
+    result: dict[str, Any] = {
         "size": world.size,
         "library": MPI.Get_library_version().splitlines()[0],
         "thread_level": MPI.Query_thread(),

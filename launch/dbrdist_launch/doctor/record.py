@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from typing import Any
 
 from .. import cache
 from .fit import latency_and_bandwidth
@@ -20,7 +21,7 @@ def path() -> str:
     return os.environ.get("DBRDIST_NETWORK_FILE") or os.path.join(cache.directory(), "network.json")
 
 
-def read(hosts: list[str]) -> dict | None:
+def read(hosts: list[str]) -> dict[str, Any] | None:
     """What was measured between these hosts, in any order; None when nothing was."""
     try:
         with open(path()) as file:
@@ -30,7 +31,7 @@ def read(hosts: list[str]) -> dict | None:
     return found if isinstance(found, dict) else None
 
 
-def write(result: dict) -> dict:
+def write(result: dict[str, Any]) -> dict[str, Any]:
     """Fit and store the result of a probe; returns the entry."""
     latency, bandwidth = latency_and_bandwidth(result["ping_pong"])
     all_latency, all_bandwidth = latency_and_bandwidth(result["allreduce"])

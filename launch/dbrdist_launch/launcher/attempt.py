@@ -3,47 +3,47 @@
 from __future__ import annotations
 
 import os
-import selectors
 import signal
-import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import traceback
+from collections import deque
+from dataclasses import dataclass
 
-from .. import codes
-from ..channel import Channel, new_token, same_token
-from ..lines import LineSplitter
+from .. import codes, limits
+from ..backends.job import Backend, Job
+from ..channel import Channel, Message
+from ..loop import Loop, Signals
 from ..rank.supervisor import ADDRESS, TOKEN
 from . import report
-from .judge import STARTER_SECONDS, Judge
-from .output import Output
+from .judge import Judge
+from .listener import Listener
+from .output import Output, Piece
 from .process import StarterProcess
 from .ranks import Rank
 from .report import Failure
+from .settings import Settings
+from .view import table
 
-_HELLO_BYTES = 4096
-_HELLO_SECONDS = 10.0
-_TICK_SECONDS = 0.25
-_PING_SECONDS = 1.0
-_STACKS_SECONDS = 1.0
-_REQUEST_SECONDS = 0.7
+_CAUGHT = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGCHLD,
+)  # fmt: skip
+_MOST_FAULTS = 5  # that are said
 
 
-@dataclass(frozen=True)
-class Terms:
-    """How a job is watched; all times in seconds."""
+@dataclass
+class Plan:
+    """What is started, and how the ranks find the launcher."""
 
-    start_seconds: float = 20.0  # without a new rank
-    heartbeat_seconds: float = 60.0
-    silence_seconds: float = 6.0  # of a supervisor
-    grace_seconds: float = 30.0  # from a stop request to the end by force
-    kill_seconds: float = 1.0  # from SIGTERM to SIGKILL after a failure
-    stacks: bool = False  # of all ranks, at every failure (at a stall they are always taken)
-    addresses: tuple[str, ...] = ("127.0.0.1",)
-    port: int = 0
-    threads: str = "auto"
-    gpus: str = "all"
-    inject: bool = True
+    job: Job
+    command: list[str]  # of mpiexec or srun
+    environment: dict[str, str]  # of mpiexec
+    rank_environment: dict[str, str]  # what the ranks get beyond it
+    start_seconds: float | None
+    backend: Backend
+    token: str
+    control: str | None = None  # a Unix socket for `ps`, `stacks`, `stop`; the ranks use it too where all are here
+    addresses: tuple[str, ...] = ()  # for ranks elsewhere; () where all are here
+    deadline: float | None = None  # when the user's --timeout is over, on the monotonic clock
 
 
 @dataclass
@@ -57,174 +57,143 @@ class Outcome:
     seconds: float = 0.0
     first_rank_seconds: float | None = None
     started_at: float = 0.0  # on the monotonic clock
-    host_of: dict[int, str] = field(default_factory=dict)
 
 
 class Attempt:
     """Runs one starter command (mpiexec, srun) with supervised ranks."""
 
-    def __init__(
-        self,
-        command: list[str],
-        environment: dict[str, str],  # of mpiexec
-        rank_environment: dict[str, str],  # what the ranks get beyond it
-        ranks: int,
-        output: Output,
-        terms: Terms,
-        verbose: bool = False,
-    ) -> None:
-        self.command, self.environment, self.rank_environment = command, environment, rank_environment
-        self.size, self.output, self.terms, self.verbose = ranks, output, terms, verbose
-        self.token = new_token()
-        self.selector = selectors.DefaultSelector()
-        self.judge = Judge(ranks, terms.start_seconds, terms.heartbeat_seconds, terms.silence_seconds)
+    def __init__(self, plan: Plan, output: Output, settings: Settings) -> None:
+        self.plan, self.output, self.settings = plan, output, settings
+        self.size = plan.job.ranks
+        self.loop = Loop()
+        self.judge = Judge(
+            self.size, plan.start_seconds, settings.heartbeat_timeout, settings.host_timeout, settings.end_on
+        )
         self.ranks = self.judge.ranks
-        self.strangers: dict[Channel, float] = {}  # connections without a hello
         self.failure: Failure | None = None
         self.asked = 0  # the signal that asked for the end
         self.asked_by_ranks: tuple[float, int] | None = None  # when it counts, and the signal
         self.stop_deadline: float | None = None
+        self.exit_deadline: float | None = None
         self.end_deadline: float | None = None
         self.all_ended_at: float | None = None
+        self.faults = 0
         self.first_rank_at: float | None = None
-        self.signals: list[int] = []
+        self.curious: list[Channel] = []  # who asked for stacks
+        self.stacks_shown_at: float | None = None
+        self.arrived: deque[Piece] = deque()  # output that has been written, told by the output's threads
+        self.wake_read, self.wake_write = os.pipe()
+        os.set_blocking(self.wake_read, False)
+        os.set_blocking(self.wake_write, False)
 
     # --- life
 
     def run(self) -> Outcome:
         """Run to the end; no process of the job is left when this returns."""
-        self.started_at = self.judge.progress_at = self.next_tick = self.next_ping = time.monotonic()
-        self.listener = self._listen()
-        restore = self._catch_signals()
-        addresses = f"{','.join(self.terms.addresses)}:{self.listener.getsockname()[1]}"
-        self.starter = self.judge.starter = StarterProcess(
-            self.command, {ADDRESS: addresses, TOKEN: self.token, **self.environment}
-        )
+        self.started_at = self.judge.started_at = self.judge.progress_at = time.monotonic()
+        self.next_tick = self.last_tick = self.next_ping = self.started_at
+        self.listeners = [self._listen(self.plan.control)] if self.plan.control else []
+        if self.plan.addresses or not self.listeners:
+            self.listeners.append(self._listen(None))
+        signals = Signals(self.loop, _CAUGHT, self._on_signal)
+        told = {ADDRESS: self.listeners[-1].address, TOKEN: self.plan.token}
+        # Ours come first: of mpiexec's environment the last must be what the backend wants it to be.
+        environment = {**told, **self.plan.environment}
+        self.starter = self.judge.starter = StarterProcess(self.plan.command, environment, self.plan.backend)
+        self.output.written = self._on_written
+        self.output.start()
         try:
-            self._watch(self.listener.fileno(), self._accept)
+            self.loop.watch(self.wake_read, self._give_credit)
             for descriptor in self.starter.pipes:
                 self._watch_starter(descriptor)
-            while not self._finished():
-                for key, _ in self.selector.select(max(0.0, self.next_tick - time.monotonic())):
-                    key.data()
-                self._tick()
+            while not self._turn():
+                pass
         finally:
             self.starter.end()
             for rank in self.ranks.values():
                 rank.channel.close()
-            self.listener.close()
-            self.selector.close()
-            restore()
+            for listener in self.listeners:
+                listener.close()
+            signals.close()
+            self.output.stop()  # its threads know the pipe
+            for descriptor in (self.wake_read, self.wake_write):
+                os.close(descriptor)
+            self.loop.close()
         return self._outcome()
 
-    def _listen(self) -> socket.socket:
-        from ..errors import LaunchError
-
-        bind = self.terms.addresses[0] if len(self.terms.addresses) == 1 else ""
+    def _turn(self) -> bool:
+        """Whether the job is over. A fault of ours is said, and costs nobody the job."""
         try:
-            return socket.create_server((bind, self.terms.port), backlog=512)
-        except OSError as error:
-            raise LaunchError(
-                f"cannot listen on {bind or 'all interfaces'} port {self.terms.port}: {error.strerror}; "
-                "leave --port out for a free one, or name an address of this host with --interface"
-            ) from error
+            if self._finished():
+                return True
+            self.loop.turn(self.next_tick - time.monotonic())
+            self._tick()
+        except Exception as error:
+            self.faults += 1
+            if self.faults <= _MOST_FAULTS:
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                self._say(f"fault of ours, the job goes on: {error!r} at {where.filename}:{where.lineno}")
+            time.sleep(limits.SEARCH_SECONDS)
+            return self.starter.poll() is not None and self.faults > 10 * _MOST_FAULTS
+        return False
 
-    def _catch_signals(self) -> Callable[[], None]:
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGTSTP, signal.SIGCHLD)
-        wake_read, wake_write = os.pipe()
-        os.set_blocking(wake_read, False)
-        os.set_blocking(wake_write, False)
-        before = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        handlers = {number: signal.signal(number, self._note_signal) for number in numbers}
+    def _listen(self, path: str | None) -> Listener:
+        addresses = self.plan.addresses or ("127.0.0.1",)
+        return Listener(self.loop, self.plan.token, self._on_hello, self._say, path, addresses, self.settings.port)
 
-        def on_wake() -> None:
-            try:
-                os.read(wake_read, 4096)
-            except BlockingIOError:
-                pass
-            while self.signals:
-                self._on_signal(self.signals.pop(0))
-
-        self._watch(wake_read, on_wake)
-
-        def restore() -> None:
-            signal.set_wakeup_fd(before)
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-            os.close(wake_read)
-            os.close(wake_write)
-
-        return restore
-
-    def _note_signal(self, number: int, _: object) -> None:
-        self.signals.append(number)
-
-    def _watch(self, descriptor: int, call: Callable[[], None]) -> None:
-        self.selector.register(descriptor, selectors.EVENT_READ, call)
+    def _say(self, text: str) -> None:
+        self.output.note(f"dbrdist-launch: {text}")
 
     def _watch_starter(self, descriptor: int) -> None:
-        splitter = LineSplitter()
+        rest = b""
 
         def read() -> None:
-            data = os.read(descriptor, 1 << 16)
+            nonlocal rest
+            data = os.read(descriptor, limits.READ_BYTES)
+            *lines, rest = (rest + data).split(b"\n")
+            if not data or len(rest) > limits.LINE_BYTES:
+                lines, rest = [*lines, rest], b""
             if not data:
-                self.selector.unregister(descriptor)
-            for line in splitter.feed(data) if data else splitter.end():
-                if line.strip():
+                self.loop.forget(descriptor)
+            for line in (line.decode("utf-8", "surrogateescape").rstrip() for line in lines):
+                if line:
                     self.judge.starter_lines = [*self.judge.starter_lines[-199:], line]
-                    if self.verbose:
+                    if self.settings.verbose:
                         self.output.note(f"[{self.starter.name}] {line}")
 
-        self._watch(descriptor, read)
+        self.loop.watch(descriptor, read)
 
     # --- connections
 
-    def _accept(self) -> None:
-        sock, _ = self.listener.accept()
-        sock.settimeout(5.0)
-        channel = Channel(sock, limit_bytes=_HELLO_BYTES)
-        self.strangers[channel] = time.monotonic()
-        self._watch(channel.fileno(), lambda: self._on_stranger(channel))
-
-    def _on_stranger(self, channel: Channel) -> None:
-        messages = channel.receive()
-        if messages == []:
-            return
-        hello = messages[0] if messages else {}
-        self.selector.unregister(channel.fileno())
-        del self.strangers[channel]
-        problem = self._problem_with(hello)
-        if problem is not None:
-            self.output.note(f"dbrdist-launch: refused a connection from {_peer(channel)}: {problem}")
-            channel.close()
+    def _on_hello(self, channel: Channel, hello: Message) -> None:
+        if hello["t"] == "ask":
+            self._on_question(channel, str(hello.get("what")))
             return
         rank = Rank(hello["rank"], hello["host"], channel, hello["local_rank"])
         if hello["size"] != self.size or rank.rank in self.ranks or self.failure is not None:
             channel.close()
             self._refuse_size(hello)
             return
-        channel.limit_bytes = None
         self.ranks[rank.rank] = rank
         self.judge.progress_at = time.monotonic()
+        channel.watch_peer(self.settings.host_timeout)
         channel.send(
             "welcome",
-            environment=self.rank_environment,
-            directory=os.getcwd(),
-            silence_seconds=self.terms.silence_seconds + 2.0,
-            threads=self.terms.threads,
-            gpus=self.terms.gpus,
-            inject=self.terms.inject,
+            environment=self.plan.rank_environment,
+            directory=_working_folder(),
+            host_timeout=self.settings.host_timeout,
+            window=limits.WINDOW_BYTES,
+            threads=self.settings.threads,
+            gpus=self.settings.gpus,
+            inject=self.settings.inject,
+            master=self.plan.job.hosts[0].name if self.plan.job.hosts else "127.0.0.1",
+            local_sizes={host.name: host.slots for host in self.plan.job.hosts} or {hello["host"]: self.size},
         )
-        self._watch(channel.fileno(), lambda: self._on_rank(rank))
+        if self.asked:
+            channel.send("stop", signal=self._signal_for_ranks())  # it came too late to hear of it
+        self.loop.watch_channel(channel, lambda: self._on_rank(rank))
 
-    def _problem_with(self, hello: dict) -> str | None:
-        if hello.get("t") != "hello" or not isinstance(hello.get("token"), str):
-            return "it does not speak our language"
-        if not same_token(hello["token"], self.token):
-            return "wrong token (a rank of another job, or a stranger)"
-        return None
-
-    def _refuse_size(self, hello: dict) -> None:
+    def _refuse_size(self, hello: Message) -> None:
         if self.failure is None:
             self._fail(
                 Failure(
@@ -244,22 +213,26 @@ class Attempt:
         for message in messages:
             self._take(rank, message, rank.heard_at)
 
-    def _take(self, rank: Rank, message: dict, now: float) -> None:
+    def _take(self, rank: Rank, message: Message, now: float) -> None:
         kind = message["t"]
         if kind == "out":
-            rank.take_lines(message["stream"], message["lines"])
-            self.output.lines(rank.rank, rank.host, message["stream"], message["lines"])
-        elif kind == "beat":
-            rank.take_beat(message, now)
+            rank.take_output(message["stream"], message["data"])
+            self.output.take(Piece(rank.rank, rank.host, message["stream"], message["data"]))
+        elif kind in ("beat", "pong"):
+            rank.pinged = False
+            if kind == "beat":
+                rank.take_beat(message, now)
         elif kind == "started":
             rank.pid = message["pid"]
             self.first_rank_at = self.first_rank_at or now
         elif kind == "event":
             self.judge.take_event(rank, message, now)
+            if message["event"] in ("exception", "leaving"):
+                self._begin_to_end(now)
         elif kind == "asked":
             # Slurm's warning, or an mpiexec that ends its ranks since a host is gone: that shows in a moment.
             if self.asked_by_ranks is None:
-                self.asked_by_ranks = (now + _REQUEST_SECONDS, int(message["signal"]))
+                self.asked_by_ranks = (now + limits.REQUEST_SECONDS, int(message["signal"]))
         elif kind == "stacks":
             rank.stacks, rank.state = message["text"], message["state"]
         elif kind == "ended":
@@ -267,20 +240,45 @@ class Attempt:
         elif kind == "exit":
             self._on_exit(rank, message)
 
+    def _begin_to_end(self, now: float) -> None:
+        if self.settings.exit_timeout and self.exit_deadline is None:
+            self.exit_deadline = now + self.settings.exit_timeout
+
+    def _on_written(self, piece: Piece) -> None:
+        """Called by the output's threads."""
+        self.arrived.append(piece)
+        try:
+            os.write(self.wake_write, b".")
+        except BlockingIOError:
+            pass  # the loop has not yet seen the last ones
+
+    def _give_credit(self) -> None:
+        """What a rank wrote has reached its readers: it may write as much again."""
+        os.read(self.wake_read, limits.READ_BYTES)
+        counts: dict[int, int] = {}
+        while self.arrived:
+            piece = self.arrived.popleft()
+            counts[piece.rank] = counts.get(piece.rank, 0) + len(piece.data) + limits.PIECE_BYTES
+        for number, count in counts.items():
+            rank = self.ranks.get(number)
+            if rank is not None and rank.connected:
+                rank.channel.send("credit", bytes=count)
+
     def _lose(self, rank: Rank) -> None:
         rank.connected = False
         rank.lost_at = time.monotonic()
-        self.selector.unregister(rank.channel.fileno())
+        self.loop.forget(rank.channel.fileno())
         rank.channel.close()
 
-    def _on_exit(self, rank: Rank, message: dict) -> None:
-        rank.exit = message
+    def _on_exit(self, rank: Rank, message: Message) -> None:
+        rank.exit, rank.left_at = message, time.monotonic()
+        self._begin_to_end(rank.left_at)
         if message["step"] is not None and message["step"] > rank.step:
             rank.step = message["step"]
         if message["code"] in (codes.DONE, codes.PREEMPTED) and not message["signal"]:
             if message["code"] == codes.PREEMPTED:
                 rank.channel.send("bye")
-        elif message["ours"] or (self.asked and message["signal"]):
+        elif message["ours"] or (self.asked and self._is_answer(message)):
             rank.channel.send("bye")  # not a failure: we, or the stop request, ended it
         elif self.asked_by_ranks is not None and self.asked_by_ranks[1] == message["signal"]:
             self._ask_to_stop(message["signal"])
@@ -290,31 +288,40 @@ class Attempt:
             if failure is not None:
                 self._fail(failure)
 
+    def _is_answer(self, end: Message) -> bool:
+        """Whether a rank ended for the request to stop: by its signal, or by the exit code that stands for it."""
+        return bool(end["signal"]) or end["code"] == codes.from_signal(self._signal_for_ranks())
+
     # --- signals
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGTSTP:
-            self.output.note("dbrdist-launch: cannot be suspended, its ranks run on other terminals and hosts")
+            self._say("cannot be suspended, its ranks run on other terminals and hosts")
+        elif number == signal.SIGQUIT:
+            self._ask_for_stacks(time.monotonic(), shown=True)
         elif number == signal.SIGINT and self.asked:
-            self.output.note("dbrdist-launch: interrupted again, stopping now")
+            self._say("interrupted again, stopping now")
             self._end_all(0.0)
         elif number != signal.SIGCHLD:
             self._ask_to_stop(number)
+
+    def _signal_for_ranks(self) -> int:
+        """Ctrl-C stays Ctrl-C; every other request is a SIGTERM."""
+        return int(signal.SIGINT if self.asked == signal.SIGINT else signal.SIGTERM)
 
     def _ask_to_stop(self, number: int) -> None:
         """Pass one request to save and stop to all ranks, whichever way and however often it came."""
         if self.asked or self.failure is not None:
             return
         self.asked, self.judge.stop_asked = number, True
-        self.stop_deadline = time.monotonic() + self.terms.grace_seconds
-        name = codes.signal_name(number)
-        self.output.note(
-            f"dbrdist-launch: {name}: asking all ranks to save and stop, within {self.terms.grace_seconds:g} s"
-            + (" (Ctrl-C again: stop now)" if number == signal.SIGINT else "")
+        self.stop_deadline = time.monotonic() + self.settings.grace
+        again = " (Ctrl-C again: stop now)" if number == signal.SIGINT else ""
+        self._say(
+            f"{codes.signal_name(number)}: asking all ranks to save and stop, within {self.settings.grace:g} s{again}"
         )
         for rank in self.ranks.values():
             if rank.running:
-                rank.channel.send("stop", signal=int(signal.SIGTERM))
+                rank.channel.send("stop", signal=self._signal_for_ranks())
 
     # --- time
 
@@ -322,17 +329,16 @@ class Attempt:
         now = time.monotonic()
         if now < self.next_tick:
             return
-        self.next_tick = now + _TICK_SECONDS
+        self._forgive_own_sleep(now)
+        self.next_tick, self.last_tick = now + limits.TICK_SECONDS, now
         if now >= self.next_ping:
-            self.next_ping = now + _PING_SECONDS
+            self.next_ping = now + limits.PING_SECONDS
             for rank in self.ranks.values():
-                if rank.connected:
+                if rank.connected and not rank.pinged:
+                    rank.pinged = True
                     rank.channel.send("ping")
-        for channel, since in list(self.strangers.items()):
-            if now - since > _HELLO_SECONDS:
-                self.selector.unregister(channel.fileno())
-                del self.strangers[channel]
-                channel.close()
+        for listener in self.listeners:
+            listener.look(now)
         if self.judge.starter_ended_at is None and self.starter.poll() is not None:
             self.judge.starter_ended_at = now
         if self.failure is None:
@@ -343,51 +349,113 @@ class Attempt:
             self.asked_by_ranks = None
         if self.stop_deadline is not None and now >= self.stop_deadline:
             self.stop_deadline = None
-            self.output.note("dbrdist-launch: the grace period is over, stopping now")
+            self._say("the grace period is over, stopping now")
             self._end_all(0.0)
-        if self.output.view is not None:
-            self.output.view.update(self.ranks, now - self.started_at)
+        if self.stacks_shown_at is not None and now >= self.stacks_shown_at:
+            self._show_stacks()
+        if self.output.footer is not None:
+            self.output.footer = table(self.ranks, now - self.started_at)
+
+    def _forgive_own_sleep(self, now: float) -> None:
+        """This process was stopped, or the machine slept: no clock of ours has run in that time."""
+        asleep = now - self.last_tick - limits.TICK_SECONDS
+        if asleep > limits.ASLEEP_SECONDS:
+            self.judge.forgive(asleep)
+            if self.stop_deadline is not None:
+                self.stop_deadline += asleep
 
     def _look_for_failures(self, now: float) -> None:
         if self.end_deadline is not None:
             return
-        failure = self.judge.verdict(now)
+        failure = self.judge.verdict(now) or self._deadlines(now)
+        while self.judge.warnings:
+            self._say(self.judge.warnings.pop(0))
         if failure is not None:
             self._fail(failure)
-        elif self.judge.stall is not None and self.judge.stacks_until is None:
+        elif self.judge.late and self.judge.stacks_until is None:
             self._ask_for_stacks(now)
+            self.judge.stacks_until = now + limits.STACKS_SECONDS
 
-    def _ask_for_stacks(self, now: float) -> None:
-        self.judge.stacks_until = now + _STACKS_SECONDS
+    def _deadlines(self, now: float) -> Failure | None:
+        """What the user set: --timeout, --exit-timeout."""
+        if self.plan.deadline is not None and now >= self.plan.deadline:
+            text = f"the job has not ended within {self.settings.timeout:g} s (--timeout)"
+            return Failure("deadline", None, None, codes.STALLED, text)
+        if self.exit_deadline is not None and now >= self.exit_deadline:
+            left = [rank for rank in self.ranks.values() if rank.leaving or rank.told("exception")]
+            still = [rank.rank for rank in self.ranks.values() if rank.running]
+            text = f"the ranks have not all ended within {self.settings.exit_timeout:g} s of its end (--exit-timeout)"
+            failure = report.from_exit(left[0]) if left[0].told("exception") else None
+            if failure is not None:
+                failure.message += f"; {text}"
+                return failure
+            return Failure("deadline", left[0].rank, left[0].host, codes.STALLED, f"{text}; still there: {still}")
+        return None
+
+    # --- stacks
+
+    def _ask_for_stacks(self, now: float, shown: bool = False) -> None:
+        if shown:
+            self.stacks_shown_at = now + limits.STACKS_SECONDS
         for rank in self.ranks.values():
             if rank.running:
+                rank.stacks = None
                 rank.channel.send("stacks")
+
+    def _show_stacks(self) -> None:
+        """Print what came, and answer those who asked."""
+        self.stacks_shown_at = None
+        parts = []
+        for number in sorted(self.ranks):
+            rank = self.ranks[number]
+            text = (rank.stacks or "").rstrip() or "no stacks: no Python, or started with --no-inject"
+            parts.append(f"rank {number} on {rank.host}, {rank.activity(time.monotonic())}:\n{text}")
+            rank.stacks = None
+        if not self.curious:
+            self.output.note("\n".join(parts))
+        for channel in self.curious:
+            self._answer(channel, "\n".join(parts))
+        self.curious.clear()
+
+    def _on_question(self, channel: Channel, what: str) -> None:
+        """`dbrdist-launch ps`, `stacks` and `stop` ask through the control socket."""
+        if what == "stacks":
+            self.curious.append(channel)
+            self._ask_for_stacks(time.monotonic(), shown=True)
+        elif what == "stop":
+            self._answer(channel, "asked to save and stop")
+            self._ask_to_stop(signal.SIGTERM)
+        else:
+            now = time.monotonic()
+            self._answer(channel, "\n".join(table(self.ranks, now - self.started_at, 200)))
+
+    def _answer(self, channel: Channel, text: str) -> None:
+        channel.socket.setblocking(True)
+        channel.socket.settimeout(1.0)
+        channel.send("answer", text.encode("utf-8", "replace")[-limits.MESSAGE_BYTES :])
+        channel.close()
 
     # --- the end
 
     def _fail(self, failure: Failure) -> None:
-        """The first cause is known: gather what the others do, print the report, end the job."""
+        """The first cause is known: gather what the others do, make the report, end the job."""
         now = time.monotonic()
         self.failure = failure
-        if self.terms.stacks and self.judge.stacks_until is None:
+        if self.settings.stacks and self.judge.stacks_until is None:
             self._gather_stacks(now)
-        with_stacks = self.terms.stacks or failure.kind in ("stalled", "stopped")
+        with_stacks = self.settings.stacks or failure.kind in ("stalled", "stopped")
         report.complete(failure, sorted(self.ranks.values(), key=lambda r: r.rank), now, self.started_at, with_stacks)
-        self._end_all(self.terms.kill_seconds)
+        self._end_all(limits.KILL_SECONDS)
 
     def _gather_stacks(self, now: float) -> None:
         self._ask_for_stacks(now)
-        waiting = [rank for rank in self.ranks.values() if rank.running]
-        while waiting and time.monotonic() < now + _STACKS_SECONDS:
-            with selectors.DefaultSelector() as some:
-                for rank in waiting:
-                    some.register(rank.channel.fileno(), selectors.EVENT_READ, rank)
-                for key, _ in some.select(0.1):
-                    self._on_rank(key.data)
-            waiting = [rank for rank in waiting if rank.running and rank.stacks is None]
+        while time.monotonic() < now + limits.STACKS_SECONDS and any(
+            rank.running and rank.stacks is None for rank in self.ranks.values()
+        ):
+            self.loop.turn(0.1)
 
     def _end_all(self, grace_seconds: float) -> None:
-        self.end_deadline = time.monotonic() + grace_seconds + STARTER_SECONDS
+        self.end_deadline = time.monotonic() + grace_seconds + limits.STARTER_SECONDS
         for rank in self.ranks.values():
             if rank.connected:
                 rank.channel.send("kill", grace=grace_seconds)
@@ -399,7 +467,7 @@ class Attempt:
             return True
         waiting = [r for r in self.ranks.values() if r.running or (r.exit is None and self.failure is None)]
         if self.failure is None and self.end_deadline is None:
-            if len(self.ranks) < self.size or waiting:
+            if waiting or (len(self.ranks) < self.size and not (self.asked and self.judge.starter_ended_at)):
                 return False
         elif any(rank.running and rank.rank not in self._lost() for rank in self.ranks.values()):
             return False
@@ -408,18 +476,17 @@ class Attempt:
         self.all_ended_at = self.all_ended_at or now
         if self._lost():
             return True  # mpiexec would wait for a host that is not there
-        return self.starter.poll() is not None or now - self.all_ended_at > STARTER_SECONDS
+        return self.starter.poll() is not None or now - self.all_ended_at > limits.STARTER_SECONDS
 
     def _lost(self) -> list[int]:
         return self.failure.ranks_lost if self.failure is not None else []
 
     def _outcome(self) -> Outcome:
-        now = time.monotonic()
-        outcome = Outcome(
-            codes.DONE, self.failure, self.asked, seconds=now - self.started_at, started_at=self.started_at
-        )
+        if self.failure is None and not self.asked:
+            self.failure = self.judge.at_end()
+        outcome = Outcome(codes.DONE, self.failure, self.asked, started_at=self.started_at)
+        outcome.seconds = time.monotonic() - self.started_at
         outcome.steps = max((rank.step for rank in self.ranks.values()), default=-1)
-        outcome.host_of = {rank.rank: rank.host for rank in self.ranks.values()}
         if self.first_rank_at is not None:
             outcome.first_rank_seconds = self.first_rank_at - self.started_at
         outcome.code = self.failure.code if self.failure is not None else self._common_code()
@@ -430,11 +497,12 @@ class Attempt:
         ends = [rank.exit for rank in self.ranks.values() if rank.exit is not None]
         if len(ends) < self.size or any(end["signal"] for end in ends):
             return codes.from_signal(self.asked or signal.SIGTERM)
-        return max(end["code"] for end in ends)
+        return int(max(end["code"] for end in ends))
 
 
-def _peer(channel: Channel) -> str:
+def _working_folder() -> str | None:
+    """Where the ranks are to run; None where it has been deleted: then they stay where mpiexec starts them."""
     try:
-        return "{}:{}".format(*channel.socket.getpeername()[:2])
+        return os.getcwd()
     except OSError:
-        return "a peer that has left"
+        return None

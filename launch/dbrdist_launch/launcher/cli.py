@@ -1,152 +1,146 @@
-"""The command line of `dbrdist-launch`."""
+"""The command line of `dbrdist-launch`, made from the table of settings."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import Field, fields
+from typing import Any
 
 import click
 
 from .. import codes
 from ..backends import NAMES
+from ..errors import LaunchError
+from . import jobs
+from .session import Session
+from .settings import GROUPS, Settings
 
 _EPILOG = """\b
-dbrdist-launch doctor     checks MPI, hosts and network before a job does.
+dbrdist-launch doctor            checks MPI, hosts and network before a job does
+dbrdist-launch ps                the jobs of this machine, and what their ranks do
+dbrdist-launch stacks JOB        Python stacks of all ranks (so does SIGQUIT, Ctrl-\\)
+dbrdist-launch stop JOB          asks all ranks to save and stop
 
 \b
-Exit codes: 0 done, 75 stopped on request and saved, 124 stalled, 128+N ended by
-signal N, 69 host lost, 71 could not start, 2 refused; else the exit code of the
-first rank that failed."""
+Exit codes: 0 done, 75 stopped on request and saved, 124 stalled or out of time,
+128+N ended by signal N, 69 host lost, 71 could not start, 2 refused; else the
+exit code of the first rank that failed. Each option is also read from the
+environment: --max-restarts from DBRDIST_LAUNCH_MAX_RESTARTS."""
+_NEIGHBOURS = {
+    "--nproc": "-n", "--np": "-n", "--nprocs": "-n", "--ntasks": "-n", "--nproc-per-node": "--per-host",
+    "--nproc_per_node": "--per-host", "--ppn": "--per-host", "-ppn": "--per-host", "-H": "--hosts", "--host": "--hosts",
+    "--machinefile": "--hostfile", "-f": "--hostfile", "-genv": "--env", "-x": "--env", "--export": "--env",
+    "--nnodes": "--hosts", "--max_restarts": "--max-restarts", "--output-filename": "--log-dir",
+}  # fmt: skip
+
+
+class _Command(click.Command):
+    """With help in groups, and a word for options that other launchers have."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            meant = _NEIGHBOURS.get(error.option_name)
+            if meant is None:
+                raise
+            raise click.NoSuchOption(error.option_name, possibilities=[meant], ctx=ctx) from error
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        settings = {field.name: field for field in fields(Settings)}
+        for group in GROUPS:
+            rows = []
+            for parameter in self.get_params(ctx):
+                field = settings.get(parameter.name or "")
+                if field is not None and field.metadata.get("group") == group:
+                    row = parameter.get_help_record(ctx)
+                    rows += [row] if row else []
+            with formatter.section(group):
+                formatter.write_dl(rows)
+
+
+def _option(field: Field[Any]) -> Callable[[Any], Any]:
+    """The option of a setting."""
+    more: dict[str, Any] = dict(field.metadata)
+    names = more["names"] or (f"--{field.name.replace('_', '-')}",)
+    options: dict[str, Any] = {"default": field.default, "help": more["help"], "metavar": more.get("metavar")}
+    options["show_default"] = bool(more.get("show") or more.get("choices")) and field.default not in (None, ())
+    kind, choices = more.get("kind"), more.get("choices")
+    if field.default is False and not any("/" in name for name in names):
+        options["is_flag"] = True
+    if isinstance(field.default, tuple):
+        options["multiple"] = True
+    if kind is not None:
+        options["type"] = (click.IntRange if kind is int else click.FloatRange)(more.get("least"), more.get("most"))
+    elif choices == "backends":
+        options["metavar"] = "|".join(NAMES)
+    elif choices is not None:
+        options["type"] = click.Choice(choices)
+    return click.option(field.name, *names, **options)
+
+
+def _with_options(function: Callable[..., int]) -> Callable[..., int]:
+    for field in reversed(fields(Settings)):
+        if field.name != "command":
+            function = _option(field)(function)
+    return function
+
+
+_CONTEXT = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+@click.command(cls=_Command, context_settings=_CONTEXT, epilog=_EPILOG)
+@_with_options
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def launch(**settings: Any) -> int:
+    """Run COMMAND as an MPI job: dbrdist-launch -n 4 python train.py"""
+    return Session(Settings(**settings)).run()
+
+
+@click.command()
+def ps() -> None:
+    """The jobs that this user's launchers run on this machine."""
+    for job in jobs.running():
+        print(jobs.describe(job))
+
+
+@click.command()
+@click.argument("job")
+def stacks(job: str) -> None:
+    """Print the Python stacks of all ranks of a running job."""
+    print(jobs.ask(jobs.find(job), "stacks"))
+
+
+@click.command()
+@click.argument("job")
+def stop(job: str) -> None:
+    """Ask all ranks of a running job to save and stop."""
+    print(jobs.ask(jobs.find(job), "stop"))
+
+
+_COMMANDS: dict[str, click.Command] = {"ps": ps, "stacks": stacks, "stop": stop}
 
 
 def run(arguments: list[str]) -> int:
     """Parse and run; the exit code of the launcher."""
     command: click.Command = launch
     if arguments[:1] == ["doctor"]:
-        from ..doctor.cli import doctor
+        from ..doctor.cli import doctor  # the doctor is no part of a launch: its modules are loaded for it alone
 
         command, arguments = doctor, arguments[1:]
+    elif arguments and arguments[0] in _COMMANDS:
+        command, arguments = _COMMANDS[arguments[0]], arguments[1:]
     try:
-        result = command.main(args=arguments, prog_name="dbrdist-launch", standalone_mode=False)
+        result = command.main(
+            args=arguments, prog_name="dbrdist-launch", standalone_mode=False, auto_envvar_prefix="DBRDIST_LAUNCH"
+        )
     except click.ClickException as error:
-        error.show()
+        error.show(sys.stderr)
         return codes.USAGE
     except (click.Abort, KeyboardInterrupt):
         return codes.from_signal(2)
+    except LaunchError as error:
+        print(f"dbrdist-launch: {error}", file=sys.stderr)
+        return error.code
     return result if isinstance(result, int) else codes.DONE
-
-
-class _Seconds(click.FloatRange):
-    name = "seconds"
-
-    def __init__(self) -> None:
-        super().__init__(min=0.0)
-
-
-_SECONDS = _Seconds()
-_OPTIONS = (
-    click.option("-n", "--ranks", type=click.IntRange(min=1), help="Number of ranks; default: all slots."),
-    click.option("--hosts", metavar="A:2,B:2", help="Hosts with their slots."),
-    click.option("--hostfile", metavar="FILE", help="The same from a file (MPICH's or Open MPI's form)."),
-    click.option(
-        "--per-host", type=click.IntRange(min=1), metavar="N", help="Ranks on each host, in place of its slots."
-    ),
-    click.option(
-        "--backend", type=click.Choice(NAMES), default="auto", show_default=True, help="Who starts the ranks."
-    ),
-    click.option("--mpiexec", metavar="PATH", help="The mpiexec to use, in place of the one that is found."),
-    click.option("--mpi-option", multiple=True, metavar="WORD", help="A word for mpiexec or srun itself; repeatable."),
-    click.option("--env", multiple=True, metavar="K=V", help="A variable for the ranks; repeatable."),
-    click.option(
-        "--bind",
-        type=click.Choice(["none", "core", "numa"]),
-        default="none",
-        show_default=True,
-        help="Bind ranks; never where there are more of them than cores.",
-    ),
-    click.option(
-        "--gpus",
-        type=click.Choice(["all", "rank"]),
-        default="all",
-        show_default=True,
-        help="Ranks see all GPUs of their host, or one each (CUDA_VISIBLE_DEVICES).",
-    ),
-    click.option(
-        "--threads",
-        type=click.Choice(["auto", "keep"]),
-        default="auto",
-        show_default=True,
-        help="Set OMP_NUM_THREADS, where it is not set, to the host's cores over its ranks.",
-    ),
-    click.option("--ssh", metavar="PATH", help="The program that reaches hosts, in place of ssh."),
-    click.option("--ssh-option", multiple=True, metavar="K=V", help="An option for ssh -o; repeatable."),
-    click.option("--interface", metavar="NAME", help="Network interface or address for the side channel and for MPI."),
-    click.option(
-        "--port", type=click.IntRange(0, 65535), default=0, help="Port of the side channel; default: a free one."
-    ),
-    click.option("--print", "show", is_flag=True, help="Print the exact command and stop."),
-    click.option("--bare", is_flag=True, help="Run that command without supervision: nothing below applies."),
-    click.option("--quiet", is_flag=True, help="Show only rank 0 and failures."),
-    click.option("--verbose", is_flag=True, help="Show also what mpiexec or srun itself says."),
-    click.option(
-        "--view/--no-view", default=None, help="The live view; default: on a terminal, where rich is installed."
-    ),
-    click.option("--log-dir", metavar="DIR", help="One log per rank, failure.json and attempts.json go here."),
-    click.option(
-        "--stacks", is_flag=True, help="Report the Python stacks of all ranks at any failure, not only at stalls."
-    ),
-    click.option(
-        "--inject/--no-inject", default=True, help="Hooks in Python ranks: stacks, dead threads, hanging exits."
-    ),
-    click.option(
-        "--start-timeout", type=_SECONDS, default=15.0, show_default=True, help="Without a new rank at the start."
-    ),
-    click.option(
-        "--heartbeat-timeout",
-        type=_SECONDS,
-        default=60.0,
-        show_default=True,
-        help="Without a beat of a rank that has beaten; also how long a rank may be stopped.",
-    ),
-    click.option(
-        "--host-timeout", type=_SECONDS, default=6.0, show_default=True, help="Without a word of a supervisor."
-    ),
-    click.option(
-        "--grace", type=_SECONDS, default=30.0, show_default=True, help="From a stop request to the end by force."
-    ),
-    click.option("--max-restarts", type=click.IntRange(min=0), default=0, help="Start a failed job again, so often."),
-    click.option("--min-hosts", type=click.IntRange(min=1), default=1, help="Fewer hosts than that: give up."),
-    click.option("--host-discovery", metavar="SCRIPT", help="A program that prints the hosts, one name:slots a line."),
-    click.option(
-        "--cooldown", type=_SECONDS, default=30.0, show_default=True, help="A lost host is not tried for so long."
-    ),
-    click.option(
-        "--start-retries", type=click.IntRange(min=0), default=2, show_default=True, help="For starts that hang."
-    ),
-    click.option("--record", metavar="FILE", help="The record of attempts; default: attempts.json in --log-dir."),
-    click.option(
-        "--requeue",
-        is_flag=True,
-        help="Under Slurm: put a job that saved and stopped, or lost a host, back into the queue.",
-    ),
-)
-
-
-def _with_options(function):  # type: ignore[no-untyped-def]
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
-
-
-@click.command(
-    context_settings={
-        "allow_interspersed_args": False,
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 110,
-    },
-    epilog=_EPILOG,
-)
-@_with_options
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def launch(**settings) -> int:  # type: ignore[no-untyped-def]
-    """Run COMMAND as an MPI job: dbrdist-launch -n 4 python train.py"""
-    from .session import Session, Settings
-
-    return Session(Settings(**settings)).run()

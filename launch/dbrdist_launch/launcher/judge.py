@@ -4,64 +4,86 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .. import codes
+from .. import codes, limits
+from ..channel import Message
 from . import report
 from .ranks import Rank
 from .report import Failure
-from .stalls import blame, find_stall
-
-LAST_WORDS_SECONDS = 1.0  # for the ranks' reports to arrive after mpiexec has ended
-STARTER_SECONDS = 2.0  # for mpiexec to end after its ranks
-_DOUBT_SECONDS = 2.0  # a supervisor speaks twice a second
-_SAME_MOMENT_SECONDS = 0.005
-_LOST_SECONDS = 0.3  # from a broken connection to a verdict: the other ranks of a dead host break in this time
-# From what a program tells of itself to a verdict, in which it may end by itself with its own code.
-_TOLD_SECONDS = {"exception": 1.0, "thread": 0.5, "worker": 0.0, "leaving": 1.5}
+from .stalls import blame, in_debugger, late_ranks
 
 
 class Starter(Protocol):
     """What the judge asks mpiexec's process."""
 
     name: str
+    kills_step: bool
 
     def result(self) -> tuple[int, int]: ...
 
 
 @dataclass
 class Judge:
-    """Looks at the ranks of an attempt, several times a second, for the first cause of a failure."""
+    """Looks at the ranks of an attempt, several times a second, for the first cause of a failure.
+
+    A verdict needs a fact: a rank or mpiexec has ended, a host is gone, Python has ended with a bad code and waits in
+    MPI_Finalize, a beat that had begun has stopped, a deadline that the user set is over. All else is a warning.
+    """
 
     size: int
-    start_seconds: float
+    start_seconds: float | None  # None: the start may wait in a queue
     heartbeat_seconds: float
-    silence_seconds: float
+    host_seconds: float  # within which the kernel notices that a host is gone
+    end_on: Collection[str] = ()  # "thread", "worker": what the user wants to end the job
     ranks: dict[int, Rank] = field(default_factory=dict)
+    started_at: float = field(default_factory=time.monotonic)
     progress_at: float = field(default_factory=time.monotonic)  # when the last rank appeared
     starter: Starter | None = None
     starter_ended_at: float | None = None
     starter_lines: list[str] = field(default_factory=list)
     stop_asked: bool = False
-    pending: list[tuple[float, int, dict]] = field(default_factory=list)  # (when it counts, rank, event)
-    stall: tuple[str, list[int]] | None = None
+    pending: list[tuple[float, int, Message]] = field(default_factory=list)  # (when it counts, rank, event)
+    late: list[int] = field(default_factory=list)  # ranks whose beat is overdue
     stacks_until: float | None = None  # set by the attempt once it has asked for stacks
+    warnings: list[str] = field(default_factory=list)  # to be said
+    waiting_said: bool = False
 
     # --- what is told
 
-    def take_event(self, rank: Rank, event: dict, now: float) -> None:
-        """A program told of an exception, a dead thread or worker, or that it is leaving."""
+    def take_event(self, rank: Rank, event: Message, now: float) -> None:
+        """A program told of itself. That explains an end that comes; by itself it ends nothing."""
         kind = event["event"]
         if kind == "cut":
             rank.cut = True
-        elif kind == "leaving":
-            rank.leaving = True
-            if event["code"] not in (codes.DONE, codes.PREEMPTED):
-                self.pending.append((now + _TOLD_SECONDS[kind], rank.rank, event))
-        else:
-            self.pending.append((now + _TOLD_SECONDS[kind], rank.rank, event))
+            return
+        if len(rank.events) < 200:
+            rank.events.append({"at": now, **event})
+        if kind == "leaving":
+            rank.leaving = rank.leaving or bool(event.get("own"))
+        elif kind == "finalizing":
+            self.pending.append((now, rank.rank, event))
+        elif kind in ("thread", "worker"):
+            if kind in self.end_on:
+                self.pending.append((now + (limits.TOLD_SECONDS if kind == "thread" else 0.0), rank.rank, event))
+            else:
+                died = f"thread {event.get('name', '?')} died of " if kind == "thread" else ""
+                what = died + str(event["message"])
+                self._warn(rank, kind, f"{what}; the job goes on (--end-on {kind} ends it)")
+
+    def forgive(self, seconds: float) -> None:
+        """The launcher itself was stopped for so long."""
+        self.progress_at += seconds
+        for rank in self.ranks.values():
+            rank.forgive(seconds)
+
+    def _warn(self, rank: Rank, about: str, text: str) -> None:
+        """Say something of a rank, once."""
+        if about not in rank.warned:
+            rank.warned.add(about)
+            self.warnings.append(f"warning: rank {rank.rank} on {rank.host}: {text}")
 
     def take_bad_exit(self, rank: Rank, now: float) -> Failure | None:
         """A rank ended badly by itself: the failure, if it can already count as the first."""
@@ -69,7 +91,7 @@ class Judge:
         if wait:
             self.pending.append((now + wait, rank.rank, {"event": "exit"}))
             return None
-        return self._of_exit(rank)
+        return report.from_exit(rank)
 
     def undecided(self) -> bool:
         """Whether a failure is certain and only its cause is not."""
@@ -80,24 +102,21 @@ class Judge:
     def _seconds_of_doubt(self, rank: Rank, now: float) -> float:
         """How long this end must wait to count as the first cause: others may have gone and taken it with them."""
         others = [other for other in self.ranks.values() if other is not rank and other.exit is None]
-        if any(other.running and now - other.heard_at > _DOUBT_SECONDS for other in others):
-            return self.silence_seconds
+        elsewhere = [other for other in others if other.host != rank.host and other.running]
+        if any(now - other.heard_at > limits.DOUBT_SECONDS for other in elsewhere):
+            return self.host_seconds
         if any(other.lost_at or (other.ended and (rank.ended is None or other.ended < rank.ended)) for other in others):
-            return 2 * _LOST_SECONDS
+            return 2 * limits.LOST_SECONDS
         # An MPI that loses a peer ends the program with a plain exit code, perhaps before we hear of the loss.
         several_hosts = len({other.host for other in self.ranks.values()}) > 1
         return 0.2 if several_hosts and report.from_exit(rank).kind == "exit" else 0.0
-
-    def _of_exit(self, rank: Rank) -> Failure:
-        told = [event for _, number, event in self.pending if number == rank.rank]
-        named = [event for event in told if event["event"] in ("thread", "worker")]
-        return report.from_event(rank, named[0]) if named else report.from_exit(rank)
 
     # --- what is seen
 
     def verdict(self, now: float) -> Failure | None:
         """The first cause, once it is clear."""
-        for look in (self._start, self._connections, self._ended_starter, self._told, self._stall):
+        self._look_around(now)
+        for look in (self._start, self._connections, self._ended_starter, self._told, self._worlds, self._stall):
             failure = look(now)
             if failure is not None:
                 return failure
@@ -105,7 +124,14 @@ class Judge:
 
     def _start(self, now: float) -> Failure | None:
         missing = [number for number in range(self.size) if number not in self.ranks]
-        if not missing or self.starter_ended_at is not None or now - self.progress_at <= self.start_seconds:
+        waited = now - self.progress_at
+        if not missing or self.starter_ended_at is not None:
+            return None
+        if waited > limits.WAITING_SECONDS and not self.waiting_said:
+            self.waiting_said = True
+            said = f"; it said last: {self.starter_lines[-1]}" if self.starter_lines else ""
+            self.warnings.append(f"waiting for {self._name()} to start ranks {_some(missing)} of {self.size}{said}")
+        if self.start_seconds is None or waited <= self.start_seconds:
             return None
         text = (
             f"{len(missing)} of {self.size} ranks did not appear within {self.start_seconds:g} s "
@@ -113,25 +139,65 @@ class Judge:
         )
         return Failure("start", None, None, codes.NOT_STARTED, text, traceback=self._said(), may_retry=True)
 
-    def _connections(self, now: float) -> Failure | None:
-        """Supervisors that are silent, or whose connection broke without a report."""
-        silent = {r.rank for r in self.ranks.values() if r.running and now - r.heard_at > self.silence_seconds}
-        lost = {r.rank for r in self.ranks.values() if r.exit is None and r.lost_at and now - r.lost_at > _LOST_SECONDS}
-        gone = silent | lost
-        if not gone:
+    def _worlds(self, now: float) -> Failure | None:
+        """Every rank's MPI has a world of its own: each would compute alone, and all would return 0."""
+        alone = [rank for rank in self.ranks.values() if any(_is_alone(event) for event in rank.events)]
+        if self.size == 1 or not alone:
             return None
-        if lost and self._starter_may_have_killed():
+        if len(alone) == self.size:
+            return self._of_worlds()
+        self._warn(alone[0], "world", f"its MPI has a world of size 1, the job has {self.size} ranks")
+        return None
+
+    def at_end(self) -> Failure | None:
+        """The same where the ranks are scripts, of which some parts may well be alone: when nothing else came."""
+        sizes = [{event["size"] for event in rank.events if event.get("size")} for rank in self.ranks.values()]
+        return self._of_worlds() if self.size > 1 and sizes and all(found == {1} for found in sizes) else None
+
+    def _of_worlds(self) -> Failure:
+        text = (
+            f"{self._name()} started {self.size} ranks, but each one's MPI has a world of size 1: this MPI library is "
+            "not the one of mpiexec; see `dbrdist-launch doctor`, or name the right one with --mpiexec"
+        )
+        return Failure("start", None, None, codes.NOT_STARTED, text)
+
+    def _look_around(self, now: float) -> None:
+        """What is odd and harms nothing for sure."""
+        for rank in self.ranks.values():
+            if rank.stopped_since and rank.beat_at is None and now - rank.stopped_since > self.heartbeat_seconds:
+                self._warn(rank, "stopped", f"its process has been stopped (SIGSTOP) for {self.heartbeat_seconds:g} s")
+            if rank.running and now - rank.heard_at > limits.SILENT_SECONDS:
+                self._warn(rank, "silent", "its supervisor does not answer, while its host does")
+            if rank.traced and rank.running and rank.beat_at is not None:
+                self._warn(rank, "traced", "a debugger is attached; no beat is expected of any rank meanwhile")
+            told = rank.told("exception")
+            if told and told.get("own") and rank.running and not rank.ended and now - told["at"] > limits.EARLY_SECONDS:
+                self._warn(rank, "exception", f"it ended with {told['message']}, and its process does not end")
+            if self._left_early(rank) and now - (rank.left_at or now) > limits.EARLY_SECONDS:
+                self._warn(rank, "early", "it ended without MPI_Finalize, with code 0; the others may wait for it")
+
+    def _left_early(self, rank: Rank) -> bool:
+        end = rank.exit
+        if end is None or end["code"] or rank.told("world") is None or rank.told("finished") is not None:
+            return False
+        return rank.told("leaving") is None and any(other.running for other in self.ranks.values())
+
+    def _connections(self, now: float) -> Failure | None:
+        """Supervisors whose connection broke without a report: they were killed, or the kernel gave their host up."""
+        lost = {
+            r.rank
+            for r in self.ranks.values()
+            if r.exit is None and r.lost_at and now - r.lost_at > limits.LOST_SECONDS
+        }
+        if not lost:
+            return None
+        if self._starter_may_have_killed():
             return self._of_killed_step(now)
-        host = min((self.ranks[number].host for number in gone), key=lambda name: min(self._on_host(name)))
+        host = min((self.ranks[number].host for number in lost), key=lambda name: min(self._on_host(name)))
         there = {number for number in self._on_host(host) if self.ranks[number].exit is None}
-        first = min(gone & there)
-        if host != os.uname().nodename and there <= gone:
-            return self._host_lost(
-                host, "its connections broke" if first in lost else f"silent for {self.silence_seconds:g} s"
-            )
-        if first in lost:
-            return Failure("signal", first, host, codes.from_signal(9), "its supervisor was killed", "SIGKILL")
-        return Failure("stopped", first, host, codes.STALLED, "its supervisor does not answer")
+        if host != os.uname().nodename and there <= lost:
+            return self._host_lost(host, f"its connections broke, or it was silent for {self.host_seconds:g} s")
+        return Failure("signal", min(lost & there), host, codes.from_signal(9), "its supervisor was killed", "SIGKILL")
 
     def _starter_may_have_killed(self) -> bool:
         """Whether srun may have killed the whole step with its supervisors: no rank is left, and not on one host alone.
@@ -139,7 +205,7 @@ class Judge:
         It does so at an MPI_Abort, when a node is gone and, with PMIx, when any rank ends badly. Under mpiexec the
         supervisors outlive their ranks and report.
         """
-        if self._name() != "srun" or any(rank.running for rank in self.ranks.values()):
+        if self.starter is None or not self.starter.kills_step or any(rank.running for rank in self.ranks.values()):
             return False
         hosts = {rank.host for rank in self.ranks.values() if rank.exit is None and rank.lost_at}
         return len(hosts) > 1 or any(rank.ended for rank in self.ranks.values()) or self._aborted(1)
@@ -150,17 +216,17 @@ class Judge:
             if rank.exit is None and rank.lost_at is not None:
                 broken[rank.host] = min(rank.lost_at, broken.get(rank.host, rank.lost_at))
         earliest, *later = sorted(broken.values())
-        if self.starter_ended_at is None and now - earliest < STARTER_SECONDS:
+        if self.starter_ended_at is None and now - earliest < limits.STARTER_SECONDS:
             return None  # what srun says of it comes in a moment
         # srun tells of the tasks on the nodes that it still hears from.
         mute = [host for host in broken if not any(f"{host}: task" in line for line in self.starter_lines)]
         ended = [(rank.ended, rank.rank) for rank in self.ranks.values() if rank.ended]
-        in_order = not ended and bool(later) and later[0] - earliest > _SAME_MOMENT_SECONDS
+        in_order = not ended and bool(later) and later[0] - earliest > limits.SAME_MOMENT_SECONDS
         aborted = self._aborted(self._result()[0] if self.starter_ended_at is not None else codes.LOST_PEER)
         if mute and not aborted and (len(mute) < len(broken) or in_order):
             return self._host_lost(min(mute, key=broken.__getitem__), "its connections broke first")
         if ended and not aborted:
-            return self._of_exit(self._first_of_exits(self.ranks[min(ended)[1]]))
+            return report.from_exit(self._first_of_exits(self.ranks[min(ended)[1]]))
         return self._of_starter()
 
     def _ended_starter(self, now: float) -> Failure | None:
@@ -170,7 +236,7 @@ class Judge:
         ends = [self.ranks[number].exit if number in self.ranks else None for number in range(self.size)]
         if all(end is not None and not end["ours"] for end in ends):
             return None
-        if None in ends and now - self.starter_ended_at < LAST_WORDS_SECONDS:
+        if None in ends and now - self.starter_ended_at < limits.LAST_WORDS_SECONDS:
             return None
         return self._of_starter()
 
@@ -181,8 +247,8 @@ class Judge:
                 continue
             if event["event"] == "exit":
                 if not any(other.lost_at and other.exit is None for other in self.ranks.values()):
-                    return self._of_exit(self._first_of_exits(rank))  # else `_connections` weighs it
-            elif rank.exit is None or event["event"] != "leaving":
+                    return report.from_exit(self._first_of_exits(rank))  # else `_connections` weighs it
+            elif rank.exit is None or event["event"] != "finalizing":
                 return report.from_event(rank, event)
         return None
 
@@ -196,15 +262,25 @@ class Judge:
     def _stall(self, now: float) -> Failure | None:
         if self.stop_asked:
             return None  # who saves need not beat; the grace period bounds it
-        if any(rank.running and now - rank.heard_at > _DOUBT_SECONDS for rank in self.ranks.values()):
-            return None  # a host or its cable may be gone, and the others wait for it: that cause comes first
         ranks = list(self.ranks.values())
-        if self.stacks_until is None or self.stall is None:
-            self.stall = find_stall(ranks, now, self.heartbeat_seconds)  # the attempt then asks for stacks
+        hosts = {rank.host for rank in ranks}
+        if len(hosts) > 1 and any(rank.running and now - rank.heard_at > limits.DOUBT_SECONDS for rank in ranks):
+            return None  # a host or its cable may be gone, and the others wait for it: that cause comes first
+        if self.stacks_until is None or not self.late:
+            self.late = late_ranks(ranks, now, self.heartbeat_seconds)  # the attempt then asks for stacks
             return None
-        if now >= self.stacks_until or all(rank.stacks is not None for rank in ranks if rank.running):
-            return blame(ranks, self.stall, now, self.heartbeat_seconds)
-        return None
+        if now < self.stacks_until and any(rank.stacks is None for rank in ranks if rank.running):
+            return None
+        watched, late = in_debugger(ranks), late_ranks(ranks, now, self.heartbeat_seconds)
+        if watched:
+            self._warn(self.ranks[watched[0]], "debugger", "in a debugger; beats are not expected meanwhile")
+        if watched or not late:
+            self.late, self.stacks_until = [], None
+            for rank in ranks:
+                rank.stacks = None
+                rank.beat_at = now if watched and rank.beat_at is not None else rank.beat_at
+            return None
+        return blame(ranks, late, now)
 
     # --- words
 
@@ -233,6 +309,10 @@ class Judge:
 
     def _said(self) -> str | None:
         return "\n".join(self.starter_lines[-20:]) or None
+
+
+def _is_alone(event: Message) -> bool:
+    return bool(event["event"] in ("world", "leaving") and event.get("size") == 1 and event.get("own"))
 
 
 def _is_cause(rank: Rank) -> bool:

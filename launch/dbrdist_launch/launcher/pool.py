@@ -6,11 +6,10 @@ import subprocess
 import time
 from collections.abc import Callable
 
+from .. import limits
+from ..backends import hosts as hosts_module
 from ..backends.job import Host
 from ..errors import LaunchError
-from . import hosts as hosts_module
-
-_PROBE_SECONDS = 2.0
 
 
 class HostPool:
@@ -27,13 +26,17 @@ class HostPool:
         self.hosts, self.probe, self.cooldown_seconds, self.clock = hosts, probe, cooldown_seconds, clock
         self.discovery = discovery
         self.aside: dict[str, tuple[float, str]] = {}  # name -> (until when, why)
-        self.used: set[str] = {host.name for host in hosts}
 
     def discover(self) -> None:
         """Take the hosts that the user's script prints, one `name:slots` a line; keep the old ones when it fails."""
         if self.discovery is None:
             return
-        child = subprocess.run([self.discovery], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        try:
+            child = subprocess.run(
+                [self.discovery], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise LaunchError(f"--host-discovery {self.discovery!r} cannot be run: {error}") from error
         if child.returncode != 0:
             raise LaunchError(
                 f"--host-discovery {self.discovery!r} ended with {child.returncode}: {child.stderr.strip()}"
@@ -65,14 +68,15 @@ def probe_by_ssh(names: list[str], agent: str | None, options: tuple[str, ...]) 
     started = {}
     for name in names:
         if not hosts_module.is_local(name):
-            words = [agent or "ssh", *options, "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_PROBE_SECONDS:.0f}"]
+            ours = () if agent else ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={limits.PROBE_SECONDS:.0f}")
+            words = [agent or "ssh", *options, *ours]
             try:
                 started[name] = subprocess.Popen(
                     [*words, name, "true"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
                 )
             except OSError as error:
                 return dict.fromkeys(names, f"{words[0]}: {error.strerror}")
-    until = time.monotonic() + _PROBE_SECONDS + 1.0
+    until = time.monotonic() + limits.PROBE_SECONDS + 1.0
     unreachable = {}
     for name, process in started.items():
         try:
@@ -83,5 +87,5 @@ def probe_by_ssh(names: list[str], agent: str | None, options: tuple[str, ...]) 
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            unreachable[name] = f"no answer within {_PROBE_SECONDS + 1:.0f} s"
+            unreachable[name] = f"no answer within {limits.PROBE_SECONDS + 1:.0f} s"
     return unreachable

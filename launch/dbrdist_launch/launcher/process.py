@@ -5,22 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 
 from .. import linux
+from ..backends.job import Backend
 from ..errors import LaunchError
 
 
 class StarterProcess:
     """mpiexec or srun, with its output on pipes."""
 
-    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, command: list[str], environment: dict[str, str], backend: Backend) -> None:
         self.name = os.path.basename(command[0])
+        self.ends_by, self.kills_step = backend.ends_by, backend.kills_step
         parent = os.getpid()
         # An own session: Ctrl-C reaches the launcher alone, which then asks the ranks. mpiexec reading from a terminal
         # that is not its own would be stopped, hence no terminal as its input.
-        stdin = None if sys.stdin is not None and not sys.stdin.isatty() else subprocess.DEVNULL
+        stdin = None if not os.isatty(0) else subprocess.DEVNULL
         try:
             self.process = subprocess.Popen(
                 command, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -48,11 +49,10 @@ class StarterProcess:
     def end(self) -> None:
         """End it, by force if need be, with everything in its group (ssh connections, local proxies)."""
         below = linux.descendants(self.process.pid)
-        # srun takes two interrupts within a second for "cancel the step, and the job that I made for it".
-        for number in (signal.SIGINT, signal.SIGINT) if self.name == "srun" else (signal.SIGTERM,):
+        for number in self.ends_by:
             if self.process.poll() is None:
                 self.process.send_signal(number)
-                self._wait(0.5 if number == signal.SIGTERM else 0.3)
+                self._wait(0.5 if len(self.ends_by) == 1 else 0.3)
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
-from ..channel import Channel
+from .. import codes, limits
+from ..channel import Channel, Message
 
-_TAIL_LINES = 400
-_ABORT_DELAYED = re.compile(r"^\[[^]]+:\d+\] Delaying for \d+ seconds before aborting")
+_ABORT_DELAYED = re.compile(rb"^\[[^]]+:\d+\] Delaying for \d+ seconds before aborting", re.M)
 
 
 @dataclass
@@ -23,63 +23,89 @@ class Rank:
     local_rank: int = 0
     pid: int = 0  # of the program
     heard_at: float = field(default_factory=time.monotonic)
+    pinged: bool = False  # and not answered yet
     state: str = ""  # of the program's process, as in /proc/PID/stat
+    traced: bool = False  # a debugger is attached
     stopped_since: float | None = None
     count: int = 0  # beats
     step: int = -1
     beat_at: float | None = None
     paused: bool = False
-    fields: dict = field(default_factory=dict)
-    last_line: str = ""
-    errors: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))  # last lines of stderr
+    fields: dict[str, Any] = field(default_factory=dict)
+    tails: dict[str, bytes] = field(default_factory=lambda: {"out": b"", "err": b""})  # last output
+    spoke_last: str = "out"
+    events: list[Message] = field(default_factory=list)  # what the program told of itself
     connected: bool = True
     ended: float | None = None  # when its program ended; the report follows when its output has been read
-    early_exit: dict | None = None  # that first word: code, signal, oom, ours
+    early_exit: Message | None = None  # that first word: code, signal, oom, ours
     aborting_at: float | None = None  # when Open MPI said that it waits before it aborts
     lost_at: float | None = None  # when the connection broke without a report
     cut: bool = False  # mpiexec killed its outer process
     leaving: bool = False  # its interpreter is ending
-    exit: dict | None = None  # the supervisor's report of its end
+    left_at: float | None = None  # when its report came
+    exit: Message | None = None  # the supervisor's report of its end
     stacks: str | None = None
+    warned: set[str] = field(default_factory=set)  # what was said of it once
 
     @property
     def running(self) -> bool:
         return self.exit is None and self.connected
 
     @property
-    def end(self) -> dict | None:
+    def end(self) -> Message | None:
         """What is known of its end: the report, or the first word where there was no time for more."""
         return self.exit or self.early_exit
 
-    def take_beat(self, message: dict, now: float) -> None:
+    @property
+    def errors(self) -> list[str]:
+        """The last lines of its error output."""
+        return self.tails["err"].decode("utf-8", "surrogateescape").splitlines()
+
+    def told(self, kind: str) -> Message | None:
+        """The last event of a kind that its own process told, or another one below it."""
+        own = [event for event in self.events if event["event"] == kind]
+        return own[-1] if own else None
+
+    def take_beat(self, message: Message, now: float) -> None:
         """Store what a supervisor's beat says."""
-        self.state = message["state"]
-        if self.state in ("T", "t"):
-            self.stopped_since = self.stopped_since or now
-        else:
-            self.stopped_since = None
+        self.state, self.traced = message["state"], bool(message.get("traced"))
+        stopped = self.state == "T" and not self.traced
+        self.stopped_since = (self.stopped_since or now) if stopped else None
         self.count, self.paused = message["count"], message["paused"]
         self.step, self.fields = message["step"], message["fields"] or self.fields
         if message["age"] is not None:
             self.beat_at = now - message["age"]
 
-    def take_lines(self, stream: str, lines: list[str]) -> None:
+    def take_output(self, stream: str, data: bytes) -> None:
         """Remember the last words."""
-        if stream == "err":
-            self.errors.extend(lines)
-            if self.aborting_at is None and any(_ABORT_DELAYED.search(line) for line in lines):
-                self.aborting_at = time.monotonic()
-        said = [line for line in lines if line.strip()]
-        if said:
-            self.last_line = said[-1]
+        if stream == "err" and self.aborting_at is None and _ABORT_DELAYED.search(self.tails["err"][-100:] + data):
+            self.aborting_at = time.monotonic()
+        self.tails[stream] = (self.tails[stream] + data)[-limits.TAIL_BYTES :]
+        self.spoke_last = stream
+
+    def last_line(self) -> str:
+        """The last line that it wrote, as a terminal would show it."""
+        text = self.tails[self.spoke_last][-1000:].decode("utf-8", "replace")
+        pieces = [piece.strip() for piece in re.split(r"[\r\n]", text)]
+        return next((piece for piece in reversed(pieces) if piece), "")
+
+    def forgive(self, seconds: float) -> None:
+        """The launcher itself was stopped for so long: nobody was silent in that time."""
+        self.heard_at += seconds
+        if self.beat_at is not None:
+            self.beat_at += seconds
+        if self.stopped_since is not None:
+            self.stopped_since += seconds
 
     def activity(self, now: float) -> str:
         """In a few words: what this rank was doing."""
         if self.exit is not None:
-            what = f"ended with {describe_end(self.exit['code'], self.exit['signal'])}"
+            what = f"ended with {codes.describe_end(self.exit['code'], self.exit['signal'])}"
         elif not self.connected:
             what = "lost"
-        elif self.state in ("T", "t"):
+        elif self.traced:
+            what = "in a debugger"
+        elif self.state == "T":
             what = "stopped"
         else:
             what = "leaving" if self.leaving else "running"
@@ -89,10 +115,3 @@ class Rank:
         elif self.running:
             what += ", no beats"
         return what
-
-
-def describe_end(code: int, signal_number: int) -> str:
-    """Exit code 3, or SIGKILL."""
-    from ..codes import signal_name
-
-    return signal_name(signal_number) if signal_number else f"exit code {code}"

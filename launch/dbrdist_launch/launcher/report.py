@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from .. import codes
-from .ranks import Rank, describe_end
-from .tracebacks import last_traceback
+from ..channel import Message
+from ..codes import describe_end
+from .ranks import Rank
 
 _ABORT_MPICH = re.compile(r"Abort\((?P<code>-?\d+)\) on node (?P<rank>\d+) ")
 _ABORT_OPENMPI = re.compile(
     r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator.*?with errorcode (?P<code>-?\d+)", re.S
 )
-KINDS = ("exception", "exit", "signal", "oom", "thread", "stalled", "stopped", "host_lost", "start")
+_STARTS = ("Traceback (most recent call last):", "Exception Group Traceback (most recent call last):")
+_FATAL = "Fatal Python error:"
+_AFTER = 5  # lines of other origin after a traceback that still is the program's last word
+_LAST_WORDS = 6
 
 
 @dataclass
 class Failure:
     """The first cause. `rank` is None where no single rank is to blame (mpiexec itself, a start that failed)."""
 
-    kind: str
+    kind: str  # exception, exit, signal, oom, thread, stalled, stopped, host_lost, start or deadline
     rank: int | None
     host: str | None
     code: int  # that the launcher returns
@@ -31,46 +34,113 @@ class Failure:
     step: int | None = None
     seconds: float = 0.0  # from the start of the attempt
     traceback: str | None = None
+    last_words: list[str] = field(default_factory=list)  # of the rank's error output, where there is no traceback
     last_beat_seconds: float | None = None
     ranks_lost: list[int] = field(default_factory=list)  # host_lost: all that ran there
-    others: list[dict] = field(default_factory=list)
+    others: list[dict[str, Any]] = field(default_factory=list)
     may_retry: bool = False  # a start that hung
     host_trouble: bool = False  # a start that failed since a host is not reachable
 
 
-def from_exit(rank: Rank, message: dict | None = None) -> Failure:
-    """Read the kind of a failure from a rank's end."""
+class Traceback(NamedTuple):
+    """A Python traceback, or faulthandler's stacks, among the last lines of an error output."""
+
+    text: str
+    message: str
+    fatal: bool  # the interpreter itself died
+    last: bool  # nothing of weight was written after it
+
+
+def last_traceback(lines: list[str]) -> Traceback | None:
+    """The last one, wherever on its line it begins (a progress bar may stand there); None without one.
+
+    Lines of other origin between those of the traceback cannot be told apart and stay in the text.
+    """
+    for at in range(len(lines) - 1, -1, -1):
+        if _FATAL in lines[at]:
+            line = lines[at][lines[at].index(_FATAL) :]
+            return Traceback("\n".join([line, *lines[at + 1 :]]).rstrip(), line.strip(), True, True)
+        start = next((start for start in _STARTS if start in lines[at]), None)
+        if start is not None:
+            begin = lines[at].index(start)
+            text = [lines[at][begin:], *(line.removeprefix(" " * begin) for line in lines[at + 1 :])]
+            end = _message_at(text)
+            after = [line for line in text[end + 1 :] if line.strip() and not _ABORT_MPICH.search(line)]
+            return Traceback("\n".join(text[: end + 1]), text[end].strip(), False, len(after) <= _AFTER)
+    return None
+
+
+def _message_at(lines: list[str]) -> int:
+    """Index of the line `ValueError: text` that closes the traceback beginning at the first line."""
+    for at in range(1, len(lines)):
+        line = lines[at]
+        if line and not line[0].isspace() and not line.startswith(("|", "+")):
+            return at
+    return len(lines) - 1
+
+
+def from_exit(rank: Rank) -> Failure:
+    """Read the kind of a failure from a rank's end, and its cause from what it told before."""
     end = {"code": 1, "signal": 0, "oom": None, **(rank.end or {})}
     code, number = end["code"], end["signal"]
-    found = last_traceback(list(rank.errors))
-    failure = Failure("exit", rank.rank, rank.host, code or 1, describe_end(code, number), traceback=found and found[0])
+    failure = Failure("exit", rank.rank, rank.host, code or 1, describe_end(code, number))
     if number:
         failure.kind, failure.signal = "signal", codes.signal_name(number)
+    found = last_traceback(rank.errors)
+    message = _exception(rank, found) if number in (0, 6, 15) else None
+    told = rank.told("thread") or rank.told("worker")
     if end["oom"]:
         failure.kind, failure.message = "oom", str(end["oom"])
-    elif found is not None and not found[1].startswith("Fatal Python error") and number in (0, 6, 15):
-        # MPI_Abort after an uncaught exception ends the rank by its own code or by SIGABRT.
-        failure.kind, failure.message = "exception", found[1]
-    elif found is not None and number:
-        failure.message = f"{describe_end(code, number)}: {found[1]}"
-    elif code in (codes.COMMAND_NOT_FOUND, codes.COMMAND_NOT_RUNNABLE) and rank.errors:
-        failure.message = rank.errors[-1]
+    elif message is not None:  # MPI_Abort after it ends the rank by its own code or by SIGABRT
+        failure.kind, failure.message = "exception", message
+        failure.traceback = found.text if found is not None and not found.fatal else None
+    elif told is not None:
+        return from_event(rank, told)
+    elif found is not None and found.fatal:
+        failure.traceback = found.text
+        failure.message = f"{describe_end(code, number)}: {found.message}"
+    return _with_last_words(failure, rank)
+
+
+def _with_last_words(failure: Failure, rank: Rank) -> Failure:
+    """Where there is no traceback: what it said last."""
+    if failure.traceback is None:
+        failure.last_words = [line for line in rank.errors if line.strip()][-_LAST_WORDS:]
     return failure
 
 
-def from_event(rank: Rank, event: dict) -> Failure:
+def _exception(rank: Rank, found: Traceback | None) -> str | None:
+    """The exception that ended the rank's program: as it told itself, else as its last words say."""
+    told = rank.told("exception")
+    if told is not None and (told.get("own") or (found is not None and found.last)):
+        return str(told["message"])
+    if found is None or found.fatal or not found.last:
+        return None
+    hooks = rank.told("hooks")
+    aborted = any(_ABORT_MPICH.search(line) or "MPI_ABORT" in line for line in rank.errors)
+    certain = hooks is None or not hooks.get("own") or aborted
+    return found.message if certain else None  # with hooks in place it would have told
+
+
+def from_event(rank: Rank, event: Message) -> Failure:
     """A failure that the program told of, while its process still lives or has just ended."""
-    code = rank.exit["code"] if rank.exit and rank.exit["code"] else 1
-    found = last_traceback(list(rank.errors))
-    failure = Failure("exception", rank.rank, rank.host, code, event.get("message", ""), traceback=found and found[0])
+    code = rank.exit["code"] if rank.exit and rank.exit["code"] else int(event.get("code") or 1)
+    failure = Failure("exception", rank.rank, rank.host, code, event.get("message", ""))
+    found = last_traceback(rank.errors)
     if event["event"] == "thread":
         failure.kind, failure.message = "thread", f"thread {event.get('name', '?')}: {failure.message}"
     elif event["event"] == "worker":
-        failure.kind = "oom" if "out-of-memory" in failure.message or "Out of memory" in failure.message else "thread"
-        failure.traceback = None
-    elif event["event"] == "leaving":
-        failure.kind, failure.code = "exit", int(event["code"]) & 0xFF or 1
-        failure.message = f"exit code {failure.code}; the process then waited for the others in MPI_Finalize"
+        failure.kind = "oom" if event.get("oom") else "thread"
+        return failure
+    elif event["event"] == "finalizing":
+        message = _exception(rank, found)
+        if message is not None:
+            failure.message = message
+        else:
+            failure.kind = "exit"
+            failure.message = f"exit code {code}; the process then waited for the others in MPI_Finalize"
+            return _with_last_words(failure, rank)
+    failure.traceback = found.text if found is not None else None
     return failure
 
 
@@ -81,11 +151,11 @@ def from_starter(
     aborted = find_abort(ranks, lines, code)
     if aborted is not None and aborted[0] in ranks:
         rank = ranks[aborted[0]]
-        found = last_traceback(list(rank.errors))
         failure = Failure("exit", rank.rank, rank.host, aborted[1] & 0xFF or 1, f"MPI_Abort({aborted[1]})")
-        if found is not None:
-            failure.kind, failure.message, failure.traceback = "exception", found[1], found[0]
-        return failure
+        found = last_traceback(rank.errors)
+        if found is not None and found.last:
+            failure.kind, failure.message, failure.traceback = "exception", found.message, found.text
+        return _with_last_words(failure, rank)
     ended = describe_end(code, signal_number)
     said = "\n".join(lines[-20:]) or None
     if len(ranks) < size:
@@ -117,24 +187,28 @@ def complete(failure: Failure, ranks: list[Rank], now: float, started_at: float,
     """Fill in times, steps and the others."""
     failure.seconds = round(now - started_at, 3)
     for rank in ranks:
+        step = rank.step if rank.step >= 0 else None
+        beat = round(now - rank.beat_at, 3) if rank.beat_at is not None else None
+        stacks = rank.stacks.rstrip() if rank.stacks else None
         if rank.rank == failure.rank:
-            failure.step = rank.step if rank.step >= 0 else None
-            failure.last_beat_seconds = round(now - rank.beat_at, 3) if rank.beat_at is not None else None
-            if failure.traceback is None and rank.stacks:
-                failure.traceback = rank.stacks.rstrip()
+            failure.step, failure.last_beat_seconds = step, beat
+            if failure.traceback is None:
+                failure.traceback = stacks
         else:
-            other = {"rank": rank.rank, "host": rank.host, "step": rank.step if rank.step >= 0 else None}
-            other["last_beat_seconds"] = round(now - rank.beat_at, 3) if rank.beat_at is not None else None
+            other = {"rank": rank.rank, "host": rank.host, "step": step, "last_beat_seconds": beat}
             other["doing"] = rank.activity(now)
-            if with_stacks and rank.stacks:
-                other["stacks"] = rank.stacks.rstrip()
+            if with_stacks and stacks:
+                other["stacks"] = stacks
             failure.others.append(other)
 
 
 def as_text(failure: Failure) -> str:
     """The report for people."""
     where = f"rank {failure.rank} on {failure.host}" if failure.rank is not None else (failure.host or "the job")
-    lines = [f"dbrdist-launch: {where} failed first ({failure.kind}): {failure.message}"]
+    message = failure.message.splitlines() or [""]
+    lines = [f"dbrdist-launch: {where} failed first ({failure.kind}): {message[0]}"]
+    if failure.traceback is None or failure.traceback.count("\n") < len(message):
+        lines += ["    " + line for line in message[1:]]
     facts = [f"{failure.seconds:.1f} s after the start", f"exit code {failure.code}"]
     if failure.step is not None:
         facts.append(f"step {failure.step}")
@@ -145,32 +219,13 @@ def as_text(failure: Failure) -> str:
         lines.append("  ranks lost with it: " + " ".join(map(str, failure.ranks_lost)))
     if failure.traceback:
         lines += ["    " + line for line in failure.traceback.splitlines()]
+    if failure.last_words:
+        lines += ["  its last words on stderr:", *("    " + line for line in failure.last_words)]
     if failure.others:
         lines.append("  the other ranks at that time:")
         for other in failure.others[:32]:
             lines.append(f"    rank {other['rank']} on {other['host']}: {other['doing']}")
             lines += ["      " + line for line in other.get("stacks", "").splitlines()]
         if len(failure.others) > 32:
-            lines.append(f"    and {len(failure.others) - 32} more (see failure.json)")
+            lines.append(f"    and {len(failure.others) - 32} more (see status.json)")
     return "\n".join(lines)
-
-
-def write_json(failure: Failure, directory: str) -> None:
-    """Leave failure.json in the log directory, whole or not at all."""
-    write_json_file(os.path.join(directory, "failure.json"), asdict(failure))
-
-
-def remove_json(directory: str) -> None:
-    """Take away the failure.json of an earlier job."""
-    try:
-        os.unlink(os.path.join(directory, "failure.json"))
-    except OSError:
-        pass
-
-
-def write_json_file(path: str, content: object) -> None:
-    """Write beside the target and rename."""
-    with open(path + ".tmp", "w") as file:
-        json.dump(content, file, indent=2)
-        file.write("\n")
-    os.replace(path + ".tmp", path)

@@ -1,66 +1,34 @@
-"""From the settings of the command line to a job that runs, restarts and ends."""
+"""From the settings to a job that runs, restarts and ends."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 import sys
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass, field, replace
 
-from .. import backends, codes
-from ..backends import mpi
-from ..backends.job import Host, Job
+from .. import backends, codes, cores
+from ..backends import hosts, mpi, slurm
+from ..backends.job import Host, Job, Place
+from ..channel import new_token
 from ..errors import LaunchError
 from ..rank.supervisor import ADDRESS, TOKEN
-from . import environment, hosts, report
-from .attempt import Attempt, Outcome, Terms
+from . import environment, report
+from .attempt import Attempt, Outcome, Plan
+from .jobs import JobFolder
 from .output import Output
 from .pool import HostPool, probe_by_ssh
 from .program import Program, mpi_of_binary, resolve
-from .restarts import Policy, Record
+from .requeue import requeue
+from .restarts import Policy
+from .runs import Run
+from .settings import Settings
 
 _SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the user asked for; the command line's help says what each means."""
-
-    command: tuple[str, ...]
-    ranks: int | None = None
-    hosts: str | None = None
-    hostfile: str | None = None
-    per_host: int | None = None
-    backend: str = "auto"
-    mpiexec: str | None = None
-    mpi_option: tuple[str, ...] = ()
-    env: tuple[str, ...] = ()
-    bind: str = "none"
-    gpus: str = "all"
-    threads: str = "auto"
-    ssh: str | None = None
-    ssh_option: tuple[str, ...] = ()
-    interface: str | None = None
-    port: int = 0
-    show: bool = False
-    bare: bool = False
-    quiet: bool = False
-    verbose: bool = False
-    view: bool | None = None
-    log_dir: str | None = None
-    stacks: bool = False
-    inject: bool = True
-    start_timeout: float = 15.0
-    heartbeat_timeout: float = 60.0
-    host_timeout: float = 6.0
-    grace: float = 30.0
-    max_restarts: int = 0
-    min_hosts: int = 1
-    host_discovery: str | None = None
-    cooldown: float = 30.0
-    start_retries: int = 2
-    record: str | None = None
-    requeue: bool = False
+_START_SECONDS = 60.0  # without a new rank, where no queue stands before the start
+_RANK = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "main.py")
 
 
 @dataclass
@@ -71,15 +39,21 @@ class Session:
     program: Program = field(init=False)
 
     def __post_init__(self) -> None:
-        self.program = resolve(self.settings.command)
-        self.added = environment.parse_settings(self.settings.env)
+        s = self.settings
+        self.notes: list[str] = []  # to be said once there is a place to say it
+        self.folder: JobFolder | None = None
+        self.program = resolve(s.command)
+        self.shown = parse_ranks("0" if s.quiet and s.show is None else s.show)
+        self.added, self.named = environment.parse_settings(s.env, os.environ)
+        for name in environment.forwarded(os.environ, self.named, only=True):
+            if any(name == word for word in self.named):
+                self.added[name] = os.environ[name]  # over the side channel, not on a command line
         self.library = self._library()
-        self.backend = backends.choose(
-            self.settings.backend, self.program.interpreter, self.library, self.settings.mpiexec
-        )
+        self.backend = backends.choose(Place(s.backend, self.program.interpreter, self.library, s.mpiexec))
         self.hosts = self._hosts()
         for host in self.hosts:
             self._check_host(host)
+        self.deadline = time.monotonic() + s.timeout if s.timeout else None
 
     def _library(self) -> mpi.Library | None:
         if self.program.interpreter is not None:
@@ -93,165 +67,187 @@ class Session:
         if self.settings.hosts:
             return hosts.parse_list(self.settings.hosts)
         if self.settings.hostfile:
-            return hosts.parse_file(self.settings.hostfile)
+            return hosts.parse_file(self.settings.hostfile, self.notes.append)
         if self.settings.host_discovery:
             pool = HostPool((), lambda _: {}, 0.0, self.settings.host_discovery)
             pool.discover()
             return pool.hosts
-        return hosts.of_environment()
+        return self.backend.hosts(os.environ)
 
     def _check_host(self, host: Host) -> None:
-        if self.backend.kind != "srun" and hosts.resolve(host.name) is None and not self._ssh_knows(host.name):
+        if not self.backend.places_ranks and hosts.resolve(host.name) is None and not self._ssh_knows(host.name):
             raise LaunchError(
                 f"unknown host {host.name!r}: neither the system's names nor ssh's configuration has an address for it"
             )
 
     def _ssh_knows(self, name: str) -> bool:
         """An alias in ssh's configuration that stands for a resolvable name."""
-        import subprocess
-
+        words = [self.settings.ssh or "ssh", "-G", name]
         try:
-            child = subprocess.run(
-                [self.settings.ssh or "ssh", "-G", name],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=5,
-            )
+            child = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=5)
         except (OSError, subprocess.TimeoutExpired):
             return False
-        words = dict(line.split(" ", 1) for line in child.stdout.splitlines() if " " in line)
-        return words.get("hostname", name) != name and hosts.resolve(words["hostname"]) is not None
+        found = dict(line.split(" ", 1) for line in child.stdout.splitlines() if " " in line)
+        return found.get("hostname", name) != name and hosts.resolve(found["hostname"]) is not None
 
     # --- one attempt
 
     def job(self, available: tuple[Host, ...]) -> Job:
         """The job on the hosts that are there."""
-        ranks, placed = self.settings.ranks, available
+        s = self.settings
+        ranks, placed = s.ranks, available
         if available:
-            if self.settings.max_restarts and ranks is not None:
-                slots = sum(self.settings.per_host or host.slots for host in available)
+            if s.max_restarts and ranks is not None:
+                slots = sum(s.per_host or host.slots for host in available)
                 ranks = min(ranks, slots)  # on fewer hosts than at first
-            placed, ranks = hosts.place(available, ranks, self.settings.per_host)
-            if len(placed) == 1 and hosts.is_local(placed[0].name) and self.backend.kind != "srun":
+            placed, ranks = hosts.place(available, ranks, s.per_host)
+            if len(placed) == 1 and hosts.is_local(placed[0].name) and not self.backend.places_ranks:
                 placed = ()
         elif ranks is None:
-            ranks = int(os.environ.get("SLURM_NTASKS", "0")) or None
+            number = os.environ.get("SLURM_NTASKS", "")
+            ranks = int(number) if number.isdigit() and int(number) else None
         if ranks is None:
             raise LaunchError("how many ranks? -n 4, or --hosts a:2,b:2")
-        supervision = () if self.settings.bare else (ADDRESS, TOKEN)
-        added = tuple(self.added) if self.settings.bare else ()
-        options = tuple(word for option in (*_SSH_OPTIONS, *self.settings.ssh_option) for word in ("-o", option))
+        names = environment.forwarded(os.environ, self.named, s.only_env)
+        names += tuple(self.added) if s.bare else (ADDRESS, TOKEN)
+        agent, options = self._ssh()
         return Job(
-            self.program.command, ranks, placed, (*environment.forwarded_names(os.environ), *added, *supervision),
-            self._binding(ranks, placed), self.settings.ssh, options, self.settings.interface, self.settings.mpi_option,
+            self.program.command, ranks, placed, names, self._binding(ranks, placed), agent, options, s.interface,
+            s.mpi_option,
         )  # fmt: skip
+
+    def _has_spaces(self) -> bool:
+        return any(" " in option for option in self.settings.ssh_option)
+
+    def _ssh(self) -> tuple[str | None, tuple[str, ...]]:
+        """(the program that reaches hosts, or None for ssh; its options): our own options are for ssh only."""
+        s = self.settings
+        wanted = (*(() if s.ssh else _SSH_OPTIONS), *s.ssh_option)
+        options = tuple(word for option in wanted for word in ("-o", option))
+        if self.folder is not None and self._has_spaces():
+            return self.folder.ssh_with(s.ssh or "ssh", options), ()
+        return s.ssh, options
 
     def _binding(self, ranks: int, placed: tuple[Host, ...]) -> str:
         """No binding where there are more ranks than cores: two ranks on one core stand in each other's way."""
-        from ..cores import available_cores
-
         here = max((host.slots for host in placed), default=ranks)
-        return "none" if not placed and here > available_cores() else self.settings.bind
+        return "none" if not placed and here > cores.available_cores() else self.settings.bind
 
     def words(self, job: Job) -> list[str]:
         """The exact command of the starter."""
         if self.settings.bare:
             return self.backend.command(job, list(self.program.command))
-        rank = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "main.py")
         # By its path and without site packages the supervisor starts twice as fast as by -m.
-        return self.backend.command(job, [sys.executable, "-I", "-S", rank, "--", *self.program.command])
+        supervisor = [sys.executable, "-I", "-S", _RANK, self.backend.identity]
+        return self.backend.command(job, [*supervisor, *self.program.command])
 
     def addresses(self, job: Job) -> tuple[str, ...]:
-        """Where the ranks find us: on this machine by loopback, else on the interface that leads to them."""
+        """Where ranks elsewhere find us: on the interface that leads to them; () where all are on this machine."""
         if self.settings.interface:
             return (hosts.address_of_interface(self.settings.interface),)
-        known = job.hosts or hosts.slurm_hosts()
-        if not known and self.backend.kind == "srun":
-            return hosts.own_addresses()  # srun will choose the nodes
+        known = job.hosts or slurm.allocation()
+        if not known and self.backend.places_ranks:
+            return hosts.own_addresses()  # it will choose the hosts
         elsewhere = [host.name for host in known if not hosts.is_local(host.name)]
         if not elsewhere:
-            return ("127.0.0.1",)
+            return ("127.0.0.1",) if self.settings.port or self.backend.places_ranks else ()
         found = [hosts.own_address_towards(name) for name in elsewhere]
         # Ranks on this machine take the same way: the address is ours.
         return tuple(dict.fromkeys(address for address in found if address)) or (os.uname().nodename,)
 
-    def attempt(self, job: Job, output: Output, restart: int) -> Outcome:
-        """Run the job once."""
-        s = self.settings
-        terms = Terms(
-            start_seconds=s.start_timeout, heartbeat_seconds=s.heartbeat_timeout, silence_seconds=s.host_timeout,
-            grace_seconds=s.grace, stacks=s.stacks, addresses=self.addresses(job), port=s.port, threads=s.threads,
-            gpus=s.gpus, inject=s.inject,
+    def plan(self, job: Job, restart: int, token: str) -> Plan:
+        """What is started, and how."""
+        start = self.settings.start_timeout
+        return Plan(
+            job, self.words(job), {**environment.without_stale(os.environ), **self.backend.environment(job)},
+            {**self.added, "DBRDIST_RESTART": str(restart)},
+            start if start is not None else None if self.backend.queues else _START_SECONDS,
+            self.backend, token, self.folder.socket if self.folder else None, self.addresses(job), self.deadline,
         )  # fmt: skip
-        ranks_get = {**self.added, "DBRDIST_RESTART": str(restart)}
-        starter_gets = {**os.environ, **self.backend.environment(job)}
-        return Attempt(self.words(job), starter_gets, ranks_get, job.ranks, output, terms, s.verbose).run()
 
     # --- all of them
 
     def run(self) -> int:
         """Print, run bare, or run under supervision until the job is done or given up."""
+        s = self.settings
         job = self.job(self.hosts)
-        if self.settings.show:
-            print(shlex.join(self.words(job)))
-            return codes.DONE
-        if self.settings.bare:
-            words = self.words(job)
-            sys.stdout.flush()
-            os.execvpe(words[0], words, {**os.environ, **self.added, **self.backend.environment(job)})
-        output = Output(self.settings.quiet, self.settings.log_dir)
-        view = self._open_view(output)
+        if s.print or s.bare:
+            return self._print_or_run_bare(job)
+        run = Run(s.name or time.strftime("%Y%m%d-%H%M%S-") + str(os.getpid()), list(s.command), s.log_dir, s.record)
+        view = s.view if s.view is not None else os.isatty(1) and os.isatty(2)
+        output = Output(self.shown, run.attempt_folder(), view, s.timestamps, s.tee)
+        run.say = lambda text: output.note(f"dbrdist-launch: {text}")
         try:
-            return self._attempts(job, output)
+            return self._attempts(job, output, run)
         finally:
-            if view is not None:
-                view.close()
+            output.flush()
             output.close()
 
-    def _open_view(self, output: Output):  # type: ignore[no-untyped-def]
-        wanted = self.settings.view
-        if wanted is False or (wanted is None and not (sys.stdout.isatty() and sys.stderr.isatty())):
-            return None
-        from .view import open_view
+    def _print_or_run_bare(self, job: Job) -> int:
+        words = self.words(job)
+        if self.settings.print:
+            print(shlex.join(words))
+            return codes.DONE
+        sys.stdout.flush()
+        return os.execvpe(words[0], words, {**os.environ, **self.added, **self.backend.environment(job)})
 
-        output.view = open_view(wanted is True)
-        return output.view
+    def attempt(self, job: Job, output: Output, restart: int, name: str = "job") -> Outcome:
+        """Run the job once."""
+        token = new_token()
+        self.folder = JobFolder(name, list(self.settings.command), token)
+        try:
+            if self._has_spaces():
+                agent, options = self._ssh()
+                job = replace(job, ssh=agent, ssh_options=options)
+            return Attempt(self.plan(job, restart, token), output, self.settings).run()
+        finally:
+            self.folder.close()
+            self.folder = None
 
-    def _attempts(self, job: Job, output: Output) -> int:
+    def _attempts(self, job: Job, output: Output, run: Run) -> int:
         s = self.settings
-        policy = Policy(s.max_restarts, s.start_retries, s.min_hosts)
-        record_path = s.record or (os.path.join(s.log_dir, "attempts.json") if s.log_dir else None)
-        record = Record(record_path, list(self.program.command))
-        if s.log_dir is not None:
-            report.remove_json(s.log_dir)  # of an earlier job in the same folder
+        self._say_what_stays(job, run)
+        policy = Policy(s.max_restarts, s.start_retries)
         pool = HostPool(self.hosts, self._probe, s.cooldown, s.host_discovery)
-        first = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0)
+        count = os.environ.get("SLURM_RESTART_COUNT", "")
+        first = int(count) if count.isdigit() else 0
         while True:
+            run.write()
             restart = first + policy.restarts
-            outcome = self.attempt(job, output, restart)
+            outcome = self.attempt(job, output, restart, run.name)
             again, decision = policy.after(outcome)
             self._tell(outcome, output, job)
             ran = job
             if again:
                 job, again, more = self._next_job(job, pool, output)
                 decision += more
-            record.add([host.name for host in ran.hosts], ran.ranks, restart, outcome, decision)
+            run.add([host.name for host in ran.hosts], ran.ranks, restart, outcome, decision)
             if decision:
                 output.note(f"dbrdist-launch: {decision}")
             if not again:
-                return self._end(outcome, output)
+                return self._end(outcome, output, run)
+            output.next_folder(run.attempt_folder())
+
+    def _say_what_stays(self, job: Job, run: Run) -> None:
+        """Once: what the user may miss on other hosts."""
+        for note in self.notes:
+            run.say(note)
+        hidden = environment.secrets(os.environ, (*job.forward, *self.added))
+        if (job.hosts or self.backend.places_ranks) and hidden:
+            run.say(f"not passed on, by their names they may be secrets: {' '.join(hidden)} (--env NAME passes one)")
 
     def _next_job(self, job: Job, pool: HostPool, output: Output) -> tuple[Job, bool, str]:
         """The job on the hosts that still answer: (job, whether there are enough, what to say)."""
         if not self.hosts:
             return job, True, ""
-        pool.discover()
+        try:
+            pool.discover()
+        except LaunchError as error:
+            output.note(f"dbrdist-launch: {error}; the hosts known before are used")
         lost, came_back = pool.after_failure()
         for name in lost:
-            output.note(
-                f"dbrdist-launch: host {name} is set aside for {self.settings.cooldown:g} s: {pool.aside[name][1]}"
-            )
+            why = pool.aside[name][1]
+            output.note(f"dbrdist-launch: host {name} is set aside for {self.settings.cooldown:g} s: {why}")
         available = pool.available()
         if len(available) < max(1, self.settings.min_hosts):
             return job, False, f"; but only {len(available)} of at least {self.settings.min_hosts} hosts are left"
@@ -265,22 +261,32 @@ class Session:
     def _tell(self, outcome: Outcome, output: Output, job: Job) -> None:
         if outcome.failure is None:
             return
-        if outcome.failure.kind == "start" and job.hosts and self.backend.kind != "srun":
+        if outcome.failure.kind == "start" and job.hosts and not self.backend.places_ranks:
             for name, why in self._probe([host.name for host in job.hosts]).items():
                 outcome.failure.host = outcome.failure.host or name
                 outcome.failure.host_trouble = True
                 outcome.failure.message += f"; host {name} cannot be reached: {why}"
         output.note(report.as_text(outcome.failure))
-        if self.settings.log_dir is not None:
-            report.write_json(outcome.failure, self.settings.log_dir)
 
-    def _end(self, outcome: Outcome, output: Output) -> int:
+    def _end(self, outcome: Outcome, output: Output, run: Run) -> int:
         if outcome.failure is None and outcome.asked and outcome.code == codes.PREEMPTED:
             output.note("dbrdist-launch: all ranks have saved and stopped (exit code 75)")
+        run.end(outcome)
         if self.settings.requeue:
-            from .requeue import requeue
-
             said = requeue(outcome)
             if said:
                 output.note(f"dbrdist-launch: {said}")
         return outcome.code
+
+
+def parse_ranks(text: str | None) -> frozenset[int] | None:
+    """0,4-7 -> those; none -> no one; None or all -> None, which stands for all."""
+    if text in (None, "all"):
+        return None
+    found: set[int] = set()
+    for part in [] if text == "none" else str(text).split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or not (last or first).isdigit():
+            raise LaunchError(f"--show-ranks {text!r}: expected numbers and ranges such as 0,4-7, all or none")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)

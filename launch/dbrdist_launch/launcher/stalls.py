@@ -1,4 +1,4 @@
-"""Ranks that make no progress: which one holds the others up."""
+"""Ranks whose beats have stopped: which one holds the others up."""
 
 from __future__ import annotations
 
@@ -15,45 +15,51 @@ _WAITING = re.compile(
     re.I,
 )
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
+_DEBUGGER = re.compile(r'^  File ".*[/\\](pdb|bdb|pudb|ipdb|debugpy|pydevd)\b.*", line', re.M)
 
 
-def find_stall(ranks: list[Rank], now: float, heartbeat_seconds: float) -> tuple[str, list[int]] | None:
-    """('stopped' or 'stalled', ranks) when some rank is late, else None. Without beats a rank is only seen stopped."""
-    stopped = [r.rank for r in ranks if r.running and r.stopped_since and now - r.stopped_since > heartbeat_seconds]
-    if stopped:
-        return "stopped", stopped
-    late = [
+def late_ranks(ranks: list[Rank], now: float, heartbeat_seconds: float) -> list[int]:
+    """The running ranks that had begun to beat and whose next beat is overdue; none while one is in a debugger."""
+    if any(rank.running and rank.traced for rank in ranks):
+        return []
+    return [
         r.rank
         for r in ranks
         if r.running and r.beat_at is not None and not r.paused and now - r.beat_at > heartbeat_seconds
     ]
-    return ("stalled", late) if late else None
 
 
-def blame(ranks: list[Rank], stall: tuple[str, list[int]], now: float, heartbeat_seconds: float) -> Failure:
+def in_debugger(ranks: list[Rank]) -> list[int]:
+    """The ranks whose stacks say that somebody looks at them."""
+    return [rank.rank for rank in ranks if rank.running and rank.stacks and _DEBUGGER.search(rank.stacks)]
+
+
+def blame(ranks: list[Rank], late: list[int], now: float) -> Failure:
     """Choose among the late ranks the one that the others wait for, and say by which sign."""
-    kind, late = stall
     by_number = {rank.rank: rank for rank in ranks}
     number, why = _choose(by_number, late)
     rank = by_number[number]
-    if rank.state in ("T", "t"):
-        kind = "stopped"
+    stopped = rank.state == "T" and rank.running
+    frame = innermost(rank.stacks)
+    if stopped:
         what = "the process is stopped (SIGSTOP)"
     elif rank.exit is not None:
         what = f"ended with exit code {rank.exit['code']} while the others still run"
     else:
         what = f"no beat for {now - rank.beat_at:.1f} s" if rank.beat_at is not None else "no beat"
-    frame = innermost(rank.stacks)
-    if frame and kind != "stopped":
+    if frame and not stopped:
         what += f", in {frame[2]} at {frame[0]}:{frame[1]}"
-    failure = Failure(kind, number, rank.host, codes.STALLED, f"{what}; {why}")
-    if kind == "stopped":
-        failure.signal = "SIGSTOP"
+    for kind in ("exception", "thread", "worker"):
+        event = rank.told(kind)
+        if event is not None:
+            why += f"; before that it told of: {event['message']}"
+    failure = Failure("stopped" if stopped else "stalled", number, rank.host, codes.STALLED, f"{what}; {why}")
+    failure.signal = "SIGSTOP" if stopped else None
     return failure
 
 
 def _choose(ranks: dict[int, Rank], late: list[int]) -> tuple[int, str]:
-    stopped = [number for number in sorted(ranks) if ranks[number].state in ("T", "t") and ranks[number].running]
+    stopped = [number for number in sorted(ranks) if ranks[number].state == "T" and ranks[number].running]
     if stopped:
         return stopped[0], "a stopped process makes no step"
     steps = {number: ranks[number].step for number in late}

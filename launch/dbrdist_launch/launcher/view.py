@@ -1,78 +1,54 @@
-"""The live view on a terminal: one row per rank, drawn by rich; the lines of the ranks scroll above it."""
+"""The live view on a terminal: a few lines below the output, drawn at a fixed rate."""
 
 from __future__ import annotations
 
+import shutil
+import time
+
 from .ranks import Rank
 
-
-class View:
-    """Draws what the ranks' beats say; `line` prints above the table."""
-
-    def __init__(self) -> None:
-        self.live = None
-
-    def _start(self):  # type: ignore[no-untyped-def]
-        """Import rich only now: the ranks are already starting. No thread of its own draws, since we fork."""
-        from rich.console import Console
-        from rich.live import Live
-
-        if self.live is None:
-            options = {"auto_refresh": False, "transient": True, "redirect_stdout": False, "redirect_stderr": False}
-            self.live = Live(console=Console(highlight=False), **options)
-            self.live.start()
-        return self.live
-
-    def line(self, text: str) -> None:
-        """Print a line above the table, as it is."""
-        from rich.text import Text
-
-        self._start().console.print(Text(text.encode("utf-8", "replace").decode("utf-8")), soft_wrap=True)
-
-    def update(self, ranks: dict[int, Rank], seconds: float) -> None:
-        """Draw the table anew."""
-        if ranks or self.live is not None:
-            self._start().update(table(ranks, seconds), refresh=True)
-
-    def close(self) -> None:
-        if self.live is not None:
-            self.live.stop()
+_MOST_RANKS = 32
+_COLUMNS = ("rank", "host", "state", "step", "items/s", "beat", "told", "last line")
 
 
-def table(ranks: dict[int, Rank], seconds: float):  # type: ignore[no-untyped-def]
-    """The table of all ranks: progress, throughput, what else they tell, last line."""
-    import time
-
-    from rich.table import Table
-
+def table(ranks: dict[int, Rank], seconds: float, width: int | None = None) -> list[str]:
+    """The lines of the view: progress, throughput, what else the ranks tell, their last line."""
+    width = width or shutil.get_terminal_size().columns
     now = time.monotonic()
-    drawn = Table(title=f"{len(ranks)} ranks, {seconds:.0f} s", expand=True, title_justify="left")
-    for name in ("rank", "host", "state", "step", "items/s", "beat", "told", "last line"):
-        drawn.add_column(name, no_wrap=True, overflow="ellipsis", ratio=4 if name == "last line" else None)
-    for number in sorted(ranks)[:32]:
-        rank = ranks[number]
-        total = rank.fields.get("total")
-        step = "" if rank.step < 0 else f"{rank.step}/{total}" if total else str(rank.step)
-        speed = rank.fields.get("items_per_second")
-        told = " ".join(f"{k}={_short(v)}" for k, v in rank.fields.items() if k not in ("total", "items_per_second"))
-        beat = f"{now - rank.beat_at:.1f} s" if rank.beat_at is not None else ""
-        speed_text = f"{speed:.1f}" if isinstance(speed, (int, float)) else ""
-        state = rank.activity(now).partition(",")[0]
-        drawn.add_row(str(number), rank.host, state, step, speed_text, beat, told, rank.last_line)
-    return drawn
+    rows = [_COLUMNS, *(_row(ranks[number], now) for number in sorted(ranks)[:_MOST_RANKS])]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(_COLUMNS))]
+    fixed = sum(widths[:6]) + 2 * 7
+    widths[6] = min(widths[6], max(4, (width - fixed) // 3))
+    widths[7] = max(9, width - fixed - widths[6] - 1)
+    more = [f"and {len(ranks) - _MOST_RANKS} more"] if len(ranks) > _MOST_RANKS else []
+    lines = [f"--- {len(ranks)} ranks, {seconds:.0f} s", *(_line(row, widths) for row in rows), *more]
+    return [line[: width - 1] for line in lines]
+
+
+def _row(rank: Rank, now: float) -> tuple[str, ...]:
+    total, speed = rank.fields.get("total"), rank.fields.get("items_per_second")
+    told = (f"{k}={_short(v)}" for k, v in rank.fields.items() if k not in ("total", "items_per_second"))
+    return (
+        str(rank.rank),
+        rank.host,
+        rank.activity(now).partition(",")[0],
+        "" if rank.step < 0 else f"{rank.step}/{total}" if total else str(rank.step),
+        f"{speed:.1f}" if isinstance(speed, (int, float)) else "",
+        f"{now - rank.beat_at:.1f} s" if rank.beat_at is not None else "",
+        _plain(" ".join(told)),
+        _plain(rank.last_line()),
+    )
+
+
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+    cut = (text if len(text) <= w else text[: w - 1] + "~" for text, w in zip(row, widths))
+    return "  ".join(text.ljust(w) for text, w in zip(cut, widths)).rstrip()
+
+
+def _plain(text: str) -> str:
+    """Without what would move the cursor."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def open_view(required: bool) -> View | None:
-    """A view, or None where rich is not installed (an error where the user asked for it)."""
-    import importlib.util
-
-    if importlib.util.find_spec("rich") is not None:
-        return View()
-    if required:
-        from ..errors import LaunchError
-
-        raise LaunchError("--view needs rich: pip install rich")
-    return None

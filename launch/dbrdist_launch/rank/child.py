@@ -1,5 +1,8 @@
 """Starts the program of a rank as a child that cannot outlive its supervisor."""
 
+from __future__ import annotations
+
+import fcntl
 import os
 import signal
 import sys
@@ -7,15 +10,22 @@ from collections.abc import Mapping
 
 from .. import codes, linux
 
+_HIGH = 300  # the program is given descriptors from here on: one that closes the first hundred does not take them
+_CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+
 
 class Child:
     """The program: its process id and the read ends of its output, error and event pipes."""
 
-    def __init__(self, command: list[str], environment: Mapping[str, str], directory: str | None) -> None:
+    def __init__(
+        self, command: list[str], environment: Mapping[str, str], directory: str | None, page: int, ignored: set[int]
+    ) -> None:
         self.out, out_write = os.pipe()
         self.err, err_write = os.pipe()
-        self.events, self.events_write = os.pipe()
+        self.events, events_write = os.pipe()
         parent = os.getpid()
+        # A signal that comes before the child has put off our handlers waits until it has.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _CAUGHT)
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -23,21 +33,31 @@ class Child:
                 linux.die_with_parent(parent)
                 os.dup2(out_write, 1)
                 os.dup2(err_write, 2)
-                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
-                    signal.signal(number, signal.SIG_DFL)
-                signal.signal(signal.SIGPIPE, signal.SIG_DFL)
                 signal.set_wakeup_fd(-1)
-                os.set_inheritable(self.events_write, True)
-                _run(
-                    command,
-                    {**environment, "DBRDIST_LAUNCH_EVENTS": f"{self.events_write},{stack_signal()}"},
-                    directory,
-                )
+                for number in (*_CAUGHT, signal.SIGPIPE, signal.SIGCHLD):
+                    signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                events, kept = _inherited(events_write), _inherited(page)
+                told = {
+                    "DBRDIST_LAUNCH_EVENTS": f"{events},{stack_signal()}",
+                    "DBRDIST_HEARTBEAT": f"/proc/{parent}/fd/{page},{kept}",
+                }
+                _run(command, {**environment, **told}, directory)
             finally:
                 os._exit(codes.COMMAND_NOT_FOUND)
-        os.close(out_write)
-        os.close(err_write)
-        os.close(self.events_write)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for descriptor in (out_write, err_write, events_write):
+            os.close(descriptor)
+
+
+def _inherited(descriptor: int) -> int:
+    """A copy that the program gets, with a high number."""
+    try:
+        copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD, _HIGH)
+    except OSError:  # so many files may not be open here
+        copy = os.dup(descriptor)
+    os.set_inheritable(copy, True)
+    return copy
 
 
 def _run(command: list[str], environment: dict[str, str], directory: str | None) -> None:

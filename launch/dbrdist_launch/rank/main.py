@@ -1,4 +1,4 @@
-"""Entry of a rank: `python .../rank/main.py -- command ...`, which mpiexec or srun start in the program's place.
+"""Entry of a rank: `python .../rank/main.py BACKEND command ...`, which mpiexec or srun start in the program's place.
 
 Two processes stand around the program. The outer one is what mpiexec knows; mpiexec may kill it at any time (it does
 when a rank calls MPI_Abort). The inner one, in a session of its own, sees that, still reads the program's last words,
@@ -19,18 +19,17 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, sig
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command after `--` under supervision; the exit code is the program's."""
-    command = arguments[1:] if arguments[:1] == ["--"] else arguments
+    """Run the command after the backend's name under supervision; the exit code is the program's."""
+    backend, command = arguments[:1], arguments[1:]
     if not command:
-        print("usage: python -m dbrdist_launch.rank.main -- command ...", file=sys.stderr)
+        print("usage: python .../dbrdist_launch/rank/main.py BACKEND command ...", file=sys.stderr)
         return codes.USAGE
     linux.adopt_orphans()
     lifeline, held = os.pipe()  # the inner process reads its end when the outer one dies
-    outer = os.getpid()
     inner = os.fork()
     if inner == 0:
         os.close(held)
-        os._exit(_inner(command, lifeline, outer))
+        os._exit(_inner(backend[0], command, lifeline))
     os.close(lifeline)
     for number in _FORWARDED:
         signal.signal(number, lambda number, _: linux.kill(inner, number))
@@ -42,14 +41,17 @@ def main(arguments: list[str]) -> int:
     return codes.from_wait_status(status)[0]
 
 
-def _inner(command: list[str], lifeline: int, outer: int) -> int:
+def _inner(backend: str, command: list[str], lifeline: int) -> int:
     import traceback
 
     from dbrdist_launch.rank.supervisor import Supervisor
 
     try:
         os.setsid()
-        return Supervisor(command, lifeline).run()
+        return Supervisor(command, lifeline, backend).run()
+    except (ConnectionError, RuntimeError) as error:
+        print(f"dbrdist-launch: {error}", file=sys.stderr)
+        return codes.NOT_STARTED
     except BaseException:
         # A fault of ours must not leave the program running without anybody watching it.
         traceback.print_exc()

@@ -1,5 +1,7 @@
 """The inner process of a rank: runs the program, passes on what it says, and reports how it ends."""
 
+from __future__ import annotations
+
 import json
 import mmap
 import os
@@ -7,168 +9,149 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable
+from typing import Any
 
-from .. import codes, heartbeat, linux
-from ..channel import Channel
-from ..lines import LineSplitter
+from .. import codes, heartbeat, limits, linux
+from ..backends.identity import of_environment
+from ..channel import Channel, Message
+from ..loop import Loop, Signals
 from .child import Child, stack_signal
 from .deaths import OomWatch
-from .identity import of_environment
 from .pmix import ConnectionHolder
+from .surroundings import surroundings
 from .workers import WorkerWatch
 
 ADDRESS = "DBRDIST_LAUNCH_CHANNEL"
 TOKEN = "DBRDIST_LAUNCH_TOKEN"
-_TICK_SECONDS = 0.5
-_SEARCH_SECONDS = 0.02
-_CONNECT_SECONDS = 4.0
-_DRAIN_SECONDS = 0.3  # how long a grandchild may hold the output open after the program's end
-_ABORT_SECONDS = 0.5  # from mpiexec's kill to ours: a rank in MPI_Abort ends by itself with its code
-_FAREWELL_SECONDS = 20.0  # the launcher gathers what the others do before it lets a failed rank go
-_SLURM_SECONDS = 0.5  # within which Slurm's signals reach all processes of a step
-_KILL_SECONDS = 1.0  # from SIGTERM to SIGKILL
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 class Supervisor:
     """One rank's supervisor; `run` returns the program's exit code."""
 
-    def __init__(self, command: list[str], lifeline: int) -> None:
-        self.command = command
-        self.lifeline = lifeline
-        self.selector = selectors.DefaultSelector()
+    def __init__(self, command: list[str], lifeline: int, backend: str) -> None:
+        self.command, self.lifeline, self.backend = command, lifeline, backend
+        self.loop = Loop()
         self.status: int | None = None  # of the program, once it has ended
         self.ended_at = 0.0
         self.reported_at = 0.0
         self.released = False  # the launcher has said goodbye
         self.ended_by_us = False
         self.kill_at: float | None = None
-        self.open_pipes: set[int] = set()
-        self.asked: list[int] = []  # signals that we received
+        self.pipes: dict[int, str] = {}  # the program's open outputs
+        self.credit = 0  # bytes of output that the launcher takes before it has written the last ones
+        self.waiting: list[int] = []  # outputs that wait for it
+        self.heard_output_at = 0.0
         self.asked_at = float("-inf")
         self.stop: tuple[float, int] | None = None  # when to pass which signal on
         self.partial_event = b""
         self.stacks = b""
+        self.finalizing: tuple[float, int, Message] | None = None  # when to look again at which process
+        self.leaving: dict[int, Message] = {}  # processes whose interpreter is ending, and with what code
 
     # --- life
 
     def run(self) -> int:
-        identity = of_environment()
+        identity = of_environment(self.backend)
         if identity is None:
             raise RuntimeError("no rank in the environment: this runs under mpiexec or srun, started by dbrdist-launch")
         self.identity = identity
         self._connect()
         self._start()
         while not self._done():
-            for key, _ in self.selector.select(self._seconds_to_wait()):
-                key.data()
-            self._tick()
+            self.loop.turn(self._seconds_to_wait())
+            self._look()
         if self.status is None:
             return codes.from_signal(signal.SIGKILL)
         return codes.from_wait_status(self.status)[0]
 
     def _connect(self) -> None:
-        hosts, _, port = os.environ.pop(ADDRESS).rpartition(":")
-        token = os.environ.pop(TOKEN)
-        self.channel = Channel(_connect_to_any(hosts.split(","), int(port)))
+        address, token = os.environ.pop(ADDRESS), os.environ.pop(TOKEN)
+        self.channel = Channel(_connect_to_any(address))
         self.channel.send("hello", token=token, pid=os.getpid(), **self.identity._asdict())
-        messages: list[dict] | None = []
-        while messages == []:
-            messages = self.channel.receive()
+        messages: list[Message] | None = []
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(self.channel, selectors.EVENT_READ)
+            while messages == []:
+                waiting.select()
+                messages = self.channel.receive()
         if not messages or messages[0]["t"] != "welcome":
             raise ConnectionError("the launcher refused this rank")
-        self.terms = messages[0]
-        self.silence_seconds = float(self.terms["silence_seconds"])
-        self.channel.socket.settimeout(self.silence_seconds)
-        self.heard_at = time.monotonic()
+        self.terms, later = messages[0], messages[1:]
+        self.credit = int(self.terms["window"])
+        self.channel.watch_peer(float(self.terms["host_timeout"]))
         self.connected = True
+        self._early = later
 
     def _start(self) -> None:
-        wake_read, wake_write = os.pipe()
-        os.set_blocking(wake_write, False)
-        os.set_blocking(wake_read, False)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        self.wake = wake_read
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
-            signal.signal(number, lambda number, _: self.asked.append(number))
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        ignored = {int(number) for number in _STOPS if signal.getsignal(number) is signal.SIG_IGN}
+        self.signals = Signals(self.loop, (*_STOPS, signal.SIGCHLD), self._on_signal)
         linux.adopt_orphans()
-        self.page = mmap.mmap(self._page_descriptor(), heartbeat.PAGE_BYTES)
-        self.child = Child(self.command, self._environment(), self.terms.get("directory"))
+        descriptor = os.memfd_create(heartbeat.PAGE_NAME)
+        os.ftruncate(descriptor, heartbeat.PAGE_BYTES)
+        self.page = mmap.mmap(descriptor, heartbeat.PAGE_BYTES)
+        environment = surroundings(os.environ, self.terms, self.identity)
+        self.child = Child(self.command, environment, self.terms.get("directory"), descriptor, ignored)
         _go_first()
         self.oom, self.workers = OomWatch(), WorkerWatch(self.child.pid)
-        self.oom.look(self.child.pid)
+        self.oom_looked_at = float("-inf")
         self.pmix = ConnectionHolder(self.child.pid, os.environ)
-        self.next_tick = time.monotonic() + _TICK_SECONDS
         self.channel.send("started", pid=self.child.pid)
-        self._watch(self.channel.fileno(), self._on_channel)
-        self._watch(self.lifeline, self._on_lifeline)
-        self._watch(self.wake, self._on_signal)
-        self._watch(self.child.events, self._on_events)
-        for stream, descriptor in (("out", self.child.out), ("err", self.child.err)):
-            self._watch_output(stream, descriptor)
+        self.loop.watch_channel(self.channel, self._on_channel)
+        self.loop.watch(self.lifeline, self._on_lifeline)
+        self.loop.watch(self.child.events, self._on_events)
+        for stream, pipe in (("out", self.child.out), ("err", self.child.err)):
+            self.pipes[pipe] = stream
+            self._watch_output(pipe)
+        self._take(self._early)
 
-    def _page_descriptor(self) -> int:
-        self.page_file = os.memfd_create("dbrdist-heartbeat")
-        os.ftruncate(self.page_file, heartbeat.PAGE_BYTES)
-        return self.page_file
+    # --- output
 
-    def _environment(self) -> dict[str, str]:
-        """The rank's environment as its MPI made it, and what the launcher adds."""
-        environment = {**os.environ, **self.terms["environment"]}
-        environment[heartbeat.VARIABLE] = f"/proc/{os.getpid()}/fd/{self.page_file}"
-        environment["DBRDIST_LAUNCH"] = "1"
-        environment.setdefault("PYTHONUNBUFFERED", "1")  # lines arrive when they are written, also before a SIGKILL
-        if self.terms.get("threads") == "auto" and "OMP_NUM_THREADS" not in environment:
-            from ..cores import available_cores
+    def _watch_output(self, pipe: int) -> None:
+        self.loop.watch(pipe, lambda: self._on_output(pipe))
 
-            share = available_cores() // max(1, self.identity.local_size)
-            environment["OMP_NUM_THREADS"] = str(max(1, share))
-        if self.terms.get("gpus") == "rank":
-            from .gpus import for_local_rank
+    def _on_output(self, pipe: int) -> None:
+        """Pass on what the program wrote, as far as the launcher takes it; the rest waits in the program's pipe."""
+        if self.credit <= 0 and self.status is None and not self.ended_by_us:
+            self.loop.forget(pipe)
+            self.waiting.append(pipe)
+            return
+        data = os.read(pipe, limits.READ_BYTES if self.credit <= 0 else min(limits.READ_BYTES, self.credit))
+        if data:
+            self.credit -= len(data) + limits.PIECE_BYTES
+            self.heard_output_at = time.monotonic()
+            self.channel.send("out", data, stream=self.pipes[pipe])
+        else:
+            self.loop.forget(pipe)
+            del self.pipes[pipe]
 
-            environment.update(for_local_rank(self.identity.local_rank, environment))
-        if self.terms.get("inject", True):
-            inherited = environment.get("PYTHONPATH", "")
-            here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
-            environment["DBRDIST_LAUNCH_INJECTED_PYTHONPATH"] = inherited
-            environment["PYTHONPATH"] = here + (os.pathsep + inherited if inherited else "")
-        return environment
+    def _give_credit(self, count: int) -> None:
+        self.credit += count
+        while self.waiting:
+            self._watch_output(self.waiting.pop())
 
     # --- what arrives
-
-    def _watch(self, descriptor: int, call: Callable[[], None]) -> None:
-        self.selector.register(descriptor, selectors.EVENT_READ, call)
-
-    def _watch_output(self, stream: str, descriptor: int) -> None:
-        splitter = LineSplitter()
-
-        def read() -> None:
-            data = os.read(descriptor, 1 << 16)
-            lines = splitter.feed(data) if data else splitter.end()
-            if not data:
-                self.selector.unregister(descriptor)
-                self.open_pipes.discard(descriptor)
-            if lines and not self.channel.send("out", stream=stream, lines=lines):
-                self._launcher_lost()
-
-        self.open_pipes.add(descriptor)
-        self._watch(descriptor, read)
 
     def _on_channel(self) -> None:
         messages = self.channel.receive()
         if messages is None:
             self._launcher_lost()
-            return
-        self.heard_at = time.monotonic()
+        else:
+            self._take(messages)
+
+    def _take(self, messages: list[Message]) -> None:
         for message in messages:
             kind = message["t"]
-            if kind == "stop":
+            if kind == "ping":
+                self._beat()
+            elif kind == "credit":
+                self._give_credit(int(message["bytes"]))
+            elif kind == "stop":
                 # Slurm signals every process of a step: the program has had the request, or will in a moment.
-                delay = _SLURM_SECONDS if "SLURM_STEP_ID" in os.environ else 0.0
-                self.stop = (self.heard_at + delay, int(message["signal"]))
+                delay = limits.SLURM_SECONDS if "SLURM_STEP_ID" in os.environ else 0.0
+                self.stop = (time.monotonic() + delay, int(message["signal"]))
             elif kind == "kill":
-                self._end_program(float(message.get("grace", _KILL_SECONDS)))
+                self._end_program(float(message.get("grace", limits.KILL_SECONDS)))
             elif kind == "stacks":
                 self._ask_for_stacks()
             elif kind == "bye":
@@ -176,21 +159,16 @@ class Supervisor:
 
     def _on_lifeline(self) -> None:
         """mpiexec killed the outer process: some rank called MPI_Abort, or mpiexec gives up."""
-        self.selector.unregister(self.lifeline)
-        self.kill_at = time.monotonic() + _ABORT_SECONDS
+        self.loop.forget(self.lifeline)
+        self.kill_at = time.monotonic() + limits.ABORT_SECONDS
         self.channel.send("event", event="cut")
 
-    def _on_signal(self) -> None:
-        try:
-            os.read(self.wake, 4096)
-        except BlockingIOError:
-            pass
-        if self.asked:
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGCHLD:
+            self._fetch_ended()
+        else:
             self.asked_at = time.monotonic()
-        while self.asked:
-            if not self.channel.send("asked", signal=self.asked.pop(0)):
-                self._launcher_lost()
-        self._fetch_ended()
+            self.channel.send("asked", signal=number)
 
     def _fetch_ended(self) -> None:
         while True:
@@ -202,80 +180,102 @@ class Supervisor:
                 return
             if pid == self.child.pid:
                 self.status, self.ended_at = status, time.monotonic()
+                self._give_credit(0)  # what is left in its pipes is little, and comes before the report
                 if status and not self.ended_by_us:
                     code, number = codes.from_wait_status(status)
-                    ended = {"code": code, "signal": number, "oom": None, "ours": False}
+                    ended: dict[str, Any] = {"code": code, "signal": number, "oom": None, "ours": False}
                     self.channel.send("ended", **ended)  # at once: srun may leave no time for more
                     oom = self.oom.counted() if number == signal.SIGKILL else None
                     if oom is not None:
                         self.channel.send("ended", **{**ended, "oom": oom})
 
     def _on_events(self) -> None:
-        data = os.read(self.child.events, 1 << 16)
+        data = os.read(self.child.events, limits.READ_BYTES)
         if not data:
-            self.selector.unregister(self.child.events)
+            self.loop.forget(self.child.events)
             return
         *lines, self.partial_event = (self.partial_event + data).split(b"\n")
         for line in lines:
             if line.startswith(b"\x1e"):
-                self.channel.send("event", **json.loads(line[1:]))
+                self._on_event(line[1:])
             else:
                 self.stacks += line + b"\n"
+
+    def _on_event(self, line: bytes) -> None:
+        try:
+            event = json.loads(line)
+            pid = int(event["pid"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return  # the pipe is the program's too: it may write there what it likes
+        if event["event"] == "leaving":
+            self.leaving[pid] = event
+        if event["event"] == "finished":
+            before = self.leaving.get(pid)
+            if before is not None and before.get("code") and before.get("finalizes"):
+                self.finalizing = (time.monotonic() + limits.FINALIZE_SECONDS, pid, before)
+        else:
+            self.channel.send("event", **{**event, "own": pid == self.child.pid})
 
     # --- what time brings
 
     def _seconds_to_wait(self) -> float:
         now = time.monotonic()
-        due = [self.next_tick - now]
+        due = [3600.0]
         if self.pmix.searching:
-            due.append(_SEARCH_SECONDS)
-        if self.stop is not None:
-            due.append(self.stop[0] - now)
-        if self.kill_at is not None:
-            due.append(self.kill_at - now)
+            due.append(limits.SEARCH_SECONDS)
+        due += [at - now for at in (self.stop and self.stop[0], self.kill_at) if at is not None]
+        if self.finalizing is not None:
+            due.append(self.finalizing[0] - now)
         if self.status is not None and not self.reported_at:
-            due.append(0.0 if not self.open_pipes else self.ended_at + _DRAIN_SECONDS - now)
-        return max(0.0, min(due))
+            due.append(self._silent_at() - now)
+        if self.reported_at:
+            due.append(self.reported_at + limits.FAREWELL_SECONDS - now)
+        return min(due)
 
-    def _tick(self) -> None:
+    def _silent_at(self) -> float:
+        """When the output of the ended program counts as read to its end: a grandchild may keep it open."""
+        return 0.0 if not self.pipes else max(self.ended_at, self.heard_output_at) + limits.DRAIN_SECONDS
+
+    def _look(self) -> None:
         now = time.monotonic()
         if self.stop is not None and now >= self.stop[0]:
             number, self.stop = self.stop[1], None
-            if self.status is None and now - self.asked_at > 2 * _SLURM_SECONDS:
-                linux.kill(self.child.pid, number)
+            if self.status is None and now - self.asked_at > 2 * limits.SLURM_SECONDS:
+                # A terminal's Ctrl-C reaches the whole group, and so does this one.
+                (linux.kill_group if number == signal.SIGINT else linux.kill)(self.child.pid, number)
         if self.kill_at is not None and now >= self.kill_at:
             self.kill_at = None
             self._kill_now()
         if self.pmix.searching and self.status is None:
             self.pmix.look()
-        silent = not self.open_pipes or now >= self.ended_at + _DRAIN_SECONDS
-        if self.status is not None and not self.reported_at and silent:
+        if self.finalizing is not None and now >= self.finalizing[0]:
+            (_, pid, event), self.finalizing = self.finalizing, None
+            if linux.state(pid) not in ("", "Z"):
+                self.channel.send("event", **{**event, "event": "finalizing"})
+        if self.status is not None and not self.reported_at and now >= self._silent_at():
             self._report()
-        if now >= self.next_tick:
-            self.next_tick = now + _TICK_SECONDS
-            if now - self.heard_at > self.silence_seconds:
-                self._launcher_lost()
-            elif self.status is None:
-                self._beat(now)
 
-    def _beat(self, now: float) -> None:
-        self.oom.look(self.child.pid)
+    def _beat(self) -> None:
+        """Answer a ping: what the program is doing."""
+        if self.status is not None:
+            self.channel.send("pong")
+            return
+        now = time.monotonic()
+        if now - self.oom_looked_at > limits.OOM_LOOK_SECONDS:
+            self.oom.look(self.child.pid)
+            self.oom_looked_at = now
         beat = heartbeat.read(self.page)
+        state, traced = linux.state_and_tracer(self.child.pid)
         self.channel.send(
-            "beat",
-            state=linux.state(self.child.pid),
-            count=beat.number,
-            step=beat.step if beat.number else -1,
-            age=now - beat.time if beat.number else None,
-            paused=beat.paused,
-            fields=beat.fields,
-        )
+            "beat", state=state, traced=traced, count=beat.number, step=beat.step if beat.number else -1,
+            age=now - beat.time if beat.number else None, paused=beat.paused, fields=beat.fields,
+        )  # fmt: skip
         dead = self.workers.look()
         if dead is not None:
             pid, how = dead
             oom = self.oom.verdict(pid) if "SIGKILL" in how else None
             message = f"worker process {pid} {how}" + (f" ({oom})" if oom else "")
-            self.channel.send("event", event="worker", message=message)
+            self.channel.send("event", event="worker", message=message, oom=oom is not None)
 
     def _report(self) -> None:
         assert self.status is not None
@@ -295,11 +295,14 @@ class Supervisor:
     def _done(self) -> bool:
         if self.status is None or not self.reported_at:
             return False
-        return self.released or time.monotonic() - self.reported_at > _FAREWELL_SECONDS
+        if self.connected and self.channel.unsent:
+            return False  # the launcher, or the way to it, is slow: these are the program's last words
+        return self.released or time.monotonic() - self.reported_at > limits.FAREWELL_SECONDS
 
     def _end_program(self, grace_seconds: float) -> None:
         if self.status is None:
             self.ended_by_us = True
+            self._give_credit(0)
             linux.kill_group(self.child.pid, signal.SIGTERM)
             linux.kill_group(self.child.pid, signal.SIGCONT)  # a stopped process does not see a SIGTERM
             self.kill_at = time.monotonic() + grace_seconds
@@ -314,12 +317,11 @@ class Supervisor:
         self.released = True
 
     def _launcher_lost(self) -> None:
-        """The launcher was killed or the network is cut: nobody would hear of this rank any more, so it ends."""
+        """The launcher has ended or its host is gone: nobody would hear of this rank any more, so it ends."""
         if self.connected:
             self.connected = False
-            self.selector.unregister(self.channel.fileno())
+            self.loop.forget(self.channel.fileno())
             self.channel.close()
-            self.heard_at = float("inf")
             self._kill_now()
 
     def _ask_for_stacks(self) -> None:
@@ -327,12 +329,13 @@ class Supervisor:
         self.stacks = b""
         if self.status is None and linux.catches(self.child.pid, stack_signal()):
             linux.kill(self.child.pid, stack_signal())
-            until = time.monotonic() + 0.5
+            until = time.monotonic() + limits.STACK_SECONDS
             with selectors.DefaultSelector() as events:
                 events.register(self.child.events, selectors.EVENT_READ)
                 while time.monotonic() < until and events.select(0.1 if self.stacks else until - time.monotonic()):
                     self._on_events()
-        self.channel.send("stacks", text=self.stacks.decode(errors="replace"), state=linux.state(self.child.pid))
+        text = self.stacks[-limits.TAIL_BYTES :].decode(errors="replace")
+        self.channel.send("stacks", text=text, state=linux.state(self.child.pid))
 
 
 def _go_first() -> None:
@@ -343,12 +346,17 @@ def _go_first() -> None:
         pass  # an ordinary user on a machine with a core for each rank does not need it
 
 
-def _connect_to_any(hosts: list[str], port: int) -> socket.socket:
-    """Connect to the first of the launcher's addresses that answers."""
+def _connect_to_any(address: str) -> socket.socket:
+    """Connect to the first of the launcher's addresses that answers: unix:PATH, or HOST,HOST:PORT."""
+    if address.startswith("unix:"):
+        found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        found.connect(address.removeprefix("unix:"))
+        return found
+    hosts, _, port = address.rpartition(":")
     failures = []
-    for host in hosts:
+    for host in hosts.split(","):
         try:
-            return socket.create_connection((host, port), _CONNECT_SECONDS)
+            return socket.create_connection((host, int(port)), limits.CONNECT_SECONDS)
         except OSError as error:
             failures.append(f"{host}:{port}: {error}")
     raise ConnectionError("the launcher cannot be reached from this host: " + "; ".join(failures))

@@ -16,7 +16,7 @@ from mpi4py import MPI
 world = MPI.COMM_WORLD
 saved = pathlib.Path(os.environ["TEST_FOLDER"]) / "checkpoint.json"
 asked = []
-for number in (signal.SIGTERM, signal.SIGUSR1):
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
     signal.signal(number, lambda number, _: asked.append(number))
 step = world.bcast(json.loads(saved.read_text())["step"] if world.rank == 0 and saved.exists() else 0)
 print(f"restart {os.environ['DBRDIST_RESTART']} of {world.size} from {step}", flush=True)

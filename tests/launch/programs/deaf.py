@@ -5,7 +5,8 @@ import pathlib
 import signal
 import time
 
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
 (pathlib.Path(os.environ["TEST_FOLDER"]) / "checkpoint.json").touch()
 while True:
     time.sleep(1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from ..backends.job import Host
 from ..errors import LaunchError
+from .job import Host
 
 # A name reaches ssh's command line: nothing that could be an option or mean something to a shell.
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -37,14 +37,17 @@ def parse_list(text: str) -> tuple[Host, ...]:
     return _merged([checked(name, slots) for name, _, slots in parts])
 
 
-def parse_file(path: str) -> tuple[Host, ...]:
-    """A host file: `a`, `a:2` (MPICH), `a slots=2` (Open MPI), `a 2`, or one line per slot; # starts a comment."""
+def parse_file(path: str, say: Callable[[str], None] = lambda text: None) -> tuple[Host, ...]:
+    """A host file: `a`, `a:2` (MPICH), `a slots=2` (Open MPI), `a 2`, or one line per slot; # starts a comment.
+
+    Words that are not used here are said once.
+    """
     try:
         with open(path) as file:
             lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise LaunchError(f"--hostfile {path!r} cannot be read: {error}") from error
-    found = []
+    found, unused = [], []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if words:
@@ -52,9 +55,13 @@ def parse_file(path: str) -> tuple[Host, ...]:
             for word in words[1:]:
                 if word.startswith("slots=") or word.isdigit():
                     slots = word.removeprefix("slots=")
+                elif not word.startswith("max_slots=") and word not in unused:
+                    unused.append(word)
             found.append(checked(name, slots or 1, f"{path}:{number}"))
     if not found:
         raise LaunchError(f"--hostfile {path!r} names no host")
+    if unused:
+        say(f"{path}: {', '.join(unused[:5])} not used here; a user or a port belongs into ssh's configuration")
     return _merged(found)
 
 
@@ -80,20 +87,6 @@ def of_environment(environment: Mapping[str, str] = os.environ) -> tuple[Host, .
     return ()
 
 
-def slurm_hosts(environment: Mapping[str, str] = os.environ) -> tuple[Host, ...]:
-    """The nodes of a Slurm allocation with their tasks; () outside of one."""
-    text = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST")
-    if not environment.get("SLURM_JOB_ID") or not text:
-        return ()
-    names = expand(text)
-    counts: list[int] = []
-    tasks = environment.get("SLURM_TASKS_PER_NODE") or environment.get("SLURM_JOB_CPUS_PER_NODE", "1")
-    for part in tasks.split(","):
-        count, _, times = part.partition("(x")
-        counts += [int(count)] * int(times.rstrip(")") or 1)
-    return tuple(Host(name, counts[min(at, len(counts) - 1)]) for at, name in enumerate(names))
-
-
 def expand(text: str) -> list[str]:
     """Slurm's short form of node names: n[1-3,07],login -> n1 n2 n3 n07 login."""
     names: list[str] = []
@@ -104,6 +97,8 @@ def expand(text: str) -> list[str]:
             continue
         for piece in match[2].split(","):
             first, _, last = piece.partition("-")
+            if not first.isdigit() or not (last or first).isdigit() or int(last or first) - int(first) > 1 << 20:
+                raise LaunchError(f"Slurm's node names {text!r} are in no form that we know, such as n[1-3,07],login")
             for number in range(int(first), int(last or first) + 1):
                 names += expand(f"{match[1]}{number:0{len(first)}d}{match[3]}")
     return names

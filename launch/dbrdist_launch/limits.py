@@ -1,0 +1,53 @@
+"""Every time and size that the launcher decides by, with its reason. What users set is in `launcher.settings`."""
+
+# --- the launcher and its ranks
+TICK_SECONDS = 0.25  # how often the launcher looks at its clocks
+PING_SECONDS = 1.0  # a supervisor answers each ping with a beat; a ping goes out once the last one was answered
+ASLEEP_SECONDS = 2.0  # a tick that comes so late: the launcher itself was stopped, and nobody else was silent
+CONNECT_SECONDS = 10.0  # from a rank to the launcher, for each of its addresses
+HELLO_SECONDS = 10.0  # within which a connection must have shown the token
+HELLO_BYTES = 4096  # a longer first line is no hello
+MAX_STRANGERS = 128  # connections that have not shown the token yet; of more, the oldest is closed
+MESSAGE_BYTES = 1 << 20  # no message of ours is longer
+WINDOW_BYTES = 1 << 15  # what a rank may have written that nobody has read yet; beyond it the program itself waits.
+# It fits into the launcher's end of a TCP connection: the kernel drops one that is full for as long as a silent one.
+PIECE_BYTES = 512  # what a piece of output counts beyond its own length, for the kernel's own needs
+READ_BYTES = 1 << 16  # what a pipe holds
+
+# --- output
+PARTIAL_SECONDS = 1.0  # an unfinished line is shown when its end has not come by then
+IDLE_SECONDS = 0.1  # how often a writer with nothing to do looks for such lines
+LINE_BYTES = 1 << 16  # a longer line is shown in pieces
+VIEW_SECONDS = 0.25  # between two drawings of the live view, whatever the ranks write
+TAIL_BYTES = 1 << 15  # last output of a rank that is kept for the report
+OPEN_LOGS = 200  # log files that are open at one time
+STATUS_SECONDS = 5.0  # between two writings of status.json while a job runs
+
+# --- the end of a rank
+DRAIN_SECONDS = 0.3  # how long a grandchild may hold a silent output open after the program's end
+ABORT_SECONDS = 0.5  # from mpiexec's kill to ours: a rank in MPI_Abort ends by itself with its code
+FAREWELL_SECONDS = 20.0  # the launcher gathers what the others do before it lets a failed rank go
+KILL_SECONDS = 1.0  # from SIGTERM to SIGKILL after a failure
+FINALIZE_SECONDS = 1.0  # in MPI_Finalize with a bad exit code, after all of Python has ended: it waits for the others
+WORKER_SECONDS = 2.0  # a program that looks after its workers fetches a dead one sooner
+OOM_LOOK_SECONDS = 5.0  # between two looks at the control group, which a program hardly ever changes
+SLURM_SECONDS = 0.5  # within which Slurm's signals reach all processes of a step
+SEARCH_SECONDS = 0.02  # between two looks for the connection that a rank makes in MPI_Init
+SEARCH_MOST_SECONDS = 30.0  # a rank that has not called MPI_Init by then hardly will
+STACK_SECONDS = 0.5  # for a program to write its stacks
+
+# --- judgement
+LAST_WORDS_SECONDS = 1.0  # for the ranks' reports to arrive after mpiexec has ended
+STARTER_SECONDS = 2.0  # for mpiexec to end after its ranks
+DOUBT_SECONDS = 3.0  # a supervisor elsewhere that was silent for so long: its host may be gone, which shows soon
+SAME_MOMENT_SECONDS = 0.005  # connections that break within it broke together
+LOST_SECONDS = 0.3  # from a broken connection to a verdict: the other ranks of a dead host break in this time
+TOLD_SECONDS = 0.5  # from a dead thread or worker to a verdict, where the user asked for one: the rank may end itself
+STACKS_SECONDS = 1.0  # for the stacks of all ranks
+REQUEST_SECONDS = 0.7  # a signal to the ranks may come from an mpiexec whose host is gone: that shows in this time
+WAITING_SECONDS = 15.0  # ranks that have not appeared by then are named, once
+EARLY_SECONDS = 10.0  # a rank that left without MPI_Finalize is named when the others still run after it
+SILENT_SECONDS = 30.0  # a supervisor that does not answer on a host that does is named, once
+PROBE_SECONDS = 2.0  # for a host to answer ssh
+QUICK_SECONDS = 60.0  # failures of a program without beats that come sooner may be a crash loop
+SAME_FAILURES = 3  # in a row without a step in between: the job would fail for ever

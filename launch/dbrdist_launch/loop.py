@@ -1,0 +1,93 @@
+"""Waits for what comes first: a descriptor that can be read, a channel that takes more, the next look at the clock."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+from collections.abc import Callable
+
+from .channel import Channel
+
+_READ, _BOTH = selectors.EVENT_READ, selectors.EVENT_READ | selectors.EVENT_WRITE
+
+
+class Loop:
+    """Calls what belongs to each descriptor. Nothing that is called may block."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._calls: dict[int, Callable[[], None]] = {}
+
+    def watch(self, descriptor: int, call: Callable[[], None]) -> None:
+        """Call when it can be read, until it is forgotten."""
+        if descriptor not in self._calls:
+            self._calls[descriptor] = call
+            self._selector.register(descriptor, _READ)
+
+    def watch_channel(self, channel: Channel, call: Callable[[], None]) -> None:
+        """Call when messages have come; what could not be sent goes out when the connection takes it."""
+        descriptor = channel.fileno()
+
+        def blocked() -> None:
+            if descriptor in self._calls:
+                self._selector.modify(descriptor, _BOTH, channel)
+
+        channel.when_blocked = blocked
+        self.watch(descriptor, call)
+        if channel.unsent:
+            blocked()
+
+    def forget(self, descriptor: int) -> None:
+        if self._calls.pop(descriptor, None) is not None:
+            self._selector.unregister(descriptor)
+
+    def turn(self, seconds: float) -> None:
+        """Wait at most so long, and call what is due."""
+        for key, ready in self._selector.select(max(0.0, seconds)):
+            channel: Channel | None = key.data
+            if channel is not None:
+                channel.flush()
+                if not channel.unsent and key.fd in self._calls:
+                    self._selector.modify(key.fd, _READ)
+            call = self._calls.get(key.fd)  # an earlier call of this turn may have forgotten it
+            if call is not None and ready & _READ:
+                call()
+
+    def close(self) -> None:
+        self._selector.close()
+
+
+class Signals:
+    """Notes signals, and wakes the loop for them. Those that were ignored stay so: nohup, a job in the background."""
+
+    def __init__(self, loop: Loop, numbers: tuple[int, ...], call: Callable[[int], None]) -> None:
+        self.loop, self.call = loop, call
+        self.noted: list[int] = []
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._handlers = {
+            number: signal.signal(number, lambda number, _: self.noted.append(number))
+            for number in numbers
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
+        loop.watch(self._read, self._on_wake)
+
+    def _on_wake(self) -> None:
+        try:
+            os.read(self._read, 4096)
+        except BlockingIOError:
+            pass
+        while self.noted:
+            self.call(self.noted.pop(0))
+
+    def close(self) -> None:
+        """Put back what was there before."""
+        self.loop.forget(self._read)
+        signal.set_wakeup_fd(self._before)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        os.close(self._read)
+        os.close(self._write)
