@@ -83,3 +83,9 @@ def assert_nothing_left(mark, seconds=3.0):
     for line in left:
         os.kill(int(line.split()[0]), 9)
     assert not left, "left behind:\n" + "\n".join(left)
+
+
+def run_subcommand(*arguments, env=None, timeout=40.0):
+    """Run `dbrdist-launch ps` and the like."""
+    words = [sys.executable, "-m", "dbrdist_launch", *arguments]
+    return subprocess.run(words, env=environment("sub", **(env or {})), capture_output=True, text=True, timeout=timeout)

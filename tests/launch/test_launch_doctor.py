@@ -6,9 +6,11 @@ import json
 import sys
 
 import pytest
+from dbrdist_launch.backends.job import Host
 from dbrdist_launch.doctor import checks, record
+from dbrdist_launch.doctor.cli import _allocation
 from dbrdist_launch.doctor.findings import Findings
-from dbrdist_launch.doctor.fit import latency_and_bandwidth
+from dbrdist_launch.doctor.fit import allreduce_seconds, latency_and_bandwidth, parse_count
 from support import ROOT, environment
 
 FACTS = {
@@ -92,12 +94,38 @@ def test_fit_finds_latency_and_bandwidth_again():
     assert bandwidth == pytest.approx(2e9, rel=1e-6)
 
 
+def test_scaling_follows_the_ring():
+    """Closed forms: on two ranks the bytes travel once each way; on many they travel nearly twice."""
+    assert allreduce_seconds(10**8, 2, 1e-5, 1e9, 2) == pytest.approx(1e-5 + 0.1)
+    assert allreduce_seconds(10**8, 4, 1e-5, 1e9, 2) == pytest.approx(3e-5 + 0.15)
+    assert allreduce_seconds(10**8, 10**6, 0.0, 1e9, 2) == pytest.approx(0.2, rel=1e-5)
+    assert [parse_count(text) for text in ("25.6M", "7B", "100", "2k")] == [25_600_000, 7 * 10**9, 100, 2000]
+    for wrong in ("", "M", "-1", "x", "1e99", "nan"):
+        with pytest.raises((ValueError, KeyError)):
+            parse_count(wrong)
+
+
+def test_a_model_is_predicted_in_words():
+    entry = {"ranks": 2, "allreduce_latency_seconds": 0.0, "allreduce_bandwidth_bytes_per_second": 1e9}
+    _, text = said(checks.model, entry, 25_000_000)
+    assert "2 ranks exchange 100 MB of gradients in 0.1 s: 90 % efficiency needs steps of 1 s, 50 % of 0.2 s" in text
+
+
 @pytest.mark.mpiexec
 def test_doctor_on_this_machine(tmp_path, monkeypatch):
     import subprocess
 
     env = environment("doctor", DBRDIST_NETWORK_FILE=str(tmp_path / "network.json"))
-    words = [sys.executable, "-m", "dbrdist_launch", "doctor", "--json", str(tmp_path / "found.json")]
+    words = [
+        sys.executable,
+        "-m",
+        "dbrdist_launch",
+        "doctor",
+        "--model",
+        "25.6M",
+        "--json",
+        str(tmp_path / "found.json"),
+    ]
     child = subprocess.run(words, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert child.returncode == 0, child.stdout + child.stderr
     assert "a job would run here" in child.stdout
@@ -120,3 +148,15 @@ def test_doctor_refuses_an_mpiexec_that_does_not_fit(tmp_path):
     child = subprocess.run(words, env=environment("doctor"), capture_output=True, text=True, timeout=60)
     assert child.returncode == 1
     assert "FAIL  mpiexec" in child.stdout
+
+
+def test_the_doctor_looks_at_the_allocation_in_which_it_stands(tmp_path, monkeypatch):
+    (tmp_path / "nodes").write_text("n1\nn1\nn2\nn2\n")
+    for name in ("PBS_NODEFILE", "HYDRA_HOST_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "nodes"))
+        assert _allocation(None, None) == (Host("n1", 2), Host("n2", 2))
+        monkeypatch.delenv(name)
+    for name, value in (("SLURM_JOB_ID", "1"), ("SLURM_JOB_NODELIST", "n[1-2]"), ("SLURM_TASKS_PER_NODE", "2(x2)")):
+        monkeypatch.setenv(name, value)
+    assert _allocation(None, None) == (Host("n1", 2), Host("n2", 2))
+    assert _allocation("a:3", None) == (Host("a", 3),)

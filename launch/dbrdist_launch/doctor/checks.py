@@ -6,6 +6,7 @@ import resource
 from typing import Any
 
 from .findings import Findings
+from .fit import allreduce_seconds
 
 _SHM_FAIL, _SHM_WARN = 64 << 20, 1 << 30
 _FILES_WARN = 4096
@@ -117,12 +118,14 @@ def mpi_job(findings: Findings, result: dict[str, Any], asked: int) -> None:
 def network(findings: Findings, entry: dict[str, Any], tcp: list[str], facts: list[dict[str, Any]]) -> None:
     """Measured speed, and the interface that MPI took."""
     findings.ok(
-        "ping-pong", f"{entry['latency_seconds'] * 1e6:.1f} us, {_bytes(entry['bandwidth_bytes_per_second'])}/s"
+        "ping-pong",
+        f"between two ranks: latency {entry['latency_seconds'] * 1e6:.1f} us, "
+        f"bandwidth {_bytes(entry['bandwidth_bytes_per_second'])}/s",
     )
     findings.ok(
         "allreduce",
-        f"{entry['allreduce_latency_seconds'] * 1e6:.1f} us, "
-        f"{_bytes(entry['allreduce_bandwidth_bytes_per_second'])}/s over {entry['ranks']} ranks",
+        f"over {entry['ranks']} ranks: latency {entry['allreduce_latency_seconds'] * 1e6:.1f} us, "
+        f"bandwidth {_bytes(entry['allreduce_bandwidth_bytes_per_second'])}/s",
     )
     names = {i["address"]: (f["host"], i) for f in facts for i in f["interfaces"]}
     for address in tcp:
@@ -140,6 +143,20 @@ def network(findings: Findings, entry: dict[str, Any], tcp: list[str], facts: li
                 f"{host} has a faster one: {fastest['name']} ({fastest['speed']} Mbit/s)",
                 f"--interface {fastest['name']}",
             )
+
+
+def model(findings: Findings, entry: dict[str, Any], parameters: int) -> None:
+    """How long a step must compute so that exchanging a model's gradients costs little, if nothing overlaps."""
+    measured = int(entry["ranks"])
+    latency, bandwidth = entry["allreduce_latency_seconds"], entry["allreduce_bandwidth_bytes_per_second"]
+    for ranks in (measured, 2 * measured, 4 * measured, 8 * measured):
+        seconds = allreduce_seconds(4 * parameters, ranks, latency, bandwidth, measured)
+        note = "" if ranks == measured else ", if the network stays the same"
+        findings.ok(
+            "scaling",
+            f"{ranks} ranks exchange {_bytes(4 * parameters)} of gradients in {seconds:.3g} s: 90 % efficiency needs "
+            f"steps of {10 * seconds:.3g} s, 50 % of {2 * seconds:.3g} s{note}",
+        )
 
 
 def _bytes(number: float) -> str:

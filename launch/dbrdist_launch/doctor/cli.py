@@ -19,7 +19,7 @@ from ..launcher.output import Output, Piece
 from ..launcher.runs import write_json
 from ..launcher.session import Session
 from ..launcher.settings import Settings
-from . import checks, record
+from . import checks, fit, record
 from .findings import Findings
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -37,9 +37,14 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 @click.option("--backend", default="auto", help="Who starts the test job.")
 @click.option("--mpiexec", metavar="PATH", help="The mpiexec to look at.")
 @click.option("--no-job", is_flag=True, help="Start no test job: no measurement.")
+@click.option("--model", metavar="25.6M", help="Parameters of a model: predict what its gradients cost.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the findings there too.")
-def doctor(ranks, hosts, hostfile, ssh, ssh_option, interface, backend, mpiexec, no_job, json_file) -> int:  # type: ignore[no-untyped-def]
+def doctor(ranks, hosts, hostfile, ssh, ssh_option, interface, backend, mpiexec, no_job, model, json_file) -> int:  # type: ignore[no-untyped-def]
     """Check MPI, hosts and network; exit 1 when a job would fail."""
+    try:
+        parameters = fit.parse_count(model) if model else None
+    except (ValueError, KeyError):
+        raise LaunchError(f"--model {model!r}: expected a number of parameters such as 25.6M") from None
     findings = Findings()
     named = _allocation(hosts, hostfile)
     fits = _mpi(findings, mpiexec)
@@ -53,7 +58,7 @@ def doctor(ranks, hosts, hostfile, ssh, ssh_option, interface, backend, mpiexec,
             (sys.executable, os.path.join(_HERE, "mpi_probe.py")), ranks or (None if named else 2), hosts, hostfile,
             backend=backend, mpiexec=mpiexec, ssh=ssh, ssh_option=ssh_option, interface=interface,
         )  # fmt: skip
-        _job(findings, settings, facts)
+        _job(findings, settings, facts, parameters)
     if json_file:
         try:
             write_json(json_file, findings.as_dict())
@@ -145,7 +150,7 @@ class _Captured(Output):
         return None
 
 
-def _job(findings: Findings, settings: Settings, facts: list[dict[str, Any]]) -> None:
+def _job(findings: Findings, settings: Settings, facts: list[dict[str, Any]], parameters: int | None) -> None:
     session, output = Session(settings), _Captured()
     job = session.job(session.hosts)
     outcome = session.attempt(job, output, 0, "doctor")
@@ -156,6 +161,12 @@ def _job(findings: Findings, settings: Settings, facts: list[dict[str, Any]]) ->
         return
     checks.mpi_job(findings, output.result, job.ranks)
     if output.result["size"] == job.ranks and job.ranks > 1:
-        entry = record.write(output.result)
+        entry = record.entry_of(output.result)
         checks.network(findings, entry, output.result["tcp"], facts)
-        findings.ok("record", f"kept in {record.path()}")
+        if parameters is not None:
+            checks.model(findings, entry, parameters)
+        try:
+            record.write(output.result, entry)
+            findings.ok("record", f"kept in {record.path()}")
+        except OSError as error:
+            findings.warn("record", f"{record.path()} cannot be written: {error.strerror}", "DBRDIST_NETWORK_FILE=...")

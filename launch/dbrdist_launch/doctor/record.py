@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from .. import cache
+from ..launcher.runs import write_json
 from .fit import latency_and_bandwidth
 
 
@@ -31,11 +32,11 @@ def read(hosts: list[str]) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def write(result: dict[str, Any]) -> dict[str, Any]:
-    """Fit and store the result of a probe; returns the entry."""
+def entry_of(result: dict[str, Any]) -> dict[str, Any]:
+    """The fitted result of a probe."""
     latency, bandwidth = latency_and_bandwidth(result["ping_pong"])
     all_latency, all_bandwidth = latency_and_bandwidth(result["allreduce"])
-    entry = {
+    return {
         "date": time.strftime("%Y-%m-%d"),
         "ranks": result["size"],
         "library": result["library"],
@@ -46,16 +47,17 @@ def write(result: dict[str, Any]) -> dict[str, Any]:
         "ping_pong": result["ping_pong"],
         "allreduce": result["allreduce"],
     }
-    content = {}
+
+
+def write(result: dict[str, Any], entry: dict[str, Any]) -> None:
+    """Store an entry beside those of other sets of hosts; OSError where that cannot be."""
+    content: Any = {}
     try:
         with open(path()) as file:
             content = json.load(file)
     except (OSError, ValueError):
         pass
+    content = content if isinstance(content, dict) else {}
     content[" ".join(sorted(set(result["hosts"])))] = entry
     os.makedirs(os.path.dirname(path()), exist_ok=True)
-    temporary = f"{path()}.{os.getpid()}"
-    with open(temporary, "w") as file:
-        json.dump(content, file, indent=1)
-    os.replace(temporary, path())
-    return entry
+    write_json(path(), content)

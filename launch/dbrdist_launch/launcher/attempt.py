@@ -104,8 +104,8 @@ class Attempt:
         self.output.start()
         try:
             self.loop.watch(self.wake_read, self._give_credit)
-            for descriptor in self.starter.pipes:
-                self._watch_starter(descriptor)
+            for pipe in self.starter.pipes:
+                self.starter.watch(self.loop, pipe, self._starter_said)
             while not self._turn():
                 pass
         finally:
@@ -144,24 +144,10 @@ class Attempt:
     def _say(self, text: str) -> None:
         self.output.note(f"dbrdist-launch: {text}")
 
-    def _watch_starter(self, descriptor: int) -> None:
-        rest = b""
-
-        def read() -> None:
-            nonlocal rest
-            data = os.read(descriptor, limits.READ_BYTES)
-            *lines, rest = (rest + data).split(b"\n")
-            if not data or len(rest) > limits.LINE_BYTES:
-                lines, rest = [*lines, rest], b""
-            if not data:
-                self.loop.forget(descriptor)
-            for line in (line.decode("utf-8", "surrogateescape").rstrip() for line in lines):
-                if line:
-                    self.judge.starter_lines = [*self.judge.starter_lines[-199:], line]
-                    if self.settings.verbose:
-                        self.output.note(f"[{self.starter.name}] {line}")
-
-        self.loop.watch(descriptor, read)
+    def _starter_said(self, line: str) -> None:
+        self.judge.starter_lines = [*self.judge.starter_lines[-199:], line]
+        if self.settings.verbose:
+            self.output.note(f"[{self.starter.name}] {line}")
 
     # --- connections
 

@@ -45,7 +45,8 @@ class _Command(click.Command):
             meant = _NEIGHBOURS.get(error.option_name)
             if meant is None:
                 raise
-            raise click.NoSuchOption(error.option_name, possibilities=[meant], ctx=ctx) from error
+            text = f"No such option '{error.option_name}'. Did you mean '{meant}'?"
+            raise click.UsageError(text, ctx) from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         settings = {field.name: field for field in fields(Settings)}

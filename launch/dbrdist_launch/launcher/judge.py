@@ -91,7 +91,7 @@ class Judge:
         if wait:
             self.pending.append((now + wait, rank.rank, {"event": "exit"}))
             return None
-        return report.from_exit(rank)
+        return self._of_exit(rank)
 
     def undecided(self) -> bool:
         """Whether a failure is certain and only its cause is not."""
@@ -101,6 +101,10 @@ class Judge:
 
     def _seconds_of_doubt(self, rank: Rank, now: float) -> float:
         """How long this end must wait to count as the first cause: others may have gone and taken it with them."""
+        if len(self.ranks) < self.size:
+            return limits.STARTER_SECONDS  # mpiexec may have given up the start, and the ranks that it had started
+        if any(other.cut for other in self.ranks.values()):
+            return limits.STARTER_SECONDS  # mpiexec ends the ranks: why, it says at its own end
         others = [other for other in self.ranks.values() if other is not rank and other.exit is None]
         elsewhere = [other for other in others if other.host != rank.host and other.running]
         if any(now - other.heard_at > limits.DOUBT_SECONDS for other in elsewhere):
@@ -173,14 +177,9 @@ class Judge:
             told = rank.told("exception")
             if told and told.get("own") and rank.running and not rank.ended and now - told["at"] > limits.EARLY_SECONDS:
                 self._warn(rank, "exception", f"it ended with {told['message']}, and its process does not end")
-            if self._left_early(rank) and now - (rank.left_at or now) > limits.EARLY_SECONDS:
+            early = rank.left_without_finalize and now - (rank.left_at or now) > limits.EARLY_SECONDS
+            if early and any(other.running for other in self.ranks.values()):
                 self._warn(rank, "early", "it ended without MPI_Finalize, with code 0; the others may wait for it")
-
-    def _left_early(self, rank: Rank) -> bool:
-        end = rank.exit
-        if end is None or end["code"] or rank.told("world") is None or rank.told("finished") is not None:
-            return False
-        return rank.told("leaving") is None and any(other.running for other in self.ranks.values())
 
     def _connections(self, now: float) -> Failure | None:
         """Supervisors whose connection broke without a report: they were killed, or the kernel gave their host up."""
@@ -247,10 +246,18 @@ class Judge:
                 continue
             if event["event"] == "exit":
                 if not any(other.lost_at and other.exit is None for other in self.ranks.values()):
-                    return report.from_exit(self._first_of_exits(rank))  # else `_connections` weighs it
+                    return self._of_exit(self._first_of_exits(rank))  # else `_connections` weighs it
             elif rank.exit is None or event["event"] != "finalizing":
                 return report.from_event(rank, event)
         return None
+
+    def _of_exit(self, rank: Rank) -> Failure:
+        """This rank's end, or the MPI_Abort by which mpiexec had begun to end all of them."""
+        aborted = report.find_abort(self.ranks, self.starter_lines, codes.LOST_PEER)
+        cut = any(other.cut for other in self.ranks.values())
+        if cut and aborted is not None and aborted[0] in self.ranks:
+            return report.from_abort(self.ranks[aborted[0]], aborted[1])
+        return report.from_exit(rank)
 
     def _first_of_exits(self, rank: Rank) -> Rank:
         """Another rank, where this one only lost it: both ends come from different hosts, in any order."""
@@ -266,6 +273,8 @@ class Judge:
         hosts = {rank.host for rank in ranks}
         if len(hosts) > 1 and any(rank.running and now - rank.heard_at > limits.DOUBT_SECONDS for rank in ranks):
             return None  # a host or its cable may be gone, and the others wait for it: that cause comes first
+        if any(rank.lost_at and rank.exit is None for rank in ranks):
+            return None  # `_connections` weighs it
         if self.stacks_until is None or not self.late:
             self.late = late_ranks(ranks, now, self.heartbeat_seconds)  # the attempt then asks for stacks
             return None

@@ -16,20 +16,22 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from .. import limits
 
-_ENDS = re.compile(rb"(\r\n|\n|\r)(?!\Z)", re.S)
+_ENDS = re.compile(rb"((?>\r\n|\n|\r))(?!\Z)")
 
 
-class Piece(NamedTuple):
+@dataclass(eq=False)
+class Piece:
     """What a rank wrote at one time."""
 
     rank: int
     host: str
     stream: str  # out or err
     data: bytes
+    left: int = 0  # places where it has not arrived yet
 
 
 class Screen:
@@ -124,9 +126,12 @@ class Writer:
                 items = []
             last = None in items
             kept = [item for item in items if item is not None]
-            self._write(kept)
+            try:
+                self._write(kept)
+                self._idle(last)
+            except Exception as error:  # a fault of ours: the ranks must not wait for ever
+                os.write(2, f"dbrdist-launch: fault of ours, output is incomplete: {error!r}\n".encode())
             self._done([item for item in kept if isinstance(item, Piece)])
-            self._idle(last)
             if last:
                 return
 
@@ -148,7 +153,6 @@ class Output:
         self._drawn = 0  # lines of it on the terminal
         self._draw_at = 0.0
         self._pending = bytearray()  # output that waits for the view's next drawing
-        self._waiting: dict[int, int] = {}
         self._lock = threading.Lock()
         self._logs = Logs(folder, self.note) if folder is not None else None
         self._tee = _open_tee(tee) if tee else None
@@ -170,8 +174,7 @@ class Output:
         if not targets:
             self.written(piece)
             return
-        with self._lock:
-            self._waiting[id(piece)] = len(targets)
+        piece.left = len(targets)
         for writer in targets:
             writer.put(piece)
 
@@ -215,10 +218,8 @@ class Output:
     def _arrived(self, pieces: list[Piece]) -> None:
         for piece in pieces:
             with self._lock:
-                self._waiting[id(piece)] -= 1
-                done = not self._waiting[id(piece)]
-                if done:
-                    del self._waiting[id(piece)]
+                piece.left -= 1
+                done = not piece.left
             if done:
                 self.written(piece)
 

@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 
-from .. import linux
+from .. import limits, linux
 from ..backends.job import Backend
 from ..errors import LaunchError
+from ..loop import Loop
 
 
 class StarterProcess:
@@ -31,6 +33,24 @@ class StarterProcess:
             raise LaunchError(f"cannot start {command[0]!r}: {error.strerror}") from error
         assert self.process.stdout is not None and self.process.stderr is not None
         self.pipes = (self.process.stdout.fileno(), self.process.stderr.fileno())
+
+    def watch(self, loop: Loop, pipe: int, say: Callable[[str], None]) -> None:
+        """Hand over what it writes there, line by line."""
+        rest = b""
+
+        def read() -> None:
+            nonlocal rest
+            data = os.read(pipe, limits.READ_BYTES)
+            *lines, rest = (rest + data).split(b"\n")
+            if not data or len(rest) > limits.LINE_BYTES:
+                lines, rest = [*lines, rest], b""
+            if not data:
+                loop.forget(pipe)
+            for line in (line.decode("utf-8", "surrogateescape").rstrip() for line in lines):
+                if line:
+                    say(line)
+
+        loop.watch(pipe, read)
 
     def poll(self) -> int | None:
         return self.process.poll()

@@ -61,6 +61,14 @@ class Rank:
         """The last lines of its error output."""
         return self.tails["err"].decode("utf-8", "surrogateescape").splitlines()
 
+    @property
+    def left_without_finalize(self) -> bool:
+        """Whether it used MPI and ended well, by os._exit(0) or the like, while the others may wait for it."""
+        end = self.exit
+        if end is None or end["code"] or end["ours"]:
+            return False
+        return self.told("world") is not None and self.told("leaving") is None
+
     def told(self, kind: str) -> Message | None:
         """The last event of a kind that its own process told, or another one below it."""
         own = [event for event in self.events if event["event"] == kind]

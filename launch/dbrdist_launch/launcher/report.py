@@ -144,18 +144,28 @@ def from_event(rank: Rank, event: Message) -> Failure:
     return failure
 
 
+def from_abort(rank: Rank, code: int) -> Failure:
+    """A rank called MPI_Abort, perhaps for an exception that it has printed."""
+    failure = Failure("exit", rank.rank, rank.host, code & 0xFF or 1, f"MPI_Abort({code})")
+    told, found = rank.told("exception"), last_traceback(rank.errors)
+    if found is not None and found.last:
+        failure.kind, failure.message, failure.traceback = "exception", found.message, found.text
+    if told is not None and told.get("own"):
+        failure.kind, failure.message = "exception", str(told["message"])
+    return _with_last_words(failure, rank)
+
+
 def from_starter(
     name: str, code: int, signal_number: int, size: int, ranks: dict[int, Rank], lines: list[str]
 ) -> Failure:
     """mpiexec ended before its ranks reported: a rank aborted the job, or mpiexec itself failed."""
     aborted = find_abort(ranks, lines, code)
     if aborted is not None and aborted[0] in ranks:
-        rank = ranks[aborted[0]]
-        failure = Failure("exit", rank.rank, rank.host, aborted[1] & 0xFF or 1, f"MPI_Abort({aborted[1]})")
-        found = last_traceback(rank.errors)
-        if found is not None and found.last:
-            failure.kind, failure.message, failure.traceback = "exception", found.message, found.text
-        return _with_last_words(failure, rank)
+        return from_abort(ranks[aborted[0]], aborted[1])
+    for rank in ranks.values():
+        if rank.left_without_finalize:
+            text = f"ended with exit code 0 but without MPI_Finalize; {name} then ended the others"
+            return _with_last_words(Failure("exit", rank.rank, rank.host, code or 1, text), rank)
     ended = describe_end(code, signal_number)
     said = "\n".join(lines[-20:]) or None
     if len(ranks) < size:
@@ -170,10 +180,10 @@ def from_starter(
 def find_abort(ranks: dict[int, Rank], starter_lines: list[str], starter_code: int) -> tuple[int, int] | None:
     """(rank, error code) of the first call of MPI_Abort on the world, as MPICH, Intel MPI or Open MPI print it."""
     lines = [*starter_lines, *(line for rank in ranks.values() for line in rank.errors)]
-    for line in lines:
-        match = _ABORT_MPICH.search(line) or _ABORT_OPENMPI.search(line)
-        if match:
-            return int(match["rank"]), int(match["code"])
+    found = [match for line in lines if (match := _ABORT_MPICH.search(line) or _ABORT_OPENMPI.search(line))]
+    if found:  # MPICH's own errors, at the loss of a peer say, look alike: what the program called comes first
+        match = next((match for match in found if "application called" in match.string), found[0])
+        return int(match["rank"]), int(match["code"])
     text = " ".join(lines)  # Open MPI spreads the sentence over two lines
     match = _ABORT_OPENMPI.search(text)
     if match:

@@ -1,6 +1,7 @@
 """Watches the worker processes of a rank (data loaders): one that died and is not missed hangs its rank."""
 
 import os
+import signal
 import time
 
 from .. import codes, linux
@@ -45,4 +46,6 @@ def _bad_end(pid: int) -> str | None:
     if not fields or not fields[-1].isdigit() or not int(fields[-1]):
         return None
     code, number = codes.from_wait_status(int(fields[-1]))
+    if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        return None  # somebody asked it to end, most likely the program itself
     return f"killed by {codes.signal_name(number)}" if number else f"ended with exit code {code}"

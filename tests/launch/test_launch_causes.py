@@ -1,0 +1,252 @@
+"""The right cause: what the report says of a failure, whatever stands before it or around it."""
+
+import os
+import signal
+import sys
+import textwrap
+import time
+
+import pytest
+from dbrdist_launch.launcher import report
+from dbrdist_launch.launcher.ranks import Rank
+from support import PROGRAMS, assert_nothing_left, environment, failure_in, launch, popen
+
+# --- tracebacks
+
+TRACE = ["Traceback (most recent call last):", '  File "a.py", line 1, in f', "    g()", "KeyError: 'x'"]
+
+
+def test_a_traceback_after_a_progress_bar_is_found():
+    bar = " 50%|#####     | 5/10 "
+    found = report.last_traceback([bar + TRACE[0], *TRACE[1:]])
+    assert (found.text, found.message, found.last) == ("\n".join(TRACE), "KeyError: 'x'", True)
+
+
+def test_a_traceback_with_much_after_it_is_not_the_last_word():
+    assert not report.last_traceback([*TRACE, *(f"line {n}" for n in range(20))]).last
+    assert report.last_traceback([*TRACE, "bye"]).last
+
+
+def ended(code=3, signal_number=0, errors=b"", events=()):
+    """A rank that has ended, with what it wrote and told."""
+    rank = Rank(1, "a", channel=None, pid=7)
+    rank.exit = {"code": code, "signal": signal_number, "oom": None, "ours": False}
+    rank.take_output("err", errors)
+    rank.events = [{"own": True, **event} for event in events]
+    return report.from_exit(rank)
+
+
+HOOKS = {"event": "hooks"}
+BELOW = {"event": "exception", "message": "E: 1", "own": False}
+ABORT = b"Abort(1) on node 1 (rank 1 in comm 0)\n"
+TEXT = "\n".join(TRACE).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"errors": TEXT, "events": [HOOKS]}, "exit", "exit code 3"),  # a handled one, printed; then os._exit(3)
+        ({"errors": TEXT, "events": [HOOKS, {"event": "exception", "message": "E: 1"}]}, "exception", "E: 1"),
+        ({"events": [HOOKS, {"event": "exception", "message": "E: 1\nand 2"}]}, "exception", "E: 1\nand 2"),
+        ({"errors": TEXT}, "exception", "KeyError: 'x'"),  # without hooks there is only the text
+        ({"errors": TEXT + b"x\n" * 20}, "exit", "exit code 3"),
+        (
+            {"errors": TEXT, "events": [{"event": "exception", "message": "E: 1", "own": False}, HOOKS]},
+            "exception",
+            "E: 1",
+        ),
+        ({"events": [BELOW, HOOKS]}, "exit", "exit code 3"),
+        (
+            {"errors": TEXT + ABORT, "events": [HOOKS]},
+            "exception",
+            "KeyError: 'x'",
+        ),
+        ({"events": [{"event": "thread", "name": "t", "message": "E: 1"}]}, "thread", "thread t: E: 1"),
+        ({"signal_number": 11, "events": [{"event": "exception", "message": "E: 1"}]}, "signal", "SIGSEGV"),
+    ],
+)
+def test_the_programs_own_word_comes_before_text(arguments, kind, message):
+    failure = ended(**arguments)
+    assert (failure.kind, failure.message) == (kind, message)
+
+
+def test_last_words_stand_in_the_report():
+    failure = ended(errors=b"one\n\nfatal: no data\n")
+    assert failure.last_words == ["one", "fatal: no data"]
+    assert "its last words on stderr:\n    one\n    fatal: no data" in report.as_text(failure)
+
+
+# --- whole jobs
+
+mpiexec = pytest.mark.mpiexec
+
+
+@mpiexec
+@pytest.mark.parametrize("hook", ["lambda *_: None", "lambda *a: print('mine', a[1])"])
+def test_an_exception_is_found_behind_a_users_own_hook(tmp_path, hook):
+    text = f"import sys\nfrom mpi4py import MPI\nsys.excepthook = {hook}\n"
+    text += "if MPI.COMM_WORLD.rank == 1:\n    raise ValueError('boom\\nand more')\nMPI.COMM_WORLD.barrier()\n"
+    result = launch("-n", 2, "--log-dir", tmp_path, "python", "-c", text)
+    failure = failure_in(tmp_path)
+    assert (result.returncode, failure["rank"], failure["kind"]) == (1, 1, "exception"), result.stderr
+    assert failure["message"] == "ValueError: boom\nand more"
+
+
+@mpiexec
+def test_words_on_stderr_are_shown_under_quiet():
+    result = launch(
+        "-n", 2, "--quiet", "sh", "-c", 'if [ $RANK = 1 ]; then echo "fatal: no data" >&2; exit 3; fi; sleep 5'
+    )
+    assert result.returncode == 3
+    assert "rank 1 on" in result.stderr and "fatal: no data" in result.stderr
+
+
+@mpiexec
+def test_a_handled_traceback_is_not_the_cause(tmp_path):
+    text = """
+        import os, traceback
+        try:
+            raise ConnectionError("retrying")
+        except ConnectionError:
+            traceback.print_exc()
+        os._exit(3)
+    """
+    launch("-n", 1, "--log-dir", tmp_path, "python", "-c", textwrap.dedent(text))
+    failure = failure_in(tmp_path)
+    assert (failure["kind"], failure["message"]) == ("exit", "exit code 3")
+
+
+@mpiexec
+def test_a_rank_that_leaves_while_the_others_reduce_is_named(tmp_path):
+    text = """
+        import os, time
+        from mpi4py import MPI
+        if MPI.COMM_WORLD.rank == 1:
+            os._exit(0)
+        time.sleep(14)
+    """
+    result = launch("-n", 2, "python", "-c", textwrap.dedent(text))
+    assert f"rank 1 on {os.uname().nodename} failed first (exit): ended with exit code 0 but without" in result.stderr
+
+
+@mpiexec
+@pytest.mark.parametrize(
+    "wrapper", ["env PMI_SIZE=1 PMI_RANK=0 {}", "sh -c 'unset PMI_FD PMI_PORT PMI_SIZE; {}; true'"]
+)
+def test_worlds_of_one_are_no_success(tmp_path, wrapper):
+    """An MPI library that does not belong to mpiexec starts N jobs of one rank, whatever the wrapper around it."""
+    path = tmp_path / "p.py"
+    path.write_text("from mpi4py import MPI\nprint('size', MPI.COMM_WORLD.size)\n")
+    words = wrapper.format(f"{sys.executable} {path}")
+    result = launch("-n", 2, "sh", "-c", f"exec {words}")
+    if result.stdout.count("size 1") != 2:
+        pytest.skip("this MPI finds its peers by another way")
+    assert result.returncode == 71, result.stderr
+    assert "each one's MPI has a world of size 1" in result.stderr
+
+
+@mpiexec
+def test_interrupts_reach_the_ranks_as_such_and_also_those_that_come_late(tmp_path):
+    text = """
+        import os, sys, time
+        try:
+            open("up", "w").close()
+            time.sleep(100)
+        except KeyboardInterrupt:
+            open("saved-" + os.environ["RANK"], "w").close()
+            sys.exit(75)
+    """
+    words = [
+        "-n",
+        2,
+        "sh",
+        "-c",
+        '[ $RANK = 1 ] && sleep 2; exec "$@"',
+        "-",
+        sys.executable,
+        "-c",
+        textwrap.dedent(text),
+    ]
+    process = popen(*words, mark="interrupt", cwd=tmp_path)
+    until = time.monotonic() + 40
+    while not (tmp_path / "up").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    time.sleep(3.0)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert (tmp_path / "saved-0").exists() and (tmp_path / "saved-1").exists()
+    assert_nothing_left("interrupt")
+
+
+@mpiexec
+def test_an_interrupt_at_the_very_start_is_heard():
+    """Also by ranks that have not connected yet: the job once lasted for the whole time of grace."""
+    for delay in (0.3, 0.5, 0.7, 0.9):
+        process = popen("-n", 4, "sleep", "100", mark="early")
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        process.communicate(timeout=60)
+        assert process.returncode in (130, -2) and time.monotonic() - started < 20
+    assert_nothing_left("early")
+
+
+@mpiexec
+def test_what_an_outer_launch_left_does_not_count():
+    env = {"PMI_RANK": "7", "PMI_SIZE": "9", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "RANK": "5"}
+    env |= {"DBRDIST_LAUNCH_TOKEN": "stale", "DBRDIST_LAUNCH_CHANNEL": "127.0.0.1:1", "DBRDIST_HEARTBEAT": "/nowhere"}
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
+    text = f"import os; print(*(os.environ[n] for n in {names}))"
+    result = launch("-n", 2, "python", "-c", text, env=env)
+    assert result.returncode == 0, result.stderr
+    assert sorted(line.split("] ")[1] for line in result.stdout.splitlines()) == [
+        "0 0 2 2 127.0.0.1 1",
+        "1 1 2 2 127.0.0.1 1",
+    ]
+
+
+@mpiexec
+def test_deadlines_of_the_user(tmp_path):
+    result = launch("-n", 2, "--timeout", 2, "--log-dir", tmp_path, "sleep", 100)
+    assert result.returncode == 124 and "has not ended within 2 s (--timeout)" in result.stderr
+    assert failure_in(tmp_path)["kind"] == "deadline"
+    text = "import os, time; time.sleep(0 if os.environ['RANK'] == '1' else 100)"
+    result = launch("-n", 2, "--exit-timeout", 2, "python", "-c", text)
+    assert result.returncode == 124 and "(--exit-timeout)" in result.stderr, result.stderr
+
+
+# --- looking into a job
+
+
+@mpiexec
+def test_ps_stacks_and_stop_find_a_running_job(tmp_path):
+    from support import run_subcommand
+
+    env = {"TEST_FOLDER": str(tmp_path), "TEST_STEPS": "100000", "XDG_RUNTIME_DIR": str(tmp_path)}
+    process = popen("-n", 2, "--name", "mine", "python", PROGRAMS / "counting.py", mark="looked", env=env)
+    until = time.monotonic() + 40
+    while not (tmp_path / "checkpoint.json").exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    found = run_subcommand("ps", env=env)
+    assert "mine" in found.stdout and "100000" in found.stdout, found
+    found = run_subcommand("stacks", "mine", env=env)
+    assert found.stdout.count("counting.py") >= 2, found
+    process.send_signal(signal.SIGQUIT)
+    assert "no job 'nobody' runs" in run_subcommand("stop", "nobody", env=env).stderr
+    assert "asked to save and stop" in run_subcommand("stop", str(process.pid), env=env).stdout
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert run_subcommand("ps", env=env).stdout == ""
+    assert_nothing_left("looked")
+
+
+@mpiexec
+def test_options_are_read_from_the_environment():
+    result = launch(
+        "python", "-c", "print('well')", env={"DBRDIST_LAUNCH_RANKS": "2", "DBRDIST_LAUNCH_TIMESTAMPS": "1"}
+    )
+    assert result.stdout.count("well") == 2, result.stderr
+    assert environment("x")["OMP_NUM_THREADS"] == "1" and os.environ
