@@ -104,11 +104,11 @@ def kill(pid: int, signal_number: int) -> bool:
 
 
 def kill_group(pid: int, signal_number: int) -> None:
-    """Send a signal to a process group; nothing happens when it has ended."""
+    """Send a signal to a process group, or to its first process that has not made it yet; nothing to an ended one."""
     try:
         os.killpg(pid, signal_number)
     except (ProcessLookupError, PermissionError):
-        pass
+        kill(pid, signal_number)
 
 
 def end_descendants(rounds: int = 50) -> None:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import traceback
+
+from . import codes
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with the job's code."""
     _open_standard_files()
-    from .launcher.cli import run
-
-    code = run(sys.argv[1:] if arguments is None else arguments)
     try:
-        sys.stdout.flush()
-    except OSError:
-        pass  # the reader has gone
-    os._exit(code) if _is_closed(1) else sys.exit(code)
+        from .launcher.cli import run
+
+        code = run(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        code = codes.from_signal(signal.SIGINT)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        print(f"dbrdist-launch: fault of ours: {error!r} at {where.filename}:{where.lineno}", file=sys.stderr)
+        code = codes.NOT_STARTED
+    _leave(code)
 
 
 def _open_standard_files() -> None:
@@ -31,10 +38,11 @@ def _open_standard_files() -> None:
             setattr(sys, name, os.fdopen(number, "w", closefd=False))
 
 
-def _is_closed(number: int) -> bool:
-    """Whether Python's own last flush would fail, and turn the exit code into 120."""
+def _leave(code: int) -> None:
+    """Where the reader has gone, Python's own last flush would fail, and turn the exit code into 120."""
     try:
         sys.stdout.flush()
-        return False
+        sys.stderr.flush()
     except OSError:
-        return True
+        os._exit(code)
+    sys.exit(code)
