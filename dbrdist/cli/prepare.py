@@ -98,14 +98,21 @@ def check_sizes(config: Config, origin: Origin, num_examples: int, size: int) ->
     for path, batch in batches.items():
         if batch < size:
             raise ConfigError(
-                f"{origin.where(path)}: {'.'.join(path)}: {batch} examples are fewer than the {size} ranks; take a "
-                "larger batch or fewer ranks"
+                f"{origin.where(path)}: {'.'.join(path)}: {counted(batch, 'example')} for {size} ranks: every rank "
+                "needs one; use a larger batch or fewer ranks"
             )
+    if num_examples == 0:
+        raise ConfigError(f"{origin.where(('data',))}: data: the training set is empty")
     if num_examples < size:
         raise ConfigError(
-            f"{origin.where(('data',))}: data: {num_examples} training examples are fewer than the {size} ranks; take "
-            "fewer ranks"
+            f"{origin.where(('data',))}: data: {counted(num_examples, 'training example')} for {size} ranks: every "
+            "rank needs one; use fewer ranks"
         )
+
+
+def counted(n: int | str, noun: str) -> str:
+    """For example "1 example", "2 examples"."""
+    return f"{n} {noun}" if str(n) == "1" else f"{n} {noun}s"
 
 
 def iterator(config: Config, dataset: Any, comm: Any, train: bool) -> Any:
@@ -130,12 +137,12 @@ def describe(config: Config, made: Parts, size: int) -> list[str]:
     """The plan in a few lines."""
     num_train, params = len(made.data.train), list(made.task.params(include_uninit=False))
     num_bytes = sum(p.array.nbytes for p in params)
-    test = f", {len(made.data.test)} test examples" if made.data.test is not None else ", no evaluation"
+    test = f", {counted(len(made.data.test), 'test example')}" if made.data.test is not None else ", no evaluation"
     steps = -(-num_train // config.batch)
     num_steps = round(config.epochs * steps) if config.iterations is None else config.iterations
     return [
         f"model: {config.model.name}, {sum(p.size for p in params):,} parameters of {config.dtype}",
-        f"data: {config.data.name}, {num_train} training examples{test}",
+        f"data: {config.data.name}, {counted(num_train, 'training example')}{test}",
         f"ranks: {size}; batch: {config.batch}, that is {config.batch / size:g} per rank",
         f"steps: {steps} per epoch, about {num_steps} in all; {num_bytes:,} bytes per allreduce",
         f"seed: {config.seed}; out: {config.out}",

@@ -16,7 +16,7 @@ from dbrdist import __version__
 from dbrdist.cli import beats, build
 from dbrdist.cli.config import Config, interval
 from dbrdist.cli.load import Origin, dump
-from dbrdist.cli.prepare import Refused, alike, describe, evaluator, iterator, parts
+from dbrdist.cli.prepare import Refused, alike, counted, describe, evaluator, iterator, parts
 from dbrdist.cli.state import AverageStatistics, LocalState, SharedSnapshot
 from dbrdist.cli.step import AtEndToo, EndTrigger, FollowSchedule, StepAgreement
 from dbrdist.comm import create_multi_node_optimizer
@@ -168,11 +168,10 @@ class Run:
 
     def _say_end(self, summary: dict[str, Any]) -> None:
         if summary["num_skipped_examples"]:
-            self.say(f"{summary['num_skipped_examples']} corrupt examples left out, see {SUMMARY}")
-        self.say(
-            f"{summary['status']}: {summary['epochs']:.4g} epochs, {summary['iterations']} steps in "
-            f"{summary['seconds']:.1f} s; everything is in {self.config.out}"
-        )
+            self.say(f"{counted(summary['num_skipped_examples'], 'corrupt example')} left out, see {SUMMARY}")
+        epochs = counted(f"{summary['epochs']:.4g}", "epoch")
+        done = f"{epochs}, {counted(summary['iterations'], 'step')}"
+        self.say(f"{summary['status']}: {done} in {summary['seconds']:.1f} s; everything is in {self.config.out}")
         accuracy = summary["metrics"].get("validation/main/accuracy")
         if accuracy is not None:
             self.say(f"test accuracy {100 * accuracy:.2f} %")

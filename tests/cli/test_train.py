@@ -43,6 +43,11 @@ def test_the_learning_rate_follows_the_schedule(run):
     np.testing.assert_allclose(rates, np.where(done < 0.3, peak * done / 0.3, cosine), rtol=1e-12)
 
 
+def test_one_is_singular(run):
+    assert "finished: 1 epoch, 15 steps in" in run("run.yaml", "iterations=null", "epochs=1")[1]
+    assert "finished: 0.06935 epochs, 1 step in" in run("run.yaml", "iterations=1")[1]
+
+
 def test_the_trained_network_comes_back(run):
     code, out, _ = run("run.yaml", "iterations=10")
     assert code == 0

@@ -96,9 +96,16 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.M | re.S)
 
 
+def losses_of(table, epoch):
+    """The losses in the line of an epoch, of training and validation."""
+    (line,) = [line.split() for line in table.splitlines() if line.split()[:1] == [str(epoch)]]
+    return [float(cell) for cell in line[2:4]]
+
+
 def test_the_example_of_own_code_runs(run, folder, capfd):
     module, use = blocks("python")
     (text,) = blocks("yaml")
+    (shown,) = [block for block in blocks("") if block.startswith("$ mpiexec -n 2 dbrdist-train mine.yaml")]
     (folder / "mine.py").write_text(module)
     (folder / "mine.yaml").write_text(text)
     try:
@@ -106,6 +113,8 @@ def test_the_example_of_own_code_runs(run, folder, capfd):
         assert code == 0, err
         assert "model: mine:Net, 1,218 parameters of float32" in out
         assert "test accuracy 100.00 %" in out
+        for epoch in (1, 8):
+            assert losses_of(out, epoch) == pytest.approx(losses_of(shown, epoch), rel=0.01)
         capfd.readouterr()
         exec(compile(use, "train.md", "exec"), {})
         assert capfd.readouterr().out == "[0 1]\n"
