@@ -49,7 +49,9 @@ def pytest_sessionstart(session):
     """Rank 0 alone reports progress."""
     if environment.launched()[1] > 0:
         terminal = session.config.pluginmanager.getplugin("terminalreporter")
-        terminal._tw = TerminalWriter(open(os.devnull, "w"))  # noqa: SIM115 - open as long as the process
+        nowhere = open(os.devnull, "w")  # noqa: SIM115 - pytest closes it at its end
+        session.config.add_cleanup(nowhere.close)
+        terminal._tw = TerminalWriter(nowhere)
 
 
 def pytest_internalerror(excrepr):
