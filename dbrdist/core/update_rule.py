@@ -178,7 +178,7 @@ class UpdateRule:
         self._hyperparam = Hyperparameter(parent_hyperparam)
         self.t = 0
         self._state: dict[str, Any] | None = None
-        self.joint: JointState | None = None
+        self.joint: tuple[JointState, int] | None = None  # where the state lies, and from which element of the arena on
         self._enabled = True
         self._in_fp32 = False
         self._hooks: Hooks | None = None
@@ -390,8 +390,8 @@ class JointState:
         self.arena = run.arena
         self.start = run.start
         self.arrays = {name: _join(run, rules, name) for name in names}
-        for rule in rules:
-            rule.joint = self
+        for (_, where), rule in zip(run.layers(), rules):
+            rule.joint = self, run.start + where.start
 
     def part(self, run: Run) -> dict[str, Array]:
         """The states of a run within the stretch."""
@@ -403,8 +403,9 @@ class JointState:
         if self.arena is not run.arena or tuple(self.arrays) != names:
             return False
         return all(
-            rule.joint is self and all(_is_view(rule._state, name, a) for name, a in self.arrays.items())
-            for rule in rules
+            rule.joint == (self, run.start + where.start)
+            and all(_is_view(rule._state, name, a) for name, a in self.arrays.items())
+            for (_, where), rule in zip(run.layers(), rules)
         )
 
 
@@ -426,7 +427,7 @@ def _is_view(state: dict[str, Any] | None, name: str, whole: Array) -> bool:
 
 def joint_state(run: Run, rules: list[UpdateRule], names: tuple[str, ...]) -> dict[str, Array]:
     """Arrays over the whole run, by name, of which the states of its rules are views; made if need be."""
-    joint = rules[0].joint
+    joint = None if rules[0].joint is None else rules[0].joint[0]
     if joint is None or not joint.holds(run, rules, names):
         joint = JointState(run, rules, names)
     return joint.part(run)

@@ -30,6 +30,7 @@ from dbrdist.optimizers import (
     NesterovAG,
     WeightDecay,
 )
+from dbrdist.optimizers.gradient_descent import SGDRule
 
 
 @pytest.mark.parametrize("rule", [SGD, MomentumSGD, CorrectedMomentumSGD, NesterovAG, Adam, AdamW, LARS])
@@ -49,10 +50,8 @@ def assert_gaps_are_zero(net):
     (run,) = flat.runs(net.params())
     wholes = [run.arena.data, run.arena.grad]
     for name in net.z.update_rule.state or ():
-        base = net.z.update_rule.state[name].base
-        while base.base is not None:
-            base = base.base
-        assert np.count_nonzero(base.view(run.data.dtype)) <= run.size
+        whole = net.z.update_rule.joint[0].arrays[name]
+        assert np.shares_memory(whole, net.m.update_rule.state[name]) and not whole[run.gaps].any()
     taken = np.zeros(run.arena.data.size, bool)
     for p in run.params:
         taken[p.slot.start : p.slot.stop] = True
@@ -91,14 +90,34 @@ def test_gaps_stay_zero_whatever_users_rules_and_hooks_do():
     optimizer.add_hook(Noise())
     optimizer.add_hook(by_runs, name="runs")
     seen = []
-    optimizer.add_hook(lambda o: seen.append([run.grad.copy() for run in o.runs()]), name="look")
+    optimizer.add_hook(lambda o: seen.append([a.copy() for r in o.runs() for a in (r.grad, r.data)]), name="look")
     give(net)
     optimizer.update()
     assert_gaps_are_zero(net)
-    assert np.count_nonzero(seen[0][0]) == 6 + 1 + 9
+    grad, data = seen[0]
+    assert np.count_nonzero(grad) == 6 + 1 + 9
+    for a in (grad, data):
+        assert not a[6:8].any() and not a[9:16].any()
     for name, p in net.namedparams():
         np.testing.assert_array_equal(p.array, before[name])  # one less by the hook, one more by the rule
         assert (p.update_rule.state["s"] == 7).all()
+
+
+def test_a_formula_derived_from_ours_makes_no_promise_of_zeros():
+    class Drift(SGDRule):
+        def step(self, hp, t, p, g, *state):
+            p += 1.0
+
+    class Drifting(SGD):
+        rule_class = Drift
+
+    net = Net()
+    optimizer = Drifting().setup(net)
+    before = arrays(net)
+    give(net)
+    optimizer.update()
+    assert_gaps_are_zero(net)
+    np.testing.assert_array_equal(net.a.array, before["/a"] + 1.0)
 
 
 def test_clipping_after_clipping_does_not_count_the_gaps():
@@ -288,6 +307,59 @@ def test_a_loaded_or_replaced_state_is_used():
     np.testing.assert_allclose(net.a.array, before + 50.0)
 
 
+def test_rules_that_change_places_take_their_state_along():
+    net = link_of(Parameter(np.zeros(4)), Parameter(np.zeros(4)))
+    optimizer = MomentumSGD(lr=1.0, momentum=0.5).setup(net)
+    p, q = net.params()
+    p.grad, q.grad = np.full(4, 1.0), np.full(4, 100.0)
+    optimizer.update()
+    p.update_rule, q.update_rule = q.update_rule, p.update_rule
+    for x in (p, q):
+        x.zerograd()
+    optimizer.update()
+    np.testing.assert_array_equal(p.array, np.full(4, -1.0 - 50.0))
+    np.testing.assert_array_equal(q.array, np.full(4, -100.0 - 0.5))
+
+
+def test_who_moves_parameters_is_followed():
+    """A reduction over more parameters lays them out anew; the optimizer then works in the new place."""
+    net = Net()
+    optimizer = MomentumSGD(lr=1.0, momentum=0.5).setup(net)
+    give(net)
+    optimizer.update()
+    old = net.z.slot.arena
+    flat.gather([Parameter(np.ones(2)), *net.params()])
+    assert net.z.slot.arena is not old
+    before = net.a.array.copy()
+    give(net)
+    optimizer.update()
+    np.testing.assert_array_equal(net.a.array, before - 2.0 - 1.0)
+
+
+def test_an_update_in_float32_may_be_switched_on_and_off_between_updates():
+    net = link_of(Parameter(np.zeros(3, np.float16)))
+    optimizer = MomentumSGD(lr=1.0, momentum=0.5).setup(net)
+    w = v = 0.0
+    for k in range(6):
+        optimizer.use_fp32_update(k in (1, 2, 4))
+        net.p0.grad = np.ones(3, np.float16)
+        optimizer.update()
+        v = 0.5 * v - 1.0
+        w += v
+        assert ("fp32_param" in net.p0.update_rule.state) == (k in (1, 2, 4))
+        np.testing.assert_array_equal(net.p0.array, np.full(3, w))  # sums of halves are exact in 16 bits
+
+
+def test_a_copied_rule_leaves_the_joint_state_behind():
+    net = Net()
+    optimizer = Adam().setup(net)
+    give(net)
+    optimizer.update()
+    for copied in (copy.deepcopy(net.a.update_rule), pickle.loads(pickle.dumps(net.a.update_rule))):
+        assert copied.joint is None and copied.state["m"].shape == (1,)
+        assert not np.shares_memory(copied.state["m"], net.a.update_rule.state["m"])
+
+
 def test_one_parameter_updated_alone_keeps_its_own_count():
     """Adam's bias corrections follow each parameter's number of updates."""
     net, twin = Net(), Net()
@@ -335,6 +407,21 @@ def test_hooks_for_each_parameter_are_called_once_for_each():
     np.testing.assert_array_equal(net.a.W.array, [1.0 - 0.25 - 0.5])
 
 
+def test_overflow_in_a_parameter_of_two_links_is_told_once():
+    net = tied()
+    optimizer = SGD(lr=1.0).setup(net)
+    optimizer.loss_scaling()
+    net.a.W.grad = np.array([np.inf])
+    with pytest.warns(RuntimeWarning, match="gradient of /a/W") as told:
+        optimizer.update()
+    assert len(told) == 1 and not optimizer.is_safe_to_update()
+    optimizer.set_loss_scale(None)
+    assert optimizer.is_safe_to_update()
+    net.a.W.grad = np.array([1.0])
+    optimizer.update()
+    assert net.a.W.array == [0.0]
+
+
 def test_a_parameter_of_two_links_counts_and_adds_once():
     net, other = tied(), tied()
     assert net.count_params() == 1
@@ -354,6 +441,8 @@ def test_copies_of_links_that_share_arrays_share_them_too(duplicate, num_updates
     after(num_updates, both)
     before = both[0].p0.array.copy()
     new = duplicate(both)
+    new[0].p0.array[...] += 1.0
+    np.testing.assert_array_equal(new[1].p0.array, before + 1.0)
     for _ in range(2):
         optimizer = SGD(lr=1.0).setup(new)
         for p in new.params():

@@ -185,6 +185,10 @@ def test_copyparams():
     target.mean[...] = 0
     target.copyparams(source, copy_persistent=False)
     assert target.mean[0] == 0
+    source.add_persistent("steps", 7)
+    target.add_persistent("steps", 0)
+    target.copyparams(source)
+    assert target.steps == 7
     lazy = Link(w=None)
     full = Link(w=(2,))
     full.w.array[...] = 3

@@ -143,6 +143,19 @@ def test_a_late_parameter_is_made_on_the_device(device):
     assert_same(device, p.array, np.full((2, 2), 3, np.float32))
 
 
+@pytest.mark.parametrize("mode", ["share", "copy", "init"])
+def test_copies_of_a_link_stay_on_the_device(mode, device):
+    net = dbrdist.Link()
+    with net.init_scope():
+        net.W = Parameter(3.0, (2, 2))
+        net.late = Parameter(3.0)
+    net.to_device(device)
+    new = net.copy(mode)
+    assert_same(device, new.W.array, np.full((2, 2), 3, np.float32))
+    new.late.initialize((2,))
+    assert_same(device, new.late.array, np.full(2, 3, np.float32))
+
+
 def test_links_copy_between_host_and_device(device):
     host, there = Net(), Net().to_device(device)
     host.W.array[...] = 5
