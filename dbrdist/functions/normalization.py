@@ -6,19 +6,21 @@ x_hat = (x - mu) s. gamma, beta and all statistics have the shape of the axes th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from math import prod
 from typing import Any
 
 from dbrdist import kernels
 from dbrdist.core import fusion, ops
-from dbrdist.core.backend import Array, empty, is_floating
+from dbrdist.core.backend import Array, accumulation_dtype, empty, get_array_module, is_floating
 from dbrdist.core.checks import expected
 from dbrdist.core.fusion import MaskedGradient
 from dbrdist.core.graph import FunctionNode, is_observed
 from dbrdist.core.variable import Variable
 
 Axis = tuple[int, ...]
+Share = Callable[[Array], Array]
 _LARGE = 4096  # elements; below, a ReLU costs less than looking for it
 
 
@@ -58,7 +60,10 @@ class Normalization(FunctionNode):
 
 
 class BatchNormalization(Normalization):
-    """y = gamma x_hat + beta with the statistics of the batch, which stay as ``mean`` and ``var`` (biased)"""
+    """y = gamma x_hat + beta with the statistics of the batch, which stay as ``mean`` and ``var`` (biased)
+
+    See :class:`SharedBatchNormalization` for the same in parts.
+    """
 
     writes = True
     mean: Array = None
@@ -93,6 +98,45 @@ class BatchNormalization(Normalization):
         )  # fmt: skip
 
 
+class SharedBatchNormalization(BatchNormalization):
+    """Batch normalization of a batch of which others have further parts; for first derivatives
+
+    ``share(a)`` adds up a vector of float64 over all parts, and is called once forward and once backward: with
+    (m, m mean, m (var + mean^2)) and with (sum gy x_hat, sum gy). The gradients of gamma and beta are of this part.
+    """
+
+    def __init__(self, eps: float, axis: Axis, share: Share) -> None:
+        super().__init__(eps, axis)
+        self.share = share
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0, 1))
+        x, gamma, beta = xs
+        xp = get_array_module(x)
+        mean, var = (v.astype("d").reshape(-1) for v in kernels.bn_statistics(x, self.axis))
+        m = prod(x.shape[i] for i in self.axis)
+        total = self.share(xp.concatenate((xp.full(1, m, "d"), m * mean, m * (var + mean * mean))))
+        self.count = max(float(total[0]), 1.0)
+        mean, square = (total[1:] / self.count).reshape(2, -1)
+        wide = accumulation_dtype(x.dtype)
+        self.mean = mean.astype(wide).reshape(gamma.shape)
+        self.var = xp.maximum(square - mean * mean, 0).astype(wide).reshape(gamma.shape)
+        return (kernels.bn_inference(x, gamma, beta, self.mean, self.var, self.eps, False, self.axis),)
+
+    def backward_kernel(
+        self, x: Array, gamma: Array, gy: Any, out_gamma: Array = None, out_beta: Array = None
+    ) -> tuple[Array, Array, Array]:
+        gy = gy.force() if type(gy) is MaskedGradient else gy
+        own = kernels.bn_sums(x, self.mean, self.var, gy, self.eps, self.axis)
+        xp = get_array_module(x)
+        total = self.share(xp.concatenate([v.astype("d").reshape(-1) for v in own]))
+        sums = [v.astype(self.mean.dtype).reshape(gamma.shape) for v in total.reshape(2, -1)]
+        gx = kernels.bn_input_gradient(
+            x, gamma, self.mean, self.var, gy, *sums, self.count, self.eps, self.axis
+        )  # fmt: skip
+        return gx, *(v.astype(gamma.dtype, copy=False) for v in own)
+
+
 class BatchNormalizationGradient(FunctionNode):
     """gx = gamma s (gy - (gbeta + x_hat ggamma) / m), ggamma = sum gy x_hat, gbeta = sum gy, of x, gamma and gy
 
@@ -109,6 +153,8 @@ class BatchNormalizationGradient(FunctionNode):
         return self.forward_node.backward_kernel(*xs)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        if isinstance(self.forward_node, SharedBatchNormalization):
+            raise NotImplementedError("batch normalization over several parts of a batch has first derivatives only")
         terms = _SecondOrder(self.forward_node, *self.retained_inputs(), *gys)
         rules = (terms.of_x, terms.of_gamma, terms.of_gy)
         return _cast(self, wanted, [rules[i]() for i in wanted])

@@ -247,6 +247,39 @@ def bn_inference(
     return plan(*arguments)
 
 
+def bn_statistics(x: Array, axis: tuple[int, ...] = _SPATIAL) -> tuple[Array, Array]:
+    """Mean and biased variance over ``axis``: with :func:`bn_inference`, in two parts what :func:`bn_forward` does."""
+    key = _bn_statistics_key(x, axis)
+    plan = _local.plans.get(key) or _local.find(key, (x, axis))
+    return plan(x, axis)
+
+
+def _bn_statistics_key(x: Array, axis: tuple[int, ...]) -> Any:
+    return "bn_statistics", type(x), x.shape, x.dtype, axis
+
+
+def bn_sums(
+    x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: tuple[int, ...] = _SPATIAL
+) -> tuple[Array, Array]:
+    """The sums of gy x_hat and of gy over ``axis``, which are the gradients of gamma and beta."""
+    arguments = (x, mean, var, gy, eps, axis)
+    key = _bn_sums_key(*arguments)
+    plan = _local.plans.get(key) or _local.find(key, arguments)
+    return plan(*arguments)
+
+
+def _bn_sums_key(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: tuple[int, ...]) -> Any:
+    return "bn_sums", type(x), x.shape, x.dtype, eps, axis
+
+
+def bn_input_gradient(
+    x: Array, gamma: Array, mean: Array, var: Array, gy: Array, ggamma: Array, gbeta: Array, count: float, eps: float,
+    axis: tuple[int, ...] = _SPATIAL,
+) -> Array:  # fmt: skip
+    """The gradient of x from sums over ``count`` elements, here or elsewhere: the second part of a backward pass."""
+    return numpy_.bn_input_gradient(x, gamma, mean, var, gy, ggamma, gbeta, count, eps, axis)
+
+
 def bn_backward(
     x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, relu: bool = False,
     axis: tuple[int, ...] = _SPATIAL, out_gamma: Array | None = None, out_beta: Array | None = None,
@@ -360,6 +393,8 @@ _KEYS: dict[str, Callable[..., Any]] = {
     "conv_backward_weight": _conv_backward_weight_key,
     "matmul": _matmul_key,
     "linear": _linear_key,
+    "bn_statistics": _bn_statistics_key,
+    "bn_sums": _bn_sums_key,
     "bn_forward": _bn_forward_key,
     "bn_inference": _bn_inference_key,
     "pool_forward": _pool_forward_key,

@@ -175,19 +175,28 @@ def _kept_shape(x: Array, axis: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(s for i, s in enumerate(x.shape) if i not in axis)
 
 
-def bn_forward(
-    x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool
-) -> tuple[Array, Array, Array, Any]:
-    """Normalize over ``axis`` with the batch's own statistics. Returns y, mean, var (biased) and what backward needs.
-
-    The variance is the mean of squared deviations, not E[x^2] - E[x]^2. Statistics of an empty batch are zero.
-    """
-    xp = backend.get_array_module(x)
+def _centered(x: Array, axis: tuple[int, ...]) -> tuple[Array, Array, Array]:
+    """The matrix less its mean, mean and variance; the latter is the mean of squares, not E[x^2] - E[x]^2."""
     matrix = _as_matrix(x, axis)
     count = max(matrix.shape[0], 1)
     mean = _row_sum(matrix) / count
     centered = matrix - mean
-    var = _row_sum(xp.square(centered)) / count
+    return centered, mean, _row_sum(backend.get_array_module(x).square(centered)) / count
+
+
+def bn_statistics(x: Array, axis: tuple[int, ...]) -> tuple[Array, Array]:
+    """Mean and biased variance over ``axis``; those of an empty batch are zero."""
+    _, mean, var = _centered(x, axis)
+    shape = _kept_shape(x, axis)
+    return mean.reshape(shape), var.reshape(shape)
+
+
+def bn_forward(
+    x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool
+) -> tuple[Array, Array, Array, Any]:
+    """Normalize over ``axis`` with the batch's own statistics: y, mean, var (biased) and what backward needs."""
+    xp = backend.get_array_module(x)
+    centered, mean, var = _centered(x, axis)
     y = centered * (gamma.reshape(-1) / xp.sqrt(var + eps)) + beta.reshape(-1)
     positive = None
     if relu:
@@ -214,20 +223,41 @@ def bn_inference(
     return out
 
 
+def _normalized(x: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...]) -> tuple[Array, Array]:
+    """The matrix x_hat, and 1 / sqrt(var + eps)."""
+    inverse = 1 / backend.get_array_module(x).sqrt(var.reshape(-1) + eps)
+    return (_as_matrix(x, axis) - mean.reshape(-1)) * inverse, inverse
+
+
+def bn_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: tuple[int, ...]) -> tuple[Array, Array]:
+    """The sums of gy x_hat and of gy over ``axis``."""
+    x_hat, _ = _normalized(x, mean, var, eps, axis)
+    g, shape = _as_matrix(gy, axis), _kept_shape(x, axis)
+    return _row_sum(g * x_hat).reshape(shape), _row_sum(g).reshape(shape)
+
+
+def bn_input_gradient(
+    x: Array, gamma: Array, mean: Array, var: Array, gy: Array, ggamma: Array, gbeta: Array, count: float, eps: float,
+    axis: tuple[int, ...],
+) -> Array:  # fmt: skip
+    """gamma (gy - (gbeta + x_hat ggamma) / count) / sqrt(var + eps), from sums over ``count`` elements."""
+    x_hat, inverse = _normalized(x, mean, var, eps, axis)
+    spread = (gbeta.reshape(-1) + x_hat * ggamma.reshape(-1)) / count
+    return _from_matrix((_as_matrix(gy, axis) - spread) * (gamma.reshape(-1) * inverse), x, axis)
+
+
 def bn_backward(
     x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: tuple[int, ...],
     relu: bool, out_gamma: Array | None = None, out_beta: Array | None = None,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Gradients of x, gamma and beta. With ``relu``, ``gy`` is the gradient of the rectified output."""
     xp = backend.get_array_module(x)
-    matrix, g = _as_matrix(x, axis), _as_matrix(gy, axis)
+    x_hat, inverse = _normalized(x, mean, var, eps, axis)
+    g = _as_matrix(gy, axis)
     if relu:
         g = xp.where(saved, g, 0)
-    inverse = 1 / xp.sqrt(var.reshape(-1) + eps)
-    x_hat = (matrix - mean.reshape(-1)) * inverse
     gbeta, ggamma = _row_sum(g), _row_sum(g * x_hat)
-    count = max(matrix.shape[0], 1)
-    gx = (g - (gbeta + x_hat * ggamma) / count) * (gamma.reshape(-1) * inverse)
+    gx = (g - (gbeta + x_hat * ggamma) / max(len(g), 1)) * (gamma.reshape(-1) * inverse)
     return _from_matrix(gx, x, axis), _into(out_gamma, ggamma, gamma), _into(out_beta, gbeta, gamma)
 
 
@@ -393,7 +423,8 @@ def _elementwise_planner(kernel: Any, formula: Any) -> Any:
 ROWS = {
     kernel.__name__: _planner(kernel)
     for kernel in (
-        conv_forward, conv_backward_data, conv_backward_weight, matmul, linear, bn_forward, bn_inference, bn_backward,
+        conv_forward, conv_backward_data, conv_backward_weight, matmul, linear, bn_statistics, bn_forward,
+        bn_inference, bn_sums, bn_backward,
         pool_forward, pool_backward, pool_indices, softmax, log_softmax,
     )
 }  # fmt: skip

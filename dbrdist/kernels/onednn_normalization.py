@@ -150,6 +150,22 @@ def _delivered(value: Array, out: Array | None, like: Array) -> Array:
     return out
 
 
+# oneDNN has no kernels for the parts, but those for the whole give them; what they compute beside is dropped.
+
+
+def bn_statistics(x: Array, axis: tuple[int, ...]) -> tuple[Array, Array]:
+    """See numpy_.bn_statistics."""
+    ones = np.ones(x.shape[1], np.float32)
+    _, mean, var, _ = bn_forward(x, ones, ones, 1.0, axis, False)
+    return mean, var
+
+
+def bn_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: tuple[int, ...]) -> tuple[Array, Array]:
+    """See numpy_.bn_sums."""
+    _, ggamma, gbeta = bn_backward(x, np.ones(x.shape[1], np.float32), mean, var, gy, eps, None, axis, False)
+    return ggamma, gbeta
+
+
 def _check(x: Array, axis: tuple[int, ...]) -> None:
     onednn.require(x)
     if (x.ndim, axis) not in ((4, (0, 2, 3)), (2, (0,))):
@@ -175,7 +191,21 @@ def _plan_inference(
     return bn_inference
 
 
+def _plan_statistics(x: Array, axis: tuple[int, ...]) -> Any:
+    _check(x, axis)
+    _build_bn_forward(_image_shape(x), x.dtype, 1.0, False)
+    return bn_statistics
+
+
+def _plan_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: tuple[int, ...]) -> Any:
+    _check(x, axis)
+    _build_bn_backward(_image_shape(x), x.dtype, eps, False)
+    return bn_sums
+
+
 ROWS = {
+    "bn_statistics": _plan_statistics,
+    "bn_sums": _plan_sums,
     "bn_forward": _plan_forward,
     "bn_inference": _plan_inference,
     "bn_backward": lambda *arguments: bn_backward,

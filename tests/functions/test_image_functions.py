@@ -1,7 +1,9 @@
 """Convolution, pooling and batch normalization: values, first and second derivatives, messages."""
 
 import gc
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -199,6 +201,66 @@ def test_second_derivatives_of_batch_normalization_make_no_cycle():
             assert [n() for n in nodes] == [None] * 3
     finally:
         gc.enable()
+
+
+class Meeting:
+    """Adds up vectors over threads, all of which bring one."""
+
+    def __init__(self, size):
+        self.vectors, self.barrier = [None] * size, threading.Barrier(size)
+
+    def share(self, rank):
+        def add(a):
+            assert a.dtype == np.float64
+            self.vectors[rank] = a
+            self.barrier.wait(10)
+            total = sum(self.vectors)
+            self.barrier.wait(10)
+            return total
+
+        return add
+
+
+@pytest.mark.parametrize("shape", [(7, 3, 4, 5), (9, 4)])
+@pytest.mark.parametrize("dtype", ["f", "d"])
+def test_parts_of_a_batch_are_normalized_together(shape, dtype):
+    """Three parts of 2, 4 and the rest, with a large mean, against the whole batch in float64."""
+    from dbrdist.functions.normalization import SharedBatchNormalization
+
+    x, gy, gamma, beta = draw(0, *shape) + 50, draw(1, *shape), draw(2, shape[1]), draw(3, shape[1])
+    whole = Variable(x), Variable(gamma), Variable(beta)
+    y = F.batch_normalization(*whole, eps=1e-3)
+    y.grad = gy
+    y.backward()
+    cuts, meeting, axis = [slice(0, 2), slice(2, 6), slice(6, None)], Meeting(3), (0, *range(2, len(shape)))
+
+    def work(rank):
+        part = [Variable(a.astype(dtype)) for a in (x[cuts[rank]], gamma, beta)]
+        z = F.relu(SharedBatchNormalization(1e-3, axis, meeting.share(rank)).apply(tuple(part))[0])
+        h = SharedBatchNormalization(1e-3, axis, meeting.share(rank)).apply(tuple(part))[0]
+        h.grad = gy[cuts[rank]].astype(dtype)
+        h.backward()
+        return [h.array, part[0].grad, part[1].grad, part[2].grad, z.array]
+
+    with ThreadPoolExecutor(3) as pool:
+        parts = list(pool.map(work, range(3)))
+    ys, gxs, ggammas, gbetas, zs = zip(*parts)
+    tolerance = 1e-9 if dtype == "d" else 2e-3
+    np.testing.assert_allclose(np.concatenate(ys), y.array, atol=tolerance)
+    np.testing.assert_allclose(np.concatenate(zs), np.maximum(y.array, 0), atol=tolerance)
+    np.testing.assert_allclose(np.concatenate(gxs), whole[0].grad, atol=tolerance)
+    np.testing.assert_allclose(sum(ggammas), whole[1].grad, atol=tolerance * 10)
+    np.testing.assert_allclose(sum(gbetas), whole[2].grad, atol=tolerance * 10)
+
+
+def test_second_derivatives_over_parts_are_refused():
+    from dbrdist.functions.normalization import SharedBatchNormalization
+
+    x, one = Variable(draw(0, 4, 3)), Variable(np.ones(3))
+    y = SharedBatchNormalization(1e-3, (0,), lambda a: a).apply((x, one, one))[0]
+    (gx,) = dbrdist.grad([F.sum(y * y)], [x], enable_double_backprop=True)
+    with pytest.raises(NotImplementedError, match="first derivatives only"):
+        F.sum(gx * gx).backward()
 
 
 # ---- messages

@@ -157,6 +157,27 @@ def check_batch_normalization(shape, axis, provider, layout, dtype):
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize(("shape", "axis"), NORMALIZATIONS[:-1])
+def test_batch_normalization_in_parts(shape, axis, provider):
+    """Statistics, sums and the gradient of the input, against their definitions; ``count`` may be of a larger batch."""
+    x, gy, gamma = draw(0, shape), draw(1, shape), draw(2, shape[1:2])
+    mean, var, count, eps = draw(3, shape[1:2]), abs(draw(4, shape[1:2])), 1000.0, 1e-3
+    kept = (slice(None), *(None,) * (x.ndim - 2))
+    s = 1 / np.sqrt(var.astype("d") + eps)[kept]
+    x_hat = (x.astype("d") - mean[kept]) * s
+    ggamma, gbeta = (gy * x_hat).sum(axis), gy.astype("d").sum(axis)
+    with kernels.use(provider):
+        own = kernels.bn_statistics(x, axis)
+        sums = kernels.bn_sums(x, mean, var, gy, eps, axis)
+        gx = kernels.bn_input_gradient(x, gamma, mean, var, gy, *sums, count, eps, axis)
+        for kernel, arguments in (("bn_statistics", (x, axis)), ("bn_sums", (x, mean, var, gy, eps, axis))):
+            assert kernels.provider_of(kernel, *arguments) == provider
+    for actual, expected in zip((*own, *sums), (x.astype("d").mean(axis), x.astype("d").var(axis), ggamma, gbeta)):
+        assert_close(actual, expected)
+    assert_close(gx, gamma[kept] * s * (gy - (gbeta[kept] + x_hat * ggamma[kept]) / count))
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
 def test_large_mean_keeps_its_variance(provider):
     x = (1e4 + np.arange(12, dtype=np.float32)).reshape(3, 1, 2, 2)
     one = np.ones(1, np.float32)
