@@ -116,7 +116,12 @@ from dbrdist.functions.math import (
     tensordot,
 )
 from dbrdist.functions.noise import dropout, gaussian
-from dbrdist.functions.normalization import batch_normalization, fixed_batch_normalization
+from dbrdist.functions.normalization import (
+    batch_normalization,
+    fixed_batch_normalization,
+    group_normalization,
+    layer_normalization,
+)
 from dbrdist.functions.pooling import average_pooling_2d, global_average_pooling_2d, max_pooling_2d
 
 __all__ = [
@@ -172,11 +177,13 @@ __all__ = [
     "gaussian_nll",
     "get_item",
     "global_average_pooling_2d",
+    "group_normalization",
     "hard_sigmoid",
     "hinge",
     "hstack",
     "huber_loss",
     "identity",
+    "layer_normalization",
     "leaky_relu",
     "linear",
     "linear_interpolate",

@@ -1,4 +1,4 @@
-"""Batch normalization.
+"""Batch, layer and group normalization.
 
 Legend: m the number of elements averaged, mu and v mean and variance over ``axis``, s = 1 / sqrt(v + eps),
 x_hat = (x - mu) s. gamma, beta and all statistics have the shape of the axes that are kept.
@@ -14,10 +14,12 @@ from typing import Any
 from dbrdist import kernels
 from dbrdist.core import fusion, ops
 from dbrdist.core.backend import Array, accumulation_dtype, empty, get_array_module, is_floating
-from dbrdist.core.checks import expected
+from dbrdist.core.backprop import grad
+from dbrdist.core.checks import Operands, expected, floating
+from dbrdist.core.config import using_config
 from dbrdist.core.fusion import MaskedGradient
 from dbrdist.core.graph import FunctionNode, is_observed
-from dbrdist.core.variable import Variable
+from dbrdist.core.variable import Variable, as_variable
 
 Axis = tuple[int, ...]
 Share = Callable[[Array], Array]
@@ -310,3 +312,117 @@ def checked_axis(name: str, x: Any, gamma: Any, axis: Any, **others: Any) -> Axi
         if tuple(a.shape) != kept:
             raise expected(name, what, f"shape {kept} for x {tuple(x.shape)} averaged over axis {axis}", a)
     return axis
+
+
+# ---- layer and group normalization
+
+
+class LayerNormalization(FunctionNode):
+    """y = gamma x_hat + beta for each row of x (N, K) with its own mean and variance
+
+    With g = gamma gy, gx = s (g - mean(g) - x_hat mean(g x_hat)).
+    """
+
+    operands = Operands("layer_normalization", x="float", gamma="float", beta="float")
+
+    def __init__(self, eps: float) -> None:
+        self.eps = eps
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0, 1))
+        y, self.mean, self.var = kernels.ln_forward(*xs, self.eps)
+        return (y,)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, gamma = self.retained_inputs()
+        node = LayerNormalizationGradient(self.mean, self.var, self.eps)
+        grads = (node.apply if self._on_variables else node.forward)((x, gamma, gys[0]))
+        return _cast(self, wanted, [grads[i] for i in wanted])
+
+
+class LayerNormalizationGradient(FunctionNode):
+    """The gradients of x, gamma and beta, of x, gamma and gy; the tape derives them from their formula"""
+
+    num_outputs = 3
+
+    def __init__(self, mean: Array, var: Array, eps: float) -> None:
+        self.mean = mean
+        self.var = var
+        self.eps = eps
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0, 1, 2))
+        x, gamma, gy = xs
+        return kernels.ln_backward(x, gamma, self.mean, self.var, gy, self.eps)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        higher = self._on_variables
+        inputs = [x if higher else Variable(x) for x in self.retained_inputs()]
+        with using_config("enable_backprop", True):
+            outputs = self.composed(*inputs)
+        used = [i for i, g in enumerate(gys) if g is not None]
+        grads = grad(
+            [outputs[i] for i in used], inputs, [as_variable(gys[i]) for i in used], enable_double_backprop=higher
+        )
+        return tuple([grads[i] if higher or grads[i] is None else grads[i].array for i in wanted])
+
+    def composed(self, x: Any, gamma: Any, gy: Any) -> tuple[Any, Any, Any]:
+        """The formula in primitives."""
+        centered = ops.sub(x, ops.mean(x, 1, True))
+        s = ops.power(ops.add(ops.mean(ops.mul(centered, centered), 1, True), self.eps), -0.5)
+        x_hat, g = ops.mul(centered, s), ops.mul(gy, gamma)
+        spread = ops.add(ops.mean(g, 1, True), ops.mul(x_hat, ops.mean(ops.mul(g, x_hat), 1, True)))
+        return ops.mul(s, ops.sub(g, spread)), ops.sum(ops.mul(gy, x_hat), 0), ops.sum(gy, 0)
+
+
+def layer_normalization(x: Any, gamma: Any, beta: Any, eps: float = 1e-5) -> Any:
+    """Normalize each row of x (N, K) with its own mean and variance, then scale and shift (Ba et al. 2016).
+
+    Args:
+        x: input of shape (N, K).
+        gamma, beta: scale and shift, of shape (K,).
+        eps: added to the variance.
+    """
+    if len(x.shape) != 2:
+        raise expected("layer_normalization", "x", "2 axes", x, "reshape it")
+    for name, a in (("gamma", gamma), ("beta", beta)):
+        if tuple(a.shape) != tuple(x.shape[1:]):
+            raise expected("layer_normalization", name, f"shape {tuple(x.shape[1:])} as a row of x", a)
+    return LayerNormalization(eps).apply((x, gamma, beta))[0]
+
+
+def group_normalization(x: Any, groups: int, gamma: Any, beta: Any, eps: float = 1e-5) -> Any:
+    """Normalize the channels of each example in groups, then scale and shift each channel (Wu and He 2018).
+
+    Args:
+        x: input of shape (N, C, ...).
+        groups: into how many groups of neighbours the C channels are divided.
+        gamma, beta: scale and shift, of shape (C,).
+        eps: added to the variance.
+    """
+    name = "group_normalization"
+    floating(name, x=x)
+    shape = tuple(x.shape)
+    if len(shape) < 2:
+        raise expected(name, "x", "at least 2 axes", x)
+    if not isinstance(groups, int) or groups < 1 or shape[1] % groups:
+        raise expected(name, "groups", f"a divisor of the {shape[1]} channels of x", groups)
+    for what, a in (("gamma", gamma), ("beta", beta)):
+        if tuple(a.shape) != shape[1:2]:
+            raise expected(name, what, f"shape {shape[1:2]}, one number for each channel of x", a)
+    x = as_variable(x)
+    wide = ops.cast(x, accumulation_dtype(x.dtype))
+    rows = ops.reshape(wide, (shape[0], groups, prod(shape[1:]) // groups))
+    mean = ops.mean(rows, 2, True)
+    centered = ops.sub(rows, mean)
+    s = ops.power(ops.add(ops.mean(ops.mul(centered, centered), 2, True), eps), -0.5)
+    scale = ops.mul(_per_channel(s, shape), ops.reshape(gamma, (1, shape[1], *(1,) * (len(shape) - 2))))
+    y = ops.mul(ops.sub(wide, _per_channel(mean, shape)), scale)  # of x as it lies in memory
+    y = ops.add(y, ops.reshape(beta, (1, shape[1], *(1,) * (len(shape) - 2))))
+    return ops.cast(y, x.dtype)
+
+
+def _per_channel(v: Any, shape: tuple[int, ...]) -> Any:
+    """A value for each group (N, G, 1), beside the channels of x."""
+    n, groups, _ = v.shape
+    return ops.reshape(ops.broadcast_to(v, (n, groups, shape[1] // groups)), (*shape[:2], *(1,) * (len(shape) - 2)))

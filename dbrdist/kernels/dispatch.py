@@ -293,6 +293,32 @@ def bn_backward(
     return _PROVIDERS[name]["bn_backward"](*arguments)(*arguments)
 
 
+# ---- layer normalization
+
+
+def _ln_forward_key(x: Array, gamma: Array, beta: Array, eps: float) -> Any:
+    return "ln_forward", type(x), x.shape, x.dtype, eps
+
+
+def ln_forward(x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, Array, Array]:
+    """The rows of a matrix (M, K) normalized, times gamma (K) plus beta (K): y, mean (M) and biased variance (M)."""
+    key = _ln_forward_key(x, gamma, beta, eps)
+    plan = _local.plans.get(key) or _local.find(key, (x, gamma, beta, eps))
+    return plan(x, gamma, beta, eps)
+
+
+def _ln_backward_key(x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float) -> Any:
+    return "ln_backward", type(x), x.shape, x.dtype, gy.dtype, mean.dtype, eps
+
+
+def ln_backward(x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float) -> tuple[Array, Array, Array]:
+    """Gradients of x, gamma, beta."""
+    arguments = (x, gamma, mean, var, gy, eps)
+    key = _ln_backward_key(*arguments)
+    plan = _local.plans.get(key) or _local.find(key, arguments)
+    return plan(*arguments)
+
+
 # ---- pooling
 
 
@@ -397,6 +423,8 @@ _KEYS: dict[str, Callable[..., Any]] = {
     "bn_sums": _bn_sums_key,
     "bn_forward": _bn_forward_key,
     "bn_inference": _bn_inference_key,
+    "ln_forward": _ln_forward_key,
+    "ln_backward": _ln_backward_key,
     "pool_forward": _pool_forward_key,
     "softmax": lambda x, axis: _softmax_key("softmax", x, axis),
     "log_softmax": lambda x, axis: _softmax_key("log_softmax", x, axis),

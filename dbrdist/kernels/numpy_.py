@@ -268,6 +268,32 @@ def _into(out: Array | None, value: Array, like: Array) -> Array:
     return out
 
 
+# ---- layer normalization, of the rows of a matrix (M, K)
+
+
+def ln_forward(x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, Array, Array]:
+    """Each row less its mean, divided by sqrt(var + eps), times gamma (K) plus beta (K): y, mean (M), var (M)."""
+    xp = backend.get_array_module(x)
+    wide, count = x.astype(backend.accumulation_dtype(x.dtype), copy=False), max(x.shape[1], 1)
+    mean = wide.sum(1) / count
+    centered = wide - mean[:, None]
+    var = xp.square(centered).sum(1) / count
+    centered *= (1 / xp.sqrt(var + eps))[:, None]
+    return (centered * gamma + beta).astype(x.dtype, copy=False), mean, var
+
+
+def ln_backward(x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float) -> tuple[Array, Array, Array]:
+    """Gradients of x, gamma and beta."""
+    xp, dtype, count = backend.get_array_module(x), backend.accumulation_dtype(x.dtype), max(x.shape[1], 1)
+    inverse = (1 / xp.sqrt(var + eps))[:, None]
+    x_hat = (x.astype(dtype, copy=False) - mean[:, None]) * inverse
+    wide = gy.astype(dtype, copy=False)
+    g = wide * gamma
+    gx = (g - (g.sum(1)[:, None] + x_hat * (g * x_hat).sum(1)[:, None]) / count) * inverse
+    ggamma, gbeta = _row_sum(wide * x_hat), _row_sum(wide)
+    return gx.astype(x.dtype, copy=False), *(v.astype(gamma.dtype, copy=False) for v in (ggamma, gbeta))
+
+
 # ---- pooling
 
 
@@ -424,7 +450,7 @@ ROWS = {
     kernel.__name__: _planner(kernel)
     for kernel in (
         conv_forward, conv_backward_data, conv_backward_weight, matmul, linear, bn_statistics, bn_forward,
-        bn_inference, bn_sums, bn_backward,
+        bn_inference, bn_sums, bn_backward, ln_forward, ln_backward,
         pool_forward, pool_backward, pool_indices, softmax, log_softmax,
     )
 }  # fmt: skip

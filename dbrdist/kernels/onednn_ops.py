@@ -5,6 +5,7 @@ from __future__ import annotations
 from dbrdist.kernels import (
     onednn_convolution,
     onednn_elementwise,
+    onednn_layer_norm,
     onednn_matmul,
     onednn_normalization,
     onednn_pooling,
@@ -14,6 +15,7 @@ from dbrdist.kernels import (
 ROWS = {
     **onednn_convolution.ROWS,
     **onednn_elementwise.ROWS,
+    **onednn_layer_norm.ROWS,
     **onednn_matmul.ROWS,
     **onednn_normalization.ROWS,
     **onednn_pooling.ROWS,

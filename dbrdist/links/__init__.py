@@ -5,7 +5,7 @@ from dbrdist.links.classifier import Classifier
 from dbrdist.links.connection import Bilinear, EmbedID, Linear
 from dbrdist.links.convolution import Convolution2D, Deconvolution2D
 from dbrdist.links.elementwise import Bias, Parameter, PReLU, Scale, Swish
-from dbrdist.links.normalization import BatchNormalization
+from dbrdist.links.normalization import BatchNormalization, GroupNormalization, LayerNormalization
 
 __all__ = [
     "BatchNormalization",
@@ -15,6 +15,8 @@ __all__ = [
     "Convolution2D",
     "Deconvolution2D",
     "EmbedID",
+    "GroupNormalization",
+    "LayerNormalization",
     "Linear",
     "PReLU",
     "Parameter",

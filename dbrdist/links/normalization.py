@@ -92,3 +92,66 @@ class BatchNormalization(Link):
         )  # fmt: skip
         self.N = num_batches
         return y
+
+
+class _Affine(Link):
+    """A scale gamma and a shift beta of one shape, which may follow from the first batch."""
+
+    def __init__(self, size: Any, initial_gamma: Any, initial_beta: Any) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.gamma = Parameter(1 if initial_gamma is None else initial_gamma)
+            self.beta = Parameter(0 if initial_beta is None else initial_beta)
+        if size is not None:
+            self._initialize_params(size)
+
+    def _initialize_params(self, size: int) -> None:
+        for p in (self.gamma, self.beta):
+            if not p.is_initialized:
+                p.initialize((size,))
+
+
+class LayerNormalization(_Affine):
+    """Layer normalization of the rows of a matrix, with a scale gamma and a shift beta (Ba et al. 2016).
+
+    Args:
+        size: length of a row; None takes it from the first batch.
+        eps: added to the variance.
+        initial_gamma, initial_beta: initializer, array or number; None for 1 and 0.
+    """
+
+    def __init__(
+        self, size: int | None = None, eps: float = 1e-6, initial_gamma: Any = None, initial_beta: Any = None
+    ) -> None:
+        super().__init__(size, initial_gamma, initial_beta)
+        self.eps = eps
+
+    def forward(self, x: Any) -> Any:
+        """Normalize the rows of ``x`` (N, K)."""
+        if not self.gamma.is_initialized:
+            self._initialize_params(x.shape[1])
+        return N.layer_normalization(x, self.gamma, self.beta, self.eps)
+
+
+class GroupNormalization(_Affine):
+    """Group normalization, with a scale gamma and a shift beta for each channel (Wu and He 2018).
+
+    Args:
+        groups: into how many groups the channels are divided.
+        size: number of channels; None takes it from the first batch.
+        eps: added to the variance.
+        initial_gamma, initial_beta: initializer, array or number; None for 1 and 0.
+    """
+
+    def __init__(
+        self, groups: int, size: int | None = None, eps: float = 1e-5, initial_gamma: Any = None,
+        initial_beta: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__(size, initial_gamma, initial_beta)
+        self.groups, self.eps = groups, eps
+
+    def forward(self, x: Any) -> Any:
+        """Normalize ``x`` (N, C, ...) in groups of channels."""
+        if not self.gamma.is_initialized:
+            self._initialize_params(x.shape[1])
+        return N.group_normalization(x, self.groups, self.gamma, self.beta, self.eps)

@@ -369,6 +369,22 @@ NORMALIZATION = [
         (*STATISTICS, smooth, positive),
         narrow_tolerance=64,
     ),
+    Case(
+        "layer_normalization",
+        F.layer_normalization,
+        (((4, 6), (6,), (6,)), ((1, 3), (3,), (3,))),
+        STATISTICS,
+        rtol=1e-5,
+        narrow_tolerance=64,
+    ),
+    Case(
+        "group_normalization",
+        lambda x, gamma, beta: F.group_normalization(x, 2, gamma, beta),
+        (((3, 4), (4,), (4,)), ((2, 4, 3, 5), (4,), (4,)), ((2, 2, 5), (2,), (2,))),
+        STATISTICS,
+        rtol=1e-5,
+        narrow_tolerance=64,
+    ),
 ]
 
 CASES = [

@@ -278,6 +278,10 @@ NORMALIZATION = [
       for options in ({}, {"decay": 0.25})),
     at("fixed_batch_normalization", IMAGE, draw(4), draw(4) + 1, draw(4) - 1, positive(4), eps=0.5),
     at("fixed_batch_normalization", draw(5, 3), draw(5), draw(5) + 1, draw(5) - 1, positive(5), axis=1),
+    at("layer_normalization", draw(5, 7), draw(7), draw(7) + 1),
+    at("layer_normalization", 30.0 + draw(5, 7), draw(7), draw(7) + 1, eps=0.5),
+    *(at("group_normalization", IMAGE, groups, draw(4), draw(4) + 1) for groups in (1, 2, 4)),
+    at("group_normalization", draw(3, 6), 3, draw(6), draw(6) + 1, eps=0.5),
 ]  # fmt: skip
 
 POINTS = [

@@ -726,6 +726,22 @@ def fixed_batch_normalization(x, gamma, beta, mean, var, eps=2e-5, axis=None):
     return gamma * (x - mean) / np.sqrt(var + eps) + beta
 
 
+def layer_normalization(x, gamma, beta, eps=1e-5):
+    return np.stack([gamma * (row - row.mean()) / np.sqrt(row.var() + eps) + beta for row in x])
+
+
+def group_normalization(x, groups, gamma, beta, eps=1e-5):
+    y = np.empty_like(x)
+    size = x.shape[1] // groups
+    for n, g in np.ndindex(len(x), groups):
+        channels = slice(g * size, (g + 1) * size)
+        part = x[n, channels]
+        scaled = (part - part.mean()) / np.sqrt(part.var() + eps)
+        along = (size, *(1,) * (x.ndim - 2))
+        y[n, channels] = scaled * gamma[channels].reshape(along) + beta[channels].reshape(along)
+    return y
+
+
 def averaged(x, gamma, axis):
     """The axes to average over; where none are given, all but those of gamma, which begin at 1."""
     if axis is None:

@@ -203,6 +203,8 @@ PEERS = {
     "global_average_pooling_2d": lambda x: T.adaptive_avg_pool2d(x, 1)[:, :, 0, 0],
     "average_pooling_2d": lambda x: T.avg_pool2d(x, 3, 2, 1),
     "batch_normalization": lambda x, g, b: T.batch_norm(x, None, None, g, b, True, eps=2e-5),
+    "layer_normalization": lambda x, g, b: T.layer_norm(x, x.shape[1:], g, b, 1e-5),
+    "group_normalization": lambda x, g, b: T.group_norm(x, 2, g, b, 1e-5),
     "fixed_batch_normalization": lambda x, g, b, m, v: (
         (x - aligned(x, m)) / torch.sqrt(aligned(x, v) + 2e-5) * aligned(x, g) + aligned(x, b)
     ),

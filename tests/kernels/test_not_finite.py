@@ -212,6 +212,29 @@ def test_batch_normalization(provider, where, special, shape):
             assert_same(actual, wanted, 1e-3)
 
 
+@pytest.mark.parametrize("special", ["nan", "inf", "-inf", "all"])
+@pytest.mark.parametrize("where", ["x", "gamma", "beta", "gy"])
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_layer_normalization(provider, where, special):
+    for shape in ((9, 7), (64, 33), (200, 256)):
+        x, gy, gamma, beta = (
+            draw(i, shape if name in ("x", "gy") else shape[1:], special if where == name else "none")
+            for i, name in enumerate(("x", "gy", "gamma", "beta"))
+        )
+        with kernels.use(provider):
+            y, mean, var = kernels.ln_forward(x, gamma, beta, 1e-5)
+            grads = kernels.ln_backward(x, gamma, mean, var, gy, 1e-5)
+        wide = [a.astype("d") for a in (x, gy, gamma, beta)]
+        m, v = wide[0].mean(1), wide[0].var(1)
+        s = 1 / np.sqrt(v + 1e-5)[:, None]
+        x_hat, g = (wide[0] - m[:, None]) * s, wide[1] * wide[2]
+        gx = s * (g - g.mean(1)[:, None] - x_hat * (g * x_hat).mean(1)[:, None])
+        for actual, expected in zip(
+            (y, mean, var, *grads), (x_hat * wide[2] + wide[3], m, v, gx, (wide[1] * x_hat).sum(0), wide[1].sum(0))
+        ):
+            assert_same(actual, expected, 1e-3)
+
+
 CONVOLUTIONS = [
     ((2, 3, 8, 7), (4, 3, 3, 3), ConvGeometry(1, 1, 1, 1)),
     ((2, 16, 9, 8), (8, 16, 3, 3), ConvGeometry(2, 2, 1, 1)),

@@ -186,6 +186,31 @@ def test_large_mean_keeps_its_variance(provider):
     assert var[0] == pytest.approx(np.var(np.arange(12)), rel=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("shape", [(1, 3), (5, 1), (64, 128), (300, 77), (0, 4)])
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_layer_normalization(shape, provider, dtype):
+    """Against the definition in float64, also for rows that lie apart."""
+    x, gy, gamma, beta, eps = draw(0, shape), draw(1, shape), draw(2, shape[1:]), draw(3, shape[1:]), 1e-3
+    x, gy = (np.repeat(a.astype(dtype), 2, 1)[:, ::2] for a in (x, gy))
+    wide_x, g = x.astype("d"), gy.astype("d") * gamma
+    mean, var = wide_x.mean(1, keepdims=True), wide_x.var(1, keepdims=True)
+    s = 1 / np.sqrt(var + eps)
+    x_hat = (wide_x - mean) * s
+    gx = s * (g - g.mean(1, keepdims=True) - x_hat * (g * x_hat).mean(1, keepdims=True))
+    with kernels.use(provider):
+        y, m, v = kernels.ln_forward(x, gamma, beta, eps)
+        grads = kernels.ln_backward(x, gamma, m, v, gy, eps)
+        served = kernels.provider_of("ln_forward", x, gamma, beta, eps)
+    assert served == (provider if dtype == "float32" and x.size else "numpy")
+    assert [a.dtype for a in (y, m, v, *grads)] == [x.dtype, "f", "f", x.dtype, "f", "f"]
+    tolerance = 2e-2 if dtype == "float16" else 2e-5 * max(shape[0], 1)
+    for actual, expected in zip((y, m, v, *grads), (
+        x_hat * gamma + beta, mean[:, 0], var[:, 0], gx, (gy * x_hat).sum(0), gy.astype("d").sum(0)
+    )):  # fmt: skip
+        np.testing.assert_allclose(actual, expected, atol=tolerance)
+
+
 POOLINGS = [
     ((2, 16, 8, 9), PoolGeometry("max", 2, 2, 2, 2)),
     ((2, 64, 15, 14), PoolGeometry("max", 3, 3, 2, 2, 1, 1)),

@@ -160,3 +160,46 @@ def test_saving_keeps_statistics(tmp_path):
         np.testing.assert_array_equal(target.avg_var, link.avg_var)
         assert target.gamma.shape == (16,)
     assert abs(other.avg_mean).min() > 0
+
+
+# ---- layer and group normalization
+
+
+@pytest.mark.parametrize("size", [5, None])
+def test_layer_normalization_link(size):
+    link, x = L.LayerNormalization(size, eps=0.5, initial_gamma=2.0, initial_beta=1.0), draw(0, 3, 5)
+    y = link(x)
+    expected = 2 * (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 0.5) + 1
+    np.testing.assert_allclose(y.array, expected, rtol=1e-5, atol=1e-6)
+    assert {name: p.shape for name, p in link.namedparams()} == {"/gamma": (5,), "/beta": (5,)}
+    np.testing.assert_allclose(L.LayerNormalization(5).gamma.array, np.ones(5))
+    assert L.LayerNormalization().eps == 1e-6
+
+
+@pytest.mark.parametrize("size", [6, None])
+def test_group_normalization_link(size):
+    link, x = L.GroupNormalization(3, size, eps=0.5, initial_gamma=2.0, initial_beta=1.0), draw(0, 2, 6, 4, 5)
+    y = link(x)
+    rows = x.reshape(2, 3, -1)
+    scaled = (rows - rows.mean(2, keepdims=True)) / np.sqrt(rows.var(2, keepdims=True) + 0.5)
+    np.testing.assert_allclose(y.array, 2 * scaled.reshape(x.shape) + 1, rtol=1e-5, atol=1e-5)
+    assert {name: p.shape for name, p in link.namedparams()} == {"/gamma": (6,), "/beta": (6,)}
+    assert (L.GroupNormalization(2).eps, L.GroupNormalization(2, 4).beta.array.tolist()) == (1e-5, [0.0] * 4)
+
+
+def test_arguments_of_layer_and_group_normalization_are_checked():
+    one = np.ones(4, np.float32)
+    with pytest.raises(ValueError, match=r"layer_normalization: x: expected 2 axes, got .*; reshape it"):
+        F.layer_normalization(np.ones((2, 4, 3), np.float32), one, one)
+    with pytest.raises(ValueError, match=r"layer_normalization: beta: expected shape \(4,\)"):
+        F.layer_normalization(np.ones((2, 4), np.float32), one, one[:3])
+    with pytest.raises(ValueError, match="group_normalization: groups: expected a divisor of the 4 channels"):
+        F.group_normalization(np.ones((2, 4), np.float32), 3, one, one)
+    with pytest.raises(ValueError, match=r"group_normalization: gamma: expected shape \(4,\)"):
+        F.group_normalization(np.ones((2, 4), np.float32), 2, one[:2], one)
+    with pytest.raises(ValueError, match="group_normalization: x: expected at least 2 axes"):
+        F.group_normalization(one, 2, one, one)
+    with pytest.raises(TypeError, match="group_normalization"):
+        F.group_normalization(np.ones((2, 4), int), 2, one, one)
+    with pytest.raises(TypeError, match="layer_normalization"):
+        F.layer_normalization(np.ones((2, 4), int), one, one)
