@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 EXTRAS ?= mpich,image,dev
 RANKS  ?= 1 2 3 4
+WORKERS ?= 2
 WHEEL_TESTS ?= $(addprefix tests/,cli comm core functions kernels links models training)
 
 READY   := $(VENV)/.ready
@@ -10,7 +11,7 @@ RUN     := PATH="$(abspath $(VENV))/bin:$$PATH"
 # Tests use one thread each: many are processes and threads of their own.
 THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help setup train test test-fast test-mpi test-wheel lint types clean
+.PHONY: help setup train test test-quick test-fast mutants test-mpi test-wheel lint types clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(MAKEFILE_LIST)
@@ -28,15 +29,21 @@ train: $(READY)  ## Train a network on real images with two ranks; ends with the
 
 test: test-fast test-mpi  ## Pass all tests: the fast suite, then real MPI with 1 to 4 ranks.
 
+test-quick: $(READY)  ## The inner loop: all but the slow tests.
+	$(RUN) $(THREADS) python -m pytest tests -n $(WORKERS) --dist worksteal -q -m "not slow"
+
 test-fast: $(READY)  ## The fast suite alone; the tests for GPUs run on a stand-in for CuPy.
-	$(RUN) $(THREADS) python -m pytest tests
-	$(RUN) $(THREADS) python -m pytest tests/gpu --on stand-in
+	$(RUN) $(THREADS) python -m pytest tests -n $(WORKERS) --dist worksteal
+	$(RUN) $(THREADS) python -m pytest tests/gpu --on stand-in -n $(WORKERS)
 
 test-mpi: $(READY)  ## The MPI suite with each number of ranks.
 	@set -e; for n in $(RANKS); do \
 	  echo "== mpiexec -n $$n python -m pytest tests/mpi"; \
 	  $(RUN) $(THREADS) timeout 300 mpiexec -n $$n python -m pytest tests/mpi; \
 	done
+
+mutants: $(READY)  ## Break the code at 100 random places, one by one, and list what no test notices; takes hours.
+	$(RUN) $(THREADS) nice -n 19 python tests/rules/mutants.py --workers $(WORKERS) --record
 
 # As users install it, far from the sources: `pip install .` compiles what every step goes through.
 test-wheel:  ## Install dbrdist as users do, compiled, in an environment of its own, and pass the tests of what is compiled.

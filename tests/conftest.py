@@ -7,6 +7,22 @@ import pytest
 
 from dbrdist import random
 
+# Files whose tests start programs or wait; single tests elsewhere carry the mark themselves.
+SLOW = (
+    "cli/test_ranks.py", "comm/test_abort.py", "comm/test_cores.py", "core/test_thread_pools.py",
+    "datasets/test_iterators.py", "launch/test_launch_digits.py", "launch/test_launch_doctor.py",
+    "launch/test_launch_first.py", "launch/test_launch_hosts.py", "launch/test_launch_matrix.py",
+    "launch/test_launch_recipes.py", "launch/test_launch_signals.py", "launch/test_launch_slurm.py",
+    "launch/test_launch_view.py", "models/test_resnet.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    """`make test-quick` leaves out what is slow."""
+    for item in items:
+        if item.path.as_posix().endswith(SLOW):
+            item.add_marker(pytest.mark.slow)
+
 
 def array_modules() -> list:
     """NumPy, and CuPy where there is a GPU."""

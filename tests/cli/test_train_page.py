@@ -102,6 +102,7 @@ def losses_of(table, epoch):
     return [float(cell) for cell in line[2:4]]
 
 
+@pytest.mark.slow
 def test_the_example_of_own_code_runs(run, folder, capfd):
     module, use = blocks("python")
     (text,) = blocks("yaml")

@@ -285,6 +285,7 @@ def test_label_smoothing():
 # ---- a run ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_fields_of_a_run(run):
     """One run with everything away from its default, judged by what it leaves behind."""
     words = [

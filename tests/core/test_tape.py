@@ -148,6 +148,7 @@ def test_arrays_live_only_while_retained_or_held():
     assert retained() is None
 
 
+@pytest.mark.slow
 def test_graph_of_100000_nodes_without_recursion_and_its_deallocation():
     x = var(1.0)
     y = x

@@ -214,6 +214,7 @@ def cifar(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_cifar10(cifar):
     train, test = get_cifar10_folders(cifar)
     assert (len(train), len(test)) == (200, 100)

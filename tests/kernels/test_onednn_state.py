@@ -49,6 +49,7 @@ def test_threads_do_not_share_memory_objects():
     assert not failures
 
 
+@pytest.mark.slow
 def test_primitives_of_a_thread_die_with_it():
     x, W = draw(0, 1, 8, 8, 8), draw(1, 8, 8, 3, 3)
 

@@ -259,10 +259,12 @@ def mutations(rooms: list[str] | None = None) -> list[Mutation]:
 # ---- whether it is noticed ------------------------------------------------------------------------------------------
 
 
-def stages(room: str) -> Iterator[list[str]]:
+def stages(room: str, room_only: bool) -> Iterator[list[str]]:
     """Commands that test a tree, those that notice most first."""
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", "60"]
     yield [*pytest, *(t for t in FIRST[room] if (ROOT / t).exists()), "-m", "not slow"]
+    if room_only:
+        return
     yield [*pytest, *ALL]
     if room in ON_GPU:
         yield [*pytest, *GPU]
@@ -312,15 +314,15 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def verdict(mutation: Mutation, tree: Path, limit_seconds: float) -> dict[str, object]:
+def verdict(mutation: Mutation, tree: Path, options: argparse.Namespace) -> dict[str, object]:
     """How the tests take it."""
     began = time.monotonic()
     whole = (tree / mutation.file).read_bytes()
     outcome, by = "survived", ""
     try:
         mutation.apply(tree)
-        for number, command in enumerate(stages(mutation.room)):
-            status, words = run(command, tree, limit_seconds)
+        for number, command in enumerate(stages(mutation.room, options.room_only)):
+            status, words = run(command, tree, options.limit)
             if status not in (0, 5):  # 5: there is no such test
                 outcome, by = ("out of time" if status is None else "killed"), f"stage {number}: {words}"
                 break
@@ -344,14 +346,14 @@ def trees(count: int) -> Iterator[list[Path]]:
         yield made
 
 
-def check(rooms: set[str], tree: Path, limit_seconds: float) -> None:
+def check(rooms: set[str], tree: Path, options: argparse.Namespace) -> None:
     """Without a mutation every stage must pass."""
     done: set[tuple[str, ...]] = set()
     for room in sorted(rooms):
-        for command in stages(room):
+        for command in stages(room, options.room_only):
             if tuple(command) not in done:
                 done.add(tuple(command))
-                status, words = run(command, tree, limit_seconds)
+                status, words = run(command, tree, 3 * options.limit)
                 if status not in (0, 5):
                     sys.exit(f"the tests fail without a mutation: {' '.join(command)}: {words or status}")
 
@@ -367,12 +369,12 @@ def judge(drawn: list[Mutation], options: argparse.Namespace) -> list[dict[str, 
     lock = threading.Lock()
     with trees(options.workers) as free, concurrent.futures.ThreadPoolExecutor(options.workers) as pool:
         if left and not options.trust:
-            check({m.room for m in left}, free[0], 3 * options.limit)
+            check({m.room for m in left}, free[0], options)
 
         def one(mutation: Mutation) -> None:
             with lock:
                 tree = free.pop()
-            row = verdict(mutation, tree, options.limit)
+            row = verdict(mutation, tree, options)
             with lock:
                 free.append(tree)
                 known[mutation.key] = row
@@ -431,6 +433,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for each stage of a mutation")
     parser.add_argument("--rooms", nargs="+", choices=sorted(FIRST), help="only these")
     parser.add_argument("--state", type=Path, help="results so far; default mutants-SEED.jsonl in the temporary folder")
+    parser.add_argument("--room-only", action="store_true", help="a first look: only the tests of the room")
     parser.add_argument("--trust", action="store_true", help="do not run the tests without a mutation first")
     parser.add_argument("--record", action="store_true", help="write benchmarks/records/mutants-DATE.json")
     options = parser.parse_args()

@@ -30,6 +30,7 @@ def fresh():
     random.set_state(state)
 
 
+@pytest.mark.slow
 def test_a_ported_script_runs(tmp_path, monkeypatch, capsys, fresh):
     """The page's script, changed as the page says, and nothing else."""
     (script,) = re.findall(r"^```python\n(# train_digits.py.*?)^```$", PAGE, re.M | re.S)

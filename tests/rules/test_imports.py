@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -50,8 +51,10 @@ def room_of(module: str) -> str:
     return module.split(".")[0]
 
 
-def imports_of(path: Path):
+@functools.cache
+def imports_of(path: Path) -> list[tuple[str, bool]]:
     """Pairs of an imported name and whether the import is inside a function; imports for type checkers excluded."""
+    found = []
     tree = ast.parse(path.read_text())
     functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))]
     inside = {id(n) for f in functions for n in ast.walk(f)}
@@ -70,7 +73,8 @@ def imports_of(path: Path):
         elif isinstance(node, ast.ImportFrom):
             names = ["." * node.level + f"{node.module or ''}.{a.name}" for a in node.names]
         for name in names:
-            yield name, id(node) in inside
+            found.append((name, id(node) in inside))
+    return found
 
 
 def own_imports(path: Path):
