@@ -1,7 +1,7 @@
 """Calls at which a wrong formula shows: every argument away from its default, ties, bounds, extreme values.
 
 Each entry is a public function with its arguments, floating-point arrays in float64; the expected values come from
-``references.py``. ``KINKS`` adds the gradients that the docstrings promise where a derivative jumps.
+``references``. ``KINKS`` adds the gradients that the docstrings promise where a derivative jumps.
 """
 
 from __future__ import annotations

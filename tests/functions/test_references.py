@@ -1,4 +1,4 @@
-"""Values of every public function against ``references.py``: plain formulas in float64 that share no code with them.
+"""Values of every public function against ``references``: plain formulas in float64 that share no code with them.
 
 The gradient of a composition follows its forward, so that checking gradients proves nothing about values.
 """

@@ -1,6 +1,6 @@
 """Links and models: every argument away from its default is seen in what they compute.
 
-What is expected comes from the plain formulas of ``tests/functions/references.py``, with the link's own parameters.
+What is expected comes from the plain formulas of ``tests/functions/references``, with the link's own parameters.
 """
 
 from __future__ import annotations

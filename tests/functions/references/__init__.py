@@ -1,0 +1,13 @@
+"""What each public function computes, written a second time from its published definition in plain NumPy.
+
+Names and arguments are those of ``dbrdist.functions``; nothing here imports dbrdist. The formulas are the plainest ones
+(loops over windows and labels, sums in float64), so that they share no trick, and no mistake, with the code they judge.
+``test_references.py`` compares every row of ``cases.py`` and every entry of ``points.py`` with them.
+
+Legend: N examples, K classes, C channels, O outputs, H W rows and columns, D further axes.
+"""
+
+from __future__ import annotations
+
+from .arrays import *  # noqa: F403
+from .nets import *  # noqa: F403
