@@ -41,10 +41,14 @@ GPU = ["tests/gpu", "--on", "stand-in"]
 MPI = ["mpiexec", "-n", "3"]
 # The tests of each room, run before the inner loop; further suites after it.
 FIRST = {
-    "core": ["tests/core", "tests/functions"],
+    "core": ["tests/functions/test_references.py", "tests/core", "tests/functions"],
     "kernels": ["tests/kernels", "tests/functions"],
-    "functions": ["tests/functions"],
-    "optimizers": ["tests/optimizers", "tests/core"],
+    "functions": ["tests/functions/test_references.py", "tests/functions/test_behaviour.py", "tests/functions"],
+    "optimizers": [
+        "tests/core/test_optimizer_arguments.py",
+        "tests/core/test_optimizers.py",
+        "tests/core/test_flat.py",
+    ],
     "links": ["tests/links", "tests/models"],
     "models": ["tests/models"],
     "datasets": ["tests/datasets"],
