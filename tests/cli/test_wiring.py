@@ -271,6 +271,7 @@ def test_augmentation_of_cifar10(folders, augment):
     config, origin = configured(f"data: {{name: cifar10, root: {folders}, augment: {augment}, corrupt: skip}}")
     train = build.data(config, origin).train
     first, second = (np.asarray(get_batch(train, np.array([0]), 0, epoch, [])[0][0]) for epoch in (0, 1))
+    assert first.shape == second.shape == (3, 32, 32)
     assert (first != second).any() == augment
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from dbrdist.core.random import generator
 from dbrdist.core.serializer import DictionarySerializer, NpzDeserializer
-from dbrdist.datasets import CenterCrop, RandomResizedCrop, Resize
+from dbrdist.datasets import CenterCrop, Compose, ImageFolder, RandomCrop, RandomResizedCrop, Resize, ToCHW
+from dbrdist.datasets.base import get_batch
 from dbrdist.datasets.prefetch import MultithreadIterator
 from dbrdist.datasets.serial import SerialIterator
 
@@ -63,6 +64,22 @@ def test_a_center_crop_leaves_as_much_before_as_after(h, w, size):
     part = CenterCrop(size)(image)
     top, left = divmod(int(part[0, 0, 0]), w)
     assert (top, left) == (math.floor((h - size) / 2), math.floor((w - size) / 2))
+
+
+def test_an_example_by_its_number_is_that_of_seed_0_and_epoch_0(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "cat").mkdir()
+    for i in range(3):
+        pixels = np.random.default_rng(i).integers(0, 256, (9, 9, 3), np.uint8)
+        image.fromarray(pixels).save(tmp_path / "cat" / f"{i}.png")
+    data = ImageFolder(tmp_path, Compose([RandomCrop(4), ToCHW()]))
+    for i in range(3):
+        x, label = data[i]
+        ((expected, same_label),) = get_batch(data, np.array([i]), 0, 0, [])
+        np.testing.assert_array_equal(x, expected)
+        assert label == same_label == 0
+        others = [get_batch(data, np.array([i]), seed, epoch, [])[0][0] for seed, epoch in ((0, 1), (1, 0), (2, 2))]
+        assert any((x != other).any() for other in others)
 
 
 class Slow:

@@ -332,7 +332,14 @@ def verdict(mutation: Mutation, tree: Path, options: argparse.Namespace) -> dict
                 break
     finally:
         (tree / mutation.file).write_bytes(whole)
-    return {**asdict(mutation), "outcome": outcome, "by": by, "seconds": round(time.monotonic() - began, 1)}
+    text = whole.decode().splitlines()[mutation.line - 1].strip()
+    return {
+        **asdict(mutation),
+        "text": text,
+        "outcome": outcome,
+        "by": by,
+        "seconds": round(time.monotonic() - began, 1),
+    }
 
 
 @contextlib.contextmanager
@@ -397,9 +404,9 @@ def describe(row: dict[str, object]) -> str:
 
 
 def equivalents() -> set[tuple[str, ...]]:
-    """What was marked by hand: file, old text and new text, then the reason, divided by ' | '."""
+    """What was marked by hand: file, line as it stands, old text, new text, then the reason, divided by ' | '."""
     lines = EQUIVALENT.read_text().splitlines() if EQUIVALENT.exists() else []
-    return {tuple(line.split(" | ")[:3]) for line in lines if line and not line.startswith("#")}
+    return {tuple(line.split(" | ")[:4]) for line in lines if line and not line.startswith("#")}
 
 
 def summary(rows: list[dict[str, object]], options: argparse.Namespace) -> dict[str, object]:
@@ -410,7 +417,7 @@ def summary(rows: list[dict[str, object]], options: argparse.Namespace) -> dict[
     for row in rows:
         outcome = "killed" if row["outcome"] != "survived" else "survived"
         if outcome == "survived":
-            change = tuple(" ".join(str(row[k]).split()) for k in ("file", "old", "new"))
+            change = tuple(" ".join(str(row[k]).split()) for k in ("file", "text", "old", "new"))
             outcome = "equivalent" if change in marked else outcome
             if outcome == "survived":
                 survivors.append(describe(row))
