@@ -1,0 +1,140 @@
+"""The script that breaks the code: what it changes, what it leaves, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+import mutants
+import pytest
+
+SOURCE = b'''"""A docstring with 1 number."""
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    import x
+
+LIMIT: int = 3
+
+
+def f(a: tuple[int, 2], b=True, *, c=0.5):
+    """Another 2."""
+    if not a and b:
+        raise ValueError(f"expected {1 + 1}, got {a - 1}")
+    assert a < 7, "words"
+    a.x = g(a, b)
+    a += 1
+    note(b, c)
+    warn("7 words", 7)
+    return a[0] - b if a is None else "text"
+'''
+
+
+def found(source=SOURCE):
+    finder = mutants.Finder("dbrdist/core/x.py", source)
+    finder.visit(ast.parse(source))
+    return finder.found
+
+
+def test_what_is_changed_and_what_is_left():
+    changes = sorted((m.line, m.kind, m.old, m.new) for m in found())
+    assert changes == sorted([
+        (6, "constant", "3", "4"),
+        (9, "constant", "True", "False"), (9, "constant", "0.5", "0.625"),
+        (11, "condition", "not a and b", "(not (not a and b))"), (11, "condition", "not a and b", "(not a or b)"),
+        (14, "drop", "a.x = g(a, b)", "pass"), (14, "arguments", "g(a, b)", "(g(b, a))"),
+        (15, "arithmetic", "a += 1", "a -= 1"), (15, "drop", "a += 1", "pass"), (15, "constant", "1", "2"),
+        (16, "drop", "note(b, c)", "pass"), (16, "arguments", "note(b, c)", "(note(c, b))"),
+        (18, "arithmetic", "a[0] - b", "(a[0] + b)"), (18, "constant", "0", "1"),
+        (18, "comparison", "a is None", "(a is not None)"),
+    ])  # fmt: skip
+
+
+def test_each_change_of_the_package_is_code_again():
+    places = mutants.mutations()
+    assert len(places) > 5000
+    assert {m.room for m in places} == set(mutants.FIRST)
+    for m in random.Random(0).sample(places, 60):
+        source = (mutants.ROOT / m.file).read_bytes()
+        broken = source[: m.start] + m.new.encode() + source[m.end :]
+        assert ast.dump(ast.parse(broken)) != ast.dump(ast.parse(source)), m
+
+
+def options(tmp_path, **changes):
+    given = {
+        "workers": 2,
+        "limit": 20.0,
+        "state": tmp_path / "state.jsonl",
+        "trust": False,
+        "room_only": True,
+        "seed": 0,
+    }
+    return argparse.Namespace(**{**given, **changes})
+
+
+@pytest.fixture
+def house(tmp_path, monkeypatch):
+    """A package of one file with tests that notice some of its changes."""
+    root = tmp_path / "house"
+    (root / "dbrdist" / "core").mkdir(parents=True)
+    (root / "tests" / "core").mkdir(parents=True)
+    (root / "launch").mkdir()
+    (root / "dbrdist" / "__init__.py").write_text("")
+    (root / "dbrdist" / "core" / "__init__.py").write_text("")
+    (root / "dbrdist" / "core" / "x.py").write_text("def f(a):\n    unused = 1\n    return a + 2\n")
+    (root / "tests" / "core" / "test_x.py").write_text(
+        "from dbrdist.core.x import f\n\ndef test_f():\n    assert f(1) == 3\n"
+    )
+    (root / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers = slow\ntimeout = 10\n")
+    monkeypatch.setattr(mutants, "ROOT", root)
+    monkeypatch.setattr(mutants, "SOURCES", ("dbrdist",))
+    monkeypatch.setattr(mutants, "COPIED", ("dbrdist", "launch", "tests", "pytest.ini"))
+    return root
+
+
+@pytest.mark.slow
+def test_survivors_are_found_and_a_second_start_goes_on(house, tmp_path, monkeypatch):
+    places = mutants.mutations()
+    assert sorted(m.old for m in places) == ["1", "2", "a + 2"]
+    rows = mutants.judge(places[:2], options(tmp_path))
+    first = (tmp_path / "state.jsonl").read_text()
+    rows = mutants.judge(places, options(tmp_path))
+    assert {r["old"]: r["outcome"] for r in rows} == {"1": "survived", "2": "killed", "a + 2": "killed"}
+    text = (tmp_path / "state.jsonl").read_text()
+    assert text.startswith(first) and len(text.splitlines()) == 3
+    result = mutants.summary(rows, options(tmp_path))
+    assert (result["killed"], result["survived"], result["killed_fraction"]) == (2, 1, 0.667)
+    (tmp_path / "marked.txt").write_text("# reasons\ndbrdist/core/x.py | unused = 1 | 1 | 2 | nobody reads it\n")
+    monkeypatch.setattr(mutants, "EQUIVALENT", tmp_path / "marked.txt")
+    result = mutants.summary(rows, options(tmp_path))
+    assert (result["equivalent"], result["survivors"], result["killed_fraction"]) == (1, [], 1.0)
+    json.dumps(result)
+    assert (house / "dbrdist" / "core" / "x.py").read_text().endswith("return a + 2\n")
+
+
+@pytest.mark.slow
+def test_tests_that_fail_without_a_mutation_end_it(house, tmp_path):
+    (house / "tests" / "core" / "test_x.py").write_text("def test_f():\n    assert False\n")
+    with pytest.raises(SystemExit, match="the tests fail without a mutation"):
+        mutants.judge(mutants.mutations(), options(tmp_path))
+
+
+@pytest.mark.slow
+def test_what_runs_out_of_time_leaves_no_process(tmp_path):
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import os, time; open(\"pid\", \"w\")" \
+        ".write(str(os.getpid())); time.sleep(60)'], start_new_session=True)"  # fmt: skip
+    began = time.monotonic()
+    status, _ = mutants.run([sys.executable, "-c", code], tmp_path, 3.0)
+    assert status is None
+    assert time.monotonic() - began < 30
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(100):
+        if not os.path.exists(f"/proc/{pid}"):
+            break
+        time.sleep(0.1)
+    assert not os.path.exists(f"/proc/{pid}") or "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]
