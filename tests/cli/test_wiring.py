@@ -273,6 +273,9 @@ def test_augmentation_of_cifar10(folders, augment):
     first, second = (np.asarray(get_batch(train, np.array([0]), 0, epoch, [])[0][0]) for epoch in (0, 1))
     assert first.shape == second.shape == (3, 32, 32)
     assert (first != second).any() == augment
+    if not augment:  # all pixels of the first image are 5; mean and deviation are those of Krizhevsky's training set
+        mean, std = np.array([0.4914, 0.4822, 0.4465]), np.array([0.2470, 0.2435, 0.2616])
+        np.testing.assert_allclose(first[:, 3, 4], (5 / 255 - mean) / std, rtol=1e-4)
 
 
 def test_label_smoothing():

@@ -20,6 +20,7 @@ def resnet50():
     return ResNet50()
 
 
+@pytest.mark.slow
 def test_resnet50_has_the_known_size(resnet50):
     assert resnet50.count_params() == 25_557_032
     norms = [link for link in resnet50.links() if isinstance(link, L.BatchNormalization)]
@@ -35,6 +36,7 @@ def test_cifar_networks_have_the_known_size(model, size):
     assert model().count_params() == size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride_in_3x3", [True, False])
 def test_stride_lies_where_it_is_asked_for(stride_in_3x3):
     model = ResNet50(num_classes=10, stride_in_3x3=stride_in_3x3)
@@ -46,6 +48,7 @@ def test_stride_lies_where_it_is_asked_for(stride_in_3x3):
     assert strides == expected
 
 
+@pytest.mark.slow
 def test_last_map_has_7_rows(resnet50):
     seen = {}
 
@@ -62,6 +65,7 @@ def test_last_map_has_7_rows(resnet50):
     assert [seen[id(resnet50.blocks[i])][2] for i in (2, 6, 12, 15)] == [56, 28, 14, 7]
 
 
+@pytest.mark.slow
 def test_zero_gamma_makes_blocks_their_shortcuts():
     model = ResNet50(num_classes=10, zero_gamma=True)
     gammas = [block.bn3.gamma.array for block in model.blocks]
@@ -88,6 +92,7 @@ def gradients(initial, x, dtype):
     return loss.item(), [p.grad for p in model.params()]
 
 
+@pytest.mark.slow
 def test_gradients_of_a_whole_network_agree_with_float64():
     """float32 on the fastest kernels and float64 on the reference: layers, fusion and accumulation together.
 

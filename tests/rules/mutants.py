@@ -274,8 +274,7 @@ def stages(room: str, room_only: bool) -> Iterator[list[str]]:
         yield [*pytest, *GPU]
     if room in UNDER_MPI:
         yield [*MPI, *pytest, "tests/mpi"]
-    if room in ("comm", "launch"):
-        yield [*pytest, f"tests/{room}", "-m", "slow"]
+    yield [*pytest, *(t for t in FIRST[room] if (ROOT / t).exists()), "-m", "slow"]
 
 
 def run(command: list[str], tree: Path, limit_seconds: float) -> tuple[int | None, str]:
