@@ -18,8 +18,8 @@ from dbrdist.cli.document import Path
 from dbrdist.cli.load import Origin
 from dbrdist.cli.settings import Custom, Settings
 from dbrdist.cli.task import Task
-from dbrdist.core.backend import as_dtype, is_floating
-from dbrdist.core.config import no_backprop_mode, using_config
+from dbrdist.core.backend import is_floating
+from dbrdist.core.config import get_dtype, no_backprop_mode, using_config
 from dbrdist.core.link import Link
 from dbrdist.datasets import transforms as T
 from dbrdist.datasets.base import get_batch
@@ -196,7 +196,7 @@ def _custom_data(config: Config, settings: Custom, origin: Origin) -> Data:
 
 def converter(dtype: Any) -> Callable[[Any, Any], Any]:
     """Stacks examples and casts floating numbers to `dtype`."""
-    dtype = as_dtype(dtype)
+    dtype = get_dtype(dtype)
 
     def cast(x: Any) -> Any:
         return x.astype(dtype) if is_floating(x.dtype) and x.dtype != dtype else x
@@ -287,7 +287,7 @@ def optimizer(config: Config, origin: Origin, task: Link) -> Any:
         made.use_fp32_update()
     if not isinstance(config.loss_scale, str):
         made.set_loss_scale(config.loss_scale)
-    elif config.dtype == "float16" and hasattr(made, "loss_scaling"):
+    elif config.dtype in ("float16", "mixed16") and hasattr(made, "loss_scaling"):
         made.loss_scaling()
     for i, hook in enumerate(settings.hooks):
         custom = isinstance(hook, Custom)

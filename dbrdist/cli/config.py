@@ -103,10 +103,10 @@ class Config(Settings):
     """Start of all chance: initial values, order, augmentation, dropout."""
     communicator: Literal["auto", "naive", "flat"] = "auto"
     """How ranks exchange gradients; `auto` takes what fits."""
-    dtype: Literal["float32", "float64", "float16", "bfloat16"] = "float32"
-    """Type of parameters and activations."""
+    dtype: Literal["float32", "float64", "float16", "bfloat16", "mixed16", "mixedbf16"] = "float32"
+    """Type of parameters and activations; `mixed16` and `mixedbf16`: parameters in float32, activations in 16 bits."""
     loss_scale: LossScale = "auto"
-    """Factor of the loss in backward; `auto` is a dynamic one for float16, and none for other types."""
+    """Factor of the loss in backward; `auto` is a dynamic one for float16 and mixed16, and none for other types."""
     device: form(r"cpu|gpu(:\d+)?", "cpu, gpu or gpu:N") = "cpu"
     """`cpu`, `gpu` (the one of this rank within its host) or `gpu:N`."""
     workers: Annotated[int, Field(ge=0, le=256)] = 0
@@ -127,7 +127,7 @@ class Config(Settings):
         return self
 
     def _impossible(self) -> Iterator[tuple[str, str]]:
-        largest = 65504 if self.dtype == "float16" else 3e38
+        largest = 65504 if self.dtype in ("float16", "mixed16") else 3e38
         if not isinstance(self.loss_scale, str) and self.loss_scale > largest:
             yield "loss_scale", f"{self.dtype} takes at most {largest:g}, got {self.loss_scale:g}"
         schedule = self.optimizer.schedule

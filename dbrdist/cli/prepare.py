@@ -14,7 +14,7 @@ from dbrdist.comm import create_multi_node_evaluator
 from dbrdist.comm.agree import together
 from dbrdist.core import random
 from dbrdist.core.backend import get_device
-from dbrdist.core.config import global_config
+from dbrdist.core.config import get_dtype, global_config
 from dbrdist.datasets.prefetch import MultiprocessIterator
 from dbrdist.datasets.serial import SerialIterator
 from dbrdist.errors import ConfigError, DbrdistError
@@ -133,6 +133,12 @@ def evaluator(config: Config, made: Parts, comm: Any) -> Any:
     return create_multi_node_evaluator(own, comm)
 
 
+def _types(config: Config) -> str:
+    if get_dtype(config.dtype) == get_dtype(config.dtype, map_mixed16="float32"):
+        return str(config.dtype)
+    return f"float32, activations of {get_dtype(config.dtype)}"
+
+
 def describe(config: Config, made: Parts, size: int) -> list[str]:
     """The plan in a few lines."""
     num_train, params = len(made.data.train), list(made.task.params(include_uninit=False))
@@ -141,7 +147,7 @@ def describe(config: Config, made: Parts, size: int) -> list[str]:
     steps = -(-num_train // config.batch)
     num_steps = round(config.epochs * steps) if config.iterations is None else config.iterations
     return [
-        f"model: {config.model.name}, {sum(p.size for p in params):,} parameters of {config.dtype}",
+        f"model: {config.model.name}, {sum(p.size for p in params):,} parameters of {_types(config)}",
         f"data: {config.data.name}, {counted(num_train, 'training example')}{test}",
         f"ranks: {size}; batch: {config.batch}, that is {config.batch / size:g} per rank",
         f"steps: {steps} per epoch, about {num_steps} in all; {num_bytes:,} bytes per allreduce",

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from dbrdist import functions as F
+from dbrdist.core.backend import as_dtype
 from dbrdist.core.chain import Chain
 from dbrdist.core.link import Link
 from dbrdist.core.reporter import report
+
+_NARROW = (as_dtype("float16"), as_dtype("bfloat16"))
 
 
 class Task(Chain):
@@ -35,6 +38,8 @@ class Task(Chain):
             )
         inputs, labels = batch
         outputs = self.predictor(inputs)
+        if getattr(outputs, "dtype", None) in _NARROW:  # or else losses and accuracies have three digits
+            outputs = F.cast(outputs, "float32")
         loss = self.loss(outputs, labels)
         report({"loss": loss}, self)
         if labels.dtype.kind in "iu" and outputs.ndim == labels.ndim + 1:

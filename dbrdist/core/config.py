@@ -115,6 +115,9 @@ class GlobalConfig:
                     record.values.pop(name, None)
 
 
+mixed16 = "mixed16"  # the global types that Chainer gives as objects: parameters in float32, float16 computations
+mixedbf16 = "mixedbf16"  # likewise with bfloat16
+
 config = LocalConfig()
 global_config = GlobalConfig()
 
@@ -170,10 +173,11 @@ def set_debug(debug: bool) -> None:
 
 
 def get_dtype(dtype: Any = None, map_mixed16: Any = None) -> Any:
-    """``dtype``, or where it is None the configured one; ``mixed16`` gives ``map_mixed16`` or 16 bit."""
+    """``dtype``, or where it is None the configured one; a mixed type gives ``map_mixed16``, or where it is None the
+    16 bits in which it computes."""
     chosen = config.dtype if dtype is None else dtype
-    if chosen in ("mixed16", "mixedbf16"):
+    if chosen in (mixed16, mixedbf16):
         if map_mixed16 is not None:
             return as_dtype(map_mixed16)
-        chosen = "float16" if chosen == "mixed16" else "bfloat16"
+        chosen = "float16" if chosen == mixed16 else "bfloat16"
     return as_dtype(chosen)

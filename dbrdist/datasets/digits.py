@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import as_dtype
-from dbrdist.core.config import config
+from dbrdist.core.config import get_dtype
 from dbrdist.datasets.combine import TupleDataset
 
 _FILE = Path(__file__).parent / "data" / "digits.npz"
@@ -35,7 +34,7 @@ def get_digits(withlabel: bool = True, ndim: int = 1, scale: float = 1.0, dtype:
         raise ValueError(f"expected ndim 1, 2 or 3, got {ndim}")
     with np.load(_FILE, allow_pickle=False) as f:
         images, labels = f["images"], f["labels"].astype(np.int32)
-    x = (images * (scale / _MAX_PIXEL)).astype(as_dtype(config.dtype if dtype is None else dtype))
+    x = (images * (scale / _MAX_PIXEL)).astype(get_dtype(dtype))
     x = x.reshape(len(x), *((64,), (8, 8), (1, 8, 8))[ndim - 1])
     is_test = is_test_image(labels)
     parts = [(x[rows], labels[rows]) for rows in (~is_test, is_test)]

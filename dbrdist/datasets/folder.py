@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import Array, as_dtype
-from dbrdist.core.config import config
+from dbrdist.core.backend import Array
+from dbrdist.core.config import get_dtype
 from dbrdist.core.random import generator
 from dbrdist.datasets import images
 from dbrdist.datasets.base import DatasetMixin, SkipExample, read_examples
@@ -230,7 +230,7 @@ class ImageDataset(DatasetMixin):
     def __init__(self, paths: Any, root: str | os.PathLike[str] = ".", dtype: Any = None) -> None:
         self._paths = _lines(paths)
         self._root = root
-        self._dtype = as_dtype(config.dtype if dtype is None else dtype)
+        self._dtype = get_dtype(dtype)
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -256,7 +256,7 @@ class LabeledImageDataset(DatasetMixin):
             pairs = [_split_pair(line, n, pairs) for n, line in enumerate(_lines(pairs), 1)]
         self._pairs = list(pairs)
         self._root = root
-        self._dtype = as_dtype(config.dtype if dtype is None else dtype)
+        self._dtype = get_dtype(dtype)
         self._label_dtype = np.dtype(label_dtype)
 
     def __len__(self) -> int:

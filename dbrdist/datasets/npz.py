@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import as_dtype
-from dbrdist.core.config import config
+from dbrdist.core.config import get_dtype
 from dbrdist.datasets.combine import TupleDataset
 
 
@@ -39,7 +38,7 @@ class NpzDataset(TupleDataset):
         keys = [x] if y is None else [x, y]
         arrays = _read(path, keys)
         _check(path, keys, arrays, shape)
-        float_dtype = as_dtype(config.dtype if dtype is None else dtype)
+        float_dtype = get_dtype(dtype)
         if arrays[0].dtype.kind == "f" or dtype is not None:
             arrays[0] = arrays[0].astype(float_dtype, copy=False)
         if y is not None:

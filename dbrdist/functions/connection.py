@@ -83,6 +83,11 @@ def _in_type(g: Any, dtype: Any) -> Any:
     return g if g.dtype == dtype else ops.cast(g, dtype)
 
 
+def activation(x: Any) -> Any:
+    """A 16-bit array as a Variable: it decides the type of the computation, as float32 weights beside it do not."""
+    return as_variable(x) if type(x) is ndarray and x.dtype.itemsize == 2 else x
+
+
 def linear(x: Any, W: Any, b: Any = None, n_batch_axes: int = 1) -> Any:
     """y = x W^T + b.
 
@@ -94,6 +99,7 @@ def linear(x: Any, W: Any, b: Any = None, n_batch_axes: int = 1) -> Any:
         if not 1 <= n_batch_axes < max(len(shape), 2):
             raise expected("linear", "n_batch_axes", f"1 to {len(shape) - 1} for x of shape {shape}", n_batch_axes)
         return _linear_of_batch_axes(x, W, b, n_batch_axes)
+    x = activation(x)
     return LinearFunction().apply((x, W) if b is None else (x, W, b))[0]
 
 

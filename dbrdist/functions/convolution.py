@@ -15,6 +15,7 @@ from dbrdist.core import ops
 from dbrdist.core.backend import Array
 from dbrdist.core.checks import Operands, expected
 from dbrdist.core.graph import FunctionNode, call
+from dbrdist.functions.connection import activation
 from dbrdist.kernels import ConvGeometry
 
 _SPATIAL = (0, 2, 3)
@@ -124,6 +125,7 @@ def convolution_2d(
         (N, O, OH, OW) with OH = floor((H + 2 pad - dilate (kh - 1) - 1) / stride) + 1; rounded up with ``cover_all``.
     """
     window = _hashable(stride), _hashable(pad), _hashable(dilate), groups, cover_all
+    x = activation(x)
     arguments = (x, W) if b is None else (x, W, b)
     geometry = _geometry("convolution_2d", window, *[(a.shape, a.dtype) for a in arguments])
     return Convolution2D(geometry).apply(arguments)[0]
@@ -147,6 +149,7 @@ def deconvolution_2d(
         (N, O) + outsize, by default OH = stride (H - 1) + dilate (kh - 1) + 1 - 2 pad.
     """
     window = _hashable(stride), _hashable(pad), _hashable(dilate), groups, False
+    x = activation(x)
     arguments = (x, W) if b is None else (x, W, b)
     g = _geometry("deconvolution_2d", window, *[(a.shape, a.dtype) for a in arguments])
     (h, w), (kh, kw) = x.shape[2:], W.shape[2:]
