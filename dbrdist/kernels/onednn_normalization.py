@@ -49,7 +49,16 @@ def _build_bn_forward(shape: Any, dtype: Any, eps: float, relu: bool) -> tuple[P
 def bn_forward(
     x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool
 ) -> tuple[Array, Array, Array, Any]:
-    """See numpy_.bn_forward; saved is oneDNN's mask of the ReLU, or NumPy's where the output is not finite."""
+    """See numpy_.bn_forward; saved is oneDNN's mask of the ReLU, or one of bool where the ReLU comes afterwards.
+
+    That is where the output is not finite, and where oneDNN takes another implementation for both in one, whose numbers
+    differ in the last bit: they must not depend on whether somebody expected a ReLU.
+    """
+    if (
+        relu
+        and not cached(("bn_is_fused", x.shape, x.dtype, eps), lambda: [_is_fused(_image_shape(x), x.dtype, eps)])[0]
+    ):
+        return _rectified(x, gamma, beta, eps, axis)
     image, gamma, beta = _as_image(x), _f32(gamma), _f32(beta)
     shape = image.shape
     primitive, workspace_bytes = cached(
@@ -64,9 +73,22 @@ def bn_forward(
         saved = backend.empty((workspace_bytes,), np.uint8, x)
         arguments.append(address(saved))
     primitive(*arguments)
-    if relu and not normalizes_finitely(gamma, beta, mean, var, eps):  # so it is if any element was NaN
-        return numpy_.bn_forward(x, gamma, beta, eps, axis, relu)
+    if relu and not normalizes_finitely(gamma, beta, mean, var, eps):  # the statistics are NaN if any element is
+        return _rectified(x, gamma, beta, eps, axis)
     return y.reshape(x.shape) if x.ndim == 2 else y, mean, var, saved
+
+
+def _is_fused(shape: Any, dtype: Any, eps: float) -> bool:
+    """True if one implementation serves with and without a ReLU."""
+    fused, plain = (_build_bn_forward(shape, dtype, eps, relu)[0] for relu in (True, False))
+    return fused.implementation == plain.implementation
+
+
+def _rectified(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...]) -> Any:
+    """Normalization, then the ReLU."""
+    y, mean, var, _ = bn_forward(x, gamma, beta, eps, axis, False)
+    y = numpy_.relu_forward(y)
+    return y, mean, var, y != 0
 
 
 def _build_bn_inference(shape: Any, dtype: Any, eps: float, relu: bool) -> Primitive:
@@ -121,7 +143,7 @@ def bn_backward(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """See numpy_.bn_backward; without ``relu`` it does not look at the mask, so a fused forward serves both."""
     if relu and saved.dtype == np.bool_:
-        return numpy_.bn_backward(x, gamma, mean, var, gy, eps, saved, axis, relu, out_gamma, out_beta)
+        gy, relu = numpy_.relu_backward(saved, gy), False
     image, g, scale, mean, var = _as_image(x), _as_image(gy), _f32(gamma), _f32(mean), _f32(var)
     shape = image.shape
     primitive = cached(

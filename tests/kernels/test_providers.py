@@ -177,6 +177,28 @@ def test_batch_normalization_in_parts(shape, axis, provider):
     assert_close(gx, gamma[kept] * s * (gy - (gbeta[kept] + x_hat * ggamma[kept]) / count))
 
 
+@needs_onednn
+@pytest.mark.parametrize("num_channels", [1, 3, 8, 10, 12, 16, 20, 31, 32, 64, 100, 130])
+@pytest.mark.parametrize("rest", [(), (8, 9)])
+def test_a_fused_relu_changes_no_bit(num_channels, rest):
+    """Forward and backward: which of both runs depends on what was expected, and a resumed run expects nothing."""
+    shape, axis, eps = (128, num_channels, *rest), (0, 2, 3) if rest else (0,), 2e-5
+    x, gy = (laid_out(draw(i, shape), "channels_last") if rest else draw(i, shape) for i in (0, 1))
+    gamma, beta = draw(2, shape[1:2]), draw(3, shape[1:2])
+    plain, fused = (kernels.bn_forward(3 * x + 1, gamma, beta, eps, relu, axis) for relu in (False, True))
+    np.testing.assert_array_equal(fused[0], np.maximum(plain[0], 0))
+    for a, b in zip(fused[1:3], plain[1:3]):
+        np.testing.assert_array_equal(a, b)
+    again = [kernels.bn_inference(3 * x + 1, gamma, beta, *plain[1:3], eps, relu, axis) for relu in (False, True)]
+    np.testing.assert_array_equal(again[0], plain[0])
+    np.testing.assert_array_equal(again[1], fused[0])
+    one = kernels.bn_backward(3 * x + 1, gamma, *plain[1:3], gy, eps, fused[3], True, axis)
+    g = kernels.relu_backward(fused[0], gy)
+    two = kernels.bn_backward(3 * x + 1, gamma, *plain[1:3], g, eps, plain[3], False, axis)
+    for a, b in zip(one, two):
+        np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_large_mean_keeps_its_variance(provider):
     x = (1e4 + np.arange(12, dtype=np.float32)).reshape(3, 1, 2, 2)
