@@ -9,12 +9,18 @@ the supervisor, and the same as an open descriptor, for programs that cannot see
 A rank that has beaten once and then not for `--heartbeat-timeout` seconds ends the job.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import struct
 import sys
 import time
-from typing import Any, NamedTuple
+from collections import namedtuple
+
+TYPE_CHECKING = False  # `typing` itself would cost each rank's supervisor 0.7 MB
+if TYPE_CHECKING:
+    from typing import Any
 
 VARIABLE = "DBRDIST_HEARTBEAT"
 PAGE_NAME = "dbrdist-heartbeat"
@@ -28,14 +34,8 @@ _PAUSED_AT, _LENGTH_AT, _FIELDS_AT = 24, 28, 32
 _FIELDS_SECONDS = 0.1  # fields are for people to read: written at most ten times a second
 
 
-class Beat(NamedTuple):
-    """What a rank last said: number of beats, its step (-1: none), time in seconds on the monotonic clock."""
-
-    number: int
-    step: int
-    time: float
-    paused: bool
-    fields: dict[str, Any]
+# What a rank last said: number of beats, its step (-1: none), time in seconds on the monotonic clock.
+Beat = namedtuple("Beat", "number step time paused fields")
 
 
 class _Writer:
@@ -84,7 +84,7 @@ def _whole(step: Any) -> int:
         return -1
 
 
-def _open() -> "_Writer | None":
+def _open() -> _Writer | None:
     """The page, by its path or as the descriptor that came with it; a stale name is neither."""
     words = os.environ.get(VARIABLE, "").split(",")
     for path in (words[0], *(f"/proc/self/fd/{word}" for word in words[1:])):
@@ -114,7 +114,7 @@ def active() -> bool:
     return _writer is not None
 
 
-def beat(step: Any = None, **fields: object) -> None:
+def beat(step: object = None, **fields: object) -> None:
     """This rank is alive and at `step`. Fields are shown by the live view and kept for the report.
 
     A step that is no whole number is rounded towards zero.
@@ -135,7 +135,7 @@ def read(page: Any) -> Beat:
     count, step, when = _HEAD.unpack_from(page, 0)
     (paused,) = _PAUSED.unpack_from(page, _PAUSED_AT)
     (length,) = _LENGTH.unpack_from(page, _LENGTH_AT)
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     if 0 < length <= PAGE_BYTES - _FIELDS_AT:
         try:
             found = json.loads(bytes(page[_FIELDS_AT : _FIELDS_AT + length]))

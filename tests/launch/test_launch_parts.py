@@ -8,8 +8,8 @@ import sys
 import time
 
 import pytest
-from dbrdist_launch import codes, cores, heartbeat
-from dbrdist_launch.backends import choose, hosts, hydra, identity, openmpi, slurm
+from dbrdist_launch import codes, cores, heartbeat, identity
+from dbrdist_launch.backends import choose, hosts, hydra, openmpi, slurm
 from dbrdist_launch.backends.job import Host, Job, Place
 from dbrdist_launch.backends.mpi import Library, Starter
 from dbrdist_launch.errors import LaunchError

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from .. import cache
 from ..errors import LaunchError
+from ..identity import repeated
 from .hosts import expand
-from .identity import repeated
 from .job import Host, Job, Place
 
 _ABORT_DELAY = "OMPI_MCA_mpi_abort_delay"  # in seconds, Open MPI 4 and 5

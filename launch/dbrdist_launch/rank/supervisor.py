@@ -9,11 +9,10 @@ import selectors
 import signal
 import socket
 import time
-from typing import Any
 
 from .. import codes, heartbeat, limits, linux
-from ..backends.identity import of_environment
 from ..channel import Channel, Message
+from ..identity import of_environment
 from ..loop import Loop, Signals
 from .child import Child, stack_signal
 from .deaths import OomWatch
@@ -183,7 +182,7 @@ class Supervisor:
                 self._give_credit(0)  # what is left in its pipes is little, and comes before the report
                 if status and not self.ended_by_us:
                     code, number = codes.from_wait_status(status)
-                    ended: dict[str, Any] = {"code": code, "signal": number, "oom": None, "ours": False}
+                    ended: Message = {"code": code, "signal": number, "oom": None, "ours": False}
                     self.channel.send("ended", **ended)  # at once: srun may leave no time for more
                     oom = self.oom.counted() if number == signal.SIGKILL else None
                     if oom is not None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
 
-from ..backends.identity import Identity
+from ..channel import Message
 from ..cores import available_cores
+from ..identity import Identity
 from .gpus import for_local_rank
 
 _OURS = ("DBRDIST_LAUNCH_CHANNEL", "DBRDIST_LAUNCH_TOKEN")
 
 
-def surroundings(inherited: Mapping[str, str], terms: Mapping[str, Any], identity: Identity) -> dict[str, str]:
+def surroundings(inherited: Mapping[str, str], terms: Message, identity: Identity) -> dict[str, str]:
     """Variables of the program. The names that other frameworks read are set where nobody has set them."""
     found = {name: value for name, value in inherited.items() if name not in _OURS}
     found.update(terms["environment"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections import namedtuple  # not from `typing`, which would cost each rank's supervisor 0.7 MB
 from collections.abc import Mapping
-from typing import NamedTuple
 
 # For each backend the names of rank, size, local rank and local size; of several the first that is there.
 _NAMES: dict[str, tuple[str, str, str, str]] = {
@@ -21,14 +21,8 @@ _NAMES: dict[str, tuple[str, str, str, str]] = {
 }
 
 
-class Identity(NamedTuple):
-    """Rank and number of ranks, in the job and on this host (0: the starter does not say how many are here)."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    host: str
+# Rank and number of ranks, in the job and on this host (0: the starter does not say how many are here).
+Identity = namedtuple("Identity", "rank size local_rank local_size host")
 
 
 def _first(environment: Mapping[str, str], names: str) -> int | None:
