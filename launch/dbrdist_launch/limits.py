@@ -11,6 +11,7 @@ MAX_STRANGERS = 128  # connections that have not shown the token yet; of more, t
 MESSAGE_BYTES = 1 << 20  # no message of ours is longer
 WINDOW_BYTES = 1 << 15  # what a rank may have written that nobody has read yet; beyond it the program itself waits.
 # It fits into the launcher's end of a TCP connection: the kernel drops one that is full for as long as a silent one.
+LOCAL_WINDOW_BYTES = 1 << 18  # the same over a Unix socket, where nothing is ever dropped
 PIECE_BYTES = 512  # what a piece of output counts beyond its own length, for the kernel's own needs
 READ_BYTES = 1 << 16  # what a pipe holds
 

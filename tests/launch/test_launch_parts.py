@@ -6,15 +6,16 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from dbrdist_launch import codes, cores, heartbeat, identity
-from dbrdist_launch.backends import choose, hosts, hydra, openmpi, slurm
+from dbrdist_launch.backends import choose, flux, hosts, hydra, openmpi, slurm
 from dbrdist_launch.backends.job import Host, Job, Place
 from dbrdist_launch.backends.mpi import Library, Starter
 from dbrdist_launch.errors import LaunchError
 from dbrdist_launch.launcher import environment as forwarding
-from dbrdist_launch.launcher import report, stalls
+from dbrdist_launch.launcher import jobs, report, stalls
 from dbrdist_launch.launcher.attempt import Outcome
 from dbrdist_launch.launcher.pool import HostPool
 from dbrdist_launch.launcher.ranks import Rank
@@ -155,6 +156,40 @@ def test_backend_that_does_not_fit_the_mpiexec_is_refused(monkeypatch):
     monkeypatch.setattr("dbrdist_launch.backends.mpi.find_starter", lambda *_: Starter("mpich", "5.0.2", "/m"))
     with pytest.raises(LaunchError, match="--backend openmpi does not fit"):
         choose(Place("openmpi"))
+
+
+def test_words_of_host_files_that_are_not_used_are_named(tmp_path):
+    path, said = tmp_path / "hosts", []
+    path.write_text("a slots=2 user=joe max_slots=4\nb:1 port=22\n")
+    assert hosts.parse_file(str(path), said.append) == (Host("a", 2), Host("b", 1))
+    assert len(said) == 1 and "user=joe, port=22 not used here" in said[0]
+
+
+def test_a_backend_of_a_plugin_is_found(monkeypatch):
+    made = hydra.Hydra(Starter("mpich", "5", "/m"))
+    point = SimpleNamespace(name="mine", value="x:y", load=lambda: lambda place: made)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
+    assert choose(Place("mine")) is made
+    point.load = lambda: 1 / 0
+    with pytest.raises(LaunchError, match="x:y cannot be loaded"):
+        choose(Place("mine"))
+
+
+def test_flux_runs_what_the_others_run():
+    words = flux.Flux(True).command(Job(("x",), 4, (), ("PATH", "A")), ["p"])
+    text = "run -n 4 --env=-* --env=PATH --env=A -o cpu-affinity=off -o pmi=pmix p"
+    assert words[1:] == text.split()
+    assert identity.of_environment("flux", {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2"})[:2] == (1, 2)
+
+
+def test_ssh_options_with_spaces_become_a_script(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = jobs.JobFolder("n", ["x"], "t")
+    path = folder.ssh_with("printf", ("%s|", "-o", "ProxyCommand=ssh -W %h:%p jump"))
+    child = subprocess.run([path, "a b"], capture_output=True, text=True)
+    assert child.stdout == "-o|ProxyCommand=ssh -W %h:%p jump|a b|"
+    folder.close()
+    assert list((tmp_path / "dbrdist-launch").iterdir()) == []
 
 
 def test_identity_of_each_starter():
@@ -430,6 +465,11 @@ def test_supervisor_runs_without_site_packages():
         (["-n", "2", "--log-dir", "/proc/nowhere"], 2, "cannot be written"),
         (["-n", "2", "--env", "NO NAME"], 2, "expected NAME=VALUE"),
         (["-n", "2", "--record", "nowhere/x"], 2, "there is no folder 'nowhere'"),
+        (["-n", "2", "--name", "../x"], 2, "expected a plain word"),
+        (["-n", "2", "--show-ranks", "1-x"], 2, "expected numbers and ranges"),
+        (["-n", "2", "--backend", "nowhere"], 2, "or the name of an installed plugin"),
+        (["-n", "2", "--host-discovery", "/nowhere"], 2, "cannot be run"),
+        (["-n", "2", "--hostfile", "/dev/null"], 2, "names no host"),
         (["--nproc", "2"], 2, "Did you mean '-n'?"),
         (["-n", "2", "--interface", "nowhere0"], 2, "interfaces of this host: lo"),
         (["-n", "2", "--hosts", "a:2", "--hostfile", "x"], 2, "name the hosts twice"),

@@ -168,7 +168,7 @@ class Attempt:
             environment=self.plan.rank_environment,
             directory=_working_folder(),
             host_timeout=self.settings.host_timeout,
-            window=limits.WINDOW_BYTES,
+            window=limits.WINDOW_BYTES if self.plan.addresses else limits.LOCAL_WINDOW_BYTES,
             threads=self.settings.threads,
             gpus=self.settings.gpus,
             inject=self.settings.inject,

@@ -25,6 +25,8 @@ class Run:
     """The folder and status of one job; without a folder and a record it only remembers."""
 
     def __init__(self, name: str, command: list[str], log_dir: str | None, record: str | None) -> None:
+        if not name or os.sep in name or name.startswith(".") or not name.isprintable() or name == "latest":
+            raise LaunchError(f"--name {name!r}: expected a plain word, for a folder of that name")
         self.say: Callable[[str], None] = lambda text: None
         self.folder = self._make(name, log_dir) if log_dir is not None else None
         self.name = os.path.basename(self.folder) if self.folder else name
