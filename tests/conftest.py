@@ -10,7 +10,7 @@ from dbrdist import random
 # Files whose tests start programs or wait; single tests elsewhere carry the mark themselves.
 SLOW = (
     "cli/test_ranks.py", "comm/test_abort.py", "comm/test_cores.py", "core/test_thread_pools.py",
-    "datasets/test_iterators.py", "launch/test_launch_digits.py", "launch/test_launch_doctor.py",
+    "launch/test_launch_digits.py", "launch/test_launch_doctor.py",
     "launch/test_launch_first.py", "launch/test_launch_hosts.py", "launch/test_launch_matrix.py",
     "launch/test_launch_recipes.py", "launch/test_launch_signals.py", "launch/test_launch_slurm.py",
     "launch/test_launch_causes.py", "launch/test_launch_harmless.py", "launch/test_launch_output.py",

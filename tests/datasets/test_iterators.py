@@ -80,6 +80,7 @@ def test_resume_at_every_position_equals_the_straight_run(make, options):
             assert run(resumed, 9 - k) == whole[k:]
 
 
+@pytest.mark.slow
 def test_resume_of_processes_equals_the_straight_run():
     straight = run(SerialIterator(Noisy(10), 4, seed=5), 9)
     with processes(Noisy(10), 4, seed=5) as it:
@@ -182,6 +183,7 @@ def test_a_finalized_iterator_says_so():
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(("how", "text"), [("kill", "was killed by SIGKILL"), ("exit", "ended with exit code 7")])
+@pytest.mark.slow
 def test_a_worker_that_dies_is_an_error_in_time(how, text):
     with processes(Doomed(40, 17, how), 4, shuffle=False) as it:
         run(it, 4)
@@ -192,6 +194,7 @@ def test_a_worker_that_dies_is_an_error_in_time(how, text):
 
 
 @pytest.mark.timeout(30)
+@pytest.mark.slow
 def test_a_worker_killed_from_outside_is_an_error_in_time():
     with processes(Numbers(1000), 4) as it:
         run(it, 3)
@@ -219,6 +222,7 @@ def test_an_exception_in_a_thread_is_raised_here():
             next(it)
 
 
+@pytest.mark.slow
 def test_a_slow_worker_is_warned_of_and_waited_for():
     with processes(Doomed(8, 0, "sleep"), 4, shuffle=False, dataset_timeout=0.1) as it:
         with pytest.warns(MultiprocessIterator.TimeoutWarning, match=r"for 0.1 seconds; still waiting"):
@@ -244,6 +248,7 @@ def test_workers_are_no_ranks_and_hear_no_signals_of_the_job(monkeypatch):
         assert run_lengths(it, 6) == [2] * 6
 
 
+@pytest.mark.slow
 def test_a_worker_has_one_thread(monkeypatch):
     """Examples are spread over processes; threads inside of each would take the cores of the ranks."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -257,6 +262,7 @@ def run_lengths(it, n):
     return [len(next(it)) for _ in range(n)]
 
 
+@pytest.mark.slow
 def test_workers_are_replaced_after_their_tasks():
     expected = run(SerialIterator(Numbers(40), 4, seed=2), 12)
     with processes(Numbers(40), 4, seed=2, maxtasksperchild=2) as it:
@@ -283,6 +289,7 @@ def wait_until_gone(pids, seconds=10):
     return [pid for pid in pids if alive(pid)]
 
 
+@pytest.mark.slow
 def test_workers_end_with_an_iterator_that_is_forgotten():
     it = processes(Numbers(40), 4)
     next(it)
@@ -313,6 +320,7 @@ def script(tmp_path, stay, guard=True):
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_a_script_from_standard_input_has_workers():
     text = SCRIPT.format(path=sys.path, stay=False, guard=True)
     done = subprocess.run([sys.executable, "-"], input=text, capture_output=True, text=True, timeout=30)
@@ -321,6 +329,7 @@ def test_a_script_from_standard_input_has_workers():
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_workers_end_when_their_parent_is_killed(tmp_path):
     parent = script(tmp_path, stay=True)
     pids = [int(pid) for pid in parent.stdout.readline().split()]
@@ -331,6 +340,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_a_script_that_does_not_finalize_ends_in_time(tmp_path):
     started = time.monotonic()
     parent = script(tmp_path, stay=False)
@@ -341,6 +351,7 @@ def test_a_script_that_does_not_finalize_ends_in_time(tmp_path):
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_a_script_without_main_guard_gets_a_hint(tmp_path):
     parent = script(tmp_path, stay=False, guard=False)
     _, err = parent.communicate(timeout=30)
