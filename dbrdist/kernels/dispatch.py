@@ -166,8 +166,7 @@ def conv_backward_weight(
     x: Array, gy: Array, W_shape: tuple[int, ...], geometry: ConvGeometry, dtype: Any = None, out: Array | None = None
 ) -> Array:
     """Gradient of W in plain OIHW memory: into ``out`` (any shape of that size, C order) where given."""
-    if dtype is None:
-        dtype = x.dtype
+    dtype = x.dtype if dtype is None else np.dtype(dtype)
     key = _conv_backward_weight_key(x, gy, W_shape, geometry, dtype, out)
     plan = _local.plans.get(key) or _local.find(key, (x, gy, W_shape, geometry, dtype, out))
     return plan(x, gy, W_shape, geometry, dtype, out)

@@ -17,6 +17,7 @@ from dbrdist.kernels import onednn
 from dbrdist.kernels.geometry import ConvGeometry
 from dbrdist.kernels.numpy_ import plain_empty
 from dbrdist.kernels.onednn import Builder, Primitive, address, scratch
+from dbrdist.kernels.onednn_float16 import also_float16
 from dbrdist.kernels.onednn_matmul import plan_matmul
 
 Array = np.ndarray
@@ -180,7 +181,7 @@ def _plan_pointwise_weight(x: Array, gy: Array, like: Array) -> Any:
 
 
 ROWS = {
-    "conv_forward": _plan_forward,
-    "conv_backward_data": _plan_backward_data,
-    "conv_backward_weight": _plan_backward_weight,
+    "conv_forward": also_float16(_plan_forward),
+    "conv_backward_data": also_float16(_plan_backward_data),
+    "conv_backward_weight": also_float16(_plan_backward_weight, out=5),
 }

@@ -10,6 +10,7 @@ import numpy as np
 from dbrdist.core import backend
 from dbrdist.kernels import onednn
 from dbrdist.kernels.onednn import Builder, Primitive, address
+from dbrdist.kernels.onednn_float16 import also_float16
 
 Array = np.ndarray
 
@@ -118,4 +119,4 @@ def _without_bias(x: Array, W: Array) -> Any:
     return lambda x, W, b: product(x, W.T, None)
 
 
-ROWS = {"matmul": _plan_large, "linear": _plan_linear}
+ROWS = {"matmul": also_float16(_plan_large, out=2), "linear": also_float16(_plan_linear)}

@@ -9,6 +9,7 @@ import numpy as np
 from dbrdist.core import backend
 from dbrdist.kernels import numpy_, onednn
 from dbrdist.kernels.onednn import Builder, Primitive
+from dbrdist.kernels.onednn_finite import is_finite
 
 Array = np.ndarray
 
@@ -40,8 +41,7 @@ def _planner(log: bool) -> Any:
         new = (backend.allocator if is_image else backend.plain_allocator)(x.shape, x.dtype)
 
         def softmax(x: Array, axis: int) -> Array:
-            flat = x.ravel("K")
-            if not flat.dot(flat) < np.inf:  # the library keeps NaN and infinity to their place, not to their row
+            if not is_finite(x):  # the library keeps NaN and infinity to their place, not to their row
                 return reference(x, axis)
             y = new()
             primitive.on2(x, y)

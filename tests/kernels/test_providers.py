@@ -15,7 +15,7 @@ except onednn.Unavailable:
 
 needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="oneDNN is not installed")
 PROVIDERS = ["numpy", pytest.param("onednn", marks=needs_onednn)]
-TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 2e-3}
 LAYOUTS = ["channels_last", "nchw", "sliced", "reversed"]
 
 
@@ -65,6 +65,12 @@ CONVOLUTIONS = [
     ((1, 8, 1, 1), (8, 8, 1, 1), ConvGeometry()),
     ((0, 8, 6, 6), (4, 8, 3, 3), ConvGeometry(1, 1, 1, 1)),
 ]
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize(("x_shape", "W_shape", "geometry"), CONVOLUTIONS)
+def test_convolution_of_float16(x_shape, W_shape, geometry, provider):
+    check_convolution(x_shape, W_shape, geometry, provider, "nchw", "float16")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -305,7 +311,7 @@ MATRICES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("right", MATRICES)
 @pytest.mark.parametrize("left", MATRICES)
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -390,13 +396,13 @@ def test_types_are_compared_by_what_they_mean():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
-def test_other_types_are_served_by_numpy(dtype):
+def test_other_types_are_served_by_numpy_or_by_way_of_float32(dtype):
     x, W, gamma = draw(0, (8, 64, 32, 32), dtype), draw(1, (64, 64, 3, 3), dtype), draw(2, (64,), dtype)
     matrix = draw(3, (256, 256), dtype)
     for kernel, *arguments in (
         ("conv_forward", x, W, None, ConvGeometry()),
         ("conv_backward_data", x, W, (8, 64, 34, 34), ConvGeometry()),
-        ("conv_backward_weight", x, x, (64, 64, 1, 1), ConvGeometry(), None, None),
+        ("conv_backward_weight", x, x, (64, 64, 1, 1), ConvGeometry(), x.dtype, None),
         ("bn_forward", x, gamma, gamma, 1e-5, (0, 2, 3), False),
         ("bn_inference", x, gamma, gamma, gamma, gamma, 1e-5, (0, 2, 3), False),
         ("pool_forward", x, PoolGeometry("max", 2, 2, 2, 2)),
@@ -405,7 +411,8 @@ def test_other_types_are_served_by_numpy(dtype):
         ("relu_backward", x, x),
         ("add", x, x),
     ):
-        assert kernels.provider_of(kernel, *arguments) == "numpy"
+        by_float32 = dtype == "float16" and HAS_ONEDNN and kernel.startswith(("conv", "matmul"))
+        assert kernels.provider_of(kernel, *arguments) == ("onednn" if by_float32 else "numpy")
 
 
 @needs_onednn
