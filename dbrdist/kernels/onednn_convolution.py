@@ -18,12 +18,13 @@ from dbrdist.kernels.geometry import ConvGeometry
 from dbrdist.kernels.numpy_ import plain_empty
 from dbrdist.kernels.onednn import Builder, Primitive, address, scratch
 from dbrdist.kernels.onednn_float16 import also_float16
-from dbrdist.kernels.onednn_matmul import plan_matmul
+from dbrdist.kernels.onednn_matmul import build, plan_matmul
 
 Array = np.ndarray
 Shape = tuple[int, ...]
 
 _POINTWISE = ConvGeometry()
+_FEW_PIXELS = 256  # up to here it takes longer to reorder weights than to multiply with them as they lie
 
 
 def _weights(b: Builder, W_shape: Any, strides: Any, dtype: Any, groups: int) -> Any:
@@ -94,11 +95,25 @@ def _packing(reorder: Primitive | None, num_bytes: int) -> Callable[[Array], Arr
     return pack
 
 
+def _is_small_product(x: Array, W: Array, geometry: ConvGeometry) -> bool:
+    """Is this a matrix product of few pixels with weights of their type, in C order?
+
+    In ResNet-50 at batch 1 the last stages' 1x1 convolutions take 0.6 to 0.9 of the time so.
+    """
+    is_pointwise = geometry == _POINTWISE and W.shape[2:] == (1, 1)
+    return is_pointwise and x.size // x.shape[1] <= _FEW_PIXELS and W.flags.c_contiguous and W.dtype == x.dtype
+
+
 def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Any:
     onednn.require(x)
     y_shape = (x.shape[0], W.shape[0], *geometry.out_hw(*x.shape[2:], *W.shape[2:]))
-    primitive, reorder, num_bytes = _build("forward", x.shape, _readable(W), y_shape, geometry, x.dtype, b is not None)
-    pack, new = _packing(reorder, num_bytes), backend.allocator(y_shape, x.dtype)
+    new = backend.allocator(y_shape, x.dtype)
+    if _is_small_product(x, W, geometry):
+        primitive = build(_rows(channels_last(x)), W.reshape(W.shape[:2]).T, _rows(new()), b is not None)
+        pack = _packing(None, 0)
+    else:
+        primitive, *reorder = _build("forward", x.shape, _readable(W), y_shape, geometry, x.dtype, b is not None)
+        pack = _packing(*reorder)
     is_plain = is_channels_last(x) and min(W.strides) > 0
 
     def conv_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Array:
@@ -117,8 +132,12 @@ def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -
 
 def _plan_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Any:
     onednn.require(gy)
-    primitive, reorder, num_bytes = _build("data", x_shape, _readable(W), gy.shape, geometry, gy.dtype)
-    pack, new = _packing(reorder, num_bytes), backend.allocator(x_shape, gy.dtype)
+    new = backend.allocator(x_shape, gy.dtype)
+    if _is_small_product(gy, W, geometry):
+        primitive, pack = build(_rows(channels_last(gy)), W.reshape(W.shape[:2]), _rows(new())), _packing(None, 0)
+    else:
+        primitive, *reorder = _build("data", x_shape, _readable(W), gy.shape, geometry, gy.dtype)
+        pack = _packing(*reorder)
     is_plain = is_channels_last(gy) and min(W.strides) > 0
 
     def conv_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Array:

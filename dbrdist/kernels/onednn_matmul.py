@@ -17,7 +17,7 @@ Array = np.ndarray
 _SMALL_PRODUCT = 1 << 19  # multiplications; below, NumPy's product takes less time than the call
 
 
-def _build(a: Array, b: Array, y: Array, bias: bool = False) -> Primitive:
+def build(a: Array, b: Array, y: Array, bias: bool = False) -> Primitive:
     with Builder() as builder:
         left, right, result = (
             builder.memory(m.shape, onednn.data_type(m.dtype), onednn.element_strides(m)) for m in (a, b, y)
@@ -70,7 +70,7 @@ def plan_matmul(a: Array, b: Array, out: Array | None) -> Any:
     """See numpy_.matmul."""
     shape, dtype = (a.shape[0], b.shape[1]), min(a.dtype, b.dtype, key=lambda d: d.itemsize)
     left, right, new = _adapter(a, dtype), _adapter(b, dtype), backend.allocator(shape, a.dtype)
-    primitive = _build(left(a), right(b), new() if out is None else out)
+    primitive = build(left(a), right(b), new() if out is None else out)
 
     def matmul(a: Array, b: Array, out: Array | None) -> Array:
         a, b = left(a), right(b)
@@ -103,7 +103,7 @@ def _plan_linear(x: Array, W: Array, b: Array | None) -> Any:
         raise onednn.Unsupported("W narrower than x")
     left, right = _adapter(x, x.dtype), _adapter(W.T, x.dtype)
     new = backend.allocator((x.shape[0], W.shape[0]), x.dtype)
-    primitive = _build(left(x), right(W.T), new(), bias=True)
+    primitive = build(left(x), right(W.T), new(), bias=True)
 
     def linear(x: Array, W: Array, b: Array) -> Array:
         x, W, b = left(x), right(W.T), np.ascontiguousarray(b, np.float32)
