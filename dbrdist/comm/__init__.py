@@ -1,5 +1,10 @@
-"""Everything that knows there are several ranks. Importing it starts nothing; creating an MPI communicator does."""
+"""Everything that knows there are several ranks.
 
+Importing it does not start MPI; creating an MPI communicator does. In a process that mpiexec started as one of several
+ranks, an exception that nobody catches ends the job from the import on.
+"""
+
+from dbrdist.comm import abort
 from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.comm.create import create_communicator
 from dbrdist.comm.datasets import create_empty_dataset, scatter_dataset, scatter_index
@@ -19,3 +24,5 @@ __all__ = [
     "scatter_dataset",
     "scatter_index",
 ]
+
+abort.guard_launched()

@@ -5,16 +5,18 @@ Under a plain mpiexec, MPICH, Open MPI and Intel MPI all leave the other ranks w
 
 - an exception that nobody catches, in the main thread or another one,
 - a ``sys.exit(n)`` or ``raise SystemExit(n)`` with n other than 0 that nobody catches (``exit_status.py``),
-- a rank that has left in any other way while another waits for it in a verb (``leaving.py``).
+- a rank that has left in any other way while another waits for it in a verb (``watch.py``).
 
-``dbrdist-train`` guards its whole main with :func:`guard`. In library use, creating an MPI communicator with several
-ranks does it, but never in a loader's worker, in IPython or at an interactive prompt.
+``dbrdist-train`` guards its whole main with :func:`guard`. In library use the import of this package does it in a
+process that a launcher started as one of several ranks, and so does creating an MPI communicator with several ranks;
+but never in a loader's worker, in IPython or at an interactive prompt.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import stat
 import sys
 import threading
 import time
@@ -22,12 +24,14 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from dbrdist.comm import environment, exit_status, leaving, mpi
+from dbrdist.comm import environment, exit_status, mpi, watch
+from dbrdist.comm.processes import MpiCommunicator
 
 INTERRUPTED = 130
 _MEETING_SECONDS = 1.0  # ranks that fail alike have this time to say so before the first ends the job
 
 _installed_in: int | None = None  # the process id: a forked child inherits the hooks, but must not use them
+_is_within_hook = threading.Event()
 _earlier_hook: Callable[..., Any] = sys.__excepthook__
 _earlier_thread_hook: Callable[..., Any] = threading.excepthook
 
@@ -54,14 +58,26 @@ def guard(main: Callable[[], int | None]) -> NoReturn:
     sys.exit(code)
 
 
-def guard_library_use(comm: mpi.MpiCommunicator) -> None:
+def guard_library_use(comm: MpiCommunicator) -> None:
     """From now on a failure of this process ends the job, if it is a program running on several ranks. Collective."""
     if comm.size == 1 or _is_interactive_or_worker():
         return
-    leaving.join(comm)
-    if _installed_in != os.getpid():
-        _install()
-        exit_status.watch(_on_system_exit)
+    watch.join(comm.mpi_comm, comm.world_ranks())
+    _watch_over_process()
+
+
+def guard_launched() -> None:
+    """The same from the import of this package on, where a launcher started this process as one of several ranks.
+
+    A rank that fails before its first communicator leaves the others waiting in MPI_Init.
+    """
+    if environment.launched()[0] > 1 and not _is_interactive_or_worker():
+        _watch_over_process()
+
+
+def _watch_over_process() -> None:
+    _install()
+    exit_status.watch(_on_system_exit)
 
 
 def _is_interactive_or_worker() -> bool:
@@ -76,12 +92,13 @@ def _in_ipython() -> bool:
 
 
 def _install() -> None:
+    """Take the hooks, also from a program that has set its own since the last time; those are called first."""
     global _installed_in, _earlier_hook, _earlier_thread_hook
-    if _installed_in == os.getpid():
-        return
     _installed_in = os.getpid()
-    _earlier_hook, sys.excepthook = sys.excepthook, _on_exception
-    _earlier_thread_hook, threading.excepthook = threading.excepthook, _on_thread_exception
+    if sys.excepthook is not _on_exception:
+        _earlier_hook, sys.excepthook = sys.excepthook, _on_exception
+    if threading.excepthook is not _on_thread_exception:
+        _earlier_thread_hook, threading.excepthook = threading.excepthook, _on_thread_exception
 
 
 # ---- the hooks ----
@@ -91,7 +108,11 @@ def _on_exception(kind: type[BaseException], value: BaseException, tb: Any) -> N
     if _installed_in != os.getpid():
         _earlier_hook(kind, value, tb)
         return
+    if _is_within_hook.is_set():  # a hook that was set after ours calls ours as the one before it
+        report("".join(traceback.format_exception(kind, value, tb)))
+        return
     if _earlier_hook is not sys.__excepthook__:
+        _is_within_hook.set()
         _earlier_hook(kind, value, tb)
         report(f"{kind.__name__}: {value}")
     elif issubclass(kind, KeyboardInterrupt):
@@ -105,17 +126,19 @@ def _on_thread_exception(args: Any) -> None:
     if _installed_in != os.getpid() or issubclass(args.exc_type, SystemExit):  # a thread's own exit ends it alone
         _earlier_thread_hook(args)
         return
-    if _earlier_thread_hook is not threading.__excepthook__:
+    if _earlier_thread_hook is not threading.__excepthook__ and not _is_within_hook.is_set():
+        _is_within_hook.set()
         _earlier_thread_hook(args)
     name = args.thread.name if args.thread is not None else "unknown"
     lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
     report(f"thread {name!r} died:\n" + "".join(lines))
+    watch.tell_that_this_rank_fails()
     _end(1)  # at once: the main thread is alive and will not come to a meeting
 
 
 def _on_system_exit(status: Any) -> Any:
     code, text = _status(status)
-    if code == 0 or _installed_in != os.getpid() or leaving.is_over():
+    if code == 0 or _installed_in != os.getpid() or watch.is_over():
         return status
     if text:
         report(text)
@@ -161,15 +184,16 @@ def _fail(code: int, said: str) -> None:
     if mpi.started() is None:
         _fail_before_mpi(code, said)
         return
-    if mpi.world()[1] > 1 and not leaving.all_leave_within(_MEETING_SECONDS):
+    if mpi.world()[1] > 1 and not watch.all_leave_within(_MEETING_SECONDS):
         _say_status(code, said)
+        watch.tell_that_this_rank_fails()
         _end(code)
 
 
 def _fail_before_mpi(code: int, said: str) -> None:
     """Tell the launcher to end the job: other ranks may wait for this one in MPI_Init."""
     size, rank, _ = environment.launched()
-    if size == 1 or leaving.is_over():
+    if size == 1 or watch.is_over():
         return
     if rank > 0:
         time.sleep(_MEETING_SECONDS)  # where all fail alike, rank 0 says so for all and ends them here
@@ -180,6 +204,10 @@ def _fail_before_mpi(code: int, said: str) -> None:
         # PMI version 1 of hydra (MPICH, Intel MPI), which otherwise goes on when a rank ends before MPI_Init. Open MPI
         # ends the job by itself then.
         try:
+            if not stat.S_ISSOCK(
+                os.fstat(int(pmi)).st_mode
+            ):  # a helper of a rank inherits the word, but not the socket
+                return
             os.write(int(pmi), f"cmd=abort exitcode={code}\n".encode())
         except OSError:  # the launcher is gone, and the other ranks with it
             return

@@ -1,23 +1,27 @@
-"""The contract of all communicators. ``tests/comm`` and ``tests/mpi`` hold every provider to it."""
+"""The contract of all communicators. ``tests/comm`` and ``tests/mpi`` hold every provider to it.
+
+The base class owns each public verb: it checks the arguments, passes the gate (``gate.py``), on which all ranks agree
+or raise the same error, and calls one of the few primitives (``primitives.py``) that a provider fills in.
+"""
 
 from __future__ import annotations
 
-import difflib
-import pickle
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from dbrdist.comm import agree, message
+from dbrdist.comm import arguments, message
 from dbrdist.comm import model as models
+from dbrdist.comm.arguments import attempt
+from dbrdist.comm.gate import Passage
+from dbrdist.comm.objects import ObjectVerbs
+from dbrdist.comm.pair import PairVerbs
 from dbrdist.core import backend
 from dbrdist.core.backend import Array
 
 
-class CommunicatorBase(ABC):
+class CommunicatorBase(ObjectVerbs, PairVerbs):
     """A group of ranks that exchange arrays and objects.
 
     Verbs without a suffix move arrays: memory of any element type (also bfloat16) in any layout, never pickled. Arrays
@@ -26,153 +30,141 @@ class CommunicatorBase(ABC):
     suffices, for it is staged through host memory. Verbs that end in ``_obj`` move pickled objects.
 
     Every verb blocks until its result may be used and its argument may be written again. All verbs but send and recv
-    are collective: every rank calls them, in the same order. A wrong argument on one rank raises on every rank.
+    are collective: every rank calls them, in the same order. Ranks that come to different verbs, with different roots
+    or configurations, or one of them with a wrong argument, all raise the same error. One thread at a time uses a
+    communicator; give others their own by :meth:`split`.
 
     Configuration belongs to this communicator and is inherited by what :meth:`split` makes:
 
     - ``allreduce_grad_dtype`` (None): the type in which gradients travel; None means their own.
     - ``batched_copy`` (True): accepted for old scripts; gradients lie in flat memory, so there is nothing to copy.
-    - ``check_ranks`` (True): before a sum, compare the arguments of all ranks, so that a mismatch is an error.
+
+    Raises:
+        CommunicatorError: on every rank, where they disagree; the text names what, on which ranks, and the lines.
+        TypeError, ValueError: on every rank, where an argument is wrong on one of them.
     """
-
-    _defaults: dict[str, Any] = {"allreduce_grad_dtype": None, "batched_copy": True, "check_ranks": True}
-
-    def __init__(self) -> None:
-        self._configs: dict[str, Any] = dict(self._defaults)
-        self._within_config_scope = False
-        self._plan: Any = None  # of the last reduction of gradients
-
-    # ---- who and where ----
-
-    @property
-    @abstractmethod
-    def rank(self) -> int:
-        """The number of this rank, from 0."""
-
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """How many ranks there are."""
-
-    @property
-    @abstractmethod
-    def intra_rank(self) -> int:
-        """The number of this rank among those on its host."""
-
-    @property
-    @abstractmethod
-    def intra_size(self) -> int:
-        """How many ranks are on this host."""
-
-    @property
-    @abstractmethod
-    def inter_rank(self) -> int:
-        """The number of this host among the hosts, in the order of their lowest ranks."""
-
-    @property
-    @abstractmethod
-    def inter_size(self) -> int:
-        """How many hosts there are."""
 
     # ---- arrays ----
 
-    @abstractmethod
-    def split(self, color: int | None, key: int) -> Any:
-        """A communicator of the ranks with the same ``color``, ranked by (key, rank), with this one's configuration.
-
-        A rank with the colour None gets None.
-        """
-
-    @abstractmethod
-    def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]:
-        """Entry k of the result is what rank k had at this rank's place of its ``xs`` (one array for each rank)."""
-
-    @abstractmethod
-    def send(self, data: Array | Sequence[Array], dest: int, tag: int) -> None:
-        """Send an array, or a tuple or list of arrays, to ``dest``, which receives it with the same ``tag``."""
-
-    @abstractmethod
-    def recv(self, source: int, tag: int) -> Any:
-        """The array, or tuple of arrays, that ``source`` sent with ``tag``."""
-
-    @abstractmethod
     def bcast(self, data: Array | None, max_buf_len: int | None = None, root: int = 0) -> Array:
         """The array of ``root``, on every rank; the others' ``data`` is ignored. The root gets its own array back.
 
-        ``max_buf_len`` is the number of bytes sent at a time.
+        ``max_buf_len`` is the number of bytes sent at a time, the same on every rank.
         """
+        with self._gate.call("bcast") as call:
+            (own, piece), error = self._prepare_bcast(call, root, max_buf_len, arguments.prepared, data, "bcast")
+            header, flat = own if own is not None else (message.no_header(), None)
+            rows = call.agree([piece, *header], error, num_same=1, what="the same max_buf_len", detail=f"{piece} bytes")
+            header = rows[call.root, 1:]
+            call.num_bytes = message.count_bytes(header)
+            with call.moving():
+                if flat is not None:
+                    self._bcast_in_pieces(call, message.as_bytes(flat), piece)
+                    return data
+                raw, x = message.empty_like_header(header)
+                self._bcast_in_pieces(call, raw, piece)
+                return message.to_current_device(x, header)
 
-    @abstractmethod
     def gather(self, data: Array, root: int = 0) -> tuple[Array, ...] | None:
         """On ``root`` every rank's array, in order of ranks, whatever their shapes; None on the others."""
+        with self._gate.call("gather") as call:
+            flat, headers = self._agree_on_arrays(call, data, root)
+            raw, counts, starts = message.room_for(headers if self.rank == root else headers[:0])
+            with call.moving():
+                self._gather_bytes(call, message.as_bytes(flat), raw, counts, starts)
+            return message.unpack(raw, headers, starts) if self.rank == root else None
 
-    @abstractmethod
     def allgather(self, x: Array) -> tuple[Array, ...]:
         """Every rank's array, in order of ranks, whatever their shapes."""
+        with self._gate.call("allgather") as call:
+            flat, headers = self._agree_on_arrays(call, x)
+            raw, counts, starts = message.room_for(headers)
+            with call.moving():
+                self._allgather_bytes(message.as_bytes(flat), raw, counts, starts)
+            return message.unpack(raw, headers, starts)
 
-    @abstractmethod
+    def _agree_on_arrays(self, call: Passage, x: Any, root: Any = None) -> tuple[message.HostArray, message.Header]:
+        """The elements of this rank's array, and the headers of all."""
+        bad_root = self._take_root(call, root) if root is not None else None
+        own, error = attempt(arguments.prepared, x, call.verb)
+        header, flat = own if own is not None else (message.no_header(), np.empty(0, np.uint8))
+        headers = call.agree(header, bad_root or error)[:, : message.HEADER_WORDS]
+        call.num_bytes, call.kind = flat.nbytes, flat.dtype
+        return flat, headers
+
     def scatter(self, xs: Sequence[Array] | Array | None, root: int = 0) -> Array:
         """Entry ``rank`` of what ``root`` passes: a sequence of ``size`` arrays, or an array with ``size`` rows."""
+        with self._gate.call("scatter") as call:
+            bad_root = self._take_root(call, root)
+            each, error = None, None
+            if call.root == self.rank:
+                each, error = attempt(arguments.prepared_for_each, xs, self.size, "scatter")
+            call.agree((), bad_root or error)
+            with call.moving():
+                return self._exchange_arrays(call, each or [], [call.root])[0]
+
+    def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]:
+        """Entry k of the result is what rank k had at this rank's place of its ``xs`` (one array for each rank)."""
+        with self._gate.call("alltoall") as call:
+            each, error = attempt(arguments.prepared_for_each, xs, self.size, "alltoall")
+            call.agree((), error)
+            with call.moving():
+                return self._exchange_arrays(call, each or [], range(self.size))
 
     def allreduce(self, data: Array) -> Array:
         """The sum over ranks, as a new array; 4-d results are channels-last, others in C order.
 
         All ranks pass the same shape and type. Sums of 16-bit types run in float32 and are narrowed once; booleans are
         combined by "or", as NumPy adds them.
-
-        Raises:
-            CommunicatorError: on every rank, if shapes or types differ, listing which.
         """
-        x = self._checked_for_sum(data)
-        result = backend.empty(x.shape, x.dtype, x)  # where layouts differ between ranks, one that all have
-        result[...] = x
-        self._reduce(_flat(result))
-        return result
+        with self._gate.call("allreduce") as call:
+            x, error = attempt(arguments.summable, data)
+            header = message.no_header() if x is None else message.encode(x, ())
+            call.agree(
+                header,
+                error,
+                num_same=message.NUM_SAME_WORDS,
+                what="the same shape and type",
+                detail="" if x is None else f"shape {x.shape} of {x.dtype}",
+            )
+            result = backend.copy(x)
+            with call.moving():
+                self._reduce(call, _flat(result))
+            return result
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
-        self.allgather_obj(None)
+        with self._gate.call("barrier") as call:
+            call.agree()
 
-    def finalize(self) -> None:  # noqa: B027 - most providers hold nothing
-        """Free what the communicator holds. It must not be used afterwards."""
+    # ---- lifetime ----
 
-    # ---- objects ----
+    def split(self, color: int | None, key: int) -> Any:
+        """A communicator of the ranks with the same ``color``, ranked by (key, rank), with this one's configuration.
 
-    @abstractmethod
-    def send_obj(self, obj: Any, dest: int, tag: int) -> None:
-        """Send a picklable object to ``dest``."""
+        A rank with the colour None gets None.
+        """
+        with self._gate.call("split") as call:
+            own, error = attempt(arguments.color_and_key, color, key)
+            has_color, number, place = own or (0, 0, 0)
+            rows = call.agree((has_color, number, place), error)
+            entries = [(int(a), int(b), int(c), rank) for rank, (a, b, c) in enumerate(rows[:, :3])]
+            with call.moving():
+                mine = sorted((c, rank) for a, b, c, rank in entries if has_color and a and b == number)
+                return self._make_part(call, [rank for _, rank in mine])
 
-    @abstractmethod
-    def recv_obj(self, source: int, tag: int) -> Any:
-        """The object that ``source`` sent with ``tag``."""
-
-    @abstractmethod
-    def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        """The object of ``root``, on every rank; the root gets its own object back."""
-
-    @abstractmethod
-    def allgather_obj(self, obj: Any) -> list[Any]:
-        """Every rank's object, in order of ranks."""
-
-    @abstractmethod
-    def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        """Entry ``rank`` of the ``size`` objects that ``root`` passes."""
-
-    def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        """On ``root`` every rank's object, in order of ranks; None on the others."""
-        objs = self.allgather_obj(obj)
-        return objs if self.rank == root else None
-
-    def allreduce_obj(self, obj: Any) -> Any:
-        """The sum (``+``) of every rank's object, added in order of ranks."""
-        first, *others = self.allgather_obj(obj)
-        for other in others:
-            first = first + other
-        return first
+    def finalize(self) -> None:
+        """Free what the communicator holds. Collective. It must not be used afterwards."""
+        if self._finalized_at or self._refusal():
+            return
+        with self._gate.call("finalize") as call:
+            call.agree()
+            self._finalized_at = call.where()
+            self._free()
+            self._gate.closed = f"this communicator was finalized at {self._finalized_at}; make a new one"
+            self._gate.record.forget(self._gate.name)
 
     # ---- models ----
-
-    _reduces_one_by_one = False  # True in providers that reduce parameter by parameter
 
     def bcast_data(self, model: Any) -> None:
         """Give every rank rank 0's parameters and persistent values (batch-norm statistics, say).
@@ -182,7 +174,8 @@ class CommunicatorBase(ABC):
         Raises:
             CommunicatorError: on every rank, if the models differ in names, shapes or types.
         """
-        models.bcast_data(self, model)
+        with self._gate.call("bcast_data"):
+            models.bcast_data(self, model)
 
     def broadcast_data(self, model: Any) -> None:
         """The older name of :meth:`bcast_data`."""
@@ -196,7 +189,7 @@ class CommunicatorBase(ABC):
         float32 and narrowed once.
 
         Raises:
-            CommunicatorError: on every rank, if the parameters differ in shape or type.
+            CommunicatorError: on every rank, if the parameters differ in name, shape or type.
         """
         self.weighted_mean_grad(list(model.namedparams()), zero_fill, None)
 
@@ -209,137 +202,8 @@ class CommunicatorBase(ABC):
 
         None on every rank is equal weights; a rank with 0 samples takes part with weight 0.
         """
-        models.mean_grad(self, params, zero_fill, num_samples, one_by_one=self._reduces_one_by_one)
-
-    # ---- what providers fill in ----
-
-    @abstractmethod
-    def _allgather_rows(self, row: message.Header) -> message.Header:
-        """A few 64-bit integers of every rank, as an array of ``size`` rows: cheap, and never fails on its own."""
-
-    @abstractmethod
-    def _reduce_host(self, x: message.HostArray, factors: Sequence[float] | None, divisor: float | None) -> None:
-        """Replace the 1-d contiguous ``x`` by ``sum(factors[k] * x of rank k) / divisor`` on every rank.
-
-        16-bit types are summed and divided in float32. Every rank gets the same bits.
-        """
-
-    def _reduce(self, x: Array, factors: Sequence[float] | None = None, divisor: float | None = None) -> None:
-        """As :meth:`_reduce_host`, also for arrays on a device."""
-        if x.size == 0:
-            return
-        if isinstance(x, np.ndarray):
-            self._reduce_host(x, factors, divisor)
-            return
-        host = backend.to_cpu(x)
-        self._reduce_host(host, factors, divisor)
-        x[...] = message.to_place(host, x)
-
-    def _checked_for_sum(self, data: Array) -> Array:
-        """``data``, after making sure that every rank brings the same shape and type."""
-        error: Exception | None = None
-        text = ""
-        try:
-            data = message.as_array(data, "allreduce")
-            message.check_summable(data)
-            text = f"shape {data.shape} of {data.dtype.name}"
-        except (TypeError, ValueError) as e:
-            error = e
-        if self.get_config("check_ranks"):
-            agree.same_everywhere(self, text, "allreduce expected the same shape and type on every rank", error)
-        elif error is not None:
-            raise error
-        return data
-
-    # ---- configuration ----
-
-    def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
-        """Set one configuration entry of this communicator. False is False."""
-        if kwargs:
-            raise TypeError(f"set_config({name!r}) expected one value, got also {', '.join(kwargs)}")
-        self._check_config_name(name)
-        if name == "allreduce_grad_dtype" and value is not None:
-            value = backend.as_dtype(value)
-            if not backend.is_floating(value):
-                raise ValueError(f"allreduce_grad_dtype expected a float type, got {value}")
-        self._configs[name] = value
-
-    def get_config(self, name: str | None = None) -> Any:
-        """The value of one entry, or without a name a dictionary of all."""
-        if name is None:
-            return dict(self._configs)
-        self._check_config_name(name)
-        return self._configs[name]
-
-    def _check_config_name(self, name: str) -> None:
-        if name not in self._configs:
-            known = sorted(self._configs)
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"unknown configuration {name!r} of a communicator, known are {', '.join(known)}{hint}")
-
-    @contextmanager
-    def config_scope(self) -> Iterator[bool]:
-        """Within the block, attributes set on this communicator are configuration entries too (for subclasses)."""
-        self._within_config_scope = True
-        try:
-            yield True
-        finally:
-            self._within_config_scope = False
-
-    @property
-    def within_config_scope(self) -> bool:
-        """True inside :meth:`config_scope`."""
-        return bool(self.__dict__.get("_within_config_scope", False))
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if not name.startswith("_") and self.within_config_scope:
-            self._configs[name] = value
-
-    def _inherit(self, parent: CommunicatorBase) -> None:
-        """Take over the configuration of the communicator that was split."""
-        self._configs = dict(parent._configs)
-
-    # ---- checks that all providers share ----
-
-    def _check_rank(self, rank: int, what: str) -> None:
-        if not 0 <= rank < self.size:
-            raise ValueError(f"{what} expected a rank from 0 to {self.size - 1}, got {rank}")
-
-    def _one_for_each_rank(self, xs: Any, verb: str) -> list[Array]:
-        """``xs`` as a list of ``size`` arrays: a sequence of them, or the rows of one."""
-        if xs is None or not hasattr(xs, "__len__") or getattr(xs, "ndim", 1) == 0:
-            raise TypeError(f"{verb} expected {self.size} arrays, one for each rank, got {type(xs).__name__}")
-        if len(xs) != self.size:
-            raise ValueError(f"{verb} expected {self.size} arrays, one for each rank, got {len(xs)}")
-        return [message.as_array(x, verb) for x in xs]
-
-
-class _Unpicklable:
-    """Travels in place of an object that cannot be pickled, so that the receivers raise as the sender does."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-
-def pickled(obj: Any) -> tuple[message.HostArray, TypeError | None]:
-    """An object as bytes, and the error to raise once they are sent if it cannot be pickled."""
-    error = None
-    try:
-        raw = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception as e:  # pickling runs the object's own code
-        error = TypeError(f"expected an object that can be pickled, got {type(obj).__name__}: {e}")
-        raw = pickle.dumps(_Unpicklable(str(error)))
-    return np.frombuffer(raw, np.uint8), error
-
-
-def unpickled(raw: message.HostArray) -> Any:
-    """The object behind the bytes."""
-    obj = pickle.loads(raw.data)
-    if isinstance(obj, _Unpicklable):
-        raise TypeError(obj.text)
-    return obj
+        with self._gate.call("weighted_mean_grad") as call:
+            models.mean_grad(self, call, params, zero_fill, num_samples)
 
 
 def _flat(x: Array) -> Array:

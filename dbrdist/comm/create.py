@@ -7,35 +7,42 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from dbrdist.comm import abort, cores, environment, mpi, threads
+from dbrdist.comm import abort, cores, environment, mpi, processes, threads
 from dbrdist.comm.communicator import CommunicatorBase
 
+Maker = Callable[[Any, dict[str, Any]], CommunicatorBase]
 
-def _of_this_thread(mpi_comm: Any) -> CommunicatorBase:
+
+def _of_this_thread(mpi_comm: Any, settings: dict[str, Any]) -> CommunicatorBase:
     """The communicator of the rank that this thread is."""
     comm = threads.current()
     if comm is None:
         raise ValueError("the communicator 'threads' expected to be made inside dbrdist.comm.run_threads(n, function)")
+    for name, value in settings.items():
+        comm.set_config(name, value)
     return comm
 
 
-def _alone(mpi_comm: Any) -> CommunicatorBase:
+def _alone(mpi_comm: Any, settings: dict[str, Any]) -> CommunicatorBase:
     """One rank, without MPI."""
-    return threads.ThreadCommunicator()
+    comm = threads.ThreadCommunicator()
+    for name, value in settings.items():
+        comm.set_config(name, value)
+    return comm
 
 
-def _over_mpi(kind: type[mpi.MpiCommunicator]) -> Callable[[Any], CommunicatorBase]:
-    def make(mpi_comm: Any) -> CommunicatorBase:
-        comm = kind(mpi_comm)
+def _over_mpi(kind: type[processes.MpiCommunicator]) -> Maker:
+    def make(mpi_comm: Any, settings: dict[str, Any]) -> CommunicatorBase:
+        comm = kind(mpi_comm, settings)
         abort.guard_library_use(comm)
         return comm
 
     return make
 
 
-PROVIDERS: dict[str, Callable[[Any], CommunicatorBase]] = {
-    "naive": _over_mpi(mpi.NaiveCommunicator),
-    "flat": _over_mpi(mpi.FlatCommunicator),
+PROVIDERS: dict[str, Maker] = {
+    "naive": _over_mpi(processes.NaiveCommunicator),
+    "flat": _over_mpi(processes.FlatCommunicator),
     "threads": _of_this_thread,
     "single": _alone,
 }
@@ -67,9 +74,7 @@ def create_communicator(communicator_name: str | None = None, mpi_comm: Any = No
         raise ValueError(_unknown(name))
     if mpi_comm is not None and name not in ("naive", "flat"):
         raise ValueError(f"the communicator {name!r} does not use MPI, so it expected no mpi_comm")
-    comm = PROVIDERS[name](mpi_comm)
-    for key, value in kwargs.items():
-        comm.set_config(key, value)
+    comm = PROVIDERS[name](mpi_comm, kwargs)
     if communicator_name is None and comm.rank == 0:
         ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
         print(f"dbrdist: communicator {name!r}, {ranks}", file=sys.stderr, flush=True)

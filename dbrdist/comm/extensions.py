@@ -21,7 +21,8 @@ class StopOnRequest(Extension):
     Under dbrdist-launch a SIGINT counts too: Ctrl-C reaches the ranks through it.
 
     Schedulers send these signals some time before they end a job. Launchers may deliver them to one rank or to all,
-    and never at the same moment, so the ranks tell each other after each step (one exchange of 8 bytes).
+    and never at the same moment, so the ranks tell each other: in the header of each step of a multi-node optimizer
+    (a request that comes after it was shown waits for the next step), and without one in an exchange of their own.
 
     Args:
         comm: the ranks.
@@ -48,11 +49,11 @@ class StopOnRequest(Extension):
                 self._earlier[number] = signal.signal(number, lambda number, frame: self.request(number))
 
     def request(self, number: int = signal.SIGTERM) -> None:
-        """Ask all ranks to stop after the step that they are in."""
-        self._received = number
+        """Ask all ranks to stop after the step that they are in, or the next."""
+        self._received = self._comm._stop_request = number
 
     def __call__(self, trainer: Any) -> None:
-        numbers = self._comm._allgather_rows(np.array([self._received], np.int64))[:, 0]
+        numbers = self._numbers()
         if not numbers.any():
             return
         if self._save is not None:
@@ -62,6 +63,13 @@ class StopOnRequest(Extension):
             f"{signal.Signals(int(numbers[rank])).name} arrived on rank {rank}; all ranks stopped after step "
             f"{trainer.updater.iteration}" + (" and saved" if self._save is not None else "")
         )
+
+    def _numbers(self) -> Any:
+        """The signal that each rank has, 0 for none: from the header of the step, or asked now where there was none."""
+        answers, self._comm._stop_answers = self._comm._stop_answers, None
+        if answers is not None:
+            return answers
+        return self._comm._allgather_rows(np.array([self._received], np.int64))[:, 0]
 
     def finalize(self) -> None:
         """Give the signals back."""

@@ -1,8 +1,7 @@
 """How an array travels: a fixed header of 64-bit integers, then its bytes. Nothing is pickled.
 
 The header holds the element type, the shape, and the order of the axes in memory, so the receiver needs to know
-nothing beforehand and a channels-last array arrives as one. It can also say "this rank has an error", which lets every
-rank raise the same one instead of waiting for data that never comes.
+nothing beforehand and a channels-last array arrives as one.
 """
 
 from __future__ import annotations
@@ -17,8 +16,11 @@ from dbrdist.core.backend import Array
 
 MAX_NDIM = 32
 _NAME_WORDS = 3  # a type's name in 24 bytes: '<M8[ns]', 'float8_e4m3fnuz' and '<U12' all fit
-# is there an array, does it lie on a device, ndim, name, shape, order of axes in memory
-HEADER_WORDS = 3 + _NAME_WORDS + 2 * MAX_NDIM
+_SHAPE = 1 + _NAME_WORDS
+NUM_SAME_WORDS = _SHAPE + MAX_NDIM  # ndim, name, shape: what arrays that are added have in common
+_ON_DEVICE = NUM_SAME_WORDS
+_AXES = _ON_DEVICE + 1
+HEADER_WORDS = _AXES + MAX_NDIM // 8  # and the order of the axes in memory, a byte each
 
 Header = np.ndarray[Any, np.dtype[np.int64]]
 HostArray = np.ndarray[Any, Any]
@@ -78,41 +80,32 @@ def empty_like_header(header: Header, buffer: HostArray | None = None) -> tuple[
 
 
 def encode(x: Array, axes: Sequence[int]) -> Header:
-    """The header of an array whose axes lie in memory in the order ``axes``."""
+    """The header of an array whose axes lie in memory in the order ``axes``; () where that does not matter."""
     header = np.zeros(HEADER_WORDS, np.int64)
     name = x.dtype.name if x.dtype.kind == "V" else x.dtype.newbyteorder("=").str
-    header[:3] = 1, not isinstance(x, np.ndarray), x.ndim
     encoded = name.encode().ljust(8 * _NAME_WORDS, b"\0")
-    header[3 : 3 + _NAME_WORDS] = np.frombuffer(encoded, np.int64)
-    start = 3 + _NAME_WORDS
-    header[start : start + x.ndim] = x.shape
-    header[start + MAX_NDIM : start + MAX_NDIM + x.ndim] = axes
+    header[0], header[_ON_DEVICE] = x.ndim, not isinstance(x, np.ndarray)
+    header[1:_SHAPE] = np.frombuffer(encoded, np.int64)
+    header[_SHAPE : _SHAPE + x.ndim] = x.shape
+    header[_AXES:].view(np.uint8)[: len(axes)] = axes
     return header
 
 
-def error_header() -> Header:
-    """A header that says that this rank has no array to send, because its argument is wrong."""
-    header = np.zeros(HEADER_WORDS, np.int64)
-    header[0] = -1
-    return header
-
-
-def is_error(header: Header) -> bool:
-    """True for a header made by :func:`error_header`."""
-    return int(header[0]) < 0
+def no_header() -> Header:
+    """In place of a header where there is no array."""
+    return np.zeros(HEADER_WORDS, np.int64)
 
 
 def is_on_device(header: Header) -> bool:
     """True where the sender's array lay on a GPU."""
-    return bool(header[1])
+    return bool(header[_ON_DEVICE])
 
 
 def _decode(header: Header) -> tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...]]:
-    ndim = int(header[2])
-    name = header[3 : 3 + _NAME_WORDS].tobytes().rstrip(b"\0").decode()
-    start = 3 + _NAME_WORDS
-    shape = tuple(int(n) for n in header[start : start + ndim])
-    axes = tuple(int(n) for n in header[start + MAX_NDIM : start + MAX_NDIM + ndim])
+    ndim = int(header[0])
+    name = header[1:_SHAPE].tobytes().rstrip(b"\0").decode()
+    shape = tuple(header[_SHAPE : _SHAPE + ndim].tolist())
+    axes = tuple(header[_AXES:].view(np.uint8)[:ndim].tolist())
     return shape, dtype_from_name(name), axes
 
 
@@ -133,12 +126,6 @@ def count_bytes(header: Header) -> int:
     for n in shape:
         count *= n
     return count
-
-
-def describe(header: Header) -> str:
-    """Shape and type in words, for messages."""
-    shape, dtype, _ = _decode(header)
-    return f"shape {shape} of {dtype.name}"
 
 
 def clone(x: Array) -> Array:
@@ -167,12 +154,6 @@ def to_current_device(host: HostArray, header: Header) -> Array:
     return backend.to_device(host, backend.get_device(f"@cupy:{cupy.cuda.Device().id}"))
 
 
-def check_summable(x: Array) -> None:
-    """Raise TypeError for element types that have no sum."""
-    if x.dtype.kind not in "biufcV":
-        raise TypeError(f"allreduce expected numbers, got dtype {x.dtype}")
-
-
 def is_narrow(dtype: np.dtype[Any]) -> bool:
     """True for float types that are summed in a wider one: float16, bfloat16 and the 8-bit floats."""
     return dtype.kind == "V" or backend.accumulation_dtype(dtype) != dtype
@@ -198,3 +179,30 @@ def weighted_sum(
 def blocks(n: int, size: int) -> list[int]:
     """Borders of ``size`` nearly equal blocks of ``n`` elements: block k lies from entry k to entry k + 1."""
     return [n * k // size for k in range(size + 1)]
+
+
+def room_for(headers: Header) -> tuple[HostArray, list[int], list[int]]:
+    """One block of memory for the arrays behind ``headers``: (memory, bytes of each, start of each).
+
+    Starts are multiples of 64 bytes.
+    """
+    counts = [count_bytes(header) for header in headers]
+    starts, end = [], 0
+    for count in counts:
+        starts.append(end)
+        end += -(-count // 64) * 64
+    return np.empty(end, np.uint8), counts, starts
+
+
+def pack(headers: Header, flats: Sequence[HostArray]) -> tuple[HostArray, list[int], list[int]]:
+    """Arrays in one block of memory: (memory, bytes of each, start of each)."""
+    raw, counts, starts = room_for(headers)
+    for flat, count, start in zip(flats, counts, starts):
+        raw[start : start + count] = as_bytes(flat)
+    return raw, counts, starts
+
+
+def unpack(raw: HostArray, headers: Header, starts: Sequence[int]) -> tuple[Array, ...]:
+    """The arrays behind ``headers`` in a block of memory, on this thread's GPU where they came from one."""
+    arrays = [empty_like_header(h, raw[start:])[1] for h, start in zip(headers, starts)]
+    return tuple(to_current_device(x, h) for x, h in zip(arrays, headers))

@@ -6,13 +6,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from dbrdist.comm import model as models
 from dbrdist.comm.communicator import CommunicatorBase
+from dbrdist.comm.header import Steps
+from dbrdist.comm.late import LateParameters
+from dbrdist.comm.reduction import reduce_gradients, weights
+from dbrdist.core import flat
 from dbrdist.core.optimizer import HyperparameterProxy, Optimizer
 from dbrdist.core.parameter import Parameter
-from dbrdist.errors import CommunicatorError
 
 
 def create_multi_node_optimizer(
@@ -50,7 +51,7 @@ def create_multi_node_optimizer(
 class MultiNodeOptimizer:
     """Wraps ``actual_optimizer``; made by :func:`create_multi_node_optimizer`."""
 
-    __slots__ = ("_is_synchronized", "actual_optimizer", "communicator", "zero_fill")
+    __slots__ = ("_is_synchronized", "_steps", "actual_optimizer", "communicator", "num_samples", "zero_fill")
 
     takes_num_samples = True  # the updater passes num_samples to update()
 
@@ -58,7 +59,9 @@ class MultiNodeOptimizer:
         self.actual_optimizer = actual_optimizer
         self.communicator = communicator
         self.zero_fill = zero_fill
+        self.num_samples: int | None = None  # of this rank in the last step
         self._is_synchronized = False
+        self._steps = Steps(communicator, actual_optimizer)
 
     # ---- the step ----
 
@@ -74,22 +77,54 @@ class MultiNodeOptimizer:
                 takes part in the reduction. None, on every rank, weighs all ranks equally.
 
         Raises:
-            CommunicatorError: on every rank, if parameters differ between ranks, or no rank has an example.
+            CommunicatorError: on every rank, if steps, parameters, hyperparameters or configurations differ between
+                ranks, or no rank has an example.
         """
         target = self._require_target()
+        comm, steps = self.communicator, self._steps
         if not self._is_synchronized:
             # Not persistent values: after a resume each rank has its own batch-norm statistics.
-            models.bcast_params(self.communicator, target)
+            models.bcast_params(comm, target)
             self._is_synchronized = True
         if num_samples == 0:
             target.cleargrads()
-        late = [(name, p) for name, p in target.namedparams() if not p.is_initialized]
-        if late:
-            _with_late_parameters(self.communicator, late, num_samples, self._backward, lossfun, args, kwds)
-        elif lossfun is not None and num_samples != 0:
+        works = lossfun is not None and num_samples != 0
+        steps.post(num_samples, works, self.zero_fill)
+        self.num_samples = num_samples
+        is_late = bool(steps.late)
+        if is_late:
+            self._late_step(lossfun, args, kwds, works)
+        elif lossfun is not None and works:
             self._backward(lossfun, args, kwds)
-        self.communicator.weighted_mean_grad(self._updated_params(), self.zero_fill, num_samples)
+        self._reduce(num_samples, is_late)
         self.actual_optimizer.update()
+
+    def _late_step(self, lossfun: Any, args: Any, kwds: Any, works: bool) -> None:
+        """A forward pass that may initialise parameters, on all ranks alike; gradients are agreed on afterwards."""
+        steps = self._steps
+        header = steps.wait()
+        if header.works.any():
+            late = LateParameters(self.communicator, steps.late, int(header.works.argmax()))
+            if works:
+                late.work(lambda after_forward: self._backward(lossfun, args, kwds, after_forward))
+            else:
+                late.listen()
+
+    def _reduce(self, num_samples: int | None, is_late: bool) -> None:
+        """Average the gradients: as the header says, or where that cannot know what there is, agreeing anew."""
+        steps = self._steps
+        header = None if is_late else steps.wait()
+        plan = steps.plan()
+        if header is None or plan is None or not header.same_runs or not self.zero_fill:
+            self.communicator.weighted_mean_grad(self._updated_params(), self.zero_fill, num_samples)
+            return
+        factors, divisor = weights(header.counts)
+        flat.collect_gradients(plan.params)
+        comm = self.communicator
+        with comm._gate.call("reduce") as call:
+            call.meet_without_row()
+            grads = plan.gradients(plan.params, comm._reduces_one_by_one)
+            reduce_gradients(comm, call, grads, factors, divisor)
 
     def _backward(self, lossfun: Callable[..., Any], args: Any, kwds: Any, after_forward: Any = None) -> None:
         loss = lossfun(*args, **kwds)
@@ -195,76 +230,3 @@ def _handed_on(name: str) -> property:
         setattr(self.actual_optimizer, name, value)
 
     return property(read, write, doc=f"``{name}`` of the wrapped optimizer.")
-
-
-# ---- parameters that wait for their first input ----
-
-
-def _with_late_parameters(
-    comm: CommunicatorBase,
-    late: list[tuple[str, Parameter]],
-    num_samples: int | None,
-    backward: Callable[..., None],
-    lossfun: Callable[..., Any] | None,
-    args: Any,
-    kwds: Any,
-) -> None:
-    """A step in which the forward pass may initialise parameters, which take the leading rank's values.
-
-    The lowest rank that has samples leads: it announces each parameter at its initialisation. Ranks with samples meet
-    it there, in their own forward pass; a rank without samples listens and initialises the same.
-    """
-    works = lossfun is not None and num_samples != 0
-    who_works = comm._allgather_rows(np.array([works], np.int64))[:, 0]
-    if not who_works.any():
-        return
-    leader = int(who_works.argmax())
-    if not works:
-        _listen(comm, dict(late), leader)
-        return
-    for name, p in late:
-        p.on_initialize = _Announce(comm, name, leader)
-    assert lossfun is not None
-    try:
-        backward(lossfun, args, kwds, lambda: _announce(comm, None, leader))
-    finally:
-        for name, p in late:
-            if not p.is_initialized:
-                p.on_initialize = models.Broadcast(comm, name, 0)
-
-
-class _Announce:
-    """What a late parameter does at its initialisation within a step."""
-
-    def __init__(self, comm: CommunicatorBase, name: str, leader: int) -> None:
-        self._comm = comm
-        self._name = name
-        self._leader = leader
-
-    def __call__(self, p: Parameter) -> None:
-        p.on_initialize = None
-        _announce(self._comm, (self._name, p.shape, p.dtype.name), self._leader)
-        p.array = self._comm.bcast(p.array, root=self._leader)
-
-
-def _announce(comm: CommunicatorBase, mine: Any, leader: int) -> None:
-    """Meet the other ranks at ``mine`` = (name, shape, type); None is the end of the forward pass."""
-    theirs = comm.bcast_obj(mine, root=leader)
-    if theirs != mine:
-        raise CommunicatorError(
-            "expected every rank to initialise the same parameters in the same order, but in the forward pass rank "
-            f"{leader} came to {_in_words(theirs)}, rank {comm.rank} to {_in_words(mine)}"
-        )
-
-
-def _in_words(announced: Any) -> str:
-    return "the end" if announced is None else f"{announced[0]} with shape {announced[1]} of {announced[2]}"
-
-
-def _listen(comm: CommunicatorBase, late: dict[str, Parameter], leader: int) -> None:
-    while (announced := comm.bcast_obj(None, root=leader)) is not None:
-        name, shape, _ = announced
-        p = late[name]
-        p.on_initialize = None
-        p.initialize(shape)
-        p.array = comm.bcast(None, root=leader)

@@ -23,7 +23,7 @@ class SharedSum:
     """A window over the ranks of ``mpi_comm``, which lie on one host. Collective."""
 
     def __init__(self, mpi_module: Any, mpi_comm: Any) -> None:
-        self._comm = mpi_comm.Dup()
+        self._comm = mpi_comm
         self._rank, self._size = self._comm.rank, self._comm.size
         num_bytes = PIECE_BYTES * _NUM_BUFFERS
         self._window = mpi_module.Win.Allocate_shared(num_bytes, 1, comm=self._comm)
@@ -58,4 +58,3 @@ class SharedSum:
         self._buffers = []
         self._window.Unlock_all()
         self._window.Free()
-        self._comm.Free()

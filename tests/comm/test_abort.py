@@ -55,9 +55,10 @@ def test_a_program_that_fails_nowhere_is_not_ended(deed):
 @pytest.mark.parametrize("deed", ["return", "exit none", "finalize", "early import"])
 def test_a_rank_that_left_while_others_wait_for_it_is_reported_and_the_job_ended(deed):
     outcome = jobs.run(3, FAIL, deed)
-    assert outcome.code == 1, outcome.text
-    assert "rank 1 has left, but this rank has waited" in outcome.text
-    assert "in allreduce (" in outcome.text
+    assert outcome.code & 1, outcome.text  # mpiexec adds what the rank that left returned
+    assert "rank 1 has left, but rank 0 has waited" in outcome.text
+    assert "rank 2 has waited" in outcome.text
+    assert "for rank 1 in allreduce (" in outcome.text
     assert "fail.py:" in outcome.text
     assert 1.5 < outcome.seconds < 15
 
@@ -66,7 +67,7 @@ def test_a_rank_that_works_on_alone_is_left_alone():
     outcome = jobs.run(3, FAIL, "slow")
     assert outcome.code == 0, outcome.text
     assert "the slow rank is done" in outcome.text
-    assert outcome.lines("[rank") == ["[rank 0] finished 3 s ago; rank 1 of 3 still running"]
+    assert outcome.lines("[rank") == ["[rank 0] finished 5 s ago; rank 1 of 3 still running"]
 
 
 def test_ranks_that_fail_alike_all_say_so():
@@ -83,7 +84,8 @@ def test_an_earlier_hook_is_called_too():
     outcome = jobs.run(2, FAIL, "hook")
     assert outcome.code == 1
     assert "earlier hook: seen by both hooks" in outcome.text
-    assert outcome.lines("[rank 1]") == ["[rank 1] ValueError: seen by both hooks"]
+    assert outcome.lines("[rank 1]")[0] == "[rank 1] ValueError: seen by both hooks"
+    assert "of this rank are in" in outcome.lines("[rank 1]")[1]
 
 
 def test_no_prefix_where_the_launcher_puts_it():

@@ -1,9 +1,11 @@
 """Errors that all ranks raise together."""
 
+import re
+
 import numpy as np
 import pytest
 
-from dbrdist.comm import agree, create_communicator, run_threads
+from dbrdist.comm import agree, create_communicator, run_threads, verdict
 from dbrdist.errors import CheckpointError, CommunicatorError
 from tests.comm.contract import raises
 
@@ -21,8 +23,16 @@ def test_nothing_is_raised_where_no_rank_fails(num_ranks):
 
 def test_the_error_of_one_rank_is_raised_on_all_with_its_type():
     def body(comm):
-        raises(FileNotFoundError, "no data (on rank 2 of 3)", lambda: fail_on(comm, [2], FileNotFoundError("no data")))
-        raises(CheckpointError, "bad (on ranks 1, 2 of 3)", lambda: fail_on(comm, [1, 2], CheckpointError("bad")))
+        raises(
+            FileNotFoundError,
+            "no data (on rank 2 of 3, called at ",
+            lambda: fail_on(comm, [2], FileNotFoundError("no data")),
+        )
+        raises(
+            CheckpointError,
+            "bad (on ranks 1, 2 of 3, called at ",
+            lambda: fail_on(comm, [1, 2], CheckpointError("bad")),
+        )
         with pytest.raises(ValueError, match=r"^everywhere$"):
             fail_on(comm, range(3), ValueError("everywhere"))
         comm.barrier()
@@ -36,7 +46,7 @@ class OwnError(Exception):
 
 def test_an_error_that_cannot_be_made_elsewhere_becomes_a_communicator_error():
     def body(comm):
-        raises(CommunicatorError, "mine (on rank 0 of 2)", lambda: fail_on(comm, [0], OwnError("mine")))
+        raises(CommunicatorError, "mine (on rank 0 of 2, called at ", lambda: fail_on(comm, [0], OwnError("mine")))
         broken = UnicodeDecodeError("utf-8", b"x", 0, 1, "bad byte")
         raises(CommunicatorError, "UnicodeDecodeError: 'utf-8'", lambda: fail_on(comm, [0], broken))
 
@@ -67,12 +77,15 @@ def test_on_root():
 
 def test_same_everywhere_says_who_has_what():
     def body(comm):
-        agree.same_everywhere(comm, "equal", "expected the same")
+        agree.same_everywhere(comm, "equal", "the same letter")
         with pytest.raises(CommunicatorError) as info:
-            agree.same_everywhere(comm, "ab"[comm.rank == 1], "expected the same")
+            agree.same_everywhere(comm, "ab"[comm.rank == 1], "the same letter")
         return str(info.value)
 
-    assert set(run_threads(3, body)) == {"expected the same, got a on ranks 0, 2; b on rank 1"}
+    (text,) = set(run_threads(3, body))
+    start, _, place = text.partition(" (called at ")
+    assert start == "expected the same letter on every rank, got a on ranks 0, 2; b on rank 1"
+    assert re.fullmatch(r".*test_agree\.py:\d+\)", place)
 
 
 def test_a_parameter_that_is_missing_or_besides_is_named():
@@ -94,12 +107,12 @@ def test_a_parameter_that_is_missing_or_besides_is_named():
     for theirs, text in [("/a /b", "rank 1: /b (2,) float32 besides"), ("", "rank 1: no /a (2,) float32")]:
         texts = run_threads(2, body, ["/a"], theirs.split())
         assert texts[0] == texts[1]
-        assert texts[0].endswith(text)
+        assert f"{text} (called at " in texts[0]
 
 
 def test_long_lists_of_ranks_are_cut():
-    assert agree.name_ranks([3]) == "rank 3"
-    assert agree.name_ranks(range(12)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 more"
+    assert verdict.name_ranks([3]) == "rank 3"
+    assert verdict.name_ranks(range(12)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 more"
 
 
 def test_create_says_the_nearest_name():

@@ -5,20 +5,22 @@ import re
 import pytest
 
 from dbrdist import comm
-from dbrdist.comm import CommunicatorBase, create, mpi
+from dbrdist.comm import CommunicatorBase, create, processes
 from tests.comm import jobs
 
 PAGE = (jobs.ROOT / "docs" / "communicators.md").read_text()
 CONTRACT = PAGE[PAGE.index("## The contract") : PAGE.index("### Ranks that are threads")]
 
 
-@pytest.mark.parametrize("name", [n for n in dir(mpi.MpiCommunicator) if not n.startswith("_") and n != "world_ranks"])
+@pytest.mark.parametrize(
+    "name", [n for n in dir(processes.MpiCommunicator) if not n.startswith("_") and n != "world_ranks"]
+)
 def test_the_page_has_each_method(name):
     assert re.search(rf"[`.]{name}\b", CONTRACT)
 
 
 def test_the_page_has_each_configuration_entry_with_its_default():
-    for name, default in {**CommunicatorBase._defaults, **mpi.FlatCommunicator._defaults}.items():
+    for name, default in {**CommunicatorBase._defaults, **processes.FlatCommunicator._defaults}.items():
         assert f"| `{name}` | {default} |" in CONTRACT
 
 

@@ -2,12 +2,17 @@
 
 import pytest
 
-from dbrdist.comm import create_communicator, mpi
-from tests.comm import contract
+from dbrdist.comm import create_communicator, mpi, processes
+from tests.comm import contract, disagreement_contract
 
 
 @pytest.mark.parametrize("check", contract.CHECKS, ids=contract.by_name)
 def test_contract_over_mpi(comm, check):
+    check(comm)
+
+
+@pytest.mark.parametrize("check", disagreement_contract.CHECKS, ids=disagreement_contract.by_name)
+def test_disagreement_over_mpi(comm, check):
     check(comm)
 
 
@@ -28,7 +33,7 @@ def test_a_given_mpi_communicator_is_used(world):
 
 def test_without_a_name_flat_is_taken_and_rank_0_says_so(world, capfd):
     comm = create_communicator()
-    assert type(comm) is mpi.FlatCommunicator
+    assert type(comm) is processes.FlatCommunicator
     expected = f"dbrdist: communicator 'flat', {world.size} rank" if world.rank == 0 else ""
     assert capfd.readouterr().err.startswith(expected)
 

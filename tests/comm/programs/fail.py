@@ -9,9 +9,7 @@ from sys import exit as exit_imported_early
 
 import numpy as np
 
-from dbrdist.comm import create_communicator, leaving
-
-leaving.patience_seconds = 2.0
+from dbrdist.comm import create_communicator
 
 
 def reduce_something():
@@ -90,7 +88,7 @@ if deed == "all raise":
     raise_error()
 if deed == "slow":
     if comm.rank == 1:
-        time.sleep(5)
+        time.sleep(7)
         print("the slow rank is done", flush=True)
     sys.exit(0)
 if comm.rank == 1:

@@ -1,0 +1,274 @@
+"""The gate that every collective verb passes: each rank shows one row of numbers, and all draw the same conclusion.
+
+The row says in which verb the rank is, its root, its configuration, what its argument is, and whether that is wrong. It
+has the same length in every verb, so ranks in different verbs still meet. Where rows disagree, or one has an error,
+the ranks exchange words and raise the same error, with what differs, on which ranks, and the lines of the calls.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from dbrdist.comm import arguments, verdict
+from dbrdist.comm.record import Call, Record
+from dbrdist.errors import CommunicatorError
+
+Row = np.ndarray[Any, np.dtype[np.int64]]
+
+_HEAD = 5  # number, verb, root, configuration, error
+PAYLOAD_WORDS = 42
+ROW_WORDS = _HEAD + PAYLOAD_WORDS
+_ERROR = _HEAD - 1
+
+
+class Pending(Protocol):
+    """A row that was shown and not yet answered."""
+
+    def wait(self, call: Call) -> Row:
+        """The rows of all ranks; raises CommunicatorError where the watch finds that they cannot come."""
+
+
+class Ranks(Protocol):
+    """What the gate needs of a communicator."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def _post_row(self, row: Row) -> Pending: ...
+
+    def _allgather_bytes(self, mine: Any, raw: Any, counts: Sequence[int], starts: Sequence[int]) -> None: ...
+
+    def _describe_config(self) -> str: ...
+
+    def _refusal(self) -> str: ...
+
+    def _failed_half_way(self, call: Call, reason: str) -> None: ...
+
+
+class Gate:
+    """The gate of one communicator on one rank.
+
+    Args:
+        ranks: moves rows and bytes.
+        record: where this rank's verbs are noted.
+        name: of the communicator, the same on all its ranks.
+        members: its ranks, as numbered in the whole job.
+    """
+
+    def __init__(self, ranks: Ranks, record: Record, name: str, members: tuple[int, ...]) -> None:
+        self.record = record
+        self.name = name
+        self.members = members
+        self.closed = ""  # why no verb can run any more
+        self.ranks = ranks
+        self._config: str | None = None
+        self._config_digest = 0
+        self._one_thread = threading.RLock()
+
+    def config_changed(self) -> None:
+        """Compare the configuration anew at the next verb."""
+        self._config = None
+
+    def call(self, verb: str) -> Passage:
+        """Enter a collective verb: ``with gate.call("bcast") as call``.
+
+        Raises:
+            CommunicatorError: if the communicator is closed, or another thread is in a verb of it.
+        """
+        self._check_open(verb)
+        if not self._one_thread.acquire(blocking=False):
+            raise CommunicatorError(self._two_threads(verb))
+        return Passage(self, verb)
+
+    def message(self, verb: str, peer: Any, tag: Any) -> Passage:
+        """Enter a send or receive; what is wrong with these arguments is raised on this rank alone."""
+        self._check_open(verb)
+        call = Passage(self, verb, is_collective=False)
+        call.peer = arguments.rank_of(peer, self.ranks.size, verb)
+        call.tag = arguments.tag(tag, verb)
+        call.partner = self.members[call.peer]
+        call.number = self.record.count(self.name, verb[:4], call.partner, call.tag)
+        return call
+
+    def _check_open(self, verb: str) -> None:
+        reason = self.closed or self.ranks._refusal()
+        if reason:
+            raise CommunicatorError(f"{verb}: {reason}")
+
+    def leave(self) -> None:
+        """The end of a collective verb."""
+        self._one_thread.release()
+
+    def _two_threads(self, verb: str) -> str:
+        busy = [call for call in list(self.record.last) if call.comm_name == self.name and call.seconds < 0]
+        where = f" ({busy[-1].verb} at {busy[-1].where()})" if busy else ""
+        return (
+            f"{verb}: expected one thread at a time, but another thread is in a verb of this communicator{where}; "
+            "give each thread its own by split(0, rank), made in the same order on all ranks"
+        )
+
+    def config_word(self) -> int:
+        if self._config is None:
+            self._config = self.ranks._describe_config()
+            self._config_digest = digest(self._config)
+        return self._config_digest
+
+    def explain(self, call: Passage, what: str, detail: str, error: Exception | None) -> Exception:
+        """What every rank raises, from the words of all. All ranks come here, or none."""
+        mine = verdict.Words(
+            call.verb,
+            call.number,
+            call.root,
+            self._config or "",
+            what,
+            detail,
+            call.where(),
+            verdict.kind_of(error),
+            "" if error is None else str(error),
+        )
+        raw = np.frombuffer(mine.encode(), np.uint8)
+        row = np.zeros(ROW_WORDS, np.int64)
+        row[0] = raw.size
+        counts = [int(n) for n in self.ranks._post_row(row).wait(call)[:, 0]]
+        starts = [sum(counts[:k]) for k in range(len(counts))]
+        found = np.empty(sum(counts), np.uint8)
+        self.ranks._allgather_bytes(raw, found, counts, starts)
+        everyone = [verdict.Words.decode(found[i : i + n].tobytes()) for i, n in zip(starts, counts)]
+        return verdict.judge(everyone)
+
+
+class Passage(Call):
+    """One verb on its way through the gate."""
+
+    __slots__ = ("_answer", "_detail", "_gate", "_is_moving", "_num_same", "_own_error", "_what")
+
+    def __init__(self, gate: Gate, verb: str, is_collective: bool = True) -> None:
+        super().__init__(gate.record, verb, gate.name, gate.members)
+        self.is_collective = is_collective
+        self._gate = gate
+        self._answer: Pending | None = None
+        self._is_moving = False
+
+    def __exit__(self, kind: Any, value: Any, tb: Any) -> None:
+        super().__exit__(kind, value, tb)
+        if kind is not None and (self._answer is not None or self._is_moving):
+            self._interrupted(f"{kind.__name__}: {value}" if str(value) else kind.__name__)
+        if self.is_collective:
+            self._gate.leave()
+
+    def _interrupted(self, reason: str) -> None:
+        """Other ranks may still come to this meeting, or wait for bytes: nothing can follow on the communicator."""
+        gate = self._gate
+        gate.closed = gate.closed or (
+            f"this communicator cannot be used any more, because {self.verb} at {self.where()} ended by {reason}"
+        )
+        if self._is_moving and not self.error:
+            gate.ranks._failed_half_way(self, reason)
+
+    def moving(self) -> _Moving:
+        """``with call.moving():`` all ranks have agreed and move bytes; one that fails here leaves the others stuck."""
+        return _Moving(self)
+
+    def agree(
+        self,
+        payload: Sequence[int] | Row = (),
+        error: Exception | None = None,
+        *,
+        num_same: int = 0,
+        what: str = "",
+        detail: str | Callable[[], str] = "",
+    ) -> Row:
+        """Show a row and return the payloads of all ranks, shape (size, 42).
+
+        Args:
+            payload: up to 42 integers.
+            error: what is wrong with this rank's argument; every rank raises it.
+            num_same: how many leading integers of the payload must be the same on all ranks.
+            what: what these stand for, as in "expected ... on every rank".
+            detail: what this rank has.
+        """
+        self.post(payload, error, num_same=num_same, what=what, detail=detail)
+        return self.wait()
+
+    def post(
+        self,
+        payload: Sequence[int] | Row = (),
+        error: Exception | None = None,
+        *,
+        num_same: int = 0,
+        what: str = "",
+        detail: str | Callable[[], str] = "",
+    ) -> None:
+        """The first half of :meth:`agree`: show the row, and return at once."""
+        gate = self._gate
+        self.number = gate.record.count(gate.name)
+        row = np.zeros(ROW_WORDS, np.int64)
+        row[:_HEAD] = self.number, _verb_word(self.verb), self.root, gate.config_word(), error is not None
+        if len(payload):
+            row[_HEAD : _HEAD + len(payload)] = payload
+        self.meets_by = "row"
+        self._own_error, self._what, self._detail, self._num_same = error, what, detail, num_same
+        self._answer = gate.ranks._post_row(row)
+
+    def wait(self) -> Row:
+        """The second half: everyone's payloads, once all are there."""
+        assert self._answer is not None
+        rows = self._answer.wait(self)
+        self._answer = None
+        same = rows[:, : _HEAD + self._num_same]
+        first = same[0].tobytes()
+        if not same[0, _ERROR] and all(theirs.tobytes() == first for theirs in same[1:]):
+            return rows[:, _HEAD:]
+        own = self._own_error
+        detail = "" if own is not None else self._detail if isinstance(self._detail, str) else self._detail()
+        raise self._gate.explain(self, self._what, detail, own) from own
+
+    def take_over(self, other: Passage) -> None:
+        """Wait for the row that an earlier passage has posted."""
+        self.number, self.root, self.meets_by = other.number, other.root, "row"
+        self._own_error, self._what, self._detail = other._own_error, other._what, other._detail
+        self._num_same, self._answer, other._answer = other._num_same, other._answer, None
+
+    def meet_without_row(self) -> None:
+        """Count a meeting in which bytes move without a row before them."""
+        self.number = self._gate.record.count(self._gate.name)
+        self.meets_by = "bytes"
+
+
+class _Moving:
+    """See :meth:`Passage.moving`."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Passage) -> None:
+        self._call = call
+
+    def __enter__(self) -> None:
+        self._call._is_moving = True
+
+    def __exit__(self, kind: Any, value: Any, tb: Any) -> None:
+        if kind is None:
+            self._call._is_moving = False
+
+
+def digest(text: str) -> int:
+    """A number that is the same for equal texts, on every rank."""
+    raw = text.encode()
+    return zlib.crc32(raw) << 31 ^ zlib.adler32(raw)
+
+
+_verb_words: dict[str, int] = {}
+
+
+def _verb_word(verb: str) -> int:
+    if verb not in _verb_words:
+        _verb_words[verb] = digest(verb)
+    return _verb_words[verb]

@@ -1,0 +1,155 @@
+"""The header of a step: one row that each rank shows before its forward pass, and needs before the first reduction.
+
+It says which step this is, with which parameters and hyperparameters, how many examples the rank has, and whether it
+was asked to stop. Ranks that differ in what must be alike raise the same error, before any gradient is averaged.
+"""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+
+from dbrdist.comm.gate import Passage, Row, digest
+from dbrdist.comm.reduction import Plan
+from dbrdist.core.changes import Watch
+from dbrdist.core.parameter import Parameter
+
+_NUM_SAME = 4  # step, parameters, hyperparameters, which parameters are reduced
+_RUNS, _SAMPLES, _WORKS, _STOP = range(_NUM_SAME, _NUM_SAME + 4)
+
+
+class Steps:
+    """The headers of one optimizer's steps."""
+
+    def __init__(self, comm: Any, optimizer: Any) -> None:
+        self._comm = comm
+        self._optimizer = optimizer
+        self._plan: Plan | None = None
+        self._watch: Watch | None = None
+        self._params_text = ""
+        self._params_digest = self._runs_digest = 0
+        self._values: Any = None
+        self._values_text = ""
+        self._values_digest = 0
+        self._passage: Passage | None = None
+        self.late: list[tuple[str, Parameter]] = []  # parameters that wait for their first input
+
+    def post(self, num_samples: int | None, works: bool, zero_fill: bool) -> None:
+        """Show this rank's header, without waiting for the others'."""
+        self._look_at_parameters()
+        self._look_at_values()
+        row = [
+            self._optimizer.t,
+            self._params_digest,
+            self._values_digest,
+            zero_fill,
+            self._runs_digest,
+            -1 if num_samples is None else int(num_samples),
+            works,
+            self._comm._stop_request,
+        ]
+        with self._comm._gate.call("update") as call:
+            call.post(row, num_same=_NUM_SAME, what="the same step", detail=self._in_words(zero_fill))
+        self._passage = call
+
+    def wait(self) -> Header:
+        """The headers of all ranks."""
+        assert self._passage is not None
+        with self._comm._gate.call("update") as call:
+            call.take_over(self._passage)
+            self._passage = None
+            rows = call.wait()
+        self._comm._stop_answers = rows[:, _STOP]
+        return Header(rows)
+
+    def plan(self) -> Plan | None:
+        """A plan of what the header spoke of; None where the forward pass has changed the parameters since."""
+        said = self._params_digest, self._runs_digest
+        self._look_at_parameters()
+        return self._plan if said == (self._params_digest, self._runs_digest) else None
+
+    def _look_at_parameters(self) -> None:
+        """Plan anew where a parameter, a link or a rule has changed."""
+        if self._watch is not None and self._watch.is_current():
+            return
+        target = self._optimizer.target
+        named = list(target.namedparams())
+        self.late = [(name, p) for name, p in named if not p.is_initialized]
+        self._plan = None if self.late else Plan([(name, p) for name, p in named if _is_updated(p)])
+        self._runs_digest = 0 if self._plan is None else self._plan.runs_digest
+        self._params_text = "".join(f"{_describe(name, p)}\n" for name, p in named)
+        self._params_digest = digest(self._params_text)
+        params = list(dict.fromkeys(p for _, p in named))
+        rules = [p.update_rule for p in params if p.update_rule is not None]
+        self._watch = Watch([*target.links(), *params, *rules, *(rule.hyperparam for rule in rules)])
+
+    def _look_at_values(self) -> None:
+        """What the update does with the gradients: learning rate, hooks and their like."""
+        actual = self._optimizer
+        hyperparam = getattr(actual, "hyperparam", None)
+        values = (tuple(hyperparam.own().values()) if hyperparam is not None else (), actual._loss_scale)
+        hooks = [hook for named in (actual._hooks.pre, actual._hooks.post) for hook in named.values()]
+        values = (*values, *(tuple(vars(hook).values()) for hook in hooks if _is_ours(hook)))
+        if not _are_same(values, self._values):
+            self._values = values
+            self._values_text = _values_in_words(actual, hyperparam, hooks)
+            self._values_digest = digest(self._values_text)
+
+    def _in_words(self, zero_fill: bool) -> Any:
+        step, values, params = self._optimizer.t, self._values_text, self._params_text
+        return lambda: f"step {step}\nzero_fill {zero_fill}\n{values}{params}"
+
+
+class Header:
+    """What all ranks showed."""
+
+    def __init__(self, rows: Row) -> None:
+        self.counts: list[int] = rows[:, _SAMPLES].tolist()
+        self.same_runs = bool((rows[:, _RUNS] == rows[0, _RUNS]).all())
+        self.works = rows[:, _WORKS].astype(bool)
+
+
+def _is_updated(p: Parameter) -> bool:
+    """All but the frozen ones, whose gradients nobody reads."""
+    return p.update_rule is None or bool(p.update_rule.enabled)
+
+
+def _describe(name: str, p: Parameter) -> str:
+    what = f"{name} {tuple(p.shape)} {p.dtype.name}" if p.is_initialized else f"{name} (uninitialised)"
+    if not _is_updated(p):
+        what += " frozen"
+    own = {} if p.update_rule is None else p.update_rule.hyperparam.own()
+    return what + "".join(f" {key} {value}" for key, value in sorted(own.items()) if _is_plain(value))
+
+
+def _values_in_words(actual: Any, hyperparam: Any, hooks: list[Any]) -> str:
+    lines = [f"optimizer {type(actual).__name__}", f"loss scale {actual._loss_scale}"]
+    if hyperparam is not None:
+        lines += [f"{key} {_plain(value)}" for key, value in sorted(hyperparam.own().items()) if _is_plain(value)]
+    for hook in hooks:
+        if _is_ours(hook):
+            own = (f" {key} {_plain(value)}" for key, value in sorted(vars(hook).items()) if _is_plain(value))
+            lines.append(f"hook {type(hook).__name__}{''.join(own)}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _is_ours(hook: Any) -> bool:
+    """True for hooks that change gradients alike everywhere; a user's own may watch on one rank only."""
+    return type(hook).__module__.startswith("dbrdist.") and hasattr(hook, "__dict__")
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (str, numbers.Number, np.generic))
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _are_same(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except ValueError:  # an array among them
+        return False

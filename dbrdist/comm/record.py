@@ -1,0 +1,194 @@
+"""What each rank has done: the last verbs, those it is in now, and how far it has come on each communicator.
+
+A failure report takes its lines from here, and so does the watch (``watch.py``), which looks for ranks that wait for
+each other.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import OrderedDict, deque
+from types import TracebackType
+from typing import Any, Self
+
+LENGTH = 1000  # verbs that are kept
+MAX_COUNTS = 4096  # pairs of a communicator and what is counted on it; the one that moved last stays longest
+_NO_PLACE = ("an unknown place", 0)
+
+
+class Call:
+    """One verb of one rank: what, on which communicator, how many bytes, from which line, since when.
+
+    A context manager: while it is open, the calling thread is in the verb.
+    """
+
+    __slots__ = (
+        "comm_name",
+        "error",
+        "is_collective",
+        "is_waiting",
+        "kind",
+        "meets_by",
+        "members",
+        "num_bytes",
+        "number",
+        "outer",
+        "partner",
+        "peer",
+        "place",
+        "record",
+        "root",
+        "seconds",
+        "since",
+        "tag",
+        "thread",
+        "verb",
+        "wait_id",
+    )
+
+    def __init__(self, record: Record, verb: str, comm_name: str, members: tuple[int, ...]) -> None:
+        self.record = record
+        self.verb = verb
+        self.comm_name = comm_name
+        self.members = members  # the communicator's ranks, as numbered in the whole job
+        self.number = 0  # the how-manieth meeting on the communicator, or message of the pair; 0 before it is known
+        self.is_collective = True
+        self.is_waiting = False  # for other ranks; False too while it prepares or copies
+        self.meets_by = "row"  # or "bytes", where no row comes first
+        self.partner = -1  # of a send or receive, as numbered in the whole job
+        self.peer = -1  # the same, as numbered on the communicator
+        self.tag = 0
+        self.root = -1
+        self.num_bytes = 0
+        self.kind: Any = None  # the type of the elements
+        self.place = _caller(sys._getframe(2))
+        self.since = time.monotonic()
+        self.seconds = -1.0  # how long it took; -1 while it runs
+        self.thread = threading.get_ident()
+        self.outer: Call | None = None  # the verb that called this one
+        self.wait_id = 0
+        self.error = ""  # set by the watch: why the wait cannot end
+
+    def __enter__(self) -> Self:
+        self.record.open(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.record.close(self)
+
+    @property
+    def is_send(self) -> bool:
+        """True for a message that leaves this rank."""
+        return self.verb.startswith("send")
+
+    def where(self) -> str:
+        """``file:line`` of the call."""
+        name, line = self.place
+        return f"{name}:{line}" if line else name
+
+    def name(self) -> str:
+        """The verb, and the one that called it: ``bcast in bcast_data``."""
+        outermost = self
+        while outermost.outer is not None:
+            outermost = outermost.outer
+        return self.verb if outermost.verb == self.verb else f"{self.verb} in {outermost.verb}"
+
+    def line(self) -> str:
+        """One line of the record: communicator, number, verb, partner or root, bytes, type, place, time."""
+        with_whom = f" root {self.root}" if self.root >= 0 else ""
+        if not self.is_collective:
+            with_whom = f" {'to' if self.is_send else 'from'} {self.partner} tag {self.tag}"
+        amount = f" {self.num_bytes} bytes" if self.num_bytes else ""
+        kind = "" if self.kind is None else f" {self.kind}"
+        took = f"{self.seconds:.6f} s" if self.seconds >= 0 else f"for {time.monotonic() - self.since:.1f} s, not over"
+        return f"{self.comm_name} #{self.number} {self.name()}{with_whom}{amount}{kind} at {self.where()} {took}"
+
+
+def _caller(frame: Any) -> tuple[str, int]:
+    """(file, line) of the innermost call from outside this package; within it, of the first outside this room."""
+    inside = None
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(("dbrdist.", "contextlib")):
+            return frame.f_code.co_filename, frame.f_lineno
+        if inside is None and not module.startswith(("dbrdist.comm.", "contextlib")):
+            inside = frame
+        frame = frame.f_back
+    return _NO_PLACE if inside is None else (inside.f_code.co_filename, inside.f_lineno)
+
+
+class Record:
+    """The verbs of one rank (a process, or a thread of ``run_threads``)."""
+
+    def __init__(self, rank: int = 0, home: int | None = None) -> None:
+        self.rank = rank  # as numbered in the whole job
+        self.home = home  # the thread that a rank is; None is the process's main thread
+        self.last: deque[Call] = deque(maxlen=LENGTH)
+        self.running: dict[int, Call] = {}  # thread -> the innermost verb that it is in
+        self.threads: set[int] = set()  # all that were ever in a verb
+        self._counts: OrderedDict[tuple[Any, ...], int] = OrderedDict()
+        self._wait_ids = 0
+
+    def open(self, call: Call) -> None:
+        """Note that a verb begins."""
+        thread = call.thread
+        call.outer = self.running.get(thread)
+        self._wait_ids += 1
+        call.wait_id = self._wait_ids
+        self.running[thread] = call
+        self.threads.add(thread)
+        self.last.append(call)
+
+    def close(self, call: Call) -> None:
+        """Note that it is over."""
+        call.seconds = time.monotonic() - call.since
+        if call.outer is None:
+            self.running.pop(call.thread, None)
+        else:
+            self.running[call.thread] = call.outer
+
+    def count(self, *key: Any) -> int:
+        """One more of ``key``; returns how many there are now."""
+        counts = self._counts
+        number = counts.pop(key, 0) + 1
+        counts[key] = number
+        if len(counts) > MAX_COUNTS:
+            counts.popitem(last=False)
+        return number
+
+    def counts(self) -> dict[tuple[Any, ...], int]:
+        """How many of each key there were."""
+        return dict(self._counts)
+
+    def forget(self, comm_name: str) -> None:
+        """Drop what was counted on a communicator that is no more."""
+        for key in [key for key in self._counts if key[0] == comm_name]:
+            del self._counts[key]
+
+    def is_busy(self) -> bool:
+        """True where a thread that communicates, or the rank's own, does not wait for other ranks now."""
+        alive = {t.ident for t in threading.enumerate()}
+        home = threading.main_thread().ident if self.home is None else self.home
+        waiting = {thread for thread, call in list(self.running.items()) if call.is_waiting}
+        return bool((({home} | self.threads) & alive) - waiting)
+
+    def text(self) -> str:
+        """All lines, the oldest first."""
+        return "".join(f"{call.line()}\n" for call in list(self.last))
+
+    def dump(self, path: str) -> bool:
+        """Write the lines to a file; False where that fails or there is nothing to write."""
+        if not self.last:
+            return False
+        try:
+            with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"# rank {self.rank}, process {os.getpid()}: its last {len(self.last)} verbs\n{self.text()}")
+        except OSError:
+            return False
+        return True
+
+
+process = Record()  # of this process, where ranks are processes

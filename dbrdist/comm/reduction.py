@@ -1,0 +1,124 @@
+"""The reduction of a model's gradients: a plan of what lies where, weights, the type in which they travel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dbrdist.comm import agree, message
+from dbrdist.comm.gate import Passage, digest
+from dbrdist.core import flat
+from dbrdist.core.backend import Array, get_array_module, to_cpu
+from dbrdist.core.changes import Watch
+from dbrdist.core.flat import Run
+from dbrdist.core.parameter import Parameter
+from dbrdist.errors import CommunicatorError
+
+_EQUAL_WEIGHT = -1  # in place of a number of samples
+
+
+class Plan:
+    """The runs of some parameters, and numbers that are equal on ranks whose parameters, and whose runs, are."""
+
+    def __init__(self, named: Sequence[tuple[str, Parameter]]) -> None:
+        self.params = flat.gather(p for _, p in named)
+        self.runs = _runs(self.params)
+        self._named = [p for _, p in named]
+        self._watch = Watch(self.params)
+        self.text = agree.as_lines(agree.describe_params(named))
+        self.digest = digest(self.text)
+        index = {id(p): i for i, p in enumerate(self.params)}
+        self.runs_digest = digest(repr([(run.size, [index[id(p)] for p in run.params]) for run in self.runs]))
+
+    def is_for(self, params: list[Parameter]) -> bool:
+        """Whether it holds for these parameters, and none has moved since."""
+        return self._watch.is_current() and params == self._named
+
+    def gradients(self, wanted: Sequence[Parameter], one_by_one: bool) -> list[Array]:
+        """The gradients of some of the parameters as 1-d arrays in flat memory."""
+        if one_by_one:
+            return [p.grad.reshape(-1) for p in wanted]
+        return [run.grad for run in (self.runs if len(wanted) == len(self.params) else _runs(wanted))]
+
+
+def _runs(params: Sequence[Parameter]) -> list[Run]:
+    """The runs of ``params`` in an order that is the same on every rank (``flat`` goes by addresses)."""
+    index = {id(p): i for i, p in enumerate(params)}
+    return sorted(flat.runs(params), key=lambda run: index[id(run.params[0])])
+
+
+def plan_anew(named: Sequence[tuple[str, Parameter]]) -> Plan:
+    """Bring parameters whose places differ between ranks into arenas that do not."""
+    for _, p in named:
+        p.leave_arena()
+    return Plan(named)
+
+
+def weights(counts: Sequence[int]) -> tuple[list[float] | None, float | None]:
+    """(factor of each rank, divisor of the sum) for these numbers of samples; -1 on every rank is equal weights."""
+    if any(n < 0 for n in counts):
+        if any(n != _EQUAL_WEIGHT for n in counts):
+            raise CommunicatorError(
+                f"expected a number of samples from every rank or from none, got {_as_text(counts)} on ranks 0 to "
+                f"{len(counts) - 1}"
+            )
+        return None, float(len(counts))
+    total = sum(counts)
+    if total == 0:
+        raise CommunicatorError("expected a sample on at least one rank, got none on any")
+    if all(n == counts[0] for n in counts):
+        return None, float(len(counts))
+    return [n / total for n in counts], None
+
+
+def _as_text(counts: Sequence[int]) -> str:
+    return ", ".join("none" if n == _EQUAL_WEIGHT else str(n) for n in counts)
+
+
+def reduce_gradients(
+    comm: Any, call: Passage, grads: Sequence[Array], factors: list[float] | None, divisor: float | None
+) -> None:
+    """Reduce 1-d arrays in place, travelling in the configured type if there is one."""
+    if comm.size == 1:
+        return
+    dtype = comm.get_config("allreduce_grad_dtype")
+    narrowed = [g for g in grads if dtype is not None and dtype != g.dtype]
+    scale = _common_scale(call, narrowed, dtype) if narrowed and _needs_scale(dtype) else 1.0
+    with call.moving():
+        for grad in grads:
+            if dtype is None or dtype == grad.dtype:
+                comm._reduce(call, grad, factors, divisor)
+                continue
+            travelling = (to_cpu(grad) * grad.dtype.type(scale)).astype(dtype)
+            comm._reduce(call, travelling, factors, divisor)
+            grad[...] = message.to_place(travelling.astype(grad.dtype) / grad.dtype.type(scale), grad)
+
+
+def _needs_scale(dtype: Any) -> bool:
+    """True for types that hold fewer orders of magnitude than float32."""
+    return bool(dtype.itemsize < 4 and dtype.name != "bfloat16")
+
+
+def _common_scale(call: Passage, grads: Sequence[Array], dtype: Any) -> float:
+    """The power of two that brings the largest gradient of all ranks near the largest number of a narrow type.
+
+    Without it 70000 becomes infinite in float16, and 1e-8 zero.
+    """
+    mine = max(float(abs(get_array_module(g).abs(g).max())) for g in grads if g.size) if grads else 0.0
+    word = np.array([mine], np.float64).view(np.int64)
+    largest = float(call.agree(word)[:, :1].copy().view(np.float64).max())
+    if not 0 < largest < math.inf:
+        return 1.0
+    exponent = math.floor(math.log2(_largest(dtype))) - 1 - math.floor(math.log2(largest))
+    return 2.0 ** min(exponent, 120)
+
+
+def _largest(dtype: Any) -> float:
+    if dtype.kind == "f":
+        return float(np.finfo(dtype).max)
+    import ml_dtypes  # at its first use, as everywhere
+
+    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]

@@ -1,0 +1,294 @@
+"""Ranks that wait for each other, or for one that has left, are reported and ended, although every process lives.
+
+A thread on each rank listens on a side channel. A rank that has waited for a while says where, and how far it has come
+on each communicator, to the lowest rank, which judges (``deadlock.py``). If ranks seem to wait for each other, it asks
+them once more: only where all still are in the same waits, so that they were at one moment, they raise the error. A
+rank that computes is never judged, however long the others wait for it.
+
+At its exit a rank waits for the others, asleep. If they do not come, it says that it has left.
+
+The thread needs MPI with THREAD_MULTIPLE, and sees verbs of communicators only, not calls to mpi4py itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from dbrdist.comm import deadlock, environment, mpi, record
+from dbrdist.comm.channel import Channel
+from dbrdist.comm.deadlock import State
+from dbrdist.comm.record import Call
+from dbrdist.comm.verdict import name_ranks
+
+# A rank says where it waits once it has waited this long; a rank that has left says so after half of it.
+patience_seconds = 2.0
+_LOOK_SECONDS = 0.2
+_GRACE_SECONDS = 2.0  # for a rank that is told to end by itself
+
+
+class _Judge:
+    """What the lowest rank of a channel knows of the others."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._states: dict[int, State] = {}
+        self._asked: dict[int, set[int]] = {}  # rank -> the waits that it is to confirm
+        self._answers: dict[int, State] = {}
+
+    def hear(self, state: State, is_answer: bool) -> None:
+        """Take what a rank says of itself."""
+        known = self._states.get(state.rank)
+        if known is None or not known.has_left:
+            self._states[state.rank] = state
+        if is_answer and state.rank in self._asked:
+            self._answers[state.rank] = state
+
+    def look(self) -> tuple[str, dict[int, set[int]]] | None:
+        """(the verdict in words, whom it is for), if there is one."""
+        if not self._asked:
+            waiting = deadlock.stuck(self._states)
+            self._asked = {rank: self._states[rank].wait_ids() for rank in waiting}
+            self._answers = {}
+            for rank in waiting:
+                self.channel.tell(rank, {"what": "ask"})
+            return None
+        if len(self._answers) < len(self._asked):
+            return None
+        asked, self._asked = self._asked, {}
+        gone_on = [rank for rank, ids in asked.items() if not ids <= self._answers[rank].wait_ids()]
+        if gone_on:
+            self._forget(gone_on)
+            return None
+        left = {rank: state for rank, state in self._states.items() if state.has_left}
+        states = {**self._answers, **left}
+        waiting = deadlock.stuck(states)
+        if not waiting:
+            return None
+        self._forget(waiting)  # judged once
+        return deadlock.describe(states, waiting), {rank: states[rank].wait_ids() for rank in waiting}
+
+    def _forget(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self._states.pop(rank, None)
+
+
+class _Watch:
+    """What this process knows about itself and the others."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.channels: list[Channel] = []
+        self.judges: dict[int, _Judge] = {}  # by position in channels, where this rank judges
+        self.has_left = False
+        self.others_left: set[int] = set()
+        self.over = False
+        self.is_ending = False
+        self.stop = threading.Event()
+        self.listener: threading.Thread | None = None
+        self.joined = False
+        self.lock = threading.Lock()
+        self.said: set[int] = set()  # the waits that the judge was told of
+        self.told_at = 0.0  # when this rank was told to end its wait
+
+
+_watch = _Watch()
+
+
+def join(mpi_comm: Any, members: tuple[int, ...]) -> None:
+    """Watch over these ranks from now on. Collective."""
+    if any(set(members) <= set(channel.members) for channel in _watch.channels):
+        return
+    channel = Channel(mpi_comm, members)
+    with _watch.lock:
+        if record.process.rank == channel.judge:
+            _watch.judges[len(_watch.channels)] = _Judge(channel)
+        _watch.channels.append(channel)
+    if _watch.joined:
+        return
+    _watch.joined = True
+    atexit.register(_leave)
+    mpi.call_before_finalize(_leave)
+    if mpi.watching_is_allowed():
+        _watch.listener = threading.Thread(target=_listen, name="dbrdist watch", daemon=True)
+        _watch.listener.start()
+
+
+def is_over() -> bool:
+    """True once this process has met the others at the exit."""
+    return _watch.over
+
+
+# ---- the end of a program ----
+
+
+def all_leave_within(seconds: float) -> bool:
+    """Wait for all ranks of all channels at their exit; False if they do not come in time."""
+    if _watch.over:
+        return True
+    if not _watch.channels or mpi.started() is None:
+        return False
+    end = time.monotonic() + seconds
+    pause = 0.0005
+    while not _all_arrived():
+        if time.monotonic() > end:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    _watch.over = True
+    _stop_listening()
+    return True
+
+
+def _all_arrived() -> bool:
+    arrived = [channel.arrive() for channel in _watch.channels]  # on every channel, even if the first is late
+    return all(arrived)
+
+
+def _stop_listening() -> None:
+    _watch.stop.set()
+    listener = _watch.listener
+    if listener is not None and listener is not threading.current_thread():
+        listener.join(5)
+
+
+def _leave() -> None:
+    """The clean exit: meet the others; if they do not come, say that this rank has left and wait for them."""
+    if _watch.process != os.getpid() or mpi.started() is None:  # a forked child, or MPI has ended
+        return
+    if all_leave_within(patience_seconds / 2):
+        return
+    _watch.has_left = True
+    state = _state()
+    for judge in _watch.judges.values():
+        judge.hear(state, is_answer=False)
+    for channel in _watch.channels:
+        channel.tell_all({"what": "state", **state.encode()})
+    if not all_leave_within(2 * patience_seconds):
+        _say_who_is_missing()
+    all_leave_within(float("inf"))
+
+
+def _say_who_is_missing() -> None:
+    """One line, by the lowest rank that has left."""
+    rank, size = mpi.world()
+    left = {*_watch.others_left, rank}
+    if rank == min(left):
+        still = [other for other in range(size) if other not in left]
+        report_line(rank, f"finished {2.5 * patience_seconds:.0f} s ago; {name_ranks(still)} of {size} still running")
+
+
+# ---- the thread ----
+
+
+def _listen() -> None:
+    while not _watch.stop.wait(_LOOK_SECONDS):
+        if mpi.started() is None:
+            return
+        with _watch.lock:
+            channels = list(enumerate(_watch.channels))
+        for number, channel in channels:
+            for words in channel.hear():
+                _obey(words, channel, _watch.judges.get(number))
+        _say_where()
+        for judge in list(_watch.judges.values()):
+            _pronounce(judge)
+        if _watch.told_at and time.monotonic() - _watch.told_at > _GRACE_SECONDS:
+            _end_if_stuck()
+
+
+def _state() -> State:
+    return State.of(record.process, time.monotonic(), _watch.has_left)
+
+
+def _say_where() -> None:
+    """Tell the judge where this rank waits, once for each wait."""
+    now = time.monotonic()
+    calls = [call for call in list(record.process.running.values()) if call.is_waiting]
+    late = {call.wait_id for call in calls if now - call.since > patience_seconds}
+    if not late - _watch.said:
+        return
+    state = _state()
+    if state.is_busy or not late <= state.wait_ids():
+        return
+    _watch.said = late
+    for each in _watch.channels:
+        each.tell(each.judge, {"what": "state", **state.encode()})
+
+
+def _obey(words: dict[str, Any], channel: Channel, judge: _Judge | None) -> None:
+    what = words.pop("what")
+    if what in ("state", "answer"):
+        state = State.decode(words)
+        if state.has_left:
+            _watch.others_left.add(state.rank)
+        if judge is not None:
+            judge.hear(state, what == "answer")
+    elif what == "ask":
+        channel.tell(channel.judge, {"what": "answer", **_state().encode()})
+    elif what == "end":
+        for call in list(record.process.running.values()):
+            if call.wait_id in words["wait_ids"]:
+                call.error = words["text"]
+        _watch.told_at = time.monotonic()
+    elif what == "failing":
+        say_record()
+
+
+def _pronounce(judge: _Judge) -> None:
+    verdict = judge.look()
+    if verdict is None:
+        return
+    text, waits = verdict
+    for rank, wait_ids in waits.items():
+        judge.channel.tell(rank, {"what": "end", "text": text, "wait_ids": sorted(wait_ids)})
+
+
+def _end_if_stuck() -> None:
+    """A wait inside MPI cannot raise; whoever was told to end it and has not ends the job."""
+    _watch.told_at = 0.0
+    errors = [call.error for call in list(record.process.running.values()) if call.error]
+    if errors:
+        report_line(mpi.world()[0], f"{errors[0]}; the job is ended")
+        say_record()
+        mpi.end_job(1)
+
+
+def end_for(call: Call, reason: str) -> None:
+    """End the job, because this rank failed in a verb in which the others wait for its bytes inside MPI."""
+    if not _watch.channels:
+        return
+    where = f"{call.verb} at {call.where()}"
+    report_line(mpi.world()[0], f"{where} ended by {reason}; the others wait in it, the job is ended")
+    mpi.end_job(1)
+
+
+# ---- reports ----
+
+
+def report_line(rank: int, text: str) -> None:
+    """One line on stderr, by one system call."""
+    os.write(2, f"{environment.prefix(rank)}{text}\n".encode())
+
+
+def tell_that_this_rank_fails() -> None:
+    """Have every rank write down its last verbs, this one too."""
+    for channel in _watch.channels:
+        channel.tell_all({"what": "failing"})
+    say_record()
+
+
+def say_record() -> None:
+    """Write the last verbs of this rank to a file, once, and say where it is."""
+    if _watch.is_ending:
+        return
+    _watch.is_ending = True
+    rank = mpi.world()[0]
+    path = os.path.join(tempfile.gettempdir(), f"dbrdist-verbs-rank{rank}-{os.getpid()}.txt")
+    if record.process.dump(path):
+        report_line(rank, f"the last {len(record.process.last)} verbs of this rank are in {path}")

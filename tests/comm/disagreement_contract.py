@@ -1,0 +1,336 @@
+"""Ranks that disagree all raise the same error, and go on; as functions of a communicator, see contract.py."""
+
+from __future__ import annotations
+
+import operator
+
+import numpy as np
+
+from dbrdist import optimizers
+from dbrdist.comm import create_multi_node_optimizer
+from dbrdist.core.chain import Chain
+from dbrdist.core.parameter import Parameter
+from dbrdist.errors import CommunicatorError
+from tests.comm.contract import array_of, same
+from tests.comm.training_contract import Dense, Net, batches, gradients_of
+
+
+def all_raise(comm, kind, text, function):
+    """Every rank raises ``kind`` with the same words, ``text`` among them, and the line of a call; all can go on."""
+    try:
+        function()
+    except kind as e:
+        words = str(e)
+    else:
+        raise AssertionError(f"expected {kind.__name__} with {text!r}")
+    assert text in words, words
+    assert set(comm.allgather_obj(words)) == {words}
+    assert "_contract.py:" in words, words
+    same(comm.allreduce(array_of(comm.rank)), sum(array_of(r) for r in range(comm.size)))
+
+
+def several(check):
+    """For more than one rank."""
+
+    def run(comm):
+        if comm.size > 1:
+            check(comm)
+
+    run.__name__ = check.__name__
+    return run
+
+
+@several
+def check_every_pair_of_verbs(comm):
+    x = array_of(comm.rank)
+    verbs = {
+        "allreduce": lambda: comm.allreduce(x),
+        "bcast": lambda: comm.bcast(x),
+        "gather": lambda: comm.gather(x, 0),
+        "allgather": lambda: comm.allgather(x),
+        "scatter": lambda: comm.scatter([x] * comm.size),
+        "alltoall": lambda: comm.alltoall([x] * comm.size),
+        "barrier": comm.barrier,
+        "bcast_obj": lambda: comm.bcast_obj(1),
+        "gather_obj": lambda: comm.gather_obj(1),
+        "allgather_obj": lambda: comm.allgather_obj(1),
+        "scatter_obj": lambda: comm.scatter_obj([1] * comm.size),
+        "split": lambda: comm.split(0, 0),
+        "finalize": comm.finalize,
+        "weighted_mean_grad": lambda: comm.weighted_mean_grad([], False, None),
+    }
+    odd = comm.rank == comm.size - 1
+    for one, other in zip(verbs, [*list(verbs)[1:], "allreduce"]):
+        text = f"in different verbs: {one} on rank{'s' if comm.size > 2 else ''} 0"
+        all_raise(comm, CommunicatorError, text, verbs[other if odd else one])
+
+
+@several
+def check_roots(comm):
+    x, odd = array_of(comm.rank), comm.rank == comm.size - 1
+    for verb, arguments in [
+        ("bcast", lambda root: comm.bcast(x, root=root)),
+        ("gather", lambda root: comm.gather(x, root)),
+        ("scatter", lambda root: comm.scatter([x] * comm.size, root)),
+        ("bcast_obj", lambda root: comm.bcast_obj(3, root=root)),
+        ("gather_obj", lambda root: comm.gather_obj(3, root)),
+        ("scatter_obj", lambda root: comm.scatter_obj([3] * comm.size, root)),
+    ]:
+        text = f"{verb} expected the same root on every rank, got root 0 on rank"
+        all_raise(comm, CommunicatorError, text, lambda f=arguments: f(int(odd)))
+        text = f"{verb} expected a rank from 0 to {comm.size - 1}, got {comm.size} (on rank {comm.size - 1}"
+        all_raise(comm, ValueError, text, lambda f=arguments: f(comm.size if odd else 0))
+        all_raise(comm, TypeError, f"{verb} expected a whole number", lambda f=arguments: f("0" if odd else 0))
+    assert (x == array_of(comm.rank)).all()
+
+
+@several
+def check_other_arguments(comm):
+    odd, x = comm.rank == comm.size - 1, array_of(comm.rank)
+    text = "the same max_buf_len"
+    all_raise(comm, CommunicatorError, text, lambda: comm.bcast(x, 8 + odd))
+    all_raise(comm, CommunicatorError, text, lambda: comm.bcast_obj("x", 8 if odd else None))
+    for bad, kind in ((0, ValueError), (-5, ValueError), (2.5, TypeError), ("8", TypeError)):
+        all_raise(comm, kind, "max_buf_len", lambda b=bad: comm.bcast(x, b if odd else 8))
+    all_raise(comm, TypeError, "split: color", lambda: comm.split("red" if odd else 0, 0))
+    all_raise(comm, TypeError, "split: key", lambda: comm.split(0, None if odd else 0))
+    all_raise(comm, ValueError, "64 bits", lambda: comm.split(0, 2**70 if odd else 0))
+    all_raise(comm, CommunicatorError, "shape (4,)", lambda: comm.allreduce(array_of(0, (4 + odd,))))
+    all_raise(comm, CommunicatorError, "float64 on", lambda: comm.allreduce(array_of(0, (4,), "d" if odd else "f")))
+
+
+@several
+def check_configurations(comm):
+    odd = comm.rank == comm.size - 1
+    part = comm.split(0, comm.rank)
+    part.set_config("allreduce_grad_dtype", "float16" if odd else None)
+    text = "the same configuration on every rank, got allreduce_grad_dtype None on rank"
+    all_raise(comm, CommunicatorError, text, lambda: part.allreduce(array_of(0)))
+    all_raise(comm, CommunicatorError, text, lambda: part.multi_node_mean_grad(Net()))
+    all_raise(comm, CommunicatorError, text, lambda: part.finalize())
+    part.set_config("allreduce_grad_dtype", None)
+    part.finalize()
+
+
+class Fragile:
+    """Can be pickled everywhere, but not unpickled on one rank."""
+
+    bad_rank = None
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def __reduce__(self):
+        return _unpickle, (self.rank,)
+
+
+def _unpickle(rank):
+    import threading
+
+    if getattr(_here, "rank", None) == rank or threading.current_thread().name == f"rank {rank}":
+        raise OSError("no such thing on this rank")
+    return Fragile(rank)
+
+
+class _here:
+    rank = None
+
+
+@several
+def check_objects_that_fail_to_unpickle_on_one_rank(comm):
+    _here.rank = comm.rank if type(comm).__name__ != "ThreadCommunicator" else None
+    me = comm.size - 1 if _here.rank is not None else comm._gate.members[-1]
+    fragile = Fragile(me)
+    text = "OSError: no such thing on this rank (on rank"
+    all_raise(comm, TypeError, text, lambda: comm.bcast_obj(fragile))
+    all_raise(comm, TypeError, text, lambda: comm.allgather_obj(fragile))
+    all_raise(comm, TypeError, text, lambda: comm.scatter_obj([fragile] * comm.size))
+    all_raise(comm, TypeError, text, lambda: comm.gather_obj(fragile, comm.size - 1))
+    all_raise(comm, TypeError, "can be pickled", lambda: comm.gather_obj((lambda: 0) if comm.rank else 0))
+
+
+@several
+def check_frozen_layers_that_differ(comm):
+    """Equal shapes, so that gradients of different layers would be averaged."""
+    model = Chain()
+    with model.init_scope():
+        model.l1, model.l2 = Dense(4, "f", 1), Dense(4, "f", 2)
+    for p in model.params():
+        if not p.is_initialized:
+            p.initialize((4, 4))
+        p.grad = np.full(p.shape, comm.rank, p.dtype)
+    optimizer = create_multi_node_optimizer(optimizers.SGD().setup(model), comm)
+    (model.l1 if comm.rank == 0 else model.l2).disable_update()
+    text = "rank 1: /l1/W (4, 4) float32 instead of /l1/W (4, 4) float32 frozen"
+    if comm.size > 2:
+        text = text.replace("rank 1", "ranks 1, 2" if comm.size == 3 else "ranks 1, 2, 3")
+    all_raise(comm, CommunicatorError, text, optimizer.update)
+    params = [entry for entry in model.namedparams() if entry[1].update_rule.enabled]
+    all_raise(comm, CommunicatorError, "the same parameters", lambda: comm.weighted_mean_grad(params, False, None))
+
+
+@several
+def check_two_models_in_another_order(comm):
+    """As a GAN has them: equal shapes, reduced in another order on rank 0."""
+    models = {}
+    for name in ("generator", "discriminator"):
+        models[name] = Chain()
+        with models[name].init_scope():
+            setattr(models[name], name, Parameter(np.zeros(3, "f")))
+        getattr(models[name], name).grad = np.full(3, comm.rank, "f")
+    first = "generator" if comm.rank == 0 else "discriminator"
+    text = "/discriminator (3,) float32 instead of /generator (3,) float32"
+    all_raise(comm, CommunicatorError, text, lambda: comm.multi_node_mean_grad(models[first]))
+    both = {name: create_multi_node_optimizer(optimizers.SGD().setup(model), comm) for name, model in models.items()}
+    for optimizer in both.values():
+        optimizer._is_synchronized = True
+    all_raise(comm, CommunicatorError, text, both[first].update)
+
+
+@several
+def check_steps_that_differ(comm):
+    """As after a snapshot that only one rank has loaded."""
+    model = gradients_of(comm, np.float64)
+    optimizer = create_multi_node_optimizer(optimizers.SGD().setup(model), comm)
+    optimizer.update()
+    optimizer.t = 70 if comm.rank == 0 else 1
+    all_raise(comm, CommunicatorError, "expected the same step on every rank", optimizer.update)
+    optimizer.t = 1
+    optimizer.update()
+    assert optimizer.t == 2
+
+
+@several
+def check_hyperparameters_that_differ(comm):
+    odd = comm.rank == comm.size - 1
+    for change, text in [
+        (lambda o: setattr(o, "lr", 0.2 if odd else 0.1), "lr 0.2 instead of lr 0.1"),
+        (lambda o: setattr(o, "momentum", np.float32(0.5) if odd else 0.9), "momentum 0.5 instead of momentum 0.9"),
+        (lambda o: o.set_loss_scale(8.0 if odd else None), "loss scale 8.0 instead of loss scale None"),
+        (lambda o: o.add_hook(optimizers.WeightDecay(0.5 if odd else 0.25)), "WeightDecay"),
+        (lambda o: o.add_hook(optimizers.GradientClipping(1.0)) if odd else None, "hook GradientClipping"),
+        (lambda o: setattr(o.target.l1.W.update_rule.hyperparam, "lr", 3 if odd else 2), "lr 3 instead of"),
+    ]:
+        model = gradients_of(comm, np.float64)
+        actual = optimizers.MomentumSGD(lr=0.1, momentum=0.9).setup(model)
+        optimizer = create_multi_node_optimizer(actual, comm)
+        optimizer.update()
+        before = [p.array.copy() for p in model.params()]
+        change(actual)
+        all_raise(comm, CommunicatorError, text, optimizer.update)
+        for p, old in zip(model.params(), before):
+            same(p.array, old)
+    kinds = optimizers.SGD if odd else optimizers.Adam
+    optimizer = create_multi_node_optimizer(kinds().setup(gradients_of(comm, np.float64)), comm)
+    all_raise(comm, CommunicatorError, "optimizer SGD instead of optimizer Adam", optimizer.update)
+
+
+@several
+def check_zero_fill_and_hooks_of_the_users_own(comm):
+    odd = comm.rank == comm.size - 1
+    model = gradients_of(comm, np.float64)
+    optimizer = create_multi_node_optimizer(optimizers.SGD().setup(model), comm, zero_fill=odd)
+    all_raise(comm, CommunicatorError, "zero_fill", optimizer.update)
+    optimizer = create_multi_node_optimizer(optimizers.SGD().setup(model), comm)
+    seen = []
+    if odd:  # watching on one rank is nobody's business
+        optimizer.add_hook(lambda inner: seen.append(inner.t), name="watch")
+    optimizer.update()
+    assert seen == ([0] if odd else [])
+
+
+@several
+def check_persistent_values_that_differ(comm):
+    odd = comm.rank == comm.size - 1
+    model = gradients_of(comm, np.float64)
+    if odd:
+        model.l1.add_persistent("extra", 3)
+    all_raise(comm, CommunicatorError, "the same persistent values", lambda: comm.bcast_data(model))
+    model = gradients_of(comm, np.float64)
+    model.l1.add_persistent("mean", np.zeros(3 + odd))
+    text = "persistent value /l1/mean as an array of shape (3,) and float64, as on rank 0, got an array of shape (4,)"
+    all_raise(comm, ValueError, text, lambda: comm.bcast_data(model))
+    model = gradients_of(comm, np.float64)
+    model.l1.add_persistent("mean", np.full(3, comm.rank) if comm.rank == 0 else None)
+    comm.bcast_data(model)
+    same(model.l1.mean, np.zeros(3, np.int64))
+
+
+class Branches(Chain):
+    """Initialises its layers in the order that it is told."""
+
+    def __init__(self, order):
+        super().__init__()
+        self.order = order
+        with self.init_scope():
+            self.l1, self.l2 = Dense(3, np.float64, 1), Dense(3, np.float64, 2)
+
+    def forward(self, x, t):
+        import dbrdist.core.ops as ops
+        from dbrdist.core.variable import Variable
+
+        for name in self.order:
+            x = self[name](Variable(x) if isinstance(x, np.ndarray) else x)
+        return ops.sum(x * x)
+
+
+@several
+def check_late_parameters_in_another_order(comm):
+    order = ["l2", "l1"] if comm.rank == 1 else ["l1", "l2"]
+    model = Branches(order)
+    optimizer = create_multi_node_optimizer(optimizers.SGD().setup(model), comm)
+    all_raise(
+        comm,
+        CommunicatorError,
+        "rank 0 came to /l1/W with shape (5, 3) of float64, rank 1 to /l2/W with shape (5, 3)",
+        lambda: optimizer.update(model, *next(batches())),
+    )
+
+
+def check_a_byte_order_is_no_type(comm):
+    for dtype in (">f4", "<f4", ">i8", ">f2"):
+        kind = dtype if comm.rank % 2 else dtype.replace(">", "<")
+        total = sum(array_of(r, (5,), np.float64) for r in range(comm.size))
+        result = comm.allreduce(array_of(comm.rank, (5,), kind))
+        assert result.dtype == np.dtype(dtype).newbyteorder("=")
+        assert (result == total).all()
+        large = np.full(40_000, comm.rank + 1, kind)
+        assert (comm.allreduce(large) == comm.size * (comm.size + 1) // 2).all()
+        for r, x in enumerate(comm.allgather(array_of(comm.rank, (5,), kind))):
+            assert (x == array_of(r, (5,))).all()
+
+
+def check_narrow_gradients_keep_large_and_small_numbers(comm):
+    part = comm.split(0, comm.rank)
+    part.set_config("allreduce_grad_dtype", "float16")
+    for value in (70000.0, 1e-8, 3e30, 1e-30, 0.1):
+        model = gradients_of(comm, np.float32)
+        for p in model.params():
+            p.grad[...] = value * (1 + comm.rank)
+        part.multi_node_mean_grad(model)
+        expected = value * (1 + comm.size) / 2
+        for p in model.params():
+            np.testing.assert_allclose(p.grad, expected, rtol=1e-3)
+    model.l1.W.grad[...] = np.nan
+    part.multi_node_mean_grad(model)
+    assert np.isnan(model.l1.W.grad).all()
+    part.finalize()
+
+
+def check_nothing_runs_after_finalize(comm):
+    part = comm.split(0, comm.rank)
+    part.allreduce(array_of(0))
+    part.finalize()
+    part.finalize()
+    for verb in (part.barrier, lambda: part.allreduce(array_of(0)), lambda: part.send(array_of(0), part.rank, 0)):
+        try:
+            verb()
+        except CommunicatorError as e:
+            assert "this communicator was finalized at" in str(e)
+            assert "disagreement_contract.py:" in str(e)
+        else:
+            raise AssertionError("expected CommunicatorError")
+
+
+CHECKS = [function for name, function in sorted(globals().items()) if name.startswith("check_")]
+by_name = operator.attrgetter("__name__")

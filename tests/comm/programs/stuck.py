@@ -1,0 +1,103 @@
+"""Ranks that can never go on, though every process lives. For tests/comm/test_watch.py.
+
+Each rank prints what it raises as one line, with the seconds that it took.
+"""
+
+import os
+import sys
+import time
+
+import numpy as np
+
+from dbrdist.comm import create_communicator
+
+MANY = np.ones(6_000_000, np.float32)  # 24 MB: MPI cannot keep them
+
+
+def crossed_sends():
+    comm.send(MANY, (comm.rank + 1) % comm.size, 0)
+    comm.recv((comm.rank - 1) % comm.size, 0)
+
+
+def crossed_receives():
+    comm.recv((comm.rank - 1) % comm.size, 0)
+    comm.send(MANY, (comm.rank + 1) % comm.size, 0)
+
+
+def wrong_tag():
+    if comm.rank == 0:
+        comm.recv(1, 5)
+    elif comm.rank == 1:
+        comm.send(MANY, 0, 4)
+    comm.barrier()
+
+
+def message_and_collective():
+    if comm.rank == 0:
+        comm.recv(1, 0)
+    comm.allreduce(np.ones(3))
+
+
+def two_communicators():
+    other = comm.split(0, comm.rank)
+    for each in (comm, other) if comm.rank == 0 else (other, comm):
+        each.allreduce(np.ones(3))
+
+
+def construction():
+    if comm.rank == 0:
+        create_communicator("flat")
+    comm.barrier()
+
+
+def finalize_of_one():
+    other = comm.split(0, 0)
+    if comm.rank == 0:
+        other.finalize()
+    comm.barrier()
+
+
+def left_out_step():
+    """As of a rank that catches an exception in its loss function and goes on with the next step."""
+    from dbrdist import optimizers
+    from dbrdist.comm import create_multi_node_optimizer
+    from tests.comm.training_contract import Net, batches
+
+    model = Net()
+    optimizer = create_multi_node_optimizer(optimizers.SGD().setup(model), comm)
+    for step, (x, t) in enumerate(batches()):
+
+        def loss(x, t, step=step):
+            if step == 3 and comm.rank == 1:
+                raise ValueError("mine")
+            return model(x, t)
+
+        try:
+            optimizer.update(loss, x, t)
+        except ValueError:
+            continue
+
+
+def one_step_more():
+    if comm.rank == 0:
+        comm.allreduce(np.ones(3))
+
+
+def caught_and_left():
+    try:
+        if comm.rank == 1:
+            raise ValueError("mine")
+        comm.allgather_obj(1)
+    except ValueError:
+        sys.exit(0)
+
+
+deed = sys.argv[1]
+comm = create_communicator(sys.argv[2] if len(sys.argv) > 2 else "flat")
+comm.barrier()
+began = time.monotonic()
+try:
+    globals()[deed]()
+except Exception as e:
+    os.write(1, f"{type(e).__name__}: {e}\nseconds {time.monotonic() - began:.1f}\n".encode())
+    sys.exit(1)

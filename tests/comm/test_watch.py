@@ -1,0 +1,141 @@
+"""Ranks that wait for each other, or for one that has left, end with one error; ranks that compute are left alone."""
+
+import re
+import time
+
+import numpy as np
+import pytest
+
+from dbrdist.comm import deadlock, run_threads
+from dbrdist.comm.deadlock import State, Wait
+from dbrdist.errors import CommunicatorError
+from tests.comm import jobs
+
+STUCK = jobs.PROGRAMS / "stuck.py"
+DEEDS = {
+    "crossed_sends": "rank 0 has waited .* for rank .* in send with tag 0",
+    "crossed_receives": "rank 0 has waited .* for rank .* in recv with tag 0",
+    "wrong_tag": "rank 0 has waited .* for rank 1 in recv with tag 5 .*rank 1 has waited .* in send with tag 4",
+    "message_and_collective": "rank 0 has waited .* for rank 1 in recv .*rank 1 has waited .* for rank 0 in allreduce",
+    "two_communicators": "rank 0 has waited .* for ranks? 1.*; rank 1 has waited .* for rank 0",
+    "construction": "rank 0 has waited .* in create_communicator .*rank 1 has waited .* for rank 0 in barrier",
+    "finalize_of_one": "rank 0 has waited .* in finalize .*rank 1 has waited .* for rank 0 in barrier",
+    "left_out_step": "in (update|reduce)",
+    "one_step_more": "left, but rank 0 has waited .* in (allreduce|barrier)",
+    "caught_and_left": "rank 1 has left, but rank 0 has waited .* for rank 1 in allgather_obj",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deed", DEEDS)
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_stuck_ranks_raise_the_same_error(deed, num_ranks):
+    outcome = jobs.run(num_ranks, STUCK, deed)
+    assert outcome.code != 0, outcome.text
+    errors = set(outcome.lines("CommunicatorError: "))
+    assert len(errors) == 1, outcome.text
+    assert re.search(DEEDS[deed], errors.pop()), outcome.text
+    assert "Traceback" not in outcome.text
+
+
+@pytest.mark.parametrize("deed", ["crossed_sends", "message_and_collective", "two_communicators", "one_step_more"])
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_stuck_threads_raise_the_same_error(deed, num_ranks):
+    def body(comm):
+        x = np.ones(100_000)
+        if deed == "crossed_sends":
+            comm.send(x, (comm.rank + 1) % comm.size, 0)
+        elif deed == "message_and_collective":
+            comm.recv(1, 0) if comm.rank == 0 else comm.allreduce(x)
+        elif deed == "two_communicators":
+            other = comm.split(0, comm.rank)
+            (comm if comm.rank == 0 else other).barrier()
+        elif comm.rank == 0:
+            comm.barrier()
+
+    with pytest.raises(CommunicatorError, match=DEEDS[deed]):
+        run_threads(num_ranks, body, timeout_seconds=60)
+
+
+def test_a_thread_that_computes_is_left_alone():
+    def body(comm):
+        if comm.rank == 1:
+            time.sleep(3)
+        return int(comm.allreduce(np.array(1)))
+
+    assert run_threads(3, body, timeout_seconds=60) == [3, 3, 3]
+
+
+# ---- the proof ----
+
+
+def waiting(rank, *waits, counts=None):
+    return State(rank, False, False, list(waits), counts or {})
+
+
+def meeting(number, members, comm="c", kind="row"):
+    return Wait(1, comm, "verb", number, kind, list(members), 0, "here", 3.0)
+
+
+def message(kind, other, number=1, tag=0):
+    return Wait(1, "c", kind, number, kind, [other], tag, "here", 3.0)
+
+
+def stuck(*states):
+    return deadlock.stuck({state.rank: state for state in states})
+
+
+def test_who_waits_for_one_that_computes_is_not_stuck():
+    both = [waiting(0, meeting(5, (0, 1)), counts={("c",): 5}), State(1, True, counts={("c",): 4})]
+    assert stuck(*both) == {}
+    assert stuck(both[0]) == {}  # the other has said nothing
+
+
+def test_a_meeting_to_which_all_have_come_is_not_stuck():
+    assert stuck(*[waiting(r, meeting(5, (0, 1)), counts={("c",): 5}) for r in (0, 1)]) == {}
+
+
+def test_meetings_of_two_communicators():
+    a = waiting(0, meeting(5, (0, 1), "c"), counts={("c",): 5, ("d",): 1})
+    b = waiting(1, meeting(2, (0, 1), "d"), counts={("c",): 4, ("d",): 2})
+    assert stuck(a, b) == {0: {1}, 1: {0}}
+
+
+def test_a_row_and_bytes_do_not_meet():
+    a = waiting(0, meeting(5, (0, 1), kind="row"), counts={("c",): 5})
+    b = waiting(1, meeting(5, (0, 1), kind="bytes"), counts={("c",): 5})
+    assert stuck(a, b) == {0: {1}, 1: {0}}
+
+
+def test_a_third_who_waits_for_stuck_ranks_is_stuck_and_a_fourth_who_computes_saves_nobody_else():
+    a = waiting(0, message("send", 1), counts={("c", "send", 1, 0): 1})
+    b = waiting(1, message("send", 0), counts={("c", "send", 0, 0): 1})
+    c = waiting(2, message("recv", 0), counts={})
+    d = State(3, True)
+    e = waiting(4, message("recv", 3), counts={})
+    assert stuck(a, b, c, d, e) == {0: {1}, 1: {0}, 2: {0}}
+
+
+def test_a_message_that_was_sent_or_is_being_received_arrives():
+    a = waiting(0, message("recv", 1), counts={("c", "recv", 1, 0): 1})
+    b = waiting(1, message("recv", 0), counts={("c", "send", 0, 0): 1, ("c", "recv", 0, 0): 1})
+    assert stuck(a, b) == {}
+    assert stuck(a, waiting(1, message("recv", 0), counts={("c", "send", 0, 7): 1})) == {0: {1}, 1: {0}}
+
+
+def test_one_thread_of_several_that_can_go_on_saves_the_rank():
+    a = waiting(0, meeting(5, (0, 1)), counts={("c",): 5})
+    b = waiting(1, meeting(1, (1, 2), "d"), message("recv", 2), counts={("c",): 4, ("d",): 1})
+    c = State(2, True, counts={("d",): 1})
+    assert stuck(a, b, c) == {}
+
+
+def test_a_rank_that_has_left():
+    a = waiting(0, meeting(5, (0, 1)), counts={("c",): 5})
+    assert stuck(a, State(1, False, True, counts={("c",): 4})) == {0: {1}}
+    assert stuck(a, State(1, False, True, counts={("c",): 5})) == {}
+
+
+def test_a_state_travels():
+    state = waiting(3, meeting(5, (0, 3)), counts={("c",): 5, ("c", "send", 1, 2): 7})
+    assert State.decode(state.encode()) == state
