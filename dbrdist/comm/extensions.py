@@ -67,7 +67,7 @@ class StopOnRequest(Extension):
     def _numbers(self) -> Any:
         """The signal that each rank has, 0 for none: from the header of the step, or asked now where there was none."""
         answers, self._comm._stop_answers = self._comm._stop_answers, None
-        if answers is not None:
+        if answers is not None and self._comm.size > 1:
             return answers
         return self._comm._allgather_rows(np.array([self._received], np.int64))[:, 0]
 
