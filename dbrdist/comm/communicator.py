@@ -127,7 +127,9 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
                 what="the same shape and type",
                 detail="" if x is None else f"shape {x.shape} of {x.dtype}",
             )
-            result = backend.copy(x)
+            assert x is not None
+            result = backend.empty(x.shape, x.dtype, x)  # the same order of axes on every rank
+            result[...] = x
             with call.moving():
                 self._reduce(call, _flat(result))
             return result

@@ -27,8 +27,9 @@ DEEDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deed", DEEDS)
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize(
+    ("deed", "num_ranks"), [*((deed, 2) for deed in DEEDS), ("two_communicators", 3), ("wrong_tag", 3)]
+)
 def test_stuck_ranks_raise_the_same_error(deed, num_ranks):
     outcome = jobs.run(num_ranks, STUCK, deed)
     assert outcome.code != 0, outcome.text
