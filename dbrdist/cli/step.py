@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import numpy as np
-
+from dbrdist.comm.observations import Observations
 from dbrdist.core.reporter import as_number
 from dbrdist.errors import NonFiniteLossError
 from dbrdist.training import Extension, extensions, get_trigger
@@ -27,42 +25,16 @@ class StepAgreement(Extension):
     priority = PRIORITY_FIRST
 
     def __init__(self, comm: Any, iterator: Any):
-        self._comm = comm
+        self._observations = Observations(comm)
         self._iterator = iterator
-        self._keys: list[str] | None = None
         self._failure = extensions.FailOnNonNumber()
 
     def __call__(self, trainer: Any) -> None:
         observation = trainer.observation
-        if self._keys is None:
-            found = self._comm.allgather_obj([k for k, v in observation.items() if getattr(v, "ndim", 0) == 0])
-            self._keys = sorted(set().union(*found))
+        numbers = {key: as_number(value) for key, value in observation.items() if getattr(value, "ndim", 0) == 0}
         complaint = self._failure.complaint(trainer)
-        num_samples = len(self._iterator.indices)
-        row = np.full(2 + len(self._keys), np.nan)
-        row[:2] = complaint is not None, num_samples
-        for i, key in enumerate(self._keys):
-            if num_samples and key in observation:
-                row[2 + i] = as_number(observation[key])
-        rows = self._comm._allgather_rows(row.view(np.int64)).view(np.float64)
-        if rows[:, 0].any():
-            raise NonFiniteLossError(self._first_complaint(complaint))
-        for i, key in enumerate(self._keys):
-            mean = _weighted_mean(rows[:, 2 + i], rows[:, 1])
-            if mean is not None:
-                observation[key] = mean
-
-    def _first_complaint(self, complaint: str | None) -> str:
-        complaints = self._comm.allgather_obj(complaint)
-        rank, words = next((rank, words) for rank, words in enumerate(complaints) if words)
-        return f"{words} (rank {rank} of {self._comm.size})" if self._comm.size > 1 else words
-
-
-def _weighted_mean(values: Any, weights: Any) -> float | None:
-    """The mean of what is there, added in the order of ranks; None where nothing is."""
-    pairs = [(v, w) for v, w in zip(values.tolist(), weights.tolist()) if w and not math.isnan(v)]
-    total = sum(w for _, w in pairs)
-    return sum(v * w for v, w in pairs) / total if total else None
+        error = NonFiniteLossError(complaint) if complaint else None
+        observation.update(self._observations.average(numbers, len(self._iterator.indices), error))
 
 
 class EndTrigger:

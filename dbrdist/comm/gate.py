@@ -77,8 +77,8 @@ class Gate:
         """Compare the configuration anew at the next verb."""
         self._config = None
 
-    def call(self, verb: str) -> Passage:
-        """Enter a collective verb: ``with gate.call("bcast") as call``.
+    def call(self, verb: str, place: tuple[str, int] | None = None) -> Passage:
+        """Enter a collective verb: ``with gate.call("bcast") as call``. ``place`` is the line of the call, if known.
 
         Raises:
             CommunicatorError: if the communicator is closed, or another thread is in a verb of it.
@@ -86,7 +86,7 @@ class Gate:
         self._check_open(verb)
         if not self._one_thread.acquire(blocking=False):
             raise CommunicatorError(self._two_threads(verb))
-        return Passage(self, verb)
+        return Passage(self, verb, place=place)
 
     def message(self, verb: str, peer: Any, tag: Any) -> Passage:
         """Enter a send or receive; what is wrong with these arguments is raised on this rank alone."""
@@ -150,8 +150,8 @@ class Passage(Call):
 
     __slots__ = ("_answer", "_detail", "_gate", "_is_moving", "_num_same", "_own_error", "_what")
 
-    def __init__(self, gate: Gate, verb: str, is_collective: bool = True) -> None:
-        super().__init__(gate.record, verb, gate.name, gate.members)
+    def __init__(self, gate: Gate, verb: str, is_collective: bool = True, place: tuple[str, int] | None = None) -> None:
+        super().__init__(gate.record, verb, gate.name, gate.members, place)
         self.is_collective = is_collective
         self._gate = gate
         self._answer: Pending | None = None

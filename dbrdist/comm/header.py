@@ -54,13 +54,18 @@ class Steps:
             call.post(row, num_same=_NUM_SAME, what="the same step", detail=self._in_words(zero_fill))
         self._passage = call
 
-    def wait(self) -> Header:
+    def meet(self) -> Passage:
+        """The verb in which this rank waits for the others' headers, and reduces: ``with steps.meet() as call``."""
+        assert self._passage is not None
+        call: Passage = self._comm._gate.call("update", self._passage.place)
+        return call
+
+    def wait(self, call: Passage) -> Header:
         """The headers of all ranks."""
         assert self._passage is not None
-        with self._comm._gate.call("update") as call:
-            call.take_over(self._passage)
-            self._passage = None
-            rows = call.wait()
+        call.take_over(self._passage)
+        self._passage = None
+        rows = call.wait()
         self._comm._stop_answers = rows[:, _STOP]
         return Header(rows)
 

@@ -14,7 +14,7 @@ import numpy as np
 from dbrdist.comm import agree
 from dbrdist.comm.gate import Passage
 from dbrdist.comm.reduction import Plan, plan_anew, reduce_gradients, weights
-from dbrdist.core import flat, fusion
+from dbrdist.core import flat
 from dbrdist.core.backend import is_array
 from dbrdist.core.parameter import Parameter
 
@@ -33,7 +33,6 @@ def bcast_params(comm: Any, model: Any, root: int = 0) -> None:
     A parameter that has no shape yet on another rank gets the root's; one without a shape on the root is broadcast when
     it is initialised, which must then happen on every rank, in the same order.
     """
-    fusion.flush()
     _initialize_like_root(comm, model, root)
     agree.check_model(comm, model)
     for name, p in model.namedparams():

@@ -21,7 +21,8 @@ _SPINS = 2000  # some 0.5 ms: an answer that is on its way is not missed by a sl
 _YIELDS = 200
 _LONGEST_SLEEP_SECONDS = 1e-3
 
-_started_in = 0  # the process id; a forked child inherits MPI, but must not use it
+_module: Any = None  # mpi4py.MPI, once a communicator was made
+_is_forked = False  # a forked child inherits MPI, but must not use it
 
 
 def start() -> Any:
@@ -32,7 +33,7 @@ def start() -> Any:
     Raises:
         ImportError: if mpi4py or an MPI library is missing, naming what to install.
     """
-    global _started_in
+    global _module
     already = "mpi4py.MPI" in sys.modules
     try:
         import mpi4py
@@ -47,8 +48,8 @@ def start() -> Any:
         ) from e
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    if not _started_in:
-        _started_in = os.getpid()
+    if _module is None:
+        _module = MPI
         if not already:
             atexit.register(_finalize)
     return MPI
@@ -65,17 +66,25 @@ def started() -> Any:
     module = sys.modules.get("mpi4py.MPI")
     if module is None or not module.Is_initialized() or module.Is_finalized():
         return None
-    return None if _started_in not in (0, os.getpid()) else module
+    return None if _is_forked else module
+
+
+def _after_fork() -> None:
+    global _is_forked
+    _is_forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def refusal() -> str:
-    """Why no verb can run in this process, or an empty text."""
-    if _started_in != os.getpid():
+    """Why no verb can run in this process, or an empty text; each verb asks."""
+    if _is_forked:
         return (
             f"process {os.getpid()} was forked from a rank and is none itself: MPI serves only the process that "
             "started it; communicate there, or start helpers by multiprocessing with the method 'spawn'"
         )
-    if started() is None:
+    if _module.Is_finalized():
         return "MPI has been finalized, by the program or at its exit; communicate before that"
     return ""
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from dbrdist.comm import model as models
 from dbrdist.comm.communicator import CommunicatorBase
-from dbrdist.comm.header import Steps
+from dbrdist.comm.gate import Passage
+from dbrdist.comm.header import Header, Steps
 from dbrdist.comm.late import LateParameters
-from dbrdist.comm.reduction import reduce_gradients, weights
+from dbrdist.comm.reduction import Plan, reduce_gradients, weights
 from dbrdist.core import flat
 from dbrdist.core.optimizer import HyperparameterProxy, Optimizer
 from dbrdist.core.parameter import Parameter
@@ -81,28 +82,44 @@ class MultiNodeOptimizer:
                 ranks, or no rank has an example.
         """
         target = self._require_target()
-        comm, steps = self.communicator, self._steps
-        if not self._is_synchronized:
-            # Not persistent values: after a resume each rank has its own batch-norm statistics.
-            models.bcast_params(comm, target)
-            self._is_synchronized = True
+        self.num_samples = num_samples
         if num_samples == 0:
             target.cleargrads()
-        works = lossfun is not None and num_samples != 0
-        steps.post(num_samples, works, self.zero_fill)
-        self.num_samples = num_samples
-        is_late = bool(steps.late)
-        if is_late:
-            self._late_step(lossfun, args, kwds, works)
-        elif lossfun is not None and works:
-            self._backward(lossfun, args, kwds)
-        self._reduce(num_samples, is_late)
+        if self.communicator.size > 1:
+            self._update_together(lossfun, args, kwds, num_samples)
+        else:
+            weights([-1 if num_samples is None else num_samples])
+            if lossfun is not None:
+                self._backward(lossfun, args, kwds)
         self.actual_optimizer.update()
 
+    def _update_together(self, lossfun: Any, args: Any, kwds: Any, num_samples: int | None) -> None:
+        """Mean gradients on all ranks: the header, forward and backward, the reduction."""
+        if not self._is_synchronized:
+            # Not persistent values: after a resume each rank has its own batch-norm statistics.
+            models.bcast_params(self.communicator, self.target)
+            self._is_synchronized = True
+        steps, works = self._steps, lossfun is not None and num_samples != 0
+        steps.post(num_samples, works, self.zero_fill)
+        if steps.late:
+            self._late_step(lossfun, args, kwds, works)
+            self._reduce_anew(num_samples)
+            return
+        if works:
+            self._backward(lossfun, args, kwds)
+        with steps.meet() as call:
+            header = steps.wait(call)
+            plan = steps.plan()
+            if plan is not None and header.same_runs and self.zero_fill:
+                self._reduce(call, plan, header)
+                return
+        self._reduce_anew(num_samples)
+
     def _late_step(self, lossfun: Any, args: Any, kwds: Any, works: bool) -> None:
-        """A forward pass that may initialise parameters, on all ranks alike; gradients are agreed on afterwards."""
+        """A forward pass that may initialise parameters, on all ranks alike."""
         steps = self._steps
-        header = steps.wait()
+        with steps.meet() as call:
+            header = steps.wait(call)
         if header.works.any():
             late = LateParameters(self.communicator, steps.late, int(header.works.argmax()))
             if works:
@@ -110,23 +127,19 @@ class MultiNodeOptimizer:
             else:
                 late.listen()
 
-    def _reduce(self, num_samples: int | None, is_late: bool) -> None:
-        """Average the gradients: as the header says, or where that cannot know what there is, agreeing anew."""
-        steps = self._steps
-        header = None if is_late else steps.wait()
-        plan = steps.plan()
-        if header is None or plan is None or not header.same_runs or not self.zero_fill:
-            self.communicator.weighted_mean_grad(self._updated_params(), self.zero_fill, num_samples)
-            return
+    def _reduce(self, call: Passage, plan: Plan, header: Header) -> None:
+        """Average the gradients as the headers say."""
         factors, divisor = weights(header.counts)
         flat.collect_gradients(plan.params)
         comm = self.communicator
-        with comm._gate.call("reduce") as call:
-            call.meet_without_row()
-            grads = plan.gradients(plan.params, comm._reduces_one_by_one)
-            reduce_gradients(comm, call, grads, factors, divisor)
+        call.meet_without_row()
+        reduce_gradients(comm, call, plan.gradients(plan.params, comm._reduces_one_by_one), factors, divisor)
 
-    def _backward(self, lossfun: Callable[..., Any], args: Any, kwds: Any, after_forward: Any = None) -> None:
+    def _reduce_anew(self, num_samples: int | None) -> None:
+        """Average the gradients where the headers could not know what there is: all agree on that now."""
+        self.communicator.weighted_mean_grad(self._updated_params(), self.zero_fill, num_samples)
+
+    def _backward(self, lossfun: Any, args: Any, kwds: Any, after_forward: Any = None) -> None:
         loss = lossfun(*args, **kwds)
         if after_forward is not None:
             after_forward()

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 LENGTH = 1000  # verbs that are kept
 MAX_COUNTS = 4096  # pairs of a communicator and what is counted on it; the one that moved last stays longest
+_OURS, _OF_THE_ROOM = ("dbrdist.", "contextlib"), ("dbrdist.comm.", "contextlib")
 _NO_PLACE = ("an unknown place", 0)
 
 
@@ -49,7 +50,14 @@ class Call:
         "wait_id",
     )
 
-    def __init__(self, record: Record, verb: str, comm_name: str, members: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        record: Record,
+        verb: str,
+        comm_name: str,
+        members: tuple[int, ...],
+        place: tuple[str, int] | None = None,
+    ) -> None:
         self.record = record
         self.verb = verb
         self.comm_name = comm_name
@@ -64,7 +72,7 @@ class Call:
         self.root = -1
         self.num_bytes = 0
         self.kind: Any = None  # the type of the elements
-        self.place = _caller(sys._getframe(2))
+        self.place = _caller(sys._getframe(2)) if place is None else place
         self.since = time.monotonic()
         self.seconds = -1.0  # how long it took; -1 while it runs
         self.thread = threading.get_ident()
@@ -111,10 +119,10 @@ def _caller(frame: Any) -> tuple[str, int]:
     """(file, line) of the innermost call from outside this package; within it, of the first outside this room."""
     inside = None
     while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if not module.startswith(("dbrdist.", "contextlib")):
+        module = frame.f_globals["__name__"]
+        if not module.startswith(_OURS):
             return frame.f_code.co_filename, frame.f_lineno
-        if inside is None and not module.startswith(("dbrdist.comm.", "contextlib")):
+        if inside is None and not module.startswith(_OF_THE_ROOM):
             inside = frame
         frame = frame.f_back
     return _NO_PLACE if inside is None else (inside.f_code.co_filename, inside.f_lineno)

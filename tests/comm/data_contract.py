@@ -13,6 +13,7 @@ from dbrdist.comm import (
     scatter_dataset,
     scatter_index,
 )
+from dbrdist.comm.observations import Observations
 from dbrdist.core.chain import Chain
 from dbrdist.core.reporter import report
 from dbrdist.datasets.base import block_bounds
@@ -172,6 +173,26 @@ def check_a_stop_is_agreed(comm):
         assert saved == [FakeTrainer]
         return
     raise AssertionError("expected StopRequested")
+
+
+def check_observations(comm):
+    """Weighted by examples; values that come late or on some ranks only; NaN and errors of one rank reach all."""
+    last, total = comm.size - 1, sum(range(comm.size))
+    observations = Observations(comm)
+    assert observations.average({}, 3) == {}
+    result = observations.average({"loss": float(comm.rank)}, comm.rank)
+    expected = {"loss": sum(r * r for r in range(comm.size)) / total} if total else {}
+    assert result == expected
+    result = observations.average({"loss": 2.0, **({"extra": 7.0} if comm.rank == last else {})}, 4)
+    assert result == {"loss": 2.0, "extra": 7.0}
+    result = observations.average({"loss": np.nan if comm.rank == last else 1.0}, 4)
+    assert list(result) == ["loss"]
+    assert np.isnan(result["loss"])
+    many = {f"value {i}": float(i + comm.rank) for i in range(100)}
+    result = observations.average(many, 1)
+    assert result == {f"value {i}": i + total / comm.size for i in range(100)}
+    error = ArithmeticError("the loss is nan") if comm.rank == last else None
+    raises(ArithmeticError, "the loss is nan", lambda: observations.average({}, 1, error))
 
 
 CHECKS = [function for name, function in sorted(globals().items()) if name.startswith("check_")]

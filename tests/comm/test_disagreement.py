@@ -3,10 +3,24 @@
 import pytest
 
 from dbrdist.comm import run_threads
-from tests.comm import disagreement_contract
+from tests.comm import disagreement_contract, disagreements
 
 
 @pytest.mark.parametrize("check", disagreement_contract.CHECKS, ids=disagreement_contract.by_name)
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 def test_disagreement_on_threads(check, num_ranks):
     run_threads(num_ranks, check, timeout_seconds=60)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_disagreements_on_threads(seed):
+    """A sample; ``python -m tests.comm.disagreements 200`` runs as many as wanted."""
+    wrong, _ = disagreements.run_in_threads(seed)
+    assert not wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 5, 8, 18])
+def test_random_disagreements_on_processes(seed):
+    wrong, _ = disagreements.run_job(seed)
+    assert not wrong
