@@ -89,11 +89,11 @@ def refusal() -> str:
     return ""
 
 
-def poll(test: Callable[[], Any], call: Call) -> Any:
+def wait_until(test: Callable[[], Any], call: Call) -> Any:
     """Wait until ``test()`` gives something true, and return that.
 
     Between two looks Python runs signal handlers, so that Ctrl-C ends the wait. A long wait sleeps, and leaves the core
-    to others.
+    to others. (dbrdist-launch takes a rank whose innermost function has "wait" in its name for one that waits.)
 
     Raises:
         CommunicatorError: if the watch finds that the wait can never end.

@@ -61,7 +61,7 @@ class MpiCommunicator(CommunicatorBase):
     def _open(self, call: Passage, error: Exception | None) -> None:
         call.meet_without_row()
         self._rows, request = self._user_comm.Idup()
-        mpi.poll(request.Test, call)
+        mpi.wait_until(request.Test, call)
         kind = type(self).__name__
         try:
             rows = call.agree(
@@ -191,7 +191,7 @@ class MpiCommunicator(CommunicatorBase):
 
     def _recv_parts(self, call: Call) -> tuple[Row, list[message.HostArray]]:
         status = self._MPI.Status()
-        matched = mpi.poll(lambda: self._comm.Improbe(call.peer, call.tag, status), call)
+        matched = mpi.wait_until(lambda: self._comm.Improbe(call.peer, call.tag, status), call)
         head = np.empty(status.Get_count(self._MPI.INT64_T), np.int64)
         matched.Recv(head)
         parts = [np.empty(int(size), np.uint8) for size in head[2 : 2 + int(head[1])]]
@@ -203,7 +203,7 @@ class MpiCommunicator(CommunicatorBase):
 
     def _wait(self, call: Call, request: Any) -> None:
         try:
-            mpi.poll(request.Test, call)
+            mpi.wait_until(request.Test, call)
         except BaseException:
             self._abandoned.append(request)
             raise
