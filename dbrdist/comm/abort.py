@@ -71,7 +71,7 @@ def guard_launched() -> None:
 
     A rank that fails before its first communicator leaves the others waiting in MPI_Init.
     """
-    if environment.launched()[0] > 1 and not _is_interactive_or_worker():
+    if environment.launched()[0] > 1 and _launcher_socket() != 0 and not _is_interactive_or_worker():
         _watch_over_process()
 
 
@@ -199,18 +199,28 @@ def _fail_before_mpi(code: int, said: str) -> None:
         time.sleep(_MEETING_SECONDS)  # where all fail alike, rank 0 says so for all and ends them here
         _say_status(code, said)
     time.sleep(mpi.FORWARDING_SECONDS)
-    pmi = os.environ.get("PMI_FD", "")
-    if pmi.isdigit():
+    socket = _launcher_socket()
+    if socket:
         # PMI version 1 of hydra (MPICH, Intel MPI), which otherwise goes on when a rank ends before MPI_Init. Open MPI
         # ends the job by itself then.
         try:
-            if not stat.S_ISSOCK(
-                os.fstat(int(pmi)).st_mode
-            ):  # a helper of a rank inherits the word, but not the socket
-                return
-            os.write(int(pmi), f"cmd=abort exitcode={code}\n".encode())
+            os.write(socket, f"cmd=abort exitcode={code}\n".encode())
         except OSError:  # the launcher is gone, and the other ranks with it
             return
+
+
+def _launcher_socket() -> int | None:
+    """The descriptor of this rank's line to hydra; None where the launcher is another.
+
+    0 in a helper that a rank has started: it inherits the variables, but not the line, and is no rank.
+    """
+    word = os.environ.get("PMI_FD", "")
+    if not word.isdigit():
+        return None
+    try:
+        return int(word) if stat.S_ISSOCK(os.fstat(int(word)).st_mode) else 0
+    except OSError:
+        return 0
 
 
 def _say_status(code: int, said: str) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from dbrdist.comm import abort, cores, environment, mpi, processes, threads
+from dbrdist.comm import abort, cores, environment, mpi, processes, shared_memory, threads
 from dbrdist.comm.communicator import CommunicatorBase
 
 Maker = Callable[[Any, dict[str, Any]], CommunicatorBase]
@@ -42,7 +42,7 @@ def _over_mpi(kind: type[processes.MpiCommunicator]) -> Maker:
 
 PROVIDERS: dict[str, Maker] = {
     "naive": _over_mpi(processes.NaiveCommunicator),
-    "flat": _over_mpi(processes.FlatCommunicator),
+    "flat": _over_mpi(shared_memory.FlatCommunicator),
     "threads": _of_this_thread,
     "single": _alone,
 }

@@ -18,9 +18,11 @@ from dbrdist.errors import CommunicatorError
 # Hydra drops what a rank wrote just before it aborts: seen once in some 40 jobs on a loaded machine without this.
 FORWARDING_SECONDS = 0.2
 _SPINS = 2000  # some 0.5 ms: an answer that is on its way is not missed by a sleep
+_SPINS_WITHOUT_CORE = 20  # where ranks share cores, spinning keeps the others from running
 _YIELDS = 200
 _LONGEST_SLEEP_SECONDS = 1e-3
 
+_spins = _SPINS
 _module: Any = None  # mpi4py.MPI, once a communicator was made
 _is_forked = False  # a forked child inherits MPI, but must not use it
 
@@ -89,6 +91,12 @@ def refusal() -> str:
     return ""
 
 
+def share_cores(num_ranks_on_host: int) -> None:
+    """Wait as it suits this many ranks on this host."""
+    global _spins
+    _spins = _SPINS if num_ranks_on_host <= (os.cpu_count() or 1) else _SPINS_WITHOUT_CORE
+
+
 def wait_until(test: Callable[[], Any], call: Call) -> Any:
     """Wait until ``test()`` gives something true, and return that.
 
@@ -107,11 +115,11 @@ def wait_until(test: Callable[[], Any], call: Call) -> Any:
         pause = 0.0
         while not (found := test()):
             looks += 1
-            if looks < _SPINS:
+            if looks < _spins:
                 continue
             if call.error:
                 raise CommunicatorError(call.error)
-            if looks > _SPINS + _YIELDS:
+            if looks > _spins + _YIELDS:
                 pause = min(pause + 1e-5, _LONGEST_SLEEP_SECONDS)
             time.sleep(pause)
         return found

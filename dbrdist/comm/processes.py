@@ -8,7 +8,6 @@ and from the program's own traffic: ranks that have lost step never take one for
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,11 +18,9 @@ from dbrdist.comm.arguments import attempt
 from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.comm.gate import Gate, Passage, Row, digest
 from dbrdist.comm.record import Call
-from dbrdist.comm.shared_memory import SharedSum
 from dbrdist.errors import CommunicatorError
 
 _PIECE_BYTES = 1 << 30  # counts of MPI before version 4 end at 2**31
-_SHARED_FROM_BYTES = 1 << 16  # below, one message is as fast
 _serials = itertools.count(1)
 
 
@@ -87,6 +84,7 @@ class MpiCommunicator(CommunicatorBase):
         leader = np.array([self._rank], np.int64)
         host.Bcast(leader, 0)
         host.Free()
+        mpi.share_cores(self._intra_size)
         leaders = np.unique(call.agree(leader)[:, 0])
         self._inter_rank = int(np.searchsorted(leaders, leader[0]))
         self._inter_size = len(leaders)
@@ -275,39 +273,3 @@ class NaiveCommunicator(MpiCommunicator):
     """One reduction for each parameter: the plainest way, to compare others with."""
 
     _reduces_one_by_one = True
-
-
-class FlatCommunicator(MpiCommunicator):
-    """One reduction over flat memory for all parameters of a type; within a host through shared memory.
-
-    One more configuration entry, ``shared_memory``: True or False, or None to use it for long arrays where all ranks
-    are on one host with a core each (waiting for each other, they would lose a time slice each time otherwise).
-    """
-
-    _defaults = {**MpiCommunicator._defaults, "shared_memory": None}
-    _shared: SharedSum | None = None
-
-    def _prepare(self) -> None:
-        # Now, not at the first use: Open MPI crashes where two threads make windows at the same time.
-        if self._configs["shared_memory"] is not False and 1 < self.size == self.intra_size:
-            self._shared = SharedSum(self._MPI, self._comm)
-
-    def _reduce_host(
-        self, call: Call, x: message.HostArray, factors: Sequence[float] | None, divisor: float | None
-    ) -> None:
-        if self._shared is None or x.dtype == bool or not self._shares_memory(x.nbytes):
-            super()._reduce_host(call, x, factors, divisor)
-            return
-        self._meet(call)
-        self._shared.reduce(x, factors, divisor)
-
-    def _shares_memory(self, num_bytes: int) -> bool:
-        wanted = self._configs["shared_memory"]
-        if wanted is None:
-            return num_bytes >= _SHARED_FROM_BYTES and self.size <= (os.cpu_count() or 1)
-        return bool(wanted)
-
-    def _free(self) -> None:
-        if self._shared is not None:
-            self._shared.free()
-        super()._free()

@@ -8,14 +8,18 @@ messages.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from dbrdist.comm import message
+from dbrdist.comm.processes import MpiCommunicator
+from dbrdist.comm.record import Call
 
 PIECE_BYTES = 1 << 18  # of each rank at a time: two per rank stay in the second-level cache
+_SHARED_FROM_BYTES = 1 << 16  # below, one message is as fast
 _NUM_BUFFERS = 2  # a piece is written while slower ranks still read the piece before it
 
 
@@ -58,3 +62,39 @@ class SharedSum:
         self._buffers = []
         self._window.Unlock_all()
         self._window.Free()
+
+
+class FlatCommunicator(MpiCommunicator):
+    """One reduction over flat memory for all parameters of a type; within a host through shared memory.
+
+    One more configuration entry, ``shared_memory``: True or False, or None to use it for long arrays where all ranks
+    are on one host with a core each (waiting for each other, they would lose a time slice each time otherwise).
+    """
+
+    _defaults = {**MpiCommunicator._defaults, "shared_memory": None}
+    _shared: SharedSum | None = None
+
+    def _prepare(self) -> None:
+        # Now, not at the first use: Open MPI crashes where two threads make windows at the same time.
+        if self._configs["shared_memory"] is not False and 1 < self.size == self.intra_size:
+            self._shared = SharedSum(self._MPI, self._comm)
+
+    def _reduce_host(
+        self, call: Call, x: message.HostArray, factors: Sequence[float] | None, divisor: float | None
+    ) -> None:
+        if self._shared is None or x.dtype == bool or not self._shares_memory(x.nbytes):
+            super()._reduce_host(call, x, factors, divisor)
+            return
+        self._meet(call)
+        self._shared.reduce(x, factors, divisor)
+
+    def _shares_memory(self, num_bytes: int) -> bool:
+        wanted = self._configs["shared_memory"]
+        if wanted is None:
+            return num_bytes >= _SHARED_FROM_BYTES and self.size <= (os.cpu_count() or 1)
+        return bool(wanted)
+
+    def _free(self) -> None:
+        if self._shared is not None:
+            self._shared.free()
+        super()._free()

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from dbrdist import comm
-from dbrdist.comm import CommunicatorBase, create, processes
+from dbrdist.comm import CommunicatorBase, create, processes, shared_memory
 from tests.comm import jobs
 
 PAGE = (jobs.ROOT / "docs" / "communicators.md").read_text()
@@ -20,7 +20,7 @@ def test_the_page_has_each_method(name):
 
 
 def test_the_page_has_each_configuration_entry_with_its_default():
-    for name, default in {**CommunicatorBase._defaults, **processes.FlatCommunicator._defaults}.items():
+    for name, default in {**CommunicatorBase._defaults, **shared_memory.FlatCommunicator._defaults}.items():
         assert f"| `{name}` | {default} |" in CONTRACT
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dbrdist.comm import create_communicator, mpi, processes
+from dbrdist.comm import create_communicator, mpi, shared_memory
 from tests.comm import contract, disagreement_contract
 
 
@@ -33,7 +33,7 @@ def test_a_given_mpi_communicator_is_used(world):
 
 def test_without_a_name_flat_is_taken_and_rank_0_says_so(world, capfd):
     comm = create_communicator()
-    assert type(comm) is processes.FlatCommunicator
+    assert type(comm) is shared_memory.FlatCommunicator
     expected = f"dbrdist: communicator 'flat', {world.size} rank" if world.rank == 0 else ""
     assert expected in capfd.readouterr().err  # after what Open MPI says of itself
 
