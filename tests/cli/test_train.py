@@ -182,6 +182,19 @@ def test_dtype_reaches_everything(run):
     assert runs.load("result").l1.W.dtype == np.float64
 
 
+@pytest.mark.parametrize(("dtype", "narrow"), [("mixed16", "float16"), ("mixedbf16", "bfloat16")])
+def test_mixed_types_keep_parameters_in_float32_and_resume_exactly(run, dtype, narrow):
+    words = ("run.yaml", f"dtype={dtype}", "snapshot.every=2 iterations", "log.every=1 iteration")
+    code, out, _ = run(*words, "iterations=4", "out=whole")
+    assert code == 0
+    assert f"parameters of float32, activations of {narrow}" in out
+    assert run(*words, "iterations=2", "out=parts")[0] == run(*words, "iterations=4", "out=parts", "--resume")[0] == 0
+    whole, parts = runs.load("whole"), runs.load("parts")
+    for (_, a), (_, b) in zip(whole.namedparams(), parts.namedparams()):
+        assert a.dtype == np.float32
+        np.testing.assert_array_equal(a.array, b.array)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
