@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "launch"))
 from fake_cluster import FakeCluster  # noqa: E402
 from fake_cluster import missing as no_hosts  # noqa: E402
-from support import PROGRAMS, environment, marked  # noqa: E402
+from support import PROGRAMS, attempts_in, environment, marked  # noqa: E402
 
 STEP = """
 import time
@@ -150,8 +150,8 @@ def processor_shares(python, seconds):
     words = [python, "-m", "dbrdist_launch", "-n", "2", python, "-c", STEP.replace("range(500)", "range(100000)")]
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=environment(mark))
     time.sleep(4.0)
-    lines = [line for line in marked(mark) if "rank.py" in line or "-m dbrdist" in line]
-    watched = {line.split()[0]: "rank.py" in line for line in lines}
+    lines = [line for line in marked(mark) if "rank/main.py" in line or "-m dbrdist" in line]
+    watched = {line.split()[0]: "rank/main.py" in line for line in lines}
     watched = {pid: mine for pid, mine in watched.items() if "mpiexec" not in command_of(pid)}
     before = {pid: ticks(pid) for pid in watched}
     time.sleep(seconds)
@@ -202,7 +202,7 @@ def restart(pythons, repeats):
                     cluster.kill_node(1)
                     process.wait(timeout=120)
                     cluster.restart_node(1)
-                    attempts = json.loads((path / "attempts.json").read_text())["attempts"]
+                    attempts = attempts_in(path)
                     values.append(attempts[1]["seconds_from_last_end_to_first_rank"])
         found[name] = summary(values, 3)
     return found

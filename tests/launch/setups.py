@@ -23,7 +23,7 @@ class Kind(NamedTuple):
 
     name: str
     text: str
-    kind: str | None  # in failure.json; None where there is no launcher left to write one
+    kind: str | None  # in status.json; None where there is no launcher left to write one
     code: int
     words: str  # in the message
     seconds: float
@@ -51,7 +51,7 @@ BEATING = ("stuck", "stopped", "host", "cable")
 
 
 class Run(NamedTuple):
-    """What came of a failure: seconds from it to the launcher's end, exit code, failure.json, the error output."""
+    """What came of a failure: seconds from it to the launcher's end, exit code, failure, the error output."""
 
     seconds: float
     code: int
