@@ -16,8 +16,9 @@ def test_data_on_threads(check, num_ranks):
     run_threads(num_ranks, check, timeout_seconds=60)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_signals_are_taken_and_given_back(number):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_signals_are_taken_and_given_back(number, monkeypatch):
+    monkeypatch.setenv("DBRDIST_LAUNCH", "1")  # which passes a Ctrl-C on to the ranks
     before = signal.getsignal(number)
     stop = extensions.StopOnRequest(create_communicator("single"))
     stop.initialize(None)
@@ -26,3 +27,12 @@ def test_signals_are_taken_and_given_back(number):
         stop(data_contract.FakeTrainer)
     stop.finalize()
     assert signal.getsignal(number) is before
+
+
+def test_an_interrupt_stays_the_users_own_without_the_launcher(monkeypatch):
+    monkeypatch.delenv("DBRDIST_LAUNCH", raising=False)
+    before = signal.getsignal(signal.SIGINT)
+    stop = extensions.StopOnRequest(create_communicator("single"))
+    stop.initialize(None)
+    assert signal.getsignal(signal.SIGINT) is before
+    stop.finalize()
