@@ -219,3 +219,16 @@ def test_shown_ranks_timestamps_and_tee(tmp_path):
     assert [re.sub(r"^\d\d:\d\d:\d\d \[(\d) \S+\] from (\d)$", r"\1 \2", line) for line in lines] == ["1 1", "2 2"]
     assert sorted((tmp_path / "copy").read_text().splitlines()) == lines
     assert "expected numbers and ranges" in launch("-n", 1, "--show-ranks", "a", "python", "-c", "").stderr
+
+
+def test_an_interrupt_gives_up_a_reader_that_never_reads():
+    program = "for i in range(30000): print('line', i, 'x' * 40)"
+    process = popen("-n", 1, "--grace", 1, "python", "-c", program, mark="never")
+    time.sleep(4.0)
+    for _ in range(4):  # to the ranks, to the launcher, to its last words
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            time.sleep(2.0)
+    assert process.wait(40) == 130
+    process.communicate()
+    assert_nothing_left("never")

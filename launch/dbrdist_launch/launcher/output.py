@@ -160,6 +160,7 @@ class Output:
         self._screens = {1: Screen(), 2: Screen()}
         if one_place:
             self._screens[2] = self._screens[1]
+        self._given_up = False
         self._gone: set[int] = set()  # descriptors whose reader has left
         self._screen_writer = Writer(self._show, self._on_idle, self._arrived)
         self._writers = [self._screen_writer]
@@ -187,7 +188,7 @@ class Output:
 
     def start(self) -> None:
         """Begin to write; there must be no fork by Python from now to `stop`."""
-        for writer in self._writers:
+        for writer in [] if self._given_up else self._writers:
             writer.start()
 
     def stop(self) -> None:
@@ -196,7 +197,7 @@ class Output:
             for writer in self._writers:
                 writer.stop()
         except KeyboardInterrupt:
-            pass  # whoever does not want to wait for the reader
+            self._given_up = True  # somebody does not want to wait for the reader
 
     def flush(self) -> None:
         """Write what was said since `stop`."""
