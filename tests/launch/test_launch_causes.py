@@ -250,3 +250,12 @@ def test_options_are_read_from_the_environment():
     )
     assert result.stdout.count("well") == 2, result.stderr
     assert environment("x")["OMP_NUM_THREADS"] == "1" and os.environ
+
+
+def test_long_reasons_fit_narrow_terminals():
+    failure = report.Failure("stalled", 1, "a", 124, "no beat for 5 s; the others wait", traceback="  File x\n" * 9)
+    assert report.as_text(failure).startswith(
+        "dbrdist-launch: rank 1 on a failed first (stalled): no beat for 5 s;\n    the others wait\n  0.0 s after"
+    )
+    failure = report.Failure("exception", 1, "a", 1, "ValueError: a; b\nand c")
+    assert "ValueError: a; b\n    and c\n" in report.as_text(failure)

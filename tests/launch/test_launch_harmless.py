@@ -247,3 +247,26 @@ def test_a_log_folder_that_vanishes_costs_a_warning(tmp_path):
     assert result.returncode == 3 and "well" in result.stdout
     assert "cannot be written" in result.stderr or "is incomplete" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_fault_of_ours_costs_neither_job_nor_exit_code(code):
+    patch = "from dbrdist_launch.launcher.judge import Judge; Judge.verdict = lambda *_: 1 / 0; "
+    program = f"import sys, time; time.sleep(1); print('well'); sys.exit({code})"
+    run = f"from dbrdist_launch.main import main; main(['-n', '2', {sys.executable!r}, '-c', {program!r}])"
+    child = subprocess.run(
+        [sys.executable, "-c", patch + run], env=environment("fault"), capture_output=True, text=True, timeout=60
+    )
+    assert child.returncode == code, child.stderr
+    assert child.stdout.count("well") == 2
+    assert child.stderr.count("fault of ours, the job goes on: ZeroDivisionError") == 5
+    assert_nothing_left("fault")
+
+
+def test_a_fault_before_the_job_is_one_sentence():
+    patch = "import dbrdist_launch.launcher.session as s; s.Session.job = lambda *_: 1 / 0; "
+    run = "from dbrdist_launch.main import main; main(['-n', '2', 'true'])"
+    words = [sys.executable, "-c", patch + run]
+    child = subprocess.run(words, env=environment("fault"), capture_output=True, text=True, timeout=60)
+    assert child.returncode == 71
+    assert child.stderr.startswith("dbrdist-launch: fault of ours: ZeroDivisionError") and child.stderr.count("\n") == 1

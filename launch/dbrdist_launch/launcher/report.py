@@ -19,6 +19,7 @@ _STARTS = ("Traceback (most recent call last):", "Exception Group Traceback (mos
 _FATAL = "Fatal Python error:"
 _AFTER = 5  # lines of other origin after a traceback that still is the program's last word
 _LAST_WORDS = 6
+_OUR_WORDS = ("exit", "stalled", "stopped", "host_lost", "start", "deadline")  # where the message is ours
 
 
 @dataclass
@@ -215,9 +216,10 @@ def complete(failure: Failure, ranks: list[Rank], now: float, started_at: float,
 def as_text(failure: Failure) -> str:
     """The report for people."""
     where = f"rank {failure.rank} on {failure.host}" if failure.rank is not None else (failure.host or "the job")
-    message = failure.message.splitlines() or [""]
+    ours = failure.kind in _OUR_WORDS  # one thought a line, for narrow terminals
+    message = (failure.message.replace("; ", ";\n") if ours else failure.message).splitlines() or [""]
     lines = [f"dbrdist-launch: {where} failed first ({failure.kind}): {message[0]}"]
-    if failure.traceback is None or failure.traceback.count("\n") < len(message):
+    if ours or failure.traceback is None or failure.traceback.count("\n") < len(message):
         lines += ["    " + line for line in message[1:]]
     facts = [f"{failure.seconds:.1f} s after the start", f"exit code {failure.code}"]
     if failure.step is not None:
