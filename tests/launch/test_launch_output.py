@@ -52,6 +52,14 @@ def test_unfinished_lines_are_shown_after_a_while_and_go_on_where_they_stopped()
     assert screen.note(b"said") == b"said\n"
 
 
+def test_time_in_which_nobody_read_does_not_make_a_line_unfinished():
+    screen = Screen()
+    screen.feed((0, "out"), b"[0] ", b"begin")
+    assert screen.flush(10.0) == b""
+    screen.wait_anew()
+    assert screen.flush(20.0) == b"" and screen.flush(20.0 + limits.PARTIAL_SECONDS) == b"[0] begin"
+
+
 def test_long_lines_are_not_kept_back():
     text = Screen().feed((0, "out"), b"[0] ", b"x" * (limits.LINE_BYTES + 1))
     assert text == b"[0] " + b"x" * (limits.LINE_BYTES + 1)

@@ -264,7 +264,7 @@ class Attempt:
         if message["code"] in (codes.DONE, codes.PREEMPTED) and not message["signal"]:
             if message["code"] == codes.PREEMPTED:
                 rank.channel.send("bye")
-        elif message["ours"] or (self.asked and self._is_answer(message)):
+        elif message["ours"] or (self.asked and self._is_answer(rank, message)):
             rank.channel.send("bye")  # not a failure: we, or the stop request, ended it
         elif self.asked_by_ranks is not None and self.asked_by_ranks[1] == message["signal"]:
             self._ask_to_stop(message["signal"])
@@ -274,9 +274,12 @@ class Attempt:
             if failure is not None:
                 self._fail(failure)
 
-    def _is_answer(self, end: Message) -> bool:
-        """Whether a rank ended for the request to stop: by its signal, or by the exit code that stands for it."""
-        return bool(end["signal"]) or end["code"] == codes.from_signal(self._signal_for_ranks())
+    def _is_answer(self, rank: Rank, end: Message) -> bool:
+        """Whether a rank ended for the request to stop: by its signal, or by an exit code that stands for it."""
+        if end["signal"] or end["code"] == codes.from_signal(self._signal_for_ranks()):
+            return True
+        # A Python that is still starting ends with 1 at an interrupt.
+        return self.asked == signal.SIGINT and b"KeyboardInterrupt" in rank.tails["err"][-200:]
 
     # --- signals
 
@@ -481,7 +484,8 @@ class Attempt:
     def _common_code(self) -> int:
         """0, 75, or the signal that asked for the end and that a rank did not survive."""
         ends = [rank.exit for rank in self.ranks.values() if rank.exit is not None]
-        if len(ends) < self.size or any(end["signal"] for end in ends):
+        good = (codes.DONE, codes.PREEMPTED)
+        if len(ends) < self.size or any(end["signal"] or (self.asked and end["code"] not in good) for end in ends):
             return codes.from_signal(self.asked or signal.SIGTERM)
         return int(max(end["code"] for end in ends))
 

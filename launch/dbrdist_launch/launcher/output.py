@@ -66,6 +66,10 @@ class Screen:
             self._since.pop(key, None)
         return b"".join(self._shown(key, *self._rest.pop(key)) for key in due)
 
+    def wait_anew(self) -> None:
+        """Begin to count again for how long lines have been unfinished."""
+        self._since.clear()
+
     def end(self) -> bytes:
         """What is left, and an end to its line."""
         text = self.flush()
@@ -94,7 +98,7 @@ class Writer:
     def __init__(
         self,
         write: Callable[[list[Piece | str]], None],
-        idle: Callable[[bool], None],  # called often, and with True at the end
+        idle: Callable[[bool, bool], None],  # called often, with: whether the write was slow, whether it was the last
         done: Callable[[list[Piece]], None],
     ) -> None:
         self._write, self._idle, self._done = write, idle, done
@@ -126,9 +130,10 @@ class Writer:
                 items = []
             last = None in items
             kept = [item for item in items if item is not None]
+            before = time.monotonic()
             try:
                 self._write(kept)
-                self._idle(last)
+                self._idle(time.monotonic() - before > limits.IDLE_SECONDS, last)
             except Exception as error:  # a fault of ours: the ranks must not wait for ever
                 os.write(2, f"dbrdist-launch: fault of ours, output is incomplete: {error!r}\n".encode())
             self._done([item for item in kept if isinstance(item, Piece)])
@@ -165,7 +170,7 @@ class Output:
         self._screen_writer = Writer(self._show, self._on_idle, self._arrived)
         self._writers = [self._screen_writer]
         if self._logs is not None:
-            self._writers.append(Writer(self._logs.write, lambda last: None, self._arrived))
+            self._writers.append(Writer(self._logs.write, lambda slow, last: None, self._arrived))
 
     # --- from the launcher
 
@@ -242,7 +247,10 @@ class Output:
         self._put(texts)
         self._draw()
 
-    def _on_idle(self, last: bool) -> None:
+    def _on_idle(self, slow: bool, last: bool) -> None:
+        if slow:  # the rest of a line may be on its way, and has not been looked at for as long
+            for screen in self._screens.values():
+                screen.wait_anew()
         if self.footer is None or last:
             now = time.monotonic()
             ends = {d: screen.end() if last else screen.flush(now) for d, screen in self._screens.items()}
