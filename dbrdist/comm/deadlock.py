@@ -92,6 +92,25 @@ def stuck(states: Mapping[int, State]) -> dict[int, set[int]]:
         waiting = still
 
 
+def grow(states: Mapping[int, State], core: Mapping[int, set[int]]) -> dict[int, set[int]]:
+    """The core, which can never go on, with all ranks that wait for it, or for ranks that do."""
+    left = {rank for rank, state in states.items() if state.has_left}
+    found = dict(core)
+    while True:
+        gone = found.keys() | left
+        more = {
+            rank: set().union(*(_needs(states, rank, wait) & gone for wait in state.waits))
+            for rank, state in states.items()
+            if rank not in gone
+            and state.waits
+            and not state.is_busy
+            and all(_needs(states, rank, wait) & gone for wait in state.waits)
+        }
+        if not more:
+            return found
+        found |= more
+
+
 def _needs(states: Mapping[int, State], rank: int, wait: Wait) -> set[int]:
     """Which of the ranks that have said something have not come to where this one waits."""
     return {

@@ -17,12 +17,12 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
 from typing import Any
 
-from dbrdist.comm import deadlock, environment, mpi, record
+from dbrdist.comm import environment, mpi, record
 from dbrdist.comm.channel import Channel
 from dbrdist.comm.deadlock import State
+from dbrdist.comm.judge import Judge
 from dbrdist.comm.record import Call
 from dbrdist.comm.verdict import name_ranks
 
@@ -32,59 +32,13 @@ _LOOK_SECONDS = 0.2
 _GRACE_SECONDS = 2.0  # for a rank that is told to end by itself
 
 
-class _Judge:
-    """What the lowest rank of a channel knows of the others."""
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self._states: dict[int, State] = {}
-        self._asked: dict[int, set[int]] = {}  # rank -> the waits that it is to confirm
-        self._answers: dict[int, State] = {}
-
-    def hear(self, state: State, is_answer: bool) -> None:
-        """Take what a rank says of itself."""
-        known = self._states.get(state.rank)
-        if known is None or not known.has_left:
-            self._states[state.rank] = state
-        if is_answer and state.rank in self._asked:
-            self._answers[state.rank] = state
-
-    def look(self) -> tuple[str, dict[int, set[int]]] | None:
-        """(the verdict in words, whom it is for), if there is one."""
-        if not self._asked:
-            waiting = deadlock.stuck(self._states)
-            self._asked = {rank: self._states[rank].wait_ids() for rank in waiting}
-            self._answers = {}
-            for rank in waiting:
-                self.channel.tell(rank, {"what": "ask"})
-            return None
-        if len(self._answers) < len(self._asked):
-            return None
-        asked, self._asked = self._asked, {}
-        gone_on = [rank for rank, ids in asked.items() if not ids <= self._answers[rank].wait_ids()]
-        if gone_on:
-            self._forget(gone_on)
-            return None
-        left = {rank: state for rank, state in self._states.items() if state.has_left}
-        states = {**self._answers, **left}
-        waiting = deadlock.stuck(states)
-        if not waiting:
-            return None
-        self._forget(waiting)  # judged once
-        return deadlock.describe(states, waiting), {rank: states[rank].wait_ids() for rank in waiting}
-
-    def _forget(self, ranks: Iterable[int]) -> None:
-        for rank in ranks:
-            self._states.pop(rank, None)
-
-
 class _Watch:
     """What this process knows about itself and the others."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
         self.channels: list[Channel] = []
-        self.judges: dict[int, _Judge] = {}  # by position in channels, where this rank judges
+        self.judges: dict[int, Judge] = {}  # by position in channels, where this rank judges
         self.has_left = False
         self.others_left: set[int] = set()
         self.over = False
@@ -107,7 +61,7 @@ def join(mpi_comm: Any, members: tuple[int, ...]) -> None:
     channel = Channel(mpi_comm, members)
     with _watch.lock:
         if record.process.rank == channel.judge:
-            _watch.judges[len(_watch.channels)] = _Judge(channel)
+            _watch.judges[len(_watch.channels)] = Judge(channel)
         _watch.channels.append(channel)
     if _watch.joined:
         return
@@ -221,7 +175,7 @@ def _say_where() -> None:
         each.tell(each.judge, {"what": "state", **state.encode()})
 
 
-def _obey(words: dict[str, Any], channel: Channel, judge: _Judge | None) -> None:
+def _obey(words: dict[str, Any], channel: Channel, judge: Judge | None) -> None:
     what = words.pop("what")
     if what in ("state", "answer"):
         state = State.decode(words)
@@ -240,7 +194,7 @@ def _obey(words: dict[str, Any], channel: Channel, judge: _Judge | None) -> None
         say_record()
 
 
-def _pronounce(judge: _Judge) -> None:
+def _pronounce(judge: Judge) -> None:
     verdict = judge.look()
     if verdict is None:
         return

@@ -112,6 +112,22 @@ def check_configurations(comm):
     part.finalize()
 
 
+@several
+def check_what_cannot_be_sent_raises_on_the_receiver_too(comm):
+    for bad, send, recv in (("text", comm.send, comm.recv), (lambda: 0, comm.send_obj, comm.recv_obj)):
+        try:
+            if comm.rank == 0:
+                send(bad, 1, 0)
+            elif comm.rank == 1:
+                recv(0, 0)
+        except TypeError as e:
+            assert "send expected an array" in str(e) or "can be pickled" in str(e)
+            assert comm.rank == 0 or "on rank 0 of" in str(e)
+        else:
+            assert comm.rank > 1
+    comm.barrier()
+
+
 class Fragile:
     """Can be pickled everywhere, but not unpickled on one rank."""
 

@@ -137,6 +137,18 @@ def test_a_rank_that_has_left():
     assert stuck(a, State(1, False, True, counts={("c",): 5})) == {}
 
 
+def test_who_waits_for_a_stuck_rank_is_told_too():
+    left = State(0, False, True, counts={("c",): 4})
+    states = {0: left}
+    for rank, kind in ((1, "core"), (2, "row"), (3, "busy"), (4, "row")):
+        state = waiting(rank, meeting(5, (0, 1, 2)), counts={("c",): 5})
+        states[rank] = State(rank, True, counts={("c",): 4}) if kind == "busy" else state
+    states[4] = waiting(4, message("recv", 3), counts={})
+    core = deadlock.stuck({0: left, 1: states[1]})
+    assert core == {1: {0}}
+    assert deadlock.grow(states, core) == {1: {0}, 2: {0}}
+
+
 def test_a_state_travels():
     state = waiting(3, meeting(5, (0, 3)), counts={("c",): 5, ("c", "send", 1, 2): 7})
     assert State.decode(state.encode()) == state
