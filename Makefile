@@ -25,7 +25,7 @@ $(READY): pyproject.toml
 setup: $(READY)  ## Make the virtual environment with dbrdist, MPI and the tools.
 
 train: $(READY)  ## Train a network on real images with two ranks; ends with the test accuracy.
-	$(RUN) mpiexec -n 2 dbrdist-train examples/digits/config.yaml
+	$(RUN) mpiexec -n 2 dbrdist-train --overwrite examples/digits/config.yaml
 
 test: test-fast test-mpi  ## Pass all tests: the fast suite, then real MPI with 1 to 4 ranks.
 

@@ -29,6 +29,14 @@ class CommunicatorError(DbrdistError):
     """Ranks disagree, or a collective cannot be carried out; raised alike on every rank."""
 
 
+class NoSamplesError(CommunicatorError):
+    """No rank has an example in this step, so there is nothing to update with; raised alike on every rank."""
+
+
+class DatasetError(DbrdistError, ValueError):
+    """An example does not fit the others, or what is done with it; the message names its file."""
+
+
 class ConfigError(DbrdistError):
     """A configuration is wrong; the message has one line per mistake, each beginning with its position."""
 

@@ -26,6 +26,7 @@ from dbrdist.datasets.base import get_batch
 from dbrdist.datasets.convert import concat_examples
 from dbrdist.errors import ConfigError
 from dbrdist.optimizers import schedules
+from dbrdist.training.updater import as_arguments
 
 MODELS: dict[str, Any] = {
     "mlp": models.MLP,
@@ -127,8 +128,12 @@ def _arrays(config: Config) -> tuple[Any, Any]:
 
 def _classes(dataset: Any) -> int | None:
     """The number of classes of a dataset of arrays (inputs, labels)."""
-    labels = np.asarray([example[1] for example in dataset[:]])
-    return int(labels.max()) + 1 if labels.ndim == 1 and labels.dtype.kind in "iu" else None
+    labels = np.asarray(dataset.columns[1])
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        return None
+    if not (labels >= 0).any():
+        raise ValueError("expected labels from 0, but all of them are -1 or less, which stands for no label")
+    return int(labels.max()) + 1
 
 
 def _transformed(dataset: Any, config: Config, origin: Origin, part: str) -> Any:
@@ -259,8 +264,8 @@ def initialize(task: Task, train: Any, convert: Callable[[Any, Any], Any], devic
         if not len(batch):  # a corrupt file that is to be skipped
             continue
         with no_backprop_mode(), using_config("train", False):
-            arrays = convert(batch, device)
-            task(*arrays) if isinstance(arrays, tuple) else task(arrays)
+            args, named = as_arguments(convert(batch, device))
+            task(*args, **named)
         return
 
 

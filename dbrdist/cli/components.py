@@ -6,7 +6,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from dbrdist.cli.settings import Count, Custom, Fraction, NotNegative, Positive, Settings, Tuple, component, refuse
+from dbrdist.cli.settings import (
+    Count,
+    Custom,
+    Fraction,
+    NotNegative,
+    Path,
+    Positive,
+    Settings,
+    Tuple,
+    component,
+    refuse,
+)
 
 # ---- models -----------------------------------------------------------------------------------------------------
 
@@ -78,7 +89,7 @@ class Cifar10(Settings):
 
     name: Literal["cifar10"]
     """`cifar10`."""
-    root: str
+    root: Path
     """The folder that holds `train` and `test`."""
     augment: bool = True
     """Whether training images are cropped at random from 4 pixels of padding and mirrored."""
@@ -91,11 +102,11 @@ class ImageFolder(Settings):
 
     name: Literal["image_folder"]
     """`image_folder`."""
-    root: str
+    root: Path
     """The folder that holds the training and the test folder."""
-    train: str = "train"
+    train: Path = "train"
     """The training folder's name below `root`; its own folders are the classes."""
-    test: str | None = "test"
+    test: Path | None = "test"
     """The test folder's name below `root`; null for no evaluation."""
     resize: Annotated[tuple[Count, Count], Field(strict=False)] | None = None
     """Height and width in pixels to which each image is brought when it is read; null leaves it."""
@@ -110,9 +121,9 @@ class Npz(Settings):
 
     name: Literal["npz"]
     """`npz`."""
-    train: str
+    train: Path
     """The training file; it holds `x` (examples first) and `y` (int labels)."""
-    test: str | None = None
+    test: Path | None = None
     """The test file with the same keys; null for no evaluation."""
 
 

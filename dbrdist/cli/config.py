@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from dbrdist.cli import components as parts
-from dbrdist.cli.settings import Count, Positive, Settings, component, form, refuse
+from dbrdist.cli.settings import Count, Path, Positive, Settings, component, form, refuse
 
 # ---- when -------------------------------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class Config(Settings):
     """The update rule with its hyperparameters, hooks and schedule."""
     batch: Count
     """Examples per step over all ranks together."""
-    epochs: Positive
+    epochs: Annotated[float, Field(gt=0, le=1e9)]
     """Length of the run in passes over the training data; fractions allowed."""
     iterations: Count | None = None
     """Steps after which the run ends even if `epochs` are not over."""
@@ -117,7 +117,7 @@ class Config(Settings):
     """When the state is saved."""
     log: Log = Log()
     """When means are written."""
-    out: Annotated[str, Field(min_length=1)] = "result"
+    out: Path = "result"
     """The run's folder: resolved configuration, log, snapshots, summary."""
 
     @model_validator(mode="after")
@@ -127,6 +127,8 @@ class Config(Settings):
         return self
 
     def _impossible(self) -> Iterator[tuple[str, str]]:
+        if self.epochs < 1e-8:
+            yield "epochs", f"{self.epochs:g} epochs are less than one step"
         largest = 65504 if self.dtype in ("float16", "mixed16") else 3e38
         if not isinstance(self.loss_scale, str) and self.loss_scale > largest:
             yield "loss_scale", f"{self.dtype} takes at most {largest:g}, got {self.loss_scale:g}"

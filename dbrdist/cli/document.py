@@ -88,7 +88,12 @@ def read(text: str, name: str) -> Document:
         document.problems.append(f"{name}: nested too deeply to be a configuration")
         return document
     if node is not None:
-        document.data = _Builder(document).build(node, (), ())
+        try:
+            document.data = _Builder(document).build(node, (), ())
+        except _TooLarge:
+            document.problems.append(f"{name}: expected at most {_MAX_ENTRIES:,} entries, with aliases (*) unfolded")
+        except RecursionError:
+            document.problems.append(f"{name}: nested too deeply to be a configuration")
     return document
 
 
@@ -105,13 +110,24 @@ def _sentence(error: yaml.MarkedYAMLError) -> str:
     return words
 
 
+_MAX_ENTRIES = 100_000
+
+
+class _TooLarge(Exception):
+    """Aliases unfold to more than a configuration can need."""
+
+
 class _Builder:
     """Turns YAML nodes into data and notes where each stood."""
 
     def __init__(self, document: Document):
         self.document = document
+        self.num_entries = 0
 
     def build(self, node: Node, path: Path, parents: tuple[Node, ...]) -> Any:
+        self.num_entries += 1
+        if self.num_entries > _MAX_ENTRIES:
+            raise _TooLarge
         self.document.values[path] = self.place(node)
         if node in parents:
             self.problem(node, "an alias (*) that contains itself")

@@ -17,6 +17,8 @@ from dbrdist.cli.document import Document, Path
 from dbrdist.cli.settings import BY_TAG
 from dbrdist.errors import ConfigError
 
+_MAX_BYTES = 10_000_000
+
 
 class Origin:
     """Where each entry of a configuration was written: `file:line:column`, or the override on the command line."""
@@ -50,7 +52,11 @@ def load(file: str | FilePath, overrides: Iterable[str] = ()) -> tuple[Config, O
     `overrides` are `dotted.key=value`, the value in YAML; list items are numbered from 0. Raises ConfigError with
     every mistake at once; raises OSError as `open` does where the file cannot be read.
     """
-    return check(FilePath(file).read_bytes(), str(file), overrides)
+    with open(file, "rb") as source:
+        content = source.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"{file}: expected a configuration of at most {_MAX_BYTES:,} bytes, this is larger")
+    return check(content, str(file), overrides)
 
 
 def check(content: bytes, name: str, overrides: Iterable[str] = ()) -> tuple[Config, Origin]:
@@ -135,7 +141,8 @@ def _apply_one(words: str, data: dict[str, Any], origin: Origin, raw: dict[Path,
 
 
 def _index(place: Any, part: str) -> str | int:
-    return int(part) if isinstance(place, list) and part.isdigit() and int(part) < len(place) else part
+    is_index = isinstance(place, list) and re.fullmatch("[0-9]{1,9}", part) and int(part) < len(place)
+    return int(part) if is_index else part
 
 
 def _inner(place: Any, index: Any) -> dict[str, Any] | list[Any] | None:
@@ -180,7 +187,7 @@ def _sentence(mistake: dict[str, Any], origin: Origin) -> str:
     path = _data_path(mistake["loc"])
     kind, got, context = mistake["type"], mistake["input"], mistake.get("ctx", {})
     if kind == "refused":
-        path += tuple(int(part) if part.isdigit() else part for part in context["at"].split("."))
+        path += tuple(int(part) if part.isdecimal() else part for part in context["at"].split("."))
         words = context["words"]
     elif kind == "missing":
         words = "is required and missing"

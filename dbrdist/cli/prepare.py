@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import math
 from typing import Any, NamedTuple
 
 from dbrdist.cli import build
@@ -11,45 +10,13 @@ from dbrdist.cli.config import Config
 from dbrdist.cli.load import Origin
 from dbrdist.cli.task import Task
 from dbrdist.comm import create_multi_node_evaluator
-from dbrdist.comm.agree import together
 from dbrdist.core import random
 from dbrdist.core.backend import get_device
 from dbrdist.core.config import get_dtype, global_config
 from dbrdist.datasets.prefetch import MultiprocessIterator
 from dbrdist.datasets.serial import SerialIterator
-from dbrdist.errors import ConfigError, DbrdistError
+from dbrdist.errors import ConfigError
 from dbrdist.training import extensions
-
-
-class Refused(Exception):
-    """The run cannot go on, for a reason that every rank knows: rank 0 says it, all end with `code`."""
-
-    def __init__(self, words: str, code: int = 1):
-        super().__init__(words)
-        self.code = code
-
-
-@contextlib.contextmanager
-def alike(comm: Any) -> Iterator[None]:
-    """What fails inside the block on any rank ends all in the same way; the block does not communicate.
-
-    What a user can mend is said in a sentence; anything else with the traceback of the lowest rank that has one.
-    """
-    own: Exception | None = None
-    try:
-        with together(comm):
-            try:
-                yield
-            except Exception as error:
-                own = error
-                raise
-    except (DbrdistError, OSError, ValueError) as error:
-        raise Refused(str(error), 2 if isinstance(error, ConfigError) else 1) from own
-    except Exception:
-        failed = comm.allgather_obj(own is not None)
-        if own is not None and failed.index(True) == comm.rank:
-            raise own from own.__cause__
-        raise Refused("") from own
 
 
 class Parts(NamedTuple):
@@ -145,7 +112,8 @@ def describe(config: Config, made: Parts, size: int) -> list[str]:
     num_bytes = sum(p.array.nbytes for p in params)
     test = f", {counted(len(made.data.test), 'test example')}" if made.data.test is not None else ", no evaluation"
     steps = -(-num_train // config.batch)
-    num_steps = round(config.epochs * steps) if config.iterations is None else config.iterations
+    num_steps = math.ceil(config.epochs * steps - 1e-9)
+    num_steps = num_steps if config.iterations is None else min(num_steps, config.iterations)
     return [
         f"model: {config.model.name}, {sum(p.size for p in params):,} parameters of {_types(config)}",
         f"data: {config.data.name}, {counted(num_train, 'training example')}{test}",

@@ -43,6 +43,28 @@ def check_callables(config: Config, origin: Origin) -> None:
         raise ConfigError("\n".join(problems))
 
 
+def search_beside(config: str) -> None:
+    """Find the user's modules in the configuration's folder too, after the working directory and the environment."""
+    folder = os.path.dirname(os.path.abspath(config))
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def refuse_code_of_a_folder(config: Config, origin: Origin) -> None:
+    """A run's folder holds data: of the callables that its configuration names, only those named again are run."""
+    named = [".".join(map(str, path)) for path, _ in custom_components(config) if not _was_typed(path, origin)]
+    if named:
+        raise ConfigError(
+            f"{origin.where(())}: {', '.join(named)}: this is your own code, and none is run because a folder names "
+            "it; give your configuration too (dbrdist-train CONFIG.yaml --evaluate RUN), or name it on the command "
+            f"line ({named[0]}.name=package.module:callable)"
+        )
+
+
+def _was_typed(path: Path, origin: Origin) -> bool:
+    return any((*path, "name")[: len(typed)] == typed for typed in origin.overrides)
+
+
 def custom_components(settings: Any, path: Path = ()) -> Iterator[tuple[Path, Custom]]:
     """Every Custom in a configuration with its path."""
     if isinstance(settings, Custom):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
 import time
 import warnings
@@ -12,11 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist import __version__
-from dbrdist.cli import beats, build
+from dbrdist.cli import beats, build, resume
 from dbrdist.cli.config import Config, interval
+from dbrdist.cli.console import Console
+from dbrdist.cli.facts import facts
+from dbrdist.cli.folder import CONFIG, WORDS, RunFolder, earlier_starts, now, write_json
 from dbrdist.cli.load import Origin, dump
-from dbrdist.cli.prepare import Refused, alike, counted, describe, evaluator, iterator, parts
+from dbrdist.cli.prepare import counted, describe, evaluator, iterator, parts
+from dbrdist.cli.refuse import WRONG, Refused, alike
 from dbrdist.cli.state import AverageStatistics, LocalState, SharedSnapshot
 from dbrdist.cli.step import AtEndToo, EndTrigger, FollowSchedule, StepAgreement
 from dbrdist.comm import create_multi_node_optimizer
@@ -35,9 +36,7 @@ from dbrdist.training import StandardUpdater, Trainer, extensions
 from dbrdist.training.extensions import snapshots
 from dbrdist.training.runs import RECIPE
 
-CONFIG, SUMMARY = "config.yaml", "summary.json"
 STOPPED = 75  # EX_TEMPFAIL: saved, to be started again with --resume
-
 
 # what every rank raises: the ranks agree on it first
 _AGREED = (NonFiniteLossError, CheckpointError, CommunicatorError)
@@ -47,8 +46,11 @@ class Run:
     """One run of training on this rank."""
 
     def __init__(self, config: Config, origin: Origin, comm: Any):
-        self.config = config
+        self.config, self.origin = config, origin
         self.comm = comm
+        self.console = Console()
+        self.folder = RunFolder(config.out)
+        self.test_iterator: Any = None
         self.stop = StopOnRequest(comm, save=lambda trainer: self.saver.save(trainer))
         self.stop.initialize(None)  # from now on, not only from the first step
         if comm.rank:  # all ranks leave out the same updates: rank 0 says so
@@ -62,6 +64,7 @@ class Run:
         self.local = LocalState(comm, self.parts.task, self.iterator)
         self.saver = SharedSnapshot(comm, extensions.snapshot(n_retains=config.snapshot.keep), self.local)
         self.trainer = self._trainer()
+        self.plan = describe(config, self.parts, comm.size)
 
     def _trainer(self) -> Trainer:
         config, comm, end = self.config, self.comm, EndTrigger(self.config.epochs, self.config.iterations)
@@ -87,6 +90,7 @@ class Run:
         if self.parts.data.test is not None:
             trainer.extend(AverageStatistics(self.comm, self.parts.task), trigger=AtEndToo(every, end))
             evaluation = evaluator(self.config, self.parts, self.comm)
+            self.test_iterator = evaluation.get_iterator("main")
             trainer.extend(evaluation, name="validation", trigger=AtEndToo(every, end))
 
     def _reports(self, trainer: Trainer, trigger: Any) -> None:
@@ -94,9 +98,11 @@ class Run:
         if hasattr(self.optimizer, "lr"):
             trainer.extend(extensions.observe_value("lr", lambda _: self.optimizer.lr), trigger=(1, "iteration"))
         trainer.extend(self.log)
-        trainer.extend(extensions.PrintReport(self._columns()))
+        trainer.extend(extensions.PrintReport(self._columns(), out=self.console))
         live = self.comm.size == 1 and sys.stdout.isatty()
-        trainer.extend(extensions.ProgressBar(update_interval=1, live=live, min_seconds=0.1 if live else 10.0))
+        out = None if live else self.console
+        progress = extensions.ProgressBar(update_interval=1, out=out, live=live, min_seconds=0.1 if live else 10.0)
+        trainer.extend(progress)
 
     def _columns(self) -> list[str]:
         names = ["loss"] + (["accuracy"] if self.parts.data.num_classes else [])
@@ -105,70 +111,124 @@ class Run:
 
     # ---- the run ----
 
-    def start_folder(self, resume: bool) -> None:
-        """Make the run's folder, or go on from its newest snapshot. Collective."""
-        path = None
+    def start_folder(self, mode: str) -> None:
+        """Take the run's folder, and go on from its newest snapshot where `mode` is `resume`. Collective."""
         try:
-            path = on_root(self.comm, lambda: _snapshot_to_go_on_from(self.config.out) if resume else None)
+            path, changes = on_root(self.comm, lambda: self._open_folder(mode))
             if path is not None:
                 with alike(self.comm):
                     snapshots.load(path, self.trainer)
-            on_root(self.comm, lambda: _open_folder(self.config, self.parts.recipe, keep_snapshots=path is not None))
+                    resume.apply(changes, self.optimizer)
+            known = facts(self.comm)
+            on_root(self.comm, lambda: self._describe_run(known, path))
         except (DbrdistError, OSError) as error:
-            raise Refused(str(error)) from error
+            self.folder.close()
+            raise Refused(str(error), WRONG if isinstance(error, ConfigError) else 1) from error
+        except BaseException:
+            self.folder.close()
+            raise
         if path is not None:
             self.say(f"going on from {path}, epoch {self.trainer.updater.epoch_detail:.2f}")
+            for change in changes:
+                self.say(f"  {change}")
+
+    def _open_folder(self, mode: str) -> tuple[str | None, list[resume.Change]]:
+        """On one rank: the snapshot to go on from, and what the configuration changes."""
+        self.folder.open(mode)
+        if mode != "resume":
+            return None, []
+        if self.folder.summary.get("reason"):
+            print(f"the last start of this run {self.folder.summary['status']}: {self.folder.summary['reason']}")
+        path = snapshots.newest(self.config.out)
+        if path is None:
+            print(f"no snapshot in {self.config.out}: starting from the beginning", flush=True)
+            return None, []
+        with open(self.folder.file(CONFIG), encoding="utf-8") as file:
+            return path, resume.changes(file.read(), self.config, self.origin)
+
+    def _describe_run(self, known: dict[str, Any], resumed_from: str | None) -> None:
+        """On one rank: write what the run is. From here on the folder tells the truth about this run."""
+        config, folder = self.config, self.folder
+        folder.set_apart_damaged(resumed_from)
+        write_atomically(folder.file(CONFIG), lambda file: file.write(dump(config).encode()))
+        recipe = {**self.parts.recipe, "dtype": config.dtype}
+        write_json(folder.file(RECIPE), recipe)
+        before = earlier_starts(folder.summary)
+        folder.summary = {}
+        folder.write_status("running", began=now(), resumed_from=resumed_from, **known, earlier_starts=before)
+        self.console.open(folder.file(WORDS))
+        self.console.log(known["command"])
+        for line in self.plan:
+            self.console.log(line)
 
     def train(self) -> int:
-        """Train to the end, or to an agreed stop; returns the exit code."""
-        began = time.time()
-        code, status = 0, "finished"
+        """Train to the end, or to an agreed stop; returns the exit code. The folder says how it ended."""
+        began, ending = time.time(), ("failed", "the run did not come to an end")
         try:
             # what overflows shows in the loss, which is looked at after each step; a warning would not say more
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 self.trainer.run(show_loop_exception_msg=False)
+            ending = "finished", None
         except StopRequested as request:
             self.say(str(request))
-            code, status = STOPPED, "stopped"
-        except _AGREED as error:
-            raise Refused(f"{type(error).__name__}: {error}") from error
-        except DbrdistError as error:  # of this rank's data, say: the message has what a traceback would not add to
-            raise SystemExit(f"dbrdist-train: {type(error).__name__}: {error}") from error
-        skipped = self.comm.allreduce_obj(self.local.num_skipped)
-        messages = self.comm.allreduce_obj(list(getattr(self.iterator, "skipped", ()))[:10])
-        if self.comm.rank == 0:
-            summary = self.summary(status, time.time() - began)
-            summary |= {"num_skipped_examples": skipped, "skipped_examples": messages[:10]}
-            write_json(os.path.join(self.config.out, SUMMARY), summary)
-            self._say_end(summary)
-        return code
+            ending = "stopped", str(request)
+        except BaseException as error:
+            ending = "failed", _reason(error)
+            raise _as_ending(error) from error
+        finally:
+            if ending[0] == "failed":
+                self._end(*ending, time.time() - began, {})
+        self._end(*ending, time.time() - began, self._skipped())
+        return STOPPED if ending[0] == "stopped" else 0
 
-    def summary(self, status: str, seconds: float) -> dict[str, Any]:
+    def _skipped(self) -> dict[str, Any]:
+        """The examples that were left out, each named once. Collective."""
+        found: dict[str, Any] = {}
+        for part, mine in (("", self.local.skipped), ("test_", getattr(self.test_iterator, "skipped", []))):
+            named = list(dict.fromkeys(words for theirs in self.comm.allgather_obj(mine) for words in theirs))
+            found |= {f"num_skipped_{part}examples": len(named), f"skipped_{part}examples": named[:1000]}
+        return found
+
+    def _end(self, status: str, reason: str | None, seconds: float, skipped: dict[str, Any]) -> None:
+        """On rank 0: say and write how the run ended, and give the folder back."""
+        if self.comm.rank == 0:
+            results = {**self.results(seconds), **skipped, "ended": now()}
+            try:
+                self.folder.write_status(status, reason, **results)
+            except OSError as error:
+                self.say(f"{self.folder.path}: the summary could not be written: {error.strerror}")
+            if status == "failed":
+                self.console.log(f"failed: {reason}")
+            else:
+                self._say_end(self.folder.summary)
+            self.console.close()
+        self.folder.close()
+
+    def results(self, seconds: float) -> dict[str, Any]:
         """What the run came to."""
         updater = self.trainer.updater
         last = self.log.log[-1] if self.log.log else {}
         return {
-            "status": status,
             "epochs": updater.epoch_detail,
             "iterations": updater.iteration,
             "seconds": seconds,
             "seconds_over_all_starts": self.trainer.elapsed_time,
             "metrics": {key: value for key, value in last.items() if "/" in key},
             "num_parameters": self.parts.task.count_params(),
-            "num_ranks": self.comm.size,
             "batch": self.config.batch,
             "seed": self.config.seed,
-            "version": __version__,
         }
 
     def announce(self) -> None:
         """What is going to be trained."""
-        for line in describe(self.config, self.parts, self.comm.size):
+        for line in self.plan:
             self.say(line)
 
     def _say_end(self, summary: dict[str, Any]) -> None:
-        if summary["num_skipped_examples"]:
-            self.say(f"{counted(summary['num_skipped_examples'], 'corrupt example')} left out, see {SUMMARY}")
+        for part, words in (("", "training"), ("test_", "test")):
+            number = summary[f"num_skipped_{part}examples"]
+            if number:
+                self.say(f"{counted(number, f'corrupt {words} example')} left out, see {self.folder.path}")
         epochs = counted(f"{summary['epochs']:.4g}", "epoch")
         done = f"{epochs}, {counted(summary['iterations'], 'step')}"
         self.say(f"{summary['status']}: {done} in {summary['seconds']:.1f} s; everything is in {self.config.out}")
@@ -179,34 +239,26 @@ class Run:
     def say(self, words: str) -> None:
         """Print once."""
         if self.comm.rank == 0:
-            print(words, flush=True)
+            self.console.write(words + "\n")
 
 
-def _snapshot_to_go_on_from(folder: str) -> str | None:
-    path = snapshots.newest(folder)
-    if path is None:
-        print(f"no snapshot in {folder}: starting from the beginning", flush=True)
-    return path
+def _reason(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted (Ctrl-C)"
+    if isinstance(error, SystemExit):
+        return f"the program called sys.exit({'' if error.code is None else repr(error.code)})"
+    return f"{type(error).__name__}: {error}"
 
 
-def _open_folder(config: Config, recipe: dict[str, Any], keep_snapshots: bool) -> None:
-    """On one rank: make the run's folder and write what the run is."""
-    os.makedirs(config.out, exist_ok=True)
-    if not keep_snapshots:
-        for old in snapshots.find(config.out):  # of an earlier run: a later --resume must not take them for ours
-            os.remove(old)
-    for name in os.listdir(config.out):
-        if ".tmp-" in name:  # a process was killed while it wrote this
-            os.remove(os.path.join(config.out, name))
-    write_atomically(os.path.join(config.out, CONFIG), lambda file: file.write(dump(config).encode()))
-    write_json(os.path.join(config.out, RECIPE), {**recipe, "dtype": config.dtype, "directory": os.getcwd()})
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(os.path.join(config.out, SUMMARY))
-
-
-def write_json(path: str, data: Any) -> None:
-    """Write a JSON file that people read."""
-    write_atomically(path, lambda file: file.write((json.dumps(data, indent=2) + "\n").encode()))
+def _as_ending(error: BaseException) -> BaseException:
+    """The exception that ends the process as its reason deserves."""
+    if isinstance(error, _AGREED):
+        return Refused(_reason(error))
+    if isinstance(error, DbrdistError):  # of this rank's data, say: the message has what a traceback would not add to
+        return SystemExit(f"dbrdist-train: {_reason(error)}")
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return SystemExit(f"dbrdist-train: {_reason(error)} before the run was over")
+    return error
 
 
 def evaluate(config: Config, origin: Origin, comm: Any, run_dir: str) -> None:

@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 CALLABLE = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*"
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -28,6 +28,15 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 def Tuple(item: Any, **limits: Any) -> Any:
     """A tuple of any length, which YAML writes as a list; everywhere else types are taken strictly."""
     return Annotated[tuple[item, ...], Field(strict=False, **limits)]
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise PydanticCustomError("form", "expected text without the character NUL")
+    return text
+
+
+Path = Annotated[str, Field(min_length=1), AfterValidator(_without_nul)]
 
 
 class Settings(BaseModel):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,20 +26,33 @@ class LocalState(Extension):
         self._comm = comm
         self._model = model
         self._iterator = iterator
-        self._num_skipped_before = 0
+        self._skipped_before: list[str] = []
         self._gathered: list[dict[str, Any]] = []
 
     trigger = None
 
     @property
-    def num_skipped(self) -> int:
-        """Training examples that this rank left out, earlier parts of the run included."""
-        return self._num_skipped_before + len(getattr(self._iterator, "skipped", ()))
+    def skipped(self) -> list[str]:
+        """What was said of each training example that this rank left out, earlier parts of the run included."""
+        return list(dict.fromkeys([*self._skipped_before, *getattr(self._iterator, "skipped", ())]))
 
     def gather(self) -> None:
         """Collect every rank's state on rank 0. Collective."""
-        mine = {"num_skipped": np.int64(self.num_skipped), **_persistents(self._model)}
+        mine = {"skipped": json.dumps(self.skipped), **_persistents(self._model)}
         self._gathered = self._comm.gather_obj(mine) or []
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within the block, on rank 0, the network has the means of all ranks' statistics: what others load."""
+        own = _persistents(self._model)
+        for path, value in own.items():
+            if value.dtype.kind == "f" and len(self._gathered) > 1:
+                _set_persistent(self._model, path, _mean(self._gathered, path))
+        try:
+            yield
+        finally:
+            for path, value in own.items():
+                _set_persistent(self._model, path, value)
 
     def serialize(self, serializer: Any) -> None:
         size = int(serializer("size", len(self._gathered)))
@@ -45,19 +61,23 @@ class LocalState(Extension):
                 for path, value in state.items():
                     serializer[f"rank{rank}"](path, value)
             return
-        names = ["num_skipped", *_persistents(self._model)]
+        names = ["skipped", *_persistents(self._model)]
         saved = [{name: serializer[f"rank{rank}"](name, None) for name in names} for rank in range(size)]
         if size == self._comm.size:
             self._take(saved[self._comm.rank])
         elif size:
-            skipped = sum(int(state["num_skipped"]) for state in saved)
-            means = {name: np.mean([state[name] for state in saved], 0) for name in names}
-            self._take({**means, "num_skipped": skipped if self._comm.rank == 0 else 0})
+            skipped = [words for state in saved for words in json.loads(str(state["skipped"]))]
+            means = {name: _mean(saved, name) for name in names if name != "skipped"}
+            self._take({**means, "skipped": json.dumps(skipped if self._comm.rank == 0 else [])})
 
     def _take(self, state: dict[str, Any]) -> None:
-        self._num_skipped_before = int(state.pop("num_skipped"))
+        self._skipped_before = json.loads(str(state.pop("skipped")))
         for path, value in state.items():
             _set_persistent(self._model, path, value)
+
+
+def _mean(states: list[dict[str, Any]], path: str) -> Any:
+    return np.mean([state[path] for state in states], 0)
 
 
 def _persistents(model: Any) -> dict[str, Any]:
@@ -119,4 +139,5 @@ class SharedSnapshot(Extension):
         self._local.gather()
         with together(self._comm):
             if self._comm.rank == 0:
-                self._snapshot.save(trainer)
+                with self._local.averaged():
+                    self._snapshot.save(trainer)

@@ -34,7 +34,7 @@ class StepAgreement(Extension):
         numbers = {key: as_number(value) for key, value in observation.items() if getattr(value, "ndim", 0) == 0}
         complaint = self._failure.complaint(trainer)
         error = NonFiniteLossError(complaint) if complaint else None
-        observation.update(self._observations.average(numbers, len(self._iterator.indices), error))
+        observation.update(self._observations.average(numbers, self._iterator.num_read, error))
 
 
 class EndTrigger:

@@ -27,14 +27,15 @@ class Task(Chain):
         with self.init_scope():
             self.predictor = predictor
 
-    def forward(self, *batch: Any) -> Any:
+    def forward(self, *batch: Any, **named: Any) -> Any:
         if self.loss is None:
-            loss = self.predictor(*batch)
+            loss = self.predictor(*batch, **named)
             report({"loss": loss}, self)
             return loss
-        if len(batch) != 2:
+        if named or len(batch) != 2:
+            got = f"dictionaries of {', '.join(named)}" if named else f"{len(batch)} entries"
             raise ValueError(
-                f"expected examples of (input, label), got {len(batch)} entries; use `loss: model` for others"
+                f"expected examples of (input, label), got {got}; with `loss: model` the network takes any batch"
             )
         inputs, labels = batch
         outputs = self.predictor(inputs)

@@ -12,11 +12,11 @@ import click
 
 from dbrdist.cli import load, prepare, resolve, run
 from dbrdist.cli.config import Config
+from dbrdist.cli.folder import CONFIG
 from dbrdist.cli.load import Origin
+from dbrdist.cli.refuse import WRONG, Refused, refusal
 from dbrdist.comm import abort, create_communicator, environment
 from dbrdist.errors import CommunicatorError, ConfigError
-
-_WRONG = 2  # the exit code for a configuration or a command line that is wrong
 
 
 def _help(context: click.Context, option: click.Parameter, asked: bool) -> None:
@@ -29,6 +29,7 @@ def _help(context: click.Context, option: click.Parameter, asked: bool) -> None:
 @click.argument("config", required=False, metavar="CONFIG.yaml")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--resume", is_flag=True, help="Go on from the newest snapshot in the run's folder, if there is one.")
+@click.option("--overwrite", is_flag=True, help="Move a run that is in the folder aside, and start anew.")
 @click.option("--evaluate", metavar="RUN", help="Evaluate the newest snapshot in the folder RUN and print the means.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved plan and end.")
 @click.option("--print-schema", is_flag=True, help="Print the JSON schema of configurations and end.")
@@ -39,6 +40,7 @@ def command(
     config: str | None,
     overrides: tuple[str, ...],
     resume: bool,
+    overwrite: bool,
     evaluate: str | None,
     dry_run: bool,
     print_schema: bool,
@@ -51,24 +53,34 @@ def command(
     if print_schema:
         _say_before_mpi(json.dumps(Config.model_json_schema(), indent=2))
         return 0
-    if evaluate is not None:
+    stored = evaluate is not None and (config is None or ("=" in config and not os.path.exists(config)))
+    if stored:
         overrides = (*([config] if config else []), *overrides)
-        config = os.path.join(evaluate, run.CONFIG)
+        config = os.path.join(str(evaluate), CONFIG)
     if config is None or ("=" in config and not os.path.exists(config)):
         raise click.UsageError("expected a configuration: dbrdist-train CONFIG.yaml [KEY=VALUE]...")
-    if evaluate is not None and (resume or dry_run):
-        raise click.UsageError("--evaluate goes with neither --resume nor --dry-run")
-    settings, origin = _checked(config, overrides)
+    if evaluate is not None and (resume or dry_run or overwrite):
+        raise click.UsageError("--evaluate goes with neither --resume nor --overwrite nor --dry-run")
+    if resume and overwrite:
+        raise click.UsageError(
+            "--resume goes on with the run in the folder, --overwrite moves it aside: give one of them"
+        )
+    settings, origin = _checked(config, overrides, trusted=not stored)
     if dry_run:
         return _dry_run(settings, origin)
-    return _run(settings, origin, resume, evaluate)
+    return _run(settings, origin, "resume" if resume else "overwrite" if overwrite else "new", evaluate)
 
 
-def _checked(config: str, overrides: tuple[str, ...]) -> tuple[Config, Origin]:
+def _checked(config: str, overrides: tuple[str, ...], trusted: bool) -> tuple[Config, Origin]:
+    """The configuration, with its callables imported; a run's folder, which is not trusted, names none by itself."""
     try:
         settings, origin = load.load(config, overrides)
     except OSError as error:
         raise ConfigError(f"{config}: the configuration cannot be read: {error.strerror}") from None
+    if trusted:
+        resolve.search_beside(config)
+    else:
+        resolve.refuse_code_of_a_folder(settings, origin)
     resolve.check_callables(settings, origin)
     return settings, origin
 
@@ -76,12 +88,18 @@ def _checked(config: str, overrides: tuple[str, ...]) -> tuple[Config, Origin]:
 def _dry_run(settings: Config, origin: Origin) -> int:
     size, rank, _ = environment.launched()
     if rank == 0:
-        made = prepare.parts(settings, origin, 0, size)
+        try:
+            made = prepare.parts(settings, origin, 0, size)
+        except Exception as error:
+            refused = refusal(error)
+            if refused is None:
+                raise
+            raise refused from error
         print("\n".join([load.dump(settings), *prepare.describe(settings, made, size)]), flush=True)
     return 0
 
 
-def _run(settings: Config, origin: Origin, resume: bool, evaluate: str | None) -> int:
+def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None) -> int:
     comm = create_communicator(None if settings.communicator == "auto" else settings.communicator)
     try:
         if evaluate is not None:
@@ -89,11 +107,11 @@ def _run(settings: Config, origin: Origin, resume: bool, evaluate: str | None) -
             return 0
         training = run.Run(settings, origin, comm)
         training.announce()
-        training.start_folder(resume)
+        training.start_folder(mode)
         return training.train()
-    except prepare.Refused as reason:
+    except Refused as reason:
         if comm.rank == 0 and str(reason):
-            _complain(f"dbrdist-train: {reason}" if reason.code != _WRONG else str(reason))
+            _complain(f"dbrdist-train: {reason}" if reason.code != WRONG else str(reason))
         return reason.code
 
 
@@ -130,9 +148,11 @@ def _main() -> int:
     except click.Abort:  # what click makes of Ctrl-C
         raise KeyboardInterrupt from None
     except ConfigError as error:
-        return _refuse_before_mpi(str(error), _WRONG)
+        return _refuse_before_mpi(str(error), WRONG)
     except click.ClickException as error:
-        return _refuse_before_mpi(f"dbrdist-train: {error.format_message()}", _WRONG)
+        return _refuse_before_mpi(f"dbrdist-train: {error.format_message()}", WRONG)
+    except Refused as reason:
+        return _refuse_before_mpi(str(reason), reason.code)
     except CommunicatorError as error:
         return _refuse_before_mpi(f"dbrdist-train: {error}", 1)
     return code or 0

@@ -15,7 +15,7 @@ from dbrdist.core.backend import Array, get_array_module, to_cpu
 from dbrdist.core.changes import Watch
 from dbrdist.core.flat import Run
 from dbrdist.core.parameter import Parameter
-from dbrdist.errors import CommunicatorError
+from dbrdist.errors import CommunicatorError, NoSamplesError
 
 _EQUAL_WEIGHT = -1  # in place of a number of samples
 
@@ -68,7 +68,7 @@ def weights(counts: Sequence[int]) -> tuple[list[float] | None, float | None]:
         return None, float(len(counts))
     total = sum(counts)
     if total == 0:
-        raise CommunicatorError("expected a sample on at least one rank, got none on any")
+        raise NoSamplesError("expected a sample on at least one rank, got none on any")
     if all(n == counts[0] for n in counts):
         return None, float(len(counts))
     return [n / total for n in counts], None

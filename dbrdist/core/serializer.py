@@ -15,7 +15,6 @@ import json
 import os
 import threading
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
@@ -200,20 +199,42 @@ def decode(npz: Mapping[str, Any]) -> dict[str, Any]:
     return entries
 
 
-def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], None]) -> None:
-    """Write a file beside its target, flush it to disk and rename it, so that no reader ever sees a half of it."""
+def replace_atomically(path: str | os.PathLike[str], make: Callable[[str], None]) -> None:
+    """Let ``make(temporary)`` write a file beside its target, flush it to disk and rename it.
+
+    No reader ever sees a half of it; where that fails, the target is as it was.
+    """
     target = os.fspath(path)
     temporary = f"{target}.tmp-{os.getpid()}-{threading.get_ident()}"
     try:
-        with open(temporary, "wb") as f:
-            write(f)
-            f.flush()
-            os.fsync(f.fileno())
+        make(temporary)
+        _flush(temporary)
         os.replace(temporary, target)
     except BaseException:
         if os.path.exists(temporary):
             os.remove(temporary)
         raise
+    with contextlib.suppress(OSError):  # some file systems cannot flush a folder; the file itself is there
+        _flush(os.path.dirname(target) or ".")
+
+
+def _flush(path: str) -> None:
+    """Make what was written last through a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], None]) -> None:
+    """As :func:`replace_atomically`, for a function that writes to an open file."""
+
+    def make(temporary: str) -> None:
+        with open(temporary, "w+b") as f:
+            write(f)
+
+    replace_atomically(path, make)
 
 
 def save_npz(file: Any, obj: Any, compression: bool = True) -> None:
@@ -234,10 +255,44 @@ def load_npz(file: Any, obj: Any, path: str = "", strict: bool = True, ignore_na
     Raises:
         CheckpointError: the file is damaged, or an entry is missing or of another shape; the message names the entry.
     """
-    try:
-        with contextlib.ExitStack() as stack:  # numpy.load leaves a damaged file open
-            source = stack.enter_context(open(file, "rb")) if isinstance(file, (str, os.PathLike)) else file
-            entries = decode(stack.enter_context(np.load(source, allow_pickle=False)))
-    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, KeyError, TypeError) as e:
-        raise CheckpointError(f"{file}: cannot be read as an .npz file: {e}") from e
-    NpzDeserializer(entries, path, strict, ignore_names).load(obj)
+    NpzDeserializer(read_npz(file), path, strict, ignore_names).load(obj)
+
+
+# What one archive may unpack to: more than this factor of its own size, and more than this many bytes, is a bomb.
+_MAX_FACTOR, _MIN_LIMIT_BYTES, _MAX_ENTRIES = 200, 1 << 28, 1_000_000
+
+
+def read_npz(file: Any) -> dict[str, Any]:
+    """All entries of an ``.npz`` file (a path or an open binary file).
+
+    Raises:
+        CheckpointError: the file is damaged, or unpacks to far more than it holds. OSError where it cannot be opened.
+    """
+    with contextlib.ExitStack() as stack:  # numpy.load leaves a damaged file open
+        source = stack.enter_context(open(file, "rb")) if isinstance(file, (str, os.PathLike)) else file
+        try:
+            check_archive_size(source)
+            return decode(stack.enter_context(np.load(source, allow_pickle=False)))
+        except CheckpointError as e:
+            raise CheckpointError(f"{file}: {e}") from e
+        except Exception as e:  # damage shows as nearly any exception of zipfile, zlib, NumPy and json
+            raise CheckpointError(f"{file}: cannot be read as an .npz file: {e or type(e).__name__}") from e
+
+
+def check_archive_size(source: Any) -> None:
+    """Refuse an open zip archive with too many entries, or with far more in it than its own size can hold."""
+    size = source.seek(0, os.SEEK_END)
+    source.seek(0)
+    if not zipfile.is_zipfile(source):
+        source.seek(0)
+        return
+    with zipfile.ZipFile(source) as archive:
+        entries = archive.infolist()
+    source.seek(0)
+    unpacked, limit = sum(entry.file_size for entry in entries), max(_MAX_FACTOR * size, _MIN_LIMIT_BYTES)
+    if len(entries) > _MAX_ENTRIES:
+        raise CheckpointError(f"expected at most {_MAX_ENTRIES:,} entries in an archive, found {len(entries):,}")
+    if unpacked > limit:
+        raise CheckpointError(
+            f"expected an archive of {size:,} bytes to unpack to at most {limit:,}, but it claims {unpacked:,}"
+        )

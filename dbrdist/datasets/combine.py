@@ -30,6 +30,11 @@ class TupleDataset:
         self._length = len(datasets[0])
         self._all_arrays = all(is_array(d) for d in datasets)
 
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        """The datasets beside each other."""
+        return tuple(self._datasets)
+
     def __getitem__(self, index: Any) -> Any:
         """A tuple for an integer; a list of tuples for a slice, a list or a 1-d array of integers."""
         columns = [d[index] for d in self._datasets]

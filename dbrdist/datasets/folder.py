@@ -16,7 +16,7 @@ from dbrdist.core.random import generator
 from dbrdist.datasets import images
 from dbrdist.datasets.base import DatasetMixin, SkipExample, read_examples
 from dbrdist.datasets.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, ToCHW, transform_batch
-from dbrdist.errors import CorruptExampleError
+from dbrdist.errors import CorruptExampleError, DatasetError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png")
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -144,7 +144,7 @@ class _ImageCache:
             if self.pixels is None:
                 self.first, self.pixels = i, np.empty((self.num_images, *image.shape), np.uint8)
         if image.shape != self.pixels.shape[1:]:
-            raise ValueError(
+            raise DatasetError(
                 f"expected images of one size for cache=True: {path(self.first)} has {self.pixels.shape[1:]}, "
                 f"{path(i)} has {image.shape}; resize them with prepare=, or set cache=False"
             )

@@ -20,6 +20,9 @@ Image = Any  # numpy.ndarray of uint8, shape (H, W, C)
 _PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 
 
+MAX_PIXELS = 100_000_000  # what a file may claim, before memory is taken for it: 300 MB as RGB
+
+
 class ImageDecodeError(ValueError):
     """The bytes are not an image that can be read."""
 
@@ -111,10 +114,13 @@ def decode(data: bytes, keep_channels: bool = False) -> Image:
     ValueError) with the reason where the bytes are corrupt.
     """
     if data.startswith(_JPEG):
-        if not data.rfind(b"\xff\xd9") > data.rfind(b"\xff\xda") > 0:
-            raise ImageDecodeError(f"the JPEG is cut short: its {len(data)} bytes have no end marker")
-    elif not data.startswith(_PNG):
+        height, width = _check_jpeg(data)
+    elif data.startswith(_PNG):
+        height, width = int.from_bytes(data[20:24]), int.from_bytes(data[16:20])
+    else:
         raise ImageDecodeError(f"neither JPEG nor PNG: it starts with {data[:8]!r} and has {len(data)} bytes")
+    if height * width > MAX_PIXELS:
+        raise ImageDecodeError(f"it claims {height}x{width} pixels, more than the limit of {MAX_PIXELS:,}")
     reasons = []
     for name in _installed():
         if name == "simplejpeg" and data.startswith(_PNG):
@@ -126,6 +132,27 @@ def decode(data: bytes, keep_channels: bool = False) -> Image:
     if not reasons:
         raise ImportError("expected OpenCV or Pillow to decode PNG files, found neither: install dbrdist[image]")
     raise ImageDecodeError("; ".join(reasons))
+
+
+_SIZES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})  # markers of a frame, which holds the size
+
+
+def _check_jpeg(data: bytes) -> tuple[int, int]:
+    """Height and width from the header of a JPEG whose end is there; (0, 0) where the header has none."""
+    position, size = 2, (0, 0)
+    while position + 9 < len(data) and data[position] == 0xFF:
+        marker = data[position + 1]
+        if marker == 0xFF:  # padding
+            position += 1
+            continue
+        if marker in _SIZES:
+            size = int.from_bytes(data[position + 5 : position + 7]), int.from_bytes(data[position + 7 : position + 9])
+        if marker == 0xDA:
+            break
+        position += 2 + int.from_bytes(data[position + 2 : position + 4])
+    if data.rfind(b"\xff\xd9") <= position:  # thumbnails, whose ends lie in front of the scan, do not count
+        raise ImageDecodeError(f"the JPEG is cut short: its {len(data)} bytes have no end marker")
+    return size
 
 
 # ---- resizing -------------------------------------------------------------------------------------------------------

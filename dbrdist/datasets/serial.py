@@ -68,8 +68,9 @@ class SerialIterator(Iterator):
         indices: the indices of this rank's examples in the last batch.
         row: the position of the first of them in the global batch.
         num_samples_global: how many examples the last global batch has.
-        skipped: messages of the examples that could not be read and were left out (``on_corrupt='skip'``); with them
-            a batch has fewer examples than ``indices``.
+        num_read: how many examples this rank's last batch has: those of ``indices`` that were not left out.
+        skipped: messages of the examples that could not be read and were left out (``on_corrupt='skip'``), each once.
+        num_skipped: how many times an example of this rank was left out.
     """
 
     def __init__(
@@ -99,6 +100,8 @@ class SerialIterator(Iterator):
         self.seed = seed
         self.rank = rank
         self.size = size
+        self.skipped: list[str] = []
+        self.num_skipped = 0
         self._plan = Plan(len(dataset), batch_size, repeat, last, order_sampler)
         self.reset()
 
@@ -122,7 +125,10 @@ class SerialIterator(Iterator):
         self.num_samples_global = step.num_samples
         self.row, _ = block_bounds(step.num_samples, self.rank, self.size)
         self.indices = self._own(step).indices
-        self.skipped.extend(skipped)
+        self.num_read = len(self.indices) - len(skipped)
+        self.num_skipped += len(skipped)
+        if skipped:
+            self.skipped = list(dict.fromkeys([*self.skipped, *skipped]))
 
     def reset(self) -> None:
         """Go back to the start of epoch 0."""
@@ -130,7 +136,7 @@ class SerialIterator(Iterator):
         self.indices: Array = np.empty(0, np.int64)
         self.row = 0
         self.num_samples_global = 0
-        self.skipped: list[str] = []
+        self.num_read = 0
 
     # ---- where it stands ----
 
@@ -143,11 +149,6 @@ class SerialIterator(Iterator):
     def last(self) -> str:
         """What happens to the batch at the end of an epoch: ``'wrap'``, ``'short'`` or ``'drop'``."""
         return self._plan.last
-
-    @property
-    def num_skipped(self) -> int:
-        """How many times an example of this rank was left out since the iterator was made or reset."""
-        return len(self.skipped)
 
     @property
     def current_position(self) -> int:

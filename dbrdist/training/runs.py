@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 from dbrdist.core.config import using_config
@@ -20,15 +18,18 @@ RECIPE = "model.json"
 MODEL_PATH = "updater/model:main/predictor/"
 
 
-def load(run_dir: str | os.PathLike[str], device: Any = None) -> Link:
+def load(
+    run_dir: str | os.PathLike[str], device: Any = None, *, model: Link | Callable[..., Link] | None = None
+) -> Link:
     """The network of a run of `dbrdist-train`, with the weights of its newest whole snapshot.
 
     Args:
         run_dir: the run's folder (`out` in its configuration).
         device: where the network goes; None leaves it in host memory.
+        model: the network, or what makes it from the arguments in the folder. A run of a network of your own needs it:
+            a folder holds data, and no code is run because a folder names it. None makes a network of `dbrdist.models`.
 
-    A network of the user's own is made by the same `package.module:callable`, imported from where the run was started
-    if it cannot be found otherwise. It gives the outputs, without the loss:
+    The network gives the outputs, without the loss:
 
         net = dbrdist.load("result")
         with dbrdist.using_config("train", False), dbrdist.no_backprop_mode():
@@ -38,20 +39,14 @@ def load(run_dir: str | os.PathLike[str], device: Any = None) -> Link:
         CheckpointError: the folder holds no run, or no whole snapshot, or one of another network.
     """
     folder = os.fspath(run_dir)
-    try:
-        with open(os.path.join(folder, RECIPE), encoding="utf-8") as file:
-            recipe = json.load(file)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder}: expected the folder of a run of dbrdist-train, with a {RECIPE} in it: {error}{_hint(folder)}"
-        ) from error
+    recipe = read_recipe(folder)
     path = snapshots.newest(folder)
     if path is None:
         raise CheckpointError(f"{folder}: expected a snapshot in it, found no whole one")
-    with using_config("dtype", recipe["dtype"]), _also_from(recipe["directory"]):
-        model = _make(recipe)
-    load_npz(path, model, path=MODEL_PATH)
-    return model if device is None else model.to_device(device)
+    with using_config("dtype", recipe["dtype"]):
+        made = model if isinstance(model, Link) else _make(folder, recipe, model)
+    load_npz(path, made, path=MODEL_PATH)
+    return made if device is None else made.to_device(device)
 
 
 def _hint(folder: str) -> str:
@@ -62,20 +57,33 @@ def _hint(folder: str) -> str:
     return f"; for the snapshot of a script: load_npz({path!r}, model, path='updater/model:main/')"
 
 
-def _make(recipe: dict[str, Any]) -> Link:
-    module, _, attributes = recipe["callable"].partition(":")
-    found: Any = importlib.import_module(module)
-    for attribute in attributes.split("."):
-        found = getattr(found, attribute)
-    made: Link = found(**recipe["args"])
-    return made
-
-
-@contextlib.contextmanager
-def _also_from(directory: str) -> Iterator[None]:
-    """Import from `directory` too, after everything else."""
-    sys.path.append(directory)
+def read_recipe(folder: str) -> dict[str, Any]:
+    """What the folder says of the run's network. Raises CheckpointError where it holds no run."""
     try:
-        yield
-    finally:
-        sys.path.remove(directory)
+        with open(os.path.join(folder, RECIPE), encoding="utf-8") as file:
+            recipe = json.load(file)
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{folder}: expected the folder of a run of dbrdist-train, with a {RECIPE} in it: {error}{_hint(folder)}"
+        ) from error
+    kinds = {"callable": str, "args": dict, "dtype": str}
+    if not isinstance(recipe, dict) or any(not isinstance(recipe.get(key), kind) for key, kind in kinds.items()):
+        raise CheckpointError(f"{folder}: expected a mapping with {', '.join(kinds)} in {RECIPE}, it is damaged")
+    return recipe
+
+
+def _make(folder: str, recipe: dict[str, Any], maker: Callable[..., Link] | None) -> Link:
+    module, _, name = recipe["callable"].partition(":")
+    if maker is None and module == "dbrdist.models":
+        models = importlib.import_module(module)
+        maker = getattr(models, name) if name in models.__all__ else None
+    if maker is None:
+        own = recipe["callable"]
+        raise CheckpointError(
+            f"{folder}: the network is {own!r}, and no code is run because a folder names it; import it and pass it: "
+            f"dbrdist.load({folder!r}, model={own.rpartition(':')[2]})"
+        )
+    try:
+        return maker(**recipe["args"])
+    except TypeError as error:
+        raise CheckpointError(f"{folder}: {RECIPE}: the network cannot be made: {error}") from error

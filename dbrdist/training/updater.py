@@ -8,6 +8,7 @@ from typing import Any
 from dbrdist.core import random
 from dbrdist.core.backend import get_device
 from dbrdist.datasets.convert import concat_examples
+from dbrdist.errors import NoSamplesError
 
 
 class Updater:
@@ -136,11 +137,14 @@ class StandardUpdater(Updater):
         random.set_stream(random.get_seed(), epoch, self.iteration, getattr(iterator, "row", 0))
         loss_func = optimizer.target if self.loss_func is None else self.loss_func
         counted = {"num_samples": len(batch)} if getattr(optimizer, "takes_num_samples", False) else {}
-        if counted and not len(batch):  # no share of a short batch: nothing to compute, but the reduction needs all
-            optimizer.update(loss_func, **counted)
-        else:
-            args, named = as_arguments(self.converter(batch, self.input_device))
-            optimizer.update(loss_func, *args, **named, **counted)
+        try:
+            if counted and not len(batch):  # no share of a short batch: nothing to compute, but the reduction needs all
+                optimizer.update(loss_func, **counted)
+            elif len(batch):
+                args, named = as_arguments(self.converter(batch, self.input_device))
+                optimizer.update(loss_func, *args, **named, **counted)
+        except NoSamplesError:  # all examples of the batch were skipped: this step leaves the parameters alone
+            pass
         if self.auto_new_epoch and iterator.is_new_epoch:
             optimizer.new_epoch(auto=True)
 

@@ -3,7 +3,10 @@
 import numpy as np
 
 import dbrdist
+from dbrdist import optimizers
 from dbrdist.core.reporter import report
+from dbrdist.datasets.serial import SerialIterator
+from dbrdist.training import StandardUpdater, Trainer
 
 
 class Line(dbrdist.Chain):
@@ -63,3 +66,8 @@ def saved(obj):
 def restore(state, obj):
     dbrdist.serializers.NpzDeserializer(state).load(obj)
     return obj
+
+
+def make_trainer(out, stop=(3, "epoch"), model=None, n=10, batch=4, lr=0.1, **updater):
+    optimizer = optimizers.MomentumSGD(lr=lr).setup(model or Line())
+    return Trainer(StandardUpdater(SerialIterator(examples(n), batch, seed=0), optimizer, **updater), stop, out=out)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,9 +20,9 @@ class LogReport(Extension):
     """Collects the observed values of each step and, when `trigger` fires, writes their means as one line of JSON.
 
     A line has the observed keys (all, or those in `keys`), `epoch`, `iteration` and `elapsed_time` in seconds;
-    `postprocess(line)` may change it. NaN and infinity are null in the file. After a resume the file holds exactly the
-    lines of the snapshot and what comes after them. `filename` is relative to the trainer's `out`; None means
-    `log.jsonl`.
+    `postprocess(line)` may change it. NaN and infinity are null in the file. A snapshot holds the number of lines, not
+    the lines: after a resume the file keeps that many, and what comes after them is written anew. `filename` is
+    relative to the trainer's `out`; None means `log.jsonl`.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class LogReport(Extension):
         self._filename = "log.jsonl" if filename is None else filename
         self._summary = DictSummary()
         self._log: list[dict[str, Any]] = []
+        self._num_saved: int | None = None  # the lines that a loaded snapshot counted and nobody has read yet
 
     @property
     def log(self) -> list[dict[str, Any]]:
@@ -47,8 +49,22 @@ class LogReport(Extension):
         return self._log
 
     def initialize(self, trainer: Any) -> None:
+        self.read_back(trainer)
         text = "".join(_line(entry) for entry in self._log)
         write_atomically(self._path(trainer), lambda file: file.write(text.encode()))
+
+    def read_back(self, trainer: Any) -> None:
+        """After a resume, take the lines that were there when the snapshot was saved."""
+        if self._num_saved is None:
+            return
+        path, expected, self._num_saved = self._path(trainer), self._num_saved, None
+        self._log = read_log(path)[:expected]
+        if len(self._log) < expected:
+            warnings.warn(
+                f"{path} has {len(self._log)} of the {expected} lines that were there when the snapshot was saved; "
+                "the others are lost",
+                stacklevel=2,
+            )
 
     def __call__(self, trainer: Any) -> None:
         observation = trainer.observation
@@ -72,10 +88,26 @@ class LogReport(Extension):
         if hasattr(self._trigger, "serialize"):
             self._trigger.serialize(serializer["_trigger"])
         self._summary.serialize(serializer["_summary"])
-        self._log = json.loads(str(serializer("_log", json.dumps(self._log))))
+        num_lines = int(serializer("_num_lines", len(self._log) if self._num_saved is None else self._num_saved))
+        if serializer.is_loading:
+            self._num_saved = num_lines
 
     def _path(self, trainer: Any) -> str:
         return os.path.join(trainer.out, self._filename)
+
+
+def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The lines of a log, as dictionaries, up to the first that is no whole line of JSON; none without a file."""
+    entries: list[dict[str, Any]] = []
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                entries.append(json.loads(line))
+                if not isinstance(entries[-1], dict):
+                    return entries[:-1]
+    except (FileNotFoundError, ValueError):  # the last line of a process that was killed may be half a line
+        pass
+    return entries
 
 
 def _line(entry: dict[str, Any]) -> str:
@@ -99,7 +131,9 @@ class PrintReport(Extension):
         self._widths = [max(10, len(entry)) for entry in self._entries]
 
     def initialize(self, trainer: Any) -> None:
-        self._num_printed = len(self._report(trainer).log)
+        report = self._report(trainer)
+        report.read_back(trainer)
+        self._num_printed = len(report.log)
         self._print("  ".join(f"{entry:<{width}}" for entry, width in zip(self._entries, self._widths)))
 
     def __call__(self, trainer: Any) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import hashlib
 import os
 import re
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from dbrdist.core.serializer import NpzDeserializer, decode, save_npz
+from dbrdist.core.serializer import (
+    NpzDeserializer,
+    check_archive_size,
+    read_npz,
+    replace_atomically,
+    save_npz,
+    write_atomically,
+)
 from dbrdist.errors import CheckpointError
 from dbrdist.training.extension import Extension
 
@@ -43,8 +48,7 @@ class Snapshot(Extension):
     """Saves `target` (None: the trainer) as `filename`, formatted with the trainer, in the trainer's `out`.
 
     The file is written beside its place, flushed to disk and renamed: a crash or a full disk leaves the earlier
-    snapshots as they were and no half of a new one. The container keeps a checksum of each entry, tested when it is
-    read.
+    snapshots as they were and no half of a new one. It ends with a checksum of all its bytes, tested when it is read.
 
     Args:
         savefun: `savefun(path, target)`; None saves as .npz.
@@ -102,37 +106,64 @@ class Snapshot(Extension):
         path = os.path.join(trainer.out, name)
         write(path, trainer if self._target is None else self._target, self._savefun)
         if self._num_kept > 0 and isinstance(self._filename, str):
-            for old in find(trainer.out, self._filename)[: -self._num_kept]:
-                os.remove(old)
+            remove_oldest(trainer.out, self._filename, self._num_kept, path)
         return path
+
+
+def remove_oldest(folder: str, filename: str, num_kept: int, just_written: str) -> None:
+    """Keep the newest ``num_kept`` snapshots, and in any case the one just written, whatever the others' numbers."""
+    for old in find(folder, filename)[:-num_kept]:
+        if old != just_written:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(old)
 
 
 def write(path: str, target: Any, savefun: Callable[[Any, Any], None] | None = None) -> None:
     """Save `target` so that `path` is either its whole new state or what it was before."""
-    temporary = f"{path}.tmp-{os.getpid()}"
-    save = functools.partial(save_npz, compression=False) if savefun is None else savefun
     try:
-        save(temporary, target)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _flush_folder(os.path.dirname(path) or ".")
+        if savefun is None:
+            write_atomically(path, lambda file: _write_sealed(file, target))
+        else:
+            replace_atomically(path, lambda temporary: savefun(temporary, target))
     except OSError as error:
         raise CheckpointError(
             f"{path}: the snapshot could not be written: {error.strerror or error}; earlier snapshots are unharmed"
         ) from error
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
 
 
-def _flush_folder(folder: str) -> None:
-    """Make a rename last through a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+# ---- the seal: a checksum of all bytes, as the zip archive's comment ----
+
+_SEAL = b"dbrdist blake2b "
+_SEAL_BYTES = len(_SEAL) + 2 * 32
+
+
+def _write_sealed(file: Any, target: Any) -> None:
+    save_npz(file, target, compression=False)
+    file.seek(-2, os.SEEK_END)  # a zip archive ends with the length of its comment, so far 0
+    file.write(_SEAL_BYTES.to_bytes(2, "little"))
+    file.write(_SEAL + _checksum(file, file.tell()))
+
+
+def _checksum(file: Any, num_bytes: int) -> bytes:
+    """The hexadecimal checksum of a file's first bytes."""
+    digest = hashlib.blake2b(digest_size=32)
+    file.seek(0)
+    while num_bytes > 0 and (part := file.read(min(num_bytes, 1 << 20))):
+        digest.update(part)
+        num_bytes -= len(part)
+    return digest.hexdigest().encode()
+
+
+def _seal_holds(file: Any) -> bool | None:
+    """Whether the bytes are those that were sealed; None for a file without a seal, of another program say."""
+    end = file.seek(0, os.SEEK_END) - _SEAL_BYTES
+    if end < 0:
+        return None
+    file.seek(end)
+    seal = file.read(_SEAL_BYTES)
+    if not seal.startswith(_SEAL):
+        return None
+    return bool(seal == _SEAL + _checksum(file, end))
 
 
 def find(folder: str, filename: str = "snapshot_iter_{.updater.iteration}") -> list[str]:
@@ -147,11 +178,16 @@ def find(folder: str, filename: str = "snapshot_iter_{.updater.iteration}") -> l
 
 
 def is_whole(path: str) -> bool:
-    """True where every entry of the .npz file has its checksum."""
+    """True where no byte of the file has changed; of an .npz file without a seal, where its entries' checksums hold."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.testzip() is None
-    except (OSError, zipfile.BadZipFile, EOFError):
+        with open(path, "rb") as file:
+            sealed = _seal_holds(file)
+            check_archive_size(file)
+            with zipfile.ZipFile(file) as archive:
+                if sealed is None:
+                    return not archive.comment and archive.testzip() is None
+                return sealed
+    except Exception:  # damage shows as nearly any exception of zipfile and zlib
         return False
 
 
@@ -160,7 +196,7 @@ def newest(folder: str, filename: str = "snapshot_iter_{.updater.iteration}") ->
     for path in reversed(find(folder, filename)):
         if is_whole(path):
             return path
-        warnings.warn(f"{path} is damaged; going on with the snapshot before it", stacklevel=2)
+        warnings.warn(f"{path} is damaged and passed over; an earlier snapshot is taken if there is one", stacklevel=2)
     return None
 
 
@@ -178,11 +214,9 @@ def load(path: str, target: Any) -> None:
     Raises:
         CheckpointError: the file is damaged, or belongs to another architecture; the message names the entry.
     """
-    try:
-        with np.load(path, allow_pickle=False) as npz:
-            entries = _Noting(decode(npz))
-    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, KeyError) as error:
-        raise CheckpointError(f"{path}: the snapshot is damaged: {error}") from error
+    if not is_whole(path):
+        raise CheckpointError(f"{path}: the snapshot is damaged")
+    entries = _Noting(read_npz(path))
     try:
         NpzDeserializer(entries).load(target)
     except CheckpointError as error:

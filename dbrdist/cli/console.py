@@ -1,0 +1,64 @@
+"""What a run says: on the standard output while anybody reads it, and in a file of the run's folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from typing import Any
+
+
+class Console:
+    """A text stream for whole lines. When its reader goes away (`| head`), the run goes on without it."""
+
+    def __init__(self) -> None:
+        self._file: Any = None
+        self._rest = ""
+
+    def open(self, path: str) -> None:
+        """Write each line from now on to a file too, with the time in front."""
+        self._file = open(path, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - closed by `close`
+
+    def write(self, text: str) -> int:
+        """Write text; the file gets it line by line."""
+        _to_standard_output(text)
+        *lines, self._rest = (self._rest + text).split("\n")
+        self._to_file(lines)
+        return len(text)
+
+    def log(self, line: str) -> None:
+        """Write a line to the file alone."""
+        self._to_file([line])
+
+    def _to_file(self, lines: list[str]) -> None:
+        if self._file is None:
+            return
+        with contextlib.suppress(OSError):  # a full disk is reported where a snapshot does not fit
+            self._file.writelines(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n" for line in lines if line.strip())
+            self._file.flush()
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def isatty(self) -> bool:
+        """Whether somebody sees it now."""
+        return sys.stdout.isatty()
+
+    def close(self) -> None:
+        """End the file."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+
+def _to_standard_output(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except (OSError, ValueError):  # closed; what Python still has for it must not fail at the exit either
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)

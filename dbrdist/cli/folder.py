@@ -1,0 +1,168 @@
+"""A run's folder: what lies in it, who may write in it, and how the run in it stands.
+
+Only the names listed here are ever written, moved or removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from dbrdist.cli.lock import Lock, holder_of
+from dbrdist.core.serializer import write_atomically
+from dbrdist.errors import ConfigError
+from dbrdist.training.extensions import snapshots
+from dbrdist.training.runs import RECIPE
+
+CONFIG, SUMMARY, LOG, WORDS, LOCK, REPORT = (
+    "config.yaml",
+    "summary.json",
+    "log.jsonl",
+    "log.txt",
+    "run.lock",
+    "report",
+)
+BEST = "snapshot_best"
+_NAMES = (CONFIG, RECIPE, SUMMARY, LOG, WORDS, BEST, REPORT)
+_TEMPORARY = re.compile(rf"({'|'.join(map(re.escape, _NAMES))}|snapshot_iter_\d+)\.tmp-\d+(-\d+)?")
+KILLED = "its process ended without a word: it was killed, or its host went down"
+
+
+class RunFolder:
+    """The folder of a run, held by this process from `open` to `close`."""
+
+    def __init__(self, path: str):
+        self.path = path
+        self._lock = Lock(self.file(LOCK))
+        self.summary: dict[str, Any] = {}
+
+    def file(self, name: str) -> str:
+        """The path of a file in the folder."""
+        return os.path.join(self.path, name)
+
+    def open(self, mode: str) -> None:
+        """Make the folder, or take the one that is there; nothing in it is changed yet but leftovers of crashes.
+
+        `mode` is `new` (the folder must hold no run), `overwrite` (a run in it is moved aside) or `resume`. Raises
+        ConfigError where another process is writing there, or where a run lies in the way.
+        """
+        try:
+            os.makedirs(self.path, exist_ok=True)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"out: the folder {self.path!r} cannot be made: {_reason(error)}") from error
+        try:
+            self._lock.acquire()
+        except OSError as error:
+            raise ConfigError(f"out: nothing can be written in the folder {self.path!r}: {_reason(error)}") from error
+        try:
+            self._take(mode)
+        except BaseException:
+            self.close()
+            raise
+
+    def _take(self, mode: str) -> None:
+        for name in os.listdir(self.path):
+            if _TEMPORARY.fullmatch(name):  # a process was killed while it wrote this
+                os.remove(self.file(name))
+        found = list(self._own_files())
+        if mode == "overwrite" and found not in ([], [CONFIG]):
+            print(f"the run that was in {self.path} is now in {self._move_aside(found)}", flush=True)
+        elif found == [CONFIG] or (mode == "new" and found):
+            raise ConfigError(self._in_the_way(found))
+        elif mode == "resume":
+            self.summary = read_json(self.file(SUMMARY))
+            if self.summary.get("status") == "running":
+                self.summary |= {"status": "failed", "reason": KILLED}
+
+    def _own_files(self) -> Iterator[str]:
+        yield from (name for name in _NAMES if os.path.lexists(self.file(name)))
+        yield from (os.path.basename(path) for path in snapshots.find(self.path))
+
+    def _in_the_way(self, found: list[str]) -> str:
+        if found == [CONFIG]:
+            return (
+                f"out: {self.file(CONFIG)} is there and would be overwritten; give the run a folder of its own with "
+                "out=..."
+            )
+        return (
+            f"out: {self.path} holds a run ({describe(self.path)}); --resume goes on with it, --overwrite moves it "
+            "aside, and out=... takes another folder"
+        )
+
+    def _move_aside(self, names: list[str]) -> str:
+        number, base = 1, os.path.abspath(self.path)
+        while os.path.lexists(f"{base}.old-{number}"):
+            number += 1
+        aside = f"{base}.old-{number}"
+        os.mkdir(aside)
+        for name in names:
+            os.rename(self.file(name), os.path.join(aside, name))
+        return os.path.relpath(aside) if not os.path.isabs(self.path) else aside
+
+    def set_apart_damaged(self, resumed_from: str | None) -> None:
+        """Rename damaged snapshots, which the number of a later one could meet; the rest goes on from another."""
+        newer = snapshots.find(self.path)
+        for path in newer[newer.index(resumed_from) + 1 :] if resumed_from in newer else newer:
+            os.replace(path, self.file(f"damaged_{os.path.basename(path)}"))
+
+    def write_status(self, status: str, reason: str | None = None, **facts: Any) -> None:
+        """Write summary.json: how the run stands, and what is known of it."""
+        self.summary |= {"status": status, "reason": reason, **facts}
+        write_json(self.file(SUMMARY), self.summary)
+
+    def close(self) -> None:
+        """Let other processes have the folder."""
+        self._lock.release()
+
+
+def describe(path: str) -> str:
+    """How the run in a folder stands, in a few words."""
+    summary = read_json(os.path.join(path, SUMMARY))
+    status = state_of(path, summary)
+    if not summary.get("iterations"):
+        return status
+    return f"{status} after {summary['iterations']} steps"
+
+
+def state_of(path: str, summary: dict[str, Any]) -> str:
+    """The status of the run in a folder; one that is said to run, without a process, has failed."""
+    status = summary.get("status")
+    if status == "running" and holder_of(os.path.join(path, LOCK)) is None:
+        return "failed"
+    return str(status or "with no summary")
+
+
+def earlier_starts(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is kept of the starts of a run before this one."""
+    if "status" not in summary:
+        return []
+    kept = ("status", "reason", "began", "ended", "iterations", "command", "hosts", "version", "commit")
+    return [*summary.get("earlier_starts", []), {key: summary[key] for key in kept if key in summary}]
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """A JSON file with a mapping in it; an empty one where it is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError, RecursionError), open(path, encoding="utf-8") as file:
+        found = json.load(file)
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def write_json(path: str, data: Any) -> None:
+    """Write a JSON file that people read."""
+    write_atomically(path, lambda file: file.write((json.dumps(data, indent=2) + "\n").encode()))
+
+
+def now() -> str:
+    """The local time with its zone, to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

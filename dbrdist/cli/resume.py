@@ -1,0 +1,89 @@
+"""Going on with a run under a configuration that may differ: each key that does is applied, or refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import yaml
+
+from dbrdist.cli import document
+from dbrdist.cli.config import Config
+from dbrdist.cli.load import Origin, dump
+from dbrdist.errors import ConfigError
+
+# What the snapshot decides: a run cannot go on with another value, and must not say that it did.
+_FIXED = {
+    r"seed": "order, augmentation and dropout are functions of it",
+    r"dtype": "the saved parameters have it",
+    r"loss_scale": "the saved optimizer has it",
+    r"optimizer\.name": "the saved optimizer state belongs to it",
+    r"optimizer\.args(\..*)?": "an own optimizer takes its hyperparameters from the snapshot",
+    r"model\.zero_gamma": "it is a matter of initial values",
+}
+# What says nothing about the run itself.
+_FREE = r"out"
+
+
+class Change(NamedTuple):
+    """A key whose value differs: dotted, with the value that the run had so far and the new one."""
+
+    key: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.key} is now {_shown(self.new)}, was {_shown(self.old)}"
+
+
+def changes(stored: str, config: Config, origin: Origin) -> list[Change]:
+    """How a configuration differs from the stored text of a run's. Raises ConfigError for what cannot change."""
+    old = document.read(stored, "config.yaml").data
+    found = list(_differences(old if isinstance(old, dict) else {}, yaml.safe_load(dump(config)), ()))
+    refused = [(change, why) for change in found if (why := _why_fixed(change.key)) is not None]
+    if refused:
+        raise ConfigError("\n".join(_sentence(change, why, origin) for change, why in refused))
+    return [change for change in found if not re.fullmatch(_FREE, change.key)]
+
+
+def apply(found: list[Change], optimizer: Any) -> None:
+    """Give the optimizer the new hyperparameters in place of those from the snapshot."""
+    own = optimizer.hyperparam.own()
+    for change in found:
+        section, _, name = change.key.partition(".")
+        if section == "optimizer" and name in own:
+            setattr(optimizer.hyperparam, name, change.new)
+
+
+def _differences(old: Any, new: Any, path: tuple[str, ...]) -> Iterator[Change]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old if path else ():
+            if key not in new and old[key] is not None:
+                yield Change(".".join((*path, key)), old[key], None)
+        for key, value in new.items():
+            if key in old:  # a key of a later version has its default
+                yield from _differences(old[key], value, (*path, key))
+            elif path and value is not None:
+                yield Change(".".join((*path, key)), None, value)
+    elif old != new:
+        yield Change(".".join(path), old, new)
+
+
+def _why_fixed(key: str) -> str | None:
+    return next((why for pattern, why in _FIXED.items() if re.fullmatch(pattern, key)), None)
+
+
+def _sentence(change: Change, why: str, origin: Origin) -> str:
+    where = origin.where(tuple(change.key.split(".")))
+    return (
+        f"{where}: {change.key}: the run began with {_shown(change.old)} and cannot go on with {_shown(change.new)}: "
+        f"{why}; start another run with out=..., and init_from for its weights"
+    )
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    words = yaml.safe_dump(value, default_flow_style=True, width=10**6).replace("\n...", "").strip()
+    return words if len(words) <= 60 else words[:57] + "..."
