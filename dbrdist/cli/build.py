@@ -17,16 +17,13 @@ from dbrdist.cli.config import Config
 from dbrdist.cli.document import Path
 from dbrdist.cli.load import Origin
 from dbrdist.cli.settings import Custom, Settings
-from dbrdist.cli.task import Task
 from dbrdist.core.backend import is_floating
-from dbrdist.core.config import get_dtype, no_backprop_mode, using_config
+from dbrdist.core.config import get_dtype
 from dbrdist.core.link import Link
 from dbrdist.datasets import transforms as T
-from dbrdist.datasets.base import get_batch
 from dbrdist.datasets.convert import concat_examples
 from dbrdist.errors import ConfigError
 from dbrdist.optimizers import schedules
-from dbrdist.training.updater import as_arguments
 
 MODELS: dict[str, Any] = {
     "mlp": models.MLP,
@@ -86,12 +83,11 @@ def data(config: Config, origin: Origin) -> Data:
         if isinstance(settings, c.ImageFolder):
             return _folders(config, settings, origin)
         train, test = _arrays(config)
+        num_classes = _classes(train)
     except (OSError, ValueError, KeyError) as error:
         words = error if not isinstance(error, KeyError) else error.args[0]
         raise ConfigError(f"{origin.where(('data',))}: data: {words}") from error
-    return Data(
-        _transformed(train, config, origin, "train"), _transformed(test, config, origin, "test"), _classes(train)
-    )
+    return Data(_transformed(train, config, origin, "train"), _transformed(test, config, origin, "test"), num_classes)
 
 
 def _on_corrupt(settings: c.Cifar10 | c.ImageFolder) -> str:
@@ -255,18 +251,6 @@ def loss(config: Config, origin: Origin) -> Callable[[Any, Any], Any] | None:
     if isinstance(settings, c.CrossEntropy):
         return functools.partial(F.softmax_cross_entropy, label_smoothing=settings.label_smoothing)
     return None if settings.name == "model" else F.mean_squared_error
-
-
-def initialize(task: Task, train: Any, convert: Callable[[Any, Any], Any], device: Any, seed: int) -> None:
-    """Give every parameter its shape by one look at the first example, which changes nothing else."""
-    for i in range(min(len(train), 100)):
-        batch = get_batch(train, np.array([i]), seed, 0, [])
-        if not len(batch):  # a corrupt file that is to be skipped
-            continue
-        with no_backprop_mode(), using_config("train", False):
-            args, named = as_arguments(convert(batch, device))
-            task(*args, **named)
-        return
 
 
 # ---- the optimizer -----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from dbrdist.cli import build
 from dbrdist.cli.config import Config
 from dbrdist.cli.load import Origin
+from dbrdist.cli.look import Look, initialize
 from dbrdist.cli.task import Task
 from dbrdist.comm import create_multi_node_evaluator
 from dbrdist.core import random
@@ -41,7 +42,7 @@ def parts(config: Config, origin: Origin, intra_rank: int, size: int) -> Parts:
     if device is not None:
         task.to_device(device)
     convert = build.converter(config.dtype)
-    build.initialize(task, data.train, convert, device, config.seed)
+    initialize(Look(config, origin, "train", data.train, convert, device), task)
     return Parts(data, recipe, task, convert, device)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.cli import beats, build, resume
+from dbrdist.cli import beats, build, preflight, resume
 from dbrdist.cli.config import Config, interval
 from dbrdist.cli.console import Console
 from dbrdist.cli.facts import facts
@@ -57,6 +57,7 @@ class Run:
             warnings.filterwarnings("ignore", "NaN or infinity in the gradient", RuntimeWarning)
         with alike(comm):
             self.parts = parts(config, origin, comm.intra_rank, comm.size)
+            preflight.check(config, origin, self.parts)
             self.optimizer = build.optimizer(config, origin, self.parts.task)
             self.iterator = iterator(config, self.parts.data.train, comm, train=True)
         comm.bcast_data(self.parts.task)

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dbrdist.cli import load, prepare, resolve, run
+from dbrdist.cli import load, preflight, prepare, resolve, run
 from dbrdist.cli.config import Config
 from dbrdist.cli.folder import CONFIG
 from dbrdist.cli.load import Origin
@@ -90,6 +90,7 @@ def _dry_run(settings: Config, origin: Origin) -> int:
     if rank == 0:
         try:
             made = prepare.parts(settings, origin, 0, size)
+            preflight.check(settings, origin, made)
         except Exception as error:
             refused = refusal(error)
             if refused is None:

@@ -214,7 +214,7 @@ def test_mixed_types_keep_parameters_in_float32_and_resume_exactly(run, dtype, n
         (["run.yaml", "data={name: npz, train: nowhere.npz}"], 2, "nowhere.npz"),
         (["run.yaml", "data=usernet:Net"], 2, "expected (train, test) of datasets from 'usernet:Net' (test None for"),
         (["run.yaml", "model=mlp", "data=usernet:few", "data.args.n=4", "transforms.train=[]"], 2, "model.num_classes"),
-        (["run.yaml", "model=usernet:WrongShape"], 1, "99"),
+        (["run.yaml", "model=usernet:WrongShape"], 2, "99"),
         (["run.yaml", "optimizer.lr=1e30", "iterations=9"], 1, "NonFiniteLossError: iteration"),
         (["--evaluate", "nowhere"], 2, "nowhere/config.yaml: the configuration cannot be read"),
         (["--evaluate", "x", "--resume"], 2, "--evaluate goes with neither"),

@@ -1,0 +1,121 @@
+"""A look before the first step: a training and a test batch through transforms, network and loss; labels; the disk.
+
+It draws no random number of the run and changes nothing in the network, so that a run is the same with and without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from dbrdist.cli.config import Config
+from dbrdist.cli.load import Origin
+from dbrdist.cli.look import Look
+from dbrdist.cli.prepare import Parts
+from dbrdist.errors import ConfigError
+
+_NUM_EXAMPLES = 4  # of each part, read and put through the network
+
+
+def check(config: Config, origin: Origin, made: Parts) -> None:
+    """Raise one ConfigError that has a sentence for each mistake found."""
+    problems: list[str] = []
+    for found in (_parts(config, origin, made), _workers(config, origin, made), _disk(config, origin, made)):
+        problems += [sentence for sentence in found if sentence not in problems]
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+# ---- batches ----
+
+
+def _parts(config: Config, origin: Origin, made: Parts) -> Iterator[str]:
+    for part, dataset in (("train", made.data.train), ("test", made.data.test)):
+        if dataset is not None:
+            try:
+                _look_at(Look(config, origin, part, dataset, made.convert, made.device), made)
+            except ConfigError as mistake:
+                yield str(mistake)
+
+
+def _look_at(look: Look, made: Parts) -> None:
+    found = look.arguments(_NUM_EXAMPLES)
+    if found is None:
+        return
+    args, named = found
+    if made.task.loss is not None and len(args) == 2 and not named:
+        _labels(look, made, *args)
+    look.through(made.task, *args, **named)
+
+
+def _labels(look: Look, made: Parts, inputs: Any, labels: Any) -> None:
+    kind = getattr(labels, "dtype", np.dtype(object)).kind
+    if kind not in "iu":
+        if look.config.loss.name == "softmax_cross_entropy":
+            words = f"expected integers as labels for softmax_cross_entropy, got {labels.dtype} ({look.words})"
+            raise look.mistake("data", words)
+        return
+    outputs = look.through(made.task.predictor, inputs)
+    largest = max(int(labels.max(initial=-1)), _largest_label(look.dataset))
+    if getattr(outputs, "ndim", 0) == labels.ndim + 1 and largest >= outputs.shape[1]:
+        raise look.mistake(
+            "model",
+            f"the network has {outputs.shape[1]} outputs, but a {look.words} label is {largest}; labels are counted "
+            f"from 0, so it needs {largest + 1}",
+        )
+
+
+def _largest_label(dataset: Any) -> int:
+    """The largest label of a dataset that has them all at hand; -1 for others."""
+    labels = getattr(dataset, "labels", None)
+    if labels is None:
+        columns = getattr(dataset, "columns", None) or getattr(getattr(dataset, "_dataset", None), "columns", ())
+        labels = columns[1] if len(columns) == 2 else None
+    if not isinstance(labels, np.ndarray) or labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
+        return -1
+    return int(labels.max())
+
+
+# ---- the surroundings ----
+
+
+def _workers(config: Config, origin: Origin, made: Parts) -> Iterator[str]:
+    if not config.workers:
+        return
+    for words, dataset in (("training", made.data.train), ("test", made.data.test)):
+        try:
+            pickle.dumps(dataset, protocol=5)
+        except Exception as error:  # pickle passes on whatever the object's own methods raise
+            yield (
+                f"{origin.where(('workers',))}: workers: the {words} data cannot be sent to loader processes: {error}; "
+                "use functions and classes of modules, or workers=0"
+            )
+
+
+def _disk(config: Config, origin: Origin, made: Parts) -> Iterator[str]:
+    folder = os.path.abspath(config.out)
+    while not os.path.isdir(folder) and folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    place = f"{origin.where(('out',))}: out"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        yield f"{place}: nothing can be written in {folder}"
+        return
+    needed = snapshot_bytes(made) * (config.snapshot.keep + 1)
+    with contextlib.suppress(OSError):
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            yield (
+                f"{place}: {free:,} bytes are free in {folder}, but {config.snapshot.keep} snapshots and the next one "
+                f"need about {needed:,}; take another folder, or a smaller snapshot.keep"
+            )
+
+
+def snapshot_bytes(made: Parts) -> int:
+    """About what a snapshot takes: parameters, and as much again for each of the optimizer's states, at most two."""
+    return 3 * sum(p.array.nbytes for p in made.task.params(include_uninit=False))
