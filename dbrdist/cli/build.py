@@ -21,6 +21,7 @@ from dbrdist.core.backend import is_floating
 from dbrdist.core.config import get_dtype
 from dbrdist.core.link import Link
 from dbrdist.datasets import transforms as T
+from dbrdist.datasets.base import Batch
 from dbrdist.datasets.convert import concat_examples
 from dbrdist.errors import ConfigError
 from dbrdist.optimizers import schedules
@@ -203,6 +204,8 @@ def converter(dtype: Any) -> Callable[[Any, Any], Any]:
         return x.astype(dtype) if is_floating(x.dtype) and x.dtype != dtype else x
 
     def convert(batch: Any, device: Any = None) -> Any:
+        if isinstance(batch, Batch) and device is None:
+            batch = batch.finished(dtype)
         arrays = concat_examples(batch, device)
         if isinstance(arrays, tuple):
             return tuple(map(cast, arrays))

@@ -111,6 +111,8 @@ class Config(Settings):
     """`cpu`, `gpu` (the one of this rank within its host) or `gpu:N`."""
     workers: Annotated[int, Field(ge=0, le=256)] = 0
     """Processes per rank that load and transform examples; 0 does it in the rank itself."""
+    threads: Annotated[int, Field(ge=0, le=256)] = 0
+    """Threads per rank that decode and transform images while it computes; 0 does it in the rank itself."""
     evaluation: Evaluation = Evaluation()
     """When and how the test data is gone through."""
     snapshot: Snapshot = Snapshot()
@@ -143,6 +145,8 @@ class Config(Settings):
                 "optimizer.schedule.milestones",
                 f"epoch {schedule.milestones[-1]:g} is never reached: the run has {self.epochs:g} epochs",
             )
+        if self.threads and self.workers:
+            yield "threads", "threads and workers do the same: threads for images, workers for transforms in Python"
         if isinstance(self.data, parts.Cifar10) and (self.transforms.train or self.transforms.test):
             yield "transforms", "cifar10 brings its own transforms; use image_folder for others"
         for i, transform in enumerate(self.transforms.test):

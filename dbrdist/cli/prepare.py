@@ -14,7 +14,7 @@ from dbrdist.comm import create_multi_node_evaluator
 from dbrdist.core import random
 from dbrdist.core.backend import get_device
 from dbrdist.core.config import get_dtype, global_config
-from dbrdist.datasets.prefetch import MultiprocessIterator
+from dbrdist.datasets.prefetch import MultiprocessIterator, MultithreadIterator
 from dbrdist.datasets.serial import SerialIterator
 from dbrdist.errors import ConfigError
 from dbrdist.training import extensions
@@ -90,6 +90,8 @@ def iterator(config: Config, dataset: Any, comm: Any, train: bool) -> Any:
     options |= {"rank": comm.rank, "size": comm.size}
     if config.workers:
         return MultiprocessIterator(dataset, batch, n_processes=config.workers, **options)
+    if config.threads:
+        return MultithreadIterator(dataset, batch, n_threads=config.threads, **options)
     return SerialIterator(dataset, batch, **options)
 
 

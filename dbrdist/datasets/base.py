@@ -11,7 +11,9 @@ with the index of the wrapped dataset, so an example's augmentation does not dep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,39 +51,117 @@ class Batch(Sequence):  # type: ignore[type-arg]
     Args:
         arrays: what ``concat_examples`` would return: one array, a tuple of arrays or a dictionary of arrays, each with
             the examples along axis 0.
+        finish: ``finish(arrays, dtype)`` makes the final arrays of them, floating ones in ``dtype`` where that is not
+            None. It is called when they are first asked for: so images travel as uint8, and become floating numbers
+            once, where they are needed.
     """
 
-    def __init__(self, arrays: Any) -> None:
-        self.arrays = arrays
+    def __init__(self, arrays: Any, finish: Any = None) -> None:
+        self._arrays = arrays
+        self._finish = finish
+
+    @property
+    def arrays(self) -> Any:
+        """The final arrays."""
+        return self.finished()._arrays
+
+    def finished(self, dtype: Any = None) -> Batch:
+        """This batch with its final arrays; what is made now has floating numbers in ``dtype``, if given."""
+        if self._finish is not None:
+            self._arrays, self._finish = self._finish(self._arrays, dtype), None
+        return self
+
+    def to_device(self, device: Any, dtype: Any = None) -> Any:
+        """The final arrays on a device: sent first, where the device can finish them, since uint8 is a quarter."""
+        if device.xp is np:
+            return self.finished(dtype).map(device.send)
+        finish, raw = self._finish, self._map_raw(device.send)
+        return raw if finish is None else finish(raw, dtype)
 
     def map(self, function: Any) -> Any:
         """``function`` of each array, in the same tuple, dictionary or bare."""
-        if isinstance(self.arrays, tuple):
-            return tuple(function(a) for a in self.arrays)
-        if isinstance(self.arrays, dict):
-            return {k: function(a) for k, a in self.arrays.items()}
-        return function(self.arrays)
+        return _map(function, self.arrays)
+
+    def _map_raw(self, function: Any) -> Any:
+        return _map(function, self._arrays)
 
     def __len__(self) -> int:
-        if isinstance(self.arrays, tuple):
-            return len(self.arrays[0])
-        if isinstance(self.arrays, dict):
-            return len(next(iter(self.arrays.values())))
-        return len(self.arrays)
+        arrays = self._arrays
+        if isinstance(arrays, tuple):
+            return len(arrays[0])
+        if isinstance(arrays, dict):
+            return len(next(iter(arrays.values())))
+        return len(arrays)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return Batch(self.map(lambda a: a[index]))
+            return Batch(self._map_raw(lambda a: a[index]), self._finish)
         if not -len(self) <= index < len(self):
             raise IndexError(f"expected an index below {len(self)}, the number of examples, got {index}")
         return self.map(lambda a: a[index])
 
     def __reduce__(self) -> Any:
         # pickle keeps the memory order of C-contiguous arrays only, so channels-last ones travel as (N, H, W, C)
-        return _unpickle_batch, (self.map(_to_plain),)
+        return _unpickle_batch, (self._map_raw(_to_plain), self._finish)
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self)}: {self.map(lambda a: f'{a.dtype}{a.shape}')}>"
+
+
+def _map(function: Any, arrays: Any) -> Any:
+    if isinstance(arrays, tuple):
+        return tuple(function(a) for a in arrays)
+    if isinstance(arrays, dict):
+        return {k: function(a) for k, a in arrays.items()}
+    return function(arrays)
+
+
+class _Reused:
+    """Arrays for the images of batches, used again once nobody holds them or a view of them.
+
+    Fresh memory costs a page fault per 4 KiB: at 224x224 pixels as much as the copy of an image into it.
+    """
+
+    _MAX_KEPT = 3
+    _FREE = 3  # references to an array that nobody else holds: our list's, the loop variable's, the question's
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+        self._lock = threading.Lock()
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An array of undefined values."""
+        with self._lock:
+            for a in self._kept:
+                fits = a.shape[1:] == shape[1:] and a.dtype == dtype and len(a) >= shape[0]
+                if fits and sys.getrefcount(a) == self._FREE:
+                    return a[: shape[0]]
+            made = np.empty(shape, dtype)
+            self._kept = [*self._kept, made][-self._MAX_KEPT :]
+            return made[:]
+
+
+reused = _Reused()
+
+
+def join(batches: Sequence[Batch]) -> Batch | None:
+    """Batches one behind the other as one; None where that cannot be: of other shapes, types or transforms."""
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    if not all(type(b) is Batch and b._finish is first._finish and isinstance(b._arrays, tuple) for b in batches):
+        return None
+    columns = list(zip(*(b._arrays for b in batches)))
+    if any(len({(a.dtype, a.shape[1:]) for a in column}) > 1 for column in columns):
+        return None
+    return Batch(tuple(map(_concatenated, columns)), first._finish)
+
+
+def _concatenated(arrays: Sequence[Array]) -> Array:
+    first = arrays[0]
+    if first.dtype != np.uint8 or first.ndim != 4 or not first.flags.c_contiguous:
+        return np.concatenate(arrays)
+    return np.concatenate(arrays, out=reused.empty((sum(map(len, arrays)), *first.shape[1:]), first.dtype))
 
 
 def _to_plain(a: Array) -> tuple[Array, bool]:
@@ -95,12 +175,12 @@ def _from_plain(plain: tuple[Array, bool]) -> Array:
     return a.transpose(0, 3, 1, 2) if is_transposed else a
 
 
-def _unpickle_batch(arrays: Any) -> Batch:
+def _unpickle_batch(arrays: Any, finish: Any) -> Batch:
     if isinstance(arrays, dict):
-        return Batch({k: _from_plain(a) for k, a in arrays.items()})
+        return Batch({k: _from_plain(a) for k, a in arrays.items()}, finish)
     if isinstance(arrays[0], tuple):
-        return Batch(tuple(_from_plain(a) for a in arrays))
-    return Batch(_from_plain(arrays))
+        return Batch(tuple(_from_plain(a) for a in arrays), finish)
+    return Batch(_from_plain(arrays), finish)
 
 
 def example_at(dataset: Any, i: int, seed: int, epoch: int) -> Any:
@@ -119,22 +199,18 @@ def get_batch(dataset: Any, indices: Array, seed: int, epoch: int, skipped: list
         return method(indices, seed, epoch, skipped)
     if is_array(dataset):
         return Batch(dataset[indices])
-    return read_examples(dataset, indices, seed, epoch, skipped)[0]
+    return [example for _, example in read_examples(dataset, indices, seed, epoch, skipped)]
 
 
-def read_examples(
-    dataset: Any, indices: Array, seed: int, epoch: int, skipped: list[str]
-) -> tuple[list[Any], list[int]]:
-    """The examples one after the other, without the skipped ones, and the indices that remain."""
-    examples, kept = [], []
+def read_examples(dataset: Any, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Iterator[tuple[int, Any]]:
+    """Pairs (index, example), one after the other, without the skipped ones."""
     for i in map(int, indices):
         try:
-            examples.append(example_at(dataset, i, seed, epoch))
+            example = example_at(dataset, i, seed, epoch)
         except SkipExample as e:
             skipped.append(str(e))
         else:
-            kept.append(i)
-    return examples, kept
+            yield i, example
 
 
 def block_bounds(n: int, rank: int, size: int) -> tuple[int, int]:

@@ -51,7 +51,7 @@ class TupleDataset:
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
         if self._all_arrays:
             return Batch(tuple(d[indices] for d in self._datasets))
-        return read_examples(self, indices, seed, epoch, skipped)[0]
+        return [example for _, example in read_examples(self, indices, seed, epoch, skipped)]
 
 
 class DictDataset:
@@ -79,7 +79,7 @@ class DictDataset:
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
         if self._all_arrays:
             return Batch({k: d[indices] for k, d in self._datasets.items()})
-        return read_examples(self, indices, seed, epoch, skipped)[0]
+        return [example for _, example in read_examples(self, indices, seed, epoch, skipped)]
 
 
 class ConcatenatedDataset(DatasetMixin):
@@ -154,5 +154,5 @@ class AugmentedDataset(DatasetMixin):
         return self._transform(example, generator(seed, "augment", epoch, int(i) % len(self)))
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
-        examples, kept = read_examples(self._dataset, indices, seed, epoch, skipped)
-        return transform_batch(self._transform, examples, kept, seed, epoch)
+        examples = read_examples(self._dataset, indices, seed, epoch, skipped)
+        return transform_batch(self._transform, examples, len(indices), seed, epoch)

@@ -60,7 +60,7 @@ def concat_examples(batch: Any, device: Any = None, padding: Any = None) -> Any:
             None: examples of different shapes are a ValueError.
     """
     if isinstance(batch, Batch):
-        return to_device(device, batch.arrays)
+        return batch.arrays if device is None else batch.to_device(backend.get_device(device))
     if len(batch) == 0:
         raise ValueError("expected at least one example to concatenate, got an empty list")
     first = batch[0]

@@ -65,6 +65,7 @@ class ImageFolder(DatasetMixin):
         if on_corrupt not in ("error", "skip"):
             raise ValueError(f"expected on_corrupt 'error' or 'skip', got {on_corrupt!r}")
         self.root = Path(root)
+        self._root = os.fspath(self.root)
         self.classes = _class_folders(self.root)
         if classes is not None:
             check_same_classes(list(classes), self.classes, "the expected classes", str(self.root))
@@ -81,7 +82,7 @@ class ImageFolder(DatasetMixin):
 
     def path(self, i: int) -> str:
         """The file of example ``i``."""
-        return os.path.join(self.root, self.classes[self.labels[i]], self.files[i])
+        return f"{self._root}/{self.classes[self.labels[i]]}/{self.files[i]}"
 
     def get_raw(self, i: int) -> tuple[images.Image, np.int32]:
         """Example ``i`` before the transform: the image (H, W, 3) of uint8, and the label."""
@@ -109,8 +110,8 @@ class ImageFolder(DatasetMixin):
         return self.transform(self.get_raw(i), generator(seed, "augment", epoch, int(i) % len(self)))
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
-        examples, kept = read_examples(_Raw(self), indices, seed, epoch, skipped)
-        return transform_batch(self.transform, examples, kept, seed, epoch)
+        examples = read_examples(_Raw(self), indices, seed, epoch, skipped)
+        return transform_batch(self.transform, examples, len(indices), seed, epoch)
 
 
 class _Raw:

@@ -99,6 +99,7 @@ def decoder() -> str:
     return _installed()[0]
 
 
+@functools.cache
 def resizer() -> str:
     """What resizes images: ``'opencv'``, or ``'numpy'`` (the same formula, slower) where that is missing."""
     return "opencv" if importlib.util.find_spec("cv2") else "numpy"
@@ -205,3 +206,29 @@ def _weights(old: int, new: int, method: str) -> Any:
         centre = np.clip(at + scale / 2 - 0.5, 0, old - 1)
         weights = np.maximum(1 - np.abs(centre - pixel), 0)
     return weights.astype(np.float32)
+
+
+# ---- mirrors and tables ---------------------------------------------------------------------------------------------
+
+
+def mirror(image: Image) -> Image:
+    """``image`` (H, W, C) with left and right exchanged, in memory of its own."""
+    if resizer() == "opencv" and image.dtype == np.uint8:
+        return _cv2().flip(image, 1).reshape(image.shape)  # OpenCV drops an axis of one channel
+    return image[:, ::-1]
+
+
+def lookup(images: Any, table: Any) -> Any:
+    """``table[value, channel]`` for each value of ``images`` (..., C) of uint8; None where there is no OpenCV for it.
+
+    ``table`` is (256, C) of any type of 2, 4 or 8 bytes.
+    """
+    c = images.shape[-1]
+    if resizer() != "opencv" or c > 4 or not images.size or not images.flags.c_contiguous:
+        return None
+    bits = {2: np.uint16, 4: np.float32, 8: np.float64}.get(table.dtype.itemsize)
+    if bits is None:
+        return None
+    rows = images.reshape(-1, images.shape[-2], c)
+    found = _cv2().LUT(rows, np.ascontiguousarray(table).view(bits).reshape(1, 256, c))
+    return found.view(table.dtype).reshape(images.shape)

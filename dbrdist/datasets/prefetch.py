@@ -8,7 +8,7 @@ from typing import Any
 
 from dbrdist.core import thread_pools
 from dbrdist.datasets.order import State, Step
-from dbrdist.datasets.serial import SerialIterator, read_step
+from dbrdist.datasets.serial import SerialIterator, put_together, read_parts
 from dbrdist.datasets.workers import Ticket, WorkerPool
 
 
@@ -99,7 +99,8 @@ class MultithreadIterator(PrefetchIterator):
     cache. A dataset that computes in Python is better served by :class:`MultiprocessIterator`.
 
     Args:
-        n_threads: number of threads; each makes a whole batch, and ``n_threads + 1`` are in the making or ready.
+        n_threads: number of threads; they share the work on each batch, and two batches are in the making or ready,
+            so that memory does not grow with the threads.
 
     The other arguments are those of :class:`SerialIterator`.
     """
@@ -121,19 +122,24 @@ class MultithreadIterator(PrefetchIterator):
         if n_threads < 1:
             raise ValueError(f"expected at least one thread, got n_threads={n_threads}")
         self.n_threads = n_threads
-        self._num_ahead = n_threads + 1
+        self._num_ahead = 2
         self._pool: ThreadPoolExecutor | None = None
         super().__init__(
             dataset, batch_size, repeat, shuffle, order_sampler, seed=seed, rank=rank, size=size, last=last
         )
 
-    def _submit(self, own: Step, whole: Step) -> Future[Any]:
+    def _submit(self, own: Step, whole: Step) -> tuple[Step, list[Future[Any]]]:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.n_threads, thread_name_prefix="dbrdist-loader")
-        return self._pool.submit(read_step, self.dataset, own, self.seed, whole)
+        shares = _shares(own, self.n_threads)
+        return whole, [self._pool.submit(read_parts, self.dataset, share, self.seed) for share in shares]
 
-    def _collect(self, ticket: Future[Any]) -> tuple[Any, list[str]]:
-        return ticket.result()
+    def _collect(self, ticket: tuple[Step, list[Future[Any]]]) -> tuple[Any, list[str]]:
+        whole, futures = ticket
+        found = [future.result() for future in futures]
+        parts = [part for parts, _ in found for part in parts]
+        skipped = [words for _, messages in found for words in messages]
+        return put_together(self.dataset, parts, self.seed, whole), skipped
 
     def finalize(self) -> None:
         super().finalize()
@@ -143,6 +149,13 @@ class MultithreadIterator(PrefetchIterator):
 
     def _forget_workers(self) -> None:
         self._pool = None
+
+
+def _shares(step: Step, num_threads: int) -> list[Step]:
+    """A batch in parts for the threads: several for each, since some examples take longer than others."""
+    n = step.num_samples
+    size = min(max(-(-n // (4 * num_threads)), 4), 32)
+    return [step.cut(start, start + size) for start in range(0, n, size)]
 
 
 class MultiprocessIterator(PrefetchIterator):

@@ -8,7 +8,7 @@ import numpy as np
 
 from dbrdist.core.backend import Array
 from dbrdist.core.random import next_iterator_seed
-from dbrdist.datasets.base import Batch, block_bounds, get_batch
+from dbrdist.datasets.base import Batch, block_bounds, get_batch, join
 from dbrdist.datasets.convert import concat_examples
 from dbrdist.datasets.order import LAST, Plan, ShuffleOrderSampler, State, Step
 from dbrdist.errors import CheckpointError, CorruptExampleError
@@ -252,12 +252,23 @@ def read_step(dataset: Any, own: Step, seed: int, whole: Step) -> tuple[Any, lis
     Where no example is left, the result is a Batch with arrays of length 0, of the shapes of one readable example, so
     that a rank without examples can take part in the step.
     """
+    parts, skipped = read_parts(dataset, own, seed)
+    return put_together(dataset, parts, seed, whole), skipped
+
+
+def read_parts(dataset: Any, own: Step, seed: int) -> tuple[list[Any], list[str]]:
+    """The examples of ``own`` in batches, one for each piece that has any, and messages of those left out."""
     skipped: list[str] = []
     parts = [get_batch(dataset, indices, seed, epoch, skipped) for epoch, indices in own.pieces]
-    parts = [part for part in parts if len(part)]
+    return [part for part in parts if len(part)], skipped
+
+
+def put_together(dataset: Any, parts: list[Any], seed: int, whole: Step) -> Any:
+    """Batches one behind the other as one; where there are none, an empty one."""
     if not parts:
-        return _empty_batch(dataset, whole, seed), skipped
-    return (parts[0] if len(parts) == 1 else [e for part in parts for e in part]), skipped
+        return _empty_batch(dataset, whole, seed)
+    joined = join(parts)
+    return [e for part in parts for e in part] if joined is None else joined
 
 
 def _empty_batch(dataset: Any, whole: Step, seed: int) -> Batch:

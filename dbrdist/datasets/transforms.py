@@ -9,14 +9,16 @@ which run once per batch. H height, W width, C channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from dbrdist.core.backend import Array, get_array_module
 from dbrdist.core.random import generator
-from dbrdist.datasets.base import Batch
-from dbrdist.datasets.images import Image, resize
+from dbrdist.datasets.base import Batch, reused
+from dbrdist.datasets.images import Image, lookup, mirror, resize
 
 
 class Transform:
@@ -128,7 +130,7 @@ class RandomHorizontalFlip(Transform):
         self.p = p
 
     def image(self, image: Image, rng: Any) -> Image:
-        return image[:, ::-1] if _needs(rng, self).random() < self.p else image
+        return mirror(image) if _needs(rng, self).random() < self.p else image
 
 
 class Resize(Transform):
@@ -206,11 +208,12 @@ class Normalize(Transform):
         if not {len(self.mean), len(self.std)} <= {1, c}:
             raise ValueError(f"expected mean and std of 1 or {c} channels, got {len(self.mean)} and {len(self.std)}")
         # Whole rows of W*C numbers, for NumPy is slow where the last axis is as short as C.
+        xp = get_array_module(image)
         rows = image.reshape(*lead, w * c)
         factor = np.broadcast_to(1 / (self.scale * self.std), (w, c)).ravel().astype(np.float32)
         shift = np.broadcast_to(self.mean / self.std, (w, c)).ravel().astype(np.float32)
-        out = np.multiply(rows, factor, dtype=np.float32)
-        out -= shift
+        out = xp.multiply(rows, xp.asarray(factor), dtype=np.float32)
+        out -= xp.asarray(shift)
         return out.reshape(image.shape)
 
 
@@ -220,42 +223,150 @@ class ToCHW(Transform):
     is_pixelwise = True
 
     def image(self, image: Image, rng: Any) -> Any:
-        return np.moveaxis(image.astype(np.float32, copy=False), -1, -3)
+        return get_array_module(image).moveaxis(image.astype(np.float32, copy=False), -1, -3)
 
 
-def transform_batch(transform: Any, examples: list[Any], samples: Sequence[int], seed: int, epoch: int) -> Any:
-    """``transform`` of many examples, each with the ``rng`` of its sample; the result is a Batch where shapes agree.
+# ---- many examples --------------------------------------------------------------------------------------------------
 
-    The last, pixelwise members of a Compose run once for all images; they give the same numbers as one by one.
+
+def transform_batch(
+    transform: Any, examples: Iterable[tuple[int, Any]], num_examples: int, seed: int, epoch: int
+) -> Any:
+    """``transform`` of pairs (sample, example), each with the ``rng`` of its sample; a Batch where shapes agree.
+
+    Each example goes through the members that are its own as soon as it is there, while it is in the processor's cache,
+    and into the batch. The last, pixelwise members of a Compose run once for all images; they give the same numbers as
+    one by one. ``num_examples`` is the largest possible number of examples.
     """
+    each, last = _each_and_last(transform)
+    draws = any(getattr(t, "is_random", True) for t in each)  # a callable of the user's may draw
+    stack = _Stack(num_examples, bool(last))
+    for sample, example in examples:
+        rng = generator(seed, "augment", epoch, sample) if draws else None
+        for t in each:
+            example = t(example, rng)
+        stack.append(example)
+    stacked = stack.arrays()
+    if stacked is None:
+        return [Compose(last)(example) for example in stack.examples()]
+    finish = _finisher(transform, last)
+    return Batch(stacked, finish) if _images_of(stacked).dtype == np.uint8 else Batch(finish(stacked))
+
+
+def _each_and_last(transform: Any) -> tuple[list[Any], list[Any]]:
     members = transform.transforms if isinstance(transform, Compose) else [transform]
     num_each = len(members)
     while num_each and getattr(members[num_each - 1], "is_pixelwise", False):
         num_each -= 1
-    each, last = members[:num_each], members[num_each:]
-    draws = any(getattr(t, "is_random", True) for t in each)  # a callable of the user's may draw
-    done = []
-    for example, sample in zip(examples, samples):
-        rng = generator(seed, "augment", epoch, sample) if draws else None
-        for t in each:
-            example = t(example, rng)
-        done.append(example)
-    stacked = _stack_images(done) if last else None
-    if stacked is None:
-        return [Compose(last)(example) for example in done]
-    return Batch(Compose(last)(stacked))
+    return members[:num_each], members[num_each:]
 
 
-def _stack_images(examples: list[Any]) -> Any:
-    """The images as (N, H, W, C) and the other entries as arrays; None where that cannot be."""
-    if not examples:
-        return None
-    columns = list(zip(*examples)) if isinstance(examples[0], tuple) else [examples]
-    images = columns[0]
-    if any(getattr(x, "ndim", 0) != 3 or x.shape != images[0].shape or x.dtype != images[0].dtype for x in images):
-        return None
+def _images_of(arrays: Any) -> Any:
+    return arrays[0] if isinstance(arrays, tuple) else arrays
+
+
+class _Stack:
+    """Examples as they come: images of one shape go into one array at once."""
+
+    def __init__(self, num_examples: int, wanted: bool) -> None:
+        self._num_examples = num_examples
+        self._wanted = wanted
+        self._images: Any = None
+        self._others: list[Any] = []  # the entries behind the image; the whole examples where nothing is stacked
+
+    def append(self, example: Any) -> None:
+        image = example[0] if isinstance(example, tuple) and example else example
+        if self._images is None and not self._others and self._wanted and getattr(image, "ndim", 0) == 3:
+            self._images = reused.empty((self._num_examples, *image.shape), image.dtype)
+            self._is_tuple = isinstance(example, tuple)
+        if self._images is not None and not self._fits(example, image):
+            self._others, self._images = self.examples(), None
+        if self._images is None:
+            self._others.append(example)
+        else:
+            self._images[len(self._others)] = image
+            self._others.append(example[1:] if self._is_tuple else ())
+
+    def _fits(self, example: Any, image: Any) -> bool:
+        return (
+            isinstance(example, tuple) == self._is_tuple
+            and getattr(image, "shape", None) == self._images.shape[1:]
+            and image.dtype == self._images.dtype
+        )
+
+    def examples(self) -> list[Any]:
+        """What was appended, one by one."""
+        if self._images is None:
+            return self._others
+        return [(image, *rest) if self._is_tuple else image for image, rest in zip(self._images, self._others)]
+
+    def arrays(self) -> Any:
+        """The images as (N, H, W, C) and the other entries as arrays; None where that cannot be."""
+        if self._images is None:
+            return None
+        images = self._images[: len(self._others)]
+        if not self._is_tuple:
+            return images
+        try:
+            return (images, *(np.asarray(column) for column in zip(*self._others)))
+        except ValueError:  # entries of different shapes: left as a list of examples
+            return None
+
+
+_finishers: weakref.WeakKeyDictionary[Any, Finisher] = weakref.WeakKeyDictionary()
+
+
+def _finisher(transform: Any, last: Sequence[Any]) -> Finisher:
+    """The last members of a transform for whole batches; one object for each transform, which keeps its tables."""
     try:
-        arrays = (np.stack(images), *(np.asarray(column) for column in columns[1:]))
-    except ValueError:  # entries of different shapes: left as a list of examples
-        return None
-    return arrays if isinstance(examples[0], tuple) else arrays[0]
+        return _finishers.setdefault(transform, Finisher(last))
+    except TypeError:  # a transform without a hash, or that takes no weak reference
+        return Finisher(last)
+
+
+class Finisher:
+    """The pixelwise end of a transform, for a batch of images (N, H, W, C) and what comes with them.
+
+    Where that is what each value becomes in its channel, in uint8 of 256 values, a table holds the results; taking them
+    from there, in the type that is wanted, is one pass over memory instead of three. The numbers are the same.
+    """
+
+    def __init__(self, members: Sequence[Any]) -> None:
+        self._compose = Compose(members)
+        self._tables: dict[Any, Any] = {}
+
+    def __reduce__(self) -> Any:
+        return Finisher, (self._compose.transforms,)
+
+    def __call__(self, arrays: Any, dtype: Any = None) -> Any:
+        images = _images_of(arrays)
+        found = self._from_table(images, dtype)
+        if found is None:
+            return _cast(self._compose(arrays), dtype)
+        rest = arrays[1:] if isinstance(arrays, tuple) else ()
+        return (found, *rest) if isinstance(arrays, tuple) else found
+
+    def _from_table(self, images: Array, dtype: Any) -> Any:
+        *values, layout = self._compose.transforms
+        if images.dtype != np.uint8 or not isinstance(images, np.ndarray) or not _is_table(values, layout):
+            return None
+        key = (images.shape[-1], dtype)
+        table = self._tables.get(key)
+        if table is None:
+            every = np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], images.shape[-1], axis=2)
+            table = _cast(Compose(values)(every).astype(np.float32, copy=False), dtype)[0]
+            self._tables[key] = table
+        found = lookup(images, table)
+        return None if found is None else np.moveaxis(found, -1, -3)
+
+
+def _is_table(values: Sequence[Any], layout: Any) -> bool:
+    return isinstance(layout, ToCHW) and all(type(t) is Normalize for t in values)
+
+
+def _cast(arrays: Any, dtype: Any) -> Any:
+    images = _images_of(arrays)
+    if dtype is None or images.dtype == dtype or images.dtype.kind not in "fV":
+        return arrays
+    cast = images.astype(dtype)
+    return (cast, *arrays[1:]) if isinstance(arrays, tuple) else cast
