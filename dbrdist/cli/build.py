@@ -56,11 +56,12 @@ HOOKS: dict[str, Callable[[Any], Any]] = {
 
 
 class Data(NamedTuple):
-    """Both parts of the data; `test` is None for no evaluation, `num_classes` where there are no classes."""
+    """Both parts of the data; `test` is None for no evaluation, the others where there are no classes, or no names."""
 
     train: Any
     test: Any
     num_classes: int | None
+    classes: list[str] | None = None
 
 
 def arguments(settings: Settings, *without: str) -> dict[str, Any]:
@@ -80,7 +81,7 @@ def data(config: Config, origin: Origin) -> Data:
         if isinstance(settings, c.Cifar10):
             on_corrupt = _on_corrupt(settings)
             parts = datasets.get_cifar10_folders(settings.root, settings.augment, on_corrupt=on_corrupt)
-            return Data(*parts, len(parts[0].classes))
+            return Data(*parts, len(parts[0].classes), parts[0].classes)
         if isinstance(settings, c.ImageFolder):
             return _folders(config, settings, origin)
         train, test = _arrays(config)
@@ -100,18 +101,18 @@ def _folders(config: Config, settings: c.ImageFolder, origin: Origin) -> Data:
     options: dict[str, Any] = {"prepare": prepare, "cache": settings.cache, "on_corrupt": _on_corrupt(settings)}
     train = datasets.ImageFolder(
         os.path.join(settings.root, settings.train),
-        T.Compose(_transforms(config.transforms.train, "train", origin)),
+        T.Compose(transforms(config.transforms.train, "train", origin)),
         **options,
     )
     test = None
     if settings.test is not None:
         test = datasets.ImageFolder(
             os.path.join(settings.root, settings.test),
-            T.Compose(_transforms(config.transforms.test, "test", origin)),
+            T.Compose(transforms(config.transforms.test, "test", origin)),
             **options,
         )
         datasets.check_same_classes(train.classes, test.classes, str(train.root), str(test.root))
-    return Data(train, test, len(train.classes))
+    return Data(train, test, len(train.classes), train.classes)
 
 
 def _arrays(config: Config) -> tuple[Any, Any]:
@@ -137,7 +138,7 @@ def _transformed(dataset: Any, config: Config, origin: Origin, part: str) -> Any
     settings = getattr(config.transforms, part)
     if dataset is None or not settings:
         return dataset
-    return datasets.AugmentedDataset(dataset, T.Compose([_ToHWC(), *_transforms(settings, part, origin)]))
+    return datasets.AugmentedDataset(dataset, T.Compose([_ToHWC(), *transforms(settings, part, origin)]))
 
 
 class _ToHWC(T.Transform):
@@ -158,7 +159,7 @@ def _is_image(x: Any) -> bool:
     return getattr(x, "ndim", 0) >= 3
 
 
-def _transforms(settings: tuple[Any, ...], part: str, origin: Origin) -> list[Any]:
+def transforms(settings: tuple[Any, ...], part: str, origin: Origin) -> list[Any]:
     """The transforms in order, and at the end images as (C, H, W)."""
     made = [
         _UserTransform(s, ("transforms", part, i), origin) if isinstance(s, Custom) else TRANSFORMS[s.name](s)

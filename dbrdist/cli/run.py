@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.cli import beats, build, preflight, resume
+from dbrdist.cli import beats, build, preflight, report, resume
 from dbrdist.cli.config import Config, interval
 from dbrdist.cli.console import Console
 from dbrdist.cli.facts import facts
 from dbrdist.cli.folder import CONFIG, WORDS, RunFolder, earlier_starts, now, write_json
 from dbrdist.cli.load import Origin, dump
+from dbrdist.cli.meter import Meter
 from dbrdist.cli.prepare import counted, describe, evaluator, iterator, parts
 from dbrdist.cli.refuse import WRONG, Refused, alike
 from dbrdist.cli.state import AverageStatistics, LocalState, SharedSnapshot
@@ -34,6 +35,8 @@ from dbrdist.errors import (
 )
 from dbrdist.training import StandardUpdater, Trainer, extensions
 from dbrdist.training.extensions import snapshots
+from dbrdist.training.extensions.log_report import Column
+from dbrdist.training.extensions.progress_bar import duration
 from dbrdist.training.runs import RECIPE
 
 STOPPED = 75  # EX_TEMPFAIL: saved, to be started again with --resume
@@ -72,6 +75,7 @@ class Run:
         together_optimizer = create_multi_node_optimizer(self.optimizer, comm)
         updater = StandardUpdater(self.iterator, together_optimizer, self.parts.convert, input_device=self.parts.device)
         trainer = Trainer(updater, end, out=config.out)
+        self.meter = Meter(len(self.parts.data.train), updater)
         trainer.extend(StepAgreement(comm, self.iterator))
         trainer.extend(self.local)
         schedule = build.schedule(config, self.optimizer)
@@ -95,20 +99,31 @@ class Run:
             trainer.extend(evaluation, name="validation", trigger=AtEndToo(every, end))
 
     def _reports(self, trainer: Trainer, trigger: Any) -> None:
-        self.log = extensions.LogReport(trigger=trigger)
+        self.log = extensions.LogReport(trigger=trigger, postprocess=self.meter)
         if hasattr(self.optimizer, "lr"):
             trainer.extend(extensions.observe_value("lr", lambda _: self.optimizer.lr), trigger=(1, "iteration"))
         trainer.extend(self.log)
         trainer.extend(extensions.PrintReport(self._columns(), out=self.console))
         live = self.comm.size == 1 and sys.stdout.isatty()
-        out = None if live else self.console
-        progress = extensions.ProgressBar(update_interval=1, out=out, live=live, min_seconds=0.1 if live else 10.0)
+        every = {"out": None, "live": True, "min_seconds": 0.1} if live else {"out": self.console, "min_seconds": 10.0}
+        progress = extensions.ProgressBar(update_interval=1, details=self.meter.words, **{"live": False, **every})
         trainer.extend(progress)
 
-    def _columns(self) -> list[str]:
-        names = ["loss"] + (["accuracy"] if self.parts.data.num_classes else [])
-        test = [f"validation/main/{name}" for name in names] if self.parts.data.test is not None else []
-        return ["epoch", "iteration", *(f"main/{name}" for name in names), *test, "elapsed_time"]
+    def _columns(self) -> list[Column]:
+        """A table of at most 80 characters."""
+        parts = ("main", "validation/main") if self.parts.data.test is not None else ("main",)
+        names = ("loss", "accuracy") if self.parts.data.num_classes else ("loss",)
+        headings = {"main/loss": "loss", "main/accuracy": "accuracy"}
+        headings |= {"validation/main/loss": "test loss", "validation/main/accuracy": "test acc"}
+        values = [Column(f"{part}/{name}", headings[f"{part}/{name}"], 9, _short) for part in parts for name in names]
+        speed = Column("examples_per_second", "examples/s", 10, lambda value: f"{value:,.0f}")
+        return [
+            Column("epoch", "epoch", 5),
+            Column("iteration", "step", 7),
+            *values,
+            speed,
+            Column("elapsed_time", "time", 8, duration),
+        ]
 
     # ---- the run ----
 
@@ -128,6 +143,7 @@ class Run:
         except BaseException:
             self.folder.close()
             raise
+        self.meter.start()
         if path is not None:
             self.say(f"going on from {path}, epoch {self.trainer.updater.epoch_detail:.2f}")
             for change in changes:
@@ -152,7 +168,7 @@ class Run:
         config, folder = self.config, self.folder
         folder.set_apart_damaged(resumed_from)
         write_atomically(folder.file(CONFIG), lambda file: file.write(dump(config).encode()))
-        recipe = {**self.parts.recipe, "dtype": config.dtype}
+        recipe = {**self.parts.recipe, "dtype": config.dtype, "classes": self.parts.data.classes}
         write_json(folder.file(RECIPE), recipe)
         before = earlier_starts(folder.summary)
         folder.summary = {}
@@ -202,6 +218,7 @@ class Run:
                 self.console.log(f"failed: {reason}")
             else:
                 self._say_end(self.folder.summary)
+            self._write_report()
             self.console.close()
         self.folder.close()
 
@@ -219,6 +236,12 @@ class Run:
             "batch": self.config.batch,
             "seed": self.config.seed,
         }
+
+    def _write_report(self) -> None:
+        try:
+            report.write([self.folder.path])
+        except Exception as error:  # a report that cannot be drawn must not make a failure of the run
+            self.say(f"{self.folder.path}: the report could not be written: {error}")
 
     def announce(self) -> None:
         """What is going to be trained."""
@@ -241,6 +264,11 @@ class Run:
         """Print once."""
         if self.comm.rank == 0:
             self.console.write(words + "\n")
+
+
+def _short(value: Any) -> str:
+    """A number of at most 9 characters."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _reason(error: BaseException) -> str:

@@ -6,17 +6,19 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import click
 
-from dbrdist.cli import load, preflight, prepare, resolve, run
+from dbrdist import __version__
+from dbrdist.cli import actions, load, preflight, prepare, resolve, run
 from dbrdist.cli.config import Config
 from dbrdist.cli.folder import CONFIG
 from dbrdist.cli.load import Origin
 from dbrdist.cli.refuse import WRONG, Refused, refusal
 from dbrdist.comm import abort, create_communicator, environment
-from dbrdist.errors import CommunicatorError, ConfigError
+from dbrdist.errors import CheckpointError, CommunicatorError, ConfigError, CorruptExampleError
 
 
 def _help(context: click.Context, option: click.Parameter, asked: bool) -> None:
@@ -31,6 +33,11 @@ def _help(context: click.Context, option: click.Parameter, asked: bool) -> None:
 @click.option("--resume", is_flag=True, help="Go on from the newest snapshot in the run's folder, if there is one.")
 @click.option("--overwrite", is_flag=True, help="Move a run that is in the folder aside, and start anew.")
 @click.option("--evaluate", metavar="RUN", help="Evaluate the newest snapshot in the folder RUN and print the means.")
+@click.option("--report", metavar="RUN", help="Write the report on RUN, or on it and the runs named after it.")
+@click.option("--predict", metavar="RUN", help="Name the likeliest classes of the image files that follow.")
+@click.option("--export", metavar="RUN", help="Write RUN's weights to the .safetensors file that follows.")
+@click.option("--init", metavar="NAME", help="Print a commented configuration: digits, cifar10 or imagenet.")
+@click.option("--version", is_flag=True, help="Print the version and end.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved plan and end.")
 @click.option("--print-schema", is_flag=True, help="Print the JSON schema of configurations and end.")
 @click.option(
@@ -42,6 +49,11 @@ def command(
     resume: bool,
     overwrite: bool,
     evaluate: str | None,
+    report: str | None,
+    predict: str | None,
+    export: str | None,
+    init: str | None,
+    version: bool,
     dry_run: bool,
     print_schema: bool,
 ) -> int:
@@ -52,6 +64,12 @@ def command(
     """
     if print_schema:
         _say_before_mpi(json.dumps(Config.model_json_schema(), indent=2))
+        return 0
+    words = [] if config is None else [config, *overrides]
+    lines = _aside(words, report=report, predict=predict, export=export, init=init, version=version)
+    if lines is not None:
+        for line in lines if environment.launched()[1] == 0 else ():
+            print(line, flush=True)
         return 0
     stored = evaluate is not None and (config is None or ("=" in config and not os.path.exists(config)))
     if stored:
@@ -69,6 +87,22 @@ def command(
     if dry_run:
         return _dry_run(settings, origin)
     return _run(settings, origin, "resume" if resume else "overwrite" if overwrite else "new", evaluate)
+
+
+def _aside(words: list[str], **asked: Any) -> Iterable[str] | None:
+    """The lines of what is not training; None where training is asked for."""
+    chosen = [name for name, value in asked.items() if value]
+    if len(chosen) > 1:
+        raise click.UsageError(f"--{chosen[0]} does not go with --{chosen[1]}")
+    if asked["version"]:
+        return [f"dbrdist {__version__}"]
+    if asked["init"]:
+        return [actions.configuration(asked["init"])]
+    if asked["report"]:
+        return actions.write_report([asked["report"], *words])
+    if asked["export"]:
+        return actions.export(asked["export"], words)
+    return actions.predict_images(asked["predict"], words) if asked["predict"] else None
 
 
 def _checked(config: str, overrides: tuple[str, ...], trusted: bool) -> tuple[Config, Origin]:
@@ -110,6 +144,8 @@ def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None) -> i
         training.announce()
         training.start_folder(mode)
         return training.train()
+    except (CorruptExampleError, CheckpointError) as error:
+        return _refuse_before_mpi(f"dbrdist-train: {error}", 1)
     except Refused as reason:
         if comm.rank == 0 and str(reason):
             _complain(f"dbrdist-train: {reason}" if reason.code != WRONG else str(reason))
@@ -131,12 +167,12 @@ def _say_before_mpi(words: str) -> None:
 def _refuse_before_mpi(words: str, code: int) -> int:
     """Every rank finds the same mistake: the one that the launcher calls rank 0 says so, at once.
 
-    Where it is found on some rank only (a file that one host lacks), that one says so a little later; by then the job
+    Where it is found on some rank only (a file that one host lacks), that one says so some seconds later; by then the job
     has ended where all found it.
     """
     size, rank, _ = environment.launched()
     if rank > 0:
-        time.sleep(1.5)
+        time.sleep(5.0)
     _complain(words)
     if size > 1:
         time.sleep(0.3)  # the launcher must have passed the words on before it is told to end the job
@@ -152,6 +188,8 @@ def _main() -> int:
         return _refuse_before_mpi(str(error), WRONG)
     except click.ClickException as error:
         return _refuse_before_mpi(f"dbrdist-train: {error.format_message()}", WRONG)
+    except (CorruptExampleError, CheckpointError) as error:
+        return _refuse_before_mpi(f"dbrdist-train: {error}", 1)
     except Refused as reason:
         return _refuse_before_mpi(str(reason), reason.code)
     except CommunicatorError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -70,6 +71,8 @@ class StandardUpdater(Updater):
         self.iteration = 0
         self.auto_new_epoch = auto_new_epoch
         self.loss_scale = loss_scale
+        self.step_seconds = 0.0  # in steps so far, of this process
+        self.data_seconds = 0.0  # the part of them in which it waited for batches
         self._device = None if device is None else get_device(device)
         self._input_device = self._device if input_device is None else get_device(input_device)
         for optimizer in self._optimizers.values():
@@ -126,14 +129,18 @@ class StandardUpdater(Updater):
 
     def update(self) -> None:
         """Do one step and count it."""
+        began = time.perf_counter()
         self.update_core()
+        self.step_seconds += time.perf_counter() - began
         self.iteration += 1
 
     def update_core(self) -> None:
         """One step; override it to train otherwise."""
         iterator, optimizer = self._iterators["main"], self._optimizers["main"]
         epoch = iterator.epoch
+        began = time.perf_counter()
         batch = iterator.next()
+        self.data_seconds += time.perf_counter() - began
         random.set_stream(random.get_seed(), epoch, self.iteration, getattr(iterator, "row", 0))
         loss_func = optimizer.target if self.loss_func is None else self.loss_func
         counted = {"num_samples": len(batch)} if getattr(optimizer, "takes_num_samples", False) else {}

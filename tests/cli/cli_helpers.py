@@ -7,6 +7,8 @@ import numpy as np
 
 from dbrdist.training.extensions import snapshots
 
+# what a log says about this machine, not about the run
+MEASURED = {"elapsed_time", "examples_per_second", "data_wait_fraction", "memory_bytes", "time"}
 ROOT = Path(__file__).parents[2]
 
 
@@ -22,7 +24,7 @@ def same_runs(a, b, extra_evaluation_at=None):
         if not key.endswith(("/_log", "_snapshot_elapsed_time")):
             assert np.array_equal(first[key], second[key]), key
     logs = [
-        [{k: v for k, v in entry.items() if k != "elapsed_time"} for entry in lines(f"{folder}/log.jsonl")]
+        [{k: v for k, v in entry.items() if k not in MEASURED} for entry in lines(f"{folder}/log.jsonl")]
         for folder in (a, b)
     ]
     if extra_evaluation_at is not None:

@@ -210,7 +210,18 @@ def test_the_keys_of_a_run():
     """A new key is a decision: it is added here too."""
     assert list(Config.model_fields) == [
         *("model", "data", "loss", "transforms", "optimizer", "batch", "epochs", "iterations", "seed"),
-        *("communicator", "dtype", "loss_scale", "device", "workers", "evaluation", "snapshot", "log", "out"),
+        *(
+            "communicator",
+            "dtype",
+            "loss_scale",
+            "device",
+            "workers",
+            "threads",
+            "evaluation",
+            "snapshot",
+            "log",
+            "out",
+        ),
     ]
 
 

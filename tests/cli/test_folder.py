@@ -239,7 +239,7 @@ def test_the_summary_tells_what_runs(run):
     assert told["earlier_starts"] == []
     text = Path("here/log.txt").read_text()
     assert "dbrdist-train run.yaml out=here" in text
-    assert "finished: " in text and "main/loss" in text
+    assert "finished: " in text and "examples/s" in text
 
 
 ENDINGS = """

@@ -25,6 +25,7 @@ def test_a_run_leaves_its_folder(run):
         "log.jsonl",
         "log.txt",
         "model.json",
+        "report",
         "snapshot_iter_3",
         "summary.json",
     ]

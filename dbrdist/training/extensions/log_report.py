@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from dbrdist.core.reporter import DictSummary
 from dbrdist.core.serializer import write_atomically
@@ -116,33 +116,45 @@ def _line(entry: dict[str, Any]) -> str:
     return json.dumps(plain, allow_nan=False) + "\n"
 
 
+class Column(NamedTuple):
+    """A column of a printed table: a key of the log, its heading, its width, and how a value is written."""
+
+    key: str
+    heading: str
+    width: int
+    write: Callable[[Any], str] = lambda value: f"{value:.6g}" if isinstance(value, float) else str(value)
+
+    def cell(self, value: Any) -> str:
+        """A value as text of at least the column's width; a missing one is blank."""
+        return f"{'' if value is None else self.write(value):<{self.width}}"
+
+
 class PrintReport(Extension):
     """Prints `entries` of each new line of a LogReport as a row of a table.
 
+    An entry is a key of the log, or a :class:`Column` with its own heading, width and way to write a value.
     `log_report` is the LogReport or its name in the trainer; `out` a text stream, None for the standard output of the
     moment.
     """
 
-    def __init__(self, entries: Sequence[str], log_report: str | LogReport = "LogReport", out: Any = None):
-        self._entries = list(entries)
+    def __init__(self, entries: Sequence[str | Column], log_report: str | LogReport = "LogReport", out: Any = None):
+        self._columns = [e if isinstance(e, Column) else Column(e, e, max(10, len(e))) for e in entries]
         self._log_report = log_report
         self._out = out
         self._num_printed = 0
-        self._widths = [max(10, len(entry)) for entry in self._entries]
 
     def initialize(self, trainer: Any) -> None:
         report = self._report(trainer)
         report.read_back(trainer)
         self._num_printed = len(report.log)
-        self._print("  ".join(f"{entry:<{width}}" for entry, width in zip(self._entries, self._widths)))
+        self._print("  ".join(f"{column.heading:<{column.width}}" for column in self._columns))
 
     def __call__(self, trainer: Any) -> None:
         report = self._report(trainer)
         if isinstance(self._log_report, LogReport):
             report(trainer)  # not among the trainer's extensions: it lives here
         for entry in report.log[self._num_printed :]:
-            cells = (_cell(entry.get(key), width) for key, width in zip(self._entries, self._widths))
-            self._print("  ".join(cells))
+            self._print("  ".join(column.cell(entry.get(column.key)) for column in self._columns))
         self._num_printed = len(report.log)
 
     def serialize(self, serializer: Any) -> None:
@@ -157,9 +169,3 @@ class PrintReport(Extension):
         out = sys.stdout if self._out is None else self._out
         out.write(line.rstrip() + "\n")
         out.flush()
-
-
-def _cell(value: Any, width: int) -> str:
-    if value is None:
-        return " " * width
-    return f"{value:<{width}.6g}" if isinstance(value, float) else f"{value!s:<{width}}"

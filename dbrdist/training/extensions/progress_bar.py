@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from dbrdist.training.extension import Extension
 
 
+def duration(seconds: float) -> str:
+    """Seconds as hours, minutes and seconds: 1:02:03, or 0:42."""
+    minutes, rest = divmod(round(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 class ProgressBar(Extension):
-    """Shows epochs, steps, speed and remaining time every `update_interval` steps.
+    """Shows epochs, steps, speed and remaining time every `update_interval` steps, and what `details(trainer)` adds.
 
     `training_length` is `(length, unit)`; by default that of the trainer's stop trigger. On a terminal, where rich is
     installed, it is a bar of `bar_length` characters; otherwise one plain line each time. `live` says which, None
@@ -26,6 +34,7 @@ class ProgressBar(Extension):
         out: Any = None,
         live: bool | None = None,
         min_seconds: float = 0.0,
+        details: Callable[[Any], str] | None = None,
     ):
         self._training_length = training_length
         self._update_interval = update_interval
@@ -33,15 +42,18 @@ class ProgressBar(Extension):
         self._out = out
         self._live = live
         self._min_seconds = min_seconds
+        self._details = details
         self._bar: Any = None
         self._task: Any = None
         self._first_iteration = 0
+        self._first_epoch = 0.0
         self._first_seconds = self._last_seconds = 0.0
 
     def initialize(self, trainer: Any) -> None:
         if self._training_length is None and hasattr(trainer.stop_trigger, "get_training_length"):
             self._training_length = trainer.stop_trigger.get_training_length()
         self._first_iteration = trainer.updater.iteration
+        self._first_epoch = trainer.updater.epoch_detail
         self._first_seconds = self._last_seconds = time.monotonic()
         out = sys.stdout if self._out is None else self._out
         if self._live if self._live is not None else out.isatty():
@@ -50,10 +62,10 @@ class ProgressBar(Extension):
     def _start_bar(self, out: Any) -> None:
         try:
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, Progress, TextColumn
         except ImportError:  # the plain lines say the same
             return
-        columns = (BarColumn(self._bar_length), TextColumn("{task.description}"), TimeRemainingColumn())
+        columns = (BarColumn(self._bar_length), TextColumn("{task.description}"))
         self._bar = Progress(*columns, console=Console(file=out))
         self._task = self._bar.add_task("", total=self._total())
         self._bar.start()
@@ -76,7 +88,25 @@ class ProgressBar(Extension):
         seconds = max(time.monotonic() - self._first_seconds, 1e-9)
         speed = (updater.iteration - self._first_iteration) / seconds
         epochs = f"epoch {updater.epoch_detail:.2f}{self._of('epoch')}"
-        return f"{epochs}, step {updater.iteration}{self._of('iteration')}, {speed:.3g} steps/s"
+        words = [epochs, f"step {updater.iteration}{self._of('iteration')}", f"{speed:.3g} steps/s"]
+        if self._details is not None:
+            words.append(self._details(trainer))
+        left = self._seconds_left(trainer, seconds)
+        if left is not None:
+            words.append(f"{duration(left)} left")
+        return ", ".join(words)
+
+    def _seconds_left(self, trainer: Any, seconds: float) -> float | None:
+        """By the mean speed since the start, evaluations and snapshots included."""
+        if self._training_length is None:
+            return None
+        total, unit = self._training_length
+        now, first = (
+            (trainer.updater.epoch_detail, self._first_epoch)
+            if unit == "epoch"
+            else (trainer.updater.iteration, self._first_iteration)
+        )
+        return (total - now) * seconds / (now - first) if now > first else None
 
     def _of(self, unit: str) -> str:
         return f" of {self._total():g}" if self._unit() == unit else ""

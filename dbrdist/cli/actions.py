@@ -1,0 +1,58 @@
+"""What `dbrdist-train` does besides training: it reads runs, and starts no MPI."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from dbrdist.cli import load, predict, report, resolve, weights
+from dbrdist.cli.folder import CONFIG
+from dbrdist.errors import ConfigError
+
+_HERE = Path(__file__).parent
+# the examples' configurations: in the wheel beside this file, in a checkout where they are
+_PLACES = (_HERE / "configurations" / "{}.yaml", _HERE.parents[1] / "examples" / "{}" / "config.yaml")
+CONFIGURATIONS = ("digits", "cifar10", "imagenet")
+
+
+def write_report(runs: Sequence[str]) -> Iterator[str]:
+    """Write the report on one or several runs; the files' names."""
+    yield from report.write(runs, pictures=True)
+    if len(runs) == 1 and importlib.util.find_spec("matplotlib") is None:
+        yield "no PNG: they need matplotlib, pip install dbrdist[plot]"
+
+
+def export(run: str, words: Sequence[str]) -> Iterator[str]:
+    """Write a run's weights."""
+    if len(words) != 1 or not words[0].endswith(".safetensors"):
+        raise ConfigError("dbrdist-train: expected one file to write: --export RUN weights.safetensors")
+    yield weights.export(run, words[0])
+
+
+def predict_images(run: str, words: Sequence[str]) -> Iterator[str]:
+    """Name the classes of image files; a configuration and overrides among the words say how, else the run's own."""
+    configs = [word for word in words if word.endswith((".yaml", ".yml"))]
+    overrides = [word for word in words if "=" in word and not os.path.exists(word)]
+    images = [word for word in words if word not in (*configs, *overrides)]
+    if not images or len(configs) > 1:
+        raise ConfigError("dbrdist-train: expected image files: --predict RUN image.jpg ...")
+    settings, origin = load.load(configs[0] if configs else os.path.join(run, CONFIG), overrides)
+    if configs:
+        resolve.search_beside(configs[0])
+    else:
+        resolve.refuse_code_of_a_folder(settings, origin)
+    yield from predict.predict(settings, origin, run, images)
+
+
+def configuration(name: str) -> str:
+    """The text of a commented configuration."""
+    if name not in CONFIGURATIONS:
+        known = ", ".join(CONFIGURATIONS)
+        raise ConfigError(f"dbrdist-train: expected the name of a configuration ({known}), got {name!r}")
+    for place in _PLACES:
+        path = Path(str(place).format(name))
+        if path.exists():
+            return path.read_text(encoding="utf-8").rstrip("\n")
+    raise ConfigError(f"dbrdist-train: the configuration {name} was not installed with dbrdist")

@@ -1,0 +1,58 @@
+"""What a trained network says of image files: the likeliest classes by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dbrdist.cli import build
+from dbrdist.cli import components as c
+from dbrdist.cli.config import Config
+from dbrdist.cli.load import Origin
+from dbrdist.core.config import global_config, no_backprop_mode, using_config
+from dbrdist.core.serializer import load_npz
+from dbrdist.datasets import transforms as T
+from dbrdist.datasets.folder import CIFAR10_MEAN, CIFAR10_STD, read_image
+from dbrdist.errors import CheckpointError, ConfigError
+from dbrdist.training.extensions import snapshots
+from dbrdist.training.runs import MODEL_PATH, read_recipe
+
+_NUM_SHOWN = 3
+
+
+def predict(config: Config, origin: Origin, run_dir: str, paths: Sequence[str]) -> Iterator[str]:
+    """A line for each image file: its name, and the likeliest classes with their probabilities."""
+    recipe = read_recipe(run_dir)
+    classes = recipe.get("classes")
+    if not isinstance(classes, list):
+        raise ConfigError(f"{run_dir}: this run has no classes with names; predict takes runs on folders of images")
+    path = snapshots.newest(run_dir)
+    if path is None:
+        raise CheckpointError(f"{run_dir}: expected a snapshot in it, found no whole one")
+    global_config.dtype = config.dtype
+    network = build.model(config, origin, recipe)
+    load_npz(path, network, path=MODEL_PATH)
+    transform, convert = _transform(config, origin), build.converter(config.dtype)
+    for name in paths:
+        image = transform(read_image(name))
+        with using_config("train", False), no_backprop_mode():
+            scores = network(convert([image]))
+        yield f"{name}: {_likeliest(np.asarray(scores.array[0], np.float64), classes)}"
+
+
+def _transform(config: Config, origin: Origin) -> Any:
+    """What a test image of the run goes through."""
+    if isinstance(config.data, c.Cifar10):
+        return T.Compose([T.Normalize(CIFAR10_MEAN, CIFAR10_STD), T.ToCHW()])
+    assert isinstance(config.data, c.ImageFolder)
+    first = [] if config.data.resize is None else [T.Resize(config.data.resize)]
+    return T.Compose([*first, *build.transforms(config.transforms.test, "test", origin)])
+
+
+def _likeliest(scores: Any, classes: Sequence[str]) -> str:
+    shares = np.exp(scores - scores.max())
+    shares /= shares.sum()
+    order = np.argsort(-shares, kind="stable")[:_NUM_SHOWN]
+    return ", ".join(f"{classes[k] if k < len(classes) else k} {shares[k]:.1%}" for k in order)
