@@ -20,6 +20,7 @@ from dbrdist.errors import ConfigError, CorruptExampleError
 from dbrdist.training.updater import as_arguments
 
 _MAX_TRIED = 100  # examples that are looked at where corrupt ones are to be skipped
+_NUM_IN_STEP = 5  # of the random state: the place in a step; the rest counts initial values, which stay drawn
 _WORDS = {"train": "training", "test": "test"}
 
 
@@ -76,8 +77,7 @@ class Look:
             words = f"a {self.words} batch of {shapes or 'this data'} does not go through: {last_line(error)}"
             raise self.mistake("model", words) from error
         finally:
-            seed, epoch, iteration, row, draw, _ = state
-            random.set_state((seed, epoch, iteration, row, draw, random.get_state()[-1]))  # initial values were drawn
+            random.set_state((*state[:_NUM_IN_STEP], *random.get_state()[_NUM_IN_STEP:]))
 
 
 @contextlib.contextmanager

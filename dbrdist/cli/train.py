@@ -167,8 +167,8 @@ def _say_before_mpi(words: str) -> None:
 def _refuse_before_mpi(words: str, code: int) -> int:
     """Every rank finds the same mistake: the one that the launcher calls rank 0 says so, at once.
 
-    Where it is found on some rank only (a file that one host lacks), that one says so some seconds later; by then the job
-    has ended where all found it.
+    Where it is found on some rank only (a file that one host lacks), that one says so some seconds later; by then
+    the job has ended where all found it.
     """
     size, rank, _ = environment.launched()
     if rank > 0:

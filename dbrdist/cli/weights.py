@@ -7,25 +7,25 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from dbrdist.core.backend import as_dtype
 from dbrdist.core.serializer import read_npz, write_atomically
 from dbrdist.errors import CheckpointError
 from dbrdist.training.extensions import snapshots
 from dbrdist.training.runs import MODEL_PATH
 
 _TYPES = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "I16": np.dtype(np.int16),
-    "I8": np.dtype(np.int8),
-    "U8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
 }
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 _MAX_HEADER_BYTES = 100_000_000  # as in the reference implementation
@@ -37,9 +37,9 @@ def save(path: str, arrays: Mapping[str, Any], facts: Mapping[str, str] | None =
     plain, end = [], 0
     for name, array in sorted(arrays.items()):
         a = np.ascontiguousarray(array).reshape(np.shape(array))
-        if a.dtype not in _NAMES:
-            raise TypeError(f"{name}: expected one of {', '.join(map(str, _NAMES))}, got {a.dtype}")
-        header[name] = {"dtype": _NAMES[a.dtype], "shape": list(a.shape), "data_offsets": [end, end + a.nbytes]}
+        if a.dtype.name not in _NAMES:
+            raise TypeError(f"{name}: expected one of {', '.join(_NAMES)}, got {a.dtype}")
+        header[name] = {"dtype": _NAMES[a.dtype.name], "shape": list(a.shape), "data_offsets": [end, end + a.nbytes]}
         plain.append(a)
         end += a.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -72,7 +72,7 @@ def _parse(data: bytes) -> dict[str, Any]:
     arrays, body = {}, memoryview(data)[8 + length :]
     for name, entry in header.items():
         start, end = entry["data_offsets"]
-        dtype, shape = _TYPES[entry["dtype"]], tuple(entry["shape"])
+        dtype, shape = as_dtype(_TYPES[entry["dtype"]]), tuple(entry["shape"])
         if not 0 <= start <= end <= len(body) or any(n < 0 for n in shape):
             raise ValueError(f"{name} does not lie within the file")
         arrays[name] = np.frombuffer(body[start:end], dtype).reshape(shape)
@@ -91,7 +91,7 @@ def export(run_dir: str, path: str) -> str:
     arrays = {
         key.removeprefix(MODEL_PATH).replace("/", "."): value
         for key, value in entries.items()
-        if key.startswith(MODEL_PATH) and value is not None and value.dtype in _NAMES
+        if key.startswith(MODEL_PATH) and value is not None and value.dtype.name in _NAMES
     }
     save(path, arrays, {"source": os.path.basename(found), "format": "dbrdist"})
     num = sum(a.size for a in arrays.values())

@@ -151,7 +151,7 @@ def test_the_log_lies_beside_the_snapshot(tmp_path):
         trainer.run()
         return os.path.getsize(folder / f"snapshot_iter_{num_steps}")
 
-    assert sizes(2) == sizes(50)
+    assert abs(sizes(2) - sizes(50)) < 100
 
 
 def test_a_log_that_lost_lines_is_named(tmp_path):
