@@ -13,7 +13,7 @@ from dbrdist import datasets, models, optimizers
 from dbrdist import functions as F
 from dbrdist.cli import components as c
 from dbrdist.cli import resolve
-from dbrdist.cli.config import Config
+from dbrdist.cli.config import Config, interval
 from dbrdist.cli.document import Path
 from dbrdist.cli.load import Origin
 from dbrdist.cli.settings import Custom, Settings
@@ -255,6 +255,23 @@ def loss(config: Config, origin: Origin) -> Callable[[Any, Any], Any] | None:
     if isinstance(settings, c.CrossEntropy):
         return functools.partial(F.softmax_cross_entropy, label_smoothing=settings.label_smoothing)
     return None if settings.name == "model" else F.mean_squared_error
+
+
+def metrics(config: Config, origin: Origin) -> dict[str, Callable[[Any, Any], Any]]:
+    """The user's own functions of outputs and labels, by name."""
+    found = {}
+    for i, settings in enumerate(config.metrics):
+        function = resolve.find(settings, ("metrics", i), origin)
+        found[settings.name.rpartition(":")[2]] = functools.partial(function, **settings.args)
+    return found
+
+
+def extensions(config: Config, origin: Origin) -> list[tuple[Any, Any]]:
+    """The user's own extensions with their triggers, None for their own."""
+    return [
+        (resolve.call(s, ("extensions", i), origin), None if s.every is None else interval(s.every))
+        for i, s in enumerate(config.extensions)
+    ]
 
 
 # ---- the optimizer -----------------------------------------------------------------------------------------------

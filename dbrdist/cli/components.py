@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -317,9 +317,21 @@ _SCHEDULES = Constant, Step, Exponential, Polynomial, Cosine
 class OptimizerSettings(Settings):
     """What every optimizer takes."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rate_by_either_name(cls, data: Any) -> Any:
+        """The learning rate is `lr` or, with Adam, `alpha`: both are understood."""
+        known = {"lr", "alpha"} & set(cls.model_fields)
+        if isinstance(data, dict) and len(known) == 1:
+            (own,) = known
+            (other,) = {"lr", "alpha"} - known
+            if other in data and own not in data:
+                return {(own if key == other else key): value for key, value in data.items()}
+        return data
+
     hooks: Tuple(component("hook", WeightDecay, GradientClipping)) = ()
     """What happens to the gradients before each update, in this order."""
-    schedule: component("schedule", *_SCHEDULES, custom=None) = Constant(name="constant")
+    schedule: component("schedule", *_SCHEDULES, custom=None, default="constant") = Constant(name="constant")
     """How the learning rate changes over the run."""
 
 
@@ -384,3 +396,15 @@ class Lars(OptimizerSettings):
     """Added to the norm in the denominator."""
     skip_vectors: bool = True
     """Whether biases and scales do without weight decay and the layer's own rate."""
+
+
+# ---- the rest of a run ------------------------------------------------------------------------------------------
+
+
+class InitFrom(Settings):
+    """Weights to begin with."""
+
+    path: Path
+    """A run's folder, a snapshot or other .npz file, or a .safetensors file (of ResNets in torchvision's names too)."""
+    skip: Tuple(str) = ()
+    """Beginnings of names that keep their initial values, `fc` for another number of classes."""

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from dbrdist.cli import components as parts
-from dbrdist.cli.settings import Count, Path, Positive, Settings, component, form, refuse
+from dbrdist.cli.settings import Count, Custom, Path, Positive, Settings, Tuple, component, form, own, refuse
 
 # ---- when -------------------------------------------------------------------------------------------------------
 
@@ -50,6 +50,13 @@ def _loss_scale(value: Any) -> Any:
 LossScale = Annotated[str | float, BeforeValidator(_loss_scale, json_schema_input_type=Literal["auto"] | Positive)]
 
 
+class CustomExtension(Custom):
+    """The user's own extension of the training loop."""
+
+    every: Period | None = None
+    """Time between two calls: epochs or iterations; what the extension says itself if not given."""
+
+
 class Snapshot(Settings):
     """When the whole state of the run is saved."""
 
@@ -75,6 +82,10 @@ class Evaluation(Settings):
     """Examples per step over all ranks; the training batch if not given."""
 
 
+def _init_from(value: Any) -> Any:
+    return {"path": value} if isinstance(value, str) else value
+
+
 # ---- the run ----------------------------------------------------------------------------------------------------
 
 
@@ -85,14 +96,25 @@ class Config(Settings):
     """The network: a built-in name or your own callable that returns a Link."""
     data: component("data", parts.Digits, parts.Cifar10, parts.ImageFolder, parts.Npz)
     """The examples: a built-in name or your own callable that returns (train, test), test None for no evaluation."""
-    loss: component("loss", parts.CrossEntropy, parts.PlainLoss) = parts.CrossEntropy(name="softmax_cross_entropy")
+    loss: component("loss", parts.CrossEntropy, parts.PlainLoss, default="softmax_cross_entropy") = parts.CrossEntropy(
+        name="softmax_cross_entropy"
+    )
     """What is minimised: a built-in name or your own function of (outputs, labels)."""
     transforms: parts.Transforms = parts.Transforms()
     """What happens to each image."""
     optimizer: component(
-        "optimizer", parts.Sgd, parts.MomentumSgd, parts.Adam, parts.Lars, custom=parts.CustomOptimizer
+        "optimizer",
+        *(parts.Sgd, parts.MomentumSgd, parts.Adam, parts.Lars),
+        custom=parts.CustomOptimizer,
+        default="momentum_sgd",
     ) = parts.MomentumSgd(name="momentum_sgd")
     """The update rule with its hyperparameters, hooks and schedule."""
+    init_from: Annotated[parts.InitFrom | None, BeforeValidator(_init_from)] = None
+    """Weights to begin with: a path, or a mapping with `path` and `skip`."""
+    metrics: Tuple(own("metric")) = ()
+    """What is reported beside the loss: your own functions of (outputs, labels)."""
+    extensions: Tuple(own("extension", CustomExtension)) = ()
+    """What else happens between steps: your own callables that return an extension."""
     batch: Count
     """Examples per step over all ranks together."""
     epochs: Annotated[float, Field(gt=0, le=1e9)]

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -260,6 +260,7 @@ def _known_keys(loc: Sequence[str | int]) -> list[str]:
         if part in BY_TAG:
             model = BY_TAG[str(part)]
         elif isinstance(part, str) and part in model.model_fields:
-            inner = model.model_fields[part].annotation
+            annotation = model.model_fields[part].annotation
+            inner = next((a for a in get_args(annotation) if isinstance(a, type) and a is not type(None)), annotation)
             model = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else model
     return sorted(model.model_fields, key=lambda name: name != "name")

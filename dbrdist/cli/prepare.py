@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from dbrdist.cli import build
+from dbrdist.cli import build, weights
 from dbrdist.cli.config import Config
 from dbrdist.cli.load import Origin
 from dbrdist.cli.look import Look, initialize
@@ -38,11 +38,13 @@ def parts(config: Config, origin: Origin, intra_rank: int, size: int) -> Parts:
     data = build.data(config, origin)
     check_sizes(config, origin, len(data.train), size)
     recipe = build.model_recipe(config, origin, data.num_classes)
-    task = Task(build.model(config, origin, recipe), build.loss(config, origin))
+    task = Task(build.model(config, origin, recipe), build.loss(config, origin), build.metrics(config, origin))
     if device is not None:
         task.to_device(device)
     convert = build.converter(config.dtype)
     initialize(Look(config, origin, "train", data.train, convert, device), task)
+    if config.init_from is not None:
+        weights.begin_with(config.init_from, task.predictor, origin)
     return Parts(data, recipe, task, convert, device)
 
 

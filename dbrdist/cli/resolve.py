@@ -24,7 +24,7 @@ from dbrdist.cli.settings import Custom
 from dbrdist.errors import ConfigError
 
 # what the run itself passes to a user's callable, before the arguments of the configuration
-_PASSED = {"loss": 2}
+_PASSED = {"loss": 2, "metrics": 2}
 
 
 def check_callables(config: Config, origin: Origin) -> None:

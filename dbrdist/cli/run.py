@@ -82,6 +82,8 @@ class Run:
         if schedule is not None:
             trainer.extend(FollowSchedule(schedule, self.optimizer))
         self._evaluation(trainer, end)
+        for extension, trigger in build.extensions(config, self.origin):
+            trainer.extend(extension, trigger=trigger)
         if comm.rank == 0:
             self._reports(trainer, AtEndToo(interval(config.log.every), end))
         trainer.extend(self.saver, trigger=AtEndToo(interval(config.snapshot.every), end))

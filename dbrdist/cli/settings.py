@@ -71,18 +71,33 @@ class Custom(Settings):
 BY_TAG: dict[str, type[Settings]] = {}
 
 
-def component(kind: str, *classes: type[Settings], custom: type[Custom] | None = Custom) -> Any:
+def _plain(name: str) -> str:
+    return re.sub(r"[_\-\s]", "", name).lower()
+
+
+def component(
+    kind: str, *classes: type[Settings], custom: type[Custom] | None = Custom, default: str | None = None
+) -> Any:
     """The type of a field that holds one of `classes`, told apart by `name`; a bare word is the name alone.
 
-    `custom` is the class for the user's own callables; None where there are none.
+    Names are found in any case, with or without underscores: `MomentumSGD`. `custom` is the class for the user's own
+    callables; None where there are none. `default` is the name of settings that give none.
     """
     by_name = {name: cls for cls in classes for name in get_args(cls.model_fields["name"].annotation)}
     members = {f"<{kind} {cls.__name__}>": cls for cls in (*classes, *([custom] if custom else []))}
     BY_TAG.update(members)
     tags = {cls: tag for tag, cls in members.items()}
 
+    found = {_plain(name): name for name in by_name}
+
     def named(value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+        if isinstance(value, str):
+            value = {"name": value}
+        if not isinstance(value, dict):
+            return value
+        name = value.get("name", default)
+        known = found.get(_plain(name)) if isinstance(name, str) else None
+        return value if name is None else {**value, "name": known or name}
 
     def tag_of(value: Any) -> str | None:
         name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
@@ -91,7 +106,9 @@ def component(kind: str, *classes: type[Settings], custom: type[Custom] | None =
         return tags[by_name[name]] if isinstance(name, str) and name in by_name else None
 
     union: Any = Union[tuple(Annotated[cls, Tag(tag)] for tag, cls in members.items())]  # noqa: UP007 - made at run time
-    known = ", ".join(by_name) + (", or your own package.module:callable" if custom else "")
+    known = ", ".join([*by_name, *(["or your own package.module:callable"] if custom else [])])
+    if not by_name:
+        known = "package.module:callable"
     article = "an" if kind[0] in "aeiou" else "a"
     discriminator = Discriminator(
         tag_of,
@@ -105,6 +122,11 @@ def component(kind: str, *classes: type[Settings], custom: type[Custom] | None =
     )
     written = Union[(str, *members.values())]
     return Annotated[union, discriminator, BeforeValidator(named, json_schema_input_type=written)]
+
+
+def own(kind: str, cls: type[Custom] = Custom) -> Any:
+    """The type of a field that holds the user's own callable; a bare word is its name alone."""
+    return component(kind, custom=cls)
 
 
 def refuse(where: str, words: str) -> NoReturn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dbrdist import functions as F
@@ -18,12 +18,19 @@ class Task(Chain):
     """Calls `predictor` with a batch's inputs, and gives and reports the loss of its outputs against the labels.
 
     `loss(outputs, labels)` is a function; None means that the predictor takes the whole batch and gives the loss
-    itself. Where labels are integers and outputs one number per class, the accuracy is reported too.
+    itself. Where labels are integers and outputs one number per class, the accuracy is reported too, and so are
+    `metrics`, functions of (outputs, labels), by name.
     """
 
-    def __init__(self, predictor: Link, loss: Callable[[Any, Any], Any] | None):
+    def __init__(
+        self,
+        predictor: Link,
+        loss: Callable[[Any, Any], Any] | None,
+        metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+    ):
         super().__init__()
         self.loss = loss
+        self.metrics = dict(metrics or {})
         with self.init_scope():
             self.predictor = predictor
 
@@ -45,4 +52,6 @@ class Task(Chain):
         report({"loss": loss}, self)
         if labels.dtype.kind in "iu" and outputs.ndim == labels.ndim + 1:
             report({"accuracy": F.accuracy(outputs, labels)}, self)
+        if self.metrics:
+            report({name: metric(outputs, labels) for name, metric in self.metrics.items()}, self)
         return loss

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import as_dtype
+from dbrdist.cli.components import InitFrom
+from dbrdist.cli.load import Origin
+from dbrdist.core.backend import as_dtype, get_array_module, is_array
 from dbrdist.core.serializer import read_npz, write_atomically
-from dbrdist.errors import CheckpointError
+from dbrdist.errors import CheckpointError, ConfigError
 from dbrdist.training.extensions import snapshots
 from dbrdist.training.runs import MODEL_PATH
 
@@ -96,3 +100,87 @@ def export(run_dir: str, path: str) -> str:
     save(path, arrays, {"source": os.path.basename(found), "format": "dbrdist"})
     num = sum(a.size for a in arrays.values())
     return f"{path}: {len(arrays)} arrays with {num:,} numbers from {found}"
+
+
+# ---- weights to begin with ------------------------------------------------------------------------------------------
+
+
+def begin_with(settings: InitFrom, network: Any, origin: Origin) -> None:
+    """Give a network the weights of a file or a run. Raises ConfigError with what does not fit."""
+    where = f"{origin.where(('init_from',))}: init_from"
+    try:
+        found = _read(settings.path)
+    except (OSError, CheckpointError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+    wanted = dict(_targets(network))
+    if "fc.weight" in found:
+        found = from_torchvision(found)
+    problems = []
+    for name, (get, fill) in wanted.items():
+        if any(name == part or name.startswith(part.rstrip(".") + ".") for part in settings.skip):
+            continue
+        if name not in found:
+            problems.append(f"{name} is not in it")
+        elif np.shape(get()) != found[name].shape:
+            problems.append(f"{name} has shape {found[name].shape} in it, expected {np.shape(get())}")
+        else:
+            fill(found[name])
+    if problems:
+        more = f", and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise ConfigError(
+            f"{where}: {settings.path}: {'; '.join(problems[:5])}{more}; init_from.skip leaves names at their initial "
+            "values"
+        )
+
+
+def _read(path: str) -> dict[str, Any]:
+    if os.path.isdir(path):
+        found = snapshots.newest(path)
+        if found is None:
+            raise CheckpointError(f"{path}: expected a snapshot in it, found no whole one")
+        path = found
+    if path.endswith(".safetensors"):
+        return load(path)
+    entries = {key: value for key, value in read_npz(path).items() if value is not None}
+    if any(key.startswith(MODEL_PATH) for key in entries):
+        entries = {k.removeprefix(MODEL_PATH): v for k, v in entries.items() if k.startswith(MODEL_PATH)}
+    return {key.strip("/").replace("/", "."): value for key, value in entries.items()}
+
+
+def _targets(network: Any) -> Iterator[tuple[str, Any]]:
+    """Each parameter and running statistic by its dotted name, with functions that read and fill it."""
+    for path, link in network.namedlinks():
+        prefix = path.strip("/").replace("/", ".")
+        for name in (*link._params, *link._persistent):
+            entry = getattr(link, name)
+            array = getattr(entry, "array", entry)
+            if is_array(array) and array.ndim:
+                yield ".".join(filter(None, (prefix, name))), (lambda a=array: a, functools.partial(_fill, array))
+
+
+def _fill(array: Any, value: Any) -> None:
+    array[...] = get_array_module(array).asarray(value, array.dtype)
+
+
+_LAST = {"weight": "W", "bias": "b", "running_mean": "avg_mean", "running_var": "avg_var"}
+_OF_BN = {"weight": "gamma", "bias": "beta"}
+_BLOCK = re.compile(r"layer(\d+)\.(\d+)\.(.*)")
+
+
+def from_torchvision(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays in torchvision's names of residual networks (`layer2.0.bn1.weight`) in ours (`blocks.3.bn1.gamma`)."""
+    places = {(int(m[1]), int(m[2])) for m in map(_BLOCK.match, arrays) if m}
+    number = {place: k for k, place in enumerate(sorted(places))}
+    return {_our_name(name, number): value for name, value in arrays.items()}
+
+
+def _our_name(name: str, number: Mapping[tuple[int, int], int]) -> str:
+    block = _BLOCK.match(name)
+    inner = block[3] if block else name
+    inner = inner.replace("downsample.0.", "shortcut.conv.").replace("downsample.1.", "shortcut.bn.")
+    if not block:
+        inner = re.sub(r"^(conv|bn)1\.", r"\1.", inner)
+    *path, last = inner.split(".")
+    ours = _OF_BN.get(last) if path and path[-1].startswith("bn") else None
+    inner = ".".join([*path, ours or _LAST.get(last, last)])
+    return f"blocks.{number[int(block[1]), int(block[2])]}.{inner}" if block else inner

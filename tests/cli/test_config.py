@@ -91,7 +91,7 @@ snapshots: 3
         ("epochs: 3\nloss_scale: on", "loss_scale: expected auto or a number above 0, got 'on'"),
         ("epochs: 3\nloss_scale: 0", "loss_scale: expected auto or a number above 0, got 0"),
         ("epochs: 3\ndtype: float16\nloss_scale: 1e5", "loss_scale: float16 takes at most 65504, got 100000"),
-        ("epochs: 3\noptimizer: {lr: 0.1}", "optimizer: `name` is required and missing: sgd, "),
+        ("epochs: 3\noptimizer: {hooks: [{rate: 1}]}", "optimizer.hooks.0: `name` is required and missing: weight_d"),
         ("epochs: 3\noptimizer: {name: 3}", "optimizer.name: expected the name of an optimizer: sgd"),
         ("epochs: 3\ntransforms: {train: random_flip}", "transforms.train: expected a list, got 'random_flip'"),
         ("epochs: 3\ntransforms: {test: [random_flip]}", "transforms.test.0: random_flip is chance"),
@@ -209,7 +209,8 @@ def test_each_field_has_one_sentence(model):
 def test_the_keys_of_a_run():
     """A new key is a decision: it is added here too."""
     assert list(Config.model_fields) == [
-        *("model", "data", "loss", "transforms", "optimizer", "batch", "epochs", "iterations", "seed"),
+        *("model", "data", "loss", "transforms", "optimizer", "init_from", "metrics", "extensions"),
+        *("batch", "epochs", "iterations", "seed"),
         *(
             "communicator",
             "dtype",
