@@ -49,7 +49,9 @@ def saved_by(num_ranks):
     """What rank 0 writes into a snapshot; each rank has left out as many examples as its number."""
 
     def body(comm):
-        local = LocalState(comm, network(comm.rank), SimpleNamespace(skipped=["x"] * comm.rank))
+        local = LocalState(
+            comm, network(comm.rank), SimpleNamespace(skipped=[f"{comm.rank}: {i}" for i in range(comm.rank)])
+        )
         local.gather()
         serializer = DictionarySerializer()
         local.serialize(serializer)
@@ -66,7 +68,7 @@ def test_a_resume_gives_each_rank_its_own_or_the_mean(before, now):
         model = network(100 + comm.rank)
         local = LocalState(comm, model, SimpleNamespace(skipped=[]))
         local.serialize(NpzDeserializer(entries))
-        return statistics(model), local.num_skipped
+        return statistics(model), len(local.skipped)
 
     results = run_threads(now, body, timeout_seconds=60)
     for rank, (seen, _) in enumerate(results):

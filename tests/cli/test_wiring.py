@@ -25,6 +25,7 @@ from dbrdist.cli.config import Config
 from dbrdist.cli.load import check
 from dbrdist.datasets import transforms as T
 from dbrdist.datasets.base import get_batch
+from dbrdist.training.extensions import snapshots
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 12, 10, 3)).astype(np.uint8)
 
@@ -315,10 +316,37 @@ def test_the_fields_of_a_run(run):
     assert {a.dtype.name for a in weights.values() if a.ndim} == {"float64"}
     other = {}
     for seed in (5, 6):
-        assert run("run.yaml", *words, f"seed={seed}", "out=again", "iterations=1")[0] == 0
-        again = np.load("again/snapshot_iter_1")
+        assert run("run.yaml", *words, f"seed={seed}", f"out=again{seed}", "iterations=1")[0] == 0
+        again = np.load(f"again{seed}/snapshot_iter_1")
         other[seed] = {k: again[k] for k in weights}
     assert any((other[5][k] != other[6][k]).any() for k in weights)
+
+
+def test_what_the_user_adds_to_a_run(run):
+    with open("usernet.py", "a") as file:
+        file.write(SQUARES)
+    words = [
+        "batch=50",
+        "data=usernet:squares",
+        "model=usernet:Sizes",
+        "loss=mean_squared_error",
+        "transforms.train=[]",
+    ]
+    assert run("run.yaml", *words, "out=first", "optimizer.lr=1e-30")[0] == 0
+    words += ["init_from={path: first, skip: [linear.b]}", "threads=2", "metrics=['usernet:largest']", "seed=3"]
+    words += [
+        "extensions=[{name: 'usernet:Steps', every: 2 iterations}]",
+        "epochs=2",
+        "iterations=4",
+        "optimizer.lr=1e-30",
+    ]
+    code, _, err = run("run.yaml", *words)
+    assert code == 0, err
+    first, second = (np.load(snapshots.newest(folder)) for folder in ("first", "result"))
+    key = "updater/model:main/predictor/linear/W"
+    np.testing.assert_allclose(second[key], first[key], rtol=1e-6)
+    assert Path("steps.txt").read_text() == "2 4 "
+    assert lines("result/log.jsonl")[-1]["main/largest"] > 0
 
 
 SQUARES = """
@@ -333,6 +361,16 @@ class Sizes(dbrdist.Chain):
         with open("sizes.txt", "a") as file:
             print("train" if dbrdist.config.train else "test", len(x), file=file)
         return self.linear(x)
+
+
+def largest(outputs, labels):
+    return abs(labels).max()
+
+
+class Steps(dbrdist.training.Extension):
+    def __call__(self, trainer):
+        with open("steps.txt", "a") as file:
+            print(trainer.updater.iteration, file=file, end=" ")
 
 
 def squares():
