@@ -53,7 +53,7 @@ def test_the_learning_rate_follows_the_schedule(run):
 
 def test_one_is_singular(run):
     assert "finished: 1 epoch, 15 steps in" in run("run.yaml", "iterations=null", "epochs=1")[1]
-    assert "finished: 0.06935 epochs, 1 step in" in run("run.yaml", "iterations=1")[1]
+    assert "finished: 0.06935 epochs, 1 step in" in run("run.yaml", "iterations=1", "--overwrite")[1]
 
 
 def test_the_trained_network_comes_back(run):
