@@ -18,6 +18,7 @@ from dbrdist.cli.config import Config
 from dbrdist.cli.load import Origin
 from dbrdist.cli.look import Look
 from dbrdist.cli.prepare import Parts
+from dbrdist.core.backend import to_cpu
 from dbrdist.errors import ConfigError
 
 _NUM_EXAMPLES = 4  # of each part, read and put through the network
@@ -62,7 +63,7 @@ def _labels(look: Look, made: Parts, inputs: Any, labels: Any) -> None:
             raise look.mistake("data", words)
         return
     outputs = look.through(made.task.predictor, inputs)
-    largest = max(int(labels.max(initial=-1)), _largest_label(look.dataset))
+    largest = max(int(to_cpu(labels).max(initial=-1)), _largest_label(look.dataset))
     if getattr(outputs, "ndim", 0) == labels.ndim + 1 and largest >= outputs.shape[1]:
         raise look.mistake(
             "model",
