@@ -223,7 +223,8 @@ class ToCHW(Transform):
     is_pixelwise = True
 
     def image(self, image: Image, rng: Any) -> Any:
-        return get_array_module(image).moveaxis(image.astype(np.float32, copy=False), -1, -3)
+        *lead, h, w, c = range(image.ndim)
+        return image.astype(np.float32, copy=False).transpose(*lead, c, h, w)
 
 
 # ---- many examples --------------------------------------------------------------------------------------------------
