@@ -190,7 +190,8 @@ def test_mixed_types_keep_parameters_in_float32_and_resume_exactly(run, dtype, n
     assert code == 0
     assert f"parameters of float32, activations of {narrow}" in out
     assert run(*words, "iterations=2", "out=parts")[0] == run(*words, "iterations=4", "out=parts", "--resume")[0] == 0
-    whole, parts = runs.load("whole"), runs.load("parts")
+    net = sys.modules["usernet"].Net
+    whole, parts = (runs.load(folder, model=net) for folder in ("whole", "parts"))
     for (_, a), (_, b) in zip(whole.namedparams(), parts.namedparams()):
         assert a.dtype == np.float32
         np.testing.assert_array_equal(a.array, b.array)
