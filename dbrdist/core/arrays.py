@@ -31,7 +31,8 @@ def chosen(condition: Array, a: Any, b: Any) -> Array:
     """
     xp = get_array_module(condition)
     dtype = getattr(a, "dtype", None)
-    if xp is np and condition.size >= _SELECT_ELEMENTS and dtype in _BITS and getattr(b, "dtype", None) == dtype:
+    is_one_type = dtype in _BITS and hasattr(b, "dtype") and b.dtype == dtype  # to NumPy None is float64
+    if xp is np and condition.size >= _SELECT_ELEMENTS and is_one_type:
         return fused(_joined, condition, _bits_of(a), _bits_of(b)).view(dtype)
     y = elementwise(xp.where, condition, a, b)
     if xp is not np and y.dtype.kind == "f":  # CuPy 14 has no bfloat16 here and chooses among float32
@@ -51,11 +52,12 @@ def _bits_of(a: Any) -> Any:
 
 def _joined(condition: Array, a: Array, b: Array) -> Array:
     mask = condition.astype(a.dtype)
-    np.negative(mask, out=mask)  # all bits, or none
+    out = mask if mask.ndim else None  # one value, however often repeated, comes as a number
+    mask = np.negative(mask, out=out)  # all bits, or none
     if not b.ndim and not b:
         return a & mask
     if not a.ndim and not a:
-        return b & np.invert(mask, out=mask)
+        return b & np.invert(mask, out=out)
     return b ^ ((a ^ b) & mask)
 
 

@@ -290,11 +290,27 @@ def fused(formula: Callable[..., Any], *xs: Any) -> Array:
                 narrow = x.dtype
         elif narrow is None and getattr(x, "itemsize", 0) == 2 and is_floating(x.dtype):
             narrow = x.dtype
-    if narrow is not None:
+    if narrow is not None and all(_leaves_type(x, narrow) for x in xs):
         formula = _widened(formula, narrow)
-    if type(largest) is np.ndarray and largest.size >= 2 * _BLOCK_ELEMENTS:
-        return _in_blocks(formula, xs, largest)
-    return at_once(formula, *xs)
+    if type(largest) is not np.ndarray or largest.size < 2 * _BLOCK_ELEMENTS:
+        return at_once(formula, *xs)
+    has_room = all(_broadcasts_to(x, largest.shape) for x in xs)
+    return _in_blocks(formula, xs, largest) if has_room else at_once(formula, *xs)
+
+
+def _leaves_type(x: Any, dtype: DType) -> bool:
+    """True unless ``x`` is of another floating type, which an array of ``dtype`` would be promoted to."""
+    other = getattr(x, "dtype", dtype)
+    return other == dtype or not is_floating(other)
+
+
+def _broadcasts_to(x: Any, shape: tuple[int, ...]) -> bool:
+    """True for numbers, and for arrays that do not enlarge what has this shape."""
+    ndim = getattr(x, "ndim", 0)
+    if not ndim or x.shape == shape:
+        return True
+    lead = len(shape) - ndim
+    return lead >= 0 and all(n in (1, m) for n, m in zip(x.shape, shape[lead:]))
 
 
 def _widened(formula: Callable[..., Any], narrow: DType) -> Callable[..., Any]:
@@ -310,25 +326,28 @@ def _widened(formula: Callable[..., Any], narrow: DType) -> Callable[..., Any]:
 
 def at_once(formula: Callable[..., Any], *xs: Any) -> Array:
     """As :func:`elementwise`; five axes tell the primitives within the formula that the layout is settled."""
-    if any(getattr(x, "ndim", 0) == 4 and lies_as_images(x) for x in xs):
+    ndims = [getattr(x, "ndim", 0) for x in xs]
+    if max(ndims, default=0) == 4 and any(n == 4 and lies_as_images(x) for n, x in zip(ndims, xs)):
         views = [_nhwc(x)[None] if getattr(x, "ndim", 0) else x for x in xs]
         return formula(*views)[0].transpose(0, 3, 1, 2)
     return formula(*xs)
 
 
 def _in_blocks(formula: Callable[..., Any], xs: tuple[Any, ...], largest: np.ndarray[Any, Any]) -> Array:
-    """Cut what broadcasts to ``largest`` along the axes of its memory; all at once where that cannot be done."""
+    """Cut along the axes of the largest operand's memory, to which all broadcast; at once where that cannot be done."""
     shape, ndim = largest.shape, largest.ndim
     order = np.argsort([-s for s in largest.strides], kind="stable")
     views = [_in_order(x, ndim, order) for x in xs]
     arrays = [v for v in views if getattr(v, "ndim", 0)]
+    if arrays and max(v.size for v in arrays) < largest.size:  # the largest is one value repeated
+        return at_once(formula, *xs)
     if all(v.shape == arrays[0].shape and v.flags.c_contiguous for v in arrays):
         views = [v.reshape(-1) if getattr(v, "ndim", 0) else v for v in views]
         count, step = largest.size, _BLOCK_ELEMENTS
     else:
         laid = tuple(shape[i] for i in order)
         row = prod(laid[1:])
-        if row > _BLOCK_ELEMENTS or any(n not in (1, m) for v in arrays for n, m in zip(v.shape, laid)):
+        if row > _BLOCK_ELEMENTS:
             return at_once(formula, *xs)
         count, step = laid[0], _BLOCK_ELEMENTS // row
     is_cut = [getattr(v, "ndim", 0) > 0 and len(v) > 1 for v in views]
