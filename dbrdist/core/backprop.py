@@ -314,11 +314,18 @@ def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, highe
         else:
             given = get_array_module(array).ones_like(array)
         node.gradient = given
+    if given.shape != array.shape:
+        raise ValueError(f"grad_outputs: expected shape {array.shape} as of the output, got {given.shape}")
     if isinstance(given, Variable) and not higher:
         given = given.array
     if scale is not None:
         given = ops.mul(given, given.dtype.type(scale))
     return _as_variable(given) if higher else given
+
+
+def _see_that_each_has_one(outputs: Sequence[Any], grad_outputs: Sequence[Any] | None) -> None:
+    if grad_outputs is not None and len(grad_outputs) != len(outputs):
+        raise ValueError(f"grad_outputs: expected {len(outputs)}, one for each output, got {len(grad_outputs)}")
 
 
 def backward(
@@ -335,6 +342,7 @@ def backward(
     stays, so that two losses may share it and backward may be called again; gradients of leaves add up.
     """
     fusion.settle()
+    _see_that_each_has_one(outputs, grad_outputs)
     higher = enable_double_backprop
     seeds = []
     for i, y in enumerate(outputs):
@@ -374,6 +382,7 @@ def grad(
         if not isinstance(value, (tuple, list)):
             raise TypeError(f"{name}: expected a tuple or list of Variables, got {type(value).__name__}")
     fusion.settle()
+    _see_that_each_has_one(outputs, grad_outputs)
     higher = enable_double_backprop
     given = [None] * len(outputs) if grad_outputs is None else grad_outputs
     seeds = []

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dbrdist.core import backprop, ops
-from dbrdist.core.backend import get_array_module
+from dbrdist.core.backend import Array, get_array_module
 from dbrdist.core.config import using_config
 from dbrdist.core.graph import FunctionNode, variable
 from dbrdist.core.rows import Elementwise
-from dbrdist.core.variable import Variable, VariableNode, as_variable
+from dbrdist.core.variable import Variable, VariableNode, as_array, as_variable
 
 
 def jvp(func: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
@@ -29,24 +29,28 @@ def jvp(func: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any
         The outputs and their tangents, of the same structure: Variables. An output that does not depend on the primals
         has a tangent of zeros.
 
-    Elementwise functions use their partial derivatives and linear ones themselves; any other is transposed twice.
+    What ``func`` uses besides its arguments is constant, also a Variable that is a primal too. Elementwise functions
+    use their partial derivatives and linear ones themselves; any other is transposed twice.
     """
-    xs = _leaves("jvp", primals)
+    xs = _arguments("jvp", primals)
     if len(tangents) != len(xs):
         raise ValueError(f"jvp: expected {len(xs)} tangents, one for each primal, got {len(tangents)}")
-    found: dict[Any, Any] = {}
+    moving = []
     for i, (x, t) in enumerate(zip(xs, tangents)):
         if t is not None:
             if t.shape != x.shape:
                 raise ValueError(f"jvp: tangents[{i}]: expected shape {x.shape} as of the primal, got {t.shape}")
-            found[_place(x.node)] = ops.cast(as_variable(t), x.dtype)
+            moving.append((x.node, ops.cast(as_variable(t), x.dtype)))
     with using_config("enable_backprop", True):
         ys = func(*xs)
         outputs = _listed(ys)
+        found = {_place(node): t for node, t in moving}  # now, for func may have cut the graph
         _Forward([y.node for y in outputs], found).run()
     results = [found.get(_place(y.node)) for y in outputs]
     results = [_zeros(y) if t is None else t for y, t in zip(outputs, results)]
-    return ys, results[0] if isinstance(ys, Variable) else type(ys)(results)
+    if isinstance(ys, Variable):
+        return ys, results[0]
+    return ys, type(ys)(*results) if hasattr(ys, "_fields") else type(ys)(results)
 
 
 def vjp(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., tuple[Any, ...]]]:
@@ -55,7 +59,7 @@ def vjp(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., tup
     ``func`` as for :func:`jvp`. The function takes one array or Variable (or None) for each output and returns a tuple
     of Variables, zeros for a primal on which the outputs do not depend.
     """
-    xs = _leaves("vjp", primals)
+    xs = _arguments("vjp", primals)
     with using_config("enable_backprop", True):
         ys = func(*xs)
     outputs = _listed(ys)
@@ -76,15 +80,29 @@ def vjp(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., tup
     return ys, pull
 
 
-def _leaves(function: str, primals: Sequence[Any]) -> list[Variable]:
-    """The primals as Variables; arrays become leaves."""
+class Argument(FunctionNode):
+    """y = x: a primal as the function sees it, apart from the same Variable in another place or in a closure."""
+
+    is_linear = True
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        return xs
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        return gys
+
+
+def _arguments(function: str, primals: Sequence[Any]) -> list[Variable]:
+    """The primals as Variables of their own; what takes no gradient becomes a leaf that does."""
     xs = []
     for i, x in enumerate(primals):
-        if not isinstance(x, Variable):
-            if not hasattr(x, "dtype"):
-                raise TypeError(f"{function}: primals[{i}]: expected an array or Variable, got {type(x).__name__}")
-            x = Variable(x)
-        xs.append(x)
+        if not hasattr(x, "dtype"):
+            raise TypeError(f"{function}: primals[{i}]: expected an array or Variable, got {type(x).__name__}")
+        if isinstance(x, Variable) and x.requires_grad:
+            with using_config("enable_backprop", True):
+                xs.append(Argument().apply((x,))[0])
+        else:
+            xs.append(Variable(as_array(x)))
     return xs
 
 
@@ -104,6 +122,16 @@ def _place(node: VariableNode) -> Any:
     """What identifies a value in the graph: its function and index, or the leaf's node."""
     creator = node.living_creator()
     return node if creator is None else (creator, node.index)
+
+
+def _see_that_they_follow(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> None:
+    """Raise if a rule computed gradients with bare arrays: these do not tell how they follow those of the outputs."""
+    for i, g in zip(wanted, gxs):
+        if g is not None and g.node.creator_node is None and bool(g.array.any()):
+            raise RuntimeError(
+                f"jvp: {function.label}.backward: the gradient of input {i} has no history; compute it with the "
+                "Variables in grad_outputs and get_retained_inputs(), not with their arrays"
+            )
 
 
 class _Forward:
@@ -165,9 +193,10 @@ class _Forward:
         wanted = tuple(i for i, t in enumerate(tangents) if t is not None and function.inputs[i].requires_grad)
         like = next(t for t in tangents if t is not None)
         xp, used = get_array_module(like.array), self.values[function]
-        seeds = {i: Variable(xp.zeros(node.shape, node.dtype)) for i, node in used.items()}
+        seeds = {i: Variable(xp.ones(node.shape, node.dtype)) for i, node in used.items()}
         gys = tuple(seeds.get(i) for i in range(function.num_outputs))
         gxs = FunctionNode.backward(function, wanted, gys) if wanted else ()
+        _see_that_they_follow(function, wanted, gxs)
         pairs = [
             (g, ops.cast(tangents[i], g.dtype)) for i, g in zip(wanted, gxs) if g is not None and g.node.creator_node
         ]

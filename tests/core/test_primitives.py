@@ -361,3 +361,22 @@ def test_gradients_of_sums_are_views_without_memory():
     y = ops.sum(Variable(np.ones(PLAIN4, np.float32)), (2, 3))
     (gx,) = y.creator.derive((0,), (np.ones((2, 3), np.float32),))
     assert gx.shape == PLAIN4 and gx.strides[2:] == (0, 0)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (), (5, 2, 3)], ids=str)
+def test_a_gradient_of_another_shape_is_refused(shape):
+    v = Variable(np.ones((2, 3)))
+    with pytest.raises(ValueError, match=r"grad_outputs: expected shape \(2, 3\)"):
+        dbrdist.grad([ops.exp(v)], [v], [np.ones(shape)])
+    with pytest.raises(ValueError, match=r"grad_outputs: expected shape \(2, 3\)"):
+        dbrdist.backward([ops.exp(v)], [np.ones(shape)])
+    assert v.grad is None
+
+
+def test_each_output_has_a_gradient_of_its_own():
+    v = Variable(np.ones(3))
+    for given in ([np.ones(3)], [np.ones(3)] * 3):
+        with pytest.raises(ValueError, match="grad_outputs: expected 2"):
+            dbrdist.grad([ops.exp(v), ops.neg(v)], [v], given)
+        with pytest.raises(ValueError, match="grad_outputs: expected 2"):
+            dbrdist.backward([ops.exp(v), ops.neg(v)], given)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
+
 import numpy as np
 import pytest
 from cases import IDS, ROWS
@@ -122,3 +124,84 @@ def test_what_is_no_variable_is_refused():
         dbrdist.vjp(F.sin, np.ones(2))[1](np.ones(2), np.ones(2))
     with pytest.raises(ValueError, match=r"expected a gradient of shape \(2,\)"):
         dbrdist.vjp(F.sin, np.ones(2))[1](np.ones(3))
+
+
+A, T, S = np.array([0.5, 1.5, 2.0]), np.array([1.0, -2.0, 0.5]), np.array([0.25, 1.0, -1.0])
+
+
+def both_modes(function, *primals):
+    """J t for the tangents T, S, ..., and the gradients of the sum."""
+    _, tangent = dbrdist.jvp(function, primals, (T, S)[: len(primals)])
+    return tangent.array, *(g.array for g in dbrdist.vjp(function, *primals)[1](np.ones(3)))
+
+
+def test_one_variable_in_two_places_is_two_arguments():
+    x = Variable(A)
+    tangent, ga, gb = both_modes(lambda a, b: a * b * b, x, x)
+    np.testing.assert_allclose(tangent, T * A**2 + 2 * A**2 * S)
+    np.testing.assert_allclose(ga, A**2)
+    np.testing.assert_allclose(gb, 2 * A**2)
+
+
+def test_a_primal_computed_from_another_is_an_argument_of_its_own():
+    x = Variable(A)
+    y = x * 3.0
+    tangent, ga, gb = both_modes(lambda a, b: a * b, x, y)
+    np.testing.assert_allclose(tangent, T * 3 * A + A * S)
+    np.testing.assert_allclose(ga, 3 * A)
+    np.testing.assert_allclose(gb, A)
+    _, still = dbrdist.jvp(lambda a, b: a * b, (x, y), (T, None))
+    np.testing.assert_allclose(still.array, T * 3 * A)
+
+
+def test_what_a_closure_holds_is_constant():
+    x = Variable(A)
+    for found in both_modes(lambda a: a * x, x):
+        assert np.allclose(found, T * A) or np.allclose(found, A)
+    inner = lambda a: dbrdist.jvp(lambda b: a + b, (a,), (np.ones(3),))[1]  # noqa: E731
+    np.testing.assert_allclose(both_modes(lambda a: a * inner(a), x)[0], T)  # d(a + b) / db = 1
+
+
+def test_a_variable_that_takes_no_gradient_moves_all_the_same():
+    tangent, gx = both_modes(lambda a: a * a, Variable(A, requires_grad=False))
+    np.testing.assert_allclose(tangent, 2 * A * T)
+    np.testing.assert_allclose(gx, 2 * A)
+
+
+def test_results_can_be_differentiated_by_what_made_the_primal():
+    x = Variable(A)
+    _, tangent = dbrdist.jvp(lambda v: v * v * v, (x * x,), (T,))  # 3 x^4 t
+    F.sum(tangent).backward()
+    np.testing.assert_allclose(x.grad, 12 * A**3 * T)
+    x.cleargrad()
+    F.sum(dbrdist.vjp(lambda v: v * v * v, x * x)[1](T)[0]).backward()
+    np.testing.assert_allclose(x.grad, 12 * A**3 * T)
+
+
+def test_a_graph_cut_within_the_function():
+    def cut(v):
+        w = v * v
+        w.unchain_backward()
+        return v * w
+
+    np.testing.assert_allclose(both_modes(cut, Variable(A))[0], T * A**2)
+
+
+def test_named_tuples_stay_named():
+    kind = namedtuple("kind", "once twice")
+    ys, tangents = dbrdist.jvp(lambda v: kind(v, v * 2.0), (A,), (T,))
+    assert type(ys) is type(tangents) is kind
+    np.testing.assert_allclose(tangents.twice.array, 2 * T)
+
+
+def test_a_rule_that_computes_with_bare_arrays_is_refused():
+    class Bare(dbrdist.FunctionNode):
+        def forward(self, xs):
+            self.retain_inputs((0,))
+            return (xs[0] ** 2,)
+
+        def backward(self, indexes, gys):
+            return (Variable(2 * self.get_retained_inputs()[0].array * gys[0].array),)
+
+    with pytest.raises(RuntimeError, match=r"Bare\.backward: the gradient of input 0 has no history"):
+        dbrdist.jvp(lambda v: Bare().apply((v,))[0], (A,), (T,))
