@@ -327,14 +327,19 @@ def broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
 
 def sum(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
     """The sum over all elements, or over axes"""
-    axes = (axis,) if isinstance(axis, int) else axis
+    axes = _axes(axis)
     return Sum(axes, keepdims).apply((x,))[0] if isinstance(x, Variable) else arrays.sum_over(x, axes, keepdims)
 
 
 def mean(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
     """The mean over all elements, or over axes"""
-    axes = (axis,) if isinstance(axis, int) else axis
-    return call(Mean(axes, keepdims), x)
+    return call(Mean(_axes(axis), keepdims), x)
+
+
+def _axes(axis: Any) -> tuple[int, ...] | None:
+    if axis is None:
+        return None
+    return (int(axis),) if isinstance(axis, (int, np.integer)) else tuple(axis)
 
 
 def sum_to(x: Any, shape: tuple[int, ...], out: Array = None) -> Any:

@@ -128,7 +128,7 @@ class Row:
             xs = matched(xs)
         node = self.node()
         if values:
-            node.values = values
+            node.values = tuple([_as_python_number(v) for v in values])
         return node.apply(xs)[0]
 
 
@@ -231,6 +231,7 @@ def public(primitive: Any) -> Any:
 
     result = _named(of_one if len(names) == 1 else of_several, entry)
     result.primitive = primitive
+    result.__module__ = "dbrdist.functions"  # where its name is found, for pickle
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     result.__signature__ = inspect.Signature(
         [inspect.Parameter(n, kind, default=entry.numbers.get(n, inspect.Parameter.empty)) for n in names]
@@ -251,6 +252,13 @@ def _bound(entry: Row, names: tuple[str, ...], given: tuple[Any, ...], named: di
     if named or len(given) > len(names):
         raise TypeError(f"{entry.name}: expected the arguments {', '.join(names)}, got {named or len(given)}")
     return tuple(values)
+
+
+def _as_python_number(value: Any) -> Any:
+    """A number of NumPy's as Python's, which follows the operands' type; anything else as it is."""
+    if not isinstance(value, (np.generic, np.ndarray)) or value.ndim:
+        return value
+    return float(value) if is_floating(value.dtype) else value.item()
 
 
 def _named(function: Any, entry: Row) -> Any:
@@ -289,11 +297,13 @@ def together(function: str, kind: str = "float", **xs: Any) -> tuple[Variable, .
 
 
 def _matched(x: Any, target: Any, is_led: bool) -> Any:
-    if isinstance(x, (int, float, np.generic)):
+    if isinstance(x, (int, float)):
         return target.type(x)
     dtype = getattr(x, "dtype", None)
-    if dtype is None or dtype == target:
-        return x
+    if dtype is None or dtype == target or not (is_floating(dtype) or dtype.kind in "iub"):
+        return x  # complex numbers keep their imaginary part, and what is no number is for the gate to refuse
+    if isinstance(x, np.generic):
+        return target.type(x)
     if isinstance(x, Variable):
         return x if is_floating(dtype) else Variable(_cast(x.array, target), requires_grad=False)
     return _cast(x, target) if is_led or not is_floating(dtype) else x

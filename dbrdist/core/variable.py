@@ -433,7 +433,7 @@ class Variable:
         """The mean over all elements, or over axes; weighted where ``weights`` of the axis' shape are given."""
         if weights is not None:
             shape = [1] * self.ndim
-            axes = range(self.ndim) if axis is None else ((axis,) if isinstance(axis, int) else axis)
+            axes = range(self.ndim) if axis is None else (axis if isinstance(axis, (tuple, list)) else (axis,))
             for a, n in zip(axes, weights.shape):
                 shape[a] = n
             w = _primitives.reshape(weights, tuple(shape))

@@ -99,7 +99,7 @@ def squeeze(x: Any, axis: Any = None) -> Any:
     if axis is None:
         axes = [i for i, n in enumerate(x.shape) if n == 1]
     else:
-        axes = [_axis("squeeze", x.ndim, a) for a in ((axis,) if isinstance(axis, int) else axis)]
+        axes = [_axis("squeeze", x.ndim, a) for a in ((axis,) if isinstance(axis, (int, np.integer)) else axis)]
         if any(x.shape[a] != 1 for a in axes):
             raise expected("squeeze", "axis", f"axes of length one of x of shape {x.shape}", repr(axis))
     return ops.reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in axes))
@@ -293,7 +293,7 @@ def where(condition: Any, x: Any, y: Any) -> Any:
     if condition.dtype != bool:
         raise expected("where", "condition", "an array of bool", condition)
     x, y = matched((x, y))
-    return ops.where(condition, as_variable(x) if hasattr(x, "shape") else x, y)
+    return as_variable(ops.where(condition, x, y))
 
 
 def scatter_add(a: Any, slices: Any, b: Any) -> Any:

@@ -219,6 +219,8 @@ def softmax_cross_entropy(
     x = as_variable(x)
     one_of("softmax_cross_entropy", "reduce", ("mean", "no"), reduce)
     one_of("softmax_cross_entropy", "soft_target_loss", ("cross-entropy", "kl-divergence"), soft_target_loss)
+    if not is_array(t):
+        raise expected("softmax_cross_entropy", "t", "an array or Variable", f"{type(t).__name__} {t!r:.40}")
     if x.ndim < 2:
         raise expected("softmax_cross_entropy", "x", "shape (N, K, ...)", x)
     if t.shape == x.shape and is_floating(t.dtype):
@@ -237,7 +239,7 @@ def _is_plain(x: Any, t: Any) -> bool:
 
     The places of the extremes are found in a fifth of the time of the extremes themselves.
     """
-    shape = x.shape
+    shape = getattr(x, "shape", ())
     if len(shape) != 2 or type(t) is not ndarray or t.shape != shape[:1] or not 0 < x.size <= _LEAN_SCORES:
         return False
     if t.dtype.kind not in "iu" or t.dtype == np.uint64 or x.dtype.char not in "fd":

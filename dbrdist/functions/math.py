@@ -377,10 +377,10 @@ def batch_matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) -> 
 def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     """The sum of products over axes: the last ``axes`` of a with the first of b, or two lists of axes."""
     a, b = together("tensordot", "number", a=a, b=b)
-    if isinstance(axes, int):
+    if isinstance(axes, (int, np.integer)):
         left, right = tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes))
     else:
-        left, right = ((v,) if isinstance(v, int) else tuple(v) for v in axes)
+        left, right = ((v,) if isinstance(v, (int, np.integer)) else tuple(v) for v in axes)
     left, right = tuple(i % a.ndim for i in left), tuple(i % b.ndim for i in right)
     if [a.shape[i] for i in left] != [b.shape[i] for i in right]:
         raise expected("tensordot", "b", f"axes {right} that match axes {left} of a of shape {a.shape}", b)

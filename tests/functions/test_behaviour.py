@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -216,3 +218,15 @@ def test_large_linear_layers_agree_with_float64(dtype, tolerance, provider):
     for got, expected in pairs:
         assert got.dtype == dtype
         assert np.abs(got.astype(np.float64) - expected).max() <= tolerance * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", sorted(n for n in dir(F) if callable(getattr(F, n)) and not n.startswith("_")))
+def test_functions_can_be_pickled(name):
+    function = getattr(F, name)
+    assert pickle.loads(pickle.dumps(function)) is function
+
+
+def test_a_chain_of_links_and_functions_can_be_pickled():
+    model = dbrdist.Sequential(dbrdist.links.Linear(3, 2), F.leaky_relu)
+    x = np.ones((4, 3), np.float32)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model))(x).array, model(x).array)

@@ -245,3 +245,10 @@ def test_against_pytorch(shape, provider):
             F.sum(y).backward()
         np.testing.assert_allclose(y.array, expected.detach().numpy(), rtol=2e-5, atol=2e-5)
         np.testing.assert_allclose(v.grad, peer.grad.numpy(), rtol=2e-5, atol=2e-6)
+
+
+def test_lists_are_refused_in_words():
+    with pytest.raises(TypeError, match="softmax_cross_entropy: x: expected an array or Variable, got list"):
+        F.softmax_cross_entropy([[1.0, 2.0]], np.array([0]))
+    with pytest.raises(ValueError, match="softmax_cross_entropy: t: expected an array or Variable, got list"):
+        F.softmax_cross_entropy(np.ones((1, 2), np.float32), [0])

@@ -157,3 +157,80 @@ def test_integers_and_numbers_beside_variables():
     np.testing.assert_array_equal((x * i).array, np.ones((2, 3)) * np.arange(3))
     i.grad is None and ops.sum(x * i).backward()
     assert i.grad is None  # integers take no gradient
+
+
+NUMBERED = {F.leaky_relu: (0.25,), F.softplus: (2.0,), F.elu: (1.5,), F.selu: (1.5, 2.0), F.clipped_relu: (3.0,)}
+
+
+@pytest.mark.parametrize("function", NUMBERED, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.array, np.longdouble])
+def test_numbers_of_numpy_leave_the_type(function, kind):
+    x, numbers = np.array([-1.0, 0.5, 7.0], np.float32), NUMBERED[function]
+    found, wanted = Variable(x), Variable(x)
+    ys = [function(found, *map(kind, numbers)), function(wanted, *numbers)]
+    for y in ys:
+        y.grad = np.ones_like(y.array)
+        y.backward()
+    assert ys[0].dtype == np.float32
+    np.testing.assert_array_equal(ys[0].array, ys[1].array)
+    np.testing.assert_array_equal(found.grad, wanted.grad)
+
+
+def test_a_threshold_of_numpy_leaves_the_type():
+    x = Variable(np.array([[-1.0, 0.5]], np.float32))
+    assert F.huber_loss(x, np.zeros((1, 2), np.float32), np.float64(0.5)).dtype == np.float32
+
+
+@pytest.mark.parametrize("narrow", [np.float16, ml_dtypes.bfloat16])
+def test_the_wider_of_two_floating_types_leads_in_formulas_of_several_steps(narrow):
+    a, b = Variable(np.array([300.0, 1.0]).astype(narrow)), Variable(np.array([-1.0, 1.0], np.float32))
+    y = F.squared_difference(a, b)
+    assert y.dtype == np.float32
+    np.testing.assert_array_equal(y.array, (a.array.astype(np.float64) - b.array) ** 2)  # 90601 is no float16
+    F.sum(y).backward()
+    assert a.grad.dtype == narrow and b.grad.dtype == np.float32
+
+
+def test_complex_operands_keep_their_imaginary_part():
+    x, z = np.array([1.0, 2.0]), np.array([1.0j, 3.0 + 1.0j])
+    for y in (Variable(x) * Variable(z), Variable(x) * z, Variable(z) * x):
+        np.testing.assert_array_equal(y.array, x * z)
+    np.testing.assert_array_equal((Variable(x) * np.complex128(2j)).array, x * 2j)
+
+
+@pytest.mark.parametrize("other", [np.array([1.0, 2.0], object), np.array(["2020-01-01"] * 2, "M8[D]")], ids=str)
+def test_what_is_no_number_is_not_converted(other):
+    with pytest.raises(TypeError, match="expected numbers"):
+        Variable(np.ones(2)) + other
+
+
+def test_numbers_to_choose_from():
+    condition, x = np.array([True, False]), np.array([3.0, 4.0], np.float32)
+    v = Variable(x)
+    for y, wanted in ((F.where(condition, 1.0, x), [1, 4]), (F.where(condition, x, 1.0), [3, 1]),
+                      (F.where(condition, 1.0, v), [1, 4]), (F.where(condition, v, 1.0), [3, 1])):  # fmt: skip
+        assert isinstance(y, Variable) and y.dtype == np.float32
+        np.testing.assert_array_equal(y.array, wanted)
+    assert isinstance(F.where(condition, 1.0, 2.0), Variable)
+    F.sum(F.where(condition, 1.0, v)).backward()
+    np.testing.assert_array_equal(v.grad, [0, 1])
+
+
+@pytest.mark.parametrize("axis", [np.int64(1), np.int64(-1), [1], (np.int64(1),)], ids=repr)
+def test_axes_of_numpys_kind(axis):
+    x = np.array([[1.0, 2.0, 4.0], [0.0, 1.0, 3.0]])
+    for function in (Variable.sum, Variable.mean):
+        v = Variable(x)
+        y = function(v, axis)
+        np.testing.assert_allclose(y.array, getattr(x, function.__name__)(1))
+        F.sum(y * y).backward()
+        factor = 2 if function is Variable.sum else 2 / 3
+        np.testing.assert_allclose(v.grad, factor * np.repeat(y.array[:, None], 3, 1))
+
+
+def test_an_axis_of_numpys_kind_in_other_functions():
+    x = np.array([[1.0, 2.0, 4.0]])
+    assert F.squeeze(Variable(x), np.int64(0)).shape == (3,)
+    assert F.tensordot(Variable(x), x, np.int64(2)).array == 21
+    weights = np.array([1.0, 1.0, 2.0])
+    np.testing.assert_allclose(Variable(x).mean(np.int64(1), weights=weights).array, [11 / 4])
