@@ -149,9 +149,21 @@ class ObservingWalk(PlainWalk):
                 continue
             for i, gx in zip(wanted, self.ask(function, wanted, gys)):
                 if gx is not None:
-                    if gx.shape != function.inputs[i].shape or gx.dtype != function.inputs[i].dtype:
-                        gx = _fitted(function, i, gx)
-                    self.deliver(function.inputs[i], gx)
+                    self.land(function, i, gx)
+
+    def land(self, function: FunctionNode, i: int, gx: Any) -> None:
+        """Take what a rule returned for input ``i``."""
+        node = function.inputs[i]
+        if gx is node.view:  # the rule wrote the first contribution where it belongs
+            node.gradient = gx
+            return
+        if gx.shape != node.shape or gx.dtype != node.dtype:
+            gx = _fitted(function, i, gx)
+        self.deliver(node, gx)
+
+    def views(self, function: FunctionNode, wanted: tuple[int, ...]) -> list[Any] | None:
+        """Where in flat memory a rule may write the first contributions of a first-order pass."""
+        return None if self.higher else _views(function.inputs, wanted)
 
     def deliver(self, node: VariableNode, g: Any) -> None:
         if self.kept is not None and node.living_creator() is not None:
@@ -184,7 +196,8 @@ class ObservingWalk(PlainWalk):
         if self.higher:
             gxs = FunctionNode.backward(function, wanted, gys)
         elif function.writes:
-            gxs = function.derive(wanted, gys, None)  # type: ignore[call-arg]
+            rule: Any = function.derive
+            gxs = rule(wanted, gys, self.views(function, wanted))
         else:
             gxs = function.derive(wanted, gys)
         for hook in hooks:
@@ -215,6 +228,9 @@ class TargetWalk(ObservingWalk):
         if key in self.found:
             old = self.found[key]
             self.found[key] = _plain(g) if old is None else ops.add(old, _plain(g))
+
+    def views(self, function: FunctionNode, wanted: tuple[int, ...]) -> None:
+        """Nothing is written into flat memory: what is collected must outlive the next backward."""
 
     def select(self, function: FunctionNode, gys: tuple[Any, ...]) -> tuple[int, ...]:
         super().select(function, gys)

@@ -227,11 +227,12 @@ def test_ps_stacks_and_stop_find_a_running_job(tmp_path):
     env = {"TEST_FOLDER": str(tmp_path), "TEST_STEPS": "100000", "XDG_RUNTIME_DIR": str(tmp_path)}
     process = popen("-n", 2, "--name", "mine", "python", PROGRAMS / "counting.py", mark="looked", env=env)
     until = time.monotonic() + 40
-    while not (tmp_path / "checkpoint.json").exists():
-        assert time.monotonic() < until
+    found = None  # a job that beats, and has something to save
+    while found is None or "100000" not in found.stdout or not (tmp_path / "checkpoint.json").exists():
+        assert time.monotonic() < until, found
         time.sleep(0.05)
-    found = run_subcommand("ps", env=env)
-    assert "mine" in found.stdout and "100000" in found.stdout, found
+        found = run_subcommand("ps", env=env)
+    assert "mine" in found.stdout, found
     found = run_subcommand("stacks", "mine", env=env)
     assert found.stdout.count("counting.py") >= 2, found
     process.send_signal(signal.SIGQUIT)
