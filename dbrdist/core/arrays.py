@@ -109,6 +109,9 @@ def sum_over(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
     return y if wide == x.dtype or not is_floating(x.dtype) else y.astype(x.dtype)
 
 
+_KEPT_ONES = 1 << 14  # longer vectors of ones are not kept
+
+
 @lru_cache(maxsize=64)
 def _ones(n: int, dtype: Any) -> Array:
     return _constant(np.ones(n, dtype))
@@ -119,7 +122,8 @@ def sum_rows(x: Array, out: Array = None) -> Array:
     dtype = x.dtype
     if dtype.char not in "fd":
         return sum_over(x, (0,), False)
-    return _ones(len(x), dtype).dot(x, out if out is not None and out.dtype is dtype else None)
+    ones = _ones(len(x), dtype) if len(x) <= _KEPT_ONES else np.ones(len(x), dtype)
+    return ones.dot(x, out if out is not None and out.dtype is dtype else None)
 
 
 @lru_cache(maxsize=64)

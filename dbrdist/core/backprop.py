@@ -330,6 +330,8 @@ def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, highe
         else:
             given = get_array_module(array).ones_like(array)
         node.gradient = given
+    if not hasattr(given, "shape"):
+        raise TypeError(f"grad_outputs: expected arrays, Variables or None, got {type(given).__name__}")
     if given.shape != array.shape:
         raise ValueError(f"grad_outputs: expected shape {array.shape} as of the output, got {given.shape}")
     if isinstance(given, Variable) and not higher:
@@ -339,9 +341,17 @@ def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, highe
     return _as_variable(given) if higher else given
 
 
-def _see_that_each_has_one(outputs: Sequence[Any], grad_outputs: Sequence[Any] | None) -> None:
-    if grad_outputs is not None and len(grad_outputs) != len(outputs):
-        raise ValueError(f"grad_outputs: expected {len(outputs)}, one for each output, got {len(grad_outputs)}")
+def _see_that_all_are_variables(name: str, xs: Any) -> None:
+    if not isinstance(xs, (tuple, list)):
+        raise TypeError(f"{name}: expected a tuple or list of Variables, got {type(xs).__name__}")
+    for i, x in enumerate(xs):
+        if not isinstance(x, Variable):
+            raise TypeError(f"{name}[{i}]: expected a Variable, got {type(x).__name__}")
+
+
+def _see_that_each_has_one(name: str, grads: Sequence[Any] | None, what: str, xs: Sequence[Any]) -> None:
+    if grads is not None and len(grads) != len(xs):
+        raise ValueError(f"{name}: expected {len(xs)}, one for each {what}, got {len(grads)}")
 
 
 def backward(
@@ -357,8 +367,9 @@ def backward(
     ``grad_outputs`` defaults to the outputs' own ``grad``, and to one where an output has a single element. The graph
     stays, so that two losses may share it and backward may be called again; gradients of leaves add up.
     """
+    _see_that_all_are_variables("outputs", outputs)
+    _see_that_each_has_one("grad_outputs", grad_outputs, "output", outputs)
     fusion.settle()
-    _see_that_each_has_one(outputs, grad_outputs)
     higher = enable_double_backprop
     seeds = []
     for i, y in enumerate(outputs):
@@ -394,11 +405,11 @@ def grad(
     results; ``set_grad`` stores them in the inputs, ``retain_grad`` those of the variables on the way in these;
     ``enable_double_backprop`` makes them differentiable.
     """
-    for name, value in (("outputs", outputs), ("inputs", inputs)):
-        if not isinstance(value, (tuple, list)):
-            raise TypeError(f"{name}: expected a tuple or list of Variables, got {type(value).__name__}")
+    _see_that_all_are_variables("outputs", outputs)
+    _see_that_all_are_variables("inputs", inputs)
+    _see_that_each_has_one("grad_outputs", grad_outputs, "output", outputs)
+    _see_that_each_has_one("grad_inputs", grad_inputs, "input", inputs)
     fusion.settle()
-    _see_that_each_has_one(outputs, grad_outputs)
     higher = enable_double_backprop
     given = [None] * len(outputs) if grad_outputs is None else grad_outputs
     seeds = []

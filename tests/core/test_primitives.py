@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -380,3 +382,33 @@ def test_each_output_has_a_gradient_of_its_own():
             dbrdist.grad([ops.exp(v), ops.neg(v)], [v], given)
         with pytest.raises(ValueError, match="grad_outputs: expected 2"):
             dbrdist.backward([ops.exp(v), ops.neg(v)], given)
+
+
+@pytest.mark.parametrize("function", [dbrdist.backward, lambda ys: dbrdist.grad(ys, [Variable(np.ones(2))])])
+def test_outputs_are_a_list_of_variables(function):
+    y = ops.exp(Variable(np.ones(2)))
+    with pytest.raises(TypeError, match="outputs: expected a tuple or list of Variables, got Variable"):
+        function(y)
+    with pytest.raises(TypeError, match=r"outputs\[1\]: expected a Variable, got ndarray"):
+        function([ops.sum(y), np.ones(2)])
+
+
+def test_wrong_gradients_are_refused_in_words():
+    x = Variable(np.ones(2))
+    with pytest.raises(TypeError, match="grad_outputs: expected arrays, Variables or None, got list"):
+        dbrdist.grad([ops.exp(x)], [x], [[1.0, 1.0]])
+    with pytest.raises(ValueError, match="grad_inputs: expected 1, one for each input, got 2"):
+        dbrdist.grad([ops.exp(x)], [x], grad_inputs=[None, None])
+    with pytest.raises(TypeError, match=r"inputs\[0\]: expected a Variable, got ndarray"):
+        dbrdist.grad([ops.exp(x)], [x.array])
+
+
+def test_sums_over_many_rows_keep_no_memory():
+    x = np.ones((200_100, 2), np.float32)
+    tracemalloc.start()
+    try:
+        for n in range(200_000, 200_020):
+            assert ops.sum_to(x[:n], (2,)).tolist() == [n, n]
+        assert tracemalloc.get_traced_memory()[0] < 2 * x.nbytes
+    finally:
+        tracemalloc.stop()
