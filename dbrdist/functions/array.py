@@ -10,12 +10,14 @@ import numpy as np
 from dbrdist.core import ops
 from dbrdist.core.backend import (
     Array,
+    as_dtype,
     device_of,
     elementwise,
     empty,
     full_as,
     get_array_module,
     get_device,
+    is_array,
     to_device,
     zeros_as,
 )
@@ -290,7 +292,7 @@ def fliplr(a: Any) -> Any:
 def where(condition: Any, x: Any, y: Any) -> Any:
     """x where ``condition`` (bool) holds, else y, with broadcasting; the condition takes no gradient."""
     condition = as_array(condition)
-    if condition.dtype != bool:
+    if not is_array(condition) or condition.dtype != bool:
         raise expected("where", "condition", "an array of bool", condition)
     x, y = matched((x, y))
     return as_variable(ops.where(condition, x, y))
@@ -381,7 +383,7 @@ def pad(x: Any, pad_width: Any, mode: str, **keywords: Any) -> Any:
 
 def cast(x: Any, typ: Any) -> Any:
     """x in another floating-point type; x itself if it has that type."""
-    return ops.cast(as_variable(x), np.dtype(typ))
+    return ops.cast(as_variable(x), as_dtype(typ))
 
 
 class Copy(FunctionNode):

@@ -309,14 +309,15 @@ class MeanSquaredError(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0, 1))
         difference = (xs[0] - xs[1]).ravel("K")  # any order, as it lies in memory
-        difference = difference.astype(accumulation_dtype(difference.dtype), copy=False)
-        return ((difference.dot(difference) / max(difference.size, 1)).astype(xs[0].dtype),)
+        dtype = difference.dtype  # of the wider operand
+        difference = difference.astype(accumulation_dtype(dtype), copy=False)
+        return ((difference.dot(difference) / max(difference.size, 1)).astype(dtype),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         a, b = self.retained_inputs()
-        scaled = ops.mul(ops.cast(gys[0], accumulation_dtype(a.dtype)), 2.0 / max(a.size, 1))
-        g = ops.cast(ops.mul(ops.sub(a, b), scaled), a.dtype)
-        return tuple(ops.neg(g) if i else g for i in wanted)
+        scaled = ops.mul(ops.cast(gys[0], accumulation_dtype(gys[0].dtype)), 2.0 / max(a.size, 1))
+        g = ops.mul(ops.sub(a, b), scaled)
+        return tuple(ops.cast(ops.neg(g) if i else g, self.inputs[i].dtype) for i in wanted)
 
 
 def mean_squared_error(x0: Any, x1: Any) -> Any:

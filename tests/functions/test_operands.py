@@ -6,6 +6,9 @@ type; each input gets a gradient of its own type; what a call returned does not 
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -234,3 +237,27 @@ def test_an_axis_of_numpys_kind_in_other_functions():
     assert F.tensordot(Variable(x), x, np.int64(2)).array == 21
     weights = np.array([1.0, 1.0, 2.0])
     np.testing.assert_allclose(Variable(x).mean(np.int64(1), weights=weights).array, [11 / 4])
+
+
+def test_bfloat16_by_name_where_nobody_imported_ml_dtypes():
+    code = "import numpy, dbrdist.functions as F\nassert F.cast(numpy.ones(2), 'bfloat16').dtype.name == 'bfloat16'\n"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_condition_that_is_a_list_is_refused_in_words():
+    with pytest.raises(ValueError, match=r"where: condition: expected an array of bool, got \[True\]"):
+        F.where([True], np.ones(1), np.ones(1))
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_the_wider_type_leads_in_a_mean_squared_error(swapped):
+    a, b = Variable(np.array([300.0, 1.0], np.float16)), Variable(np.array([0.0, 1.0001], np.float32))
+    y = F.mean_squared_error(*((b, a) if swapped else (a, b)))
+    assert y.dtype == np.float32
+    wide = a.array.astype(np.float64) - b.array
+    np.testing.assert_allclose(y.array, (wide**2).mean(), rtol=1e-6)  # 45000; the sum is no float16
+    y.backward()
+    assert a.grad.dtype == np.float16 and b.grad.dtype == np.float32
+    np.testing.assert_allclose(b.grad, -wide, rtol=1e-3)  # 2 / N = 1
+    np.testing.assert_allclose(b.grad[1], 1e-4, rtol=1e-2)
+    np.testing.assert_allclose(a.grad, wide, rtol=1e-3)
