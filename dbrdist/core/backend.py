@@ -326,8 +326,12 @@ def _widened(formula: Callable[..., Any], narrow: DType) -> Callable[..., Any]:
 
 def at_once(formula: Callable[..., Any], *xs: Any) -> Array:
     """As :func:`elementwise`; five axes tell the primitives within the formula that the layout is settled."""
-    ndims = [getattr(x, "ndim", 0) for x in xs]
-    if max(ndims, default=0) == 4 and any(n == 4 and lies_as_images(x) for n, x in zip(ndims, xs)):
+    ndim = 0
+    for x in xs:
+        n = getattr(x, "ndim", 0)
+        if n > ndim:
+            ndim = n
+    if ndim == 4 and any(getattr(x, "ndim", 0) == 4 and lies_as_images(x) for x in xs):
         views = [_nhwc(x)[None] if getattr(x, "ndim", 0) else x for x in xs]
         return formula(*views)[0].transpose(0, 3, 1, 2)
     return formula(*xs)
