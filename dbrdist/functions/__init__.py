@@ -25,6 +25,7 @@ from dbrdist.functions.array import (
     cast,
     concat,
     copy,
+    diagonal,
     dstack,
     expand_dims,
     flatten,
@@ -55,7 +56,39 @@ from dbrdist.functions.array import (
 )
 from dbrdist.functions.connection import bilinear, embed_id, linear
 from dbrdist.functions.convolution import convolution_2d, deconvolution_2d
-from dbrdist.functions.evaluation import accuracy, binary_accuracy, r2_score
+from dbrdist.functions.cumulative import (
+    cumprod,
+    cumsum,
+    prod,
+)
+from dbrdist.functions.evaluation import (
+    accuracy,
+    binary_accuracy,
+    classification_summary,
+    f1_score,
+    precision,
+    r2_score,
+    recall,
+)
+from dbrdist.functions.image import (
+    depth2space,
+    im2col,
+    resize_images,
+    space2depth,
+    spatial_transformer_grid,
+    spatial_transformer_sampler,
+)
+from dbrdist.functions.linalg import (
+    batch_det,
+    batch_inv,
+    batch_l2_norm_squared,
+    cholesky,
+    det,
+    einsum,
+    fft,
+    ifft,
+    inv,
+)
 from dbrdist.functions.loss import (
     absolute_error,
     bernoulli_nll,
@@ -115,14 +148,25 @@ from dbrdist.functions.math import (
     tan,
     tensordot,
 )
-from dbrdist.functions.noise import dropout, gaussian
+from dbrdist.functions.noise import (
+    dropout,
+    gaussian,
+    simplified_dropconnect,
+    zoneout,
+)
 from dbrdist.functions.normalization import (
     batch_normalization,
     fixed_batch_normalization,
     group_normalization,
     layer_normalization,
+    local_response_normalization,
+    normalize,
 )
 from dbrdist.functions.pooling import average_pooling_2d, global_average_pooling_2d, max_pooling_2d
+from dbrdist.functions.sequence import (
+    pad_sequence,
+    transpose_sequence,
+)
 
 __all__ = [
     "absolute",
@@ -138,6 +182,9 @@ __all__ = [
     "argmin",
     "average",
     "average_pooling_2d",
+    "batch_det",
+    "batch_inv",
+    "batch_l2_norm_squared",
     "batch_matmul",
     "batch_normalization",
     "bernoulli_nll",
@@ -148,6 +195,8 @@ __all__ = [
     "broadcast_to",
     "cast",
     "ceil",
+    "cholesky",
+    "classification_summary",
     "clip",
     "clipped_relu",
     "concat",
@@ -156,14 +205,22 @@ __all__ = [
     "cos",
     "cosh",
     "crelu",
+    "cumprod",
+    "cumsum",
     "deconvolution_2d",
+    "depth2space",
+    "det",
+    "diagonal",
     "dropout",
     "dstack",
+    "einsum",
     "elu",
     "embed_id",
     "exp",
     "expand_dims",
     "expm1",
+    "f1_score",
+    "fft",
     "fix",
     "fixed_batch_normalization",
     "flatten",
@@ -183,10 +240,14 @@ __all__ = [
     "hstack",
     "huber_loss",
     "identity",
+    "ifft",
+    "im2col",
+    "inv",
     "layer_normalization",
     "leaky_relu",
     "linear",
     "linear_interpolate",
+    "local_response_normalization",
     "log",
     "log1p",
     "log2",
@@ -204,14 +265,20 @@ __all__ = [
     "min",
     "minimum",
     "moveaxis",
+    "normalize",
     "pad",
+    "pad_sequence",
     "permutate",
+    "precision",
     "prelu",
+    "prod",
     "r2_score",
+    "recall",
     "relu",
     "relu6",
     "repeat",
     "reshape",
+    "resize_images",
     "rollaxis",
     "rsqrt",
     "scale",
@@ -222,11 +289,15 @@ __all__ = [
     "sigmoid",
     "sigmoid_cross_entropy",
     "sign",
+    "simplified_dropconnect",
     "sin",
     "sinh",
     "softmax",
     "softmax_cross_entropy",
     "softplus",
+    "space2depth",
+    "spatial_transformer_grid",
+    "spatial_transformer_sampler",
     "split_axis",
     "sqrt",
     "square",
@@ -243,8 +314,10 @@ __all__ = [
     "tensordot",
     "tile",
     "transpose",
+    "transpose_sequence",
     "vstack",
     "where",
+    "zoneout",
 ]
 
 __getattr__ = _explained(__name__)

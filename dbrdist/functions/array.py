@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import ops
+from dbrdist.core.arrays import are_images
 from dbrdist.core.backend import (
     Array,
     as_dtype,
@@ -19,10 +20,11 @@ from dbrdist.core.backend import (
     get_device,
     is_array,
     to_device,
+    zeros,
     zeros_as,
 )
 from dbrdist.core.checks import expected
-from dbrdist.core.graph import FunctionNode
+from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import matched, together
 from dbrdist.core.variable import Variable, as_array, as_variable
 
@@ -287,6 +289,61 @@ def flipud(a: Any) -> Any:
 def fliplr(a: Any) -> Any:
     """The order of columns (axis 1) reversed."""
     return flip(a, 1)
+
+
+class Diagonal(FunctionNode):
+    """y = the diagonal over two axes, as a view with its axis last"""
+
+    is_linear = True
+
+    was_images = False
+
+    def __init__(self, offset: int, axes: tuple[int, int]) -> None:
+        self.offset = offset
+        self.axes = axes
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.was_images = are_images(xs[0])
+        return (xs[0].diagonal(self.offset, *self.axes),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (call(OntoDiagonal(self.offset, self.axes, self.inputs[0].shape, self.was_images), gys[0]),)
+
+
+class OntoDiagonal(FunctionNode):
+    """y = zeros with x on the diagonal over two axes: the transpose of Diagonal"""
+
+    is_linear = True
+
+    def __init__(self, offset: int, axes: tuple[int, int], shape: tuple[int, ...], to_images: bool) -> None:
+        self.offset = offset
+        self.axes = axes
+        self.shape = shape
+        self.to_images = to_images
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        (x,) = xs
+        y = zeros(self.shape, x.dtype, x) if self.to_images else zeros_as(x, self.shape, x.dtype)
+        rest = [i for i in range(y.ndim) if i not in self.axes]
+        along = get_array_module(x).arange(x.shape[-1])
+        y.transpose((*self.axes, *rest))[along + max(-self.offset, 0), along + max(self.offset, 0)] = x.transpose(
+            (x.ndim - 1, *range(x.ndim - 1))
+        )
+        return (y,)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (call(Diagonal(self.offset, self.axes), gys[0]),)
+
+
+def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+    """The diagonal over two axes, which it replaces by one axis at the end; ``offset`` counts columns to the right."""
+    x = as_variable(x)
+    if x.ndim < 2:
+        raise expected("diagonal", "x", "at least 2 axes", x)
+    axes = _axis("diagonal", x.ndim, axis1, "axis1"), _axis("diagonal", x.ndim, axis2, "axis2")
+    if axes[0] == axes[1]:
+        raise expected("diagonal", "axis2", f"another axis than axis1 = {axis1}", axis2)
+    return Diagonal(int(offset), axes).apply((x,))[0]
 
 
 def where(condition: Any, x: Any, y: Any) -> Any:

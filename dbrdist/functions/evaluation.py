@@ -46,6 +46,64 @@ def binary_accuracy(y: Any, t: Any) -> Variable:
     return as_variable(xp.asarray(hits.sum() / xp.maximum(valid.sum(), 1), y.dtype))
 
 
+def classification_summary(
+    y: Any, t: Any, label_num: int | None = None, beta: float = 1.0, ignore_label: int = -1
+) -> tuple[Variable, Variable, Variable, Variable]:
+    """Precision, recall, F-beta score and support (the number of labels) of each class, four of shape (classes,).
+
+    Of a class with tp hits among p predictions and s labels: precision tp / p, recall tp / s, and
+    (1 + beta^2) tp / (beta^2 s + p). What would be 0 / 0 is NaN.
+
+    Args:
+        y: scores, shape (N, K, ...); the greatest is the prediction.
+        t: integer labels, shape (N, ...).
+        label_num: the number of classes; None for the greatest label + 1. Predictions of further classes are wrong.
+        beta: the weight of recall beside precision.
+        ignore_label: labels equal to it do not count.
+    """
+    found, true, p, num = _predictions(as_array(y), as_array(t), label_num, ignore_label)
+    xp = get_array_module(found)
+    support, relevant, hits = (
+        xp.bincount(v, minlength=num)[:num].astype(np.float64) for v in (true, found, true[found == true])
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scores = hits / relevant, hits / support, (1 + beta**2) * hits / (beta**2 * support + relevant)
+    precision, recall, score = (as_variable(v.astype(p)) for v in scores)
+    return precision, recall, score, as_variable(support.astype(np.int64))
+
+
+def _predictions(y: Any, t: Any, label_num: int | None, ignore_label: int) -> tuple[Any, Any, Any, int]:
+    """Predicted and true labels that count, the type of y and the number of classes."""
+    name = "classification_summary"
+    if y.ndim < 2 or t.dtype.kind not in "iu" or t.size * y.shape[1] != y.size:
+        raise expected(name, "t", "integer labels of shape (N, ...) for scores y of shape (N, K, ...)", t)
+    valid = t.reshape(-1) != ignore_label
+    found, true = y.argmax(axis=1).reshape(-1)[valid] if y.size else t.reshape(-1)[valid], t.reshape(-1)[valid]
+    greatest = int(true.max()) if true.size else -1
+    num = greatest + 1 if label_num is None else int(label_num)
+    if greatest >= num or (true.size and int(true.min()) < 0):
+        raise expected(name, "t", f"labels from 0 to {num - 1}, or {ignore_label}", f"{true.min()} to {greatest}")
+    return found, true, y.dtype, num
+
+
+def precision(y: Any, t: Any, label_num: int | None = None, ignore_label: int = -1) -> tuple[Variable, Variable]:
+    """Precision and support of each class; see :func:`classification_summary`."""
+    summary = classification_summary(y, t, label_num, 1.0, ignore_label)
+    return summary[0], summary[3]
+
+
+def recall(y: Any, t: Any, label_num: int | None = None, ignore_label: int = -1) -> tuple[Variable, Variable]:
+    """Recall and support of each class; see :func:`classification_summary`."""
+    summary = classification_summary(y, t, label_num, 1.0, ignore_label)
+    return summary[1], summary[3]
+
+
+def f1_score(y: Any, t: Any, label_num: int | None = None, ignore_label: int = -1) -> tuple[Variable, Variable]:
+    """The harmonic mean of precision and recall, and support, of each class; see :func:`classification_summary`."""
+    summary = classification_summary(y, t, label_num, 1.0, ignore_label)
+    return summary[2], summary[3]
+
+
 def r2_score(pred: Any, true: Any, sample_weight: Any = None, multioutput: str = "uniform_average") -> Variable:
     """1 - sum (true - pred)^2 / sum (true - mean true)^2 over axis 0; equal shapes.
 

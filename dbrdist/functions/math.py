@@ -208,7 +208,7 @@ def _aligned(function: str, x: Variable, y: Any, axis: int) -> Any:
 # ---- reductions -----------------------------------------------------------------------------------------------------
 
 
-def _checked_axis(function: str, x: Any, axis: Any) -> Any:
+def checked_axis(function: str, x: Any, axis: Any) -> Any:
     """None, or the axes as a tuple of numbers from 0."""
     if axis is None:
         return None
@@ -227,7 +227,7 @@ def _checked_axis(function: str, x: Any, axis: Any) -> Any:
 def sum(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
     """The sum over all elements, or over an axis or a tuple of axes."""
     x = as_variable(x)
-    return ops.sum(x, _checked_axis("sum", x, axis), keepdims)
+    return ops.sum(x, checked_axis("sum", x, axis), keepdims)
 
 
 def mean(x: Any, axis: Any = None, weights: Any = None, keepdims: bool = False) -> Any:
@@ -236,7 +236,7 @@ def mean(x: Any, axis: Any = None, weights: Any = None, keepdims: bool = False) 
     ``weights``: sum(w x) / sum(w); of the shape of x, or where one axis is given of that axis' length.
     """
     x = as_variable(x)
-    axes = _checked_axis("mean", x, axis)
+    axes = checked_axis("mean", x, axis)
     if weights is None:
         return ops.mean(x, axes, keepdims)
     if axes is not None and len(axes) == 1 and weights.shape == (x.shape[axes[0]],):
@@ -278,13 +278,13 @@ class Extremum(FunctionNode):
 def max(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
     """The maximum over all elements, or over an axis or a tuple of axes; all that are equal get the gradient."""
     x = as_variable(x)
-    return Extremum("max", _checked_axis("max", x, axis), keepdims).apply((x,))[0]
+    return Extremum("max", checked_axis("max", x, axis), keepdims).apply((x,))[0]
 
 
 def min(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
     """The minimum over all elements, or over an axis or a tuple of axes; all that are equal get the gradient."""
     x = as_variable(x)
-    return Extremum("min", _checked_axis("min", x, axis), keepdims).apply((x,))[0]
+    return Extremum("min", checked_axis("min", x, axis), keepdims).apply((x,))[0]
 
 
 def argmax(x: Any, axis: int | None = None) -> Any:
@@ -300,7 +300,7 @@ def argmin(x: Any, axis: int | None = None) -> Any:
 def _index(name: str, x: Any, axis: int | None) -> Variable:
     x = as_array(x)
     if axis is not None:
-        (axis,) = _checked_axis(name, x, axis)
+        (axis,) = checked_axis(name, x, axis)
     y = getattr(x, name)(axis=axis)
     return as_variable(get_array_module(x).asarray(y, np.int32))
 
@@ -342,7 +342,7 @@ def logsumexp(x: Any, axis: Any = None) -> Any:
     """ln of the sum of exp(x) over all elements, or over axes, without overflow."""
     floating("logsumexp", x=x)
     x = as_variable(x)
-    return LogSumExp(_checked_axis("logsumexp", x, axis)).apply((x,))[0]
+    return LogSumExp(checked_axis("logsumexp", x, axis)).apply((x,))[0]
 
 
 # ---- matrix products ------------------------------------------------------------------------------------------------

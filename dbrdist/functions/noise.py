@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,20 +14,23 @@ from dbrdist.core.config import config
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.random import raw_words
 from dbrdist.core.rows import together
-from dbrdist.core.variable import as_variable
+from dbrdist.core.variable import as_array, as_variable
 
 
-def _bits(x: Array) -> Array:
-    """32 random bits for each element of x, on its device; those of row i belong to the i-th example of this rank.
+def _bits(x: Array, shape: tuple[int, ...] | None = None) -> Array:
+    """32 random bits for each element of x, or of another shape, on the device of x; those of row i belong to the i-th
+    example of this rank.
 
     4-d rows are drawn in the order H W C, in which they lie in memory.
     """
-    shape = x.shape if x.ndim != 4 else (x.shape[0], *x.shape[2:], x.shape[1])
+    shape = x.shape if shape is None else shape
+    is_image = len(shape) == 4
+    shape = (shape[0], *shape[2:], shape[1]) if is_image else shape
     num_rows = shape[0] if shape else 1
     row = int(np.prod(shape[1:]))
     words = raw_words(num_rows, -(-row // 2))
     bits = np.ascontiguousarray(words).view("<u4")[:, :row].reshape(shape)
-    if x.ndim == 4:
+    if is_image:
         bits = bits.transpose(0, 3, 1, 2)
     return bits if isinstance(x, np.ndarray) else to_device(bits, device_of(x))
 
@@ -83,3 +87,58 @@ def gaussian(mean: Any, ln_var: Any, *, eps: Array = None, return_eps: bool = Fa
         eps = elementwise(lambda e: e.astype(mean.dtype), normal)
     y = ops.add(mean, ops.mul(ops.exp(ops.mul(ln_var, 0.5)), eps))
     return (y, eps) if return_eps else y
+
+
+def zoneout(h: Any, x: Any, ratio: float = 0.5) -> Any:
+    """Elements of h with probability ``ratio``, else those of x: states of a recurrent net that stay as they were.
+
+    Outside of training ratio h + (1 - ratio) x (Krueger et al. 2016, arXiv:1606.01305). Equal shapes.
+    """
+    if not 0.0 <= ratio <= 1.0:
+        raise expected("zoneout", "ratio", "a number from 0 to 1", ratio)
+    h, x = together("zoneout", h=h, x=x)
+    if h.shape != x.shape:
+        raise expected("zoneout", "x", f"shape {h.shape} as of h", x)
+    if not config.train:
+        return ops.add(ops.mul(h, ratio), ops.mul(x, 1.0 - ratio))
+    return ops.where(elementwise(lambda bits: bits < ratio * 2.0**32, _bits(h.array)), h, x)
+
+
+def simplified_dropconnect(
+    x: Any, W: Any, b: Any = None, ratio: float = 0.5, train: bool = True, mask: Any = None,
+    use_batchwise_mask: bool = True,
+) -> Any:  # fmt: skip
+    """x W' + b with elements of W set to zero with probability ``ratio``, the others divided by 1 - ratio.
+
+    Args:
+        x: input, shape (N, ...), flattened to (N, I).
+        W, b: weights (O, I) and biases (O,).
+        ratio: how likely a weight is dropped; 0 where ``train`` is False.
+        train: whether to drop weights.
+        mask: 1 for weights to keep and 0 for others, in place of what is drawn; (N, O, I), or (O, I) without
+            ``use_batchwise_mask``.
+        use_batchwise_mask: whether each example has a mask of its own. A mask for all follows the first example of the
+            rank, so that it differs between ranks.
+
+    Wan et al. 2013, with the mean taken before the activation.
+    """
+    name = "simplified_dropconnect"
+    if not 0.0 <= ratio < 1.0:
+        raise expected(name, "ratio", "a number from 0 to below 1", ratio)
+    operands = {"x": x, "W": W} if b is None else {"x": x, "W": W, "b": b}
+    x, W, *rest = together(name, **operands)
+    x = ops.reshape(x, (x.shape[0], prod(x.shape[1:]))) if x.ndim != 2 and x.ndim else x
+    if x.ndim != 2 or W.ndim != 2 or x.shape[1] != W.shape[1]:
+        raise expected(name, "x", f"rows of {W.shape[-1] if W.ndim else 1} elements for W of shape {W.shape}", x)
+    shape = (x.shape[0], *W.shape) if use_batchwise_mask else W.shape
+    ratio = ratio if train else 0.0
+    if mask is None:
+        mask = _bits(W.array, shape) >= ratio * 2.0**32
+    mask = as_array(mask)
+    if mask.shape != shape:
+        raise expected(name, "mask", f"shape {shape}", mask)
+    kept = ops.mul(W, mask.astype(W.dtype) * W.dtype.type(1.0 / (1.0 - ratio)))
+    columns = ops.reshape(x, (*x.shape, 1)) if use_batchwise_mask else ops.transpose(x)
+    y = ops.matmul(kept, columns)
+    y = ops.reshape(y, y.shape[:2]) if use_batchwise_mask else ops.transpose(y)
+    return ops.add(y, rest[0]) if rest else y

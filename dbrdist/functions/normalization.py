@@ -13,13 +13,13 @@ from typing import Any
 
 from dbrdist import kernels
 from dbrdist.core import fusion, ops
-from dbrdist.core.backend import Array, accumulation_dtype, empty, get_array_module, is_floating
+from dbrdist.core.backend import Array, accumulation_dtype, copy, empty, get_array_module, is_floating
 from dbrdist.core.backprop import grad
 from dbrdist.core.checks import Operands, expected, floating
 from dbrdist.core.config import using_config
 from dbrdist.core.fusion import MaskedGradient
-from dbrdist.core.graph import FunctionNode, is_observed
-from dbrdist.core.variable import Variable, as_variable
+from dbrdist.core.graph import FunctionNode, call, is_observed
+from dbrdist.core.variable import Variable, as_array, as_variable
 
 Axis = tuple[int, ...]
 Share = Callable[[Array], Array]
@@ -426,3 +426,59 @@ def _per_channel(v: Any, shape: tuple[int, ...]) -> Any:
     """A value for each group (N, G, 1), beside the channels of x."""
     n, groups, _ = v.shape
     return ops.reshape(ops.broadcast_to(v, (n, groups, shape[1] // groups)), (*shape[:2], *(1,) * (len(shape) - 2)))
+
+
+# ---- by length and by neighbouring channels
+
+
+def normalize(x: Any, eps: float = 1e-5, axis: Any = 1) -> Any:
+    """x / (|x| + eps) with the Euclidean length over an axis or a tuple of axes."""
+    floating("normalize", x=x)
+    x = as_variable(x)
+    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    if not axes or any(not -x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) < len(axes):
+        raise expected("normalize", "axis", f"different axes from {-x.ndim} to {x.ndim - 1}", repr(axis))
+    wide = ops.cast(x, accumulation_dtype(x.dtype))
+    square = ops.sum(ops.mul(wide, wide), axes, True)
+    is_zero = as_array(square) == 0  # the root has no derivative there, and the quotient has one: 1 / eps
+    length = ops.where(is_zero, 0.0, ops.sqrt(ops.where(is_zero, 1.0, square)))
+    return ops.cast(ops.div(wide, ops.add(length, eps)), x.dtype)
+
+
+class ChannelWindow(FunctionNode):
+    """y_c = the sum of x over channels c - reach to c + reach, those that there are; its own transpose"""
+
+    is_linear = True
+
+    def __init__(self, reach: int) -> None:
+        self.reach = reach
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        (x,) = xs
+        y = copy(x)
+        for i in range(1, min(self.reach, x.shape[1] - 1) + 1):
+            y[:, i:] += x[:, :-i]
+            y[:, :-i] += x[:, i:]
+        return (y,)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (call(ChannelWindow(self.reach), gys[0]),)
+
+
+def local_response_normalization(x: Any, n: int = 5, k: float = 2, alpha: float = 1e-4, beta: float = 0.75) -> Any:
+    """x / (k + alpha s)^beta with s the sum of x^2 over n neighbouring channels (Krizhevsky et al. 2012, section 3.3).
+
+    Args:
+        x: input of shape (N, C, ...).
+        n: the number of channels, n // 2 on each side.
+        k, alpha, beta: as in the formula.
+    """
+    floating("local_response_normalization", x=x)
+    x = as_variable(x)
+    if x.ndim < 2:
+        raise expected("local_response_normalization", "x", "at least 2 axes", x)
+    if n < 1:
+        raise expected("local_response_normalization", "n", "a number from 1 on", n)
+    wide = ops.cast(x, accumulation_dtype(x.dtype))
+    total = ChannelWindow(int(n) // 2).apply((ops.mul(wide, wide),))[0]
+    return ops.cast(ops.mul(wide, ops.power(ops.add(ops.mul(total, alpha), k), -beta)), x.dtype)

@@ -42,6 +42,12 @@ def distinct(rng: Any, shape: tuple[int, ...]) -> Any:
     return (rng.permutation(n).reshape(shape) - n // 2 + 0.5) / 8.0
 
 
+def regular(rng: Any, shape: tuple[int, ...]) -> Any:
+    """Square matrices far from singular, symmetric and positive definite."""
+    a = rng.uniform(-0.5, 0.5, shape)
+    return a + np.swapaxes(a, -1, -2) + 2.0 * np.eye(shape[-1])
+
+
 @dataclass(frozen=True)
 class Case:
     """One operation.
@@ -175,6 +181,15 @@ REDUCTIONS = [
     Case("min_axis", lambda x: F.min(x, axis=-1), FULL, distinct),
     Case("logsumexp", F.logsumexp, (((3, 4),), ((2, 3, 4, 5),))),
     Case("logsumexp_axis", lambda x: F.logsumexp(x, axis=1), FULL),
+    Case("cumsum", F.cumsum, (((),), ((0, 3),), ((3, 4),))),
+    Case("cumsum_axis", lambda x: F.cumsum(x, axis=-1), FULL + (((0, 3),),)),
+    Case("cumsum_channels", lambda x: F.cumsum(x, axis=1), FULL),
+    Case("cumprod", F.cumprod, (((),), ((0, 3),), ((3, 2),)), nonzero),
+    Case("cumprod_axis", lambda x: F.cumprod(x, axis=1), (((3, 4),), ((2, 0),), ((2, 3, 2),)), nonzero),
+    Case("prod", F.prod, (((),), ((0, 3),), ((3, 2),), ((2, 3, 2),)), nonzero, narrow_tolerance=32),
+    Case("prod_axis", lambda x: F.prod(x, axis=-1), (((3, 4),), ((2, 0),), ((0, 2),), ((2, 3, 2),)), nonzero),
+    Case("prod_axes", lambda x: F.prod(x, axis=(0, -1), keepdims=True), (((2, 3, 2),),), nonzero, narrow_tolerance=32),
+    Case("batch_l2_norm_squared", F.batch_l2_norm_squared, (((0, 3),), ((3,),), ((3, 4),), ((2, 3, 4, 5),))),
 ]
 
 PRODUCTS = [
@@ -208,7 +223,40 @@ PRODUCTS = [
     Case("bilinear", F.bilinear, (((2, 3), (2, 4), (3, 4, 5)), ((2, 3), (2, 4), (3, 4, 5), (3, 5), (4, 5), (5,)))),
 ]
 
+ALGEBRA = [
+    Case("einsum", lambda a, b: F.einsum("ij,jk->ik", a, b), (
+        ((2, 3), (3, 4)), ((0, 3), (3, 4)), ((30, 40), (40, 30)))),
+    Case("einsum_implicit", lambda a, b: F.einsum("ba,cb", a, b), (((2, 3), (4, 2)),)),
+    Case("einsum_three", lambda a, b, c: F.einsum("ij,ik,jkl->il", a, b, c), (((3, 4), (3, 5), (4, 5, 2)),)),
+    Case("einsum_trace", lambda a: F.einsum("ii", a), (((3, 3),),)),
+    Case("einsum_diagonals", lambda a, b: F.einsum("iji,jj->ij", a, b), (((3, 2, 3), (2, 2)),)),
+    Case("einsum_threefold", lambda a: F.einsum("jijj->ji", a), (((2, 3, 2, 2),),)),
+    Case("einsum_sums", lambda a, b: F.einsum("ijk,l->j", a, b), (((2, 3, 4), (5,)),)),
+    Case("einsum_transposed", lambda a: F.einsum("ijk->kij", a), (((2, 3, 4),),)),
+    Case("einsum_ellipsis", lambda a, b: F.einsum("...ij,...jk->...ik", a, b), (
+        ((5, 2, 3), (5, 3, 4)), ((2, 3), (5, 3, 4)), ((5, 1, 2, 3), (6, 3, 4)))),
+    Case("einsum_lists", lambda a, b: F.einsum(a, [Ellipsis, 1], b, [1, 0], [0, Ellipsis]), (((2, 3), (3, 4)),)),
+    Case("einsum_outer", lambda a, b: F.einsum("i,j", a, b), (((2,), (3,)),)),
+    Case("einsum_number", lambda a, b: F.einsum(",i->i", a, b), (((), (3,)),)),
+    Case("det", F.det, (((1, 1),), ((3, 3),)), regular, narrow_tolerance=64),
+    Case("batch_det", F.batch_det, (((2, 3, 3),), ((0, 2, 2),)), regular, narrow_tolerance=64),
+    Case("inv", F.inv, (((1, 1),), ((3, 3),)), regular, narrow_tolerance=64),
+    Case("batch_inv", F.batch_inv, (((2, 3, 3),),), regular, narrow_tolerance=64),
+    Case("cholesky", F.cholesky, (((1, 1),), ((3, 3),)), regular, narrow_tolerance=64),
+    Case("fft", lambda a, b: F.fft((a, b)), (((1,), (1,)), ((0, 3), (0, 3)), ((2, 5), (2, 5)), ((2, 3, 4),) * 2)),
+    Case("fft_one_used", lambda a, b: F.fft((a, b))[1], (((2, 5), (2, 5)),)),
+    Case("ifft", lambda a, b: F.ifft((a, b)), (((2, 5), (2, 5)), ((2, 3, 4),) * 2)),
+]  # fmt: skip
+
 SHAPES = [
+    Case("diagonal", F.diagonal, (((3, 4),), ((2, 3, 4),))),
+    Case("diagonal_below", lambda x: F.diagonal(x, -1, 2, 0), (((2, 3, 4),), ((4, 3, 2),), ((1, 3, 4),))),
+    Case("diagonal_of_images", lambda x: F.diagonal(x, 1, 2, 3), (((2, 3, 4, 5),),)),
+    Case("pad_sequence", lambda *xs: F.pad_sequence(xs), (((3,), (1,), (0,)), ((2, 3), (4, 3)))),
+    Case("pad_sequence_length", lambda *xs: F.pad_sequence(xs, 5, -1), (((3, 2), (1, 2)),)),
+    Case("transpose_sequence", lambda *xs: F.transpose_sequence(xs), (
+        ((3,), (2,), (2,)), ((3, 2), (3, 2), (1, 2), (0, 2)), ((1, 2),), ((2,), (0,)))),
+    Case("transpose_sequence_one_used", lambda *xs: F.transpose_sequence(xs)[1], (((3, 2), (2, 2), (1, 2)),)),
     Case("reshape", lambda x: F.reshape(x, (-1,)), (((),), ((3, 4),), ((2, 3, 4, 5),))),
     Case("reshape_to_4d", lambda x: F.reshape(x, (2, 3, 2, 1)), (((3, 4),),)),
     Case("transpose", F.transpose, ANY),
@@ -255,7 +303,7 @@ SHAPES = [
     Case("cast", lambda x: F.cast(x, np.float32), FULL, order=1, narrow_tolerance=None, rtol=1e-3),
     Case("copy", lambda x: F.copy(x, x.device), ANY),
     Case("identity", F.identity, ANY),
-]
+]  # fmt: skip
 
 ACTIVATIONS = [
     Case("relu", F.relu, ANY, nonzero),
@@ -334,6 +382,22 @@ CHANCE = [
     Case("gaussian", lambda m, v: F.gaussian(m, v, eps=m.xp.full(m.shape, 0.5, m.dtype)), (((3, 4), (3, 4)),)),
 ]
 
+MASKS = (np.arange(24) * 5 % 7 > 2).reshape(2, 4, 3)
+CHANCE += [
+    Case("zoneout", lambda h, x: F.zoneout(h, x, 1.0), SAME),
+    Case("zoneout_never", lambda h, x: F.zoneout(h, x, 0.0), SAME),
+    Case(
+        "simplified_dropconnect",
+        lambda x, W, b: F.simplified_dropconnect(x, W, b, 0.25, mask=_like(x, MASKS)),
+        (((2, 3), (4, 3), (4,)), ((2, 3, 1), (4, 3), (4,))),
+    ),
+    Case(
+        "simplified_dropconnect_one_mask",
+        lambda x, W: F.simplified_dropconnect(x, W, mask=_like(x, MASKS[0]), use_batchwise_mask=False),
+        (((2, 3), (4, 3)), ((0, 3), (4, 3))),
+    ),
+]
+
 IMAGES = ((2, 3, 5, 6), (4, 3, 3, 2), (4,))
 
 CONVOLUTION = [
@@ -351,9 +415,42 @@ POOLING = [
     Case("global_average_pooling_2d", F.global_average_pooling_2d, (((2, 3, 5, 6),),)),
 ]
 
+
+# Grids that stay within their pixels, where the interpolation has no kink.
+def between_pixels(rng: Any, shape: tuple[int, ...]) -> Any:
+    return (rng.integers(-1, 4, shape) + rng.uniform(0.2, 0.8, shape)) / 1.5 - 1.0
+
+
+PIXELS = [
+    Case("depth2space", lambda x: F.depth2space(x, 2), (((2, 8, 3, 2),), ((0, 4, 2, 3),))),
+    Case("space2depth", lambda x: F.space2depth(x, 2), (((2, 3, 4, 6),),)),
+    Case("im2col", lambda x: F.im2col(x, 3, 2, 1), (((2, 3, 5, 6),), ((0, 3, 5, 6),))),
+    Case("im2col_far", lambda x: F.im2col(x, (2, 3), (1, 2), (2, 0), True, (2, 1)), (((2, 3, 5, 6),),)),
+    Case("resize_images", lambda x: F.resize_images(x, (7, 9)), (((2, 3, 4, 5),), ((0, 3, 4, 5),), ((2, 3, 1, 4),))),
+    Case("resize_images_less", lambda x: F.resize_images(x, (3, 2)), (((2, 3, 4, 5),),)),
+    Case("resize_images_edges", lambda x: F.resize_images(x, (7, 3), align_corners=False), (((2, 3, 4, 5),),)),
+    Case("resize_images_nearest", lambda x: F.resize_images(x, (6, 3), mode="nearest"), (((2, 3, 4, 5),),)),
+    Case("spatial_transformer_grid", lambda t: F.spatial_transformer_grid(t, (3, 4)), (((2, 2, 3),),)),
+    Case(
+        "spatial_transformer_sampler",
+        F.spatial_transformer_sampler,
+        (((2, 3, 4, 4), (2, 2, 3, 5)),),
+        (smooth, between_pixels),
+        narrow_tolerance=64,
+    ),
+]
+
 STATISTICS = (nonzero, positive, smooth)
 
 NORMALIZATION = [
+    Case("normalize", F.normalize, (((3, 4),), ((0, 3),), ((2, 3, 4, 5),))),
+    Case("normalize_axes", lambda x: F.normalize(x, 0.1, (0, -1)), FULL),
+    Case("local_response_normalization", F.local_response_normalization, (((3, 4),), ((0, 3),), ((2, 7, 3, 2),))),
+    Case(
+        "local_response_normalization_strong",
+        lambda x: F.local_response_normalization(x, 2, 1, 0.5, 1.5),
+        (((3, 4),), ((2, 7, 3, 2),), ((2, 1, 3),)),
+    ),
     Case(
         "batch_normalization",
         F.batch_normalization,
@@ -388,8 +485,8 @@ NORMALIZATION = [
 ]
 
 CASES = [
-    *ARITHMETIC, *ELEMENTARY, *REDUCTIONS, *PRODUCTS, *SHAPES, *ACTIVATIONS, *LOSSES, *CHANCE,
-    *CONVOLUTION, *POOLING, *NORMALIZATION,
+    *ARITHMETIC, *ELEMENTARY, *REDUCTIONS, *PRODUCTS, *ALGEBRA, *SHAPES, *ACTIVATIONS, *LOSSES, *CHANCE,
+    *CONVOLUTION, *PIXELS, *POOLING, *NORMALIZATION,
 ]  # fmt: skip
 ROWS = [(case, shapes) for case in CASES for shapes in case.shapes]
 

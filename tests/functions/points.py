@@ -285,7 +285,83 @@ NORMALIZATION = [
     at("group_normalization", draw(3, 6), 3, draw(6), draw(6) + 1, eps=0.5),
 ]  # fmt: skip
 
+SQUARE = np.array([[2.0, -1.0, 0.5], [0.0, 3.0, 1.0], [-1.0, 0.5, 1.5]])
+DEFINITE = SQUARE @ SQUARE.T
+ALGEBRA = [
+    at("einsum", "ij,jk->ik", draw(2, 3), draw(3, 4)),
+    at("einsum", "bA,aB", draw(2, 3), draw(4, 5)),
+    at("einsum", "i...i,...->...i", draw(3, 2, 3), draw(2)),
+    at("einsum", "...,...", draw(3, 1), draw(2)),
+    at("einsum", "...b,a...", draw(2, 3), draw(4, 2)),
+    at("einsum", " i j , j -> i ", draw(2, 3), draw(3)),
+    at("einsum", draw(2, 3), (3, 1), draw(3, 2), (1, 0)),
+    at("det", SQUARE),
+    at("det", np.zeros((2, 2))),
+    at("batch_det", np.stack((SQUARE, SQUARE.T + 1))),
+    at("inv", SQUARE),
+    at("batch_inv", np.stack((SQUARE, SQUARE.T + 1))),
+    at("cholesky", DEFINITE),
+    at("cholesky", np.tril(DEFINITE)),
+    at("fft", (draw(3, 7), draw(3, 7) + 1)),
+    at("ifft", (draw(3, 7), draw(3, 7) + 1)),
+    *(at(name, x, axis=axis) for name in ("cumsum", "cumprod") for x in (draw(2, 3, 4), TIES) for axis in (0, 1, -1)),
+    *(at("prod", draw(2, 3, 4), axis=axis, keepdims=k) for axis in (1, (0, 2), (-1, 0, 1)) for k in (True, False)),
+    at("prod", TIES),
+    at("diagonal", draw(3, 4), 1),
+    at("diagonal", draw(3, 4), 9),
+    at("diagonal", draw(3, 4, 2, 3), offset=-1, axis1=-1, axis2=0),
+    at("pad_sequence", (draw(3, 2), draw(1, 2)), length=4, padding=-1.5),
+    at("pad_sequence", (draw(0, 2), draw(0, 2))),
+    at("transpose_sequence", (draw(3, 2), draw(3, 2) + 1, draw(1, 2))),
+]  # fmt: skip
+
+PICTURES = [
+    at("depth2space", draw(1, 12, 2, 3), 2),
+    at("depth2space", draw(1, 9, 2, 3), 3),
+    at("space2depth", draw(2, 3, 4, 6), 2),
+    at("im2col", IMAGE, (3, 2), stride=(1, 2), pad=(0, 1), cover_all=True, dilate=(2, 1)),
+    at("im2col", IMAGE, 2, stride=3, cover_all=False),
+    *(at("resize_images", IMAGE, shape, mode=mode, align_corners=align)
+      for shape in ((6, 5), (11, 3), (1, 1), (4, 13)) for mode, align in (
+          ("bilinear", True), ("bilinear", False), ("nearest", True))),
+    at("spatial_transformer_grid", draw(2, 2, 3), (3, 4)),
+    at("spatial_transformer_grid", draw(2, 2, 3), (1, 1)),
+    at("spatial_transformer_sampler", IMAGE, draw(2, 2, 3, 4, low=-1.5, high=1.5)),
+    at("spatial_transformer_sampler", IMAGE, 50.0 * draw(2, 2, 3, 4)),
+    at("spatial_transformer_sampler", IMAGE, np.ones((2, 2, 1, 1))),
+    at("spatial_transformer_sampler", IMAGE, -np.ones((2, 2, 1, 1))),
+    at("normalize", draw(2, 3, 4), eps=0.5, axis=(0, 2)),
+    at("normalize", draw(2, 3, 4), axis=-1),
+    at("normalize", np.zeros((2, 3))),
+    at("local_response_normalization", IMAGE, n=3, k=1.5, alpha=0.3, beta=0.5),
+    at("local_response_normalization", 100 * IMAGE, n=20),
+    at("local_response_normalization", draw(2, 3), n=4, alpha=1.0),
+]  # fmt: skip
+
+BY_CLASS = [
+    *(
+        at(name, X, LABELS, **options)
+        for name in ("classification_summary", "precision", "recall", "f1_score")
+        for options in ({}, {"label_num": 6}, {"ignore_label": 4}, {"ignore_label": 255})
+    ),
+    at("classification_summary", X, LABELS, beta=2.0),
+    at("f1_score", TIES, np.array([1, 1, 0])),
+    at("classification_summary", IMAGES, PIXELS, beta=0.5),
+    at("recall", np.eye(3), np.array([0, 2, 1])),
+]
+
+MASK = (np.arange(24) * 5 % 7 > 2).reshape(2, 4, 3)
+MASKED = [
+    at("zoneout", draw(2, 3), draw(2, 3) + 1, ratio=1.0),
+    at("zoneout", draw(2, 3), draw(2, 3) + 1, ratio=0.0),
+    *(at("simplified_dropconnect", draw(2, 3), draw(4, 3), **options) for options in (
+        {"mask": MASK}, {"mask": MASK, "b": draw(4), "ratio": 0.2}, {"mask": MASK, "ratio": 0.2, "train": False},
+        {"mask": MASK[0], "use_batchwise_mask": False, "b": draw(4)})),
+    at("simplified_dropconnect", draw(2, 3, 1), draw(4, 3), mask=MASK),
+]  # fmt: skip
+
 POINTS = [
+    *ALGEBRA, *PICTURES, *BY_CLASS, *MASKED,
     *ARITHMETIC, *REDUCTIONS, *PRODUCTS, *SHAPES, *ACTIVATIONS, *LOSSES, *MEASURES, *CHANCE, *CONVOLUTION,
     *NORMALIZATION,
 ]  # fmt: skip
@@ -308,6 +384,11 @@ KINKS = [
     ("max", (TIES,), {"axis": 1}, ([[1, 1, 0], [0, 1, 1], [1, 1, 1]],)),
     ("min", (TIES,), {"axis": 1}, ([[0, 0, 1], [1, 0, 0], [1, 1, 1]],)),
     ("huber_loss", (_AT_2, np.zeros(4), 2.0, "no"), {}, ([-2, 2, 0, 2], [2, -2, 0, -2])),
+    ("normalize", (np.zeros((1, 3)), 0.25), {}, ([[4, 4, 4]],)),
+    ("prod", (np.array([2.0, 0.0, 3.0]),), {}, ([0, 6, 0],)),
+    ("prod", (np.array([2.0, 0.0, 0.0]),), {}, ([0, 0, 0],)),
+    ("cumprod", (np.array([2.0, 0.0, 3.0]),), {}, ([1, 8, 0],)),
+    ("cholesky", (np.array([[4.0, 99.0], [2.0, 2.0]]),), {}, ([[0.25, 0], [0, 0.5]],)),
     ("max_pooling_2d", (np.zeros((1, 1, 2, 2)), 2), {}, ([[[[1, 0], [0, 0]]]],)),
     ("mean_absolute_error", (np.array([1.0, 2.0]), np.array([1.0, 0.0])), {}, ([0, 0.5], [0, -0.5])),
 ]

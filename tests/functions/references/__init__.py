@@ -9,5 +9,6 @@ Legend: N examples, K classes, C channels, O outputs, H W rows and columns, D fu
 
 from __future__ import annotations
 
+from .algebra import *  # noqa: F403
 from .arrays import *  # noqa: F403
 from .nets import *  # noqa: F403

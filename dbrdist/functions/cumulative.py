@@ -1,0 +1,142 @@
+"""Cumulative sums and products, and products over axes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dbrdist.core import ops
+from dbrdist.core.backend import Array, accumulation_dtype, elementwise, empty_as, get_array_module
+from dbrdist.core.checks import floating
+from dbrdist.core.graph import FunctionNode, call
+from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.functions.math import checked_axis
+
+
+class CumSum(FunctionNode):
+    """y_i = the sum of x up to element i along an axis; ``backwards``: from element i on, which is the transpose"""
+
+    is_linear = True
+
+    def __init__(self, axis: int, backwards: bool = False) -> None:
+        self.axis = axis
+        self.backwards = backwards
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        (x,) = xs
+        y = empty_as(x, x.shape, accumulation_dtype(x.dtype))
+        order = (*(slice(None),) * self.axis, slice(None, None, -1 if self.backwards else 1))
+        get_array_module(x).cumsum(x[order], self.axis, y.dtype, y[order])
+        return (y if y.dtype == x.dtype else elementwise(lambda v: v.astype(x.dtype), y),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (call(CumSum(self.axis, not self.backwards), gys[0]),)
+
+
+def cumsum(x: Any, axis: int | None = None) -> Any:
+    """The sums of all elements up to each one, along an axis or of the flattened array."""
+    x, axis = _along("cumsum", x, axis)
+    return CumSum(axis).apply((x,))[0]
+
+
+class Recurrence(FunctionNode):
+    """y_j = b_j + a_j y_{j-1} along axis 0, y_0 = b_0
+
+    Its transpose is the same from the end on: gb_j = gy_j + a_{j+1} gb_{j+1}, ga_j = gb_j y_{j-1}.
+    """
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0,))
+        self.retain_outputs((0,))
+        a, b = xs
+        y = get_array_module(b).array(b)
+        for j in range(1, len(y)):
+            y[j] += a[j] * y[j - 1]
+        return (y,)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        (a,), (y,) = self.retained_inputs(), self.retained_outputs()
+        gb = _accumulated(a, gys[0])
+        before = ops.scatter(ops.getitem(y, slice(-1)), slice(1, None), y.shape)
+        return tuple(gb if i else ops.mul(gb, before) for i in wanted)
+
+
+def _accumulated(a: Any, g: Any) -> Any:
+    """s_j = g_j + a_{j+1} s_{j+1} along axis 0."""
+    turned = slice(None, None, -1)
+    later = ops.getitem(ops.concat((ops.getitem(a, slice(1, None)), ops.getitem(a, slice(1))), 0), turned)
+    return ops.getitem(call(Recurrence(), later, ops.getitem(g, turned)), turned)
+
+
+def _shifted(y: Any) -> Any:
+    """1, y_0, y_1, ... along axis 0."""
+    like = as_array(y)
+    return ops.concat((get_array_module(like).ones((1, *y.shape[1:]), y.dtype), ops.getitem(y, slice(-1))), 0)
+
+
+class CumProd(FunctionNode):
+    """y_i = the product of x up to element i along axis 0
+
+    gx_i = (the product before i) (gy_i + x_{i+1} (gy_{i+1} + x_{i+2} (...))): no division, so that zeros do no harm.
+    """
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0,))
+        self.retain_outputs((0,))
+        x = xs[0]
+        return (x.cumprod(axis=0, dtype=accumulation_dtype(x.dtype)).astype(x.dtype, copy=False),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        (x,), (y,) = self.retained_inputs(), self.retained_outputs()
+        if not x.shape[0]:
+            return gys
+        return (ops.mul(_shifted(y), _accumulated(x, gys[0])),)
+
+
+def cumprod(x: Any, axis: int | None = None) -> Any:
+    """The products of all elements up to each one, along an axis or of the flattened array."""
+    x, axis = _along("cumprod", x, axis)
+    order = (axis, *(i for i in range(x.ndim) if i != axis))
+    back = tuple(order.index(i) for i in range(x.ndim))
+    return ops.transpose(CumProd().apply((ops.transpose(x, order),))[0], back)
+
+
+def _along(function: str, x: Any, axis: int | None) -> tuple[Variable, int]:
+    """x and the number of the axis from 0 on; flat where None."""
+    floating(function, x=x)
+    x = as_variable(x)
+    if axis is None:
+        return ops.reshape(x, (x.size,)), 0
+    (axis,) = checked_axis(function, x, int(axis))
+    return x, axis
+
+
+class Prod(FunctionNode):
+    """y = the product of x (K, M) over axis 0; gx = gy times the product of all others, without division"""
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0,))
+        x = xs[0]
+        return (x.prod(axis=0, dtype=accumulation_dtype(x.dtype)).astype(x.dtype, copy=False),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        (x,) = self.retained_inputs()
+        if not x.shape[0]:
+            return (ops.mul(x, 0.0),)
+        turned = slice(None, None, -1)
+        before = _shifted(call(CumProd(), x))
+        behind = ops.getitem(_shifted(call(CumProd(), ops.getitem(x, turned))), turned)
+        return (ops.mul(ops.mul(before, behind), gys[0]),)
+
+
+def prod(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    """The product over all elements, or over an axis or a tuple of axes; zeros get their gradient too."""
+    floating("prod", x=x)
+    x = as_variable(x)
+    axes = checked_axis("prod", x, axis)
+    axes = tuple(range(x.ndim)) if axes is None else axes
+    rest = tuple(i for i in range(x.ndim) if i not in axes)
+    sizes = tuple(math.prod(x.shape[i] for i in some) for some in (axes, rest))
+    rows = ops.reshape(ops.transpose(x, axes + rest), sizes)
+    shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape))
+    return ops.reshape(Prod().apply((rows,))[0], shape if keepdims else tuple(x.shape[i] for i in rest))

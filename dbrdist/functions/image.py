@@ -1,0 +1,294 @@
+"""Images taken apart, put together, resized and sampled.
+
+Legend: N images, C channels, H W rows and columns; x (N, C, H, W).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dbrdist.core import ops
+from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module, zeros
+from dbrdist.core.checks import expected, floating, one_of
+from dbrdist.core.graph import FunctionNode, call
+from dbrdist.core.rows import together
+from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.functions.convolution import pair
+from dbrdist.kernels.geometry import out_size
+
+
+def _images(function: str, x: Any, name: str = "x") -> Variable:
+    floating(function, **{name: x})
+    x = as_variable(x)
+    if x.ndim != 4:
+        raise expected(function, name, "images, shape (N, C, H, W)", x)
+    return x
+
+
+# ---- between channels and pixels ------------------------------------------------------------------------------------
+
+
+def depth2space(X: Any, r: int) -> Any:
+    """Channels laid out as pixels: (N, C r r, H, W) to (N, C, H r, W r) (Shi et al. 2016, arXiv:1609.05158).
+
+    Channel (i r + j) C + c becomes row i and column j of each r by r block of channel c.
+    """
+    X = _images("depth2space", X, "X")
+    n, c, h, w = X.shape
+    if r < 1 or c % (r * r):
+        raise expected("depth2space", "X", f"a multiple of r r = {r * r} channels", X)
+    blocks = ops.reshape(ops.transpose(X, (0, 2, 3, 1)), (n, h, w, r, r, c // (r * r)))
+    pixels = ops.reshape(ops.transpose(blocks, (0, 1, 3, 2, 4, 5)), (n, h * r, w * r, c // (r * r)))
+    return ops.transpose(pixels, (0, 3, 1, 2))
+
+
+def space2depth(X: Any, r: int) -> Any:
+    """Blocks of r by r pixels laid out as channels: (N, C, H r, W r) to (N, C r r, H, W); undoes depth2space."""
+    X = _images("space2depth", X, "X")
+    n, c, h, w = X.shape
+    if r < 1 or h % r or w % r:
+        raise expected("space2depth", "X", f"rows and columns that r = {r} divides", X)
+    blocks = ops.reshape(ops.transpose(X, (0, 2, 3, 1)), (n, h // r, r, w // r, r, c))
+    pixels = ops.reshape(ops.transpose(blocks, (0, 1, 3, 2, 4, 5)), (n, h // r, w // r, c * r * r))
+    return ops.transpose(pixels, (0, 3, 1, 2))
+
+
+# ---- windows --------------------------------------------------------------------------------------------------------
+
+
+class Windows(NamedTuple):
+    """Where windows lie on an image: sizes of kernel, stride, padding, dilation, and how many there are."""
+
+    k: tuple[int, int]
+    s: tuple[int, int]
+    p: tuple[int, int]
+    d: tuple[int, int]
+    out: tuple[int, int]
+
+    def padded(self, h: int, w: int) -> tuple[int, int]:
+        """Rows and columns that hold the image in its frame, and every window."""
+        reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(self.out, self.s, self.k, self.d)]
+        return max(h + 2 * self.p[0], reach[0]), max(w + 2 * self.p[1], reach[1])
+
+    def taps(self) -> list[tuple[int, int, slice, slice]]:
+        """For each element of a window the rows and columns that it sees."""
+        (sh, sw), (dh, dw), (oh, ow) = self.s, self.d, self.out
+        return [
+            (i, j, slice(i * dh, i * dh + (oh - 1) * sh + 1, sh), slice(j * dw, j * dw + (ow - 1) * sw + 1, sw))
+            for i in range(self.k[0])
+            for j in range(self.k[1])
+        ]
+
+
+class Im2Col(FunctionNode):
+    """y (N, C kh kw, OH, OW) = the windows of x"""
+
+    is_linear = True
+
+    def __init__(self, windows: Windows) -> None:
+        self.windows = windows
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        (x,), g = xs, self.windows
+        n, c, h, w = x.shape
+        frame = zeros((n, c, *g.padded(h, w)), x.dtype, x)
+        frame[:, :, g.p[0] : g.p[0] + h, g.p[1] : g.p[1] + w] = x
+        y = get_array_module(x).empty((n, *g.out, c, *g.k), x.dtype)
+        for i, j, rows, columns in g.taps():
+            y[..., i, j] = frame[:, :, rows, columns].transpose(0, 2, 3, 1)
+        return (y.reshape(n, *g.out, c * g.k[0] * g.k[1]).transpose(0, 3, 1, 2),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (call(Col2Im(self.windows, self.inputs[0].shape), gys[0]),)
+
+
+class Col2Im(FunctionNode):
+    """y = the sum of windows where they lie on an image: the transpose of Im2Col"""
+
+    is_linear = True
+
+    def __init__(self, windows: Windows, shape: tuple[int, ...]) -> None:
+        self.windows = windows
+        self.shape = shape
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        (x,), g, (n, c, h, w) = xs, self.windows, self.shape
+        frame = zeros((n, c, *g.padded(h, w)), accumulation_dtype(x.dtype), x)
+        parts = x.reshape(n, c, *g.k, *g.out)
+        for i, j, rows, columns in g.taps():
+            frame[:, :, rows, columns] += parts[:, :, i, j]
+        inner = frame[:, :, g.p[0] : g.p[0] + h, g.p[1] : g.p[1] + w]
+        return (elementwise(lambda v: v.astype(x.dtype), inner),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (call(Im2Col(self.windows), gys[0]),)
+
+
+def im2col(x: Any, ksize: Any, stride: Any = 1, pad: Any = 0, cover_all: bool = False, dilate: Any = 1) -> Any:
+    """The windows of images as channels, shape (N, C kh kw, OH, OW).
+
+    Args:
+        x: images.
+        ksize, stride, pad, dilate: each a number or (rows, columns); ``pad`` adds zeros on every side.
+        cover_all: let the last window reach beyond the image, so that every element is seen.
+    """
+    x = _images("im2col", x)
+    k, s, p, d = pair(ksize), pair(stride), pair(pad), pair(dilate)
+    if min(*k, *s, *d) < 1 or min(p) < 0:
+        raise expected("im2col", "ksize, stride, pad, dilate", "sizes from 1 on, and pad from 0 on", str((k, s, p, d)))
+    out = tuple(out_size(n, k[i], s[i], p[i], d[i], cover_all) for i, n in enumerate(x.shape[2:]))
+    if min(out) < 1:
+        raise expected("im2col", "x", f"images that windows of {k} fit into", x)
+    return Im2Col(Windows(k, s, p, d, (out[0], out[1]))).apply((x,))[0]
+
+
+# ---- resizing -------------------------------------------------------------------------------------------------------
+
+
+class Interpolation(FunctionNode):
+    """y_i = (1 - w_i) x_{low_i} + w_i x_{high_i} along an axis"""
+
+    is_linear = True
+
+    def __init__(self, axis: int, low: list[int], high: list[int], weight: list[float]) -> None:
+        self.axis = axis
+        self.low, self.high, self.weight = low, high, weight
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        (x,) = xs
+        xp, lead = get_array_module(x), (slice(None),) * self.axis
+        w = xp.asarray(self.weight, accumulation_dtype(x.dtype)).reshape((-1,) + (1,) * (x.ndim - self.axis - 1))
+        w = w.reshape((1,) * self.axis + w.shape)
+
+        def mixed(w: Array, a: Array, b: Array) -> Array:  # an infinite neighbour of weight 0 must not make NaN
+            return xp.where(w == 0, a, (1 - w) * a + w * b).astype(x.dtype)
+
+        with np.errstate(invalid="ignore"):
+            return (elementwise(mixed, w, *(ops.getitem(x, (*lead, xp.asarray(i))) for i in (self.low, self.high))),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        length = self.inputs[0].shape[self.axis]
+        return (call(Spread(self.axis, self.low, self.high, self.weight, length), gys[0]),)
+
+
+class Spread(FunctionNode):
+    """y = zeros of a length, with (1 - w_i) x_i added at low_i and w_i x_i at high_i: Interpolation transposed"""
+
+    is_linear = True
+
+    def __init__(self, axis: int, low: list[int], high: list[int], weight: list[float], length: int) -> None:
+        self.axis = axis
+        self.low, self.high, self.weight = low, high, weight
+        self.length = length
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        (x,), lead = xs, (slice(None),) * self.axis
+        shape = (*x.shape[: self.axis], self.length, *x.shape[self.axis + 1 :])
+        y = zeros(shape, accumulation_dtype(x.dtype), x)
+        for i, (low, high, w) in enumerate(zip(self.low, self.high, self.weight)):
+            part = x[(*lead, i)].astype(y.dtype, copy=False)
+            y[(*lead, low)] += (1 - w) * part
+            if w:
+                y[(*lead, high)] += w * part
+        return (elementwise(lambda v: v.astype(x.dtype, copy=False), y),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (call(Interpolation(self.axis, self.low, self.high, self.weight), gys[0]),)
+
+
+def _places(length: int, size: int, mode: str, align_corners: bool) -> tuple[list[int], list[int], list[float]]:
+    """For each of ``size`` new positions its two neighbours among ``length`` old ones, and the second's weight."""
+    if mode == "nearest":
+        low = [min(i * length // size, length - 1) for i in range(size)]
+        return low, low, [0.0] * size
+    if align_corners:
+        at = np.linspace(0.0, length - 1, size)
+    else:
+        at = np.maximum((np.arange(size) + 0.5) * (length / size) - 0.5, 0.0)
+    low = np.minimum(at.astype(int), length - 1).tolist()
+    return low, [min(i + 1, length - 1) for i in low], (at - low).tolist()
+
+
+def resize_images(x: Any, output_shape: Any, *, mode: str = "bilinear", align_corners: bool = True) -> Any:
+    """Images with other numbers of rows and columns, (N, C, H', W').
+
+    Args:
+        x: images.
+        output_shape: (H', W').
+        mode: 'bilinear' between the four pixels around a place, or 'nearest' for one pixel.
+        align_corners: whether the centres of the corner pixels stay at the corners, else the outer edges of the pixels;
+            'nearest' takes no notice.
+    """
+    x = _images("resize_images", x)
+    one_of("resize_images", "mode", ("bilinear", "nearest"), mode)
+    size = tuple(int(n) for n in output_shape)
+    if len(size) != 2 or min(size) < 1:
+        raise expected("resize_images", "output_shape", "two numbers from 1 on", repr(output_shape))
+    if not x.shape[2] * x.shape[3]:
+        raise expected("resize_images", "x", "at least one pixel", x)
+    for axis, n in zip((2, 3), size):
+        x = Interpolation(axis, *_places(x.shape[axis], n, mode, align_corners)).apply((x,))[0]
+    return x
+
+
+# ---- sampling -------------------------------------------------------------------------------------------------------
+
+
+def spatial_transformer_grid(theta: Any, output_shape: Any) -> Any:
+    """The places that an affine map takes the pixels of an image to, (N, 2, H, W) (Jaderberg et al. 2015).
+
+    Args:
+        theta: the maps, shape (N, 2, 3): theta (x, y, 1)' with x and y from -1 to 1.
+        output_shape: (H, W).
+
+    Returns:
+        The horizontal places, then the vertical ones; -1 and 1 are the centres of the outermost pixels.
+    """
+    floating("spatial_transformer_grid", theta=theta)
+    theta = as_variable(theta)
+    if theta.shape[1:] != (2, 3):
+        raise expected("spatial_transformer_grid", "theta", "shape (N, 2, 3)", theta)
+    h, w = (int(n) for n in output_shape)
+    y, x = np.meshgrid(np.linspace(-1, 1, h), np.linspace(-1, 1, w), indexing="ij")
+    places = np.stack((x.ravel(), y.ravel(), np.ones(h * w)))
+    xp = get_array_module(theta.array)
+    return ops.reshape(ops.matmul(theta, xp.asarray(places).astype(theta.dtype)), (theta.shape[0], 2, h, w))
+
+
+def spatial_transformer_sampler(x: Any, grid: Any) -> Any:
+    """Images at the places of a grid, bilinear between pixels, 0 beyond the border: (N, C, H', W').
+
+    Args:
+        x: images.
+        grid: horizontal and vertical places, shape (N, 2, H', W'), as of :func:`spatial_transformer_grid`.
+    """
+    x, grid = together("spatial_transformer_sampler", x=x, grid=grid)
+    _images("spatial_transformer_sampler", x)
+    if grid.ndim != 4 or grid.shape[:2] != (x.shape[0], 2):
+        raise expected("spatial_transformer_sampler", "grid", f"shape ({x.shape[0]}, 2, H, W) for x {x.shape}", grid)
+    dtype, wide = x.dtype, accumulation_dtype(x.dtype)
+    pixels = ops.transpose(ops.cast(x, wide), (0, 2, 3, 1))
+    columns, rows = (_neighbours(ops.cast(grid, wide), i, n) for i, n in ((0, x.shape[3]), (1, x.shape[2])))
+    xp = get_array_module(x.array)
+    example = xp.arange(x.shape[0]).reshape(-1, 1, 1)
+    y: Any = 0.0
+    for row, row_weight in rows:
+        for column, weight in columns:
+            both = ops.mul(row_weight, weight)
+            part = ops.getitem(pixels, (example, row, column))
+            y = ops.add(ops.mul(part, ops.reshape(both, (*both.shape, 1))), y)
+    return ops.cast(ops.transpose(y, (0, 3, 1, 2)), dtype)
+
+
+def _neighbours(grid: Any, i: int, length: int) -> list[tuple[Array, Any]]:
+    """The two pixels beside each place along one axis, with their weights: 0 for pixels beyond the border."""
+    at = ops.mul(ops.add(ops.getitem(grid, (slice(None), i)), 1.0), (length - 1) / 2)
+    below = elementwise(lambda v: np.clip(np.floor(np.nan_to_num(v, nan=-2.0)), -2, length), as_array(at))
+    part = ops.sub(at, below)
+    found = []
+    for index, weight in ((below, ops.sub(1.0, part)), (below + 1, part)):
+        inside = (index >= 0) & (index < length)
+        found.append((index.clip(0, length - 1).astype(int), ops.where(inside, weight, 0.0)))
+    return found

@@ -1,0 +1,93 @@
+"""Sequences of different lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dbrdist.core import ops
+from dbrdist.core.backend import Array, empty_as, full_as, zeros_as
+from dbrdist.core.checks import describe, expected
+from dbrdist.core.graph import FunctionNode, call
+from dbrdist.core.rows import matched
+from dbrdist.core.variable import Variable, as_array, as_variable
+
+
+class PadSequence(FunctionNode):
+    """y[i] = the i-th input, followed by one value; gx_i = the part of gy[i] that the input fills"""
+
+    def __init__(self, length: int, value: Any) -> None:
+        self.length = length
+        self.value = value
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        y = full_as(xs[0], (len(xs), self.length, *xs[0].shape[1:]), xs[0].dtype, self.value)
+        for row, x in zip(y, xs):
+            row[: len(x)] = x
+        return (y,)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(ops.getitem(gys[0], (i, slice(self.inputs[i].shape[0]))) for i in wanted)
+
+
+def pad_sequence(xs: Sequence[Any], length: int | None = None, padding: Any = 0) -> Any:
+    """Arrays (L_i, ...) of different lengths as rows of one array (N, length, ...), filled up with ``padding``.
+
+    ``length``: None for the greatest L_i.
+    """
+    xs = _sequences("pad_sequence", xs)
+    longest = max(x.shape[0] for x in xs)
+    if length is not None and length < longest:
+        raise expected("pad_sequence", "length", f"at least {longest}, the length of the longest of xs", length)
+    try:
+        xs[0].dtype.type(padding)
+    except (OverflowError, TypeError, ValueError):
+        raise expected("pad_sequence", "padding", f"a number of type {xs[0].dtype}", repr(padding)) from None
+    return PadSequence(longest if length is None else int(length), padding).apply(xs)[0]
+
+
+class TransposeSequence(FunctionNode):
+    """y_t = the t-th elements of the inputs that have one; of inputs in descending length, it is its own inverse"""
+
+    is_linear = True
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        table = empty_as(xs[0], (len(xs[0]), len(xs), *xs[0].shape[1:]), xs[0].dtype)
+        for i, x in enumerate(xs):
+            table[: len(x), i] = x
+        counts = [sum(len(x) > t for x in xs) for t in range(len(xs[0]))]
+        return tuple(row[:n] for row, n in zip(table, counts))
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        nodes = self.inputs
+        like = next(as_array(g) for g in gys if g is not None)
+        rest, dtype = nodes[0].shape[1:], nodes[0].dtype
+        lengths = [node.shape[0] for node in nodes]
+        full = [
+            zeros_as(like, (sum(n > t for n in lengths), *rest), dtype) if g is None else g for t, g in enumerate(gys)
+        ]
+        gxs = call(TransposeSequence(), *full)
+        gxs = gxs if isinstance(gxs, tuple) else (gxs,)
+        return tuple(gxs[i] if lengths[i] else zeros_as(like, (0, *rest), dtype) for i in wanted)
+
+
+def transpose_sequence(xs: Sequence[Any]) -> tuple[Any, ...]:
+    """For each time t the t-th elements of the sequences that are so long, stacked: a tuple of L_0 arrays (N_t, ...).
+
+    xs: arrays (L_i, ...), the longest first.
+    """
+    xs = _sequences("transpose_sequence", xs)
+    lengths = [x.shape[0] for x in xs]
+    if lengths != sorted(lengths, reverse=True):
+        raise expected("transpose_sequence", "xs", "sequences in descending order of length", str(lengths))
+    return TransposeSequence().apply(xs) if lengths[0] else ()
+
+
+def _sequences(function: str, xs: Sequence[Any]) -> tuple[Variable, ...]:
+    found = tuple(as_variable(x) for x in matched(tuple(xs)))
+    if not found:
+        raise expected(function, "xs", "at least one array", "none")
+    for k, x in enumerate(found):
+        if not x.ndim or x.shape[1:] != found[0].shape[1:] or x.dtype != found[0].dtype:
+            raise expected(function, f"xs[{k}]", f"shape (L, ...) and type as of xs[0], {describe(found[0])}", x)
+    return found
