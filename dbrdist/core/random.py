@@ -92,16 +92,19 @@ def set_state(state: tuple[int, ...]) -> None:
         setattr(_stream, name, value)
 
 
-def raw_words(num_rows: int, words_per_row: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def raw_words(
+    num_rows: int, words_per_row: int, is_shared: bool = False
+) -> np.ndarray[Any, np.dtype[np.uint64]]:  # fmt: skip
     """64 random bits each, shape (num_rows, words_per_row), for the next draw of this step (dropout's masks, say).
 
-    Row i belongs to row ``row + i`` of the global batch, so the numbers do not depend on how many ranks share it.
+    Row i belongs to row ``row + i`` of the global batch, so the numbers do not depend on how many ranks share it; or to
+    row i of something that all ranks have (``is_shared``), such as a weight.
     """
     s = _stream
     draw = s.draw
     s.draw = draw + 1
     blocks = -(-words_per_row // _WORDS_PER_BLOCK)
-    bits = _philox(s.seed, "forward", (s.row * blocks, draw, s.iteration, s.epoch))
+    bits = _philox(s.seed, "forward", (0 if is_shared else s.row * blocks, draw, s.iteration, s.epoch))
     words = bits.random_raw(num_rows * blocks * _WORDS_PER_BLOCK)
     return words.reshape(num_rows, blocks * _WORDS_PER_BLOCK)[:, :words_per_row]
 

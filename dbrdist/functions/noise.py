@@ -17,9 +17,9 @@ from dbrdist.core.rows import together
 from dbrdist.core.variable import as_array, as_variable
 
 
-def _bits(x: Array, shape: tuple[int, ...] | None = None) -> Array:
+def _bits(x: Array, shape: tuple[int, ...] | None = None, is_shared: bool = False) -> Array:
     """32 random bits for each element of x, or of another shape, on the device of x; those of row i belong to the i-th
-    example of this rank.
+    example of this rank, or to row i of what all ranks have (``is_shared``).
 
     4-d rows are drawn in the order H W C, in which they lie in memory.
     """
@@ -28,7 +28,7 @@ def _bits(x: Array, shape: tuple[int, ...] | None = None) -> Array:
     shape = (shape[0], *shape[2:], shape[1]) if is_image else shape
     num_rows = shape[0] if shape else 1
     row = int(np.prod(shape[1:]))
-    words = raw_words(num_rows, -(-row // 2))
+    words = raw_words(num_rows, -(-row // 2), is_shared)
     bits = np.ascontiguousarray(words).view("<u4")[:, :row].reshape(shape)
     if is_image:
         bits = bits.transpose(0, 3, 1, 2)
@@ -117,8 +117,7 @@ def simplified_dropconnect(
         train: whether to drop weights.
         mask: 1 for weights to keep and 0 for others, in place of what is drawn; (N, O, I), or (O, I) without
             ``use_batchwise_mask``.
-        use_batchwise_mask: whether each example has a mask of its own. A mask for all follows the first example of the
-            rank, so that it differs between ranks.
+        use_batchwise_mask: whether each example has a mask of its own; else all examples of all ranks have one.
 
     Wan et al. 2013, with the mean taken before the activation.
     """
@@ -130,10 +129,12 @@ def simplified_dropconnect(
     x = ops.reshape(x, (x.shape[0], prod(x.shape[1:]))) if x.ndim != 2 and x.ndim else x
     if x.ndim != 2 or W.ndim != 2 or x.shape[1] != W.shape[1]:
         raise expected(name, "x", f"rows of {W.shape[-1] if W.ndim else 1} elements for W of shape {W.shape}", x)
+    if rest and rest[0].shape != W.shape[:1]:
+        raise expected(name, "b", f"shape {W.shape[:1]}", rest[0])
     shape = (x.shape[0], *W.shape) if use_batchwise_mask else W.shape
     ratio = ratio if train else 0.0
     if mask is None:
-        mask = _bits(W.array, shape) >= ratio * 2.0**32
+        mask = _bits(W.array, shape, not use_batchwise_mask) >= ratio * 2.0**32
     mask = as_array(mask)
     if mask.shape != shape:
         raise expected(name, "mask", f"shape {shape}", mask)
