@@ -23,7 +23,7 @@ REFUSED = [
     (lambda: F.einsum("ij", ones(2, 3), ones(2)), r"expected an array for each of the 1 terms, got 2 arrays"),
     (lambda: F.einsum("ij,jk", ones(2, 3), ones(4, 2)), r"operand 1: expected length 3 of 'j' as before, got shape"),
     (lambda: F.einsum("ij,jk", ones(2, 3), ones(1, 2)), r"operand 1: expected length 3 of 'j' as before"),
-    (lambda: F.einsum("ii", ones(2, 3)), r"operand 0: expected length 2 of '...' as before"),
+    (lambda: F.einsum("ii", ones(2, 3)), r"operand 0: expected length 2 of 'i' as before"),
     (lambda: F.einsum("ijk", ones(2, 3)), r"operand 0: expected the 3 axes of 'ijk', got 2 axes"),
     (lambda: F.einsum("i", ones(2, 3)), r"operand 0: expected the 1 axes of 'i', got 2 axes"),
     (lambda: F.einsum("ij...k", ones(2, 3)), r"operand 0: expected the 4 axes of 'ij...k', got 2"),
