@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, elementwise, empty_as, get_array_module
+from dbrdist.core.arrays import are_images
+from dbrdist.core.backend import Array, accumulation_dtype, channels_last, get_array_module
 from dbrdist.core.checks import floating
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.variable import Variable, as_array, as_variable
@@ -24,10 +25,10 @@ class CumSum(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         (x,) = xs
-        y = empty_as(x, x.shape, accumulation_dtype(x.dtype))
         order = (*(slice(None),) * self.axis, slice(None, None, -1 if self.backwards else 1))
-        get_array_module(x).cumsum(x[order], self.axis, y.dtype, y[order])
-        return (y if y.dtype == x.dtype else elementwise(lambda v: v.astype(x.dtype), y),)
+        wide = x.astype(accumulation_dtype(x.dtype), copy=False)
+        y = wide[order].cumsum(axis=self.axis)[order].astype(x.dtype, copy=False)
+        return (channels_last(y) if are_images(x) else y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         return (call(CumSum(self.axis, not self.backwards), gys[0]),)
@@ -48,11 +49,11 @@ class Recurrence(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0,))
         self.retain_outputs((0,))
-        a, b = xs
-        y = get_array_module(b).array(b)
+        wide = accumulation_dtype(xs[1].dtype)
+        a, y = xs[0].astype(wide, copy=False), xs[1].astype(wide)  # a copy
         for j in range(1, len(y)):
             y[j] += a[j] * y[j - 1]
-        return (y,)
+        return (y.astype(xs[1].dtype, copy=False),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         (a,), (y,) = self.retained_inputs(), self.retained_outputs()
@@ -84,7 +85,7 @@ class CumProd(FunctionNode):
         self.retain_inputs((0,))
         self.retain_outputs((0,))
         x = xs[0]
-        return (x.cumprod(axis=0, dtype=accumulation_dtype(x.dtype)).astype(x.dtype, copy=False),)
+        return (x.astype(accumulation_dtype(x.dtype), copy=False).cumprod(axis=0).astype(x.dtype, copy=False),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         (x,), (y,) = self.retained_inputs(), self.retained_outputs()
@@ -117,7 +118,7 @@ class Prod(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0,))
         x = xs[0]
-        return (x.prod(axis=0, dtype=accumulation_dtype(x.dtype)).astype(x.dtype, copy=False),)
+        return (x.astype(accumulation_dtype(x.dtype), copy=False).prod(axis=0).astype(x.dtype, copy=False),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         (x,) = self.retained_inputs()

@@ -285,7 +285,7 @@ def spatial_transformer_sampler(x: Any, grid: Any) -> Any:
 def _neighbours(grid: Any, i: int, length: int) -> list[tuple[Array, Any]]:
     """The two pixels beside each place along one axis, with their weights: 0 for pixels beyond the border."""
     at = ops.mul(ops.add(ops.getitem(grid, (slice(None), i)), 1.0), (length - 1) / 2)
-    below = elementwise(lambda v: np.clip(np.floor(np.nan_to_num(v, nan=-2.0)), -2, length), as_array(at))
+    below = elementwise(lambda v: np.clip(np.floor(np.where(v == v, v, -2.0)), -2, length), as_array(at))
     part = ops.sub(at, below)
     found = []
     for index, weight in ((below, ops.sub(1.0, part)), (below + 1, part)):

@@ -29,6 +29,7 @@ FUNCTIONS = {
     "argmax": f"a, {_REDUCTION}", "argmin": f"a, {_REDUCTION}", "argsort": "a, axis=-1, kind=None",
     "sum": f"a, {_REDUCTION}", "mean": f"a, {_REDUCTION}", "prod": f"a, {_REDUCTION}",
     "std": "a, axis=None, dtype=None, out=None, ddof=0, keepdims=False",
+    "bincount": "x, weights=None, minlength=None", "tri": "N, M=None, k=0, dtype=float",
     "arange": "start, stop=None, step=1, dtype=None",
     "linspace": "start, stop, num=50, endpoint=True, retstep=False, dtype=None, axis=0",
     "array_equal": "a1, a2, equal_nan=False", "broadcast_to": "array, shape", "clip": "a, a_min, a_max, out=None",
@@ -48,6 +49,7 @@ METHODS = {
     "argmax": "axis=None, out=None, dtype=None, keepdims=False",
     "argmin": "axis=None, out=None, dtype=None, keepdims=False",
     "sum": _REDUCTION, "mean": _REDUCTION, "prod": _REDUCTION, "cumsum": "axis=None, dtype=None, out=None",
+    "cumprod": "axis=None, dtype=None, out=None", "diagonal": "offset=0, axis1=0, axis2=1",
     "std": "axis=None, dtype=None, out=None, ddof=0, keepdims=False",
     "var": "axis=None, dtype=None, out=None, ddof=0, keepdims=False",
     "argsort": "axis=-1, kind=None", "clip": "min=None, max=None, out=None", "copy": "order='C'", "fill": "value",
@@ -58,7 +60,7 @@ METHODS = {
 SIGNATURES = {name: inspect.signature(eval(f"lambda {text}: None")) for name, text in FUNCTIONS.items()}
 METHOD_SIGNATURES = {name: inspect.signature(eval(f"lambda {text}: None")) for name, text in METHODS.items()}
 ATTRIBUTES = ("dtype", "itemsize", "nbytes", "ndim", "shape", "size", "strides")
-VIEWS = ("broadcast_to", "ravel", "reshape", "squeeze", "swapaxes", "transpose", "view", "expand_dims")
+VIEWS = ("broadcast_to", "ravel", "reshape", "squeeze", "swapaxes", "transpose", "view", "expand_dims", "diagonal")
 KEEPS_ORDER = (*VIEWS, "copy")
 # The ufuncs with ``at`` and those with ``reduce``; the arguments of a call.
 SCATTERS = ("add", "subtract", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor")
@@ -189,6 +191,14 @@ class ndarray:
             return out if out is not None else _wrap(result, name in KEEPS_ORDER)
 
         return call
+
+    @property
+    def real(self) -> ndarray:
+        return ndarray(self.host.real, self.device_id)
+
+    @property
+    def imag(self) -> ndarray:
+        return ndarray(self.host.imag, self.device_id)
 
     @property
     def T(self) -> ndarray:
@@ -335,12 +345,12 @@ class ndarray:
 
 def _operator(name: str, ufunc: Any) -> None:
     def forward(self: Any, other: Any) -> Any:
-        if not isinstance(other, (ndarray, np.ndarray, np.generic, int, float, bool)):
+        if not isinstance(other, (ndarray, np.ndarray, np.generic, int, float, complex, bool)):
             return NotImplemented
         return ufunc(self, other)
 
     def backward(self: Any, other: Any) -> Any:
-        if not isinstance(other, (ndarray, np.ndarray, np.generic, int, float, bool)):
+        if not isinstance(other, (ndarray, np.ndarray, np.generic, int, float, complex, bool)):
             return NotImplemented
         return ufunc(other, self)
 
@@ -432,6 +442,22 @@ def _function(name: str) -> Any:
     return call
 
 
+def einsum(*operands: Any, out: Any = None, optimize: Any = False) -> ndarray:
+    """The sum of products; as with CuPy, a view where nothing is summed."""
+    return _wrap(np.einsum(*map(_plain, operands), out=_plain(out), optimize=optimize), True)
+
+
+def _of_matrices(function: Any) -> Any:
+    """A function of one array, of types that the libraries of CUDA have."""
+
+    def call(a: ndarray) -> ndarray:
+        if a.dtype.char not in "fdFD":
+            raise TypeError(f"array type {a.dtype} is unsupported in linalg and fft")
+        return _wrap(function(_plain(a)))
+
+    return call
+
+
 def _make() -> Any:
     m: Any = types.ModuleType("cupy")
     m.__version__ = "stand-in"
@@ -441,6 +467,9 @@ def _make() -> Any:
     m.cuda = types.SimpleNamespace(
         Device=_Device, is_available=lambda: True, runtime=types.SimpleNamespace(getDeviceCount=lambda: NUM_DEVICES)
     )
+    m.einsum = einsum
+    m.linalg = types.SimpleNamespace(**{n: _of_matrices(getattr(np.linalg, n)) for n in ("inv", "det", "cholesky")})
+    m.fft = types.SimpleNamespace(**{n: _of_matrices(getattr(np.fft, n)) for n in ("fft", "ifft")})
     m.lib = types.SimpleNamespace(stride_tricks=types.SimpleNamespace(as_strided=as_strided))
     for name in FUNCTIONS:
         setattr(m, name, _function(name))
