@@ -100,20 +100,20 @@ def disturbed(cluster, folder, options):
     return code, done
 
 
-def state(folder):
-    """All arrays of the newest snapshot, by name, without what is time and so never twice the same.
+# What a line of the log measures, and so never holds twice.
+MEASURED = {"elapsed_time", "examples_per_second", "data_wait_fraction", "memory_bytes", "time"}
 
-    That is the seconds of the training so far, and those that stand in each line of the log; the rest of the log stays.
-    """
+
+def state(folder):
+    """All arrays of the newest snapshot by name, and the log, without what is measured."""
     last = max((folder / "run").glob("snapshot*"), key=lambda path: path.stat().st_mtime_ns)
     with np.load(last, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     del arrays["_snapshot_elapsed_time"]
-    lines = json.loads(str(arrays["extensions/LogReport/_log"]))
-    assert lines, "the log of the snapshot is empty"
-    for line in lines:
-        del line["elapsed_time"]
-    arrays["extensions/LogReport/_log"] = np.array(json.dumps(lines))
+    lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
+    assert lines, "the log is empty"
+    kept = [{key: value for key, value in line.items() if key not in MEASURED} for line in lines]
+    arrays["log.jsonl"] = np.array(json.dumps(kept))
     return arrays
 
 
