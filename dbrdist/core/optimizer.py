@@ -338,6 +338,10 @@ class GradientMethod(Optimizer):
             self._watch = Watch([*self.target.links(), *everything, *rules, *(r.hyperparam for r in rules)])
         return self._parts
 
+    def forget_plan(self) -> None:
+        """Plan the next update anew, after a change of what the states hold."""
+        self._watch = None
+
     def runs(self) -> Iterator[Run]:
         """The runs that an update covers, with gradients complete; for hooks that work on flat memory."""
         for part in self._plan():

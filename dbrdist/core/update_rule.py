@@ -74,6 +74,14 @@ def _lend(size: int, dtype: Any) -> Array:
     return lent
 
 
+def denominator(w: Array, eps: float) -> Array:
+    """``w`` with ``eps`` added in place, and 1 where that is 0: no gradient so far, and the gaps in flat memory."""
+    w += eps
+    if not eps:
+        w[w == 0] = 1
+    return w
+
+
 # The entry of a rule's state that holds a 16-bit parameter in float32; the name is Chainer's.
 FP32_PARAM = "fp32_param"
 

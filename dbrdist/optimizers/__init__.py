@@ -1,21 +1,43 @@
 """Update rules, hooks and schedules."""
 
 from dbrdist.core.missing_names import explained as _explained
-from dbrdist.optimizers.adam import Adam, AdamW
+from dbrdist.optimizers.adam import AdaBound, Adam, AdamW, AMSBound, AMSGrad
+from dbrdist.optimizers.adaptive import MSVAG, SMORMS3, AdaDelta, AdaGrad, RMSprop, RMSpropGraves
 from dbrdist.optimizers.gradient_descent import SGD, CorrectedMomentumSGD, MomentumSGD, NesterovAG
-from dbrdist.optimizers.hooks import GradientClipping, GradientHardClipping, WeightDecay
+from dbrdist.optimizers.hooks import (
+    GradientClipping,
+    GradientHardClipping,
+    GradientLARS,
+    GradientNoise,
+    Lasso,
+    WeightDecay,
+)
+from dbrdist.optimizers.lamb import LAMB
 from dbrdist.optimizers.lars import LARS
 
 __all__ = [
+    "LAMB",
     "LARS",
+    "MSVAG",
     "SGD",
+    "SMORMS3",
+    "AMSBound",
+    "AMSGrad",
+    "AdaBound",
+    "AdaDelta",
+    "AdaGrad",
     "Adam",
     "AdamW",
     "CorrectedMomentumSGD",
     "GradientClipping",
     "GradientHardClipping",
+    "GradientLARS",
+    "GradientNoise",
+    "Lasso",
     "MomentumSGD",
     "NesterovAG",
+    "RMSprop",
+    "RMSpropGraves",
     "WeightDecay",
 ]
 

@@ -1,4 +1,4 @@
-"""Adam and AdamW."""
+"""Adam and what came of it: AdamW, AMSGrad, AdaBound, AMSBound."""
 
 from __future__ import annotations
 
@@ -9,19 +9,39 @@ import numpy as np
 
 from dbrdist.core.backend import Array
 from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy
-from dbrdist.core.update_rule import UpdateRule, workspace
+from dbrdist.core.parameter import Parameter
+from dbrdist.core.update_rule import UpdateRule, denominator, workspace
 
 
 class AdamRule(UpdateRule):
-    """m <- beta1 m + (1 - beta1) g; v <- beta2 v + (1 - beta2) g^2;
-    p <- p - eta (alpha_t m / (sqrt(v) + eps) + wd p)
+    """m <- beta1 m + (1 - beta1) g; v <- beta2 v + (1 - beta2) g^2; with amsgrad vhat <- max(vhat, v), else vhat = v;
+    p <- p - eta (alpha_t m / (sqrt(vhat) + eps) + wd p), where adabound clips the factor of m
     """
 
-    state_names = ("m", "v")
     keeps_zero = True
 
+    @property
+    def state_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The largest v so far is kept with amsgrad only."""
+        return ("m", "v", "vhat") if self.hyperparam.amsgrad else ("m", "v")
+
+    def fit(self, param: Parameter) -> None:
+        """Begin the largest v with today's where amsgrad was switched on after the first update."""
+        self._complete()
+        super().fit(param)
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the state, also where amsgrad was switched on since the last update."""
+        self._complete()
+        super().serialize(serializer)
+
+    def _complete(self) -> None:
+        state = self._state
+        if state is not None and self.hyperparam.amsgrad and "vhat" not in state:
+            state["vhat"] = state["v"].copy()
+
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
-        m, v = state
+        m, v, *largest = state
         beta1, beta2 = hp.beta1, hp.beta2
         alpha_t = hp.alpha * math.sqrt(1 - beta2**t) / (1 - beta1**t)
         w = workspace(g)
@@ -31,21 +51,45 @@ class AdamRule(UpdateRule):
         w *= 1 - beta2
         v *= beta2
         v += w
+        for vhat in largest:
+            v = np.maximum(vhat, v, out=vhat)
         if hp.weight_decay_rate:
             p *= 1 - hp.eta * hp.weight_decay_rate
         np.sqrt(v, out=w)
-        w += hp.eps
-        if not hp.eps:
-            w[w == 0] = 1  # no gradient so far, and the gaps in flat memory: m is 0 too
-        np.divide(m, w, out=w)
-        w *= hp.eta * alpha_t
+        denominator(w, hp.eps)
+        if hp.adabound:
+            np.divide(alpha_t, w, out=w)
+            w.clip(*_bounds(hp, t), out=w)
+            w *= m
+            w *= hp.eta
+        else:
+            np.divide(m, w, out=w)
+            w *= hp.eta * alpha_t
         p -= w
+
+
+def _bounds(hp: Any, t: int) -> tuple[float, float]:
+    """AdaBound's interval for the rate of each element: from (0, inf) it closes on final_lr, which follows alpha."""
+    final = hp.final_lr * hp.alpha / hp.initial_alpha
+    upper = final * (1 + 1 / (hp.gamma * t)) if hp.gamma else math.inf
+    return final * (1 - 1 / (hp.gamma * t + 1)), upper
+
+
+class _Amsgrad(HyperparameterProxy):
+    """``amsgrad``: it decides what the state holds, so the next update must look at the rules again."""
+
+    def __set__(self, obj: Any, value: Any) -> None:
+        super().__set__(obj, value)
+        obj.forget_plan()
 
 
 class Adam(GradientMethod):
     """Adam (Kingma and Ba 2015, with alpha corrected for both biases as in their section 2).
 
-    ``weight_decay_rate`` is decoupled from the gradient (Loshchilov and Hutter 2019) and scaled by ``eta``.
+    ``weight_decay_rate`` is decoupled from the gradient (Loshchilov and Hutter 2019) and scaled by ``eta``. With
+    ``amsgrad`` the denominator has the largest v so far (Reddi et al. 2018). With ``adabound`` the rate of each element
+    is clipped to an interval that closes on ``final_lr`` at the speed ``gamma`` (Luo et al. 2019); ``final_lr`` is
+    meant for the ``alpha`` given here, and changes with it in the same proportion.
     """
 
     rule_class = AdamRule
@@ -56,6 +100,10 @@ class Adam(GradientMethod):
     eps = HyperparameterProxy("eps")
     eta = HyperparameterProxy("eta")
     weight_decay_rate = HyperparameterProxy("weight_decay_rate")
+    amsgrad = _Amsgrad("amsgrad")
+    adabound = HyperparameterProxy("adabound")
+    final_lr = HyperparameterProxy("final_lr")
+    gamma = HyperparameterProxy("gamma")
 
     def __init__(
         self,
@@ -70,10 +118,24 @@ class Adam(GradientMethod):
         final_lr: float = 0.1,
         gamma: float = 0.001,
     ) -> None:
-        if amsgrad or adabound:
-            raise ValueError("Adam: amsgrad and adabound are not part of dbrdist yet; expected False for both")
-        super().__init__(alpha=alpha, beta1=beta1, beta2=beta2, eps=eps, eta=eta, weight_decay_rate=weight_decay_rate)
-        self._unused = (final_lr, gamma)
+        if adabound and not alpha > 0:
+            raise ValueError(
+                f"{type(self).__name__}: alpha: expected a number above 0, since final_lr follows alpha in proportion, "
+                f"got {alpha}"
+            )
+        super().__init__(
+            alpha=alpha,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            eta=eta,
+            weight_decay_rate=weight_decay_rate,
+            amsgrad=amsgrad,
+            adabound=adabound,
+            final_lr=final_lr,
+            gamma=gamma,
+            initial_alpha=alpha,
+        )
 
 
 class AdamW(Adam):
@@ -92,3 +154,52 @@ class AdamW(Adam):
         weight_decay_rate: float = 0,
     ) -> None:
         super().__init__(alpha, beta1, beta2, eps, eta, weight_decay_rate)
+
+
+class AMSGrad(Adam):
+    """Adam whose denominator never shrinks: it has the largest v so far (Reddi et al. 2018)."""
+
+    def __init__(
+        self,
+        alpha: float = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        eta: float = 1.0,
+    ) -> None:
+        super().__init__(alpha, beta1, beta2, eps, eta, amsgrad=True)
+
+
+class AdaBound(Adam):
+    """Adam that turns into SGD: each element's rate is clipped to an interval that closes on ``final_lr``.
+
+    Luo et al. 2019 (arXiv 1902.09843): from ``final_lr (1 - 1 / (gamma t + 1))`` to ``final_lr (1 + 1 / (gamma t))``.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        final_lr: float = 0.1,
+        gamma: float = 0.001,
+        eps: float = 1e-8,
+        eta: float = 1.0,
+    ) -> None:
+        super().__init__(alpha, beta1, beta2, eps, eta, adabound=True, final_lr=final_lr, gamma=gamma)
+
+
+class AMSBound(Adam):
+    """:class:`AdaBound` with the largest v so far, as in :class:`AMSGrad` (Luo et al. 2019)."""
+
+    def __init__(
+        self,
+        alpha: float = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        final_lr: float = 0.1,
+        gamma: float = 0.001,
+        eps: float = 1e-8,
+        eta: float = 1.0,
+    ) -> None:
+        super().__init__(alpha, beta1, beta2, eps, eta, 0, True, True, final_lr, gamma)

@@ -1,15 +1,19 @@
-"""Hooks of optimizers: weight decay and gradient clipping, in one pass over flat memory each."""
+"""Hooks of optimizers: weight decay, Lasso, clipping, LARS and noise, in one pass over flat memory each."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from dbrdist.core import random
+from dbrdist.core.backend import Array, get_array_module
 from dbrdist.core.flat import Run
+from dbrdist.core.parameter import Parameter
 from dbrdist.core.update_rule import pieces
-from dbrdist.optimizers.lars import norm
+from dbrdist.optimizers.lars import norm, quotient
 
 
 class WeightDecay:
@@ -34,6 +38,30 @@ class WeightDecay:
         for piece in pieces(data):
             g = grad[piece]
             g += self.rate * data[piece]
+
+
+class Lasso:
+    """Add ``rate`` times the sign of the parameter to its gradient: the gradient of an L1 penalty."""
+
+    name = "Lasso"
+    keeps_zero = True
+    call_for_each_param = True
+    timing = "pre"
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def __call__(self, rule: Any, param: Any) -> None:
+        if param.array is not None and param.grad is not None:
+            g = param.grad
+            g += self.rate * np.sign(param.array)
+
+    def flat(self, run: Run) -> None:
+        """The same for a whole run."""
+        data, grad = run.data, run.grad
+        for piece in pieces(data):
+            g = grad[piece]
+            g += self.rate * np.sign(data[piece])
 
 
 class GradientClipping:
@@ -78,3 +106,79 @@ class GradientHardClipping:
         """The same for a whole run."""
         g = run.grad
         g.clip(self.lower_bound, self.upper_bound, out=g)
+
+
+class GradientLARS:
+    """Scale each gradient to the norm of its parameter: g <- (g + wd p) ||p|| / (||g|| + wd ||p|| + eps).
+
+    The factor is 1 for parameters with a norm of at most ``threshold``. The trust coefficient of You et al. 2017
+    (arXiv 1708.03888) is left to the learning rate; :class:`~dbrdist.optimizers.LARS` has it.
+    """
+
+    name = "GradientLARS"
+    keeps_zero = True
+    call_for_each_param = True
+    timing = "pre"
+
+    def __init__(self, threshold: float = 1e-2, weight_decay: float = 0.0, eps: float = 1e-9) -> None:
+        self.threshold = threshold
+        self.weight_decay = weight_decay
+        self.eps = eps
+
+    def __call__(self, rule: Any, param: Any) -> None:
+        if param.array is not None and param.grad is not None:
+            self._scale(param.array, param.grad)
+
+    def flat(self, run: Run) -> None:
+        """The same for each parameter of a run."""
+        for _, where in run.layers():
+            self._scale(run.data[where], run.grad[where])
+
+    def _scale(self, p: Array, g: Array) -> None:
+        p_norm, g_norm = norm(p.reshape(-1)), norm(g.reshape(-1))
+        whole = g_norm + self.weight_decay * p_norm + self.eps
+        rate = quotient(p_norm, whole, (p_norm > self.threshold) & (whole > 0))
+        if self.weight_decay:
+            g += self.weight_decay * p
+        g *= rate if isinstance(rate, float) else rate.astype(g.dtype)
+
+
+def exponential_decay_noise(xp: Any, shape: tuple[int, ...], dtype: Any, hook: Any, opt: Any) -> Array:
+    """Normal noise of variance eta / (1 + t)^0.55 (Neelakantan et al. 2015, arXiv 1511.06807)."""
+    std = math.sqrt(hook.eta / (1 + opt.t) ** 0.55)
+    return xp.asarray((std * hook.generator.standard_normal(shape)).astype(dtype))
+
+
+class GradientNoise:
+    """Add noise to the gradients: ``noise_func(xp, shape, dtype, hook, rule)``, for each parameter in turn.
+
+    ``hook.generator`` is then a NumPy generator that follows from the run's seed, the number of updates so far and the
+    parameter's place in flat memory: all ranks draw the same noise, and a resumed run draws what a straight one does.
+    """
+
+    name = "GradientNoise"
+    keeps_zero = True
+    call_for_each_param = True
+    timing = "pre"
+    generator: np.random.Generator
+
+    def __init__(self, eta: float, noise_func: Callable[..., Array] = exponential_decay_noise) -> None:
+        if not eta >= 0:
+            raise ValueError(f"GradientNoise: eta: expected a number of 0 or more, got {eta}")
+        self.eta = eta
+        self.noise_func = noise_func
+
+    def __call__(self, rule: Any, param: Any) -> None:
+        if param.grad is not None:
+            self._add(rule, param, param.grad)
+
+    def flat(self, run: Run) -> None:
+        """The same for each parameter of a run."""
+        for p, where in run.layers():
+            self._add(p.update_rule, p, run.grad[where].reshape(p.shape))
+
+    def _add(self, rule: Any, param: Parameter, g: Array) -> None:
+        assert param.slot is not None  # an update begins with places for all
+        purpose = f"gradient noise {param.dtype.name}"  # each type has flat memory of its own
+        self.generator = random.generator(random.get_seed(), purpose, sample=rule.t, part=param.slot.start)
+        g += self.noise_func(get_array_module(g), g.shape, g.dtype, self, rule)

@@ -29,6 +29,13 @@ def norm(a: Array) -> Any:
     return math.sqrt(total)
 
 
+def quotient(a: Any, b: Any, where: Any) -> Any:
+    """a / b, and 1 where ``where`` is false; numbers, or 0-d arrays on the device of the norms."""
+    if isinstance(a, float):
+        return a / b if where else 1.0
+    return get_array_module(a).where(where, a / b, 1.0)
+
+
 class LARSRule(UpdateRule):
     """v <- momentum v - lr trust (g + wd p); p <- p + v, with one trust ratio per parameter"""
 
@@ -48,13 +55,8 @@ class LARSRule(UpdateRule):
 
 
 def _trust(hp: Any, p_norm: Any, g_norm: Any) -> Any:
-    """The trust ratio: a number, or a 0-d array on the device of the norms."""
-    if isinstance(p_norm, float) and not (p_norm > 0 and g_norm > 0):
-        return 1.0
-    trust = hp.trust_coefficient * p_norm / (g_norm + hp.weight_decay * p_norm + hp.eps)
-    if isinstance(p_norm, float):
-        return trust
-    return get_array_module(p_norm).where((p_norm > 0) & (g_norm > 0), trust, 1.0)
+    whole = g_norm + hp.weight_decay * p_norm + hp.eps
+    return quotient(hp.trust_coefficient * p_norm, whole, (p_norm > 0) & (g_norm > 0))
 
 
 def _move(momentum: float, decay: float, rate: Any, p: Array, g: Array, v: Array) -> None:

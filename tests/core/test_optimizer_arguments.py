@@ -71,9 +71,8 @@ def test_adam_keeps_eps_apart_from_the_root():
 def test_every_argument_arrives_as_a_hyperparameter(name):
     cls = getattr(optimizers, name)
     parameters = inspect.signature(cls).parameters
-    unused = {"amsgrad", "adabound", "final_lr", "gamma"}
     given = {k: (not p.default if isinstance(p.default, bool) else p.default * 0.5 + 0.03)
-             for k, p in parameters.items() if k not in unused}  # fmt: skip
+             for k, p in parameters.items()}  # fmt: skip
     assert {k: getattr(cls(**given).hyperparam, k) for k in given} == given
     for i, (k, v) in enumerate(given.items()):  # by position, too
         assert getattr(cls(*list(given.values())[: i + 1]).hyperparam, k) == v

@@ -12,15 +12,28 @@ import dbrdist
 from dbrdist import Parameter
 from dbrdist.core import backend
 from dbrdist.optimizers import (
+    LAMB,
     LARS,
+    MSVAG,
     SGD,
+    SMORMS3,
+    AdaBound,
+    AdaDelta,
+    AdaGrad,
     Adam,
     AdamW,
+    AMSBound,
+    AMSGrad,
     CorrectedMomentumSGD,
     GradientClipping,
     GradientHardClipping,
+    GradientLARS,
+    GradientNoise,
+    Lasso,
     MomentumSGD,
     NesterovAG,
+    RMSprop,
+    RMSpropGraves,
     WeightDecay,
 )
 
@@ -32,6 +45,18 @@ METHODS = {
     "Adam": lambda: Adam(0.01),
     "Adam without eps": lambda: Adam(0.01, eps=0),
     "AdamW": lambda: AdamW(0.01, weight_decay_rate=0.1),
+    "AMSGrad": lambda: AMSGrad(0.01),
+    "AdaBound": lambda: AdaBound(0.01, gamma=0.5),
+    "AMSBound": lambda: AMSBound(0.01, gamma=0.5),
+    "AdaGrad": lambda: AdaGrad(0.1),
+    "AdaDelta": lambda: AdaDelta(),
+    "RMSprop": lambda: RMSprop(0.01),
+    "RMSprop with eps inside": lambda: RMSprop(0.01, eps_inside_sqrt=True),
+    "RMSpropGraves": lambda: RMSpropGraves(0.01),
+    "SMORMS3": lambda: SMORMS3(0.01),
+    "MSVAG": lambda: MSVAG(0.1),
+    "LAMB": lambda: LAMB(0.01),
+    "LAMB for vectors": lambda: LAMB(0.01, skip_vectors=False),
     "LARS": lambda: LARS(0.5, weight_decay=0.01),
     "LARS for vectors": lambda: LARS(0.5, weight_decay=0.01, skip_vectors=False),
 }
@@ -39,6 +64,9 @@ HOOKS = {
     "weight decay": lambda: WeightDecay(0.1),
     "clipping": lambda: GradientClipping(0.5),
     "clipping that does nothing": lambda: GradientClipping(1e6),
+    "Lasso": lambda: Lasso(0.1),
+    "LARS": lambda: GradientLARS(weight_decay=0.1),
+    "noise": lambda: GradientNoise(0.1),
     "hard clipping": lambda: GradientHardClipping(-0.2, 0.3),
 }
 SHAPES = ((3, 4), (5,), (2, 3, 3, 3), (1,))

@@ -1,0 +1,107 @@
+"""LAMB: Adam's direction with a trust ratio per layer."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.backend import Array
+from dbrdist.core.flat import Run
+from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy
+from dbrdist.core.update_rule import UpdateRule, denominator, in_pieces, pieces, workspace
+from dbrdist.optimizers.lars import norm, quotient
+
+
+class LAMBRule(UpdateRule):
+    """m <- beta1 m + (1 - beta1) g; v <- beta2 v + (1 - beta2) g^2; u = m / (sqrt(v) + eps) + wd p, with m and v
+    corrected for their biases; p <- p - alpha ||p|| / ||u|| u
+    """
+
+    state_names = ("m", "v")
+    keeps_zero = True
+
+    def step_run(self, hp: Any, t: int, run: Run, state: list[Array]) -> None:
+        data, grad = run.data, run.grad
+        for param, where in run.layers():
+            p, g, moments = data[where], grad[where], [a[where] for a in state]
+            in_pieces(functools.partial(_average, hp.beta1, hp.beta2), p, g, moments)
+            if param.ndim <= 1 and hp.skip_vectors:
+                direction, trust = functools.partial(_direction, hp, t, 0.0), 1.0
+            else:
+                direction = functools.partial(_direction, hp, t, hp.weight_decay_rate)
+                trust = _trust(direction, p, *moments)
+            in_pieces(functools.partial(_move, direction, hp.alpha * trust), p, g, moments)
+
+
+def _average(beta1: float, beta2: float, p: Array, g: Array, m: Array, v: Array) -> None:
+    w = workspace(g)
+    m *= beta1
+    m += np.multiply(g, 1 - beta1, out=w)
+    v *= beta2
+    np.square(g, out=w)
+    w *= 1 - beta2
+    v += w
+
+
+def _direction(hp: Any, t: int, decay: float, p: Array, m: Array, v: Array) -> Array:
+    """u, in the workspace."""
+    root = math.sqrt(1 - hp.beta2**t)
+    w = workspace(m)
+    np.sqrt(v, out=w)
+    denominator(w, hp.eps * root)
+    np.divide(m, w, out=w)
+    w *= root / (1 - hp.beta1**t)
+    if decay:
+        w += decay * p
+    return w
+
+
+def _trust(direction: Callable[..., Array], p: Array, m: Array, v: Array) -> Any:
+    """||p|| / ||u||, and 1 where one of them is zero; u is made piece by piece and not kept."""
+    total = sum(norm(direction(p[i].astype(m.dtype, copy=False), m[i], v[i])) ** 2 for i in pieces(p))
+    p_norm, u_norm = norm(p), math.sqrt(total) if isinstance(total, (int, float)) else np.sqrt(total)
+    return quotient(p_norm, u_norm, (p_norm > 0) & (u_norm > 0))
+
+
+def _move(direction: Callable[..., Array], rate: Any, p: Array, g: Array, m: Array, v: Array) -> None:
+    w = direction(p, m, v)
+    w *= rate
+    p -= w
+
+
+class LAMB(GradientMethod):
+    """Layer-wise adaptive moments for large batches (You et al. 2020, arXiv 1904.00962, algorithm 2 with phi(z) = z).
+
+    The rate of each parameter is alpha ||p|| / ||u||, and alpha where a norm is zero; weight decay is part of u. With
+    ``skip_vectors``, parameters with at most one axis (biases, scales) have rate alpha and no weight decay.
+    """
+
+    rule_class = LAMBRule
+    alpha = HyperparameterProxy("alpha")
+    lr = HyperparameterProxy("alpha")
+    beta1 = HyperparameterProxy("beta1")
+    beta2 = HyperparameterProxy("beta2")
+    eps = HyperparameterProxy("eps")
+    weight_decay_rate = HyperparameterProxy("weight_decay_rate")
+
+    def __init__(
+        self,
+        alpha: float = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-6,
+        weight_decay_rate: float = 0.01,
+        skip_vectors: bool = True,
+    ) -> None:
+        super().__init__(
+            alpha=alpha,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            weight_decay_rate=weight_decay_rate,
+            skip_vectors=skip_vectors,
+        )
