@@ -13,6 +13,7 @@ from dbrdist import datasets, models, optimizers
 from dbrdist import functions as F
 from dbrdist.cli import components as c
 from dbrdist.cli import resolve
+from dbrdist.cli import updates as u
 from dbrdist.cli.config import Config, interval
 from dbrdist.cli.document import Path
 from dbrdist.cli.load import Origin
@@ -44,14 +45,29 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
 OPTIMIZERS: dict[str, Any] = {
     "sgd": optimizers.SGD,
     "momentum_sgd": optimizers.MomentumSGD,
+    "corrected_momentum_sgd": optimizers.CorrectedMomentumSGD,
     "nesterov_ag": optimizers.NesterovAG,
     "adam": optimizers.Adam,
     "adamw": optimizers.AdamW,
+    "amsgrad": optimizers.AMSGrad,
+    "adabound": optimizers.AdaBound,
+    "amsbound": optimizers.AMSBound,
     "lars": optimizers.LARS,
+    "lamb": optimizers.LAMB,
+    "adagrad": optimizers.AdaGrad,
+    "adadelta": optimizers.AdaDelta,
+    "rmsprop": optimizers.RMSprop,
+    "rmsprop_graves": optimizers.RMSpropGraves,
+    "smorms3": optimizers.SMORMS3,
+    "msvag": optimizers.MSVAG,
 }
 HOOKS: dict[str, Callable[[Any], Any]] = {
     "weight_decay": lambda s: optimizers.WeightDecay(s.rate),
+    "lasso": lambda s: optimizers.Lasso(s.rate),
     "gradient_clipping": lambda s: optimizers.GradientClipping(s.threshold),
+    "gradient_hard_clipping": lambda s: optimizers.GradientHardClipping(s.lower_bound, s.upper_bound),
+    "gradient_lars": lambda s: optimizers.GradientLARS(s.threshold, s.weight_decay, s.eps),
+    "gradient_noise": lambda s: optimizers.GradientNoise(s.eta),
 }
 
 
@@ -286,7 +302,7 @@ def optimizer(config: Config, origin: Origin, task: Link) -> Any:
             raise ConfigError(
                 f"{origin.where(('optimizer',))}: optimizer: expected an optimizer, got {type(made).__name__}"
             )
-        if not isinstance(settings.schedule, c.Own) and not hasattr(made, "lr"):
+        if not isinstance(settings.schedule, u.Own) and not hasattr(made, "lr"):
             raise ConfigError(
                 f"{origin.where(('optimizer', 'schedule'))}: optimizer.schedule: {type(made).__name__} has no lr to set"
             )
@@ -308,16 +324,16 @@ def optimizer(config: Config, origin: Origin, task: Link) -> Any:
 def schedule(config: Config, made: Any) -> Callable[[float], float] | None:
     """The optimizer's learning rate as a function of the epochs done; None where it is left alone."""
     settings = config.optimizer.schedule
-    if isinstance(settings, c.Own):
+    if isinstance(settings, u.Own):
         return None
     base = made.lr
-    if isinstance(settings, c.Constant):
+    if isinstance(settings, u.Constant):
         after = schedules.constant(base)
-    elif isinstance(settings, c.Step):
+    elif isinstance(settings, u.Step):
         after = schedules.step(base, settings.gamma, settings.milestones)
-    elif isinstance(settings, c.Exponential):
+    elif isinstance(settings, u.Exponential):
         after = schedules.exponential(base, settings.gamma)
-    elif isinstance(settings, c.Polynomial):
+    elif isinstance(settings, u.Polynomial):
         after = schedules.polynomial(base, config.epochs, settings.power, settings.end)
     else:
         after = schedules.cosine(base, config.epochs, settings.end)

@@ -1,22 +1,19 @@
-"""What a run is put together from: models, data, transforms, losses, optimizers with hooks and schedules."""
+"""What a run is put together from: models, data, transforms, losses; :mod:`dbrdist.cli.updates` has the optimizers."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from dbrdist.cli.settings import (
     Count,
-    Custom,
     Fraction,
-    NotNegative,
     Path,
     Positive,
     Settings,
     Tuple,
     component,
-    refuse,
 )
 
 # ---- models -----------------------------------------------------------------------------------------------------
@@ -219,183 +216,6 @@ class PlainLoss(Settings):
 
     name: Literal["mean_squared_error", "model"]
     """`mean_squared_error`, or `model` where the model itself returns its loss when called with a batch."""
-
-
-# ---- optimizer --------------------------------------------------------------------------------------------------
-
-
-class WeightDecay(Settings):
-    """Add `rate` times the parameter to its gradient."""
-
-    name: Literal["weight_decay"]
-    """`weight_decay`."""
-    rate: NotNegative
-    """Decay per step, relative to the parameter."""
-
-
-class GradientClipping(Settings):
-    """Scale all gradients down to a total norm."""
-
-    name: Literal["gradient_clipping"]
-    """`gradient_clipping`."""
-    threshold: Positive
-    """The largest allowed L2 norm of all gradients together."""
-
-
-class Schedule(Settings):
-    """What every schedule can do: climb to the learning rate first."""
-
-    warmup_epochs: NotNegative = 0.0
-    """Epochs, fractions allowed, in which the rate climbs linearly from `warmup_start`."""
-    warmup_start: NotNegative = 0.0
-    """The learning rate at which the climb starts."""
-
-
-class Constant(Schedule):
-    """The optimizer's learning rate all along."""
-
-    name: Literal["constant"]
-    """`constant`."""
-
-
-class Step(Schedule):
-    """Multiply the rate at given epochs."""
-
-    name: Literal["step"]
-    """`step`."""
-    milestones: Tuple(Positive, min_length=1)
-    """Epochs, rising, fractions allowed, at which the rate is multiplied by `gamma`."""
-    gamma: Positive = 0.1
-    """The factor."""
-
-    @model_validator(mode="after")
-    def _rising(self) -> Step:
-        if list(self.milestones) != sorted(set(self.milestones)):
-            refuse("milestones", f"the epochs must rise, got {list(self.milestones)}")
-        return self
-
-
-class Exponential(Schedule):
-    """Multiply the rate every epoch."""
-
-    name: Literal["exponential"]
-    """`exponential`."""
-    gamma: Positive
-    """The factor per epoch; each step gets its fraction of it."""
-
-
-class Polynomial(Schedule):
-    """Fall as (1 - done)^power until the end of training."""
-
-    name: Literal["polynomial"]
-    """`polynomial`."""
-    power: Positive = 1.0
-    """The exponent; 1 is a straight line."""
-    end: NotNegative = 0.0
-    """The learning rate at the end."""
-
-
-class Cosine(Schedule):
-    """Fall along half a cosine until the end of training."""
-
-    name: Literal["cosine"]
-    """`cosine`."""
-    end: NotNegative = 0.0
-    """The learning rate at the end."""
-
-
-class Own(Settings):
-    """What the user's own optimizer does by itself."""
-
-    name: Literal["own"]
-    """`own`: the learning rate is left alone."""
-
-
-_SCHEDULES = Constant, Step, Exponential, Polynomial, Cosine
-
-
-class OptimizerSettings(Settings):
-    """What every optimizer takes."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rate_by_either_name(cls, data: Any) -> Any:
-        """The learning rate is `lr` or, with Adam, `alpha`: both are understood."""
-        known = {"lr", "alpha"} & set(cls.model_fields)
-        if isinstance(data, dict) and len(known) == 1:
-            (own,) = known
-            (other,) = {"lr", "alpha"} - known
-            if other in data and own not in data:
-                return {(own if key == other else key): value for key, value in data.items()}
-        return data
-
-    hooks: Tuple(component("hook", WeightDecay, GradientClipping)) = ()
-    """What happens to the gradients before each update, in this order."""
-    schedule: component("schedule", *_SCHEDULES, custom=None, default="constant") = Constant(name="constant")
-    """How the learning rate changes over the run."""
-
-
-class CustomOptimizer(OptimizerSettings, Custom):
-    """The user's own callable that returns an optimizer."""
-
-    schedule: component("schedule", *_SCHEDULES, Own, custom=None) = Own(name="own")
-    """How the learning rate changes over the run; `own` leaves it alone."""
-
-
-class Sgd(OptimizerSettings):
-    """Gradient descent."""
-
-    name: Literal["sgd"]
-    """`sgd`."""
-    lr: Positive = 0.01
-    """Learning rate per step."""
-
-
-class MomentumSgd(OptimizerSettings):
-    """Gradient descent with momentum."""
-
-    name: Literal["momentum_sgd", "nesterov_ag"]
-    """`momentum_sgd`, or `nesterov_ag` for Nesterov's accelerated gradient."""
-    lr: Positive = 0.01
-    """Learning rate per step."""
-    momentum: Fraction = 0.9
-    """Fraction of the last update that is kept."""
-
-
-class Adam(OptimizerSettings):
-    """Adam (Kingma and Ba 2014)."""
-
-    name: Literal["adam", "adamw"]
-    """`adam`, or `adamw` for weight decay apart from the gradient."""
-    alpha: Positive = 0.001
-    """Learning rate per step."""
-    beta1: Fraction = 0.9
-    """Decay per step of the gradient's mean."""
-    beta2: Fraction = 0.999
-    """Decay per step of the squared gradient's mean."""
-    eps: Positive = 1e-8
-    """Added to the denominator."""
-    weight_decay_rate: NotNegative = 0.0
-    """Decay of the parameters per step, times the learning rate."""
-
-
-class Lars(OptimizerSettings):
-    """LARS (You, Gitman and Ginsburg 2017): a rate per layer from the norms of weights and gradients."""
-
-    name: Literal["lars"]
-    """`lars`."""
-    lr: Positive = 0.1
-    """Learning rate per step."""
-    momentum: Fraction = 0.9
-    """Fraction of the last update that is kept."""
-    weight_decay: NotNegative = 1e-4
-    """Decay per step, relative to the parameter; part of the norm that sets the layer's rate."""
-    trust_coefficient: Positive = 0.001
-    """The layer's rate relative to the ratio of its norms."""
-    eps: NotNegative = 0.0
-    """Added to the norm in the denominator."""
-    skip_vectors: bool = True
-    """Whether biases and scales do without weight decay and the layer's own rate."""
 
 
 # ---- the rest of a run ------------------------------------------------------------------------------------------

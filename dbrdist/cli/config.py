@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from dbrdist.cli import components as parts
+from dbrdist.cli import updates
 from dbrdist.cli.settings import Count, Custom, Path, Positive, Settings, Tuple, component, form, own, refuse
 
 # ---- when -------------------------------------------------------------------------------------------------------
@@ -104,10 +105,10 @@ class Config(Settings):
     """What happens to each image."""
     optimizer: component(
         "optimizer",
-        *(parts.Sgd, parts.MomentumSgd, parts.Adam, parts.Lars),
-        custom=parts.CustomOptimizer,
+        *updates.OPTIMIZERS,
+        custom=updates.CustomOptimizer,
         default="momentum_sgd",
-    ) = parts.MomentumSgd(name="momentum_sgd")
+    ) = updates.MomentumSgd(name="momentum_sgd")
     """The update rule with its hyperparameters, hooks and schedule."""
     init_from: Annotated[parts.InitFrom | None, BeforeValidator(_init_from)] = None
     """Weights to begin with: a path, or a mapping with `path` and `skip`."""
@@ -157,12 +158,12 @@ class Config(Settings):
         if not isinstance(self.loss_scale, str) and self.loss_scale > largest:
             yield "loss_scale", f"{self.dtype} takes at most {largest:g}, got {self.loss_scale:g}"
         schedule = self.optimizer.schedule
-        if isinstance(schedule, parts.Schedule) and schedule.warmup_epochs > self.epochs:
+        if isinstance(schedule, updates.Schedule) and schedule.warmup_epochs > self.epochs:
             yield (
                 "optimizer.schedule.warmup_epochs",
                 f"a warm-up of {schedule.warmup_epochs:g} epochs is longer than the run of {self.epochs:g}",
             )
-        if isinstance(schedule, parts.Step) and schedule.milestones[-1] >= self.epochs:
+        if isinstance(schedule, updates.Step) and schedule.milestones[-1] >= self.epochs:
             yield (
                 "optimizer.schedule.milestones",
                 f"epoch {schedule.milestones[-1]:g} is never reached: the run has {self.epochs:g} epochs",

@@ -9,7 +9,7 @@ import yaml
 from cli_helpers import ROOT
 from pydantic_core import PydanticUndefined
 
-from dbrdist.cli import components, config, settings, train
+from dbrdist.cli import components, config, settings, train, updates
 
 PAGE = (ROOT / "docs" / "train.md").read_text()
 SECTIONS = ("transforms", "evaluation", "snapshot", "log")
@@ -47,7 +47,7 @@ def keys_of_the_run():
 
 
 def keys_of_components():
-    for cls in vars(components).values():
+    for cls in {**vars(components), **vars(updates)}.values():
         if isinstance(cls, type) and issubclass(cls, settings.Settings) and "name" in cls.model_fields:
             for name in get_args(cls.model_fields["name"].annotation):
                 for key, field in cls.model_fields.items():
@@ -80,7 +80,7 @@ def test_the_page_has_no_key_that_is_not_there():
 
 
 def test_the_page_has_each_name_of_a_component():
-    for cls in vars(components).values():
+    for cls in {**vars(components), **vars(updates)}.values():
         if isinstance(cls, type) and issubclass(cls, settings.Settings) and "name" in cls.model_fields:
             for name in get_args(cls.model_fields["name"].annotation):
                 assert f"`{name}`" in PAGE

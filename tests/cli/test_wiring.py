@@ -51,11 +51,23 @@ def optimizer_of(settings, loss_scale="auto", epochs=10):
 OPTIMIZERS = {
     "sgd": {"lr": 0.3},
     "momentum_sgd": {"lr": 0.3, "momentum": 0.25},
+    "corrected_momentum_sgd": {"lr": 0.3, "momentum": 0.25},
     "nesterov_ag": {"lr": 0.3, "momentum": 0.25},
     "adam": {"alpha": 0.3, "beta1": 0.25, "beta2": 0.5, "eps": 0.125, "weight_decay_rate": 0.75},
     "adamw": {"alpha": 0.3, "beta1": 0.25, "beta2": 0.5, "eps": 0.125, "weight_decay_rate": 0.75},
+    "amsgrad": {"alpha": 0.3, "beta1": 0.25, "beta2": 0.5, "eps": 0.125},
+    "adabound": {"alpha": 0.3, "beta1": 0.25, "beta2": 0.5, "eps": 0.125, "final_lr": 0.75, "gamma": 0.625},
+    "amsbound": {"alpha": 0.3, "beta1": 0.25, "beta2": 0.5, "eps": 0.125, "final_lr": 0.75, "gamma": 0.625},
     "lars": {"lr": 0.3, "momentum": 0.25, "weight_decay": 0.5, "trust_coefficient": 0.125, "eps": 2.0,
              "skip_vectors": False},
+    "lamb": {"alpha": 0.3, "beta1": 0.25, "beta2": 0.5, "eps": 0.125, "weight_decay_rate": 0.75,
+             "skip_vectors": False},
+    "adagrad": {"lr": 0.3, "eps": 0.125},
+    "adadelta": {"rho": 0.25, "eps": 0.125},
+    "rmsprop": {"lr": 0.3, "alpha": 0.25, "eps": 0.125, "eps_inside_sqrt": True},
+    "rmsprop_graves": {"lr": 0.3, "alpha": 0.25, "momentum": 0.5, "eps": 0.125},
+    "smorms3": {"lr": 0.3, "eps": 0.125},
+    "msvag": {"lr": 0.3, "beta": 0.25, "weight_decay_rate": 0.75},
 }  # fmt: skip
 
 
@@ -64,6 +76,70 @@ def test_hyperparameters(name):
     _, made, _ = optimizer_of({"name": name, **OPTIMIZERS[name]})
     assert type(made).__name__.lower() == name.replace("_", "")
     assert {key: getattr(made.hyperparam, key) for key in OPTIMIZERS[name]} == OPTIMIZERS[name]
+
+
+def test_each_optimizer_is_wired():
+    assert set(OPTIMIZERS) == set(build.OPTIMIZERS)
+    assert {field for fields in OPTIMIZERS.values() for field in fields} >= {"final_lr", "eps_inside_sqrt"}
+    assert set(MORE_HOOKS) | {"weight_decay", "gradient_clipping"} == set(build.HOOKS)
+
+
+def test_adadelta_has_no_rate_to_change():
+    config, made, _ = optimizer_of("adadelta")
+    assert build.schedule(config, made) is None
+    with pytest.raises(dbrdist.errors.ConfigError, match="expected the name of a schedule: own"):
+        optimizer_of("{name: adadelta, schedule: cosine}")
+
+
+@pytest.mark.parametrize("name", ["adam", "rmsprop", "lamb", "amsbound"])
+def test_a_schedule_sets_the_rate_of_every_other(name):
+    config, made, _ = optimizer_of({"name": name, "schedule": "cosine"})
+    before = made.lr
+    made.lr = build.schedule(config, made)(5.0)
+    assert made.lr == pytest.approx(before / 2)
+
+
+# What a hook makes of the gradient g of a parameter w; both layers have norms above 1.
+MORE_HOOKS = {
+    "lasso": ({"rate": 0.25}, lambda g, w: g + 0.25 * np.sign(w)),
+    "gradient_hard_clipping": ({"lower_bound": -0.25, "upper_bound": 0.375}, lambda g, w: np.clip(g, -0.25, 0.375)),
+    "gradient_lars": (
+        {"threshold": 2.0, "weight_decay": 0.5, "eps": 0.125},
+        lambda g, w: (g + 0.5 * w) * (1 if norm(w) < 2 else norm(w) / (norm(g) + 0.5 * norm(w) + 0.125)),
+    ),
+    "gradient_noise": ({"eta": 0.0}, lambda g, w: g),
+}
+
+
+def norm(a):
+    return math.sqrt((a**2).sum())
+
+
+@pytest.mark.parametrize("name", MORE_HOOKS)
+def test_more_hooks(name):
+    fields, formula = MORE_HOOKS[name]
+    _, made, link = optimizer_of({"name": "sgd", "lr": 1.0, "hooks": [{"name": name, **fields}]})
+    before = [p.array.astype(float) for p in link.params()]
+    given = [np.linspace(-1, 1, p.size).reshape(p.shape) for p in link.params()]
+    for p, g in zip(link.params(), given):
+        p.grad = g.astype(np.float32)
+    made.update()
+    for p, w, g in zip(link.params(), before, given):
+        np.testing.assert_allclose(p.array, w - formula(g, w), rtol=1e-5, atol=1e-6)
+
+
+def test_noise_arrives():
+    _, made, link = optimizer_of({"name": "sgd", "lr": 1.0, "hooks": [{"name": "gradient_noise", "eta": 1e6}]})
+    for p in link.params():
+        p.grad = np.zeros(p.shape, np.float32)
+    made.update()
+    assert np.mean([abs(p.array).mean() for p in link.params()]) > 100
+
+
+def test_bounds_in_the_wrong_order_are_refused():
+    hook = "{name: gradient_hard_clipping, lower_bound: 1.0, upper_bound: -1.0}"
+    with pytest.raises(dbrdist.errors.ConfigError, match="must be above lower_bound, 1, got -1"):
+        optimizer_of(f"{{name: sgd, hooks: [{hook}]}}")
 
 
 def test_a_loss_scale_is_that_of_the_optimizer():

@@ -1,0 +1,363 @@
+"""How a run changes its parameters: optimizers with their hooks and schedules."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from dbrdist.cli.settings import Custom, Fraction, NotNegative, Positive, Settings, Tuple, component, refuse
+
+# ---- hooks ------------------------------------------------------------------------------------------------------
+
+
+class WeightDecay(Settings):
+    """Add `rate` times the parameter to its gradient."""
+
+    name: Literal["weight_decay"]
+    """`weight_decay`."""
+    rate: NotNegative
+    """Decay per step, relative to the parameter."""
+
+
+class Lasso(Settings):
+    """Add `rate` times the sign of the parameter to its gradient."""
+
+    name: Literal["lasso"]
+    """`lasso`."""
+    rate: NotNegative
+    """Weight of the sum of absolute values in the loss."""
+
+
+class GradientClipping(Settings):
+    """Scale all gradients down to a total norm."""
+
+    name: Literal["gradient_clipping"]
+    """`gradient_clipping`."""
+    threshold: Positive
+    """The largest allowed L2 norm of all gradients together."""
+
+
+class GradientHardClipping(Settings):
+    """Clip each element of the gradients."""
+
+    name: Literal["gradient_hard_clipping"]
+    """`gradient_hard_clipping`."""
+    lower_bound: float
+    """The smallest value that an element keeps."""
+    upper_bound: float
+    """The largest value that an element keeps."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> GradientHardClipping:
+        if not self.lower_bound < self.upper_bound:
+            refuse("upper_bound", f"must be above lower_bound, {self.lower_bound:g}, got {self.upper_bound:g}")
+        return self
+
+
+class GradientLars(Settings):
+    """Scale each gradient to the norm of its parameter (You, Gitman and Ginsburg 2017, without their coefficient)."""
+
+    name: Literal["gradient_lars"]
+    """`gradient_lars`."""
+    threshold: NotNegative = 0.01
+    """Parameters with a norm of at most this keep their gradients."""
+    weight_decay: NotNegative = 0.0
+    """Decay per step, relative to the parameter; part of the norm that sets the scale."""
+    eps: NotNegative = 1e-9
+    """Added to the norm in the denominator."""
+
+
+class GradientNoise(Settings):
+    """Add normal noise to the gradients (Neelakantan et al. 2015)."""
+
+    name: Literal["gradient_noise"]
+    """`gradient_noise`."""
+    eta: NotNegative
+    """The variance of the noise at the first step; it falls as (1 + steps)^-0.55."""
+
+
+_HOOKS = WeightDecay, Lasso, GradientClipping, GradientHardClipping, GradientLars, GradientNoise
+
+
+# ---- schedules --------------------------------------------------------------------------------------------------
+
+
+class Schedule(Settings):
+    """What every schedule can do: climb to the learning rate first."""
+
+    warmup_epochs: NotNegative = 0.0
+    """Epochs, fractions allowed, in which the rate climbs linearly from `warmup_start`."""
+    warmup_start: NotNegative = 0.0
+    """The learning rate at which the climb starts."""
+
+
+class Constant(Schedule):
+    """The optimizer's learning rate all along."""
+
+    name: Literal["constant"]
+    """`constant`."""
+
+
+class Step(Schedule):
+    """Multiply the rate at given epochs."""
+
+    name: Literal["step"]
+    """`step`."""
+    milestones: Tuple(Positive, min_length=1)
+    """Epochs, rising, fractions allowed, at which the rate is multiplied by `gamma`."""
+    gamma: Positive = 0.1
+    """The factor."""
+
+    @model_validator(mode="after")
+    def _rising(self) -> Step:
+        if list(self.milestones) != sorted(set(self.milestones)):
+            refuse("milestones", f"the epochs must rise, got {list(self.milestones)}")
+        return self
+
+
+class Exponential(Schedule):
+    """Multiply the rate every epoch."""
+
+    name: Literal["exponential"]
+    """`exponential`."""
+    gamma: Positive
+    """The factor per epoch; each step gets its fraction of it."""
+
+
+class Polynomial(Schedule):
+    """Fall as (1 - done)^power until the end of training."""
+
+    name: Literal["polynomial"]
+    """`polynomial`."""
+    power: Positive = 1.0
+    """The exponent; 1 is a straight line."""
+    end: NotNegative = 0.0
+    """The learning rate at the end."""
+
+
+class Cosine(Schedule):
+    """Fall along half a cosine until the end of training."""
+
+    name: Literal["cosine"]
+    """`cosine`."""
+    end: NotNegative = 0.0
+    """The learning rate at the end."""
+
+
+class Own(Settings):
+    """What the user's own optimizer does by itself."""
+
+    name: Literal["own"]
+    """`own`: the learning rate is left alone."""
+
+
+_SCHEDULES = Constant, Step, Exponential, Polynomial, Cosine
+
+
+# ---- optimizers -------------------------------------------------------------------------------------------------
+
+
+class OptimizerSettings(Settings):
+    """What every optimizer takes."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rate_by_either_name(cls, data: Any) -> Any:
+        """The learning rate is `lr` or, with Adam, `alpha`: both are understood."""
+        known = {"lr", "alpha"} & set(cls.model_fields)
+        if isinstance(data, dict) and len(known) == 1:
+            (own,) = known
+            (other,) = {"lr", "alpha"} - known
+            if other in data and own not in data:
+                return {(own if key == other else key): value for key, value in data.items()}
+        return data
+
+    hooks: Tuple(component("hook", *_HOOKS)) = ()
+    """What happens to the gradients before each update, in this order."""
+    schedule: component("schedule", *_SCHEDULES, custom=None, default="constant") = Constant(name="constant")
+    """How the learning rate changes over the run."""
+
+
+class CustomOptimizer(OptimizerSettings, Custom):
+    """The user's own callable that returns an optimizer."""
+
+    schedule: component("schedule", *_SCHEDULES, Own, custom=None) = Own(name="own")
+    """How the learning rate changes over the run; `own` leaves it alone."""
+
+
+class Sgd(OptimizerSettings):
+    """Gradient descent."""
+
+    name: Literal["sgd"]
+    """`sgd`."""
+    lr: Positive = 0.01
+    """Learning rate per step."""
+
+
+class MomentumSgd(OptimizerSettings):
+    """Gradient descent with momentum."""
+
+    name: Literal["momentum_sgd", "corrected_momentum_sgd", "nesterov_ag"]
+    """`momentum_sgd`; `corrected_momentum_sgd`, whose momentum holds no learning rate; or `nesterov_ag` for Nesterov's
+    accelerated gradient."""
+    lr: Positive = 0.01
+    """Learning rate per step."""
+    momentum: Fraction = 0.9
+    """Fraction of the last update that is kept."""
+
+
+class AdamLike(OptimizerSettings):
+    """What Adam and its descendants take."""
+
+    alpha: Positive = 0.001
+    """Learning rate per step."""
+    beta1: Fraction = 0.9
+    """Decay per step of the gradient's mean."""
+    beta2: Fraction = 0.999
+    """Decay per step of the squared gradient's mean."""
+    eps: Positive = 1e-8
+    """Added to the denominator."""
+
+
+class Adam(AdamLike):
+    """Adam (Kingma and Ba 2014)."""
+
+    name: Literal["adam", "adamw"]
+    """`adam`, or `adamw` for weight decay apart from the gradient."""
+    weight_decay_rate: NotNegative = 0.0
+    """Decay of the parameters per step, times the learning rate."""
+
+
+class AmsGrad(AdamLike):
+    """AMSGrad (Reddi, Kale and Kumar 2018)."""
+
+    name: Literal["amsgrad"]
+    """`amsgrad`."""
+
+
+class AdaBound(AdamLike):
+    """AdaBound (Luo et al. 2019)."""
+
+    name: Literal["adabound", "amsbound"]
+    """`adabound`, or `amsbound` for AMSGrad's denominator."""
+    final_lr: Positive = 0.1
+    """The learning rate of the SGD that it turns into; schedules scale it as they do `alpha`."""
+    gamma: Positive = 0.001
+    """How fast it turns into SGD: about 1 / `gamma` steps."""
+
+
+class Lamb(AdamLike):
+    """LAMB (You et al. 2020): Adam's direction, and a rate per layer from the norms of weights and direction."""
+
+    name: Literal["lamb"]
+    """`lamb`."""
+    eps: Positive = 1e-6
+    """Added to the denominator."""
+    weight_decay_rate: NotNegative = 0.01
+    """Decay relative to the parameter; part of the direction."""
+    skip_vectors: bool = True
+    """Whether biases and scales do without weight decay and the layer's own rate."""
+
+
+class AdaGrad(OptimizerSettings):
+    """AdaGrad (Duchi, Hazan and Singer 2011)."""
+
+    name: Literal["adagrad"]
+    """`adagrad`."""
+    lr: Positive = 0.001
+    """Learning rate per step."""
+    eps: Positive = 1e-8
+    """Added to the denominator."""
+
+
+class AdaDelta(OptimizerSettings):
+    """AdaDelta (Zeiler 2012), which has no learning rate."""
+
+    name: Literal["adadelta"]
+    """`adadelta`."""
+    rho: Fraction = 0.95
+    """Decay per step of the means of squared gradients and squared updates."""
+    eps: Positive = 1e-6
+    """Added to both means; it sets the size of the first updates."""
+    schedule: component("schedule", Own, custom=None) = Own(name="own")
+    """Only `own`: there is no learning rate to change."""
+
+
+class RmsProp(OptimizerSettings):
+    """RMSprop (Tieleman and Hinton 2012)."""
+
+    name: Literal["rmsprop"]
+    """`rmsprop`."""
+    lr: Positive = 0.01
+    """Learning rate per step."""
+    alpha: Fraction = 0.99
+    """Decay per step of the squared gradient's mean."""
+    eps: Positive = 1e-8
+    """Added to the denominator."""
+    eps_inside_sqrt: bool = False
+    """Whether `eps` is added before the root is taken."""
+
+
+class RmsPropGraves(OptimizerSettings):
+    """RMSprop over the gradient's standard deviation, with momentum (Graves 2013)."""
+
+    name: Literal["rmsprop_graves"]
+    """`rmsprop_graves`."""
+    lr: Positive = 1e-4
+    """Learning rate per step."""
+    alpha: Fraction = 0.95
+    """Decay per step of the means of gradient and squared gradient."""
+    momentum: Fraction = 0.9
+    """Fraction of the last update that is kept."""
+    eps: Positive = 1e-4
+    """Added to the variance."""
+
+
+class Smorms3(OptimizerSettings):
+    """SMORMS3 (Funk 2015)."""
+
+    name: Literal["smorms3"]
+    """`smorms3`."""
+    lr: Positive = 0.001
+    """The largest learning rate per step."""
+    eps: Positive = 1e-16
+    """Added to the denominators."""
+
+
+class Msvag(OptimizerSettings):
+    """M-SVAG: momentum with variance adaptation (Balles and Hennig 2018)."""
+
+    name: Literal["msvag"]
+    """`msvag`."""
+    lr: Positive = 0.1
+    """Learning rate per step."""
+    beta: Fraction = 0.9
+    """Decay per step of the means of gradient and squared gradient."""
+    weight_decay_rate: NotNegative = 0.0
+    """Decay of the parameters per step."""
+
+
+class Lars(OptimizerSettings):
+    """LARS (You, Gitman and Ginsburg 2017): a rate per layer from the norms of weights and gradients."""
+
+    name: Literal["lars"]
+    """`lars`."""
+    lr: Positive = 0.1
+    """Learning rate per step."""
+    momentum: Fraction = 0.9
+    """Fraction of the last update that is kept."""
+    weight_decay: NotNegative = 1e-4
+    """Decay per step, relative to the parameter; part of the norm that sets the layer's rate."""
+    trust_coefficient: Positive = 0.001
+    """The layer's rate relative to the ratio of its norms."""
+    eps: NotNegative = 0.0
+    """Added to the norm in the denominator."""
+    skip_vectors: bool = True
+    """Whether biases and scales do without weight decay and the layer's own rate."""
+
+
+OPTIMIZERS = (
+    *(Sgd, MomentumSgd, Adam, AmsGrad, AdaBound, Lars, Lamb),
+    *(AdaGrad, AdaDelta, RmsProp, RmsPropGraves, Smorms3, Msvag),
+)
