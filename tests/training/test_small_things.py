@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
-from training_helpers import Line, examples
+import math
 
+import numpy as np
+import pytest
+from training_helpers import Clock, Line, examples, make_trainer, restore, saved
+
+from dbrdist import Parameter, Variable
 from dbrdist.core.backend import get_device
 from dbrdist.datasets.convert import concat_examples
 from dbrdist.datasets.serial import SerialIterator
-from dbrdist.training import extensions
+from dbrdist.training import extensions, make_extension
 
 
 @pytest.mark.parametrize("device", [None, "@numpy"])
@@ -36,3 +40,55 @@ def test_a_rate_of_zero_is_taken():
     assert Trainer.optimizer.lr == 3
     shift(Trainer)
     assert Trainer.optimizer.lr == 0
+
+
+def test_a_micro_average_is_a_ratio_of_sums():
+    extension, clock = extensions.MicroAverage("right", "all", "accuracy", (3, "iteration")), Clock()
+    seen = []
+    for right, count in ((1, 1), (0, 9), (np.array(5.0), Variable(np.array(10.0))), (2, 4), (0, 0), (1, 1)):
+        extension(clock.tick(right=right, all=count))
+        seen.append(clock.observation.get("accuracy"))
+    assert seen == [None, None, 0.3, None, None, 0.6]
+
+
+def test_a_micro_average_leaves_out_what_it_cannot_use():
+    extension, clock = extensions.MicroAverage("right", "all", "accuracy", (2, "iteration")), Clock()
+    extension(clock.tick(right=3))
+    extension(clock.tick(right=1, all=2))
+    assert clock.observation["accuracy"] == 0.5
+    extension(clock.tick(all=3))
+    extension(clock.tick())
+    assert math.isnan(clock.observation["accuracy"])
+
+
+def test_a_micro_average_goes_on_after_a_restart():
+    first, clock = extensions.MicroAverage("right", "all", "accuracy", (2, "iteration")), Clock()
+    first(clock.tick(right=1, all=9))
+    second = restore(saved(first), extensions.MicroAverage("right", "all", "accuracy", (2, "iteration")))
+    second(clock.tick(right=2, all=1))
+    assert clock.observation["accuracy"] == 0.3
+
+
+def test_a_micro_average_is_there_for_the_log(tmp_path):
+    trainer = make_trainer(tmp_path, stop=(2, "epoch"))
+    sizes = iter([4, 4, 2] * 9)
+
+    @make_extension(trigger=(1, "iteration"), priority=300)
+    def count(trainer):
+        size = next(sizes)
+        trainer.observation.update(right=size - 1, all=size)
+
+    trainer.extend(count)
+    trainer.extend(extensions.MicroAverage("right", "all", "accuracy"))
+    trainer.extend(extensions.LogReport())
+    trainer.run()
+    log = trainer.get_extension("LogReport").log
+    assert [entry["accuracy"] for entry in log] == pytest.approx([7 / 10, 6 / 8])  # three steps, then two
+
+
+def test_graphs_behind_observed_variables_are_let_go():
+    extension, clock = extensions.unchain_variables(), Clock()
+    kept = Parameter(np.ones(3)) * 2
+    assert kept.creator is not None
+    extension(clock.tick(loss=kept, other=1.0))
+    assert kept.creator is None

@@ -4,9 +4,11 @@ from dbrdist.core.missing_names import explained as _explained
 from dbrdist.training.extensions.evaluator import Evaluator as Evaluator
 from dbrdist.training.extensions.log_report import LogReport as LogReport
 from dbrdist.training.extensions.log_report import PrintReport as PrintReport
+from dbrdist.training.extensions.micro_average import MicroAverage as MicroAverage
 from dbrdist.training.extensions.observe import FailOnNonNumber as FailOnNonNumber
 from dbrdist.training.extensions.observe import observe_lr as observe_lr
 from dbrdist.training.extensions.observe import observe_value as observe_value
+from dbrdist.training.extensions.observe import unchain_variables as unchain_variables
 from dbrdist.training.extensions.progress_bar import ProgressBar as ProgressBar
 from dbrdist.training.extensions.shifts import ExponentialShift as ExponentialShift
 from dbrdist.training.extensions.shifts import InverseShift as InverseShift

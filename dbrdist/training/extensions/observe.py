@@ -1,4 +1,4 @@
-"""Extensions that report a value, and one that watches for values that are none."""
+"""Extensions that report a value, that watch for values that are none, and that let graphs go."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.reporter import as_number
+from dbrdist.core.variable import Variable
 from dbrdist.errors import NonFiniteLossError
 from dbrdist.training.extension import PRIORITY_WRITER, Extension, make_extension
 
@@ -25,6 +26,20 @@ def observe_value(observation_key: str, target_func: Callable[[Any], Any]) -> Ca
 def observe_lr(optimizer_name: str = "main", observation_key: str = "lr") -> Callable[[Any], Any]:
     """An extension that reports the learning rate of an optimizer, once per epoch."""
     return observe_value(observation_key, lambda trainer: trainer.updater.get_optimizer(optimizer_name).lr)
+
+
+class unchain_variables(Extension):
+    """Lets go of the graphs behind observed Variables, after all other extensions.
+
+    ``report`` stores values without their graphs; only what code of your own puts into ``trainer.observation`` has one.
+    """
+
+    priority = -1
+
+    def __call__(self, trainer: Any) -> None:
+        for value in trainer.observation.values():
+            if isinstance(value, Variable):
+                value.unchain_backward()
 
 
 class FailOnNonNumber(Extension):

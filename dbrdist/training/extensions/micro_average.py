@@ -1,0 +1,42 @@
+"""A ratio of sums over many steps, such as correct answers per question where batches differ in size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dbrdist.core.reporter import as_number
+from dbrdist.training.extension import PRIORITY_EDITOR, Extension
+from dbrdist.training.triggers import get_trigger
+
+
+class MicroAverage(Extension):
+    """Adds up two observed values and, when `trigger` fires, reports their ratio as `result_key` and begins anew.
+
+    Called at every step; steps that observe only one of the two are left out. The ratio is NaN where the sum of the
+    denominators is zero. A snapshot holds both sums.
+    """
+
+    priority = PRIORITY_EDITOR
+
+    def __init__(self, numerator_key: str, denominator_key: str, result_key: str, trigger: Any = (1, "epoch")):
+        self._keys = numerator_key, denominator_key
+        self._result_key = result_key
+        self._trigger = get_trigger(trigger)
+        self._numerator = self._denominator = 0.0
+
+    def __call__(self, trainer: Any) -> None:
+        observation = trainer.observation
+        if all(key in observation for key in self._keys):
+            numerator, denominator = (as_number(observation[key]) for key in self._keys)
+            self._numerator += numerator
+            self._denominator += denominator
+        if self._trigger(trainer):
+            ratio = self._numerator / self._denominator if self._denominator else float("nan")
+            observation[self._result_key] = ratio
+            self._numerator = self._denominator = 0.0
+
+    def serialize(self, serializer: Any) -> None:
+        self._numerator = float(serializer("_numerator", self._numerator))
+        self._denominator = float(serializer("_denominator", self._denominator))
+        if hasattr(self._trigger, "serialize"):
+            self._trigger.serialize(serializer["_trigger"])
