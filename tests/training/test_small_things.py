@@ -79,8 +79,8 @@ def test_a_micro_average_is_there_for_the_log(tmp_path):
         trainer.observation.update(right=size - 1, all=size)
 
     trainer.extend(count)
-    trainer.extend(extensions.MicroAverage("right", "all", "accuracy"))
     trainer.extend(extensions.LogReport())
+    trainer.extend(extensions.MicroAverage("right", "all", "accuracy"))  # an editor: before those who read
     trainer.run()
     log = trainer.get_extension("LogReport").log
     assert [entry["accuracy"] for entry in log] == pytest.approx([7 / 10, 6 / 8])  # three steps, then two
