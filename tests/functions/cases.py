@@ -234,7 +234,7 @@ ALGEBRA = [
     Case("einsum_sums", lambda a, b: F.einsum("ijk,l->j", a, b), (((2, 3, 4), (5,)),)),
     Case("einsum_transposed", lambda a: F.einsum("ijk->kij", a), (((2, 3, 4),),)),
     Case("einsum_ellipsis", lambda a, b: F.einsum("...ij,...jk->...ik", a, b), (
-        ((5, 2, 3), (5, 3, 4)), ((2, 3), (5, 3, 4)), ((5, 1, 2, 3), (6, 3, 4)))),
+        ((5, 2, 3), (5, 3, 4)), ((2, 3), (5, 3, 4)), ((5, 1, 2, 3), (6, 3, 4)), ((6, 2, 3), (5, 1, 3, 4)))),
     Case("einsum_lists", lambda a, b: F.einsum(a, [Ellipsis, 1], b, [1, 0], [0, Ellipsis]), (((2, 3), (3, 4)),)),
     Case("einsum_outer", lambda a, b: F.einsum("i,j", a, b), (((2,), (3,)),)),
     Case("einsum_number", lambda a, b: F.einsum(",i->i", a, b), (((), (3,)),)),

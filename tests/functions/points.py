@@ -321,6 +321,7 @@ PICTURES = [
     at("space2depth", draw(2, 3, 4, 6), 2),
     at("im2col", IMAGE, (3, 2), stride=(1, 2), pad=(0, 1), cover_all=True, dilate=(2, 1)),
     at("im2col", IMAGE, 2, stride=3, cover_all=False),
+    at("im2col", IMAGE, 2, stride=3, cover_all=True),
     *(at("resize_images", IMAGE, shape, mode=mode, align_corners=align)
       for shape in ((6, 5), (11, 3), (1, 1), (4, 13)) for mode, align in (
           ("bilinear", True), ("bilinear", False), ("nearest", True))),

@@ -118,6 +118,15 @@ def test_einsum_of_many_terms_over_large_axes():
     np.testing.assert_allclose(xs[1].grad, a.T @ np.ones((40, 40)) @ (c @ d).T, rtol=1e-3, atol=0.1)
 
 
+def test_long_sums_of_16_bits_run_in_a_wider_type():
+    x = np.ones(4096, np.float16)
+    assert F.cumsum(x).array[-1] == 4096  # 2048 + 1 is 2048 in 16 bits
+    assert F.einsum("i,i", x, x).array == 4096
+    assert F.batch_l2_norm_squared(x[None]).array == 4096
+    assert F.prod(np.array([300, 300, 0.001], np.float16)).array == np.float16(300 * 300 * float(np.float16(0.001)))
+    assert F.fft((x, x * 0))[0].array[0] == 4096
+
+
 def test_einsum_gives_arrays_of_its_own():
     x = Variable(np.ones((2, 3)))
     y = F.einsum("ij->ji", x)
