@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,13 @@ import numpy as np
 from dbrdist import kernels
 from dbrdist.core import ops
 from dbrdist.core.backend import Array, elementwise
-from dbrdist.core.checks import Operands, expected, floating
+from dbrdist.core.checks import Operands, expected, floating, one_of
 from dbrdist.core.fusion import MaskedGradient, take, waiting
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import function, public, row, together
 from dbrdist.core.variable import Variable, as_array, as_variable
 from dbrdist.functions.math import max, minimum
+from dbrdist.functions.special import ndtr, normal_density
 from dbrdist.kernels import relu_backward, relu_forward
 
 
@@ -226,6 +228,68 @@ def swish(x: Any, beta: Any) -> Any:
     if x.shape[1:stop] != beta.shape:
         raise expected("swish", "beta", f"the axes of x (shape {x.shape}) from 1 on", beta)
     return _swish(x, ops.reshape(beta, (1, *beta.shape, *(1,) * (x.ndim - stop)) if beta.shape else ()))
+
+
+silu = function(
+    "silu",
+    lambda x: x * sigmoid.primitive(x),
+    lambda x: _swish_slope(x, x),
+    "x sigmoid(x), elementwise: swish with beta 1 (Elfwing et al. 2017).",
+)
+mish = function(
+    "mish",
+    lambda x: x * np.tanh(softplus.primitive(x, 1.0)),
+    lambda x: _mish_slope(x, ops.tanh(softplus.primitive(x, 1.0))),
+    "x tanh(softplus(x)), elementwise (Misra 2019).",
+)
+hardswish = function(
+    "hardswish",
+    lambda x: x * np.minimum(np.maximum(x / 6 + 0.5, 0.0), 1.0),
+    lambda gy, x: ops.where(
+        _lies_within(x, -3.0, 3.0), ops.mul(gy, ops.add(ops.div(x, 3.0), 0.5)), ops.where(_is_positive(x), gy, 0.0)
+    ),
+    "x times x / 6 + 1 / 2 held between 0 and 1, elementwise: a cheap silu (Howard et al. 2019).",
+    domain=(-4.0, 4.0),
+)
+_gelu = row(
+    "gelu",
+    lambda x: x * ndtr.primitive(x),
+    lambda x: ops.add(ndtr.primitive(x), ops.mul(x, normal_density(x))),
+    "x ndtr(x), elementwise.",
+)
+_gelu_by_tanh = row(
+    "gelu_by_tanh",
+    lambda x: x * (np.tanh(_gelu_argument(x)) * 0.5 + 0.5),
+    lambda x: _gelu_slope(x, ops.tanh(_gelu_argument(x))),
+    "x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, elementwise.",
+)
+
+
+def _mish_slope(x: Any, t: Any) -> Any:
+    """d/dx of x t, t = tanh(ln(1 + exp x)): t + x (1 - t^2) sigmoid(x)."""
+    return ops.add(t, ops.mul(x, ops.mul(ops.sub(1.0, ops.mul(t, t)), sigmoid.primitive(x))))
+
+
+def _gelu_argument(x: Any) -> Any:
+    return ops.mul(x, ops.add(ops.mul(ops.mul(x, x), 0.044715 * math.sqrt(2 / math.pi)), math.sqrt(2 / math.pi)))
+
+
+def _gelu_slope(x: Any, t: Any) -> Any:
+    """d/dx of x (1 + t) / 2, t = tanh(a x + b x^3): (1 + t) / 2 + x (1 - t^2) (a + 3 b x^2) / 2."""
+    a = math.sqrt(2 / math.pi)
+    inner = ops.add(ops.mul(ops.mul(x, x), 3 * 0.044715 * a), a)
+    slope = ops.mul(ops.mul(x, inner), ops.sub(1.0, ops.mul(t, t)))
+    return ops.mul(ops.add(ops.add(slope, t), 1.0), 0.5)
+
+
+def gelu(x: Any, approximate: str = "none") -> Any:
+    """x times the probability that a standard normal number is at most x, elementwise (Hendrycks and Gimpel 2016).
+
+    ``approximate='tanh'`` takes x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 for it, which networks published
+    with that formula need; ``'none'`` is exact, and faster where SciPy is installed.
+    """
+    one_of("gelu", "approximate", ("none", "tanh"), approximate)
+    return (_gelu_by_tanh if approximate == "tanh" else _gelu).row.applied((x,))
 
 
 def crelu(x: Any, axis: int = 1) -> Any:

@@ -18,9 +18,9 @@ from dbrdist.core.checks import expected, floating, one_of
 from dbrdist.core.config import config
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import row, together
-from dbrdist.core.variable import Variable, as_variable
-from dbrdist.functions.activation import Softmax, sigmoid
-from dbrdist.functions.math import clipped, exp, maximum
+from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.functions.activation import Softmax, sigmoid, softplus
+from dbrdist.functions.math import clipped, maximum
 
 # by name: to find them in NumPy again takes a tenth of their time on a small batch
 _LEAN_SCORES = 1 << 11  # above, the kernels for softmax pay
@@ -288,19 +288,13 @@ def _of_probabilities(x: Any, t: Array, reduce: str, soft_target_loss: str) -> A
     return ops.cast(losses, x.dtype)
 
 
-def _same_shapes(function: str, **xs: Any) -> tuple[Any, ...]:
+def same_shapes(function: str, **xs: Any) -> tuple[Any, ...]:
     """The arguments as Variables; an error unless all have the shape of the first."""
     variables = together(function, **xs)
     for name, x in zip(xs, variables):
         if x.shape != variables[0].shape:
             raise expected(function, name, f"shape {variables[0].shape} as of {next(iter(xs))}", x)
     return variables
-
-
-def _reduced(function: str, losses: Any, reduce: str, choices: tuple[str, ...]) -> Any:
-    """``losses`` as they are ('no'), or their 'sum' or 'mean'."""
-    one_of(function, "reduce", choices, reduce)
-    return losses if reduce == "no" else losses.sum() if reduce == "sum" else losses.mean()
 
 
 class MeanSquaredError(FunctionNode):
@@ -322,34 +316,41 @@ class MeanSquaredError(FunctionNode):
 
 def mean_squared_error(x0: Any, x1: Any) -> Any:
     """The mean of (x0 - x1)^2 over all elements, 0-d; equal shapes. Of nothing it is 0."""
-    return MeanSquaredError().apply(_same_shapes("mean_squared_error", x0=x0, x1=x1))[0]
+    return MeanSquaredError().apply(same_shapes("mean_squared_error", x0=x0, x1=x1))[0]
 
 
 def mean_absolute_error(x0: Any, x1: Any) -> Any:
     """The mean of |x0 - x1| over all elements, 0-d; equal shapes."""
-    a, b = _same_shapes("mean_absolute_error", x0=x0, x1=x1)
+    a, b = same_shapes("mean_absolute_error", x0=x0, x1=x1)
     return ops.absolute(ops.sub(a, b)).mean()
 
 
 def squared_error(x0: Any, x1: Any) -> Any:
     """(x0 - x1)^2, elementwise; equal shapes."""
-    a, b = _same_shapes("squared_error", x0=x0, x1=x1)
+    a, b = same_shapes("squared_error", x0=x0, x1=x1)
     return ops.power(ops.sub(a, b), 2)
 
 
 def absolute_error(x0: Any, x1: Any) -> Any:
     """|x0 - x1|, elementwise; equal shapes."""
-    a, b = _same_shapes("absolute_error", x0=x0, x1=x1)
+    a, b = same_shapes("absolute_error", x0=x0, x1=x1)
     return ops.absolute(ops.sub(a, b))
 
 
-_bernoulli = row(
+bernoulli = row(
     "bernoulli",
     lambda p, x: np.maximum(x, 0.0) - x * p + np.log1p(np.exp(-abs(x))),
     lambda gy, x: ops.neg(ops.mul(gy, x)),
     lambda p, x: ops.sub(sigmoid.primitive(x), p),
     "ln(1 + exp x) - p x = -p ln sigmoid(x) - (1 - p) ln(1 - sigmoid(x)), without overflow.",
     args="p x",
+)
+_focal = row(
+    "focal",
+    lambda x, gamma: softplus.primitive(-x, 1.0) * np.exp(softplus.primitive(x, 1.0) * -gamma),
+    lambda x, gamma: _focal_slope(x, gamma),
+    "-(1 - p)^gamma ln p, p = sigmoid(x).",
+    gamma=2.0,
 )
 _huber = row(
     "huber",
@@ -363,9 +364,34 @@ _huber = row(
 )
 
 
+def _focal_slope(x: Any, gamma: float) -> Any:
+    """d/dx of -q^gamma ln p, p = sigmoid(x), q = 1 - p: q^gamma (gamma p ln p - q)."""
+    minus = ops.neg(x)
+    ln_p = ops.neg(softplus.primitive(minus, 1.0))
+    power_of_q = ops.exp(ops.mul(softplus.primitive(x, 1.0), -gamma))  # finite at each order, which q**gamma is not
+    inner = ops.sub(ops.mul(ops.mul(sigmoid.primitive(x), ln_p), gamma), sigmoid.primitive(minus))
+    return ops.mul(power_of_q, inner)
+
+
 def _huber_of(a: Array, delta: float) -> Array:
     within = np.minimum(a, delta)
     return within * (a - within * 0.5)
+
+
+def _of_two_classes(function: str, x: Any, t: Any) -> tuple[Any, Any]:
+    """Scores as a Variable, and labels as an array of their shape."""
+    floating(function, x=x)
+    x, t = as_variable(x), as_array(t)
+    if getattr(t, "shape", None) != x.shape or t.dtype.kind not in "iub":
+        raise expected(function, "t", f"integers of shape {x.shape} as of x", t)
+    return x, t
+
+
+def check_labels(function: str, argument: str, t: Array, lowest: int) -> None:
+    """Raise unless labels lie between ``lowest`` and 1; on a GPU, which a look would wait for, in debug mode alone."""
+    looks = isinstance(t, ndarray) or config.debug
+    if looks and t.size and (int(t.min()) < lowest or int(t.max()) > 1):
+        raise expected(function, argument, f"labels from {lowest} to 1", f"labels from {t.min()} to {t.max()}")
 
 
 def sigmoid_cross_entropy(x: Any, t: Any, normalize: bool = True, reduce: str = "mean") -> Any:
@@ -375,18 +401,40 @@ def sigmoid_cross_entropy(x: Any, t: Any, normalize: bool = True, reduce: str = 
     False; ``'no'`` gives the losses one by one.
     """
     one_of("sigmoid_cross_entropy", "reduce", ("mean", "no"), reduce)
-    floating("sigmoid_cross_entropy", x=x)
-    x = as_variable(x)
-    t = t.array if isinstance(t, Variable) else t
-    if t.shape != x.shape or t.dtype.kind not in "iub":
-        raise expected("sigmoid_cross_entropy", "t", f"integers of shape {x.shape} as of x", t)
+    x, t = _of_two_classes("sigmoid_cross_entropy", x, t)
     wide = accumulation_dtype(x.dtype)
     valid = (t != -1).astype(wide)
-    losses = ops.mul(_bernoulli(t.astype(wide), ops.cast(x, wide)), valid)
+    losses = ops.mul(bernoulli(t.astype(wide), ops.cast(x, wide)), valid)
     if reduce == "mean":
         xp = get_array_module(x.array)
         count = xp.maximum(valid.sum(), 1) if normalize else wide.type(max(len(t), 1) if t.ndim else 1)
         losses = ops.div(ops.sum(losses), count)
+    return ops.cast(losses, x.dtype)
+
+
+def sigmoid_focal_loss(x: Any, t: Any, alpha: float | None = 0.25, gamma: float = 2.0, reduce: str = "mean") -> Any:
+    """-a (1 - p)^gamma ln p, p the probability sigmoid(x) or 1 - sigmoid(x) of the label t (Lin et al. 2017).
+
+    x of any shape, t integers 0, 1 or -1 (ignored), equal shapes. a is ``alpha`` for label 1 and 1 - alpha for label
+    0, or 1 where alpha is None. ``reduce``: 'mean' over the labels that are not ignored, 'sum' or 'no'.
+    """
+    one_of("sigmoid_focal_loss", "reduce", ("mean", "sum", "no"), reduce)
+    if alpha is not None and not 0 <= alpha <= 1:
+        raise expected("sigmoid_focal_loss", "alpha", "a number from 0 to 1, or None", alpha)
+    if gamma < 0:
+        raise expected("sigmoid_focal_loss", "gamma", "a number from 0", gamma)
+    x, t = _of_two_classes("sigmoid_focal_loss", x, t)
+    check_labels("sigmoid_focal_loss", "t", t, -1)
+    wide = accumulation_dtype(x.dtype)
+    of_ones, of_zeros = (1, 1) if alpha is None else (alpha, 1 - alpha)
+    weight = (t == 1) * wide.type(of_ones) + (t == 0) * wide.type(of_zeros)
+    sign = (t == 1) * wide.type(2) - wide.type(1)
+    scores = ops.where(t == -1, 0.0, ops.cast(x, wide))  # whatever stands where the label is ignored
+    losses = ops.mul(_focal(ops.mul(scores, sign), gamma), weight)
+    if reduce != "no":
+        losses = ops.sum(losses)
+    if reduce == "mean":
+        losses = ops.div(losses, get_array_module(t).maximum((t != -1).sum(), 1).astype(wide))
     return ops.cast(losses, x.dtype)
 
 
@@ -396,7 +444,7 @@ def huber_loss(x: Any, t: Any, delta: float, reduce: str = "sum_along_second_axi
     ``reduce``: 'sum_along_second_axis' (sum over axis 1) or 'no'.
     """
     one_of("huber_loss", "reduce", ("sum_along_second_axis", "no"), reduce)
-    x, t = _same_shapes("huber_loss", x=x, t=t)
+    x, t = same_shapes("huber_loss", x=x, t=t)
     y = _huber(x, t, delta)
     return y if reduce == "no" else ops.sum(y, 1)
 
@@ -419,24 +467,3 @@ def hinge(x: Any, t: Any, norm: str = "L1", reduce: str = "mean") -> Any:
     if norm == "L2":
         y = ops.power(y, 2)
     return y if reduce == "no" else ops.div(ops.sum(y), float(max(x.shape[0], 1)))
-
-
-def bernoulli_nll(x: Any, y: Any, reduce: str = "sum") -> Any:
-    """-x ln sigmoid(y) - (1 - x) ln(1 - sigmoid(y)) for probabilities x and scores y; reduce 'sum', 'mean' or 'no'."""
-    x, y = _same_shapes("bernoulli_nll", x=x, y=y)
-    return _reduced("bernoulli_nll", _bernoulli(x, y), reduce, ("sum", "mean", "no"))
-
-
-def gaussian_nll(x: Any, mean: Any, ln_var: Any, reduce: str = "sum") -> Any:
-    """(ln 2 pi + ln_var + (x - mean)^2 / exp(ln_var)) / 2; equal shapes; reduce 'sum', 'mean' or 'no'."""
-    x, mean, ln_var = _same_shapes("gaussian_nll", x=x, mean=mean, ln_var=ln_var)
-    scaled = ops.mul(ops.power(ops.sub(x, mean), 2), exp(ops.neg(ln_var)))
-    losses = ops.mul(ops.add(ops.add(scaled, ln_var), float(np.log(2 * np.pi))), 0.5)
-    return _reduced("gaussian_nll", losses, reduce, ("sum", "mean", "no"))
-
-
-def gaussian_kl_divergence(mean: Any, ln_var: Any, reduce: str = "sum") -> Any:
-    """KL(N(mean, exp ln_var) | N(0, 1)) = (mean^2 + exp(ln_var) - ln_var - 1) / 2; reduce 'sum', 'mean' or 'no'."""
-    mean, ln_var = _same_shapes("gaussian_kl_divergence", mean=mean, ln_var=ln_var)
-    losses = ops.mul(ops.sub(ops.sub(ops.add(ops.power(mean, 2), exp(ln_var)), ln_var), 1.0), 0.5)
-    return _reduced("gaussian_kl_divergence", losses, reduce, ("sum", "mean", "no"))

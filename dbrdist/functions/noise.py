@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, device_of, elementwise, to_device
+from dbrdist.core.backend import Array, device_of, elementwise, full_as, to_device
 from dbrdist.core.checks import expected, floating
 from dbrdist.core.config import config
 from dbrdist.core.graph import FunctionNode, call
@@ -70,6 +70,28 @@ def dropout(x: Any, ratio: float = 0.5, *, mask: Array = None, return_mask: bool
         raise expected("dropout", "mask", f"shape {x.shape} as of x", mask)
     y = Dropout(mask).apply((x,))[0]
     return (y, mask) if return_mask else y
+
+
+def rrelu(x: Any, l: float = 1 / 8, u: float = 1 / 3, *, r: Array = None, return_r: bool = False) -> Any:
+    """x where x >= 0, else r x with a slope r for each element, uniform from ``l`` to ``u`` (Xu et al. 2015).
+
+    Outside of training (``config.train`` False) r is (l + u) / 2 everywhere. ``r`` is used in place of a drawn one in
+    training; ``return_r`` adds the slopes to the result. Slopes depend on the row in the global batch, as in
+    :func:`dropout`.
+    """
+    if not 0 <= l < u < 1:
+        raise expected("rrelu", "l, u", "0 <= l < u < 1", f"{l} and {u}")
+    floating("rrelu", x=x)
+    x = as_variable(x)
+    if not config.train:
+        r = full_as(x.array, x.shape, x.dtype, (l + u) / 2)
+    elif r is None:
+        r = elementwise(lambda bits: (bits * (2.0**-32 * (u - l)) + l).astype(x.dtype), _bits(x.array))
+    elif getattr(r, "shape", None) != x.shape:
+        raise expected("rrelu", "r", f"shape {x.shape} as of x", r)
+    is_positive = elementwise(lambda v: v >= 0, x.array)
+    y = ops.where(is_positive, x, ops.mul(x, r))
+    return (y, r) if return_r else y
 
 
 def gaussian(mean: Any, ln_var: Any, *, eps: Array = None, return_eps: bool = False) -> Any:

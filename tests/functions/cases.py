@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 import dbrdist.functions as F
 
@@ -55,6 +56,7 @@ class Case:
     ``function`` takes one Variable for each shape in an entry of ``shapes`` and gives a Variable or a tuple of them.
     ``domain`` is one drawing function for all inputs or one for each. ``order`` is the highest derivative there is.
     ``narrow_tolerance`` is that of 16-bit types, in units of their rounding error (None: not defined for them).
+    ``needs`` is a package without which the row is skipped.
     """
 
     name: str
@@ -64,9 +66,12 @@ class Case:
     order: int = 2
     rtol: float = 1e-6
     narrow_tolerance: float | None = 16.0
+    needs: str | None = None
 
     def inputs(self, shapes: tuple[tuple[int, ...], ...], dtype: Any = np.float64) -> list[Any]:
         """The inputs for one entry of ``shapes``: the same at each call."""
+        if self.needs is not None:
+            pytest.importorskip(self.needs)
         rng = np.random.default_rng(len(self.name))
         domains = self.domain if isinstance(self.domain, tuple) else (self.domain,) * len(shapes)
         return [np.asarray(draw(rng, s), dtype) for draw, s in zip(domains, shapes, strict=True)]
@@ -105,6 +110,11 @@ def _like(x: Any, a: Any) -> Any:
 def mask(x: Any) -> Any:
     """Booleans of the shape of x."""
     return _like(x, np.arange(int(np.prod(x.shape))).reshape(x.shape) % 3 == 0)
+
+
+def similar(x: Any) -> Any:
+    """For each row of x whether it belongs to its partner."""
+    return _like(x, np.arange(x.shape[0]) % 2)
 
 
 def probabilities(x: Any) -> Any:
@@ -163,6 +173,22 @@ ELEMENTARY = [
     Case("sqrt", F.sqrt, ANY, positive),
     Case("rsqrt", F.rsqrt, ANY, positive),
     Case("square", F.square, ANY),
+]
+
+SPECIAL = [
+    Case("erf", F.erf, ANY),
+    Case("erfc", F.erfc, ANY),
+    Case("erfcx", F.erfcx, ANY, narrow_tolerance=32, needs="scipy"),
+    Case("erfinv", F.erfinv, ANY, inner, narrow_tolerance=32, needs="scipy"),
+    Case("erfcinv", F.erfcinv, ANY, lambda r, s: r.uniform(0.3, 1.7, s), narrow_tolerance=32, needs="scipy"),
+    Case("ndtr", F.ndtr, ANY),
+    Case("ndtri", F.ndtri, ANY, lambda r, s: r.uniform(0.1, 0.9, s), narrow_tolerance=32, needs="scipy"),
+    Case("log_ndtr", F.log_ndtr, ANY, needs="scipy"),
+    Case("lgamma", F.lgamma, ANY, positive, needs="scipy"),
+    Case("digamma", F.digamma, ANY, positive, needs="scipy"),
+    Case("polygamma", lambda x: F.polygamma(2, x), ANY, positive, needs="scipy"),
+    Case("polygamma_orders", lambda x: F.polygamma(_like(x, np.arange(4)), x), (((3, 4),),), positive, needs="scipy"),
+    Case("zeta", lambda q: F.zeta(2.5, q), ANY, positive, needs="scipy"),
 ]
 
 REDUCTIONS = [
@@ -323,6 +349,11 @@ ACTIVATIONS = [
     Case("relu6", F.relu6, ANY, distinct),
     Case("hard_sigmoid", F.hard_sigmoid, ANY, distinct, narrow_tolerance=32),
     Case("swish", F.swish, (((2, 3), (3,)), ((2, 3), ()), ((2, 3, 4, 5), (3,)))),
+    Case("silu", F.silu, ANY),
+    Case("mish", F.mish, ANY),
+    Case("hardswish", F.hardswish, ANY, distinct),
+    Case("gelu", F.gelu, ANY),
+    Case("gelu_by_tanh", lambda x: F.gelu(x, "tanh"), ANY),
     Case("crelu", F.crelu, (((3, 4),), ((2, 3, 4, 5),)), nonzero),
     Case("maxout", lambda x: F.maxout(x, 2), (((3, 4),), ((2, 4, 3, 5),)), distinct),
 ]
@@ -371,6 +402,28 @@ LOSSES = [
     Case("bernoulli_nll", lambda x, y: F.bernoulli_nll(x, y, "mean"), (((3, 4), (3, 4)),), (positive, nonzero)),
     Case("gaussian_nll", F.gaussian_nll, (((3, 4),) * 3,)),
     Case("gaussian_kl_divergence", F.gaussian_kl_divergence, (((3, 4),) * 2,)),
+    Case("laplace_nll", F.laplace_nll, (((3, 4),) * 3,), (positive, lambda r, s: r.uniform(-0.4, 0.3, s), smooth)),
+    Case(
+        "sigmoid_focal_loss",
+        lambda x: F.sigmoid_focal_loss(x, labels(x, 2, True)[:, None]),
+        (((3, 1),), ((2, 1, 3, 4),), ((0, 1),)),
+    ),
+    Case(
+        "sigmoid_focal_loss_each",
+        lambda x: F.sigmoid_focal_loss(x, labels(x, 2)[:, None], None, 0.5, "no"),
+        (((3, 1),), ((2, 1, 3, 4),)),
+    ),
+]
+
+EMBEDDINGS = [
+    Case("contrastive", lambda a, b: F.contrastive(a, b, similar(a), 1.5), (((3, 4), (3, 4)), ((0, 3), (0, 3)))),
+    Case("contrastive_each", lambda a, b: F.contrastive(a, b, similar(a), 4.0, "no"), (((3, 2), (3, 2)),)),
+    Case("triplet", F.triplet, (((3, 4),) * 3, ((0, 4),) * 3)),
+    Case("triplet_each", lambda *xs: F.triplet(*xs, 9.0, "no"), (((3, 4),) * 3,)),
+    Case("cross_covariance", F.cross_covariance, (((5, 4), (5, 3)), ((0, 4), (0, 3)))),
+    Case("cross_covariance_each", lambda y, z: F.cross_covariance(y, z, "no"), (((5, 4), (5, 3)),)),
+    Case("decov", F.decov, (((5, 4),), ((0, 3),))),
+    Case("decov_each", lambda h: F.decov(h, "no"), (((5, 4),),)),
 ]
 
 CHANCE = [
@@ -379,6 +432,7 @@ CHANCE = [
         lambda x: F.dropout(x, mask=_like(x, (np.arange(x.size).reshape(x.shape) % 2 * 2.0).astype(x.dtype))),
         ANY,
     ),
+    Case("rrelu", lambda x: F.rrelu(x, r=_like(x, np.full(x.shape, 0.25, x.dtype))), ANY, nonzero),
     Case("gaussian", lambda m, v: F.gaussian(m, v, eps=m.xp.full(m.shape, 0.5, m.dtype)), (((3, 4), (3, 4)),)),
 ]
 
@@ -485,8 +539,8 @@ NORMALIZATION = [
 ]
 
 CASES = [
-    *ARITHMETIC, *ELEMENTARY, *REDUCTIONS, *PRODUCTS, *ALGEBRA, *SHAPES, *ACTIVATIONS, *LOSSES, *CHANCE,
-    *CONVOLUTION, *PIXELS, *POOLING, *NORMALIZATION,
+    *ARITHMETIC, *ELEMENTARY, *SPECIAL, *REDUCTIONS, *PRODUCTS, *ALGEBRA, *SHAPES, *ACTIVATIONS, *LOSSES, *EMBEDDINGS,
+    *CHANCE, *CONVOLUTION, *PIXELS, *POOLING, *NORMALIZATION,
 ]  # fmt: skip
 ROWS = [(case, shapes) for case in CASES for shapes in case.shapes]
 

@@ -79,6 +79,27 @@ ARITHMETIC = [
     at("fix", draw(3, 4)),
 ]
 
+# What NumPy and the standard library lack; functions and rows.
+NEEDS_SCIPY = {"erfcx", "erfinv", "erfcinv", "ndtri", "log_ndtr", "hazard", "lgamma", "digamma", "polygamma", "zeta"}
+SHARES_OF_ONE = np.array([1e-30, 1e-6, 0.01, 0.3, 0.5, 0.9, 0.99])
+GAMMAS = np.array([0.01, 0.3, 1.0, 1.5, 2.0, 7.0, 50.0, 1e3])
+SPECIAL = [
+    *(at(name, WIDE) for name in ("erf", "erfc", "ndtr", "log_ndtr")),
+    *(at(name, draw(3, 4)) for name in ("erf", "erfc", "erfcx", "ndtr", "log_ndtr")),
+    at("erfcx", np.array([-5.0, 0.0, 0.5, 5.0, 24.0, 30.0, 1e4])),
+    at("log_ndtr", np.array([-200.0, -40.0, -29.0, -10.0, 8.0, 38.0])),
+    at("erfinv", np.array([-0.99, -0.5, 0.0, 1e-3, 0.7, 0.99])),
+    at("erfcinv", SHARES_OF_ONE),
+    at("erfcinv", 1.0 + SHARES_OF_ONE[1:]),
+    at("ndtri", SHARES_OF_ONE),
+    *(at(name, GAMMAS) for name in ("lgamma", "digamma")),
+    *(at(name, np.array([-0.5, -1.25, -3.75])) for name in ("lgamma", "digamma")),
+    *(at("polygamma", n, GAMMAS[1:]) for n in (0, 1, 2, 5)),
+    at("polygamma", np.array([[0], [3]]), positive(4)),
+    *(at("zeta", x, GAMMAS[1:]) for x in (1.5, 2, 6.0)),
+    at("zeta", np.array([[2.0], [3.0]]), positive(4)),
+]
+
 REDUCTIONS = [
     *(at(name, draw(2, 3, 4), axis=axis, keepdims=True) for name in ("sum", "mean", "average", "max", "min")
       for axis in (1, -1, (0, 2), (0, 1, 2))),
@@ -161,7 +182,12 @@ SHAPES = [
 
 ACTIVATIONS = [
     *(at(name, WIDE) for name in (
-        "relu", "sigmoid", "softplus", "leaky_relu", "selu", "clipped_relu", "relu6", "hard_sigmoid")),
+        "relu", "sigmoid", "softplus", "leaky_relu", "selu", "clipped_relu", "relu6", "hard_sigmoid", "silu", "mish",
+        "hardswish", "gelu")),
+    at("hardswish", np.array([-3.5, -3.0, -2.9, -1.0, 0.3, 2.9, 3.0, 3.5])),
+    at("gelu", draw(3, 4)),
+    at("gelu", WIDE, approximate="tanh"),
+    at("gelu", draw(3, 4), approximate="tanh"),
     at("hard_sigmoid", np.array([-2.6, -2.5, -2.4, -1.0, 0.3, 2.4, 2.5, 2.6])),
     at("softplus", WIDE, beta=0.25),
     at("softplus", draw(3, 4), beta=3.0),
@@ -231,6 +257,26 @@ LOSSES = [
     at("mean_absolute_error", TIES, TIES.T.copy()),
 ]  # fmt: skip
 
+PAIRED = np.array([1, 0, 0, 1])
+NEAR = X + draw(4, 5, low=-0.3, high=0.3)
+EMBEDDINGS = [
+    *(at("contrastive", X, NEAR, PAIRED, margin=margin, reduce=reduce)
+      for margin in (0.25, 2) for reduce in ("mean", "no")),
+    at("contrastive", X, X.copy(), PAIRED, reduce="no"),
+    at("contrastive", X, NEAR, PAIRED.astype(bool)),
+    *(at("triplet", X, NEAR, X[::-1].copy(), margin=margin, reduce=reduce)
+      for margin in (0.2, 50.0) for reduce in ("mean", "no")),
+    *(at("cross_covariance", X + 30.0, draw(4, 3), reduce=reduce) for reduce in ("half_squared_sum", "no")),
+    *(at("decov", X + 3.0, reduce=reduce) for reduce in ("half_squared_sum", "no")),
+    *(at("laplace_nll", draw(2, 3), draw(2, 3) + 1, draw(2, 3), reduce=r) for r in ("sum", "mean", "no")),
+    *(at("sigmoid_focal_loss", draw(3, 2), np.array([[0, -1], [-1, 1], [1, 0]]), reduce=reduce, **options)
+      for reduce in ("mean", "sum", "no")
+      for options in ({}, {"alpha": None}, {"alpha": 0.9, "gamma": 0.0}, {"gamma": 0.5}, {"gamma": 5.0})),
+    at("sigmoid_focal_loss", WIDE, np.arange(len(WIDE)) % 2, reduce="no"),
+    at("sigmoid_focal_loss", WIDE, 1 - np.arange(len(WIDE)) % 2, gamma=0.5, reduce="no"),
+    at("sigmoid_focal_loss", draw(3), np.full(3, -1)),
+]  # fmt: skip
+
 MEASURES = [
     at("accuracy", TIES, np.array([1, 1, 0])),
     at("accuracy", X, LABELS, ignore_label=4),
@@ -247,6 +293,7 @@ MEASURES = [
 
 CHANCE = [
     at("dropout", draw(2, 3), mask=draw(2, 3) + 1, return_mask=True),
+    at("rrelu", draw(2, 3), l=0.0, u=0.9, r=draw(2, 3, low=0.0, high=0.9), return_r=True),
     at("gaussian", draw(2, 3), draw(2, 3) + 1, eps=draw(2, 3) - 1, return_eps=True),
 ]
 
@@ -363,8 +410,8 @@ MASKED = [
 
 POINTS = [
     *ALGEBRA, *PICTURES, *BY_CLASS, *MASKED,
-    *ARITHMETIC, *REDUCTIONS, *PRODUCTS, *SHAPES, *ACTIVATIONS, *LOSSES, *MEASURES, *CHANCE, *CONVOLUTION,
-    *NORMALIZATION,
+    *ARITHMETIC, *SPECIAL, *REDUCTIONS, *PRODUCTS, *SHAPES, *ACTIVATIONS, *LOSSES, *EMBEDDINGS, *MEASURES, *CHANCE,
+    *CONVOLUTION, *NORMALIZATION,
 ]  # fmt: skip
 
 # Where the derivative jumps: function, inputs, gradients that ones bring to them (None: takes no gradient).
@@ -382,6 +429,15 @@ KINKS = [
     ("elu", (_AT_2,), {"alpha": 3.0}, ([3 * np.exp(-2.0), 1, 1, 1],)),
     ("clipped_relu", (_AT_2, 2.0), {}, ([0, 0, 0, 0],)),
     ("clipped_relu", (_AT_2, 2.5), {}, ([0, 1, 0, 0],)),
+    ("hardswish", (np.array([-4.0, -3.0, 3.0, 4.0]),), {}, ([0, 0, 1, 1],)),
+    ("laplace_nll", (_AT_2, np.zeros(4), np.zeros(4)), {}, ([-1, 1, 0, 1], [1, -1, 0, -1], [-1, -1, 1, -2])),
+    (
+        "contrastive",  # equal rows; a margin that is just kept
+        (np.array([[1.0, 2.0], [3.0, 0.0]]), np.array([[1.0, 2.0], [0.0, 4.0]]), np.array([0, 0]), 5.0, "no"),
+        {},
+        ([[0, 0], [0, 0]], [[0, 0], [0, 0]]),
+    ),
+    ("triplet", (np.zeros((1, 2)), np.ones((1, 2)), np.full((1, 2), 2.0), 6.0), {}, ([[0, 0]], [[0, 0]], [[0, 0]])),
     ("max", (TIES,), {"axis": 1}, ([[1, 1, 0], [0, 1, 1], [1, 1, 1]],)),
     ("min", (TIES,), {"axis": 1}, ([[0, 0, 1], [1, 0, 0], [1, 1, 1]],)),
     ("huber_loss", (_AT_2, np.zeros(4), 2.0, "no"), {}, ([-2, 2, 0, 2], [2, -2, 0, -2])),

@@ -73,6 +73,61 @@ def test_gaussian_has_the_mean_and_the_variance():
     np.testing.assert_allclose(y.array, 2 + 3 * eps, rtol=1e-4, atol=1e-4)
 
 
+# ---- rrelu ----------------------------------------------------------------------------------------------------------
+
+
+def test_rrelu_draws_its_slopes_between_the_bounds():
+    x = Variable(-ones(200, 300))
+    y, r = F.rrelu(x, 0.1, 0.7, return_r=True)
+    assert r.dtype == np.float32 and r.min() >= 0.1 and r.max() <= 0.7
+    assert r.mean() == pytest.approx(0.4, abs=0.005)
+    assert r.std() == pytest.approx(0.6 / 12**0.5, rel=0.01)
+    np.testing.assert_array_equal(y.array, -r)
+    F.sum(y).backward()
+    np.testing.assert_array_equal(x.grad, r)
+    np.testing.assert_array_equal(F.rrelu(ones(3, 4)).array, ones(3, 4))
+
+
+def test_rrelu_outside_of_training_takes_the_mean_slope():
+    x = np.array([-2.0, 0.0, 3.0], np.float32)
+    with dbrdist.using_config("train", False):
+        y, r = F.rrelu(x, 0.25, 0.75, r=np.zeros(3, np.float32), return_r=True)
+    assert r.tolist() == [0.5, 0.5, 0.5]
+    assert y.array.tolist() == [-1.0, 0.0, 3.0]
+
+
+def test_rrelu_does_not_depend_on_the_number_of_ranks():
+    for shape in ((6,), (6, 5), (6, 3, 4, 5)):
+        random.set_stream(3, 1, 7)
+        whole = F.rrelu(-ones(*shape)).array
+        parts = []
+        for row, stop in ((0, 2), (2, 6)):
+            random.set_stream(3, 1, 7, row)
+            parts.append(F.rrelu(-ones(*shape)[row:stop]).array)
+        np.testing.assert_array_equal(whole, np.concatenate(parts))
+
+
+def test_rrelu_repeats_with_its_slopes():
+    x = -ones(4, 5)
+    y, r = F.rrelu(x, return_r=True)
+    np.testing.assert_array_equal(F.rrelu(x, r=r).array, y.array)
+    assert (F.rrelu(x).array != y.array).any()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"l": 0.5, "u": 0.5}, "rrelu: l, u: expected 0 <= l < u < 1, got 0.5 and 0.5"),
+        ({"l": -0.1}, "rrelu: l, u: expected 0 <= l < u < 1"),
+        ({"u": 1.0}, "rrelu: l, u: expected 0 <= l < u < 1"),
+        ({"r": np.ones(3)}, r"rrelu: r: expected shape \(2, 3\) as of x"),
+    ],
+)
+def test_rrelu_refuses_what_is_no_slope(options, message):
+    with pytest.raises(ValueError, match=message):
+        F.rrelu(ones(2, 3), **options)
+
+
 # ---- measures and indices -------------------------------------------------------------------------------------------
 
 
@@ -230,3 +285,68 @@ def test_a_chain_of_links_and_functions_can_be_pickled():
     model = dbrdist.Sequential(dbrdist.links.Linear(3, 2), F.leaky_relu)
     x = np.ones((4, 3), np.float32)
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(model))(x).array, model(x).array)
+
+
+# ---- embeddings -----------------------------------------------------------------------------------------------------
+
+PAIR = (ones(2, 3), ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: F.contrastive(*PAIR, np.ones(2)), r"contrastive: y: expected integers of shape \(2,\)"),
+        (lambda: F.contrastive(*PAIR, [0, 1]), r"contrastive: y: expected integers of .*, got \[0, 1\]"),
+        (lambda: F.contrastive(*PAIR, np.array([0, 2])), "contrastive: y: expected labels from 0 to 1, got labels fro"),
+        (lambda: F.contrastive(*PAIR, np.array([-1, 1])), "contrastive: y: expected labels from 0 to 1, got labels "),
+        (lambda: F.sigmoid_focal_loss(ones(2), [0, 1]), r"sigmoid_focal_loss: t: expected integers of .*, got \[0, 1"),
+        (
+            lambda: F.sigmoid_focal_loss(ones(2), np.array([0, 2])),
+            "focal_loss: t: expected labels from -1 to 1, got la",
+        ),
+        (lambda: F.rrelu(ones(2), r=[0.2, 0.3]), r"rrelu: r: expected shape \(2,\) as of x, got \[0.2, 0.3\]"),
+        (lambda: F.contrastive(*PAIR, np.ones(3, int)), r"contrastive: y: expected integers of shape \(2,\)"),
+        (lambda: F.contrastive(*PAIR, np.ones(2, int), 0), "contrastive: margin: expected a number above 0, got 0"),
+        (lambda: F.contrastive(*PAIR, np.ones(2, int), reduce="sum"), "contrastive: reduce: expected 'mean' or 'no'"),
+        (lambda: F.contrastive(ones(2, 3), ones(2, 4), np.ones(2, int)), r"contrastive: x1: expected shape \(2, 3\)"),
+        (lambda: F.contrastive(ones(2), ones(2), np.ones(2, int)), r"contrastive: x0: expected shape \(N, K\)"),
+        (lambda: F.triplet(*PAIR, ones(2, 3), float("nan")), "triplet: margin: expected a number above 0, got nan"),
+        (lambda: F.triplet(*PAIR, ones(3, 3)), r"triplet: negative: expected shape \(2, 3\) as of anchor"),
+        (lambda: F.cross_covariance(ones(2, 3), ones(3, 3)), r"cross_covariance: z: expected shape \(2, number of"),
+        (lambda: F.cross_covariance(ones(2), ones(2)), r"cross_covariance: y: expected shape \(N, number of"),
+        (lambda: F.decov(ones(2, 3, 4)), r"decov: h: expected shape \(N, number of features\)"),
+        (lambda: F.decov(ones(2, 3), "mean"), "decov: reduce: expected 'half_squared_sum' or 'no', got 'mean'"),
+        (lambda: F.sigmoid_focal_loss(ones(2), ones(2)), r"sigmoid_focal_loss: t: expected integers of shape \(2,\)"),
+        (lambda: F.sigmoid_focal_loss(ones(1), np.ones(1, int), 1.5), "sigmoid_focal_loss: alpha: expected a number"),
+        (lambda: F.sigmoid_focal_loss(ones(1), np.ones(1, int), gamma=-1), "sigmoid_focal_loss: gamma: expected a num"),
+        (lambda: F.laplace_nll(ones(2), ones(2), ones(1)), r"laplace_nll: ln_scale: expected shape \(2,\) as of x"),
+    ],
+)
+def test_losses_refuse_in_words(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_distances_of_16_bit_types_do_not_overflow():
+    a, b = np.full((2, 100), 200.0, np.float16), np.zeros((2, 100), np.float16)
+    losses = F.contrastive(a, b, np.array([0, 0]), 1.0, "no")
+    assert losses.dtype == np.float16 and losses.array.tolist() == [0, 0]  # of |a - b|^2 = 4e6, above 65504
+    assert F.triplet(a, a, b, reduce="no").array.tolist() == [0, 0]
+
+
+def test_focal_derivatives_stay_finite_at_extremes():
+    """The power of a vanishing 1 - p has an infinite slope, which the loss does not."""
+    x = Variable(np.array([-1e4, -700.0, 0.0, 700.0, 1e4]))
+    y = F.sigmoid_focal_loss(x, np.array([1, 1, 1, 1, 1]), None, 0.5, "sum")
+    (first,) = dbrdist.grad([y], [x], enable_double_backprop=True)
+    (second,) = dbrdist.grad([first], [x], [Variable(np.ones(5))])
+    assert np.isfinite(first.array).all() and np.isfinite(second.array).all()
+    np.testing.assert_allclose(first.array[[0, 1, 3, 4]], [-1, -1, 0, 0], atol=1e-12)
+
+
+def test_focal_loss_takes_nothing_from_ignored_scores():
+    x = Variable(np.array([np.nan, np.inf, 1.0]))
+    loss = F.sigmoid_focal_loss(x, np.array([-1, -1, 1]))
+    loss.backward()
+    assert loss.array == F.sigmoid_focal_loss(np.array([1.0]), np.array([1])).array
+    assert x.grad[:2].tolist() == [0, 0] and x.grad[2] < 0

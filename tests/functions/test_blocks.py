@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from points import NEEDS_SCIPY
 
 import dbrdist
 import dbrdist.functions as F
@@ -19,6 +20,8 @@ SHAPES = [(LIMIT - 1,), (LIMIT,), (LIMIT + 3,), (3, LIMIT // 2, 1), (2, 2, 2, 2,
 
 
 def operands(row, shape, seed=0):
+    if row.name in NEEDS_SCIPY:
+        pytest.importorskip("scipy")
     rng = np.random.default_rng(seed)
     domains = row.domain if isinstance(row.domain[0], tuple) else (row.domain,) * len(row.args)
     return [rng.uniform(low, high, shape) for low, high in domains]

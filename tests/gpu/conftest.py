@@ -28,6 +28,7 @@ def pytest_configure(config):
         import stand_in
 
         sys.modules["cupy"] = stand_in.module
+        sys.modules["cupyx.scipy"] = stand_in.cupyx_scipy
 
 
 def _why_not() -> str | None:

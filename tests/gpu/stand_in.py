@@ -11,6 +11,7 @@ can be imported.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import inspect
 import threading
 import types
@@ -69,6 +70,10 @@ UFUNC_ARGUMENTS = {"out", "dtype", "casting"}
 # NumPy's ufuncs that CuPy 14.2 lacks.
 MISSING = ("bitwise_count", "float_power", "isnat", "matvec", "spacing", "vecdot", "vecmat")
 WIDENS = ("where", "clip")  # for want of a loop for bfloat16
+# Functions of cupyx.scipy.special.
+SPECIAL = (
+    "digamma", "erf", "erfc", "erfcinv", "erfcx", "erfinv", "gamma", "gammaln", "log_ndtr", "ndtri", "zeta",
+)  # fmt: skip
 COMPARISONS = ("greater", "greater_equal", "less", "less_equal", "equal", "not_equal")
 
 
@@ -482,7 +487,28 @@ def _make() -> Any:
     return m
 
 
+def _make_special() -> Any:
+    """cupyx.scipy.special, by SciPy; without functions where SciPy is missing."""
+    m: Any = types.ModuleType("cupyx.scipy.special")
+    for name in SPECIAL if importlib.util.find_spec("scipy") else ():
+        setattr(m, name, _special(name))
+    return m
+
+
+def _special(name: str) -> Any:
+    def call(*xs: Any) -> Any:
+        from scipy import special
+
+        if not any(isinstance(x, ndarray) for x in xs):
+            raise TypeError(f"{name} takes arrays of this module")
+        return _wrap(getattr(special, name)(*map(_plain, xs)))
+
+    return call
+
+
 module = _make()
+cupyx_scipy: Any = types.ModuleType("cupyx.scipy")
+cupyx_scipy.special = _make_special()
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ OWNERS = {
     "cupy": "core/backend.py",
     "cupyx": "core/backend.py",
     "mpi4py": "comm/mpi.py",
+    "scipy": "core/backend.py",
     "ctypes.CDLL libdnnl": "kernels/onednn.py",
 }
 
@@ -129,7 +130,7 @@ def test_there_is_no_ring():
         visit(module, [])
 
 
-@pytest.mark.parametrize("library", ["cupy", "cupyx", "mpi4py"])
+@pytest.mark.parametrize("library", ["cupy", "cupyx", "mpi4py", "scipy"])
 def test_one_file_alone_imports(library):
     for path in FILES:
         for name, inside in imports_of(path):
@@ -177,6 +178,7 @@ HEAVY = (
     "cv2",
     "simplejpeg",
     "ml_dtypes",
+    "scipy",
 )
 
 

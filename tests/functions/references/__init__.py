@@ -11,4 +11,6 @@ from __future__ import annotations
 
 from .algebra import *  # noqa: F403
 from .arrays import *  # noqa: F403
+from .losses import *  # noqa: F403
 from .nets import *  # noqa: F403
+from .special import *  # noqa: F403

@@ -64,6 +64,32 @@ def swish(x, beta):
     return x * sigmoid(x * (along(x, beta, 1) if np.ndim(beta) else beta))
 
 
+def silu(x):
+    return each(lambda v: v / (1 + math.exp(-v)) if v > -700 else 0.0, x)
+
+
+def mish(x):
+    def one(v):
+        e = math.exp(-abs(v))  # tanh(ln s) = (s^2 - 1) / (s^2 + 1), s = 1 + exp v
+        return v * (1 + 2 * e) / (1 + 2 * e + 2 * e * e) if v > 0 else v * (e * e + 2 * e) / (e * e + 2 * e + 2)
+
+    return each(one, x)
+
+
+def hardswish(x):
+    return each(lambda v: 0.0 if v <= -3 else v if v >= 3 else v * (v + 3) / 6, x)
+
+
+def gelu(x, approximate="none"):
+    def exact(v):
+        return v * math.erfc(-v / math.sqrt(2)) / 2
+
+    def by_tanh(v):
+        return v / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)))
+
+    return each({"none": exact, "tanh": by_tanh}[approximate], x)
+
+
 def crelu(x, axis=1):
     return np.concatenate([relu(x), relu(-x)], axis)
 
@@ -188,6 +214,11 @@ def r2_score(pred, true, sample_weight=None, multioutput="uniform_average"):
 
 def dropout(x, ratio=0.5, *, mask=None, return_mask=False):
     return (x * mask, mask) if return_mask else x * mask
+
+
+def rrelu(x, l=1 / 8, u=1 / 3, *, r=None, return_r=False):
+    y = each(lambda v, w: v if v >= 0 else v * w, x, r)
+    return (y, r) if return_r else y
 
 
 def gaussian(mean, ln_var, *, eps=None, return_eps=False):

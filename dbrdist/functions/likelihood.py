@@ -1,0 +1,47 @@
+"""Losses that are negative log-likelihoods of a distribution, and divergences of distributions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core import ops
+from dbrdist.core.checks import one_of
+from dbrdist.functions.loss import bernoulli, same_shapes
+from dbrdist.functions.math import exp
+
+
+def _reduced(function: str, losses: Any, reduce: str, choices: tuple[str, ...]) -> Any:
+    """``losses`` as they are ('no'), or their 'sum' or 'mean'."""
+    one_of(function, "reduce", choices, reduce)
+    return losses if reduce == "no" else losses.sum() if reduce == "sum" else losses.mean()
+
+
+def bernoulli_nll(x: Any, y: Any, reduce: str = "sum") -> Any:
+    """-x ln sigmoid(y) - (1 - x) ln(1 - sigmoid(y)) for probabilities x and scores y; reduce 'sum', 'mean' or 'no'."""
+    x, y = same_shapes("bernoulli_nll", x=x, y=y)
+    return _reduced("bernoulli_nll", bernoulli(x, y), reduce, ("sum", "mean", "no"))
+
+
+def gaussian_nll(x: Any, mean: Any, ln_var: Any, reduce: str = "sum") -> Any:
+    """(ln 2 pi + ln_var + (x - mean)^2 / exp(ln_var)) / 2; equal shapes; reduce 'sum', 'mean' or 'no'."""
+    x, mean, ln_var = same_shapes("gaussian_nll", x=x, mean=mean, ln_var=ln_var)
+    scaled = ops.mul(ops.power(ops.sub(x, mean), 2), exp(ops.neg(ln_var)))
+    losses = ops.mul(ops.add(ops.add(scaled, ln_var), float(np.log(2 * np.pi))), 0.5)
+    return _reduced("gaussian_nll", losses, reduce, ("sum", "mean", "no"))
+
+
+def gaussian_kl_divergence(mean: Any, ln_var: Any, reduce: str = "sum") -> Any:
+    """KL(N(mean, exp ln_var) | N(0, 1)) = (mean^2 + exp(ln_var) - ln_var - 1) / 2; reduce 'sum', 'mean' or 'no'."""
+    mean, ln_var = same_shapes("gaussian_kl_divergence", mean=mean, ln_var=ln_var)
+    losses = ops.mul(ops.sub(ops.sub(ops.add(ops.power(mean, 2), exp(ln_var)), ln_var), 1.0), 0.5)
+    return _reduced("gaussian_kl_divergence", losses, reduce, ("sum", "mean", "no"))
+
+
+def laplace_nll(x: Any, loc: Any, ln_scale: Any, reduce: str = "sum") -> Any:
+    """ln 2 + ln_scale + |x - loc| / exp(ln_scale); equal shapes; reduce 'sum', 'mean' or 'no'."""
+    x, loc, ln_scale = same_shapes("laplace_nll", x=x, loc=loc, ln_scale=ln_scale)
+    scaled = ops.mul(ops.absolute(ops.sub(x, loc)), exp(ops.neg(ln_scale)))
+    losses = ops.add(ops.add(scaled, ln_scale), float(np.log(2)))
+    return _reduced("laplace_nll", losses, reduce, ("sum", "mean", "no"))
