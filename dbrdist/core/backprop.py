@@ -97,6 +97,10 @@ class PlainWalk(Walk):
                     if gx.shape != node.shape or gx.dtype != node.dtype:
                         gx = _fitted(function, i, gx)
                     creator = node.creator_node
+                    is_first = creator is None and node.view is None and node.gradient is None
+                    if is_first and function.gives_new and type(gx) is np.ndarray:
+                        node.gradient = gx  # nobody else has it: the leaf takes it as its own
+                        continue
                     if following is None and creator is not None and not heap:
                         if creator.inputs and creator.num_outputs == 1:
                             following, g = node, gx

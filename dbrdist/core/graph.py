@@ -98,6 +98,7 @@ class FunctionNode:
     operands: Operands | None = None
     writes: bool = False
     is_linear: bool = False
+    gives_new: bool = False  # each gradient of a first-order pass is a new array
 
     _xs: tuple[Array, ...] = ()
     _ys: tuple[Array, ...] = ()

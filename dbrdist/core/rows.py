@@ -104,7 +104,9 @@ class Row:
         self.kept_names = tuple(a for a in args if a in needed) + ("y",) * len(self.keep_out)
         self.runs_at_once = isinstance(formula, np.ufunc) and not numbers
         self.has_steps = not self.runs_at_once if has_steps is None else has_steps
-        self.node = type(name, (Elementwise,), {"row": self, "operands": self.operands, "__doc__": doc})
+        gives_new = all(p.names or p.takes_gradient for p in self.partials)  # else gy itself may be handed on
+        contents = {"row": self, "operands": self.operands, "gives_new": gives_new, "__doc__": doc}
+        self.node = type(name, (Elementwise,), contents)
 
     def compute(self, xs: tuple[Any, ...], values: tuple[Any, ...]) -> Array:
         """The formula on arrays."""

@@ -261,3 +261,17 @@ def test_the_wider_type_leads_in_a_mean_squared_error(swapped):
     np.testing.assert_allclose(b.grad, -wide, rtol=1e-3)  # 2 / N = 1
     np.testing.assert_allclose(b.grad[1], 1e-4, rtol=1e-2)
     np.testing.assert_allclose(a.grad, wide, rtol=1e-3)
+
+
+@pytest.mark.parametrize("case, shapes", ROWS, ids=IDS)
+def test_a_leaf_owns_its_gradient(case, shapes):
+    """What a leaf's gradient holds changes with nothing else: not with gy, an input, an output or another gradient."""
+    xs = [Variable(a) for a in case.inputs(shapes)]
+    ys = listed(case.function(*xs))
+    gys = [np.full(y.shape, 0.5, y.dtype) for y in ys]
+    backward(ys, gys)
+    others = [*gys, *(y.array for y in ys), *(x.array for x in xs)]
+    grads = [x.grad for x in xs if x.grad is not None]
+    for i, g in enumerate(grads):
+        for other in others + grads[:i]:
+            assert not np.shares_memory(g, other)
