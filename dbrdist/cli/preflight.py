@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.cli.assemble import Parts
 from dbrdist.cli.config import Config
 from dbrdist.cli.load import Origin
-from dbrdist.cli.look import Look
-from dbrdist.cli.prepare import Parts
+from dbrdist.cli.probe import Look
 from dbrdist.core.backend import to_cpu
 from dbrdist.errors import ConfigError
 

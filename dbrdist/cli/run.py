@@ -11,19 +11,20 @@ from typing import Any
 import numpy as np
 
 from dbrdist.cli import beats, build, preflight, report, resume
+from dbrdist.cli.assemble import evaluator, iterator, parts
 from dbrdist.cli.config import Config, interval
 from dbrdist.cli.console import Console
-from dbrdist.cli.facts import facts
 from dbrdist.cli.folder import CONFIG, WORDS, RunFolder, earlier_starts, now, write_json
 from dbrdist.cli.load import Origin, dump
 from dbrdist.cli.meter import Meter
-from dbrdist.cli.prepare import counted, describe, evaluator, iterator, parts
+from dbrdist.cli.plan import describe
+from dbrdist.cli.provenance import facts
 from dbrdist.cli.refuse import WRONG, Refused, alike
-from dbrdist.cli.state import AverageStatistics, LocalState, SharedSnapshot
-from dbrdist.cli.step import AtEndToo, EndTrigger, FollowSchedule, StepAgreement
+from dbrdist.cli.words import counted
 from dbrdist.comm import create_multi_node_optimizer
 from dbrdist.comm.agree import on_root
-from dbrdist.comm.extensions import StopOnRequest
+from dbrdist.comm.extensions import StepAgreement, StopOnRequest
+from dbrdist.comm.snapshots import AverageStatistics, LocalState, SharedSnapshot
 from dbrdist.core.serializer import load_npz, write_atomically
 from dbrdist.errors import (
     CheckpointError,
@@ -38,6 +39,7 @@ from dbrdist.training.extensions import snapshots
 from dbrdist.training.extensions.log_report import Column
 from dbrdist.training.extensions.progress_bar import duration
 from dbrdist.training.runs import RECIPE
+from dbrdist.training.triggers import AnyTrigger, EndTrigger
 
 STOPPED = 75  # EX_TEMPFAIL: saved, to be started again with --resume
 
@@ -80,13 +82,13 @@ class Run:
         trainer.extend(self.local)
         schedule = build.schedule(config, self.optimizer)
         if schedule is not None:
-            trainer.extend(FollowSchedule(schedule, self.optimizer))
+            trainer.extend(extensions.FollowSchedule(schedule))
         self._evaluation(trainer, end)
         for extension, trigger in build.extensions(config, self.origin):
             trainer.extend(extension, trigger=trigger)
         if comm.rank == 0:
-            self._reports(trainer, AtEndToo(interval(config.log.every), end))
-        trainer.extend(self.saver, trigger=AtEndToo(interval(config.snapshot.every), end))
+            self._reports(trainer, AnyTrigger(interval(config.log.every), end))
+        trainer.extend(self.saver, trigger=AnyTrigger(interval(config.snapshot.every), end))
         trainer.extend(self.stop)
         trainer.extend(beats.Beat())
         trainer.extend(beats.Resume())
@@ -95,10 +97,10 @@ class Run:
     def _evaluation(self, trainer: Trainer, end: EndTrigger) -> None:
         every = interval(self.config.evaluation.every)
         if self.parts.data.test is not None:
-            trainer.extend(AverageStatistics(self.comm, self.parts.task), trigger=AtEndToo(every, end))
+            trainer.extend(AverageStatistics(self.comm, self.parts.task), trigger=AnyTrigger(every, end))
             evaluation = evaluator(self.config, self.parts, self.comm)
             self.test_iterator = evaluation.get_iterator("main")
-            trainer.extend(evaluation, name="validation", trigger=AtEndToo(every, end))
+            trainer.extend(evaluation, name="validation", trigger=AnyTrigger(every, end))
 
     def _reports(self, trainer: Trainer, trigger: Any) -> None:
         self.log = extensions.LogReport(trigger=trigger, postprocess=self.meter)

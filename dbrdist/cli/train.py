@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from dbrdist import __version__
-from dbrdist.cli import actions, load, preflight, prepare, resolve, run
+from dbrdist.cli import assemble, commands, load, plan, preflight, resolve, run
 from dbrdist.cli.config import Config
 from dbrdist.cli.folder import CONFIG
 from dbrdist.cli.load import Origin
@@ -97,12 +97,12 @@ def _aside(words: list[str], **asked: Any) -> Iterable[str] | None:
     if asked["version"]:
         return [f"dbrdist {__version__}"]
     if asked["init"]:
-        return [actions.configuration(asked["init"])]
+        return [commands.configuration(asked["init"])]
     if asked["report"]:
-        return actions.write_report([asked["report"], *words])
+        return commands.write_report([asked["report"], *words])
     if asked["export"]:
-        return actions.export(asked["export"], words)
-    return actions.predict_images(asked["predict"], words) if asked["predict"] else None
+        return commands.export(asked["export"], words)
+    return commands.predict_images(asked["predict"], words) if asked["predict"] else None
 
 
 def _checked(config: str, overrides: tuple[str, ...], trusted: bool) -> tuple[Config, Origin]:
@@ -123,14 +123,14 @@ def _dry_run(settings: Config, origin: Origin) -> int:
     size, rank, _ = environment.launched()
     if rank == 0:
         try:
-            made = prepare.parts(settings, origin, 0, size)
+            made = assemble.parts(settings, origin, 0, size)
             preflight.check(settings, origin, made)
         except Exception as error:
             refused = refusal(error)
             if refused is None:
                 raise
             raise refused from error
-        print("\n".join([load.dump(settings), *prepare.describe(settings, made, size)]), flush=True)
+        print("\n".join([load.dump(settings), *plan.describe(settings, made, size)]), flush=True)
     return 0
 
 

@@ -11,8 +11,55 @@ from typing import Any
 import numpy as np
 
 from dbrdist.comm.communicator import CommunicatorBase
-from dbrdist.errors import StopRequested
+from dbrdist.comm.observations import Observations
+from dbrdist.core.reporter import as_number
+from dbrdist.errors import NonFiniteLossError, StopRequested
 from dbrdist.training.extension import Extension
+from dbrdist.training.extensions.observe import FailOnNonNumber
+
+_SECONDS = "elapsed seconds of rank 0"  # travels with the observed values and is taken out again
+
+
+class StepAgreement(Extension):
+    """One exchange of a few numbers per step, after which all ranks know the same.
+
+    Observed values become their means over the ranks, weighted by samples. A loss that is not finite on any rank
+    raises NonFiniteLossError on all. It comes before all other extensions: nothing is evaluated, logged or saved
+    after a step that went wrong, and triggers that look at observed values fire on all ranks alike.
+
+    Args:
+        comm: the ranks.
+        iterator: the training iterator, whose ``num_read`` says how many examples this rank had in the step.
+        shares_time: let the ranks agree on the elapsed time too (:meth:`elapsed_time`).
+    """
+
+    trigger = (1, "iteration")
+    priority = 1000
+
+    def __init__(self, comm: CommunicatorBase, iterator: Any, shares_time: bool = False) -> None:
+        self._observations = Observations(comm)
+        self._tells_time = shares_time and comm.rank == 0
+        self._iterator = iterator
+        self._failure = FailOnNonNumber()
+        self._seconds = 0.0
+
+    def __call__(self, trainer: Any) -> None:
+        observation = trainer.observation
+        numbers = {key: as_number(value) for key, value in observation.items() if getattr(value, "ndim", 0) == 0}
+        if self._tells_time:
+            numbers[_SECONDS] = trainer.elapsed_time
+        complaint = self._failure.complaint(trainer)
+        error = NonFiniteLossError(complaint) if complaint else None
+        means = self._observations.average(numbers, self._iterator.num_read, error)
+        self._seconds = means.pop(_SECONDS, self._seconds)
+        observation.update(means)
+
+    def elapsed_time(self, trainer: Any) -> float:
+        """Rank 0's elapsed seconds after the step, the same on all ranks: the clock of a shared TimeTrigger.
+
+        A step in which rank 0 had no example does not move it.
+        """
+        return self._seconds
 
 
 class StopOnRequest(Extension):

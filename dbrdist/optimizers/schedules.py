@@ -1,6 +1,7 @@
-"""Learning-rate schedules as pure functions of progress, counted in epochs (a float; any unit will do).
+"""Schedules of learning rates and other hyperparameters: pure functions of progress, counted in epochs or any unit.
 
-``make(name, **arguments)`` gives the function by name; extensions and ``dbrdist-train`` call it once per step.
+``extensions.FollowSchedule`` sets a hyperparameter by one of them, or by a function of your own; ``lr`` stands for the
+value at the start.
 """
 
 from __future__ import annotations
@@ -26,6 +27,16 @@ def exponential(lr: float, gamma: float) -> Schedule:
     return lambda epoch: lr * gamma**epoch
 
 
+def stairs(lr: float, gamma: float, every: float) -> Schedule:
+    """lr gamma^k, where k is the number of whole periods ``every``."""
+    return lambda epoch: lr * gamma ** (epoch // every)
+
+
+def inverse(lr: float, gamma: float, power: float) -> Schedule:
+    """lr (1 + gamma epoch)^-power."""
+    return lambda epoch: lr * (1 + gamma * epoch) ** -power
+
+
 def polynomial(lr: float, total: float, power: float = 1.0, end: float = 0.0, begin: float = 0.0) -> Schedule:
     """end + (lr - end) (1 - t)^power, where t goes from 0 at ``begin`` (the end of a warm-up) to 1 at ``total``."""
     return lambda epoch: end + (lr - end) * (1 - _progress(epoch, begin, total)) ** power
@@ -37,7 +48,9 @@ def cosine(lr: float, total: float, end: float = 0.0, begin: float = 0.0) -> Sch
 
 
 def _progress(epoch: float, begin: float, total: float) -> float:
-    return min(max((epoch - begin) / (total - begin), 0.0), 1.0)
+    if epoch <= begin:
+        return 0.0
+    return 1.0 if epoch >= total else (epoch - begin) / (total - begin)
 
 
 def warmup(after: Schedule, epochs: float, start: float = 0.0) -> Schedule:
@@ -46,12 +59,3 @@ def warmup(after: Schedule, epochs: float, start: float = 0.0) -> Schedule:
         return after
     peak = after(epochs)
     return lambda epoch: after(epoch) if epoch >= epochs else start + (peak - start) * epoch / epochs
-
-
-SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    "constant": constant,
-    "step": step,
-    "exponential": exponential,
-    "polynomial": polynomial,
-    "cosine": cosine,
-}

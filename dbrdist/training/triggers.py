@@ -139,18 +139,24 @@ class OnceTrigger:
 
 
 class TimeTrigger:
-    """Fires every `period` seconds of the run's elapsed time."""
+    """Fires every `period` seconds of the run's elapsed time.
 
-    def __init__(self, period: float):
+    `clock(trainer)` gives the seconds; None reads `trainer.elapsed_time`. Ranks need a common one
+    (`comm.extensions.StepAgreement.elapsed_time`) for what they do together.
+    """
+
+    def __init__(self, period: float, clock: Callable[[Any], float] | None = None):
         if not period > 0:
             raise ValueError(f"expected a period above 0 seconds, got {period!r}")
         self.period = period
+        self._clock = clock
         self._next_seconds = period
 
     def __call__(self, trainer: Any) -> bool:
-        if trainer.elapsed_time < self._next_seconds:
+        seconds = trainer.elapsed_time if self._clock is None else self._clock(trainer)
+        if seconds < self._next_seconds:
             return False
-        self._next_seconds += self.period * (1 + (trainer.elapsed_time - self._next_seconds) // self.period)
+        self._next_seconds += self.period * (1 + (seconds - self._next_seconds) // self.period)
         return True
 
     def serialize(self, serializer: Any) -> None:
@@ -275,3 +281,43 @@ class EarlyStoppingTrigger:
         self._summary.serialize(serializer["summary"])
         self.count = int(serializer("count", self.count))
         self.best = _optional(serializer("best", self.best))
+
+
+class EndTrigger:
+    """A stop trigger: fires once ``epochs`` or ``iterations`` are done, also where a run is resumed beyond them.
+
+    ``epochs`` may be a fraction; ``iterations`` None means no such limit.
+    """
+
+    def __init__(self, epochs: float, iterations: int | None = None):
+        self.epochs = epochs
+        self.iterations = iterations
+
+    def __call__(self, trainer: Any) -> bool:
+        updater = trainer.updater
+        if self.iterations is not None and updater.iteration >= self.iterations:
+            return True
+        return bool(updater.epoch_detail >= self.epochs - 1e-9)
+
+    def get_training_length(self) -> tuple[float, str]:
+        """For progress: what the run is counted in."""
+        return (self.epochs, "epoch") if self.iterations is None else (self.iterations, "iteration")
+
+
+class AnyTrigger:
+    """Fires where at least one of ``triggers`` does; all of them are asked at each call.
+
+    ``AnyTrigger((1, "epoch"), end)`` fires with each epoch and once more where the run ends.
+    """
+
+    def __init__(self, *triggers: Any):
+        self._triggers = [get_trigger(trigger) for trigger in triggers]
+
+    def __call__(self, trainer: Any) -> bool:
+        fired = [trigger(trainer) for trigger in self._triggers]  # all: each keeps count of its calls
+        return any(fired)
+
+    def serialize(self, serializer: Any) -> None:
+        for i, trigger in enumerate(self._triggers):
+            if hasattr(trigger, "serialize"):
+                trigger.serialize(serializer[str(i)])

@@ -13,6 +13,7 @@ from cli_helpers import ROOT, lines, same_runs
 import dbrdist
 from dbrdist.cli.config import Config
 from dbrdist.cli.load import load
+from dbrdist.comm.extensions import StepAgreement
 from dbrdist.training import runs
 from dbrdist.training.extensions import snapshots
 
@@ -267,16 +268,14 @@ def test_a_full_disk_while_saving(run, monkeypatch):
 
 
 def test_a_request_to_stop_saves_and_exits_with_75(run, monkeypatch):
-    from dbrdist.cli import step
-
-    real, armed = step.StepAgreement.__call__, [True]
+    real, armed = StepAgreement.__call__, [True]
 
     def stop_at_two(self, trainer):
         if armed and trainer.updater.iteration == 2:
             os.kill(os.getpid(), signal.SIGTERM)
         real(self, trainer)
 
-    monkeypatch.setattr(step.StepAgreement, "__call__", stop_at_two)
+    monkeypatch.setattr(StepAgreement, "__call__", stop_at_two)
     words = ["run.yaml", "iterations=6", "log.every=1 iteration"]
     code, out, _ = run(*words, "out=cut")
     assert code == 75

@@ -47,4 +47,4 @@ def test_the_library_example_trains_on_two_ranks(tmp_path):
     *_, last = outcome.text.splitlines()
     assert last.split()[0] == "2"
     assert float(last.split()[-1]) > 0.9
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "snapshot_iter_46"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "snapshot_iter_23", "snapshot_iter_46"]

@@ -386,7 +386,9 @@ def test_other_schedules():
     f = schedules.cosine(2.0, 10, end=1.0)
     np.testing.assert_allclose([f(0), f(5), f(10), f(11)], [2, 1.5, 1, 1])
     assert schedules.warmup(f, 0) is f
-    assert set(schedules.SCHEDULES) == {"constant", "step", "exponential", "polynomial", "cosine"}
+    np.testing.assert_allclose([schedules.stairs(2.0, 0.1, 1.5)(e) for e in (0, 1.4, 1.5, 3.1)], [2, 2, 0.2, 0.02])
+    np.testing.assert_allclose([schedules.inverse(36.0, 0.5, 2)(e) for e in (0, 2, 4)], [36, 9, 4])
+    np.testing.assert_allclose([schedules.polynomial(1.0, 3, end=5.0, begin=3)(e) for e in (2, 3, 3.1)], [1, 1, 5])
 
 
 # ---- hooks, update, loss scale --------------------------------------------------------------------------------------

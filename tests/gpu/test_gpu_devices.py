@@ -89,8 +89,8 @@ def test_a_network_trains_on_the_second_device(device, second, rng):
 def test_each_rank_takes_the_device_of_its_number(second, spec, intra_rank, index):
     """As a run does that was told ``device: gpu``."""
     pytest.importorskip("pydantic")
+    from dbrdist.cli.assemble import parts
     from dbrdist.cli.load import check
-    from dbrdist.cli.prepare import parts
 
     config, origin = check(f"model: mlp\ndata: digits\nbatch: 4\nepochs: 1\ndevice: '{spec}'".encode(), "run.yaml")
     dtype = dbrdist.global_config.dtype

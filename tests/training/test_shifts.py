@@ -67,3 +67,19 @@ def test_another_optimizer():
 def test_a_negative_rate_is_refused():
     with pytest.raises(ValueError, match="expected a rate of 0 or more, got -1"):
         extensions.ExponentialShift("lr", -1)
+
+
+def test_follow_schedule_sets_the_value_of_the_next_step():
+    class Progress(Trainer):
+        epoch_detail = 0.0
+
+    trainer, seen = Progress(), []
+    by_name = extensions.FollowSchedule(lambda epoch: 3 * epoch)
+    by_function = extensions.FollowSchedule(lambda epoch: epoch - 1, seen.append)
+    for extension in (by_name, by_function):
+        extension.initialize(trainer)
+    assert (trainer.optimizer.lr, seen) == (0, [-1])
+    trainer.epoch_detail = 2.5
+    for extension in (by_name, by_function):
+        extension(trainer)
+    assert (trainer.optimizer.lr, seen) == (7.5, [-1, 1.5])

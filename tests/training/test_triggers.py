@@ -145,3 +145,31 @@ def test_early_stopping_warns_where_nothing_is_reported():
 
 def test_early_stopping_tells_the_length():
     assert triggers.EarlyStoppingTrigger(max_trigger=(7, "epoch")).get_training_length() == (7, "epoch")
+
+
+def test_any_trigger_asks_all():
+    """Both are asked at each call, or else an interval would count again what it has already fired for."""
+    both = triggers.AnyTrigger((3, "iteration"), (2, "iteration"))
+    assert fired(both, Clock(), 12) == [2, 3, 4, 6, 8, 9, 10, 12]
+    clock, first = Clock(), triggers.AnyTrigger((3, "iteration"), triggers.EndTrigger(9, 5))
+    assert fired(first, clock, 4) == [3]
+    second = restore(saved(first), triggers.AnyTrigger((3, "iteration"), triggers.EndTrigger(9, 5)))
+    assert fired(second, clock, 3) == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("end", "expected", "length"),
+    [
+        (triggers.EndTrigger(1.5), [6, 7, 8], (1.5, "epoch")),
+        (triggers.EndTrigger(1.5, 5), [5, 6, 7, 8], (5, "iteration")),
+        (triggers.EndTrigger(1.5, 7), [6, 7, 8], (7, "iteration")),
+    ],
+)
+def test_end(end, expected, length):
+    assert fired(end, Clock(4), 8) == expected
+    assert end.get_training_length() == length
+
+
+def test_time_by_another_clock():
+    trigger = triggers.TimeTrigger(2.0, lambda trainer: trainer.iteration * 1.5)
+    assert fired(trigger, Clock(), 6) == [2, 3, 4, 6]  # at 3.0, 4.5, 6.0 and 9.0 seconds

@@ -11,6 +11,7 @@ from dbrdist.training.extensions.observe import observe_value as observe_value
 from dbrdist.training.extensions.observe import unchain_variables as unchain_variables
 from dbrdist.training.extensions.progress_bar import ProgressBar as ProgressBar
 from dbrdist.training.extensions.shifts import ExponentialShift as ExponentialShift
+from dbrdist.training.extensions.shifts import FollowSchedule as FollowSchedule
 from dbrdist.training.extensions.shifts import InverseShift as InverseShift
 from dbrdist.training.extensions.shifts import LinearShift as LinearShift
 from dbrdist.training.extensions.shifts import MultistepShift as MultistepShift

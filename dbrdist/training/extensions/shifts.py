@@ -1,30 +1,76 @@
-"""Extensions that change a hyperparameter as the run goes on: each is a function of how often it was called.
+"""Extensions that change a hyperparameter as the run goes on, by a function of :mod:`dbrdist.optimizers.schedules`.
 
-With `trigger=(1, "epoch")` they count epochs, by default iterations. The last value is part of a snapshot, so that a
-resumed run goes on with it.
+`FollowSchedule` counts the epochs done. The `...Shift` extensions, Chainer's, count their calls: with
+`trigger=(1, "epoch")` epochs, by default iterations. Their last value is part of a snapshot, so that a resumed run
+goes on with it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from dbrdist.optimizers import schedules
+from dbrdist.optimizers.schedules import Schedule
 from dbrdist.training.extension import Extension
+from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT
+
+
+class FollowSchedule(Extension):
+    """Sets a number for each step to `schedule(epochs done)`; it has no state of its own.
+
+    `target` is the name of a hyperparameter of the trainer's main optimizer, or a function that takes the value:
+
+        trainer.extend(FollowSchedule(schedules.cosine(0.1, 30)))
+        trainer.extend(FollowSchedule(schedules.polynomial(0.9, 30, end=0.8), "momentum"))
+    """
+
+    trigger = (1, "iteration")
+    priority = PRIORITY_SNAPSHOT + 1  # a snapshot holds the value of the next step
+
+    def __init__(self, schedule: Schedule, target: str | Callable[[float], Any] = "lr"):
+        self._schedule = schedule
+        self._target = target
+
+    def initialize(self, trainer: Any) -> None:
+        self(trainer)
+
+    def __call__(self, trainer: Any) -> None:
+        value = self._schedule(trainer.updater.epoch_detail)
+        if isinstance(self._target, str):
+            setattr(trainer.updater.get_optimizer("main"), self._target, value)
+        else:
+            self._target(value)
 
 
 class _Shift(Extension):
     """Sets `attr` of the optimizer (the trainer's main one if not given) to `value(t)` at the t-th call."""
 
-    def __init__(self, attr: str, init: float | None = None, target: float | None = None, optimizer: Any = None):
+    def __init__(
+        self,
+        attr: str,
+        init: float | None,
+        target: float | None,
+        optimizer: Any,
+        make: Callable[[float], Schedule],
+        rising: bool = False,
+    ):
         self._attr = attr
         self._init = init
         self._target = target
         self._optimizer = optimizer
+        self._make = make  # from the value at the start
+        self._rising = rising
         self._t = 0
         self._last_value: float | None = None
 
     def value(self, t: int) -> float:
-        """The hyperparameter after `t` calls."""
-        raise NotImplementedError
+        """The hyperparameter after `t` calls: the schedule's, but not beyond the target."""
+        value = self._make(self.init)(t)
+        if self._target is None:
+            return value
+        ratio = value / self._target  # serves negative values too
+        return self._target if (ratio > 1 if self._rising else ratio < 1) else value
 
     @property
     def init(self) -> float:
@@ -58,13 +104,6 @@ class _Shift(Extension):
         setattr(optimizer, self._attr, value)
         self._last_value = value
 
-    def _limited(self, value: float, rising: bool) -> float:
-        """`value`, but not beyond the target; the quotient serves negative values too."""
-        if self._target is None:
-            return value
-        beyond = value / self._target > 1 if rising else value / self._target < 1
-        return self._target if beyond else value
-
 
 class ExponentialShift(_Shift):
     """`init * rate^t`, up to `target`."""
@@ -74,11 +113,7 @@ class ExponentialShift(_Shift):
     ):
         if rate < 0:
             raise ValueError(f"expected a rate of 0 or more, got {rate}")
-        super().__init__(attr, init, target, optimizer)
-        self._rate = rate
-
-    def value(self, t: int) -> float:
-        return self._limited(self.init * self._rate**t, self._rate > 1)
+        super().__init__(attr, init, target, optimizer, lambda init: schedules.exponential(init, rate), rate > 1)
 
 
 class InverseShift(_Shift):
@@ -93,12 +128,7 @@ class InverseShift(_Shift):
         target: float | None = None,
         optimizer: Any = None,
     ):
-        super().__init__(attr, init, target, optimizer)
-        self._gamma = gamma
-        self._power = power
-
-    def value(self, t: int) -> float:
-        return self._limited(self.init * (1 + self._gamma * t) ** -self._power, False)
+        super().__init__(attr, init, target, optimizer, lambda init: schedules.inverse(init, gamma, power))
 
 
 class LinearShift(_Shift):
@@ -107,15 +137,9 @@ class LinearShift(_Shift):
     def __init__(
         self, attr: str, value_range: tuple[float, float], time_range: tuple[float, float], optimizer: Any = None
     ):
-        super().__init__(attr, value_range[0], None, optimizer)
-        self._value_range = value_range
-        self._time_range = time_range
-
-    def value(self, t: int) -> float:
-        (start, end), (first, last) = self._value_range, self._time_range
-        if t <= first:
-            return start
-        return end if t >= last else start + (end - start) * (t - first) / (last - first)
+        (start, end), (first, last) = value_range, time_range
+        line = schedules.polynomial(start, last, end=end, begin=first)
+        super().__init__(attr, start, None, optimizer, lambda init: line)
 
 
 class StepShift(_Shift):
@@ -130,24 +154,15 @@ class StepShift(_Shift):
         target: float | None = None,
         optimizer: Any = None,
     ):
-        super().__init__(attr, init, target, optimizer)
-        self._gamma = gamma
-        self._step = step
-
-    def value(self, t: int) -> float:
-        return self._limited(self.init * self._gamma ** (t // self._step), self._gamma > 1)
+        super().__init__(attr, init, target, optimizer, lambda init: schedules.stairs(init, gamma, step), gamma > 1)
 
 
 class MultistepShift(_Shift):
     """`init * gamma^k`, k being how many of `step_value` (rising) t has reached."""
 
     def __init__(self, attr: str, gamma: float, step_value: list[int], init: float, optimizer: Any = None):
-        super().__init__(attr, init, None, optimizer)
-        self._gamma = gamma
-        self._step_value = list(step_value)
-
-    def value(self, t: int) -> float:
-        return self.init * self._gamma ** sum(t >= step for step in self._step_value)
+        points = list(step_value)
+        super().__init__(attr, init, None, optimizer, lambda init: schedules.step(init, gamma, points))
 
 
 class PolynomialShift(_Shift):
@@ -162,23 +177,14 @@ class PolynomialShift(_Shift):
         target: float | None = None,
         optimizer: Any = None,
     ):
-        super().__init__(attr, init, target, optimizer)
-        self._rate = rate
-        self._max_count = max_count
-
-    def value(self, t: int) -> float:
-        return self._limited(self.init * max(1 - t / self._max_count, 0.0) ** self._rate, False)
+        super().__init__(attr, init, target, optimizer, lambda init: schedules.polynomial(init, max_count, rate))
 
 
 class WarmupShift(_Shift):
     """From `warmup_start` to `init` in `warmup_iter` calls, then constant."""
 
     def __init__(self, attr: str, warmup_start: float, warmup_iter: int, init: float, optimizer: Any = None):
-        super().__init__(attr, init, None, optimizer)
-        self._warmup_start = warmup_start
-        self._warmup_iter = warmup_iter
+        def climb(init: float) -> Schedule:
+            return schedules.warmup(schedules.constant(init), warmup_iter, warmup_start)
 
-    def value(self, t: int) -> float:
-        if t >= self._warmup_iter:
-            return self.init
-        return self._warmup_start + (self.init - self._warmup_start) * t / self._warmup_iter
+        super().__init__(attr, init, None, optimizer, climb)

@@ -87,10 +87,16 @@ class Snapshot(Extension):
         self._autoload = autoload
         self._on_error = snapshot_on_error
 
+    def find_newest(self, trainer: Any) -> str | None:
+        """The whole snapshot that ``autoload`` goes on from; None where there is none, or without ``autoload``."""
+        if not self._autoload or not isinstance(self._filename, str):
+            return None
+        return newest(trainer.out, self._filename)
+
     def resume(self, trainer: Any) -> None:
-        if self._autoload and isinstance(self._filename, str):
-            target = trainer if self._target is None else self._target
-            load_newest(trainer.out, target, self._filename)
+        path = self.find_newest(trainer)
+        if path is not None:
+            load(path, trainer if self._target is None else self._target)
 
     def __call__(self, trainer: Any) -> None:
         if self._condition is None or self._condition():
@@ -208,8 +214,13 @@ def load_newest(folder: str, target: Any, filename: str = "snapshot_iter_{.updat
     return path
 
 
+_OF_EXTENSIONS = ("extensions/", "extension_triggers/")  # as a Trainer lists them
+
+
 def load(path: str, target: Any) -> None:
     """Load a snapshot into `target`, which must have a place for every entry but those of extensions.
+
+    An extension that the saved run did not have begins afresh.
 
     Raises:
         CheckpointError: the file is damaged, or belongs to another architecture; the message names the entry.
@@ -217,12 +228,17 @@ def load(path: str, target: Any) -> None:
     if not is_whole(path):
         raise CheckpointError(f"{path}: the snapshot is damaged")
     entries = _Noting(read_npz(path))
+    known = {key.split("/")[1] for key in entries if key.startswith(_OF_EXTENSIONS)}
+
+    def is_new(key: str) -> bool:
+        return key.startswith(_OF_EXTENSIONS) and key.split("/")[1] not in known
+
     try:
-        NpzDeserializer(entries).load(target)
+        NpzDeserializer(entries, ignore_names=is_new).load(target)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     # extensions may differ: only some ranks write a log, say
-    left = sorted(key for key in set(entries) - entries.read if not key.startswith("extension"))
+    left = sorted(key for key in set(entries) - entries.read if not key.startswith(_OF_EXTENSIONS))
     if left:
         raise CheckpointError(
             f"{path}: expected a place for {left[0]} and {len(left) - 1} entries more of the saved state, found none; "

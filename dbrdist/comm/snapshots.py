@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.comm.agree import together
+from dbrdist.comm.agree import on_root, together
 from dbrdist.core.backend import is_array, to_cpu
 from dbrdist.training import PRIORITY_WRITER, Extension
+from dbrdist.training.extensions import snapshots
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT, Snapshot
 
 
@@ -20,6 +21,11 @@ class LocalState(Extension):
 
     It is gathered on rank 0 for a snapshot, which one rank writes. A run that is resumed on as many ranks gives each
     its own again; on another number all get the means.
+
+    Args:
+        comm: the ranks.
+        model: the network.
+        iterator: the training iterator; what it has in ``skipped``, if anything, is kept too.
     """
 
     def __init__(self, comm: Any, model: Any, iterator: Any):
@@ -122,9 +128,23 @@ class AverageStatistics(Extension):
 
 
 class SharedSnapshot(Extension):
-    """Rank 0 saves for all; where it cannot, the error is the same on all."""
+    """Rank 0 saves for all; where it cannot, the error is the same on all.
+
+    Args:
+        comm: the ranks.
+        snapshot: how: ``extensions.snapshot(...)``, which has the file's name and how many stay. With
+            ``autoload=True`` all ranks load the newest whole snapshot when the run starts.
+        local: what ranks differ in; it is an extension of the same trainer.
+
+    Every rank's trainer has the same extensions but for those that only report. Example:
+
+        local = LocalState(comm, model, iterator)
+        trainer.extend(local)
+        trainer.extend(SharedSnapshot(comm, extensions.snapshot(n_retains=2, autoload=True), local))
+    """
 
     priority = PRIORITY_SNAPSHOT
+    trigger = (1, "epoch")
 
     def __init__(self, comm: Any, snapshot: Snapshot, local: LocalState):
         self._comm = comm
@@ -133,6 +153,12 @@ class SharedSnapshot(Extension):
 
     def __call__(self, trainer: Any) -> None:
         self.save(trainer)
+
+    def resume(self, trainer: Any) -> None:
+        path = on_root(self._comm, lambda: self._snapshot.find_newest(trainer))
+        if path is not None:
+            with together(self._comm):
+                snapshots.load(path, trainer)
 
     def save(self, trainer: Any) -> None:
         """Save now. Collective."""

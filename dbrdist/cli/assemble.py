@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 from dbrdist.cli import build, weights
 from dbrdist.cli.config import Config
 from dbrdist.cli.load import Origin
-from dbrdist.cli.look import Look, initialize
+from dbrdist.cli.probe import Look, initialize
 from dbrdist.cli.task import Task
+from dbrdist.cli.words import counted
 from dbrdist.comm import create_multi_node_evaluator
 from dbrdist.core import random
 from dbrdist.core.backend import get_device
-from dbrdist.core.config import get_dtype, global_config
+from dbrdist.core.config import global_config
 from dbrdist.datasets.prefetch import MultiprocessIterator, MultithreadIterator
 from dbrdist.datasets.serial import SerialIterator
 from dbrdist.errors import ConfigError
@@ -80,11 +80,6 @@ def check_sizes(config: Config, origin: Origin, num_examples: int, size: int) ->
         )
 
 
-def counted(n: int | str, noun: str) -> str:
-    """For example "1 example", "2 examples"."""
-    return f"{n} {noun}" if str(n) == "1" else f"{n} {noun}s"
-
-
 def iterator(config: Config, dataset: Any, comm: Any, train: bool) -> Any:
     """Batches over all ranks, of which this one takes its block."""
     batch = config.batch if train else config.evaluation.batch or config.batch
@@ -103,26 +98,3 @@ def evaluator(config: Config, made: Parts, comm: Any) -> Any:
         iterator(config, made.data.test, comm, train=False), made.task, made.convert, device=made.device
     )
     return create_multi_node_evaluator(own, comm)
-
-
-def _types(config: Config) -> str:
-    if get_dtype(config.dtype) == get_dtype(config.dtype, map_mixed16="float32"):
-        return str(config.dtype)
-    return f"float32, activations of {get_dtype(config.dtype)}"
-
-
-def describe(config: Config, made: Parts, size: int) -> list[str]:
-    """The plan in a few lines."""
-    num_train, params = len(made.data.train), list(made.task.params(include_uninit=False))
-    num_bytes = sum(p.array.nbytes for p in params)
-    test = f", {counted(len(made.data.test), 'test example')}" if made.data.test is not None else ", no evaluation"
-    steps = -(-num_train // config.batch)
-    num_steps = math.ceil(config.epochs * steps - 1e-9)
-    num_steps = num_steps if config.iterations is None else min(num_steps, config.iterations)
-    return [
-        f"model: {config.model.name}, {sum(p.size for p in params):,} parameters of {_types(config)}",
-        f"data: {config.data.name}, {counted(num_train, 'training example')}{test}",
-        f"ranks: {size}; batch: {config.batch}, that is {config.batch / size:g} per rank",
-        f"steps: {steps} per epoch, about {num_steps} in all; {num_bytes:,} bytes per allreduce",
-        f"seed: {config.seed}; out: {config.out}",
-    ]
