@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dbrdist import random
+from tests.each import fresh_chance as start_afresh
 
 # Files whose tests start programs or wait; single tests elsewhere carry the mark themselves.
 SLOW = (
@@ -39,7 +39,7 @@ def array_modules() -> list:
 @pytest.fixture(autouse=True)
 def fresh_chance():
     """Each test starts from seed 0 with nothing drawn yet, whichever tests ran before it."""
-    random.set_state((0,) * len(random.get_state()))
+    start_afresh()
 
 
 @pytest.fixture(params=array_modules(), ids=lambda m: m.__name__)

@@ -6,6 +6,7 @@ from dbrdist.cli.config import Config, interval
 from dbrdist.cli.load import check, dump, load
 from dbrdist.cli.settings import BY_TAG, Settings
 from dbrdist.errors import ConfigError
+from tests.each import each
 
 GOOD = "model: mlp\ndata: digits\nbatch: 64\nepochs: 3\n"
 
@@ -198,7 +199,7 @@ def all_models():
     return [cls for cls in seen if cls is not Settings]
 
 
-@pytest.mark.parametrize("model", all_models(), ids=lambda cls: cls.__name__)
+@each(model=all_models())
 def test_each_field_has_one_sentence(model):
     assert model.__doc__
     for name, field in model.model_fields.items():

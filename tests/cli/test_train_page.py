@@ -10,6 +10,7 @@ from cli_helpers import ROOT
 from pydantic_core import PydanticUndefined
 
 from dbrdist.cli import components, config, settings, train, updates
+from tests.each import each
 
 PAGE = (ROOT / "docs" / "train.md").read_text()
 SECTIONS = ("transforms", "evaluation", "snapshot", "log")
@@ -55,16 +56,16 @@ def keys_of_components():
                         yield name, key, field
 
 
-@pytest.mark.parametrize(("key", "field"), [*keys_of_the_run()], ids=lambda x: x if isinstance(x, str) else "")
-def test_the_page_has_each_key_of_a_run_with_its_default(key, field):
+@each(row=keys_of_the_run)
+def test_the_page_has_each_key_of_a_run_with_its_default(row):
+    key, field = row
     found = [row[2] for row in table_rows() if words(row[0]) == [key] and len(row) == 4]
     assert found == [written_default(field)]
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "field"), [*keys_of_components()], ids=lambda x: x if isinstance(x, str) else ""
-)
-def test_the_page_has_each_key_of_a_component_with_its_default(name, key, field):
+@each(row=keys_of_components)
+def test_the_page_has_each_key_of_a_component_with_its_default(row):
+    name, key, field = row
     found = [row[3] for row in table_rows() if len(row) == 5 and name in words(row[0]) and words(row[1]) == [key]]
     assert found == [written_default(field)]
 

@@ -7,14 +7,13 @@ import pytest
 from dbrdist import comm
 from dbrdist.comm import CommunicatorBase, create, processes, shared_memory
 from tests.comm import jobs
+from tests.each import each
 
 PAGE = (jobs.ROOT / "docs" / "communicators.md").read_text()
 CONTRACT = PAGE[PAGE.index("## The contract") : PAGE.index("### Ranks that are threads")]
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in dir(processes.MpiCommunicator) if not n.startswith("_") and n != "world_ranks"]
-)
+@each(name=[n for n in dir(processes.MpiCommunicator) if not n.startswith("_") and n != "world_ranks"])
 def test_the_page_has_each_method(name):
     assert re.search(rf"[`.]{name}\b", CONTRACT)
 

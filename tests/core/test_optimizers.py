@@ -31,6 +31,7 @@ from dbrdist.optimizers import (
     WeightDecay,
     schedules,
 )
+from tests.each import each
 
 SHAPES = ((4, 3), (5,), (2, 3, 2, 2), ())
 
@@ -103,7 +104,7 @@ def test_gradients_are_left_as_they_were(optimizer, formula):
 
 
 @pytest.mark.parametrize("optimizer", [case[0] for case in CASES])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@each(dtype=["float16", "bfloat16"])
 def test_16_bit_parameters_follow_float64_within_their_precision(optimizer, dtype):
     dtype = dbrdist.get_dtype(dtype)
     narrow, wide = make(dtype), make(np.float64)
@@ -170,17 +171,19 @@ class HalveGradients:
         param.grad *= param.dtype.type(0.5)
 
 
+HOOKS = {
+    "none": (),
+    "flat": (lambda: WeightDecay(0.1), lambda: GradientClipping(2.0)),
+    "per parameter": (HalveGradients, lambda: GradientClipping(2.0)),
+}
+
+
 @pytest.mark.parametrize("optimizer", [case[0] for case in CASES])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(
-    "hooks",
-    [(), (lambda: WeightDecay(0.1), lambda: GradientClipping(2.0)), (HalveGradients, lambda: GradientClipping(2.0))],
-    ids=["no hooks", "flat hooks", "a hook per parameter"],
-)
+@each(dtype=["float16", "bfloat16"], hooks=HOOKS)
 def test_16_bit_parameters_updated_in_float32_equal_float32_rounded_once(optimizer, dtype, hooks):
     dtype = as_dtype(dtype)
-    _, narrow = run_steps(optimizer, dtype, hooks)
-    _, wide = run_steps(optimizer, dtype, hooks, wide=True)
+    _, narrow = run_steps(optimizer, dtype, HOOKS[hooks])
+    _, wide = run_steps(optimizer, dtype, HOOKS[hooks], wide=True)
     for p, q in zip(narrow.params(), wide.params()):
         assert p.dtype == dtype
         np.testing.assert_array_equal(p.array.astype(np.float32), q.array.astype(dtype).astype(np.float32))

@@ -10,6 +10,7 @@ import pytest
 import dbrdist
 from dbrdist import Variable
 from dbrdist.core import backend, ops
+from tests.each import each
 
 CONDITION = np.array([[True, False, True], [False, False, True]])
 INDEX = np.array([1, 0, 1])
@@ -17,7 +18,7 @@ INDEX = np.array([1, 0, 1])
 
 def case(name, function, *shapes, low=0.5, high=1.5):
     """A row of the table: a primitive as a function of Variables with these shapes, and a domain away from kinks."""
-    return pytest.param(function, shapes, (low, high), id=name)
+    return name, function, shapes, (low, high)
 
 
 BINARY = [("add", ops.add), ("sub", ops.sub), ("mul", ops.mul), ("div", ops.div), ("power", ops.power)]
@@ -116,7 +117,7 @@ def test_the_table_names_every_primitive():
     }  # fmt: skip
     seen = set()
     for parameters in CASES:
-        function, shapes, domain = parameters.values
+        _, function, shapes, domain = parameters
         nodes = [function(*map(Variable, prepare(shapes, domain))).creator]
         while nodes:
             node = nodes.pop()
@@ -128,8 +129,18 @@ def test_the_table_names_every_primitive():
     assert len(rows) > 9 and rows <= seen
 
 
-@pytest.mark.parametrize(("function", "shapes", "domain"), CASES)
-def test_first_order_against_central_differences(function, shapes, domain):
+every_primitive = pytest.mark.parametrize("name", sorted({case[0].split()[0] for case in CASES}))
+
+
+def named(name):
+    """The rows of a primitive."""
+    return [case for case in CASES if case[0].split()[0] == name]
+
+
+@every_primitive
+@each(row=named)
+def test_first_order_against_central_differences(name, row):
+    _, function, shapes, domain = row
     arrays = prepare(shapes, domain)
     y, xs = gradients_of(function, arrays, False)
     gy, random = y.grad, np.random.default_rng(1)
@@ -144,8 +155,10 @@ def test_first_order_against_central_differences(function, shapes, domain):
         assert x.grad.shape == a.shape and x.grad.dtype == a.dtype and isinstance(x.grad, np.ndarray)
 
 
-@pytest.mark.parametrize(("function", "shapes", "domain"), CASES)
-def test_second_order_against_central_differences(function, shapes, domain):
+@every_primitive
+@each(row=named)
+def test_second_order_against_central_differences(name, row):
+    _, function, shapes, domain = row
     arrays, random = prepare(shapes, domain), np.random.default_rng(2)
     y = function(*arrays)
     gy = np.cos(np.arange(y.size)).reshape(y.shape)
@@ -174,13 +187,14 @@ def test_second_order_against_central_differences(function, shapes, domain):
     np.testing.assert_allclose(analytic, numerical, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
-@pytest.mark.parametrize(("function", "shapes", "domain"), CASES)
-def test_one_rule_for_every_order(function, shapes, domain, dtype):
+@every_primitive
+@each(row=named, dtype=[np.float32, np.float64, np.float16])
+def test_one_rule_for_every_order(name, row, dtype):
     """On bare arrays and on Variables the same rule gives the same bits and types.
 
     In 16 bits a first-order rule rounds once, a recorded one after each step.
     """
+    _, function, shapes, domain = row
     arrays = prepare(shapes, domain, dtype)
     _, first = gradients_of(function, arrays, False)
     y, higher = gradients_of(function, arrays, True)
@@ -331,9 +345,8 @@ LAYOUT_CASES = {
 }
 
 
-@pytest.mark.parametrize("array_type", [np.ndarray, LikeCuPy])
-@pytest.mark.parametrize("higher", [False, True])
 @pytest.mark.parametrize("name", LAYOUT_CASES)
+@each(higher=[False, True], array_type=[np.ndarray, LikeCuPy])
 def test_results_and_gradients_stay_channels_last(name, higher, array_type):
     a = backend.empty(PLAIN4, np.float32)
     a[...] = np.random.default_rng(0).uniform(0.5, 1.5, PLAIN4)

@@ -9,15 +9,15 @@ from loader_examples import Noisy
 
 from dbrdist.datasets import block, block_bounds
 from dbrdist.iterators import OrderSampler, SerialIterator, ShuffleOrderSampler
+from tests.each import each
 
 
 def take(it, n):
     return [next(it) and it.indices.tolist() for _ in range(n)]
 
 
-@pytest.mark.parametrize("last", ["wrap", "short", "drop"])
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize(("n", "batch_size"), [(10, 4), (12, 4), (13, 5), (7, 7), (4, 4), (23, 6)])
+@each(size=[1, 2, 3, 4], last=["wrap", "short", "drop"])
 def test_ranks_together_see_the_batches_of_one_rank(n, batch_size, size, last):
     alone = SerialIterator(np.arange(n), batch_size, seed=3, last=last)
     ranks = [SerialIterator(np.arange(n), batch_size, seed=3, last=last, rank=r, size=size) for r in range(size)]
@@ -40,8 +40,8 @@ def test_ranks_together_see_the_batches_of_one_rank(n, batch_size, size, last):
         assert max(lengths) - min(lengths) <= 1
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize(("n", "batch_size"), [(1, 4), (5, 4), (8, 4), (13, 5), (100, 7)])
+@each(size=[1, 2, 3, 4])
 def test_one_epoch_without_repeat_is_each_example_once(n, batch_size, size):
     seen = []
     for rank in range(size):

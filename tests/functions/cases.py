@@ -551,3 +551,4 @@ def ids_of(rows: list[tuple[Case, Any]]) -> list[str]:
 
 
 IDS = ids_of(ROWS)
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)

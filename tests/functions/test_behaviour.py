@@ -12,6 +12,7 @@ import dbrdist.functions as F
 from dbrdist import Variable, kernels
 from dbrdist.core import random
 from dbrdist.core.backend import as_dtype
+from tests.each import each
 
 
 def ones(*shape):
@@ -275,7 +276,7 @@ def test_large_linear_layers_agree_with_float64(dtype, tolerance, provider):
         assert np.abs(got.astype(np.float64) - expected).max() <= tolerance * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("name", sorted(n for n in dir(F) if callable(getattr(F, n)) and not n.startswith("_")))
+@each(name=sorted(n for n in dir(F) if callable(getattr(F, n)) and not n.startswith("_")))
 def test_functions_can_be_pickled(name):
     function = getattr(F, name)
     assert pickle.loads(pickle.dumps(function)) is function

@@ -12,6 +12,7 @@ import dbrdist.functions as F
 from dbrdist import Variable, kernels
 from dbrdist.core import backend
 from dbrdist.kernels import onednn
+from tests.each import each
 
 try:
     import torch
@@ -82,8 +83,8 @@ def check(x, t, rtol, provider="numpy", **options):
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
+@each(masked=[False, True])
 def test_every_argument(shape, masked, provider):
     x, t = drawn(shape, masked=masked)
     weight = np.linspace(0, 2, shape[1]).astype(np.float32)
@@ -104,8 +105,8 @@ def test_other_types(shape, dtype, rtol):
     check(x, t, rtol, class_weight=np.linspace(0.5, 2, shape[1]))
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
 @pytest.mark.parametrize("shape", [(6, 5), (300, 10), (2, 6, 9, 8)])
+@each(dtype=[np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
 def test_labels_of_any_integer_type(shape, dtype):
     x, t = drawn(shape)
     check(x, t.astype(dtype), 2e-5)

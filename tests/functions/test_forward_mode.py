@@ -6,18 +6,20 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
-from cases import IDS, ROWS
+from cases import every_case
 
 import dbrdist
 import dbrdist.functions as F
 from dbrdist import Variable
+from tests.each import each
 
 
 def listed(ys):
     return list(ys) if isinstance(ys, (tuple, list)) else [ys]
 
 
-@pytest.mark.parametrize("case, shapes", ROWS, ids=IDS)
+@every_case
+@each(shapes=lambda case: case.shapes)
 def test_tangents_agree_with_differences(case, shapes, xp):
     xs = [xp.asarray(a) for a in case.inputs(shapes)]
     rng = np.random.default_rng(5)

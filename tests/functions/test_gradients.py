@@ -5,14 +5,15 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import CASES, IDS, ROWS
+from cases import CASES, every_case
 
 import dbrdist.functions as F
 from dbrdist import Variable, backward
 from dbrdist.core.backend import as_dtype
 from dbrdist.core.gradient_check import check_backward, check_double_backward
+from tests.each import each
 
-every_row = pytest.mark.parametrize("case, shapes", ROWS, ids=IDS)
+every_shape = each(shapes=lambda case: case.shapes)
 
 
 def outputs_of(case, variables):
@@ -40,16 +41,16 @@ def gradients_of(case, arrays, higher=False):
     return [y.array for y in ys], [x.grad for x in xs]
 
 
-@every_row
+@every_case
+@every_shape
 def test_first_order(case, shapes, xp):
     xs = [xp.asarray(a) for a in case.inputs(shapes)]
     gys = seeds_of(outputs_of(case, [Variable(a) for a in xs]))
     check_backward(case.function, xs, gys, eps=1e-3, atol=1e-7, rtol=case.rtol)
 
 
-@pytest.mark.parametrize(
-    "case, shapes", [r for r in ROWS if r[0].order > 1], ids=[i for i, r in zip(IDS, ROWS) if r[0].order > 1]
-)
+@pytest.mark.parametrize("case", [c for c in CASES if c.order > 1], ids=lambda c: c.name)
+@every_shape
 def test_second_order(case, shapes, xp):
     xs = [xp.asarray(a) for a in case.inputs(shapes)]
     gys = seeds_of(outputs_of(case, [Variable(a) for a in xs]))
@@ -58,8 +59,8 @@ def test_second_order(case, shapes, xp):
     check_double_backward(case.function, xs, gys, ggs, eps=1e-3, atol=1e-6, rtol=10 * case.rtol)
 
 
-@every_row
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@every_case
+@each(shapes=lambda case: case.shapes, dtype=["float32", "float64"])
 def test_one_rule_gives_the_same_bits_on_arrays_and_on_variables(case, shapes, dtype):
     arrays = case.inputs(shapes, dtype)
     ys, first = gradients_of(case, arrays)
@@ -72,8 +73,8 @@ def test_one_rule_gives_the_same_bits_on_arrays_and_on_variables(case, shapes, d
         np.testing.assert_array_equal(a, b)
 
 
-@every_row
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@every_case
+@each(shapes=lambda case: case.shapes, dtype=["float16", "bfloat16"])
 def test_narrow_types_follow_float64(case, shapes, dtype):
     if case.narrow_tolerance is None:
         pytest.skip(f"{case.name} is not defined for 16-bit types")

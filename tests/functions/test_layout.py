@@ -6,11 +6,12 @@ backend for memory, or works on N H W C views, keeps the layout there.
 
 import numpy as np
 import pytest
-from cases import CASES, ids_of
+from cases import CASES
 
 from dbrdist import Variable, backward, kernels
 from dbrdist import functions as F
 from dbrdist.core import backend, ops
+from tests.each import each
 
 SHAPE = (2, 16, 12, 10)  # large enough for sums and normalizations to wait for a ReLU
 
@@ -95,8 +96,8 @@ def check_layout(function, kind, provider):
         assert backend.is_channels_last(x.grad)
 
 
-@pytest.mark.parametrize("kind", [np.ndarray, Contiguous])
 @pytest.mark.parametrize("name", OPERATIONS)
+@each(kind=[np.ndarray, Contiguous])
 def test_layout(name, kind):
     check_layout(OPERATIONS[name], kind, "numpy")
 
@@ -137,16 +138,14 @@ VIEWS = {
     # The gradients of sums repeat one number without memory of their own.
     "sum", "sum_axis", "mean", "mean_axis", "mean_keepdims", "average", "repeat_axis", "separate",
 }  # fmt: skip
-ROWS = [
-    (case, shapes)
-    for case in CASES
-    for shapes in case.shapes
-    if case.name not in VIEWS and any(len(s) == 4 and min(s) > 1 for s in shapes)
-]
-IDS = ids_of(ROWS)
 
 
-@pytest.mark.parametrize("case, shapes", ROWS, ids=IDS)
+def image_shapes(case):
+    return [shapes for shapes in case.shapes if any(len(s) == 4 and min(s) > 1 for s in shapes)]
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name not in VIEWS and image_shapes(c)], ids=lambda c: c.name)
+@each(shapes=image_shapes)
 def test_four_axes_stay_channels_last(case, shapes):
     arrays = [backend.channels_last(a) if a.ndim == 4 else a for a in case.inputs(shapes, np.float32)]
     xs = [Variable(a) for a in arrays]

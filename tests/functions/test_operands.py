@@ -12,15 +12,15 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import CASES, IDS, ROWS
+from cases import CASES, every_case
 
 import dbrdist.functions as F
 from dbrdist import Variable, backward
 from dbrdist.core import ops
+from tests.each import each
 
 ARITHMETIC = {"add", "sub", "mul", "neg", "pow", "pow_constant", "rpow", "add_many", "bias", "scale", "scatter_add"}
-
-every_case = pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
+SEVERAL = [c for c in CASES if len(c.shapes[-1]) > 1]
 
 
 def listed(ys):
@@ -38,9 +38,8 @@ def whole_numbers(case, dtype):
 
 
 @every_case
-@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "bool"])
-@pytest.mark.parametrize("wrapped", [True, False], ids=["Variable", "array"])
 @pytest.mark.filterwarnings("ignore:.*(divide|invalid|overflow).*:RuntimeWarning")
+@each(dtype=["int32", "int64", "uint8", "bool"], wrapped=[True, False])
 def test_integers_are_refused_or_computed(case, dtype, wrapped):
     narrow, wide = whole_numbers(case, dtype)
     try:
@@ -61,11 +60,9 @@ def test_integers_are_refused_or_computed(case, dtype, wrapped):
         assert not y.requires_grad or y.dtype.kind == "f"
 
 
-@every_case
+@pytest.mark.parametrize("case", [c for c in SEVERAL if c.name != "broadcast"], ids=lambda c: c.name)
 def test_an_array_beside_a_variable_takes_its_type(case):
     inputs = case.inputs(case.shapes[0])
-    if len(inputs) < 2 or case.name == "broadcast":
-        pytest.skip("one operand, or several that have nothing to do with each other")
     first = Variable(inputs[0].astype(np.float32))
     ys = listed(case.function(first, *inputs[1:]))
     backward(ys, [np.ones(y.shape, y.dtype) for y in ys])
@@ -73,11 +70,9 @@ def test_an_array_beside_a_variable_takes_its_type(case):
     assert first.grad is None or first.grad.dtype == np.float32
 
 
-@every_case
+@pytest.mark.parametrize("case", SEVERAL, ids=lambda c: c.name)
 def test_each_input_gets_a_gradient_of_its_own_type(case):
     inputs = case.inputs(case.shapes[-1])
-    if len(inputs) < 2:
-        pytest.skip("one operand")
     dtypes = [np.float32, np.float64, np.float32, np.float64, np.float32][: len(inputs)]
     xs = [Variable(a.astype(d)) for a, d in zip(inputs, dtypes)]
     try:
@@ -90,7 +85,8 @@ def test_each_input_gets_a_gradient_of_its_own_type(case):
         assert x.grad is None or (x.grad.dtype == d and x.grad.shape == x.shape)
 
 
-@pytest.mark.parametrize("case, shapes", ROWS, ids=IDS)
+@every_case
+@each(shapes=lambda case: case.shapes)
 def test_a_value_stays_when_its_inputs_are_refilled(case, shapes):
     arrays = case.inputs(shapes, np.float32)
     given = [a.copy() for a in arrays]
@@ -104,7 +100,7 @@ def test_a_value_stays_when_its_inputs_are_refilled(case, shapes):
 
 
 @every_case
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@each(dtype=["float32", "float16", "bfloat16"])
 def test_a_foreign_dtype_object_changes_nothing(case, dtype):
     """Unpickled arrays carry a dtype that equals NumPy's and is another object."""
     if case.narrow_tolerance is None and dtype != "float32":
@@ -263,7 +259,8 @@ def test_the_wider_type_leads_in_a_mean_squared_error(swapped):
     np.testing.assert_allclose(a.grad, wide, rtol=1e-3)
 
 
-@pytest.mark.parametrize("case, shapes", ROWS, ids=IDS)
+@every_case
+@each(shapes=lambda case: case.shapes)
 def test_a_leaf_owns_its_gradient(case, shapes):
     """What a leaf's gradient holds changes with nothing else: not with gy, an input, an output or another gradient."""
     xs = [Variable(a) for a in case.inputs(shapes)]

@@ -11,12 +11,13 @@ import types
 import numpy as np
 import pytest
 import references
-from cases import IDS, ROWS
+from cases import every_case
 from points import KINKS, NEEDS_SCIPY, POINTS
 
 import dbrdist.functions as F
 from dbrdist import Variable, backward
 from dbrdist.core.backend import as_dtype
+from tests.each import each
 
 TYPES = {"float64": 1e-12, "float32": 3e-6, "float16": 8e-3, "bfloat16": 6e-2}
 
@@ -52,8 +53,8 @@ def compare(ys, expected, tolerance):
         np.testing.assert_allclose(a, e, rtol=tolerance, atol=tolerance * np.abs(e[np.isfinite(e)]).max(initial=0.1))
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("case, shapes", ROWS, ids=IDS)
+@every_case
+@each(shapes=lambda case: case.shapes, dtype=["float64", "float32"])
 def test_rows(case, shapes, dtype):
     arrays = case.inputs(shapes, dtype)
     expected = reference_of(case)(*(a.astype(np.float64).view(Plain) for a in arrays))
@@ -67,9 +68,9 @@ def of_type(value, dtype):
     return value.astype(dtype) if isinstance(value, np.ndarray) and value.dtype.kind in "fV" else value
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("point", POINTS, ids=str)
-def test_points(point, dtype):
+@pytest.mark.parametrize("name", sorted({p.name for p in POINTS}))
+@each(point=lambda name: [p for p in POINTS if p.name == name], dtype=["float64", "float32"])
+def test_points(name, point, dtype):
     if point.name in NEEDS_SCIPY:
         pytest.importorskip("scipy")
     args, options = of_type(point.args, dtype), of_type(tuple(point.options.items()), dtype)
@@ -77,11 +78,9 @@ def test_points(point, dtype):
     compare(getattr(F, point.name)(*args, **dict(options)), expected, TYPES[dtype])
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(
-    "point", [p for p in POINTS if p.name in ("sum", "mean", "softmax", "linear", "matmul")], ids=str
-)
-def test_sums_of_16_bit_types_run_in_a_wider_one(point, dtype):
+@pytest.mark.parametrize("name", ["sum", "mean", "softmax", "linear", "matmul"])
+@each(point=lambda name: [p for p in POINTS if p.name == name], dtype=["float16", "bfloat16"])
+def test_sums_of_16_bit_types_run_in_a_wider_one(name, point, dtype):
     args, options = of_type(point.args, as_dtype(dtype)), of_type(tuple(point.options.items()), as_dtype(dtype))
     expected = getattr(references, point.name)(*of_type(args, "float64"), **dict(of_type(options, "float64")))
     ys = getattr(F, point.name)(*args, **dict(options))

@@ -16,6 +16,7 @@ import dbrdist.links as L
 from dbrdist import Variable, kernels, using_config
 from dbrdist.core import backend, fusion
 from dbrdist.kernels import ConvGeometry, PoolGeometry
+from tests.each import each
 
 SPECIAL = {
     "nan": [np.nan],
@@ -70,10 +71,9 @@ ELEMENTWISE = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
-@pytest.mark.parametrize("special", SPECIAL)
 @pytest.mark.parametrize("kernel", ELEMENTWISE)
 @pytest.mark.parametrize("provider", PROVIDERS)
+@each(special=SPECIAL, dtype=["float32", "bfloat16", "float16", "float64"])
 def test_elementwise(provider, kernel, special, dtype):
     run, definition = ELEMENTWISE[kernel]
     for shape in SHAPES:
@@ -135,9 +135,9 @@ CONTENTS = {
 }
 
 
-@pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize(("shape", "geometry"), POOLINGS)
 @pytest.mark.parametrize("provider", PROVIDERS)
+@each(content=CONTENTS)
 def test_pooling(provider, shape, geometry, content):
     """Also ties, of which the first counts, and windows in the padding, for which a maximum is minus infinity."""
     x, is_max = CONTENTS[content](shape), geometry.kind == "max"
@@ -177,10 +177,12 @@ def normalization_gradients(x, gamma, mean, var, gy, eps):
 WHERE = ["x", "gamma", "beta", "gy", "mean", "var", "eps"]
 
 
-@pytest.mark.parametrize("shape", [(4, 8, 5, 7), (3, 5, 30, 31), (64, 20), (256, 33)])
-@pytest.mark.parametrize("special", ["nan", "negative nan", "inf", "-inf", "all"])
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("provider", PROVIDERS)
+@each(
+    special=["nan", "negative nan", "inf", "-inf", "all"],
+    shape=[(4, 8, 5, 7), (3, 5, 30, 31), (64, 20), (256, 33)],
+)
 def test_batch_normalization(provider, where, special, shape):
     axis, eps = (0, *range(2, len(shape))), 0.0 if where == "eps" else 2e-5
     x, gy = (draw(i, shape, special if where == name else "none") for i, name in enumerate(("x", "gy")))
@@ -212,9 +214,9 @@ def test_batch_normalization(provider, where, special, shape):
             assert_same(actual, wanted, 1e-3)
 
 
-@pytest.mark.parametrize("special", ["nan", "inf", "-inf", "all"])
 @pytest.mark.parametrize("where", ["x", "gamma", "beta", "gy"])
 @pytest.mark.parametrize("provider", PROVIDERS)
+@each(special=["nan", "inf", "-inf", "all"])
 def test_layer_normalization(provider, where, special):
     for shape in ((9, 7), (64, 33), (200, 256)):
         x, gy, gamma, beta = (
@@ -255,10 +257,9 @@ def convolved(x, W, b, g):
     return y
 
 
-@pytest.mark.parametrize("special", ["nan", "inf", "all"])
-@pytest.mark.parametrize("where", ["x", "W", "b"])
 @pytest.mark.parametrize(("x_shape", "W_shape", "geometry"), CONVOLUTIONS)
 @pytest.mark.parametrize("provider", PROVIDERS)
+@each(where=["x", "W", "b"], special=["nan", "inf", "all"])
 def test_convolution(provider, x_shape, W_shape, geometry, where, special):
     x, W, b = (
         draw(i, shape, special if where == name else "none")
@@ -273,10 +274,9 @@ def test_convolution(provider, x_shape, W_shape, geometry, where, special):
     assert_same(y, expected)
 
 
-@pytest.mark.parametrize("special", ["nan", "inf", "all"])
-@pytest.mark.parametrize("where", [0, 1])
 @pytest.mark.parametrize("shape", [(8, 9, 10), (70, 90, 130), (300, 64, 64)])
 @pytest.mark.parametrize("provider", PROVIDERS)
+@each(where=[0, 1], special=["nan", "inf", "all"])
 def test_matrix_product(provider, shape, where, special):
     m, k, n = shape
     a, b = draw(0, (m, k), special if where == 0 else "none"), draw(1, (k, n), special if where else "none")

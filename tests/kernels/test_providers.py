@@ -6,6 +6,7 @@ import pytest
 from dbrdist import kernels
 from dbrdist.core import backend
 from dbrdist.kernels import ConvGeometry, PoolGeometry, numpy_, onednn
+from tests.each import each
 
 try:
     onednn.library()
@@ -75,9 +76,9 @@ def test_convolution_of_float16(x_shape, W_shape, geometry, provider):
     check_convolution(x_shape, W_shape, geometry, provider, "nchw", "float16")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize(("x_shape", "W_shape", "geometry"), CONVOLUTIONS)
+@each(layout=LAYOUTS)
 def test_convolution(x_shape, W_shape, geometry, provider, layout):
     check_convolution(x_shape, W_shape, geometry, provider, layout, "float32")
 
@@ -126,9 +127,9 @@ NORMALIZATIONS = [
 ]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize(("shape", "axis"), NORMALIZATIONS)
+@each(layout=LAYOUTS)
 def test_batch_normalization(shape, axis, provider, layout):
     check_batch_normalization(shape, axis, provider, layout, "float32")
 
@@ -186,8 +187,7 @@ def test_batch_normalization_in_parts(shape, axis, provider):
 
 
 @needs_onednn
-@pytest.mark.parametrize("num_channels", [1, 3, 8, 10, 12, 16, 20, 31, 32, 64, 100, 130])
-@pytest.mark.parametrize("rest", [(), (8, 9)])
+@each(rest=[(), (8, 9)], num_channels=[1, 3, 8, 10, 12, 16, 20, 31, 32, 64, 100, 130])
 def test_a_fused_relu_changes_no_bit(num_channels, rest):
     """Forward and backward: which of both runs depends on what was expected, and a resumed run expects nothing."""
     shape, axis, eps = (128, num_channels, *rest), (0, 2, 3) if rest else (0,), 2e-5
@@ -216,9 +216,8 @@ def test_large_mean_keeps_its_variance(provider):
     assert var[0] == pytest.approx(np.var(np.arange(12)), rel=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("shape", [(1, 3), (5, 1), (64, 128), (300, 77), (0, 4)])
 @pytest.mark.parametrize("provider", PROVIDERS)
+@each(shape=[(1, 3), (5, 1), (64, 128), (300, 77), (0, 4)], dtype=["float32", "float16"])
 def test_layer_normalization(shape, provider, dtype):
     """Against the definition in float64, also for rows that lie apart."""
     x, gy, gamma, beta, eps = draw(0, shape), draw(1, shape), draw(2, shape[1:]), draw(3, shape[1:]), 1e-3
@@ -253,9 +252,9 @@ POOLINGS = [
 ]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize(("shape", "geometry"), POOLINGS)
+@each(layout=LAYOUTS)
 def test_pooling(shape, geometry, provider, layout):
     check_pooling(shape, geometry, provider, layout, "float32")
 
@@ -276,9 +275,8 @@ def check_pooling(shape, geometry, provider, layout, dtype):
     assert_close(gx, numpy_.pool_backward(gy.astype("d"), shape, saved64, geometry), dtype)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("shape", [(2, 32, 32, 32), (5, 16, 33, 21)])
+@each(shape=[(2, 32, 32, 32), (5, 16, 33, 21)], layout=LAYOUTS)
 def test_elementwise(shape, provider, layout):
     check_elementwise(shape, provider, layout, "float32")
 
@@ -313,10 +311,8 @@ MATRICES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("right", MATRICES)
-@pytest.mark.parametrize("left", MATRICES)
 @pytest.mark.parametrize("provider", PROVIDERS)
+@each(left=MATRICES, right=MATRICES, dtype=["float32", "bfloat16", "float16"])
 def test_matrix_product(provider, left, right, dtype):
     a, b = MATRICES[left](draw(0, (70, 90), dtype)), MATRICES[right](draw(1, (90, 130), dtype))
     expected = numpy_.matmul(*wide(a, b))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.each import each
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "dbrdist"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -94,7 +96,7 @@ def is_root(path: Path) -> bool:
 
 
 # Files at the root are the public surface: names of all rooms but cli.
-@pytest.mark.parametrize("path", [f for f in FILES if not is_root(f)], ids=lambda p: str(p.relative_to(PACKAGE)))
+@each(path=[f for f in FILES if not is_root(f)])
 def test_a_file_imports_its_own_room_and_rooms_below(path):
     room = room_of(module_of(path))
     assert room in BELOW, f"a new room {room!r}: give it a floor in this test and in the design"
@@ -107,7 +109,7 @@ def test_a_file_imports_its_own_room_and_rooms_below(path):
         assert ok, f"{path.relative_to(ROOT)}: {room} may not import {module}; allowed are {sorted(allowed)}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+@each(path=FILES)
 def test_own_rooms_are_never_imported_inside_a_function(path):
     inside = [module for module, hidden in own_imports(path) if hidden]
     assert inside == [], f"{path.relative_to(ROOT)}: {inside} imported inside a function; pass a callback down instead"

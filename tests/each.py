@@ -1,0 +1,86 @@
+"""Many small cases in one test: all of them run, and those that fail are reported by name.
+
+pytest spends about 4 ms on a parametrized item, most of it in sending reports between processes: more than most of
+our cases take. So items are operations, kernels or rules, and what varies within one is a loop::
+
+    @pytest.mark.parametrize("case", CASES)
+    @each(shapes=lambda case: case.shapes, dtype=["float32", "float64"])
+    def test_something(case, shapes, dtype): ...
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from dbrdist import random
+
+
+def fresh_chance() -> None:
+    """Seed 0 with nothing drawn yet."""
+    random.set_state((0,) * len(random.get_state()))
+
+
+def each(**axes: Iterable[Any] | Callable[..., Iterable[Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator that calls the test with every combination of the values of ``axes``, the last axis fastest.
+
+    The values are an iterable, or a function of other arguments of the test, taken by name. Each case starts from seed
+    0. A case that skips itself is passed over; if all do, the test is skipped. The failures are raised together.
+    """
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(test)
+
+        @functools.wraps(test)
+        def together(**arguments: Any) -> None:
+            values = [v(**_chosen(v, arguments)) if callable(v) else v for v in axes.values()]
+            cases = [dict(zip(axes, chosen)) for chosen in itertools.product(*values)]
+            assert cases, "no cases"
+            failed, skipped = {}, []
+            for number, case in enumerate(cases):
+                if number:
+                    fresh_chance()
+                try:
+                    test(**arguments, **case)
+                except pytest.skip.Exception as e:
+                    skipped.append(e)
+                except Exception as e:
+                    failed[name_of(case)] = e
+                except BaseException as e:
+                    e.add_note(f"in the case {name_of(case)}")
+                    raise
+            if failed:
+                for name, e in failed.items():
+                    e.add_note(f"in the case {name}")
+                words = f"{len(failed)} of {len(cases)} cases failed: {'; '.join(failed)}"
+                raise ExceptionGroup(words, list(failed.values()))
+            if len(skipped) == len(cases):
+                raise skipped[0]
+
+        kept = [p for name, p in signature.parameters.items() if name not in axes]
+        assert len(kept) == len(signature.parameters) - len(axes), f"{test.__name__}: an axis is no argument"
+        together.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+        return together
+
+    return decorate
+
+
+def _chosen(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that the function takes."""
+    return {name: arguments[name] for name in inspect.signature(function).parameters}
+
+
+def name_of(case: dict[str, Any]) -> str:
+    """The values of a case as pytest would name them."""
+    return ", ".join(f"{key}={_short(value)}" for key, value in case.items())
+
+
+def _short(value: Any) -> str:
+    """A value in few letters."""
+    text = getattr(value, "__name__", None) or str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
