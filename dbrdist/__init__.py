@@ -9,7 +9,18 @@ import sys
 from typing import Any
 
 from dbrdist import errors
-from dbrdist.core import backend, gradient_check, link, link_hook, missing_names, optimizer, random, reporter, variable
+from dbrdist.core import (
+    backend,
+    function,
+    gradient_check,
+    link,
+    link_hook,
+    missing_names,
+    optimizer,
+    random,
+    reporter,
+    variable,
+)
 from dbrdist.core import graph as function_node
 from dbrdist.core import serializer as serializers
 from dbrdist.core.backend import get_array_module, get_device, using_device
@@ -29,6 +40,7 @@ from dbrdist.core.config import (
     using_config,
 )
 from dbrdist.core.differentiate import jvp, vjp
+from dbrdist.core.function import Function, FunctionAdapter
 from dbrdist.core.graph import FunctionHook, FunctionNode, get_function_hooks
 from dbrdist.core.link import Link
 from dbrdist.core.link_hook import LinkHook
@@ -50,9 +62,11 @@ from dbrdist.core.variable import Variable, as_array, as_variable
 __version__ = "0.1.0"
 
 _LOADED_WHEN_NAMED = (
+    "backends",
     "comm",
     "dataset",
     "datasets",
+    "function_hooks",
     "functions",
     "initializers",
     "iterators",
@@ -61,11 +75,12 @@ _LOADED_WHEN_NAMED = (
     "optimizer_hooks",
     "optimizers",
     "training",
+    "utils",
 )
 
 
 # Chainer's paths of modules that have another place here: `from dbrdist.serializers import load_npz`.
-for _module in (backend, gradient_check, link, link_hook, optimizer, random, reporter, variable):
+for _module in (backend, function, gradient_check, link, link_hook, optimizer, random, reporter, variable):
     sys.modules[_module.__name__.replace(".core.", ".")] = _module
 sys.modules |= {"dbrdist.function_node": function_node, "dbrdist.serializers": serializers}
 
@@ -89,6 +104,8 @@ __all__ = [
     "DebugMode",
     "Deserializer",
     "DictSummary",
+    "Function",
+    "FunctionAdapter",
     "FunctionHook",
     "FunctionNode",
     "GradientMethod",

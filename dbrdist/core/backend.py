@@ -463,6 +463,8 @@ def get_device(device_spec: Any) -> Device:
     if isinstance(device_spec, tuple) and len(device_spec) == 2:
         return Device("cupy", int(device_spec[1]))
     if isinstance(device_spec, str):
+        if device_spec.removeprefix("-").isdigit():
+            return get_device(int(device_spec))
         name, _, index = device_spec.partition(":")
         if name in ("@cupy", "cuda", "gpu") and (index.isdigit() or not index):
             return Device("cupy", int(index or 0))

@@ -196,7 +196,7 @@ class ObservingWalk(PlainWalk):
         if hooks:
             gys = tuple([_plain(g) for g in gys])
         for hook in hooks:
-            hook.backward_preprocess(function, function._xs, gys)
+            hook.backward_preprocess(function, function.input_data, gys)
         if self.higher:
             gxs = FunctionNode.backward(function, wanted, gys)
         elif function.writes:
@@ -205,7 +205,7 @@ class ObservingWalk(PlainWalk):
         else:
             gxs = function.derive(wanted, gys)
         for hook in hooks:
-            hook.backward_postprocess(function, function._xs, gys)
+            hook.backward_postprocess(function, function.input_data, gys)
         if len(gxs) != len(wanted):
             raise _miscount(function, wanted, gxs)
         if config.debug:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dbrdist.core import type_check
 from dbrdist.core.backend import Array, elementwise, get_array_module, is_array, is_floating
 from dbrdist.core.checks import Operands
 from dbrdist.core.config import config, no_backprop_mode
@@ -105,7 +106,12 @@ class FunctionNode:
     _keep_inputs: tuple[int, ...] = ()
     _keep_outputs: tuple[int, ...] = ()
     _on_variables: bool = False
+    _checks_types: bool = False
     _hooks: dict[str, FunctionHook] | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._checks_types = cls.check_type_forward is not FunctionNode.check_type_forward
 
     # ---- to be overridden -------------------------------------------------------------------------------------------
 
@@ -167,7 +173,7 @@ class FunctionNode:
         return tuple(g if old is None else old if g is None else old + g for g, old in zip(gxs, grad_inputs))
 
     def check_type_forward(self, in_types: Any) -> None:
-        """Chainer's hook for type checks; our operations declare ``operands``."""
+        """Check types and shapes before forward (:mod:`dbrdist.utils.type_check`); ours declare ``operands``."""
 
     # ---- what forward may call --------------------------------------------------------------------------------------
 
@@ -214,6 +220,12 @@ class FunctionNode:
         )
 
     @property
+    def input_data(self) -> tuple[Array, ...]:
+        """One entry per input: its array where it was retained, else None."""
+        kept = dict(zip(self._keep_inputs, self._xs))
+        return tuple(kept.get(i) for i in range(len(self.inputs)))
+
+    @property
     def output_data(self) -> tuple[Array, ...]:
         """One entry per output: its array where it was retained, else None."""
         kept = dict(zip(self._keep_outputs, self._ys))
@@ -257,6 +269,8 @@ class FunctionNode:
                     self._follow_variables(inputs, xs, nodes)
                     break
         data = tuple(xs)
+        if self._checks_types and config.type_check:
+            self.check_type_forward(type_check.get_types(data, "in_types"))
         switches = config.__dict__  # one look at this thread's values for all of them
         if _has_local_hooks or switches["_function_hooks"] or switches["debug"]:
             ys = self._forward_with_hooks(data)

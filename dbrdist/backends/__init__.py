@@ -1,0 +1,3 @@
+"""Kinds of devices, under Chainer's paths."""
+
+from dbrdist.backends import cuda as cuda

@@ -1,0 +1,156 @@
+"""The import paths of Chainer and ChainerMN, each served by the module of ours that has its names."""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import importlib.util
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib.abc import Loader, MetaPathFinder
+from multiprocessing import spawn
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dbrdist.core import missing_names
+
+_PACKAGES = ("chainer", "chainermn")
+_LAST = {"chainer": "dbrdist", "chainermn": "dbrdist.comm"}
+# Where names of a path are besides its own module.
+_ALSO = {"chainer.optimizer": "dbrdist.optimizer_hooks", "chainer.variable": "dbrdist", "chainer.link": "dbrdist"}
+# Where a path leads to another place than the one that its own name tells.
+_MOVED = {
+    "chainer.cuda": "dbrdist.backends.cuda",
+    "chainer.configuration": "dbrdist.core.config",
+    "chainer.initializer": "dbrdist.initializers",
+    "chainer.device_resident": "dbrdist.core.link",
+    "chainer.sequential": "dbrdist.core.chain",
+    "chainer.serializer": "dbrdist.serializers",
+    "chainermn.communicators": "dbrdist.comm",
+}
+
+
+@functools.cache
+def paths() -> frozenset[str]:
+    """Every module of Chainer 7.8.1 and its ChainerMN."""
+    text = Path(__file__).with_name("modules.txt").read_text(encoding="utf-8")
+    return frozenset(text.split())
+
+
+def _ours(path: str) -> ModuleType | None:
+    """The module of ours that stands for a path, or None."""
+    package, dot, rest = path.partition(".")
+    name = _MOVED.get(path) or _LAST[package] + dot + rest
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name + ".").startswith(error.name + "."):
+            raise  # ours is there, but something that it needs is not
+        return None
+
+
+def _rooms(path: str) -> Iterator[ModuleType]:
+    """Where the names of a path may be: its own module, then those around it; the root for the first floor alone."""
+    parts = path.split(".")
+    for n in range(len(parts), min(len(parts), 2) - 1, -1):
+        module = _ours(".".join(parts[:n]))
+        if module is not None:
+            yield module
+    if path in _ALSO:
+        yield importlib.import_module(_ALSO[path])
+    if len(parts) == 2 or parts[0] == "chainermn":
+        yield importlib.import_module(_LAST[parts[0]])
+
+
+class Alias(ModuleType):
+    """A module of Chainer whose names are looked up in ours when they are first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        path = self.__name__
+        if f"{path}.{name}" in paths():
+            return importlib.import_module(f"{path}.{name}")
+        if name.startswith("__"):
+            raise AttributeError(f"module {path!r} has no attribute {name!r}")
+        for room in _rooms(path):
+            try:
+                found = getattr(room, name)
+            except (AttributeError, ImportError):
+                continue
+            self.__dict__[name] = found
+            return found
+        raise missing_names.absent(path, name, self.__dir__())
+
+    def __dir__(self) -> list[str]:
+        children = {p.rpartition(".")[2] for p in paths() if p.rpartition(".")[0] == self.__name__}
+        room = next(_rooms(self.__name__), None)
+        return sorted(children.union(self.__dict__, (n for n in dir(room) if not n.startswith("_"))))
+
+
+class _Loader(Loader):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return Alias(spec.name, f"{spec.name}, served by dbrdist (dbrdist.compat).")
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__name__ in _PACKAGES:
+            module.__dict__["__version__"] = "7.8.1"  # what scripts compare with
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Any = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] not in _PACKAGES:
+            return None
+        if fullname not in paths():
+            raise missing_names.no_module(fullname, paths())
+        return importlib.machinery.ModuleSpec(fullname, _Loader(), is_package=True)
+
+
+class _InstalledFirst:
+    """Travels to a spawned process and serves the names there before it imports the program again."""
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return install, ()
+
+
+_finder = _Finder()
+_prepare_spawned = spawn.get_preparation_data
+
+
+def _prepare_spawned_with_names(name: str) -> dict[str, Any]:
+    return {"dbrdist.compat": _InstalledFirst(), **_prepare_spawned(name)}
+
+
+def install() -> None:
+    """Serve ``import chainer`` and ``import chainermn`` from now on, in this process and in those that it spawns.
+
+    An installed Chainer is passed over, with a warning; one that was imported before is an error (RuntimeError).
+    """
+    if _finder in sys.meta_path:
+        return
+    for package in _PACKAGES:
+        if package in sys.modules:
+            where = getattr(sys.modules[package], "__file__", None)
+            raise RuntimeError(
+                f"{package} was imported already, from {where}; call dbrdist.compat.install() before the first "
+                f"`import {package}`"
+            )
+    installed = importlib.util.find_spec("chainer")
+    if installed is not None:
+        warnings.warn(
+            f"dbrdist.compat serves `import chainer`; the Chainer installed in {installed.origin} is not used",
+            stacklevel=2,
+        )
+    sys.meta_path.insert(0, _finder)
+    spawn.get_preparation_data = _prepare_spawned_with_names  # type: ignore[assignment]
+
+
+def uninstall() -> None:
+    """Take the names away again, also from ``sys.modules``."""
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+        spawn.get_preparation_data = _prepare_spawned
+        for name in [name for name, module in sys.modules.items() if isinstance(module, Alias)]:
+            del sys.modules[name]

@@ -1,0 +1,191 @@
+"""Import paths of Chainer: each is there, serves our names, and says so where it has none."""
+
+import importlib
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dbrdist
+from dbrdist import compat
+from dbrdist.compat import finder, numpy_names
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def installed():
+    compat.install()
+    yield
+    compat.uninstall()
+
+
+def run(*words, cwd=None, **environment):
+    """A Python process with this checkout: (exit code, output and errors)."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        **environment,
+    }
+    found = subprocess.run([sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=60)
+    return found.returncode, found.stdout + found.stderr
+
+
+def test_every_path_imports(installed):
+    for path in sorted(finder.paths()):
+        module = importlib.import_module(path)
+        assert module.__name__ == path and sys.modules[path] is module
+
+
+def test_names_are_ours_at_every_depth(installed):
+    import chainer
+    import chainer.functions as F
+    import chainermn
+    from chainer import serializers, training
+    from chainer.functions.loss.vae import gaussian_kl_divergence
+    from chainer.training.extensions import evaluator
+
+    assert F.relu is dbrdist.functions.relu and chainer.links.Linear is dbrdist.links.Linear
+    assert gaussian_kl_divergence is dbrdist.functions.gaussian_kl_divergence
+    assert chainer.functions.activation.relu.relu is dbrdist.functions.relu
+    assert evaluator.Evaluator is training.extensions.Evaluator is dbrdist.training.extensions.Evaluator
+    assert serializers.load_npz is dbrdist.serializers.load_npz
+    assert chainer.config is dbrdist.config and chainer.Variable is dbrdist.Variable
+    assert chainer.variable.Parameter is dbrdist.Parameter and chainer.link.Chain is dbrdist.Chain
+    assert chainer.optimizer.WeightDecay is dbrdist.optimizer_hooks.WeightDecay
+    assert chainer.configuration.using_config is dbrdist.using_config
+    assert chainer.cuda.to_cpu is chainer.backends.cuda.to_cpu is dbrdist.backends.cuda.to_cpu
+    assert chainermn.create_communicator is dbrdist.comm.create_communicator
+    assert "relu" in dir(F) and "activation" in dir(F) and chainer.__version__.startswith("7.")
+
+
+def test_our_own_modules_stay_as_they_are(installed):
+    before = {name: module for name, module in sys.modules.items() if name.startswith("dbrdist")}
+    import chainer.functions.activation.relu
+    import chainer.functions.loss.vae  # noqa: F401
+
+    assert dbrdist.functions.activation is sys.modules["dbrdist.functions.activation"]
+    assert dbrdist.functions.loss.__spec__.name == "dbrdist.functions.loss"
+    assert all(sys.modules[name] is module for name, module in before.items())
+
+
+def test_missing_names_say_so(installed):
+    import chainer
+    import chainer.links as L
+
+    with pytest.raises(AttributeError, match=r"'chainer.links' has no attribute 'Linaer'; did you mean 'Linear'\?"):
+        _ = L.Linaer
+    with pytest.raises(ImportError, match=r"cannot import name 'Linaer': .* did you mean 'Linear'\?"):
+        from chainer.links import Linaer  # noqa: F401
+    with pytest.raises(ModuleNotFoundError, match=r"'chainer.functoins'.*did you mean 'chainer.functions'\?"):
+        import chainer.functoins
+    assert not hasattr(chainer, "no_such_name") and not hasattr(L, "__wrapped__")
+
+
+def test_a_name_of_chainer_that_is_not_there_yet(installed, monkeypatch):
+    import chainer.links as L
+
+    monkeypatch.delattr(dbrdist.links, "Linear")
+    with pytest.raises(AttributeError, match="Linear is a name of Chainer that dbrdist does not have yet"):
+        _ = L.Linear
+    with pytest.raises(ImportError, match="Linear is a name of Chainer that dbrdist does not have yet"):
+        from chainer.links import Linear  # noqa: F401
+
+
+def test_rooms_import_names_with_words_too():
+    with pytest.raises(ImportError, match=r"module 'dbrdist.links' has no attribute 'Linaer'; did you mean 'Linear'\?"):
+        from dbrdist.links import Linaer  # noqa: F401
+
+
+def test_uninstall_leaves_nothing():
+    compat.install()
+    compat.install()  # twice is once
+    import chainer
+
+    compat.uninstall()
+    assert not [name for name in sys.modules if name.split(".")[0] in ("chainer", "chainermn")]
+    with pytest.raises(ModuleNotFoundError):
+        import chainer  # noqa: F401
+
+
+def test_chainer_imported_before_is_an_error(tmp_path):
+    (tmp_path / "chainer.py").write_text("")
+    code, text = run("-c", "import chainer, dbrdist.compat\ndbrdist.compat.install()", cwd=tmp_path)
+    assert code == 1 and "RuntimeError: chainer was imported already, from" in text
+
+
+def test_an_installed_chainer_is_named_and_passed_over(tmp_path):
+    (tmp_path / "chainer.py").write_text("raise SystemExit('the wrong one')")
+    code, text = run(
+        "-c", "import dbrdist.compat as c\nc.install()\nimport chainer\nprint(chainer.Chain)", cwd=tmp_path
+    )
+    assert code == 0 and "dbrdist.core.chain.Chain" in text
+    assert f"the Chainer installed in {tmp_path / 'chainer.py'} is not used" in text
+
+
+def test_scripts_and_modules_with_arguments(tmp_path):
+    (tmp_path / "other.py").write_text("NAME = 'other'")
+    (tmp_path / "script.py").write_text("import chainer, other, sys\nprint(other.NAME, sys.argv[1:], __name__)")
+    code, text = run("-m", "dbrdist.compat", str(tmp_path / "script.py"), "-x", "3")
+    assert (code, text) == (0, "other ['-x', '3'] __main__\n")
+    code, text = run("-m", "dbrdist.compat", "-m", "script", "y", cwd=tmp_path)
+    assert (code, text) == (0, "other ['y'] __main__\n")
+
+
+@pytest.mark.parametrize("words, code, message", [
+    ((), 2, "usage: python -m dbrdist.compat"),
+    (("--help",), 0, "usage: python -m dbrdist.compat"),
+    (("absent.py",), 1, "dbrdist.compat: absent.py: no such file"),
+    (("--wrong", "x.py"), 1, "expected a script or -m module, got --wrong"),
+    (("-m",), 1, "expected a script or -m module, got -m"),
+])  # fmt: skip
+def test_command_line(words, code, message, tmp_path):
+    found, text = run("-m", "dbrdist.compat", *words, cwd=tmp_path)
+    assert found == code and message in text and "Traceback" not in text
+
+
+def test_numpy_names_are_for_the_script_alone(tmp_path):
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent("""
+        import numpy as np
+        assert np.int is int and np.float_ is np.float64 and np.NaN != np.NaN and np.product([2, 3]) == 6
+        assert np.asfarray([1]).dtype == float and np.asscalar(np.ones(1)) == 1
+        other = "try:\\n    np.int\\nexcept AttributeError:\\n    print('others do not see it')"
+        exec(compile(other, "/elsewhere.py", "exec"))
+    """)
+    )
+    code, text = run("-m", "dbrdist.compat", "--numpy-names", str(tmp_path / "script.py"))
+    assert (code, text) == (0, "others do not see it\n")
+    code, text = run("-m", "dbrdist.compat", str(tmp_path / "script.py"))
+    assert code == 1 and "--numpy-names restores it" in text
+
+
+def test_every_numpy_name_is_usable():
+    old = {"alltrue": ([True],), "asfarray": ([1],), "msort": (np.array([2, 1]),), "trapz": ([1.0, 3.0],)}
+    assert {name: float(np.sum(numpy_names.NAMES[name](*x))) for name, x in old.items()} == {
+        "alltrue": 1.0, "asfarray": 1.0, "msort": 3.0, "trapz": 2.0,
+    }  # fmt: skip
+    assert numpy_names.NAMES["PINF"] == float("inf") == -numpy_names.NAMES["NINF"]
+
+
+def test_spawned_processes_have_the_names(tmp_path):
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent("""
+        import multiprocessing
+        import chainer
+
+        def work(x):
+            return chainer.functions.square(x).array.tolist()
+
+        if __name__ == "__main__":
+            import numpy as np
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                print(pool.map(work, [np.full(2, 3.0)]))
+    """)
+    )
+    code, text = run("-m", "dbrdist.compat", str(tmp_path / "script.py"))
+    assert (code, text) == (0, "[[9.0, 9.0]]\n")

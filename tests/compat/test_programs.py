@@ -1,0 +1,68 @@
+"""Programs in Chainer's own style, of 60 lines or more, which run unchanged."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
+sys.path.insert(0, str(ROOT / "tests" / "comm"))
+import jobs  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+def run(tmp_path, program, *arguments, compat=()):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    words = [sys.executable, "-m", "dbrdist.compat", *compat, str(PROGRAMS / program), *arguments]
+    found = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+def test_training_with_snapshot_and_resume(tmp_path):
+    text = run(tmp_path, "train_classifier.py", "-o", "whole", "-e", "4")
+    assert "Device: @numpy" in text and "accuracy 1.00" in text
+    whole = [line for line in text.splitlines() if line.startswith("4 ")]
+    run(tmp_path, "train_classifier.py", "-o", "parts", "-e", "2")
+    text = run(tmp_path, "train_classifier.py", "-o", "parts", "-e", "4", "-r", "parts/snapshot_iter_40")
+    assert "resumed at iteration 40" in text
+    resumed = [line for line in text.splitlines() if line.startswith("4 ")]
+    assert whole and [line.split()[:5] for line in whole] == [line.split()[:5] for line in resumed]
+
+
+def test_functions_of_both_styles_with_type_checks(tmp_path):
+    assert run(tmp_path, "old_function.py").splitlines() == [
+        "Expect: in_types[2].shape == in_types[0].shape",
+        "Actual: (2, 2) != (3, 2)",
+        "Expect: x.shape[-1] == y.shape[-1] * 1",
+        "Actual: 2 != 1",
+        "True",
+        "cuda available: False",
+    ]
+
+
+def test_hooks(tmp_path):
+    assert run(tmp_path, "hooks.py") == "all hooks were called\n"
+
+
+def test_custom_updater_with_two_optimizers(tmp_path):
+    text = run(tmp_path, "custom_updater.py").splitlines()
+    assert text[0].split() == ["epoch", "gen/loss", "dis/loss", "samples/mean"] and len(text) == 6
+    assert 1.0 < float(text[-1].split()[-1]) < 3.0  # the data's mean is 2
+
+
+def test_numpy_names_of_their_time(tmp_path):
+    assert run(tmp_path, "numpy_names.py", compat=["--numpy-names"]) == "accuracy 1.00\nparameters: 243\n"
+
+
+@pytest.mark.mpiexec
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_data_parallel(ranks):
+    found = jobs.run(ranks, "-m", "dbrdist.compat", PROGRAMS / "data_parallel.py", limit_seconds=90)
+    assert found.code == 0, found.text
+    assert f"Num process (COMM_WORLD): {ranks}" in found.text
+    assert float(found.lines("accuracy")[-1].split()[1]) > 0.9
