@@ -4,12 +4,16 @@ VENV   ?= .venv
 EXTRAS ?= mpich,image,dev
 RANKS  ?= 1 2 3 4
 WORKERS ?= 2
+# Many of the slow tests wait for programs: more at a time than there are cores.
+WAITERS ?= 4
 WHEEL_TESTS ?= $(addprefix tests/,cli comm core functions kernels links models training)
 
 READY   := $(VENV)/.ready
 RUN     := PATH="$(abspath $(VENV))/bin:$$PATH"
 # Tests use one thread each: many are processes and threads of their own.
 THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+# Hundreds of tests start Python, which without bytecode compiles all of the package each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup train test test-quick test-fast mutants test-mpi test-wheel lint types clean
 
@@ -33,7 +37,7 @@ test-quick: $(READY)  ## The inner loop: all but the slow tests.
 	$(RUN) $(THREADS) python -m pytest tests -n $(WORKERS) --dist worksteal -q -m "not slow"
 
 test-fast: $(READY)  ## The fast suite alone; the tests for GPUs run on a stand-in for CuPy.
-	$(RUN) $(THREADS) python -m pytest tests -n $(WORKERS) --dist worksteal
+	$(RUN) $(THREADS) python -m pytest tests -n $(WAITERS) --dist worksteal
 	$(RUN) $(THREADS) python -m pytest tests/gpu --on stand-in -n $(WORKERS)
 
 test-mpi: $(READY)  ## The MPI suite with each number of ranks.

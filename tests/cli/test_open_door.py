@@ -178,7 +178,7 @@ def test_torchvisions_names_fit_resnet50(tmp_path):
     assert np.array_equal(net.fc.b.array, theirs["fc.bias"])
     used = len([n for n in theirs if not n.endswith("num_batches_tracked")])
     assert used == len(dict(weights._targets(net)))
-    save_npz(str(tmp_path / "x.npz"), net)
+    save_npz(str(tmp_path / "x.npz"), net, compression=False)
     again = ResNet50(num_classes=5)
     weights.begin_with(config("", f"init_from={tmp_path / 'x.npz'}").init_from, again, origin)
     assert np.array_equal(again.blocks[7].conv2.W.array, net.blocks[7].conv2.W.array)

@@ -165,7 +165,7 @@ WAYS = {
     "drop the link": lambda link, x: link.__dict__.clear(),
     "unchain": lambda link, x: x.unchain_backward(),
     "fork": fork,
-    "collect": lambda link, x: gc.collect(),
+    "collect": lambda link, x: gc.collect(1),
 }
 READS = {
     "h": lambda h: (h.array, None),

@@ -1,6 +1,7 @@
 """Large arrays, which formulas of several steps work through block by block: every piece as if it were alone.
 
-A block is 2^15 elements, and arrays are cut from twice as many on. What is compared is made of pieces below that.
+Arrays are cut from two blocks on. What is compared is made of pieces below that. A block is 2^15 elements; formulas
+are tried with blocks of 2^6, and what gathers operands with those of users.
 """
 
 from __future__ import annotations
@@ -12,11 +13,20 @@ from points import NEEDS_SCIPY
 import dbrdist
 import dbrdist.functions as F
 from dbrdist import Variable
+from dbrdist.core import backend
 from dbrdist.core.backend import channels_last
 from dbrdist.core.rows import ROWS
+from tests.each import each
 
-LIMIT = 2 << 15
-SHAPES = [(LIMIT - 1,), (LIMIT,), (LIMIT + 3,), (3, LIMIT // 2, 1), (2, 2, 2, 2, 4099)]
+LIMIT = 2 * backend._BLOCK_ELEMENTS
+SHORT = 2 << 6
+SHAPES = [(SHORT - 1,), (SHORT,), (SHORT + 3,), (3, SHORT // 2, 1), (2, 2, 2, 2, 11)]
+
+
+@pytest.fixture
+def short_blocks(monkeypatch):
+    """Blocks of 2^6 elements."""
+    monkeypatch.setattr(backend, "_BLOCK_ELEMENTS", SHORT // 2)
 
 
 def operands(row, shape, seed=0):
@@ -45,27 +55,31 @@ def check(row, xs, gy):
         np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-14)
 
 
+def test_the_size_of_a_block():
+    assert backend._BLOCK_ELEMENTS == 1 << 15
+
+
 @pytest.mark.parametrize("name", ROWS)
-def test_sizes_around_the_limit(name):
+def test_sizes_around_the_limit(name, short_blocks):
     row = ROWS[name]
     for shape in SHAPES:
         check(row, operands(row, shape), np.random.default_rng(1).uniform(-1, 1, shape))
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_other_orders_in_memory(name):
-    row, shape = ROWS[name], (300, 250)
+def test_other_orders_in_memory(name, short_blocks):
+    row, shape = ROWS[name], (15, 20)
     gy = np.random.default_rng(1).uniform(-1, 1, shape)
     check(row, [np.asfortranarray(x) for x in operands(row, shape)], gy)
     check(row, [x[::-1, ::-1] for x in operands(row, shape)], gy)
-    check(row, [x[:, ::2] for x in operands(row, (300, 500))], gy)
+    check(row, [x[:, ::2] for x in operands(row, (15, 40))], gy)
 
 
 @pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_the_gradient_of_a_sum_is_one_value_repeated(name, dtype):
+@each(dtype=[np.float32, np.float64])
+def test_the_gradient_of_a_sum_is_one_value_repeated(name, dtype, short_blocks):
     row = ROWS[name]
-    xs = [x.astype(dtype) for x in operands(row, (LIMIT,))]
+    xs = [x.astype(dtype) for x in operands(row, (SHORT,))]
     found, wanted = [Variable(x) for x in xs], [Variable(x) for x in xs]
     F.sum(row.primitive(*found, *row.numbers.values())).backward()
     y = row.primitive(*wanted, *row.numbers.values())
@@ -93,8 +107,10 @@ def test_operands_that_enlarge_the_largest(shape):
         np.testing.assert_allclose(w.grad, 2 * (b - x).sum(-1).reshape(shape), atol=1e-9)
 
 
-@pytest.mark.parametrize("repeated", [(LIMIT,), (1, LIMIT), (3, LIMIT), (LIMIT, 3), (1, 1), (LIMIT, 1)], ids=str)
-@pytest.mark.parametrize("other", [(LIMIT,), (1,), (3, 1), (LIMIT, 1), (1, 3), (3,)], ids=str)
+@each(
+    repeated=[(LIMIT,), (1, LIMIT), (3, LIMIT), (LIMIT, 3), (1, 1), (LIMIT, 1)],
+    other=[(LIMIT,), (1,), (3, 1), (LIMIT, 1), (1, 3), (3,)],
+)
 def test_one_value_repeated(repeated, other):
     a, b = np.broadcast_to(np.float64(0.25), repeated), np.random.default_rng(3).standard_normal(other)
     try:

@@ -285,7 +285,7 @@ def run(command: list[str], tree: Path, limit_seconds: float) -> tuple[int | Non
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONDONTWRITEBYTECODE": "",  # a mutant lasts longer than the second in which bytecode might be mistaken
     }
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
