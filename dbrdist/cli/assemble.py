@@ -14,6 +14,7 @@ from dbrdist.comm import create_multi_node_evaluator
 from dbrdist.core import random
 from dbrdist.core.backend import get_device
 from dbrdist.core.config import global_config
+from dbrdist.datasets import open_images
 from dbrdist.datasets.prefetch import MultiprocessIterator, MultithreadIterator
 from dbrdist.datasets.serial import SerialIterator
 from dbrdist.errors import ConfigError
@@ -30,12 +31,12 @@ class Parts(NamedTuple):
     device: Any
 
 
-def parts(config: Config, origin: Origin, intra_rank: int, size: int) -> Parts:
-    """Make data and network; the network has all its shapes."""
+def parts(config: Config, origin: Origin, intra_rank: int, size: int, find: build.FindImages = open_images) -> Parts:
+    """Make data and network; the network has all its shapes. ``find`` gives the index of a folder of images."""
     global_config.dtype = config.dtype
     random.set_seed(config.seed)
     device = _device(config, origin, intra_rank)
-    data = build.data(config, origin)
+    data = build.data(config, origin, find)
     check_sizes(config, origin, len(data.train), size)
     recipe = build.model_recipe(config, origin, data.num_classes)
     task = Task(build.model(config, origin, recipe), build.loss(config, origin), build.metrics(config, origin))

@@ -17,7 +17,9 @@ from dbrdist.cli import updates as u
 from dbrdist.cli.config import Config, interval
 from dbrdist.cli.document import Path
 from dbrdist.cli.load import Origin
+from dbrdist.cli.refuse import WRONG, Refused
 from dbrdist.cli.settings import Custom, Settings
+from dbrdist.comm import open_images_once
 from dbrdist.core.backend import is_floating
 from dbrdist.core.config import get_dtype
 from dbrdist.core.link import Link
@@ -88,18 +90,37 @@ def arguments(settings: Settings, *without: str) -> dict[str, Any]:
 # ---- data --------------------------------------------------------------------------------------------------------
 
 
-def data(config: Config, origin: Origin) -> Data:
-    """Open the data. Raises ConfigError, with the place in the configuration, where it cannot be."""
+FindImages = Callable[[str], datasets.ImageIndex]
+
+
+def find_images(config: Config, origin: Origin, comm: Any) -> FindImages:
+    """What :func:`data` finds folders of images by: one rank has looked for all. Collective, and so is its error."""
+    settings, roots = config.data, []
+    if isinstance(settings, c.Cifar10):
+        roots = [os.path.join(settings.root, part) for part in ("train", "test")]
+    elif isinstance(settings, c.ImageFolder):
+        roots = [os.path.join(settings.root, part) for part in (settings.train, settings.test) if part is not None]
+    try:
+        return {root: open_images_once(root, comm) for root in roots}.__getitem__
+    except (OSError, ValueError) as error:
+        raise Refused(f"{origin.where(('data',))}: data: {error}", WRONG) from error
+
+
+def data(config: Config, origin: Origin, find: FindImages = datasets.open_images) -> Data:
+    """Open the data; ``find`` gives the index of a folder of images.
+
+    Raises ConfigError, with the place in the configuration, where it cannot be.
+    """
     settings = config.data
     if isinstance(settings, Custom):
         return _custom_data(config, settings, origin)
     try:
         if isinstance(settings, c.Cifar10):
             on_corrupt = _on_corrupt(settings)
-            parts = datasets.get_cifar10_folders(settings.root, settings.augment, on_corrupt=on_corrupt)
+            parts = datasets.get_cifar10_folders(settings.root, settings.augment, on_corrupt=on_corrupt, find=find)
             return Data(*parts, len(parts[0].classes), parts[0].classes)
         if isinstance(settings, c.ImageFolder):
-            return _folders(config, settings, origin)
+            return _folders(config, settings, origin, find)
         train, test = _arrays(config)
         num_classes = _classes(train)
     except (OSError, ValueError, KeyError) as error:
@@ -112,21 +133,18 @@ def _on_corrupt(settings: c.Cifar10 | c.ImageFolder) -> str:
     return "error" if settings.corrupt == "fail" else "skip"
 
 
-def _folders(config: Config, settings: c.ImageFolder, origin: Origin) -> Data:
+def _folders(config: Config, settings: c.ImageFolder, origin: Origin, find: FindImages) -> Data:
     prepare = None if settings.resize is None else T.Resize(settings.resize)
     options: dict[str, Any] = {"prepare": prepare, "cache": settings.cache, "on_corrupt": _on_corrupt(settings)}
-    train = datasets.ImageFolder(
-        os.path.join(settings.root, settings.train),
-        T.Compose(transforms(config.transforms.train, "train", origin)),
-        **options,
-    )
-    test = None
-    if settings.test is not None:
-        test = datasets.ImageFolder(
-            os.path.join(settings.root, settings.test),
-            T.Compose(transforms(config.transforms.test, "test", origin)),
-            **options,
-        )
+
+    def folder(name: str, part: str) -> datasets.ImageFolder:
+        root = os.path.join(settings.root, name)
+        chain = T.Compose(transforms(getattr(config.transforms, part), part, origin))
+        return datasets.ImageFolder(root, chain, index=find(root), **options)
+
+    train = folder(settings.train, "train")
+    test = None if settings.test is None else folder(settings.test, "test")
+    if test is not None:
         datasets.check_same_classes(train.classes, test.classes, str(train.root), str(test.root))
     return Data(train, test, len(train.classes), train.classes)
 

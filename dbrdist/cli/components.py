@@ -95,14 +95,14 @@ class Cifar10(Settings):
 
 
 class ImageFolder(Settings):
-    """JPEG or PNG images in one folder per class."""
+    """JPEG or PNG images in one folder per class, or in tar shards that `dbrdist-data` has indexed."""
 
     name: Literal["image_folder"]
     """`image_folder`."""
     root: Path
     """The folder that holds the training and the test folder."""
     train: Path = "train"
-    """The training folder's name below `root`; its own folders are the classes."""
+    """The training folder's name below `root`: of class folders or of shards; or the file of an index."""
     test: Path | None = "test"
     """The test folder's name below `root`; null for no evaluation."""
     resize: Annotated[tuple[Count, Count], Field(strict=False)] | None = None

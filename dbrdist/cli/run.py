@@ -60,8 +60,9 @@ class Run:
         self.stop.initialize(None)  # from now on, not only from the first step
         if comm.rank:  # all ranks leave out the same updates: rank 0 says so
             warnings.filterwarnings("ignore", "NaN or infinity in the gradient", RuntimeWarning)
+        find = build.find_images(config, origin, comm)
         with alike(comm):
-            self.parts = parts(config, origin, comm.intra_rank, comm.size)
+            self.parts = parts(config, origin, comm.intra_rank, comm.size, find)
             preflight.check(config, origin, self.parts)
             self.optimizer = build.optimizer(config, origin, self.parts.task)
             self.iterator = iterator(config, self.parts.data.train, comm, train=True)
@@ -296,8 +297,9 @@ def _as_ending(error: BaseException) -> BaseException:
 
 def evaluate(config: Config, origin: Origin, comm: Any, run_dir: str) -> None:
     """Evaluate the newest snapshot of a run, and print the means as one line of JSON."""
+    find = build.find_images(config, origin, comm)
     with alike(comm):
-        made = parts(config, origin, comm.intra_rank, comm.size)
+        made = parts(config, origin, comm.intra_rank, comm.size, find)
         if made.data.test is None:
             raise ConfigError(f"{origin.where(('data',))}: data: there is no test data to evaluate on")
         path = snapshots.newest(run_dir)

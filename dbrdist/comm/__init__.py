@@ -7,7 +7,7 @@ ranks, an exception that nobody catches ends the job from the import on.
 from dbrdist.comm import abort
 from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.comm.create import create_communicator
-from dbrdist.comm.datasets import create_empty_dataset, scatter_dataset, scatter_index
+from dbrdist.comm.datasets import create_empty_dataset, open_images_once, scatter_dataset, scatter_index
 from dbrdist.comm.evaluator import create_multi_node_evaluator
 from dbrdist.comm.optimizer import create_multi_node_optimizer
 from dbrdist.comm.threads import run_threads
@@ -20,6 +20,7 @@ __all__ = [
     "create_empty_dataset",
     "create_multi_node_evaluator",
     "create_multi_node_optimizer",
+    "open_images_once",
     "run_threads",
     "scatter_dataset",
     "scatter_index",

@@ -6,6 +6,7 @@ These parts stay the same for the whole run, as in ChainerMN. Better is one data
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.core.backend import Array
 from dbrdist.core.random import generator
 from dbrdist.datasets.base import block_bounds
+from dbrdist.datasets.index import ImageIndex, in_memory, open_images
 from dbrdist.datasets.split import SubDataset
 from dbrdist.errors import DataSizeError
 
@@ -104,3 +106,26 @@ def scatter_index(
 def create_empty_dataset(dataset: Any) -> list[tuple[()]]:
     """As many empty examples as ``dataset`` has, for a rank whose part of a model reads no data."""
     return [()] * len(dataset)
+
+
+def open_images_once(root: str | os.PathLike[str], comm: CommunicatorBase) -> ImageIndex:
+    """Which images there are in ``root``, for ``ImageFolder(root, index=...)``: rank 0 alone looks, all know.
+
+    The processes of a host share one copy in memory, their loader processes included. Collective.
+
+    Raises:
+        FileNotFoundError, ValueError: on every rank, what :func:`dbrdist.datasets.open_images` raises on rank 0.
+    """
+    index: ImageIndex | None = None
+    with agree.together(comm):
+        if comm.rank == 0:
+            index = open_images(root)
+    leaders, host = comm.split(0 if comm.intra_rank == 0 else None, comm.rank), comm.split(comm.inter_rank, comm.rank)
+    if leaders is not None:
+        block = leaders.bcast(None if index is None else index.block())
+        its_root = leaders.bcast_obj(None if index is None else index.root)
+        index = in_memory(block, its_root) if index is None else index
+        leaders.finalize()
+    shared: ImageIndex = host.bcast_obj(index)
+    host.finalize()
+    return shared

@@ -12,6 +12,7 @@ from dbrdist.datasets.folder import (
     get_cifar10_folders,
     get_image_folders,
 )
+from dbrdist.datasets.index import ImageIndex, open_images
 from dbrdist.datasets.npz import NpzDataset
 from dbrdist.datasets.split import (
     SubDataset,
@@ -44,6 +45,7 @@ __all__ = [
     "DictDataset",
     "ImageDataset",
     "ImageFolder",
+    "ImageIndex",
     "LabeledImageDataset",
     "Normalize",
     "NpzDataset",
@@ -65,6 +67,7 @@ __all__ = [
     "get_cross_validation_datasets_random",
     "get_digits",
     "get_image_folders",
+    "open_images",
     "split_dataset",
     "split_dataset_n",
     "split_dataset_n_random",

@@ -15,18 +15,18 @@ from dbrdist.core.config import get_dtype
 from dbrdist.core.random import generator
 from dbrdist.datasets import images
 from dbrdist.datasets.base import DatasetMixin, SkipExample, read_examples
+from dbrdist.datasets.files import read_file
+from dbrdist.datasets.index import ImageIndex, open_images
 from dbrdist.datasets.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, ToCHW, transform_batch
 from dbrdist.errors import CorruptExampleError, DatasetError
 
-EXTENSIONS = (".jpg", ".jpeg", ".png")
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 def read_image(path: str | os.PathLike[str], keep_channels: bool = False) -> images.Image:
     """The pixels of a JPEG or PNG file, (H, W, C) of uint8; a file that cannot be read is a CorruptExampleError."""
     try:
-        with open(path, "rb") as f:
-            data = f.read()
+        data = read_file(os.fspath(path))
     except OSError as e:
         raise CorruptExampleError(f"expected a readable image file: {path}: {e.strerror}") from e
     try:
@@ -36,13 +36,15 @@ def read_image(path: str | os.PathLike[str], keep_channels: bool = False) -> ima
 
 
 class ImageFolder(DatasetMixin):
-    """Images in one folder per class: ``root/CLASS/anything.jpg`` (or .jpeg, .png).
+    """Images in one folder per class, ``root/CLASS/anything.jpg`` (or .jpeg, .png), or in tar shards of a folder.
 
     Example ``i`` is ``(image, label)``: classes are sorted by name and numbered from 0 (int32), files are sorted by
-    name within their class. Other files are ignored; a class folder without images is an error.
+    name within their class. Other files are ignored; a class folder without images is an error. In tar shards, of
+    WebDataset's layout, images come in the order of the shards, and labels are what the shards say.
 
     Args:
-        root: the folder of the class folders.
+        root: the folder of the class folders or shards, with or without an index (``dbrdist-data build``) in it, or the
+            file of an index that lies elsewhere; see ``docs/data.md``.
         transform: ``t(example, rng)`` on ``(image, label)`` with the image (H, W, 3) of uint8; None gives (3, H, W)
             of float32 from 0 to 255. Its ``rng`` depends on (seed, epoch, i) alone.
         prepare: a transform without randomness for each decoded image, before the cache (a Resize, say).
@@ -50,6 +52,8 @@ class ImageFolder(DatasetMixin):
         on_corrupt: ``'error'``: a file that cannot be read raises CorruptExampleError with its name;
             ``'skip'``: loaders leave the example out of its batch, which becomes smaller, and count it.
         classes: the class folders that must be there, such as ``train.classes`` for a test set.
+        index: which images there are, where that is known: of :func:`open_images`, or of
+            ``dbrdist.comm.open_images_once``, by which one rank alone looks. None looks at ``root``.
     """
 
     def __init__(
@@ -61,28 +65,35 @@ class ImageFolder(DatasetMixin):
         cache: bool = False,
         on_corrupt: str = "error",
         classes: Sequence[str] | None = None,
+        index: ImageIndex | None = None,
     ) -> None:
         if on_corrupt not in ("error", "skip"):
             raise ValueError(f"expected on_corrupt 'error' or 'skip', got {on_corrupt!r}")
         self.root = Path(root)
-        self._root = os.fspath(self.root)
-        self.classes = _class_folders(self.root)
+        self.index = open_images(root) if index is None else index
         if classes is not None:
             check_same_classes(list(classes), self.classes, "the expected classes", str(self.root))
         self.transform = ToCHW() if transform is None else transform
         self.prepare = prepare
         self.on_corrupt = on_corrupt
-        files = [_image_files(self.root / name) for name in self.classes]
-        self.files = [name for names in files for name in names]
-        self.labels = np.repeat(np.arange(len(files), dtype=np.int32), [len(names) for names in files])
-        self._cache = _ImageCache(len(self.files)) if cache else None
+        self._cache = _ImageCache(len(self.index)) if cache else None
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.index)
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, in the order of labels."""
+        return self.index.classes
+
+    @property
+    def labels(self) -> Array:
+        """All labels, int32."""
+        return self.index.labels
 
     def path(self, i: int) -> str:
-        """The file of example ``i``."""
-        return f"{self._root}/{self.classes[self.labels[i]]}/{self.files[i]}"
+        """The file of example ``i``; in a shard, ``SHARD.tar:MEMBER``."""
+        return self.index.path(i)
 
     def get_raw(self, i: int) -> tuple[images.Image, np.int32]:
         """Example ``i`` before the transform: the image (H, W, 3) of uint8, and the label."""
@@ -95,11 +106,10 @@ class ImageFolder(DatasetMixin):
 
     def _read(self, i: int) -> images.Image:
         try:
-            image = read_image(self.path(i))
-        except CorruptExampleError as e:
-            if self.on_corrupt == "skip":
-                raise SkipExample(str(e)) from e
-            raise
+            image = images.decode(self.index.read(i))
+        except (CorruptExampleError, images.ImageDecodeError) as e:
+            words = str(e) if isinstance(e, CorruptExampleError) else f"corrupt image file {self.path(i)}: {e}"
+            raise (SkipExample if self.on_corrupt == "skip" else CorruptExampleError)(words) from e
         return image if self.prepare is None else self.prepare(image, None)
 
     def get_example(self, i: int) -> Any:
@@ -153,23 +163,6 @@ class _ImageCache:
         self.is_filled[i] = True  # after the pixels, for another thread may read at any time
 
 
-def _class_folders(root: Path) -> list[str]:
-    if not root.is_dir():
-        raise FileNotFoundError(f"expected a folder with one folder of images per class, but {root} is not a folder")
-    names = sorted(e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith("."))
-    if not names:
-        raise ValueError(f"expected one folder of images per class in {root}, found none")
-    return names
-
-
-def _image_files(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        names = sorted(e.name for e in entries if e.name.lower().endswith(EXTENSIONS) and not e.name.startswith("."))
-    if not names:
-        raise ValueError(f"expected images ({', '.join(EXTENSIONS)}) in the class folder {folder}, found none")
-    return names
-
-
 def check_same_classes(first: Sequence[str], second: Sequence[str], first_name: str, second_name: str) -> None:
     """Raise a ValueError that names the classes which only one side has."""
     only_first, only_second = sorted(set(first) - set(second)), sorted(set(second) - set(first))
@@ -193,14 +186,16 @@ def get_image_folders(
     *,
     train: str = "train",
     test: str = "test",
+    find: Callable[[str], ImageIndex] = open_images,
     **options: Any,
 ) -> tuple[ImageFolder, ImageFolder]:
     """(train, test) from ``root/train/CLASS/*`` and ``root/test/CLASS/*``; both must have the same class folders.
 
-    ``options`` go to :class:`ImageFolder`.
+    ``find(path)`` gives the index of the images in each of the two; ``options`` go to :class:`ImageFolder`.
     """
-    first = ImageFolder(Path(root) / train, train_transform, **options)
-    second = ImageFolder(Path(root) / test, test_transform, **options)
+    train, test = os.path.join(root, train), os.path.join(root, test)
+    first = ImageFolder(train, train_transform, index=find(train), **options)
+    second = ImageFolder(test, test_transform, index=find(test), **options)
     check_same_classes(first.classes, second.classes, str(first.root), str(second.root))
     return first, second
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 Image = Any  # numpy.ndarray of uint8, shape (H, W, C)
-_PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
+PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 
 
 MAX_PIXELS = 100_000_000  # what a file may claim, before memory is taken for it: 300 MB as RGB
@@ -116,7 +116,7 @@ def decode(data: bytes, keep_channels: bool = False) -> Image:
     """
     if data.startswith(_JPEG):
         height, width = _check_jpeg(data)
-    elif data.startswith(_PNG):
+    elif data.startswith(PNG):
         height, width = int.from_bytes(data[20:24]), int.from_bytes(data[16:20])
     else:
         raise ImageDecodeError(f"neither JPEG nor PNG: it starts with {data[:8]!r} and has {len(data)} bytes")
@@ -124,7 +124,7 @@ def decode(data: bytes, keep_channels: bool = False) -> Image:
         raise ImageDecodeError(f"it claims {height}x{width} pixels, more than the limit of {MAX_PIXELS:,}")
     reasons = []
     for name in _installed():
-        if name == "simplejpeg" and data.startswith(_PNG):
+        if name == "simplejpeg" and data.startswith(PNG):
             continue
         try:
             return _DECODERS[name][1](data, keep_channels)
@@ -154,6 +154,26 @@ def _check_jpeg(data: bytes) -> tuple[int, int]:
     if data.rfind(b"\xff\xd9") <= position:  # thumbnails, whose ends lie in front of the scan, do not count
         raise ImageDecodeError(f"the JPEG is cut short: its {len(data)} bytes have no end marker")
     return size
+
+
+# ---- encoding -------------------------------------------------------------------------------------------------------
+
+
+def encode_jpeg(image: Image, quality: int) -> bytes:
+    """The bytes of a JPEG file with half the colour resolution (4:2:0); ``image`` (H, W, 3) RGB of uint8."""
+    kind = decoder()
+    if kind == "simplejpeg":
+        import simplejpeg
+
+        return bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality, "RGB", "420"))
+    if kind == "opencv":
+        cv2 = _cv2()
+        return bytes(cv2.imencode(".jpg", image[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, quality])[1])
+    from PIL import Image as Pillow
+
+    file = io.BytesIO()
+    Pillow.fromarray(image).save(file, "JPEG", quality=quality, subsampling="4:2:0")
+    return file.getvalue()
 
 
 # ---- resizing -------------------------------------------------------------------------------------------------------

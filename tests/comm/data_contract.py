@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import operator
+import os
+import shutil
+import tempfile
 
 import numpy as np
 
@@ -10,6 +13,7 @@ from dbrdist.comm import (
     create_empty_dataset,
     create_multi_node_evaluator,
     extensions,
+    open_images_once,
     scatter_dataset,
     scatter_index,
 )
@@ -53,6 +57,26 @@ def check_scatter_dataset(comm):
         assert exact[:] == data[slice(*block_bounds(n, comm.rank, comm.size))]
     orders = [scatter_dataset(list(range(100)), comm, shuffle=True, seed=s)[:] for s in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
+
+
+def check_open_images_once(comm):
+    """One rank alone looks; all have the same images, whose memory a host has once."""
+    folder = comm.bcast_obj(tempfile.mkdtemp() if comm.rank == 0 else None)
+    if comm.rank == 0:
+        for label in ("ant", "bee"):
+            os.mkdir(f"{folder}/{label}")
+            with open(f"{folder}/{label}/0.jpg", "wb") as file:
+                file.write(label.encode())
+    index = open_images_once(folder if comm.rank == 0 else "not looked at", comm)
+    assert (index.classes, index.labels.tolist()) == (["ant", "bee"], [0, 1])
+    assert index.path(1) == f"{folder}/bee/0.jpg" and index.read(1) == b"bee"
+    pages = os.stat(f"/proc/self/fd/{index._descriptor.number}")
+    assert comm.intra_size < 2 or len(set(comm.allgather_obj((pages.st_dev, pages.st_ino)))) == 1
+    comm.allgather_obj(None)
+    if comm.rank == 0:
+        shutil.rmtree(folder)
+    comm.allgather_obj(None)
+    raises(FileNotFoundError, "is not a folder", lambda: open_images_once(folder, comm))
 
 
 def check_bad_datasets_raise_on_every_rank(comm):

@@ -1,0 +1,62 @@
+"""Files that stay open between reads, a bounded number of them, for any number of threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from typing import BinaryIO
+
+_MAX_OPEN = 128
+
+
+class Descriptor:
+    """The number of an open file, which is closed with the last reference to this."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._close = os.close  # at the interpreter's end the module may be gone before this
+
+    def __del__(self) -> None:
+        self._close(self.number)
+
+
+class OpenFiles:
+    """Reads parts of files; keeps those that were read last open."""
+
+    def __init__(self, max_open: int = _MAX_OPEN) -> None:
+        self._max_open = max_open
+        self._open: OrderedDict[str, Descriptor] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        """``size`` bytes from ``offset``. Raises OSError, also where the file ends before."""
+        file = self._opened(path)  # what another thread drops meanwhile stays open while we hold it
+        data = os.pread(file.number, size, offset)
+        while len(data) < size:
+            more = os.pread(file.number, size - len(data), offset + len(data))
+            if not more:
+                raise OSError(f"the file ends after {len(data):,} of {size:,} bytes at {offset:,}")
+            data += more
+        return data
+
+    def _opened(self, path: str) -> Descriptor:
+        with self._lock:
+            file = self._open.get(path)
+            if file is None:
+                file = self._open[path] = Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                if len(self._open) > self._max_open:
+                    self._open.popitem(last=False)
+            self._open.move_to_end(path)
+            return file
+
+
+def read_file(path: str) -> bytes:
+    """A whole file."""
+    with open(path, "rb", buffering=0) as f:
+        return f.readall()
+
+
+def as_binary(descriptor: Descriptor) -> BinaryIO:
+    """An open file for writing, which leaves the descriptor open."""
+    return open(descriptor.number, "wb", closefd=False)
