@@ -36,7 +36,8 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
 
     Configuration belongs to this communicator and is inherited by what :meth:`split` makes:
 
-    - ``allreduce_grad_dtype`` (None): the type in which gradients travel; None means their own.
+    - ``allreduce_grad_dtype`` (None): the type in which gradients travel; None means their own. In memory that ranks
+      share they do not travel.
     - ``batched_copy`` (True): accepted for old scripts; gradients lie in flat memory, so there is nothing to copy.
 
     Raises:

@@ -222,20 +222,21 @@ class Passage(Call):
         """The second half: everyone's payloads, once all are there."""
         assert self._answer is not None
         rows = self._answer.wait(self)
-        self._answer = None
+        words, self._answer, self._detail = self._detail, None, ""  # the record keeps this passage, not whole models
         same = rows[:, : _HEAD + self._num_same]
         first = same[0].tobytes()
         if not same[0, _ERROR] and all(theirs.tobytes() == first for theirs in same[1:]):
             return rows[:, _HEAD:]
         own = self._own_error
-        detail = "" if own is not None else self._detail if isinstance(self._detail, str) else self._detail()
+        detail = "" if own is not None else words if isinstance(words, str) else words()
         raise self._gate.explain(self, self._what, detail, own) from own
 
     def take_over(self, other: Passage) -> None:
         """Wait for the row that an earlier passage has posted."""
         self.number, self.root, self.meets_by = other.number, other.root, "row"
         self._own_error, self._what, self._detail = other._own_error, other._what, other._detail
-        self._num_same, self._answer, other._answer = other._num_same, other._answer, None
+        self._num_same, self._answer = other._num_same, other._answer
+        other._answer, other._detail = None, ""
 
     def meet_without_row(self) -> None:
         """Count a meeting in which bytes move without a row before them."""

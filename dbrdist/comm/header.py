@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from dbrdist.comm.gate import Passage, Row, digest
+from dbrdist.comm.model import plan_for
 from dbrdist.comm.reduction import Plan
 from dbrdist.core.changes import Watch
 from dbrdist.core.parameter import Parameter
 
 _NUM_SAME = 4  # step, parameters, hyperparameters, which parameters are reduced
-_RUNS, _SAMPLES, _WORKS, _STOP = range(_NUM_SAME, _NUM_SAME + 4)
+_RUNS, _SAMPLES, _WORKS, _STOP, _PLACE = range(_NUM_SAME, _NUM_SAME + 5)
 
 
 class Steps:
@@ -49,6 +50,7 @@ class Steps:
             -1 if num_samples is None else int(num_samples),
             works,
             self._comm._stop_request,
+            0 if self._plan is None else self._plan.place,
         ]
         with self._comm._gate.call("update") as call:
             call.post(row, num_same=_NUM_SAME, what="the same step", detail=self._in_words(zero_fill))
@@ -82,7 +84,8 @@ class Steps:
         target = self._optimizer.target
         named = list(target.namedparams())
         self.late = [(name, p) for name, p in named if not p.is_initialized]
-        self._plan = None if self.late else Plan([(name, p) for name, p in named if _is_updated(p)])
+        updated = [(name, p) for name, p in named if _is_updated(p)]
+        self._plan = None if self.late else plan_for(self._comm, updated)
         self._runs_digest = 0 if self._plan is None else self._plan.runs_digest
         self._params_text = "".join(f"{_describe(name, p)}\n" for name, p in named)
         self._params_digest = digest(self._params_text)
@@ -112,6 +115,7 @@ class Header:
 
     def __init__(self, rows: Row) -> None:
         self.counts: list[int] = rows[:, _SAMPLES].tolist()
+        self.places: list[int] = rows[:, _PLACE].tolist()
         self.same_runs = bool((rows[:, _RUNS] == rows[0, _RUNS]).all())
         self.works = rows[:, _WORKS].astype(bool)
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from dbrdist.comm import agree
 from dbrdist.comm.gate import Passage
-from dbrdist.comm.reduction import Plan, plan_anew, reduce_gradients, weights
-from dbrdist.core import flat
+from dbrdist.comm.reduction import Plan, key_of, plan_anew, weights
 from dbrdist.core.backend import is_array
 from dbrdist.core.parameter import Parameter
 
@@ -113,31 +112,38 @@ def mean_grad(
         CommunicatorError: on every rank, if the parameters differ between ranks, or no rank has a sample.
     """
     named = [(name, p) for name, p in params if p.is_initialized]
-    plan = _plan_for(comm, named)
+    plan = plan_for(comm, named)
     has_grad = np.array([zero_fill or p.grad is not None for p in plan.params], bool)
-    row = [plan.digest, plan.runs_digest, _count(num_samples), zlib.crc32(has_grad.tobytes())]
+    row = [plan.digest, plan.runs_digest, _count(num_samples), zlib.crc32(has_grad.tobytes()), plan.place]
     rows = call.agree(row, num_same=1, what="the same parameters", detail=lambda: plan.text)
     if (rows[:, 1] != rows[0, 1]).any():
-        plan = plan_anew(named)
+        plan = keep_plan(comm, plan_anew(named))
+        rows[:, 4] = 0
     factors, divisor = weights(rows[:, 2].tolist())
+    plan.settle(comm, call, rows[:, 4].tolist())
     if (rows[:, 3] != rows[0, 3]).any():
         has_grad = comm.allreduce(has_grad)
     wanted = [p for p, is_there in zip(plan.params, has_grad) if is_there]
-    flat.collect_gradients(wanted)
-    reduce_gradients(comm, call, plan.gradients(wanted, comm._reduces_one_by_one), factors, divisor)
+    plan.reduce(comm, call, wanted, factors, divisor)
 
 
 def _count(num_samples: int | None) -> int:
     return -1 if num_samples is None else int(num_samples)
 
 
-def _plan_for(comm: Any, named: list[tuple[str, Parameter]]) -> Plan:
-    """The plan of these parameters where nothing has changed since it was made."""
-    key = tuple(id(p) for _, p in named)
-    plans: dict[Any, Plan] = comm._plans
-    plan = plans.pop(key, None)
+def plan_for(comm: Any, named: list[tuple[str, Parameter]]) -> Plan:
+    """The plan of these parameters on a communicator, where nothing has changed since it was made."""
+    plan: Plan | None = comm._plans.get(key_of(named))
     if plan is None or not plan.is_for([p for _, p in named]):
         plan = Plan(named)
+    return keep_plan(comm, plan)
+
+
+def keep_plan(comm: Any, plan: Plan) -> Plan:
+    """Remember a plan as the last that was used."""
+    plans: dict[Any, Plan] = comm._plans
+    key = plan.key
+    plans.pop(key, None)
     plans[key] = plan
     if len(plans) > _MAX_PLANS:
         del plans[next(iter(plans))]

@@ -6,6 +6,7 @@ The only file that imports mpi4py, and only when a communicator is made.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import time
@@ -77,6 +78,22 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def unlink_segments() -> None:
+    """Remove the names of MPICH's own shared memory, which all ranks of this host have mapped once MPI has started.
+
+    The memory stays while they live. With its name, a job whose ranks are killed leaves some megabytes in /dev/shm for
+    ever; MPI_Finalize does not mind that it is gone. (Open MPI opens its segments by name later: they are left alone.)
+    """
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+            names = {line.split(maxsplit=5)[-1].strip() for line in lines if "/dev/shm/mpich_shm_" in line}
+    except OSError:
+        return
+    for name in names:
+        with contextlib.suppress(OSError):  # another rank of the host was faster
+            os.unlink(name)
 
 
 def refusal() -> str:

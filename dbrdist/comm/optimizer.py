@@ -11,8 +11,7 @@ from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.comm.gate import Passage
 from dbrdist.comm.header import Header, Steps
 from dbrdist.comm.late import LateParameters
-from dbrdist.comm.reduction import Plan, reduce_gradients, weights
-from dbrdist.core import flat
+from dbrdist.comm.reduction import Plan, weights
 from dbrdist.core.optimizer import HyperparameterProxy, Optimizer
 from dbrdist.core.parameter import Parameter
 
@@ -130,10 +129,9 @@ class MultiNodeOptimizer:
     def _reduce(self, call: Passage, plan: Plan, header: Header) -> None:
         """Average the gradients as the headers say."""
         factors, divisor = weights(header.counts)
-        flat.collect_gradients(plan.params)
-        comm = self.communicator
         call.meet_without_row()
-        reduce_gradients(comm, call, plan.gradients(plan.params, comm._reduces_one_by_one), factors, divisor)
+        plan.settle(self.communicator, call, header.places)
+        plan.reduce(self.communicator, call, plan.params, factors, divisor)
 
     def _reduce_anew(self, num_samples: int | None) -> None:
         """Average the gradients where the headers could not know what there is: all agree on that now."""

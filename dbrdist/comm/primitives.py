@@ -27,6 +27,7 @@ class Provider(Configured, ABC):
         super().__init__()
         self._own_mail: dict[int, deque[Any]] = {}  # tag -> what this rank has sent to itself
         self._plans: dict[Any, Any] = {}  # of the last models whose gradients were reduced
+        self._num_places = 0  # how often ranks have brought gradients to their places together
         self._stop_request = 0  # a signal's number, which the next header tells the other ranks
         self._stop_answers: Any = None  # what they said in the last
         self._finalized_at = ""
@@ -115,6 +116,10 @@ class Provider(Configured, ABC):
         16-bit types are summed and divided in float32. Every rank gets the same bits.
         """
 
+    def _share_gradients(self, call: Any, plan: Any) -> Any:
+        """Bring the gradients of a plan where ranks reach each other's; None where they do not. Collective."""
+        return None
+
     @abstractmethod
     def _make_part(self, call: Call, ranks: list[int]) -> Any:
         """A communicator of these ranks of this one, in this order; None where there are none. Collective."""
@@ -130,6 +135,10 @@ class Provider(Configured, ABC):
         """Give back what the communicator holds. Collective."""
 
     # ---- what verbs make of them ----
+
+    def _next_place(self) -> int:
+        self._num_places += 1
+        return self._num_places
 
     def _reduce(
         self, call: Call, x: Array, factors: Sequence[float] | None = None, divisor: float | None = None

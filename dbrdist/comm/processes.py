@@ -72,6 +72,7 @@ class MpiCommunicator(CommunicatorBase):
             self._rows.Free()
             raise
         self._gate.name = f"{rows[0, 1]}.{rows[0, 2]}"
+        mpi.unlink_segments()
         with call.moving():
             self._comm = self._rows.Dup()
             self._find_hosts(call)
@@ -209,50 +210,69 @@ class MpiCommunicator(CommunicatorBase):
     def _reduce_host(
         self, call: Call, x: message.HostArray, factors: Sequence[float] | None, divisor: float | None
     ) -> None:
+        self._reduce_over(self._comm, call, x, factors, divisor)
+
+    def _reduce_over(
+        self,
+        mpi_comm: Any,
+        call: Call,
+        x: message.HostArray,
+        factors: Sequence[float] | None,
+        divisor: float | None,
+    ) -> None:
+        """As :meth:`_reduce_host`, over the ranks of an MPI communicator."""
         step = _PIECE_BYTES // x.itemsize
+        reduce = self._reduce_narrow if message.is_narrow(x.dtype) else self._reduce_native
         for begin in range(0, x.size, step):
-            piece = x[begin : begin + step]
-            if message.is_narrow(x.dtype):
-                self._reduce_narrow(call, piece, factors, divisor)
-            else:
-                self._reduce_native(call, piece, factors, divisor)
+            reduce(mpi_comm, call, x[begin : begin + step], factors, divisor)
 
     def _reduce_native(
-        self, call: Call, x: message.HostArray, factors: Sequence[float] | None, divisor: float | None
+        self,
+        mpi_comm: Any,
+        call: Call,
+        x: message.HostArray,
+        factors: Sequence[float] | None,
+        divisor: float | None,
     ) -> None:
         """By MPI's own sum, in place."""
         if factors is not None:
-            x *= x.dtype.type(factors[self._rank])
+            x *= x.dtype.type(factors[mpi_comm.rank])
         op = self._MPI.LOR if x.dtype == bool else self._MPI.SUM
-        self._wait(call, self._comm.Iallreduce(self._MPI.IN_PLACE, x, op))
+        self._wait(call, mpi_comm.Iallreduce(self._MPI.IN_PLACE, x, op))
         if divisor is not None:
             x /= x.dtype.type(divisor)
 
     def _reduce_narrow(
-        self, call: Call, x: message.HostArray, factors: Sequence[float] | None, divisor: float | None
+        self,
+        mpi_comm: Any,
+        call: Call,
+        x: message.HostArray,
+        factors: Sequence[float] | None,
+        divisor: float | None,
     ) -> None:
         """Each rank sums one block of all ranks in float32, then all share the narrowed blocks.
 
         It moves as many bytes as a ring in the narrow type would, with one rounding at the end. A user-defined MPI
         operation would round at every addition and took 3 to 7 times as long.
         """
-        self._meet(call)
-        borders = np.array(message.blocks(x.size, self._size)) * x.itemsize
+        rank, size = mpi_comm.rank, mpi_comm.size
+        self._meet(call, mpi_comm)
+        borders = np.array(message.blocks(x.size, size)) * x.itemsize
         starts, counts = borders[:-1], np.diff(borders)
-        mine = slice(int(borders[self._rank]), int(borders[self._rank + 1]))
+        mine = slice(int(borders[rank]), int(borders[rank + 1]))
         raw, byte = message.as_bytes(x), self._MPI.BYTE
         num_bytes = mine.stop - mine.start
-        theirs = np.empty((self._size, num_bytes), np.uint8)
-        places = ([num_bytes] * self._size, [num_bytes * k for k in range(self._size)])
-        self._comm.Alltoallv([raw, (counts, starts), byte], [theirs, places, byte])
+        theirs = np.empty((size, num_bytes), np.uint8)
+        places = ([num_bytes] * size, [num_bytes * k for k in range(size)])
+        mpi_comm.Alltoallv([raw, (counts, starts), byte], [theirs, places, byte])
         total = message.weighted_sum(list(theirs.view(x.dtype)), factors, divisor)
         raw[mine] = message.as_bytes(total.astype(x.dtype))
-        self._comm.Allgatherv(self._MPI.IN_PLACE, [raw, (counts, starts), byte])
+        mpi_comm.Allgatherv(self._MPI.IN_PLACE, [raw, (counts, starts), byte])
 
-    def _meet(self, call: Call) -> None:
+    def _meet(self, call: Call, mpi_comm: Any = None) -> None:
         """Wait for all ranks where no row came before, so that a wait in MPI itself is short."""
         if call.meets_by == "bytes":
-            self._wait(call, self._comm.Ibarrier())
+            self._wait(call, (mpi_comm or self._comm).Ibarrier())
 
 
 class _PendingRow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from dbrdist.comm.gate import Passage, digest
 from dbrdist.core import flat
 from dbrdist.core.backend import Array, get_array_module, to_cpu
 from dbrdist.core.changes import Watch
-from dbrdist.core.flat import Run
+from dbrdist.core.flat import Arena, Run
 from dbrdist.core.parameter import Parameter
 from dbrdist.errors import CommunicatorError, NoSamplesError
 
@@ -27,21 +27,60 @@ class Plan:
         self.params = flat.gather(p for _, p in named)
         self.runs = _runs(self.params)
         self._named = [p for _, p in named]
+        self.key = key_of(named)
         self._watch = Watch(self.params)
         self.text = agree.as_lines(agree.describe_params(named))
         self.digest = digest(self.text)
+        self.place = 0  # equal on ranks that have brought the gradients to their places together; 0 before
+        self.shared: Any = None  # reduces them there, where the ranks of a host reach each other's
         index = {id(p): i for i, p in enumerate(self.params)}
         self.runs_digest = digest(repr([(run.size, [index[id(p)] for p in run.params]) for run in self.runs]))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all gradients together."""
+        return sum(run.grad.nbytes for run in self.runs)
+
+    def move_gradients(self, move: Callable[[list[Arena]], None]) -> None:
+        """Have the gradients of the arenas moved; the plan goes along."""
+        move(list({id(run.arena): run.arena for run in self.runs}.values()))
+        self.runs = _runs(self.params)
+        self._watch = Watch(self.params)
+
+    def settle(self, comm: Any, call: Passage, places: Sequence[int]) -> None:
+        """Bring the gradients to their places if a rank says that its are not there. Collective."""
+        if not all(place == places[0] != 0 for place in places):
+            self.shared = comm._share_gradients(call, self)
+            self.place = comm._next_place()
 
     def is_for(self, params: list[Parameter]) -> bool:
         """Whether it holds for these parameters, and none has moved since."""
         return self._watch.is_current() and params == self._named
 
-    def gradients(self, wanted: Sequence[Parameter], one_by_one: bool) -> list[Array]:
-        """The gradients of some of the parameters as 1-d arrays in flat memory."""
-        if one_by_one:
-            return [p.grad.reshape(-1) for p in wanted]
-        return [run.grad for run in (self.runs if len(wanted) == len(self.params) else _runs(wanted))]
+    def reduce(
+        self,
+        comm: Any,
+        call: Passage,
+        wanted: Sequence[Parameter],
+        factors: list[float] | None,
+        divisor: float | None,
+    ) -> None:
+        """Average the gradients of some of the parameters over the ranks."""
+        flat.collect_gradients(wanted)
+        is_all = len(wanted) == len(self.params)
+        if is_all and self.shared is not None:
+            with call.moving():
+                self.shared.reduce(call, factors, divisor)
+        elif comm._reduces_one_by_one:
+            reduce_gradients(comm, call, [p.grad.reshape(-1) for p in wanted], factors, divisor)
+        else:
+            runs = self.runs if is_all else _runs(wanted)
+            reduce_gradients(comm, call, [run.grad for run in runs], factors, divisor)
+
+
+def key_of(named: Sequence[tuple[str, Parameter]]) -> tuple[int, ...]:
+    """What finds the plan of some parameters."""
+    return tuple(id(p) for _, p in named)
 
 
 def _runs(params: Sequence[Parameter]) -> list[Run]:

@@ -1,22 +1,31 @@
-"""Sums over ranks of one host through memory that they share (MPI-3 windows), without messages.
+"""Sums over ranks of one host through memory that they share, without messages.
 
-Every rank writes a piece, adds its block of what all have written, and reads the sum, while the pieces are in cache.
-Measured with 2 ranks of MPICH 5.0.2 on 2 cores, 102 MB of float32: 30 to 74 ms, MPI_Allreduce 80 to 131 ms in the same
-runs. Pieces of 64 KiB took 51 ms where 256 KiB took 30 and 4 MiB 46. With 4 ranks on 2 cores it was 4 times slower than
-messages.
+Gradients lie there already (``arenas.py``). Of any other array every rank writes a piece, adds its block of what all
+have written, and reads the sum, while the pieces are in cache. Measured with 2 ranks of MPICH 5.0.2 on 2 cores, 102 MB
+of float32: 30 to 74 ms, MPI_Allreduce 80 to 131 ms in the same runs. Pieces of 64 KiB took 51 ms where 256 KiB took 30
+and 4 MiB 46. With 4 ranks on 2 cores it was 4 times slower than messages.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
-from dbrdist.comm import message
+from dbrdist.comm import arenas, message
+from dbrdist.comm.arenas import SharedGradients
+from dbrdist.comm.gate import Passage
+from dbrdist.comm.host_memory import RawMemory, Segment, Ticket, attach
+from dbrdist.comm.hosts import Hosts
 from dbrdist.comm.processes import MpiCommunicator
 from dbrdist.comm.record import Call
+from dbrdist.comm.reduction import Plan
+from dbrdist.comm.verdict import name_ranks
+
+T = TypeVar("T")
 
 PIECE_BYTES = 1 << 18  # of each rank at a time: two per rank stay in the second-level cache
 _SHARED_FROM_BYTES = 1 << 16  # below, one message is as fast
@@ -24,15 +33,11 @@ _NUM_BUFFERS = 2  # a piece is written while slower ranks still read the piece b
 
 
 class SharedSum:
-    """A window over the ranks of ``mpi_comm``, which lie on one host. Collective."""
+    """Buffers that all ranks of ``mpi_comm``, which lie on one host, read and write."""
 
-    def __init__(self, mpi_module: Any, mpi_comm: Any) -> None:
+    def __init__(self, mpi_comm: Any, raws: Sequence[RawMemory]) -> None:
         self._comm = mpi_comm
         self._rank, self._size = self._comm.rank, self._comm.size
-        num_bytes = PIECE_BYTES * _NUM_BUFFERS
-        self._window = mpi_module.Win.Allocate_shared(num_bytes, 1, comm=self._comm)
-        self._window.Lock_all()
-        raws = [np.frombuffer(self._window.Shared_query(k)[0], np.uint8, num_bytes) for k in range(self._size)]
         self._buffers = [[raw[b * PIECE_BYTES : (b + 1) * PIECE_BYTES] for raw in raws] for b in range(_NUM_BUFFERS)]
 
     def reduce(self, x: message.HostArray, factors: Sequence[float] | None, divisor: float | None) -> None:
@@ -42,59 +47,114 @@ class SharedSum:
             piece = x[begin : begin + step]
             slots = [raw[: piece.nbytes].view(x.dtype) for raw in self._buffers[number % _NUM_BUFFERS]]
             slots[self._rank][...] = piece
-            self._meet()
+            self._comm.Barrier()
             borders = message.blocks(piece.size, self._size)
             mine = slice(borders[self._rank], borders[self._rank + 1])
             slots[0][mine] = message.weighted_sum([slot[mine] for slot in slots], factors, divisor)
-            self._meet()
+            self._comm.Barrier()
             piece[...] = slots[0]
         if x.size:
-            self._meet()  # the next call begins with the first buffer again
-
-    def _meet(self) -> None:
-        """Wait for all ranks; what they wrote before is visible after."""
-        self._window.Sync()
-        self._comm.Barrier()
-        self._window.Sync()
-
-    def free(self) -> None:
-        """Give back the window. Collective."""
-        self._buffers = []
-        self._window.Unlock_all()
-        self._window.Free()
+            self._comm.Barrier()  # the next call begins with the first buffer again
 
 
 class FlatCommunicator(MpiCommunicator):
     """One reduction over flat memory for all parameters of a type; within a host through shared memory.
 
-    One more configuration entry, ``shared_memory``: True or False, or None to use it for long arrays where all ranks
-    are on one host with a core each (waiting for each other, they would lose a time slice each time otherwise).
+    One more configuration entry, ``shared_memory``: True or False, or None to use it for long arrays. Gradients are
+    then added where they lie, in the memory of all ranks of a host; between hosts messages carry the sums.
     """
 
     _defaults = {**MpiCommunicator._defaults, "shared_memory": None}
+    _hosts: Hosts | None = None
     _shared: SharedSum | None = None
 
     def _prepare(self) -> None:
-        # Now, not at the first use: Open MPI crashes where two threads make windows at the same time.
-        if self._configs["shared_memory"] is not False and 1 < self.size == self.intra_size:
-            self._shared = SharedSum(self._MPI, self._comm)
+        if self._configs["shared_memory"] is False or self.size == 1:
+            return
+        hosts = self._hosts = Hosts(self._MPI, self._comm)
+        if len(hosts.ranks) == self.size:
+            own = None
+
+            def offer() -> message.HostArray:
+                nonlocal own
+                own = Segment(PIECE_BYTES * _NUM_BUFFERS)
+                return np.array(own.ticket, np.int64)
+
+            def take(everyones: list[message.HostArray]) -> list[RawMemory]:
+                return [attach(Ticket(*numbers.tolist())) for numbers in everyones]
+
+            raws = self._share(hosts, offer, take)
+            self._shared = None if raws is None else SharedSum(self._comm, raws)
+
+    def _share(
+        self, hosts: Hosts, offer: Callable[[], message.HostArray], take: Callable[[list[message.HostArray]], T]
+    ) -> T | None:
+        """What ``take`` makes of the offers of this host's ranks; None on all ranks where either fails on any of them.
+
+        Rank 0 says why.
+        """
+        numbers, reason = _tried(offer)
+        everyone = self._comm.allgather((numbers, reason))
+        taken, reasons = None, [why for _, why in everyone]
+        if not any(reasons):
+            taken, reason = _tried(lambda: take([everyone[rank][0] for rank in hosts.ranks]))
+            reasons = self._comm.allgather(reason)
+        failed = [rank for rank, why in enumerate(reasons) if why]
+        if not failed:
+            return taken
+        if self._rank == 0:
+            text = f"the ranks of a host send messages instead of sharing memory, because on {name_ranks(failed)}: "
+            print(f"dbrdist: {text}{reasons[failed[0]]}", file=sys.stderr, flush=True)
+        return None
+
+    def _share_gradients(self, call: Passage, plan: Plan) -> SharedGradients | None:
+        hosts = self._hosts
+        if hosts is None or not self._reaches(plan):
+            return None
+        with call.moving():
+            self._meet(call)
+            runs = self._share(
+                hosts,
+                lambda: arenas.tickets(plan.runs),
+                lambda everyones: arenas.reach(everyones, plan.runs, hosts.place),
+            )
+        if runs is None:
+            return None
+        plan.move_gradients(arenas.move_in)
+        return SharedGradients(self, hosts, runs)
+
+    def _reaches(self, plan: Plan) -> bool:
+        """Whether to share the memory of these gradients; the same on every rank."""
+        if not all(isinstance(run.grad, np.ndarray) and run.grad.dtype.isnative for run in plan.runs):
+            return False
+        return bool(self._configs["shared_memory"]) or plan.num_bytes >= _SHARED_FROM_BYTES
 
     def _reduce_host(
         self, call: Call, x: message.HostArray, factors: Sequence[float] | None, divisor: float | None
     ) -> None:
-        if self._shared is None or x.dtype == bool or not self._shares_memory(x.nbytes):
+        if self._shared is None or x.dtype == bool or not self._copies_through_memory(x.nbytes):
             super()._reduce_host(call, x, factors, divisor)
             return
         self._meet(call)
         self._shared.reduce(x, factors, divisor)
 
-    def _shares_memory(self, num_bytes: int) -> bool:
+    def _copies_through_memory(self, num_bytes: int) -> bool:
+        """True where ranks with a core each add a long array (waiting, they would lose a time slice each time)."""
         wanted = self._configs["shared_memory"]
         if wanted is None:
             return num_bytes >= _SHARED_FROM_BYTES and self.size <= (os.cpu_count() or 1)
         return bool(wanted)
 
     def _free(self) -> None:
-        if self._shared is not None:
-            self._shared.free()
+        self._shared = None
+        if self._hosts is not None:
+            self._hosts.free()
         super()._free()
+
+
+def _tried(function: Callable[[], T]) -> tuple[T | None, str]:
+    """(what the function returns, ""), or (None, why memory cannot be shared)."""
+    try:
+        return function(), ""
+    except (OSError, MemoryError) as e:
+        return None, str(e) or type(e).__name__

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -40,11 +41,21 @@ class Arena:
             total += -(-p.size // step) * step
         self.data: Array = allocate(total, dtype, params[0].array) if memory is None else memory
         self.grad: Array = allocate(total, dtype, params[0].array)
+        self._members = [weakref.ref(p) for p in params]
         for i, (p, start) in enumerate(zip(params, starts)):  # each array is freed before the next one moves
             stop = start + p.size
             shape = p.shape
             views = self.data[start:stop].reshape(shape), self.grad[start:stop].reshape(shape)
             p.enter_arena(Slot(self, i, start, stop), *views, is_guest=memory is not None)
+
+    def move_gradients(self, memory: Array) -> None:
+        """Keep the gradients in ``memory`` from now on, of the same size and type; those that are there come along."""
+        memory[...] = self.grad
+        self.grad = memory
+        for member in self._members:
+            p = member()
+            if p is not None and p.slot is not None and p.slot.arena is self:
+                p.move_gradient(memory[p.slot.start : p.slot.stop].reshape(p.shape))
 
 
 class Run:

@@ -244,6 +244,14 @@ class Parameter(Variable):
         self.slot = slot
         note_change(self)
 
+    def move_gradient(self, view: Array) -> None:
+        """Let the gradient lie in another view, which has its values already; called by ``core.flat``."""
+        node = self.node
+        if node.gradient is node.view:
+            node.gradient = view
+        node.view = view
+        note_change(self)
+
     def leave_arena(self) -> None:
         """Give up the place in flat memory, and the memory shared with others; the values stay what they are."""
         if self.peers is not None:

@@ -1,0 +1,92 @@
+"""What becomes of shared memory when ranks die; values are in tests/mpi/test_mpi_arenas.py."""
+
+import errno
+import os
+import resource
+
+import pytest
+
+from dbrdist.comm import host_memory
+from tests.comm import jobs
+
+PROGRAM = jobs.PROGRAMS / "dies_in_reduction.py"
+
+
+def left_in_shm():
+    """What MPI and we might leave; other jobs of the machine come and go meanwhile."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("mpich_shm", "dbrdist"))}
+
+
+@pytest.mark.parametrize("how", ["kill", "all", "raise"])
+def test_a_rank_that_dies_in_a_reduction_ends_the_job(how):
+    outcome = jobs.run(3, PROGRAM, how, limit_seconds=30)
+    assert outcome.text.count("shares True") == 3
+    assert outcome.code != 0
+    assert outcome.seconds < 15
+    if how == "raise":
+        assert "[rank 1] weighted_mean_grad at " in outcome.text
+        assert "ended by ValueError: on purpose; the others wait in it, the job is ended" in outcome.text
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs /dev/shm, where MPI keeps its shared memory")
+def test_killed_jobs_leave_nothing_in_shared_memory(tmp_path):
+    """Each rank writes down what names its job has in /dev/shm once all share memory; then all are killed."""
+    before = left_in_shm()
+    for _ in range(2):
+        jobs.run(2, PROGRAM, "all", limit_seconds=30)
+    new = {name for name in left_in_shm() - before if not in_use(f"/dev/shm/{name}")}
+    assert not new
+
+
+def in_use(path):
+    """Whether a living process maps a file: then it belongs to another job."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/maps") as maps:
+                if path in maps.read():
+                    return True
+        except OSError:
+            continue
+    return False
+
+
+def test_a_segment_is_zeros_that_another_mapping_sees():
+    segment = host_memory.Segment(10_000)
+    other = host_memory.attach(segment.ticket)
+    assert not other.any()
+    segment.raw[-1] = 7
+    assert other[-1] == 7
+    del segment
+    assert other[-1] == 7
+
+
+def test_a_ticket_of_other_memory_is_refused():
+    segment, other = host_memory.Segment(100), host_memory.Segment(100)
+    with pytest.raises(OSError, match="is not the memory of that rank"):
+        host_memory.attach(segment.ticket._replace(inode=other.ticket.inode))
+    with pytest.raises(OSError, match="No such file"):
+        host_memory.attach(segment.ticket._replace(pid=1 << 30))
+
+
+def test_memory_that_is_not_there_is_an_error_in_words():
+    with pytest.raises(OSError, match="expected 1152921504606846976 bytes of free memory, but there are"):
+        host_memory.Segment(1 << 60)
+
+
+def test_a_file_size_limit_is_an_error_in_words():
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    num_files = len(os.listdir("/proc/self/fd"))
+    try:
+        with pytest.raises(OSError, match="for 2000 bytes of shared memory") as info:
+            host_memory.Segment(2000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert info.value.errno == errno.EFBIG
+    assert len(os.listdir("/proc/self/fd")) == num_files
+
+
+def test_systems_without_anonymous_files(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.raises(OSError, match="no anonymous files"):
+        host_memory.Segment(100)
