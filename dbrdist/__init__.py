@@ -66,6 +66,8 @@ _LOADED_WHEN_NAMED = (
     "comm",
     "dataset",
     "datasets",
+    "distribution",
+    "distributions",
     "function_hooks",
     "functions",
     "initializers",
@@ -78,6 +80,7 @@ _LOADED_WHEN_NAMED = (
     "utils",
 )
 
+_MADE_OF_FUNCTIONS = ("Distribution", "cross_entropy", "kl_divergence", "register_kl")
 
 # Chainer's paths of modules that have another place here: `from dbrdist.serializers import load_npz`.
 for _module in (backend, function, gradient_check, link, link_hook, optimizer, random, reporter, variable):
@@ -88,13 +91,15 @@ sys.modules |= {"dbrdist.function_node": function_node, "dbrdist.serializers": s
 def __getattr__(name: str) -> Any:
     if name in _LOADED_WHEN_NAMED:
         return importlib.import_module(f"dbrdist.{name}")
+    if name in _MADE_OF_FUNCTIONS:
+        return getattr(importlib.import_module("dbrdist.distribution"), name)
     if name == "load":
         return importlib.import_module("dbrdist.training.runs").load
     raise missing_names.error("dbrdist", name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LOADED_WHEN_NAMED, "load"})
+    return sorted({*globals(), *_LOADED_WHEN_NAMED, *_MADE_OF_FUNCTIONS, "load"})
 
 
 __all__ = [

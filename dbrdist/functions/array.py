@@ -349,6 +349,8 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
 def where(condition: Any, x: Any, y: Any) -> Any:
     """x where ``condition`` (bool) holds, else y, with broadcasting; the condition takes no gradient."""
     condition = as_array(condition)
+    if isinstance(condition, np.bool_):  # what NumPy's comparisons make of arrays without axes
+        condition = np.asarray(condition)
     if not is_array(condition) or condition.dtype != bool:
         raise expected("where", "condition", "an array of bool", condition)
     x, y = matched((x, y))

@@ -66,3 +66,9 @@ def test_data_parallel(ranks):
     assert found.code == 0, found.text
     assert f"Num process (COMM_WORLD): {ranks}" in found.text
     assert float(found.lines("accuracy")[-1].split()[1]) > 0.9
+
+
+def test_distributions(tmp_path):
+    text = run(tmp_path, "distributions.py").splitlines()
+    losses = [float(line.split()[2]) for line in text[1:5]]
+    assert losses[-1] < losses[0] - 1.0 and float(text[-1].split()[1]) < 0.25

@@ -89,7 +89,7 @@ def test_a_missing_name_is_explained(module, name, message):
 
 
 def test_a_missing_name_of_the_package_itself_is_explained():
-    with pytest.raises(AttributeError, match="Distribution is a name of Chainer that dbrdist does not have yet"):
-        dbrdist.Distribution  # noqa: B018
+    with pytest.raises(AttributeError, match="DeviceResident is a name of Chainer that dbrdist does not have yet"):
+        dbrdist.DeviceResident  # noqa: B018
     with pytest.raises(AttributeError, match="did you mean 'Variable'"):
         dbrdist.variabel  # noqa: B018

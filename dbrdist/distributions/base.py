@@ -1,0 +1,201 @@
+"""What a distribution is, and divergences between two of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+import dbrdist.functions as F
+from dbrdist.core import backend, random
+from dbrdist.core.backend import Array
+from dbrdist.core.variable import Variable, as_array, as_variable
+
+Shape = int | Sequence[int]
+
+
+class Distribution:
+    """A batch of probability distributions with Variables as parameters, differentiable in them.
+
+    An element of a sample has the shape ``event_shape``; there are ``batch_shape`` distributions side by side.
+    """
+
+    def _not_there(self, what: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__} does not define {what}")
+
+    @property
+    def params(self) -> dict[str, Variable]:
+        """The parameters by name."""
+        raise self._not_there("params")
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The shape of the distributions side by side."""
+        raise self._not_there("batch_shape")
+
+    @property
+    def event_shape(self) -> tuple[int, ...]:
+        """The shape of one outcome."""
+        return ()
+
+    @property
+    def xp(self) -> Any:
+        """The array module of the parameters."""
+        return backend.get_array_module(*self.params.values())
+
+    @property
+    def support(self) -> str:
+        """Which outcomes have a density or probability above 0, in words."""
+        raise self._not_there("support")
+
+    @property
+    def mean(self) -> Variable:
+        """The mean of each distribution."""
+        raise self._not_there("mean")
+
+    @property
+    def mode(self) -> Variable:
+        """The outcome of the highest density or probability."""
+        raise self._not_there("mode")
+
+    @property
+    def variance(self) -> Variable:
+        """The variance of each distribution."""
+        raise self._not_there("variance")
+
+    @property
+    def stddev(self) -> Variable:
+        """The square root of the variance."""
+        return F.sqrt(self.variance)
+
+    @property
+    def covariance(self) -> Variable:
+        """The covariance of the components of an outcome."""
+        raise self._not_there("covariance")
+
+    @property
+    def entropy(self) -> Variable:
+        """The entropy in nats."""
+        raise self._not_there("entropy")
+
+    def log_prob(self, x: Any) -> Variable:
+        """The logarithm of the density or probability at x."""
+        raise self._not_there("log_prob")
+
+    def prob(self, x: Any) -> Variable:
+        """The density or probability at x."""
+        return F.exp(self.log_prob(x))
+
+    def cdf(self, x: Any) -> Variable:
+        """The probability of an outcome up to x."""
+        raise self._not_there("cdf")
+
+    def log_cdf(self, x: Any) -> Variable:
+        """The logarithm of :meth:`cdf`."""
+        return F.log(self.cdf(x))
+
+    def survival_function(self, x: Any) -> Variable:
+        """The probability of an outcome above x."""
+        return 1.0 - self.cdf(x)
+
+    def log_survival_function(self, x: Any) -> Variable:
+        """The logarithm of :meth:`survival_function`."""
+        return F.log(self.survival_function(x))
+
+    def icdf(self, x: Any) -> Variable:
+        """The outcome at which :meth:`cdf` is x."""
+        raise self._not_there("icdf")
+
+    def perplexity(self, x: Any) -> Variable:
+        """exp(-log_prob(x))"""
+        return F.exp(-self.log_prob(x))
+
+    def sample(self, sample_shape: Shape = ()) -> Variable:
+        """Independent outcomes: shape ``sample_shape + batch_shape + event_shape``."""
+        shape = (sample_shape,) if isinstance(sample_shape, (int, np.integer)) else tuple(sample_shape)
+        drawn = self.sample_n(prod(shape))
+        return F.reshape(drawn, shape + drawn.shape[1:])
+
+    def sample_n(self, n: int) -> Variable:
+        """``n`` independent outcomes, along a new first axis. Draws come from ``dbrdist.random``."""
+        raise self._not_there("sample_n")
+
+    # ---- for the distributions themselves ---------------------------------------------------------------------------
+
+    def _like(self) -> Variable:
+        """The parameter whose type, shape and device outcomes follow."""
+        return next(iter(self.params.values()))
+
+    def _drawn(self, draw: Callable[[np.random.Generator], Any]) -> Variable:
+        """What ``draw`` makes of a generator, in the type and on the device of the parameters."""
+        like = self._like()
+        words = random.raw_words(1, 4)[0]
+        a = np.asarray(draw(np.random.Generator(np.random.Philox(key=words[:2], counter=words))))
+        return as_variable(backend.device_of(like.array).send(a.astype(like.dtype)))
+
+    def _within(self, holds: Array, y: Any, otherwise: float = -np.inf) -> Variable:
+        """y where ``holds``, else a constant, without a gradient from there."""
+        y = as_variable(y)
+        return F.where(holds, y, self.xp.asarray(otherwise, y.dtype))
+
+
+def as_parameter(x: Any) -> Variable:
+    """A parameter of a distribution as a Variable of a floating type."""
+    if not isinstance(x, Variable):
+        x = x if backend.is_array(x) else np.asarray(x, None if hasattr(x, "dtype") else np.float32)
+        x = as_variable(x)
+    return x if backend.is_floating(x.dtype) else F.cast(x, np.float32)
+
+
+def parameters(*xs: Any) -> list[Variable]:
+    """Parameters of one distribution, broadcast against each other."""
+    return list(F.broadcast(*map(as_parameter, xs))) if len(xs) > 1 else [as_parameter(xs[0])]
+
+
+def one_of(name: str, **given: Any) -> tuple[str, Any]:
+    """The one parameter that was given of several, as (name, value)."""
+    found = [(key, value) for key, value in given.items() if value is not None]
+    if len(found) != 1:
+        what = "both" if found else "none"
+        raise ValueError(f"{name}: expected one of the arguments {' and '.join(given)}, got {what}")
+    return found[0]
+
+
+def value_of(x: Any) -> Any:
+    """The array of a Variable, or x."""
+    return as_array(x)
+
+
+kept = functools.cached_property
+
+_KL: dict[tuple[type, type], Callable[[Any, Any], Variable]] = {}
+
+
+def register_kl(Dist1: type, Dist2: type) -> Callable[[Any], Any]:
+    """Decorator: the function gives the Kullback-Leibler divergence of a ``Dist1`` from a ``Dist2``."""
+
+    def register(function: Any) -> Any:
+        _KL[Dist1, Dist2] = function
+        return function
+
+    return register
+
+
+def kl_divergence(dist1: Distribution, dist2: Distribution) -> Variable:
+    """The mean of log p1(x) - log p2(x) under ``dist1`` (Kullback and Leibler 1951), in nats."""
+    for first in type(dist1).__mro__:
+        for second in type(dist2).__mro__:
+            if (first, second) in _KL:
+                return _KL[first, second](dist1, dist2)
+    raise NotImplementedError(
+        f"kl_divergence: there is none of {type(dist1).__name__} and {type(dist2).__name__}; give one with "
+        "@dbrdist.distribution.register_kl"
+    )
+
+
+def cross_entropy(dist1: Distribution, dist2: Distribution) -> Variable:
+    """The mean of -log p2(x) under ``dist1``, in nats: the entropy of ``dist1`` and the divergence together."""
+    return dist1.entropy + kl_divergence(dist1, dist2)

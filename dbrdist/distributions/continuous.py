@@ -1,0 +1,607 @@
+"""Continuous distributions of numbers, with their densities as in Johnson, Kotz and Balakrishnan (1994, 1995)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+import dbrdist.functions as F
+from dbrdist.core.backend import get_array_module
+from dbrdist.core.variable import Variable, as_variable
+from dbrdist.distributions.base import Distribution, kept, one_of, parameters, register_kl, value_of
+
+_EULER = float(np.euler_gamma)
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class _Elementwise(Distribution):
+    """One number per distribution."""
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self._like().shape
+
+    def _shape(self, n: int) -> tuple[int, ...]:
+        return (n, *self.batch_shape)
+
+
+class _LocationScale(_Elementwise):
+    """loc + scale z, where z has the standard form of the family."""
+
+    support = "real"
+
+    def __init__(self, loc: Any, scale: Any) -> None:
+        self.loc, self.scale = parameters(loc, scale)
+
+    @property
+    def params(self) -> dict[str, Variable]:
+        return {"loc": self.loc, "scale": self.scale}
+
+    def _standard(self, x: Any) -> Variable:
+        return (x - self.loc) / self.scale
+
+    def sample_n(self, n: int) -> Variable:
+        return self.loc + self.scale * self._drawn(lambda rng: self._draw(rng, self._shape(n)))
+
+    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+        raise self._not_there("sample_n")
+
+
+class Normal(_LocationScale):
+    """N(loc, scale^2); ``log_scale`` may be given in place of ``scale``."""
+
+    def __init__(self, loc: Any, scale: Any = None, *, log_scale: Any = None) -> None:
+        name, value = one_of("Normal", scale=scale, log_scale=log_scale)
+        loc, value = parameters(loc, value)
+        self.loc = loc
+        self.scale = value if name == "scale" else F.exp(value)
+        self._log_scale = value if name == "log_scale" else None
+
+    @property
+    def log_scale(self) -> Variable:
+        """The logarithm of the standard deviation."""
+        return F.log(self.scale) if self._log_scale is None else self._log_scale
+
+    @property
+    def mean(self) -> Variable:
+        return self.loc
+
+    mode = mean
+
+    @property
+    def variance(self) -> Variable:
+        return F.square(self.scale)
+
+    @property
+    def stddev(self) -> Variable:
+        return self.scale
+
+    @property
+    def entropy(self) -> Variable:
+        return self.log_scale + (0.5 + _HALF_LOG_2PI)
+
+    def log_prob(self, x: Any) -> Variable:
+        return -0.5 * F.square(self._standard(x)) - self.log_scale - _HALF_LOG_2PI
+
+    def cdf(self, x: Any) -> Variable:
+        return F.ndtr(self._standard(x))
+
+    def log_cdf(self, x: Any) -> Variable:
+        return F.log_ndtr(self._standard(x))
+
+    def survival_function(self, x: Any) -> Variable:
+        return F.ndtr(-self._standard(x))
+
+    def log_survival_function(self, x: Any) -> Variable:
+        return F.log_ndtr(-self._standard(x))
+
+    def icdf(self, x: Any) -> Variable:
+        return self.loc + self.scale * F.ndtri(as_variable(x))
+
+    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+        return rng.standard_normal(shape)
+
+
+class Laplace(_LocationScale):
+    """Density exp(-|x - loc| / scale) / (2 scale)."""
+
+    @property
+    def mean(self) -> Variable:
+        return self.loc
+
+    mode = mean
+
+    @property
+    def variance(self) -> Variable:
+        return 2.0 * F.square(self.scale)
+
+    @property
+    def entropy(self) -> Variable:
+        return F.log(self.scale) + (1.0 + math.log(2.0))
+
+    def log_prob(self, x: Any) -> Variable:
+        return -F.absolute(self._standard(x)) - F.log(2.0 * self.scale)
+
+    def cdf(self, x: Any) -> Variable:
+        z = self._standard(x)
+        tail = 0.5 * F.exp(-F.absolute(z))
+        return F.where(value_of(z) < 0, tail, 1.0 - tail)
+
+    def icdf(self, x: Any) -> Variable:
+        x = as_variable(x)
+        is_low = value_of(x) < 0.5
+        tail = F.log(2.0 * F.where(is_low, x, 1.0 - x))
+        return self.loc + self.scale * F.where(is_low, tail, -tail)
+
+    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+        return rng.laplace(size=shape)
+
+
+class Cauchy(_LocationScale):
+    """Density 1 / (pi scale (1 + z^2)) with z = (x - loc) / scale; mean and variance do not exist and are NaN."""
+
+    @property
+    def mean(self) -> Variable:
+        return as_variable(self.xp.full_like(self.loc.array, np.nan))
+
+    variance = mean
+
+    @property
+    def mode(self) -> Variable:
+        return self.loc
+
+    @property
+    def entropy(self) -> Variable:
+        return F.log(4 * math.pi * self.scale)
+
+    def log_prob(self, x: Any) -> Variable:
+        return -F.log1p(F.square(self._standard(x))) - F.log(math.pi * self.scale)
+
+    def cdf(self, x: Any) -> Variable:
+        return F.arctan(self._standard(x)) / math.pi + 0.5
+
+    def icdf(self, x: Any) -> Variable:
+        return self.loc + self.scale * F.tan(math.pi * (as_variable(x) - 0.5))
+
+    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+        return rng.standard_cauchy(shape)
+
+
+class Gumbel(_LocationScale):
+    """Density exp(-z - exp(-z)) / scale with z = (x - loc) / scale: the largest of many."""
+
+    @property
+    def mean(self) -> Variable:
+        return self.loc + _EULER * self.scale
+
+    @property
+    def mode(self) -> Variable:
+        return self.loc
+
+    @property
+    def variance(self) -> Variable:
+        return (math.pi**2 / 6) * F.square(self.scale)
+
+    @property
+    def entropy(self) -> Variable:
+        return F.log(self.scale) + (_EULER + 1.0)
+
+    def log_prob(self, x: Any) -> Variable:
+        z = self._standard(x)
+        return -(z + F.exp(-z)) - F.log(self.scale)
+
+    def cdf(self, x: Any) -> Variable:
+        return F.exp(self.log_cdf(x))
+
+    def log_cdf(self, x: Any) -> Variable:
+        return -F.exp(-self._standard(x))
+
+    def icdf(self, x: Any) -> Variable:
+        return self.loc - self.scale * F.log(-F.log(as_variable(x)))
+
+    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+        return rng.gumbel(size=shape)
+
+
+class LogNormal(_Elementwise):
+    """exp of a Normal(mu, sigma)."""
+
+    support = "positive"
+
+    def __init__(self, mu: Any, sigma: Any) -> None:
+        self.mu, self.sigma = parameters(mu, sigma)
+
+    @property
+    def params(self) -> dict[str, Variable]:
+        return {"mu": self.mu, "sigma": self.sigma}
+
+    @kept
+    def _normal(self) -> Normal:
+        return Normal(self.mu, self.sigma)
+
+    @property
+    def mean(self) -> Variable:
+        return F.exp(self.mu + 0.5 * F.square(self.sigma))
+
+    @property
+    def mode(self) -> Variable:
+        return F.exp(self.mu - F.square(self.sigma))
+
+    @property
+    def variance(self) -> Variable:
+        return F.expm1(F.square(self.sigma)) * F.square(self.mean)
+
+    @property
+    def entropy(self) -> Variable:
+        return self._normal.entropy + self.mu
+
+    def log_prob(self, x: Any) -> Variable:
+        x = as_variable(x)
+        inside = value_of(x) > 0
+        log_x = F.log(F.where(inside, x, self.xp.ones_like(x.array)))
+        return self._within(inside, self._normal.log_prob(log_x) - log_x)
+
+    def cdf(self, x: Any) -> Variable:
+        x = as_variable(x)
+        inside = value_of(x) > 0
+        return self._within(inside, self._normal.cdf(F.log(F.where(inside, x, self.xp.ones_like(x.array)))), 0.0)
+
+    def icdf(self, x: Any) -> Variable:
+        return F.exp(self._normal.icdf(x))
+
+    def sample_n(self, n: int) -> Variable:
+        return F.exp(self._normal.sample_n(n))
+
+
+class Uniform(_Elementwise):
+    """Equal density from ``low`` to ``high``; or from ``loc`` to ``loc + scale``."""
+
+    def __init__(self, *, loc: Any = None, scale: Any = None, low: Any = None, high: Any = None) -> None:
+        by_ends = low is not None and high is not None and loc is None and scale is None
+        by_scale = loc is not None and scale is not None and low is None and high is None
+        if not (by_ends or by_scale):
+            raise ValueError("Uniform: expected the arguments low and high, or loc and scale")
+        if by_ends:
+            self.low, self.high = parameters(low, high)
+            self.loc, self.scale = self.low, self.high - self.low
+        else:
+            self.loc, self.scale = parameters(loc, scale)
+            self.low, self.high = self.loc, self.loc + self.scale
+
+    @property
+    def params(self) -> dict[str, Variable]:
+        return {"low": self.low, "high": self.high}
+
+    @property
+    def support(self) -> str:
+        return "[low, high]"
+
+    @property
+    def mean(self) -> Variable:
+        return 0.5 * (self.low + self.high)
+
+    mode = mean  # as good as any other point
+
+    @property
+    def variance(self) -> Variable:
+        return F.square(self.scale) / 12.0
+
+    @property
+    def entropy(self) -> Variable:
+        return F.log(self.scale)
+
+    def log_prob(self, x: Any) -> Variable:
+        inside = (value_of(x) >= self.low.array) & (value_of(x) <= self.high.array)
+        return self._within(inside, F.broadcast_to(-F.log(self.scale), inside.shape))
+
+    def cdf(self, x: Any) -> Variable:
+        return F.clip((x - self.low) / self.scale, 0.0, 1.0)
+
+    def icdf(self, x: Any) -> Variable:
+        return self.low + self.scale * x
+
+    def sample_n(self, n: int) -> Variable:
+        return self.low + self.scale * self._drawn(lambda rng: rng.random(self._shape(n)))
+
+
+class _Positive(_Elementwise):
+    """Outcomes above 0."""
+
+    support = "positive"
+
+    def log_prob(self, x: Any) -> Variable:
+        x = as_variable(x)
+        inside = value_of(x) > 0
+        return self._within(inside, self._log_density(F.where(inside, x, self.xp.ones_like(x.array))))
+
+    def _log_density(self, x: Variable) -> Variable:
+        raise self._not_there("log_prob")
+
+
+class Exponential(_Elementwise):
+    """Density lam exp(-lam x) for x >= 0."""
+
+    support = "positive"
+
+    def __init__(self, lam: Any) -> None:
+        (self.lam,) = parameters(lam)
+
+    @property
+    def params(self) -> dict[str, Variable]:
+        return {"lam": self.lam}
+
+    @property
+    def mean(self) -> Variable:
+        return 1.0 / self.lam
+
+    @property
+    def mode(self) -> Variable:
+        return as_variable(self.xp.zeros_like(self.lam.array))
+
+    @property
+    def variance(self) -> Variable:
+        return 1.0 / F.square(self.lam)
+
+    @property
+    def entropy(self) -> Variable:
+        return 1.0 - F.log(self.lam)
+
+    def log_prob(self, x: Any) -> Variable:
+        return self._within(value_of(x) >= 0, F.log(self.lam) - self.lam * x)
+
+    def cdf(self, x: Any) -> Variable:
+        return -F.expm1(-self.lam * F.relu(as_variable(x)))
+
+    def icdf(self, x: Any) -> Variable:
+        return -F.log1p(-as_variable(x)) / self.lam
+
+    def sample_n(self, n: int) -> Variable:
+        return self._drawn(lambda rng: rng.standard_exponential(self._shape(n))) / self.lam
+
+
+class Gamma(_Positive):
+    """Density x^(k - 1) exp(-x / theta) / (Gamma(k) theta^k); samples carry no gradient to k."""
+
+    def __init__(self, k: Any, theta: Any) -> None:
+        self.k, self.theta = parameters(k, theta)
+
+    @property
+    def params(self) -> dict[str, Variable]:
+        return {"k": self.k, "theta": self.theta}
+
+    @property
+    def mean(self) -> Variable:
+        return self.k * self.theta
+
+    @property
+    def mode(self) -> Variable:
+        return F.relu(self.k - 1.0) * self.theta
+
+    @property
+    def variance(self) -> Variable:
+        return self.mean * self.theta
+
+    @property
+    def entropy(self) -> Variable:
+        return self.k + F.log(self.theta) + F.lgamma(self.k) + (1.0 - self.k) * F.digamma(self.k)
+
+    def _log_density(self, x: Variable) -> Variable:
+        return (self.k - 1.0) * F.log(x) - x / self.theta - F.lgamma(self.k) - self.k * F.log(self.theta)
+
+    def sample_n(self, n: int) -> Variable:
+        return self.theta * self._drawn(lambda rng: rng.standard_gamma(_on_host(self.k), self._shape(n)))
+
+
+class Chisquare(_Positive):
+    """The sum of the squares of k standard normal numbers."""
+
+    def __init__(self, k: Any) -> None:
+        (self.k,) = parameters(k)
+
+    @property
+    def params(self) -> dict[str, Variable]:
+        return {"k": self.k}
+
+    @property
+    def mean(self) -> Variable:
+        return self.k
+
+    @property
+    def mode(self) -> Variable:
+        return F.relu(self.k - 2.0)
+
+    @property
+    def variance(self) -> Variable:
+        return 2.0 * self.k
+
+    @property
+    def entropy(self) -> Variable:
+        h = 0.5 * self.k
+        return h + math.log(2.0) + F.lgamma(h) + (1.0 - h) * F.digamma(h)
+
+    def _log_density(self, x: Variable) -> Variable:
+        h = 0.5 * self.k
+        return (h - 1.0) * F.log(x) - 0.5 * x - h * math.log(2.0) - F.lgamma(h)
+
+    def sample_n(self, n: int) -> Variable:
+        return self._drawn(lambda rng: rng.chisquare(_on_host(self.k), self._shape(n)))
+
+
+class Beta(_Elementwise):
+    """Density x^(a - 1) (1 - x)^(b - 1) / B(a, b) on [0, 1]; samples carry no gradient."""
+
+    support = "[0, 1]"
+
+    def __init__(self, a: Any, b: Any) -> None:
+        self.a, self.b = parameters(a, b)
+
+    @property
+    def params(self) -> dict[str, Variable]:
+        return {"a": self.a, "b": self.b}
+
+    @property
+    def mean(self) -> Variable:
+        return self.a / (self.a + self.b)
+
+    @property
+    def mode(self) -> Variable:
+        inside = (self.a.array > 1) & (self.b.array > 1)  # else it is at an end, or there is none
+        return self._within(inside, (self.a - 1.0) / (self.a + self.b - 2.0), np.nan)
+
+    @property
+    def variance(self) -> Variable:
+        total = self.a + self.b
+        return self.a * self.b / (F.square(total) * (total + 1.0))
+
+    @property
+    def entropy(self) -> Variable:
+        total = self.a + self.b
+        sums = (self.a - 1.0) * F.digamma(self.a) + (self.b - 1.0) * F.digamma(self.b)
+        return log_beta(self.a, self.b) - sums + (total - 2.0) * F.digamma(total)
+
+    def log_prob(self, x: Any) -> Variable:
+        x = as_variable(x)
+        inside = (value_of(x) >= 0) & (value_of(x) <= 1)
+        x = F.where(inside, x, self.xp.full_like(x.array, 0.5))
+        density = _xlogy(self.a - 1.0, x) + _xlogy(self.b - 1.0, 1.0 - x)
+        return self._within(inside, density - log_beta(self.a, self.b))
+
+    def sample_n(self, n: int) -> Variable:
+        return self._drawn(lambda rng: rng.beta(_on_host(self.a), _on_host(self.b), self._shape(n)))
+
+
+class Pareto(_Elementwise):
+    """Density alpha scale^alpha / x^(alpha + 1) for x >= scale."""
+
+    support = "[scale, inf]"
+
+    def __init__(self, scale: Any, alpha: Any) -> None:
+        self.scale, self.alpha = parameters(scale, alpha)
+
+    @property
+    def params(self) -> dict[str, Variable]:
+        return {"scale": self.scale, "alpha": self.alpha}
+
+    @property
+    def mean(self) -> Variable:
+        a = self.alpha
+        return self._within(a.array > 1, a * self.scale / (a - 1.0), np.inf)
+
+    @property
+    def mode(self) -> Variable:
+        return self.scale
+
+    @property
+    def variance(self) -> Variable:
+        a = self.alpha
+        return self._within(a.array > 2, F.square(self.scale / (a - 1.0)) * a / (a - 2.0), np.inf)
+
+    @property
+    def entropy(self) -> Variable:
+        return F.log(self.scale) - F.log(self.alpha) + 1.0 / self.alpha + 1.0
+
+    def log_prob(self, x: Any) -> Variable:
+        x = as_variable(x)
+        inside = value_of(x) >= self.scale.array
+        x = F.where(inside, x, F.broadcast_to(self.scale, inside.shape))
+        return self._within(inside, F.log(self.alpha) + self.alpha * F.log(self.scale) - (self.alpha + 1.0) * F.log(x))
+
+    def cdf(self, x: Any) -> Variable:
+        x = as_variable(x)
+        inside = value_of(x) >= self.scale.array
+        x = F.where(inside, x, F.broadcast_to(self.scale, inside.shape))
+        return self._within(inside, 1.0 - F.exp(self.alpha * (F.log(self.scale) - F.log(x))), 0.0)
+
+    def icdf(self, x: Any) -> Variable:
+        return self.scale * F.exp(-F.log1p(-as_variable(x)) / self.alpha)
+
+    def sample_n(self, n: int) -> Variable:
+        return self.scale * F.exp(self._drawn(lambda rng: rng.standard_exponential(self._shape(n))) / self.alpha)
+
+
+def log_beta(a: Variable, b: Variable) -> Variable:
+    """The logarithm of the beta function"""
+    return F.lgamma(a) + F.lgamma(b) - F.lgamma(a + b)
+
+
+def _xlogy(a: Variable, x: Variable) -> Variable:
+    """a log(x), and 0 where a is 0"""
+    a, x = F.broadcast(a, x)
+    is_zero = value_of(a) == 0
+    return a * F.log(F.where(is_zero, get_array_module(x).ones_like(x.array), x))
+
+
+def _on_host(p: Variable) -> Any:
+    """A parameter as NumPy's generators take it."""
+    a = p.array
+    return np.asarray(a if isinstance(a, np.ndarray) else a.get(), np.float64)
+
+
+# ---- divergences ----------------------------------------------------------------------------------------------------
+
+
+@register_kl(Normal, Normal)
+def _kl_normal(p: Normal, q: Normal) -> Variable:
+    ratio = F.exp(2.0 * (p.log_scale - q.log_scale))
+    return 0.5 * (ratio + F.square((p.loc - q.loc) / q.scale) - 1.0) + q.log_scale - p.log_scale
+
+
+@register_kl(LogNormal, LogNormal)
+def _kl_log_normal(p: LogNormal, q: LogNormal) -> Variable:
+    return _kl_normal(p._normal, q._normal)
+
+
+@register_kl(Laplace, Laplace)
+def _kl_laplace(p: Laplace, q: Laplace) -> Variable:
+    distance = F.absolute(p.loc - q.loc)
+    return F.log(q.scale / p.scale) + (distance + p.scale * F.exp(-distance / p.scale)) / q.scale - 1.0
+
+
+@register_kl(Gumbel, Gumbel)
+def _kl_gumbel(p: Gumbel, q: Gumbel) -> Variable:
+    ratio = p.scale / q.scale
+    shift = (p.loc - q.loc) / q.scale
+    # The mean of exp(-z_q) is exp(-shift) Gamma(1 + ratio).
+    moment = F.exp(F.lgamma(1.0 + ratio) - shift)
+    return -F.log(ratio) + _EULER * (ratio - 1.0) + shift + moment - 1.0
+
+
+@register_kl(Uniform, Uniform)
+def _kl_uniform(p: Uniform, q: Uniform) -> Variable:
+    inside = (p.low.array >= q.low.array) & (p.high.array <= q.high.array)
+    return p._within(inside, F.log(q.scale / p.scale), np.inf)
+
+
+@register_kl(Exponential, Exponential)
+def _kl_exponential(p: Exponential, q: Exponential) -> Variable:
+    return F.log(p.lam / q.lam) + q.lam / p.lam - 1.0
+
+
+@register_kl(Gamma, Gamma)
+def _kl_gamma(p: Gamma, q: Gamma) -> Variable:
+    return (
+        (p.k - q.k) * F.digamma(p.k) - F.lgamma(p.k) + F.lgamma(q.k)
+        + q.k * F.log(q.theta / p.theta) + p.k * (p.theta / q.theta - 1.0)
+    )  # fmt: skip
+
+
+@register_kl(Chisquare, Chisquare)
+def _kl_chisquare(p: Chisquare, q: Chisquare) -> Variable:
+    h, g = 0.5 * p.k, 0.5 * q.k
+    return (h - g) * F.digamma(h) - F.lgamma(h) + F.lgamma(g)
+
+
+@register_kl(Beta, Beta)
+def _kl_beta(p: Beta, q: Beta) -> Variable:
+    a, b = p.a - q.a, p.b - q.b
+    sums = a * F.digamma(p.a) + b * F.digamma(p.b) - (a + b) * F.digamma(p.a + p.b)
+    return log_beta(q.a, q.b) - log_beta(p.a, p.b) + sums
+
+
+@register_kl(Pareto, Pareto)
+def _kl_pareto(p: Pareto, q: Pareto) -> Variable:
+    inside = p.scale.array >= q.scale.array
+    divergence = q.alpha * F.log(p.scale / q.scale) + F.log(p.alpha / q.alpha) + q.alpha / p.alpha - 1.0
+    return p._within(inside, divergence, np.inf)

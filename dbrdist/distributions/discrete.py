@@ -1,0 +1,280 @@
+"""Discrete distributions (Johnson, Kemp and Kotz 2005)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import dbrdist.functions as F
+from dbrdist.core.variable import Variable, as_variable
+from dbrdist.distributions.base import Distribution, kept, one_of, parameters, register_kl, value_of
+from dbrdist.distributions.continuous import _Elementwise, _on_host
+
+
+def _xlogx(p: Variable) -> Variable:
+    """p log(p), and 0 where p is 0"""
+    is_zero = p.array == 0
+    return p * F.log(F.where(is_zero, is_zero.astype(p.dtype), p))
+
+
+class Bernoulli(_Elementwise):
+    """1 with probability p, else 0; ``logit``, log(p / (1 - p)), may be given in place of p.
+
+    With ``binary_check`` the probability of anything but 0 and 1 is 0; without it x is taken as given, as in the
+    cross entropy of pictures with grey values.
+    """
+
+    support = "{0, 1}"
+
+    def __init__(self, p: Any = None, logit: Any = None, binary_check: bool = False) -> None:
+        name, value = one_of("Bernoulli", p=p, logit=logit)
+        (value,) = parameters(value)
+        self._given = {name: value}
+        self.binary_check = binary_check
+
+    @kept
+    def p(self) -> Variable:
+        """The probability of 1."""
+        return self._given["p"] if "p" in self._given else F.sigmoid(self._given["logit"])
+
+    @kept
+    def logit(self) -> Variable:
+        """log(p / (1 - p))"""
+        return self._given["logit"] if "logit" in self._given else F.log(self.p) - F.log1p(-self.p)
+
+    @property
+    def params(self) -> dict[str, Variable]:
+        return dict(self._given)
+
+    @property
+    def mean(self) -> Variable:
+        return self.p
+
+    @property
+    def mode(self) -> Variable:
+        return as_variable((self.p.array >= 0.5).astype(self.p.dtype))
+
+    @property
+    def variance(self) -> Variable:
+        return self.p * (1.0 - self.p)
+
+    @property
+    def entropy(self) -> Variable:
+        if "logit" in self._given:
+            return F.softplus(self.logit) - self.logit * self.p
+        return -_xlogx(self.p) - _xlogx(1.0 - self.p)
+
+    def log_prob(self, x: Any) -> Variable:
+        x = as_variable(x)
+        is_one = value_of(x) != 0
+        # Both ends are exact: log p = -softplus(-logit), log(1 - p) = -softplus(logit).
+        if value_of(x).dtype.kind in "iub":
+            y = -F.where(is_one, F.softplus(-self.logit), F.softplus(self.logit))
+        else:
+            y = -(x * F.softplus(-self.logit) + (1.0 - x) * F.softplus(self.logit))
+        if not self.binary_check:
+            return y
+        return self._within((value_of(x) == 0) | (value_of(x) == 1), y)
+
+    def prob(self, x: Any) -> Variable:
+        x = as_variable(x)
+        y = x * self.p + (1.0 - x) * (1.0 - self.p)
+        return self._within((value_of(x) == 0) | (value_of(x) == 1), y, 0.0) if self.binary_check else y
+
+    def sample_n(self, n: int) -> Variable:
+        return self._drawn(lambda rng: rng.random(self._shape(n)) < _on_host(self.p))
+
+
+class Geometric(_Elementwise):
+    """The number of trials up to the first success, 1, 2, ...; each succeeds with probability p."""
+
+    support = "positive integer"
+
+    def __init__(self, p: Any) -> None:
+        (self.p,) = parameters(p)
+
+    @property
+    def params(self) -> dict[str, Variable]:
+        return {"p": self.p}
+
+    @property
+    def mean(self) -> Variable:
+        return 1.0 / self.p
+
+    @property
+    def mode(self) -> Variable:
+        return as_variable(self.xp.ones_like(self.p.array))
+
+    @property
+    def variance(self) -> Variable:
+        return (1.0 - self.p) / F.square(self.p)
+
+    @property
+    def entropy(self) -> Variable:
+        return -(_xlogx(self.p) + _xlogx(1.0 - self.p)) / self.p
+
+    def log_prob(self, x: Any) -> Variable:
+        value = value_of(x)
+        inside = (value >= 1) & (value == self.xp.floor(value))
+        failures = self.xp.where(inside, value - 1, 0).astype(self.p.dtype)
+        lost = F.log1p(-F.where(failures == 0, self.xp.zeros_like(failures), self.p))
+        return self._within(inside, failures * lost + F.log(self.p))
+
+    def sample_n(self, n: int) -> Variable:
+        return self._drawn(lambda rng: rng.geometric(_on_host(self.p), self._shape(n)))
+
+
+class Poisson(_Elementwise):
+    """The number of events, 0, 1, ..., where lam are expected."""
+
+    support = "non negative integer"
+
+    def __init__(self, lam: Any) -> None:
+        (self.lam,) = parameters(lam)
+
+    @property
+    def params(self) -> dict[str, Variable]:
+        return {"lam": self.lam}
+
+    @property
+    def mean(self) -> Variable:
+        return self.lam
+
+    @property
+    def mode(self) -> Variable:
+        return F.floor(self.lam)
+
+    @property
+    def variance(self) -> Variable:
+        return self.lam
+
+    def log_prob(self, x: Any) -> Variable:
+        value = value_of(x)
+        inside = (value >= 0) & (value == self.xp.floor(value))
+        count = self.xp.where(inside, value, 0).astype(self.lam.dtype)
+        return self._within(inside, count * F.log(self.lam) - F.lgamma(as_variable(count + 1)) - self.lam)
+
+    def sample_n(self, n: int) -> Variable:
+        return self._drawn(lambda rng: rng.poisson(_on_host(self.lam), self._shape(n)))
+
+
+class Categorical(Distribution):
+    """The number i with probability p[..., i]; ``logit`` may be given in place of p (a softmax makes p of it)."""
+
+    support = "{0, ..., n - 1}"
+
+    def __init__(self, p: Any = None, *, logit: Any = None) -> None:
+        name, value = one_of(type(self).__name__, p=p, logit=logit)
+        (value,) = parameters(value)
+        if not value.ndim:
+            raise ValueError(f"{type(self).__name__}: {name}: expected at least one axis, the last over the categories")
+        self._given = {name: value}
+
+    @kept
+    def p(self) -> Variable:
+        """The probabilities, over the last axis."""
+        return self._given["p"] if "p" in self._given else F.softmax(self._given["logit"], axis=-1)
+
+    @kept
+    def log_p(self) -> Variable:
+        """The logarithms of the probabilities."""
+        return F.log(self._given["p"]) if "p" in self._given else F.log_softmax(self._given["logit"], axis=-1)
+
+    @property
+    def params(self) -> dict[str, Variable]:
+        return dict(self._given)
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self._like().shape[:-1]
+
+    @property
+    def mode(self) -> Variable:
+        return F.argmax(self.p, axis=-1)
+
+    @property
+    def entropy(self) -> Variable:
+        return -F.sum(_xlogx(self.p), axis=-1)
+
+    def log_prob(self, x: Any) -> Variable:
+        xp = self.xp
+        value = xp.asarray(value_of(x))
+        categories = self.log_p.shape[-1]
+        inside = (value >= 0) & (value < categories) & (value == xp.floor(value))
+        index = xp.where(inside, value, 0).astype(np.int64)
+        shape = np.broadcast_shapes(index.shape, self.batch_shape)
+        log_p = F.broadcast_to(self.log_p, (*shape, categories))
+        index = xp.broadcast_to(index, shape)
+        picked = log_p[(*(xp.arange(k).reshape([k if i == j else 1 for j in range(len(shape))])
+                          for i, k in enumerate(shape)), index)]  # fmt: skip
+        return self._within(inside, picked)
+
+    def _draw(self, rng: np.random.Generator, n: int) -> Any:
+        share = np.cumsum(_on_host(self.p), axis=-1)
+        height = rng.random((n, *self.batch_shape, 1)) * share[..., -1:]
+        return (height >= share).sum(axis=-1)
+
+    def sample_n(self, n: int) -> Variable:
+        return as_variable(self._drawn(lambda rng: self._draw(rng, n)).array.astype(np.int32))
+
+
+class OneHotCategorical(Categorical):
+    """A vector with a single 1, at the place i with probability p[..., i]."""
+
+    support = "unit vectors"
+
+    def __init__(self, p: Any) -> None:
+        super().__init__(p)
+
+    @property
+    def event_shape(self) -> tuple[int, ...]:
+        return self._like().shape[-1:]
+
+    @property
+    def mean(self) -> Variable:
+        return self.p
+
+    @property
+    def mode(self) -> Variable:
+        return as_variable(self._one_hot(self.p.array.argmax(axis=-1)))
+
+    @property
+    def variance(self) -> Variable:
+        return self.p * (1.0 - self.p)
+
+    def _one_hot(self, index: Any) -> Any:
+        xp = self.xp
+        return (index[..., None] == xp.arange(self.p.shape[-1])).astype(self.p.dtype)
+
+    def log_prob(self, x: Any) -> Variable:
+        return super().log_prob(value_of(x).argmax(axis=-1))
+
+    def sample_n(self, n: int) -> Variable:
+        return as_variable(self._one_hot(self._drawn(lambda rng: self._draw(rng, n)).array))
+
+
+# ---- divergences ----------------------------------------------------------------------------------------------------
+
+
+@register_kl(Bernoulli, Bernoulli)
+def _kl_bernoulli(p: Bernoulli, q: Bernoulli) -> Variable:
+    return (
+        p.p * (F.softplus(-q.logit) - F.softplus(-p.logit)) + (1.0 - p.p) * (F.softplus(q.logit) - F.softplus(p.logit))
+    )  # fmt: skip
+
+
+@register_kl(Geometric, Geometric)
+def _kl_geometric(p: Geometric, q: Geometric) -> Variable:
+    return (1.0 / p.p - 1.0) * (F.log1p(-p.p) - F.log1p(-q.p)) + F.log(p.p) - F.log(q.p)
+
+
+@register_kl(Poisson, Poisson)
+def _kl_poisson(p: Poisson, q: Poisson) -> Variable:
+    return p.lam * (F.log(p.lam) - F.log(q.lam)) - p.lam + q.lam
+
+
+@register_kl(Categorical, Categorical)
+def _kl_categorical(p: Categorical, q: Categorical) -> Variable:
+    is_zero = p.p.array == 0
+    return F.sum(_xlogx(p.p) - p.p * F.where(is_zero, p.xp.zeros_like(p.p.array), q.log_p), axis=-1)
