@@ -55,28 +55,45 @@ class Parser:
 
     def feed(self, data: bytes) -> list[Message]:
         """The messages completed by `data`; NonsenseError for anything else."""
-        self._rest += data
+        if self._rest:
+            self._rest += data
+        source = self._rest or data  # mostly a message comes whole, and is not copied together first
+        with memoryview(source) as view:
+            found, used = self._messages(source, view)
+        if source is data:
+            self._rest += data[used:]
+        else:
+            del self._rest[:used]
+        return found
+
+    def _messages(self, source: bytes | bytearray, view: memoryview) -> tuple[list[Message], int]:
+        """(the messages that are whole, how many bytes they take)"""
         found: list[Message] = []
+        at = 0
         while True:
-            if self._message is None and not self._header():
-                return found
-            if len(self._rest) < self._wanted:
-                return found
+            if self._message is None:
+                begin = at
+                at = self._header(source, view, begin)
+                if at == begin:
+                    return found, at
+            if len(source) - at < self._wanted:
+                return found, at
             message, self._message = self._message, None
             assert message is not None
             if self._wanted:
-                message["data"] = bytes(self._rest[: self._wanted])
-                del self._rest[: self._wanted]
+                message["data"] = bytes(view[at : at + self._wanted])
+                at += self._wanted
             found.append(message)
 
-    def _header(self) -> bool:
-        end = self._rest.find(b"\n")
-        if max(end, len(self._rest) if end < 0 else 0) > self.limit_bytes:
+    def _header(self, source: bytes | bytearray, view: memoryview, at: int) -> int:
+        """Read the line there; where it ends, or `at` where its end has not come."""
+        end = source.find(b"\n", at)
+        if (end if end >= 0 else len(source)) - at > self.limit_bytes:
             raise NonsenseError("a line is too long")
         if end < 0:
-            return False
+            return at
         try:
-            message = json.loads(self._rest[:end])
+            message = json.loads(bytes(view[at:end]))
         except (ValueError, RecursionError) as error:
             raise NonsenseError("no JSON") from error
         if not isinstance(message, dict) or not isinstance(message.get("t"), str):
@@ -84,9 +101,8 @@ class Parser:
         self._wanted = message.pop("n", 0)
         if type(self._wanted) is not int or not 0 <= self._wanted <= self.limit_bytes:
             raise NonsenseError("no length")
-        del self._rest[: end + 1]
         self._message = message
-        return True
+        return end + 1
 
 
 class Channel:
@@ -117,14 +133,25 @@ class Channel:
         ):
             self.socket.setsockopt(socket.IPPROTO_TCP, option, value)
 
-    def send(self, kind: str, data: bytes = b"", **fields: object) -> None:
+    def send(self, kind: str, data: bytes | memoryview = b"", **fields: object) -> None:
         """Send one message, now or when the connection takes it. A broken connection shows in `receive`."""
         if data:
             fields["n"] = len(data)
-        self.unsent += json.dumps({"t": kind, **fields}).encode() + b"\n" + data
-        self.flush()
-        if self.unsent and self.when_blocked is not None:
-            self.when_blocked()
+        head = json.dumps({"t": kind, **fields}).encode() + b"\n"
+        sent = 0
+        if not self.unsent:
+            try:
+                sent = self.socket.sendmsg((head, data))
+            except (BlockingIOError, InterruptedError):
+                pass
+            except OSError:
+                return
+        if sent < len(head) + len(data):
+            self.unsent += head[sent:]
+            self.unsent += data[max(0, sent - len(head)) :]
+            self.flush()
+            if self.unsent and self.when_blocked is not None:
+                self.when_blocked()
 
     def flush(self) -> None:
         """Hand the kernel what it takes."""

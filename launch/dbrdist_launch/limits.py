@@ -11,9 +11,13 @@ MAX_STRANGERS = 128  # connections that have not shown the token yet; of more, t
 MESSAGE_BYTES = 1 << 20  # no message of ours is longer
 WINDOW_BYTES = 1 << 15  # what a rank may have written that nobody has read yet; beyond it the program itself waits.
 # It fits into the launcher's end of a TCP connection: the kernel drops one that is full for as long as a silent one.
-LOCAL_WINDOW_BYTES = 1 << 18  # the same over a Unix socket, where nothing is ever dropped
+LOCAL_WINDOW_BYTES = 1 << 19  # the same over a Unix socket, where nothing is ever dropped
 PIECE_BYTES = 512  # what a piece of output counts beyond its own length, for the kernel's own needs
-READ_BYTES = 1 << 16  # what a pipe holds
+READ_BYTES = 1 << 18  # what is read at one time
+PIPE_BYTES = 1 << 18  # what a rank's stdout holds, if its user may have so much; a quarter of it by default
+PIECES = 16  # of a rank's output that are passed on as they come; one that goes on writing
+GATHER_SECONDS = 0.05  # has them gathered for so long: each piece costs four processes a wake-up
+LEAST_SECONDS = 0.002  # where its pipe fills sooner than that, it is read at once
 
 # --- output
 PARTIAL_SECONDS = 1.0  # an unfinished line is shown when its end has not come by then

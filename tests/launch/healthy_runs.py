@@ -1,6 +1,6 @@
 """Many healthy jobs in odd circumstances, drawn at random: none may be harmed.
 
-    python tests/launch/healthy_runs.py [--runs 500] [--seed 14] [--at-once 2]
+    python tests/launch/healthy_runs.py [--runs 500] [--seed 14] [--at-once 2] [--record]
 
 Each run must end with the program's own code, and its output must be whole.
 """
@@ -21,7 +21,10 @@ import time
 import uuid
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from support import assert_nothing_left, environment
+from support import ROOT, assert_nothing_left, environment
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import harness
 
 LINES = "for i in range({count}): print('line', i)\n"
 PYTHON = sys.executable
@@ -109,6 +112,7 @@ def main():
     parser.add_argument("--seed", type=int, default=14)
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after so long")
+    parser.add_argument("--record", action="store_true", help="write the result to benchmarks/records")
     options = parser.parse_args()
     chance = random.Random(options.seed)
     kinds = [chance.choice(sorted(PROGRAMS)) for _ in range(options.runs)]
@@ -129,6 +133,9 @@ def main():
     for kind, count in sorted(done.items()):
         print(f"{count:4d} {kind}")
     print(f"{sum(done.values())} healthy runs, {len(bad)} harmed")
+    if options.record:
+        results = {"runs": sum(done.values()), "harmed": len(bad), "by_kind": dict(sorted(done.items())), "harms": bad}
+        print(harness.record("launch-healthy", {"seed": options.seed, "at_once": options.at_once}, results))
     sys.exit(1 if bad else 0)
 
 

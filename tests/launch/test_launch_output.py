@@ -158,7 +158,7 @@ def test_a_slow_reader_holds_the_ranks_up_and_costs_nothing(tmp_path):
     time.sleep(6.0)
     assert process.poll() is None  # 3 MB are not in pipes and windows
     wrote = sum(path.stat().st_size for path in (tmp_path / "latest" / "attempt-0").glob("rank-*.out"))
-    assert wrote < 1 << 20  # the ranks wait, and nothing piles up
+    assert wrote < 3 << 19  # the ranks wait, and nothing piles up
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     for rank in range(2):

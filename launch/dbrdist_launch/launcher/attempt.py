@@ -65,6 +65,7 @@ class Attempt:
     def __init__(self, plan: Plan, output: Output, settings: Settings) -> None:
         self.plan, self.output, self.settings = plan, output, settings
         self.size = plan.job.ranks
+        self.window = limits.WINDOW_BYTES if plan.addresses else limits.LOCAL_WINDOW_BYTES
         self.loop = Loop()
         self.judge = Judge(
             self.size, plan.start_seconds, settings.heartbeat_timeout, settings.host_timeout, settings.end_on
@@ -103,7 +104,7 @@ class Attempt:
         self.output.written = self._on_written
         self.output.start()
         try:
-            self.loop.watch(self.wake_read, self._give_credit)
+            self.loop.watch(self.wake_read, self._on_wake)
             for pipe in self.starter.pipes:
                 self.starter.watch(self.loop, pipe, self._starter_said)
             while not self._turn():
@@ -127,6 +128,8 @@ class Attempt:
             if self._finished():
                 return True
             self.loop.turn(self.next_tick - time.monotonic())
+            if self.arrived:
+                self._give_credit()
             self._tick()
         except Exception as error:
             self.faults += 1
@@ -168,7 +171,7 @@ class Attempt:
             environment=self.plan.rank_environment,
             directory=_working_folder(),
             host_timeout=self.settings.host_timeout,
-            window=limits.WINDOW_BYTES if self.plan.addresses else limits.LOCAL_WINDOW_BYTES,
+            window=self.window,
             threads=self.settings.threads,
             gpus=self.settings.gpus,
             inject=self.settings.inject,
@@ -203,7 +206,9 @@ class Attempt:
         kind = message["t"]
         if kind == "out":
             rank.take_output(message["stream"], message["data"])
-            self.output.take(Piece(rank.rank, rank.host, message["stream"], message["data"]))
+            rank.owed += len(message["data"]) + limits.PIECE_BYTES
+            urgent = 2 * rank.owed > self.window
+            self.output.take(Piece(rank.rank, rank.host, message["stream"], message["data"], urgent))
         elif kind in ("beat", "pong"):
             rank.pinged = False
             if kind == "beat":
@@ -231,16 +236,19 @@ class Attempt:
             self.exit_deadline = now + self.settings.exit_timeout
 
     def _on_written(self, piece: Piece) -> None:
-        """Called by the output's threads."""
+        """Called by the output's threads. Only for a rank that might soon wait the loop is woken."""
         self.arrived.append(piece)
-        try:
-            os.write(self.wake_write, b".")
-        except BlockingIOError:
-            pass  # the loop has not yet seen the last ones
+        if piece.urgent:
+            try:
+                os.write(self.wake_write, b".")
+            except BlockingIOError:
+                pass  # the loop has not yet seen the last ones
+
+    def _on_wake(self) -> None:
+        os.read(self.wake_read, 4096)
 
     def _give_credit(self) -> None:
         """What a rank wrote has reached its readers: it may write as much again."""
-        os.read(self.wake_read, limits.READ_BYTES)
         counts: dict[int, int] = {}
         while self.arrived:
             piece = self.arrived.popleft()
@@ -248,6 +256,7 @@ class Attempt:
         for number, count in counts.items():
             rank = self.ranks.get(number)
             if rank is not None and rank.connected:
+                rank.owed -= count
                 rank.channel.send("credit", bytes=count)
 
     def _lose(self, rank: Rank) -> None:

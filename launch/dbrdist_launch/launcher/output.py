@@ -31,6 +31,7 @@ class Piece:
     host: str
     stream: str  # out or err
     data: bytes
+    urgent: bool = False  # its rank might soon have to wait
     left: int = 0  # places where it has not arrived yet
 
 
@@ -89,7 +90,7 @@ class Screen:
         self._open = None if data.endswith(b"\n") else key
         if b"\r" in data:
             return begin + _ENDS.sub(lambda match: match[1] + front, data)
-        return begin + data[:-1].replace(b"\n", b"\n" + front) + data[-1:]
+        return b"%b%b%b" % (begin, data[:-1].replace(b"\n", b"\n" + front), data[-1:])
 
 
 class Writer:

@@ -33,6 +33,7 @@ class Rank:
     paused: bool = False
     fields: dict[str, Any] = field(default_factory=dict)
     tails: dict[str, bytes] = field(default_factory=lambda: {"out": b"", "err": b""})  # last output
+    owed: int = 0  # bytes of output that came and for which it has got no credit yet
     spoke_last: str = "out"
     events: list[Message] = field(default_factory=list)  # what the program told of itself
     connected: bool = True
@@ -88,7 +89,8 @@ class Rank:
         """Remember the last words."""
         if stream == "err" and self.aborting_at is None and _ABORT_DELAYED.search(self.tails["err"][-100:] + data):
             self.aborting_at = time.monotonic()
-        self.tails[stream] = (self.tails[stream] + data)[-limits.TAIL_BYTES :]
+        kept = self.tails[stream] if len(data) < limits.TAIL_BYTES else b""
+        self.tails[stream] = (kept + data)[-limits.TAIL_BYTES :]
         self.spoke_last = stream
 
     def last_line(self) -> str:

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping
 
-from .. import codes, linux
+from .. import codes, limits, linux
 
 _HIGH = 300  # the program is given descriptors from here on: one that closes the first hundred does not take them
 _CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -23,6 +23,10 @@ class Child:
         self.out, out_write = os.pipe()
         self.err, err_write = os.pipe()
         self.events, events_write = os.pipe()
+        try:
+            fcntl.fcntl(out_write, fcntl.F_SETPIPE_SZ, limits.PIPE_BYTES)
+        except OSError:
+            pass  # this user's pipes hold as much as they may
         parent = os.getpid()
         # A signal that comes before the child has put off our handlers waits until it has.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _CAUGHT)

@@ -16,6 +16,7 @@ from ..identity import of_environment
 from ..loop import Loop, Signals
 from .child import Child, stack_signal
 from .deaths import OomWatch
+from .outputs import Outputs
 from .pmix import ConnectionHolder
 from .surroundings import surroundings
 from .workers import WorkerWatch
@@ -37,10 +38,6 @@ class Supervisor:
         self.released = False  # the launcher has said goodbye
         self.ended_by_us = False
         self.kill_at: float | None = None
-        self.pipes: dict[int, str] = {}  # the program's open outputs
-        self.credit = 0  # bytes of output that the launcher takes before it has written the last ones
-        self.waiting: list[int] = []  # outputs that wait for it
-        self.heard_output_at = 0.0
         self.asked_at = float("-inf")
         self.stop: tuple[float, int] | None = None  # when to pass which signal on
         self.partial_event = b""
@@ -77,7 +74,6 @@ class Supervisor:
         if not messages or messages[0]["t"] != "welcome":
             raise ConnectionError("the launcher refused this rank")
         self.terms, later = messages[0], messages[1:]
-        self.credit = int(self.terms["window"])
         self.channel.watch_peer(float(self.terms["host_timeout"]))
         self.connected = True
         self._early = later
@@ -99,35 +95,11 @@ class Supervisor:
         self.loop.watch_channel(self.channel, self._on_channel)
         self.loop.watch(self.lifeline, self._on_lifeline)
         self.loop.watch(self.child.events, self._on_events)
-        for stream, pipe in (("out", self.child.out), ("err", self.child.err)):
-            self.pipes[pipe] = stream
-            self._watch_output(pipe)
+        self.outputs = Outputs(
+            self.loop, {self.child.out: "out", self.child.err: "err"}, int(self.terms["window"]),
+            lambda data, stream: self.channel.send("out", data, stream=stream),
+        )  # fmt: skip
         self._take(self._early)
-
-    # --- output
-
-    def _watch_output(self, pipe: int) -> None:
-        self.loop.watch(pipe, lambda: self._on_output(pipe))
-
-    def _on_output(self, pipe: int) -> None:
-        """Pass on what the program wrote, as far as the launcher takes it; the rest waits in the program's pipe."""
-        if self.credit <= 0 and self.status is None and not self.ended_by_us:
-            self.loop.forget(pipe)
-            self.waiting.append(pipe)
-            return
-        data = os.read(pipe, limits.READ_BYTES if self.credit <= 0 else min(limits.READ_BYTES, self.credit))
-        if data:
-            self.credit -= len(data) + limits.PIECE_BYTES
-            self.heard_output_at = time.monotonic()
-            self.channel.send("out", data, stream=self.pipes[pipe])
-        else:
-            self.loop.forget(pipe)
-            del self.pipes[pipe]
-
-    def _give_credit(self, count: int) -> None:
-        self.credit += count
-        while self.waiting:
-            self._watch_output(self.waiting.pop())
 
     # --- what arrives
 
@@ -144,7 +116,7 @@ class Supervisor:
             if kind == "ping":
                 self._beat()
             elif kind == "credit":
-                self._give_credit(int(message["bytes"]))
+                self.outputs.give_credit(int(message["bytes"]))
             elif kind == "stop":
                 # Slurm signals every process of a step: the program has had the request, or will in a moment.
                 delay = limits.SLURM_SECONDS if "SLURM_STEP_ID" in os.environ else 0.0
@@ -179,7 +151,7 @@ class Supervisor:
                 return
             if pid == self.child.pid:
                 self.status, self.ended_at = status, time.monotonic()
-                self._give_credit(0)  # what is left in its pipes is little, and comes before the report
+                self.outputs.end()  # what is left in its pipes comes before the report
                 if status and not self.ended_by_us:
                     code, number = codes.from_wait_status(status)
                     ended: Message = {"code": code, "signal": number, "oom": None, "ours": False}
@@ -222,7 +194,8 @@ class Supervisor:
         due = [3600.0]
         if self.pmix.searching:
             due.append(limits.SEARCH_SECONDS)
-        due += [at - now for at in (self.stop and self.stop[0], self.kill_at) if at is not None]
+        times = (self.stop and self.stop[0], self.kill_at, self.outputs.gather_until)
+        due += [at - now for at in times if at is not None]
         if self.finalizing is not None:
             due.append(self.finalizing[0] - now)
         if self.status is not None and not self.reported_at:
@@ -233,7 +206,7 @@ class Supervisor:
 
     def _silent_at(self) -> float:
         """When the output of the ended program counts as read to its end: a grandchild may keep it open."""
-        return 0.0 if not self.pipes else max(self.ended_at, self.heard_output_at) + limits.DRAIN_SECONDS
+        return 0.0 if not self.outputs.pipes else max(self.ended_at, self.outputs.heard_at) + limits.DRAIN_SECONDS
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -245,6 +218,7 @@ class Supervisor:
         if self.kill_at is not None and now >= self.kill_at:
             self.kill_at = None
             self._kill_now()
+        self.outputs.look(now)
         if self.pmix.searching and self.status is None:
             self.pmix.look()
         if self.finalizing is not None and now >= self.finalizing[0]:
@@ -301,7 +275,7 @@ class Supervisor:
     def _end_program(self, grace_seconds: float) -> None:
         if self.status is None:
             self.ended_by_us = True
-            self._give_credit(0)
+            self.outputs.end()
             linux.kill_group(self.child.pid, signal.SIGTERM)
             linux.kill_group(self.child.pid, signal.SIGCONT)  # a stopped process does not see a SIGTERM
             self.kill_at = time.monotonic() + grace_seconds

@@ -27,7 +27,9 @@ def surroundings(inherited: Mapping[str, str], terms: Message, identity: Identit
         found[name] = str(value)  # one left from another job would be a lie
     found.setdefault("MASTER_ADDR", str(terms.get("master") or "127.0.0.1"))
     found["DBRDIST_LAUNCH"] = "1"
-    found.setdefault("PYTHONUNBUFFERED", "1")  # lines arrive when they are written, also before a SIGKILL
+    if not found.get("PYTHONUNBUFFERED"):
+        found["PYTHONUNBUFFERED"] = "1"  # lines arrive when they are written, also before a SIGKILL
+        found["DBRDIST_LAUNCH_LINES"] = "1"  # and whole, by one write: unbuffered, each word of a print is one
     if terms.get("threads") == "auto":
         found.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // max(1, local_size))))
     if terms.get("gpus") == "rank":

@@ -1,0 +1,103 @@
+"""What a rank's program writes: read from its pipes, and passed on as far as the launcher takes it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+
+from .. import limits
+from ..loop import Loop
+
+
+class Outputs:
+    """Reads the pipes as they fill; what the launcher does not take yet waits in them, and so does the program.
+
+    Pieces go out as they come while they are few. Each one wakes four processes, so a program that goes on writing
+    has its lines gathered in its pipes for a moment: 10^5 lines a second then travel as 20 pieces. The moment is
+    shorter where a pipe would fill meanwhile: nobody who writes fast is held up.
+    """
+
+    def __init__(self, loop: Loop, pipes: dict[int, str], credit: int, send: Callable[[memoryview, str], None]) -> None:
+        self.loop, self.send = loop, send
+        self.pipes = pipes  # the open ones, each with the name of its stream
+        self.credit = credit  # bytes that the launcher takes before it has written the last ones
+        self.waiting: list[int] = []  # pipes that wait for credit, or for more to come
+        self.gather_until: float | None = None
+        self.heard_at = 0.0
+        self._flow = 0.0  # pieces sent lately: one is forgotten every GATHER_SECONDS
+        self._moment = limits.GATHER_SECONDS
+        self._ended = False
+        self._piece = memoryview(bytearray(limits.READ_BYTES))
+        self._rooms = {pipe: fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) for pipe in pipes}  # bytes that fit into each
+        for pipe in pipes:
+            os.set_blocking(pipe, False)  # our end of it alone
+            self._watch(pipe)
+
+    def give_credit(self, count: int) -> None:
+        """The launcher has written what it had: it takes so much more."""
+        self.credit += count
+        if self.gather_until is None:
+            self._read_on()
+
+    def end(self) -> None:
+        """The program has ended, or is about to: what is left in its pipes is little, and needs no credit."""
+        self._ended = True
+        self._read_on()
+
+    def look(self, now: float) -> None:
+        """Read what has gathered, once its time is over."""
+        if self.gather_until is not None and now >= self.gather_until:
+            self.gather_until = None
+            pipes, self.waiting = self.waiting, []
+            for pipe in pipes:
+                self._read(pipe)
+
+    def _watch(self, pipe: int) -> None:
+        self.loop.watch(pipe, lambda: self._read(pipe))
+
+    def _read_on(self) -> None:
+        self.gather_until = None
+        while self.waiting:
+            self._watch(self.waiting.pop())
+
+    def _wait(self, pipe: int) -> None:
+        if pipe not in self.waiting:
+            self.loop.forget(pipe)
+            self.waiting.append(pipe)
+
+    def _read(self, pipe: int) -> None:
+        if self.credit <= 0 and not self._ended:
+            self._wait(pipe)
+            return
+        most = limits.READ_BYTES if self._ended else min(limits.READ_BYTES, self.credit)
+        try:
+            count = os.readv(pipe, [self._piece[:most]])
+        except BlockingIOError:  # it was gathered, and nothing came
+            if pipe not in self.waiting:
+                self._watch(pipe)
+            return
+        if not count:
+            self.loop.forget(pipe)
+            del self.pipes[pipe]
+            return
+        self.credit -= count + limits.PIECE_BYTES
+        self.send(self._piece[:count], self.pipes[pipe])
+        if self._gathers(count, self._rooms[pipe]) and count < most and not self._ended:
+            self.gather_until = self.heard_at + self._moment
+            for other in self.pipes:
+                self._wait(other)
+        else:
+            self._watch(pipe)
+
+    def _gathers(self, count: int, room: int) -> bool:
+        """Whether to wait for more after a piece of so many bytes; half of what the pipe holds is right, or more."""
+        now = time.monotonic()
+        flow = max(0.0, self._flow - (now - self.heard_at) / limits.GATHER_SECONDS)
+        self._flow, self.heard_at = min(flow, limits.PIECES) + 1.0, now
+        if count > room * 3 // 4:
+            self._moment /= 2
+        elif count < room // 2:
+            self._moment = min(1.25 * self._moment, limits.GATHER_SECONDS)
+        return self._flow > limits.PIECES and self._moment > limits.LEAST_SECONDS
