@@ -11,6 +11,7 @@ import numpy as np
 from dbrdist.core.backend import Array, Device, device_of, get_device, is_array, to_device
 from dbrdist.core.changes import note_change
 from dbrdist.core.config import get_dtype
+from dbrdist.core.fusion import is_private
 from dbrdist.core.variable import Variable, note_assignment
 
 
@@ -24,6 +25,15 @@ class Slot:
         self.index = index
         self.start = start
         self.stop = stop
+
+
+class Kept:
+    """What a kernel made of a parameter's array, such as weights in the layout of a library, and what made it."""
+
+    __slots__ = ("made",)
+
+    def __init__(self) -> None:
+        self.made: tuple[Any, Any] = (None, None)  # the maker and the result, replaced together
 
 
 class Peers:
@@ -55,7 +65,9 @@ class Parameter(Variable):
     optimizer, and a change in place (``p.array[...] = 0``), do not count as assignments.
     """
 
-    __slots__ = ("_changed_at", "_update_rule", "initial_device", "initializer", "on_initialize", "peers", "slot")
+    __slots__ = (
+        "_changed_at", "_kept", "_update_rule", "initial_device", "initializer", "on_initialize", "peers", "slot",
+    )  # fmt: skip
 
     def __init__(
         self, initializer: Any = None, shape: Any = None, name: str | None = None, *, layout: Any = None
@@ -66,6 +78,7 @@ class Parameter(Variable):
         self.slot: Slot | None = None
         self.peers: Peers | None = None  # all that share the array, this one included
         self._changed_at: int | None = None
+        self._kept: Kept | None = None
         self._update_rule: Any = None
         self.on_initialize: Callable[[Parameter], None] | None = None
         self.initial_device = Device("numpy")
@@ -130,6 +143,7 @@ class Parameter(Variable):
 
     def _take(self, a: Array) -> None:
         """Use ``a`` itself as the array, and drop a gradient of another shape, type or device."""
+        self.release()
         if self.node.gradient is not None and not _alike(a, self.grad):
             self.node.gradient = None
         self._array = a
@@ -139,6 +153,8 @@ class Parameter(Variable):
     @property
     def array(self) -> Array:
         """The array, or None before initialisation."""
+        if self._kept is not None:
+            self.release()
         return self._array
 
     @array.setter
@@ -160,6 +176,23 @@ class Parameter(Variable):
             self._array = self.node.gradient = None
         else:
             self._take(a)
+
+    def keep(self) -> Kept | None:
+        """Where a kernel may keep what it makes of the array until somebody can write to that; None where one can now.
+
+        Until then the array is read-only, so that nobody who came to it by another way writes to it unnoticed. Asking
+        for ``array`` ends it. Parameters in flat memory, which others write to, have no such place.
+        """
+        if self._kept is None and self.slot is None and is_private(self) and self._array.flags.writeable:
+            self._array.flags.writeable = False
+            self._kept = Kept()
+        return self._kept
+
+    def release(self) -> None:
+        """Forget what was kept, and let the array be written to."""
+        if self._kept is not None:
+            self._kept = None
+            self._array.flags.writeable = True
 
     @property
     def data(self) -> Array:
@@ -229,6 +262,7 @@ class Parameter(Variable):
 
         A guest's array is in the flat memory of a parameter that shares it: only its gradient moves.
         """
+        self.release()
         if not is_guest:
             data_view[...] = self._array
             for peer in self._others():
@@ -355,7 +389,7 @@ class Parameter(Variable):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.slot = self.on_initialize = self._changed_at = None
+        self.slot = self.on_initialize = self._changed_at = self._kept = None
         self.initializer = state["initializer"]
         self._update_rule = state["update_rule"]
         self.initial_device = state["initial_device"]

@@ -14,7 +14,9 @@ from dbrdist import kernels
 from dbrdist.core import ops
 from dbrdist.core.backend import Array
 from dbrdist.core.checks import Operands, expected
-from dbrdist.core.graph import FunctionNode, call
+from dbrdist.core.config import config
+from dbrdist.core.graph import FunctionNode, call, is_observed
+from dbrdist.core.parameter import Parameter
 from dbrdist.functions.connection import activation
 from dbrdist.kernels import ConvGeometry
 
@@ -26,13 +28,17 @@ class Convolution2D(FunctionNode):
 
     operands = Operands("convolution_2d", x="float", W="float", b="float")
     writes = True
+    kept: Any = None  # where what is made of W may stay
 
     def __init__(self, geometry: ConvGeometry) -> None:
         self.geometry = geometry
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0, 1))
-        return (kernels.conv_forward(xs[0], xs[1], xs[2] if len(xs) > 2 else None, self.geometry),)
+        arguments = xs[0], xs[1], xs[2] if len(xs) > 2 else None, self.geometry
+        if self.kept is not None:
+            return (kernels.conv_inference(*arguments, self.kept),)
+        return (kernels.conv_forward(*arguments),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         (gy,), (x, W), g = gys, self.retained_inputs(), self.geometry
@@ -128,7 +134,18 @@ def convolution_2d(
     x = activation(x)
     arguments = (x, W) if b is None else (x, W, b)
     geometry = _geometry("convolution_2d", window, *[(a.shape, a.dtype) for a in arguments])
-    return Convolution2D(geometry).apply(arguments)[0]
+    node = Convolution2D(geometry)
+    if type(W) is Parameter:
+        node.kept = _kept(W)
+    return node.apply(arguments)[0]
+
+
+def _kept(W: Parameter) -> Any:
+    """Where what is made of weights may stay until they change: at inference, where nobody else sees the array."""
+    if not config.enable_backprop and not is_observed():
+        return W.keep()
+    W.release()
+    return None
 
 
 def deconvolution_2d(

@@ -140,6 +140,20 @@ def conv_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) ->
     return plan(x, W, b, geometry)
 
 
+def _conv_inference_key(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Any:
+    return "conv_inference", *_conv_forward_key(x, W, b, geometry)
+
+
+def conv_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Array:
+    """As :func:`conv_forward`, of weights in C order that stay as they are: a provider keeps what it makes of them.
+
+    ``kept.made`` is a pair, which the provider replaces: what made it, and what was made.
+    """
+    key = _conv_inference_key(x, W, b, geometry, kept)
+    plan = _local.plans.get(key) or _local.find(key, (x, W, b, geometry, kept))
+    return plan(x, W, b, geometry, kept)
+
+
 def _conv_backward_data_key(gy: Array, W: Array, x_shape: tuple[int, ...], geometry: ConvGeometry) -> Any:
     return (
         "conv_backward_data", type(gy), gy.shape, gy.strides, gy.dtype, W.shape, W.strides, W.dtype, x_shape, geometry,
@@ -414,6 +428,7 @@ hand_down_kernel(np.add, add)
 
 _KEYS: dict[str, Callable[..., Any]] = {
     "conv_forward": _conv_forward_key,
+    "conv_inference": _conv_inference_key,
     "conv_backward_data": _conv_backward_data_key,
     "conv_backward_weight": _conv_backward_weight_key,
     "matmul": _matmul_key,

@@ -82,6 +82,11 @@ def conv_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) ->
     return _deliver(y, x.dtype)
 
 
+def conv_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Array:
+    """As :func:`conv_forward`, of weights that stay; ``kept`` is where a provider may keep what it makes of them."""
+    return conv_forward(x, W, b, geometry)
+
+
 def conv_backward_data(gy: Array, W: Array, x_shape: tuple[int, ...], geometry: ConvGeometry) -> Array:
     """The gradient with respect to x; also the forward of a transposed convolution."""
     g = geometry
@@ -449,8 +454,8 @@ def _elementwise_planner(kernel: Any, formula: Any) -> Any:
 ROWS = {
     kernel.__name__: _planner(kernel)
     for kernel in (
-        conv_forward, conv_backward_data, conv_backward_weight, matmul, linear, bn_statistics, bn_forward,
-        bn_inference, bn_sums, bn_backward, ln_forward, ln_backward,
+        conv_forward, conv_inference, conv_backward_data, conv_backward_weight, matmul, linear,
+        bn_statistics, bn_forward, bn_inference, bn_sums, bn_backward, ln_forward, ln_backward,
         pool_forward, pool_backward, pool_indices, softmax, log_softmax,
     )
 }  # fmt: skip

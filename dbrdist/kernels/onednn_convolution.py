@@ -1,7 +1,7 @@
 """Convolutions on oneDNN: 1.7 times as fast as NumPy's on ResNet-50's layers.
 
-Activations are channels-last; weights and their gradients are plain OIHW, reordered at each call to the layout and the
-type that oneDNN asks for, since they change at each step.
+Activations are channels-last; weights and their gradients are plain OIHW, reordered to the layout and the type that
+oneDNN asks for: at each call where they change at each step, once where the caller keeps what was made of them.
 """
 
 from __future__ import annotations
@@ -130,6 +130,35 @@ def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -
     return conv_forward
 
 
+def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Any:
+    """See numpy_.conv_inference; in ResNet-50 at batch 1 the reorders took an eighth of the time."""
+    onednn.require(x)
+    y_shape = (x.shape[0], W.shape[0], *geometry.out_hw(*x.shape[2:], *W.shape[2:]))
+    new, is_plain = backend.allocator(y_shape, x.dtype), is_channels_last(x)
+    primitive, reorder, num_bytes = _build("forward", x.shape, W, y_shape, geometry, x.dtype, b is not None)
+
+    def packed(W: Array, kept: Any) -> Array:
+        maker, weights = kept.made
+        if maker is not reorder:
+            weights = backend.aligned_zeros(num_bytes, np.uint8, W)
+            reorder.on2(W, weights)
+            kept.made = reorder, weights
+        return weights
+
+    def conv_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Array:
+        if not is_plain:
+            x = channels_last(x)
+        weights, y = W if reorder is None else packed(W, kept), new()
+        if b is None:
+            primitive.on3(x, weights, y)
+        else:
+            b = np.ascontiguousarray(b, np.float32)
+            primitive(address(x), address(weights), address(y), address(b))
+        return y
+
+    return conv_inference
+
+
 def _plan_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Any:
     onednn.require(gy)
     new = backend.allocator(x_shape, gy.dtype)
@@ -201,6 +230,7 @@ def _plan_pointwise_weight(x: Array, gy: Array, like: Array) -> Any:
 
 ROWS = {
     "conv_forward": also_float16(_plan_forward),
+    "conv_inference": also_float16(_plan_inference),
     "conv_backward_data": also_float16(_plan_backward_data),
     "conv_backward_weight": also_float16(_plan_backward_weight, out=5),
 }
