@@ -254,19 +254,22 @@ def elementwise(formula: Callable[..., Any], *xs: Any) -> Array:
     if ndim == 4:
         for x in xs:
             if getattr(x, "ndim", 0) == 4 and lies_as_images(x):
-                kernel = _kernels.get(formula)
+                kernel = kernels.get(formula)
                 if kernel is not None and _are_alike(*xs):
                     return kernel(*xs)
                 return formula(*map(_nhwc, xs)).transpose(0, 3, 1, 2)
     return formula(*xs)
 
 
-_kernels: dict[Any, Callable[..., Array]] = {}  # by formula, for images of one shape and type on the host
+# What computes something on the host faster than NumPy does: by formula, for images of one shape and type; by the name
+# of a row (``core.rows``), and by that name and "gradient", for arrays of KERNEL_ELEMENTS or more, None where not.
+kernels: dict[Any, Callable[..., Any]] = {}
+KERNEL_ELEMENTS = 1 << 13
 
 
-def hand_down_kernel(formula: Callable[..., Any], kernel: Callable[..., Array]) -> None:
-    """Called by ``kernels``, which stands above: what computes a formula of images faster than NumPy does."""
-    _kernels[formula] = kernel
+def hand_down_kernel(formula: Any, kernel: Callable[..., Any]) -> None:
+    """Called by ``kernels``, which stands above."""
+    kernels[formula] = kernel
 
 
 def _are_alike(a: Any, b: Any) -> bool:

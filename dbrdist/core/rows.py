@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import Array, at_once, elementwise, fused, is_floating
+from dbrdist.core.backend import KERNEL_ELEMENTS, Array, at_once, elementwise, fused, is_floating, kernels
 from dbrdist.core.checks import Operands
 from dbrdist.core.graph import FunctionNode
 from dbrdist.core.variable import Variable, as_variable
@@ -104,12 +104,17 @@ class Row:
         self.kept_names = tuple(a for a in args if a in needed) + ("y",) * len(self.keep_out)
         self.runs_at_once = isinstance(formula, np.ufunc) and not numbers
         self.has_steps = not self.runs_at_once if has_steps is None else has_steps
-        gives_new = all(p.names or p.takes_gradient for p in self.partials)  # else gy itself may be handed on
+        gives_new = all(p.rule != 1 for p in self.partials)  # else gy itself is handed on
         contents = {"row": self, "operands": self.operands, "gives_new": gives_new, "__doc__": doc}
         self.node = type(name, (Elementwise,), contents)
 
     def compute(self, xs: tuple[Any, ...], values: tuple[Any, ...]) -> Array:
         """The formula on arrays."""
+        x = xs[0]
+        if self.name in kernels and type(x) is np.ndarray and x.size >= KERNEL_ELEMENTS:
+            y = kernels[self.name](x, values)
+            if y is not None:
+                return y
         if self.runs_at_once:
             return elementwise(self.formula, *xs)
         formula = self.formula
@@ -168,7 +173,11 @@ class Elementwise(FunctionNode):
         numbers = dict(zip(row.numbers, self.values))
         if isinstance(gy, Variable) or self._on_variables:
             return partial.pull(gy, {**numbers, **dict(zip(row.kept_names, kept))})
-        names = row.kept_names
+        names, key = row.kept_names, (row.name, "gradient")
+        if key in kernels and type(gy) is np.ndarray and gy.size >= KERNEL_ELEMENTS:
+            gx = kernels[key](kept[0], gy, self.values)
+            if gx is not None:
+                return gx
 
         def product(gy: Array, *kept: Array) -> Array:
             return partial.pull(gy, {**numbers, **dict(zip(names, kept))})
@@ -194,9 +203,7 @@ def _primitive_of(entry: Row) -> Any:
     if len(entry.args) == 1 and not entry.numbers:
 
         def primitive(x: Any) -> Any:
-            if isinstance(x, Variable):
-                return node().apply((x,))[0]
-            return elementwise(formula, x) if runs_at_once else fused(formula, x)
+            return node().apply((x,))[0] if isinstance(x, Variable) else entry.compute((x,), ())
 
     elif len(entry.args) == 2 and runs_at_once:
 

@@ -17,13 +17,14 @@ import platform
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
 from dbrdist.core.backend import hand_down_kernel, number
-from dbrdist.kernels import numpy_, onednn, onednn_ops
+from dbrdist.kernels import numpy_, onednn, onednn_elementwise, onednn_ops
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 
 Array = Any
@@ -38,7 +39,9 @@ _maximum, _where = np.maximum, np.where
 _forced: str | None = None
 _warned = False
 # Where NumPy's own code is not much slower, a missing library is not worth a warning.
-_LIGHT = {"relu_forward", "relu_backward", "add", "matmul", "linear", "softmax", "log_softmax"}
+_LIGHT = {
+    "relu_forward", "relu_backward", "add", "row_forward", "row_backward", "matmul", "linear", "softmax", "log_softmax",
+}  # fmt: skip
 
 
 class _ThreadPlans(threading.local):
@@ -426,6 +429,34 @@ def add(a: Array, b: Array) -> Array:
 hand_down_kernel(np.add, add)
 
 
+def _row_forward_key(name: str, x: Array, numbers: tuple[float, ...]) -> Any:
+    return "row_forward", name, type(x), x.shape, x.strides, x.dtype, numbers
+
+
+def row_forward(name: str, x: Array, numbers: tuple[float, ...]) -> Array | None:
+    """The row ``name`` of elementwise functions of one operand; None: its own formula has to do."""
+    key = _row_forward_key(name, x, numbers)
+    plan = _local.plans.get(key) or _local.find(key, (name, x, numbers))
+    return plan(name, x, numbers)
+
+
+def _row_backward_key(name: str, kept: Array, gy: Array, numbers: tuple[float, ...]) -> Any:
+    return "row_backward", name, type(gy), kept.shape, kept.strides, kept.dtype, gy.shape, gy.strides, gy.dtype, numbers
+
+
+def row_backward(name: str, kept: Array, gy: Array, numbers: tuple[float, ...]) -> Array | None:
+    """gy times the derivative of the row ``name``, of its operand or output, whichever it keeps; None as above."""
+    key = _row_backward_key(name, kept, gy, numbers)
+    plan = _local.plans.get(key) or _local.find(key, (name, kept, gy, numbers))
+    return plan(name, kept, gy, numbers)
+
+
+for _name in onednn_elementwise.FORWARD:
+    hand_down_kernel(_name, partial(row_forward, _name))
+for _name in onednn_elementwise.BACKWARD:
+    hand_down_kernel((_name, "gradient"), partial(row_backward, _name))
+
+
 _KEYS: dict[str, Callable[..., Any]] = {
     "conv_forward": _conv_forward_key,
     "conv_inference": _conv_inference_key,
@@ -445,4 +476,6 @@ _KEYS: dict[str, Callable[..., Any]] = {
     "relu_forward": _relu_forward_key,
     "relu_backward": lambda y, gy: _pair_key("relu_backward", y, gy),
     "add": lambda a, b: _pair_key("add", a, b),
+    "row_forward": _row_forward_key,
+    "row_backward": _row_backward_key,
 }

@@ -29,7 +29,7 @@ TYPES = {"float32": F32, "bfloat16": BF16}
 FORWARD_TRAINING, FORWARD_INFERENCE, BACKWARD = 64, 96, 128
 CONVOLUTION_DIRECT = 1
 POOLING_MAX, POOLING_AVERAGE_WITH_PADDING = 0x1FF, 0x2FF
-RELU_FROM_OUTPUT, BINARY_ADD = 0x100, 0x1FFF0
+BINARY_ADD = 0x1FFF0
 SOFTMAX_ACCURATE, SOFTMAX_LOG = 0x30000, 0x30001
 USE_GLOBAL_STATS, USE_SCALE, USE_SHIFT, FUSE_RELU = 1, 2, 4, 8
 SRC, SRC_1, DST, WEIGHTS, BIAS, MEAN, VARIANCE, SCALE, SHIFT = 1, 2, 17, 33, 41, 49, 50, 51, 52
@@ -329,7 +329,7 @@ class Primitive:
 
     __slots__ = (
         "_arguments", "_handle", "_library", "_memories", "_own_scratch", "_run", "_scratch_bytes", "_scratch_start",
-        "_set", "implementation",
+        "_set", "implementation", "num_arrays",
     )  # fmt: skip
 
     def __init__(
@@ -339,6 +339,7 @@ class Primitive:
         self._library, self._handle, self._memories = lib, handle, []
         check(lib.c.dnnl_primitive_create(byref(handle), description), "primitive")
         self._handle, self._set = handle.value, lib.set_handle
+        self.num_arrays = len(memories)
         num_bytes = lib.c.dnnl_memory_desc_get_size(scratchpad) if scratchpad else 0
         if num_bytes:
             memories = {**memories, SCRATCHPAD: scratchpad}
