@@ -261,8 +261,8 @@ def elementwise(formula: Callable[..., Any], *xs: Any) -> Array:
     return formula(*xs)
 
 
-# What computes something on the host faster than NumPy does: by formula, for images of one shape and type; by the name
-# of a row (``core.rows``), and by that name and "gradient", for arrays of KERNEL_ELEMENTS or more, None where not.
+# What computes something on the host faster than NumPy does: by formula, for images of one shape and type; for arrays
+# of KERNEL_ELEMENTS or more by the name of a row (``core.rows``), or by that name and the place of an operand.
 kernels: dict[Any, Callable[..., Any]] = {}
 KERNEL_ELEMENTS = 1 << 13
 

@@ -110,9 +110,8 @@ class Row:
 
     def compute(self, xs: tuple[Any, ...], values: tuple[Any, ...]) -> Array:
         """The formula on arrays."""
-        x = xs[0]
-        if self.name in kernels and type(x) is np.ndarray and x.size >= KERNEL_ELEMENTS:
-            y = kernels[self.name](x, values)
+        if self.name in kernels:
+            y = _from_kernel(self.name, self.args, xs, values)
             if y is not None:
                 return y
         if self.runs_at_once:
@@ -173,9 +172,9 @@ class Elementwise(FunctionNode):
         numbers = dict(zip(row.numbers, self.values))
         if isinstance(gy, Variable) or self._on_variables:
             return partial.pull(gy, {**numbers, **dict(zip(row.kept_names, kept))})
-        names, key = row.kept_names, (row.name, "gradient")
-        if key in kernels and type(gy) is np.ndarray and gy.size >= KERNEL_ELEMENTS:
-            gx = kernels[key](kept[0], gy, self.values)
+        names = row.kept_names
+        if (row.name, i) in kernels:
+            gx = _from_kernel((row.name, i), (*names, "gy"), (*kept, gy), self.values)
             if gx is not None:
                 return gx
 
@@ -261,6 +260,15 @@ def _bound(entry: Row, names: tuple[str, ...], given: tuple[Any, ...], named: di
     if named or len(given) > len(names):
         raise TypeError(f"{entry.name}: expected the arguments {', '.join(names)}, got {named or len(given)}")
     return tuple(values)
+
+
+def _from_kernel(key: Any, names: tuple[str, ...], arrays: tuple[Any, ...], values: tuple[Any, ...]) -> Array | None:
+    """What a faster kernel makes of large arrays on the host; None where there is none for them."""
+    for a in arrays:
+        if type(a) is not np.ndarray or a.size < KERNEL_ELEMENTS:
+            return None
+    y: Array | None = kernels[key](names, arrays, values)
+    return y
 
 
 def _as_python_number(value: Any) -> Any:

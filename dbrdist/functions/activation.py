@@ -24,7 +24,7 @@ class ReLU(FunctionNode):
     """y = max(x, 0). After a batch normalization it may exist already, and its mask is left to that backward."""
 
     operands = Operands("relu", x="float")
-    takes_over = True
+    takes_over = gives_new = True
     masks_later = False  # True where the backward of the normalization applies the mask
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -155,7 +155,7 @@ selu = function(
 )
 clipped_relu = function(
     "clipped_relu",
-    lambda x, z: np.minimum(np.maximum(x, 0.0), z),
+    lambda x, z: np.clip(x, 0.0, z),
     lambda gy, x, z: ops.where(_lies_within(x, 0.0, z), gy, 0.0),
     "min(max(x, 0), z), elementwise.",
     domain=(-30.0, 30.0),
@@ -163,7 +163,7 @@ clipped_relu = function(
 )
 relu6 = function(
     "relu6",
-    lambda x: np.minimum(np.maximum(x, 0.0), 6.0),
+    lambda x: np.clip(x, 0.0, 6.0),
     lambda gy, x: ops.where(_lies_within(x, 0.0, 6.0), gy, 0.0),
     "min(max(x, 0), 6), elementwise.",
     domain=(-9.0, 9.0),
@@ -202,9 +202,9 @@ def prelu(x: Any, W: Any) -> Any:
 
 _swish = row(
     "swish",
-    lambda x, beta: x * (np.tanh(x * beta * 0.5) * 0.5 + 0.5),
-    lambda x, beta: _swish_slope(x, ops.mul(x, beta)),
-    lambda x, beta: ops.mul(ops.mul(x, x), _sigmoid_slope(ops.mul(x, beta))),
+    lambda x, beta: x * sigmoid.primitive(x * beta),
+    lambda x, beta: _swish_slope(ops.mul(x, beta)),
+    lambda x, beta: ops.mul(x, ops.mul(x, _sigmoid_slope(ops.mul(x, beta)))),  # x * x would overflow
     "x sigmoid(beta x), elementwise.",
     args="x beta",
 )
@@ -215,8 +215,8 @@ def _sigmoid_slope(z: Any) -> Any:
     return ops.mul(s, ops.sub(1.0, s))
 
 
-def _swish_slope(x: Any, z: Any) -> Any:
-    """d/dx of x s(z), z = beta x: s + z s (1 - s)."""
+def _swish_slope(z: Any) -> Any:
+    """d/dx of x s(z), s the logistic function and z = beta x: s + z s (1 - s)."""
     s = sigmoid.primitive(z)
     return ops.mul(s, ops.add(ops.mul(z, ops.sub(1.0, s)), 1.0))
 
@@ -227,14 +227,17 @@ def swish(x: Any, beta: Any) -> Any:
     stop = 1 + beta.ndim
     if x.shape[1:stop] != beta.shape:
         raise expected("swish", "beta", f"the axes of x (shape {x.shape}) from 1 on", beta)
+    if type(beta.array) is np.ndarray and not beta.shape and not beta.requires_grad:
+        return silu(x, beta.array)
     return _swish(x, ops.reshape(beta, (1, *beta.shape, *(1,) * (x.ndim - stop)) if beta.shape else ()))
 
 
 silu = function(
     "silu",
-    lambda x: x * sigmoid.primitive(x),
-    lambda x: _swish_slope(x, x),
-    "x sigmoid(x), elementwise: swish with beta 1 (Elfwing et al. 2017).",
+    lambda x, beta: x * sigmoid.primitive(x * beta),
+    lambda x, beta: _swish_slope(ops.mul(x, beta)),
+    "x sigmoid(beta x), elementwise: swish with a number for beta (Elfwing et al. 2017).",
+    beta=1.0,
 )
 mish = function(
     "mish",

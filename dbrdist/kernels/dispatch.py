@@ -39,9 +39,7 @@ _maximum, _where = np.maximum, np.where
 _forced: str | None = None
 _warned = False
 # Where NumPy's own code is not much slower, a missing library is not worth a warning.
-_LIGHT = {
-    "relu_forward", "relu_backward", "add", "row_forward", "row_backward", "matmul", "linear", "softmax", "log_softmax",
-}  # fmt: skip
+_LIGHT = {"relu_forward", "relu_backward", "add", "row", "matmul", "linear", "softmax", "log_softmax"}
 
 
 class _ThreadPlans(threading.local):
@@ -429,32 +427,22 @@ def add(a: Array, b: Array) -> Array:
 hand_down_kernel(np.add, add)
 
 
-def _row_forward_key(name: str, x: Array, numbers: tuple[float, ...]) -> Any:
-    return "row_forward", name, type(x), x.shape, x.strides, x.dtype, numbers
+def _row_key(name: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> Any:
+    return "row", name, numbers, *[(type(a), a.shape, a.strides, a.dtype) for a in arrays]
 
 
-def row_forward(name: str, x: Array, numbers: tuple[float, ...]) -> Array | None:
-    """The row ``name`` of elementwise functions of one operand; None: its own formula has to do."""
-    key = _row_forward_key(name, x, numbers)
-    plan = _local.plans.get(key) or _local.find(key, (name, x, numbers))
-    return plan(name, x, numbers)
+def row(name: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> Array | None:
+    """A row of elementwise functions by its name, or the gradient of an operand by that name and the operand's place.
+
+    ``names`` are those of the arrays; the last one of a gradient is gy. None: the row's own formula has to do.
+    """
+    key = _row_key(name, names, arrays, numbers)
+    plan = _local.plans.get(key) or _local.find(key, (name, names, arrays, numbers))
+    return plan(name, names, arrays, numbers)
 
 
-def _row_backward_key(name: str, kept: Array, gy: Array, numbers: tuple[float, ...]) -> Any:
-    return "row_backward", name, type(gy), kept.shape, kept.strides, kept.dtype, gy.shape, gy.strides, gy.dtype, numbers
-
-
-def row_backward(name: str, kept: Array, gy: Array, numbers: tuple[float, ...]) -> Array | None:
-    """gy times the derivative of the row ``name``, of its operand or output, whichever it keeps; None as above."""
-    key = _row_backward_key(name, kept, gy, numbers)
-    plan = _local.plans.get(key) or _local.find(key, (name, kept, gy, numbers))
-    return plan(name, kept, gy, numbers)
-
-
-for _name in onednn_elementwise.FORWARD:
-    hand_down_kernel(_name, partial(row_forward, _name))
-for _name in onednn_elementwise.BACKWARD:
-    hand_down_kernel((_name, "gradient"), partial(row_backward, _name))
+for _name in onednn_elementwise.TABLE:
+    hand_down_kernel(_name, partial(row, _name))
 
 
 _KEYS: dict[str, Callable[..., Any]] = {
@@ -476,6 +464,5 @@ _KEYS: dict[str, Callable[..., Any]] = {
     "relu_forward": _relu_forward_key,
     "relu_backward": lambda y, gy: _pair_key("relu_backward", y, gy),
     "add": lambda a, b: _pair_key("add", a, b),
-    "row_forward": _row_forward_key,
-    "row_backward": _row_backward_key,
+    "row": _row_key,
 }

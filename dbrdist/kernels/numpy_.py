@@ -463,6 +463,5 @@ ROWS |= {
     "relu_forward": _elementwise_planner(relu_forward, lambda zero: lambda x: np.maximum(x, zero)),
     "relu_backward": _elementwise_planner(relu_backward, lambda zero: partial(_passed, np)),
     "add": _elementwise_planner(add, lambda zero: np.add),
-    "row_forward": _planner(lambda *_: None),  # a row's own formula is NumPy's kernel
-    "row_backward": _planner(lambda *_: None),
+    "row": _planner(lambda *_: None),  # the row's own formula is NumPy's kernel
 }

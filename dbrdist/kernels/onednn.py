@@ -13,7 +13,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from ctypes import byref, c_char_p, c_int, c_int64, c_size_t, c_void_p
+from ctypes import byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ TYPES = {"float32": F32, "bfloat16": BF16}
 FORWARD_TRAINING, FORWARD_INFERENCE, BACKWARD = 64, 96, 128
 CONVOLUTION_DIRECT = 1
 POOLING_MAX, POOLING_AVERAGE_WITH_PADDING = 0x1FF, 0x2FF
-BINARY_ADD = 0x1FFF0
+BINARY = 0x1FFF0  # its algorithms lie from here on
 SOFTMAX_ACCURATE, SOFTMAX_LOG = 0x30000, 0x30001
 USE_GLOBAL_STATS, USE_SCALE, USE_SHIFT, FUSE_RELU = 1, 2, 4, 8
 SRC, SRC_1, DST, WEIGHTS, BIAS, MEAN, VARIANCE, SCALE, SHIFT = 1, 2, 17, 33, 41, 49, 50, 51, 52
@@ -228,6 +228,11 @@ def require(*arrays: Any) -> None:
     data_type(arrays[0].dtype)
 
 
+def post_operand(i: int) -> int:
+    """The index of the operand of the i-th post-operation."""
+    return 32768 * (i + 1) | SRC_1
+
+
 def element_strides(a: np.ndarray) -> tuple[int, ...]:
     """Strides in elements."""
     return tuple(s // a.itemsize for s in a.strides)
@@ -283,10 +288,21 @@ class Builder:
             "dnnl_memory_desc_create_with_tag", "dnnl_memory_desc_destroy", len(shape), dims(shape), dtype, 1
         )
 
-    def attributes(self) -> c_void_p:
-        """Scratchpad from the caller."""
-        attributes = self._made("dnnl_primitive_attr_create", "dnnl_primitive_attr_destroy")
-        check(self.library.c.dnnl_primitive_attr_set_scratchpad_mode(attributes, 1), "scratchpad mode")
+    def attributes(self, post_ops: Sequence[tuple[Any, ...]] = ()) -> c_void_p:
+        """Scratchpad from the caller; ``post_ops`` are elementwise algorithms with up to two numbers, or binary ones
+        with the descriptor of their second operand.
+        """
+        attributes, c = self._made("dnnl_primitive_attr_create", "dnnl_primitive_attr_destroy"), self.library.c
+        check(c.dnnl_primitive_attr_set_scratchpad_mode(attributes, 1), "scratchpad mode")
+        if post_ops:
+            chain = self._made("dnnl_post_ops_create", "dnnl_post_ops_destroy")
+            for kind, *operands in post_ops:
+                if kind >= BINARY:
+                    check(c.dnnl_post_ops_append_binary(chain, kind, *operands), "a binary post-operation")
+                else:
+                    numbers = [c_float(v) for v in (*operands, 0.0, 0.0)[:2]]
+                    check(c.dnnl_post_ops_append_eltwise(chain, kind, *numbers), "an elementwise post-operation")
+            check(c.dnnl_primitive_attr_set_post_ops(attributes, chain), "post-operations")
         return attributes
 
     def describe(self, kind: str, *arguments: Any) -> c_void_p:
@@ -329,7 +345,7 @@ class Primitive:
 
     __slots__ = (
         "_arguments", "_handle", "_library", "_memories", "_own_scratch", "_run", "_scratch_bytes", "_scratch_start",
-        "_set", "implementation", "num_arrays",
+        "_set", "implementation",
     )  # fmt: skip
 
     def __init__(
@@ -339,7 +355,6 @@ class Primitive:
         self._library, self._handle, self._memories = lib, handle, []
         check(lib.c.dnnl_primitive_create(byref(handle), description), "primitive")
         self._handle, self._set = handle.value, lib.set_handle
-        self.num_arrays = len(memories)
         num_bytes = lib.c.dnnl_memory_desc_get_size(scratchpad) if scratchpad else 0
         if num_bytes:
             memories = {**memories, SCRATCHPAD: scratchpad}

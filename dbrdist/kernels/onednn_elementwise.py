@@ -1,14 +1,13 @@
-"""Elementwise kernels on oneDNN: dense arrays of one layout, seen as one long row.
+"""Elementwise kernels on oneDNN: dense arrays of one layout, seen as one long row, in one pass over memory.
 
-``FORWARD`` and ``BACKWARD`` say which rows of functions (``core.rows``) the library computes, and by which of its
-algorithms. Left out is what it gets wrong (NaN, small numbers) and what NumPy computes as fast.
+``TABLE`` says which rows of functions (``core.rows``) the library computes, and how. Left out is what it gets wrong
+(NaN, small numbers) and what NumPy computes as fast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import c_float
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,115 +20,177 @@ from dbrdist.kernels.onednn_finite import is_finite
 Array = np.ndarray
 
 _SMALL = 1 << 15  # elements; below, NumPy's elementwise loops beat a call of the library
-_SMALL_ROW = 1 << 13  # the same for a function of several steps or with a gradient to multiply
+_SMALL_ROW = 1 << 13  # the same for what takes NumPy several passes
 
-# Values of dnnl_alg_kind_t; those from _FROM_OUTPUT on read the output on the way back, the others the input.
-_RELU, _SOFT_RELU, _GELU_TANH, _SWISH, _CLIP, _GELU_ERF, _MISH, _HARDSWISH = (
-    0x20, 0x27, 0x2B, 0x2C, 0x2F, 0x31, 0x33, 0x34,
-)  # fmt: skip
-_FROM_OUTPUT, _TANH_FROM_OUTPUT, _LOGISTIC_FROM_OUTPUT = 0x100, 0x101, 0x104
+# Values of dnnl_alg_kind_t. A step of a chain is one of them with its numbers, or with the other operand.
+RELU, TANH, SQUARE, ABS, LINEAR, LOGISTIC, EXP = 0x20, 0x21, 0x23, 0x24, 0x26, 0x29, 0x2A
+SOFT_RELU, GELU_TANH, SWISH, CLIP, GELU_ERF, MISH, HARDSWISH = 0x27, 0x2B, 0x2C, 0x2F, 0x31, 0x33, 0x34
+RELU_OF_OUTPUT, TANH_OF_OUTPUT, LOGISTIC_OF_OUTPUT = 0x100, 0x101, 0x104
+ADD, MUL, MAX, MIN, DIV, SUB, GE, GT, LE, LT = range(0x1FFF0, 0x1FFFA)
 
 
-class Algorithm(NamedTuple):
-    """One of the library's algorithms, and its two numbers made of those of the row.
-
-    Where ``is_checked``, a result that is not finite everywhere is left to the row's own formula.
-    """
+class Derivative(NamedTuple):
+    """gy times the derivative of one of the library's functions, of its input or output."""
 
     kind: int
-    numbers: Callable[..., tuple[float, float]] = lambda *_: (0.0, 0.0)
+    alpha: float = 0.0
+    beta: float = 0.0
+
+
+class Kernel(NamedTuple):
+    """How to compute a row or a derivative of one.
+
+    Args:
+        steps: of the row's numbers: a Derivative, or a chain, the name of an operand and steps from there.
+        is_checked: a result that is not finite everywhere is left to the row's own formula.
+    """
+
+    steps: Callable[..., Any]
     is_checked: bool = False
 
 
-def _meant(holds: bool, number: float) -> float:
+def _one_of(low: float, high: float) -> Any:
+    """Makes ``low`` of 0 and ``high`` of 1."""
+    return (CLIP, low, high) if 0 <= low <= high <= 1 else (LINEAR, high - low, low)
+
+
+# Nothing is less than minus infinity, and neither is NaN, for which GE and GT hold. From this 0 on MAX and MIN keep the
+# NaN of their second operand; they lose that of the first. Comparisons take a number alone: after another step with an
+# array, the library fails at sizes that 16 does not divide.
+_ZERO = (LT, -inf)
+
+# By the name of a row; by that name and the place of an operand, for the gradient of that operand.
+TABLE: dict[Any, Kernel] = {
+    "tanh": Kernel(lambda: ("x", (TANH,))),
+    ("tanh", 0): Kernel(lambda: Derivative(TANH_OF_OUTPUT)),
+    "sigmoid": Kernel(lambda: ("x", (LOGISTIC,))),
+    ("sigmoid", 0): Kernel(lambda: Derivative(LOGISTIC_OF_OUTPUT)),
+    "silu": Kernel(lambda beta: ("x", (LINEAR, beta), (LOGISTIC,), (MUL, "x"))),
+    ("silu", 0): Kernel(lambda beta: Derivative(SWISH, beta)),
+    "leaky_relu": Kernel(lambda slope: ("x", (RELU, _meant(slope != 0, slope)))),  # by 0 it would lose NaN
+    ("leaky_relu", 0): Kernel(lambda slope: ("x", (MUL, -1.0), (LE, 0.0), _one_of(slope, 1.0), (MUL, "gy"))),
+    ("elu", 0): Kernel(
+        lambda alpha: ("x", _ZERO, (MIN, "x"), (EXP,), (MUL, _meant(alpha == 1, "gy"))), is_checked=True
+    ),
+    ("softplus", 0): Kernel(lambda beta: ("x", (LINEAR, beta), (LOGISTIC,), (MUL, "gy"))),
+    ("relu6", 0): Kernel(lambda: Derivative(CLIP, 0.0, 6.0), is_checked=True),
+    ("clipped_relu", 0): Kernel(lambda z: Derivative(CLIP, 0.0, _meant(z >= 0, z)), is_checked=True),
+    "hardswish": Kernel(lambda: ("x", (HARDSWISH, 1 / 6, 0.5))),
+    "mish": Kernel(lambda: ("x", (MISH,))),
+    ("mish", 0): Kernel(lambda: Derivative(MISH), is_checked=True),
+    "gelu": Kernel(lambda: ("x", (GELU_ERF,)), is_checked=True),
+    ("gelu", 0): Kernel(lambda: Derivative(GELU_ERF), is_checked=True),
+    "gelu_by_tanh": Kernel(lambda: ("x", (GELU_TANH,))),
+    ("gelu_by_tanh", 0): Kernel(lambda: Derivative(GELU_TANH), is_checked=True),
+    ("square", 0): Kernel(lambda: ("x", (LINEAR, 2.0), (MUL, "gy"))),
+    "squared_difference": Kernel(lambda: ("x1", (SUB, "x2"), (SQUARE,))),
+    ("squared_difference", 0): Kernel(lambda: ("x1", (SUB, "x2"), (LINEAR, 2.0), (MUL, "gy"))),
+    ("squared_difference", 1): Kernel(lambda: ("x2", (SUB, "x1"), (LINEAR, 2.0), (MUL, "gy"))),
+    "pow_number": Kernel(lambda c: ("x", (MUL, "x"), (MUL, _meant(c == 3, "x")))),
+    ("pow_number", 0): Kernel(
+        lambda c: ("x", (LINEAR, 2.0), (MUL, "gy")) if c == 2
+        else ("x", (MUL, _meant(c == 3, "x")), (LINEAR, 3.0), (MUL, "gy"))
+    ),
+    ("rsqrt", 0): Kernel(lambda: ("y", (DIV, "x"), (LINEAR, -0.5), (MUL, "gy"))),
+}  # fmt: skip
+
+
+def _meant(holds: bool, value: Any) -> Any:
     if not holds:
-        raise onednn.Unsupported(f"the number {number}")
-    return number
+        raise onednn.Unsupported(f"{value} as a number of this row")
+    return value
 
 
-_silu = Algorithm(_SWISH, lambda: (1.0, 0.0))
-FORWARD = {
-    "tanh": Algorithm(_TANH_FROM_OUTPUT),
-    "sigmoid": Algorithm(_LOGISTIC_FROM_OUTPUT),
-    "silu": _silu,
-    "leaky_relu": Algorithm(_RELU, lambda slope: (_meant(slope != 0, slope), 0.0)),  # by 0 it would lose NaN
-    "hardswish": Algorithm(_HARDSWISH, lambda: (1 / 6, 0.5)),
-    "mish": Algorithm(_MISH),
-    "gelu": Algorithm(_GELU_ERF, is_checked=True),
-    "gelu_by_tanh": Algorithm(_GELU_TANH),
-}
-BACKWARD = {
-    "tanh": Algorithm(_TANH_FROM_OUTPUT),
-    "sigmoid": Algorithm(_LOGISTIC_FROM_OUTPUT),
-    "silu": _silu,
-    "softplus": Algorithm(_SOFT_RELU, lambda beta: (beta, 0.0)),
-    "relu6": Algorithm(_CLIP, lambda: (0.0, 6.0), is_checked=True),
-    "clipped_relu": Algorithm(_CLIP, lambda z: (0.0, _meant(z >= 0, z)), is_checked=True),
-    "mish": Algorithm(_MISH, is_checked=True),
-    "gelu": Algorithm(_GELU_ERF, is_checked=True),
-    "gelu_by_tanh": Algorithm(_GELU_TANH, is_checked=True),
-}
-_relu = Algorithm(_FROM_OUTPUT, is_checked=True)
+# ---- what a plan runs
 
 
-def _build(kind: int, numbers: tuple[float, float], is_backward: bool, size: int, dtype: Any) -> Primitive:
+def _build(table_entry: Any, names: tuple[str, ...], size: int, dtype: Any) -> tuple[Primitive, list[Any]]:
+    """A primitive and its operands: places in ``names``, or arrays of one number."""
+    if isinstance(table_entry, Derivative):
+        return _build_derivative(table_entry, size, dtype), [0, len(names) - 1]
+    return _build_chain(table_entry, names, size, dtype)
+
+
+def _build_derivative(derivative: Derivative, size: int, dtype: Any) -> Primitive:
+    kind = derivative.kind
     with Builder() as b:
         row, attributes = b.memory((size,), onednn.data_type(dtype)), b.attributes()
-        alpha, beta = map(c_float, numbers)
-        forward = b.describe("eltwise_forward", onednn.FORWARD_TRAINING, kind, row, row, alpha, beta, attributes)
-        if not is_backward:
-            return b.primitive(forward, {onednn.SRC: row, onednn.DST: row})
-        backward = b.describe("eltwise_backward", kind, row, row, row, alpha, beta, forward, attributes)
-        kept = onednn.DST if kind >= _FROM_OUTPUT else onednn.SRC
+        numbers = [onednn.c_float(v) for v in derivative[1:]]
+        forward = b.describe("eltwise_forward", onednn.FORWARD_TRAINING, kind, row, row, *numbers, attributes)
+        backward = b.describe("eltwise_backward", kind, row, row, row, *numbers, forward, attributes)
+        kept = onednn.DST if kind >= RELU_OF_OUTPUT else onednn.SRC
         return b.primitive(backward, {kept: row, onednn.DIFF_DST: row, onednn.DIFF_SRC: row})
 
 
-def _build_add(size: int, dtype: Any) -> Primitive:
+def _build_chain(chain: Any, names: tuple[str, ...], size: int, dtype: Any) -> tuple[Primitive, list[Any]]:
+    """A binary operation, times 1 where the chain does not begin with one, and what follows as its post-operations."""
+    first, *steps = chain
+    if steps[0][0] < ADD:
+        steps.insert(0, (MUL, 1.0))
+    others = [s[1] for s in steps if s[0] >= ADD]
     with Builder() as b:
-        row = b.memory((size,), onednn.data_type(dtype))
-        description = b.describe("binary", onednn.BINARY_ADD, row, row, row, b.attributes())
-        return b.primitive(description, {onednn.SRC: row, onednn.SRC_1: row, onednn.DST: row})
+        row, one = (b.memory(shape, onednn.data_type(dtype)) for shape in ((1, size), (1, 1)))
+        places = {onednn.SRC: row, onednn.SRC_1: row if isinstance(others[0], str) else one}
+        follow = [s if s[0] < ADD else (s[0], row if isinstance(s[1], str) else one) for s in steps[1:]]
+        for i, step in enumerate(follow):
+            if step[0] >= ADD:
+                places[onednn.post_operand(i)] = step[1]
+        attributes = b.attributes(follow)
+        description = b.describe("binary", steps[0][0], row, places[onednn.SRC_1], row, attributes)
+        primitive = b.primitive(description, {**places, onednn.DST: row})
+    if not primitive.implementation.startswith("jit"):  # the reference implementation takes a hundred times as long
+        raise onednn.Unsupported("a chain of operations on this processor")
+    return primitive, [names.index(v) if isinstance(v, str) else np.array([v], dtype) for v in (first, *others)]
 
 
-def _runner(primitive: Primitive, first: Array) -> Any:
+def _runner(primitive: Primitive, operands: list[Any], first: Array) -> Any:
     """The kernel for arrays of one shape and type; the result lies as the first of them."""
-    shape, dtype = first.shape, first.dtype
     are_images = first.ndim == 4 and backend.lies_as_images(first)
     dense = backend.channels_last if are_images else np.ascontiguousarray
-    new = (backend.allocator if are_images else backend.plain_allocator)(shape, dtype)
+    new = (backend.allocator if are_images else backend.plain_allocator)(first.shape, first.dtype)
+    address = onednn.address
 
-    def of_one(x: Array) -> Array:
-        x, y = dense(x), new()
-        primitive.on2(x, y)
+    def run(*arrays: Array) -> Array:
+        xs, y = [dense(a) for a in arrays], new()
+        primitive(*[address(xs[i] if type(i) is int else i) for i in operands], address(y))
         return y
 
-    def of_two(a: Array, b: Array) -> Array:
-        a, b, y = dense(a), dense(b), new()
-        primitive.on3(a, b, y)
-        return y
-
-    return of_two if primitive.num_arrays == 3 else of_one
+    return run
 
 
 def _check(limit: int, *arrays: Array) -> None:
     onednn.require(*arrays)
-    if arrays[0].size < limit:
-        raise onednn.Unsupported("a small array")
+    if arrays[0].size < limit or any(a.shape != arrays[0].shape for a in arrays):
+        raise onednn.Unsupported("a small array, or operands that broadcast")
+
+
+def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> Any:
+    _check(_SMALL_ROW, *arrays)
+    first = arrays[0]
+    is_dense = first.flags.c_contiguous or (first.ndim == 4 and backend.is_channels_last(first))
+    if key not in TABLE or not is_dense or not all(type(v) in (int, float) and isfinite(v) for v in numbers):
+        raise onednn.Unsupported("a row, its layout or its numbers")
+    steps, is_checked = TABLE[key]
+    run = _runner(*_build(steps(*numbers), names, first.size, first.dtype), first)
+
+    def row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> Array | None:
+        y = run(*arrays)
+        return None if is_checked and not is_finite(y) else y
+
+    return row
 
 
 def _plan_relu_forward(x: Array) -> Any:
-    """oneDNN makes 0 of NaN; in float32 NumPy's maximum is as fast on one thread."""
     _check(_SMALL, x)
-    if x.dtype == np.float32:
+    if x.dtype == np.float32:  # NumPy's maximum is as fast
         raise onednn.Unsupported("float32")
-    run = _runner(_build(_relu.kind, _relu.numbers(), False, x.size, x.dtype), x)
-    return lambda x: run(x) if is_finite(x) else numpy_.relu_forward(x)
+    return _runner(*_build(("x", _ZERO, (MAX, "x")), ("x",), x.size, x.dtype), x)
 
 
 def _plan_relu_backward(y: Array, gy: Array) -> Any:
     """oneDNN multiplies by 0 or 1, which makes NaN of what is not finite."""
     _check(_SMALL, y, gy)
-    run = _runner(_build(_relu.kind, _relu.numbers(), True, y.size, y.dtype), y)
+    run = _runner(*_build(Derivative(RELU_OF_OUTPUT), ("y", "gy"), y.size, y.dtype), y)
 
     def relu_backward(y: Array, gy: Array) -> Array:
         gx = run(y, gy)
@@ -140,42 +201,12 @@ def _plan_relu_backward(y: Array, gy: Array) -> Any:
 
 def _plan_add(a: Array, b: Array) -> Any:
     _check(_SMALL, a, b)
-    return _runner(_build_add(a.size, a.dtype), a)
-
-
-def _plan_row_forward(name: str, x: Array, numbers: tuple[float, ...]) -> Any:
-    _check(_SMALL_ROW, x)
-    run = _algorithm_of(FORWARD, name, x, numbers, False)
-    return lambda name, x, numbers: run(x)
-
-
-def _plan_row_backward(name: str, kept: Array, gy: Array, numbers: tuple[float, ...]) -> Any:
-    _check(_SMALL_ROW, kept, gy)
-    if kept.shape != gy.shape:
-        raise onednn.Unsupported("operands that broadcast")
-    run = _algorithm_of(BACKWARD, name, kept, numbers, True)
-    return lambda name, kept, gy, numbers: run(kept, gy)
-
-
-def _algorithm_of(table: dict[str, Algorithm], name: str, first: Array, numbers: Any, is_backward: bool) -> Any:
-    if name not in table or not all(type(v) in (int, float) and isfinite(v) for v in numbers):
-        raise onednn.Unsupported(name)
-    kind, numbers_of, is_checked = table[name]
-    run = _runner(_build(kind, numbers_of(*numbers), is_backward, first.size, first.dtype), first)
-    if not is_checked:
-        return run
-
-    def checked(*arrays: Array) -> Array | None:
-        y = run(*arrays)
-        return y if is_finite(y) else None
-
-    return checked
+    return _runner(*_build(("a", (ADD, "b")), ("a", "b"), a.size, a.dtype), a)
 
 
 ROWS = {
     "relu_forward": _plan_relu_forward,
     "relu_backward": _plan_relu_backward,
     "add": _plan_add,
-    "row_forward": _plan_row_forward,
-    "row_backward": _plan_row_backward,
+    "row": _plan_row,
 }

@@ -350,6 +350,7 @@ ACTIVATIONS = [
     Case("hard_sigmoid", F.hard_sigmoid, ANY, distinct, narrow_tolerance=32),
     Case("swish", F.swish, (((2, 3), (3,)), ((2, 3), ()), ((2, 3, 4, 5), (3,)))),
     Case("silu", F.silu, ANY),
+    Case("silu_beta", lambda x: F.silu(x, 2.5), ANY),
     Case("mish", F.mish, ANY),
     Case("hardswish", F.hardswish, ANY, distinct),
     Case("gelu", F.gelu, ANY),

@@ -189,6 +189,8 @@ ACTIVATIONS = [
     at("gelu", WIDE, approximate="tanh"),
     at("gelu", draw(3, 4), approximate="tanh"),
     at("hard_sigmoid", np.array([-2.6, -2.5, -2.4, -1.0, 0.3, 2.4, 2.5, 2.6])),
+    at("silu", WIDE, beta=0.5),
+    at("silu", draw(3, 4), beta=-2.0),
     at("softplus", WIDE, beta=0.25),
     at("softplus", draw(3, 4), beta=3.0),
     at("leaky_relu", draw(3, 4), slope=0.01),

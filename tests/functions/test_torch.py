@@ -239,6 +239,7 @@ PEERS = {
     "crelu": lambda x: torch.relu(torch.cat((x, -x), 1)),
     "swish": lambda x, b: x * torch.sigmoid(x * aligned(x, b)),
     "silu": T.silu,
+    "silu_beta": lambda x: x * torch.sigmoid(x * 2.5),
     "mish": T.mish,
     "hardswish": T.hardswish,
     "gelu": T.gelu,

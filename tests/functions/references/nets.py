@@ -64,8 +64,8 @@ def swish(x, beta):
     return x * sigmoid(x * (along(x, beta, 1) if np.ndim(beta) else beta))
 
 
-def silu(x):
-    return each(lambda v: v / (1 + math.exp(-v)) if v > -700 else 0.0, x)
+def silu(x, beta=1.0):
+    return each(lambda v: v / (1 + math.exp(-v * beta)) if v * beta > -700 else 0.0, x)
 
 
 def mish(x):

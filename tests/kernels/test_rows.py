@@ -1,0 +1,176 @@
+"""Rows of elementwise functions that a provider computes: as in float64 by their own formulas, whatever comes in.
+
+The formulas are compared with references that share no code with them in tests/functions/test_references.py.
+"""
+
+import numpy as np
+import pytest
+from test_providers import TOLERANCE, laid_out, needs_onednn
+
+import dbrdist
+import dbrdist.functions as F
+from dbrdist import Variable, kernels
+from dbrdist.core import backend
+from dbrdist.core.backend import KERNEL_ELEMENTS
+from dbrdist.core.rows import ROWS
+from dbrdist.kernels import onednn_elementwise
+
+pytestmark = needs_onednn
+# Numbers away from those with which a row is declared.
+NUMBERS = {
+    "silu": [(2.5,), (-1.5,), (0,)],
+    "leaky_relu": [(0.01,), (-0.5,), (2.0,), (1,), (0.0,)],
+    "elu": [(0.5,), (2.0,), (-1.0,), (0.0,)],
+    "softplus": [(0.25,), (3.0,)],
+    "clipped_relu": [(1,), (0.0,), (-1.0,), (float("inf"),)],
+    "pow_number": [(2,), (1,), (0,), (0.5,), (3.0,)],
+}
+SERVED = sorted({key if isinstance(key, str) else key[0] for key in onednn_elementwise.TABLE})
+CALLS = [(name, v) for name in SERVED for v in (tuple(ROWS[name].numbers.values()), *NUMBERS.get(name, ()))]
+SPECIAL = [
+    np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40, 1e-20, -1e-20, 3.0, -3.0, 6.0, 20.0, 2.5, 1.0,
+    88.0, -88.0, 90.0, -90.0, 104.0, -104.0, 1e5, -1e5,
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with np.errstate(all="ignore"):
+        yield
+
+
+def draw(row, shape, dtype="float32", special=()):
+    """Operands from the row's domain and far around it, some of them special."""
+    rng, dtype = np.random.default_rng(0), backend.as_dtype(dtype)
+    domains = row.domain if isinstance(row.domain[0], tuple) else (row.domain,) * len(row.args)
+    xs = [rng.uniform(min(low * 4, low), high * 4, shape).astype(dtype) for low, high in domains]
+    for k, x in enumerate(xs):
+        places = rng.choice(x.size, 2 * len(special), replace=False)
+        x.reshape(-1)[places] = np.repeat(np.array(special, dtype), 2) if k % 2 == 0 else np.tile(special, 2)
+    return xs
+
+
+def value_and_gradients(row, xs, gy, numbers):
+    vs = [Variable(x) for x in xs]
+    y = row.primitive(*vs, *numbers)
+    grads = dbrdist.grad([y], vs, [gy])
+    return [y.array, *(np.zeros(gy.shape) if g is None else g.array for g in grads)]
+
+
+def compare(row, xs, gy, numbers, tolerance):
+    found = value_and_gradients(row, xs, gy, numbers)
+    wanted = value_and_gradients(row, [x.astype("d") for x in xs], gy.astype("d"), numbers)
+    for a, b in zip(found, wanted, strict=True):
+        assert a.dtype == xs[0].dtype
+        assert a.shape == b.shape
+        a, b = a.astype("d"), b.astype("f").astype("d")  # what float32 cannot hold is infinite there
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+    return found
+
+
+def needs(row):
+    if row.name == "gelu":
+        pytest.importorskip("scipy")
+
+
+@pytest.mark.parametrize("layout", ["nchw", "sliced", "reversed", "fortran"])
+@pytest.mark.parametrize(("name", "numbers"), CALLS)
+def test_values_and_gradients(name, numbers, layout):
+    row = ROWS[name]
+    needs(row)
+    for shape in ((KERNEL_ELEMENTS - 1,), (KERNEL_ELEMENTS,), (3, KERNEL_ELEMENTS + 1), (4, 8, 32, 33)):
+        *xs, gy = (
+            np.asfortranarray(a) if layout == "fortran" else laid_out(a, layout)
+            for a in (*draw(row, shape), np.random.default_rng(1).uniform(-2, 2, shape).astype("f"))
+        )
+        compare(row, xs, gy, numbers, 4e-6)
+
+
+@pytest.mark.parametrize(("name", "numbers"), CALLS)
+def test_special_values(name, numbers):
+    row, shape = ROWS[name], (2, KERNEL_ELEMENTS)
+    needs(row)
+    for special in ((), (0.0, -0.0, 3.0, -3.0, 6.0, 1.0), SPECIAL):
+        xs = draw(row, shape, "float32", special)
+        gy = np.random.default_rng(1).uniform(-2, 2, shape).astype("f")
+        compare(row, xs, gy, numbers, 4e-6)
+        if special is not SPECIAL:  # inf times what float32 rounds to 0 is NaN
+            gy.reshape(-1)[::7], gy.reshape(-1)[::11] = np.inf, np.nan
+            compare(row, xs, gy, numbers, 4e-6)
+
+
+@pytest.mark.parametrize(("name", "numbers"), CALLS)
+def test_images_keep_their_layout(name, numbers):
+    row, shape = ROWS[name], (4, 8, 32, 33)
+    needs(row)
+    for of_xs, of_gy in (("channels_last", "channels_last"), ("channels_last", "nchw"), ("nchw", "channels_last")):
+        xs = [laid_out(x, of_xs) for x in draw(row, shape)]
+        gy = laid_out(np.random.default_rng(1).uniform(-2, 2, shape).astype("f"), of_gy)
+        y, *grads = compare(row, xs, gy, numbers, 4e-6)
+        assert backend.lies_as_images(y) == (of_xs == "channels_last")
+        if of_xs == of_gy:
+            assert all(backend.lies_as_images(g) == (of_xs == "channels_last") for g in grads)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("name", "numbers"), CALLS)
+def test_narrow_types(name, numbers, dtype):
+    row, shape = ROWS[name], (3, KERNEL_ELEMENTS)
+    needs(row)
+    gy = np.random.default_rng(1).uniform(-2, 2, shape).astype(backend.as_dtype(dtype))
+    compare(row, draw(row, shape, dtype), gy, numbers, 2 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_one_gradient_for_all_elements(name):
+    row, shape = ROWS[name], (3, KERNEL_ELEMENTS)
+    needs(row)
+    xs = draw(row, shape)
+    compare(row, xs, np.broadcast_to(np.float32(0.7), shape), tuple(row.numbers.values()), 4e-6)
+
+
+def test_who_serves():
+    x = np.ones(KERNEL_ELEMENTS, "f")
+
+    def server(key, numbers, *arrays):
+        names = ("x", "x2", "gy")[: len(arrays)] if len(arrays) != 2 else ("x", "gy")
+        return kernels.provider_of("row", key, names, arrays, numbers)
+
+    assert server("tanh", (), x) == "onednn"
+    assert server(("silu", 0), (1.0,), x, x) == "onednn"
+    assert server("silu", (float("inf"),), x) == "numpy"
+    assert server("leaky_relu", (0.0,), x) == "numpy"
+    assert server(("clipped_relu", 0), (-1.0,), x, x) == "numpy"
+    assert server(("elu", 0), (1.0,), x, x) == "onednn"
+    assert server(("elu", 0), (2.0,), x, x) == "numpy"
+    assert server("tanh", (), x[: KERNEL_ELEMENTS - 1]) == "numpy"
+    assert server("tanh", (), x.astype("d")) == "numpy"
+    assert server("tanh", (), np.ones((2, KERNEL_ELEMENTS), "f").T) == "numpy"
+    assert server(("tanh", 0), (), x, x.astype("d")) == "numpy"
+    assert server(("tanh", 0), (), x, np.ones((1, KERNEL_ELEMENTS), "f")) == "numpy"
+    with kernels.use("numpy"):
+        assert server("tanh", (), x) == "numpy"
+
+
+def test_a_number_that_changes_with_each_call_fills_no_memory():
+    x = Variable(np.ones(KERNEL_ELEMENTS, "f"))
+    for i in range(20):
+        beta = np.float32(1 + i / 7)
+        np.testing.assert_allclose(F.silu(x, beta).array, 1 / (1 + np.exp(-beta)), rtol=1e-6)
+
+
+def test_second_derivatives_of_large_arrays():
+    for name in SERVED:
+        row = ROWS[name]
+        numbers = tuple(row.numbers.values())
+        if name == "gelu":
+            continue
+        results = []
+        for dtype in "fd":
+            xs = [Variable(x.astype(dtype)) for x in draw(row, (2, KERNEL_ELEMENTS))]
+            y = row.primitive(*xs, *numbers)
+            gy = Variable(np.full(y.shape, 0.7, dtype))
+            (gx,) = dbrdist.grad([y], xs[:1], [gy], enable_double_backprop=True)
+            (ggx,) = dbrdist.grad([gx], xs[:1], [gy])
+            results.append(np.zeros(1) if ggx is None else ggx.array)
+        np.testing.assert_allclose(*results, rtol=2e-4, atol=2e-5, err_msg=name)
