@@ -62,19 +62,26 @@ def _device(config: Config, origin: Origin, intra_rank: int) -> Any:
 
 
 def check_sizes(config: Config, origin: Origin, num_examples: int, size: int) -> None:
-    """Every rank needs an example."""
-    batches = {("batch",): config.batch}
+    """Every rank needs an example, or a virtual worker and each of these an example."""
+    num_workers = config.virtual_workers
+    if num_workers is not None and num_workers < size:
+        raise ConfigError(
+            f"{origin.where(('batch', 'virtual_workers'))}: batch.virtual_workers: {num_workers} for {size} ranks: "
+            f"every rank needs one; use at most {counted(num_workers, 'rank')}"
+        )
+    batches = {("batch",): config.batch_size}
     if config.evaluation.batch is not None:
         batches["evaluation", "batch"] = config.evaluation.batch
     for path, batch in batches.items():
-        if batch < size:
+        shared_by = f"{size} ranks: every rank" if num_workers is None else f"{num_workers} virtual workers: every one"
+        if batch < (num_workers or size):
             raise ConfigError(
-                f"{origin.where(path)}: {'.'.join(path)}: {counted(batch, 'example')} for {size} ranks: every rank "
-                "needs one; use a larger batch or fewer ranks"
+                f"{origin.where(path)}: {'.'.join(path)}: {counted(batch, 'example')} for {shared_by} "
+                f"needs one; use a larger batch or fewer {'ranks' if num_workers is None else 'virtual workers'}"
             )
     if num_examples == 0:
         raise ConfigError(f"{origin.where(('data',))}: data: the training set is empty")
-    if num_examples < size:
+    if num_examples < size and num_workers is None:
         raise ConfigError(
             f"{origin.where(('data',))}: data: {counted(num_examples, 'training example')} for {size} ranks: every "
             "rank needs one; use fewer ranks"
@@ -83,9 +90,9 @@ def check_sizes(config: Config, origin: Origin, num_examples: int, size: int) ->
 
 def iterator(config: Config, dataset: Any, comm: Any, train: bool) -> Any:
     """Batches over all ranks, of which this one takes its block."""
-    batch = config.batch if train else config.evaluation.batch or config.batch
+    batch = config.batch_size if train else config.evaluation.batch or config.batch_size
     options: dict[str, Any] = {"repeat": train, "shuffle": train, "seed": config.seed, "last": "short"}
-    options |= {"rank": comm.rank, "size": comm.size}
+    options |= {"rank": comm.rank, "size": comm.size, "virtual_workers": config.virtual_workers}
     if config.workers:
         return MultiprocessIterator(dataset, batch, n_processes=config.workers, **options)
     if config.threads:

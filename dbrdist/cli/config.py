@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from dbrdist.cli import components as parts
 from dbrdist.cli import updates
-from dbrdist.cli.settings import Count, Custom, Path, Positive, Settings, Tuple, component, form, own, refuse
+from dbrdist.cli.settings import BY_TAG, Count, Custom, Path, Positive, Settings, Tuple, component, form, own, refuse
 
 # ---- when -------------------------------------------------------------------------------------------------------
 
@@ -74,6 +74,15 @@ class Log(Settings):
     """Time between two lines: epochs or iterations."""
 
 
+class VirtualBatch(Settings):
+    """A batch that virtual workers share: the same recipe on any number of ranks up to theirs."""
+
+    virtual_workers: Count
+    """Number of virtual workers, of which each rank has a part."""
+    per_worker: Count
+    """Examples per step of each virtual worker."""
+
+
 class Evaluation(Settings):
     """When the test data is gone through."""
 
@@ -85,6 +94,16 @@ class Evaluation(Settings):
 
 def _init_from(value: Any) -> Any:
     return {"path": value} if isinstance(value, str) else value
+
+
+def _kind_of_batch(value: Any) -> str:
+    return "<batch of workers>" if isinstance(value, dict | VirtualBatch) else "<batch>"
+
+
+BY_TAG.update(dict.fromkeys(("<batch of workers>", "<batch>"), VirtualBatch))
+Batch = Annotated[
+    Annotated[Count, Tag("<batch>")] | Annotated[VirtualBatch, Tag("<batch of workers>")], Discriminator(_kind_of_batch)
+]
 
 
 # ---- the run ----------------------------------------------------------------------------------------------------
@@ -116,8 +135,10 @@ class Config(Settings):
     """What is reported beside the loss: your own functions of (outputs, labels)."""
     extensions: Tuple(own("extension", CustomExtension)) = ()
     """What else happens between steps: your own callables that return an extension."""
-    batch: Count
-    """Examples per step over all ranks together."""
+    batch: Batch
+    """Examples per step over all ranks together, or a mapping of `virtual_workers` and `per_worker`."""
+    reproducible: bool = False
+    """Whether the results are the same bits on any number of ranks; needs virtual workers."""
     epochs: Annotated[float, Field(gt=0, le=1e9)]
     """Length of the run in passes over the training data; fractions allowed."""
     iterations: Count | None = None
@@ -145,6 +166,17 @@ class Config(Settings):
     out: Path = "result"
     """The run's folder: resolved configuration, log, snapshots, summary."""
 
+    @property
+    def batch_size(self) -> int:
+        """Examples per step over all ranks together."""
+        batch = self.batch
+        return batch.virtual_workers * batch.per_worker if isinstance(batch, VirtualBatch) else batch
+
+    @property
+    def virtual_workers(self) -> int | None:
+        """How many virtual workers share a batch; None where the ranks themselves do."""
+        return self.batch.virtual_workers if isinstance(self.batch, VirtualBatch) else None
+
     @model_validator(mode="after")
     def _possible(self) -> Config:
         for path, words in self._impossible():
@@ -154,6 +186,16 @@ class Config(Settings):
     def _impossible(self) -> Iterator[tuple[str, str]]:
         if self.epochs < 1e-8:
             yield "epochs", f"{self.epochs:g} epochs are less than one step"
+        if self.batch_size > 2**31 - 1:
+            yield "batch", f"{self.batch_size:,} examples per step are more than {2**31 - 1:,}"
+        if self.reproducible and self.virtual_workers is None:
+            yield (
+                "reproducible",
+                "sums over ranks depend on how many there are; write `batch: {virtual_workers: V, per_worker: b}`, "
+                "and any number of ranks up to V gives the same bits",
+            )
+        if self.reproducible and self.device != "cpu":
+            yield "reproducible", f"expected device: cpu, where sums have a fixed order, got {self.device}"
         largest = 65504 if self.dtype in ("float16", "mixed16") else 3e38
         if not isinstance(self.loss_scale, str) and self.loss_scale > largest:
             yield "loss_scale", f"{self.dtype} takes at most {largest:g}, got {self.loss_scale:g}"

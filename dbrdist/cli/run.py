@@ -21,7 +21,7 @@ from dbrdist.cli.plan import describe
 from dbrdist.cli.provenance import facts
 from dbrdist.cli.refuse import WRONG, Refused, alike
 from dbrdist.cli.words import counted
-from dbrdist.comm import create_multi_node_optimizer
+from dbrdist.comm import VirtualUpdater, create_multi_node_optimizer
 from dbrdist.comm.agree import on_root
 from dbrdist.comm.extensions import StepAgreement, StopOnRequest
 from dbrdist.comm.snapshots import AverageStatistics, LocalState, SharedSnapshot
@@ -75,8 +75,7 @@ class Run:
 
     def _trainer(self) -> Trainer:
         config, comm, end = self.config, self.comm, EndTrigger(self.config.epochs, self.config.iterations)
-        together_optimizer = create_multi_node_optimizer(self.optimizer, comm)
-        updater = StandardUpdater(self.iterator, together_optimizer, self.parts.convert, input_device=self.parts.device)
+        updater = self._updater()
         trainer = Trainer(updater, end, out=config.out)
         self.meter = Meter(len(self.parts.data.train), updater)
         trainer.extend(StepAgreement(comm, self.iterator))
@@ -95,10 +94,20 @@ class Run:
         trainer.extend(beats.Resume())
         return trainer
 
+    def _updater(self) -> StandardUpdater:
+        options = {"converter": self.parts.convert, "input_device": self.parts.device}
+        if self.config.virtual_workers is None:
+            together_optimizer = create_multi_node_optimizer(self.optimizer, self.comm)
+            return StandardUpdater(self.iterator, together_optimizer, **options)
+        return VirtualUpdater(
+            self.iterator, self.optimizer, self.comm, reproducible=self.config.reproducible, **options
+        )
+
     def _evaluation(self, trainer: Trainer, end: EndTrigger) -> None:
         every = interval(self.config.evaluation.every)
         if self.parts.data.test is not None:
-            trainer.extend(AverageStatistics(self.comm, self.parts.task), trigger=AnyTrigger(every, end))
+            if self.config.virtual_workers is None:
+                trainer.extend(AverageStatistics(self.comm, self.parts.task), trigger=AnyTrigger(every, end))
             evaluation = evaluator(self.config, self.parts, self.comm)
             self.test_iterator = evaluation.get_iterator("main")
             trainer.extend(evaluation, name="validation", trigger=AnyTrigger(every, end))
@@ -238,7 +247,7 @@ class Run:
             "seconds_over_all_starts": self.trainer.elapsed_time,
             "metrics": {key: value for key, value in last.items() if "/" in key},
             "num_parameters": self.parts.task.count_params(),
-            "batch": self.config.batch,
+            "batch": self.config.batch_size,
             "seed": self.config.seed,
         }
 

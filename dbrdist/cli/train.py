@@ -18,6 +18,7 @@ from dbrdist.cli.folder import CONFIG
 from dbrdist.cli.load import Origin
 from dbrdist.cli.refuse import WRONG, Refused, refusal
 from dbrdist.comm import abort, create_communicator, environment
+from dbrdist.core import thread_pools
 from dbrdist.errors import CheckpointError, CommunicatorError, ConfigError, CorruptExampleError
 
 
@@ -136,6 +137,8 @@ def _dry_run(settings: Config, origin: Origin) -> int:
 
 def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None) -> int:
     comm = create_communicator(None if settings.communicator == "auto" else settings.communicator)
+    if settings.reproducible:
+        thread_pools.use_one()
     try:
         if evaluate is not None:
             run.evaluate(settings, origin, comm, evaluate)

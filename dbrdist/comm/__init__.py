@@ -11,11 +11,13 @@ from dbrdist.comm.datasets import create_empty_dataset, open_images_once, scatte
 from dbrdist.comm.evaluator import create_multi_node_evaluator
 from dbrdist.comm.optimizer import create_multi_node_optimizer
 from dbrdist.comm.threads import run_threads
+from dbrdist.comm.virtual import VirtualUpdater
 from dbrdist.errors import DataSizeError
 
 __all__ = [
     "CommunicatorBase",
     "DataSizeError",
+    "VirtualUpdater",
     "create_communicator",
     "create_empty_dataset",
     "create_multi_node_evaluator",

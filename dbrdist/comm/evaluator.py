@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from dbrdist.comm import agree
+from dbrdist.comm import agree, virtual_evaluator
 from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.comm.datasets import Shard
 from dbrdist.core.reporter import Summary
@@ -20,6 +20,8 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
     Each rank evaluates its own part without communicating, so parts may differ in length and be empty. Sums over
     examples are then added in the order of ranks. The padding of a scattered dataset is left out.
 
+    Over an iterator with virtual workers the means are the same to the bit on any number of ranks.
+
     An evaluator with its own ``evaluate`` method gives means without weights; they are averaged over the ranks whose
     result has the key, each rank weighing the same.
 
@@ -27,7 +29,10 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
         Whatever one rank raises while it evaluates, on every rank.
     """
     evaluator = copy.copy(actual_evaluator)
-    if isinstance(actual_evaluator, Evaluator) and type(actual_evaluator).evaluate is Evaluator.evaluate:
+    is_plain = isinstance(actual_evaluator, Evaluator) and type(actual_evaluator).evaluate is Evaluator.evaluate
+    if is_plain and getattr(actual_evaluator.get_iterator("main"), "virtual_workers", None) is not None:
+        evaluator.evaluate = lambda: virtual_evaluator.means(communicator, evaluator)
+    elif is_plain:
         evaluator._one_pass = lambda: _without_padding(actual_evaluator)
         evaluator.evaluate = lambda: _merged(communicator, _weighted_means(communicator, evaluator))
     else:

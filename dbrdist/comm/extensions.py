@@ -27,6 +27,8 @@ class StepAgreement(Extension):
     raises NonFiniteLossError on all. It comes before all other extensions: nothing is evaluated, logged or saved
     after a step that went wrong, and triggers that look at observed values fire on all ranks alike.
 
+    With virtual workers observed values are the same on all ranks already, and are only looked at.
+
     Args:
         comm: the ranks.
         iterator: the training iterator, whose ``num_read`` says how many examples this rank had in the step.
@@ -40,16 +42,24 @@ class StepAgreement(Extension):
         self._observations = Observations(comm)
         self._tells_time = shares_time and comm.rank == 0
         self._iterator = iterator
+        self._is_done = getattr(iterator, "virtual_workers", None) is not None
+        self._shares_time = shares_time
         self._failure = FailOnNonNumber()
         self._seconds = 0.0
 
     def __call__(self, trainer: Any) -> None:
         observation = trainer.observation
         numbers = {key: as_number(value) for key, value in observation.items() if getattr(value, "ndim", 0) == 0}
+        if self._is_done:
+            numbers = {}
         if self._tells_time:
             numbers[_SECONDS] = trainer.elapsed_time
         complaint = self._failure.complaint(trainer)
         error = NonFiniteLossError(complaint) if complaint else None
+        if self._is_done and not self._shares_time:
+            if error is not None:
+                raise error
+            return
         means = self._observations.average(numbers, self._iterator.num_read, error)
         self._seconds = means.pop(_SECONDS, self._seconds)
         observation.update(means)

@@ -20,7 +20,7 @@ class LocalState(Extension):
     """The state in which ranks differ: running statistics of the network, and the examples left out.
 
     It is gathered on rank 0 for a snapshot, which one rank writes. A run that is resumed on as many ranks gives each
-    its own again; on another number all get the means.
+    its own again; on another number all get the means. With virtual workers all ranks have the same, saved once.
 
     Args:
         comm: the ranks.
@@ -32,6 +32,7 @@ class LocalState(Extension):
         self._comm = comm
         self._model = model
         self._iterator = iterator
+        self._is_shared = getattr(iterator, "virtual_workers", None) is not None
         self._skipped_before: list[str] = []
         self._gathered: list[dict[str, Any]] = []
 
@@ -46,6 +47,8 @@ class LocalState(Extension):
         """Collect every rank's state on rank 0. Collective."""
         mine = {"skipped": json.dumps(self.skipped), **_persistents(self._model)}
         self._gathered = self._comm.gather_obj(mine) or []
+        if self._is_shared and self._gathered:
+            self._gathered = [{**mine, "skipped": json.dumps(_all_skipped(self._gathered))}]
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -69,10 +72,10 @@ class LocalState(Extension):
             return
         names = ["skipped", *_persistents(self._model)]
         saved = [{name: serializer[f"rank{rank}"](name, None) for name in names} for rank in range(size)]
-        if size == self._comm.size:
+        if size == self._comm.size and not (self._is_shared and size > 1):
             self._take(saved[self._comm.rank])
         elif size:
-            skipped = [words for state in saved for words in json.loads(str(state["skipped"]))]
+            skipped = _all_skipped(saved)
             means = {name: _mean(saved, name) for name in names if name != "skipped"}
             self._take({**means, "skipped": json.dumps(skipped if self._comm.rank == 0 else [])})
 
@@ -80,6 +83,10 @@ class LocalState(Extension):
         self._skipped_before = json.loads(str(state.pop("skipped")))
         for path, value in state.items():
             _set_persistent(self._model, path, value)
+
+
+def _all_skipped(states: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(words for state in states for words in json.loads(str(state["skipped"]))))
 
 
 def _mean(states: list[dict[str, Any]], path: str) -> Any:

@@ -68,14 +68,15 @@ def get_seed() -> int:
     return _stream.seed
 
 
-def set_stream(seed: int, epoch: int, iteration: int, row: int = 0) -> None:
+def set_stream(seed: int, epoch: int, iteration: int, row: int = 0, draw: int = 0) -> None:
     """Set this thread's stream for one step.
 
     ``row`` is the position of this rank's first example in the global batch: draws for batches start there, so that the
-    ranks together draw what one rank would draw for the whole batch.
+    ranks together draw what one rank would draw for the whole batch. ``draw`` is the number of draws that count as done
+    in this step.
     """
     s = _stream
-    s.seed, s.epoch, s.iteration, s.row, s.draw = seed, epoch, iteration, row, 0
+    s.seed, s.epoch, s.iteration, s.row, s.draw = seed, epoch, iteration, row, draw
 
 
 _STATE = ("seed", "epoch", "iteration", "row", "draw", "num_initialized", "num_iterators", "num_divided_iterators")

@@ -99,6 +99,20 @@ def limit(num_threads: int) -> bool:
     return True
 
 
+def use_one() -> None:
+    """Let each library use one thread, whatever the environment says: sums then have one order everywhere.
+
+    Two threads add other partial sums than one does. An OpenMP that is loaded already takes the number for the calling
+    thread alone.
+    """
+    for variable in (_ALL, *(v for kind in _KINDS for v in kind.variables)):
+        if variable == _ALL or variable in os.environ:
+            _set(variable, 1)
+    for pool in pools():
+        if pool.size() != 1:
+            pool.resize(1)
+
+
 def wait_briefly() -> None:
     """Let idle OpenMP threads sleep after some 30 microseconds; works until OpenMP is loaded, at oneDNN's first use."""
     if not is_set_by_user(_SPIN, _WAIT):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -22,7 +23,7 @@ class PrefetchIterator(SerialIterator):
     _num_ahead = 1
 
     def __init__(self, dataset: Any, batch_size: int, *args: Any, **kwargs: Any) -> None:
-        self._ahead: deque[tuple[State, Step, Any]] = deque()
+        self._ahead: deque[tuple[State, Step, list[Any]]] = deque()  # with a ticket for each worker of this rank
         self._is_finalized = False
         super().__init__(dataset, batch_size, *args, **kwargs)
 
@@ -36,13 +37,14 @@ class PrefetchIterator(SerialIterator):
         self._fill()
         if not self._ahead:
             raise StopIteration
-        state, step, ticket = self._ahead.popleft()
+        state, step, tickets = self._ahead[0]
         try:
-            batch, skipped = self._collect(ticket)
+            found = [self._collect(tickets.pop(0)) for _ in self.workers]
         except BaseException:
             self._drop_ahead()  # the position has not moved: another call would read the same batch
             raise
-        self._arrive(state, step, skipped)
+        self._ahead.popleft()
+        batch = self._arrive(state, step, found)
         self._fill()
         return batch
 
@@ -56,14 +58,13 @@ class PrefetchIterator(SerialIterator):
             state, step = self._plan.advance(state)
             if step is None:
                 return
-            self._ahead.append((state, step, self._submit(self._own(step), step)))
+            self._ahead.append((state, step, [self._submit(own, step) for own in self._own(step)]))
 
     def _drop_ahead(self) -> None:
         while self._ahead:
-            try:
-                self._collect(self._ahead.popleft()[2])
-            except Exception:  # nobody waits for these batches, so their errors concern nobody
-                continue
+            for ticket in self._ahead.popleft()[2]:
+                with contextlib.suppress(Exception):  # nobody waits for these batches, so their errors concern nobody
+                    self._collect(ticket)
 
     def reset(self) -> None:
         """Go back to the start of epoch 0; batches made ahead are dropped."""
@@ -118,6 +119,7 @@ class MultithreadIterator(PrefetchIterator):
         rank: int | None = None,
         size: int | None = None,
         last: str = "wrap",
+        virtual_workers: int | None = None,
     ) -> None:
         if n_threads < 1:
             raise ValueError(f"expected at least one thread, got n_threads={n_threads}")
@@ -125,8 +127,9 @@ class MultithreadIterator(PrefetchIterator):
         self._num_ahead = 2
         self._pool: ThreadPoolExecutor | None = None
         super().__init__(
-            dataset, batch_size, repeat, shuffle, order_sampler, seed=seed, rank=rank, size=size, last=last
-        )
+            dataset, batch_size, repeat, shuffle, order_sampler, seed=seed, rank=rank, size=size, last=last,
+            virtual_workers=virtual_workers,
+        )  # fmt: skip
 
     def _submit(self, own: Step, whole: Step) -> tuple[Step, list[Future[Any]]]:
         if self._pool is None:
@@ -198,6 +201,7 @@ class MultiprocessIterator(PrefetchIterator):
         rank: int | None = None,
         size: int | None = None,
         last: str = "wrap",
+        virtual_workers: int | None = None,
     ) -> None:
         n_processes = n_processes or thread_pools.num_cores()
         if n_processes < 1 or n_prefetch < 1 or (maxtasksperchild is not None and maxtasksperchild < 1):
@@ -212,8 +216,9 @@ class MultiprocessIterator(PrefetchIterator):
         self._num_ahead = n_processes + n_prefetch
         self._pool: WorkerPool | None = None
         super().__init__(
-            dataset, batch_size, repeat, shuffle, order_sampler, seed=seed, rank=rank, size=size, last=last
-        )
+            dataset, batch_size, repeat, shuffle, order_sampler, seed=seed, rank=rank, size=size, last=last,
+            virtual_workers=virtual_workers,
+        )  # fmt: skip
 
     def _submit(self, own: Step, whole: Step) -> Ticket:
         if self._pool is None:

@@ -63,10 +63,15 @@ class SerialIterator(Iterator):
             the next epoch, so all batches are full and ``is_new_epoch`` comes with the batch that crosses the end.
             ``'short'`` leaves it short, so an epoch is each example once; this is what ``dbrdist-train`` uses.
             ``'drop'`` leaves out the examples that fill no batch, others in each epoch.
+        virtual_workers: divide each global batch over so many virtual workers, of which each rank has a contiguous
+            block. A batch is then a list of batches, one for each virtual worker of this rank, possibly empty; they are
+            the same whatever the number of ranks.
 
     Attributes:
         indices: the indices of this rank's examples in the last batch.
         row: the position of the first of them in the global batch.
+        workers: the numbers of this rank's virtual workers, a range; without virtual ones, of the rank itself.
+        rows: the position in the global batch of the first example of each of them.
         num_samples_global: how many examples the last global batch has.
         num_read: how many examples this rank's last batch has: those of ``indices`` that were not left out.
         skipped: messages of the examples that could not be read and were left out (``on_corrupt='skip'``), each once.
@@ -85,10 +90,11 @@ class SerialIterator(Iterator):
         rank: int | None = None,
         size: int | None = None,
         last: str = "wrap",
+        virtual_workers: int | None = None,
     ) -> None:
-        is_divided = size is not None
+        is_divided = size is not None or virtual_workers is not None
         rank, size = rank or 0, 1 if size is None else size
-        _check_arguments(dataset, batch_size, repeat, shuffle, order_sampler, rank, size, last)
+        _check_arguments(dataset, batch_size, repeat, shuffle, order_sampler, rank, size, last, virtual_workers)
         if seed is None:
             seed = next_iterator_seed(is_divided)
         self._follows_seed = order_sampler is None and shuffle is not False
@@ -100,6 +106,9 @@ class SerialIterator(Iterator):
         self.seed = seed
         self.rank = rank
         self.size = size
+        self.virtual_workers = virtual_workers
+        self.num_workers = size if virtual_workers is None else virtual_workers
+        self.workers = range(*block_bounds(self.num_workers, rank, size))
         self.skipped: list[str] = []
         self.num_skipped = 0
         self._plan = Plan(len(dataset), batch_size, repeat, last, order_sampler)
@@ -111,30 +120,34 @@ class SerialIterator(Iterator):
         state, step = self._plan.advance(self._state)
         if step is None:
             raise StopIteration
-        batch, skipped = read_step(self.dataset, self._own(step), self.seed, step)
-        self._arrive(state, step, skipped)
-        return batch
+        return self._arrive(state, step, [read_step(self.dataset, own, self.seed, step) for own in self._own(step)])
 
     next = __next__
 
-    def _own(self, step: Step) -> Step:
-        return step.cut(*block_bounds(step.num_samples, self.rank, self.size))
+    def _own(self, step: Step) -> list[Step]:
+        """The parts of a global batch that the workers of this rank take."""
+        return [step.cut(*block_bounds(step.num_samples, worker, self.num_workers)) for worker in self.workers]
 
-    def _arrive(self, state: State, step: Step, skipped: list[str]) -> None:
+    def _arrive(self, state: State, step: Step, found: list[tuple[Any, list[str]]]) -> Any:
+        """Note what was read for each worker; returns the batch, or with virtual workers theirs."""
         self._state = state
         self.num_samples_global = step.num_samples
-        self.row, _ = block_bounds(step.num_samples, self.rank, self.size)
-        self.indices = self._own(step).indices
+        self.rows = [block_bounds(step.num_samples, worker, self.num_workers)[0] for worker in self.workers]
+        self.row = self.rows[0]
+        self.indices = np.concatenate([own.indices for own in self._own(step)])
+        skipped = [words for _, messages in found for words in messages]
         self.num_read = len(self.indices) - len(skipped)
         self.num_skipped += len(skipped)
         if skipped:
             self.skipped = list(dict.fromkeys([*self.skipped, *skipped]))
+        return found[0][0] if self.virtual_workers is None else [batch for batch, _ in found]
 
     def reset(self) -> None:
         """Go back to the start of epoch 0."""
         self._state = self._plan.first()
         self.indices: Array = np.empty(0, np.int64)
         self.row = 0
+        self.rows = [0] * len(self.workers)
         self.num_samples_global = 0
         self.num_read = 0
 
@@ -219,8 +232,9 @@ def _same_place(a: State, b: State) -> bool:
 
 
 def _check_arguments(
-    dataset: Any, batch_size: int, repeat: bool, shuffle: Any, order_sampler: Any, rank: int, size: int, last: str
-) -> None:
+    dataset: Any, batch_size: int, repeat: bool, shuffle: Any, order_sampler: Any, rank: int, size: int, last: str,
+    virtual_workers: int | None,
+) -> None:  # fmt: skip
     if shuffle is not None and order_sampler is not None:
         raise ValueError("expected shuffle or order_sampler, got both; leave shuffle at None to use the order sampler")
     if last not in LAST:
@@ -232,15 +246,31 @@ def _check_arguments(
     n = len(dataset)
     if n == 0:
         raise ValueError("expected a dataset with examples, got an empty one")
+    if virtual_workers is not None:
+        check_workers(virtual_workers, size, batch_size)
     if batch_size < size:
         raise ValueError(
             f"expected a global batch of at least one example per rank, got batch_size={batch_size} for {size} ranks; "
             "take a larger batch or fewer ranks"
         )
-    if repeat and n < size:
+    if repeat and n < size and virtual_workers is None:
         raise ValueError(f"expected at least one example per rank, got {n} examples for {size} ranks; take fewer ranks")
     if last == "drop" and n < batch_size:
         raise ValueError(f"expected a full batch with last='drop', got {n} examples for batches of {batch_size}")
+
+
+def check_workers(virtual_workers: int, size: int, batch_size: int) -> None:
+    """Raise ValueError unless every rank has a virtual worker, and each of these an example of a full batch."""
+    if virtual_workers < size:
+        raise ValueError(
+            f"expected at least as many virtual workers as ranks, got virtual_workers={virtual_workers} for {size} "
+            f"ranks; start at most {virtual_workers} ranks"
+        )
+    if batch_size < virtual_workers:
+        raise ValueError(
+            f"expected a global batch of at least one example per virtual worker, got batch_size={batch_size} for "
+            f"virtual_workers={virtual_workers}"
+        )
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------

@@ -21,6 +21,46 @@ def config(text=GOOD, *overrides):
     return check(text.encode(), "run.yaml", overrides)[0]
 
 
+def test_a_batch_is_a_number_or_a_mapping():
+    read = config(GOOD)
+    assert (read.batch_size, read.virtual_workers, read.reproducible) == (64, None, False)
+    text = GOOD.replace("64", "{virtual_workers: 8, per_worker: 32}") + "reproducible: true\n"
+    read = config(text)
+    assert (read.batch_size, read.virtual_workers, read.reproducible) == (256, 8, True)
+    assert config(dump(read)) == read
+    assert config(text, "batch.virtual_workers=2").batch_size == 64
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ("0", "run.yaml:3:8: batch: must be at least 1, got 0"),
+        ("[3]", "run.yaml:3:8: batch: expected a whole number, got [3]"),
+        ("{virtual_workers: 8}", "run.yaml:3:8: batch.per_worker: is required and missing"),
+        ("{virtual_workers: 0, per_worker: 1}", "run.yaml:3:26: batch.virtual_workers: must be at least 1, got 0"),
+        (
+            "{virtual_workers: 8, per_workers: 1, per_worker: 1}",
+            "run.yaml:3:29: batch.per_workers: unknown key, did you mean 'per_worker'?",
+        ),
+        (
+            "{virtual_workers: 100000, per_worker: 100000}",
+            "run.yaml:3:8: batch: 10,000,000,000 examples per step are more than 2,147,483,647",
+        ),
+    ],
+)
+def test_mistakes_in_a_batch(batch, expected):
+    assert errors(GOOD.replace("64", batch)) == [expected]
+
+
+def test_what_reproducible_needs():
+    (found,) = errors(GOOD + "reproducible: true\n")
+    assert found.startswith(
+        "run.yaml:5:15: reproducible: sums over ranks depend on how many there are; write `batch: {"
+    )
+    (found,) = errors(GOOD.replace("64", "{virtual_workers: 2, per_worker: 2}") + "reproducible: true\ndevice: gpu\n")
+    assert found == "run.yaml:5:15: reproducible: expected device: cpu, where sums have a fixed order, got gpu"
+
+
 def test_a_bare_name_is_a_component():
     read = config(GOOD + "optimizer: {name: adam, alpha: 1e-3, hooks: [{name: weight_decay, rate: 1e-4}]}\n")
     assert read.model.units == (100, 100)
@@ -211,7 +251,7 @@ def test_the_keys_of_a_run():
     """A new key is a decision: it is added here too."""
     assert list(Config.model_fields) == [
         *("model", "data", "loss", "transforms", "optimizer", "init_from", "metrics", "extensions"),
-        *("batch", "epochs", "iterations", "seed"),
+        *("batch", "reproducible", "epochs", "iterations", "seed"),
         *(
             "communicator",
             "dtype",
@@ -245,7 +285,10 @@ def test_the_schema_knows_each_component():
     schema = Config.model_json_schema()
     for cls in BY_TAG.values():
         assert cls.__name__ in schema["$defs"]
-    assert schema["properties"]["batch"]["description"] == "Examples per step over all ranks together."
+    assert (
+        schema["properties"]["seed"]["description"]
+        == "Start of all chance: initial values, order, augmentation, dropout."
+    )
 
 
 def test_tags_are_not_keys():

@@ -425,6 +425,20 @@ def test_what_the_user_adds_to_a_run(run):
     assert lines("result/log.jsonl")[-1]["main/largest"] > 0
 
 
+def test_virtual_workers(run):
+    """Four workers of 13 examples, and of 12 or 13 in the last batch; reproducible sums allow one thread."""
+    with open("usernet.py", "a") as file:
+        file.write(SQUARES)
+    words = ["data=usernet:squares", "model=usernet:Sizes", "loss=mean_squared_error", "transforms.train=[]"]
+    words += ["batch={virtual_workers: 4, per_worker: 13}", "reproducible=true", "epochs=1"]
+    code, out, err = run("run.yaml", *words)
+    assert code == 0, err
+    assert "ranks: 1; batch: 52, that is 4 virtual workers of 13, reproducible with 1 thread per rank" in out
+    seen = [line.split() for line in Path("sizes.txt").read_text().splitlines()]
+    assert [int(n) for part, n in seen if part == "train"][-8:] == [13] * 4 + [12] * 4
+    assert [int(n) for part, n in seen if part == "test"][-8:] == [13] * 4 + [2] * 4
+
+
 SQUARES = """
 
 class Sizes(dbrdist.Chain):

@@ -83,15 +83,19 @@ class Evaluator(Extension):
         """The weighted sums over all examples that this process evaluates; several of them add up exactly."""
         if self.eval_hook is not None:
             self.eval_hook(self)
-        function = self._targets["main"] if self.eval_func is None else self.eval_func
         summary = DictSummary()
         for batch in self._one_pass():
-            observation: dict[str, Any] = {}
-            with report_scope(observation), no_backprop_mode():
-                args, named = as_arguments(self.converter(batch, self.device))
-                function(*args, **named)
-            summary.add({key: (value, len(batch)) for key, value in observation.items()})
+            summary.add({key: (value, len(batch)) for key, value in self.observe(batch).items()})
         return summary
+
+    def observe(self, batch: Any) -> dict[str, Any]:
+        """What is reported for one batch."""
+        function = self._targets["main"] if self.eval_func is None else self.eval_func
+        observation: dict[str, Any] = {}
+        with report_scope(observation), no_backprop_mode():
+            args, named = as_arguments(self.converter(batch, self.device))
+            function(*args, **named)
+        return observation
 
     def _one_pass(self) -> Iterator[Any]:
         iterator = self._iterators["main"]
