@@ -8,6 +8,7 @@ the ranks exchange words and raise the same error, with what differs, on which r
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ _HEAD = 5  # number, verb, root, configuration, error
 PAYLOAD_WORDS = 42
 ROW_WORDS = _HEAD + PAYLOAD_WORDS
 _ERROR = _HEAD - 1
+_BLANK = (0,) * PAYLOAD_WORDS
 
 
 class Pending(Protocol):
@@ -87,6 +89,14 @@ class Gate:
         if not self._one_thread.acquire(blocking=False):
             raise CommunicatorError(self._two_threads(verb))
         return Passage(self, verb, place=place)
+
+    def again(self, call: Passage) -> Passage:
+        """Enter a verb a second time, to wait for the row that was posted in it: ``with gate.again(call)``."""
+        self._check_open(call.verb)
+        if not self._one_thread.acquire(blocking=False):
+            raise CommunicatorError(self._two_threads(call.verb))
+        call.since, call.thread = time.monotonic(), threading.get_ident()
+        return call
 
     def message(self, verb: str, peer: Any, tag: Any) -> Passage:
         """Enter a send or receive; what is wrong with these arguments is raised on this rank alone."""
@@ -210,10 +220,8 @@ class Passage(Call):
         """The first half of :meth:`agree`: show the row, and return at once."""
         gate = self._gate
         self.number = gate.record.count(gate.name)
-        row = np.zeros(ROW_WORDS, np.int64)
-        row[:_HEAD] = self.number, _verb_word(self.verb), self.root, gate.config_word(), error is not None
-        if len(payload):
-            row[_HEAD : _HEAD + len(payload)] = payload
+        head = (self.number, _verb_word(self.verb), self.root, gate.config_word(), int(error is not None))
+        row = np.array((*head, *payload, *_BLANK[len(payload) :]), np.int64)
         self.meets_by = "row"
         self._own_error, self._what, self._detail, self._num_same = error, what, detail, num_same
         self._answer = gate.ranks._post_row(row)
@@ -223,20 +231,13 @@ class Passage(Call):
         assert self._answer is not None
         rows = self._answer.wait(self)
         words, self._answer, self._detail = self._detail, None, ""  # the record keeps this passage, not whole models
-        same = rows[:, : _HEAD + self._num_same]
-        first = same[0].tobytes()
-        if not same[0, _ERROR] and all(theirs.tobytes() == first for theirs in same[1:]):
+        raw = rows.tobytes()
+        first = raw[: 8 * (_HEAD + self._num_same)]
+        if not rows[0, _ERROR] and all(raw.startswith(first, start) for start in range(0, len(raw), 8 * ROW_WORDS)):
             return rows[:, _HEAD:]
         own = self._own_error
         detail = "" if own is not None else words if isinstance(words, str) else words()
         raise self._gate.explain(self, self._what, detail, own) from own
-
-    def take_over(self, other: Passage) -> None:
-        """Wait for the row that an earlier passage has posted."""
-        self.number, self.root, self.meets_by = other.number, other.root, "row"
-        self._own_error, self._what, self._detail = other._own_error, other._what, other._detail
-        self._num_same, self._answer = other._num_same, other._answer
-        other._answer, other._detail = None, ""
 
     def meet_without_row(self) -> None:
         """Count a meeting in which bytes move without a row before them."""

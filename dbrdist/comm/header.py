@@ -59,14 +59,12 @@ class Steps:
     def meet(self) -> Passage:
         """The verb in which this rank waits for the others' headers, and reduces: ``with steps.meet() as call``."""
         assert self._passage is not None
-        call: Passage = self._comm._gate.call("update", self._passage.place)
-        return call
+        call, self._passage = self._passage, None
+        passage: Passage = self._comm._gate.again(call)
+        return passage
 
     def wait(self, call: Passage) -> Header:
         """The headers of all ranks."""
-        assert self._passage is not None
-        call.take_over(self._passage)
-        self._passage = None
         rows = call.wait()
         self._comm._stop_answers = rows[:, _STOP]
         return Header(rows)
@@ -114,10 +112,9 @@ class Header:
     """What all ranks showed."""
 
     def __init__(self, rows: Row) -> None:
-        self.counts: list[int] = rows[:, _SAMPLES].tolist()
-        self.places: list[int] = rows[:, _PLACE].tolist()
-        self.same_runs = bool((rows[:, _RUNS] == rows[0, _RUNS]).all())
-        self.works = rows[:, _WORKS].astype(bool)
+        runs, self.counts, works, _, self.places = rows[:, _RUNS : _PLACE + 1].T.tolist()
+        self.same_runs = runs.count(runs[0]) == len(runs)
+        self.workers = [rank for rank, does in enumerate(works) if does]  # ranks with a forward pass
 
 
 def _is_updated(p: Parameter) -> bool:

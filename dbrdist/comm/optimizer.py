@@ -119,8 +119,8 @@ class MultiNodeOptimizer:
         steps = self._steps
         with steps.meet() as call:
             header = steps.wait(call)
-        if header.works.any():
-            late = LateParameters(self.communicator, steps.late, int(header.works.argmax()))
+        if header.workers:
+            late = LateParameters(self.communicator, steps.late, header.workers[0])
             if works:
                 late.work(lambda after_forward: self._backward(lossfun, args, kwds, after_forward))
             else:

@@ -148,7 +148,9 @@ class Record:
         call.wait_id = self._wait_ids
         self.running[thread] = call
         self.threads.add(thread)
-        self.last.append(call)
+        if call.seconds < 0:  # not one that is entered again
+            self.last.append(call)
+        call.seconds = -1.0
 
     def close(self, call: Call) -> None:
         """Note that it is over."""
