@@ -1,4 +1,4 @@
-"""From a checked configuration to the things it names: data, network, optimizer, schedule."""
+"""From a checked configuration to the things it names: data, network, loss; `build_updates` has the optimizer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dbrdist import datasets, models, optimizers
+from dbrdist import datasets, models
 from dbrdist import functions as F
 from dbrdist.cli import components as c
 from dbrdist.cli import resolve
-from dbrdist.cli import updates as u
 from dbrdist.cli.config import Config, interval
 from dbrdist.cli.document import Path
 from dbrdist.cli.load import Origin
@@ -27,7 +26,6 @@ from dbrdist.datasets import transforms as T
 from dbrdist.datasets.base import Batch
 from dbrdist.datasets.convert import concat_examples
 from dbrdist.errors import ConfigError
-from dbrdist.optimizers import schedules
 
 MODELS: dict[str, Any] = {
     "mlp": models.MLP,
@@ -43,33 +41,6 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "center_crop": lambda s: T.CenterCrop(s.size),
     "resize": lambda s: T.Resize(s.size),
     "normalize": lambda s: T.Normalize(s.mean, s.std, s.scale),
-}
-OPTIMIZERS: dict[str, Any] = {
-    "sgd": optimizers.SGD,
-    "momentum_sgd": optimizers.MomentumSGD,
-    "corrected_momentum_sgd": optimizers.CorrectedMomentumSGD,
-    "nesterov_ag": optimizers.NesterovAG,
-    "adam": optimizers.Adam,
-    "adamw": optimizers.AdamW,
-    "amsgrad": optimizers.AMSGrad,
-    "adabound": optimizers.AdaBound,
-    "amsbound": optimizers.AMSBound,
-    "lars": optimizers.LARS,
-    "lamb": optimizers.LAMB,
-    "adagrad": optimizers.AdaGrad,
-    "adadelta": optimizers.AdaDelta,
-    "rmsprop": optimizers.RMSprop,
-    "rmsprop_graves": optimizers.RMSpropGraves,
-    "smorms3": optimizers.SMORMS3,
-    "msvag": optimizers.MSVAG,
-}
-HOOKS: dict[str, Callable[[Any], Any]] = {
-    "weight_decay": lambda s: optimizers.WeightDecay(s.rate),
-    "lasso": lambda s: optimizers.Lasso(s.rate),
-    "gradient_clipping": lambda s: optimizers.GradientClipping(s.threshold),
-    "gradient_hard_clipping": lambda s: optimizers.GradientHardClipping(s.lower_bound, s.upper_bound),
-    "gradient_lars": lambda s: optimizers.GradientLARS(s.threshold, s.weight_decay, s.eps),
-    "gradient_noise": lambda s: optimizers.GradientNoise(s.eta),
 }
 
 
@@ -306,53 +277,3 @@ def extensions(config: Config, origin: Origin) -> list[tuple[Any, Any]]:
         (resolve.call(s, ("extensions", i), origin), None if s.every is None else interval(s.every))
         for i, s in enumerate(config.extensions)
     ]
-
-
-# ---- the optimizer -----------------------------------------------------------------------------------------------
-
-
-def optimizer(config: Config, origin: Origin, task: Link) -> Any:
-    """Make the optimizer, set it up with the task, and add the hooks."""
-    settings = config.optimizer
-    if isinstance(settings, Custom):
-        made = resolve.call(settings, ("optimizer",), origin)
-        if not hasattr(made, "setup"):
-            raise ConfigError(
-                f"{origin.where(('optimizer',))}: optimizer: expected an optimizer, got {type(made).__name__}"
-            )
-        if not isinstance(settings.schedule, u.Own) and not hasattr(made, "lr"):
-            raise ConfigError(
-                f"{origin.where(('optimizer', 'schedule'))}: optimizer.schedule: {type(made).__name__} has no lr to set"
-            )
-    else:
-        made = OPTIMIZERS[settings.name](**arguments(settings, "hooks", "schedule"))
-    made.setup(task)
-    if config.dtype in ("float16", "bfloat16") and hasattr(made, "use_fp32_update"):
-        made.use_fp32_update()
-    if not isinstance(config.loss_scale, str):
-        made.set_loss_scale(config.loss_scale)
-    elif config.dtype in ("float16", "mixed16") and hasattr(made, "loss_scaling"):
-        made.loss_scaling()
-    for i, hook in enumerate(settings.hooks):
-        custom = isinstance(hook, Custom)
-        made.add_hook(resolve.call(hook, ("optimizer", "hooks", i), origin) if custom else HOOKS[hook.name](hook))
-    return made
-
-
-def schedule(config: Config, made: Any) -> Callable[[float], float] | None:
-    """The optimizer's learning rate as a function of the epochs done; None where it is left alone."""
-    settings = config.optimizer.schedule
-    if isinstance(settings, u.Own):
-        return None
-    base = made.lr
-    if isinstance(settings, u.Constant):
-        after = schedules.constant(base)
-    elif isinstance(settings, u.Step):
-        after = schedules.step(base, settings.gamma, settings.milestones)
-    elif isinstance(settings, u.Exponential):
-        after = schedules.exponential(base, settings.gamma)
-    elif isinstance(settings, u.Polynomial):
-        after = schedules.polynomial(base, config.epochs, settings.power, settings.end)
-    else:
-        after = schedules.cosine(base, config.epochs, settings.end)
-    return schedules.warmup(after, settings.warmup_epochs, settings.warmup_start)

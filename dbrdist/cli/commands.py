@@ -10,6 +10,7 @@ from pathlib import Path
 from dbrdist.cli import load, predict, report, resolve, weights
 from dbrdist.cli.folder import CONFIG
 from dbrdist.errors import ConfigError
+from dbrdist.training.runs import folder_of
 
 _HERE = Path(__file__).parent
 # the examples' configurations: in the wheel beside this file, in a checkout where they are
@@ -38,7 +39,7 @@ def predict_images(run: str, words: Sequence[str]) -> Iterator[str]:
     images = [word for word in words if word not in (*configs, *overrides)]
     if not images or len(configs) > 1:
         raise ConfigError("dbrdist-train: expected image files: --predict RUN image.jpg ...")
-    settings, origin = load.load(configs[0] if configs else os.path.join(run, CONFIG), overrides)
+    settings, origin = load.load(configs[0] if configs else os.path.join(folder_of(run), CONFIG), overrides)
     if configs:
         resolve.search_beside(configs[0])
     else:

@@ -34,6 +34,31 @@ def _period(value: Any) -> Any:
 
 Period = Annotated[str, BeforeValidator(_period, json_schema_input_type=str)]
 
+SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
+
+
+def _periods(value: Any) -> Any:
+    """Periods of a run, or of time, joined by `or`: `1 epoch or 30 minutes`."""
+    if not isinstance(value, str):
+        raise PydanticCustomError("period", _PERIODS_WANTED)
+    return " or ".join(_time(part) or _one_period(part) for part in re.split(r"\bor\b", value))
+
+
+def _time(text: str) -> str | None:
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(second|minute|hour)s?\s*", text)
+    return f"{found[1]} {found[2]}" if found and float(found[1]) > 0 else None
+
+
+def _one_period(text: str) -> str:
+    try:
+        return str(_period(text))
+    except PydanticCustomError:
+        raise PydanticCustomError("period", _PERIODS_WANTED) from None
+
+
+_PERIODS_WANTED: Any = "expected a period such as '1 epoch', '200 iterations', '30 minutes' or '1 epoch or 2 hours'"
+Periods = Annotated[str, BeforeValidator(_periods, json_schema_input_type=str)]
+
 
 def interval(period: str) -> tuple[float, str]:
     """`"0.5 epoch"` as `(0.5, "epoch")`, and whole numbers as int: what a trigger takes."""
@@ -61,10 +86,15 @@ class CustomExtension(Custom):
 class Snapshot(Settings):
     """When the whole state of the run is saved."""
 
-    every: Period = "1 epoch"
-    """Time between two snapshots: epochs or iterations."""
+    every: Periods = "1 epoch"
+    """Time between two snapshots: epochs, iterations, seconds, minutes or hours; `1 epoch or 30 minutes` saves at
+    both."""
     keep: Count = 2
     """Number of newest snapshots that are kept."""
+    best: Path | None = None
+    """An observed value, such as `validation/main/accuracy`: where it is best, `snapshot_best` is saved too."""
+    mode: Literal["auto", "min", "max"] = "auto"
+    """Which value of `best` is better; `auto` is `max` where its name has `accuracy` in it, else `min`."""
 
 
 class Log(Settings):
@@ -72,6 +102,8 @@ class Log(Settings):
 
     every: Period = "1 epoch"
     """Time between two lines: epochs or iterations."""
+    tensorboard: bool = False
+    """Whether the lines are written as event files for TensorBoard too, into the run's folder."""
 
 
 class VirtualBatch(Settings):
@@ -96,6 +128,10 @@ def _init_from(value: Any) -> Any:
     return {"path": value} if isinstance(value, str) else value
 
 
+def _ema(value: Any) -> Any:
+    return {"decay": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
 def _kind_of_batch(value: Any) -> str:
     return "<batch of workers>" if isinstance(value, dict | VirtualBatch) else "<batch>"
 
@@ -112,6 +148,8 @@ Batch = Annotated[
 class Config(Settings):
     """A training run."""
 
+    extends: Path | None = None
+    """Another configuration, relative to this file, whose entries this one changes or adds to."""
     model: component("model", parts.Mlp, parts.LeNet, parts.CifarResNet, parts.ResNet50)
     """The network: a built-in name or your own callable that returns a Link."""
     data: component("data", parts.Digits, parts.Cifar10, parts.ImageFolder, parts.Npz)
@@ -129,6 +167,12 @@ class Config(Settings):
         default="momentum_sgd",
     ) = updates.MomentumSgd(name="momentum_sgd")
     """The update rule with its hyperparameters, hooks and schedule."""
+    schedules: Tuple(updates.Scheduled) = ()
+    """How other numbers than the learning rate change over the run."""
+    ema: Annotated[updates.Ema | None, BeforeValidator(_ema)] = None
+    """A moving average of the weights: its decay, or a mapping with `decay` and `warmup`."""
+    updater: Annotated[Custom | None, BeforeValidator(lambda v: {"name": v} if isinstance(v, str) else v)] = None
+    """What does a step: your own callable that returns a StandardUpdater."""
     init_from: Annotated[parts.InitFrom | None, BeforeValidator(_init_from)] = None
     """Weights to begin with: a path, or a mapping with `path` and `skip`."""
     metrics: Tuple(own("metric")) = ()
@@ -199,17 +243,14 @@ class Config(Settings):
         largest = 65504 if self.dtype in ("float16", "mixed16") else 3e38
         if not isinstance(self.loss_scale, str) and self.loss_scale > largest:
             yield "loss_scale", f"{self.dtype} takes at most {largest:g}, got {self.loss_scale:g}"
-        schedule = self.optimizer.schedule
-        if isinstance(schedule, updates.Schedule) and schedule.warmup_epochs > self.epochs:
-            yield (
-                "optimizer.schedule.warmup_epochs",
-                f"a warm-up of {schedule.warmup_epochs:g} epochs is longer than the run of {self.epochs:g}",
-            )
-        if isinstance(schedule, updates.Step) and schedule.milestones[-1] >= self.epochs:
-            yield (
-                "optimizer.schedule.milestones",
-                f"epoch {schedule.milestones[-1]:g} is never reached: the run has {self.epochs:g} epochs",
-            )
+        yield from self._impossible_schedule("optimizer.schedule", self.optimizer.schedule)
+        for i, scheduled in enumerate(self.schedules):
+            yield from self._impossible_schedule(f"schedules.{i}.schedule", scheduled.schedule)
+            words = self._not_scheduled(scheduled.of, [s.of for s in self.schedules[:i]])
+            if words:
+                yield f"schedules.{i}.of", words
+        if self.updater is not None and self.virtual_workers is not None:
+            yield "updater", "virtual workers have an updater of their own; leave out one of them"
         if self.threads and self.workers:
             yield "threads", "threads and workers do the same: threads for images, workers for transforms in Python"
         if isinstance(self.data, parts.Cifar10) and (self.transforms.train or self.transforms.test):
@@ -217,3 +258,40 @@ class Config(Settings):
         for i, transform in enumerate(self.transforms.test):
             if isinstance(transform, parts.RandomCrop | parts.RandomResizedCrop | parts.RandomFlip):
                 yield f"transforms.test.{i}", f"{transform.name} is chance, which has no place in an evaluation"
+
+    def _impossible_schedule(self, path: str, schedule: Any) -> Iterator[tuple[str, str]]:
+        if isinstance(schedule, updates.Schedule) and schedule.warmup_epochs > self.epochs:
+            words = f"a warm-up of {schedule.warmup_epochs:g} epochs is longer than the run of {self.epochs:g}"
+            yield f"{path}.warmup_epochs", words
+        if isinstance(schedule, updates.Step) and schedule.milestones[-1] >= self.epochs:
+            words = f"epoch {schedule.milestones[-1]:g} is never reached: the run has {self.epochs:g} epochs"
+            yield f"{path}.milestones", words
+
+    def _not_scheduled(self, key: str, earlier: list[str]) -> str | None:
+        """Why the number of that key cannot have a schedule; None where it can."""
+        if key in earlier:
+            return f"{key} has a schedule already"
+        rate = "optimizer.lr" if hasattr(self.optimizer, "lr") else "optimizer.alpha"
+        if key == rate:
+            return f"{key} has its schedule under optimizer.schedule"
+        if key == "loss_scale" and isinstance(self.loss_scale, str):
+            return "loss_scale is auto; only a number can have a schedule"
+        value = number_at(self, key)
+        if value is None or key.split(".")[0] not in ("optimizer", "loss", "loss_scale") or ".schedule" in key:
+            return (
+                f"expected the key of a number of the optimizer, its hooks or the loss, such as optimizer.momentum or "
+                f"loss.label_smoothing, got {key!r}"
+            )
+        return None
+
+
+def number_at(settings: Any, key: str) -> float | None:
+    """The number of a configuration with a dotted key; None where there is none."""
+    for part in key.split("."):
+        if isinstance(settings, Settings):
+            settings = getattr(settings, part, None) if part in type(settings).model_fields else None
+        elif isinstance(settings, tuple):
+            settings = settings[int(part)] if part.isdecimal() and int(part) < len(settings) else None
+        else:
+            settings = settings.get(part) if isinstance(settings, dict) else None
+    return float(settings) if isinstance(settings, int | float) and not isinstance(settings, bool) else None

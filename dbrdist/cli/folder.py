@@ -27,8 +27,8 @@ CONFIG, SUMMARY, LOG, WORDS, LOCK, REPORT = (
     "run.lock",
     "report",
 )
-BEST = "snapshot_best"
-_NAMES = (CONFIG, RECIPE, SUMMARY, LOG, WORDS, BEST, REPORT)
+BEST, TENSORBOARD = "snapshot_best", "tensorboard"
+_NAMES = (CONFIG, RECIPE, SUMMARY, LOG, WORDS, BEST, REPORT, TENSORBOARD)
 _TEMPORARY = re.compile(rf"({'|'.join(map(re.escape, _NAMES))}|snapshot_iter_\d+)\.tmp-\d+(-\d+)?")
 KILLED = "its process ended without a word: it was killed, or its host went down"
 

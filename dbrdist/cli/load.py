@@ -12,19 +12,19 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from dbrdist.cli import document as yaml_document
+from dbrdist.cli import extend
 from dbrdist.cli.config import Config
 from dbrdist.cli.document import Document, Path
 from dbrdist.cli.settings import BY_TAG
 from dbrdist.errors import ConfigError
 
-_MAX_BYTES = 10_000_000
-
 
 class Origin:
     """Where each entry of a configuration was written: `file:line:column`, or the override on the command line."""
 
-    def __init__(self, document: Document):
+    def __init__(self, document: Document, files: tuple[str, ...] = ()):
         self._document = document
+        self.files = files  # the file, and those that it extends
         self.overrides: dict[Path, str] = {}
 
     def override(self, path: Path, words: str) -> None:
@@ -52,26 +52,13 @@ def load(file: str | FilePath, overrides: Iterable[str] = ()) -> tuple[Config, O
     `overrides` are `dotted.key=value`, the value in YAML; list items are numbered from 0. Raises ConfigError with
     every mistake at once; raises OSError as `open` does where the file cannot be read.
     """
-    with open(file, "rb") as source:
-        content = source.read(_MAX_BYTES + 1)
-    if len(content) > _MAX_BYTES:
-        raise ConfigError(f"{file}: expected a configuration of at most {_MAX_BYTES:,} bytes, this is larger")
-    return check(content, str(file), overrides)
+    return check(extend.read_file(str(file)), str(file), overrides)
 
 
 def check(content: bytes, name: str, overrides: Iterable[str] = ()) -> tuple[Config, Origin]:
-    """Like `load`, for text that was already read; `name` stands in the messages."""
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{name}:{line}:1: the file is not UTF-8 text: {error.reason}") from None
-    document = yaml_document.read(text, name)
-    if document.data is None and not document.problems:
-        document.data = {}
-    if not isinstance(document.data, dict):
-        raise ConfigError("\n".join(document.problems or [f"{name}:1:1: expected `key: value` lines"]))
-    origin = Origin(document)
+    """Like `load`, for text that was already read; `name` stands in the messages, and `extends` is relative to it."""
+    document, files = extend.read(content, name)
+    origin = Origin(document, files)
     problems = list(document.problems)
     raw = _apply(overrides, document.data, origin, problems)
     try:
@@ -91,6 +78,12 @@ def _line_and_column(sentence: str, name: str) -> tuple[float, float]:
 def dump(config: BaseModel) -> str:
     """The configuration as YAML that `load` reads back to an equal one."""
     return yaml.safe_dump(_name_first(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=120)
+
+
+def described(config: BaseModel, origin: Origin) -> str:
+    """As `dump`, with the files in front that the configuration was made from, where it extends others."""
+    names = [name.encode("unicode_escape").decode() for name in origin.files]  # one line, whatever is in them
+    return (f"# {' extends '.join(names)}\n" if len(names) > 1 else "") + dump(config)
 
 
 def _name_first(data: Any) -> Any:
@@ -118,6 +111,8 @@ def _apply_one(words: str, data: dict[str, Any], origin: Origin, raw: dict[Path,
     parts = key.split(".")
     if not equals or not all(re.fullmatch(r"\w+", part) for part in parts):
         return "expected key=value with a dotted key, such as optimizer.lr=0.1"
+    if parts[0] == "extends":
+        return "extends is an entry of the file, not of the command line"
     value = yaml_document.read(text, "value")
     if value.problems:
         return "; ".join(problem.partition(": ")[2] for problem in value.problems)

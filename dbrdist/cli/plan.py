@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 from dbrdist.cli.assemble import Parts
+from dbrdist.cli.build_updates import group_of
 from dbrdist.cli.config import Config, VirtualBatch
 from dbrdist.cli.words import counted
 from dbrdist.core.config import get_dtype
@@ -35,6 +37,42 @@ def describe(config: Config, made: Parts, size: int) -> list[str]:
         f"model: {config.model.name}, {sum(p.size for p in params):,} parameters of {_types(config)}",
         f"data: {config.data.name}, {counted(num_train, 'training example')}{test}",
         f"ranks: {size}; batch: {config.batch_size}, that is {_shares(config, size)}",
+        *decay_groups(config, made),
         f"steps: {steps} per epoch, about {num_steps} in all; {num_bytes:,} bytes per allreduce",
         f"seed: {config.seed}; out: {config.out}",
     ]
+
+
+_MAX_NAMES = 8
+
+
+def decay_groups(config: Config, made: Parts) -> list[str]:
+    """A line for each group of parameters that has a decay of its own; none where all decay alike."""
+    groups = [(h, group_of(h, made.task)) for h in config.optimizer.hooks if hasattr(h, "rate")]
+    skips_vectors = getattr(config.optimizer, "skip_vectors", False)
+    if all(group is None for _, group in groups) and not skips_vectors:
+        return []
+    everything = {path.removeprefix("/predictor"): p for path, p in made.task.namedparams()}
+    lines, reached = [], set()
+    if skips_vectors:
+        rate = getattr(config.optimizer, "weight_decay", None) or getattr(config.optimizer, "weight_decay_rate", 0.0)
+        matrices = {path: p for path, p in everything.items() if p.ndim > 1}
+        groups.insert(0, (_Decay("weight_decay", rate), matrices))
+    for settings, group in groups:
+        members = everything if group is None else group
+        reached |= members.keys()
+        lines.append(f"{settings.name} {settings.rate:g}: {_listed(members)}")
+    left = {path: p for path, p in everything.items() if path not in reached}
+    return [*lines, *([f"no decay: {_listed(left)}"] if left else [])]
+
+
+class _Decay(NamedTuple):
+    name: str
+    rate: float
+
+
+def _listed(members: dict[str, Any]) -> str:
+    names = [*members][:_MAX_NAMES] + ([f"and {len(members) - _MAX_NAMES} more"] if len(members) > _MAX_NAMES else [])
+    return (
+        f"{counted(len(members), 'parameter')}, {sum(p.size for p in members.values()):,} numbers: {', '.join(names)}"
+    )

@@ -12,28 +12,24 @@ from dbrdist.cli import components as c
 from dbrdist.cli.config import Config
 from dbrdist.cli.load import Origin
 from dbrdist.core.config import global_config, no_backprop_mode, using_config
-from dbrdist.core.serializer import load_npz
 from dbrdist.datasets import transforms as T
 from dbrdist.datasets.folder import CIFAR10_MEAN, CIFAR10_STD, read_image
-from dbrdist.errors import CheckpointError, ConfigError
-from dbrdist.training.extensions import snapshots
-from dbrdist.training.runs import MODEL_PATH, read_recipe
+from dbrdist.errors import ConfigError
+from dbrdist.training.runs import find_snapshot, folder_of, load_weights, read_recipe
 
 _NUM_SHOWN = 3
 
 
 def predict(config: Config, origin: Origin, run_dir: str, paths: Sequence[str]) -> Iterator[str]:
     """A line for each image file: its name, and the likeliest classes with their probabilities."""
-    recipe = read_recipe(run_dir)
+    recipe = read_recipe(folder_of(run_dir))
     classes = recipe.get("classes")
     if not isinstance(classes, list):
         raise ConfigError(f"{run_dir}: this run has no classes with names; predict takes runs on folders of images")
-    path = snapshots.newest(run_dir)
-    if path is None:
-        raise CheckpointError(f"{run_dir}: expected a snapshot in it, found no whole one")
+    path = find_snapshot(run_dir)
     global_config.dtype = config.dtype
     network = build.model(config, origin, recipe)
-    load_npz(path, network, path=MODEL_PATH)
+    load_weights(path, network, "predictor/")
     transform, convert = _transform(config, origin), build.converter(config.dtype)
     for name in paths:
         image = transform(read_image(name))

@@ -40,9 +40,15 @@ def _parts(config: Config, origin: Origin, made: Parts) -> Iterator[str]:
     for part, dataset in (("train", made.data.train), ("test", made.data.test)):
         if dataset is not None:
             try:
-                _look_at(Look(config, origin, part, dataset, made.convert, made.device), made)
+                look = Look(config, origin, part, dataset, made.convert, made.device)
+                _look_at(look, made)
+                if part == "test":
+                    _best(look, config.snapshot.best)
             except ConfigError as mistake:
                 yield str(mistake)
+        elif (config.snapshot.best or "").startswith("validation/"):
+            where = origin.where(("snapshot", "best"))
+            yield f"{where}: snapshot.best: there is no test data that {config.snapshot.best} could come from"
 
 
 def _look_at(look: Look, made: Parts) -> None:
@@ -53,6 +59,13 @@ def _look_at(look: Look, made: Parts) -> None:
     if made.task.loss is not None and len(args) == 2 and not named:
         _labels(look, made, *args)
     look.through(made.task, *args, **named)
+
+
+def _best(look: Look, key: str | None) -> None:
+    """What an evaluation reports is known now."""
+    names = sorted(f"validation/{name}" for name in look.observed)
+    if key is not None and key.startswith("validation/") and names and key not in names:
+        raise look.mistake("snapshot.best", f"no evaluation reports {key!r}; it reports {', '.join(names)}")
 
 
 def _labels(look: Look, made: Parts, inputs: Any, labels: Any) -> None:

@@ -35,6 +35,7 @@ class Look:
         self.dataset = dataset
         self.convert = convert
         self.device = device
+        self.observed: set[str] = set()  # what was reported on the way
 
     def mistake(self, key: str, words: str) -> ConfigError:
         """The error that points at a key of the configuration."""
@@ -70,8 +71,10 @@ class Look:
         """What the network or the whole task makes of a batch; nothing else has changed afterwards."""
         state = random.get_state()
         try:
-            with using_config("train", False), no_backprop_mode(), _reporter(link):
-                return link(*args, **named)
+            with using_config("train", False), no_backprop_mode(), reporter(link) as seen:
+                result = link(*args, **named)
+                self.observed |= seen.observation.keys()
+                return result
         except (ValueError, TypeError, IndexError) as error:
             shapes = " and ".join(f"{a.dtype} {tuple(a.shape)}" for a in args if hasattr(a, "shape"))
             words = f"a {self.words} batch of {shapes or 'this data'} does not go through: {last_line(error)}"
@@ -81,12 +84,13 @@ class Look:
 
 
 @contextlib.contextmanager
-def _reporter(link: Any) -> Iterator[None]:
+def reporter(link: Any) -> Iterator[Reporter]:
+    """A reporter as a trainer has it."""
     reporter = Reporter()
     reporter.add_observer("main", link)
     reporter.add_observers("main", link.namedlinks(skipself=True))
     with reporter:
-        yield
+        yield reporter
 
 
 def initialize(look: Look, task: Task) -> None:

@@ -23,8 +23,8 @@ from dbrdist.cli.load import Origin
 from dbrdist.cli.settings import Custom
 from dbrdist.errors import ConfigError
 
-# what the run itself passes to a user's callable, before the arguments of the configuration
-_PASSED = {"loss": 2, "metrics": 2}
+# how many arguments the run itself passes to a user's callable, before those of the configuration
+_PASSED = {"loss": 2, "metrics": 2, "schedule": 1, "updater": 4}
 
 
 def check_callables(config: Config, origin: Origin) -> None:
@@ -133,6 +133,7 @@ def _check_arguments(function: Callable[..., Any], custom: Custom, path: Path, o
             dotted = ".".join(map(str, (*path, "args", name)))
             raise ConfigError(f"{where}: {dotted}: {custom.name!r} takes no {name!r}{words}")
     try:
-        signature.bind(*[None] * _PASSED.get(str(path[0]), 0), **custom.args)
+        key = next(part for part in reversed(path) if isinstance(part, str))
+        signature.bind(*[None] * _PASSED.get(key, 0), **custom.args)
     except TypeError as error:
         raise _mistake(path, origin, f"the arguments do not fit {custom.name}{signature}: {error}") from None

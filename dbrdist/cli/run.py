@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.cli import beats, build, preflight, report, resume
+from dbrdist.cli import beats, build, build_updates, memory, preflight, report, resume
 from dbrdist.cli.assemble import evaluator, iterator, parts
-from dbrdist.cli.config import Config, interval
+from dbrdist.cli.config import SECONDS, Config, interval
 from dbrdist.cli.console import Console
-from dbrdist.cli.folder import CONFIG, WORDS, RunFolder, earlier_starts, now, write_json
-from dbrdist.cli.load import Origin, dump
+from dbrdist.cli.folder import BEST, CONFIG, TENSORBOARD, WORDS, RunFolder, earlier_starts, now, write_json
+from dbrdist.cli.load import Origin, described
 from dbrdist.cli.meter import Meter
 from dbrdist.cli.plan import describe
 from dbrdist.cli.provenance import facts
@@ -25,7 +25,7 @@ from dbrdist.comm import VirtualUpdater, create_multi_node_optimizer
 from dbrdist.comm.agree import on_root
 from dbrdist.comm.extensions import StepAgreement, StopOnRequest
 from dbrdist.comm.snapshots import AverageStatistics, LocalState, SharedSnapshot
-from dbrdist.core.serializer import load_npz, write_atomically
+from dbrdist.core.serializer import write_atomically
 from dbrdist.errors import (
     CheckpointError,
     CommunicatorError,
@@ -38,8 +38,8 @@ from dbrdist.training import StandardUpdater, Trainer, extensions
 from dbrdist.training.extensions import snapshots
 from dbrdist.training.extensions.log_report import Column
 from dbrdist.training.extensions.progress_bar import duration
-from dbrdist.training.runs import RECIPE
-from dbrdist.training.triggers import AnyTrigger, EndTrigger
+from dbrdist.training.runs import RECIPE, find_snapshot, load_weights
+from dbrdist.training.triggers import AnyTrigger, EndTrigger, MaxValueTrigger, MinValueTrigger, TimeTrigger
 
 STOPPED = 75  # EX_TEMPFAIL: saved, to be started again with --resume
 
@@ -64,44 +64,49 @@ class Run:
         with alike(comm):
             self.parts = parts(config, origin, comm.intra_rank, comm.size, find)
             preflight.check(config, origin, self.parts)
-            self.optimizer = build.optimizer(config, origin, self.parts.task)
+            self.optimizer = build_updates.optimizer(config, origin, self.parts.task)
             self.iterator = iterator(config, self.parts.data.train, comm, train=True)
         comm.bcast_data(self.parts.task)
         self.log = extensions.LogReport(trigger=None)
         self.local = LocalState(comm, self.parts.task, self.iterator)
+        self.agreement = StepAgreement(comm, self.iterator, shares_time=uses_time(config.snapshot.every))
+        self.average = average_of(config, self.parts.task)
         self.saver = SharedSnapshot(comm, extensions.snapshot(n_retains=config.snapshot.keep), self.local)
         self.trainer = self._trainer()
         self.plan = describe(config, self.parts, comm.size)
+        if comm.rank == 0:
+            need = memory.measure(config, origin, self.parts)
+            self.plan += memory.sentence(need, config, comm.size, comm.intra_size)
 
     def _trainer(self) -> Trainer:
         config, comm, end = self.config, self.comm, EndTrigger(self.config.epochs, self.config.iterations)
         updater = self._updater()
         trainer = Trainer(updater, end, out=config.out)
         self.meter = Meter(len(self.parts.data.train), updater)
-        trainer.extend(StepAgreement(comm, self.iterator))
+        trainer.extend(self.agreement)
         trainer.extend(self.local)
-        schedule = build.schedule(config, self.optimizer)
-        if schedule is not None:
-            trainer.extend(extensions.FollowSchedule(schedule))
+        for schedule, target in build_updates.scheduled(config, self.origin, self.optimizer, self.parts.task):
+            trainer.extend(extensions.FollowSchedule(schedule, target))
+        if self.average is not None:
+            trainer.extend(self.average)
         self._evaluation(trainer, end)
         for extension, trigger in build.extensions(config, self.origin):
             trainer.extend(extension, trigger=trigger)
         if comm.rank == 0:
             self._reports(trainer, AnyTrigger(interval(config.log.every), end))
-        trainer.extend(self.saver, trigger=AnyTrigger(interval(config.snapshot.every), end))
+        self._snapshots(trainer, end)
         trainer.extend(self.stop)
         trainer.extend(beats.Beat())
         trainer.extend(beats.Resume())
         return trainer
 
     def _updater(self) -> StandardUpdater:
-        options = {"converter": self.parts.convert, "input_device": self.parts.device}
-        if self.config.virtual_workers is None:
-            together_optimizer = create_multi_node_optimizer(self.optimizer, self.comm)
-            return StandardUpdater(self.iterator, together_optimizer, **options)
-        return VirtualUpdater(
-            self.iterator, self.optimizer, self.comm, reproducible=self.config.reproducible, **options
-        )
+        config, made = self.config, self.parts
+        if config.virtual_workers is not None:
+            options = {"converter": made.convert, "input_device": made.device, "reproducible": config.reproducible}
+            return VirtualUpdater(self.iterator, self.optimizer, self.comm, **options)
+        together_optimizer = create_multi_node_optimizer(self.optimizer, self.comm)
+        return build_updates.updater(config, self.origin, self.iterator, together_optimizer, made.convert, made.device)
 
     def _evaluation(self, trainer: Trainer, end: EndTrigger) -> None:
         every = interval(self.config.evaluation.every)
@@ -110,13 +115,27 @@ class Run:
                 trainer.extend(AverageStatistics(self.comm, self.parts.task), trigger=AnyTrigger(every, end))
             evaluation = evaluator(self.config, self.parts, self.comm)
             self.test_iterator = evaluation.get_iterator("main")
-            trainer.extend(evaluation, name="validation", trigger=AnyTrigger(every, end))
+            called = evaluation if self.average is None else self.average.around(evaluation)
+            trainer.extend(called, name="validation", trigger=AnyTrigger(every, end))
+
+    def _snapshots(self, trainer: Trainer, end: EndTrigger) -> None:
+        settings = self.config.snapshot
+        if settings.best is not None:  # first: what is saved next knows that this one was the best
+            highest = settings.mode == "max" or (settings.mode == "auto" and "accuracy" in settings.best)
+            often = AnyTrigger(interval(self.config.evaluation.every), end)
+            trigger: Any = (MaxValueTrigger if highest else MinValueTrigger)(settings.best, often)
+            best = SharedSnapshot(self.comm, extensions.snapshot(filename=BEST), self.local)
+            trainer.extend(best, name="best", trigger=trigger)
+        every = [trigger_of(period, self.agreement) for period in settings.every.split(" or ")]
+        trainer.extend(self.saver, trigger=AnyTrigger(*every, end))
 
     def _reports(self, trainer: Trainer, trigger: Any) -> None:
         self.log = extensions.LogReport(trigger=trigger, postprocess=self.meter)
         if hasattr(self.optimizer, "lr"):
             trainer.extend(extensions.observe_value("lr", lambda _: self.optimizer.lr), trigger=(1, "iteration"))
         trainer.extend(self.log)
+        if self.config.log.tensorboard:
+            trainer.extend(extensions.TensorBoard(folder=TENSORBOARD))
         trainer.extend(extensions.PrintReport(self._columns(), out=self.console))
         live = self.comm.size == 1 and sys.stdout.isatty()
         every = {"out": None, "live": True, "min_seconds": 0.1} if live else {"out": self.console, "min_seconds": 10.0}
@@ -181,12 +200,14 @@ class Run:
         """On one rank: write what the run is. From here on the folder tells the truth about this run."""
         config, folder = self.config, self.folder
         folder.set_apart_damaged(resumed_from)
-        write_atomically(folder.file(CONFIG), lambda file: file.write(dump(config).encode()))
+        text = described(config, self.origin)
+        write_atomically(folder.file(CONFIG), lambda file: file.write(text.encode()))
         recipe = {**self.parts.recipe, "dtype": config.dtype, "classes": self.parts.data.classes}
         write_json(folder.file(RECIPE), recipe)
         before = earlier_starts(folder.summary)
         folder.summary = {}
-        folder.write_status("running", began=now(), resumed_from=resumed_from, **known, earlier_starts=before)
+        began = {"began": now(), "resumed_from": resumed_from, "configurations": list(self.origin.files)}
+        folder.write_status("running", **began, **known, earlier_starts=before)
         self.console.open(folder.file(WORDS))
         self.console.log(known["command"])
         for line in self.plan:
@@ -280,6 +301,26 @@ class Run:
             self.console.write(words + "\n")
 
 
+def uses_time(periods: str) -> bool:
+    """Whether snapshots are saved by the clock, on which the ranks must agree."""
+    return any(unit in periods for unit in SECONDS)
+
+
+def trigger_of(period: str, agreement: StepAgreement) -> Any:
+    """The trigger of a period of the run or of time."""
+    number, unit = period.split()
+    if unit in SECONDS:
+        return TimeTrigger(float(number) * SECONDS[unit], agreement.elapsed_time)
+    return interval(period)
+
+
+def average_of(config: Config, task: Any) -> extensions.WeightAverage | None:
+    """The moving average of the weights that the configuration asks for."""
+    if config.ema is None:
+        return None
+    return extensions.WeightAverage(task, config.ema.decay, config.ema.warmup)
+
+
 def _short(value: Any) -> str:
     """A number of at most 9 characters."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -311,10 +352,8 @@ def evaluate(config: Config, origin: Origin, comm: Any, run_dir: str) -> None:
         made = parts(config, origin, comm.intra_rank, comm.size, find)
         if made.data.test is None:
             raise ConfigError(f"{origin.where(('data',))}: data: there is no test data to evaluate on")
-        path = snapshots.newest(run_dir)
-        if path is None:
-            raise ConfigError(f"{run_dir}: expected a snapshot to evaluate, found no whole one")
-        load_npz(path, made.task, path="updater/model:main/")
+        path = find_snapshot(run_dir)
+        load_weights(path, made.task)
     evaluation = evaluator(config, made, comm)
     evaluation.name = "validation"
     means = evaluation(None)

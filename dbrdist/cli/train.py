@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from dbrdist import __version__
-from dbrdist.cli import assemble, commands, load, plan, preflight, resolve, run
+from dbrdist.cli import assemble, commands, load, memory, plan, preflight, resolve, run
 from dbrdist.cli.config import Config
 from dbrdist.cli.folder import CONFIG
 from dbrdist.cli.load import Origin
@@ -20,6 +20,7 @@ from dbrdist.cli.refuse import WRONG, Refused, refusal
 from dbrdist.comm import abort, create_communicator, environment
 from dbrdist.core import thread_pools
 from dbrdist.errors import CheckpointError, CommunicatorError, ConfigError, CorruptExampleError
+from dbrdist.training.runs import folder_of
 
 
 def _help(context: click.Context, option: click.Parameter, asked: bool) -> None:
@@ -75,7 +76,7 @@ def command(
     stored = evaluate is not None and (config is None or ("=" in config and not os.path.exists(config)))
     if stored:
         overrides = (*([config] if config else []), *overrides)
-        config = os.path.join(str(evaluate), CONFIG)
+        config = os.path.join(folder_of(str(evaluate)), CONFIG)
     if config is None or ("=" in config and not os.path.exists(config)):
         raise click.UsageError("expected a configuration: dbrdist-train CONFIG.yaml [KEY=VALUE]...")
     if evaluate is not None and (resume or dry_run or overwrite):
@@ -131,7 +132,8 @@ def _dry_run(settings: Config, origin: Origin) -> int:
             if refused is None:
                 raise
             raise refused from error
-        print("\n".join([load.dump(settings), *plan.describe(settings, made, size)]), flush=True)
+        need = memory.sentence(memory.measure(settings, origin, made), settings, size, environment.num_local_ranks())
+        print("\n".join([load.dump(settings), *plan.describe(settings, made, size), *need]), flush=True)
     return 0
 
 

@@ -11,7 +11,16 @@ from dbrdist.cli.settings import Custom, Fraction, NotNegative, Positive, Settin
 # ---- hooks ------------------------------------------------------------------------------------------------------
 
 
-class WeightDecay(Settings):
+class OfGroup(Settings):
+    """What a hook takes that may be for some parameters only."""
+
+    only: Tuple(str) = ()
+    """Patterns of the parameters that are meant, such as `*/W`: at least one fits the path; none given means all."""
+    skip: Tuple(str) = ()
+    """Patterns of parameters that are left out, such as `*/b` or `*/bn*`."""
+
+
+class WeightDecay(OfGroup):
     """Add `rate` times the parameter to its gradient."""
 
     name: Literal["weight_decay"]
@@ -20,7 +29,7 @@ class WeightDecay(Settings):
     """Decay per step, relative to the parameter."""
 
 
-class Lasso(Settings):
+class Lasso(OfGroup):
     """Add `rate` times the sign of the parameter to its gradient."""
 
     name: Literal["lasso"]
@@ -145,6 +154,10 @@ class Cosine(Schedule):
     """The learning rate at the end."""
 
 
+class CustomSchedule(Schedule, Custom):
+    """The user's own function of the epochs done, which gives the value."""
+
+
 class Own(Settings):
     """What the user's own optimizer does by itself."""
 
@@ -153,6 +166,15 @@ class Own(Settings):
 
 
 _SCHEDULES = Constant, Step, Exponential, Polynomial, Cosine
+
+
+class Scheduled(Settings):
+    """A number of the configuration that changes over the run."""
+
+    of: str
+    """Its key: `optimizer.momentum`, `optimizer.hooks.0.rate`, `loss.label_smoothing`, `loss_scale`."""
+    schedule: component("schedule", *_SCHEDULES, custom=CustomSchedule, default="constant")
+    """How it changes, beginning with its own value."""
 
 
 # ---- optimizers -------------------------------------------------------------------------------------------------
@@ -175,14 +197,14 @@ class OptimizerSettings(Settings):
 
     hooks: Tuple(component("hook", *_HOOKS)) = ()
     """What happens to the gradients before each update, in this order."""
-    schedule: component("schedule", *_SCHEDULES, custom=None, default="constant") = Constant(name="constant")
+    schedule: component("schedule", *_SCHEDULES, custom=CustomSchedule, default="constant") = Constant(name="constant")
     """How the learning rate changes over the run."""
 
 
 class CustomOptimizer(OptimizerSettings, Custom):
     """The user's own callable that returns an optimizer."""
 
-    schedule: component("schedule", *_SCHEDULES, Own, custom=None) = Own(name="own")
+    schedule: component("schedule", *_SCHEDULES, Own, custom=CustomSchedule) = Own(name="own")
     """How the learning rate changes over the run; `own` leaves it alone."""
 
 
@@ -361,3 +383,15 @@ OPTIMIZERS = (
     *(Sgd, MomentumSgd, Adam, AmsGrad, AdaBound, Lars, Lamb),
     *(AdaGrad, AdaDelta, RmsProp, RmsPropGraves, Smorms3, Msvag),
 )
+
+
+# ---- the average of the weights -----------------------------------------------------------------------------------
+
+
+class Ema(Settings):
+    """A moving average of the weights, which is evaluated and saved."""
+
+    decay: Fraction
+    """The fraction of the average that a step keeps."""
+    warmup: bool = True
+    """Whether the first steps are soon forgotten: the fraction at step t is at most (1 + t) / (10 + t)."""

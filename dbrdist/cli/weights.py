@@ -16,8 +16,7 @@ from dbrdist.cli.load import Origin
 from dbrdist.core.backend import as_dtype, get_array_module, is_array
 from dbrdist.core.serializer import read_npz, write_atomically
 from dbrdist.errors import CheckpointError, ConfigError
-from dbrdist.training.extensions import snapshots
-from dbrdist.training.runs import MODEL_PATH
+from dbrdist.training import runs
 
 _TYPES = {
     "F64": "float64",
@@ -83,23 +82,23 @@ def _parse(data: bytes) -> dict[str, Any]:
     return arrays
 
 
-def export(run_dir: str, path: str) -> str:
-    """Write the network of a run's newest whole snapshot as safetensors; what was written, in words.
+def export(run: str, path: str) -> str:
+    """Write the network of a run's newest whole snapshot, or of one snapshot, as safetensors; the result in words.
 
     Names are those of the network's links with dots between them: `conv1.W`, `bn1.avg_mean`.
     """
-    found = snapshots.newest(run_dir)
-    if found is None:
-        raise CheckpointError(f"{run_dir}: expected a snapshot in it, found no whole one")
-    entries = read_npz(found)
-    arrays = {
-        key.removeprefix(MODEL_PATH).replace("/", "."): value
-        for key, value in entries.items()
-        if key.startswith(MODEL_PATH) and value is not None and value.dtype.name in _NAMES
-    }
+    found = runs.find_snapshot(run)
+    entries = _of_the_network(runs.trained_weights(read_npz(found)))
+    arrays = {key: value for key, value in entries.items() if value is not None and value.dtype.name in _NAMES}
     save(path, arrays, {"source": os.path.basename(found), "format": "dbrdist"})
     num = sum(a.size for a in arrays.values())
     return f"{path}: {len(arrays)} arrays with {num:,} numbers from {found}"
+
+
+def _of_the_network(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights of a run without those of a loss, by names with dots."""
+    inner = {key.removeprefix("predictor/"): value for key, value in weights.items() if key.startswith("predictor/")}
+    return {key.replace("/", "."): value for key, value in inner.items()}
 
 
 # ---- weights to begin with ------------------------------------------------------------------------------------------
@@ -135,16 +134,12 @@ def begin_with(settings: InitFrom, network: Any, origin: Origin) -> None:
 
 def _read(path: str) -> dict[str, Any]:
     if os.path.isdir(path):
-        found = snapshots.newest(path)
-        if found is None:
-            raise CheckpointError(f"{path}: expected a snapshot in it, found no whole one")
-        path = found
+        path = runs.find_snapshot(path)
     if path.endswith(".safetensors"):
         return load(path)
     entries = {key: value for key, value in read_npz(path).items() if value is not None}
-    if any(key.startswith(MODEL_PATH) for key in entries):
-        entries = {k.removeprefix(MODEL_PATH): v for k, v in entries.items() if k.startswith(MODEL_PATH)}
-    return {key.strip("/").replace("/", "."): value for key, value in entries.items()}
+    of_a_run = _of_the_network(runs.trained_weights(entries))
+    return of_a_run or {key.strip("/").replace("/", "."): value for key, value in entries.items()}
 
 
 def _targets(network: Any) -> Iterator[tuple[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,18 +16,40 @@ from dbrdist.core.update_rule import pieces
 from dbrdist.optimizers.lars import norm, quotient
 
 
+def _members(params: Iterable[Parameter] | None) -> frozenset[Parameter] | None:
+    return None if params is None else frozenset(params)
+
+
+def _stretches(run: Run, params: frozenset[Parameter] | None) -> Iterator[slice]:
+    """The elements of a run that a hook is for, in pieces that stay in cache."""
+    if params is None:
+        yield from pieces(run.data)
+        return
+    for param, where in run.layers():
+        if param in params:
+            for piece in pieces(run.data[where]):
+                yield slice(where.start + piece.start, min(where.start + piece.stop, where.stop))
+
+
 class WeightDecay:
-    """Add ``rate`` times the parameter to its gradient; for one rule alone with ``rule.add_hook``."""
+    """Add ``rate`` times the parameter to its gradient; for one rule alone with ``rule.add_hook``.
+
+    ``params`` are the parameters that decay, such as all weights but no biases; None means all. Several groups with
+    rates of their own are several hooks: ``optimizer.add_hook(WeightDecay(1e-4, weights), "decay of weights")``.
+    """
 
     name = "WeightDecay"
     keeps_zero = True
     call_for_each_param = True
     timing = "pre"
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, params: Iterable[Parameter] | None = None) -> None:
         self.rate = rate
+        self.params = _members(params)
 
     def __call__(self, rule: Any, param: Any) -> None:
+        if self.params is not None and param not in self.params:
+            return
         if param.array is not None and param.grad is not None:
             g = param.grad
             g += self.rate * param.array
@@ -35,23 +57,29 @@ class WeightDecay:
     def flat(self, run: Run) -> None:
         """The same for a whole run."""
         data, grad = run.data, run.grad
-        for piece in pieces(data):
+        for piece in _stretches(run, self.params):
             g = grad[piece]
             g += self.rate * data[piece]
 
 
 class Lasso:
-    """Add ``rate`` times the sign of the parameter to its gradient: the gradient of an L1 penalty."""
+    """Add ``rate`` times the sign of the parameter to its gradient: the gradient of an L1 penalty.
+
+    ``params`` as in :class:`WeightDecay`.
+    """
 
     name = "Lasso"
     keeps_zero = True
     call_for_each_param = True
     timing = "pre"
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, params: Iterable[Parameter] | None = None) -> None:
         self.rate = rate
+        self.params = _members(params)
 
     def __call__(self, rule: Any, param: Any) -> None:
+        if self.params is not None and param not in self.params:
+            return
         if param.array is not None and param.grad is not None:
             g = param.grad
             g += self.rate * np.sign(param.array)
@@ -59,7 +87,7 @@ class Lasso:
     def flat(self, run: Run) -> None:
         """The same for a whole run."""
         data, grad = run.data, run.grad
-        for piece in pieces(data):
+        for piece in _stretches(run, self.params):
             g = grad[piece]
             g += self.rate * np.sign(data[piece])
 

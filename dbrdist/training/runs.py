@@ -5,17 +5,18 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dbrdist.core.config import using_config
 from dbrdist.core.link import Link
-from dbrdist.core.serializer import load_npz
+from dbrdist.core.serializer import NpzDeserializer, read_npz
 from dbrdist.errors import CheckpointError
 from dbrdist.training.extensions import snapshots
 
 RECIPE = "model.json"
-MODEL_PATH = "updater/model:main/predictor/"
+_MODEL_PATH = "updater/model:main/"
+_AVERAGE_PATH = "extensions/WeightAverage/weights/"
 
 
 def load(
@@ -23,8 +24,10 @@ def load(
 ) -> Link:
     """The network of a run of `dbrdist-train`, with the weights of its newest whole snapshot.
 
+    A run that keeps a moving average of its weights (`ema`) gives the averages.
+
     Args:
-        run_dir: the run's folder (`out` in its configuration).
+        run_dir: the run's folder (`out` in its configuration), or one of the snapshots in it.
         device: where the network goes; None leaves it in host memory.
         model: the network, or what makes it from the arguments in the folder. A run of a network of your own needs it:
             a folder holds data, and no code is run because a folder names it. None makes a network of `dbrdist.models`.
@@ -38,15 +41,60 @@ def load(
     Raises:
         CheckpointError: the folder holds no run, or no whole snapshot, or one of another network.
     """
-    folder = os.fspath(run_dir)
+    folder = folder_of(run_dir)
     recipe = read_recipe(folder)
-    path = snapshots.newest(folder)
-    if path is None:
-        raise CheckpointError(f"{folder}: expected a snapshot in it, found no whole one")
+    path = find_snapshot(run_dir)
     with using_config("dtype", recipe["dtype"]):
         made = model if isinstance(model, Link) else _make(folder, recipe, model)
-    load_npz(path, made, path=MODEL_PATH)
+    load_weights(path, made, "predictor/")
     return made if device is None else made.to_device(device)
+
+
+def folder_of(run: str | os.PathLike[str]) -> str:
+    """The folder of a run that is named by its folder, or by a snapshot in it."""
+    path = os.fspath(run)
+    return os.path.dirname(path) or "." if os.path.isfile(path) else path
+
+
+def find_snapshot(run: str | os.PathLike[str]) -> str:
+    """The snapshot that is meant by a run's folder, the newest whole one, or by a snapshot's own path.
+
+    Raises CheckpointError where there is none, or only damaged ones.
+    """
+    path = os.fspath(run)
+    if os.path.isfile(path):
+        if not snapshots.is_whole(path):
+            raise CheckpointError(f"{path}: the snapshot is damaged")
+        return path
+    found = snapshots.newest(path)
+    if found is None:
+        raise CheckpointError(f"{path}: expected a snapshot in it, found no whole one")
+    return found
+
+
+def trained_weights(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a snapshot's entries, those of the trained network, by path (`predictor/conv1/W`).
+
+    Where the run keeps a moving average of its weights, the averages are in place of the last values.
+    """
+    weights = {k.removeprefix(_MODEL_PATH): v for k, v in entries.items() if k.startswith(_MODEL_PATH)}
+    for key, average in entries.items():
+        if key.startswith(_AVERAGE_PATH):
+            path = key.removeprefix(_AVERAGE_PATH)
+            weights[path] = average.astype(weights[path].dtype)
+    return weights
+
+
+def load_weights(path: str, link: Link, part: str = "") -> None:
+    """Fill a link with the trained weights of a snapshot, or with those below `part`.
+
+    Raises CheckpointError where they are damaged, or do not fit.
+    """
+    weights = trained_weights(read_npz(path))
+    try:
+        NpzDeserializer(weights, part).load(link)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _hint(folder: str) -> str:

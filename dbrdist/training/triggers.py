@@ -154,6 +154,7 @@ class TimeTrigger:
 
     def __call__(self, trainer: Any) -> bool:
         seconds = trainer.elapsed_time if self._clock is None else self._clock(trainer)
+        self._next_seconds = min(self._next_seconds, seconds + self.period)  # the period may have been longer so far
         if seconds < self._next_seconds:
             return False
         self._next_seconds += self.period * (1 + (seconds - self._next_seconds) // self.period)

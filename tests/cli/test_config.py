@@ -250,7 +250,8 @@ def test_each_field_has_one_sentence(model):
 def test_the_keys_of_a_run():
     """A new key is a decision: it is added here too."""
     assert list(Config.model_fields) == [
-        *("model", "data", "loss", "transforms", "optimizer", "init_from", "metrics", "extensions"),
+        *("extends", "model", "data", "loss", "transforms", "optimizer", "schedules", "ema", "updater", "init_from"),
+        *("metrics", "extensions"),
         *("batch", "reproducible", "epochs", "iterations", "seed"),
         *(
             "communicator",

@@ -392,11 +392,11 @@ def test_an_own_optimizer_is_left_its_rate(run, own):
     ("optimizer", "words"),
     [
         ("{name: 'own:Bare', schedule: cosine}", "optimizer.schedule: Bare has no lr to set"),
-        ("{name: 'own:momentum', args: {lr: 1}, schedule: own:f}", "expected the name of a schedule: constant, step, "),
+        ("{name: 'own:momentum', args: {lr: 1}, schedule: own:f}", "own.py has no 'f'"),
         ("{name: 'own:momentum', args: {lr: 1}, hooks: [own:decay]}", "own.py has no 'decay'"),
         (
             "{name: sgd, schedule: own}",
-            "expected the name of a schedule: constant, step, exponential, polynomial, cosine;",
+            "expected the name of a schedule: constant, step, exponential, polynomial, cosine, or your own",
         ),
     ],
 )

@@ -20,9 +20,9 @@ from pydantic import BaseModel
 
 import dbrdist
 from dbrdist import links as L
-from dbrdist.cli import build
+from dbrdist.cli import build, build_updates, document
 from dbrdist.cli.config import Config
-from dbrdist.cli.load import check
+from dbrdist.cli.load import Origin, check
 from dbrdist.datasets import transforms as T
 from dbrdist.datasets.base import get_batch
 from dbrdist.training.extensions import snapshots
@@ -45,7 +45,7 @@ def configured(*lines_, epochs=10):
 def optimizer_of(settings, loss_scale="auto", epochs=10):
     config, origin = configured(f"optimizer: {settings}", f"loss_scale: {loss_scale}", epochs=epochs)
     link = L.Linear(2, 2, initialW=np.array([[3.0, -4.0], [1.0, 2.0]]), initial_bias=1.0)
-    return config, build.optimizer(config, origin, link), link
+    return config, build_updates.optimizer(config, origin, link), link
 
 
 OPTIMIZERS = {
@@ -79,14 +79,18 @@ def test_hyperparameters(name):
 
 
 def test_each_optimizer_is_wired():
-    assert set(OPTIMIZERS) == set(build.OPTIMIZERS)
+    assert set(OPTIMIZERS) == set(build_updates.OPTIMIZERS)
     assert {field for fields in OPTIMIZERS.values() for field in fields} >= {"final_lr", "eps_inside_sqrt"}
-    assert set(MORE_HOOKS) | {"weight_decay", "gradient_clipping"} == set(build.HOOKS)
+    assert set(MORE_HOOKS) | {"weight_decay", "gradient_clipping"} == set(build_updates.HOOKS)
+
+
+def schedules_of(config, made, task=None):
+    return list(build_updates.scheduled(config, Origin(document.read("", "run.yaml")), made, task))
 
 
 def test_adadelta_has_no_rate_to_change():
     config, made, _ = optimizer_of("adadelta")
-    assert build.schedule(config, made) is None
+    assert schedules_of(config, made) == []
     with pytest.raises(dbrdist.errors.ConfigError, match="expected the name of a schedule: own"):
         optimizer_of("{name: adadelta, schedule: cosine}")
 
@@ -95,7 +99,7 @@ def test_adadelta_has_no_rate_to_change():
 def test_a_schedule_sets_the_rate_of_every_other(name):
     config, made, _ = optimizer_of({"name": name, "schedule": "cosine"})
     before = made.lr
-    made.lr = build.schedule(config, made)(5.0)
+    made.lr = schedules_of(config, made)[0][0](5.0)
     assert made.lr == pytest.approx(before / 2)
 
 
@@ -193,7 +197,8 @@ SCHEDULES = {
 def test_schedules(name):
     fields, expected = SCHEDULES[name]
     config, made, _ = optimizer_of({"name": "sgd", "lr": 3.0, "schedule": {"name": name, **fields, **WARM}})
-    rate = build.schedule(config, made)
+    ((rate, target),) = schedules_of(config, made)
+    assert target == "lr"
     assert {e: rate(e) for e in expected} == pytest.approx(expected, rel=1e-12)
     assert [rate(0), rate(1)] == pytest.approx([0.25, (0.25 + expected[2]) / 2], rel=1e-12)
 
@@ -488,8 +493,9 @@ def settings_of(annotation, found):
 
 
 def test_each_field_is_given_a_value_of_its_own_here():
-    """A reminder for whoever adds a field: its name, with a value, must stand in this file."""
-    text = Path(__file__).read_text()
+    """A reminder for whoever adds a field: its name, with a value, must stand in one of these files."""
+    here = Path(__file__)
+    text = "".join(here.with_name(f"test_{name}.py").read_text() for name in ("wiring", "over_the_run", "extends"))
     models = settings_of(Config, [])
     assert len(models) > 25
     for model in models:

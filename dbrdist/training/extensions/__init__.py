@@ -21,5 +21,7 @@ from dbrdist.training.extensions.shifts import WarmupShift as WarmupShift
 from dbrdist.training.extensions.snapshots import Snapshot as Snapshot
 from dbrdist.training.extensions.snapshots import snapshot as snapshot
 from dbrdist.training.extensions.snapshots import snapshot_object as snapshot_object
+from dbrdist.training.extensions.tensorboard import TensorBoard as TensorBoard
+from dbrdist.training.extensions.weight_average import WeightAverage as WeightAverage
 
 __getattr__ = _explained(__name__)

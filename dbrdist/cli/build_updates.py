@@ -1,0 +1,189 @@
+"""From a checked configuration to what changes the parameters: optimizer, hooks, schedules, updater."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+from dbrdist import optimizers
+from dbrdist.cli import resolve
+from dbrdist.cli import updates as u
+from dbrdist.cli.build import arguments
+from dbrdist.cli.config import Config, number_at
+from dbrdist.cli.document import Path
+from dbrdist.cli.load import Origin
+from dbrdist.cli.settings import Custom
+from dbrdist.core.link import Link
+from dbrdist.core.parameter import Parameter
+from dbrdist.errors import ConfigError
+from dbrdist.optimizers import schedules
+from dbrdist.optimizers.schedules import Schedule
+from dbrdist.training import StandardUpdater
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": optimizers.SGD,
+    "momentum_sgd": optimizers.MomentumSGD,
+    "corrected_momentum_sgd": optimizers.CorrectedMomentumSGD,
+    "nesterov_ag": optimizers.NesterovAG,
+    "adam": optimizers.Adam,
+    "adamw": optimizers.AdamW,
+    "amsgrad": optimizers.AMSGrad,
+    "adabound": optimizers.AdaBound,
+    "amsbound": optimizers.AMSBound,
+    "lars": optimizers.LARS,
+    "lamb": optimizers.LAMB,
+    "adagrad": optimizers.AdaGrad,
+    "adadelta": optimizers.AdaDelta,
+    "rmsprop": optimizers.RMSprop,
+    "rmsprop_graves": optimizers.RMSpropGraves,
+    "smorms3": optimizers.SMORMS3,
+    "msvag": optimizers.MSVAG,
+}
+HOOKS: dict[str, Callable[[Any, Any], Any]] = {
+    "weight_decay": lambda s, group: optimizers.WeightDecay(s.rate, group),
+    "lasso": lambda s, group: optimizers.Lasso(s.rate, group),
+    "gradient_clipping": lambda s, _: optimizers.GradientClipping(s.threshold),
+    "gradient_hard_clipping": lambda s, _: optimizers.GradientHardClipping(s.lower_bound, s.upper_bound),
+    "gradient_lars": lambda s, _: optimizers.GradientLARS(s.threshold, s.weight_decay, s.eps),
+    "gradient_noise": lambda s, _: optimizers.GradientNoise(s.eta),
+}
+SCHEDULES: dict[str, Callable[[Any, float, float], Schedule]] = {
+    "constant": lambda s, value, total: schedules.constant(value),
+    "step": lambda s, value, total: schedules.step(value, s.gamma, s.milestones),
+    "exponential": lambda s, value, total: schedules.exponential(value, s.gamma),
+    "polynomial": lambda s, value, total: schedules.polynomial(value, total, s.power, s.end),
+    "cosine": lambda s, value, total: schedules.cosine(value, total, s.end),
+}
+
+
+# ---- the optimizer -----------------------------------------------------------------------------------------------
+
+
+def optimizer(config: Config, origin: Origin, task: Link) -> Any:
+    """Make the optimizer, set it up with the task, and add the hooks."""
+    settings = config.optimizer
+    if isinstance(settings, Custom):
+        made = resolve.call(settings, ("optimizer",), origin)
+        if not hasattr(made, "setup"):
+            raise _mistake(origin, ("optimizer",), f"expected an optimizer, got {type(made).__name__}")
+        if not isinstance(settings.schedule, u.Own) and not hasattr(made, "lr"):
+            raise _mistake(origin, ("optimizer", "schedule"), f"{type(made).__name__} has no lr to set")
+    else:
+        made = OPTIMIZERS[settings.name](**arguments(settings, "hooks", "schedule"))
+    made.setup(task)
+    if config.dtype in ("float16", "bfloat16") and hasattr(made, "use_fp32_update"):
+        made.use_fp32_update()
+    if not isinstance(config.loss_scale, str):
+        made.set_loss_scale(config.loss_scale)
+    elif config.dtype in ("float16", "mixed16") and hasattr(made, "loss_scaling"):
+        made.loss_scaling()
+    for i in range(len(settings.hooks)):
+        _add_hook(made, config, origin, task, i)
+    return made
+
+
+def _add_hook(made: Any, config: Config, origin: Origin, task: Link, i: int) -> None:
+    """Add the i-th hook; its name has the number, so that several of a kind may differ in group and rate."""
+    settings, path = config.optimizer.hooks[i], ("optimizer", "hooks", i)
+    if isinstance(settings, Custom):
+        hook = resolve.call(settings, path, origin)
+        if not callable(hook):
+            raise _mistake(origin, path, f"expected a hook from {settings.name!r}, got {type(hook).__name__}")
+    else:
+        group = group_of(settings, task)
+        if group is not None and not group:
+            raise _mistake(origin, path, f"no parameter fits; there are {', '.join(_names(task))}")
+        hook = HOOKS[settings.name](settings, None if group is None else list(group.values()))
+    made.add_hook(hook, f"{i}: {getattr(hook, 'name', settings.name)}")
+
+
+def group_of(settings: Any, task: Link) -> dict[str, Parameter] | None:
+    """The parameters that a hook is for, by path; None for all."""
+    only, skip = getattr(settings, "only", ()), getattr(settings, "skip", ())
+    if not only and not skip:
+        return None
+    named = {path.removeprefix("/predictor"): p for path, p in task.namedparams()}
+    return {
+        path: p
+        for path, p in named.items()
+        if (not only or any(fnmatchcase(path, pattern) for pattern in only))
+        and not any(fnmatchcase(path, pattern) for pattern in skip)
+    }
+
+
+def _names(task: Link) -> list[str]:
+    names = [path.removeprefix("/predictor") for path, _ in task.namedparams()]
+    return names if len(names) <= 6 else [*names[:6], "..."]
+
+
+def _mistake(origin: Origin, path: Path, words: str) -> ConfigError:
+    return ConfigError(f"{origin.where(path)}: {'.'.join(map(str, path))}: {words}")
+
+
+# ---- schedules ---------------------------------------------------------------------------------------------------
+
+
+def scheduled(
+    config: Config, origin: Origin, made: Any, task: Any
+) -> Iterator[tuple[Schedule, str | Callable[[float], Any]]]:
+    """Each schedule with what it sets: a hyperparameter of the optimizer, or a function that takes the value."""
+    if not isinstance(config.optimizer.schedule, u.Own):
+        yield _schedule(config, origin, config.optimizer.schedule, ("optimizer", "schedule"), made.lr), "lr"
+    for i, item in enumerate(config.schedules):
+        value = number_at(config, item.of)
+        assert value is not None  # the configuration is checked
+        target = _target(item.of, made, task)
+        if target is None:
+            raise _mistake(origin, ("schedules", i, "of"), f"nothing takes {item.of} once the run has begun")
+        yield _schedule(config, origin, item.schedule, ("schedules", i, "schedule"), value), target
+
+
+def _schedule(config: Config, origin: Origin, settings: Any, path: Path, value: float) -> Schedule:
+    """A schedule that begins with `value`, as a function of the epochs done."""
+    if isinstance(settings, Custom):
+        after = _own_schedule(settings, path, origin)
+    else:
+        after = SCHEDULES[settings.name](settings, value, config.epochs)
+    return schedules.warmup(after, settings.warmup_epochs, settings.warmup_start)
+
+
+def _own_schedule(settings: Custom, path: Path, origin: Origin) -> Schedule:
+    function = resolve.find(settings, path, origin)
+    first = resolve.call(settings, path, origin, 0.0)
+    if not isinstance(first, int | float) or not math.isfinite(first):
+        raise _mistake(origin, path, f"expected a finite number from {settings.name}(0.0), got {first!r}")
+    return lambda epochs: function(epochs, **settings.args)
+
+
+def _target(key: str, made: Any, task: Any) -> str | Callable[[float], Any] | None:
+    """What a scheduled number is set by; None where there is nothing of that name."""
+    section, *inner = key.split(".")
+    name = inner[-1] if inner else section
+    if section == "loss_scale":
+        return made.set_loss_scale  # type: ignore[no-any-return]
+    if section == "loss":
+        arguments_of_loss = getattr(task.loss, "keywords", {})
+        return (lambda value: arguments_of_loss.update({name: value})) if name in arguments_of_loss else None
+    if inner[0] == "hooks":
+        hooks = {**made._hooks.pre, **made._hooks.post}
+        hook = next((hook for label, hook in hooks.items() if label.startswith(f"{inner[1]}: ")), None)
+        return (lambda value: setattr(hook, name, value)) if hasattr(hook, name) else None
+    return (lambda value: setattr(made.hyperparam, name, value)) if name in made.hyperparam.own() else None
+
+
+# ---- the step ----------------------------------------------------------------------------------------------------
+
+
+def updater(config: Config, origin: Origin, iterator: Any, made: Any, convert: Any, device: Any) -> StandardUpdater:
+    """What does a step: the user's own, called with iterator, optimizer, converter and device, or the standard one."""
+    settings = config.updater
+    if settings is None:
+        return StandardUpdater(iterator, made, convert, input_device=device)
+    own = resolve.call(settings, ("updater",), origin, iterator, made, convert, device)
+    if not isinstance(own, StandardUpdater):
+        raise _mistake(
+            origin, ("updater",), f"expected a StandardUpdater from {settings.name!r}, got {type(own).__name__}"
+        )
+    return own

@@ -1,0 +1,119 @@
+"""A moving average of the weights, which often generalises better than the last ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from dbrdist.core.backend import accumulation_dtype, get_array_module
+from dbrdist.core.link import Link
+from dbrdist.training.extension import PRIORITY_WRITER, Extension, as_extension
+
+
+class WeightAverage(Extension):
+    """Moves the averages of all parameters by a fraction `1 - decay` towards their values after each step.
+
+    `a <- a + (1 - d) (w - a)` with `d = min(decay, (1 + t) / (10 + t))` at the t-th step, so that the first steps are
+    soon forgotten; with `warmup=False` d is `decay` from the start. Averages of 16-bit weights are kept in float32.
+    Snapshots hold them. Ranks with equal weights have equal averages. Example:
+
+        average = extensions.WeightAverage(model, 0.999)
+        trainer.extend(average)
+        trainer.extend(average.around(extensions.Evaluator(test_iterator, model)), name="validation")
+    """
+
+    trigger = (1, "iteration")
+    priority = PRIORITY_WRITER + 100  # before an evaluation of the averages
+
+    def __init__(self, model: Link, decay: float, warmup: bool = True):
+        if not 0 <= decay < 1:
+            raise ValueError(f"expected a decay from 0 to below 1, got {decay}")
+        self._model = model
+        self._decay = decay
+        self._warmup = warmup
+        self._num_steps = 0
+        self._averages: dict[str, Any] = {}
+
+    @property
+    def averages(self) -> dict[str, Any]:
+        """The averages by the parameters' paths."""
+        return self._averages
+
+    def initialize(self, trainer: Any) -> None:
+        for path, param in self._params():
+            if path not in self._averages:
+                self._averages[path] = _wide(param.array)
+
+    def __call__(self, trainer: Any) -> None:
+        self._num_steps += 1
+        t = self._num_steps
+        rate = 1 - (min(self._decay, (1 + t) / (10 + t)) if self._warmup else self._decay)
+        for path, param in self._params():
+            average = self._averages.get(path)
+            if average is None:  # initialised by this step
+                self._averages[path] = _wide(param.array)
+                continue
+            difference = param.array - average
+            difference *= rate
+            average += difference
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within the block, the network has the averages as its weights."""
+        own = {path: param.array.copy() for path, param in self._params()}
+        try:
+            self._set(self._averages)
+            yield
+        finally:
+            self._set(own)
+
+    def around(self, extension: Any) -> Extension:
+        """An extension that calls another one, an evaluator say, while the network has the averages as its weights."""
+        return _Around(self, as_extension(extension))
+
+    def _set(self, values: dict[str, Any]) -> None:
+        for path, param in self._params():
+            if path in values:
+                param.array[...] = values[path]
+
+    def _params(self) -> Iterator[tuple[str, Any]]:
+        return ((path.strip("/"), p) for path, p in self._model.namedparams(include_uninit=False))
+
+    def serialize(self, serializer: Any) -> None:
+        self._num_steps = int(serializer("num_steps", self._num_steps))
+        weights = serializer["weights"]
+        for path, param in self._params():
+            average = self._averages.get(path)
+            self._averages[path] = weights(path, _wide(param.array) if average is None else average)
+
+
+def _wide(array: Any) -> Any:
+    return get_array_module(array).array(array, accumulation_dtype(array.dtype))
+
+
+class _Around(Extension):
+    """Another extension, called on the averages."""
+
+    def __init__(self, average: WeightAverage, inner: Any):
+        self._average = average
+        self._inner = inner
+        self.trigger, self.priority, self.name = inner.trigger, inner.priority, inner.name
+
+    @property
+    def default_name(self) -> str:
+        return self._inner.default_name  # type: ignore[no-any-return]
+
+    def __call__(self, trainer: Any) -> Any:
+        self._inner.name = self.name
+        with self._average.applied():
+            return self._inner(trainer)
+
+    def initialize(self, trainer: Any) -> None:
+        self._inner.initialize(trainer)
+
+    def finalize(self) -> None:
+        self._inner.finalize()
+
+    def serialize(self, serializer: Any) -> None:
+        self._inner.serialize(serializer)
