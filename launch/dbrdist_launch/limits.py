@@ -40,6 +40,7 @@ SLURM_SECONDS = 0.5  # within which Slurm's signals reach all processes of a ste
 SEARCH_SECONDS = 0.02  # between two looks for the connection that a rank makes in MPI_Init
 SEARCH_MOST_SECONDS = 30.0  # a rank that has not called MPI_Init by then hardly will
 STACK_SECONDS = 0.5  # for a program to write its stacks
+SPY_SECONDS = 1.0  # for py-spy to read them
 
 # --- judgement
 LAST_WORDS_SECONDS = 1.0  # for the ranks' reports to arrive after mpiexec has ended
@@ -48,7 +49,7 @@ DOUBT_SECONDS = 3.0  # a supervisor elsewhere that was silent for so long: its h
 SAME_MOMENT_SECONDS = 0.005  # connections that break within it broke together
 LOST_SECONDS = 0.3  # from a broken connection to a verdict: the other ranks of a dead host break in this time
 TOLD_SECONDS = 0.5  # from a dead thread or worker to a verdict, where the user asked for one: the rank may end itself
-STACKS_SECONDS = 1.0  # for the stacks of all ranks
+STACKS_SECONDS = 2.0  # for the stacks of all ranks
 REQUEST_SECONDS = 0.7  # a signal to the ranks may come from an mpiexec whose host is gone: that shows in this time
 WAITING_SECONDS = 15.0  # ranks that have not appeared by then are named, once
 EARLY_SECONDS = 10.0  # a rank that left without MPI_Finalize is named when the others still run after it

@@ -65,7 +65,7 @@ def test_first_failure_is_named_and_its_code_passed_on(tmp_path, how, code, kind
 
 
 def test_traceback_is_in_the_report():
-    result = launch("-n", 2, "python", FAILING, "exception")
+    result = launch("-n", 2, "--show-ranks", "none", "python", FAILING, "exception")
     report = result.stderr[result.stderr.index("failed first") :]
     assert "failing.py" in report and 'raise ValueError("boom")' in report
 

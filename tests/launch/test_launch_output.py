@@ -12,6 +12,8 @@ import time
 import pytest
 from dbrdist_launch import limits
 from dbrdist_launch.launcher.output import Output, Piece, Screen
+from dbrdist_launch.loop import Loop
+from dbrdist_launch.rank.outputs import Outputs
 from support import assert_nothing_left, environment, launch, popen
 
 # --- the screen
@@ -240,3 +242,86 @@ def test_an_interrupt_gives_up_a_reader_that_never_reads():
     assert process.wait(40) == 130
     process.communicate()
     assert_nothing_left("never")
+
+
+# --- from the program's pipes to the launcher
+
+
+class Pipes:
+    """A rank's two pipes, read by `Outputs` into memory."""
+
+    def __init__(self, credit=1 << 30):
+        self.loop, self.pieces, self.writers, pipes = Loop(), [], {}, {}
+        for stream in ("out", "err"):
+            read, self.writers[stream] = os.pipe()
+            pipes[read] = stream
+        self.outputs = Outputs(self.loop, pipes, credit, lambda data, stream: self.pieces.append((stream, bytes(data))))
+
+    def turn(self, seconds=0.0):
+        self.loop.turn(seconds)
+        self.outputs.look(time.monotonic())
+
+    def came(self, stream):
+        return b"".join(data for name, data in self.pieces if name == stream)
+
+    def close(self):
+        for pipe in [*self.outputs.pipes, *self.writers.values()]:
+            os.close(pipe)
+        self.loop.close()
+
+
+def test_pieces_go_out_as_they_come_until_they_are_many():
+    pipes = Pipes()
+    for number in range(1000):
+        os.write(pipes.writers["out"], b"%d\n" % number)
+        pipes.turn()
+        if number < limits.PIECES:
+            assert len(pipes.pieces) == number + 1  # at once
+    assert limits.PIECES < len(pipes.pieces) < 100
+    while pipes.outputs.gather_until is not None:
+        pipes.turn(0.01)
+    assert pipes.came("out") == b"".join(b"%d\n" % number for number in range(1000))
+    pipes.close()
+
+
+def test_who_writes_fast_is_not_held_up_by_the_gathering():
+    """Each time its pipe has filled meanwhile, it is looked at sooner, until at once."""
+    pipes, waits = Pipes(), 0
+    for number in range(1, 301):
+        os.write(pipes.writers["out"], b"x" * 60000)  # of the 65536 that it holds
+        while sum(len(data) for _, data in pipes.pieces) < 60000 * number:
+            pipes.turn(0.001)
+            waits += pipes.outputs.gather_until is not None
+    assert waits < 100  # of a millisecond each; 300 gatherings would be 15000
+    pipes.close()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_outputs_pass_on_every_byte_whatever_comes_in_between(seed, monkeypatch):
+    """Writes, credit, ends of either stream and of the program, in any order."""
+    monkeypatch.setattr(limits, "GATHER_SECONDS", 0.003)
+    monkeypatch.setattr(limits, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "PIECES", seed % 4)
+    chance, pipes, wrote = random.Random(seed), Pipes(credit=3000), {"out": b"", "err": b""}
+    for _ in range(400):
+        what = chance.choice(["write", "write", "write", "credit", "turn", "turn", "close"])
+        stream = chance.choice(["out", "err"])
+        if what == "write" and stream in pipes.writers:
+            data = chance.randbytes(chance.choice((1, 20, 800)))
+            if len(wrote[stream]) - len(pipes.came(stream)) + len(data) < 60000:  # or it would wait
+                os.write(pipes.writers[stream], data)
+                wrote[stream] += data
+        elif what == "credit":
+            pipes.outputs.give_credit(chance.randrange(4000))
+        elif what == "close" and chance.random() < 0.02 and stream in pipes.writers:
+            os.close(pipes.writers.pop(stream))
+        pipes.turn(chance.choice((0.0, 0.0, 0.002)))
+    pipes.outputs.end()
+    for stream in list(pipes.writers):
+        os.close(pipes.writers.pop(stream))
+    until = time.monotonic() + 10
+    while pipes.outputs.pipes and time.monotonic() < until:
+        pipes.turn(0.01)
+    assert {stream: pipes.came(stream) for stream in wrote} == wrote
+    assert not pipes.outputs.pipes and not pipes.outputs.waiting
+    pipes.close()

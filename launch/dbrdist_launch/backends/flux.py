@@ -21,6 +21,7 @@ class Flux:
     places_ranks = True
     ends_by = (signal.SIGINT, signal.SIGINT)
     kills_step = True
+    in_turn = ()
 
     def command(self, job: Job, program: list[str]) -> list[str]:
         words = [shutil.which("flux") or "flux", "run", "-n", str(job.ranks)]

@@ -21,6 +21,7 @@ class Hydra:
     places_ranks = False
     ends_by = (signal.SIGTERM,)
     kills_step = False
+    in_turn = ("core", "numa")
 
     @property
     def label(self) -> str:

@@ -72,6 +72,10 @@ class Backend(Protocol):
     def kills_step(self) -> bool:
         """Whether it may kill the ranks' supervisors with them, before these can report."""
 
+    @property
+    def in_turn(self) -> tuple[str, ...]:
+        """The values of --bind with which local rank k gets the k-th core or NUMA node; others are its own affair."""
+
     def command(self, job: Job, program: list[str]) -> list[str]:
         """The exact words that start `program` as the job's ranks."""
 

@@ -22,6 +22,7 @@ class OpenMPI:
     places_ranks = False
     ends_by = (signal.SIGTERM,)
     kills_step = False
+    in_turn = ("core",)
 
     @property
     def label(self) -> str:

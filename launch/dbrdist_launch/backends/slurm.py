@@ -30,6 +30,7 @@ class Srun:
     # srun takes two interrupts within a second for "cancel the step, and the job that I made for it".
     ends_by = (signal.SIGINT, signal.SIGINT)
     kills_step = True
+    in_turn = ()
 
     @property
     def label(self) -> str:

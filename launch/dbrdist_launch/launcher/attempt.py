@@ -19,6 +19,7 @@ from .judge import Judge
 from .listener import Listener
 from .output import Output, Piece
 from .process import StarterProcess
+from .questions import Questions
 from .ranks import Rank
 from .report import Failure
 from .settings import Settings
@@ -80,8 +81,7 @@ class Attempt:
         self.all_ended_at: float | None = None
         self.faults = 0
         self.first_rank_at: float | None = None
-        self.curious: list[Channel] = []  # who asked for stacks
-        self.stacks_shown_at: float | None = None
+        self.questions = Questions(self.ranks, output.note, lambda: self._ask_to_stop(signal.SIGTERM))
         self.arrived: deque[Piece] = deque()  # output that has been written, told by the output's threads
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
@@ -156,7 +156,7 @@ class Attempt:
 
     def _on_hello(self, channel: Channel, hello: Message) -> None:
         if hello["t"] == "ask":
-            self._on_question(channel, str(hello.get("what")))
+            self.questions.hear(channel, str(hello.get("what")), time.monotonic() - self.started_at)
             return
         rank = Rank(hello["rank"], hello["host"], channel, hello["local_rank"])
         if hello["size"] != self.size or rank.rank in self.ranks or self.failure is not None:
@@ -296,7 +296,7 @@ class Attempt:
         if number == signal.SIGTSTP:
             self._say("cannot be suspended, its ranks run on other terminals and hosts")
         elif number == signal.SIGQUIT:
-            self._ask_for_stacks(time.monotonic(), shown=True)
+            self.questions.show_stacks()
         elif number == signal.SIGINT and self.asked:
             self._say("interrupted again, stopping now")
             self._end_all(0.0)
@@ -349,8 +349,7 @@ class Attempt:
             self.stop_deadline = None
             self._say("the grace period is over, stopping now")
             self._end_all(0.0)
-        if self.stacks_shown_at is not None and now >= self.stacks_shown_at:
-            self._show_stacks()
+        self.questions.look(now)
         if self.output.footer is not None:
             self.output.footer = table(self.ranks, now - self.started_at)
 
@@ -371,7 +370,7 @@ class Attempt:
         if failure is not None:
             self._fail(failure)
         elif self.judge.late and self.judge.stacks_until is None:
-            self._ask_for_stacks(now)
+            self.questions.ask_for_stacks()
             self.judge.stacks_until = now + limits.STACKS_SECONDS
 
     def _deadlines(self, now: float) -> Failure | None:
@@ -390,49 +389,6 @@ class Attempt:
             return Failure("deadline", left[0].rank, left[0].host, codes.STALLED, f"{text}; still there: {still}")
         return None
 
-    # --- stacks
-
-    def _ask_for_stacks(self, now: float, shown: bool = False) -> None:
-        if shown:
-            self.stacks_shown_at = now + limits.STACKS_SECONDS
-        for rank in self.ranks.values():
-            if rank.running:
-                rank.stacks = None
-                rank.channel.send("stacks")
-
-    def _show_stacks(self) -> None:
-        """Print what came, and answer those who asked."""
-        self.stacks_shown_at = None
-        parts = []
-        for number in sorted(self.ranks):
-            rank = self.ranks[number]
-            text = (rank.stacks or "").rstrip() or "no stacks: no Python, or started with --no-inject"
-            parts.append(f"rank {number} on {rank.host}, {rank.activity(time.monotonic())}:\n{text}")
-            rank.stacks = None
-        if not self.curious:
-            self.output.note("\n".join(parts))
-        for channel in self.curious:
-            self._answer(channel, "\n".join(parts))
-        self.curious.clear()
-
-    def _on_question(self, channel: Channel, what: str) -> None:
-        """`dbrdist-launch ps`, `stacks` and `stop` ask through the control socket."""
-        if what == "stacks":
-            self.curious.append(channel)
-            self._ask_for_stacks(time.monotonic(), shown=True)
-        elif what == "stop":
-            self._answer(channel, "asked to save and stop")
-            self._ask_to_stop(signal.SIGTERM)
-        else:
-            now = time.monotonic()
-            self._answer(channel, "\n".join(table(self.ranks, now - self.started_at, 200)))
-
-    def _answer(self, channel: Channel, text: str) -> None:
-        channel.socket.setblocking(True)
-        channel.socket.settimeout(1.0)
-        channel.send("answer", text.encode("utf-8", "replace")[-limits.MESSAGE_BYTES :])
-        channel.close()
-
     # --- the end
 
     def _fail(self, failure: Failure) -> None:
@@ -440,17 +396,12 @@ class Attempt:
         now = time.monotonic()
         self.failure = failure
         if self.settings.stacks and self.judge.stacks_until is None:
-            self._gather_stacks(now)
+            self.questions.ask_for_stacks()
+            while time.monotonic() < now + limits.STACKS_SECONDS and not self.questions.have_stacks():
+                self.loop.turn(0.1)
         with_stacks = self.settings.stacks or failure.kind in ("stalled", "stopped")
         report.complete(failure, sorted(self.ranks.values(), key=lambda r: r.rank), now, self.started_at, with_stacks)
         self._end_all(limits.KILL_SECONDS)
-
-    def _gather_stacks(self, now: float) -> None:
-        self._ask_for_stacks(now)
-        while time.monotonic() < now + limits.STACKS_SECONDS and any(
-            rank.running and rank.stacks is None for rank in self.ranks.values()
-        ):
-            self.loop.turn(0.1)
 
     def _end_all(self, grace_seconds: float) -> None:
         self.end_deadline = time.monotonic() + grace_seconds + limits.STARTER_SECONDS

@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
-from .. import codes
+from .. import codes, cores
 from ..backends import NAMES
 from ..errors import LaunchError
+from ..rank import gpus
 from . import jobs
 from .session import Session
 from .settings import GROUPS, Settings
@@ -26,7 +27,8 @@ dbrdist-launch stop JOB          asks all ranks to save and stop
 Exit codes: 0 done, 75 stopped on request and saved, 124 stalled or out of time,
 128+N ended by signal N, 69 host lost, 71 could not start, 2 refused; else the
 exit code of the first rank that failed. Each option is also read from the
-environment: --max-restarts from DBRDIST_LAUNCH_MAX_RESTARTS."""
+environment, --max-restarts from DBRDIST_LAUNCH_MAX_RESTARTS, and from a file by
+--config."""
 _NEIGHBOURS = {
     "--nproc": "-n", "--np": "-n", "--nprocs": "-n", "--ntasks": "-n", "--nproc-per-node": "--per-host",
     "--nproc_per_node": "--per-host", "--ppn": "--per-host", "-ppn": "--per-host", "-H": "--hosts", "--host": "--hosts",
@@ -61,6 +63,15 @@ class _Command(click.Command):
                 formatter.write_dl(rows)
 
 
+class _Ranks(click.IntRange):
+    """A number, or as many as this machine has room for."""
+
+    name = "number of ranks, or auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return gpus.count() or cores.available_cores() if value == "auto" else super().convert(value, param, ctx)
+
+
 def _option(field: Field[Any]) -> Callable[[Any], Any]:
     """The option of a setting."""
     more: dict[str, Any] = dict(field.metadata)
@@ -72,13 +83,59 @@ def _option(field: Field[Any]) -> Callable[[Any], Any]:
         options["is_flag"] = True
     if isinstance(field.default, tuple):
         options["multiple"] = True
-    if kind is not None:
+    if kind == "ranks":
+        options["type"] = _Ranks(1)
+    elif kind is not None:
         options["type"] = (click.IntRange if kind is int else click.FloatRange)(more.get("least"), more.get("most"))
     elif choices == "backends":
         options["metavar"] = "|".join(NAMES)
     elif choices is not None:
         options["type"] = click.Choice(choices)
+    if field.name == "config":
+        options.update(callback=_take_file, is_eager=True)
     return click.option(field.name, *names, **options)
+
+
+def _by_name() -> dict[str, Field[Any]]:
+    """The settings by every name that their options have, without dashes at the front."""
+    found = {}
+    for field in fields(Settings):
+        for name in (field.name, *field.metadata.get("names", ())):
+            found[name.partition("/")[0].lstrip("-").replace("_", "-")] = field
+    return {name: field for name, field in found.items() if field.name not in ("command", "config")}
+
+
+def _read_options(path: str) -> dict[str, Any]:
+    """What a file says of the settings, as click's own defaults."""
+    import difflib
+    import tomllib
+
+    try:
+        with open(path, "rb") as file:
+            content = tomllib.load(file)
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"--config {path!r} cannot be read: {error}") from error
+    known, found = _by_name(), {}
+    for name, value in content.items():
+        field = known.get(name.replace("_", "-"))
+        if field is None:
+            near = difflib.get_close_matches(name.replace("_", "-"), known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else "; `dbrdist-launch --help` lists the options"
+            raise LaunchError(f"--config {path!r}: there is no option {name!r}{hint}")
+        one = isinstance(field.default, bool) or field.name == "view"
+        kinds: tuple[type, ...] = (bool,) if one else (list, str) if field.default == () else (str, int, float)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and not one):
+            expected = "true or false" if one else "a list of words" if list in kinds else "a word or a number"
+            raise LaunchError(f"--config {path!r}: {name} = {value!r}: expected {expected}")
+        words = value if isinstance(value, list) else [value]
+        found[field.name] = value if one else [str(word) for word in words] if field.default == () else str(value)
+    return found
+
+
+def _take_file(ctx: click.Context, parameter: click.Parameter, path: str | None) -> str | None:
+    if path is not None:
+        ctx.default_map = _read_options(path)
+    return path
 
 
 def _with_options(function: Callable[..., int]) -> Callable[..., int]:

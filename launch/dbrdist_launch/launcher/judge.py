@@ -59,6 +59,9 @@ class Judge:
         if kind == "cut":
             rank.cut = True
             return
+        if kind == "fault":
+            self._warn(rank, kind, f"fault of ours, the job goes on: {event['message']}")
+            return
         if len(rank.events) < 200:
             rank.events.append({"at": now, **event})
         if kind == "leaving":

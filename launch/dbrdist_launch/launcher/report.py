@@ -18,7 +18,10 @@ _ABORT_OPENMPI = re.compile(
 _STARTS = ("Traceback (most recent call last):", "Exception Group Traceback (most recent call last):")
 _FATAL = "Fatal Python error:"
 _AFTER = 5  # lines of other origin after a traceback that still is the program's last word
+_FRAME = re.compile(r'^[\s|+]*File "(?P<file>.+)", line (?P<line>\d+)(?P<comma>,?) in (?P<name>.+)$', re.M)
+_SPIED = re.compile(r"^Thread .*\n +(?P<name>\S.*) \((?P<file>.+):(?P<line>\d+)\)$", re.M)  # py-spy's form
 _LAST_WORDS = 6
+_MOST_OTHERS = 32
 _OUR_WORDS = ("exit", "stalled", "stopped", "host_lost", "start", "deadline")  # where the message is ours
 
 
@@ -213,31 +216,55 @@ def complete(failure: Failure, ranks: list[Rank], now: float, started_at: float,
             failure.others.append(other)
 
 
-def as_text(failure: Failure) -> str:
-    """The report for people."""
+def innermost(text: str | None) -> tuple[str, str, str] | None:
+    """(file, line, function) of the innermost frame: of a traceback, or of the main thread of faulthandler's stacks."""
+    frames = list(_FRAME.finditer((text or "").partition("Current thread")[2] or text or ""))
+    spied = _SPIED.search(text or "")
+    if frames:
+        found = frames[-1] if frames[-1]["comma"] else frames[0]  # faulthandler, which writes no comma, begins with it
+    elif spied is not None:
+        found = spied
+    else:
+        return None
+    return found["file"], found["line"], found["name"]
+
+
+def as_text(failure: Failure, seen: bool = False) -> str:
+    """The report for people; where `seen`, what the failed rank wrote stands above and is not repeated."""
     where = f"rank {failure.rank} on {failure.host}" if failure.rank is not None else (failure.host or "the job")
     ours = failure.kind in _OUR_WORDS  # one thought a line, for narrow terminals
     message = (failure.message.replace("; ", ";\n") if ours else failure.message).splitlines() or [""]
+    trace, frame = failure.traceback or "", innermost(failure.traceback)
+    if seen and frame and trace.startswith((*_STARTS, _FATAL)):
+        trace = "in {2} at {0}:{1}; the traceback stands above".format(*frame)
     lines = [f"dbrdist-launch: {where} failed first ({failure.kind}): {message[0]}"]
-    if ours or failure.traceback is None or failure.traceback.count("\n") < len(message):
+    if ours or trace.count("\n") < len(message):
         lines += ["    " + line for line in message[1:]]
+    lines.append("  " + ", ".join(_facts(failure)))
+    if len(failure.ranks_lost) > 1:
+        lines.append("  ranks lost with it: " + " ".join(map(str, failure.ranks_lost)))
+    lines += ["    " + line for line in trace.splitlines()]
+    if failure.last_words:
+        lines += ["  its last words on stderr:", *("    " + line for line in failure.last_words)]
+    return "\n".join([*lines, *_others(failure.others)])
+
+
+def _facts(failure: Failure) -> list[str]:
+    """When it was, and how far it had come."""
     facts = [f"{failure.seconds:.1f} s after the start", f"exit code {failure.code}"]
     if failure.step is not None:
         facts.append(f"step {failure.step}")
     if failure.last_beat_seconds is not None:
         facts.append(f"last beat {failure.last_beat_seconds:.1f} s before")
-    lines.append("  " + ", ".join(facts))
-    if len(failure.ranks_lost) > 1:
-        lines.append("  ranks lost with it: " + " ".join(map(str, failure.ranks_lost)))
-    if failure.traceback:
-        lines += ["    " + line for line in failure.traceback.splitlines()]
-    if failure.last_words:
-        lines += ["  its last words on stderr:", *("    " + line for line in failure.last_words)]
-    if failure.others:
-        lines.append("  the other ranks at that time:")
-        for other in failure.others[:32]:
-            lines.append(f"    rank {other['rank']} on {other['host']}: {other['doing']}")
-            lines += ["      " + line for line in other.get("stacks", "").splitlines()]
-        if len(failure.others) > 32:
-            lines.append(f"    and {len(failure.others) - 32} more (see status.json)")
-    return "\n".join(lines)
+    return facts
+
+
+def _others(others: list[dict[str, Any]]) -> list[str]:
+    """What the other ranks were doing."""
+    lines = ["  the other ranks at that time:"] if others else []
+    for other in others[:_MOST_OTHERS]:
+        lines.append(f"    rank {other['rank']} on {other['host']}: {other['doing']}")
+        lines += ["      " + line for line in other.get("stacks", "").splitlines()]
+    if len(others) > _MOST_OTHERS:
+        lines.append(f"    and {len(others) - _MOST_OTHERS} more (see status.json)")
+    return lines

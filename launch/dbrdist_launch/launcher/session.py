@@ -15,7 +15,7 @@ from ..backends.job import Host, Job, Place
 from ..channel import new_token
 from ..errors import LaunchError
 from ..rank.supervisor import ADDRESS, TOKEN
-from . import environment, report
+from . import binding, environment, report
 from .attempt import Attempt, Outcome, Plan
 from .jobs import JobFolder
 from .output import Output
@@ -42,7 +42,7 @@ class Session:
         s = self.settings
         self.notes: list[str] = []  # to be said once there is a place to say it
         self.folder: JobFolder | None = None
-        self.program = resolve(s.command)
+        self.program = resolve(s.words)
         self.shown = parse_ranks("0" if s.quiet and s.show is None else s.show)
         self.added, self.named = environment.parse_settings(s.env, os.environ)
         for name in environment.forwarded(os.environ, self.named, only=True):
@@ -173,7 +173,7 @@ class Session:
         job = self.job(self.hosts)
         if s.print or s.bare:
             return self._print_or_run_bare(job)
-        run = Run(s.name or time.strftime("%Y%m%d-%H%M%S-") + str(os.getpid()), list(s.command), s.log_dir, s.record)
+        run = Run(s.name or time.strftime("%Y%m%d-%H%M%S-") + str(os.getpid()), list(s.words), s.log_dir, s.record)
         view = s.view if s.view is not None else os.isatty(1) and os.isatty(2)
         output = Output(self.shown, run.attempt_folder(), view, s.timestamps, s.tee)
         run.say = lambda text: output.note(f"dbrdist-launch: {text}")
@@ -186,7 +186,9 @@ class Session:
     def _print_or_run_bare(self, job: Job) -> int:
         words = self.words(job)
         if self.settings.print:
-            print(shlex.join(words))
+            print(shlex.join(words), flush=True)
+            for line in binding.lines(job, self.backend, self.settings.gpus == "rank"):
+                print(line, file=sys.stderr)
             return codes.DONE
         sys.stdout.flush()
         return os.execvpe(words[0], words, {**os.environ, **self.added, **self.backend.environment(job)})
@@ -194,7 +196,7 @@ class Session:
     def attempt(self, job: Job, output: Output, restart: int, name: str = "job") -> Outcome:
         """Run the job once."""
         token = new_token()
-        self.folder = JobFolder(name, list(self.settings.command), token)
+        self.folder = JobFolder(name, list(self.settings.words), token)
         try:
             if self._has_spaces():
                 agent, options = self._ssh()
@@ -266,7 +268,8 @@ class Session:
                 outcome.failure.host = outcome.failure.host or name
                 outcome.failure.host_trouble = True
                 outcome.failure.message += f"; host {name} cannot be reached: {why}"
-        output.note(report.as_text(outcome.failure))
+        rank = outcome.failure.rank
+        output.note(report.as_text(outcome.failure, seen=rank is not None and output.shows(rank)))
 
     def _end(self, outcome: Outcome, output: Output, run: Run) -> int:
         if outcome.failure is None and outcome.asked and outcome.code == codes.PREEMPTED:

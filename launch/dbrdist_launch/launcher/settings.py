@@ -23,7 +23,13 @@ class Settings:
     """What the user asked for."""
 
     command: tuple[str, ...]
-    ranks: int | None = _option(None, 0, "Number of ranks; default: all slots.", "-n", "-np", "--ranks", **_COUNT)
+    ranks: int | None = _option(
+        None, 0, "Number of ranks; default: all slots; auto: one for each GPU of this machine, else for each core.",
+        "-n", "-np", "--ranks", kind="ranks", metavar="N|auto",
+    )  # fmt: skip
+    module: str | None = _option(
+        None, 0, "Run a Python module: -m package.module ...", "-m", "--module", metavar="MODULE"
+    )
     hosts: str | None = _option(None, 0, "Hosts with their slots.", metavar="A:2,B:2")
     hostfile: str | None = _option(None, 0, "The same from a file (MPICH's or Open MPI's form).", metavar="FILE")
     per_host: int | None = _option(None, 0, "Ranks on each host, in place of its slots.", **_COUNT)
@@ -88,4 +94,13 @@ class Settings:
     )
     port: int = _option(0, 5, "TCP port of the side channel; default: a free one.", kind=int, least=0, most=65535)
     print: bool = _option(False, 5, "Print the exact command and stop.")
+    config: str | None = _option(
+        None, 5, "Options from a TOML file, such as max-restarts = 3; the environment and the command line come first.",
+        metavar="FILE",
+    )  # fmt: skip
     bare: bool = _option(False, 5, "Run that command without supervision.")
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The command to run."""
+        return ("python", "-m", self.module, *self.command) if self.module else self.command

@@ -7,14 +7,13 @@ from collections import Counter
 
 from .. import codes
 from .ranks import Rank
-from .report import Failure
+from .report import Failure, innermost
 
 # A frame that waits for other ranks: names of MPI calls and of the verbs of common libraries.
 _WAITING = re.compile(
     r"(all)?reduce|bcast|broadcast|barrier|gather|scatter|alltoall|recv|\bsend|wait|probe|finali[sz]e|synchroni[sz]e",
     re.I,
 )
-_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
 _DEBUGGER = re.compile(r'^  File ".*[/\\](pdb|bdb|pudb|ipdb|debugpy|pydevd)\b.*", line', re.M)
 
 
@@ -81,19 +80,6 @@ def _choose(ranks: dict[int, Rank], late: list[int]) -> tuple[int, str]:
             return min(odd), "it is elsewhere than the others"
     oldest = min(late, key=lambda number: (ranks[number].beat_at or 0.0, number))
     return oldest, "its beat is the oldest; the ranks wait in the same place, or no stack could be read"
-
-
-def innermost(stacks: str | None) -> tuple[str, str, str] | None:
-    """(file, line, function) of the innermost frame of the main thread in what faulthandler wrote."""
-    if not stacks:
-        return None
-    # faulthandler writes the thread that received the signal as "Current thread", which is the main one.
-    part = stacks.partition("Current thread")[2] or stacks
-    for line in part.splitlines():
-        match = _FRAME.match(line)
-        if match:
-            return match["file"], match["line"], match["name"]
-    return None
 
 
 def waits(frame: tuple[str, str, str] | None) -> bool:

@@ -23,7 +23,7 @@ class Outputs:
         self.loop, self.send = loop, send
         self.pipes = pipes  # the open ones, each with the name of its stream
         self.credit = credit  # bytes that the launcher takes before it has written the last ones
-        self.waiting: list[int] = []  # pipes that wait for credit, or for more to come
+        self.waiting: set[int] = set()  # pipes that wait for credit, or for more to come; the others are watched
         self.gather_until: float | None = None
         self.heard_at = 0.0
         self._flow = 0.0  # pieces sent lately: one is forgotten every GATHER_SECONDS
@@ -50,22 +50,21 @@ class Outputs:
         """Read what has gathered, once its time is over."""
         if self.gather_until is not None and now >= self.gather_until:
             self.gather_until = None
-            pipes, self.waiting = self.waiting, []
-            for pipe in pipes:
+            for pipe in sorted(self.waiting):  # stdout first, which was made first
                 self._read(pipe)
 
     def _watch(self, pipe: int) -> None:
+        self.waiting.discard(pipe)
         self.loop.watch(pipe, lambda: self._read(pipe))
+
+    def _wait(self, pipe: int) -> None:
+        self.waiting.add(pipe)
+        self.loop.forget(pipe)
 
     def _read_on(self) -> None:
         self.gather_until = None
-        while self.waiting:
-            self._watch(self.waiting.pop())
-
-    def _wait(self, pipe: int) -> None:
-        if pipe not in self.waiting:
-            self.loop.forget(pipe)
-            self.waiting.append(pipe)
+        for pipe in list(self.waiting):
+            self._watch(pipe)
 
     def _read(self, pipe: int) -> None:
         if self.credit <= 0 and not self._ended:
@@ -74,12 +73,13 @@ class Outputs:
         most = limits.READ_BYTES if self._ended else min(limits.READ_BYTES, self.credit)
         try:
             count = os.readv(pipe, [self._piece[:most]])
-        except BlockingIOError:  # it was gathered, and nothing came
-            if pipe not in self.waiting:
+        except BlockingIOError:  # nothing was gathered
+            if self.gather_until is None:
                 self._watch(pipe)
             return
         if not count:
-            self.loop.forget(pipe)
+            self._wait(pipe)
+            self.waiting.remove(pipe)
             del self.pipes[pipe]
             return
         self.credit -= count + limits.PIECE_BYTES

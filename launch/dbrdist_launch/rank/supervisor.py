@@ -18,6 +18,7 @@ from .child import Child, stack_signal
 from .deaths import OomWatch
 from .outputs import Outputs
 from .pmix import ConnectionHolder
+from .spy import by_py_spy
 from .surroundings import surroundings
 from .workers import WorkerWatch
 
@@ -55,11 +56,23 @@ class Supervisor:
         self._connect()
         self._start()
         while not self._done():
-            self.loop.turn(self._seconds_to_wait())
-            self._look()
+            self._turn()
         if self.status is None:
             return codes.from_signal(signal.SIGKILL)
         return codes.from_wait_status(self.status)[0]
+
+    def _turn(self) -> None:
+        """A fault of ours is told, and costs the program nothing."""
+        try:
+            self.loop.turn(self._seconds_to_wait())
+            self._look()
+        except Exception as error:
+            where = error.__traceback__
+            while where is not None and where.tb_next is not None:
+                where = where.tb_next
+            line = f"{where.tb_frame.f_code.co_filename}:{where.tb_lineno}" if where is not None else "?"
+            self.channel.send("event", event="fault", message=f"{error!r} at {line}")
+            time.sleep(limits.SEARCH_SECONDS)  # lest it turns for ever
 
     def _connect(self) -> None:
         address, token = os.environ.pop(ADDRESS), os.environ.pop(TOKEN)
@@ -300,14 +313,17 @@ class Supervisor:
     def _ask_for_stacks(self) -> None:
         """Have the program write the stacks of its threads; sent when they have come, or their time is over."""
         self.stacks = b""
-        if self.status is None and linux.catches(self.child.pid, stack_signal()):
-            linux.kill(self.child.pid, stack_signal())
+        # The program may be a shell around the Python that has our hooks.
+        below = [] if self.status is not None else [self.child.pid, *linux.descendants(self.child.pid)]
+        hooked = next((pid for pid in below if linux.catches(pid, stack_signal())), None)
+        if hooked is not None:
+            linux.kill(hooked, stack_signal())
             until = time.monotonic() + limits.STACK_SECONDS
             with selectors.DefaultSelector() as events:
                 events.register(self.child.events, selectors.EVENT_READ)
                 while time.monotonic() < until and events.select(0.1 if self.stacks else until - time.monotonic()):
                     self._on_events()
-        text = self.stacks[-limits.TAIL_BYTES :].decode(errors="replace")
+        text = self.stacks[-limits.TAIL_BYTES :].decode(errors="replace") or by_py_spy(below)
         self.channel.send("stacks", text=text, state=linux.state(self.child.pid))
 
 
