@@ -1,17 +1,19 @@
-"""Times of dbrdist-launch: start, cost of supervision, restart, and many launches in a row.
+"""Times of dbrdist-launch: start, cost of supervision and of output, restart, and many launches in a row.
 
-    python benchmarks/launch.py [--only start,cost,beat,restart,many] [--openmpi PYTHON] [--launches 200] [--out FILE]
+    python benchmarks/launch.py --record                            # start, beat, idle, lines, sleepers: 3 minutes
+    python benchmarks/launch.py --only cost,restart,many [--openmpi-python PYTHON] [--launches 200]
 
 `restart` and the two-host part of `many` need root (namespaces). Figures to reach: first line of 4 ranks within
-mpiexec's own time + 0.2 s; supervision under 0.5 % of a step of 10 ms; first new rank within 5 s of a failed attempt's
-end; no launch of 200 that leaves something behind or hangs unnoticed.
+mpiexec's own time + 0.2 s; supervision of an idle rank under 8 MB and 0.1 % of a core, under 0.5 % of a step of 10 ms;
+10^5 lines a second with at most 1.2 times plain mpiexec's processor time, the live view for 2 % of a core more; 64
+sleepers start and end within 10 s; first new rank within 5 s of a failed attempt's end; no launch of 200 that leaves
+something behind or hangs unnoticed.
 """
 
 import argparse
 import json
 import os
 import pathlib
-import platform
 import shlex
 import statistics
 import subprocess
@@ -19,6 +21,8 @@ import sys
 import tempfile
 import time
 import uuid
+
+import harness
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "launch"))
@@ -59,6 +63,19 @@ for step in range(100000):
     heartbeat.beat(step, loss=0.5, total=100000)
 print("BEAT", (time.perf_counter() - start) / 100000, flush=True)
 """
+LINES = """
+import os, sys, time
+kind, rate, start = sys.argv[1], float(sys.argv[2]), time.perf_counter()
+for begin in range(0, 1 << 40, 100):
+    lines = [b"line %d %s\\n" % (i, b"x" * 40) for i in range(begin, begin + 100)]
+    if kind == "block":
+        os.write(1, b"".join(lines))
+    else:
+        for line in lines:
+            os.write(1, line)
+    time.sleep(max(0.0, (begin + 100) / rate - (time.perf_counter() - start)))
+"""
+RATE = 100000  # lines a second of all ranks
 
 
 def summary(values, digits=4):
@@ -172,6 +189,98 @@ def ticks(pid):
     return int(fields[11]) + int(fields[12])
 
 
+def used(mark):
+    """Seconds of processor time of each thread of a job, to the microsecond: {thread: (seconds, command)}."""
+    found = {}
+    for line in marked(mark):
+        pid, _, command = line.partition(" ")
+        for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+            found[task.name] = (int((task / "schedstat").read_text().split()[0]) / 1e9, command)
+    return found
+
+
+def is_program(command):
+    return "-c" in command.split() and not any(word in command for word in ("mpiexec", "dbrdist", "hydra"))
+
+
+def shares(words, seconds, ranks=2):
+    """{"program": share of a core, "rest": share} of a job that runs until it is ended."""
+    mark = uuid.uuid4().hex
+    # Into a pipe as under a batch system's shell; unbuffered Python is the user's affair and the same for both.
+    reader = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=reader.stdin, stderr=subprocess.DEVNULL, env=environment(mark)
+    )
+    reader.stdin.close()
+    while sum(value > 0.1 and is_program(command) for value, command in used(mark).values()) < ranks:
+        time.sleep(0.1)
+    time.sleep(1.0)
+    before = used(mark)
+    time.sleep(seconds)
+    after = used(mark)
+    process.terminate()
+    process.wait()
+    reader.wait()
+    found = {"program": 0.0, "rest": 0.0}
+    for thread, (value, command) in after.items():
+        found["program" if is_program(command) else "rest"] += (value - before.get(thread, (value, ""))[0]) / seconds
+    return found
+
+
+def lines(pythons, repeats):
+    """2 ranks that write 10^5 lines a second: processor time of the whole job, against plain mpiexec, in turns."""
+    python, found = next(iter(pythons.values())), {}
+    for kind in ("line", "block"):
+        program = [python, "-c", LINES, kind, str(RATE / 2)]
+        ours = [python, "-m", "dbrdist_launch", "-n", "2"]
+        bare = subprocess.run(
+            [*ours, "--bare", "--print", *program], env=environment("x"), capture_output=True, text=True, check=True
+        ).stdout
+        kinds = {"mpiexec": shlex.split(bare), "launch": [*ours, *program], "view": [*ours, "--view", *program]}
+        rows = [{name: shares(words, 3.0) for name, words in kinds.items()} for _ in range(repeats)]
+        whole = [{name: row[name]["program"] + row[name]["rest"] for name in row} for row in rows]
+        found[f"one write for each {kind}" + (" of 100" if kind == "block" else "")] = {
+            "mpiexec_core_fraction": summary([row["mpiexec"] for row in whole]),
+            "launch_core_fraction": summary([row["launch"] for row in whole]),
+            "ratio": summary([row["launch"] / row["mpiexec"] for row in whole], 3),
+            "passing_on_core_fraction": summary([row["launch"]["rest"] for row in rows]),
+            "view_adds_core_fraction": summary([row["view"]["rest"] - row["launch"]["rest"] for row in rows]),
+        }
+    return found
+
+
+def idle(pythons, seconds=15.0, ranks=8):
+    """Private memory and processor time of a sleeping rank's two supervisors."""
+    python, mark = next(iter(pythons.values())), uuid.uuid4().hex
+    words = [python, "-m", "dbrdist_launch", "-n", str(ranks), "sleep", "100"]
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=environment(mark))
+    time.sleep(6.0)
+    pids = [line.split()[0] for line in marked(mark) if "rank/main.py" in line and "mpiexec" not in line.split()[1]]
+    pids = [pid for pid in pids if "python" in command_of(pid)]
+    before = used(mark)
+    time.sleep(seconds)
+    after = used(mark)
+    private = sum(private_bytes(pid) for pid in pids)
+    process.terminate()
+    process.wait()
+    spent = sum(after[pid][0] - before[pid][0] for pid in pids)
+    return {
+        "ranks": ranks, "supervisors": len(pids), "private_megabytes_per_rank": round(private / ranks / 1e6, 2),
+        "core_fraction_per_rank": round(spent / seconds / ranks, 6),
+    }  # fmt: skip
+
+
+def private_bytes(pid):
+    text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return 1024 * sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Private_"))
+
+
+def sleepers(pythons, repeats):
+    """64 ranks that sleep for a second, from start to end."""
+    python = next(iter(pythons.values()))
+    return summary([run(python, ["-n", 64, "sleep", 1])[1] for _ in range(repeats)], 2)
+
+
 def beat(pythons, repeats):
     """One heartbeat, in seconds."""
     python = next(iter(pythons.values()))
@@ -242,35 +351,32 @@ def _row(python, arguments, launches, wrap):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="start,cost,beat,restart,many")
-    parser.add_argument("--openmpi", default=os.environ.get("TEST_OPENMPI_PYTHON"), help="a Python with Open MPI")
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--only", default="start,beat,idle,lines,sleepers", help="also: cost, restart, many")
+    parser.add_argument("--openmpi-python", default=os.environ.get("TEST_OPENMPI_PYTHON"), help="one with Open MPI")
+    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--launches", type=int, default=200)
     parser.add_argument("--over-hosts", type=int, default=50)
-    parser.add_argument("--out", help="write the record there")
+    parser.add_argument("--record", action="store_true", help="write the result to benchmarks/records")
     options = parser.parse_args()
-    pythons = {"mpich": sys.executable, **({"openmpi": options.openmpi} if options.openmpi else {})}
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
-    record = {
-        "date": time.strftime("%Y-%m-%d %H:%M"), "command": " ".join(["python", *sys.argv]), "commit": commit,
-        "python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count(),
-        "load_at_start": os.getloadavg()[0],
-    }  # fmt: skip
+    python = options.openmpi_python
+    pythons = {"mpich": sys.executable, **({"openmpi": python} if python else {})}
     parts = {
         "start": lambda: start(pythons, options.repeats),
-        "cost": lambda: cost(pythons, max(3, options.repeats // 2)),
         "beat": lambda: beat(pythons, 5),
+        "idle": lambda: idle(pythons),
+        "lines": lambda: lines(pythons, max(3, options.repeats // 3)),
+        "sleepers": lambda: sleepers(pythons, 3),
+        "cost": lambda: cost(pythons, max(3, options.repeats // 2)),
         "restart": lambda: restart(pythons, 5),
         "many": lambda: many(pythons, options.launches, options.over_hosts),
     }
+    results, load = {}, os.getloadavg()[0]
     for name in options.only.split(","):
-        record[name] = parts[name]()
-        print(name, json.dumps(record[name], indent=1), flush=True)
-    record["load_at_end"] = os.getloadavg()[0]
-    if options.out:
-        pathlib.Path(options.out).write_text(json.dumps(record, indent=1) + "\n")
+        results[name] = parts[name]()
+        print(name, json.dumps(results[name], indent=1), flush=True)
+    if options.record:
+        settings = {"repeats": options.repeats, "load_at_start": load, "load_at_end": os.getloadavg()[0]}
+        print(harness.record("launch", settings, results))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ PIECE_BYTES = 512  # what a piece of output counts beyond its own length, for th
 READ_BYTES = 1 << 18  # what is read at one time
 PIPE_BYTES = 1 << 18  # what a rank's stdout holds, if its user may have so much; a quarter of it by default
 PIECES = 16  # of a rank's output that are passed on as they come; one that goes on writing
-GATHER_SECONDS = 0.05  # has them gathered for so long: each piece costs four processes a wake-up
+GATHER_SECONDS = 0.07  # has them gathered for so long: each piece costs four processes a wake-up
 LEAST_SECONDS = 0.002  # where its pipe fills sooner than that, it is read at once
 
 # --- output

@@ -15,7 +15,7 @@ class Outputs:
     """Reads the pipes as they fill; what the launcher does not take yet waits in them, and so does the program.
 
     Pieces go out as they come while they are few. Each one wakes four processes, so a program that goes on writing
-    has its lines gathered in its pipes for a moment: 10^5 lines a second then travel as 20 pieces. The moment is
+    has its lines gathered in its pipes for a moment: 10^5 lines a second then travel as 15 pieces. The moment is
     shorter where a pipe would fill meanwhile: nobody who writes fast is held up.
     """
 
@@ -85,7 +85,8 @@ class Outputs:
         self.credit -= count + limits.PIECE_BYTES
         self.send(self._piece[:count], self.pipes[pipe])
         if self._gathers(count, self._rooms[pipe]) and count < most and not self._ended:
-            self.gather_until = self.heard_at + self._moment
+            # All ranks of a host look at the same time: the launcher then wakes up once for all of them.
+            self.gather_until = (self.heard_at // self._moment + 1) * self._moment
             for other in self.pipes:
                 self._wait(other)
         else:
