@@ -8,7 +8,7 @@ A check compares first and builds its message only on failure::
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class ArgumentError(ValueError):
@@ -37,6 +37,13 @@ class ArgumentError(ValueError):
 
 class OperandTypeError(ArgumentError, TypeError):
     """An operand of a kind of type that the function does not take."""
+
+
+class Given(NamedTuple):
+    """What a message shows of an array; hashable, so that checks can be remembered."""
+
+    shape: tuple[int, ...]
+    dtype: Any
 
 
 # What a kind takes, by dtype.kind; "V" is bfloat16. The last entry is what the error says.

@@ -8,12 +8,12 @@ are again among the three, so that derivatives of any order come from these para
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from dbrdist import kernels
 from dbrdist.core import ops
 from dbrdist.core.backend import Array
-from dbrdist.core.checks import Operands, expected
+from dbrdist.core.checks import Given, Operands, expected
 from dbrdist.core.config import config
 from dbrdist.core.graph import FunctionNode, call, is_observed
 from dbrdist.core.parameter import Parameter
@@ -193,13 +193,6 @@ def _hashable(value: Any) -> Any:
     return value if type(value) is tuple or type(value) is int else pair(value)
 
 
-class _Given(NamedTuple):
-    """What a message shows of an array."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-
-
 @lru_cache(maxsize=1024)
 def _geometry(name: str, window: tuple[Any, ...], *arrays: Any) -> ConvGeometry:
     """The geometry of a call; shapes and types that do not fit together are refused, in words.
@@ -211,7 +204,7 @@ def _geometry(name: str, window: tuple[Any, ...], *arrays: Any) -> ConvGeometry:
     g = ConvGeometry(*pair(stride), *pair(pad), *pair(dilate), groups, cover_all)
     if min(g.sh, g.sw, g.dh, g.dw, g.groups) < 1 or min(g.ph, g.pw) < 0:
         raise expected(name, "stride, pad, dilate, groups", "numbers >= 1, and pad >= 0", str(g))
-    given = [_Given(*a) for a in arrays]
+    given = [Given(*a) for a in arrays]
     x, W = given[:2]
     if len(W.shape) != 4 or W.shape[0] % g.groups:
         raise expected(name, "W", f"4 axes, the first a multiple of groups={g.groups}", W)

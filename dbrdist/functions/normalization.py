@@ -7,15 +7,26 @@ x_hat = (x - mu) s. gamma, beta and all statistics have the shape of the axes th
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
+from numpy import ndarray
+
 from dbrdist import kernels
 from dbrdist.core import fusion, ops
-from dbrdist.core.backend import Array, accumulation_dtype, copy, empty, get_array_module, is_floating
+from dbrdist.core.backend import (
+    Array,
+    DType,
+    accumulation_dtype,
+    copy,
+    empty,
+    get_array_module,
+    is_floating,
+    number,
+)
 from dbrdist.core.backprop import grad
-from dbrdist.core.checks import Operands, expected, floating
+from dbrdist.core.checks import Given, Operands, expected, floating
 from dbrdist.core.config import using_config
 from dbrdist.core.fusion import MaskedGradient
 from dbrdist.core.graph import FunctionNode, call, is_observed
@@ -84,7 +95,7 @@ class BatchNormalization(Normalization):
             grads = BatchNormalizationGradient(self).apply((x, gamma, gy))
         else:
             grads = self.backward_kernel(x, gamma, gy, _view(out, wanted, 1), _view(out, wanted, 2))
-        return _cast(self, wanted, [grads[i] for i in wanted])
+        return _cast(self, wanted, grads if len(wanted) == 3 else [grads[i] for i in wanted])
 
     def backward_kernel(
         self, x: Array, gamma: Array, gy: Any, out_gamma: Array = None, out_beta: Array = None
@@ -231,9 +242,10 @@ class FixedBatchNormalization(Normalization):
         return ops.reshape(ops.sum(v, self.axis, True), shape)
 
 
-def _cast(node: FunctionNode, wanted: tuple[int, ...], grads: list[Any]) -> tuple[Any, ...]:
+def _cast(node: FunctionNode, wanted: tuple[int, ...], grads: Any) -> tuple[Any, ...]:
     """Gradients in the types of their inputs."""
-    return tuple([ops.cast(g, node.inputs[i].dtype) for i, g in zip(wanted, grads)])
+    nodes = node.inputs
+    return tuple([g if g.dtype == nodes[i].dtype else ops.cast(g, nodes[i].dtype) for i, g in zip(wanted, grads)])
 
 
 def _view(out: Any, wanted: tuple[int, ...], i: int) -> Array:
@@ -245,6 +257,7 @@ def _kept_shape(shape: tuple[int, ...], axis: Axis) -> tuple[int, ...]:
     return tuple(1 if i in axis else n for i, n in enumerate(shape))
 
 
+@lru_cache(maxsize=64)
 def default_axis(ndim: int, num_kept: int = 1) -> Axis:
     """All axes but the ``num_kept`` after the first: what batch normalization averages over."""
     return (0, *range(num_kept + 1, ndim))
@@ -263,8 +276,18 @@ def move_running(running_mean: Array, running_var: Array, mean: Array, var: Arra
     The running variance is unbiased: the batch's is multiplied by count / (count - 1). An empty batch moves nothing.
     """
     if count:
-        running_mean[...] = decay * running_mean + (1 - decay) * mean
-        running_var[...] = decay * running_var + (1 - decay) * (count / max(count - 1.0, 1.0)) * var
+        _move(running_mean, decay, mean, 1 - decay)
+        _move(running_var, decay, var, (1 - decay) * (count / max(count - 1.0, 1.0)))
+
+
+def _move(running: Array, decay: float, value: Array, weight: float) -> None:
+    """running = decay running + weight value; of small vectors each call of NumPy counts."""
+    dtype = running.dtype
+    if type(running) is ndarray and value.dtype == dtype:
+        running *= number(decay, dtype)
+        running += value * number(weight, dtype)
+    else:
+        running[...] = decay * running + weight * value
 
 
 def batch_normalization(
@@ -301,16 +324,25 @@ def fixed_batch_normalization(
 
 def checked_axis(name: str, x: Any, gamma: Any, axis: Any, **others: Any) -> Axis:
     """The axes as a sorted tuple of numbers from 0 on; refuses shapes that do not fit them."""
-    ndim = len(x.shape)
+    if axis is not None and not isinstance(axis, int):
+        axis = tuple(axis)
+    vectors = [(what, tuple(a.shape), a.dtype) for what, a in others.items()]
+    return _checked_axis(name, axis, tuple(x.shape), x.dtype, ("gamma", tuple(gamma.shape), gamma.dtype), *vectors)
+
+
+@lru_cache(maxsize=1024)
+def _checked_axis(name: str, axis: Any, shape: tuple[int, ...], dtype: DType, *vectors: Any) -> Axis:
+    """Remembered, since a network asks the same at each step; ``vectors`` are names, shapes and types."""
+    ndim = len(shape)
     if axis is None:
-        axis = default_axis(ndim, len(gamma.shape))
+        axis = default_axis(ndim, len(vectors[0][1]))
     axis = tuple(sorted(a % ndim for a in ((axis,) if isinstance(axis, int) else axis)))
-    kept = tuple(n for i, n in enumerate(x.shape) if i not in axis)
-    if not is_floating(x.dtype):
-        raise TypeError(str(expected(name, "x", "a floating type", x, "cast it first")))
-    for what, a in {"gamma": gamma, **others}.items():
-        if tuple(a.shape) != kept:
-            raise expected(name, what, f"shape {kept} for x {tuple(x.shape)} averaged over axis {axis}", a)
+    kept = tuple(n for i, n in enumerate(shape) if i not in axis)
+    if not is_floating(dtype):
+        raise TypeError(str(expected(name, "x", "a floating type", Given(shape, dtype), "cast it first")))
+    for what, *given in vectors:
+        if given[0] != kept:
+            raise expected(name, what, f"shape {kept} for x {shape} averaged over axis {axis}", Given(*given))
     return axis
 
 

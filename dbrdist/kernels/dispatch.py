@@ -5,8 +5,8 @@ plan, a function of the same arguments made for their types, shapes and layouts;
 provider is asked. A plan is kept by a full key, which names everything that it depends on, so that no call changes
 who serves another one. Plans belong to one thread, as the memory objects of native libraries do.
 
-``onednn`` takes float32 and bfloat16 on the CPU where the library is there and has an implementation; ``numpy`` takes
-the rest: every float type, every device, every geometry.
+``columns`` takes small convolutions on the CPU; ``onednn`` takes float32 and bfloat16 on the CPU where the library is
+there and has an implementation; ``numpy`` takes the rest: every float type, every device, every geometry.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ import numpy as np
 from numpy import ndarray
 
 from dbrdist.core.backend import hand_down_kernel, number
-from dbrdist.kernels import numpy_, onednn, onednn_elementwise, onednn_ops
+from dbrdist.kernels import columns, numpy_, onednn, onednn_elementwise, onednn_ops
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 
 Array = Any
 Plan = Callable[..., Any]
 
 # In order of preference.
-_PROVIDERS: dict[str, dict[str, Callable[..., Plan]]] = {"onednn": onednn_ops.ROWS, "numpy": numpy_.ROWS}
+_PROVIDERS: dict[str, dict[str, Callable[..., Plan]]] = {
+    "columns": columns.ROWS, "onednn": onednn_ops.ROWS, "numpy": numpy_.ROWS,
+}  # fmt: skip
 _GENERATION = 1024  # plans after which those that were not used since the last time are forgotten
 _SMALL = 1024  # elements up to which an elementwise kernel is one call of NumPy
 _SPATIAL = (0, 2, 3)
@@ -48,11 +50,14 @@ class _ThreadPlans(threading.local):
         self.older: dict[Any, Plan] = {}  # of the generation before
         self.names: dict[int, str] = {}  # of providers, by the id of a plan that is kept
 
-    def find(self, key: Any, arguments: tuple[Any, ...]) -> Plan:
-        """The plan for ``key`` from the generation before, or a new one."""
+    def find(self, key: Any, arguments: tuple[Any, ...], provider: str | None = None) -> Plan:
+        """The plan for ``key`` from the generation before, or a new one, of the given provider where there is one."""
         plan = self.older.get(key)
         if plan is None:
-            name, plan = _choose(key[0], arguments)
+            if provider is None:
+                name, plan = _choose(key[0], arguments)
+            else:
+                name, plan = provider, _PROVIDERS[provider][key[0]](*arguments)
             self.names[id(plan)] = name
         if len(self.plans) >= _GENERATION:
             self.older, self.plans = self.plans, {}
@@ -68,7 +73,7 @@ _local = _ThreadPlans()
 def _choose(kernel: str, arguments: tuple[Any, ...]) -> tuple[str, Plan]:
     """The name and the plan of the first provider that takes these arguments; NumPy takes all."""
     for name, rows in _PROVIDERS.items():
-        if kernel in rows and (name == "numpy" or _forced != "numpy"):
+        if kernel in rows and (name == "numpy" or _forced in (None, name)):
             try:
                 return name, rows[kernel](*arguments)
             except onednn.Unsupported:
@@ -95,7 +100,7 @@ def _warn(reason: str) -> None:
 
 @contextlib.contextmanager
 def use(name: str) -> Iterator[None]:
-    """Let the provider ``name`` serve all threads where it can, for comparisons: ``'numpy'`` or ``'onednn'``."""
+    """Let the provider ``name`` serve all threads where it can, and NumPy the rest, for comparisons."""
     global _forced
     if name not in _PROVIDERS:
         raise ValueError(f"expected a provider out of {sorted(_PROVIDERS)}, got {name!r}")
@@ -226,7 +231,7 @@ def linear(x: Array, W: Array, b: Array | None) -> Array:
 
 
 def _bn_forward_key(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool) -> Any:
-    return "bn_forward", type(x), x.shape, x.dtype, eps, axis, relu
+    return "bn_forward", type(x), x.shape, x.strides, x.dtype, eps, axis, relu
 
 
 def bn_forward(
@@ -247,7 +252,7 @@ def _bn_inference_key(
     x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool,
     out: Array | None = None,
 ) -> Any:  # fmt: skip
-    return "bn_inference", type(x), x.shape, x.dtype, eps, axis, relu
+    return "bn_inference", type(x), x.shape, x.strides, x.dtype, eps, axis, relu
 
 
 def bn_inference(
@@ -269,7 +274,7 @@ def bn_statistics(x: Array, axis: tuple[int, ...] = _SPATIAL) -> tuple[Array, Ar
 
 
 def _bn_statistics_key(x: Array, axis: tuple[int, ...]) -> Any:
-    return "bn_statistics", type(x), x.shape, x.dtype, axis
+    return "bn_statistics", type(x), x.shape, x.strides, x.dtype, axis
 
 
 def bn_sums(
@@ -283,7 +288,7 @@ def bn_sums(
 
 
 def _bn_sums_key(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: tuple[int, ...]) -> Any:
-    return "bn_sums", type(x), x.shape, x.dtype, eps, axis
+    return "bn_sums", type(x), x.shape, x.strides, x.dtype, gy.strides, eps, axis
 
 
 def bn_input_gradient(
@@ -304,7 +309,10 @@ def bn_backward(
     """
     name, inner = saved  # only the provider of the forward pass can read what that saved
     arguments = (x, gamma, mean, var, gy, eps, inner, axis, relu, out_gamma, out_beta)
-    return _PROVIDERS[name]["bn_backward"](*arguments)(*arguments)
+    kind = None if inner is None else inner.dtype
+    key = ("bn_backward", name, type(x), x.shape, x.strides, x.dtype, gy.strides, eps, axis, relu, kind)
+    plan = _local.plans.get(key) or _local.find(key, arguments, name)
+    return plan(*arguments)
 
 
 # ---- layer normalization

@@ -380,6 +380,13 @@ class Primitive:
             self._set(memory, start)
         self._execute()
 
+    def on(self, *arrays: np.ndarray) -> None:
+        """Execute on arrays."""
+        set_handle = self._set
+        for memory, a in zip(self._memories, arrays):
+            set_handle(memory, _pointer_at(id(a) + _POINTER_OFFSET).value)
+        self._execute()
+
     def on2(self, a: np.ndarray, b: np.ndarray) -> None:
         """Execute on two arrays: without a loop, for small ones."""
         set_handle, memories = self._set, self._memories

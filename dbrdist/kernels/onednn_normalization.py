@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from ctypes import c_float
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dbrdist.core import backend
 from dbrdist.kernels import numpy_, onednn
-from dbrdist.kernels.onednn import Builder, Primitive, address, cached
+from dbrdist.kernels.onednn import Builder, Primitive
 from dbrdist.kernels.onednn_finite import is_finite, normalizes_finitely
 
 Array = np.ndarray
+_F32, _DENSE = np.dtype(np.float32), (4,)
 
 
 def _as_image(x: Array) -> Array:
@@ -21,7 +23,16 @@ def _as_image(x: Array) -> Array:
 
 
 def _f32(a: Array) -> Array:
-    return np.ascontiguousarray(a, np.float32)
+    return a if a.dtype is _F32 and a.strides == _DENSE else np.ascontiguousarray(a, np.float32)
+
+
+def _is_dense_image(x: Array) -> bool:
+    return x.ndim == 4 and backend.is_channels_last(x)
+
+
+def _shaped(x: Array, image: Array) -> Array:
+    """A result in the shape of the input."""
+    return image.reshape(x.shape) if x.ndim == 2 else image
 
 
 def _bn_flags(relu: bool) -> int:
@@ -46,47 +57,51 @@ def _build_bn_forward(shape: Any, dtype: Any, eps: float, relu: bool) -> tuple[P
         return b.primitive(description, memories), b.size(workspace) if relu else 0
 
 
-def bn_forward(
-    x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool
-) -> tuple[Array, Array, Array, Any]:
+def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool) -> Any:
     """See numpy_.bn_forward; saved is oneDNN's mask of the ReLU, or one of bool where the ReLU comes afterwards.
 
     That is where the output is not finite, and where oneDNN takes another implementation for both in one, whose numbers
     differ in the last bit: they must not depend on whether somebody expected a ReLU.
     """
-    if (
-        relu
-        and not cached(("bn_is_fused", x.shape, x.dtype, eps), lambda: [_is_fused(_image_shape(x), x.dtype, eps)])[0]
-    ):
-        return _rectified(x, gamma, beta, eps, axis)
-    image, gamma, beta = _as_image(x), _f32(gamma), _f32(beta)
-    shape = image.shape
-    primitive, workspace_bytes = cached(
-        ("bn_forward", shape, x.dtype, eps, relu), lambda: _build_bn_forward(shape, x.dtype, eps, relu)
-    )
-    y = backend.empty(shape, x.dtype, x)
-    statistics = np.empty((2, shape[1]), np.float32)
-    mean, var = statistics
-    arguments = [address(image), address(gamma), address(beta), address(mean), address(var), address(y)]
-    saved = None
+    _check(x, axis)
+    shape, dtype = _image_shape(x), x.dtype
+    primitive, mask_bytes = _build_bn_forward(shape, dtype, eps, relu)
     if relu:
-        saved = backend.empty((workspace_bytes,), np.uint8, x)
-        arguments.append(address(saved))
-    primitive(*arguments)
-    if relu and not normalizes_finitely(gamma, beta, mean, var, eps):  # the statistics are NaN if any element is
-        return _rectified(x, gamma, beta, eps, axis)
-    return y.reshape(x.shape) if x.ndim == 2 else y, mean, var, saved
+        plain = _plan_forward(x, gamma, beta, eps, axis, False)
+        if primitive.implementation != _build_bn_forward(shape, dtype, eps, False)[0].implementation:
+            return lambda *arguments: _rectified(plain, *arguments)
+    is_dense, new, new_vector = _is_dense_image(x), backend.allocator(shape, dtype), _vectors(shape)
+
+    def bn_forward(
+        x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool
+    ) -> tuple[Array, Array, Array, Any]:
+        image, mean, var, y = x if is_dense else _as_image(x), new_vector(), new_vector(), new()
+        primitive.on(image, _f32(gamma), _f32(beta), mean, var, y)
+        return y if is_dense else _shaped(x, y), mean, var, None
+
+    def bn_relu_forward(
+        x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool
+    ) -> tuple[Array, Array, Array, Any]:
+        image, mean, var, y = x if is_dense else _as_image(x), new_vector(), new_vector(), new()
+        saved = backend.empty((mask_bytes,), np.uint8, x)
+        scale, shift = _f32(gamma), _f32(beta)
+        primitive.on(image, scale, shift, mean, var, y, saved)
+        if not normalizes_finitely(scale, shift, mean, var, eps):  # the statistics are NaN if any element is
+            return _rectified(plain, x, gamma, beta, eps, axis, relu)
+        return y if is_dense else _shaped(x, y), mean, var, saved
+
+    return bn_relu_forward if relu else bn_forward
 
 
-def _is_fused(shape: Any, dtype: Any, eps: float) -> bool:
-    """True if one implementation serves with and without a ReLU."""
-    fused, plain = (_build_bn_forward(shape, dtype, eps, relu)[0] for relu in (True, False))
-    return fused.implementation == plain.implementation
+def _vectors(shape: tuple[int, ...]) -> Any:
+    """What makes an uninitialised vector beside the channels."""
+    make: Any = np.ndarray
+    return partial(make, shape[1:2], _F32)
 
 
-def _rectified(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...]) -> Any:
+def _rectified(plain: Any, x: Array, *arguments: Any) -> Any:
     """Normalization, then the ReLU."""
-    y, mean, var, _ = bn_forward(x, gamma, beta, eps, axis, False)
+    y, mean, var, _ = plain(x, *arguments)
     y = numpy_.relu_forward(y)
     return y, mean, var, y != 0
 
@@ -102,21 +117,28 @@ def _build_bn_inference(shape: Any, dtype: Any, eps: float, relu: bool) -> Primi
         return b.primitive(description, memories)
 
 
-def bn_inference(
+def _plan_inference(
     x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool,
     out: Array | None = None,
-) -> Array:  # fmt: skip
+) -> Any:  # fmt: skip
     """See numpy_.bn_inference."""
-    image, gamma, beta, mean, var = _as_image(x), _f32(gamma), _f32(beta), _f32(mean), _f32(var)
-    if relu and not (normalizes_finitely(gamma, beta, mean, var, eps) and is_finite(image)):
-        return numpy_.bn_inference(x, gamma, beta, mean, var, eps, axis, relu, out)
-    shape = image.shape
-    primitive = cached(
-        ("bn_inference", shape, x.dtype, eps, relu), lambda: _build_bn_inference(shape, x.dtype, eps, relu)
-    )
-    y = backend.empty(x.shape, x.dtype, x) if out is None else out
-    primitive(address(image), address(gamma), address(beta), address(mean), address(var), address(y))
-    return y
+    _check(x, axis)
+    shape, dtype = _image_shape(x), x.dtype
+    primitive = _build_bn_inference(shape, dtype, eps, relu)
+    is_dense, new = _is_dense_image(x), backend.allocator(x.shape, dtype)
+
+    def bn_inference(
+        x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool,
+        out: Array | None = None,
+    ) -> Array:  # fmt: skip
+        image, vectors = x if is_dense else _as_image(x), (_f32(gamma), _f32(beta), _f32(mean), _f32(var))
+        if relu and not (normalizes_finitely(*vectors, eps) and is_finite(image)):
+            return numpy_.bn_inference(x, gamma, beta, mean, var, eps, axis, relu, out)
+        y = new() if out is None else out
+        primitive.on(image, *vectors, y)
+        return y
+
+    return bn_inference
 
 
 def _build_bn_backward(shape: Any, dtype: Any, eps: float, relu: bool) -> Primitive:
@@ -137,36 +159,45 @@ def _build_bn_backward(shape: Any, dtype: Any, eps: float, relu: bool) -> Primit
         return b.primitive(description, memories)
 
 
-def bn_backward(
+def _plan_backward(
     x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: tuple[int, ...],
     relu: bool, out_gamma: Array | None = None, out_beta: Array | None = None,
-) -> tuple[Array, Array, Array]:  # fmt: skip
+) -> Any:  # fmt: skip
     """See numpy_.bn_backward; without ``relu`` it does not look at the mask, so a fused forward serves both."""
-    if relu and saved.dtype == np.bool_:
-        gy, relu = numpy_.relu_backward(saved, gy), False
-    image, g, scale, mean, var = _as_image(x), _as_image(gy), _f32(gamma), _f32(mean), _f32(var)
-    shape = image.shape
-    primitive = cached(
-        ("bn_backward", shape, x.dtype, eps, relu), lambda: _build_bn_backward(shape, x.dtype, eps, relu)
-    )
-    gx = backend.empty(shape, x.dtype, x)
-    ggamma, gbeta = _f32_target(out_gamma, scale), _f32_target(out_beta, scale)
-    arguments = [address(a) for a in (image, g, scale, mean, var, gx, ggamma, gbeta)]
-    if relu:
-        arguments.append(address(saved))
-    primitive(*arguments)
-    gx = gx.reshape(x.shape) if x.ndim == 2 else gx
-    return gx, _delivered(ggamma, out_gamma, gamma), _delivered(gbeta, out_beta, gamma)
+    shape, dtype = _image_shape(x), x.dtype
+    plain = _build_bn_backward(shape, dtype, eps, False)
+    masked = _build_bn_backward(shape, dtype, eps, True) if relu and saved.dtype != np.bool_ else None
+    are_dense, new = _is_dense_image(x) and _is_dense_image(gy), backend.allocator(shape, dtype)
+
+    def bn_backward(
+        x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: tuple[int, ...],
+        relu: bool, out_gamma: Array | None = None, out_beta: Array | None = None,
+    ) -> tuple[Array, Array, Array]:  # fmt: skip
+        if relu and masked is None:
+            gy = numpy_.relu_backward(saved, gy)
+        image, g = (x, gy) if are_dense else (_as_image(x), _as_image(gy))
+        scale, gx = _f32(gamma), new()
+        ggamma, gbeta = _f32_target(out_gamma, scale), _f32_target(out_beta, scale)
+        if masked is None:
+            plain.on(image, g, scale, _f32(mean), _f32(var), gx, ggamma, gbeta)
+        else:
+            masked.on(image, g, scale, _f32(mean), _f32(var), gx, ggamma, gbeta, saved)
+        gx = gx if are_dense else _shaped(x, gx)
+        return gx, _delivered(ggamma, out_gamma, gamma), _delivered(gbeta, out_beta, gamma)
+
+    return bn_backward
 
 
 def _f32_target(out: Array | None, like: Array) -> Array:
-    if out is not None and out.dtype == np.float32 and out.flags.c_contiguous:
+    if out is not None and out.dtype is _F32 and out.flags.c_contiguous:
         return out
     return np.empty(like.shape, np.float32)
 
 
 def _delivered(value: Array, out: Array | None, like: Array) -> Array:
-    if out is None or out is value:
+    if out is value:
+        return value
+    if out is None:
         return value.astype(like.dtype, copy=False)
     out[...] = value
     return out
@@ -175,17 +206,19 @@ def _delivered(value: Array, out: Array | None, like: Array) -> Array:
 # oneDNN has no kernels for the parts, but those for the whole give them; what they compute beside is dropped.
 
 
-def bn_statistics(x: Array, axis: tuple[int, ...]) -> tuple[Array, Array]:
+def _plan_statistics(x: Array, axis: tuple[int, ...]) -> Any:
     """See numpy_.bn_statistics."""
     ones = np.ones(x.shape[1], np.float32)
-    _, mean, var, _ = bn_forward(x, ones, ones, 1.0, axis, False)
-    return mean, var
+    forward = _plan_forward(x, ones, ones, 1.0, axis, False)
+    return lambda x, axis: forward(x, ones, ones, 1.0, axis, False)[1:3]
 
 
-def bn_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: tuple[int, ...]) -> tuple[Array, Array]:
+def _plan_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: tuple[int, ...]) -> Any:
     """See numpy_.bn_sums."""
-    _, ggamma, gbeta = bn_backward(x, np.ones(x.shape[1], np.float32), mean, var, gy, eps, None, axis, False)
-    return ggamma, gbeta
+    _check(x, axis)
+    ones = np.ones(x.shape[1], np.float32)
+    backward = _plan_backward(x, ones, mean, var, gy, eps, None, axis, False)
+    return lambda x, mean, var, gy, eps, axis: backward(x, ones, mean, var, gy, eps, None, axis, False)[1:]
 
 
 def _check(x: Array, axis: tuple[int, ...]) -> None:
@@ -198,37 +231,10 @@ def _image_shape(x: Array) -> tuple[int, ...]:
     return x.shape if x.ndim == 4 else (*x.shape, 1, 1)
 
 
-def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool) -> Any:
-    _check(x, axis)
-    _build_bn_forward(_image_shape(x), x.dtype, eps, relu)
-    return bn_forward
-
-
-def _plan_inference(
-    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool,
-    out: Array | None = None,
-) -> Any:  # fmt: skip
-    _check(x, axis)
-    _build_bn_inference(_image_shape(x), x.dtype, eps, relu)
-    return bn_inference
-
-
-def _plan_statistics(x: Array, axis: tuple[int, ...]) -> Any:
-    _check(x, axis)
-    _build_bn_forward(_image_shape(x), x.dtype, 1.0, False)
-    return bn_statistics
-
-
-def _plan_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: tuple[int, ...]) -> Any:
-    _check(x, axis)
-    _build_bn_backward(_image_shape(x), x.dtype, eps, False)
-    return bn_sums
-
-
 ROWS = {
     "bn_statistics": _plan_statistics,
     "bn_sums": _plan_sums,
     "bn_forward": _plan_forward,
     "bn_inference": _plan_inference,
-    "bn_backward": lambda *arguments: bn_backward,
+    "bn_backward": _plan_backward,
 }

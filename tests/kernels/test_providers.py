@@ -108,7 +108,55 @@ def check_convolution(x_shape, W_shape, geometry, provider, layout, dtype):
     np.testing.assert_allclose(gW_own.astype("d"), gW64, atol=TOLERANCE[dtype] * max(np.abs(gW64).max(initial=0), 1))
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
+SMALL_CONVOLUTIONS = [
+    ((1, 64, 2, 2), (64, 64, 3, 3), ConvGeometry(1, 1, 1, 1)),
+    ((1, 3, 8, 8), (16, 3, 3, 3), ConvGeometry(1, 1, 1, 1)),
+    ((2, 4, 5, 7), (6, 4, 3, 2), ConvGeometry(2, 1, 0, 1)),
+    ((3, 5, 4, 4), (7, 5, 1, 1), ConvGeometry()),
+    ((2, 6, 5, 5), (3, 6, 1, 1), ConvGeometry(2, 3)),
+    ((1, 2, 9, 8), (4, 2, 3, 3), ConvGeometry(1, 2, 2, 3, 2, 3)),
+    ((2, 4, 8, 8), (4, 4, 3, 3), ConvGeometry(2, 2, 0, 0, 1, 1, 1, True)),
+    ((1, 2, 3, 3), (5, 2, 2, 2), ConvGeometry(4, 4, 3, 3, 1, 1, 1, True)),  # windows that see padding alone
+    ((1, 8, 1, 1), (8, 8, 1, 1), ConvGeometry()),
+    ((4, 1, 3, 3), (1, 1, 3, 3), ConvGeometry()),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("x_shape", "W_shape", "geometry"), SMALL_CONVOLUTIONS)
+def test_small_convolutions_by_columns(x_shape, W_shape, geometry, layout):
+    check_convolution(x_shape, W_shape, geometry, "columns", layout, "float32")
+    x, W = draw(0, x_shape), draw(1, W_shape)
+    assert kernels.provider_of("conv_forward", x, W, None, geometry) == "columns"
+
+
+def test_columns_leave_what_is_large_or_of_other_types():
+    x, W = draw(0, (1, 16, 8, 8)), draw(1, (16, 16, 3, 3))
+    with kernels.use("columns"):
+        for others in ((x, W), (x[:, :, :4, :4].astype("e"), W), (x[:, :, :4, :4], W.astype("d")), (x[:0], W)):
+            served = kernels.provider_of("conv_forward", *others, None, ConvGeometry(1, 1, 1, 1))
+            assert served == "numpy"
+
+
+def test_calls_by_columns_leave_nothing_behind():
+    """Memory is used again: neither earlier values, NaN nor padding must shine through."""
+    W, geometry = draw(1, (8, 4, 3, 3)), ConvGeometry(1, 1, 1, 1)
+    for seed in range(6):
+        x = draw(seed, (1, 4, 4, 4))
+        if seed % 2:
+            x[0, 1] = np.nan
+        gy = draw(seed, (1, 8, 4, 4)) * (np.inf if seed % 2 else 1)
+        with np.errstate(invalid="ignore"):
+            results = [
+                (f(x, W, None, geometry), g(gy, W, x.shape, geometry), h(x, gy, W.shape, geometry, x.dtype))
+                for f, g, h in ((kernels.conv_forward, kernels.conv_backward_data, kernels.conv_backward_weight),
+                                (numpy_.conv_forward, numpy_.conv_backward_data, numpy_.conv_backward_weight))
+            ]  # fmt: skip
+        for one, other in zip(*results):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("provider", [*PROVIDERS, "columns"])
 def test_weights_may_have_any_strides(provider):
     x, W, geometry = draw(0, (2, 6, 5, 5)), draw(1, (6, 6, 3, 3)), ConvGeometry()
     expected = numpy_.conv_forward(*wide(x, W), None, geometry)
@@ -425,7 +473,7 @@ def test_geometry_beyond_onednn_is_served_by_numpy():
 
 def test_unknown_provider_is_refused():
     with (
-        pytest.raises(ValueError, match=r"expected a provider out of \['numpy', 'onednn'\], got 'cudnn'"),
+        pytest.raises(ValueError, match=r"expected a provider out of \['columns', 'numpy', 'onednn'\], got 'cudnn'"),
         kernels.use("cudnn"),
     ):
         pass
