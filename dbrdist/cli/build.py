@@ -35,13 +35,29 @@ MODELS: dict[str, Any] = {
     "resnet50": models.ResNet50,
 }
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
-    "random_crop": lambda s: T.RandomCrop(s.size, s.padding),
-    "random_resized_crop": lambda s: T.RandomResizedCrop(s.size, (s.smallest, 1.0)),
+    "random_crop": lambda s: _by_epoch(s.size, lambda size: T.RandomCrop(size, s.padding)),
+    "random_resized_crop": lambda s: _by_epoch(
+        s.size, lambda size: T.RandomResizedCrop(size, (s.smallest, s.largest), s.ratio, s.method)
+    ),
     "random_flip": lambda s: T.RandomHorizontalFlip(),
     "center_crop": lambda s: T.CenterCrop(s.size),
-    "resize": lambda s: T.Resize(s.size),
+    "center_resized_crop": lambda s: T.CenterResizedCrop(s.size, s.ratio, s.method),
+    "resize": lambda s: _by_epoch(s.size, lambda size: T.Resize(size, s.method)),
+    "color_jitter": lambda s: datasets.ColorJitter(s.brightness, s.contrast, s.saturation, s.hue),
+    "pca_lighting": lambda s: datasets.PCALighting(s.std),
+    "random_erasing": lambda s: datasets.RandomErasing(s.p, (s.smallest, s.largest), value=s.value),
+    "rand_augment": lambda s: datasets.RandAugment(s.num_ops, s.magnitude),
     "normalize": lambda s: T.Normalize(s.mean, s.std, s.scale),
 }
+MIXINGS: dict[str, Callable[[Any], Any]] = {
+    "mixup": lambda s: datasets.Mixup(s.alpha, s.p),
+    "cutmix": lambda s: datasets.CutMix(s.alpha, s.p),
+}
+
+
+def _by_epoch(size: Any, make: Callable[[int], Any]) -> Any:
+    """A transform of one size, or of a size that changes with the epoch."""
+    return make(size) if isinstance(size, int) else T.ByEpoch({epoch: make(n) for epoch, n in size})
 
 
 class Data(NamedTuple):
@@ -82,6 +98,20 @@ def data(config: Config, origin: Origin, find: FindImages = datasets.open_images
 
     Raises ConfigError, with the place in the configuration, where it cannot be.
     """
+    made = _unmixed(config, origin, find)
+    mixings = [(i, s) for i, s in enumerate(config.transforms.train) if isinstance(s, c.MIXING)]
+    if not mixings:
+        return made
+    num_classes = getattr(config.model, "num_classes", None) or made.num_classes
+    if num_classes is None:
+        place, name = origin.where(("transforms", "train", mixings[0][0])), mixings[0][1].name
+        words = f"{name} needs the number of classes; give your training data an attribute num_classes"
+        raise ConfigError(f"{place}: transforms.train.{mixings[0][0]}: {words}")
+    mixed = datasets.MixedDataset(made.train, [MIXINGS[s.name](s) for _, s in mixings], num_classes)
+    return made._replace(train=mixed)
+
+
+def _unmixed(config: Config, origin: Origin, find: FindImages) -> Data:
     settings = config.data
     if isinstance(settings, Custom):
         return _custom_data(config, settings, origin)
@@ -169,6 +199,7 @@ def transforms(settings: tuple[Any, ...], part: str, origin: Origin) -> list[Any
     made = [
         _UserTransform(s, ("transforms", part, i), origin) if isinstance(s, Custom) else TRANSFORMS[s.name](s)
         for i, s in enumerate(settings)
+        if not isinstance(s, c.MIXING)
     ]
     return [*made, _ToCHW()]
 

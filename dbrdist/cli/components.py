@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from dbrdist.cli.settings import (
     Count,
     Fraction,
+    NotNegative,
     Path,
     Positive,
+    Probability,
     Settings,
     Tuple,
     component,
@@ -127,12 +130,37 @@ class Npz(Settings):
 # ---- transforms -------------------------------------------------------------------------------------------------
 
 
+def _sizes(value: Any) -> Any:
+    """A size of at least 1, or pairs of an epoch and the size from it on: the first from 0, then rising."""
+    if _is_whole(value) and 1 <= value <= _MAX_SIZE:
+        return value
+    if isinstance(value, list | tuple) and all(isinstance(p, list | tuple) and len(p) == 2 for p in value):
+        epochs, sizes = [p[0] for p in value], [p[1] for p in value]
+        is_rising = all(map(_is_whole, epochs)) and epochs[:1] == [0] and epochs == sorted(set(epochs))
+        if is_rising and all(_is_whole(s) and 1 <= s <= _MAX_SIZE for s in sizes):
+            return tuple(zip(epochs, sizes))
+    words = "expected a size of at least 1, or pairs [epoch, size] from epoch 0 on, such as [[0, 128], [10, 224]]"
+    raise PydanticCustomError("form", words)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_MAX_SIZE = 65535
+Sizes = Annotated[int | tuple[tuple[int, int], ...], BeforeValidator(_sizes)]
+Method = Literal["linear", "area"]
+NumberOrNoise = Annotated[
+    Literal["noise"] | Annotated[int, Field(ge=0, le=255)], WithJsonSchema({"type": ["integer", "string"]})
+]
+
+
 class RandomCrop(Settings):
     """Cut a square at a random place."""
 
     name: Literal["random_crop"]
     """`random_crop`."""
-    size: Count
+    size: Sizes
     """Side of the square in pixels."""
     padding: Annotated[int, Field(ge=0)] = 0
     """Zeros added to each side before cutting, in pixels."""
@@ -143,10 +171,16 @@ class RandomResizedCrop(Settings):
 
     name: Literal["random_resized_crop"]
     """`random_resized_crop`."""
-    size: Count
+    size: Sizes
     """Side of the square in pixels."""
     smallest: Annotated[float, Field(gt=0, le=1)] = 0.08
     """The smallest part, as a fraction of the image's area."""
+    largest: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The largest part, as a fraction of the image's area."""
+    ratio: Annotated[tuple[Positive, Positive], Field(strict=False)] = (0.75, 1.3333333333333333)
+    """The least and the greatest ratio of the part's width to its height."""
+    method: Method = "linear"
+    """How it is resized: `linear` between pixels, or `area`: means over areas where it shrinks."""
 
 
 class RandomFlip(Settings):
@@ -165,13 +199,100 @@ class CenterCrop(Settings):
     """Side of the square in pixels."""
 
 
+class CenterResizedCrop(Settings):
+    """Cut the square in the middle with a part of the shorter side, and resize it."""
+
+    name: Literal["center_resized_crop"]
+    """`center_resized_crop`."""
+    size: Count
+    """Side of the result in pixels."""
+    ratio: Annotated[float, Field(gt=0, le=1)] = 0.875
+    """Side of the square, as a fraction of the image's shorter side."""
+    method: Method = "linear"
+    """How it is resized: `linear` between pixels, or `area`: means over areas where it shrinks."""
+
+
 class Resize(Settings):
     """Bring the shorter side to a length."""
 
     name: Literal["resize"]
     """`resize`."""
-    size: Count
+    size: Sizes
     """The shorter side's new length in pixels."""
+    method: Method = "linear"
+    """How it is resized: `linear` between pixels, or `area`: means over areas where it shrinks."""
+
+
+class ColorJitter(Settings):
+    """Change brightness, contrast, saturation and hue at random, in random order."""
+
+    name: Literal["color_jitter"]
+    """`color_jitter`."""
+    brightness: NotNegative = 0.4
+    """The factor is between 1 - this and 1 + this, at least 0."""
+    contrast: NotNegative = 0.4
+    """The factor of the distance from the mean luminance."""
+    saturation: NotNegative = 0.4
+    """The factor of the distance from the luminance of each pixel."""
+    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """The largest turn of the colours, as a fraction of the full circle."""
+
+
+class PcaLighting(Settings):
+    """Add a random colour along the principal components of ImageNet's colours."""
+
+    name: Literal["pca_lighting"]
+    """`pca_lighting`."""
+    std: NotNegative = 0.1
+    """Standard deviation of the strength of each component."""
+
+
+class RandomErasing(Settings):
+    """Replace a random rectangle."""
+
+    name: Literal["random_erasing"]
+    """`random_erasing`."""
+    p: Probability = 0.5
+    """The probability that an image is changed."""
+    smallest: Annotated[float, Field(gt=0, le=1)] = 0.02
+    """The smallest rectangle, as a fraction of the image's area."""
+    largest: Annotated[float, Field(gt=0, le=1)] = 0.3333333333333333
+    """The largest rectangle, as a fraction of the image's area."""
+    value: NumberOrNoise = 0
+    """What stands there: an integer from 0 to 255, or `noise`."""
+
+
+class RandAugment(Settings):
+    """Random operations of one magnitude: shears, translations, rotations, colours, contrast."""
+
+    name: Literal["rand_augment"]
+    """`rand_augment`."""
+    num_ops: Count = 2
+    """Number of operations for each image."""
+    magnitude: Annotated[float, Field(ge=0, le=30)] = 9.0
+    """Their strength, 0 to 30."""
+
+
+class Mixup(Settings):
+    """Mix each image with another one, and their labels; stands anywhere in the list, and comes after the others."""
+
+    name: Literal["mixup"]
+    """`mixup`."""
+    alpha: Positive = 0.2
+    """The share of the other image follows Beta(alpha, alpha)."""
+    p: Probability = 1.0
+    """The probability that an image is mixed."""
+
+
+class CutMix(Settings):
+    """Put a rectangle of another image into each, and mix their labels; comes after the others, as mixup does."""
+
+    name: Literal["cutmix"]
+    """`cutmix`."""
+    alpha: Positive = 1.0
+    """The part of the image that is left follows Beta(alpha, alpha)."""
+    p: Probability = 1.0
+    """The probability that an image is mixed."""
 
 
 class Normalize(Settings):
@@ -187,7 +308,25 @@ class Normalize(Settings):
     """The largest value of a pixel."""
 
 
-_TRANSFORM = component("transform", RandomCrop, RandomResizedCrop, RandomFlip, CenterCrop, Resize, Normalize)
+_TRANSFORM = component(
+    "transform",
+    RandomCrop,
+    RandomResizedCrop,
+    RandomFlip,
+    CenterCrop,
+    CenterResizedCrop,
+    Resize,
+    Normalize,
+    ColorJitter,
+    PcaLighting,
+    RandomErasing,
+    RandAugment,
+    Mixup,
+    CutMix,
+)
+# those that draw
+RANDOM = RandomCrop | RandomResizedCrop | RandomFlip | ColorJitter | PcaLighting | RandomErasing | RandAugment
+MIXING = Mixup | CutMix
 
 
 class Transforms(Settings):

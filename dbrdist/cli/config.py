@@ -256,8 +256,20 @@ class Config(Settings):
         if isinstance(self.data, parts.Cifar10) and (self.transforms.train or self.transforms.test):
             yield "transforms", "cifar10 brings its own transforms; use image_folder for others"
         for i, transform in enumerate(self.transforms.test):
-            if isinstance(transform, parts.RandomCrop | parts.RandomResizedCrop | parts.RandomFlip):
+            if isinstance(transform, parts.RANDOM | parts.MIXING):
                 yield f"transforms.test.{i}", f"{transform.name} is chance, which has no place in an evaluation"
+            elif isinstance(getattr(transform, "size", None), tuple):
+                yield f"transforms.test.{i}.size", "sizes by epoch are for training; an evaluation has one size"
+        yield from self._impossible_training()
+
+    def _impossible_training(self) -> Iterator[tuple[str, str]]:
+        for i, transform in enumerate(self.transforms.train):
+            if getattr(transform, "smallest", 0) > getattr(transform, "largest", 1):
+                yield f"transforms.train.{i}.smallest", f"smallest is greater than largest, {transform.largest:g}"
+            if isinstance(transform, parts.RandomResizedCrop) and transform.ratio[0] > transform.ratio[1]:
+                yield f"transforms.train.{i}.ratio", "expected the least ratio, then the greatest"
+            if isinstance(transform, parts.MIXING) and self.loss.name in ("model", "mean_squared_error"):
+                yield f"transforms.train.{i}", f"{transform.name} makes soft labels, which loss {self.loss.name} lacks"
 
     def _impossible_schedule(self, path: str, schedule: Any) -> Iterator[tuple[str, str]]:
         if isinstance(schedule, updates.Schedule) and schedule.warmup_epochs > self.epochs:

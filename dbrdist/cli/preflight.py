@@ -71,7 +71,9 @@ def _best(look: Look, key: str | None) -> None:
 def _labels(look: Look, made: Parts, inputs: Any, labels: Any) -> None:
     kind = getattr(labels, "dtype", np.dtype(object)).kind
     if kind not in "iu":
-        if look.config.loss.name == "softmax_cross_entropy":
+        # weights of the classes: the loss itself compares the shapes
+        is_soft = getattr(labels, "ndim", 0) > 1 and kind in "fV"
+        if look.config.loss.name == "softmax_cross_entropy" and not is_soft:
             words = f"expected integers as labels for softmax_cross_entropy, got {labels.dtype} ({look.words})"
             raise look.mistake("data", words)
         return

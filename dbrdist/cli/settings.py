@@ -23,6 +23,7 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 def Tuple(item: Any, **limits: Any) -> Any:

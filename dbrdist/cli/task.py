@@ -18,8 +18,8 @@ class Task(Chain):
     """Calls `predictor` with a batch's inputs, and gives and reports the loss of its outputs against the labels.
 
     `loss(outputs, labels)` is a function; None means that the predictor takes the whole batch and gives the loss
-    itself. Where labels are integers and outputs one number per class, the accuracy is reported too, and so are
-    `metrics`, functions of (outputs, labels), by name.
+    itself. Where labels are integers, or for the softmax cross entropy weights of the classes, and outputs one number
+    per class, the accuracy is reported too, and so are `metrics`, functions of (outputs, labels), by name.
     """
 
     def __init__(
@@ -50,8 +50,15 @@ class Task(Chain):
             outputs = F.cast(outputs, "float32")
         loss = self.loss(outputs, labels)
         report({"loss": loss}, self)
-        if labels.dtype.kind in "iu" and outputs.ndim == labels.ndim + 1:
+        if self._has_classes(outputs, labels):
             report({"accuracy": F.accuracy(outputs, labels)}, self)
         if self.metrics:
             report({name: metric(outputs, labels) for name, metric in self.metrics.items()}, self)
         return loss
+
+    def _has_classes(self, outputs: Any, labels: Any) -> bool:
+        """Whether there is an accuracy: labels are classes, or weights of the classes for the cross entropy."""
+        if labels.dtype.kind in "iu":
+            return bool(outputs.ndim == labels.ndim + 1)
+        is_entropy = getattr(self.loss, "func", self.loss) is F.softmax_cross_entropy
+        return is_entropy and outputs.ndim > 1 and outputs.shape == labels.shape

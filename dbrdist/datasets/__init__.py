@@ -1,6 +1,7 @@
 """Examples, their order, and how they become batches."""
 
 from dbrdist.core.missing_names import explained as _explained
+from dbrdist.datasets.augment import ColorJitter, PCALighting, RandAugment, RandomErasing
 from dbrdist.datasets.base import Batch, DatasetMixin, SkipExample, block, block_bounds
 from dbrdist.datasets.combine import AugmentedDataset, ConcatenatedDataset, DictDataset, TransformDataset, TupleDataset
 from dbrdist.datasets.digits import get_digits
@@ -13,6 +14,7 @@ from dbrdist.datasets.folder import (
     get_image_folders,
 )
 from dbrdist.datasets.index import ImageIndex, open_images
+from dbrdist.datasets.mixing import CutMix, MixedDataset, Mixing, Mixup
 from dbrdist.datasets.npz import NpzDataset
 from dbrdist.datasets.split import (
     SubDataset,
@@ -24,7 +26,9 @@ from dbrdist.datasets.split import (
     split_dataset_random,
 )
 from dbrdist.datasets.transforms import (
+    ByEpoch,
     CenterCrop,
+    CenterResizedCrop,
     Compose,
     Normalize,
     RandomCrop,
@@ -38,18 +42,28 @@ from dbrdist.datasets.transforms import (
 __all__ = [
     "AugmentedDataset",
     "Batch",
+    "ByEpoch",
     "CenterCrop",
+    "CenterResizedCrop",
+    "ColorJitter",
     "Compose",
     "ConcatenatedDataset",
+    "CutMix",
     "DatasetMixin",
     "DictDataset",
     "ImageDataset",
     "ImageFolder",
     "ImageIndex",
     "LabeledImageDataset",
+    "MixedDataset",
+    "Mixing",
+    "Mixup",
     "Normalize",
     "NpzDataset",
+    "PCALighting",
+    "RandAugment",
     "RandomCrop",
+    "RandomErasing",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "Resize",

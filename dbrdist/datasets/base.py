@@ -65,6 +65,11 @@ class Batch(Sequence):  # type: ignore[type-arg]
         """The final arrays."""
         return self.finished()._arrays
 
+    @property
+    def raw(self) -> tuple[Any, Any]:
+        """The arrays as they are now, and what finishes them; None where they are final."""
+        return self._arrays, self._finish
+
     def finished(self, dtype: Any = None) -> Batch:
         """This batch with its final arrays; what is made now has floating numbers in ``dtype``, if given."""
         if self._finish is not None:

@@ -10,7 +10,7 @@ import numpy as np
 from dbrdist.core.backend import Array, is_array
 from dbrdist.core.random import generator
 from dbrdist.datasets.base import Batch, DatasetMixin, example_at, read_examples
-from dbrdist.datasets.transforms import transform_batch
+from dbrdist.datasets.transforms import at_epoch, transform_batch
 
 
 def _check_lengths(named: list[tuple[str, Any]], owner: str) -> None:
@@ -151,7 +151,7 @@ class AugmentedDataset(DatasetMixin):
 
     def example_at(self, i: int, seed: int, epoch: int) -> Any:
         example = example_at(self._dataset, i, seed, epoch)
-        return self._transform(example, generator(seed, "augment", epoch, int(i) % len(self)))
+        return at_epoch(self._transform, epoch)(example, generator(seed, "augment", epoch, int(i) % len(self)))
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
         examples = read_examples(self._dataset, indices, seed, epoch, skipped)

@@ -17,7 +17,15 @@ from dbrdist.datasets import images
 from dbrdist.datasets.base import DatasetMixin, SkipExample, read_examples
 from dbrdist.datasets.files import read_file
 from dbrdist.datasets.index import ImageIndex, open_images
-from dbrdist.datasets.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, ToCHW, transform_batch
+from dbrdist.datasets.transforms import (
+    Compose,
+    Normalize,
+    RandomCrop,
+    RandomHorizontalFlip,
+    ToCHW,
+    at_epoch,
+    transform_batch,
+)
 from dbrdist.errors import CorruptExampleError, DatasetError
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -117,7 +125,8 @@ class ImageFolder(DatasetMixin):
         return self.example_at(i, 0, 0)
 
     def example_at(self, i: int, seed: int, epoch: int) -> Any:
-        return self.transform(self.get_raw(i), generator(seed, "augment", epoch, int(i) % len(self)))
+        transform = at_epoch(self.transform, epoch)
+        return transform(self.get_raw(i), generator(seed, "augment", epoch, int(i) % len(self)))
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
         examples = read_examples(_Raw(self), indices, seed, epoch, skipped)

@@ -179,6 +179,9 @@ def encode_jpeg(image: Image, quality: int) -> bytes:
 # ---- resizing -------------------------------------------------------------------------------------------------------
 
 
+METHODS = ("linear", "area")
+
+
 def resize(image: Image, height: int, width: int, method: str = "linear") -> Image:
     """``image`` (H, W, C) of uint8 at another size, as (height, width, C) of uint8.
 
@@ -186,7 +189,7 @@ def resize(image: Image, height: int, width: int, method: str = "linear") -> Ima
         method: ``'linear'``: bilinear between pixel centres, without a filter against aliasing when it shrinks;
             ``'area'``: means over the covered area where both sides shrink, else as ``'linear'``.
     """
-    if method not in ("linear", "area"):
+    if method not in METHODS:
         raise ValueError(f"expected the method 'linear' or 'area', got {method!r}")
     h, w = image.shape[:2]
     if (h, w) == (height, width):

@@ -158,6 +158,7 @@ def _shares(step: Step, num_threads: int) -> list[Step]:
     """A batch in parts for the threads: several for each, since some examples take longer than others."""
     n = step.num_samples
     size = min(max(-(-n // (4 * num_threads)), 4), 32)
+    size += size % 2  # partners that are mixed stay together
     return [step.cut(start, start + size) for start in range(0, n, size)]
 
 

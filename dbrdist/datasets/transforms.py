@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from dbrdist.core.backend import Array, get_array_module
 from dbrdist.core.random import generator
 from dbrdist.datasets.base import Batch, reused
-from dbrdist.datasets.images import Image, lookup, mirror, resize
+from dbrdist.datasets.images import METHODS, Image, lookup, mirror, resize
 
 
 class Transform:
@@ -39,6 +39,10 @@ class Transform:
     def image(self, image: Image, rng: Any) -> Image:
         raise NotImplementedError(f"{type(self).__name__} must define image(image, rng)")
 
+    def at_epoch(self, epoch: int) -> Any:
+        """What stands for this transform in an epoch; itself, unless it changes over the run."""
+        return self
+
 
 class Compose:
     """Transforms one after the other; they draw from the same ``rng`` in this order.
@@ -48,11 +52,49 @@ class Compose:
 
     def __init__(self, transforms: Sequence[Callable[..., Any]]) -> None:
         self.transforms = list(transforms)
+        self._stages: dict[tuple[int, ...], Compose] = {}
 
     def __call__(self, example: Any, rng: Any = None) -> Any:
         for t in self.transforms:
             example = t(example, rng)
         return example
+
+    def at_epoch(self, epoch: int) -> Compose:
+        """This with the members of an epoch: the same object for the same members."""
+        members = [at_epoch(t, epoch) for t in self.transforms]
+        if all(a is b for a, b in zip(members, self.transforms)):
+            return self
+        return self._stages.setdefault(tuple(map(id, members)), Compose(members))
+
+
+def at_epoch(transform: Any, epoch: int) -> Any:
+    """What stands for a transform in an epoch; a callable of the user's need not say."""
+    method = getattr(transform, "at_epoch", None)
+    return transform if method is None else method(epoch)
+
+
+class ByEpoch(Transform):
+    """A transform that changes over the run, for progressive resizing say.
+
+    ``ByEpoch({0: RandomResizedCrop(128), 10: RandomResizedCrop(192), 15: RandomResizedCrop(224)})``. Batches that hold
+    the end of one epoch and the start of the next must not change their size there: end epochs with ``last='short'``.
+
+    Args:
+        stages: transforms by the epoch from which each holds, counted from 0; the first must be 0. The example takes
+            the transform of its epoch, through the datasets' ``example_at`` and ``get_batch``.
+    """
+
+    def __init__(self, stages: Mapping[int, Callable[..., Any]]) -> None:
+        self.stages = dict(sorted(stages.items()))
+        if not self.stages or min(self.stages) != 0 or not all(isinstance(e, (int, np.integer)) for e in self.stages):
+            raise ValueError(f"expected transforms by epochs from 0 on, whole numbers, got {sorted(stages)}")
+
+    def at_epoch(self, epoch: int) -> Any:
+        return at_epoch(self.stages[max(e for e in self.stages if e <= epoch)], epoch)
+
+    def __call__(self, example: Any, rng: Any = None) -> Any:
+        """The first stage; datasets ask for that of the epoch."""
+        return self.at_epoch(0)(example, rng)
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -62,11 +104,19 @@ def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
     return int(pair[0]), int(pair[1])
 
 
-def _needs(rng: Any, transform: Any) -> Any:
+def needs(rng: Any, transform: Any) -> Any:
+    """``rng``, or a TypeError where a random transform was called without."""
     if rng is None:
         name = type(transform).__name__
         raise TypeError(f"expected a random generator as in {name}(...)(example, rng), got None")
     return rng
+
+
+def one_method(method: str) -> str:
+    """A way to resize, if there is one of this name."""
+    if method not in METHODS:
+        raise ValueError(f"expected the method {' or '.join(map(repr, METHODS))}, got {method!r}")
+    return method
 
 
 def _crop(image: Image, top: int, left: int, height: int, width: int) -> Image:
@@ -98,7 +148,7 @@ class RandomCrop(Transform):
                 f"expected an image of at least {height}x{width} with padding {self.padding} for RandomCrop, "
                 f"got {image.shape[0]}x{image.shape[1]}; put a Resize in front"
             )
-        draw = _needs(rng, self).random
+        draw = needs(rng, self).random
         top, left = int(draw() * (free_y + 1)), int(draw() * (free_x + 1))
         return _crop(image, top - self.padding, left - self.padding, height, width)
 
@@ -119,6 +169,25 @@ class CenterCrop(Transform):
         return _crop(image, (h - height) // 2, (w - width) // 2, height, width)
 
 
+class CenterResizedCrop(Transform):
+    """The square in the middle with ``ratio`` of the shorter side, resized to ``size``: one pass over the image.
+
+    With 224 of 256, the default, it shows about what a Resize to 256 and a CenterCrop of 224 show.
+    """
+
+    def __init__(self, size: int | tuple[int, int], ratio: float = 224 / 256, method: str = "linear") -> None:
+        if not 0 < ratio <= 1:
+            raise ValueError(f"expected a ratio above 0 and at most 1, got {ratio}")
+        self.size = _pair(size)
+        self.ratio = ratio
+        self.method = one_method(method)
+
+    def image(self, image: Image, rng: Any) -> Image:
+        h, w = image.shape[:2]
+        side = max(round(min(h, w) * self.ratio), 1)
+        return resize(_crop(image, (h - side) // 2, (w - side) // 2, side, side), *self.size, self.method)
+
+
 class RandomHorizontalFlip(Transform):
     """The image mirrored left to right with probability ``p``."""
 
@@ -130,7 +199,7 @@ class RandomHorizontalFlip(Transform):
         self.p = p
 
     def image(self, image: Image, rng: Any) -> Image:
-        return mirror(image) if _needs(rng, self).random() < self.p else image
+        return mirror(image) if needs(rng, self).random() < self.p else image
 
 
 class Resize(Transform):
@@ -139,7 +208,7 @@ class Resize(Transform):
     def __init__(self, size: int | tuple[int, int], method: str = "linear") -> None:
         self.size = size
         self._pair = _pair(size)
-        self.method = method
+        self.method = one_method(method)
 
     def image(self, image: Image, rng: Any) -> Image:
         height, width = self._pair
@@ -171,7 +240,7 @@ class RandomResizedCrop(Transform):
         self.size = _pair(size)
         self.scale = scale
         self.ratio = ratio
-        self.method = method
+        self.method = one_method(method)
 
     def window(self, h: int, w: int, rng: Any) -> tuple[int, int, int, int]:
         """Top, left, height and width of the part for an image of ``h`` by ``w``."""
@@ -187,7 +256,7 @@ class RandomResizedCrop(Transform):
         return (h - height) // 2, (w - width) // 2, height, width
 
     def image(self, image: Image, rng: Any) -> Image:
-        part = _crop(image, *self.window(*image.shape[:2], _needs(rng, self)))
+        part = _crop(image, *self.window(*image.shape[:2], needs(rng, self)))
         return resize(part, *self.size, self.method)
 
 
@@ -239,6 +308,7 @@ def transform_batch(
     and into the batch. The last, pixelwise members of a Compose run once for all images; they give the same numbers as
     one by one. ``num_examples`` is the largest possible number of examples.
     """
+    transform = at_epoch(transform, epoch)
     each, last = _each_and_last(transform)
     draws = any(getattr(t, "is_random", True) for t in each)  # a callable of the user's may draw
     stack = _Stack(num_examples, bool(last))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import accumulation_dtype, get_array_module
+from dbrdist.core.backend import accumulation_dtype, get_array_module, is_floating
 from dbrdist.core.checks import expected
 from dbrdist.core.variable import Variable, as_array, as_variable
 
@@ -17,10 +17,12 @@ from dbrdist.core.variable import Variable, as_array, as_variable
 def accuracy(y: Any, t: Any, ignore_label: int | None = None) -> Variable:
     """The fraction of labels whose score is the greatest, 0-d in the type of y.
 
-    y: scores, shape (N, K, D...), or (N, K) with t (N, 1); t: integers (N, D...). Labels equal to ``ignore_label``
-    do not count; 0 where none counts.
+    y: scores, shape (N, K, D...), or (N, K) with t (N, 1); t: integers (N, D...), or probabilities with the shape of y,
+    of which the greatest is the label. Labels equal to ``ignore_label`` do not count; 0 where none counts.
     """
     y, t = as_array(y), as_array(t)
+    if y.ndim > 1 and t.shape == y.shape and is_floating(t.dtype):
+        t = t.argmax(axis=1)
     if y.ndim < 2 or t.dtype.kind not in "iu" or t.size * y.shape[1] != y.size:
         want = f"integer labels of shape {(y.shape[0], *y.shape[2:])} for y of shape {y.shape}" if y.ndim > 1 else ""
         raise expected("accuracy", "t", want or "scores y of shape (N, K, ...)", t if want else y)

@@ -224,9 +224,10 @@ def softmax_cross_entropy(
     if x.ndim < 2:
         raise expected("softmax_cross_entropy", "x", "shape (N, K, ...)", x)
     if t.shape == x.shape and is_floating(t.dtype):
-        if class_weight is not None or label_smoothing:
-            got = "probabilities with class_weight or label_smoothing"
-            raise expected("softmax_cross_entropy", "t", "integer labels where these are given", got)
+        if class_weight is not None:
+            raise expected("softmax_cross_entropy", "t", "integer labels with class_weight", "probabilities")
+        if label_smoothing:
+            t = t * t.dtype.type(1 - label_smoothing) + t.dtype.type(label_smoothing / x.shape[1])
         return _of_probabilities(x, t, reduce, soft_target_loss)
     if t.dtype.kind not in "iu" or t.shape != (x.shape[0], *x.shape[2:]):
         want = f"integer labels of shape {(x.shape[0], *x.shape[2:])}, or probabilities of shape {x.shape}"

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dbrdist.cli import data
@@ -118,3 +119,39 @@ def test_an_index_out_of_date_ends_a_run_with_a_sentence(root, tmp_path, run):
     code, _, err = run("c.yaml")
     assert code == 2
     assert "c.yaml:3:7: data: " in err and "the index is out of date: files came or went" in err
+
+
+ALL = """
+model: resnet20
+data: {name: image_folder, root: ROOT, train: train, test: test}
+transforms:
+  train:
+    - {name: random_resized_crop, size: [[0, 8], [1, 16]], smallest: 0.3, ratio: [0.5, 2.0], method: area}
+    - random_flip
+    - {name: color_jitter, hue: 0.1}
+    - pca_lighting
+    - {name: rand_augment, num_ops: 1}
+    - {name: random_erasing, value: noise}
+    - {name: normalize, mean: [0.5], std: [0.2]}
+    - {name: mixup, p: 0.8}
+    - CutMix
+  test: [{name: center_resized_crop, size: 16}, {name: normalize, mean: [0.5], std: [0.2]}]
+loss: {name: softmax_cross_entropy, label_smoothing: 0.1}
+optimizer: {name: sgd, lr: 0.1}
+batch: 4
+epochs: 2
+"""
+
+
+@pytest.mark.slow
+def test_a_run_with_every_transform_is_the_same_with_any_loader(root, tmp_path, run):
+    (tmp_path / "c.yaml").write_text(ALL.replace("ROOT", str(root)))
+    logs = []
+    for words in (["threads=0"], ["threads=2"], ["workers=2"]):
+        code, _, err = run("c.yaml", f"out={tmp_path / words[0]}", *words)
+        assert code == 0, err
+        lines = map(json.loads, (tmp_path / words[0] / "log.jsonl").read_text().splitlines())
+        logs.append([[line[f"{part}main/{name}"] for part in ("", "validation/") for name in ("loss", "accuracy")]
+                     for line in lines])  # fmt: skip
+    assert logs[0] == logs[1] == logs[2]
+    assert np.isfinite(logs[0]).all() and len(logs[0]) == 2

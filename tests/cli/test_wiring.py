@@ -19,6 +19,7 @@ from cli_helpers import lines
 from pydantic import BaseModel
 
 import dbrdist
+from dbrdist import datasets
 from dbrdist import links as L
 from dbrdist.cli import build, build_updates, document
 from dbrdist.cli.config import Config
@@ -271,10 +272,24 @@ def directly(transform, num):
 
 TRANSFORMS = {
     "random_crop": ({"size": 11, "padding": 3}, lambda: T.RandomCrop(11, 3)),
-    "random_resized_crop": ({"size": 5, "smallest": 0.75}, lambda: T.RandomResizedCrop(5, (0.75, 1.0))),
+    "random_resized_crop": (
+        {"size": 5, "smallest": 0.5, "largest": 0.75, "ratio": [0.5, 2.0], "method": "area"},
+        lambda: T.RandomResizedCrop(5, (0.5, 0.75), (0.5, 2.0), "area"),
+    ),
     "random_flip": ({}, lambda: T.RandomHorizontalFlip(0.5)),
     "center_crop": ({"size": 7}, lambda: T.CenterCrop(7)),
-    "resize": ({"size": 6}, lambda: T.Resize(6)),
+    "center_resized_crop": ({"size": 7, "ratio": 0.5, "method": "area"}, lambda: T.CenterResizedCrop(7, 0.5, "area")),
+    "resize": ({"size": 6, "method": "area"}, lambda: T.Resize(6, "area")),
+    "random color_jitter": (
+        {"brightness": 0.1, "contrast": 0.2, "saturation": 0.3, "hue": 0.4},
+        lambda: datasets.ColorJitter(0.1, 0.2, 0.3, 0.4),
+    ),
+    "random pca_lighting": ({"std": 0.7}, lambda: datasets.PCALighting(0.7)),
+    "random_erasing": (
+        {"p": 0.8, "smallest": 0.1, "largest": 0.4, "value": 9},
+        lambda: datasets.RandomErasing(0.8, (0.1, 0.4), value=9),
+    ),
+    "random rand_augment": ({"num_ops": 3, "magnitude": 20.0}, lambda: datasets.RandAugment(3, 20)),
     "normalize": ({"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.25, 0.2], "scale": 100.0}, None),
 }
 
@@ -285,13 +300,100 @@ TRANSFORMS = {
 )
 def test_transforms(npz, name, part, num):
     fields, make = TRANSFORMS[name]
-    seen = transformed(npz, {"name": name, **fields}, part)
+    seen = transformed(npz, {"name": name.removeprefix("random "), **fields}, part)
     if make is None:
         expected = [(x / 100 - np.array(fields["mean"])) / np.array(fields["std"]) for x in PIXELS[:num]]
     else:
         expected = directly(make(), num)
     for a, b in zip(seen, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["random_crop", "random_resized_crop", "resize"])
+def test_sizes_by_epoch(npz, name):
+    config, origin = configured(
+        f"data: {{name: npz, train: {npz}/a.npz}}", f"transforms: {{train: [{{name: {name}, size: [[0, 5], [2, 7]]}}]}}"
+    )
+    train = build.data(config, origin).train
+    assert [min(train.example_at(0, 0, epoch)[0].shape[1:]) for epoch in range(4)] == [5, 5, 7, 7]
+
+
+@pytest.mark.parametrize("name, mixing", [("mixup", datasets.Mixup), ("cutmix", datasets.CutMix)])
+def test_mixings(npz, name, mixing):
+    config, origin = configured(
+        f"data: {{name: npz, train: {npz}/a.npz}}",
+        "model: {name: mlp, num_classes: 5}",
+        f"transforms: {{train: [{{name: {name}, alpha: 0.7, p: 0.6}}, {{name: resize, size: 6}}]}}",
+    )
+    made = build.data(config, origin)
+    plain = datasets.AugmentedDataset(
+        datasets.NpzDataset(npz / "a.npz"),
+        T.Compose([build._ToHWC(), T.Resize(6), build._ToCHW()]),
+    )
+    expected = datasets.MixedDataset(plain, [mixing(0.7, 0.6)], 5)
+    for i in range(6):
+        for a, b in zip(made.train.example_at(i, 3, 1), expected.example_at(i, 3, 1), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+REFUSED = {
+    "{name: random_crop, size: 0}": "expected a size of at least 1, or pairs [epoch, size] from epoch 0 on",
+    "{name: random_crop, size: [[1, 5]]}": "pairs [epoch, size] from epoch 0 on",
+    "{name: random_crop, size: [[0, 5], [0, 6]]}": "pairs [epoch, size] from epoch 0 on",
+    "{name: random_crop, size: [[0, 5], [1]]}": "pairs [epoch, size] from epoch 0 on",
+    "{name: random_crop, size: [[0, 5], [1.5, 6]]}": "pairs [epoch, size] from epoch 0 on",
+    "{name: resize, size: true}": "expected a size of at least 1",
+    "{name: resize, size: 5, method: lanczos}": "method: expected 'linear' or 'area'",
+    "{name: random_resized_crop, size: 5, smallest: 0.5, largest: 0.2}": "smallest is greater than largest, 0.2",
+    "{name: random_resized_crop, size: 5, ratio: [2, 1]}": "expected the least ratio, then the greatest",
+    "{name: color_jitter, hue: 0.6}": "hue: must be at most 0.5, got 0.6",
+    "{name: color_jitter, brightness: -1}": "brightness: must be at least 0, got -1",
+    "{name: pca_lighting, std: -1}": "std: must be at least 0",
+    "{name: random_erasing, p: 1.5}": "p: must be at most 1, got 1.5",
+    "{name: random_erasing, value: 256}": "value",
+    "{name: random_erasing, value: random}": "value",
+    "{name: rand_augment, magnitude: 31}": "magnitude: must be at most 30, got 31",
+    "{name: rand_augment, num_ops: 0}": "num_ops: must be at least 1, got 0",
+    "{name: mixup, alpha: 0}": "alpha: must be greater than 0, got 0",
+    "{name: cutmix, p: -0.5}": "p: must be at least 0, got -0.5",
+    "{name: cut_mux}": "did you mean 'cutmix'?",
+}
+
+
+@pytest.mark.parametrize("transform", REFUSED)
+def test_bad_settings_of_transforms_are_refused(transform):
+    with pytest.raises(dbrdist.errors.ConfigError) as error:
+        configured(f"transforms: {{train: [{transform}]}}")
+    assert REFUSED[transform] in str(error.value)
+    assert str(error.value).startswith("run.yaml:3:")
+
+
+@pytest.mark.parametrize(
+    "lines_, words",
+    [
+        (["transforms: {test: [{name: mixup}]}"], "mixup is chance, which has no place in an evaluation"),
+        (["transforms: {test: [{name: color_jitter}]}"], "color_jitter is chance"),
+        (["transforms: {test: [{name: resize, size: [[0, 5]]}]}"], "sizes by epoch are for training"),
+        (
+            ["transforms: {train: [mixup]}", "loss: mean_squared_error"],
+            "makes soft labels, which loss mean_sq",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(lines_, words):
+    with pytest.raises(dbrdist.errors.ConfigError, match=words):
+        configured(*lines_)
+
+
+def test_mixing_needs_the_number_of_classes():
+    config, origin = configured("data: {name: 'builtins:tuple'}", "transforms: {train: [mixup]}")
+    config = config.model_copy(update={"data": config.data.model_copy(update={"name": f"{__name__}:two"})})
+    with pytest.raises(dbrdist.errors.ConfigError, match="mixup needs the number of classes; give your training data"):
+        build.data(config, origin)
+
+
+def two():
+    return [(np.zeros((3, 4, 4), np.float32), 0)] * 4, None
 
 
 def test_npz(npz):
