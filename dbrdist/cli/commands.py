@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dbrdist.cli import load, predict, report, resolve, weights
-from dbrdist.cli.folder import CONFIG
+from dbrdist.cli.folder import CONFIG, SUMMARY, read_json
+from dbrdist.cli.refuse import Refused
+from dbrdist.comm import audit
 from dbrdist.errors import ConfigError
 from dbrdist.training.runs import folder_of
 
@@ -23,6 +25,20 @@ def write_report(runs: Sequence[str]) -> Iterator[str]:
     yield from report.write(runs, pictures=True)
     if len(runs) == 1 and importlib.util.find_spec("matplotlib") is None:
         yield "no PNG: they need matplotlib, pip install dbrdist[plot]"
+
+
+def audit_run(run: str, words: Sequence[str]) -> Iterator[str]:
+    """Check which examples a run used: a line for each epoch, and Refused where one was used twice or never."""
+    if words:
+        raise ConfigError("dbrdist-train: --audit RUN takes no further words")
+    try:
+        verdict = audit.check(run, int(read_json(os.path.join(run, SUMMARY)).get("iterations", 0)))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"dbrdist-train: {error}") from error
+    yield from verdict.findings
+    if verdict.problems:
+        raise Refused("\n".join(f"{run}: {problem}" for problem in verdict.problems))
+    yield f"{run}: no example was used twice in an epoch, and none was left out of one that is over"
 
 
 def export(run: str, words: Sequence[str]) -> Iterator[str]:

@@ -201,6 +201,8 @@ class Config(Settings):
     """Processes per rank that load and transform examples; 0 does it in the rank itself."""
     threads: Annotated[int, Field(ge=0, le=256)] = 0
     """Threads per rank that decode and transform images while it computes; 0 does it in the rank itself."""
+    audit: bool = False
+    """Whether each rank writes which examples it used, for `dbrdist-train --audit`."""
     evaluation: Evaluation = Evaluation()
     """When and how the test data is gone through."""
     snapshot: Snapshot = Snapshot()

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dbrdist.cli.lock import Lock, holder_of
+from dbrdist.comm import audit
 from dbrdist.core.serializer import write_atomically
 from dbrdist.errors import ConfigError
 from dbrdist.training.extensions import snapshots
@@ -28,7 +29,7 @@ CONFIG, SUMMARY, LOG, WORDS, LOCK, REPORT = (
     "report",
 )
 BEST, TENSORBOARD = "snapshot_best", "tensorboard"
-_NAMES = (CONFIG, RECIPE, SUMMARY, LOG, WORDS, BEST, REPORT, TENSORBOARD)
+_NAMES = (CONFIG, RECIPE, SUMMARY, LOG, WORDS, BEST, REPORT, TENSORBOARD, audit.FOLDER)
 _TEMPORARY = re.compile(rf"({'|'.join(map(re.escape, _NAMES))}|snapshot_iter_\d+)\.tmp-\d+(-\d+)?")
 KILLED = "its process ended without a word: it was killed, or its host went down"
 

@@ -23,6 +23,7 @@ from dbrdist.cli.refuse import WRONG, Refused, alike
 from dbrdist.cli.words import counted
 from dbrdist.comm import VirtualUpdater, create_multi_node_optimizer
 from dbrdist.comm.agree import on_root
+from dbrdist.comm.audit import AuditLog
 from dbrdist.comm.extensions import StepAgreement, StopOnRequest
 from dbrdist.comm.snapshots import AverageStatistics, LocalState, SharedSnapshot
 from dbrdist.core.serializer import write_atomically
@@ -85,6 +86,8 @@ class Run:
         self.meter = Meter(len(self.parts.data.train), updater)
         trainer.extend(self.agreement)
         trainer.extend(self.local)
+        if config.audit:
+            trainer.extend(AuditLog(comm, self.iterator))
         for schedule, target in build_updates.scheduled(config, self.origin, self.optimizer, self.parts.task):
             trainer.extend(extensions.FollowSchedule(schedule, target))
         if self.average is not None:

@@ -36,6 +36,9 @@ def _help(context: click.Context, option: click.Parameter, asked: bool) -> None:
 @click.option("--overwrite", is_flag=True, help="Move a run that is in the folder aside, and start anew.")
 @click.option("--evaluate", metavar="RUN", help="Evaluate the newest snapshot in the folder RUN and print the means.")
 @click.option("--report", metavar="RUN", help="Write the report on RUN, or on it and the runs named after it.")
+@click.option(
+    "--audit", metavar="RUN", help="Prove that RUN, trained with audit: true, used each example once an epoch."
+)
 @click.option("--predict", metavar="RUN", help="Name the likeliest classes of the image files that follow.")
 @click.option("--export", metavar="RUN", help="Write RUN's weights to the .safetensors file that follows.")
 @click.option("--init", metavar="NAME", help="Print a commented configuration: digits, cifar10 or imagenet.")
@@ -52,6 +55,7 @@ def command(
     overwrite: bool,
     evaluate: str | None,
     report: str | None,
+    audit: str | None,
     predict: str | None,
     export: str | None,
     init: str | None,
@@ -68,7 +72,7 @@ def command(
         _say_before_mpi(json.dumps(Config.model_json_schema(), indent=2))
         return 0
     words = [] if config is None else [config, *overrides]
-    lines = _aside(words, report=report, predict=predict, export=export, init=init, version=version)
+    lines = _aside(words, report=report, audit=audit, predict=predict, export=export, init=init, version=version)
     if lines is not None:
         for line in lines if environment.launched()[1] == 0 else ():
             print(line, flush=True)
@@ -102,6 +106,8 @@ def _aside(words: list[str], **asked: Any) -> Iterable[str] | None:
         return [commands.configuration(asked["init"])]
     if asked["report"]:
         return commands.write_report([asked["report"], *words])
+    if asked["audit"]:
+        return commands.audit_run(asked["audit"], words)
     if asked["export"]:
         return commands.export(asked["export"], words)
     return commands.predict_images(asked["predict"], words) if asked["predict"] else None

@@ -91,6 +91,7 @@ class VirtualUpdater(StandardUpdater):
         self._sum = TreeSum()
         self._num_limited = 0  # steps before which the number of threads was set
         self._is_synchronized = False
+        self._error: Exception | None = None  # of this rank in this step, which all ranks raise together
 
     # ---- the step ----
 
@@ -122,6 +123,7 @@ class VirtualUpdater(StandardUpdater):
         if not self._is_synchronized:
             models.bcast_data(self.communicator, target)
             self._is_synchronized = True
+        self._error = None
         self._sum.clear()
         self._statistics.begin()
         self._values.begin()
@@ -142,25 +144,28 @@ class VirtualUpdater(StandardUpdater):
         else:
             optimizer.target.cleargrads()
             statistics = self._statistics.nothing()
+        if self._steps.plan() is not plan:
+            self._error = RuntimeError(
+                "the forward pass has added, removed or replaced a parameter; do so between steps"
+            )
+            return
         flat.collect_gradients(plan.params)
         self._sum.add(worker, [*(run.grad for run in plan.runs), statistics], float(len(batch)))
         self._values.add(observed, len(batch))
 
     def _average(self, plan: Plan) -> bool:
         """Put the means over all workers in place; False where no worker has an example, which changes nothing."""
-        error = None
-        if self._steps.plan() is not plan:
-            error = RuntimeError("the forward pass has added, removed or replaced a parameter; do so between steps")
         with self._steps.meet() as call:
             header = self._steps.wait(call)
-            rows = call.agree([self._values.has_new], error)
+            rows = call.agree([self._values.has_new], self._error)
             num_samples = sum(header.counts)
             if not num_samples:
                 return False
             *gradients, statistics = self._add(call, header)
             values = self._values.average(call, bool(rows[:, 0].any()))
         for run, total in zip(plan.runs, gradients):
-            run.grad[...] = total / total.dtype.type(num_samples)
+            total /= total.dtype.type(num_samples)
+            run.grad[...] = total
         self._statistics.write(statistics / num_samples)
         report(values)
         return True

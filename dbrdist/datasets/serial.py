@@ -71,6 +71,7 @@ class SerialIterator(Iterator):
         indices: the indices of this rank's examples in the last batch.
         row: the position of the first of them in the global batch.
         workers: the numbers of this rank's virtual workers, a range; without virtual ones, of the rank itself.
+        pieces: for each of them, pairs (epoch, indices): where a batch reaches into the next epoch there are two.
         rows: the position in the global batch of the first example of each of them.
         num_samples_global: how many examples the last global batch has.
         num_read: how many examples this rank's last batch has: those of ``indices`` that were not left out.
@@ -134,7 +135,9 @@ class SerialIterator(Iterator):
         self.num_samples_global = step.num_samples
         self.rows = [block_bounds(step.num_samples, worker, self.num_workers)[0] for worker in self.workers]
         self.row = self.rows[0]
-        self.indices = np.concatenate([own.indices for own in self._own(step)])
+        own = self._own(step)
+        self.pieces = [part.pieces for part in own]
+        self.indices = np.concatenate([part.indices for part in own])
         skipped = [words for _, messages in found for words in messages]
         self.num_read = len(self.indices) - len(skipped)
         self.num_skipped += len(skipped)
@@ -146,6 +149,7 @@ class SerialIterator(Iterator):
         """Go back to the start of epoch 0."""
         self._state = self._plan.first()
         self.indices: Array = np.empty(0, np.int64)
+        self.pieces: list[tuple[tuple[int, Array], ...]] = [()] * len(self.workers)
         self.row = 0
         self.rows = [0] * len(self.workers)
         self.num_samples_global = 0
@@ -162,6 +166,11 @@ class SerialIterator(Iterator):
     def last(self) -> str:
         """What happens to the batch at the end of an epoch: ``'wrap'``, ``'short'`` or ``'drop'``."""
         return self._plan.last
+
+    @property
+    def num_per_epoch(self) -> int:
+        """How many examples an epoch uses, over all ranks: all of them but with ``last='drop'``."""
+        return self._plan.num_per_epoch
 
     @property
     def current_position(self) -> int:

@@ -260,6 +260,7 @@ def test_the_keys_of_a_run():
             "device",
             "workers",
             "threads",
+            "audit",
             "evaluation",
             "snapshot",
             "log",

@@ -279,6 +279,40 @@ def check_values_that_only_some_workers_observe(comm):
     np.testing.assert_allclose(run.log[0]["main/three"], np.mean(sums), rtol=1e-12)
 
 
+def check_a_stop_request_travels_in_the_header(comm):
+    run = Run(comm)
+    comm._stop_request = 15 if comm.rank == comm.size - 1 else 0
+    try:
+        run.steps(1)
+        assert comm._stop_answers.tolist() == [0] * (comm.size - 1) + [15]
+    finally:
+        comm._stop_request, comm._stop_answers = 0, None
+
+
+def check_a_bad_loss_is_seen_by_all(comm):
+    """A loss that is not finite in one worker is in the mean that every rank has."""
+
+    class Bad(Line):
+        def forward(self, x, t):
+            return super().forward(x / 0.0 if np.abs(x).max() > 2.5 else x, t)
+
+    with np.errstate(all="ignore"):
+        run = Run(comm, net=Bad(), data=points(16), optimizer="plain").steps(1)
+    assert not np.isfinite(run.log[0]["main/loss"])
+
+
+def check_a_parameter_that_is_replaced_in_forward(comm):
+    class Replaces(Line):
+        def forward(self, x, t):
+            if comm.rank == comm.size - 1:
+                self.linear.W.array = self.linear.W.array.astype(np.float32)
+            return super().forward(x, t)
+
+    run = Run(comm, net=Replaces(), data=points(), optimizer="plain")
+    words = "the forward pass has added, removed or replaced a parameter"
+    raises(RuntimeError, words, lambda: run.steps(1))
+
+
 def check_too_many_ranks(comm):
     if comm.size > 1:
         raises(

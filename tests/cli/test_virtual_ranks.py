@@ -1,0 +1,77 @@
+"""`dbrdist-train` with virtual workers under mpiexec: the same bits, resumed on any number of ranks, and the audit."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from cli_helpers import same_runs
+from test_ranks import finish
+
+from dbrdist.cli import refuse
+
+pytestmark = [pytest.mark.timeout(90), pytest.mark.slow]
+WORDS = [
+    "run.yaml",
+    "batch={virtual_workers: 4, per_worker: 61}",  # 1442 examples: five steps of 244 and one of 222
+    "reproducible=true",
+    "audit=true",
+    "epochs=2",
+    "iterations=9",
+    "log.every=1 iteration",
+    "optimizer.hooks=[{name: gradient_clipping, threshold: 1.0}]",
+]
+
+
+def test_ranks_give_the_same_bits_and_resume_on_others(ranks, run):
+    code, out, err = finish(ranks(1, *WORDS, "out=straight"))
+    assert code == 0, err
+    assert "ranks: 1; batch: 244, that is 4 virtual workers of 61, reproducible with 1 thread per rank" in out
+    assert finish(ranks(2, *WORDS, "out=cut", "iterations=4"))[0] == 0
+    code, _, err = finish(ranks(4, *WORDS, "out=cut", "--resume"))
+    assert code == 0, err
+    same_runs("straight", "cut", extra_evaluation_at=4)
+
+    code, out, err = run("--audit", "cut")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "start 1: from step 0, 2 ranks, 4 workers",
+        "start 2: from step 4, 4 ranks, 4 workers",
+        "epoch 0: 1,442 of 1,442 examples, each once, in steps 1 to 6",
+        "epoch 1: 732 of 1,442 examples so far, each once, in steps 7 to 9",
+        "cut: no example was used twice in an epoch, and none was left out of one that is over",
+    ]
+    last = Path("cut/audit/start-0002-rank-00001.txt")
+    text = last.read_text()
+    last.write_text(re.sub(r"(?m)^6 0 1: (\d+) (\d+)", r"6 0 1: \1 \1", text))
+    code, out, err = run("--audit", "cut")
+    assert code == 1
+    doubled, lost = re.search(r"(?m)^6 0 1: (\d+) (\d+)", text).groups()
+    assert err.splitlines() == [
+        f"cut: epoch 0: used more than once: examples {doubled}",
+        f"cut: epoch 0: never used: examples {lost}",
+    ]
+
+
+def test_a_killed_run_goes_on_with_fewer_ranks(ranks, run):
+    """Killed after the snapshot of the fourth step; in the seventh one of the three workers has no example."""
+    words = [*WORDS, "snapshot.every=4 iterations", "iterations=8", "batch={virtual_workers: 3, per_worker: 80}"]
+    assert finish(ranks(1, *words, "out=straight"))[0] == 0
+    assert (
+        finish(ranks(2, *words, "out=cut", "model.args.kill_at=6", KILL_RANK="0"))[0] != 0
+    )  # a worker, rank 0 has one
+    code, _, err = finish(ranks(1, *words, "out=cut", "--resume"))
+    assert code == 0, err
+    same_runs("straight", "cut")
+    code, out, _ = run("--audit", "cut")
+    assert code == 0
+    assert "epoch 0: 1,442 of 1,442 examples, each once, in steps 1 to 7" in out
+
+
+def test_more_ranks_than_workers(ranks):
+    began = time.monotonic()
+    code, _, err = finish(ranks(3, *WORDS, "batch={virtual_workers: 2, per_worker: 60}"))
+    assert code == refuse.WRONG
+    assert err.count("batch.virtual_workers: 2 for 3 ranks: every rank needs one; use at most 2 ranks") == 1
+    assert "Traceback" not in err
+    assert time.monotonic() - began < 60  # mostly the start of Python on a busy machine
