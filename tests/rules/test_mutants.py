@@ -31,7 +31,7 @@ def f(a: tuple[int, 2], b=True, *, c=0.5):
     a += 1
     note(b, c)
     warn("7 words", 7)
-    return a[0] - b if a is None else "text"
+    return a[0] - b if a is None else "text".reshape(-1, 5, b=[-1])
 '''
 
 
@@ -52,6 +52,8 @@ def test_what_is_changed_and_what_is_left():
         (16, "drop", "note(b, c)", "pass"), (16, "arguments", "note(b, c)", "(note(c, b))"),
         (18, "arithmetic", "a[0] - b", "(a[0] + b)"), (18, "constant", "0", "1"),
         (18, "comparison", "a is None", "(a is not None)"),
+        (18, "arguments", '"text".reshape(-1, 5, b=[-1])', "('text'.reshape(5, -1, b=[-1]))"),
+        (18, "constant", "5", "6"),
     ])  # fmt: skip
 
 
@@ -69,6 +71,7 @@ def options(tmp_path, **changes):
     given = {
         "workers": 2,
         "limit": 20.0,
+        "timeout": 10.0,
         "state": tmp_path / "state.jsonl",
         "trust": False,
         "room_only": True,
