@@ -221,6 +221,10 @@ def check_gradients_that_some_or_all_ranks_lack(comm):
         np.testing.assert_allclose(params["/l2/W"].grad, expected_mean(comm, model, "/l2/W", [0]))
         for name in ("/l1/b", "/l2/b"):
             assert params[name].grad is None if not zero_fill else (params[name].grad == 0).all()
+    for verb in (comm.multi_node_mean_grad, comm.allreduce_grad):
+        model = gradients_of(comm, np.float64, ("/l1/W",))
+        verb(model)
+        assert model.l2.b.grad is None
 
 
 def check_gradients_travel_in_the_configured_type(comm):

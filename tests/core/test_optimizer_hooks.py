@@ -10,7 +10,7 @@ import pytest
 import dbrdist
 from dbrdist import Parameter, random
 from dbrdist.core.backend import as_dtype
-from dbrdist.optimizers import SGD, GradientLARS, GradientNoise, Lasso
+from dbrdist.optimizers import SGD, GradientHardClipping, GradientLARS, GradientNoise, Lasso, WeightDecay
 
 SHAPES = ((40, 30), (5,), (2, 3, 2, 2), ())
 
@@ -225,3 +225,16 @@ def test_noise_for_one_rule_alone():
 def test_noise_needs_a_variance(eta):
     with pytest.raises(ValueError, match="GradientNoise: eta: expected a number of 0 or more, got"):
         GradientNoise(eta)
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [WeightDecay(0.1), Lasso(0.1), GradientHardClipping(-1.0, 1.0), GradientLARS(), GradientNoise(0.1)],
+    ids=lambda hook: hook.name,
+)
+def test_parameters_without_a_value_or_a_gradient_are_left_alone(hook):
+    """A rule of its own may call its hooks before there is anything to change."""
+    for param in (Parameter(np.ones(2)), Parameter(None)):
+        hook(None, param)
+        assert param.grad is None
+        assert param.array is None or param.array.tolist() == [1, 1]

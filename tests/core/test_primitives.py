@@ -425,3 +425,10 @@ def test_sums_over_many_rows_keep_no_memory():
         assert tracemalloc.get_traced_memory()[0] < 2 * x.nbytes
     finally:
         tracemalloc.stop()
+
+
+def test_powers_of_zero_have_finite_gradients_by_the_exponent():
+    """0^b does not move with b where it is 0 or 1, for either sign of gy."""
+    a, b = Variable(np.array([0.0, 0.0, 0.25, 2.0])), Variable(np.array([0.0, 2.0, 1.0, 3.0]))
+    (gb,) = dbrdist.grad([ops.power(a, b)], [b], [np.array([1.0, -1.0, 1.0, 1.0])])
+    np.testing.assert_allclose(gb.array, [0.0, 0.0, 0.25 * np.log(0.25), 8 * np.log(2.0)], rtol=1e-14)

@@ -700,3 +700,12 @@ def test_backward_refuses_a_parameter_that_was_assigned_after_forward():
     x.cleargrad()
     F.sum(F.linear(x, w)).backward()
     np.testing.assert_array_equal(x.grad, np.full((2, 3), 4))
+
+
+def test_a_variable_takes_its_gradient_along():
+    v = Variable(np.ones(2))
+    v.to_cpu()
+    assert v.grad is None
+    v.grad = np.array([1.0, 2.0])
+    v.to_device("@numpy")
+    assert v.grad.tolist() == [1, 2] and v.array.tolist() == [1, 1]

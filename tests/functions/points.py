@@ -196,6 +196,7 @@ ACTIVATIONS = [
     at("leaky_relu", draw(3, 4), slope=0.01),
     at("leaky_relu", draw(3, 4), slope=-0.5),
     at("leaky_relu", draw(3, 4), slope=2.0),
+    at("leaky_relu", draw(3, 4), slope=1.1),
     at("elu", WIDE, alpha=0.5),
     at("elu", draw(3, 4), alpha=2.0),
     at("selu", draw(3, 4), alpha=1.5, scale=2.0),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from dbrdist.core.backend import get_device
 from dbrdist.datasets.convert import concat_examples
 from dbrdist.datasets.serial import SerialIterator
 from dbrdist.training import extensions, make_extension
+from dbrdist.training.extensions import progress_bar
 
 
 @pytest.mark.parametrize("device", [None, "@numpy"])
@@ -92,3 +95,20 @@ def test_graphs_behind_observed_variables_are_let_go():
     assert kept.creator is not None
     extension(clock.tick(loss=kept, other=1.0))
     assert kept.creator is None
+
+
+@pytest.mark.parametrize(("unit", "length", "left"), [("iteration", 90, "0:30"), ("epoch", 5, "0:10")])
+def test_speed_and_remaining_time_count_from_the_start_of_the_run(monkeypatch, unit, length, left):
+    """A resumed run starts at its 10th step: 20 steps and 2 epochs in 10 s."""
+    clock = [100.0]
+    monkeypatch.setattr(progress_bar, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    updater = SimpleNamespace(iteration=10, epoch_detail=1.0)
+    trainer = SimpleNamespace(updater=updater, stop_trigger=None)
+    out = io.StringIO()
+    bar = extensions.ProgressBar((length, unit), update_interval=10, out=out, live=False, min_seconds=4.0)
+    bar.initialize(trainer)
+    for iteration, seconds in ((20, 103.0), (29, 109.0), (30, 110.0), (40, 113.9)):  # the third alone is said
+        updater.iteration, updater.epoch_detail, clock[0] = iteration, iteration / 10, seconds
+        bar(trainer)
+    of_iterations, of_epochs = (f" of {length}", "") if unit == "iteration" else ("", f" of {length}")
+    assert out.getvalue() == f"epoch 3.00{of_epochs}, step 30{of_iterations}, 2 steps/s, {left} left\n"
