@@ -72,3 +72,10 @@ def test_distributions(tmp_path):
     text = run(tmp_path, "distributions.py").splitlines()
     losses = [float(line.split()[2]) for line in text[1:5]]
     assert losses[-1] < losses[0] - 1.0 and float(text[-1].split()[1]) < 0.25
+
+
+def test_recurrent_language_model_with_truncated_backpropagation(tmp_path):
+    text = run(tmp_path, "language_model.py").splitlines()
+    perplexities = [float(line.split()[2]) for line in text[1:5]]
+    assert perplexities[0] > 1.5 * perplexities[-1]
+    assert float(text[-1].split()[-1]) < 3.0  # of nine letters

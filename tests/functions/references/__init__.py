@@ -13,4 +13,5 @@ from .algebra import *  # noqa: F403
 from .arrays import *  # noqa: F403
 from .losses import *  # noqa: F403
 from .nets import *  # noqa: F403
+from .recurrent import *  # noqa: F403
 from .special import *  # noqa: F403

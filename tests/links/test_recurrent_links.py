@@ -1,0 +1,287 @@
+"""Recurrent links against their formulas in NumPy; states; sequences in any order."""
+
+import copy
+
+import numpy as np
+import pytest
+
+import dbrdist
+import dbrdist.functions as F
+import dbrdist.links as L
+from dbrdist import Variable, serializers
+
+N, I, U = 3, 4, 2
+RNG = np.random.default_rng(0)
+X = [RNG.standard_normal((N, I)).astype(np.float32) for _ in range(3)]
+
+
+def s(z):
+    return 1 / (1 + np.exp(-z))
+
+
+def close(got, wanted, **more):
+    np.testing.assert_allclose(getattr(got, "array", got), wanted, rtol=2e-5, atol=1e-6, **more)
+
+
+def weights(link, *names):
+    found = []
+    for name in names:
+        child = getattr(link, name)
+        found.append(child.W.array)
+        if child.b is not None:
+            found.append(child.b.array)
+    return found
+
+
+def lstm_step(link, c, h, x, peeps=None):
+    W, b, V = weights(link, "upward", "lateral")
+    gates = (x @ W.T + b + h @ V.T).reshape(len(x), U, 4)
+    a, i, f, o = (gates[:, :, k] for k in range(4))
+    if peeps:
+        i, f = i + c @ peeps[0].T, f + c @ peeps[1].T
+    c = s(i) * np.tanh(a) + s(f) * c
+    if peeps:
+        o = o + c @ peeps[2].T
+    return c, s(o) * np.tanh(c)
+
+
+def test_lstm_keeps_its_state():
+    link = L.LSTM(I, U)
+    c = h = np.zeros((N, U))
+    for x in X:
+        c, h = lstm_step(link, c, h, x)
+        close(link(x), h)
+        close(link.c, c)
+        close(link.h, h)
+    link.reset_state()
+    assert link.c is None and link.h is None
+    close(link(X[0]), lstm_step(link, np.zeros((N, U)), np.zeros((N, U)), X[0])[1])
+    link.set_state(c, h)
+    close(link(X[0]), lstm_step(link, c, h, X[0])[1])
+
+
+def test_lstm_with_a_falling_number_of_examples():
+    link = L.LSTM(I, U)
+    link(X[0])
+    c, h = link.c.array.copy(), link.h.array.copy()
+    y = link(X[1][:1])
+    wanted = lstm_step(link, c[:1], h[:1], X[1][:1])
+    assert y.shape == (1, U)
+    close(link.c, np.concatenate([wanted[0], c[1:]]))
+    close(link.h, np.concatenate([wanted[1], h[1:]]))
+    link.reset_state()
+    link(X[0][:1])
+    with pytest.raises(ValueError, match=r"LSTM: x: expected at most 1 examples, as in the call before"):
+        link(X[0])
+
+
+def test_stateless_lstm():
+    link = L.StatelessLSTM(I, U)
+    c, h = link(None, None, X[0])
+    wanted = lstm_step(link, np.zeros((N, U)), np.zeros((N, U)), X[0])
+    close(c, wanted[0])
+    close(h, wanted[1])
+    close(link(c, h, X[1])[1], lstm_step(link, *wanted, X[1])[1])
+
+
+def test_lstm_initial_values():
+    link = L.LSTM(I, U)
+    b = link.upward.b.array.reshape(U, 4)
+    np.testing.assert_array_equal(b, [[0, 0, 1, 0]] * U)
+    assert len(np.unique(link.upward.W.array)) == 4 * U * I and link.lateral.b is None
+    link = L.LSTM(I, U, lateral_init=2.0, upward_init=3.0, bias_init=4.0, forget_bias_init=5.0)
+    np.testing.assert_array_equal(link.upward.b.array.reshape(U, 4), [[4, 4, 5, 4]] * U)
+    assert (link.lateral.W.array == 2).all() and (link.upward.W.array == 3).all()
+    orthogonal = L.LSTM(U, U, lateral_init=dbrdist.initializers.Orthogonal(1.0)).lateral.W.array.reshape(4, U, U)
+    for gate in orthogonal:
+        close(gate @ gate.T, np.eye(U))
+
+
+@pytest.mark.parametrize("make", [lambda: L.LSTM(None, U), lambda: L.LSTM(U), lambda: L.StatelessLSTM(U)])
+def test_lstm_takes_its_input_size_from_the_first_input(make):
+    dbrdist.random.set_seed(3)
+    link = make()
+    assert not link.upward.W.is_initialized
+    y = link(X[0]) if isinstance(link, L.LSTM) else link(None, None, X[0])[1]
+    assert y.shape == (N, U) and link.upward.W.shape == (4 * U, I) and link.upward.W.array.any()
+    with pytest.raises(ValueError, match="out_size: expected a number of units"):
+        L.LSTM(None)
+
+
+def test_peepholes():
+    link = L.StatefulPeepholeLSTM(I, U)
+    peeps = weights(link, "peep_i", "peep_f", "peep_o")
+    assert len(peeps) == 3
+    c = h = np.zeros((N, U))
+    for x in X:
+        c, h = lstm_step(link, c, h, x, peeps)
+        close(link(x), h)
+
+
+def test_zoneout():
+    link, plain = L.StatefulZoneoutLSTM(I, U, c_ratio=0.0, h_ratio=0.0), L.LSTM(I, U)
+    plain.copyparams(link)
+    for x in X:
+        close(link(x), plain(x).array)
+    stuck = L.StatefulZoneoutLSTM(I, U, c_ratio=1.0, h_ratio=1.0)
+    assert (stuck(X[0]).array == 0).all() and (stuck.c.array == 0).all()
+    mixed = L.StatefulZoneoutLSTM(I, U, c_ratio=0.25, h_ratio=0.5)
+    with dbrdist.using_config("train", False):
+        y = mixed(X[0]).array
+    c, h = lstm_step(mixed, np.zeros((N, U)), np.zeros((N, U)), X[0])
+    close(mixed.c, 0.75 * c)
+    close(y, 0.5 * h)
+
+
+def gru_step(link, h, x):
+    W_r, b, U_r, d, W_z, e, U_z, g, W, p, V, q = weights(link, "W_r", "U_r", "W_z", "U_z", "W", "U")
+    r, z = s(x @ W_r.T + b + h @ U_r.T + d), s(x @ W_z.T + e + h @ U_z.T + g)
+    return (1 - z) * h + z * np.tanh(x @ W.T + p + (r * h) @ V.T + q)
+
+
+@pytest.mark.parametrize("make", [L.GRU, L.StatefulGRU])
+def test_gru(make):
+    link = make(I, U)
+    h = np.zeros((N, U))
+    for x in X:
+        h = gru_step(link, h, x)
+        close(link(x), h)
+    link.reset_state()
+    link.set_state(h)
+    close(link(X[0]), gru_step(link, h, X[0]))
+    stateless = L.StatelessGRU(I, U, bias_init=0.5)
+    assert (stateless.U_z.b.array == 0.5).all()
+    h = RNG.standard_normal((N, U)).astype(np.float32)
+    close(stateless(h, X[0]), gru_step(stateless, h, X[0]))
+    lazy = L.StatelessGRU(None, U)
+    assert lazy(None, X[0]).shape == (N, U)
+
+
+def test_mgu():
+    def step(link, h, x):
+        W_f, b, W_h, d = weights(link, "W_f", "W_h")
+        f = s(np.concatenate([h, x], 1) @ W_f.T + b)
+        return (1 - f) * h + f * np.tanh(np.concatenate([f * h, x], 1) @ W_h.T + d)
+
+    link = L.StatefulMGU(I, U)
+    h = np.zeros((N, U))
+    for x in X:
+        h = step(link, h, x)
+        close(link(x), h)
+    link.set_state(2 * h)
+    close(link(X[0]), step(link, 2 * h, X[0]))
+    close(L.StatelessMGU(I, U)(h.astype("f"), X[0]).shape, (N, U))
+
+
+def test_trees_whose_children_are_summed():
+    link = L.ChildSumTreeLSTM(I, U)
+    W, b, V, Vf = weights(link, "W_x", "W_h_aio", "W_h_f")
+    cs, hs = RNG.standard_normal((2, 3, N, U)).astype(np.float32)
+    for n in (0, 1, 3):
+        a, i, o, f = np.split(X[0] @ W.T + b, 4, axis=1)
+        da, di, do = np.split(sum(hs[:n], np.zeros((N, U))) @ V.T, 3, axis=1)
+        c = np.tanh(a + da) * s(i + di) + sum(c * s(f + h @ Vf.T) for c, h in zip(cs[:n], hs))
+        found = link(*cs[:n], *hs[:n], X[0])
+        close(found[0], c)
+        close(found[1], s(o + do) * np.tanh(c))
+    with pytest.raises(TypeError, match="as many cells as outputs"):
+        link(cs[0], X[0])
+
+
+def test_trees_with_children_in_order():
+    link = L.NaryTreeLSTM(I, U, n_ary=2)
+    W, b, V1, V2 = weights(link, "W_x", "W_h1", "W_h2")
+    cs, hs = RNG.standard_normal((2, 2, N, U)).astype(np.float32)
+    for missing in (False, True):
+        c2, h2 = (None, None) if missing else (cs[1], hs[1])
+        gates = X[0] @ W.T + b + hs[0] @ V1.T + (0 if missing else h2 @ V2.T)
+        a, i, o, f1, f2 = np.split(gates, 5, axis=1)
+        c = np.tanh(a) * s(i) + cs[0] * s(f1) + (0 if missing else c2 * s(f2))
+        found = link(cs[0], c2, hs[0], h2, X[0])
+        close(found[0], c)
+        close(found[1], s(o) * np.tanh(c))
+    with pytest.raises(TypeError, match="expected 2 cells, 2 outputs and x, got 3 arguments"):
+        link(cs[0], hs[0], X[0])
+    with pytest.raises(ValueError, match="n_ary: expected at least 1"):
+        L.NaryTreeLSTM(I, U, 0)
+
+
+N_STEP = {
+    "NStepLSTM": (8, 1, True), "NStepBiLSTM": (8, 2, True), "NStepGRU": (6, 1, False), "NStepBiGRU": (6, 2, False),
+    "NStepRNNTanh": (2, 1, False), "NStepBiRNNTanh": (2, 2, False), "NStepRNNReLU": (2, 1, False),
+    "NStepBiRNNReLU": (2, 2, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", N_STEP)
+def test_sequences_in_any_order_are_each_as_if_alone(name):
+    num_weights, directions, has_cell = N_STEP[name]
+    link = getattr(L, name)(2, I, U, 0.0)
+    assert len(link) == 2 * directions and len(link.ws[0]) == len(link.bs[0]) == num_weights
+    assert {"/0/w0", f"/{2 * directions - 1}/b{num_weights - 1}"} <= {name for name, _ in link.namedparams()}
+    assert link[directions].w0.shape == (U, U * directions) and (link[0].b0.array == 0).all()
+    assert link[0].w0.array.any()
+    lengths = [2, 0, 4, 1, 4]
+    xs = [RNG.standard_normal((n, I)).astype(np.float32) for n in lengths]
+    states = [RNG.standard_normal((2 * directions, 5, U)).astype(np.float32) for _ in range(2 if has_cell else 1)]
+    *lasts, ys = link(*states, xs)
+    for k, x in enumerate(xs):
+        assert ys[k].shape == (lengths[k], U * directions)
+        alone = link(*[a[:, k : k + 1] for a in states], [x])
+        close(ys[k], alone[-1][0].array)
+        for last, single, before in zip(lasts, alone, states):
+            close(last[:, k], single.array[:, 0])
+            if not lengths[k]:
+                close(last[:, k], before[:, k])
+    zeros = link(*[None] * len(states), xs)
+    given = link(*[a * 0 for a in states], xs)
+    for a, b in zip(zeros[-1], given[-1]):
+        close(a, b.array)
+
+
+def test_n_step_gradients_reach_all_weights():
+    link = L.NStepBiLSTM(2, I, U, 0.0)
+    xs = [Variable(RNG.standard_normal((n, I)).astype(np.float32)) for n in (1, 3)]
+    _, _, ys = link(None, None, xs)
+    F.sum(F.concat(ys, axis=0)).backward()
+    assert all(p.grad is not None and p.grad.any() for p in link.params()) and all(x.grad.any() for x in xs)
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda link: link(None, None, X[0]), r"NStepLSTM: xs: expected a list or tuple of sequences"),
+    (lambda link: link(None, None, []), r"NStepLSTM: xs: expected at least one sequence, got none"),
+    (lambda link: link(np.zeros((1, 2, U), "f"), None, X), r"n_step_lstm: hx: expected"),
+    (lambda link: link(None, None, [np.ones((2, 9), "f")]), r"n_step_lstm: ws\[0\]\[0\]: expected shape \(2, 9\)"),
+])  # fmt: skip
+def test_wrong_sequences_are_named(call, message):
+    with pytest.raises((ValueError, IndexError), match=message):
+        call(L.NStepLSTM(1, I, U, 0.0))
+    with pytest.raises(TypeError, match="NStepLSTM: unexpected argument 'use_cudnn'"):
+        L.NStepLSTM(1, I, U, 0.0, use_cudnn=True)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: L.LSTM(I, U), lambda: L.StatefulGRU(I, U), lambda: L.StatefulMGU(I, U),
+    lambda: L.StatefulPeepholeLSTM(I, U), lambda: L.StatefulZoneoutLSTM(I, U, 0.0, 0.0),
+])  # fmt: skip
+def test_links_are_saved_copied_and_brought_to_a_device(make, tmp_path):
+    link, other = make(), make()
+    y = link(X[0]).array
+    serializers.save_npz(tmp_path / "link.npz", link)
+    serializers.load_npz(tmp_path / "link.npz", other)
+    np.testing.assert_array_equal(other(X[0]).array, y)
+    twin = copy.deepcopy(link)
+    np.testing.assert_array_equal(twin(X[1]).array, link(X[1]).array)
+    link.to_device("@numpy")
+    assert link.h is not None
+
+
+def test_truncated_backpropagation():
+    link = L.LSTM(I, U)
+    loss = F.sum(link(X[0]))
+    loss += F.sum(link(X[1]))
+    link.cleargrads()
+    loss.backward()
+    loss.unchain_backward()
+    assert link.h.creator is None and link.c.creator is None
+    F.sum(link(X[2])).backward()
