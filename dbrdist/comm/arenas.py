@@ -78,51 +78,63 @@ def own_part(size: int, place: int, num_owners: int) -> tuple[int, int]:
 
 
 class SharedGradients:
-    """The gradients of a plan's runs, which all ranks of the host reach.
+    """The gradients of a plan's runs, which all ranks of the host reach: each as all of them have it."""
 
-    Args:
-        comm: waits, and reduces between hosts.
-        hosts: the ranks of this host, and their counterparts.
-        runs: each as all ranks of the host have it.
-    """
+    def __init__(self, runs: Sequence[Reach]) -> None:
+        self._runs = runs
+        self._whole = [(number, 0, pieces[0].size) for number, pieces in enumerate(runs)]
 
-    def __init__(self, comm: Any, hosts: Hosts, runs: Sequence[Reach]) -> None:
-        self._comm = comm
-        self._hosts = hosts
-        self._runs = [(pieces, *own_part(pieces[0].size, hosts.place, hosts.num_owners)) for pieces in runs]
-
-    def reduce(self, call: Call, factors: Sequence[float] | None, divisor: float | None) -> None:
-        """Replace each rank's gradients by ``sum(factors[k] * gradients of rank k) / divisor``."""
-        hosts, comm = self._hosts, self._comm
-        local = None if factors is None else [factors[rank] for rank in hosts.ranks]
-        comm._wait(call, hosts.local.Ibarrier())  # all are written
-        for pieces, begin, end in self._runs:
-            call.num_bytes += pieces[0].nbytes
-            call.kind = pieces[0].dtype
-            if hosts.between is None:
-                _add_in_place(pieces, begin, end, local, divisor)
-            else:
-                self._add_between_hosts(call, pieces, begin, end, local, divisor)
-        comm._wait(call, hosts.local.Ibarrier())  # all are read, and the sums are there
-
-    def _add_between_hosts(
+    def reduce(
         self,
+        comm: Any,
         call: Call,
-        pieces: Reach,
-        begin: int,
-        end: int,
         factors: Sequence[float] | None,
         divisor: float | None,
+        parts: Sequence[tuple[int, int, int]] | None = None,
     ) -> None:
-        """The host's sum of this rank's part, reduced with its counterparts on other hosts."""
-        own = pieces[self._hosts.place][begin:end]
-        total = np.empty(own.size, np.float32) if message.is_narrow(own.dtype) else own
-        for first, last in _chunks(0, own.size, own.itemsize):
-            total[first:last] = message.weighted_sum([p[begin + first : begin + last] for p in pieces], factors)
-        self._comm._reduce_over(self._hosts.between, call, total, None, divisor)
-        for piece in pieces:
-            if piece[begin:end] is not total:
-                piece[begin:end] = total
+        """Replace each rank's gradients by ``sum(factors[k] * gradients of rank k) / divisor``.
+
+        Args:
+            comm: waits, and reduces between hosts.
+            call: the verb in which it happens.
+            factors: of each rank; None is 1.
+            divisor: of the sum; None is 1.
+            parts: (number of the run, first element, last + 1); None is all.
+        """
+        hosts: Hosts = comm._hosts
+        local = None if factors is None else [factors[rank] for rank in hosts.ranks]
+        comm._wait(call, hosts.local.Ibarrier())  # all are written
+        for number, begin, end in self._whole if parts is None else parts:
+            pieces = [piece[begin:end] for piece in self._runs[number]]
+            call.num_bytes += pieces[0].nbytes
+            call.kind = pieces[0].dtype
+            own = own_part(end - begin, hosts.place, hosts.num_owners)
+            if hosts.is_only_one:
+                _add_in_place(pieces, *own, local, divisor)
+            elif hosts.between is not None:
+                _add_between_hosts(comm, call, pieces, *own, local, divisor)
+        comm._wait(call, hosts.local.Ibarrier())  # all are read, and the sums are there
+
+
+def _add_between_hosts(
+    comm: Any,
+    call: Call,
+    pieces: Reach,
+    begin: int,
+    end: int,
+    factors: Sequence[float] | None,
+    divisor: float | None,
+) -> None:
+    """The host's sum of this rank's part, reduced with its counterparts on other hosts."""
+    hosts = comm._hosts
+    own = pieces[hosts.place][begin:end]
+    total = np.empty(own.size, np.float32) if message.is_narrow(own.dtype) else own
+    for first, last in _chunks(0, own.size, own.itemsize):
+        total[first:last] = message.weighted_sum([p[begin + first : begin + last] for p in pieces], factors)
+    comm._reduce_between(call, total, divisor)
+    for k, piece in enumerate(pieces):
+        if k != hosts.place or total is not own:
+            piece[begin:end] = total
 
 
 def _add_in_place(pieces: Reach, begin: int, end: int, factors: Sequence[float] | None, divisor: float | None) -> None:

@@ -31,6 +31,9 @@ _BLANK = (0,) * PAYLOAD_WORDS
 class Pending(Protocol):
     """A row that was shown and not yet answered."""
 
+    def is_there(self) -> bool:
+        """Whether the rows of all ranks are there; it does not wait."""
+
     def wait(self, call: Call) -> Row:
         """The rows of all ranks; raises CommunicatorError where the watch finds that they cannot come."""
 
@@ -225,6 +228,10 @@ class Passage(Call):
         self.meets_by = "row"
         self._own_error, self._what, self._detail, self._num_same = error, what, detail, num_same
         self._answer = gate.ranks._post_row(row)
+
+    def is_answered(self) -> bool:
+        """Whether :meth:`wait` will return at once."""
+        return self._answer is not None and self._answer.is_there()
 
     def wait(self) -> Row:
         """The second half: everyone's payloads, once all are there."""

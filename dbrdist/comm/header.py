@@ -35,6 +35,7 @@ class Steps:
         self._values_text = ""
         self._values_digest = 0
         self._passage: Passage | None = None
+        self._header: Header | None = None
         self.late: list[tuple[str, Parameter]] = []  # parameters that wait for their first input
 
     def post(self, num_samples: int | None, works: bool, zero_fill: bool) -> None:
@@ -54,26 +55,44 @@ class Steps:
         ]
         with self._comm._gate.call("update") as call:
             call.post(row, num_same=_NUM_SAME, what="the same step", detail=self._in_words(zero_fill))
-        self._passage = call
+        self._passage, self._header = call, None
 
     def meet(self) -> Passage:
         """The verb in which this rank waits for the others' headers, and reduces: ``with steps.meet() as call``."""
         assert self._passage is not None
-        call, self._passage = self._passage, None
-        passage: Passage = self._comm._gate.again(call)
-        return passage
+        call: Passage = self._comm._gate.again(self._passage)
+        return call
 
     def wait(self, call: Passage) -> Header:
         """The headers of all ranks."""
-        rows = call.wait()
-        self._comm._stop_answers = rows[:, _STOP]
-        return Header(rows)
+        if self._header is None:
+            rows = call.wait()
+            self._comm._stop_answers = rows[:, _STOP]
+            self._header = Header(rows)
+        return self._header
+
+    def poll(self) -> Header | None:
+        """The headers of all ranks if they are there already."""
+        if self._header is None and self._passage is not None and self._passage.is_answered():
+            with self.meet() as call:
+                self.wait(call)
+        return self._header
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The line of the call."""
+        assert self._passage is not None
+        return self._passage.place
 
     def plan(self) -> Plan | None:
         """A plan of what the header spoke of; None where the forward pass has changed the parameters since."""
-        said = self._params_digest, self._runs_digest
+        said = self._params_digest, self._plan
         self._look_at_parameters()
-        return self._plan if said == (self._params_digest, self._runs_digest) else None
+        return self._plan if said == (self._params_digest, self._plan) else None
+
+    def overlap(self) -> Any:
+        """What reduces the plan's gradients while backward runs; None where they are reduced after it."""
+        return None if self._plan is None else self._plan.overlap
 
     def _look_at_parameters(self) -> None:
         """Plan anew where a parameter, a link or a rule has changed."""
@@ -114,6 +133,7 @@ class Header:
     def __init__(self, rows: Row) -> None:
         runs, self.counts, works, _, self.places = rows[:, _RUNS : _PLACE + 1].T.tolist()
         self.same_runs = runs.count(runs[0]) == len(runs)
+        self.is_placed = self.same_runs and self.places[0] != 0 and self.places.count(self.places[0]) == len(runs)
         self.workers = [rank for rank, does in enumerate(works) if does]  # ranks with a forward pass
 
 

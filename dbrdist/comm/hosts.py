@@ -18,7 +18,8 @@ class Hosts:
         self.place = self.ranks.index(mpi_comm.rank)
         self.num_owners: int = mpi_comm.allreduce(len(self.ranks), mpi_module.MIN)
         self.between: Any = None  # the owners of the same number; None on a rank that is none, and on a single host
-        if mpi_comm.allreduce(len(self.ranks), mpi_module.MAX) < mpi_comm.size:
+        self.is_only_one: bool = mpi_comm.allreduce(len(self.ranks), mpi_module.MAX) == mpi_comm.size
+        if not self.is_only_one:
             number = self.place if self.place < self.num_owners else mpi_module.UNDEFINED
             between = mpi_comm.Split(number, mpi_comm.rank)
             self.between = between if between != mpi_module.COMM_NULL else None

@@ -16,6 +16,7 @@ from dbrdist.comm.gate import Passage
 from dbrdist.comm.reduction import Plan, key_of, plan_anew, weights
 from dbrdist.core.backend import is_array
 from dbrdist.core.parameter import Parameter
+from dbrdist.core.variable import Variable
 
 _MAX_PLANS = 8  # of models that take turns
 
@@ -36,7 +37,7 @@ def bcast_params(comm: Any, model: Any, root: int = 0) -> None:
     agree.check_model(comm, model)
     for name, p in model.namedparams():
         if p.is_initialized:
-            p.array = comm.bcast(p.array, root=root)
+            p.copydata(Variable(comm.bcast(p.array, root=root)))  # in place: others may share the array
         else:
             p.on_initialize = Broadcast(comm, name, root)
 

@@ -132,10 +132,13 @@ def wait_until(test: Callable[[], Any], call: Call) -> Any:
         pause = 0.0
         while not (found := test()):
             looks += 1
-            if looks < _spins:
+            if looks < _spins and not call.pause_seconds:
                 continue
             if call.error:
                 raise CommunicatorError(call.error)
+            if call.pause_seconds:
+                time.sleep(call.pause_seconds)
+                continue
             if looks > _spins + _YIELDS:
                 pause = min(pause + 1e-5, _LONGEST_SLEEP_SECONDS)
             time.sleep(pause)

@@ -11,7 +11,9 @@ from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.comm.gate import Passage
 from dbrdist.comm.header import Header, Steps
 from dbrdist.comm.late import LateParameters
+from dbrdist.comm.overlap import Reduction, Weights
 from dbrdist.comm.reduction import Plan, weights
+from dbrdist.core import backprop
 from dbrdist.core.optimizer import HyperparameterProxy, Optimizer
 from dbrdist.core.parameter import Parameter
 
@@ -104,15 +106,27 @@ class MultiNodeOptimizer:
             self._late_step(lossfun, args, kwds, works)
             self._reduce_anew(num_samples)
             return
+        overlap = steps.overlap() if self.zero_fill else None
+        if overlap is not None:
+            overlap.open(self._weights_if_known, steps.place)
         if works:
-            self._backward(lossfun, args, kwds)
+            self._backward(lossfun, args, kwds, listener=overlap)
         with steps.meet() as call:
             header = steps.wait(call)
             plan = steps.plan()
             if plan is not None and header.same_runs and self.zero_fill:
-                self._reduce(call, plan, header)
+                if overlap is not None and header.is_placed:
+                    overlap.wait(*weights(header.counts))
+                else:
+                    self._reduce(call, plan, header)
                 return
         self._reduce_anew(num_samples)
+
+    def _weights_if_known(self) -> Weights | None:
+        """The weights of this step's ranks, if all have shown their headers and agree on where gradients lie."""
+        header = self._steps.poll()
+        is_agreed = header is not None and header.is_placed and self._steps.plan() is not None
+        return weights(header.counts) if header is not None and is_agreed else None
 
     def _late_step(self, lossfun: Any, args: Any, kwds: Any, works: bool) -> None:
         """A forward pass that may initialise parameters, on all ranks alike."""
@@ -137,12 +151,14 @@ class MultiNodeOptimizer:
         """Average the gradients where the headers could not know what there is: all agree on that now."""
         self.communicator.weighted_mean_grad(self._updated_params(), self.zero_fill, num_samples)
 
-    def _backward(self, lossfun: Any, args: Any, kwds: Any, after_forward: Any = None) -> None:
+    def _backward(
+        self, lossfun: Any, args: Any, kwds: Any, after_forward: Any = None, listener: Reduction | None = None
+    ) -> None:
         loss = lossfun(*args, **kwds)
         if after_forward is not None:
             after_forward()
         self.target.cleargrads()
-        loss.backward(loss_scale=self.actual_optimizer._loss_scale)
+        backprop.backward([loss], loss_scale=self.actual_optimizer._loss_scale, listener=listener)
 
     def _updated_params(self) -> list[tuple[str, Parameter]]:
         """All but the frozen ones, whose gradients nobody reads."""

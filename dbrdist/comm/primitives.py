@@ -120,6 +120,10 @@ class Provider(Configured, ABC):
         """Bring the gradients of a plan where ranks reach each other's; None where they do not. Collective."""
         return None
 
+    def _overlap(self, call: Any, plan: Any) -> Any:
+        """What reduces the gradients of a plan while backward runs; None where that does not pay. Collective."""
+        return None
+
     @abstractmethod
     def _make_part(self, call: Call, ranks: list[int]) -> Any:
         """A communicator of these ranks of this one, in this order; None where there are none. Collective."""

@@ -38,6 +38,7 @@ class Call:
         "number",
         "outer",
         "partner",
+        "pause_seconds",
         "peer",
         "place",
         "record",
@@ -78,6 +79,7 @@ class Call:
         self.thread = threading.get_ident()
         self.outer: Call | None = None  # the verb that called this one
         self.wait_id = 0
+        self.pause_seconds = 0.0  # between two looks, where the thread waits in the background
         self.error = ""  # set by the watch: why the wait cannot end
 
     def __enter__(self) -> Self:
@@ -137,6 +139,7 @@ class Record:
         self.last: deque[Call] = deque(maxlen=LENGTH)
         self.running: dict[int, Call] = {}  # thread -> the innermost verb that it is in
         self.threads: set[int] = set()  # all that were ever in a verb
+        self.resting: set[int] = set()  # those that do nothing now until another thread of this rank does
         self._counts: OrderedDict[tuple[Any, ...], int] = OrderedDict()
         self._wait_ids = 0
 
@@ -183,7 +186,7 @@ class Record:
         alive = {t.ident for t in threading.enumerate()}
         home = threading.main_thread().ident if self.home is None else self.home
         waiting = {thread for thread, call in list(self.running.items()) if call.is_waiting}
-        return bool((({home} | self.threads) & alive) - waiting)
+        return bool((({home} | self.threads) & alive) - waiting - self.resting)
 
     def text(self) -> str:
         """All lines, the oldest first."""

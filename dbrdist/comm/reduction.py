@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from dbrdist.comm import agree, message
+from dbrdist.comm import agree
+from dbrdist.comm.codec import codec_for
 from dbrdist.comm.gate import Passage, digest
 from dbrdist.core import flat
-from dbrdist.core.backend import Array, get_array_module, to_cpu
+from dbrdist.core.backend import Array
 from dbrdist.core.changes import Watch
 from dbrdist.core.flat import Arena, Run
 from dbrdist.core.parameter import Parameter
@@ -33,6 +31,7 @@ class Plan:
         self.digest = digest(self.text)
         self.place = 0  # equal on ranks that have brought the gradients to their places together; 0 before
         self.shared: Any = None  # reduces them there, where the ranks of a host reach each other's
+        self.overlap: Any = None  # reduces them while backward runs, where that pays
         index = {id(p): i for i, p in enumerate(self.params)}
         self.runs_digest = digest(repr([(run.size, [index[id(p)] for p in run.params]) for run in self.runs]))
 
@@ -51,6 +50,7 @@ class Plan:
         """Bring the gradients to their places if a rank says that its are not there. Collective."""
         if not all(place == places[0] != 0 for place in places):
             self.shared = comm._share_gradients(call, self)
+            self.overlap = comm._overlap(call, self)
             self.place = comm._next_place()
 
     def is_for(self, params: list[Parameter]) -> bool:
@@ -62,7 +62,7 @@ class Plan:
         comm: Any,
         call: Passage,
         wanted: Sequence[Parameter],
-        factors: list[float] | None,
+        factors: Sequence[float] | None,
         divisor: float | None,
     ) -> None:
         """Average the gradients of some of the parameters over the ranks."""
@@ -70,12 +70,30 @@ class Plan:
         is_all = len(wanted) == len(self.params)
         if is_all and self.shared is not None:
             with call.moving():
-                self.shared.reduce(call, factors, divisor)
+                self.shared.reduce(comm, call, factors, divisor)
         elif comm._reduces_one_by_one:
             reduce_gradients(comm, call, [p.grad.reshape(-1) for p in wanted], factors, divisor)
         else:
             runs = self.runs if is_all else _runs(wanted)
             reduce_gradients(comm, call, [run.grad for run in runs], factors, divisor)
+
+    def reduce_part(
+        self,
+        comm: Any,
+        call: Passage,
+        number: int,
+        begin: int,
+        end: int,
+        factors: Sequence[float] | None,
+        divisor: float | None,
+    ) -> None:
+        """Average the gradients of one run from element ``begin`` to ``end``."""
+        call.meet_without_row()
+        if self.shared is None:
+            reduce_gradients(comm, call, [self.runs[number].grad[begin:end]], factors, divisor)
+            return
+        with call.moving():
+            self.shared.reduce(comm, call, factors, divisor, [(number, begin, end)])
 
 
 def key_of(named: Sequence[tuple[str, Parameter]]) -> tuple[int, ...]:
@@ -118,46 +136,13 @@ def _as_text(counts: Sequence[int]) -> str:
 
 
 def reduce_gradients(
-    comm: Any, call: Passage, grads: Sequence[Array], factors: list[float] | None, divisor: float | None
+    comm: Any, call: Passage, grads: Sequence[Array], factors: Sequence[float] | None, divisor: float | None
 ) -> None:
     """Reduce 1-d arrays in place, travelling in the configured type if there is one."""
     if comm.size == 1:
         return
-    dtype = comm.get_config("allreduce_grad_dtype")
-    narrowed = [g for g in grads if dtype is not None and dtype != g.dtype]
-    scale = _common_scale(call, narrowed, dtype) if narrowed and _needs_scale(dtype) else 1.0
+    codec = codec_for(comm.get_config("allreduce_grad_dtype"))
+    codec.prepare(call, grads)
     with call.moving():
         for grad in grads:
-            if dtype is None or dtype == grad.dtype:
-                comm._reduce(call, grad, factors, divisor)
-                continue
-            travelling = (to_cpu(grad) * grad.dtype.type(scale)).astype(dtype)
-            comm._reduce(call, travelling, factors, divisor)
-            grad[...] = message.to_place(travelling.astype(grad.dtype) / grad.dtype.type(scale), grad)
-
-
-def _needs_scale(dtype: Any) -> bool:
-    """True for types that hold fewer orders of magnitude than float32."""
-    return bool(dtype.itemsize < 4 and dtype.name != "bfloat16")
-
-
-def _common_scale(call: Passage, grads: Sequence[Array], dtype: Any) -> float:
-    """The power of two that brings the largest gradient of all ranks near the largest number of a narrow type.
-
-    Without it 70000 becomes infinite in float16, and 1e-8 zero.
-    """
-    mine = max(float(abs(get_array_module(g).abs(g).max())) for g in grads if g.size) if grads else 0.0
-    word = np.array([mine], np.float64).view(np.int64)
-    largest = float(call.agree(word)[:, :1].copy().view(np.float64).max())
-    if not 0 < largest < math.inf:
-        return 1.0
-    exponent = math.floor(math.log2(_largest(dtype))) - 1 - math.floor(math.log2(largest))
-    return 2.0 ** min(exponent, 120)
-
-
-def _largest(dtype: Any) -> float:
-    if dtype.kind == "f":
-        return float(np.finfo(dtype).max)
-    import ml_dtypes  # at its first use, as everywhere
-
-    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+            codec.reduce(comm, call, grad, factors, divisor)

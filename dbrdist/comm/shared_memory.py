@@ -15,11 +15,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dbrdist.comm import arenas, message
+from dbrdist.comm import arenas, message, mpi, speed
 from dbrdist.comm.arenas import SharedGradients
+from dbrdist.comm.courier import Courier
 from dbrdist.comm.gate import Passage
 from dbrdist.comm.host_memory import RawMemory, Segment, Ticket, attach
 from dbrdist.comm.hosts import Hosts
+from dbrdist.comm.overlap import Reduction
 from dbrdist.comm.processes import MpiCommunicator
 from dbrdist.comm.record import Call
 from dbrdist.comm.reduction import Plan
@@ -29,6 +31,7 @@ T = TypeVar("T")
 
 PIECE_BYTES = 1 << 18  # of each rank at a time: two per rank stay in the second-level cache
 _SHARED_FROM_BYTES = 1 << 16  # below, one message is as fast
+_OVERLAP_FROM_BYTES = 1 << 20  # below, a reduction is over before a thread would have begun it
 _NUM_BUFFERS = 2  # a piece is written while slower ranks still read the piece before it
 
 
@@ -60,13 +63,16 @@ class SharedSum:
 class FlatCommunicator(MpiCommunicator):
     """One reduction over flat memory for all parameters of a type; within a host through shared memory.
 
-    One more configuration entry, ``shared_memory``: True or False, or None to use it for long arrays. Gradients are
-    then added where they lie, in the memory of all ranks of a host; between hosts messages carry the sums.
+    Two more configuration entries. ``shared_memory``: True or False, or None to use it for long arrays. Gradients are
+    then added where they lie, in the memory of all ranks of a host; between hosts messages carry the sums. ``overlap``:
+    True or False, or None to reduce gradients while backward runs where there are several hosts.
     """
 
-    _defaults = {**MpiCommunicator._defaults, "shared_memory": None}
+    _defaults = {**MpiCommunicator._defaults, "shared_memory": None, "overlap": None}
     _hosts: Hosts | None = None
     _shared: SharedSum | None = None
+    _courier: Courier | None = None
+    _bucket_bytes = 0
 
     def _prepare(self) -> None:
         if self._configs["shared_memory"] is False or self.size == 1:
@@ -121,7 +127,41 @@ class FlatCommunicator(MpiCommunicator):
         if runs is None:
             return None
         plan.move_gradients(arenas.move_in)
-        return SharedGradients(self, hosts, runs)
+        return SharedGradients(runs)
+
+    def _reduce_between(self, call: Call, x: message.HostArray, divisor: float | None) -> None:
+        """The sum over hosts of what this rank's counterparts have, divided."""
+        assert self._hosts is not None
+        self._reduce_over(self._hosts.between, call, x, None, divisor)
+
+    def _overlap(self, call: Passage, plan: Plan) -> Reduction | None:
+        if not self._overlaps(plan):
+            return None
+        if self._courier is None:
+            self._courier = Courier(self.split(0, self._rank))
+            self._bucket_bytes = speed.bucket_bytes(self._courier.comm)
+        return Reduction(self._courier, plan, self._bucket_bytes)
+
+    def _time_reduction(self, num_bytes: int) -> float:
+        """Seconds that it takes to add this many bytes between hosts; on one host, between its ranks. Collective."""
+        hosts = self._hosts
+        ranks = self._comm if hosts is None or hosts.is_only_one else hosts.between
+        x = np.zeros(num_bytes // 4, np.float32)
+        self.barrier()
+        with self._gate.call("measure") as call:
+            call.meet_without_row()
+            with call.moving():
+                return 0.0 if ranks is None else speed.timed(lambda: self._reduce_over(ranks, call, x, None, None))
+
+    def _overlaps(self, plan: Plan) -> bool:
+        """Whether to reduce while backward runs; the same on every rank.
+
+        Within one host there is nothing to hide: the cores that would add gradients compute them.
+        """
+        wanted = self._configs["overlap"]
+        if not mpi.watching_is_allowed() or self.size == 1 or not plan.runs:
+            return False
+        return self._inter_size > 1 and plan.num_bytes >= _OVERLAP_FROM_BYTES if wanted is None else bool(wanted)
 
     def _reaches(self, plan: Plan) -> bool:
         """Whether to share the memory of these gradients; the same on every rank."""
@@ -146,6 +186,9 @@ class FlatCommunicator(MpiCommunicator):
         return bool(wanted)
 
     def _free(self) -> None:
+        if self._courier is not None:
+            self._courier.close()
+            self._courier.comm.finalize()
         self._shared = None
         if self._hosts is not None:
             self._hosts.free()

@@ -148,6 +148,10 @@ class _PendingRow:
         self._world = world
         self._number = number
 
+    def is_there(self) -> bool:
+        """Whether all have come."""
+        return self._world.is_complete(self._number)
+
     def wait(self, call: Call) -> Row:
         """The rows of all ranks."""
         return np.array(self._world.see(call, self._number))

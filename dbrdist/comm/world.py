@@ -84,6 +84,11 @@ class World:
                 items.sort(key=lambda entry: entry[0])
                 self.job.changed.notify_all()
 
+    def is_complete(self, number: int) -> bool:
+        """Whether all ranks have come to a meeting that this one has not seen yet."""
+        with self.job.changed:
+            return len(self._meetings[number]) == self.size
+
     def see(self, call: Call, number: int) -> list[Any]:
         """What all ranks showed, once all have."""
         with self.job.changed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -154,6 +154,10 @@ class ObservingWalk(PlainWalk):
             for i, gx in zip(wanted, self.ask(function, wanted, gys)):
                 if gx is not None:
                     self.land(function, i, gx)
+            self.visited(function)
+
+    def visited(self, function: FunctionNode) -> None:
+        """All that a function gives its inputs has landed."""
 
     def land(self, function: FunctionNode, i: int, gx: Any) -> None:
         """Take what a rule returned for input ``i``."""
@@ -211,6 +215,59 @@ class ObservingWalk(PlainWalk):
         if config.debug:
             _check_nan(function, wanted, gxs)
         return gxs
+
+
+class Listener(Protocol):
+    """Hears of leaves in flat memory during a first-order pass."""
+
+    def expect(self, used: set[VariableNode]) -> None:
+        """The pass may reach these leaves, and no others."""
+
+    def ready(self, node: VariableNode) -> None:
+        """The gradient of a leaf is complete: all functions that use it have been visited."""
+
+
+class AnnouncingWalk(ObservingWalk):
+    """A first-order pass that tells a listener when the gradient of a leaf is complete.
+
+    A leaf behind functions that no gradient reaches is announced by :meth:`Listener.expect` only.
+    """
+
+    def __init__(self, listener: Listener, ends: Sequence[VariableNode]) -> None:
+        super().__init__(False)
+        self.listener = listener
+        self.left = _uses(ends)
+        listener.expect(set(self.left))
+
+    def visited(self, function: FunctionNode) -> None:
+        left = self.left
+        for node in _leaves(function):
+            left[node] -= 1
+            if not left[node]:
+                self.listener.ready(node)
+
+
+def _uses(ends: Sequence[VariableNode]) -> dict[VariableNode, int]:
+    """How many functions behind ``ends`` use each leaf in flat memory."""
+    uses: dict[VariableNode, int] = {}
+    stack = [c for c in (node.living_creator() for node in ends) if c is not None]
+    seen = set(stack)
+    while stack:
+        function = stack.pop()
+        for leaf in _leaves(function):
+            uses[leaf] = uses.get(leaf, 0) + 1
+        for i in function.wanted:
+            creator = function.inputs[i].creator_node
+            if creator is not None and creator not in seen:
+                seen.add(creator)
+                stack.append(creator)
+    return uses
+
+
+def _leaves(function: FunctionNode) -> set[VariableNode]:
+    """The leaves in flat memory among the inputs that take a gradient."""
+    nodes = function.inputs
+    return {nodes[i] for i in function.wanted if nodes[i].view is not None}
 
 
 class TargetWalk(ObservingWalk):
@@ -365,11 +422,13 @@ def backward(
     retain_grad: bool = False,
     enable_double_backprop: bool = False,
     loss_scale: float | None = None,
+    listener: Listener | None = None,
 ) -> None:
     """Fill ``grad`` of all leaves (and with ``retain_grad`` of all variables) behind ``outputs``.
 
     ``grad_outputs`` defaults to the outputs' own ``grad``, and to one where an output has a single element. The graph
-    stays, so that two losses may share it and backward may be called again; gradients of leaves add up.
+    stays, so that two losses may share it and backward may be called again; gradients of leaves add up. A ``listener``
+    hears during a first-order pass when gradients in flat memory are complete.
     """
     _see_that_all_are_variables("outputs", outputs)
     _see_that_each_has_one("grad_outputs", grad_outputs, "output", outputs)
@@ -384,6 +443,8 @@ def backward(
     if higher:
         with using_config("enable_backprop", True):
             ObservingWalk(higher, retain_grad).run(seeds)
+    elif listener is not None:
+        AnnouncingWalk(listener, [node for node, _ in seeds]).run(seeds)
     elif retain_grad or config.debug or get_function_hooks() or has_local_hooks():
         ObservingWalk(higher, retain_grad).run(seeds)
     else:

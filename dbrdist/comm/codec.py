@@ -1,0 +1,78 @@
+"""In what type gradients travel between ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dbrdist.comm import message
+from dbrdist.comm.gate import Passage
+from dbrdist.core.backend import Array, get_array_module, to_cpu
+
+
+class Codec:
+    """In their own type."""
+
+    def prepare(self, call: Passage, grads: Sequence[Array]) -> None:
+        """What ranks agree on before the bytes of these 1-d arrays move."""
+
+    def reduce(
+        self, comm: Any, call: Passage, grad: Array, factors: Sequence[float] | None, divisor: float | None
+    ) -> None:
+        """Replace ``grad`` by ``sum(factors[k] * grad of rank k) / divisor``."""
+        comm._reduce(call, grad, factors, divisor)
+
+
+class Narrowed(Codec):
+    """In another type, such as bfloat16; gradients of that type as they are."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+        self._scale = 1.0
+
+    def reduce(
+        self, comm: Any, call: Passage, grad: Array, factors: Sequence[float] | None, divisor: float | None
+    ) -> None:
+        if grad.dtype == self.dtype:
+            super().reduce(comm, call, grad, factors, divisor)
+            return
+        scale = grad.dtype.type(self._scale)
+        travelling = (to_cpu(grad) * scale).astype(self.dtype)
+        comm._reduce(call, travelling, factors, divisor)
+        grad[...] = message.to_place(travelling.astype(grad.dtype) / scale, grad)
+
+
+class Scaled(Narrowed):
+    """In a type of few orders of magnitude, such as float16: multiplied by a power of two on which the ranks agree.
+
+    It brings the largest gradient of all ranks near the largest number of the type. Without it 70000 becomes infinite
+    in float16, and 1e-8 zero.
+    """
+
+    def prepare(self, call: Passage, grads: Sequence[Array]) -> None:
+        wide = [g for g in grads if g.size and g.dtype != self.dtype]
+        mine = max((float(get_array_module(g).abs(g).max()) for g in wide), default=0.0)
+        word = np.array([mine], np.float64).view(np.int64)
+        largest = float(call.agree(word)[:, :1].copy().view(np.float64).max())
+        self._scale = 1.0
+        if 0 < largest < math.inf:
+            exponent = math.floor(math.log2(_largest(self.dtype))) - 1 - math.floor(math.log2(largest))
+            self._scale = 2.0 ** min(exponent, 120)
+
+
+def codec_for(dtype: Any) -> Codec:
+    """The codec of the configuration entry ``allreduce_grad_dtype``."""
+    if dtype is None:
+        return Codec()
+    return Scaled(dtype) if dtype.itemsize < 4 and dtype.name != "bfloat16" else Narrowed(dtype)
+
+
+def _largest(dtype: Any) -> float:
+    if dtype.kind == "f":
+        return float(np.finfo(dtype).max)
+    import ml_dtypes  # at its first use, as everywhere
+
+    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]

@@ -1,0 +1,127 @@
+"""Reductions that begin while backward still runs.
+
+The arena is cut into buckets from its end, for backward finishes roughly in the reverse of the order of parameters.
+Before backward the uses of each parameter are counted; when the last has come, its gradient is complete, and a bucket
+of complete gradients travels. Buckets travel in one order on all ranks, whatever their graphs are: a bucket that is not
+complete on this rank holds up those behind it, and what backward never reaches counts as gradient zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from dbrdist.comm.courier import PAUSE_SECONDS, Courier
+from dbrdist.comm.reduction import Plan
+from dbrdist.core import flat
+from dbrdist.core.flat import Run
+from dbrdist.core.parameter import Parameter
+from dbrdist.core.variable import VariableNode
+
+Weights: TypeAlias = tuple[Sequence[float] | None, float | None]  # factor of each rank, divisor of the sum
+
+_LINE = 64  # elements: a bucket begins where a parameter may
+
+
+class Bucket:
+    """A stretch of a run, from element ``begin`` to ``end``, with the parameters that lie in it."""
+
+    def __init__(self, number: int, run: Run, begin: int, end: int) -> None:
+        self.run_number = number
+        self.begin = begin
+        self.end = end
+        self.params = [p for p, where in run.layers() if where.start < end and where.stop > begin]
+
+
+def cut(runs: Sequence[Run], num_bytes: int) -> list[Bucket]:
+    """Buckets of about this size, the last parameters first."""
+    buckets = []
+    for number in reversed(range(len(runs))):
+        run = runs[number]
+        step = max(num_bytes // run.data.itemsize // _LINE, 1) * _LINE
+        borders = list(range(run.size % step or step, run.size + 1, step)) if run.size else []
+        starts = [0, *borders[:-1]]
+        buckets += [Bucket(number, run, begin, end) for begin, end in zip(reversed(starts), reversed(borders))]
+    return buckets
+
+
+class Reduction:
+    """The gradients of a plan, reduced bucket by bucket on a courier.
+
+    Args:
+        courier: does the work.
+        plan: says what lies where.
+        num_bytes: the size of a bucket.
+    """
+
+    def __init__(self, courier: Courier, plan: Plan, num_bytes: int) -> None:
+        self._courier = courier
+        self._plan = plan
+        self.buckets = cut(plan.runs, num_bytes)
+        self._of_param: dict[Parameter, list[int]] = {p: [] for p in plan.params}
+        for i, bucket in enumerate(self.buckets):
+            for p in bucket.params:
+                self._of_param[p].append(i)
+        self._of_node: dict[VariableNode, list[int]] = {}
+        self._missing: list[int] = []
+        self._num_started = 0
+        self._weights: Callable[[], Weights | None] = lambda: None
+        self._known: Weights | None = None
+        self._place = ("", 0)
+
+    def open(self, weights: Callable[[], Weights | None], place: tuple[str, int]) -> None:
+        """Begin a step.
+
+        Args:
+            weights: gives (factors, divisor) once the ranks have agreed on the step, None before.
+            place: the line of the call, for the record.
+        """
+        self._missing = [len(bucket.params) for bucket in self.buckets]
+        self._num_started, self._known = 0, None
+        self._weights, self._place = weights, place
+
+    def expect(self, used: set[VariableNode]) -> None:
+        """Backward will reach these leaves alone: the gradients of all others are zero."""
+        self._of_node = {p.node: buckets for p, buckets in self._of_param.items()}
+        for p in self._plan.params:
+            if p.node not in used:
+                p.collect_gradient()
+                self._count_down(p.node)
+        self._start_complete()
+
+    def ready(self, node: VariableNode) -> None:
+        """The gradient of a leaf is complete."""
+        if node in self._of_node:
+            self._count_down(node)
+            self._start_complete()
+
+    def _count_down(self, node: VariableNode) -> None:
+        for i in self._of_node[node]:
+            self._missing[i] -= 1
+
+    def _start_complete(self) -> None:
+        while self._num_started < len(self.buckets) and self._missing[self._num_started] <= 0:
+            if self._known is None:
+                self._known = self._weights()
+            if self._known is None:
+                return
+            self._start(*self._known)
+
+    def _start(self, factors: Sequence[float] | None, divisor: float | None) -> None:
+        bucket = self.buckets[self._num_started]
+        self._num_started += 1
+        plan, place = self._plan, self._place
+
+        def reduce(comm: Any) -> None:
+            with comm._gate.call("reduce", place) as call:
+                call.pause_seconds = PAUSE_SECONDS
+                plan.reduce_part(comm, call, bucket.run_number, bucket.begin, bucket.end, factors, divisor)
+
+        self._courier.put(reduce)
+
+    def wait(self, factors: Sequence[float] | None, divisor: float | None) -> None:
+        """Reduce what is left, and return when all is done."""
+        flat.collect_gradients(self._plan.params)
+        while self._num_started < len(self.buckets):
+            self._start(factors, divisor)
+        self._courier.wait()
