@@ -74,6 +74,7 @@ class Softmax(FunctionNode):
     """y = exp(x) / sum exp(x) along an axis; gx = y (gy - sum(y gy))"""
 
     operands = Operands("softmax", x="float")
+    gives_new = True
 
     def __init__(self, axis: int) -> None:
         self.axis = axis
@@ -83,8 +84,10 @@ class Softmax(FunctionNode):
         return (kernels.softmax(xs[0], self.axis),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        (y,) = self.retained_outputs()
-        g = ops.mul(y, gys[0])
+        (y,), gy = self.retained_outputs(), gys[0]
+        if not (isinstance(gy, Variable) or self._on_variables):
+            return (kernels.softmax_backward(y, gy, self.axis),)
+        g = ops.mul(y, gy)
         return (ops.sub(g, ops.mul(y, ops.sum(g, self.axis, True))),)
 
 
@@ -92,6 +95,7 @@ class LogSoftmax(FunctionNode):
     """y = x - ln sum exp(x) along an axis; gx = gy - exp(y) sum(gy)"""
 
     operands = Operands("log_softmax", x="float")
+    gives_new = True
 
     def __init__(self, axis: int) -> None:
         self.axis = axis
@@ -101,8 +105,10 @@ class LogSoftmax(FunctionNode):
         return (kernels.log_softmax(xs[0], self.axis),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        (y,) = self.retained_outputs()
-        return (ops.sub(gys[0], ops.mul(ops.exp(y), ops.sum(gys[0], self.axis, True))),)
+        (y,), gy = self.retained_outputs(), gys[0]
+        if not (isinstance(gy, Variable) or self._on_variables):
+            return (kernels.log_softmax_backward(y, gy, self.axis),)
+        return (ops.sub(gy, ops.mul(ops.exp(y), ops.sum(gy, self.axis, True))),)
 
 
 def _axis_of(function: str, x: Any, axis: int) -> int:

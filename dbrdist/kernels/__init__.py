@@ -16,6 +16,7 @@ from dbrdist.kernels.dispatch import (
     ln_backward,
     ln_forward,
     log_softmax,
+    log_softmax_backward,
     matmul,
     pool_backward,
     pool_forward,
@@ -25,6 +26,7 @@ from dbrdist.kernels.dispatch import (
     relu_backward,
     relu_forward,
     softmax,
+    softmax_backward,
     use,
 )
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
@@ -47,6 +49,7 @@ __all__ = [
     "ln_backward",
     "ln_forward",
     "log_softmax",
+    "log_softmax_backward",
     "matmul",
     "pool_backward",
     "pool_forward",
@@ -56,5 +59,6 @@ __all__ = [
     "relu_backward",
     "relu_forward",
     "softmax",
+    "softmax_backward",
     "use",
 ]

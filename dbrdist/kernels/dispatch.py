@@ -41,7 +41,10 @@ _maximum, _where = np.maximum, np.where
 _forced: str | None = None
 _warned = False
 # Where NumPy's own code is not much slower, a missing library is not worth a warning.
-_LIGHT = {"relu_forward", "relu_backward", "add", "row", "matmul", "linear", "softmax", "log_softmax"}
+_LIGHT = {
+    "relu_forward", "relu_backward", "add", "row", "matmul", "linear", "softmax", "log_softmax", "softmax_backward",
+    "log_softmax_backward",
+}  # fmt: skip
 
 
 class _ThreadPlans(threading.local):
@@ -396,6 +399,24 @@ def log_softmax(x: Array, axis: int) -> Array:
     return plan(x, axis)
 
 
+def _softmax_backward_key(kernel: str, y: Array, gy: Array, axis: int) -> Any:
+    return kernel, type(gy), y.shape, y.strides, y.dtype, gy.strides, gy.dtype, axis
+
+
+def softmax_backward(y: Array, gy: Array, axis: int) -> Array:
+    """y (gy - sum(y gy)) for the output y of :func:`softmax`."""
+    key = _softmax_backward_key("softmax_backward", y, gy, axis)
+    plan = _local.plans.get(key) or _local.find(key, (y, gy, axis))
+    return plan(y, gy, axis)
+
+
+def log_softmax_backward(y: Array, gy: Array, axis: int) -> Array:
+    """gy - exp(y) sum(gy) for the output y of :func:`log_softmax`."""
+    key = _softmax_backward_key("log_softmax_backward", y, gy, axis)
+    plan = _local.plans.get(key) or _local.find(key, (y, gy, axis))
+    return plan(y, gy, axis)
+
+
 # ---- elementwise
 
 
@@ -469,6 +490,8 @@ _KEYS: dict[str, Callable[..., Any]] = {
     "pool_forward": _pool_forward_key,
     "softmax": lambda x, axis: _softmax_key("softmax", x, axis),
     "log_softmax": lambda x, axis: _softmax_key("log_softmax", x, axis),
+    "softmax_backward": lambda y, gy, axis: _softmax_backward_key("softmax_backward", y, gy, axis),
+    "log_softmax_backward": lambda y, gy, axis: _softmax_backward_key("log_softmax_backward", y, gy, axis),
     "relu_forward": _relu_forward_key,
     "relu_backward": lambda y, gy: _pair_key("relu_backward", y, gy),
     "add": lambda a, b: _pair_key("add", a, b),

@@ -16,29 +16,37 @@ Array = np.ndarray
 _SMALL = 1 << 9  # elements; below, NumPy takes less time than the call
 
 
-def _build(num_rows: int, num_columns: int, dtype: Any, log: bool) -> Primitive:
+def _build(x: Array, axis: int, log: bool, is_backward: bool) -> Primitive:
     with Builder() as b:
-        rows = b.memory((num_rows, num_columns), onednn.data_type(dtype))
-        algorithm = onednn.SOFTMAX_LOG if log else onednn.SOFTMAX_ACCURATE
-        description = b.describe(
-            "softmax_forward", onednn.FORWARD_INFERENCE, algorithm, rows, rows, 1, b.attributes()
-        )  # fmt: skip
-        return b.primitive(description, {onednn.SRC: rows, onednn.DST: rows})
+        rows = b.memory((x.size // x.shape[axis], x.shape[axis]), onednn.data_type(x.dtype))
+        algorithm, attributes = onednn.SOFTMAX_LOG if log else onednn.SOFTMAX_ACCURATE, b.attributes()
+        kind = onednn.FORWARD_TRAINING if is_backward else onednn.FORWARD_INFERENCE
+        forward = b.describe("softmax_forward", kind, algorithm, rows, rows, 1, attributes)
+        if not is_backward:
+            return b.primitive(forward, {onednn.SRC: rows, onednn.DST: rows})
+        backward = b.describe("softmax_backward", algorithm, rows, rows, rows, 1, forward, attributes)
+        return b.primitive(backward, {onednn.DST: rows, onednn.DIFF_DST: rows, onednn.DIFF_SRC: rows})
 
 
-def _planner(log: bool) -> Any:
+def _plan(axis: int, log: bool, *arrays: Array) -> tuple[Primitive, Any]:
+    """The primitive for arrays of one shape, and what allocates its result."""
+    onednn.require(*arrays)
+    x = arrays[0]
+    # The last axis in C order, or the channels of images.
+    is_image = x.ndim == 4 and backend.lies_as_images(x) and backend.is_channels_last(x)
+    if axis != (1 if is_image else x.ndim - 1) or not (is_image or x.flags.c_contiguous):
+        raise onednn.Unsupported("another axis or another layout")
+    if x.size < _SMALL or x.dtype != np.float32 or any(a.strides != x.strides for a in arrays):
+        raise onednn.Unsupported("a small array, another type or several layouts")
+    new = (backend.allocator if is_image else backend.plain_allocator)(x.shape, x.dtype)
+    return _build(x, axis, log, len(arrays) == 2), new
+
+
+def _forward_planner(log: bool) -> Any:
     reference = numpy_.log_softmax if log else numpy_.softmax
 
     def plan(x: Array, axis: int) -> Any:
-        onednn.require(x)
-        # The last axis in C order, or the channels of images.
-        is_image = x.ndim == 4 and backend.lies_as_images(x) and backend.is_channels_last(x)
-        if axis != (1 if is_image else x.ndim - 1) or not (is_image or x.flags.c_contiguous):
-            raise onednn.Unsupported("another axis or another layout")
-        if x.size < _SMALL or x.dtype != np.float32:
-            raise onednn.Unsupported("a small array or another type")
-        primitive = _build(x.size // x.shape[axis], x.shape[axis], x.dtype, log)
-        new = (backend.allocator if is_image else backend.plain_allocator)(x.shape, x.dtype)
+        primitive, new = _plan(axis, log, x)
 
         def softmax(x: Array, axis: int) -> Array:
             if not is_finite(x):  # the library keeps NaN and infinity to their place, not to their row
@@ -52,4 +60,25 @@ def _planner(log: bool) -> Any:
     return plan
 
 
-ROWS = {"softmax": _planner(log=False), "log_softmax": _planner(log=True)}
+def _backward_planner(log: bool) -> Any:
+    reference = numpy_.log_softmax_backward if log else numpy_.softmax_backward
+
+    def plan(y: Array, gy: Array, axis: int) -> Any:
+        primitive, new = _plan(axis, log, y, gy)
+
+        def softmax_backward(y: Array, gy: Array, axis: int) -> Array:
+            gx = new()
+            primitive.on3(y, gy, gx)
+            return gx if is_finite(gx) else reference(y, gy, axis)
+
+        return softmax_backward
+
+    return plan
+
+
+ROWS = {
+    "softmax": _forward_planner(log=False),
+    "log_softmax": _forward_planner(log=True),
+    "softmax_backward": _backward_planner(log=False),
+    "log_softmax_backward": _backward_planner(log=True),
+}
