@@ -265,8 +265,10 @@ def _bound(entry: Row, names: tuple[str, ...], given: tuple[Any, ...], named: di
 def _from_kernel(key: Any, names: tuple[str, ...], arrays: tuple[Any, ...], values: tuple[Any, ...]) -> Array | None:
     """What a faster kernel makes of large arrays on the host; None where there is none for them."""
     for a in arrays:
-        if type(a) is not np.ndarray or a.size < KERNEL_ELEMENTS:
+        if type(a) is not np.ndarray:
             return None
+    if arrays[0].size < KERNEL_ELEMENTS:
+        return None
     y: Array | None = kernels[key](names, arrays, values)
     return y
 

@@ -20,7 +20,7 @@ from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import row, together
 from dbrdist.core.variable import Variable, as_array, as_variable
 from dbrdist.functions.activation import Softmax, sigmoid, softplus
-from dbrdist.functions.math import clipped, maximum
+from dbrdist.functions.math import LogSumExp, clipped, log_sum_exp, maximum, scaled_exp_difference
 
 # by name: to find them in NumPy again takes a tenth of their time on a small batch
 _LEAN_SCORES = 1 << 11  # above, the kernels for softmax pay
@@ -87,7 +87,8 @@ class LabelCrossEntropy(FunctionNode):
         xp = get_array_module(x)
         dtype, num_classes = accumulation_dtype(x.dtype), x.shape[1]
         self.shape = (*x.shape[:1], *x.shape[2:], num_classes)
-        logs = kernels.log_softmax(self._rows(x), 1)
+        rows = self._rows(x)
+        self.log_sums = log_sums = log_sum_exp(rows)
         t = self.t.reshape(-1).astype(np.int64, copy=False)
         if self.valid is not None:
             t = xp.where(self.valid.reshape(-1), t, 0)
@@ -98,42 +99,45 @@ class LabelCrossEntropy(FunctionNode):
         if self.weight is not None:
             self.at_label *= self.weight[t]
             self.spread = self.spread * self.weight
-        losses = -_product(xp, self.at_label, logs.reshape(-1).take(self.at))
+        losses = -_product(xp, self.at_label, rows.reshape(-1).take(self.at) - log_sums[:, 0])
         if self.smoothing:
-            losses -= _product(xp, self.spread, logs).sum(axis=1)
+            losses -= _product(xp, self.spread, rows - log_sums).sum(axis=1)
         return (self._only_valid(losses).reshape(self.shape[:-1]),)
 
-    def _rows(self, x: Array) -> Array:
+    def _rows(self, x: Any) -> Any:
         """(N, K, D...) as (M, K) in the wider type: as it lies in memory for (N, K) and for channels-last images."""
-        rows = x.transpose(0, *range(2, x.ndim), 1).reshape(-1, x.shape[1])
-        return rows.astype(accumulation_dtype(x.dtype), copy=False)
+        rows = ops.transpose(x, (0, *range(2, x.ndim), 1)) if x.ndim > 2 else x
+        return ops.cast(ops.reshape(rows, (self.t.size, x.shape[1])), accumulation_dtype(x.dtype))
 
-    def _only_valid(self, rows: Array) -> Array:
+    def _only_valid(self, rows: Any) -> Any:
         """Zero for ignored labels, whatever stands there: of scores that are all -inf comes NaN."""
         if self.valid is None:
             return rows
-        valid = self.valid.reshape(-1, *(1,) * (rows.ndim - 1))
-        return get_array_module(rows).where(valid, rows, rows.dtype.type(0))
+        return ops.where(self.valid.reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0.0)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         gy, (x,) = gys[0], self.retained_inputs()
         total = self.at_label + self.spread.sum() * (1 if self.weight is not None else self.shape[-1])
         if self._on_variables:
-            p = call(Softmax(1), ops.cast(x, total.dtype))
-            total = self._only_valid(total).reshape(gy.shape)
-            q = _class_second(self._weights().reshape(self.shape))
-            shape = (x.shape[0], 1, *x.shape[2:])
-            scaled = ops.mul(p, ops.reshape(ops.mul(gy, total), shape))
-            return (ops.cast(ops.sub(scaled, ops.mul(q, ops.reshape(gy, shape))), x.dtype),)
+            return (self._derive_again(x, gy, self._only_valid(total)),)
         gy = gy.reshape(-1)
-        gx = kernels.softmax(self._rows(x), 1)
-        gx *= (total * gy)[:, None]
+        gx = scaled_exp_difference(self._rows(x), self.log_sums, (total * gy)[:, None])
         if self.smoothing:
             gx -= self._weights() * gy[:, None]
         else:
             gx.reshape(-1)[self.at] -= self.at_label * gy
-        gx = self._only_valid(gx).reshape(self.shape).astype(x.dtype, copy=False)
-        return (_class_second(gx),)
+        if self.valid is not None:
+            gx[~self.valid.reshape(-1)] = 0
+        return (_class_second(gx.reshape(self.shape).astype(x.dtype, copy=False)),)
+
+    def _derive_again(self, x: Any, gy: Any, total: Array) -> Any:
+        """The same of Variables, whose graph holds the logarithms' sums as well."""
+        rows = self._rows(x)
+        gy = ops.reshape(gy, (len(self.at), 1))
+        log_sums = ops.reshape(call(LogSumExp((1,)), rows), gy.shape)
+        gx = scaled_exp_difference(rows, log_sums, ops.mul(gy, total[:, None]))
+        gx = ops.sub(gx, ops.mul(self._weights(), gy))
+        return ops.cast(_class_second(ops.reshape(self._only_valid(gx), self.shape)), x.dtype)
 
     def _weights(self) -> Array:
         """q (M, K)"""
@@ -143,9 +147,9 @@ class LabelCrossEntropy(FunctionNode):
         return self._only_valid(q + self.spread)
 
 
-def _class_second(x: Array) -> Array:
+def _class_second(x: Any) -> Any:
     """(N, D..., K) as (N, K, D...)"""
-    return x.transpose(0, x.ndim - 1, *range(1, x.ndim - 1))
+    return ops.transpose(x, (0, x.ndim - 1, *range(1, x.ndim - 1))) if x.ndim > 2 else x
 
 
 def _product(xp: Any, weight: Array, logs: Array) -> Array:

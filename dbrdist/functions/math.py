@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import ops
+from dbrdist.core.arrays import row_starts
 from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module
 from dbrdist.core.checks import expected, floating
 from dbrdist.core.graph import FunctionNode
@@ -102,6 +103,19 @@ clipped = row(
     "x held between x_min and x_max, elementwise; None is no bound.",
     x_min=-0.9,
     x_max=1.2,
+)
+exp_difference = row(
+    "exp_difference", lambda a, b: np.exp(a - b), lambda y: y, lambda gy, y: ops.neg(ops.mul(gy, y)), "exp(a - b)",
+    args="a b",
+)  # fmt: skip
+scaled_exp_difference = row(
+    "scaled_exp_difference",
+    lambda a, b, c: np.exp(a - b) * c,
+    lambda y: y,
+    lambda gy, y: ops.neg(ops.mul(gy, y)),
+    lambda a, b: exp_difference(a, b),
+    "exp(a - b) c",
+    args="a b c",
 )
 linear_interpolate = function(
     "linear_interpolate",
@@ -315,22 +329,37 @@ class LogSumExp(FunctionNode):
         (x,) = xs
         self.retain_inputs((0,))
         self.retain_outputs((0,))
-        xp = get_array_module(x)
         wide = x.astype(accumulation_dtype(x.dtype), copy=False)
-        shift = _finite(wide.max(axis=self.axis, keepdims=True))
-        total = xp.exp(wide - shift).sum(axis=self.axis, keepdims=True)
-        with np.errstate(divide="ignore"):  # ln 0 = -inf is the answer where all x are
-            y = xp.log(total) + shift
+        if x.ndim == 2 and self.axis == (1,):
+            y = log_sum_exp(wide)
+        else:
+            shift = _finite(wide.max(axis=self.axis, keepdims=True))
+            y = _shifted_log(exp_difference(wide, shift).sum(axis=self.axis, keepdims=True), shift)
         self.kept_shape = y.shape
         axes = tuple(range(x.ndim)) if self.axis is None else self.axis
         return (y.reshape([n for i, n in enumerate(x.shape) if i not in axes]).astype(x.dtype, copy=False),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         (x,), (y,) = self.retained_inputs(), self.retained_outputs()
-        shape = x.shape
-        y, gy = (ops.broadcast_to(ops.reshape(v, self.kept_shape), shape) for v in (y, gys[0]))
+        y, gy = (ops.reshape(v, self.kept_shape) for v in (y, gys[0]))
         y = ops.where(_holds(lambda v: v == -np.inf, y), 0.0, y)
-        return (ops.mul(ops.exp(ops.sub(x, y)), gy),)
+        return (scaled_exp_difference(x, y, gy),)
+
+
+def log_sum_exp(rows: Array) -> Array:
+    """ln sum exp of each row of a matrix in the accumulation type, shape (M, 1)."""
+    if isinstance(rows, np.ndarray) and rows.size:  # to look for places and to multiply by ones takes half the time
+        shift = _finite(rows.reshape(-1).take(rows.argmax(1) + row_starts(*rows.shape))[:, None])
+        total = exp_difference(rows, shift).dot(np.ones(rows.shape[1], rows.dtype))[:, None]
+    else:
+        shift = _finite(rows.max(axis=1, keepdims=True))
+        total = exp_difference(rows, shift).sum(axis=1, keepdims=True)
+    return _shifted_log(total, shift)
+
+
+def _shifted_log(total: Array, shift: Array) -> Array:
+    with np.errstate(divide="ignore"):  # ln 0 = -inf is the answer where all x are
+        return get_array_module(total).log(total) + shift
 
 
 def _finite(a: Array) -> Array:

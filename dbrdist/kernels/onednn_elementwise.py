@@ -91,6 +91,8 @@ TABLE: dict[Any, Kernel] = {
         lambda c: ("x", (LINEAR, 2.0), (MUL, "gy")) if c == 2
         else ("x", (MUL, _meant(c == 3, "x")), (LINEAR, 3.0), (MUL, "gy"))
     ),
+    "exp_difference": Kernel(lambda: ("a", (SUB, "b"), (EXP,)), is_checked=True),
+    "scaled_exp_difference": Kernel(lambda: ("a", (SUB, "b"), (EXP,), (MUL, "c")), is_checked=True),
     ("rsqrt", 0): Kernel(lambda: ("y", (DIV, "x"), (LINEAR, -0.5), (MUL, "gy"))),
 }  # fmt: skip
 
@@ -104,17 +106,19 @@ def _meant(holds: bool, value: Any) -> Any:
 # ---- what a plan runs
 
 
-def _build(table_entry: Any, names: tuple[str, ...], size: int, dtype: Any) -> tuple[Primitive, list[Any]]:
+def _build(steps: Any, names: tuple[str, ...], arrays: tuple[Array, ...]) -> tuple[Primitive, list[Any]]:
     """A primitive and its operands: places in ``names``, or arrays of one number."""
-    if isinstance(table_entry, Derivative):
-        return _build_derivative(table_entry, size, dtype), [0, len(names) - 1]
-    return _build_chain(table_entry, names, size, dtype)
+    if isinstance(steps, Derivative):
+        return _build_derivative(steps, arrays), [0, len(arrays) - 1]
+    return _build_chain(steps, names, arrays)
 
 
-def _build_derivative(derivative: Derivative, size: int, dtype: Any) -> Primitive:
-    kind = derivative.kind
+def _build_derivative(derivative: Derivative, arrays: tuple[Array, ...]) -> Primitive:
+    kind, first = derivative.kind, arrays[0]
+    if any(a.shape != first.shape for a in arrays):
+        raise onednn.Unsupported("operands that broadcast")
     with Builder() as b:
-        row, attributes = b.memory((size,), onednn.data_type(dtype)), b.attributes()
+        row, attributes = b.memory((first.size,), onednn.data_type(first.dtype)), b.attributes()
         numbers = [onednn.c_float(v) for v in derivative[1:]]
         forward = b.describe("eltwise_forward", onednn.FORWARD_TRAINING, kind, row, row, *numbers, attributes)
         backward = b.describe("eltwise_backward", kind, row, row, row, *numbers, forward, attributes)
@@ -122,25 +126,37 @@ def _build_derivative(derivative: Derivative, size: int, dtype: Any) -> Primitiv
         return b.primitive(backward, {kept: row, onednn.DIFF_DST: row, onednn.DIFF_SRC: row})
 
 
-def _build_chain(chain: Any, names: tuple[str, ...], size: int, dtype: Any) -> tuple[Primitive, list[Any]]:
+def _build_chain(chain: Any, names: tuple[str, ...], arrays: tuple[Array, ...]) -> tuple[Primitive, list[Any]]:
     """A binary operation, times 1 where the chain does not begin with one, and what follows as its post-operations."""
     first, *steps = chain
     if steps[0][0] < ADD:
         steps.insert(0, (MUL, 1.0))
     others = [s[1] for s in steps if s[0] >= ADD]
+    dtype, shapes = arrays[0].dtype, _shapes_of(arrays)
     with Builder() as b:
-        row, one = (b.memory(shape, onednn.data_type(dtype)) for shape in ((1, size), (1, 1)))
-        places = {onednn.SRC: row, onednn.SRC_1: row if isinstance(others[0], str) else one}
-        follow = [s if s[0] < ADD else (s[0], row if isinstance(s[1], str) else one) for s in steps[1:]]
-        for i, step in enumerate(follow):
-            if step[0] >= ADD:
-                places[onednn.post_operand(i)] = step[1]
-        attributes = b.attributes(follow)
-        description = b.describe("binary", steps[0][0], row, places[onednn.SRC_1], row, attributes)
+        memories = {n: b.memory(shape, onednn.data_type(dtype)) for n, shape in zip(names, shapes)}
+        row, one = memories[first], b.memory((1,) * len(shapes[0]), onednn.data_type(dtype))
+        follow = [s if s[0] < ADD else (s[0], memories.get(s[1], one)) for s in steps[1:]]
+        places = {onednn.SRC: row, onednn.SRC_1: memories.get(others[0], one)}
+        places |= {onednn.post_operand(i): s[1] for i, s in enumerate(follow) if s[0] >= ADD}
+        description = b.describe("binary", steps[0][0], row, places[onednn.SRC_1], row, b.attributes(follow))
         primitive = b.primitive(description, {**places, onednn.DST: row})
     if not primitive.implementation.startswith("jit"):  # the reference implementation takes a hundred times as long
         raise onednn.Unsupported("a chain of operations on this processor")
     return primitive, [names.index(v) if isinstance(v, str) else np.array([v], dtype) for v in (first, *others)]
+
+
+def _shapes_of(arrays: tuple[Array, ...]) -> list[tuple[int, ...]]:
+    """The arrays as the library sees them: rows (1, M, K) where others have one number for each row, else one row."""
+    first = arrays[0]
+    num_rows = {a.size for a in arrays[1:] if a.shape != first.shape}
+    if not num_rows:
+        return [(1, first.size)] * len(arrays)
+    m = num_rows.pop()
+    is_column = first.ndim == 2 and m == len(first) and first.flags.c_contiguous
+    if num_rows or not is_column or any(a.shape not in (first.shape, (m, 1)) for a in arrays):
+        raise onednn.Unsupported("operands that broadcast")
+    return [(1, m, a.size // m) for a in arrays]
 
 
 def _runner(primitive: Primitive, operands: list[Any], first: Array) -> Any:
@@ -160,8 +176,8 @@ def _runner(primitive: Primitive, operands: list[Any], first: Array) -> Any:
 
 def _check(limit: int, *arrays: Array) -> None:
     onednn.require(*arrays)
-    if arrays[0].size < limit or any(a.shape != arrays[0].shape for a in arrays):
-        raise onednn.Unsupported("a small array, or operands that broadcast")
+    if arrays[0].size < limit:
+        raise onednn.Unsupported("a small array")
 
 
 def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> Any:
@@ -171,7 +187,7 @@ def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbe
     if key not in TABLE or not is_dense or not all(type(v) in (int, float) and isfinite(v) for v in numbers):
         raise onednn.Unsupported("a row, its layout or its numbers")
     steps, is_checked = TABLE[key]
-    run = _runner(*_build(steps(*numbers), names, first.size, first.dtype), first)
+    run = _runner(*_build(steps(*numbers), names, arrays), first)
 
     def row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> Array | None:
         y = run(*arrays)
@@ -184,13 +200,13 @@ def _plan_relu_forward(x: Array) -> Any:
     _check(_SMALL, x)
     if x.dtype == np.float32:  # NumPy's maximum is as fast
         raise onednn.Unsupported("float32")
-    return _runner(*_build(("x", _ZERO, (MAX, "x")), ("x",), x.size, x.dtype), x)
+    return _runner(*_build(("x", _ZERO, (MAX, "x")), ("x",), (x,)), x)
 
 
 def _plan_relu_backward(y: Array, gy: Array) -> Any:
     """oneDNN multiplies by 0 or 1, which makes NaN of what is not finite."""
     _check(_SMALL, y, gy)
-    run = _runner(*_build(Derivative(RELU_OF_OUTPUT), ("y", "gy"), y.size, y.dtype), y)
+    run = _runner(*_build(Derivative(RELU_OF_OUTPUT), ("y", "gy"), (y, gy)), y)
 
     def relu_backward(y: Array, gy: Array) -> Array:
         gx = run(y, gy)
@@ -201,7 +217,7 @@ def _plan_relu_backward(y: Array, gy: Array) -> Any:
 
 def _plan_add(a: Array, b: Array) -> Any:
     _check(_SMALL, a, b)
-    return _runner(*_build(("a", (ADD, "b")), ("a", "b"), a.size, a.dtype), a)
+    return _runner(*_build(("a", (ADD, "b")), ("a", "b"), (a, b)), a)
 
 
 ROWS = {
