@@ -10,7 +10,7 @@ from chainer.training import extension, extensions
 
 class Generator(chainer.Chain):
     def __init__(self, n_hidden):
-        super().__init__()
+        super(Generator, self).__init__()
         self.n_hidden = n_hidden
         with self.init_scope():
             w = chainer.initializers.Normal(0.2)
@@ -26,7 +26,7 @@ class Generator(chainer.Chain):
 
 class Discriminator(chainer.Chain):
     def __init__(self):
-        super().__init__()
+        super(Discriminator, self).__init__()
         with self.init_scope():
             self.l1 = L.Linear(2, 16)
             self.l2 = L.Linear(16, 1)
@@ -38,7 +38,7 @@ class Discriminator(chainer.Chain):
 class GANUpdater(training.updaters.StandardUpdater):
     def __init__(self, *args, **kwargs):
         self.gen, self.dis = kwargs.pop("models")
-        super().__init__(*args, **kwargs)
+        super(GANUpdater, self).__init__(*args, **kwargs)
 
     def loss_dis(self, dis, y_fake, y_real):
         batchsize = len(y_fake)

@@ -13,7 +13,7 @@ from chainer.training import extensions
 
 class MLP(chainer.Chain):
     def __init__(self, n_units, n_out):
-        super().__init__(
+        super(MLP, self).__init__(
             l1=L.Linear(2, n_units),
             l2=L.Linear(n_units, n_out),
         )

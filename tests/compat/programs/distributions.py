@@ -11,7 +11,7 @@ from chainer.training import extensions
 
 class Encoder(chainer.Chain):
     def __init__(self, n_latent, n_h):
-        super().__init__()
+        super(Encoder, self).__init__()
         with self.init_scope():
             self.linear = L.Linear(2, n_h)
             self.mu = L.Linear(n_h, n_latent)
@@ -24,7 +24,7 @@ class Encoder(chainer.Chain):
 
 class Decoder(chainer.Chain):
     def __init__(self, n_latent, n_h):
-        super().__init__()
+        super(Decoder, self).__init__()
         with self.init_scope():
             self.linear = L.Linear(n_latent, n_h)
             self.output = L.Linear(n_h, 2)
@@ -37,7 +37,7 @@ class Decoder(chainer.Chain):
 
 class Prior(chainer.Link):
     def __init__(self, n_latent):
-        super().__init__()
+        super(Prior, self).__init__()
         self.loc = np.zeros(n_latent, np.float32)
         self.scale = np.ones(n_latent, np.float32)
         self.register_persistent("loc")
@@ -50,7 +50,7 @@ class Prior(chainer.Link):
 
 class AvgELBOLoss(chainer.Chain):
     def __init__(self, encoder, decoder, prior, k=1):
-        super().__init__()
+        super(AvgELBOLoss, self).__init__()
         self.k = k
         with self.init_scope():
             self.encoder, self.decoder, self.prior = encoder, decoder, prior

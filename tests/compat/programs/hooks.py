@@ -39,7 +39,7 @@ class ShapeHook(link_hook_module.LinkHook):
 
 class Net(chainer.Chain):
     def __init__(self):
-        super().__init__()
+        super(Net, self).__init__()
         with self.init_scope():
             self.fc1 = L.Linear(3, 5)
             self.fc2 = L.Linear(5, 1)

@@ -15,7 +15,7 @@ from chainer.iterators import SerialIterator
 
 class Model(chainer.Chain):
     def __init__(self):
-        super().__init__()
+        super(Model, self).__init__()
         with self.init_scope():
             self.conv = L.Convolution2D(None, 4, ksize=3, pad=1)
             self.bn = L.BatchNormalization(4)
