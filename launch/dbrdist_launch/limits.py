@@ -26,7 +26,6 @@ LINE_BYTES = 1 << 16  # a longer line is shown in pieces
 VIEW_SECONDS = 0.25  # between two drawings of the live view, whatever the ranks write
 TAIL_BYTES = 1 << 15  # last output of a rank that is kept for the report
 OPEN_LOGS = 200  # log files that are open at one time
-STATUS_SECONDS = 5.0  # between two writings of status.json while a job runs
 
 # --- the end of a rank
 DRAIN_SECONDS = 0.3  # how long a grandchild may hold a silent output open after the program's end
@@ -49,6 +48,7 @@ DOUBT_SECONDS = 3.0  # a supervisor elsewhere that was silent for so long: its h
 SAME_MOMENT_SECONDS = 0.005  # connections that break within it broke together
 LOST_SECONDS = 0.3  # from a broken connection to a verdict: the other ranks of a dead host break in this time
 TOLD_SECONDS = 0.5  # from a dead thread or worker to a verdict, where the user asked for one: the rank may end itself
+ANSWER_SECONDS = 0.2  # after a failure, for the others' last beats
 STACKS_SECONDS = 2.0  # for the stacks of all ranks
 REQUEST_SECONDS = 0.7  # a signal to the ranks may come from an mpiexec whose host is gone: that shows in this time
 WAITING_SECONDS = 15.0  # ranks that have not appeared by then are named, once

@@ -268,8 +268,8 @@ class Attempt:
     def _on_exit(self, rank: Rank, message: Message) -> None:
         rank.exit, rank.left_at = message, time.monotonic()
         self._begin_to_end(rank.left_at)
-        if message["step"] is not None and message["step"] > rank.step:
-            rank.step = message["step"]
+        if message["step"] is not None:
+            rank.step, rank.beat_at = message["step"], rank.left_at - message["age"]
         if message["code"] in (codes.DONE, codes.PREEMPTED) and not message["signal"]:
             if message["code"] == codes.PREEMPTED:
                 rank.channel.send("bye")
@@ -395,13 +395,26 @@ class Attempt:
         """The first cause is known: gather what the others do, make the report, end the job."""
         now = time.monotonic()
         self.failure = failure
-        if self.settings.stacks and self.judge.stacks_until is None:
-            self.questions.ask_for_stacks()
-            while time.monotonic() < now + limits.STACKS_SECONDS and not self.questions.have_stacks():
-                self.loop.turn(0.1)
+        self._ask_once_more(now)
         with_stacks = self.settings.stacks or failure.kind in ("stalled", "stopped")
         report.complete(failure, sorted(self.ranks.values(), key=lambda r: r.rank), now, self.started_at, with_stacks)
         self._end_all(limits.KILL_SECONDS)
+
+    def _ask_once_more(self, now: float) -> None:
+        """Where the ranks are: their last beat may be a second old. They have little time to say it."""
+        for rank in self.ranks.values():
+            rank.pinged = rank.running
+            if rank.running:
+                rank.channel.send("ping")
+        stacks = self.settings.stacks and self.judge.stacks_until is None
+        if stacks:
+            self.questions.ask_for_stacks()
+        until = now + (limits.STACKS_SECONDS if stacks else limits.ANSWER_SECONDS)
+        while time.monotonic() < until and (
+            any(rank.pinged and rank.running for rank in self.ranks.values())
+            or (stacks and not self.questions.have_stacks())
+        ):
+            self.loop.turn(until - time.monotonic())
 
     def _end_all(self, grace_seconds: float) -> None:
         self.end_deadline = time.monotonic() + grace_seconds + limits.STARTER_SECONDS

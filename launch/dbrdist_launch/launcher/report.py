@@ -22,6 +22,7 @@ _FRAME = re.compile(r'^[\s|+]*File "(?P<file>.+)", line (?P<line>\d+)(?P<comma>,
 _SPIED = re.compile(r"^Thread .*\n +(?P<name>\S.*) \((?P<file>.+):(?P<line>\d+)\)$", re.M)  # py-spy's form
 _LAST_WORDS = 6
 _MOST_OTHERS = 32
+_WIDTH = 80  # of a narrow terminal
 _OUR_WORDS = ("exit", "stalled", "stopped", "host_lost", "start", "deadline")  # where the message is ours
 
 
@@ -109,8 +110,12 @@ def from_exit(rank: Rank) -> Failure:
 def _with_last_words(failure: Failure, rank: Rank) -> Failure:
     """Where there is no traceback: what it said last."""
     if failure.traceback is None:
-        failure.last_words = [line for line in rank.errors if line.strip()][-_LAST_WORDS:]
+        failure.last_words = _last_words(rank.errors)
     return failure
+
+
+def _last_words(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.strip()][-_LAST_WORDS:]
 
 
 def _exception(rank: Rank, found: Traceback | None) -> str | None:
@@ -156,7 +161,10 @@ def from_abort(rank: Rank, code: int) -> Failure:
         failure.kind, failure.message, failure.traceback = "exception", found.message, found.text
     if told is not None and told.get("own"):
         failure.kind, failure.message = "exception", str(told["message"])
-    return _with_last_words(failure, rank)
+    if failure.traceback is None:  # what MPICH says from the call on is no news, or of its own end
+        calls = (at for at, line in enumerate(rank.errors) if _ABORT_MPICH.search(line))
+        failure.last_words = _last_words(rank.errors[: next(calls, None)])
+    return failure
 
 
 def from_starter(
@@ -238,6 +246,8 @@ def as_text(failure: Failure, seen: bool = False) -> str:
     if seen and frame and trace.startswith((*_STARTS, _FATAL)):
         trace = "in {2} at {0}:{1}; the traceback stands above".format(*frame)
     lines = [f"dbrdist-launch: {where} failed first ({failure.kind}): {message[0]}"]
+    if len(lines[0]) > _WIDTH:
+        lines = [lines[0].removesuffix(" " + message[0]), "    " + message[0]]
     if ours or trace.count("\n") < len(message):
         lines += ["    " + line for line in message[1:]]
     lines.append("  " + ", ".join(_facts(failure)))

@@ -47,7 +47,7 @@ def blame(ranks: list[Rank], late: list[int], now: float) -> Failure:
     else:
         what = f"no beat for {now - rank.beat_at:.1f} s" if rank.beat_at is not None else "no beat"
     if frame and not stopped:
-        what += f", in {frame[2]} at {frame[0]}:{frame[1]}"
+        what += f"; in {frame[2]} at {frame[0]}:{frame[1]}"
     for kind in ("exception", "thread", "worker"):
         event = rank.told(kind)
         if event is not None:

@@ -12,8 +12,9 @@ import socket
 import time
 from collections.abc import Mapping
 
+from .. import limits
+
 _PIDFD_GETFD = 438  # on all architectures
-_SEARCH_SECONDS = 30.0
 
 
 class ConnectionHolder:
@@ -24,7 +25,7 @@ class ConnectionHolder:
         self.held: socket.socket | None = None
         uris = [value for name, value in environment.items() if name.startswith("PMIX_SERVER_URI")]
         ports = {int(port) for uri in uris for port in re.findall(r":(\d+)$", uri)}
-        self.until = time.monotonic() + _SEARCH_SECONDS
+        self.until = time.monotonic() + limits.SEARCH_MOST_SECONDS
         self.ports = ports if "SLURM_STEP_ID" in environment else set()  # Open MPI's own mpiexec waits for its children
 
     @property

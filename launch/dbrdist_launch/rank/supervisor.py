@@ -270,7 +270,7 @@ class Supervisor:
         beat = heartbeat.read(self.page)
         self.channel.send(
             "exit", code=code, signal=number, oom=oom, ours=self.ended_by_us,
-            step=beat.step if beat.number else None, fields=beat.fields,
+            step=beat.step if beat.number else None, age=time.monotonic() - beat.time if beat.number else None,
         )  # fmt: skip
         self.reported_at = time.monotonic()
         if code == 0:

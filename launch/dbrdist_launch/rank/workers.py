@@ -4,9 +4,7 @@ import os
 import signal
 import time
 
-from .. import codes, linux
-
-_PATIENCE_SECONDS = 2.0  # a program that looks after its workers fetches a dead one sooner
+from .. import codes, limits, linux
 
 
 class WorkerWatch:
@@ -27,7 +25,7 @@ class WorkerWatch:
             elif pid in self._workers:
                 since = self._dead_since.setdefault(pid, now)
                 how = _bad_end(pid)
-                if how and now - since >= _PATIENCE_SECONDS:
+                if how and now - since >= limits.WORKER_SECONDS:
                     self._workers.discard(pid)
                     return pid, how
         return None
