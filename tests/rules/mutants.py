@@ -4,11 +4,11 @@
     python tests/rules/mutants.py --count 30 --seed 7 --rooms core functions --state sample.jsonl
     python tests/rules/mutants.py --record              # and a dated record in benchmarks/records
 
-Each mutation is made in a copy of the tree: the tests of its room run first, then the inner loop of all, then, where
-the room has them, the tests on the stand-in for CuPy and under mpiexec. The first failure kills it, be it a test that
-hangs; where a whole stage runs out of time, as on a busy machine, nothing is known. Results go line by line into the
-state file, and a second start with the same file goes on where the first one ended. Survivors that change nothing one
-could see are marked by hand in ``equivalent_mutants.txt``.
+Each mutation is made in a copy of the tree: the tests of its room run first, then its slow ones, those under mpiexec
+and on the stand-in for CuPy where the room has some, and then the inner loop of all. The first failure kills it, also
+that of a test which hangs. Where a whole stage runs out of time, as on a busy machine, nothing is known. Results go
+line by line into the state file, and a second start with the same file goes on where the first one ended. Survivors
+that change nothing one could see are marked by hand in ``equivalent_mutants.txt``.
 """
 
 from __future__ import annotations
@@ -280,12 +280,12 @@ def stages(room: str, room_only: bool, timeout_seconds: float = 60.0) -> Iterato
     yield [*pytest, *(t for t in FIRST[room] if (ROOT / t).exists()), "-m", "not slow"]
     if room_only:
         return
-    yield [*pytest, *ALL]
-    if room in ON_GPU:
-        yield [*pytest, *GPU]
+    yield [*pytest, *(t for t in FIRST[room] if (ROOT / t).exists()), "-m", "slow"]
     if room in UNDER_MPI:
         yield [*MPI, *pytest, "tests/mpi"]
-    yield [*pytest, *(t for t in FIRST[room] if (ROOT / t).exists()), "-m", "slow"]
+    if room in ON_GPU:
+        yield [*pytest, *GPU]
+    yield [*pytest, *ALL]
 
 
 def run(command: list[str], tree: Path, limit_seconds: float) -> tuple[int | None, str]:
