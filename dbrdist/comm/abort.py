@@ -1,6 +1,6 @@
 """One rank's failure ends the job, with the rank in front of each line of the report.
 
-Under a plain mpiexec, MPICH, Open MPI and Intel MPI all leave the other ranks waiting for ever when one raises or calls
+Under a plain mpiexec, MPICH, Open MPI and Intel MPI all leave the other ranks waiting forever when one raises or calls
 ``sys.exit``. This room ends the job for
 
 - an exception that nobody catches, in the main thread or another one,

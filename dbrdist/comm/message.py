@@ -97,7 +97,7 @@ def no_header() -> Header:
 
 
 def is_on_device(header: Header) -> bool:
-    """True where the sender's array lay on a GPU."""
+    """True if the sender's array lay on a GPU."""
     return bool(header[_ON_DEVICE])
 
 

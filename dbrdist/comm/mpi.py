@@ -157,7 +157,7 @@ def world_ranks(mpi_comm: Any) -> tuple[int, ...]:
 
 
 def watching_is_allowed() -> bool:
-    """True where a second thread may call MPI while the first does."""
+    """True if a second thread may call MPI while the first does."""
     module = started()
     return module is not None and bool(module.Query_thread() >= module.THREAD_MULTIPLE)
 

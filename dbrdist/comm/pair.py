@@ -69,7 +69,7 @@ class PairVerbs(Provider):
         sizes = [part.size for part in parts]
         call.num_bytes = sum(sizes)
         head = np.array([kind, len(parts), *sizes, *headers], np.int64)
-        if call.peer == self.rank:  # kept here: a blocking MPI_Send to oneself waits for ever
+        if call.peer == self.rank:  # kept here: a blocking MPI_Send to oneself waits forever
             mail: deque[Any] = self._own_mail.setdefault(call.tag, deque())
             mail.append((head, [part.copy() for part in parts]))
         else:

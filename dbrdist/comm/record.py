@@ -182,7 +182,7 @@ class Record:
             del self._counts[key]
 
     def is_busy(self) -> bool:
-        """True where a thread that communicates, or the rank's own, does not wait for other ranks now."""
+        """True if a thread that communicates, or the rank's own, does not wait for other ranks now."""
         alive = {t.ident for t in threading.enumerate()}
         home = threading.main_thread().ident if self.home is None else self.home
         waiting = {thread for thread, call in list(self.running.items()) if call.is_waiting}

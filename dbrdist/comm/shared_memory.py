@@ -179,7 +179,7 @@ class FlatCommunicator(MpiCommunicator):
         self._shared.reduce(x, factors, divisor)
 
     def _copies_through_memory(self, num_bytes: int) -> bool:
-        """True where ranks with a core each add a long array (waiting, they would lose a time slice each time)."""
+        """True if ranks with a core each add a long array (waiting, they would lose a time slice each time)."""
         wanted = self._configs["shared_memory"]
         if wanted is None:
             return num_bytes >= _SHARED_FROM_BYTES and self.size <= (os.cpu_count() or 1)

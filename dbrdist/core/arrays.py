@@ -62,7 +62,7 @@ def _joined(condition: Array, a: Array, b: Array) -> Array:
 
 
 def are_images(x: Array) -> bool:
-    """True where four axes lie as images do."""
+    """True if four axes lie as images do."""
     return x.ndim == 4 and lies_as_images(x)
 
 

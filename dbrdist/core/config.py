@@ -150,7 +150,7 @@ def force_backprop_mode() -> Any:
 
 
 def is_debug() -> bool:
-    """True where this thread checks for NaN."""
+    """True if this thread checks for NaN."""
     return bool(config.debug)
 
 

@@ -17,7 +17,7 @@ _LIBRARIES = {
 
 
 def is_compiled() -> bool:
-    """True where dbrdist was installed with its modules compiled, as ``pip install`` does where it finds a compiler."""
+    """True if dbrdist was installed with its modules compiled, as ``pip install`` does where it finds a compiler."""
     return not str(graph.__file__).endswith(".py")
 
 

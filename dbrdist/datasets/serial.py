@@ -50,7 +50,7 @@ class SerialIterator(Iterator):
     Args:
         dataset: anything with ``len`` and ``[i]``.
         batch_size: examples per batch; over all ranks together where there are several.
-        repeat: go on for ever, or stop after one epoch (whose last batch may then be short).
+        repeat: go on forever, or stop after one epoch (whose last batch may then be short).
         shuffle: None or True for random order, False for the order of indices.
         order_sampler: makes the orders instead; excludes ``shuffle``.
         seed: of the order and of random changes to examples. None takes another one for each iterator, which follows

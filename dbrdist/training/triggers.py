@@ -125,7 +125,7 @@ class OnceTrigger:
 
     @property
     def finished(self) -> bool:
-        """True where it will not fire again."""
+        """True if it will not fire again."""
         return not (self._first or self._on_resume)
 
     def __call__(self, trainer: Any) -> bool:

@@ -112,7 +112,7 @@ class StandardUpdater(Updater):
 
     @property
     def is_new_epoch(self) -> bool:
-        """True where the last step ended an epoch."""
+        """True if the last step ended an epoch."""
         return self._iterators["main"].is_new_epoch  # type: ignore[no-any-return]
 
     def get_iterator(self, name: str) -> Any:

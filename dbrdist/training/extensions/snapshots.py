@@ -184,7 +184,7 @@ def find(folder: str, filename: str = "snapshot_iter_{.updater.iteration}") -> l
 
 
 def is_whole(path: str) -> bool:
-    """True where no byte of the file has changed; of an .npz file without a seal, where its entries' checksums hold."""
+    """True if no byte of the file has changed; of an .npz file without a seal, where its entries' checksums hold."""
     try:
         with open(path, "rb") as file:
             sealed = _seal_holds(file)
