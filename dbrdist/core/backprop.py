@@ -16,10 +16,11 @@ import numpy as np
 from dbrdist.core import fusion, ops
 from dbrdist.core.backend import copy, get_array_module, number
 from dbrdist.core.config import config, using_config
-from dbrdist.core.fusion import MaskedGradient
+from dbrdist.core.fusion import MaskedGradient, SummedGradient
 from dbrdist.core.graph import FunctionNode, get_function_hooks, has_local_hooks, has_nan, variable
 from dbrdist.core.variable import Variable, VariableNode, assignments, hand_down_walk
 
+_LARGE = 1 << 18  # elements of a gradient that does not stay in the cache
 Seeds = list[tuple[VariableNode, Any]]
 
 
@@ -48,7 +49,7 @@ class Walk:
                 old = pending[creator] = [None] * creator.num_outputs
                 old[node.index] = g
         elif creator.num_outputs == 1:
-            pending[creator] = ops.add(_plain(old), _plain(g))
+            pending[creator] = _summed(creator, _plain(old), _plain(g))
         else:
             i = node.index
             old[i] = g if old[i] is None else ops.add(_plain(old[i]), _plain(g))
@@ -361,7 +362,15 @@ def _miscount(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, .
 
 
 def _plain(g: Any) -> Any:
-    return g.force() if type(g) is MaskedGradient else g
+    return g.force() if type(g) is MaskedGradient or type(g) is SummedGradient else g
+
+
+def _summed(function: FunctionNode, a: Any, b: Any) -> Any:
+    """The sum of two gradients of a function's output, which a ReLU's rule takes of large images itself."""
+    if not function.takes_sums or type(a) is not np.ndarray or type(b) is not np.ndarray:
+        return ops.add(a, b)
+    is_large = a.ndim == 4 and a.size >= _LARGE and a.shape == b.shape and a.dtype == b.dtype
+    return SummedGradient(a, b, ops.add) if is_large else ops.add(a, b)
 
 
 def _as_variable(g: Any) -> Any:

@@ -120,6 +120,28 @@ class MaskedGradient:
         return self.kernel(self.y, self.gy)
 
 
+class SummedGradient:
+    """Two gradients of a ReLU's output, which its backward adds and masks in one pass over memory (or ``force``)."""
+
+    __slots__ = ("a", "add", "b")
+
+    def __init__(self, a: Array, b: Array, add: Callable[[Array, Array], Array]) -> None:
+        self.a = a
+        self.b = b
+        self.add = add
+
+    @property
+    def shape(self) -> Any:
+        return self.a.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.a.dtype
+
+    def force(self) -> Array:
+        return self.add(self.a, self.b)
+
+
 # ---- who else can reach an array ------------------------------------------------------------------------------------
 
 

@@ -99,6 +99,7 @@ class FunctionNode:
     operands: Operands | None = None
     writes: bool = False
     is_linear: bool = False
+    takes_sums: ClassVar[bool] = False  # whether the rule takes a SummedGradient (core.fusion) of large images
     gives_new: bool = False  # each gradient of a first-order pass is a new array
 
     _xs: tuple[Array, ...] = ()

@@ -11,7 +11,7 @@ from dbrdist import kernels
 from dbrdist.core import ops
 from dbrdist.core.backend import Array, elementwise
 from dbrdist.core.checks import Operands, expected, floating, one_of
-from dbrdist.core.fusion import MaskedGradient, take, waiting
+from dbrdist.core.fusion import MaskedGradient, SummedGradient, take, waiting
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import function, public, row, together
 from dbrdist.core.variable import Variable, as_array, as_variable
@@ -24,7 +24,7 @@ class ReLU(FunctionNode):
     """y = max(x, 0). After a batch normalization it may exist already, and its mask is left to that backward."""
 
     operands = Operands("relu", x="float")
-    takes_over = gives_new = True
+    takes_over = gives_new = takes_sums = True
     masks_later = False  # True where the backward of the normalization applies the mask
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -38,6 +38,10 @@ class ReLU(FunctionNode):
         gy = gys[0]
         if isinstance(gy, Variable):
             return (call(ReLUGradient(y), gy),)
+        if type(gy) is SummedGradient:
+            if not self.masks_later:
+                return (kernels.relu_backward_of_sum(y, gy.a, gy.b),)
+            gy = gy.force()
         if self.masks_later:
             return (MaskedGradient(gy, y, relu_backward),)
         return (relu_backward(y, gy),)

@@ -129,6 +129,10 @@ def convolution_2d(
 
     Returns:
         (N, O, OH, OW) with OH = floor((H + 2 pad - dilate (kh - 1) - 1) / stride) + 1; rounded up with ``cover_all``.
+
+    What is not finite in x reaches every output whose window sees it, and what is not finite in W every output whose
+    window has an element of x there. Whether 0 times such a weight counts in the padding depends on the provider:
+    oneDNN leaves padding out, as PyTorch does.
     """
     window = _hashable(stride), _hashable(pad), _hashable(dilate), groups, cover_all
     x = activation(x)

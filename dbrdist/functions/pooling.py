@@ -95,7 +95,7 @@ class AveragePoolingGradient(FunctionNode):
 def max_pooling_2d(
     x: Any, ksize: Any, stride: Any = None, pad: Any = 0, cover_all: bool = True, return_indices: bool = False
 ) -> Any:
-    """The largest element of each window.
+    """The largest element of each window; each has to see a part of the image.
 
     Args:
         x: images (N, C, H, W).
@@ -129,6 +129,17 @@ def _geometry(kind: str, x: Any, ksize: Any, stride: Any, pad: Any, cover_all: b
         raise expected(name, "x", "4 axes and a floating type", x)
     if min(g.kh, g.kw, g.sh, g.sw) < 1 or min(g.ph, g.pw) < 0:
         raise expected(name, "ksize, stride, pad", "numbers >= 1, and pad >= 0", str(g))
-    if min(g.out_hw(*x.shape[2:])) < 1:
+    if min(out_hw := g.out_hw(*x.shape[2:])) < 1:
         raise expected(name, "x", f"an image no smaller than the window {g.kh} x {g.kw}", x, "pad it")
+    if kind == "max" and not _see_image(g, x.shape[2:], out_hw):
+        raise expected(
+            name, "ksize, stride, pad, cover_all", f"windows that each see a part of the image of {x.shape[2]} x "
+            f"{x.shape[3]}", str(g), "a window without elements has no largest one: pad less, or cover_all=False",
+        )  # fmt: skip
     return g
+
+
+def _see_image(g: PoolGeometry, hw: tuple[int, int], out_hw: tuple[int, int]) -> bool:
+    """False where a window lies wholly in the padding: with pad >= ksize, or beyond the image with cover_all."""
+    (h, w), (oh, ow) = hw, out_hw
+    return g.ph < g.kh and g.pw < g.kw and (oh - 1) * g.sh - g.ph < h and (ow - 1) * g.sw - g.pw < w

@@ -446,6 +446,17 @@ def relu_backward(y: Array, gy: Array) -> Array:
     return plan(y, gy)
 
 
+def _relu_backward_of_sum_key(y: Array, a: Array, b: Array) -> Any:
+    return "relu_backward_of_sum", type(y), y.shape, y.strides, y.dtype, a.strides, a.dtype, b.strides, b.dtype
+
+
+def relu_backward_of_sum(y: Array, a: Array, b: Array) -> Array:
+    """:func:`relu_backward` of a + b, all of one shape and type."""
+    key = _relu_backward_of_sum_key(y, a, b)
+    plan = _local.plans.get(key) or _local.find(key, (y, a, b))
+    return plan(y, a, b)
+
+
 def add(a: Array, b: Array) -> Array:
     """a + b for equal shapes and types, such as two gradients of one array."""
     key = _pair_key("add", a, b)
@@ -493,6 +504,7 @@ _KEYS: dict[str, Callable[..., Any]] = {
     "softmax_backward": lambda y, gy, axis: _softmax_backward_key("softmax_backward", y, gy, axis),
     "log_softmax_backward": lambda y, gy, axis: _softmax_backward_key("log_softmax_backward", y, gy, axis),
     "relu_forward": _relu_forward_key,
+    "relu_backward_of_sum": _relu_backward_of_sum_key,
     "relu_backward": lambda y, gy: _pair_key("relu_backward", y, gy),
     "add": lambda a, b: _pair_key("add", a, b),
     "row": _row_key,

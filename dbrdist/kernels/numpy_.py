@@ -439,6 +439,11 @@ def relu_backward(y: Array, gy: Array) -> Array:
     return _elementwise(_passed, y, gy)
 
 
+def relu_backward_of_sum(y: Array, a: Array, b: Array) -> Array:
+    """:func:`relu_backward` of a + b."""
+    return relu_backward(y, add(a, b))
+
+
 def _passed(xp: Any, y: Array, gy: Array) -> Array:
     if xp is np:  # it chooses by a random mask six times as slowly as it multiplies
         gx = gy * (y != 0)
@@ -484,6 +489,7 @@ ROWS = {
         conv_forward, conv_inference, conv_backward_data, conv_backward_weight, matmul, linear,
         bn_statistics, bn_forward, bn_inference, bn_sums, bn_backward, ln_forward, ln_backward,
         pool_forward, pool_backward, pool_indices, softmax, log_softmax, softmax_backward, log_softmax_backward,
+        relu_backward_of_sum,
     )
 }  # fmt: skip
 ROWS |= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dbrdist.kernels import (
+    onednn_blocks,
     onednn_convolution,
     onednn_elementwise,
     onednn_layer_norm,
@@ -13,6 +14,7 @@ from dbrdist.kernels import (
 )
 
 ROWS = {
+    **onednn_blocks.ROWS,
     **onednn_convolution.ROWS,
     **onednn_elementwise.ROWS,
     **onednn_layer_norm.ROWS,

@@ -74,6 +74,38 @@ def test_max_pooling_gradients(kwargs):
     check_gradients(lambda x: F.max_pooling_2d(x, 3, **kwargs), [draw(0, 2, 3, 6, 7)])
 
 
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"ksize": 2, "pad": 2},
+        {"ksize": (3, 1), "pad": (1, 1), "stride": 1},
+        {"ksize": 1, "stride": 4},  # with cover_all the last window starts at row 8 of 6
+        {"ksize": 2, "stride": 9},
+        {"ksize": (2, 3), "stride": (2, 12)},
+    ],
+)
+def test_max_pooling_refuses_windows_that_see_nothing(kwargs):
+    x = draw(0, 2, 3, 6, 7)
+    with pytest.raises(ValueError, match=r"max_pooling_2d: ksize.*windows that each see a part of the image of 6 x 7"):
+        F.max_pooling_2d(x, **kwargs)
+    assert np.isfinite(F.max_pooling_2d(x, **{**kwargs, "pad": 0, "cover_all": False}).array).all()
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"ksize": 3, "pad": 2, "stride": 2}, {"ksize": 2, "stride": 3}, {"ksize": 1, "stride": 6}]
+)
+def test_max_pooling_takes_windows_that_see_one_element(kwargs):
+    """Each window against the elements that it sees, in plain Python."""
+    x = draw(0, 1, 1, 7, 7)
+    y = F.max_pooling_2d(x, **kwargs).array[0, 0]
+    k, s, p = kwargs["ksize"], kwargs.get("stride", kwargs["ksize"]), kwargs.get("pad", 0)
+    for i, row in enumerate(y):
+        for j, value in enumerate(row):
+            seen = x[0, 0, max(i * s - p, 0) : i * s - p + k, max(j * s - p, 0) : j * s - p + k]
+            assert seen.size
+            assert value == seen.max()
+
+
 @pytest.mark.parametrize("kwargs", [{}, {"stride": 1, "pad": 1}, {"stride": (2, 1), "pad": (1, 0)}])
 def test_average_pooling_gradients(kwargs):
     check_gradients(lambda x: F.average_pooling_2d(x, (3, 2), **kwargs), [draw(0, 2, 3, 7, 8)])
