@@ -141,11 +141,13 @@ def _add_in_place(pieces: Reach, begin: int, end: int, factors: Sequence[float] 
     """The elements from ``begin`` to ``end``: summed in the order of ranks, chunk by chunk, and written to all."""
     for first, last in _chunks(begin, end, pieces[0].itemsize):
         parts = [piece[first:last] for piece in pieces]
-        total = message.weighted_sum(parts, factors, divisor)
-        for part in parts:
-            part[...] = total
+        total = message.weighted_sum(parts, factors, divisor, out=parts[0])
+        if total is not parts[0]:
+            parts[0][...] = total
+        for part in parts[1:]:  # narrowed once
+            part[...] = parts[0]
 
 
 def _chunks(begin: int, end: int, itemsize: int) -> list[tuple[int, int]]:
-    step = _CHUNK_BYTES // itemsize
+    step = _CHUNK_BYTES // max(itemsize, 4)  # narrow types are added in a wider one
     return [(first, min(first + step, end)) for first in range(begin, end, step)]

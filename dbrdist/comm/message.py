@@ -6,6 +6,7 @@ nothing beforehand and a channels-last array arrives as one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -160,20 +161,40 @@ def is_narrow(dtype: np.dtype[Any]) -> bool:
 
 
 def weighted_sum(
-    pieces: Sequence[HostArray], factors: Sequence[float] | None = None, divisor: float | None = None
+    pieces: Sequence[HostArray],
+    factors: Sequence[float] | None = None,
+    divisor: float | None = None,
+    out: HostArray | None = None,
 ) -> HostArray:
-    """``sum(factors[k] * pieces[k]) / divisor``, added in order, in the type in which sums of these arrays run."""
+    """``sum(factors[k] * pieces[k]) / divisor``, added in order, in the type in which sums of these arrays run.
+
+    Without factors and in that type the sum may go to ``out``, which may be the first of the pieces.
+    """
     dtype = pieces[0].dtype
     wide = np.dtype(np.float32) if dtype.kind == "V" else backend.accumulation_dtype(dtype)
-    total = pieces[0].astype(wide)
-    if factors is not None:
-        total *= wide.type(factors[0])
-    for k, piece in enumerate(pieces[1:], 1):
+    if factors is None and dtype == wide and dtype.kind in "fc" and len(pieces) > 1:
+        total = np.add(pieces[0], pieces[1], out=out)
+        rest = pieces[2:]
+    else:
+        total = pieces[0].astype(wide)
+        if factors is not None:
+            total *= wide.type(factors[0])
+        rest = pieces[1:]
+    for k, piece in enumerate(rest, len(pieces) - len(rest)):
         term = piece.astype(wide, copy=False)
         total += term if factors is None else term * wide.type(factors[k])
-    if divisor is not None:
-        total /= wide.type(divisor)
+    divide(total, divisor)
     return total
+
+
+def divide(x: HostArray, divisor: float | None) -> None:
+    """Divide in place; by a power of two with a product, which gives the same bits in a third of the time."""
+    if divisor is None:
+        return
+    if math.frexp(divisor)[0] == 0.5:
+        x *= x.dtype.type(1 / divisor)
+    else:
+        x /= x.dtype.type(divisor)
 
 
 def blocks(n: int, size: int) -> list[int]:

@@ -239,8 +239,7 @@ class MpiCommunicator(CommunicatorBase):
             x *= x.dtype.type(factors[mpi_comm.rank])
         op = self._MPI.LOR if x.dtype == bool else self._MPI.SUM
         self._wait(call, mpi_comm.Iallreduce(self._MPI.IN_PLACE, x, op))
-        if divisor is not None:
-            x /= x.dtype.type(divisor)
+        message.divide(x, divisor)
 
     def _reduce_narrow(
         self,
