@@ -90,3 +90,25 @@ def test_systems_without_anonymous_files(monkeypatch):
     monkeypatch.delattr(os, "memfd_create")
     with pytest.raises(OSError, match="no anonymous files"):
         host_memory.Segment(100)
+
+
+OVERLAP = jobs.PROGRAMS / "overlap.py"
+
+
+def test_a_rank_that_raises_while_gradients_travel_ends_the_job():
+    outcome = jobs.run(2, OVERLAP, "raise", limit_seconds=40)
+    assert outcome.code == 1
+    assert "[rank 1] ValueError: in backward, on purpose" in outcome.text
+
+
+def test_a_rank_that_is_killed_while_gradients_travel_ends_the_job():
+    assert jobs.run(2, OVERLAP, "kill", limit_seconds=40).code != 0
+
+
+@pytest.mark.parametrize("how", ["leave", "extra"])
+def test_a_thread_that_has_nothing_to_do_keeps_nobody_waiting(how):
+    """The watch proves that the rank is stuck although its other thread lives."""
+    outcome = jobs.run(2, OVERLAP, how, limit_seconds=40)
+    assert outcome.code == 1, outcome.text
+    assert "has left, but" in outcome.text
+    assert {"leave": "in recv with tag 0", "extra": "in update"}[how] in outcome.text
