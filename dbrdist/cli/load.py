@@ -76,8 +76,9 @@ def _line_and_column(sentence: str, name: str) -> tuple[float, float]:
 
 
 def dump(config: BaseModel) -> str:
-    """The configuration as YAML that `load` reads back to an equal one."""
-    return yaml.safe_dump(_name_first(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=120)
+    """The configuration as YAML that `load` reads back to an equal one; what it `extends` is in it."""
+    data = _name_first(config.model_dump(mode="json", exclude={"extends"}))
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
 
 
 def described(config: BaseModel, origin: Origin) -> str:
