@@ -1,7 +1,7 @@
 """What dbrdist-train adds to a step of a hand-written loop with the same network, on one rank with one thread.
 
 A run is started as users start it. An extension in it lets some steps of the run pass, then does as many by hand (a
-shuffled order, batches by indexing, loss, backward, update), in turns in the same process. Goals: under 30 us for an MLP
+shuffled order, batches by indexing, loss, backward, update), in turns in one process. Goals: under 30 us for an MLP
 of 3 layers of 8 units at batch 8, under 3 % of a step of ResNet-20 at batch 128.
 
     python benchmarks/run_cost.py --record
@@ -118,7 +118,7 @@ def measure(case: str) -> dict[str, Any]:
         }
         Path(folder, "run.yaml").write_text(json.dumps(config))
         paths = os.pathsep.join([str(harness.ROOT), str(harness.ROOT / "launch"), str(harness.ROOT / "benchmarks")])
-        threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         command = [sys.executable, "-m", "dbrdist.cli.train", "run.yaml"]
         environment = {**os.environ, **threads, "PYTHONPATH": paths}
         subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)

@@ -11,6 +11,11 @@ from dbrdist.training import Extension
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT
 
 
+def expected() -> bool:
+    """Whether a launcher waits for beats."""
+    return heartbeat.active()
+
+
 class Beat(Extension):
     """One beat per step, with the loss and the speed for the live view; not under the launcher it does nothing.
 

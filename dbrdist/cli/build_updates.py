@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
+from pydantic import ValidationError
+
 from dbrdist import optimizers
 from dbrdist.cli import resolve
 from dbrdist.cli import updates as u
@@ -137,7 +139,9 @@ def scheduled(
         target = _target(item.of, made, task)
         if target is None:
             raise _mistake(origin, ("schedules", i, "of"), f"nothing takes {item.of} once the run has begun")
-        yield _schedule(config, origin, item.schedule, ("schedules", i, "schedule"), value), target
+        schedule = _schedule(config, origin, item.schedule, ("schedules", i, "schedule"), value)
+        _check_range(config, origin, i, schedule)
+        yield schedule, target
 
 
 def _schedule(config: Config, origin: Origin, settings: Any, path: Path, value: float) -> Schedule:
@@ -147,6 +151,30 @@ def _schedule(config: Config, origin: Origin, settings: Any, path: Path, value: 
     else:
         after = SCHEDULES[settings.name](settings, value, config.epochs)
     return schedules.warmup(after, settings.warmup_epochs, settings.warmup_start)
+
+
+_NUM_LOOKS = 200  # at a schedule, over the run
+
+
+def _check_range(config: Config, origin: Origin, i: int, schedule: Schedule) -> None:
+    """Refuse a schedule that leaves the range which its key has in a configuration."""
+    key = config.schedules[i].of
+    values = [schedule(config.epochs * k / _NUM_LOOKS) for k in range(_NUM_LOOKS + 1)]
+    for value in (min(values), max(values)):
+        try:
+            Config.model_validate(_with(config.model_dump(mode="json"), key.split("."), value))
+        except ValidationError as error:
+            words = f"{key} becomes {value:g} over the run, and there {error.errors()[0]['msg'].lower()}"
+            raise _mistake(origin, ("schedules", i, "schedule"), words) from None
+
+
+def _with(data: Any, key: list[str], value: float) -> Any:
+    """Plain data with one number replaced; its own schedule is left out."""
+    place: Any = data
+    for part in key[:-1]:
+        place = place[int(part)] if isinstance(place, list) else place[part]
+    place[key[-1]] = value
+    return {**data, "schedules": []}
 
 
 def _own_schedule(settings: Custom, path: Path, origin: Origin) -> Schedule:

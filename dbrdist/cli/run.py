@@ -99,8 +99,9 @@ class Run:
             self._reports(trainer, AnyTrigger(interval(config.log.every), end))
         self._snapshots(trainer, end)
         trainer.extend(self.stop)
-        trainer.extend(beats.Beat())
-        trainer.extend(beats.Resume())
+        if beats.expected():
+            trainer.extend(beats.Beat())
+            trainer.extend(beats.Resume())
         return trainer
 
     def _updater(self) -> StandardUpdater:

@@ -110,6 +110,8 @@ class StopOnRequest(Extension):
         self._received = self._comm._stop_request = number
 
     def __call__(self, trainer: Any) -> None:
+        if self._comm.size == 1 and not self._received:
+            return
         numbers = self._numbers()
         if not numbers.any():
             return

@@ -99,6 +99,8 @@ def report_scope(observation: dict[str, Any]) -> Iterator[None]:
 
 def as_number(value: Any) -> float:
     """A reported value as a Python float."""
+    if type(value) is float:
+        return value
     if isinstance(value, Variable):
         value = value.array
     return float(to_cpu(value)) if hasattr(value, "dtype") else float(value)

@@ -14,7 +14,20 @@ Schedule = Callable[[float], float]
 
 def constant(lr: float) -> Schedule:
     """lr throughout."""
-    return lambda epoch: lr
+    return _Constant(lr)
+
+
+class _Constant:
+    def __init__(self, value: float):
+        self._value = value
+
+    def __call__(self, epoch: float) -> float:
+        return self._value
+
+
+def is_constant(schedule: Schedule) -> bool:
+    """Whether a schedule is that of :func:`constant`."""
+    return isinstance(schedule, _Constant)
 
 
 def step(lr: float, gamma: float, milestones: Sequence[float]) -> Schedule:

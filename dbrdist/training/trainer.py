@@ -15,7 +15,7 @@ import numpy as np
 from dbrdist.core import random
 from dbrdist.core.reporter import Reporter, as_number
 from dbrdist.training.extension import as_extension
-from dbrdist.training.triggers import get_trigger
+from dbrdist.training.triggers import can_fire, get_trigger
 
 
 @dataclass
@@ -72,11 +72,12 @@ class Trainer:
         self._started_seconds = time.monotonic()
         try:
             self._start(entries)
+            asked = [entry for entry in entries if can_fire(entry.trigger)]
             while not self.stop_trigger(self):
                 self.observation = {}
                 with self.reporter.scope(self.observation):
                     self.updater.update()
-                    for entry in entries:
+                    for entry in asked:
                         if entry.trigger(self):
                             entry.extension(self)
         except Exception as error:

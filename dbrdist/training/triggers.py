@@ -30,14 +30,12 @@ class _Passed:
         before: float
         now: float
         if unit == "epoch":
-            now = updater.epoch_detail
-            before = (updater.previous_epoch_detail or 0.0) if self.epoch_detail < 0 else self.epoch_detail
-        else:
-            now = updater.iteration
-            before = max(now - 1, 0) if self.iteration < 0 else self.iteration
-        self.iteration = updater.iteration
-        self.epoch_detail = updater.epoch_detail
-        return before, now
+            now, before = updater.epoch_detail, self.epoch_detail
+            self.epoch_detail = now
+            return (updater.previous_epoch_detail or 0.0) if before < 0 else before, now
+        now, before = updater.iteration, self.iteration
+        self.iteration = now
+        return max(now - 1, 0) if before < 0 else before, now
 
     def serialize(self, serializer: Any) -> None:
         self.iteration = int(serializer("previous_iteration", self.iteration))
@@ -66,6 +64,8 @@ class IntervalTrigger:
 
     def __call__(self, trainer: Any) -> bool:
         before, now = self._passed.since_last_call(trainer.updater, self.unit)
+        if self.period == 1 and self.unit == "iteration":  # most triggers, at each step
+            return now != before
         return _periods(before, self.period) != _periods(now, self.period)
 
     def get_training_length(self) -> tuple[float, str]:
@@ -94,6 +94,11 @@ def get_trigger(trigger: Any) -> Callable[[Any], bool]:
 
 def _never(trainer: Any) -> bool:
     return False
+
+
+def can_fire(trigger: Any) -> bool:
+    """Whether a trigger is ever worth asking."""
+    return trigger is not _never
 
 
 class ManualScheduleTrigger:

@@ -146,6 +146,23 @@ def test_schedules_that_cannot_be(words, message):
     assert str(caught.value).startswith("run.yaml:5:")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "{of: loss_scale, schedule: cosine}",
+            "loss_scale becomes 0 over the run, and there expected auto",
+        ),
+        ("{of: optimizer.momentum, schedule: {name: exponential, gamma: 2}}", "optimizer.momentum becomes 1.8 over"),
+        ("{of: optimizer.momentum, schedule: {name: 'over:half', args: {first: -1}}}", "optimizer.momentum becomes -1"),
+    ],
+)
+def test_schedules_that_leave_the_range(run, own, words, message):
+    code, _, err = run("run.yaml", "optimizer.momentum=0.9", "loss_scale=8", f"schedules=[{words}]")
+    assert code == 2
+    assert f"schedules.0.schedule: {message}" in err
+
+
 def test_two_schedules_of_one_number():
     with pytest.raises(ConfigError, match=r"schedules\.1\.of: optimizer\.momentum has a schedule already"):
         one = "{of: optimizer.momentum, schedule: cosine}"

@@ -492,7 +492,7 @@ def test_the_fields_of_a_run(run):
     assert log[-1]["epoch"] == 4  # 9 steps of 50 examples out of 100
     assert sorted(p.name for p in Path("there").glob("snapshot*")) == ["snapshot_iter_6", "snapshot_iter_9"]
     sizes = [line.split() for line in Path("sizes.txt").read_text().splitlines()]
-    assert [n for mode, n in sizes if mode == "train"] == ["50"] * 9
+    assert [n for mode, n in sizes if mode == "train"] == ["2", "4"] + ["50"] * 9  # two to measure a step's memory
     assert [n for mode, n in sizes if mode == "test"][-6:] == ["31", "29"] * 3  # 60 examples, three evaluations
     saved = np.load("there/snapshot_iter_9")
     weights = {k: saved[k] for k in saved if k.startswith("updater/model:main")}

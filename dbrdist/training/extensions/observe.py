@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -56,8 +57,8 @@ class FailOnNonNumber(Extension):
 
     def complaint(self, trainer: Any, check_parameters: bool = False) -> str | None:
         """What is wrong after this step, or None; parameters are looked through only if asked or if a loss is bad."""
-        losses = {key: value for key, value in trainer.observation.items() if key.rpartition("/")[2] == "loss"}
-        bad = [f"{key} is {as_number(value)}" for key, value in losses.items() if not np.isfinite(as_number(value))]
+        losses = [(key, as_number(v)) for key, v in trainer.observation.items() if key == "loss" or key[-5:] == "/loss"]
+        bad = [f"{key} is {value}" for key, value in losses if not math.isfinite(value)]
         if not bad and not check_parameters:
             return None
         parameter = _first_bad_parameter(trainer)

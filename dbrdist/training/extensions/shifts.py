@@ -31,6 +31,8 @@ class FollowSchedule(Extension):
     def __init__(self, schedule: Schedule, target: str | Callable[[float], Any] = "lr"):
         self._schedule = schedule
         self._target = target
+        if schedules.is_constant(schedule):
+            self.trigger = None  # set once, when the run starts
 
     def initialize(self, trainer: Any) -> None:
         self(trainer)
