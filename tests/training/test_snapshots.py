@@ -3,6 +3,8 @@
 import io
 import os
 import struct
+import subprocess
+import sys
 import warnings
 import zipfile
 from pathlib import Path
@@ -175,3 +177,12 @@ def test_struct_of_the_directory_is_not_trusted(tmp_path, whole):
     changed = whole[: at + 12] + struct.pack("<II", 2**31 - 1, 2**31 - 1) + whole[at + 20 :]
     (tmp_path / "a").write_bytes(changed)
     assert not snapshots.is_whole(str(tmp_path / "a"))
+
+
+@pytest.mark.slow
+def test_a_hundred_kills_while_saving_lose_nothing(tmp_path):
+    program = [sys.executable, str(Path(__file__).with_name("killed_saves.py")), str(tmp_path), "100"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 20  # kills that met a half-written file; the others came between two saves
