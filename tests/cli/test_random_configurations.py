@@ -1,5 +1,6 @@
 """A sample of the random configurations; tests/cli/random_configurations.py tries thousands."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,15 @@ from random_configurations import OWN, attempt, judge
 from dbrdist.errors import NonFiniteLossError
 
 
-@pytest.mark.parametrize("first", range(0, 60, 20))
-def test_each_runs_or_ends_with_sentences(run, folder, monkeypatch, first):
+@pytest.fixture
+def own(folder):
     Path("own.py").write_text(OWN)
-    monkeypatch.delitem(__import__("sys").modules, "own", raising=False)
+    yield
+    sys.modules.pop("own", None)
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_each_runs_or_ends_with_sentences(run, own, first):
 
     def call(*words):
         try:
