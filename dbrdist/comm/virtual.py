@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from dbrdist.comm import agree, leaves
@@ -25,7 +26,7 @@ from dbrdist.comm.reduction import Plan, reduce_gradients
 from dbrdist.comm.worker_state import Statistics, Values
 from dbrdist.core import flat, random, thread_pools
 from dbrdist.core.backend import Array
-from dbrdist.core.reporter import Reporter, get_current_reporter, report, report_scope
+from dbrdist.core.reporter import get_current_reporter, report, report_scope
 from dbrdist.datasets.convert import concat_examples
 from dbrdist.errors import CommunicatorError
 from dbrdist.training.updater import StandardUpdater, as_arguments
@@ -210,14 +211,10 @@ def _check(iterators: dict[str, Any], optimizers: dict[str, Any], comm: Any) -> 
         )
 
 
-@contextlib.contextmanager
-def _observing(observed: dict[str, Any]) -> Iterator[None]:
-    """Collect what is reported, with the current reporter's names; without one, what functions report by name."""
+def _observing(observed: dict[str, Any]) -> AbstractContextManager[Any]:
+    """Collect what is reported, with the current reporter's names; nothing where there is none."""
     try:
         get_current_reporter()
     except RuntimeError:
-        with Reporter().scope({}):
-            yield
-        return
-    with report_scope(observed):
-        yield
+        return contextlib.nullcontext()
+    return report_scope(observed)

@@ -313,6 +313,13 @@ def check_a_parameter_that_is_replaced_in_forward(comm):
     raises(RuntimeError, words, lambda: run.steps(1))
 
 
+def check_without_a_reporter(comm):
+    """What is reported then goes nowhere, as in any updater."""
+    run = Run(comm)
+    run.updater.update()
+    assert run.bits()["/linear/W"] == Run(comm).steps(1).bits()["/linear/W"]
+
+
 def check_too_many_ranks(comm):
     if comm.size > 1:
         raises(
