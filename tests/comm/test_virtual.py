@@ -8,6 +8,7 @@ from tests.comm import virtual_contract
 
 @pytest.mark.parametrize("check", virtual_contract.CHECKS, ids=virtual_contract.by_name)
 @pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.filterwarnings(virtual_contract.OVERFLOWS_ARE_MEANT)
 def test_virtual_workers_on_threads(check, num_ranks):
     run_threads(num_ranks, check, timeout_seconds=60)
 

@@ -16,6 +16,7 @@ from dbrdist.comm import VirtualUpdater, create_communicator, create_multi_node_
 from dbrdist.core import random
 from dbrdist.core.reporter import Reporter, report
 from dbrdist.datasets import TupleDataset
+from dbrdist.datasets.base import SkipExample
 from dbrdist.errors import CommunicatorError
 from dbrdist.iterators import MultithreadIterator, SerialIterator
 from dbrdist.training import StandardUpdater
@@ -154,6 +155,80 @@ def check_bits_with_fewer_examples_than_workers(comm):
 def check_bits_in_bfloat16(comm):
     with dbrdist.using_config("dtype", dbrdist.mixedbf16):
         same_as_alone(comm)
+
+
+class Holes:
+    """Images of which every seventh is left out, and in the second half of the order of indices all are."""
+
+    def __init__(self, n, all_from):
+        self.images, self.all_from = images(n), all_from
+
+    def __len__(self):
+        return len(self.images)
+
+    def example_at(self, i, seed, epoch):
+        if i % 7 == 3 or i >= self.all_from:
+            raise SkipExample(f"example {i} is corrupt")
+        return self.images[i]
+
+    def __getitem__(self, i):
+        return self.example_at(i, 0, 0)
+
+
+def check_bits_where_examples_are_left_out(comm):
+    """A step of which every example is corrupt changes nothing, but counts."""
+
+    def run_of(over):
+        run = Run(over, data=Holes(40, 16), shuffle=False)
+        run.steps(1)
+        before = run.net.linear.W.array.copy()
+        run.steps(1)
+        np.testing.assert_array_equal(run.net.linear.W.array, before)
+        assert run.log[1] == {}
+        assert run.updater.iteration == 2
+        return run.steps(3).bits()
+
+    assert run_of(comm) == run_of(create_communicator("single"))
+
+
+def check_bits_with_frozen_and_odd_parameters(comm):
+    """Frozen, tied and with a rule of its own; noise on the gradients; statistics that are tuned anew."""
+
+    class Odd(Net):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.again = self.linear.copy()  # shares the arrays
+
+        def forward(self, x, t):
+            h = F.relu(self.bn(self.conv(x), finetune=True))
+            loss = F.softmax_cross_entropy(self.linear(h) + self.again(F.dropout(h)), t)
+            report({"loss": loss}, self)
+            return loss
+
+    def run_of(over):
+        run = Run(over, net=Odd())
+        run.optimizer.add_hook(optimizers.GradientNoise(0.01))
+        run.net.conv.W.update_rule.enabled = False
+        run.net.bn.gamma.update_rule.hyperparam.lr = 0.001
+        return run.steps(5).bits()
+
+    assert run_of(comm) == run_of(create_communicator("single"))
+
+
+def check_bits_with_a_loss_scale(comm):
+    """Updates that overflow are left out on all ranks alike."""
+
+    def run_of(over):
+        run = Run(over)
+        run.optimizer.loss_scaling(10)
+        run.optimizer._loss_scale = 3e38
+        with np.errstate(all="ignore"):
+            bits = run.steps(5).bits()
+        assert 1 < run.optimizer._loss_scale < 1e38
+        return bits
+
+    assert run_of(comm) == run_of(create_communicator("single"))
 
 
 def check_bits_with_loader_threads(comm):
@@ -369,5 +444,6 @@ def check_one_rank_with_a_wrong_iterator(comm):
     raises(ValueError, words, lambda: VirtualUpdater(iterator, optimizer, comm))
 
 
+OVERFLOWS_ARE_MEANT = "ignore:NaN or infinity in the gradient:RuntimeWarning"
 CHECKS = [function for name, function in sorted(globals().items()) if name.startswith("check_")]
 by_name = operator.attrgetter("__name__")
