@@ -1,5 +1,9 @@
 """Every time and size that the launcher decides by, with its reason. What users set is in `launcher.settings`."""
 
+# --- before the start
+LIBRARY_SECONDS = 60.0  # for a Python to load its MPI, or an mpiexec to say its version: shared disks can be slow
+START_SECONDS = 60.0  # without a new rank, where no queue stands before the start
+
 # --- the launcher and its ranks
 TICK_SECONDS = 0.25  # how often the launcher looks at its clocks
 PING_SECONDS = 1.0  # a supervisor answers each ping with a beat; a ping goes out once the last one was answered
@@ -54,6 +58,7 @@ REQUEST_SECONDS = 0.7  # a signal to the ranks may come from an mpiexec whose ho
 WAITING_SECONDS = 15.0  # ranks that have not appeared by then are named, once
 EARLY_SECONDS = 10.0  # a rank that left without MPI_Finalize is named when the others still run after it
 SILENT_SECONDS = 30.0  # a supervisor that does not answer on a host that does is named, once
+REPLY_SECONDS = 10.0  # for a running job's launcher to answer `ps`, `stacks` or `stop`
 PROBE_SECONDS = 2.0  # for a host to answer ssh
 QUICK_SECONDS = 60.0  # failures of a program without beats that come sooner may be a crash loop
 SAME_FAILURES = 3  # in a row without a step in between: the job would fail for ever

@@ -1,5 +1,6 @@
 """Options by file, -n auto and -m, what --print says of binding, stacks without hooks, reports without repeats."""
 
+import ast
 import json
 import os
 import stat
@@ -16,7 +17,7 @@ from dbrdist_launch.launcher import binding, report
 from dbrdist_launch.launcher.judge import Judge
 from dbrdist_launch.launcher.ranks import Rank
 from dbrdist_launch.rank import supervisor
-from support import assert_nothing_left, launch, popen, run_subcommand
+from support import ROOT, assert_nothing_left, launch, popen, run_subcommand
 
 # --- a file of options
 
@@ -209,6 +210,13 @@ def test_a_fault_in_a_supervisor_is_told_and_costs_nothing(monkeypatch):
     judge = Judge(1, 10.0, 60.0, 6.0)
     judge.take_event(Rank(0, "a", channel=None), {"t": "event", **fields}, 0.0)
     assert judge.warnings[0].startswith("warning: rank 0 on a: fault of ours, the job goes on: ZeroDivisionError")
+
+
+def test_old_pythons_can_read_the_hooks():
+    """A rank may run any Python; one that cannot read them would print "Error in sitecustomize"."""
+    path = ROOT / "launch" / "dbrdist_launch" / "rank" / "inject" / "sitecustomize.py"
+    tree = ast.parse(path.read_text(), feature_version=(3, 4))
+    assert not any(isinstance(node, ast.JoinedStr) for node in ast.walk(tree))  # not in 3.5, nor in Python 2
 
 
 @pytest.mark.mpiexec

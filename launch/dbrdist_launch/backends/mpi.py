@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from .. import cache
+from .. import cache, limits
 from ..errors import LaunchError
 
 _PROBE = """
@@ -20,7 +20,6 @@ from mpi4py import MPI
 maps = {line.split()[-1] for line in open('/proc/self/maps') if 'libmpi' in line}
 print(json.dumps({'text': MPI.Get_library_version(), 'path': min(maps, default=''), 'mpi4py': mpi4py.__version__}))
 """
-_PROBE_SECONDS = 60
 # What decides which library is found, apart from the files themselves.
 _VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "MPI4PY_MPIABI", "MPI4PY_LIBMPI", "I_MPI_ROOT")
 _NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.openmpi", "mpirun.openmpi", "mpiexec.mpich")
@@ -98,7 +97,7 @@ def _probe(interpreter: str) -> dict[str, str] | None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_PROBE_SECONDS,
+            timeout=limits.LIBRARY_SECONDS,
         )
         answer = json.loads(child.stdout.splitlines()[-1])
     except (OSError, ValueError, IndexError, subprocess.TimeoutExpired):
@@ -126,7 +125,11 @@ def examine(path: str) -> Starter | None:
     if found is None:
         try:
             child = subprocess.run(
-                [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROBE_SECONDS
+                [path, "--version"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=limits.LIBRARY_SECONDS,
             )
         except (OSError, subprocess.TimeoutExpired):
             return None

@@ -12,12 +12,12 @@ import socket
 import time
 from typing import Any
 
+from .. import limits
 from ..channel import Channel
 from ..errors import LaunchError
 from .runs import write_json
 
 _MOST_PATH_BYTES = 100  # of a Unix socket
-_ANSWER_SECONDS = 10.0
 
 
 def base() -> str:
@@ -91,7 +91,7 @@ def ask(job: dict[str, Any], what: str) -> str:
             connection.connect(job["socket"])
             channel = Channel(connection)
             channel.send("ask", token=job["token"], what=what)
-            connection.settimeout(_ANSWER_SECONDS)
+            connection.settimeout(limits.REPLY_SECONDS)
             while True:
                 messages = channel.receive()
                 if messages is None:

@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import dataclass, field, replace
 
-from .. import backends, codes, cores
+from .. import backends, codes, cores, limits
 from ..backends import hosts, mpi, slurm
 from ..backends.job import Host, Job, Place
 from ..channel import new_token
@@ -27,7 +27,6 @@ from .runs import Run
 from .settings import Settings
 
 _SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10")
-_START_SECONDS = 60.0  # without a new rank, where no queue stands before the start
 _RANK = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "main.py")
 
 
@@ -161,7 +160,7 @@ class Session:
         return Plan(
             job, self.words(job), {**environment.without_stale(os.environ), **self.backend.environment(job)},
             {**self.added, "DBRDIST_RESTART": str(restart)},
-            start if start is not None else None if self.backend.queues else _START_SECONDS,
+            start if start is not None else None if self.backend.queues else limits.START_SECONDS,
             self.backend, token, self.folder.socket if self.folder else None, self.addresses(job), self.deadline,
         )  # fmt: skip
 
