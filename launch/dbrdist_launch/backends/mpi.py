@@ -92,18 +92,17 @@ def _probe(interpreter: str) -> dict[str, str] | None:
     import json
 
     try:
-        child = subprocess.run(
-            [interpreter, "-c", _PROBE],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=limits.LIBRARY_SECONDS,
-        )
+        child = _run([interpreter, "-c", _PROBE])
         answer = json.loads(child.stdout.splitlines()[-1])
     except (OSError, ValueError, IndexError, subprocess.TimeoutExpired):
         return None
     family, version = read_library_version(answer["text"])
     return {"family": family, "version": version, "path": answer["path"], "mpi4py": answer["mpi4py"]}
+
+
+def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
+    seconds = limits.LIBRARY_SECONDS
+    return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds)
 
 
 def read_library_version(text: str) -> tuple[str, str]:
@@ -124,13 +123,7 @@ def examine(path: str) -> Starter | None:
     found = cache.get(key)
     if found is None:
         try:
-            child = subprocess.run(
-                [path, "--version"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=limits.LIBRARY_SECONDS,
-            )
+            child = _run([path, "--version"])
         except (OSError, subprocess.TimeoutExpired):
             return None
         found = dict(zip(("family", "version"), read_starter_version(child.stdout + child.stderr)))

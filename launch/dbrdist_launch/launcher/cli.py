@@ -96,40 +96,44 @@ def _option(field: Field[Any]) -> Callable[[Any], Any]:
     return click.option(field.name, *names, **options)
 
 
-def _by_name() -> dict[str, Field[Any]]:
-    """The settings by every name that their options have, without dashes at the front."""
-    found = {}
-    for field in fields(Settings):
-        for name in (field.name, *field.metadata.get("names", ())):
-            found[name.partition("/")[0].lstrip("-").replace("_", "-")] = field
-    return {name: field for name, field in found.items() if field.name not in ("command", "config")}
-
-
 def _read_options(path: str) -> dict[str, Any]:
     """What a file says of the settings, as click's own defaults."""
     import difflib
     import tomllib
 
+    known = {
+        name.partition("/")[0].lstrip("-").replace("_", "-"): field
+        for field in fields(Settings)
+        for name in (field.name, *field.metadata.get("names", ()))
+        if field.name not in ("command", "config")
+    }
     try:
         with open(path, "rb") as file:
             content = tomllib.load(file)
     except (OSError, ValueError) as error:
         raise LaunchError(f"--config {path!r} cannot be read: {error}") from error
-    known, found = _by_name(), {}
+    found = {}
     for name, value in content.items():
         field = known.get(name.replace("_", "-"))
         if field is None:
             near = difflib.get_close_matches(name.replace("_", "-"), known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else "; `dbrdist-launch --help` lists the options"
-            raise LaunchError(f"--config {path!r}: there is no option {name!r}{hint}")
-        one = isinstance(field.default, bool) or field.name == "view"
-        kinds: tuple[type, ...] = (bool,) if one else (list, str) if field.default == () else (str, int, float)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and not one):
-            expected = "true or false" if one else "a list of words" if list in kinds else "a word or a number"
-            raise LaunchError(f"--config {path!r}: {name} = {value!r}: expected {expected}")
-        words = value if isinstance(value, list) else [value]
-        found[field.name] = value if one else [str(word) for word in words] if field.default == () else str(value)
+            hint = f"did you mean {near[0]!r}?" if near else "`dbrdist-launch --help` lists the options"
+            raise LaunchError(f"--config {path!r}: there is no option {name!r}; {hint}")
+        found[field.name] = _default_of(field, value, f"--config {path!r}: {name} = {value!r}")
     return found
+
+
+def _default_of(field: Field[Any], value: object, where: str) -> object:
+    """A value of a file as click takes it: a truth, words, or a word that the option itself checks."""
+    if isinstance(field.default, bool) or field.name == "view":
+        if not isinstance(value, bool):
+            raise LaunchError(f"{where}: expected true or false")
+        return value
+    if field.default == () and isinstance(value, (list, str)):
+        return [value] if isinstance(value, str) else list(map(str, value))
+    if field.default == () or isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise LaunchError(f"{where}: expected {'a list of words' if field.default == () else 'a word or a number'}")
+    return str(value)
 
 
 def _take_file(ctx: click.Context, parameter: click.Parameter, path: str | None) -> str | None:
