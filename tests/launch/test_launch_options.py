@@ -138,6 +138,7 @@ def test_ranks_are_bound_as_print_says():
     expected = {line.split(": core ")[1].split(" ")[0].replace(",", " ") for line in said if ": core " in line}
     if expected:  # no binding where there are fewer cores than ranks
         assert {line.split("has ")[1] for line in result.stdout.splitlines()} == expected
+    assert "# not bound: " in run_subcommand("-n", "9999", "--bind", "core", "--print", "true").stderr
 
 
 # --- stacks without hooks

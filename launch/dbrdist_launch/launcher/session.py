@@ -186,6 +186,8 @@ class Session:
         words = self.words(job)
         if self.settings.print:
             print(shlex.join(words), flush=True)
+            if self.settings.bind != job.bind:
+                print("# not bound: there are more ranks than cores here", file=sys.stderr)
             for line in binding.lines(job, self.backend, self.settings.gpus == "rank"):
                 print(line, file=sys.stderr)
             return codes.DONE
