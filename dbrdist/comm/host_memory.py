@@ -3,14 +3,17 @@
 A segment is an anonymous file (``memfd_create``) that the kernel frees with the last process that maps it: nothing is
 left behind, however the processes end, and the size of ``/dev/shm`` (64 MB in many containers) is no limit. Others open
 it through ``/proc/PID/fd/N``, and tell by its inode that it is the right one. That needs Linux, one PID namespace and
-one user; where it fails there is an OSError, which says why.
+one user; where it fails there is an OSError, which says why. A forked child keeps the values, in memory of its own.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import functools
 import mmap
 import os
+import weakref
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -26,6 +29,10 @@ class Ticket(NamedTuple):
     device: int
     inode: int
     num_bytes: int
+
+
+_MAP_FIXED = 0x10  # on Linux, whatever the processor
+_segments: weakref.WeakSet[Segment] = weakref.WeakSet()
 
 
 class Segment:
@@ -47,6 +54,15 @@ class Segment:
             os.close(self._fd)
             raise
         self.ticket = Ticket(os.getpid(), self._fd, about.st_dev, about.st_ino, num_bytes)
+        _segments.add(self)
+
+    def part(self) -> None:
+        """Let this process have the memory for itself from now on: what it writes, the others no longer see."""
+        address, size = self.raw.ctypes.data, self.ticket.num_bytes
+        flags = mmap.MAP_PRIVATE | _MAP_FIXED
+        found = _libc().mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, self._fd, 0)
+        if found != address:
+            raise OSError(f"expected private memory at {address:#x} in a forked child, got {found:#x}")
 
     def __del__(self) -> None:
         if hasattr(self, "ticket"):
@@ -68,6 +84,24 @@ def attach(ticket: Ticket) -> RawMemory:
         return _mapped(fd, ticket.num_bytes)
     finally:
         os.close(fd)
+
+
+@functools.cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    return libc
+
+
+def _part_from_parent() -> None:
+    """A forked child that computes gradients must not write into its parent's."""
+    for segment in list(_segments):
+        segment.part()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_part_from_parent)
 
 
 def _allocate(fd: int, num_bytes: int) -> None:

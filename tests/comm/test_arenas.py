@@ -60,6 +60,20 @@ def test_a_segment_is_zeros_that_another_mapping_sees():
     assert other[-1] == 7
 
 
+def test_a_forked_child_has_its_own_copy():
+    segment = host_memory.Segment(5000)
+    segment.raw[7] = 1
+    child = os.fork()
+    if child == 0:
+        was_right = segment.raw[7] == 1
+        segment.raw[:] = 9
+        os._exit(0 if was_right else 1)
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+    assert segment.raw[7] == 1
+    assert segment.raw.sum() == 1
+
+
 def test_a_ticket_of_other_memory_is_refused():
     segment, other = host_memory.Segment(100), host_memory.Segment(100)
     with pytest.raises(OSError, match="is not the memory of that rank"):
