@@ -79,9 +79,16 @@ def train(comm, model, loss, num_steps=4, num_samples=None, setup=None):
     if setup is not None:
         setup(model)
     started = []
+
+    def forward(step):
+        result = loss(model, comm.rank, step)
+        while optimizer._steps._plan is not None and optimizer._steps.overlap() and optimizer._steps.poll() is None:
+            pass  # until the headers are there: buckets travel as early as they can
+        return result
+
     for step in range(num_steps):
         counted = None if num_samples is None else num_samples(comm.rank, step)
-        optimizer.update(lambda s=step: loss(model, comm.rank, s), num_samples=counted)
+        optimizer.update(forward, step, num_samples=counted)
         plan = optimizer._steps._plan
         if plan is not None and plan.overlap is not None:
             started.append(plan.overlap)
