@@ -182,10 +182,11 @@ def encode_jpeg(image: Image, quality: int) -> bytes:
 METHODS = ("linear", "area")
 
 
-def resize(image: Image, height: int, width: int, method: str = "linear") -> Image:
+def resize(image: Image, height: int, width: int, method: str = "linear", out: Any = None) -> Image:
     """``image`` (H, W, C) of uint8 at another size, as (height, width, C) of uint8.
 
     Args:
+        out: memory that may take the result; used where it fits.
         method: ``'linear'``: bilinear between pixel centres, without a filter against aliasing when it shrinks;
             ``'area'``: means over the covered area where both sides shrink, else as ``'linear'``.
     """
@@ -197,13 +198,16 @@ def resize(image: Image, height: int, width: int, method: str = "linear") -> Ima
     if method == "area" and (height > h or width > w):
         method = "linear"
     if resizer() == "opencv":
-        return _resize_cv2(image, height, width, method)
+        return _resize_cv2(image, height, width, method, out)
     return resize_numpy(image, height, width, method)
 
 
-def _resize_cv2(image: Image, height: int, width: int, method: str) -> Image:
+def _resize_cv2(image: Image, height: int, width: int, method: str, room: Any) -> Image:
     cv2 = _cv2()
     flag = cv2.INTER_LINEAR if method == "linear" else cv2.INTER_AREA
+    if _fits(room, (height, width, image.shape[2])) and not np.may_share_memory(image, room):
+        cv2.resize(image, (width, height), dst=room, interpolation=flag)
+        return room
     out = cv2.resize(image, (width, height), interpolation=flag)
     return out if out.ndim == 3 else out[:, :, None]  # OpenCV drops an axis of one channel
 
@@ -234,9 +238,17 @@ def _weights(old: int, new: int, method: str) -> Any:
 # ---- mirrors and tables ---------------------------------------------------------------------------------------------
 
 
-def mirror(image: Image) -> Image:
-    """``image`` (H, W, C) with left and right exchanged, in memory of its own."""
+def _fits(room: Any, shape: tuple[int, ...]) -> bool:
+    """Whether OpenCV writes an image of this shape straight into ``room``."""
+    return room is not None and room.shape == shape and shape[2] == 3 and room.dtype == np.uint8
+
+
+def mirror(image: Image, out: Any = None) -> Image:
+    """``image`` (H, W, C) with left and right exchanged, in memory of its own, or in ``out`` where that fits."""
     if resizer() == "opencv" and image.dtype == np.uint8:
+        if _fits(out, image.shape) and (image is out or not np.may_share_memory(image, out)):
+            _cv2().flip(image, 1, dst=out)
+            return out
         return _cv2().flip(image, 1).reshape(image.shape)  # OpenCV drops an axis of one channel
     return image[:, ::-1]
 

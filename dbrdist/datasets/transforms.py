@@ -8,6 +8,8 @@ which run once per batch. H height, W width, C channels.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,16 +27,17 @@ class Transform:
     """Base of image transforms: implement ``image(image, rng)``.
 
     ``is_random`` says that it draws from ``rng``; ``is_pixelwise`` that it takes any axes before H, W, C, so that a
-    whole batch is one call.
+    whole batch is one call. Where ``image`` takes a third argument ``out``, an array (H, W, C) of undefined values in
+    the batch, the result may be written there, and ``out`` returned; the image given may be ``out`` itself.
     """
 
     is_random = False
     is_pixelwise = False
 
-    def __call__(self, example: Any, rng: Any = None) -> Any:
+    def __call__(self, example: Any, rng: Any = None, *out: Any) -> Any:
         if isinstance(example, tuple):
-            return (self.image(example[0], rng), *example[1:])
-        return self.image(example, rng)
+            return (self.image(example[0], rng, *out), *example[1:])
+        return self.image(example, rng, *out)
 
     def image(self, image: Image, rng: Any) -> Image:
         raise NotImplementedError(f"{type(self).__name__} must define image(image, rng)")
@@ -182,10 +185,10 @@ class CenterResizedCrop(Transform):
         self.ratio = ratio
         self.method = one_method(method)
 
-    def image(self, image: Image, rng: Any) -> Image:
+    def image(self, image: Image, rng: Any, out: Any = None) -> Image:
         h, w = image.shape[:2]
         side = max(round(min(h, w) * self.ratio), 1)
-        return resize(_crop(image, (h - side) // 2, (w - side) // 2, side, side), *self.size, self.method)
+        return resize(_crop(image, (h - side) // 2, (w - side) // 2, side, side), *self.size, self.method, out)
 
 
 class RandomHorizontalFlip(Transform):
@@ -198,8 +201,8 @@ class RandomHorizontalFlip(Transform):
             raise ValueError(f"expected a probability from 0 to 1, got {p}")
         self.p = p
 
-    def image(self, image: Image, rng: Any) -> Image:
-        return mirror(image) if needs(rng, self).random() < self.p else image
+    def image(self, image: Image, rng: Any, out: Any = None) -> Image:
+        return mirror(image, out) if needs(rng, self).random() < self.p else image
 
 
 class Resize(Transform):
@@ -210,13 +213,13 @@ class Resize(Transform):
         self._pair = _pair(size)
         self.method = one_method(method)
 
-    def image(self, image: Image, rng: Any) -> Image:
+    def image(self, image: Image, rng: Any, out: Any = None) -> Image:
         height, width = self._pair
         if isinstance(self.size, (int, np.integer)):
             h, w = image.shape[:2]
             short = min(h, w)
             height, width = round(h * height / short), round(w * width / short)
-        return resize(image, height, width, self.method)
+        return resize(image, height, width, self.method, out)
 
 
 class RandomResizedCrop(Transform):
@@ -255,9 +258,9 @@ class RandomResizedCrop(Transform):
         height, width = min(h, round(w / aspect)), min(w, round(h * aspect))
         return (h - height) // 2, (w - width) // 2, height, width
 
-    def image(self, image: Image, rng: Any) -> Image:
+    def image(self, image: Image, rng: Any, out: Any = None) -> Image:
         part = _crop(image, *self.window(*image.shape[:2], needs(rng, self)))
-        return resize(part, *self.size, self.method)
+        return resize(part, *self.size, self.method, out)
 
 
 class Normalize(Transform):
@@ -311,11 +314,15 @@ def transform_batch(
     transform = at_epoch(transform, epoch)
     each, last = _each_and_last(transform)
     draws = any(getattr(t, "is_random", True) for t in each)  # a callable of the user's may draw
+    first, into = _writers(each)
     stack = _Stack(num_examples, bool(last))
     for sample, example in examples:
         rng = generator(seed, "augment", epoch, sample) if draws else None
-        for t in each:
+        for t in first:
             example = t(example, rng)
+        out = stack.next_row()
+        for t in into:
+            example = t(example, rng, *out)
         stack.append(example)
     stacked = stack.arrays()
     if stacked is None:
@@ -332,6 +339,19 @@ def _each_and_last(transform: Any) -> tuple[list[Any], list[Any]]:
     return members[:num_each], members[num_each:]
 
 
+def _writers(members: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The members, divided where the last ones begin of which every one can write into the batch."""
+    k = len(members)
+    while k and isinstance(members[k - 1], Transform) and _takes_out(type(members[k - 1]).image):
+        k -= 1
+    return members[:k], members[k:]
+
+
+@functools.cache
+def _takes_out(function: Callable[..., Any]) -> bool:
+    return "out" in inspect.signature(function).parameters
+
+
 def _images_of(arrays: Any) -> Any:
     return arrays[0] if isinstance(arrays, tuple) else arrays
 
@@ -343,9 +363,16 @@ class _Stack:
         self._num_examples = num_examples
         self._wanted = wanted
         self._images: Any = None
+        self._row: Any = None  # where the image in hand may have been written
         self._others: list[Any] = []  # the entries behind the image; the whole examples where nothing is stacked
 
+    def next_row(self) -> tuple[Any, ...]:
+        """The place of the next image, once there is one for it."""
+        self._row = None if self._images is None else self._images[len(self._others)]
+        return () if self._row is None else (self._row,)
+
     def append(self, example: Any) -> None:
+        """One more example; its image may stand in its row already."""
         image = example[0] if isinstance(example, tuple) and example else example
         if self._images is None and not self._others and self._wanted and getattr(image, "ndim", 0) == 3:
             self._images = reused.empty((self._num_examples, *image.shape), image.dtype)
@@ -355,7 +382,8 @@ class _Stack:
         if self._images is None:
             self._others.append(example)
         else:
-            self._images[len(self._others)] = image
+            if image is not self._row:
+                self._images[len(self._others)] = image
             self._others.append(example[1:] if self._is_tuple else ())
 
     def _fits(self, example: Any, image: Any) -> bool:

@@ -12,12 +12,14 @@ from dbrdist.core.random import generator
 from dbrdist.datasets import (
     Batch,
     CenterCrop,
+    CenterResizedCrop,
     Compose,
     ImageFolder,
     Normalize,
     RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    Resize,
     ToCHW,
     Transform,
     images,
@@ -214,3 +216,39 @@ def test_an_unfinished_batch_travels_and_is_cut(root):
     x, t = batch.arrays
     assert np.array_equal(copy.arrays[0], x) and np.array_equal(part.arrays[0], x[2:5])
     assert np.array_equal(part[0][0], x[2]) and part[0][1] == t[2]
+
+
+class Bright(RandomHorizontalFlip):
+    """Of a user who knows nothing of rows in batches."""
+
+    def image(self, image, rng):
+        return np.maximum(super().image(image, rng), 9)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [RandomResizedCrop(20), RandomHorizontalFlip(0.5)],
+        [RandomHorizontalFlip(0.5), RandomResizedCrop(20)],
+        [Resize((20, 20)), RandomHorizontalFlip(1), RandomHorizontalFlip(0.5)],
+        [CenterResizedCrop(20), RandomResizedCrop(20), CenterResizedCrop(20, 1.0)],
+        [RandomResizedCrop(20), CenterCrop(20), RandomHorizontalFlip(1)],
+        [RandomResizedCrop(20), Bright()],
+        [Bright(), RandomResizedCrop(20)],
+        [Resize(20), RandomHorizontalFlip(1)],
+        [CenterCrop(20), RandomHorizontalFlip(1)],
+    ],
+    ids=lambda members: ", ".join(type(m).__name__ for m in members),
+)
+@pytest.mark.parametrize("resizer", ["opencv", "numpy"])
+def test_images_written_into_the_batch_are_those_made_alone(root, monkeypatch, resizer, members):
+    monkeypatch.setattr(images, "resizer", lambda: resizer)
+    chain = Compose([*members, ToCHW()])
+    dataset = ImageFolder(root, chain, on_corrupt="skip", cache=False)
+    kept = [i for i in range(40) if i not in (13, 39)]
+    batch = dataset.get_batch(np.array(kept), 3, 1, [])
+    for i, (image, label) in zip(kept, batch, strict=True):
+        alone, rng = dataset.get_raw(i), generator(3, "augment", 1, i)
+        for t in members:
+            alone = t(alone, rng)
+        assert np.array_equal(image, alone[0].transpose(2, 0, 1)) and label == alone[1]
