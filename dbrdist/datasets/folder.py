@@ -24,6 +24,7 @@ from dbrdist.datasets.transforms import (
     RandomHorizontalFlip,
     ToCHW,
     at_epoch,
+    lets_go,
     transform_batch,
 )
 from dbrdist.errors import CorruptExampleError, DatasetError
@@ -103,18 +104,18 @@ class ImageFolder(DatasetMixin):
         """The file of example ``i``; in a shard, ``SHARD.tar:MEMBER``."""
         return self.index.path(i)
 
-    def get_raw(self, i: int) -> tuple[images.Image, np.int32]:
+    def get_raw(self, i: int, decode: Callable[[bytes], images.Image] = images.decode) -> tuple[images.Image, np.int32]:
         """Example ``i`` before the transform: the image (H, W, 3) of uint8, and the label."""
         image = None if self._cache is None else self._cache.get(i)
         if image is None:
-            image = self._read(i)
+            image = self._read(i, decode)
             if self._cache is not None:
                 self._cache.put(i, image, self.path)
         return image, self.labels[i]
 
-    def _read(self, i: int) -> images.Image:
+    def _read(self, i: int, decode: Callable[[bytes], images.Image]) -> images.Image:
         try:
-            image = images.decode(self.index.read(i))
+            image = decode(self.index.read(i))
         except (CorruptExampleError, images.ImageDecodeError) as e:
             words = str(e) if isinstance(e, CorruptExampleError) else f"corrupt image file {self.path(i)}: {e}"
             raise (SkipExample if self.on_corrupt == "skip" else CorruptExampleError)(words) from e
@@ -129,18 +130,22 @@ class ImageFolder(DatasetMixin):
         return transform(self.get_raw(i), generator(seed, "augment", epoch, int(i) % len(self)))
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
-        examples = read_examples(_Raw(self), indices, seed, epoch, skipped)
+        brief = self._cache is None and self.prepare is None and lets_go(self.transform, epoch)
+        examples = read_examples(
+            _Raw(self, images.decode_briefly if brief else images.decode), indices, seed, epoch, skipped
+        )
         return transform_batch(self.transform, examples, len(indices), seed, epoch)
 
 
 class _Raw:
     """An ImageFolder before its transform."""
 
-    def __init__(self, folder: ImageFolder) -> None:
+    def __init__(self, folder: ImageFolder, decode: Callable[[bytes], images.Image]) -> None:
         self.folder = folder
+        self.decode = decode
 
     def __getitem__(self, i: int) -> Any:
-        return self.folder.get_raw(i)
+        return self.folder.get_raw(i, self.decode)
 
 
 class _ImageCache:

@@ -133,6 +133,12 @@ def _crop(image: Image, top: int, left: int, height: int, width: int) -> Image:
     return out
 
 
+def _resized(image: Image, height: int, width: int, method: str, out: Any) -> Image:
+    """The image at another size, in memory of its own: see :func:`lets_go`."""
+    found = resize(image, height, width, method, out)
+    return image.copy() if found is image else found
+
+
 class RandomCrop(Transform):
     """A window of ``size`` at a uniformly random place of the image, which has ``padding`` zero pixels on each side."""
 
@@ -188,7 +194,7 @@ class CenterResizedCrop(Transform):
     def image(self, image: Image, rng: Any, out: Any = None) -> Image:
         h, w = image.shape[:2]
         side = max(round(min(h, w) * self.ratio), 1)
-        return resize(_crop(image, (h - side) // 2, (w - side) // 2, side, side), *self.size, self.method, out)
+        return _resized(_crop(image, (h - side) // 2, (w - side) // 2, side, side), *self.size, self.method, out)
 
 
 class RandomHorizontalFlip(Transform):
@@ -219,7 +225,7 @@ class Resize(Transform):
             h, w = image.shape[:2]
             short = min(h, w)
             height, width = round(h * height / short), round(w * width / short)
-        return resize(image, height, width, self.method, out)
+        return _resized(image, height, width, self.method, out)
 
 
 class RandomResizedCrop(Transform):
@@ -260,7 +266,7 @@ class RandomResizedCrop(Transform):
 
     def image(self, image: Image, rng: Any, out: Any = None) -> Image:
         part = _crop(image, *self.window(*image.shape[:2], needs(rng, self)))
-        return resize(part, *self.size, self.method, out)
+        return _resized(part, *self.size, self.method, out)
 
 
 class Normalize(Transform):
@@ -350,6 +356,12 @@ def _writers(members: list[Any]) -> tuple[list[Any], list[Any]]:
 @functools.cache
 def _takes_out(function: Callable[..., Any]) -> bool:
     return "out" in inspect.signature(function).parameters
+
+
+def lets_go(transform: Any, epoch: int) -> bool:
+    """Whether a transform keeps nothing of the memory of the image that it is given: one that resizes comes first."""
+    each, _ = _each_and_last(at_epoch(transform, epoch))
+    return bool(each) and type(each[0]) in (RandomResizedCrop, CenterResizedCrop, Resize)
 
 
 def _images_of(arrays: Any) -> Any:

@@ -185,9 +185,9 @@ def test_partners_in_a_batch_are_read_once(root):
     reads = []
 
     class Counting(ImageFolder):
-        def get_raw(self, i):
+        def get_raw(self, i, *decode):
             reads.append(int(i))
-            return super().get_raw(i)
+            return super().get_raw(i, *decode)
 
     data = MixedDataset(Counting(root, Compose([CenterCrop(16), ToCHW()])), [Mixup()], 3)
     for _ in SerialIterator(data, 6, repeat=False, seed=1):

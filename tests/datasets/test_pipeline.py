@@ -252,3 +252,30 @@ def test_images_written_into_the_batch_are_those_made_alone(root, monkeypatch, r
         for t in members:
             alone = t(alone, rng)
         assert np.array_equal(image, alone[0].transpose(2, 0, 1)) and label == alone[1]
+
+
+def test_memory_of_decoded_images_is_used_again_only_where_nothing_keeps_it(root):
+    """A transform of the user's that keeps what it sees, and one that is handed the image after a resize."""
+    seen = []
+
+    def keep(example, rng):
+        seen.append(example[0])
+        return example
+
+    chains = ([keep, CenterCrop(20)], [Resize(30), keep, CenterCrop(20)], [CenterCrop(20)], [])
+    for chain in chains:
+        seen.clear()
+        dataset = ImageFolder(root, Compose([*chain, ToCHW()]), on_corrupt="skip")
+        batch = dataset.get_batch(np.arange(8), 0, 0, [])
+        copies = [image.copy() for image in seen]
+        kept = [np.array(example[0]) for example in batch]
+        ImageFolder(root, Compose([RandomResizedCrop(20), ToCHW()]), on_corrupt="skip").get_batch(
+            np.arange(20, 39), 0, 0, []
+        )
+        assert all(np.array_equal(a, b) for a, b in zip(seen, copies, strict=True))
+        assert all(np.array_equal(a[0], b) for a, b in zip(batch, kept, strict=True))
+    brief = images.decode_briefly(dataset.index.read(0)).copy()
+    assert np.array_equal(brief, images.decode(dataset.index.read(0)))
+    for data in (b"", b"hello", dataset.index.read(13), b"\xff\xd8\xff" + bytes(50) + b"\xff\xd9"):
+        with pytest.raises(images.ImageDecodeError):
+            images.decode_briefly(data)
