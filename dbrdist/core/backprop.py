@@ -27,6 +27,8 @@ Seeds = list[tuple[VariableNode, Any]]
 class Walk:
     """One backward pass: what waits for which function, and the one place where a gradient lands."""
 
+    is_new = False  # whether nobody else has the gradients that are being delivered
+
     def __init__(self) -> None:
         self.pending: dict[FunctionNode, Any] = {}
         self.heap: list[tuple[int, int, FunctionNode]] = []
@@ -49,7 +51,7 @@ class Walk:
                 old = pending[creator] = [None] * creator.num_outputs
                 old[node.index] = g
         elif creator.num_outputs == 1:
-            pending[creator] = _summed(creator, _plain(old), _plain(g))
+            pending[creator] = _summed(creator, _plain(old), _plain(g), self.is_new)
         else:
             i = node.index
             old[i] = g if old[i] is None else ops.add(_plain(old[i]), _plain(g))
@@ -87,6 +89,7 @@ class PlainWalk(Walk):
                     gxs = function.derive(wanted, gys)
                 if len(gxs) != len(wanted):
                     raise _miscount(function, wanted, gxs)
+                self.is_new = function.gives_new
                 following: Any = None  # the only function that is waiting: along a chain nothing is queued
                 for i, gx in zip(wanted, gxs):
                     if gx is None:
@@ -365,12 +368,12 @@ def _plain(g: Any) -> Any:
     return g.force() if type(g) is MaskedGradient or type(g) is SummedGradient else g
 
 
-def _summed(function: FunctionNode, a: Any, b: Any) -> Any:
+def _summed(function: FunctionNode, a: Any, b: Any, is_new: bool) -> Any:
     """The sum of two gradients of a function's output, which a ReLU's rule takes of large images itself."""
     if not function.takes_sums or type(a) is not np.ndarray or type(b) is not np.ndarray:
         return ops.add(a, b)
     is_large = a.ndim == 4 and a.size >= _LARGE and a.shape == b.shape and a.dtype == b.dtype
-    return SummedGradient(a, b, ops.add) if is_large else ops.add(a, b)
+    return SummedGradient(a, b, ops.add, is_new) if is_large else ops.add(a, b)
 
 
 def _as_variable(g: Any) -> Any:

@@ -121,14 +121,18 @@ class MaskedGradient:
 
 
 class SummedGradient:
-    """Two gradients of a ReLU's output, which its backward adds and masks in one pass over memory (or ``force``)."""
+    """Two gradients of a ReLU's output, which its backward adds and masks in one pass over memory (or ``force``).
 
-    __slots__ = ("a", "add", "b")
+    ``is_ours``: nobody else has ``b``, so that the result may be written there.
+    """
 
-    def __init__(self, a: Array, b: Array, add: Callable[[Array, Array], Array]) -> None:
+    __slots__ = ("a", "add", "b", "is_ours")
+
+    def __init__(self, a: Array, b: Array, add: Callable[[Array, Array], Array], is_ours: bool) -> None:
         self.a = a
         self.b = b
         self.add = add
+        self.is_ours = is_ours
 
     @property
     def shape(self) -> Any:

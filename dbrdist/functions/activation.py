@@ -40,7 +40,7 @@ class ReLU(FunctionNode):
             return (call(ReLUGradient(y), gy),)
         if type(gy) is SummedGradient:
             if not self.masks_later:
-                return (kernels.relu_backward_of_sum(y, gy.a, gy.b),)
+                return (kernels.relu_backward_of_sum(y, gy.a, gy.b, gy.b if gy.is_ours else None),)
             gy = gy.force()
         if self.masks_later:
             return (MaskedGradient(gy, y, relu_backward),)

@@ -27,7 +27,7 @@ class Convolution2D(FunctionNode):
     """y = x * W + b"""
 
     operands = Operands("convolution_2d", x="float", W="float", b="float")
-    writes = True
+    writes = gives_new = True
     kept: Any = None  # where what is made of W may stay
 
     def __init__(self, geometry: ConvGeometry) -> None:
@@ -57,7 +57,7 @@ class ConvolutionData(FunctionNode):
     """The gradient of a convolution with respect to x; with a bias, the transposed convolution."""
 
     operands = Operands("deconvolution_2d", x="float", W="float", b="float")
-    writes = True
+    writes = gives_new = True
 
     def __init__(self, geometry: ConvGeometry, x_shape: tuple[int, ...]) -> None:
         self.geometry = geometry

@@ -446,15 +446,15 @@ def relu_backward(y: Array, gy: Array) -> Array:
     return plan(y, gy)
 
 
-def _relu_backward_of_sum_key(y: Array, a: Array, b: Array) -> Any:
+def _relu_backward_of_sum_key(y: Array, a: Array, b: Array, out: Array | None = None) -> Any:
     return "relu_backward_of_sum", type(y), y.shape, y.strides, y.dtype, a.strides, a.dtype, b.strides, b.dtype
 
 
-def relu_backward_of_sum(y: Array, a: Array, b: Array) -> Array:
-    """:func:`relu_backward` of a + b, all of one shape and type."""
+def relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None) -> Array:
+    """:func:`relu_backward` of a + b, all of one shape and type; ``out`` is a or b, or None for a new array."""
     key = _relu_backward_of_sum_key(y, a, b)
-    plan = _local.plans.get(key) or _local.find(key, (y, a, b))
-    return plan(y, a, b)
+    plan = _local.plans.get(key) or _local.find(key, (y, a, b, out))
+    return plan(y, a, b, out)
 
 
 def add(a: Array, b: Array) -> Array:

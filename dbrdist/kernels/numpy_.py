@@ -439,9 +439,13 @@ def relu_backward(y: Array, gy: Array) -> Array:
     return _elementwise(_passed, y, gy)
 
 
-def relu_backward_of_sum(y: Array, a: Array, b: Array) -> Array:
-    """:func:`relu_backward` of a + b."""
-    return relu_backward(y, add(a, b))
+def relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None) -> Array:
+    """:func:`relu_backward` of a + b, into ``out`` where given."""
+    gx = relu_backward(y, add(a, b))
+    if out is None:
+        return gx
+    out[...] = gx
+    return out
 
 
 def _passed(xp: Any, y: Array, gy: Array) -> Array:

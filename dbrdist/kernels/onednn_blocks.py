@@ -33,7 +33,7 @@ def _build_mask(count: int, dtype: Any) -> Primitive:
         return b.primitive(backward, {onednn.DST: row, onednn.DIFF_DST: row, onednn.DIFF_SRC: row})
 
 
-def _plan_relu_backward_of_sum(y: Array, a: Array, b: Array) -> Any:
+def _plan_relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None) -> Any:
     """See numpy_.relu_backward_of_sum; three quarters of the time of a sum, then a mask, at 51 MB."""
     onednn.require(y, a, b)
     is_dense = all(v.shape == y.shape and v.ndim == 4 and backend.is_channels_last(v) for v in (y, a, b))
@@ -44,17 +44,19 @@ def _plan_relu_backward_of_sum(y: Array, a: Array, b: Array) -> Any:
     steps = {n: (_build_sum(n, y.dtype), _build_mask(n, y.dtype)) for n in set(counts)}
     blocks = [(i * _BLOCK, *steps[n]) for i, n in enumerate(counts)]
 
-    def relu_backward_of_sum(y: Array, a: Array, b: Array) -> Array:
-        gx = new()
-        row, finite = memory_row(gx), True
+    def relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None) -> Array:
+        gx = new() if out is None else out
         y_start, a_start, b_start, gx_start = address(y), address(a), address(b), address(gx)
-        total = address(scratch("sum", _BLOCK * width))
+        total = scratch("sum", _BLOCK * width)[: _BLOCK * width].view(y.dtype)
+        start = address(total)
         for first, add, mask in blocks:
             offset = first * width
-            add(a_start + offset, b_start + offset, total)
-            mask(y_start + offset, total, gx_start + offset)
-            finite = finite and is_finite(row[first : first + _BLOCK])
-        return gx if finite else numpy_.relu_backward_of_sum(y, a, b)
+            add(a_start + offset, b_start + offset, start)
+            mask(y_start + offset, start, gx_start + offset)
+            if not is_finite(total[: size - first]):  # oneDNN multiplies by 0 or 1, which makes NaN
+                here = slice(first, first + _BLOCK)
+                memory_row(gx)[here] = numpy_.relu_backward(memory_row(y)[here], total[: size - first])
+        return gx
 
     return relu_backward_of_sum
 

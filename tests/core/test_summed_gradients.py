@@ -35,6 +35,10 @@ def test_kernel(dtype, special):
         a[1, 3, 5], b[:, 1, :, 7] = special, -np.float32(special)
     with np.errstate(invalid="ignore"):
         gx, other = kernels.relu_backward_of_sum(y, a, b), kernels.relu_backward(y, kernels.add(a, b))
+        for place in range(2):  # the result may take the place of either
+            pair = [backend.copy(a), backend.copy(b)]
+            assert kernels.relu_backward_of_sum(y, *pair, pair[place]) is pair[place]
+            np.testing.assert_array_equal(pair[place].astype("d"), other.astype("d"))
     assert gx.dtype == dtype
     assert backend.is_channels_last(gx)
     np.testing.assert_allclose(gx.astype("d"), reference(y, a, b), rtol=1e-6 if dtype.itemsize == 4 else 1e-2)
@@ -86,6 +90,33 @@ def test_observed_and_higher_passes_give_the_same():
     gv, gy = dbrdist.grad([z], [v, y], [Variable(images(7))])
     np.testing.assert_allclose(gy.array, 5 * images(7), rtol=1e-5)
     np.testing.assert_allclose(gv.array, np.where(x > 0, 5 * images(7), 0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("first", ["convolution", "shortcut"])
+def test_only_gradients_that_nobody_else_has_are_overwritten(first):
+    """The gradient of the block's output goes into the shortcut and into the convolution, whose own one is new."""
+    W, held = Variable(np.random.default_rng(3).standard_normal((8, 8, 1, 1)).astype("f")), []
+
+    class Hold(dbrdist.FunctionNode):
+        def forward(self, xs):
+            return xs
+
+        def derive(self, wanted, gys):
+            held.append((gys[0], gys[0].copy()))
+            return gys
+
+    x, gz = images(0), images(7)
+    v = Variable(x)
+    y = F.relu(v * 2)
+    shortcut, through = Hold().apply((y,))[0], F.convolution_2d(y, W)
+    z = through + shortcut if first == "convolution" else shortcut + through
+    z.grad = gz
+    z.backward()
+    for g, before in held:
+        np.testing.assert_array_equal(g, before)
+    np.testing.assert_array_equal(z.grad, images(7))
+    through = np.einsum("nohw,oc->nchw", gz.astype("d"), W.array[:, :, 0, 0].astype("d"))
+    np.testing.assert_allclose(v.grad, np.where(x > 0, 2 * (gz + through), 0), rtol=1e-4, atol=1e-4)
 
 
 def test_after_a_normalization_whose_backward_masks():
