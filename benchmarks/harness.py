@@ -7,6 +7,7 @@ calls :func:`serve` with its cases. This file needs the standard library alone, 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -97,6 +98,12 @@ def _sample(run: Callable[[], Any], min_seconds: float, calls: int) -> float:
 
 
 # ---- parent ---------------------------------------------------------------------------------------------------------
+
+
+def is_installed() -> bool:
+    """True if this interpreter has dbrdist from elsewhere than the checkout: as users have it, compiled."""
+    found = importlib.util.find_spec("dbrdist")
+    return found is not None and ROOT not in Path(str(found.origin)).parents[1:2]
 
 
 class Worker:

@@ -10,10 +10,8 @@ as users have it, compiled, and beside it the sources of the checkout, interpret
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import harness
@@ -81,8 +79,7 @@ def main() -> None:
     if args.worker:
         harness.serve({"step": dbrdist_step if args.worker == "dbrdist" else torch_step})
         return
-    found = importlib.util.find_spec("dbrdist")
-    is_installed = found is not None and harness.ROOT not in Path(str(found.origin)).parents[1:2]
+    is_installed = harness.is_installed()
     workers = {"dbrdist": harness.Worker(sys.executable, __file__, "dbrdist", installed=is_installed)}
     if is_installed:
         workers["interpreted"] = harness.Worker(sys.executable, __file__, "dbrdist")
