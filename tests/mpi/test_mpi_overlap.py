@@ -13,6 +13,7 @@ from dbrdist.comm import create_communicator, create_multi_node_optimizer, hosts
 from dbrdist.comm.reduction import key_of
 from dbrdist.core.chain import Chain
 from dbrdist.core.graph import FunctionNode
+from dbrdist.core.link import Link
 from dbrdist.core.parameter import Parameter
 from tests.comm.training_contract import Dense
 
@@ -43,7 +44,13 @@ class Layers(Chain):
                 layer.W.initialize((a, b))
                 setattr(self, f"l{i}", layer)
             self.unused = Parameter(np.ones((5, 7), dtype))
-            self.extra = Parameter(np.full(widths[-1], 0.5, dtype))
+            self.tail = Link()  # the first to travel
+        with self.tail.init_scope():
+            self.tail.w = Parameter(np.full(widths[-1], 0.5, dtype))
+
+    @property
+    def extra(self):
+        return self.tail.w
 
     def forward(self, x, t, with_extra=False):
         h = self.l0(x)
