@@ -134,11 +134,18 @@ def log_softmax(x: Any, axis: int = 1) -> Any:
 
 softplus = function(
     "softplus",
-    lambda x, beta: np.maximum(x, 0.0) + np.log1p(np.exp(-abs(x * beta))) / beta,
+    lambda x, beta: np.maximum(x, 0.0) + (_rest(x) if beta == 1 else _rest(x * beta) / beta),
     lambda x, beta: sigmoid.primitive(ops.mul(x, beta)),
     "y = ln(1 + exp(beta x)) / beta, a smooth relu, elementwise.",
     beta=1.0,
 )
+
+
+def _rest(x: Array) -> Array:
+    """What softplus lies above relu: ln(1 + exp(-|x|))."""
+    return np.log1p(np.exp(-abs(x)))
+
+
 leaky_relu = function(
     "leaky_relu",
     lambda x, slope: np.maximum(x, x * slope) if 0 <= slope <= 1 else ops.where(x >= 0, x, x * slope),
@@ -148,17 +155,15 @@ leaky_relu = function(
 )
 elu = function(
     "elu",
-    lambda x, alpha: ops.where(x >= 0, x, np.expm1(np.minimum(x, 0.0)) * alpha),  # exp of large values would overflow
-    lambda gy, x, alpha: ops.where(_is_positive(x), gy, ops.mul(gy, _elu_slope(x, alpha))),
+    lambda x, alpha: _elu_of(x, np.expm1(np.minimum(x, 0.0)), alpha),  # exp of large values would overflow
+    lambda gy, x, alpha: ops.mul(gy, _elu_slope(x, alpha)),
     "x where x >= 0, else alpha (exp(x) - 1), elementwise (Clevert et al. 2015).",
     alpha=1.0,
 )
 selu = function(
     "selu",
-    lambda x, alpha, scale: elu.primitive(x, alpha) * scale,
-    lambda gy, x, alpha, scale: ops.where(
-        _is_positive(x), ops.mul(gy, scale), ops.mul(gy, _elu_slope(x, alpha * scale))
-    ),
+    lambda x, alpha, scale: _elu_of(x, np.expm1(np.minimum(x, 0.0)), alpha) * scale,
+    lambda gy, x, alpha, scale: ops.mul(gy, ops.mul(_elu_slope(x, alpha), scale)),
     "scale times elu(x, alpha), elementwise: keeps mean 0 and variance 1 (Klambauer et al. 2017).",
     alpha=1.6732632423543772,
     scale=1.0507009873554805,
@@ -195,9 +200,15 @@ def _lies_within(x: Any, low: float, high: float) -> Array:
     return elementwise(lambda v: (v > low) & (v < high), as_array(x))
 
 
+def _elu_of(x: Array, below: Array, alpha: float) -> Array:
+    """x from 0 on, alpha times ``below`` else, which is 0 there and never less than x."""
+    return np.maximum(x, below) if alpha == 1 else np.maximum(x, 0.0) + below * alpha
+
+
 def _elu_slope(x: Any, alpha: float) -> Any:
-    """alpha exp(x) for x below 0, without overflow above."""
-    return ops.mul(ops.exp(minimum.primitive(x, 0.0)), alpha)
+    """1 for x from 0 on, alpha exp(x) below, without overflow above."""
+    slope = ops.exp(minimum.primitive(x, 0.0))
+    return slope if alpha == 1 else ops.where(_is_positive(x), slope, ops.mul(slope, alpha))
 
 
 def prelu(x: Any, W: Any) -> Any:

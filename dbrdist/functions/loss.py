@@ -20,7 +20,14 @@ from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import row, together
 from dbrdist.core.variable import Variable, as_array, as_variable
 from dbrdist.functions.activation import Softmax, sigmoid, softplus
-from dbrdist.functions.math import LogSumExp, clipped, log_sum_exp, maximum, scaled_exp_difference
+from dbrdist.functions.math import (
+    LogSumExp,
+    clipped,
+    log_sum_exp,
+    maximum,
+    scaled_exp_difference,
+    squared_difference,
+)
 
 # by name: to find them in NumPy again takes a tenth of their time on a small batch
 _LEAN_SCORES = 1 << 11  # above, the kernels for softmax pay
@@ -87,6 +94,7 @@ class LabelCrossEntropy(FunctionNode):
         xp = get_array_module(x)
         dtype, num_classes = accumulation_dtype(x.dtype), x.shape[1]
         self.shape = (*x.shape[:1], *x.shape[2:], num_classes)
+        self.gives_new = x.ndim == 2
         rows = self._rows(x)
         self.log_sums = log_sums = log_sum_exp(rows)
         t = self.t.reshape(-1).astype(np.int64, copy=False)
@@ -132,12 +140,12 @@ class LabelCrossEntropy(FunctionNode):
 
     def _derive_again(self, x: Any, gy: Any, total: Array) -> Any:
         """The same of Variables, whose graph holds the logarithms' sums as well."""
-        rows = self._rows(x)
+        rows = self._only_valid(self._rows(x))  # 0 times NaN would be NaN in the next derivative
         gy = ops.reshape(gy, (len(self.at), 1))
         log_sums = ops.reshape(call(LogSumExp((1,)), rows), gy.shape)
         gx = scaled_exp_difference(rows, log_sums, ops.mul(gy, total[:, None]))
         gx = ops.sub(gx, ops.mul(self._weights(), gy))
-        return ops.cast(_class_second(ops.reshape(self._only_valid(gx), self.shape)), x.dtype)
+        return ops.cast(_class_second(ops.reshape(gx, self.shape)), x.dtype)
 
     def _weights(self) -> Array:
         """q (M, K)"""
@@ -332,8 +340,7 @@ def mean_absolute_error(x0: Any, x1: Any) -> Any:
 
 def squared_error(x0: Any, x1: Any) -> Any:
     """(x0 - x1)^2, elementwise; equal shapes."""
-    a, b = same_shapes("squared_error", x0=x0, x1=x1)
-    return ops.power(ops.sub(a, b), 2)
+    return squared_difference(*same_shapes("squared_error", x0=x0, x1=x1))
 
 
 def absolute_error(x0: Any, x1: Any) -> Any:
@@ -359,7 +366,7 @@ _focal = row(
 )
 _huber = row(
     "huber",
-    lambda x, t, delta: _huber_of(np.abs(x - t), delta),
+    lambda x, t, delta: _huber_of(x - t, delta),
     lambda x, t, delta: clipped(ops.sub(x, t), -delta, delta),
     lambda x, t, delta: clipped(ops.sub(t, x), -delta, delta),
     "a^2 / 2 where a = |x - t| is at most delta, else delta (a - delta / 2).",
@@ -379,7 +386,8 @@ def _focal_slope(x: Any, gamma: float) -> Any:
 
 
 def _huber_of(a: Array, delta: float) -> Array:
-    within = np.minimum(a, delta)
+    """a^2 / 2, or delta (|a| - delta / 2) beyond delta."""
+    within = np.clip(a, -delta, delta)
     return within * (a - within * 0.5)
 
 
@@ -408,11 +416,16 @@ def sigmoid_cross_entropy(x: Any, t: Any, normalize: bool = True, reduce: str = 
     one_of("sigmoid_cross_entropy", "reduce", ("mean", "no"), reduce)
     x, t = _of_two_classes("sigmoid_cross_entropy", x, t)
     wide = accumulation_dtype(x.dtype)
-    valid = (t != -1).astype(wide)
-    losses = ops.mul(bernoulli(t.astype(wide), ops.cast(x, wide)), valid)
+    valid, scores = t != -1, ops.cast(x, wide)
+    has_all = isinstance(t, ndarray) and bool(valid.all())  # a look at labels on a GPU would wait for it
+    if not has_all:
+        scores = ops.where(valid, scores, 0.0)  # whatever stands where the label is ignored
+    losses = bernoulli(t.astype(wide), scores)
+    if not has_all:
+        losses = ops.mul(losses, valid.astype(wide))
     if reduce == "mean":
         xp = get_array_module(x.array)
-        count = xp.maximum(valid.sum(), 1) if normalize else wide.type(max(len(t), 1) if t.ndim else 1)
+        count = xp.maximum(valid.sum(), 1).astype(wide) if normalize else wide.type(max(len(t), 1) if t.ndim else 1)
         losses = ops.div(ops.sum(losses), count)
     return ops.cast(losses, x.dtype)
 

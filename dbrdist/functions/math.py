@@ -179,9 +179,9 @@ def _between(x: Array, low: Any, high: Any) -> Array:
 
 
 def _between_bounds(x: Array, low: Any, high: Any) -> Array:
-    if low is not None:
-        x = np.maximum(x, x.dtype.type(low))
-    return x if high is None else np.minimum(x, x.dtype.type(high))
+    if low is None:
+        return np.minimum(x, x.dtype.type(high))
+    return np.maximum(x, x.dtype.type(low)) if high is None else np.clip(x, x.dtype.type(low), x.dtype.type(high))
 
 
 def clip(x: Any, x_min: float | None, x_max: float | None) -> Any:
@@ -321,6 +321,8 @@ def _index(name: str, x: Any, axis: int | None) -> Variable:
 
 class LogSumExp(FunctionNode):
     """y = m + ln sum exp(x - m) over axes, m the greatest; gx = exp(x - y) gy, 0 where all x are -inf"""
+
+    gives_new = True
 
     def __init__(self, axis: tuple[int, ...] | None) -> None:
         self.axis = axis

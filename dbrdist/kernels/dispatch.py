@@ -381,40 +381,36 @@ def pool_gather(x: Array, indices: Array, geometry: PoolGeometry) -> Array:
 # ---- softmax
 
 
-def _softmax_key(kernel: str, x: Array, axis: int) -> Any:
-    return kernel, type(x), x.shape, x.strides, x.dtype, axis
+def _softmax_key(kernel: str, x: Array, *rest: Any) -> Any:
+    """Of x, or of y and its gradient, and an axis."""
+    layouts = [(a.strides, a.dtype) for a in (x, *rest[:-1])]
+    return kernel, type(x), x.shape, rest[-1], *layouts
+
+
+def _softmax(kernel: str, *arguments: Any) -> Array:
+    key = _softmax_key(kernel, *arguments)
+    plan = _local.plans.get(key) or _local.find(key, arguments)
+    return plan(*arguments)
 
 
 def softmax(x: Array, axis: int) -> Array:
     """exp(x) / sum exp(x) along an axis from 0 on; sums of 16-bit types run in float32."""
-    key = _softmax_key("softmax", x, axis)
-    plan = _local.plans.get(key) or _local.find(key, (x, axis))
-    return plan(x, axis)
+    return _softmax("softmax", x, axis)
 
 
 def log_softmax(x: Array, axis: int) -> Array:
     """x - ln sum exp(x) along an axis from 0 on."""
-    key = _softmax_key("log_softmax", x, axis)
-    plan = _local.plans.get(key) or _local.find(key, (x, axis))
-    return plan(x, axis)
-
-
-def _softmax_backward_key(kernel: str, y: Array, gy: Array, axis: int) -> Any:
-    return kernel, type(gy), y.shape, y.strides, y.dtype, gy.strides, gy.dtype, axis
+    return _softmax("log_softmax", x, axis)
 
 
 def softmax_backward(y: Array, gy: Array, axis: int) -> Array:
     """y (gy - sum(y gy)) for the output y of :func:`softmax`."""
-    key = _softmax_backward_key("softmax_backward", y, gy, axis)
-    plan = _local.plans.get(key) or _local.find(key, (y, gy, axis))
-    return plan(y, gy, axis)
+    return _softmax("softmax_backward", y, gy, axis)
 
 
 def log_softmax_backward(y: Array, gy: Array, axis: int) -> Array:
     """gy - exp(y) sum(gy) for the output y of :func:`log_softmax`."""
-    key = _softmax_backward_key("log_softmax_backward", y, gy, axis)
-    plan = _local.plans.get(key) or _local.find(key, (y, gy, axis))
-    return plan(y, gy, axis)
+    return _softmax("log_softmax_backward", y, gy, axis)
 
 
 # ---- elementwise
@@ -499,13 +495,11 @@ _KEYS: dict[str, Callable[..., Any]] = {
     "ln_forward": _ln_forward_key,
     "ln_backward": _ln_backward_key,
     "pool_forward": _pool_forward_key,
-    "softmax": lambda x, axis: _softmax_key("softmax", x, axis),
-    "log_softmax": lambda x, axis: _softmax_key("log_softmax", x, axis),
-    "softmax_backward": lambda y, gy, axis: _softmax_backward_key("softmax_backward", y, gy, axis),
-    "log_softmax_backward": lambda y, gy, axis: _softmax_backward_key("log_softmax_backward", y, gy, axis),
     "relu_forward": _relu_forward_key,
     "relu_backward_of_sum": _relu_backward_of_sum_key,
     "relu_backward": lambda y, gy: _pair_key("relu_backward", y, gy),
     "add": lambda a, b: _pair_key("add", a, b),
     "row": _row_key,
+} | {
+    name: partial(_softmax_key, name) for name in ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
 }

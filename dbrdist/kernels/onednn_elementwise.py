@@ -23,9 +23,9 @@ _SMALL = 1 << 15  # elements; below, NumPy's elementwise loops beat a call of th
 _SMALL_ROW = 1 << 13  # the same for what takes NumPy several passes
 
 # Values of dnnl_alg_kind_t. A step of a chain is one of them with its numbers, or with the other operand.
-RELU, TANH, SQUARE, ABS, LINEAR, LOGISTIC, EXP = 0x20, 0x21, 0x23, 0x24, 0x26, 0x29, 0x2A
-SOFT_RELU, GELU_TANH, SWISH, CLIP, GELU_ERF, MISH, HARDSWISH = 0x27, 0x2B, 0x2C, 0x2F, 0x31, 0x33, 0x34
-RELU_OF_OUTPUT, TANH_OF_OUTPUT, LOGISTIC_OF_OUTPUT = 0x100, 0x101, 0x104
+RELU, TANH, SQUARE, LINEAR, LOGISTIC, EXP = 0x20, 0x21, 0x23, 0x26, 0x29, 0x2A
+GELU_TANH, SWISH, CLIP, GELU_ERF, MISH, HARDSWISH = 0x2B, 0x2C, 0x2F, 0x31, 0x33, 0x34
+RELU_OF_OUTPUT, TANH_OF_OUTPUT, LOGISTIC_OF_OUTPUT = _OF_OUTPUT = 0x100, 0x101, 0x104
 ADD, MUL, MAX, MIN, DIV, SUB, GE, GT, LE, LT = range(0x1FFF0, 0x1FFFA)
 
 
@@ -122,7 +122,7 @@ def _build_derivative(derivative: Derivative, arrays: tuple[Array, ...]) -> Prim
         numbers = [onednn.c_float(v) for v in derivative[1:]]
         forward = b.describe("eltwise_forward", onednn.FORWARD_TRAINING, kind, row, row, *numbers, attributes)
         backward = b.describe("eltwise_backward", kind, row, row, row, *numbers, forward, attributes)
-        kept = onednn.DST if kind >= RELU_OF_OUTPUT else onednn.SRC
+        kept = onednn.DST if kind in _OF_OUTPUT else onednn.SRC
         return b.primitive(backward, {kept: row, onednn.DIFF_DST: row, onednn.DIFF_SRC: row})
 
 
@@ -206,7 +206,7 @@ def _plan_relu_forward(x: Array) -> Any:
 def _plan_relu_backward(y: Array, gy: Array) -> Any:
     """oneDNN multiplies by 0 or 1, which makes NaN of what is not finite."""
     _check(_SMALL, y, gy)
-    run = _runner(*_build(Derivative(RELU_OF_OUTPUT), ("y", "gy"), (y, gy)), y)
+    run = _runner(*_build(("y", (GT, 0.0), (MUL, "gy")), ("y", "gy"), (y, gy)), y)
 
     def relu_backward(y: Array, gy: Array) -> Array:
         gx = run(y, gy)

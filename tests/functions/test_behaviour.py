@@ -351,3 +351,12 @@ def test_focal_loss_takes_nothing_from_ignored_scores():
     loss.backward()
     assert loss.array == F.sigmoid_focal_loss(np.array([1.0]), np.array([1])).array
     assert x.grad[:2].tolist() == [0, 0] and x.grad[2] < 0
+
+
+def test_the_gradient_of_swish_by_beta_does_not_overflow():
+    x = np.array([1e20, -1e20, 2e38, 1.0, -2.0], np.float32)
+    beta = Variable(np.array(1.5, np.float32))
+    y = F.swish(x, beta)
+    (g,) = dbrdist.grad([y], [beta], [np.ones_like(x)])
+    s = 1 / (1 + np.exp(-1.5 * x.astype("d")[3:]))
+    np.testing.assert_allclose(g.array, (x[3:] ** 2 * s * (1 - s)).sum(), rtol=1e-5)  # nothing from where s is 0 or 1

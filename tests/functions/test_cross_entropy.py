@@ -8,6 +8,7 @@ import os
 import numpy as np
 import pytest
 
+import dbrdist
 import dbrdist.functions as F
 from dbrdist import Variable, kernels
 from dbrdist.core import backend
@@ -253,3 +254,53 @@ def test_lists_are_refused_in_words():
         F.softmax_cross_entropy([[1.0, 2.0]], np.array([0]))
     with pytest.raises(ValueError, match="softmax_cross_entropy: t: expected an array or Variable, got list"):
         F.softmax_cross_entropy(np.ones((1, 2), np.float32), [0])
+
+
+# ---- what is ignored counts nothing, whatever stands there
+
+
+IGNORING = {
+    "sigmoid_cross_entropy": (lambda x, t, **kw: F.sigmoid_cross_entropy(x, t, **kw), (3, 4), (3, 4)),
+    "sigmoid_cross_entropy_unnormalized": (
+        lambda x, t, **kw: F.sigmoid_cross_entropy(x, t, normalize=False, **kw), (3, 4), (3, 4),
+    ),
+    "sigmoid_focal_loss": (lambda x, t, **kw: F.sigmoid_focal_loss(x, t, **kw), (3, 4), (3, 4)),
+    "softmax_cross_entropy": (lambda x, t, **kw: F.softmax_cross_entropy(x, t, **kw), (12, 5), (12,)),
+    "softmax_cross_entropy_of_images": (
+        lambda x, t, **kw: F.softmax_cross_entropy(x, t, **kw), (2, 3, 2, 3), (2, 2, 3),
+    ),
+    "softmax_cross_entropy_of_many": (lambda x, t, **kw: F.softmax_cross_entropy(x, t, **kw), (300, 70), (300,)),
+    "softmax_cross_entropy_smoothed": (
+        lambda x, t, **kw: F.softmax_cross_entropy(x, t, label_smoothing=0.1, **kw), (12, 5), (12,),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("bad", [np.nan, INF, -INF])
+@pytest.mark.parametrize("name", IGNORING)
+def test_what_is_not_finite_at_an_ignored_label_counts_nothing(name, bad, dtype):
+    """Value and gradient are those of ordinary scores there, and so is the second derivative."""
+    loss, shape, label_shape = IGNORING[name]
+    rng = np.random.default_rng(0)
+    t = rng.integers(0, 2, label_shape).astype(np.int32)
+    t.reshape(-1)[::3] = -1
+    x = rng.standard_normal(shape).astype(backend.as_dtype(dtype))
+    ignored = t == -1 if shape == label_shape else np.broadcast_to(np.expand_dims(t == -1, 1), shape)
+    for reduce in ("mean", "no"):
+        results = []
+        for scores in (np.where(ignored, x.dtype.type(bad), x), x):
+            v = Variable(scores)
+            with np.errstate(invalid="ignore"):
+                y = loss(v, t, reduce=reduce)
+                gy = Variable(np.ones(y.shape, y.dtype))
+                (gx,) = dbrdist.grad([y], [v], [gy], enable_double_backprop=True)
+                (plain,) = dbrdist.grad([y], [v], [gy])
+                (ggx,) = dbrdist.grad([F.sum(gx * gx)], [v])
+            assert not gx.array[ignored].any()
+            assert not plain.array[ignored].any()
+            assert not ggx.array[ignored].any()
+            results.append([a.array.astype("d") for a in (y, gx, plain, ggx)])
+        for a, b in zip(*results, strict=True):
+            assert np.isfinite(a).all()
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-3 if x.itemsize == 2 else 1e-8)  # by another kernel

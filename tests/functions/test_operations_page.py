@@ -10,7 +10,7 @@ def test_the_page_runs():
     from dbrdist.core.rows import ROWS
 
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 5
     scope = {}
     try:
         for block in blocks:
