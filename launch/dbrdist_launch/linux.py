@@ -94,6 +94,16 @@ def catches(pid: int, signal_number: int) -> bool:
     return False
 
 
+def mapped_files(pid: int, prefix: str) -> set[str]:
+    """The files that a process has mapped and whose paths begin so."""
+    try:
+        with open(f"/proc/{pid}/maps", errors="replace") as file:
+            words = [line.split(None, 5) for line in file]
+    except OSError:
+        return set()
+    return {row[5].strip() for row in words if len(row) == 6 and row[5].startswith(prefix)}
+
+
 def kill(pid: int, signal_number: int) -> bool:
     """Send a signal; False when there is no such process (or it is not ours)."""
     try:

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import sys
+import textwrap
 import time
 
 import pytest
@@ -89,6 +90,26 @@ def test_killed_launcher_leaves_no_rank():
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert_nothing_left("killed-launcher")
+
+
+def test_killed_ranks_leave_no_shared_memory_behind(tmp_path):
+    """MPICH removes its segment in MPI_Finalize only: a machine's /dev/shm was full of those of failed jobs."""
+    text = """
+        import os, re, time
+        from mpi4py import MPI
+        found = set(re.findall("/dev/shm/mpich_shm_.*", open("/proc/self/maps").read()))
+        MPI.COMM_WORLD.Barrier()
+        print("mapped", *found)
+        MPI.COMM_WORLD.Barrier()
+        if MPI.COMM_WORLD.rank == 1:
+            os._exit(3)
+        time.sleep(60)
+    """
+    (tmp_path / "program.py").write_text(textwrap.dedent(text))
+    result = launch("-n", 2, "python", "program.py", cwd=tmp_path)
+    assert result.returncode == 3, result.stderr
+    mapped = {word for line in result.stdout.splitlines() for word in line.split("mapped")[1].split()}
+    assert not any(os.path.exists(path) for path in mapped), mapped
 
 
 def test_unknown_command_is_refused_with_127():

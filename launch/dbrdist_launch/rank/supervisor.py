@@ -24,6 +24,7 @@ from .workers import WorkerWatch
 
 ADDRESS = "DBRDIST_LAUNCH_CHANNEL"
 TOKEN = "DBRDIST_LAUNCH_TOKEN"
+_SEGMENTS = "/dev/shm/mpich_shm_"  # MPICH removes its shared memory in MPI_Finalize only: killed jobs would fill it
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -38,6 +39,7 @@ class Supervisor:
         self.reported_at = 0.0
         self.released = False  # the launcher has said goodbye
         self.ended_by_us = False
+        self.segments: set[str] = set()  # shared memory that a program which we end would leave behind
         self.kill_at: float | None = None
         self.asked_at = float("-inf")
         self.stop: tuple[float, int] | None = None  # when to pass which signal on
@@ -57,6 +59,11 @@ class Supervisor:
         self._start()
         while not self._done():
             self._turn()
+        for path in self.segments:
+            try:
+                os.unlink(path)
+            except OSError:
+                pass  # another rank of this host was faster, or MPI_Finalize
         if self.status is None:
             return codes.from_signal(signal.SIGKILL)
         return codes.from_wait_status(self.status)[0]
@@ -288,6 +295,7 @@ class Supervisor:
     def _end_program(self, grace_seconds: float) -> None:
         if self.status is None:
             self.ended_by_us = True
+            self._note_segments()
             self.outputs.end()
             linux.kill_group(self.child.pid, signal.SIGTERM)
             linux.kill_group(self.child.pid, signal.SIGCONT)  # a stopped process does not see a SIGTERM
@@ -298,9 +306,14 @@ class Supervisor:
         self._fetch_ended()
         if self.status is None:
             self.ended_by_us = True
+            self._note_segments()
             linux.kill_group(self.child.pid, signal.SIGKILL)
             linux.kill(self.child.pid, signal.SIGKILL)
         self.released = True
+
+    def _note_segments(self) -> None:
+        for pid in (self.child.pid, *linux.descendants(self.child.pid)):
+            self.segments |= linux.mapped_files(pid, _SEGMENTS)
 
     def _launcher_lost(self) -> None:
         """The launcher has ended or its host is gone: nobody would hear of this rank any more, so it ends."""
