@@ -5,6 +5,7 @@ import pytest
 from image_files import picture
 
 from dbrdist.datasets import pixels
+from tests.each import each
 
 Pillow = pytest.importorskip("PIL.Image", reason="needs Pillow to compare with")
 ImageEnhance = pytest.importorskip("PIL.ImageEnhance")
@@ -27,8 +28,6 @@ IMAGES = {
 }
 
 
-@pytest.mark.parametrize("name", IMAGES)
-@pytest.mark.parametrize("factor", [0.0, 0.3, 0.95, 1.0, 1.4, 1.9, 3.0])
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -38,6 +37,7 @@ IMAGES = {
         (pixels.sharpness, ImageEnhance.Sharpness),
     ],
 )
+@each(name=IMAGES, factor=[0.0, 0.3, 0.95, 1.0, 1.4, 1.9, 3.0])
 def test_enhancements_are_pillows(name, factor, ours, theirs):
     image = IMAGES[name]
     expected = np.asarray(theirs(Pillow.fromarray(image)).enhance(factor))
