@@ -23,6 +23,7 @@ CHARTS = (
     ("Learning rate", "learning_rate", (("lr", ""),)),
     ("Examples per second", "throughput", (("examples_per_second", ""),)),
     ("Share of the time spent waiting for data", "data_wait", (("data_wait_fraction", ""),)),
+    ("Share of the time spent communicating", "communication", (("communication_fraction", ""),)),
 )
 _FACTS = (
     ("status", "status"),

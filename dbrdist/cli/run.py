@@ -83,7 +83,9 @@ class Run:
         config, comm, end = self.config, self.comm, EndTrigger(self.config.epochs, self.config.iterations)
         updater = self._updater()
         trainer = Trainer(updater, end, out=config.out)
-        self.meter = Meter(len(self.parts.data.train), updater)
+        optimizer = updater.get_optimizer("main")
+        exposes = comm.size > 1 and hasattr(optimizer, "exposed_seconds")
+        self.meter = Meter(len(self.parts.data.train), updater, optimizer if exposes else None, self.parts.device)
         trainer.extend(self.agreement)
         trainer.extend(self.local)
         if config.audit:

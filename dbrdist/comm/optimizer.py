@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -53,7 +54,9 @@ def create_multi_node_optimizer(
 class MultiNodeOptimizer:
     """Wraps ``actual_optimizer``; made by :func:`create_multi_node_optimizer`."""
 
-    __slots__ = ("_is_synchronized", "_steps", "actual_optimizer", "communicator", "num_samples", "zero_fill")
+    __slots__ = (
+        "_is_synchronized", "_steps", "actual_optimizer", "communicator", "exposed_seconds", "num_samples", "zero_fill",
+    )  # fmt: skip
 
     takes_num_samples = True  # the updater passes num_samples to update()
 
@@ -62,6 +65,7 @@ class MultiNodeOptimizer:
         self.communicator = communicator
         self.zero_fill = zero_fill
         self.num_samples: int | None = None  # of this rank in the last step
+        self.exposed_seconds = 0.0  # after backward, in reductions and in waiting for other ranks, so far
         self._is_synchronized = False
         self._steps = Steps(communicator, actual_optimizer)
 
@@ -111,6 +115,13 @@ class MultiNodeOptimizer:
             overlap.open(self._weights_if_known, steps.place)
         if works:
             self._backward(lossfun, args, kwds, listener=overlap)
+        began = time.perf_counter()
+        self._reduce_all(overlap, num_samples)
+        self.exposed_seconds += time.perf_counter() - began
+
+    def _reduce_all(self, overlap: Any, num_samples: int | None) -> None:
+        """After backward: what is left of the reduction."""
+        steps = self._steps
         with steps.meet() as call:
             header = steps.wait(call)
             plan = steps.plan()

@@ -8,7 +8,14 @@ import numpy as np
 from dbrdist.training.extensions import snapshots
 
 # what a log says about this machine, not about the run
-MEASURED = {"elapsed_time", "examples_per_second", "data_wait_fraction", "memory_bytes", "time"}
+MEASURED = {
+    "elapsed_time",
+    "examples_per_second",
+    "data_wait_fraction",
+    "memory_bytes",
+    "time",
+    "communication_fraction",
+}
 ROOT = Path(__file__).parents[2]
 
 

@@ -31,6 +31,7 @@ def test_two_ranks_train_together(ranks):
     assert "ranks: 2; batch: 100, that is 50 per rank" in out
     assert json.loads(Path("result/summary.json").read_text())["num_ranks"] == 2
     assert len(lines("result/log.jsonl")) == 3
+    assert all(0 < entry["communication_fraction"] < 1 for entry in lines("result/log.jsonl"))
 
 
 @pytest.mark.parametrize(

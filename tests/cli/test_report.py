@@ -65,6 +65,21 @@ def test_the_meter_measures_between_lines():
     assert meter.words(None) == "0 examples/s"
 
 
+def test_the_meter_of_several_ranks_tells_what_communication_took():
+    class Updater:
+        step_seconds = data_seconds = epoch_detail = exposed_seconds = 0.0
+
+    updater, entry = Updater(), {}
+    meter = Meter(1000, updater, optimizer=updater)
+    updater.step_seconds, updater.exposed_seconds, updater.epoch_detail = 4.0, 1.5, 0.5
+    meter(entry)
+    assert entry["communication_fraction"] == 0.375
+    updater.step_seconds, updater.exposed_seconds = 5.0, 1.75
+    meter(entry)
+    assert entry["communication_fraction"] == 0.25
+    assert "device_memory_bytes" not in entry
+
+
 @pytest.mark.parametrize(("seconds", "words"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3723, "1:02:03")])
 def test_durations(seconds, words):
     assert duration(seconds) == words

@@ -101,7 +101,14 @@ def disturbed(cluster, folder, options):
 
 
 # What a line of the log measures, and so never holds twice.
-MEASURED = {"elapsed_time", "examples_per_second", "data_wait_fraction", "memory_bytes", "time"}
+MEASURED = {
+    "elapsed_time",
+    "examples_per_second",
+    "data_wait_fraction",
+    "memory_bytes",
+    "time",
+    "communication_fraction",
+}
 
 
 def state(folder):
