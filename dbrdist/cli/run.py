@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import warnings
@@ -294,6 +295,9 @@ class Run:
             number = summary[f"num_skipped_{part}examples"]
             if number:
                 self.say(f"{counted(number, f'corrupt {words} example')} left out, see {self.folder.path}")
+        best = self.config.snapshot.best
+        if best is not None and not os.path.exists(self.folder.file(BEST)):
+            self.say(f"snapshot.best: no {BEST} was saved, because nothing was observed as {best!r}")
         epochs = counted(f"{summary['epochs']:.4g}", "epoch")
         done = f"{epochs}, {counted(summary['iterations'], 'step')}"
         self.say(f"{summary['status']}: {done} in {summary['seconds']:.1f} s; everything is in {self.config.out}")
