@@ -6,8 +6,9 @@ ROOT has CIFAR-10 as images, in train/CLASS and test/CLASS. ResNet-20 with dropo
 100 steps on 1,024 images with momentum; and with LARS and clipping on 1,003, so that the last batch of an epoch
 does not divide. Hashes are over all entries of the last snapshot (weights, optimizer state, statistics, position, log
 sums) but the elapsed time, and over the log without what it measures of the machine. Runs that are resumed stop after
-50 steps, in the middle of an epoch; the audit looks at each. Goals: one hash per recipe; at most 1.3 times the step of
-a plain run on two ranks.
+50 steps, in the middle of an epoch; the audit looks at each. Goals: one hash per recipe; on two ranks at most 1.3
+times the step of a plain run, with as many workers as ranks (more of them compute in smaller batches, which costs more
+with plain sums as well).
 """
 
 from __future__ import annotations
