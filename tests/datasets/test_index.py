@@ -331,3 +331,12 @@ def test_a_shard_cut_after_it_was_opened_names_the_image(shards):
     skipped = []
     ImageFolder(shards, index=data.index, on_corrupt="skip").get_batch(np.arange(5), 0, 0, skipped)
     assert len(skipped) == 2 and "bee/3.jpg" in skipped[0]
+
+
+def test_the_memory_of_another_index_is_not_taken_for_it(root, shards):
+    index = open_images(root)
+    number, pickled = index._descriptor.number, pickle.dumps(index)
+    del index
+    other = open_images(shards)
+    assert other._descriptor.number == number  # so what was pickled names the memory of another index
+    assert pickle.loads(pickled).path(0) == f"{root}/ant/0.jpg"

@@ -6,6 +6,7 @@ import pickle
 import ml_dtypes
 import numpy as np
 import pytest
+from image_files import class_folders
 
 from dbrdist.cli.build import converter
 from dbrdist.core.random import generator
@@ -279,3 +280,16 @@ def test_memory_of_decoded_images_is_used_again_only_where_nothing_keeps_it(root
     for data in (b"", b"hello", dataset.index.read(13), b"\xff\xd8\xff" + bytes(50) + b"\xff\xd9"):
         with pytest.raises(images.ImageDecodeError):
             images.decode_briefly(data)
+
+
+def test_a_resize_that_changes_nothing_gives_memory_of_its_own(tmp_path):
+    seen = []
+
+    def keep(example, rng):
+        seen.append((example[0], example[0].copy()))
+        return example
+
+    dataset = ImageFolder(class_folders(tmp_path), Compose([Resize((24, 32)), keep, ToCHW()]))
+    dataset.get_batch(np.arange(5), 0, 0, [])
+    assert len({copy.tobytes() for _, copy in seen}) == 5
+    assert all(np.array_equal(image, copy) for image, copy in seen)
