@@ -632,9 +632,55 @@ RECURRENT = [
     ),
 ]
 
+PLACES = np.array([[[[1, 3], [0, 2]]]])
+WINDOWS = [
+    Case("convolution_nd", lambda x, W, b: F.convolution_nd(x, W, b, (2, 1, 1), (1, 0, 1), False, (1, 2, 1), 2),
+         (((2, 4, 3, 4, 3), (2, 2, 2, 2, 2), (2,)),)),
+    Case("convolution_1d", lambda x, W, b: F.convolution_1d(x, W, b, 2, 1), (((2, 3, 6), (4, 3, 3), (4,)),)),
+    Case("convolution_3d", lambda x, W: F.convolution_3d(x, W, stride=2, cover_all=True),
+         (((1, 2, 4, 3, 4), (2, 2, 2, 2, 2)),)),
+    Case("deconvolution_nd", lambda x, W, b: F.deconvolution_nd(x, W, b, (2, 1, 1), (1, 0, 1), None, (1, 2, 1), 2),
+         (((2, 2, 2, 2, 3), (2, 2, 2, 2, 2), (4,)),)),
+    Case("deconvolution_1d", lambda x, W, b: F.deconvolution_1d(x, W, b, 2, 1), (((2, 3, 3), (3, 4, 3), (4,)),)),
+    Case("deconvolution_3d", lambda x, W: F.deconvolution_3d(x, W, stride=2, outsize=(4, 5, 4)),
+         (((1, 2, 2, 2, 2), (2, 2, 2, 2, 2)),)),
+    Case("depthwise_convolution_2d", lambda x, W, b: F.depthwise_convolution_2d(x, W, b, 1, 1),
+         (((2, 3, 4, 4), (2, 3, 3, 3), (6,)),)),
+    Case("dilated_convolution_2d", lambda x, W, b: F.dilated_convolution_2d(x, W, b, 1, 1, 2),
+         (((2, 3, 5, 6), (4, 3, 2, 2), (4,)),)),
+    Case("max_pooling_nd", lambda x: F.max_pooling_nd(x, 2, (1, 2, 2), (0, 1, 0)), (((2, 2, 3, 4, 4),),), distinct),
+    Case("max_pooling_1d", lambda x: F.max_pooling_1d(x, 3, 2, 1), (((2, 3, 6),),), distinct),
+    Case("max_pooling_3d", lambda x: F.max_pooling_3d(x, 2), (((1, 2, 3, 4, 3),),), distinct),
+    Case("average_pooling_nd", lambda x: F.average_pooling_nd(x, 2, (1, 2, 2), (0, 1, 0), None), (((2, 2, 3, 3, 4),),)),
+    Case("average_pooling_1d", lambda x: F.average_pooling_1d(x, 3, 2, 1), (((2, 3, 6),),)),
+    Case("average_pooling_3d", lambda x: F.average_pooling_3d(x, 2), (((1, 2, 3, 4, 3),),)),
+    Case("unpooling_nd", lambda x: F.unpooling_nd(x, 2, (1, 2, 2), (0, 1, 0), None, False), (((2, 2, 2, 2, 2),),)),
+    Case("unpooling_1d", lambda x: F.unpooling_1d(x, 3, 2, 1), (((2, 3, 3),),)),
+    Case("unpooling_2d", lambda x: F.unpooling_2d(x, 2, outsize=(4, 3)), (((2, 3, 2, 2),),)),
+    Case("unpooling_3d", lambda x: F.unpooling_3d(x, 2), (((1, 2, 2, 1, 2),),)),
+    Case("upsampling_2d", lambda x: F.upsampling_2d(x, _like(x, PLACES), 2, cover_all=False), (((1, 1, 2, 2),),)),
+    Case("spatial_pyramid_pooling_2d", lambda x: F.spatial_pyramid_pooling_2d(x, 2), (((2, 3, 4, 5),),), distinct),
+]  # fmt: skip
+
+WORDS, NOISE = np.array([1, 3, 0], np.int32), np.array([[0, 2], [3, 3], [1, 4]], np.int32)
+TAGS = [np.array([1, 0, 2], np.int32), np.array([2, 2], np.int32), np.array([0], np.int32)]
+TEXT = np.array([[1, 2], [2, 2]], np.int32)
+VOCABULARY = [
+    Case("crf1d", lambda c, *xs: F.crf1d(c, xs, [_like(c, y) for y in TAGS]), (((3, 3), (3, 3), (2, 3), (1, 3)),),
+         narrow_tolerance=64),
+    Case("connectionist_temporal_classification",
+         lambda *xs: F.connectionist_temporal_classification(xs, _like(xs[0], TEXT), 0), (((2, 3),) * 4,),
+         narrow_tolerance=None),
+    Case("negative_sampling",
+         lambda x, W: F.negative_sampling(x, _like(x, WORDS), W, None, 2, samples=_like(x, NOISE)), (((3, 4), (5, 4)),),
+         narrow_tolerance=64),
+    Case("black_out", lambda x, W: F.black_out(x, _like(x, WORDS), W, _like(x, NOISE)), (((3, 4), (5, 4)),),
+         narrow_tolerance=None),
+]  # fmt: skip
+
 CASES = [
     *ARITHMETIC, *ELEMENTARY, *SPECIAL, *REDUCTIONS, *PRODUCTS, *ALGEBRA, *SHAPES, *ACTIVATIONS, *LOSSES, *EMBEDDINGS,
-    *CHANCE, *CONVOLUTION, *PIXELS, *POOLING, *NORMALIZATION, *RECURRENT,
+    *CHANCE, *CONVOLUTION, *PIXELS, *POOLING, *NORMALIZATION, *RECURRENT, *WINDOWS, *VOCABULARY,
 ]  # fmt: skip
 ROWS = [(case, shapes) for case in CASES for shapes in case.shapes]
 

@@ -439,8 +439,62 @@ RECURRENT = [
     sequences("n_step_rnn", 2, activation="relu"), sequences("n_step_birnn", 2, both=True, activation="relu"),
 ]  # fmt: skip
 
+VOLUME = draw(2, 4, 5, 4, 3)
+TAGS = [np.array([1, 0, 2]), np.array([2, 2]), np.array([0])]
+CHAINS = (draw(3, 3), draw(2, 3), draw(1, 3))
+SPEECH = tuple(draw(3, 4) + 0.3 * t for t in range(5))
+SPOKEN = np.array([[1, 2], [2, 2], [3, 0]])
+WORDS, NOISE = np.array([1, -1, 0]), np.array([[0, 2], [3, 3], [1, 4]])
+WINDOWS = [
+    *(at(name, VOLUME, draw(2, 2, 2, 3, 2), draw(2), (2, 1, 3), (1, 2, 0), cover, (2, 1, 1), 2)
+      for name in ("convolution_nd", "convolution_3d") for cover in (False, True)),
+    at("convolution_nd", draw(2, 2, 3, 2, 2, 3), draw(2, 2, 2, 2, 1, 2)),
+    at("convolution_1d", draw(2, 4, 7), draw(6, 2, 3), draw(6), 2, 3, True, 2, 2),
+    at("convolution_1d", draw(2, 4, 7), draw(6, 4, 3), stride=3, pad=1),
+    at("dilated_convolution_2d", IMAGE, draw(2, IMAGE.shape[1], 2, 2), draw(2), (2, 1), (1, 0), (2, 1), True),
+    at("depthwise_convolution_2d", IMAGE, draw(3, IMAGE.shape[1], 2, 2), draw(3 * IMAGE.shape[1]), (2, 1), (1, 0)),
+    *(at(name, draw(2, 4, 2, 3, 2), draw(4, 2, 2, 2, 3), draw(4), (2, 1, 2), (1, 0, 1), size, (1, 2, 1), 2)
+      for name in ("deconvolution_nd", "deconvolution_3d") for size in (None, (3, 5, 4))),
+    at("deconvolution_1d", draw(2, 4, 3), draw(4, 2, 3), draw(4), 2, 1, 6, 1, 2),
+    at("deconvolution_1d", draw(2, 4, 3), draw(4, 2, 3), dilate=2),
+    *(at(name, VOLUME, (3, 2, 2), (2, 1, 2), (1, 0, 0), cover, True)
+      for name in ("max_pooling_nd", "max_pooling_3d") for cover in (False, True)),
+    at("max_pooling_nd", np.zeros((1, 1, 3, 3, 3)), 2, 1, return_indices=True),
+    at("max_pooling_1d", draw(2, 3, 7), 3, 2, 1, False, True),
+    at("max_pooling_1d", draw(2, 3, 8), 3, cover_all=True),
+    *(at(name, VOLUME, (3, 2, 2), (2, 1, 2), (1, 0, 1), value)
+      for name in ("average_pooling_nd", "average_pooling_3d") for value in (0, None)),
+    at("average_pooling_1d", draw(2, 3, 7), 3, 2, 1, None),
+    at("average_pooling_1d", draw(2, 3, 7), 3, 2, 1, 0),
+    *(at(name, draw(1, 2, 3, 2, 2), (3, 2, 2), (2, 1, 2), (1, 0, 1), size, cover)
+      for name in ("unpooling_nd", "unpooling_3d")
+      for size, cover in ((None, False), (None, True), ((5, 3, 2), True), ((6, 3, 3), False))),
+    at("unpooling_2d", draw(2, 3, 2, 3), (3, 2), 2, (1, 0), (3, 6), True),
+    at("unpooling_2d", draw(2, 3, 2, 3), 2, cover_all=False),
+    at("unpooling_1d", draw(2, 3, 4), 3, 2, 1, 7, True),
+    at("unpooling_1d", draw(2, 3, 4), 3, 2, 1, None, False),
+    at("upsampling_2d", draw(1, 2, 2, 2), np.array([[[[1, 3], [0, 5]], [[4, 2], [3, 1]]]]), (2, 3), (2, 2), (0, 1),
+       (4, 3), True),
+    at("upsampling_2d", draw(1, 1, 2, 2), np.array([[[[1, 3], [0, 2]]]]), 2, cover_all=False),
+    at("spatial_pyramid_pooling_2d", draw(2, 3, 7, 8), 3),
+    at("spatial_pyramid_pooling_2d", draw(2, 3, 4, 4), 2, pooling="max"),
+]  # fmt: skip
+VOCABULARY = [
+    *(at("crf1d", draw(3, 3) - 1, CHAINS, tuple(TAGS), reduce=reduce) for reduce in ("mean", "no")),
+    at("argmax_crf1d", draw(3, 3) - 1, CHAINS),
+    at("argmax_crf1d", np.zeros((3, 3)), (draw(2, 3), draw(2, 3))),
+    *(at("connectionist_temporal_classification", SPEECH, SPOKEN, 0, reduce=reduce, label_length=np.array([2, 2, 1]))
+      for reduce in ("mean", "no")),
+    at("connectionist_temporal_classification", SPEECH, SPOKEN[:, :1], 0, np.array([3, 5, 2]), np.array([1, 0, 1]),
+       reduce="no"),
+    at("connectionist_temporal_classification", SPEECH, SPOKEN[:, :2] % 3, 3, np.array([5, 4, 5]), reduce="no"),
+    at("negative_sampling", draw(3, 4), WORDS, draw(5, 4), None, 2, samples=NOISE, reduce="no", return_samples=True),
+    at("negative_sampling", draw(3, 4), WORDS, draw(5, 4), None, 2, samples=NOISE),
+    *(at("black_out", draw(3, 4), abs(WORDS), draw(5, 4), NOISE, reduce=reduce) for reduce in ("mean", "no")),
+]  # fmt: skip
+
 POINTS = [
-    *ALGEBRA, *PICTURES, *BY_CLASS, *MASKED, *RECURRENT,
+    *ALGEBRA, *PICTURES, *BY_CLASS, *MASKED, *RECURRENT, *WINDOWS, *VOCABULARY,
     *ARITHMETIC, *SPECIAL, *REDUCTIONS, *PRODUCTS, *SHAPES, *ACTIVATIONS, *LOSSES, *EMBEDDINGS, *MEASURES, *CHANCE,
     *CONVOLUTION, *NORMALIZATION,
 ]  # fmt: skip

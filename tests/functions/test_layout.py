@@ -155,7 +155,7 @@ def test_four_axes_stay_channels_last(case, shapes):
     backward(ys, [backend.channels_last(g) if g.ndim == 4 else g for g in gys])
     for y in ys:
         assert y.ndim != 4 or backend.is_channels_last(y.array)
-    filters = case.name.startswith(("convolution", "deconvolution"))
+    filters = "convolution" in case.name
     for x in xs[:1] if filters else xs:  # the gradient of a filter is no activation
         assert x.ndim != 4 or lies_as_nhwc(x.grad)
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from .algebra import *  # noqa: F403
 from .arrays import *  # noqa: F403
+from .labelled import *  # noqa: F403
 from .losses import *  # noqa: F403
 from .nets import *  # noqa: F403
 from .recurrent import *  # noqa: F403
 from .special import *  # noqa: F403
+from .windows import *  # noqa: F403

@@ -1,0 +1,212 @@
+"""Convolutions over any number of axes, and two special forms over two, all made of the two-dimensional one.
+
+N examples, C channels, O outputs, G groups. A convolution over three axes is a sum of two-dimensional ones, one for
+each place along the first axis of the window, over all places of the result at once: so it runs on the same kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dbrdist.core import ops
+from dbrdist.core.backend import zeros_as
+from dbrdist.core.checks import expected
+from dbrdist.core.rows import together
+from dbrdist.core.variable import as_array
+from dbrdist.functions.convolution import convolution_2d, deconvolution_2d
+
+
+def each_axis(function: str, argument: str, value: Any, ndim: int) -> tuple[int, ...]:
+    """A number for each of ``ndim`` axes, from one for all or a sequence."""
+    values = tuple(value) if isinstance(value, (tuple, list)) else (value,) * ndim
+    if len(values) != ndim:
+        raise expected(function, argument, f"a number or {ndim} of them", repr(value))
+    return tuple(int(v) for v in values)
+
+
+def out_size(size: int, k: int, s: int, p: int, d: int, cover_all: bool) -> int:
+    """How many windows there are along an axis."""
+    room = size + 2 * p - (d * (k - 1) + 1)
+    return (room + s - 1) // s + 1 if cover_all else room // s + 1
+
+
+def _operands(function: str, ndim: int | None, x: Any, W: Any, b: Any) -> tuple[Any, Any, Any]:
+    x, W, *rest = together(function, x=x, W=W) if b is None else together(function, x=x, W=W, b=b)
+    ndim = x.ndim - 2 if ndim is None else ndim
+    if ndim < 1 or x.ndim != ndim + 2:
+        raise expected(function, "x", f"shape (N, C, {ndim} axes)" if ndim > 0 else "shape (N, C, ...)", x)
+    if W.ndim != x.ndim:
+        raise expected(function, "W", f"{x.ndim} axes, as x has", W)
+    return x, W, rest[0] if rest else None
+
+
+def _with_bias(y: Any, b: Any) -> Any:
+    return y if b is None else ops.add(y, ops.reshape(b, (-1, *(1,) * (y.ndim - 2))))
+
+
+def convolution_nd(
+    x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, cover_all: bool = False, dilate: Any = 1,
+    groups: int = 1,
+) -> Any:  # fmt: skip
+    """Convolution over all axes of x behind the second; as :func:`convolution_2d` over two.
+
+    x (N, C, ...), W (O, C/groups, ...), b (O,); ``stride``, ``pad`` and ``dilate``: a number, or one for each axis.
+    """
+    return _convolution("convolution_nd", None, x, W, b, stride, pad, cover_all, dilate, groups)
+
+
+def convolution_1d(
+    x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, cover_all: bool = False, dilate: Any = 1,
+    groups: int = 1,
+) -> Any:  # fmt: skip
+    """Convolution over one axis: x (N, C, L), W (O, C/groups, k), b (O,); see :func:`convolution_nd`."""
+    return _convolution("convolution_1d", 1, x, W, b, stride, pad, cover_all, dilate, groups)
+
+
+def convolution_3d(
+    x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, cover_all: bool = False, dilate: Any = 1,
+    groups: int = 1,
+) -> Any:  # fmt: skip
+    """Convolution over three axes: x (N, C, D, H, W), W (O, C/groups, kd, kh, kw); see :func:`convolution_nd`."""
+    return _convolution("convolution_3d", 3, x, W, b, stride, pad, cover_all, dilate, groups)
+
+
+def _convolution(
+    function: str, ndim: int | None, x: Any, W: Any, b: Any, stride: Any, pad: Any, cover_all: bool, dilate: Any,
+    groups: int,
+) -> Any:  # fmt: skip
+    x, W, b = _operands(function, ndim, x, W, b)
+    ndim = x.ndim - 2
+    s, p, d = (each_axis(function, name, v, ndim) for name, v in (("stride", stride), ("pad", pad), ("dilate", dilate)))
+    sizes = [out_size(n, k, *rest, cover_all) for n, k, *rest in zip(x.shape[2:], W.shape[2:], s, p, d)]
+    if min(sizes) < 1:
+        raise expected(function, "x", f"axes no smaller than the window {W.shape[2:]}", x, "pad it")
+    return _with_bias(_windows(x, W, s, p, d, cover_all, groups), b)
+
+
+def _windows(x: Any, W: Any, s: Any, p: Any, d: Any, cover_all: bool, groups: int) -> Any:
+    """The convolution without bias."""
+    ndim = x.ndim - 2
+    if ndim == 1:
+        y = convolution_2d(
+            ops.reshape(x, (*x.shape[:2], 1, x.shape[2])), ops.reshape(W, (*W.shape[:2], 1, W.shape[2])), None,
+            (1, s[0]), (0, p[0]), cover_all, dilate=(1, d[0]), groups=groups,
+        )  # fmt: skip
+        return ops.reshape(y, (*y.shape[:2], y.shape[3]))
+    if ndim == 2:
+        return convolution_2d(x, W, None, s, p, cover_all, dilate=d, groups=groups)
+    n, c, size = x.shape[:3]
+    k, num = W.shape[2], out_size(x.shape[2], W.shape[2], s[0], p[0], d[0], cover_all)
+    last = s[0] * (num - 1) + d[0] * (k - 1) + 1  # as many elements are seen, padding included
+    x = _padded(x, p[0], max(0, last - size - p[0]))
+    y = None
+    for u in range(k):
+        part = ops.getitem(x, (slice(None), slice(None), slice(u * d[0], u * d[0] + s[0] * (num - 1) + 1, s[0])))
+        part = ops.reshape(_moved(part, 2, 1), (n * num, c, *x.shape[3:]))
+        z = _windows(part, ops.getitem(W, (slice(None), slice(None), u)), s[1:], p[1:], d[1:], cover_all, groups)
+        y = z if y is None else ops.add(y, z)
+    return _moved(ops.reshape(y, (n, num, *y.shape[1:])), 1, 2)
+
+
+def _moved(x: Any, source: int, target: int) -> Any:
+    axes = list(range(x.ndim))
+    axes.insert(target, axes.pop(source))
+    return ops.transpose(x, tuple(axes))
+
+
+def _padded(x: Any, before: int, after: int) -> Any:
+    """Zeros in front of the third axis and behind it."""
+    if not before and not after:
+        return x
+    a = as_array(x)
+    parts = [zeros_as(a, (*x.shape[:2], n, *x.shape[3:]), x.dtype) for n in (before, after)]
+    return ops.concat([parts[0], x, parts[1]], axis=2)
+
+
+def deconvolution_nd(
+    x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, outsize: Any = None, dilate: Any = 1,
+    groups: int = 1,
+) -> Any:  # fmt: skip
+    """The transpose of :func:`convolution_nd`; as :func:`deconvolution_2d` over two axes.
+
+    x (N, C, ...), W (C, O/groups, ...), b (O,); ``outsize``: the sizes of the result, of which several have the same
+    convolution; None for the smallest.
+    """
+    return _deconvolution("deconvolution_nd", None, x, W, b, stride, pad, outsize, dilate, groups)
+
+
+def deconvolution_1d(
+    x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, outsize: Any = None, dilate: Any = 1,
+    groups: int = 1,
+) -> Any:  # fmt: skip
+    """The transpose of :func:`convolution_1d`: x (N, C, L), W (C, O/groups, k); see :func:`deconvolution_nd`."""
+    return _deconvolution("deconvolution_1d", 1, x, W, b, stride, pad, outsize, dilate, groups)
+
+
+def deconvolution_3d(
+    x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, outsize: Any = None, dilate: Any = 1,
+    groups: int = 1,
+) -> Any:  # fmt: skip
+    """The transpose of :func:`convolution_3d`: x (N, C, D, H, W), W (C, O/groups, kd, kh, kw)."""
+    return _deconvolution("deconvolution_3d", 3, x, W, b, stride, pad, outsize, dilate, groups)
+
+
+def _deconvolution(
+    function: str, ndim: int | None, x: Any, W: Any, b: Any, stride: Any, pad: Any, outsize: Any, dilate: Any,
+    groups: int,
+) -> Any:  # fmt: skip
+    x, W, b = _operands(function, ndim, x, W, b)
+    ndim = x.ndim - 2
+    s, p, d = (each_axis(function, name, v, ndim) for name, v in (("stride", stride), ("pad", pad), ("dilate", dilate)))
+    k, sizes = W.shape[2:], x.shape[2:]
+    smallest = [s_ * (n - 1) + d_ * (k_ - 1) + 1 - 2 * p_ for n, k_, s_, p_, d_ in zip(sizes, k, s, p, d)]
+    out = tuple(smallest) if outsize is None else each_axis(function, "outsize", outsize, ndim)
+    for n, k_, s_, p_, d_, o in zip(sizes, k, s, p, d, out):
+        if o < 1 or n not in (out_size(o, k_, s_, p_, d_, False), out_size(o, k_, s_, p_, d_, True)):
+            raise expected(function, "outsize", f"sizes whose convolution has the sizes {sizes} of x", str(out))
+    return _with_bias(_spread_windows(x, W, s, p, d, out, groups), b)
+
+
+def _spread_windows(x: Any, W: Any, s: Any, p: Any, d: Any, out: tuple[int, ...], groups: int) -> Any:
+    """The transposed convolution without bias."""
+    ndim = x.ndim - 2
+    if ndim == 1:
+        y = deconvolution_2d(
+            ops.reshape(x, (*x.shape[:2], 1, x.shape[2])), ops.reshape(W, (*W.shape[:2], 1, W.shape[2])), None,
+            (1, s[0]), (0, p[0]), (1, out[0]), dilate=(1, d[0]), groups=groups,
+        )  # fmt: skip
+        return ops.reshape(y, (*y.shape[:2], y.shape[3]))
+    if ndim == 2:
+        return deconvolution_2d(x, W, None, s, p, out, dilate=d, groups=groups)
+    n, c, size = x.shape[:3]
+    k = W.shape[2]
+    merged = ops.reshape(_moved(x, 2, 1), (n * size, c, *x.shape[3:]))
+    full = max(s[0] * (size - 1) + d[0] * (k - 1) + 1, p[0] + out[0])
+    y = None
+    for u in range(k):
+        z = _spread_windows(merged, ops.getitem(W, (slice(None), slice(None), u)), s[1:], p[1:], d[1:], out[1:], groups)
+        z = _moved(ops.reshape(z, (n, size, *z.shape[1:])), 1, 2)
+        at = (slice(None), slice(None), slice(u * d[0], u * d[0] + s[0] * (size - 1) + 1, s[0]))
+        z = ops.scatter(z, at, (*z.shape[:2], full, *z.shape[3:]))
+        y = z if y is None else ops.add(y, z)
+    return ops.getitem(y, (slice(None), slice(None), slice(p[0], p[0] + out[0])))
+
+
+def depthwise_convolution_2d(x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0) -> Any:
+    """Each channel convolved by itself with ``D`` filters (Sifre 2014): x (N, C, H, W), W (D, C, kh, kw), b (D C,).
+
+    Returns (N, D C, OH, OW), the D results of a channel one after another.
+    """
+    x, W, b = _operands("depthwise_convolution_2d", 2, x, W, b)
+    depth, channels = W.shape[:2]
+    if channels != x.shape[1]:
+        raise expected("depthwise_convolution_2d", "W", f"shape (D, {x.shape[1]}, kh, kw) to match x", W)
+    filters = ops.reshape(_moved(W, 0, 1), (depth * channels, 1, *W.shape[2:]))
+    return convolution_2d(x, filters, b, stride, pad, groups=channels)
+
+
+def dilated_convolution_2d(
+    x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, dilate: Any = 1, cover_all: bool = False
+) -> Any:
+    """:func:`convolution_2d` with windows whose elements lie ``dilate`` apart (Yu and Koltun 2016)."""
+    return convolution_2d(x, W, b, stride, pad, cover_all, dilate=dilate)

@@ -1,0 +1,261 @@
+"""Pooling over any number of axes, its inverses, and pyramids of it.
+
+A window is a product of intervals, so its maximum and its mean are taken along one axis after another.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core import ops
+from dbrdist.core.backend import Array, get_array_module
+from dbrdist.core.checks import expected
+from dbrdist.core.rows import together
+from dbrdist.core.variable import as_array
+from dbrdist.functions.convolution_nd import each_axis, out_size
+from dbrdist.functions.pooling import average_pooling_2d, max_pooling_2d
+
+
+def _windows(
+    function: str, ndim: int | None, x: Any, ksize: Any, stride: Any, pad: Any
+) -> tuple[Any, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """x as a Variable, and sizes, steps and padding of its windows for each axis."""
+    (x,) = together(function, x=x)
+    if x.ndim < 3 or (ndim is not None and x.ndim != ndim + 2):
+        raise expected(function, "x", "shape (N, C, ...)" if ndim is None else f"shape (N, C, {ndim} axes)", x)
+    k = each_axis(function, "ksize", ksize, x.ndim - 2)
+    s = k if stride is None else each_axis(function, "stride", stride, x.ndim - 2)
+    p = each_axis(function, "pad", pad, x.ndim - 2)
+    if min(*k, *s) < 1 or min(p) < 0:
+        raise expected(function, "ksize, stride, pad", "numbers >= 1, and pad >= 0", f"{k}, {s}, {p}")
+    return x, k, s, p
+
+
+def _along(x: Any, axis: int, pool: Any) -> Any:
+    """``pool`` of images (A, 1, L, B) whose rows are the given axis of x."""
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    image = ops.reshape(x, (int(np.prod(before)), 1, x.shape[axis], int(np.prod(after))))
+    y = pool(image)
+    return ops.reshape(y, (*before, y.shape[2], *after))
+
+
+def max_pooling_nd(
+    x: Any, ksize: Any, stride: Any = None, pad: Any = 0, cover_all: bool = True, return_indices: bool = False
+) -> Any:
+    """The largest element of each window over all axes of x (N, C, ...) behind the second.
+
+    ``ksize``, ``stride`` and ``pad``: a number, or one for each axis; ``stride`` None means ``ksize``. ``cover_all``
+    and ``return_indices`` as in :func:`max_pooling_2d`; a place in a window is counted in C order.
+    """
+    return _max("max_pooling_nd", None, x, ksize, stride, pad, cover_all, return_indices)
+
+
+def max_pooling_1d(
+    x: Any, ksize: Any, stride: Any = None, pad: Any = 0, cover_all: bool = True, return_indices: bool = False
+) -> Any:
+    """The largest element of each window of x (N, C, L); see :func:`max_pooling_nd`."""
+    return _max("max_pooling_1d", 1, x, ksize, stride, pad, cover_all, return_indices)
+
+
+def max_pooling_3d(
+    x: Any, ksize: Any, stride: Any = None, pad: Any = 0, cover_all: bool = True, return_indices: bool = False
+) -> Any:
+    """The largest element of each window of x (N, C, D, H, W); see :func:`max_pooling_nd`."""
+    return _max("max_pooling_3d", 3, x, ksize, stride, pad, cover_all, return_indices)
+
+
+def _max(
+    function: str, ndim: int | None, x: Any, ksize: Any, stride: Any, pad: Any, cover_all: bool, return_indices: bool
+) -> Any:
+    x, k, s, p = _windows(function, ndim, x, ksize, stride, pad)
+    y = x
+    for i in range(x.ndim - 3, -1, -1):  # the last axis first: of equal elements the first in C order is chosen
+        y = _along(y, i + 2, lambda a, i=i: max_pooling_2d(a, (k[i], 1), (s[i], 1), (p[i], 0), cover_all))
+    return (y, _places(as_array(x), as_array(y), k, s, p)) if return_indices else y
+
+
+def _places(x: Array, y: Array, k: Any, s: Any, p: Any) -> Array:
+    """Where in its window each maximum lies."""
+    xp = get_array_module(x)
+    found = xp.zeros(y.shape, np.int32)
+    is_open = xp.ones(y.shape, bool)
+    for place, offset in enumerate(itertools.product(*map(range, k))):
+        inside, elements = _seen(x, y.shape[2:], offset, s, p)
+        here = is_open.copy()
+        here[...] = False
+        here[inside] = (elements == y[inside]) & is_open[inside]
+        found[here] = place
+        is_open &= ~here
+    return found
+
+
+def _seen(x: Any, sizes: Any, offset: Any, s: Any, p: Any) -> tuple[Any, Any]:
+    """The windows that have an element of x at ``offset``, and those elements."""
+    windows, elements = [slice(None)] * 2, [slice(None)] * 2
+    for n, size, u, step, padding in zip(x.shape[2:], sizes, offset, s, p):
+        first = max(0, -((u - padding) // step))  # the first window whose element lies in x
+        last = min(size, (n - 1 - u + padding) // step + 1)
+        windows.append(slice(first, max(first, last)))
+        start = first * step + u - padding
+        elements.append(slice(start, start + max(0, last - first - 1) * step + 1 if last > first else start, step))
+    return tuple(windows), ops.getitem(x, tuple(elements))
+
+
+def average_pooling_nd(x: Any, ksize: Any, stride: Any = None, pad: Any = 0, pad_value: Any = 0) -> Any:
+    """The mean of each window over all axes of x (N, C, ...) behind the second.
+
+    ``pad_value``: 0 counts padding as zeros; None leaves it out of the mean. The rest as of :func:`max_pooling_nd`.
+    """
+    return _average("average_pooling_nd", None, x, ksize, stride, pad, pad_value)
+
+
+def average_pooling_1d(x: Any, ksize: Any, stride: Any = None, pad: Any = 0, pad_value: Any = 0) -> Any:
+    """The mean of each window of x (N, C, L); see :func:`average_pooling_nd`."""
+    return _average("average_pooling_1d", 1, x, ksize, stride, pad, pad_value)
+
+
+def average_pooling_3d(x: Any, ksize: Any, stride: Any = None, pad: Any = 0, pad_value: Any = 0) -> Any:
+    """The mean of each window of x (N, C, D, H, W); see :func:`average_pooling_nd`."""
+    return _average("average_pooling_3d", 3, x, ksize, stride, pad, pad_value)
+
+
+def _average(function: str, ndim: int | None, x: Any, ksize: Any, stride: Any, pad: Any, pad_value: Any) -> Any:
+    x, k, s, p = _windows(function, ndim, x, ksize, stride, pad)
+    if pad_value not in (0, None):
+        raise expected(function, "pad_value", "0 or None", repr(pad_value))
+    y = x
+    for i in range(x.ndim - 2):
+        y = _along(y, i + 2, lambda a, i=i: average_pooling_2d(a, (k[i], 1), (s[i], 1), (p[i], 0)))
+        if pad_value is None:
+            start = np.arange(y.shape[i + 2]) * s[i] - p[i]
+            seen = np.minimum(start + k[i], x.shape[i + 2]) - np.maximum(start, 0)
+            share = get_array_module(y).asarray(k[i] / seen, y.dtype)
+            y = ops.mul(y, share.reshape((-1, *(1,) * (y.ndim - i - 3))))
+    return y
+
+
+# ---- back to the size before ----------------------------------------------------------------------------------------
+
+
+def _before(function: str, x: Any, k: Any, s: Any, p: Any, outsize: Any, cover_all: bool) -> tuple[int, ...]:
+    """The sizes before pooling: ``outsize``, or the smallest ones."""
+    sizes = x.shape[2:]
+    if outsize is None:
+        shift = [step - 1 if cover_all else 0 for step in s]
+        return tuple(step * (n - 1) + size - d - 2 * q for n, size, step, q, d in zip(sizes, k, s, p, shift))
+    out = each_axis(function, "outsize", outsize, len(sizes))
+    fitting = tuple(out_size(o, size, step, q, 1, cover_all) for o, size, step, q in zip(out, k, s, p))
+    if min(out) < 1 or fitting != sizes:
+        raise expected(function, "outsize", f"sizes whose pooling has the sizes {sizes} of x", str(out))
+    return out
+
+
+def unpooling_nd(
+    x: Any, ksize: Any, stride: Any = None, pad: Any = 0, outsize: Any = None, cover_all: bool = True
+) -> Any:
+    """Each element of x (N, C, ...) at all places of its window, overlaps added.
+
+    ``outsize``: the sizes before pooling, of which several give the sizes of x; None for the smallest. The rest as of
+    :func:`max_pooling_nd`.
+    """
+    return _unpooling("unpooling_nd", None, x, ksize, stride, pad, outsize, cover_all)
+
+
+def unpooling_1d(
+    x: Any, ksize: Any, stride: Any = None, pad: Any = 0, outsize: Any = None, cover_all: bool = True
+) -> Any:
+    """Each element of x (N, C, L) at all places of its window, overlaps added; see :func:`unpooling_nd`."""
+    return _unpooling("unpooling_1d", 1, x, ksize, stride, pad, outsize, cover_all)
+
+
+def unpooling_2d(
+    x: Any, ksize: Any, stride: Any = None, pad: Any = 0, outsize: Any = None, cover_all: bool = True
+) -> Any:
+    """Each element of x (N, C, H, W) at all places of its window, overlaps added; see :func:`unpooling_nd`."""
+    return _unpooling("unpooling_2d", 2, x, ksize, stride, pad, outsize, cover_all)
+
+
+def unpooling_3d(
+    x: Any, ksize: Any, stride: Any = None, pad: Any = 0, outsize: Any = None, cover_all: bool = True
+) -> Any:
+    """Each element of x (N, C, D, H, W) at all places of its window, overlaps added; see :func:`unpooling_nd`."""
+    return _unpooling("unpooling_3d", 3, x, ksize, stride, pad, outsize, cover_all)
+
+
+def _unpooling(
+    function: str, ndim: int | None, x: Any, ksize: Any, stride: Any, pad: Any, outsize: Any, cover_all: bool
+) -> Any:
+    x, k, s, p = _windows(function, ndim, x, ksize, stride, pad)
+    out = _before(function, x, k, s, p, outsize, cover_all)
+    y = x
+    for i, size in enumerate(out):
+        axis, parts = i + 2, None
+        for u in range(k[i]):
+            part = _placed(y, axis, u, s[i], p[i], size)
+            parts = part if parts is None else ops.add(parts, part)
+        y = parts
+    return y
+
+
+def _placed(x: Any, axis: int, u: int, s: int, p: int, size: int) -> Any:
+    """The elements of x along an axis at the places j s + u - p of ``size``; those outside fall away."""
+    first = max(0, -((u - p) // s))
+    last = max(first, min(x.shape[axis], (size - 1 - u + p) // s + 1))
+    start = first * s + u - p
+    whole = (slice(None),) * axis
+    part = ops.getitem(x, (*whole, slice(first, last)))
+    places = slice(start, start + (last - first - 1) * s + 1 if last > first else start, s)
+    return ops.scatter(part, (*whole, places), (*x.shape[:axis], size, *x.shape[axis + 1 :]))
+
+
+def upsampling_2d(
+    x: Any, indexes: Any, ksize: Any, stride: Any = None, pad: Any = 0, outsize: Any = None, cover_all: bool = True
+) -> Any:
+    """Each element of x (N, C, H, W) at the place in its window that ``indexes`` names, overlaps added.
+
+    ``indexes``: integers of the shape of x, as ``max_pooling_2d(..., return_indices=True)`` gives them. The rest as of
+    :func:`unpooling_2d`.
+    """
+    x, k, s, p = _windows("upsampling_2d", 2, x, ksize, stride, pad)
+    indexes = as_array(indexes)
+    if getattr(indexes, "shape", None) != x.shape or indexes.dtype.kind not in "iu":
+        raise expected("upsampling_2d", "indexes", f"integers of shape {x.shape} as x", indexes)
+    if indexes.size and (int(indexes.min()) < 0 or int(indexes.max()) >= k[0] * k[1]):
+        raise expected("upsampling_2d", "indexes", f"places from 0 to {k[0] * k[1] - 1} in a window {k}", indexes)
+    h, w = _before("upsampling_2d", x, k, s, p, outsize, cover_all)
+    y = None
+    for place in range(k[0] * k[1]):
+        u, v = divmod(place, k[1])
+        part = ops.mul(x, (indexes == place).astype(x.dtype))
+        part = _placed(_placed(part, 2, u, s[0], p[0], h), 3, v, s[1], p[1], w)
+        y = part if y is None else ops.add(y, part)
+    return y
+
+
+def spatial_pyramid_pooling_2d(x: Any, pyramid_height: int, pooling: Any = None) -> Any:
+    """The largest elements of x (N, C, H, W) in 1, 2 x 2, 4 x 4, ... windows (He et al. 2014, arXiv:1406.4729).
+
+    Returns (N, C (1 + 4 + ... + 4^(pyramid_height - 1)), 1, 1), whatever H and W are. ``pooling``: None or 'max'.
+    """
+    (x,) = together("spatial_pyramid_pooling_2d", x=x)
+    if pooling not in (None, "max"):
+        raise expected("spatial_pyramid_pooling_2d", "pooling", "'max'", repr(pooling))
+    finest = 2 ** (pyramid_height - 1)
+    if x.ndim != 4 or pyramid_height < 1 or min(x.shape[2:]) < finest:
+        what = f"shape (N, C, H, W) with H and W at least {max(finest, 1)} for pyramid_height={pyramid_height}"
+        raise expected("spatial_pyramid_pooling_2d", "x", what, x)
+    levels = []
+    for level in range(pyramid_height):
+        bins = 2**level
+        ksize = [-(-size // bins) for size in x.shape[2:]]
+        pad = [(k * bins - size) // 2 for k, size in zip(ksize, x.shape[2:])]
+        if any(q >= k or (bins - 1) * k - q >= size for q, k, size in zip(pad, ksize, x.shape[2:])):
+            what = f"rows and columns of which each of {bins} windows of {ksize[0]} x {ksize[1]} sees some"
+            raise expected("spatial_pyramid_pooling_2d", "x", what, x, "choose a lower pyramid_height, or resize x")
+        y = max_pooling_2d(x, tuple(ksize), None, tuple(pad), True)
+        levels.append(ops.reshape(y, (x.shape[0], -1)))
+    y = ops.concat(levels, axis=1)
+    return ops.reshape(y, (*y.shape, 1, 1))

@@ -1,0 +1,265 @@
+"""Losses of sequences and of large vocabularies.
+
+B sequences of up to T steps, V labels; N examples, I features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core import ops
+from dbrdist.core.backend import Array, get_array_module
+from dbrdist.core.checks import expected, one_of
+from dbrdist.core.rows import together
+from dbrdist.core.variable import as_array, as_variable
+from dbrdist.functions.activation import log_softmax, softplus
+from dbrdist.functions.connection import embed_id
+from dbrdist.functions.math import logsumexp
+
+_NEVER = -1e30  # the logarithm of a probability of 0, without the infinities that make NaN of gradients
+
+
+def _reduced(losses: Any, reduce: str) -> Any:
+    if reduce == "mean":
+        return ops.div(ops.sum(losses), float(max(losses.shape[0], 1)))
+    return ops.sum(losses) if reduce == "sum" else losses
+
+
+def _steps(function: str, argument: str, xs: Sequence[Any], **others: Any) -> tuple[list[Any], list[Any]]:
+    """The scores of each step (N_t, V), in falling number, and other operands, as Variables of one type."""
+    names = [f"{argument}[{t}]" for t in range(len(xs))]
+    found = list(together(function, **others, **dict(zip(names, xs))))
+    rest, steps = found[: len(others)], found[len(others) :]
+    if not steps:
+        raise expected(function, argument, "at least one step", "none")
+    for t, x in enumerate(steps):
+        if x.ndim != 2 or x.shape[1] != steps[0].shape[1] or (t and len(x) > len(steps[t - 1])):
+            what = f"shape (N, {steps[0].shape[-1]}) with N at most {len(steps[max(t - 1, 0)])}, as in the step before"
+            raise expected(function, names[t], what, x)
+    return steps, rest
+
+
+# ---- conditional random fields --------------------------------------------------------------------------------------
+
+
+def _chain(function: str, cost: Any, xs: Sequence[Any]) -> tuple[Any, list[Any]]:
+    steps, (cost,) = _steps(function, "xs", xs, cost=cost)
+    if cost.shape != (steps[0].shape[1],) * 2:
+        raise expected(function, "cost", f"shape {(steps[0].shape[1],) * 2} to match xs", cost)
+    return cost, steps
+
+
+def crf1d(cost: Any, xs: Sequence[Any], ys: Sequence[Any], reduce: str = "mean") -> Any:
+    """The negative logarithm of the probability of label sequences in a chain (Lafferty et al. 2001).
+
+    ``cost`` (V, V): the score of label j after label i; ``xs``: for each step the scores (N_t, V), N_t falling (the
+    longest sequences first); ``ys``: likewise labels (N_t,). ``reduce``: 'mean' over sequences, or 'no'.
+    """
+    one_of("crf1d", "reduce", ("mean", "no"), reduce)
+    cost, xs = _chain("crf1d", cost, xs)
+    ys = [as_array(y) for y in ys]
+    if len(ys) != len(xs):
+        raise expected("crf1d", "ys", f"{len(xs)} steps as in xs", str(len(ys)))
+    for t, (x, y) in enumerate(zip(xs, ys)):
+        if getattr(y, "shape", None) != x.shape[:1] or y.dtype.kind not in "iu":
+            raise expected("crf1d", f"ys[{t}]", f"integers of shape {x.shape[:1]}", y)
+        if ((y < 0) | (y >= x.shape[1])).any():
+            raise expected("crf1d", f"ys[{t}]", f"labels from 0 to {x.shape[1] - 1}", y)
+    alpha, done = xs[0], []
+    score, scores = _picked(xs[0], ys[0]), []
+    for t in range(1, len(xs)):
+        n = len(xs[t])
+        if n < alpha.shape[0]:
+            rest = slice(n, None)
+            done.append(ops.getitem(alpha, rest))
+            scores.append(ops.getitem(score, rest))
+            alpha, score = ops.getitem(alpha, slice(n)), ops.getitem(score, slice(n))
+        alpha = ops.add(logsumexp(ops.add(ops.reshape(alpha, (*alpha.shape, 1)), cost), axis=1), xs[t])
+        score = ops.add(ops.add(score, _picked(xs[t], ys[t])), ops.getitem(cost, (ys[t - 1][:n], ys[t])))
+    total = ops.concat([alpha, *done[::-1]], axis=0)  # sequences that ended first stand last
+    losses = ops.sub(logsumexp(total, axis=1), ops.concat([score, *scores[::-1]], axis=0))
+    return _reduced(losses, reduce)
+
+
+def _picked(x: Any, y: Array) -> Any:
+    return ops.getitem(x, (get_array_module(y).arange(len(y)), y))
+
+
+def argmax_crf1d(cost: Any, xs: Sequence[Any]) -> tuple[Any, list[Array]]:
+    """The best label sequences of :func:`crf1d` (Viterbi 1967): their scores (N,), and labels as ``ys`` there."""
+    cost, xs = _chain("argmax_crf1d", cost, xs)
+    cost = as_array(cost)
+    xp = get_array_module(cost)
+    alpha = as_array(xs[0])
+    back, done = [], []
+    for x in xs[1:]:
+        n = len(x)
+        done.append(alpha[n:])
+        through = alpha[:n, :, None] + cost
+        back.append(through.argmax(axis=1))
+        alpha = through.max(axis=1) + as_array(x)
+    # From the end: sequences that are shorter begin where they end.
+    label = alpha.argmax(axis=1)
+    path = [label]
+    score = [alpha.max(axis=1)]
+    for choice, ended in zip(back[::-1], done[::-1]):
+        before = xp.take_along_axis(choice, label[:, None], axis=1)[:, 0]
+        label = xp.concatenate([before, ended.argmax(axis=1)])
+        score.append(ended.max(axis=1))
+        path.append(label)
+    return as_variable(xp.concatenate(score)), [y.astype(np.int32) for y in path[::-1]]
+
+
+# ---- connectionist temporal classification --------------------------------------------------------------------------
+
+
+def connectionist_temporal_classification(
+    x: Sequence[Any], t: Any, blank_symbol: int, input_length: Any = None, label_length: Any = None,
+    reduce: str = "mean",
+) -> Any:  # fmt: skip
+    """The negative logarithm of the probability of labels without alignment (Graves et al. 2006).
+
+    Args:
+        x: the scores of each step before softmax, T arrays (B, V).
+        t: labels (B, L), without blanks.
+        blank_symbol: the number of the label that stands for nothing.
+        input_length, label_length: for each sequence, how many steps and labels count; None for all.
+        reduce: 'mean' over sequences, or 'no'.
+    """
+    name = "connectionist_temporal_classification"
+    one_of(name, "reduce", ("mean", "no"), reduce)
+    xs, _ = _steps(name, "x", x)
+    batch, size = xs[0].shape
+    if any(len(step) != batch for step in xs):
+        raise expected(name, "x", f"the same number of sequences, {batch}, in each step", str([len(s) for s in xs]))
+    xp = get_array_module(xs[0])
+    t = as_array(t)
+    if getattr(t, "ndim", 0) != 2 or len(t) != batch or t.dtype.kind not in "iu":
+        raise expected(name, "t", f"integers of shape ({batch}, L)", t)
+    if not 0 <= blank_symbol < size:
+        raise expected(name, "blank_symbol", f"a label from 0 to {size - 1}", blank_symbol)
+    steps = _lengths(name, "input_length", input_length, batch, len(xs), xp)
+    lengths = _lengths(name, "label_length", label_length, batch, t.shape[1], xp)
+    counts = xp.arange(t.shape[1]) < lengths[:, None]
+    if ((t < 0) | (t >= size) | (t == blank_symbol))[counts].any():
+        raise expected(name, "t", f"labels from 0 to {size - 1} without the blank {blank_symbol}", t)
+    # Blanks between the labels and around them; a label may follow another one directly unless they are equal.
+    path = xp.full((batch, 2 * t.shape[1] + 1), blank_symbol, np.int64)
+    path[:, 1::2] = xp.where(counts, t, blank_symbol)
+    may_skip = xp.zeros(path.shape, bool)
+    may_skip[:, 2:] = (path[:, 2:] != blank_symbol) & (path[:, 2:] != path[:, :-2])
+    rows = xp.arange(batch)[:, None]
+    dtype = xs[0].dtype
+    first = xp.where(xp.arange(path.shape[1]) < 2, 0.0, _NEVER).astype(dtype)
+    alpha: Any = first
+    losses: Any = None
+    for k, scores in enumerate(xs):
+        emitted = ops.getitem(log_softmax(scores, axis=1), (rows, path))
+        alpha = ops.add(alpha, emitted) if k == 0 else ops.add(_merged(alpha, may_skip, dtype, xp), emitted)
+        if losses is None:
+            losses = alpha
+        else:
+            losses = ops.where((k < steps)[:, None], alpha, losses)  # the last step that counts
+    ends = xp.stack([2 * lengths, xp.maximum(2 * lengths - 1, 0)], axis=1)
+    last = ops.getitem(losses, (rows, ends))
+    alone = (lengths == 0)[:, None] & (xp.arange(2) == 1)  # without labels there is one way: blanks
+    last = ops.where(alone, xp.full(last.shape, _NEVER, dtype), last)
+    return _reduced(ops.neg(logsumexp(last, axis=1)), reduce)
+
+
+def _merged(alpha: Any, may_skip: Array, dtype: Any, xp: Any) -> Any:
+    """The logarithm of the probability to come from the same place, from one before, or past a blank."""
+    never = xp.full((alpha.shape[0], 1), _NEVER, dtype)
+    one = ops.concat([never, ops.getitem(alpha, (slice(None), slice(None, -1)))], axis=1)
+    two = ops.concat([never, ops.getitem(one, (slice(None), slice(None, -1)))], axis=1)
+    two = ops.where(may_skip, two, xp.full(alpha.shape, _NEVER, dtype))
+    three = ops.concat([ops.reshape(a, (*a.shape, 1)) for a in (alpha, one, two)], axis=2)
+    return logsumexp(three, axis=2)
+
+
+def _lengths(name: str, argument: str, lengths: Any, batch: int, most: int, xp: Any) -> Array:
+    if lengths is None:
+        return xp.full(batch, most, np.int64)
+    lengths = xp.asarray(as_array(lengths))
+    if lengths.shape != (batch,) or lengths.dtype.kind not in "iu" or ((lengths < 0) | (lengths > most)).any():
+        raise expected(name, argument, f"{batch} integers from 0 to {most}", lengths)
+    return lengths.astype(np.int64)
+
+
+# ---- large vocabularies ---------------------------------------------------------------------------------------------
+
+
+def negative_sampling(
+    x: Any, t: Any, W: Any, sampler: Callable[[tuple[int, ...]], Array], sample_size: int, reduce: str = "sum", *,
+    samples: Any = None, return_samples: bool = False,
+) -> Any:  # fmt: skip
+    """-log s(x W_t) - sum over samples log s(-x W_s), with s the sigmoid (Mikolov et al. 2013, arXiv:1310.4546).
+
+    Args:
+        x: features (N, I).
+        t: words (N,); -1 counts nothing.
+        W: weights (V, I).
+        sampler: gives integers of a shape: noise words, such as ``utils.WalkerAlias(counts).sample``.
+        sample_size: how many for each example.
+        reduce: 'sum', or 'no' for one loss per example.
+        samples: noise words (N, ``sample_size``) in place of drawn ones.
+        return_samples: also return the noise words.
+    """
+    one_of("negative_sampling", "reduce", ("sum", "no"), reduce)
+    x, W = together("negative_sampling", x=x, W=W)
+    t = _words("negative_sampling", x, t, W)
+    if samples is None:
+        samples = sampler((len(x), int(sample_size)))
+    samples = get_array_module(x).asarray(as_array(samples))
+    if samples.shape != (len(x), int(sample_size)) or samples.dtype.kind not in "iu":
+        raise expected("negative_sampling", "samples", f"integers of shape {(len(x), int(sample_size))}", samples)
+    xp = get_array_module(x)
+    words = xp.concatenate([t[:, None], samples], axis=1)
+    scores = ops.sum(ops.mul(embed_id(xp.maximum(words, 0), W), ops.reshape(x, (len(x), 1, x.shape[1]))), 2)
+    signs = xp.where(xp.arange(words.shape[1]) == 0, -1.0, 1.0).astype(x.dtype)
+    losses = ops.sum(softplus(ops.mul(scores, signs)), 1)
+    losses = ops.where(t >= 0, losses, xp.zeros(losses.shape, losses.dtype))
+    losses = _reduced(losses, reduce)
+    return (losses, samples) if return_samples else losses
+
+
+def _words(function: str, x: Any, t: Any, W: Any) -> Array:
+    t = as_array(t)
+    if x.ndim != 2:
+        raise expected(function, "x", "shape (N, I)", x)
+    if W.ndim != 2 or W.shape[1] != x.shape[1]:
+        raise expected(function, "W", f"shape (V, {x.shape[1]}) to match x", W)
+    if getattr(t, "shape", None) != x.shape[:1] or t.dtype.kind not in "iu":
+        raise expected(function, "t", f"integers of shape {x.shape[:1]}", t)
+    if t.size and (int(t.min()) < -1 or int(t.max()) >= len(W)):
+        raise expected(function, "t", f"words from 0 to {len(W) - 1}, or -1", t)
+    return t
+
+
+def black_out(x: Any, t: Any, W: Any, samples: Any, reduce: str = "mean") -> Any:
+    """-log p_t - sum over samples log(1 - p_s), with p the softmax over t and the samples (Ji et al. 2016,
+    arXiv:1511.06909).
+
+    x (N, I), t (N,) words, W (V, I), ``samples`` (N, S) noise words. ``reduce``: 'mean' over N, or 'no'.
+    """
+    one_of("black_out", "reduce", ("mean", "no"), reduce)
+    x, W = together("black_out", x=x, W=W)
+    t = _words("black_out", x, t, W)
+    samples = as_array(samples)
+    if getattr(samples, "ndim", 0) != 2 or len(samples) != len(x) or samples.dtype.kind not in "iu":
+        raise expected("black_out", "samples", f"integers of shape ({len(x)}, S)", samples)
+    xp = get_array_module(x)
+    words = xp.concatenate([t[:, None], samples], axis=1)
+    scores = ops.sum(ops.mul(embed_id(words, W), ops.reshape(x, (len(x), 1, x.shape[1]))), 2)
+    log_p = log_softmax(scores, axis=1)
+    # log(1 - p) = log(sum of the other exponentials) - log(sum of all), without cancellation.
+    size = words.shape[1]
+    others = ops.reshape(scores, (len(x), 1, size))
+    masked = ops.where(xp.eye(size, dtype=bool), xp.full((size, size), _NEVER, x.dtype), others)
+    log_rest = ops.sub(logsumexp(masked, axis=2), ops.reshape(logsumexp(scores, axis=1), (len(x), 1)))
+    first = ops.getitem(log_p, (slice(None), 0))
+    rest = ops.sum(ops.getitem(log_rest, (slice(None), slice(1, None))), 1)
+    return _reduced(ops.neg(ops.add(first, rest)), reduce)

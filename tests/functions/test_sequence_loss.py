@@ -1,0 +1,114 @@
+"""Losses of sequences against PyTorch; wrong arguments; samples."""
+
+import numpy as np
+import pytest
+
+import dbrdist.functions as F
+from dbrdist import Variable
+from dbrdist.utils import WalkerAlias
+
+RNG = np.random.default_rng(0)
+X = [RNG.standard_normal((2, 4)) for _ in range(6)]
+T = np.array([[1, 2, 2], [3, 1, 0]])
+
+
+@pytest.mark.torch
+def test_ctc_against_pytorch():
+    torch = pytest.importorskip("torch")
+    xs = [Variable(x) for x in X]
+    steps, lengths = np.array([6, 5]), np.array([3, 2])
+    losses = F.connectionist_temporal_classification(xs, T, 0, steps, lengths, "no")
+    F.sum(losses * np.array([1.0, 2.0])).backward()
+    theirs = torch.tensor(np.stack(X), requires_grad=True)
+    found = torch.nn.functional.ctc_loss(
+        theirs.log_softmax(2), torch.tensor(T), torch.tensor(steps), torch.tensor(lengths), blank=0, reduction="none"
+    )
+    (found * torch.tensor([1.0, 2.0])).sum().backward()
+    np.testing.assert_allclose(losses.array, found.detach().numpy(), rtol=1e-9)
+    np.testing.assert_allclose(np.stack([x.grad for x in xs]), theirs.grad.numpy(), rtol=1e-8, atol=1e-12)
+
+
+def test_ctc_of_long_sequences_in_float32_stays_finite():
+    xs = [Variable(RNG.standard_normal((2, 4)).astype(np.float32) * 5) for _ in range(200)]
+    loss = F.connectionist_temporal_classification(xs, T, 0, label_length=np.array([3, 2]))
+    loss.backward()
+    assert np.isfinite(loss.array) and all(np.isfinite(x.grad).all() for x in xs)
+
+
+def test_ctc_of_impossible_labels_is_very_large_and_its_gradient_finite():
+    xs = [Variable(x) for x in X[:2]]
+    loss = F.connectionist_temporal_classification(xs, T, 0, label_length=np.array([3, 2]))
+    loss.backward()
+    assert loss.array > 1e20 and all(np.isfinite(x.grad).all() for x in xs)
+
+
+def test_best_path_beats_all_others():
+    cost, xs = RNG.standard_normal((3, 3)), [RNG.standard_normal((n, 3)) for n in (3, 2, 2, 1)]
+    score, path = F.argmax_crf1d(cost, xs)
+    loss = F.crf1d(cost, xs, path, reduce="no")
+    for other in range(3):
+        changed = [np.where(np.arange(len(p)) == 0, other, p) for p in path]
+        assert (F.crf1d(cost, xs, changed, reduce="no").array >= loss.array - 1e-12).all()
+    assert [len(p) for p in path] == [3, 2, 2, 1] and score.shape == (3,)
+
+
+def test_negative_sampling_draws_from_the_sampler():
+    drawn = []
+
+    def sampler(shape):
+        drawn.append(shape)
+        return WalkerAlias([1, 0, 3]).sample(shape)
+
+    x, W = RNG.standard_normal((5, 4)), RNG.standard_normal((3, 4))
+    t = np.array([0, 1, 2, 0, -1])
+    loss, samples = F.negative_sampling(x, t, W, sampler, 7, return_samples=True)
+    assert drawn == [(5, 7)] and samples.shape == (5, 7) and set(np.unique(samples)) == {0, 2}
+    again = F.negative_sampling(x, t, W, None, 7, samples=samples)
+    np.testing.assert_array_equal(loss.array, again.array)
+
+
+ONES = np.ones
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda: F.crf1d(ONES((2, 2)), X, [T[:, 0]] * 6), r"crf1d: cost: expected shape \(4, 4\) to match xs"),
+    (lambda: F.crf1d(ONES((4, 4)), X, [T[:, 0]] * 5), r"crf1d: ys: expected 6 steps as in xs, got 5"),
+    (lambda: F.crf1d(ONES((4, 4)), X[:1], [np.array([0, 4])]), r"crf1d: ys\[0\]: expected labels from 0 to 3"),
+    (lambda: F.crf1d(ONES((4, 4)), X[:1], [np.array([0.0, 1.0])]), r"ys\[0\]: expected integers of shape \(2,\)"),
+    (lambda: F.crf1d(ONES((4, 4)), [X[0][:1], X[1]], []), r"crf1d: xs\[1\]: expected shape \(N, 4\) with N at most 1"),
+    (lambda: F.crf1d(ONES((4, 4)), [], []), r"crf1d: xs: expected at least one step, got none"),
+    (lambda: F.argmax_crf1d(ONES((4, 3)), X), r"argmax_crf1d: cost: expected shape \(4, 4\)"),
+    (lambda: F.connectionist_temporal_classification(X, T, 2), r"t: expected labels from 0 to 3 without the blank 2"),
+    (lambda: F.connectionist_temporal_classification(X, T, 4), r"blank_symbol: expected a label from 0 to 3"),
+    (lambda: F.connectionist_temporal_classification(X, T[:1], 0), r"t: expected integers of shape \(2, L\)"),
+    (lambda: F.connectionist_temporal_classification(X, T, 0, np.array([7, 1])), r"input_length: expected 2 integers"),
+    (lambda: F.negative_sampling(ONES((2, 3)), T[:, 0], ONES((4, 2)), None, 1), r"W: expected shape \(V, 3\)"),
+    (lambda: F.negative_sampling(ONES((2, 3)), T[:, 0], ONES((2, 3)), None, 1), r"t: expected words from 0 to 1"),
+    (lambda: F.black_out(ONES((2, 3)), T[:, 0], ONES((4, 3)), T[:1]), r"samples: expected integers of shape \(2, S\)"),
+    (lambda: F.black_out(ONES((2, 3)), T[:, 0], ONES((4, 3)), T, "sum"), r"black_out: reduce: expected"),
+])  # fmt: skip
+def test_wrong_arguments_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda: F.convolution_1d(ONES((2, 3, 4, 5)), ONES((2, 3, 2))), r"x: expected shape \(N, C, 1 axes\)"),
+    (lambda: F.convolution_nd(ONES((2, 3)), ONES((2, 3))), r"convolution_nd: x: expected shape \(N, C, ...\)"),
+    (lambda: F.convolution_3d(ONES((2, 3, 4, 4, 4)), ONES((2, 3, 2))), r"convolution_3d: W: expected 5 axes, as x has"),
+    (lambda: F.convolution_3d(ONES((2, 3, 1, 4, 4)), ONES((2, 3, 2, 2, 2))), r"axes no smaller than the window"),
+    (lambda: F.convolution_nd(ONES((2, 3, 4)), ONES((2, 3, 2)), stride=(1, 2)), r"stride: expected a number or 1"),
+    (lambda: F.deconvolution_nd(ONES((2, 3, 4)), ONES((3, 2, 2)), outsize=9), r"outsize: expected sizes whose"),
+    (lambda: F.depthwise_convolution_2d(ONES((2, 3, 4, 4)), ONES((2, 4, 2, 2))), r"W: expected shape \(D, 3, kh, kw\)"),
+    (lambda: F.max_pooling_1d(ONES((2, 3, 4, 5)), 2), r"max_pooling_1d: x: expected shape \(N, C, 1 axes\)"),
+    (lambda: F.average_pooling_3d(ONES((2, 3, 4, 4, 4)), 2, pad_value=1), r"pad_value: expected 0 or None"),
+    (lambda: F.unpooling_2d(ONES((2, 3, 2, 2)), 2, outsize=(9, 9)), r"outsize: expected sizes whose"),
+    (lambda: F.upsampling_2d(ONES((1, 1, 2, 2)), ONES((1, 1, 2, 2)), 2), r"indexes: expected integers of shape"),
+    (lambda: F.upsampling_2d(ONES((1, 1, 1, 1)), np.full((1, 1, 1, 1), 4), 2), r"indexes: expected places from 0 to 3"),
+    (lambda: F.spatial_pyramid_pooling_2d(ONES((1, 1, 3, 3)), 3), r"H and W at least 4 for pyramid_height=3"),
+    (lambda: F.spatial_pyramid_pooling_2d(ONES((1, 1, 5, 5)), 3), r"each of 4 windows of 2 x 2 sees some"),
+    (lambda: F.unpooling_nd(ONES((2, 3, 4)), 0), r"numbers >= 1, and pad >= 0"),
+])  # fmt: skip
+def test_wrong_windows_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
