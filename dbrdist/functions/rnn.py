@@ -391,7 +391,7 @@ class RecurrentLayer(FunctionNode):
             if gy is not None:
                 now[0] += gy[start:end]
             direct = self.cell.pull(saved, now, gzx[start:end], gzh[start:end])
-            back = xp.dot(gzh[start:end], V)
+            back = kernels.matmul(gzh[start:end], V)
             if direct[0] is not None:
                 back += direct[0]
             now[0][...] = back

@@ -469,6 +469,8 @@ def _make() -> Any:
     m.ndarray, m.asarray, m.array = ndarray, asarray, _from_host
     m.ascontiguousarray = lambda a, dtype=None: _wrap(_plain(a).astype(dtype or a.dtype, copy=False))
     m.asnumpy = lambda a: a.get() if isinstance(a, ndarray) else np.asarray(a)
+    # What lies in host memory takes none of a device.
+    m.get_default_memory_pool = lambda: types.SimpleNamespace(used_bytes=lambda: 0, total_bytes=lambda: 0)
     m.cuda = types.SimpleNamespace(
         Device=_Device, is_available=lambda: True, runtime=types.SimpleNamespace(getDeviceCount=lambda: NUM_DEVICES)
     )
