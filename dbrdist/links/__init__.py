@@ -4,6 +4,17 @@ from dbrdist.core.missing_names import explained as _explained
 from dbrdist.links.classifier import Classifier
 from dbrdist.links.connection import Bilinear, EmbedID, Linear
 from dbrdist.links.convolution import Convolution2D, Deconvolution2D
+from dbrdist.links.convolution_nd import (
+    Convolution1D,
+    Convolution3D,
+    ConvolutionND,
+    Deconvolution1D,
+    Deconvolution3D,
+    DeconvolutionND,
+    DepthwiseConvolution2D,
+    DilatedConvolution2D,
+    MLPConvolution2D,
+)
 from dbrdist.links.elementwise import Bias, Parameter, PReLU, Scale, Swish
 from dbrdist.links.normalization import BatchNormalization, GroupNormalization, LayerNormalization
 from dbrdist.links.rnn import (
@@ -36,12 +47,21 @@ __all__ = [
     "Bilinear",
     "ChildSumTreeLSTM",
     "Classifier",
+    "Convolution1D",
     "Convolution2D",
+    "Convolution3D",
+    "ConvolutionND",
+    "Deconvolution1D",
     "Deconvolution2D",
+    "Deconvolution3D",
+    "DeconvolutionND",
+    "DepthwiseConvolution2D",
+    "DilatedConvolution2D",
     "EmbedID",
     "GroupNormalization",
     "LayerNormalization",
     "Linear",
+    "MLPConvolution2D",
     "NStepBiGRU",
     "NStepBiLSTM",
     "NStepBiRNNReLU",

@@ -1,0 +1,269 @@
+"""Convolutions over any number of axes, and special forms over two."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dbrdist import functions as F
+from dbrdist.core.chain import ChainList
+from dbrdist.core.checks import expected
+from dbrdist.core.link import Link
+from dbrdist.core.parameter import Parameter
+from dbrdist.functions.convolution import pair
+from dbrdist.functions.convolution_nd import each_axis
+from dbrdist.links.convolution import Convolution2D
+from dbrdist.links.initializers import Constant, get_initializer
+
+
+class _FiltersND(Link):
+    """Filters W and bias b over ``ndim`` axes, whose input channels may follow from the first batch."""
+
+    def __init__(
+        self, ndim: int, in_channels: Any, out_channels: Any, ksize: Any, stride: Any, pad: Any, nobias: bool,
+        initialW: Any, initial_bias: Any, dilate: Any, groups: int,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if ksize is None:
+            out_channels, ksize, in_channels = in_channels, out_channels, None
+        if ksize is None:
+            raise self._refused("ksize", f"a number or {ndim} of them", "None")
+        self.ndim, self.out_channels, self.groups = ndim, out_channels, int(groups)
+        self.ksize, self.stride, self.pad, self.dilate = (
+            each_axis(type(self).__name__, name, value, ndim)
+            for name, value in (("ksize", ksize), ("stride", stride), ("pad", pad), ("dilate", dilate))
+        )
+        if out_channels % self.groups:
+            raise self._refused("out_channels", f"a multiple of groups={groups}", str(out_channels))
+        with self.init_scope():
+            self.W = Parameter(get_initializer(initialW))
+            self.b = None if nobias else Parameter(get_initializer(initial_bias, Constant(0)), out_channels)
+        if in_channels is not None:
+            self._initialize_params(in_channels)
+
+    def _refused(self, argument: str, what: str, got: str) -> Exception:
+        return expected(type(self).__name__, argument, what, got)
+
+    def _initialize_params(self, in_channels: int) -> None:
+        if in_channels % self.groups:
+            raise self._refused("in_channels", f"a multiple of groups={self.groups}", str(in_channels))
+        self.W.initialize((*self._channels(in_channels), *self.ksize))
+
+    def _channels(self, in_channels: int) -> tuple[int, int]:
+        """The first two axes of W."""
+        raise NotImplementedError
+
+    def _expect_axes(self, x: Any) -> None:
+        """Look at the first batch before W takes its size from it."""
+        if len(x.shape) != self.ndim + 2:
+            raise self._refused("x", f"{self.ndim + 2} axes (N, C, ...)", f"shape {tuple(x.shape)}")
+        if not self.W.is_initialized:
+            self._initialize_params(x.shape[1])
+
+
+class ConvolutionND(_FiltersND):
+    """Convolution over ``ndim`` axes with its filters W (out_channels, in_channels/groups, ...) and bias b.
+
+    Args:
+        ndim: how many axes follow the channels.
+        in_channels: channels of the input; None takes them from the first batch. ``ConvolutionND(ndim, out_channels,
+            ksize)`` means the same.
+        out_channels: channels of the output.
+        ksize, stride, pad, dilate: a number, or one for each axis.
+        nobias: leave out b.
+        initialW, initial_bias: initializer, array or number; None for LeCunNormal and 0.
+        cover_all: add windows at the end until each element is seen.
+        groups: split channels into so many groups that do not see each other.
+    """
+
+    def __init__(
+        self, ndim: int, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0,
+        nobias: bool = False, initialW: Any = None, initial_bias: Any = None, cover_all: bool = False,
+        dilate: Any = 1, groups: int = 1,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            ndim, in_channels, out_channels, ksize, stride, pad, nobias, initialW, initial_bias, dilate, groups
+        )
+        self.cover_all = cover_all
+
+    def _channels(self, in_channels: int) -> tuple[int, int]:
+        return self.out_channels, in_channels // self.groups
+
+    def forward(self, x: Any) -> Any:
+        """(N, in_channels, ...) to (N, out_channels, ...)."""
+        self._expect_axes(x)
+        return F.convolution_nd(
+            x, self.W, self.b, self.stride, self.pad, self.cover_all, self.dilate, self.groups
+        )  # fmt: skip
+
+
+class Convolution1D(ConvolutionND):
+    """:class:`ConvolutionND` over one axis: x (N, C, L), W (out_channels, in_channels/groups, k)."""
+
+    def __init__(
+        self, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0,
+        nobias: bool = False, initialW: Any = None, initial_bias: Any = None, cover_all: bool = False,
+        dilate: Any = 1, groups: int = 1,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            1, in_channels, out_channels, ksize, stride, pad, nobias, initialW, initial_bias, cover_all, dilate, groups
+        )
+
+
+class Convolution3D(ConvolutionND):
+    """:class:`ConvolutionND` over three axes: x (N, C, D, H, W), W (out_channels, in_channels/groups, kd, kh, kw)."""
+
+    def __init__(
+        self, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0,
+        nobias: bool = False, initialW: Any = None, initial_bias: Any = None, cover_all: bool = False,
+        dilate: Any = 1, groups: int = 1,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            3, in_channels, out_channels, ksize, stride, pad, nobias, initialW, initial_bias, cover_all, dilate, groups
+        )
+
+
+class DeconvolutionND(_FiltersND):
+    """The transpose of :class:`ConvolutionND`, with its filters W (in_channels, out_channels/groups, ...) and bias b.
+
+    Args:
+        ndim: how many axes follow the channels.
+        in_channels: channels of the input; None takes them from the first batch. ``DeconvolutionND(ndim, out_channels,
+            ksize)`` means the same.
+        out_channels: channels of the output.
+        ksize, stride, pad, dilate: a number, or one for each axis.
+        nobias: leave out b.
+        outsize: the sizes of the output; None for the smallest that fit.
+        initialW, initial_bias: initializer, array or number; None for LeCunNormal and 0.
+        groups: split channels into so many groups that do not see each other.
+    """
+
+    def __init__(
+        self, ndim: int, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0,
+        nobias: bool = False, outsize: Any = None, initialW: Any = None, initial_bias: Any = None, dilate: Any = 1,
+        groups: int = 1,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            ndim, in_channels, out_channels, ksize, stride, pad, nobias, initialW, initial_bias, dilate, groups
+        )
+        self.outsize = None if outsize is None else each_axis(type(self).__name__, "outsize", outsize, ndim)
+
+    def _channels(self, in_channels: int) -> tuple[int, int]:
+        return in_channels, self.out_channels // self.groups
+
+    def forward(self, x: Any) -> Any:
+        """(N, in_channels, ...) to (N, out_channels, ...)."""
+        self._expect_axes(x)
+        return F.deconvolution_nd(
+            x, self.W, self.b, self.stride, self.pad, self.outsize, self.dilate, self.groups
+        )  # fmt: skip
+
+
+class Deconvolution1D(DeconvolutionND):
+    """:class:`DeconvolutionND` over one axis: x (N, C, L), W (in_channels, out_channels/groups, k)."""
+
+    def __init__(
+        self, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0,
+        nobias: bool = False, outsize: Any = None, initialW: Any = None, initial_bias: Any = None, dilate: Any = 1,
+        groups: int = 1,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            1, in_channels, out_channels, ksize, stride, pad, nobias, outsize, initialW, initial_bias, dilate, groups
+        )
+
+
+class Deconvolution3D(DeconvolutionND):
+    """:class:`DeconvolutionND` over three axes: x (N, C, D, H, W), W (in_channels, out_channels/groups, kd, kh, kw)."""
+
+    def __init__(
+        self, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0,
+        nobias: bool = False, outsize: Any = None, initialW: Any = None, initial_bias: Any = None, dilate: Any = 1,
+        groups: int = 1,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            3, in_channels, out_channels, ksize, stride, pad, nobias, outsize, initialW, initial_bias, dilate, groups
+        )
+
+
+class DepthwiseConvolution2D(Link):
+    """Each channel convolved by itself, with filters W (channel_multiplier, in_channels, kh, kw) and bias b.
+
+    Args:
+        in_channels: channels of the input; None takes them from the first batch.
+        channel_multiplier: filters for each channel; the output has ``in_channels * channel_multiplier`` channels.
+        ksize, stride, pad: a number, or a pair for rows and columns.
+        nobias: leave out b.
+        initialW, initial_bias: initializer, array or number; None for LeCunNormal and 0.
+    """
+
+    def __init__(
+        self, in_channels: int | None, channel_multiplier: int, ksize: Any, stride: Any = 1, pad: Any = 0,
+        nobias: bool = False, initialW: Any = None, initial_bias: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.channel_multiplier = channel_multiplier
+        self.ksize, self.stride, self.pad = ksize, pair(stride), pair(pad)
+        with self.init_scope():
+            self.W = Parameter(get_initializer(initialW))
+            self.b = None if nobias else Parameter(get_initializer(initial_bias, Constant(0)))
+        if in_channels is not None:
+            self._initialize_params(in_channels)
+
+    def _initialize_params(self, in_channels: int) -> None:
+        self.W.initialize((self.channel_multiplier, in_channels, *pair(self.ksize)))
+        if self.b is not None and not self.b.is_initialized:
+            self.b.initialize(self.channel_multiplier * in_channels)
+
+    def forward(self, x: Any) -> Any:
+        """(N, in_channels, H, W) to (N, in_channels * channel_multiplier, OH, OW)."""
+        if not self.W.is_initialized:
+            self._initialize_params(x.shape[1])
+        return F.depthwise_convolution_2d(x, self.W, self.b, self.stride, self.pad)
+
+
+class DilatedConvolution2D(Convolution2D):
+    """:class:`Convolution2D` with ``dilate`` before ``nobias``, and without groups."""
+
+    def __init__(
+        self, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0, dilate: Any = 1,
+        nobias: bool = False, initialW: Any = None, initial_bias: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            in_channels, out_channels, ksize, stride, pad, nobias, initialW, initial_bias, dilate=dilate
+        )  # fmt: skip
+
+
+class MLPConvolution2D(ChainList):
+    """A convolution and then convolutions of one pixel, with an activation between them (Lin et al. 2013).
+
+    Args:
+        in_channels: channels of the input; None takes them from the first batch. ``MLPConvolution2D(out_channels,
+            ksize)`` means the same.
+        out_channels: channels of the output of each convolution, a sequence.
+        ksize, stride, pad: of the first convolution; a number, or a pair for rows and columns.
+        activation: between convolutions, not after the last one.
+        conv_init, bias_init: initializers of all filters and biases.
+    """
+
+    def __init__(
+        self, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0,
+        activation: Callable[[Any], Any] = F.relu, conv_init: Any = None, bias_init: Any = None,
+    ) -> None:  # fmt: skip
+        if ksize is None:
+            out_channels, ksize, in_channels = in_channels, out_channels, None
+        if not isinstance(out_channels, Sequence) or not out_channels:
+            raise expected("MLPConvolution2D", "out_channels", "a number for each convolution", repr(out_channels))
+        values = {"initialW": conv_init, "initial_bias": bias_init}
+        super().__init__(
+            Convolution2D(in_channels, out_channels[0], ksize, stride, pad, **values),
+            *(Convolution2D(c, o, 1, **values) for c, o in itertools.pairwise(out_channels)),
+        )
+        self.activation = activation
+
+    def forward(self, x: Any) -> Any:
+        """(N, in_channels, H, W) to (N, out_channels[-1], OH, OW)."""
+        *hidden, last = self.children()
+        for convolution in hidden:
+            x = self.activation(convolution(x))
+        return last(x)
