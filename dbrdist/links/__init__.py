@@ -1,6 +1,7 @@
 """Links: parameters that meet data."""
 
 from dbrdist.core.missing_names import explained as _explained
+from dbrdist.links.blocks import Highway, Inception, InceptionBN, Maxout, SimplifiedDropconnect
 from dbrdist.links.classifier import Classifier
 from dbrdist.links.connection import Bilinear, EmbedID, Linear
 from dbrdist.links.convolution import Convolution2D, Deconvolution2D
@@ -16,6 +17,7 @@ from dbrdist.links.convolution_nd import (
     MLPConvolution2D,
 )
 from dbrdist.links.elementwise import Bias, Parameter, PReLU, Scale, Swish
+from dbrdist.links.loss import BinaryHierarchicalSoftmax, BlackOut, CRF1d, NegativeSampling
 from dbrdist.links.normalization import BatchNormalization, GroupNormalization, LayerNormalization
 from dbrdist.links.rnn import (
     GRU,
@@ -45,6 +47,9 @@ __all__ = [
     "BatchNormalization",
     "Bias",
     "Bilinear",
+    "BinaryHierarchicalSoftmax",
+    "BlackOut",
+    "CRF1d",
     "ChildSumTreeLSTM",
     "Classifier",
     "Convolution1D",
@@ -59,9 +64,13 @@ __all__ = [
     "DilatedConvolution2D",
     "EmbedID",
     "GroupNormalization",
+    "Highway",
+    "Inception",
+    "InceptionBN",
     "LayerNormalization",
     "Linear",
     "MLPConvolution2D",
+    "Maxout",
     "NStepBiGRU",
     "NStepBiLSTM",
     "NStepBiRNNReLU",
@@ -71,9 +80,11 @@ __all__ = [
     "NStepRNNReLU",
     "NStepRNNTanh",
     "NaryTreeLSTM",
+    "NegativeSampling",
     "PReLU",
     "Parameter",
     "Scale",
+    "SimplifiedDropconnect",
     "StatefulGRU",
     "StatefulMGU",
     "StatefulPeepholeLSTM",

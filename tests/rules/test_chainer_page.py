@@ -74,8 +74,8 @@ def test_a_module_path_of_chainer_is_the_module_itself(path, name):
     [
         (
             "links",
-            "Inception",
-            "no attribute 'Inception'; Inception is a name of Chainer that dbrdist does not have yet",
+            "GoogLeNet",
+            "no attribute 'GoogLeNet'; GoogLeNet is a name of Chainer that dbrdist does not have yet",
         ),
         ("training.extensions", "PlotReport", "PlotReport is a name of Chainer that dbrdist does not have yet"),
         ("iterators", "DaliIterator", "DaliIterator is a name of Chainer that dbrdist does not have yet"),

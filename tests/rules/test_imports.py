@@ -28,7 +28,7 @@ BELOW: dict[str, set[str]] = {
     "optimizers": {"core", "kernels", "errors"},
     "datasets": {"core", "kernels", "errors"},
 }
-BELOW["links"] = {"core", "kernels", "functions", "errors"}
+BELOW["links"] = {"core", "kernels", "functions", "utils", "errors"}
 BELOW["distributions"] = {"core", "functions", "errors"}
 BELOW["models"] = BELOW["training"] = {*BELOW["links"], "links", "optimizers", "datasets"}
 BELOW["comm"] = {*BELOW["models"], "models", "training"}

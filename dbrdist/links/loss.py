@@ -1,0 +1,205 @@
+"""Losses with parameters: CRF1d, NegativeSampling, BlackOut, BinaryHierarchicalSoftmax."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dbrdist import functions as F
+from dbrdist.core import random
+from dbrdist.core.backend import Array, get_array_module, is_array, to_cpu
+from dbrdist.core.checks import expected
+from dbrdist.core.config import get_dtype
+from dbrdist.core.link import Link
+from dbrdist.core.parameter import Parameter
+from dbrdist.core.variable import as_array
+from dbrdist.links.initializers import Constant, Uniform, get_initializer
+from dbrdist.utils.walker_alias import WalkerAlias
+
+
+class CRF1d(Link):
+    """A chain of labels with the scores ``cost`` (n_label, n_label) of a label after another; see
+    :func:`dbrdist.functions.crf1d`.
+
+    ``initial_cost``: initializer, array or number; default 0.
+    """
+
+    def __init__(self, n_label: int, initial_cost: Any = None) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.cost = Parameter(get_initializer(initial_cost, Constant(0)), (n_label, n_label))
+
+    def forward(self, xs: Sequence[Any], ys: Sequence[Any], reduce: str = "mean") -> Any:
+        """For each step the scores xs[t] (N_t, n_label) and labels ys[t] (N_t,): the loss, as ``reduce`` says."""
+        return F.crf1d(self.cost, xs, ys, reduce)
+
+    def argmax(self, xs: Sequence[Any]) -> tuple[Any, list[Array]]:
+        """The best label sequences: their scores (N,), and for each step the labels (N_t,)."""
+        return F.argmax_crf1d(self.cost, xs)
+
+
+class _Sampled(Link):
+    """Weights W (words, in_size) and a sampler of noise words, which follows the link to its device."""
+
+    def __init__(self, in_size: int, weights: Any, sample_size: int, initialW: Any) -> None:
+        super().__init__()
+        self.sample_size = sample_size
+        self.sampler = WalkerAlias(weights)
+        with self.init_scope():
+            self.W = Parameter(initialW, (len(weights), in_size))
+
+    def _draw(self, shape: tuple[int, ...]) -> Array:
+        if self.sampler.device != self.device:
+            self.sampler.to_device(self.device)
+        return self.sampler.sample(shape)
+
+
+class NegativeSampling(_Sampled):
+    """The loss of :func:`dbrdist.functions.negative_sampling` with its weights W (words, in_size), initially 0.
+
+    Args:
+        in_size: features per example.
+        counts: how often each word occurs.
+        sample_size: noise words for each example.
+        power: noise words are drawn with probabilities in proportion to ``counts ** power``.
+        dtype: type of W; None for the configured one.
+    """
+
+    def __init__(
+        self, in_size: int, counts: Any, sample_size: int, power: float = 0.75, dtype: Any = None
+    ) -> None:  # fmt: skip
+        weights = np.asarray(to_cpu(counts) if is_array(counts) else counts, np.float64) ** power
+        super().__init__(in_size, weights, sample_size, Constant(0, get_dtype(dtype, map_mixed16=np.float32)))
+
+    def forward(self, x: Any, t: Any, reduce: str = "sum", *, return_samples: bool = False) -> Any:
+        """Features x (N, in_size) and words t (N,), -1 counting nothing: the loss, and on request the samples."""
+        return F.negative_sampling(
+            x, t, self.W, self._draw, self.sample_size, reduce, return_samples=return_samples
+        )  # fmt: skip
+
+
+class BlackOut(_Sampled):
+    """The loss of :func:`dbrdist.functions.black_out` with its weights W (words, in_size), initially LeCunNormal.
+
+    Args:
+        in_size: features per example.
+        counts: how often each word occurs; noise words are drawn in proportion to it.
+        sample_size: noise words for each example.
+    """
+
+    def __init__(self, in_size: int, counts: Any, sample_size: int) -> None:
+        super().__init__(in_size, counts, sample_size, get_initializer(None))
+
+    def forward(self, x: Any, t: Any) -> Any:
+        """Features x (N, in_size) and words t (N,): the mean loss."""
+        return F.black_out(x, t, self.W, self._draw((len(x), self.sample_size)))
+
+
+class BinaryHierarchicalSoftmax(Link):
+    """-log of the probability of a word at a leaf of a binary tree, in time that grows with the path to it.
+
+    At each node the way goes left with probability sigmoid(W_node x) (Morin and Bengio 2005). The rows of W
+    (nodes, in_size), initially from -1 to 1, are numbered from the root, a node's left side before its right one.
+
+    Args:
+        in_size: features per example.
+        tree: pairs of pairs or words, the words being integers from 0: ``((1, 2), 0)``.
+        dtype: type of W; None for the configured one.
+    """
+
+    def __init__(self, in_size: int, tree: Any, dtype: Any = None) -> None:
+        super().__init__()
+        self.tree = tree
+        self._tables = _tables(tree)
+        with self.init_scope():
+            W = Uniform(1, dtype=get_dtype(dtype, map_mixed16=np.float32))
+            self.W = Parameter(W, (len(self._tables["children"]), in_size))
+
+    @staticmethod
+    def create_huffman_tree(word_counts: Mapping[int, float]) -> Any:
+        """The tree with the shortest paths on average for words that occur as often as ``word_counts`` says."""
+        if not word_counts:
+            raise expected("create_huffman_tree", "word_counts", "at least one word", "none")
+        # A number of its own for each entry decides between equal counts: trees cannot be compared.
+        heap = [(count, number, word) for number, (word, count) in enumerate(word_counts.items())]
+        heapq.heapify(heap)
+        while len(heap) > 1:
+            left = heapq.heappop(heap)
+            right = heap[0]
+            heapq.heapreplace(heap, (left[0] + right[0], min(left[1], right[1]), (left[2], right[2])))
+        return heap[0][2]
+
+    def _table(self, name: str) -> Array:
+        """One of the tables, on the link's device."""
+        a = self._tables[name] = self.device.send(self._tables[name])
+        return a
+
+    def forward(self, x: Any, t: Any) -> Any:
+        """Features x (N, in_size) and words t (N,): the sum of the losses."""
+        if x.ndim != 2 or x.shape[1] != self.W.shape[1]:
+            raise expected("BinaryHierarchicalSoftmax", "x", f"shape (N, {self.W.shape[1]})", x)
+        t = as_array(t)
+        if getattr(t, "shape", None) != x.shape[:1] or t.dtype.kind not in "iu":
+            raise expected("BinaryHierarchicalSoftmax", "t", f"integers of shape {x.shape[:1]}", t)
+        begins, lengths = self._table("begins"), self._table("lengths")
+        if ((t < 0) | (t >= len(lengths))).any() or (lengths[t] < 0).any():
+            raise expected("BinaryHierarchicalSoftmax", "t", "words of the tree", "others")
+        xp = get_array_module(t)
+        steps = xp.arange(int(lengths[t].max()) if len(t) else 0)
+        on_path = steps < lengths[t][:, None]
+        places = xp.where(on_path, begins[t][:, None] + steps, 0)
+        W = F.embed_id(self._table("path")[places], self.W)
+        scores = F.sum(W * F.reshape(x, (len(x), 1, x.shape[1])), axis=2)
+        sides = self._table("sides")[places].astype(scores.dtype)
+        return F.sum(F.softplus(-sides * scores) * on_path.astype(scores.dtype))
+
+    def sample(self, x: Any) -> Array:
+        """A word for each row of x (N, in_size), drawn by walking down the tree: int32 (N,)."""
+        x, W, children = as_array(x), self.W.array, self._table("children")
+        xp = get_array_module(x)
+        depth = max(int(self._table("lengths").max()), 1)
+        draws = self.device.send((random.raw_words(len(x), depth) >> np.uint64(11)) * 2.0**-53)
+        node = xp.full(len(x), 0 if len(children) else ~int(self.tree), np.int64)
+        for step in range(depth if len(children) else 0):
+            inner = xp.maximum(node, 0)
+            goes_right = draws[:, step] >= as_array(F.sigmoid((W[inner] * x).sum(axis=1)))
+            node = xp.where(node >= 0, children[inner, goes_right.astype(np.int64)], node)
+        return (~node).astype(np.int32)
+
+
+def _tables(tree: Any) -> dict[str, Array]:
+    """The tree as arrays: ``children`` (nodes, 2), a leaf being ~word; and for each word where its ``path`` begins, how
+    long it is (-1: no such word), and at each node of it the side: 1 left, -1 right."""
+    children: list[list[int]] = []
+    paths: dict[int, tuple[list[int], list[float]]] = {}
+    todo: list[tuple[Any, list[int], list[float]]] = [(tree, [], [])]
+    while todo:  # not by recursion: a tree may be as deep as it has words
+        node, path, sides = todo.pop()
+        if isinstance(node, tuple):
+            if len(node) != 2:
+                raise expected("BinaryHierarchicalSoftmax", "tree", "pairs", f"{len(node)} of them: {node!r:.40}")
+            number = len(children)
+            children.append([0, 0])
+            todo += [(node[1], [*path, number], [*sides, -1.0]), (node[0], [*path, number], [*sides, 1.0])]
+        else:
+            if not isinstance(node, (int, np.integer)) or node < 0 or node in paths:
+                raise expected("BinaryHierarchicalSoftmax", "tree", "integers from 0, each once", repr(node))
+            number = ~int(node)
+            paths[int(node)] = path, sides
+        if path:
+            children[path[-1]][0 if sides[-1] > 0 else 1] = number
+    lengths = np.full(max(paths) + 1, -1, np.int64)
+    for word, (path, _) in paths.items():
+        lengths[word] = len(path)
+    steps = np.maximum(lengths, 0)
+    words = sorted(paths)
+    return {
+        "children": np.array(children, np.int64).reshape(-1, 2),
+        "begins": np.cumsum(steps) - steps,
+        "lengths": lengths,
+        "path": np.array([node for word in words for node in paths[word][0]], np.int64),
+        "sides": np.array([side for word in words for side in paths[word][1]], np.float32),
+    }
