@@ -6,8 +6,11 @@ the job: the other ranks would wait for it in their next collective. The time li
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
+import shutil
+import tempfile
 
 import pytest
 from _pytest._io import TerminalWriter
@@ -15,6 +18,11 @@ from _pytest._io import TerminalWriter
 from dbrdist.comm import abort, create_communicator, environment, mpi
 
 LIMIT_SECONDS = 60
+
+# Folders for tests: one place for each rank. Ranks that clear the common one at the same time meet with files that
+# another has just removed, and pytest 9 ends in an error then.
+os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="pytest-rank-")
+atexit.register(shutil.rmtree, os.environ["PYTEST_DEBUG_TEMPROOT"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session", params=["naive", "flat", "shared"])
