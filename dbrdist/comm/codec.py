@@ -16,8 +16,14 @@ from dbrdist.core.backend import Array, get_array_module, to_cpu
 class Codec:
     """In their own type."""
 
-    def prepare(self, call: Passage, grads: Sequence[Array]) -> None:
-        """What ranks agree on before the bytes of these 1-d arrays move."""
+    def prepare(self, call: Passage, grads: Sequence[Array], growth: float) -> None:
+        """What ranks agree on before the bytes of these 1-d arrays move.
+
+        Args:
+            call: the verb in which they do.
+            grads: the arrays.
+            growth: how many times the largest element the largest result can be, 1 for means.
+        """
 
     def reduce(
         self, comm: Any, call: Passage, grad: Array, factors: Sequence[float] | None, divisor: float | None
@@ -48,18 +54,19 @@ class Narrowed(Codec):
 class Scaled(Narrowed):
     """In a type of few orders of magnitude, such as float16: multiplied by a power of two on which the ranks agree.
 
-    It brings the largest gradient of all ranks near the largest number of the type. Without it 70000 becomes infinite
-    in float16, and 1e-8 zero.
+    It brings the largest result that there can be near the largest number of the type. Without it 70000 becomes
+    infinite in float16, and 1e-8 zero.
     """
 
-    def prepare(self, call: Passage, grads: Sequence[Array]) -> None:
+    def prepare(self, call: Passage, grads: Sequence[Array], growth: float) -> None:
         wide = [g for g in grads if g.size and g.dtype != self.dtype]
         mine = max((float(get_array_module(g).abs(g).max()) for g in wide), default=0.0)
         word = np.array([mine], np.float64).view(np.int64)
         largest = float(call.agree(word)[:, :1].copy().view(np.float64).max())
         self._scale = 1.0
         if 0 < largest < math.inf:
-            exponent = math.floor(math.log2(_largest(self.dtype))) - 1 - math.floor(math.log2(largest))
+            room = 1 + math.ceil(math.log2(max(growth, 1.0)))
+            exponent = math.floor(math.log2(_largest(self.dtype))) - room - math.floor(math.log2(largest))
             self._scale = 2.0 ** min(exponent, 120)
 
 

@@ -142,7 +142,7 @@ def reduce_gradients(
     if comm.size == 1:
         return
     codec = codec_for(comm.get_config("allreduce_grad_dtype"))
-    codec.prepare(call, grads)
+    codec.prepare(call, grads, (comm.size if factors is None else sum(factors)) / (divisor or 1.0))
     with call.moving():
         for grad in grads:
             codec.reduce(comm, call, grad, factors, divisor)

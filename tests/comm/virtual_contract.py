@@ -249,6 +249,22 @@ def check_the_recipe_holds_without_reproducible_sums(comm):
         np.testing.assert_allclose(mine["main/loss"], theirs["main/loss"], rtol=1e-4)
 
 
+def check_sums_that_travel_in_float16_have_room(comm):
+    """Each rank's sum is just below a power of two: those of two ranks and more need the next one."""
+    random.set_seed(0)
+    net = dbrdist.Link()
+    with net.init_scope():
+        net.w = dbrdist.Parameter(np.ones(5, np.float32))
+    x = np.full((16, 5), 1.9999, np.float32)
+    comm.set_config("allreduce_grad_dtype", "float16")
+    iterator = iterator_for(comm, TupleDataset(x, x))
+    optimizer = optimizers.SGD(1.0).setup(net)
+    updater = VirtualUpdater(iterator, optimizer, comm, loss_func=lambda x, t: F.sum(net.w * x) * (1 / len(x)))
+    updater.update()
+    comm.set_config("allreduce_grad_dtype", None)
+    np.testing.assert_allclose(net.w.array, -0.9999, rtol=1e-3)
+
+
 def check_the_mean_is_that_over_examples(comm):
     """Three steps of gradient descent on squares, by NumPy."""
     data = points(21)
