@@ -7,7 +7,7 @@ written straight into flat memory; in a higher-order pass they are Variables and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ import numpy as np
 from dbrdist.core import fusion, ops
 from dbrdist.core.backend import copy, get_array_module, number
 from dbrdist.core.config import config, using_config
+from dbrdist.core.function import FunctionAdapter
 from dbrdist.core.fusion import MaskedGradient, SummedGradient
 from dbrdist.core.graph import FunctionNode, get_function_hooks, has_local_hooks, has_nan, variable
 from dbrdist.core.variable import Variable, VariableNode, assignments, hand_down_walk
@@ -234,38 +235,56 @@ class Listener(Protocol):
 class AnnouncingWalk(ObservingWalk):
     """A first-order pass that tells a listener when the gradient of a leaf is complete.
 
-    A leaf behind functions that no gradient reaches is announced by :meth:`Listener.expect` only.
+    A leaf behind functions that no gradient reaches is announced by :meth:`Listener.expect` only. A rule that a user
+    wrote may reach any leaf, by a backward pass of its own: nothing is announced before the last such rule is through.
     """
 
     def __init__(self, listener: Listener, ends: Sequence[VariableNode]) -> None:
         super().__init__(False)
         self.listener = listener
-        self.left = _uses(ends)
-        listener.expect(set(self.left))
+        self.left: dict[VariableNode, int] = {}  # how many functions behind the ends use each leaf in flat memory
+        self.num_foreign = 0
+        self.complete: list[VariableNode] = []  # and not yet announced
+        for function in _behind(ends):
+            self.num_foreign += _is_foreign(function)
+            for leaf in _leaves(function):
+                self.left[leaf] = self.left.get(leaf, 0) + 1
+        if not self.num_foreign:
+            listener.expect(set(self.left))
 
     def visited(self, function: FunctionNode) -> None:
         left = self.left
         for node in _leaves(function):
             left[node] -= 1
             if not left[node]:
+                self.complete.append(node)
+        if self.num_foreign and _is_foreign(function):
+            self.num_foreign -= 1
+            if not self.num_foreign:
+                self.listener.expect(set(left))
+        if not self.num_foreign:
+            for node in self.complete:
                 self.listener.ready(node)
+            self.complete.clear()
 
 
-def _uses(ends: Sequence[VariableNode]) -> dict[VariableNode, int]:
-    """How many functions behind ``ends`` use each leaf in flat memory."""
-    uses: dict[VariableNode, int] = {}
+def _is_foreign(function: FunctionNode) -> bool:
+    """Whether the rule is a user's."""
+    return isinstance(function, FunctionAdapter) or not type(function).__module__.startswith("dbrdist.")
+
+
+def _behind(ends: Sequence[VariableNode]) -> Iterator[FunctionNode]:
+    """The functions behind ``ends``, each once."""
     stack = [c for c in (node.living_creator() for node in ends) if c is not None]
     seen = set(stack)
     while stack:
         function = stack.pop()
-        for leaf in _leaves(function):
-            uses[leaf] = uses.get(leaf, 0) + 1
+        yield function
         for i in function.wanted:
             creator = function.inputs[i].creator_node
             if creator is not None and creator not in seen:
                 seen.add(creator)
                 stack.append(creator)
-    return uses
 
 
 def _leaves(function: FunctionNode) -> set[VariableNode]:

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from dbrdist import optimizers
 from dbrdist.comm import create_communicator, create_multi_node_optimizer, hosts, overlap, speed
 from dbrdist.comm.reduction import key_of
 from dbrdist.core.chain import Chain
+from dbrdist.core.config import force_backprop_mode, no_backprop_mode
 from dbrdist.core.graph import FunctionNode
 from dbrdist.core.link import Link
 from dbrdist.core.parameter import Parameter
+from dbrdist.core.variable import Variable
 from tests.comm.training_contract import Dense
 
 WIDTHS = [6, 17, 9, 4]
@@ -259,6 +262,39 @@ def test_a_branch_that_gets_no_gradient(comm):
         return model(x, t) + ops.sum(blocked * blocked)
 
     model = Layers()
+    expected = reference(model, everyone(comm, loss), 3)
+    train(comm, model, loss, 3)
+    equal(comm, model, expected)
+
+
+def test_a_rule_that_goes_backward_itself(comm):
+    """It computes its inner graph anew, as checkpoints do; the walk does not see which parameters that uses."""
+
+    class Again(FunctionNode):
+        def __init__(self, function):
+            self.function = function
+
+        def forward(self, inputs):
+            self.retain_inputs((0,))
+            with no_backprop_mode():
+                return (self.function(Variable(inputs[0])).array,)
+
+        def backward(self, indexes, grad_outputs):
+            time.sleep(0.02 * (comm.size > 1))  # what travels too early arrives
+            x = Variable(self.get_retained_inputs()[0].array)
+            with force_backprop_mode():
+                y = self.function(x)
+            y.grad = np.asarray(grad_outputs[0].array)
+            y.backward()
+            return (Variable(x.grad),)
+
+    def loss(model, rank, step):
+        inner = Again(lambda v: ops.sum(v * model.w2) * (step + 1.0))
+        return inner.apply((model.w0 * (rank + 1.0),))[0] + ops.sum(model.w1)
+
+    model = Link()
+    with model.init_scope():
+        model.w0, model.w1, model.w2 = (Parameter(np.linspace(-1, i, 128)) for i in range(3))
     expected = reference(model, everyone(comm, loss), 3)
     train(comm, model, loss, 3)
     equal(comm, model, expected)
