@@ -173,13 +173,14 @@ class Passage(Call):
     def __exit__(self, kind: Any, value: Any, tb: Any) -> None:
         super().__exit__(kind, value, tb)
         if kind is not None and (self._answer is not None or self._is_moving):
-            self._interrupted(f"{kind.__name__}: {value}" if str(value) else kind.__name__)
+            self.break_off(value)
         if self.is_collective:
             self._gate.leave()
 
-    def _interrupted(self, reason: str) -> None:
+    def break_off(self, error: BaseException) -> None:
         """Other ranks may still come to this meeting, or wait for bytes: nothing can follow on the communicator."""
         gate = self._gate
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         gate.closed = gate.closed or (
             f"this communicator cannot be used any more, because {self.verb} at {self.where()} ended by {reason}"
         )

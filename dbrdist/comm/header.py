@@ -78,6 +78,11 @@ class Steps:
                 self.wait(call)
         return self._header
 
+    def break_off(self, error: BaseException) -> None:
+        """This rank has failed while gradients travelled, at another bucket than others maybe: nothing can follow."""
+        assert self._passage is not None
+        self._passage.break_off(error)
+
     @property
     def place(self) -> tuple[str, int]:
         """The line of the call."""

@@ -114,7 +114,12 @@ class MultiNodeOptimizer:
         if overlap is not None:
             overlap.open(self._weights_if_known, steps.place)
         if works:
-            self._backward(lossfun, args, kwds, listener=overlap)
+            try:
+                self._backward(lossfun, args, kwds, listener=overlap)
+            except BaseException as e:
+                if overlap is not None and overlap.may_have_started:
+                    steps.break_off(e)
+                raise
         began = time.perf_counter()
         self._reduce_all(overlap, num_samples)
         self.exposed_seconds += time.perf_counter() - began

@@ -78,7 +78,13 @@ class Reduction:
         """
         self._missing = [len(bucket.params) for bucket in self.buckets]
         self._num_started, self._known = 0, None
+        self._of_node = {}
         self._weights, self._place = weights, place
+
+    @property
+    def may_have_started(self) -> bool:
+        """Whether a bucket may travel already: from :meth:`expect` on."""
+        return bool(self._of_node)
 
     def expect(self, used: set[VariableNode]) -> None:
         """Backward will reach these leaves alone: the gradients of all others are zero."""

@@ -1,4 +1,4 @@
-"""What goes wrong while gradients travel during backward: ``overlap.py kill|raise|leave|extra``."""
+"""What goes wrong while gradients travel during backward: ``overlap.py kill|raise|caught|leave|extra``."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def loss():
     total = 0
     for p in model.params():
         total = ops.sum(p * p) + total
-    while how in ("kill", "raise") and optimizer.t and optimizer._steps.poll() is None:
+    while how in ("kill", "raise", "caught") and optimizer.t and optimizer._steps.poll() is None:
         pass
     return total
 
@@ -38,8 +38,8 @@ ready = overlap.Reduction.ready
 
 def fail(self, node):
     ready(self, node)
-    if comm.rank == 1 and self._num_started == 3:
-        if how == "raise":
+    if (comm.rank == 1 or how == "caught") and self._num_started == 3:
+        if how != "kill":
             raise ValueError("in backward, on purpose")
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -47,6 +47,12 @@ def fail(self, node):
 if how in ("kill", "raise"):
     overlap.Reduction.ready = fail
     optimizer.update(loss)
+elif how == "caught":
+    overlap.Reduction.ready = fail
+    try:
+        optimizer.update(loss)
+    except ValueError:
+        optimizer.update(loss)
 elif how == "leave":
     if comm.rank == 0:
         comm.recv(1, 0)  # which has left, and whose thread has nothing to do
