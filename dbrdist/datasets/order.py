@@ -115,14 +115,15 @@ class Plan:
 
     def first(self) -> State:
         """The state before the first batch."""
-        return State(0, 0, False, self.order_at(0, np.arange(self.num_examples), 0), -1, -1)
+        start = None if self.is_pure else np.arange(self.num_examples)
+        return State(0, 0, False, self.order_at(0, start, 0), -1, -1)
 
     def order_at(self, epoch: int, order: Array | None, position: int) -> Array | None:
         """The order of ``epoch``, from the one before it where the sampler needs that."""
         if self.sampler is None:
             return None
         if self.is_pure:
-            return self.sampler.order(epoch, self.num_examples)
+            return _narrow(self.sampler.order(epoch, self.num_examples))
         new = np.asarray(self.sampler(order, position))
         if len(new) != self.num_examples:
             raise ValueError(f"expected an order of {self.num_examples} examples from the sampler, got {len(new)}")
@@ -138,7 +139,7 @@ class Plan:
         missing, pieces, is_new = self.batch_size, [], False
         while missing:
             end = min(position + missing, n)
-            pieces.append((epoch, np.arange(position, end) if order is None else order[position:end]))
+            pieces.append((epoch, np.arange(position, end) if order is None else _wide(order[position:end])))
             missing -= end - position
             if end < n:
                 position = end
@@ -148,3 +149,16 @@ class Plan:
             if not fills_up:
                 break
         return State(epoch, position, is_new, order, state.epoch, state.position), Step(tuple(pieces))
+
+
+def _narrow(order: Array) -> Array:
+    """The order in half the memory where all indices fit: an iterator holds a whole epoch's."""
+    if getattr(order, "dtype", None) != np.int64:
+        return order
+    narrow = order.astype(np.int32)
+    return narrow if np.array_equal(narrow, order) else order
+
+
+def _wide(indices: Array) -> Array:
+    """Indices of a batch as datasets get them: computing with them must not overflow."""
+    return indices.astype(np.int64) if getattr(indices, "dtype", None) == np.int32 else indices

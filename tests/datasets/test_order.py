@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from loader_examples import Noisy
 
+from dbrdist.core.random import generator
 from dbrdist.datasets import block, block_bounds
+from dbrdist.datasets.order import Plan
 from dbrdist.iterators import OrderSampler, SerialIterator, ShuffleOrderSampler
 from tests.each import each
 
@@ -168,3 +170,33 @@ def test_arguments_that_cannot_be_are_refused(arguments, message):
 def test_an_empty_dataset_is_refused():
     with pytest.raises(ValueError, match="got an empty one"):
         SerialIterator([], 2)
+
+
+def test_an_epochs_order_is_held_in_half_the_memory_and_handed_out_as_before():
+    n = 1000
+    it = SerialIterator(np.arange(n), 300, seed=5)
+    expected = [np.random.Generator.permutation(generator(5, "order", epoch), n) for epoch in range(2)]
+    assert it._state.order.dtype == np.int32
+    assert np.array_equal(it._state.order, expected[0])
+    found = []
+    for _ in range(6):
+        next(it)
+        assert it.indices.dtype == np.int64  # a dataset may compute an offset of more than 2^31 from it
+        found += it.indices.tolist()
+    assert found == np.concatenate(expected).tolist()[:1800]
+
+
+class Far(OrderSampler):
+    """Indices that do not fit into 32 bits."""
+
+    def order(self, epoch, n):
+        return np.arange(n) + 2**40
+
+
+@each(order=[Far().order(0, 5), np.arange(5, dtype=np.uint8), [4, 3, 2, 1, 0], np.arange(5, dtype=np.uint64)])
+def test_orders_of_other_types_stay_as_they_are(order):
+    sampler = Far()
+    sampler.order = lambda epoch, n: order
+    state, step = Plan(5, 3, True, "wrap", sampler).advance(Plan(5, 3, True, "wrap", sampler).first())
+    assert state.order is order
+    assert list(step.indices) == list(order[:3])
