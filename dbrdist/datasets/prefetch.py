@@ -170,11 +170,16 @@ class MultiprocessIterator(PrefetchIterator):
     LoaderError with its exit code; an exception in the dataset is raised here with the worker's traceback. Workers end
     when the iterator is finalized and when this process ends, however it ends.
 
+    The arrays of a batch lie in memory that is shared with the workers, and is used again once they and all views of
+    them are gone: at most for the batches in the making and two more. A batch is copied through a pipe where you keep
+    more than that, where it is small, and where the system gives no such memory (a RuntimeWarning says so once).
+
     Args:
         n_processes: number of workers; None is the number of cores of this process (of its share, where ranks have one
             host). Each makes whole batches.
         n_prefetch: how many batches are in the making or ready, beyond one per worker.
-        shared_mem: accepted for Chainer's sake and not needed: batches travel through pipes, whatever their size.
+        shared_mem: 0 sends all batches through pipes; any other value is accepted for Chainer's sake, and the size is
+            found by itself.
         dataset_timeout: after so many seconds without a batch a warning (``MultiprocessIterator.TimeoutWarning``)
             says so, and waiting goes on; None never warns.
         maxtasksperchild: replace a worker after so many batches; None never does.
@@ -213,6 +218,7 @@ class MultiprocessIterator(PrefetchIterator):
         self.n_processes = n_processes
         self.n_prefetch = n_prefetch
         self.dataset_timeout = dataset_timeout
+        self.shared_mem = shared_mem
         self.maxtasksperchild = maxtasksperchild
         self._num_ahead = n_processes + n_prefetch
         self._pool: WorkerPool | None = None
@@ -223,7 +229,9 @@ class MultiprocessIterator(PrefetchIterator):
 
     def _submit(self, own: Step, whole: Step) -> Ticket:
         if self._pool is None:
-            self._pool = WorkerPool(self.dataset, self.n_processes, self.maxtasksperchild)
+            # two more than are in the making: the next is asked for while the last two may still be in use
+            num_slots = 0 if self.shared_mem == 0 else (self._num_ahead + 2) * len(self.workers)
+            self._pool = WorkerPool(self.dataset, self.n_processes, self.maxtasksperchild, num_slots)
         return self._pool.submit((own, self.seed, whole))
 
     def _collect(self, ticket: Ticket) -> tuple[Any, list[str]]:

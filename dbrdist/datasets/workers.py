@@ -7,6 +7,9 @@ does: at ``close``, and when the parent ends in whatever way.
 Workers are new interpreters (what multiprocessing calls spawn), started by hand for two reasons: their environment is
 free of the variables of an MPI launcher, with which MPI would take them for ranks and end the job; and a session of
 their own keeps away the signals to the job's processes, which concern the parent alone.
+
+Pipes carry requests, answers and small batches; the arrays of large ones lie in shared memory (``rings.py``), as long
+as there is a free slot.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbrdist.core import backend
+from dbrdist.core.backend import Array
+from dbrdist.datasets import rings
 from dbrdist.datasets.serial import read_step
 from dbrdist.errors import LoaderError
 
@@ -56,12 +61,12 @@ for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, signal.SIG_IGN)
 from multiprocessing import process, spawn
 from multiprocessing.connection import Connection
-pipe = Connection(int(sys.argv[1]))
+pipe, slots = Connection(int(sys.argv[1])), [int(fd) for fd in sys.argv[2:]]
 process.current_process()._inheriting = True
 spawn.prepare(pipe.recv())
 del process.current_process()._inheriting
 from dbrdist.datasets.workers import serve
-serve(pipe)
+serve(pipe, slots)
 """
 
 
@@ -70,18 +75,20 @@ class Ticket(NamedTuple):
 
     worker: Worker
     number: int
+    slot: int | None
 
 
 class Worker:
     """One process and the pipe to it, seen from the parent."""
 
-    def __init__(self, dataset_bytes: bytes) -> None:
+    def __init__(self, dataset_bytes: bytes, ring: rings.Ring) -> None:
+        self._ring = ring
         self.pipe, there = multiprocessing.Pipe()
-        fd = there.fileno()
+        fds = (there.fileno(), *ring.fds)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _START, str(fd)],
+            [sys.executable, "-c", _START, *map(str, fds)],
             stdin=subprocess.DEVNULL,
-            pass_fds=(fd,),
+            pass_fds=fds,
             env={k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHER_VARIABLES)} | _THREADS,
             start_new_session=True,
         )
@@ -92,26 +99,31 @@ class Worker:
             self.pipe.send(_preparation())
             self.pipe.send_bytes(dataset_bytes)
 
-    def ask(self, request: Any) -> Ticket:
+    def ask(self, request: tuple[Any, ...]) -> Ticket:
         self.num_asked += 1
+        slot = self._ring.take()
         with contextlib.suppress(OSError):
-            self.pipe.send(request)
-        return Ticket(self, self.num_asked)
+            self.pipe.send((*request, slot))
+        return Ticket(self, self.num_asked, slot)
 
     def wait(self, timeout: float | None) -> bool:
         """True once there is an answer, or the worker is dead; False after ``timeout`` seconds."""
         return bool(multiprocessing.connection.wait([self.pipe], timeout))
 
-    def answer(self) -> Any:
-        """Receive one answer: what the worker made, or its exception, raised here."""
+    def answer(self, slot: int | None) -> Any:
+        """Receive the answer to a request with ``slot``: what the worker made, or its exception, raised here."""
         try:
-            kind, data, sizes = self.pipe.recv()
-            buffers = [backend.empty((size,), np.uint8) for size in sizes]
-            for b in buffers:
-                _read(self.pipe.fileno(), memoryview(b))
+            kind, data, sizes, is_stored, why_not = self.pipe.recv()
+            buffers = [] if is_stored else [_read(self.pipe.fileno(), size) for size in sizes]
         except (EOFError, OSError) as e:
             raise self.death() from e
         self.num_answered += 1
+        if slot is not None and is_stored:
+            buffers = self._ring.lend(slot, sizes)
+        elif slot is not None:
+            self._ring.give_back(slot)
+        if why_not is not None:
+            self._ring.fail(why_not)
         result = pickle.loads(data, buffers=buffers)
         if kind == "error":
             error, text = result
@@ -155,9 +167,9 @@ def _preparation() -> dict[str, Any]:
 
 
 class WorkerPool:
-    """``n_processes`` workers for one dataset; see the module for its promises."""
+    """``n_processes`` workers for one dataset, and ``num_slots`` for their batches; the module has its promises."""
 
-    def __init__(self, dataset: Any, n_processes: int, max_tasks: int | None) -> None:
+    def __init__(self, dataset: Any, n_processes: int, max_tasks: int | None, num_slots: int) -> None:
         if getattr(current_process(), "_inheriting", False):  # this is a worker that imports the main module
             raise RuntimeError(
                 "a loader process imports the main script again, and its main part must not run there; "
@@ -171,10 +183,11 @@ class WorkerPool:
                 f"but {type(dataset).__name__} cannot: {e}; use functions and classes of modules, or threads"
             ) from e
         self._max_tasks = max_tasks
+        self._ring = rings.Ring(num_slots)
         self._retired: list[Worker] = []
         self._workers: list[Worker] = []
         self._end = weakref.finalize(self, _end_workers, self._workers, self._retired)
-        self._workers += [Worker(self._dataset_bytes) for _ in range(n_processes)]
+        self._workers += [Worker(self._dataset_bytes, self._ring) for _ in range(n_processes)]
         self._next = 0
 
     @property
@@ -182,7 +195,7 @@ class WorkerPool:
         """The process ids of the workers."""
         return [w.process.pid for w in self._workers]
 
-    def submit(self, request: Any) -> Ticket:
+    def submit(self, request: tuple[Any, ...]) -> Ticket:
         """Ask the next worker for a batch."""
         k = self._next
         self._next = (k + 1) % len(self._workers)
@@ -190,7 +203,7 @@ class WorkerPool:
         if self._max_tasks is not None and worker.num_asked >= self._max_tasks:
             worker.stop()
             self._retired.append(worker)
-            worker = self._workers[k] = Worker(self._dataset_bytes)
+            worker = self._workers[k] = Worker(self._dataset_bytes, self._ring)
         return worker.ask(request)
 
     def collect(self, ticket: Ticket, timeout: float | None, warning: type[Warning]) -> Any:
@@ -204,7 +217,7 @@ class WorkerPool:
             )
             worker.wait(None)
         try:
-            return worker.answer()
+            return worker.answer(ticket.slot)
         finally:
             if worker in self._retired and worker.num_answered == worker.num_asked:
                 self._retired.remove(worker)
@@ -232,9 +245,10 @@ def _end_workers(workers: list[Worker], retired: list[Worker]) -> None:
 # ---- in the worker --------------------------------------------------------------------------------------------------
 
 
-def serve(pipe: Any) -> None:
-    """The worker's main function: answer requests until the pipe ends."""
-    os.set_inheritable(pipe.fileno(), False)
+def serve(pipe: Any, slots: list[int]) -> None:
+    """The worker's main function: answer requests until the pipe ends. ``slots`` are the open files of the ring."""
+    for fd in (pipe.fileno(), *slots):
+        os.set_inheritable(fd, False)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         dataset_bytes = pipe.recv_bytes()
         try:
@@ -243,11 +257,11 @@ def serve(pipe: Any) -> None:
             dataset = e
         del dataset_bytes
         while (request := pipe.recv()) is not None:
-            _answer(pipe, dataset, request)
+            _answer(pipe, slots, dataset, request)
 
 
-def _answer(pipe: Any, dataset: Any, request: Any) -> None:
-    own, seed, whole = request
+def _answer(pipe: Any, slots: list[int], dataset: Any, request: Any) -> None:
+    own, seed, whole, slot = request
     try:
         if isinstance(dataset, Exception):
             raise dataset
@@ -255,9 +269,14 @@ def _answer(pipe: Any, dataset: Any, request: Any) -> None:
     except Exception as e:  # whatever the dataset raises goes to the one who waits for the batch
         kind, (data, buffers) = "error", _pickle((_portable(e), traceback.format_exc()))
     views = [b.raw() for b in buffers]
-    pipe.send((kind, data, [v.nbytes for v in views]))
-    for v in views:
-        _write(pipe.fileno(), v)
+    sizes = [v.nbytes for v in views]
+    fits_slot = slot is not None and sum(sizes) >= rings.FROM_BYTES
+    why_not = rings.store(slots[slot], views) if fits_slot else None
+    is_stored = fits_slot and why_not is None
+    pipe.send((kind, data, sizes, is_stored, why_not))
+    if not is_stored:
+        for v in views:
+            _write(pipe.fileno(), v)
 
 
 def _pickle(obj: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
@@ -290,9 +309,12 @@ def _write(fd: int, view: memoryview) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _read(fd: int, view: memoryview) -> None:
+def _read(fd: int, size: int) -> Array:
+    found = backend.empty((size,), np.uint8)
+    view = memoryview(found)
     while view.nbytes:
         count = os.readv(fd, [view])
         if count == 0:
             raise EOFError
         view = view[count:]
+    return found

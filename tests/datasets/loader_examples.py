@@ -1,6 +1,7 @@
 """Datasets that loader processes can import."""
 
 import os
+import resource
 import signal
 import time
 
@@ -73,3 +74,21 @@ class Threads(Numbers):
 
     def get_example(self, i):
         return [pool.size() for pool in thread_pools.pools()], os.environ["OMP_NUM_THREADS"]
+
+
+class Broad(Numbers):
+    """Example i is (60 KB that follow from i, seed and epoch; label i); files may have ``limit_bytes``."""
+
+    def __init__(self, n, limit_bytes=None):
+        super().__init__(n)
+        self.limit_bytes = limit_bytes
+
+    def example_at(self, i, seed, epoch):
+        if self.limit_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit_bytes, resource.RLIM_INFINITY))
+        return broad(i, seed, epoch), np.int32(i)
+
+
+def broad(i, seed, epoch):
+    """The array of example i of a :class:`Broad`."""
+    return np.arange(60_000, dtype=np.uint32).astype(np.uint8) ^ np.uint8((7 * i + 31 * epoch + seed) % 256)
