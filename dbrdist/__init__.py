@@ -76,6 +76,7 @@ _LOADED_WHEN_NAMED = (
     "models",
     "optimizer_hooks",
     "optimizers",
+    "testing",
     "training",
     "utils",
 )

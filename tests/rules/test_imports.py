@@ -32,6 +32,7 @@ BELOW["links"] = {"core", "kernels", "functions", "utils", "errors"}
 BELOW["distributions"] = {"core", "functions", "errors"}
 BELOW["models"] = BELOW["training"] = {*BELOW["links"], "links", "optimizers", "datasets"}
 BELOW["comm"] = {*BELOW["models"], "models", "training"}
+BELOW["testing"] = {"core", "functions", "links", "training", "utils", "backends", "errors"}
 BELOW["cli"] = {*BELOW["comm"], "comm", "compat"}
 BELOW["compat"] = {*BELOW["comm"], "comm"}
 EXPORTS = {"__init__", "__main__"}  # and files at the root that only re-export: checked below

@@ -1,0 +1,128 @@
+"""What the test cases of functions and links share."""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.backend import get_array_module, is_floating
+from dbrdist.core.gradient_check import NondifferentiableError, assert_allclose
+from dbrdist.core.variable import Variable
+from dbrdist.testing.backend import BackendConfig
+
+_MOST_DRAWS = 100  # of inputs for one that is no kink
+
+
+class CheckedCase(unittest.TestCase):
+    """The base of :class:`FunctionTestCase`, :class:`LinkTestCase` and :class:`LinkInitializersTestCase`."""
+
+    error: type[AssertionError] = AssertionError
+    backend_config: BackendConfig | None = None
+    contiguous: str | None = None
+    dodge_nondifferentiable = False
+    options: tuple[str, ...] = ()  # attributes that each instance has a dictionary of its own for
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name in self.options:
+            setattr(self, name, dict(getattr(self, name) or {}))
+
+    def before_test(self, test_name: str) -> None:
+        """Called before each test; raise unittest.SkipTest to skip it."""
+
+    def generate_inputs(self) -> tuple[Any, ...]:
+        """The inputs, as NumPy arrays."""
+        raise NotImplementedError(f"{type(self).__name__} defines no generate_inputs()")
+
+    def generate_grad_outputs(self, outputs_template: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The gradients that arrive at the outputs: uniform in -1 to 1."""
+        return tuple(np.random.uniform(-1, 1, a.shape).astype(a.dtype) for a in outputs_template)
+
+    def begin(self, test_name: str, config: BackendConfig | None) -> BackendConfig:
+        """Start a test; without a configuration it is that of the CPU."""
+        if getattr(self, f"skip_{test_name.removeprefix('test_')}_test", False):
+            raise unittest.SkipTest(f"skip_{test_name.removeprefix('test_')}_test is set")
+        self.backend_config = config = BackendConfig({}) if config is None else config
+        self.before_test(test_name)
+        return config
+
+    def numpy_arrays(self, name: str, *args: Any) -> tuple[Any, ...]:
+        """What the method of that name gives: a tuple of NumPy arrays, or it is the test that is wrong."""
+        arrays = getattr(self, name)(*args)
+        if not isinstance(arrays, tuple) or not all(isinstance(a, (np.ndarray, np.generic)) for a in arrays):
+            got = ", ".join(type(a).__name__ for a in arrays) if isinstance(arrays, tuple) else type(arrays).__name__
+            raise TypeError(f"{name}(): expected a tuple of NumPy arrays, got {got}")
+        return tuple(np.asarray(a) for a in arrays)
+
+    def placed(self, arrays: tuple[Any, ...], config: BackendConfig) -> tuple[Any, ...]:
+        """The arrays on the device; with gaps between their elements unless ``contiguous`` is 'C'."""
+        if self.contiguous not in (None, "C"):
+            raise ValueError(f"contiguous: expected None or 'C', got {self.contiguous!r}")
+        sent = config.get_array(tuple(arrays))
+        return sent if self.contiguous == "C" else tuple(_with_gaps(a) for a in sent)
+
+    def checked_outputs(self, outputs: Any, config: BackendConfig) -> tuple[Variable, ...]:
+        """The outputs of forward, which must be a tuple of Variables on the device."""
+        if not isinstance(outputs, tuple):
+            raise self.error(f"forward(): expected a tuple of Variables, got {type(outputs).__name__}")
+        for i, y in enumerate(outputs):
+            if not isinstance(y, Variable):
+                raise self.error(f"forward(): expected a tuple of Variables, got {type(y).__name__} as output {i}")
+            if get_array_module(y) is not config.xp:
+                raise self.error(f"forward(): expected output {i} on {config.device}, got {type(y.array)}")
+        return outputs
+
+    def check_forward_outputs(self, outputs: tuple[Any, ...], expected_outputs: tuple[Any, ...]) -> None:
+        """Compare with what is expected, by ``assert_allclose`` with ``check_forward_options``."""
+        self.compare("output", outputs, expected_outputs, self.check_forward_options)  # type: ignore[attr-defined]
+
+    def compare(self, what: str, actual: Sequence[Any], expected: Sequence[Any], options: dict[str, Any]) -> None:
+        """Raise ``error`` where number, shapes, dtypes or values differ."""
+        if len(actual) != len(expected):
+            raise self.error(f"expected {len(expected)} {what}s, got {len(actual)}: {_described(actual)}")
+        differing = []
+        for i, (a, e) in enumerate(zip(actual, expected)):
+            if (a.shape, a.dtype) != (e.shape, e.dtype):
+                differing.append(f"{what} {i}: expected {_described([e])}, got {_described([a])}")
+                continue
+            try:
+                assert_allclose(a, e, **options)
+            except AssertionError as error:
+                differing.append(f"{what} {i}, {_described([e])}: values differ from the expected ones{error}")
+        if differing:
+            raise self.error("\n".join(differing))
+
+    def dodging(self, check: Callable[[], None]) -> None:
+        """Run a check of gradients; with ``dodge_nondifferentiable`` again until the inputs are no kink."""
+        for _ in range(_MOST_DRAWS if self.dodge_nondifferentiable else 1):
+            try:
+                return check()
+            except NondifferentiableError as error:
+                last = error
+        raise self.error(f"expected inputs without kinks among {_MOST_DRAWS} draws of them: {last}") from last
+
+
+def cast_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a gradient check, in float64 unless they say otherwise."""
+    return {"dtype": np.float64, **options}
+
+
+def with_gradient(x: Any) -> Variable:
+    """An input as a Variable, which takes a gradient if it is floating."""
+    return Variable(x, requires_grad=is_floating(x.dtype))
+
+
+def _with_gaps(a: Any) -> Any:
+    """The same values with gaps between the elements along the last axis."""
+    if not a.ndim:
+        return a
+    wide = get_array_module(a).zeros((*a.shape[:-1], 2 * a.shape[-1]), a.dtype)
+    wide[..., ::2] = a
+    return wide[..., ::2]
+
+
+def _described(arrays: Sequence[Any]) -> str:
+    return ", ".join(f"shape {a.shape} and dtype {a.dtype}" for a in arrays) or "none"

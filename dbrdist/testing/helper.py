@@ -1,0 +1,145 @@
+"""Small helpers of tests."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import pydoc
+import re
+import sys
+import unittest
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from dbrdist.core import serializer
+from dbrdist.training.trainer import Trainer
+from dbrdist.utils.files import tempdir
+
+
+@contextmanager
+def assert_warns(expected: type[Warning]) -> Iterator[None]:
+    """AssertionError unless a warning of the type ``expected`` is given within the ``with`` block."""
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        yield
+    if not any(isinstance(w.message, expected) for w in given):
+        others = ", ".join(type(w.message).__name__ for w in given) or "none"
+        raise AssertionError(f"expected a warning of type {expected.__name__}, got {others}")
+
+
+def patch(target: str, *args: Any, **kwargs: Any) -> Any:
+    """``unittest.mock.patch`` with a mock that calls what it replaces: for tests of how often something is called."""
+    if not args and not {"new", "new_callable", "wraps"} & kwargs.keys():
+        kwargs["wraps"] = pydoc.locate(target)
+    return mock.patch(target, *args, **kwargs)
+
+
+# ---- requirements ---------------------------------------------------------------------------------------------------
+
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    ">=": lambda a, b: a >= b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    "<": lambda a, b: a < b,
+}
+
+
+def _version(text: str) -> tuple[Any, ...]:
+    """A version for comparison: its numbers without zeros at the end, and whether it is before its release."""
+    found = re.match(r"\d+(?:\.\d+)*", text.strip())
+    if found is None:
+        raise ValueError(f"expected a version such as 1.10, got {text!r}")
+    numbers = [int(n) for n in found.group().split(".")]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    is_before = re.match(r"[._-]?(a|b|c|rc|dev|alpha|beta|pre)", text.strip()[found.end() :]) is not None
+    return (tuple(numbers), not is_before)
+
+
+def _is_satisfied(requirement: str) -> bool:
+    found = re.fullmatch(r"\s*([\w.-]+)\s*((?:[<>=!]=?\s*[^,<>=!]+,?\s*)*)", requirement)
+    if found is None:
+        raise ValueError(f"expected a requirement such as 'numpy>=1.10,<3', got {requirement!r}")
+    try:
+        installed = _version(importlib.metadata.version(found[1]))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    clauses = re.findall(r"(==|!=|>=|<=|>|<)\s*([^,]+)", found[2])
+    return all(_COMPARISONS[sign](installed, _version(version)) for sign, version in clauses)
+
+
+def with_requires(*requirements: str) -> Callable[[Any], Any]:
+    """A decorator that skips a test unless all requirements, such as ``'numpy>=1.10'``, are installed."""
+    met = all(_is_satisfied(r) for r in requirements)
+    return unittest.skipUnless(met, f"requires: {', '.join(requirements)}")
+
+
+def without_requires(*requirements: str) -> Callable[[Any], Any]:
+    """A decorator that skips a test if all requirements are installed."""
+    met = all(_is_satisfied(r) for r in requirements)
+    return unittest.skipIf(met, f"requires that these are not installed: {', '.join(requirements)}")
+
+
+# ---- saving, training, running --------------------------------------------------------------------------------------
+
+
+def save_and_load(
+    src: Any, dst: Any, filename: str, saver: Callable[[str, Any], Any], loader: Callable[[str, Any], Any]
+) -> None:
+    """Save ``src`` with ``saver(path, src)`` and load that into ``dst`` with ``loader(path, dst)``."""
+    with tempdir() as folder:
+        path = os.path.join(folder, filename)
+        saver(path, src)
+        loader(path, dst)
+
+
+def save_and_load_npz(src: Any, dst: Any) -> None:
+    """Save ``src`` to an ``.npz`` file and load that into ``dst``."""
+    save_and_load(src, dst, "tmp.npz", serializer.save_npz, serializer.load_npz)
+
+
+def get_trainer_with_mock_updater(
+    stop_trigger: Any = (10, "iteration"), iter_per_epoch: int = 10, extensions: Any = None
+) -> Trainer:
+    """A trainer whose updater only counts: for tests of extensions and triggers.
+
+    ``trainer.updater`` is a mock. Each step calls its ``update_core()`` and moves ``iteration``, ``epoch``,
+    ``epoch_detail``, ``previous_epoch_detail`` and ``is_new_epoch``, with ``iter_per_epoch`` steps to an epoch.
+    """
+    updater = mock.Mock()
+    updater.get_all_optimizers.return_value = {}
+    updater.iteration = updater.epoch = 0
+    updater.epoch_detail = 0.0
+    updater.is_new_epoch = True
+    updater.previous_epoch_detail = None
+
+    def update() -> None:
+        updater.update_core()
+        before, updater.previous_epoch_detail = updater.epoch, updater.epoch_detail
+        updater.iteration += 1
+        updater.epoch = updater.iteration // iter_per_epoch
+        updater.epoch_detail = updater.iteration / iter_per_epoch
+        updater.is_new_epoch = updater.epoch != before
+
+    updater.update = update
+    return Trainer(updater, stop_trigger, extensions=extensions)
+
+
+def run_module(name: str, file: str) -> None:
+    """Run the tests of a file that is itself the program: ``testing.run_module(__name__, __file__)``.
+
+    pytest runs them where it is installed, else unittest. The process ends with their exit status.
+    """
+    if name != "__main__":
+        return
+    if importlib.util.find_spec("pytest") is None:
+        unittest.main(module="__main__", argv=[file])
+    import pytest
+
+    sys.exit(int(pytest.main([file, "-v"])))
