@@ -3,9 +3,9 @@
 Ours against loops by hand, with simplejpeg and OpenCV and with Pillow, in one process and one thread, by processor
 time, alternately. Goals: 0.95 of the first, and of the second 1.7 times as many images of full size, 2.3 times of
 copies of 256 pixels. The batch in float32, normalised, is timed too. Then by the clock: two threads against one (goal
-1.8 on two cores). Then the peak memory of loaders at batch 256, in processes of their own, beside what is there before
-and the batches in flight (goal: under 150 MB). ROOT has a folder of images per class; `dbrdist-data prepare` makes
-copies, but as shards: unpack them with tar.
+1.8 on two cores), and two loader processes with shared memory against two with pipes. Then the peak memory of loaders
+at batch 256, in processes of their own, beside what is there before and the batches in flight (goal: under 150 MB).
+ROOT has a folder of images per class; `dbrdist-data prepare` makes copies, but as shards: unpack them with tar.
 
     python benchmarks/loader.py ROOT --record
 """
@@ -13,6 +13,8 @@ copies, but as shards: unpack them with tar.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import math
 import os
@@ -154,6 +156,42 @@ def scaling(dataset: ImageFolder, repeats: int) -> dict[str, Any]:
     return {name: harness.summarize(s) for name, s in samples.items()} | {"two_of_one": found}
 
 
+class Ready:
+    """Images that cost almost nothing to make, so that the way of a batch is what is timed."""
+
+    def __len__(self) -> int:
+        return 16 * BATCH
+
+    def __getitem__(self, i: int) -> Any:
+        return np.full((SIZE, SIZE, 3), i % 256, np.uint8), np.int32(i)
+
+
+def workers(dataset: ImageFolder, repeats: int) -> dict[str, Any]:
+    """Two loader processes, by the clock: with shared memory against pipes, with decoding and without."""
+    results = {}
+    for name, data in {"decoded": dataset, "ready": Ready()}.items():
+        with contextlib.ExitStack() as stack:
+            runs: Runs = {}
+            for way, shared_mem in {"pipes": 0, "rings": None}.items():
+                made = MultiprocessIterator(data, BATCH, n_processes=2, shared_mem=shared_mem, seed=1)
+                runs[way] = functools.partial(take, stack.enter_context(made), len(data) // BATCH)
+            samples = alternately(runs, repeats, time.perf_counter)
+        found = ratio(samples["pipes"], samples["rings"])
+        print(f"workers  {name} images: 2 with shared memory are {found:.2f} times as fast as 2 with pipes")
+        results[name] = {way: harness.summarize(s) for way, s in samples.items()} | {"rings_of_pipes": found}
+    return results
+
+
+def take(iterator: Any, num_batches: int) -> None:
+    """Read batches, and each value of them once, as a step would; nothing is in the making before or afterwards."""
+    for _ in range(num_batches):
+        batch = iterator.next()
+        for array in batch.raw[0] if hasattr(batch, "raw") else [image for image, _ in batch]:
+            array.max()
+        del batch
+    iterator.reset()
+
+
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
@@ -200,7 +238,8 @@ def main() -> None:
     sides = [min(dataset.get_raw(i)[0].shape[:2]) for i in range(min(len(dataset), 48))]
     kind = "prepared" if statistics.median(sides) <= PREPARED_SIDE else "full"
     results = speeds(dataset, kind, args.repeats)
-    results |= {"threads": scaling(dataset, args.repeats), "memory": memory(args.root)}
+    results |= {"threads": scaling(dataset, args.repeats), "workers": workers(dataset, args.repeats)}
+    results["memory"] = memory(args.root)
     if args.record:
         goals = {"of_by_hand": GOAL, "of_pillow": GOALS_PILLOW[kind], "threads": GOAL_THREADS, "bytes": GOAL_BYTES}
         settings = {"num_images": len(dataset), "size": SIZE, "batch": BATCH, "repeats": args.repeats, "goals": goals}
