@@ -53,7 +53,7 @@ def test_batches_in_the_ring_are_those_of_one_process(n_processes):
             check(it, batch)
             for (x, y), (a, b) in zip(batch, expected, strict=True):
                 assert np.array_equal(x, a) and y == b and x.dtype == a.dtype
-                assert x.flags.writeable
+                assert x.flags.writeable and x.ctypes.data % 64 == 0
 
 
 def test_somebody_who_keeps_all_batches_keeps_their_values():
@@ -148,6 +148,7 @@ def test_a_worker_without_memory_says_so_once_and_goes_on(limit_bytes):
         ]
         for batch, pieces in batches:
             check_values(batch, pieces)
+        assert ring(it).take() is None
         assert not ring(it)._maps and sum(os.fstat(fd).st_size for fd in ring(it).fds) == 0
 
 
