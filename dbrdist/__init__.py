@@ -72,6 +72,7 @@ _LOADED_WHEN_NAMED = (
     "functions",
     "initializers",
     "iterators",
+    "link_hooks",
     "links",
     "models",
     "optimizer_hooks",

@@ -122,11 +122,22 @@ class Link:
                 self._require_forward()
                 raise
         self._require_forward()
-        hooks = [*thread.hooks.values(), *(self._hooks or {}).values()]
+        return self._call_with_hooks([*thread.hooks.values(), *(self._hooks or {}).values()], args, kwargs)
+
+    def _call_with_hooks(self, hooks: list[LinkHook], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         before = ForwardPreprocessArgs(self, "forward", args, kwargs)
-        for hook in hooks:
-            hook.forward_preprocess(before)
-        out = self.forward(*args, **kwargs)
+        begun: list[LinkHook] = []
+        try:
+            for hook in hooks:
+                hook.forward_preprocess(before)
+                begun.append(hook)
+            out = self.forward(*args, **kwargs)
+        except BaseException as e:
+            for hook in begun:
+                hook.forward_failed(before)
+            if isinstance(e, ArgumentError):
+                e.within(self)
+            raise
         after = ForwardPostprocessArgs(self, "forward", args, kwargs, out)
         for hook in hooks:
             hook.forward_postprocess(after)
@@ -148,8 +159,8 @@ class Link:
         name = hook.name if name is None else name
         if name in self.local_link_hooks:
             raise KeyError(f"{type(self).__name__} already has a hook named {name!r}")
+        hook.added(self)  # which may refuse the link
         self.local_link_hooks[name] = hook
-        hook.added(self)
         return self
 
     def delete_hook(self, name: str) -> None:

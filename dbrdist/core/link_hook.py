@@ -54,6 +54,9 @@ class LinkHook:
     def forward_postprocess(self, args: ForwardPostprocessArgs) -> None:
         """Called after forward."""
 
+    def forward_failed(self, args: ForwardPreprocessArgs) -> None:
+        """Called in place of ``forward_postprocess`` where forward raised an error."""
+
 
 class _ThreadHooks(threading.local):
     def __init__(self) -> None:

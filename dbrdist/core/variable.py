@@ -138,6 +138,11 @@ class Variable:
             self.node.shape, self.node.dtype = a.shape, a.dtype
 
     @property
+    def is_initialized(self) -> bool:
+        """True; a Parameter may have to wait for its shape."""
+        return True
+
+    @property
     def data(self) -> Array:
         """Chainer's older name of :attr:`array`."""
         return self.array

@@ -12,34 +12,30 @@ from dbrdist.core.graph import FunctionHook, FunctionNode
 from dbrdist.function_hooks.report import Report, in_units, print_table
 
 
-class TimerHook(Report, FunctionHook):
-    """The time of each function, forward and backward apart; on a GPU by its own events."""
+class Stopwatch(Report):
+    """Times of calls, which may be within each other; on a GPU by its own events."""
 
-    name = "TimerHook"
+    heading = "FunctionName"
 
     def __init__(self) -> None:
         self.call_history: list[tuple[str, float]] = []
         self._started: list[Any] = []
         self._events: list[tuple[int, Any, Any]] = []
 
-    def _begin(self, function: FunctionNode, in_data: Any, out_grad: Any = ()) -> None:
-        if backend.get_array_module(*in_data, *out_grad) is np:
-            self._started.append(time.perf_counter())
-        else:
-            self._started.append(_recorded_event())
+    def start(self, xp: Any) -> None:
+        """Begin a call that computes with ``xp``."""
+        self._started.append(time.perf_counter() if xp is np else _recorded_event())
 
-    def _end(self, function: FunctionNode, in_data: Any, *_: Any) -> None:
+    def stop(self, name: str) -> None:
+        """End the call that began last."""
         start = self._started.pop()
         if isinstance(start, float):
-            self.call_history.append((function.label, time.perf_counter() - start))
+            self.call_history.append((name, time.perf_counter() - start))
         else:
             self._events.append((len(self.call_history), start, _recorded_event()))
-            self.call_history.append((function.label, 0.0))
+            self.call_history.append((name, 0.0))
 
-    forward_preprocess = backward_preprocess = _begin
-    forward_postprocess = backward_postprocess = _end
-
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Read the events of a GPU, which waits for it."""
         for i, start, end in self._events:
             end.synchronize()
@@ -47,17 +43,17 @@ class TimerHook(Report, FunctionHook):
             self.call_history[i] = (self.call_history[i][0], milliseconds * 1e-3)
         self._events.clear()
 
-    def deleted(self, function: FunctionNode | None) -> None:
-        self._settle()
+    def deleted(self, _: Any) -> None:
+        self.settle()
 
     def total_time(self) -> float:
-        """Seconds in all functions."""
-        self._settle()
+        """Seconds in all calls."""
+        self.settle()
         return sum(seconds for _, seconds in self.call_history)
 
     def summary(self) -> dict[str, dict[str, Any]]:
-        """For each function: ``elapsed_time`` in seconds and ``occurrence``, forward and backward together."""
-        self._settle()
+        """For each name: ``elapsed_time`` in seconds and ``occurrence``."""
+        self.settle()
         return super().summary()
 
     def _row(self) -> dict[str, Any]:
@@ -67,20 +63,35 @@ class TimerHook(Report, FunctionHook):
         row["elapsed_time"] += used
 
     def print_report(self, unit: str = "auto", file: TextIO | None = None) -> None:
-        """Print the summary, slowest first; ``unit`` is auto, sec, ms, us or ns."""
+        """Print the summary, slowest first; ``unit`` is auto (for each number its own), sec, ms, us or ns."""
         scales = {"sec": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
-        if unit not in ("auto", *scales):
+        if unit not in ("auto", "auto_foreach", *scales):
             raise ValueError(f"TimerHook.print_report: unit: expected auto, sec, ms, us or ns, got {unit!r}")
 
         def written(seconds: float) -> str:
-            if unit == "auto":
+            if unit.startswith("auto"):
                 return in_units(seconds * 1e9, "ns us ms sec", 1e3)
             return f"{seconds * scales[unit]:.2f}{unit}"
 
-        rows = [("FunctionName", "ElapsedTime", "Occurrence")]
+        rows = [(self.heading, "ElapsedTime", "Occurrence")]
         for name, row in sorted(self.summary().items(), key=lambda item: -item[1]["elapsed_time"]):
             rows.append((name, written(row["elapsed_time"]), str(row["occurrence"])))
         print_table(rows, file)
+
+
+class TimerHook(Stopwatch, FunctionHook):
+    """The time of each function, forward and backward apart in ``call_history``, together in ``summary``."""
+
+    name = "TimerHook"
+
+    def _begin(self, function: FunctionNode, in_data: Any, out_grad: Any = ()) -> None:
+        self.start(backend.get_array_module(*in_data, *out_grad))
+
+    def _end(self, function: FunctionNode, in_data: Any, *_: Any) -> None:
+        self.stop(function.label)
+
+    forward_preprocess = backward_preprocess = _begin
+    forward_postprocess = backward_postprocess = _end
 
 
 def _recorded_event() -> Any:

@@ -29,6 +29,7 @@ BELOW: dict[str, set[str]] = {
     "datasets": {"core", "kernels", "errors"},
 }
 BELOW["links"] = {"core", "kernels", "functions", "utils", "errors"}
+BELOW["link_hooks"] = {*BELOW["links"], "links", "function_hooks"}
 BELOW["distributions"] = {"core", "functions", "errors"}
 BELOW["models"] = BELOW["training"] = {*BELOW["links"], "links", "optimizers", "datasets"}
 BELOW["comm"] = {*BELOW["models"], "models", "training"}

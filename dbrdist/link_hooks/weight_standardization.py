@@ -1,0 +1,37 @@
+"""Weights with mean 0 and variance 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dbrdist import functions as F
+from dbrdist.core.checks import expected
+from dbrdist.link_hooks.weight import WeightHook
+
+
+class WeightStandardization(WeightHook):
+    """Forward sees (W - mean) / (std + eps), taken over all axes but the first (Qiao et al. 2019, arXiv:1903.10520).
+
+    Args:
+        eps: added to the standard deviation.
+        weight_name: the parameter of the link.
+        name: of the hook; default ``WeightStandardization``.
+    """
+
+    name = "WeightStandardization"
+
+    def __init__(self, *, eps: float = 1e-5, weight_name: str = "W", name: str | None = None) -> None:
+        super().__init__(weight_name, name)
+        self.eps = eps
+
+    def weight(self, link: Any, W: Any) -> Any:
+        """The standardized weight; W has two axes or more."""
+        if W.ndim < 2:
+            raise expected("WeightStandardization", self.weight_name, "two axes or more", W)
+        axes = tuple(range(1, W.ndim))
+        centred = W - F.broadcast_to(F.mean(W, axis=axes, keepdims=True), W.shape)
+        variance = F.mean(centred * centred, axis=axes, keepdims=True)
+        # Rows of equal weights have no deviation: the root's derivative there would be infinite.
+        is_flat = variance.array == 0
+        deviation = F.where(is_flat, variance, F.sqrt(F.where(is_flat, variance + 1, variance)))
+        return centred / F.broadcast_to(deviation + self.eps, W.shape)
