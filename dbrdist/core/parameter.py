@@ -186,6 +186,8 @@ class Parameter(Variable):
         if self._kept is None and self.slot is None and is_private(self) and self._array.flags.writeable:
             self._array.flags.writeable = False
             self._kept = Kept()
+            if not is_private(self):  # another thread has taken it since
+                self.release()
         return self._kept
 
     def release(self) -> None:

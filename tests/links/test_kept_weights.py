@@ -12,6 +12,7 @@ import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import kernels, optimizers, serializers
+from dbrdist.core import fusion, parameter
 from dbrdist.core.graph import FunctionHook
 from dbrdist.kernels import ConvGeometry, numpy_
 
@@ -191,6 +192,22 @@ def test_a_hook_may_write_to_what_it_is_given():
     with Zero():
         assert not infer(conv).any()
     assert not infer(conv).any()
+
+
+def test_a_view_that_another_thread_takes_just_now(monkeypatch):
+    views = []
+
+    def is_private(p):
+        was_private = fusion.is_private(p)
+        if not views:
+            views.append(p._array[:])  # between the question and its answer
+        return was_private
+
+    monkeypatch.setattr(parameter, "is_private", is_private)
+    conv = make_link()
+    infer(conv)
+    views[0][...] = NEW
+    check(conv, NEW)
 
 
 def test_other_shapes_and_types_and_threads_between():
