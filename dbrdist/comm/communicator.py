@@ -164,6 +164,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
             call.agree()
             self._finalized_at = call.where()
             self._free()
+            self._plans.clear()  # with the models: the record of the last verbs keeps the communicator
             self._gate.closed = f"this communicator was finalized at {self._finalized_at}; make a new one"
             self._gate.record.forget(self._gate.name)
 

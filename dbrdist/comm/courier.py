@@ -71,6 +71,7 @@ class Courier:
                     job(self.comm)
             except BaseException as e:
                 self._error = e
+            del job  # with the plan and the model, which may end before the next one comes
             with self._changed:
                 self._num_left -= 1
                 self._changed.notify_all()

@@ -8,6 +8,7 @@ complete on this rank holds up those behind it, and what backward never reaches 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -56,7 +57,7 @@ class Reduction:
 
     def __init__(self, courier: Courier, plan: Plan, num_bytes: int) -> None:
         self._courier = courier
-        self._plan = plan
+        self._plan = weakref.ref(plan)  # which has this reduction
         self.buckets = cut(plan.runs, num_bytes)
         self._of_param: dict[Parameter, list[int]] = {p: [] for p in plan.params}
         for i, bucket in enumerate(self.buckets):
@@ -89,7 +90,7 @@ class Reduction:
     def expect(self, used: set[VariableNode]) -> None:
         """Backward will reach these leaves alone: the gradients of all others are zero."""
         self._of_node = {p.node: buckets for p, buckets in self._of_param.items()}
-        for p in self._plan.params:
+        for p in self._of_param:
             if p.node not in used:
                 p.collect_gradient()
                 self._count_down(p.node)
@@ -116,7 +117,8 @@ class Reduction:
     def _start(self, factors: Sequence[float] | None, divisor: float | None) -> None:
         bucket = self.buckets[self._num_started]
         self._num_started += 1
-        plan, place = self._plan, self._place
+        plan, place = self._plan(), self._place
+        assert plan is not None
 
         def reduce(comm: Any) -> None:
             with comm._gate.call("reduce", place) as call:
@@ -127,7 +129,8 @@ class Reduction:
 
     def wait(self, factors: Sequence[float] | None, divisor: float | None) -> None:
         """Reduce what is left, and return when all is done."""
-        flat.collect_gradients(self._plan.params)
+        flat.collect_gradients(self._of_param)
         while self._num_started < len(self.buckets):
             self._start(factors, divisor)
+        self._weights = lambda: None  # it belongs to the optimizer, which has this reduction too
         self._courier.wait()

@@ -3,6 +3,7 @@
 import copy
 import errno
 import os
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -226,6 +227,17 @@ def test_small_models_send_messages():
     assert not in_place(comm, small)
     assert in_place(comm, large) == (comm.size > 1)
     comm.finalize()
+
+
+def test_a_finalized_communicator_keeps_no_model():
+    comm = create_communicator("flat", shared_memory=True)
+    model = model_of()
+    fill(comm, model)
+    comm.multi_node_mean_grad(model)
+    kept = weakref.ref(model.p0)
+    comm.finalize()
+    del model
+    assert kept() is None
 
 
 def test_memory_goes_with_the_model():

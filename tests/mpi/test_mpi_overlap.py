@@ -1,8 +1,10 @@
 """Reductions that begin while backward runs, on real processes; see conftest.py for how to run it."""
 
 import copy
+import gc
 import itertools
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -312,6 +314,20 @@ def test_ranks_weigh_their_examples_and_some_have_none(comm):
     expected = reference(model, losses, 5)
     train(comm, model, lambda m, rank, step: m(*data(rank, step, count(rank, step))), 5, count)
     equal(comm, model, expected)
+
+
+def test_a_model_dies_with_its_last_reference(comm):
+    gc.collect()
+    gc.disable()
+    try:
+        model = Layers()
+        train(comm, model, plain_loss, 3)
+        kept = weakref.ref(model.extra)
+        del model
+        comm._plans.clear()
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_models_take_turns(comm):
