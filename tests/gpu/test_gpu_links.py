@@ -1,0 +1,67 @@
+"""Links on the device give what they give on the host, and bring their samplers, trees and hooks along."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+import dbrdist
+import dbrdist.functions as F
+import dbrdist.links as L
+from dbrdist import Chain, Variable, link_hooks
+from dbrdist.core.backend import to_cpu
+
+X = np.random.default_rng(0).standard_normal((5, 4)).astype("f")
+IMAGES = np.random.default_rng(1).standard_normal((2, 4, 6, 6)).astype("f")
+T = np.array([0, 1, 2, 0, 1])
+COUNTS = [5, 1, 3]
+CASES = {
+    "Convolution1D": (lambda: L.Convolution1D(6, 3, 2, 2, 1), X[None].repeat(6, 1)[:, :6]),
+    "ConvolutionND": (lambda: L.ConvolutionND(2, 4, 6, 3, 2, 1, dilate=2, groups=2), IMAGES),
+    "Convolution3D": (lambda: L.Convolution3D(2, 3, 2), IMAGES[None]),
+    "Deconvolution3D": (lambda: L.Deconvolution3D(2, 3, 2, 2), IMAGES[None]),
+    "DepthwiseConvolution2D": (lambda: L.DepthwiseConvolution2D(4, 2, 3), IMAGES),
+    "DilatedConvolution2D": (lambda: L.DilatedConvolution2D(4, 2, 3, dilate=2), IMAGES),
+    "MLPConvolution2D": (lambda: L.MLPConvolution2D(4, (3, 2), 3), IMAGES),
+    "Maxout": (lambda: L.Maxout(4, 3, 2), X),
+    "Highway": (lambda: L.Highway(4), X),
+    "SimplifiedDropconnect": (lambda: L.SimplifiedDropconnect(4, 3), X),
+    "Inception": (lambda: L.Inception(4, 2, 3, 4, 5, 6, 7), IMAGES),
+    "InceptionBN": (lambda: L.InceptionBN(4, 2, 3, 4, 5, 6, "max", 7), IMAGES),
+    "CRF1d": (lambda: L.CRF1d(4), [X, X[:2]], [T, T[:2]]),
+    "NegativeSampling": (lambda: L.NegativeSampling(4, COUNTS, 2), X, T),
+    "BlackOut": (lambda: L.BlackOut(4, COUNTS, 2), X, T),
+    "BinaryHierarchicalSoftmax": (lambda: L.BinaryHierarchicalSoftmax(4, ((0, 1), 2)), X, T),
+    "SpectralNormalization": (lambda: L.Linear(4, 3).add_hook(link_hooks.SpectralNormalization(use_gamma=True)), X),
+    "WeightStandardization": (lambda: L.Linear(4, 3).add_hook(link_hooks.WeightStandardization()), X),
+}
+
+
+def outcome(net, arguments):
+    dbrdist.random.set_seed(3)
+    net.cleargrads()
+    y = net.link(*arguments)
+    F.sum(y * y).backward()
+    return [to_cpu(y.array), *(to_cpu(p.grad) for p in net.params())]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_links(name, device):
+    make, *arguments = CASES[name]
+    net = Chain(link=make())  # moved as part of a model
+    there = copy.deepcopy(net).to_device(device)
+    expected = outcome(net, arguments)
+    for a, b in zip(outcome(there, there.device.send(arguments)), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_words_sampled_from_a_tree(device):
+    link = L.BinaryHierarchicalSoftmax(4, ((0, 1), 2))
+    there = copy.deepcopy(link).to_device(device)
+    found = []
+    for one in (link, there):
+        dbrdist.random.set_seed(3)
+        found.append(to_cpu(one.sample(Variable(one.device.send(X)))))
+    np.testing.assert_array_equal(*found)
