@@ -8,7 +8,7 @@ import importlib
 import sys
 from typing import Any
 
-from dbrdist import errors
+from dbrdist import errors, serializers
 from dbrdist.core import (
     backend,
     function,
@@ -22,7 +22,6 @@ from dbrdist.core import (
     variable,
 )
 from dbrdist.core import graph as function_node
-from dbrdist.core import serializer as serializers
 from dbrdist.core.backend import get_array_module, get_device, using_device
 from dbrdist.core.backprop import backward, grad
 from dbrdist.core.chain import Chain, ChainList, Sequential
@@ -87,7 +86,7 @@ _MADE_OF_FUNCTIONS = ("Distribution", "cross_entropy", "kl_divergence", "registe
 # Chainer's paths of modules that have another place here: `from dbrdist.serializers import load_npz`.
 for _module in (backend, function, gradient_check, link, link_hook, optimizer, random, reporter, variable):
     sys.modules[_module.__name__.replace(".core.", ".")] = _module
-sys.modules |= {"dbrdist.function_node": function_node, "dbrdist.serializers": serializers}
+sys.modules["dbrdist.function_node"] = function_node
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,8 @@
 
 An object's ``serialize(serializer)`` names each entry once: ``self.t = serializer('t', self.t)`` for a value,
 ``child.serialize(serializer['child'])`` for a part. The walk does not know its container; ``DictionarySerializer`` and
-``NpzDeserializer`` put entries into a flat dictionary and an ``.npz`` file, with paths such as ``l1/W`` as keys.
+``NpzDeserializer`` put entries into a flat dictionary and an ``.npz`` file, with paths such as ``l1/W`` as keys;
+``core/hdf5.py`` has those of HDF5 files.
 
 A file holds arrays and one entry ``dbrdist.json`` with the format's version, the names of types that ``.npz`` does not
 know (bfloat16) and the entries that are None. Nothing is pickled.
@@ -15,7 +16,7 @@ import json
 import os
 import threading
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -70,11 +71,12 @@ class DictionarySerializer(Serializer):
         return DictionarySerializer(self.target, self.path + key.strip("/") + "/")
 
     def __call__(self, key: str, value: Any) -> Any:
-        self.target[self.path + key.lstrip("/")] = None if value is None else _as_saved(self.path + key, value)
+        self.target[self.path + key.lstrip("/")] = None if value is None else as_saved(self.path + key, value)
         return value
 
 
-def _as_saved(key: str, value: Any) -> np.ndarray[Any, Any]:
+def as_saved(key: str, value: Any) -> np.ndarray[Any, Any]:
+    """A copy of a value as an array in host memory."""
     a = to_cpu(value) if is_array(value) else np.asarray(value)
     if a.dtype.kind == "O":
         raise TypeError(f"{key}: expected an array, a number, a string or None, got {type(value).__name__}")
@@ -110,26 +112,34 @@ class NpzDeserializer(Deserializer):
             return value
         if key not in self.npz:
             if self.strict:
-                raise CheckpointError(_missing(key, self.npz))
+                raise CheckpointError(missing(key, self.npz))
             return value
         saved = self.npz[key]
-        if saved is None:
-            return None
-        if value is None:
-            return saved
-        if is_array(value):
-            return _fill(key, value, saved)
-        if isinstance(value, str):
-            return str(saved)
-        return _as_loaded(key, value, saved)
+        return None if saved is None else load_value(key, value, saved)
 
 
-def _missing(key: str, saved: Mapping[str, Any]) -> str:
+def missing(key: str, saved: Iterable[str]) -> str:
+    """What is wrong where the names ``saved`` have no entry ``key``."""
     words = f"{key}: expected this entry in the saved state, but it is not there"
     paths = [name[: -len(key)] for name in saved if name.endswith("/" + key)]
     if paths:
         return f"{words}; the state has {paths[0] + key!r}: load it with path={paths[0]!r}"
     return f"{words}; the state belongs to another architecture, or load it with strict=False"
+
+
+def load_value(key: str, value: Any, saved: Any) -> Any:
+    """What stands for ``value`` after loading the array ``saved``: arrays are filled in place, others keep their type.
+
+    Raises:
+        CheckpointError: the shape or the type does not fit.
+    """
+    if value is None:
+        return saved
+    if is_array(value):
+        return _fill(key, value, saved)
+    if isinstance(value, str):
+        return str(saved)
+    return _as_loaded(key, value, saved)
 
 
 def _as_loaded(key: str, value: Any, saved: Any) -> Any:

@@ -13,6 +13,7 @@ from dbrdist.testing.helper import get_trainer_with_mock_updater as get_trainer_
 from dbrdist.testing.helper import patch as patch
 from dbrdist.testing.helper import run_module as run_module
 from dbrdist.testing.helper import save_and_load as save_and_load
+from dbrdist.testing.helper import save_and_load_hdf5 as save_and_load_hdf5
 from dbrdist.testing.helper import save_and_load_npz as save_and_load_npz
 from dbrdist.testing.helper import with_requires as with_requires
 from dbrdist.testing.helper import without_requires as without_requires

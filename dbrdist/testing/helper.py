@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from dbrdist.core import serializer
+from dbrdist.core import hdf5, serializer
 from dbrdist.training.trainer import Trainer
 from dbrdist.utils.files import tempdir
 
@@ -102,6 +102,11 @@ def save_and_load(
 def save_and_load_npz(src: Any, dst: Any) -> None:
     """Save ``src`` to an ``.npz`` file and load that into ``dst``."""
     save_and_load(src, dst, "tmp.npz", serializer.save_npz, serializer.load_npz)
+
+
+def save_and_load_hdf5(src: Any, dst: Any) -> None:
+    """Save ``src`` to an HDF5 file and load that into ``dst``."""
+    save_and_load(src, dst, "tmp.h5", hdf5.save_hdf5, hdf5.load_hdf5)
 
 
 def get_trainer_with_mock_updater(

@@ -15,10 +15,14 @@ import jobs  # noqa: E402
 pytestmark = pytest.mark.slow
 
 
-def run(tmp_path, program, *arguments, compat=()):
+def call(folder, *words):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    words = [sys.executable, "-m", "dbrdist.compat", *compat, str(PROGRAMS / program), *arguments]
-    found = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    words = [sys.executable, "-m", "dbrdist.compat", *words]
+    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+
+
+def run(tmp_path, program, *arguments, compat=()):
+    found = call(tmp_path, *compat, str(PROGRAMS / program), *arguments)
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout
 
@@ -79,3 +83,20 @@ def test_recurrent_language_model_with_truncated_backpropagation(tmp_path):
     perplexities = [float(line.split()[2]) for line in text[1:5]]
     assert perplexities[0] > 1.5 * perplexities[-1]
     assert float(text[-1].split()[-1]) < 3.0  # of nine letters
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_test_cases_under_pytest_and_unittest(tmp_path, wrong):
+    text = (PROGRAMS / "test_cases.py").read_text()
+    if wrong:
+        text = text.replace("return gz * y, gz * x", "return gz * y, gz * y")
+    (tmp_path / "test_cases.py").write_text(text)
+    for words in (["test_cases.py"], ["-m", "unittest", "-v", "test_cases"]):
+        found = call(tmp_path, *words)
+        assert found.returncode == wrong, found.stdout + found.stderr
+        together = found.stdout + found.stderr
+        if wrong:
+            assert "backward is wrong: first-order backward: expected a slope of" in together
+            assert "test parameters of TestMulAdd.test_backward__cpu" in together
+        else:
+            assert "skipped" in together and ("passed" in together or "OK" in together)

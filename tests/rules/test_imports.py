@@ -44,6 +44,7 @@ OWNERS = {
     "cupyx": "core/backend.py",
     "mpi4py": "comm/mpi.py",
     "scipy": "core/backend.py",
+    "h5py": "core/hdf5.py",
     "ctypes.CDLL libdnnl": "kernels/onednn.py",
 }
 
@@ -138,7 +139,7 @@ def test_there_is_no_ring():
         visit(module, [])
 
 
-@pytest.mark.parametrize("library", ["cupy", "cupyx", "mpi4py", "scipy"])
+@pytest.mark.parametrize("library", ["cupy", "cupyx", "h5py", "mpi4py", "scipy"])
 def test_one_file_alone_imports(library):
     for path in FILES:
         for name, inside in imports_of(path):
@@ -177,6 +178,7 @@ HEAVY = (
     "mpi4py",
     "cupy",
     "cupyx",
+    "h5py",
     "pydantic",
     "rich",
     "click",
