@@ -6,6 +6,7 @@ from dbrdist.testing import attr as attr
 from dbrdist.testing import condition as condition
 from dbrdist.testing.backend import BackendConfig as BackendConfig
 from dbrdist.testing.backend import inject_backend_tests as inject_backend_tests
+from dbrdist.testing.distribution_case import distribution_unittest as distribution_unittest
 from dbrdist.testing.function_case import FunctionTestCase as FunctionTestCase
 from dbrdist.testing.function_case import FunctionTestError as FunctionTestError
 from dbrdist.testing.helper import assert_warns as assert_warns
