@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from dbrdist.core import ops
 from dbrdist.core.backend import zeros_as
-from dbrdist.core.checks import expected
-from dbrdist.core.rows import together
+from dbrdist.core.checks import expected, floating
 from dbrdist.core.variable import as_array
+from dbrdist.functions.connection import activation
 from dbrdist.functions.convolution import convolution_2d, deconvolution_2d
 
 
 def each_axis(function: str, argument: str, value: Any, ndim: int) -> tuple[int, ...]:
     """A number for each of ``ndim`` axes, from one for all or a sequence."""
     values = tuple(value) if isinstance(value, (tuple, list)) else (value,) * ndim
-    if len(values) != ndim:
-        raise expected(function, argument, f"a number or {ndim} of them", repr(value))
+    if len(values) != ndim or not all(isinstance(v, (int, np.integer)) for v in values):
+        raise expected(function, argument, f"an integer or {ndim} of them", repr(value))
     return tuple(int(v) for v in values)
 
 
@@ -31,17 +33,18 @@ def out_size(size: int, k: int, s: int, p: int, d: int, cover_all: bool) -> int:
 
 
 def _operands(function: str, ndim: int | None, x: Any, W: Any, b: Any) -> tuple[Any, Any, Any]:
-    x, W, *rest = together(function, x=x, W=W) if b is None else together(function, x=x, W=W, b=b)
+    floating(function, **{"x": x, "W": W, **({} if b is None else {"b": b})})
+    x = activation(x)
     ndim = x.ndim - 2 if ndim is None else ndim
     if ndim < 1 or x.ndim != ndim + 2:
         raise expected(function, "x", f"shape (N, C, {ndim} axes)" if ndim > 0 else "shape (N, C, ...)", x)
     if W.ndim != x.ndim:
         raise expected(function, "W", f"{x.ndim} axes, as x has", W)
-    return x, W, rest[0] if rest else None
+    return x, W, b
 
 
 def _with_bias(y: Any, b: Any) -> Any:
-    return y if b is None else ops.add(y, ops.reshape(b, (-1, *(1,) * (y.ndim - 2))))
+    return y if b is None else ops.add(y, ops.reshape(ops.cast(b, y.dtype), (-1, *(1,) * (y.ndim - 2))))
 
 
 def convolution_nd(

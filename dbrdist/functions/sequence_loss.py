@@ -19,7 +19,10 @@ from dbrdist.functions.activation import log_softmax, softplus
 from dbrdist.functions.connection import embed_id
 from dbrdist.functions.math import logsumexp
 
-_NEVER = -1e30  # the logarithm of a probability of 0, without the infinities that make NaN of gradients
+
+def _never(dtype: Any) -> float:
+    """The logarithm of a probability of 0, without the infinities that make NaN of gradients."""
+    return -3e4 if dtype == np.float16 else -1e30
 
 
 def _reduced(losses: Any, reduce: str) -> Any:
@@ -153,7 +156,7 @@ def connectionist_temporal_classification(
     may_skip[:, 2:] = (path[:, 2:] != blank_symbol) & (path[:, 2:] != path[:, :-2])
     rows = xp.arange(batch)[:, None]
     dtype = xs[0].dtype
-    first = xp.where(xp.arange(path.shape[1]) < 2, 0.0, _NEVER).astype(dtype)
+    first = xp.where(xp.arange(path.shape[1]) < 2, 0.0, _never(dtype)).astype(dtype)
     alpha: Any = first
     losses: Any = None
     for k, scores in enumerate(xs):
@@ -166,16 +169,16 @@ def connectionist_temporal_classification(
     ends = xp.stack([2 * lengths, xp.maximum(2 * lengths - 1, 0)], axis=1)
     last = ops.getitem(losses, (rows, ends))
     alone = (lengths == 0)[:, None] & (xp.arange(2) == 1)  # without labels there is one way: blanks
-    last = ops.where(alone, xp.full(last.shape, _NEVER, dtype), last)
+    last = ops.where(alone, xp.full(last.shape, _never(dtype), dtype), last)
     return _reduced(ops.neg(logsumexp(last, axis=1)), reduce)
 
 
 def _merged(alpha: Any, may_skip: Array, dtype: Any, xp: Any) -> Any:
     """The logarithm of the probability to come from the same place, from one before, or past a blank."""
-    never = xp.full((alpha.shape[0], 1), _NEVER, dtype)
+    never = xp.full((alpha.shape[0], 1), _never(dtype), dtype)
     one = ops.concat([never, ops.getitem(alpha, (slice(None), slice(None, -1)))], axis=1)
     two = ops.concat([never, ops.getitem(one, (slice(None), slice(None, -1)))], axis=1)
-    two = ops.where(may_skip, two, xp.full(alpha.shape, _NEVER, dtype))
+    two = ops.where(may_skip, two, xp.full(alpha.shape, _never(dtype), dtype))
     three = ops.concat([ops.reshape(a, (*a.shape, 1)) for a in (alpha, one, two)], axis=2)
     return logsumexp(three, axis=2)
 
@@ -205,25 +208,24 @@ def negative_sampling(
         sampler: gives integers of a shape: noise words, such as ``utils.WalkerAlias(counts).sample``.
         sample_size: how many for each example.
         reduce: 'sum', or 'no' for one loss per example.
-        samples: noise words (N, ``sample_size``) in place of drawn ones.
-        return_samples: also return the noise words.
+        samples: t and the noise words (N, ``sample_size`` + 1), t in the first column, in place of drawn ones.
+        return_samples: also return these.
     """
     one_of("negative_sampling", "reduce", ("sum", "no"), reduce)
     x, W = together("negative_sampling", x=x, W=W)
     t = _words("negative_sampling", x, t, W)
+    xp, shape = get_array_module(x), (len(x), int(sample_size))
     if samples is None:
-        samples = sampler((len(x), int(sample_size)))
-    samples = get_array_module(x).asarray(as_array(samples))
-    if samples.shape != (len(x), int(sample_size)) or samples.dtype.kind not in "iu":
-        raise expected("negative_sampling", "samples", f"integers of shape {(len(x), int(sample_size))}", samples)
-    xp = get_array_module(x)
-    words = xp.concatenate([t[:, None], samples], axis=1)
+        samples = xp.concatenate([t[:, None], xp.asarray(as_array(sampler(shape)))], axis=1)
+    words = xp.asarray(as_array(samples))
+    if words.shape != (shape[0], shape[1] + 1) or words.dtype.kind not in "iu":
+        raise expected("negative_sampling", "samples", f"integers of shape {(shape[0], shape[1] + 1)}", words)
     scores = ops.sum(ops.mul(embed_id(xp.maximum(words, 0), W), ops.reshape(x, (len(x), 1, x.shape[1]))), 2)
     signs = xp.where(xp.arange(words.shape[1]) == 0, -1.0, 1.0).astype(x.dtype)
     losses = ops.sum(softplus(ops.mul(scores, signs)), 1)
     losses = ops.where(t >= 0, losses, xp.zeros(losses.shape, losses.dtype))
     losses = _reduced(losses, reduce)
-    return (losses, samples) if return_samples else losses
+    return (losses, words) if return_samples else losses
 
 
 def _words(function: str, x: Any, t: Any, W: Any) -> Array:
@@ -258,7 +260,7 @@ def black_out(x: Any, t: Any, W: Any, samples: Any, reduce: str = "mean") -> Any
     # log(1 - p) = log(sum of the other exponentials) - log(sum of all), without cancellation.
     size = words.shape[1]
     others = ops.reshape(scores, (len(x), 1, size))
-    masked = ops.where(xp.eye(size, dtype=bool), xp.full((size, size), _NEVER, x.dtype), others)
+    masked = ops.where(xp.eye(size, dtype=bool), xp.full((size, size), _never(x.dtype), x.dtype), others)
     log_rest = ops.sub(logsumexp(masked, axis=2), ops.reshape(logsumexp(scores, axis=1), (len(x), 1)))
     first = ops.getitem(log_p, (slice(None), 0))
     rest = ops.sum(ops.getitem(log_rest, (slice(None), slice(1, None))), 1)

@@ -663,6 +663,7 @@ WINDOWS = [
 ]  # fmt: skip
 
 WORDS, NOISE = np.array([1, 3, 0], np.int32), np.array([[0, 2], [3, 3], [1, 4]], np.int32)
+CHOSEN = np.concatenate([WORDS[:, None], NOISE], axis=1)
 TAGS = [np.array([1, 0, 2], np.int32), np.array([2, 2], np.int32), np.array([0], np.int32)]
 TEXT = np.array([[1, 2], [2, 2]], np.int32)
 VOCABULARY = [
@@ -672,7 +673,8 @@ VOCABULARY = [
          lambda *xs: F.connectionist_temporal_classification(xs, _like(xs[0], TEXT), 0), (((2, 3),) * 4,),
          narrow_tolerance=None),
     Case("negative_sampling",
-         lambda x, W: F.negative_sampling(x, _like(x, WORDS), W, None, 2, samples=_like(x, NOISE)), (((3, 4), (5, 4)),),
+         lambda x, W: F.negative_sampling(x, _like(x, WORDS), W, None, 2, samples=_like(x, CHOSEN)),
+         (((3, 4), (5, 4)),),
          narrow_tolerance=64),
     Case("black_out", lambda x, W: F.black_out(x, _like(x, WORDS), W, _like(x, NOISE)), (((3, 4), (5, 4)),),
          narrow_tolerance=None),

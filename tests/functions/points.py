@@ -445,6 +445,7 @@ CHAINS = (draw(3, 3), draw(2, 3), draw(1, 3))
 SPEECH = tuple(draw(3, 4) + 0.3 * t for t in range(5))
 SPOKEN = np.array([[1, 2], [2, 2], [3, 0]])
 WORDS, NOISE = np.array([1, -1, 0]), np.array([[0, 2], [3, 3], [1, 4]])
+CHOSEN = np.concatenate([WORDS[:, None], NOISE], axis=1)
 WINDOWS = [
     *(at(name, VOLUME, draw(2, 2, 2, 3, 2), draw(2), (2, 1, 3), (1, 2, 0), cover, (2, 1, 1), 2)
       for name in ("convolution_nd", "convolution_3d") for cover in (False, True)),
@@ -488,8 +489,8 @@ VOCABULARY = [
     at("connectionist_temporal_classification", SPEECH, SPOKEN[:, :1], 0, np.array([3, 5, 2]), np.array([1, 0, 1]),
        reduce="no"),
     at("connectionist_temporal_classification", SPEECH, SPOKEN[:, :2] % 3, 3, np.array([5, 4, 5]), reduce="no"),
-    at("negative_sampling", draw(3, 4), WORDS, draw(5, 4), None, 2, samples=NOISE, reduce="no", return_samples=True),
-    at("negative_sampling", draw(3, 4), WORDS, draw(5, 4), None, 2, samples=NOISE),
+    at("negative_sampling", draw(3, 4), WORDS, draw(5, 4), None, 2, samples=CHOSEN, reduce="no", return_samples=True),
+    at("negative_sampling", draw(3, 4), WORDS, draw(5, 4), None, 2, samples=CHOSEN),
     *(at("black_out", draw(3, 4), abs(WORDS), draw(5, 4), NOISE, reduce=reduce) for reduce in ("mean", "no")),
 ]  # fmt: skip
 

@@ -62,7 +62,8 @@ def test_negative_sampling_draws_from_the_sampler():
     x, W = RNG.standard_normal((5, 4)), RNG.standard_normal((3, 4))
     t = np.array([0, 1, 2, 0, -1])
     loss, samples = F.negative_sampling(x, t, W, sampler, 7, return_samples=True)
-    assert drawn == [(5, 7)] and samples.shape == (5, 7) and set(np.unique(samples)) == {0, 2}
+    assert drawn == [(5, 7)] and samples.shape == (5, 8) and set(np.unique(samples[:, 1:])) == {0, 2}
+    np.testing.assert_array_equal(samples[:, 0], t)
     again = F.negative_sampling(x, t, W, None, 7, samples=samples)
     np.testing.assert_array_equal(loss.array, again.array)
 
@@ -97,7 +98,7 @@ def test_wrong_arguments_are_named(call, message):
     (lambda: F.convolution_nd(ONES((2, 3)), ONES((2, 3))), r"convolution_nd: x: expected shape \(N, C, ...\)"),
     (lambda: F.convolution_3d(ONES((2, 3, 4, 4, 4)), ONES((2, 3, 2))), r"convolution_3d: W: expected 5 axes, as x has"),
     (lambda: F.convolution_3d(ONES((2, 3, 1, 4, 4)), ONES((2, 3, 2, 2, 2))), r"axes no smaller than the window"),
-    (lambda: F.convolution_nd(ONES((2, 3, 4)), ONES((2, 3, 2)), stride=(1, 2)), r"stride: expected a number or 1"),
+    (lambda: F.convolution_nd(ONES((2, 3, 4)), ONES((2, 3, 2)), stride=(1, 2)), r"stride: expected an integer or 1"),
     (lambda: F.deconvolution_nd(ONES((2, 3, 4)), ONES((3, 2, 2)), outsize=9), r"outsize: expected sizes whose"),
     (lambda: F.depthwise_convolution_2d(ONES((2, 3, 4, 4)), ONES((2, 4, 2, 2))), r"W: expected shape \(D, 3, kh, kw\)"),
     (lambda: F.max_pooling_1d(ONES((2, 3, 4, 5)), 2), r"max_pooling_1d: x: expected shape \(N, C, 1 axes\)"),
@@ -112,3 +113,22 @@ def test_wrong_arguments_are_named(call, message):
 def test_wrong_windows_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_half_precision_stays_half_and_finite():
+    x = [Variable(a.astype(np.float16)) for a in X]
+    loss = F.connectionist_temporal_classification(x, T, 0, label_length=np.array([3, 2]))
+    loss.backward()
+    assert loss.dtype == np.float16 and all(np.isfinite(a.grad).all() for a in x)
+    h, W = Variable(RNG.standard_normal((2, 3)).astype(np.float16)), Variable(RNG.standard_normal((5, 3)).astype("e"))
+    loss = F.black_out(h, T[:, 0], W, T)
+    loss.backward()
+    assert loss.dtype == np.float16 and np.isfinite(W.grad).all()
+
+
+@pytest.mark.parametrize("shape, window", [((2, 3, 6), (4, 3, 2)), ((2, 3, 4, 4, 4), (4, 3, 2, 2, 2))])
+def test_16_bit_activations_beside_float32_weights_decide_the_type(shape, window):
+    x, W, b = np.ones(shape, np.float16), Variable(np.ones(window, "f")), Variable(np.ones(4, "f"))
+    assert F.convolution_nd(x, W, b).dtype == np.float16
+    turned = Variable(np.ones((3, 4, *window[2:]), "f"))
+    assert F.deconvolution_nd(x, turned, b).dtype == np.float16

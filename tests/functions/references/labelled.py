@@ -57,7 +57,7 @@ def negative_sampling(x, t, W, sampler, sample_size, reduce="sum", *, samples=No
     losses = np.zeros(len(x))
     for n in range(len(x)):
         if t[n] >= 0:
-            losses[n] = -np.log(sigmoid(x[n] @ W[t[n]])) - sum(np.log(sigmoid(-x[n] @ W[k])) for k in samples[n])
+            losses[n] = -np.log(sigmoid(x[n] @ W[t[n]])) - sum(np.log(sigmoid(-x[n] @ W[k])) for k in samples[n][1:])
     found = losses.sum() if reduce == "sum" else losses
     return (found, samples) if return_samples else found
 
