@@ -28,7 +28,7 @@ class _FiltersND(Link):
         if ksize is None:
             out_channels, ksize, in_channels = in_channels, out_channels, None
         if ksize is None:
-            raise self._refused("ksize", f"a number or {ndim} of them", "None")
+            raise self._refused("ksize", f"an integer or {ndim} of them", "None")
         self.ndim, self.out_channels, self.groups = ndim, out_channels, int(groups)
         self.ksize, self.stride, self.pad, self.dilate = (
             each_axis(type(self).__name__, name, value, ndim)

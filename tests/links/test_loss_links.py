@@ -55,7 +55,7 @@ def test_negative_sampling():
     losses, samples = link(X, t, reduce="no", return_samples=True)
     noise = samples[:, -2:]
     wide = X.astype(float), t, link.W.array.astype(float), None, 2
-    np.testing.assert_allclose(losses.array, R.negative_sampling(*wide, "no", samples=noise), rtol=1e-5)
+    np.testing.assert_allclose(losses.array, R.negative_sampling(*wide, "no", samples=samples), rtol=1e-5)
     assert not (noise == 1).any()  # it never occurs
     assert np.array_equal(reloaded(link, L.NegativeSampling(3, COUNTS, 2)).W.array, link.W.array)
     assert L.NegativeSampling(3, COUNTS, 2, dtype=np.float64).W.dtype == np.float64
