@@ -28,9 +28,14 @@ def generator(seed: int, purpose: str, epoch: int = 0, sample: int = 0, part: in
     return np.random.Generator(_philox(seed, purpose, (0, part, sample, epoch)))
 
 
-def permutation(seed: int, epoch: int, n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The order of ``n`` examples in ``epoch``: the same on every rank."""
-    return generator(seed, "order", epoch).permutation(n)
+def permutation(seed: int, epoch: int, n: int, dtype: Any = np.int64) -> np.ndarray[Any, Any]:
+    """The order of ``n`` examples in ``epoch``: the same on every rank, and in any type of integers that holds them.
+
+    Numbers are those of ``Generator.permutation``, which takes int64 and may leave that memory with the process.
+    """
+    order = np.arange(n, dtype=dtype)
+    generator(seed, "order", epoch).shuffle(order)
+    return order
 
 
 class Stream(threading.local):

@@ -45,8 +45,8 @@ class ShuffleOrderSampler(OrderSampler):
         self._num_calls = 0
 
     def order(self, epoch: int, n: int) -> Array:
-        """The permutation of ``range(n)`` for ``epoch``."""
-        return permutation(self.seed, epoch, n)
+        """The permutation of ``range(n)`` for ``epoch``, in int32 where that holds it."""
+        return permutation(self.seed, epoch, n, np.int32 if n < 1 << 31 else np.int64)
 
     def __call__(self, current_order: Array, current_position: int) -> Array:
         """The next permutation: the k-th call returns ``current_order`` permuted as in epoch k."""
@@ -123,7 +123,7 @@ class Plan:
         if self.sampler is None:
             return None
         if self.is_pure:
-            return _narrow(self.sampler.order(epoch, self.num_examples))
+            return self.sampler.order(epoch, self.num_examples)
         new = np.asarray(self.sampler(order, position))
         if len(new) != self.num_examples:
             raise ValueError(f"expected an order of {self.num_examples} examples from the sampler, got {len(new)}")
@@ -149,14 +149,6 @@ class Plan:
             if not fills_up:
                 break
         return State(epoch, position, is_new, order, state.epoch, state.position), Step(tuple(pieces))
-
-
-def _narrow(order: Array) -> Array:
-    """The order in half the memory where all indices fit: an iterator holds a whole epoch's."""
-    if getattr(order, "dtype", None) != np.int64:
-        return order
-    narrow = order.astype(np.int32)
-    return narrow if np.array_equal(narrow, order) else order
 
 
 def _wide(indices: Array) -> Array:

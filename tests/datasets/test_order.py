@@ -200,3 +200,10 @@ def test_orders_of_other_types_stay_as_they_are(order):
     state, step = Plan(5, 3, True, "wrap", sampler).advance(Plan(5, 3, True, "wrap", sampler).first())
     assert state.order is order
     assert list(step.indices) == list(order[:3])
+
+
+@each(n=[0, 1, 2, 3, 10, 65537, 1_281_167])
+def test_orders_are_the_permutations_of_numpys_generator(n):
+    order = ShuffleOrderSampler(7).order(2, n)
+    assert order.dtype == np.int32
+    assert np.array_equal(order, generator(7, "order", 2).permutation(n))
