@@ -172,6 +172,14 @@ from dbrdist.functions.math import (
     tan,
     tensordot,
 )
+from dbrdist.functions.n_step_rnn import (
+    n_step_bigru,
+    n_step_bilstm,
+    n_step_birnn,
+    n_step_gru,
+    n_step_lstm,
+    n_step_rnn,
+)
 from dbrdist.functions.noise import (
     dropout,
     gaussian,
@@ -202,17 +210,7 @@ from dbrdist.functions.pooling_nd import (
     unpooling_nd,
     upsampling_2d,
 )
-from dbrdist.functions.rnn import (
-    lstm,
-    n_step_bigru,
-    n_step_bilstm,
-    n_step_birnn,
-    n_step_gru,
-    n_step_lstm,
-    n_step_rnn,
-    slstm,
-    tree_lstm,
-)
+from dbrdist.functions.rnn import lstm, slstm, tree_lstm
 from dbrdist.functions.sequence import (
     pad_sequence,
     transpose_sequence,

@@ -18,12 +18,7 @@ from dbrdist.links.convolution_nd import (
 )
 from dbrdist.links.elementwise import Bias, Parameter, PReLU, Scale, Swish
 from dbrdist.links.loss import BinaryHierarchicalSoftmax, BlackOut, CRF1d, NegativeSampling
-from dbrdist.links.normalization import BatchNormalization, GroupNormalization, LayerNormalization
-from dbrdist.links.rnn import (
-    GRU,
-    LSTM,
-    ChildSumTreeLSTM,
-    NaryTreeLSTM,
+from dbrdist.links.n_step_rnn import (
     NStepBiGRU,
     NStepBiLSTM,
     NStepBiRNNReLU,
@@ -32,6 +27,13 @@ from dbrdist.links.rnn import (
     NStepLSTM,
     NStepRNNReLU,
     NStepRNNTanh,
+)
+from dbrdist.links.normalization import BatchNormalization, GroupNormalization, LayerNormalization
+from dbrdist.links.rnn import (
+    GRU,
+    LSTM,
+    ChildSumTreeLSTM,
+    NaryTreeLSTM,
     StatefulGRU,
     StatefulMGU,
     StatefulPeepholeLSTM,

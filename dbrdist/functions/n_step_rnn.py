@@ -1,0 +1,427 @@
+"""Recurrent functions over whole sequences: several layers, in one direction or both.
+
+N examples, U units, I inputs, T steps. Gates are linear in the input and in the state before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from dbrdist import kernels
+from dbrdist.core import ops
+from dbrdist.core.backend import Array, get_array_module
+from dbrdist.core.backprop import grad
+from dbrdist.core.checks import expected
+from dbrdist.core.graph import FunctionNode
+from dbrdist.core.rows import together
+from dbrdist.functions.activation import relu, sigmoid, tanh
+from dbrdist.functions.array import concat, split_axis
+from dbrdist.functions.array import stack as stacked
+from dbrdist.functions.noise import dropout
+from dbrdist.functions.rnn import gates_in_place, zeros_like
+
+_tanh, _sigmoid = tanh.primitive, sigmoid.primitive
+
+
+class _Cell:
+    """One step on arrays. ``step`` turns zx = x W^T + b and zh = h V^T + d, both (n, gates U), into the new state and
+    what ``pull`` needs for the gradients of zx and zh and of the state before.
+
+    ``composed`` is the same step with primitives, for derivatives of higher order.
+    """
+
+    num_gates: ClassVar[int]
+    num_states: ClassVar[int] = 1
+    order: ClassVar[tuple[int, ...]]  # of the gates among Chainer's weights
+
+
+class _LSTMCell(_Cell):
+    num_gates, num_states, order = 4, 2, (2, 0, 1, 3)  # a, i, f, o
+
+    @staticmethod
+    def step(zx: Array, zh: Array, states: list[Array]) -> tuple[list[Array], Any]:
+        zh += zx
+        z = zh.reshape(len(zh), 4, -1)
+        gates_in_place(z, 1)
+        a, i, f, o = (z[:, k] for k in range(4))
+        c = f * states[1]
+        c += a * i
+        t = get_array_module(c).tanh(c)
+        return [o * t, c], (z, t, states[1])
+
+    @staticmethod
+    def pull(saved: Any, gs: list[Array], gzx: Array, gzh: Array) -> list[Any]:
+        z, t, c_prev = saved
+        a, i, f, o = (z[:, k] for k in range(4))
+        gh, gc = gs
+        g = t * t
+        g -= 1.0
+        g *= o
+        g *= gh
+        gc = gc - g  # gh o (1 - t^2) + gc
+        out = gzx.reshape(z.shape)
+        xp = get_array_module(z)
+        rest = out[:, 1:]
+        xp.subtract(1.0, z[:, 1:], out=rest)  # the slopes of the sigmoids
+        rest *= z[:, 1:]
+        out[:, 1] *= a
+        out[:, 2] *= c_prev
+        out[:, 1:3] *= gc[:, None]
+        out[:, 3] *= t
+        out[:, 3] *= gh
+        first = xp.multiply(a, a, out=out[:, 0])
+        xp.subtract(1.0, first, out=first)
+        first *= i
+        first *= gc
+        gzh[...] = gzx
+        return [None, gc * f]
+
+    @staticmethod
+    def composed(zx: Any, zh: Any, states: list[Any]) -> list[Any]:
+        a, i, f, o = _blocks(ops.add(zx, zh), 4)
+        c = ops.add(ops.mul(_sigmoid(f), states[1]), ops.mul(_tanh(a), _sigmoid(i)))
+        return [ops.mul(_sigmoid(o), _tanh(c)), c]
+
+
+class _GRUCell(_Cell):
+    num_gates, order = 3, (2, 0, 1)  # the candidate, r, z
+
+    @staticmethod
+    def step(zx: Array, zh: Array, states: list[Array]) -> tuple[list[Array], Any]:
+        h = states[0]
+        units = h.shape[1]
+        w = zh[:, :units].copy()
+        zh[:, units:] += zx[:, units:]
+        rz = zh[:, units:].reshape(len(h), 2, units)
+        gates_in_place(rz, 0)
+        r, z = rz[:, 0], rz[:, 1]
+        y = r * w
+        y += zx[:, :units]
+        get_array_module(y).tanh(y, out=y)
+        return [y + z * (h - y)], (r, z, w, y, h)
+
+    @staticmethod
+    def pull(saved: Any, gs: list[Array], gzx: Array, gzh: Array) -> list[Any]:
+        r, z, w, y, h = saved
+        (gh,) = gs
+        units = h.shape[1]
+        gy = gh * (1.0 - z) * (1.0 - y * y)
+        gzx[:, :units] = gy
+        gzh[:, :units] = gy * r
+        gzx[:, units : 2 * units] = gy * w * r * (1.0 - r)
+        gzx[:, 2 * units :] = gh * (h - y) * z * (1.0 - z)
+        gzh[:, units:] = gzx[:, units:]
+        return [gh * z]
+
+    @staticmethod
+    def composed(zx: Any, zh: Any, states: list[Any]) -> list[Any]:
+        (x_new, x_r, x_z), (h_new, h_r, h_z) = _blocks(zx, 3), _blocks(zh, 3)
+        r, z = _sigmoid(ops.add(x_r, h_r)), _sigmoid(ops.add(x_z, h_z))
+        y = _tanh(ops.add(x_new, ops.mul(r, h_new)))
+        return [ops.add(y, ops.mul(z, ops.sub(states[0], y)))]
+
+
+class _TanhCell(_Cell):
+    num_gates, order = 1, (0,)
+
+    @staticmethod
+    def step(zx: Array, zh: Array, states: list[Array]) -> tuple[list[Array], Any]:
+        zh += zx
+        y = get_array_module(zh).tanh(zh, out=zh)
+        return [y], y
+
+    @staticmethod
+    def pull(saved: Any, gs: list[Array], gzx: Array, gzh: Array) -> list[Any]:
+        gzx[...] = gs[0] * (1.0 - saved * saved)
+        gzh[...] = gzx
+        return [None]
+
+    @staticmethod
+    def composed(zx: Any, zh: Any, states: list[Any]) -> list[Any]:
+        return [_tanh(ops.add(zx, zh))]
+
+
+class _ReLUCell(_Cell):
+    num_gates, order = 1, (0,)
+
+    @staticmethod
+    def step(zx: Array, zh: Array, states: list[Array]) -> tuple[list[Array], Any]:
+        zh += zx
+        y = get_array_module(zh).maximum(zh, 0, out=zh)
+        return [y], y
+
+    @staticmethod
+    def pull(saved: Any, gs: list[Array], gzx: Array, gzh: Array) -> list[Any]:
+        gzx[...] = gs[0] * (saved > 0)
+        gzh[...] = gzx
+        return [None]
+
+    @staticmethod
+    def composed(zx: Any, zh: Any, states: list[Any]) -> list[Any]:
+        return [relu(ops.add(zx, zh))]
+
+
+def _blocks(z: Any, n: int) -> list[Any]:
+    """The n gates of z (N, n U), one after another."""
+    units = z.shape[1] // n
+    return [ops.getitem(z, (slice(None), slice(k * units, (k + 1) * units))) for k in range(n)]
+
+
+class RecurrentLayer(FunctionNode):
+    """One layer over a packed sequence, in one direction.
+
+    Inputs: the states (N, U) before; x (sum of n_t, I), the steps one after another, each with the first n_t <= N
+    examples; W (gates U, I), V (gates U, U), b and d (gates U,). Outputs: y (sum of n_t, U) and the last states.
+    The products with W take all steps at once, in both passes.
+    """
+
+    def __init__(self, cell: Any, counts: Sequence[int], is_backward: bool) -> None:
+        self.cell = cell
+        starts = [0]
+        for n in counts:
+            starts.append(starts[-1] + n)
+        steps = [(start, n) for start, n in zip(starts, counts) if n]
+        self.steps = steps[::-1] if is_backward else steps
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        k = self.cell.num_states
+        states = [s.copy() for s in xs[:k]]
+        x, W, V, b, d = xs[k:]
+        self.retain_inputs(tuple(range(len(xs))))
+        xp = get_array_module(x)
+        zx = xp.dot(x, W.T)
+        zx += b
+        y = xp.empty((len(x), states[0].shape[1]), x.dtype)
+        before = xp.empty_like(y)
+        self.saved: list[Any] = []
+        for start, n in self.steps:
+            now = [s[:n] for s in states]
+            end = start + n
+            before[start:end] = now[0]
+            zh = kernels.matmul(now[0], V.T)
+            zh += d
+            if k > 1:
+                now[1] = now[1].copy()  # kept for the gradient; the state goes on
+            new, saved = self.cell.step(zx[start:end], zh, [before[start:end], *now[1:]])
+            y[start:end] = new[0]
+            for s, value in zip(states, new):
+                s[:n] = value
+            self.saved.append(saved)
+        self.before = before
+        return (y, *states)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self._on_variables:
+            return self._derive_variables(wanted, gys)
+        k = self.cell.num_states
+        x, W, V, b, d = self._xs[k:]
+        xp = get_array_module(x)
+        gy = gys[0]
+        gs = [xp.zeros_like(s) if g is None else g.copy() for s, g in zip(self._xs, gys[1:])]
+        gzx = xp.empty((len(x), len(W)), x.dtype)
+        gzh = xp.empty_like(gzx)
+        for (start, n), saved in zip(self.steps[::-1], self.saved[::-1]):
+            end = start + n
+            now = [g[:n] for g in gs]
+            if gy is not None:
+                now[0] += gy[start:end]
+            direct = self.cell.pull(saved, now, gzx[start:end], gzh[start:end])
+            back = kernels.matmul(gzh[start:end], V)
+            if direct[0] is not None:
+                back += direct[0]
+            now[0][...] = back
+            for g, value in zip(now[1:], direct[1:]):
+                g[...] = value
+        rules: tuple[Callable[[], Array], ...] = (
+            *[lambda g=g: g for g in gs],
+            lambda: xp.dot(gzx, W),
+            lambda: xp.dot(gzx.T, x),
+            lambda: xp.dot(gzh.T, self.before),
+            lambda: gzx.sum(axis=0, dtype=b.dtype),
+            lambda: gzh.sum(axis=0, dtype=d.dtype),
+        )
+        return tuple(rules[i]() for i in wanted)
+
+    def _derive_variables(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The gradient of the same layer made of primitives."""
+        inputs = self.retained_inputs()
+        k = self.cell.num_states
+        states = list(inputs[:k])
+        x, W, V, b, d = inputs[k:]
+        total = states[0].shape[0]
+        zx = ops.add(ops.matmul(x, W.T), b)
+        ys: dict[int, Any] = {}
+        for start, n in self.steps:
+            now = [ops.getitem(s, slice(n)) for s in states]
+            zh = ops.add(ops.matmul(now[0], V.T), d)
+            new = self.cell.composed(ops.getitem(zx, slice(start, start + n)), zh, now)
+            ys[start] = new[0]
+            states = [
+                s if n == total else ops.concat([s, ops.getitem(old, slice(n, None))], axis=0)
+                for s, old in zip(new, states)
+            ]
+        outputs = [ops.concat([ys[start] for start in sorted(ys)], axis=0), *states]
+        given = [(y, g) for y, g in zip(outputs, gys) if g is not None]
+        found = grad(
+            [y for y, _ in given], [inputs[i] for i in wanted], [g for _, g in given], enable_double_backprop=True
+        )
+        return tuple(zeros_like(inputs[i]) if g is None else g for i, g in zip(wanted, found))
+
+
+def _n_step(
+    name: str, cell: Any, is_both: bool, n_layers: int, dropout_ratio: float, states: tuple[Any, ...], ws: Any, bs: Any,
+    xs: Any, kwargs: dict[str, Any],
+) -> tuple[Any, ...]:  # fmt: skip
+    """Layers over sequences; see the public functions."""
+    if kwargs:
+        raise TypeError(f"{name}: unexpected argument {sorted(kwargs)[0]!r}; use dbrdist.using_config in its place")
+    directions = 2 if is_both else 1
+    num = n_layers * directions
+    state_names = ("hx", "cx")
+    given = {**dict(zip(state_names, states)), **{f"xs[{t}]": x for t, x in enumerate(xs)}}
+    given |= {f"ws[{k}][{j}]": w for k, row in enumerate(ws) for j, w in enumerate(row)}
+    given |= {f"bs[{k}][{j}]": b for k, row in enumerate(bs) for j, b in enumerate(row)}
+    in_type = iter(together(name, **given))
+    states = tuple(next(in_type) for _ in states)
+    xs = [next(in_type) for _ in xs]
+    ws = [[next(in_type) for _ in row] for row in ws]
+    bs = [[next(in_type) for _ in row] for row in bs]
+    counts = [len(x) for x in xs]
+    if counts != sorted(counts, reverse=True):
+        raise expected(name, "xs", "steps with a falling number of examples (the longest sequence first)", str(counts))
+    for state_name, s in zip(state_names, states):
+        if s.ndim != 3 or s.shape[0] != num or (counts and s.shape[1] < counts[0]) or s.shape != states[0].shape:
+            what = f"shape ({num}, {counts[0] if counts else 'N'}, U): {n_layers} layers"
+            raise expected(name, state_name, what + (" in both directions" if is_both else ""), s)
+    per_layer = 2 * cell.num_gates
+    for which, table in (("ws", ws), ("bs", bs)):
+        lengths = [len(row) for row in table]
+        if lengths != [per_layer] * num:
+            raise expected(name, which, f"{num} lists of {per_layer}", f"lists of {lengths}")
+    if not xs:
+        return (*states, [])
+    h = concat(xs, axis=0) if len(xs) > 1 else xs[0]
+    lasts: list[list[Any]] = [[] for _ in states]
+    for layer in range(n_layers):
+        if layer and dropout_ratio:
+            h = dropout(h, dropout_ratio)
+        ys = []
+        for direction in range(directions):
+            k = layer * directions + direction
+            y, *last = _layer(name, cell, k, counts, bool(direction), [s[k] for s in states], h, ws[k], bs[k])
+            ys.append(y)
+            for found, s in zip(lasts, last):
+                found.append(s)
+        h = concat(ys, axis=1) if is_both else ys[0]
+    ends = [sum(counts[: t + 1]) for t in range(len(counts) - 1)]
+    return (*[stacked(found, axis=0) for found in lasts], list(split_axis(h, ends, axis=0)))
+
+
+def _layer(
+    name: str, cell: Any, k: int, counts: list[int], is_backward: bool, states: list[Any], x: Any, ws: Any, bs: Any
+) -> tuple[Any, ...]:
+    units, gates = states[0].shape[1], cell.num_gates
+    for j, (w, b) in enumerate(zip(ws, bs)):
+        width = x.shape[1] if j < gates else units
+        if w.shape != (units, width):
+            raise expected(name, f"ws[{k}][{j}]", f"shape {(units, width)}", w)
+        if b.shape != (units,):
+            raise expected(name, f"bs[{k}][{j}]", f"shape {(units,)}", b)
+    order = cell.order
+
+    def joined(table: Any, offset: int) -> Any:
+        parts = [table[offset + j] for j in order]
+        return concat(parts, axis=0) if len(parts) > 1 else parts[0]
+
+    inputs = (*states, x, joined(ws, 0), joined(ws, gates), joined(bs, 0), joined(bs, gates))
+    return RecurrentLayer(cell, counts, is_backward).apply(inputs)
+
+
+_SHAPES = """
+
+    Args:
+        n_layers: number of layers.
+        dropout_ratio: how likely elements of the input of each layer but the first are dropped in training.
+        hx{states}: {what} before the first step, shape ({layers}, N, U); both directions of a layer
+            stand next to each other.
+        ws: for each layer{both} a list of {n} weights, the first half (U, I) for the input and the other half (U, U)
+            for the state; I is {width} from the second layer on.
+        bs: likewise {n} biases (U,).
+        xs: the steps, a list of (N_t, I) arrays with N_t falling: the longest sequences first.
+
+    Returns ({result}ys): the last states in the shape of hx, and ys, a list of (N_t, {units}) arrays.
+    """
+
+_LSTM = """{kind} of long short-term memory (Hochreiter and Schmidhuber 1997) over sequences.
+
+    i = s(W_0 x + W_4 h + b_0 + b_4), f = s(W_1 x + W_5 h + b_1 + b_5), a = tanh(W_2 x + W_6 h + b_2 + b_6),
+    o = s(W_3 x + W_7 h + b_3 + b_7); c = f c + i a, h = o tanh(c), with s the sigmoid: the order of cuDNN's weights,
+    in which Chainer computes too, whatever its documentation says of W_2 and W_3."""
+_GRU = """{kind} of gated recurrent units (Cho et al. 2014, arXiv:1406.1078) over sequences.
+
+    r = s(W_0 x + W_3 h + b_0 + b_3), z = s(W_1 x + W_4 h + b_1 + b_4),
+    y = tanh(W_2 x + b_2 + r (W_5 h + b_5)), h = (1 - z) y + z h, with s the sigmoid."""
+_RNN = """{kind} of plain recurrent units (Elman 1990) over sequences.
+
+    h = f(W_0 x + W_1 h + b_0 + b_1), with f the ``activation``, ``tanh`` or ``relu``."""
+
+
+def _documented(function: Any, text: str, is_both: bool, n: int) -> Any:
+    has_cell = n == 8
+    function.__doc__ = text.format(kind="Layers in both directions" if is_both else "Layers") + _SHAPES.format(
+        states=", cx" if has_cell else "", what="outputs and cells" if has_cell else "outputs", n=n,
+        layers="2 n_layers" if is_both else "n_layers", both=" and direction" if is_both else "",
+        width="2 U" if is_both else "U", units="2 U" if is_both else "U", result="hy, cy, " if has_cell else "hy, ",
+    )  # fmt: skip
+    return function
+
+
+def n_step_lstm(
+    n_layers: int, dropout_ratio: float, hx: Any, cx: Any, ws: Any, bs: Any, xs: Any, **kwargs: Any
+) -> tuple[Any, ...]:
+    return _n_step("n_step_lstm", _LSTMCell, False, n_layers, dropout_ratio, (hx, cx), ws, bs, xs, kwargs)
+
+
+def n_step_bilstm(
+    n_layers: int, dropout_ratio: float, hx: Any, cx: Any, ws: Any, bs: Any, xs: Any, **kwargs: Any
+) -> tuple[Any, ...]:
+    return _n_step("n_step_bilstm", _LSTMCell, True, n_layers, dropout_ratio, (hx, cx), ws, bs, xs, kwargs)
+
+
+def n_step_gru(
+    n_layers: int, dropout_ratio: float, hx: Any, ws: Any, bs: Any, xs: Any, **kwargs: Any
+) -> tuple[Any, ...]:
+    return _n_step("n_step_gru", _GRUCell, False, n_layers, dropout_ratio, (hx,), ws, bs, xs, kwargs)
+
+
+def n_step_bigru(
+    n_layers: int, dropout_ratio: float, hx: Any, ws: Any, bs: Any, xs: Any, **kwargs: Any
+) -> tuple[Any, ...]:
+    return _n_step("n_step_bigru", _GRUCell, True, n_layers, dropout_ratio, (hx,), ws, bs, xs, kwargs)
+
+
+def n_step_rnn(
+    n_layers: int, dropout_ratio: float, hx: Any, ws: Any, bs: Any, xs: Any, activation: str = "tanh", **kwargs: Any
+) -> tuple[Any, ...]:
+    return _n_step("n_step_rnn", _plain(activation), False, n_layers, dropout_ratio, (hx,), ws, bs, xs, kwargs)
+
+
+def n_step_birnn(
+    n_layers: int, dropout_ratio: float, hx: Any, ws: Any, bs: Any, xs: Any, activation: str = "tanh", **kwargs: Any
+) -> tuple[Any, ...]:
+    return _n_step("n_step_birnn", _plain(activation), True, n_layers, dropout_ratio, (hx,), ws, bs, xs, kwargs)
+
+
+def _plain(activation: str) -> Any:
+    cells = {"tanh": _TanhCell, "relu": _ReLUCell}
+    if activation not in cells:
+        raise expected("n_step_rnn", "activation", "'tanh' or 'relu'", repr(activation))
+    return cells[activation]
+
+
+for _function, _text, _is_both, _n in (
+    (n_step_lstm, _LSTM, False, 8), (n_step_bilstm, _LSTM, True, 8), (n_step_gru, _GRU, False, 6),
+    (n_step_bigru, _GRU, True, 6), (n_step_rnn, _RNN, False, 2), (n_step_birnn, _RNN, True, 2),
+):  # fmt: skip
+    _documented(_function, _text, _is_both, _n)

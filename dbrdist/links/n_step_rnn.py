@@ -1,0 +1,150 @@
+"""Recurrent links over whole sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+import dbrdist.functions as F
+from dbrdist.core.chain import ChainList
+from dbrdist.core.checks import expected
+from dbrdist.core.link import Link
+from dbrdist.core.parameter import Parameter
+from dbrdist.core.variable import Variable
+from dbrdist.links.initializers import get_initializer
+from dbrdist.links.rnn import zeros_beside
+
+
+class _NStepBase(ChainList):
+    """Layers of a kind over sequences of different lengths, given in any order."""
+
+    n_weights: ClassVar[int]
+    use_bi_direction: ClassVar[bool] = False
+    n_cells: ClassVar[int] = 1
+
+    def __init__(
+        self, n_layers: int, in_size: int, out_size: int, dropout: float, *, initialW: Any = None,
+        initial_bias: Any = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        if kwargs:
+            raise TypeError(f"{type(self).__name__}: unexpected argument {sorted(kwargs)[0]!r}")
+        super().__init__()
+        self.n_layers, self.out_size, self.dropout = n_layers, out_size, dropout
+        directions = 2 if self.use_bi_direction else 1
+        for layer in range(n_layers):
+            for _ in range(directions):
+                link = Link()
+                with link.init_scope():
+                    for j in range(self.n_weights):
+                        is_input = j < self.n_weights // 2
+                        width = (in_size if layer == 0 else out_size * directions) if is_input else out_size
+                        setattr(link, f"w{j}", Parameter(get_initializer(initialW), (out_size, width)))
+                    for j in range(self.n_weights):
+                        bias = get_initializer(0 if initial_bias is None else initial_bias)
+                        setattr(link, f"b{j}", Parameter(bias, (out_size,)))
+                self.append(link)
+
+    @property
+    def ws(self) -> list[list[Parameter]]:
+        """The weights of each layer and direction."""
+        return [[getattr(link, f"w{j}") for j in range(self.n_weights)] for link in self]
+
+    @property
+    def bs(self) -> list[list[Parameter]]:
+        """The biases of each layer and direction."""
+        return [[getattr(link, f"b{j}") for j in range(self.n_weights)] for link in self]
+
+    def init_hx(self, xs: Sequence[Any]) -> Variable:
+        """A state of zeros for these sequences."""
+        return zeros_beside(xs[0], len(self), len(xs), self.out_size)
+
+    def rnn(self, *args: Any) -> Any:
+        """The function behind the link."""
+        raise NotImplementedError
+
+    def _run(self, states: Sequence[Any], xs: Sequence[Any]) -> tuple[Any, ...]:
+        name = type(self).__name__
+        if not isinstance(xs, (list, tuple)):
+            raise expected(name, "xs", "a list or tuple of sequences, arrays (L, I)", type(xs).__name__)
+        if not len(xs):
+            raise expected(name, "xs", "at least one sequence", "none")
+        order = sorted(range(len(xs)), key=lambda i: -len(xs[i]))
+        back = sorted(range(len(xs)), key=order.__getitem__)
+        is_sorted = order == back == list(range(len(xs)))
+        sequences = [xs[i] for i in order]
+        states = tuple(self.init_hx(xs) if s is None else s for s in states)
+        if not is_sorted:
+            states = tuple(F.permutate(s, np.array(order, np.int32), axis=1) for s in states)
+        steps = F.transpose_sequence(sequences)
+        *lasts, ys = self.rnn(self.n_layers, self.dropout, *states, self.ws, self.bs, list(steps))
+        if ys:
+            found = list(F.transpose_sequence(ys))
+        else:
+            found = []
+        width = self.out_size * (2 if self.use_bi_direction else 1)
+        found += [zeros_beside(xs[0], 0, width) for _ in range(len(xs) - len(found))]  # sequences without any step
+        if not is_sorted:
+            lasts = [F.permutate(s, np.array(back, np.int32), axis=1) for s in lasts]
+        return (*lasts, [found[i] for i in back])
+
+
+class _WithoutCell(_NStepBase):
+    def forward(self, hx: Any, xs: Sequence[Any], **kwargs: Any) -> tuple[Any, Any]:
+        """hx (layers, N, U) or None for zeros; xs: N sequences (L, I). The last states and the N outputs (L, U)."""
+        hy, ys = self._run((hx,), xs)
+        return hy, ys
+
+
+class _WithCell(_NStepBase):
+    n_cells = 2
+
+    def forward(self, hx: Any, cx: Any, xs: Sequence[Any], **kwargs: Any) -> tuple[Any, Any, Any]:
+        """hx, cx (layers, N, U) or None for zeros; xs: N sequences (L, I). The last states, and the outputs (L, U)."""
+        hy, cy, ys = self._run((hx, cx), xs)
+        return hy, cy, ys
+
+
+_ARGUMENTS = """
+
+    Args:
+        n_layers: number of layers.
+        in_size: I, elements of a step.
+        out_size: U, units of a layer{both}.
+        dropout: how likely elements of the input of each layer but the first are dropped in training.
+        initialW, initial_bias: initializers; default LeCunNormal and 0.
+    """
+
+
+def _n_step(name: str, base: Any, rnn: Any, n_weights: int, is_both: bool, what: str) -> Any:
+    doc = f"{what} over sequences of different lengths, in any order; see :func:`dbrdist.functions.{rnn.__name__}`."
+    doc += _ARGUMENTS.format(both=", in each direction" if is_both else "")
+    body = {"n_weights": n_weights, "use_bi_direction": is_both, "__doc__": doc, "__module__": __name__}
+    return type(name, (base,), {**body, "rnn": lambda self, *args: rnn(*args)})
+
+
+def _relu_of(rnn: Any) -> Any:
+    def with_relu(*args: Any) -> Any:
+        return rnn(*args, activation="relu")
+
+    with_relu.__name__ = rnn.__name__
+    return with_relu
+
+
+_LSTM_TEXT, _GRU_TEXT = "Long short-term memory", "Gated recurrent units"
+NStepLSTM = _n_step("NStepLSTM", _WithCell, F.n_step_lstm, 8, False, _LSTM_TEXT)
+NStepBiLSTM = _n_step("NStepBiLSTM", _WithCell, F.n_step_bilstm, 8, True, f"{_LSTM_TEXT}, in both directions,")
+NStepGRU = _n_step("NStepGRU", _WithoutCell, F.n_step_gru, 6, False, _GRU_TEXT)
+NStepBiGRU = _n_step("NStepBiGRU", _WithoutCell, F.n_step_bigru, 6, True, f"{_GRU_TEXT}, in both directions,")
+NStepRNNTanh = _n_step("NStepRNNTanh", _WithoutCell, F.n_step_rnn, 2, False, "Plain recurrent units with tanh")
+NStepRNNReLU = _n_step(
+    "NStepRNNReLU", _WithoutCell, _relu_of(F.n_step_rnn), 2, False, "Plain recurrent units with ReLU"
+)
+NStepBiRNNTanh = _n_step(
+    "NStepBiRNNTanh", _WithoutCell, F.n_step_birnn, 2, True, "Plain recurrent units with tanh, in both directions,"
+)
+NStepBiRNNReLU = _n_step(
+    "NStepBiRNNReLU", _WithoutCell, _relu_of(F.n_step_birnn), 2, True,
+    "Plain recurrent units with ReLU, in both directions,",
+)  # fmt: skip
