@@ -9,6 +9,7 @@ import time
 import pytest
 from dbrdist_launch.launcher import report
 from dbrdist_launch.launcher.ranks import Rank
+from dbrdist_launch.rank import deaths
 from support import PROGRAMS, assert_nothing_left, environment, failure_in, launch, popen
 
 # --- tracebacks
@@ -302,3 +303,22 @@ def test_a_report_knows_the_others_last_beats(tmp_path):
     failure = failure_in(tmp_path / "logs")
     assert (failure["step"], failure["others"][0]["step"]) == (3, 7), result.stderr
     assert failure["last_beat_seconds"] < 5 and failure["others"][0]["last_beat_seconds"] < 5
+
+
+@pytest.mark.parametrize("can_read_the_log", [True, False])
+def test_a_machine_that_ran_out_of_memory_elsewhere_is_no_evidence_where_the_kernel_says_more(
+    monkeypatch, tmp_path, can_read_the_log
+):
+    """Another job's process was killed for memory while a rank of ours died by an ordinary SIGKILL."""
+    kills = iter([5, 6])
+    monkeypatch.setattr(deaths, "_cgroup_files", lambda pid: [])
+    monkeypatch.setattr(deaths, "_counter", lambda path, name: next(kills))
+    log = tmp_path / "kmsg"
+    if can_read_the_log:
+        log.write_bytes(b"6,1,2,-;Memory cgroup out of memory: Killed process 4243 (python)\n")
+    monkeypatch.setattr(deaths, "_KERNEL_LOG", str(log))
+    monkeypatch.setattr(deaths, "_in_kernel_log", lambda pid: None)
+    watch = deaths.OomWatch()
+    watch.look(4242)
+    said = watch.counted(4242)
+    assert said is None if can_read_the_log else "rose while the process ran" in said

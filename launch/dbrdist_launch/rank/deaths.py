@@ -3,6 +3,7 @@
 import os
 import re
 
+_KERNEL_LOG = "/dev/kmsg"
 _KILLED = re.compile(r"[Kk]illed process (\d+)")
 
 
@@ -51,14 +52,20 @@ class OomWatch:
 
     def verdict(self, pid: int) -> str | None:
         """What says that the out-of-memory killer ended `pid`, which died by SIGKILL; None when nothing does."""
-        return _in_kernel_log(pid) or self.counted()
+        return _in_kernel_log(pid) or self.counted(pid)
 
-    def counted(self) -> str | None:
-        """What the counters alone say: well under a millisecond, where the kernel's log may take ten."""
+    def counted(self, pid: int) -> str | None:
+        """What the counters say: well under a millisecond, where the kernel's log may take ten.
+
+        The machine's own count says nothing of `pid`: another job may have run out of memory. The kernel's log decides
+        where we may read it.
+        """
         for path, before in self._groups.items():
             if (_counter(path, "oom_kill") or 0) > before:
                 return f"out-of-memory kill counted in {path}"
         if self._machine is not None and (_counter("/proc/vmstat", "oom_kill") or 0) > self._machine:
+            if os.access(_KERNEL_LOG, os.R_OK):
+                return _in_kernel_log(pid)
             return "the machine's count of out-of-memory kills rose while the process ran"
         return None
 
@@ -66,7 +73,7 @@ class OomWatch:
 def _in_kernel_log(pid: int) -> str | None:
     """The kernel's own line about this process, where we may read its log."""
     try:
-        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = os.open(_KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return None
     line = None

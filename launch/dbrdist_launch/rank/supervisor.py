@@ -176,7 +176,7 @@ class Supervisor:
                     code, number = codes.from_wait_status(status)
                     ended: Message = {"code": code, "signal": number, "oom": None, "ours": False}
                     self.channel.send("ended", **ended)  # at once: srun may leave no time for more
-                    oom = self.oom.counted() if number == signal.SIGKILL else None
+                    oom = self.oom.counted(pid) if number == signal.SIGKILL else None
                     if oom is not None:
                         self.channel.send("ended", **{**ended, "oom": oom})
 
