@@ -238,5 +238,8 @@ def record(name: str, settings: dict[str, Any], results: dict[str, Any], about: 
 
 
 def _shown_arguments() -> list[str]:
-    """The command line, with a peer's interpreter by its name alone."""
-    return [os.path.basename(a) if i and sys.argv[i - 1].endswith("-python") else a for i, a in enumerate(sys.argv)]
+    """The command line, with a peer's interpreter and folders of this machine by their names alone."""
+    return [
+        os.path.basename(a) if os.path.isabs(a) or (i and sys.argv[i - 1].endswith("-python")) else a
+        for i, a in enumerate(sys.argv)
+    ]
