@@ -129,6 +129,12 @@ class Distribution:
         """The parameter whose type, shape and device outcomes follow."""
         return next(iter(self.params.values()))
 
+    def _outcome(self, x: Any) -> Variable:
+        """What is asked about as a Variable; numbers, also NumPy's, in the type of the parameters."""
+        if isinstance(x, Variable) or backend.is_array(x):
+            return as_variable(x)
+        return as_variable(self.xp.asarray(x, self._like().dtype))
+
     def _drawn(self, draw: Callable[[np.random.Generator], Any]) -> Variable:
         """What ``draw`` makes of a generator, in the type and on the device of the parameters."""
         like = self._like()

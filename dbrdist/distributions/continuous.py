@@ -98,7 +98,7 @@ class Normal(_LocationScale):
         return F.log_ndtr(-self._standard(x))
 
     def icdf(self, x: Any) -> Variable:
-        return self.loc + self.scale * F.ndtri(as_variable(x))
+        return self.loc + self.scale * F.ndtri(self._outcome(x))
 
     def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
         return rng.standard_normal(shape)
@@ -130,7 +130,7 @@ class Laplace(_LocationScale):
         return F.where(value_of(z) < 0, tail, 1.0 - tail)
 
     def icdf(self, x: Any) -> Variable:
-        x = as_variable(x)
+        x = self._outcome(x)
         is_low = value_of(x) < 0.5
         tail = F.log(2.0 * F.where(is_low, x, 1.0 - x))
         return self.loc + self.scale * F.where(is_low, tail, -tail)
@@ -163,7 +163,7 @@ class Cauchy(_LocationScale):
         return F.arctan(self._standard(x)) / math.pi + 0.5
 
     def icdf(self, x: Any) -> Variable:
-        return self.loc + self.scale * F.tan(math.pi * (as_variable(x) - 0.5))
+        return self.loc + self.scale * F.tan(math.pi * (self._outcome(x) - 0.5))
 
     def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
         return rng.standard_cauchy(shape)
@@ -199,7 +199,7 @@ class Gumbel(_LocationScale):
         return -F.exp(-self._standard(x))
 
     def icdf(self, x: Any) -> Variable:
-        return self.loc - self.scale * F.log(-F.log(as_variable(x)))
+        return self.loc - self.scale * F.log(-F.log(self._outcome(x)))
 
     def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
         return rng.gumbel(size=shape)
@@ -238,13 +238,13 @@ class LogNormal(_Elementwise):
         return self._normal.entropy + self.mu
 
     def log_prob(self, x: Any) -> Variable:
-        x = as_variable(x)
+        x = self._outcome(x)
         inside = value_of(x) > 0
         log_x = F.log(F.where(inside, x, self.xp.ones_like(x.array)))
         return self._within(inside, self._normal.log_prob(log_x) - log_x)
 
     def cdf(self, x: Any) -> Variable:
-        x = as_variable(x)
+        x = self._outcome(x)
         inside = value_of(x) > 0
         return self._within(inside, self._normal.cdf(F.log(F.where(inside, x, self.xp.ones_like(x.array)))), 0.0)
 
@@ -312,7 +312,7 @@ class _Positive(_Elementwise):
     support = "positive"
 
     def log_prob(self, x: Any) -> Variable:
-        x = as_variable(x)
+        x = self._outcome(x)
         inside = value_of(x) > 0
         return self._within(inside, self._log_density(F.where(inside, x, self.xp.ones_like(x.array))))
 
@@ -352,10 +352,10 @@ class Exponential(_Elementwise):
         return self._within(value_of(x) >= 0, F.log(self.lam) - self.lam * x)
 
     def cdf(self, x: Any) -> Variable:
-        return -F.expm1(-self.lam * F.relu(as_variable(x)))
+        return -F.expm1(-self.lam * F.relu(self._outcome(x)))
 
     def icdf(self, x: Any) -> Variable:
-        return -F.log1p(-as_variable(x)) / self.lam
+        return -F.log1p(-self._outcome(x)) / self.lam
 
     def sample_n(self, n: int) -> Variable:
         return self._drawn(lambda rng: rng.standard_exponential(self._shape(n))) / self.lam
@@ -462,7 +462,7 @@ class Beta(_Elementwise):
         return log_beta(self.a, self.b) - sums + (total - 2.0) * F.digamma(total)
 
     def log_prob(self, x: Any) -> Variable:
-        x = as_variable(x)
+        x = self._outcome(x)
         inside = (value_of(x) >= 0) & (value_of(x) <= 1)
         x = F.where(inside, x, self.xp.full_like(x.array, 0.5))
         density = _xlogy(self.a - 1.0, x) + _xlogy(self.b - 1.0, 1.0 - x)
@@ -503,19 +503,19 @@ class Pareto(_Elementwise):
         return F.log(self.scale) - F.log(self.alpha) + 1.0 / self.alpha + 1.0
 
     def log_prob(self, x: Any) -> Variable:
-        x = as_variable(x)
+        x = self._outcome(x)
         inside = value_of(x) >= self.scale.array
         x = F.where(inside, x, F.broadcast_to(self.scale, inside.shape))
         return self._within(inside, F.log(self.alpha) + self.alpha * F.log(self.scale) - (self.alpha + 1.0) * F.log(x))
 
     def cdf(self, x: Any) -> Variable:
-        x = as_variable(x)
+        x = self._outcome(x)
         inside = value_of(x) >= self.scale.array
         x = F.where(inside, x, F.broadcast_to(self.scale, inside.shape))
         return self._within(inside, 1.0 - F.exp(self.alpha * (F.log(self.scale) - F.log(x))), 0.0)
 
     def icdf(self, x: Any) -> Variable:
-        return self.scale * F.exp(-F.log1p(-as_variable(x)) / self.alpha)
+        return self.scale * F.exp(-F.log1p(-self._outcome(x)) / self.alpha)
 
     def sample_n(self, n: int) -> Variable:
         return self.scale * F.exp(self._drawn(lambda rng: rng.standard_exponential(self._shape(n))) / self.alpha)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import dbrdist.functions as F
+from dbrdist.core.backend import get_array_module
 from dbrdist.core.variable import Variable, as_variable
 from dbrdist.distributions.base import Distribution, kept, one_of, parameters, register_kl, value_of
 from dbrdist.distributions.continuous import _Elementwise, _on_host
@@ -16,6 +17,12 @@ def _xlogx(p: Variable) -> Variable:
     """p log(p), and 0 where p is 0"""
     is_zero = p.array == 0
     return p * F.log(F.where(is_zero, is_zero.astype(p.dtype), p))
+
+
+def _times(x: Any, y: Variable) -> Variable:
+    """x y, and 0 where x is 0 though y may be infinite"""
+    is_zero = value_of(x) == 0
+    return x * F.where(is_zero, get_array_module(y).zeros_like(y.array), y)
 
 
 class Bernoulli(_Elementwise):
@@ -66,19 +73,19 @@ class Bernoulli(_Elementwise):
         return -_xlogx(self.p) - _xlogx(1.0 - self.p)
 
     def log_prob(self, x: Any) -> Variable:
-        x = as_variable(x)
+        x = self._outcome(x)
         is_one = value_of(x) != 0
         # Both ends are exact: log p = -softplus(-logit), log(1 - p) = -softplus(logit).
         if value_of(x).dtype.kind in "iub":
             y = -F.where(is_one, F.softplus(-self.logit), F.softplus(self.logit))
         else:
-            y = -(x * F.softplus(-self.logit) + (1.0 - x) * F.softplus(self.logit))
+            y = -(_times(x, F.softplus(-self.logit)) + _times(1.0 - x, F.softplus(self.logit)))
         if not self.binary_check:
             return y
         return self._within((value_of(x) == 0) | (value_of(x) == 1), y)
 
     def prob(self, x: Any) -> Variable:
-        x = as_variable(x)
+        x = self._outcome(x)
         y = x * self.p + (1.0 - x) * (1.0 - self.p)
         return self._within((value_of(x) == 0) | (value_of(x) == 1), y, 0.0) if self.binary_check else y
 
@@ -153,7 +160,7 @@ class Poisson(_Elementwise):
         value = value_of(x)
         inside = (value >= 0) & (value == self.xp.floor(value))
         count = self.xp.where(inside, value, 0).astype(self.lam.dtype)
-        return self._within(inside, count * F.log(self.lam) - F.lgamma(as_variable(count + 1)) - self.lam)
+        return self._within(inside, _times(count, F.log(self.lam)) - F.lgamma(as_variable(count + 1)) - self.lam)
 
     def sample_n(self, n: int) -> Variable:
         return self._drawn(lambda rng: rng.poisson(_on_host(self.lam), self._shape(n)))
@@ -260,8 +267,8 @@ class OneHotCategorical(Categorical):
 @register_kl(Bernoulli, Bernoulli)
 def _kl_bernoulli(p: Bernoulli, q: Bernoulli) -> Variable:
     return (
-        p.p * (F.softplus(-q.logit) - F.softplus(-p.logit)) + (1.0 - p.p) * (F.softplus(q.logit) - F.softplus(p.logit))
-    )  # fmt: skip
+        _times(p.p, F.softplus(-q.logit)) + _times(1.0 - p.p, F.softplus(q.logit)) - p.entropy
+    )  # the cross entropy, less the entropy
 
 
 @register_kl(Geometric, Geometric)

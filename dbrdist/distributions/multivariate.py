@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import dbrdist.functions as F
-from dbrdist.core.variable import Variable, as_variable
+from dbrdist.core.variable import Variable
 from dbrdist.distributions.base import Distribution, as_parameter, kept, kl_divergence, register_kl
 from dbrdist.distributions.continuous import _on_host
 
@@ -66,7 +66,7 @@ class Dirichlet(Distribution):
         return F.sum(F.lgamma(self.alpha), axis=-1) - F.lgamma(self.alpha0)
 
     def log_prob(self, x: Any) -> Variable:
-        return F.sum((self.alpha - 1.0) * F.log(as_variable(x)), axis=-1) - self._log_norm
+        return F.sum((self.alpha - 1.0) * F.log(self._outcome(x)), axis=-1) - self._log_norm
 
     def sample_n(self, n: int) -> Variable:
         def draw(rng: np.random.Generator) -> Any:

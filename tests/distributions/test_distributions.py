@@ -368,3 +368,20 @@ def test_samples_follow_the_seed():
     first, second = draw(), draw()
     np.testing.assert_array_equal(first, second)
     assert (first[0] != first[1]).all()
+
+
+def test_certain_outcomes_and_plain_numbers():
+    certain = D.Bernoulli(np.array([0.0, 1.0]))
+    with np.errstate(divide="ignore"):
+        close(certain.log_prob(np.array([0.0, 1.0])), [0.0, 0.0], atol=1e-300)
+        close(certain.log_prob(np.array([1.0, 0.0])), [-np.inf, -np.inf])
+        close(distribution.kl_divergence(certain, certain), [0.0, 0.0], atol=1e-300)
+        half = D.Bernoulli(np.array([0.5, 0.5]))
+        close(distribution.kl_divergence(certain, half), np.log([2.0, 2.0]))
+        close(distribution.kl_divergence(half, certain), [np.inf, np.inf])
+        close(D.Poisson(np.zeros(2)).log_prob(np.array([0, 1])), [0.0, -np.inf], atol=1e-300)
+    for x in (1.5, np.float32(1.5), np.float64(1.5), [1.5]):
+        y = D.Gamma(2.0, 1.0).log_prob(x)
+        assert y.dtype == np.float32
+        close(y.array.reshape(()), stats.gamma(2.0).logpdf(1.5), rtol=1e-6)
+    assert D.LogNormal(0.0, 1.0).cdf(np.float32(1.0)).array == 0.5
