@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 
 
+# A rank writes into a file of its own: in one stream the pieces of two ranks' lines may mix.
+INTO_FILE = 'exec "$@" > "$0/${PMI_RANK-${OMPI_COMM_WORLD_RANK-$PMIX_RANK}}" 2>&1'
+
+
 class Outcome(NamedTuple):
-    """What became of a job."""
+    """What became of a job; ``text`` is what mpiexec wrote, then what each rank wrote, in the order of ranks."""
 
     code: int
     text: str
@@ -49,19 +54,32 @@ def run(num_ranks, *arguments, limit_seconds=60, **environ):
     # As root and on machines with few cores, Open MPI wants these.
     env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     env |= {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
-    command = [mpiexec(), "-n", str(num_ranks), sys.executable, *map(str, arguments)]
-    start = time.monotonic()
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=ROOT, start_new_session=True
-    )
-    try:
-        text, _ = process.communicate(timeout=limit_seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        text, _ = process.communicate()
-        pytest.fail(f"the job hung: no end after {limit_seconds} s\n{text}")
-    except BaseException:  # the test's own time limit, say
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        raise
-    return Outcome(process.returncode, text, time.monotonic() - start)
+    with tempfile.TemporaryDirectory() as folder:
+        program = ["/bin/sh", "-c", INTO_FILE, folder, sys.executable, *map(str, arguments)]
+        start = time.monotonic()
+        process = subprocess.Popen(
+            [mpiexec(), "-n", str(num_ranks), *program],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=env,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        try:
+            text, _ = process.communicate(timeout=limit_seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            text, _ = process.communicate()
+            pytest.fail(f"the job hung: no end after {limit_seconds} s\n{text}{written(folder)}")
+        except BaseException:  # the test's own time limit, say
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            raise
+        return Outcome(process.returncode, text + written(folder), time.monotonic() - start)
+
+
+def written(folder):
+    """What the ranks wrote, in their order."""
+    files = sorted(Path(folder).iterdir(), key=lambda path: int(path.name))
+    return "".join(path.read_text(errors="backslashreplace") for path in files)
