@@ -79,6 +79,7 @@ from dbrdist.functions.embedding_loss import (
     contrastive,
     cross_covariance,
     decov,
+    discriminative_margin_based_clustering_loss,
     triplet,
 )
 from dbrdist.functions.evaluation import (
@@ -115,6 +116,7 @@ from dbrdist.functions.linalg import (
     ifft,
     inv,
 )
+from dbrdist.functions.local_convolution import deformable_convolution_2d_sampler, local_convolution_2d, shift
 from dbrdist.functions.loss import (
     absolute_error,
     hinge,
@@ -180,13 +182,7 @@ from dbrdist.functions.n_step_rnn import (
     n_step_lstm,
     n_step_rnn,
 )
-from dbrdist.functions.noise import (
-    dropout,
-    gaussian,
-    rrelu,
-    simplified_dropconnect,
-    zoneout,
-)
+from dbrdist.functions.noise import dropout, gaussian, gumbel_softmax, rrelu, simplified_dropconnect, zoneout
 from dbrdist.functions.normalization import (
     batch_normalization,
     fixed_batch_normalization,
@@ -209,6 +205,13 @@ from dbrdist.functions.pooling_nd import (
     unpooling_3d,
     unpooling_nd,
     upsampling_2d,
+)
+from dbrdist.functions.regions import (
+    roi_average_align_2d,
+    roi_average_pooling_2d,
+    roi_max_align_2d,
+    roi_max_pooling_2d,
+    roi_pooling_2d,
 )
 from dbrdist.functions.rnn import lstm, slstm, tree_lstm
 from dbrdist.functions.sequence import (
@@ -236,6 +239,7 @@ from dbrdist.functions.special import (
     polygamma,
     zeta,
 )
+from dbrdist.functions.strided import as_strided
 
 __all__ = [
     "absolute",
@@ -250,6 +254,7 @@ __all__ = [
     "argmax",
     "argmax_crf1d",
     "argmin",
+    "as_strided",
     "average",
     "average_pooling_1d",
     "average_pooling_2d",
@@ -293,12 +298,14 @@ __all__ = [
     "deconvolution_3d",
     "deconvolution_nd",
     "decov",
+    "deformable_convolution_2d_sampler",
     "depth2space",
     "depthwise_convolution_2d",
     "det",
     "diagonal",
     "digamma",
     "dilated_convolution_2d",
+    "discriminative_margin_based_clustering_loss",
     "dropout",
     "dstack",
     "einsum",
@@ -329,6 +336,7 @@ __all__ = [
     "get_item",
     "global_average_pooling_2d",
     "group_normalization",
+    "gumbel_softmax",
     "hard_sigmoid",
     "hardswish",
     "hinge",
@@ -344,6 +352,7 @@ __all__ = [
     "lgamma",
     "linear",
     "linear_interpolate",
+    "local_convolution_2d",
     "local_response_normalization",
     "log",
     "log1p",
@@ -392,6 +401,11 @@ __all__ = [
     "repeat",
     "reshape",
     "resize_images",
+    "roi_average_align_2d",
+    "roi_average_pooling_2d",
+    "roi_max_align_2d",
+    "roi_max_pooling_2d",
+    "roi_pooling_2d",
     "rollaxis",
     "rrelu",
     "rsqrt",
@@ -400,6 +414,7 @@ __all__ = [
     "select_item",
     "selu",
     "separate",
+    "shift",
     "sigmoid",
     "sigmoid_cross_entropy",
     "sigmoid_focal_loss",

@@ -5,13 +5,14 @@ N examples, K, L and M features. Distances and covariances of 16-bit types are c
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dbrdist.core import ops
 from dbrdist.core.backend import accumulation_dtype, get_array_module
-from dbrdist.core.checks import expected, one_of
+from dbrdist.core.checks import expected, floating, one_of
 from dbrdist.core.rows import together
-from dbrdist.core.variable import as_array
+from dbrdist.core.variable import as_array, as_variable
 from dbrdist.functions.activation import relu
 from dbrdist.functions.loss import check_labels, same_shapes
 
@@ -110,3 +111,77 @@ def decov(h: Any, reduce: str = "half_squared_sum") -> Any:
     diagonal = get_array_module(a.array).eye(num_features, dtype=a.dtype)
     elsewhere = (1 - diagonal) / max(num_rows, 1)
     return _half_squared_sum(ops.mul(ops.matmul(ops.swap(a), a), elsewhere), reduce, h)
+
+
+def discriminative_margin_based_clustering_loss(
+    embeddings: Any, labels: Any, delta_v: float, delta_d: float, max_embedding_dim: int, norm: int = 1,
+    alpha: float = 1.0, beta: float = 1.0, gamma: float = 0.001,
+) -> Any:  # fmt: skip
+    """Losses that pull the embeddings of one object's pixels together and those of two objects apart.
+
+    Args:
+        embeddings: an embedding of each pixel, shape (N, C, H, W).
+        labels: the number of the object at each pixel, integers (N, H, W), the same shape without C; 1 to
+            ``max_embedding_dim`` are objects, all else is background.
+        delta_v: how far pixels may lie from the mean of their object.
+        delta_d: half of how far the means of two objects of an image have to lie apart.
+        max_embedding_dim: the number of objects; Chainer wants as many as channels.
+        norm: 1 or 2, the norm that measures distances.
+        alpha, beta, gamma: factors of the three losses.
+
+    Returns:
+        Variance loss, distance loss and regularization loss:
+
+        - max(|e - mean| - delta_v, 0)^2, averaged over the pixels of an object number in all images, then over numbers;
+        - max(2 delta_d - |mean - mean'|, 0)^2, averaged over the pairs of objects that are in one image;
+        - |mean|, averaged over images and object numbers.
+
+    De Brabandere et al. 2017.
+    """
+    name = "discriminative_margin_based_clustering_loss"
+    floating(name, embeddings=embeddings)
+    embeddings, labels = as_variable(embeddings), as_array(labels)
+    if embeddings.ndim < 3:
+        raise expected(name, "embeddings", "shape (N, C, H, W)", embeddings)
+    n, c, *sizes = embeddings.shape
+    if getattr(labels, "shape", None) != (n, *sizes) or labels.dtype.kind not in "iu":
+        raise expected(name, "labels", f"integers of shape {(n, *sizes)}", labels)
+    if norm not in (1, 2) or max_embedding_dim < 1:
+        raise expected(name, "norm, max_embedding_dim", "norm 1 or 2, and a number of objects from 1 on", str(norm))
+    xp, k = get_array_module(labels), int(max_embedding_dim)
+    numbers = xp.arange(1, k + 1).reshape(1, -1, 1)
+    masks = (labels.reshape(n, 1, -1) == numbers).astype(accumulation_dtype(embeddings.dtype))  # N K P
+    counts = masks.sum(2, keepdims=True)
+    e = ops.reshape(ops.cast(embeddings, masks.dtype), (n, c, math.prod(sizes)))
+    means = ops.mul(ops.matmul(masks, ops.swap(e)), 1 / xp.maximum(counts, 1))  # N K C
+    own = ops.matmul(ops.swap(means), masks)  # N C P: the mean of each pixel's object
+    far = relu(ops.sub(_length(ops.sub(own, e), 1, norm), float(delta_v)))
+    weights = (masks / xp.maximum(counts.sum(0), 1)).sum(1) / k  # N P
+    variance = ops.sum(ops.mul(ops.mul(far, far), weights))
+    losses = (variance, alpha), (_means_apart(means, counts[..., 0] > 0, delta_d, norm), beta), (
+        ops.div(ops.sum(_length(means, 2, norm)), float(max(n * k, 1))), gamma,
+    )  # fmt: skip
+    return tuple(ops.cast(ops.mul(loss, float(factor)), embeddings.dtype) for loss, factor in losses)
+
+
+def _means_apart(means: Any, is_there: Any, delta_d: float, norm: int) -> Any:
+    """How much too close the means (N, K, C) of objects are that are in one image."""
+    n, k, c = means.shape
+    xp = get_array_module(is_there)
+    distances = _length(ops.sub(ops.reshape(means, (n, k, 1, c)), ops.reshape(means, (n, 1, k, c))), 3, norm)
+    pairs = (is_there[:, :, None] & is_there[:, None]) & (xp.arange(k)[:, None] < xp.arange(k))
+    close = relu(ops.sub(2 * float(delta_d), distances))
+    return ops.div(ops.sum(ops.where(pairs, ops.mul(close, close), close.dtype.type(0))), _at_least_one(pairs))
+
+
+def _at_least_one(pairs: Any) -> Any:
+    return pairs.sum().clip(1, None).astype("d")
+
+
+def _length(v: Any, axis: int, norm: int) -> Any:
+    """The norm along an axis; the gradient of a Euclidean one is 0 at 0."""
+    if norm == 1:
+        return ops.sum(ops.absolute(v), axis)
+    squares = ops.sum(ops.mul(v, v), axis)
+    is_zero = as_array(squares) == 0
+    return ops.where(is_zero, squares.dtype.type(0), ops.sqrt(ops.where(is_zero, squares.dtype.type(1), squares)))

@@ -269,22 +269,33 @@ def spatial_transformer_sampler(x: Any, grid: Any) -> Any:
     if grid.ndim != 4 or grid.shape[:2] != (x.shape[0], 2):
         raise expected("spatial_transformer_sampler", "grid", f"shape ({x.shape[0]}, 2, H, W) for x {x.shape}", grid)
     dtype, wide = x.dtype, accumulation_dtype(x.dtype)
-    pixels = ops.transpose(ops.cast(x, wide), (0, 2, 3, 1))
-    columns, rows = (_neighbours(ops.cast(grid, wide), i, n) for i, n in ((0, x.shape[3]), (1, x.shape[2])))
-    xp = get_array_module(x.array)
-    example = xp.arange(x.shape[0]).reshape(-1, 1, 1)
+    grid = ops.cast(grid, wide)
+    columns, rows = (
+        ops.mul(ops.add(ops.getitem(grid, (slice(None), i)), 1.0), (n - 1) / 2)
+        for i, n in ((0, x.shape[3]), (1, x.shape[2]))
+    )
+    return ops.cast(ops.transpose(sampled(ops.cast(x, wide), rows, columns), (0, 3, 1, 2)), dtype)
+
+
+def sampled(x: Any, rows: Any, columns: Any) -> Any:
+    """x at places between its pixels, bilinear, 0 beyond the border.
+
+    ``rows`` and ``columns``: the places in pixels from the first, both (N, ...). Returns (N, ..., C).
+    """
+    pixels, xp = ops.transpose(x, (0, 2, 3, 1)), get_array_module(as_array(x))
+    example = xp.arange(x.shape[0]).reshape(-1, *(1,) * (rows.ndim - 1))
+    beside = _neighbours(columns, x.shape[3])
     y: Any = 0.0
-    for row, row_weight in rows:
-        for column, weight in columns:
+    for row, row_weight in _neighbours(rows, x.shape[2]):
+        for column, weight in beside:
             both = ops.mul(row_weight, weight)
             part = ops.getitem(pixels, (example, row, column))
             y = ops.add(ops.mul(part, ops.reshape(both, (*both.shape, 1))), y)
-    return ops.cast(ops.transpose(y, (0, 3, 1, 2)), dtype)
+    return y
 
 
-def _neighbours(grid: Any, i: int, length: int) -> list[tuple[Array, Any]]:
+def _neighbours(at: Any, length: int) -> list[tuple[Array, Any]]:
     """The two pixels beside each place along one axis, with their weights: 0 for pixels beyond the border."""
-    at = ops.mul(ops.add(ops.getitem(grid, (slice(None), i)), 1.0), (length - 1) / 2)
     below = elementwise(lambda v: np.clip(np.floor(np.where(v == v, v, -2.0)), -2, length), as_array(at))
     part = ops.sub(at, below)
     found = []

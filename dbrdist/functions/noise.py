@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, device_of, elementwise, full_as, to_device
+from dbrdist.core.backend import Array, accumulation_dtype, device_of, elementwise, full_as, to_device
 from dbrdist.core.checks import expected, floating
 from dbrdist.core.config import config
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.random import raw_words
 from dbrdist.core.rows import together
 from dbrdist.core.variable import as_array, as_variable
+from dbrdist.functions.activation import softmax
 
 
 def _bits(x: Array, shape: tuple[int, ...] | None = None, is_shared: bool = False) -> Array:
@@ -109,6 +110,27 @@ def gaussian(mean: Any, ln_var: Any, *, eps: Array = None, return_eps: bool = Fa
         eps = elementwise(lambda e: e.astype(mean.dtype), normal)
     y = ops.add(mean, ops.mul(ops.exp(ops.mul(ln_var, 0.5)), eps))
     return (y, eps) if return_eps else y
+
+
+def gumbel_softmax(log_pi: Any, tau: float = 0.1, axis: int = 1) -> Any:
+    """softmax((log_pi + g) / tau) with g from the Gumbel distribution: nearly one-hot samples (Jang et al. 2017).
+
+    Args:
+        log_pi: logarithms of probabilities, up to a constant.
+        tau: temperature; the smaller, the nearer are samples to one-hot vectors.
+        axis: the axis of the classes.
+
+    What is drawn depends on the row in the global batch, as in :func:`dropout`.
+    """
+    if not tau > 0:
+        raise expected("gumbel_softmax", "tau", "a number above 0", tau)
+    floating("gumbel_softmax", log_pi=log_pi)
+    log_pi = as_variable(log_pi)
+    wide = accumulation_dtype(log_pi.dtype)
+    noise = elementwise(lambda bits: -np.log(-np.log((bits + 0.5) * 2.0**-32)), _bits(log_pi.array))
+    noise = elementwise(lambda v: v.astype(wide), noise)
+    scores = ops.mul(ops.add(ops.cast(log_pi, wide), noise), 1.0 / tau)
+    return ops.cast(softmax(scores, axis), log_pi.dtype)
 
 
 def zoneout(h: Any, x: Any, ratio: float = 0.5) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import dbrdist.functions as F
+from dbrdist import random
 
 
 def smooth(rng: Any, shape: tuple[int, ...]) -> Any:
@@ -680,7 +681,75 @@ VOCABULARY = [
          narrow_tolerance=None),
 ]  # fmt: skip
 
+
+# Places that stay within their pixels, where values between pixels have no kink.
+def inside_pixels(rng: Any, shape: tuple[int, ...]) -> Any:
+    return rng.integers(-2, 3, shape) + rng.uniform(0.2, 0.8, shape)
+
+
+def restarted(x: Any) -> Any:
+    """x, with nothing drawn yet: a function of chance gives the same numbers again."""
+    random.set_state((0,) * len(random.get_state()))
+    return x
+
+
+ROIS = np.array([[0.5, 1.0, 4.0, 5.5], [1.0, 0.5, 6.0, 3.0], [-3.0, -2.5, 9.0, 12.0], [2.0, 2.0, 2.0, 2.0]])
+PLACED = np.array([1, 0, 1, 0], np.int32)
+OF_IMAGES = np.concatenate([PLACED[:, None], ROIS], axis=1)
+OBJECTS = np.array([[[1, 2, 0], [1, 2, 2]], [[3, 1, 1], [3, 0, 1]]], np.int32)
+SEEN = (((2, 3, 5, 6),),)
+
+
+def near(x: Any, a: Any) -> Any:
+    """An array in the type of x and on its device."""
+    return _like(x, a.astype(x.dtype))
+
+
+REGIONS = [
+    Case("roi_average_pooling_2d",
+         lambda x: F.roi_average_pooling_2d(x, near(x, ROIS), _like(x, PLACED), (3, 2), 0.75), SEEN),
+    Case("roi_average_align_2d",
+         lambda x: F.roi_average_align_2d(x, near(x, ROIS), _like(x, PLACED), (3, 2), 0.75), SEEN),
+    Case("roi_average_align_2d_ratio",
+         lambda x: F.roi_average_align_2d(x, near(x, ROIS[:2]), _like(x, PLACED[:2]), 2, 0.5, (3, 2)), SEEN),
+    Case("roi_max_pooling_2d",
+         lambda x: F.roi_max_pooling_2d(x, near(x, ROIS), _like(x, PLACED), (3, 2), 0.75), SEEN, distinct),
+    Case("roi_max_align_2d",
+         lambda x: F.roi_max_align_2d(x, near(x, ROIS), _like(x, PLACED), (3, 2), 0.75), SEEN, distinct),
+    Case("roi_max_align_2d_ratio",
+         lambda x: F.roi_max_align_2d(x, near(x, ROIS), _like(x, PLACED), 2, 0.5, 2), SEEN, distinct),
+    Case("roi_pooling_2d", lambda x: F.roi_pooling_2d(x, near(x, OF_IMAGES), 3, 2, 0.75), SEEN, distinct),
+    Case("roi_of_no_regions",
+         lambda x: F.roi_average_align_2d(x, near(x, ROIS[:0]), _like(x, PLACED[:0]), 2, 1.0), (((0, 3, 4, 5),),)),
+]  # fmt: skip
+
+RELATIVES = [
+    Case("local_convolution_2d", F.local_convolution_2d, (
+        ((2, 3, 4, 5), (2, 3, 3, 3, 2, 3), (2, 3, 3)), ((0, 1, 2, 2), (1, 1, 1, 1, 2, 2), (1, 1, 1)))),
+    Case("local_convolution_2d_strided", lambda x, W: F.local_convolution_2d(x, W, None, (2, 1)), (
+        ((2, 3, 5, 4), (2, 2, 3, 3, 3, 2)),)),
+    Case("deformable_convolution_2d_sampler", F.deformable_convolution_2d_sampler, (
+        ((2, 3, 4, 5), (2, 12, 3, 3), (2, 3, 2, 3), (2,)),), (smooth, inside_pixels, smooth, smooth),
+         narrow_tolerance=64),
+    Case("deformable_convolution_2d_sampler_strided",
+         lambda x, d, W: F.deformable_convolution_2d_sampler(x, d, W, None, (2, 1), (1, 2)), (
+             ((2, 3, 4, 3), (2, 8, 3, 6), (2, 3, 2, 2)),), (smooth, inside_pixels, smooth), narrow_tolerance=64),
+    Case("shift", F.shift, (((2, 11, 3, 4),), ((0, 9, 2, 2),))),
+    Case("shift_far", lambda x: F.shift(x, (1, 3), (1, -2)), (((2, 3, 3, 5),), ((2, 4, 3, 2),))),
+    Case("as_strided", lambda x: F.as_strided(x, (3, 2), (1, 2)), (((6,),), ((2, 4),), ((2, 3, 4, 5),))),
+    Case("as_strided_back", lambda x: F.as_strided(x, (2, 0, 3), (-1, 5, 0), 1), (((6,),),)),
+    Case("gumbel_softmax", lambda x: F.gumbel_softmax(restarted(x), 1.5), (((3, 4),), ((0, 3),), ((2, 3, 5),)),
+         narrow_tolerance=64),
+    Case("discriminative_margin_based_clustering_loss",
+         lambda x: F.discriminative_margin_based_clustering_loss(x, _like(x, OBJECTS), 0.1, 1.5, 4), (
+             ((2, 3, 2, 3),),), nonzero, narrow_tolerance=64),
+    Case("discriminative_margin_based_clustering_loss_euclidean",
+         lambda x: F.discriminative_margin_based_clustering_loss(x, _like(x, OBJECTS), 0.1, 2.5, 3, 2, gamma=0.5), (
+             ((2, 3, 2, 3),),), nonzero, narrow_tolerance=64),
+]  # fmt: skip
+
 CASES = [
+    *REGIONS, *RELATIVES,
     *ARITHMETIC, *ELEMENTARY, *SPECIAL, *REDUCTIONS, *PRODUCTS, *ALGEBRA, *SHAPES, *ACTIVATIONS, *LOSSES, *EMBEDDINGS,
     *CHANCE, *CONVOLUTION, *PIXELS, *POOLING, *NORMALIZATION, *RECURRENT, *WINDOWS, *VOCABULARY,
 ]  # fmt: skip

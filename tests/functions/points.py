@@ -494,7 +494,39 @@ VOCABULARY = [
     *(at("black_out", draw(3, 4), abs(WORDS), draw(5, 4), NOISE, reduce=reduce) for reduce in ("mean", "no")),
 ]  # fmt: skip
 
+BOXES = np.array([[0.5, 1.0, 4.5, 5.5], [1.5, 0.5, 6.0, 3.0], [-3.0, -2.5, 9.0, 12.0], [2.0, 3.0, 1.0, 2.0]])
+WHERE = np.array([1, 0, 1, 0])
+OBJECTS = np.array([[[1, 2, 0], [1, 2, 2]], [[3, 1, 7], [3, -1, 1]]])
+OFFSETS = draw(2, 8, 3, 6, low=-4.0, high=4.0)
+REGIONS = [
+    *(at(name, IMAGE, BOXES, WHERE, size, scale)
+      for name in ("roi_average_pooling_2d", "roi_max_pooling_2d", "roi_average_align_2d", "roi_max_align_2d")
+      for size in (1, (4, 3), 9) for scale in (1, 0.5, 3.0)),
+    *(at(name, IMAGE, BOXES, WHERE, (2, 3), 0.9, ratio)
+      for name in ("roi_average_align_2d", "roi_max_align_2d") for ratio in (1, (3, 2), (None, 1))),
+    *(at(name, np.zeros((2, 1, 3, 3)), np.array([[20.0, 20.0, 30.0, 30.0]]), np.array([1]), 2, 1.0)
+      for name in ("roi_average_pooling_2d", "roi_max_pooling_2d", "roi_average_align_2d", "roi_max_align_2d")),
+    *(at("roi_pooling_2d", IMAGE, np.concatenate([WHERE[:, None], BOXES], 1), 2, 4, scale) for scale in (1, 0.6)),
+    *(at("local_convolution_2d", IMAGE, draw(2, 2, 4, 4, 3, 2), b, (3, 1)) for b in (None, draw(2, 2, 4))),
+    at("local_convolution_2d", draw(1, 1, 2, 2), draw(3, 1, 1, 1, 2, 2)),
+    *(at("deformable_convolution_2d_sampler", draw(2, 3, 4, 3), OFFSETS, draw(2, 3, 2, 2), b, (2, 1), (1, 2))
+      for b in (None, draw(2))),
+    at("deformable_convolution_2d_sampler", draw(1, 1, 1, 1), np.zeros((1, 2, 1, 1)), draw(3, 1, 1, 1)),
+    *(at("shift", draw(2, 11, 3, 4), k, d) for k in (1, (3, 1), 3) for d in (1, 2, (-1, 9))),
+    at("shift", draw(2, 9, 3, 4)),
+    at("as_strided", draw(4, 3), (3, 3), (-1, 4), 2),
+    at("as_strided", draw(4, 3).T, (2, 3), (3, 2)),
+    at("as_strided", draw(4), (), ()),
+    at("as_strided", draw(0), (0, 3), (9, 9)),
+    at("gumbel_softmax", draw(3, 5)),
+    at("gumbel_softmax", draw(3, 5), 2.0, 0),
+    *(at("discriminative_margin_based_clustering_loss", draw(2, 4, 2, 3), OBJECTS, 0.5, 3.0, num, norm, 2.0, 0.5, 3.0)
+      for num in (3, 9) for norm in (1, 2)),
+    at("discriminative_margin_based_clustering_loss", draw(2, 4, 2, 3), np.zeros((2, 2, 3), int), 0.5, 3.0, 4),
+]  # fmt: skip
+
 POINTS = [
+    *REGIONS,
     *ALGEBRA, *PICTURES, *BY_CLASS, *MASKED, *RECURRENT, *WINDOWS, *VOCABULARY,
     *ARITHMETIC, *SPECIAL, *REDUCTIONS, *PRODUCTS, *SHAPES, *ACTIVATIONS, *LOSSES, *EMBEDDINGS, *MEASURES, *CHANCE,
     *CONVOLUTION, *NORMALIZATION,

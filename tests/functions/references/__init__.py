@@ -15,5 +15,6 @@ from .labelled import *  # noqa: F403
 from .losses import *  # noqa: F403
 from .nets import *  # noqa: F403
 from .recurrent import *  # noqa: F403
+from .regions import *  # noqa: F403
 from .special import *  # noqa: F403
 from .windows import *  # noqa: F403

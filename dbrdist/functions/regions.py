@@ -1,0 +1,328 @@
+"""Regions of interest pooled to one size (Girshick 2015; He et al. 2017).
+
+Legend: N images, C channels, H W rows and columns, R regions, I J rows and columns of the result; x (N, C, H, W).
+Regions take no gradient. Averages are products with a matrix for rows and one for columns, so that an image with NaN or
+infinity anywhere gives NaN in all its regions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dbrdist.core import ops
+from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, to_cpu
+from dbrdist.core.checks import expected, floating
+from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.functions.convolution import pair
+
+
+class Regions(NamedTuple):
+    """Regions in pixels of x, on the host in float64, and the sizes of the result."""
+
+    image: Array  # (R,) the index of the image
+    start: tuple[Array, Array]  # (R,) for rows and columns
+    end: tuple[Array, Array]
+    out: tuple[int, int]
+
+
+def _regions(function: str, x: Variable, rois: Any, roi_indices: Any, outsize: Any, spatial_scale: float) -> Regions:
+    """The arguments of all functions here, checked."""
+    floating(function, rois=rois)
+    rois, indices = to_cpu(as_array(rois)).astype(np.float64), as_array(roi_indices)
+    if rois.ndim != 2 or rois.shape[1] != 4:
+        raise expected(function, "rois", "shape (R, 4): y_min, x_min, y_max, x_max", rois)
+    if getattr(indices, "shape", None) != rois.shape[:1] or indices.dtype.kind not in "iu":
+        raise expected(function, "roi_indices", f"integers of shape {rois.shape[:1]}, one for each region", indices)
+    return _placed(function, "roi_indices", x, rois, to_cpu(indices), pair(outsize), spatial_scale)
+
+
+def _placed(
+    function: str, name: str, x: Variable, rois: Array, indices: Array, out: tuple[int, int], spatial_scale: float
+) -> Regions:
+    if indices.size and not 0 <= indices.min() <= indices.max() < x.shape[0]:
+        got = f"indices from {indices.min()} to {indices.max()}"
+        raise expected(function, name, f"indices from 0 to {x.shape[0] - 1} of the images of x {x.shape}", got)
+    if any(not isinstance(n, (int, np.integer)) or n < 1 for n in out):
+        raise expected(function, "outsize", "sizes from 1 on", str(out))
+    if not spatial_scale > 0:
+        raise expected(function, "spatial_scale", "a number above 0", spatial_scale)
+    if not np.isfinite(rois).all():
+        raise expected(function, "rois", "finite numbers", f"NaN or infinity in row {int(_first_bad(rois))}")
+    places = (rois * float(spatial_scale)).T
+    return Regions(indices.astype(np.int64), (places[0], places[1]), (places[2], places[3]), (int(out[0]), int(out[1])))
+
+
+def _first_bad(rois: Array) -> Any:
+    return np.argmin(np.isfinite(rois).all(axis=1))
+
+
+def _images(function: str, x: Any) -> Variable:
+    floating(function, x=x)
+    x = as_variable(x)
+    if x.ndim != 4:
+        raise expected(function, "x", "images, shape (N, C, H, W)", x)
+    if not x.shape[2] * x.shape[3]:
+        raise expected(function, "x", "at least one pixel", x)
+    return x
+
+
+# ---- averages: products with a matrix for rows and one for columns --------------------------------------------------
+
+
+def _product(x: Variable, regions: Regions, rows: Array, columns: Array) -> Any:
+    """y[r] = rows[r] x[image of r] columns[r]'; rows (R, I, H), columns (R, J, W)."""
+    xp, wide, (i, j) = get_array_module(x.array), accumulation_dtype(x.dtype), regions.out
+    _, c, h, w = x.shape
+    order = np.argsort(regions.image, kind="stable")
+    rows, columns = (xp.asarray(m[order].astype(wide)) for m in (rows, columns))
+    found, first = [], 0
+    for image in range(x.shape[0]):  # one product for the rows of all regions of an image
+        num = int((regions.image == image).sum())
+        pixels = ops.transpose(ops.cast(ops.getitem(x, image), wide), (1, 2, 0))
+        lines = ops.matmul(rows[first : first + num].reshape(num * i, h), ops.reshape(pixels, (h, w * c)))
+        found.append(ops.matmul(columns[first : first + num, None], ops.reshape(lines, (num, i, w, c))))
+        first += num
+    y = ops.concat(found, 0) if found else ops.reshape(ops.cast(x, wide), (0, i, j, c))
+    if (order[1:] < order[:-1]).any():
+        y = ops.getitem(y, xp.asarray(np.argsort(order, kind="stable")))
+    return ops.cast(ops.transpose(y, (0, 3, 1, 2)), x.dtype)
+
+
+def _bins(regions: Regions, axis: int, length: int, adds_one: bool = False) -> tuple[Array, Array]:
+    """First and last (exclusive) pixels of the bins of each region along an axis, each (R, I)."""
+    start, end = (np.round(v[axis]).astype(np.int64) for v in (regions.start, regions.end))
+    size = np.maximum(end - start + adds_one, 1) / regions.out[axis]
+    number = np.arange(regions.out[axis])
+    low = np.floor(number * size[:, None]).astype(np.int64) + start[:, None]
+    high = np.ceil((number + 1) * size[:, None]).astype(np.int64) + start[:, None]
+    return low.clip(0, length), high.clip(0, length)
+
+
+def _mean_weights(regions: Regions, axis: int, length: int) -> Array:
+    """(R, I, length): 1 / size for the pixels of a bin, 0 for others."""
+    low, high = _bins(regions, axis, length)
+    pixel = np.arange(length)
+    inside = (pixel >= low[..., None]) & (pixel < high[..., None])
+    return inside / np.maximum(high - low, 1)[..., None]
+
+
+def roi_average_pooling_2d(x: Any, rois: Any, roi_indices: Any, outsize: Any, spatial_scale: float) -> Any:
+    """The mean of x over each bin of each region: (R, C, I, J).
+
+    Args:
+        x: images.
+        rois: y_min, x_min, y_max, x_max of each region, shape (R, 4); multiplied by ``spatial_scale`` and rounded they
+            are pixels, of which the last is not part of the region.
+        roi_indices: the image of each region, integers (R,).
+        outsize: rows and columns of the result, a number or a pair. Bins overlap where they do not divide the region.
+        spatial_scale: size of x divided by the size in which ``rois`` are given.
+
+    A bin beyond the image gives 0.
+    """
+    name = "roi_average_pooling_2d"
+    x = _images(name, x)
+    regions = _regions(name, x, rois, roi_indices, outsize, spatial_scale)
+    return _product(x, regions, *(_mean_weights(regions, axis, x.shape[2 + axis]) for axis in (0, 1)))
+
+
+class Samples(NamedTuple):
+    """Places between pixels along an axis, for each bin: arrays (R, I, S), with 0 for what a region has not."""
+
+    low: Array
+    high: Array
+    weight: Array  # of the pixel ``high``
+    is_inside: Array
+    is_taken: Array  # (R, 1, S)
+
+
+def _ratios(function: str, sampling_ratio: Any) -> tuple[Any, Any]:
+    ratios = tuple(sampling_ratio) if hasattr(sampling_ratio, "__getitem__") else (sampling_ratio, sampling_ratio)
+    if len(ratios) != 2:
+        raise expected(function, "sampling_ratio", "a number, or two for rows and columns", repr(sampling_ratio))
+    for n in ratios:
+        if n is not None and (not isinstance(n, (int, np.integer)) or n < 1):
+            raise expected(function, "sampling_ratio", "None, or numbers from 1 on", repr(sampling_ratio))
+    return ratios[0], ratios[1]
+
+
+def _samples(regions: Regions, axis: int, length: int, ratio: Any) -> Samples:
+    start, end = regions.start[axis], regions.end[axis]
+    size = np.maximum(end - start, 1.0) / regions.out[axis]
+    counts = np.ceil(size).astype(np.int64) if ratio is None else np.full(len(size), ratio)
+    number = np.arange(int(counts.max(initial=1)))
+    part = (number + 0.5) / counts[:, None]  # of a bin, (R, S)
+    at = start[:, None, None] + (np.arange(regions.out[axis])[:, None] + part[:, None]) * size[:, None, None]
+    is_inside = (at >= -1) & (at <= length)
+    at = at.clip(0, length - 1)
+    low = np.floor(at).astype(np.int64)
+    return Samples(low, np.minimum(low + 1, length - 1), at - low, is_inside, (number < counts[:, None])[:, None])
+
+
+def _align_weights(samples: Samples, length: int) -> Array:
+    """(R, I, length): how much each pixel has in the mean over the samples of a bin."""
+    kept = samples.is_inside & samples.is_taken
+    pixel = np.arange(length)
+    total = np.zeros((*kept.shape[:2], length))
+    for s in range(kept.shape[2]):
+        for index, weight in ((samples.low, 1 - samples.weight), (samples.high, samples.weight)):
+            total += (pixel == index[:, :, s, None]) * (weight * kept)[:, :, s, None]
+    return total / samples.is_taken.sum(2, keepdims=True)
+
+
+def roi_average_align_2d(
+    x: Any, rois: Any, roi_indices: Any, outsize: Any, spatial_scale: float, sampling_ratio: Any = None
+) -> Any:
+    """The mean of x at places between its pixels in each bin of each region: (R, C, I, J).
+
+    Args:
+        x: images.
+        rois: y_min, x_min, y_max, x_max of each region, shape (R, 4).
+        roi_indices: the image of each region, integers (R,).
+        outsize: rows and columns of the result, a number or a pair.
+        spatial_scale: size of x divided by the size in which ``rois`` are given.
+        sampling_ratio: how many places a bin has along each axis, a number or a pair; None for one in each pixel.
+
+    Values between pixels are bilinear; places more than one pixel beyond the border count as 0.
+    """
+    name = "roi_average_align_2d"
+    x = _images(name, x)
+    regions, ratios = _regions(name, x, rois, roi_indices, outsize, spatial_scale), _ratios(name, sampling_ratio)
+    sizes = x.shape[2:]
+    weights = (_align_weights(_samples(regions, k, sizes[k], ratios[k]), sizes[k]) for k in (0, 1))
+    return _product(x, regions, *weights)
+
+
+# ---- maxima: where they are is found on bare arrays, and the values are taken from there -----------------------------
+
+
+def _is_better(value: Array, best: Array) -> Array:
+    """Larger, or the first NaN."""
+    return (value > best) | ((value != value) & (best == best))
+
+
+def _best_along(regions: Regions, bounds: tuple[Array, Array], axis: int, take: Any) -> tuple[Array, Array]:
+    """The largest values of ``take(index)`` over the pixels of each bin, and those pixels; index is (R, I)."""
+    low, high = bounds
+    best = take(low)
+    xp = get_array_module(best)
+    shape = (len(low), 1, -1, 1) if axis == 0 else (len(low), 1, 1, -1)
+    first, end = (xp.asarray(v).reshape(shape) for v in bounds)
+    place = xp.zeros(best.shape, np.int64) + first
+    for step in range(1, int((high - low).max(initial=0))):
+        value, at = take(np.minimum(low + step, np.maximum(high - 1, low))), first + step
+        is_new = (at < end) & _is_better(value, best)
+        best, place = xp.where(is_new, value, best), xp.where(is_new, at, place)
+    return best, place
+
+
+def _max_pooling(x: Variable, regions: Regions, adds_one: bool) -> Any:
+    """The maximum of each bin, 0 for one without pixels."""
+    a = x.array
+    xp, (h, w) = get_array_module(a), x.shape[2:]
+    image = xp.asarray(regions.image)
+    rows, columns = _bins(regions, 0, h, adds_one), _bins(regions, 1, w, adds_one)
+    is_empty = ((rows[0] >= rows[1])[:, :, None] | (columns[0] >= columns[1])[:, None])[:, None]  # (R, 1, I, J)
+    rows, columns = ((np.minimum(b[0], n - 1), b[1]) for b, n in ((rows, h), (columns, w)))
+    lines = a.transpose(0, 2, 1, 3)  # N H C W
+    best, row = _best_along(regions, rows, 0, lambda i: lines[image[:, None], xp.asarray(i)].transpose(0, 2, 1, 3))
+    number = xp.arange(len(image)).reshape(-1, 1)
+    of_column = best.transpose(0, 3, 1, 2)  # R W C I
+    _, column = _best_along(regions, columns, 1, lambda j: of_column[number, xp.asarray(j)].transpose(0, 2, 3, 1))
+    channel = xp.arange(x.shape[1]).reshape(1, -1, 1, 1)
+    number = number.reshape(-1, 1, 1, 1)
+    row = row[number, channel, xp.arange(regions.out[0]).reshape(1, 1, -1, 1), column]
+    y = ops.getitem(x, (image.reshape(-1, 1, 1, 1), channel, row, column))
+    return ops.where(xp.asarray(is_empty), x.dtype.type(0), y) if is_empty.any() else y
+
+
+def roi_max_pooling_2d(x: Any, rois: Any, roi_indices: Any, outsize: Any, spatial_scale: float) -> Any:
+    """The maximum of x over each bin of each region: (R, C, I, J); arguments as of :func:`roi_average_pooling_2d`.
+
+    The gradient goes to the first of equal maxima; a bin beyond the image gives 0.
+    """
+    name = "roi_max_pooling_2d"
+    x = _images(name, x)
+    return _max_pooling(x, _regions(name, x, rois, roi_indices, outsize, spatial_scale), False)
+
+
+def roi_pooling_2d(x: Any, rois: Any, outh: int, outw: int, spatial_scale: float) -> Any:
+    """The maximum of x over each bin of each region: (R, C, outh, outw).
+
+    Args:
+        x: images.
+        rois: the index of the image, x_min, y_min, x_max, y_max of each region, shape (R, 5); multiplied by
+            ``spatial_scale`` and rounded they are pixels, of which the last is part of the region.
+        outh, outw: rows and columns of the result.
+        spatial_scale: size of x divided by the size in which ``rois`` are given.
+
+    As :func:`roi_max_pooling_2d`, which has another order of numbers and does not count the last pixel.
+    """
+    name = "roi_pooling_2d"
+    x = _images(name, x)
+    floating(name, rois=rois)
+    rois = to_cpu(as_array(rois)).astype(np.float64)
+    if rois.ndim != 2 or rois.shape[1] != 5:
+        raise expected(name, "rois", "shape (R, 5): index of the image, x_min, y_min, x_max, y_max", rois)
+    regions = _placed(name, "rois", x, rois[:, [2, 1, 4, 3]], rois[:, 0], (outh, outw), spatial_scale)
+    return _max_pooling(x, regions, True)
+
+
+def roi_max_align_2d(
+    x: Any, rois: Any, roi_indices: Any, outsize: Any, spatial_scale: float, sampling_ratio: Any = None
+) -> Any:
+    """The maximum of x over places between its pixels in each bin of each region: (R, C, I, J).
+
+    Arguments as of :func:`roi_average_align_2d`. Places beyond the border are left out; a bin without any gives 0.
+    """
+    name = "roi_max_align_2d"
+    x = _images(name, x)
+    regions, ratios = _regions(name, x, rois, roi_indices, outsize, spatial_scale), _ratios(name, sampling_ratio)
+    rows, columns = (_samples(regions, k, x.shape[2 + k], ratios[k]) for k in (0, 1))
+    between = _Between(x, regions, rows, columns)
+    best, is_found = between.best()
+    width = columns.low.shape[2]
+    y = between.values(ops.cast(x, between.dtype), best // width, best % width)
+    return ops.cast(ops.where(is_found, y, y.dtype.type(0)), x.dtype)
+
+
+class _Between:
+    """Bilinear values of x at samples of rows and of columns."""
+
+    def __init__(self, x: Variable, regions: Regions, rows: Samples, columns: Samples) -> None:
+        self.xp, self.dtype = get_array_module(x.array), accumulation_dtype(x.dtype)
+        self.wide = ops.cast(x.array, self.dtype)
+        axes = np.ogrid[: len(regions.image), : x.shape[1], : regions.out[0], : regions.out[1]]
+        self.region, self.channel, self.row, self.column = map(self.xp.asarray, axes)
+        self.image = self.xp.asarray(regions.image)[self.region]
+        self.rows, self.columns = (Samples(*map(self.xp.asarray, samples)) for samples in (rows, columns))
+
+    def values(self, x: Any, i: Any, j: Any) -> Any:
+        """x at the i-th sample of rows and the j-th of columns, numbers or arrays (R, C, I, J)."""
+        rows, columns = (
+            (s.low[at], s.high[at], s.weight[at].astype(self.dtype))
+            for s, at in ((self.rows, (self.region, self.row, i)), (self.columns, (self.region, self.column, j)))
+        )
+        total: Any = None
+        for row, row_weight in ((rows[0], 1 - rows[2]), (rows[1], rows[2])):
+            for column, weight in ((columns[0], 1 - columns[2]), (columns[1], columns[2])):
+                part = ops.mul(ops.getitem(x, (self.image, self.channel, row, column)), row_weight * weight)
+                total = part if total is None else ops.add(total, part)
+        return total
+
+    def is_kept(self, i: int, j: int) -> Array:
+        """Whether a sample counts, (R, 1, I, J)."""
+        kept = [(s.is_inside & s.is_taken)[:, :, k] for s, k in ((self.rows, i), (self.columns, j))]
+        return (kept[0][:, :, None] & kept[1][:, None])[:, None]
+
+    def best(self) -> tuple[Array, Array]:
+        """The number of the largest sample of each bin, (R, C, I, J), and whether there is any."""
+        xp, width = self.xp, self.columns.low.shape[2]
+        best, number, is_found = self.values(self.wide, 0, 0), 0, self.is_kept(0, 0)
+        for k in range(1, self.rows.low.shape[2] * width):
+            i, j = divmod(k, width)
+            value, kept = self.values(self.wide, i, j), self.is_kept(i, j)
+            is_new = kept & (_is_better(value, best) | ~is_found)
+            best, number, is_found = xp.where(is_new, value, best), xp.where(is_new, k, number), is_found | kept
+        return xp.broadcast_to(xp.asarray(number), best.shape), xp.broadcast_to(is_found, best.shape)

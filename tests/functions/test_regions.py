@@ -1,0 +1,146 @@
+"""Regions of interest and relatives of convolution: what they refuse, ties, regions that share images."""
+
+import numpy as np
+import pytest
+
+import dbrdist.functions as F
+from dbrdist import Variable
+from tests.each import each
+
+X = np.random.default_rng(0).standard_normal((2, 3, 5, 6)).astype("f")
+BOX, FIRST = np.array([[1.0, 1.0, 4.0, 4.0]], np.float32), np.zeros(1, np.int32)
+POOLS = [F.roi_average_pooling_2d, F.roi_max_pooling_2d, F.roi_average_align_2d, F.roi_max_align_2d]
+WRONG = [
+    ({"x": X[0]}, "x: expected images"),
+    ({"x": X[:, :, :0]}, "x: expected at least one pixel"),
+    ({"x": X.astype(int)}, "x: expected a floating type"),
+    ({"rois": BOX[0]}, r"rois: expected shape \(R, 4\)"),
+    ({"rois": BOX.astype(int)}, "rois: expected a floating type"),
+    ({"rois": BOX * np.nan}, "rois: expected finite numbers, got NaN or infinity in row 0"),
+    ({"roi_indices": FIRST[:0]}, r"roi_indices: expected integers of shape \(1,\)"),
+    ({"roi_indices": FIRST * 1.0}, r"roi_indices: expected integers of shape \(1,\)"),
+    ({"roi_indices": FIRST + 2}, "roi_indices: expected indices from 0 to 1 .* got indices from 2 to 2"),
+    ({"roi_indices": FIRST - 1}, "roi_indices: expected indices from 0 to 1"),
+    ({"outsize": (0, 2)}, "outsize: expected sizes from 1 on"),
+    ({"spatial_scale": 0.0}, "spatial_scale: expected a number above 0"),
+]
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@each(change=WRONG)
+def test_wrong_regions_are_refused(pool, change):
+    given = {"x": X, "rois": BOX, "roi_indices": FIRST, "outsize": 2, "spatial_scale": 1.0, **change[0]}
+    with pytest.raises((ValueError, TypeError), match=f"{pool.__name__}: {change[1]}"):
+        pool(**given)
+
+
+def test_wrong_arguments_of_one_function():
+    with pytest.raises(ValueError, match="sampling_ratio: expected None, or numbers from 1 on, got 0"):
+        F.roi_average_align_2d(X, BOX, FIRST, 2, 1.0, 0)
+    with pytest.raises(ValueError, match="sampling_ratio: expected a number, or two"):
+        F.roi_max_align_2d(X, BOX, FIRST, 2, 1.0, (1, 1, 1))
+    with pytest.raises(ValueError, match=r"roi_pooling_2d: rois: expected shape \(R, 5\)"):
+        F.roi_pooling_2d(X, BOX, 2, 2, 1.0)
+    with pytest.raises(ValueError, match=r"rois: expected indices from 0 to 1 .* got indices from 7"):
+        F.roi_pooling_2d(X, np.array([[7.0, 0, 0, 1, 1]], "f"), 2, 2, 1.0)
+
+
+@each(pool=POOLS, order=[(0, 1, 2), (2, 0, 1), (1, 1, 1)])
+def test_regions_of_any_order_are_those_of_one_after_another(pool, order):
+    rois = np.array([[0.0, 0, 3, 3], [1, 1, 5, 5], [0, 2, 2, 6]], "f")[list(order)]
+    image = np.array([1, 0, 1], np.int64)[list(order)]
+    together = pool(X, rois, image, 2, 1.0).array
+    for k in range(3):
+        np.testing.assert_allclose(together[k : k + 1], pool(X, rois[k : k + 1], image[k : k + 1], 2, 1.0).array, 1e-6)
+
+
+@pytest.mark.parametrize("pool", [F.roi_max_pooling_2d, F.roi_max_align_2d])
+def test_the_first_of_equal_maxima_takes_the_gradient(pool):
+    x = Variable(np.zeros((1, 1, 4, 4), np.float32))
+    pool(x, np.array([[0.0, 0, 4, 4]], "f"), FIRST, 1, 1.0).backward()
+    assert x.grad.sum() == 1
+    assert x.grad[0, 0, 0, 0] > 0
+
+
+def test_nan_is_found_wherever_it_lies():
+    x = X.copy()
+    x[0, 1, 2, 3] = np.nan
+    for pool in (F.roi_max_pooling_2d, F.roi_max_align_2d):
+        assert np.isnan(pool(x, np.array([[0.0, 0, 5, 6]], "f"), FIRST, 1, 1.0).array).any(axis=(0, 2, 3)).tolist() == [
+            False, True, False,
+        ]  # fmt: skip
+
+
+FILTERS = np.ones((2, 3, 3, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda: F.local_convolution_2d(X, np.ones((2, 3, 3, 3, 3, 3), "f")),
+            r"W: expected shape \(O, 3, 4, 3, kh, kw\)",
+        ),
+        (lambda: F.local_convolution_2d(X, FILTERS), "W: expected 6 axes"),
+        (lambda: F.local_convolution_2d(X[0], np.ones((2, 3, 4, 3, 3, 3), "f")), "x: expected images"),
+        (lambda: F.local_convolution_2d(X, np.ones((2, 3, 4, 3, 3, 3), "f"), np.ones(2, "f")), "b: expected shape"),
+        (
+            lambda: F.local_convolution_2d(X, np.ones((2, 3, 4, 3, 3, 3), "f"), stride=0),
+            "stride: expected sizes from 1",
+        ),
+        (lambda: F.deformable_convolution_2d_sampler(X, X, FILTERS), r"offset: expected shape \(2, 18, 3, 4\)"),
+        (lambda: F.deformable_convolution_2d_sampler(X, X, FILTERS[:, :2]), r"W: expected shape \(O, 3, kh, kw\)"),
+        (lambda: F.deformable_convolution_2d_sampler(X, X, FILTERS[0]), "W: expected 4 axes"),
+        (lambda: F.deformable_convolution_2d_sampler(X[:, :, :2], X, FILTERS), "x: expected images that windows"),
+        (lambda: F.deformable_convolution_2d_sampler(X, X, FILTERS, stride=0), "stride, pad: expected"),
+        (lambda: F.shift(X), "x: expected images with at least 9 channels"),
+        (lambda: F.shift(X, (1, 2)), "ksize: expected odd numbers"),
+        (lambda: F.as_strided(X, (2, 2), (1,)), "strides: expected a number for each axis"),
+        (lambda: F.as_strided(X, (-1,), (1,)), "shape: expected lengths from 0 on"),
+        (lambda: F.as_strided(X, (4,), (60,)), "strides: expected elements from 0 to 179 .* got elements 0 to 180"),
+        (lambda: F.as_strided(X, (2,), (-1,)), "strides: expected elements from 0 to 179 .* got elements -1 to 0"),
+        (lambda: F.gumbel_softmax(X, 0.0), "tau: expected a number above 0"),
+        (
+            lambda: F.discriminative_margin_based_clustering_loss(X, np.ones((2, 5, 5), int), 1, 1, 3),
+            r"labels: expected integers of shape \(2, 5, 6\)",
+        ),
+        (
+            lambda: F.discriminative_margin_based_clustering_loss(X, np.ones((2, 5, 6), int), 1, 1, 3, 3),
+            "norm, max_embedding_dim: expected norm 1 or 2",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused_in_words(call, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()
+
+
+def test_zero_offsets_give_a_convolution():
+    W, b = np.random.default_rng(1).standard_normal((4, 3, 3, 2)).astype("f"), np.arange(4, dtype="f")
+    y = F.convolution_2d(X, W, b, (2, 1), (1, 2))
+    moved = F.deformable_convolution_2d_sampler(X, np.zeros((2, 12, *y.shape[2:]), "f"), W, b, (2, 1), (1, 2))
+    np.testing.assert_allclose(moved.array, y.array, rtol=1e-4, atol=1e-5)
+
+
+def test_equal_filters_everywhere_give_a_convolution():
+    W = np.random.default_rng(1).standard_normal((4, 3, 3, 2)).astype("f")
+    y = F.convolution_2d(X, W, stride=2)
+    local = np.broadcast_to(W[:, None, None], (4, *y.shape[2:], *W.shape[1:]))
+    np.testing.assert_allclose(F.local_convolution_2d(X, local, stride=2).array, y.array, rtol=1e-4, atol=1e-5)
+
+
+def test_samples_of_the_gumbel_softmax_are_as_likely_as_said():
+    """At a low temperature nearly all is in one class, chosen with probability pi."""
+    pi = np.array([0.5, 0.3, 0.2])
+    y = F.gumbel_softmax(np.log(np.broadcast_to(pi, (4000, 3))), 0.01).array
+    np.testing.assert_allclose(y.sum(1), 1, rtol=1e-6)
+    np.testing.assert_allclose(np.bincount(y.argmax(1)) / 4000, pi, atol=0.03)
+
+
+def test_objects_that_are_not_there_do_not_push():
+    """A single object has nobody to keep away from, and equal pixels are where they should be."""
+    e = Variable(np.ones((1, 3, 2, 2), np.float32))
+    losses = F.discriminative_margin_based_clustering_loss(e, np.ones((1, 2, 2), int), 0.5, 1.5, 3, norm=2)
+    assert [float(v.array) for v in losses[:2]] == [0, 0]
+    (losses[0] + losses[1] + losses[2]).backward()
+    assert np.isfinite(e.grad).all()
