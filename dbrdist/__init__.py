@@ -11,6 +11,7 @@ from typing import Any
 from dbrdist import errors, serializers
 from dbrdist.core import (
     backend,
+    computational_graph,
     function,
     gradient_check,
     link,
@@ -84,7 +85,18 @@ _LOADED_WHEN_NAMED = (
 _MADE_OF_FUNCTIONS = ("Distribution", "cross_entropy", "kl_divergence", "register_kl")
 
 # Chainer's paths of modules that have another place here: `from dbrdist.serializers import load_npz`.
-for _module in (backend, function, gradient_check, link, link_hook, optimizer, random, reporter, variable):
+for _module in (
+    backend,
+    computational_graph,
+    function,
+    gradient_check,
+    link,
+    link_hook,
+    optimizer,
+    random,
+    reporter,
+    variable,
+):
     sys.modules[_module.__name__.replace(".core.", ".")] = _module
 sys.modules["dbrdist.function_node"] = function_node
 
@@ -94,13 +106,15 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"dbrdist.{name}")
     if name in _MADE_OF_FUNCTIONS:
         return getattr(importlib.import_module("dbrdist.distribution"), name)
+    if name == "Initializer":
+        return importlib.import_module("dbrdist.initializers").Initializer
     if name == "load":
         return importlib.import_module("dbrdist.training.runs").load
     raise missing_names.error("dbrdist", name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LOADED_WHEN_NAMED, *_MADE_OF_FUNCTIONS, "load"})
+    return sorted({*globals(), *_LOADED_WHEN_NAMED, *_MADE_OF_FUNCTIONS, "Initializer", "load"})
 
 
 __all__ = [

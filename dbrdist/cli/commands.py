@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from dbrdist.cli.folder import CONFIG, SUMMARY, read_json
 from dbrdist.cli.refuse import Refused
 from dbrdist.comm import audit
 from dbrdist.errors import ConfigError
+from dbrdist.training import plotting
 from dbrdist.training.runs import folder_of
 
 _HERE = Path(__file__).parent
@@ -23,7 +23,7 @@ CONFIGURATIONS = ("digits", "cifar10", "imagenet")
 def write_report(runs: Sequence[str]) -> Iterator[str]:
     """Write the report on one or several runs; the files' names."""
     yield from report.write(runs, pictures=True)
-    if len(runs) == 1 and importlib.util.find_spec("matplotlib") is None:
+    if len(runs) == 1 and not plotting.is_installed():
         yield "no PNG: they need matplotlib, pip install dbrdist[plot]"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from dbrdist.cli.chart import COLOURS, Series, chart
 from dbrdist.cli.folder import CONFIG, LOG, REPORT, SUMMARY, read_json, state_of
 from dbrdist.core.serializer import write_atomically
 from dbrdist.errors import CheckpointError
+from dbrdist.training import plotting
 from dbrdist.training.extensions.log_report import read_log
 
 _MAX_POINTS = 1000  # of a line: more than the pixels of a chart
@@ -138,24 +138,20 @@ def _epoch(entry: dict[str, Any]) -> float:
 
 def _pictures(run: RunRecord, folder: str) -> list[str]:
     """The curves as PNG; none without matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None:
+    if not plotting.is_installed():
         return []
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     paths = []
     for title, name, series in curves([run]):
-        figure = Figure(figsize=(7, 4), layout="constrained")
-        axes = figure.add_subplot()
+        figure, ((axes,),) = plotting.new_figure(1, 1, (7, 4))
         for s in series:
             marker = "o" if len(s.points) == 1 else ""
             axes.plot(*zip(*s.points), color=s.colour, label=s.name, marker=marker)
         axes.set(title=title, xlabel="epoch")
-        axes.grid(alpha=0.3)
+        plotting.draw_grid(axes, True)
         if any(s.name for s in series):
             axes.legend()
         paths.append(os.path.join(folder, f"{name}.png"))
-        FigureCanvasAgg(figure).print_png(paths[-1])
+        plotting.save_figure(figure, paths[-1])
     return paths
 
 

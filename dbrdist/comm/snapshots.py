@@ -174,3 +174,7 @@ class SharedSnapshot(Extension):
             if self._comm.rank == 0:
                 with self._local.averaged():
                     self._snapshot.save(trainer)
+
+    def finalize(self) -> None:
+        """End what writes beside the loop."""
+        self._snapshot.finalize()

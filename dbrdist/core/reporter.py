@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.backend import to_cpu
+from dbrdist.core.config import config
 from dbrdist.core.variable import Variable
 
 
@@ -25,7 +26,8 @@ class Reporter:
     """Collects values under the names of their observers.
 
     Within ``with reporter:``, :func:`report` puts values into ``reporter.observation``: ``'accuracy'`` reported by the
-    observer named ``'main'`` becomes ``'main/accuracy'``. Variables are stored as 0-d arrays, so that no graph is kept.
+    observer named ``'main'`` becomes ``'main/accuracy'``. Variables are stored as 0-d arrays, so that no graph is kept,
+    but where ``config.keep_graph_on_report`` is True.
     """
 
     def __init__(self) -> None:
@@ -69,8 +71,9 @@ class Reporter:
                     "add it with add_observer(name, observer), or report from a link of an optimizer's target"
                 )
             prefix = name + "/"
+        is_kept = config.keep_graph_on_report
         for key, value in values.items():
-            self.observation[prefix + key] = value.array if isinstance(value, Variable) else value
+            self.observation[prefix + key] = value.array if isinstance(value, Variable) and not is_kept else value
 
 
 def get_current_reporter() -> Reporter:

@@ -247,11 +247,19 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], N
     replace_atomically(path, make)
 
 
-def save_npz(file: Any, obj: Any, compression: bool = True) -> None:
-    """Save an object to an ``.npz`` file (a path or an open binary file)."""
+def saved_state(obj: Any) -> dict[str, Any]:
+    """A copy of an object's state as a flat dictionary of NumPy arrays (None stays None), by path."""
     serializer = DictionarySerializer()
     serializer.save(obj)
-    arrays = encode(serializer.target)
+    return serializer.target
+
+
+def save_npz(file: Any, obj: Any, compression: bool = True) -> None:
+    """Save an object to an ``.npz`` file (a path or an open binary file).
+
+    A dictionary of arrays by name, such as :func:`saved_state` gives, is saved as it is.
+    """
+    arrays = encode(obj if isinstance(obj, dict) else saved_state(obj))
     save: Any = np.savez_compressed if compression else np.savez
     if isinstance(file, (str, os.PathLike)):
         write_atomically(file, lambda f: save(f, **arrays))

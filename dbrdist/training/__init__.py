@@ -10,6 +10,7 @@ from dbrdist.training.extension import PRIORITY_WRITER as PRIORITY_WRITER
 from dbrdist.training.extension import Extension as Extension
 from dbrdist.training.extension import make_extension as make_extension
 from dbrdist.training.trainer import Trainer as Trainer
+from dbrdist.training.triggers import IntervalTrigger as IntervalTrigger
 from dbrdist.training.triggers import get_trigger as get_trigger
 from dbrdist.training.updater import StandardUpdater as StandardUpdater
 from dbrdist.training.updater import Updater as Updater

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -71,22 +72,30 @@ class Trainer:
         entries = sorted(self._extensions.values(), key=lambda entry: -entry.priority)
         self._started_seconds = time.monotonic()
         try:
-            self._start(entries)
-            asked = [entry for entry in entries if can_fire(entry.trigger)]
-            while not self.stop_trigger(self):
-                self.observation = {}
-                with self.reporter.scope(self.observation):
-                    self.updater.update()
-                    for entry in asked:
-                        if entry.trigger(self):
-                            entry.extension(self)
+            self._loop(entries)
         except Exception as error:
             self._on_error(entries, error, show_loop_exception_msg)
             raise
         finally:
-            for entry in entries:
-                entry.extension.finalize()
-            self.updater.finalize()
+            self._finalize(entries)
+
+    def _loop(self, entries: Sequence[_Entry]) -> None:
+        self._start(entries)
+        asked = [entry for entry in entries if can_fire(entry.trigger)]
+        while not self.stop_trigger(self):
+            self.observation = {}
+            with self.reporter.scope(self.observation):
+                self.updater.update()
+                for entry in asked:
+                    if entry.trigger(self):
+                        entry.extension(self)
+
+    def _finalize(self, entries: Sequence[_Entry]) -> None:
+        """Finalize all of them in order, even where one raises."""
+        with contextlib.ExitStack() as last_first:
+            last_first.callback(self.updater.finalize)
+            for entry in reversed(entries):
+                last_first.callback(entry.extension.finalize)
             self._final_seconds = self.elapsed_time
 
     def _start(self, entries: Sequence[_Entry]) -> None:

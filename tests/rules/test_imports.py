@@ -45,6 +45,7 @@ OWNERS = {
     "mpi4py": "comm/mpi.py",
     "scipy": "core/backend.py",
     "h5py": "core/hdf5.py",
+    "matplotlib": "training/plotting.py",
     "ctypes.CDLL libdnnl": "kernels/onednn.py",
 }
 
@@ -139,7 +140,7 @@ def test_there_is_no_ring():
         visit(module, [])
 
 
-@pytest.mark.parametrize("library", ["cupy", "cupyx", "h5py", "mpi4py", "scipy"])
+@pytest.mark.parametrize("library", ["cupy", "cupyx", "h5py", "matplotlib", "mpi4py", "scipy"])
 def test_one_file_alone_imports(library):
     for path in FILES:
         for name, inside in imports_of(path):
@@ -220,7 +221,7 @@ def test_importing_comm_does_not_start_mpi():
 
 def test_importing_the_rest_loads_no_configuration_library():
     modules, _ = loaded_by("import dbrdist.models, dbrdist.training, dbrdist.datasets, dbrdist.optimizers")
-    assert sorted(modules & {"mpi4py", "cupy", "pydantic", "click", "yaml"}) == []
+    assert sorted(modules & {"mpi4py", "cupy", "pydantic", "click", "yaml", "matplotlib", "IPython"}) == []
 
 
 # Inside a function where a terminal is served; and in the programs that the doctor starts as ranks of their own.

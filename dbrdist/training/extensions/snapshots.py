@@ -17,6 +17,7 @@ from dbrdist.core.serializer import (
     read_npz,
     replace_atomically,
     save_npz,
+    saved_state,
     write_atomically,
 )
 from dbrdist.errors import CheckpointError
@@ -53,7 +54,10 @@ class Snapshot(Extension):
     Args:
         savefun: `savefun(path, target)`; None saves as .npz.
         condition: a function without arguments; nothing is saved where it returns False.
-        n_retains: number of newest snapshots that stay; -1 keeps all.
+        writer: who writes (:mod:`~dbrdist.training.extensions.snapshot_writers`), called with the file's name, the
+            folder and a copy of the state as a dictionary of arrays, in place of savefun; None writes at once.
+        n_retains: number of newest snapshots that stay; -1 keeps all. With a writer beside the training loop there is
+            one more while the newest is being written.
         autoload: load the newest whole snapshot in `out`, if there is one, when the run starts.
         snapshot_on_error: save too when the loop ends by an exception.
 
@@ -71,10 +75,13 @@ class Snapshot(Extension):
         savefun: Callable[[Any, Any], None] | None = None,
         *,
         condition: Callable[[], bool] | None = None,
+        writer: Callable[[str, str, Any], None] | None = None,
+        snapshot_on_error: bool = False,
         n_retains: int = -1,
         autoload: bool = False,
-        snapshot_on_error: bool = False,
     ):
+        if savefun is not None and writer is not None:
+            raise TypeError("snapshot: expected savefun or writer, got both; give savefun to the writer")
         if n_retains == 0 or n_retains < -1:
             raise ValueError(f"expected n_retains of 1 or more, or -1 to keep all, got {n_retains}")
         if callable(filename) and (n_retains > 0 or autoload):
@@ -83,6 +90,8 @@ class Snapshot(Extension):
         self._filename = filename
         self._savefun = savefun
         self._condition = condition
+        self._writer = writer
+        self._folder: str | None = None  # where files are that a writer may still be at work on
         self._num_kept = n_retains
         self._autoload = autoload
         self._on_error = snapshot_on_error
@@ -107,13 +116,27 @@ class Snapshot(Extension):
             self(trainer)
 
     def save(self, trainer: Any) -> str:
-        """Save now; returns the file's path."""
+        """Save now; returns the file's path. A writer beside the loop may still be at work on it."""
         name = self._filename(trainer) if callable(self._filename) else self._filename.format(trainer)
-        path = os.path.join(trainer.out, name)
-        write(path, trainer if self._target is None else self._target, self._savefun)
-        if self._num_kept > 0 and isinstance(self._filename, str):
-            remove_oldest(trainer.out, self._filename, self._num_kept, path)
+        path, target = os.path.join(trainer.out, name), trainer if self._target is None else self._target
+        if self._writer is None:
+            write(path, target, self._savefun)
+        else:
+            self._folder = trainer.out
+            self._writer(name, trainer.out, saved_state(target))
+        self._remove_oldest(trainer.out, path)
         return path
+
+    def _remove_oldest(self, folder: str, just_written: str = "") -> None:
+        if self._num_kept > 0 and isinstance(self._filename, str):
+            remove_oldest(folder, self._filename, self._num_kept, just_written)
+
+    def finalize(self) -> None:
+        """Wait until all is written. Raises CheckpointError where something was not."""
+        if hasattr(self._writer, "finalize"):
+            self._writer.finalize()
+        if self._folder is not None:
+            self._remove_oldest(self._folder)
 
 
 def remove_oldest(folder: str, filename: str, num_kept: int, just_written: str) -> None:

@@ -1,0 +1,53 @@
+"""The table of a run in a Jupyter notebook."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from dbrdist.training.extensions.log_report import Column, LogReport, PrintReport
+
+
+class PrintReportNotebook(PrintReport):
+    """As PrintReport, but one table of a notebook that grows with each new line of the LogReport.
+
+    Without IPython it warns and prints the table as text.
+    """
+
+    def __init__(self, entries: Sequence[str | Column], log_report: str | LogReport = "LogReport"):
+        super().__init__(entries, log_report)
+        self._display: Any = None
+
+    def initialize(self, trainer: Any) -> None:
+        if importlib.util.find_spec("IPython") is None:
+            warnings.warn("IPython is not installed: PrintReportNotebook prints plain lines", stacklevel=2)
+            super().initialize(trainer)
+            return
+        from IPython.display import display
+
+        report = self._report(trainer)
+        report.read_back(trainer)
+        self._display = display(self._table(report.log), display_id=True)
+
+    def __call__(self, trainer: Any) -> None:
+        if self._display is None:
+            super().__call__(trainer)
+            return
+        report = self._report(trainer)
+        if isinstance(self._log_report, LogReport):
+            report(trainer)
+        if len(report.log) != self._num_printed:
+            self._display.update(self._table(report.log))
+
+    def _table(self, log: Sequence[dict[str, Any]]) -> Any:
+        from IPython.display import HTML
+
+        self._num_printed = len(log)
+        rows = [[column.heading for column in self._columns]]
+        rows += [[column.cell(entry.get(column.key)).strip() for column in self._columns] for entry in log]
+        tags = ["th", *["td"] * len(log)]
+        lines = ["".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in zip(tags, rows)]
+        return HTML("<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>")
