@@ -196,6 +196,10 @@ def _is_positive(x: Any) -> Array:
     return elementwise(lambda v: v >= 0, as_array(x))
 
 
+def _is_at_most(x: Any, high: float) -> Array:
+    return elementwise(lambda v: v <= high, as_array(x))
+
+
 def _lies_within(x: Any, low: float, high: float) -> Array:
     return elementwise(lambda v: (v > low) & (v < high), as_array(x))
 
@@ -270,7 +274,7 @@ hardswish = function(
     "hardswish",
     lambda x: x * np.minimum(np.maximum(x / 6 + 0.5, 0.0), 1.0),
     lambda gy, x: ops.where(
-        _lies_within(x, -3.0, 3.0), ops.mul(gy, ops.add(ops.div(x, 3.0), 0.5)), ops.where(_is_positive(x), gy, 0.0)
+        _lies_within(x, -3.0, 3.0), ops.mul(gy, ops.add(ops.div(x, 3.0), 0.5)), ops.where(_is_at_most(x, -3.0), 0.0, gy)
     ),
     "x times x / 6 + 1 / 2 held between 0 and 1, elementwise: a cheap silu (Howard et al. 2019).",
     domain=(-4.0, 4.0),

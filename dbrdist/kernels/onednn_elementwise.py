@@ -76,6 +76,7 @@ TABLE: dict[Any, Kernel] = {
     ("relu6", 0): Kernel(lambda: Derivative(CLIP, 0.0, 6.0), is_checked=True),
     ("clipped_relu", 0): Kernel(lambda z: Derivative(CLIP, 0.0, _meant(z >= 0, z)), is_checked=True),
     "hardswish": Kernel(lambda: ("x", (HARDSWISH, 1 / 6, 0.5))),
+    ("hardswish", 0): Kernel(lambda: Derivative(HARDSWISH, 1 / 6, 0.5), is_checked=True),
     "mish": Kernel(lambda: ("x", (MISH,))),
     ("mish", 0): Kernel(lambda: Derivative(MISH), is_checked=True),
     "gelu": Kernel(lambda: ("x", (GELU_ERF,)), is_checked=True),
