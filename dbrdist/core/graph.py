@@ -319,11 +319,12 @@ class FunctionNode:
         keep = self._keep_inputs
         if keep:
             n = len(keep)
-            self._xs = xs[:n] if n < len(_FIRST) and keep == _FIRST[n] else tuple([xs[i] for i in keep])
+            are_first = n < len(_FIRST) and n <= len(xs) and keep == _FIRST[n]
+            self._xs = xs[:n] if are_first else self._of("retain_inputs", keep, xs)
         y = ys[0] if len(ys) == 1 else None
         if type(y) is _ndarray:  # nearly always, so without the calls of _output
             if self._keep_outputs:
-                self._ys = ys
+                self._ys = ys if self._keep_outputs == (0,) else self._of("retain_outputs", self._keep_outputs, ys)
             v = _new(Variable)
             v._array = y
             node = v.node = VariableNode()
@@ -339,8 +340,14 @@ class FunctionNode:
         self.num_outputs = len(ys)
         outputs = [self._output(i, _as_array(self, y), rank + 1) for i, y in enumerate(ys)]
         if self._keep_outputs:
-            self._ys = tuple([outputs[i].array for i in self._keep_outputs])
+            self._ys = self._of("retain_outputs", self._keep_outputs, [v.array for v in outputs])
         return tuple(outputs)
+
+    def _of(self, verb: str, keep: tuple[int, ...], values: Any) -> tuple[Any, ...]:
+        try:
+            return tuple([values[i] for i in keep])
+        except (IndexError, TypeError):
+            raise IndexError(f"{self.label}.{verb}: expected places from 0 to {len(values) - 1}, got {keep}") from None
 
     def _output(self, i: int, y: Any, rank: int) -> Variable:
         v = _new(Variable)

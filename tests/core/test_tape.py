@@ -93,6 +93,19 @@ def test_inputs_are_retained_in_the_order_that_was_asked_for(higher):
     assert z.grad[0] == -0.75
 
 
+@pytest.mark.parametrize("num_outputs", [1, 2])
+@pytest.mark.parametrize("verb", ["retain_inputs", "retain_outputs"])
+@pytest.mark.parametrize("places", [(2,), (0, 1, 2), ("x",)])
+def test_places_to_retain_that_are_not_there(verb, places, num_outputs):
+    class Wrong(FunctionNode):
+        def forward(self, xs):
+            getattr(self, verb)(places)
+            return xs[:num_outputs]
+
+    with pytest.raises(IndexError, match=rf"Wrong\.{verb}: expected places from 0 to \d, got \("):
+        Wrong().apply((var(1.0), var(2.0)))
+
+
 def test_no_reference_cycles_over_100_steps_without_gc():
     model = {"W": Parameter(np.full((64, 64), 0.01))}
     gc.collect()
