@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from dbrdist.comm import abort, cores, environment, mpi, processes, shared_memory, threads
+from dbrdist.comm import abort, cores, environment, mpi, processes, shared_memory, threads, two_levels
 from dbrdist.comm.communicator import CommunicatorBase
+from dbrdist.errors import CommunicatorError
 
 Maker = Callable[[Any, dict[str, Any]], CommunicatorBase]
 
@@ -40,24 +41,33 @@ def _over_mpi(kind: type[processes.MpiCommunicator]) -> Maker:
     return make
 
 
+OVER_MPI: dict[str, type[processes.MpiCommunicator]] = {
+    "naive": processes.NaiveCommunicator,
+    "flat": shared_memory.FlatCommunicator,
+    "hierarchical": two_levels.HierarchicalCommunicator,
+    "two_dimensional": two_levels.TwoDimensionalCommunicator,
+    "single_node": shared_memory.SingleNodeCommunicator,
+    "non_cuda_aware": two_levels.NonCudaAwareCommunicator,
+    "dummy": processes.DummyCommunicator,
+}
 PROVIDERS: dict[str, Maker] = {
-    "naive": _over_mpi(processes.NaiveCommunicator),
-    "flat": _over_mpi(shared_memory.FlatCommunicator),
+    **{name: _over_mpi(kind) for name, kind in OVER_MPI.items()},
     "threads": _of_this_thread,
     "single": _alone,
 }
-# Names of ChainerMN whose purpose another provider serves here.
-_SUCCESSORS = dict.fromkeys(["hierarchical", "two_dimensional", "single_node", "non_cuda_aware", "pure_nccl"], "flat")
+NAMES = ("auto", *PROVIDERS)
 
 
-def create_communicator(communicator_name: str | None = None, mpi_comm: Any = None, **kwargs: Any) -> CommunicatorBase:
+def create_communicator(
+    communicator_name: str | None = "auto", mpi_comm: Any = None, **kwargs: Any
+) -> CommunicatorBase:
     """The communicator of this process (or thread), and from now on abort on failure.
 
     Args:
-        communicator_name: ``'naive'`` (MPI, one reduction for each parameter), ``'flat'`` (MPI, one reduction over flat
-            memory), ``'threads'`` (inside :func:`run_threads`), ``'single'`` (one rank, no MPI). None takes what fits,
-            and rank 0 says on stderr what that is: threads inside ``run_threads``, flat where a launcher started this
-            process, MPI runs already, or ``mpi_comm`` is given, single otherwise.
+        communicator_name: ``'auto'`` (or None) takes what fits, and rank 0 says on stderr what that is and why. By
+            name: ``'naive'``, ``'flat'``, ``'hierarchical'``, ``'two_dimensional'``, ``'single_node'``,
+            ``'non_cuda_aware'``, ``'dummy'`` (MPI processes, which add gradients in different ways: see
+            docs/communicators.md), ``'threads'`` (inside :func:`run_threads`), ``'single'`` (one rank, no MPI).
         mpi_comm: an mpi4py communicator; None is all ranks.
         **kwargs: configuration, as for :meth:`CommunicatorBase.set_config`.
 
@@ -66,37 +76,57 @@ def create_communicator(communicator_name: str | None = None, mpi_comm: Any = No
     ends the whole job (``comm/abort.py``).
 
     Raises:
-        ValueError: for an unknown name or configuration, with the nearest known one.
-        CommunicatorError: if the environment says that several ranks were started, but MPI's world has one.
+        ValueError: for an unknown name or configuration, with the nearest known one. Where one rank of an MPI program
+            gives it, on every rank.
+        CommunicatorError: if the ranks give different names; if the environment says that several ranks were started,
+            but MPI's world has one.
     """
-    name = communicator_name or _what_fits(mpi_comm)
+    is_auto = communicator_name in (None, "auto")
+    name, reason = _what_fits(mpi_comm) if is_auto else (communicator_name, "")
     if name not in PROVIDERS:
-        raise ValueError(_unknown(name))
-    if mpi_comm is not None and name not in ("naive", "flat"):
+        raise _told_to_all(ValueError(_unknown(name)), mpi_comm)
+    if mpi_comm is not None and name not in OVER_MPI:
         raise ValueError(f"the communicator {name!r} does not use MPI, so it expected no mpi_comm")
     comm = PROVIDERS[name](mpi_comm, kwargs)
-    if communicator_name is None and comm.rank == 0:
-        ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
-        print(f"dbrdist: communicator {name!r}, {ranks}", file=sys.stderr, flush=True)
+    if is_auto and comm.rank == 0:
+        print(f"dbrdist: {_description(name, reason, comm)}", file=sys.stderr, flush=True)
     if name != "threads":  # ranks that are threads have one process's threads together
         cores.share_out(comm)
     return comm
 
 
-def _what_fits(mpi_comm: Any) -> str:
-    if mpi_comm is not None:
-        return "flat"
-    if threads.current() is not None:
-        return "threads"
-    return "flat" if environment.is_launched() or mpi.started() is not None else "single"
+def _what_fits(mpi_comm: Any) -> tuple[str, str]:
+    """(the name of the communicator that fits, why)."""
+    if mpi_comm is None and threads.current() is not None:
+        return "threads", "inside run_threads"
+    if mpi_comm is not None or environment.is_launched() or mpi.started() is not None:
+        return "flat", ""
+    return "single", "no launcher started this process"
 
 
-def _unknown(name: str) -> str:
-    known = ", ".join(PROVIDERS)
-    if name in _SUCCESSORS:
-        return (
-            f"the communicator {name!r} is not part of dbrdist; {_SUCCESSORS[name]!r} serves instead (known: {known})"
-        )
-    close = difflib.get_close_matches(str(name), PROVIDERS, 1)
+def _description(name: str, reason: str, comm: CommunicatorBase) -> str:
+    """For example "communicator 'flat', 4 ranks (one host: gradients are added in memory that its ranks share)"."""
+    ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
+    if name == "flat" and comm.size > 1:
+        is_shared = comm.get_config("shared_memory") is not False
+        shares = "gradients are added in memory that its ranks share" if is_shared else "gradients travel by messages"
+        reason = f"one host: {shares}" if comm.inter_size == 1 else f"{comm.inter_size} hosts: within each, {shares}"
+    return f"communicator {name!r}, {ranks}" + (f" ({reason})" if reason else "")
+
+
+def _told_to_all(error: Exception, mpi_comm: Any) -> Exception:
+    """``error``, after the other ranks of an MPI program, which wait to make a communicator, have raised it too."""
+    if mpi_comm is not None or (threads.current() is None and environment.is_launched()):
+        try:
+            processes.MpiCommunicator(mpi_comm, {}, error)
+        except (ImportError, CommunicatorError):  # there is no MPI that could tell them
+            return error
+        except Exception as shared:
+            return shared
+    return error
+
+
+def _unknown(name: Any) -> str:
+    close = difflib.get_close_matches(str(name), NAMES, 1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"unknown communicator {name!r}, known are {known}{hint}"
+    return f"unknown communicator {name!r}, known are {', '.join(NAMES)}{hint}"

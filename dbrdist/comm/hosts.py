@@ -9,14 +9,15 @@ class Hosts:
     """The ranks on this rank's host, and its counterparts on the others. Collective.
 
     Every host takes as many ranks to the exchange between hosts as the smallest host has: its owners. Owner k adds the
-    k-th part of what its host has, and exchanges that with the k-th owners of the other hosts.
+    k-th part of what its host has, and exchanges that with the k-th owners of the other hosts. ``most_owners`` is the
+    most that a host takes, where there should be fewer.
     """
 
-    def __init__(self, mpi_module: Any, mpi_comm: Any) -> None:
+    def __init__(self, mpi_module: Any, mpi_comm: Any, most_owners: int | None = None) -> None:
         self.local: Any = local_ranks(mpi_module, mpi_comm)
         self.ranks: list[int] = self.local.allgather(mpi_comm.rank)  # of this host, in order
         self.place = self.ranks.index(mpi_comm.rank)
-        self.num_owners: int = mpi_comm.allreduce(len(self.ranks), mpi_module.MIN)
+        self.num_owners: int = mpi_comm.allreduce(min(len(self.ranks), most_owners or mpi_comm.size), mpi_module.MIN)
         self.between: Any = None  # the owners of the same number; None on a rank that is none, and on a single host
         self.is_only_one: bool = mpi_comm.allreduce(len(self.ranks), mpi_module.MAX) == mpi_comm.size
         if not self.is_only_one:

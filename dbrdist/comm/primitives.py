@@ -72,6 +72,7 @@ class Provider(Configured, ABC):
     # ---- primitives ----
 
     _reduces_one_by_one = False  # True in providers that reduce parameter by parameter
+    _leaves_gradients = False  # True in one that does not reduce them at all
 
     @abstractmethod
     def _post_row(self, row: Row) -> Pending:

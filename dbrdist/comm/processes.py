@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.comm import environment, message, mpi, record, watch
+from dbrdist.comm import environment, hosts, message, mpi, record, watch
 from dbrdist.comm.arguments import attempt
 from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.comm.gate import Gate, Passage, Row, digest
@@ -30,9 +30,12 @@ class MpiCommunicator(CommunicatorBase):
     Args:
         mpi_comm: the ranks; None is all of them.
         settings: configuration, as for :meth:`set_config`.
+        error: what is wrong with this rank's arguments already; every rank raises it.
     """
 
-    def __init__(self, mpi_comm: Any = None, settings: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, mpi_comm: Any = None, settings: dict[str, Any] | None = None, error: Exception | None = None
+    ) -> None:
         super().__init__()
         self._MPI = mpi.start()
         world = self._MPI.COMM_WORLD
@@ -49,7 +52,7 @@ class MpiCommunicator(CommunicatorBase):
         members = mpi.world_ranks(self._user_comm)
         self._gate = Gate(self, record.process, f"new of {digest(repr(members)):x}", members)
         with self._gate.call("create_communicator") as call:
-            self._open(call, attempt(self._configure, settings or {})[1])
+            self._open(call, error or attempt(self._configure, settings or {})[1])
 
     def _configure(self, settings: dict[str, Any]) -> None:
         for name, value in settings.items():
@@ -59,6 +62,7 @@ class MpiCommunicator(CommunicatorBase):
         call.meet_without_row()
         self._rows, request = self._user_comm.Idup()
         mpi.wait_until(request.Test, call)
+        self._comm = self._rows  # for the words of a disagreement
         kind = type(self).__name__
         try:
             rows = call.agree(
@@ -76,10 +80,17 @@ class MpiCommunicator(CommunicatorBase):
         with call.moving():
             self._comm = self._rows.Dup()
             self._find_hosts(call)
+        try:
+            call.agree((), self._misfit())
+        except Exception:
+            self._comm.Free()
+            self._rows.Free()
+            raise
+        with call.moving():
             self._prepare()
 
     def _find_hosts(self, call: Passage) -> None:
-        host = self._comm.Split_type(self._MPI.COMM_TYPE_SHARED, key=self._rank)
+        host = hosts.local_ranks(self._MPI, self._comm)
         self._intra_rank: int = host.rank
         self._intra_size: int = host.size
         leader = np.array([self._rank], np.int64)
@@ -89,6 +100,10 @@ class MpiCommunicator(CommunicatorBase):
         leaders = np.unique(call.agree(leader)[:, 0])
         self._inter_rank = int(np.searchsorted(leaders, leader[0]))
         self._inter_size = len(leaders)
+
+    def _misfit(self) -> Exception | None:
+        """Why these ranks cannot communicate in this way, as far as this rank sees."""
+        return None
 
     def _prepare(self) -> None:
         """Make what a subclass needs. Collective."""
@@ -295,3 +310,9 @@ class NaiveCommunicator(MpiCommunicator):
     """One reduction for each parameter: the plainest way, to compare others with."""
 
     _reduces_one_by_one = True
+
+
+class DummyCommunicator(MpiCommunicator):
+    """Leaves gradients as they are: what a step costs without their communication. For measurements only."""
+
+    _leaves_gradients = True

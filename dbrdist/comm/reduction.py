@@ -139,7 +139,7 @@ def reduce_gradients(
     comm: Any, call: Passage, grads: Sequence[Array], factors: Sequence[float] | None, divisor: float | None
 ) -> None:
     """Reduce 1-d arrays in place, travelling in the configured type if there is one."""
-    if comm.size == 1:
+    if comm.size == 1 or comm._leaves_gradients:
         return
     codec = codec_for(comm.get_config("allreduce_grad_dtype"))
     codec.prepare(call, grads, (comm.size if factors is None else sum(factors)) / (divisor or 1.0))

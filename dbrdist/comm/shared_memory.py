@@ -195,6 +195,18 @@ class FlatCommunicator(MpiCommunicator):
         super()._free()
 
 
+class SingleNodeCommunicator(FlatCommunicator):
+    """As flat, for the ranks of one host only."""
+
+    def _misfit(self) -> Exception | None:
+        if self.inter_size == 1:
+            return None
+        return ValueError(
+            f"the communicator 'single_node' expected all ranks on one host, got {self.size} ranks on "
+            f"{self.inter_size} hosts; take 'auto', 'flat' or 'hierarchical'"
+        )
+
+
 def _tried(function: Callable[[], T]) -> tuple[T | None, str]:
     """(what the function returns, ""), or (None, why memory cannot be shared)."""
     try:

@@ -517,6 +517,18 @@ def _memory_of(a: Array) -> Array:
     return a.transpose(0, 2, 3, 1) if a.ndim == 4 else a
 
 
+def pinned_bytes(num_bytes: int) -> np.ndarray[Any, Any]:
+    """Host memory that the device reads and writes by itself, faster than other memory."""
+    return np.frombuffer(import_cupy().cuda.alloc_pinned_memory(num_bytes), np.uint8, num_bytes)
+
+
+def wait_for(a: Array) -> None:
+    """Return when what was begun on the device of ``a`` is done."""
+    if not isinstance(a, np.ndarray):
+        with a.device:
+            import_cupy().cuda.get_current_stream().synchronize()
+
+
 def to_cpu(a: Array) -> Array:
     """``a`` in host memory."""
     return to_device(a, Device("numpy"))

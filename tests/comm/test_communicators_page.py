@@ -24,7 +24,7 @@ def test_the_page_has_each_configuration_entry_with_its_default():
 
 
 def test_the_page_has_each_name():
-    for name in [*create.PROVIDERS, *create._SUCCESSORS, *comm.__all__]:
+    for name in [*create.NAMES, *comm.__all__]:
         assert re.search(rf"`{name}\b", PAGE) or name in ("CommunicatorBase", "DataSizeError")
 
 

@@ -472,7 +472,11 @@ def _make() -> Any:
     # What lies in host memory takes none of a device.
     m.get_default_memory_pool = lambda: types.SimpleNamespace(used_bytes=lambda: 0, total_bytes=lambda: 0)
     m.cuda = types.SimpleNamespace(
-        Device=_Device, is_available=lambda: True, runtime=types.SimpleNamespace(getDeviceCount=lambda: NUM_DEVICES)
+        Device=_Device,
+        is_available=lambda: True,
+        runtime=types.SimpleNamespace(getDeviceCount=lambda: NUM_DEVICES),
+        alloc_pinned_memory=bytearray,
+        get_current_stream=lambda: types.SimpleNamespace(ptr=0, synchronize=waits.declare),
     )
     m.einsum = einsum
     m.linalg = types.SimpleNamespace(**{n: _of_matrices(getattr(np.linalg, n)) for n in ("inv", "det", "cholesky")})

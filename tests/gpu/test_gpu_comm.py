@@ -87,7 +87,9 @@ def test_training_on_threads(dtype, device):
             np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["naive", "flat", "single"])
+@pytest.mark.parametrize(
+    "name", ["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware", "dummy", "single"]
+)
 def test_one_rank(name, device):
     """With MPI in a process that nobody launched."""
     hook = sys.excepthook
