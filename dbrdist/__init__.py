@@ -23,13 +23,21 @@ from dbrdist.core import (
     variable,
 )
 from dbrdist.core import graph as function_node
-from dbrdist.core.backend import get_array_module, get_device, using_device
+from dbrdist.core.backend import (
+    get_array_module,
+    get_array_types,
+    get_cpu_array_types,
+    get_device,
+    is_arrays_compatible,
+    using_device,
+)
 from dbrdist.core.backprop import backward, grad
 from dbrdist.core.chain import Chain, ChainList, Sequential
 from dbrdist.core.config import (
     DebugMode,
     config,
     force_backprop_mode,
+    get_compute_mode,
     get_dtype,
     global_config,
     is_debug,
@@ -39,6 +47,7 @@ from dbrdist.core.config import (
     set_debug,
     using_config,
 )
+from dbrdist.core.device_resident import DeviceResident
 from dbrdist.core.differentiate import jvp, vjp
 from dbrdist.core.function import Function, FunctionAdapter
 from dbrdist.core.graph import FunctionHook, FunctionNode, get_function_hooks
@@ -56,6 +65,7 @@ from dbrdist.core.reporter import (
 )
 from dbrdist.core.runtime_info import print_runtime_info
 from dbrdist.core.serializer import AbstractSerializer, Deserializer, Serializer
+from dbrdist.core.static_graph import static_code, static_graph
 from dbrdist.core.update_rule import UpdateRule
 from dbrdist.core.variable import Variable, as_array, as_variable
 
@@ -82,7 +92,17 @@ _LOADED_WHEN_NAMED = (
     "utils",
 )
 
-_MADE_OF_FUNCTIONS = ("Distribution", "cross_entropy", "kl_divergence", "register_kl")
+# Names of the root that rooms above the core have.
+_MADE_ABOVE = {
+    "Distribution": "distribution",
+    "Initializer": "initializers",
+    "cross_entropy": "distribution",
+    "kl_divergence": "distribution",
+    "load": "training.runs",
+    "register_kl": "distribution",
+    "should_use_cudnn": "backends.cuda",
+    "should_use_cudnn_tensor_core": "backends.cuda",
+}
 
 # Chainer's paths of modules that have another place here: `from dbrdist.serializers import load_npz`.
 for _module in (
@@ -104,17 +124,13 @@ sys.modules["dbrdist.function_node"] = function_node
 def __getattr__(name: str) -> Any:
     if name in _LOADED_WHEN_NAMED:
         return importlib.import_module(f"dbrdist.{name}")
-    if name in _MADE_OF_FUNCTIONS:
-        return getattr(importlib.import_module("dbrdist.distribution"), name)
-    if name == "Initializer":
-        return importlib.import_module("dbrdist.initializers").Initializer
-    if name == "load":
-        return importlib.import_module("dbrdist.training.runs").load
+    if name in _MADE_ABOVE:
+        return getattr(importlib.import_module(f"dbrdist.{_MADE_ABOVE[name]}"), name)
     raise missing_names.error("dbrdist", name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LOADED_WHEN_NAMED, *_MADE_OF_FUNCTIONS, "Initializer", "load"})
+    return sorted({*globals(), *_LOADED_WHEN_NAMED, *_MADE_ABOVE})
 
 
 __all__ = [
@@ -123,6 +139,7 @@ __all__ = [
     "ChainList",
     "DebugMode",
     "Deserializer",
+    "DeviceResident",
     "DictSummary",
     "Function",
     "FunctionAdapter",
@@ -143,10 +160,14 @@ __all__ = [
     "as_variable",
     "backend",
     "backward",
+    "computational_graph",
     "config",
     "errors",
     "force_backprop_mode",
     "get_array_module",
+    "get_array_types",
+    "get_compute_mode",
+    "get_cpu_array_types",
     "get_current_reporter",
     "get_device",
     "get_dtype",
@@ -154,6 +175,7 @@ __all__ = [
     "global_config",
     "grad",
     "gradient_check",
+    "is_arrays_compatible",
     "is_debug",
     "jvp",
     "mixed16",
@@ -165,6 +187,8 @@ __all__ = [
     "report_scope",
     "serializers",
     "set_debug",
+    "static_code",
+    "static_graph",
     "using_config",
     "using_device",
     "vjp",

@@ -12,7 +12,7 @@ import ctypes
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from math import prod
 from typing import Any, TypeAlias
@@ -42,6 +42,22 @@ def is_array(x: Any) -> bool:
         return True
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(x, cupy.ndarray)
+
+
+def get_cpu_array_types() -> tuple[type, ...]:
+    """The types of arrays in host memory."""
+    return (np.ndarray,)
+
+
+def get_array_types() -> tuple[type, ...]:
+    """The types of arrays: NumPy's, and CuPy's where it is loaded."""
+    cupy = sys.modules.get("cupy")
+    return get_cpu_array_types() + (() if cupy is None else (cupy.ndarray,))
+
+
+def is_arrays_compatible(arrays: Iterable[Any]) -> bool:
+    """True if all arrays (None is left out) are of one module, so that one function can take them together."""
+    return len({get_array_module(a) for a in arrays if a is not None}) < 2
 
 
 def as_dtype(dtype: Any) -> DType:

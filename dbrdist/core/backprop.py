@@ -406,7 +406,7 @@ def _check_nan(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, 
     for i, gx in zip(wanted, gxs):
         a = _plain(gx)
         if has_nan(a.array if isinstance(a, Variable) else a):
-            raise RuntimeError(f"NaN in the gradient of input {i} of {function.label}")
+            raise RuntimeError(f"NaN in the gradient of input {i} of {function.label}{function.called_at()}")
 
 
 def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, higher: bool) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from dbrdist.core.changes import note_change
+from dbrdist.core.device_resident import DeviceResidentsVisitor
 from dbrdist.core.link import Link, _join
 from dbrdist.core.parameter import Parameter
 
@@ -43,6 +44,11 @@ class _Container(Link):
         for name, link in self._named_children():
             yield "/" + name, link
             yield from _join("/" + name, link.namedlinks(skipself=True))
+
+    def device_resident_accept(self, visitor: DeviceResidentsVisitor) -> None:
+        super().device_resident_accept(visitor)
+        for link in self.children():
+            link.device_resident_accept(visitor)
 
     def cleargrads(self) -> None:
         super().cleargrads()

@@ -22,6 +22,7 @@ _DEFAULTS: dict[str, Any] = {
     "dtype": "float32",
     # Switches that Chainer programs set or read; kernels are chosen without them.
     "autotune": False,
+    "compute_mode": None,
     "cudnn_deterministic": False,
     "cudnn_fast_batch_normalization": False,
     "in_recomputing": False,
@@ -152,6 +153,11 @@ def force_backprop_mode() -> Any:
 def is_debug() -> bool:
     """True if this thread checks for NaN."""
     return bool(config.debug)
+
+
+def get_compute_mode() -> Any:
+    """The configured mode, None or "cudnn_fast"; memory layouts are chosen without it."""
+    return config.compute_mode
 
 
 class DebugMode:

@@ -8,7 +8,7 @@ from typing import Any
 from dbrdist.core.backend import Array, get_array_module
 from dbrdist.core.config import force_backprop_mode, no_backprop_mode
 from dbrdist.core.graph import FunctionHook, FunctionNode
-from dbrdist.core.variable import Variable
+from dbrdist.core.variable import Variable, VariableNode
 
 __all__ = ["Function", "FunctionAdapter", "force_backprop_mode", "no_backprop_mode"]
 
@@ -17,7 +17,14 @@ class FunctionAdapter(FunctionNode):
     """The node of a :class:`Function` in the graph."""
 
     def __init__(self, function: Function) -> None:
-        self.function = function
+        self._function = function
+
+    @property
+    def function(self) -> Function:
+        """The function of the old style."""
+        return self._function
+
+    as_called = function
 
     @property
     def label(self) -> str:
@@ -63,11 +70,13 @@ class Function:
     # A function holds its node until the call, when the graph takes it over: a reference back would be a cycle.
     _held: FunctionAdapter | None = None
     _called: weakref.ref[FunctionAdapter] | None = None
+    _outputs: tuple[weakref.ref[VariableNode], ...] = ()
 
     def __call__(self, *inputs: Any) -> Any:
         node = FunctionAdapter(self) if self._held is None else self._held
         self._called, self._held = weakref.ref(node), None
         outputs = node.apply(inputs)
+        self._outputs = tuple([weakref.ref(y.node) for y in outputs])
         return outputs[0] if len(outputs) == 1 else outputs
 
     @property
@@ -96,9 +105,19 @@ class Function:
         return self.node.inputs
 
     @property
+    def outputs(self) -> tuple[weakref.ref[VariableNode], ...]:
+        """Weak references to the nodes of the last call's outputs."""
+        return self._outputs
+
+    @property
     def rank(self) -> int:
         """The depth in the graph."""
         return self.node.rank
+
+    @property
+    def stack(self) -> Any:
+        """Where the last call was, as `traceback.extract_stack` gives it; None without debug mode."""
+        return self.node.stack
 
     @property
     def output_data(self) -> tuple[Array, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +18,7 @@ from dbrdist.core.variable import Variable, VariableNode, assignments, make_node
 _ndarray = np.ndarray
 _FIRST = tuple(tuple(range(n)) for n in range(8))  # the indexes of the first n inputs
 _new = object.__new__
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the package: its own lines tell a user little
 _float32 = np.dtype(np.float32)
 
 
@@ -102,6 +105,8 @@ class FunctionNode:
     takes_sums: ClassVar[bool] = False  # whether the rule takes a SummedGradient (core.fusion) of large images
     gives_new: bool = False  # each gradient of a first-order pass is a new array
 
+    stack: traceback.StackSummary | None = None  # where it was called, in debug mode
+
     _xs: tuple[Array, ...] = ()
     _ys: tuple[Array, ...] = ()
     _keep_inputs: tuple[int, ...] = ()
@@ -120,6 +125,11 @@ class FunctionNode:
     def label(self) -> str:
         """The name shown in messages and graphs."""
         return type(self).__name__
+
+    @property
+    def as_called(self) -> Any:
+        """What the program called: this node itself, or the function of the old style that it stands for."""
+        return self
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         """The outputs for the input arrays. Chainer's ``forward_cpu`` and ``forward_gpu`` may stand in its place."""
@@ -176,6 +186,9 @@ class FunctionNode:
     def check_type_forward(self, in_types: Any) -> None:
         """Check types and shapes before forward (:mod:`dbrdist.utils.type_check`); ours declare ``operands``."""
 
+    def check_layout_forward(self, inputs: tuple[Array, ...]) -> None:
+        """Nothing to check: layouts are in the strides. Never called."""
+
     # ---- what forward may call --------------------------------------------------------------------------------------
 
     def retain_inputs(self, indexes: tuple[int, ...]) -> None:
@@ -231,6 +244,16 @@ class FunctionNode:
         """One entry per output: its array where it was retained, else None."""
         kept = dict(zip(self._keep_outputs, self._ys))
         return tuple(kept.get(i) for i in range(self.num_outputs))
+
+    @property
+    def input_layouts(self) -> tuple[None, ...]:
+        """None for each input: layouts are in the strides."""
+        return (None,) * len(self.inputs)
+
+    @property
+    def output_layouts(self) -> tuple[None, ...]:
+        """None for each output."""
+        return (None,) * self.num_outputs
 
     # ---- the three steps: check, forward, record --------------------------------------------------------------------
 
@@ -403,10 +426,23 @@ class FunctionNode:
         for hook in hooks:
             hook.forward_postprocess(self, xs)
         if config.debug:
-            for i, y in enumerate(ys):
-                if has_nan(y):
-                    raise RuntimeError(f"NaN in output {i} of the forward computation of {self.label}")
+            self._look_for_nan(xs, ys)
         return ys
+
+    def _look_for_nan(self, xs: tuple[Array, ...], ys: tuple[Array, ...]) -> None:
+        self.stack = traceback.extract_stack()
+        for i, y in enumerate(ys):
+            if has_nan(y):
+                bad = [str(j) for j, x in enumerate(xs) if is_array(x) and has_nan(x)]
+                whence = f"it comes from input {' and '.join(bad)}" if bad else "no input has any"
+                raise RuntimeError(
+                    f"NaN in output {i} of the forward computation of {self.label}; {whence}{self.called_at()}"
+                )
+
+    def called_at(self) -> str:
+        """Words for where the program called the function, in debug mode."""
+        frames = [frame for frame in self.stack or () if not frame.filename.startswith(_HERE)]
+        return f"; called at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
 
     # ---- the graph --------------------------------------------------------------------------------------------------
 
@@ -432,7 +468,7 @@ class FunctionNode:
 # What a call leaves in a function; all else was there before it.
 _RECORD = frozenset(
     ("inputs", "rank", "num_outputs", "wanted", "recorded_at", "_xs", "_ys", "_keep_inputs", "_keep_outputs",
-     "_on_variables", "_hooks")
+     "_on_variables", "_hooks", "stack")
 )  # fmt: skip
 
 

@@ -9,9 +9,10 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from dbrdist.core.backend import Device, get_device, is_array, to_device
+from dbrdist.core.backend import is_array, to_device
 from dbrdist.core.changes import note_change
 from dbrdist.core.checks import ArgumentError
+from dbrdist.core.device_resident import DeviceResident, DeviceResidentsVisitor
 from dbrdist.core.flat import unique
 from dbrdist.core.link_hook import ForwardPostprocessArgs, ForwardPreprocessArgs, LinkHook, seen, thread
 from dbrdist.core.parameter import Parameter
@@ -20,7 +21,7 @@ from dbrdist.core.variable import note_assignment
 L = TypeVar("L", bound="Link")
 
 
-class Link:
+class Link(DeviceResident):
     """A callable with parameters.
 
     Parameters are assigned within ``with self.init_scope():``, persistent values (saved, not trained) are registered
@@ -31,7 +32,6 @@ class Link:
     repeated_class: ClassVar[Callable[..., Any]]  # handed down by core.chain
     forward: Any  # the computation; links that can be called define it
     name: str | None = None
-    _device = Device("numpy")
     _changed_at: int | None = None
 
     def __init__(self, **params: Any) -> None:
@@ -249,36 +249,15 @@ class Link:
 
     # ---- devices ----------------------------------------------------------------------------------------------------
 
-    @property
-    def device(self) -> Device:
-        """Where the link's arrays lie."""
-        return self._device
-
-    @property
-    def xp(self) -> Any:
-        """The array module of the device."""
-        return self._device.xp
-
-    def to_device(self: L, device: Any) -> L:
-        """Move parameters and persistent arrays of this link and its children."""
-        device = get_device(device)
-        for link in self.links():
-            link._device = device
-            for name in link._params:
-                link.__dict__[name].to_device(device)
-            for name in link._persistent:
-                value = getattr(link, name)
-                if is_array(value):
-                    setattr(link, name, to_device(value, device))
-        return self
-
-    def to_cpu(self: L) -> L:
-        """Move to host memory."""
-        return self.to_device("@numpy")
-
-    def to_gpu(self: L, device: int | None = None) -> L:
-        """Move to a GPU (the first where None)."""
-        return self.to_device(("@cupy", 0 if device is None else device))
+    def device_resident_accept(self, visitor: DeviceResidentsVisitor) -> None:
+        """Let a visitor go through this link's parameters and persistent arrays, and through its children."""
+        super().device_resident_accept(visitor)
+        for name in self._params:
+            visitor.visit_variable(self.__dict__[name])
+        for name in self._persistent:
+            value = getattr(self, name)
+            if is_array(value):
+                setattr(self, name, visitor.visit_array(value))
 
     # ---- copies -----------------------------------------------------------------------------------------------------
 

@@ -290,6 +290,12 @@ class Variable:
         """None: layouts are in the strides."""
         return None
 
+    def as_layout(self, layout: None) -> Variable:
+        """Itself: the one layout is None."""
+        if layout is not None:
+            raise ValueError(f"as_layout: expected None, got {layout!r}; shapes are NCHW, the layout is in the strides")
+        return self
+
     @property
     def raw_array(self) -> Array:
         """As :attr:`array`."""
@@ -315,12 +321,14 @@ class Variable:
     # ---- the graph --------------------------------------------------------------------------------------------------
 
     @property
-    def creator(self) -> FunctionNode | None:
-        """The function that computed it, or None for a leaf."""
-        return self.node.living_creator()
+    def creator(self) -> Any:
+        """The function that computed it, or None for a leaf: a FunctionNode, or a Function of the old style."""
+        node = self.node.living_creator()
+        return None if node is None else node.as_called
 
     @property
     def creator_node(self) -> FunctionNode | None:
+        """As :attr:`creator`, always the FunctionNode."""
         return self.node.living_creator()
 
     @property

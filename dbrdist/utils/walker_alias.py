@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import backend, random
-from dbrdist.core.backend import Array, Device
+from dbrdist.core.backend import Array
+from dbrdist.core.device_resident import DeviceResident, DeviceResidentsVisitor
 
 
-class WalkerAlias:
+class WalkerAlias(DeviceResident):
     """Draws integers i with probability ``probs[i] / sum(probs)``.
 
     Each of n columns has the share 1/n: a part of it belongs to the number itself and the rest to one other, its
@@ -36,27 +37,15 @@ class WalkerAlias:
                 small.append(large.pop())
         self.threshold: Array = threshold
         self.values: Array = alias
-        self.use_gpu = False
 
     @property
-    def device(self) -> Device:
-        """Where the tables are."""
-        return backend.device_of(self.threshold)
+    def use_gpu(self) -> bool:
+        """True if the tables are on a GPU."""
+        return self.device.module == "cupy"
 
-    def to_device(self, device: Any) -> WalkerAlias:
-        """Bring the tables to a device."""
-        device = backend.get_device(device)
-        self.threshold, self.values = device.send(self.threshold), device.send(self.values)
-        self.use_gpu = device.module == "cupy"
-        return self
-
-    def to_cpu(self) -> WalkerAlias:
-        """Bring the tables to the host."""
-        return self.to_device("@numpy")
-
-    def to_gpu(self, device: Any = None) -> WalkerAlias:
-        """Bring the tables to a GPU."""
-        return self.to_device(0 if device is None else device)
+    def device_resident_accept(self, visitor: DeviceResidentsVisitor) -> None:
+        super().device_resident_accept(visitor)
+        self.threshold, self.values = visitor.visit_array(self.threshold), visitor.visit_array(self.values)
 
     def sample(self, shape: int | tuple[int, ...]) -> Array:
         """An int32 array of this shape of numbers drawn independently, on the device of the tables."""

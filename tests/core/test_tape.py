@@ -517,8 +517,33 @@ def test_debug_mode_finds_nan_forward_and_backward():
     ):
         y.backward()
     (y,) = BadRule().apply((x,))
-    with dbrdist.DebugMode(True), pytest.raises(RuntimeError, match="NaN in the gradient of input 0 of BadRule"):
+    with dbrdist.DebugMode(True), pytest.raises(RuntimeError, match=r"NaN in the gradient of input 0 of BadRule$"):
         y.backward()
+
+
+def test_debug_mode_says_where_nan_comes_from():
+    class BadRule(dbrdist.FunctionNode):
+        def forward(self, xs):
+            return (xs[0] + xs[1],)
+
+        def derive(self, wanted, gys):
+            return tuple(gys[0] if i == 0 else gys[0] * np.nan for i in wanted)
+
+    def words_of(function):
+        with dbrdist.DebugMode(True), pytest.raises(RuntimeError) as raised:
+            function()
+        return str(raised.value)
+
+    one, nan = var(1.0), var(float("nan"))
+    said = words_of(lambda: BadRule().apply((one, nan)))
+    assert said.startswith("NaN in output 0 of the forward computation of BadRule; it comes from input 1; called at ")
+    assert f"{__file__}:" in said and said.endswith(": said = words_of(lambda: BadRule().apply((one, nan)))")
+    with np.errstate(invalid="ignore"):
+        assert "log; no input has any; called at" in words_of(lambda: ops.log(var(-1.0)))
+    with dbrdist.DebugMode(True):
+        (y,) = BadRule().apply((one, var(2.0)))  # the line that made the graph, not that of backward
+    said = words_of(y.backward)
+    assert said.startswith("NaN in the gradient of input 1 of BadRule; called at ") and "the line that made" in said
 
 
 # ---- hooks ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,34 @@
+"""Chainer's marks of static graphs. They are taken and change nothing: a step records its graph anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_OPTIONS = ("verbosity_level", "enable_double_backprop", "minimize_cache_size", "force_test_define_by_run")
+
+
+def static_graph(*args: Any, **kwargs: Any) -> Any:
+    """Decorator of a chain's ``forward``, with or without Chainer's options; the method stays as it is."""
+    unknown = [name for name in kwargs if name not in _OPTIONS]
+    if unknown:
+        raise TypeError(f"static_graph() got unknown arguments: {', '.join(unknown)}")
+    return _unchanged("static_graph", args)
+
+
+def static_code(*dec_args: Any, **dec_kwargs: Any) -> Any:
+    """Decorator of a function with side effects within a static graph; the function stays as it is."""
+    return _unchanged("static_code", dec_args)
+
+
+def _unchanged(name: str, args: tuple[Any, ...]) -> Any:
+    """What ``@name`` (with the function) or ``@name(...)`` (without) stands for."""
+    if not args:
+        return _itself
+    if len(args) > 1 or not callable(args[0]):
+        raise TypeError(f"{name}: expected a function to decorate, got {args!r}")
+    return args[0]
+
+
+def _itself(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
