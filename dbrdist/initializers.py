@@ -3,6 +3,7 @@
 from dbrdist.core.missing_names import explained as _explained
 from dbrdist.links.initializers import (
     Constant,
+    DownsamplingConvFilter,
     GlorotNormal,
     GlorotUniform,
     HeNormal,
@@ -16,12 +17,14 @@ from dbrdist.links.initializers import (
     One,
     Orthogonal,
     Uniform,
+    UpsamplingDeconvFilter,
     Zero,
     generate_array,
 )
 
 __all__ = [
     "Constant",
+    "DownsamplingConvFilter",
     "GlorotNormal",
     "GlorotUniform",
     "HeNormal",
@@ -35,6 +38,7 @@ __all__ = [
     "One",
     "Orthogonal",
     "Uniform",
+    "UpsamplingDeconvFilter",
     "Zero",
     "generate_array",
 ]

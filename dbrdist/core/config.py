@@ -65,6 +65,7 @@ class LocalConfig(threading.local):
             _threads.add(record)
         values["_record"] = record
         values["_function_hooks"] = {}  # of core.graph, here so that one look at the thread's values finds all
+        values["_captured"] = None  # likewise: a list for the Variables that a call uses which records no graph
 
     def __setattr__(self, name: str, value: Any) -> None:
         values = self.__dict__  # outside the lock: the first look at it in a thread runs __init__, which takes the lock

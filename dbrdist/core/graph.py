@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,7 +35,20 @@ def has_local_hooks() -> bool:
 def is_observed() -> bool:
     """True if this thread's hooks or the debug mode look at what functions take and give, so that nothing may wait."""
     switches = config.__dict__
-    return bool(switches["_function_hooks"] or switches["debug"])
+    return bool(switches["_function_hooks"] or switches["debug"] or switches["_captured"] is not None)
+
+
+@contextmanager
+def capturing() -> Iterator[list[Any]]:
+    """Within the block this thread records no graph, but collects the Variables that would have taken a gradient."""
+    switches = config.__dict__
+    before, found = switches["_captured"], []  # type: ignore[var-annotated]
+    switches["_captured"] = found
+    try:
+        with no_backprop_mode():
+            yield found
+    finally:
+        switches["_captured"] = before
 
 
 class FunctionHook:
@@ -303,6 +318,8 @@ class FunctionNode:
         if type(ys) is not tuple:
             ys = self._as_outputs(ys)
         if not num_wanted or not switches["enable_backprop"]:
+            if num_wanted and switches["_captured"] is not None:
+                switches["_captured"].extend(x for x in inputs if isinstance(x, Variable) and x.node.requires_grad)
             return tuple([_leaf(y) for y in ys])
         self.inputs = tuple(nodes)
         if num_wanted == len(nodes) < len(_FIRST):

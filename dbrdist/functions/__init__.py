@@ -206,6 +206,7 @@ from dbrdist.functions.pooling_nd import (
     unpooling_nd,
     upsampling_2d,
 )
+from dbrdist.functions.recompute import forget
 from dbrdist.functions.regions import (
     roi_average_align_2d,
     roi_average_pooling_2d,
@@ -225,6 +226,7 @@ from dbrdist.functions.sequence_loss import (
     crf1d,
     negative_sampling,
 )
+from dbrdist.functions.sparse import sparse_matmul
 from dbrdist.functions.special import (
     digamma,
     erf,
@@ -240,6 +242,12 @@ from dbrdist.functions.special import (
     zeta,
 )
 from dbrdist.functions.strided import as_strided
+from dbrdist.functions.whitening import (
+    batch_renormalization,
+    decorrelated_batch_normalization,
+    fixed_batch_renormalization,
+    fixed_decorrelated_batch_normalization,
+)
 
 __all__ = [
     "absolute",
@@ -265,6 +273,7 @@ __all__ = [
     "batch_l2_norm_squared",
     "batch_matmul",
     "batch_normalization",
+    "batch_renormalization",
     "bernoulli_nll",
     "bias",
     "bilinear",
@@ -297,6 +306,7 @@ __all__ = [
     "deconvolution_2d",
     "deconvolution_3d",
     "deconvolution_nd",
+    "decorrelated_batch_normalization",
     "decov",
     "deformable_convolution_2d_sampler",
     "depth2space",
@@ -323,12 +333,15 @@ __all__ = [
     "fft",
     "fix",
     "fixed_batch_normalization",
+    "fixed_batch_renormalization",
+    "fixed_decorrelated_batch_normalization",
     "flatten",
     "flip",
     "fliplr",
     "flipud",
     "floor",
     "fmod",
+    "forget",
     "gaussian",
     "gaussian_kl_divergence",
     "gaussian_nll",
@@ -428,6 +441,7 @@ __all__ = [
     "softmax_cross_entropy",
     "softplus",
     "space2depth",
+    "sparse_matmul",
     "spatial_pyramid_pooling_2d",
     "spatial_transformer_grid",
     "spatial_transformer_sampler",

@@ -17,6 +17,7 @@ from dbrdist.links.convolution_nd import (
     MLPConvolution2D,
 )
 from dbrdist.links.elementwise import Bias, Parameter, PReLU, Scale, Swish
+from dbrdist.links.local_convolution import DeformableConvolution2D, LocalConvolution2D
 from dbrdist.links.loss import BinaryHierarchicalSoftmax, BlackOut, CRF1d, NegativeSampling
 from dbrdist.links.n_step_rnn import (
     NStepBiGRU,
@@ -28,7 +29,13 @@ from dbrdist.links.n_step_rnn import (
     NStepRNNReLU,
     NStepRNNTanh,
 )
-from dbrdist.links.normalization import BatchNormalization, GroupNormalization, LayerNormalization
+from dbrdist.links.normalization import (
+    BatchNormalization,
+    BatchRenormalization,
+    DecorrelatedBatchNormalization,
+    GroupNormalization,
+    LayerNormalization,
+)
 from dbrdist.links.rnn import (
     GRU,
     LSTM,
@@ -47,6 +54,7 @@ __all__ = [
     "GRU",
     "LSTM",
     "BatchNormalization",
+    "BatchRenormalization",
     "Bias",
     "Bilinear",
     "BinaryHierarchicalSoftmax",
@@ -62,6 +70,8 @@ __all__ = [
     "Deconvolution2D",
     "Deconvolution3D",
     "DeconvolutionND",
+    "DecorrelatedBatchNormalization",
+    "DeformableConvolution2D",
     "DepthwiseConvolution2D",
     "DilatedConvolution2D",
     "EmbedID",
@@ -71,6 +81,7 @@ __all__ = [
     "InceptionBN",
     "LayerNormalization",
     "Linear",
+    "LocalConvolution2D",
     "MLPConvolution2D",
     "Maxout",
     "NStepBiGRU",

@@ -207,6 +207,48 @@ class Orthogonal(_Random):
         array[...] = ((q if rows >= columns else q.T) * self.scale).reshape(array.shape)
 
 
+class _Interpolation(Initializer):
+    """Filters (C, C or 1, k, ..., k) that interpolate linearly within each channel."""
+
+    def __init__(self, interpolation: str = "linear", dtype: Any = None) -> None:
+        one_of(type(self).__name__, "interpolation", ("linear",), interpolation)
+        self.interpolation = interpolation
+        super().__init__(dtype)
+
+    def window(self, size: int) -> Array:
+        """The weights along one axis: a triangle of height 1."""
+        factor = (size + 1) // 2
+        return 1 - np.abs(np.arange(size) - (size - 1) / 2) / factor
+
+    def __call__(self, array: Array) -> None:
+        channels, others = array.shape[:2] if array.ndim > 2 else (0, 0)
+        if others not in (channels, 1) or len(set(array.shape[2:])) != 1:
+            raise expected(type(self).__name__, "array", "shape (C, C or 1, k, ..., k)", array)
+        weights = np.ones(())
+        for _ in array.shape[2:]:
+            weights = np.multiply.outer(weights, self.window(array.shape[2]))
+        array[...] = 0
+        array[np.arange(channels), np.arange(channels) if others == channels else 0] = weights
+
+
+class UpsamplingDeconvFilter(_Interpolation):
+    """Filters of a deconvolution that enlarges images by ``stride = (ksize + 1) // 2`` (Long et al. 2015).
+
+    For weights (C, C, k, ..., k), or (C, 1, k, ..., k) with groups; ``interpolation``: 'linear'.
+    """
+
+
+class DownsamplingConvFilter(_Interpolation):
+    """Filters of a convolution that shrinks images by ``stride = (ksize + 1) // 2`` (Long et al. 2015).
+
+    As :class:`UpsamplingDeconvFilter`, with weights that add up to 1.
+    """
+
+    def window(self, size: int) -> Array:
+        weights = super().window(size)
+        return weights / weights.sum()
+
+
 def get_fans(shape: tuple[int, ...]) -> tuple[int, int]:
     """(fan_in, fan_out) of a weight: (out, in) of a matrix; a filter's (out, in, ...) times its further axes."""
     if len(shape) < 2:

@@ -6,11 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import full
+from dbrdist.core.backend import as_dtype, full
+from dbrdist.core.checks import expected
 from dbrdist.core.config import config, get_dtype
 from dbrdist.core.link import Link
 from dbrdist.core.parameter import Parameter
 from dbrdist.functions import normalization as N
+from dbrdist.functions.whitening import (
+    batch_renormalization,
+    decorrelated_batch_normalization,
+    fixed_decorrelated_batch_normalization,
+)
 from dbrdist.links.initializers import Constant, generate_array
 
 
@@ -86,8 +92,102 @@ class BatchNormalization(Link):
         if not config.train:  # backward sees the statistics of this call, however they move before it
             return N.fixed_batch_normalization(x, gamma, beta, mean.copy(), var.copy(), self.eps, axis)
         num_batches = self.N + 1 if finetune else self.N
-        y = N.batch_normalization(
-            x, gamma, beta, eps=self.eps, running_mean=mean, running_var=var, axis=axis,
+        y = self._of_batch(x, gamma, beta, axis, 1.0 - 1.0 / num_batches if finetune else self.decay)
+        if not config.in_recomputing:
+            self.N = num_batches
+        return y
+
+    def _of_batch(self, x: Any, gamma: Any, beta: Any, axis: Any, decay: float) -> Any:
+        """x with the statistics of the batch, towards which the running ones move, once for each batch."""
+        mean, var = (None, None) if config.in_recomputing else (self.avg_mean, self.avg_var)
+        return N.batch_normalization(
+            x, gamma, beta, eps=self.eps, running_mean=mean, running_var=var, axis=axis, decay=decay
+        )
+
+
+class BatchRenormalization(BatchNormalization):
+    """Batch renormalization: batch normalization that follows its running statistics, within bounds (Ioffe 2017).
+
+    Args:
+        size: number of channels, or the shape of the axes that are kept.
+        rmax, dmax: how far deviation and mean of a batch are corrected towards the running ones; 1 and 0 not at all,
+            and a program raises both as it trains.
+        decay, eps, dtype, use_gamma, use_beta, initial_gamma, initial_beta, initial_avg_mean, initial_avg_var: as of
+            :class:`BatchNormalization`.
+
+    In a part that is computed again (:func:`dbrdist.functions.forget`) corrections are those of the statistics that
+    have moved since.
+    """
+
+    def __init__(
+        self, size: Any, rmax: float = 1, dmax: float = 0, decay: float = 0.9, eps: float = 2e-5, dtype: Any = None,
+        use_gamma: bool = True, use_beta: bool = True, initial_gamma: Any = None, initial_beta: Any = None,
+        initial_avg_mean: Any = None, initial_avg_var: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            size, decay, eps, dtype, use_gamma, use_beta, initial_gamma, initial_beta, None, initial_avg_mean,
+            initial_avg_var,
+        )  # fmt: skip
+        self.rmax, self.dmax = rmax, dmax
+
+    def _of_batch(self, x: Any, gamma: Any, beta: Any, axis: Any, decay: float) -> Any:
+        return batch_renormalization(
+            x,
+            gamma,
+            beta,
+            self.rmax,
+            self.dmax,
+            self.eps,
+            self.avg_mean,
+            self.avg_var,
+            decay,
+            not config.in_recomputing,
+        )
+
+
+class DecorrelatedBatchNormalization(Link):
+    """Whitening: channels of mean 0 and variance 1 that are not correlated within their group (Huang et al. 2018).
+
+    In training a batch is whitened with its own statistics, towards which ``avg_mean`` (groups, K) and
+    ``avg_projection`` (groups, K, K) move; otherwise with those.
+
+    Args:
+        size: number of channels.
+        groups: into how many groups of K = size / groups channels they are divided.
+        decay: weight of the past in the running statistics.
+        eps: added to the variances.
+        dtype: type of the running statistics.
+    """
+
+    def __init__(
+        self, size: int, groups: int = 16, decay: float = 0.9, eps: float = 2e-5, dtype: Any = np.float32
+    ) -> None:
+        super().__init__()
+        if groups < 1 or size % groups:
+            raise expected("DecorrelatedBatchNormalization", "groups", f"a divisor of size={size}", groups)
+        self.groups, self.decay, self.eps = groups, decay, eps
+        width, dtype = size // groups, as_dtype(dtype)
+        self.avg_mean: Any = np.zeros((groups, width), dtype)
+        self.avg_projection: Any = np.tile(np.eye(width, dtype=dtype), (groups, 1, 1))
+        self.N = 0  # batches seen since start_finetuning
+        for name in ("avg_mean", "avg_projection", "N"):
+            self.register_persistent(name)
+
+    def start_finetuning(self) -> None:
+        """Forget how many batches the statistics have seen; see ``finetune``."""
+        self.N = 0
+
+    def forward(self, x: Any, finetune: bool = False) -> Any:
+        """Whiten ``x`` (N, C, ...). With ``finetune`` the running statistics become the plain mean over all batches
+        since ``start_finetuning``."""
+        if not config.train:
+            mean, projection = self.avg_mean.copy(), self.avg_projection.copy()
+            return fixed_decorrelated_batch_normalization(x, mean, projection, self.groups)
+        if config.in_recomputing:
+            return decorrelated_batch_normalization(x, groups=self.groups, eps=self.eps)
+        num_batches = self.N + 1 if finetune else self.N
+        y = decorrelated_batch_normalization(
+            x, groups=self.groups, eps=self.eps, running_mean=self.avg_mean, running_projection=self.avg_projection,
             decay=1.0 - 1.0 / num_batches if finetune else self.decay,
         )  # fmt: skip
         self.N = num_batches

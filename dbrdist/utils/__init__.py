@@ -4,6 +4,9 @@ import sys as _sys
 
 from dbrdist.core import type_check as type_check
 from dbrdist.core.missing_names import explained as _explained
+from dbrdist.core.sparse import CooMatrix as CooMatrix
+from dbrdist.core.sparse import get_order as get_order
+from dbrdist.core.sparse import to_coo as to_coo
 from dbrdist.utils import argument as argument
 from dbrdist.utils.arrays import force_array as force_array
 from dbrdist.utils.arrays import force_type as force_type

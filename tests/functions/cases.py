@@ -16,6 +16,7 @@ import pytest
 
 import dbrdist.functions as F
 from dbrdist import random
+from dbrdist.utils import CooMatrix
 
 
 def smooth(rng: Any, shape: tuple[int, ...]) -> Any:
@@ -748,8 +749,49 @@ RELATIVES = [
              ((2, 3, 2, 3),),), nonzero, narrow_tolerance=64),
 ]  # fmt: skip
 
+
+def entries(x: Any, *places: Any, shape: tuple[int, int] = (3, 4)) -> Any:
+    """A sparse matrix with the numbers x; -1 for what is no entry."""
+    return CooMatrix(x, *(_like(x, np.array(p, np.int32)) for p in places), shape)
+
+
+ROWS_, COLUMNS = (0, 0, 2, 1, 0, -1), (1, 3, 0, 2, 1, -1)  # one place twice
+BATCH = ((ROWS_, (2, 2, 1, 0, -1, -1)), (COLUMNS, (3, 1, 1, 0, -1, -1)))
+SEEN_BEFORE = (smooth, nonzero, smooth)
+
+
+def before(x: Any, *values: float) -> Any:
+    """Running statistics."""
+    return near(x, np.array(values))
+
+
+WHITENING = [
+    Case("batch_renormalization_within_bounds",
+         lambda x, g, b: F.batch_renormalization(x, g, b, 1.01, 0.01, 1e-3, before(x, 0.5, -0.6), before(x, 2, 0.02)), (
+             ((5, 2), (2,), (2,)), ((3, 2, 4, 5), (2,), (2,))), SEEN_BEFORE, rtol=1e-5, narrow_tolerance=64),
+    Case("fixed_batch_renormalization", F.fixed_batch_renormalization, (
+        ((4, 3), (3,), (3,), (3,), (3,)), ((3, 2, 4, 5), (2,), (2,), (2,), (2,))), (
+            nonzero, positive, smooth, smooth, positive), narrow_tolerance=64),
+    Case("decorrelated_batch_normalization", lambda x: F.decorrelated_batch_normalization(x, groups=2, eps=0.05), (
+        ((7, 4),), ((3, 4, 3, 5),), ((3, 2, 4),), ((0, 4),)), rtol=1e-5, narrow_tolerance=256),
+    Case("fixed_decorrelated_batch_normalization",
+         lambda x, m, p: F.fixed_decorrelated_batch_normalization(x, m, p, 2), (
+             ((7, 4), (2, 2), (2, 2, 2)), ((3, 4, 3, 5), (2, 2), (2, 2, 2))), narrow_tolerance=64),
+    Case("sparse_matmul", lambda d, b: F.sparse_matmul(entries(d, ROWS_, COLUMNS), b), (((6,), (4, 2)),)),
+    Case("sparse_matmul_right", lambda d, a: F.sparse_matmul(a, entries(d, ROWS_, COLUMNS)), (((6,), (2, 3)),)),
+    Case("sparse_matmul_batch", lambda d, b: F.sparse_matmul(entries(d, *BATCH), b, True, True), (
+        ((2, 6), (2, 5, 3)),)),
+    Case("sparse_matmul_right_batch", lambda d, a: F.sparse_matmul(a, entries(d, *BATCH), True, True), (
+        ((2, 6), (2, 4, 5)),)),
+    Case("forget", lambda x, y: F.forget(lambda a, b: (F.tanh(a * b), F.exp(b)), x, y), (
+        ((3, 4), (3, 4)), ((2, 3, 4, 5),) * 2, ((0, 2), (0, 2)))),
+    Case("forget_one_used", lambda x, y: F.forget(lambda a: (F.tanh(a) * y, a), x)[0] * x, (((3, 4), (3, 4)),)),
+    Case("forget_twice", lambda x, W: F.forget(lambda a: F.forget(lambda b: F.linear(b, W), a) * F.sum(W), x), (
+        ((3, 4), (5, 4)),)),
+]  # fmt: skip
+
 CASES = [
-    *REGIONS, *RELATIVES,
+    *REGIONS, *WHITENING, *RELATIVES,
     *ARITHMETIC, *ELEMENTARY, *SPECIAL, *REDUCTIONS, *PRODUCTS, *ALGEBRA, *SHAPES, *ACTIVATIONS, *LOSSES, *EMBEDDINGS,
     *CHANCE, *CONVOLUTION, *PIXELS, *POOLING, *NORMALIZATION, *RECURRENT, *WINDOWS, *VOCABULARY,
 ]  # fmt: skip

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.utils import CooMatrix
+
 
 @dataclass(frozen=True)
 class Point:
@@ -525,8 +527,28 @@ REGIONS = [
     at("discriminative_margin_based_clustering_loss", draw(2, 4, 2, 3), np.zeros((2, 2, 3), int), 0.5, 3.0, 4),
 ]  # fmt: skip
 
+COO = CooMatrix(draw(5), np.array([2, 0, 1, 0, 2]), np.array([0, 3, 2, 3, 1]), (3, 4))
+WHITENING = [
+    *(at("batch_renormalization", draw(6, 3), draw(3), draw(3) + 1, rmax, dmax, 0.1, draw(3), positive(3))
+      for rmax, dmax in ((1, 0), (1.2, 0.3), (100.0, 100.0))),
+    at("batch_renormalization", draw(5, 3, 4), draw(3, 4), draw(3, 4) + 1, 3, 5, 0.5, running_mean=draw(3, 4),
+       running_var=positive(3, 4), decay=0.25, update_statistics=True),
+    at("fixed_batch_renormalization", IMAGE, draw(4), draw(4) + 1, draw(4) - 1, positive(4), 0.5),
+    at("decorrelated_batch_normalization", draw(40, 32)),
+    at("decorrelated_batch_normalization", IMAGE, groups=1, eps=0.5),
+    *(at("decorrelated_batch_normalization", IMAGE, groups=2, running_mean=draw(2, 2), **options,
+         running_projection=draw(2, 2, 2)) for options in ({}, {"decay": 0.25})),
+    at("fixed_decorrelated_batch_normalization", draw(5, 32), draw(16, 2), draw(16, 2, 2)),
+    at("fixed_decorrelated_batch_normalization", IMAGE, draw(2, 2), draw(2, 2, 2), groups=2),
+    at("sparse_matmul", COO, draw(4, 2)),
+    at("sparse_matmul", COO, draw(2, 3), True, True),
+    at("sparse_matmul", draw(2, 3), COO),
+    at("sparse_matmul", draw(4, 2), COO, True, True),
+    at("forget", lambda a, b: a * b + a, draw(3, 2), draw(3, 2) + 1),
+]  # fmt: skip
+
 POINTS = [
-    *REGIONS,
+    *REGIONS, *WHITENING,
     *ALGEBRA, *PICTURES, *BY_CLASS, *MASKED, *RECURRENT, *WINDOWS, *VOCABULARY,
     *ARITHMETIC, *SPECIAL, *REDUCTIONS, *PRODUCTS, *SHAPES, *ACTIVATIONS, *LOSSES, *EMBEDDINGS, *MEASURES, *CHANCE,
     *CONVOLUTION, *NORMALIZATION,

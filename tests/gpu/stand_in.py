@@ -458,7 +458,8 @@ def _of_matrices(function: Any) -> Any:
     def call(a: ndarray) -> ndarray:
         if a.dtype.char not in "fdFD":
             raise TypeError(f"array type {a.dtype} is unsupported in linalg and fft")
-        return _wrap(function(_plain(a)))
+        result = function(_plain(a))
+        return tuple(map(_wrap, result)) if isinstance(result, tuple) else _wrap(result)
 
     return call
 
@@ -479,7 +480,9 @@ def _make() -> Any:
         get_current_stream=lambda: types.SimpleNamespace(ptr=0, synchronize=waits.declare),
     )
     m.einsum = einsum
-    m.linalg = types.SimpleNamespace(**{n: _of_matrices(getattr(np.linalg, n)) for n in ("inv", "det", "cholesky")})
+    m.linalg = types.SimpleNamespace(
+        **{n: _of_matrices(getattr(np.linalg, n)) for n in ("inv", "det", "cholesky", "eigh")}
+    )
     m.fft = types.SimpleNamespace(**{n: _of_matrices(getattr(np.fft, n)) for n in ("fft", "ifft")})
     m.lib = types.SimpleNamespace(stride_tricks=types.SimpleNamespace(as_strided=as_strided))
     for name in FUNCTIONS:

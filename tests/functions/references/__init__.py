@@ -17,4 +17,5 @@ from .nets import *  # noqa: F403
 from .recurrent import *  # noqa: F403
 from .regions import *  # noqa: F403
 from .special import *  # noqa: F403
+from .whitening import *  # noqa: F403
 from .windows import *  # noqa: F403

@@ -1,0 +1,109 @@
+"""Links around relatives of convolution: filters that differ from place to place, windows that follow the image."""
+
+from __future__ import annotations
+
+from math import prod, sqrt
+from typing import Any
+
+from dbrdist import functions as F
+from dbrdist.core.chain import Chain
+from dbrdist.core.checks import expected
+from dbrdist.core.link import Link
+from dbrdist.core.parameter import Parameter
+from dbrdist.functions.convolution import pair
+from dbrdist.links.convolution import Convolution2D
+from dbrdist.links.initializers import Constant, Normal, get_initializer
+
+
+class _OfOnePlace(Normal):
+    """LeCunNormal for filters (O, OH, OW, C, kh, kw): each place of the result sees C kh kw numbers."""
+
+    def deviation(self, shape: tuple[int, ...]) -> float:
+        return sqrt(1 / max(prod(shape[3:]), 1))
+
+
+class LocalConvolution2D(Link):
+    """Convolution with filters of its own at each place: W (O, OH, OW, C, kh, kw) and b (O, OH, OW).
+
+    Args:
+        in_channels: channels of the input; None takes them from the first batch.
+        out_channels: channels of the output.
+        in_size: rows and columns of the input, a number or a pair; None takes them from the first batch.
+        ksize, stride: a number, or a pair for rows and columns.
+        nobias: leave out b.
+        initialW, initial_bias: initializer, array or number; None for a normal distribution of variance
+            1 / (C kh kw), and 0.
+    """
+
+    def __init__(
+        self, in_channels: int | None, out_channels: int, in_size: Any = None, ksize: Any = None, stride: Any = 1,
+        nobias: bool = False, initialW: Any = None, initial_bias: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if ksize is None:
+            raise expected("LocalConvolution2D", "ksize", "a number or a pair", "None")
+        self.ksize, self.stride, self.out_channels = pair(ksize), pair(stride), out_channels
+        with self.init_scope():
+            self.W = Parameter(get_initializer(initialW, _OfOnePlace()))
+            self.b = None if nobias else Parameter(get_initializer(initial_bias, Constant(0)))
+        if in_channels is not None and in_size is not None:
+            self._initialize_params(in_channels, pair(in_size))
+
+    def _initialize_params(self, in_channels: int, in_size: tuple[int, int]) -> None:
+        out = tuple((n - k) // s + 1 for n, k, s in zip(in_size, self.ksize, self.stride))
+        if min(out) < 1:
+            raise expected("LocalConvolution2D", "in_size", f"at least the window {self.ksize}", str(tuple(in_size)))
+        self.W.initialize((self.out_channels, *out, in_channels, *self.ksize))
+        if self.b is not None:
+            self.b.initialize((self.out_channels, *out))
+
+    def forward(self, x: Any) -> Any:
+        """(N, C, H, W) to (N, O, OH, OW)."""
+        if not self.W.is_initialized:
+            self._initialize_params(x.shape[1], x.shape[2:])
+        return F.local_convolution_2d(x, self.W, self.b, self.stride)
+
+
+class DeformableConvolution2D(Chain):
+    """Deformable convolution: ``offset_conv`` tells from the image where the windows of ``deform_conv`` look
+    (Dai et al. 2017).
+
+    Args:
+        in_channels: channels of the input; None takes them from the first batch.
+        out_channels: channels of the output.
+        ksize, stride, pad: a number, or a pair for rows and columns.
+        offset_nobias, offset_initialW, offset_initial_bias: of the convolution that gives the offsets; None for 0, so
+            that it starts as a plain convolution.
+        deform_nobias, deform_initialW, deform_initial_bias: of the convolution at these places; None for LeCunNormal
+            and 0.
+    """
+
+    def __init__(
+        self, in_channels: int | None, out_channels: int, ksize: Any, stride: Any = 1, pad: Any = 0,
+        offset_nobias: bool = False, offset_initialW: Any = None, offset_initial_bias: Any = None,
+        deform_nobias: bool = False, deform_initialW: Any = None, deform_initial_bias: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        kh, kw = pair(ksize)
+        offset_initialW = Constant(0) if offset_initialW is None else offset_initialW
+        with self.init_scope():
+            self.offset_conv = Convolution2D(
+                in_channels, 2 * kh * kw, (kh, kw), stride, pad, offset_nobias, offset_initialW, offset_initial_bias
+            )
+            self.deform_conv = _Sampler(
+                in_channels, out_channels, (kh, kw), stride, pad, deform_nobias, deform_initialW, deform_initial_bias
+            )
+
+    def forward(self, x: Any) -> Any:
+        """(N, in_channels, H, W) to (N, out_channels, OH, OW)."""
+        return self.deform_conv(x, self.offset_conv(x))
+
+
+class _Sampler(Convolution2D):
+    """A convolution at places that are given."""
+
+    def forward(self, x: Any, offset: Any) -> Any:  # type: ignore[override]
+        """(N, in_channels, H, W) and offsets (N, 2 kh kw, OH, OW) to (N, out_channels, OH, OW)."""
+        if not self.W.is_initialized:
+            self._initialize_params(x.shape[1])
+        return F.deformable_convolution_2d_sampler(x, offset, self.W, self.b, self.stride, self.pad)

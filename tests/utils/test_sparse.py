@@ -1,0 +1,100 @@
+"""Sparse matrices: what they hold, their order, and products with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dbrdist.functions as F
+from dbrdist import Variable
+from dbrdist.utils import CooMatrix, get_order, to_coo
+from tests.each import each
+
+A = np.array([[0.0, 2, 0, 0], [-1, 0, 0, 3], [0, 0, 0, 0]], np.float32)
+
+
+def test_the_example_of_the_docs():
+    x = to_coo(np.array([[0, 2, 0], [-1, 0, 0]], np.float32))
+    np.testing.assert_array_equal(x.data.array, [2, -1])
+    np.testing.assert_array_equal(x.row, [0, 1])
+    np.testing.assert_array_equal(x.col, [1, 0])
+    assert x.row.dtype == x.col.dtype == np.int32
+    assert x.shape == (2, 3)
+    assert x.order == "C"
+    assert not x.data.requires_grad
+
+
+@each(x=[A, np.stack([A, A * 0, A[::-1]]), A * 0, np.zeros((0, 2, 3), "f")], ldnz=[None, 1, 9])
+def test_there_and_back(x, ldnz):
+    coo = to_coo(x, ldnz, requires_grad=True)
+    np.testing.assert_array_equal(coo.to_dense(), x)
+    most = max([int(np.count_nonzero(m)) for m in (x if x.ndim == 3 else [x])], default=0)
+    assert coo.data.shape[-1] == max(most, ldnz or 0)
+    assert coo.data.requires_grad
+
+
+def test_padding_is_none():
+    coo = to_coo(A, 5)
+    np.testing.assert_array_equal(coo.row, [0, 1, 1, -1, -1])
+    np.testing.assert_array_equal(coo.data.array, [2, -1, 3, 0, 0])
+
+
+@pytest.mark.parametrize(
+    "row, col, order",
+    [
+        ([0, 1, 1], [2, 0, 2], "C"),
+        ([1, 0, 1], [0, 2, 2], "F"),
+        ([0, 1, 0], [0, 0, 2], "F"),
+        ([0, 1, 0], [2, 0, 1], "other"),
+        ([], [], "C"),
+        ([0, 1, -1], [2, 0, -1], "C"),
+        ([[0, 1], [1, 0]], [[0, 1], [0, 1]], "F"),
+        ([[0, 1], [0, 0]], [[0, 1], [0, 1]], "C"),
+    ],
+)
+def test_order(row, col, order):
+    row, col = np.array(row, np.int32), np.array(col, np.int32)
+    assert get_order(row, col) == order
+    assert CooMatrix(np.ones(row.shape, "f"), row, col, (3, 3)).order == order
+    assert CooMatrix(np.ones(row.shape, "f"), row, col, (3, 3), "other").order == "other"
+
+
+def ints(*values):
+    return np.array(values, np.int32)
+
+
+WRONG = [
+    (lambda: CooMatrix(np.ones((1, 1, 1)), ints(0), ints(0), (2, 2)), "data: expected 1 axis"),
+    (lambda: CooMatrix(np.ones(2), ints(0), ints(0, 1), (2, 2)), r"row: expected integers of shape \(2,\)"),
+    (lambda: CooMatrix(np.ones(1), ints(0), np.ones(1), (2, 2)), "col: expected integers"),
+    (lambda: CooMatrix(np.ones(1), ints(0), ints(0), (2,)), "shape: expected two numbers from 1 on"),
+    (lambda: CooMatrix(np.ones(1), ints(0), ints(0), (2, 0)), "shape: expected two numbers from 1 on"),
+    (lambda: CooMatrix(np.ones(1), ints(2), ints(0), (2, 2)), "row: expected numbers below 2"),
+    (lambda: CooMatrix(np.ones(1), ints(0), ints(0), (2, 2), "c"), "order: expected 'C'"),
+    (lambda: get_order(ints(0), ints(0, 1)), r"col: expected shape \(1,\)"),
+    (lambda: get_order(ints(0), ints(-1)), "row, col: expected both below 0"),
+    (lambda: to_coo(np.ones(3)), "x: expected a matrix"),
+    (lambda: F.sparse_matmul(A, A.T), "expected one CooMatrix among a and b, got none"),
+    (lambda: F.sparse_matmul(to_coo(A), to_coo(A.T)), "expected one CooMatrix among a and b, got two"),
+    (lambda: F.sparse_matmul(to_coo(A), A), "b: expected 4 rows or columns to match"),
+    (lambda: F.sparse_matmul(A, to_coo(A)), "a: expected 3 rows or columns to match"),
+    (lambda: F.sparse_matmul(to_coo(A), A.T[None]), "b: expected a matrix beside the sparse one"),
+    (lambda: F.sparse_matmul(to_coo(A[None]), np.ones((2, 4, 1), "f")), "b: expected a batch of 1 matrices"),
+    (lambda: F.sparse_matmul(to_coo(A), A.T.astype(int)), "b: expected a floating type"),
+]
+
+
+@pytest.mark.parametrize("call, message", WRONG)
+def test_wrong_arguments_are_refused_in_words(call, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()
+
+
+def test_only_entries_take_a_gradient():
+    coo, b = to_coo(A, 5, requires_grad=True), Variable(np.arange(8, dtype=np.float32).reshape(4, 2))
+    y = F.sparse_matmul(coo, b)
+    np.testing.assert_array_equal(y.array, A @ b.array)
+    F.sum(y).backward()
+    np.testing.assert_array_equal(coo.data.grad, [*b.array.sum(1)[[1, 0, 3]], 0, 0])
+    np.testing.assert_array_equal(b.grad, np.broadcast_to(A.sum(0)[:, None], (4, 2)))
+    assert F.sparse_matmul(to_coo(A), b.array).requires_grad is False
