@@ -5,6 +5,7 @@ ranks, an exception that nobody catches ends the job from the import on.
 """
 
 from dbrdist.comm import abort
+from dbrdist.comm.checkpoints import create_multi_node_checkpointer
 from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.comm.create import create_communicator
 from dbrdist.comm.datasets import create_empty_dataset, open_images_once, scatter_dataset, scatter_index
@@ -20,6 +21,7 @@ __all__ = [
     "VirtualUpdater",
     "create_communicator",
     "create_empty_dataset",
+    "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
     "create_multi_node_optimizer",
     "open_images_once",

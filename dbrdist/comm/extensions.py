@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import threading
@@ -10,12 +11,20 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.comm.agree import on_root
+from dbrdist.comm.checkpoints import create_multi_node_checkpointer as create_multi_node_checkpointer
+from dbrdist.comm.checkpoints import multi_node_snapshot as multi_node_snapshot
 from dbrdist.comm.communicator import CommunicatorBase
+from dbrdist.comm.evaluator import GenericMultiNodeEvaluator as GenericMultiNodeEvaluator
+from dbrdist.comm.evaluator import create_multi_node_evaluator as create_multi_node_evaluator
 from dbrdist.comm.observations import Observations
+from dbrdist.comm.snapshots import AllreducePersistent as AllreducePersistent
+from dbrdist.core.missing_names import explained as _explained
 from dbrdist.core.reporter import as_number
 from dbrdist.errors import NonFiniteLossError, StopRequested
-from dbrdist.training.extension import Extension
+from dbrdist.training.extension import PRIORITY_EDITOR, Extension
 from dbrdist.training.extensions.observe import FailOnNonNumber
+from dbrdist.training.triggers import EarlyStoppingTrigger, get_trigger
 
 _SECONDS = "elapsed seconds of rank 0"  # travels with the observed values and is taken out again
 
@@ -134,3 +143,106 @@ class StopOnRequest(Extension):
         """Give the signals back."""
         while self._earlier:
             signal.signal(*self._earlier.popitem())
+
+
+class ObservationAggregator(Extension):
+    """Makes one observed value of all ranks' values, on all ranks.
+
+    It collects what each rank observes as ``original_key``; when ``comm_trigger`` fires the ranks exchange that.
+
+    Args:
+        comm: the ranks.
+        original_key: what is collected.
+        aggregated_key: what the result is observed as; None is ``original_key``.
+        comm_trigger: when ranks communicate; it must fire on all of them alike.
+        aggregator: called on rank 0 with a list of values for each rank. None is the mean of all values.
+
+    A value that a rank did not observe is not in its list. Without any the result is not observed. An error of the
+    aggregator is raised on every rank.
+    """
+
+    trigger = (1, "iteration")
+    priority = PRIORITY_EDITOR
+
+    def __init__(
+        self,
+        comm: CommunicatorBase,
+        original_key: str,
+        aggregated_key: str | None = None,
+        *,
+        comm_trigger: Any = (1, "iteration"),
+        aggregator: Callable[[list[list[Any]]], Any] | None = None,
+    ) -> None:
+        self._comm = comm
+        self._original_key = original_key
+        self._aggregated_key = original_key if aggregated_key is None else aggregated_key
+        self._comm_trigger = get_trigger(comm_trigger)
+        self._aggregator = _mean_of_all if aggregator is None else aggregator
+        self._collected: list[float] = []
+
+    def __call__(self, trainer: Any) -> None:
+        observation = trainer.observation
+        if self._original_key in observation:
+            self._collected.append(as_number(observation[self._original_key]))
+        if not self._comm_trigger(trainer):
+            return
+        everyone = self._comm.gather_obj(self._collected) or []
+        self._collected = []
+        result = on_root(self._comm, lambda: self._aggregator(everyone) if any(everyone) else None)
+        if result is not None:
+            observation[self._aggregated_key] = result
+
+    def serialize(self, serializer: Any) -> None:
+        mine = None if serializer.is_loading else np.array(self._collected, np.float64)
+        saved = serializer("collected", mine)
+        self._collected = [] if saved is None else np.asarray(saved).tolist()
+        if hasattr(self._comm_trigger, "serialize"):
+            self._comm_trigger.serialize(serializer["comm_trigger"])
+
+
+def _mean_of_all(values: list[list[Any]]) -> float:
+    return float(np.mean([value for theirs in values for value in theirs]))
+
+
+class MultiNodeEarlyStoppingTrigger:
+    """A stop trigger, the same on all ranks: fires when the ranks' mean of ``monitor`` no longer improves.
+
+    The mean is observed as ``monitor + suffix``; the other arguments are those of
+    :class:`dbrdist.training.triggers.EarlyStoppingTrigger`.
+    """
+
+    def __init__(
+        self,
+        comm: CommunicatorBase,
+        *,
+        check_trigger: Any = (1, "epoch"),
+        monitor: str = "main/loss",
+        patience: int | None = None,
+        mode: str = "auto",
+        verbose: bool = False,
+        max_trigger: Any = (100, "epoch"),
+        suffix: str = "_aggregated",
+        **kwargs: Any,
+    ) -> None:
+        aggregated = monitor + suffix
+        own_trigger = copy.deepcopy(check_trigger)  # a trigger keeps count of its calls
+        self._aggregator = ObservationAggregator(comm, monitor, aggregated, comm_trigger=own_trigger)
+        is_speaker = verbose and comm.rank == 0
+        self._actual = EarlyStoppingTrigger(
+            check_trigger, aggregated, patience, mode, is_speaker, max_trigger, **kwargs
+        )
+
+    def __call__(self, trainer: Any) -> bool:
+        self._aggregator(trainer)
+        return self._actual(trainer)
+
+    def get_training_length(self) -> tuple[float, str]:
+        """The longest run: that of ``max_trigger``."""
+        return self._actual.get_training_length()
+
+    def serialize(self, serializer: Any) -> None:
+        self._aggregator.serialize(serializer["aggregator"])
+        self._actual.serialize(serializer["actual"])
+
+
+__getattr__ = _explained(__name__)

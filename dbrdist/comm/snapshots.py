@@ -134,6 +134,15 @@ class AverageStatistics(Extension):
                 _set_persistent(self._model, path, self._comm.allreduce(value) / self._comm.size)
 
 
+class AllreducePersistent(AverageStatistics):
+    """As AverageStatistics, with ChainerMN's name, order of arguments and trigger: once an epoch, before others."""
+
+    trigger = (1, "epoch")
+
+    def __init__(self, model: Any, comm: Any):
+        super().__init__(comm, model)
+
+
 class SharedSnapshot(Extension):
     """Rank 0 saves for all; where it cannot, the error is the same on all.
 

@@ -155,6 +155,14 @@ class SerialIterator(Iterator):
         self.num_samples_global = 0
         self.num_read = 0
 
+    def reorder(self, seed: int) -> None:
+        """Begin anew with the permutations, and the random changes of examples, that follow from ``seed``."""
+        self.reset()  # batches that were made ahead go
+        self.order_sampler = self._plan.sampler = ShuffleOrderSampler(seed)
+        self._plan.is_pure = self._follows_seed = True
+        self.seed = seed
+        self.reset()
+
     # ---- where it stands ----
 
     @property

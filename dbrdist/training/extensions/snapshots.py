@@ -250,7 +250,12 @@ def load(path: str, target: Any) -> None:
     """
     if not is_whole(path):
         raise CheckpointError(f"{path}: the snapshot is damaged")
-    entries = _Noting(read_npz(path))
+    load_entries(path, read_npz(path), target)
+
+
+def load_entries(path: str, saved: dict[str, Any], target: Any) -> None:
+    """As :func:`load`, from what was read; ``path`` is for the words of an error."""
+    entries = _Noting(saved)
     known = {key.split("/")[1] for key in entries if key.startswith(_OF_EXTENSIONS)}
 
     def is_new(key: str) -> bool:
