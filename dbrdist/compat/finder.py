@@ -24,6 +24,7 @@ _ALSO = {"chainer.optimizer": "dbrdist.optimizer_hooks", "chainer.variable": "db
 _MOVED = {
     "chainer.cuda": "dbrdist.backends.cuda",
     "chainer.configuration": "dbrdist.core.config",
+    "chainer.dataset.tabular": "dbrdist.datasets.tabular",
     "chainer.initializer": "dbrdist.initializers",
     "chainer.device_resident": "dbrdist.core.device_resident",
     "chainer.graph_optimizations.static_graph": "dbrdist.core.static_graph",

@@ -66,14 +66,15 @@ def concat_examples(batch: Any, device: Any = None, padding: Any = None) -> Any:
     first = batch[0]
     if isinstance(first, tuple):
         pads = padding if isinstance(padding, tuple) else (padding,) * len(first)
-        return tuple(to_device(device, _stack([e[k] for e in batch], pads[k], k)) for k in range(len(first)))
+        return tuple(to_device(device, stack([e[k] for e in batch], pads[k], k)) for k in range(len(first)))
     if isinstance(first, dict):
         fills = padding if isinstance(padding, dict) else dict.fromkeys(first, padding)
-        return {k: to_device(device, _stack([e[k] for e in batch], fills[k], k)) for k in first}
-    return to_device(device, _stack(batch, padding, None))
+        return {k: to_device(device, stack([e[k] for e in batch], fills[k], k)) for k in first}
+    return to_device(device, stack(batch, padding, None))
 
 
-def _stack(values: Any, padding: Any, entry: Any) -> Array:
+def stack(values: Any, padding: Any, entry: Any) -> Array:
+    """Values along a new first axis, filled up with ``padding`` where that is not None; errors name their ``entry``."""
     first = values[0]
     if not backend.is_array(first):
         if padding is None:
