@@ -471,6 +471,22 @@ def special_function(name: str, device_module: str = "numpy") -> Callable[..., A
     return found
 
 
+def read_mat(path: str) -> dict[str, Array]:
+    """The arrays of a MATLAB file, by SciPy, or an error that names what to install; objects in it are left out."""
+    try:
+        from scipy import io
+    except ImportError as e:
+        raise ImportError(
+            f"expected SciPy, which reads MATLAB files such as {path}, but it cannot be imported; install scipy or "
+            "dbrdist[scipy]"
+        ) from e
+    try:
+        found = io.loadmat(path)
+    except Exception as e:  # a damaged file shows as one of many
+        raise ValueError(f"expected a MATLAB file, but {path} cannot be read as one: {e}") from e
+    return {name: a for name, a in found.items() if isinstance(a, np.ndarray) and a.dtype != object}
+
+
 def get_device(device_spec: Any) -> Device:
     """A Device from ``'@numpy'``, ``'@cupy:0'``, ``'cpu'``, ``'cuda:0'``, a GPU number (negative: CPU) or a Device."""
     if isinstance(device_spec, Device):

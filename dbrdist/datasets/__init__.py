@@ -3,6 +3,7 @@
 from dbrdist.core.missing_names import explained as _explained
 from dbrdist.datasets.augment import ColorJitter, PCALighting, RandAugment, RandomErasing
 from dbrdist.datasets.base import Batch, DatasetMixin, SkipExample, block, block_bounds
+from dbrdist.datasets.cifar import get_cifar10, get_cifar100
 from dbrdist.datasets.combine import AugmentedDataset, ConcatenatedDataset, DictDataset, TransformDataset, TupleDataset
 from dbrdist.datasets.digits import get_digits
 from dbrdist.datasets.folder import (
@@ -15,7 +16,15 @@ from dbrdist.datasets.folder import (
 )
 from dbrdist.datasets.index import ImageIndex, open_images
 from dbrdist.datasets.mixing import CutMix, MixedDataset, Mixing, Mixup
+from dbrdist.datasets.mnist import (
+    get_fashion_mnist,
+    get_fashion_mnist_labels,
+    get_kuzushiji_mnist,
+    get_kuzushiji_mnist_labels,
+    get_mnist,
+)
 from dbrdist.datasets.npz import NpzDataset
+from dbrdist.datasets.ptb import get_ptb_words, get_ptb_words_vocabulary
 from dbrdist.datasets.split import (
     SubDataset,
     get_cross_validation_datasets,
@@ -25,6 +34,7 @@ from dbrdist.datasets.split import (
     split_dataset_n_random,
     split_dataset_random,
 )
+from dbrdist.datasets.svhn import get_svhn
 from dbrdist.datasets.transforms import (
     ByEpoch,
     CenterCrop,
@@ -76,11 +86,21 @@ __all__ = [
     "block",
     "block_bounds",
     "check_same_classes",
+    "get_cifar10",
     "get_cifar10_folders",
+    "get_cifar100",
     "get_cross_validation_datasets",
     "get_cross_validation_datasets_random",
     "get_digits",
+    "get_fashion_mnist",
+    "get_fashion_mnist_labels",
     "get_image_folders",
+    "get_kuzushiji_mnist",
+    "get_kuzushiji_mnist_labels",
+    "get_mnist",
+    "get_ptb_words",
+    "get_ptb_words_vocabulary",
+    "get_svhn",
     "open_images",
     "split_dataset",
     "split_dataset_n",

@@ -1,0 +1,80 @@
+"""Pickles without the power to run programs.
+
+A pickle may call any function that Python can import. Here it gets those alone that put data together.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+import numpy as np
+
+# What NumPy's arrays and scalars are made by, in files of NumPy 1 and 2.
+ARRAYS = frozenset(
+    [(f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")]
+    + [(f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")]
+    + [("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")]
+)
+_BUILT_IN = (
+    *("object", "set", "frozenset", "complex", "bytearray", "bytes", "str", "int"),
+    *("float", "bool", "list", "tuple", "dict", "slice", "range"),
+)
+PLAIN = frozenset(
+    [(module, name) for module in ("builtins", "__builtin__") for name in _BUILT_IN]
+    + [("collections", name) for name in ("OrderedDict", "defaultdict", "Counter", "deque")]
+    + [("datetime", name) for name in ("date", "datetime", "time", "timedelta", "timezone")]
+    + [("copyreg", "_reconstructor"), ("copy_reg", "_reconstructor"), ("copyreg", "__newobj__")]
+    + [("decimal", "Decimal"), ("fractions", "Fraction"), ("uuid", "UUID"), ("array", "_array_reconstructor")]
+    + [("pathlib", name) for name in ("Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath")]
+    + [("pathlib._local", name) for name in ("Path", "PosixPath", "PurePath", "PurePosixPath")]
+)
+# Packages whose classes do more than hold data, as numpy.memmap, which can empty a file.
+_NO_CLASSES = (sys.stdlib_module_names - {"__main__"}) | {"numpy", "ml_dtypes", "dbrdist", "cupy", "scipy", "mpi4py"}
+
+
+class RefusedPickle(pickle.UnpicklingError):
+    """A pickle asks for something that data does not need."""
+
+
+class DataUnpickler(pickle.Unpickler):
+    """Reads pickles that refer to nothing but ``allowed``, pairs (module, name).
+
+    With ``classes`` also to classes that are neither the standard library's nor NumPy's, such as those of your own
+    program.
+    """
+
+    def __init__(
+        self, file: BinaryIO, allowed: frozenset[tuple[str, str]], classes: bool = False, encoding: str = "ASCII"
+    ) -> None:
+        super().__init__(file, encoding=encoding)
+        self._allowed = allowed
+        self._classes = classes
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in self._allowed:
+            return super().find_class(module, name)
+        if self._classes and module.partition(".")[0] not in _NO_CLASSES:
+            found = super().find_class(module, name)
+            if isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name):
+                return found  # a class at home there: `from subprocess import Popen` brings none in
+        if module.partition(".")[0] in ("numpy", "ml_dtypes"):
+            found = super().find_class(module, name)
+            if isinstance(found, type) and issubclass(found, (np.generic, np.dtype)):
+                return found
+        raise RefusedPickle(f"it refers to {module}.{name}, which plain data does not need")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise RefusedPickle("it refers to an object outside of the file")
+
+
+def reading(what: str, load: Callable[[], Any], hint: str = "") -> Any:
+    """``load()``, whose errors become a ValueError that names ``what`` is read."""
+    try:
+        return load()
+    except RefusedPickle as e:
+        raise ValueError(f"refused the pickle {what}: {e}{hint}") from e
+    except (EOFError, pickle.UnpicklingError) as e:
+        raise ValueError(f"expected a pickle as {what}, got one that is damaged: {e}") from e
