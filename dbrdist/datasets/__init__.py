@@ -24,6 +24,12 @@ from dbrdist.datasets.mnist import (
     get_mnist,
 )
 from dbrdist.datasets.npz import NpzDataset
+from dbrdist.datasets.pickled import (
+    PickleDataset,
+    PickleDatasetWriter,
+    open_pickle_dataset,
+    open_pickle_dataset_writer,
+)
 from dbrdist.datasets.ptb import get_ptb_words, get_ptb_words_vocabulary
 from dbrdist.datasets.split import (
     SubDataset,
@@ -35,6 +41,7 @@ from dbrdist.datasets.split import (
     split_dataset_random,
 )
 from dbrdist.datasets.svhn import get_svhn
+from dbrdist.datasets.text import TextDataset
 from dbrdist.datasets.transforms import (
     ByEpoch,
     CenterCrop,
@@ -48,6 +55,7 @@ from dbrdist.datasets.transforms import (
     ToCHW,
     Transform,
 )
+from dbrdist.datasets.zipped import LabeledZippedImageDataset, MultiZippedImageDataset, ZippedImageDataset
 
 __all__ = [
     "AugmentedDataset",
@@ -65,12 +73,16 @@ __all__ = [
     "ImageFolder",
     "ImageIndex",
     "LabeledImageDataset",
+    "LabeledZippedImageDataset",
     "MixedDataset",
     "Mixing",
     "Mixup",
+    "MultiZippedImageDataset",
     "Normalize",
     "NpzDataset",
     "PCALighting",
+    "PickleDataset",
+    "PickleDatasetWriter",
     "RandAugment",
     "RandomCrop",
     "RandomErasing",
@@ -79,10 +91,12 @@ __all__ = [
     "Resize",
     "SkipExample",
     "SubDataset",
+    "TextDataset",
     "ToCHW",
     "Transform",
     "TransformDataset",
     "TupleDataset",
+    "ZippedImageDataset",
     "block",
     "block_bounds",
     "check_same_classes",
@@ -102,6 +116,8 @@ __all__ = [
     "get_ptb_words_vocabulary",
     "get_svhn",
     "open_images",
+    "open_pickle_dataset",
+    "open_pickle_dataset_writer",
     "split_dataset",
     "split_dataset_n",
     "split_dataset_n_random",

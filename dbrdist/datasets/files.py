@@ -21,6 +21,17 @@ class Descriptor:
         self._close(self.number)
 
 
+def read_part(file: Descriptor, offset: int, size: int) -> bytes:
+    """``size`` bytes from ``offset``. Raises OSError, also where the file ends before."""
+    data = os.pread(file.number, size, offset)
+    while len(data) < size:
+        more = os.pread(file.number, size - len(data), offset + len(data))
+        if not more:
+            raise OSError(f"the file ends after {len(data):,} of {size:,} bytes at {offset:,}")
+        data += more
+    return data
+
+
 class OpenFiles:
     """Reads parts of files; keeps those that were read last open."""
 
@@ -30,15 +41,9 @@ class OpenFiles:
         self._lock = threading.Lock()
 
     def read(self, path: str, offset: int, size: int) -> bytes:
-        """``size`` bytes from ``offset``. Raises OSError, also where the file ends before."""
+        """As :func:`read_part`, of a file by its path."""
         file = self._opened(path)  # what another thread drops meanwhile stays open while we hold it
-        data = os.pread(file.number, size, offset)
-        while len(data) < size:
-            more = os.pread(file.number, size - len(data), offset + len(data))
-            if not more:
-                raise OSError(f"the file ends after {len(data):,} of {size:,} bytes at {offset:,}")
-            data += more
-        return data
+        return read_part(file, offset, size)
 
     def _opened(self, path: str) -> Descriptor:
         with self._lock:

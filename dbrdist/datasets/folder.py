@@ -238,7 +238,7 @@ class ImageDataset(DatasetMixin):
     """
 
     def __init__(self, paths: Any, root: str | os.PathLike[str] = ".", dtype: Any = None) -> None:
-        self._paths = _lines(paths)
+        self._paths = lines_of(paths)
         self._root = root
         self._dtype = get_dtype(dtype)
 
@@ -263,7 +263,7 @@ class LabeledImageDataset(DatasetMixin):
         self, pairs: Any, root: str | os.PathLike[str] = ".", dtype: Any = None, label_dtype: Any = np.int32
     ) -> None:
         if isinstance(pairs, (str, os.PathLike)):
-            pairs = [_split_pair(line, n, pairs) for n, line in enumerate(_lines(pairs), 1)]
+            pairs = [path_and_label(line, n, pairs) for n, line in enumerate(lines_of(pairs), 1)]
         self._pairs = list(pairs)
         self._root = root
         self._dtype = get_dtype(dtype)
@@ -281,15 +281,17 @@ def _image_chw(path: str, dtype: Any) -> Any:
     return read_image(path, keep_channels=True).astype(dtype).transpose(2, 0, 1)
 
 
-def _lines(paths: Any) -> list[Any]:
+def lines_of(paths: Any) -> list[Any]:
+    """The lines of a text file that are not empty; a list as it is."""
     if not isinstance(paths, (str, os.PathLike)):
         return list(paths)
     with open(paths, encoding="utf-8") as f:
         return [line.rstrip("\n") for line in f if line.strip()]
 
 
-def _split_pair(line: str, number: int, file: Any) -> tuple[str, int]:
-    path, _, label = line.strip().rpartition(" ")
-    if not path or not label.lstrip("-").isdigit():
+def path_and_label(line: str, number: int, file: Any) -> tuple[str, int]:
+    """The path and the label on a line of ``file``."""
+    path, *rest = line.strip().rsplit(None, 1)
+    if not rest or not rest[0].lstrip("-").isdigit():
         raise ValueError(f"{file}:{number}: expected a path, a blank and an integer label, got {line!r}")
-    return path.strip(), int(label)
+    return path, int(rest[0])

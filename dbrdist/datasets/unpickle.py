@@ -5,6 +5,7 @@ A pickle may call any function that Python can import. Here it gets those alone 
 
 from __future__ import annotations
 
+import _compat_pickle
 import pickle
 import sys
 from collections.abc import Callable
@@ -23,16 +24,23 @@ _BUILT_IN = (
     *("float", "bool", "list", "tuple", "dict", "slice", "range"),
 )
 PLAIN = frozenset(
-    [(module, name) for module in ("builtins", "__builtin__") for name in _BUILT_IN]
+    [("builtins", name) for name in _BUILT_IN]
     + [("collections", name) for name in ("OrderedDict", "defaultdict", "Counter", "deque")]
     + [("datetime", name) for name in ("date", "datetime", "time", "timedelta", "timezone")]
-    + [("copyreg", "_reconstructor"), ("copy_reg", "_reconstructor"), ("copyreg", "__newobj__")]
+    + [("copyreg", "_reconstructor"), ("copyreg", "__newobj__")]
     + [("decimal", "Decimal"), ("fractions", "Fraction"), ("uuid", "UUID"), ("array", "_array_reconstructor")]
     + [("pathlib", name) for name in ("Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath")]
     + [("pathlib._local", name) for name in ("Path", "PosixPath", "PurePath", "PurePosixPath")]
 )
 # Packages whose classes do more than hold data, as numpy.memmap, which can empty a file.
 _NO_CLASSES = (sys.stdlib_module_names - {"__main__"}) | {"numpy", "ml_dtypes", "dbrdist", "cupy", "scipy", "mpi4py"}
+
+
+def _today(module: str, name: str) -> tuple[str, str]:
+    """What Python 3 calls a name of Python 2."""
+    if (module, name) in _compat_pickle.NAME_MAPPING:
+        return _compat_pickle.NAME_MAPPING[module, name]
+    return _compat_pickle.IMPORT_MAPPING.get(module, module), name
 
 
 class RefusedPickle(pickle.UnpicklingError):
@@ -54,17 +62,25 @@ class DataUnpickler(pickle.Unpickler):
         self._classes = classes
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in self._allowed:
-            return super().find_class(module, name)
-        if self._classes and module.partition(".")[0] not in _NO_CLASSES:
-            found = super().find_class(module, name)
-            if isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name):
+        home, known_as = _today(module, name)
+        if (home, known_as) in self._allowed:
+            return self._imported(module, name)
+        package = home.partition(".")[0]
+        if self._classes and package not in _NO_CLASSES:
+            found = self._imported(module, name)
+            if isinstance(found, type) and (found.__module__, found.__qualname__) == (home, known_as):
                 return found  # a class at home there: `from subprocess import Popen` brings none in
-        if module.partition(".")[0] in ("numpy", "ml_dtypes"):
-            found = super().find_class(module, name)
+        if package in ("numpy", "ml_dtypes"):
+            found = self._imported(module, name)
             if isinstance(found, type) and issubclass(found, (np.generic, np.dtype)):
                 return found
-        raise RefusedPickle(f"it refers to {module}.{name}, which plain data does not need")
+        raise RefusedPickle(f"it refers to {home}.{known_as}, which plain data does not need")
+
+    def _imported(self, module: str, name: str) -> Any:
+        try:
+            return super().find_class(module, name)
+        except (ImportError, AttributeError) as e:
+            raise RefusedPickle(f"it refers to {module}.{name}, which cannot be imported here: {e}") from e
 
     def persistent_load(self, pid: Any) -> Any:
         raise RefusedPickle("it refers to an object outside of the file")

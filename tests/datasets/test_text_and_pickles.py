@@ -1,0 +1,304 @@
+"""Lines of text as open() gives them, and examples out of files of pickles, with what such files may not do."""
+
+import collections
+import datetime
+import io
+import os
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dbrdist.datasets import (
+    PickleDataset,
+    PickleDatasetWriter,
+    TextDataset,
+    open_pickle_dataset,
+    open_pickle_dataset_writer,
+    pickled,
+    text,
+)
+from dbrdist.errors import CorruptExampleError, DatasetError
+from dbrdist.iterators import MultiprocessIterator
+from tests.each import each
+
+# ---- text -----------------------------------------------------------------------------------------------------------
+
+TEXTS = [
+    "one\ntwo\nthree\n", "one\ntwo", "", "\n", "\n\n\r\r\n\r\n", "a\r\nb\rc\nd\n\re", "\r", "\r\n",
+    "ä\nあ\r\n€\r\rü\u2028x\x0b",
+    "x" * 40 + "\r" + "\n" * 3 + "y" * 17 + "\r\n" + "z" * 5,
+]  # fmt: skip
+
+
+@each(
+    content=TEXTS,
+    encoding=["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32", "cp932", "gb18030", "utf-7", "cp037"],
+    newline=[None, "", "\n", "\r", "\r\n"],
+)
+def test_lines_are_those_of_open(content, encoding, newline, tmp_path_factory, monkeypatch):
+    if encoding in ("cp932", "cp037"):
+        content = content.encode(encoding, "replace").decode(encoding)
+    monkeypatch.setattr(text, "_BLOCK_BYTES", 8)
+    path = tmp_path_factory.getbasetemp() / "text.txt"
+    path.write_bytes(content.encode(encoding))
+    with open(path, encoding=encoding, newline=newline) as file:
+        expected = list(file)
+    data = TextDataset(path, encoding, newline=newline)
+    assert list(data) == expected and len(data) == len(expected)
+    assert [data[i - len(data)] for i in range(len(data))] == expected
+
+
+def test_lines_of_several_files(tmp_path):
+    (tmp_path / "a").write_text("the cat\nthe dog\nno\n")
+    (tmp_path / "b").write_bytes("die Katze\nder Hund\nö\n".encode("latin-1"))
+    paths = [tmp_path / "a", str(tmp_path / "b")]
+    data = TextDataset(paths, encoding=[None, "latin-1"])
+    assert data[1] == ("the dog\n", "der Hund\n") and data[1:][1] == ("no\n", "ö\n") and len(data) == 3
+    data = TextDataset(paths, ["ascii", "latin-1"], filter_func=lambda a, b: len(a) > 3 and len(b) > 3)
+    assert len(data) == 2 and data[-1] == ("the dog\n", "der Hund\n")
+    with pytest.raises(IndexError, match="below 2, the number of lines, got 2"):
+        data[2]
+    (tmp_path / "a").write_text("one\n")
+    with pytest.raises(ValueError, match=r"text files of equally many lines, got .*a': 1, .*b': 3"):
+        TextDataset(paths, "latin-1")
+
+
+def test_a_filter_for_one_file(tmp_path):
+    (tmp_path / "a").write_text("x\n\ny\n")
+    data = TextDataset(str(tmp_path / "a"), filter_func=str.strip)
+    assert list(data) == ["x\n", "y\n"] and len(TextDataset(str(tmp_path / "a"), filter_func=lambda _: False)) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        (([],), ValueError, "at least one text file, got none"),
+        ((["a", "a"], ["utf-8"]), ValueError, "as many values of encoding as text files, 2, got 1"),
+        ((["a"], None, ["strict", "ignore"]), ValueError, "values of errors as text files, 1, got 2"),
+        (("a", None, None, "\n\n"), ValueError, "newline None"),
+        (("a", "no-such"), LookupError, "no-such"),
+        (("a", None, "no-such"), LookupError, "no-such"),
+        (("a", "iso2022_kr"), ValueError, "an encoding whose lines can be told apart, got iso2022_kr"),
+        (("absent",), FileNotFoundError, "absent"),
+    ],
+)
+def test_wrong_arguments_of_text(arguments, kind, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a").write_text("x\n")
+    with pytest.raises(kind, match=words):
+        TextDataset(*arguments)
+
+
+def test_text_in_another_encoding_names_the_line(tmp_path):
+    (tmp_path / "a").write_bytes(b"fine\nna\xefve\n")
+    data = TextDataset(tmp_path / "a", "utf-8")
+    assert data[0] == "fine\n"
+    with pytest.raises(CorruptExampleError, match=r"text in utf-8 in line 2 of .*a: .*name the file's encoding"):
+        data[1]
+    assert TextDataset(tmp_path / "a", "utf-8", "replace")[1] == "na\ufffdve\n"
+
+
+def test_a_copy_of_text_knows_the_lines(tmp_path):
+    (tmp_path / "a").write_text("".join(f"line {i}\n" for i in range(1000)))
+    data = TextDataset(tmp_path / "a", filter_func=lambda line: "7" in line)
+    packed = pickle.dumps(data)
+    copy = pickle.loads(packed)
+    assert list(copy) == list(data)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(data.get_example, range(len(data)))) == list(copy)
+    os.replace(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "a").write_text("other\n")
+    assert data[0] == "line 7\n"  # the file that was counted
+    with pytest.raises(DatasetError, match="a has changed since its lines were counted"):
+        pickle.loads(packed)
+
+
+# ---- pickles --------------------------------------------------------------------------------------------------------
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+class Own:
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return type(other) is Own and other.value == self.value
+
+
+EXAMPLES = [
+    (1, 2.0, "hello"), None, [], {}, "", b"", ".", b"." * 300, 3 + 4j, {"a": {1, 2}, "b": frozenset("x")},
+    bytearray(b"ab."),
+    np.arange(12.0).reshape(3, 4), np.float32(1.5), np.array(["a", "b"]), np.array([None, "x"], object), "." * 70_000,
+    np.zeros(0, np.int8), np.arange(9_000), [np.arange(9000.0), "." * 66_000, b"." * 66_000], Pair(1, [2]), Own("."),
+    datetime.datetime(2019, 12, 5, 1, 2), datetime.timedelta(3), Decimal("1.5"), collections.OrderedDict(a=1), 1 << 80,
+    collections.Counter("abca"), Path("a/b"), slice(1, 2), range(4), True, [list(range(2_000))], np.dtype("f4"),
+    np.array([(1, 2.5)], [("a", "i4"), ("b", "f8")]), np.datetime64("2020-01-01"), np.asfortranarray(np.ones((2, 3))),
+]  # fmt: skip
+
+
+def write(file, examples, protocol=pickle.HIGHEST_PROTOCOL):
+    writer = PickleDatasetWriter(file, protocol)
+    for example in examples:
+        writer.write(example)
+    writer.flush()
+    return file
+
+
+@each(protocol=range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickles_of_each_protocol(protocol):
+    with PickleDataset(write(io.BytesIO(), EXAMPLES, protocol)) as data:
+        assert len(data) == len(EXAMPLES)
+        for found, expected in zip(data, EXAMPLES):
+            assert type(found) is type(expected)
+            np.testing.assert_equal(found, expected)
+        assert data[-1].flags.f_contiguous and data[2:4] == [[], {}]
+        with pytest.raises(IndexError, match=f"below {len(EXAMPLES)}, the number of examples, got {len(EXAMPLES)}"):
+            data[len(data)]
+
+
+def test_ends_are_found_without_reading_everything():
+    examples = [np.arange(200_000), "." * 100_000, list(range(1000))]
+    file = write(io.BytesIO(), examples * 10)
+    read = []
+
+    class Counting(io.BytesIO):
+        def read(self, size=-1):
+            found = super().read(size)
+            read.append(len(found))
+            return found
+
+    data = PickleDataset(Counting(file.getvalue()))
+    assert len(data) == 30 and sum(read) < 5000
+    np.testing.assert_equal(data[29], examples[2])
+
+
+def test_files_by_mixed_writers(tmp_path):
+    with open(tmp_path / "p", "wb") as file:
+        for protocol in (5, 0, 4, 1, 2, 5, 1):
+            write(file, ["text.", [1, "."], b"x."], protocol)
+    with open_pickle_dataset(tmp_path / "p") as data:
+        assert list(data) == ["text.", [1, "."], b"x."] * 7
+
+
+def test_open_and_close(tmp_path):
+    path = tmp_path / "data.pickle"
+    with open_pickle_dataset_writer(path) as writer:
+        writer.write((1, 2.0, "hello"))
+        with pytest.raises(Exception, match="pickle"):
+            writer.write(lambda: 0)
+        writer.write((2, 3.0, "good-bye"))
+    with open_pickle_dataset(str(path)) as data:
+        assert data[1] == (2, 3.0, "good-bye") and len(data) == 2
+        copy = pickle.loads(pickle.dumps(data))
+        assert list(copy) == list(data)
+        copy.close()
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(data.get_example, [0, 1] * 50)) == list(data) * 50
+    with pytest.raises(ValueError, match="closed"):
+        data[0]
+    with pytest.raises(TypeError, match=r"a PickleDataset of open_pickle_dataset to send .*, got one of BytesIO"):
+        pickle.dumps(PickleDataset(io.BytesIO()))
+    with pytest.raises(ValueError, match="protocol from 0 to"):
+        PickleDatasetWriter(io.BytesIO(), -1)
+
+    class Stream(io.BytesIO):
+        def seekable(self):
+            return False
+
+    with pytest.raises(ValueError, match="a file in which one can go to any place"):
+        PickleDataset(Stream())
+
+
+@pytest.mark.slow
+def test_loader_processes_and_forked_ones(tmp_path):
+    with open_pickle_dataset_writer(tmp_path / "p") as writer:
+        for i in range(50):
+            writer.write((np.full(3, i), i))
+    with open_pickle_dataset(tmp_path / "p") as data, MultiprocessIterator(data, 10, False, False, 1) as iterator:
+        assert [int(label) for batch in iterator for _, label in batch] == list(range(50))
+    code = (
+        "import os, sys, warnings\n"
+        "warnings.simplefilter('ignore')\n"
+        "from dbrdist.datasets import open_pickle_dataset\n"
+        "data = open_pickle_dataset(sys.argv[1])\n"
+        "child = os.fork()\n"
+        "right = all(data[i][1] == i for _ in range(40) for i in range(50))\n"
+        "if child == 0: os._exit(0 if right else 3)\n"
+        "assert right and os.waitpid(child, 0)[1] == 0\n"
+    )
+    root = Path(__file__).parents[2]
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "p")], cwd=root, capture_output=True, text=True, timeout=100
+    )
+    assert found.returncode == 0, found.stderr
+
+
+class Calls:
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+HOSTILE = {
+    "a system call": Calls(os.mkdir, "made-by-the-pickle"),
+    "eval": Calls(eval, "open('made-by-the-pickle', 'w')"),
+    "a process": Calls(subprocess.Popen, ["touch", "made-by-the-pickle"]),
+    "a getattr": Calls(getattr, 1, "real"),
+    "an imported class": b"\x80\x04\x8c"
+    + bytes([len(__name__)])
+    + __name__.encode()
+    + b"\x8c\x10subprocess.Popen\x93.",
+    "a class that is at home elsewhere": b"cdbrdist.datasets.pickled\nDatasetMixin\n.",
+    "numpy's memory maps": Calls(np.memmap, "made-by-the-pickle", "u1", "w+", 0, (1,)),
+    "a numpy function": Calls(np.savetxt, "made-by-the-pickle", [1]),
+    "a method of a class": b"\x80\x04\x8c\x05numpy\x8c\x0endarray.tofile\x93.",
+    "a function alone": os.system,
+    "a class that is not there": b"cno_such_module\nX\n.",
+    "a persistent id": b"Pmade\n.",
+}
+
+
+@each(kind=list(HOSTILE))
+def test_hostile_pickles_are_refused_in_words(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bad = HOSTILE[kind]
+    file = io.BytesIO(pickle.dumps(1) + (bad if isinstance(bad, bytes) else pickle.dumps(bad)) + pickle.dumps(3))
+    data = PickleDataset(file)
+    assert len(data) == 3 and (data[0], data[2]) == (1, 3)
+    with pytest.raises(ValueError, match=r"refused the pickle of example 1 of .*: it refers to .*trusted=True"):
+        data[1]
+    assert os.listdir(tmp_path) == []
+
+
+def test_trusted_files_may_hold_functions():
+    file = write(io.BytesIO(), [os.path.join, np.sum])
+    assert PickleDataset(file, trusted=True)[0] is os.path.join
+    with pytest.raises(ValueError, match="refused the pickle"):
+        PickleDataset(file)[0]
+
+
+@each(cut=[1, 2, 5, 30, 200])
+def test_damaged_pickles_are_refused_in_words(cut, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "damaged.pickle"
+    with open(path, "wb") as file:
+        write(file, [(1, "a"), list(range(200)), "text" * 20])
+    data = path.read_bytes()
+    path.write_bytes(data[:-cut])
+    with pytest.raises(ValueError, match=r"damaged.pickle has another thing, or is cut short, at example \d \(byte"):
+        open_pickle_dataset(path)
+    path.write_bytes(data + b"<html>")
+    with pytest.raises(ValueError, match="cut short, at example 3"):
+        open_pickle_dataset(path)
+
+
+def test_an_empty_file_has_no_examples():
+    assert len(PickleDataset(io.BytesIO())) == 0 and pickled._positions(io.BytesIO()).tolist() == []
