@@ -13,8 +13,10 @@ from dbrdist.datasets.download import (
 )
 from dbrdist.datasets.serial import Iterator
 from dbrdist.datasets.tabular import TabularDataset
+from dbrdist.datasets.transfer import ConcatWithAsyncTransfer
 
 __all__ = [
+    "ConcatWithAsyncTransfer",
     "Converter",
     "DatasetMixin",
     "Iterator",

@@ -19,11 +19,17 @@ from dbrdist.core import missing_names
 _PACKAGES = ("chainer", "chainermn")
 _LAST = {"chainer": "dbrdist", "chainermn": "dbrdist.comm"}
 # Where names of a path are besides its own module.
-_ALSO = {"chainer.optimizer": "dbrdist.optimizer_hooks", "chainer.variable": "dbrdist", "chainer.link": "dbrdist"}
+_ALSO = {
+    "chainer.dataset.convert": "dbrdist.datasets.transfer",
+    "chainer.link": "dbrdist",
+    "chainer.optimizer": "dbrdist.optimizer_hooks",
+    "chainer.variable": "dbrdist",
+}
 # Where a path leads to another place than the one that its own name tells.
 _MOVED = {
     "chainer.cuda": "dbrdist.backends.cuda",
     "chainer.configuration": "dbrdist.core.config",
+    "chainer.dataset.convert": "dbrdist.datasets.convert",
     "chainer.dataset.tabular": "dbrdist.datasets.tabular",
     "chainer.initializer": "dbrdist.initializers",
     "chainer.device_resident": "dbrdist.core.device_resident",
@@ -67,12 +73,24 @@ def _rooms(path: str) -> Iterator[ModuleType]:
         yield importlib.import_module(_LAST[parts[0]])
 
 
+def _is_over_a_module(path: str, name: str) -> bool:
+    """Whether a package of Chainer has a function of the name of one of its modules, which hides the module."""
+    return name in missing_names.chainer_names().get(path, ()) or (path, name) == (
+        "chainer.dataset.tabular",
+        "from_data",
+    )
+
+
 class Alias(ModuleType):
     """A module of Chainer whose names are looked up in ours when they are first used."""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, Alias) and _is_over_a_module(self.__name__, name)):  # set by the import of a module
+            super().__setattr__(name, value)
+
     def __getattr__(self, name: str) -> Any:
         path = self.__name__
-        if f"{path}.{name}" in paths():
+        if f"{path}.{name}" in paths() and not _is_over_a_module(path, name):
             return importlib.import_module(f"{path}.{name}")
         if name.startswith("__"):
             raise AttributeError(f"module {path!r} has no attribute {name!r}")

@@ -46,8 +46,7 @@ def to_device(device: Any, x: Any) -> Any:
     return x if device is None else backend.get_device(device).send(x)
 
 
-@converter()
-def concat_examples(batch: Any, device: Any = None, padding: Any = None) -> Any:
+def concat_examples_func(batch: Any, device: Any = None, padding: Any = None) -> Any:
     """Stack examples along a new first axis: a list of tuples becomes a tuple of arrays.
 
     Examples may be arrays or numbers, tuples of them, or dictionaries of them; the result is one array, a tuple or a
@@ -71,6 +70,9 @@ def concat_examples(batch: Any, device: Any = None, padding: Any = None) -> Any:
         fills = padding if isinstance(padding, dict) else dict.fromkeys(first, padding)
         return {k: to_device(device, stack([e[k] for e in batch], fills[k], k)) for k in first}
     return to_device(device, stack(batch, padding, None))
+
+
+concat_examples = converter()(concat_examples_func)
 
 
 def stack(values: Any, padding: Any, entry: Any) -> Array:

@@ -63,6 +63,32 @@ def test_names_are_ours_at_every_depth(installed):
     assert "relu" in dir(F) and "activation" in dir(F) and chainer.__version__.startswith("7.")
 
 
+def test_names_of_data_at_every_depth(installed):
+    import chainer
+    from chainer.dataset import convert, download, tabular
+    from chainer.dataset.convert import ConcatWithAsyncTransfer, Conveyor, concat_examples_func  # noqa: F401
+    from chainer.dataset.tabular.delegate_dataset import DelegateDataset
+    from chainer.dataset.tabular.from_data import from_data
+    from chainer.datasets.pickle_dataset import open_pickle_dataset  # noqa: F401
+    from chainer.iterators.dali_iterator import DaliIterator  # noqa: F401
+
+    assert issubclass(DelegateDataset, chainer.dataset.TabularDataset) and tabular.from_data is from_data
+    assert convert.concat_examples is chainer.dataset.concat_examples
+    assert download.get_dataset_root() == chainer.dataset.get_dataset_root()
+    assert chainer.datasets.svhn.get_svhn is dbrdist.datasets.get_svhn
+    assert chainer.datasets.fashion_mnist.get_fashion_mnist is dbrdist.datasets.get_fashion_mnist
+
+
+def test_functions_that_hide_the_module_of_their_name(installed):
+    import chainer.utils
+    from chainer.dataset.tabular.from_data import from_data
+    from chainer.utils.experimental import experimental
+
+    assert chainer.utils.experimental is experimental is dbrdist.utils.experimental
+    assert chainer.dataset.tabular.from_data is from_data
+    assert sys.modules["chainer.utils.experimental"].experimental is experimental
+
+
 def test_our_own_modules_stay_as_they_are(installed):
     before = {name: module for name, module in sys.modules.items() if name.startswith("dbrdist")}
     import chainer.functions.activation.relu
