@@ -331,7 +331,7 @@ def hostile(module, name, *arguments):
 IMAGES = np.zeros((2, 3072), np.uint8)
 WRONG_CIFAR = {
     "system": (hostile("os", "mkdir", "made-by-the-pickle"), "refused the pickle .*train: it refers to .*mkdir, which"),
-    "eval": (hostile("builtins", "eval", "1"), "refused the pickle .*: it refers to __builtin__.eval"),
+    "eval": (hostile("builtins", "eval", "1"), "refused the pickle .*: it refers to builtins.eval"),
     "cut": (python2_pickle({"data": IMAGES, "fine_labels": [0, 1]})[:-50], "got one that is damaged"),
     "text": (b"<html>", "got one that is damaged"),
     "list": (pickle.dumps([1], 2), "a dictionary with 'data' and 'fine_labels' as .*, got a list"),

@@ -1,6 +1,7 @@
 """Tables: views of views give what lists of rows give, read only what is asked for, and refuse what does not fit."""
 
 import doctest
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -265,5 +266,9 @@ def test_delegates():
         DelegateDataset([1])
 
 
-def test_the_examples_in_the_docs():
+def test_the_examples_in_the_docs(capsys):
     assert doctest.testmod(tabular) == (0, 3)
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    code, _, after = page.partition("## Tables")[2].partition("```python\n")[2].partition("```\n```\n")
+    exec(code, {})
+    assert capsys.readouterr().out == after.partition("```")[0]
