@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
+import io
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -74,6 +73,13 @@ def _is_open_as(descriptor: int, path: str) -> bool:
         return False
 
 
+def _room_in(folder: str) -> Any:
+    """A folder for a file in the making, on the same disk."""
+    from tempfile import TemporaryDirectory  # takes 3 ms, and is seldom needed
+
+    return TemporaryDirectory(dir=folder, prefix=".making-")
+
+
 def cache_or_load_file(path: str, creator: Callable[[str], Any], loader: Callable[[str], Any]) -> Any:
     """``loader(path)`` where the file exists; else ``creator(temporary)`` makes it, and its result is returned.
 
@@ -88,9 +94,9 @@ def cache_or_load_file(path: str, creator: Callable[[str], Any], loader: Callabl
     with _alone_with(path):
         if os.path.exists(path):
             return loader(path)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as room:
-            content = creator(os.path.join(room, name))
+        with _room_in(folder) as room:
             made = os.path.join(room, name)
+            content = creator(made)
             if not os.path.exists(made):
                 raise FileNotFoundError(f"expected the creator to write the file that it was given, {name}; it did not")
             os.replace(made, path)
@@ -112,12 +118,12 @@ def download(url: str, md5: str | None = None) -> str:
     """As :func:`cached_download`; a file with another checksum is not kept."""
     folder = os.path.join(get_dataset_root(), "_dl_cache")
     os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, hashlib.md5(url.encode(), usedforsecurity=False).hexdigest())
+    path = os.path.join(folder, _md5(io.BytesIO(url.encode())))
     if os.path.exists(path):
         return path
     with _alone_with(path):
         if not os.path.exists(path):
-            with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as room:
+            with _room_in(folder) as room:
                 temporary = os.path.join(room, "file")
                 _retrieve(url, temporary, md5)
                 os.replace(temporary, path)
@@ -137,13 +143,19 @@ def _retrieve(url: str, path: str, md5: str | None) -> None:
     size = os.path.getsize(path)
     if announced is not None and announced.isdigit() and int(announced) != size:
         raise OSError(f"expected {announced} bytes from {url}, got {size}; try again")
-    if md5 is not None and (found := _md5(path)) != md5:
+    if md5 is not None and (found := _md5_of(path)) != md5:
         raise OSError(f"expected a file with the MD5 checksum {md5} from {url}, got {found}; the file was not kept")
 
 
-def _md5(path: str) -> str:
+def _md5_of(path: str) -> str:
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        return _md5(file)
+
+
+def _md5(file: Any) -> str:
+    from hashlib import file_digest, md5  # loads OpenSSL
+
+    return file_digest(file, lambda: md5(usedforsecurity=False)).hexdigest()
 
 
 # ---- the files of a dataset -----------------------------------------------------------------------------------------

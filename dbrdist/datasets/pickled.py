@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import pickletools
 import threading
 from array import array
 from typing import Any, BinaryIO
@@ -205,6 +204,8 @@ def _read_at(reader: BinaryIO, at: int, size: int) -> bytes:
 
 
 def _end_by_operations(reader: BinaryIO, at: int) -> int:
+    import pickletools  # a table of 3 ms
+
     reader.seek(at)
     for _ in pickletools.genops(reader):
         pass

@@ -235,7 +235,7 @@ def test_downloads_are_checked_and_the_next_host_is_asked(server, tmp_path, monk
         server.files[second + name] = (tmp_path / name).read_bytes()
     with pytest.raises(OSError, match="expected a file with the MD5 checksum f68b3c2dcbeaaa9fbdd348bbdeb94873"):
         get_mnist()
-    ours = [s._replace(md5=download._md5(tmp_path / s.name)) for s in dbrdist.datasets.mnist._MNIST]
+    ours = [s._replace(md5=download._md5_of(tmp_path / s.name)) for s in dbrdist.datasets.mnist._MNIST]
     monkeypatch.setattr(dbrdist.datasets.mnist, "_MNIST", ours)
     assert len(get_mnist()[0]) == 7
     server.asked.clear()
