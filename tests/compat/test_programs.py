@@ -85,6 +85,12 @@ def test_recurrent_language_model_with_truncated_backpropagation(tmp_path):
     assert float(text[-1].split()[-1]) < 3.0  # of nine letters
 
 
+def test_tables_pickles_text_and_zip_files(tmp_path):
+    lines = [line.split() for line in run(tmp_path, "tabular_shapes.py").splitlines()]
+    assert lines[0] == ["epoch", "main/loss", "validation/main/accuracy"] and len(lines) == 9
+    assert float(lines[-1][2]) > 0.9
+
+
 @pytest.mark.parametrize("wrong", [False, True])
 def test_test_cases_under_pytest_and_unittest(tmp_path, wrong):
     text = (PROGRAMS / "test_cases.py").read_text()
