@@ -58,6 +58,7 @@ from dbrdist.functions.array import (
     vstack,
     where,
 )
+from dbrdist.functions.attention import multi_head_attention, rms_normalization, scaled_dot_product_attention
 from dbrdist.functions.connection import bilinear, embed_id, linear
 from dbrdist.functions.convolution import convolution_2d, deconvolution_2d
 from dbrdist.functions.convolution_nd import (
@@ -390,6 +391,7 @@ __all__ = [
     "minimum",
     "mish",
     "moveaxis",
+    "multi_head_attention",
     "n_step_bigru",
     "n_step_bilstm",
     "n_step_birnn",
@@ -414,6 +416,7 @@ __all__ = [
     "repeat",
     "reshape",
     "resize_images",
+    "rms_normalization",
     "roi_average_align_2d",
     "roi_average_pooling_2d",
     "roi_max_align_2d",
@@ -423,6 +426,7 @@ __all__ = [
     "rrelu",
     "rsqrt",
     "scale",
+    "scaled_dot_product_attention",
     "scatter_add",
     "select_item",
     "selu",

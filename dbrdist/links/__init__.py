@@ -1,6 +1,7 @@
 """Links: parameters that meet data."""
 
 from dbrdist.core.missing_names import explained as _explained
+from dbrdist.links.attention import MultiHeadAttention, RMSNormalization, TransformerBlock
 from dbrdist.links.blocks import Highway, Inception, InceptionBN, Maxout, SimplifiedDropconnect
 from dbrdist.links.classifier import Classifier
 from dbrdist.links.connection import Bilinear, EmbedID, Linear
@@ -84,6 +85,7 @@ __all__ = [
     "LocalConvolution2D",
     "MLPConvolution2D",
     "Maxout",
+    "MultiHeadAttention",
     "NStepBiGRU",
     "NStepBiLSTM",
     "NStepBiRNNReLU",
@@ -96,6 +98,7 @@ __all__ = [
     "NegativeSampling",
     "PReLU",
     "Parameter",
+    "RMSNormalization",
     "Scale",
     "SimplifiedDropconnect",
     "StatefulGRU",
@@ -106,6 +109,7 @@ __all__ = [
     "StatelessLSTM",
     "StatelessMGU",
     "Swish",
+    "TransformerBlock",
 ]
 
 __getattr__ = _explained(__name__)

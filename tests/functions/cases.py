@@ -790,8 +790,26 @@ WHITENING = [
         ((3, 4), (5, 4)),)),
 ]  # fmt: skip
 
+SOME_SEEN = np.array([[True, False, True], [False, False, False], [True, True, True], [False, True, False]])
+ATTENTION = [
+    Case("scaled_dot_product_attention", F.scaled_dot_product_attention, (
+        ((4, 2), (3, 2), (3, 5)), ((2, 1, 4, 2), (2, 1, 3, 2), (2, 1, 3, 4)), ((2, 4, 3), (5, 3), (2, 5, 2)),
+        ((0, 4, 2), (0, 3, 2), (0, 3, 5)))),
+    Case("scaled_dot_product_attention_masked",
+         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, _like(q, SOME_SEEN), scale=0.5), (
+             ((4, 2), (3, 2), (3, 5)), ((2, 4, 2), (2, 3, 2), (2, 3, 5)))),
+    Case("scaled_dot_product_attention_causal",
+         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), (((4, 2), (3, 2), (3, 5)),)),
+    Case("scaled_dot_product_attention_biased",
+         lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), (((4, 2), (3, 2), (3, 5), (4, 3)),)),
+    Case("multi_head_attention", lambda q, k, v: F.multi_head_attention(q, k, v, 2), (
+        ((2, 4, 6), (2, 3, 6), (2, 3, 4)), ((0, 1, 2), (0, 3, 2), (0, 3, 2)))),
+    Case("rms_normalization", F.rms_normalization, (((3, 4), (4,)), ((5,), (5,)), ((2, 3, 4), (4,)), ((0, 3), (3,))),
+         (nonzero, positive), narrow_tolerance=64),
+]  # fmt: skip
+
 CASES = [
-    *REGIONS, *WHITENING, *RELATIVES,
+    *REGIONS, *WHITENING, *ATTENTION, *RELATIVES,
     *ARITHMETIC, *ELEMENTARY, *SPECIAL, *REDUCTIONS, *PRODUCTS, *ALGEBRA, *SHAPES, *ACTIVATIONS, *LOSSES, *EMBEDDINGS,
     *CHANCE, *CONVOLUTION, *PIXELS, *POOLING, *NORMALIZATION, *RECURRENT, *WINDOWS, *VOCABULARY,
 ]  # fmt: skip

@@ -547,8 +547,18 @@ WHITENING = [
     at("forget", lambda a, b: a * b + a, draw(3, 2), draw(3, 2) + 1),
 ]  # fmt: skip
 
+SEES = np.arange(12).reshape(4, 3) * 5 % 7 > 2
+ATTENTION = [
+    *(at("scaled_dot_product_attention", 9 * draw(2, 4, 5), draw(2, 3, 5), draw(2, 3, 2), mask, 0.0, causal, scale)
+      for mask in (None, SEES, draw(4, 3), SEES[:1]) for causal in (True, False) for scale in (None, 2.0)),
+    at("scaled_dot_product_attention", draw(2, 3), draw(1, 3), draw(1, 3), np.zeros((2, 1), bool)),
+    *(at("multi_head_attention", draw(2, 4, 6), draw(2, 3, 6), draw(2, 3, 9), 3, mask, 0.0, causal)
+      for mask in (None, SEES, np.stack([SEES, ~SEES])) for causal in (True, False)),
+    *(at("rms_normalization", scale * draw(3, 4), draw(4), eps) for scale in (1.0, 1e-3, 1e3) for eps in (1e-6, 0.5)),
+]  # fmt: skip
+
 POINTS = [
-    *REGIONS, *WHITENING,
+    *REGIONS, *WHITENING, *ATTENTION,
     *ALGEBRA, *PICTURES, *BY_CLASS, *MASKED, *RECURRENT, *WINDOWS, *VOCABULARY,
     *ARITHMETIC, *SPECIAL, *REDUCTIONS, *PRODUCTS, *SHAPES, *ACTIVATIONS, *LOSSES, *EMBEDDINGS, *MEASURES, *CHANCE,
     *CONVOLUTION, *NORMALIZATION,

@@ -112,7 +112,9 @@ def test_gradients_where_the_derivative_jumps(name, args, options, expected):
 # ---- nothing is left out --------------------------------------------------------------------------------------------
 
 # Chance decides what these give: test_behaviour.py tests them by name.
-BY_NAME = {("dropout", "ratio")}
+BY_NAME = {
+    ("dropout", "ratio"), ("scaled_dot_product_attention", "dropout_ratio"), ("multi_head_attention", "dropout_ratio"),
+}  # fmt: skip
 # `sample_weight` is refused unless it is None.
 REFUSED = {("r2_score", "sample_weight")}
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from .algebra import *  # noqa: F403
 from .arrays import *  # noqa: F403
+from .attention import *  # noqa: F403
 from .labelled import *  # noqa: F403
 from .losses import *  # noqa: F403
 from .nets import *  # noqa: F403

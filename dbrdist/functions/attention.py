@@ -1,0 +1,138 @@
+"""Attention, and the normalization that goes with it (Vaswani et al. 2017; Zhang and Sennrich 2019).
+
+Legend: L queries, S keys and their values, E and V numbers in each, H heads; further axes in front broadcast.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core import ops
+from dbrdist.core.backend import accumulation_dtype, get_array_module
+from dbrdist.core.checks import expected
+from dbrdist.core.rows import together
+from dbrdist.core.variable import as_array, as_variable
+from dbrdist.functions.activation import softmax
+from dbrdist.functions.noise import dropout
+
+
+def scaled_dot_product_attention(
+    query: Any, key: Any, value: Any, mask: Any = None, dropout_ratio: float = 0.0, is_causal: bool = False,
+    scale: float | None = None,
+) -> Any:  # fmt: skip
+    """softmax(scale query key') value: for each query a mean of the values whose keys are like it.
+
+    Args:
+        query: shape (..., L, E).
+        key: shape (..., S, E).
+        value: shape (..., S, V).
+        mask: broadcasts to (..., L, S): booleans, True for keys that a query may see, or numbers that are added to the
+            products. A query that may see none gets zeros.
+        dropout_ratio: how many weights are dropped in training; see :func:`dropout`.
+        is_causal: let query i see keys 0 to i only, besides what ``mask`` says.
+        scale: factor of the products; None for 1 / sqrt(E).
+
+    Returns (..., L, V).
+    """
+    name = "scaled_dot_product_attention"
+    query, key, value = together(name, query=query, key=key, value=value)
+    for what, a in (("query", query), ("key", key), ("value", value)):
+        if a.ndim < 2:
+            raise expected(name, what, "at least 2 axes", a)
+    if key.shape[-1] != query.shape[-1]:
+        raise expected(name, "key", f"rows of {query.shape[-1]} numbers as of query {query.shape}", key)
+    if value.shape[-2] != key.shape[-2]:
+        raise expected(name, "value", f"{key.shape[-2]} rows, one for each key of {key.shape}", value)
+    scale = 1 / sqrt(max(query.shape[-1], 1)) if scale is None else float(scale)
+    scores = ops.matmul(ops.mul(query, scale), ops.swap(key))
+    weights = _weights(name, scores, mask, is_causal)
+    if dropout_ratio:
+        weights = dropout(weights, dropout_ratio)
+    return ops.matmul(weights, value)
+
+
+def _weights(name: str, scores: Any, mask: Any, is_causal: bool) -> Any:
+    """The softmax over the keys that may be seen."""
+    xp, (num, size) = get_array_module(scores.array), scores.shape[-2:]
+    seen = xp.asarray(np.tri(num, size, dtype=bool)) if is_causal else None
+    if mask is not None:
+        given = as_array(mask)
+        if not _broadcasts(getattr(given, "shape", None), scores.shape):
+            raise expected(name, "mask", f"a shape that broadcasts to {scores.shape}", mask)
+        if given.dtype.kind == "b":
+            seen = given if seen is None else given & seen
+        else:
+            scores = ops.add(scores, ops.cast(as_variable(mask), scores.dtype))
+    if seen is None:
+        return _softmax(scores)
+    lowest = scores.dtype.type(-1e4 if scores.dtype == np.float16 else -1e30)
+    seen = xp.broadcast_to(seen, scores.shape)
+    weights = _softmax(ops.where(seen, scores, lowest))
+    if mask is None or bool(seen.any(axis=-1).all()):
+        return weights
+    return ops.where(seen, weights, scores.dtype.type(0))
+
+
+def _broadcasts(shape: Any, to: tuple[int, ...]) -> bool:
+    if shape is None or len(shape) > len(to):
+        return False
+    return all(n in (1, m) for n, m in zip(shape[::-1], to[::-1]))
+
+
+def _softmax(scores: Any) -> Any:
+    """Over the last axis; kernels take rows."""
+    rows = ops.reshape(scores, (int(np.prod(scores.shape[:-1])), scores.shape[-1]))
+    return ops.reshape(softmax(rows), scores.shape)
+
+
+def multi_head_attention(
+    query: Any, key: Any, value: Any, n_heads: int, mask: Any = None, dropout_ratio: float = 0.0,
+    is_causal: bool = False,
+) -> Any:  # fmt: skip
+    """Attention of each of H parts of the vectors by itself.
+
+    Args:
+        query: shape (B, L, E).
+        key: shape (B, S, E).
+        value: shape (B, S, V).
+        n_heads: H, a divisor of E and V.
+        mask: broadcasts to (B, H, L, S); a mask (B, L, S) holds for all heads.
+        dropout_ratio, is_causal: as of :func:`scaled_dot_product_attention`.
+
+    Returns (B, L, V).
+    """
+    name = "multi_head_attention"
+    query, key, value = together(name, query=query, key=key, value=value)
+    heads = []
+    for what, a in (("query", query), ("key", key), ("value", value)):
+        if a.ndim != 3 or a.shape[0] != query.shape[0]:
+            raise expected(name, what, f"shape ({query.shape[0] if query.ndim else 'B'}, length, width)", a)
+        if n_heads < 1 or a.shape[2] % n_heads:
+            raise expected(name, "n_heads", f"a divisor of the width of {what} {a.shape}", n_heads)
+        parts = ops.reshape(a, (*a.shape[:2], n_heads, a.shape[2] // n_heads))
+        heads.append(ops.transpose(parts, (0, 2, 1, 3)))
+    if mask is not None and len(mask.shape) == 3:
+        mask = mask[:, None]
+    y = scaled_dot_product_attention(*heads, mask, dropout_ratio, is_causal)
+    return ops.reshape(ops.transpose(y, (0, 2, 1, 3)), (*query.shape[:2], value.shape[2]))
+
+
+def rms_normalization(x: Any, gamma: Any, eps: float = 1e-6) -> Any:
+    """gamma x / sqrt(mean(x^2) + eps) over the last axis (RMSNorm, Zhang and Sennrich 2019).
+
+    Args:
+        x: input, shape (..., K).
+        gamma: scale, shape (K,).
+        eps: added to the mean of squares.
+    """
+    name = "rms_normalization"
+    x, gamma = together(name, x=x, gamma=gamma)
+    if not x.ndim or gamma.shape != x.shape[-1:]:
+        raise expected(name, "gamma", f"shape {x.shape[-1:]} as the last axis of x", gamma)
+    wide = ops.cast(x, accumulation_dtype(x.dtype))
+    square = ops.mul(ops.sum(ops.mul(wide, wide), x.ndim - 1, True), 1 / max(x.shape[-1], 1))
+    y = ops.mul(wide, ops.power(ops.add(square, eps), -0.5))
+    return ops.cast(ops.mul(y, ops.cast(gamma, wide.dtype)), x.dtype)

@@ -1,0 +1,131 @@
+"""Links of Transformers: attention with its weights, RMSNorm, the block.
+
+Legend: B examples, L queries, S keys and values, E numbers in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dbrdist import functions as F
+from dbrdist.core.chain import Chain
+from dbrdist.core.checks import expected
+from dbrdist.core.link import Link
+from dbrdist.core.parameter import Parameter
+from dbrdist.links.connection import Linear
+from dbrdist.links.normalization import LayerNormalization
+
+
+class MultiHeadAttention(Chain):
+    """Multi-head attention with linear maps of queries, keys and values, and of the result (Vaswani et al. 2017).
+
+    Args:
+        n_units: E, the width of all vectors.
+        n_heads: into how many parts they are divided.
+        dropout: how many attention weights are dropped in training.
+        nobias: leave out the biases.
+        initialW, initial_bias: initializer, array or number of the four maps ``query``, ``key``, ``value`` and
+            ``out``; None for LeCunNormal and 0.
+    """
+
+    def __init__(
+        self, n_units: int, n_heads: int, dropout: float = 0.0, nobias: bool = False, initialW: Any = None,
+        initial_bias: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if n_heads < 1 or n_units % n_heads:
+            raise expected("MultiHeadAttention", "n_heads", f"a divisor of n_units={n_units}", n_heads)
+        self.n_units, self.n_heads, self.dropout = n_units, n_heads, dropout
+        with self.init_scope():
+            self.query, self.key, self.value, self.out = (
+                Linear(n_units, n_units, nobias, initialW, initial_bias) for _ in range(4)
+            )
+
+    def forward(self, query: Any, key: Any = None, value: Any = None, mask: Any = None, is_causal: bool = False) -> Any:
+        """(B, L, E), keys and values (B, S, E) to (B, L, E).
+
+        ``key`` None is ``query``, ``value`` None is ``key``; ``mask`` and ``is_causal`` as of
+        :func:`dbrdist.functions.multi_head_attention`.
+        """
+        key = query if key is None else key
+        value = key if value is None else value
+        q, k, v = self.query(query, 2), self.key(key, 2), self.value(value, 2)
+        return self.out(F.multi_head_attention(q, k, v, self.n_heads, mask, self.dropout, is_causal), 2)
+
+
+class RMSNormalization(Link):
+    """RMSNorm of the last axis, with a scale gamma (Zhang and Sennrich 2019).
+
+    Args:
+        size: length of that axis; None takes it from the first batch.
+        eps: added to the mean of squares.
+        initial_gamma: initializer, array or number; None for 1.
+    """
+
+    def __init__(self, size: int | None = None, eps: float = 1e-6, initial_gamma: Any = None) -> None:
+        super().__init__()
+        self.eps = eps
+        with self.init_scope():
+            self.gamma = Parameter(1 if initial_gamma is None else initial_gamma)
+        if size is not None:
+            self.gamma.initialize((size,))
+
+    def forward(self, x: Any) -> Any:
+        """Normalize ``x`` (..., K)."""
+        if not self.gamma.is_initialized:
+            self.gamma.initialize(x.shape[-1:])
+        return F.rms_normalization(x, self.gamma, self.eps)
+
+
+class TransformerBlock(Chain):
+    """Self-attention and two linear maps, each beside a shortcut and with layer normalization (Vaswani et al. 2017).
+
+    With ``norm_first`` x + f(norm(x)) for each of the two parts f, else norm(x + f(x)).
+
+    Args:
+        n_units: E, the width of all vectors.
+        n_heads: the number of heads.
+        n_hidden: the width between the linear maps; None for 4 E.
+        dropout: how many numbers are dropped in training: attention weights, hidden numbers, results of both parts.
+        activation: a function between the linear maps.
+        norm_first: normalize what goes into a part, as GPT-2 does, rather than its result.
+        eps: of both normalizations.
+        nobias: leave out the biases of linear maps.
+        initialW, initial_bias: initializer, array or number of all linear maps; None for LeCunNormal and 0.
+    """
+
+    def __init__(
+        self, n_units: int, n_heads: int, n_hidden: int | None = None, dropout: float = 0.1,
+        activation: Callable[[Any], Any] = F.relu, norm_first: bool = False, eps: float = 1e-5, nobias: bool = False,
+        initialW: Any = None, initial_bias: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        n_hidden = 4 * n_units if n_hidden is None else n_hidden
+        self.dropout, self.activation, self.norm_first = dropout, activation, norm_first
+        with self.init_scope():
+            self.attention = MultiHeadAttention(n_units, n_heads, dropout, nobias, initialW, initial_bias)
+            self.norm1, self.norm2 = (LayerNormalization(n_units, eps) for _ in range(2))
+            self.linear1 = Linear(n_units, n_hidden, nobias, initialW, initial_bias)
+            self.linear2 = Linear(n_hidden, n_units, nobias, initialW, initial_bias)
+
+    def forward(self, x: Any, mask: Any = None, is_causal: bool = False) -> Any:
+        """(B, L, E) to (B, L, E); ``mask`` and ``is_causal`` as of :func:`dbrdist.functions.multi_head_attention`."""
+        if len(x.shape) != 3:
+            raise expected("TransformerBlock", "x", "shape (B, L, E)", x)
+        rows = F.reshape(x, (-1, x.shape[2]))
+        for norm, part in (
+            (self.norm1, lambda h: self._attended(h, x.shape, mask, is_causal)), (self.norm2, self._mapped),
+        ):  # fmt: skip
+            rows = rows + self._dropped(part(norm(rows))) if self.norm_first else norm(rows + self._dropped(part(rows)))
+        return F.reshape(rows, x.shape)
+
+    def _attended(self, rows: Any, shape: Any, mask: Any, is_causal: bool) -> Any:
+        x = F.reshape(rows, shape)
+        return F.reshape(self.attention(x, mask=mask, is_causal=is_causal), rows.shape)
+
+    def _mapped(self, rows: Any) -> Any:
+        return self.linear2(self._dropped(self.activation(self.linear1(rows))))
+
+    def _dropped(self, h: Any) -> Any:
+        return F.dropout(h, self.dropout) if self.dropout else h
