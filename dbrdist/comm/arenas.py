@@ -115,6 +115,43 @@ class SharedGradients:
                 _add_between_hosts(comm, call, pieces, *own, local, divisor)
         comm._wait(call, hosts.local.Ibarrier())  # all are read, and the sums are there
 
+    def reduce_scatter(
+        self,
+        comm: Any,
+        call: Call,
+        factors: Sequence[float] | None,
+        divisor: float | None,
+        parts: Sequence[tuple[int, int, int]],
+    ) -> None:
+        """As :meth:`reduce`, but each rank gets its own ``parts`` alone. All ranks are on one host."""
+        hosts: Hosts = comm._hosts
+        comm._wait(call, hosts.local.Ibarrier())  # all are written
+        for number, begin, end in parts:
+            pieces = self._runs[number]
+            call.num_bytes += pieces[0].nbytes
+            call.kind = pieces[0].dtype
+            for first, last in _chunks(begin, end, pieces[0].itemsize):
+                terms = [piece[first:last] for piece in pieces]
+                own = terms[hosts.place]
+                out = own if hosts.place < 2 else None  # read before it is written
+                total = message.weighted_sum(terms, factors, divisor, out=out)
+                if total is not own:
+                    own[...] = total
+        comm._wait(call, hosts.local.Ibarrier())  # all are read
+
+
+def release(arena: Arena, begin: int, end: int) -> None:
+    """Give the memory of the gradients from element ``begin`` to ``end`` back to the system; they are zeros then."""
+    segment = _segments.get(arena)
+    if segment is not None and arena.grad.ctypes.data == segment.raw.ctypes.data:
+        segment.release(begin * arena.grad.itemsize, end * arena.grad.itemsize)
+
+
+def resident_bytes(arena: Arena) -> int:
+    """How much memory the gradients of an arena take now."""
+    segment = _segments.get(arena)
+    return int(arena.grad.nbytes) if segment is None else segment.resident_bytes()
+
 
 def _add_between_hosts(
     comm: Any,

@@ -26,10 +26,22 @@ class Codec:
         """
 
     def reduce(
-        self, comm: Any, call: Passage, grad: Array, factors: Sequence[float] | None, divisor: float | None
+        self,
+        comm: Any,
+        call: Passage,
+        grad: Array,
+        factors: Sequence[float] | None,
+        divisor: float | None,
+        borders: Sequence[int] | None = None,
     ) -> None:
-        """Replace ``grad`` by ``sum(factors[k] * grad of rank k) / divisor``."""
-        comm._reduce(call, grad, factors, divisor)
+        """Replace ``grad`` by ``sum(factors[k] * grad of rank k) / divisor``.
+
+        With ``borders`` rank r gets the elements borders[r] to borders[r + 1] alone; the others have no meaning then.
+        """
+        if borders is None:
+            comm._reduce(call, grad, factors, divisor)
+        else:
+            comm._reduce_scatter(call, grad, borders, factors, divisor)
 
 
 class Narrowed(Codec):
@@ -40,14 +52,20 @@ class Narrowed(Codec):
         self._scale = 1.0
 
     def reduce(
-        self, comm: Any, call: Passage, grad: Array, factors: Sequence[float] | None, divisor: float | None
+        self,
+        comm: Any,
+        call: Passage,
+        grad: Array,
+        factors: Sequence[float] | None,
+        divisor: float | None,
+        borders: Sequence[int] | None = None,
     ) -> None:
         if grad.dtype == self.dtype:
-            super().reduce(comm, call, grad, factors, divisor)
+            super().reduce(comm, call, grad, factors, divisor, borders)
             return
         scale = grad.dtype.type(self._scale)
         travelling = (to_cpu(grad) * scale).astype(self.dtype)
-        comm._reduce(call, travelling, factors, divisor)
+        super().reduce(comm, call, travelling, factors, divisor, borders)
         grad[...] = message.to_place(travelling.astype(grad.dtype) / scale, grad)
 
 

@@ -24,8 +24,10 @@ _RUNS, _SAMPLES, _WORKS, _STOP, _PLACE = range(_NUM_SAME, _NUM_SAME + 5)
 class Steps:
     """The headers of one optimizer's steps."""
 
-    def __init__(self, comm: Any, optimizer: Any) -> None:
+    def __init__(self, comm: Any, optimizer: Any, settings: str = "") -> None:
+        """``settings`` are further words that all ranks must have in common, lines with a break at their end."""
         self._comm = comm
+        self._settings = settings
         self._optimizer = optimizer
         self._plan: Plan | None = None
         self._watch: Watch | None = None
@@ -95,9 +97,26 @@ class Steps:
         self._look_at_parameters()
         return self._plan if said == (self._params_digest, self._plan) else None
 
-    def overlap(self) -> Any:
-        """What reduces the plan's gradients while backward runs; None where they are reduced after it."""
-        return None if self._plan is None else self._plan.overlap
+    def current_plan(self) -> Plan:
+        """The plan of what is updated now."""
+        self._look_at_parameters()
+        if self._plan is None:
+            self._plan = plan_for(self._comm, [(name, p) for name, p in self._named_updated() if p.is_initialized])
+        return self._plan
+
+    def overlap(self, division: Any = None) -> Any:
+        """What reduces the plan's gradients while backward runs; None where they are reduced after it.
+
+        With a ``division`` each rank gets its part alone, once the ranks have agreed on the parts.
+        """
+        plan = self._plan
+        if plan is None:
+            return None
+        plan.division = division
+        return plan.overlap if division is None or division.place == plan.place else None
+
+    def _named_updated(self) -> list[tuple[str, Parameter]]:
+        return [(name, p) for name, p in self._optimizer.target.namedparams() if _is_updated(p)]
 
     def _look_at_parameters(self) -> None:
         """Plan anew where a parameter, a link or a rule has changed."""
@@ -106,8 +125,7 @@ class Steps:
         target = self._optimizer.target
         named = list(target.namedparams())
         self.late = [(name, p) for name, p in named if not p.is_initialized]
-        updated = [(name, p) for name, p in named if _is_updated(p)]
-        self._plan = None if self.late else plan_for(self._comm, updated)
+        self._plan = None if self.late else plan_for(self._comm, self._named_updated())
         self._runs_digest = 0 if self._plan is None else self._plan.runs_digest
         self._params_text = "".join(f"{_describe(name, p)}\n" for name, p in named)
         self._params_digest = digest(self._params_text)
@@ -124,7 +142,7 @@ class Steps:
         values = (*values, *(tuple(vars(hook).values()) for hook in hooks if _is_ours(hook)))
         if not _are_same(values, self._values):
             self._values = values
-            self._values_text = _values_in_words(actual, hyperparam, hooks)
+            self._values_text = _values_in_words(actual, hyperparam, hooks) + self._settings
             self._values_digest = digest(self._values_text)
 
     def _in_words(self, zero_fill: bool) -> Any:

@@ -64,6 +64,16 @@ class Segment:
         if found != address:
             raise OSError(f"expected private memory at {address:#x} in a forked child, got {found:#x}")
 
+    def release(self, begin: int, end: int) -> None:
+        """Give the whole pages between these bytes back to the system; they read as zeros until written again."""
+        first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first and hasattr(mmap, "MADV_REMOVE"):
+            _libc().madvise(self.raw.ctypes.data + first, last - first, mmap.MADV_REMOVE)
+
+    def resident_bytes(self) -> int:
+        """How much memory it takes now."""
+        return os.fstat(self._fd).st_blocks * 512
+
     def __del__(self) -> None:
         if hasattr(self, "ticket"):
             os.close(self._fd)
@@ -91,6 +101,7 @@ def _libc() -> Any:
     libc = ctypes.CDLL(None)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return libc
 
 

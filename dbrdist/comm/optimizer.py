@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from dbrdist.comm import model as models
@@ -14,13 +16,19 @@ from dbrdist.comm.header import Header, Steps
 from dbrdist.comm.late import LateParameters
 from dbrdist.comm.overlap import Reduction, Weights
 from dbrdist.comm.reduction import Plan, weights
+from dbrdist.comm.sharding import Sharding, check_stage
 from dbrdist.core import backprop
-from dbrdist.core.optimizer import HyperparameterProxy, Optimizer
+from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, Optimizer
 from dbrdist.core.parameter import Parameter
 
 
 def create_multi_node_optimizer(
-    actual_optimizer: Any, communicator: CommunicatorBase, double_buffering: bool = False, zero_fill: bool = True
+    actual_optimizer: Any,
+    communicator: CommunicatorBase,
+    double_buffering: bool = False,
+    zero_fill: bool = True,
+    *,
+    zero: int = 0,
 ) -> Any:
     """``actual_optimizer`` with gradients averaged over the ranks of ``communicator``.
 
@@ -33,6 +41,10 @@ def create_multi_node_optimizer(
         double_buffering: not offered; see below.
         zero_fill: count a parameter that got no gradient on any rank as gradient zero. False leaves it out of the
             reduction; the update still counts it as zero.
+        zero: 1 divides the optimizer's state over the ranks, 2 the gradients too (ZeRO, Rajbhandari et al. 2020, arXiv
+            1910.02054); 0 does not. Each rank then updates its part of the parameters. ``p.grad`` is the mean only in
+            that part, so that hooks must work on parts: ours do, others need an attribute ``works_on_shards = True``.
+            Save inside :meth:`MultiNodeOptimizer.whole_state`.
 
     Raises:
         ValueError: for ``double_buffering``. It hides communication by updating with the gradients of the step before,
@@ -47,27 +59,33 @@ def create_multi_node_optimizer(
         raise TypeError(f"expected an optimizer, got {type(actual_optimizer).__name__}")
     if not isinstance(communicator, CommunicatorBase):
         raise TypeError(f"expected a communicator, got {type(communicator).__name__}")
+    stage = check_stage(zero)
+    if stage and not isinstance(actual_optimizer, GradientMethod):
+        raise TypeError(f"zero={stage}: expected an optimizer with update rules, got {type(actual_optimizer).__name__}")
     kind: Any = type(actual_optimizer)
-    return _class_for(kind)(actual_optimizer, communicator, zero_fill)
+    return _class_for(kind)(actual_optimizer, communicator, zero_fill, stage)
 
 
 class MultiNodeOptimizer:
     """Wraps ``actual_optimizer``; made by :func:`create_multi_node_optimizer`."""
 
     __slots__ = (
-        "_is_synchronized", "_steps", "actual_optimizer", "communicator", "exposed_seconds", "num_samples", "zero_fill",
+        "_is_synchronized", "_sharding", "_steps", "actual_optimizer", "communicator", "exposed_seconds", "num_samples",
+        "zero_fill",
     )  # fmt: skip
 
     takes_num_samples = True  # the updater passes num_samples to update()
 
-    def __init__(self, actual_optimizer: Any, communicator: CommunicatorBase, zero_fill: bool) -> None:
+    def __init__(self, actual_optimizer: Any, communicator: CommunicatorBase, zero_fill: bool, zero: int = 0) -> None:
         self.actual_optimizer = actual_optimizer
         self.communicator = communicator
         self.zero_fill = zero_fill
         self.num_samples: int | None = None  # of this rank in the last step
         self.exposed_seconds = 0.0  # after backward, in reductions and in waiting for other ranks, so far
         self._is_synchronized = False
-        self._steps = Steps(communicator, actual_optimizer)
+        self._steps = Steps(communicator, actual_optimizer, f"zero {zero}\n")
+        divides = zero and communicator.size > 1
+        self._sharding = Sharding(communicator, actual_optimizer, zero) if divides else None
 
     # ---- the step ----
 
@@ -97,6 +115,9 @@ class MultiNodeOptimizer:
             if lossfun is not None:
                 self._backward(lossfun, args, kwds)
         self.actual_optimizer.update()
+        if self._sharding is not None and self.actual_optimizer.is_safe_to_update():
+            with self._steps.meet() as call:
+                self._sharding.share_values(call, self._steps.current_plan().runs)
 
     def _update_together(self, lossfun: Any, args: Any, kwds: Any, num_samples: int | None) -> None:
         """Mean gradients on all ranks: the header, forward and backward, the reduction."""
@@ -110,7 +131,7 @@ class MultiNodeOptimizer:
             self._late_step(lossfun, args, kwds, works)
             self._reduce_anew(num_samples)
             return
-        overlap = steps.overlap() if self.zero_fill else None
+        overlap = steps.overlap(self._sharding) if self.zero_fill else None
         if overlap is not None:
             overlap.open(self._weights_if_known, steps.place)
         if works:
@@ -161,11 +182,18 @@ class MultiNodeOptimizer:
         factors, divisor = weights(header.counts)
         call.meet_without_row()
         plan.settle(self.communicator, call, header.places)
-        plan.reduce(self.communicator, call, plan.params, factors, divisor)
+        if self._sharding is None:
+            plan.reduce(self.communicator, call, plan.params, factors, divisor)
+            return
+        if self._sharding.place != plan.place:
+            self._sharding.settle(plan)
+        plan.reduce_scatter(self.communicator, call, factors, divisor)
 
     def _reduce_anew(self, num_samples: int | None) -> None:
         """Average the gradients where the headers could not know what there is: all agree on that now."""
         self.communicator.weighted_mean_grad(self._updated_params(), self.zero_fill, num_samples)
+        if self._sharding is not None and self._sharding.place != self._steps.current_plan().place:
+            self._sharding.settle(self._steps.current_plan())
 
     def _backward(
         self, lossfun: Any, args: Any, kwds: Any, after_forward: Any = None, listener: Reduction | None = None
@@ -248,6 +276,13 @@ class MultiNodeOptimizer:
     def is_safe_to_update(self) -> bool:
         """True if no gradient holds NaN or infinity."""
         return bool(self.actual_optimizer.is_safe_to_update())
+
+    def whole_state(self, root: int = 0) -> AbstractContextManager[None]:
+        """``with optimizer.whole_state():`` rank ``root`` has all of a divided state, and can save it. Collective.
+
+        It then needs the memory for it. Loading needs no such block; any ``zero`` and number of ranks loads it.
+        """
+        return contextlib.nullcontext() if self._sharding is None else self._sharding.whole_state(root)
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the wrapped optimizer; what one saves, an optimizer of any number of ranks loads."""

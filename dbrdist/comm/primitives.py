@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from dbrdist.comm.record import Call
 from dbrdist.comm.settings import Configured
 from dbrdist.core import backend
 from dbrdist.core.backend import Array
+
+_SCATTERED_BYTES = 1 << 22  # of each rank at a time in a reduce-scatter
 
 
 class Provider(Configured, ABC):
@@ -159,6 +162,58 @@ class Provider(Configured, ABC):
         host = backend.to_cpu(x).astype(x.dtype.newbyteorder("="))
         self._reduce_host(call, host, factors, divisor)
         x[...] = message.to_place(host, x)
+
+    def _reduce_scatter(
+        self, call: Call, x: Array, borders: Sequence[int], factors: Sequence[float] | None, divisor: float | None
+    ) -> None:
+        """As :meth:`_reduce`, but rank r gets the elements borders[r] to borders[r + 1] alone: half the bytes.
+
+        The terms are added in the order of ranks. What lies elsewhere has no meaning afterwards.
+        """
+        call.num_bytes += x.nbytes
+        call.kind = x.dtype
+        self._meet(call)
+        host = backend.to_cpu(x)
+        host = host if host.dtype.isnative else host.astype(host.dtype.newbyteorder("="))
+        stretches = list(itertools.pairwise(borders))
+        step = max(_SCATTERED_BYTES // (self.size * x.itemsize), 1)
+        for first in range(0, max(b - a for a, b in stretches), step):
+            parts = [(min(a + first, b), min(a + first + step, b)) for a, b in stretches]
+            begin, end = parts[self.rank]
+            theirs = np.empty((self.size, end - begin), x.dtype)
+            self._exchange_bytes(
+                message.as_bytes(host),
+                [(b - a) * x.itemsize for a, b in parts],
+                [a * x.itemsize for a, _ in parts],
+                message.as_bytes(theirs.reshape(-1)),
+                [theirs[0].nbytes] * self.size,
+                [theirs[0].nbytes * k for k in range(self.size)],
+            )
+            host[begin:end] = message.weighted_sum(list(theirs), factors, divisor)
+        if host is not x:
+            own = slice(borders[self.rank], borders[self.rank + 1])
+            x[own] = message.to_place(host[own], x)
+
+    def _share_parts(self, call: Call, x: Array, borders: Sequence[int]) -> None:
+        """Give every rank the elements borders[r] to borders[r + 1] of each rank r."""
+        call.num_bytes += x.nbytes
+        call.kind = x.dtype
+        self._meet(call)
+        host = backend.to_cpu(x)
+        raw = message.as_bytes(host)
+        starts = [border * x.itemsize for border in borders[:-1]]
+        counts = [(b - a) * x.itemsize for a, b in itertools.pairwise(borders)]
+        self._allgather_own(raw, counts, starts)
+        if host is not x:
+            x[...] = message.to_place(host, x)
+
+    def _allgather_own(self, raw: message.HostArray, counts: Sequence[int], starts: Sequence[int]) -> None:
+        """Fill ``raw`` with each rank's stretch of it."""
+        begin = starts[self.rank]
+        self._allgather_bytes(raw[begin : begin + counts[self.rank]].copy(), raw, counts, starts)
+
+    def _meet(self, call: Call) -> None:
+        """Wait for all ranks where no row came before."""
 
     def _prepare_bcast(self, call: Call, root: Any, max_buf_len: Any, prepare: Any, *args: Any) -> Any:
         """((what the root sends, bytes at a time), what is wrong)."""

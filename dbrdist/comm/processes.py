@@ -184,6 +184,9 @@ class MpiCommunicator(CommunicatorBase):
         byte = self._MPI.BYTE
         self._comm.Allgatherv([mine, byte], [raw, (counts, starts), byte])
 
+    def _allgather_own(self, raw: message.HostArray, counts: Sequence[int], starts: Sequence[int]) -> None:
+        self._comm.Allgatherv(self._MPI.IN_PLACE, [raw, (counts, starts), self._MPI.BYTE])
+
     def _exchange_bytes(
         self,
         sent: message.HostArray,

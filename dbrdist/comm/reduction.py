@@ -32,6 +32,7 @@ class Plan:
         self.place = 0  # equal on ranks that have brought the gradients to their places together; 0 before
         self.shared: Any = None  # reduces them there, where the ranks of a host reach each other's
         self.overlap: Any = None  # reduces them while backward runs, where that pays
+        self.division: Any = None  # says which rank gets which part, where each gets one alone; None is all
         index = {id(p): i for i, p in enumerate(self.params)}
         self.runs_digest = digest(repr([(run.size, [index[id(p)] for p in run.params]) for run in self.runs]))
 
@@ -77,6 +78,32 @@ class Plan:
             runs = self.runs if is_all else _runs(wanted)
             reduce_gradients(comm, call, [run.grad for run in runs], factors, divisor)
 
+    def reduce_scatter(self, comm: Any, call: Passage, factors: Sequence[float] | None, divisor: float | None) -> None:
+        """Average the gradients; each rank gets its part alone."""
+        flat.collect_gradients(self.params)
+        self._scatter(comm, call, [(n, 0, run.size) for n, run in enumerate(self.runs)], factors, divisor)
+
+    def _scatter(
+        self,
+        comm: Any,
+        call: Passage,
+        parts: Sequence[tuple[int, int, int]],
+        factors: Sequence[float] | None,
+        divisor: float | None,
+    ) -> None:
+        """The same for parts of runs: (number, first element, last + 1)."""
+        borders = [self.division.borders(number, begin, end) for number, begin, end in parts]
+        if self.shared is not None and comm._hosts.is_only_one:
+            own = [(n, begin + b[comm.rank], begin + b[comm.rank + 1]) for (n, begin, _), b in zip(parts, borders)]
+            with call.moving():
+                self.shared.reduce_scatter(comm, call, factors, divisor, own)
+        else:
+            grads = [self.runs[n].grad[begin:end] for n, begin, end in parts]
+            reduce_gradients(comm, call, grads, factors, divisor, borders)
+        if self.division.releases:
+            for (number, begin, end), b in zip(parts, borders):
+                self.division.release(self.runs[number], begin, end, b)
+
     def reduce_part(
         self,
         comm: Any,
@@ -89,6 +116,9 @@ class Plan:
     ) -> None:
         """Average the gradients of one run from element ``begin`` to ``end``."""
         call.meet_without_row()
+        if self.division is not None:
+            self._scatter(comm, call, [(number, begin, end)], factors, divisor)
+            return
         if self.shared is None:
             reduce_gradients(comm, call, [self.runs[number].grad[begin:end]], factors, divisor)
             return
@@ -136,13 +166,21 @@ def _as_text(counts: Sequence[int]) -> str:
 
 
 def reduce_gradients(
-    comm: Any, call: Passage, grads: Sequence[Array], factors: Sequence[float] | None, divisor: float | None
+    comm: Any,
+    call: Passage,
+    grads: Sequence[Array],
+    factors: Sequence[float] | None,
+    divisor: float | None,
+    borders: Sequence[Sequence[int] | None] | None = None,
 ) -> None:
-    """Reduce 1-d arrays in place, travelling in the configured type if there is one."""
+    """Reduce 1-d arrays in place, travelling in the configured type if there is one.
+
+    With ``borders`` for each array, each rank gets its part alone.
+    """
     if comm.size == 1 or comm._leaves_gradients:
         return
     codec = codec_for(comm.get_config("allreduce_grad_dtype"))
     codec.prepare(call, grads, (comm.size if factors is None else sum(factors)) / (divisor or 1.0))
     with call.moving():
-        for grad in grads:
-            codec.reduce(comm, call, grad, factors, divisor)
+        for grad, own in zip(grads, borders or [None] * len(grads)):
+            codec.reduce(comm, call, grad, factors, divisor, own)

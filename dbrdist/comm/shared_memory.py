@@ -161,7 +161,11 @@ class FlatCommunicator(MpiCommunicator):
         wanted = self._configs["overlap"]
         if not mpi.watching_is_allowed() or self.size == 1 or not plan.runs:
             return False
-        return self._inter_size > 1 and plan.num_bytes >= _OVERLAP_FROM_BYTES if wanted is None else bool(wanted)
+        if wanted is not None:
+            return bool(wanted)
+        if plan.division is not None and plan.division.releases:
+            return True  # the sooner gradients are reduced, the fewer lie in memory together
+        return self._inter_size > 1 and plan.num_bytes >= _OVERLAP_FROM_BYTES
 
     def _reaches(self, plan: Plan) -> bool:
         """Whether to share the memory of these gradients; the same on every rank."""

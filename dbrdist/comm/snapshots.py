@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.comm.agree import on_root, together
+from dbrdist.comm.optimizer import MultiNodeOptimizer
 from dbrdist.core.backend import is_array, to_cpu
 from dbrdist.training import PRIORITY_WRITER, Extension
 from dbrdist.training.extensions import snapshots
@@ -179,7 +180,7 @@ class SharedSnapshot(Extension):
     def save(self, trainer: Any) -> None:
         """Save now. Collective."""
         self._local.gather()
-        with together(self._comm):
+        with _whole_states(trainer), together(self._comm):
             if self._comm.rank == 0:
                 with self._local.averaged():
                     self._snapshot.save(trainer)
@@ -187,3 +188,13 @@ class SharedSnapshot(Extension):
     def finalize(self) -> None:
         """End what writes beside the loop."""
         self._snapshot.finalize()
+
+
+@contextlib.contextmanager
+def _whole_states(trainer: Any) -> Iterator[None]:
+    """Within the block rank 0 has the state of optimizers that is divided over ranks. Collective."""
+    with contextlib.ExitStack() as stack:
+        for optimizer in trainer.updater.get_all_optimizers().values():
+            if isinstance(optimizer, MultiNodeOptimizer):
+                stack.enter_context(optimizer.whole_state())
+        yield

@@ -21,6 +21,7 @@ from dbrdist.core.parameter import Parameter, Slot
 
 ALIGNMENT_BYTES = 64
 
+Piece: TypeAlias = tuple[int, int]  # (first, last + 1) of the elements of a flattened parameter
 Allocate: TypeAlias = Callable[[int, DType, Array], Array]  # (count, dtype, like): zeros in a 1-d array where like is
 
 
@@ -104,6 +105,65 @@ class Run:
     def layers(self) -> list[tuple[Parameter, slice]]:
         """Each parameter with its elements, counted from the start of the run."""
         return self._layers
+
+    def groups(self) -> Iterable[list[tuple[Parameter, slice]]]:
+        """The layers in groups whose norms are taken together: here one by one."""
+        return ([layer] for layer in self._layers)
+
+    def total(self, values: list[Any]) -> list[Any]:
+        """Sums over all elements of the layers, of those over the elements here."""
+        return values
+
+    def piece(self, p: Parameter, where: slice) -> Piece | None:
+        """Which elements of the flattened parameter lie here; None is all of them."""
+        return None
+
+
+class Shard(Run):
+    """The elements ``begin`` to ``end`` of a run, where the ranks divide an update among themselves.
+
+    It has all parameters of the run; those that lie elsewhere have no elements here. ``total`` adds numbers over the
+    ranks, so that norms are those of whole parameters.
+    """
+
+    __slots__ = ("_total", "_whole")
+
+    def __init__(self, run: Run, begin: int, end: int, total: Callable[[list[Any]], list[Any]]) -> None:
+        self.params = run.params
+        self.arena = run.arena
+        self.start = run.start + begin
+        self.stop = run.start + end
+        self.data = run.data[begin:end]
+        self.grad = run.grad[begin:end]
+        self._layers = [
+            (p, slice(min(max(where.start, begin), end) - begin, min(max(where.stop, begin), end) - begin))
+            for p, where in run.layers()
+        ]
+        self._gaps = None
+        self._whole = run
+        self._total = total
+
+    @property
+    def gaps(self) -> Array:
+        if self._gaps is None:
+            begin = self.start - self._whole.start
+            gaps = self._whole.gaps
+            self._gaps = gaps[(gaps >= begin) & (gaps < begin + self.size)] - begin
+        return self._gaps
+
+    def groups(self) -> Iterable[list[tuple[Parameter, slice]]]:
+        """All layers in one group: their norms are added over the ranks in one go."""
+        return [self._layers]
+
+    def total(self, values: list[Any]) -> list[Any]:
+        return self._total(values)
+
+    def piece(self, p: Parameter, where: slice) -> Piece | None:
+        if where.start == where.stop:
+            return 0, 0
+        assert p.slot is not None
+        first = self.start + where.start - p.slot.start
+        return first, first + where.stop - where.start
 
 
 def unique(params: Iterable[Parameter]) -> list[Parameter]:

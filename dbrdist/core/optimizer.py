@@ -7,8 +7,8 @@ gradients and its state.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, Protocol
 
 from dbrdist.core import flat
 from dbrdist.core.backend import Array, get_array_module
@@ -20,6 +20,16 @@ from dbrdist.core.update_rule import FP32_PARAM, Hooks, Hyperparameter, UpdateRu
 from dbrdist.core.variable import VariableNode, assignments
 
 _MAX_LOSS_SCALE = 65504.0  # the largest float16
+
+
+class Sharding(Protocol):
+    """How ranks divide an update among themselves."""
+
+    def shard(self, run: Run) -> Run:
+        """The part of a run that this rank updates."""
+
+    def total(self, values: list[Any]) -> list[Any]:
+        """The sums of these numbers over the ranks."""
 
 
 class _Part:
@@ -152,6 +162,10 @@ class Optimizer:
         """Call ``hook(optimizer)``, or for every parameter ``hook(rule, param)``, before or after each update."""
         self._require_target()
         self._hooks.add(hook, name, timing)
+        self.forget_plan()
+
+    def forget_plan(self) -> None:
+        """Plan the next update anew."""
 
     def remove_hook(self, name: str) -> None:
         """Remove a hook."""
@@ -202,16 +216,23 @@ class Optimizer:
         names: dict[Parameter, str] = {}
         for name, p in self.target.namedparams():
             names.setdefault(p, name)
-        for p, name in names.items():
-            g = p.grad
-            if g is not None and not bool(get_array_module(g).isfinite(g).all()):
+        for p, g in self._gradients(names):
+            if not bool(get_array_module(g).isfinite(g).all()):
                 self._is_safe = False
                 warnings.warn(
-                    f"NaN or infinity in the gradient of {name} at loss scale {self._loss_scale}: "
+                    f"NaN or infinity in the gradient of {names[p]} at loss scale {self._loss_scale}: "
                     f"update {self.t + 1} is left out and the scale halved",
                     RuntimeWarning,
                     stacklevel=2,
                 )
+        self._agree_on_safety()
+
+    def _gradients(self, params: Iterable[Parameter]) -> Iterator[tuple[Parameter, Array]]:
+        """The gradients that are there."""
+        return ((p, p.grad) for p in params if p.grad is not None)
+
+    def _agree_on_safety(self) -> None:
+        """Take over what other ranks found, where each looked at a part."""
 
     def is_safe_to_update(self) -> bool:
         """False if :meth:`check_nan_in_grads` found NaN or infinity."""
@@ -248,6 +269,7 @@ class GradientMethod(Optimizer):
         for name, value in hyperparams.items():
             setattr(self.hyperparam, name, value)
         self._in_fp32 = False
+        self._sharding: Sharding | None = None
 
     @property
     def target(self) -> Any:
@@ -332,11 +354,51 @@ class GradientMethod(Optimizer):
             updated = [p for p in ruled if p.is_initialized and p.update_rule.enabled]
             for p in updated:
                 p.update_rule.fit(p)
-            self._parts = [_Part(run, [p.update_rule for p in run.params]) for run in flat.runs(updated, _rule_key)]
+            runs = flat.runs(updated, _rule_key)
+            if self._sharding is not None:
+                self._check_divisible(updated)
+                runs = [self._sharding.shard(run) for run in runs]
+            self._parts = [_Part(run, [p.update_rule for p in run.params]) for run in runs]
             rules = [p.update_rule for p in ruled]
             self._nodes = [p.node for p in everything]
             self._watch = Watch([*self.target.links(), *everything, *rules, *(r.hyperparam for r in rules)])
         return self._parts
+
+    def divide(self, sharding: Sharding | None) -> None:
+        """Update parts of the parameters alone from now on, as ``sharding`` says; other ranks update the rest."""
+        self._sharding = sharding
+        self.forget_plan()
+
+    def _check_divisible(self, params: Iterable[Parameter]) -> None:
+        """Refuse what works on whole parameters, where each rank has a part of the gradient and the state."""
+        for p in params:
+            rule = p.update_rule
+            if not rule.runs_flat or rule._hooks is not None:
+                what = f"{type(rule).__name__} updates" if not rule.runs_flat else "a hook of its rule sees"
+                raise ValueError(
+                    f"optimizer state divided over ranks (zero=1 or 2): {what} {p.name or 'a parameter'} as a whole; "
+                    "take rules that define step, and hooks of the optimizer, or zero=0"
+                )
+        for name, hook in {**self._hooks.pre, **self._hooks.post}.items():
+            if not getattr(hook, "works_on_shards", False):
+                raise ValueError(
+                    f"optimizer state divided over ranks (zero=1 or 2): the hook {name!r} may need whole gradients; "
+                    "give it an attribute works_on_shards = True if it works on optimizer.runs() or flat(run), or take "
+                    "zero=0"
+                )
+
+    def _gradients(self, params: Iterable[Parameter]) -> Iterator[tuple[Parameter, Array]]:
+        if self._sharding is None:
+            yield from super()._gradients(params)
+            return
+        for part in self._plan():
+            for p, where in part.run.layers():
+                yield p, part.run.grad[where]
+
+    def _agree_on_safety(self) -> None:
+        if self._sharding is not None:
+            [num_unsafe] = self._sharding.total([float(not self._is_safe)])
+            self._is_safe = num_unsafe == 0
 
     def forget_plan(self) -> None:
         """Plan the next update anew, after a change of what the states hold."""
@@ -399,7 +461,8 @@ class GradientMethod(Optimizer):
         super().serialize(serializer)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_parts": [], "_nodes": [], "_watch": None}  # a plan's arrays are not those of a copy
+        # A plan's arrays are not those of a copy.
+        return {**self.__dict__, "_parts": [], "_nodes": [], "_watch": None, "_sharding": None}
 
 
 def _rule_key(p: Parameter) -> Any:

@@ -187,6 +187,7 @@ class UpdateRule:
         self.t = 0
         self._state: dict[str, Any] | None = None
         self.joint: tuple[JointState, int] | None = None  # where the state lies, and from which element of the arena on
+        self.piece: flat.Piece | None = None  # the elements of the parameter that the state is for; None is all
         self._enabled = True
         self._in_fp32 = False
         self._hooks: Hooks | None = None
@@ -313,12 +314,17 @@ class UpdateRule:
     def fit(self, param: Parameter) -> None:
         """Drop a state of another shape: the parameter has been initialised again."""
         state = self._state
-        if state is not None and any(state[name].shape != param.shape for name in self.state_names):
-            self._state, self.t = None, 0
+        shape = param.shape if self.piece is None else (self.piece[1] - self.piece[0],)
+        if state is not None and any(state[name].shape != shape for name in self.state_names):
+            self._state, self.piece, self.t = None, None, 0
 
-    def ensure_state(self, param: Parameter) -> None:
-        """Make the state if there is none yet, and bring it to where the parameter lies."""
+    def ensure_state(self, param: Parameter, piece: flat.Piece | None = None) -> None:
+        """Make the state if there is none yet, for ``piece`` of the parameter, and bring it to where that lies."""
         in_fp32 = self.is_in_fp32(param)
+        if piece != self.piece:
+            self._cut(piece)
+        if piece is not None:
+            param = Parameter(param.array.reshape(-1)[slice(*piece)])
         if self._state is None:
             self._state = {}
             self.init_state(Parameter(param.array.astype(np.float32)) if in_fp32 else param)
@@ -328,6 +334,17 @@ class UpdateRule:
                     self._state[name] = to_device(value, param.device)
         if in_fp32 and FP32_PARAM not in self._state:
             self._state[FP32_PARAM] = param.array.astype(np.float32)
+
+    def _cut(self, piece: flat.Piece | None) -> None:
+        """Keep the state of ``piece`` alone."""
+        if self._state is not None:
+            if self.piece is not None or piece is None:
+                raise RuntimeError(
+                    f"an update rule has the state of the elements {self.piece} of its parameter, for its optimizer's "
+                    "state is divided over ranks; use it with the multi-node optimizer that divided it"
+                )
+            self._state = {name: a.reshape(-1)[slice(*piece)].copy() for name, a in self._state.items()}
+        self.piece = piece
 
     def update(self, param: Parameter) -> None:
         """One update of one parameter, with this rule's hooks; without a gradient only ``t`` moves."""
@@ -353,9 +370,14 @@ class UpdateRule:
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the state; arrays that are not there yet appear with the saved shapes."""
+        if self.piece is not None and not serializer.is_loading:
+            raise RuntimeError(
+                "the optimizer's state is divided over ranks; save it inside `with optimizer.whole_state():`, which "
+                "every rank enters"
+            )
         self.t = serializer("t", self.t)
         names = self._entry_names() if self._state is None else tuple(n for n in self._state if n != FP32_PARAM)
-        state = {} if self._state is None else self._state
+        state = {} if self._state is None or self.piece is not None else self._state
         for name in names:
             state[name] = serializer(name, state.get(name))
         if self._in_fp32:
@@ -363,6 +385,7 @@ class UpdateRule:
             if wide is not None:  # None for a parameter that has no such copy, or before the first update
                 state[FP32_PARAM] = wide
         if serializer.is_loading:
+            self.piece = None
             if any(state.get(name) is None for name in names):
                 self._state = None
             elif state:
@@ -412,17 +435,18 @@ class JointState:
             return False
         return all(
             rule.joint == (self, run.start + where.start)
+            and rule.piece == run.piece(p, where)
             and all(_is_view(rule._state, name, a) for name, a in self.arrays.items())
-            for (_, where), rule in zip(run.layers(), rules)
+            for (p, where), rule in zip(run.layers(), rules)
         )
 
 
 def _join(run: Run, rules: list[UpdateRule], name: str) -> Array:
     joint = zeros((run.size,), accumulation_dtype(run.data.dtype), run.data)
     for (p, where), rule in zip(run.layers(), rules):
-        rule.ensure_state(p)
+        rule.ensure_state(p, run.piece(p, where))
         assert rule._state is not None
-        view = joint[where].reshape(p.shape)
+        view = joint[where].reshape(p.shape if rule.piece is None else -1)
         view[...] = to_device(rule._state[name], p.device)
         rule._state[name] = view
     return joint

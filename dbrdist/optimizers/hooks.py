@@ -10,10 +10,10 @@ import numpy as np
 
 from dbrdist.core import random
 from dbrdist.core.backend import Array, get_array_module
-from dbrdist.core.flat import Run
+from dbrdist.core.flat import Piece, Run
 from dbrdist.core.parameter import Parameter
 from dbrdist.core.update_rule import pieces
-from dbrdist.optimizers.lars import norm, quotient
+from dbrdist.optimizers.lars import joint_norms, norm, quotient
 
 
 def _members(params: Iterable[Parameter] | None) -> frozenset[Parameter] | None:
@@ -39,6 +39,7 @@ class WeightDecay:
     """
 
     name = "WeightDecay"
+    works_on_shards = True
     keeps_zero = True
     call_for_each_param = True
     timing = "pre"
@@ -69,6 +70,7 @@ class Lasso:
     """
 
     name = "Lasso"
+    works_on_shards = True
     keeps_zero = True
     call_for_each_param = True
     timing = "pre"
@@ -96,6 +98,7 @@ class GradientClipping:
     """Scale the gradients of all parameters that are updated so that their joint 2-norm is at most ``threshold``."""
 
     name = "GradientClipping"
+    works_on_shards = True
     timing = "pre"
 
     def __init__(self, threshold: float) -> None:
@@ -104,6 +107,8 @@ class GradientClipping:
     def __call__(self, optimizer: Any) -> None:
         runs = list(optimizer.runs())
         total: Any = sum(norm(run.grad) ** 2 for run in runs)
+        if runs:
+            [total] = runs[0].total([total])
         if isinstance(total, (int, float)):
             rate: Any = self.threshold / math.sqrt(total) if total > 0 else 1.0
             if rate >= 1:
@@ -119,6 +124,7 @@ class GradientHardClipping:
     """Clip every element of the gradients to an interval."""
 
     name = "GradientHardClipping"
+    works_on_shards = True
     call_for_each_param = True
     timing = "pre"
 
@@ -144,6 +150,7 @@ class GradientLARS:
     """
 
     name = "GradientLARS"
+    works_on_shards = True
     keeps_zero = True
     call_for_each_param = True
     timing = "pre"
@@ -155,15 +162,17 @@ class GradientLARS:
 
     def __call__(self, rule: Any, param: Any) -> None:
         if param.array is not None and param.grad is not None:
-            self._scale(param.array, param.grad)
+            p, g = param.array, param.grad
+            self._scale(p, g, norm(p.reshape(-1)), norm(g.reshape(-1)))
 
     def flat(self, run: Run) -> None:
         """The same for each parameter of a run."""
-        for _, where in run.layers():
-            self._scale(run.data[where], run.grad[where])
+        for layers in run.groups():
+            pairs = [(run.data[where], run.grad[where]) for _, where in layers]
+            for pair, norms in zip(pairs, joint_norms(run, pairs)):
+                self._scale(*pair, *norms)
 
-    def _scale(self, p: Array, g: Array) -> None:
-        p_norm, g_norm = norm(p.reshape(-1)), norm(g.reshape(-1))
+    def _scale(self, p: Array, g: Array, p_norm: Any, g_norm: Any) -> None:
         whole = g_norm + self.weight_decay * p_norm + self.eps
         rate = quotient(p_norm, whole, (p_norm > self.threshold) & (whole > 0))
         if self.weight_decay:
@@ -185,6 +194,7 @@ class GradientNoise:
     """
 
     name = "GradientNoise"
+    works_on_shards = True
     keeps_zero = True
     call_for_each_param = True
     timing = "pre"
@@ -203,10 +213,11 @@ class GradientNoise:
     def flat(self, run: Run) -> None:
         """The same for each parameter of a run."""
         for p, where in run.layers():
-            self._add(p.update_rule, p, run.grad[where].reshape(p.shape))
+            self._add(p.update_rule, p, run.grad[where], run.piece(p, where))
 
-    def _add(self, rule: Any, param: Parameter, g: Array) -> None:
+    def _add(self, rule: Any, param: Parameter, g: Array, piece: Piece | None = None) -> None:
         assert param.slot is not None  # an update begins with places for all
         purpose = f"gradient noise {param.dtype.name}"  # each type has flat memory of its own
         self.generator = random.generator(random.get_seed(), purpose, sample=rule.t, part=param.slot.start)
-        g += self.noise_func(get_array_module(g), g.shape, g.dtype, self, rule)
+        noise = self.noise_func(get_array_module(g), param.shape, g.dtype, self, rule)
+        g += (noise if piece is None else noise.reshape(-1)[slice(*piece)]).reshape(g.shape)

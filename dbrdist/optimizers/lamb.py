@@ -26,15 +26,21 @@ class LAMBRule(UpdateRule):
 
     def step_run(self, hp: Any, t: int, run: Run, state: list[Array]) -> None:
         data, grad = run.data, run.grad
-        for param, where in run.layers():
-            p, g, moments = data[where], grad[where], [a[where] for a in state]
-            in_pieces(functools.partial(_average, hp.beta1, hp.beta2), p, g, moments)
-            if param.ndim <= 1 and hp.skip_vectors:
+        decayed = functools.partial(_direction, hp, t, hp.weight_decay_rate)
+        for layers in run.groups():
+            squares: list[Any] = []
+            for param, where in layers:
+                p, g, moments = data[where], grad[where], [a[where] for a in state]
+                in_pieces(functools.partial(_average, hp.beta1, hp.beta2), p, g, moments)
+                if param.ndim > 1 or not hp.skip_vectors:
+                    squares += _squares(decayed, p, *moments)
+            norms = iter(run.total(squares))
+            for param, where in layers:
                 direction, trust = functools.partial(_direction, hp, t, 0.0), 1.0
-            else:
-                direction = functools.partial(_direction, hp, t, hp.weight_decay_rate)
-                trust = _trust(direction, p, *moments)
-            in_pieces(functools.partial(_move, direction, hp.alpha * trust), p, g, moments)
+                if param.ndim > 1 or not hp.skip_vectors:
+                    direction, trust = decayed, _trust(next(norms), next(norms))
+                move = functools.partial(_move, direction, hp.alpha * trust)
+                in_pieces(move, data[where], grad[where], [a[where] for a in state])
 
 
 def _average(beta1: float, beta2: float, p: Array, g: Array, m: Array, v: Array) -> None:
@@ -60,10 +66,15 @@ def _direction(hp: Any, t: int, decay: float, p: Array, m: Array, v: Array) -> A
     return w
 
 
-def _trust(direction: Callable[..., Array], p: Array, m: Array, v: Array) -> Any:
-    """||p|| / ||u||, and 1 where one of them is zero; u is made piece by piece and not kept."""
-    total = sum(norm(direction(p[i].astype(m.dtype, copy=False), m[i], v[i])) ** 2 for i in pieces(p))
-    p_norm, u_norm = norm(p), math.sqrt(total) if isinstance(total, (int, float)) else np.sqrt(total)
+def _squares(direction: Callable[..., Array], p: Array, m: Array, v: Array) -> list[Any]:
+    """||p|| and ||u|| squared; u is made piece by piece and not kept."""
+    u = sum((norm(direction(p[i].astype(m.dtype, copy=False), m[i], v[i])) ** 2 for i in pieces(p)), 0.0)
+    return [norm(p) ** 2, u]
+
+
+def _trust(*squares: Any) -> Any:
+    """||p|| / ||u||, and 1 where one of them is zero."""
+    p_norm, u_norm = (math.sqrt(s) if isinstance(s, float) else np.sqrt(s) for s in squares)
     return quotient(p_norm, u_norm, (p_norm > 0) & (u_norm > 0))
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
-from dbrdist.core.flat import Run
+from dbrdist.core.flat import Run, Shard
 from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy
 from dbrdist.core.update_rule import UpdateRule, in_pieces, pieces, workspace
 
@@ -29,6 +30,14 @@ def norm(a: Array) -> Any:
     return math.sqrt(total)
 
 
+def joint_norms(run: Run, pairs: Sequence[tuple[Array, Array]]) -> list[tuple[Any, Any]]:
+    """The 2-norms of pairs of arrays; where ranks have parts of them, those of the whole."""
+    norms = [norm(a) for pair in pairs for a in pair]
+    if isinstance(run, Shard) and norms:
+        norms = [math.sqrt(square) for square in run.total([float(n) ** 2 for n in norms])]
+    return list(zip(norms[::2], norms[1::2]))
+
+
 def quotient(a: Any, b: Any, where: Any) -> Any:
     """a / b, and 1 where ``where`` is false; numbers, or 0-d arrays on the device of the norms."""
     if isinstance(a, float):
@@ -44,14 +53,17 @@ class LARSRule(UpdateRule):
 
     def step_run(self, hp: Any, t: int, run: Run, state: list[Array]) -> None:
         data, grad = run.data, run.grad
-        for param, where in run.layers():
-            p, g, v = data[where], grad[where], state[0][where]
-            decay, trust = hp.weight_decay, 1.0
-            if param.ndim <= 1 and hp.skip_vectors:
-                decay = 0.0
-            else:
-                trust = _trust(hp, norm(p), norm(g))
-            in_pieces(functools.partial(_move, hp.momentum, decay, hp.lr * trust), p, g, [v])
+        for layers in run.groups():
+            scaled = [where for param, where in layers if param.ndim > 1 or not hp.skip_vectors]
+            norms = iter(joint_norms(run, [(data[where], grad[where]) for where in scaled]))
+            for param, where in layers:
+                decay, trust = hp.weight_decay, 1.0
+                if param.ndim <= 1 and hp.skip_vectors:
+                    decay = 0.0
+                else:
+                    trust = _trust(hp, *next(norms))
+                move = functools.partial(_move, hp.momentum, decay, hp.lr * trust)
+                in_pieces(move, data[where], grad[where], [state[0][where]])
 
 
 def _trust(hp: Any, p_norm: Any, g_norm: Any) -> Any:
