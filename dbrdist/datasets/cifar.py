@@ -9,12 +9,12 @@ import io
 import os
 import tarfile
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from dbrdist.datasets import download
+from dbrdist.datasets.files import read_file
 from dbrdist.datasets.mnist import scaled
 from dbrdist.datasets.unpickle import ARRAYS, DataUnpickler, reading
 
@@ -64,8 +64,9 @@ def _get(
         raise ValueError(f"expected ndim 1 or 3 for {dataset}, got {ndim}")
 
     def make() -> dict[str, Any]:
-        read = _reader(dataset, source, train[0])
-        parts = [_batch(name, read(name), key, num_classes) for name in [*train, test]]
+        names = [*train, test]
+        files = _files(dataset, source, names)
+        parts = [_batch(name, files[name], key, num_classes) for name in names]
         (train_x, train_y), (test_x, test_y) = (map(np.concatenate, zip(*parts[:-1]))), parts[-1]
         return {"train_x": train_x, "train_y": train_y, "test_x": test_x, "test_y": test_y}
 
@@ -79,37 +80,29 @@ def _get(
     return first, second
 
 
-def _reader(dataset: str, source: download.Source, first: str) -> Callable[[str], bytes]:
-    """What reads a file by its name in the archive: from the folder that it was unpacked to, or from the archive."""
+def _files(dataset: str, source: download.Source, names: list[str]) -> dict[str, bytes]:
+    """The files of these names: from the folder that the archive was unpacked to, or from the archive."""
     here = download.get_dataset_directory(_FOLDER, create_directory=False)
-    if os.path.isfile(os.path.join(here, first)):
-        return lambda name: _read(os.path.join(here, name))
+    if os.path.isfile(os.path.join(here, names[0])):
+        return {name: read_file(os.path.join(here, name)) for name in names}
     (archive,) = download.find(dataset, _FOLDER, [source])
-    members = _members(archive)
-
-    def read(name: str) -> bytes:
-        if name not in members:
-            raise ValueError(f"expected the file {name} in {archive}, which has {sorted(members)}")
-        return members[name]
-
-    return read
+    found = _members(archive, set(names))
+    for name in names:
+        if name not in found:
+            raise ValueError(f"expected the file {name} in {archive}, which lacks it")
+    return found
 
 
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def _members(archive: str) -> dict[str, bytes]:
-    """The files of a packed archive, in one pass; nothing is unpacked to disk."""
+def _members(archive: str, names: set[str]) -> dict[str, bytes]:
+    """Files of a packed archive, in one pass; nothing is unpacked to disk."""
     found = {}
     try:
         with tarfile.open(archive, "r|gz") as tar:
             for member in tar:
-                file = tar.extractfile(member) if member.isreg() else None
+                file = tar.extractfile(member) if member.name in names and member.isreg() else None
                 if file is not None:
                     if member.size > _MAX_BYTES:
-                        raise ValueError(f"{member.name} in {archive} claims {member.size:,} bytes")
+                        raise ValueError(f"expected batches of images, but {member.name} claims {member.size:,} bytes")
                     found[member.name] = file.read()
     except (tarfile.TarError, EOFError, zlib.error, OSError) as e:
         raise ValueError(f"expected a .tar.gz file, but {archive} is damaged: {e}") from e
@@ -118,7 +111,7 @@ def _members(archive: str) -> dict[str, bytes]:
 
 def _batch(name: str, data: bytes, key: str, num_classes: int) -> tuple[Any, Any]:
     """Images (N, 3072) and labels (N,) of uint8 from one of the pickles."""
-    found = reading(name, DataUnpickler(io.BytesIO(data), ARRAYS, encoding="latin-1").load)
+    found = reading(f"in {name}", DataUnpickler(io.BytesIO(data), ARRAYS, encoding="latin-1").load)
     if not isinstance(found, dict) or not {"data", key} <= set(found):
         raise ValueError(f"expected a dictionary with 'data' and {key!r} as {name}, got {_seen(found)}")
     images, labels = found["data"], np.asarray(found[key])

@@ -86,7 +86,7 @@ class PickleDataset(DatasetMixin):
                 self._reopen()
             self._reader.seek(self._positions[i])
             load = pickle.Unpickler(self._reader) if self._trusted else DataUnpickler(self._reader, _ALLOWED, True)
-            return reading(f"of example {i} of {_name(self._reader)}", load.load, _HINT)
+            return reading(f"of example {i} in {_name(self._reader)}", load.load, _HINT)
 
     def _reopen(self) -> None:
         after_fork = getattr(self._reader, "after_fork", None)

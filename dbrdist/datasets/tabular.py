@@ -60,7 +60,7 @@ class TabularDataset(DatasetMixin):
             columns = self.get_examples([int(i) for i in indices], None)
         except SkipExample:  # of one of them: the others are wanted
             return [example for _, example in read_examples(self, indices, seed, epoch, skipped)]
-        if all(isinstance(column, np.ndarray) for column in columns):
+        if all(is_array(column) for column in columns):
             return Batch(_by_mode(self, columns))
         return [_by_mode(self, row) for row in zip(*columns)]
 
@@ -146,6 +146,8 @@ def _rows(indices: Any, n: int) -> Any:
             "dataset[i] gives a single example"
         )
     rows = np.asarray(indices)
+    if rows.dtype != bool and any(isinstance(i, (bool, np.bool_)) for i in indices):
+        raise ValueError(f"expected rows as integers or as booleans, got both in {indices!r:.60}")
     if not len(rows):
         return rows.astype(np.int64)
     if rows.dtype == bool:
@@ -195,10 +197,12 @@ def _columns(keys: tuple[Any, ...], names: tuple[str, ...]) -> tuple[int, ...]:
             if key not in names:
                 raise KeyError(f"expected keys among {names}, got {key!r}")
             found.append(names.index(key))
+        elif not isinstance(key, (int, np.integer)):
+            raise TypeError(f"expected a column's name or position, or a tuple of them, got {key!r}")
+        elif not -len(names) <= key < len(names):
+            raise IndexError(f"expected a column below {len(names)}, the number of {names}, got {key}")
         else:
-            if not -len(names) <= operator.index(key) < len(names):
-                raise IndexError(f"expected a column below {len(names)}, the number of {names}, got {key}")
-            found.append(operator.index(key) % len(names))
+            found.append(int(key) % len(names))
     return tuple(found)
 
 
@@ -377,6 +381,8 @@ class _Made(DelegateDataset):
         if not callable(function):
             raise TypeError(f"expected a function for the transform, got {function!r}")
         self._keys = keys if isinstance(keys, tuple) else (keys,)
+        if not self._keys or not all(isinstance(k, str) for k in self._keys) or len(set(self._keys)) < len(self._keys):
+            raise ValueError(f"expected a name or a tuple of different names for the new columns, got {keys!r}")
         self._function = function
         self._mode: Any = "unknown"
 

@@ -13,6 +13,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from dbrdist.errors import DbrdistError
+
 # What NumPy's arrays and scalars are made by, in files of NumPy 1 and 2.
 ARRAYS = frozenset(
     [(f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")]
@@ -92,5 +94,7 @@ def reading(what: str, load: Callable[[], Any], hint: str = "") -> Any:
         return load()
     except RefusedPickle as e:
         raise ValueError(f"refused the pickle {what}: {e}{hint}") from e
-    except (EOFError, pickle.UnpicklingError) as e:
-        raise ValueError(f"expected a pickle as {what}, got one that is damaged: {e}") from e
+    except DbrdistError:
+        raise
+    except Exception as e:  # damage shows as any of them
+        raise ValueError(f"expected a pickle {what} that can be read: {type(e).__name__}: {e}") from e

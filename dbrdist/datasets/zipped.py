@@ -33,7 +33,6 @@ class ZippedImageDataset(DatasetMixin):
         self._path = os.path.abspath(zipfilename)
         self._dtype = get_dtype(dtype)
         self._open()
-        self.names = [info.filename for info in self._archive.infolist() if not info.is_dir()]
 
     def _open(self) -> None:
         try:
@@ -42,41 +41,52 @@ class ZippedImageDataset(DatasetMixin):
             raise DatasetError(
                 f"expected a zip archive, but {self._path} is damaged or another kind of file: {e}"
             ) from e
+        self._files = [info for info in self._archive.infolist() if not info.is_dir()]
         self._process = os.getpid()
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the images in the archive."""
+        return [info.filename for info in self._files]
+
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self._files)
 
     def get_example(self, i: int | str) -> Any:
         """Image number ``i``, or the one with this name in the archive."""
-        name = i if isinstance(i, str) else self.names[i]
-        try:
-            pixels = images.decode(self._read(name), keep_channels=True)
-        except images.ImageDecodeError as e:
-            raise CorruptExampleError(f"corrupt image file {name} in {self._path}: {e}") from e
-        return pixels.astype(self._dtype).transpose(2, 0, 1)
-
-    def _read(self, name: str) -> bytes:
         if self._process != os.getpid():  # forked: the place in an open file is shared with the parent
             self._open()
+        info = self._named(i) if isinstance(i, str) else self._files[i]
         try:
-            info = self._archive.getinfo(name)
+            pixels = images.decode(self._read(info), keep_channels=True)
+        except images.ImageDecodeError as e:
+            raise CorruptExampleError(f"corrupt image file {info.filename} in {self._path}: {e}") from e
+        return pixels.astype(self._dtype).transpose(2, 0, 1)
+
+    def _named(self, name: str) -> zipfile.ZipInfo:
+        try:
+            return self._archive.getinfo(name)
         except KeyError:
             raise KeyError(f"expected the name of a file in {self._path}, got {name!r}") from None
+
+    def _read(self, info: zipfile.ZipInfo) -> bytes:
         if info.file_size > _MAX_BYTES or info.flag_bits & 1:
             why = "it is encrypted" if info.flag_bits & 1 else f"it claims {info.file_size:,} bytes"
-            raise CorruptExampleError(f"expected an image as {name} in {self._path}, but {why}")
+            raise CorruptExampleError(f"expected an image as {info.filename} in {self._path}, but {why}")
         try:
             return self._archive.read(info)
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as e:
-            raise CorruptExampleError(f"expected a readable file {name} in {self._path}: {e}") from e
+            raise CorruptExampleError(f"expected a readable file {info.filename} in {self._path}: {e}") from e
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_archive"}
+        return {"_path": self._path, "_dtype": self._dtype, "names": self.names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        names = state.pop("names")
         self.__dict__.update(state)
         self._open()
+        if self.names != names:
+            raise DatasetError(f"{self._path} has changed since it was opened: it holds other files")
 
 
 class MultiZippedImageDataset(ConcatenatedDataset):

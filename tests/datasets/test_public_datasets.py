@@ -330,10 +330,16 @@ def hostile(module, name, *arguments):
 
 IMAGES = np.zeros((2, 3072), np.uint8)
 WRONG_CIFAR = {
-    "system": (hostile("os", "mkdir", "made-by-the-pickle"), "refused the pickle .*train: it refers to .*mkdir, which"),
+    "system": (
+        hostile("os", "mkdir", "made-by-the-pickle"),
+        "refused the pickle in .*train: it refers to .*mkdir, which",
+    ),
     "eval": (hostile("builtins", "eval", "1"), "refused the pickle .*: it refers to builtins.eval"),
-    "cut": (python2_pickle({"data": IMAGES, "fine_labels": [0, 1]})[:-50], "got one that is damaged"),
-    "text": (b"<html>", "got one that is damaged"),
+    "cut": (
+        python2_pickle({"data": IMAGES, "fine_labels": [0, 1]})[:-50],
+        "a pickle in cifar-100-python/train that can be read: ",
+    ),
+    "text": (b"<html>", "a pickle in cifar-100-python/train that can be read: "),
     "list": (pickle.dumps([1], 2), "a dictionary with 'data' and 'fine_labels' as .*, got a list"),
     "keys": (python2_pickle({"data": IMAGES}), r"got one with \['data'\]"),
     "shape": (python2_pickle({"data": IMAGES[:, :5], "fine_labels": [1, 2]}), r"got uint8 of \(2, 5\)"),
@@ -364,8 +370,23 @@ def test_damaged_archives_are_refused_in_words():
             get_cifar10()
     del files["cifar-10-batches-py/test_batch"]
     tar_gz(archive, files)
-    with pytest.raises(ValueError, match=r"expected the file cifar-10-batches-py/test_batch in .*, which has"):
+    with pytest.raises(ValueError, match=r"expected the file cifar-10-batches-py/test_batch in .*, which lacks it"):
         get_cifar10()
+
+
+def test_random_damage_is_refused_in_words(tmp_path):
+    rng = np.random.default_rng(0)
+    data = python2_pickle({"data": IMAGES, "fine_labels": [1, 99]})
+    num_refused = 0
+    for _ in range(300):
+        broken = bytearray(data)
+        at = int(rng.integers(0, 200) if rng.random() < 0.8 else rng.integers(0, len(data)))
+        broken[at] = rng.integers(0, 256)
+        try:
+            dbrdist.datasets.cifar._batch("a file", bytes(broken), "fine_labels", 100)
+        except ValueError:
+            num_refused += 1
+    assert num_refused > 100
 
 
 # ---- SVHN -----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Tables: views of views give what lists of rows give, read only what is asked for, and refuse what does not fit."""
 
 import doctest
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -206,6 +207,10 @@ def test_from_data():
         (lambda d: d.concat(from_data(Z)), ValueError, r"keys \('x', 'y', 'z'\) to concat, got .* in number 1"),
         (lambda d: d.join(from_data([1])), ValueError, r"one length to join, got \[10, 1\]"),
         (lambda d: d.join(Z), TypeError, "expected a TabularDataset, got ndarray; see tabular.from_data"),
+        (lambda d: d.slice[[True, 2]], ValueError, r"integers or as booleans, got both in \[True, 2\]"),
+        (lambda d: d.slice[:, ["x"]], TypeError, r"a column's name or position, or a tuple of them, got \['x'\]"),
+        (lambda d: d.transform(["a", "b"], len), ValueError, r"tuple of different names .* got \['a', 'b'\]"),
+        (lambda d: d.transform(("a", "a"), len), ValueError, "tuple of different names"),
         (lambda d: d.concat(ROWS), TypeError, "expected a TabularDataset, got list"),
         (lambda d: d.join(d), ValueError, r"different keys to join, but \['x', 'y', 'z'\] come more than once"),
         (lambda d: d.transform("a", 3), TypeError, "a function for the transform, got 3"),
@@ -243,6 +248,30 @@ def test_iterators_read_batches_by_columns(mode, threads):
     assert str(found) == str(expected)
     if mode is not None and not threads:
         assert ([0, 1, 2, 3], None) in data.asked
+
+
+def _double(x, y, z):
+    return x * 2, y
+
+
+def test_views_travel_to_other_processes():
+    view = (
+        table_of_arrays()
+        .join(from_data({"k": Y}))
+        .slice[::2]
+        .transform(("a", "b"), _three)
+        .concat(table_of_arrays().transform(("a", "b"), _double))
+    )
+    same(pickle.loads(pickle.dumps(view)), view)
+    assert len(view) == 15
+
+
+def table_of_arrays():
+    return from_data((("x", X), ("y", Y), ("z", Z)))
+
+
+def _three(x, y, z, k):
+    return x * 3, k
 
 
 def test_an_example_that_is_skipped_leaves_the_others():

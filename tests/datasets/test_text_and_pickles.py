@@ -274,7 +274,7 @@ def test_hostile_pickles_are_refused_in_words(kind, tmp_path, monkeypatch):
     file = io.BytesIO(pickle.dumps(1) + (bad if isinstance(bad, bytes) else pickle.dumps(bad)) + pickle.dumps(3))
     data = PickleDataset(file)
     assert len(data) == 3 and (data[0], data[2]) == (1, 3)
-    with pytest.raises(ValueError, match=r"refused the pickle of example 1 of .*: it refers to .*trusted=True"):
+    with pytest.raises(ValueError, match=r"refused the pickle of example 1 in .*: it refers to .*trusted=True"):
         data[1]
     assert os.listdir(tmp_path) == []
 

@@ -61,6 +61,19 @@ def test_images_of_an_archive(archive, tmp_path):
         data.get_example("other.jpg")
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_name_twice_and_an_archive_that_changes(archive, tmp_path):
+    with zipfile.ZipFile(archive, "a") as file:
+        file.writestr(NAMES[0], jpeg(77))
+    data = ZippedImageDataset(archive)
+    assert not np.array_equal(data[0], data[5])
+    packed = pickle.dumps(data)
+    with zipfile.ZipFile(archive, "a") as file:
+        file.writestr("new.jpg", jpeg(7))
+    with pytest.raises(DatasetError, match=r"a.zip has changed since it was opened: it holds other files"):
+        pickle.loads(packed)
+
+
 def test_several_archives(archive, tmp_path):
     with zipfile.ZipFile(tmp_path / "b.zip", "w") as file:
         file.write(tmp_path / "some/0.jpg", "x.jpg")
