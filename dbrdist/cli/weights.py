@@ -1,9 +1,8 @@
-"""Weights as safetensors (github.com/huggingface/safetensors): a length, a header in JSON, the bytes of all arrays."""
+"""Weights of a run as safetensors, and weights of a file or a run to begin with."""
 
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -13,73 +12,11 @@ import numpy as np
 
 from dbrdist.cli.components import InitFrom
 from dbrdist.cli.load import Origin
-from dbrdist.core.backend import as_dtype, get_array_module, is_array
-from dbrdist.core.serializer import read_npz, write_atomically
+from dbrdist.core import safetensors
+from dbrdist.core.backend import get_array_module, is_array
+from dbrdist.core.serializer import read_npz
 from dbrdist.errors import CheckpointError, ConfigError
 from dbrdist.training import runs
-
-_TYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
-_NAMES = {dtype: name for name, dtype in _TYPES.items()}
-_MAX_HEADER_BYTES = 100_000_000  # as in the reference implementation
-
-
-def save(path: str, arrays: Mapping[str, Any], facts: Mapping[str, str] | None = None) -> None:
-    """Write arrays by name; `facts` are words about them."""
-    header: dict[str, Any] = {"__metadata__": dict(facts)} if facts else {}
-    plain, end = [], 0
-    for name, array in sorted(arrays.items()):
-        a = np.ascontiguousarray(array).reshape(np.shape(array))
-        if a.dtype.name not in _NAMES:
-            raise TypeError(f"{name}: expected one of {', '.join(_NAMES)}, got {a.dtype}")
-        header[name] = {"dtype": _NAMES[a.dtype.name], "shape": list(a.shape), "data_offsets": [end, end + a.nbytes]}
-        plain.append(a)
-        end += a.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the arrays begin aligned
-
-    def write(file: Any) -> None:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for a in plain:
-            file.write(a.reshape(-1).view(np.uint8))
-
-    write_atomically(path, write)
-
-
-def load(path: str) -> dict[str, Any]:
-    """All arrays of a file by name. Raises CheckpointError where it is damaged."""
-    with open(path, "rb") as file:
-        data = file.read()
-    try:
-        return _parse(data)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise CheckpointError(f"{path}: cannot be read as a safetensors file: {error}") from error
-
-
-def _parse(data: bytes) -> dict[str, Any]:
-    length = int.from_bytes(data[:8], "little")
-    if not 2 <= length <= min(len(data) - 8, _MAX_HEADER_BYTES):
-        raise ValueError(f"its header claims {length:,} bytes")
-    header = json.loads(data[8 : 8 + length])
-    header.pop("__metadata__", None)
-    arrays, body = {}, memoryview(data)[8 + length :]
-    for name, entry in header.items():
-        start, end = entry["data_offsets"]
-        dtype, shape = as_dtype(_TYPES[entry["dtype"]]), tuple(entry["shape"])
-        if not 0 <= start <= end <= len(body) or any(n < 0 for n in shape):
-            raise ValueError(f"{name} does not lie within the file")
-        arrays[name] = np.frombuffer(body[start:end], dtype).reshape(shape)
-    return arrays
 
 
 def export(run: str, path: str) -> str:
@@ -89,8 +26,10 @@ def export(run: str, path: str) -> str:
     """
     found = runs.find_snapshot(run)
     entries = _of_the_network(runs.trained_weights(read_npz(found)))
-    arrays = {key: value for key, value in entries.items() if value is not None and value.dtype.name in _NAMES}
-    save(path, arrays, {"source": os.path.basename(found), "format": "dbrdist"})
+    arrays = {
+        key: value for key, value in entries.items() if value is not None and value.dtype.name in safetensors.TYPE_NAMES
+    }
+    safetensors.save(path, arrays, {"source": os.path.basename(found), "format": "dbrdist"})
     num = sum(a.size for a in arrays.values())
     return f"{path}: {len(arrays)} arrays with {num:,} numbers from {found}"
 
@@ -136,7 +75,7 @@ def _read(path: str) -> dict[str, Any]:
     if os.path.isdir(path):
         path = runs.find_snapshot(path)
     if path.endswith(".safetensors"):
-        return load(path)
+        return safetensors.load(path)
     entries = {key: value for key, value in read_npz(path).items() if value is not None}
     of_a_run = _of_the_network(runs.trained_weights(entries))
     return of_a_run or {key.strip("/").replace("/", "."): value for key, value in entries.items()}

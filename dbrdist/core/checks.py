@@ -109,7 +109,7 @@ def expected(function: str, argument: str, what: str, got: Any, hint: str = "") 
     return ArgumentError(function, argument, what, got if isinstance(got, str) else describe(got), hint)
 
 
-def one_of(function: str, argument: str, choices: tuple[str, ...], got: Any) -> None:
+def one_of(function: str, argument: str, choices: tuple[str | int, ...], got: Any) -> None:
     """Raise unless ``got`` is among ``choices``."""
     if got not in choices:
         raise expected(function, argument, " or ".join(repr(c) for c in choices), repr(got))

@@ -20,6 +20,9 @@ from dbrdist.links.convolution_nd import (
 from dbrdist.links.elementwise import Bias, Parameter, PReLU, Scale, Swish
 from dbrdist.links.local_convolution import DeformableConvolution2D, LocalConvolution2D
 from dbrdist.links.loss import BinaryHierarchicalSoftmax, BlackOut, CRF1d, NegativeSampling
+from dbrdist.links.model.vision.googlenet import GoogLeNet
+from dbrdist.links.model.vision.resnet import ResNet50Layers, ResNet101Layers, ResNet152Layers
+from dbrdist.links.model.vision.vgg import VGG16Layers, VGG19Layers
 from dbrdist.links.n_step_rnn import (
     NStepBiGRU,
     NStepBiLSTM,
@@ -76,6 +79,7 @@ __all__ = [
     "DepthwiseConvolution2D",
     "DilatedConvolution2D",
     "EmbedID",
+    "GoogLeNet",
     "GroupNormalization",
     "Highway",
     "Inception",
@@ -99,6 +103,9 @@ __all__ = [
     "PReLU",
     "Parameter",
     "RMSNormalization",
+    "ResNet50Layers",
+    "ResNet101Layers",
+    "ResNet152Layers",
     "Scale",
     "SimplifiedDropconnect",
     "StatefulGRU",
@@ -110,6 +117,8 @@ __all__ = [
     "StatelessMGU",
     "Swish",
     "TransformerBlock",
+    "VGG16Layers",
+    "VGG19Layers",
 ]
 
 __getattr__ = _explained(__name__)

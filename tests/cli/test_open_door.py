@@ -10,6 +10,7 @@ from cli_helpers import lines
 import dbrdist
 from dbrdist.cli import weights
 from dbrdist.cli.load import check
+from dbrdist.core import safetensors
 from dbrdist.core.serializer import save_npz
 from dbrdist.models import ResNet50
 from dbrdist.training.extensions import snapshots
@@ -165,7 +166,7 @@ def test_torchvisions_names_fit_resnet50(tmp_path):
     rng = np.random.default_rng(0)
     theirs = torchvision_resnet50(5, rng)
     assert len(theirs) == 320
-    weights.save(str(tmp_path / "x.safetensors"), theirs)
+    safetensors.save(str(tmp_path / "x.safetensors"), theirs)
     net = ResNet50(num_classes=5)
     settings = config("", f"init_from={tmp_path / 'x.safetensors'}").init_from
     _, origin = check(BASE.encode(), "run.yaml")

@@ -15,10 +15,11 @@ import pytest
 from cli_helpers import ROOT, lines
 
 import dbrdist
-from dbrdist.cli import chart, report, weights
+from dbrdist.cli import chart, report
 from dbrdist.cli.config import Config
 from dbrdist.cli.load import check
 from dbrdist.cli.meter import Meter
+from dbrdist.core import safetensors
 from dbrdist.errors import CheckpointError
 from dbrdist.training.extensions.progress_bar import duration
 
@@ -233,7 +234,7 @@ def test_weights_are_exported(run):
     assert code == 0, err
     assert "out.safetensors: " in out and "from result/snapshot_iter_3" in out
     net = dbrdist.load("result", model=sys.modules["usernet"].Net)
-    found = weights.load("out.safetensors")
+    found = safetensors.load("out.safetensors")
     for path, p in net.namedparams():
         assert np.array_equal(found[path.strip("/").replace("/", ".")], p.array)
     assert np.array_equal(found["bn.avg_mean"], net.bn.avg_mean)
@@ -246,7 +247,7 @@ def test_the_format_byte_for_byte(tmp_path):
     a = np.arange(6, dtype=np.float32).reshape(2, 3)
     arrays = {"b": a, "a": np.array(7, np.int64), "c": a.T.astype(ml_dtypes.bfloat16), "d": np.zeros((0, 2), np.uint8)}
     path = str(tmp_path / "x")
-    weights.save(path, arrays, {"k": "v"})
+    safetensors.save(path, arrays, {"k": "v"})
     data = Path(path).read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
@@ -256,7 +257,7 @@ def test_the_format_byte_for_byte(tmp_path):
     start, end = header["b"]["data_offsets"]
     assert data[8 + length :][start:end] == a.tobytes()
     assert len(data) == 8 + length + 8 + 24 + 12
-    back = weights.load(path)
+    back = safetensors.load(path)
     assert set(back) == set(arrays)
     for name, array in arrays.items():
         assert back[name].dtype == array.dtype and np.array_equal(back[name], array)
@@ -264,7 +265,7 @@ def test_the_format_byte_for_byte(tmp_path):
 
 def test_damaged_weights_are_refused(tmp_path):
     path, rng = tmp_path / "x", np.random.default_rng(0)
-    weights.save(str(path), {"a": np.arange(10.0)})
+    safetensors.save(str(path), {"a": np.arange(10.0)})
     whole = path.read_bytes()
     for _ in range(300):
         data = bytearray(whole)
@@ -272,7 +273,7 @@ def test_damaged_weights_are_refused(tmp_path):
             data[rng.integers(90)] = rng.integers(256)
         path.write_bytes(data[: rng.integers(len(data))] if rng.random() < 0.3 else data)
         try:
-            assert all(isinstance(a, np.ndarray) for a in weights.load(str(path)).values())
+            assert all(isinstance(a, np.ndarray) for a in safetensors.load(str(path)).values())
         except CheckpointError as error:
             assert "cannot be read as a safetensors file" in str(error)
 

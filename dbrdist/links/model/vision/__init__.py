@@ -1,0 +1,1 @@
+"""Networks for ImageNet whose layers can be asked for by name."""
