@@ -138,6 +138,21 @@ def test_cache_or_load_file(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["new"]
 
 
+def test_a_lock_that_its_holder_has_removed_meanwhile_is_taken_anew(tmp_path, monkeypatch):
+    lock, inodes = tmp_path / "x.lock", []
+
+    def flock(file, _):
+        inodes.append(os.fstat(file.fileno()).st_ino)
+        if len(inodes) == 1:  # the process that had it is done
+            os.remove(lock)
+            (tmp_path / "keeps-the-inode").touch()
+
+    monkeypatch.setattr(download.fcntl, "flock", flock)
+    with download._alone_with(str(tmp_path / "x")):
+        assert os.stat(lock).st_ino == inodes[-1] and len(inodes) == 2
+    assert not lock.exists()
+
+
 PROCESS = """
 import os, sys, time
 from dbrdist.dataset import cache_or_load_file

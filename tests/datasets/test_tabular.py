@@ -138,6 +138,7 @@ def test_join():
     assert data.keys == ("x", "y", "z", "u", "v", "w") and data.mode is tuple
     same(data, [(*row, 2 * z, y, i) for i, (row, z, y) in enumerate(zip(ROWS, Z, Y))])
     same(data.slice[3:5, ("w", "x", "u", "w")].fetch(), [[3, 4], X[3:5], 2 * Z[3:5], [3, 4]])
+    same(data.slice[[6], ("v", "u")].fetch(), [["g"], [72]])
     assert from_data(Z).join(more).mode is dict and from_data(Z).join(from_data(Y)).mode is tuple
 
 

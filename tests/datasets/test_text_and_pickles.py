@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
@@ -217,27 +218,57 @@ def test_open_and_close(tmp_path):
 
 
 @pytest.mark.slow
-def test_loader_processes_and_forked_ones(tmp_path):
+def test_loader_processes(tmp_path):
     with open_pickle_dataset_writer(tmp_path / "p") as writer:
         for i in range(50):
             writer.write((np.full(3, i), i))
     with open_pickle_dataset(tmp_path / "p") as data, MultiprocessIterator(data, 10, False, False, 1) as iterator:
         assert [int(label) for batch in iterator for _, label in batch] == list(range(50))
-    code = (
-        "import os, sys, warnings\n"
-        "warnings.simplefilter('ignore')\n"
-        "from dbrdist.datasets import open_pickle_dataset\n"
-        "data = open_pickle_dataset(sys.argv[1])\n"
-        "child = os.fork()\n"
-        "right = all(data[i][1] == i for _ in range(40) for i in range(50))\n"
-        "if child == 0: os._exit(0 if right else 3)\n"
-        "assert right and os.waitpid(child, 0)[1] == 0\n"
-    )
+
+
+FORKED = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+from dbrdist.datasets import open_pickle_dataset
+data = open_pickle_dataset(sys.argv[1])
+assert data[0] == "0" * 20000
+place = os.lseek(data._reader.fileno(), 0, os.SEEK_CUR)
+child = os.fork()
+if child == 0:
+    os._exit(0 if data[49] == "49" * 20000 and data[1] == "1" * 20000 else 3)
+assert os.waitpid(child, 0)[1] == 0
+assert os.lseek(data._reader.fileno(), 0, os.SEEK_CUR) == place  # the child has a file of its own
+assert data[7] == "7" * 20000
+"""
+
+
+@pytest.mark.slow
+def test_a_forked_process_opens_the_file_again(tmp_path):
+    with open_pickle_dataset_writer(tmp_path / "p") as writer:
+        for i in range(50):
+            writer.write(str(i) * 20000)
     root = Path(__file__).parents[2]
     found = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "p")], cwd=root, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", FORKED, str(tmp_path / "p")], cwd=root, capture_output=True, text=True, timeout=100
     )
     assert found.returncode == 0, found.stderr
+
+
+def test_threads_take_turns():
+    class Slow(io.BytesIO):
+        def seek(self, *place):
+            found = super().seek(*place)
+            time.sleep(0.001)
+            return found
+
+    data = PickleDataset(write(Slow(), range(1000, 1010)))
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(data.get_example, list(range(10)) * 4)) == list(range(1000, 1010)) * 4
+
+
+def test_a_frame_that_ends_like_a_pickle():
+    examples = [[46] * 40_000, 46, "." * 50, [46] * 33_000]  # 46 is the full stop
+    assert list(PickleDataset(write(io.BytesIO(), examples))) == examples
 
 
 class Calls:
@@ -258,6 +289,7 @@ HOSTILE = {
     + __name__.encode()
     + b"\x8c\x10subprocess.Popen\x93.",
     "a class that is at home elsewhere": b"cdbrdist.datasets.pickled\nDatasetMixin\n.",
+    "a function of one's own": b"c" + __name__.encode() + b"\nwrite\n.",
     "numpy's memory maps": Calls(np.memmap, "made-by-the-pickle", "u1", "w+", 0, (1,)),
     "a numpy function": Calls(np.savetxt, "made-by-the-pickle", [1]),
     "a method of a class": b"\x80\x04\x8c\x05numpy\x8c\x0endarray.tofile\x93.",
