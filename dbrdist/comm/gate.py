@@ -74,6 +74,7 @@ class Gate:
         self.members = members
         self.closed = ""  # why no verb can run any more
         self.ranks = ranks
+        self.backward_of = 0  # in a backward pass the number of the call that it goes through, else 0
         self._config: str | None = None
         self._config_digest = 0
         self._one_thread = threading.RLock()
@@ -137,7 +138,7 @@ class Gate:
     def explain(self, call: Passage, what: str, detail: str, error: Exception | None) -> Exception:
         """What every rank raises, from the words of all. All ranks come here, or none."""
         mine = verdict.Words(
-            call.verb,
+            call.verb + (f" backward through differentiable call {self.backward_of}" if self.backward_of else ""),
             call.number,
             call.root,
             self._config or "",
@@ -224,7 +225,8 @@ class Passage(Call):
         """The first half of :meth:`agree`: show the row, and return at once."""
         gate = self._gate
         self.number = gate.record.count(gate.name)
-        head = (self.number, _verb_word(self.verb), self.root, gate.config_word(), int(error is not None))
+        verb = _verb_word(self.verb) ^ gate.backward_of
+        head = (self.number, verb, self.root, gate.config_word(), int(error is not None))
         row = np.array((*head, *payload, *_BLANK[len(payload) :]), np.int64)
         self.meets_by = "row"
         self._own_error, self._what, self._detail, self._num_same = error, what, detail, num_same

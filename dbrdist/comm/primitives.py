@@ -30,10 +30,15 @@ class Provider(Configured, ABC):
         super().__init__()
         self._own_mail: dict[int, deque[Any]] = {}  # tag -> what this rank has sent to itself
         self._plans: dict[Any, Any] = {}  # of the last models whose gradients were reduced
+        self._num_differentiable = 0  # collective calls of comm.functions, the same on all ranks
         self._num_places = 0  # how often ranks have brought gradients to their places together
         self._stop_request = 0  # a signal's number, which the next header tells the other ranks
         self._stop_answers: Any = None  # what they said in the last
         self._finalized_at = ""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        """Itself: a copy of a link that communicates does so with the same ranks."""
+        return self
 
     def _config_changed(self) -> None:
         gate = self.__dict__.get("_gate")

@@ -172,6 +172,10 @@ class Record:
             counts.popitem(last=False)
         return number
 
+    def counted(self, *key: Any) -> int:
+        """How many of ``key`` there were."""
+        return self._counts.get(key, 0)
+
     def counts(self) -> dict[tuple[Any, ...], int]:
         """How many of each key there were."""
         return dict(self._counts)

@@ -83,7 +83,8 @@ class BatchNormalization(Link):
     def forward(self, x: Any, finetune: bool = False) -> Any:
         """Normalize ``x``. With ``finetune`` the running statistics become the plain mean over all batches since
         ``start_finetuning``."""
-        axis = N.default_axis(len(x.shape)) if self.axis is None else self.axis
+        num_kept = 1 if self.avg_mean is None else self.avg_mean.ndim
+        axis = N.default_axis(len(x.shape), num_kept) if self.axis is None else self.axis
         if self.avg_mean is None:
             self._initialize_params(tuple(n for i, n in enumerate(x.shape) if i not in axis))
         mean, var = self.avg_mean, self.avg_var

@@ -25,17 +25,23 @@ def test_the_page_has_each_configuration_entry_with_its_default():
 
 def test_the_page_has_each_name():
     for name in [*create.NAMES, *comm.__all__]:
-        assert re.search(rf"`{name}\b", PAGE) or name in ("CommunicatorBase", "DataSizeError")
+        assert re.search(rf"[`.]{name}\b", PAGE) or name in ("CommunicatorBase", "DataSizeError")
 
 
 @pytest.mark.slow
-def test_the_script_of_the_page_prints_what_the_page_says(tmp_path):
-    (text,) = re.findall(r"^```python\n(# verbs.py.*?)^```$", PAGE, re.M | re.S)
-    script = tmp_path / "verbs.py"
+@pytest.mark.parametrize(("name", "ranks"), [("verbs.py", 3), ("cut.py", 2)])
+def test_the_script_of_the_page_prints_what_the_page_says(tmp_path, name, ranks):
+    (text,) = re.findall(rf"^```python\n(# {name}.*?)^```$", PAGE, re.M | re.S)
+    script = tmp_path / name
     script.write_text(text)
-    outcome = jobs.run(3, script)
+    outcome = jobs.run(ranks, script)
     assert outcome.code == 0, outcome.text
-    assert outcome.text.strip() in PAGE
+    assert "\n".join(sorted(outcome.lines("rank")) or outcome.text.strip().splitlines()) in PAGE
+
+
+@each(name=[name for name in comm.functions.__all__ if name[0].islower()] + comm.links.__all__)
+def test_the_page_has_each_function_and_link(name):
+    assert name == "get_communication_backend" or f"`{name}(" in PAGE
 
 
 @pytest.mark.slow

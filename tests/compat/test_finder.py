@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import dbrdist
+import dbrdist.comm.functions
+import dbrdist.comm.links
 from dbrdist import compat
 from dbrdist.compat import finder, numpy_names
 
@@ -87,6 +88,25 @@ def test_functions_that_hide_the_module_of_their_name(installed):
     assert chainer.utils.experimental is experimental is dbrdist.utils.experimental
     assert chainer.dataset.tabular.from_data is from_data
     assert sys.modules["chainer.utils.experimental"].experimental is experimental
+
+
+def test_a_function_of_the_name_of_a_module_is_the_function(installed):
+    """Whether the module was imported before or not."""
+    import chainermn
+    import chainermn.functions
+    import chainermn.links
+
+    ours = dbrdist.comm.functions
+    for _ in range(2):
+        assert chainermn.functions.pseudo_connect is ours.pseudo_connect
+        assert chainermn.links.create_mnbn_model is dbrdist.comm.links.create_mnbn_model
+        from chainermn.functions.pseudo_connect import pseudo_connect
+        from chainermn.links.create_mnbn_model import create_mnbn_model
+
+        assert pseudo_connect is ours.pseudo_connect and create_mnbn_model is dbrdist.comm.links.create_mnbn_model
+    from chainermn.functions.point_to_point_communication import Recv, send
+
+    assert send is chainermn.functions.send is ours.send and Recv is ours.Recv
 
 
 def test_our_own_modules_stay_as_they_are(installed):

@@ -1,0 +1,102 @@
+"""Batch normalization of a batch of which every rank has a part."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from dbrdist import kernels
+from dbrdist.comm.functions.collective import AllReduce
+from dbrdist.comm.functions.graph import applied, going_back_through, in_order, number_of_call
+from dbrdist.core import ops
+from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
+from dbrdist.core.checks import expected
+from dbrdist.functions.normalization import SharedBatchNormalization, checked_axis, move_running
+
+_BACKENDS = ("auto", "mpi", "nccl")
+
+
+def get_communication_backend(comm: Any, communication_backend: str = "auto") -> str:
+    """What carries the statistics of a multi-node batch normalization: the communicator itself, whatever is asked.
+
+    Raises:
+        ValueError: unless ``communication_backend`` is ``'auto'``, ``'mpi'`` or ``'nccl'``.
+    """
+    if communication_backend not in _BACKENDS:
+        raise expected("batch normalization", "communication_backend", "'auto', 'mpi' or 'nccl'", communication_backend)
+    return "mpi" if communication_backend == "auto" else communication_backend
+
+
+class MultiNodeBatchNormalization(SharedBatchNormalization):
+    """y = gamma x_hat + beta with the statistics of all ranks' x; the gradients of gamma and beta are of this rank
+
+    Mean and variance are merged from those of the ranks by differences of means, which cancel nothing: with n_k, mu_k,
+    v_k of rank k, mu = sum n_k mu_k / N and v = sum n_k (v_k + (mu_k - mu)^2) / N.
+    """
+
+    def __init__(self, comm: Any, eps: float, axis: tuple[int, ...]) -> None:
+        super().__init__(eps, axis, comm.allreduce)
+        self.comm = comm
+        self.number = 0
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0, 1))
+        x, gamma, beta = xs
+        xp = get_array_module(x)
+        own, var = (v.astype("d").reshape(-1) for v in kernels.bn_statistics(x, self.axis))
+        m = prod(x.shape[i] for i in self.axis)
+        total = self.share(xp.concatenate((xp.full(1, m, "d"), m * own)))
+        self.num_averaged = float(total[0])
+        self.count = max(self.num_averaged, 1.0)
+        mean = total[1:] / self.count
+        var = self.share(m * (var + (own - mean) ** 2)) / self.count
+        wide = accumulation_dtype(x.dtype)
+        self.mean, self.var = mean.astype(wide).reshape(gamma.shape), var.astype(wide).reshape(gamma.shape)
+        return (kernels.bn_inference(x, gamma, beta, self.mean, self.var, self.eps, False, self.axis),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any = None) -> tuple[Any, ...]:
+        with going_back_through(self.comm, self.number):
+            if not self._on_variables:
+                return super().derive(wanted, gys, out)
+            x, gamma = self.retained_inputs()
+            grads = self._composed(x, gamma, gys[0])
+        nodes = self.inputs
+        return tuple([ops.cast(grads[i], nodes[i].dtype) for i in wanted])
+
+    def _composed(self, x: Any, gamma: Any, gy: Any) -> tuple[Any, Any, Any]:
+        """The gradients of x, gamma and beta in primitives, of which the tape makes all higher orders."""
+        wide = self.mean.dtype
+        x, gy, g = ops.cast(x, wide), ops.cast(gy, wide), ops.cast(gamma, wide)
+        kept = tuple(1 if i in self.axis else n for i, n in enumerate(x.shape))
+        centered = ops.sub(x, self._mean_over_ranks(self._sum(x)))
+        var = self._mean_over_ranks(self._sum(ops.mul(centered, centered)))
+        s = ops.power(ops.add(var, self.eps), -0.5)
+        x_hat = ops.mul(centered, s)
+        ggamma, gbeta = self._sum(ops.mul(gy, x_hat)), self._sum(gy)
+        spread = ops.add(self._mean_over_ranks(gbeta), ops.mul(x_hat, self._mean_over_ranks(ggamma)))
+        gx = ops.mul(ops.mul(ops.reshape(g, kept), s), ops.sub(gy, spread))
+        return gx, ops.reshape(ggamma, g.shape), ops.reshape(gbeta, g.shape)
+
+    def _sum(self, v: Any) -> Any:
+        return ops.sum(v, self.axis, True)
+
+    def _mean_over_ranks(self, v: Any) -> Any:
+        return ops.mul(applied(AllReduce(self.comm), (v,))[0], 1.0 / self.count)
+
+
+def multi_node_batch_normalization(
+    comm: Any, x: Any, gamma: Any, beta: Any, *, eps: float = 2e-5, running_mean: Array = None,
+    running_var: Array = None, decay: float = 0.9, axis: Any = None,
+) -> Any:  # fmt: skip
+    """:func:`dbrdist.functions.batch_normalization` over the batches of all ranks together.
+
+    Batches may differ in length between ranks, and be empty on some. All other arguments are the same on all ranks.
+    """
+    axis = checked_axis("multi_node_batch_normalization", x, gamma, axis, beta=beta)
+    node = MultiNodeBatchNormalization(comm, eps, axis)
+    ys = node.apply((x, gamma, beta))
+    node.number = number_of_call(comm)
+    in_order(node, ys)
+    if running_mean is not None:
+        move_running(running_mean, running_var, node.mean, node.var, decay, int(node.num_averaged))
+    return ys[0]
