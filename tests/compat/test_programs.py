@@ -72,6 +72,14 @@ def test_data_parallel(ranks):
     assert float(found.lines("accuracy")[-1].split()[1]) > 0.9
 
 
+@pytest.mark.mpiexec
+def test_model_parallel(tmp_path):
+    words = ["-m", "dbrdist.compat", PROGRAMS / "model_parallel.py", "-o", tmp_path]
+    found = jobs.run(2, *words, limit_seconds=90)
+    assert found.code == 0, found.text
+    assert float(found.lines("accuracy")[-1].split()[1]) > 0.9
+
+
 def test_distributions(tmp_path):
     text = run(tmp_path, "distributions.py").splitlines()
     losses = [float(line.split()[2]) for line in text[1:5]]
