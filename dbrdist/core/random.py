@@ -28,6 +28,27 @@ def generator(seed: int, purpose: str, epoch: int = 0, sample: int = 0, part: in
     return np.random.Generator(_philox(seed, purpose, (0, part, sample, epoch)))
 
 
+class SampleGenerator:
+    """What :func:`generator` gives for one sample after another, by one generator: a twentieth of the time of new ones.
+
+    The generator of a sample serves until that of the next one is asked for.
+    """
+
+    def __init__(self, seed: int, purpose: str, epoch: int) -> None:
+        self._epoch = epoch
+        self._bits: Any = _philox(seed, purpose, (0, 0, 0, epoch))
+        self._generator = np.random.Generator(self._bits)
+        self._start: Any = self._bits.state
+        self._key = tuple(self._start["state"]["key"].tolist())  # tuples, which are read faster than arrays
+        self._start["buffer"] = tuple(self._start["buffer"].tolist())
+
+    def at(self, sample: int) -> np.random.Generator:
+        """The numbers of a sample, from the first on."""
+        self._start["state"] = {"counter": (0, 0, sample, self._epoch), "key": self._key}
+        self._bits.state = self._start
+        return self._generator
+
+
 def permutation(seed: int, epoch: int, n: int, dtype: Any = np.int64) -> np.ndarray[Any, Any]:
     """The order of ``n`` examples in ``epoch``: the same on every rank, and in any type of integers that holds them.
 

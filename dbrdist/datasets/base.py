@@ -11,14 +11,13 @@ with the index of the wrapped dataset, so an example's augmentation does not dep
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from dbrdist.core.backend import Array, is_array, is_channels_last
+from dbrdist.datasets.memory import reused
 from dbrdist.errors import CorruptExampleError
 
 
@@ -121,34 +120,6 @@ def _map(function: Any, arrays: Any) -> Any:
     return function(arrays)
 
 
-class _Reused:
-    """Arrays for the images of batches, used again once nobody holds them or a view of them.
-
-    Fresh memory costs a page fault per 4 KiB: at 224x224 pixels as much as the copy of an image into it.
-    """
-
-    _MAX_KEPT = 3
-    _FREE = 3  # references to an array that nobody else holds: our list's, the loop variable's, the question's
-
-    def __init__(self) -> None:
-        self._kept: list[Any] = []
-        self._lock = threading.Lock()
-
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array of undefined values."""
-        with self._lock:
-            for a in self._kept:
-                fits = a.shape[1:] == shape[1:] and a.dtype == dtype and len(a) >= shape[0]
-                if fits and sys.getrefcount(a) == self._FREE:
-                    return a[: shape[0]]
-            made = np.empty(shape, dtype)
-            self._kept = [*self._kept, made][-self._MAX_KEPT :]
-            return made[:]
-
-
-reused = _Reused()
-
-
 def join(batches: Sequence[Batch]) -> Batch | None:
     """Batches one behind the other as one; None where that cannot be: of other shapes, types or transforms."""
     first = batches[0]
@@ -159,14 +130,7 @@ def join(batches: Sequence[Batch]) -> Batch | None:
     columns = list(zip(*(b._arrays for b in batches)))
     if any(len({(a.dtype, a.shape[1:]) for a in column}) > 1 for column in columns):
         return None
-    return Batch(tuple(map(_concatenated, columns)), first._finish)
-
-
-def _concatenated(arrays: Sequence[Array]) -> Array:
-    first = arrays[0]
-    if first.dtype != np.uint8 or first.ndim != 4 or not first.flags.c_contiguous:
-        return np.concatenate(arrays)
-    return np.concatenate(arrays, out=reused.empty((sum(map(len, arrays)), *first.shape[1:]), first.dtype))
+    return Batch(tuple(map(reused.concatenated, columns)), first._finish)
 
 
 def _to_plain(a: Array) -> tuple[Array, bool]:

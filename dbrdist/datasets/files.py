@@ -57,9 +57,17 @@ class OpenFiles:
 
 
 def read_file(path: str) -> bytes:
-    """A whole file."""
-    with open(path, "rb", buffering=0) as f:
-        return f.readall()
+    """A whole file, by one read in nearly every case."""
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(number).st_size
+        data = os.read(number, size + 1)
+        if len(data) != size:  # it changes, or is none whose size is known
+            while more := os.read(number, 1 << 20):
+                data += more
+        return data
+    finally:
+        os.close(number)
 
 
 def as_binary(descriptor: Descriptor) -> BinaryIO:

@@ -15,8 +15,9 @@ import numpy as np
 
 from dbrdist.core.backend import Array
 from dbrdist.core.random import generator, permutation
-from dbrdist.datasets.base import Batch, DatasetMixin, get_batch, join, reused
+from dbrdist.datasets.base import Batch, DatasetMixin, get_batch, join
 from dbrdist.datasets.convert import concat_examples
+from dbrdist.datasets.memory import reused
 from dbrdist.errors import DatasetError
 
 

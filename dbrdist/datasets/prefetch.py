@@ -8,9 +8,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from dbrdist.core import thread_pools
+from dbrdist.datasets.memory import Canvas, reused
 from dbrdist.datasets.order import State, Step
 from dbrdist.datasets.serial import SerialIterator, put_together, read_parts
 from dbrdist.datasets.workers import Ticket, WorkerPool
+
+# the state after a batch, the batch, and the parts of it that the workers of this rank take, with a ticket for each
+_Ahead = tuple[State, Step, list[Step], list[Any]]
 
 
 class PrefetchIterator(SerialIterator):
@@ -23,7 +27,7 @@ class PrefetchIterator(SerialIterator):
     _num_ahead = 1
 
     def __init__(self, dataset: Any, batch_size: int, *args: Any, **kwargs: Any) -> None:
-        self._ahead: deque[tuple[State, Step, list[Any]]] = deque()  # with a ticket for each worker of this rank
+        self._ahead: deque[_Ahead] = deque()
         self._is_finalized = False
         super().__init__(dataset, batch_size, *args, **kwargs)
 
@@ -37,14 +41,14 @@ class PrefetchIterator(SerialIterator):
         self._fill()
         if not self._ahead:
             raise StopIteration
-        state, step, tickets = self._ahead[0]
+        state, step, own, tickets = self._ahead[0]
         try:
             found = [self._collect(tickets.pop(0)) for _ in self.workers]
         except BaseException:
             self._drop_ahead()  # the position has not moved: another call would read the same batch
             raise
         self._ahead.popleft()
-        batch = self._arrive(state, step, found)
+        batch = self._arrive(state, step, own, found)
         self._fill()
         return batch
 
@@ -58,11 +62,12 @@ class PrefetchIterator(SerialIterator):
             state, step = self._plan.advance(state)
             if step is None:
                 return
-            self._ahead.append((state, step, [self._submit(own, step) for own in self._own(step)]))
+            own = self._own(step)
+            self._ahead.append((state, step, own, [self._submit(part, step) for part in own]))
 
     def _drop_ahead(self) -> None:
         while self._ahead:
-            for ticket in self._ahead.popleft()[2]:
+            for ticket in self._ahead.popleft()[3]:
                 with contextlib.suppress(Exception):  # nobody waits for these batches, so their errors concern nobody
                     self._collect(ticket)
 
@@ -134,8 +139,14 @@ class MultithreadIterator(PrefetchIterator):
     def _submit(self, own: Step, whole: Step) -> tuple[Step, list[Future[Any]]]:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.n_threads, thread_name_prefix="dbrdist-loader")
-        shares = _shares(own, self.n_threads)
-        return whole, [self._pool.submit(read_parts, self.dataset, share, self.seed) for share in shares]
+        canvas, size = Canvas(own.num_samples), _share_size(own.num_samples, self.n_threads)
+        starts = range(0, own.num_samples, size)
+        return whole, [self._pool.submit(self._read, own.cut(n, n + size), canvas, n) for n in starts]
+
+    def _read(self, share: Step, canvas: Canvas, start: int) -> tuple[list[Any], list[str]]:
+        """A part of a batch, in a thread: its images go to their rows of the canvas."""
+        with reused.on(canvas, start, share.num_samples):
+            return read_parts(self.dataset, share, self.seed)
 
     def _collect(self, ticket: tuple[Step, list[Future[Any]]]) -> tuple[Any, list[str]]:
         whole, futures = ticket
@@ -154,12 +165,10 @@ class MultithreadIterator(PrefetchIterator):
         self._pool = None
 
 
-def _shares(step: Step, num_threads: int) -> list[Step]:
-    """A batch in parts for the threads: several for each, since some examples take longer than others."""
-    n = step.num_samples
-    size = min(max(-(-n // (4 * num_threads)), 4), 32)
-    size += size % 2  # partners that are mixed stay together
-    return [step.cut(start, start + size) for start in range(0, n, size)]
+def _share_size(num_samples: int, num_threads: int) -> int:
+    """How many examples of a batch a thread takes at a time: several shares each, as some examples take longer."""
+    size = min(max(-(-num_samples // (4 * num_threads)), 4), 32)
+    return size + size % 2  # partners that are mixed stay together
 
 
 class MultiprocessIterator(PrefetchIterator):

@@ -2,8 +2,9 @@
 
 A transform is a callable ``t(example, rng)``: an example is an image (H, W, C), or a tuple that starts with one and is
 passed on otherwise unchanged; ``rng`` is a ``numpy.random.Generator`` keyed by (seed, epoch, sample), so that the
-result depends on no rank, worker or order of calls. Images stay uint8 and (H, W, C) until ``Normalize`` and ``ToCHW``,
-which run once per batch. H height, W width, C channels.
+result depends on no rank, worker or order of calls. It serves that call alone: it is keyed anew for the next example.
+Images stay uint8 and (H, W, C) until ``Normalize`` and ``ToCHW``, which run once per batch. H height, W width, C
+channels.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.backend import Array, get_array_module
-from dbrdist.core.random import generator
-from dbrdist.datasets.base import Batch, reused
+from dbrdist.core.random import SampleGenerator
+from dbrdist.datasets.base import Batch
 from dbrdist.datasets.images import METHODS, Image, lookup, mirror, resize
+from dbrdist.datasets.memory import reused
 
 
 class Transform:
@@ -322,8 +324,9 @@ def transform_batch(
     draws = any(getattr(t, "is_random", True) for t in each)  # a callable of the user's may draw
     first, into = _writers(each)
     stack = _Stack(num_examples, bool(last))
+    rngs = SampleGenerator(seed, "augment", epoch) if draws else None
     for sample, example in examples:
-        rng = generator(seed, "augment", epoch, sample) if draws else None
+        rng = None if rngs is None else rngs.at(sample)
         for t in first:
             example = t(example, rng)
         out = stack.next_row()

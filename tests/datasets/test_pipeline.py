@@ -25,8 +25,8 @@ from dbrdist.datasets import (
     Transform,
     images,
 )
-from dbrdist.datasets.base import reused
 from dbrdist.datasets.convert import concat_examples
+from dbrdist.datasets.memory import reused
 from dbrdist.datasets.transforms import Finisher
 from dbrdist.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
 
