@@ -238,14 +238,13 @@ def converter(dtype: Any) -> Callable[[Any, Any], Any]:
     dtype = get_dtype(dtype)
 
     def cast(x: Any) -> Any:
-        return x.astype(dtype) if is_floating(x.dtype) and x.dtype != dtype else x
+        return x if x.dtype == dtype or not is_floating(x.dtype) else x.astype(dtype)
 
     def convert(batch: Any, device: Any = None) -> Any:
-        if isinstance(batch, Batch) and device is None:
-            batch = batch.finished(dtype)
-        arrays = concat_examples(batch, device)
+        is_here = device is None and isinstance(batch, Batch)
+        arrays = batch.finished(dtype).arrays if is_here else concat_examples(batch, device)
         if isinstance(arrays, tuple):
-            return tuple(map(cast, arrays))
+            return tuple([cast(x) for x in arrays])
         return {key: cast(x) for key, x in arrays.items()} if isinstance(arrays, dict) else cast(arrays)
 
     return convert

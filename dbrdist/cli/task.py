@@ -49,11 +49,12 @@ class Task(Chain):
         if getattr(outputs, "dtype", None) in _NARROW:  # or else losses and accuracies have three digits
             outputs = F.cast(outputs, "float32")
         loss = self.loss(outputs, labels)
-        report({"loss": loss}, self)
+        observed = {"loss": loss}
         if self._has_classes(outputs, labels):
-            report({"accuracy": F.accuracy(outputs, labels)}, self)
-        if self.metrics:
-            report({name: metric(outputs, labels) for name, metric in self.metrics.items()}, self)
+            observed["accuracy"] = F.accuracy(outputs, labels)
+        for name, metric in self.metrics.items():
+            observed[name] = metric(outputs, labels)
+        report(observed, self)
         return loss
 
     def _has_classes(self, outputs: Any, labels: Any) -> bool:

@@ -111,7 +111,8 @@ class MultiNodeOptimizer:
         if self.communicator.size > 1:
             self._update_together(lossfun, args, kwds, num_samples)
         else:
-            weights([-1 if num_samples is None else num_samples])
+            if num_samples is not None and num_samples < 1:
+                weights([num_samples])  # which says what is wrong with it
             if lossfun is not None:
                 self._backward(lossfun, args, kwds)
         self.actual_optimizer.update()

@@ -71,7 +71,8 @@ def as_dtype(dtype: Any) -> DType:
 
 def is_floating(dtype: Any) -> bool:
     """True for float16, bfloat16, float32, float64 and wider."""
-    return bool(dtype.kind == "f" or dtype.name == "bfloat16")
+    kind = dtype.kind
+    return kind == "f" or (kind not in "biuc" and dtype.name == "bfloat16")  # NumPy makes a name anew at each question
 
 
 # The one table of accumulation types: sums, means and scales of a 16-bit type run in float32.

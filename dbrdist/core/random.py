@@ -38,7 +38,7 @@ class SampleGenerator:
         self._epoch = epoch
         self._bits: Any = _philox(seed, purpose, (0, 0, 0, epoch))
         self._generator = np.random.Generator(self._bits)
-        self._start: Any = self._bits.state
+        self._start: dict[str, Any] = {**self._bits.state}
         self._key = tuple(self._start["state"]["key"].tolist())  # tuples, which are read faster than arrays
         self._start["buffer"] = tuple(self._start["buffer"].tolist())
 

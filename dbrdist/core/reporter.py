@@ -62,18 +62,19 @@ class Reporter:
 
     def report(self, values: dict[str, Any], observer: Any = None) -> None:
         """Store values, under the observer's name where one is given."""
-        prefix = ""
-        if observer is not None:
-            name = self._names.get(id(observer))
-            if name is None:
-                raise KeyError(
-                    f"expected an observer that was added to the reporter, got {type(observer).__name__}; "
-                    "add it with add_observer(name, observer), or report from a link of an optimizer's target"
-                )
-            prefix = name + "/"
-        is_kept = config.keep_graph_on_report
+        prefix = "" if observer is None else self._prefix(observer)
+        observation, is_kept = self.observation, config.keep_graph_on_report
         for key, value in values.items():
-            self.observation[prefix + key] = value.array if isinstance(value, Variable) and not is_kept else value
+            observation[prefix + key] = value.array if isinstance(value, Variable) and not is_kept else value
+
+    def _prefix(self, observer: Any) -> str:
+        name = self._names.get(id(observer))
+        if name is None:
+            raise KeyError(
+                f"expected an observer that was added to the reporter, got {type(observer).__name__}; "
+                "add it with add_observer(name, observer), or report from a link of an optimizer's target"
+            )
+        return name + "/"
 
 
 def get_current_reporter() -> Reporter:
@@ -104,6 +105,8 @@ def as_number(value: Any) -> float:
     """A reported value as a Python float."""
     if type(value) is float:
         return value
+    if type(value) is np.ndarray:
+        return float(value)
     if isinstance(value, Variable):
         value = value.array
     return float(to_cpu(value)) if hasattr(value, "dtype") else float(value)
@@ -153,13 +156,18 @@ class DictSummary:
     def add(self, d: dict[str, Any]) -> None:
         """Add a dictionary of values; what is no number is left out."""
         for key, value in d.items():
-            weight: Any = 1
-            if isinstance(value, tuple):
-                value, weight = value
-            if isinstance(value, Variable):
-                value = value.array
-            if isinstance(value, (int, float, np.number)) or getattr(value, "ndim", None) == 0:
-                self._summaries.setdefault(key, Summary()).add(value, as_number(weight))
+            weight: Any = 1.0
+            if type(value) is not float:  # which most are by now
+                if isinstance(value, tuple):
+                    value, weight = value
+                if isinstance(value, Variable):
+                    value = value.array
+                if not isinstance(value, (int, float, np.number)) and getattr(value, "ndim", None) != 0:
+                    continue
+            summary = self._summaries.get(key)
+            if summary is None:
+                summary = self._summaries[key] = Summary()
+            summary.add(value, as_number(weight))
 
     def compute_mean(self) -> dict[str, float]:
         """The means by key."""

@@ -50,7 +50,7 @@ class TupleDataset:
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
         if self._all_arrays:
-            return Batch(tuple(d[indices] for d in self._datasets))
+            return Batch(tuple([d[indices] for d in self._datasets]))
         return [example for _, example in read_examples(self, indices, seed, epoch, skipped)]
 
 

@@ -73,10 +73,15 @@ class Step(NamedTuple):
 
     @property
     def num_samples(self) -> int:
-        return sum(len(indices) for _, indices in self.pieces)
+        number = 0
+        for _, indices in self.pieces:
+            number += len(indices)
+        return number
 
     def cut(self, start: int, end: int) -> Step:
         """The examples ``start`` to ``end`` of this batch."""
+        if start == 0 and end >= self.num_samples:
+            return self
         kept, offset = [], 0
         for epoch, indices in self.pieces:
             piece = indices[max(start - offset, 0) : max(end - offset, 0)]
@@ -134,12 +139,14 @@ class Plan:
         epoch, position, _, order, *_ = state
         if not self.repeat and epoch > 0:
             return state, None
-        n = self.num_per_epoch
+        n, end = self.num_per_epoch, position + self.batch_size
+        if end < n:  # nearly every batch
+            return State(epoch, end, False, order, epoch, position), Step(((epoch, _slice(order, position, end)),))
         fills_up = self.repeat and self.last == "wrap"
         missing, pieces, is_new = self.batch_size, [], False
         while missing:
             end = min(position + missing, n)
-            pieces.append((epoch, np.arange(position, end) if order is None else _wide(order[position:end])))
+            pieces.append((epoch, _slice(order, position, end)))
             missing -= end - position
             if end < n:
                 position = end
@@ -151,6 +158,12 @@ class Plan:
         return State(epoch, position, is_new, order, state.epoch, state.position), Step(tuple(pieces))
 
 
-def _wide(indices: Array) -> Array:
-    """Indices of a batch as datasets get them: computing with them must not overflow."""
-    return indices.astype(np.int64) if getattr(indices, "dtype", None) == np.int32 else indices
+_INT32 = np.dtype(np.int32)
+
+
+def _slice(order: Array | None, start: int, end: int) -> Array:
+    """The indices from ``start`` to ``end`` as datasets get them: computing with them must not overflow."""
+    if order is None:
+        return np.arange(start, end)
+    indices = order[start:end]
+    return indices.astype(np.int64) if getattr(indices, "dtype", None) == _INT32 else indices

@@ -121,38 +121,32 @@ class SerialIterator(Iterator):
         state, step = self._plan.advance(self._state)
         if step is None:
             raise StopIteration
-        return self._arrive(state, step, [read_step(self.dataset, own, self.seed, step) for own in self._own(step)])
+        own = self._own(step)
+        return self._arrive(state, step, own, [read_step(self.dataset, part, self.seed, step) for part in own])
 
     next = __next__
 
     def _own(self, step: Step) -> list[Step]:
         """The parts of a global batch that the workers of this rank take."""
+        if self.num_workers == 1:
+            return [step]
         return [step.cut(*block_bounds(step.num_samples, worker, self.num_workers)) for worker in self.workers]
 
-    def _arrive(self, state: State, step: Step, found: list[tuple[Any, list[str]]]) -> Any:
+    def _arrive(self, state: State, step: Step, own: list[Step], found: list[tuple[Any, list[str]]]) -> Any:
         """Note what was read for each worker; returns the batch, or with virtual workers theirs."""
-        self._state = state
-        self.num_samples_global = step.num_samples
-        self.rows = [block_bounds(step.num_samples, worker, self.num_workers)[0] for worker in self.workers]
-        self.row = self.rows[0]
-        own = self._own(step)
-        self.pieces = [part.pieces for part in own]
-        self.indices = np.concatenate([part.indices for part in own])
+        self._state, self._step, self._parts = state, step, own
         skipped = [words for _, messages in found for words in messages]
-        self.num_read = len(self.indices) - len(skipped)
-        self.num_skipped += len(skipped)
+        self.num_read = sum([part.num_samples for part in own]) - len(skipped)
         if skipped:
+            self.num_skipped += len(skipped)
             self.skipped = list(dict.fromkeys([*self.skipped, *skipped]))
         return found[0][0] if self.virtual_workers is None else [batch for batch, _ in found]
 
     def reset(self) -> None:
         """Go back to the start of epoch 0."""
         self._state = self._plan.first()
-        self.indices: Array = np.empty(0, np.int64)
-        self.pieces: list[tuple[tuple[int, Array], ...]] = [()] * len(self.workers)
-        self.row = 0
-        self.rows = [0] * len(self.workers)
-        self.num_samples_global = 0
+        self._step = Step(())  # the last one, and the parts of it that the workers of this rank took
+        self._parts = [self._step] * len(self.workers)
         self.num_read = 0
 
     def reorder(self, seed: int) -> None:
@@ -162,6 +156,36 @@ class SerialIterator(Iterator):
         self._plan.is_pure = self._follows_seed = True
         self.seed = seed
         self.reset()
+
+    # ---- the last batch ----
+
+    @property
+    def indices(self) -> Array:
+        """The indices of this rank's examples, those left out included."""
+        return np.concatenate([part.indices for part in self._parts])
+
+    @property
+    def pieces(self) -> list[tuple[tuple[int, Array], ...]]:
+        """For each worker of this rank, the pairs (epoch, indices) of its examples."""
+        return [part.pieces for part in self._parts]
+
+    @property
+    def row(self) -> int:
+        """The position of this rank's first example in the global batch."""
+        return self._row(self.workers[0])
+
+    @property
+    def rows(self) -> list[int]:
+        """For each worker of this rank, the position of its first example in the global batch."""
+        return [self._row(worker) for worker in self.workers]
+
+    def _row(self, worker: int) -> int:
+        return block_bounds(self._step.num_samples, worker, self.num_workers)[0]
+
+    @property
+    def num_samples_global(self) -> int:
+        """How many examples the global batch has."""
+        return self._step.num_samples
 
     # ---- where it stands ----
 

@@ -34,7 +34,7 @@ def accuracy(y: Any, t: Any, ignore_label: int | None = None) -> Variable:
         valid = t != ignore_label
         hits &= valid
         count = xp.maximum(valid.sum(), 1)
-    return as_variable(xp.asarray(hits.sum() / count, y.dtype))
+    return as_variable(xp.asarray(xp.count_nonzero(hits) / count, y.dtype))
 
 
 def binary_accuracy(y: Any, t: Any) -> Variable:

@@ -82,9 +82,9 @@ class Trainer:
     def _loop(self, entries: Sequence[_Entry]) -> None:
         self._start(entries)
         asked = [entry for entry in entries if can_fire(entry.trigger)]
-        while not self.stop_trigger(self):
-            self.observation = {}
-            with self.reporter.scope(self.observation):
+        with self.reporter.scope({}):
+            while not self.stop_trigger(self):
+                self.observation = self.reporter.observation = {}
                 self.updater.update()
                 for entry in asked:
                     if entry.trigger(self):

@@ -320,8 +320,11 @@ class AnyTrigger:
         self._triggers = [get_trigger(trigger) for trigger in triggers]
 
     def __call__(self, trainer: Any) -> bool:
-        fired = [trigger(trainer) for trigger in self._triggers]  # all: each keeps count of its calls
-        return any(fired)
+        fires = False
+        for trigger in self._triggers:  # all: each keeps count of its calls
+            if trigger(trainer):
+                fires = True
+        return fires
 
     def serialize(self, serializer: Any) -> None:
         for i, trigger in enumerate(self._triggers):

@@ -350,6 +350,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="write the result to benchmarks/records")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
+    words = sys.argv
     root, began = Path(__file__).resolve().parents[2], time.time()
     endings: Counter[str] = Counter()
     faults = []
@@ -371,6 +372,7 @@ def main() -> None:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         os.chdir(root)
+    sys.argv = words
     print(dict(endings), f"{len(faults)} faults in {time.time() - began:.0f} s")
     if args.record:
         sys.path.insert(0, str(root / "benchmarks"))

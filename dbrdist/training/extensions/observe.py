@@ -57,8 +57,10 @@ class FailOnNonNumber(Extension):
 
     def complaint(self, trainer: Any, check_parameters: bool = False) -> str | None:
         """What is wrong after this step, or None; parameters are looked through only if asked or if a loss is bad."""
-        losses = [(key, as_number(v)) for key, v in trainer.observation.items() if key == "loss" or key[-5:] == "/loss"]
-        bad = [f"{key} is {value}" for key, value in losses if not math.isfinite(value)]
+        bad = []
+        for key, value in trainer.observation.items():
+            if (key == "loss" or key[-5:] == "/loss") and not math.isfinite(number := as_number(value)):
+                bad.append(f"{key} is {number}")
         if not bad and not check_parameters:
             return None
         parameter = _first_bad_parameter(trainer)
