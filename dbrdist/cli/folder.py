@@ -28,8 +28,8 @@ CONFIG, SUMMARY, LOG, WORDS, LOCK, REPORT = (
     "run.lock",
     "report",
 )
-BEST, TENSORBOARD = "snapshot_best", "tensorboard"
-_NAMES = (CONFIG, RECIPE, SUMMARY, LOG, WORDS, BEST, REPORT, TENSORBOARD, audit.FOLDER)
+BEST, TENSORBOARD, TRACE = "snapshot_best", "tensorboard", "trace.json"
+_NAMES = (CONFIG, RECIPE, SUMMARY, LOG, WORDS, BEST, REPORT, TENSORBOARD, TRACE, audit.FOLDER)
 _TEMPORARY = re.compile(rf"({'|'.join(map(re.escape, _NAMES))}|snapshot_iter_\d+)\.tmp-\d+(-\d+)?")
 KILLED = "its process ended without a word: it was killed, or its host went down"
 

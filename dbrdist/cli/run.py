@@ -15,14 +15,14 @@ from dbrdist.cli import beats, build, build_updates, memory, preflight, report, 
 from dbrdist.cli.assemble import evaluator, iterator, parts
 from dbrdist.cli.config import SECONDS, Config, interval
 from dbrdist.cli.console import Console
-from dbrdist.cli.folder import BEST, CONFIG, TENSORBOARD, WORDS, RunFolder, earlier_starts, now, write_json
+from dbrdist.cli.folder import BEST, CONFIG, TENSORBOARD, TRACE, WORDS, RunFolder, earlier_starts, now, write_json
 from dbrdist.cli.load import Origin, described
 from dbrdist.cli.meter import Meter
 from dbrdist.cli.plan import describe
 from dbrdist.cli.provenance import facts
 from dbrdist.cli.refuse import WRONG, Refused, alike
 from dbrdist.cli.words import counted
-from dbrdist.comm import VirtualUpdater, create_multi_node_optimizer
+from dbrdist.comm import VirtualUpdater, create_multi_node_optimizer, trace
 from dbrdist.comm.agree import on_root
 from dbrdist.comm.audit import AuditLog
 from dbrdist.comm.extensions import StepAgreement, StopOnRequest
@@ -220,8 +220,11 @@ class Run:
         for line in self.plan:
             self.console.log(line)
 
-    def train(self) -> int:
+    def train(self, traces: bool = False) -> int:
         """Train to the end, or to an agreed stop; returns the exit code. The folder says how it ended."""
+        tracer = trace.Trace(self.comm) if traces else None
+        if tracer is not None:
+            tracer.start()
         began, ending = time.time(), ("failed", "the run did not come to an end")
         try:
             # what overflows shows in the loss, which is looked at after each step; a warning would not say more
@@ -237,8 +240,18 @@ class Run:
         finally:
             if ending[0] == "failed":
                 self._end(*ending, time.time() - began, {})
+        if tracer is not None:
+            self._write_trace(tracer)
         self._end(*ending, time.time() - began, self._skipped())
         return STOPPED if ending[0] == "stopped" else 0
+
+    def _write_trace(self, tracer: trace.Trace) -> None:
+        """On rank 0: the trace of all ranks, and what it says. Collective."""
+        ranks = tracer.finish()
+        if ranks is not None:
+            trace.write(self.folder.file(TRACE), ranks)
+            for line in trace.summarize(ranks).lines():
+                self.say(line)
 
     def _skipped(self) -> dict[str, Any]:
         """The examples that were left out, each named once. Collective."""

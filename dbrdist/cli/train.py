@@ -42,6 +42,9 @@ def _help(context: click.Context, option: click.Parameter, asked: bool) -> None:
 @click.option("--predict", metavar="RUN", help="Name the likeliest classes of the image files that follow.")
 @click.option("--export", metavar="RUN", help="Write RUN's weights to the .safetensors file that follows.")
 @click.option("--init", metavar="NAME", help="Print a commented configuration: digits, cifar10 or imagenet.")
+@click.option(
+    "--trace", is_flag=True, help="Write what each rank does when to trace.json, and say what steps wait for."
+)
 @click.option("--version", is_flag=True, help="Print the version and end.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved plan and end.")
 @click.option("--print-schema", is_flag=True, help="Print the JSON schema of configurations and end.")
@@ -59,6 +62,7 @@ def command(
     predict: str | None,
     export: str | None,
     init: str | None,
+    trace: bool,
     version: bool,
     dry_run: bool,
     print_schema: bool,
@@ -83,16 +87,18 @@ def command(
         config = os.path.join(folder_of(str(evaluate)), CONFIG)
     if config is None or ("=" in config and not os.path.exists(config)):
         raise click.UsageError("expected a configuration: dbrdist-train CONFIG.yaml [KEY=VALUE]...")
-    if evaluate is not None and (resume or dry_run or overwrite):
-        raise click.UsageError("--evaluate goes with neither --resume nor --overwrite nor --dry-run")
+    if evaluate is not None and (resume or dry_run or overwrite or trace):
+        raise click.UsageError("--evaluate goes with neither --resume nor --overwrite nor --trace nor --dry-run")
     if resume and overwrite:
         raise click.UsageError(
             "--resume goes on with the run in the folder, --overwrite moves it aside: give one of them"
         )
     settings, origin = _checked(config, overrides, trusted=not stored)
+    if trace and settings.virtual_workers is not None:
+        raise click.UsageError("--trace does not look into the steps of virtual workers; write `batch: N`")
     if dry_run:
         return _dry_run(settings, origin)
-    return _run(settings, origin, "resume" if resume else "overwrite" if overwrite else "new", evaluate)
+    return _run(settings, origin, "resume" if resume else "overwrite" if overwrite else "new", evaluate, trace)
 
 
 def _aside(words: list[str], **asked: Any) -> Iterable[str] | None:
@@ -143,7 +149,7 @@ def _dry_run(settings: Config, origin: Origin) -> int:
     return 0
 
 
-def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None) -> int:
+def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None, trace: bool) -> int:
     comm = create_communicator(None if settings.communicator == "auto" else settings.communicator)
     if settings.reproducible:
         thread_pools.use_one()
@@ -154,7 +160,7 @@ def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None) -> i
         training = run.Run(settings, origin, comm)
         training.announce()
         training.start_folder(mode)
-        return training.train()
+        return training.train(trace)
     except (CorruptExampleError, CheckpointError) as error:
         return _refuse_before_mpi(f"dbrdist-train: {error}", 1)
     except Refused as reason:

@@ -17,7 +17,7 @@ from dbrdist.comm.late import LateParameters
 from dbrdist.comm.overlap import Reduction, Weights
 from dbrdist.comm.reduction import Plan, weights
 from dbrdist.comm.sharding import Sharding, check_stage
-from dbrdist.core import backprop
+from dbrdist.core import backprop, spans
 from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, Optimizer
 from dbrdist.core.parameter import Parameter
 
@@ -115,9 +115,10 @@ class MultiNodeOptimizer:
                 weights([num_samples])  # which says what is wrong with it
             if lossfun is not None:
                 self._backward(lossfun, args, kwds)
-        self.actual_optimizer.update()
+        with spans.span("update"):
+            self.actual_optimizer.update()
         if self._sharding is not None and self.actual_optimizer.is_safe_to_update():
-            with self._steps.meet() as call:
+            with self._steps.meet() as call, spans.span("spread values"):
                 self._sharding.share_values(call, self._steps.current_plan().runs)
 
     def _update_together(self, lossfun: Any, args: Any, kwds: Any, num_samples: int | None) -> None:
@@ -143,7 +144,8 @@ class MultiNodeOptimizer:
                     steps.break_off(e)
                 raise
         began = time.perf_counter()
-        self._reduce_all(overlap, num_samples)
+        with spans.span("exposed wait"):
+            self._reduce_all(overlap, num_samples)
         self.exposed_seconds += time.perf_counter() - began
 
     def _reduce_all(self, overlap: Any, num_samples: int | None) -> None:
@@ -183,12 +185,13 @@ class MultiNodeOptimizer:
         factors, divisor = weights(header.counts)
         call.meet_without_row()
         plan.settle(self.communicator, call, header.places)
-        if self._sharding is None:
-            plan.reduce(self.communicator, call, plan.params, factors, divisor)
-            return
-        if self._sharding.place != plan.place:
+        if self._sharding is not None and self._sharding.place != plan.place:
             self._sharding.settle(plan)
-        plan.reduce_scatter(self.communicator, call, factors, divisor)
+        with spans.span("reduce"):
+            if self._sharding is None:
+                plan.reduce(self.communicator, call, plan.params, factors, divisor)
+            else:
+                plan.reduce_scatter(self.communicator, call, factors, divisor)
 
     def _reduce_anew(self, num_samples: int | None) -> None:
         """Average the gradients where the headers could not know what there is: all agree on that now."""
@@ -199,11 +202,13 @@ class MultiNodeOptimizer:
     def _backward(
         self, lossfun: Any, args: Any, kwds: Any, after_forward: Any = None, listener: Reduction | None = None
     ) -> None:
-        loss = lossfun(*args, **kwds)
+        with spans.span("forward"):
+            loss = lossfun(*args, **kwds)
         if after_forward is not None:
             after_forward()
         self.target.cleargrads()
-        backprop.backward([loss], loss_scale=self.actual_optimizer._loss_scale, listener=listener)
+        with spans.span("backward"):
+            backprop.backward([loss], loss_scale=self.actual_optimizer._loss_scale, listener=listener)
 
     def _updated_params(self) -> list[tuple[str, Parameter]]:
         """All but the frozen ones, whose gradients nobody reads."""

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from dbrdist.comm.courier import PAUSE_SECONDS, Courier
 from dbrdist.comm.reduction import Plan
-from dbrdist.core import flat
+from dbrdist.core import flat, spans
 from dbrdist.core.flat import Run
 from dbrdist.core.parameter import Parameter
 from dbrdist.core.variable import VariableNode
@@ -115,7 +115,8 @@ class Reduction:
             self._start(*self._known)
 
     def _start(self, factors: Sequence[float] | None, divisor: float | None) -> None:
-        bucket = self.buckets[self._num_started]
+        number = self._num_started
+        bucket = self.buckets[number]
         self._num_started += 1
         plan, place = self._plan(), self._place
         assert plan is not None
@@ -123,7 +124,8 @@ class Reduction:
         def reduce(comm: Any) -> None:
             with comm._gate.call("reduce", place) as call:
                 call.pause_seconds = PAUSE_SECONDS
-                plan.reduce_part(comm, call, bucket.run_number, bucket.begin, bucket.end, factors, divisor)
+                with spans.span(f"reduce bucket {number}"):
+                    plan.reduce_part(comm, call, bucket.run_number, bucket.begin, bucket.end, factors, divisor)
 
         self._courier.put(reduce)
 

@@ -8,6 +8,7 @@ and from the program's own traffic: ranks that have lost step never take one for
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from dbrdist.comm.arguments import attempt
 from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.comm.gate import Gate, Passage, Row, digest
 from dbrdist.comm.record import Call
+from dbrdist.core import spans
 from dbrdist.errors import CommunicatorError
 
 _PIECE_BYTES = 1 << 30  # counts of MPI before version 4 end at 2**31
@@ -218,12 +220,16 @@ class MpiCommunicator(CommunicatorBase):
                 self._wait(call, self._comm.Irecv(piece, call.peer, call.tag))
         return head, parts
 
-    def _wait(self, call: Call, request: Any) -> None:
+    def _wait(self, call: Call, request: Any, kind: str = "reduce") -> None:
+        recorder, began = spans.recording(), time.perf_counter()
         try:
             mpi.wait_until(request.Test, call)
         except BaseException:
             self._abandoned.append(request)
             raise
+        if recorder is not None and call.is_collective:
+            call.num_waits += 1
+            recorder.meet((call.comm_name, call.number, call.num_waits, kind), began)
 
     def _reduce_host(
         self, call: Call, x: message.HostArray, factors: Sequence[float] | None, divisor: float | None
@@ -305,7 +311,7 @@ class _PendingRow:
 
     def wait(self, call: Call) -> Row:
         """The rows of all ranks."""
-        self._comm._wait(call, self._request)
+        self._comm._wait(call, self._request, "row")
         return self._rows
 
 

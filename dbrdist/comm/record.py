@@ -35,6 +35,7 @@ class Call:
         "meets_by",
         "members",
         "num_bytes",
+        "num_waits",
         "number",
         "outer",
         "partner",
@@ -72,6 +73,7 @@ class Call:
         self.tag = 0
         self.root = -1
         self.num_bytes = 0
+        self.num_waits = 0  # for other ranks, where somebody records them
         self.kind: Any = None  # the type of the elements
         self.place = _caller(sys._getframe(2)) if place is None else place
         self.since = time.monotonic()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dbrdist.core import random
+from dbrdist.core import random, spans
 from dbrdist.core.backend import get_device
 from dbrdist.datasets.convert import concat_examples
 from dbrdist.errors import NoSamplesError
@@ -130,7 +130,11 @@ class StandardUpdater(Updater):
     def update(self) -> None:
         """Do one step and count it."""
         began = time.perf_counter()
-        self.update_core()
+        recorder = spans.recording()
+        if recorder is not None:
+            recorder.step = self.iteration
+        with spans.span("step"):
+            self.update_core()
         self.step_seconds += time.perf_counter() - began
         self.iteration += 1
 
@@ -139,7 +143,8 @@ class StandardUpdater(Updater):
         iterator, optimizer = self._iterators["main"], self._optimizers["main"]
         epoch = iterator.epoch
         began = time.perf_counter()
-        batch = iterator.next()
+        with spans.span("data wait"):
+            batch = iterator.next()
         self.data_seconds += time.perf_counter() - began
         random.set_stream(random.get_seed(), epoch, self.iteration, getattr(iterator, "row", 0))
         loss_func = optimizer.target if self.loss_func is None else self.loss_func

@@ -1,0 +1,76 @@
+"""What a process does when: named spans of time, kept while somebody records them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+MAX_KEPT = 1 << 18  # spans and meetings; of longer runs the last ones stay
+
+
+class Span(NamedTuple):
+    """One stretch of time, in seconds of ``time.perf_counter``."""
+
+    name: str
+    step: int
+    thread: int
+    began: float
+    ended: float
+
+
+class Meeting(NamedTuple):
+    """A wait for other ranks: its key is the same on all of them."""
+
+    key: tuple[Any, ...]
+    step: int
+    thread: int
+    began: float  # when it came
+    ended: float
+
+
+class Recorder:
+    """The last spans and meetings of this process."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.spans: deque[Span] = deque(maxlen=MAX_KEPT)
+        self.meetings: deque[Meeting] = deque(maxlen=MAX_KEPT)
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Note how long the block takes."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spans.append(Span(name, self.step, threading.get_ident(), began, time.perf_counter()))
+
+    def meet(self, key: tuple[Any, ...], began: float) -> None:
+        """Note a wait that is over now."""
+        self.meetings.append(Meeting(key, self.step, threading.get_ident(), began, time.perf_counter()))
+
+
+_current: list[Recorder] = []  # none or one
+
+
+def record(recorder: Recorder | None) -> None:
+    """Keep what this process does from now on in ``recorder``; None ends it."""
+    _current[:] = [] if recorder is None else [recorder]
+
+
+def recording() -> Recorder | None:
+    """What records now."""
+    return _current[0] if _current else None
+
+
+_nothing = contextlib.nullcontext()
+
+
+def span(name: str) -> AbstractContextManager[None]:
+    """``with span("forward"):`` notes how long the block takes, if anybody records."""
+    return _current[0].span(name) if _current else _nothing

@@ -1,0 +1,56 @@
+"""Trains with a trace while one rank sleeps at one place; rank 0 prints the summary as JSON."""
+
+import json
+import sys
+import time
+
+import numpy as np
+
+from dbrdist import optimizers
+from dbrdist.comm import arenas, create_communicator, create_multi_node_optimizer, message, trace
+from dbrdist.iterators import SerialIterator
+from dbrdist.training import StandardUpdater
+from tests.comm.training_contract import Net
+
+place, late, path = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+SECONDS = 0.1
+shared = sys.argv[4] == "shared"
+comm = create_communicator("flat", shared_memory=shared)
+rng = np.random.default_rng(0)
+data = [(rng.normal(size=5), rng.normal(size=3)) for _ in range(48)]
+
+
+def slowed(function):
+    def slow(*args, **kwds):
+        time.sleep(SECONDS)
+        return function(*args, **kwds)
+
+    return slow
+
+
+class SlowIterator(SerialIterator):
+    next = slowed(SerialIterator.next)
+
+
+class SlowNet(Net):
+    forward = slowed(Net.forward)
+
+
+mine = comm.rank == late
+if mine and place == "communication":
+    arenas._add_in_place = slowed(arenas._add_in_place)
+    message.divide = slowed(message.divide) if not shared else message.divide
+kind = SlowIterator if mine and place == "data" else SerialIterator
+model = (SlowNet if mine and place == "forward" else Net)(num_hidden=64)
+iterator = kind(data, 4 * comm.size, shuffle=False, rank=comm.rank, size=comm.size)
+optimizer = create_multi_node_optimizer(optimizers.Adam().setup(model), comm)
+updater = StandardUpdater(iterator, optimizer)
+tracer = trace.Trace(comm)
+tracer.start()
+for _ in range(6):
+    updater.update()
+ranks = tracer.finish()
+if comm.rank == 0:
+    trace.write(path, ranks)
+    print(json.dumps(trace.summarize(ranks)._asdict()))
+    print("\n".join(trace.summarize(ranks).lines()))
