@@ -264,14 +264,34 @@ def select_item(x: Any, t: Any) -> Any:
     return ops.getitem(x, (get_array_module(t).arange(len(t)), t))
 
 
+class Permutation(FunctionNode):
+    """y = the slices of x along an axis in another order"""
+
+    is_linear = True
+    gives_new = True
+
+    def __init__(self, axis: int, order: Array, inverse: Array) -> None:
+        self.axis, self.order, self.inverse = axis, order, inverse
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        return (xs[0].take(self.order, self.axis),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (call(Permutation(self.axis, self.inverse, self.order), gys[0]),)
+
+
 def permutate(x: Any, indices: Any, axis: int = 0, inv: bool = False) -> Any:
     """Slices along an axis in the order of ``indices``; ``inv`` undoes that."""
     x, indices = as_variable(x), as_array(indices)
     axis = _axis("permutate", x.ndim, axis)
     if indices.shape != (x.shape[axis],):
         raise expected("permutate", "indices", f"shape ({x.shape[axis]},) as of axis {axis} of x", indices)
-    order = get_array_module(indices).argsort(indices) if inv else indices
-    return ops.getitem(x, (*(slice(None),) * axis, order))
+    xp = get_array_module(indices)
+    order = indices % max(len(indices), 1)
+    inverse = xp.argsort(order)
+    if not bool((order[inverse] == xp.arange(len(order))).all()):  # some element is taken twice
+        return ops.getitem(x, (*(slice(None),) * axis, xp.argsort(indices) if inv else indices))
+    return Permutation(axis, *((inverse, order) if inv else (order, inverse))).apply((x,))[0]
 
 
 def flip(x: Any, axis: int) -> Any:

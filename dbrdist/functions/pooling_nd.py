@@ -5,6 +5,7 @@ A window is a product of intervals, so its maximum and its mean are taken along 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -13,10 +14,11 @@ import numpy as np
 from dbrdist.core import ops
 from dbrdist.core.backend import Array, get_array_module
 from dbrdist.core.checks import expected
+from dbrdist.core.graph import FunctionNode
 from dbrdist.core.rows import together
 from dbrdist.core.variable import as_array
 from dbrdist.functions.convolution_nd import each_axis, out_size
-from dbrdist.functions.pooling import average_pooling_2d, max_pooling_2d
+from dbrdist.functions.pooling import max_pooling_2d
 
 
 def _windows(
@@ -34,12 +36,66 @@ def _windows(
     return x, k, s, p
 
 
-def _along(x: Any, axis: int, pool: Any) -> Any:
-    """``pool`` of images (A, 1, L, B) whose rows are the given axis of x."""
-    before, after = x.shape[:axis], x.shape[axis + 1 :]
-    image = ops.reshape(x, (int(np.prod(before)), 1, x.shape[axis], int(np.prod(after))))
-    y = pool(image)
-    return ops.reshape(y, (*before, y.shape[2], *after))
+def _out_sizes(function: str, x: Any, k: Any, s: Any, p: Any, cover_all: bool) -> tuple[int, ...]:
+    """How many windows there are along each axis."""
+    sizes = tuple(out_size(n, *window, 1, cover_all) for n, *window in zip(x.shape[2:], k, s, p))
+    if min(sizes) < 1:
+        raise expected(function, "x", f"no axis shorter than the window {k}", x, "pad it")
+    return sizes
+
+
+def _reach(size: int, num: int, u: int, s: int, p: int) -> tuple[slice, slice]:
+    """The windows of ``num`` along an axis whose element u lies within ``size``, and the places of those elements."""
+    first = max(0, -((u - p) // s))
+    last = max(first, min(num, (size - 1 - u + p) // s + 1))
+    start = first * s + u - p
+    return slice(first, last), slice(start, start + (last - first - 1) * s + 1 if last > first else start, s)
+
+
+def _whole(axis: int) -> tuple[slice, ...]:
+    return (slice(None),) * axis
+
+
+class LargestAlong(FunctionNode):
+    """y = the largest element of each window along an axis, the first of equal ones; NaN counts as the largest"""
+
+    def __init__(self, axis: int, k: int, s: int, p: int, num: int) -> None:
+        self.axis, self.k, self.s, self.p, self.num = axis, k, s, p, num
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        x, axis = xs[0], self.axis
+        self.size, xp = x.shape[axis], get_array_module(x)
+        starts = np.arange(self.num) * self.s - self.p
+        y = x.take(xp.asarray(np.maximum(starts, 0)), axis)
+        offset = np.maximum(-starts, 0).astype(np.int32).reshape(-1, *(1,) * (x.ndim - axis - 1))
+        self.offset = xp.broadcast_to(xp.asarray(offset), y.shape).copy()
+        for u in range(1, self.k):
+            windows, elements = (_whole(axis) + (v,) for v in _reach(self.size, self.num, u, self.s, self.p))
+            candidate, best = x[elements], y[windows]
+            is_better = (candidate > best) | ((candidate != candidate) & (best == best))
+            best[...] = xp.where(is_better, candidate, best)
+            self.offset[windows] = xp.where(is_better, np.int32(u), self.offset[windows])
+        return (y,)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        parts = (
+            _placed(ops.where(self.offset == u, gys[0], 0.0), self.axis, u, self.s, self.p, self.size)
+            for u in range(self.k)
+        )
+        return (functools.reduce(ops.add, parts),)
+
+
+def _mean_along(x: Any, axis: int, k: int, s: int, p: int, num: int) -> Any:
+    """The mean of each window along an axis, padding as zeros."""
+    before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    if s == k and not p and num * k == size:
+        return ops.mul(ops.sum(ops.reshape(x, (*before, num, k, *after)), axis + 1), 1.0 / k)
+    parts = []
+    for u in range(k):
+        windows, elements = _reach(size, num, u, s, p)
+        part = ops.getitem(x, (*_whole(axis), elements))
+        parts.append(ops.scatter(part, (*_whole(axis), windows), (*before, num, *after)))
+    return ops.mul(functools.reduce(ops.add, parts), 1.0 / k)
 
 
 def max_pooling_nd(
@@ -71,9 +127,15 @@ def _max(
     function: str, ndim: int | None, x: Any, ksize: Any, stride: Any, pad: Any, cover_all: bool, return_indices: bool
 ) -> Any:
     x, k, s, p = _windows(function, ndim, x, ksize, stride, pad)
+    out = _out_sizes(function, x, k, s, p, cover_all)
+    if any(q >= n or (num - 1) * m - q >= size for n, m, q, num, size in zip(k, s, p, out, x.shape[2:])):
+        raise expected(
+            function, "ksize, stride, pad, cover_all", f"windows that each see a part of x of shape {x.shape}",
+            f"{k}, {s}, {p}, {cover_all}", "a window without elements has no largest one: pad less, or cover_all=False",
+        )  # fmt: skip
     y = x
     for i in range(x.ndim - 3, -1, -1):  # the last axis first: of equal elements the first in C order is chosen
-        y = _along(y, i + 2, lambda a, i=i: max_pooling_2d(a, (k[i], 1), (s[i], 1), (p[i], 0), cover_all))
+        y = LargestAlong(i + 2, k[i], s[i], p[i], out[i]).apply((y,))[0]
     return (y, _places(as_array(x), as_array(y), k, s, p)) if return_indices else y
 
 
@@ -95,12 +157,9 @@ def _places(x: Array, y: Array, k: Any, s: Any, p: Any) -> Array:
 def _seen(x: Any, sizes: Any, offset: Any, s: Any, p: Any) -> tuple[Any, Any]:
     """The windows that have an element of x at ``offset``, and those elements."""
     windows, elements = [slice(None)] * 2, [slice(None)] * 2
-    for n, size, u, step, padding in zip(x.shape[2:], sizes, offset, s, p):
-        first = max(0, -((u - padding) // step))  # the first window whose element lies in x
-        last = min(size, (n - 1 - u + padding) // step + 1)
-        windows.append(slice(first, max(first, last)))
-        start = first * step + u - padding
-        elements.append(slice(start, start + max(0, last - first - 1) * step + 1 if last > first else start, step))
+    for numbers in zip(x.shape[2:], sizes, offset, s, p):
+        for places, found in zip((windows, elements), _reach(*numbers)):
+            places.append(found)
     return tuple(windows), ops.getitem(x, tuple(elements))
 
 
@@ -126,9 +185,10 @@ def _average(function: str, ndim: int | None, x: Any, ksize: Any, stride: Any, p
     x, k, s, p = _windows(function, ndim, x, ksize, stride, pad)
     if pad_value not in (0, None):
         raise expected(function, "pad_value", "0 or None", repr(pad_value))
+    out = _out_sizes(function, x, k, s, p, False)
     y = x
     for i in range(x.ndim - 2):
-        y = _along(y, i + 2, lambda a, i=i: average_pooling_2d(a, (k[i], 1), (s[i], 1), (p[i], 0)))
+        y = _mean_along(y, i + 2, k[i], s[i], p[i], out[i])
         if pad_value is None:
             start = np.arange(y.shape[i + 2]) * s[i] - p[i]
             seen = np.minimum(start + k[i], x.shape[i + 2]) - np.maximum(start, 0)
@@ -202,13 +262,9 @@ def _unpooling(
 
 def _placed(x: Any, axis: int, u: int, s: int, p: int, size: int) -> Any:
     """The elements of x along an axis at the places j s + u - p of ``size``; those outside fall away."""
-    first = max(0, -((u - p) // s))
-    last = max(first, min(x.shape[axis], (size - 1 - u + p) // s + 1))
-    start = first * s + u - p
-    whole = (slice(None),) * axis
-    part = ops.getitem(x, (*whole, slice(first, last)))
-    places = slice(start, start + (last - first - 1) * s + 1 if last > first else start, s)
-    return ops.scatter(part, (*whole, places), (*x.shape[:axis], size, *x.shape[axis + 1 :]))
+    windows, elements = _reach(size, x.shape[axis], u, s, p)
+    part = ops.getitem(x, (*_whole(axis), windows))
+    return ops.scatter(part, (*_whole(axis), elements), (*x.shape[:axis], size, *x.shape[axis + 1 :]))
 
 
 def upsampling_2d(
