@@ -271,7 +271,7 @@ class GetItem(FunctionNode):
     """y = x[slices]"""
 
     is_linear = True
-
+    gives_new = True
     was_images = False
 
     def __init__(self, slices: Any) -> None:
