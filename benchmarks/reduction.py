@@ -5,7 +5,8 @@ time is that of the slowest rank, after all have met. Goals: 102 MB of float32 g
 MPI_Allreduce's time and 0.2 of gloo's, bfloat16 0.25 of gloo's; a step with 10 KB of gradients 1.3 of one with a bare
 Allreduce in its place, with one rank 1.15 of the plain optimizer's; ResNet-20 on two ranks 0.98 of the throughput of
 two trainings that do not know each other. With ``--torch-python`` the interpreter of an environment that has PyTorch,
-mpi4py and what dbrdist needs runs the ranks.
+mpi4py and what dbrdist needs runs the ranks. ``--table`` makes one table of all communicators over MPI on one host, for
+2 to 4 ranks, beside MPI_Allreduce; goal: what ``auto`` takes is within a tenth of the fastest in every row.
 
     python benchmarks/reduction.py --torch-python TORCH_VENV/bin/python --record
     python benchmarks/reduction.py --torch-python TORCH_VENV/bin/python --busy --record
@@ -133,7 +134,43 @@ def resnet20(peers: bool) -> dict[str, Run]:
     return {"independent": training(False), "together": training(True)}
 
 
+def table(peers: bool) -> dict[str, Run]:
+    """The gradients of two models, 102 MB and 10 KB in 160 and 10 parameters, by each communicator."""
+    import numpy as np
+    from mpi4py import MPI
+
+    from dbrdist.comm import create_communicator
+    from dbrdist.core.link import Link
+    from dbrdist.core.parameter import Parameter
+
+    cases: dict[str, Run] = {}
+    for label, num_params, size in (("102 MB", 160, NUM_GRADIENTS // 160), ("10 KB", 10, 256)):
+        model = Link()
+        with model.init_scope():
+            for k in range(num_params):
+                setattr(model, f"p{k}", Parameter(np.zeros(size, np.float32)))
+        for p in model.params():
+            p.grad = np.ones(size, np.float32)
+        repeats = 1 if num_params == 160 else 100
+        for name in COMMUNICATORS:
+            comm = create_communicator(name)
+            cases[f"{name} {label}"] = _repeated(
+                repeats, lambda comm=comm, model=model: comm.multi_node_mean_grad(model)
+            )
+        x = np.zeros(num_params * size, np.float32)
+        cases[f"MPI_Allreduce {label}"] = _repeated(repeats, lambda x=x: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x))
+    return cases
+
+
+def _repeated(number: int, run: Run) -> Run:
+    """Short runs are timed together: the times of a table's 10 KB are those of 100 reductions."""
+    return lambda: [run() for _ in range(number)]
+
+
+COMMUNICATORS = ("flat", "naive", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware", "dummy")
+TABLES = {f"table of {n} ranks": n for n in (2, 3, 4)}
 SUBJECTS = {"large": (large, 2), "small": (small, 2), "small on one rank": (small, 1), "resnet20": (resnet20, 2)}
+SUBJECTS |= {name: (table, num_ranks) for name, num_ranks in TABLES.items()}
 RATIOS = {  # of two cases; the goal
     "large": [
         ("float32", "MPI_Allreduce float32", 0.3),
@@ -144,6 +181,8 @@ RATIOS = {  # of two cases; the goal
     "small on one rank": [("multi-node", "alone", 1.15)],
     "resnet20": [("together", "independent", 1 / 0.98)],
 }
+for _name in TABLES:  # what "auto" takes on one host is the fastest that reduces, or within a tenth of it
+    RATIOS[_name] = [("flat 102 MB", "fastest 102 MB", 1.1), ("flat 10 KB", "fastest 10 KB", 1.1)]
 
 
 def serve(subject: str, num_rounds: int, peers: bool) -> None:
@@ -199,10 +238,30 @@ def busy_cores() -> Iterator[None]:
             process.wait()
 
 
+def with_fastest(cases: dict[str, Any]) -> dict[str, Any]:
+    """The cases, and for each size those of the fastest communicator that adds gradients."""
+    for label in ("102 MB", "10 KB"):
+        names = [f"{name} {label}" for name in COMMUNICATORS if name != "dummy"]
+        cases[f"fastest {label}"] = min((cases[name] for name in names), key=lambda case: case["median_seconds"])
+    return cases
+
+
+def print_table(results: dict[str, Any]) -> None:
+    """Milliseconds of one reduction in Markdown, a row for each communicator."""
+    found = [name for name in TABLES if name in results]
+    columns = [(name, label, 1e3 / (100 if label == "10 KB" else 1)) for label in ("102 MB", "10 KB") for name in found]
+    print("| ms | " + " | ".join(f"{label}, {TABLES[name]} ranks" for name, label, _ in columns) + " |")
+    print("|---" * (len(columns) + 1) + "|")
+    for row in (*COMMUNICATORS, "MPI_Allreduce"):
+        cells = [f"{results[name][f'{row} {label}']['median_seconds'] * scale:.3f}" for name, label, scale in columns]
+        print(f"| `{row}` | " + " | ".join(cells) + " |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--torch-python", help="interpreter of an environment that has PyTorch, mpi4py and MPICH")
     parser.add_argument("--only", choices=SUBJECTS, action="append", help="these subjects; default all")
+    parser.add_argument("--table", action="store_true", help="only the table of all communicators, with 2 to 4 ranks")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--busy", action="store_true", help="keep all cores busy with other processes meanwhile")
     parser.add_argument("--record", action="store_true", help="write the result to benchmarks/records")
@@ -214,10 +273,12 @@ def main() -> None:
         return
     results: dict[str, Any] = {}
     versions: dict[str, Any] = {}
-    for subject in args.only or SUBJECTS:
+    for subject in args.only or (TABLES if args.table else SUBJECTS):
         found = measure(subject, args)
         versions = versions | found["versions"]
         cases = {name: harness.summarize(samples) for name, samples in found["samples"].items()}
+        if subject in TABLES:
+            cases = with_fastest(cases)
         ratios: dict[str, Any] = {}
         for one, other, goal in RATIOS[subject]:
             if other in cases:
@@ -229,6 +290,8 @@ def main() -> None:
                   f"{r['max_seconds'] * 1e3:.3f})")  # fmt: skip
         for name, r in ratios.items():
             print(f"{subject}: {name}  {r['ratio']:.3f}  (goal {r['goal']:.3f})")
+    if any(name in results for name in TABLES):
+        print_table(results)
     if args.record:
         settings = {"num_rounds": args.rounds, "num_threads": 1, "num_gradients": NUM_GRADIENTS, "busy": args.busy}
         print(harness.record("reduction-busy" if args.busy else "reduction", settings, results, versions))

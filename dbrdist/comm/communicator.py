@@ -131,8 +131,9 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
             assert x is not None
             result = backend.empty(x.shape, x.dtype, x)  # the same order of axes on every rank
             result[...] = x
+            reduce = self._reducer(call, result)
             with call.moving():
-                self._reduce(call, _flat(result))
+                reduce(call, _flat(result))
             return result
 
     def barrier(self) -> None:

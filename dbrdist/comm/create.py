@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from dbrdist.comm import abort, cores, environment, mpi, processes, shared_memory, threads, two_levels
+from dbrdist.comm import abort, cores, environment, mpi, nccl, processes, shared_memory, threads, two_levels
 from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.errors import CommunicatorError
 
@@ -48,6 +48,7 @@ OVER_MPI: dict[str, type[processes.MpiCommunicator]] = {
     "two_dimensional": two_levels.TwoDimensionalCommunicator,
     "single_node": shared_memory.SingleNodeCommunicator,
     "non_cuda_aware": two_levels.NonCudaAwareCommunicator,
+    "pure_nccl": nccl.NcclCommunicator,
     "dummy": processes.DummyCommunicator,
 }
 PROVIDERS: dict[str, Maker] = {
@@ -66,8 +67,8 @@ def create_communicator(
     Args:
         communicator_name: ``'auto'`` (or None) takes what fits, and rank 0 says on stderr what that is and why. By
             name: ``'naive'``, ``'flat'``, ``'hierarchical'``, ``'two_dimensional'``, ``'single_node'``,
-            ``'non_cuda_aware'``, ``'dummy'`` (MPI processes, which add gradients in different ways: see
-            docs/communicators.md), ``'threads'`` (inside :func:`run_threads`), ``'single'`` (one rank, no MPI).
+            ``'non_cuda_aware'``, ``'pure_nccl'``, ``'dummy'`` (MPI processes, which add gradients in different ways:
+            see docs/communicators.md), ``'threads'`` (inside :func:`run_threads`), ``'single'`` (one rank, no MPI).
         mpi_comm: an mpi4py communicator; None is all ranks.
         **kwargs: configuration, as for :meth:`CommunicatorBase.set_config`.
 

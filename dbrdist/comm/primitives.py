@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -219,6 +219,10 @@ class Provider(Configured, ABC):
 
     def _meet(self, call: Call) -> None:
         """Wait for all ranks where no row came before."""
+
+    def _reducer(self, call: Any, x: Array) -> Callable[[Call, Array], None]:
+        """What adds arrays like ``x``, of one shape and type on all ranks, in place. Collective."""
+        return self._reduce
 
     def _prepare_bcast(self, call: Call, root: Any, max_buf_len: Any, prepare: Any, *args: Any) -> Any:
         """((what the root sends, bytes at a time), what is wrong)."""

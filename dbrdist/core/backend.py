@@ -449,6 +449,43 @@ def import_cupy() -> Any:
     return cupy
 
 
+def import_nccl() -> Any:
+    """CuPy's module for NCCL, or an error that names what is missing."""
+    import_cupy()
+    from cupy.cuda import nccl
+
+    if not nccl.available:
+        raise ImportError("CuPy finds no NCCL library (libnccl.so.2)")
+    return nccl
+
+
+def why_no_nccl() -> str:
+    """Why arrays cannot travel by NCCL in this process, or an empty text."""
+    try:
+        if not import_cupy().cuda.is_available():
+            return "CuPy finds no GPU"
+        import_nccl()
+    except ImportError as e:
+        return str(e)
+    return ""
+
+
+def current_device() -> Device:
+    """The device that this thread uses."""
+    return Device("cupy", int(import_cupy().cuda.Device().id))
+
+
+def current_stream() -> int:
+    """The stream on which this thread computes, as an address."""
+    return int(import_cupy().cuda.get_current_stream().ptr)
+
+
+def bus_id_of_device() -> str:
+    """Where this thread's device is in its host, whatever number this process has for it."""
+    cupy = import_cupy()
+    return str(cupy.cuda.runtime.deviceGetPCIBusId(cupy.cuda.Device().id))
+
+
 # What the standard library has of them, one number at a time: seven times slower than SciPy, and as accurate.
 _OF_NUMBERS = {"erf": math.erf, "erfc": math.erfc}
 

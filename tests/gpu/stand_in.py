@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
+import os
 import threading
 import types
 from typing import Any, NamedTuple
@@ -475,7 +476,10 @@ def _make() -> Any:
     m.cuda = types.SimpleNamespace(
         Device=_Device,
         is_available=lambda: True,
-        runtime=types.SimpleNamespace(getDeviceCount=lambda: NUM_DEVICES),
+        runtime=types.SimpleNamespace(
+            getDeviceCount=lambda: NUM_DEVICES,
+            deviceGetPCIBusId=lambda number: f"{os.environ.get('STAND_IN_BUS', '0000')}:{number}",
+        ),
         alloc_pinned_memory=bytearray,
         get_current_stream=lambda: types.SimpleNamespace(ptr=0, synchronize=waits.declare),
     )

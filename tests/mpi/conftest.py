@@ -47,6 +47,7 @@ def comm(request, world):
 def pytest_configure(config):
     """Start MPI, so that any failure can end the job. The time limit needs stderr as it is outside pytest's capture."""
     mpi.start()
+    config.addinivalue_line("markers", "limit_seconds(n): the time limit of a test that needs another one")
     capture = config.pluginmanager.getplugin("capturemanager")
     capture.suspend_global_capture()
     config.stash[_stderr] = os.dup(2)
@@ -74,7 +75,9 @@ _stderr = pytest.StashKey[int]()
 def pytest_runtest_protocol(item):
     # A rank that is stuck in MPI cannot be interrupted by an exception: print where it is and end the process, whereby
     # the launcher ends the job.
-    faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True, file=item.config.stash[_stderr])
+    marker = item.get_closest_marker("limit_seconds")
+    limit = LIMIT_SECONDS if marker is None else marker.args[0]
+    faulthandler.dump_traceback_later(limit, exit=True, file=item.config.stash[_stderr])
     try:
         return (yield)
     finally:
