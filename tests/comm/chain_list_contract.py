@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
 import dbrdist
@@ -195,6 +197,16 @@ def check_several_inputs_are_cut_alike(comm):
 
 
 @several
+def check_copies_are_models_of_their_own(comm):
+    model = chain_of(comm, straight(comm.size))
+    x = values((2, WIDTH), 1, 43)
+    for other in (copy.deepcopy(model), model.copy("init"), model.copy()):
+        y = other(x) if comm.rank == 0 else other()
+        (F.sum(y) if comm.rank == 0 else y).backward()
+        assert other[0].layer.W.grad is not None and model[0].layer.W.grad is None
+
+
+@several
 def check_cycles_are_refused_on_every_rank(comm):
     model = MultiNodeChainList(comm)
     model.add_link(L.Linear(2), (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size)
@@ -228,6 +240,9 @@ def check_wrong_arguments(comm):
     model.add_link(L.Linear(2))
     raises(ValueError, "another component gives the model's output", lambda: model.add_link(L.Linear(2), rank_in=0))
     assert len(model) == 1
+    raises(TypeError, "add_link", lambda: model.insert(0, L.Linear(2)))
+    other = model.copy()
+    assert other.ends == model.ends == ((None, None),)
     raises(ValueError, "1 or more", lambda: model.pipeline(0))
     raises(TypeError, "whole number", lambda: model.pipeline("two"))
 

@@ -8,9 +8,13 @@ import numpy as np
 import dbrdist
 from dbrdist import functions as F
 from dbrdist.comm import functions as C
+from dbrdist.core import backend
 from dbrdist.core.backprop import grad
+from dbrdist.core.differentiate import jvp
 from dbrdist.core.variable import Variable
 from dbrdist.errors import CommunicatorError
+from dbrdist.function_hooks import TimerHook
+from tests.comm.contract import BFLOAT16
 from tests.comm.disagreement_contract import all_raise, several
 
 
@@ -168,6 +172,54 @@ def check_every_type(comm):
         y = C.reduce_scatter(comm, parts)
         assert y.dtype == dtype
         np.testing.assert_array_equal(y.array, np.full(2, 2048.0 + comm.size - 1).astype(dtype))
+
+
+@several
+def check_types_and_layouts_of_messages(comm):
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    for dtype in ("float16", BFLOAT16, "float64"):
+        x = Variable(np.full((2, 3), comm.rank + 1, dtype))
+        y = C.recv(comm, left, C.send(x, comm, right, tag=5), tag=5)
+        F.sum(y * y).backward()
+        assert y.dtype == x.grad.dtype == np.dtype(dtype)
+        np.testing.assert_array_equal(x.grad.astype("d"), np.full((2, 3), 2.0 * (comm.rank + 1)))
+    x = Variable(backend.channels_last(values((2, 3, 4, 5), comm.rank, dtype=np.float32)))
+    y = C.recv(comm, left, C.send(x, comm, right))
+    F.sum(y**2).backward()
+    assert backend.is_channels_last(y.array) and backend.is_channels_last(x.grad)
+    for shape in ((), (0,), (3, 0, 2)):
+        x = Variable(np.ones(shape))
+        F.sum(C.recv(comm, left, C.send(x, comm, right)) * 3).backward()
+        np.testing.assert_array_equal(x.grad, np.full(shape, 3.0))
+
+
+def check_third_order_forward_mode_hooks_and_debug_mode(comm):
+    n = comm.size
+    total = n * (n + 1) / 2
+    x = Variable(np.full(2, comm.rank + 1.0))
+    loss = F.sum(C.allreduce(comm, x) ** 4)
+    for _ in range(2):
+        (g,) = grad([loss], [x], enable_double_backprop=True)
+        loss = F.sum(g)
+    (third,) = grad([loss], [x])
+    np.testing.assert_allclose(third.array, 24 * total * n**3)
+    y, t = jvp(lambda a: C.allreduce(comm, a * a), (x.array,), (np.full(2, comm.rank + 2.0),))
+    np.testing.assert_allclose(t.array, sum(2.0 * (r + 1) * (r + 2) for r in range(n)))
+    x.cleargrad()
+    with TimerHook(), dbrdist.using_config("debug", True):
+        y = C.allreduce(comm, x * 2)
+        F.sum(C.allgather(comm, y)[0]).backward(retain_grad=True)
+    np.testing.assert_allclose(y.grad, 0 if comm.rank else n)  # all ranks use rank 0's
+    np.testing.assert_allclose(x.grad, 2 * n)
+
+
+def check_backward_twice_adds_up(comm):
+    x = Variable(values((3,), comm.rank))
+    loss = F.sum(C.allreduce(comm, x) ** 2)
+    loss.backward()
+    once = x.grad.copy()
+    loss.backward()
+    np.testing.assert_allclose(x.grad, 2 * once)
 
 
 def check_integers_travel_without_gradient(comm):

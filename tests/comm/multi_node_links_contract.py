@@ -9,8 +9,11 @@ import numpy as np
 import dbrdist
 from dbrdist import functions as F
 from dbrdist import links as L
+from dbrdist import optimizers
+from dbrdist.comm import create_multi_node_optimizer
 from dbrdist.comm import functions as C
 from dbrdist.comm import links as M
+from dbrdist.core import backend
 from dbrdist.core.backprop import grad
 from dbrdist.core.variable import Variable
 from dbrdist.errors import CommunicatorError
@@ -110,6 +113,49 @@ def check_evaluation_does_not_communicate(comm):
             expected = (1 - bn.avg_mean) / np.sqrt(bn.avg_var + 2e-5)
             np.testing.assert_allclose(y, np.broadcast_to(expected, (3, 2)), rtol=1e-4)
     comm.barrier()
+
+
+def check_types_and_layouts(comm):
+    for dtype in ("float16", "float32", "float64"):
+        bn = M.MultiNodeBatchNormalization(3, comm)
+        x = Variable(backend.channels_last(values((4, 3, 5, 5), comm.rank, dtype=dtype)))
+        y = bn(x)
+        F.sum(F.relu(y) * x).backward()
+        assert y.dtype == x.grad.dtype == np.dtype(dtype)
+        assert backend.is_channels_last(y.array) and backend.is_channels_last(x.grad)
+
+
+def check_training_is_that_of_one_process(comm):
+    """The same weights after some steps, with ranks that have parts of the batch, also where part of the model is
+    computed again in backward."""
+
+    def network():
+        dbrdist.random.set_seed(3)
+        return L.Classifier(Forgetful())
+
+    one = network()
+    model = M.create_mnbn_model(network(), comm)
+    alone = optimizers.MomentumSGD(lr=0.1).setup(one)
+    together = create_multi_node_optimizer(optimizers.MomentumSGD(lr=0.1), comm).setup(model)
+    for step in range(4):
+        x = values((4 * comm.size, 5), step, 51, dtype=np.float32)
+        t = (x.sum(1) * 7).astype(np.int32) % 3
+        mine = slice(4 * comm.rank, 4 * comm.rank + 4)
+        alone.update(one, x, t)
+        together.update(model, x[mine], t[mine])
+    for (name, expected), (_, p) in zip(one.namedparams(), model.namedparams(), strict=True):
+        np.testing.assert_allclose(p.array, expected.array, rtol=1e-3, atol=1e-5, err_msg=name)
+    np.testing.assert_allclose(model.predictor.bn.avg_var, one.predictor.bn.avg_var, rtol=1e-4)
+
+
+class Forgetful(dbrdist.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.l1, self.bn, self.l2 = L.Linear(5, 8), L.BatchNormalization(8), L.Linear(8, 3)
+
+    def forward(self, x):
+        return self.l2(F.forget(lambda h: F.relu(self.bn(h)), self.l1(x)))
 
 
 class Net(dbrdist.Chain):

@@ -21,6 +21,7 @@ def test_data_parallel(tmp_path):
     assert run(tmp_path, 3, "data_parallel.py", "--epochs", 4, "--batch", 24, "--batch-normalization")[0] > 0.9
 
 
+@pytest.mark.timeout(240)
 def test_model_parallel_with_and_without_a_pipeline(tmp_path):
     whole, text = run(tmp_path, 2, "model_parallel.py", "--epochs", 3)
     parts, text_of_parts = run(tmp_path, 2, "model_parallel.py", "--epochs", 3, "--micro-batches", 3)

@@ -46,7 +46,7 @@ class MultiNodeChainList(ChainList):
         super().__init__()
         self.comm = comm
         self.num_micro_batches = 1
-        self._ends: list[tuple[Ranks, Ranks]] = []
+        self._ends: tuple[tuple[Ranks, Ranks], ...] = ()
         self._plan: tuple[Any, list[Action]] | None = None
 
     def add_link(self, link: Any, rank_in: Any = None, rank_out: Any = None) -> None:
@@ -62,8 +62,12 @@ class MultiNodeChainList(ChainList):
             what = "a rank, since another component gives the model's output already"
             raise expected("MultiNodeChainList.add_link", "rank_out", what, None)
         super().add_link(link)
-        self._ends.append(ends)
+        self._ends = (*self._ends, ends)
         self._plan = None
+
+    def insert(self, index: int, link: Any) -> None:
+        """Refused: it would not say between which ranks."""
+        raise TypeError("MultiNodeChainList has no insert: components run in the order in which add_link adds them")
 
     def pipeline(self, num_micro_batches: int) -> MultiNodeChainList:
         """Cut each batch into micro-batches, so that ranks work at the same time on different ones. Returns the model.
@@ -97,7 +101,7 @@ class MultiNodeChainList(ChainList):
     @property
     def ends(self) -> Sequence[tuple[Ranks, Ranks]]:
         """``rank_in`` and ``rank_out`` of each component."""
-        return tuple(self._ends)
+        return self._ends
 
 
 class _Pass:
