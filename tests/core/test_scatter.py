@@ -1,0 +1,57 @@
+"""Adding at indices: the quick way for large arrays gives what NumPy's add.at gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dbrdist.core import ops
+from tests.each import each
+
+RNG = np.random.default_rng(0)
+SHAPE = (40, 30, 8)
+
+
+def ints(num, low, high, *more):
+    return RNG.integers(low, high, (num, *more))
+
+
+INDICES = [
+    ints(600, -40, 40),
+    (ints(600, 0, 40),),
+    (ints(600, -40, 40), ints(600, -30, 30)),
+    (ints(20, 0, 40)[:, None], ints(30, 0, 30)),
+    (ints(70, 0, 40, 80), ints(70, 0, 30, 80), ints(70, -8, 8, 80)),
+    (ints(600, 0, 40).astype(np.uint8), ints(600, 0, 30).astype(np.int16)),
+    (ints(600, 0, 40), slice(None), ints(600, 0, 8)),
+    (Ellipsis, ints(600, 0, 8)),
+    RNG.random(SHAPE) > 0.3,
+]
+
+
+@pytest.mark.parametrize("number", range(len(INDICES)))
+@each(dtype=["float32", "float64", "float16"])
+def test_scatter_adds_as_numpy_does(number, dtype):
+    index = INDICES[number]
+    x = RNG.standard_normal(np.zeros(SHAPE)[index].shape).astype(dtype)
+    expected = np.zeros(SHAPE, "float32" if dtype == "float16" else dtype)
+    np.add.at(expected, index, x)
+    y = ops.scatter(x, index, SHAPE)
+    assert y.dtype == dtype
+    np.testing.assert_array_equal(y, expected.astype(dtype))
+
+
+@each(index=[np.full(600, 40), np.full(600, -41), (np.zeros(600, int), np.full(600, 30))])
+def test_what_is_out_of_bounds_is_refused(index):
+    with pytest.raises(IndexError, match="out of bounds"):
+        ops.scatter(
+            np.ones(np.broadcast_shapes((600, 30, 8) if not isinstance(index, tuple) else (600, 8))), index, SHAPE
+        )
+
+
+def test_blocks_follow_one_another():
+    index = ints(9000, 0, 40)
+    x = RNG.standard_normal((9000, 30, 8))
+    expected = np.zeros(SHAPE)
+    np.add.at(expected, index, x)
+    np.testing.assert_array_equal(ops.scatter(x, index, SHAPE), expected)
