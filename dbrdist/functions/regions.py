@@ -197,44 +197,53 @@ def roi_average_align_2d(
 # ---- maxima: where they are is found on bare arrays, and the values are taken from there -----------------------------
 
 
-def _is_better(value: Array, best: Array) -> Array:
-    """Larger, or the first NaN."""
-    return (value > best) | ((value != value) & (best == best))
+class _Pixels:
+    """The pixels of images by number, (N H W, C): rows of memory where images lie channels-last."""
 
+    def __init__(self, x: Variable) -> None:
+        n, c, h, w = x.shape
+        self.xp, self.shape = get_array_module(x.array), x.shape
+        self.rows = x.array.transpose(0, 2, 3, 1).reshape(n * h * w, c)
+        self.has_nan = bool((self.rows != self.rows).any())
 
-def _best_along(regions: Regions, bounds: tuple[Array, Array], axis: int, take: Any) -> tuple[Array, Array]:
-    """The largest values of ``take(index)`` over the pixels of each bin, and those pixels; index is (R, I)."""
-    low, high = bounds
-    best = take(low)
-    xp = get_array_module(best)
-    shape = (len(low), 1, -1, 1) if axis == 0 else (len(low), 1, 1, -1)
-    first, end = (xp.asarray(v).reshape(shape) for v in bounds)
-    place = xp.zeros(best.shape, np.int64) + first
-    for step in range(1, int((high - low).max(initial=0))):
-        value, at = take(np.minimum(low + step, np.maximum(high - 1, low))), first + step
-        is_new = (at < end) & _is_better(value, best)
-        best, place = xp.where(is_new, value, best), xp.where(is_new, at, place)
-    return best, place
+    def number(self, image: Array, row: Array, column: Array) -> Array:
+        """The numbers of pixels, of the shape to which the arguments broadcast."""
+        _, _, h, w = self.shape
+        return self.xp.asarray((image * h + row) * w + column)
+
+    def is_better(self, value: Array, best: Array) -> Array:
+        """Larger, or the first NaN."""
+        larger = value > best
+        return larger | ((value != value) & (best == best)) if self.has_nan else larger
+
+    def chosen(self, x: Any, number: Array) -> Any:
+        """The elements of pixels (R, I, J, C) that differ by channel, from the images x."""
+        c = self.shape[1]
+        flat = ops.reshape(ops.transpose(x, (0, 2, 3, 1)), (x.size,))
+        return ops.getitem(flat, number * c + self.xp.arange(c))
 
 
 def _max_pooling(x: Variable, regions: Regions, adds_one: bool) -> Any:
     """The maximum of each bin, 0 for one without pixels."""
-    a = x.array
-    xp, (h, w) = get_array_module(a), x.shape[2:]
-    image = xp.asarray(regions.image)
-    rows, columns = _bins(regions, 0, h, adds_one), _bins(regions, 1, w, adds_one)
-    is_empty = ((rows[0] >= rows[1])[:, :, None] | (columns[0] >= columns[1])[:, None])[:, None]  # (R, 1, I, J)
-    rows, columns = ((np.minimum(b[0], n - 1), b[1]) for b, n in ((rows, h), (columns, w)))
-    lines = a.transpose(0, 2, 1, 3)  # N H C W
-    best, row = _best_along(regions, rows, 0, lambda i: lines[image[:, None], xp.asarray(i)].transpose(0, 2, 1, 3))
-    number = xp.arange(len(image)).reshape(-1, 1)
-    of_column = best.transpose(0, 3, 1, 2)  # R W C I
-    _, column = _best_along(regions, columns, 1, lambda j: of_column[number, xp.asarray(j)].transpose(0, 2, 3, 1))
-    channel = xp.arange(x.shape[1]).reshape(1, -1, 1, 1)
-    number = number.reshape(-1, 1, 1, 1)
-    row = row[number, channel, xp.arange(regions.out[0]).reshape(1, 1, -1, 1), column]
-    y = ops.getitem(x, (image.reshape(-1, 1, 1, 1), channel, row, column))
-    return ops.where(xp.asarray(is_empty), x.dtype.type(0), y) if is_empty.any() else y
+    pixels, (h, w) = _Pixels(x), x.shape[2:]
+    xp, image = pixels.xp, regions.image[:, None, None]
+    (top, bottom), (left, right) = _bins(regions, 0, h, adds_one), _bins(regions, 1, w, adds_one)
+    is_empty = ((top >= bottom)[:, :, None] | (left >= right)[:, None])[..., None]  # (R, I, J, 1)
+    best: Any = None
+    for i in range(max(int((bottom - top).max(initial=0)), 1)):
+        row = np.minimum(top + i, np.maximum(bottom - 1, top)).clip(0, h - 1)  # past the end: the last once more
+        for j in range(max(int((right - left).max(initial=0)), 1)):
+            column = np.minimum(left + j, np.maximum(right - 1, left)).clip(0, w - 1)
+            number = pixels.number(image, row[:, :, None], column[:, None])
+            value = pixels.rows[number]
+            if best is None:
+                best, found = value, xp.broadcast_to(number[..., None], value.shape)
+                continue
+            is_new = pixels.is_better(value, best)
+            best, found = xp.where(is_new, value, best), xp.where(is_new, number[..., None], found)
+    y = pixels.chosen(x, found)
+    y = ops.where(xp.asarray(is_empty), x.dtype.type(0), y) if is_empty.any() else y
+    return ops.transpose(y, (0, 3, 1, 2))
 
 
 def roi_max_pooling_2d(x: Any, rois: Any, roi_indices: Any, outsize: Any, spatial_scale: float) -> Any:
@@ -282,47 +291,60 @@ def roi_max_align_2d(
     rows, columns = (_samples(regions, k, x.shape[2 + k], ratios[k]) for k in (0, 1))
     between = _Between(x, regions, rows, columns)
     best, is_found = between.best()
-    width = columns.low.shape[2]
-    y = between.values(ops.cast(x, between.dtype), best // width, best % width)
-    return ops.cast(ops.where(is_found, y, y.dtype.type(0)), x.dtype)
+    y = between.of_each(ops.cast(x, between.dtype), best)
+    return ops.cast(ops.transpose(ops.where(is_found, y, y.dtype.type(0)), (0, 3, 1, 2)), x.dtype)
 
 
 class _Between:
-    """Bilinear values of x at samples of rows and of columns."""
+    """Bilinear values at samples of rows and of columns, (R, I, J, C)."""
 
     def __init__(self, x: Variable, regions: Regions, rows: Samples, columns: Samples) -> None:
-        self.xp, self.dtype = get_array_module(x.array), accumulation_dtype(x.dtype)
-        self.wide = ops.cast(x.array, self.dtype)
-        axes = np.ogrid[: len(regions.image), : x.shape[1], : regions.out[0], : regions.out[1]]
-        self.region, self.channel, self.row, self.column = map(self.xp.asarray, axes)
-        self.image = self.xp.asarray(regions.image)[self.region]
-        self.rows, self.columns = (Samples(*map(self.xp.asarray, samples)) for samples in (rows, columns))
+        self.dtype, self.image, self.rows, self.columns = accumulation_dtype(x.dtype), regions.image, rows, columns
+        self.pixels = _Pixels(x)
+        self.wide = ops.cast(self.pixels.rows, self.dtype)
 
-    def values(self, x: Any, i: Any, j: Any) -> Any:
-        """x at the i-th sample of rows and the j-th of columns, numbers or arrays (R, C, I, J)."""
-        rows, columns = (
-            (s.low[at], s.high[at], s.weight[at].astype(self.dtype))
-            for s, at in ((self.rows, (self.region, self.row, i)), (self.columns, (self.region, self.column, j)))
-        )
-        total: Any = None
-        for row, row_weight in ((rows[0], 1 - rows[2]), (rows[1], rows[2])):
-            for column, weight in ((columns[0], 1 - columns[2]), (columns[1], columns[2])):
-                part = ops.mul(ops.getitem(x, (self.image, self.channel, row, column)), row_weight * weight)
-                total = part if total is None else ops.add(total, part)
-        return total
+    def corners(self, i: int, j: int) -> Any:
+        """The numbers and weights (R, I, J) of the four pixels around the sample (i, j) of each bin."""
+        image, rows, columns = self.image[:, None, None], self.rows, self.columns
+        for row, down in ((rows.low, 1 - rows.weight), (rows.high, rows.weight)):
+            for column, right in ((columns.low, 1 - columns.weight), (columns.high, columns.weight)):
+                weight = down[:, :, i][:, :, None] * right[:, :, j][:, None]
+                number = self.pixels.number(image, row[:, :, i][:, :, None], column[:, :, j][:, None])
+                yield number, self.pixels.xp.asarray(weight.astype(self.dtype))
 
     def is_kept(self, i: int, j: int) -> Array:
-        """Whether a sample counts, (R, 1, I, J)."""
-        kept = [(s.is_inside & s.is_taken)[:, :, k] for s, k in ((self.rows, i), (self.columns, j))]
-        return (kept[0][:, :, None] & kept[1][:, None])[:, None]
+        """Whether a sample counts, (R, I, J, 1)."""
+        down, right = ((s.is_inside & s.is_taken)[:, :, k] for s, k in ((self.rows, i), (self.columns, j)))
+        return self.pixels.xp.asarray((down[:, :, None] & right[:, None])[..., None])
 
     def best(self) -> tuple[Array, Array]:
-        """The number of the largest sample of each bin, (R, C, I, J), and whether there is any."""
-        xp, width = self.xp, self.columns.low.shape[2]
-        best, number, is_found = self.values(self.wide, 0, 0), 0, self.is_kept(0, 0)
-        for k in range(1, self.rows.low.shape[2] * width):
-            i, j = divmod(k, width)
-            value, kept = self.values(self.wide, i, j), self.is_kept(i, j)
-            is_new = kept & (_is_better(value, best) | ~is_found)
-            best, number, is_found = xp.where(is_new, value, best), xp.where(is_new, k, number), is_found | kept
-        return xp.broadcast_to(xp.asarray(number), best.shape), xp.broadcast_to(is_found, best.shape)
+        """Which sample of each bin is the largest, (R, I, J, C), and whether there is any."""
+        xp, width = self.pixels.xp, self.columns.low.shape[2]
+        best: Any = None
+        for k in range(self.rows.low.shape[2] * width):
+            value = sum(self.wide[number] * weight[..., None] for number, weight in self.corners(*divmod(k, width)))
+            kept = self.is_kept(*divmod(k, width))
+            if best is None:
+                best, sample, is_found = value, xp.zeros(value.shape, np.int64), kept
+                continue
+            is_new = kept & (self.pixels.is_better(value, best) | ~is_found)
+            best, sample, is_found = xp.where(is_new, value, best), xp.where(is_new, k, sample), is_found | kept
+        return sample, xp.broadcast_to(is_found, best.shape)
+
+    def of_each(self, x: Any, sample: Array) -> Any:
+        """The values of chosen samples, from the images x."""
+        xp, width = self.pixels.xp, self.columns.low.shape[2]
+        every = [list(self.corners(*divmod(k, width))) for k in range(self.rows.low.shape[2] * width)]
+        total: Any = None
+        for corner in range(4):
+            numbers, weights = (xp.stack([pairs[corner][part] for pairs in every], 3) for part in (0, 1))
+            number, weight = (_along_last(xp, a, sample) for a in (numbers, weights))
+            part = ops.mul(self.pixels.chosen(x, number), weight)
+            total = part if total is None else ops.add(total, part)
+        return total
+
+
+def _along_last(xp: Any, a: Array, index: Array) -> Array:
+    """a[r, i, j, index[r, i, j, c]] for a (R, I, J, S)."""
+    start = xp.arange(a.size // a.shape[3]).reshape(*a.shape[:3], 1) * a.shape[3]
+    return a.reshape(-1)[start + index]
