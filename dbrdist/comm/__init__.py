@@ -4,7 +4,7 @@ Importing it does not start MPI; creating an MPI communicator does. In a process
 ranks, an exception that nobody catches ends the job from the import on.
 """
 
-from dbrdist.comm import abort, functions, links
+from dbrdist.comm import abort, datasets, extensions, functions, iterators, links
 from dbrdist.comm.checkpoints import create_multi_node_checkpointer
 from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.comm.create import create_communicator
@@ -26,7 +26,10 @@ __all__ = [
     "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
     "create_multi_node_optimizer",
+    "datasets",
+    "extensions",
     "functions",
+    "iterators",
     "links",
     "open_images_once",
     "run_threads",

@@ -33,7 +33,7 @@ def chainer_names() -> dict[str, dict[str, list[str]]]:
 
 def our_module(module: str) -> str:
     """Where the names of one of Chainer's modules are here."""
-    if module in ("chainermn.functions", "chainermn.links"):
+    if module.removeprefix("chainermn.") in ("functions", "links", "extensions", "iterators", "datasets"):
         return module.replace("chainermn", "dbrdist.comm", 1)
     return "dbrdist.comm" if module.startswith("chainermn") else module.replace("chainer", "dbrdist", 1)
 
