@@ -114,7 +114,6 @@ class MultiNodeIterator(Iterator):
         saved = {name: serializer["master"](name, entries.get(name)) for name in names.split("\n") if name}
         if self._is_master and serializer.is_loading and saved:
             self.actual_iterator.serialize(NpzDeserializer(saved))
-            self._follow(self._place())
 
 
 def _length(dataset: Any) -> int | None:

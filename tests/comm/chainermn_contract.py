@@ -119,6 +119,7 @@ def check_synchronized_iterators_have_one_order(comm):
         expected = SerialIterator([(comm.rank, i) for i in range(9)], 4, seed=0)
         next(own)
         shared = create_synchronized_iterator(own, comm)
+        assert shared.seed == 0
         for _ in range(6):
             batch = next(shared)
             assert list(batch) == list(next(expected))
@@ -378,6 +379,20 @@ def check_checkpoints_go_on_exactly(comm):
             assert resumed.updater.iteration == 6
             resumed.run()
             np.testing.assert_array_equal(weights(model), weights(expected))
+
+
+def check_models_that_differ_stay_different(comm):
+    """The first update after a load does not broadcast where the optimizer is named."""
+    with folder_of_all(comm) as out:
+        first, model, _ = trainer_of(comm, out, 1, together=False)
+        first.extend(create_multi_node_checkpointer("n", comm, path=out), trigger=(1, "iteration"))
+        first.run()
+        comm.barrier()
+        resumed, again, optimizer = trainer_of(comm, out, 2)
+        assert create_multi_node_checkpointer("n", comm, path=out).maybe_load(resumed, optimizer)
+        optimizer.hyperparam.lr = optimizer.hyperparam.momentum = 0.0
+        resumed.run()
+        np.testing.assert_array_equal(weights(again), weights(model))
 
 
 def check_generations(comm):
