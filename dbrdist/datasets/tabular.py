@@ -8,6 +8,7 @@ below which rows and columns are wanted, and only those are read.
 from __future__ import annotations
 
 import itertools
+import mmap
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -454,7 +455,10 @@ class _TransformBatch(_Made):
 
 
 class _Column(TabularDataset):
-    """A single column: an array, or anything with ``len`` and ``[i]``."""
+    """A single column: an array, or anything with ``len`` and ``[i]``.
+
+    Sent to another process, a file that is mapped to memory is mapped there; NumPy would send what is in it.
+    """
 
     def __init__(self, key: str, data: Any) -> None:
         self._key = key
@@ -473,6 +477,17 @@ class _Column(TabularDataset):
 
     def get_examples(self, indices: Any, key_indices: Any) -> tuple[Any, ...]:
         return (self._values(indices),) * (1 if key_indices is None else len(key_indices))
+
+    def __getstate__(self) -> dict[str, Any]:
+        data = self._data
+        if isinstance(data, np.memmap) and isinstance(data.base, mmap.mmap) and data.mode in ("r", "r+", "w+"):
+            order = "C" if data.flags.c_contiguous else "F"
+            return {"_key": self._key, "_map": (data.filename, data.dtype, "r", data.offset, data.shape, order)}
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._key = state["_key"]
+        self._data = np.memmap(*state["_map"]) if "_map" in state else state["_data"]
 
     def _values(self, indices: Any) -> Any:
         data = self._data

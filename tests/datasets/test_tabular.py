@@ -267,6 +267,21 @@ def test_views_travel_to_other_processes():
     assert len(view) == 15
 
 
+@each(order=["C", "F"])
+def test_mapped_files_are_mapped_again_in_other_processes(order, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / f"{order}.npy"
+    whole = np.arange(60_000.0).reshape(20_000, 3)
+    np.save(path, np.asarray(whole, order=order))
+    for mapped, is_small in ((np.load(path, mmap_mode="r"), True), (np.load(path, mmap_mode="r")[2:], False)):
+        packed = pickle.dumps(from_data({"x": mapped}).slice[5:9])
+        assert (len(packed) < 2000) == is_small
+        found = pickle.loads(packed).fetch()["x"]
+        assert np.array_equal(found, mapped[5:9]) and isinstance(found, np.memmap) == is_small
+    changed = np.load(path, mmap_mode="c")
+    changed[0] = -1
+    assert pickle.loads(pickle.dumps(from_data(changed)))[0].tolist() == [-1, -1, -1]
+
+
 def table_of_arrays():
     return from_data((("x", X), ("y", Y), ("z", Z)))
 
