@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dbrdist.dataset import TabularDataset, concat_examples, tabular
-from dbrdist.datasets import SkipExample
+from dbrdist.dataset import TabularDataset, concat_examples
+from dbrdist.datasets import SkipExample, columns
 from dbrdist.datasets.tabular import DelegateDataset, from_data
 from dbrdist.iterators import MultithreadIterator, SerialIterator
 from tests.each import each
@@ -312,7 +312,7 @@ def test_delegates():
 
 
 def test_the_examples_in_the_docs(capsys):
-    assert doctest.testmod(tabular) == (0, 3)
+    assert doctest.testmod(columns) == (0, 3)
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
     code, _, after = page.partition("## Tables")[2].partition("```python\n")[2].partition("```\n```\n")
     exec(code, {})
