@@ -7,19 +7,23 @@ import functools
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
+from dbrdist.comm import message
 from dbrdist.comm import model as models
+from dbrdist.comm.buffering import Buffers
 from dbrdist.comm.communicator import CommunicatorBase
+from dbrdist.comm.compression import Compression
 from dbrdist.comm.gate import Passage
 from dbrdist.comm.header import Header, Steps
 from dbrdist.comm.late import LateParameters
 from dbrdist.comm.overlap import Reduction, Weights
 from dbrdist.comm.reduction import Plan, weights
 from dbrdist.comm.sharding import Sharding, check_stage
-from dbrdist.core import backprop, spans
+from dbrdist.core import backprop, flat, spans
 from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, Optimizer
 from dbrdist.core.parameter import Parameter
+from dbrdist.errors import CommunicatorError
 
 
 def create_multi_node_optimizer(
@@ -29,6 +33,9 @@ def create_multi_node_optimizer(
     zero_fill: bool = True,
     *,
     zero: int = 0,
+    compression: Compression | None = None,
+    accumulate: int = 1,
+    local_steps: int = 1,
 ) -> Any:
     """``actual_optimizer`` with gradients averaged over the ranks of ``communicator``.
 
@@ -38,54 +45,98 @@ def create_multi_node_optimizer(
     Args:
         actual_optimizer: any optimizer; what :meth:`setup` of either is called with is the target of both.
         communicator: the ranks.
-        double_buffering: not offered; see below.
+        double_buffering: update with the means of the step before, which travel while this step computes. The first
+            step only sends. The result is another training: each gradient is applied one step late.
         zero_fill: count a parameter that got no gradient on any rank as gradient zero. False leaves it out of the
             reduction; the update still counts it as zero.
         zero: 1 divides the optimizer's state over the ranks, 2 the gradients too (ZeRO, Rajbhandari et al. 2020, arXiv
             1910.02054); 0 does not. Each rank then updates its part of the parameters. ``p.grad`` is the mean only in
             that part, so that hooks must work on parts: ours do, others need an attribute ``works_on_shards = True``.
             Save inside :meth:`MultiNodeOptimizer.whole_state`.
+        compression: :class:`~dbrdist.comm.compression.PowerSGD` or :class:`~dbrdist.comm.compression.TopK`: send
+            fewer bytes, and add what is left out to the next gradient.
+        accumulate: calls of ``update`` for one step. All but the last only add up gradients, without communication; the
+            step has the mean over all examples of them.
+        local_steps: of each rank by itself, before the ranks average their parameters (local SGD, Stich 2019, arXiv
+            1805.09767); 1 averages gradients in every step instead. Optimizer state stays each rank's own.
 
     Raises:
-        ValueError: for ``double_buffering``. It hides communication by updating with the gradients of the step before,
-            which changes the training; reductions that start during backward hide it without that.
+        ValueError: for settings that are out of range or do not go together.
     """
-    if double_buffering:
-        raise ValueError(
-            "double_buffering=True is not offered: it updates with the gradients of the step before, so that results "
-            "differ from those of one process; leave it out"
-        )
     if not isinstance(actual_optimizer, Optimizer):
         raise TypeError(f"expected an optimizer, got {type(actual_optimizer).__name__}")
     if not isinstance(communicator, CommunicatorBase):
         raise TypeError(f"expected a communicator, got {type(communicator).__name__}")
     stage = check_stage(zero)
+    _check_counts(accumulate, local_steps)
+    ways = {
+        "double_buffering=True": double_buffering,
+        f"zero={zero}": stage,
+        "compression": compression is not None,
+        f"local_steps={local_steps}": local_steps > 1,
+    }
+    chosen = [name for name, value in ways.items() if value]
+    if len(chosen) > 1:
+        raise ValueError(f"{' and '.join(chosen)} do not go together; take one of them")
+    if chosen and not stage and not zero_fill:
+        raise ValueError(f"zero_fill=False does not go with {chosen[0]}, which needs a gradient of every parameter")
+    if compression is not None and not isinstance(compression, Compression):
+        raise TypeError(f"compression: expected PowerSGD(...) or TopK(...), got {type(compression).__name__}")
     if stage and not isinstance(actual_optimizer, GradientMethod):
         raise TypeError(f"zero={stage}: expected an optimizer with update rules, got {type(actual_optimizer).__name__}")
     kind: Any = type(actual_optimizer)
-    return _class_for(kind)(actual_optimizer, communicator, zero_fill, stage)
+    way = Way(bool(double_buffering), stage, compression, accumulate, local_steps)
+    return _class_for(kind)(actual_optimizer, communicator, zero_fill, way)
+
+
+class Way(NamedTuple):
+    """How gradients become updates; see :func:`create_multi_node_optimizer`."""
+
+    double_buffering: bool = False
+    zero: int = 0
+    compression: Compression | None = None
+    accumulate: int = 1
+    local_steps: int = 1
+
+    def words(self) -> str:
+        """One line for each setting."""
+        compressed = "none" if self.compression is None else self.compression.words()
+        lines = (*(f"{name} {value}" for name, value in self._replace(compression=None)._asdict().items()), compressed)
+        return "".join(f"{line}\n" for line in lines)
+
+
+def _check_counts(accumulate: Any, local_steps: Any) -> None:
+    for name, value in [("accumulate", accumulate), ("local_steps", local_steps)]:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}: expected an integer of 1 or more, got {value!r}")
+    if accumulate > 1 and local_steps > 1:
+        raise ValueError("accumulate and local_steps do not go together; take one of them")
 
 
 class MultiNodeOptimizer:
     """Wraps ``actual_optimizer``; made by :func:`create_multi_node_optimizer`."""
 
     __slots__ = (
-        "_is_synchronized", "_sharding", "_steps", "actual_optimizer", "communicator", "exposed_seconds", "num_samples",
-        "zero_fill",
+        "_buffers", "_gathered", "_is_synchronized", "_num_local", "_sharding", "_steps", "_way", "actual_optimizer",
+        "communicator", "exposed_seconds", "num_samples", "zero_fill",
     )  # fmt: skip
 
     takes_num_samples = True  # the updater passes num_samples to update()
 
-    def __init__(self, actual_optimizer: Any, communicator: CommunicatorBase, zero_fill: bool, zero: int = 0) -> None:
+    def __init__(self, actual_optimizer: Any, communicator: CommunicatorBase, zero_fill: bool, way: Way) -> None:
         self.actual_optimizer = actual_optimizer
         self.communicator = communicator
         self.zero_fill = zero_fill
         self.num_samples: int | None = None  # of this rank in the last step
         self.exposed_seconds = 0.0  # after backward, in reductions and in waiting for other ranks, so far
         self._is_synchronized = False
-        self._steps = Steps(communicator, actual_optimizer, f"zero {zero}\n")
-        divides = zero and communicator.size > 1
-        self._sharding = Sharding(communicator, actual_optimizer, zero) if divides else None
+        self._way = way
+        self._steps = Steps(communicator, actual_optimizer, way.words())
+        divides = way.zero and communicator.size > 1
+        self._sharding = Sharding(communicator, actual_optimizer, way.zero) if divides else None
+        self._buffers = Buffers(communicator) if way.double_buffering and communicator.size > 1 else None
+        self._gathered: list[int | None] = []  # numbers of examples of the calls that only added up gradients
+        self._num_local = 0  # steps since the ranks averaged their parameters
 
     # ---- the step ----
 
@@ -106,67 +157,156 @@ class MultiNodeOptimizer:
         """
         target = self._require_target()
         self.num_samples = num_samples
-        if num_samples == 0:
+        if num_samples == 0 and not self._gathered:
             target.cleargrads()
+        if self._way.accumulate > 1 and self._gathers(lossfun, args, kwds, num_samples):
+            return
+        if self._way.local_steps > 1 and self._is_synchronized and self.communicator.size > 1:
+            self._update_alone(lossfun, args, kwds, num_samples)
+            return
+        is_whole = True
         if self.communicator.size > 1:
-            self._update_together(lossfun, args, kwds, num_samples)
+            is_whole = self._update_together(lossfun, args, kwds, num_samples)
         else:
-            if num_samples is not None and num_samples < 1:
-                weights([num_samples])  # which says what is wrong with it
-            if lossfun is not None:
-                self._backward(lossfun, args, kwds)
+            total = self._samples(num_samples)
+            if total is not None and total < 1:
+                weights([total])  # which says what is wrong with it
+            if lossfun is not None and num_samples != 0:
+                self._backward(lossfun, args, kwds, weight=num_samples)
+            self._divide_gathered()
+        self._gathered = []
+        if not is_whole:
+            return
         with spans.span("update"):
             self.actual_optimizer.update()
         if self._sharding is not None and self.actual_optimizer.is_safe_to_update():
             with self._steps.meet() as call, spans.span("spread values"):
                 self._sharding.share_values(call, self._steps.current_plan().runs)
 
-    def _update_together(self, lossfun: Any, args: Any, kwds: Any, num_samples: int | None) -> None:
-        """Mean gradients on all ranks: the header, forward and backward, the reduction."""
-        if not self._is_synchronized:
+    def _gathers(self, lossfun: Any, args: Any, kwds: Any, num_samples: int | None) -> bool:
+        """Add up gradients alone, unless this call ends a step."""
+        if self._gathered and (self._gathered[0] is None) != (num_samples is None):
+            raise ValueError("accumulate: expected num_samples in all calls of update or in none")
+        is_last = len(self._gathered) == self._way.accumulate - 1
+        self._synchronize()
+        if not is_last:
+            if lossfun is None:
+                raise ValueError("accumulate: expected a lossfun in update, got none")
+            if num_samples != 0:
+                self._backward(lossfun, args, kwds, weight=num_samples)
+            self._gathered.append(num_samples)
+        return not is_last
+
+    def _update_alone(self, lossfun: Any, args: Any, kwds: Any, num_samples: int | None) -> None:
+        """A step of this rank by itself, and every so many steps the means of all ranks' parameters."""
+        if lossfun is not None and num_samples != 0:
+            self._backward(lossfun, args, kwds)
+        self.actual_optimizer.update()
+        self._num_local += 1
+        if self._num_local < self._way.local_steps:
+            return
+        self._num_local = 0
+        self._steps.post(num_samples, True, self.zero_fill)
+        with self._steps.meet() as call:
+            header = self._steps.wait(call)
+            if not header.same_runs:
+                raise CommunicatorError(
+                    "local_steps: expected the parameters in the same order of memory on every rank"
+                )
+            call.meet_without_row()
+            with call.moving():
+                for run in self._steps.current_plan().runs:
+                    self.communicator._reduce(call, run.data, None, float(self.communicator.size))
+
+    def _synchronize(self) -> None:
+        """Rank 0's parameters on all ranks, before the first step."""
+        if not self._is_synchronized and self.communicator.size > 1:
             # Not persistent values: after a resume each rank has its own batch-norm statistics.
             models.bcast_params(self.communicator, self.target)
             self._is_synchronized = True
-        steps, works = self._steps, lossfun is not None and num_samples != 0
+
+    def _samples(self, num_samples: int | None) -> int | None:
+        """Of all calls of this step."""
+        return None if num_samples is None else num_samples + sum(n or 0 for n in self._gathered)
+
+    def _weights(self, header: Header) -> Weights:
+        """(factor of each rank, divisor of the sum) of the gradients that backward left."""
+        if self._way.accumulate == 1:
+            return weights(header.counts)
+        weights(header.counts)  # its checks
+        total = sum(header.counts) if header.counts[0] >= 0 else self.communicator.size * self._way.accumulate
+        return None, float(total)
+
+    def _divide_gathered(self) -> None:
+        if self._way.accumulate > 1:
+            total = self._samples(self.num_samples)
+            for run in self._steps.current_plan().runs:
+                flat.collect_gradients(run.params)
+                message.divide(run.grad, float(self._way.accumulate if total is None else max(total, 1)))
+
+    def _update_together(self, lossfun: Any, args: Any, kwds: Any, num_samples: int | None) -> bool:
+        """Mean gradients on all ranks: the header, forward and backward, the reduction.
+
+        False where there is nothing to update with yet.
+        """
+        self._synchronize()
+        weight, num_samples = num_samples, self._samples(num_samples)
+        self._check_scale()
+        steps, works = self._steps, lossfun is not None and weight != 0
         steps.post(num_samples, works, self.zero_fill)
         if steps.late:
             self._late_step(lossfun, args, kwds, works)
             self._reduce_anew(num_samples)
-            return
-        overlap = steps.overlap(self._sharding) if self.zero_fill else None
+            return True
+        is_plain = self.zero_fill and self._buffers is None and self._way.compression is None
+        overlap = steps.overlap(self._sharding) if is_plain else None
         if overlap is not None:
             overlap.open(self._weights_if_known, steps.place)
         if works:
             try:
-                self._backward(lossfun, args, kwds, listener=overlap)
+                self._backward(lossfun, args, kwds, listener=overlap, weight=weight)
             except BaseException as e:
                 if overlap is not None and overlap.may_have_started:
                     steps.break_off(e)
                 raise
         began = time.perf_counter()
         with spans.span("exposed wait"):
-            self._reduce_all(overlap, num_samples)
+            is_whole = self._reduce_all(overlap, num_samples)
         self.exposed_seconds += time.perf_counter() - began
+        return is_whole
 
-    def _reduce_all(self, overlap: Any, num_samples: int | None) -> None:
+    def _check_scale(self) -> None:
+        """Refuse a loss scale that changes between a gradient and its use."""
+        if self.actual_optimizer._loss_scale_growth is not None and (
+            self._buffers is not None or self._way.compression is not None
+        ):
+            raise ValueError(
+                "a dynamic loss scale does not go with double_buffering or compression, which use gradients of "
+                "earlier steps; set a constant one"
+            )
+
+    def _reduce_all(self, overlap: Any, num_samples: int | None) -> bool:
         """After backward: what is left of the reduction."""
         steps = self._steps
         with steps.meet() as call:
             header = steps.wait(call)
             plan = steps.plan()
             if plan is not None and header.same_runs and self.zero_fill:
+                if self._buffers is not None:
+                    return self._buffers.swap(plan, *self._weights(header), steps.place)
                 if overlap is not None and header.is_placed:
-                    overlap.wait(*weights(header.counts))
+                    overlap.wait(*self._weights(header))
                 else:
                     self._reduce(call, plan, header)
-                return
+                return True
         self._reduce_anew(num_samples)
+        return True
 
     def _weights_if_known(self) -> Weights | None:
         """The weights of this step's ranks, if all have shown their headers and agree on where gradients lie."""
         header = self._steps.poll()
         is_agreed = header is not None and header.is_placed and self._steps.plan() is not None
-        return weights(header.counts) if header is not None and is_agreed else None
+        return self._weights(header) if header is not None and is_agreed else None
 
     def _late_step(self, lossfun: Any, args: Any, kwds: Any, works: bool) -> None:
         """A forward pass that may initialise parameters, on all ranks alike."""
@@ -176,14 +316,20 @@ class MultiNodeOptimizer:
         if header.workers:
             late = LateParameters(self.communicator, steps.late, header.workers[0])
             if works:
-                late.work(lambda after_forward: self._backward(lossfun, args, kwds, after_forward))
+                late.work(
+                    lambda after_forward: self._backward(lossfun, args, kwds, after_forward, weight=self.num_samples)
+                )
             else:
                 late.listen()
 
     def _reduce(self, call: Passage, plan: Plan, header: Header) -> None:
         """Average the gradients as the headers say."""
-        factors, divisor = weights(header.counts)
+        factors, divisor = self._weights(header)
         call.meet_without_row()
+        if self._way.compression is not None:
+            with spans.span("reduce"):
+                self._way.compression.reduce(self.communicator, call, plan, factors, divisor)
+            return
         plan.settle(self.communicator, call, header.places)
         if self._sharding is not None and self._sharding.place != plan.place:
             self._sharding.settle(plan)
@@ -195,20 +341,31 @@ class MultiNodeOptimizer:
 
     def _reduce_anew(self, num_samples: int | None) -> None:
         """Average the gradients where the headers could not know what there is: all agree on that now."""
+        self._divide_gathered()
         self.communicator.weighted_mean_grad(self._updated_params(), self.zero_fill, num_samples)
         if self._sharding is not None and self._sharding.place != self._steps.current_plan().place:
             self._sharding.settle(self._steps.current_plan())
 
     def _backward(
-        self, lossfun: Any, args: Any, kwds: Any, after_forward: Any = None, listener: Reduction | None = None
+        self,
+        lossfun: Any,
+        args: Any,
+        kwds: Any,
+        after_forward: Any = None,
+        listener: Reduction | None = None,
+        weight: int | None = None,
     ) -> None:
         with spans.span("forward"):
             loss = lossfun(*args, **kwds)
         if after_forward is not None:
             after_forward()
-        self.target.cleargrads()
+        if not self._gathered:
+            self.target.cleargrads()
+        scale = self.actual_optimizer._loss_scale
+        if self._way.accumulate > 1 and weight is not None:
+            scale = weight * (1.0 if scale is None else scale)
         with spans.span("backward"):
-            backprop.backward([loss], loss_scale=self.actual_optimizer._loss_scale, listener=listener)
+            backprop.backward([loss], loss_scale=scale, listener=listener)
 
     def _updated_params(self) -> list[tuple[str, Parameter]]:
         """All but the frozen ones, whose gradients nobody reads."""

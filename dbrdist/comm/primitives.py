@@ -133,6 +133,10 @@ class Provider(Configured, ABC):
         """What reduces the gradients of a plan while backward runs; None where that does not pay. Collective."""
         return None
 
+    def _background(self) -> Any:
+        """A courier (``courier.py``); None where there is none. Collective."""
+        return None
+
     @abstractmethod
     def _make_part(self, call: Call, ranks: list[int]) -> Any:
         """A communicator of these ranks of this one, in this order; None where there are none. Collective."""

@@ -135,12 +135,17 @@ class FlatCommunicator(MpiCommunicator):
         self._reduce_over(self._hosts.between, call, x, None, divisor)
 
     def _overlap(self, call: Passage, plan: Plan) -> Reduction | None:
-        if not self._overlaps(plan):
+        courier = self._background() if self._overlaps(plan) else None
+        if courier is None:
             return None
-        if self._courier is None:
+        if not self._bucket_bytes:
+            self._bucket_bytes = speed.bucket_bytes(courier.comm)
+        return Reduction(courier, plan, self._bucket_bytes)
+
+    def _background(self) -> Courier | None:
+        if self._courier is None and mpi.watching_is_allowed() and self.size > 1:
             self._courier = Courier(self.split(0, self._rank))
-            self._bucket_bytes = speed.bucket_bytes(self._courier.comm)
-        return Reduction(self._courier, plan, self._bucket_bytes)
+        return self._courier
 
     def _time_reduction(self, num_bytes: int) -> float:
         """Seconds that it takes to add this many bytes between hosts; on one host, between its ranks. Collective."""

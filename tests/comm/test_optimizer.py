@@ -57,8 +57,6 @@ def test_counters_hooks_and_loss_scale_are_handed_on():
 
 def test_bad_arguments():
     comm = create_communicator("single")
-    with pytest.raises(ValueError, match="double_buffering=True is not offered"):
-        create_multi_node_optimizer(optimizers.SGD(), comm, double_buffering=True)
     with pytest.raises(TypeError, match="expected an optimizer, got int"):
         create_multi_node_optimizer(3, comm)
     with pytest.raises(TypeError, match="expected a communicator, got str"):

@@ -1,0 +1,198 @@
+"""Ways to send less or later, against plain NumPy: functions of a communicator, run on threads and in tests/mpi."""
+
+from __future__ import annotations
+
+import operator
+
+import numpy as np
+
+import dbrdist.core.ops as ops
+from dbrdist import optimizers
+from dbrdist.comm import create_multi_node_optimizer
+from dbrdist.comm.compression import PowerSGD, TopK
+from dbrdist.core import random
+from dbrdist.core.link import Link
+from dbrdist.core.parameter import Parameter
+from dbrdist.datasets.base import block_bounds
+from dbrdist.errors import CommunicatorError
+from tests.comm.contract import raises
+from tests.comm.sharding_contract import net
+from tests.comm.training_contract import batches, close, weights
+
+LR = 0.1
+
+
+class Given(Link):
+    """Its loss has the gradients that it is called with."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.W = Parameter(np.zeros((20, 15)))
+            self.b = Parameter(np.zeros(7))
+
+    def forward(self, W, b):
+        return ops.sum(self.W * W) + ops.sum(self.b * b)
+
+
+def gradients(rank, step):
+    rng = np.random.default_rng([rank, step])
+    return rng.normal(size=(20, 15)), rng.normal(size=7)
+
+
+def means(comm, step):
+    found = [gradients(rank, step) for rank in range(comm.size)]
+    return [sum(g[i] for g in found) / comm.size for i in (0, 1)]
+
+
+def sgd(comm, **options):
+    model = Given()
+    return model, create_multi_node_optimizer(optimizers.SGD(lr=LR).setup(model), comm, **options)
+
+
+def check_power_sgd_is_that_of_the_paper(comm):
+    """Algorithm 1 with algorithm 2's error feedback, written out for each rank."""
+    if comm.size == 1:
+        return
+    model, optimizer = sgd(comm, compression=PowerSGD(rank=2))
+    Q = random.generator(0, "PowerSGD", sample=0, part=0).standard_normal((15, 2))
+    errors = [np.zeros((20, 15)) for _ in range(comm.size)]
+    W, b = np.zeros((20, 15)), np.zeros(7)
+    for step in range(5):
+        optimizer.update(model, *gradients(comm.rank, step))
+        Ms = [gradients(rank, step)[0] + errors[rank] for rank in range(comm.size)]
+        P = np.linalg.qr(sum(M @ Q for M in Ms) / comm.size)[0]
+        Q = sum(M.T @ P for M in Ms) / comm.size
+        errors = [M - P @ Q.T for M in Ms]
+        W -= LR * (P @ Q.T)
+        b -= LR * means(comm, step)[1]
+    np.testing.assert_allclose(model.W.array, W, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(model.b.array, b, rtol=1e-9, atol=1e-12)
+
+
+def check_error_feedback_accounts_for_every_gradient(comm):
+    """What was applied and what the ranks still keep are together the sum of all mean gradients."""
+    if comm.size == 1:
+        return
+    for compression in (PowerSGD(1), PowerSGD(3), TopK(0.05), TopK(1.0)):
+        model, optimizer = sgd(comm, compression=compression)
+        for step in range(8):
+            optimizer.update(model, *gradients(comm.rank, step))
+        start = model.W.slot.start
+        kept = comm.allreduce(compression._errors[0])[start : start + 300].reshape(20, 15) / comm.size
+        total = sum(means(comm, step)[0] for step in range(8))
+        np.testing.assert_allclose(-model.W.array / LR + kept, total, rtol=1e-9, atol=1e-10)
+
+
+def check_top_k_sends_the_largest(comm):
+    if comm.size == 1:
+        return
+    compression = TopK(0.1)
+    model, optimizer = sgd(comm, compression=compression)
+    optimizer.update(model, *gradients(comm.rank, 0))
+    size = model.W.slot.arena.grad.size
+    count = int(np.ceil(0.1 * size))
+    assert compression.num_bytes == count * (4 + 8)
+    expected = np.zeros(307)
+    for rank in range(comm.size):
+        g = np.concatenate([a.reshape(-1) for a in gradients(rank, 0)])
+        largest = np.argsort(-np.abs(g))[:count]
+        expected[largest] += g[largest] / comm.size
+    mine = np.concatenate([model.W.array.reshape(-1), model.b.array])
+    np.testing.assert_allclose(mine, -LR * expected, atol=1e-12)
+
+
+def check_compressed_ranks_stay_equal(comm):
+    for compression in (PowerSGD(1), TopK(0.2)):
+        model = net(np.float32, seed=comm.rank)
+        optimizer = create_multi_node_optimizer(optimizers.SGD(0.05).setup(model), comm, compression=compression)
+        for x, t in batches(6, np.float32):
+            begin, end = block_bounds(len(x), comm.rank, comm.size)
+            optimizer.update(model, x[begin:end], t[begin:end], num_samples=end - begin)
+        mine = weights(model)
+        for theirs in comm.allgather_obj(mine):
+            assert all((theirs[name] == mine[name]).all() for name in mine)
+
+
+def check_double_buffering_is_one_step_late(comm):
+    if comm.size == 1:
+        return
+    model, optimizer = sgd(comm, double_buffering=True)
+    for step in range(5):
+        optimizer.update(model, *gradients(comm.rank, step))
+        assert optimizer.t == step
+    expected = -LR * sum(means(comm, step)[0] for step in range(4))  # the last one is on its way
+    np.testing.assert_allclose(model.W.array, expected, rtol=1e-9, atol=1e-12)
+
+
+def check_accumulated_steps_are_those_of_the_whole_batch(comm):
+    for counted in (True, False):
+        model = net(seed=comm.rank)
+        optimizer = create_multi_node_optimizer(optimizers.Adam().setup(model), comm, accumulate=3)
+        alone = net()
+        plain = optimizers.Adam().setup(alone)
+        for x, t in batches(5):
+            x, t = x[: len(x) // (3 * comm.size) * 3 * comm.size], t[: len(t) // (3 * comm.size) * 3 * comm.size]
+            if not len(x):
+                continue
+            begin, end = block_bounds(len(x), comm.rank, comm.size)
+            mine = [np.arange(begin, end)[k::3] for k in range(3)]
+            for k in range(3):
+                counts = {"num_samples": len(mine[k])} if counted else {}
+                optimizer.update(model, x[mine[k]], t[mine[k]], **counts)
+            plain.update(alone, x, t)
+            assert optimizer.t == plain.t
+        close(weights(model), weights(alone), 1e-12)
+
+
+def check_accumulation_weighs_unequal_parts_and_empty_ones(comm):
+    model, alone = net(seed=comm.rank), net()
+    optimizer = create_multi_node_optimizer(optimizers.MomentumSGD(0.1).setup(model), comm, accumulate=2)
+    plain = optimizers.MomentumSGD(0.1).setup(alone)
+    for x, t in batches(5):
+        begin, end = block_bounds(len(x), comm.rank, comm.size)
+        first = begin + (end - begin) // 3
+        for a, b in [(begin, first), (first, end)]:
+            optimizer.update(model, x[a:b], t[a:b], num_samples=b - a)
+        plain.update(alone, x, t)
+    close(weights(model), weights(alone), 1e-12)
+
+
+def check_local_steps_average_parameters(comm):
+    """The first step is joint; then three of each rank alone, and the mean of what they made."""
+    if comm.size == 1:
+        return
+    model, optimizer = sgd(comm, local_steps=3)
+    for step in range(7):
+        optimizer.update(model, *gradients(comm.rank, step))
+    expected = -LR * sum(means(comm, step)[0] for step in range(7))  # linear: the mean of paths is the path of means
+    np.testing.assert_allclose(model.W.array, expected, rtol=1e-9, atol=1e-12)
+    optimizer.update(model, *gradients(comm.rank, 7))
+    np.testing.assert_allclose(model.W.array, expected - LR * gradients(comm.rank, 7)[0], rtol=1e-9, atol=1e-12)
+
+
+def check_bad_settings_raise_on_every_rank(comm):
+    for options, text in [
+        ({"compression": PowerSGD(2), "zero": 1}, "do not go together"),
+        ({"double_buffering": True, "local_steps": 4}, "do not go together"),
+        ({"accumulate": 2, "local_steps": 4}, "do not go together"),
+        ({"double_buffering": True, "zero_fill": False}, "zero_fill=False does not go"),
+        ({"accumulate": 0}, "accumulate: expected an integer of 1 or more, got 0"),
+        ({"local_steps": 1.5}, "local_steps: expected an integer"),
+    ]:
+        raises(ValueError, text, lambda options=options: sgd(comm, **options))
+    for bad in (0, -1, 1.5, True, "2"):
+        raises(ValueError, "PowerSGD: rank", lambda bad=bad: PowerSGD(bad))
+    for bad in (0, 1.1, -1, "1", float("nan")):
+        raises(ValueError, "TopK: fraction", lambda bad=bad: TopK(bad))
+    raises(TypeError, "compression: expected", lambda: sgd(comm, compression="topk"))
+    if comm.size > 1:
+        model, optimizer = sgd(comm, compression=PowerSGD(1 + (comm.rank == 0)))
+        raises(CommunicatorError, "PowerSGD rank", lambda: optimizer.update(model, *gradients(comm.rank, 0)))
+        model, optimizer = sgd(comm, double_buffering=True)
+        optimizer.loss_scaling()
+        raises(ValueError, "dynamic loss scale", lambda: optimizer.update(model, *gradients(comm.rank, 0)))
+
+
+CHECKS = [function for name, function in sorted(globals().items()) if name.startswith("check_")]
+by_name = operator.attrgetter("__name__")

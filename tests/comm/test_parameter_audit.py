@@ -1,0 +1,69 @@
+"""An audit finds the first array in which ranks differ, and says so on all of them."""
+
+import numpy as np
+import pytest
+
+from dbrdist import optimizers
+from dbrdist.comm import create_multi_node_optimizer, parameter_audit, run_threads
+from dbrdist.comm.parameter_audit import ParameterAudit
+from dbrdist.errors import CommunicatorError
+from tests.comm.training_contract import Net, batches
+
+
+class Trainer:
+    def __init__(self, optimizer, iteration):
+        self.updater = self
+        self.optimizer, self.iteration = optimizer, iteration
+
+    def get_all_optimizers(self):
+        return {"main": self.optimizer}
+
+
+def trained(comm, zero=0):
+    model = Net(seed=comm.rank)
+    optimizer = create_multi_node_optimizer(optimizers.Adam().setup(model), comm, zero=zero)
+    for x, t in batches(3):
+        optimizer.update(model, x, t)
+    return model, optimizer
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_equal_ranks_pass(num_ranks):
+    def check(comm):
+        for zero in (0, 1):
+            ParameterAudit(comm)(Trainer(trained(comm, zero)[1], 3))
+
+    run_threads(num_ranks, check, timeout_seconds=30)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (lambda model: model.l2.W.array.__setitem__((0, 0), np.nextafter(model.l2.W.array[0, 0], 9)), "/l2/W"),
+        (lambda model: model.l1.b.update_rule.state["v"].__iadd__(1e-9), "/l1/b, state v"),
+    ],
+)
+def test_the_last_bit_of_one_rank_is_found(spoil, named):
+    def check(comm):
+        model, optimizer = trained(comm)
+        if comm.rank == 1:
+            spoil(model)
+        with pytest.raises(CommunicatorError) as caught:
+            ParameterAudit(comm)(Trainer(optimizer, 70))
+        return str(caught.value)
+
+    texts = run_threads(3, check, timeout_seconds=30)
+    assert len(set(texts)) == 1
+    assert f"{named} differs (optimizer 'main', step 70)" in texts[0]
+    assert "on rank 0, 2" in texts[0] and "on rank 1" in texts[0]
+
+
+def test_other_names_are_told():
+    def check(comm):
+        model, optimizer = trained(comm)
+        if comm.rank:
+            model.l2.W.update_rule._state = None
+        with pytest.raises(CommunicatorError, match="other names"):
+            parameter_audit.compare(comm, optimizer, "step 3")
+
+    run_threads(2, check, timeout_seconds=30)
