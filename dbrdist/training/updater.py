@@ -142,10 +142,7 @@ class StandardUpdater(Updater):
         """One step; override it to train otherwise."""
         iterator, optimizer = self._iterators["main"], self._optimizers["main"]
         epoch = iterator.epoch
-        began = time.perf_counter()
-        with spans.span("data wait"):
-            batch = iterator.next()
-        self.data_seconds += time.perf_counter() - began
+        batch = self._next_of(iterator)
         random.set_stream(random.get_seed(), epoch, self.iteration, getattr(iterator, "row", 0))
         loss_func = optimizer.target if self.loss_func is None else self.loss_func
         counted = {"num_samples": len(batch)} if getattr(optimizer, "takes_num_samples", False) else {}
@@ -159,6 +156,14 @@ class StandardUpdater(Updater):
             pass
         if self.auto_new_epoch and iterator.is_new_epoch:
             optimizer.new_epoch(auto=True)
+
+    def _next_of(self, iterator: Any) -> Any:
+        """The next batch; the time is counted."""
+        began = time.perf_counter()
+        with spans.span("data wait"):
+            batch = iterator.next()
+        self.data_seconds += time.perf_counter() - began
+        return batch
 
     def finalize(self) -> None:
         """End the iterators' workers."""
