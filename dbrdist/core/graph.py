@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -120,7 +119,7 @@ class FunctionNode:
     takes_sums: ClassVar[bool] = False  # whether the rule takes a SummedGradient (core.fusion) of large images
     gives_new: bool = False  # each gradient of a first-order pass is a new array
 
-    stack: traceback.StackSummary | None = None  # where it was called, in debug mode
+    stack: Any = None  # where it was called, in debug mode
 
     _xs: tuple[Array, ...] = ()
     _ys: tuple[Array, ...] = ()
@@ -447,6 +446,8 @@ class FunctionNode:
         return ys
 
     def _look_for_nan(self, xs: tuple[Array, ...], ys: tuple[Array, ...]) -> None:
+        import traceback  # loaded in debug mode alone
+
         self.stack = traceback.extract_stack()
         for i, y in enumerate(ys):
             if has_nan(y):

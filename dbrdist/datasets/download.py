@@ -16,22 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dbrdist.core.dataset_root import get_dataset_root as get_dataset_root
+from dbrdist.core.dataset_root import set_dataset_root as set_dataset_root
+
 _TIMEOUT_SECONDS = 60
-_root: str | None = None
-
-
-def get_dataset_root() -> str:
-    """The folder of all datasets: what :func:`set_dataset_root` said, else ``CHAINER_DATASET_ROOT``, else
-    ``~/.chainer/dataset``."""
-    if _root is not None:
-        return _root
-    return os.path.expanduser(os.environ.get("CHAINER_DATASET_ROOT") or os.path.join("~", ".chainer", "dataset"))
-
-
-def set_dataset_root(path: str | os.PathLike[str]) -> None:
-    """Keep datasets under this folder from now on, in this process."""
-    global _root
-    _root = os.fspath(path)
 
 
 def get_dataset_directory(dataset_name: str, create_directory: bool = True) -> str:

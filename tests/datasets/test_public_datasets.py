@@ -16,6 +16,7 @@ import pytest
 from public_files import cifar10, cifar100, idx, mnist, python2_pickle, tar_gz
 
 import dbrdist
+from dbrdist.core import dataset_root
 from dbrdist.dataset import (
     cache_or_load_file,
     cached_download,
@@ -66,7 +67,7 @@ class Server:
 def server(monkeypatch, tmp_path):
     server = Server()
     monkeypatch.setattr(request, "urlopen", server)
-    monkeypatch.setattr(download, "_root", str(tmp_path / "root"))
+    monkeypatch.setattr(dataset_root, "_root", str(tmp_path / "root"))
     return server
 
 
@@ -83,7 +84,7 @@ def test_the_root(monkeypatch, tmp_path):
     assert get_dataset_directory("x/y", create_directory=False) == str(tmp_path / "a/x/y")
     assert not os.path.exists(tmp_path / "a")
     assert os.path.isdir(get_dataset_directory("x/y")) and os.path.isdir(get_dataset_directory("x/y"))
-    monkeypatch.setattr(download, "_root", None)
+    monkeypatch.setattr(dataset_root, "_root", None)
     monkeypatch.setenv("CHAINER_DATASET_ROOT", str(tmp_path / "b"))
     assert get_dataset_root() == str(tmp_path / "b")
     monkeypatch.delenv("CHAINER_DATASET_ROOT")

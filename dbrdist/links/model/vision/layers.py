@@ -13,6 +13,7 @@ from dbrdist.core import safetensors
 from dbrdist.core.backend import is_array
 from dbrdist.core.chain import Chain
 from dbrdist.core.config import no_backprop_mode, using_config
+from dbrdist.core.dataset_root import get_dataset_root
 from dbrdist.core.serializer import NpzDeserializer, read_npz
 from dbrdist.core.variable import Variable
 from dbrdist.errors import CheckpointError
@@ -34,8 +35,8 @@ class VisionLayers(Chain):
     there, and `convention` is "torchvision". An .npz file that you save from it does not know that: after loading it,
     call `use_torchvision()`.
 
-    `pretrained_model="auto"` takes Chainer's file from `pfnet/chainer/models` below the folder in the environment
-    variable CHAINER_DATASET_ROOT, or below ~/.chainer/dataset. Nothing is downloaded. None draws initial values.
+    `pretrained_model="auto"` takes Chainer's file from `pfnet/chainer/models` below
+    :func:`dbrdist.dataset.get_dataset_root`. Nothing is downloaded. None draws initial values.
     """
 
     num_classes: ClassVar[int] = 1000
@@ -140,7 +141,11 @@ class VisionLayers(Chain):
         where = type(self).__name__
         if path.endswith(".caffemodel"):
             raise ValueError(f"{where}: pretrained_model: expected an .npz or .safetensors file, got Caffe's {path}")
-        found = os.path.join(_models_folder(), self.weights_name) if path == "auto" else path
+        found = (
+            os.path.join(get_dataset_root(), "pfnet", "chainer", "models", self.weights_name)
+            if path == "auto"
+            else path
+        )
         if os.path.isfile(found):
             return found
         asked = f"pretrained_model='auto' takes {found}" if path == "auto" else f"pretrained_model={path!r}"
@@ -181,8 +186,3 @@ class VisionLayers(Chain):
 LAST_NAMES = {
     "W": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "avg_mean": "running_mean", "avg_var": "running_var"
 }  # fmt: skip
-
-
-def _models_folder() -> str:
-    root = os.environ.get("CHAINER_DATASET_ROOT") or os.path.join("~", ".chainer", "dataset")
-    return os.path.join(os.path.expanduser(root), "pfnet", "chainer", "models")
