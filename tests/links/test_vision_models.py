@@ -350,7 +350,7 @@ def test_images_for_torchvisions_weights():
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     model = NarrowVGG(None)
     model.use_torchvision()
-    np.testing.assert_array_equal(model._batch([photo()], None).array[0], pixels.standardize(photo(), None))
+    np.testing.assert_array_equal(model._batch([photo()], None)[0], pixels.standardize(photo(), None))
 
 
 # ---- weights --------------------------------------------------------------------------------------------------------

@@ -45,6 +45,16 @@ def test_the_first_step_alone_is_dumped(tmp_path, no_graphviz):
     assert [path for path in tmp_path.iterdir() if path.suffix == ".png"] == []
 
 
+def test_two_graphs_of_one_run(tmp_path, no_graphviz):
+    trainer = make_trainer(tmp_path, stop=(2, "iteration"))
+    for name in ("a.dot", "b.dot"):
+        trainer.extend(extensions.DumpGraph("main/loss", name))
+    trainer.run()
+    texts = [re.sub(r"\d{6,}", "id", (tmp_path / name).read_text()) for name in ("a.dot", "b.dot")]
+    assert texts[0] == texts[1]
+    assert not config.keep_graph_on_report and "keep_graph_on_report" not in config._record.own
+
+
 def test_a_snapshot_knows_that_the_graph_is_dumped(tmp_path, no_graphviz):
     first = make_trainer(tmp_path, stop=(1, "epoch"))
     first.extend(extensions.dump_graph("main/loss", "a.dot"))

@@ -261,7 +261,9 @@ def test_a_notebook_shows_one_table_that_grows(tmp_path, monkeypatch):
         shown.append(table)
         return Handle()
 
-    module = type("module", (), {"display": staticmethod(display), "HTML": staticmethod(lambda text: text)})
+    shells = [None, object()]
+    functions = {"display": display, "HTML": lambda text: text, "get_ipython": shells.pop}
+    module = type("module", (), {name: staticmethod(function) for name, function in functions.items()})
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: module if name == "IPython" else find(name, *a))
     monkeypatch.setitem(__import__("sys").modules, "IPython", module)
@@ -274,6 +276,12 @@ def test_a_notebook_shows_one_table_that_grows(tmp_path, monkeypatch):
     assert shown[0] == "<table><tr><th>epoch</th><th>main/loss</th><th>a&lt;b</th></tr></table>"
     loss = trainer.get_extension("LogReport").log[1]["main/loss"]
     assert shown[2].endswith(f"<tr><td>2</td><td>{loss:.6g}</td><td></td></tr></table>")
+    out = io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    trainer = make_trainer(tmp_path, stop=(1, "epoch"))  # IPython is there, but this is no notebook
+    trainer.extend(extensions.PrintReportNotebook(["epoch"], extensions.LogReport()))
+    trainer.run()
+    assert out.getvalue() == "epoch\n1\n" and len(shown) == 3
 
 
 def test_without_ipython_the_table_is_text(tmp_path, monkeypatch):

@@ -79,6 +79,14 @@ def test_the_newest_stay_and_a_run_goes_on_from_them(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", IN_THREADS)
+def test_a_run_that_begins_anew_keeps_its_own_newest(tmp_path, kind):
+    """Files of an earlier run with higher numbers do not push it out."""
+    run(tmp_path, stop=(9, "iteration"), n_retains=1)
+    run(tmp_path, stop=(2, "iteration"), n_retains=1, writer=kind())
+    assert files(tmp_path) == ["snapshot_iter_2", "snapshot_iter_9"]
+
+
+@pytest.mark.parametrize("kind", IN_THREADS)
 def test_a_writer_gets_a_copy(tmp_path, kind):
     """What the loop does to the parameters meanwhile is not in the file."""
     seen, gate = [], threading.Event()

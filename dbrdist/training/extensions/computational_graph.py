@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dbrdist.core.computational_graph import build_computational_graph
-from dbrdist.core.config import using_config
+from dbrdist.core.config import config, using_config
 from dbrdist.core.serializer import write_atomically
 from dbrdist.core.variable import Variable
 from dbrdist.training import plotting
@@ -68,7 +68,7 @@ class DumpGraph(Extension):
         return is_first
 
     def initialize(self, trainer: Any) -> None:
-        if not self._is_done:
+        if not self._is_done and not config.keep_graph_on_report:  # another one may have set it: the first resets it
             self._keeping = using_config("keep_graph_on_report", True)
             self._keeping.__enter__()
 

@@ -14,7 +14,7 @@ from dbrdist.training.extensions.log_report import Column, LogReport, PrintRepor
 class PrintReportNotebook(PrintReport):
     """As PrintReport, but one table of a notebook that grows with each new line of the LogReport.
 
-    Without IPython it warns and prints the table as text.
+    Outside of a notebook it prints the table as text, without IPython with a warning.
     """
 
     def __init__(self, entries: Sequence[str | Column], log_report: str | LogReport = "LogReport"):
@@ -22,8 +22,7 @@ class PrintReportNotebook(PrintReport):
         self._display: Any = None
 
     def initialize(self, trainer: Any) -> None:
-        if importlib.util.find_spec("IPython") is None:
-            warnings.warn("IPython is not installed: PrintReportNotebook prints plain lines", stacklevel=2)
+        if not _is_notebook():
             super().initialize(trainer)
             return
         from IPython.display import display
@@ -51,3 +50,12 @@ class PrintReportNotebook(PrintReport):
         tags = ["th", *["td"] * len(log)]
         lines = ["".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in zip(tags, rows)]
         return HTML("<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>")
+
+
+def _is_notebook() -> bool:
+    if importlib.util.find_spec("IPython") is None:
+        warnings.warn("IPython is not installed: PrintReportNotebook prints plain lines", stacklevel=3)
+        return False
+    from IPython import get_ipython
+
+    return get_ipython() is not None

@@ -91,7 +91,7 @@ class Snapshot(Extension):
         self._savefun = savefun
         self._condition = condition
         self._writer = writer
-        self._folder: str | None = None  # where files are that a writer may still be at work on
+        self._last: str | None = None  # the file that a writer may still be at work on
         self._num_kept = n_retains
         self._autoload = autoload
         self._on_error = snapshot_on_error
@@ -122,21 +122,21 @@ class Snapshot(Extension):
         if self._writer is None:
             write(path, target, self._savefun)
         else:
-            self._folder = trainer.out
             self._writer(name, trainer.out, saved_state(target))
-        self._remove_oldest(trainer.out, path)
+            self._last = path
+        self._remove_oldest(path)
         return path
 
-    def _remove_oldest(self, folder: str, just_written: str = "") -> None:
+    def _remove_oldest(self, just_written: str) -> None:
         if self._num_kept > 0 and isinstance(self._filename, str):
-            remove_oldest(folder, self._filename, self._num_kept, just_written)
+            remove_oldest(os.path.dirname(just_written), self._filename, self._num_kept, just_written)
 
     def finalize(self) -> None:
         """Wait until all is written. Raises CheckpointError where something was not."""
         if hasattr(self._writer, "finalize"):
             self._writer.finalize()
-        if self._folder is not None:
-            self._remove_oldest(self._folder)
+        if self._last is not None:
+            self._remove_oldest(self._last)
 
 
 def remove_oldest(folder: str, filename: str, num_kept: int, just_written: str) -> None:

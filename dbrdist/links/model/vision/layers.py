@@ -98,20 +98,23 @@ class VisionLayers(Chain):
         Training mode and recording of the graph are those of the configuration: for features alone, call it within
         `using_config("train", False)` and `no_backprop_mode()`.
         """
-        return self(self._batch(images, size), [self.features] if layers is None else layers)
+        return self(self._send(self._batch(images, size)), [self.features] if layers is None else layers)
 
     def predict(self, images: Sequence[Any], oversample: bool = True) -> Any:
         """The probabilities (N, num_classes) of images; with `oversample` the mean over ten crops of each."""
-        x = self._batch(images, (256, 256)).array
-        x = self.xp.asarray(ten_crops(x, (224, 224)), x.dtype) if oversample else x[:, :, 16:240, 16:240]
+        x = self._batch(images, (256, 256))
+        x = ten_crops(x, (224, 224)).astype(x.dtype) if oversample else x[:, :, 16:240, 16:240]
         with no_backprop_mode(), using_config("train", False):
-            y = self(Variable(x), ["prob"])["prob"]
+            y = self(self._send(x), ["prob"])["prob"]
             return F.mean(F.reshape(y, (len(images), 10, -1)), axis=1) if oversample else y
 
-    def _batch(self, images: Sequence[Any], size: tuple[int, int] | None) -> Variable:
+    def _batch(self, images: Sequence[Any], size: tuple[int, int] | None) -> Any:
         if (is_array(images) and images.ndim < 3) or not len(images):
             raise ValueError(f"{type(self).__name__}: images: expected a list of images, got {images!r}")
-        return Variable(self.xp.asarray(np.stack([self._prepare(image, size) for image in images])))
+        return np.stack([self._prepare(image, size) for image in images])
+
+    def _send(self, x: Any) -> Variable:
+        return Variable(self.device.send(x))
 
     def _prepare(self, image: Any, size: tuple[int, int] | None) -> Any:
         if self.convention == "torchvision":
