@@ -10,7 +10,7 @@ from support import assert_same, is_on, put
 
 import dbrdist.functions as F
 import dbrdist.links as L
-from dbrdist import Variable, kernels, using_config
+from dbrdist import Sequential, Variable, kernels, using_config
 from dbrdist.core import backend, random
 from dbrdist.core.serializer import load_npz, save_npz
 from dbrdist.datasets import get_digits
@@ -18,7 +18,7 @@ from dbrdist.datasets.serial import SerialIterator
 from dbrdist.models import LeNet
 from dbrdist.models.resnet import ResNet20
 from dbrdist.optimizers import Adam, MomentumSGD, WeightDecay
-from dbrdist.training import StandardUpdater, Trainer, extensions
+from dbrdist.training import ParallelUpdater, StandardUpdater, Trainer, extensions
 
 # Net, shape of a batch, tolerance in float32: there ReLUs near zero flip with the rounding, and 20 layers of batch
 # normalization over a small batch carry it on. NumPy and oneDNN differ by 6 % in a gradient; float64 is the sharp test.
@@ -220,3 +220,45 @@ def test_variables_move(device):
     assert_same(device, v.grad, np.full((2, 3), 2.0))
     v.to_device("@numpy")
     assert isinstance(v.array, np.ndarray) and isinstance(v.grad, np.ndarray)
+
+
+class NarrowResNet(L.ResNet50Layers):
+    channels, num_classes = (4, 4, 6, 8), 5
+
+
+def test_a_vision_model_takes_images_of_the_host(device, rng):
+    random.set_seed(3)
+    model, images = NarrowResNet(None), list(rng.integers(0, 256, (2, 256, 256, 3)).astype(np.uint8))
+    with using_config("train", False):
+        expected = [model.predict(images).array, model.extract(images, size=None)["pool5"].array]
+        model.to_device(device)
+        found = [model.predict(images).array, model.extract(images, size=None)["pool5"].array]
+    for ours, theirs in zip(found, expected):
+        assert_same(device, ours, theirs, 1e-3, 1e-3)
+
+
+def test_a_step_on_host_and_device_together_is_that_of_the_host(device):
+    def trained(make_updater):
+        random.set_seed(3)
+        net = L.Classifier(Sequential(L.Linear(None, 20), F.relu, F.dropout, L.Linear(20, 10)))
+        optimizer = MomentumSGD(0.1).setup(net)
+        updater = make_updater(SerialIterator(get_digits()[0], 16, seed=0), optimizer)
+        for _ in range(3):
+            updater.update()
+        return net
+
+    expected = trained(StandardUpdater)
+    devices = {"main": device, "host": "@numpy", "again": device}
+    found = trained(lambda i, o: ParallelUpdater(i, o, devices=devices))
+    for ours, theirs in zip(found.params(), expected.params()):
+        assert_same(device, ours.array, theirs.array, 1e-4, 1e-4)
+
+
+def test_statistics_of_parameters_on_the_device(device):
+    net = L.Linear(3, 2)
+    numbers = dict(extensions.ParameterStatistics(net, report_grads=False)._observe())
+    net.to_device(device)
+    found = dict(extensions.ParameterStatistics(net, report_grads=False)._observe())
+    assert found.keys() == numbers.keys()
+    for key, number in found.items():
+        assert float(number) == pytest.approx(float(numbers[key]), rel=1e-5, abs=1e-7), key
