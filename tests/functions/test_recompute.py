@@ -12,6 +12,8 @@ import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import Chain, Sequential, Variable, backward, config, grad, optimizers, random, using_config
+from dbrdist.comm import create_multi_node_optimizer
+from dbrdist.comm.threads import run_threads
 
 X = np.random.default_rng(0).standard_normal((6, 4)).astype("f")
 
@@ -151,20 +153,31 @@ def test_second_order_through_parameters():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_a_gradient_that_travels_early_waits_for_all_uses():
-    """A shared weight is among the inputs of the forgotten part, so that any walk sees that it is used there."""
-    model = Chain()
-    with model.init_scope():
-        model.link = L.Linear(4, 4)
-    optimizers.SGD(0.1).setup(model)
-    x = Variable(X)
-    F.sum(model.link(F.forget(model.link, x)) ** 2).backward()
-    early = model.link.W.grad.copy()
-    model.cleargrads()
-    F.sum(model.link(model.link(x)) ** 2).backward()
-    np.testing.assert_allclose(early, model.link.W.grad, rtol=1e-5)
-    node = F.forget(model.link, x).creator
-    assert {n.name for n in node.inputs} >= {"W", "b"}
+def learned(comm, call):
+    """Weights after some steps in which two links are used twice, once within a part that ``call`` runs."""
+    random.set_seed(0)
+    model = Chain(a=L.Linear(4, 4), b=L.Linear(4, 4))
+    optimizer = optimizers.MomentumSGD(0.1)
+    optimizer = optimizer if comm is None else create_multi_node_optimizer(optimizer, comm)
+    optimizer.setup(model)
+    x = X if comm is None else X[comm.rank :: comm.size]
+    for _ in range(3):
+        h = call(lambda v: model.a(F.tanh(model.b(v))), Variable(x))
+        loss = F.mean(model.a(model.b(h)) ** 2)
+        model.cleargrads()
+        loss.backward()
+        optimizer.update()
+    return [p.array.copy() for p in model.params()]
+
+
+def test_gradients_that_travel_early_wait_for_all_uses():
+    """Weights are among the inputs of the forgotten part, so that a walk which announces gradients sees all uses."""
+    alone = learned(None, lambda f, v: f(v))
+    for weights in run_threads(2, learned, F.forget, timeout_seconds=60):
+        for a, b in zip(weights, alone, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    link = L.Linear(4, 4)
+    assert {n.name for n in F.forget(link, Variable(X)).creator.inputs} >= {"W", "b"}
 
 
 def test_several_outputs_of_which_some_are_used():
