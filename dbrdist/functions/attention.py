@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.backend import accumulation_dtype, get_array_module
+from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
 from dbrdist.core.checks import expected
+from dbrdist.core.graph import FunctionNode
 from dbrdist.core.rows import together
 from dbrdist.core.variable import as_array, as_variable
 from dbrdist.functions.activation import softmax
@@ -120,6 +121,41 @@ def multi_head_attention(
     return ops.reshape(ops.transpose(y, (0, 2, 1, 3)), (*query.shape[:2], value.shape[2]))
 
 
+class RMSNormalization(FunctionNode):
+    """y = gamma x_hat with x_hat = x s, s = (mean(x^2) + eps)^(-1/2), for each row of x (N, K)
+
+    With g = gamma gy, gx = s (g - x_hat mean(g x_hat)) and ggamma = sum(gy x_hat).
+    """
+
+    def __init__(self, eps: float) -> None:
+        self.eps = eps
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0, 1))
+        x, gamma = xs
+        return (ops.cast(ops.mul(self.normalized(x)[0], gamma), x.dtype),)
+
+    def normalized(self, x: Any) -> tuple[Any, Any, float]:
+        """x_hat and s in the wider type, and 1 / K."""
+        wide, part = ops.cast(x, accumulation_dtype(x.dtype)), 1 / max(x.shape[1], 1)
+        s = ops.power(ops.add(ops.mul(ops.sum(ops.mul(wide, wide), 1, True), part), self.eps), -0.5)
+        return ops.mul(wide, s), s, part
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, gamma = self.retained_inputs()
+        x_hat, s, part = self.normalized(x)
+        gy = ops.cast(gys[0], x_hat.dtype)
+        along = ops.mul(gy, x_hat)
+        grads = []
+        for i in wanted:
+            if i == 1:
+                grads.append(ops.cast(ops.sum(along, 0), gamma.dtype))
+                continue
+            mean = ops.mul(ops.sum(ops.mul(along, gamma), 1, True), part)
+            grads.append(ops.cast(ops.mul(s, ops.sub(ops.mul(gy, gamma), ops.mul(x_hat, mean))), x.dtype))
+        return tuple(grads)
+
+
 def rms_normalization(x: Any, gamma: Any, eps: float = 1e-6) -> Any:
     """gamma x / sqrt(mean(x^2) + eps) over the last axis (RMSNorm, Zhang and Sennrich 2019).
 
@@ -132,7 +168,5 @@ def rms_normalization(x: Any, gamma: Any, eps: float = 1e-6) -> Any:
     x, gamma = together(name, x=x, gamma=gamma)
     if not x.ndim or gamma.shape != x.shape[-1:]:
         raise expected(name, "gamma", f"shape {x.shape[-1:]} as the last axis of x", gamma)
-    wide = ops.cast(x, accumulation_dtype(x.dtype))
-    square = ops.mul(ops.sum(ops.mul(wide, wide), x.ndim - 1, True), 1 / max(x.shape[-1], 1))
-    y = ops.mul(wide, ops.power(ops.add(square, eps), -0.5))
-    return ops.cast(ops.mul(y, ops.cast(gamma, wide.dtype)), x.dtype)
+    y = RMSNormalization(eps).apply((ops.reshape(x, (x.size // max(x.shape[-1], 1), x.shape[-1])), gamma))[0]
+    return ops.reshape(y, x.shape)
