@@ -62,6 +62,8 @@ def dropout(x: Any, ratio: float = 0.5, *, mask: Array = None, return_mask: bool
     x = as_variable(x)
     if not config.train:
         return (x, None) if return_mask else x
+    if ratio == 0 and mask is None and not return_mask:
+        return x  # nothing to draw: a tenth of a small Transformer's step
     if mask is None:
         a = x.array
         scale = a.dtype.type(1.0 / (1.0 - ratio))

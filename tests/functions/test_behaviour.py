@@ -59,6 +59,13 @@ def test_dropout_is_nothing_outside_of_training():
         assert F.dropout(x, return_mask=True) == (x, None)
 
 
+def test_dropout_of_no_element_draws_nothing():
+    x, before = Variable(ones(3, 3)), random.get_state()
+    assert F.dropout(x, 0.0) is x and random.get_state() == before
+    y, mask = F.dropout(x, 0.0, return_mask=True)
+    np.testing.assert_array_equal([y.array, mask], np.ones((2, 3, 3)))
+
+
 def test_dropout_gives_its_mask():
     x = ones(4, 4)
     y, mask = F.dropout(x, return_mask=True)
