@@ -59,6 +59,27 @@ def test_custom_updater_with_two_optimizers(tmp_path):
     assert 1.0 < float(text[-1].split()[-1]) < 3.0  # the data's mean is 2
 
 
+def test_early_stopping_with_an_evaluator_of_its_own_and_plots(tmp_path):
+    text = run(tmp_path, "early_stopping.py", "--patience", "2", "--out", "out").splitlines()
+    table = [line.split() for line in text if line[:1].isdigit()]
+    losses = [float(row[2]) for row in table]
+    last = int(next(line.split()[-1] for line in text if line.startswith("stopped after epoch")))
+    best = float(next(line.split()[-1] for line in text if line.startswith("best loss")))
+    assert last == len(table) < 40 and best == pytest.approx(min(losses), rel=1e-2)
+    assert min(losses[-2:]) > losses[-3] == min(losses) and float(table[-1][3]) > 0.6  # r2
+    assert float(table[-1][4]) ** 2 > losses[-1]  # the largest error is larger than the root of the mean square
+    assert [row[5] for row in table[9:11]] in ([], ["0.02"], ["0.02", "0.01"])
+    assert (tmp_path / "out" / "loss.png").exists() == text[-1].endswith("True")
+
+
+def test_sentences_of_different_lengths_with_a_converter_of_its_own(tmp_path):
+    text = run(tmp_path, "text_classifier.py", "-e", "3", "-o", "out").splitlines()
+    table = [line.split() for line in text if line[:1].isdigit()]
+    assert float(text[-1].split()[-1]) == max(float(row[4]) for row in table) > 0.9
+    text = run(tmp_path, "text_classifier.py", "-e", "4", "-o", "out", "-r", "out/snapshot").splitlines()
+    assert [line[0] for line in text if line[:1].isdigit()][-1] == "4"
+
+
 def test_numpy_names_of_their_time(tmp_path):
     assert run(tmp_path, "numpy_names.py", compat=["--numpy-names"]) == "accuracy 1.00\nparameters: 243\n"
 
