@@ -118,7 +118,7 @@ def main(argv=None):
     parser.add_argument("--width", type=int, default=32, help="channels of the layer next to the image")
     parser.add_argument("--latent", type=int, default=32)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--out", default="result/dcgan")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="@numpy")
