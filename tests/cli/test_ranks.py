@@ -123,7 +123,7 @@ def test_a_request_to_stop_saves_and_exits_with_75(ranks, number):
     ],
 )
 def test_bad_input_ends_all_ranks_alike(ranks, words, code, message):
-    got, _, err = finish(ranks(3, *words), 20)
+    got, _, err = finish(ranks(3, *words))
     assert got == code
     assert err.count(message) == 1
     assert "Traceback" not in err
