@@ -92,6 +92,15 @@ def test_the_copies_are_copies():
     assert not np.allclose(grads[1], grads[2]) and not np.allclose(grads[0], grads[1])
 
 
+def test_what_is_initialized_later_is_the_same():
+    """The copies' own initial values count for nothing."""
+    later = []
+    for make in (StandardUpdater, lambda i, o: ParallelUpdater(i, o, devices=devices(3))):
+        trained(make, steps=1)
+        later.append(L.Linear(3, 2).W.array)
+    np.testing.assert_array_equal(*later)
+
+
 def test_hooks_and_loss_scales_see_the_whole_gradient():
     for hook, scale in ((optimizer_hooks.WeightDecay(0.1), None), (optimizer_hooks.GradientClipping(0.05), 128.0)):
         whole, _ = trained(lambda i, o, s=scale: StandardUpdater(i, o, loss_scale=s), hook=hook)
