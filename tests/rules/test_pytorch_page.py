@@ -52,7 +52,8 @@ def names(tmp_path, monkeypatch, fresh):
     optimizer = optimizers.SGD(0.1).setup(m)
     modules = {"dbrdist": dbrdist, "F": F, "L": L, "iterators": iterators, "optimizers": optimizers}
     created = {"create_multi_node_optimizer": create_multi_node_optimizer, "comm": ThreadCommunicator()}
-    return {**modules, **created, "a": a, "m": m, "x": x, "y": y, "optimizer": optimizer, "train": list(range(100))}
+    values = {"a": a, "m": m, "x": x, "y": y, "t": np.array([1, -1]), "optimizer": optimizer, "train": list(range(100))}
+    return {**modules, **created, **values}
 
 
 @pytest.mark.parametrize("code", [code for code in IDIOMS if not code.startswith(OF_A_SHELL)])
@@ -62,7 +63,7 @@ def test_an_idiom_evaluates(code, names):
         return
     if code == "x.array.item()":
         names["x"] = F.sum(names["x"])
-    eval(compile(code, "pytorch.md", "eval"), names)
+    exec(compile(code, "pytorch.md", "exec"), names)
 
 
 def test_the_idioms_mean_what_pytorchs_do(names):
@@ -76,6 +77,7 @@ def test_the_idioms_mean_what_pytorchs_do(names):
         "F.mean(x, axis=1)": a.mean(1),
         "F.sum(x, axis=(0, 1))": a.sum(),
         "F.mean_squared_error(x, x.array)": np.float32(0),
+        "F.softmax_cross_entropy(x, t, ignore_label=-1)": np.log(np.exp(a[0]).sum()) - a[0, 1],
         "dbrdist.grad([y], [x], enable_double_backprop=True)": 2 * a,
     }
     for code, value in expected.items():
