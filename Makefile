@@ -43,7 +43,7 @@ test-fast: $(READY)  ## The fast suite alone; the tests for GPUs run on a stand-
 test-mpi: $(READY)  ## The MPI suite with each number of ranks.
 	@set -e; for n in $(RANKS); do \
 	  echo "== mpiexec -n $$n python -m pytest tests/mpi"; \
-	  $(RUN) $(THREADS) timeout 500 mpiexec -n $$n python -m pytest tests/mpi; \
+	  $(RUN) $(THREADS) timeout 900 mpiexec -n $$n python -m pytest tests/mpi; \
 	done
 
 mutants: $(READY)  ## Break the code at 100 random places, one by one, and list what no test notices; takes hours.
@@ -61,7 +61,7 @@ test-wheel:  ## Install dbrdist as users do, compiled, in an environment of its 
 	  python -c 'import dbrdist; dbrdist.print_runtime_info()' | tee info; grep -q "^dbrdist: .*, compiled" info; \
 	  python -m pytest $(WHEEL_TESTS); \
 	  python -m pytest tests/gpu --on stand-in; \
-	  timeout 500 mpiexec -n 2 python -m pytest tests/mpi
+	  timeout 900 mpiexec -n 2 python -m pytest tests/mpi
 
 lint: $(READY)  ## Style and format.
 	$(RUN) ruff check .
