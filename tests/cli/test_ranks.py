@@ -130,14 +130,14 @@ def test_bad_input_ends_all_ranks_alike(ranks, words, code, message):
 
 
 def test_an_exception_on_the_ranks_ends_the_job(ranks):
-    code, _, err = finish(ranks(2, "run.yaml", "model=usernet:Broken"), 20)
+    code, _, err = finish(ranks(2, "run.yaml", "model=usernet:Broken"))
     assert code == 1
     assert "[rank 0] RuntimeError: my own mistake" in err
 
 
 def test_a_configuration_that_one_rank_lacks_ends_the_job(ranks, folder):
     (folder / "sitecustomize.py").write_text("import os\nif os.environ.get('PMI_RANK') == '1':\n    os.chdir('/')\n")
-    code, _, err = finish(ranks(2, "run.yaml", PYTHONPATH=str(folder) + ":" + str(ROOT)), 20)
+    code, _, err = finish(ranks(2, "run.yaml", PYTHONPATH=str(folder) + ":" + str(ROOT)))
     assert code == 2
     assert "run.yaml: the configuration cannot be read" in err
 
