@@ -181,7 +181,7 @@ class MultiNodeOptimizer:
             self.actual_optimizer.update()
         if self._sharding is not None and self.actual_optimizer.is_safe_to_update():
             with self._steps.meet() as call, spans.span("spread values"):
-                self._sharding.share_values(call, self._steps.current_plan().runs)
+                self._sharding.share_values(call, self._steps.current_plan())
 
     def _gathers(self, lossfun: Any, args: Any, kwds: Any, num_samples: int | None) -> bool:
         """Add up gradients alone, unless this call ends a step."""

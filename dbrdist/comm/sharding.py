@@ -94,12 +94,16 @@ class Sharding:
         mine = np.array([float(value) for value in values])
         return [float(value) for value in self._comm.allreduce(mine)] if mine.size else []
 
-    def share_values(self, call: Passage, runs: Sequence[Run]) -> None:
+    def share_values(self, call: Passage, plan: Plan) -> None:
         """Give every rank the parameters that the others have updated."""
+        runs = plan.runs
         call.meet_without_row()
         with call.moving():
-            for run, borders in zip(runs, self._borders):
-                self._comm._share_parts(call, run.data, borders)
+            if plan.shared is not None and self._comm._hosts.is_only_one:
+                plan.shared.spread(self._comm, call, runs, self._borders)
+            else:
+                for run, borders in zip(runs, self._borders):
+                    self._comm._share_parts(call, run.data, borders)
         if self.releases:  # pages on the border of two buckets are still there
             for run, borders in zip(runs, self._borders):
                 self.release(run, 0, run.size, borders)
