@@ -24,6 +24,7 @@ from dbrdist import links as L
 from dbrdist.cli import build, build_updates, document
 from dbrdist.cli.config import Config
 from dbrdist.cli.load import Origin, check
+from dbrdist.core import random
 from dbrdist.datasets import transforms as T
 from dbrdist.datasets.base import get_batch
 from dbrdist.training.extensions import snapshots
@@ -267,7 +268,7 @@ def transformed(npz, transform, part):
 
 
 def directly(transform, num):
-    return [transform((x, 0), T.generator(0, "augment", 0, i))[0] for i, x in enumerate(PIXELS[:num])]
+    return [transform((x, 0), random.generator(0, "augment", 0, i))[0] for i, x in enumerate(PIXELS[:num])]
 
 
 TRANSFORMS = {
