@@ -130,35 +130,44 @@ class Distribution:
         return next(iter(self.params.values()))
 
     def _outcome(self, x: Any) -> Variable:
-        """What is asked about as a Variable; numbers, also NumPy's, in the type of the parameters."""
-        if isinstance(x, Variable) or backend.is_array(x):
-            return as_variable(x)
-        return as_variable(self.xp.asarray(x, self._like().dtype))
+        """What is asked about as a Variable; numbers, lists and integers in the type of the parameters."""
+        if not (isinstance(x, Variable) or backend.is_array(x)):
+            x = self.xp.asarray(x, self._like().dtype)
+        x = as_variable(x)
+        return x if backend.is_floating(x.dtype) else F.cast(x, self._like().dtype)
 
-    def _drawn(self, draw: Callable[[np.random.Generator], Any]) -> Variable:
-        """What ``draw`` makes of a generator, in the type and on the device of the parameters."""
+    def _drawn(self, draw: Callable[[np.random.Generator], Any], dtype: Any = None) -> Variable:
+        """What ``draw`` makes of a generator, on the device of the parameters and in their type or ``dtype``."""
         like = self._like()
         words = random.raw_words(1, 4)[0]
         a = np.asarray(draw(np.random.Generator(np.random.Philox(key=words[:2], counter=words))))
-        return as_variable(backend.device_of(like.array).send(a.astype(like.dtype)))
+        return as_variable(backend.device_of(like.array).send(a.astype(like.dtype if dtype is None else dtype)))
 
-    def _within(self, holds: Array, y: Any, otherwise: float = -np.inf) -> Variable:
-        """y where ``holds``, else a constant, without a gradient from there."""
-        y = as_variable(y)
-        return F.where(holds, y, self.xp.asarray(otherwise, y.dtype))
+    def _within(self, holds: Array, y: Any, otherwise: float = -np.inf, x: Any = None) -> Variable:
+        """y where ``holds``, NaN where ``x`` is, else a constant; a gradient comes from y alone."""
+        y, rest = as_variable(y), self.xp.asarray(otherwise)
+        if x is not None:
+            rest = self.xp.where(value_of(x) == value_of(x), rest, np.nan)
+        return F.where(holds, y, rest.astype(y.dtype))
 
 
-def as_parameter(x: Any) -> Variable:
-    """A parameter of a distribution as a Variable of a floating type."""
+def as_parameter(x: Any, dtype: Any = np.float32) -> Variable:
+    """A parameter of a distribution as a Variable of a floating type; numbers, lists and integers in ``dtype``."""
     if not isinstance(x, Variable):
-        x = x if backend.is_array(x) else np.asarray(x, None if hasattr(x, "dtype") else np.float32)
+        x = x if backend.is_array(x) else np.asarray(x, None if hasattr(x, "dtype") else dtype)
         x = as_variable(x)
-    return x if backend.is_floating(x.dtype) else F.cast(x, np.float32)
+    return x if backend.is_floating(x.dtype) else F.cast(x, dtype)
+
+
+def in_one_type(*xs: Any) -> list[Variable]:
+    """Parameters of one distribution; what has no floating type of its own takes that of the others, or float32."""
+    found = [x.dtype for x in xs if hasattr(x, "dtype") and backend.is_floating(x.dtype)]
+    return [as_parameter(x, found[0] if found else np.float32) for x in xs]
 
 
 def parameters(*xs: Any) -> list[Variable]:
     """Parameters of one distribution, broadcast against each other."""
-    return list(F.broadcast(*map(as_parameter, xs))) if len(xs) > 1 else [as_parameter(xs[0])]
+    return list(F.broadcast(*in_one_type(*xs))) if len(xs) > 1 else [as_parameter(xs[0])]
 
 
 def one_of(name: str, **given: Any) -> tuple[str, Any]:

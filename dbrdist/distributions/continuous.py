@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class _LocationScale(_Elementwise):
         return {"loc": self.loc, "scale": self.scale}
 
     def _standard(self, x: Any) -> Variable:
-        return (x - self.loc) / self.scale
+        return (self._outcome(x) - self.loc) / self.scale
 
     def sample_n(self, n: int) -> Variable:
         return self.loc + self.scale * self._drawn(lambda rng: self._draw(rng, self._shape(n)))
@@ -125,9 +126,26 @@ class Laplace(_LocationScale):
         return -F.absolute(self._standard(x)) - F.log(2.0 * self.scale)
 
     def cdf(self, x: Any) -> Variable:
-        z = self._standard(x)
-        tail = 0.5 * F.exp(-F.absolute(z))
-        return F.where(value_of(z) < 0, tail, 1.0 - tail)
+        return self._below(self._standard(x))
+
+    def log_cdf(self, x: Any) -> Variable:
+        return self._log_below(self._standard(x))
+
+    def survival_function(self, x: Any) -> Variable:
+        return self._below(-self._standard(x))
+
+    def log_survival_function(self, x: Any) -> Variable:
+        return self._log_below(-self._standard(x))
+
+    def _below(self, z: Variable) -> Variable:
+        is_low = value_of(z) < 0
+        tail = 0.5 * F.exp(F.where(is_low, z, -z))
+        return F.where(is_low, tail, 1.0 - tail)
+
+    def _log_below(self, z: Variable) -> Variable:
+        is_low = value_of(z) < 0
+        reach = F.where(is_low, z, -z)  # no absolute value: its slope at 0 is 0
+        return F.where(is_low, reach - math.log(2.0), F.log1p(-0.5 * F.exp(reach)))
 
     def icdf(self, x: Any) -> Variable:
         x = self._outcome(x)
@@ -160,7 +178,13 @@ class Cauchy(_LocationScale):
         return -F.log1p(F.square(self._standard(x))) - F.log(math.pi * self.scale)
 
     def cdf(self, x: Any) -> Variable:
-        return F.arctan(self._standard(x)) / math.pi + 0.5
+        return self._below(self._standard(x))
+
+    def survival_function(self, x: Any) -> Variable:
+        return self._below(-self._standard(x))
+
+    def _below(self, z: Variable) -> Variable:
+        return F.arctan2(self.xp.ones_like(z.array), -z) / math.pi  # arctan(z) / pi + 1/2, exact in the tail
 
     def icdf(self, x: Any) -> Variable:
         return self.loc + self.scale * F.tan(math.pi * (self._outcome(x) - 0.5))
@@ -197,6 +221,9 @@ class Gumbel(_LocationScale):
 
     def log_cdf(self, x: Any) -> Variable:
         return -F.exp(-self._standard(x))
+
+    def survival_function(self, x: Any) -> Variable:
+        return -F.expm1(self.log_cdf(x))
 
     def icdf(self, x: Any) -> Variable:
         return self.loc - self.scale * F.log(-F.log(self._outcome(x)))
@@ -238,15 +265,25 @@ class LogNormal(_Elementwise):
         return self._normal.entropy + self.mu
 
     def log_prob(self, x: Any) -> Variable:
-        x = self._outcome(x)
-        inside = value_of(x) > 0
-        log_x = F.log(F.where(inside, x, self.xp.ones_like(x.array)))
-        return self._within(inside, self._normal.log_prob(log_x) - log_x)
+        return self._at_log(lambda log_x: self._normal.log_prob(log_x) - log_x, x, -np.inf)
 
     def cdf(self, x: Any) -> Variable:
+        return self._at_log(self._normal.cdf, x, 0.0)
+
+    def log_cdf(self, x: Any) -> Variable:
+        return self._at_log(self._normal.log_cdf, x, -np.inf)
+
+    def survival_function(self, x: Any) -> Variable:
+        return self._at_log(self._normal.survival_function, x, 1.0)
+
+    def log_survival_function(self, x: Any) -> Variable:
+        return self._at_log(self._normal.log_survival_function, x, 0.0)
+
+    def _at_log(self, function: Callable[[Variable], Variable], x: Any, otherwise: float) -> Variable:
+        """``function`` at log(x), ``otherwise`` where x is not above 0."""
         x = self._outcome(x)
         inside = value_of(x) > 0
-        return self._within(inside, self._normal.cdf(F.log(F.where(inside, x, self.xp.ones_like(x.array)))), 0.0)
+        return self._within(inside, function(F.log(F.where(inside, x, self.xp.ones_like(x.array)))), otherwise, x)
 
     def icdf(self, x: Any) -> Variable:
         return F.exp(self._normal.icdf(x))
@@ -293,14 +330,15 @@ class Uniform(_Elementwise):
         return F.log(self.scale)
 
     def log_prob(self, x: Any) -> Variable:
-        inside = (value_of(x) >= self.low.array) & (value_of(x) <= self.high.array)
-        return self._within(inside, F.broadcast_to(-F.log(self.scale), inside.shape))
+        value = value_of(self._outcome(x))
+        inside = (value >= self.low.array) & (value <= self.high.array)
+        return self._within(inside, F.broadcast_to(-F.log(self.scale), inside.shape), x=value)
 
     def cdf(self, x: Any) -> Variable:
-        return F.clip((x - self.low) / self.scale, 0.0, 1.0)
+        return F.clip((self._outcome(x) - self.low) / self.scale, 0.0, 1.0)
 
     def icdf(self, x: Any) -> Variable:
-        return self.low + self.scale * x
+        return self.low + self.scale * self._outcome(x)
 
     def sample_n(self, n: int) -> Variable:
         return self.low + self.scale * self._drawn(lambda rng: rng.random(self._shape(n)))
@@ -313,8 +351,8 @@ class _Positive(_Elementwise):
 
     def log_prob(self, x: Any) -> Variable:
         x = self._outcome(x)
-        inside = value_of(x) > 0
-        return self._within(inside, self._log_density(F.where(inside, x, self.xp.ones_like(x.array))))
+        inside = value_of(x) >= 0
+        return self._within(inside, self._log_density(F.where(inside, x, self.xp.ones_like(x.array))), x=x)
 
     def _log_density(self, x: Variable) -> Variable:
         raise self._not_there("log_prob")
@@ -349,10 +387,17 @@ class Exponential(_Elementwise):
         return 1.0 - F.log(self.lam)
 
     def log_prob(self, x: Any) -> Variable:
-        return self._within(value_of(x) >= 0, F.log(self.lam) - self.lam * x)
+        x = self._outcome(x)
+        return self._within(value_of(x) >= 0, F.log(self.lam) - self.lam * x, x=x)
 
     def cdf(self, x: Any) -> Variable:
-        return -F.expm1(-self.lam * F.relu(self._outcome(x)))
+        return -F.expm1(self.log_survival_function(x))
+
+    def survival_function(self, x: Any) -> Variable:
+        return F.exp(self.log_survival_function(x))
+
+    def log_survival_function(self, x: Any) -> Variable:
+        return -self.lam * F.relu(self._outcome(x))
 
     def icdf(self, x: Any) -> Variable:
         return -F.log1p(-self._outcome(x)) / self.lam
@@ -388,7 +433,7 @@ class Gamma(_Positive):
         return self.k + F.log(self.theta) + F.lgamma(self.k) + (1.0 - self.k) * F.digamma(self.k)
 
     def _log_density(self, x: Variable) -> Variable:
-        return (self.k - 1.0) * F.log(x) - x / self.theta - F.lgamma(self.k) - self.k * F.log(self.theta)
+        return xlogy(self.k - 1.0, x) - x / self.theta - F.lgamma(self.k) - self.k * F.log(self.theta)
 
     def sample_n(self, n: int) -> Variable:
         return self.theta * self._drawn(lambda rng: rng.standard_gamma(_on_host(self.k), self._shape(n)))
@@ -423,7 +468,7 @@ class Chisquare(_Positive):
 
     def _log_density(self, x: Variable) -> Variable:
         h = 0.5 * self.k
-        return (h - 1.0) * F.log(x) - 0.5 * x - h * math.log(2.0) - F.lgamma(h)
+        return xlogy(h - 1.0, x) - 0.5 * x - h * math.log(2.0) - F.lgamma(h)
 
     def sample_n(self, n: int) -> Variable:
         return self._drawn(lambda rng: rng.chisquare(_on_host(self.k), self._shape(n)))
@@ -462,11 +507,11 @@ class Beta(_Elementwise):
         return log_beta(self.a, self.b) - sums + (total - 2.0) * F.digamma(total)
 
     def log_prob(self, x: Any) -> Variable:
-        x = self._outcome(x)
-        inside = (value_of(x) >= 0) & (value_of(x) <= 1)
-        x = F.where(inside, x, self.xp.full_like(x.array, 0.5))
-        density = _xlogy(self.a - 1.0, x) + _xlogy(self.b - 1.0, 1.0 - x)
-        return self._within(inside, density - log_beta(self.a, self.b))
+        given = self._outcome(x)
+        inside = (value_of(given) >= 0) & (value_of(given) <= 1)
+        x = F.where(inside, given, self.xp.full_like(given.array, 0.5))
+        density = xlogy(self.a - 1.0, x) + xlogy(self.b - 1.0, 1.0 - x)
+        return self._within(inside, density - log_beta(self.a, self.b), x=given)
 
     def sample_n(self, n: int) -> Variable:
         return self._drawn(lambda rng: rng.beta(_on_host(self.a), _on_host(self.b), self._shape(n)))
@@ -503,16 +548,25 @@ class Pareto(_Elementwise):
         return F.log(self.scale) - F.log(self.alpha) + 1.0 / self.alpha + 1.0
 
     def log_prob(self, x: Any) -> Variable:
-        x = self._outcome(x)
-        inside = value_of(x) >= self.scale.array
-        x = F.where(inside, x, F.broadcast_to(self.scale, inside.shape))
-        return self._within(inside, F.log(self.alpha) + self.alpha * F.log(self.scale) - (self.alpha + 1.0) * F.log(x))
+        inside, seen = self._seen(x)
+        density = F.log(self.alpha) + self.alpha * F.log(self.scale) - (self.alpha + 1.0) * F.log(seen)
+        return self._within(inside, density, x=self._outcome(x))
 
     def cdf(self, x: Any) -> Variable:
+        return -F.expm1(self.log_survival_function(x))
+
+    def survival_function(self, x: Any) -> Variable:
+        return F.exp(self.log_survival_function(x))
+
+    def log_survival_function(self, x: Any) -> Variable:
+        inside, seen = self._seen(x)
+        return self._within(inside, self.alpha * (F.log(self.scale) - F.log(seen)), 0.0, self._outcome(x))
+
+    def _seen(self, x: Any) -> tuple[Any, Variable]:
+        """Which outcomes are possible, and x with ``scale`` for those that are not."""
         x = self._outcome(x)
         inside = value_of(x) >= self.scale.array
-        x = F.where(inside, x, F.broadcast_to(self.scale, inside.shape))
-        return self._within(inside, 1.0 - F.exp(self.alpha * (F.log(self.scale) - F.log(x))), 0.0)
+        return inside, F.where(inside, x, F.broadcast_to(self.scale, inside.shape))
 
     def icdf(self, x: Any) -> Variable:
         return self.scale * F.exp(-F.log1p(-self._outcome(x)) / self.alpha)
@@ -526,11 +580,11 @@ def log_beta(a: Variable, b: Variable) -> Variable:
     return F.lgamma(a) + F.lgamma(b) - F.lgamma(a + b)
 
 
-def _xlogy(a: Variable, x: Variable) -> Variable:
-    """a log(x), and 0 where a is 0"""
+def xlogy(a: Variable, x: Variable) -> Variable:
+    """a log(x), and 0 where both are 0"""
     a, x = F.broadcast(a, x)
-    is_zero = value_of(a) == 0
-    return a * F.log(F.where(is_zero, get_array_module(x).ones_like(x.array), x))
+    is_void = (a.array == 0) & (x.array == 0)
+    return a * F.log(F.where(is_void, get_array_module(x).ones_like(x.array), x))
 
 
 def _on_host(p: Variable) -> Any:

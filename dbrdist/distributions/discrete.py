@@ -10,19 +10,26 @@ import dbrdist.functions as F
 from dbrdist.core.backend import get_array_module
 from dbrdist.core.variable import Variable, as_variable
 from dbrdist.distributions.base import Distribution, kept, one_of, parameters, register_kl, value_of
-from dbrdist.distributions.continuous import _Elementwise, _on_host
+from dbrdist.distributions.continuous import _Elementwise, _on_host, xlogy
 
 
 def _xlogx(p: Variable) -> Variable:
     """p log(p), and 0 where p is 0"""
-    is_zero = p.array == 0
-    return p * F.log(F.where(is_zero, is_zero.astype(p.dtype), p))
+    return xlogy(p, p)
+
+
+def _xlog1my(a: Variable, p: Variable) -> Variable:
+    """a log(1 - p), and 0 where a is 0 and p is 1"""
+    a, p = F.broadcast(a, p)
+    is_void = (a.array == 0) & (p.array == 1)
+    return a * F.log1p(-F.where(is_void, get_array_module(p).zeros_like(p.array), p))
 
 
 def _times(x: Any, y: Variable) -> Variable:
-    """x y, and 0 where x is 0 though y may be infinite"""
-    is_zero = value_of(x) == 0
-    return x * F.where(is_zero, get_array_module(y).zeros_like(y.array), y)
+    """x y, and 0 where x is 0 though y is infinite"""
+    xp = get_array_module(y)
+    is_void = (value_of(x) == 0) & xp.isinf(y.array)
+    return x * F.where(is_void, xp.zeros_like(y.array), y)
 
 
 class Bernoulli(_Elementwise):
@@ -43,7 +50,7 @@ class Bernoulli(_Elementwise):
     @kept
     def p(self) -> Variable:
         """The probability of 1."""
-        return self._given["p"] if "p" in self._given else F.sigmoid(self._given["logit"])
+        return self._given["p"] if "p" in self._given else F.exp(-F.softplus(-self._given["logit"]))
 
     @kept
     def logit(self) -> Variable:
@@ -64,25 +71,27 @@ class Bernoulli(_Elementwise):
 
     @property
     def variance(self) -> Variable:
-        return self.p * (1.0 - self.p)
+        return self.p * self._q
+
+    @property
+    def _q(self) -> Variable:
+        """The probability of 0, exact also where that of 1 rounds to 1."""
+        return 1.0 - self.p if "p" in self._given else F.exp(-F.softplus(self.logit))
 
     @property
     def entropy(self) -> Variable:
-        if "logit" in self._given:
-            return F.softplus(self.logit) - self.logit * self.p
-        return -_xlogx(self.p) - _xlogx(1.0 - self.p)
+        return -self._mixed(self.p, self._q)
+
+    def _mixed(self, x: Variable, y: Variable) -> Variable:
+        """x log(p) + y log(1 - p), exact at both ends"""
+        if "p" in self._given:
+            return xlogy(x, self.p) + _xlog1my(y, self.p)
+        return -(_times(x, F.softplus(-self.logit)) + _times(y, F.softplus(self.logit)))
 
     def log_prob(self, x: Any) -> Variable:
         x = self._outcome(x)
-        is_one = value_of(x) != 0
-        # Both ends are exact: log p = -softplus(-logit), log(1 - p) = -softplus(logit).
-        if value_of(x).dtype.kind in "iub":
-            y = -F.where(is_one, F.softplus(-self.logit), F.softplus(self.logit))
-        else:
-            y = -(_times(x, F.softplus(-self.logit)) + _times(1.0 - x, F.softplus(self.logit)))
-        if not self.binary_check:
-            return y
-        return self._within((value_of(x) == 0) | (value_of(x) == 1), y)
+        y = self._mixed(x, 1.0 - x)
+        return self._within((value_of(x) == 0) | (value_of(x) == 1), y, x=x) if self.binary_check else y
 
     def prob(self, x: Any) -> Variable:
         x = self._outcome(x)
@@ -119,14 +128,13 @@ class Geometric(_Elementwise):
 
     @property
     def entropy(self) -> Variable:
-        return -(_xlogx(self.p) + _xlogx(1.0 - self.p)) / self.p
+        return -(_xlogx(self.p) + _xlog1my(1.0 - self.p, self.p)) / self.p
 
     def log_prob(self, x: Any) -> Variable:
-        value = value_of(x)
+        value = value_of(self._outcome(x))
         inside = (value >= 1) & (value == self.xp.floor(value))
-        failures = self.xp.where(inside, value - 1, 0).astype(self.p.dtype)
-        lost = F.log1p(-F.where(failures == 0, self.xp.zeros_like(failures), self.p))
-        return self._within(inside, failures * lost + F.log(self.p))
+        failures = as_variable(self.xp.where(inside, value - 1, 0).astype(self.p.dtype))
+        return self._within(inside, _xlog1my(failures, self.p) + F.log(self.p), x=value)
 
     def sample_n(self, n: int) -> Variable:
         return self._drawn(lambda rng: rng.geometric(_on_host(self.p), self._shape(n)))
@@ -157,10 +165,10 @@ class Poisson(_Elementwise):
         return self.lam
 
     def log_prob(self, x: Any) -> Variable:
-        value = value_of(x)
+        value = value_of(self._outcome(x))
         inside = (value >= 0) & (value == self.xp.floor(value))
-        count = self.xp.where(inside, value, 0).astype(self.lam.dtype)
-        return self._within(inside, _times(count, F.log(self.lam)) - F.lgamma(as_variable(count + 1)) - self.lam)
+        count = as_variable(self.xp.where(inside, value, 0).astype(self.lam.dtype))
+        return self._within(inside, xlogy(count, self.lam) - F.lgamma(count + 1.0) - self.lam, x=value)
 
     def sample_n(self, n: int) -> Variable:
         return self._drawn(lambda rng: rng.poisson(_on_host(self.lam), self._shape(n)))
@@ -207,15 +215,18 @@ class Categorical(Distribution):
     def log_prob(self, x: Any) -> Variable:
         xp = self.xp
         value = xp.asarray(value_of(x))
-        categories = self.log_p.shape[-1]
+        table = self.p if "p" in self._given else self.log_p
+        categories = table.shape[-1]
         inside = (value >= 0) & (value < categories) & (value == xp.floor(value))
         index = xp.where(inside, value, 0).astype(np.int64)
         shape = np.broadcast_shapes(index.shape, self.batch_shape)
-        log_p = F.broadcast_to(self.log_p, (*shape, categories))
+        table = F.broadcast_to(table, (*shape, categories))
         index = xp.broadcast_to(index, shape)
-        picked = log_p[(*(xp.arange(k).reshape([k if i == j else 1 for j in range(len(shape))])
+        picked = table[(*(xp.arange(k).reshape([k if i == j else 1 for j in range(len(shape))])
                           for i, k in enumerate(shape)), index)]  # fmt: skip
-        return self._within(inside, picked)
+        if "p" in self._given:  # the logarithm of what is asked for alone: that of others may be infinite
+            picked = F.log(F.where(inside, picked, xp.ones_like(picked.array)))
+        return self._within(inside, picked, x=value)
 
     def _draw(self, rng: np.random.Generator, n: int) -> Any:
         share = np.cumsum(_on_host(self.p), axis=-1)
@@ -223,7 +234,7 @@ class Categorical(Distribution):
         return (height >= share).sum(axis=-1)
 
     def sample_n(self, n: int) -> Variable:
-        return as_variable(self._drawn(lambda rng: self._draw(rng, n)).array.astype(np.int32))
+        return self._drawn(lambda rng: self._draw(rng, n), np.int32)
 
 
 class OneHotCategorical(Categorical):
@@ -255,10 +266,10 @@ class OneHotCategorical(Categorical):
         return (index[..., None] == xp.arange(self.p.shape[-1])).astype(self.p.dtype)
 
     def log_prob(self, x: Any) -> Variable:
-        return super().log_prob(value_of(x).argmax(axis=-1))
+        return super().log_prob(value_of(self._outcome(x)).argmax(axis=-1))
 
     def sample_n(self, n: int) -> Variable:
-        return as_variable(self._one_hot(self._drawn(lambda rng: self._draw(rng, n)).array))
+        return as_variable(self._one_hot(self._drawn(lambda rng: self._draw(rng, n), np.int32).array))
 
 
 # ---- divergences ----------------------------------------------------------------------------------------------------
@@ -266,22 +277,21 @@ class OneHotCategorical(Categorical):
 
 @register_kl(Bernoulli, Bernoulli)
 def _kl_bernoulli(p: Bernoulli, q: Bernoulli) -> Variable:
-    return (
-        _times(p.p, F.softplus(-q.logit)) + _times(1.0 - p.p, F.softplus(q.logit)) - p.entropy
-    )  # the cross entropy, less the entropy
+    return -q._mixed(p.p, p._q) - p.entropy  # the cross entropy, less the entropy
 
 
 @register_kl(Geometric, Geometric)
 def _kl_geometric(p: Geometric, q: Geometric) -> Variable:
-    return (1.0 / p.p - 1.0) * (F.log1p(-p.p) - F.log1p(-q.p)) + F.log(p.p) - F.log(q.p)
+    failures = 1.0 / p.p - 1.0  # on average
+    return _xlog1my(failures, p.p) - _xlog1my(failures, q.p) + F.log(p.p) - F.log(q.p)
 
 
 @register_kl(Poisson, Poisson)
 def _kl_poisson(p: Poisson, q: Poisson) -> Variable:
-    return p.lam * (F.log(p.lam) - F.log(q.lam)) - p.lam + q.lam
+    return _xlogx(p.lam) - xlogy(p.lam, q.lam) - p.lam + q.lam
 
 
 @register_kl(Categorical, Categorical)
 def _kl_categorical(p: Categorical, q: Categorical) -> Variable:
-    is_zero = p.p.array == 0
-    return F.sum(_xlogx(p.p) - p.p * F.where(is_zero, p.xp.zeros_like(p.p.array), q.log_p), axis=-1)
+    cross = xlogy(p.p, q.p) if "p" in q.params else _times(p.p, q.log_p)
+    return F.sum(_xlogx(p.p) - cross, axis=-1)

@@ -9,8 +9,8 @@ import numpy as np
 
 import dbrdist.functions as F
 from dbrdist.core.variable import Variable
-from dbrdist.distributions.base import Distribution, as_parameter, kept, kl_divergence, register_kl
-from dbrdist.distributions.continuous import _on_host
+from dbrdist.distributions.base import Distribution, as_parameter, in_one_type, kept, kl_divergence, register_kl
+from dbrdist.distributions.continuous import _on_host, xlogy
 
 
 class Dirichlet(Distribution):
@@ -66,11 +66,14 @@ class Dirichlet(Distribution):
         return F.sum(F.lgamma(self.alpha), axis=-1) - F.lgamma(self.alpha0)
 
     def log_prob(self, x: Any) -> Variable:
-        return F.sum((self.alpha - 1.0) * F.log(self._outcome(x)), axis=-1) - self._log_norm
+        return F.sum(xlogy(self.alpha - 1.0, self._outcome(x)), axis=-1) - self._log_norm
 
     def sample_n(self, n: int) -> Variable:
         def draw(rng: np.random.Generator) -> Any:
-            g = rng.standard_gamma(_on_host(self.alpha), (n, *self.alpha.shape))
+            alpha, shape = _on_host(self.alpha), (n, *self.alpha.shape)
+            # The logarithm of a gamma variable, of which that of a small alpha is often 0 in float64.
+            log_g = np.log(rng.standard_gamma(alpha + 1.0, shape)) - rng.standard_exponential(shape) / alpha
+            g = np.exp(log_g - log_g.max(axis=-1, keepdims=True))
             return g / g.sum(axis=-1, keepdims=True)
 
         return self._drawn(draw)
@@ -82,7 +85,7 @@ class MultivariateNormal(Distribution):
     support = "real"
 
     def __init__(self, loc: Any, *, scale_tril: Any) -> None:
-        self.loc, self.scale_tril = as_parameter(loc), as_parameter(scale_tril)
+        self.loc, self.scale_tril = in_one_type(loc, scale_tril)
         k = self.loc.shape[-1] if self.loc.ndim else None
         if k is None or self.scale_tril.shape != (*self.loc.shape, k):
             raise ValueError(
@@ -137,7 +140,7 @@ class MultivariateNormal(Distribution):
         return F.reshape(F.batch_inv(F.reshape(self._lower, (-1, k, k))), self.scale_tril.shape)
 
     def log_prob(self, x: Any) -> Variable:
-        z = F.sum(self._inverse * F.expand_dims(x - self.loc, -2), axis=-1)
+        z = F.sum(self._inverse * F.expand_dims(self._outcome(x) - self.loc, -2), axis=-1)
         return -0.5 * F.sum(F.square(z), axis=-1) - self._log_det - 0.5 * self.event_shape[0] * math.log(2 * math.pi)
 
     def sample_n(self, n: int) -> Variable:
@@ -195,10 +198,13 @@ class Independent(Distribution):
 
     @property
     def covariance(self) -> Variable:
-        """The variances on a diagonal, over the components of an outcome."""
-        size = int(np.prod(self.event_shape))
-        variance = F.reshape(self.variance, (*self.batch_shape, size))
-        return F.expand_dims(variance, -1) * self.xp.eye(size, dtype=variance.dtype)
+        """The covariance within each part of an outcome, in blocks on a diagonal."""
+        inner = self.distribution
+        k, size = math.prod(inner.event_shape), math.prod(self.event_shape)
+        parts = inner.covariance if inner.event_shape else inner.variance
+        blocks = F.reshape(parts, (*self.batch_shape, size // max(k, 1), 1, k, k))
+        apart = self.xp.eye(size // max(k, 1), dtype=blocks.dtype)[:, :, None, None]
+        return F.reshape(F.swapaxes(blocks * apart, -3, -2), (*self.batch_shape, size, size))
 
     @property
     def entropy(self) -> Variable:
@@ -208,8 +214,17 @@ class Independent(Distribution):
         return self._summed(self.distribution.log_prob(x))
 
     def cdf(self, x: Any) -> Variable:
-        axes = self._axes()
-        return F.prod(self.distribution.cdf(x), axis=axes) if axes else self.distribution.cdf(x)
+        return self._multiplied(self.distribution.cdf(x))
+
+    def log_cdf(self, x: Any) -> Variable:
+        return self._summed(self.distribution.log_cdf(x))
+
+    def survival_function(self, x: Any) -> Variable:
+        """The probability of an outcome above x in all its parts."""
+        return self._multiplied(self.distribution.survival_function(x))
+
+    def log_survival_function(self, x: Any) -> Variable:
+        return self._summed(self.distribution.log_survival_function(x))
 
     def icdf(self, x: Any) -> Variable:
         raise NotImplementedError("Independent: a vector of probabilities has no single inverse")
@@ -222,6 +237,9 @@ class Independent(Distribution):
 
     def _summed(self, y: Variable) -> Variable:
         return F.sum(y, axis=self._axes()) if self._axes() else y
+
+    def _multiplied(self, y: Variable) -> Variable:
+        return F.prod(y, axis=self._axes()) if self._axes() else y
 
 
 @register_kl(Dirichlet, Dirichlet)
