@@ -70,6 +70,9 @@ class _NStepBase(ChainList):
             raise expected(name, "xs", "a list or tuple of sequences, arrays (L, I)", type(xs).__name__)
         if not len(xs):
             raise expected(name, "xs", "at least one sequence", "none")
+        for k, x in enumerate(xs):
+            if len(getattr(x, "shape", ())) != 2:
+                raise expected(name, f"xs[{k}]", "a sequence, shape (L, I)", x)
         order = sorted(range(len(xs)), key=lambda i: -len(xs[i]))
         back = sorted(range(len(xs)), key=order.__getitem__)
         is_sorted = order == back == list(range(len(xs)))

@@ -33,8 +33,18 @@ class _Stateful(Chain):
 
     def _set(self, **states: Any) -> None:
         for name, value in states.items():
+            if value is None:
+                raise expected(type(self).__name__, name, "a state (N, U)", "None", "reset_state() begins a sequence")
             setattr(self, name, as_variable(self.device.send(getattr(value, "array", value)))
                     if not isinstance(value, Variable) else value)  # fmt: skip
+
+    def _continued(self, x: Any) -> Any:
+        """The state before, or None; it has a row for each example of x."""
+        h: Any = getattr(self, "h", None)
+        if h is not None and len(h) != len(x):
+            what = f"{len(h)} examples, as in the call before (or reset_state())"
+            raise expected(type(self).__name__, "x", what, x)
+        return h
 
     def device_resident_accept(self, visitor: Any) -> None:
         super().device_resident_accept(visitor)
@@ -162,7 +172,7 @@ class StatefulZoneoutLSTM(_Stateful, _LSTMBase):
 
     def forward(self, x: Any) -> Any:
         """x (N, in_size): the output h (N, U)."""
-        gates = self._gates(self.h, x)
+        gates = self._gates(self._continued(x), x)
         before = zeros_beside(gates, len(x), self.state_size) if self.c is None else self.c
         c, h = F.lstm(before, gates)
         self.c = F.zoneout(before, c, self.c_ratio)
@@ -193,9 +203,9 @@ class StatefulPeepholeLSTM(_Stateful):
 
     def forward(self, x: Any) -> Any:
         """x (N, in_size): the output h (N, U)."""
-        gates = self.upward(x)
-        if self.h is not None:
-            gates += self.lateral(self.h)
+        gates, h = self.upward(x), self._continued(x)
+        if h is not None:
+            gates += self.lateral(h)
         n = len(x)
         a, i, f, o = (g[:, :, 0] for g in F.split_axis(F.reshape(gates, (n, self.state_size, 4)), 4, axis=2))
         if self.c is None:
@@ -324,7 +334,7 @@ class StatefulGRU(_Stateful, _GRUBase):
 
     def forward(self, x: Any) -> Any:
         """x (N, in_size): the new state (N, out_size)."""
-        self.h = self._step(self.h, x)
+        self.h = self._step(self._continued(x), x)
         return self.h
 
 
@@ -369,6 +379,7 @@ class StatefulMGU(_Stateful, _MGUBase):
 
     def forward(self, x: Any) -> Any:
         """x (N, in_size): the new state (N, out_size)."""
-        h = zeros_beside(x, len(x), self.state_size) if self.h is None else self.h
+        h = self._continued(x)
+        h = zeros_beside(x, len(x), self.state_size) if h is None else h
         self.h = self._step(h, x)
         return self.h

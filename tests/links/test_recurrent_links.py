@@ -250,6 +250,7 @@ def test_n_step_gradients_reach_all_weights():
 @pytest.mark.parametrize("call, message", [
     (lambda link: link(None, None, X[0]), r"NStepLSTM: xs: expected a list or tuple of sequences"),
     (lambda link: link(None, None, []), r"NStepLSTM: xs: expected at least one sequence, got none"),
+    (lambda link: link(None, None, [X[0], X[0][0]]), r"NStepLSTM: xs\[1\]: expected a sequence, shape \(L, I\), got"),
     (lambda link: link(np.zeros((1, 2, U), "f"), None, X), r"n_step_lstm: hx: expected"),
     (lambda link: link(None, None, [np.ones((2, 9), "f")]), r"n_step_lstm: ws\[0\]\[0\]: expected shape \(2, 9\)"),
 ])  # fmt: skip
@@ -285,3 +286,22 @@ def test_truncated_backpropagation():
     loss.unchain_backward()
     assert link.h.creator is None and link.c.creator is None
     F.sum(link(X[2])).backward()
+
+
+@pytest.mark.parametrize("make", [
+    L.StatefulGRU, L.StatefulMGU, L.StatefulPeepholeLSTM, L.StatefulZoneoutLSTM,
+])  # fmt: skip
+def test_a_state_is_not_stretched_over_another_batch(make):
+    link = make(I, U)
+    link(X[0][:1])
+    with pytest.raises(
+        ValueError, match=rf"{make.__name__}: x: expected 1 examples, as in the call before \(or reset_s"
+    ):
+        link(X[0])
+    link.reset_state()
+    assert link(X[0]).shape == (len(X[0]), U)
+
+
+def test_no_state_to_go_on_from():
+    with pytest.raises(ValueError, match=r"LSTM: c: expected a state \(N, U\), got None; reset_state\(\) begins"):
+        L.LSTM(I, U).set_state(None, None)
