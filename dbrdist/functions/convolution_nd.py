@@ -43,6 +43,25 @@ def _operands(function: str, ndim: int | None, x: Any, W: Any, b: Any) -> tuple[
     return x, W, b
 
 
+def _geometry(function: str, stride: Any, pad: Any, dilate: Any, ndim: int) -> tuple[tuple[int, ...], ...]:
+    """Steps, padding and distances within a window for each axis."""
+    s, p, d = (each_axis(function, name, v, ndim) for name, v in (("stride", stride), ("pad", pad), ("dilate", dilate)))
+    if min(*s, *d) < 1 or min(p) < 0:
+        raise expected(function, "stride, pad, dilate", "numbers >= 1, and pad >= 0", f"{s}, {p}, {d}")
+    return s, p, d
+
+
+def _check_channels(function: str, x: Any, W: Any, b: Any, groups: int, outputs: int) -> None:
+    """Check that W (inputs and outputs in either order) and b fit x; ``outputs``: the axis of W with the outputs."""
+    num_in, num_out = W.shape[1 - outputs], W.shape[outputs]
+    num_in, num_out = (num_in, num_out * groups) if outputs else (num_in * groups, num_out)
+    if groups < 1 or num_in != x.shape[1] or num_in % groups or num_out % groups or min(W.shape[2:]) < 1:
+        axes = "(C, O/groups, windows)" if outputs else "(O, C/groups, windows)"
+        raise expected(function, "W", f"shape {axes} for x of shape {x.shape} with groups={groups}", W)
+    if b is not None and b.shape != (num_out,):
+        raise expected(function, "b", f"shape ({num_out},) to match W", b)
+
+
 def _with_bias(y: Any, b: Any) -> Any:
     return y if b is None else ops.add(y, ops.reshape(ops.cast(b, y.dtype), (-1, *(1,) * (y.ndim - 2))))
 
@@ -80,7 +99,8 @@ def _convolution(
 ) -> Any:  # fmt: skip
     x, W, b = _operands(function, ndim, x, W, b)
     ndim = x.ndim - 2
-    s, p, d = (each_axis(function, name, v, ndim) for name, v in (("stride", stride), ("pad", pad), ("dilate", dilate)))
+    s, p, d = _geometry(function, stride, pad, dilate, ndim)
+    _check_channels(function, x, W, b, groups, outputs=0)
     sizes = [out_size(n, k, *rest, cover_all) for n, k, *rest in zip(x.shape[2:], W.shape[2:], s, p, d)]
     if min(sizes) < 1:
         raise expected(function, "x", f"axes no smaller than the window {W.shape[2:]}", x, "pad it")
@@ -160,7 +180,8 @@ def _deconvolution(
 ) -> Any:  # fmt: skip
     x, W, b = _operands(function, ndim, x, W, b)
     ndim = x.ndim - 2
-    s, p, d = (each_axis(function, name, v, ndim) for name, v in (("stride", stride), ("pad", pad), ("dilate", dilate)))
+    s, p, d = _geometry(function, stride, pad, dilate, ndim)
+    _check_channels(function, x, W, b, groups, outputs=1)
     k, sizes = W.shape[2:], x.shape[2:]
     smallest = [s_ * (n - 1) + d_ * (k_ - 1) + 1 - 2 * p_ for n, k_, s_, p_, d_ in zip(sizes, k, s, p, d)]
     out = tuple(smallest) if outsize is None else each_axis(function, "outsize", outsize, ndim)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, get_array_module
+from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
 from dbrdist.core.checks import expected
 from dbrdist.core.graph import FunctionNode
 from dbrdist.core.rows import together
@@ -186,7 +186,7 @@ def _average(function: str, ndim: int | None, x: Any, ksize: Any, stride: Any, p
     if pad_value not in (0, None):
         raise expected(function, "pad_value", "0 or None", repr(pad_value))
     out = _out_sizes(function, x, k, s, p, False)
-    y = x
+    y = ops.cast(x, accumulation_dtype(x.dtype))
     for i in range(x.ndim - 2):
         y = _mean_along(y, i + 2, k[i], s[i], p[i], out[i])
         if pad_value is None:
@@ -194,7 +194,7 @@ def _average(function: str, ndim: int | None, x: Any, ksize: Any, stride: Any, p
             seen = np.minimum(start + k[i], x.shape[i + 2]) - np.maximum(start, 0)
             share = get_array_module(y).asarray(k[i] / seen, y.dtype)
             y = ops.mul(y, share.reshape((-1, *(1,) * (y.ndim - i - 3))))
-    return y
+    return ops.cast(y, x.dtype)
 
 
 # ---- back to the size before ----------------------------------------------------------------------------------------

@@ -367,3 +367,10 @@ def test_the_gradient_of_swish_by_beta_does_not_overflow():
     (g,) = dbrdist.grad([y], [beta], [np.ones_like(x)])
     s = 1 / (1 + np.exp(-1.5 * x.astype("d")[3:]))
     np.testing.assert_allclose(g.array, (x[3:] ** 2 * s * (1 - s)).sum(), rtol=1e-5)  # nothing from where s is 0 or 1
+
+
+@each(dtype=["float16", "bfloat16"], stride=[None, 100], pad_value=[0, None])
+def test_means_over_large_windows_run_in_a_wider_type(dtype, stride, pad_value):
+    x = np.full((1, 1, 2500, 1), 60.0, as_dtype(dtype))  # the sum is beyond float16, and bfloat16 counts to 256
+    y = F.average_pooling_nd(x, (2000, 1), stride, 0, pad_value)
+    assert y.dtype == x.dtype and (y.array.astype(np.float64) == 60.0).all()
