@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, get_array_module
+from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
 from dbrdist.core.checks import expected, one_of
 from dbrdist.core.rows import together
 from dbrdist.core.variable import as_array, as_variable
@@ -31,8 +31,8 @@ def _reduced(losses: Any, reduce: str) -> Any:
     return ops.sum(losses) if reduce == "sum" else losses
 
 
-def _steps(function: str, argument: str, xs: Sequence[Any], **others: Any) -> tuple[list[Any], list[Any]]:
-    """The scores of each step (N_t, V), in falling number, and other operands, as Variables of one type."""
+def _steps(function: str, argument: str, xs: Sequence[Any], **others: Any) -> tuple[list[Any], list[Any], Any]:
+    """The scores of each step (N_t, V), in falling number, and other operands, in the type of sums; and their own."""
     names = [f"{argument}[{t}]" for t in range(len(xs))]
     found = list(together(function, **others, **dict(zip(names, xs))))
     rest, steps = found[: len(others)], found[len(others) :]
@@ -42,17 +42,20 @@ def _steps(function: str, argument: str, xs: Sequence[Any], **others: Any) -> tu
         if x.ndim != 2 or x.shape[1] != steps[0].shape[1] or (t and len(x) > len(steps[t - 1])):
             what = f"shape (N, {steps[0].shape[-1]}) with N at most {len(steps[max(t - 1, 0)])}, as in the step before"
             raise expected(function, names[t], what, x)
-    return steps, rest
+    types = {x.dtype for x in found}
+    wide = np.result_type(*map(accumulation_dtype, types))
+    dtype = steps[0].dtype if len(types) == 1 else wide
+    return [ops.cast(x, wide) for x in steps], [ops.cast(x, wide) for x in rest], dtype
 
 
 # ---- conditional random fields --------------------------------------------------------------------------------------
 
 
-def _chain(function: str, cost: Any, xs: Sequence[Any]) -> tuple[Any, list[Any]]:
-    steps, (cost,) = _steps(function, "xs", xs, cost=cost)
+def _chain(function: str, cost: Any, xs: Sequence[Any]) -> tuple[Any, list[Any], Any]:
+    steps, (cost,), dtype = _steps(function, "xs", xs, cost=cost)
     if cost.shape != (steps[0].shape[1],) * 2:
         raise expected(function, "cost", f"shape {(steps[0].shape[1],) * 2} to match xs", cost)
-    return cost, steps
+    return cost, steps, dtype
 
 
 def crf1d(cost: Any, xs: Sequence[Any], ys: Sequence[Any], reduce: str = "mean") -> Any:
@@ -62,7 +65,7 @@ def crf1d(cost: Any, xs: Sequence[Any], ys: Sequence[Any], reduce: str = "mean")
     longest sequences first); ``ys``: likewise labels (N_t,). ``reduce``: 'mean' over sequences, or 'no'.
     """
     one_of("crf1d", "reduce", ("mean", "no"), reduce)
-    cost, xs = _chain("crf1d", cost, xs)
+    cost, xs, dtype = _chain("crf1d", cost, xs)
     ys = [as_array(y) for y in ys]
     if len(ys) != len(xs):
         raise expected("crf1d", "ys", f"{len(xs)} steps as in xs", str(len(ys)))
@@ -84,7 +87,7 @@ def crf1d(cost: Any, xs: Sequence[Any], ys: Sequence[Any], reduce: str = "mean")
         score = ops.add(ops.add(score, _picked(xs[t], ys[t])), ops.getitem(cost, (ys[t - 1][:n], ys[t])))
     total = ops.concat([alpha, *done[::-1]], axis=0)  # sequences that ended first stand last
     losses = ops.sub(logsumexp(total, axis=1), ops.concat([score, *scores[::-1]], axis=0))
-    return _reduced(losses, reduce)
+    return ops.cast(_reduced(losses, reduce), dtype)
 
 
 def _picked(x: Any, y: Array) -> Any:
@@ -93,7 +96,7 @@ def _picked(x: Any, y: Array) -> Any:
 
 def argmax_crf1d(cost: Any, xs: Sequence[Any]) -> tuple[Any, list[Array]]:
     """The best label sequences of :func:`crf1d` (Viterbi 1967): their scores (N,), and labels as ``ys`` there."""
-    cost, xs = _chain("argmax_crf1d", cost, xs)
+    cost, xs, dtype = _chain("argmax_crf1d", cost, xs)
     cost = as_array(cost)
     xp = get_array_module(cost)
     alpha = as_array(xs[0])
@@ -113,7 +116,7 @@ def argmax_crf1d(cost: Any, xs: Sequence[Any]) -> tuple[Any, list[Array]]:
         label = xp.concatenate([before, ended.argmax(axis=1)])
         score.append(ended.max(axis=1))
         path.append(label)
-    return as_variable(xp.concatenate(score)), [y.astype(np.int32) for y in path[::-1]]
+    return as_variable(xp.concatenate(score).astype(dtype)), [y.astype(np.int32) for y in path[::-1]]
 
 
 # ---- connectionist temporal classification --------------------------------------------------------------------------
@@ -134,7 +137,7 @@ def connectionist_temporal_classification(
     """
     name = "connectionist_temporal_classification"
     one_of(name, "reduce", ("mean", "no"), reduce)
-    xs, _ = _steps(name, "x", x)
+    xs, _, narrow = _steps(name, "x", x)
     batch, size = xs[0].shape
     if any(len(step) != batch for step in xs):
         raise expected(name, "x", f"the same number of sequences, {batch}, in each step", str([len(s) for s in xs]))
@@ -158,19 +161,17 @@ def connectionist_temporal_classification(
     dtype = xs[0].dtype
     first = xp.where(xp.arange(path.shape[1]) < 2, 0.0, _never(dtype)).astype(dtype)
     alpha: Any = first
-    losses: Any = None
+    # Before the first step nothing is said yet: the end of a sequence without steps.
+    losses: Any = xp.broadcast_to(xp.where(xp.arange(path.shape[1]) < 1, 0.0, _never(dtype)).astype(dtype), path.shape)
     for k, scores in enumerate(xs):
         emitted = ops.getitem(log_softmax(scores, axis=1), (rows, path))
         alpha = ops.add(alpha, emitted) if k == 0 else ops.add(_merged(alpha, may_skip, dtype, xp), emitted)
-        if losses is None:
-            losses = alpha
-        else:
-            losses = ops.where((k < steps)[:, None], alpha, losses)  # the last step that counts
+        losses = ops.where((k < steps)[:, None], alpha, losses)  # the last step that counts
     ends = xp.stack([2 * lengths, xp.maximum(2 * lengths - 1, 0)], axis=1)
     last = ops.getitem(losses, (rows, ends))
     alone = (lengths == 0)[:, None] & (xp.arange(2) == 1)  # without labels there is one way: blanks
     last = ops.where(alone, xp.full(last.shape, _never(dtype), dtype), last)
-    return _reduced(ops.neg(logsumexp(last, axis=1)), reduce)
+    return ops.cast(_reduced(ops.neg(logsumexp(last, axis=1)), reduce), narrow)
 
 
 def _merged(alpha: Any, may_skip: Array, dtype: Any, xp: Any) -> Any:

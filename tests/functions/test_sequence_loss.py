@@ -132,3 +132,24 @@ def test_16_bit_activations_beside_float32_weights_decide_the_type(shape, window
     assert F.convolution_nd(x, W, b).dtype == np.float16
     turned = Variable(np.ones((3, 4, *window[2:]), "f"))
     assert F.deconvolution_nd(x, turned, b).dtype == np.float16
+
+
+def test_sums_over_steps_run_in_a_wider_type_than_float16():
+    labels = [np.zeros(1, np.int32)] * 900
+    loss = F.crf1d(np.zeros((3, 3), np.float16), [np.full((1, 3), 100, np.float16)] * 900, labels)
+    np.testing.assert_allclose(loss.array, 900 * np.log(3), rtol=1e-3)
+    assert loss.dtype == np.float16
+    assert F.crf1d(np.zeros((3, 3), np.float32), [np.zeros((1, 3), np.float16)] * 900, labels).dtype == np.float32
+    xs = [Variable(5 * a) for a in RNG.standard_normal((40, 2, 4)).astype(np.float16)]
+    wide = [Variable(x.array.astype(np.float64)) for x in xs]
+    for steps in (xs, wide):
+        F.connectionist_temporal_classification(steps, T, 0, label_length=np.array([3, 2])).backward()
+    np.testing.assert_allclose([x.grad for x in xs], [x.grad for x in wide], rtol=0, atol=1e-3)
+
+
+def test_ctc_of_no_steps():
+    def of(num_labels):
+        lengths = np.full(2, num_labels)
+        return F.connectionist_temporal_classification(X, T, 0, np.array([0, 6]), lengths, "no").array[0]
+
+    assert of(0) == 0.0 and of(1) > 1e20
