@@ -58,13 +58,13 @@ def same_everywhere(comm: Any, text: str, what: str) -> None:
         call.agree([digest(text)], num_same=1, what=what, detail=text)
 
 
-def check_model(comm: Any, model: Any) -> None:
+def check_params(comm: Any, named: Sequence[tuple[str, Any]]) -> None:
     """Make sure that every rank has the same parameters: names, shapes, types, in the same order.
 
     Raises:
         CommunicatorError: on every rank, listing for each rank that differs from rank 0 where it does first.
     """
-    same_everywhere(comm, as_lines(describe_params(model.namedparams())), "the same parameters")
+    same_everywhere(comm, as_lines(describe_params(named)), "the same parameters")
 
 
 def describe_params(named: Sequence[tuple[str, Any]]) -> list[str]:

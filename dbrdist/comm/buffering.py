@@ -24,6 +24,10 @@ class Buffers:
         self._travelling: list[Array] = []
         self._key: Any = None
 
+    def forget(self) -> None:
+        """Let no gradient arrive that is on its way: the next step only sends."""
+        self._key = None
+
     def swap(self, plan: Plan, factors: Sequence[float] | None, divisor: float | None, place: tuple[str, int]) -> bool:
         """Send this step's gradients off, and put the means of the step before in their place. Collective.
 
@@ -34,7 +38,7 @@ class Buffers:
             self._courier = self._comm._background()
         if self._courier is not None:
             self._courier.wait()
-        arrived, key = self._travelling, plan.runs_digest
+        arrived, key = self._travelling, (plan.runs_digest, *plan.params)
         is_there = bool(arrived) and key == self._key
         self._travelling, self._key = [run.grad.copy() for run in plan.runs], key
         if is_there:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,15 +16,19 @@ from dbrdist.comm.gate import Passage
 from dbrdist.comm.reduction import Plan
 from dbrdist.core import flat, random
 from dbrdist.core.backend import to_cpu
-from dbrdist.core.flat import Run
+from dbrdist.core.parameter import Parameter
 
 Matrix = np.ndarray[Any, Any]
+Layers: TypeAlias = list[tuple[Parameter, slice]]
 
 
 class Compression:
     """The base: ``reduce`` replaces the gradients of a plan by something near their means."""
 
     num_bytes = 0  # that this rank has sent so far
+
+    def __init__(self) -> None:
+        self._errors: dict[Parameter, Matrix] = {}  # what this rank keeps, in one dimension
 
     def words(self) -> str:
         """The settings, which all ranks must have in common."""
@@ -35,15 +39,23 @@ class Compression:
     ) -> None:
         """Collective; every rank gets the same bits."""
         flat.collect_gradients(plan.params)
+        # What a rank keeps has its weight already: in a later step this rank may have another, or none.
+        weight = (1.0 if factors is None else factors[comm.rank]) * comm.size / (1.0 if divisor is None else divisor)
         with call.moving():
             for number, run in enumerate(plan.runs):
-                grad = np.array(to_cpu(run.grad), np.float64 if run.grad.dtype == np.float64 else np.float32)
-                self._reduce(comm, call, number, run, grad, factors, divisor)
+                layers = list(run.layers())
+                grad: Matrix = np.array(to_cpu(run.grad), np.float64 if run.grad.dtype == np.float64 else np.float32)
+                np.multiply(grad, grad.dtype.type(weight), out=grad)
+                for p, where in layers:
+                    if p in self._errors:
+                        grad[where] += self._errors[p]
+                error = grad.copy()
+                self._reduce(comm, call, number, layers, grad, error)
+                self._errors.update((p, error[where]) for p, where in layers)
                 run.grad[...] = message.to_place(grad.astype(run.grad.dtype), run.grad)
 
-    def _reduce(
-        self, comm: Any, call: Passage, number: int, run: Run, grad: Matrix, factors: Any, divisor: Any
-    ) -> None:
+    def _reduce(self, comm: Any, call: Passage, number: int, layers: Layers, grad: Matrix, error: Matrix) -> None:
+        """Replace ``grad`` by the mean of what the ranks send, and take that from ``error``, its copy."""
         raise NotImplementedError
 
 
@@ -61,60 +73,49 @@ class PowerSGD(Compression):
     def __init__(self, rank: int = 2) -> None:
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
             raise ValueError(f"PowerSGD: rank: expected an integer of 1 or more, got {rank!r}")
+        super().__init__()
         self.rank = rank
-        self._errors: dict[int, Matrix] = {}  # by run
-        self._right: dict[tuple[int, int], Matrix] = {}  # Q by run and layer
+        self._right: dict[Parameter, Matrix] = {}  # Q
 
     def words(self) -> str:
         return f"PowerSGD rank {self.rank}"
 
-    def _reduce(
-        self, comm: Any, call: Passage, number: int, run: Run, grad: Matrix, factors: Any, divisor: Any
-    ) -> None:
-        kept = self._errors.get(number)
-        if kept is not None and kept.shape == grad.shape:
-            grad += kept
-        error = self._errors[number] = grad.copy()
+    def _reduce(self, comm: Any, call: Passage, number: int, layers: Layers, grad: Matrix, error: Matrix) -> None:
         thin, whole = [], []
-        for i, (p, where) in enumerate(run.layers()):
-            matrix = grad[where].reshape(p.shape[0] if p.ndim else 1, -1)
-            r = min(self.rank, *matrix.shape)
-            if p.ndim < 2 or r * sum(matrix.shape) >= matrix.size:
-                whole.append(where)
+        for i, (p, where) in enumerate(layers):
+            rows = p.shape[0] if p.ndim > 1 else 0
+            columns = p.size // rows if rows else 0
+            r = min(self.rank, rows, columns)
+            if r * (rows + columns) < rows * columns:
+                matrix = grad[where].reshape(rows, columns)
+                thin.append((p, where, matrix, self._begin(p, number, i, matrix, r)))
             else:
-                thin.append((matrix, self._begin(number, i, matrix, r), (number, i)))
-        sent = [matrix @ right for matrix, right, _ in thin] + [grad[where] for where in whole]
-        means = self._mean(comm, call, sent, grad.dtype, factors, divisor)
+                whole.append(where)
+        sent = [matrix @ right for _, _, matrix, right in thin] + [grad[where] for where in whole]
+        means = self._mean(comm, call, sent, grad.dtype)
         left = [np.linalg.qr(p)[0] for p in means[: len(thin)]]
         for where, mean in zip(whole, means[len(thin) :]):
-            grad[where] = mean
-        rights = [matrix.T @ basis for (matrix, _, _), basis in zip(thin, left)]
-        averaged = self._mean(comm, call, rights, grad.dtype, factors, divisor)
-        for (matrix, _, key), basis, right in zip(thin, left, averaged):
-            self._right[key] = right
+            grad[where], error[where] = mean, 0
+        rights = [matrix.T @ basis for (_, _, matrix, _), basis in zip(thin, left)]
+        for (p, where, matrix, _), basis, right in zip(thin, left, self._mean(comm, call, rights, grad.dtype)):
+            self._right[p] = right
             matrix[...] = basis @ right.T
-        for where in whole:
-            error[where] = 0
-        for (_, where), is_thin in ((layer, layer[1] not in whole) for layer in run.layers()):
-            if is_thin:
-                error[where] -= grad[where]
+            error[where] -= grad[where]
 
-    def _begin(self, number: int, layer: int, matrix: Matrix, r: int) -> Matrix:
-        right = self._right.get((number, layer))
+    def _begin(self, p: Parameter, number: int, layer: int, matrix: Matrix, r: int) -> Matrix:
+        right = self._right.get(p)
         if right is None or right.shape != (matrix.shape[1], r):
             generator = random.generator(0, "PowerSGD", sample=layer, part=number)
             right = generator.standard_normal((matrix.shape[1], r)).astype(matrix.dtype)
         return right
 
-    def _mean(
-        self, comm: Any, call: Passage, arrays: Sequence[Matrix], dtype: Any, factors: Any, divisor: Any
-    ) -> list[Matrix]:
+    def _mean(self, comm: Any, call: Passage, arrays: Sequence[Matrix], dtype: Any) -> list[Matrix]:
         """The means of some arrays over the ranks, in one reduction."""
         if not arrays:
             return []
         together = np.concatenate([a.reshape(-1) for a in arrays]).astype(dtype, copy=False)
         self.num_bytes += together.nbytes
-        comm._reduce(call, together, factors, divisor)
+        comm._reduce(call, together, None, float(comm.size))
         borders = np.cumsum([a.size for a in arrays])[:-1]
         return [part.reshape(a.shape) for part, a in zip(np.split(together, borders), arrays)]
 
@@ -132,23 +133,17 @@ class TopK(Compression):
     def __init__(self, fraction: float = 0.01) -> None:
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
             raise ValueError(f"TopK: fraction: expected a number above 0 and at most 1, got {fraction!r}")
+        super().__init__()
         self.fraction = float(fraction)
-        self._errors: dict[int, Matrix] = {}
 
     def words(self) -> str:
         return f"TopK fraction {self.fraction}"
 
-    def _reduce(
-        self, comm: Any, call: Passage, number: int, run: Run, grad: Matrix, factors: Any, divisor: Any
-    ) -> None:
-        kept = self._errors.get(number)
-        if kept is not None and kept.shape == grad.shape:
-            grad += kept
+    def _reduce(self, comm: Any, call: Passage, number: int, layers: Layers, grad: Matrix, error: Matrix) -> None:
         count = max(math.ceil(self.fraction * grad.size), 1)
         chosen = np.sort(np.argpartition(np.abs(grad), grad.size - count)[grad.size - count :]).astype(np.int32)
         values = grad[chosen]
-        self._errors[number] = grad.copy()
-        self._errors[number][chosen] = 0
+        error[chosen] = 0
         mine = np.concatenate([message.as_bytes(chosen), message.as_bytes(values)])
         self.num_bytes += mine.nbytes
         call.num_bytes += mine.nbytes
@@ -157,7 +152,6 @@ class TopK(Compression):
         places = [mine.nbytes * k for k in range(comm.size)]
         comm._allgather_bytes(mine, found.reshape(-1), [mine.nbytes] * comm.size, places)
         grad[...] = 0
-        for k, raw in enumerate(found):
-            where, what = raw[: chosen.nbytes].view(np.int32), raw[chosen.nbytes :].view(grad.dtype)
-            grad[where] += what if factors is None else what * grad.dtype.type(factors[k])
-        message.divide(grad, divisor)
+        for raw in found:
+            grad[raw[: chosen.nbytes].view(np.int32)] += raw[chosen.nbytes :].view(grad.dtype)
+        message.divide(grad, float(comm.size))

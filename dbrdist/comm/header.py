@@ -31,6 +31,7 @@ class Steps:
         self._optimizer = optimizer
         self._plan: Plan | None = None
         self._watch: Watch | None = None
+        self._target: Any = None  # of which the watch speaks
         self._params_text = ""
         self._params_digest = self._runs_digest = 0
         self._values: Any = None
@@ -118,11 +119,15 @@ class Steps:
     def _named_updated(self) -> list[tuple[str, Parameter]]:
         return [(name, p) for name, p in self._optimizer.target.namedparams() if _is_updated(p)]
 
+    def is_current(self) -> bool:
+        """False where a parameter, a link or a rule has changed since the last header, or the target is another."""
+        return self._watch is not None and self._target is self._optimizer.target and self._watch.is_current()
+
     def _look_at_parameters(self) -> None:
         """Plan anew where a parameter, a link or a rule has changed."""
-        if self._watch is not None and self._watch.is_current():
+        if self.is_current():
             return
-        target = self._optimizer.target
+        target = self._target = self._optimizer.target
         named = list(target.namedparams())
         self.late = [(name, p) for name, p in named if not p.is_initialized]
         self._plan = None if self.late else plan_for(self._comm, self._named_updated())

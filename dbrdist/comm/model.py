@@ -33,18 +33,23 @@ def bcast_params(comm: Any, model: Any, root: int = 0) -> None:
     A parameter that has no shape yet on another rank gets the root's; one without a shape on the root is broadcast when
     it is initialised, which must then happen on every rank, in the same order.
     """
-    _initialize_like_root(comm, model, root)
-    agree.check_model(comm, model)
-    for name, p in model.namedparams():
+    bcast_named(comm, list(model.namedparams()), root)
+
+
+def bcast_named(comm: Any, named: Sequence[tuple[str, Parameter]], root: int = 0) -> None:
+    """The same for some parameters, which every rank has in the same order."""
+    _initialize_like_root(comm, named, root)
+    agree.check_params(comm, named)
+    for name, p in named:
         if p.is_initialized:
             p.copydata(Variable(comm.bcast(p.array, root=root)))  # in place: others may share the array
         else:
             p.on_initialize = Broadcast(comm, name, root)
 
 
-def _initialize_like_root(comm: Any, model: Any, root: int) -> None:
-    shapes = comm.bcast_obj([(name, p.shape) for name, p in model.namedparams()], root=root)
-    mine = dict(model.namedparams())
+def _initialize_like_root(comm: Any, named: Sequence[tuple[str, Parameter]], root: int) -> None:
+    shapes = comm.bcast_obj([(name, p.shape) for name, p in named], root=root)
+    mine = dict(named)
     with agree.together(comm):
         for name, shape in shapes:
             p = mine.get(name)

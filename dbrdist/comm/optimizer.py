@@ -117,8 +117,8 @@ class MultiNodeOptimizer:
     """Wraps ``actual_optimizer``; made by :func:`create_multi_node_optimizer`."""
 
     __slots__ = (
-        "_buffers", "_gathered", "_is_synchronized", "_num_local", "_sharding", "_steps", "_way", "actual_optimizer",
-        "communicator", "exposed_seconds", "num_samples", "zero_fill",
+        "_buffers", "_gathered", "_is_synchronized", "_known", "_num_local", "_sharding", "_steps", "_target", "_way",
+        "actual_optimizer", "communicator", "exposed_seconds", "num_samples", "zero_fill",
     )  # fmt: skip
 
     takes_num_samples = True  # the updater passes num_samples to update()
@@ -130,6 +130,8 @@ class MultiNodeOptimizer:
         self.num_samples: int | None = None  # of this rank in the last step
         self.exposed_seconds = 0.0  # after backward, in reductions and in waiting for other ranks, so far
         self._is_synchronized = False
+        self._target: Any = None  # of the last step
+        self._known: set[Parameter] = set()  # its parameters
         self._way = way
         self._steps = Steps(communicator, actual_optimizer, way.words())
         divides = way.zero and communicator.size > 1
@@ -156,12 +158,14 @@ class MultiNodeOptimizer:
                 ranks, or no rank has an example.
         """
         target = self._require_target()
+        self._check_scale()
+        is_first = self._synchronize()
         self.num_samples = num_samples
         if num_samples == 0 and not self._gathered:
             target.cleargrads()
         if self._way.accumulate > 1 and self._gathers(lossfun, args, kwds, num_samples):
             return
-        if self._way.local_steps > 1 and self._is_synchronized and self.communicator.size > 1:
+        if self._way.local_steps > 1 and not is_first and self.communicator.size > 1:
             self._update_alone(lossfun, args, kwds, num_samples)
             return
         is_whole = True
@@ -188,7 +192,6 @@ class MultiNodeOptimizer:
         if self._gathered and (self._gathered[0] is None) != (num_samples is None):
             raise ValueError("accumulate: expected num_samples in all calls of update or in none")
         is_last = len(self._gathered) == self._way.accumulate - 1
-        self._synchronize()
         if not is_last:
             if lossfun is None:
                 raise ValueError("accumulate: expected a lossfun in update, got none")
@@ -218,12 +221,37 @@ class MultiNodeOptimizer:
                 for run in self._steps.current_plan().runs:
                     self.communicator._reduce(call, run.data, None, float(self.communicator.size))
 
-    def _synchronize(self) -> None:
-        """Rank 0's parameters on all ranks, before the first step."""
-        if not self._is_synchronized and self.communicator.size > 1:
-            # Not persistent values: after a resume each rank has its own batch-norm statistics.
-            models.bcast_params(self.communicator, self.target)
-            self._is_synchronized = True
+    def _synchronize(self) -> bool:
+        """Rank 0's parameters on all ranks, before the first step with a target; later, those that have come since.
+
+        True before the first step.
+        """
+        target = self.target
+        if self._is_synchronized and self._target is target and self._steps.is_current():
+            return False
+        is_other = self._target is not None and self._target is not target
+        is_first = is_other or not self._is_synchronized
+        if is_first:
+            self._gathered, self._num_local = [], 0
+            if self._buffers is not None:
+                self._buffers.forget()
+        if self.communicator.size > 1:
+            if is_first:
+                # Not persistent values: after a resume each rank has its own batch-norm statistics.
+                models.bcast_params(self.communicator, target)
+            elif self._target is not None:
+                self._take_new_values([(name, p) for name, p in target.namedparams() if p not in self._known])
+        self._is_synchronized, self._target, self._known = True, target, set(target.params())
+        return is_first
+
+    def _take_new_values(self, new: list[tuple[str, Parameter]]) -> None:
+        """Rank 0's, for parameters that have come since the last step. Collective if there are any."""
+        if not new:
+            return
+        self._steps.post(None, False, self.zero_fill)
+        with self._steps.meet() as call:
+            self._steps.wait(call)  # which says where a rank has not got them
+        models.bcast_named(self.communicator, new)
 
     def _samples(self, num_samples: int | None) -> int | None:
         """Of all calls of this step."""
@@ -249,9 +277,7 @@ class MultiNodeOptimizer:
 
         False where there is nothing to update with yet.
         """
-        self._synchronize()
         weight, num_samples = num_samples, self._samples(num_samples)
-        self._check_scale()
         steps, works = self._steps, lossfun is not None and weight != 0
         steps.post(num_samples, works, self.zero_fill)
         if steps.late:
@@ -276,13 +302,18 @@ class MultiNodeOptimizer:
         return is_whole
 
     def _check_scale(self) -> None:
-        """Refuse a loss scale that changes between a gradient and its use."""
-        if self.actual_optimizer._loss_scale_growth is not None and (
-            self._buffers is not None or self._way.compression is not None
-        ):
+        """Refuse a loss scale that changes between a gradient and its use, or on one rank alone."""
+        if self.actual_optimizer._loss_scale_growth is None or self.communicator.size == 1:
+            return
+        if self._buffers is not None or self._way.compression is not None:
             raise ValueError(
                 "a dynamic loss scale does not go with double_buffering or compression, which use gradients of "
                 "earlier steps; set a constant one"
+            )
+        if self._way.local_steps > 1:
+            raise ValueError(
+                "a dynamic loss scale does not go with local_steps, where each rank would follow its own overflows; "
+                "set a constant one"
             )
 
     def _reduce_all(self, overlap: Any, num_samples: int | None) -> bool:
@@ -402,6 +433,11 @@ class MultiNodeOptimizer:
         self.actual_optimizer.epoch = value
 
     @property
+    def num_local_steps(self) -> int | None:
+        """Steps of this rank by itself since the ranks averaged their parameters; None where all steps are joint."""
+        return self._num_local if self._way.local_steps > 1 and self.communicator.size > 1 else None
+
+    @property
     def hyperparam(self) -> Any:
         """The hyperparameters of the wrapped optimizer."""
         return self.actual_optimizer.hyperparam
@@ -409,7 +445,7 @@ class MultiNodeOptimizer:
     def setup(self, link: Any) -> MultiNodeOptimizer:
         """Take a link as the target."""
         self.actual_optimizer.setup(link)
-        self._is_synchronized = False
+        self._is_synchronized, self._target = False, None
         return self
 
     def new_epoch(self, auto: bool = False) -> None:

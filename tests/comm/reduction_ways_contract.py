@@ -50,6 +50,18 @@ def sgd(comm, **options):
     return model, create_multi_node_optimizer(optimizers.SGD(lr=LR).setup(model), comm, **options)
 
 
+WAYS = [
+    dict,
+    lambda: {"zero": 1},
+    lambda: {"zero": 2},
+    lambda: {"compression": PowerSGD(1)},
+    lambda: {"compression": TopK(0.1)},
+    lambda: {"double_buffering": True},
+    lambda: {"accumulate": 2},
+    lambda: {"local_steps": 2},
+]
+
+
 def check_power_sgd_is_that_of_the_paper(comm):
     """Algorithm 1 with algorithm 2's error feedback, written out for each rank."""
     if comm.size == 1:
@@ -78,8 +90,7 @@ def check_error_feedback_accounts_for_every_gradient(comm):
         model, optimizer = sgd(comm, compression=compression)
         for step in range(8):
             optimizer.update(model, *gradients(comm.rank, step))
-        start = model.W.slot.start
-        kept = comm.allreduce(compression._errors[0])[start : start + 300].reshape(20, 15) / comm.size
+        kept = comm.allreduce(compression._errors[model.W]).reshape(20, 15) / comm.size
         total = sum(means(comm, step)[0] for step in range(8))
         np.testing.assert_allclose(-model.W.array / LR + kept, total, rtol=1e-9, atol=1e-10)
 
@@ -100,6 +111,100 @@ def check_top_k_sends_the_largest(comm):
         expected[largest] += g[largest] / comm.size
     mine = np.concatenate([model.W.array.reshape(-1), model.b.array])
     np.testing.assert_allclose(mine, -LR * expected, atol=1e-12)
+
+
+def check_what_is_kept_has_the_weight_of_its_step(comm):
+    """A rank that has few examples in one step, none in another: no gradient is lost, or counted with other weights."""
+    if comm.size == 1:
+        return
+    for compression, accumulate in [(PowerSGD(1), 1), (TopK(0.05), 1), (TopK(0.05), 2)]:
+        model, optimizer = sgd(comm, compression=compression, accumulate=accumulate)
+        total = 0
+        for step in range(0, 8, accumulate):
+            calls = range(step, step + accumulate)
+            table = np.array([[(3 * rank + call) % 4 for rank in range(comm.size)] for call in calls])
+            for call, counts in zip(calls, table):
+                optimizer.update(model, *gradients(comm.rank, call), num_samples=int(counts[comm.rank]))
+                total = total + sum(n * gradients(k, call)[0] for k, n in enumerate(counts)) / table.sum()
+        kept = comm.allreduce(compression._errors[model.W]).reshape(20, 15) / comm.size
+        np.testing.assert_allclose(-model.W.array / LR + kept, total, rtol=1e-9, atol=1e-10)
+
+
+def check_what_is_kept_stays_with_its_parameter(comm):
+    """One compression for two models in turns; parameters that are frozen for a while."""
+    if comm.size == 1:
+        return
+    for compression in (PowerSGD(1), TopK(0.05)):
+        model, optimizer = sgd(comm, compression=compression)
+        other, theirs = sgd(comm, compression=compression)
+        optimizer.update(model, *gradients(comm.rank, 0))
+        theirs.update(other, np.zeros((20, 15)), np.zeros(7))
+        assert not other.W.array.any()
+        kept = compression._errors[model.W].copy()
+        model.W.update_rule.enabled = False
+        optimizer.update(model, *gradients(comm.rank, 1))
+        assert (compression._errors[model.W] == kept).all()
+
+
+def check_parameters_of_every_size_travel(comm):
+    class Sizes(Link):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                for i, shape in enumerate([(), (0,), (0, 5), (5, 0), (1, 1), (3, 0, 2), (6, 5)]):
+                    setattr(self, f"p{i}", Parameter(np.zeros(shape)))
+
+        def forward(self):
+            return sum((ops.sum(p) for p in self.params()), start=ops.sum(self.p0)) * (1.0 + comm.rank)
+
+    for options in WAYS:
+        model = Sizes()
+        optimizer = create_multi_node_optimizer(optimizers.SGD(LR).setup(model), comm, **options())
+        for _ in range(3):
+            optimizer.update(model)
+        mean = LR * (1 + comm.size) / 2
+        if "compression" not in options():
+            np.testing.assert_allclose(model.p6.array, -mean * optimizer.t)
+
+
+def check_another_target_begins_anew(comm):
+    """Set up by either optimizer: it gets rank 0's values, the means of its own gradients and none of the old one's."""
+    for options in WAYS:
+        for by_actual in (False, True):
+            old, optimizer = sgd(comm, **options())
+            for step in range(4):
+                optimizer.update(old, *gradients(comm.rank, step))
+            model = Given()
+            model.b.array[...] = comm.rank
+            (optimizer.actual_optimizer if by_actual else optimizer).setup(model)
+            last = old.b.array.copy()
+            for _ in range(3):
+                optimizer.update(model, np.zeros((20, 15)), np.full(7, float(comm.rank)))
+            if "compression" not in options():
+                mean = (comm.size - 1) / 2
+                np.testing.assert_allclose(model.b.array, -LR * mean * optimizer.t, atol=1e-12)
+            assert not model.W.array.any()
+            assert (old.b.array == last).all()
+
+
+def check_parameters_that_come_late_take_rank_0s_values(comm):
+    for options in WAYS:
+        model, optimizer = sgd(comm, **options())
+        for step in range(4):
+            optimizer.update(model, *gradients(comm.rank, step))
+        with model.init_scope():
+            model.c = Parameter(np.full(9, float(comm.rank)))
+        model.c.update_rule = optimizer.actual_optimizer.create_update_rule()
+        for step in range(4):
+            optimizer.update(model, *gradients(comm.rank, step))
+        assert not model.c.array.any()
+    if comm.size > 1:
+        model, optimizer = sgd(comm)
+        optimizer.update(model, *gradients(comm.rank, 0))
+        if comm.rank == 1:
+            with model.init_scope():
+                model.c = Parameter(np.zeros(9))
+        raises(CommunicatorError, "/c (9,) float64 besides", lambda: optimizer.update(model, *gradients(comm.rank, 1)))
 
 
 def check_compressed_ranks_stay_equal(comm):
@@ -190,6 +295,9 @@ def check_bad_settings_raise_on_every_rank(comm):
         model, optimizer = sgd(comm, compression=PowerSGD(1 + (comm.rank == 0)))
         raises(CommunicatorError, "PowerSGD rank", lambda: optimizer.update(model, *gradients(comm.rank, 0)))
         model, optimizer = sgd(comm, double_buffering=True)
+        optimizer.loss_scaling()
+        raises(ValueError, "dynamic loss scale", lambda: optimizer.update(model, *gradients(comm.rank, 0)))
+        model, optimizer = sgd(comm, local_steps=2)
         optimizer.loss_scaling()
         raises(ValueError, "dynamic loss scale", lambda: optimizer.update(model, *gradients(comm.rank, 0)))
 

@@ -101,7 +101,7 @@ def test_a_parameter_that_is_missing_or_besides_is_named():
 
     def body(comm, *names):
         with pytest.raises(CommunicatorError) as info:
-            agree.check_model(comm, Model(names[comm.rank]))
+            agree.check_params(comm, list(Model(names[comm.rank]).namedparams()))
         return str(info.value)
 
     for theirs, text in [("/a /b", "rank 1: /b (2,) float32 besides"), ("", "rank 1: no /a (2,) float32")]:

@@ -36,6 +36,20 @@ def test_equal_ranks_pass(num_ranks):
     run_threads(num_ranks, check, timeout_seconds=30)
 
 
+def test_ranks_that_step_by_themselves_are_compared_where_they_meet():
+    def check(comm):
+        model = Net(seed=comm.rank)
+        optimizer = create_multi_node_optimizer(optimizers.Adam().setup(model), comm, local_steps=2)
+        for step, (x, t) in enumerate(batches(7), 1):
+            optimizer.update(model, x[comm.rank :], t[comm.rank :])
+            ParameterAudit(comm)(Trainer(optimizer, step))
+        model.l1.b.array[0] += comm.rank
+        with pytest.raises(CommunicatorError, match="/l1/b differs"):
+            ParameterAudit(comm)(Trainer(optimizer, 7))
+
+    run_threads(3, check, timeout_seconds=30)
+
+
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
