@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module, zeros
+from dbrdist.core.backend import Array, accumulation_dtype, elementwise, empty, get_array_module, zeros, zeros_as
 from dbrdist.core.checks import expected, floating, one_of
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import together
@@ -82,10 +82,17 @@ class Windows(NamedTuple):
         ]
 
 
+def _by_image(*xs: Array) -> Any:
+    """Arrays of images cut into single ones on the host, where an image and its windows stay in the cache: half the
+    time for 32 of 32 x 28 x 28. A device takes all at once."""
+    return zip(*xs) if isinstance(xs[0], np.ndarray) else (xs,)
+
+
 class Im2Col(FunctionNode):
     """y (N, C kh kw, OH, OW) = the windows of x"""
 
     is_linear = True
+    gives_new = True
 
     def __init__(self, windows: Windows) -> None:
         self.windows = windows
@@ -93,12 +100,15 @@ class Im2Col(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         (x,), g = xs, self.windows
         n, c, h, w = x.shape
-        frame = zeros((n, c, *g.padded(h, w)), x.dtype, x)
+        xp, num = get_array_module(x), c * g.k[0] * g.k[1]
+        frame = zeros_as(x, (n, c, *g.padded(h, w)), x.dtype)
         frame[:, :, g.p[0] : g.p[0] + h, g.p[1] : g.p[1] + w] = x
-        y = get_array_module(x).empty((n, *g.out, c, *g.k), x.dtype)
-        for i, j, rows, columns in g.taps():
-            y[..., i, j] = frame[:, :, rows, columns].transpose(0, 2, 3, 1)
-        return (y.reshape(n, *g.out, c * g.k[0] * g.k[1]).transpose(0, 3, 1, 2),)
+        y = empty((n, num, *g.out), x.dtype, x)
+        parts = y.transpose(0, 2, 3, 1).reshape(n, *g.out, c, *g.k)  # a view
+        for image, part in _by_image(frame, parts):
+            for i, j, rows, columns in g.taps():
+                part[..., i, j] = xp.moveaxis(image[..., rows, columns], -3, -1)
+        return (y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         return (call(Col2Im(self.windows, self.inputs[0].shape), gys[0]),)
@@ -108,6 +118,7 @@ class Col2Im(FunctionNode):
     """y = the sum of windows where they lie on an image: the transpose of Im2Col"""
 
     is_linear = True
+    gives_new = True
 
     def __init__(self, windows: Windows, shape: tuple[int, ...]) -> None:
         self.windows = windows
@@ -115,10 +126,10 @@ class Col2Im(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         (x,), g, (n, c, h, w) = xs, self.windows, self.shape
-        frame = zeros((n, c, *g.padded(h, w)), accumulation_dtype(x.dtype), x)
-        parts = x.reshape(n, c, *g.k, *g.out)
-        for i, j, rows, columns in g.taps():
-            frame[:, :, rows, columns] += parts[:, :, i, j]
+        frame = zeros_as(x, (n, c, *g.padded(h, w)), accumulation_dtype(x.dtype))
+        for image, part in _by_image(frame, x.reshape(n, c, *g.k, *g.out)):
+            for i, j, rows, columns in g.taps():
+                image[..., rows, columns] += part[..., i, j, :, :]
         inner = frame[:, :, g.p[0] : g.p[0] + h, g.p[1] : g.p[1] + w]
         return (elementwise(lambda v: v.astype(x.dtype), inner),)
 
