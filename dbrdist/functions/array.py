@@ -198,6 +198,8 @@ def _with_depth(x: Variable) -> Variable:
 class SplitAxis(FunctionNode):
     """Pieces of x along an axis; gx = the gradients of the pieces joined, zeros where none arrived"""
 
+    gives_new = True
+
     def __init__(self, bounds: list[int], axis: int) -> None:
         self.bounds = bounds  # where pieces start, and the end of the last one
         self.axis = axis

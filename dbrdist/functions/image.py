@@ -100,14 +100,13 @@ class Im2Col(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         (x,), g = xs, self.windows
         n, c, h, w = x.shape
-        xp, num = get_array_module(x), c * g.k[0] * g.k[1]
         frame = zeros_as(x, (n, c, *g.padded(h, w)), x.dtype)
         frame[:, :, g.p[0] : g.p[0] + h, g.p[1] : g.p[1] + w] = x
-        y = empty((n, num, *g.out), x.dtype, x)
+        y = empty((n, c * g.k[0] * g.k[1], *g.out), x.dtype, x)
         parts = y.transpose(0, 2, 3, 1).reshape(n, *g.out, c, *g.k)  # a view
-        for image, part in _by_image(frame, parts):
+        for image, part in _by_image(frame.transpose(0, 2, 3, 1), parts):
             for i, j, rows, columns in g.taps():
-                part[..., i, j] = xp.moveaxis(image[..., rows, columns], -3, -1)
+                part[..., i, j] = image[..., rows, columns, :]
         return (y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:

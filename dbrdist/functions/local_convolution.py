@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.backend import accumulation_dtype, get_array_module
+from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, zeros_as
 from dbrdist.core.checks import expected, floating
+from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import together
 from dbrdist.core.variable import as_variable
 from dbrdist.functions.convolution import pair
@@ -108,6 +109,28 @@ def _as_matrix(W: Any) -> Any:
     return ops.reshape(ops.transpose(W, (2, 3, 1, 0)), (kh * kw * c, o))
 
 
+class Shift(FunctionNode):
+    """y = x with groups of channels moved by rows and columns; its transpose moves them back"""
+
+    is_linear = True
+    gives_new = True
+
+    def __init__(self, groups: list[tuple[slice, tuple[int, ...]]]) -> None:
+        self.groups = groups  # channels, and by how many rows and columns they move
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        x = xs[0]
+        y = zeros_as(x, x.shape, x.dtype)
+        for channels, moves in self.groups:
+            source, target = zip(*(_overlap(n, m) for n, m in zip(x.shape[2:], moves)))
+            y[(slice(None), channels, *target)] = x[(slice(None), channels, *source)]
+        return (y,)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        back = [(channels, tuple(-m for m in moves)) for channels, moves in self.groups]
+        return (call(Shift(back), gys[0]),)
+
+
 def shift(x: Any, ksize: Any = 3, dilate: Any = 1) -> Any:
     """Groups of channels moved in the directions of a window, 0 where nothing comes from (Wu et al. 2018).
 
@@ -127,17 +150,12 @@ def shift(x: Any, ksize: Any = 3, dilate: Any = 1) -> Any:
     if x.ndim != 4 or x.shape[1] < num:
         raise expected(name, "x", f"images with at least {num} channels for a window of {k}", x)
     size, middle = x.shape[1] // num, (num - 1) // 2
-    parts = []
+    groups = []
     for i in range(num):
         at = {middle: num - 1, num - 1: middle}.get(i, i)
-        moves = [(place - length // 2) * step for place, length, step in zip(divmod(at, k[1]), k, d)]
-        channels = slice(i * size, (i + 1) * size if i < num - 1 else x.shape[1])
-        source, target = zip(*(_overlap(n, m) for n, m in zip(x.shape[2:], moves)))
-        part = ops.getitem(x, (slice(None), channels, *source))
-        shape = (x.shape[0], channels.stop - channels.start, *x.shape[2:])
-        part = ops.scatter(part, (slice(None), slice(None), *target), shape, True)
-        parts.append(ops.transpose(part, (0, 2, 3, 1)))
-    return ops.transpose(ops.concat(parts, 3), (0, 3, 1, 2))
+        moves = tuple((place - length // 2) * step for place, length, step in zip(divmod(at, k[1]), k, d))
+        groups.append((slice(i * size, (i + 1) * size if i < num - 1 else x.shape[1]), moves))
+    return Shift(groups).apply((x,))[0]
 
 
 def _overlap(length: int, move: int) -> tuple[slice, slice]:

@@ -15,6 +15,7 @@ from dbrdist.core import ops
 from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, to_cpu
 from dbrdist.core.checks import expected, floating
 from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.functions.array import separate
 from dbrdist.functions.convolution import pair
 
 
@@ -77,10 +78,10 @@ def _product(x: Variable, regions: Regions, rows: Array, columns: Array) -> Any:
     _, c, h, w = x.shape
     order = np.argsort(regions.image, kind="stable")
     rows, columns = (xp.asarray(m[order].astype(wide)) for m in (rows, columns))
-    found, first = [], 0
-    for image in range(x.shape[0]):  # one product for the rows of all regions of an image
+    found, first, images = [], 0, separate(x) if len(order) else ()
+    for image in np.unique(regions.image):  # one product for the rows of all regions of an image
         num = int((regions.image == image).sum())
-        pixels = ops.transpose(ops.cast(ops.getitem(x, image), wide), (1, 2, 0))
+        pixels = ops.transpose(ops.cast(images[image], wide), (1, 2, 0))
         lines = ops.matmul(rows[first : first + num].reshape(num * i, h), ops.reshape(pixels, (h, w * c)))
         found.append(ops.matmul(columns[first : first + num, None], ops.reshape(lines, (num, i, w, c))))
         first += num

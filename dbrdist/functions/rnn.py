@@ -15,6 +15,7 @@ from dbrdist.core.graph import FunctionNode
 from dbrdist.core.rows import together
 from dbrdist.core.variable import as_array
 from dbrdist.functions.activation import sigmoid, tanh
+from dbrdist.functions.array import separate, split_axis
 
 _tanh, _sigmoid = tanh.primitive, sigmoid.primitive
 
@@ -55,8 +56,7 @@ def zeros_like(x: Any) -> Array:
 
 def _interleaved(x: Any, n: int) -> list[Any]:
     """The n gates of x (N, n U, ...), which stand side by side for each unit."""
-    r = ops.reshape(x, (x.shape[0], x.shape[1] // n, n, *x.shape[2:]))
-    return [ops.getitem(r, (slice(None), slice(None), i)) for i in range(n)]
+    return list(separate(ops.reshape(x, (x.shape[0], x.shape[1] // n, n, *x.shape[2:])), 2))
 
 
 def _interleave(parts: Sequence[Any]) -> Any:
@@ -135,6 +135,45 @@ def lstm(c_prev: Any, x: Any) -> tuple[Any, Any]:
     return c, h
 
 
+class GatedSum(FunctionNode):
+    """c = u_1 s(z_1) + ... + u_n s(z_n), h = tanh(c) s(o), with s the sigmoid and u_k = x_k, or tanh(x_k) where k is at
+    most ``num_new``. The inputs are x_1, ..., x_n, z_1, ..., z_n and o, all of one shape."""
+
+    def __init__(self, num_new: int) -> None:
+        self.num_new = num_new
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs(tuple(range(len(xs))))
+        c, us, gates, t = self.parts(xs)
+        self.saved = us, gates, t
+        return c, ops.mul(t, gates[-1])
+
+    def parts(self, xs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """c, all u, all gates between 0 and 1, and tanh(c)."""
+        n = len(xs) // 2
+        us = [_tanh(x) if k < self.num_new else x for k, x in enumerate(xs[:n])]
+        gates = [_sigmoid(z) for z in xs[n:]]
+        c = _total(*map(ops.mul, us, gates))
+        return c, us, gates, _tanh(c)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        us, gates, t = self.parts(self.retained_inputs())[1:] if self._on_variables else self.saved
+        gc, gh = gys
+        n, g = len(us), gc
+        if gh is not None:
+            g = _total(ops.mul(ops.mul(gh, gates[n]), _tanh_slope(t)), gc)
+
+        def gradient(i: int) -> Any:
+            if i < n:
+                gu = ops.mul(g, gates[i])
+                return ops.mul(gu, _tanh_slope(us[i])) if i < self.num_new else gu
+            if i == 2 * n:
+                return zeros_like(t) if gh is None else ops.mul(ops.mul(gh, t), _slope(gates[n]))
+            return ops.mul(ops.mul(g, us[i - n]), _slope(gates[i - n]))
+
+        return tuple([gradient(i) for i in wanted])
+
+
 def slstm(c_prev1: Any, c_prev2: Any, x1: Any, x2: Any) -> tuple[Any, Any]:
     """One step of S-LSTM (Zhu et al. 2015, arXiv:1503.04881): two cells c_prev1 and c_prev2 flow into one.
 
@@ -150,9 +189,8 @@ def slstm(c_prev1: Any, c_prev2: Any, x1: Any, x2: Any) -> tuple[Any, Any]:
             raise expected("slstm", name, f"shape {shape} to match x1", value)
     a1, i1, f1, o1 = _interleaved(x1, 4)
     a2, i2, f2, o2 = _interleaved(x2, 4)
-    c = _total(*[ops.mul(_tanh(a), _sigmoid(i)) for a, i in ((a1, i1), (a2, i2))],
-               *[ops.mul(c, _sigmoid(f)) for c, f in ((c1, f1), (c2, f2))])  # fmt: skip
-    return c, ops.mul(_tanh(c), _sigmoid(ops.add(o1, o2)))
+    c, h = GatedSum(2).apply((a1, a2, c1, c2, i1, i2, f1, f2, ops.add(o1, o2)))
+    return c, h
 
 
 def tree_lstm(*inputs: Any) -> tuple[Any, Any]:
@@ -172,6 +210,6 @@ def tree_lstm(*inputs: Any) -> tuple[Any, Any]:
     for name, c in zip(names, cells):
         if c.shape != (len(x), units, *x.shape[2:]):
             raise expected("tree_lstm", name, f"shape {(len(x), units, *x.shape[2:])} to match x", c)
-    a, i, o, *fs = (ops.getitem(x, (slice(None), slice(k * units, (k + 1) * units))) for k in range(parts))
-    c = _total(ops.mul(_tanh(a), _sigmoid(i)), *[ops.mul(c, _sigmoid(f)) for c, f in zip(cells, fs)])
-    return c, ops.mul(_tanh(c), _sigmoid(o))
+    a, i, o, *fs = split_axis(x, parts, 1)
+    c, h = GatedSum(1).apply((a, *cells, i, *fs, o))
+    return c, h

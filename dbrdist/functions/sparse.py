@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import prod
 from typing import Any
 
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
+import numpy as np
+
+from dbrdist.core import arrays, ops
+from dbrdist.core.backend import Array, accumulation_dtype, empty_as, get_array_module, zeros_as
 from dbrdist.core.checks import describe, expected
+from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import together
 from dbrdist.core.sparse import CooMatrix
+
+_ROW_ELEMENTS = 1 << 11  # products of a row: below, a call for each row takes longer than adding them one by one
+_BLOCK_ELEMENTS = 1 << 15  # what stays in the cache
 
 
 def sparse_matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) -> Any:
@@ -41,12 +49,82 @@ def _product(name: str, data: Any, row: Array, col: Array, size: Any, dense: Any
     dense = ops.swap(dense) if is_transposed else dense
     if dense.shape[-2] != size[1]:
         raise expected("sparse_matmul", name, f"{size[1]} rows or columns to match the sparse matrix", describe(dense))
-    xp, dtype = get_array_module(dense.array), dense.dtype
-    wide = accumulation_dtype(dtype)
+    xp, wide = get_array_module(dense.array), accumulation_dtype(dense.dtype)
     is_there = (row >= 0) & (col >= 0)
     values = ops.where(is_there, ops.cast(data, wide), wide.type(0))
-    batch = () if data.ndim == 1 else (xp.arange(data.shape[0])[:, None],)
-    rows = ops.getitem(ops.cast(dense, wide), (*batch, col * is_there))
-    parts = ops.mul(rows, ops.reshape(values, (*values.shape, 1)))
-    y = ops.scatter(parts, (*batch, row * is_there), (*dense.shape[:-2], size[0], dense.shape[-1]))
-    return ops.cast(y, dtype)
+    shape, (m, n), k = dense.shape[:-2], size, dense.shape[-1]
+    first = xp.arange(prod(shape)).reshape(*shape, 1) if shape else 0  # the matrices of a batch one below the other
+    row, col = ((v * is_there + first * num).reshape(-1) for v, num in ((row, m), (col, n)))
+    values, lines = ops.reshape(values, row.shape), ops.reshape(ops.cast(dense, wide), (prod(shape) * n, k))
+    y = Product(row, col, prod(shape) * m).apply((values, lines))[0]
+    return ops.cast(ops.reshape(y, (*shape, m, k)), dense.dtype)
+
+
+class Product(FunctionNode):
+    """y (M, K): for each entry, ``values[l] lines[col[l]]`` is added to y[row[l]]"""
+
+    gives_new = True
+
+    def __init__(self, row: Array, col: Array, num_rows: int) -> None:
+        self.row, self.col, self.num_rows = row, col, num_rows
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0, 1))
+        return (_added_up(*xs, self.row, self.col, self.num_rows),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        values, lines = self.retained_inputs()
+        rules = (
+            lambda: call(Sampled(self.row, self.col), gys[0], lines),
+            lambda: call(Product(self.col, self.row, lines.shape[0]), values, gys[0]),
+        )
+        return tuple(rules[i]() for i in wanted)
+
+
+class Sampled(FunctionNode):
+    """y (L,): of each entry the scalar product of a[row] and b[col]; what of a b' a sparse matrix has places for"""
+
+    gives_new = True
+
+    def __init__(self, row: Array, col: Array) -> None:
+        self.row, self.col = row, col
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0, 1))
+        (a, b), num = xs, len(self.row)
+        y = empty_as(a, (num,), a.dtype)
+        step = max(_BLOCK_ELEMENTS // max(a.shape[1], 1), 1) if isinstance(a, np.ndarray) else max(num, 1)
+        for start in range(0, num, step):
+            block = slice(start, start + step)
+            y[block] = get_array_module(a).einsum("lk,lk->l", a[self.row[block]], b[self.col[block]])
+        return (y,)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        a, b = self.retained_inputs()
+        rules = (
+            lambda: call(Product(self.row, self.col, a.shape[0]), gys[0], b),
+            lambda: call(Product(self.col, self.row, b.shape[0]), gys[0], a),
+        )
+        return tuple(rules[i]() for i in wanted)
+
+
+def _added_up(values: Array, lines: Array, row: Array, col: Array, num_rows: int) -> Array:
+    """The forward of :class:`Product`: one small product for each row where that has much to add up.
+
+    5000 entries in 100 rows times 1000 columns take 1.3 ms so, and 90 with sums of single products.
+    """
+    shape = (num_rows, lines.shape[1])
+    starts = _starts(row) if isinstance(row, np.ndarray) else []
+    if not starts or row.size * shape[1] < _ROW_ELEMENTS * len(starts):
+        return arrays.scattered(lines[col] * values[:, None], (row,), shape, False)
+    y, order = zeros_as(lines, shape, lines.dtype), row.argsort(kind="stable")
+    for first, last in pairwise([*starts, row.size]):
+        entries = order[first:last]
+        y[row[entries[0]]] = values[entries] @ lines[col[entries]]
+    return y
+
+
+def _starts(row: Array) -> list[int]:
+    """Where in the sorted rows each begins."""
+    found: list[int] = np.flatnonzero(np.diff(np.sort(row), prepend=-1)).tolist()
+    return found

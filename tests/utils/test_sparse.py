@@ -98,3 +98,24 @@ def test_only_entries_take_a_gradient():
     np.testing.assert_array_equal(coo.data.grad, [*b.array.sum(1)[[1, 0, 3]], 0, 0])
     np.testing.assert_array_equal(b.grad, np.broadcast_to(A.sum(0)[:, None], (4, 2)))
     assert F.sparse_matmul(to_coo(A), b.array).requires_grad is False
+
+
+@each(shape=[(), (2,)], num_rows=[3, 4000])
+def test_products_with_long_and_short_rows(shape, num_rows):
+    """Few rows with much to add up are products of their own; the values and gradients are those of dense matrices."""
+    rng = np.random.default_rng(0)
+    dense = np.zeros((*shape, num_rows, 50))
+    dense[..., rng.integers(0, num_rows, 120), rng.integers(0, 50, 120)] = rng.standard_normal(120)
+    dense[..., 1, :] = 0  # a row without entries
+    coo, b, gy = (
+        to_coo(dense, 130, True),
+        Variable(rng.standard_normal((*shape, 50, 300))),
+        rng.standard_normal((*shape, num_rows, 300)),
+    )
+    y = F.sparse_matmul(coo, b)
+    y.grad = gy
+    y.backward()
+    np.testing.assert_allclose(y.array, dense @ b.array, atol=1e-12)
+    np.testing.assert_allclose(b.grad, np.swapaxes(dense, -1, -2) @ gy, atol=1e-12)
+    found = CooMatrix(coo.data.grad, coo.row, coo.col, coo.shape).to_dense()
+    np.testing.assert_allclose(found, np.where(dense != 0, gy @ np.swapaxes(b.array, -1, -2), 0), atol=1e-10)
