@@ -42,8 +42,8 @@ _forced: str | None = None
 _warned = False
 # Where NumPy's own code is not much slower, a missing library is not worth a warning.
 _LIGHT = {
-    "relu_forward", "relu_backward", "add", "row", "matmul", "linear", "softmax", "log_softmax", "softmax_backward",
-    "log_softmax_backward",
+    "relu_forward", "relu_backward", "add", "row", "matmul", "linear", "packed", "softmax", "log_softmax",
+    "softmax_backward", "log_softmax_backward",
 }  # fmt: skip
 
 
@@ -228,6 +228,21 @@ def linear(x: Array, W: Array, b: Array | None) -> Array:
     key = _linear_key(x, W, b)
     plan = _local.plans.get(key) or _local.find(key, (x, W, b))
     return plan(x, W, b)
+
+
+def _packed_key(b: Array, rows: int, is_often: bool) -> Any:
+    return "packed", type(b), b.shape, b.strides, b.dtype, rows, is_often
+
+
+def packed(b: Array, rows: int, is_often: bool) -> Callable[[Array, Array], None]:
+    """A function of a (rows, K) and out (rows, N) that adds the product of a and b (K, N) to out, in this thread.
+
+    All are of one type, a and out in C order. Where it is called often while b stays as it is, a provider may bring b
+    to a layout of its own first.
+    """
+    key = _packed_key(b, rows, is_often)
+    plan = _local.plans.get(key) or _local.find(key, (b, rows, is_often))
+    return plan(b, rows, is_often)
 
 
 # ---- batch normalization
@@ -488,6 +503,7 @@ _KEYS: dict[str, Callable[..., Any]] = {
     "conv_backward_weight": _conv_backward_weight_key,
     "matmul": _matmul_key,
     "linear": _linear_key,
+    "packed": _packed_key,
     "bn_statistics": _bn_statistics_key,
     "bn_sums": _bn_sums_key,
     "bn_forward": _bn_forward_key,

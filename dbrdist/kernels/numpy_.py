@@ -7,6 +7,7 @@ are computed in float32 (``backend.accumulation_dtype``) and narrowed once at th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from math import prod
 from typing import Any
@@ -147,6 +148,16 @@ def linear(x: Array, W: Array, b: Array | None) -> Array:
     if b is not None:
         y += b.astype(dtype, copy=False)
     return y.astype(x.dtype, copy=False)
+
+
+def packed(b: Array, rows: int, is_often: bool) -> Callable[[Array, Array], None]:
+    """A function of a and out that adds the product a b to out, summed in the accumulation type."""
+    wide = b.astype(_wide(b, b), copy=False)
+
+    def add_product(a: Array, out: Array) -> None:
+        out += a.astype(wide.dtype, copy=False).dot(wide)
+
+    return add_product
 
 
 # ---- batch normalization, on the matrix (M, K): M elements are averaged, K are kept
@@ -490,7 +501,7 @@ def _elementwise_planner(kernel: Any, formula: Any) -> Any:
 ROWS = {
     kernel.__name__: _planner(kernel)
     for kernel in (
-        conv_forward, conv_inference, conv_backward_data, conv_backward_weight, matmul, linear,
+        conv_forward, conv_inference, conv_backward_data, conv_backward_weight, matmul, linear, packed,
         bn_statistics, bn_forward, bn_inference, bn_sums, bn_backward, ln_forward, ln_backward,
         pool_forward, pool_backward, pool_indices, softmax, log_softmax, softmax_backward, log_softmax_backward,
         relu_backward_of_sum,

@@ -29,6 +29,7 @@ TYPES = {"float32": F32, "bfloat16": BF16}
 FORWARD_TRAINING, FORWARD_INFERENCE, BACKWARD = 64, 96, 128
 CONVOLUTION_DIRECT = 1
 POOLING_MAX, POOLING_AVERAGE_WITH_PADDING = 0x1FF, 0x2FF
+SUM = -1  # no value of the library's
 BINARY = 0x1FFF0  # its algorithms lie from here on
 SOFTMAX_ACCURATE, SOFTMAX_LOG = 0x30000, 0x30001
 USE_GLOBAL_STATS, USE_SCALE, USE_SHIFT, FUSE_RELU = 1, 2, 4, 8
@@ -289,15 +290,17 @@ class Builder:
         )
 
     def attributes(self, post_ops: Sequence[tuple[Any, ...]] = ()) -> c_void_p:
-        """Scratchpad from the caller; ``post_ops`` are elementwise algorithms with up to two numbers, or binary ones
-        with the descriptor of their second operand.
+        """Scratchpad from the caller; ``post_ops`` are SUM, which adds what lies in the result before, elementwise
+        algorithms with up to two numbers, or binary ones with the descriptor of their second operand.
         """
         attributes, c = self._made("dnnl_primitive_attr_create", "dnnl_primitive_attr_destroy"), self.library.c
         check(c.dnnl_primitive_attr_set_scratchpad_mode(attributes, 1), "scratchpad mode")
         if post_ops:
             chain = self._made("dnnl_post_ops_create", "dnnl_post_ops_destroy")
             for kind, *operands in post_ops:
-                if kind >= BINARY:
+                if kind == SUM:
+                    check(c.dnnl_post_ops_append_sum(chain, c_float(1.0), 0, 0), "a sum as post-operation")
+                elif kind >= BINARY:
                     check(c.dnnl_post_ops_append_binary(chain, kind, *operands), "a binary post-operation")
                 else:
                     numbers = [c_float(v) for v in (*operands, 0.0, 0.0)[:2]]

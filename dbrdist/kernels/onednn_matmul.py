@@ -119,4 +119,35 @@ def _without_bias(x: Array, W: Array) -> Any:
     return lambda x, W, b: product(x, W.T, None)
 
 
-ROWS = {"matmul": also_float16(_plan_large, out=2), "linear": also_float16(_plan_linear)}
+def _plan_packed(b: Array, rows: int, is_often: bool) -> Any:
+    """See numpy_.packed; ``b`` is brought to the library's own layout where the calls are enough to pay for it.
+
+    20 rows times 650 by 2600: 0.54 ms, and 0.75 with ``b`` as it lies. The reorder takes as long as a product.
+    """
+    onednn.require(b)
+    if rows * b.size < _SMALL_PRODUCT:
+        raise onednn.Unsupported("a small product")
+    lies_well = _adapter(b, b.dtype)
+    with Builder() as builder:
+        t, (k, n) = onednn.data_type(b.dtype), b.shape
+        left, right, result = (
+            builder.memory((rows, k), t), builder.memory(b.shape, t, onednn.element_strides(lies_well(b))),
+            builder.memory((rows, n), t),
+        )  # fmt: skip
+        free = builder.any(b.shape, t) if is_often else right
+        description = builder.describe("matmul", left, free, None, result, builder.attributes([(onednn.SUM,)]))
+        wanted = builder.query(description, onednn.QUERY_WEIGHTS)
+        primitive = builder.primitive(description, {onednn.SRC: left, onednn.WEIGHTS: wanted, onednn.DST: result})
+        reorder, num_bytes = builder.reorder(right, wanted), builder.size(wanted)
+
+    def packed(b: Array, rows: int, is_often: bool) -> Callable[[Array, Array], None]:
+        weights = b = lies_well(b)
+        if reorder is not None:
+            weights = backend.empty((num_bytes,), np.uint8)
+            reorder.on2(b, weights)
+        return lambda a, out: primitive.on3(a, weights, out)
+
+    return packed
+
+
+ROWS = {"matmul": also_float16(_plan_large, out=2), "linear": also_float16(_plan_linear), "packed": _plan_packed}

@@ -374,12 +374,30 @@ def test_matrix_product(provider, left, right, dtype):
     assert_close(out, expected, dtype)
 
 
+@pytest.mark.parametrize("provider", PROVIDERS)
+@each(layout=MATRICES, is_often=[False, True], dtype=["float32", "bfloat16", "float16"])
+def test_products_with_one_packed_matrix_are_added(provider, layout, is_often, dtype):
+    a, y = draw(0, (70, 90), dtype), draw(1, (70, 130), dtype)
+    matrices = [MATRICES[layout](draw(seed, (90, 130), dtype)) for seed in (2, 3)]
+    with kernels.use(provider):
+        functions = [kernels.packed(b, 70, is_often) for b in matrices]  # both are alive at the same time
+        if dtype == "float32":
+            assert kernels.provider_of("packed", matrices[0], 70, is_often) == provider
+        for b, add_product in zip(matrices, functions):
+            for left in (a, -a[::-1].copy()):
+                out = y.copy()
+                add_product(left, out)
+                wide_left, wide_b, wide_y = wide(left, b, y)
+                assert_close(out, wide_y + wide_left @ wide_b, dtype)
+
+
 def test_small_or_empty_products_are_left_to_numpy():
     for shape in ((8, 8), (0, 8)):
         a = draw(0, shape)
         b = draw(1, (8, 8))
         assert kernels.provider_of("matmul", a, b) == "numpy"
         assert kernels.matmul(a, b).shape == shape
+        assert kernels.provider_of("packed", b, len(a), True) == "numpy"
 
 
 @needs_onednn
