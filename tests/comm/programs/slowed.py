@@ -13,7 +13,7 @@ from dbrdist.training import StandardUpdater
 from tests.comm.training_contract import Net
 
 place, late, path = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-SECONDS = 0.1
+pause = {"seconds": 0.0}  # set by how long a step takes on this machine, as busy as it is
 shared = sys.argv[4] == "shared"
 comm = create_communicator("flat", shared_memory=shared)
 rng = np.random.default_rng(0)
@@ -22,7 +22,7 @@ data = [(rng.normal(size=5), rng.normal(size=3)) for _ in range(48)]
 
 def slowed(function):
     def slow(*args, **kwds):
-        time.sleep(SECONDS)
+        time.sleep(pause["seconds"])
         return function(*args, **kwds)
 
     return slow
@@ -45,6 +45,12 @@ model = (SlowNet if mine and place == "forward" else Net)(num_hidden=64)
 iterator = kind(data, 4 * comm.size, shuffle=False, rank=comm.rank, size=comm.size)
 optimizer = create_multi_node_optimizer(optimizers.Adam().setup(model), comm)
 updater = StandardUpdater(iterator, optimizer)
+slowest = 0.0
+for _ in range(4):
+    began = time.perf_counter()
+    updater.update()
+    slowest = max(slowest, time.perf_counter() - began)
+pause["seconds"] = min(max(0.2, 2 * max(comm.allgather_obj(slowest))), 2.0)
 tracer = trace.Trace(comm)
 tracer.start()
 for _ in range(6):
