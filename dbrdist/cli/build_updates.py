@@ -17,7 +17,10 @@ from dbrdist.cli.config import Config, number_at
 from dbrdist.cli.document import Path
 from dbrdist.cli.load import Origin
 from dbrdist.cli.settings import Custom
+from dbrdist.comm import create_multi_node_optimizer
+from dbrdist.comm.compression import Compression, PowerSGD, TopK
 from dbrdist.core.link import Link
+from dbrdist.core.optimizer import GradientMethod
 from dbrdist.core.parameter import Parameter
 from dbrdist.errors import ConfigError
 from dbrdist.optimizers import schedules
@@ -83,7 +86,40 @@ def optimizer(config: Config, origin: Origin, task: Link) -> Any:
         made.loss_scaling()
     for i in range(len(settings.hooks)):
         _add_hook(made, config, origin, task, i)
+    if config.zero:
+        _check_divisible(made, config, origin, task)
     return made
+
+
+def _check_divisible(made: Any, config: Config, origin: Origin, task: Link) -> None:
+    """Refuse an optimizer whose state cannot be divided over ranks, on one rank too."""
+    if not isinstance(made, GradientMethod):
+        words = f"expected an optimizer with update rules, got {type(made).__name__}, which has no state to divide"
+        raise _mistake(origin, ("zero",), words)
+    try:
+        made.check_divisible(list(task.params()))
+    except ValueError as error:
+        raise _mistake(origin, ("zero",), str(error)) from None
+
+
+COMPRESSIONS: dict[str, Callable[[Any], Compression | None]] = {
+    "none": lambda s: None,
+    "power_sgd": lambda s: PowerSGD(s.rank),
+    "top_k": lambda s: TopK(s.fraction),
+}
+
+
+def over_ranks(config: Config, made: Any, comm: Any) -> Any:
+    """The optimizer with gradients from all ranks, in the way that the configuration says."""
+    return create_multi_node_optimizer(
+        made,
+        comm,
+        config.double_buffering,
+        zero=config.zero,
+        compression=COMPRESSIONS[config.compression.name](config.compression),
+        accumulate=config.accumulate,
+        local_steps=config.local_steps,
+    )
 
 
 def _add_hook(made: Any, config: Config, origin: Origin, task: Link, i: int) -> None:

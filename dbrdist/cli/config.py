@@ -189,8 +189,24 @@ class Config(Settings):
     """Steps after which the run ends even if `epochs` are not over."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Start of all chance: initial values, order, augmentation, dropout."""
-    communicator: Literal["auto", "naive", "flat"] = "auto"
+    communicator: Literal[
+        "auto", "naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware", "pure_nccl"
+    ] = "auto"
     """How ranks exchange gradients; `auto` takes what fits."""
+    zero: Annotated[int, Field(ge=0, le=2)] = 0
+    """What is divided over ranks instead of held by each: 1 the optimizer's state, 2 gradients too, 0 nothing."""
+    compression: component("compression", updates.NoCompression, updates.PowerSgd, updates.TopK, custom=None) = (
+        updates.NoCompression(name="none")
+    )
+    """How gradients travel as fewer bytes; `none` sends them whole."""
+    accumulate: Count = 1
+    """Batches whose gradients are added up for one update; only the last one communicates."""
+    local_steps: Count = 1
+    """Steps that each rank makes by itself before the ranks average their parameters; 1 averages gradients instead."""
+    double_buffering: bool = False
+    """Whether gradients travel during the next step, and are applied one step late."""
+    parameter_audit: Period | None = None
+    """Time between two comparisons of all ranks' parameters and optimizer state: epochs or iterations."""
     dtype: Literal["float32", "float64", "float16", "bfloat16", "mixed16", "mixedbf16"] = "float32"
     """Type of parameters and activations; `mixed16` and `mixedbf16`: parameters in float32, activations in 16 bits."""
     loss_scale: LossScale = "auto"
@@ -263,6 +279,7 @@ class Config(Settings):
             elif isinstance(getattr(transform, "size", None), tuple):
                 yield f"transforms.test.{i}.size", "sizes by epoch are for training; an evaluation has one size"
         yield from self._impossible_training()
+        yield from self._impossible_ranks()
 
     def _impossible_training(self) -> Iterator[tuple[str, str]]:
         for i, transform in enumerate(self.transforms.train):
@@ -272,6 +289,36 @@ class Config(Settings):
                 yield f"transforms.train.{i}.ratio", "expected the least ratio, then the greatest"
             if isinstance(transform, parts.MIXING) and self.loss.name in ("model", "mean_squared_error"):
                 yield f"transforms.train.{i}", f"{transform.name} makes soft labels, which loss {self.loss.name} lacks"
+
+    def _ways(self) -> dict[str, str]:
+        """The keys that change how gradients become updates, by name, as they are written."""
+        written = {
+            "zero": f"zero: {self.zero}" if self.zero else "",
+            "compression": f"compression: {self.compression.name}" if self.compression.name != "none" else "",
+            "local_steps": f"local_steps: {self.local_steps}" if self.local_steps > 1 else "",
+            "double_buffering": "double_buffering: true" if self.double_buffering else "",
+            "accumulate": f"accumulate: {self.accumulate}" if self.accumulate > 1 else "",
+        }
+        return {key: words for key, words in written.items() if words}
+
+    def _impossible_ranks(self) -> Iterator[tuple[str, str]]:
+        ways = self._ways()
+        if ways and self.virtual_workers is not None:
+            key, words = next(iter(ways.items()))
+            yield key, f"{words} does not go with virtual workers, which have one way to add; write `batch: N`"
+        apart = [key for key in ways if key != "accumulate"]
+        if self.accumulate > 1 and self.local_steps > 1:
+            apart = ["accumulate", "local_steps"]
+        if len(apart) > 1:
+            yield apart[1], f"{ways[apart[0]]} and {ways[apart[1]]} do not go together; take one of them"
+        late = next((key for key in ("compression", "double_buffering") if key in ways), None)
+        if late is not None and self.loss_scale == "auto" and self.dtype in ("float16", "mixed16"):
+            words = f"{ways[late]} uses gradients of earlier steps, which the changing loss scale of {self.dtype} does"
+            yield late, f"{words} not fit; set loss_scale to a number"
+        if self.parameter_audit is not None and self.local_steps > 1:
+            yield "parameter_audit", "ranks that make steps of their own (local_steps) differ; leave out one of them"
+        if self.communicator == "pure_nccl" and self.device == "cpu":
+            yield "communicator", "pure_nccl adds up in the memory of GPUs; set device: gpu, or communicator: auto"
 
     def _impossible_schedule(self, path: str, schedule: Any) -> Iterator[tuple[str, str]]:
         if isinstance(schedule, updates.Schedule) and schedule.warmup_epochs > self.epochs:

@@ -22,10 +22,11 @@ from dbrdist.cli.plan import describe
 from dbrdist.cli.provenance import facts
 from dbrdist.cli.refuse import WRONG, Refused, alike
 from dbrdist.cli.words import counted
-from dbrdist.comm import VirtualUpdater, create_multi_node_optimizer, trace
+from dbrdist.comm import VirtualUpdater, trace
 from dbrdist.comm.agree import on_root
 from dbrdist.comm.audit import AuditLog
 from dbrdist.comm.extensions import StepAgreement, StopOnRequest
+from dbrdist.comm.parameter_audit import ParameterAudit
 from dbrdist.comm.snapshots import AverageStatistics, LocalState, SharedSnapshot
 from dbrdist.core.serializer import write_atomically
 from dbrdist.errors import (
@@ -91,6 +92,8 @@ class Run:
         trainer.extend(self.local)
         if config.audit:
             trainer.extend(AuditLog(comm, self.iterator))
+        if config.parameter_audit is not None:
+            trainer.extend(ParameterAudit(comm), trigger=interval(config.parameter_audit))
         for schedule, target in build_updates.scheduled(config, self.origin, self.optimizer, self.parts.task):
             trainer.extend(extensions.FollowSchedule(schedule, target))
         if self.average is not None:
@@ -112,7 +115,7 @@ class Run:
         if config.virtual_workers is not None:
             options = {"converter": made.convert, "input_device": made.device, "reproducible": config.reproducible}
             return VirtualUpdater(self.iterator, self.optimizer, self.comm, **options)
-        together_optimizer = create_multi_node_optimizer(self.optimizer, self.comm)
+        together_optimizer = build_updates.over_ranks(config, self.optimizer, self.comm)
         return build_updates.updater(config, self.origin, self.iterator, together_optimizer, made.convert, made.device)
 
     def _evaluation(self, trainer: Trainer, end: EndTrigger) -> None:

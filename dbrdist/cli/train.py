@@ -150,7 +150,12 @@ def _dry_run(settings: Config, origin: Origin) -> int:
 
 
 def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None, trace: bool) -> int:
-    comm = create_communicator(None if settings.communicator == "auto" else settings.communicator)
+    try:
+        comm = create_communicator(settings.communicator)
+    except CommunicatorError:
+        raise
+    except (ValueError, RuntimeError) as error:  # it does not fit these hosts or devices, which every rank finds
+        raise ConfigError(f"{origin.where(('communicator',))}: communicator: {error}") from None
     if settings.reproducible:
         thread_pools.use_one()
     try:

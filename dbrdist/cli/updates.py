@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from dbrdist.cli.settings import Custom, Fraction, NotNegative, Positive, Settings, Tuple, component, refuse
+from dbrdist.cli.settings import Count, Custom, Fraction, NotNegative, Positive, Settings, Tuple, component, refuse
 
 # ---- hooks ------------------------------------------------------------------------------------------------------
 
@@ -383,6 +383,34 @@ OPTIMIZERS = (
     *(Sgd, MomentumSgd, Adam, AmsGrad, AdaBound, Lars, Lamb),
     *(AdaGrad, AdaDelta, RmsProp, RmsPropGraves, Smorms3, Msvag),
 )
+
+
+# ---- fewer bytes between ranks -------------------------------------------------------------------------------------
+
+
+class NoCompression(Settings):
+    """Gradients travel whole."""
+
+    name: Literal["none"]
+    """`none`."""
+
+
+class PowerSgd(Settings):
+    """PowerSGD (Vogels et al. 2019): gradients of low rank."""
+
+    name: Literal["power_sgd"]
+    """`power_sgd`."""
+    rank: Count = 2
+    """Columns of the two thin matrices that travel for each parameter; the paper takes 1 to 4."""
+
+
+class TopK(Settings):
+    """Only a gradient's largest elements travel (Aji and Heafield 2017; Stich et al. 2018)."""
+
+    name: Literal["top_k"]
+    """`top_k`."""
+    fraction: Annotated[float, Field(gt=0, le=1)] = 0.01
+    """The fraction of the elements that travels."""
 
 
 # ---- the average of the weights -----------------------------------------------------------------------------------

@@ -356,7 +356,7 @@ class GradientMethod(Optimizer):
                 p.update_rule.fit(p)
             runs = flat.runs(updated, _rule_key)
             if self._sharding is not None:
-                self._check_divisible(updated)
+                self.check_divisible(updated)
                 runs = [self._sharding.shard(run) for run in runs]
             self._parts = [_Part(run, [p.update_rule for p in run.params]) for run in runs]
             rules = [p.update_rule for p in ruled]
@@ -369,7 +369,7 @@ class GradientMethod(Optimizer):
         self._sharding = sharding
         self.forget_plan()
 
-    def _check_divisible(self, params: Iterable[Parameter]) -> None:
+    def check_divisible(self, params: Iterable[Parameter]) -> None:
         """Refuse what works on whole parameters, where each rank has a part of the gradient and the state."""
         for p in params:
             rule = p.update_rule

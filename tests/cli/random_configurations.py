@@ -238,6 +238,22 @@ class Grammar:
     def period(self):
         return self.some("1 epoch", "0.5 epochs", "2 iterations", wrong=["often", "-1 epoch", "1 minute"])
 
+    def ways(self):
+        """Rules of the keys that change how gradients become updates: one, or several that do not go together."""
+        rules = {
+            "zero": self.number(0, 1, 2, wrong=[3]),
+            "compression": lambda: self.component(
+                ("none", {}),
+                ("power_sgd", {"rank": self.number(1, 4, wrong=[0])}),
+                ("top_k", {"fraction": self.number(0.1, 1.0, wrong=[0, 1.5])}),
+            ),
+            "local_steps": self.number(1, 2, wrong=[0]),
+            "double_buffering": self.number(True, False),
+        }
+        chosen = rules if self.draw.random() < self.error_rate else [self.draw.choice(list(rules))]
+        more = {"accumulate": self.number(1, 2, wrong=[0]), "parameter_audit": self.period}
+        return {key: rules[key] for key in chosen} | more
+
     def config(self):
         """One configuration as plain data."""
         virtual = {"virtual_workers": 2, "per_worker": 2}
@@ -265,6 +281,8 @@ class Grammar:
                 init_from=self.number(None, wrong=["nowhere.npz", {"path": "run.yaml", "skip": ["l"]}]),
                 extends=self.number("base.yaml", wrong=["run.yaml", "nowhere.yaml"]),
                 threads=self.number(0, 1),
+                communicator=self.number("auto", wrong=["pure_nccl", "dummy"]),
+                **self.ways(),
                 evaluation=lambda: self.keys(every=self.period, batch=self.number(3, 100)),
                 snapshot=lambda: self.keys(
                     every=self.number("1 epoch", "1 minute", "1 epoch or 1 second"), keep=self.number(1, 2),

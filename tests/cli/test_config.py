@@ -52,6 +52,66 @@ def test_mistakes_in_a_batch(batch, expected):
     assert errors(GOOD.replace("64", batch)) == [expected]
 
 
+WORKERS = "batch={virtual_workers: 2, per_worker: 2}"
+
+
+@each(
+    words=[
+        ["zero=3"],
+        ["zero=true"],
+        ["compression.rank=2"],
+        ["compression={name: power_sgd, rank: 0}"],
+        ["compression={name: top_k, fraction: 0}"],
+        ["compression={name: top_k, fraction: 1.5}"],
+        ["compression=x:y"],
+        ["accumulate=0"],
+        ["local_steps=0"],
+        ["double_buffering=1"],
+        ["parameter_audit=30 minutes"],
+        ["communicator=dummy"],
+        ["communicator=pure_nccl"],
+        ["communicator=two_dimensinal"],
+        ["zero=1", "compression=top_k"],
+        ["zero=2", "local_steps=2"],
+        ["compression=power_sgd", "double_buffering=true"],
+        ["local_steps=2", "double_buffering=true"],
+        ["accumulate=2", "local_steps=2"],
+        ["zero=1", "compression=top_k", "local_steps=2", "double_buffering=true", "accumulate=3"],
+        ["dtype=float16", "double_buffering=true"],
+        ["dtype=mixed16", "compression=top_k"],
+        ["local_steps=2", "parameter_audit=1 epoch"],
+        *([WORKERS, word] for word in ("zero=1", "compression=top_k", "accumulate=2", "local_steps=2")),
+        [WORKERS, "double_buffering=true"],
+    ]
+)
+def test_updates_by_several_ranks_that_cannot_be(words):
+    found = errors(GOOD, *words)
+    assert len(found) == 1
+    word = next(word for word in words if found[0].startswith(f"command line {word!r}: "))
+    assert found[0].removeprefix(f"command line {word!r}: ").startswith(word.split("=")[0].split(".")[0])
+
+
+@each(
+    words=[
+        ["zero=2", "accumulate=2", "parameter_audit=10 iterations", "dtype=float16"],
+        ["compression=TopK", "accumulate=2", "dtype=float16", "loss_scale=8"],
+        ["compression={name: PowerSGD, rank: 4}", "dtype=bfloat16"],
+        ["double_buffering=true", "accumulate=2", "parameter_audit=1 epoch"],
+        [WORKERS, "parameter_audit=1 epoch"],
+        ["communicator=pure_nccl", "device=gpu"],
+        *([f"communicator={name}"] for name in ("hierarchical", "two_dimensional", "single_node", "non_cuda_aware")),
+    ]
+)
+def test_updates_by_several_ranks_that_can_be(words):
+    read = config(GOOD, *words)
+    assert config(dump(read)) == read
+
+
+def test_two_ways_of_updating_are_both_named():
+    (found,) = errors(GOOD + "zero: 1\nlocal_steps: 4\n")
+    assert found == "run.yaml:6:14: local_steps: zero: 1 and local_steps: 4 do not go together; take one of them"
+
+
 def test_what_reproducible_needs():
     (found,) = errors(GOOD + "reproducible: true\n")
     assert found.startswith(
@@ -253,8 +313,8 @@ def test_the_keys_of_a_run():
         *("extends", "model", "data", "loss", "transforms", "optimizer", "schedules", "ema", "updater", "init_from"),
         *("metrics", "extensions"),
         *("batch", "reproducible", "epochs", "iterations", "seed"),
+        *("communicator", "zero", "compression", "accumulate", "local_steps", "double_buffering", "parameter_audit"),
         *(
-            "communicator",
             "dtype",
             "loss_scale",
             "device",

@@ -1,14 +1,31 @@
 """`dbrdist-train` under mpiexec: all ranks end alike, and a run goes on exactly where it was."""
 
+import importlib.util
 import json
 import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cli_helpers import ROOT, lines, same_runs
 
 pytestmark = pytest.mark.timeout(90)
+OWN = """
+
+def own_hook():
+    return lambda optimizer: None
+
+
+def own_optimizer():
+    from dbrdist.core.optimizer import Optimizer
+
+    class Mine(Optimizer):
+        def update(self, lossfun=None, *args, **kwds):
+            pass
+
+    return Mine()
+"""
 EXACT = ["log.every=1 iteration", "snapshot.every=4 iterations", "iterations=10"]
 
 
@@ -157,3 +174,82 @@ def test_a_launcher_that_does_not_fit_is_refused(ranks):
     assert code == 1
     assert "says that 2 ranks were started, but MPI's world has one" in err
     assert not Path("result").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("n", "words"),
+    [
+        (2, ["zero=1", "communicator=two_dimensional"]),
+        (3, ["zero=2", "communicator=hierarchical"]),
+    ],
+)
+def test_divided_state_changes_nothing_but_sums(ranks, n, words):
+    """In float64, and a run cut in the middle goes on without division of its state."""
+    start = ["run.yaml", "model=mlp", "dtype=float64", "parameter_audit=1 iteration", *EXACT, "iterations=6"]
+    for extra in (["out=plain"], ["out=other", *words], ["out=cut", *words, "iterations=4"]):
+        code, _, err = finish(ranks(n, *start, *extra))
+        assert code == 0, err
+    code, _, err = finish(ranks(n, *start, "out=cut", "--resume"))
+    assert code == 0, err
+    plain, other, cut = (dict(np.load(f"{out}/snapshot_iter_6")) for out in ("plain", "other", "cut"))
+    states = [key for key in plain if key.startswith(("updater/model", "updater/optimizer")) and plain[key].ndim]
+    assert len(states) > 6
+    for key in states:
+        np.testing.assert_allclose(other[key], plain[key], rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(cut[key], plain[key], rtol=1e-9, atol=1e-12)
+
+
+def test_two_halves_of_a_batch_make_one_update(run):
+    """Plain SGD on one rank: the parameters after two batches of 50 are those after one of 100."""
+    start = ["run.yaml", "model=mlp", "dtype=float64", "optimizer={name: sgd, lr: 0.1}", "transforms.train=[]"]
+    for words in (["out=one", "iterations=3"], ["out=two", "iterations=6", "batch=50", "accumulate=2"]):
+        code, _, err = run(*start, *words)
+        assert code == 0, err
+    one, two = np.load("one/snapshot_iter_3"), np.load("two/snapshot_iter_6")
+    weights = [key for key in one if key.startswith("updater/model") and one[key].ndim]
+    assert weights
+    for key in weights:
+        np.testing.assert_allclose(two[key], one[key], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compression=power_sgd"],
+        ["compression={name: top_k, fraction: 0.2}", "accumulate=2"],
+        ["local_steps=2"],
+        ["double_buffering=true", "communicator=single_node"],
+    ],
+)
+def test_each_way_of_updating_trains(ranks, words):
+    code, out, err = finish(ranks(2, "run.yaml", "iterations=40", "epochs=4", "optimizer.schedule=constant", *words))
+    assert code == 0, err
+    first, *_, last = lines("result/log.jsonl")
+    assert last["main/loss"] < first["main/loss"]
+    assert "test accuracy" in out
+
+
+def test_a_communicator_that_does_not_fit_is_refused_in_words(ranks):
+    if importlib.util.find_spec("cupy") is not None:
+        pytest.skip("CuPy is there")
+    code, _, err = finish(ranks(2, "run.yaml", "communicator=pure_nccl", "device=gpu"))
+    assert code == 2
+    assert "Traceback" not in err
+    assert "command line 'communicator=pure_nccl': communicator: the communicator 'pure_nccl' expected CuPy" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["optimizer.hooks=[{name: 'usernet:own_hook'}]"], "zero: optimizer state divided over ranks"),
+        (["optimizer={name: 'usernet:own_optimizer', schedule: own}"], "zero: expected an optimizer with update rules"),
+    ],
+)
+def test_what_cannot_be_divided_over_ranks(run, words, expected):
+    with open("usernet.py", "a") as file:
+        file.write(OWN)
+    code, _, err = run("run.yaml", "zero=1", *words)
+    assert code == 2
+    assert expected in err

@@ -19,11 +19,13 @@ from cli_helpers import lines
 from pydantic import BaseModel
 
 import dbrdist
-from dbrdist import datasets
+from dbrdist import datasets, optimizers
 from dbrdist import links as L
 from dbrdist.cli import build, build_updates, document
 from dbrdist.cli.config import Config
 from dbrdist.cli.load import Origin, check
+from dbrdist.comm import create_communicator
+from dbrdist.comm.parameter_audit import ParameterAudit
 from dbrdist.core import random
 from dbrdist.datasets import transforms as T
 from dbrdist.datasets.base import get_batch
@@ -469,6 +471,30 @@ def test_label_smoothing():
     ln_p = y - np.log(np.exp(y).sum())
     expected = -(0.7 * ln_p[0, 1] + 0.1 * ln_p.sum())
     assert float(build.loss(config, origin)(y, t).array) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("accumulate: 3", (False, 0, None, 3, 1)),
+        ("zero: 2", (False, 2, None, 1, 1)),
+        ("local_steps: 5", (False, 0, None, 1, 5)),
+        ("double_buffering: true", (True, 0, None, 1, 1)),
+        ("compression: {name: power_sgd, rank: 3}", (False, 0, "PowerSGD rank 3", 1, 1)),
+        ("compression: {name: top_k, fraction: 0.25}", (False, 0, "TopK fraction 0.25", 1, 1)),
+    ],
+)
+def test_how_gradients_become_updates(text, expected):
+    config, _ = configured(text)
+    way = build_updates.over_ranks(config, optimizers.SGD(), create_communicator("single"))._way
+    assert way._replace(compression=way.compression and way.compression.words()) == expected
+
+
+def test_the_audit_of_parameters_comes_when_it_is_told_to(run, monkeypatch):
+    seen = []
+    monkeypatch.setattr(ParameterAudit, "__call__", lambda self, trainer: seen.append(trainer.updater.iteration))
+    assert run("run.yaml", "iterations=5", "parameter_audit=2 iterations")[0] == 0
+    assert seen == [2, 4]
 
 
 # ---- a run ----------------------------------------------------------------------------------------------------------
