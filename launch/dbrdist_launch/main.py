@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 
 from . import codes
+from .errors import place_of
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -20,8 +20,7 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         code = codes.from_signal(signal.SIGINT)
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        print(f"dbrdist-launch: fault of ours: {error!r} at {where.filename}:{where.lineno}", file=sys.stderr)
+        print(f"dbrdist-launch: fault of ours: {error!r} at {place_of(error)}", file=sys.stderr)
         code = codes.NOT_STARTED
     _leave(code)
 

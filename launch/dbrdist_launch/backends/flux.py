@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from .job import Host, Job, Place
 
 
-@dataclass(frozen=True)
+@dataclass(repr=False)
 class Flux:
     """flux run: PMI for MPICH by itself, PMIx for Open MPI by its plugin."""
 

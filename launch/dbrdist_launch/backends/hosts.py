@@ -11,7 +11,7 @@ from ..errors import LaunchError
 from .job import Host
 
 # A name reaches ssh's command line: nothing that could be an option or mean something to a shell.
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 _OPERATOR_FILES = (
     "HYDRA_HOST_FILE",
     "I_MPI_HYDRA_HOST_FILE",
@@ -22,7 +22,7 @@ _OPERATOR_FILES = (
 
 def checked(name: str, slots: str | int = 1, where: str = "--hosts") -> Host:
     """A host, or a refusal of what cannot be one."""
-    if not _NAME.match(name):
+    if not re.match(_NAME, name):
         raise LaunchError(
             f"{where}: {name!r} is no host name; expected letters, digits, '.', '-' and '_', as in a:2,b:2"
         )

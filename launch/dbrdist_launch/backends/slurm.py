@@ -19,7 +19,7 @@ _ABORT_DELAY = "OMPI_MCA_mpi_abort_delay"  # in seconds, Open MPI 4 and 5
 _BIND = {"core": "cores", "numa": "ldoms"}
 
 
-@dataclass(frozen=True)
+@dataclass(repr=False)
 class Srun:
     """srun with one of its plugins for MPI: pmi2 or pmix."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-import traceback
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .. import codes, limits
 from ..backends.job import Backend, Job
 from ..channel import Channel, Message
+from ..errors import place_of
 from ..loop import Loop, Signals
 from ..rank.supervisor import ADDRESS, TOKEN
 from . import report
@@ -31,8 +32,7 @@ _CAUGHT = (
 _MOST_FAULTS = 5  # that are said
 
 
-@dataclass
-class Plan:
+class Plan(NamedTuple):
     """What is started, and how the ranks find the launcher."""
 
     job: Job
@@ -47,7 +47,7 @@ class Plan:
     deadline: float | None = None  # when the user's --timeout is over, on the monotonic clock
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Outcome:
     """How an attempt ended."""
 
@@ -134,8 +134,7 @@ class Attempt:
         except Exception as error:
             self.faults += 1
             if self.faults <= _MOST_FAULTS:
-                where = traceback.extract_tb(error.__traceback__)[-1]
-                self._say(f"fault of ours, the job goes on: {error!r} at {where.filename}:{where.lineno}")
+                self._say(f"fault of ours, the job goes on: {error!r} at {place_of(error)}")
             time.sleep(limits.SEARCH_SECONDS)
             return self.starter.poll() is not None and self.faults > 10 * _MOST_FAULTS
         return False

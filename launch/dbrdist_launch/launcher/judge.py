@@ -25,7 +25,7 @@ class Starter(Protocol):
     def result(self) -> tuple[int, int]: ...
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Judge:
     """Looks at the ranks of an attempt, several times a second, for the first cause of a failure.
 

@@ -23,7 +23,7 @@ from .. import limits
 _ENDS = re.compile(rb"((?>\r\n|\n|\r))(?!\Z)")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Piece:
     """What a rank wrote at one time."""
 

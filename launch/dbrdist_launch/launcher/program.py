@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .. import codes
 from ..errors import LaunchError
@@ -14,8 +14,7 @@ from ..errors import LaunchError
 _PYTHON = re.compile(r"^(python|pypy)[0-9.]*t?$")
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """A command with absolute paths; `interpreter` is None for a program that is not written in Python."""
 
     command: tuple[str, ...]

@@ -10,10 +10,10 @@ from typing import Any
 from .. import codes, limits
 from ..channel import Channel, Message
 
-_ABORT_DELAYED = re.compile(rb"^\[[^]]+:\d+\] Delaying for \d+ seconds before aborting", re.M)
+_ABORT_DELAYED = rb"(?m)^\[[^]]+:\d+\] Delaying for \d+ seconds before aborting"
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Rank:
     """One rank; times are seconds on the launcher's monotonic clock."""
 
@@ -87,7 +87,7 @@ class Rank:
 
     def take_output(self, stream: str, data: bytes) -> None:
         """Remember the last words."""
-        if stream == "err" and self.aborting_at is None and _ABORT_DELAYED.search(self.tails["err"][-100:] + data):
+        if stream == "err" and self.aborting_at is None and re.search(_ABORT_DELAYED, self.tails["err"][-100:] + data):
             self.aborting_at = time.monotonic()
         kept = self.tails[stream] if len(data) < limits.TAIL_BYTES else b""
         self.tails[stream] = (kept + data)[-limits.TAIL_BYTES :]

@@ -11,22 +11,20 @@ from ..channel import Message
 from ..codes import describe_end
 from .ranks import Rank
 
-_ABORT_MPICH = re.compile(r"Abort\((?P<code>-?\d+)\) on node (?P<rank>\d+) ")
-_ABORT_OPENMPI = re.compile(
-    r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator.*?with errorcode (?P<code>-?\d+)", re.S
-)
+_ABORT_MPICH = r"Abort\((?P<code>-?\d+)\) on node (?P<rank>\d+) "
+_ABORT_OPENMPI = r"(?s)MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator.*?with errorcode (?P<code>-?\d+)"
 _STARTS = ("Traceback (most recent call last):", "Exception Group Traceback (most recent call last):")
 _FATAL = "Fatal Python error:"
 _AFTER = 5  # lines of other origin after a traceback that still is the program's last word
-_FRAME = re.compile(r'^[\s|+]*File "(?P<file>.+)", line (?P<line>\d+)(?P<comma>,?) in (?P<name>.+)$', re.M)
-_SPIED = re.compile(r"^Thread .*\n +(?P<name>\S.*) \((?P<file>.+):(?P<line>\d+)\)$", re.M)  # py-spy's form
+_FRAME = r'(?m)^[\s|+]*File "(?P<file>.+)", line (?P<line>\d+)(?P<comma>,?) in (?P<name>.+)$'
+_SPIED = r"(?m)^Thread .*\n +(?P<name>\S.*) \((?P<file>.+):(?P<line>\d+)\)$"  # py-spy's form
 _LAST_WORDS = 6
 _MOST_OTHERS = 32
 _WIDTH = 80  # of a narrow terminal
 _OUR_WORDS = ("exit", "stalled", "stopped", "host_lost", "start", "deadline")  # where the message is ours
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Failure:
     """The first cause. `rank` is None where no single rank is to blame (mpiexec itself, a start that failed)."""
 
@@ -70,7 +68,7 @@ def last_traceback(lines: list[str]) -> Traceback | None:
             begin = lines[at].index(start)
             text = [lines[at][begin:], *(line.removeprefix(" " * begin) for line in lines[at + 1 :])]
             end = _message_at(text)
-            after = [line for line in text[end + 1 :] if line.strip() and not _ABORT_MPICH.search(line)]
+            after = [line for line in text[end + 1 :] if line.strip() and not re.search(_ABORT_MPICH, line)]
             return Traceback("\n".join(text[: end + 1]), text[end].strip(), False, len(after) <= _AFTER)
     return None
 
@@ -126,7 +124,7 @@ def _exception(rank: Rank, found: Traceback | None) -> str | None:
     if found is None or found.fatal or not found.last:
         return None
     hooks = rank.told("hooks")
-    aborted = any(_ABORT_MPICH.search(line) or "MPI_ABORT" in line for line in rank.errors)
+    aborted = any(re.search(_ABORT_MPICH, line) or "MPI_ABORT" in line for line in rank.errors)
     certain = hooks is None or not hooks.get("own") or aborted
     return found.message if certain else None  # with hooks in place it would have told
 
@@ -162,7 +160,7 @@ def from_abort(rank: Rank, code: int) -> Failure:
     if told is not None and told.get("own"):
         failure.kind, failure.message = "exception", str(told["message"])
     if failure.traceback is None:  # what MPICH says from the call on is no news, or of its own end
-        calls = (at for at, line in enumerate(rank.errors) if _ABORT_MPICH.search(line))
+        calls = (at for at, line in enumerate(rank.errors) if re.search(_ABORT_MPICH, line))
         failure.last_words = _last_words(rank.errors[: next(calls, None)])
     return failure
 
@@ -192,12 +190,12 @@ def from_starter(
 def find_abort(ranks: dict[int, Rank], starter_lines: list[str], starter_code: int) -> tuple[int, int] | None:
     """(rank, error code) of the first call of MPI_Abort on the world, as MPICH, Intel MPI or Open MPI print it."""
     lines = [*starter_lines, *(line for rank in ranks.values() for line in rank.errors)]
-    found = [match for line in lines if (match := _ABORT_MPICH.search(line) or _ABORT_OPENMPI.search(line))]
+    found = [match for line in lines if (match := re.search(_ABORT_MPICH, line) or re.search(_ABORT_OPENMPI, line))]
     if found:  # MPICH's own errors, at the loss of a peer say, look alike: what the program called comes first
         match = next((match for match in found if "application called" in match.string), found[0])
         return int(match["rank"]), int(match["code"])
     text = " ".join(lines)  # Open MPI spreads the sentence over two lines
-    match = _ABORT_OPENMPI.search(text)
+    match = re.search(_ABORT_OPENMPI, text)
     if match:
         return int(match["rank"]), int(match["code"])
     # Under srun Open MPI prints this alone, also where it aborts since a peer is lost.
@@ -226,8 +224,8 @@ def complete(failure: Failure, ranks: list[Rank], now: float, started_at: float,
 
 def innermost(text: str | None) -> tuple[str, str, str] | None:
     """(file, line, function) of the innermost frame: of a traceback, or of the main thread of faulthandler's stacks."""
-    frames = list(_FRAME.finditer((text or "").partition("Current thread")[2] or text or ""))
-    spied = _SPIED.search(text or "")
+    frames = list(re.finditer(_FRAME, (text or "").partition("Current thread")[2] or text or ""))
+    spied = re.search(_SPIED, text or "")
     if frames:
         found = frames[-1] if frames[-1]["comma"] else frames[0]  # faulthandler, which writes no comma, begins with it
     elif spied is not None:

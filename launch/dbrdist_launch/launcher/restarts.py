@@ -8,7 +8,7 @@ from .. import codes, limits
 from .attempt import Outcome
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Policy:
     """Counts the attempts of a job and decides after each."""
 

@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field, replace
 
 from .. import backends, codes, cores, limits
 from ..backends import hosts, mpi, slurm
@@ -20,7 +19,7 @@ from .attempt import Attempt, Outcome, Plan
 from .jobs import JobFolder
 from .output import Output
 from .pool import HostPool, probe_by_ssh
-from .program import Program, mpi_of_binary, resolve
+from .program import mpi_of_binary, resolve
 from .requeue import requeue
 from .restarts import Policy
 from .runs import Run
@@ -30,15 +29,11 @@ _SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10")
 _RANK = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "main.py")
 
 
-@dataclass
 class Session:
     """Runs the attempts of one job."""
 
-    settings: Settings
-    program: Program = field(init=False)
-
-    def __post_init__(self) -> None:
-        s = self.settings
+    def __init__(self, settings: Settings) -> None:
+        self.settings = s = settings
         self.notes: list[str] = []  # to be said once there is a place to say it
         self.folder: JobFolder | None = None
         self.program = resolve(s.words)
@@ -201,7 +196,7 @@ class Session:
         try:
             if self._has_spaces():
                 agent, options = self._ssh()
-                job = replace(job, ssh=agent, ssh_options=options)
+                job = job._replace(ssh=agent, ssh_options=options)
             return Attempt(self.plan(job, restart, token), output, self.settings).run()
         finally:
             self.folder.close()

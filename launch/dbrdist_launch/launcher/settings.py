@@ -18,7 +18,7 @@ _COUNT: dict[str, Any] = {"kind": int, "least": 1, "metavar": "N"}
 _SECONDS: dict[str, Any] = {"kind": float, "least": 0, "metavar": "SECONDS", "show": True}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Settings:
     """What the user asked for."""
 

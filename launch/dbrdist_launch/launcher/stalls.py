@@ -10,11 +10,11 @@ from .ranks import Rank
 from .report import Failure, innermost
 
 # A frame that waits for other ranks: names of MPI calls and of the verbs of common libraries.
-_WAITING = re.compile(
-    r"(all)?reduce|bcast|broadcast|barrier|gather|scatter|alltoall|recv|\bsend|wait|probe|finali[sz]e|synchroni[sz]e",
-    re.I,
+_WAITING = (
+    r"(?i)(all)?reduce|bcast|broadcast|barrier|gather|scatter|alltoall|recv|\bsend|wait|probe|finali[sz]e"
+    r"|synchroni[sz]e"
 )
-_DEBUGGER = re.compile(r'^  File ".*[/\\](pdb|bdb|pudb|ipdb|debugpy|pydevd)\b.*", line', re.M)
+_DEBUGGER = r'(?m)^  File ".*[/\\](pdb|bdb|pudb|ipdb|debugpy|pydevd)\b.*", line'
 
 
 def late_ranks(ranks: list[Rank], now: float, heartbeat_seconds: float) -> list[int]:
@@ -30,7 +30,7 @@ def late_ranks(ranks: list[Rank], now: float, heartbeat_seconds: float) -> list[
 
 def in_debugger(ranks: list[Rank]) -> list[int]:
     """The ranks whose stacks say that somebody looks at them."""
-    return [rank.rank for rank in ranks if rank.running and rank.stacks and _DEBUGGER.search(rank.stacks)]
+    return [rank.rank for rank in ranks if rank.running and rank.stacks and re.search(_DEBUGGER, rank.stacks)]
 
 
 def blame(ranks: list[Rank], late: list[int], now: float) -> Failure:
@@ -88,4 +88,4 @@ def waits(frame: tuple[str, str, str] | None) -> bool:
         return False
     import linecache
 
-    return bool(_WAITING.search(frame[2]) or _WAITING.search(linecache.getline(frame[0], int(frame[1]))))
+    return bool(re.search(_WAITING, frame[2]) or re.search(_WAITING, linecache.getline(frame[0], int(frame[1]))))

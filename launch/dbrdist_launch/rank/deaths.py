@@ -4,7 +4,7 @@ import os
 import re
 
 _KERNEL_LOG = "/dev/kmsg"
-_KILLED = re.compile(r"[Kk]illed process (\d+)")
+_KILLED = r"[Kk]illed process (\d+)"
 
 
 def _cgroup_files(pid: int) -> list[str]:
@@ -83,7 +83,7 @@ def _in_kernel_log(pid: int) -> str | None:
                 record = os.read(descriptor, 8192).decode(errors="replace")
             except BrokenPipeError:  # overwritten while we read: the next read gives a later record
                 continue
-            match = _KILLED.search(record)
+            match = re.search(_KILLED, record)
             if match and int(match.group(1)) == pid:
                 line = record.partition(";")[2].partition("\n")[0].strip()
     except OSError:  # BlockingIOError: the end of the log

@@ -42,8 +42,6 @@ def main(arguments: list[str]) -> int:
 
 
 def _inner(backend: str, command: list[str], lifeline: int) -> int:
-    import traceback
-
     from dbrdist_launch.rank.supervisor import Supervisor
 
     try:
@@ -54,6 +52,8 @@ def _inner(backend: str, command: list[str], lifeline: int) -> int:
         return codes.NOT_STARTED
     except BaseException:
         # A fault of ours must not leave the program running without anybody watching it.
+        import traceback  # 1 ms of each rank's start, if it were above
+
         traceback.print_exc()
         return codes.NOT_STARTED
     finally:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import time
+from _socket import AF_INET, socket  # see channel.py
 from collections.abc import Mapping
 
 from .. import limits
@@ -22,7 +22,7 @@ class ConnectionHolder:
 
     def __init__(self, pid: int, environment: Mapping[str, str]) -> None:
         self.pid = pid
-        self.held: socket.socket | None = None
+        self.held: socket | None = None
         uris = [value for name, value in environment.items() if name.startswith("PMIX_SERVER_URI")]
         ports = {int(port) for uri in uris for port in re.findall(r":(\d+)$", uri)}
         self.until = time.monotonic() + limits.SEARCH_MOST_SECONDS
@@ -54,9 +54,9 @@ class ConnectionHolder:
         copy = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, process, descriptor, 0)
         if copy < 0:
             return False
-        connection = socket.socket(fileno=copy)
+        connection = socket(fileno=copy)
         try:
-            if connection.family == socket.AF_INET and connection.getpeername()[1] in self.ports:
+            if connection.family == AF_INET and connection.getpeername()[1] in self.ports:
                 self.held = connection
                 return True
         except OSError:

@@ -7,11 +7,12 @@ import mmap
 import os
 import selectors
 import signal
-import socket
 import time
+from _socket import AF_UNIX, SOCK_STREAM, socket  # see channel.py
 
 from .. import codes, heartbeat, limits, linux
 from ..channel import Channel, Message
+from ..errors import place_of
 from ..identity import of_environment
 from ..loop import Loop, Signals
 from .child import Child, stack_signal
@@ -74,11 +75,7 @@ class Supervisor:
             self.loop.turn(self._seconds_to_wait())
             self._look()
         except Exception as error:
-            where = error.__traceback__
-            while where is not None and where.tb_next is not None:
-                where = where.tb_next
-            line = f"{where.tb_frame.f_code.co_filename}:{where.tb_lineno}" if where is not None else "?"
-            self.channel.send("event", event="fault", message=f"{error!r} at {line}")
+            self.channel.send("event", event="fault", message=f"{error!r} at {place_of(error)}")
             time.sleep(limits.SEARCH_SECONDS)  # lest it turns for ever
 
     def _connect(self) -> None:
@@ -348,17 +345,19 @@ def _go_first() -> None:
         pass  # an ordinary user on a machine with a core for each rank does not need it
 
 
-def _connect_to_any(address: str) -> socket.socket:
+def _connect_to_any(address: str) -> socket:
     """Connect to the first of the launcher's addresses that answers: unix:PATH, or HOST,HOST:PORT."""
     if address.startswith("unix:"):
-        found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        found = socket(AF_UNIX, SOCK_STREAM)
         found.connect(address.removeprefix("unix:"))
         return found
+    from socket import create_connection  # for jobs on several hosts alone: it costs each rank 3 ms
+
     hosts, _, port = address.rpartition(":")
     failures = []
     for host in hosts.split(","):
         try:
-            return socket.create_connection((host, int(port)), limits.CONNECT_SECONDS)
+            return create_connection((host, int(port)), limits.CONNECT_SECONDS)
         except OSError as error:
             failures.append(f"{host}:{port}: {error}")
     raise ConnectionError("the launcher cannot be reached from this host: " + "; ".join(failures))
