@@ -147,7 +147,7 @@ def _weighted_means(comm: CommunicatorBase, evaluator: Any) -> Means:
     means: Means = {}
     with agree.together(comm):
         summary = evaluator.summarize()
-        means = {key: (one.compute_mean(), one._weight) for key, one in summary._summaries.items()}
+        means = {key: (one.compute_mean(), one._weight) for key, one in summary.summaries().items()}
     return means
 
 

@@ -255,7 +255,9 @@ class MultiNodeOptimizer:
 
     def _samples(self, num_samples: int | None) -> int | None:
         """Of all calls of this step."""
-        return None if num_samples is None else num_samples + sum(n or 0 for n in self._gathered)
+        if num_samples is None or not self._gathered:
+            return num_samples
+        return num_samples + sum(n or 0 for n in self._gathered)
 
     def _weights(self, header: Header) -> Weights:
         """(factor of each rank, divisor of the sum) of the gradients that backward left."""

@@ -130,6 +130,16 @@ class Summary:
         self._mean += delta * w / self._weight
         self._square += w * delta * (x - self._mean)
 
+    def add_each(self, values: list[float]) -> None:
+        """Add floats one after the other."""
+        mean, square, weight = self._mean, self._square, self._weight
+        for x in values:
+            weight += 1.0
+            delta = x - mean
+            mean += delta / weight
+            square += delta * (x - mean)
+        self._mean, self._square, self._weight = mean, square, weight
+
     def compute_mean(self) -> float:
         """The mean so far."""
         return self._mean if self._weight else float("nan")
@@ -147,41 +157,60 @@ class Summary:
         self._weight = float(serializer("_weight", self._weight))
 
 
+_FLOATS = {float}
+_MAX_WAITING = 64
+
+
 class DictSummary:
     """A :class:`Summary` per key; a value may be a number, or a pair of value and weight."""
 
     def __init__(self) -> None:
         self._summaries: dict[str, Summary] = {}
+        self._waiting: list[tuple[tuple[str, float], ...]] = []  # added together, in less time
 
     def add(self, d: dict[str, Any]) -> None:
         """Add a dictionary of values; what is no number is left out."""
+        if {*map(type, d.values())} == _FLOATS:
+            self._waiting.append(tuple(d.items()))
+            if len(self._waiting) == _MAX_WAITING:
+                self.summaries()
+            return
+        summaries = self.summaries()
         for key, value in d.items():
             weight: Any = 1.0
-            if type(value) is not float:  # which most are by now
-                if isinstance(value, tuple):
-                    value, weight = value
-                if isinstance(value, Variable):
-                    value = value.array
-                if not isinstance(value, (int, float, np.number)) and getattr(value, "ndim", None) != 0:
-                    continue
-            summary = self._summaries.get(key)
-            if summary is None:
-                summary = self._summaries[key] = Summary()
-            summary.add(value, as_number(weight))
+            if isinstance(value, tuple):
+                value, weight = value
+            if isinstance(value, Variable):
+                value = value.array
+            if isinstance(value, (int, float, np.number)) or getattr(value, "ndim", None) == 0:
+                summaries.setdefault(key, Summary()).add(value, as_number(weight))
+
+    def summaries(self) -> dict[str, Summary]:
+        """The summaries by key, of all that was added."""
+        if self._waiting:
+            columns: dict[str, list[float]] = {}
+            for row in self._waiting:
+                for key, value in row:
+                    columns.setdefault(key, []).append(value)
+            for key, values in columns.items():
+                self._summaries.setdefault(key, Summary()).add_each(values)
+            self._waiting = []
+        return self._summaries
 
     def compute_mean(self) -> dict[str, float]:
         """The means by key."""
-        return {key: s.compute_mean() for key, s in self._summaries.items()}
+        return {key: s.compute_mean() for key, s in self.summaries().items()}
 
     def make_statistics(self) -> dict[str, float]:
         """The means by key, and the standard deviations under ``key + '.std'``."""
         out = {}
-        for key, s in self._summaries.items():
+        for key, s in self.summaries().items():
             out[key], out[key + ".std"] = s.make_statistics()
         return out
 
     def serialize(self, serializer: Any) -> None:
         """Save or load all summaries."""
-        names = serializer("_names", "\n".join(self._summaries))
+        summaries = self.summaries()
+        names = serializer("_names", "\n".join(summaries))
         for i, name in enumerate(str(names).split("\n") if str(names) else []):
-            self._summaries.setdefault(name, Summary()).serialize(serializer["_summaries"][str(i)])
+            summaries.setdefault(name, Summary()).serialize(serializer["_summaries"][str(i)])

@@ -62,7 +62,7 @@ class Batch(Sequence):  # type: ignore[type-arg]
     @property
     def arrays(self) -> Any:
         """The final arrays."""
-        return self.finished()._arrays
+        return self._arrays if self._finish is None else self.finished()._arrays
 
     @property
     def raw(self) -> tuple[Any, Any]:

@@ -180,7 +180,7 @@ class SerialIterator(Iterator):
         return [self._row(worker) for worker in self.workers]
 
     def _row(self, worker: int) -> int:
-        return block_bounds(self._step.num_samples, worker, self.num_workers)[0]
+        return block_bounds(self._step.num_samples, worker, self.num_workers)[0] if worker else 0
 
     @property
     def num_samples_global(self) -> int:
@@ -323,8 +323,15 @@ def read_step(dataset: Any, own: Step, seed: int, whole: Step) -> tuple[Any, lis
     Where no example is left, the result is a Batch with arrays of length 0, of the shapes of one readable example, so
     that a rank without examples can take part in the step.
     """
-    parts, skipped = read_parts(dataset, own, seed)
-    return put_together(dataset, parts, seed, whole), skipped
+    if len(own.pieces) > 1:
+        parts, skipped = read_parts(dataset, own, seed)
+        return put_together(dataset, parts, seed, whole), skipped
+    skipped = []
+    for epoch, indices in own.pieces:  # nearly every batch is one piece: nothing is to be joined
+        batch = get_batch(dataset, indices, seed, epoch, skipped)
+        if len(batch):
+            return batch, skipped
+    return _empty_batch(dataset, whole, seed), skipped
 
 
 def read_parts(dataset: Any, own: Step, seed: int) -> tuple[list[Any], list[str]]:

@@ -26,7 +26,8 @@ def accuracy(y: Any, t: Any, ignore_label: int | None = None) -> Variable:
     if y.ndim < 2 or t.dtype.kind not in "iu" or t.size * y.shape[1] != y.size:
         want = f"integer labels of shape {(y.shape[0], *y.shape[2:])} for y of shape {y.shape}" if y.ndim > 1 else ""
         raise expected("accuracy", "t", want or "scores y of shape (N, K, ...)", t if want else y)
-    hits = y.argmax(axis=1).reshape(t.shape) == t
+    best = y.argmax(1)
+    hits = (best if best.shape == t.shape else best.reshape(t.shape)) == t
     xp = get_array_module(y)
     if ignore_label is None:
         count: Any = max(t.size, 1)

@@ -16,7 +16,7 @@ import numpy as np
 from dbrdist.core import random
 from dbrdist.core.reporter import Reporter, as_number
 from dbrdist.training.extension import as_extension
-from dbrdist.training.triggers import can_fire, get_trigger
+from dbrdist.training.triggers import can_fire, get_trigger, position_if_each_step
 
 
 @dataclass
@@ -81,14 +81,19 @@ class Trainer:
 
     def _loop(self, entries: Sequence[_Entry]) -> None:
         self._start(entries)
-        asked = [entry for entry in entries if can_fire(entry.trigger)]
+        asked = [(e.extension, e.trigger, position_if_each_step(e.trigger)) for e in entries if can_fire(e.trigger)]
         with self.reporter.scope({}):
             while not self.stop_trigger(self):
                 self.observation = self.reporter.observation = {}
-                self.updater.update()
-                for entry in asked:
-                    if entry.trigger(self):
-                        entry.extension(self)
+                updater = self.updater
+                updater.update()
+                for extension, trigger, position in asked:
+                    if position is None:
+                        if trigger(self):
+                            extension(self)
+                    elif position.iteration != updater.iteration:
+                        position.iteration = updater.iteration
+                        extension(self)
 
     def _finalize(self, entries: Sequence[_Entry]) -> None:
         """Finalize all of them in order, even where one raises."""

@@ -64,8 +64,6 @@ class IntervalTrigger:
 
     def __call__(self, trainer: Any) -> bool:
         before, now = self._passed.since_last_call(trainer.updater, self.unit)
-        if self.period == 1 and self.unit == "iteration":  # most triggers, at each step
-            return now != before
         return _periods(before, self.period) != _periods(now, self.period)
 
     def get_training_length(self) -> tuple[float, str]:
@@ -99,6 +97,18 @@ def _never(trainer: Any) -> bool:
 def can_fire(trigger: Any) -> bool:
     """Whether a trigger is ever worth asking."""
     return trigger is not _never
+
+
+def position_if_each_step(trigger: Any) -> Any:
+    """The position of a trigger that fires with each step, as most do; None for any other.
+
+    It fires where its ``iteration`` is not that of the updater, which then becomes its own: who does both need not
+    call it.
+    """
+    if type(trigger) is not IntervalTrigger or (trigger.period, trigger.unit) != (1, "iteration"):
+        return None
+    trigger._passed.iteration = max(trigger._passed.iteration, 0)
+    return trigger._passed
 
 
 class ManualScheduleTrigger:

@@ -131,10 +131,12 @@ class StandardUpdater(Updater):
         """Do one step and count it."""
         began = time.perf_counter()
         recorder = spans.recording()
-        if recorder is not None:
-            recorder.step = self.iteration
-        with spans.span("step"):
+        if recorder is None:
             self.update_core()
+        else:
+            recorder.step = self.iteration
+            with recorder.span("step"):
+                self.update_core()
         self.step_seconds += time.perf_counter() - began
         self.iteration += 1
 
@@ -145,11 +147,12 @@ class StandardUpdater(Updater):
         batch = self._next_of(iterator)
         random.set_stream(random.get_seed(), epoch, self.iteration, getattr(iterator, "row", 0))
         loss_func = optimizer.target if self.loss_func is None else self.loss_func
-        counted = {"num_samples": len(batch)} if getattr(optimizer, "takes_num_samples", False) else {}
+        num = len(batch)
+        counted = {"num_samples": num} if getattr(optimizer, "takes_num_samples", False) else {}
         try:
-            if counted and not len(batch):  # no share of a short batch: nothing to compute, but the reduction needs all
+            if counted and not num:  # no share of a short batch: nothing to compute, but the reduction needs all
                 optimizer.update(loss_func, **counted)
-            elif len(batch):
+            elif num:
                 args, named = as_arguments(self.converter(batch, self.input_device))
                 optimizer.update(loss_func, *args, **named, **counted)
         except NoSamplesError:  # all examples of the batch were skipped: this step leaves the parameters alone

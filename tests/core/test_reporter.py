@@ -119,6 +119,28 @@ def test_dict_summary():
     }  # fmt: skip
 
 
+def test_dict_summary_of_many_rows_has_the_bits_of_one_value_at_a_time():
+    random, together, one_by_one = np.random.default_rng(0), DictSummary(), DictSummary()
+    rows = [{"a": v, "b": v * 3} if v > -0.5 else {"b": v, "c": -v} for v in random.normal(1e3, 1e3, 150).tolist()]
+    rows += [{"a": np.float32(0.1), "c": (2.5, 3)}, *map(dict, rows[:70]), {"late": 1.0}]
+    for row in rows:
+        together.add(row)
+        one_by_one.add(row)
+        one_by_one.compute_mean()
+        row.clear()  # what becomes of a row afterwards does not count
+    assert together.make_statistics() == one_by_one.make_statistics()
+    assert list(together.compute_mean()) == ["a", "b", "c", "late"]
+
+
+def test_dict_summary_of_many_rows_has_their_mean_and_deviation():
+    summary, rows = DictSummary(), np.random.default_rng(1).normal(1e6, 1, (131, 2))
+    for a, b in rows.tolist():
+        summary.add({"a": a, "b": b})
+    got = summary.make_statistics()
+    np.testing.assert_allclose([got["a"], got["b"]], rows.mean(0), rtol=1e-14)
+    np.testing.assert_allclose([got["a.std"], got["b.std"]], rows.std(0), rtol=1e-9)
+
+
 def test_summaries_resume():
     straight, first = DictSummary(), DictSummary()
     for x in (1.0, 4.0):

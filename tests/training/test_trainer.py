@@ -10,7 +10,7 @@ from dbrdist import optimizers
 from dbrdist.core import random
 from dbrdist.datasets.serial import SerialIterator
 from dbrdist.errors import CheckpointError, NonFiniteLossError
-from dbrdist.training import PRIORITY_WRITER, Extension, StandardUpdater, extensions, make_extension
+from dbrdist.training import PRIORITY_WRITER, Extension, StandardUpdater, Trainer, extensions, make_extension
 
 # ---- the loop ------------------------------------------------------------------------------------------------------
 
@@ -41,6 +41,33 @@ def test_order_of_events(tmp_path):
         *("writer 1", "reader 1", "writer 2", "reader 2", "rare 2"),
         *("writer ends", "reader ends", "rare ends"),
     ]
+
+
+def test_a_step_that_the_updater_does_not_count_calls_nothing(tmp_path):
+    class CountsEverySecond(StandardUpdater):
+        def update(self):
+            self.num_calls = getattr(self, "num_calls", 0) + 1
+            if self.num_calls % 2 == 0:
+                super().update()
+
+    line, seen = Line(), []
+    updater = CountsEverySecond(SerialIterator(examples(), 5), optimizers.SGD(0.1).setup(line))
+    trainer = Trainer(updater, (3, "iteration"), out=tmp_path)
+    trainer.extend(lambda t: seen.append((updater.num_calls, updater.iteration)), name="watch")
+    trainer.run()
+    assert seen == [(2, 1), (4, 2), (6, 3)]
+
+
+def test_a_snapshot_says_which_extensions_have_seen_the_step(tmp_path):
+    trainer, states = make_trainer(tmp_path, (3, "iteration")), []
+    trainer.extend(lambda t: None, name="before", priority=3)
+    trainer.extend(lambda t: states.append(saved(t)), name="saves", priority=2)
+    trainer.extend(lambda t: None, name="after", priority=1)
+    trainer.run()
+    of = "extension_triggers/{}/previous_iteration".format
+    assert [[int(s[of(name)]) for name in ("before", "saves", "after")] for s in states] == [
+        [1, 1, 0], [2, 2, 1], [3, 3, 2],
+    ]  # fmt: skip
 
 
 def test_the_loss_is_observed_under_the_optimizers_name(tmp_path):

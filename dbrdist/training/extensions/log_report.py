@@ -153,6 +153,8 @@ class PrintReport(Extension):
         report = self._report(trainer)
         if isinstance(self._log_report, LogReport):
             report(trainer)  # not among the trainer's extensions: it lives here
+        if len(report.log) == self._num_printed:
+            return
         for entry in report.log[self._num_printed :]:
             self._print("  ".join(column.cell(entry.get(column.key)) for column in self._columns))
         self._num_printed = len(report.log)
