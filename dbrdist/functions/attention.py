@@ -30,8 +30,8 @@ def scaled_dot_product_attention(
         query: shape (..., L, E).
         key: shape (..., S, E).
         value: shape (..., S, V).
-        mask: broadcasts to (..., L, S): booleans, True for keys that a query may see, or numbers that are added to the
-            products. A query that may see none gets zeros.
+        mask: broadcasts to (..., L, S): booleans, True for keys that a query may see, or floating numbers that are
+            added to the products, -inf for keys that it may not. A query that may see none gets zeros.
         dropout_ratio: how many weights are dropped in training; see :func:`dropout`.
         is_causal: let query i see keys 0 to i only, besides what ``mask`` says.
         scale: factor of the products; None for 1 / sqrt(E).
@@ -58,23 +58,28 @@ def scaled_dot_product_attention(
 def _weights(name: str, scores: Any, mask: Any, is_causal: bool) -> Any:
     """The softmax over the keys that may be seen."""
     xp, (num, size) = get_array_module(scores.array), scores.shape[-2:]
+    if not scores.size:
+        return scores
     seen = xp.asarray(np.tri(num, size, dtype=bool)) if is_causal else None
     if mask is not None:
         given = as_array(mask)
         if not _broadcasts(getattr(given, "shape", None), scores.shape):
             raise expected(name, "mask", f"a shape that broadcasts to {scores.shape}", mask)
-        if given.dtype.kind == "b":
+        if given.dtype.kind in "iu":
+            raise expected(name, "mask", "booleans, or floating numbers to add", mask)
+        if given.dtype.kind != "b":
+            mask = ops.cast(as_variable(mask), scores.dtype)
+            given = mask.array != -np.inf
+            scores = ops.add(scores, ops.where(given, mask, scores.dtype.type(0)))
+        if not given.all():
             seen = given if seen is None else given & seen
-        else:
-            scores = ops.add(scores, ops.cast(as_variable(mask), scores.dtype))
     if seen is None:
         return _softmax(scores)
-    lowest = scores.dtype.type(-1e4 if scores.dtype == np.float16 else -1e30)
     seen = xp.broadcast_to(seen, scores.shape)
+    sees_some = seen.any(axis=-1, keepdims=True)
+    lowest = xp.where(sees_some, -np.inf, 0.0).astype(scores.dtype)  # no finite number is below all scores
     weights = _softmax(ops.where(seen, scores, lowest))
-    if mask is None or bool(seen.any(axis=-1).all()):
-        return weights
-    return ops.where(seen, weights, scores.dtype.type(0))
+    return weights if bool(sees_some.all()) else ops.where(seen, weights, scores.dtype.type(0))
 
 
 def _broadcasts(shape: Any, to: tuple[int, ...]) -> bool:
@@ -115,7 +120,7 @@ def multi_head_attention(
             raise expected(name, "n_heads", f"a divisor of the width of {what} {a.shape}", n_heads)
         parts = ops.reshape(a, (*a.shape[:2], n_heads, a.shape[2] // n_heads))
         heads.append(ops.transpose(parts, (0, 2, 1, 3)))
-    if mask is not None and len(mask.shape) == 3:
+    if getattr(mask, "ndim", 0) == 3:
         mask = mask[:, None]
     y = scaled_dot_product_attention(*heads, mask, dropout_ratio, is_causal)
     return ops.reshape(ops.transpose(y, (0, 2, 1, 3)), (*query.shape[:2], value.shape[2]))

@@ -185,3 +185,27 @@ def test_the_block_is_pytorchs_encoder_layer(norm_first, activation):
     for ours, theirs in ((block.norm1, peer.norm1), (block.norm2, peer.norm2)):
         np.testing.assert_allclose(ours.gamma.grad, theirs.weight.grad.numpy(), rtol=1e-9, atol=1e-9)
         np.testing.assert_allclose(ours.beta.grad, theirs.bias.grad.numpy(), rtol=1e-9, atol=1e-9)
+
+
+@each(dtype=["float16", "float32", "float64"])
+def test_no_score_is_lower_than_that_of_a_key_which_must_not_be_seen(dtype):
+    q = np.full((1, 2, 4), 70, dtype)  # scores of -19600
+    value = np.array([[[1.0], [5.0]]], dtype)
+    for mask in (np.array([[True, False]]), np.array([[0.0, -np.inf]], dtype)):
+        assert (F.scaled_dot_product_attention(-q, q, value, mask, scale=1.0).array == 1).all()
+
+
+@each(dtype=["float16", "float64"])
+def test_a_query_that_sees_nothing_by_numbers_gets_zeros(dtype):
+    x = Variable(X[:, :3].astype(dtype))
+    mask = np.where(np.arange(3)[:, None] == 1, -np.inf, np.zeros((3, 3)))
+    y = F.scaled_dot_product_attention(x, x, x, mask)
+    F.sum(y).backward()
+    assert (y.array[:, 1] == 0).all() and y.array[:, [0, 2]].all() and np.isfinite(x.grad).all()
+    assert (F.scaled_dot_product_attention(x, X[:, :0].astype(dtype), X[:, :0].astype(dtype)).array == 0).all()
+
+
+@each(mask=[np.ones((5, 5), np.int64), [[True] * 5] * 5])
+def test_masks_are_booleans_or_floating_numbers(mask):
+    with pytest.raises(ValueError, match="scaled_dot_product_attention: mask: expected"):
+        F.multi_head_attention(X, X, X, 2, mask)
