@@ -93,7 +93,7 @@ def _product(x: Variable, regions: Regions, rows: Array, columns: Array) -> Any:
 
 def _bins(regions: Regions, axis: int, length: int, adds_one: bool = False) -> tuple[Array, Array]:
     """First and last (exclusive) pixels of the bins of each region along an axis, each (R, I)."""
-    start, end = (np.round(v[axis]).astype(np.int64) for v in (regions.start, regions.end))
+    start, end = (np.round(v[axis]).clip(-(2**52), 2**52).astype(np.int64) for v in (regions.start, regions.end))
     size = np.maximum(end - start + adds_one, 1) / regions.out[axis]
     number = np.arange(regions.out[axis])
     low = np.floor(number * size[:, None]).astype(np.int64) + start[:, None]
@@ -135,7 +135,8 @@ class Samples(NamedTuple):
     high: Array
     weight: Array  # of the pixel ``high``
     is_inside: Array
-    is_taken: Array  # (R, 1, S)
+    is_taken: Array
+    count: Array  # (R, 1, 1) of a bin, with those beyond the image that are left out here
 
 
 def _ratios(function: str, sampling_ratio: Any) -> tuple[Any, Any]:
@@ -151,14 +152,18 @@ def _ratios(function: str, sampling_ratio: Any) -> tuple[Any, Any]:
 def _samples(regions: Regions, axis: int, length: int, ratio: Any) -> Samples:
     start, end = regions.start[axis], regions.end[axis]
     size = np.maximum(end - start, 1.0) / regions.out[axis]
-    counts = np.ceil(size).astype(np.int64) if ratio is None else np.full(len(size), ratio)
-    number = np.arange(int(counts.max(initial=1)))
-    part = (number + 0.5) / counts[:, None]  # of a bin, (R, S)
-    at = start[:, None, None] + (np.arange(regions.out[axis])[:, None] + part[:, None]) * size[:, None, None]
+    counts = np.ceil(size) if ratio is None else np.full(len(size), float(ratio))
+    start, size, count = (v[:, None, None] for v in (start, size, counts))
+    bins = np.arange(regions.out[axis])[:, None]
+    # A bin may be far larger than the image: only the samples from the first within it on, as many as may be there.
+    first = np.maximum(np.ceil((-1 - start - bins * size) * count / size - 0.5) - 1, 0)
+    most = min(counts.max(initial=1), np.ceil((length + 2) * (count / size).max(initial=1)) + 2)
+    number = first + np.arange(int(most))
+    at = start + (bins + (number + 0.5) / count) * size
     is_inside = (at >= -1) & (at <= length)
     at = at.clip(0, length - 1)
     low = np.floor(at).astype(np.int64)
-    return Samples(low, np.minimum(low + 1, length - 1), at - low, is_inside, (number < counts[:, None])[:, None])
+    return Samples(low, np.minimum(low + 1, length - 1), at - low, is_inside, number < count, count)
 
 
 def _align_weights(samples: Samples, length: int) -> Array:
@@ -169,7 +174,7 @@ def _align_weights(samples: Samples, length: int) -> Array:
     for s in range(kept.shape[2]):
         for index, weight in ((samples.low, 1 - samples.weight), (samples.high, samples.weight)):
             total += (pixel == index[:, :, s, None]) * (weight * kept)[:, :, s, None]
-    return total / samples.is_taken.sum(2, keepdims=True)
+    return total / samples.count
 
 
 def roi_average_align_2d(

@@ -6,6 +6,7 @@ import pytest
 import dbrdist.functions as F
 from dbrdist import Variable
 from tests.each import each
+from tests.functions import references as R
 
 X = np.random.default_rng(0).standard_normal((2, 3, 5, 6)).astype("f")
 BOX, FIRST = np.array([[1.0, 1.0, 4.0, 4.0]], np.float32), np.zeros(1, np.int32)
@@ -52,6 +53,19 @@ def test_regions_of_any_order_are_those_of_one_after_another(pool, order):
     together = pool(X, rois, image, 2, 1.0).array
     for k in range(3):
         np.testing.assert_allclose(together[k : k + 1], pool(X, rois[k : k + 1], image[k : k + 1], 2, 1.0).array, 1e-6)
+
+
+@each(
+    pool=POOLS,
+    box=[[-40.0, -40.0, 44.0, 47.0], [-61.0, 2.0, 3.0, 33.5], [1e13, 0.0, 2e13, 3.0], [0.0, -1e30, 1e13, 1e30]],
+)
+def test_regions_far_larger_than_the_image(pool, box):
+    x, rois = X.astype(np.float64), np.array([box])
+    y = pool(x, rois, FIRST, 3, 1.0).array
+    if max(np.abs(box)) > 1e10:  # too many samples for the reference; beyond the image they are zeros
+        assert np.isfinite(y).all() and (np.abs(y) <= np.abs(x[0]).max()).all()
+    else:
+        np.testing.assert_allclose(y, getattr(R, pool.__name__)(x, rois, FIRST, 3, 1.0), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("pool", [F.roi_max_pooling_2d, F.roi_max_align_2d])
