@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from dbrdist import kernels
 from dbrdist.core import ops
+from dbrdist.core.arrays import summed_to
 from dbrdist.core.backend import Array, get_array_module
 from dbrdist.core.backprop import grad
 from dbrdist.core.checks import expected
@@ -63,10 +64,13 @@ class _LSTMCell(_Cell):
         g *= o
         g *= gh
         gc = gc - g  # gh o (1 - t^2) + gc
-        out = get_array_module(z).subtract(1.0, z)
+        xp = get_array_module(z)
+        out = xp.subtract(1.0, z)
         out *= z  # the slopes of the sigmoids
         ga, gi, gf, go = out
-        ga[...] = (1.0 - a * a) * i
+        xp.multiply(a, a, out=ga)
+        xp.subtract(1.0, ga, out=ga)
+        ga *= i
         gi *= a
         gf *= c_prev
         for part in (ga, gi, gf):
@@ -181,7 +185,7 @@ class RecurrentLayer(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         k, adds = self.cell.num_states, self.cell.adds
-        states = [s.copy() for s in xs[:k]]
+        states = list(xs[:k])
         x, W, V, b, d = xs[k:]
         self.retain_inputs(tuple(range(len(xs))))
         xp = get_array_module(x)
@@ -194,19 +198,16 @@ class RecurrentLayer(FunctionNode):
         self.saved: list[Any] = []
         add_product = self._products(V.T, x.dtype)
         for start, n in self.steps:
-            now = [s[:n] for s in states]
             here = slice(start, start + n)
-            before[here] = now[0]
-            add_product[n](before[here], zh[here])
-            if k > 1:
-                now[1] = now[1].copy()  # kept for the gradient; the state goes on
-            new, saved = self.cell.step(zx[here], zh[here], [before[here], *now[1:]])
+            h = before[here]
+            h[...] = states[0][:n]
+            add_product[n](h, zh[here])
+            new, saved = self.cell.step(zx[here], zh[here], [h, *[s[:n] for s in states[1:]]])
             y[here] = new[0]
-            for s, value in zip(states, new):
-                s[:n] = value
+            states = [value if n == len(s) else xp.concatenate([value, s[n:]]) for s, value in zip(states, new)]
             self.saved.append(saved)
         self.before = before
-        return (y, *states)
+        return (y, *[s.astype(old.dtype) for s, old in zip(states, xs)])
 
     def _products(self, V: Array, dtype: Any) -> dict[int, Callable[[Array, Array], None]]:
         """By the number of examples in a step: a function of a and out that adds the product of a and V to out."""
@@ -217,7 +218,7 @@ class RecurrentLayer(FunctionNode):
         if self._on_variables:
             return self._derive_variables(wanted, gys)
         k = self.cell.num_states
-        x, W, V, b, d = self._xs[k:]
+        x, W, V = self._xs[k : k + 3]
         xp, dtype = get_array_module(x), x.dtype
         gy = gys[0]
         gs = [xp.zeros(s.shape, dtype) if g is None else g.astype(dtype) for s, g in zip(self._xs, gys[1:])]
@@ -233,13 +234,14 @@ class RecurrentLayer(FunctionNode):
             for g, value in zip(now, self.cell.pull(saved, now, gzx[here], gzh[here])):
                 g[...] = value
             add_product[n](gzh[here], now[0])
+        gb = summed_to(gzx, (len(W),))
         rules: tuple[Callable[[], Array], ...] = (
             *[lambda g=g: g for g in gs],
             lambda: xp.dot(gzx, W),
             lambda: xp.dot(gzx.T, x),
             lambda: xp.dot(gzh.T, self.before),
-            lambda: gzx.sum(axis=0, dtype=b.dtype),
-            lambda: gzh.sum(axis=0, dtype=d.dtype),
+            lambda: gb,
+            lambda: gb if self.cell.adds else summed_to(gzh, gb.shape),
         )
         return tuple(rules[i]() for i in wanted)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from dbrdist.core import ops
 from dbrdist.core.backend import Array, empty_as, full_as, zeros_as
 from dbrdist.core.checks import describe, expected
@@ -55,7 +57,7 @@ class TransposeSequence(FunctionNode):
         table = empty_as(xs[0], (len(xs[0]), len(xs), *xs[0].shape[1:]), xs[0].dtype)
         for i, x in enumerate(xs):
             table[: len(x), i] = x
-        counts = [sum(len(x) > t for x in xs) for t in range(len(xs[0]))]
+        counts = np.greater.outer([len(x) for x in xs], range(len(xs[0]))).sum(axis=0).tolist()
         return tuple(row[:n] for row, n in zip(table, counts))
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
