@@ -258,10 +258,8 @@ def test_an_exception_is_told_also_where_traceback_cannot_be_imported():
 def test_ranks_start_without_what_takes_long_to_import():
     """Each is paid for by all ranks of a host at the same moment, before their first line."""
     heavy = {"json", "re", "enum", "signal", "traceback", "dataclasses", "typing", "socket", "subprocess", "shutil"}
-    started = {
-        INJECT: "sitecustomize",
-        str(ROOT / "launch"): "dbrdist_launch.rank.main, dbrdist_launch.rank.supervisor",
-    }
+    supervisor = "dbrdist_launch.rank.main, dbrdist_launch.rank.supervisor"
+    started = {INJECT: "sitecustomize", str(ROOT / "launch"): supervisor}
     found = []
     for folder, modules in started.items():
         program = f"import sys; sys.path.insert(0, {folder!r}); import {modules}"

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from types import SimpleNamespace
 
@@ -180,6 +181,21 @@ def test_flux_runs_what_the_others_run():
     text = "run -n 4 --env=-* --env=PATH --env=A -o cpu-affinity=off -o pmi=pmix p"
     assert words[1:] == text.split()
     assert identity.of_environment("flux", {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2"})[:2] == (1, 2)
+
+
+def test_a_path_that_the_kernel_takes_gets_a_socket(monkeypatch):
+    rest = len(f"/dbrdist-launch/{os.getpid()}/socket")
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        for letter, length, fits in (("x", 107, True), ("x", 108, False), ("é", 106, False)):  # é is two bytes
+            runtime = short + "/" + letter * (length - rest - len(short) - 1)
+            os.mkdir(runtime)
+            monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+            folder = jobs.JobFolder("n", ["x"], "t")
+            assert (folder.socket is not None) == fits
+            if folder.socket is not None:
+                with socket.socket(socket.AF_UNIX) as one:
+                    one.bind(folder.socket)
+            folder.close()
 
 
 def test_ssh_options_with_spaces_become_a_script(tmp_path, monkeypatch):

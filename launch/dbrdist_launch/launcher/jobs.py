@@ -17,7 +17,7 @@ from ..channel import Channel
 from ..errors import LaunchError
 from .runs import write_json
 
-_MOST_PATH_BYTES = 100  # of a Unix socket
+_MOST_PATH_BYTES = 107  # of a Unix socket, on Linux
 
 
 def base() -> str:
@@ -37,7 +37,7 @@ class JobFolder:
         try:
             os.makedirs(base(), mode=0o700, exist_ok=True)
             found = os.stat(base(), follow_symlinks=False)
-            if found.st_uid != os.getuid() or found.st_mode & 0o077 or len(self.socket) > _MOST_PATH_BYTES:
+            if found.st_uid != os.getuid() or found.st_mode & 0o077 or len(os.fsencode(self.socket)) > _MOST_PATH_BYTES:
                 raise OSError("not ours alone")
             shutil.rmtree(self.folder, ignore_errors=True)  # of a launcher that was killed and had our number
             os.mkdir(self.folder, 0o700)
