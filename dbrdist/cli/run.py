@@ -242,6 +242,8 @@ class Run:
             raise _as_ending(error) from error
         finally:
             if ending[0] == "failed":
+                if tracer is not None:
+                    tracer.stop()
                 self._end(*ending, time.time() - began, {})
         if tracer is not None:
             self._write_trace(tracer)
@@ -251,10 +253,14 @@ class Run:
     def _write_trace(self, tracer: trace.Trace) -> None:
         """On rank 0: the trace of all ranks, and what it says. Collective."""
         ranks = tracer.finish()
-        if ranks is not None:
+        if ranks is None:
+            return
+        for line in trace.summarize(ranks).lines():
+            self.say(line)
+        try:
             trace.write(self.folder.file(TRACE), ranks)
-            for line in trace.summarize(ranks).lines():
-                self.say(line)
+        except OSError as error:  # as with the report, the run has come to its end
+            self.say(f"{self.folder.path}: the trace could not be written: {error.strerror}")
 
     def _skipped(self) -> dict[str, Any]:
         """The examples that were left out, each named once. Collective."""

@@ -88,7 +88,7 @@ class MultiNodeCheckpointer(Extension):
         """Of this rank's files, the oldest first."""
         start = f"snapshot_{self._run_name}_{self._comm.rank}_"
         names = os.listdir(folder) if os.path.isdir(folder) else []
-        return sorted(int(n[len(start) :]) for n in names if n.startswith(start) and n[len(start) :].isdigit())
+        return sorted(int(n[len(start) :]) for n in names if n.startswith(start) and n[len(start) :].isdecimal())
 
     def __call__(self, trainer: Any) -> None:
         self.save(trainer)
@@ -101,7 +101,8 @@ class MultiNodeCheckpointer(Extension):
             snapshots.write(self._file(folder, trainer.updater.iteration), _OfRank(self._comm, trainer))
         self._num_calls += 1
         if self._num_calls % self._gc_interval == 0:
-            self._remove_old(folder, trainer.updater.iteration)
+            with together(self._comm):
+                self._remove_old(folder, trainer.updater.iteration)
 
     def _remove_old(self, folder: str, iteration: int) -> None:
         """This generation is whole on all ranks: what is older than the last ones may go."""
@@ -134,7 +135,10 @@ class MultiNodeCheckpointer(Extension):
 
     def _newest(self, folder: str) -> int | None:
         """The newest iteration of which all ranks have a whole file."""
-        everyone = self._comm.allgather_obj(self._iterations(folder))
+        mine: list[int] = []
+        with together(self._comm):
+            mine = self._iterations(folder)
+        everyone = self._comm.allgather_obj(mine)
         common: list[int] = sorted(set(everyone[0]).intersection(*everyone))
         for iteration in reversed(common):
             is_whole = self._comm.allgather_obj(snapshots.is_whole(self._file(folder, iteration)))

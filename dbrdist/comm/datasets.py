@@ -65,10 +65,13 @@ def scatter_dataset(
         ValueError: on every rank, if datasets differ in length.
     """
     dataset = _for_all(dataset, comm, root, max_buf_len)
-    num_samples, shuffle, seed = comm.bcast_obj((len(dataset), shuffle, seed or 0), root=root)
+    length = 0
     with agree.together(comm):
-        if len(dataset) != num_samples:
-            raise ValueError(f"scatter_dataset expected {num_samples} examples as rank {root} has, got {len(dataset)}")
+        length = len(dataset)
+    num_samples, shuffle, seed = comm.bcast_obj((length, shuffle, seed or 0), root=root)
+    with agree.together(comm):
+        if length != num_samples:
+            raise ValueError(f"scatter_dataset expected {num_samples} examples as rank {root} has, got {length}")
     order = generator(seed, "scatter").permutation(num_samples) if shuffle else None
     begin, end = scatter_index(num_samples, comm, root, force_equal_length=force_equal_length)
     own_begin, own_end = block_bounds(num_samples, comm.rank, comm.size)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.comm.agree import on_root
+from dbrdist.comm.arguments import attempt
 from dbrdist.comm.checkpoints import create_multi_node_checkpointer as create_multi_node_checkpointer
 from dbrdist.comm.checkpoints import multi_node_snapshot as multi_node_snapshot
 from dbrdist.comm.communicator import CommunicatorBase
@@ -179,18 +180,32 @@ class ObservationAggregator(Extension):
         self._comm_trigger = get_trigger(comm_trigger)
         self._aggregator = _mean_of_all if aggregator is None else aggregator
         self._collected: list[float] = []
+        self._error: Exception | None = None  # of this rank, which all ranks raise together
 
     def __call__(self, trainer: Any) -> None:
         observation = trainer.observation
         if self._original_key in observation:
-            self._collected.append(as_number(observation[self._original_key]))
+            value, error = attempt(as_number, observation[self._original_key])
+            self._collected += [] if value is None else [value]
+            self._error = self._error or error
         if not self._comm_trigger(trainer):
             return
-        everyone = self._comm.gather_obj(self._collected) or []
+        error, self._error = self._error, None
+        everyone = self._comm.gather_obj(self._collected if error is None else f"{type(error).__name__}: {error}")
         self._collected = []
-        result = on_root(self._comm, lambda: self._aggregator(everyone) if any(everyone) else None)
+        result = on_root(self._comm, lambda: self._aggregated(everyone or []))
         if result is not None:
             observation[self._aggregated_key] = result
+
+    def _aggregated(self, everyone: list[Any]) -> Any:
+        """What the aggregator makes of all ranks' values, None where there are none."""
+        for rank, theirs in enumerate(everyone):
+            if isinstance(theirs, str):
+                raise TypeError(
+                    f"ObservationAggregator expected a number as {self._original_key!r}, got another value on rank "
+                    f"{rank}: {theirs}"
+                )
+        return self._aggregator(everyone) if any(everyone) else None
 
     def serialize(self, serializer: Any) -> None:
         mine = None if serializer.is_loading else np.array(self._collected, np.float64)

@@ -13,8 +13,8 @@ import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from dbrdist.core import spans
 from dbrdist.core.spans import Meeting, Recorder, Span
@@ -25,6 +25,7 @@ COMPUTE = ("forward", "backward", "update")
 DATA = "data wait"
 EXPOSED = "exposed wait"
 _CAUSES = (DATA, *COMPUTE)
+Noted = TypeVar("Noted", Span, Meeting)
 
 
 class Clock(NamedTuple):
@@ -79,21 +80,24 @@ class Trace:
         self._first = ask(self._comm)
         spans.record(self._recorder)
 
-    def finish(self) -> list[Recording] | None:
-        """End; on rank 0 what all ranks noted, by rank 0's clock, None on the others."""
+    def stop(self) -> None:
+        """End on this rank alone, where a run has failed: nothing comes of it."""
         spans.record(None)
+
+    def finish(self) -> list[Recording] | None:
+        """End; on rank 0 what all ranks noted, by rank 0's clock, None on the others.
+
+        Of a long run these are the last steps that are whole: ``spans.MAX_KEPT`` spans, and as many meetings.
+        """
+        self.stop()
         clock = Clock(self._first, ask(self._comm))
-        main = threading.get_ident()
+        main, first = threading.get_ident(), self._recorder.first_whole_step
         mine = Recording(
-            [s._replace(thread=int(s.thread != main), began=clock(s.began), ended=clock(s.ended)) for s in self._spans],
-            [_moved(m, clock, main) for m in self._recorder.meetings],
+            [_moved(s, clock, main) for s in self._recorder.spans if s.step >= first],
+            [_moved(m, clock, main) for m in self._recorder.meetings if m.step >= first],
         )
         found: list[Recording] | None = self._comm.gather_obj(mine)
         return found
-
-    @property
-    def _spans(self) -> Iterable[Span]:
-        return self._recorder.spans
 
 
 class Recording(NamedTuple):
@@ -103,8 +107,8 @@ class Recording(NamedTuple):
     meetings: list[Meeting]
 
 
-def _moved(m: Meeting, clock: Clock, main: int) -> Meeting:
-    return m._replace(thread=int(m.thread != main), began=clock(m.began), ended=clock(m.ended))
+def _moved(noted: Noted, clock: Clock, main: int) -> Noted:
+    return noted._replace(thread=int(noted.thread != main), began=clock(noted.began), ended=clock(noted.ended))
 
 
 def chrome(ranks: Sequence[Recording]) -> dict[str, Any]:

@@ -41,6 +41,11 @@ class Recorder:
         self.spans: deque[Span] = deque(maxlen=MAX_KEPT)
         self.meetings: deque[Meeting] = deque(maxlen=MAX_KEPT)
 
+    @property
+    def first_whole_step(self) -> int:
+        """The first step of which nothing had to give way to later ones."""
+        return max((kept[0].step + 1 for kept in (self.spans, self.meetings) if len(kept) == kept.maxlen), default=0)
+
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Note how long the block takes."""

@@ -14,6 +14,7 @@ import dbrdist
 from dbrdist.cli.config import Config
 from dbrdist.cli.load import load
 from dbrdist.comm.extensions import StepAgreement
+from dbrdist.core import spans
 from dbrdist.training import runs
 from dbrdist.training.extensions import snapshots
 
@@ -265,6 +266,22 @@ def test_a_full_disk_while_saving(run, monkeypatch):
     assert "snapshot_iter_3: the snapshot could not be written: No space left on device" in err
     assert sorted(os.listdir("result")) == before
     assert snapshots.is_whole("result/snapshot_iter_1")
+
+
+def test_a_trace_that_cannot_be_written_is_no_failure_of_the_run(run, monkeypatch):
+    code, out, _ = run("run.yaml", "iterations=2", "--trace")
+    assert code == 0 and "trace: 1 steps of" in out
+    names = [e["name"] for e in json.loads(Path("result/trace.json").read_text())["traceEvents"]]
+    assert names.count("step") == names.count("forward") == 2
+    os.remove("result/trace.json")
+    os.mkdir("result/trace.json")  # in its place
+    code, out, err = run("run.yaml", "iterations=3", "--resume", "--trace")
+    assert code == 0, err
+    assert "result: the trace could not be written: Is a directory" in out + err
+    assert json.loads(Path("result/summary.json").read_text())["status"] == "finished"
+    with pytest.raises(RuntimeError, match="my own mistake"):
+        run("run.yaml", "model=usernet:Broken", "--overwrite", "--trace")
+    assert spans.recording() is None
 
 
 def test_a_request_to_stop_saves_and_exits_with_75(run, monkeypatch):

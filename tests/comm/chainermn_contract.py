@@ -281,6 +281,11 @@ def check_an_aggregator_with_values_on_some_ranks(comm):
     broken = ObservationAggregator(comm, "loss", aggregator=lambda xs: 1 / 0)
     trainer.step(loss=1.0)
     raises(ZeroDivisionError, "division", lambda: broken(trainer))
+    trainer.step(loss="high" if comm.rank == last else 1.0)
+    raises(TypeError, f"a number as 'loss', got another value on rank {last}", lambda: one(trainer))
+    trainer.step(loss=2.0)
+    one(trainer)
+    assert trainer.observation["all"] == 2.0
 
 
 def check_early_stopping(comm):
@@ -424,6 +429,23 @@ def check_a_generation_that_one_rank_lacks_is_passed_over(comm):
         resumed, _, _ = trainer_of(comm, out, 9)
         assert create_multi_node_checkpointer("n", comm, path=out).maybe_load(resumed)  # and rank 0 warns
         assert resumed.updater.iteration == 3
+
+
+def check_a_folder_that_one_rank_cannot_handle(comm):
+    """Nobody waits for the rank whose folder cannot be listed, or whose old files cannot be removed."""
+    with folder_of_all(comm) as out:
+        trainer, _, _ = trainer_of(comm, out, 1)
+        saver = create_multi_node_checkpointer("n", comm, 1, 1, out)
+        trainer.run()
+        if comm.rank == comm.size - 1:
+            os.mkdir(f"{out}/snapshot_n_{comm.rank}_0")  # in the place of an older generation
+            os.close(os.open(f"{out}/snapshot_n_{comm.rank}_²", os.O_CREAT))
+        raises(OSError, f"snapshot_n_{comm.size - 1}_0", lambda: saver.save(trainer))
+        assert saver.maybe_load(trainer) and trainer.updater.iteration == 1
+        if comm.rank == comm.size - 1:
+            saver._path = f"{out}/snapshot_n_{comm.rank}_1/none"
+            saver._iterations = os.listdir
+        raises(OSError, "none", lambda: saver.maybe_load(trainer))
 
 
 def check_nothing_to_load(comm):

@@ -88,6 +88,8 @@ def check_bad_datasets_raise_on_every_rank(comm):
             "expected 4 examples as rank 0 has, got 5",
             lambda: scatter_dataset([0] * (4 + (comm.rank == 1)), comm),
         )
+        unsized = iter(()) if comm.rank == 1 else [0] * 4
+        raises(TypeError, "has no len", lambda: scatter_dataset(unsized, comm))
 
 
 def check_empty_dataset(comm):

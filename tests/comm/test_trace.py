@@ -84,6 +84,21 @@ def test_nothing_is_kept_where_nobody_records():
     assert [s.name for s in recorder.spans] == ["b"]
 
 
+def test_of_a_long_run_the_last_whole_steps_are_kept(monkeypatch):
+    """Meetings are more than spans, and give way earlier: a step without its meetings would seem to wait for nobody."""
+    monkeypatch.setattr(spans, "MAX_KEPT", 10)
+    tracer = trace.Trace(run_threads(1, lambda comm: comm)[0])
+    tracer.start()
+    recorder = spans.recording()
+    for recorder.step in range(1, 9):
+        with spans.span("step"):
+            for i in range(3):
+                recorder.meet(("comm", 3 * recorder.step + i), 0.0)
+    (found,) = tracer.finish()
+    assert [s.step for s in found.spans] == [6, 7, 8]
+    assert [m.step for m in found.meetings] == [6, 6, 6, 7, 7, 7, 8, 8, 8]
+
+
 def test_clocks_are_compared_over_a_communicator():
     for _, ahead in run_threads(3, trace.ask, timeout_seconds=30):
         assert abs(ahead) < 1.0
