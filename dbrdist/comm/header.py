@@ -7,6 +7,7 @@ was asked to stop. Ranks that differ in what must be alike raise the same error,
 from __future__ import annotations
 
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from dbrdist.comm.reduction import Plan
 from dbrdist.core.changes import Watch
 from dbrdist.core.parameter import Parameter
 
-_NUM_SAME = 4  # step, parameters, hyperparameters, which parameters are reduced
+_NUM_SAME = 5  # step, parameters, hyperparameters, which parameters are reduced, which are new
 _RUNS, _SAMPLES, _WORKS, _STOP, _PLACE = range(_NUM_SAME, _NUM_SAME + 5)
 
 
@@ -41,8 +42,8 @@ class Steps:
         self._header: Header | None = None
         self.late: list[tuple[str, Parameter]] = []  # parameters that wait for their first input
 
-    def post(self, num_samples: int | None, works: bool, zero_fill: bool) -> None:
-        """Show this rank's header, without waiting for the others'."""
+    def post(self, num_samples: int | None, works: bool, zero_fill: bool, new: Sequence[str] = ()) -> None:
+        """Show this rank's header, without waiting for the others'; ``new`` names parameters that want values."""
         self._look_at_parameters()
         self._look_at_values()
         row = [
@@ -50,6 +51,7 @@ class Steps:
             self._params_digest,
             self._values_digest,
             zero_fill,
+            digest("".join(new)) if new else 0,
             self._runs_digest,
             -1 if num_samples is None else int(num_samples),
             works,
@@ -57,7 +59,7 @@ class Steps:
             0 if self._plan is None else self._plan.place,
         ]
         with self._comm._gate.call("update") as call:
-            call.post(row, num_same=_NUM_SAME, what="the same step", detail=self._in_words(zero_fill))
+            call.post(row, num_same=_NUM_SAME, what="the same step", detail=self._in_words(zero_fill, new))
         self._passage, self._header = call, None
 
     def meet(self) -> Passage:
@@ -150,9 +152,10 @@ class Steps:
             self._values_text = _values_in_words(actual, hyperparam, hooks) + self._settings
             self._values_digest = digest(self._values_text)
 
-    def _in_words(self, zero_fill: bool) -> Any:
+    def _in_words(self, zero_fill: bool, new: Sequence[str]) -> Any:
         step, values, params = self._optimizer.t, self._values_text, self._params_text
-        return lambda: f"step {step}\nzero_fill {zero_fill}\n{values}{params}"
+        come = f"new parameters {', '.join(new)}\n" if new else ""
+        return lambda: f"step {step}\nzero_fill {zero_fill}\n{values}{params}{come}"
 
 
 class Header:

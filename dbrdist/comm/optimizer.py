@@ -227,7 +227,8 @@ class MultiNodeOptimizer:
         True before the first step.
         """
         target = self.target
-        if self._is_synchronized and self._target is target and self._steps.is_current():
+        is_alone = self.communicator.size == 1
+        if self._is_synchronized and self._target is target and (is_alone or self._steps.is_current()):
             return False
         is_other = self._target is not None and self._target is not target
         is_first = is_other or not self._is_synchronized
@@ -235,7 +236,7 @@ class MultiNodeOptimizer:
             self._gathered, self._num_local = [], 0
             if self._buffers is not None:
                 self._buffers.forget()
-        if self.communicator.size > 1:
+        if not is_alone:
             if is_first:
                 # Not persistent values: after a resume each rank has its own batch-norm statistics.
                 models.bcast_params(self.communicator, target)
@@ -248,9 +249,9 @@ class MultiNodeOptimizer:
         """Rank 0's, for parameters that have come since the last step. Collective if there are any."""
         if not new:
             return
-        self._steps.post(None, False, self.zero_fill)
+        self._steps.post(None, False, self.zero_fill, [name for name, _ in new])
         with self._steps.meet() as call:
-            self._steps.wait(call)  # which says where a rank has not got them
+            self._steps.wait(call)  # which says where they are not new, or not there
         models.bcast_named(self.communicator, new)
 
     def _samples(self, num_samples: int | None) -> int | None:

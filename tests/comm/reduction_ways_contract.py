@@ -205,6 +205,17 @@ def check_parameters_that_come_late_take_rank_0s_values(comm):
             with model.init_scope():
                 model.c = Parameter(np.zeros(9))
         raises(CommunicatorError, "/c (9,) float64 besides", lambda: optimizer.update(model, *gradients(comm.rank, 1)))
+        for options in WAYS:
+            model, optimizer = sgd(comm, **options())
+            for step in range(4):
+                optimizer.update(model, *gradients(comm.rank, step))
+            if comm.rank == 1:
+                del model.b
+                with model.init_scope():
+                    model.b = Parameter(np.zeros(7))
+                model.b.update_rule = optimizer.actual_optimizer.create_update_rule()
+            text = "step 4 instead of step 5" if "local_steps" in options() else "new parameters /b besides"
+            raises(CommunicatorError, text, lambda m=model, o=optimizer: [o.update(m, *gradients(0, 1)) for _ in "12"])
 
 
 def check_compressed_ranks_stay_equal(comm):
