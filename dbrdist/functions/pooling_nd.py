@@ -5,16 +5,15 @@ A window is a product of intervals, so its maximum and its mean are taken along 
 
 from __future__ import annotations
 
-import functools
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
+from dbrdist.core import arrays, ops
+from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module, zeros_as
 from dbrdist.core.checks import expected
-from dbrdist.core.graph import FunctionNode
+from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import together
 from dbrdist.core.variable import as_array
 from dbrdist.functions.convolution_nd import each_axis, out_size
@@ -56,46 +55,99 @@ def _whole(axis: int) -> tuple[slice, ...]:
     return (slice(None),) * axis
 
 
+class Window(NamedTuple):
+    """Windows along an axis: k elements every s, after p zeros; ``num`` of them over ``size`` elements."""
+
+    axis: int
+    k: int
+    s: int
+    p: int
+    num: int
+    size: int
+
+    def places(self, u: int) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        """Indexes of the windows whose element u is no padding, and of those elements."""
+        windows, elements = _reach(self.size, self.num, u, self.s, self.p)
+        return (*_whole(self.axis), windows), (*_whole(self.axis), elements)
+
+
+class SumAlong(FunctionNode):
+    """y = the sum of each window along an axis, or where ``chosen`` is given the element of that number in each"""
+
+    is_linear = True
+    gives_new = True
+
+    def __init__(self, window: Window, chosen: Array = None) -> None:
+        self.window, self.chosen = window, chosen
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        window = self.window
+        taps = (window.places(u)[::-1] for u in range(window.k))
+        return (_moved(xs[0], window.axis, window.num, taps, self.chosen, 1),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (call(SpreadAlong(self.window, self.chosen), gys[0]),)
+
+
+class SpreadAlong(FunctionNode):
+    """y = each element at all places of its window, or at the chosen one, overlaps added: the transpose of SumAlong"""
+
+    is_linear = True
+    gives_new = True
+
+    def __init__(self, window: Window, chosen: Array = None) -> None:
+        self.window, self.chosen = window, chosen
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        window = self.window
+        taps = map(window.places, range(window.k))
+        return (_moved(xs[0], window.axis, window.size, taps, self.chosen, 0),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (call(SumAlong(self.window, self.chosen), gys[0]),)
+
+
+def _moved(x: Array, axis: int, length: int, taps: Any, chosen: Array, windows: int) -> Array:
+    """Pieces of x added up at other places of an axis, summed in the wider type.
+
+    ``taps``: where each piece is and where it goes; ``windows``: which of both counts windows, as ``chosen`` does.
+    """
+    wide = x.astype(accumulation_dtype(x.dtype), copy=False)
+    y = zeros_as(x, (*x.shape[:axis], length, *x.shape[axis + 1 :]), wide.dtype)
+    for u, places in enumerate(taps):
+        piece = wide[places[0]]
+        if chosen is not None:
+            piece = arrays.chosen(chosen[places[windows]] == u, piece, wide.dtype.type(0))
+        y[places[1]] += piece
+    return y if y.dtype == x.dtype else elementwise(lambda v: v.astype(x.dtype), y)
+
+
 class LargestAlong(FunctionNode):
     """y = the largest element of each window along an axis, the first of equal ones; NaN counts as the largest"""
 
-    def __init__(self, axis: int, k: int, s: int, p: int, num: int) -> None:
-        self.axis, self.k, self.s, self.p, self.num = axis, k, s, p, num
+    gives_new = True
+
+    def __init__(self, window: Window) -> None:
+        self.window = window
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        x, axis = xs[0], self.axis
-        self.size, xp = x.shape[axis], get_array_module(x)
-        starts = np.arange(self.num) * self.s - self.p
-        y = x.take(xp.asarray(np.maximum(starts, 0)), axis)
-        offset = np.maximum(-starts, 0).astype(np.int32).reshape(-1, *(1,) * (x.ndim - axis - 1))
-        self.offset = xp.broadcast_to(xp.asarray(offset), y.shape).copy()
-        for u in range(1, self.k):
-            windows, elements = (_whole(axis) + (v,) for v in _reach(self.size, self.num, u, self.s, self.p))
+        x, window, xp = xs[0], self.window, get_array_module(xs[0])
+        starts = np.arange(window.num) * window.s - window.p
+        y = x.take(xp.asarray(np.maximum(starts, 0)), window.axis)
+        chosen = np.maximum(-starts, 0).astype(np.int32).reshape(-1, *(1,) * (x.ndim - window.axis - 1))
+        self.chosen = xp.broadcast_to(xp.asarray(chosen), y.shape).copy()
+        for u in range(1, window.k):
+            windows, elements = window.places(u)
             candidate, best = x[elements], y[windows]
             is_better = (candidate > best) | ((candidate != candidate) & (best == best))
-            best[...] = xp.where(is_better, candidate, best)
-            self.offset[windows] = xp.where(is_better, np.int32(u), self.offset[windows])
+            best[...] = arrays.chosen(is_better, candidate, best)
+            number = self.chosen[windows]
+            number *= ~is_better  # NumPy's where branches at each element
+            number += is_better * np.int32(u)
         return (y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        parts = (
-            _placed(ops.where(self.offset == u, gys[0], 0.0), self.axis, u, self.s, self.p, self.size)
-            for u in range(self.k)
-        )
-        return (functools.reduce(ops.add, parts),)
-
-
-def _mean_along(x: Any, axis: int, k: int, s: int, p: int, num: int) -> Any:
-    """The mean of each window along an axis, padding as zeros."""
-    before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
-    if s == k and not p and num * k == size:
-        return ops.mul(ops.sum(ops.reshape(x, (*before, num, k, *after)), axis + 1), 1.0 / k)
-    parts = []
-    for u in range(k):
-        windows, elements = _reach(size, num, u, s, p)
-        part = ops.getitem(x, (*_whole(axis), elements))
-        parts.append(ops.scatter(part, (*_whole(axis), windows), (*before, num, *after)))
-    return ops.mul(functools.reduce(ops.add, parts), 1.0 / k)
+        return (call(SpreadAlong(self.window, self.chosen), gys[0]),)
 
 
 def max_pooling_nd(
@@ -135,7 +187,7 @@ def _max(
         )  # fmt: skip
     y = x
     for i in range(x.ndim - 3, -1, -1):  # the last axis first: of equal elements the first in C order is chosen
-        y = LargestAlong(i + 2, k[i], s[i], p[i], out[i]).apply((y,))[0]
+        y = LargestAlong(Window(i + 2, k[i], s[i], p[i], out[i], x.shape[i + 2])).apply((y,))[0]
     return (y, _places(as_array(x), as_array(y), k, s, p)) if return_indices else y
 
 
@@ -188,7 +240,7 @@ def _average(function: str, ndim: int | None, x: Any, ksize: Any, stride: Any, p
     out = _out_sizes(function, x, k, s, p, False)
     y = ops.cast(x, accumulation_dtype(x.dtype))
     for i in range(x.ndim - 2):
-        y = _mean_along(y, i + 2, k[i], s[i], p[i], out[i])
+        y = ops.mul(call(SumAlong(Window(i + 2, k[i], s[i], p[i], out[i], x.shape[i + 2])), y), 1.0 / k[i])
         if pad_value is None:
             start = np.arange(y.shape[i + 2]) * s[i] - p[i]
             seen = np.minimum(start + k[i], x.shape[i + 2]) - np.maximum(start, 0)
@@ -252,11 +304,7 @@ def _unpooling(
     out = _before(function, x, k, s, p, outsize, cover_all)
     y = x
     for i, size in enumerate(out):
-        axis, parts = i + 2, None
-        for u in range(k[i]):
-            part = _placed(y, axis, u, s[i], p[i], size)
-            parts = part if parts is None else ops.add(parts, part)
-        y = parts
+        y = call(SpreadAlong(Window(i + 2, k[i], s[i], p[i], x.shape[i + 2], size)), y)
     return y
 
 
