@@ -9,7 +9,7 @@ import numpy as np
 
 from dbrdist import kernels
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, elementwise
+from dbrdist.core.backend import Array, elementwise, fused
 from dbrdist.core.checks import Operands, expected, floating, one_of
 from dbrdist.core.fusion import MaskedGradient, SummedGradient, take, waiting
 from dbrdist.core.graph import FunctionNode, call
@@ -225,19 +225,30 @@ def prelu(x: Any, W: Any) -> Any:
     return ops.where(x.array >= 0, x, ops.mul(x, slopes))
 
 
-_swish = row(
-    "swish",
-    lambda x, beta: x * sigmoid.primitive(x * beta),
-    lambda x, beta: _swish_slope(ops.mul(x, beta)),
-    lambda x, beta: ops.mul(x, ops.mul(x, _sigmoid_slope(ops.mul(x, beta)))),  # x * x would overflow
-    "x sigmoid(beta x), elementwise.",
-    args="x beta",
-)
+class Swish(FunctionNode):
+    """y = x s(beta x), s the logistic function; with e = gy x s (1 - s): gx = gy s + beta e, gbeta = the sum of x e"""
+
+    operands = Operands("swish", x="float", beta="float")
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0, 1))
+        self.s = fused(lambda x, beta: sigmoid.primitive(x * beta), *xs)
+        return (elementwise(np.multiply, xs[0], self.s),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        (x, beta), gy = self.retained_inputs(), gys[0]
+        s = sigmoid.primitive(ops.mul(x, beta)) if self._on_variables else self.s
+        e = _in_steps(lambda gy, x, s: ops.mul(ops.mul(ops.mul(gy, s), ops.sub(1.0, s)), x), gy, x, s)
+        rules = (
+            lambda: _in_steps(lambda gy, s, e, beta: ops.add(ops.mul(gy, s), ops.mul(e, beta)), gy, s, e, beta),
+            lambda: ops.sum_to(ops.mul(e, x), beta.shape),
+        )
+        return tuple(rules[i]() for i in wanted)
 
 
-def _sigmoid_slope(z: Any) -> Any:
-    s = sigmoid.primitive(z)
-    return ops.mul(s, ops.sub(1.0, s))
+def _in_steps(formula: Any, *xs: Any) -> Any:
+    """A formula of primitives: of arrays block by block where they are large, of Variables as it stands."""
+    return formula(*xs) if any(isinstance(x, Variable) for x in xs) else fused(formula, *xs)
 
 
 def _swish_slope(z: Any) -> Any:
@@ -254,7 +265,8 @@ def swish(x: Any, beta: Any) -> Any:
         raise expected("swish", "beta", f"the axes of x (shape {x.shape}) from 1 on", beta)
     if type(beta.array) is np.ndarray and not beta.shape and not beta.requires_grad:
         return silu(x, beta.array)
-    return _swish(x, ops.reshape(beta, (1, *beta.shape, *(1,) * (x.ndim - stop)) if beta.shape else ()))
+    beta = ops.reshape(beta, (1, *beta.shape, *(1,) * (x.ndim - stop)) if beta.shape else ())
+    return Swish().apply((x, beta))[0]
 
 
 silu = function(
