@@ -1,8 +1,12 @@
 """Every differentiable function against Chainer 7.8.1 on NumPy 1.23: forward and backward, float32, one thread.
 
 The same call runs on both sides, at sizes of Chainer's examples. Goal: none above 1.2 of Chainer's time, the median at
-most 0.7. The peer's environment: ``pip install "numpy==1.23.5" "scipy==1.10.1" "setuptools<70"``, then
-``pip install --no-build-isolation chainer==7.8.1``. SciPy is needed on both sides.
+most 0.7. Views are above it by intent: a leaf copies a gradient that is a view of the one that the caller gave (in
+transpose, moveaxis, rollaxis, swapaxes, concat, stack and add), so that changing one leaves the other as it is; Chainer
+hands the caller's own array on.
+
+The peer's environment: ``pip install "numpy==1.23.5" "scipy==1.10.1" "setuptools<70"``, then ``pip install
+--no-build-isolation chainer==7.8.1``. SciPy is needed on both sides.
 
     python benchmarks/vocabulary.py --chainer-python CHAINER_VENV/bin/python --record
     python benchmarks/vocabulary.py --chainer-python CHAINER_VENV/bin/python --only relu lstm

