@@ -167,8 +167,14 @@ def get_batch(dataset: Any, indices: Array, seed: int, epoch: int, skipped: list
     if method is not None:
         return method(indices, seed, epoch, skipped)
     if is_array(dataset):
-        return Batch(dataset[indices])
+        return Batch(take(dataset, indices))
     return [example for _, example in read_examples(dataset, indices, seed, epoch, skipped)]
+
+
+def take(rows: Array, indices: Array) -> Array:
+    """A copy of the rows with these indices; of an array in order of memory without NumPy's slower general indexing."""
+    is_plain = type(rows) is np.ndarray and rows.flags.c_contiguous
+    return rows.take(indices, 0) if is_plain else rows[indices]
 
 
 def read_examples(dataset: Any, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Iterator[tuple[int, Any]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dbrdist.core.backend import Array, is_array
 from dbrdist.core.random import generator
-from dbrdist.datasets.base import Batch, DatasetMixin, example_at, read_examples
+from dbrdist.datasets.base import Batch, DatasetMixin, example_at, read_examples, take
 from dbrdist.datasets.transforms import at_epoch, transform_batch
 
 
@@ -50,7 +50,7 @@ class TupleDataset:
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
         if self._all_arrays:
-            return Batch(tuple([d[indices] for d in self._datasets]))
+            return Batch(tuple([take(d, indices) for d in self._datasets]))
         return [example for _, example in read_examples(self, indices, seed, epoch, skipped)]
 
 
@@ -78,7 +78,7 @@ class DictDataset:
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
         if self._all_arrays:
-            return Batch({k: d[indices] for k, d in self._datasets.items()})
+            return Batch({k: take(d, indices) for k, d in self._datasets.items()})
         return [example for _, example in read_examples(self, indices, seed, epoch, skipped)]
 
 

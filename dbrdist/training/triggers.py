@@ -13,11 +13,6 @@ from dbrdist.core.reporter import DictSummary
 _SLACK = 1e-10  # epochs are quotients of sample counts: 0.3 / 0.1 must count as 3
 
 
-def _periods(position: float, period: float) -> int:
-    """How many whole periods lie before `position`."""
-    return math.floor(position / period + _SLACK)
-
-
 class _Passed:
     """The stretch of the run since a trigger's last call: its state."""
 
@@ -64,7 +59,8 @@ class IntervalTrigger:
 
     def __call__(self, trainer: Any) -> bool:
         before, now = self._passed.since_last_call(trainer.updater, self.unit)
-        return _periods(before, self.period) != _periods(now, self.period)
+        period = self.period
+        return math.floor(before / period + _SLACK) != math.floor(now / period + _SLACK)  # whole periods so far
 
     def get_training_length(self) -> tuple[float, str]:
         """As a stop trigger: (period, unit)."""

@@ -238,3 +238,19 @@ def test_files_that_are_no_npz_are_refused(tmp_path):
         NpzDataset(path)
     with pytest.raises(FileNotFoundError):
         NpzDataset(tmp_path / "nowhere.npz")
+
+
+def test_batches_of_arrays_in_any_order_of_memory_are_copies_of_their_rows(tmp_path):
+    plain = np.arange(120, dtype=np.int16).reshape(10, 3, 2, 2)
+    np.save(tmp_path / "x.npy", plain)
+    channels_last = np.ascontiguousarray(plain.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    arrays = (plain, channels_last, np.repeat(plain, 2, 0)[::2], np.load(tmp_path / "x.npy", mmap_mode="r"))
+    for indices in ([3, 0, 3], [9], []):
+        rows = np.array(indices, np.int64)
+        for batch in (TupleDataset(*arrays).get_batch(rows, 0, 0, []), *[get_batch(a, rows, 0, 0, []) for a in arrays]):
+            got = batch.arrays if isinstance(batch.arrays, tuple) else (batch.arrays,)
+            for array in got:
+                assert array.tolist() == [plain.tolist()[i] for i in indices]
+                assert not any(np.shares_memory(array, a) for a in arrays)
+    with pytest.raises(IndexError):
+        TupleDataset(plain).get_batch(np.array([10]), 0, 0, [])

@@ -142,6 +142,9 @@ def test_rrelu_refuses_what_is_no_slope(options, message):
 def test_accuracy():
     y = np.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]], np.float32)
     assert F.accuracy(y, np.array([1, 0, 0, 0])).array == np.float32(0.75)
+    for dtype in "bBhHiIlL":  # labels of any integer type, also one that has no room for the number of classes
+        scores, labels = np.eye(300, dtype=np.float32)[[5, 44, 256, 299]], np.array([5, 44, 0, 43]).astype(dtype)
+        assert F.accuracy(scores, labels).array == np.float32(0.5), dtype
     assert F.accuracy(y, np.array([1, -1, 0, -1]), ignore_label=-1).array == np.float32(0.5)
     assert F.accuracy(y, np.full(4, -1), ignore_label=-1).array == 0
     assert F.accuracy(y, np.array([1, 0, 0, 0])).dtype == np.float32
