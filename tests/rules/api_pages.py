@@ -1,4 +1,4 @@
-"""docs/api.md, made from docstrings: every public name of the rooms that users import, and the first sentence about it.
+"""docs/api, made from docstrings: every public name by area, how it is called, and the first sentence about it.
 
 python tests/rules/api_pages.py --write    # after names or docstrings changed
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+FOLDER = Path(__file__).parents[2] / "docs" / "api"
 AREAS = {
     "dbrdist": "variables, links, configuration",
     "dbrdist.functions": "functions",
@@ -29,9 +30,13 @@ AREAS = {
     "dbrdist.models": "models",
     "dbrdist.comm": "several ranks",
 }
-HEAD = (
-    "# Names\n\nEvery public name of each area with the first sentence of its docstring; `help(name)` shows the rest.\n"
-)
+HEAD = """# Names
+
+Every public name, how it is called, and the first sentence of its docstring; `help(name)` shows the rest.
+
+| area | what is in it | names |
+|---|---|---|
+"""
 
 
 def public(module: Any) -> dict[str, Any]:
@@ -50,18 +55,48 @@ def sentence(thing: Any) -> str:
     return text.replace("|", "\\|")
 
 
-def page() -> str:
-    """The page as it should be."""
-    parts = [HEAD]
-    for name, what in AREAS.items():
-        names = public(importlib.import_module(name))
-        rows = [f"| `{n}` | {sentence(thing)} |" for n, thing in names.items()]
-        parts += [f"\n## `{name}`: {what}\n", "| name | what it is |", "|---|---|", *rows]
-    return "\n".join(parts) + "\n"
+def call(name: str, thing: Any) -> str:
+    """How a name is called: arguments and defaults, without types."""
+    try:
+        signature = inspect.signature(thing)
+    except (TypeError, ValueError):
+        return name
+    shown = [p.replace(annotation=p.empty, default=Shown.of(p.default)) for p in signature.parameters.values()]
+    return name + str(signature.replace(parameters=shown, return_annotation=signature.empty)).replace("|", "\\|")
+
+
+class Shown(str):
+    """A default as a page shows it: functions and classes by their names, which hold no address."""
+
+    __repr__ = str.__str__
+
+    @classmethod
+    def of(cls, value: Any) -> Any:
+        """What stands for a default value."""
+        if value is inspect.Parameter.empty:
+            return value
+        text = getattr(value, "__name__", repr(value))
+        return cls(type(value).__name__ if " at 0x" in text else text)
+
+
+def pages() -> dict[str, str]:
+    """The text of each page, by the name of its file."""
+    made, head = {}, [HEAD.rstrip()]
+    for module, what in AREAS.items():
+        names = public(importlib.import_module(module))
+        rows = [f"| `{call(n, thing)}` | {sentence(thing)} |" for n, thing in names.items()]
+        file = f"{module.removeprefix('dbrdist.')}.md"
+        made[file] = "\n".join([f"# `{module}`: {what}\n", "| name | what it is |", "|---|---|", *rows]) + "\n"
+        head.append(f"| [`{module}`]({file}) | {what} | {len(names)} |")
+    return {"README.md": "\n".join(head) + "\n", **made}
 
 
 if __name__ == "__main__":
     if "--write" in sys.argv:
-        PAGE.write_text(page())
+        FOLDER.mkdir(exist_ok=True)
+        for old in FOLDER.iterdir():
+            old.unlink()
+        for file, text in pages().items():
+            (FOLDER / file).write_text(text)
     else:
-        print(page())
+        print(json.dumps(pages()))
