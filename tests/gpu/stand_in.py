@@ -31,7 +31,8 @@ FUNCTIONS = {
     "argmax": f"a, {_REDUCTION}", "argmin": f"a, {_REDUCTION}", "argsort": "a, axis=-1, kind=None",
     "sum": f"a, {_REDUCTION}", "mean": f"a, {_REDUCTION}", "prod": f"a, {_REDUCTION}",
     "std": "a, axis=None, dtype=None, out=None, ddof=0, keepdims=False",
-    "percentile": "a, q, axis=None, out=None, overwrite_input=False, method='linear', keepdims=False",
+    "percentile": "a, q, axis=None, out=None, overwrite_input=False, method='linear', keepdims=False, *,"
+    " interpolation=None",
     "count_nonzero": "a, axis=None", "bincount": "x, weights=None, minlength=None",
     "tri": "N, M=None, k=0, dtype=float",
     "arange": "start, stop=None, step=1, dtype=None",
