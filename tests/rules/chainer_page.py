@@ -70,6 +70,7 @@ def lists() -> str:
             if less:
                 methods.append(_listed(f"`{name}`: ", less))
     table.append(f"| together | | {num_here} | {num_all} |")
+    missing += [] if missing else ["None."]
     methods += [] if methods else ["None."]
     words = "Left out are those for arrays of ChainerX and iDeep: `to_chx`, `from_chx`, `to_intel64` and their like."
     parts = [*table, "", "### Missing names", "", *missing, "", "### Missing methods", "", *methods, "", words, ""]
