@@ -142,6 +142,7 @@ class Setup:
             self._act(kind, process, at)
             out, err = process.communicate(timeout=60)
             ended = time.time()
+            assert at.exists(), f"the program did not come to its failure; code {process.returncode}:\n{out}{err}"
             seconds = ended - float(at.read_text())
             if kind.name == "launcher":
                 assert_nothing_left(mark, 10.0)
