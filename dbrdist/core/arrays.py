@@ -195,7 +195,8 @@ def _added_by_row(y: Array, slices: Any, x: Array) -> bool:
     if not all(type(p) is np.ndarray and p.dtype.kind in "iu" for p in places):
         return False
     try:
-        around = [np.where(p < 0, p + n, p) for p, n in zip(places, y.shape)]
+        wide = [p.astype(np.intp, copy=False) for p in places]  # the type of p may not hold the length
+        around = [np.where(p < 0, p + n, p) for p, n in zip(wide, y.shape)]
         rows = np.ravel_multi_index(np.broadcast_arrays(*around), y.shape[: len(places)])
     except ValueError:  # out of bounds: add.at says which
         return False

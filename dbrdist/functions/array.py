@@ -286,13 +286,16 @@ def permutate(x: Any, indices: Any, axis: int = 0, inv: bool = False) -> Any:
     """Slices along an axis in the order of ``indices``; ``inv`` undoes that."""
     x, indices = as_variable(x), as_array(indices)
     axis = _axis("permutate", x.ndim, axis)
-    if indices.shape != (x.shape[axis],):
-        raise expected("permutate", "indices", f"shape ({x.shape[axis]},) as of axis {axis} of x", indices)
+    n = x.shape[axis]
+    if indices.shape != (n,) or indices.dtype.kind not in "iu":
+        raise expected("permutate", "indices", f"integers of shape ({n},) as of axis {axis} of x", indices)
+    if n and (int(indices.min()) < -n or int(indices.max()) >= n):
+        raise expected("permutate", "indices", f"places from {-n} to {n - 1}", f"{indices.min()} to {indices.max()}")
     xp = get_array_module(indices)
-    order = indices % max(len(indices), 1)
+    order = indices.astype(np.intp) % max(n, 1)
     inverse = xp.argsort(order)
-    if not bool((order[inverse] == xp.arange(len(order))).all()):  # some element is taken twice
-        return ops.getitem(x, (*(slice(None),) * axis, xp.argsort(indices) if inv else indices))
+    if not bool((order[inverse] == xp.arange(n)).all()):  # some element is taken twice
+        return ops.getitem(x, (*(slice(None),) * axis, inverse if inv else order))
     return Permutation(axis, *((inverse, order) if inv else (order, inverse))).apply((x,))[0]
 
 

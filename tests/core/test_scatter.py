@@ -41,6 +41,14 @@ def test_scatter_adds_as_numpy_does(number, dtype):
     np.testing.assert_array_equal(y, expected.astype(dtype))
 
 
+@each(dtype=["uint8", "int8", "uint16", "int16", "uint64"])
+def test_the_type_of_indices_need_not_hold_the_length(dtype):
+    index, x = ints(600, 0, 40).astype(dtype), RNG.standard_normal((600, 8))
+    expected = np.zeros((70000, 8))
+    np.add.at(expected, index.astype(np.int64), x)
+    np.testing.assert_array_equal(ops.scatter(x, index, expected.shape), expected)
+
+
 @each(index=[np.full(600, 40), np.full(600, -41), (np.zeros(600, int), np.full(600, 30))])
 def test_what_is_out_of_bounds_is_refused(index):
     with pytest.raises(IndexError, match="out of bounds"):

@@ -256,7 +256,25 @@ BAD = {
     "where: condition: expected an array of bool": lambda: F.where(ones(2), ones(2), ones(2)),
     "maxout: pool_size: expected a divisor of the 3": lambda: F.maxout(ones(2, 3), 2),
     "clip: x_min: expected at most": lambda: F.clip(ones(2), 2, 1),
+    r"permutate: indices: expected integers of shape \(3,\)": lambda: F.permutate(
+        ones(3, 2), np.array([0.0, 1.0, 2.0])
+    ),
+    "permutate: indices: expected places from -3 to 2, got 0 to 5": lambda: F.permutate(
+        ones(3, 2), np.array([0, 1, 5])
+    ),
 }
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int64"])
+@pytest.mark.parametrize("order", [np.arange(300)[::-1] % 100, np.arange(300) % 100 - 100])
+def test_permutate_takes_elements_twice_by_indices_of_any_type(order, dtype):
+    """300 is more than an index of 8 bits holds; what is taken three times gets three gradients."""
+    x = Variable(np.random.default_rng(0).normal(size=(300, 2)))
+    y = F.permutate(x, order.astype("int8" if dtype == "uint8" and order.min() < 0 else dtype))
+    np.testing.assert_array_equal(y.array, x.array[order])
+    y.grad = np.ones_like(y.array)
+    y.backward()
+    np.testing.assert_array_equal(x.grad[:, 0], np.bincount(order % 300, minlength=300))
 
 
 @pytest.mark.parametrize("message", BAD)
