@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from importlib.abc import Loader, MetaPathFinder
 from multiprocessing import spawn
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
+from dbrdist import functions
 from dbrdist.core import missing_names
 
 _PACKAGES = ("chainer", "chainermn")
@@ -81,6 +82,12 @@ def _is_over_a_module(path: str, name: str) -> bool:
     )
 
 
+def _public(found: Any) -> Any:
+    """The function of ``dbrdist.functions`` that stands before ``found`` to explain its errors, else ``found``."""
+    shown = getattr(functions, found.__name__, None) if isinstance(found, FunctionType) else None
+    return shown if getattr(shown, "__wrapped__", None) is found else found
+
+
 class Alias(ModuleType):
     """A module of Chainer whose names are looked up in ours when they are first used."""
 
@@ -99,7 +106,7 @@ class Alias(ModuleType):
                 found = getattr(room, name)
             except (AttributeError, ImportError):
                 continue
-            self.__dict__[name] = found
+            self.__dict__[name] = found = _public(found)
             return found
         raise missing_names.absent(path, name, self.__dir__())
 

@@ -23,6 +23,7 @@ import numpy as np
 from dbrdist.core.backend import KERNEL_ELEMENTS, Array, at_once, elementwise, fused, is_floating, kernels
 from dbrdist.core.checks import Operands
 from dbrdist.core.graph import FunctionNode
+from dbrdist.core.named_errors import naming_errors
 from dbrdist.core.variable import Variable, as_variable
 
 ROWS: dict[str, Row] = {}  # all rows by name, for tests and docs
@@ -237,7 +238,7 @@ def public(primitive: Any) -> Any:
         values = _bound(entry, names, given, named)
         return entry.applied(values[:num_args], values[num_args:])
 
-    result = _named(of_one if len(names) == 1 else of_several, entry)
+    result = _named(of_one if len(names) == 1 else naming_errors(of_several), entry)
     result.primitive = primitive
     result.__module__ = "dbrdist.functions"  # where its name is found, for pickle
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -1,6 +1,7 @@
 """Differentiable operations. They take arrays or Variables and always return Variables."""
 
 from dbrdist.core.missing_names import explained as _explained
+from dbrdist.core.named_errors import naming_errors as _naming_errors
 from dbrdist.functions.activation import (
     clipped_relu,
     crelu,
@@ -478,5 +479,11 @@ __all__ = [
     "zeta",
     "zoneout",
 ]
+
+# Functions made from rows name their operands themselves. The others are found here by pickle, too.
+for _name in __all__:
+    if globals()[_name].__module__ != __name__:
+        globals()[_name] = _naming_errors(globals()[_name])
+        globals()[_name].__module__ = __name__
 
 __getattr__ = _explained(__name__)

@@ -36,10 +36,10 @@ class LinearFunction(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         x, W = xs[0], xs[1]
         b = xs[2] if len(xs) == 3 else None
-        num_rows, width = x.shape
-        num_outputs, expected_width = W.shape
-        if width != expected_width or (b is not None and len(b) != num_outputs):
+        if x.shape[1:] != W.shape[1:] or (b is not None and b.shape != W.shape[:1]):
             raise _mismatch(*xs)
+        num_rows, width = x.shape
+        num_outputs = W.shape[0]
         self._keep_inputs = (0, 1)
         dtype = x.dtype
         if dtype.char in "fd" and num_rows * width * num_outputs < _LARGE_PRODUCT and W.dtype == dtype:
@@ -112,6 +112,8 @@ def _linear_of_batch_axes(x: Any, W: Any, b: Any, n_batch_axes: int) -> Any:
 
 
 def _mismatch(x: Array, W: Array, b: Array = None) -> Exception:
+    if W.ndim != 2:
+        return expected("linear", "W", "2 axes: outputs, inputs", W)
     if x.shape[1] != W.shape[1]:
         return expected("linear", "x", f"{W.shape[1]} elements per example for W of shape {W.shape}", x)
     return expected("linear", "b", f"shape ({W.shape[0]},) for W of shape {W.shape}", b)

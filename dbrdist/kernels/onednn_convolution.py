@@ -104,8 +104,14 @@ def _is_small_product(x: Array, W: Array, geometry: ConvGeometry) -> bool:
     return is_pointwise and x.size // x.shape[1] <= _FEW_PIXELS and W.flags.c_contiguous and W.dtype == x.dtype
 
 
+def _require(W_shape: Shape, *arrays: Array) -> None:
+    onednn.require(*arrays)
+    if 0 in W_shape:
+        raise onednn.Unsupported("weights without elements")
+
+
 def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Any:
-    onednn.require(x)
+    _require(W.shape, x)
     y_shape = (x.shape[0], W.shape[0], *geometry.out_hw(*x.shape[2:], *W.shape[2:]))
     new = backend.allocator(y_shape, x.dtype)
     if _is_small_product(x, W, geometry):
@@ -132,7 +138,7 @@ def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -
 
 def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Any:
     """See numpy_.conv_inference; in ResNet-50 at batch 1 the reorders took an eighth of the time."""
-    onednn.require(x)
+    _require(W.shape, x)
     y_shape = (x.shape[0], W.shape[0], *geometry.out_hw(*x.shape[2:], *W.shape[2:]))
     new, is_plain = backend.allocator(y_shape, x.dtype), is_channels_last(x)
     primitive, reorder, num_bytes = _build("forward", x.shape, W, y_shape, geometry, x.dtype, b is not None)
@@ -160,7 +166,7 @@ def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry,
 
 
 def _plan_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Any:
-    onednn.require(gy)
+    _require(W.shape, gy)
     new = backend.allocator(x_shape, gy.dtype)
     if _is_small_product(gy, W, geometry):
         primitive, pack = build(_rows(channels_last(gy)), W.reshape(W.shape[:2]), _rows(new())), _packing(None, 0)
@@ -187,7 +193,7 @@ def _rows(x: Array) -> Array:
 def _plan_backward_weight(
     x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: Any, out: Array | None
 ) -> Any:
-    onednn.require(x, gy)
+    _require(W_shape, x, gy)
     like = plain_empty(W_shape, dtype if out is None else out.dtype, gy)
     if geometry == _POINTWISE and W_shape[2:] == (1, 1):
         return _plan_pointwise_weight(x, gy, like)

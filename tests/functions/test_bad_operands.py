@@ -1,0 +1,147 @@
+"""Every operation of ``cases.py`` is given None, lists, text, other ranks and sizes: what it refuses names it.
+
+Which of these an operation takes is its own affair (and tested elsewhere); here an error has to name the function and
+show what it was given, whoever raised it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import traceback
+
+import cases
+import numpy as np
+import pytest
+from cases import every_case
+
+import dbrdist
+import dbrdist.functions as F
+from dbrdist import Variable
+from dbrdist.core.named_errors import naming_errors
+from tests.each import each
+
+PUBLIC = set(F.__all__)
+
+
+def refused(call):
+    """The error of a call; None where it is served, or where nothing of ours was called."""
+    try:
+        call()
+    except Warning:  # it was served
+        return None
+    except Exception as e:
+        frames = traceback.walk_tb(e.__traceback__)
+        return e if any(f.f_globals["__name__"].startswith("dbrdist.") for f, _ in frames) else None
+    return None
+
+
+def others(xs, i):
+    """Values that are not what operand ``i`` should be."""
+    x = xs[i]
+    yield "none", None
+    yield "list", x.tolist()
+    yield "text", np.full(x.shape, "a")
+    yield "complex", x.astype(np.complex64)
+    yield "one axis more", x[None]
+    if x.ndim:
+        yield "longer", np.concatenate([x, x], axis=-1)
+        yield "no rows", x[:0]
+        yield "no columns", x[..., :0]
+        if len(x):
+            yield "one axis less", np.asarray(x[0])
+
+
+@every_case
+@each(i=lambda case: range(len(case.shapes[0])))
+def test_errors_name_the_function_and_what_it_got(case, i):
+    xs = [np.asarray(x, np.float32) for x in case.inputs(case.shapes[0])]
+    wrapped = [Variable(x) for x in xs]
+    for what, x in others(xs, i):
+        operand = Variable(x) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x
+        failed = refused(lambda given=[*wrapped[:i], operand, *wrapped[i + 1 :]]: case.function(*given))
+        if failed is None or _indexes_or_uses_operators(case):
+            continue
+        words = str(failed)
+        if what == "complex" and words.startswith("ufunc '"):  # SciPy's real functions say it well
+            continue
+        assert words.partition(":")[0] in {*PUBLIC, "CooMatrix"}, (what, words)
+        assert "shape" in words or "got" in words, (what, words)
+
+
+def _indexes_or_uses_operators(case):
+    """Where the function is an operator of Variables, which NumPy's words and Python's serve."""
+    return case in cases.ARITHMETIC or case.name.startswith(("get_item", "n_step", "forget"))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: F.softmax(None), "softmax: x: expected an array or Variable, got NoneType None; convert it first"),
+        (lambda: F.softmax([1.0]), "softmax: x: expected an array or Variable, got list [1.0]; convert it first"),
+        (lambda: F.concat([None]), "concat: xs[0]: expected an array or Variable, got NoneType None; convert it first"),
+        (lambda: F.max(np.zeros((3, 0))), "got x: shape (3, 0) and dtype float64"),
+        (lambda: F.minimum(np.zeros(2), np.zeros(3)), "minimum: operands could not be broadcast"),
+        (lambda: F.vstack([np.zeros((1, 2)), np.zeros((1, 3))]), "vstack: concat: xs[1]: expected shape (1, 2)"),
+        (lambda: F.transpose(np.zeros((2, 3)), (0, 5)), "transpose: axis 5 is out of bounds"),
+        (
+            lambda: F.linear(np.zeros((2, 3)), np.zeros(3)),
+            "linear: W: expected 2 axes: outputs, inputs, got shape (3,)",
+        ),
+        (
+            lambda: F.linear(np.zeros((2, 3)), np.zeros((4, 3)), np.zeros((4, 1))),
+            "linear: b: expected shape (4,) for W of shape (4, 3), got shape (4, 1)",
+        ),
+    ],
+)
+def test_sentences(call, words):
+    with pytest.raises((ValueError, TypeError, IndexError)) as e:
+        call()
+    assert words in str(e.value)
+
+
+def test_what_is_wrong_with_the_call_itself_stays_in_pythons_words():
+    with pytest.raises(TypeError, match=r"softmax\(\) missing 1 required positional argument: 'x'"):
+        F.softmax()
+
+
+def test_errors_of_the_users_own_code_stay_as_they_are():
+    def own(x):
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match=r"^mine$"):
+        F.forget(own, np.zeros(2))
+    error = KeyError("theirs")
+
+    def raises(x):
+        raise error
+
+    with pytest.raises(KeyError) as e:
+        naming_errors(raises)(1)
+    assert e.value is error
+
+
+def test_the_cause_of_an_error_is_kept():
+    with pytest.raises(ValueError, match="max: zero-size") as e:
+        F.max(np.zeros(0))
+    assert str(e.value.__cause__).startswith("zero-size array")
+
+
+def test_functions_are_pickled_by_their_public_name_and_keep_their_signature():
+    for name in F.__all__:
+        function = getattr(F, name)
+        assert pickle.loads(pickle.dumps(function)) is function
+        assert function.__name__ == name or callable(getattr(dbrdist.functions, function.__name__))
+    assert str(inspect.signature(F.softmax)).startswith("(x: 'Any', axis: 'int' = 1)")
+
+
+def test_weights_without_elements_give_an_empty_or_a_zero_result():
+    x = Variable(np.ones((1, 2, 5, 5), np.float32))
+    for shape, expected in (((0, 2, 3, 3), (1, 0, 3, 3)), ((3, 2, 3, 0), (1, 3, 3, 6))):
+        W = Variable(np.ones(shape, np.float32))
+        y = F.convolution_2d(x, W)
+        assert y.shape == expected and not y.array.any()
+        y.grad = np.ones(expected, np.float32)
+        x.cleargrad()
+        y.backward()
+        assert x.grad.shape == x.shape and not x.grad.any() and W.grad.shape == shape
