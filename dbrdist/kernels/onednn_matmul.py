@@ -15,17 +15,37 @@ from dbrdist.kernels.onednn_float16 import also_float16
 Array = np.ndarray
 
 _SMALL_PRODUCT = 1 << 19  # multiplications; below, NumPy's product takes less time than the call
+_DEPTH = 1312  # columns of a and rows of b; products of more are faster as a sum of several
+_MANY_ROWS = 256  # of a, above which it pays to bring b to another layout first
+_LARGEST_PACKED = 1 << 22  # elements
 
 
-def build(a: Array, b: Array, y: Array, bias: bool = False) -> Primitive:
+def build(a: Array, b: Array, y: Array, bias: bool = False, adds: bool = False) -> Primitive:
+    """The product of a and b, written to y or added to it."""
     with Builder() as builder:
         left, right, result = (
             builder.memory(m.shape, onednn.data_type(m.dtype), onednn.element_strides(m)) for m in (a, b, y)
         )
         row = builder.memory((1, y.shape[1]), onednn.F32) if bias else None
-        description = builder.describe("matmul", left, right, row, result, builder.attributes())
+        attributes = builder.attributes([(onednn.SUM,)] * adds)
+        description = builder.describe("matmul", left, right, row, result, attributes)
         memories = {onednn.SRC: left, onednn.WEIGHTS: right, onednn.DST: result}
         return builder.primitive(description, memories | ({onednn.BIAS: row} if bias else {}))
+
+
+def build_packed(a: Array, b: Array, y: Array, adds: bool) -> tuple[Primitive, Primitive | None, int]:
+    """As :func:`build` for a b in the layout that the library likes best; what brings b to it (None where it lies so
+    already) and how many bytes that takes.
+    """
+    with Builder() as builder:
+        left, right, result = (
+            builder.memory(m.shape, onednn.data_type(m.dtype), onednn.element_strides(m)) for m in (a, b, y)
+        )
+        free, attributes = builder.any(b.shape, onednn.data_type(b.dtype)), builder.attributes([(onednn.SUM,)] * adds)
+        description = builder.describe("matmul", left, free, None, result, attributes)
+        wanted = builder.query(description, onednn.QUERY_WEIGHTS)
+        primitive = builder.primitive(description, {onednn.SRC: left, onednn.WEIGHTS: wanted, onednn.DST: result})
+        return primitive, builder.reorder(right, wanted), builder.size(wanted)
 
 
 def _matrix(a: Array) -> Array:
@@ -70,16 +90,64 @@ def plan_matmul(a: Array, b: Array, out: Array | None) -> Any:
     """See numpy_.matmul."""
     shape, dtype = (a.shape[0], b.shape[1]), min(a.dtype, b.dtype, key=lambda d: d.itemsize)
     left, right, new = _adapter(a, dtype), _adapter(b, dtype), backend.allocator(shape, a.dtype)
-    primitive = build(left(a), right(b), new() if out is None else out)
+    product = _plan_product(left(a), right(b), new() if out is None else out)
 
     def matmul(a: Array, b: Array, out: Array | None) -> Array:
         a, b = left(a), right(b)
         if out is None:
             out = new()
-        primitive.on3(a, b, out)
+        product(a, b, out)
         return out
 
     return matmul
+
+
+def _plan_product(a: Array, b: Array, y: Array) -> Callable[[Array, Array, Array], None]:
+    """A function of a, b and y that writes the product to y: of float32 and b in rows, piece by piece where it is deep,
+    and with b packed where its rows are many and no multiple of 16.
+
+    Measured on one core with AVX-512, in the library's own time: 0.76 for 700 x 10,000 by 10,000 x 650, 0.80 for
+    700 x 2,600 by 2,600 x 650, 0.55 for 64 x 4,096 by 4,096 x 9,216; 0.86 for 10,000 x 700 by 700 x 650. A b that lies
+    in columns gains nothing.
+    """
+    if a.dtype != np.float32 or y.dtype != np.float32 or b.strides[1] != b.itemsize:
+        return build(a, b, y).on3
+    depth = a.shape[1]
+    is_deep = depth > _DEPTH and a.strides[1] == a.itemsize
+    step = -(-depth // -(-depth // _DEPTH)) if is_deep else depth
+    cuts = [slice(start, start + step) for start in range(0, depth, step)]
+    plan = _plan_packing if _is_packing_worth_it(len(a), step, b.shape[1]) else _plan_plainly
+    pieces = [(cut, plan(a[:, cut], b[cut], y, cut.start > 0)) for cut in cuts]
+    if len(pieces) == 1:
+        return pieces[0][1]
+
+    def product(a: Array, b: Array, y: Array) -> None:
+        for cut, piece in pieces:
+            piece(a[:, cut], b[cut], y)
+
+    return product
+
+
+def _plan_plainly(a: Array, b: Array, y: Array, adds: bool) -> Callable[[Array, Array, Array], None]:
+    return build(a, b, y, adds=adds).on3
+
+
+def _plan_packing(a: Array, b: Array, y: Array, adds: bool) -> Callable[[Array, Array, Array], None]:
+    primitive, reorder, num_bytes = build_packed(a, b, y, adds)
+    if reorder is None:
+        return primitive.on3
+    pack = reorder.on2
+
+    def product(a: Array, b: Array, y: Array) -> None:
+        weights = onednn.scratch("weights", num_bytes)
+        pack(b, weights)
+        primitive.on3(a, weights, y)
+
+    return product
+
+
+def _is_packing_worth_it(rows: int, depth: int, columns: int) -> bool:
+    return rows >= _MANY_ROWS and columns % 16 > 0 and depth * columns <= _LARGEST_PACKED
 
 
 def _check(a: Array, b: Array) -> None:
@@ -128,17 +196,10 @@ def _plan_packed(b: Array, rows: int, is_often: bool) -> Any:
     if rows * b.size < _SMALL_PRODUCT:
         raise onednn.Unsupported("a small product")
     lies_well = _adapter(b, b.dtype)
-    with Builder() as builder:
-        t, (k, n) = onednn.data_type(b.dtype), b.shape
-        left, right, result = (
-            builder.memory((rows, k), t), builder.memory(b.shape, t, onednn.element_strides(lies_well(b))),
-            builder.memory((rows, n), t),
-        )  # fmt: skip
-        free = builder.any(b.shape, t) if is_often else right
-        description = builder.describe("matmul", left, free, None, result, builder.attributes([(onednn.SUM,)]))
-        wanted = builder.query(description, onednn.QUERY_WEIGHTS)
-        primitive = builder.primitive(description, {onednn.SRC: left, onednn.WEIGHTS: wanted, onednn.DST: result})
-        reorder, num_bytes = builder.reorder(right, wanted), builder.size(wanted)
+    arrays = np.empty((rows, len(b)), b.dtype), lies_well(b), np.empty((rows, b.shape[1]), b.dtype)
+    primitive, reorder, num_bytes = (
+        build_packed(*arrays, adds=True) if is_often else (build(*arrays, adds=True), None, 0)
+    )
 
     def packed(b: Array, rows: int, is_often: bool) -> Callable[[Array, Array], None]:
         weights = b = lies_well(b)

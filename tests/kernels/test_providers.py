@@ -375,6 +375,20 @@ def test_matrix_product(provider, left, right, dtype):
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
+@each(left=MATRICES, right=MATRICES, shape=[(300, 40, 50), (20, 2700, 48), (260, 2700, 70), (260, 2700, 64)])
+def test_large_products_in_pieces_and_packed(provider, left, right, shape):
+    rows, depth, columns = shape
+    a, b = MATRICES[left](draw(0, (rows, depth), "float32")), MATRICES[right](draw(1, (depth, columns), "float32"))
+    expected, out = a.astype(np.float64) @ b, np.full((rows, columns), np.nan, np.float32)
+    with kernels.use(provider):
+        for scale in (1, -2):  # what was packed for one call must not serve the next
+            y = kernels.matmul(a, scale * b)
+            assert kernels.matmul(a, scale * b, out) is out
+            for found in (y, out):
+                np.testing.assert_allclose(found, scale * expected, atol=2e-5 * abs(expected).max())
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
 @each(layout=MATRICES, is_often=[False, True], dtype=["float32", "bfloat16", "float16"])
 def test_products_with_one_packed_matrix_are_added(provider, layout, is_often, dtype):
     a, y = draw(0, (70, 90), dtype), draw(1, (70, 130), dtype)
