@@ -56,7 +56,9 @@ def bucket_bytes(comm: Any) -> int:
     path = _path(_cluster(names))
     line = comm.bcast_obj(_load(path) if comm.rank == 0 else None)
     if line is None:
-        line = comm.bcast_obj(_measure(comm._time_reduction))
+        times = [min(comm._time_reduction(size) for _ in range(_NUM_TIMES)) for size in _SIZES]
+        # Rank 0 always takes part in the exchange between hosts; a rank that does not has no times.
+        line = comm.bcast_obj(fit(_SIZES, times) if comm.rank == 0 else None)
         if comm.rank == 0:
             _keep(path, line, _cluster(names))
     return Line(*line).bucket_bytes()
@@ -67,10 +69,6 @@ def _cluster(names: Sequence[str]) -> str:
     ranks = Counter(names)
     kinds = sorted({re.sub(r"\d+", "#", name) for name in ranks})
     return f"{' '.join(kinds)}: {' '.join(str(n) for n in sorted(ranks.values()))}"
-
-
-def _measure(seconds_of: Callable[[int], float]) -> Line:
-    return fit(_SIZES, [min(seconds_of(size) for _ in range(_NUM_TIMES)) for size in _SIZES])
 
 
 def timed(function: Callable[[], Any]) -> float:
