@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dbrdist.comm import message
+from dbrdist.comm.codec import Codec, codec_for, growth
+from dbrdist.comm.gate import Passage
 from dbrdist.comm.host_memory import Segment, Ticket, attach
 from dbrdist.comm.hosts import Hosts
 from dbrdist.comm.message import HostArray
@@ -87,12 +89,14 @@ class SharedGradients:
     def reduce(
         self,
         comm: Any,
-        call: Call,
+        call: Passage,
         factors: Sequence[float] | None,
         divisor: float | None,
         parts: Sequence[tuple[int, int, int]] | None = None,
     ) -> None:
         """Replace each rank's gradients by ``sum(factors[k] * gradients of rank k) / divisor``.
+
+        The sums of hosts travel in the configured type, if there is one.
 
         Args:
             comm: waits, and reduces between hosts.
@@ -103,8 +107,12 @@ class SharedGradients:
         """
         hosts: Hosts = comm._hosts
         local = None if factors is None else [factors[rank] for rank in hosts.ranks]
+        parts = self._whole if parts is None else parts
+        codec = Codec() if hosts.is_only_one else codec_for(comm.get_config("allreduce_grad_dtype"))
+        mine = [self._runs[number][hosts.place][begin:end] for number, begin, end in parts]
+        codec.prepare(call, mine, growth(comm.size, factors, divisor, hosts.ranks))
         comm._wait(call, hosts.local.Ibarrier())  # all are written
-        for number, begin, end in self._whole if parts is None else parts:
+        for number, begin, end in parts:
             pieces = [piece[begin:end] for piece in self._runs[number]]
             call.num_bytes += pieces[0].nbytes
             call.kind = pieces[0].dtype
@@ -112,7 +120,7 @@ class SharedGradients:
             if hosts.is_only_one:
                 _add_in_place(pieces, *own, local, divisor)
             elif hosts.between is not None:
-                _add_between_hosts(comm, call, pieces, *own, local, divisor)
+                _add_between_hosts(comm, call, codec, pieces, *own, local, divisor)
         comm._wait(call, hosts.local.Ibarrier())  # all are read, and the sums are there
 
     def reduce_scatter(
@@ -177,6 +185,7 @@ def resident_bytes(arena: Arena) -> int:
 def _add_between_hosts(
     comm: Any,
     call: Call,
+    codec: Codec,
     pieces: Reach,
     begin: int,
     end: int,
@@ -189,7 +198,9 @@ def _add_between_hosts(
     total = np.empty(own.size, np.float32) if message.is_narrow(own.dtype) else own
     for first, last in _chunks(0, own.size, own.itemsize):
         total[first:last] = message.weighted_sum([p[begin + first : begin + last] for p in pieces], factors)
-    comm._reduce_between(call, total, divisor)
+    if total is not own:  # narrow already: its sums are not
+        codec = Codec()
+    codec.carry(total, lambda x: comm._reduce_between(call, x, divisor))
     for k, piece in enumerate(pieces):
         if k != hosts.place or total is not own:
             piece[begin:end] = total

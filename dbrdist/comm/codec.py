@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,12 @@ class Codec:
         Args:
             call: the verb in which they do.
             grads: the arrays.
-            growth: how many times the largest element the largest result can be, 1 for means.
+            growth: how many times this rank's largest element what travels can be, 1 for means.
         """
+
+    def carry(self, grad: Array, add: Callable[[Array], None]) -> None:
+        """Have ``add`` replace a 1-d array by a sum over ranks."""
+        add(grad)
 
     def reduce(
         self,
@@ -39,9 +43,9 @@ class Codec:
         With ``borders`` rank r gets the elements borders[r] to borders[r + 1] alone; the others have no meaning then.
         """
         if borders is None:
-            comm._reduce(call, grad, factors, divisor)
+            self.carry(grad, lambda x: comm._reduce(call, x, factors, divisor))
         else:
-            comm._reduce_scatter(call, grad, borders, factors, divisor)
+            self.carry(grad, lambda x: comm._reduce_scatter(call, x, borders, factors, divisor))
 
 
 class Narrowed(Codec):
@@ -51,21 +55,13 @@ class Narrowed(Codec):
         self.dtype = dtype
         self._scale = 1.0
 
-    def reduce(
-        self,
-        comm: Any,
-        call: Passage,
-        grad: Array,
-        factors: Sequence[float] | None,
-        divisor: float | None,
-        borders: Sequence[int] | None = None,
-    ) -> None:
+    def carry(self, grad: Array, add: Callable[[Array], None]) -> None:
         if grad.dtype == self.dtype:
-            super().reduce(comm, call, grad, factors, divisor, borders)
+            add(grad)
             return
         scale = grad.dtype.type(self._scale)
         travelling = (to_cpu(grad) * scale).astype(self.dtype)
-        super().reduce(comm, call, travelling, factors, divisor, borders)
+        add(travelling)
         grad[...] = message.to_place(travelling.astype(grad.dtype) / scale, grad)
 
 
@@ -79,13 +75,19 @@ class Scaled(Narrowed):
     def prepare(self, call: Passage, grads: Sequence[Array], growth: float) -> None:
         wide = [g for g in grads if g.size and g.dtype != self.dtype]
         mine = max((float(get_array_module(g).abs(g).max()) for g in wide), default=0.0)
-        word = np.array([mine], np.float64).view(np.int64)
+        word = np.array([mine * max(growth, 1.0)], np.float64).view(np.int64)
         largest = float(call.agree(word)[:, :1].copy().view(np.float64).max())
         self._scale = 1.0
         if 0 < largest < math.inf:
-            room = 1 + math.ceil(math.log2(max(growth, 1.0)))
-            exponent = math.floor(math.log2(_largest(self.dtype))) - room - math.floor(math.log2(largest))
+            exponent = math.floor(math.log2(_largest(self.dtype))) - 1 - math.floor(math.log2(largest))
             self._scale = 2.0 ** min(exponent, 120)
+
+
+def growth(size: int, factors: Sequence[float] | None, divisor: float | None, ranks: Sequence[int] = ()) -> float:
+    """How many times the largest element the result of ``size`` ranks can be, or the sum of ``ranks`` before it."""
+    of_all = size if factors is None else sum(factors)
+    of_some = len(ranks) if factors is None else sum(factors[rank] for rank in ranks)
+    return float(max(of_all / (divisor or 1.0), of_some))
 
 
 def codec_for(dtype: Any) -> Codec:

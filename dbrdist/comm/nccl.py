@@ -14,7 +14,7 @@ import numpy as np
 
 from dbrdist.comm import message
 from dbrdist.comm.arguments import attempt
-from dbrdist.comm.codec import codec_for
+from dbrdist.comm.codec import codec_for, growth
 from dbrdist.comm.gate import Passage, digest
 from dbrdist.comm.record import Call
 from dbrdist.comm.reduction import Plan
@@ -125,7 +125,7 @@ class NcclGradients:
         """As ``arenas.SharedGradients.reduce``, travelling in the configured type if there is one."""
         grads = self._grads if parts is None else [self._grads[k][begin:end] for k, begin, end in parts]
         codec = codec_for(comm.get_config("allreduce_grad_dtype"))
-        codec.prepare(call, grads, (comm.size if factors is None else sum(factors)) / (divisor or 1.0))
+        codec.prepare(call, grads, growth(comm.size, factors, divisor))
         for grad in grads:
             call.num_bytes += grad.nbytes
             call.kind = grad.dtype

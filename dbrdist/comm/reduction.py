@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dbrdist.comm import agree
-from dbrdist.comm.codec import codec_for
+from dbrdist.comm.codec import codec_for, growth
 from dbrdist.comm.gate import Passage, digest
 from dbrdist.core import flat
 from dbrdist.core.backend import Array
@@ -180,7 +180,7 @@ def reduce_gradients(
     if comm.size == 1 or comm._leaves_gradients:
         return
     codec = codec_for(comm.get_config("allreduce_grad_dtype"))
-    codec.prepare(call, grads, (comm.size if factors is None else sum(factors)) / (divisor or 1.0))
+    codec.prepare(call, grads, growth(comm.size, factors, divisor))
     with call.moving():
         for grad, own in zip(grads, borders or [None] * len(grads)):
             codec.reduce(comm, call, grad, factors, divisor, own)

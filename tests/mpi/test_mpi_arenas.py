@@ -79,6 +79,29 @@ def test_means_of_every_type(comm, dtype):
         assert in_place(comm, model) == (comm.size > 1)
 
 
+@pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16])
+@pytest.mark.parametrize("size", [1.0, 1e6, 1e-9])
+def test_sums_of_hosts_travel_in_the_configured_type(comm, monkeypatch, dtype, size):
+    """And come back in the gradients' own, whatever their size; where there is one host nothing travels."""
+    comm.set_config("allreduce_grad_dtype", dtype)
+    model, sent, between = model_of(), [], comm._reduce_between
+
+    def noted(call, x, divisor):
+        sent.append(x.dtype)
+        between(call, x, divisor)
+
+    monkeypatch.setattr(comm, "_reduce_between", noted)
+    for i, p in enumerate(model.params()):
+        p.grad = size * np.abs(gradient(comm.rank, i, p.shape, p.dtype))
+    comm.weighted_mean_grad(list(model.namedparams()), True, comm.rank + 1)
+    assert set(sent) <= {dtype}
+    assert comm.inter_size == 1 or any(comm.allgather_obj(sent))
+    for i, p in enumerate(model.params()):
+        terms = [size * (r + 1) * np.abs(gradient(r, i, p.shape, np.float64)) for r in range(comm.size)]
+        expected = sum(terms) / sum(range(comm.size + 1))
+        np.testing.assert_allclose(p.grad, expected, rtol=2 * float(ml_dtypes.finfo(dtype).eps), atol=1e-7 * size)
+
+
 def test_sums_run_in_the_order_of_ranks_and_are_narrowed_once():
     comm = create_communicator("flat", shared_memory=True)
     for dtype in (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16):
