@@ -162,7 +162,7 @@ elu = function(
 )
 selu = function(
     "selu",
-    lambda x, alpha, scale: _elu_of(x, np.expm1(np.minimum(x, 0.0)), alpha) * scale,
+    lambda x, alpha, scale: np.maximum(x, 0.0) * scale + np.expm1(np.minimum(x, 0.0)) * (alpha * scale),
     lambda gy, x, alpha, scale: ops.mul(gy, ops.mul(_elu_slope(x, alpha), scale)),
     "scale times elu(x, alpha), elementwise: keeps mean 0 and variance 1 (Klambauer et al. 2017).",
     alpha=1.6732632423543772,

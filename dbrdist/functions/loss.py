@@ -366,12 +366,11 @@ _focal = row(
 )
 _huber = row(
     "huber",
-    lambda x, t, delta: _huber_of(x - t, delta),
-    lambda x, t, delta: clipped(ops.sub(x, t), -delta, delta),
-    lambda x, t, delta: clipped(ops.sub(t, x), -delta, delta),
-    "a^2 / 2 where a = |x - t| is at most delta, else delta (a - delta / 2).",
-    args="x t",
-    domain=((-2.0, 2.0), (-1.0, 1.0)),
+    lambda a, delta: _huber_of(a, delta),
+    lambda a, delta: clipped(a, -delta, delta),
+    "a^2 / 2 where |a| is at most delta, else delta (|a| - delta / 2).",
+    args="a",
+    domain=(-3.0, 3.0),
     delta=0.6,
 )
 
@@ -463,7 +462,7 @@ def huber_loss(x: Any, t: Any, delta: float, reduce: str = "sum_along_second_axi
     """
     one_of("huber_loss", "reduce", ("sum_along_second_axis", "no"), reduce)
     x, t = same_shapes("huber_loss", x=x, t=t)
-    y = _huber(x, t, delta)
+    y = _huber(ops.sub(x, t), delta)
     return y if reduce == "no" else ops.sum(y, 1)
 
 

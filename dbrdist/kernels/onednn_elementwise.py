@@ -1,7 +1,8 @@
 """Elementwise kernels on oneDNN: dense arrays of one layout, seen as one long row, in one pass over memory.
 
-``TABLE`` says which rows of functions (``core.rows``) the library computes, and how. Left out is what it gets wrong
-(NaN, small numbers) and what NumPy computes as fast.
+What takes several calls, or a look at the result, goes block by block, while a block is in the cache. ``TABLE`` says
+which rows of functions (``core.rows``) the library computes, and how. Left out is what it gets wrong (NaN, small
+numbers) and what NumPy computes as fast.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import numpy as np
 
 from dbrdist.core import backend
 from dbrdist.kernels import numpy_, onednn
-from dbrdist.kernels.onednn import Builder, Primitive
-from dbrdist.kernels.onednn_finite import is_finite
+from dbrdist.kernels.onednn import Builder, Primitive, address, scratch
+from dbrdist.kernels.onednn_finite import is_finite, memory_row
 
 Array = np.ndarray
 
 _SMALL = 1 << 15  # elements; below, NumPy's elementwise loops beat a call of the library
 _SMALL_ROW = 1 << 13  # the same for what takes NumPy several passes
+_BLOCK = 1 << 16  # elements of a block: smaller ones are many calls, larger ones leave the cache
 
 # Values of dnnl_alg_kind_t. A step of a chain is one of them with its numbers, or with the other operand.
 RELU, TANH, SQUARE, LINEAR, LOGISTIC, EXP = 0x20, 0x21, 0x23, 0x26, 0x29, 0x2A
@@ -41,17 +43,40 @@ class Kernel(NamedTuple):
     """How to compute a row or a derivative of one.
 
     Args:
-        steps: of the row's numbers: a Derivative, or a chain, the name of an operand and steps from there.
+        steps: of the row's numbers: a Derivative; or a chain, the name of an operand and steps from there; or several
+            chains by the name of what they make, which those that follow may take, the result last.
         is_checked: a result that is not finite everywhere is left to the row's own formula.
+        takes_finite: so is a first operand that is not.
     """
 
     steps: Callable[..., Any]
     is_checked: bool = False
+    takes_finite: bool = False
 
 
 def _one_of(low: float, high: float) -> Any:
     """Makes ``low`` of 0 and ``high`` of 1."""
     return (CLIP, low, high) if 0 <= low <= high <= 1 else (LINEAR, high - low, low)
+
+
+def _selu(alpha: float, scale: float) -> Any:
+    """scale times x, and below 0 times alpha (exp(x) - 1), which is 2 t / (1 - t) for t = tanh(x / 2): exact near 0."""
+    return {
+        "above": ("x", _ZERO, (MAX, "x"), (LINEAR, scale)),
+        "t": ("x", _ZERO, (MIN, "x"), (LINEAR, 0.5), (TANH,)),
+        "rest": ("t", (LINEAR, -1.0, 1.0)),
+        "y": ("t", (DIV, "rest"), (LINEAR, 2 * alpha * scale), (ADD, "above")),
+    }
+
+
+def _elu_gradient(alpha: float, scale: float) -> Any:
+    """gy times scale, and below 0 times alpha exp(x) as well."""
+    exp = ("x", _ZERO, (MIN, "x"), (EXP,))
+    if alpha == scale == 1:
+        return (*exp, (MUL, "gy"))
+    _meant(alpha >= 0, alpha)
+    factor = ((GE, 0.0), (CLIP, alpha, 1.0)) if alpha <= 1 else ((LT, 0.0), (LINEAR, alpha - 1, 1.0))
+    return {"exp": exp, "gx": ("x", *factor, (LINEAR, scale), (MUL, "exp"), (MUL, "gy"))}
 
 
 # Nothing is less than minus infinity, and neither is NaN, for which GE and GT hold. From this 0 on MAX and MIN keep the
@@ -69,8 +94,17 @@ TABLE: dict[Any, Kernel] = {
     ("silu", 0): Kernel(lambda beta: Derivative(SWISH, beta)),
     "leaky_relu": Kernel(lambda slope: ("x", (RELU, _meant(slope != 0, slope)))),  # by 0 it would lose NaN
     ("leaky_relu", 0): Kernel(lambda slope: ("x", (MUL, -1.0), (LE, 0.0), _one_of(slope, 1.0), (MUL, "gy"))),
-    ("elu", 0): Kernel(
-        lambda alpha: ("x", _ZERO, (MIN, "x"), (EXP,), (MUL, _meant(alpha == 1, "gy"))), is_checked=True
+    ("elu", 0): Kernel(lambda alpha: _elu_gradient(alpha, 1.0), is_checked=True),
+    "selu": Kernel(lambda alpha, scale: _selu(alpha, scale)),
+    ("selu", 0): Kernel(lambda alpha, scale: _elu_gradient(alpha, scale), is_checked=True),
+    "huber": Kernel(
+        lambda delta: {
+            "held": ("a", (CLIP, -_meant(delta >= 0, delta), delta)),
+            "y": ("held", (LINEAR, -0.5), (ADD, "a"), (MUL, "held")),
+        }
+    ),
+    ("huber", 0): Kernel(
+        lambda delta: ("a", (CLIP, -_meant(delta >= 0, delta), delta), (MUL, "gy")), takes_finite=True
     ),
     ("softplus", 0): Kernel(lambda beta: ("x", (LINEAR, beta), (LOGISTIC,), (MUL, "gy"))),
     ("relu6", 0): Kernel(lambda: Derivative(CLIP, 0.0, 6.0), is_checked=True),
@@ -160,12 +194,16 @@ def _shapes_of(arrays: tuple[Array, ...]) -> list[tuple[int, ...]]:
     return [(1, m, a.size // m) for a in arrays]
 
 
-def _runner(primitive: Primitive, operands: list[Any], first: Array) -> Any:
-    """The kernel for arrays of one shape and type; the result lies as the first of them."""
+def _layout_of(first: Array) -> tuple[Any, Any]:
+    """What makes an array lie densely as the first one does, and what allocates such a result."""
     are_images = first.ndim == 4 and backend.lies_as_images(first)
-    dense = backend.channels_last if are_images else np.ascontiguousarray
     new = (backend.allocator if are_images else backend.plain_allocator)(first.shape, first.dtype)
-    address = onednn.address
+    return backend.channels_last if are_images else np.ascontiguousarray, new
+
+
+def _runner(primitive: Primitive, operands: list[Any], first: Array) -> Any:
+    """The kernel for arrays of one type; the result lies as the first of them."""
+    dense, new = _layout_of(first)
 
     def run(*arrays: Array) -> Array:
         xs, y = [dense(a) for a in arrays], new()
@@ -173,6 +211,46 @@ def _runner(primitive: Primitive, operands: list[Any], first: Array) -> Any:
         return y
 
     return run
+
+
+def _runner_in_blocks(kernel: Kernel, steps: Any, names: tuple[str, ...], arrays: tuple[Array, ...]) -> Any:
+    """The kernel for arrays of one shape and type; it returns None where the row's own formula has to do."""
+    chains = steps if isinstance(steps, dict) else {"": steps}
+    first = arrays[0]
+    (dense, new), size, width = _layout_of(first), first.size, first.itemsize
+    lengths = [min(_BLOCK, size - start) for start in range(0, size, _BLOCK)]
+    built = {n: _build_chains(chains, names, np.empty(n, first.dtype)) for n in set(lengths)}
+    blocks = [(i * _BLOCK * width, built[n]) for i, n in enumerate(lengths)]
+    roles = [f"row {i}" for i in range(len(chains) - 1)]
+
+    def run(*arrays: Array) -> Array | None:
+        xs, y = [dense(a) for a in arrays], new()
+        seen, made = memory_row(xs[0]), memory_row(y)
+        starts, target = [address(x) for x in xs], address(y)
+        kept = [scratch(role, _BLOCK * width) for role in roles]
+        places = [address(a) for a in kept]
+        for offset, calls in blocks:
+            here = slice(offset // width, offset // width + _BLOCK)
+            if kernel.takes_finite and not is_finite(seen[here]):
+                return None
+            now = [*[s + offset for s in starts], *places, target + offset]
+            for primitive, operands in calls:
+                primitive(*[now[i] if type(i) is int else address(i) for i in operands])
+            if kernel.is_checked and not is_finite(made[here]):
+                return None
+        return y
+
+    return run
+
+
+def _build_chains(chains: dict[str, Any], names: tuple[str, ...], block: Array) -> list[Any]:
+    """For each chain its primitive and its operands, the result last: places among names and what chains make."""
+    known, calls = names, []
+    for name, steps in chains.items():
+        primitive, operands = _build(steps, known, (block,) * len(known))
+        known = (*known, name)
+        calls.append((primitive, [*operands, len(known) - 1]))
+    return calls
 
 
 def _check(limit: int, *arrays: Array) -> None:
@@ -187,12 +265,19 @@ def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbe
     is_dense = first.flags.c_contiguous or (first.ndim == 4 and backend.is_channels_last(first))
     if key not in TABLE or not is_dense or not all(type(v) in (int, float) and isfinite(v) for v in numbers):
         raise onednn.Unsupported("a row, its layout or its numbers")
-    steps, is_checked = TABLE[key]
-    run = _runner(*_build(steps(*numbers), names, arrays), first)
+    kernel = TABLE[key]
+    steps = kernel.steps(*numbers)
+    has_blocks = isinstance(steps, dict) or kernel.is_checked or kernel.takes_finite
+    if has_blocks and all(a.shape == first.shape for a in arrays):
+        in_blocks = _runner_in_blocks(kernel, steps, names, arrays)
+        return lambda key, names, arrays, numbers: in_blocks(*arrays)
+    if isinstance(steps, dict) or kernel.takes_finite:
+        raise onednn.Unsupported("operands that broadcast")
+    run = _runner(*_build(steps, names, arrays), first)
 
     def row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> Array | None:
         y = run(*arrays)
-        return None if is_checked and not is_finite(y) else y
+        return None if kernel.is_checked and not is_finite(y) else y
 
     return row
 

@@ -9,27 +9,28 @@ import numpy as np
 from dbrdist.core import backend
 from dbrdist.kernels import numpy_, onednn
 from dbrdist.kernels.onednn import Builder, Primitive
-from dbrdist.kernels.onednn_finite import is_finite
+from dbrdist.kernels.onednn_finite import is_finite, memory_row
 
 Array = np.ndarray
 
 _SMALL = 1 << 9  # elements; below, NumPy takes less time than the call
+_BLOCK = 1 << 16  # elements; what a block of rows comes from, or what comes out, is looked at while it is in the cache
 
 
-def _build(x: Array, axis: int, log: bool, is_backward: bool) -> Primitive:
+def _build(rows: int, columns: int, dtype: Any, log: bool, is_backward: bool) -> Primitive:
     with Builder() as b:
-        rows = b.memory((x.size // x.shape[axis], x.shape[axis]), onednn.data_type(x.dtype))
+        matrix = b.memory((rows, columns), onednn.data_type(dtype))
         algorithm, attributes = onednn.SOFTMAX_LOG if log else onednn.SOFTMAX_ACCURATE, b.attributes()
         kind = onednn.FORWARD_TRAINING if is_backward else onednn.FORWARD_INFERENCE
-        forward = b.describe("softmax_forward", kind, algorithm, rows, rows, 1, attributes)
+        forward = b.describe("softmax_forward", kind, algorithm, matrix, matrix, 1, attributes)
         if not is_backward:
-            return b.primitive(forward, {onednn.SRC: rows, onednn.DST: rows})
-        backward = b.describe("softmax_backward", algorithm, rows, rows, rows, 1, forward, attributes)
-        return b.primitive(backward, {onednn.DST: rows, onednn.DIFF_DST: rows, onednn.DIFF_SRC: rows})
+            return b.primitive(forward, {onednn.SRC: matrix, onednn.DST: matrix})
+        backward = b.describe("softmax_backward", algorithm, matrix, matrix, matrix, 1, forward, attributes)
+        return b.primitive(backward, {onednn.DST: matrix, onednn.DIFF_DST: matrix, onednn.DIFF_SRC: matrix})
 
 
-def _plan(axis: int, log: bool, *arrays: Array) -> tuple[Primitive, Any]:
-    """The primitive for arrays of one shape, and what allocates its result."""
+def _plan(axis: int, log: bool, *arrays: Array) -> tuple[list[tuple[int, int, Primitive]], Any]:
+    """Blocks of rows (first, last, primitive), and what allocates the result, for arrays of one shape."""
     onednn.require(*arrays)
     x = arrays[0]
     # The last axis in C order, or the channels of images.
@@ -38,21 +39,31 @@ def _plan(axis: int, log: bool, *arrays: Array) -> tuple[Primitive, Any]:
         raise onednn.Unsupported("another axis or another layout")
     if x.size < _SMALL or x.dtype != np.float32 or any(a.strides != x.strides for a in arrays):
         raise onednn.Unsupported("a small array, another type or several layouts")
+    columns = x.shape[axis]
+    num_rows, step = x.size // columns, max(_BLOCK // columns, 1)
+    starts = range(0, num_rows, step)
+    counts = [min(step, num_rows - start) for start in starts]
+    built = {n: _build(n, columns, x.dtype, log, len(arrays) == 2) for n in set(counts)}
     new = (backend.allocator if is_image else backend.plain_allocator)(x.shape, x.dtype)
-    return _build(x, axis, log, len(arrays) == 2), new
+    return [(start, start + n, built[n]) for start, n in zip(starts, counts)], new
 
 
 def _forward_planner(log: bool) -> Any:
     reference = numpy_.log_softmax if log else numpy_.softmax
 
     def plan(x: Array, axis: int) -> Any:
-        primitive, new = _plan(axis, log, x)
+        blocks, new = _plan(axis, log, x)
+        columns = x.shape[axis]
 
         def softmax(x: Array, axis: int) -> Array:
-            if not is_finite(x):  # the library keeps NaN and infinity to their place, not to their row
-                return reference(x, axis)
             y = new()
-            primitive.on2(x, y)
+            rows, made = (memory_row(a).reshape(-1, columns) for a in (x, y))
+            for first, last, primitive in blocks:
+                block = rows[first:last]
+                if is_finite(block):
+                    primitive.on2(block, made[first:last])
+                else:  # the library keeps NaN and infinity to their place, not to their row
+                    made[first:last] = reference(block, 1)
             return y
 
         return softmax
@@ -64,12 +75,18 @@ def _backward_planner(log: bool) -> Any:
     reference = numpy_.log_softmax_backward if log else numpy_.softmax_backward
 
     def plan(y: Array, gy: Array, axis: int) -> Any:
-        primitive, new = _plan(axis, log, y, gy)
+        blocks, new = _plan(axis, log, y, gy)
+        columns = y.shape[axis]
 
         def softmax_backward(y: Array, gy: Array, axis: int) -> Array:
             gx = new()
-            primitive.on3(y, gy, gx)
-            return gx if is_finite(gx) else reference(y, gy, axis)
+            ys, gys, made = (memory_row(a).reshape(-1, columns) for a in (y, gy, gx))
+            for first, last, primitive in blocks:
+                block = made[first:last]
+                primitive.on3(ys[first:last], gys[first:last], block)
+                if not is_finite(block):
+                    block[...] = reference(ys[first:last], gys[first:last], 1)
+            return gx
 
         return softmax_backward
 

@@ -174,6 +174,39 @@ def normalization_gradients(x, gamma, mean, var, gy, eps):
     return (gy - (gbeta[kept] + x_hat * ggamma[kept]) / m) * (gamma / np.sqrt(var + eps))[kept], ggamma, gbeta
 
 
+def softmax_and_gradients(x, gy, axis):
+    """Softmax, its logarithm and the gradients of both."""
+    e = np.exp(x - x.max(axis, keepdims=True))
+    y, total = e / e.sum(axis, keepdims=True), gy.sum(axis, keepdims=True)
+    log_y = x - x.max(axis, keepdims=True) - np.log(e.sum(axis, keepdims=True))
+    return y, log_y, y * (gy - (y * gy).sum(axis, keepdims=True)), gy - np.exp(log_y) * total
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@each(where=["x", "gy"], special=[s for s in SPECIAL if s != "huge"], shape=[(7, 80), (257, 300), (3, 2, 70_000)])
+def test_softmax(provider, where, special, shape):
+    """Also rows of several blocks of 65,536 elements, and one that is longer."""
+    x, gy = (draw(i, shape, special if where == name else "none") for i, name in enumerate(("x", "gy")))
+    axis = len(shape) - 1
+    with kernels.use(provider):
+        y, log_y = kernels.softmax(x, axis), kernels.log_softmax(x, axis)
+        grads = kernels.softmax_backward(y, gy, axis), kernels.log_softmax_backward(log_y, gy, axis)
+    for actual, expected in zip((y, log_y, *grads), softmax_and_gradients(x.astype("d"), gy.astype("d"), axis)):
+        assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@each(special=["none", "-inf", "nan"])
+def test_softmax_over_channels(provider, special):
+    x, gy = draw(0, (2, 24, 60, 61), special), draw(1, (2, 24, 60, 61), "none")
+    with kernels.use(provider):
+        y, log_y = kernels.softmax(x, 1), kernels.log_softmax(x, 1)
+        grads = kernels.softmax_backward(y, gy, 1), kernels.log_softmax_backward(log_y, gy, 1)
+    for actual, expected in zip((y, log_y, *grads), softmax_and_gradients(x.astype("d"), gy.astype("d"), 1)):
+        assert backend.lies_as_images(actual)
+        assert_same(actual, expected)
+
+
 WHERE = ["x", "gamma", "beta", "gy", "mean", "var", "eps"]
 
 

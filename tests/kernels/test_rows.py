@@ -20,7 +20,9 @@ pytestmark = needs_onednn
 NUMBERS = {
     "silu": [(2.5,), (-1.5,), (0,)],
     "leaky_relu": [(0.01,), (-0.5,), (2.0,), (1,), (0.0,)],
-    "elu": [(0.5,), (2.0,), (-1.0,), (0.0,)],
+    "elu": [(0.5,), (2.0,), (-1.0,), (0.0,), (1e-9,)],
+    "selu": [(1.0, 1.0), (0.5, 2.0), (1.5, -2.0), (-1.0, 1.0), (0.0, 0.0)],
+    "huber": [(1,), (0.0,), (-1.0,), (float("inf"),), (2.5,)],
     "softplus": [(0.25,), (3.0,)],
     "clipped_relu": [(1,), (0.0,), (-1.0,), (float("inf"),)],
     "pow_number": [(2,), (1,), (0,), (0.5,), (3.0,)],
@@ -101,6 +103,21 @@ def test_special_values(name, numbers):
 
 
 @pytest.mark.parametrize(("name", "numbers"), CALLS)
+def test_several_blocks(name, numbers, monkeypatch):
+    """What is not finite lies in one block alone: the first, the last, which is shorter, or none."""
+    row, shape = ROWS[name], (3, KERNEL_ELEMENTS + 1)
+    needs(row)
+    monkeypatch.setattr(onednn_elementwise, "_BLOCK", 1 << 12)
+    with kernels.use("onednn"):  # with plans of its own
+        xs, gy = draw(row, shape), np.random.default_rng(1).uniform(-2, 2, shape).astype("f")
+        compare(row, xs, gy, numbers, 4e-6)
+        for place in (0, -1):
+            for special in (np.nan, np.inf, -np.inf):
+                xs[0].reshape(-1)[place] = special
+                compare(row, xs, gy, numbers, 4e-6)
+
+
+@pytest.mark.parametrize(("name", "numbers"), CALLS)
 def test_images_keep_their_layout(name, numbers):
     row, shape = ROWS[name], (4, 8, 32, 33)
     needs(row)
@@ -143,7 +160,8 @@ def test_who_serves():
     assert server("leaky_relu", (0.0,), x) == "numpy"
     assert server(("clipped_relu", 0), (-1.0,), x, x) == "numpy"
     assert server(("elu", 0), (1.0,), x, x) == "onednn"
-    assert server(("elu", 0), (2.0,), x, x) == "numpy"
+    assert server(("elu", 0), (2.0,), x, x) == "onednn"
+    assert server(("elu", 0), (-2.0,), x, x) == "numpy"
     assert server("tanh", (), x[: KERNEL_ELEMENTS - 1]) == "numpy"
     assert server("tanh", (), x.astype("d")) == "numpy"
     assert server("tanh", (), np.ones((2, KERNEL_ELEMENTS), "f").T) == "numpy"
@@ -151,6 +169,12 @@ def test_who_serves():
     assert server(("tanh", 0), (), x, np.ones((1, KERNEL_ELEMENTS), "f")) == "numpy"
     with kernels.use("numpy"):
         assert server("tanh", (), x) == "numpy"
+
+
+def test_selu_is_accurate_near_zero():
+    x = -np.logspace(-20, 2, KERNEL_ELEMENTS).astype("f")
+    expected = 1.0507009873554805 * 1.6732632423543772 * np.expm1(x.astype("d"))
+    np.testing.assert_allclose(F.selu(x).array, expected, rtol=1e-6)
 
 
 def test_a_number_that_changes_with_each_call_fills_no_memory():
