@@ -238,13 +238,14 @@ def converter(dtype: Any) -> Callable[[Any, Any], Any]:
     dtype = get_dtype(dtype)
 
     def cast(x: Any) -> Any:
-        return x if x.dtype == dtype or not is_floating(x.dtype) else x.astype(dtype)
+        own = x.dtype
+        return x if own.kind in "biu" or own == dtype or not is_floating(own) else x.astype(dtype)
 
     def convert(batch: Any, device: Any = None) -> Any:
         is_here = device is None and isinstance(batch, Batch)
         arrays = batch.finished(dtype).arrays if is_here else concat_examples(batch, device)
         if isinstance(arrays, tuple):
-            return tuple([cast(x) for x in arrays])
+            return tuple(map(cast, arrays))
         return {key: cast(x) for key, x in arrays.items()} if isinstance(arrays, dict) else cast(arrays)
 
     return convert

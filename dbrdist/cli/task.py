@@ -35,7 +35,8 @@ class Task(Chain):
             self.predictor = predictor
 
     def forward(self, *batch: Any, **named: Any) -> Any:
-        if self.loss is None:
+        loss_function = self.loss
+        if loss_function is None:
             loss = self.predictor(*batch, **named)
             report({"loss": loss}, self)
             return loss
@@ -48,7 +49,7 @@ class Task(Chain):
         outputs = self.predictor(inputs)
         if getattr(outputs, "dtype", None) in _NARROW:  # or else losses and accuracies have three digits
             outputs = F.cast(outputs, "float32")
-        loss = self.loss(outputs, labels)
+        loss = loss_function(outputs, labels)
         observed = {"loss": loss}
         if self._has_classes(outputs, labels):
             observed["accuracy"] = F.accuracy(outputs, labels)

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from dbrdist.core.missing_names import explained as _explained
 from dbrdist.core.reporter import as_number
 from dbrdist.errors import NonFiniteLossError, StopRequested
 from dbrdist.training.extension import PRIORITY_EDITOR, Extension
-from dbrdist.training.extensions.observe import FailOnNonNumber
+from dbrdist.training.extensions.observe import FailOnNonNumber, is_loss
 from dbrdist.training.triggers import EarlyStoppingTrigger, get_trigger
 
 _SECONDS = "elapsed seconds of rank 0"  # travels with the observed values and is taken out again
@@ -59,12 +60,19 @@ class StepAgreement(Extension):
 
     def __call__(self, trainer: Any) -> None:
         observation = trainer.observation
-        numbers = {key: as_number(value) for key, value in observation.items() if getattr(value, "ndim", 0) == 0}
+        numbers: dict[str, float] = {}
+        is_finite = True  # every loss
+        for key, value in observation.items():
+            if type(value) is float or getattr(value, "ndim", 0) == 0:
+                numbers[key] = number = as_number(value)
+                is_finite = is_finite and (isfinite(number) or not is_loss(key))
+            elif is_loss(key):
+                is_finite = False
         if self._is_done:
             numbers = {}
         if self._tells_time:
             numbers[_SECONDS] = trainer.elapsed_time
-        complaint = self._failure.complaint(trainer)
+        complaint = None if is_finite else self._failure.complaint(trainer)
         error = NonFiniteLossError(complaint) if complaint else None
         if self._is_done and not self._shares_time:
             if error is not None:

@@ -117,8 +117,8 @@ class MultiNodeOptimizer:
     """Wraps ``actual_optimizer``; made by :func:`create_multi_node_optimizer`."""
 
     __slots__ = (
-        "_buffers", "_gathered", "_is_synchronized", "_known", "_num_local", "_sharding", "_steps", "_target", "_way",
-        "actual_optimizer", "communicator", "exposed_seconds", "num_samples", "zero_fill",
+        "_buffers", "_gathered", "_is_alone", "_is_synchronized", "_known", "_num_local", "_sharding", "_steps",
+        "_target", "_way", "actual_optimizer", "communicator", "exposed_seconds", "num_samples", "zero_fill",
     )  # fmt: skip
 
     takes_num_samples = True  # the updater passes num_samples to update()
@@ -129,6 +129,7 @@ class MultiNodeOptimizer:
         self.zero_fill = zero_fill
         self.num_samples: int | None = None  # of this rank in the last step
         self.exposed_seconds = 0.0  # after backward, in reductions and in waiting for other ranks, so far
+        self._is_alone = communicator.size == 1 and way.accumulate == 1  # nothing travels, nothing is added up
         self._is_synchronized = False
         self._target: Any = None  # of the last step
         self._known: set[Parameter] = set()  # its parameters
@@ -158,6 +159,14 @@ class MultiNodeOptimizer:
                 ranks, or no rank has an example.
         """
         target = self._require_target()
+        if self._is_alone and lossfun is not None and (num_samples is None or num_samples >= 1):
+            if target is not self._target:
+                self._synchronize()
+            self.num_samples = num_samples
+            self._backward(lossfun, args, kwds)
+            with spans.span("update"):
+                self.actual_optimizer.update()
+            return
         self._check_scale()
         is_first = self._synchronize()
         self.num_samples = num_samples

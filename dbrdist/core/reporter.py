@@ -32,7 +32,7 @@ class Reporter:
 
     def __init__(self) -> None:
         self.observation: dict[str, Any] = {}
-        self._names: dict[int, str] = {}
+        self._prefixes: dict[int, str] = {}
 
     def __enter__(self) -> Reporter:
         _stack.reporters.append(self)
@@ -43,12 +43,12 @@ class Reporter:
 
     def add_observer(self, name: str, observer: Any) -> None:
         """Give an observer its name."""
-        self._names[id(observer)] = name
+        self._prefixes[id(observer)] = name + "/"
 
     def add_observers(self, prefix: str, observers: Any) -> None:
         """Give several observers, pairs of a name and an object, names behind a prefix."""
         for name, observer in observers:
-            self._names[id(observer)] = prefix + name
+            self._prefixes[id(observer)] = prefix + name + "/"
 
     @contextmanager
     def scope(self, observation: dict[str, Any]) -> Iterator[None]:
@@ -62,19 +62,19 @@ class Reporter:
 
     def report(self, values: dict[str, Any], observer: Any = None) -> None:
         """Store values, under the observer's name where one is given."""
-        prefix = "" if observer is None else self._prefix(observer)
+        prefix = "" if observer is None else self._prefixes.get(id(observer))
+        if prefix is None:
+            raise _unknown(observer)
         observation, is_kept = self.observation, config.keep_graph_on_report
         for key, value in values.items():
             observation[prefix + key] = value.array if isinstance(value, Variable) and not is_kept else value
 
-    def _prefix(self, observer: Any) -> str:
-        name = self._names.get(id(observer))
-        if name is None:
-            raise KeyError(
-                f"expected an observer that was added to the reporter, got {type(observer).__name__}; "
-                "add it with add_observer(name, observer), or report from a link of an optimizer's target"
-            )
-        return name + "/"
+
+def _unknown(observer: Any) -> KeyError:
+    return KeyError(
+        f"expected an observer that was added to the reporter, got {type(observer).__name__}; "
+        "add it with add_observer(name, observer), or report from a link of an optimizer's target"
+    )
 
 
 def get_current_reporter() -> Reporter:
@@ -157,7 +157,6 @@ class Summary:
         self._weight = float(serializer("_weight", self._weight))
 
 
-_FLOATS = {float}
 _MAX_WAITING = 64
 
 
@@ -166,15 +165,20 @@ class DictSummary:
 
     def __init__(self) -> None:
         self._summaries: dict[str, Summary] = {}
-        self._waiting: list[tuple[tuple[str, float], ...]] = []  # added together, in less time
+        self._waiting: list[dict[str, float]] = []  # added together, in less time
 
     def add(self, d: dict[str, Any]) -> None:
         """Add a dictionary of values; what is no number is left out."""
-        if {*map(type, d.values())} == _FLOATS:
-            self._waiting.append(tuple(d.items()))
-            if len(self._waiting) == _MAX_WAITING:
-                self.summaries()
-            return
+        for value in d.values():
+            if type(value) is not float:
+                self._add_any(d)
+                return
+        waiting = self._waiting
+        waiting.append(d.copy())
+        if len(waiting) == _MAX_WAITING:
+            self.summaries()
+
+    def _add_any(self, d: dict[str, Any]) -> None:
         summaries = self.summaries()
         for key, value in d.items():
             weight: Any = 1.0
@@ -190,7 +194,7 @@ class DictSummary:
         if self._waiting:
             columns: dict[str, list[float]] = {}
             for row in self._waiting:
-                for key, value in row:
+                for key, value in row.items():
                     columns.setdefault(key, []).append(value)
             for key, values in columns.items():
                 self._summaries.setdefault(key, Summary()).add_each(values)

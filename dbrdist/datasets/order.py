@@ -136,7 +136,7 @@ class Plan:
 
     def advance(self, state: State) -> tuple[State, Step | None]:
         """The state after the next batch, and that batch; None where the only epoch is over."""
-        epoch, position, _, order, *_ = state
+        epoch, position, _, order, _, _ = state
         if not self.repeat and epoch > 0:
             return state, None
         n, end = self.num_per_epoch, position + self.batch_size

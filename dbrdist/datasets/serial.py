@@ -109,6 +109,7 @@ class SerialIterator(Iterator):
         self.size = size
         self.virtual_workers = virtual_workers
         self.num_workers = size if virtual_workers is None else virtual_workers
+        self._takes_all = self.num_workers == 1 and virtual_workers is None
         self.workers = range(*block_bounds(self.num_workers, rank, size))
         self.skipped: list[str] = []
         self.num_skipped = 0
@@ -121,6 +122,13 @@ class SerialIterator(Iterator):
         state, step = self._plan.advance(self._state)
         if step is None:
             raise StopIteration
+        if self._takes_all:
+            batch, messages = read_step(self.dataset, step, self.seed, step)
+            self._state, self._step, self._parts = state, step, [step]
+            self.num_read = step.num_samples - len(messages)
+            if messages:
+                self._note(messages)
+            return batch
         own = self._own(step)
         return self._arrive(state, step, own, [read_step(self.dataset, part, self.seed, step) for part in own])
 
@@ -139,9 +147,13 @@ class SerialIterator(Iterator):
         for part, (_, messages) in zip(own, found):
             self.num_read += part.num_samples - len(messages)
             if messages:
-                self.num_skipped += len(messages)
-                self.skipped = list(dict.fromkeys([*self.skipped, *messages]))
+                self._note(messages)
         return found[0][0] if self.virtual_workers is None else [batch for batch, _ in found]
+
+    def _note(self, messages: list[str]) -> None:
+        """What was said of examples that were left out."""
+        self.num_skipped += len(messages)
+        self.skipped = list(dict.fromkeys([*self.skipped, *messages]))
 
     def reset(self) -> None:
         """Go back to the start of epoch 0."""

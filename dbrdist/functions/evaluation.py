@@ -22,16 +22,20 @@ def accuracy(y: Any, t: Any, ignore_label: int | None = None) -> Variable:
     of which the greatest is the label. Labels equal to ``ignore_label`` do not count; 0 where none counts.
     """
     y, t = as_array(y), as_array(t)
-    if y.ndim > 1 and t.shape == y.shape and is_floating(t.dtype):
+    ndim, kind = y.ndim, t.dtype.kind
+    if ndim > 1 and kind not in "iu" and t.shape == y.shape and is_floating(t.dtype):
         t = t.argmax(axis=1)
-    if y.ndim < 2 or t.dtype.kind not in "iu" or t.size * y.shape[1] != y.size:
+        kind = t.dtype.kind
+    if ndim < 2 or kind not in "iu" or t.size * y.shape[1] != y.size:
         want = f"integer labels of shape {(y.shape[0], *y.shape[2:])} for y of shape {y.shape}" if y.ndim > 1 else ""
         raise expected("accuracy", "t", want or "scores y of shape (N, K, ...)", t if want else y)
-    best = y.argmax(axis=1).reshape(t.shape)
+    best = y.argmax(1)
+    if best.shape != t.shape:
+        best = best.reshape(t.shape)
     hits = best == t.astype(best.dtype)  # integers of one type compare in a third of the time
     xp = get_array_module(y)
     if ignore_label is None:
-        count: Any = max(t.size, 1)
+        count: Any = t.size or 1
     else:
         valid = t != ignore_label
         hits &= valid

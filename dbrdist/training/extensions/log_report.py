@@ -142,22 +142,25 @@ class PrintReport(Extension):
         self._log_report = log_report
         self._out = out
         self._num_printed = 0
+        self._found: Any = None
 
     def initialize(self, trainer: Any) -> None:
-        report = self._report(trainer)
+        report = self._found = self._report(trainer)
         report.read_back(trainer)
         self._num_printed = len(report.log)
         self._print("  ".join(f"{column.heading:<{column.width}}" for column in self._columns))
 
     def __call__(self, trainer: Any) -> None:
-        report = self._report(trainer)
-        if isinstance(self._log_report, LogReport):
+        report = self._found
+        if report is None:
+            report = self._found = self._report(trainer)
+        if report is self._log_report:
             report(trainer)  # not among the trainer's extensions: it lives here
-        if len(report.log) == self._num_printed:
-            return
-        for entry in report.log[self._num_printed :]:
-            self._print("  ".join(column.cell(entry.get(column.key)) for column in self._columns))
-        self._num_printed = len(report.log)
+        log = report.log
+        if len(log) != self._num_printed:
+            for entry in log[self._num_printed :]:
+                self._print("  ".join(column.cell(entry.get(column.key)) for column in self._columns))
+            self._num_printed = len(log)
 
     def serialize(self, serializer: Any) -> None:
         if isinstance(self._log_report, LogReport):

@@ -59,7 +59,7 @@ class FailOnNonNumber(Extension):
         """What is wrong after this step, or None; parameters are looked through only if asked or if a loss is bad."""
         bad = []
         for key, value in trainer.observation.items():
-            if (key == "loss" or key[-5:] == "/loss") and not math.isfinite(number := as_number(value)):
+            if is_loss(key) and not math.isfinite(number := as_number(value)):
                 bad.append(f"{key} is {number}")
         if not bad and not check_parameters:
             return None
@@ -71,6 +71,11 @@ class FailOnNonNumber(Extension):
             f"iteration {trainer.updater.iteration} (epoch {trainer.updater.epoch_detail:.2f}): {words}; "
             "a lower learning rate, a warm-up or gradient clipping may help, and so may a look at the data"
         )
+
+
+def is_loss(key: str) -> bool:
+    """Whether a value is observed as somebody's loss."""
+    return key == "loss" or key.endswith("/loss")
 
 
 def _first_bad_parameter(trainer: Any) -> str | None:
