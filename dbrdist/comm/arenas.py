@@ -26,32 +26,48 @@ _CHUNK_BYTES = 1 << 17  # of each rank at a time: between 64 KiB and 512 KiB the
 _LINE = 64  # elements in a cache line at most: ranks that write side by side share none
 
 Reach: TypeAlias = list[HostArray]  # one run as each rank of the host has it
-_segments: weakref.WeakKeyDictionary[Arena, Segment] = weakref.WeakKeyDictionary()
+Segments: TypeAlias = weakref.WeakKeyDictionary[Arena, Segment]
+GRADIENTS: Segments = weakref.WeakKeyDictionary()
+VALUES: Segments = weakref.WeakKeyDictionary()  # of parameters, where their updates are divided over ranks
 
 
-def tickets(runs: Sequence[Run]) -> HostArray:
-    """Six integers for each run: the ticket of its arena's segment, which is made here, and its first element."""
-    rows = [[*segment_for(run.arena).ticket, run.start] for run in runs]
+def tickets(runs: Sequence[Run], segments: Segments) -> HostArray:
+    """Six integers for each run: the ticket of its arena's segment, which is made here, and its first element.
+
+    Raises:
+        OSError: where there is no such memory, or parameters use an array that lies elsewhere.
+    """
+    if segments is VALUES and any(run.arena.is_shared for run in runs):
+        raise OSError("a parameter that is not updated shares its array with another")
+    rows = [[*segment_for(run.arena, segments).ticket, run.start] for run in runs]
     return np.array(rows, np.int64).reshape(-1)
 
 
-def segment_for(arena: Arena) -> Segment:
-    """The segment for the gradients of an arena."""
-    segment = _segments.get(arena)
+def segment_for(arena: Arena, segments: Segments) -> Segment:
+    """The segment for the gradients, or the parameters, of an arena."""
+    segment = segments.get(arena)
     if segment is None:
-        segment = _segments[arena] = Segment(max(arena.grad.nbytes, 1))
+        segment = segments[arena] = Segment(max(arena.grad.nbytes, 1))
     return segment
 
 
-def move_in(arenas: Sequence[Arena]) -> None:
+def move_gradients_in(arenas: Sequence[Arena]) -> None:
     """Let the gradients lie in the segments."""
     for arena in arenas:
-        raw = _segments[arena].raw[: arena.grad.nbytes]
+        raw = GRADIENTS[arena].raw[: arena.grad.nbytes]
         if arena.grad.ctypes.data != raw.ctypes.data:
             arena.move_gradients(raw.view(arena.grad.dtype))
 
 
-def reach(everyones: Sequence[HostArray], runs: Sequence[Run], own: int) -> list[Reach]:
+def move_values_in(arenas: Sequence[Arena]) -> None:
+    """Let the parameters lie in the segments."""
+    for arena in arenas:
+        raw = VALUES[arena].raw[: arena.data.nbytes]
+        if arena.data.ctypes.data != raw.ctypes.data:
+            arena.move_data(raw.view(arena.data.dtype))
+
+
+def reach(everyones: Sequence[HostArray], runs: Sequence[Run], own: int, segments: Segments) -> list[Reach]:
     """Each run as all ranks of the host have it, from their tickets. Entry ``own`` is left for this rank's own.
 
     Raises:
@@ -63,7 +79,7 @@ def reach(everyones: Sequence[HostArray], runs: Sequence[Run], own: int) -> list
         for run, pieces, row in zip(runs, result, numbers.reshape(-1, 6).tolist()):
             ticket = Ticket(*row[:5])
             if k == own:
-                raw = segment_for(run.arena).raw
+                raw = segment_for(run.arena, segments).raw
             else:
                 raw = memories[ticket] if ticket in memories else memories.setdefault(ticket, attach(ticket))
             begin = row[5] * run.data.itemsize
@@ -147,38 +163,41 @@ class SharedGradients:
                     own[...] = total
         comm._wait(call, hosts.local.Ibarrier())  # all are read
 
-    def spread(self, comm: Any, call: Call, runs: Sequence[Run], borders: Sequence[Sequence[int]]) -> None:
-        """Give every rank the values of the others' parts, by way of gradients that have no meaning any more.
 
-        After :meth:`reduce_scatter` each rank has read what it needs: the owner of a part writes the values into the
-        others' gradients there, from which these take them. MPI's allgather lost time slices on busy cores.
+class SharedValues:
+    """The parameters of a plan's runs, which all ranks of the host reach, each of which updates its part alone."""
+
+    def __init__(self, runs: Sequence[Reach]) -> None:
+        self._runs = runs
+
+    def spread(self, comm: Any, call: Call, runs: Sequence[Run], borders: Sequence[Sequence[int]]) -> None:
+        """Take the others' parts from where they were updated. All ranks are on one host.
+
+        MPI's allgather lost time slices on busy cores; a way through the others' gradients took pages anew which these
+        had just given back.
         """
         hosts: Hosts = comm._hosts
-        comm._wait(call, hosts.local.Ibarrier())  # all have read, and given back memory that they will not need
+        comm._wait(call, hosts.local.Ibarrier())  # all are updated
         for run, border, pieces in zip(runs, borders, self._runs):
-            own = slice(border[hosts.place], border[hosts.place + 1])
             call.num_bytes += run.data.nbytes
             call.kind = run.data.dtype
             for k, piece in enumerate(pieces):
                 if k != hosts.place:
-                    piece[own] = run.data[own]
-        comm._wait(call, hosts.local.Ibarrier())  # all are written
-        for run, border, pieces in zip(runs, borders, self._runs):
-            mine, begin, end = pieces[hosts.place], border[hosts.place], border[hosts.place + 1]
-            run.data[:begin] = mine[:begin]
-            run.data[end:] = mine[end:]
+                    part = slice(border[k], border[k + 1])
+                    run.data[part] = piece[part]
+        comm._wait(call, hosts.local.Ibarrier())  # all are read: a rank may change its own now
 
 
 def release(arena: Arena, begin: int, end: int) -> None:
     """Give the memory of the gradients from element ``begin`` to ``end`` back to the system; they are zeros then."""
-    segment = _segments.get(arena)
+    segment = GRADIENTS.get(arena)
     if segment is not None and arena.grad.ctypes.data == segment.raw.ctypes.data:
         segment.release(begin * arena.grad.itemsize, end * arena.grad.itemsize)
 
 
 def resident_bytes(arena: Arena) -> int:
     """How much memory the gradients of an arena take now."""
-    segment = _segments.get(arena)
+    segment = GRADIENTS.get(arena)
     return int(arena.grad.nbytes) if segment is None else segment.resident_bytes()
 
 

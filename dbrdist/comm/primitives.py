@@ -129,6 +129,10 @@ class Provider(Configured, ABC):
         """Bring the gradients of a plan where ranks reach each other's; None where they do not. Collective."""
         return None
 
+    def _share_values(self, call: Any, plan: Any) -> Any:
+        """Bring the parameters of a plan there too, so that each rank takes the others' parts. Collective."""
+        return None
+
     def _overlap(self, call: Any, plan: Any) -> Any:
         """What reduces the gradients of a plan while backward runs; None where that does not pay. Collective."""
         return None

@@ -41,8 +41,8 @@ class Plan:
         """Of all gradients together."""
         return sum(run.grad.nbytes for run in self.runs)
 
-    def move_gradients(self, move: Callable[[list[Arena]], None]) -> None:
-        """Have the gradients of the arenas moved; the plan goes along."""
+    def move(self, move: Callable[[list[Arena]], None]) -> None:
+        """Have what lies in the arenas moved; the plan goes along."""
         move(list({id(run.arena): run.arena for run in self.runs}.values()))
         self.runs = _runs(self.params)
         self._watch = Watch(self.params)

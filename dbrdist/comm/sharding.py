@@ -38,6 +38,7 @@ class Sharding:
         self._optimizer = optimizer
         self.releases = stage == 2
         self.place = 0  # that of the plan on which the ranks have agreed
+        self._values: Any = None  # gives each rank what the others updated, where it reaches their memory
         self._borders: list[list[int]] = []  # of each run of the plan
         self._stretches: list[tuple[Arena, int, list[int]]] = []  # arena, first element, borders counted from there
 
@@ -51,8 +52,10 @@ class Sharding:
         self.place, plan.division = plan.place, self
         if self.releases:
             with contextlib.suppress(OSError):  # where a system has no such memory, it stays
-                plan.move_gradients(_into_segments)
-            with self._comm._gate.call("update") as call:
+                plan.move(_into_segments)
+        with self._comm._gate.call("update") as call:
+            self._values = self._comm._share_values(call, plan)
+            if self.releases:
                 plan.overlap = plan.overlap or self._comm._overlap(call, plan)
         self._stretches = [(run.arena, run.start, borders) for run, borders in zip(plan.runs, self._borders)]
         if self._comm.allreduce(np.array([self._has_moved(plan.runs)])).any():
@@ -99,8 +102,8 @@ class Sharding:
         runs = plan.runs
         call.meet_without_row()
         with call.moving():
-            if plan.shared is not None and self._comm._hosts.is_only_one:
-                plan.shared.spread(self._comm, call, runs, self._borders)
+            if self._values is not None:
+                self._values.spread(self._comm, call, runs, self._borders)
             else:
                 for run, borders in zip(runs, self._borders):
                     self._comm._share_parts(call, run.data, borders)
@@ -151,8 +154,8 @@ def _borders(size: int, num_ranks: int) -> list[int]:
 def _into_segments(found: Sequence[Arena]) -> None:
     for arena in found:
         if isinstance(arena.grad, np.ndarray):
-            arenas.segment_for(arena)
-    arenas.move_in([arena for arena in found if isinstance(arena.grad, np.ndarray)])
+            arenas.segment_for(arena, arenas.GRADIENTS)
+    arenas.move_gradients_in([arena for arena in found if isinstance(arena.grad, np.ndarray)])
 
 
 def _is_divided(p: Parameter) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dbrdist.comm import arenas, message, mpi, speed
-from dbrdist.comm.arenas import SharedGradients
+from dbrdist.comm.arenas import SharedGradients, SharedValues
 from dbrdist.comm.courier import Courier
 from dbrdist.comm.gate import Passage
 from dbrdist.comm.host_memory import RawMemory, Segment, Ticket, attach
@@ -117,17 +117,31 @@ class FlatCommunicator(MpiCommunicator):
         hosts = self._hosts
         if hosts is None or not self._reaches(plan):
             return None
-        with call.moving():
-            self._meet(call)
-            runs = self._share(
-                hosts,
-                lambda: arenas.tickets(plan.runs),
-                lambda everyones: arenas.reach(everyones, plan.runs, hosts.place),
-            )
+        runs = self._share_runs(hosts, call, plan, arenas.GRADIENTS)
         if runs is None:
             return None
-        plan.move_gradients(arenas.move_in)
+        plan.move(arenas.move_gradients_in)
         return SharedGradients(runs)
+
+    def _share_values(self, call: Passage, plan: Plan) -> SharedValues | None:
+        hosts = self._hosts
+        if not isinstance(plan.shared, SharedGradients) or hosts is None or not hosts.is_only_one:
+            return None
+        runs = self._share_runs(hosts, call, plan, arenas.VALUES)
+        if runs is None:
+            return None
+        plan.move(arenas.move_values_in)
+        return SharedValues(runs)
+
+    def _share_runs(self, hosts: Hosts, call: Passage, plan: Plan, segments: arenas.Segments) -> Any:
+        """The runs of a plan as all ranks of the host have them, once they lie in ``segments``."""
+        with call.moving():
+            self._meet(call)
+            return self._share(
+                hosts,
+                lambda: arenas.tickets(plan.runs, segments),
+                lambda everyones: arenas.reach(everyones, plan.runs, hosts.place, segments),
+            )
 
     def _reduce_between(self, call: Call, x: message.HostArray, divisor: float | None) -> None:
         """The sum over hosts of what this rank's counterparts have, divided."""

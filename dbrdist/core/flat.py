@@ -53,10 +53,25 @@ class Arena:
         """Keep the gradients in ``memory`` from now on, of the same size and type; those that are there come along."""
         memory[...] = self.grad
         self.grad = memory
-        for member in self._members:
-            p = member()
-            if p is not None and p.slot is not None and p.slot.arena is self:
-                p.move_gradient(memory[p.slot.start : p.slot.stop].reshape(p.shape))
+        for p, slot in self._placed():
+            p.move_gradient(memory[slot.start : slot.stop].reshape(p.shape))
+
+    def move_data(self, memory: Array) -> None:
+        """Keep the parameters in ``memory`` from now on, of the same size and type. None may share its array."""
+        memory[...] = self.data
+        self.data = memory
+        for p, slot in self._placed():
+            p.move_array(memory[slot.start : slot.stop].reshape(p.shape))
+
+    @property
+    def is_shared(self) -> bool:
+        """True if a parameter that lies elsewhere uses one of the arrays."""
+        return any(p.is_shared for p, _ in self._placed())
+
+    def _placed(self) -> list[tuple[Parameter, Slot]]:
+        """The parameters that lie here."""
+        found = [member() for member in self._members]
+        return [(p, p.slot) for p in found if p is not None and p.slot is not None and p.slot.arena is self]
 
 
 class Run:

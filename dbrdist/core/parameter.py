@@ -288,6 +288,11 @@ class Parameter(Variable):
         node.view = view
         note_change(self)
 
+    def move_array(self, view: Array) -> None:
+        """Let the array lie in another view, which has its values already; called by ``core.flat``."""
+        self._array = view
+        note_change(self)
+
     def leave_arena(self) -> None:
         """Give up the place in flat memory, and the memory shared with others; the values stay what they are."""
         if self.peers is not None:

@@ -135,7 +135,7 @@ def test_nothing_is_copied(comm):
     comm.multi_node_mean_grad(model)
     assert [p.grad.ctypes.data for p in model.params()] == places
     if comm.size > 1:
-        raw = arenas.segment_for(model.p0.slot.arena).raw
+        raw = arenas.segment_for(model.p0.slot.arena, arenas.GRADIENTS).raw
         assert raw.ctypes.data <= places[0] < raw.ctypes.data + raw.nbytes
 
 
