@@ -1,5 +1,6 @@
 """Runs of `dbrdist-train`, in this process or under mpiexec."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import dbrdist
 from dbrdist.cli import train
 from dbrdist.core import random
 
+SEVERAL = Path(__file__).parent / "programs" / "several.py"
 NET = '''\
 import os
 import resource
@@ -120,28 +122,28 @@ def run(folder, capfd, monkeypatch):
 
 
 @pytest.fixture
-def ranks(folder):
-    """`ranks(2, "run.yaml", ...)` under mpiexec (0: without): a started process, which is ended after the test."""
+def started(folder):
+    """`started(2, "-m", "module", ...)` under mpiexec (0: without): a process, which is ended after the test."""
     mpiexec = Path(sys.executable).parent / "mpiexec"
     if not mpiexec.exists():
         pytest.skip("there is no mpiexec beside this Python; install dbrdist[mpich]")
-    started = []
+    processes = []
 
     def start(n, *words, **environment):
         launcher = [mpiexec, "-n", str(n)] if n else []
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         process = subprocess.Popen(
-            [*launcher, sys.executable, "-m", "dbrdist.cli.train", *map(str, words)],
+            [*launcher, sys.executable, *map(str, words)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **environment},
         )
-        started.append(process)
+        processes.append(process)
         return process
 
     yield start
-    for process in started:
+    for process in processes:
         if process.poll() is None:
             process.terminate()
             try:
@@ -149,3 +151,39 @@ def ranks(folder):
             except subprocess.TimeoutExpired:
                 process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def ranks(started):
+    """`ranks(2, "run.yaml", ...)` under mpiexec (0: without): a started `dbrdist-train`."""
+    return lambda n, *words, **environment: started(n, "-m", "dbrdist.cli.train", *words, **environment)
+
+
+@pytest.fixture
+def several(started, folder):
+    """`several(2, ["run.yaml", "out=a"], ["run.yaml", "out=b"])`: runs of one job, each as a run of its own.
+
+    For each its code, standard output and standard error, of the ranks in their order; asked again it gives the same.
+    """
+    known = {}
+
+    def outcome(place, n, number):
+        codes = [json.loads((place / f"{number}.{rank}.code").read_text()) for rank in range(n)]
+        (code,) = {code for code in codes if code is not None}
+        return code, *(
+            "".join((place / f"{number}.{rank}.{end}").read_text() for rank in range(n)) for end in ("out", "err")
+        )
+
+    def call(n, *cases):
+        asked = json.dumps([n, cases])
+        if asked not in known:
+            place = folder / f"several-{len(known)}"
+            place.mkdir()
+            (place / "cases.json").write_text(json.dumps(cases))
+            process = started(n, SEVERAL, place)
+            words = process.communicate(timeout=80)
+            assert process.returncode == 0, words
+            known[asked] = [outcome(place, n, number) for number in range(len(cases))]
+        return known[asked]
+
+    return call

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from cli_helpers import ROOT, lines, same_runs
 
+from tests.each import each
+
 pytestmark = pytest.mark.timeout(90)
 OWN = """
 
@@ -51,29 +53,37 @@ def test_two_ranks_train_together(ranks):
     assert all(0 < entry["communication_fraction"] < 1 for entry in lines("result/log.jsonl"))
 
 
-@pytest.mark.parametrize(
-    ("words", "first", "marker"),
-    [
-        (["--help"], "Usage:", "--print-schema"),
-        (["-h"], "Usage:", "--print-schema"),
-        (["--print-schema"], "{", '"title": "Config"'),
-        (["run.yaml", "--dry-run"], "model:", "bytes per allreduce"),
-    ],
-)
-def test_what_needs_no_ranks_is_printed_once(ranks, words, first, marker):
-    code, out, err = finish(ranks(2, *words))
+PRINTED_ONCE = [
+    (["-h"], "Usage:", "--print-schema"),
+    (["--print-schema"], "{", '"title": "Config"'),
+    (["run.yaml", "--dry-run"], "model:", "bytes per allreduce"),
+]
+
+
+def common(text):
+    """Without the name of the program and the measured bytes."""
+    return text.partition("[OPTIONS]")[2] or text.partition("memory: ")[0]
+
+
+@each(case=[(["--help"], "Usage:", "--print-schema"), *PRINTED_ONCE])
+def test_what_needs_no_ranks_is_printed_once(ranks, several, run, case):
+    words, first, marker = case
+    if case in PRINTED_ONCE:
+        code, out, err = several(2, *(c[0] for c in PRINTED_ONCE))[PRINTED_ONCE.index(case)]
+    else:
+        code, out, err = finish(ranks(2, *words))
     assert (code, err) == (0, "")
     assert out.startswith(first)
     assert out.count(marker) == 1
-    alone = finish(ranks(0, *words))[1].replace("ranks: 1; batch: 100, that is 100", "ranks: 2; batch: 100, that is 50")
-    assert out.partition("memory: ")[0] == alone.partition("memory: ")[0]
+    alone = run(*words)[1].replace("ranks: 1; batch: 100, that is 100", "ranks: 2; batch: 100, that is 50")
+    assert common(out) == common(alone)
 
 
-def test_the_ranks_share_the_same_run(ranks):
+def test_the_ranks_share_the_same_run(ranks, run):
     """Without batch normalization the number of ranks changes nothing but the order of sums."""
     words = ["run.yaml", "model=mlp", "model.dropout=0.2", "dtype=float64", "log.every=1 iteration"]
     for n in (1, 2, 3):
-        code, _, err = finish(ranks(n, *words, f"out=r{n}"))
+        code, _, err = run(*words, "out=r1") if n == 1 else finish(ranks(n, *words, f"out=r{n}"))
         assert code == 0, err
     logs = [lines(f"r{n}/log.jsonl") for n in (1, 2, 3)]
     for log in logs[1:]:
@@ -85,20 +95,21 @@ def test_the_ranks_share_the_same_run(ranks):
         assert logs[2][-1][key] == pytest.approx(logs[0][-1][key], rel=1e-11)
 
 
-@pytest.mark.parametrize("kill_rank", ["0", "1"])
-def test_a_killed_run_goes_on_bit_for_bit(ranks, kill_rank):
-    """SIGKILL in the middle of an epoch, with dropout, augmentation and batch normalization on."""
-    code, _, err = finish(ranks(2, "run.yaml", *EXACT, "out=straight"))
-    assert code == 0, err
-    killed = ranks(2, "run.yaml", *EXACT, "out=cut", "model.args.kill_at=7", KILL_RANK=kill_rank)
-    assert finish(killed)[0] != 0
-    assert sorted(p.name for p in Path("cut").glob("snapshot*")) == ["snapshot_iter_4"]
-    Path("cut/snapshot_iter_8.tmp-1").write_bytes(b"half")  # of a process that was killed while it saved
-    code, out, err = finish(ranks(2, "run.yaml", *EXACT, "out=cut", "--resume"))
-    assert code == 0, err
-    assert not list(Path("cut").glob("*.tmp-*"))
-    assert "going on from cut/snapshot_iter_4, epoch 0.28" in out
-    same_runs("straight", "cut")
+def test_a_killed_run_goes_on_bit_for_bit(ranks, several):
+    """SIGKILL in the middle of an epoch, with dropout, augmentation and batch normalization on; of either rank."""
+    for rank in ("0", "1"):
+        killed = ranks(2, "run.yaml", *EXACT, f"out=cut{rank}", "model.args.kill_at=7", KILL_RANK=rank)
+        assert finish(killed)[0] != 0
+        assert sorted(p.name for p in Path(f"cut{rank}").glob("snapshot*")) == ["snapshot_iter_4"]
+        Path(f"cut{rank}/snapshot_iter_8.tmp-1").write_bytes(b"half")  # of a process that was killed while it saved
+    resumed = [["run.yaml", *EXACT, f"out=cut{rank}", "--resume"] for rank in "01"]
+    straight, *outcomes = several(2, ["run.yaml", *EXACT, "out=straight"], *resumed)
+    assert straight[0] == 0, straight
+    for rank, (code, out, err) in enumerate(outcomes):
+        assert code == 0, err
+        assert not list(Path(f"cut{rank}").glob("*.tmp-*"))
+        assert f"going on from cut{rank}/snapshot_iter_4, epoch 0.28" in out
+        same_runs("straight", f"cut{rank}")
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(ranks):
@@ -109,41 +120,54 @@ def test_a_run_goes_on_with_another_number_of_ranks(ranks):
     assert [entry["iteration"] for entry in lines("result/log.jsonl")] == list(range(1, 11))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_request_to_stop_saves_and_exits_with_75(ranks, number):
+def test_a_request_to_stop_saves_and_exits_with_75(ranks, several):
     words = ["run.yaml", "log.every=1 iteration", "snapshot.every=1000 epochs", "epochs=1000", "iterations=null"]
-    process = ranks(2, *words)
-    wait_for(lambda: Path("result/log.jsonl").exists() and len(lines("result/log.jsonl")) > 3)
-    process.send_signal(number)
-    code, out, err = finish(process)
-    assert code == 75, err
-    assert f"{number.name} arrived on rank" in out
-    done = json.loads(Path("result/summary.json").read_text())["iterations"]
-    assert Path(f"result/snapshot_iter_{done}").exists()
-    code, out, err = finish(ranks(2, *words, "--resume", f"iterations={done + 2}"))
-    assert code == 0, err
-    assert f"going on from result/snapshot_iter_{done}" in out
+    resumed, done = [], {}
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        own, log = [*words, f"out={number.name}"], Path(number.name, "log.jsonl")
+        process = ranks(2, *own)
+        wait_for(lambda log=log: log.exists() and len(lines(log)) > 3)
+        process.send_signal(number)
+        code, out, err = finish(process)
+        assert code == 75, err
+        assert f"{number.name} arrived on rank" in out
+        done[number.name] = json.loads(Path(number.name, "summary.json").read_text())["iterations"]
+        assert Path(f"{number.name}/snapshot_iter_{done[number.name]}").exists()
+        resumed.append([*own, "--resume", f"iterations={done[number.name] + 2}"])
+    for (name, last), (code, out, err) in zip(done.items(), several(2, *resumed), strict=True):
+        assert code == 0, err
+        assert f"going on from {name}/snapshot_iter_{last}" in out
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["run.yaml", "bach=3"], 2, "command line 'bach=3': bach: unknown key, did you mean 'batch'?"),
-        (["nothing.yaml"], 2, "nothing.yaml: the configuration cannot be read: No such file or directory"),
-        (["run.yaml", "model=nomod:f"], 2, "importing 'nomod' failed: ModuleNotFoundError: No module named 'nomod'"),
-        (["run.yaml", "batch=2"], 2, "batch: 2 examples for 3 ranks: every rank needs one"),
-        (["run.yaml", "evaluation.batch=2"], 2, "evaluation.batch: 2 examples for 3 ranks"),
-        (["run.yaml", "data=usernet:few", "data.args.n=2"], 2, "data: 2 training examples for 3 ranks"),
-        (["run.yaml", "data=usernet:few", "data.args.n=0"], 2, "data: the training set is empty"),
-        (["run.yaml", "data=usernet:few", "data.args.n=1"], 2, "data: 1 training example for 3 ranks"),
-        (["run.yaml", "optimizer.lr=1e30", "iterations=9"], 1, "NonFiniteLossError: iteration"),
-    ],
-)
-def test_bad_input_ends_all_ranks_alike(ranks, words, code, message):
-    got, _, err = finish(ranks(3, *words))
+BAD = [
+    (["run.yaml", "bach=3"], 2, "command line 'bach=3': bach: unknown key, did you mean 'batch'?"),
+    (["nothing.yaml"], 2, "nothing.yaml: the configuration cannot be read: No such file or directory"),
+    (["run.yaml", "model=nomod:f"], 2, "importing 'nomod' failed: ModuleNotFoundError: No module named 'nomod'"),
+    (["run.yaml", "batch=2"], 2, "batch: 2 examples for 3 ranks: every rank needs one"),
+    (["run.yaml", "evaluation.batch=2"], 2, "evaluation.batch: 2 examples for 3 ranks"),
+    (["run.yaml", "data=usernet:few", "data.args.n=2"], 2, "data: 2 training examples for 3 ranks"),
+    (["run.yaml", "data=usernet:few", "data.args.n=0"], 2, "data: the training set is empty"),
+    (["run.yaml", "data=usernet:few", "data.args.n=1"], 2, "data: 1 training example for 3 ranks"),
+    (["run.yaml", "optimizer.lr=1e30", "iterations=9"], 1, "NonFiniteLossError: iteration"),
+]
+
+
+def said_once(outcome, code, message):
+    got, _, err = outcome
     assert got == code
     assert err.count(message) == 1
     assert "Traceback" not in err
+
+
+@each(case=BAD)
+def test_bad_input_ends_all_ranks_alike(several, case):
+    words = [[*c[0], f"out=bad{number}"] for number, c in enumerate(BAD)]
+    said_once(several(3, *words)[BAD.index(case)], *case[1:])
+
+
+@pytest.mark.parametrize("case", [BAD[0], BAD[3]], ids=["before MPI", "after it has started"])
+def test_bad_input_ends_the_job(ranks, case):
+    said_once(finish(ranks(3, *case[0])), *case[1:])
 
 
 def test_an_exception_on_the_ranks_ends_the_job(ranks):
@@ -184,14 +208,12 @@ def test_a_launcher_that_does_not_fit_is_refused(ranks):
         (3, ["zero=2", "communicator=hierarchical"]),
     ],
 )
-def test_divided_state_changes_nothing_but_sums(ranks, n, words):
+def test_divided_state_changes_nothing_but_sums(several, n, words):
     """In float64, and a run cut in the middle goes on without division of its state."""
     start = ["run.yaml", "model=mlp", "dtype=float64", "parameter_audit=1 iteration", *EXACT, "iterations=6"]
-    for extra in (["out=plain"], ["out=other", *words], ["out=cut", *words, "iterations=4"]):
-        code, _, err = finish(ranks(n, *start, *extra))
-        assert code == 0, err
-    code, _, err = finish(ranks(n, *start, "out=cut", "--resume"))
-    assert code == 0, err
+    extras = [["out=plain"], ["out=other", *words], ["out=cut", *words, "iterations=4"], ["out=cut", "--resume"]]
+    for extra, (code, _, err) in zip(extras, several(n, *([*start, *extra] for extra in extras)), strict=True):
+        assert code == 0, (extra, err)
     plain, other, cut = (dict(np.load(f"{out}/snapshot_iter_6")) for out in ("plain", "other", "cut"))
     states = [key for key in plain if key.startswith(("updater/model", "updater/optimizer")) and plain[key].ndim]
     assert len(states) > 6
@@ -213,20 +235,22 @@ def test_two_halves_of_a_batch_make_one_update(run):
         np.testing.assert_allclose(two[key], one[key], rtol=1e-9, atol=1e-12)
 
 
+WAYS = [
+    ["compression=power_sgd"],
+    ["compression={name: top_k, fraction: 0.2}", "accumulate=2"],
+    ["local_steps=2"],
+    ["double_buffering=true", "communicator=single_node"],
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["compression=power_sgd"],
-        ["compression={name: top_k, fraction: 0.2}", "accumulate=2"],
-        ["local_steps=2"],
-        ["double_buffering=true", "communicator=single_node"],
-    ],
-)
-def test_each_way_of_updating_trains(ranks, words):
-    code, out, err = finish(ranks(2, "run.yaml", "iterations=40", "epochs=4", "optimizer.schedule=constant", *words))
+@each(way=WAYS)
+def test_each_way_of_updating_trains(several, way):
+    start = ["run.yaml", "iterations=40", "epochs=4", "optimizer.schedule=constant"]
+    number = WAYS.index(way)
+    code, out, err = several(2, *([*start, *words, f"out=way{i}"] for i, words in enumerate(WAYS)))[number]
     assert code == 0, err
-    first, *_, last = lines("result/log.jsonl")
+    first, *_, last = lines(f"way{number}/log.jsonl")
     assert last["main/loss"] < first["main/loss"]
     assert "test accuracy" in out
 

@@ -24,7 +24,7 @@ WORDS = [
 
 
 def test_ranks_give_the_same_bits_and_resume_on_others(ranks, run):
-    code, out, err = finish(ranks(1, *WORDS, "out=straight"))
+    code, out, err = run(*WORDS, "out=straight")
     assert code == 0, err
     assert "ranks: 1; batch: 244, that is 4 virtual workers of 61, reproducible with 1 thread per rank" in out
     assert finish(ranks(2, *WORDS, "out=cut", "iterations=4"))[0] == 0
@@ -56,11 +56,11 @@ def test_ranks_give_the_same_bits_and_resume_on_others(ranks, run):
 def test_a_killed_run_goes_on_with_fewer_ranks(ranks, run):
     """Killed after the snapshot of the fourth step; in the seventh one of the three workers has no example."""
     words = [*WORDS, "snapshot.every=4 iterations", "iterations=8", "batch={virtual_workers: 3, per_worker: 80}"]
-    assert finish(ranks(1, *words, "out=straight"))[0] == 0
+    assert run(*words, "out=straight")[0] == 0
     assert (
         finish(ranks(2, *words, "out=cut", "model.args.kill_at=6", KILL_RANK="0"))[0] != 0
     )  # a worker, rank 0 has one
-    code, _, err = finish(ranks(1, *words, "out=cut", "--resume"))
+    code, _, err = run(*words, "out=cut", "--resume")
     assert code == 0, err
     same_runs("straight", "cut")
     code, out, _ = run("--audit", "cut")
