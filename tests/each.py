@@ -29,8 +29,9 @@ def fresh_chance() -> None:
 def each(**axes: Iterable[Any] | Callable[..., Iterable[Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator that calls the test with every combination of the values of ``axes``, the last axis fastest.
 
-    The values are an iterable, or a function of other arguments of the test, taken by name. Each case starts from seed
-    0. A case that skips itself is passed over; if all do, the test is skipped. The failures are raised together.
+    The values are an iterable, or a function of other arguments of the test, taken by name; a name that the test does
+    not take becomes an argument all the same. Each case starts from seed 0. A case that skips itself is passed over; if
+    all do, the test is skipped. The failures are raised together.
     """
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
@@ -41,6 +42,7 @@ def each(**axes: Iterable[Any] | Callable[..., Iterable[Any]]) -> Callable[[Call
             values = [v(**_chosen(v, arguments)) if callable(v) else v for v in axes.values()]
             cases = [dict(zip(axes, chosen)) for chosen in itertools.product(*values)]
             assert cases, "no cases"
+            arguments = {name: value for name, value in arguments.items() if name in signature.parameters}
             failed, skipped = {}, []
             for number, case in enumerate(cases):
                 if number:
@@ -62,9 +64,11 @@ def each(**axes: Iterable[Any] | Callable[..., Iterable[Any]]) -> Callable[[Call
             if len(skipped) == len(cases):
                 raise skipped[0]
 
-        kept = [p for name, p in signature.parameters.items() if name not in axes]
+        kept = {name: p for name, p in signature.parameters.items() if name not in axes}
         assert len(kept) == len(signature.parameters) - len(axes), f"{test.__name__}: an axis is no argument"
-        together.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+        for values in filter(callable, axes.values()):
+            kept |= {n: p for n, p in inspect.signature(values).parameters.items() if n not in signature.parameters}
+        together.__signature__ = signature.replace(parameters=list(kept.values()))  # type: ignore[attr-defined]
         return together
 
     return decorate

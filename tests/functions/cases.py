@@ -7,6 +7,7 @@ and the values from which they are drawn, away from kinks and poles.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import dbrdist.functions as F
 from dbrdist import random
 from dbrdist.utils import CooMatrix
+from tests.each import each
 
 
 def smooth(rng: Any, shape: tuple[int, ...]) -> Any:
@@ -71,6 +73,9 @@ class Case:
     narrow_tolerance: float | None = 16.0
     needs: str | None = None
     has_one_rule: bool = True
+
+    def __str__(self) -> str:
+        return self.name
 
     def inputs(self, shapes: tuple[tuple[int, ...], ...], dtype: Any = np.float64) -> list[Any]:
         """The inputs for one entry of ``shapes``: the same at each call."""
@@ -807,11 +812,15 @@ ATTENTION = [
          (nonzero, positive), narrow_tolerance=64),
 ]  # fmt: skip
 
-CASES = [
-    *REGIONS, *WHITENING, *ATTENTION, *RELATIVES,
-    *ARITHMETIC, *ELEMENTARY, *SPECIAL, *REDUCTIONS, *PRODUCTS, *ALGEBRA, *SHAPES, *ACTIVATIONS, *LOSSES, *EMBEDDINGS,
-    *CHANCE, *CONVOLUTION, *PIXELS, *POOLING, *NORMALIZATION, *RECURRENT, *WINDOWS, *VOCABULARY,
-]  # fmt: skip
+SECTIONS = {
+    "regions": REGIONS, "whitening": WHITENING, "attention": ATTENTION, "relatives": RELATIVES,
+    "arithmetic": ARITHMETIC, "elementary": ELEMENTARY, "special": SPECIAL, "reductions": REDUCTIONS,
+    "products": PRODUCTS, "algebra": ALGEBRA,
+    "shapes": SHAPES, "activations": ACTIVATIONS, "losses": LOSSES, "embeddings": EMBEDDINGS, "chance": CHANCE,
+    "convolution": CONVOLUTION, "pixels": PIXELS, "pooling": POOLING, "normalization": NORMALIZATION,
+    "recurrent": RECURRENT, "windows": WINDOWS, "vocabulary": VOCABULARY,
+}  # fmt: skip
+CASES = [case for cases in SECTIONS.values() for case in cases]
 ROWS = [(case, shapes) for case in CASES for shapes in case.shapes]
 
 
@@ -821,4 +830,17 @@ def ids_of(rows: list[tuple[Case, Any]]) -> list[str]:
 
 
 IDS = ids_of(ROWS)
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+
+
+def every_case(test: Callable[..., None], wanted: Callable[[Case], bool] = lambda case: True) -> Callable[..., None]:
+    """A decorator: an item for each section of the table, with its cases (those that are wanted) one after the other.
+
+    Those that fail are reported by name.
+    """
+    sections = {name: chosen for name, cases in SECTIONS.items() if (chosen := [c for c in cases if wanted(c)])}
+    together = each(case=lambda section: sections[section])(test)
+    return pytest.mark.parametrize("section", sections)(together)
+
+
+every_twice_differentiable_case = functools.partial(every_case, wanted=lambda case: case.order > 1)
+every_case_of_several_inputs = functools.partial(every_case, wanted=lambda case: len(case.shapes[-1]) > 1)

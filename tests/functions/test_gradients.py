@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import CASES, every_case
+from cases import CASES, every_case, every_twice_differentiable_case
 
 import dbrdist.functions as F
 from dbrdist import Variable, backward
@@ -49,7 +49,7 @@ def test_first_order(case, shapes, xp):
     check_backward(case.function, xs, gys, eps=1e-3, atol=1e-7, rtol=case.rtol)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.order > 1], ids=lambda c: c.name)
+@every_twice_differentiable_case
 @every_shape
 def test_second_order(case, shapes, xp):
     xs = [xp.asarray(a) for a in case.inputs(shapes)]

@@ -68,7 +68,8 @@ def of_type(value, dtype):
     return value.astype(dtype) if isinstance(value, np.ndarray) and value.dtype.kind in "fV" else value
 
 
-@pytest.mark.parametrize("name", sorted({p.name for p in POINTS}))
+@pytest.mark.parametrize("first", sorted({p.name[0] for p in POINTS}))
+@each(name=lambda first: sorted({p.name for p in POINTS if p.name[0] == first}))
 @each(point=lambda name: [p for p in POINTS if p.name == name], dtype=["float64", "float32"])
 def test_points(name, point, dtype):
     if point.name in NEEDS_SCIPY:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import CASES, every_case
+from cases import every_case, every_twice_differentiable_case
 from support import assert_close, put
 
 import dbrdist.functions as F
@@ -70,7 +70,7 @@ def test_outputs_and_gradients(case, shapes, dtype, device):
         assert_close(device, a, c, (8 if dtype == "float64" else 4) * (tolerance or 16))
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.order > 1], ids=lambda c: c.name)
+@every_twice_differentiable_case
 @each(shapes=lambda case: case.shapes)
 def test_second_order(case, shapes, device):
     arrays = case.inputs(shapes)
