@@ -30,9 +30,17 @@ def entry():
     del global_config.colour
 
 
-def test_defaults():
-    assert config.train is True and config.enable_backprop is True and config.debug is False
-    assert config.dtype == "float32"
+# As Chainer 7's documentation of `chainer.config` has them; the type is ours to name.
+DEFAULTS = {
+    "train": True, "enable_backprop": True, "keep_graph_on_report": False, "debug": False, "dtype": np.dtype("float32"),
+    "autotune": False, "compute_mode": None, "cudnn_deterministic": False, "cudnn_fast_batch_normalization": False,
+    "in_recomputing": False, "lazy_grad_sum": False, "type_check": True, "use_cudnn": "auto",
+    "use_cudnn_tensor_core": "auto", "use_ideep": "never", "use_static_graph": True, "warn_nondeterministic": False,
+}  # fmt: skip
+
+
+def test_each_switch_starts_as_chainers():
+    assert {name: getattr(global_config, name) for name in DEFAULTS} == DEFAULTS
 
 
 @pytest.mark.parametrize("name", ["autotune", "cudnn_deterministic", "keep_graph_on_report", "type_check", "use_cudnn"])
