@@ -30,9 +30,11 @@ def each(**axes: Iterable[Any] | Callable[..., Iterable[Any]]) -> Callable[[Call
     """A decorator that calls the test with every combination of the values of ``axes``, the last axis fastest.
 
     The values are an iterable, or a function of other arguments of the test, taken by name; a name that the test does
-    not take becomes an argument all the same. Each case starts from seed 0. A case that skips itself is passed over; if
-    all do, the test is skipped. The failures are raised together.
+    not take becomes an argument all the same. An axis may have several names, as pytest's: ``**{"a, b": pairs}``. Each
+    case starts from seed 0. A case that skips itself is passed over; if all do, the test is skipped. The failures are
+    raised together.
     """
+    names = {name for axis in axes for name in axis.split(", ")}
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(test)
@@ -40,7 +42,7 @@ def each(**axes: Iterable[Any] | Callable[..., Iterable[Any]]) -> Callable[[Call
         @functools.wraps(test)
         def together(**arguments: Any) -> None:
             values = [v(**_chosen(v, arguments)) if callable(v) else v for v in axes.values()]
-            cases = [dict(zip(axes, chosen)) for chosen in itertools.product(*values)]
+            cases = [_case(axes, chosen) for chosen in itertools.product(*values)]
             assert cases, "no cases"
             arguments = {name: value for name, value in arguments.items() if name in signature.parameters}
             failed, skipped = {}, []
@@ -52,7 +54,8 @@ def each(**axes: Iterable[Any] | Callable[..., Iterable[Any]]) -> Callable[[Call
                 except pytest.skip.Exception as e:
                     skipped.append(e)
                 except Exception as e:
-                    failed[name_of(case)] = e
+                    name = name_of(case)
+                    failed[f"{name} (number {number})" if name in failed or "<lambda>" in name else name] = e
                 except BaseException as e:
                     e.add_note(f"in the case {name_of(case)}")
                     raise
@@ -64,14 +67,23 @@ def each(**axes: Iterable[Any] | Callable[..., Iterable[Any]]) -> Callable[[Call
             if len(skipped) == len(cases):
                 raise skipped[0]
 
-        kept = {name: p for name, p in signature.parameters.items() if name not in axes}
-        assert len(kept) == len(signature.parameters) - len(axes), f"{test.__name__}: an axis is no argument"
+        kept = {name: p for name, p in signature.parameters.items() if name not in names}
+        assert len(kept) == len(signature.parameters) - len(names), f"{test.__name__}: an axis is no argument"
         for values in filter(callable, axes.values()):
             kept |= {n: p for n, p in inspect.signature(values).parameters.items() if n not in signature.parameters}
         together.__signature__ = signature.replace(parameters=list(kept.values()))  # type: ignore[attr-defined]
         return together
 
     return decorate
+
+
+def _case(axes: Iterable[str], chosen: Iterable[Any]) -> dict[str, Any]:
+    """The arguments of one case."""
+    case: dict[str, Any] = {}
+    for axis, value in zip(axes, chosen):
+        joint = axis.split(", ")
+        case |= zip(joint, value, strict=True) if len(joint) > 1 else {axis: value}
+    return case
 
 
 def _chosen(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from optimizer_formulas import CASES, adabound, adam, amsgrad
 import dbrdist
 from dbrdist import Parameter, optimizers
 from dbrdist.optimizers import LAMB, MSVAG, SGD, AdaBound, Adam, AMSBound, AMSGrad, RMSpropGraves
+from tests.each import each
 
 SHAPES = ((4, 3), (5,), (2, 3, 2, 2), ())
 OPTIMIZERS = [case[0] for case in CASES]
@@ -59,7 +60,7 @@ def assert_equal(first, second):
 # ---- all of them ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@each(optimizer=OPTIMIZERS)
 def test_a_saved_state_goes_on_with_the_same_bits(optimizer):
     straight, first, second = make(np.float32), make(np.float32), make(np.float32)
     run(straight, optimizer().setup(straight), range(7))
@@ -72,7 +73,7 @@ def test_a_saved_state_goes_on_with_the_same_bits(optimizer):
     assert_equal(straight, second)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@each(optimizer=OPTIMIZERS)
 def test_gaps_in_flat_memory_stay_zero(optimizer):
     link = make(np.float32)
     made = optimizer().setup(link)
@@ -84,7 +85,7 @@ def test_gaps_in_flat_memory_stay_zero(optimizer):
         assert not a[gaps].any()
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@each(optimizer=OPTIMIZERS)
 def test_a_rule_that_promises_to_keep_zero_does(optimizer):
     link = make(np.float32)
     made = optimizer().setup(link)
@@ -95,8 +96,7 @@ def test_a_rule_that_promises_to_keep_zero_does(optimizer):
     assert kept or not link.p0.update_rule.keeps_zero
 
 
-@pytest.mark.parametrize("name", WITH_EPS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@each(name=WITH_EPS, dtype=[np.float32, np.float64])
 def test_elements_without_a_gradient_stay_where_eps_is_zero(name, dtype):
     link = make(dtype)
     cls = getattr(optimizers, name)
@@ -113,7 +113,7 @@ def test_elements_without_a_gradient_stay_where_eps_is_zero(name, dtype):
         assert (link.p0.array[0] < before[0]).all()
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@each(optimizer=OPTIMIZERS)
 def test_equal_large_gradients_stay_finite_in_float32(optimizer):
     """Variances are differences of large equal numbers here, which rounding may take below zero."""
     link = make(np.float32)
@@ -126,7 +126,7 @@ def test_equal_large_gradients_stay_finite_in_float32(optimizer):
         assert np.isfinite(p.array).all()
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@each(optimizer=OPTIMIZERS)
 def test_a_frozen_parameter_and_one_with_hyperparameters_of_its_own(optimizer):
     """The others move as without them; a rule with its neighbours' values moves as they do."""
     plain, mixed = make(), make()
@@ -142,7 +142,7 @@ def test_a_frozen_parameter_and_one_with_hyperparameters_of_its_own(optimizer):
         np.testing.assert_allclose(p.array, q.array, rtol=1e-13, atol=1e-15)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@each(optimizer=OPTIMIZERS)
 def test_a_loss_scale_changes_nothing_in_float64(optimizer):
     links = make(), make()
     run(links[0], optimizer().setup(links[0]), range(4))

@@ -31,10 +31,13 @@ from dbrdist.optimizers import (
     WeightDecay,
 )
 from dbrdist.optimizers.gradient_descent import SGDRule
+from tests.each import each
 
 
-@pytest.mark.parametrize("rule", [SGD, MomentumSGD, CorrectedMomentumSGD, NesterovAG, Adam, AdamW, LARS])
-@pytest.mark.parametrize("hook", [WeightDecay(0.1), GradientHardClipping(0.5, 1.0), GradientClipping(0.1)])
+@each(
+    rule=[SGD, MomentumSGD, CorrectedMomentumSGD, NesterovAG, Adam, AdamW, LARS],
+    hook=[WeightDecay(0.1), GradientHardClipping(0.5, 1.0), GradientClipping(0.1)],
+)
 def test_gaps_stay_zero_under_every_rule_and_hook(rule, hook):
     net = Net()
     optimizer = rule().setup(net)

@@ -16,6 +16,7 @@ from dbrdist.optimizers import (
     Adam,
     MomentumSGD,
 )
+from tests.each import each
 
 # ---- new values -----------------------------------------------------------------------------------------------------
 
@@ -91,9 +92,7 @@ NEW_VALUES = {
 }
 
 
-@pytest.mark.parametrize("how", NEW_VALUES)
-@pytest.mark.parametrize("num_updates", [0, 1, 3])
-@pytest.mark.parametrize("is_set_up", [True, False])
+@each(how=NEW_VALUES, num_updates=[0, 1, 3], is_set_up=[True, False])
 def test_new_values_between_forward_and_backward_are_an_error(how, num_updates, is_set_up):
     net = after(num_updates, Net()) if is_set_up else Net()
     x = dbrdist.Variable(np.ones((4, 2)))

@@ -53,8 +53,7 @@ def gradients(step, shapes=SHAPES):
 # ---- formulas --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("optimizer", "formula"), CASES)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-13), (np.float32, 1e-5)])
+@each(**{"optimizer, formula": CASES, "dtype, tolerance": [(np.float64, 1e-13), (np.float32, 1e-5)]})
 def test_optimizer_equals_the_formula_over_eight_steps(optimizer, formula, dtype, tolerance):
     link = make(dtype)
     optimizer = optimizer().setup(link)
@@ -72,7 +71,7 @@ def test_optimizer_equals_the_formula_over_eight_steps(optimizer, formula, dtype
     assert optimizer.t == 8
 
 
-@pytest.mark.parametrize(("optimizer", "formula"), CASES)
+@each(**{"optimizer, formula": CASES})
 def test_large_parameters_are_updated_piece_by_piece_alike(optimizer, formula):
     shapes = ((300, 250), (7,), (40, 1000))
     link = make(shapes=shapes)
@@ -89,7 +88,7 @@ def test_large_parameters_are_updated_piece_by_piece_alike(optimizer, formula):
         np.testing.assert_allclose(p.array, w, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize(("optimizer", "formula"), CASES)
+@each(**{"optimizer, formula": CASES})
 def test_gradients_are_left_as_they_were(optimizer, formula):
     link = make()
     optimizer = optimizer().setup(link)
@@ -103,8 +102,7 @@ def test_gradients_are_left_as_they_were(optimizer, formula):
     np.testing.assert_array_equal(seen[0], gradients(1)[0])
 
 
-@pytest.mark.parametrize("optimizer", [case[0] for case in CASES])
-@each(dtype=["float16", "bfloat16"])
+@each(optimizer=[case[0] for case in CASES], dtype=["float16", "bfloat16"])
 def test_16_bit_parameters_follow_float64_within_their_precision(optimizer, dtype):
     dtype = dbrdist.get_dtype(dtype)
     narrow, wide = make(dtype), make(np.float64)
@@ -178,8 +176,7 @@ HOOKS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", [case[0] for case in CASES])
-@each(dtype=["float16", "bfloat16"], hooks=HOOKS)
+@each(optimizer=[case[0] for case in CASES], dtype=["float16", "bfloat16"], hooks=HOOKS)
 def test_16_bit_parameters_updated_in_float32_equal_float32_rounded_once(optimizer, dtype, hooks):
     dtype = as_dtype(dtype)
     _, narrow = run_steps(optimizer, dtype, HOOKS[hooks])
@@ -214,7 +211,7 @@ def test_values_assigned_between_updates_in_float32_are_kept():
     np.testing.assert_array_equal(after[1:], before[1:] - 0.5)
 
 
-@pytest.mark.parametrize("optimizer", [case[0] for case in CASES])
+@each(optimizer=[case[0] for case in CASES])
 def test_rules_of_their_own_and_chainer_rules_are_updated_in_float32_alike(optimizer):
     dtype = as_dtype("bfloat16")
 

@@ -129,7 +129,7 @@ def test_the_table_names_every_primitive():
     assert len(rows) > 9 and rows <= seen
 
 
-every_primitive = pytest.mark.parametrize("name", sorted({case[0].split()[0] for case in CASES}))
+every_primitive = each(name=sorted({case[0].split()[0] for case in CASES}))
 
 
 def named(name):
@@ -345,8 +345,7 @@ LAYOUT_CASES = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUT_CASES)
-@each(higher=[False, True], array_type=[np.ndarray, LikeCuPy])
+@each(name=LAYOUT_CASES, higher=[False, True], array_type=[np.ndarray, LikeCuPy])
 def test_results_and_gradients_stay_channels_last(name, higher, array_type):
     a = backend.empty(PLAIN4, np.float32)
     a[...] = np.random.default_rng(0).uniform(0.5, 1.5, PLAIN4)

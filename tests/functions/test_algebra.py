@@ -9,6 +9,7 @@ import dbrdist
 import dbrdist.functions as F
 from dbrdist import Variable
 from dbrdist.core import random
+from tests.each import each
 
 
 def ones(*shape):
@@ -92,7 +93,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("call, message", REFUSED, ids=[f"{i}" for i in range(len(REFUSED))])
+@each(**{"call, message": REFUSED})
 def test_misfits_are_refused_in_words(call, message):
     with pytest.raises(ValueError, match=message):
         call()

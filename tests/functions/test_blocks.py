@@ -76,14 +76,14 @@ def test_arrays_that_fit_into_the_cache_are_taken_at_once(monkeypatch):
     assert seen[2:] == [1 << 15] * 8 + [1]
 
 
-@pytest.mark.parametrize("name", ROWS)
+@each(name=ROWS)
 def test_sizes_around_the_limit(name, short_blocks):
     row = ROWS[name]
     for shape in SHAPES:
         check(row, operands(row, shape), np.random.default_rng(1).uniform(-1, 1, shape))
 
 
-@pytest.mark.parametrize("name", ROWS)
+@each(name=ROWS)
 def test_other_orders_in_memory(name, short_blocks):
     row, shape = ROWS[name], (15, 20)
     gy = np.random.default_rng(1).uniform(-1, 1, shape)
@@ -92,8 +92,7 @@ def test_other_orders_in_memory(name, short_blocks):
     check(row, [x[:, ::2] for x in operands(row, (15, 40))], gy)
 
 
-@pytest.mark.parametrize("name", ROWS)
-@each(dtype=[np.float32, np.float64])
+@each(name=ROWS, dtype=[np.float32, np.float64])
 def test_the_gradient_of_a_sum_is_one_value_repeated(name, dtype, short_blocks):
     row = ROWS[name]
     xs = [x.astype(dtype) for x in operands(row, (SHORT,))]

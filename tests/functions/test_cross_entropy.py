@@ -276,9 +276,7 @@ IGNORING = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("bad", [np.nan, INF, -INF])
-@pytest.mark.parametrize("name", IGNORING)
+@each(dtype=["float64", "float32", "float16", "bfloat16"], bad=[np.nan, INF, -INF], name=IGNORING)
 def test_what_is_not_finite_at_an_ignored_label_counts_nothing(name, bad, dtype):
     """Value and gradient are those of ordinary scores there, and so is the second derivative."""
     loss, shape, label_shape = IGNORING[name]

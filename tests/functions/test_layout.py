@@ -96,13 +96,12 @@ def check_layout(function, kind, provider):
         assert backend.is_channels_last(x.grad)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-@each(kind=[np.ndarray, Contiguous])
+@each(name=OPERATIONS, kind=[np.ndarray, Contiguous])
 def test_layout(name, kind):
     check_layout(OPERATIONS[name], kind, "numpy")
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@each(name=OPERATIONS)
 def test_layout_of_the_fastest_provider(name):
     check_layout(OPERATIONS[name], np.ndarray, "onednn")
 
@@ -144,7 +143,7 @@ def image_shapes(case):
     return [shapes for shapes in case.shapes if any(len(s) == 4 and min(s) > 1 for s in shapes)]
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.name not in VIEWS and image_shapes(c)], ids=lambda c: c.name)
+@each(case=[c for c in CASES if c.name not in VIEWS and image_shapes(c)])
 @each(shapes=image_shapes)
 def test_four_axes_stay_channels_last(case, shapes):
     arrays = [backend.channels_last(a) if a.ndim == 4 else a for a in case.inputs(shapes, np.float32)]

@@ -165,8 +165,7 @@ def test_integers_and_numbers_beside_variables():
 NUMBERED = {F.leaky_relu: (0.25,), F.softplus: (2.0,), F.elu: (1.5,), F.selu: (1.5, 2.0), F.clipped_relu: (3.0,)}
 
 
-@pytest.mark.parametrize("function", NUMBERED, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("kind", [np.float64, np.float32, np.array, np.longdouble])
+@each(function=NUMBERED, kind=[np.float64, np.float32, np.array, np.longdouble])
 def test_numbers_of_numpy_leave_the_type(function, kind):
     x, numbers = np.array([-1.0, 0.5, 7.0], np.float32), NUMBERED[function]
     found, wanted = Variable(x), Variable(x)

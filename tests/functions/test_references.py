@@ -100,7 +100,7 @@ def test_running_statistics_move_as_the_reference_says(point):
     assert (moved[0][0] != point.options["running_mean"]).all()
 
 
-@pytest.mark.parametrize("name, args, options, expected", KINKS, ids=[f"{k[0]}-{i}" for i, k in enumerate(KINKS)])
+@each(**{"name, args, options, expected": KINKS})
 def test_gradients_where_the_derivative_jumps(name, args, options, expected):
     xs = [Variable(a) if isinstance(a, np.ndarray) and a.dtype.kind == "f" else a for a in args]
     y = getattr(F, name)(*xs, **options)

@@ -71,14 +71,13 @@ CONVOLUTIONS = [
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize(("x_shape", "W_shape", "geometry"), CONVOLUTIONS)
+@each(**{"x_shape, W_shape, geometry": CONVOLUTIONS})
 def test_convolution_of_float16(x_shape, W_shape, geometry, provider):
     check_convolution(x_shape, W_shape, geometry, provider, "nchw", "float16")
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize(("x_shape", "W_shape", "geometry"), CONVOLUTIONS)
-@each(layout=LAYOUTS)
+@each(layout=LAYOUTS, **{"x_shape, W_shape, geometry": CONVOLUTIONS})
 def test_convolution(x_shape, W_shape, geometry, provider, layout):
     check_convolution(x_shape, W_shape, geometry, provider, layout, "float32")
 
@@ -122,8 +121,7 @@ SMALL_CONVOLUTIONS = [
 ]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("x_shape", "W_shape", "geometry"), SMALL_CONVOLUTIONS)
+@each(layout=LAYOUTS, **{"x_shape, W_shape, geometry": SMALL_CONVOLUTIONS})
 def test_small_convolutions_by_columns(x_shape, W_shape, geometry, layout):
     check_convolution(x_shape, W_shape, geometry, "columns", layout, "float32")
     x, W = draw(0, x_shape), draw(1, W_shape)

@@ -14,6 +14,7 @@ from dbrdist.core import backend
 from dbrdist.core.backend import KERNEL_ELEMENTS
 from dbrdist.core.rows import ROWS
 from dbrdist.kernels import onednn_elementwise
+from tests.each import each
 
 pytestmark = needs_onednn
 # Numbers away from those with which a row is declared.
@@ -76,7 +77,7 @@ def needs(row):
 
 
 @pytest.mark.parametrize("layout", ["nchw", "sliced", "reversed", "fortran"])
-@pytest.mark.parametrize(("name", "numbers"), CALLS)
+@each(**{"name, numbers": CALLS})
 def test_values_and_gradients(name, numbers, layout):
     row = ROWS[name]
     needs(row)
@@ -88,7 +89,7 @@ def test_values_and_gradients(name, numbers, layout):
         compare(row, xs, gy, numbers, 4e-6)
 
 
-@pytest.mark.parametrize(("name", "numbers"), CALLS)
+@each(**{"name, numbers": CALLS})
 def test_special_values(name, numbers):
     row, shape = ROWS[name], (2, KERNEL_ELEMENTS)
     needs(row)
@@ -102,7 +103,7 @@ def test_special_values(name, numbers):
             compare(row, xs, gy, numbers, 4e-6)
 
 
-@pytest.mark.parametrize(("name", "numbers"), CALLS)
+@each(**{"name, numbers": CALLS})
 def test_several_blocks(name, numbers, monkeypatch):
     """What is not finite lies in one block alone: the first, the last, which is shorter, or none."""
     row, shape = ROWS[name], (3, KERNEL_ELEMENTS + 1)
@@ -117,7 +118,7 @@ def test_several_blocks(name, numbers, monkeypatch):
                 compare(row, xs, gy, numbers, 4e-6)
 
 
-@pytest.mark.parametrize(("name", "numbers"), CALLS)
+@each(**{"name, numbers": CALLS})
 def test_images_keep_their_layout(name, numbers):
     row, shape = ROWS[name], (4, 8, 32, 33)
     needs(row)
@@ -130,8 +131,7 @@ def test_images_keep_their_layout(name, numbers):
             assert all(backend.lies_as_images(g) == (of_xs == "channels_last") for g in grads)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("name", "numbers"), CALLS)
+@each(dtype=["bfloat16", "float16"], **{"name, numbers": CALLS})
 def test_narrow_types(name, numbers, dtype):
     row, shape = ROWS[name], (3, KERNEL_ELEMENTS)
     needs(row)

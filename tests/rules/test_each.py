@@ -28,6 +28,27 @@ def test_every_combination_runs_and_all_failures_are_named():
     assert list(inspect.signature(check).parameters) == ["c"]
 
 
+def test_axes_with_several_names_and_by_names_that_the_test_does_not_take():
+    seen = []
+
+    @each(case=lambda section: [section, section + 1], **{"a, b": [(1, 2), (3, 4)]})
+    def check(case, a, b):
+        seen.append((case, a, b))
+
+    check(section=5)
+    assert seen == [(5, 1, 2), (5, 3, 4), (6, 1, 2), (6, 3, 4)]
+    assert list(inspect.signature(check).parameters) == ["section"]
+
+
+def test_functions_without_a_name_are_named_by_their_number():
+    @each(call=[lambda: 1, lambda: 0, lambda: 0])
+    def check(call):
+        assert call()
+
+    with pytest.raises(ExceptionGroup, match=r"call=<lambda> \(number 1\); call=<lambda> \(number 2\)"):
+        check()
+
+
 def test_each_case_starts_from_the_same_chance():
     states = []
 
