@@ -15,7 +15,7 @@ from dbrdist.comm import message
 from dbrdist.comm.gate import Passage
 from dbrdist.comm.reduction import Plan
 from dbrdist.core import flat, random
-from dbrdist.core.backend import to_cpu
+from dbrdist.core.backend import to_cpu, to_device
 from dbrdist.core.parameter import Parameter
 
 Matrix = np.ndarray[Any, Any]
@@ -28,11 +28,23 @@ class Compression:
     num_bytes = 0  # that this rank has sent so far
 
     def __init__(self) -> None:
-        self._errors: dict[Parameter, Matrix] = {}  # what this rank keeps, in one dimension
+        self.kept: dict[Parameter, Matrix] = {}  # what this rank did not send, in one dimension
+        self.right: dict[Parameter, Matrix] = {}  # of PowerSGD: Q, the same on all ranks
 
     def words(self) -> str:
         """The settings, which all ranks must have in common."""
         raise NotImplementedError
+
+    def forget(self) -> None:
+        """Keep nothing, and begin anew."""
+        self.kept.clear()
+        self.right.clear()
+
+    def spend(self, params: Sequence[Parameter]) -> None:
+        """Add to the gradients of some parameters what was kept of them."""
+        for p in params:
+            if p in self.kept:
+                p.grad += to_device(self.kept.pop(p).astype(p.dtype).reshape(p.shape), p.device)
 
     def reduce(
         self, comm: Any, call: Passage, plan: Plan, factors: Sequence[float] | None, divisor: float | None
@@ -47,11 +59,11 @@ class Compression:
                 grad: Matrix = np.array(to_cpu(run.grad), np.float64 if run.grad.dtype == np.float64 else np.float32)
                 np.multiply(grad, grad.dtype.type(weight), out=grad)
                 for p, where in layers:
-                    if p in self._errors:
-                        grad[where] += self._errors[p]
+                    if p in self.kept:
+                        grad[where] += self.kept[p]
                 error = grad.copy()
                 self._reduce(comm, call, number, layers, grad, error)
-                self._errors.update((p, error[where]) for p, where in layers)
+                self.kept.update((p, error[where]) for p, where in layers)
                 run.grad[...] = message.to_place(grad.astype(run.grad.dtype), run.grad)
 
     def _reduce(self, comm: Any, call: Passage, number: int, layers: Layers, grad: Matrix, error: Matrix) -> None:
@@ -75,7 +87,6 @@ class PowerSGD(Compression):
             raise ValueError(f"PowerSGD: rank: expected an integer of 1 or more, got {rank!r}")
         super().__init__()
         self.rank = rank
-        self._right: dict[Parameter, Matrix] = {}  # Q
 
     def words(self) -> str:
         return f"PowerSGD rank {self.rank}"
@@ -98,12 +109,12 @@ class PowerSGD(Compression):
             grad[where], error[where] = mean, 0
         rights = [matrix.T @ basis for (_, _, matrix, _), basis in zip(thin, left)]
         for (p, where, matrix, _), basis, right in zip(thin, left, self._mean(comm, call, rights, grad.dtype)):
-            self._right[p] = right
+            self.right[p] = right
             matrix[...] = basis @ right.T
             error[where] -= grad[where]
 
     def _begin(self, p: Parameter, number: int, layer: int, matrix: Matrix, r: int) -> Matrix:
-        right = self._right.get(p)
+        right = self.right.get(p)
         if right is None or right.shape != (matrix.shape[1], r):
             generator = random.generator(0, "PowerSGD", sample=layer, part=number)
             right = generator.standard_normal((matrix.shape[1], r)).astype(matrix.dtype)

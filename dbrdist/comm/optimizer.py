@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from dbrdist.comm import message
 from dbrdist.comm import model as models
-from dbrdist.comm.buffering import Buffers
+from dbrdist.comm.carried import Carried
 from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.comm.compression import Compression
 from dbrdist.comm.gate import Passage
@@ -19,7 +18,8 @@ from dbrdist.comm.header import Header, Steps
 from dbrdist.comm.late import LateParameters
 from dbrdist.comm.overlap import Reduction, Weights
 from dbrdist.comm.reduction import Plan, weights
-from dbrdist.comm.sharding import Sharding, check_stage
+from dbrdist.comm.sharding import Sharding
+from dbrdist.comm.way import Way, checked_way
 from dbrdist.core import backprop, flat, spans
 from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, Optimizer
 from dbrdist.core.parameter import Parameter
@@ -67,58 +67,19 @@ def create_multi_node_optimizer(
         raise TypeError(f"expected an optimizer, got {type(actual_optimizer).__name__}")
     if not isinstance(communicator, CommunicatorBase):
         raise TypeError(f"expected a communicator, got {type(communicator).__name__}")
-    stage = check_stage(zero)
-    _check_counts(accumulate, local_steps)
-    ways = {
-        "double_buffering=True": double_buffering,
-        f"zero={zero}": stage,
-        "compression": compression is not None,
-        f"local_steps={local_steps}": local_steps > 1,
-    }
-    chosen = [name for name, value in ways.items() if value]
-    if len(chosen) > 1:
-        raise ValueError(f"{' and '.join(chosen)} do not go together; take one of them")
-    if chosen and not stage and not zero_fill:
-        raise ValueError(f"zero_fill=False does not go with {chosen[0]}, which needs a gradient of every parameter")
-    if compression is not None and not isinstance(compression, Compression):
-        raise TypeError(f"compression: expected PowerSGD(...) or TopK(...), got {type(compression).__name__}")
-    if stage and not isinstance(actual_optimizer, GradientMethod):
-        raise TypeError(f"zero={stage}: expected an optimizer with update rules, got {type(actual_optimizer).__name__}")
+    way = checked_way(double_buffering, zero, compression, accumulate, local_steps, zero_fill)
+    if way.zero and not isinstance(actual_optimizer, GradientMethod):
+        raise TypeError(f"zero={zero}: expected an optimizer with update rules, got {type(actual_optimizer).__name__}")
     kind: Any = type(actual_optimizer)
-    way = Way(bool(double_buffering), stage, compression, accumulate, local_steps)
     return _class_for(kind)(actual_optimizer, communicator, zero_fill, way)
-
-
-class Way(NamedTuple):
-    """How gradients become updates; see :func:`create_multi_node_optimizer`."""
-
-    double_buffering: bool = False
-    zero: int = 0
-    compression: Compression | None = None
-    accumulate: int = 1
-    local_steps: int = 1
-
-    def words(self) -> str:
-        """One line for each setting."""
-        compressed = "none" if self.compression is None else self.compression.words()
-        lines = (*(f"{name} {value}" for name, value in self._replace(compression=None)._asdict().items()), compressed)
-        return "".join(f"{line}\n" for line in lines)
-
-
-def _check_counts(accumulate: Any, local_steps: Any) -> None:
-    for name, value in [("accumulate", accumulate), ("local_steps", local_steps)]:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}: expected an integer of 1 or more, got {value!r}")
-    if accumulate > 1 and local_steps > 1:
-        raise ValueError("accumulate and local_steps do not go together; take one of them")
 
 
 class MultiNodeOptimizer:
     """Wraps ``actual_optimizer``; made by :func:`create_multi_node_optimizer`."""
 
     __slots__ = (
-        "_buffers", "_gathered", "_is_alone", "_is_synchronized", "_known", "_num_local", "_sharding", "_steps",
-        "_target", "_way", "actual_optimizer", "communicator", "exposed_seconds", "num_samples", "zero_fill",
+        "_carried", "_is_alone", "_is_synchronized", "_known", "_sharding", "_steps", "_target", "_way",
+        "actual_optimizer", "communicator", "exposed_seconds", "num_samples", "zero_fill",
     )  # fmt: skip
 
     takes_num_samples = True  # the updater passes num_samples to update()
@@ -129,7 +90,7 @@ class MultiNodeOptimizer:
         self.zero_fill = zero_fill
         self.num_samples: int | None = None  # of this rank in the last step
         self.exposed_seconds = 0.0  # after backward, in reductions and in waiting for other ranks, so far
-        self._is_alone = communicator.size == 1 and way.accumulate == 1  # nothing travels, nothing is added up
+        self._is_alone = communicator.size == 1 and not way.carries  # nothing travels, nothing is added up
         self._is_synchronized = False
         self._target: Any = None  # of the last step
         self._known: set[Parameter] = set()  # its parameters
@@ -137,9 +98,7 @@ class MultiNodeOptimizer:
         self._steps = Steps(communicator, actual_optimizer, way.words())
         divides = way.zero and communicator.size > 1
         self._sharding = Sharding(communicator, actual_optimizer, way.zero) if divides else None
-        self._buffers = Buffers(communicator) if way.double_buffering and communicator.size > 1 else None
-        self._gathered: list[int | None] = []  # numbers of examples of the calls that only added up gradients
-        self._num_local = 0  # steps since the ranks averaged their parameters
+        self._carried = Carried(communicator, way)
 
     # ---- the step ----
 
@@ -169,8 +128,10 @@ class MultiNodeOptimizer:
             return
         self._check_scale()
         is_first = self._synchronize()
+        if self._carried.take_up(target):
+            is_first = False
         self.num_samples = num_samples
-        if num_samples == 0 and not self._gathered:
+        if num_samples == 0 and not self._carried.gathered:
             target.cleargrads()
         if self._way.accumulate > 1 and self._gathers(lossfun, args, kwds, num_samples):
             return
@@ -187,7 +148,8 @@ class MultiNodeOptimizer:
             if lossfun is not None and num_samples != 0:
                 self._backward(lossfun, args, kwds, weight=num_samples)
             self._divide_gathered()
-        self._gathered = []
+            self._send_kept()
+        self._carried.gathered = []
         if not is_whole:
             return
         with spans.span("update"):
@@ -198,15 +160,15 @@ class MultiNodeOptimizer:
 
     def _gathers(self, lossfun: Any, args: Any, kwds: Any, num_samples: int | None) -> bool:
         """Add up gradients alone, unless this call ends a step."""
-        if self._gathered and (self._gathered[0] is None) != (num_samples is None):
+        if self._carried.gathered and (self._carried.gathered[0] is None) != (num_samples is None):
             raise ValueError("accumulate: expected num_samples in all calls of update or in none")
-        is_last = len(self._gathered) == self._way.accumulate - 1
+        is_last = len(self._carried.gathered) == self._way.accumulate - 1
         if not is_last:
             if lossfun is None:
                 raise ValueError("accumulate: expected a lossfun in update, got none")
             if num_samples != 0:
                 self._backward(lossfun, args, kwds, weight=num_samples)
-            self._gathered.append(num_samples)
+            self._carried.gathered.append(num_samples)
         return not is_last
 
     def _update_alone(self, lossfun: Any, args: Any, kwds: Any, num_samples: int | None) -> None:
@@ -214,10 +176,10 @@ class MultiNodeOptimizer:
         if lossfun is not None and num_samples != 0:
             self._backward(lossfun, args, kwds)
         self.actual_optimizer.update()
-        self._num_local += 1
-        if self._num_local < self._way.local_steps:
+        self._carried.num_local += 1
+        if self._carried.num_local < self._way.local_steps:
             return
-        self._num_local = 0
+        self._carried.num_local = 0
         self._steps.post(num_samples, True, self.zero_fill)
         with self._steps.meet() as call:
             header = self._steps.wait(call)
@@ -242,9 +204,7 @@ class MultiNodeOptimizer:
         is_other = self._target is not None and self._target is not target
         is_first = is_other or not self._is_synchronized
         if is_first:
-            self._gathered, self._num_local = [], 0
-            if self._buffers is not None:
-                self._buffers.forget()
+            self._carried.forget()
         if not is_alone:
             if is_first:
                 # Not persistent values: after a resume each rank has its own batch-norm statistics.
@@ -265,9 +225,9 @@ class MultiNodeOptimizer:
 
     def _samples(self, num_samples: int | None) -> int | None:
         """Of all calls of this step."""
-        if num_samples is None or not self._gathered:
+        if num_samples is None or not self._carried.gathered:
             return num_samples
-        return num_samples + sum(n or 0 for n in self._gathered)
+        return num_samples + sum(n or 0 for n in self._carried.gathered)
 
     def _weights(self, header: Header) -> Weights:
         """(factor of each rank, divisor of the sum) of the gradients that backward left."""
@@ -284,6 +244,13 @@ class MultiNodeOptimizer:
                 flat.collect_gradients(run.params)
                 message.divide(run.grad, float(self._way.accumulate if total is None else max(total, 1)))
 
+    def _send_kept(self) -> None:
+        """What a compression kept in a run of several ranks, where there is one alone, which sends nothing."""
+        if self._way.compression is not None and self._way.compression.kept:
+            plan = self._steps.current_plan()
+            flat.collect_gradients(plan.params)
+            self._way.compression.spend(plan.params)
+
     def _update_together(self, lossfun: Any, args: Any, kwds: Any, num_samples: int | None) -> bool:
         """Mean gradients on all ranks: the header, forward and backward, the reduction.
 
@@ -296,7 +263,7 @@ class MultiNodeOptimizer:
             self._late_step(lossfun, args, kwds, works)
             self._reduce_anew(num_samples)
             return True
-        is_plain = self.zero_fill and self._buffers is None and self._way.compression is None
+        is_plain = self.zero_fill and self._carried.buffers is None and self._way.compression is None
         overlap = steps.overlap(self._sharding) if is_plain else None
         if overlap is not None:
             overlap.open(self._weights_if_known, steps.place)
@@ -317,7 +284,7 @@ class MultiNodeOptimizer:
         """Refuse a loss scale that changes between a gradient and its use, or on one rank alone."""
         if self.actual_optimizer._loss_scale_growth is None or self.communicator.size == 1:
             return
-        if self._buffers is not None or self._way.compression is not None:
+        if self._carried.buffers is not None or self._way.compression is not None:
             raise ValueError(
                 "a dynamic loss scale does not go with double_buffering or compression, which use gradients of "
                 "earlier steps; set a constant one"
@@ -335,8 +302,8 @@ class MultiNodeOptimizer:
             header = steps.wait(call)
             plan = steps.plan()
             if plan is not None and header.same_runs and self.zero_fill:
-                if self._buffers is not None:
-                    return self._buffers.swap(plan, *self._weights(header), steps.place)
+                if self._carried.buffers is not None:
+                    return self._carried.buffers.swap(plan, *self._weights(header), steps.place)
                 if overlap is not None and header.is_placed:
                     overlap.wait(*self._weights(header))
                 else:
@@ -402,7 +369,7 @@ class MultiNodeOptimizer:
             loss = lossfun(*args, **kwds)
         if after_forward is not None:
             after_forward()
-        if not self._gathered:
+        if not self._carried.gathered:
             self.target.cleargrads()
         scale = self.actual_optimizer._loss_scale
         if self._way.accumulate > 1 and weight is not None:
@@ -447,7 +414,7 @@ class MultiNodeOptimizer:
     @property
     def num_local_steps(self) -> int | None:
         """Steps of this rank by itself since the ranks averaged their parameters; None where all steps are joint."""
-        return self._num_local if self._way.local_steps > 1 and self.communicator.size > 1 else None
+        return self._carried.num_local if self._way.local_steps > 1 and self.communicator.size > 1 else None
 
     @property
     def hyperparam(self) -> Any:
@@ -488,16 +455,27 @@ class MultiNodeOptimizer:
         """True if no gradient holds NaN or infinity."""
         return bool(self.actual_optimizer.is_safe_to_update())
 
-    def whole_state(self, root: int = 0) -> AbstractContextManager[None]:
-        """``with optimizer.whole_state():`` rank ``root`` has all of a divided state, and can save it. Collective.
+    @contextlib.contextmanager
+    def whole_state(self, root: int = 0) -> Iterator[None]:
+        """``with optimizer.whole_state():`` rank ``root`` can save what all ranks have. Collective.
 
-        It then needs the memory for it. Loading needs no such block; any ``zero`` and number of ranks loads it.
+        That is all of a divided state, and what each rank carries into its next step. It then needs the memory for it.
+        Loading needs no such block; any ``zero`` and number of ranks loads it.
         """
-        return contextlib.nullcontext() if self._sharding is None else self._sharding.whole_state(root)
+        with contextlib.ExitStack() as stack:
+            if self._sharding is not None:
+                stack.enter_context(self._sharding.whole_state(root))
+            stack.enter_context(self._carried.everyones_on(root, self.target))
+            yield
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load the wrapped optimizer; what one saves, an optimizer of any number of ranks loads."""
+        """Save or load the wrapped optimizer; what one saves, an optimizer of any number of ranks loads.
+
+        With compression, ``accumulate``, ``local_steps`` or ``double_buffering`` it has what this rank carries into its
+        next step too, and inside :meth:`whole_state` what every rank does.
+        """
         self.actual_optimizer.serialize(serializer)
+        self._carried.serialize(serializer, self.target)
 
 
 @functools.cache

@@ -90,7 +90,7 @@ def check_error_feedback_accounts_for_every_gradient(comm):
         model, optimizer = sgd(comm, compression=compression)
         for step in range(8):
             optimizer.update(model, *gradients(comm.rank, step))
-        kept = comm.allreduce(compression._errors[model.W]).reshape(20, 15) / comm.size
+        kept = comm.allreduce(compression.kept[model.W]).reshape(20, 15) / comm.size
         total = sum(means(comm, step)[0] for step in range(8))
         np.testing.assert_allclose(-model.W.array / LR + kept, total, rtol=1e-9, atol=1e-10)
 
@@ -126,7 +126,7 @@ def check_what_is_kept_has_the_weight_of_its_step(comm):
             for call, counts in zip(calls, table):
                 optimizer.update(model, *gradients(comm.rank, call), num_samples=int(counts[comm.rank]))
                 total = total + sum(n * gradients(k, call)[0] for k, n in enumerate(counts)) / table.sum()
-        kept = comm.allreduce(compression._errors[model.W]).reshape(20, 15) / comm.size
+        kept = comm.allreduce(compression.kept[model.W]).reshape(20, 15) / comm.size
         np.testing.assert_allclose(-model.W.array / LR + kept, total, rtol=1e-9, atol=1e-10)
 
 
@@ -140,10 +140,10 @@ def check_what_is_kept_stays_with_its_parameter(comm):
         optimizer.update(model, *gradients(comm.rank, 0))
         theirs.update(other, np.zeros((20, 15)), np.zeros(7))
         assert not other.W.array.any()
-        kept = compression._errors[model.W].copy()
+        kept = compression.kept[model.W].copy()
         model.W.update_rule.enabled = False
         optimizer.update(model, *gradients(comm.rank, 1))
-        assert (compression._errors[model.W] == kept).all()
+        assert (compression.kept[model.W] == kept).all()
 
 
 def check_parameters_of_every_size_travel(comm):
