@@ -7,10 +7,10 @@ The turn that a camera's EXIF tag asks for is not applied. Images are (H, W, C) 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import io
+import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -69,16 +69,22 @@ def decode_briefly(data: bytes) -> Image:
         height, width = _check_jpeg(data)
         room = _room.of(3 * height * width)
         if room is not None:
-            with contextlib.suppress(Exception):  # whatever it is, the other way says so, or can read it
-                import simplejpeg
-
-                return simplejpeg.decode_jpeg(data, "RGB", strict=False, buffer=room)
+            try:
+                return _simplejpeg().decode_jpeg(data, "RGB", strict=False, buffer=room)
+            except Exception:  # whatever it is, the other way says so, or can read it
+                pass
     return decode(data)
 
 
-def _decode_simplejpeg(data: bytes, keep: bool) -> Image:
+@functools.cache
+def _simplejpeg() -> Any:
     import simplejpeg
 
+    return simplejpeg
+
+
+def _decode_simplejpeg(data: bytes, keep: bool) -> Image:
+    simplejpeg = _simplejpeg()
     if not data.startswith(_JPEG):
         raise ImageDecodeError("not a JPEG")
     gray = keep and simplejpeg.decode_jpeg_header(data)[2].lower() == "gray"
@@ -171,22 +177,24 @@ def decode(data: bytes, keep_channels: bool = False) -> Image:
     raise ImageDecodeError("; ".join(reasons))
 
 
-_SIZES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})  # markers of a frame, which holds the size
+_SIZES = frozenset({*range(0xFFC0, 0xFFD0)} - {0xFFC4, 0xFFC8, 0xFFCC})  # markers of a frame, which holds the size
+_SCAN, _PADDING = 0xFFDA, 0xFFFF
+_segment = struct.Struct(">HH").unpack_from  # marker and length
 
 
 def _check_jpeg(data: bytes) -> tuple[int, int]:
     """Height and width from the header of a JPEG whose end is there; (0, 0) where the header has none."""
-    position, size = 2, (0, 0)
-    while position + 9 < len(data) and data[position] == 0xFF:
-        marker = data[position + 1]
-        if marker == 0xFF:  # padding
+    position, size, last = 2, (0, 0), len(data) - 9
+    while position < last:
+        marker, length = _segment(data, position)
+        if marker == _SCAN or marker < 0xFF00:
+            break
+        if marker == _PADDING:
             position += 1
             continue
         if marker in _SIZES:
-            size = int.from_bytes(data[position + 5 : position + 7]), int.from_bytes(data[position + 7 : position + 9])
-        if marker == 0xDA:
-            break
-        position += 2 + int.from_bytes(data[position + 2 : position + 4])
+            size = _segment(data, position + 5)
+        position += 2 + length
     if data.rfind(b"\xff\xd9") <= position:  # thumbnails, whose ends lie in front of the scan, do not count
         raise ImageDecodeError(f"the JPEG is cut short: its {len(data)} bytes have no end marker")
     return size
@@ -199,9 +207,7 @@ def encode_jpeg(image: Image, quality: int) -> bytes:
     """The bytes of a JPEG file with half the colour resolution (4:2:0); ``image`` (H, W, 3) RGB of uint8."""
     kind = decoder()
     if kind == "simplejpeg":
-        import simplejpeg
-
-        return bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality, "RGB", "420"))
+        return bytes(_simplejpeg().encode_jpeg(np.ascontiguousarray(image), quality, "RGB", "420"))
     if kind == "opencv":
         cv2 = _cv2()
         return bytes(cv2.imencode(".jpg", image[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, quality])[1])
@@ -274,9 +280,12 @@ def _weights(old: int, new: int, method: str) -> Any:
 # ---- mirrors and tables ---------------------------------------------------------------------------------------------
 
 
+_UINT8 = np.dtype(np.uint8)
+
+
 def _fits(room: Any, shape: tuple[int, ...]) -> bool:
     """Whether OpenCV writes an image of this shape straight into ``room``."""
-    return room is not None and room.shape == shape and shape[2] == 3 and room.dtype == np.uint8
+    return room is not None and room.shape == shape and shape[2] == 3 and room.dtype == _UINT8
 
 
 def mirror(image: Image, out: Any = None) -> Image:
