@@ -14,6 +14,7 @@ import pytest
 from dbrdist import datasets, optimizers, training
 from dbrdist import links as L
 from dbrdist.comm import create_multi_node_optimizer, run_threads
+from dbrdist.comm.compression import PowerSGD, TopK
 from dbrdist.comm.extensions import StepAgreement
 from dbrdist.comm.snapshots import AverageStatistics, LocalState, SharedSnapshot
 from dbrdist.core import random
@@ -93,12 +94,12 @@ def test_a_resume_gives_each_rank_its_own_or_the_mean(before, now):
 # ---- a trainer of the library's own names ----
 
 
-def train(comm, out, epochs, autoload=False, seen=None):
+def train(comm, out, epochs, autoload=False, seen=None, **options):
     """A run on digits with batch normalization, one snapshot per epoch; the trained parameters and statistics."""
     train, _ = datasets.get_digits()
     random.set_seed(0)
     model = L.Classifier(Sequential(L.BatchNormalization(64), L.Linear(64, 10)))
-    optimizer = create_multi_node_optimizer(optimizers.MomentumSGD(0.1), comm).setup(model)
+    optimizer = create_multi_node_optimizer(optimizers.MomentumSGD(0.1), comm, **options).setup(model)
     iterator = SerialIterator(train, 200, last="short", rank=comm.rank, size=comm.size, seed=0)
     trainer = training.Trainer(training.StandardUpdater(iterator, optimizer), triggers.EndTrigger(epochs), out)
     agreement = StepAgreement(comm, iterator, shares_time=True)
@@ -136,6 +137,32 @@ def test_a_trainer_goes_on_from_a_shared_snapshot(tmp_path, num_ranks):
         assert not np.array_equal(parts[0][1][0], parts[1][1][0])
     assert all(seen == parts[0][2] for _, _, seen in parts)  # the same time and the same loss on all ranks
     assert all(seconds > 0 and list(observed) == ["main/loss", "main/accuracy"] for _, seconds, observed in seen)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        lambda: {"compression": TopK(0.05)},
+        lambda: {"compression": PowerSGD(1), "accumulate": 3},
+        lambda: {"local_steps": 3},
+        lambda: {"double_buffering": True},
+        lambda: {"zero": 2, "accumulate": 3},
+    ],
+)
+def test_a_trainer_goes_on_within_a_round(tmp_path, options):
+    """After eight steps, two batches are added up, and ranks are two steps into their round."""
+
+    def straight(comm):
+        return train(comm, str(tmp_path / "straight"), 2, **options())
+
+    def cut(comm):
+        train(comm, str(tmp_path / "cut"), 1, **options())
+        return train(comm, str(tmp_path / "cut"), 2, autoload=True, **options())
+
+    whole, parts = run_threads(3, straight, timeout_seconds=60), run_threads(3, cut, timeout_seconds=60)
+    for mine, theirs in zip(whole, parts, strict=True):
+        for a, b in zip([*mine[0], *mine[1]], [*theirs[0], *theirs[1]], strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from dbrdist.comm import create_multi_node_optimizer
 from dbrdist.core.chain import Chain
 from dbrdist.core.link import Link
 from dbrdist.core.parameter import Parameter
+from dbrdist.core.serializer import NpzDeserializer, saved_state
 from dbrdist.core.variable import Variable
 from dbrdist.datasets.base import block_bounds
 from dbrdist.errors import CommunicatorError
@@ -137,6 +138,26 @@ def check_the_first_update_updates(comm):
     optimizers.SGD(lr=0.1).setup(alone).update(alone, x, t)
     close(weights(model), weights(alone), 1e-14)
     assert not np.allclose(weights(model)["/l1/W"], before["/l1/W"])
+
+
+def check_the_first_update_after_a_resume_updates(comm):
+    """It has rank 0's parameters on all ranks, and applies its gradients too."""
+    found = list(batches(4))
+    states = []
+    for cut in (False, True):
+        model = Net(seed=comm.rank)
+        optimizer = create_multi_node_optimizer(optimizers.MomentumSGD(lr=0.1).setup(model), comm)
+        for step, batch in enumerate(found):
+            if cut and step == 3:
+                saved = comm.bcast_obj((saved_state(model), saved_state(optimizer)))
+                model = Net(seed=9 + comm.rank)
+                optimizer = create_multi_node_optimizer(optimizers.MomentumSGD(lr=0.1).setup(model), comm)
+                for entries, obj in zip(saved, (model, optimizer)):
+                    NpzDeserializer(entries).load(obj)
+            optimizer.update(model, *batch)
+        states.append(weights(model))
+        assert optimizer.t == 4
+    close(states[1], states[0], 0)
 
 
 def check_late_parameters_on_ranks_without_samples(comm):

@@ -107,6 +107,17 @@ def test_epochs_and_seeds_have_orders_of_their_own():
     assert ShuffleOrderSampler(1).order(2, 50).tolist() == orders[-1]
 
 
+def test_a_ranks_share_is_another_one_in_each_epoch():
+    """One permutation of all examples per epoch is divided; nobody keeps the same part for the whole run."""
+    shares = []
+    for rank in range(3):
+        it = SerialIterator(np.arange(30), 6, seed=0, rank=rank, size=3)
+        shares.append([set(functools.reduce(operator.iadd, take(it, 5), [])) for _ in range(4)])
+    for epoch in range(4):
+        assert sorted(i for share in shares for i in share[epoch]) == list(range(30))
+    assert all(len({frozenset(part) for part in share}) == 4 for share in shares)
+
+
 def test_the_order_is_that_of_earlier_versions():
     # A change of these numbers breaks the resume of every saved run.
     assert ShuffleOrderSampler(0).order(0, 8).tolist() == [7, 6, 3, 4, 0, 5, 1, 2]

@@ -8,7 +8,7 @@ import pytest
 from dbrdist.comm import arenas, create_communicator, hosts, mpi, speed
 from dbrdist.core.chain import Chain
 from dbrdist.core.parameter import Parameter
-from tests.comm import sharding_contract
+from tests.comm import carried_contract, reduction_ways_contract, sharding_contract
 from tests.comm.sharding_contract import batches, create_multi_node_optimizer, made, net, steps
 
 
@@ -27,10 +27,16 @@ def test_sharding_over_mpi(comm, check):
     check(comm)
 
 
-def test_two_hosts(monkeypatch):
-    monkeypatch.setattr(hosts, "local_ranks", lambda _, c: c.Split(c.rank // 2, c.rank))
-    comm = create_communicator("flat", shared_memory=True)
+@pytest.mark.parametrize("name", ["flat", "hierarchical", "two_dimensional", "non_cuda_aware"])
+def test_several_hosts(monkeypatch, name):
+    """Hosts of one rank and of all others: divided state, compressed and late gradients, and rounds of local SGD."""
+    monkeypatch.setattr(hosts, "local_ranks", lambda _, c: c.Split(int(c.rank > 0), c.rank))
+    comm = create_communicator(name, **({"shared_memory": True} if name == "flat" else {}))
+    assert comm.inter_size == min(comm.size, 2)
     sharding_contract.check_weights_are_those_of_one_process(comm)
+    reduction_ways_contract.check_power_sgd_is_that_of_the_paper(comm)
+    reduction_ways_contract.check_top_k_sends_the_largest(comm)
+    carried_contract.check_a_snapshot_at_once_after_a_resume_is_the_same(comm)
     comm.finalize()
 
 
