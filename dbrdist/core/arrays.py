@@ -167,10 +167,14 @@ def _is_basic(slices: Any) -> bool:
     return all(p is None or p is Ellipsis or isinstance(p, (int, np.integer, slice)) for p in parts)
 
 
-def scattered(x: Array, slices: Any, shape: tuple[int, ...], to_images: bool) -> Array:
+def scattered(x: Array, slices: Any, shape: tuple[int, ...], to_images: bool, out: Array = None) -> Array:
     xp = get_array_module(x)
     dtype = x.dtype if _is_basic(slices) else accumulation_dtype(x.dtype)
-    y = zeros(shape, dtype, x) if to_images else zeros_as(x, shape, dtype)
+    if out is not None and out.dtype == dtype:
+        out[...] = 0
+        y = out
+    else:
+        y = zeros(shape, dtype, x) if to_images else zeros_as(x, shape, dtype)
     if _is_basic(slices):
         y[slices] = x
         return y

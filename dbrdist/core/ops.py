@@ -271,7 +271,7 @@ class GetItem(FunctionNode):
     """y = x[slices]"""
 
     is_linear = True
-    gives_new = True
+    gives_new = writes = True
     was_images = False
 
     def __init__(self, slices: Any) -> None:
@@ -281,8 +281,8 @@ class GetItem(FunctionNode):
         self.was_images = arrays.are_images(xs[0])
         return (arrays.item(xs[0], self.slices),)
 
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (scatter(gys[0], self.slices, self.inputs[0].shape, self.was_images),)
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any = None) -> tuple[Any, ...]:
+        return (scatter(gys[0], self.slices, self.inputs[0].shape, self.was_images, out and out[0]),)
 
 
 class Scatter(FunctionNode):
@@ -363,11 +363,14 @@ def getitem(x: Any, slices: Any) -> Any:
     return GetItem(slices).apply((x,))[0] if isinstance(x, Variable) else arrays.item(x, slices)
 
 
-def scatter(x: Any, slices: Any, shape: tuple[int, ...], to_images: bool = False) -> Any:
-    """Zeros of ``shape`` with x added at ``slices``; repeated indices add up. ``to_images``: laid out as images are"""
+def scatter(x: Any, slices: Any, shape: tuple[int, ...], to_images: bool = False, out: Array = None) -> Any:
+    """Zeros of ``shape`` with x added at ``slices``; repeated indices add up. ``to_images``: laid out as images are.
+
+    ``out``: where an array x may write the result.
+    """
     if isinstance(x, Variable):
         return Scatter(slices, shape, to_images).apply((x,))[0]
-    return arrays.scattered(x, slices, shape, to_images)
+    return arrays.scattered(x, slices, shape, to_images, out)
 
 
 # ---- matrix product -------------------------------------------------------------------------------------------------

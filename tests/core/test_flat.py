@@ -103,6 +103,23 @@ def test_first_contribution_is_written_into_the_view_and_later_ones_add():
     np.testing.assert_array_equal(W.grad, 2 * expected)
 
 
+@pytest.mark.parametrize("slices", [np.array([[2, 0, 2]]), (np.array([1, -1]), np.array([1, 1])), np.s_[1:], (0, ...)])
+def test_gradients_of_places_are_written_into_the_view_and_added(slices):
+    W = Parameter(np.ones((3, 2)))
+    flat.gather([W])
+    W.node.view[...] = 99  # what was there must not count
+    expected = np.zeros((3, 2))
+    y = ops.getitem(W, slices)
+    weights = np.arange(1.0, y.size + 1).reshape(y.shape)
+    np.add.at(expected, slices, weights)
+    ops.sum(y * weights).backward()
+    assert W.grad is W.node.view
+    np.testing.assert_array_equal(W.grad, expected)
+    ops.sum(ops.getitem(W, slices) * weights + y * weights).backward()
+    assert W.grad is W.node.view
+    np.testing.assert_array_equal(W.grad, 3 * expected)
+
+
 @pytest.mark.parametrize("observed", [False, True])
 def test_rules_are_handed_the_view_only_for_a_first_contribution(observed):
     seen = []
