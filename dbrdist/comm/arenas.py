@@ -215,8 +215,9 @@ def _add_between_hosts(
     hosts = comm._hosts
     own = pieces[hosts.place][begin:end]
     total = np.empty(own.size, np.float32) if message.is_narrow(own.dtype) else own
-    for first, last in _chunks(0, own.size, own.itemsize):
-        total[first:last] = message.weighted_sum([p[begin + first : begin + last] for p in pieces], factors)
+    if len(pieces) > 1 or factors is not None or total is not own:  # else a host's sum is what its rank has
+        for first, last in _chunks(0, own.size, own.itemsize):
+            total[first:last] = message.weighted_sum([p[begin + first : begin + last] for p in pieces], factors)
     if total is not own:  # narrow already: its sums are not
         codec = Codec()
     codec.carry(total, lambda x: comm._reduce_between(call, x, divisor))

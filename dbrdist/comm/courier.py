@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-PAUSE_SECONDS = 5e-5  # between two looks
+PAUSE_SECONDS = 5e-5  # between two looks, at least
 
 
 class Courier:

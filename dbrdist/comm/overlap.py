@@ -8,6 +8,8 @@ complete on this rank holds up those behind it, and what backward never reaches 
 
 from __future__ import annotations
 
+import statistics
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -22,6 +24,8 @@ from dbrdist.core.variable import VariableNode
 Weights: TypeAlias = tuple[Sequence[float] | None, float | None]  # factor of each rank, divisor of the sum
 
 _LINE = 64  # elements: a bucket begins where a parameter may
+_PAUSES_PER_BUCKET = 40
+_LONGEST_PAUSE_SECONDS = 5e-4  # TCP's buffers last that long at 1 Gb/s; with 1 ms a reduction took twice the time
 
 
 class Bucket:
@@ -69,6 +73,8 @@ class Reduction:
         self._weights: Callable[[], Weights | None] = lambda: None
         self._known: Weights | None = None
         self._place = ("", 0)
+        self._took: list[float] = []  # seconds of each bucket of the last step
+        self._pause_seconds = PAUSE_SECONDS
 
     def open(self, weights: Callable[[], Weights | None], place: tuple[str, int]) -> None:
         """Begin a step.
@@ -81,6 +87,11 @@ class Reduction:
         self._num_started, self._known = 0, None
         self._of_node = {}
         self._weights, self._place = weights, place
+        if self._took:
+            # Each look takes the core from backward: on a slow network it looks less often.
+            pause = statistics.median(self._took) / _PAUSES_PER_BUCKET
+            self._pause_seconds = min(max(pause, PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+        self._took = []
 
     @property
     def may_have_started(self) -> bool:
@@ -122,10 +133,12 @@ class Reduction:
         assert plan is not None
 
         def reduce(comm: Any) -> None:
+            began = time.perf_counter()
             with comm._gate.call("reduce", place) as call:
-                call.pause_seconds = PAUSE_SECONDS
+                call.pause_seconds = self._pause_seconds
                 with spans.span(f"reduce bucket {number}"):
                     plan.reduce_part(comm, call, bucket.run_number, bucket.begin, bucket.end, factors, divisor)
+            self._took.append(time.perf_counter() - began)
 
         self._courier.put(reduce)
 

@@ -32,6 +32,7 @@ T = TypeVar("T")
 PIECE_BYTES = 1 << 18  # of each rank at a time: two per rank stay in the second-level cache
 _SHARED_FROM_BYTES = 1 << 16  # below, one message is as fast
 _OVERLAP_FROM_BYTES = 1 << 20  # below, a reduction is over before a thread would have begun it
+_MOST_BUCKETS = 48
 _NUM_BUFFERS = 2  # a piece is written while slower ranks still read the piece before it
 
 
@@ -154,7 +155,8 @@ class FlatCommunicator(MpiCommunicator):
             return None
         if not self._bucket_bytes:
             self._bucket_bytes = speed.bucket_bytes(courier.comm)
-        return Reduction(courier, plan, self._bucket_bytes)
+        # What travels after backward is the last bucket; more of them cost the core more than they hide.
+        return Reduction(courier, plan, max(self._bucket_bytes, plan.num_bytes // _MOST_BUCKETS))
 
     def _background(self) -> Courier | None:
         if self._courier is None and mpi.watching_is_allowed() and self.size > 1:
