@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from dbrdist.comm import agree
 from dbrdist.comm.buffering import Buffers
 from dbrdist.comm.way import Way
 from dbrdist.core.backend import is_array, to_cpu, to_device
 from dbrdist.core.parameter import Parameter
-from dbrdist.errors import CheckpointError, CommunicatorError
+from dbrdist.errors import CheckpointError
 
 HostArray = np.ndarray[Any, Any]
 Entries: TypeAlias = dict[str, HostArray]  # by kind and path of the parameter: kept/l1/W
@@ -132,7 +133,10 @@ class Carried:
             return
         if text is None:
             return
-        about = json.loads(str(text))
+        try:
+            about = json.loads(str(text))
+        except ValueError as e:
+            raise CheckpointError(f"carried/about: cannot be read: {e}") from None
         common = _read(serializer["all"], about["common"])
         parts = {int(k): _read(serializer[f"rank{k}"], keys) for k, keys in about["ranks"].items()}
         if about["size"] == self._comm.size:
@@ -147,12 +151,18 @@ class Carried:
         loaded, self._loaded = self._loaded, None
         if loaded is None:
             return False
-        self._check_alike(loaded)
-        params = {name: p for p, name in _names(target).items()}
+        counts = loaded.own.get("counts", np.empty(0, np.int64)) if self._way.accumulate > 1 else np.empty(0, np.int64)
+        words = [f"local steps {loaded.common['num_local']}", f"calls gathered {counts.size}", *sorted(loaded.common)]
+        agree.same_everywhere(self._comm, agree.as_lines(words), "the same moment of a run")
         self.num_local = int(loaded.common["num_local"])
-        self.gathered = [None if n == _NO_COUNT else n for n in loaded.own.get("counts", np.empty(0)).tolist()]
+        self.gathered = [None if n == _NO_COUNT else n for n in counts.tolist()]
         if self.gathered:
             target.cleargrads()
+        with agree.together(self._comm):
+            self._take_all(loaded, {name: p for p, name in _names(target).items()})
+        return True
+
+    def _take_all(self, loaded: Loaded, params: dict[str, Parameter]) -> None:
         arriving: dict[Parameter, HostArray] = {}
         for key, value in [*loaded.common.items(), *loaded.own.items()]:
             kind, _, path = key.partition("/")
@@ -161,10 +171,12 @@ class Carried:
                 path, _, name = path.rpartition("/")
                 _set_state(params.get(f"/{path}"), name, value)
             elif p is not None:
+                if kind != "right" and value.size != p.size:
+                    words = f"carried/{key}: expected {p.size} elements as in the model, found {value.size}"
+                    raise CheckpointError(f"{words} in the saved state")
                 self._take(kind, p, value, arriving)
         if self.buffers is not None and arriving:
             self.buffers.resume(arriving)
-        return True
 
     def _take(self, kind: str, p: Parameter, value: HostArray, arriving: dict[Parameter, HostArray]) -> None:
         compression = self._way.compression
@@ -174,22 +186,10 @@ class Carried:
             compression.right[p] = value
         elif kind == "arriving":
             arriving[p] = value
-        elif kind == "gradient":
-            p.grad = to_device(value, p.device)
+        elif kind == "gradient" and self.gathered:
+            p.grad = to_device(value.astype(p.dtype, copy=False), p.device)
         elif kind == "value":
             p.array[...] = to_device(value, p.device)
-
-    def _check_alike(self, loaded: Loaded) -> None:
-        """Refuse ranks that have loaded different moments of a run."""
-        words = f"{int(loaded.common['num_local'])} local steps, {loaded.own.get('counts', np.empty(0)).size} gathered "
-        words += f"calls, {', '.join(sorted(loaded.common))}"
-        everyone = self._comm.allgather_obj(words)
-        other = [rank for rank, theirs in enumerate(everyone) if theirs != everyone[0]]
-        if other:
-            raise CommunicatorError(
-                f"expected all ranks to resume at the same moment, but rank 0 has loaded {everyone[0]}; rank "
-                f"{other[0]} {everyone[other[0]]}"
-            )
 
 
 def _names(target: Any) -> dict[Parameter, str]:

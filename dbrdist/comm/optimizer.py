@@ -162,7 +162,7 @@ class MultiNodeOptimizer:
         """Add up gradients alone, unless this call ends a step."""
         if self._carried.gathered and (self._carried.gathered[0] is None) != (num_samples is None):
             raise ValueError("accumulate: expected num_samples in all calls of update or in none")
-        is_last = len(self._carried.gathered) == self._way.accumulate - 1
+        is_last = len(self._carried.gathered) >= self._way.accumulate - 1  # more where another number was set before
         if not is_last:
             if lossfun is None:
                 raise ValueError("accumulate: expected a lossfun in update, got none")
@@ -234,7 +234,8 @@ class MultiNodeOptimizer:
         if self._way.accumulate == 1:
             return weights(header.counts)
         weights(header.counts)  # its checks
-        total = sum(header.counts) if header.counts[0] >= 0 else self.communicator.size * self._way.accumulate
+        num_calls = len(self._carried.gathered) + 1
+        total = sum(header.counts) if header.counts[0] >= 0 else self.communicator.size * num_calls
         return None, float(total)
 
     def _divide_gathered(self) -> None:
@@ -242,7 +243,8 @@ class MultiNodeOptimizer:
             total = self._samples(self.num_samples)
             for run in self._steps.current_plan().runs:
                 flat.collect_gradients(run.params)
-                message.divide(run.grad, float(self._way.accumulate if total is None else max(total, 1)))
+                num_calls = len(self._carried.gathered) + 1
+                message.divide(run.grad, float(num_calls if total is None else max(total, 1)))
 
     def _send_kept(self) -> None:
         """What a compression kept in a run of several ranks, where there is one alone, which sends nothing."""

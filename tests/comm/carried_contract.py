@@ -11,7 +11,7 @@ from dbrdist.comm import create_multi_node_optimizer
 from dbrdist.comm.compression import PowerSGD, TopK
 from dbrdist.core.serializer import NpzDeserializer, saved_state
 from dbrdist.datasets.base import block_bounds
-from dbrdist.errors import CommunicatorError
+from dbrdist.errors import CheckpointError, CommunicatorError
 from tests.comm.contract import raises
 from tests.comm.training_contract import Net, batches, close, weights
 
@@ -261,7 +261,7 @@ def check_ranks_that_resume_at_different_moments_raise_on_all(comm):
     steps(comm, model, optimizer, found[1:2])
     late = saved(comm, model, optimizer)
     again, optimizer = resumed(comm, early if comm.rank == 0 else late, "accumulate")
-    raises(CommunicatorError, "resume at the same moment", lambda: steps(comm, again, optimizer, found))
+    raises(CommunicatorError, "the same moment of a run", lambda: steps(comm, again, optimizer, found))
 
 
 def check_frozen_and_missing_parameters(comm):
@@ -284,6 +284,46 @@ def check_frozen_and_missing_parameters(comm):
             steps(comm, model, optimizer, found[5:])
             results.append(weights(model))
         assert same(*results), way
+
+
+def check_other_settings_than_before(comm):
+    """More calls gathered than a step has now, one call a step, another rank of PowerSGD, wider parameters."""
+    found = list(batches(4))
+    settings = {"dtype": np.float64, "kind": optimizers.SGD, "lr": 0.1}
+    model, optimizer = made(comm, {"accumulate": 3}, **settings)
+    steps(comm, model, optimizer, found[:2])
+    state = saved(comm, model, optimizer)
+    for num_calls, calls in [(2, found[:3]), (1, found[2:3])]:
+        options = {"accumulate": num_calls, "compression": TopK(1.0)}  # which sends all
+        again, optimizer = resumed(comm, state, options, **settings)
+        steps(comm, again, optimizer, found[2:3])
+        assert optimizer.t == 1
+        alone = Net(np.float64, 0, 20)
+        plain = optimizers.SGD(lr=0.1).setup(alone)
+        plain.update(alone, *(np.concatenate(arrays) for arrays in zip(*calls)))
+        close(weights(again), weights(alone), 1e-12)
+    for before, after in [({"compression": PowerSGD(2)}, "PowerSGD"), ("TopK", "PowerSGD"), ("PowerSGD", "TopK")]:
+        model, optimizer = made(comm, before)
+        steps(comm, model, optimizer, batches(2, np.float32))
+        again, optimizer = resumed(comm, saved(comm, model, optimizer), after, dtype=np.float64)
+        steps(comm, again, optimizer, found)
+        assert optimizer.t == 6
+
+
+def check_damaged_entries_raise_on_all(comm):
+    model, optimizer = made(comm, "accumulate")
+    found = list(batches(2, np.float32))
+    steps(comm, model, optimizer, found[:1])
+    state = saved(comm, model, optimizer)
+    last = f"carried/rank{comm.size - 1}/gradient/l1/W"
+    state[1][last] = state[1][last][:2]
+    again, optimizer = resumed(comm, state, "accumulate")
+    text = "gradient/l1/W: expected 100 elements as in the model, found 40"
+    raises(CheckpointError, text, lambda: steps(comm, again, optimizer, found[1:]))
+    del state[1][last]
+    raises(CheckpointError, "gradient/l1/W", lambda: resumed(comm, state, "accumulate"))
+    state[1]["carried/about"] = np.array('{"size": 2')
+    raises(CheckpointError, "carried/about: cannot be read", lambda: resumed(comm, state, "accumulate"))
 
 
 CHECKS = [function for name, function in sorted(globals().items()) if name.startswith("check_")]
