@@ -18,6 +18,7 @@ from dbrdist.cli.document import Path
 from dbrdist.cli.load import Origin
 from dbrdist.cli.refuse import WRONG, Refused
 from dbrdist.cli.settings import Custom, Settings
+from dbrdist.cli.words import said
 from dbrdist.comm import open_images_once
 from dbrdist.core.backend import is_floating
 from dbrdist.core.config import get_dtype
@@ -90,7 +91,7 @@ def find_images(config: Config, origin: Origin, comm: Any) -> FindImages:
     try:
         return {root: open_images_once(root, comm) for root in roots}.__getitem__
     except (OSError, ValueError) as error:
-        raise Refused(f"{origin.where(('data',))}: data: {error}", WRONG) from error
+        raise Refused(f"{origin.where(('data',))}: data: {said(error)}", WRONG) from error
 
 
 def data(config: Config, origin: Origin, find: FindImages = datasets.open_images) -> Data:
@@ -125,8 +126,7 @@ def _unmixed(config: Config, origin: Origin, find: FindImages) -> Data:
         train, test = _arrays(config)
         num_classes = _classes(train)
     except (OSError, ValueError, KeyError) as error:
-        words = error if not isinstance(error, KeyError) else error.args[0]
-        raise ConfigError(f"{origin.where(('data',))}: data: {words}") from error
+        raise ConfigError(f"{origin.where(('data',))}: data: {said(error)}") from error
     return Data(_transformed(train, config, origin, "train"), _transformed(test, config, origin, "test"), num_classes)
 
 
@@ -164,6 +164,8 @@ def _classes(dataset: Any) -> int | None:
     labels = np.asarray(dataset.columns[1])
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         return None
+    if not labels.size:
+        raise ValueError("the training set is empty")
     if not (labels >= 0).any():
         raise ValueError("expected labels from 0, but all of them are -1 or less, which stands for no label")
     return int(labels.max()) + 1

@@ -243,9 +243,10 @@ def _options(context: dict[str, Any]) -> list[str]:
 
 
 def _nearest(word: str, known: list[str], *, listed: bool = True) -> str:
-    close = difflib.get_close_matches(word, known, 1)
+    by_small_letters = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), by_small_letters, 1)
     if close:
-        return f", did you mean {close[0]!r}?"
+        return f", did you mean {by_small_letters[close[0]]!r}?"
     return f"; known here: {', '.join(known)}" if listed and known else ""
 
 

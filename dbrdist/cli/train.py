@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
@@ -17,6 +17,7 @@ from dbrdist.cli.config import Config
 from dbrdist.cli.folder import CONFIG
 from dbrdist.cli.load import Origin
 from dbrdist.cli.refuse import WRONG, Refused, refusal
+from dbrdist.cli.words import said
 from dbrdist.comm import abort, create_communicator, environment
 from dbrdist.core import thread_pools
 from dbrdist.errors import CheckpointError, CommunicatorError, ConfigError, CorruptExampleError
@@ -78,7 +79,7 @@ def command(
     words = [] if config is None else [config, *overrides]
     lines = _aside(words, report=report, audit=audit, predict=predict, export=export, init=init, version=version)
     if lines is not None:
-        for line in lines if environment.launched()[1] == 0 else ():
+        for line in _readable(lines) if environment.launched()[1] == 0 else ():
             print(line, flush=True)
         return 0
     stored = evaluate is not None and (config is None or ("=" in config and not os.path.exists(config)))
@@ -117,6 +118,14 @@ def _aside(words: list[str], **asked: Any) -> Iterable[str] | None:
     if asked["export"]:
         return commands.export(asked["export"], words)
     return commands.predict_images(asked["predict"], words) if asked["predict"] else None
+
+
+def _readable(lines: Iterable[str]) -> Iterator[str]:
+    """The lines; a file that cannot be read or written for them is a ConfigError."""
+    try:
+        yield from lines
+    except OSError as error:
+        raise ConfigError(f"dbrdist-train: {said(error)}") from error
 
 
 def _checked(config: str, overrides: tuple[str, ...], trusted: bool) -> tuple[Config, Origin]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from dbrdist.cli.components import InitFrom
 from dbrdist.cli.load import Origin
+from dbrdist.cli.words import said
 from dbrdist.core import safetensors
 from dbrdist.core.backend import get_array_module, is_array
 from dbrdist.core.serializer import read_npz
@@ -49,7 +50,7 @@ def begin_with(settings: InitFrom, network: Any, origin: Origin) -> None:
     try:
         found = _read(settings.path)
     except (OSError, CheckpointError) as error:
-        raise ConfigError(f"{where}: {error}") from error
+        raise ConfigError(f"{where}: {said(error)}") from error
     wanted = dict(_targets(network))
     if "fc.weight" in found:
         found = from_torchvision(found)

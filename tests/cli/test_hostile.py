@@ -161,6 +161,10 @@ def test_datasets_of_dictionaries(run):
 
 
 def test_labels_that_stand_for_none(run):
+    np.savez("empty.npz", x=np.zeros((0, 4), np.float32), y=np.zeros(0, np.int32))
+    assert "data: the training set is empty" in refused(
+        run, "h.yaml", "model=mlp", "data={name: npz, train: empty.npz}"
+    )
     np.savez("none.npz", x=np.zeros((20, 4), np.float32), y=-np.ones(20, np.int32))
     err = refused(run, "h.yaml", "model=mlp", "data={name: npz, train: none.npz}")
     assert "expected labels from 0, but all of them are -1 or less" in err

@@ -219,6 +219,21 @@ def test_predictions_name_the_classes(run):
     assert code == 2 and "expected image files" in err
 
 
+def test_runs_and_files_that_are_not_there_are_a_sentence(run):
+    run("run.yaml", "model=mlp", "transforms.train=[]")
+    for words, code, expected in [
+        (("--predict", "nowhere", "x.png"), 2, "nowhere/config.yaml: No such file or directory"),
+        (("--export", "nowhere", "x.safetensors"), 1, "nowhere: expected a snapshot in it"),
+        (("--export", "result", "nowhere/x.safetensors"), 2, "No such file or directory"),
+        (("--export", "result", "result"), 2, "expected one file to write"),
+        (("--report", "nowhere"), 1, "nowhere: expected the folder of a run"),
+        (("--audit", "nowhere"), 2, "nowhere/audit: expected the files of an audit"),
+        (("--evaluate", "nowhere"), 2, "nowhere/config.yaml: the configuration cannot be read"),
+    ]:
+        got, _, err = run(*words)
+        assert (got, expected in err, "Traceback" in err) == (code, True, False), (words, got, err)
+
+
 def test_predictions_need_classes_with_names(run):
     run("run.yaml", "model=mlp", "transforms.train=[]")
     code, _, err = run("--predict", "result", "x.png")
