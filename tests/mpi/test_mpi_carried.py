@@ -6,11 +6,10 @@ from dbrdist.comm import create_communicator
 from tests.comm import carried_contract
 
 
-@pytest.fixture(params=["naive", "shared"])
-def comm(request):
-    """Messages, and the memory that ranks share."""
-    settings = {"shared_memory": True} if request.param == "shared" else {}
-    made = create_communicator("flat" if settings else "naive", **settings)
+@pytest.fixture
+def comm():
+    """Gradients in the memory that ranks share; messages are tested on ranks that are threads."""
+    made = create_communicator("flat", shared_memory=True)
     yield made
     made.finalize()
 
