@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
 import time
+from datetime import date
 from typing import Any
 
 import harness
@@ -29,6 +31,7 @@ from dbrdist.core.chain import Chain, ChainList
 from dbrdist.datasets import ImageFolder, block_bounds
 from dbrdist.models.resnet import Basic
 
+NAME = "compression-accuracy"  # of the record
 BATCH = 128  # of all ranks
 LR, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 5e-4
 WARMUP_EPOCHS = 1  # from a tenth of the rate; afterwards it falls to zero in a straight line
@@ -173,6 +176,7 @@ def measured(world: Any, way: dict[str, Any], found: dict[str, Any], num_epochs:
     seconds = time.perf_counter() - began
     num_steps = num_epochs * (len(found["train"][0]) // BATCH)
     result = {
+        "commit": harness.commit(),
         "test_accuracy": accuracy(comm, model, found["test"]),
         "train_loss_of_last_epoch": float(np.mean(world.allgather_obj(loss))),
         "seconds": seconds,
@@ -180,6 +184,13 @@ def measured(world: Any, way: dict[str, Any], found: dict[str, Any], num_epochs:
     }
     comm.finalize()
     return result
+
+
+def recorded(settings: dict[str, Any]) -> dict[str, Any]:
+    """The ways that were recorded today with the same settings."""
+    path = harness.RECORDS / f"{NAME}-{date.today().isoformat()}.json"
+    content = json.loads(path.read_text()) if path.exists() else {}
+    return dict(content["results"]) if content.get("settings") == settings else {}
 
 
 def main() -> None:
@@ -193,16 +204,16 @@ def main() -> None:
     dbrdist.global_config.dtype = args.dtype
     world = create_communicator("flat")
     found = {part: images(world, os.path.join(args.data, part)) for part in ("train", "test")}
-    results = {}
     settings = {"num_ranks": world.size, "batch": BATCH, "epochs": args.epochs, "lr": LR, "dtype": args.dtype}
+    results = recorded(settings) if args.record else {}
     for name in args.ways:
         results[name] = measured(world, WAYS[name], found, args.epochs)
         if world.rank == 0:
             r = results[name]
             print(f"{name:<18} {100 * r['test_accuracy']:.2f} %, loss {r['train_loss_of_last_epoch']:.4f}, sent "
                   f"{r['sent_bytes_per_step']:,.0f} bytes a step, {r['seconds']:.0f} s", flush=True)  # fmt: skip
-            if args.record:  # after each: a run of an hour may be cut off
-                harness.record("compression-accuracy", settings, results)
+            if args.record:  # after each: a run of an hour may be cut off, and gone on with by --ways
+                harness.record(NAME, settings, {way: results[way] for way in WAYS if way in results})
 
 
 if __name__ == "__main__":
