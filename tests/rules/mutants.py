@@ -2,6 +2,7 @@
 
     make mutants                                        # 100 mutations drawn with seed 0, two workers
     python tests/rules/mutants.py --count 30 --seed 7 --rooms core functions --state sample.jsonl
+    python tests/rules/mutants.py --aimed               # where tests tend to have holes
     python tests/rules/mutants.py --record              # and a dated record in benchmarks/records
 
 Each mutation is made in a copy of the tree: the tests of its room run first, then its slow ones, those under mpiexec
@@ -9,6 +10,9 @@ and on the stand-in for CuPy where the room has some, and then the inner loop of
 that of a test which hangs. Where a whole stage runs out of time, as on a busy machine, nothing is known. Results go
 line by line into the state file, and a second start with the same file goes on where the first one ended. Survivors
 that change nothing one could see are marked by hand in ``equivalent_mutants.txt``.
+
+The aimed sample is drawn from conditions of branches and loops with the numbers in them, defaults of parameters,
+constants in capitals (thresholds, limits), and errors that are not raised; the other one from all places but errors.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -39,6 +43,7 @@ COPIED = ("dbrdist", "launch", "tests", "benchmarks", "examples", "docs", "READM
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
 ALL = ["tests", "-m", "not slow"]
 GPU = ["tests/gpu", "--on", "stand-in"]
+AIMED = "conditions, defaults of parameters, constants in capitals and errors of all rooms"
 MPI = ["mpiexec", "-n", "3"]
 # The tests of each room, run before the inner loop; further suites after it.
 FIRST = {
@@ -135,10 +140,22 @@ class Finder(ast.NodeVisitor):
         self.file = file
         self.source = source
         self.found: list[Mutation] = []
+        self.aimed: list[Mutation] = []
+        self.is_aiming = False
         self.in_reshape = False  # where NumPy takes any number below zero as it takes -1
         self.starts = [0]
         for line in source.splitlines(keepends=True):
             self.starts.append(self.starts[-1] + len(line))
+
+    @contextlib.contextmanager
+    def aim(self) -> Iterator[None]:
+        """What is found within belongs to the aimed sample, too."""
+        outer, self.is_aiming = self.is_aiming, True
+        before = len(self.found)
+        yield
+        self.is_aiming = outer
+        if not outer:
+            self.aimed += self.found[before:]
 
     def add(self, node: ast.AST, kind: str, new: str | ast.expr) -> None:
         """A change of the text of ``node``."""
@@ -178,16 +195,20 @@ class Finder(ast.NodeVisitor):
 
     def visit_If(self, node: ast.If) -> None:
         if ast.unparse(node.test) != "TYPE_CHECKING":
-            self.negate(node.test)
-            self.generic_visit(node)
+            self.branch(node.test, node.body, node.orelse)
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
-        self.negate(node.test)
-        self.generic_visit(node)
+        self.branch(node.test, [node.body], [node.orelse])
 
     def visit_While(self, node: ast.While) -> None:
-        self.negate(node.test)
-        self.generic_visit(node)
+        self.branch(node.test, node.body, node.orelse)
+
+    def branch(self, test: ast.expr, body: Sequence[ast.AST], orelse: Sequence[ast.AST]) -> None:
+        with self.aim():
+            self.negate(test)
+            self.visit(test)
+        for node in (*body, *orelse):
+            self.visit(node)
 
     def negate(self, test: ast.expr) -> None:
         """The condition reversed, where changing a comparison in it does not amount to that."""
@@ -206,11 +227,15 @@ class Finder(ast.NodeVisitor):
             return
         if not name and not isinstance(node.targets[0], ast.Tuple):  # a local that is missing is always noticed
             self.add(node, "drop", "pass")
-        self.visit(node.value)
+        self.value_of(name, node.value)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
-            self.visit(node.value)
+            self.value_of(ast.unparse(node.target), node.value)
+
+    def value_of(self, name: str, value: ast.expr) -> None:
+        with self.aim() if name.isupper() else contextlib.nullcontext():
+            self.visit(value)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
         if ast.unparse(node) != "-1" or not self.in_reshape:
@@ -236,12 +261,16 @@ class Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)):
-            self.visit(default)
+        with self.aim():
+            for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)):
+                self.visit(default)
         for statement in node.body:
             self.visit(statement)
 
-    def visit_Raise(self, node: ast.Raise) -> None: ...
+    def visit_Raise(self, node: ast.Raise) -> None:
+        """For the aimed sample alone."""
+        self.add(node, "error", "pass")
+        self.aimed.append(self.found.pop())
 
     def visit_Assert(self, node: ast.Assert) -> None: ...
 
@@ -259,15 +288,15 @@ def name_of(call: ast.Call) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
-def mutations(rooms: list[str] | None = None) -> list[Mutation]:
-    """All that can be changed, in the order of files and places."""
+def mutations(rooms: list[str] | None = None, is_aimed: bool = False) -> list[Mutation]:
+    """All that can be changed, in the order of files and places; or those of them where tests tend to have holes."""
     found: list[Mutation] = []
     for source in SOURCES:
         for path in sorted((ROOT / source).rglob("*.py")):
             text = path.read_bytes()
             finder = Finder(path.relative_to(ROOT).as_posix(), text)
             finder.visit(ast.parse(text))
-            found += finder.found
+            found += finder.aimed if is_aimed else finder.found
     return [m for m in found if m.room in FIRST and (rooms is None or m.room in rooms)]
 
 
@@ -436,7 +465,7 @@ def summary(rows: list[dict[str, object]], options: argparse.Namespace) -> dict[
     judged = total["killed"] + total["survived"]
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     return {
-        "what": "mutations drawn at random from all rooms, and how many the tests notice",
+        "what": f"mutations drawn at random from {AIMED if options.aimed else 'all rooms'}; how many the tests notice",
         "date": datetime.date.today().isoformat(), "commit": commit, "seed": options.seed, "mutations": len(rows),
         "killed": total["killed"], "survived": total["survived"], "equivalent": total["equivalent"],
         "out_of_time": total["out of time"],
@@ -454,19 +483,21 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for each stage of a mutation")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for each test")
+    parser.add_argument("--aimed", action="store_true", help=f"draw from {AIMED}")
     parser.add_argument("--rooms", nargs="+", choices=sorted(FIRST), help="only these")
     parser.add_argument("--state", type=Path, help="results so far; default mutants-SEED.jsonl in the temporary folder")
     parser.add_argument("--room-only", action="store_true", help="a first look: only the tests of the room")
     parser.add_argument("--trust", action="store_true", help="do not run the tests without a mutation first")
-    parser.add_argument("--record", action="store_true", help="write benchmarks/records/mutants-DATE.json")
+    parser.add_argument("--record", action="store_true", help="write benchmarks/records/mutants[-aimed]-DATE.json")
     options = parser.parse_args()
-    options.state = options.state or Path(tempfile.gettempdir(), f"mutants-{options.seed}.jsonl")
-    places = mutations(options.rooms)
+    kind = "mutants-aimed" if options.aimed else "mutants"
+    options.state = options.state or Path(tempfile.gettempdir(), f"{kind}-{options.seed}.jsonl")
+    places = mutations(options.rooms, options.aimed)
     drawn = random.Random(options.seed).sample(places, min(options.count, len(places)))
     result = summary(judge(drawn, options), options)
     print(json.dumps(result, indent=1))
     if options.record:
-        path = ROOT / "benchmarks" / "records" / f"mutants-{result['date']}.json"
+        path = ROOT / "benchmarks" / "records" / f"{kind}-{result['date']}.json"
         path.write_text(json.dumps(result, indent=1) + "\n")
         print(f"written: {path}")
 

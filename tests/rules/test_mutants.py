@@ -57,14 +57,27 @@ def test_what_is_changed_and_what_is_left():
     ])  # fmt: skip
 
 
+def test_what_the_aimed_sample_is_drawn_from():
+    finder = mutants.Finder("dbrdist/core/x.py", SOURCE)
+    finder.visit(ast.parse(SOURCE))
+    assert sorted((m.line, m.kind, m.old) for m in finder.aimed) == [
+        (6, "constant", "3"),
+        (9, "constant", "0.5"), (9, "constant", "True"),
+        (11, "condition", "not a and b"), (11, "condition", "not a and b"),
+        (12, "error", 'raise ValueError(f"expected {1 + 1}, got {a - 1}")'),
+        (18, "comparison", "a is None"),
+    ]  # fmt: skip
+
+
 def test_each_change_of_the_package_is_code_again():
-    places = mutants.mutations()
-    assert len(places) > 5000
-    assert {m.room for m in places} == set(mutants.FIRST)
-    for m in random.Random(0).sample(places, 60):
+    places, aimed = mutants.mutations(), mutants.mutations(is_aimed=True)
+    assert len(places) > 5000 and 1000 < len(aimed) < len(places)
+    assert {m.room for m in places} == {m.room for m in aimed} == set(mutants.FIRST)
+    for m in random.Random(0).sample(places, 40) + random.Random(0).sample(aimed, 20):
         source = (mutants.ROOT / m.file).read_bytes()
         broken = source[: m.start] + m.new.encode() + source[m.end :]
-        assert ast.dump(ast.parse(broken)) != ast.dump(ast.parse(source)), m
+        compile(broken, m.file, "exec", ast.PyCF_ONLY_AST)
+        assert ast.dump(ast.parse(m.new.strip())) != ast.dump(ast.parse(m.old.strip())), m
 
 
 def options(tmp_path, **changes):
@@ -76,6 +89,7 @@ def options(tmp_path, **changes):
         "trust": False,
         "room_only": True,
         "seed": 0,
+        "aimed": False,
     }
     return argparse.Namespace(**{**given, **changes})
 
