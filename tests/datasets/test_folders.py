@@ -211,6 +211,8 @@ def cifar(tmp_path_factory):
                 counts[key] += 1
                 member.name = "/".join(parts[-3:])
                 tar.extract(member, folder, filter="data")
+                if sum(counts.values()) == 300:  # the archive has 60,000
+                    break
     return folder
 
 

@@ -65,26 +65,21 @@ def room_of(module: str) -> str:
 @functools.cache
 def imports_of(path: Path) -> list[tuple[str, bool]]:
     """Pairs of an imported name and whether the import is inside a function; imports for type checkers excluded."""
-    found = []
-    tree = ast.parse(path.read_text())
-    functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))]
-    inside = {id(n) for f in functions for n in ast.walk(f)}
-    typing = {
-        id(n)
-        for i in ast.walk(tree)
-        if isinstance(i, ast.If) and "TYPE_CHECKING" in ast.unparse(i.test)
-        for n in ast.walk(i)
-    }
-    for node in ast.walk(tree):
-        if id(node) in typing:
-            continue
-        names = []
+    found: list[tuple[str, bool]] = []
+
+    def visit(node: ast.AST, is_inside: bool) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            return
         if isinstance(node, ast.Import):
-            names = [a.name for a in node.names]
+            found.extend((a.name, is_inside) for a in node.names)
         elif isinstance(node, ast.ImportFrom):
-            names = ["." * node.level + f"{node.module or ''}.{a.name}" for a in node.names]
-        for name in names:
-            found.append((name, id(node) in inside))
+            found.extend(("." * node.level + f"{node.module or ''}.{a.name}", is_inside) for a in node.names)
+        elif not isinstance(node, ast.expr):  # statements alone hold imports
+            is_inside = is_inside or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            for child in ast.iter_child_nodes(node):
+                visit(child, is_inside)
+
+    visit(ast.parse(path.read_text()), False)
     return found
 
 
