@@ -36,6 +36,7 @@ from dbrdist.optimizers import (
     RMSpropGraves,
     WeightDecay,
 )
+from tests.each import each
 
 METHODS = {
     "SGD": lambda: SGD(0.1),
@@ -112,15 +113,12 @@ def compare(dtype, device, make, hook=None, before=lambda optimizer: None):
         np.testing.assert_allclose(a, b, rtol=TOLERANCE[dtype.name], atol=TOLERANCE[dtype.name])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("name", METHODS)
+@each(dtype=TOLERANCE, name=METHODS)
 def test_five_steps(name, dtype, device):
     compare(dtype, device, METHODS[name])
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("hook", [None, "weight decay", "clipping"])
-@pytest.mark.parametrize("name", METHODS)
+@each(dtype=["float16", "bfloat16"], hook=[None, "weight decay", "clipping"], name=METHODS)
 def test_16_bit_parameters_are_updated_in_float32(name, hook, dtype, device):
     compare(dtype, device, METHODS[name], HOOKS.get(hook), before=lambda optimizer: optimizer.use_fp32_update())
 

@@ -9,6 +9,7 @@ from support import assert_close, assert_same, is_on, put
 import dbrdist.functions as F
 from dbrdist import Variable
 from dbrdist.core import arrays, backend, ops
+from tests.each import each
 
 A = (2, 3, 4)
 PRIMITIVES = {
@@ -42,8 +43,8 @@ def draw(rng, shape, dtype):
     return backend.copy(np.asarray(a, dtype))
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 @pytest.mark.parametrize("name", PRIMITIVES)
+@each(dtype=["float64", "float32", "float16"])
 def test_primitive(name, dtype, device, xp, rng):
     function, *shapes = PRIMITIVES[name]
     xs = [draw(rng, s, dtype) for s in shapes]

@@ -8,6 +8,8 @@ import re
 import pytest
 import stand_in
 
+from tests.each import each
+
 pytestmark = pytest.mark.without_device
 
 
@@ -18,12 +20,12 @@ def cupy(on):
     return pytest.importorskip("cupy")
 
 
-@pytest.mark.parametrize("name", [n for n in dir(stand_in.module) if not n.startswith("_")])
+@each(name=[n for n in dir(stand_in.module) if not n.startswith("_")])
 def test_functions(name, cupy):
     assert hasattr(cupy, name)
 
 
-@pytest.mark.parametrize("name", (*stand_in.METHODS, *stand_in.ATTRIBUTES, "astype", "get", "set", "item", "dot"))
+@each(name=(*stand_in.METHODS, *stand_in.ATTRIBUTES, "astype", "get", "set", "item", "dot"))
 def test_methods(name, cupy):
     assert hasattr(cupy.ndarray, name)
 
@@ -36,7 +38,7 @@ USED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", USED)
+@each(name=USED)
 def test_types(name, cupy):
     """float16 (e), bfloat16 (E), float32 and float64, each by itself and with a result of its own."""
     types = [t.split("->") for t in getattr(cupy, name).types]
@@ -49,7 +51,7 @@ def parameters(signature):
     return [p for p in signature.parameters if p not in ("self", "args", "kwargs")]
 
 
-@pytest.mark.parametrize("name", stand_in.FUNCTIONS)
+@each(name=stand_in.FUNCTIONS)
 def test_arguments_of_functions(name, cupy):
     """In CuPy's order, with none that CuPy lacks."""
     function = getattr(cupy, name)
@@ -59,7 +61,7 @@ def test_arguments_of_functions(name, cupy):
     assert parameters(stand_in.SIGNATURES[name]) == theirs
 
 
-@pytest.mark.parametrize("name", stand_in.METHODS)
+@each(name=stand_in.METHODS)
 def test_arguments_of_methods(name, cupy):
     first = (getattr(cupy.ndarray, name).__doc__ or "").splitlines()[0]
     found = re.search(r"\(self,? ?(.*)\)", first)
