@@ -9,7 +9,8 @@ from tests.each import fresh_chance as start_afresh
 
 # Files whose tests start programs or wait; single tests elsewhere carry the mark themselves.
 SLOW = (
-    "cli/test_ranks.py", "comm/test_abort.py", "comm/test_cores.py", "core/test_thread_pools.py",
+    "cli/test_ranks.py", "comm/test_abort.py", "comm/test_arenas.py", "comm/test_cores.py", "core/test_thread_pools.py",
+    "datasets/test_rings.py",
     "launch/test_launch_digits.py", "launch/test_launch_doctor.py",
     "launch/test_launch_first.py", "launch/test_launch_hosts.py", "launch/test_launch_matrix.py",
     "launch/test_launch_recipes.py", "launch/test_launch_signals.py", "launch/test_launch_slurm.py",

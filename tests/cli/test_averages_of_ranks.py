@@ -44,6 +44,7 @@ def loss_and_accuracy(layers, x, t):
     return -logs[np.arange(len(t)), t].mean(), (y.argmax(1) == t).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 def test_averages_are_evaluated_and_the_best_of_them_is_kept(ranks, run, num_ranks):
     Path("averages.yaml").write_text(CONFIG)

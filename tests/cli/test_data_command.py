@@ -69,6 +69,7 @@ def test_mistakes_are_one_sentence(root, monkeypatch, capfd, words, expected):
     assert expected in err and "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_the_program_ends_with_the_code():
     command = [sys.executable, "-m", "dbrdist.cli.data", "info", "nowhere"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -125,6 +125,7 @@ def holder(tmp_path):
     process.communicate()
 
 
+@pytest.mark.slow
 def test_two_runs_in_one_folder(run, holder):
     code, _, err = run("run.yaml", "out=held")
     assert code == 2
@@ -133,6 +134,7 @@ def test_two_runs_in_one_folder(run, holder):
     assert os.listdir("held") == ["run.lock"]
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_killed_process_is_free(run, holder):
     holder.kill()
     holder.wait()
@@ -296,6 +298,7 @@ def test_each_ending_is_written_down(run, folder, how, kind, reason):
     assert not Path("result/run.lock").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_seen_at_the_next_start(ranks, run, folder):
     (folder / "ends.py").write_text(ENDINGS)
     words = ("run.yaml", "model={name: 'ends:Net', args: {how: kill}}", "snapshot.every=2 iterations")
@@ -314,6 +317,7 @@ def test_a_killed_run_is_seen_at_the_next_start(ranks, run, folder):
     assert told["earlier_starts"][0]["reason"] == folders.KILLED
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_does_not_end_the_run(folder):
     """`dbrdist-train run.yaml | head -1`"""
     command = f"{sys.executable} -m dbrdist.cli.train run.yaml 'log.every=1 iteration' iterations=8 | head -1"

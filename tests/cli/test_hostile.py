@@ -246,6 +246,7 @@ def test_a_batch_without_a_good_image_does_not_end_the_run(run):
     assert json.loads(Path("result/summary.json").read_text())["num_skipped_examples"] == 5
 
 
+@pytest.mark.slow
 def test_means_weigh_what_was_read(ranks):
     """Two ranks; one reads one image of two, so its loss counts half."""
     photos("photos", "train", 2, bad={(0, 1)})

@@ -163,6 +163,7 @@ def torchvision_resnet50(num_classes, rng):
     return {name: rng.random(shape, np.float32) for name, shape in arrays.items()}
 
 
+@pytest.mark.slow
 def test_torchvisions_names_fit_resnet50(tmp_path):
     rng = np.random.default_rng(0)
     theirs = torchvision_resnet50(5, rng)

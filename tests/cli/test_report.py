@@ -130,6 +130,7 @@ def test_a_run_leaves_its_page(run):
     assert not re.search(r'(src|href)="?(http|//)', page)  # nothing is fetched
 
 
+@pytest.mark.slow
 def test_a_report_is_made_again_for_one_or_several(run):
     for out, lr in (("a", 0.05), ("b", 0.1)):
         run("run.yaml", "model=mlp", "log.every=1 iteration", f"out={out}", f"optimizer.lr={lr}")

@@ -16,6 +16,7 @@ def locked(n):
 """
 
 
+@pytest.mark.slow
 def test_a_snapshot_between_evaluations_holds_the_means_of_the_ranks(ranks):
     words = ["snapshot.every=1 iteration", "snapshot.keep=9", "iterations=3"]
     process = ranks(3, "run.yaml", *words)

@@ -123,6 +123,7 @@ def test_resume_with_other_data_is_refused():
         load(SerialIterator(Numbers(11), 4), saved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("make", [threads, processes])
 def test_reading_ahead_changes_nothing(make, rank):
@@ -144,6 +145,7 @@ def test_augmentation_does_not_depend_on_the_ranks():
             assert functools.reduce(operator.iadd, (r[step][0][0] for r in ranks), []) == expected[0][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [threads, processes])
 def test_one_epoch_read_ahead_ends(make):
     with make(Numbers(10), 4, repeat=False, shuffle=False) as it:
@@ -152,6 +154,7 @@ def test_one_epoch_read_ahead_ends(make):
         assert len(list(it)) == 3
 
 
+@pytest.mark.slow
 def test_channels_last_batches_stay_so_on_their_way_from_a_worker():
     images = np.arange(8 * 4 * 5 * 3, dtype=np.uint8).reshape(8, 4, 5, 3).transpose(0, 3, 1, 2)
     big = np.repeat(images, 600, axis=2)[:, :, :, :].transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2)
@@ -162,6 +165,7 @@ def test_channels_last_batches_stay_so_on_their_way_from_a_worker():
     assert y.tolist() == list(range(8))
 
 
+@pytest.mark.slow
 def test_a_copy_goes_on_by_itself():
     with processes(Numbers(10), 3, seed=1) as it:
         run(it, 2)
@@ -205,6 +209,7 @@ def test_a_worker_killed_from_outside_is_an_error_in_time():
         assert time.monotonic() - started < 5
 
 
+@pytest.mark.slow
 def test_an_exception_in_a_worker_is_raised_here_with_its_traceback():
     with processes(Doomed(40, 17, "raise"), 4, shuffle=False) as it:
         run(it, 4)
@@ -236,6 +241,7 @@ def test_a_dataset_that_cannot_be_pickled_is_refused():
         next(it)
 
 
+@pytest.mark.slow
 def test_workers_are_no_ranks_and_hear_no_signals_of_the_job(monkeypatch):
     for name in ("PMI_RANK", "PMI_FD", "OMPI_COMM_WORLD_RANK"):
         monkeypatch.setenv(name, "1")

@@ -69,6 +69,7 @@ def test_what_the_aimed_sample_is_drawn_from():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_each_change_of_the_package_is_code_again():
     places, aimed = mutants.mutations(), mutants.mutations(is_aimed=True)
     assert len(places) > 5000 and 1000 < len(aimed) < len(places)

@@ -98,6 +98,7 @@ def bomb(num_bytes):
     return file.getvalue()
 
 
+@pytest.mark.slow
 def test_a_bomb_is_refused_before_it_unpacks(tmp_path):
     path = tmp_path / "snapshot_iter_1"
     path.write_bytes(bomb(300 << 20))
