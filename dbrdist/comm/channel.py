@@ -52,6 +52,8 @@ class Channel:
         """What has come since the last call."""
         heard = []
         status = self._MPI.Status()
+        # MPI takes in messages while it looks, and may find them at the next look only; nothing else may call it.
+        self._comm.Iprobe(self._MPI.ANY_SOURCE, _TAG)
         while (matched := self._comm.Improbe(self._MPI.ANY_SOURCE, _TAG, status)) is not None:
             raw = np.empty(status.Get_count(self._MPI.BYTE), np.uint8)
             matched.Recv([raw, self._MPI.BYTE])

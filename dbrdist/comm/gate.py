@@ -34,6 +34,9 @@ class Pending(Protocol):
     def is_there(self) -> bool:
         """Whether the rows of all ranks are there; it does not wait."""
 
+    def pieces(self) -> list[list[Any]]:
+        """For each array enclosed in the row what every rank enclosed; for use before the next row is shown."""
+
     def wait(self, call: Call) -> Row:
         """The rows of all ranks; raises CommunicatorError where the watch finds that they cannot come."""
 
@@ -47,7 +50,7 @@ class Ranks(Protocol):
     @property
     def size(self) -> int: ...
 
-    def _post_row(self, row: Row) -> Pending: ...
+    def _post_row(self, call: Call, row: Row, enclosed: Sequence[Any] = ()) -> Pending: ...
 
     def _allgather_bytes(self, mine: Any, raw: Any, counts: Sequence[int], starts: Sequence[int]) -> None: ...
 
@@ -151,7 +154,7 @@ class Gate:
         raw = np.frombuffer(mine.encode(), np.uint8)
         row = np.zeros(ROW_WORDS, np.int64)
         row[0] = raw.size
-        counts = [int(n) for n in self.ranks._post_row(row).wait(call)[:, 0]]
+        counts = [int(n) for n in self.ranks._post_row(call, row).wait(call)[:, 0]]
         starts = [sum(counts[:k]) for k in range(len(counts))]
         found = np.empty(sum(counts), np.uint8)
         self.ranks._allgather_bytes(raw, found, counts, starts)
@@ -162,7 +165,7 @@ class Gate:
 class Passage(Call):
     """One verb on its way through the gate."""
 
-    __slots__ = ("_answer", "_detail", "_gate", "_is_moving", "_num_same", "_own_error", "_what")
+    __slots__ = ("_answer", "_detail", "_gate", "_is_moving", "_num_same", "_own_error", "_what", "enclosed")
 
     def __init__(self, gate: Gate, verb: str, is_collective: bool = True, place: tuple[str, int] | None = None) -> None:
         super().__init__(gate.record, verb, gate.name, gate.members, place)
@@ -170,8 +173,10 @@ class Passage(Call):
         self._gate = gate
         self._answer: Pending | None = None
         self._is_moving = False
+        self.enclosed: list[list[Any]] = []  # for each array enclosed in the row what every rank enclosed
 
     def __exit__(self, kind: Any, value: Any, tb: Any) -> None:
+        self.enclosed = []
         super().__exit__(kind, value, tb)
         if kind is not None and (self._answer is not None or self._is_moving):
             self.break_off(value)
@@ -221,8 +226,12 @@ class Passage(Call):
         num_same: int = 0,
         what: str = "",
         detail: str | Callable[[], str] = "",
+        enclosed: Sequence[Any] = (),
     ) -> None:
-        """The first half of :meth:`agree`: show the row, and return at once."""
+        """The first half of :meth:`agree`: show the row, and return at once.
+
+        ``enclosed`` are arrays that travel with it, where the provider says that they can.
+        """
         gate = self._gate
         self.number = gate.record.count(gate.name)
         verb = _verb_word(self.verb) ^ gate.backward_of
@@ -230,7 +239,7 @@ class Passage(Call):
         row = np.array((*head, *payload, *_BLANK[len(payload) :]), np.int64)
         self.meets_by = "row"
         self._own_error, self._what, self._detail, self._num_same = error, what, detail, num_same
-        self._answer = gate.ranks._post_row(row)
+        self._answer = gate.ranks._post_row(self, row, enclosed)
 
     def is_answered(self) -> bool:
         """Whether :meth:`wait` will return at once."""
@@ -240,6 +249,7 @@ class Passage(Call):
         """The second half: everyone's payloads, once all are there."""
         assert self._answer is not None
         rows = self._answer.wait(self)
+        self.enclosed = self._answer.pieces()
         words, self._answer, self._detail = self._detail, None, ""  # the record keeps this passage, not whole models
         raw = rows.tobytes()
         first = raw[: 8 * (_HEAD + self._num_same)]

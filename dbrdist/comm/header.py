@@ -19,7 +19,7 @@ from dbrdist.core.changes import Watch
 from dbrdist.core.parameter import Parameter
 
 _NUM_SAME = 5  # step, parameters, hyperparameters, which parameters are reduced, which are new
-_RUNS, _SAMPLES, _WORKS, _STOP, _PLACE = range(_NUM_SAME, _NUM_SAME + 5)
+_RUNS, _SAMPLES, _WORKS, _STOP, _PLACE, _ENCLOSES = range(_NUM_SAME, _NUM_SAME + 6)
 
 
 class Steps:
@@ -40,11 +40,28 @@ class Steps:
         self._values_digest = 0
         self._passage: Passage | None = None
         self._header: Header | None = None
+        self._is_refused = False  # waiting for it has raised on all ranks
         self.late: list[tuple[str, Parameter]] = []  # parameters that wait for their first input
 
-    def post(self, num_samples: int | None, works: bool, zero_fill: bool, new: Sequence[str] = ()) -> None:
-        """Show this rank's header, without waiting for the others'; ``new`` names parameters that want values."""
+    def post(
+        self,
+        num_samples: int | None,
+        works: bool,
+        zero_fill: bool,
+        new: Sequence[str] = (),
+        encloses: bool = False,
+    ) -> None:
+        """Show this rank's header, without waiting for the others'.
+
+        Args:
+            num_samples: of this rank.
+            works: whether this rank has a forward pass.
+            zero_fill: of the optimizer.
+            new: names of parameters that want values.
+            encloses: whether the gradients come with it, if there is room for those that are there now.
+        """
         self._look_at_parameters()
+        enclosed = self._plan.collect() if encloses and self._plan is not None and self._fits() else ()
         self._look_at_values()
         row = [
             self._optimizer.t,
@@ -57,10 +74,12 @@ class Steps:
             works,
             self._comm._stop_request,
             0 if self._plan is None else self._plan.place,
+            bool(enclosed),
         ]
         with self._comm._gate.call("update") as call:
-            call.post(row, num_same=_NUM_SAME, what="the same step", detail=self._in_words(zero_fill, new))
-        self._passage, self._header = call, None
+            words = self._in_words(zero_fill, new)
+            call.post(row, num_same=_NUM_SAME, what="the same step", detail=words, enclosed=enclosed)
+        self._passage, self._header, self._is_refused = call, None, False
 
     def meet(self) -> Passage:
         """The verb in which this rank waits for the others' headers, and reduces: ``with steps.meet() as call``."""
@@ -71,10 +90,20 @@ class Steps:
     def wait(self, call: Passage) -> Header:
         """The headers of all ranks."""
         if self._header is None:
+            self._is_refused = True
             rows = call.wait()
+            self._is_refused = False
             self._comm._stop_answers = rows[:, _STOP]
             self._header = Header(rows)
         return self._header
+
+    def is_small(self) -> bool:
+        """Whether the gradients fit into the header."""
+        self._look_at_parameters()
+        return self._fits()
+
+    def _fits(self) -> bool:
+        return self._plan is not None and self._comm._encloses([run.grad for run in self._plan.runs])
 
     def poll(self) -> Header | None:
         """The headers of all ranks if they are there already."""
@@ -84,9 +113,13 @@ class Steps:
         return self._header
 
     def break_off(self, error: BaseException) -> None:
-        """This rank has failed while gradients travelled, at another bucket than others maybe: nothing can follow."""
+        """This rank has failed while gradients travelled, at another bucket than others maybe: nothing can follow.
+
+        Where the headers disagreed, none travelled, and all ranks have raised.
+        """
         assert self._passage is not None
-        self._passage.break_off(error)
+        if not self._is_refused:
+            self._passage.break_off(error)
 
     @property
     def place(self) -> tuple[str, int]:
@@ -162,9 +195,10 @@ class Header:
     """What all ranks showed."""
 
     def __init__(self, rows: Row) -> None:
-        runs, self.counts, works, _, self.places = rows[:, _RUNS : _PLACE + 1].T.tolist()
+        runs, self.counts, works, _, self.places, encloses = rows[:, _RUNS : _ENCLOSES + 1].T.tolist()
         self.same_runs = runs.count(runs[0]) == len(runs)
         self.is_placed = self.same_runs and self.places[0] != 0 and self.places.count(self.places[0]) == len(runs)
+        self.is_enclosed = self.same_runs and all(encloses)  # the gradients of all ranks came with it
         self.workers = [rank for rank, does in enumerate(works) if does]  # ranks with a forward pass
 
 

@@ -16,7 +16,7 @@ from dbrdist.comm.compression import Compression
 from dbrdist.comm.gate import Passage
 from dbrdist.comm.header import Header, Steps
 from dbrdist.comm.late import LateParameters
-from dbrdist.comm.overlap import Reduction, Weights
+from dbrdist.comm.overlap import Overlap, Weights
 from dbrdist.comm.reduction import Plan, weights
 from dbrdist.comm.sharding import Sharding
 from dbrdist.comm.way import Way, checked_way
@@ -260,13 +260,15 @@ class MultiNodeOptimizer:
         """
         weight, num_samples = num_samples, self._samples(num_samples)
         steps, works = self._steps, lossfun is not None and weight != 0
-        steps.post(num_samples, works, self.zero_fill)
+        is_plain = self.zero_fill and self._carried.buffers is None and self._way.compression is None
+        is_small = is_plain and self._sharding is None and steps.is_small()
+        if not is_small:
+            steps.post(num_samples, works, self.zero_fill)
         if steps.late:
             self._late_step(lossfun, args, kwds, works)
             self._reduce_anew(num_samples)
             return True
-        is_plain = self.zero_fill and self._carried.buffers is None and self._way.compression is None
-        overlap = steps.overlap(self._sharding) if is_plain else None
+        overlap = steps.overlap(self._sharding) if is_plain and not is_small else None
         if overlap is not None:
             overlap.open(self._weights_if_known, steps.place)
         if works:
@@ -277,6 +279,8 @@ class MultiNodeOptimizer:
                     steps.break_off(e)
                 raise
         began = time.perf_counter()
+        if is_small:
+            steps.post(num_samples, works, self.zero_fill, encloses=True)
         with spans.span("exposed wait"):
             is_whole = self._reduce_all(overlap, num_samples)
         self.exposed_seconds += time.perf_counter() - began
@@ -303,6 +307,10 @@ class MultiNodeOptimizer:
         with steps.meet() as call:
             header = steps.wait(call)
             plan = steps.plan()
+            if plan is not None and header.is_enclosed:
+                with spans.span("reduce"):
+                    plan.add_up(call, call.enclosed, *self._weights(header))
+                return True
             if plan is not None and header.same_runs and self.zero_fill:
                 if self._carried.buffers is not None:
                     return self._carried.buffers.swap(plan, *self._weights(header), steps.place)
@@ -364,7 +372,7 @@ class MultiNodeOptimizer:
         args: Any,
         kwds: Any,
         after_forward: Any = None,
-        listener: Reduction | None = None,
+        listener: Overlap | None = None,
         weight: int | None = None,
     ) -> None:
         with spans.span("forward"):

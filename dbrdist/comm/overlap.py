@@ -50,7 +50,7 @@ def cut(runs: Sequence[Run], num_bytes: int) -> list[Bucket]:
     return buckets
 
 
-class Reduction:
+class Overlap:
     """The gradients of a plan, reduced bucket by bucket on a courier.
 
     Args:

@@ -83,8 +83,12 @@ class Provider(Configured, ABC):
     _leaves_gradients = False  # True in one that does not reduce them at all
 
     @abstractmethod
-    def _post_row(self, row: Row) -> Pending:
-        """Show a row of fixed length to all ranks, without waiting for theirs."""
+    def _post_row(self, call: Call, row: Row, enclosed: Sequence[message.HostArray] = ()) -> Pending:
+        """Show a row of fixed length to all ranks, without waiting for theirs; enclosed arrays may be written again."""
+
+    def _encloses(self, arrays: Sequence[Array]) -> bool:
+        """Whether these arrays can be enclosed in a row; the same on ranks whose arrays are alike."""
+        return False
 
     @abstractmethod
     def _bcast_bytes(self, raw: message.HostArray, root: int) -> None:

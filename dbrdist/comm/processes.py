@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from dbrdist.comm import environment, hosts, message, mpi, record, watch
 from dbrdist.comm.arguments import attempt
 from dbrdist.comm.communicator import CommunicatorBase
-from dbrdist.comm.gate import Gate, Passage, Row, digest
+from dbrdist.comm.gate import Gate, Passage, Pending, Row, digest
 from dbrdist.comm.record import Call
 from dbrdist.core import spans
 from dbrdist.errors import CommunicatorError
@@ -173,7 +173,7 @@ class MpiCommunicator(CommunicatorBase):
 
     # ---- primitives ----
 
-    def _post_row(self, row: Row) -> _PendingRow:
+    def _post_row(self, call: Call, row: Row, enclosed: Sequence[message.HostArray] = ()) -> Pending:
         return _PendingRow(self, row)
 
     def _bcast_bytes(self, raw: message.HostArray, root: int) -> None:
@@ -221,12 +221,15 @@ class MpiCommunicator(CommunicatorBase):
         return head, parts
 
     def _wait(self, call: Call, request: Any, kind: str = "reduce") -> None:
-        recorder, began = spans.recording(), time.perf_counter()
         try:
-            mpi.wait_until(request.Test, call)
+            self._wait_until(call, request.Test, kind)
         except BaseException:
             self._abandoned.append(request)
             raise
+
+    def _wait_until(self, call: Call, test: Callable[[], Any], kind: str) -> None:
+        recorder, began = spans.recording(), time.perf_counter()
+        mpi.wait_until(test, call)
         if recorder is not None and call.is_collective:
             call.num_waits += 1
             recorder.meet((call.comm_name, call.number, call.num_waits, kind), began)
@@ -308,6 +311,10 @@ class _PendingRow:
     def is_there(self) -> bool:
         """Whether all have come."""
         return bool(self._request.Test())
+
+    def pieces(self) -> list[list[Any]]:
+        """Nothing is enclosed."""
+        return []
 
     def wait(self, call: Call) -> Row:
         """The rows of all ranks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dbrdist.comm import agree
+from dbrdist.comm import agree, message
 from dbrdist.comm.codec import codec_for, growth
 from dbrdist.comm.gate import Passage, digest
 from dbrdist.core import flat
@@ -24,7 +24,7 @@ class Plan:
     def __init__(self, named: Sequence[tuple[str, Parameter]]) -> None:
         self.params = flat.gather(p for _, p in named)
         self.runs = _runs(self.params)
-        self._named = [p for _, p in named]
+        self.named = list(named)
         self.key = key_of(named)
         self._watch = Watch(self.params)
         self.text = agree.as_lines(agree.describe_params(named))
@@ -56,7 +56,7 @@ class Plan:
 
     def is_for(self, params: list[Parameter]) -> bool:
         """Whether it holds for these parameters, and none has moved since."""
-        return self._watch.is_current() and params == self._named
+        return self._watch.is_current() and params == [p for _, p in self.named]
 
     def reduce(
         self,
@@ -77,6 +77,26 @@ class Plan:
         else:
             runs = self.runs if is_all else _runs(wanted)
             reduce_gradients(comm, call, [run.grad for run in runs], factors, divisor)
+
+    def collect(self) -> list[Array]:
+        """The gradients of each run, brought to their places."""
+        flat.collect_gradients(self.params)
+        return [run.grad for run in self.runs]
+
+    def add_up(
+        self,
+        call: Passage,
+        everyones: Sequence[Sequence[Array]],
+        factors: Sequence[float] | None,
+        divisor: float | None,
+    ) -> None:
+        """Average the gradients: of each run what every rank has, in the order of ranks."""
+        for run, pieces in zip(self.runs, everyones):
+            call.num_bytes += run.grad.nbytes
+            call.kind = run.grad.dtype
+            total = message.weighted_sum(pieces, factors, divisor, out=run.grad)
+            if total is not run.grad:
+                run.grad[...] = total
 
     def reduce_scatter(self, comm: Any, call: Passage, factors: Sequence[float] | None, divisor: float | None) -> None:
         """Average the gradients; each rank gets its part alone."""

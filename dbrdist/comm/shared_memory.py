@@ -15,17 +15,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dbrdist.comm import arenas, message, mpi, speed
+from dbrdist.comm import arenas, mailbox, message, mpi, speed
 from dbrdist.comm.arenas import SharedGradients, SharedValues
 from dbrdist.comm.courier import Courier
-from dbrdist.comm.gate import Passage
+from dbrdist.comm.gate import Passage, Pending, Row
 from dbrdist.comm.host_memory import RawMemory, Segment, Ticket, attach
 from dbrdist.comm.hosts import Hosts
-from dbrdist.comm.overlap import Reduction
+from dbrdist.comm.mailbox import Mailbox
+from dbrdist.comm.overlap import Overlap
 from dbrdist.comm.processes import MpiCommunicator
 from dbrdist.comm.record import Call
 from dbrdist.comm.reduction import Plan
 from dbrdist.comm.verdict import name_ranks
+from dbrdist.core.backend import Array
 
 T = TypeVar("T")
 
@@ -34,6 +36,7 @@ _SHARED_FROM_BYTES = 1 << 16  # below, one message is as fast
 _OVERLAP_FROM_BYTES = 1 << 20  # below, a reduction is over before a thread would have begun it
 _MOST_BUCKETS = 48
 _NUM_BUFFERS = 2  # a piece is written while slower ranks still read the piece before it
+_SUMMED_BYTES = PIECE_BYTES * _NUM_BUFFERS
 
 
 class SharedSum:
@@ -73,6 +76,7 @@ class FlatCommunicator(MpiCommunicator):
     _hosts: Hosts | None = None
     _shared: SharedSum | None = None
     _courier: Courier | None = None
+    _mailbox: Mailbox | None = None
     _bucket_bytes = 0
 
     def _prepare(self) -> None:
@@ -84,14 +88,30 @@ class FlatCommunicator(MpiCommunicator):
 
             def offer() -> message.HostArray:
                 nonlocal own
-                own = Segment(PIECE_BYTES * _NUM_BUFFERS)
+                own = Segment(_SUMMED_BYTES + mailbox.NUM_BYTES)
                 return np.array(own.ticket, np.int64)
 
             def take(everyones: list[message.HostArray]) -> list[RawMemory]:
                 return [attach(Ticket(*numbers.tolist())) for numbers in everyones]
 
             raws = self._share(hosts, offer, take)
-            self._shared = None if raws is None else SharedSum(self._comm, raws)
+            if raws is not None:
+                self._shared = SharedSum(self._comm, raws)
+                if mailbox.is_possible():
+                    self._mailbox = Mailbox([raw[_SUMMED_BYTES:] for raw in raws], self._rank, self._wait_until)
+
+    def _post_row(self, call: Call, row: Row, enclosed: Sequence[message.HostArray] = ()) -> Pending:
+        if self._mailbox is None:
+            return super()._post_row(call, row)
+        return self._mailbox.post(call, row, enclosed)
+
+    def _encloses(self, arrays: Sequence[Array]) -> bool:
+        return (
+            self._mailbox is not None
+            and not self._configs["overlap"]
+            and mailbox.enclosed_bytes(arrays) <= mailbox.ENCLOSED_BYTES
+            and all(isinstance(x, np.ndarray) and x.dtype.isnative for x in arrays)
+        )
 
     def _share(
         self, hosts: Hosts, offer: Callable[[], message.HostArray], take: Callable[[list[message.HostArray]], T]
@@ -149,14 +169,14 @@ class FlatCommunicator(MpiCommunicator):
         assert self._hosts is not None
         self._reduce_over(self._hosts.between, call, x, None, divisor)
 
-    def _overlap(self, call: Passage, plan: Plan) -> Reduction | None:
+    def _overlap(self, call: Passage, plan: Plan) -> Overlap | None:
         courier = self._background() if self._overlaps(plan) else None
         if courier is None:
             return None
         if not self._bucket_bytes:
             self._bucket_bytes = speed.bucket_bytes(courier.comm)
         # What travels after backward is the last bucket; more of them cost the core more than they hide.
-        return Reduction(courier, plan, max(self._bucket_bytes, plan.num_bytes // _MOST_BUCKETS))
+        return Overlap(courier, plan, max(self._bucket_bytes, plan.num_bytes // _MOST_BUCKETS))
 
     def _background(self) -> Courier | None:
         if self._courier is None and mpi.watching_is_allowed() and self.size > 1:
@@ -214,7 +234,7 @@ class FlatCommunicator(MpiCommunicator):
         if self._courier is not None:
             self._courier.close()
             self._courier.comm.finalize()
-        self._shared = None
+        self._shared = self._mailbox = None
         if self._hosts is not None:
             self._hosts.free()
         super()._free()

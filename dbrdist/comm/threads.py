@@ -57,7 +57,7 @@ class ThreadCommunicator(CommunicatorBase):
 
     # ---- primitives ----
 
-    def _post_row(self, row: Row) -> _PendingRow:
+    def _post_row(self, call: Call, row: Row, enclosed: Sequence[Any] = ()) -> _PendingRow:
         return _PendingRow(self._world, self._show(row))
 
     def _show(self, item: Any) -> int:
@@ -151,6 +151,10 @@ class _PendingRow:
     def is_there(self) -> bool:
         """Whether all have come."""
         return self._world.is_complete(self._number)
+
+    def pieces(self) -> list[list[Any]]:
+        """Nothing is enclosed."""
+        return []
 
     def wait(self, call: Call) -> Row:
         """The rows of all ranks."""

@@ -28,7 +28,7 @@ from dbrdist.comm.verdict import name_ranks
 
 # A rank says where it waits once it has waited this long; a rank that has left says so after half of it.
 patience_seconds = 2.0
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 2.0  # for a rank that is told to end by itself
 
 

@@ -145,13 +145,13 @@ def test_training_equals_one_process(comm):
 def test_buckets_travel_before_backward_ends(comm, monkeypatch):
     """When the first layer's gradients are complete, those of the last are under way, once the headers are there."""
     seen = []
-    ready = overlap.Reduction.ready
+    ready = overlap.Overlap.ready
 
     def watch(self, node):
         ready(self, node)
         seen.append(self._num_started)
 
-    monkeypatch.setattr(overlap.Reduction, "ready", watch)
+    monkeypatch.setattr(overlap.Overlap, "ready", watch)
     model = Layers()
 
     def loss(model, rank, step):

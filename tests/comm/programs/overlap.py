@@ -33,7 +33,7 @@ def loss():
 
 for _ in range(2):
     optimizer.update(loss)
-ready = overlap.Reduction.ready
+ready = overlap.Overlap.ready
 
 
 def fail(self, node):
@@ -45,10 +45,10 @@ def fail(self, node):
 
 
 if how in ("kill", "raise"):
-    overlap.Reduction.ready = fail
+    overlap.Overlap.ready = fail
     optimizer.update(loss)
 elif how == "caught":
-    overlap.Reduction.ready = fail
+    overlap.Overlap.ready = fail
     try:
         optimizer.update(loss)
     except ValueError:

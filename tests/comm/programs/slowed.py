@@ -41,7 +41,7 @@ if mine and place == "communication":
     arenas._add_in_place = slowed(arenas._add_in_place)
     message.divide = slowed(message.divide) if not shared else message.divide
 kind = SlowIterator if mine and place == "data" else SerialIterator
-model = (SlowNet if mine and place == "forward" else Net)(num_hidden=64)
+model = (SlowNet if mine and place == "forward" else Net)(num_hidden=1000)  # more gradients than fit into a header
 iterator = kind(data, 4 * comm.size, shuffle=False, rank=comm.rank, size=comm.size)
 optimizer = create_multi_node_optimizer(optimizers.Adam().setup(model), comm)
 updater = StandardUpdater(iterator, optimizer)
