@@ -108,11 +108,16 @@ class VirtualUpdater(StandardUpdater):
         self._steps.post(num_samples, num_samples > 0, True)
         plan = self._steps.plan()
         assert plan is not None
-        for worker, row, batch in zip(iterator.workers, iterator.rows, batches):
-            random.set_stream(random.get_seed(), epoch, self.iteration, row)
-            self._work(worker, batch, plan)
-        random.set_stream(random.get_seed(), epoch, self.iteration, draw=_AFTER_ALL)
-        if self._average(plan):
+        try:
+            for worker, row, batch in zip(iterator.workers, iterator.rows, batches):
+                random.set_stream(random.get_seed(), epoch, self.iteration, row)
+                self._work(worker, batch, plan)
+            random.set_stream(random.get_seed(), epoch, self.iteration, draw=_AFTER_ALL)
+            is_whole = self._average(plan)
+        except BaseException:
+            self._statistics.restore()  # a step that fails changes nothing
+            raise
+        if is_whole:
             optimizer.update()
         if self.auto_new_epoch and iterator.is_new_epoch:
             optimizer.new_epoch(auto=True)

@@ -392,6 +392,30 @@ def check_a_bad_loss_is_seen_by_all(comm):
     assert not np.isfinite(run.log[0]["main/loss"])
 
 
+def check_a_step_that_fails_changes_nothing(comm):
+    """Neither parameters nor running statistics, where a worker fails, or all are done and the ranks disagree."""
+    for moment in ("worker", "ranks"):
+        run = Run(comm).steps(1)
+        before, calls = run.bits(), []
+
+        def fail(x, t, run=run, calls=calls, moment=moment):
+            calls.append(run.net(x, t))
+            if moment == "worker":
+                raise ArithmeticError("broken on purpose")
+            return calls[-1]
+
+        run.updater.loss_func = fail
+        if moment == "worker":
+            raises(ArithmeticError, "on purpose", run.updater.update)
+        elif comm.size > 1:
+            run.optimizer.lr += comm.rank
+            raises(CommunicatorError, "lr", run.updater.update)
+        after = run.bits()
+        for name, value in before.items():
+            assert after[name] == value, name
+        assert calls or comm.size == 1
+
+
 def check_a_parameter_that_is_replaced_in_forward(comm):
     class Replaces(Line):
         def forward(self, x, t):
