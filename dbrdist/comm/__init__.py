@@ -5,6 +5,7 @@ ranks, an exception that nobody catches ends the job from the import on.
 """
 
 from dbrdist.comm import abort, datasets, extensions, functions, iterators, links
+from dbrdist.comm.background import Reduction
 from dbrdist.comm.checkpoints import create_multi_node_checkpointer
 from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.comm.create import create_communicator
@@ -20,6 +21,7 @@ __all__ = [
     "CommunicatorBase",
     "DataSizeError",
     "MultiNodeChainList",
+    "Reduction",
     "VirtualUpdater",
     "create_communicator",
     "create_empty_dataset",

@@ -61,6 +61,16 @@ def piece_bytes(value: Any, what: str) -> int:
     return number
 
 
+def num_samples(value: Any, what: str) -> int | None:
+    """A number of examples, or None."""
+    if value is None:
+        return None
+    number = whole_number(value, f"{what}: num_samples")
+    if number < 0:
+        raise ValueError(f"{what} expected num_samples of 0 or more, or None, got {number}")
+    return number
+
+
 def color_and_key(color: Any, key: Any) -> tuple[int, int, int]:
     """The arguments of ``split``: (is there a colour, the colour, the key)."""
     return int(color is not None), _word(0 if color is None else color, "color"), _word(key, "key")
