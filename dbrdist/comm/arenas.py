@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dbrdist import kernels
 from dbrdist.comm import message
 from dbrdist.comm.codec import Codec, codec_for, growth
 from dbrdist.comm.gate import Passage
@@ -228,11 +229,15 @@ def _add_between_hosts(
 
 def _add_in_place(pieces: Reach, begin: int, end: int, factors: Sequence[float] | None, divisor: float | None) -> None:
     """The elements from ``begin`` to ``end``: summed in the order of ranks, chunk by chunk, and written to all."""
+    is_plain_and_narrow = factors is None and message.is_narrow(pieces[0].dtype) and pieces[0].itemsize == 2
     for first, last in _chunks(begin, end, pieces[0].itemsize):
-        parts = [piece[first:last] for piece in pieces]
-        total = message.weighted_sum(parts, factors, divisor, out=parts[0])
-        if total is not parts[0]:
-            parts[0][...] = total
+        parts = tuple(piece[first:last] for piece in pieces)
+        if is_plain_and_narrow:
+            kernels.scaled_sum(parts, 1 / (divisor or 1.0), parts[0])
+        else:
+            total = message.weighted_sum(parts, factors, divisor, out=parts[0])
+            if total is not parts[0]:
+                parts[0][...] = total
         for part in parts[1:]:  # narrowed once
             part[...] = parts[0]
 

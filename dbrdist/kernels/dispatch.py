@@ -42,7 +42,7 @@ _forced: str | None = None
 _warned = False
 # Where NumPy's own code is not much slower, a missing library is not worth a warning.
 _LIGHT = {
-    "relu_forward", "relu_backward", "add", "row", "matmul", "linear", "packed", "softmax", "log_softmax",
+    "relu_forward", "relu_backward", "add", "scaled_sum", "row", "matmul", "linear", "packed", "softmax", "log_softmax",
     "softmax_backward", "log_softmax_backward",
 }  # fmt: skip
 
@@ -478,6 +478,17 @@ def add(a: Array, b: Array) -> Array:
 hand_down_kernel(np.add, add)
 
 
+def _scaled_sum_key(terms: tuple[Array, ...], scale: float, out: Array) -> Any:
+    return "scaled_sum", scale, type(out), out.shape, out.strides, out.dtype, *[(t.strides, t.dtype) for t in terms]
+
+
+def scaled_sum(terms: tuple[Array, ...], scale: float, out: Array) -> None:
+    """``sum(terms) * scale`` into ``out``, which may be the first term: added in order and rounded once."""
+    key = _scaled_sum_key(terms, scale, out)
+    plan = _local.plans.get(key) or _local.find(key, (terms, scale, out))
+    plan(terms, scale, out)
+
+
 def _row_key(name: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> Any:
     return "row", name, numbers, *[(type(a), a.shape, a.strides, a.dtype) for a in arrays]
 
@@ -515,6 +526,7 @@ _KEYS: dict[str, Callable[..., Any]] = {
     "relu_backward_of_sum": _relu_backward_of_sum_key,
     "relu_backward": lambda y, gy: _pair_key("relu_backward", y, gy),
     "add": lambda a, b: _pair_key("add", a, b),
+    "scaled_sum": _scaled_sum_key,
     "row": _row_key,
 } | {
     name: partial(_softmax_key, name) for name in ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")

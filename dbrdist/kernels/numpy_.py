@@ -473,6 +473,16 @@ def add(a: Array, b: Array) -> Array:
     return _elementwise(lambda xp, p, q: p + q, a, b)
 
 
+def scaled_sum(terms: tuple[Array, ...], scale: float, out: Array) -> None:
+    """``sum(terms) * scale`` into ``out``, which may be the first term: added in order and rounded once."""
+    wide = backend.accumulation_dtype(out.dtype)
+    total = terms[0].astype(wide)
+    for term in terms[1:]:
+        total += term.astype(wide, copy=False)
+    total *= wide.type(scale)
+    out[...] = total
+
+
 def _elementwise(formula: Any, *arrays: Array) -> Array:
     """Run a formula; the result lies as the arrays do."""
     return backend.elementwise(partial(formula, backend.get_array_module(*arrays)), *arrays)
@@ -504,7 +514,7 @@ ROWS = {
         conv_forward, conv_inference, conv_backward_data, conv_backward_weight, matmul, linear, packed,
         bn_statistics, bn_forward, bn_inference, bn_sums, bn_backward, ln_forward, ln_backward,
         pool_forward, pool_backward, pool_indices, softmax, log_softmax, softmax_backward, log_softmax_backward,
-        relu_backward_of_sum,
+        relu_backward_of_sum, scaled_sum,
     )
 }  # fmt: skip
 ROWS |= {

@@ -9,11 +9,12 @@ import numpy as np
 from dbrdist.core import backend
 from dbrdist.kernels import numpy_, onednn
 from dbrdist.kernels.onednn import Builder, Primitive, address, scratch
-from dbrdist.kernels.onednn_elementwise import ADD, RELU_OF_OUTPUT
+from dbrdist.kernels.onednn_elementwise import ADD, LINEAR, RELU_OF_OUTPUT
 from dbrdist.kernels.onednn_finite import is_finite, memory_row
 
 Array = np.ndarray
 
+_FEW = 1 << 12  # elements up to which a call costs as much as it saves
 _BLOCK = 1 << 16  # elements; smaller blocks are many calls, larger ones leave the cache
 
 
@@ -61,4 +62,28 @@ def _plan_relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None =
     return relu_backward_of_sum
 
 
-ROWS = {"relu_backward_of_sum": _plan_relu_backward_of_sum}
+def _plan_scaled_sum(terms: tuple[Array, ...], scale: float, out: Array) -> Any:
+    """See numpy_.scaled_sum; in bfloat16 of 32,768 elements half of its time: one pass, and one rounding as there."""
+    onednn.require(*terms, out)
+    size = out.size
+    is_dense = all(t.shape == out.shape == (size,) and t.strides == out.strides == (out.itemsize,) for t in terms)
+    if (
+        out.dtype.name != "bfloat16"
+        or not is_dense
+        or size < _FEW
+        or size & (size - 1)
+        or len(terms) not in range(2, 9)
+    ):
+        raise onednn.Unsupported(
+            "other types, few elements, or a length for which no other sum would use the primitive"
+        )
+    with Builder() as b:
+        row = b.memory((size,), onednn.data_type(out.dtype))
+        chain = [*((ADD, row) for _ in terms[2:]), (LINEAR, float(scale))]
+        description = b.describe("binary", ADD, row, row, row, b.attributes(chain))
+        others = {onednn.post_operand(i): row for i in range(len(terms) - 2)}
+        add = b.primitive(description, {onednn.SRC: row, onednn.SRC_1: row, **others, onednn.DST: row})
+    return lambda terms, scale, out: add(*map(address, terms), address(out))
+
+
+ROWS = {"relu_backward_of_sum": _plan_relu_backward_of_sum, "scaled_sum": _plan_scaled_sum}
