@@ -15,8 +15,9 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-# Semantics as in the interpreter: annotations stay unchecked, and integers never become C integers.
-DIRECTIVES = {"language_level": 3, "annotation_typing": False, "infer_types": False}
+# Semantics as in the interpreter: annotations stay unchecked, integers become C integers where a .pxd file says so
+# alone, and classes say themselves how they are copied and pickled.
+DIRECTIVES = {"language_level": 3, "annotation_typing": False, "infer_types": False, "auto_pickle": False}
 
 
 # Instructions of a step of the tiny MLP in benchmarks/overhead.py: interpreted 494,000; compiled with -O1 417,000, -O2

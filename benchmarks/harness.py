@@ -75,8 +75,8 @@ def _answer(request: dict[str, Any], cases: dict[str, Any], made: dict[int, Any]
 
 def _ways() -> dict[str, bool]:
     """Whether dbrdist is compiled, where this process has loaded it."""
-    graph = sys.modules.get("dbrdist.core.graph")
-    return {} if graph is None else {"is_compiled": not str(graph.__file__).endswith(".py")}
+    call = sys.modules.get("dbrdist.core.call")
+    return {} if call is None else {"is_compiled": not str(call.__file__).endswith(".py")}
 
 
 def _sample(run: Callable[[], Any], min_seconds: float, calls: int) -> float:

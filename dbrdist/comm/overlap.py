@@ -18,8 +18,8 @@ from dbrdist.comm.courier import PAUSE_SECONDS, Courier
 from dbrdist.comm.reduction import Plan
 from dbrdist.core import flat, spans
 from dbrdist.core.flat import Run
+from dbrdist.core.node import VariableNode
 from dbrdist.core.parameter import Parameter
-from dbrdist.core.variable import VariableNode
 
 Weights: TypeAlias = tuple[Sequence[float] | None, float | None]  # factor of each rank, divisor of the sum
 

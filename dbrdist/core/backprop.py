@@ -8,134 +8,19 @@ written straight into flat memory; in a higher-order pass they are Variables and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from heapq import heappop, heappush
 from typing import Any, Protocol
 
 import numpy as np
 
 from dbrdist.core import fusion, ops
 from dbrdist.core.backend import copy, get_array_module, number
+from dbrdist.core.call import hooked, variable
 from dbrdist.core.config import config, using_config
 from dbrdist.core.function import FunctionAdapter
-from dbrdist.core.fusion import MaskedGradient, SummedGradient
-from dbrdist.core.graph import FunctionNode, get_function_hooks, has_local_hooks, has_nan, variable
-from dbrdist.core.variable import Variable, VariableNode, assignments, hand_down_walk
-
-_LARGE = 1 << 18  # elements of a gradient that does not stay in the cache
-Seeds = list[tuple[VariableNode, Any]]
-
-
-class Walk:
-    """One backward pass: what waits for which function, and the one place where a gradient lands."""
-
-    is_new = False  # whether nobody else has the gradients that are being delivered
-
-    def __init__(self) -> None:
-        self.pending: dict[FunctionNode, Any] = {}
-        self.heap: list[tuple[int, int, FunctionNode]] = []
-        self.count = 0  # breaks ties of rank in the order of arrival
-
-    def deliver(self, node: VariableNode, g: Any) -> None:
-        """Add a contribution to a node: at its creator if it has one, else at the leaf itself."""
-        creator = node.creator_node
-        if creator is None or not creator.inputs:
-            self.settle(node, g)
-            return
-        pending = self.pending
-        old = pending.get(creator)
-        if old is None:
-            self.count += 1
-            heappush(self.heap, (-creator.rank, self.count, creator))
-            if creator.num_outputs == 1:
-                pending[creator] = g
-            else:
-                old = pending[creator] = [None] * creator.num_outputs
-                old[node.index] = g
-        elif creator.num_outputs == 1:
-            pending[creator] = _summed(creator, _plain(old), _plain(g), self.is_new)
-        else:
-            i = node.index
-            old[i] = g if old[i] is None else ops.add(_plain(old[i]), _plain(g))
-
-    def settle(self, node: VariableNode, g: Any) -> None:
-        """Add a contribution to a leaf's gradient."""
-        raise NotImplementedError
-
-    def next(self) -> tuple[FunctionNode, tuple[Any, ...]]:
-        """The function of the highest rank, and the gradients of its outputs."""
-        function = heappop(self.heap)[2]
-        g = self.pending.pop(function)
-        return function, tuple(g) if type(g) is list else (g,)
-
-
-class PlainWalk(Walk):
-    """A first-order pass to the leaves to which nobody listens: the way of nearly every step."""
-
-    def run(self, seeds: Seeds) -> None:
-        """Walk until nothing is pending."""
-        for node, g in seeds:
-            self.deliver(node, g)
-        heap = self.heap
-        num_assigned = assignments[0]
-        while heap:
-            function: Any
-            function, gys = self.next()
-            while function is not None:
-                nodes, wanted = function.inputs, function.wanted
-                if function.recorded_at != num_assigned:
-                    function.refuse_new_values()
-                if function.writes:
-                    gxs = function.derive(wanted, gys, _views(nodes, wanted))
-                else:
-                    gxs = function.derive(wanted, gys)
-                if len(gxs) != len(wanted):
-                    raise _miscount(function, wanted, gxs)
-                self.is_new = function.gives_new
-                following: Any = None  # the only function that is waiting: along a chain nothing is queued
-                for i, gx in zip(wanted, gxs):
-                    if gx is None:
-                        continue
-                    node = nodes[i]
-                    if gx is node.view:  # the rule wrote the first contribution where it belongs
-                        node.gradient = gx
-                        continue
-                    if gx.shape != node.shape or gx.dtype != node.dtype:
-                        gx = _fitted(function, i, gx)
-                    creator = node.creator_node
-                    is_first = creator is None and node.view is None and node.gradient is None
-                    if is_first and function.gives_new and type(gx) is np.ndarray:
-                        node.gradient = gx  # nobody else has it: the leaf takes it as its own
-                        continue
-                    if following is None and creator is not None and not heap:
-                        if creator.inputs and creator.num_outputs == 1:
-                            following, g = node, gx
-                            continue
-                    elif following is not None:
-                        self.deliver(following, g)
-                        following = None
-                    self.deliver(node, gx)
-                function, gys = (None, ()) if following is None else (following.creator_node, (g,))
-
-    def settle(self, node: VariableNode, g: Any) -> None:
-        g = _plain(g)
-        old = node.gradient
-        if isinstance(old, Variable):
-            old = old.array
-        view = node.view
-        if view is not None:
-            if old is None:
-                if g is not view:
-                    view[...] = g
-            elif old is view:
-                view += g
-            else:
-                np.add(old, g, out=view)
-            node.gradient = view
-        elif old is not None:
-            total = ops.add(old, g)
-            node.gradient = np.asarray(total) if isinstance(total, np.generic) else total
-        else:  # rules hand gradients on and return views; a leaf owns its own, so that hooks may change it in place
-            node.gradient = copy(g)
+from dbrdist.core.graph import FunctionNode, get_function_hooks, has_nan
+from dbrdist.core.node import VariableNode
+from dbrdist.core.variable import Variable, hand_down_walk
+from dbrdist.core.walk import PlainWalk, Seeds, fitted, miscount, plain, views
 
 
 class ObservingWalk(PlainWalk):
@@ -171,12 +56,12 @@ class ObservingWalk(PlainWalk):
             node.gradient = gx
             return
         if gx.shape != node.shape or gx.dtype != node.dtype:
-            gx = _fitted(function, i, gx)
+            gx = fitted(function, i, gx)
         self.deliver(node, gx)
 
     def views(self, function: FunctionNode, wanted: tuple[int, ...]) -> list[Any] | None:
         """Where in flat memory a rule may write the first contributions of a first-order pass."""
-        return None if self.higher else _views(function.inputs, wanted)
+        return None if self.higher else views(function.inputs, wanted)
 
     def deliver(self, node: VariableNode, g: Any) -> None:
         if self.kept is not None and node.living_creator() is not None:
@@ -196,14 +81,14 @@ class ObservingWalk(PlainWalk):
             for i, g in enumerate(gys):
                 if g is not None:
                     for node in self.kept.get((function, i), ()):
-                        node.gradient = g if self.higher else copy(_plain(g))
+                        node.gradient = g if self.higher else copy(plain(g))
         return function.wanted
 
     def ask(self, function: FunctionNode, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         """The function's rule, between its hooks."""
         hooks = function.active_hooks() if function._hooks is not None or get_function_hooks() else ()
         if hooks:
-            gys = tuple([_plain(g) for g in gys])
+            gys = tuple([plain(g) for g in gys])
         for hook in hooks:
             hook.backward_preprocess(function, function.input_data, gys)
         if self.higher:
@@ -216,7 +101,7 @@ class ObservingWalk(PlainWalk):
         for hook in hooks:
             hook.backward_postprocess(function, function.input_data, gys)
         if len(gxs) != len(wanted):
-            raise _miscount(function, wanted, gxs)
+            raise miscount(function, wanted, gxs)
         if config.debug:
             _check_nan(function, wanted, gxs)
         return gxs
@@ -311,7 +196,7 @@ class TargetWalk(ObservingWalk):
         key = _key(node)
         if key in self.found:
             old = self.found[key]
-            self.found[key] = _plain(g) if old is None else ops.add(old, _plain(g))
+            self.found[key] = plain(g) if old is None else ops.add(old, plain(g))
 
     def views(self, function: FunctionNode, wanted: tuple[int, ...]) -> None:
         """Nothing is written into flat memory: what is collected must outlive the next backward."""
@@ -320,7 +205,7 @@ class TargetWalk(ObservingWalk):
         super().select(function, gys)
         for i, g in enumerate(gys):
             if g is not None and (function, i) in self.found:
-                self.found[function, i] = _plain(g)
+                self.found[function, i] = plain(g)
         nodes = function.inputs
         return tuple(i for i in function.wanted if nodes[i].creator_node in self.useful or _key(nodes[i]) in self.found)
 
@@ -350,51 +235,6 @@ def _on_the_way(ends: Sequence[VariableNode], targets: dict[Any, Any]) -> set[Fu
     return useful
 
 
-def _views(nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Any] | None:
-    """Where in flat memory a rule may write the first contributions."""
-    out: list[Any] | None = None
-    has_doubles = False
-    for k, i in enumerate(wanted):
-        node = nodes[i]
-        view = node.view
-        if view is not None and node.gradient is None:
-            if out is None:
-                out = [None] * len(wanted)
-                has_doubles = len(set(nodes)) < len(nodes)
-            if not has_doubles or nodes.count(node) == 1:
-                out[k] = view
-    return out
-
-
-def _fitted(function: FunctionNode, i: int, gx: Any) -> Any:
-    """A gradient in the type of its input; one of another shape is refused, for it would be broadcast silently."""
-    node = function.inputs[i]
-    if gx.shape != node.shape:
-        raise ValueError(
-            f"{function.label}.backward: expected a gradient of shape {node.shape} for input {i}, got shape {gx.shape}"
-        )
-    return ops.cast(_plain(gx), node.dtype)
-
-
-def _miscount(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> ValueError:
-    return ValueError(
-        f"{function.label}: expected {len(wanted)} gradients, one for each of the inputs {wanted}, "
-        f"but its rule returned {len(gxs)}"
-    )
-
-
-def _plain(g: Any) -> Any:
-    return g.force() if type(g) is MaskedGradient or type(g) is SummedGradient else g
-
-
-def _summed(function: FunctionNode, a: Any, b: Any, is_new: bool) -> Any:
-    """The sum of two gradients of a function's output, which a ReLU's rule takes of large images itself."""
-    if not function.takes_sums or type(a) is not np.ndarray or type(b) is not np.ndarray:
-        return ops.add(a, b)
-    is_large = a.ndim == 4 and a.size >= _LARGE and a.shape == b.shape and a.dtype == b.dtype
-    return SummedGradient(a, b, ops.add, is_new) if is_large else ops.add(a, b)
-
-
 def _as_variable(g: Any) -> Any:
     """An array as a constant: a gradient collected at a Variable that nobody knows would be a reference cycle."""
     if isinstance(g, Variable):
@@ -404,7 +244,7 @@ def _as_variable(g: Any) -> Any:
 
 def _check_nan(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> None:
     for i, gx in zip(wanted, gxs):
-        a = _plain(gx)
+        a = plain(gx)
         if has_nan(a.array if isinstance(a, Variable) else a):
             raise RuntimeError(f"NaN in the gradient of input {i} of {function.label}{function.called_at()}")
 
@@ -476,7 +316,7 @@ def backward(
             ObservingWalk(higher, retain_grad).run(seeds)
     elif listener is not None:
         AnnouncingWalk(listener, [node for node, _ in seeds]).run(seeds)
-    elif retain_grad or config.debug or get_function_hooks() or has_local_hooks():
+    elif retain_grad or config.debug or get_function_hooks() or hooked[0]:
         ObservingWalk(higher, retain_grad).run(seeds)
     else:
         PlainWalk().run(seeds)

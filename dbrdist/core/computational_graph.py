@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dbrdist.core.graph import FunctionNode
-from dbrdist.core.variable import Variable, VariableNode
+from dbrdist.core.node import VariableNode
+from dbrdist.core.variable import Variable
 
 _VARIABLE = {"shape": "octagon", "fillcolor": "#E0E0E0", "style": "filled"}
 _FUNCTION = {"shape": "record", "fillcolor": "#6495ED", "style": "filled"}

@@ -11,10 +11,12 @@ from typing import Any
 
 from dbrdist.core import backprop, ops
 from dbrdist.core.backend import Array, get_array_module
+from dbrdist.core.call import variable
 from dbrdist.core.config import using_config
-from dbrdist.core.graph import FunctionNode, variable
+from dbrdist.core.graph import FunctionNode
+from dbrdist.core.node import VariableNode
 from dbrdist.core.rows import Elementwise
-from dbrdist.core.variable import Variable, VariableNode, as_array, as_variable
+from dbrdist.core.variable import Variable, as_array, as_variable
 
 
 def jvp(func: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:

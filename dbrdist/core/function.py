@@ -8,7 +8,8 @@ from typing import Any
 from dbrdist.core.backend import Array, get_array_module
 from dbrdist.core.config import force_backprop_mode, no_backprop_mode
 from dbrdist.core.graph import FunctionHook, FunctionNode
-from dbrdist.core.variable import Variable, VariableNode
+from dbrdist.core.node import VariableNode
+from dbrdist.core.variable import Variable
 
 __all__ = ["Function", "FunctionAdapter", "force_backprop_mode", "no_backprop_mode"]
 
@@ -45,7 +46,7 @@ class FunctionAdapter(FunctionNode):
                 "as a FunctionNode, whose backward computes with Variables"
             )
         xs = [None] * self._num_inputs
-        for i, a in zip(self._keep_inputs, self._xs):
+        for i, a in zip(self._keep_inputs or (), self._xs or ()):
             xs[i] = a
         gxs = self.function.backward(tuple(xs), gys)
         if not isinstance(gxs, tuple):

@@ -9,26 +9,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dbrdist.core import type_check
-from dbrdist.core.backend import Array, elementwise, get_array_module, is_array, is_floating
-from dbrdist.core.checks import Operands
+from dbrdist.core.backend import Array, get_array_module, is_array, is_floating
+from dbrdist.core.call import Call, as_outputs, hooked, revive, variable
 from dbrdist.core.config import config, no_backprop_mode
-from dbrdist.core.fusion import settle, waiting
-from dbrdist.core.variable import Variable, VariableNode, assignments, make_node
+from dbrdist.core.fusion import settle
+from dbrdist.core.node import UNCALLED, make_node
+from dbrdist.core.variable import Variable
 
-_ndarray = np.ndarray
-_FIRST = tuple(tuple(range(n)) for n in range(8))  # the indexes of the first n inputs
-_new = object.__new__
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the package: its own lines tell a user little
-_float32 = np.dtype(np.float32)
-
-
-_has_local_hooks = False  # True once any function got hooks of its own: until then nobody looks for them
-
-
-def has_local_hooks() -> bool:
-    """True if a function may have hooks of its own."""
-    return _has_local_hooks
 
 
 def is_observed() -> bool:
@@ -91,7 +79,7 @@ def get_function_hooks() -> dict[str, FunctionHook]:
     return config.__dict__["_function_hooks"]  # type: ignore[no-any-return]
 
 
-class FunctionNode:
+class FunctionNode(Call):
     """A differentiable operation, and its record in the graph.
 
     A subclass gives ``forward(xs)``, which takes and returns tuples of arrays and says what it retains, and one rule:
@@ -106,14 +94,6 @@ class FunctionNode:
     function (``is_linear``) to be the function of the tangents, and derives any other from the rule.
     """
 
-    inputs: tuple[VariableNode, ...] = ()  # empty before the call, and where the graph was cut
-    rank: int = 0
-    num_outputs: int = 1
-    wanted: tuple[int, ...] = ()
-    takes_over: ClassVar[bool] = False  # whether forward looks itself for an output that waits (core.fusion)
-    recorded_at: int = 0  # the number of assignments to parameters before the call
-
-    operands: Operands | None = None
     writes: bool = False
     is_linear: bool = False
     takes_sums: ClassVar[bool] = False  # whether the rule takes a SummedGradient (core.fusion) of large images
@@ -121,12 +101,6 @@ class FunctionNode:
 
     stack: Any = None  # where it was called, in debug mode
 
-    _xs: tuple[Array, ...] = ()
-    _ys: tuple[Array, ...] = ()
-    _keep_inputs: tuple[int, ...] = ()
-    _keep_outputs: tuple[int, ...] = ()
-    _on_variables: bool = False
-    _checks_types: bool = False
     _hooks: dict[str, FunctionHook] | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -203,6 +177,9 @@ class FunctionNode:
     def check_layout_forward(self, inputs: tuple[Array, ...]) -> None:
         """Nothing to check: layouts are in the strides. Never called."""
 
+    def _missing(self, i: int) -> ValueError:
+        return ValueError(f"{self.label}: argument {i} is a Variable without an array; initialise it first")
+
     # ---- what forward may call --------------------------------------------------------------------------------------
 
     def retain_inputs(self, indexes: tuple[int, ...]) -> None:
@@ -217,18 +194,18 @@ class FunctionNode:
 
     def retained_inputs(self) -> tuple[Any, ...]:
         """The retained inputs, as arrays in a first-order pass and as Variables in a higher-order one."""
-        return self.get_retained_inputs() if self._on_variables else self._xs
+        return self.get_retained_inputs() if self._on_variables else self._xs or ()
 
     def retained_outputs(self) -> tuple[Any, ...]:
         """The retained outputs, of the same kind as :meth:`retained_inputs`."""
-        return self.get_retained_outputs() if self._on_variables else self._ys
+        return self.get_retained_outputs() if self._on_variables else self._ys or ()
 
     def get_retained_inputs(self) -> tuple[Any, ...]:
         """The retained inputs as Variables in the graph."""
         nodes = self.inputs
         if not self._keep_inputs:
             raise self._nothing_retained("input")
-        return tuple([_revive(nodes[i], a) for i, a in zip(self._keep_inputs, self._xs)])
+        return tuple([revive(nodes[i], a) for i, a in zip(self._keep_inputs, self._xs or ())])
 
     def get_retained_outputs(self) -> tuple[Any, ...]:
         """The retained outputs as Variables in the graph."""
@@ -236,8 +213,8 @@ class FunctionNode:
             raise self._nothing_retained("output")
         return tuple(
             [
-                _revive(make_node(self, i, self.rank + 1, True, a.shape, a.dtype), a)
-                for i, a in zip(self._keep_outputs, self._ys)
+                revive(make_node(self, i, self.rank + 1, True, a.shape, a.dtype), a)
+                for i, a in zip(self._keep_outputs, self._ys or ())
             ]
         )
 
@@ -250,168 +227,50 @@ class FunctionNode:
     @property
     def input_data(self) -> tuple[Array, ...]:
         """One entry per input: its array where it was retained, else None."""
-        kept = dict(zip(self._keep_inputs, self._xs))
-        return tuple(kept.get(i) for i in range(len(self.inputs)))
+        kept = dict(zip(self._keep_inputs or (), self._xs or ()))
+        return tuple(kept.get(i) for i in range(len(self.inputs or ())))
 
     @property
     def output_data(self) -> tuple[Array, ...]:
         """One entry per output: its array where it was retained, else None."""
-        kept = dict(zip(self._keep_outputs, self._ys))
+        kept = dict(zip(self._keep_outputs or (), self._ys or ()))
         return tuple(kept.get(i) for i in range(self.num_outputs))
 
     @property
     def input_layouts(self) -> tuple[None, ...]:
         """None for each input: layouts are in the strides."""
-        return (None,) * len(self.inputs)
+        return (None,) * len(self.inputs or ())
 
     @property
     def output_layouts(self) -> tuple[None, ...]:
         """None for each output."""
         return (None,) * self.num_outputs
 
-    # ---- the three steps: check, forward, record --------------------------------------------------------------------
-
-    def apply(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Run forward on Variables or arrays, record it if a gradient may be asked for, and return Variables."""
-        if waiting and not self.takes_over:
-            settle()
-        if self.inputs:
-            raise RuntimeError(f"{self.label}: a FunctionNode records one call; make a new one for each apply")
-        xs: list[Array] = []
-        nodes: list[Any] = []
-        rank = num_wanted = 0
-        operands, has_arrays = self.operands, False
-        for x in inputs:
-            if isinstance(x, Variable):
-                a = x._array
-                if a is None:
-                    raise self._missing(len(xs))
-                node = x.node
-                if node.requires_grad:
-                    num_wanted += 1
-                    if node.rank > rank:
-                        rank = node.rank
-                elif operands is not None and a.dtype is not _float32:
-                    operands.check(len(xs), a)
-            else:
-                if operands is not None:
-                    if type(x) is not _ndarray or x.dtype is not _float32:
-                        operands.check(len(xs), x)
-                    has_arrays = True
-                a, node = x, _constant_node(x)
-            xs.append(a)
-            nodes.append(node)
-        if has_arrays and len(xs) > 1:
-            for node in nodes:
-                if node.dtype is not _float32:
-                    self._follow_variables(inputs, xs, nodes)
-                    break
-        data = tuple(xs)
-        if self._checks_types and config.type_check:
-            self.check_type_forward(type_check.get_types(data, "in_types"))
-        switches = config.__dict__  # one look at this thread's values for all of them
-        if _has_local_hooks or switches["_function_hooks"] or switches["debug"]:
-            ys = self._forward_with_hooks(data)
-        else:
-            ys = self.forward(data)
-        if type(ys) is not tuple:
-            ys = self._as_outputs(ys)
-        if not num_wanted or not switches["enable_backprop"]:
-            if num_wanted and switches["_captured"] is not None:
-                switches["_captured"].extend(x for x in inputs if isinstance(x, Variable) and x.node.requires_grad)
-            return tuple([_leaf(y) for y in ys])
-        self.inputs = tuple(nodes)
-        if num_wanted == len(nodes) < len(_FIRST):
-            self.wanted = _FIRST[num_wanted]
-        else:
-            self.wanted = tuple([i for i, node in enumerate(nodes) if node.requires_grad])
-        return self._record(rank, data, ys)
-
-    def _follow_variables(self, inputs: tuple[Any, ...], xs: list[Array], nodes: list[Any]) -> None:
-        """An array beside floating Variables takes the type of the first, as in Chainer."""
-        for x in inputs:
-            if isinstance(x, Variable) and is_floating(x.node.dtype):
-                dtype = x.node.dtype
-                break
-        else:
-            return
-        for i, x in enumerate(inputs):
-            if not isinstance(x, Variable) and x.dtype != dtype and is_floating(x.dtype):
-                xs[i] = elementwise(lambda v: v.astype(dtype), x)
-                nodes[i] = _constant_node(xs[i])
-
-    def _missing(self, i: int) -> ValueError:
-        return ValueError(f"{self.label}: argument {i} is a Variable without an array; initialise it first")
-
-    def _as_outputs(self, ys: Any) -> tuple[Array, ...]:
-        """What forward returned, as a tuple of arrays."""
-        if isinstance(ys, list):
-            return tuple(ys)
-        if isinstance(ys, np.generic):  # NumPy's reductions give scalars; the tuple is what is missing
-            ys = np.asarray(ys)
-        what = f"an array of shape {ys.shape}; write `return y,`" if is_array(ys) else type(ys).__name__
-        raise TypeError(f"{self.label}.forward: expected a tuple of arrays, got {what}")
-
-    def _record(self, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
-        self.rank = rank
-        self.recorded_at = assignments[0]
-        keep = self._keep_inputs
-        if keep:
-            n = len(keep)
-            are_first = n < len(_FIRST) and n <= len(xs) and keep == _FIRST[n]
-            self._xs = xs[:n] if are_first else self._of("retain_inputs", keep, xs)
-        y = ys[0] if len(ys) == 1 else None
-        if type(y) is _ndarray:  # nearly always, so without the calls of _output
-            if self._keep_outputs:
-                self._ys = ys if self._keep_outputs == (0,) else self._of("retain_outputs", self._keep_outputs, ys)
-            v = _new(Variable)
-            v._array = y
-            node = v.node = VariableNode()
-            node.creator_node = self
-            node.index = 0
-            node.rank = rank + 1
-            node.shape = y.shape
-            node.dtype = dtype = y.dtype
-            node.requires_grad = dtype is _float32 or dtype.kind in "fcV"
-            node.gradient = node.view = node.name = None
-            node.assigned = 0
-            return (v,)
-        self.num_outputs = len(ys)
-        outputs = [self._output(i, _as_array(self, y), rank + 1) for i, y in enumerate(ys)]
-        if self._keep_outputs:
-            self._ys = self._of("retain_outputs", self._keep_outputs, [v.array for v in outputs])
-        return tuple(outputs)
-
-    def _of(self, verb: str, keep: tuple[int, ...], values: Any) -> tuple[Any, ...]:
-        try:
-            return tuple([values[i] for i in keep])
-        except (IndexError, TypeError):
-            raise IndexError(f"{self.label}.{verb}: expected places from 0 to {len(values) - 1}, got {keep}") from None
-
-    def _output(self, i: int, y: Any, rank: int) -> Variable:
-        v = _new(Variable)
-        v._array = y
-        dtype = y.dtype
-        v.node = make_node(self, i, rank, dtype.kind in "fcV", y.shape, dtype)
-        return v
+    # ---- copies ------------------------------------------------------------------------------------------------------
 
     def twin(self) -> FunctionNode:
         """The same operation without the record of its call, to be applied to other inputs."""
-        other = _new(type(self))
+        other: FunctionNode = type(self).__new__(type(self))
         for name, value in self.__dict__.items():
-            if name not in _RECORD:
+            if name not in _LEFT_BY_CALL:
                 setattr(other, name, value)
         return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, **{name: getattr(self, name) for name in UNCALLED}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
 
     # ---- hooks ------------------------------------------------------------------------------------------------------
 
     @property
     def local_function_hooks(self) -> dict[str, FunctionHook]:
         """The hooks of this function alone."""
-        global _has_local_hooks
         if self._hooks is None:
             self._hooks = {}
-            _has_local_hooks = True
+            hooked[0] = True
         return self._hooks
 
     def add_hook(self, hook: FunctionHook, name: str | None = None) -> None:
@@ -438,7 +297,7 @@ class FunctionNode:
             hook.forward_preprocess(self, xs)
         ys = self.forward(xs)
         if type(ys) is not tuple:
-            ys = self._as_outputs(ys)
+            ys = as_outputs(self, ys)
         for hook in hooks:
             hook.forward_postprocess(self, xs)
         if config.debug:
@@ -467,7 +326,7 @@ class FunctionNode:
     def refuse_new_values(self) -> None:
         """Raise if an input that the rule needs was assigned new values after the call."""
         nodes = self.inputs
-        for i in self._keep_inputs:
+        for i in self._keep_inputs or ():
             node = nodes[i]
             if node.assigned > self.recorded_at:
                 raise RuntimeError(
@@ -476,57 +335,14 @@ class FunctionNode:
                     "forward again"
                 )
 
-    def unchain(self) -> None:
-        """Cut this function out of the graph and let go of what it retained; its outputs become leaves."""
-        self.inputs = ()
-        self.wanted = ()
-        self._xs = self._ys = ()
-
 
 # What a call leaves in a function; all else was there before it.
-_RECORD = frozenset(
-    ("inputs", "rank", "num_outputs", "wanted", "recorded_at", "_xs", "_ys", "_keep_inputs", "_keep_outputs",
-     "_on_variables", "_hooks", "stack")
-)  # fmt: skip
-
-
-def _as_array(function: FunctionNode, y: Any) -> Any:
-    """One output of forward: an array, a pending one, or a scalar of a reduction."""
-    if type(y) is _ndarray or is_array(y):
-        return y
-    if isinstance(y, (np.generic, int, float)):
-        return np.asarray(y)
-    raise TypeError(f"{function.label}.forward: expected a tuple of arrays, got {type(y).__name__} in it")
+_LEFT_BY_CALL = frozenset((*UNCALLED, "_hooks", "stack"))
 
 
 def has_nan(a: Any) -> bool:
     """True if an array holds NaN."""
     return a is not None and is_floating(a.dtype) and bool(get_array_module(a).isnan(a).any())
-
-
-def _revive(node: VariableNode, array: Array) -> Variable:
-    """A Variable for an existing node: gradients reach whoever shares the node."""
-    v = _new(Variable)
-    v._array = array
-    v.node = node
-    return v
-
-
-def variable(array: Array, requires_grad: bool) -> Variable:
-    """A leaf."""
-    return _revive(make_node(None, 0, 0, requires_grad, array.shape, array.dtype), array)
-
-
-def _leaf(y: Any) -> Variable:
-    """A Variable without a history."""
-    if type(y) is not _ndarray and not is_array(y):
-        y = np.asarray(y)
-    return variable(y, False)
-
-
-def _constant_node(x: Any) -> VariableNode:
-    """The node of an array, a number or None among a function's inputs: it takes no gradient."""
-    return make_node(None, 0, 0, False, getattr(x, "shape", ()), getattr(x, "dtype", None))
 
 
 def call(function: FunctionNode, *xs: Any) -> Any:

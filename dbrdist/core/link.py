@@ -15,8 +15,8 @@ from dbrdist.core.checks import ArgumentError
 from dbrdist.core.device_resident import DeviceResident, DeviceResidentsVisitor
 from dbrdist.core.flat import unique
 from dbrdist.core.link_hook import ForwardPostprocessArgs, ForwardPreprocessArgs, LinkHook, seen, thread
+from dbrdist.core.node import note_assignment
 from dbrdist.core.parameter import Parameter
-from dbrdist.core.variable import note_assignment
 
 L = TypeVar("L", bound="Link")
 

@@ -15,9 +15,9 @@ from dbrdist.core.backend import Array, get_array_module
 from dbrdist.core.changes import Watch
 from dbrdist.core.flat import Run
 from dbrdist.core.link import Link
+from dbrdist.core.node import VariableNode, assignments
 from dbrdist.core.parameter import Parameter
 from dbrdist.core.update_rule import FP32_PARAM, Hooks, Hyperparameter, UpdateRule, follow, joint_state
-from dbrdist.core.variable import VariableNode, assignments
 
 _MAX_LOSS_SCALE = 65504.0  # the largest float16
 

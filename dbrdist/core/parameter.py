@@ -12,7 +12,8 @@ from dbrdist.core.backend import Array, Device, device_of, get_device, is_array,
 from dbrdist.core.changes import note_change
 from dbrdist.core.config import get_dtype
 from dbrdist.core.fusion import is_private
-from dbrdist.core.variable import Variable, note_assignment
+from dbrdist.core.node import note_assignment
+from dbrdist.core.variable import Variable
 
 
 class Slot:

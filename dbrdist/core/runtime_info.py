@@ -6,7 +6,7 @@ import platform
 import sys
 from typing import Any, TextIO
 
-from dbrdist.core import graph
+from dbrdist.core import call
 
 _LIBRARIES = {
     "NumPy": ("numpy",),
@@ -18,7 +18,7 @@ _LIBRARIES = {
 
 def is_compiled() -> bool:
     """True if dbrdist was installed with its modules compiled, as ``pip install`` does where it finds a compiler."""
-    return not str(graph.__file__).endswith(".py")
+    return not str(call.__file__).endswith(".py")
 
 
 def _version(distributions: tuple[str, ...]) -> str:

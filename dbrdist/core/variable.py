@@ -1,9 +1,4 @@
-"""Variables: arrays whose history is recorded, and their nodes in the graph.
-
-A graph holds nodes, not arrays. A ``VariableNode`` knows the function that made it and the shape; a ``FunctionNode``
-(``core.graph``) knows the nodes of its inputs and the arrays that its rule retained. References run from outputs to
-inputs only, so a graph dies by reference count as soon as nobody holds its end.
-"""
+"""Variables: arrays whose history is recorded."""
 
 from __future__ import annotations
 
@@ -12,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dbrdist.core.backend import Array, Device, device_of, get_array_module, get_device, is_array, to_device
 from dbrdist.core.fusion import settle, waiting
+from dbrdist.core.node import Value, make_node
 
 if TYPE_CHECKING:
     from dbrdist.core.graph import FunctionNode
@@ -32,70 +28,7 @@ def hand_down_walk(backward: Callable[..., None]) -> None:
     _walk = backward
 
 
-class VariableNode:
-    """A variable's place in the graph: who made it, its shape, and the gradient that arrived."""
-
-    __slots__ = (
-        "__weakref__",
-        "assigned",
-        "creator_node",
-        "dtype",
-        "gradient",
-        "index",
-        "name",
-        "rank",
-        "requires_grad",
-        "shape",
-        "view",
-    )
-
-    creator_node: FunctionNode | None  # stays when the graph is cut there: see living_creator
-    index: int  # which output of the creator
-    rank: int
-    requires_grad: bool
-    shape: tuple[int, ...]
-    dtype: Any
-    gradient: Any  # an array, or a Variable after a differentiable backward
-    view: Array  # where a parameter's gradient lies in flat memory
-    name: str | None
-    assigned: int  # the count of assignments when a parameter last got new values from outside an update
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    def living_creator(self) -> FunctionNode | None:
-        """The function that made it, or None for a leaf and where the graph was cut."""
-        creator = self.creator_node
-        return None if creator is None or not creator.inputs else creator
-
-
-def make_node(
-    creator_node: FunctionNode | None, index: int, rank: int, requires_grad: bool, shape: Any, dtype: Any
-) -> VariableNode:
-    """A node; a function, since a class without ``__init__`` takes a quarter of the time to call."""
-    node = VariableNode()
-    node.creator_node = creator_node
-    node.index = index
-    node.rank = rank
-    node.requires_grad = requires_grad
-    node.shape = shape
-    node.dtype = dtype
-    node.gradient = node.view = node.name = None
-    node.assigned = 0
-    return node
-
-
-assignments = [0]  # how often parameters got new values from outside an update, in this process
-
-
-def note_assignment(node: VariableNode) -> None:
-    """A parameter gets new values: graphs that retained the old ones must not go backward through it."""
-    assignments[0] += 1
-    node.assigned = assignments[0]
-
-
-class Variable:
+class Variable(Value):
     """An array that remembers how it was computed.
 
     ``Variable(array)`` is a leaf. Functions and operators give Variables that know their creator; ``backward`` of a
@@ -103,11 +36,8 @@ class Variable:
     within :func:`no_backprop_mode`) nothing is recorded.
     """
 
-    __slots__ = ("__weakref__", "_array", "node")
+    __slots__ = ()
     __array_ufunc__ = None  # ndarray * Variable asks the Variable
-
-    node: VariableNode
-    _array: Any
 
     def __init__(
         self, data: Array = None, *, name: str | None = None, grad: Array = None, requires_grad: bool = True
@@ -329,7 +259,8 @@ class Variable:
     @property
     def creator_node(self) -> FunctionNode | None:
         """As :attr:`creator`, always the FunctionNode."""
-        return self.node.living_creator()
+        creator: FunctionNode | None = self.node.living_creator()
+        return creator
 
     @property
     def rank(self) -> int:

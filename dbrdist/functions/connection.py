@@ -23,9 +23,6 @@ from dbrdist.core.variable import Variable, as_variable
 _LARGE_PRODUCT = 1 << 19
 
 
-_dot = ndarray.dot
-
-
 class LinearFunction(FunctionNode):
     """y = x W^T + b; x (N, I), W (O, I), b (O,). gx = gy W, gW = gy^T x, gb = sum over N of gy."""
 
@@ -51,30 +48,50 @@ class LinearFunction(FunctionNode):
         return (kernels.linear(x, W, b),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
-        gy, nodes = gys[0], self.inputs
+        gy = gys[0]
         if self._on_variables:
-            x, W = self.retained_inputs()
-            products = lambda: ops.matmul(gy, W), lambda: ops.matmul(gy.T, x), lambda: _row_sum(gy, nodes[2])
-            return tuple([_in_type(products[i](), nodes[i].dtype) for i in wanted])
+            return self._derive_again(wanted, gy)
         x, W = self._xs
-        product = _dot if self.is_small and gy.dtype == x.dtype else kernels.matmul
+        dtype = x.dtype
+        if self.is_small and gy.dtype == dtype:
+            return self._derive_small(wanted, gy, x, W, out)
         gxs: list[Any] = []
         for k, i in enumerate(wanted):
+            target = out and out[k]
             if i == 0:
-                gxs.append(_in_type(product(gy, W), x.dtype))
+                gxs.append(_in_type(kernels.matmul(gy, W), dtype))
             elif i == 1:
-                target = out and out[k]
-                if target is None and product is kernels.matmul:
-                    target = empty(W.shape, W.dtype, gy)
-                gxs.append(product(gy.T, x, target))
+                gxs.append(kernels.matmul(gy.T, x, empty(W.shape, W.dtype, gy) if target is None else target))
             else:
-                gxs.append(_in_type(_row_sum(gy, nodes[2], out and out[k]), nodes[2].dtype))
+                b = self.inputs[2]
+                gxs.append(_in_type(_row_sum(gy, b, target), b.dtype))
         return tuple(gxs)
+
+    def _derive_small(self, wanted: tuple[int, ...], gy: Array, x: Array, W: Array, out: Any) -> tuple[Any, ...]:
+        """The gradients on the host, where x, W and gy are of one type."""
+        gxs = []
+        for k, i in enumerate(wanted):
+            if i == 0:
+                gxs.append(gy.dot(W))
+            elif i == 1:
+                gxs.append(gy.T.dot(x, out and out[k]))
+            else:
+                b = self.inputs[2]
+                gb = _row_sum(gy, b, out and out[k])
+                gxs.append(gb if gb.dtype is b.dtype else _in_type(gb, b.dtype))
+        return tuple(gxs)
+
+    def _derive_again(self, wanted: tuple[int, ...], gy: Any) -> tuple[Any, ...]:
+        """The same of Variables."""
+        nodes = self.inputs
+        x, W = self.retained_inputs()
+        products = lambda: ops.matmul(gy, W), lambda: ops.matmul(gy.T, x), lambda: _row_sum(gy, nodes[2])
+        return tuple([_in_type(products[i](), nodes[i].dtype) for i in wanted])
 
 
 def _row_sum(gy: Any, b: Any, out: Array = None) -> Any:
     """The gradient of the bias, summed and kept in its own type where that is the wider one."""
-    if b.dtype.itemsize > gy.dtype.itemsize:
+    if b.dtype is not gy.dtype and b.dtype.itemsize > gy.dtype.itemsize:
         gy = ops.cast(gy, b.dtype)
     return sum_rows(gy, out) if type(gy) is ndarray else ops.sum_to(gy, b.shape, out)
 

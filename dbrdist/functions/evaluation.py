@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.backend import accumulation_dtype, get_array_module, is_floating
+from dbrdist.core.call import variable
 from dbrdist.core.checks import expected
-from dbrdist.core.graph import variable
 from dbrdist.core.variable import Variable, as_array, as_variable
 
 

@@ -288,7 +288,6 @@ class Fourier(FunctionNode):
 
     operands = Operands("fft", real="float", imag="float")
     is_linear = True
-    num_outputs = 2
 
     def __init__(self, name: str, scale: float = 1.0) -> None:
         self.name = name

@@ -156,8 +156,6 @@ class BatchNormalizationGradient(FunctionNode):
     Its own gradients follow from <u, gx> + <a, ggamma> + <b, gbeta> with respect to gy, gamma, x_hat and s.
     """
 
-    num_outputs = 3
-
     def __init__(self, forward_node: BatchNormalization) -> None:
         self.forward_node = forward_node
 
@@ -374,8 +372,6 @@ class LayerNormalization(FunctionNode):
 
 class LayerNormalizationGradient(FunctionNode):
     """The gradients of x, gamma and beta, of x, gamma and gy; the tape derives them from their formula"""
-
-    num_outputs = 3
 
     def __init__(self, mean: Array, var: Array, eps: float) -> None:
         self.mean = mean

@@ -17,7 +17,7 @@ def test_runtime_info_has_a_line_per_library(capsys):
     assert list(lines) == ["Platform", "Python", "dbrdist", "NumPy", "CuPy", "oneDNN", "mpi4py"]
     assert lines["Python"] == platform.python_version()
     assert lines["NumPy"] == np.__version__
-    kind = "interpreted" if dbrdist.core.graph.__file__.endswith(".py") else "compiled"
+    kind = "interpreted" if dbrdist.core.call.__file__.endswith(".py") else "compiled"
     assert lines["dbrdist"] == f"{dbrdist.__version__}, {kind}"
     dbrdist.print_runtime_info()
     assert capsys.readouterr().out == out.getvalue()

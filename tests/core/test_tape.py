@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import tracemalloc
 import weakref
 
@@ -13,7 +15,7 @@ import dbrdist
 import dbrdist.functions as F
 from dbrdist import FunctionHook, FunctionNode, Parameter, Variable
 from dbrdist.core import ops
-from dbrdist.core.variable import VariableNode, note_assignment
+from dbrdist.core.node import VariableNode, note_assignment
 
 
 def var(*values, dtype=np.float64):
@@ -67,6 +69,31 @@ class Split(FunctionNode):
 
 
 # ---- how the graph dies ---------------------------------------------------------------------------------------------
+
+
+class Marked(Square):
+    """A user's function with attributes of its own."""
+
+    def __init__(self, mark=None):
+        self.mark = mark
+
+
+def test_a_function_has_no_record_before_its_call():
+    function = Marked(3)
+    assert function.inputs is None and function.rank == 0 and function.input_data == () == function.retained_inputs()
+    (y,) = function.apply((var(2.0),))
+    assert len(function.inputs) == 1 and function.mark == 3 and weakref.ref(function)() is y.creator
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f))])
+def test_copies_of_a_function_have_its_attributes_and_its_record(duplicate):
+    function = Marked([1])
+    (y,) = function.apply((var(2.0, 3.0),))
+    other = duplicate(function)
+    assert type(other) is Marked and other.mark == [1] and other.rank == 0 and other.wanted == (0,)
+    np.testing.assert_array_equal(other.input_data[0], [2.0, 3.0])
+    assert duplicate(Marked(2)).apply((var(3.0),))[0].array == 9.0
+    assert [v.array for v in other.twin().apply((y,))] == [pytest.approx([16.0, 81.0])]
 
 
 def steps(model, n):

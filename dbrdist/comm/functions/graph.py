@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.backend import Array, zeros_as
+from dbrdist.core.call import variable
 from dbrdist.core.checks import expected
-from dbrdist.core.graph import FunctionNode, variable
+from dbrdist.core.graph import FunctionNode
 from dbrdist.core.variable import Variable, as_array, as_variable
 
 _thread = threading.local()

@@ -15,7 +15,8 @@ from dbrdist.comm.links.wiring import Action, Component, Give, Ranks, Run, Slot,
 from dbrdist.core.backend import is_array
 from dbrdist.core.chain import ChainList
 from dbrdist.core.checks import expected
-from dbrdist.core.variable import Variable, assignments
+from dbrdist.core.node import assignments
+from dbrdist.core.variable import Variable
 
 
 class MultiNodeChainList(ChainList):

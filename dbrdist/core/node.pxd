@@ -1,0 +1,19 @@
+# The C types of node.py, for the compiler alone.
+
+cdef class VariableNode:
+    cdef object __weakref__
+    cdef public object creator_node, shape, dtype, gradient, view, name
+    cdef public Py_ssize_t index, rank, assigned
+    cdef public bint requires_grad
+
+cpdef VariableNode make_node(object creator, Py_ssize_t index, Py_ssize_t rank, bint requires_grad, object shape, object dtype)
+
+cdef class Value:
+    cdef object __weakref__
+    cdef public object _array
+    cdef public VariableNode node
+
+cdef class Record:
+    cdef public tuple inputs, wanted, _xs, _ys, _keep_inputs, _keep_outputs
+    cdef public Py_ssize_t rank, num_outputs, recorded_at
+    cdef public bint _on_variables
