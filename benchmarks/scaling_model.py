@@ -2,7 +2,7 @@
 
 The parts, each measured with p ranks of which all are at work, so that ranks beyond the cores share them:
 
-- alpha and beta: a message that each rank sends to the next one while it gets one, of several sizes, fitted;
+- alpha and beta: a message that each rank sends to the next one while it gets one: a line through 4 KiB and 16 MiB;
 - m: a meeting of the ranks (``Ibarrier``, waited for as dbrdist does), on one host and over two;
 - sigma: seconds for a byte that a rank reads or writes in a sum, measured with a rank on each core. With more ranks
   than cores, a rank does its part in one of ceil(ranks / cores) turns.
@@ -110,11 +110,10 @@ def flat_seconds(p: int, num_bytes: float, parts: Parts, pair: Parts | None = No
 
 
 def fit(messages: list[list[float]]) -> tuple[float, float]:
-    """Alpha and beta of the least relative error, none negative."""
-    sizes, times = (np.array(column, float) for column in zip(*messages))
-    columns = np.stack([1 / times, sizes / times], 1)
-    alpha, beta = np.linalg.lstsq(columns, np.ones(len(times)), rcond=None)[0]
-    return max(float(alpha), 0.0), max(float(beta), 0.0)
+    """Alpha and beta of the line through the shortest message and the longest, none negative."""
+    (small, soon), (large, late) = messages[0], messages[-1]
+    beta = max((late - soon) / (large - small), 0.0)
+    return max(soon - small * beta, 0.0), beta
 
 
 def parts_of(measured: dict[str, dict[int, Any]]) -> dict[str, dict[int, Parts]]:
