@@ -38,8 +38,11 @@ Run = Callable[[], Any]
 # ---- on each rank ----------------------------------------------------------------------------------------------------
 
 
-def dbrdist_ways(model: str, batch: int, num_hosts: int) -> dict[str, Run]:
-    """A step alone and together, the reduction by itself, and between hosts a step that reduces after backward."""
+def dbrdist_ways(model: str, batch: int, num_hosts: int) -> tuple[dict[str, Run], Any]:
+    """A step alone and together, the reduction by itself, and between hosts a step that reduces after backward.
+
+    Also the optimizer of the steps together.
+    """
     import numpy as np
 
     import dbrdist.functions as F
@@ -51,18 +54,18 @@ def dbrdist_ways(model: str, batch: int, num_hosts: int) -> dict[str, Run]:
     rng = np.random.default_rng(create_communicator("flat").rank)
     x, t = rng.standard_normal((batch, 3, rows, rows), np.float32), rng.integers(0, num_classes, batch)
 
-    def training(comm: Any) -> tuple[Any, Run]:
+    def training(comm: Any) -> tuple[Any, Any, Run]:
         net = {"resnet50": resnet.ResNet50, "resnet20": resnet.ResNet20}[model](num_classes)
         optimizer: Any = optimizers.MomentumSGD(0.001, 0.9)
         optimizer = (optimizer if comm is None else create_multi_node_optimizer(optimizer, comm)).setup(net)
-        return net, lambda: optimizer.update(lambda: F.softmax_cross_entropy(net(x), t))
+        return net, optimizer, lambda: optimizer.update(lambda: F.softmax_cross_entropy(net(x), t))
 
     comm = create_communicator("flat")
-    net, together = training(comm)
-    ways = {"independent": training(None)[1], "together": together}
+    net, optimizer, together = training(comm)
+    ways = {"independent": training(None)[2], "together": together}
     if num_hosts > 1:
-        ways["without overlap"] = training(create_communicator("flat", overlap=False))[1]
-    return ways | {"reduction": lambda: comm.multi_node_mean_grad(net)}
+        ways["without overlap"] = training(create_communicator("flat", overlap=False))[2]
+    return ways | {"reduction": lambda: comm.multi_node_mean_grad(net)}, optimizer
 
 
 def torch_ways(model: str, batch: int) -> dict[str, Run]:
@@ -102,8 +105,9 @@ def torch_ways(model: str, batch: int) -> dict[str, Run]:
 def serve(subject: str, num_rounds: int, peers: bool) -> None:
     """Time all ways in turn."""
     model, batch, num_hosts = SUBJECTS[subject]
-    runs = dbrdist_ways(model, batch, num_hosts) | (torch_ways(model, batch) if peers else {})
-    ranks.answer({"samples": ranks.take_turns(runs, num_rounds)})
+    runs, optimizer = dbrdist_ways(model, batch, num_hosts)
+    samples = ranks.take_turns(runs | (torch_ways(model, batch) if peers else {}), num_rounds)
+    ranks.answer({"samples": samples, "waited_seconds": optimizer.exposed_seconds / optimizer.t})
 
 
 # ---- the program -----------------------------------------------------------------------------------------------------
@@ -131,6 +135,8 @@ def show(subject: str, results: dict[str, Any]) -> None:
     for name, r in results["ways"].items():
         print(f"{subject}: {name:<18} {r['median_seconds'] * 1e3:9.1f} ms  ({r['min_seconds'] * 1e3:.1f} to "
               f"{r['max_seconds'] * 1e3:.1f})")  # fmt: skip
+    waited = results["figures"]["together"]["waited_seconds"]
+    print(f"{subject}: together: of that {waited * 1e3:.1f} ms a step after backward, in reductions and for the other")
     for name, f in results["figures"].items():
         print(f"{subject}: {name}: throughput {f['throughput']:.3f} of independent trainings"
               + (f", exposed {f['exposed_seconds'] * 1e3:.0f} ms, {f['exposed']:.3f} of the reduction"
@@ -161,6 +167,7 @@ def main() -> None:
         about = found["versions"]
         ways = {name: harness.summarize(samples) for name, samples in found["samples"].items()}
         results[subject] = {"ways": ways, "figures": figures(found["samples"], num_hosts)}
+        results[subject]["figures"]["together"]["waited_seconds"] = found["waited_seconds"]
         show(subject, results[subject])
     print(f"goals: throughput {THROUGHPUT_GOAL} on one host, exposed {EXPOSED_GOAL} on two")
     if args.record:

@@ -36,7 +36,7 @@ def refusal() -> str:
     if missing:
         packages = " ".join(sorted({_TOOLS[tool] for tool in missing}))
         return f"two hosts on one machine need the programs {', '.join(missing)}: install {packages}"
-    trial = "ip link add t0 type veth peer name t1 && tc qdisc add dev t0 root tbf rate 1gbit burst 96kb latency 50ms"
+    trial = "ip link add t0 type veth peer name t1 && tc qdisc add dev t0 root tbf rate 1gbit burst 256kb latency 50ms"
     done = subprocess.run(["unshare", *_PARTS, "sh", "-c", trial], capture_output=True, text=True)
     return f"two hosts on one machine: the system refuses them: {done.stderr.strip()}" if done.returncode else ""
 
@@ -94,7 +94,7 @@ class TwoHosts:
         for number in range(len(NAMES)):
             self._in(number, "tc qdisc del dev eth0 root 2>/dev/null; true")
             if rate is not None:
-                self._in(number, f"tc qdisc add dev eth0 root tbf rate {rate} burst 96kb latency 50ms")
+                self._in(number, f"tc qdisc add dev eth0 root tbf rate {rate} burst 256kb latency 50ms")
 
     def mpiexec(self, program: str, num_ranks: int) -> list[str]:
         """The words that start ranks on both hosts, the first half on ``node0``, and one more where they are odd."""

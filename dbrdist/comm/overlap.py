@@ -25,7 +25,7 @@ Weights: TypeAlias = tuple[Sequence[float] | None, float | None]  # factor of ea
 
 _LINE = 64  # elements: a bucket begins where a parameter may
 _PAUSES_PER_BUCKET = 40
-_LONGEST_PAUSE_SECONDS = 5e-4  # TCP's buffers last that long at 1 Gb/s; with 1 ms a reduction took twice the time
+_LONGEST_PAUSE_SECONDS = 2e-4  # messages move when someone looks: with 1 ms a reduction over TCP took twice the time
 
 
 class Bucket:
@@ -75,6 +75,7 @@ class Overlap:
         self._place = ("", 0)
         self._took: list[float] = []  # seconds of each bucket of the last step
         self._pause_seconds = PAUSE_SECONDS
+        self._call: Any = None  # of the bucket that travels
 
     def open(self, weights: Callable[[], Weights | None], place: tuple[str, int]) -> None:
         """Begin a step.
@@ -135,9 +136,11 @@ class Overlap:
         def reduce(comm: Any) -> None:
             began = time.perf_counter()
             with comm._gate.call("reduce", place) as call:
+                self._call = call
                 call.pause_seconds = self._pause_seconds
                 with spans.span(f"reduce bucket {number}"):
                     plan.reduce_part(comm, call, bucket.run_number, bucket.begin, bucket.end, factors, divisor)
+            self._call = None
             self._took.append(time.perf_counter() - began)
 
         self._courier.put(reduce)
@@ -145,6 +148,10 @@ class Overlap:
     def wait(self, factors: Sequence[float] | None, divisor: float | None) -> None:
         """Reduce what is left, and return when all is done."""
         flat.collect_gradients(self._of_param)
+        self._pause_seconds = PAUSE_SECONDS  # nothing else needs the core now
+        call = self._call
+        if call is not None:
+            call.pause_seconds = PAUSE_SECONDS
         while self._num_started < len(self.buckets):
             self._start(factors, divisor)
         self._weights = lambda: None  # it belongs to the optimizer, which has this reduction too
