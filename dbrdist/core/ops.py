@@ -73,6 +73,7 @@ class Where(FunctionNode):
     """y = a where the condition holds, else b; the condition takes no gradient"""
 
     is_linear = True
+    gives_new = True
 
     def __init__(self, condition: Array) -> None:
         self.condition = condition
@@ -380,7 +381,7 @@ class MatMul(FunctionNode):
     """y = a b for matrices, or stacks of matrices that broadcast (N, M, K) (N, K, L)"""
 
     operands = Operands("matmul", a="number", b="number")
-    writes = True
+    writes = gives_new = True
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0, 1))

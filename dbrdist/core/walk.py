@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.backend import copy
+from dbrdist.core.backend import copy_as_it_lies
 from dbrdist.core.fusion import MaskedGradient, SummedGradient
 from dbrdist.core.node import VariableNode, assignments
 from dbrdist.core.variable import Variable
@@ -100,7 +100,7 @@ class PlainWalk(Walk):
             total = ops.add(old, g)
             node.gradient = np.asarray(total) if isinstance(total, np.generic) else total
         else:  # rules hand gradients on and return views; a leaf owns its own, so that hooks may change it in place
-            node.gradient = copy(g)
+            node.gradient = copy_as_it_lies(g)
 
 
 def _run_chain(walk: Any, function: Any, gys: tuple[Any, ...]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dbrdist import kernels
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, elementwise, fused
+from dbrdist.core.backend import Array, elementwise, empty_as, fused, get_array_module
 from dbrdist.core.checks import Operands, expected, floating, one_of
 from dbrdist.core.fusion import MaskedGradient, SummedGradient, take, waiting
 from dbrdist.core.graph import FunctionNode, call
@@ -332,11 +332,40 @@ def gelu(x: Any, approximate: str = "none") -> Any:
     return (_gelu_by_tanh if approximate == "tanh" else _gelu).row.applied((x,))
 
 
+class CReLU(FunctionNode):
+    """y = relu(x) and relu(-x) one after another along an axis"""
+
+    gives_new = True
+
+    def __init__(self, axis: int) -> None:
+        self.axis = axis
+
+    def halves(self, y: Any) -> tuple[Any, Any]:
+        """The parts of y for x and for -x."""
+        n, lead = y.shape[self.axis] // 2, (slice(None),) * self.axis
+        return ops.getitem(y, (*lead, slice(None, n))), ops.getitem(y, (*lead, slice(n, None)))
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_outputs((0,))
+        (x,), axis, xp = xs, self.axis, get_array_module(xs[0])
+        y = empty_as(x, (*x.shape[:axis], 2 * x.shape[axis], *x.shape[axis + 1 :]), x.dtype)
+        above, below = self.halves(y)
+        zero = x.dtype.type(0)
+        xp.maximum(x, zero, out=above)
+        xp.negative(x, out=below)
+        xp.maximum(below, zero, out=below)
+        return (y,)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        parts = zip(self.halves(as_array(self.retained_outputs()[0])), self.halves(gys[0]))
+        above, below = (call(ReLUGradient(y), gy) for y, gy in parts)
+        return (ops.sub(above, below),)
+
+
 def crelu(x: Any, axis: int = 1) -> Any:
     """relu(x) and relu(-x) one after another along an axis (Shang et al. 2016)."""
     floating("crelu", x=x)
-    x = as_variable(x)
-    return relu(ops.concat((x, ops.neg(x)), _axis_of("crelu", x, axis)))
+    return CReLU(_axis_of("crelu", x, axis)).apply((x,))[0]
 
 
 def maxout(x: Any, pool_size: int, axis: int = 1) -> Any:

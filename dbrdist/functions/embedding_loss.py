@@ -9,10 +9,11 @@ import math
 from typing import Any
 
 from dbrdist.core import ops
-from dbrdist.core.backend import accumulation_dtype, get_array_module
+from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
 from dbrdist.core.checks import expected, floating, one_of
+from dbrdist.core.graph import FunctionNode
 from dbrdist.core.rows import together
-from dbrdist.core.variable import as_array, as_variable
+from dbrdist.core.variable import Variable, as_array, as_variable
 from dbrdist.functions.activation import relu
 from dbrdist.functions.loss import check_labels, same_shapes
 
@@ -107,10 +108,36 @@ def decov(h: Any, reduce: str = "half_squared_sum") -> Any:
     ``reduce='no'`` gives the covariances (K, K) themselves, with 1 / N and 0 on the diagonal.
     """
     (a,) = _deviations("decov", reduce, h=h)
-    num_rows, num_features = a.shape
-    diagonal = get_array_module(a.array).eye(num_features, dtype=a.dtype)
-    elsewhere = (1 - diagonal) / max(num_rows, 1)
-    return _half_squared_sum(ops.mul(ops.matmul(ops.swap(a), a), elsewhere), reduce, h)
+    y = _covariances(a) if reduce == "no" else SquaredCovariances().apply((a,))[0]
+    return ops.cast(y, h.dtype)
+
+
+def _covariances(a: Any) -> Any:
+    """a^T a / N with 0 on the diagonal, for a (N, K)."""
+    xp, num_features = get_array_module(a), a.shape[1]
+    c = ops.matmul(ops.swap(ops.mul(a, 1 / max(a.shape[0], 1))), a)
+    if isinstance(c, Variable):
+        return ops.mul(c, 1 - xp.eye(num_features, dtype=a.dtype))
+    i = xp.arange(num_features)
+    c[i, i] = 0
+    return c
+
+
+class SquaredCovariances(FunctionNode):
+    """y = half the sum of c^2, c = a^T a / N with 0 on the diagonal; ga = 2 a c gy / N"""
+
+    gives_new = True
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0,))
+        self.c = _covariances(xs[0])
+        flat = self.c.reshape(-1)
+        return (get_array_module(flat).asarray(flat.dot(flat) * 0.5, flat.dtype),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        (a,) = self.retained_inputs()
+        c = _covariances(a) if self._on_variables else self.c
+        return (ops.mul(ops.matmul(a, c), ops.mul(gys[0], 2 / max(a.shape[0], 1))),)
 
 
 def discriminative_margin_based_clustering_loss(

@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, elementwise, empty, get_array_module, zeros, zeros_as
+from dbrdist.core.backend import (
+    Array,
+    accumulation_dtype,
+    elementwise,
+    empty_as,
+    get_array_module,
+    lies_as_images,
+    zeros,
+    zeros_as,
+)
 from dbrdist.core.checks import expected, floating, one_of
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import together
@@ -102,11 +111,14 @@ class Im2Col(FunctionNode):
         n, c, h, w = x.shape
         frame = zeros_as(x, (n, c, *g.padded(h, w)), x.dtype)
         frame[:, :, g.p[0] : g.p[0] + h, g.p[1] : g.p[1] + w] = x
-        y = empty((n, c * g.k[0] * g.k[1], *g.out), x.dtype, x)
-        parts = y.transpose(0, 2, 3, 1).reshape(n, *g.out, c, *g.k)  # a view
-        for image, part in _by_image(frame.transpose(0, 2, 3, 1), parts):
+        y = empty_as(x, (n, c * g.k[0] * g.k[1], *g.out), x.dtype)
+        if lies_as_images(x):
+            parts = y.transpose(0, 2, 3, 1).reshape(n, *g.out, c, *g.k).transpose(0, 3, 4, 5, 1, 2)
+        else:
+            parts = y.reshape(n, c, *g.k, *g.out)  # a view, as is the other
+        for image, part in _by_image(frame, parts):
             for i, j, rows, columns in g.taps():
-                part[..., i, j] = image[..., rows, columns, :]
+                part[..., i, j, :, :] = image[..., rows, columns]
         return (y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:

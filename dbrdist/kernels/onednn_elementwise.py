@@ -22,11 +22,11 @@ Array = np.ndarray
 
 _SMALL = 1 << 15  # elements; below, NumPy's elementwise loops beat a call of the library
 _SMALL_ROW = 1 << 13  # the same for what takes NumPy several passes
-_BLOCK = 1 << 16  # elements of a block: smaller ones are many calls, larger ones leave the cache
+_BLOCK = 1 << 17  # elements of a block: smaller ones are many calls, larger ones leave the cache
 
 # Values of dnnl_alg_kind_t. A step of a chain is one of them with its numbers, or with the other operand.
 RELU, TANH, SQUARE, LINEAR, LOGISTIC, EXP = 0x20, 0x21, 0x23, 0x26, 0x29, 0x2A
-GELU_TANH, SWISH, CLIP, GELU_ERF, MISH, HARDSWISH = 0x2B, 0x2C, 0x2F, 0x31, 0x33, 0x34
+GELU_TANH, SWISH, CLIP, POWER, GELU_ERF, MISH, HARDSWISH = 0x2B, 0x2C, 0x2F, 0x30, 0x31, 0x33, 0x34
 RELU_OF_OUTPUT, TANH_OF_OUTPUT, LOGISTIC_OF_OUTPUT = _OF_OUTPUT = 0x100, 0x101, 0x104
 ADD, MUL, MAX, MIN, DIV, SUB, GE, GT, LE, LT = range(0x1FFF0, 0x1FFFA)
 
@@ -64,8 +64,7 @@ def _selu(alpha: float, scale: float) -> Any:
     return {
         "above": ("x", _ZERO, (MAX, "x"), (LINEAR, scale)),
         "t": ("x", _ZERO, (MIN, "x"), (LINEAR, 0.5), (TANH,)),
-        "rest": ("t", (LINEAR, -1.0, 1.0)),
-        "y": ("t", (DIV, "rest"), (LINEAR, 2 * alpha * scale), (ADD, "above")),
+        "y": ("t", (LINEAR, -1.0, 1.0), (POWER, 2 * alpha * scale, -1.0), (MUL, "t"), (ADD, "above")),
     }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dbrdist.core import ops
+from dbrdist import Parameter
+from dbrdist.core import arrays, flat, ops
 from tests.each import each
 
 RNG = np.random.default_rng(0)
@@ -63,3 +64,35 @@ def test_blocks_follow_one_another():
     expected = np.zeros(SHAPE)
     np.add.at(expected, index, x)
     np.testing.assert_array_equal(ops.scatter(x, index, SHAPE), expected)
+
+
+def test_few_of_many_elements():
+    """From 4 MB on pages of their own, which are zero without being written."""
+    rng = np.random.default_rng(0)
+    for shape in ((1 << 20, 1), ((1 << 20) - 1, 1), (1 << 11, 600)):
+        for dtype in (np.float32, np.float64):
+            places = rng.integers(0, shape[0], 50)
+            values = rng.standard_normal((50, shape[1])).astype(dtype)
+            found = arrays.scattered(values, places, shape, False)
+            expected = np.zeros(shape, dtype)
+            np.add.at(expected, places, values)
+            assert found.flags.writeable and found.dtype == dtype
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+            found += 1
+            assert found.min() < 1.01 and not np.shares_memory(found, arrays.scattered(values, places, shape, False))
+
+
+def test_a_lookup_writes_its_gradient_where_it_belongs():
+    for ids in (np.array([3, 1, 3]), np.array([], int)):
+        w, other = Parameter(np.ones((5, 4), np.float32)), Parameter(np.ones((3,), np.float32))
+        flat.gather([w, other])
+        w.node.view[...], other.node.view[...] = 7.0, 7.0
+        y = ops.getitem(w, ids)
+        y.grad = np.arange(y.size, dtype=np.float32).reshape(y.shape)
+        y.backward()
+        expected = np.zeros((5, 4))
+        np.add.at(expected, ids, y.grad)
+        np.testing.assert_array_equal(w.grad, expected)
+        assert w.grad is w.node.view and (other.node.view == 7.0).all()
+        y.backward()
+        np.testing.assert_array_equal(w.grad, 2 * expected)
