@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist import kernels
 from dbrdist.core import ops
 from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
+from dbrdist.core.backprop import grad
 from dbrdist.core.checks import expected, one_of
+from dbrdist.core.graph import FunctionNode
 from dbrdist.core.rows import together
 from dbrdist.core.variable import as_array, as_variable
 from dbrdist.functions.activation import log_softmax, softplus
@@ -155,23 +158,102 @@ def connectionist_temporal_classification(
     # Blanks between the labels and around them; a label may follow another one directly unless they are equal.
     path = xp.full((batch, 2 * t.shape[1] + 1), blank_symbol, np.int64)
     path[:, 1::2] = xp.where(counts, t, blank_symbol)
-    may_skip = xp.zeros(path.shape, bool)
-    may_skip[:, 2:] = (path[:, 2:] != blank_symbol) & (path[:, 2:] != path[:, :-2])
-    rows = xp.arange(batch)[:, None]
-    dtype = xs[0].dtype
-    first = xp.where(xp.arange(path.shape[1]) < 2, 0.0, _never(dtype)).astype(dtype)
-    alpha: Any = first
-    # Before the first step nothing is said yet: the end of a sequence without steps.
-    losses: Any = xp.broadcast_to(xp.where(xp.arange(path.shape[1]) < 1, 0.0, _never(dtype)).astype(dtype), path.shape)
-    for k, scores in enumerate(xs):
-        emitted = ops.getitem(log_softmax(scores, axis=1), (rows, path))
-        alpha = ops.add(alpha, emitted) if k == 0 else ops.add(_merged(alpha, may_skip, dtype, xp), emitted)
-        losses = ops.where((k < steps)[:, None], alpha, losses)  # the last step that counts
-    ends = xp.stack([2 * lengths, xp.maximum(2 * lengths - 1, 0)], axis=1)
-    last = ops.getitem(losses, (rows, ends))
-    alone = (lengths == 0)[:, None] & (xp.arange(2) == 1)  # without labels there is one way: blanks
-    last = ops.where(alone, xp.full(last.shape, _never(dtype), dtype), last)
-    return ops.cast(_reduced(ops.neg(logsumexp(last, axis=1)), reduce), narrow)
+    losses = AlignmentLosses(path, int(blank_symbol), steps, lengths).apply(tuple(xs))[0]
+    return ops.cast(_reduced(losses, reduce), narrow)
+
+
+class AlignmentLosses(FunctionNode):
+    """-ln sum over alignments of the product of softmaxes, of T arrays of scores (B, V): the losses (B,)
+
+    Forward adds up from the first step on (alpha of Graves et al. 2006, in logarithms). A place of the path (B, S) is
+    reached from itself, from the one before or past a blank, with weights that sum to 1; the gradient goes back along
+    these weights, which is the recursion of beta. Higher orders derive the same sum made of primitives.
+    """
+
+    def __init__(self, path: Array, blank: int, steps: Array, lengths: Array) -> None:
+        xp = get_array_module(path)
+        self.path = path
+        self.blank = blank
+        self.steps = steps
+        # The path ends in the last label or in the blank after it; without labels there is one way: blanks.
+        self.ends = xp.stack([2 * lengths, xp.maximum(2 * lengths - 1, 0)])
+        self.no_label = xp.stack([lengths < 0, lengths == 0])
+        self.may_skip = xp.zeros(path.shape, bool)
+        self.may_skip[:, 2:] = (path[:, 2:] != blank) & (path[:, 2:] != path[:, :-2])
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs(tuple(range(len(xs))))
+        xp, dtype, never = get_array_module(xs[0]), xs[0].dtype, _never(xs[0].dtype)
+        scores = xp.stack(xs)
+        # What stands beyond a sequence, NaN included, must not reach its steps.
+        scores[xp.arange(len(xs))[:, None] >= self.steps] = 0
+        batch, size = self.path.shape
+        self.log_p = kernels.log_softmax(scores.reshape(-1, scores.shape[2]), 1).reshape(scores.shape)
+        rows = xp.arange(batch)
+        emitted = xp.maximum(self.log_p[:, rows, self.path.T], dtype.type(never))
+        alpha = xp.full((len(xs) + 1, size + 2, batch), never, dtype)  # two places that nothing reaches stand in front
+        alpha[0, 2] = 0
+        self.weights = xp.empty((len(xs), 3, size, batch), dtype)
+        for k, w in enumerate(self.weights):
+            w[0] = xp.where(self.may_skip.T, alpha[k, :size], dtype.type(never))
+            w[1], w[2] = alpha[k, 1:-1], alpha[k, 2:]
+            xp.add(_normalized(w, xp), emitted[k], out=alpha[k + 1, 2:])
+        self.last = xp.where(self.no_label, dtype.type(never), alpha[self.steps, self.ends + 2, rows])
+        return (-_normalized(self.last, xp),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self._on_variables:
+            xs = self.retained_inputs()
+            return tuple(grad([self.composed(xs)], [xs[i] for i in wanted], list(gys), enable_double_backprop=True))
+        xp, gy = get_array_module(self.last), gys[0]
+        shares = self.shares(gy, xp)
+        gx = xp.exp(self.log_p)
+        gx *= shares.sum(axis=1)[:, :, None]
+        gx[:, :, self.blank] -= shares[:, ::2].sum(axis=1)
+        rows = xp.arange(len(self.path))
+        for place in range(1, self.path.shape[1], 2):  # one label of each sequence: no element twice
+            gx[:, rows, self.path[:, place]] -= shares[:, place]
+        return tuple([gx[i] for i in wanted])
+
+    def shares(self, gy: Array, xp: Any) -> Array:
+        """The part of gy (B,) that goes through each place in each step (T, S, B)."""
+        size, batch = self.weights.shape[2:]
+        g = xp.zeros((len(self.weights) + 1, size + 2, batch), gy.dtype)
+        for end, part in zip(self.ends, self.last * gy):
+            g[self.steps, end + 2, xp.arange(batch)] += part
+        through = xp.empty_like(self.weights[0])
+        for k in range(len(self.weights) - 1, -1, -1):
+            xp.multiply(self.weights[k], g[k + 1, 2:], out=through)
+            for j in range(3):
+                here = g[k, j : j + size]
+                here += through[j]
+        return g[1:, 2:]
+
+    def composed(self, xs: Sequence[Any]) -> Any:
+        """The losses in primitives."""
+        dtype, shape, xp = xs[0].dtype, self.path.shape, get_array_module(self.path)
+        rows, never = xp.arange(shape[0])[:, None], _never(dtype)
+        # Before the first step nothing is said yet: the end of a sequence without steps.
+        alpha: Any = xp.broadcast_to(xp.where(xp.arange(shape[1]) < 1, 0.0, never).astype(dtype), shape)
+        losses = alpha
+        for k, scores in enumerate(xs):
+            emitted = ops.getitem(log_softmax(scores, axis=1), (rows, self.path))
+            alpha = ops.add(_merged(alpha, self.may_skip, dtype, xp), emitted)
+            losses = ops.where((k < self.steps)[:, None], alpha, losses)  # the last step that counts
+        last = ops.where(
+            self.no_label.T, xp.full((shape[0], 2), never, dtype), ops.getitem(losses, (rows, self.ends.T))
+        )
+        return ops.neg(logsumexp(last, axis=1))
+
+
+def _normalized(logarithms: Array, xp: Any) -> Array:
+    """ln sum exp over the first axis; the summands become their parts of the sum."""
+    most = logarithms.max(axis=0)
+    logarithms -= most
+    xp.exp(logarithms, out=logarithms)
+    total = logarithms.sum(axis=0)
+    logarithms /= total
+    return most + xp.log(total)
 
 
 def _merged(alpha: Any, may_skip: Array, dtype: Any, xp: Any) -> Any:

@@ -5,7 +5,9 @@ import pytest
 
 import dbrdist.functions as F
 from dbrdist import Variable
+from dbrdist.core.gradient_check import check_double_backward
 from dbrdist.utils import WalkerAlias
+from tests.each import each
 
 RNG = np.random.default_rng(0)
 X = [RNG.standard_normal((2, 4)) for _ in range(6)]
@@ -26,6 +28,71 @@ def test_ctc_against_pytorch():
     (found * torch.tensor([1.0, 2.0])).sum().backward()
     np.testing.assert_allclose(losses.array, found.detach().numpy(), rtol=1e-9)
     np.testing.assert_allclose(np.stack([x.grad for x in xs]), theirs.grad.numpy(), rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.torch
+@each(seed=range(40))
+def test_ctc_of_any_lengths_labels_and_blanks_against_pytorch(seed):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(seed)
+    num_steps, batch, size, most = (int(rng.integers(*r)) for r in ((1, 9), (1, 5), (2, 6), (0, 4)))
+    blank = int(rng.integers(size))
+    labels = rng.choice([k for k in range(size) if k != blank], (batch, most)).astype(rng.choice(["i1", "u4", "i8"]))
+    steps, lengths = rng.integers(1, num_steps + 1, batch), rng.integers(0, most + 1, batch)
+    x, gy = rng.standard_normal((num_steps, batch, size)) * rng.choice([1, 100]), rng.standard_normal(batch)
+    xs = [Variable(a) for a in x]
+    losses = F.connectionist_temporal_classification(xs, labels, blank, steps, lengths, "no")
+    losses.grad = gy
+    losses.backward()
+    theirs = torch.tensor(x, requires_grad=True)
+    found = torch.nn.functional.ctc_loss(
+        theirs.log_softmax(2), *(torch.tensor(a.astype(np.int64)) for a in (labels, steps, lengths)), blank, "none"
+    )
+    possible = torch.isfinite(found)
+    (found * torch.tensor(gy))[possible].sum().backward()
+    possible, gx = possible.numpy(), np.stack([a.grad for a in xs])
+    np.testing.assert_array_equal(losses.array < 1e20, possible)
+    np.testing.assert_allclose(losses.array[possible], found.detach().numpy()[possible], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(gx[:, possible], theirs.grad.numpy()[:, possible], rtol=1e-8, atol=1e-10)
+    assert (gx[np.arange(num_steps)[:, None] >= steps] == 0).all() and (abs(gx) <= abs(gy)[:, None] * 1.001).all()
+
+
+def test_ctc_derives_twice_with_lengths_and_repeated_labels():
+    def losses(*xs):
+        return F.connectionist_temporal_classification(xs, T, 0, np.array([6, 4]), np.array([3, 1]), "no")
+
+    ggs = [RNG.standard_normal(x.shape) for x in X]
+    check_double_backward(losses, X, np.array([1.0, -2.0]), ggs, eps=1e-3, atol=1e-6, rtol=1e-6)
+
+
+def test_ctc_looks_at_no_score_beyond_a_sequence_and_gives_each_step_its_own_gradient():
+    xs, padded = ([Variable(x.copy()) for x in X] for _ in range(2))
+    padded[4].array[1] = np.nan
+    padded[5].array[1] = -np.inf
+    for steps in (xs, padded):
+        F.connectionist_temporal_classification(steps, T, 0, np.array([6, 4]), np.array([3, 1])).backward()
+    before = [x.grad.copy() for x in xs]
+    np.testing.assert_array_equal([x.grad for x in padded], before)
+    xs[0].grad[...] = 7
+    np.testing.assert_array_equal([x.grad for x in xs[1:]], before[1:])
+
+
+def test_ctc_adds_up_what_one_array_gets_in_several_steps():
+    x, xs = Variable(X[0]), [Variable(X[0]) for _ in range(4)]
+    for steps in ([x] * 4, xs):
+        F.connectionist_temporal_classification(steps, T[:, :2], 0).backward()
+    np.testing.assert_allclose(x.grad, sum(a.grad for a in xs), rtol=1e-12)
+
+
+def test_ctc_of_scores_of_minus_infinity_stays_finite():
+    x = np.where(np.arange(4) == 3, -np.inf, X[0])
+    xs = [Variable(x.copy()) for _ in range(5)]
+    losses = F.connectionist_temporal_classification(xs, np.array([[1, 2], [3, 1]]), 0, reduce="no")
+    losses.grad = np.ones(2)
+    losses.backward()
+    lacking = F.connectionist_temporal_classification([x[:1, :3]] * 5, np.array([[1, 2]]), 0)
+    np.testing.assert_allclose(losses.array[0], lacking.array, rtol=1e-12)
+    assert losses.array[1] > 1e20 and all(np.isfinite(a.grad).all() for a in xs)
 
 
 def test_ctc_of_long_sequences_in_float32_stays_finite():
