@@ -93,6 +93,10 @@ def test_ctc_of_scores_of_minus_infinity_stays_finite():
     lacking = F.connectionist_temporal_classification([x[:1, :3]] * 5, np.array([[1, 2]]), 0)
     np.testing.assert_allclose(losses.array[0], lacking.array, rtol=1e-12)
     assert losses.array[1] > 1e20 and all(np.isfinite(a.grad).all() for a in xs)
+    alone = [Variable(np.array([[-np.inf, -np.inf, -np.inf, 1.0]])) for _ in range(5)]
+    loss = F.connectionist_temporal_classification(alone, np.array([[1, 2]]), 0)
+    loss.backward()
+    assert loss.array > 1e20 and all(np.isfinite(a.grad).all() for a in alone)
 
 
 def test_ctc_of_long_sequences_in_float32_stays_finite():
