@@ -15,7 +15,8 @@ from dbrdist.comm.reduction import Plan, weights
 from dbrdist.core.backend import Array
 
 _NUM_SAME = 2  # parameters, how many reductions were started
-_RUNS, _COUNT, _PLACE = range(_NUM_SAME, _NUM_SAME + 3)
+_RUNS, _COUNT, _PLACE, _SHOWN = range(_NUM_SAME, _NUM_SAME + 4)
+_NEVER, _LATER, _NOW = range(3)  # whether the gradients come with the row: with none, with one in the wait, with this
 
 
 class Reduction:
@@ -61,6 +62,7 @@ class Reduction:
             self._plan = self._current_plan()
         agree.same_everywhere(communicator, self._plan.text, "the same parameters")
         self._courier = communicator._background()
+        self._agree_on(self._plan)
 
     @property
     def is_started(self) -> bool:
@@ -87,7 +89,7 @@ class Reduction:
         plan, wrong = attempt(self._current_plan)
         self._plan = self._plan if plan is None else plan
         self._num_starts += 1
-        started = self._way()(self.communicator, self._plan, self._num_starts, count, error or wrong)
+        started = self._way(self.communicator, self._plan, self._num_starts, count, error or wrong)
         started.begin(self._courier)
         self._started = started
 
@@ -106,12 +108,15 @@ class Reduction:
             raise RuntimeError("wait: expected start() before it, but no reduction of this model is on its way")
         started, self._started = self._started, None
         started.finish()
+        if started.plan.digest != self._agreed:
+            self._agree_on(models.plan_for(self.communicator, started.plan.named))
 
-    def _way(self) -> type[_Started]:
-        """How to reduce; the same on ranks with the same parameters."""
-        if self.communicator._encloses([run.grad for run in self._plan.runs]):
-            return _Enclosed
-        return _Started if self._courier is None else _ByThread
+    def _agree_on(self, plan: Plan) -> None:
+        """Choose how to reduce, once all ranks have these parameters: one that has others by then still meets them."""
+        self._agreed = plan.digest
+        self._way: type[_Started] = _Started if self._courier is None else _ByThread
+        if self.communicator._encloses([run.grad for run in plan.runs]):
+            self._way = _Enclosed
 
     def _current_plan(self) -> Plan:
         named = list(self._model.namedparams())
@@ -159,11 +164,11 @@ class _Started:
             call.wait()
         return False
 
-    def post(self, call: Passage, enclosed: Sequence[Array] = ()) -> None:
+    def post(self, call: Passage, enclosed: Sequence[Array] = (), shown: int = _NEVER) -> None:
         """Show what the ranks must have in common."""
         plan, number = self.plan, self.number
         count = -1 if self.count is None else self.count
-        row = [plan.digest, number, plan.runs_digest, count, plan.place]
+        row = [plan.digest, number, plan.runs_digest, count, plan.place, shown]
         words = f"start number {number}\n{plan.text}"
         call.post(row, self.error, num_same=_NUM_SAME, what="the same reduction", detail=words, enclosed=enclosed)
 
@@ -194,16 +199,26 @@ class _Enclosed(_Started):
     """Gradients that travel with the row."""
 
     _is_changed = False
+    _then: Sequence[Array] = ()  # the gradients at the start, where they could not be shown without waiting
 
     def set_out(self, courier: Courier | None) -> None:
-        self.post(self.call, self.grads)
+        if not self.comm._encloses(self.grads):  # those of other parameters than before
+            self.post(self.call)
+        elif self.comm._has_room():
+            self.post(self.call, self.grads, _NOW)
+        else:
+            self._then = [x.copy() for x in self.grads]
+            self.post(self.call, shown=_LATER)
 
     def arrive(self) -> bool:
         with self.comm._gate.again(self.call) as call:
             rows = call.wait()
-            if not _are_alike(rows, _RUNS):
+            if not _are_alike(rows, _RUNS) or (rows[:, _SHOWN] == _NEVER).any():
                 return False
-            own = [pieces[self.comm.rank] for pieces in call.enclosed]
+            own = self._then or [pieces[self.comm.rank] for pieces in call.enclosed]
+            if (rows[:, _SHOWN] == _LATER).any():
+                self.post(call, own, _NOW)
+                call.wait()
             self._is_changed = any((message.as_bytes(a) != message.as_bytes(b)).any() for a, b in zip(own, self.grads))
             self.plan.add_up(call, call.enclosed, *weights(rows[:, _COUNT].tolist()))
         return True

@@ -54,6 +54,8 @@ class Ranks(Protocol):
 
     def _allgather_bytes(self, mine: Any, raw: Any, counts: Sequence[int], starts: Sequence[int]) -> None: ...
 
+    def _release_enclosed(self) -> None: ...
+
     def _describe_config(self) -> str: ...
 
     def _refusal(self) -> str: ...
@@ -176,7 +178,9 @@ class Passage(Call):
         self.enclosed: list[list[Any]] = []  # for each array enclosed in the row what every rank enclosed
 
     def __exit__(self, kind: Any, value: Any, tb: Any) -> None:
-        self.enclosed = []
+        if self.enclosed:
+            self.enclosed = []
+            self._gate.ranks._release_enclosed()
         super().__exit__(kind, value, tb)
         if kind is not None and (self._answer is not None or self._is_moving):
             self.break_off(value)

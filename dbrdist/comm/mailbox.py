@@ -79,6 +79,14 @@ class Mailbox:
         self._unread.append(letter)
         return letter
 
+    def has_room(self) -> bool:
+        """Whether arrays can be enclosed in the next row without waiting for a rank that still has to read others."""
+        return self._may_overwrite(self._enclosed_at[(self._number + 1) % 2])
+
+    def release(self) -> None:
+        """Tell the others that this rank has done with what it has waited for."""
+        self._own.read[0] = self._last_read
+
     def is_complete(self, number: int) -> bool:
         """Whether all ranks have shown this row."""
         return all(memory.posted[0] >= number for memory in self._all)
@@ -112,12 +120,12 @@ class Mailbox:
         """Whether all ranks have read up to this row; this one reads what it can, before others overwrite it."""
         while self._unread and self.is_complete(self._unread[0].number):
             self._take_next().keep()
-        self._own.read[0] = self._last_read
+        self.release()
         return all(memory.read[0] >= number for memory in self._all)
 
     def _take_next(self) -> Letter:
         letter = self._unread.popleft()
-        self._last_read = letter.number  # which the others hear before the next row: enclosed arrays are read till then
+        self._last_read = letter.number  # which the others hear in ``release``: enclosed arrays are read till then
         letter.rows = np.empty((len(self._all), ROW_WORDS), np.int64)
         for k, memory in enumerate(self._all):
             letter.rows[k] = memory.rows[letter.number % _NUM_ROWS]

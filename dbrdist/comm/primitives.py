@@ -90,6 +90,13 @@ class Provider(Configured, ABC):
         """Whether these arrays can be enclosed in a row; the same on ranks whose arrays are alike."""
         return False
 
+    def _has_room(self) -> bool:
+        """Whether arrays can be enclosed in the next row without waiting for another rank."""
+        return False
+
+    def _release_enclosed(self) -> None:
+        """What was enclosed in the rows that this rank has waited for may be overwritten."""
+
     @abstractmethod
     def _bcast_bytes(self, raw: message.HostArray, root: int) -> None:
         """Fill ``raw`` with the root's."""

@@ -113,6 +113,13 @@ class FlatCommunicator(MpiCommunicator):
             and all(isinstance(x, np.ndarray) and x.dtype.isnative for x in arrays)
         )
 
+    def _has_room(self) -> bool:
+        return self._mailbox is not None and self._mailbox.has_room()
+
+    def _release_enclosed(self) -> None:
+        if self._mailbox is not None:
+            self._mailbox.release()
+
     def _share(
         self, hosts: Hosts, offer: Callable[[], message.HostArray], take: Callable[[list[message.HostArray]], T]
     ) -> T | None:

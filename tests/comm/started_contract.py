@@ -269,5 +269,79 @@ def check_reductions_in_another_order(comm):
             model.check(comm)
 
 
+@several
+def check_starts_wait_for_no_rank(comm):
+    """Rank 0 starts all before rank 1 starts the first; every other time, after two that were waited for."""
+    models = [Model(seed) for seed in range(5)]
+    reductions = [Reduction(comm, model) for model in models]
+    for step in range(4):
+        for model in models:
+            model.fill(comm.rank, step)
+        early = 2 * (step % 2)
+        for reduction in reductions[:early]:
+            reduction.start()
+        for reduction in reductions[:early]:
+            reduction.wait()
+        if comm.rank == 1:
+            assert comm.recv_obj(0, 5) == step
+        for reduction in reductions[early:]:
+            reduction.start()
+        if comm.rank == 0:
+            comm.send_obj(step, 1, 5)
+        for k in (3, 2, 4):
+            reductions[k].wait()
+        for reduction in reductions[early:2]:
+            reduction.wait()
+        for model in models:
+            model.check(comm, step)
+
+
+@several
+def check_gradients_that_change_while_others_have_yet_to_start(comm):
+    models = [Model(seed) for seed in range(4)]
+    reductions = [Reduction(comm, model) for model in models]
+    if not comm._encloses([p.array for p in models[0].params()]):
+        return
+    for model, reduction in zip(models, reductions):
+        model.fill(comm.rank)
+        reduction.start()
+    models[3].w.grad[0, 0] += comm.rank == 0
+    for reduction in reductions[:3]:
+        reduction.wait()
+    all_raise(comm, RuntimeError, "but they were written since", reductions[3].wait)
+
+
+@several
+def check_a_model_that_another_rank_has_of_another_size(comm):
+    """A rank whose gradients are short, or long, by now meets the others where they still are."""
+    odd = comm.rank == comm.size - 1
+    for times, more in ((1, 30_000), (3_000, 0)):
+        model = Model(11, times)
+        reduction = Reduction(comm, model)
+        for step in range(2):
+            model.fill(comm.rank, step)
+            reduction.start()
+            reduction.wait()
+        if odd and more:
+            with model.init_scope():
+                model.c = Parameter(np.zeros(more, np.float32))
+        elif odd:
+            del model.w
+        for _ in range(2):
+            model.fill(comm.rank)
+            reduction.start()
+            all_raise(comm, CommunicatorError, "the same reduction on every rank", reduction.wait)
+        if not odd and more:
+            with model.init_scope():
+                model.c = Parameter(np.zeros(more, np.float32))
+        elif not odd:
+            del model.w
+        for step in range(3):
+            model.fill(comm.rank, step)
+            reduction.start()
+            reduction.wait()
+            model.check(comm, step)
+
+
 CHECKS = [function for name, function in sorted(globals().items()) if name.startswith("check_")]
 by_name = operator.attrgetter("__name__")

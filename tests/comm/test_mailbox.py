@@ -119,3 +119,19 @@ def test_enclosed_arrays_that_another_rank_has_yet_to_add_are_not_overwritten():
         for step in (2, 3):
             one.post(None, row(step), arrays(0, step))
     is_of_step(theirs.pieces(), 1, 2)
+
+
+def test_room_for_arrays_once_all_ranks_have_done_with_what_lies_there():
+    one, other = boxes(2)
+    for step in (0, 1):
+        assert one.has_room()
+        mine = one.post(None, row(step), arrays(0, step))
+    assert not one.has_room()  # the other rank has yet to read
+    for step in (0, 1):
+        theirs = other.post(None, row(step), arrays(1, step))
+    theirs.wait(None)
+    mine.wait(None)
+    one.post(None, row(2), arrays(0, 2))
+    assert not one.has_room()  # it may still add what came second
+    other.release()
+    assert one.has_room()
