@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from dbrdist import optimizers
@@ -183,7 +184,7 @@ def scheduled(
 def _schedule(config: Config, origin: Origin, settings: Any, path: Path, value: float) -> Schedule:
     """A schedule that begins with `value`, as a function of the epochs done."""
     if isinstance(settings, Custom):
-        after = _own_schedule(settings, path, origin)
+        after = _own_schedule(config, settings, path, origin)
     else:
         after = SCHEDULES[settings.name](settings, value, config.epochs)
     return schedules.warmup(after, settings.warmup_epochs, settings.warmup_start)
@@ -213,11 +214,14 @@ def _with(data: Any, key: list[str], value: float) -> Any:
     return {**data, "schedules": []}
 
 
-def _own_schedule(settings: Custom, path: Path, origin: Origin) -> Schedule:
+def _own_schedule(config: Config, settings: Custom, path: Path, origin: Origin) -> Schedule:
+    """The user's function of the epoch, after a look at its values from the first to the last of the run."""
     function = resolve.find(settings, path, origin)
-    first = resolve.call(settings, path, origin, 0.0)
-    if not isinstance(first, int | float) or not math.isfinite(first):
-        raise _mistake(origin, path, f"expected a finite number from {settings.name}(0.0), got {first!r}")
+    for k in range(_NUM_LOOKS + 1):
+        epoch = round(float(config.epochs * k / _NUM_LOOKS), 6)
+        value = resolve.call(settings, path, origin, epoch)
+        if not isinstance(value, int | float | np.number) or not math.isfinite(value):
+            raise _mistake(origin, path, f"expected a finite number from {settings.name}({epoch}), got {value!r}")
     return lambda epochs: function(epochs, **settings.args)
 
 

@@ -8,6 +8,8 @@ import sys
 import time
 from typing import Any
 
+from dbrdist.cli.words import folded
+
 
 class Console:
     """A text stream for whole lines. When its reader goes away (`| head`), the run goes on without it."""
@@ -26,6 +28,11 @@ class Console:
         *lines, self._rest = (self._rest + text).split("\n")
         self._to_file(lines)
         return len(text)
+
+    def say(self, line: str) -> None:
+        """Write a line, folded on the standard output and whole in the file."""
+        _to_standard_output(folded(line) + "\n")
+        self._to_file([line])
 
     def log(self, line: str) -> None:
         """Write a line to the file alone."""

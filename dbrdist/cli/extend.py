@@ -48,9 +48,8 @@ def read(content: bytes, name: str, files: tuple[str, ...] = ()) -> tuple[Docume
         below = None if words else read_file(path)
     except OSError as error:
         words = f"{path} cannot be read: {error.strerror}"
-    if words or below is None:
-        document.problems.append(f"{document.values[('extends',)]}: extends: {words}")
-        return document, files
+    if words or below is None:  # at once: what the base would have had must not be called missing
+        raise ConfigError("\n".join([f"{document.values['extends',]}: extends: {words}", *document.problems]))
     lower, files = read(below, path, files)
     return _merged(lower, document), files
 

@@ -101,12 +101,12 @@ def sentence(need: Need | None, config: Config, num_ranks: int, num_local: int) 
     together = config.batch.per_worker if isinstance(config.batch, VirtualBatch) else -(-config.batch // num_ranks)
     own = need.of(together)
     few, more = NUM_EXAMPLES
-    words = f"memory: about {_size(own)} for a step of a rank, by steps with {few} and {more} examples"
+    words = f"memory: about {_size(own)} a step and rank, from {few} and {more} examples"
     free = free_bytes()
     if free is None:
         return [words]
     here = f" for {num_local} ranks" if num_local > 1 else ""
-    words = f"{words}; {_size(free)} free on this host{here}"
+    words = f"{words}; {_size(free)} free here{here}"
     if own * num_local > free:
         words += ": not enough; use a smaller batch, or fewer ranks on a host"
     return [words]

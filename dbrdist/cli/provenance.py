@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist import __version__
+from dbrdist.comm.create import name_of
 
 
 def facts(comm: Any) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def facts(comm: Any) -> dict[str, Any]:
         "directory": os.getcwd(),
         "pid": os.getpid(),
         "hosts": dict(Counter(hosts)),  # with the number of ranks on each
-        "communicator": type(comm).__name__,
+        "communicator": name_of(comm),
         "num_ranks": comm.size,
         "version": __version__,
         "versions": {"python": platform.python_version(), "numpy": np.__version__},

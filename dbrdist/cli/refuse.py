@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from dbrdist.cli.words import said
 from dbrdist.comm.agree import together
-from dbrdist.errors import ConfigError, DbrdistError
+from dbrdist.errors import CommunicatorError, ConfigError, DbrdistError, LoaderError, NonFiniteLossError
 
-WRONG = 2  # the exit code for a configuration, a command line or data that is wrong
+WRONG = 2  # the exit code for a configuration, a command line, a file or data that is wrong, and for a full disk
+_FAILURES = (CommunicatorError, LoaderError, NonFiniteLossError)  # which nothing that was given explains by itself
 
 
 class Refused(Exception):
@@ -20,10 +22,25 @@ class Refused(Exception):
         self.code = code
 
 
+class RefusedHere(Refused):
+    """As Refused, for a reason that only this rank knows: it says so itself."""
+
+
+def code_of(error: BaseException) -> int:
+    """The exit code that an error with a sentence deserves: WRONG, or 1 for a failure of the run itself."""
+    return 1 if isinstance(error, _FAILURES) else WRONG
+
+
+def told(error: Exception, words: str | None = None) -> str:
+    """What to say of an error, or `words`: after the program's name, where no position begins the sentence."""
+    words = said(error) if words is None else words
+    return words if isinstance(error, ConfigError) or code_of(error) != WRONG else f"dbrdist-train: {words}"
+
+
 def refusal(error: Exception) -> Refused | None:
     """What a user can mend, as a sentence and an exit code; None for what needs its traceback."""
     if isinstance(error, DbrdistError | OSError | ValueError):
-        return Refused(str(error), WRONG if isinstance(error, ConfigError) else 1)
+        return Refused(told(error), code_of(error))
     return None
 
 

@@ -97,7 +97,7 @@ def write(paths: Sequence[str], pictures: bool = False) -> list[str]:
     folder = os.path.join(runs[0].path, REPORT)
     os.makedirs(folder, exist_ok=True)
     page = os.path.join(folder, "index.html" if len(runs) == 1 else "compare.html")
-    write_atomically(page, lambda file: file.write(render(runs).encode()))
+    write_atomically(page, lambda file: file.write(render(runs).encode(errors="backslashreplace")))
     return [page, *(_pictures(runs[0], folder) if pictures and len(runs) == 1 else [])]
 
 

@@ -34,7 +34,7 @@ class Change(NamedTuple):
     new: Any
 
     def __str__(self) -> str:
-        return f"{self.key} is now {_shown(self.new)}, was {_shown(self.old)}"
+        return f"{self.key} is now {shown(self.new)}, was {shown(self.old)}"
 
 
 def changes(stored: str, config: Config, origin: Origin) -> list[Change]:
@@ -77,12 +77,12 @@ def _why_fixed(key: str) -> str | None:
 def _sentence(change: Change, why: str, origin: Origin) -> str:
     where = origin.where(tuple(change.key.split(".")))
     return (
-        f"{where}: {change.key}: the run began with {_shown(change.old)} and cannot go on with {_shown(change.new)}: "
+        f"{where}: {change.key}: the run began with {shown(change.old)} and cannot go on with {shown(change.new)}: "
         f"{why}; start another run with out=..., and init_from for its weights"
     )
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     if value is None:
         return "nothing"
     words = yaml.safe_dump(value, default_flow_style=True, width=10**6).replace("\n...", "").strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -20,8 +21,8 @@ from dbrdist.cli.load import Origin, described
 from dbrdist.cli.meter import Meter
 from dbrdist.cli.plan import describe
 from dbrdist.cli.provenance import facts
-from dbrdist.cli.refuse import WRONG, Refused, alike
-from dbrdist.cli.words import counted
+from dbrdist.cli.refuse import Refused, RefusedHere, alike, code_of, told
+from dbrdist.cli.words import counted, said
 from dbrdist.comm import VirtualUpdater, trace
 from dbrdist.comm.agree import on_root
 from dbrdist.comm.audit import AuditLog
@@ -48,6 +49,8 @@ STOPPED = 75  # EX_TEMPFAIL: saved, to be started again with --resume
 
 # what every rank raises: the ranks agree on it first
 _AGREED = (NonFiniteLossError, CheckpointError, CommunicatorError)
+# what a disk says that takes no more
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 class Run:
@@ -170,19 +173,25 @@ class Run:
 
     # ---- the run ----
 
-    def start_folder(self, mode: str) -> None:
-        """Take the run's folder, and go on from its newest snapshot where `mode` is `resume`. Collective."""
+    def start_folder(self, mode: str) -> bool:
+        """Take the run's folder, and go on from its newest snapshot where `mode` is `resume`. Collective.
+
+        False where no step follows that snapshot: the folder is given back as it was.
+        """
         try:
             path, changes = on_root(self.comm, lambda: self._open_folder(mode))
             if path is not None:
                 with alike(self.comm):
                     snapshots.load(path, self.trainer)
                     resume.apply(changes, self.optimizer)
+                if self._is_over(changes):
+                    self._leave_alone(path, changes)
+                    return False
             known = facts(self.comm)
             on_root(self.comm, lambda: self._describe_run(known, path))
         except (DbrdistError, OSError) as error:
             self.folder.close()
-            raise Refused(str(error), WRONG if isinstance(error, ConfigError) else 1) from error
+            raise Refused(told(error), code_of(error)) from error
         except BaseException:
             self.folder.close()
             raise
@@ -191,6 +200,19 @@ class Run:
             self.say(f"going on from {path}, epoch {self.trainer.updater.epoch_detail:.2f}")
             for change in changes:
                 self.say(f"  {change}")
+        return True
+
+    def _is_over(self, changes: list[resume.Change]) -> bool:
+        """Whether the run in the folder has come to its end, and was told so or would only be told something untrue."""
+        was_told = self.comm.bcast_obj(self.folder.summary.get("status") == "finished")
+        return self.trainer.stop_trigger(self.trainer) and bool(changes or was_told)
+
+    def _leave_alone(self, path: str, changes: list[resume.Change]) -> None:
+        steps = counted(self.trainer.updater.iteration, "step")
+        self.say(f"{path} is the end of this run, after {steps}: no step is left to do, and nothing was changed")
+        for change in changes:
+            self.say(f"  not used: {change.key} {resume.shown(change.new)}, the run had {resume.shown(change.old)}")
+        self.folder.close()
 
     def _open_folder(self, mode: str) -> tuple[str | None, list[resume.Change]]:
         """On one rank: the snapshot to go on from, and what the configuration changes."""
@@ -239,7 +261,7 @@ class Run:
             ending = "stopped", str(request)
         except BaseException as error:
             ending = "failed", _reason(error)
-            raise _as_ending(error) from error
+            raise self._as_ending(error) from error
         finally:
             if ending[0] == "failed":
                 if tracer is not None:
@@ -249,6 +271,18 @@ class Run:
             self._write_trace(tracer)
         self._end(*ending, time.time() - began, self._skipped())
         return STOPPED if ending[0] == "stopped" else 0
+
+    def _as_ending(self, error: BaseException) -> BaseException:
+        """The exception that ends the process as its reason deserves."""
+        if isinstance(error, _AGREED):
+            return Refused(told(error, _reason(error)), code_of(error))
+        if isinstance(error, DbrdistError):  # of this rank's data, say: the message has what a traceback would not add
+            return RefusedHere(_reason(error), code_of(error))
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return RefusedHere(f"{self.folder.path}: {said(error)}; the snapshots in it are unharmed", code_of(error))
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            return SystemExit(f"dbrdist-train: {_reason(error)} before the run was over")
+        return error
 
     def _write_trace(self, tracer: trace.Trace) -> None:
         """On rank 0: the trace of all ranks, and what it says. Collective."""
@@ -305,7 +339,7 @@ class Run:
         try:
             report.write([self.folder.path])
         except Exception as error:  # a report that cannot be drawn must not make a failure of the run
-            self.say(f"{self.folder.path}: the report could not be written: {error}")
+            self.say(f"{self.folder.path}: the report could not be written: {said(error)}")
 
     def announce(self) -> None:
         """What is going to be trained."""
@@ -330,7 +364,7 @@ class Run:
     def say(self, words: str) -> None:
         """Print once."""
         if self.comm.rank == 0:
-            self.console.write(words + "\n")
+            self.console.say(words)
 
 
 def uses_time(periods: str) -> bool:
@@ -363,18 +397,7 @@ def _reason(error: BaseException) -> str:
         return "interrupted (Ctrl-C)"
     if isinstance(error, SystemExit):
         return f"the program called sys.exit({'' if error.code is None else repr(error.code)})"
-    return f"{type(error).__name__}: {error}"
-
-
-def _as_ending(error: BaseException) -> BaseException:
-    """The exception that ends the process as its reason deserves."""
-    if isinstance(error, _AGREED):
-        return Refused(_reason(error))
-    if isinstance(error, DbrdistError):  # of this rank's data, say: the message has what a traceback would not add to
-        return SystemExit(f"dbrdist-train: {_reason(error)}")
-    if isinstance(error, SystemExit) and error.code in (None, 0):
-        return SystemExit(f"dbrdist-train: {_reason(error)} before the run was over")
-    return error
+    return f"{type(error).__name__}: {said(error) if isinstance(error, Exception) else error}"
 
 
 def evaluate(config: Config, origin: Origin, comm: Any, run_dir: str) -> None:

@@ -16,11 +16,11 @@ from dbrdist.cli import assemble, commands, load, memory, plan, preflight, resol
 from dbrdist.cli.config import Config
 from dbrdist.cli.folder import CONFIG
 from dbrdist.cli.load import Origin
-from dbrdist.cli.refuse import WRONG, Refused, refusal
-from dbrdist.cli.words import said
+from dbrdist.cli.refuse import WRONG, Refused, RefusedHere, code_of, refusal
+from dbrdist.cli.words import folded, said
 from dbrdist.comm import abort, create_communicator, environment
 from dbrdist.core import thread_pools
-from dbrdist.errors import CheckpointError, CommunicatorError, ConfigError, CorruptExampleError
+from dbrdist.errors import CommunicatorError, ConfigError, DbrdistError
 from dbrdist.training.runs import folder_of
 
 
@@ -154,7 +154,8 @@ def _dry_run(settings: Config, origin: Origin) -> int:
                 raise
             raise refused from error
         need = memory.sentence(memory.measure(settings, origin, made), settings, size, environment.num_local_ranks())
-        print("\n".join([load.dump(settings), *plan.describe(settings, made, size), *need]), flush=True)
+        lines = [*plan.describe(settings, made, size), *need]
+        print("\n".join([load.dump(settings), *map(folded, lines)]), flush=True)
     return 0
 
 
@@ -173,10 +174,10 @@ def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None, trac
             return 0
         training = run.Run(settings, origin, comm)
         training.announce()
-        training.start_folder(mode)
-        return training.train(trace)
-    except (CorruptExampleError, CheckpointError) as error:
-        return _refuse_before_mpi(f"dbrdist-train: {error}", 1)
+        return training.train(trace) if training.start_folder(mode) else 0
+    except RefusedHere as reason:
+        abort.report(f"dbrdist-train: {reason}")
+        return reason.code
     except Refused as reason:
         if comm.rank == 0 and str(reason):
             _complain(f"dbrdist-train: {reason}" if reason.code != WRONG else str(reason))
@@ -219,12 +220,10 @@ def _main() -> int:
         return _refuse_before_mpi(str(error), WRONG)
     except click.ClickException as error:
         return _refuse_before_mpi(f"dbrdist-train: {error.format_message()}", WRONG)
-    except (CorruptExampleError, CheckpointError) as error:
-        return _refuse_before_mpi(f"dbrdist-train: {error}", 1)
     except Refused as reason:
         return _refuse_before_mpi(str(reason), reason.code)
-    except CommunicatorError as error:
-        return _refuse_before_mpi(f"dbrdist-train: {error}", 1)
+    except DbrdistError as error:
+        return _refuse_before_mpi(f"dbrdist-train: {error}", code_of(error))
     return code or 0
 
 

@@ -96,6 +96,13 @@ def create_communicator(
     return comm
 
 
+def name_of(comm: CommunicatorBase) -> str:
+    """The name by which :func:`create_communicator` makes such a communicator, or that of its class."""
+    if isinstance(comm, threads.ThreadCommunicator):
+        return "single" if threads.current() is None else "threads"
+    return next((name for name, kind in OVER_MPI.items() if type(comm) is kind), type(comm).__name__)
+
+
 def _what_fits(mpi_comm: Any) -> tuple[str, str]:
     """(the name of the communicator that fits, why)."""
     if mpi_comm is None and threads.current() is not None:

@@ -220,9 +220,11 @@ def replace_atomically(path: str | os.PathLike[str], make: Callable[[str], None]
         make(temporary)
         _flush(temporary)
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         if os.path.exists(temporary):
             os.remove(temporary)
+        if isinstance(error, OSError) and error.filename == temporary:
+            error.filename = target  # the name that the caller knows
         raise
     with contextlib.suppress(OSError):  # some file systems cannot flush a folder; the file itself is there
         _flush(os.path.dirname(target) or ".")

@@ -31,7 +31,7 @@ def test_triggers_without_their_numbers_are_refused_by_name(run, cut):
     before = cut.read_bytes()
     code, _, err = run("run.yaml", *EVERY, "iterations=4", "--resume")
     said = [line for line in err.splitlines() if not line.startswith("dbrdist: ")]
-    assert code == 1 and len(said) == 1 and "Traceback" not in err
+    assert code == 2 and len(said) == 1 and "Traceback" not in err
     assert "snapshot_iter_2" in said[0] and "extension_triggers/" in said[0]
     assert cut.read_bytes() == before
 
@@ -50,7 +50,7 @@ def test_extensions_that_were_not_there_start_anew(run, cut):
 def test_what_nobody_takes_is_refused_by_name(run, cut):
     renamed(str(cut), lambda key: key + "_of_old" if key == "updater/iterator:main/epoch" else key)
     code, _, err = run("run.yaml", *EVERY, "iterations=4", "--resume")
-    assert code == 1 and "updater/iterator:main/epoch" in err and "Traceback" not in err
+    assert code == 2 and "updater/iterator:main/epoch" in err and "Traceback" not in err
 
 
 def test_a_renamed_snapshot_is_read_as_it_was_written(cut):

@@ -349,7 +349,7 @@ def test_snapshots_that_cannot_be(run, words, message):
 
 def test_a_best_that_never_came_is_said(run):
     _, out, _ = run("run.yaml", "snapshot.best=main/something")
-    assert "no snapshot_best was saved, because nothing was observed as 'main/something'" in out
+    assert "no snapshot_best was saved, because nothing was observed as 'main/something'" in " ".join(out.split())
     _, out, _ = run("run.yaml", "snapshot.best=main/loss", "--overwrite")
     assert "snapshot_best was" not in out
     assert Path("result/snapshot_best").exists()

@@ -170,7 +170,7 @@ def test_a_page_of_any_log(tmp_path, log):
 
 def test_nothing_to_report(run):
     code, _, err = run("--report", "nowhere")
-    assert code == 1 and "nowhere: expected the folder of a run" in err
+    assert code == 2 and "nowhere: expected the folder of a run" in err
 
 
 # ---- predictions ----
@@ -215,7 +215,7 @@ def test_predictions_name_the_classes(run):
     expected = 100 * np.exp(scores[2]) / np.exp(scores).sum()
     assert shares[0] == pytest.approx(expected, abs=0.06)
     code, _, err = run("--predict", "result", "photos")
-    assert code == 1 and "photos: Is a directory" in err
+    assert code == 2 and "photos: Is a directory" in err
     code, _, err = run("--predict", "result")
     assert code == 2 and "expected image files" in err
 
@@ -224,10 +224,10 @@ def test_runs_and_files_that_are_not_there_are_a_sentence(run):
     run("run.yaml", "model=mlp", "transforms.train=[]")
     for words, code, expected in [
         (("--predict", "nowhere", "x.png"), 2, "nowhere/config.yaml: No such file or directory"),
-        (("--export", "nowhere", "x.safetensors"), 1, "nowhere: expected a snapshot in it"),
+        (("--export", "nowhere", "x.safetensors"), 2, "nowhere: expected a snapshot in it"),
         (("--export", "result", "nowhere/x.safetensors"), 2, "No such file or directory"),
         (("--export", "result", "result"), 2, "expected one file to write"),
-        (("--report", "nowhere"), 1, "nowhere: expected the folder of a run"),
+        (("--report", "nowhere"), 2, "nowhere: expected the folder of a run"),
         (("--audit", "nowhere"), 2, "nowhere/audit: expected the files of an audit"),
         (("--evaluate", "nowhere"), 2, "nowhere/config.yaml: the configuration cannot be read"),
     ]:

@@ -1,0 +1,254 @@
+"""A run that has nothing left to do, a disk that is full, names that are not UTF-8, and lines of 80 characters."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dbrdist.cli.console import Console
+from dbrdist.cli.words import folded, said
+from dbrdist.comm import create_communicator, run_threads
+from dbrdist.comm.create import name_of
+from dbrdist.core import serializer
+from dbrdist.training.extensions import snapshots
+
+OWN = """
+import os
+import signal
+
+def fill(at, path):
+    def fill_up(trainer):
+        if trainer.updater.iteration == at:
+            with open(path, "wb", buffering=0) as file:
+                try:
+                    while True:
+                        file.write(bytes(4096))
+                except OSError:
+                    pass
+    return fill_up
+
+def asked_to_stop(at):
+    calls = []
+    def look(example, rng):
+        calls.append(1)
+        if len(calls) == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return example
+    return look
+
+def fails_late(epoch):
+    return 1 / 0 if epoch > 0.7 else 0.1
+
+def becomes_nan(epoch):
+    return float("nan") if epoch > 0.7 else 0.1
+"""
+
+
+@pytest.fixture
+def own(folder):
+    (folder / "ends_own.py").write_text(OWN)
+    return folder
+
+
+def contents(folder):
+    return {str(path): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+# ---- nothing left to do ----
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], []),
+        (["batch=16"], ["not used: batch 16, the run had 100"]),
+        (["iterations=2", "log.every=1 epoch"], ["not used: iterations 2, the run had 3"]),
+    ],
+)
+def test_a_resume_without_a_step_records_nothing(run, words, expected):
+    assert run("run.yaml", "log.every=1 iteration")[0] == 0
+    before = contents("result")
+    code, out, err = run("run.yaml", "log.every=1 iteration", "--resume", *words)
+    assert code == 0, err
+    assert "snapshot_iter_3 is the end of this run, after 3 steps" in out
+    assert all(text in out for text in expected)
+    assert contents("result") == before
+    assert run("run.yaml", "--resume", "iterations=4", "batch=50")[0] == 0
+    assert "batch: 50" in Path("result/config.yaml").read_text()
+
+
+def test_a_run_that_was_killed_after_its_last_snapshot_is_finished(run):
+    run("run.yaml")
+    summary = json.loads(Path("result/summary.json").read_text())
+    Path("result/summary.json").write_text(json.dumps({**summary, "status": "running"}))
+    assert run("run.yaml", "--resume")[0] == 0
+    assert json.loads(Path("result/summary.json").read_text())["status"] == "finished"
+
+
+# ---- one name, and 80 characters ----
+
+
+def test_the_communicator_has_the_name_that_makes_it(run):
+    run("run.yaml")
+    assert json.loads(Path("result/summary.json").read_text())["communicator"] == "single"
+    assert ">single<" in Path("result/report/index.html").read_text()
+    assert name_of(create_communicator("single")) == "single"
+    assert run_threads(2, lambda comm: name_of(create_communicator("threads"))) == ["threads", "threads"]
+
+
+def test_what_a_run_prints_fits_80_characters(run):
+    place = "a-folder-of-a-run/" * 3 + "with-a-name"
+    for words in (["--dry-run"], [], ["--resume", "iterations=4"]):
+        code, out, err = run("run.yaml", f"out={place}", *words)
+        assert code == 0, err
+        assert "memory: about" in out
+        long = [line for line in out.splitlines() if len(line) > 80 and " " in line.strip()]
+        assert not long, long
+    written = [line[21:] for line in Path(place, "log.txt").read_text().splitlines()]
+    assert any(line.startswith("finished: ") and line.endswith(place) for line in written)  # whole in the file
+
+
+def test_folded(capsys):
+    line = "  a: " + "word " * 40
+    assert all(len(part) <= 80 for part in folded(line).splitlines())
+    assert folded(line).split() == line.split()
+    assert folded("x" * 100) == "x" * 100 and folded("a  b") == "a  b"
+    Console().say("y" * 50 + " " + "z" * 50)
+    assert capsys.readouterr().out == "y" * 50 + "\n  " + "z" * 50 + "\n"
+
+
+# ---- a full disk ----
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    place = tmp_path / "disk"
+    place.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(place)]
+    if os.geteuid() or subprocess.run(words, capture_output=True, check=False).returncode:
+        pytest.skip("a small file system needs root's right to mount one")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize("log", ["1 iteration", "1 epoch"], ids=["the log is what fails", "the snapshot is"])
+def test_a_disk_that_is_full_in_the_middle(run, own, small_disk, log):
+    path = str(small_disk / "filler")
+    ext = f"[{{name: 'ends_own:fill', args: {{at: 4, path: {path}}}, every: 1 iteration}}]"
+    words = ["run.yaml", f"out={small_disk}/r", f"log.every={log}", "snapshot.every=2 iterations", "iterations=9"]
+    code, _, err = run(*words, f"extensions={ext}")
+    assert code == 2
+    assert "No space left on device" in err and "unharmed" in err
+    assert "Errno" not in err and "Traceback" not in err
+    (left,) = Path(small_disk, "r").glob("snapshot_iter_*")
+    assert left.name == "snapshot_iter_2" and snapshots.is_whole(str(left))
+    os.remove(path)
+    code, _, err = run(*words, "--resume")
+    assert code == 0, err
+    assert run(*[w for w in words if "out=" not in w], "out=straight")[0] == 0
+    one, other = (dict(np.load(f"{place}/snapshot_iter_9")) for place in (f"{small_disk}/r", "straight"))
+    weights = [key for key in one if key.startswith("updater/model")]
+    assert weights and all(np.array_equal(one[key], other[key]) for key in weights)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "summary.json", "log.jsonl"])
+def test_a_disk_that_is_full_says_so_without_a_number(run, monkeypatch, name):
+    """Simulated: the file cannot be flushed."""
+    flush = serializer._flush
+
+    def full(path):
+        if f"{name}.tmp-" in str(path):
+            raise OSError(28, "No space left on device")
+        flush(path)
+
+    monkeypatch.setattr(serializer, "_flush", full)
+    code, _, err = run("run.yaml")
+    assert code == (2 if name == "config.yaml" else code)
+    assert "Errno" not in err and "Traceback" not in err
+
+
+def test_an_error_of_the_system_is_said_without_its_number():
+    assert said(OSError(28, "No space left on device")) == "No space left on device"
+    assert said(FileNotFoundError(2, "No such file or directory", "x")) == "x: No such file or directory"
+
+
+def test_what_cannot_be_written_has_the_name_that_was_given(run):
+    run("run.yaml", "model=mlp")
+    code, _, err = run("--export", "result", "nowhere/x.safetensors")
+    assert (code, err) == (2, "dbrdist-train: nowhere/x.safetensors: No such file or directory\n")
+
+
+# ---- bad input is 2 ----
+
+
+def test_runs_that_are_not_there(run):
+    run("run.yaml", "model=mlp", "transforms.train=[]")
+    os.remove("result/snapshot_iter_3")
+    for words in (
+        ["--report", "nowhere"],
+        ["--report", "result", "nowhere"],
+        ["--export", "nowhere", "x.safetensors"],
+        ["--export", "result", "x.safetensors"],
+        ["--predict", "result", "."],
+        ["--evaluate", "nowhere"],
+        ["--evaluate", "result"],
+        ["--audit", "nowhere"],
+    ):
+        code, _, err = run(*words)
+        assert code == 2 and "Traceback" not in err, (words, err)
+
+
+@pytest.mark.parametrize("name", ["fails_late", "becomes_nan"])
+def test_an_own_schedule_is_looked_at_before_the_first_step(run, own, name):
+    code, _, err = run("run.yaml", f"optimizer.schedule=ends_own:{name}")
+    assert code == 2
+    assert "optimizer.schedule: " in err and f"ends_own:{name}" in err
+    assert not Path("result").exists()
+
+
+def test_a_base_that_is_missing_is_the_one_mistake(run, folder):
+    (folder / "own.yaml").write_text("extends: nowhere.yaml\nbatch: 3\n")
+    code, _, err = run("own.yaml")
+    expected = "own.yaml:1:10: extends: nowhere.yaml cannot be read: No such file or directory\n"
+    assert (code, err) == (2, expected)
+
+
+# ---- names that are not UTF-8, and a stop while examples are read ----
+
+
+def test_names_that_are_not_utf_8(run):
+    for part in ("train", "test"):
+        for k, name in enumerate((b"cat", b"d\xf6g")):
+            folder = os.path.join(b"photos", part.encode(), name)
+            os.makedirs(folder)
+            for i in range(3):
+                with open(os.path.join(folder, b"\xff%d.png" % i), "wb") as file:
+                    Image.fromarray(np.full((8, 8, 3), 99 * k + i, np.uint8)).save(file, "png")
+    bad = os.fsdecode(b"photos/train/cat/\xff broken.png")
+    Path(bad).write_bytes(b"no image")
+    config = os.fsdecode(b"run\xff.yaml")
+    os.rename("run.yaml", config)
+    words = [config, "data={name: image_folder, root: photos, corrupt: skip}", "model=mlp", "transforms.train=[]"]
+    code, out, err = run(*words, "batch=2")
+    assert code == 0, err
+    assert "1 corrupt training example left out" in out and "could not be written" not in out
+    assert "run\\udcff.yaml" in Path("result/report/index.html").read_text()
+    assert json.loads(Path("result/summary.json").read_text())["num_skipped_examples"] == 1
+    code, out, err = run("--predict", "result", os.fsdecode(b"photos/test/d\xf6g/\xff0.png"))
+    assert code == 0, err
+
+
+@pytest.mark.parametrize("at", [7, 150, 201])
+def test_a_stop_while_examples_are_read_loses_none(run, own, at):
+    """The signal comes while a batch is being read; the examples of that batch are used once, before or after."""
+    start = ["run.yaml", "audit=true", "iterations=null", "epochs=2", "workers=0", "transforms.train="]
+    start[-1] += f"[{{name: 'ends_own:asked_to_stop', args: {{at: {at}}}}}]"
+    assert run(*start)[0] == 75
+    assert run(*start[:-1], "transforms.train=[]", "--resume")[0] == 0
+    code, out, err = run("--audit", "result")
+    assert code == 0, err
+    assert out.count("1,442 of 1,442 examples, each once") == 2
