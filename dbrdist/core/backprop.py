@@ -252,25 +252,28 @@ def _check_nan(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, 
 def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, higher: bool) -> Any:
     """The gradient with which a pass starts: what was given, or one for a single element."""
     if given is None:
-        if array.size != 1:
-            raise ValueError(
-                f"backward needs the gradient of an output with shape {array.shape}: "
-                "set its grad first, or reduce it to one number"
-            )
-        if type(array) is np.ndarray:
-            given = np.ones(array.shape, array.dtype) if array.ndim else number(1.0, array.dtype).copy()
-        else:
-            given = get_array_module(array).ones_like(array)
-        node.gradient = given
-    if not hasattr(given, "shape"):
+        given = node.gradient = _one(array)
+    elif not hasattr(given, "shape"):
         raise TypeError(f"grad_outputs: expected arrays, Variables or None, got {type(given).__name__}")
-    if given.shape != array.shape:
+    elif given.shape != array.shape:
         raise ValueError(f"grad_outputs: expected shape {array.shape} as of the output, got {given.shape}")
     if isinstance(given, Variable) and not higher:
         given = given.array
     if scale is not None:
         given = ops.mul(given, given.dtype.type(scale))
     return _as_variable(given) if higher else given
+
+
+def _one(array: Any) -> Any:
+    """The gradient of a single element, in its shape and type."""
+    if array.size != 1:
+        raise ValueError(
+            f"backward needs the gradient of an output with shape {array.shape}: "
+            "set its grad first, or reduce it to one number"
+        )
+    if type(array) is np.ndarray:
+        return np.ones(array.shape, array.dtype) if array.ndim else number(1.0, array.dtype).copy()
+    return get_array_module(array).ones_like(array)
 
 
 def _see_that_all_are_variables(name: str, xs: Any) -> None:
@@ -303,14 +306,15 @@ def backward(
     """
     _see_that_all_are_variables("outputs", outputs)
     _see_that_each_has_one("grad_outputs", grad_outputs, "output", outputs)
-    fusion.settle()
+    if fusion.waiting:
+        fusion.settle()
     higher = enable_double_backprop
     seeds = []
     for i, y in enumerate(outputs):
         node = y.node
         g = node.gradient if grad_outputs is None else grad_outputs[i]
         if grad_outputs is not None or node.living_creator() is not None:  # a leaf's own gradient is there already
-            seeds.append((node, _seed(node, y.array, g, loss_scale, higher)))
+            seeds.append((node, _seed(node, y._array, g, loss_scale, higher)))
     if higher:
         with using_config("enable_backprop", True):
             ObservingWalk(higher, retain_grad).run(seeds)

@@ -14,7 +14,6 @@ from dbrdist.functions.activation import (
     maxout,
     mish,
     prelu,
-    relu,
     relu6,
     selu,
     sigmoid,
@@ -209,6 +208,7 @@ from dbrdist.functions.pooling_nd import (
     upsampling_2d,
 )
 from dbrdist.functions.recompute import forget
+from dbrdist.functions.rectifier import relu
 from dbrdist.functions.regions import (
     roi_average_align_2d,
     roi_average_pooling_2d,

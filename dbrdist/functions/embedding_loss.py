@@ -14,8 +14,8 @@ from dbrdist.core.checks import expected, floating, one_of
 from dbrdist.core.graph import FunctionNode
 from dbrdist.core.rows import together
 from dbrdist.core.variable import Variable, as_array, as_variable
-from dbrdist.functions.activation import relu
 from dbrdist.functions.loss import check_labels, same_shapes
+from dbrdist.functions.rectifier import relu
 
 
 def _embeddings(function: str, margin: float, reduce: str, **xs: Any) -> tuple[Any, ...]:

@@ -17,10 +17,11 @@ from dbrdist.core.backprop import grad
 from dbrdist.core.checks import expected
 from dbrdist.core.graph import FunctionNode
 from dbrdist.core.rows import together
-from dbrdist.functions.activation import relu, sigmoid, tanh
+from dbrdist.functions.activation import sigmoid, tanh
 from dbrdist.functions.array import concat, split_axis
 from dbrdist.functions.array import stack as stacked
 from dbrdist.functions.noise import dropout
+from dbrdist.functions.rectifier import relu
 from dbrdist.functions.rnn import gates_in_place, zeros_like
 
 _tanh, _sigmoid = tanh.primitive, sigmoid.primitive

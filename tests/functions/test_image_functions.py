@@ -192,8 +192,8 @@ def test_relu_after_batch_normalization_is_one_kernel(monkeypatch):
     forward, backward = kernels.bn_forward, kernels.bn_backward
     monkeypatch.setattr(kernels, "bn_forward", lambda *a: calls.append(("forward", a[4])) or forward(*a))
     monkeypatch.setattr(kernels, "bn_backward", lambda *a: calls.append(("backward", a[7])) or backward(*a))
-    monkeypatch.setattr("dbrdist.functions.activation.relu_forward", None)
-    monkeypatch.setattr("dbrdist.functions.activation.relu_backward", None)
+    monkeypatch.setattr("dbrdist.functions.rectifier.relu_forward", None)
+    monkeypatch.setattr("dbrdist.functions.rectifier.relu_backward", None)
     y = F.relu(F.batch_normalization(x * 1.0, gamma, gamma))
     y.grad = y.array
     y.backward()
@@ -209,7 +209,7 @@ def test_relu_after_fixed_batch_normalization_is_one_kernel(monkeypatch):
 
     with dbrdist.no_backprop_mode():
         net()
-        monkeypatch.setattr("dbrdist.functions.activation.relu_forward", None)
+        monkeypatch.setattr("dbrdist.functions.rectifier.relu_forward", None)
         y = net()
     np.testing.assert_allclose(y.array, np.maximum(x, 0), atol=1e-6)
 

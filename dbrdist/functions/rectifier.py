@@ -1,0 +1,58 @@
+"""The rectified linear unit, and its gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dbrdist import kernels
+from dbrdist.core.backend import Array
+from dbrdist.core.checks import Operands
+from dbrdist.core.fusion import MaskedGradient, SummedGradient, take, waiting
+from dbrdist.core.graph import FunctionNode, call
+from dbrdist.core.variable import Variable
+from dbrdist.kernels import relu_backward, relu_forward
+
+
+class ReLU(FunctionNode):
+    """y = max(x, 0). After a batch normalization it may exist already, and its mask is left to that backward."""
+
+    operands = Operands("relu", x="float")
+    takes_over = gives_new = takes_sums = True
+    masks_later = False  # True where the backward of the normalization applies the mask
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self._keep_outputs = (0,)
+        y = take(xs[0]) if waiting else None
+        self.masks_later = y is not None
+        return (relu_forward(xs[0]) if y is None else y,)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        (y,) = self._ys
+        gy = gys[0]
+        if isinstance(gy, Variable):
+            return (call(ReLUGradient(y), gy),)
+        if type(gy) is SummedGradient:
+            if not self.masks_later:
+                return (kernels.relu_backward_of_sum(y, gy.a, gy.b, gy.b if gy.is_ours else None),)
+            gy = gy.force()
+        if self.masks_later:
+            return (MaskedGradient(gy, y, relu_backward),)
+        return (relu_backward(y, gy),)
+
+
+class ReLUGradient(FunctionNode):
+    """gx = gy where y > 0, else 0; linear in gy."""
+
+    def __init__(self, y: Array) -> None:
+        self.y = y
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        return (relu_backward(self.y, xs[0]),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (call(ReLUGradient(self.y), gys[0]),)
+
+
+def relu(x: Any) -> Any:
+    """Rectified linear unit, y = max(x, 0), any shape (Nair and Hinton 2010)."""
+    return ReLU().apply((x,))[0]
