@@ -15,12 +15,10 @@ def test_disagreement_on_threads(check, num_ranks):
 @pytest.mark.parametrize("seed", range(12))
 def test_random_disagreements_on_threads(seed):
     """A sample; ``python -m tests.comm.disagreements 200`` runs as many as wanted."""
-    wrong, _ = disagreements.run_in_threads(seed)
-    assert not wrong
+    assert not disagreements.run_in_threads(seed).wrong
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 5, 8, 18])
 def test_random_disagreements_on_processes(seed):
-    wrong, _ = disagreements.run_job(seed)
-    assert not wrong
+    assert not disagreements.run_job(seed).wrong
