@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from dbrdist.comm import deadlock
 from dbrdist.comm.channel import Channel
@@ -22,6 +22,7 @@ class Judge:
         self._answers: dict[int, State] = {}
         self._asked_at = 0.0
         self._num_asked = 0
+        self._said: dict[tuple[str, int], str] = {}  # (communicator, number of the meeting) -> the verdict on it
 
     def hear(self, state: State, is_answer: bool) -> None:
         """Take what a rank says of itself."""
@@ -50,7 +51,17 @@ class Judge:
             return None
         waiting = deadlock.grow(states, core)
         self._forget(waiting)  # judged once
-        return deadlock.describe(states, waiting), {rank: states[rank].wait_ids() for rank in waiting}
+        text = self._verdict_on(states, waiting)
+        return text, {rank: states[rank].wait_ids() for rank in waiting}
+
+    def _verdict_on(self, states: Mapping[int, State], waiting: Mapping[int, set[int]]) -> str:
+        """The words; a rank that comes late to a meeting hears those that the others have heard there."""
+        waits = [wait for rank in waiting for wait in states[rank].waits if wait.kind in ("row", "bytes")]
+        meetings = [(wait.comm_name, wait.number) for wait in waits]
+        known = (self._said[meeting] for meeting in meetings if meeting in self._said)
+        text = next(known, None) or deadlock.describe(states, waiting)
+        self._said |= dict.fromkeys(meetings, text)
+        return text
 
     def _ask(self, waiting: Iterable[int]) -> None:
         """Ask all ranks, so that others who wait for the same ones hear the same verdict."""

@@ -8,6 +8,7 @@ import pytest
 
 from dbrdist.comm import deadlock, run_threads
 from dbrdist.comm.deadlock import State, Wait
+from dbrdist.comm.judge import Judge
 from dbrdist.errors import CommunicatorError
 from tests.comm import jobs
 
@@ -147,6 +148,39 @@ def test_who_waits_for_a_stuck_rank_is_told_too():
     core = deadlock.stuck({0: left, 1: states[1]})
     assert core == {1: {0}}
     assert deadlock.grow(states, core) == {1: {0}, 2: {0}}
+
+
+class Deaf:
+    """A channel to ranks 0 to 3 on which nobody hears."""
+
+    members, judge = (0, 1, 2, 3), 0
+
+    def tell(self, rank, words):
+        pass
+
+
+def verdict_on(judge, *states):
+    for state in states:
+        judge.hear(state, is_answer=False)
+    assert judge.look() is None
+    for state in states:
+        if not state.has_left:
+            judge.hear(state, is_answer=True)
+    judge._asked_at = 0.0  # the others have had their time to answer
+    return judge.look()
+
+
+def test_who_comes_late_to_a_meeting_hears_the_same_verdict():
+    judge = Judge(Deaf())
+    left = State(2, False, True, counts={("c",): 4})
+    early = [waiting(rank, meeting(5, (0, 1, 2, 3)), counts={("c",): 5}) for rank in (0, 1, 3)]
+    text, told = verdict_on(judge, left, *early[:2])
+    assert "rank 2 has left, but rank 0 has waited" in text
+    assert set(told) == {0, 1}
+    assert verdict_on(judge, early[2]) == (text, {3: early[2].wait_ids()})
+    later, told = verdict_on(judge, waiting(3, meeting(6, (0, 1, 2, 3)), counts={("c",): 6}))
+    assert "rank 2 has left, but rank 3 has waited" in later
+    assert set(told) == {3}
 
 
 def test_a_state_travels():
