@@ -9,7 +9,9 @@ from dbrdist.comm import deadlock
 from dbrdist.comm.channel import Channel
 from dbrdist.comm.deadlock import State
 
-_PATIENCE_SECONDS = 0.4  # for the answers of ranks without which the verdict stands, too
+# For the answers of ranks without which the verdict stands, too. They hear it with the others if they answer, and on a
+# busy machine a second may pass until then; only a rank that is deep in a call that holds the GIL does not.
+_PATIENCE_SECONDS = 1.0
 
 
 class Judge:

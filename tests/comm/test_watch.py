@@ -2,6 +2,7 @@
 
 import re
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -181,6 +182,24 @@ def test_who_comes_late_to_a_meeting_hears_the_same_verdict():
     later, told = verdict_on(judge, waiting(3, meeting(6, (0, 1, 2, 3)), counts={("c",): 6}))
     assert "rank 2 has left, but rank 3 has waited" in later
     assert set(told) == {3}
+
+
+def test_the_verdict_waits_for_answers_that_a_busy_machine_delays(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("dbrdist.comm.judge.time", SimpleNamespace(monotonic=lambda: now[0]))
+    judge = Judge(Deaf())
+    ranks = [waiting(rank, meeting(5, (0, 1, 2, 3)), counts={("c",): 5}) for rank in (0, 1, 3)]
+    for state in (State(2, False, True, counts={("c",): 4}), *ranks[:2]):
+        judge.hear(state, is_answer=False)
+    assert judge.look() is None
+    now[0] += 0.8
+    for state in ranks[:2]:
+        judge.hear(state, is_answer=True)
+    assert judge.look() is None
+    judge.hear(ranks[2], is_answer=True)
+    text, told = judge.look()
+    assert set(told) == {0, 1, 3}
+    assert "rank 3 has waited" in text
 
 
 def test_a_state_travels():
