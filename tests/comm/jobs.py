@@ -76,6 +76,8 @@ def run(num_ranks, *arguments, limit_seconds=60, **environ):
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             raise
+        if text and not text.endswith("\n"):  # as Open MPI leaves it
+            text += "\n"
         return Outcome(process.returncode, text + written(folder), time.monotonic() - start)
 
 
