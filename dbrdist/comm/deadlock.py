@@ -106,8 +106,8 @@ def grow(states: Mapping[int, State], core: Mapping[int, set[int]]) -> dict[int,
             and not state.is_busy
             and all(_needs(states, rank, wait) & gone for wait in state.waits)
         }
-        if not more:
-            return found
+        if not more:  # those that came later may be waited for, too
+            return {r: set().union(*(_needs(states, r, wait) & gone for wait in states[r].waits)) for r in found}
         found |= more
 
 

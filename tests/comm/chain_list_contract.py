@@ -11,6 +11,7 @@ from dbrdist import functions as F
 from dbrdist import links as L
 from dbrdist.comm import MultiNodeChainList
 from dbrdist.comm import functions as C
+from dbrdist.comm.functions.graph import place
 from dbrdist.comm.links import wiring
 from dbrdist.comm.links.wiring import Component
 from dbrdist.core.variable import Variable
@@ -77,6 +78,18 @@ def on_one_process(components, x, w):
         h = part(h)
     F.sum(h**2 * w).backward()
     return h.array, [part.layer.W.grad for part in parts]
+
+
+def check_ranks_of_functions_grow_by_steps(comm):
+    """Not by factors: after a hundred passes they would leave the machine's integers."""
+    model = chain_of(comm, straight(comm.size)).pipeline(3)
+    x, lengths = values((6, WIDTH), 1, 43), []
+    for _ in range(100):
+        before = place()
+        y = model(x) if comm.rank == 0 else model()
+        y.unchain_backward() if y is not None else None
+        lengths.append(place() - before)
+    assert max(lengths[50:]) <= max(lengths[:50]) and place() < 100 * 200
 
 
 def compare(comm, components, num_micro_batches):

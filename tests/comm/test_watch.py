@@ -151,6 +151,16 @@ def test_who_waits_for_a_stuck_rank_is_told_too():
     assert deadlock.grow(states, core) == {1: {0}, 2: {0}}
 
 
+def test_who_came_later_is_named_among_those_for_whom_a_rank_waits():
+    first = meeting(5, (0, 1, 2), "c")
+    states = {0: waiting(0, first, counts={("c",): 5, ("d",): 1})}
+    for rank in (1, 2):
+        states[rank] = waiting(rank, meeting(2, (0, 1, 2), "d"), counts={("c",): 4, ("d",): 2})
+    core = deadlock.stuck({0: states[0], 2: states[2]})
+    assert core == {0: {2}, 2: {0}}
+    assert deadlock.grow(states, core) == {0: {1, 2}, 1: {0}, 2: {0}}
+
+
 class Deaf:
     """A channel to ranks 0 to 3 on which nobody hears."""
 

@@ -139,8 +139,12 @@ def deepen(ys: Sequence[Any], least: int, since: int) -> None:
     communication one above theirs: a backward pass does not begin with others before it has come through these."""
     functions = _recorded_since([y for y in ys if isinstance(y, Variable)], since)
     if functions and min(f.rank for f in functions) <= least:
+        # As low as the order allows: what is added at each call would double the ranks from step to step.
+        before = [node.living_creator() for f in functions for node in f.inputs]
+        base = max([least, *(f.rank for f in before if f is not None and f not in functions)]) + 1
+        places = {rank: base + i for i, rank in enumerate(sorted({f.rank for f in functions}))}
         for function in functions:
-            function.rank += least + 1
+            function.rank = places[function.rank]
         for node in {node for f in functions for node in f.inputs} | {y.node for y in ys if isinstance(y, Variable)}:
             creator = node.living_creator()
             if creator in functions:
