@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from dbrdist.core.backend import (
     accumulation_dtype,
     channels_last,
     elementwise,
-    few_zeros,
     fused,
     get_array_module,
     is_floating,
@@ -175,10 +173,8 @@ def scattered(x: Array, slices: Any, shape: tuple[int, ...], to_images: bool, ou
     if out is not None and out.dtype == dtype:
         out[...] = 0
         y = out
-    elif to_images:
-        y = zeros(shape, dtype, x)
     else:
-        y = zeros_as(x, shape, dtype) if 4 * x.size > prod(shape) else few_zeros(x, shape, dtype)
+        y = zeros(shape, dtype, x) if to_images else zeros_as(x, shape, dtype)
     if _is_basic(slices):
         y[slices] = x
         return y

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import mmap
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ Array: TypeAlias = Any  # numpy.ndarray or cupy.ndarray
 DType: TypeAlias = Any
 
 _BIG_BYTES = 1 << 16  # from here on an allocation is aligned to a cache line
-_MANY_BYTES = 1 << 22  # from here on pages of its own are worth a call of the system
 _heap_is_tuned = False
 
 
@@ -198,19 +196,6 @@ def full_as(x: Array, shape: tuple[int, ...], dtype: Any, value: Any) -> Array:
 def zeros_as(x: Array, shape: tuple[int, ...], dtype: Any) -> Array:
     """As :func:`empty_as`, filled with zeros."""
     return full_as(x, shape, dtype, 0)
-
-
-def few_zeros(x: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    """As :func:`zeros_as`, for an array of which little will be written: fresh pages are zero without being touched."""
-    num_bytes = prod(shape) * np.dtype(dtype).itemsize
-    if type(x) is not np.ndarray or num_bytes < _MANY_BYTES or not sys.platform.startswith("linux"):
-        return zeros_as(x, shape, dtype)
-    pages = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    flat = np.frombuffer(pages, dtype)
-    if len(shape) == 4 and x.ndim == 4 and lies_as_images(x):
-        n, c, h, w = shape
-        return flat.reshape(n, h, w, c).transpose(0, 3, 1, 2)
-    return flat.reshape(shape)
 
 
 def aligned_zeros(count: int, dtype: Any, like: Array) -> Array:

@@ -67,7 +67,6 @@ def test_blocks_follow_one_another():
 
 
 def test_few_of_many_elements():
-    """From 4 MB on pages of their own, which are zero without being written."""
     rng = np.random.default_rng(0)
     for shape in ((1 << 20, 1), ((1 << 20) - 1, 1), (1 << 11, 600)):
         for dtype in (np.float32, np.float64):
