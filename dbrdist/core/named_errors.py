@@ -51,9 +51,18 @@ def _named_error(function: Callable[..., Any], args: Any, kwargs: Any, error: Ex
         what = _why_no_operand(x, error)
         if what:
             return OperandTypeError(name, argument, what, _seen(x), "convert it first")
+    got = f"got {', '.join(f'{k}: {_seen(x)}' for k, x in given.items())}"
+    kind = type(error) if type(error).__module__ == "builtins" else _public_kind(error)
+    if kind not in _RAISED:  # such as AxisError or FloatingPointError: whoever catches them still does
+        error.add_note(f"{name}: {got}")
+        return None
     words = str(error.args[0]) if len(error.args) == 1 else str(error)
-    kind = next(k for k in _RAISED if isinstance(error, k))
-    return kind(f"{name}: {words}; got {', '.join(f'{k}: {_seen(x)}' for k, x in given.items())}")
+    return kind(f"{name}: {words}; {got}")
+
+
+def _public_kind(error: Exception) -> type[Exception]:
+    """The type that a program can name: NumPy's errors of its ufuncs have private ones."""
+    return next(k for k in type(error).__mro__ if "._" not in k.__module__)
 
 
 def _is_ours(error: Exception) -> bool:

@@ -12,6 +12,7 @@ from dbrdist.core.link import Link
 from dbrdist.core.parameter import Parameter
 from dbrdist.errors import CommunicatorError, NoSamplesError
 from tests.comm.contract import array_of, raises, same
+from tests.comm.disagreement_contract import several
 
 SHAPES = {"w": (7, 5), "b": (3,)}  # of a small model
 SIZES = {"small": 1, "large": 3_000}  # how many times as many elements
@@ -48,17 +49,6 @@ def every_size(check):
     def run(comm):
         for times in SIZES.values():
             check(comm, times)
-
-    run.__name__ = check.__name__
-    return run
-
-
-def several(check):
-    """For more than one rank."""
-
-    def run(comm):
-        if comm.size > 1:
-            check(comm)
 
     run.__name__ = check.__name__
     return run
