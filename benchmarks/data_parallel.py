@@ -13,7 +13,6 @@ dbrdist needs runs the ranks, and DDP over gloo takes part.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import statistics
 import sys
@@ -144,14 +143,9 @@ def show(subject: str, results: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--torch-python", help="interpreter of an environment that has PyTorch, mpi4py and MPICH")
+    parser = ranks.parser(__doc__.split("\n")[0], 9, {"choices": SUBJECTS})
     parser.add_argument("--only", choices=SUBJECTS, action="append", help="these subjects; default all")
     parser.add_argument("--rate", default="1gbit", help="of the cable between two hosts, as tc writes it")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--record", action="store_true", help="write the result to benchmarks/records")
-    parser.add_argument("--worker", choices=SUBJECTS, help=argparse.SUPPRESS)
-    parser.add_argument("--peers", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         serve(args.worker, args.rounds, args.peers)

@@ -6,6 +6,7 @@ which times with :func:`take_turns` and ends with :func:`answer`.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -21,6 +22,17 @@ import harness
 import two_hosts
 
 # ---- parent ---------------------------------------------------------------------------------------------------------
+
+
+def parser(description: str, num_rounds: int, worker: dict[str, Any]) -> argparse.ArgumentParser:
+    """The options of a benchmark whose ranks serve the same file; ``worker`` says what ``--worker`` takes."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--torch-python", help="interpreter of an environment that has PyTorch, mpi4py and MPICH")
+    made.add_argument("--rounds", type=int, default=num_rounds)
+    made.add_argument("--record", action="store_true", help="write the result to benchmarks/records")
+    made.add_argument("--worker", help=argparse.SUPPRESS, **worker)
+    made.add_argument("--peers", action="store_true", help=argparse.SUPPRESS)
+    return made
 
 
 def run(

@@ -144,14 +144,9 @@ def busy_cores() -> Iterator[None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--torch-python", help="interpreter of an environment that has PyTorch, mpi4py and MPICH")
+    parser = ranks.parser(__doc__.split("\n")[0], 15, {"choices": SUBJECTS})
     parser.add_argument("--only", choices=SUBJECTS, action="append", help="these subjects; default all")
-    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--busy", action="store_true", help="keep all cores busy with other processes meanwhile")
-    parser.add_argument("--record", action="store_true", help="write the result to benchmarks/records")
-    parser.add_argument("--worker", choices=SUBJECTS, help=argparse.SUPPRESS)
-    parser.add_argument("--peers", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         serve(args.worker, args.rounds, args.peers)

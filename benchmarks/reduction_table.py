@@ -11,7 +11,6 @@ what ``auto`` takes is within a tenth of the fastest communicator in every row.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Callable
@@ -128,16 +127,11 @@ def print_table(label: str, results: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--torch-python", help="interpreter of an environment that has PyTorch, mpi4py and MPICH")
+    parser = ranks.parser(__doc__.split("\n")[0], 7, {"type": int, "choices": PLACES.values()})
     parser.add_argument(
         "--ranks", type=int, choices=COUNTS, action="append", help="these numbers of ranks; default all"
     )
     parser.add_argument("--hosts", choices=PLACES, action="append", help="these places; default both")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--record", action="store_true", help="write the result to benchmarks/records")
-    parser.add_argument("--worker", type=int, choices=PLACES.values(), help=argparse.SUPPRESS)
-    parser.add_argument("--peers", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         serve(args.worker, args.rounds, args.peers)
