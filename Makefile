@@ -59,7 +59,7 @@ test-wheel:  ## Install dbrdist as users do, compiled, in an environment of its 
 	  cp -r tests benchmarks examples docs README.md pyproject.toml "$$sources"; \
 	  PATH="$(abspath $(VENV))-wheel/bin:$$PATH"; cd "$$sources"; export $(THREADS); \
 	  python -c 'import dbrdist; dbrdist.print_runtime_info()' | tee info; grep -q "^dbrdist: .*, compiled" info; \
-	  python -m pytest $(WHEEL_TESTS); \
+	  python -m pytest $(WHEEL_TESTS) -n $(WORKERS) --dist worksteal; \
 	  python -m pytest tests/gpu --on stand-in; \
 	  timeout 900 mpiexec -n 2 python -m pytest tests/mpi
 
