@@ -1,4 +1,4 @@
-"""Going on with a run under a configuration that may differ: each key that does is applied, or refused by name."""
+"""Configurations that differ from a stored run's, or between ranks: keys are applied, or refused by name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import yaml
 from dbrdist.cli import document
 from dbrdist.cli.config import Config
 from dbrdist.cli.load import Origin, dump
+from dbrdist.cli.refuse import alike
 from dbrdist.errors import ConfigError
 
 # What the snapshot decides: a run cannot go on with another value, and must not say that it did.
@@ -24,6 +25,8 @@ _FIXED = {
 }
 # What says nothing about the run itself.
 _FREE = r"out"
+# What each rank may have its own way: where things lie on its host, and with what it reads and computes.
+_OWN = r"(data|out|device|workers|threads)(\..*)?"
 
 
 class Change(NamedTuple):
@@ -45,6 +48,19 @@ def changes(stored: str, config: Config, origin: Origin) -> list[Change]:
     if refused:
         raise ConfigError("\n".join(_sentence(change, why, origin) for change, why in refused))
     return [change for change in found if not re.fullmatch(_FREE, change.key)]
+
+
+def compare_ranks(config: Config, origin: Origin, comm: Any) -> None:
+    """Refuse the run on every rank where one was told something else than rank 0. Collective."""
+    first = comm.bcast_obj(dump(config))
+    with alike(comm):
+        for key, theirs, mine in _differences(yaml.safe_load(first), yaml.safe_load(dump(config)), ()):
+            if not re.fullmatch(_OWN, key):
+                where = origin.where(tuple(key.split(".")))
+                raise ConfigError(
+                    f"{where}: {key}: expected {shown(theirs)}, as rank 0 has, got {shown(mine)}; start all ranks with "
+                    "the same configuration"
+                )
 
 
 def apply(found: list[Change], optimizer: Any) -> None:

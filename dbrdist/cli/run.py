@@ -27,6 +27,7 @@ from dbrdist.comm import VirtualUpdater, trace
 from dbrdist.comm.agree import on_root
 from dbrdist.comm.audit import AuditLog
 from dbrdist.comm.extensions import StepAgreement, StopOnRequest
+from dbrdist.comm.iterators import check_shares
 from dbrdist.comm.parameter_audit import ParameterAudit
 from dbrdist.comm.snapshots import AverageStatistics, LocalState, SharedSnapshot
 from dbrdist.core.serializer import write_atomically
@@ -72,6 +73,7 @@ class Run:
             preflight.check(config, origin, self.parts)
             self.optimizer = build_updates.optimizer(config, origin, self.parts.task)
             self.iterator = iterator(config, self.parts.data.train, comm, train=True)
+        check_shares(comm, self.iterator)
         comm.bcast_data(self.parts.task)
         self.log = extensions.LogReport(trigger=None)
         self.local = LocalState(comm, self.parts.task, self.iterator)
@@ -128,6 +130,7 @@ class Run:
                 trainer.extend(AverageStatistics(self.comm, self.parts.task), trigger=AnyTrigger(every, end))
             evaluation = evaluator(self.config, self.parts, self.comm)
             self.test_iterator = evaluation.get_iterator("main")
+            check_shares(self.comm, self.test_iterator, "test")
             called = evaluation if self.average is None else self.average.around(evaluation)
             trainer.extend(called, name="validation", trigger=AnyTrigger(every, end))
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from dbrdist import __version__
-from dbrdist.cli import assemble, commands, load, memory, plan, preflight, resolve, run
+from dbrdist.cli import assemble, commands, load, memory, plan, preflight, resolve, resume, run
 from dbrdist.cli.config import Config
 from dbrdist.cli.folder import CONFIG
 from dbrdist.cli.load import Origin
@@ -169,6 +169,7 @@ def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None, trac
     if settings.reproducible:
         thread_pools.use_one()
     try:
+        resume.compare_ranks(settings, origin, comm)
         if evaluate is not None:
             run.evaluate(settings, origin, comm, evaluate)
             return 0

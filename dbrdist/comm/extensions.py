@@ -19,6 +19,7 @@ from dbrdist.comm.checkpoints import multi_node_snapshot as multi_node_snapshot
 from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.comm.evaluator import GenericMultiNodeEvaluator as GenericMultiNodeEvaluator
 from dbrdist.comm.evaluator import create_multi_node_evaluator as create_multi_node_evaluator
+from dbrdist.comm.iterators import check_shares
 from dbrdist.comm.observations import Observations
 from dbrdist.comm.snapshots import AllreducePersistent as AllreducePersistent
 from dbrdist.core.missing_names import explained as _explained
@@ -36,7 +37,8 @@ class StepAgreement(Extension):
 
     Observed values become their means over the ranks, weighted by samples. A loss that is not finite on any rank
     raises NonFiniteLossError on all. It comes before all other extensions: nothing is evaluated, logged or saved
-    after a step that went wrong, and triggers that look at observed values fire on all ranks alike.
+    after a step that went wrong, and triggers that look at observed values fire on all ranks alike. Before the first
+    step, ranks whose iterators do not divide the same batches raise CommunicatorError together.
 
     With virtual workers observed values are the same on all ranks already, and are only looked at.
 
@@ -50,6 +52,7 @@ class StepAgreement(Extension):
     priority = 1000
 
     def __init__(self, comm: CommunicatorBase, iterator: Any, shares_time: bool = False) -> None:
+        self._comm = comm
         self._observations = Observations(comm)
         self._tells_time = shares_time and comm.rank == 0
         self._iterator = iterator
@@ -57,6 +60,10 @@ class StepAgreement(Extension):
         self._shares_time = shares_time
         self._failure = FailOnNonNumber()
         self._seconds = 0.0
+
+    def initialize(self, trainer: Any) -> None:
+        """Compare the iterators of the ranks."""
+        check_shares(self._comm, self._iterator)
 
     def __call__(self, trainer: Any) -> None:
         observation = trainer.observation

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 LENGTH = 1000  # verbs that are kept
 MAX_COUNTS = 4096  # pairs of a communicator and what is counted on it; the one that moved last stays longest
-_OURS, _OF_THE_ROOM = ("dbrdist.", "contextlib"), ("dbrdist.comm.", "contextlib")
+_OURS, _OF_THE_ROOM = ("dbrdist.", "contextlib", "click."), ("dbrdist.comm.", "contextlib")
 _NO_PLACE = ("an unknown place", 0)
 
 

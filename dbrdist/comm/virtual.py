@@ -20,6 +20,7 @@ from dbrdist.comm import model as models
 from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.comm.gate import Passage
 from dbrdist.comm.header import Header, Steps
+from dbrdist.comm.iterators import check_shares
 from dbrdist.comm.leaves import TreeSum
 from dbrdist.comm.optimizer import MultiNodeOptimizer
 from dbrdist.comm.reduction import Plan, reduce_gradients
@@ -58,7 +59,7 @@ class VirtualUpdater(StandardUpdater):
 
     Raises:
         ValueError: on every rank, if the iterator of one has no virtual workers, or a parameter has no shape yet.
-        CommunicatorError: on every rank, if ranks differ in virtual workers, batch, model or optimizer.
+        CommunicatorError: on every rank, if ranks differ in virtual workers, batch, data, model or optimizer.
     """
 
     def __init__(
@@ -82,8 +83,8 @@ class VirtualUpdater(StandardUpdater):
             if reproducible and communicator.get_config("allreduce_grad_dtype") is not None:
                 raise ValueError("reproducible sums keep their type: expected allreduce_grad_dtype of None")
         own, actual = self._iterators["main"], self._optimizers["main"]
-        recipe = f"virtual workers {own.virtual_workers}\nbatch {own.batch_size}\nreproducible {reproducible}\n"
-        agree.same_everywhere(communicator, recipe, "the same virtual workers")
+        check_shares(communicator, own)
+        agree.same_everywhere(communicator, f"reproducible {reproducible}\n", "the same virtual workers")
         self.communicator = communicator
         self.reproducible = reproducible
         self._steps = Steps(communicator, actual)

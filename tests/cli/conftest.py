@@ -72,10 +72,10 @@ def noise(scale):
     return add
 
 
-def few(n):
+def few(n, num_test=0):
     x = np.random.default_rng(0).standard_normal((n, 1, 2, 2)).astype(np.float32)
     examples = [(v, np.int32(i % 10)) for i, v in enumerate(x)]
-    return examples, None
+    return examples, examples[:num_test] or None
 '''
 
 CONFIG = """\
@@ -163,7 +163,8 @@ def ranks(started):
 def several(started, folder):
     """`several(2, ["run.yaml", "out=a"], ["run.yaml", "out=b"])`: runs of one job, each as a run of its own.
 
-    For each its code, standard output and standard error, of the ranks in their order; asked again it gives the same.
+    RANK in a word stands for the rank's number. For each its code, standard output and standard error, of the ranks in
+    their order; asked again it gives the same.
     """
     known = {}
 

@@ -165,6 +165,48 @@ def test_bad_input_ends_all_ranks_alike(several, case):
     said_once(several(3, *words)[BAD.index(case)], *case[1:])
 
 
+FEW = ["data=usernet:few", "transforms.train=[]"]
+OTHERWISE = [
+    (
+        ["optimizer.lr=0.RANK5"],
+        2,
+        "command line 'optimizer.lr=0.15': optimizer.lr: expected 0.05, as rank 0 has, got 0.15",
+    ),
+    (
+        ["batch=10RANK"],
+        2,
+        "command line 'batch=101': batch: expected 100, as rank 0 has, got 101; start all ranks with",
+    ),
+    (["epochs=1RANK"], 2, "epochs: expected 10.0, as rank 0 has, got 11.0"),
+    (["evaluation.every=1RANK iterations"], 2, "evaluation.every: expected 10 iteration, as rank 0 has, got 11 iter"),
+    (["model.args.width=1RANK"], 2, "model.args.width: expected 10, as rank 0 has, got 11"),
+    (["zero=RANK"], 2, "zero: expected 0, as rank 0 has, got 1"),
+    (["seed=RANK"], 2, "seed: expected 0, as rank 0 has, got 1"),
+    (["batch={virtual_workers: 3, per_worker: 1RANK}"], 2, "batch.per_worker: expected 10, as rank 0 has, got 11"),
+    (
+        [*FEW, "data.args.n=3RANK"],
+        1,
+        "rank 1: 31 training examples instead of 30 training examples; rank 2",
+    ),
+    (
+        [*FEW, "data.args.n=30", "data.args.num_test=2RANK"],
+        1,
+        "rank 1: 21 test examples instead of 20 test examples; rank 2: 22 test",
+    ),
+    (["out=out-of-RANK", "threads=RANK", "iterations=1"], 0, ""),
+]
+
+
+@each(case=OTHERWISE)
+def test_ranks_that_were_told_otherwise_end_alike(several, case):
+    """Each rank by its own command line; the folder and what reads the data may be its own."""
+    words = [["run.yaml", "batch=12", f"out=otherwise{number}", *c[0]] for number, c in enumerate(OTHERWISE)]
+    code, _, err = several(3, *words)[OTHERWISE.index(case)]
+    assert code == case[1], err
+    assert "Traceback" not in err
+    assert err.count(case[2]) == 1 or not case[2], err
+
+
 @pytest.mark.parametrize("case", [BAD[0], BAD[3]], ids=["before MPI", "after it has started"])
 def test_bad_input_ends_the_job(ranks, case):
     said_once(finish(ranks(3, *case[0])), *case[1:])

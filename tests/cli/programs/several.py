@@ -1,7 +1,7 @@
 """Run under mpiexec: `dbrdist-train` several times in one job, since a start of Python costs more than most runs.
 
 ``several.py FOLDER`` reads the words of each run from ``FOLDER/cases.json`` and leaves, for each run and rank, what the
-rank wrote and the code with which it would have ended.
+rank wrote and the code with which it would have ended. RANK in a word stands for the rank's number.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ def written_to(out, err):
 
 def one(words):
     """The code of one run, from the state of a fresh process; None where the launcher ends this rank."""
-    sys.argv = ["dbrdist-train", *words]
+    sys.argv = ["dbrdist-train", *(word.replace("RANK", str(RANK)) for word in words)]
     sys.modules.pop("usernet", None)
     dbrdist.global_config.dtype = DTYPE
     random.set_seed(0)
