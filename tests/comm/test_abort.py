@@ -44,6 +44,17 @@ def test_a_rank_that_vanishes_ends_the_job(deed):
     assert outcome.seconds < 10
 
 
+PLACES = ["dataset", "forward", "backward", "hook", "evaluator", "extension", "snapshot"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_exception_anywhere_in_training_ends_the_job(place, tmp_path):
+    outcome = jobs.run(3, jobs.PROGRAMS / "fails_somewhere.py", place, tmp_path)
+    assert outcome.code == 1, outcome.text
+    assert f"[rank 1] ValueError: broken on purpose in {place}" in outcome.text
+    assert "the end of" not in outcome.text
+
+
 @pytest.mark.parametrize("deed", ["nothing", "caught", "thread exit"])
 def test_a_program_that_fails_nowhere_is_not_ended(deed):
     outcome = jobs.run(3, FAIL, deed)
