@@ -80,15 +80,20 @@ class Row:
         numbers: the further arguments of the function, with their defaults.
         has_steps: whether a derivative takes several passes over memory, so that large arrays are worked through block
             by block; None: where the formula does.
+        is_one_pass: whether the formula is one pass over memory, though no ufunc: of whole arrays it takes least time.
+        of_difference: whether it is a function of the first operand minus the second: then the derivative by the second
+            is minus that by the first, and is not given.
     """
 
     def __init__(
         self, name: str, formula: Any, partials: tuple[Any, ...], doc: str, args: tuple[str, ...], kind: str,
-        domain: Any, numbers: dict[str, Any], has_steps: bool | None,
+        domain: Any, numbers: dict[str, Any], has_steps: bool | None, is_one_pass: bool, of_difference: bool,
     ) -> None:  # fmt: skip
         self.name = name
         self.formula = formula
-        self.partials = tuple(Partial(p) for p in partials)
+        self.is_one_pass = is_one_pass
+        self.of_difference = of_difference
+        self.partials = tuple(Partial(p) for p in (*partials, *partials[:of_difference]))
         self.doc = doc
         self.args = args
         self.domain = domain
@@ -118,6 +123,8 @@ class Row:
         if self.runs_at_once:
             return elementwise(self.formula, *xs)
         formula = self.formula
+        if self.is_one_pass and xs[0].dtype.char in "fd":
+            return elementwise(lambda *vs: formula(*vs, *values), *xs)
         return fused(lambda *vs: formula(*vs, *values), *xs) if values else fused(formula, *xs)
 
     def primitive(self, *args: Any) -> Any:
@@ -157,11 +164,16 @@ class Elementwise(FunctionNode):
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         gy, nodes = gys[0], self.inputs
+        if self.row.of_difference and len(wanted) == 2:
+            gx = self.pulled(0, gy)
+            return _sum_to(gx, nodes[0].shape), _sum_to(_neg(gx), nodes[1].shape)
         return tuple([_sum_to(self.pulled(i, gy), nodes[i].shape) for i in wanted])
 
     def pulled(self, i: int, gy: Any) -> Any:
         """gy times the derivative by operand ``i``: back towards it, or forward from its tangent."""
         row = self.row
+        if i and row.of_difference:
+            return _neg(self.pulled(0, gy))
         partial = row.partials[i]
         if not partial.names:
             return partial.pull(gy, {})
@@ -187,12 +199,15 @@ class Elementwise(FunctionNode):
 
 def row(
     name: str, formula: Any, *rest: Any, args: str = "x", kind: str = "float", domain: Any = (-1.0, 1.0),
-    has_steps: bool | None = None, **numbers: Any,
+    has_steps: bool | None = None, is_one_pass: bool = False, of_difference: bool = False, **numbers: Any,
 ) -> Any:  # fmt: skip
     """Declare a row, and return its primitive; see :class:`Row`. ``rest``: a derivative by each operand, and the
     docstring."""
     *partials, doc = rest
-    entry = Row(name, formula, tuple(partials), doc, tuple(args.split()), kind, domain, numbers, has_steps)
+    entry = Row(
+        name, formula, tuple(partials), doc, tuple(args.split()), kind, domain, numbers, has_steps, is_one_pass,
+        of_difference,
+    )  # fmt: skip
     ROWS[name] = entry
     return _primitive_of(entry)
 

@@ -127,6 +127,7 @@ clipped_relu = function(
     lambda gy, x, z: ops.where(_lies_within(x, 0.0, z), gy, 0.0),
     "min(max(x, 0), z), elementwise.",
     domain=(-30.0, 30.0),
+    is_one_pass=True,
     z=20.0,
 )
 relu6 = function(
@@ -135,6 +136,7 @@ relu6 = function(
     lambda gy, x: ops.where(_lies_within(x, 0.0, 6.0), gy, 0.0),
     "min(max(x, 0), 6), elementwise.",
     domain=(-9.0, 9.0),
+    is_one_pass=True,
 )
 hard_sigmoid = function(
     "hard_sigmoid",

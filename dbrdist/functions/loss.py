@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from dbrdist import kernels
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, is_array, is_floating
+from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module, is_array, is_floating
 from dbrdist.core.checks import expected, floating, one_of
 from dbrdist.core.config import config
 from dbrdist.core.graph import FunctionNode, call
@@ -273,7 +273,7 @@ def mean_squared_error(x0: Any, x1: Any) -> Any:
 def mean_absolute_error(x0: Any, x1: Any) -> Any:
     """The mean of |x0 - x1| over all elements, 0-d; equal shapes."""
     a, b = same_shapes("mean_absolute_error", x0=x0, x1=x1)
-    return ops.absolute(ops.sub(a, b)).mean()
+    return _distance(a, b).mean()
 
 
 def squared_error(x0: Any, x1: Any) -> Any:
@@ -284,7 +284,7 @@ def squared_error(x0: Any, x1: Any) -> Any:
 def absolute_error(x0: Any, x1: Any) -> Any:
     """|x0 - x1|, elementwise; equal shapes."""
     a, b = same_shapes("absolute_error", x0=x0, x1=x1)
-    return ops.absolute(ops.sub(a, b))
+    return _distance(a, b)
 
 
 bernoulli = row(
@@ -302,13 +302,23 @@ _focal = row(
     "-(1 - p)^gamma ln p, p = sigmoid(x).",
     gamma=2.0,
 )
+_distance = row(
+    "distance",
+    lambda a, b: np.absolute(a - b),
+    lambda a, b: elementwise(np.sign, as_array(ops.sub(a, b))),
+    "|a - b|; the derivative at 0 is 0.",
+    args="a b",
+    domain=((0.3, 1.5), (-1.5, -0.3)),
+    of_difference=True,
+)
 _huber = row(
     "huber",
-    lambda a, delta: _huber_of(a, delta),
-    lambda a, delta: clipped(a, -delta, delta),
-    "a^2 / 2 where |a| is at most delta, else delta (|a| - delta / 2).",
-    args="a",
-    domain=(-3.0, 3.0),
+    lambda x, t, delta: _huber_of(x - t, delta),
+    lambda x, t, delta: clipped(ops.sub(x, t), -delta, delta),
+    "a^2 / 2 where |a| is at most delta, a = x - t, else delta (|a| - delta / 2).",
+    args="x t",
+    domain=(-1.5, 1.5),
+    of_difference=True,
     delta=0.6,
 )
 
@@ -400,7 +410,7 @@ def huber_loss(x: Any, t: Any, delta: float, reduce: str = "sum_along_second_axi
     """
     one_of("huber_loss", "reduce", ("sum_along_second_axis", "no"), reduce)
     x, t = same_shapes("huber_loss", x=x, t=t)
-    y = _huber(ops.sub(x, t), delta)
+    y = _huber(x, t, delta)
     return y if reduce == "no" else ops.sum(y, 1)
 
 

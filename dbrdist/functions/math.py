@@ -76,9 +76,9 @@ squared_difference = function(
     "squared_difference",
     lambda x1, x2: np.square(x1 - x2),
     lambda x1, x2: ops.mul(ops.sub(x1, x2), 2.0),
-    lambda x1, x2: ops.mul(ops.sub(x2, x1), 2.0),
     "(x1 - x2)^2, elementwise, with broadcasting.",
     args="x1 x2",
+    of_difference=True,
 )
 maximum = function(
     "maximum",
@@ -101,6 +101,7 @@ clipped = row(
     lambda x, x_min, x_max: _between_bounds(x, x_min, x_max),
     lambda gy, x, x_min, x_max: ops.where(_holds(_between, x, x_min, x_max), gy, 0.0),
     "x held between x_min and x_max, elementwise; None is no bound.",
+    is_one_pass=True,
     x_min=-0.9,
     x_max=1.2,
 )

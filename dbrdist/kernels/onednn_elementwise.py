@@ -46,12 +46,10 @@ class Kernel(NamedTuple):
         steps: of the row's numbers: a Derivative; or a chain, the name of an operand and steps from there; or several
             chains by the name of what they make, which those that follow may take, the result last.
         is_checked: a result that is not finite everywhere is left to the row's own formula.
-        takes_finite: so is a first operand that is not.
     """
 
     steps: Callable[..., Any]
     is_checked: bool = False
-    takes_finite: bool = False
 
 
 def _one_of(low: float, high: float) -> Any:
@@ -98,12 +96,17 @@ TABLE: dict[Any, Kernel] = {
     ("selu", 0): Kernel(lambda alpha, scale: _elu_gradient(alpha, scale), is_checked=True),
     "huber": Kernel(
         lambda delta: {
+            "a": ("x", (SUB, "t")),
             "held": ("a", (CLIP, -_meant(delta >= 0, delta), delta)),
             "y": ("held", (LINEAR, -0.5), (ADD, "a"), (MUL, "held")),
         }
     ),
     ("huber", 0): Kernel(
-        lambda delta: ("a", (CLIP, -_meant(delta >= 0, delta), delta), (MUL, "gy")), takes_finite=True
+        lambda delta: {
+            "a": ("x", (SUB, "t")),
+            "below": ("a", _ZERO, (LINEAR, 1.0, _meant(delta >= 0, delta)), (MIN, "a")),
+            "gx": ("below", _ZERO, (LINEAR, 1.0, -delta), (MAX, "below"), (MUL, "gy")),
+        }
     ),
     ("softplus", 0): Kernel(lambda beta: ("x", (LINEAR, beta), (LOGISTIC,), (MUL, "gy"))),
     ("relu6", 0): Kernel(lambda: Derivative(CLIP, 0.0, 6.0), is_checked=True),
@@ -119,7 +122,6 @@ TABLE: dict[Any, Kernel] = {
     ("square", 0): Kernel(lambda: ("x", (LINEAR, 2.0), (MUL, "gy"))),
     "squared_difference": Kernel(lambda: ("x1", (SUB, "x2"), (SQUARE,))),
     ("squared_difference", 0): Kernel(lambda: ("x1", (SUB, "x2"), (LINEAR, 2.0), (MUL, "gy"))),
-    ("squared_difference", 1): Kernel(lambda: ("x2", (SUB, "x1"), (LINEAR, 2.0), (MUL, "gy"))),
     "pow_number": Kernel(lambda c: ("x", (MUL, "x"), (MUL, _meant(c == 3, "x")))),
     ("pow_number", 0): Kernel(
         lambda c: ("x", (LINEAR, 2.0), (MUL, "gy")) if c == 2
@@ -224,14 +226,12 @@ def _runner_in_blocks(kernel: Kernel, steps: Any, names: tuple[str, ...], arrays
 
     def run(*arrays: Array) -> Array | None:
         xs, y = [dense(a) for a in arrays], new()
-        seen, made = memory_row(xs[0]), memory_row(y)
+        made = memory_row(y)
         starts, target = [address(x) for x in xs], address(y)
         kept = [scratch(role, _BLOCK * width) for role in roles]
         places = [address(a) for a in kept]
         for offset, calls in blocks:
             here = slice(offset // width, offset // width + _BLOCK)
-            if kernel.takes_finite and not is_finite(seen[here]):
-                return None
             now = [*[s + offset for s in starts], *places, target + offset]
             for primitive, operands in calls:
                 primitive(*[now[i] if type(i) is int else address(i) for i in operands])
@@ -266,11 +266,11 @@ def _plan_row(key: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbe
         raise onednn.Unsupported("a row, its layout or its numbers")
     kernel = TABLE[key]
     steps = kernel.steps(*numbers)
-    has_blocks = isinstance(steps, dict) or kernel.is_checked or kernel.takes_finite
+    has_blocks = isinstance(steps, dict) or kernel.is_checked
     if has_blocks and all(a.shape == first.shape for a in arrays):
         in_blocks = _runner_in_blocks(kernel, steps, names, arrays)
         return lambda key, names, arrays, numbers: in_blocks(*arrays)
-    if isinstance(steps, dict) or kernel.takes_finite:
+    if isinstance(steps, dict):
         raise onednn.Unsupported("operands that broadcast")
     run = _runner(*_build(steps, names, arrays), first)
 

@@ -14,7 +14,7 @@ from dbrdist.kernels.onednn_finite import is_finite, memory_row
 Array = np.ndarray
 
 _SMALL = 1 << 9  # elements; below, NumPy takes less time than the call
-_BLOCK = 1 << 16  # elements; what a block of rows comes from, or what comes out, is looked at while it is in the cache
+_BLOCK = 1 << 17  # elements; what comes out of a block of rows is looked at while it is in the cache
 
 
 def _build(rows: int, columns: int, dtype: Any, log: bool, is_backward: bool) -> Primitive:
@@ -59,11 +59,10 @@ def _forward_planner(log: bool) -> Any:
             y = new()
             rows, made = (memory_row(a).reshape(-1, columns) for a in (x, y))
             for first, last, primitive in blocks:
-                block = rows[first:last]
-                if is_finite(block):
-                    primitive.on2(block, made[first:last])
-                else:  # the library keeps NaN and infinity to their place, not to their row
-                    made[first:last] = reference(block, 1)
+                block = made[first:last]
+                primitive.on2(rows[first:last], block)
+                if not is_finite(block):  # the library keeps NaN and infinity to their place, not to their row
+                    block[...] = reference(rows[first:last], 1)
             return y
 
         return softmax
@@ -84,7 +83,7 @@ def _backward_planner(log: bool) -> Any:
             for first, last, primitive in blocks:
                 block = made[first:last]
                 primitive.on3(ys[first:last], gys[first:last], block)
-                if not is_finite(block):
+                if log and not is_finite(block):  # of a softmax, NaN and infinity reach their row as in NumPy
                     block[...] = reference(ys[first:last], gys[first:last], 1)
             return gx
 
