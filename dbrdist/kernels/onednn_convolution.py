@@ -24,6 +24,7 @@ Array = np.ndarray
 Shape = tuple[int, ...]
 
 _POINTWISE = ConvGeometry()
+_MANY_CHANNELS = 512  # from here on a copy of every second pixel costs less than it saves
 _FEW_PIXELS = 256  # up to here it takes longer to reorder weights than to multiply with them as they lie
 
 
@@ -167,6 +168,8 @@ def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry,
 
 def _plan_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Any:
     _require(W.shape, gy)
+    if _is_strided_pointwise(W.shape, geometry, gy.dtype):
+        return _plan_strided_pointwise_data(gy, W, x_shape, geometry)
     new = backend.allocator(x_shape, gy.dtype)
     if _is_small_product(gy, W, geometry):
         primitive, pack = build(_rows(channels_last(gy)), W.reshape(W.shape[:2]), _rows(new())), _packing(None, 0)
@@ -190,6 +193,31 @@ def _rows(x: Array) -> Array:
     return x.transpose(0, 2, 3, 1).reshape(-1, x.shape[1])
 
 
+def _is_strided_pointwise(W_shape: Shape, g: ConvGeometry, dtype: Any) -> bool:
+    """Does a 1x1 convolution look at every sh-th row and sw-th column alone?"""
+    is_sparse = g == ConvGeometry(g.sh, g.sw) and max(g.sh, g.sw) > 1
+    return is_sparse and W_shape[2:] == (1, 1) and dtype == np.float32
+
+
+def _seen(x: Array, g: ConvGeometry) -> Array:
+    """A view of the pixels of x that a strided pointwise convolution looks at."""
+    return x[:, :, :: g.sh, :: g.sw]
+
+
+def _plan_strided_pointwise_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Any:
+    """The gradients of the pixels that were seen, between zeros: 0.7 to 0.95 of the time of oneDNN's strided kernel."""
+    seen_shape = _seen(np.empty(x_shape, np.bool_), geometry).shape
+    inner, new = _plan_backward_data(gy, W, seen_shape, _POINTWISE), backend.allocator(x_shape, gy.dtype)
+
+    def conv_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Array:
+        gx, seen = new(), inner(gy, W, seen_shape, _POINTWISE)
+        gx.transpose(0, 2, 3, 1)[...] = 0
+        _seen(gx, geometry)[...] = seen
+        return gx
+
+    return conv_backward_data
+
+
 def _plan_backward_weight(
     x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: Any, out: Array | None
 ) -> Any:
@@ -197,6 +225,11 @@ def _plan_backward_weight(
     like = plain_empty(W_shape, dtype if out is None else out.dtype, gy)
     if geometry == _POINTWISE and W_shape[2:] == (1, 1):
         return _plan_pointwise_weight(x, gy, like)
+    if _is_strided_pointwise(W_shape, geometry, x.dtype) and W_shape[1] >= _MANY_CHANNELS:
+        inner = _plan_pointwise_weight(backend.copy(_seen(channels_last(x), geometry)), gy, like)
+        return lambda x, gy, W_shape, geometry, dtype, out: inner(
+            backend.copy(_seen(channels_last(x), geometry)), gy, W_shape, _POINTWISE, dtype, out
+        )
     primitive, reorder, num_bytes = _build("weights", x.shape, like, gy.shape, geometry, x.dtype)
     new, is_plain = backend.plain_allocator(W_shape, like.dtype), is_channels_last(x) and is_channels_last(gy)
 
@@ -221,7 +254,9 @@ def _plan_backward_weight(
 def _plan_pointwise_weight(x: Array, gy: Array, like: Array) -> Any:
     """gW = gy^T x over all pixels, written as it stands: 1.05 to 1.3 times as fast as the convolution's kernel."""
     new, shape = backend.plain_allocator(like.shape, like.dtype), like.shape[:2]
-    product = plan_matmul(_rows(channels_last(gy)).T, _rows(channels_last(x)), like.reshape(shape))
+    product = _plan_turned(x, gy, like) or plan_matmul(
+        _rows(channels_last(gy)).T, _rows(channels_last(x)), like.reshape(shape)
+    )
 
     def conv_backward_weight(
         x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: Any, out: Array | None
@@ -232,6 +267,26 @@ def _plan_pointwise_weight(x: Array, gy: Array, like: Array) -> Any:
         return out
 
     return conv_backward_weight
+
+
+def _plan_turned(x: Array, gy: Array, like: Array) -> Any:
+    """The product as x^T gy, turned afterwards, or None: 0.86 to 0.96 of the time where gy has more channels than x
+    and there are many pixels, since oneDNN copies the left matrix.
+    """
+    o, i = like.shape[:2]
+    if not i < o < gy.size // o // 2 or like.dtype != np.float32 or x.dtype != np.float32:
+        return None
+    primitive = build(_rows(channels_last(x)).T, _rows(channels_last(gy)), like.reshape(i, o))
+    with Builder() as b:
+        turn = b.reorder(b.memory((o, i), onednn.F32, (1, o)), b.memory((o, i), onednn.F32))
+    assert turn is not None
+
+    def product(g: Array, x: Array, out: Array) -> None:
+        target = scratch("weights", like.nbytes)
+        primitive.on3(x.T, g.T, target)
+        turn.on2(target, out)
+
+    return product
 
 
 ROWS = {
