@@ -37,6 +37,10 @@ class DatasetError(DbrdistError, ValueError):
     """An example does not fit the others, or what is done with it; the message names its file."""
 
 
+class ScheduleError(DbrdistError, ValueError):
+    """A schedule gave a value that cannot be used; the message names the step and the value."""
+
+
 class ConfigError(DbrdistError):
     """A configuration is wrong; the message has one line per mistake, each beginning with its position."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
@@ -164,21 +164,47 @@ def _mistake(origin: Origin, path: Path, words: str) -> ConfigError:
 # ---- schedules ---------------------------------------------------------------------------------------------------
 
 
-def scheduled(
-    config: Config, origin: Origin, made: Any, task: Any
-) -> Iterator[tuple[Schedule, str | Callable[[float], Any]]]:
-    """Each schedule with what it sets: a hyperparameter of the optimizer, or a function that takes the value."""
+_RATE: Path = ("optimizer", "schedule")
+
+
+class Scheduled(NamedTuple):
+    """What an ``extensions.FollowSchedule`` is made of."""
+
+    schedule: Schedule
+    target: str | Callable[[float], Any]  # a hyperparameter of the optimizer, or a function that takes the value
+    refuse: Callable[[float], str | None] | None  # what is expected where a value will not do
+    label: str
+
+
+def scheduled(config: Config, origin: Origin, made: Any, task: Any) -> Iterator[Scheduled]:
+    """Each schedule with what it sets."""
     if not isinstance(config.optimizer.schedule, u.Own):
-        yield _schedule(config, origin, config.optimizer.schedule, ("optimizer", "schedule"), made.lr), "lr"
+        schedule = _schedule(config, origin, config.optimizer.schedule, _RATE, made.lr)
+        yield Scheduled(schedule, "lr", _refuse_negative, _label(origin, _RATE, config.optimizer.schedule))
     for i, item in enumerate(config.schedules):
         value = number_at(config, item.of)
         assert value is not None  # the configuration is checked
         target = _target(item.of, made, task)
         if target is None:
             raise _mistake(origin, ("schedules", i, "of"), f"nothing takes {item.of} once the run has begun")
-        schedule = _schedule(config, origin, item.schedule, ("schedules", i, "schedule"), value)
-        _check_range(config, origin, i, schedule)
-        yield schedule, target
+        path: Path = ("schedules", i, "schedule")
+        schedule = _schedule(config, origin, item.schedule, path, value)
+        limits = _Limits(config, item.of)
+        values = [schedule(config.epochs * k / _NUM_LOOKS) for k in range(_NUM_LOOKS + 1)]
+        for value in (min(values), max(values)):
+            words = limits.refuse(value)
+            if words is not None:
+                words = f"{item.of} becomes {value:g} over the run, and there expected {words}"
+                raise _mistake(origin, path, words)
+        yield Scheduled(schedule, target, limits.refuse, _label(origin, path, item.schedule))
+
+
+def _label(origin: Origin, path: Path, settings: Any) -> str:
+    return f"{origin.where(path)}: {'.'.join(map(str, path))}: {settings.name}"
+
+
+def _refuse_negative(value: float) -> str | None:
+    return "0 or more" if value < 0 else None
 
 
 def _schedule(config: Config, origin: Origin, settings: Any, path: Path, value: float) -> Schedule:
@@ -193,16 +219,25 @@ def _schedule(config: Config, origin: Origin, settings: Any, path: Path, value: 
 _NUM_LOOKS = 200  # at a schedule, over the run
 
 
-def _check_range(config: Config, origin: Origin, i: int, schedule: Schedule) -> None:
-    """Refuse a schedule that leaves the range which its key has in a configuration."""
-    key = config.schedules[i].of
-    values = [schedule(config.epochs * k / _NUM_LOOKS) for k in range(_NUM_LOOKS + 1)]
-    for value in (min(values), max(values)):
+class _Limits:
+    """The range that a key has in a configuration: an interval, of which the part between known values is known."""
+
+    def __init__(self, config: Config, key: str):
+        self._config = config
+        self._key = key.split(".")
+        self._lowest, self._highest = math.inf, -math.inf
+
+    def refuse(self, value: float) -> str | None:
+        """What is expected where a value will not do."""
+        if self._lowest <= value <= self._highest:
+            return None
         try:
-            Config.model_validate(_with(config.model_dump(mode="json"), key.split("."), value))
+            Config.model_validate(_with(self._config.model_dump(mode="json"), self._key, float(value)))
         except ValidationError as error:
-            words = f"{key} becomes {value:g} over the run, and there {error.errors()[0]['msg'].lower()}"
-            raise _mistake(origin, ("schedules", i, "schedule"), words) from None
+            words = error.errors()[0]["msg"].lower()
+            return words.removeprefix("expected ").removeprefix("input should be ")
+        self._lowest, self._highest = min(self._lowest, value), max(self._highest, value)
+        return None
 
 
 def _with(data: Any, key: list[str], value: float) -> Any:
@@ -222,6 +257,8 @@ def _own_schedule(config: Config, settings: Custom, path: Path, origin: Origin) 
         value = resolve.call(settings, path, origin, epoch)
         if not isinstance(value, int | float | np.number) or not math.isfinite(value):
             raise _mistake(origin, path, f"expected a finite number from {settings.name}({epoch}), got {value!r}")
+        if path == _RATE and value < 0:
+            raise _mistake(origin, path, f"expected a rate of 0 or more from {settings.name}({epoch}), got {value!r}")
     return lambda epochs: function(epochs, **settings.args)
 
 

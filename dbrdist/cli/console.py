@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from dbrdist.cli.words import folded
+from dbrdist.core.regular import regular
 
 
 class Console:
@@ -20,7 +21,9 @@ class Console:
 
     def open(self, path: str) -> None:
         """Write each line from now on to a file too, with the time in front."""
-        self._file = open(path, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - closed by `close`
+        self._file = open(  # noqa: SIM115 - closed by `close`
+            path, "a", encoding="utf-8", errors="backslashreplace", opener=regular
+        )
 
     def write(self, text: str) -> int:
         """Write text; the file gets it line by line."""

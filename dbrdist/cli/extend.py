@@ -11,6 +11,7 @@ from typing import Any
 
 from dbrdist.cli import document as yaml_document
 from dbrdist.cli.document import Document, Path
+from dbrdist.core.regular import regular
 from dbrdist.errors import ConfigError
 
 MAX_BYTES = 10_000_000
@@ -20,7 +21,7 @@ _COMPONENTS = ("model", "data", "loss", "optimizer", "schedule")  # whose bare w
 
 def read_file(file: str) -> bytes:
     """The bytes of a configuration. Raises ConfigError for one that is too large, OSError as `open` does."""
-    with open(file, "rb") as source:
+    with open(file, "rb", opener=regular) as source:
         content = source.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{file}: expected a configuration of at most {MAX_BYTES:,} bytes, this is larger")

@@ -15,6 +15,7 @@ from typing import Any
 
 from dbrdist.cli.lock import Lock, holder_of
 from dbrdist.comm import audit
+from dbrdist.core.regular import regular
 from dbrdist.core.serializer import write_atomically
 from dbrdist.errors import ConfigError
 from dbrdist.training.extensions import snapshots
@@ -31,6 +32,8 @@ CONFIG, SUMMARY, LOG, WORDS, LOCK, REPORT = (
 BEST, TENSORBOARD, TRACE = "snapshot_best", "tensorboard", "trace.json"
 _NAMES = (CONFIG, RECIPE, SUMMARY, LOG, WORDS, BEST, REPORT, TENSORBOARD, TRACE, audit.FOLDER)
 _TEMPORARY = re.compile(rf"({'|'.join(map(re.escape, _NAMES))}|snapshot_iter_\d+)\.tmp-\d+(-\d+)?")
+# behind the summary of a run that goes on: its results, and the names of some examples that were left out
+_RESERVED_BYTES, _MAX_REASON = 1 << 14, 2000
 KILLED = "its process ended without a word: it was killed, or its host went down"
 
 
@@ -45,6 +48,10 @@ class RunFolder:
     def file(self, name: str) -> str:
         """The path of a file in the folder."""
         return os.path.join(self.path, name)
+
+    def has(self, path: Any) -> bool:
+        """Whether a path is that of one of the run's files."""
+        return isinstance(path, str) and path.startswith(self.file(""))
 
     def open(self, mode: str) -> None:
         """Make the folder, or take the one that is there; nothing in it is changed yet but leftovers of crashes.
@@ -112,9 +119,18 @@ class RunFolder:
             os.replace(path, self.file(f"damaged_{os.path.basename(path)}"))
 
     def write_status(self, status: str, reason: str | None = None, **facts: Any) -> None:
-        """Write summary.json: how the run stands, and what is known of it."""
-        self.summary |= {"status": status, "reason": reason, **facts}
-        write_json(self.file(SUMMARY), self.summary)
+        """Write summary.json: how the run stands, and what is known of it.
+
+        While the run goes on there are blanks behind it, into which its end fits even where the disk is full.
+        """
+        known, path = self.summary, self.file(SUMMARY)
+        self.summary = known | {"status": status, "reason": reason, **facts}
+        try:
+            write_json(path, self.summary, _RESERVED_BYTES if status == "running" else 0)
+        except OSError:
+            in_brief = {"status": status, "reason": reason and reason[:_MAX_REASON]}
+            if not any(_overwrite(path, text) for text in map(_as_text, (self.summary, known | in_brief))):
+                raise
 
     def close(self) -> None:
         """Let other processes have the folder."""
@@ -148,16 +164,32 @@ def earlier_starts(summary: dict[str, Any]) -> list[dict[str, Any]]:
 
 def read_json(path: str) -> dict[str, Any]:
     """A JSON file with a mapping in it; an empty one where it is missing or damaged."""
-    with contextlib.suppress(OSError, ValueError, RecursionError), open(path, encoding="utf-8") as file:
+    with contextlib.suppress(OSError, ValueError, RecursionError), open(path, encoding="utf-8", opener=regular) as file:
         found = json.load(file)
         if isinstance(found, dict):
             return found
     return {}
 
 
-def write_json(path: str, data: Any) -> None:
-    """Write a JSON file that people read."""
-    write_atomically(path, lambda file: file.write((json.dumps(data, indent=2) + "\n").encode()))
+def write_json(path: str, data: Any, num_blanks: int = 0) -> None:
+    """Write a JSON file that people read, with blanks behind it."""
+    write_atomically(path, lambda file: file.write(_as_text(data) + b" " * num_blanks))
+
+
+def _as_text(data: Any) -> bytes:
+    return (json.dumps(data, indent=2) + "\n").encode()
+
+
+def _overwrite(path: str, text: bytes) -> bool:
+    """Replace what is in a file by as many bytes, which takes no room on the disk; False where they are too few."""
+    try:
+        with open(path, "r+b", opener=regular) as file:
+            size = os.fstat(file.fileno()).st_size
+            if len(text) <= size:
+                file.write(text.ljust(size))
+    except OSError:
+        return False
+    return len(text) <= size
 
 
 def now() -> str:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from dbrdist.cli.chart import COLOURS, Series, chart
 from dbrdist.cli.folder import CONFIG, LOG, REPORT, SUMMARY, read_json, state_of
+from dbrdist.core.regular import regular
 from dbrdist.core.serializer import write_atomically
 from dbrdist.errors import CheckpointError
 from dbrdist.training import plotting
@@ -80,7 +81,7 @@ def read(path: str) -> RunRecord:
     summary, log = read_json(os.path.join(path, SUMMARY)), read_log(os.path.join(path, LOG))
     config = ""
     if os.path.exists(os.path.join(path, CONFIG)):
-        with open(os.path.join(path, CONFIG), encoding="utf-8", errors="replace") as file:
+        with open(os.path.join(path, CONFIG), encoding="utf-8", errors="replace", opener=regular) as file:
             config = file.read()
     if not summary and not log:
         raise CheckpointError(f"{path}: expected the folder of a run, with {SUMMARY} and {LOG} in it")

@@ -30,6 +30,7 @@ from dbrdist.comm.extensions import StepAgreement, StopOnRequest
 from dbrdist.comm.iterators import check_shares
 from dbrdist.comm.parameter_audit import ParameterAudit
 from dbrdist.comm.snapshots import AverageStatistics, LocalState, SharedSnapshot
+from dbrdist.core.regular import regular
 from dbrdist.core.serializer import write_atomically
 from dbrdist.errors import (
     CheckpointError,
@@ -99,8 +100,8 @@ class Run:
             trainer.extend(AuditLog(comm, self.iterator))
         if config.parameter_audit is not None:
             trainer.extend(ParameterAudit(comm), trigger=interval(config.parameter_audit))
-        for schedule, target in build_updates.scheduled(config, self.origin, self.optimizer, self.parts.task):
-            trainer.extend(extensions.FollowSchedule(schedule, target))
+        for scheduled in build_updates.scheduled(config, self.origin, self.optimizer, self.parts.task):
+            trainer.extend(extensions.FollowSchedule(*scheduled))
         if self.average is not None:
             trainer.extend(self.average)
         self._evaluation(trainer, end)
@@ -228,7 +229,7 @@ class Run:
         if path is None:
             print(f"no snapshot in {self.config.out}: starting from the beginning", flush=True)
             return None, []
-        with open(self.folder.file(CONFIG), encoding="utf-8") as file:
+        with open(self.folder.file(CONFIG), encoding="utf-8", opener=regular) as file:
             return path, resume.changes(file.read(), self.config, self.origin)
 
     def _describe_run(self, known: dict[str, Any], resumed_from: str | None) -> None:
@@ -283,6 +284,8 @@ class Run:
             return RefusedHere(_reason(error), code_of(error))
         if isinstance(error, OSError) and error.errno in _FULL:
             return RefusedHere(f"{self.folder.path}: {said(error)}; the snapshots in it are unharmed", code_of(error))
+        if isinstance(error, OSError) and self.folder.has(error.filename):  # a pipe or a folder in place of a file, say
+            return RefusedHere(said(error), code_of(error))
         if isinstance(error, SystemExit) and error.code in (None, 0):
             return SystemExit(f"dbrdist-train: {_reason(error)} before the run was over")
         return error

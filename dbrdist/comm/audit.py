@@ -24,6 +24,7 @@ import numpy as np
 
 from dbrdist.comm.agree import on_root
 from dbrdist.comm.communicator import CommunicatorBase
+from dbrdist.core.regular import regular
 from dbrdist.training.extension import Extension
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT
 
@@ -181,7 +182,7 @@ class _Check:
     def _lines(self, path: str) -> Iterator[_Line]:
         """The lines that count; a last one that was cut off by the end of its process does not."""
         last = self._last_step(self._heads[path].start)
-        with open(path, encoding="ascii", errors="replace") as file:
+        with open(path, encoding="ascii", errors="replace", opener=regular) as file:
             for number, text in enumerate(file, 1):
                 if number <= 2 or not text.endswith("\n"):
                     continue
@@ -247,7 +248,7 @@ class _Check:
 
 
 def _read_head(path: str) -> _Head | None:
-    with open(path, encoding="ascii", errors="replace") as file:
+    with open(path, encoding="ascii", errors="replace", opener=regular) as file:
         version, head = file.readline(), file.readline()
     found = _HEAD.fullmatch(head.rstrip("\n"))
     return _Head(*map(int, found.groups())) if found and version == f"{_VERSION}\n" else None

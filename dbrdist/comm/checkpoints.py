@@ -19,6 +19,7 @@ import numpy as np
 from dbrdist.comm.agree import raise_together, together
 from dbrdist.comm.arguments import attempt, rank_of, whole_number
 from dbrdist.comm.communicator import CommunicatorBase
+from dbrdist.core.regular import regular
 from dbrdist.core.serializer import read_npz
 from dbrdist.errors import CheckpointError
 from dbrdist.training import Extension
@@ -242,7 +243,7 @@ class MultiNodeSnapshot(Extension):
         content = None
         with together(self._comm):
             if path is not None:
-                with open(path, "rb") as file:
+                with open(path, "rb", opener=regular) as file:
                     content = np.frombuffer(file.read(), np.uint8)
         replicas = self._comm.split(self._number, self._comm.rank)
         content = replicas.bcast(content)

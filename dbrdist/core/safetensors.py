@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.backend import as_dtype
+from dbrdist.core.regular import regular
 from dbrdist.core.serializer import write_atomically
 from dbrdist.errors import CheckpointError
 
@@ -56,7 +57,7 @@ def save(path: str, arrays: Mapping[str, Any], facts: Mapping[str, str] | None =
 
 def load(path: str) -> dict[str, Any]:
     """All arrays of a file by name. Raises CheckpointError where it is damaged."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         data = file.read()
     try:
         return _parse(data)

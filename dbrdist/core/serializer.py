@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from dbrdist.core.backend import as_dtype, is_array, to_cpu
+from dbrdist.core.regular import regular
 from dbrdist.errors import CheckpointError
 
 FORMAT_VERSION = 1
@@ -289,7 +290,7 @@ def read_npz(file: Any) -> dict[str, Any]:
         CheckpointError: the file is damaged, or unpacks to far more than it holds. OSError where it cannot be opened.
     """
     with contextlib.ExitStack() as stack:  # numpy.load leaves a damaged file open
-        source = stack.enter_context(open(file, "rb")) if isinstance(file, (str, os.PathLike)) else file
+        source = stack.enter_context(open(file, "rb", opener=regular)) if isinstance(file, (str, os.PathLike)) else file
         try:
             check_archive_size(source)
             return decode(stack.enter_context(np.load(source, allow_pickle=False)))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.core.regular import require_regular
 from dbrdist.datasets import download
 from dbrdist.datasets.files import read_file
 from dbrdist.datasets.mnist import scaled
@@ -97,6 +98,7 @@ def _members(archive: str, names: set[str]) -> dict[str, bytes]:
     """Files of a packed archive, in one pass; nothing is unpacked to disk."""
     found = {}
     try:
+        require_regular(archive)
         with tarfile.open(archive, "r|gz") as tar:
             for member in tar:
                 file = tar.extractfile(member) if member.name in names and member.isreg() else None

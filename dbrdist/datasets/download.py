@@ -18,6 +18,7 @@ import numpy as np
 
 from dbrdist.core.dataset_root import get_dataset_root as get_dataset_root
 from dbrdist.core.dataset_root import set_dataset_root as set_dataset_root
+from dbrdist.core.regular import regular
 
 _TIMEOUT_SECONDS = 60
 
@@ -136,7 +137,7 @@ def _retrieve(url: str, path: str, md5: str | None) -> None:
 
 
 def _md5_of(path: str) -> str:
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         return _md5(file)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from dbrdist.core.backend import Array
 from dbrdist.core.config import get_dtype
 from dbrdist.core.random import generator
+from dbrdist.core.regular import regular
 from dbrdist.datasets import images
 from dbrdist.datasets.base import DatasetMixin, SkipExample, read_examples
 from dbrdist.datasets.files import read_file
@@ -285,7 +286,7 @@ def lines_of(paths: Any) -> list[Any]:
     """The lines of a text file that are not empty; a list as it is."""
     if not isinstance(paths, (str, os.PathLike)):
         return list(paths)
-    with open(paths, encoding="utf-8") as f:
+    with open(paths, encoding="utf-8", opener=regular) as f:
         return [line.rstrip("\n") for line in f if line.strip()]
 
 

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from dbrdist.core.backend import Array
+from dbrdist.core.regular import regular
 from dbrdist.core.serializer import write_atomically
 from dbrdist.datasets.files import Descriptor, OpenFiles, as_binary, read_file
 from dbrdist.datasets.index_format import (
@@ -246,7 +247,7 @@ def open_images(root: str | os.PathLike[str]) -> ImageIndex:
 
 def read_index(path: str | os.PathLike[str]) -> ImageIndex:
     """The index in a file, checked. Raises DatasetError where it is damaged, old, or no index."""
-    with open(path, "rb") as f:
+    with open(path, "rb", opener=regular) as f:
         if os.fstat(f.fileno()).st_size == 0:
             raise DatasetError(f"{path}: expected an index of images, got an empty file; {AGAIN}")
         return ImageIndex(

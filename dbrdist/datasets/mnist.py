@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.config import get_dtype
+from dbrdist.core.regular import regular
 from dbrdist.datasets import download
 from dbrdist.datasets.combine import TupleDataset
 
@@ -158,7 +159,7 @@ def read_idx(path: str, shape: tuple[int, ...]) -> Any:
     An idx file starts with two zeros, the type of its numbers (8: uint8), the number of axes, and their lengths as
     big-endian integers of 32 bits.
     """
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         is_packed = file.read(2) == b"\x1f\x8b"
     try:
         with gzip.open(path) if is_packed else open(path, "rb") as file:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.config import get_dtype
+from dbrdist.core.regular import regular
 from dbrdist.datasets.combine import TupleDataset
 
 
@@ -48,7 +49,7 @@ class NpzDataset(TupleDataset):
 
 
 def _read(path: str | os.PathLike[str], keys: list[str]) -> list[Any]:
-    with open(path, "rb") as f:
+    with open(path, "rb", opener=regular) as f:
         try:
             archive = np.load(f, allow_pickle=False)
         except (ValueError, EOFError, zipfile.BadZipFile) as e:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist.core.regular import regular
 from dbrdist.datasets import download
 
 _FOLDER = "pfnet/chainer/ptb"
@@ -44,7 +45,7 @@ def get_ptb_words_vocabulary() -> dict[str, int]:
     """The number of each word, in the order in which words first come in the training text."""
     path = os.path.join(download.get_dataset_directory(_FOLDER, create_directory=False), "vocab.txt")
     if os.path.exists(path):  # of Chainer, or written by hand
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=regular) as file:
             return {word.strip(): number for number, word in enumerate(file)}
     return {word: number for number, word in enumerate(dict.fromkeys(_words("train")[0]))}
 
@@ -53,7 +54,7 @@ def _words(part: str) -> tuple[list[str], str]:
     source = _SOURCES[part]
     (path,) = download.find("The Penn Treebank", _FOLDER, [source])
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=regular) as file:
             return [word for line in file for word in (*line.split(), "<eos>")], path
     except UnicodeDecodeError as e:
         raise ValueError(f"expected text as {path}: {e}") from e

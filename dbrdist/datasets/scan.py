@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dbrdist.core.regular import regular
 from dbrdist.datasets import tar
 from dbrdist.datasets.index_format import MAX_CLASSES, MAX_IMAGE_BYTES, Contents, Shard
 from dbrdist.errors import DatasetError
@@ -144,7 +145,7 @@ def _samples(path: str) -> Iterator[_Sample]:
 
 
 def _label(path: str, member: tar.Member) -> int:
-    with open(path, "rb") as f:
+    with open(path, "rb", opener=regular) as f:
         f.seek(member.offset)
         text = f.read(min(member.size, _MAX_LABEL_BYTES)).strip()
     if not text.isdigit() or int(text) >= MAX_CLASSES or member.size > _MAX_LABEL_BYTES:

@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
+from dbrdist.core.regular import regular
 from dbrdist.errors import DatasetError
 
 BLOCK = 512
@@ -31,7 +32,7 @@ class Member(NamedTuple):
 
 def members(path: str) -> Iterator[Member]:
     """The members of a tar file, in order. Raises DatasetError where it is damaged, cut short, or no tar file."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         end = os.fstat(file.fileno()).st_size
         try:
             yield from _members(file, end)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbrdist.core.backend import Array
+from dbrdist.core.regular import regular
 from dbrdist.datasets.base import DatasetMixin
 from dbrdist.datasets.files import Descriptor, read_part
 from dbrdist.errors import CorruptExampleError, DatasetError
@@ -93,7 +94,7 @@ class _Lines:
         self.errors = errors or "strict"
         codecs.lookup_error(self.errors)
         self._newline = newline
-        self._file = Descriptor(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC))
+        self._file = Descriptor(regular(self.path))
         self._stamp = _stamp(self._file)
         with open(self._file.number, "rb", closefd=False) as file:
             self._code = _code_of(self.encoding, file.read(4))
@@ -121,7 +122,7 @@ class _Lines:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._file = Descriptor(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC))
+        self._file = Descriptor(regular(self.path))
         if _stamp(self._file) != self._stamp:
             raise DatasetError(f"{self.path} has changed since its lines were counted; make the TextDataset anew")
 

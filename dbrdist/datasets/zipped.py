@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core.config import get_dtype
+from dbrdist.core.regular import require_regular
 from dbrdist.datasets import images
 from dbrdist.datasets.base import DatasetMixin
 from dbrdist.datasets.combine import ConcatenatedDataset
@@ -36,6 +37,7 @@ class ZippedImageDataset(DatasetMixin):
 
     def _open(self) -> None:
         try:
+            require_regular(self._path)
             self._archive = zipfile.ZipFile(self._path)
         except zipfile.BadZipFile as e:
             raise DatasetError(

@@ -10,6 +10,7 @@ from typing import Any
 
 from dbrdist.core.config import using_config
 from dbrdist.core.link import Link
+from dbrdist.core.regular import regular
 from dbrdist.core.serializer import NpzDeserializer, read_npz
 from dbrdist.errors import CheckpointError
 from dbrdist.training.extensions import snapshots
@@ -108,7 +109,7 @@ def _hint(folder: str) -> str:
 def read_recipe(folder: str) -> dict[str, Any]:
     """What the folder says of the run's network. Raises CheckpointError where it holds no run."""
     try:
-        with open(os.path.join(folder, RECIPE), encoding="utf-8") as file:
+        with open(os.path.join(folder, RECIPE), encoding="utf-8", opener=regular) as file:
             recipe = json.load(file)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(

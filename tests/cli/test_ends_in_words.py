@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +47,10 @@ def fails_late(epoch):
 
 def becomes_nan(epoch):
     return float("nan") if epoch > 0.7 else 0.1
+
+def between_looks(epoch, value):
+    is_looked_at = abs(20 * epoch - round(20 * epoch)) < 1e-3
+    return 0.1 if is_looked_at or epoch < 0.2 else float(value) if value in ("nan", "inf") else value
 """
 
 
@@ -146,6 +152,7 @@ def test_a_disk_that_is_full_in_the_middle(run, own, small_disk, log):
     assert "Errno" not in err and "Traceback" not in err
     (left,) = Path(small_disk, "r").glob("snapshot_iter_*")
     assert left.name == "snapshot_iter_2" and snapshots.is_whole(str(left))
+    assert json.loads(Path(small_disk, "r", "summary.json").read_text())["status"] == "failed"
     os.remove(path)
     code, _, err = run(*words, "--resume")
     assert code == 0, err
@@ -208,6 +215,62 @@ def test_an_own_schedule_is_looked_at_before_the_first_step(run, own, name):
     assert code == 2
     assert "optimizer.schedule: " in err and f"ends_own:{name}" in err
     assert not Path("result").exists()
+
+
+@pytest.mark.parametrize(
+    ("of", "value", "expected"),
+    [
+        ("lr", -0.5, "optimizer.schedule: ends_own:between_looks: expected 0 or more, got -0.5"),
+        ("lr", "nan", "optimizer.schedule: ends_own:between_looks: expected a finite number, got nan"),
+        ("lr", "inf", "optimizer.schedule: ends_own:between_looks: expected a finite number, got inf"),
+        ("lr", "fast", "optimizer.schedule: ends_own:between_looks: expected a finite number, got 'fast'"),
+        ("momentum", 1.5, "schedules.0.schedule: ends_own:between_looks: expected less than 1, got 1.5"),
+    ],
+)
+def test_a_schedule_that_goes_wrong_at_a_step(run, own, of, value, expected):
+    schedule = f"{{name: 'ends_own:between_looks', args: {{value: {value}}}}}"
+    scheduled = f"schedules=[{{of: optimizer.{of}, schedule: {schedule}}}]"
+    key = f"optimizer.schedule={schedule}" if of == "lr" else scheduled
+    code, _, err = run("run.yaml", key, "epochs=10", "snapshot.every=1 iteration", "iterations=9")
+    assert code == 2 and "Traceback" not in err, err
+    assert expected in err and "for the step after " in err
+    left = snapshots.newest("result")
+    assert left is not None and f"for the step after {int(left.rpartition('_')[2]) + 1} (" in err
+    assert json.loads(Path("result/summary.json").read_text())["status"] == "failed"
+
+
+def test_what_is_no_regular_file_is_refused(run, folder):
+    os.mkfifo("pipe")
+    (folder / "own.yaml").write_text("extends: pipe\nbatch: 3\n")
+    assert run("run.yaml")[0] == 0
+    for name in ("log.jsonl", "log.txt", "model.json", "config.yaml", "summary.json"):
+        shutil.copytree("result", f"of {name}")
+        os.remove(f"of {name}/{name}")
+        os.mkfifo(f"of {name}/{name}")
+    for words in (
+        ["pipe"],
+        ["/dev/null"],
+        ["own.yaml"],
+        ["run.yaml", "init_from=pipe", "out=other"],
+        ["run.yaml", "init_from=/dev/zero", "out=other"],
+        ["run.yaml", "data={name: npz, train: pipe}", "out=other"],
+        *(
+            ["run.yaml", f"out=of {name}", "--resume", "iterations=5"]
+            for name in ("log.jsonl", "log.txt", "config.yaml")
+        ),
+        ["--report", "of log.jsonl"],
+        ["--evaluate", "of config.yaml"],
+    ):
+        code, _, err = run(*words)
+        assert code == 2 and "expected a regular file, it is a" in err and "Traceback" not in err, (words, err)
+    assert run("run.yaml", "out=of summary.json", "--resume", "iterations=5")[0] == 0
+    assert run("run.yaml", "out=of model.json", "--resume", "iterations=5")[0] == 0
+
+
+def test_a_configuration_may_come_from_a_pipe(folder):
+    words = f"cat run.yaml | {sys.executable} -m dbrdist.cli.train /dev/stdin --dry-run"
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0 and "momentum_sgd" in done.stdout, done.stderr
 
 
 def test_a_base_that_is_missing_is_the_one_mistake(run, folder):

@@ -201,7 +201,7 @@ SCHEDULES = {
 def test_schedules(name):
     fields, expected = SCHEDULES[name]
     config, made, _ = optimizer_of({"name": "sgd", "lr": 3.0, "schedule": {"name": name, **fields, **WARM}})
-    ((rate, target),) = schedules_of(config, made)
+    ((rate, target, *_),) = schedules_of(config, made)
     assert target == "lr"
     assert {e: rate(e) for e in expected} == pytest.approx(expected, rel=1e-12)
     assert [rate(0), rate(1)] == pytest.approx([0.25, (0.25 + expected[2]) / 2], rel=1e-12)

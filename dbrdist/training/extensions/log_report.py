@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from dbrdist.core.regular import regular
 from dbrdist.core.reporter import DictSummary
 from dbrdist.core.serializer import write_atomically
 from dbrdist.training.extension import Extension
@@ -100,7 +101,7 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The lines of a log, as dictionaries, up to the first that is no whole line of JSON; none without a file."""
     entries: list[dict[str, Any]] = []
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace", opener=regular) as file:
             for line in file:
                 entries.append(json.loads(line))
                 if not isinstance(entries[-1], dict):

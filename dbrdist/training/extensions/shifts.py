@@ -7,9 +7,11 @@ goes on with it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+from dbrdist.errors import ScheduleError
 from dbrdist.optimizers import schedules
 from dbrdist.optimizers.schedules import Schedule
 from dbrdist.training.extension import Extension
@@ -23,14 +25,28 @@ class FollowSchedule(Extension):
 
         trainer.extend(FollowSchedule(schedules.cosine(0.1, 30)))
         trainer.extend(FollowSchedule(schedules.polynomial(0.9, 30, end=0.8), "momentum"))
+
+    `refuse(value)` says in words what is expected where a value will not do, and returns None where it will; `label` is
+    what an error calls the schedule.
+
+    Raises:
+        ScheduleError: for a value that is no finite number, or that `refuse` refuses.
     """
 
     trigger = (1, "iteration")
     priority = PRIORITY_SNAPSHOT + 1  # a snapshot holds the value of the next step
 
-    def __init__(self, schedule: Schedule, target: str | Callable[[float], Any] = "lr"):
+    def __init__(
+        self,
+        schedule: Schedule,
+        target: str | Callable[[float], Any] = "lr",
+        refuse: Callable[[float], str | None] | None = None,
+        label: str | None = None,
+    ):
         self._schedule = schedule
         self._target = target
+        self._refuse = refuse
+        self._label = label or f"the schedule of {target if isinstance(target, str) else 'a hyperparameter'}"
         if schedules.is_constant(schedule):
             self.trigger = None  # set once, when the run starts
 
@@ -39,10 +55,24 @@ class FollowSchedule(Extension):
 
     def __call__(self, trainer: Any) -> None:
         value = self._schedule(trainer.updater.epoch_detail)
+        expected = _expected(value) if self._refuse is None else _expected(value) or self._refuse(value)
+        if expected is not None:
+            raise ScheduleError(
+                f"{self._label}: expected {expected}, got {value!r:.60} for the step after {trainer.updater.iteration} "
+                f"(epoch {trainer.updater.epoch_detail:.6g})"
+            )
         if isinstance(self._target, str):
             setattr(trainer.updater.get_optimizer("main"), self._target, value)
         else:
             self._target(value)
+
+
+def _expected(value: Any) -> str | None:
+    """What is expected where ``value`` is no finite number."""
+    try:
+        return None if math.isfinite(value) else "a finite number"
+    except (TypeError, OverflowError):
+        return "a finite number"
 
 
 class _Shift(Extension):

@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
+from dbrdist.core.regular import regular
 from dbrdist.core.serializer import (
     NpzDeserializer,
     check_archive_size,
@@ -209,7 +210,7 @@ def find(folder: str, filename: str = "snapshot_iter_{.updater.iteration}") -> l
 def is_whole(path: str) -> bool:
     """True if no byte of the file has changed; of an .npz file without a seal, where its entries' checksums hold."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             sealed = _seal_holds(file)
             check_archive_size(file)
             with zipfile.ZipFile(file) as archive:

@@ -1,0 +1,36 @@
+"""Files read by name must be regular ones: a named pipe would keep its reader waiting for a writer, for ever."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+# what the process has open already, such as `/dev/stdin` and the `<(...)` of a shell: whoever opened it writes to it
+_ALREADY_OPEN = re.compile(r"/dev/(stdin|fd/\d+)|/proc/(self|\d+)/fd/\d+")
+
+
+def regular(path: str | bytes | os.PathLike[str], flags: int = os.O_RDONLY | os.O_CLOEXEC) -> int:
+    """The descriptor of a regular file, which writing may make; as ``open(path, opener=regular)``.
+
+    Raises:
+        OSError: as ``open`` does, and for a named pipe, a socket or a device, with the path and what it is.
+    """
+    if not flags & os.O_CREAT or os.path.exists(path):
+        require_regular(path)
+    return os.open(path, flags, 0o666)
+
+
+def require_regular(path: str | bytes | os.PathLike[str]) -> None:
+    """Raise OSError where ``path`` names a pipe, a socket or a device."""
+    name = os.fsdecode(path)
+    kind = _KINDS.get(stat.S_IFMT(os.stat(name).st_mode))
+    if kind is not None and not _ALREADY_OPEN.fullmatch(name):
+        raise OSError(errno.EINVAL, f"expected a regular file, it is {kind}", name)
