@@ -113,7 +113,8 @@ _KEPT_ONES = 1 << 14  # longer vectors of ones are not kept
 
 
 @lru_cache(maxsize=64)
-def _ones(n: int, dtype: Any) -> Array:
+def ones(n: int, dtype: Any) -> Array:
+    """A vector of ones on the host that is not to be changed."""
     return _constant(np.ones(n, dtype))
 
 
@@ -122,20 +123,14 @@ def sum_rows(x: Array, out: Array = None) -> Array:
     dtype = x.dtype
     if dtype.char not in "fd":
         return sum_over(x, (0,), False)
-    ones = _ones(len(x), dtype) if len(x) <= _KEPT_ONES else np.ones(len(x), dtype)
-    return ones.dot(x, out if out is not None and out.dtype is dtype else None)
+    weights = ones(len(x), dtype) if len(x) <= _KEPT_ONES else np.ones(len(x), dtype)
+    return weights.dot(x, out if out is not None and out.dtype is dtype else None)
 
 
 @lru_cache(maxsize=64)
-def _weights(n: int, dtype: Any) -> Array:
+def mean_weights(n: int, dtype: Any) -> Array:
+    """1 / n, n times on the host: the product with a vector is its mean."""
     return _constant(np.full(n, 1.0 / n, dtype))
-
-
-def mean(x: Array) -> Array:
-    """The mean of a vector of float32 or float64 on the host, as a 0-d array."""
-    y = np.empty((), x.dtype)
-    x.dot(_weights(x.size, x.dtype), y)
-    return y
 
 
 def summed_to(x: Array, shape: tuple[int, ...]) -> Array:

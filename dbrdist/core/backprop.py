@@ -305,7 +305,8 @@ def backward(
     hears during a first-order pass when gradients in flat memory are complete.
     """
     _see_that_all_are_variables("outputs", outputs)
-    _see_that_each_has_one("grad_outputs", grad_outputs, "output", outputs)
+    if grad_outputs is not None:
+        _see_that_each_has_one("grad_outputs", grad_outputs, "output", outputs)
     if fusion.waiting:
         fusion.settle()
     higher = enable_double_backprop
@@ -313,14 +314,16 @@ def backward(
     for i, y in enumerate(outputs):
         node = y.node
         g = node.gradient if grad_outputs is None else grad_outputs[i]
-        if grad_outputs is not None or node.living_creator() is not None:  # a leaf's own gradient is there already
+        creator = node.creator_node
+        if grad_outputs is not None or (creator is not None and creator.inputs):  # a leaf's own gradient is there
             seeds.append((node, _seed(node, y._array, g, loss_scale, higher)))
+    switches = config.__dict__
     if higher:
         with using_config("enable_backprop", True):
             ObservingWalk(higher, retain_grad).run(seeds)
     elif listener is not None:
         AnnouncingWalk(listener, [node for node, _ in seeds]).run(seeds)
-    elif retain_grad or config.debug or get_function_hooks() or hooked[0]:
+    elif retain_grad or hooked[0] or switches["debug"] or switches["_function_hooks"]:
         ObservingWalk(higher, retain_grad).run(seeds)
     else:
         PlainWalk().run(seeds)

@@ -93,6 +93,7 @@ class Call(Record):
         """Cut this function out of the graph and let go of what it retained; its outputs become leaves."""
         self.inputs = self.wanted = ()
         self._xs = self._ys = ()
+        self._saved = None
 
 
 def _recorded(call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
@@ -111,7 +112,7 @@ def _recorded(call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]
             call.num_outputs = 1
             if keep:
                 call._ys = ys if keep == _FIRST[1] else _of(call, "retain_outputs", keep, ys)
-            node = VariableNode()
+            node = VariableNode.__new__(VariableNode)
             node.creator_node = call
             node.index = 0
             node.rank = rank + 1

@@ -51,7 +51,8 @@ class _Container(Link):
             link.device_resident_accept(visitor)
 
     def cleargrads(self) -> None:
-        super().cleargrads()
+        if self._params:
+            super().cleargrads()
         for link in self.children():
             link.cleargrads()
 

@@ -17,3 +17,4 @@ cdef class Record:
     cdef public tuple inputs, wanted, _xs, _ys, _keep_inputs, _keep_outputs
     cdef public Py_ssize_t rank, num_outputs, recorded_at
     cdef public bint _on_variables
+    cdef public object _saved

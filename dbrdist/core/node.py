@@ -55,7 +55,7 @@ class VariableNode:
 
 def make_node(creator: Any, index: int, rank: int, requires_grad: bool, shape: Any, dtype: Any) -> VariableNode:
     """A node; a function, since a class without ``__init__`` takes a quarter of the time to call."""
-    node = VariableNode()
+    node = VariableNode.__new__(VariableNode)
     node.creator_node = creator
     node.index = index
     node.rank = rank
@@ -95,11 +95,12 @@ class Record:
     _keep_inputs: tuple[int, ...]  # and their places
     _keep_outputs: tuple[int, ...]
     _on_variables: bool
+    _saved: Any  # what forward leaves for the rule besides inputs and outputs
 
 
 UNCALLED: dict[str, Any] = {
     "inputs": None, "wanted": None, "rank": 0, "num_outputs": 0, "recorded_at": 0, "_xs": None, "_ys": None,
-    "_keep_inputs": None, "_keep_outputs": None, "_on_variables": False,
+    "_keep_inputs": None, "_keep_outputs": None, "_on_variables": False, "_saved": None,
 }  # fmt: skip
 for _name, _value in UNCALLED.items():
     if not hasattr(Record, _name):  # the fields of a C structure begin so by themselves

@@ -39,7 +39,7 @@ class _Part:
         self.run = run
         self.rules = rules
         self.leader = rules[0]
-        self.places = [(p.node, p.node.view) for p in run.params]
+        self.places = [(p, p.node, p.node.view) for p in run.params]
         own = self.leader.hyperparam  # without values of its own, skip it and read the optimizer's
         self.hyperparam = own if own.has_own or own.parent is None else own.parent
         self.state: list[Array] = []
@@ -95,14 +95,14 @@ class _Part:
 
     def collect(self) -> None:
         """Make the gradients in flat memory valid: a parameter that got none counts as gradient zero."""
-        for p, (node, view) in zip(self.run.params, self.places):
+        for p, node, view in self.places:
             if node.gradient is not view:
                 p.collect_gradient()
 
     @property
     def is_complete(self) -> bool:
         """False once a hook has removed or replaced a gradient."""
-        return all(node.gradient is view for node, view in self.places)
+        return all(node.gradient is view for _, node, view in self.places)
 
     def update(self, is_complete: bool) -> None:
         """Update all parameters; ``is_complete`` says that no hook has removed a gradient."""

@@ -271,7 +271,10 @@ class Variable(Value):
         self, retain_grad: bool = False, enable_double_backprop: bool = False, loss_scale: float | None = None
     ) -> None:
         """Fill ``grad`` of all leaves behind this variable; see :func:`dbrdist.backward`."""
-        _walk([self], retain_grad=retain_grad, enable_double_backprop=enable_double_backprop, loss_scale=loss_scale)
+        if retain_grad or enable_double_backprop or loss_scale is not None:
+            _walk([self], retain_grad=retain_grad, enable_double_backprop=enable_double_backprop, loss_scale=loss_scale)
+        else:
+            _walk([self])
 
     def unchain(self) -> None:
         """Cut the way from this variable to its creator."""

@@ -112,16 +112,15 @@ def _run_chain(walk: Any, function: Any, gys: tuple[Any, ...]) -> None:
         if function.recorded_at != num_assigned:
             function.refuse_new_values()
         if function.writes:
-            gxs = function.derive(wanted, gys, views(nodes, wanted))
+            given = function.derive(wanted, gys, views(nodes, wanted))
         else:
-            gxs = function.derive(wanted, gys)
-        if type(gxs) is not tuple:
-            gxs = tuple(gxs)
+            given = function.derive(wanted, gys)
+        gxs = given if type(given) is tuple else tuple(given)
         if len(gxs) != len(wanted):
             raise miscount(function, wanted, gxs)
-        gives_new = walk.is_new = function.gives_new
         following = None  # the node whose creator comes next
-        for k, gx in enumerate(gxs):
+        for k in range(len(wanted)):
+            gx = gxs[k]
             if gx is None:
                 continue
             i = wanted[k]
@@ -129,16 +128,18 @@ def _run_chain(walk: Any, function: Any, gys: tuple[Any, ...]) -> None:
             if gx is node.view:  # the rule wrote the first contribution where it belongs
                 node.gradient = gx
                 continue
-            if gx.shape != node.shape or gx.dtype != node.dtype:
+            dtype = gx.dtype
+            if gx.shape != node.shape or (dtype is not node.dtype and dtype != node.dtype):
                 gx = fitted(function, i, gx)
             creator = node.creator_node
             if creator is None:
-                if gives_new and node.view is None and node.gradient is None and type(gx) is _ndarray:
+                if node.view is None and node.gradient is None and type(gx) is _ndarray and function.gives_new:
                     node.gradient = gx  # nobody else has it: the leaf takes it as its own
                     continue
             elif following is None and not heap and creator.inputs and creator.num_outputs == 1:
                 following, g = node, gx
                 continue
+            walk.is_new = function.gives_new
             if following is not None:
                 walk.deliver(following, g)
                 following = None

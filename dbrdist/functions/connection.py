@@ -12,81 +12,142 @@ from numpy import ndarray
 
 from dbrdist import kernels
 from dbrdist.core import ops
-from dbrdist.core.arrays import per_column, sum_rows
+from dbrdist.core.arrays import ones, per_column, sum_rows
 from dbrdist.core.backend import Array, empty
 from dbrdist.core.checks import Operands, expected
 from dbrdist.core.graph import FunctionNode
+from dbrdist.core.node import Value
 from dbrdist.core.rows import together
 from dbrdist.core.variable import Variable, as_variable
 
 # From this many multiplications on, the call of the fastest kernel pays.
 _LARGE_PRODUCT = 1 << 19
+_KEPT_ROWS = 1 << 14  # plans for more rows, whose ones take more memory, are not kept,
+_KEPT_PLANS = 64  # nor more plans than these
+_add = np.add
+_float32, _float64 = np.dtype(np.float32), np.dtype(np.float64)
+_single: dict[int, Any] = {}  # the plans of small products, by rows and outputs
+_double: dict[int, Any] = {}
 
 
 class LinearFunction(FunctionNode):
-    """y = x W^T + b; x (N, I), W (O, I), b (O,). gx = gy W, gW = gy^T x, gb = sum over N of gy."""
+    """y = x W^T + b, x (N, I), W (O, I), b (O,). gx = gy W, gW = gy^T x, gb = sum over N of gy."""
 
     operands = Operands("linear", x="float", W="float", b="float")
     writes = True
-    is_small = False  # so small that NumPy's own product on the host, both of one type, takes the least time
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self._keep_inputs = (0, 1)
+        y = _small_product(self, xs)
+        if y is not None:
+            return (y,)
         x, W = xs[0], xs[1]
         b = xs[2] if len(xs) == 3 else None
         if x.shape[1:] != W.shape[1:] or (b is not None and b.shape != W.shape[:1]):
             raise _mismatch(*xs)
-        num_rows, width = x.shape
-        num_outputs = W.shape[0]
-        self._keep_inputs = (0, 1)
         dtype = x.dtype
-        if dtype.char in "fd" and num_rows * width * num_outputs < _LARGE_PRODUCT and W.dtype == dtype:
-            self.is_small = type(x) is ndarray
+        if dtype.char in "fd" and x.size * len(W) < _LARGE_PRODUCT and W.dtype == dtype:
             y = x.dot(W.T)
             if b is not None:
-                y += b[per_column(num_rows, num_outputs)] if self.is_small else b
+                y += b
             return (y,)
         return (kernels.linear(x, W, b),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         gy = gys[0]
+        gxs = _small_gradients(self, wanted, gy, out)
+        if gxs is not None:
+            return gxs
         if self._on_variables:
             return self._derive_again(wanted, gy)
         x, W = self._xs
         dtype = x.dtype
-        if self.is_small and gy.dtype == dtype:
-            return self._derive_small(wanted, gy, x, W, out)
-        gxs: list[Any] = []
+        grads: list[Any] = []
         for k, i in enumerate(wanted):
             target = out and out[k]
             if i == 0:
-                gxs.append(_in_type(kernels.matmul(gy, W), dtype))
+                grads.append(_in_type(kernels.matmul(gy, W), dtype))
             elif i == 1:
-                gxs.append(kernels.matmul(gy.T, x, empty(W.shape, W.dtype, gy) if target is None else target))
+                grads.append(kernels.matmul(gy.T, x, empty(W.shape, W.dtype, gy) if target is None else target))
             else:
                 b = self.inputs[2]
-                gxs.append(_in_type(_row_sum(gy, b, target), b.dtype))
-        return tuple(gxs)
-
-    def _derive_small(self, wanted: tuple[int, ...], gy: Array, x: Array, W: Array, out: Any) -> tuple[Any, ...]:
-        """The gradients on the host, where x, W and gy are of one type."""
-        gxs = []
-        for k, i in enumerate(wanted):
-            if i == 0:
-                gxs.append(gy.dot(W))
-            elif i == 1:
-                gxs.append(gy.T.dot(x, out and out[k]))
-            else:
-                b = self.inputs[2]
-                gb = _row_sum(gy, b, out and out[k])
-                gxs.append(gb if gb.dtype is b.dtype else _in_type(gb, b.dtype))
-        return tuple(gxs)
+                grads.append(_in_type(_row_sum(gy, b, target), b.dtype))
+        return tuple(grads)
 
     def _derive_again(self, wanted: tuple[int, ...], gy: Any) -> tuple[Any, ...]:
         """The same of Variables."""
         nodes = self.inputs
         x, W = self.retained_inputs()
-        products = lambda: ops.matmul(gy, W), lambda: ops.matmul(gy.T, x), lambda: _row_sum(gy, nodes[2])
-        return tuple([_in_type(products[i](), nodes[i].dtype) for i in wanted])
+        grads: list[Any] = []
+        for i in wanted:
+            g = ops.matmul(gy, W) if i == 0 else ops.matmul(gy.T, x) if i == 1 else _row_sum(gy, nodes[2])
+            grads.append(_in_type(g, nodes[i].dtype))
+        return tuple(grads)
+
+
+def _small_product(call: Any, xs: tuple[Array, ...]) -> Any:
+    """The output on the host, of one type with x and W, where NumPy's own product takes the least time; else None."""
+    x, W = xs[0], xs[1]
+    dtype = x.dtype
+    if type(x) is not ndarray or W.dtype is not dtype:
+        return None
+    shape, sizes = x.shape, W.shape
+    if len(shape) != 2 or len(sizes) != 2 or shape[1] != sizes[1]:
+        return None
+    num_rows, num_outputs = shape[0], sizes[0]
+    if num_rows > _KEPT_ROWS or num_rows * num_outputs * shape[1] >= _LARGE_PRODUCT:
+        return None
+    plan = _plan(dtype, num_rows, num_outputs)
+    if plan is None:
+        return None
+    if len(xs) == 3:
+        b = xs[2]
+        if b.ndim != 1 or len(b) != num_outputs:
+            return None
+        y = x.dot(W.T)
+        _add(y, b[plan[0]], y)
+    else:
+        y = x.dot(W.T)
+    call._saved = plan
+    return y
+
+
+def _plan(dtype: Any, num_rows: int, num_outputs: int) -> Any:
+    """What small products of one size need: the index that spreads a bias over the rows, and ones to sum the rows."""
+    plans = _single if dtype is _float32 else _double if dtype is _float64 else None
+    if plans is None:
+        return None
+    key = num_rows * _LARGE_PRODUCT + num_outputs
+    plan = plans.get(key)
+    if plan is None:
+        if len(plans) >= _KEPT_PLANS:
+            plans.clear()
+        plan = plans[key] = per_column(num_rows, num_outputs), ones(num_rows, dtype)
+    return plan
+
+
+def _small_gradients(call: Any, wanted: tuple[int, ...], gy: Any, out: Any) -> Any:
+    """The gradients after a small product, where gy is of its type; else None."""
+    plan = call._saved
+    if plan is None or call._on_variables:
+        return None
+    x, W = call._xs
+    dtype = x.dtype
+    if type(gy) is not ndarray or gy.dtype is not dtype:
+        return None
+    grads: list[Any] = []
+    for k in range(len(wanted)):
+        i = wanted[k]
+        if i == 0:
+            grads.append(gy.dot(W))
+            continue
+        target = None if out is None else out[k]
+        if i == 1:
+            grads.append(gy.T.dot(x, target))
+            continue
+        b = call.inputs[2]
+        grads.append(plan[1].dot(gy, target) if b.dtype is dtype else _in_type(_row_sum(gy, b, target), b.dtype))
+    return tuple(grads)
 
 
 def _row_sum(gy: Any, b: Any, out: Array = None) -> Any:
@@ -111,7 +172,8 @@ def linear(x: Any, W: Any, b: Any = None, n_batch_axes: int = 1) -> Any:
     x: the first ``n_batch_axes`` axes count examples, the others together have I elements; W (O, I); b (O,) or None.
     The result has the batch axes of x, then O.
     """
-    if n_batch_axes != 1 or x.ndim != 2:
+    a = x._array if isinstance(x, Value) else x
+    if n_batch_axes != 1 or a.ndim != 2:
         shape = x.shape
         if not 1 <= n_batch_axes < max(len(shape), 2):
             raise expected("linear", "n_batch_axes", f"1 to {len(shape) - 1} for x of shape {shape}", n_batch_axes)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy import ndarray
 
 from dbrdist.core import ops
-from dbrdist.core.arrays import mean, per_row, row_starts
+from dbrdist.core.arrays import mean_weights, per_row, row_starts
 from dbrdist.core.backend import Array, number
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.variable import Variable
@@ -19,8 +19,11 @@ from dbrdist.functions.activation import Softmax
 
 _LEAN_SCORES = 1 << 11  # above, the kernels for softmax pay
 _LABELS = "bhilqBHI"  # integers that int64 holds; looking for the character takes a tenth of comparing types
-# by name: to find them in NumPy again takes a tenth of their time on a small batch
-_exp, _log, _multiply, _subtract, _sum = np.exp, np.log, np.multiply, np.subtract, np.add.reduce
+_KEPT_CONSTANTS = 64
+# by name: to find them in NumPy again takes a tenth of their time on a small batch; and operators take more than these
+_add, _divide, _exp, _log, _multiply, _subtract = np.add, np.divide, np.exp, np.log, np.multiply, np.subtract
+_empty, _sum = np.empty, np.add.reduce
+_constants: dict[Any, Any] = {}  # by shape and type of the scores
 
 
 class MeanCrossEntropy(FunctionNode):
@@ -35,33 +38,46 @@ class MeanCrossEntropy(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         x = xs[0]
         self._keep_inputs = (0,)
-        num_rows, num_classes = x.shape
-        starts = row_starts(num_rows, num_classes)
-        largest = x.take(x.argmax(1) + starts)  # a fifth of the time of x.max(1)
-        rows = per_row(num_rows, num_classes)
-        p = x - largest[rows]
-        self.at = at = self.t + starts
+        dtype = x.dtype
+        starts, rows, scale, weights = _constants_of(x.shape, dtype)
+        largest = x.take(_add(x.argmax(1), starts))  # a fifth of the time of x.max(1)
+        p = _subtract(x, largest[rows])
+        at = _add(self.t, starts)
         losses = p.take(at)
         _exp(p, p)
         total = _sum(p, 1)  # row by row, so that a row's sum does not depend on its neighbours
-        p /= total[rows]
-        self.p = p
-        _subtract(_log(total), losses, losses)
-        self.scale = number(1.0 / num_rows, x.dtype)
-        return (mean(losses),)
+        _divide(p, total[rows], p)
+        self._saved = at, p, scale
+        y = _empty((), dtype)
+        _subtract(_log(total, total), losses, losses).dot(weights, y)
+        return (y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        at = self.at
+        at, p, scale = self._saved
+        gy = gys[0]
         if self._on_variables:
             p = call(Softmax(1), self.retained_inputs()[0])
             onehot = np.zeros(p.shape, p.dtype)
             onehot.put(at, 1)
-            scaled = gys[0] * self.scale
+            scaled = gy * scale
             return (ops.sub(ops.mul(p, scaled), ops.mul(onehot, scaled)),)
-        scaled = _multiply(gys[0], self.scale)
-        gx = self.p * scaled
-        gx.put(at, gx.take(at) - scaled)
+        scaled = _multiply(gy, scale, _empty((), p.dtype))  # an array: a scalar takes twice the time in what follows
+        gx = _multiply(p, scaled)
+        gx.put(at, _subtract(gx.take(at), scaled))
         return (gx,)
+
+
+def _constants_of(shape: tuple[int, ...], dtype: Any) -> Any:
+    """The places where rows start, the index that spreads a vector over columns, 1 / N, and N of it."""
+    key = shape, dtype
+    found = _constants.get(key)
+    if found is None:
+        if len(_constants) >= _KEPT_CONSTANTS:
+            _constants.clear()
+        scale = 1.0 / shape[0]
+        found = row_starts(*shape), per_row(*shape), number(scale, dtype), mean_weights(shape[0], dtype)
+        _constants[key] = found
+    return found
 
 
 def lean_cross_entropy(x: Any, t: Any) -> Any:

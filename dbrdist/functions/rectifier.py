@@ -23,13 +23,14 @@ class ReLU(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self._keep_outputs = (0,)
         y = take(xs[0]) if waiting else None
-        self.masks_later = y is not None
-        return (relu_forward(xs[0]) if y is None else y,)
+        if y is None:
+            return (relu_forward(xs[0]),)
+        self.masks_later = True
+        return (y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        (y,) = self._ys
-        gy = gys[0]
-        if isinstance(gy, Variable):
+        y, gy = self._ys[0], gys[0]
+        if self._on_variables:
             return (call(ReLUGradient(y), gy),)
         if type(gy) is SummedGradient:
             if not self.masks_later:

@@ -38,6 +38,8 @@ _GENERATION = 1024  # plans after which those that were not used since the last 
 _SMALL = 1024  # elements up to which an elementwise kernel is one call of NumPy
 _SPATIAL = (0, 2, 3)
 _maximum, _where = np.maximum, np.where
+_float32 = np.dtype(np.float32)
+_zero = number(0.0, _float32)
 _forced: str | None = None
 _warned = False
 # Where NumPy's own code is not much slower, a missing library is not worth a warning.
@@ -438,7 +440,8 @@ def _relu_forward_key(x: Array) -> Any:
 def relu_forward(x: Array) -> Array:
     """max(x, 0); NaN stays."""
     if type(x) is ndarray and x.size <= _SMALL and x.ndim != 4:  # a plan would cost more
-        return _maximum(x, number(0.0, x.dtype))
+        dtype = x.dtype
+        return _maximum(x, _zero if dtype is _float32 else number(0.0, dtype))
     key = _relu_forward_key(x)
     plan = _local.plans.get(key) or _local.find(key, (x,))
     return plan(x)
@@ -451,7 +454,8 @@ def _pair_key(kernel: str, a: Array, b: Array) -> Any:
 def relu_backward(y: Array, gy: Array) -> Array:
     """0 where y, the output of a ReLU, is 0, whatever gy is there; else gy."""
     if type(gy) is ndarray and gy.size <= _SMALL and gy.ndim != 4:
-        return _where(y, gy, number(0.0, gy.dtype))
+        dtype = gy.dtype
+        return _where(y, gy, _zero if dtype is _float32 else number(0.0, dtype))
     key = _pair_key("relu_backward", y, gy)
     plan = _local.plans.get(key) or _local.find(key, (y, gy))
     return plan(y, gy)
