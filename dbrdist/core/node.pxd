@@ -1,4 +1,5 @@
 # The C types of node.py, for the compiler alone.
+cimport cython
 
 cdef class VariableNode:
     cdef object __weakref__
@@ -6,6 +7,7 @@ cdef class VariableNode:
     cdef public Py_ssize_t index, rank, assigned
     cdef public bint requires_grad
 
+@cython.locals(node=VariableNode)
 cpdef VariableNode make_node(object creator, Py_ssize_t index, Py_ssize_t rank, bint requires_grad, object shape, object dtype)
 
 cdef class Value:

@@ -9,7 +9,6 @@ from dbrdist.core.backend import Array
 from dbrdist.core.checks import Operands
 from dbrdist.core.fusion import MaskedGradient, SummedGradient, take, waiting
 from dbrdist.core.graph import FunctionNode, call
-from dbrdist.core.variable import Variable
 from dbrdist.kernels import relu_backward, relu_forward
 
 
