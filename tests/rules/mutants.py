@@ -5,8 +5,10 @@
     python tests/rules/mutants.py --aimed               # where tests tend to have holes
     python tests/rules/mutants.py --record              # and a dated record in benchmarks/records
 
-Each mutation is made in a copy of the tree: the tests of its room run first, then its slow ones, those under mpiexec
-and on the stand-in for CuPy where the room has some, and then the inner loop of all. The first failure kills it, also
+First the inner loop runs once without a mutation and notes which tests call which function (``reached.py``). Each
+mutation is made in a copy of the tree: tests that call its function run first, the shortest ahead, then all tests of
+its room, the slow ones, those under mpiexec and on the stand-in for CuPy where the room has some, and then the inner
+loop of all, of which those are left out that never come near where that is known. The first failure kills it, also
 that of a test which hangs. Where a whole stage runs out of time, as on a busy machine, nothing is known. Results go
 line by line into the state file, and a second start with the same file goes on where the first one ended. Survivors
 that change nothing one could see are marked by hand in ``equivalent_mutants.txt``.
@@ -36,6 +38,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from reached import first_of, tests_of
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("dbrdist", "launch/dbrdist_launch")
@@ -303,21 +307,39 @@ def mutations(rooms: list[str] | None = None, is_aimed: bool = False) -> list[Mu
 # ---- whether it is noticed ------------------------------------------------------------------------------------------
 
 
-def stages(room: str, room_only: bool, timeout_seconds: float = 60.0) -> Iterator[list[str]]:
-    """Commands that test a tree, those that notice most first."""
-    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", str(timeout_seconds)]
-    yield [*pytest, *(t for t in FIRST[room] if (ROOT / t).exists()), "-m", "not slow"]
-    if room_only:
+def stages(
+    room: str, options: argparse.Namespace, near: Sequence[str] | None = None, first: Sequence[str] = ()
+) -> Iterator[list[str]]:
+    """Commands that test a tree, those that notice most first; ``near`` are the tests known to call what changed.
+
+    Where that is none, only processes that tests start may call it: the slow tests come first.
+    """
+    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", str(options.timeout)]
+    own = [t for t in FIRST[room] if (ROOT / t).exists()]
+    if first:
+        yield [*pytest, *first]
+    quick = [*pytest, *near] if near else [*pytest, *own, "-m", "not slow"]
+    by_kind = [quick] if options.room_only else [quick, [*pytest, *own, "-m", "slow"]]
+    yield from by_kind if near is None or near else reversed(by_kind)
+    if options.room_only:
         return
-    yield [*pytest, *(t for t in FIRST[room] if (ROOT / t).exists()), "-m", "slow"]
     if room in UNDER_MPI:
         yield [*MPI, *pytest, "tests/mpi"]
     if room in ON_GPU:
         yield [*pytest, *GPU]
-    yield [*pytest, *ALL]
+    if near is None:
+        yield [*pytest, *ALL]
 
 
-def run(command: list[str], tree: Path, limit_seconds: float) -> tuple[int | None, str]:
+def note_reached(tree: Path, path: Path, limit_seconds: float) -> None:
+    """Run the inner loop once, which must pass, and write down which tests call which function."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "tests.rules.reached", *ALL]
+    status, words = run(command, tree, limit_seconds, REACHED=str(path))
+    if status:
+        sys.exit(f"the tests fail without a mutation: {words or status}")
+
+
+def run(command: list[str], tree: Path, limit_seconds: float, **environ: str) -> tuple[int | None, str]:
     """Exit status, None where the time ran out, and the line that names the first failure."""
     environment = {
         **os.environ,
@@ -326,6 +348,7 @@ def run(command: list[str], tree: Path, limit_seconds: float) -> tuple[int | Non
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "",  # a mutant lasts longer than the second in which bytecode might be mistaken
+        **environ,
     }
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
@@ -364,7 +387,9 @@ def verdict(mutation: Mutation, tree: Path, options: argparse.Namespace) -> dict
     outcome, by = "survived", ""
     try:
         mutation.apply(tree)
-        for number, command in enumerate(stages(mutation.room, options.room_only, options.timeout)):
+        near = tests_of(options.known, mutation.file, whole, mutation.line) if options.known else None
+        first = first_of(options.known, near) if near else []
+        for number, command in enumerate(stages(mutation.room, options, near, first)):
             status, words = run(command, tree, options.limit)
             if status not in (0, 5):  # 5: there is no such test
                 outcome, by = ("out of time" if status is None else "killed"), f"stage {number}: {words}"
@@ -400,7 +425,7 @@ def check(rooms: set[str], tree: Path, options: argparse.Namespace) -> None:
     """Without a mutation every stage must pass."""
     done: set[tuple[str, ...]] = set()
     for room in sorted(rooms):
-        for command in stages(room, options.room_only, options.timeout):
+        for command in stages(room, options):
             if tuple(command) not in done:
                 done.add(tuple(command))
                 status, words = run(command, tree, 3 * options.limit)
@@ -418,6 +443,11 @@ def judge(drawn: list[Mutation], options: argparse.Namespace) -> list[dict[str, 
     print(f"{len(drawn)} mutations, {len(drawn) - len(left)} of them known; {options.state}", flush=True)
     lock = threading.Lock()
     with trees(options.workers) as free, concurrent.futures.ThreadPoolExecutor(options.workers) as pool:
+        options.known = {}
+        if left and options.reached:
+            if not options.reached.exists():
+                note_reached(free[0], options.reached, 6 * options.limit)
+            options.known = json.loads(options.reached.read_text())
         if left and not options.trust:
             check({m.room for m in left}, free[0], options)
 
@@ -463,16 +493,19 @@ def summary(rows: list[dict[str, object]], options: argparse.Namespace) -> dict[
         rooms[Mutation(**{k: row[k] for k in Mutation.__dataclass_fields__}).room][outcome] += 1  # type: ignore[arg-type]
     total = sum(rooms.values(), collections.Counter())
     judged = total["killed"] + total["survived"]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     return {
         "what": f"mutations drawn at random from {AIMED if options.aimed else 'all rooms'}; how many the tests notice",
-        "date": datetime.date.today().isoformat(), "commit": commit, "seed": options.seed, "mutations": len(rows),
+        "date": datetime.date.today().isoformat(), "commit": commit(), "seed": options.seed, "mutations": len(rows),
         "killed": total["killed"], "survived": total["survived"], "equivalent": total["equivalent"],
         "out_of_time": total["out of time"],
         "killed_fraction": round(total["killed"] / judged, 3) if judged else None,
         "rooms": {room: dict(counts) for room, counts in sorted(rooms.items())},
         "survivors": survivors,
     }  # fmt: skip
+
+
+def commit() -> str:
+    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
 def main() -> None:
@@ -486,12 +519,16 @@ def main() -> None:
     parser.add_argument("--aimed", action="store_true", help=f"draw from {AIMED}")
     parser.add_argument("--rooms", nargs="+", choices=sorted(FIRST), help="only these")
     parser.add_argument("--state", type=Path, help="results so far; default mutants-SEED.jsonl in the temporary folder")
+    parser.add_argument(
+        "--reached", type=Path, help="which tests call which function; default REACHED-COMMIT.json there"
+    )
     parser.add_argument("--room-only", action="store_true", help="a first look: only the tests of the room")
     parser.add_argument("--trust", action="store_true", help="do not run the tests without a mutation first")
     parser.add_argument("--record", action="store_true", help="write benchmarks/records/mutants[-aimed]-DATE.json")
     options = parser.parse_args()
     kind = "mutants-aimed" if options.aimed else "mutants"
     options.state = options.state or Path(tempfile.gettempdir(), f"{kind}-{options.seed}.jsonl")
+    options.reached = options.reached or Path(tempfile.gettempdir(), f"reached-{commit()[:12]}.json")
     places = mutations(options.rooms, options.aimed)
     drawn = random.Random(options.seed).sample(places, min(options.count, len(places)))
     result = summary(judge(drawn, options), options)

@@ -89,6 +89,7 @@ def options(tmp_path, **changes):
         "state": tmp_path / "state.jsonl",
         "trust": False,
         "room_only": True,
+        "reached": None,
         "seed": 0,
         "aimed": False,
     }
