@@ -13,6 +13,7 @@ from cli_helpers import ROOT
 import dbrdist
 from dbrdist.cli import train
 from dbrdist.core import random
+from tests import warm
 
 SEVERAL = Path(__file__).parent / "programs" / "several.py"
 NET = '''\
@@ -132,8 +133,9 @@ def started(folder):
     def start(n, *words, **environment):
         launcher = [mpiexec, "-n", str(n)] if n else []
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        python = [sys.executable] if "PYTHONPATH" in environment else warm.python()
         process = subprocess.Popen(
-            [*launcher, sys.executable, *map(str, words)],
+            [*launcher, *python, *map(str, words)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

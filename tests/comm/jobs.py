@@ -14,10 +14,14 @@ from typing import NamedTuple
 
 import pytest
 
+from tests import warm
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 
 
+# In the place of `warm.python()`, for what depends on imports, on libraries' settings or on the shell's signals.
+REAL = (sys.executable,)
 # A rank writes into a file of its own: in one stream the pieces of two ranks' lines may mix.
 INTO_FILE = 'exec "$@" > "$0/${PMI_RANK-${OMPI_COMM_WORLD_RANK-$PMIX_RANK}}" 2>&1'
 
@@ -43,10 +47,10 @@ def mpiexec():
     return found
 
 
-def run(num_ranks, *arguments, limit_seconds=60, **environ):
+def run(num_ranks, *arguments, limit_seconds=60, python=None, **environ):
     """Run ``python arguments`` on ``num_ranks`` ranks; fail if it takes longer than the limit.
 
-    ``environ`` adds variables; None takes one away.
+    ``environ`` adds variables; None takes one away. ``python`` are the words that start Python.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "PYTEST_", "DBRDIST_"))}
     env |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'launch'}", "OMP_NUM_THREADS": "1", **environ}
@@ -55,7 +59,7 @@ def run(num_ranks, *arguments, limit_seconds=60, **environ):
     env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     env |= {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
     with tempfile.TemporaryDirectory() as folder:
-        program = ["/bin/sh", "-c", INTO_FILE, folder, sys.executable, *map(str, arguments)]
+        program = ["/bin/sh", "-c", INTO_FILE, folder, *(python or warm.python()), *map(str, arguments)]
         start = time.monotonic()
         process = subprocess.Popen(
             [mpiexec(), "-n", str(num_ranks), *program],

@@ -72,7 +72,7 @@ def used(outcome):
 
 
 def run(num_ranks, *arguments, **environ):
-    return jobs.run(num_ranks, jobs.PROGRAMS / "threads_used.py", *arguments, **{**UNSET, **environ})
+    return jobs.run(num_ranks, jobs.PROGRAMS / "threads_used.py", *arguments, python=jobs.REAL, **{**UNSET, **environ})
 
 
 needs_cores = pytest.mark.skipif(NUM_CORES < 2, reason="with one core there is nothing to share")

@@ -12,12 +12,14 @@ PROGRAMS = Path(__file__).parent / "programs"
 sys.path.insert(0, str(ROOT / "tests" / "comm"))
 import jobs  # noqa: E402
 
+from tests import warm  # noqa: E402
+
 pytestmark = pytest.mark.slow
 
 
 def call(folder, *words):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    words = [sys.executable, "-m", "dbrdist.compat", *words]
+    words = [*warm.python(), "-m", "dbrdist.compat", *words]
     return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
 
 
