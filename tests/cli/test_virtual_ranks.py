@@ -1,7 +1,6 @@
 """`dbrdist-train` with virtual workers under mpiexec: the same bits, resumed on any number of ranks, and the audit."""
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -70,9 +69,7 @@ def test_a_killed_run_goes_on_with_fewer_ranks(ranks, run):
 
 
 def test_more_ranks_than_workers(ranks):
-    began = time.monotonic()
     code, _, err = finish(ranks(3, *WORDS, "batch={virtual_workers: 2, per_worker: 60}"))
     assert code == refuse.WRONG
     assert err.count("batch.virtual_workers: 2 for 3 ranks: every rank needs one; use at most 2 ranks") == 1
     assert "Traceback" not in err
-    assert time.monotonic() - began < 60  # mostly the start of Python on a busy machine

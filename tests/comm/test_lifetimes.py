@@ -55,7 +55,6 @@ def test_an_interrupt_reaches_a_rank_that_waits(verb):
     outcome = jobs.run(2, PROGRAM, "interrupt", verb)
     assert outcome.code == 130, outcome.text
     assert "[rank 0] interrupted" in outcome.text
-    assert outcome.seconds < 30
 
 
 def test_a_job_that_fails_leaves_the_last_verbs_of_its_ranks(tmp_path):
