@@ -57,6 +57,7 @@ class StepAgreement(Extension):
         self._tells_time = shares_time and comm.rank == 0
         self._iterator = iterator
         self._is_done = getattr(iterator, "virtual_workers", None) is not None
+        self._is_alone = comm.size == 1 and not self._is_done and not shares_time  # nothing to exchange
         self._shares_time = shares_time
         self._failure = FailOnNonNumber()
         self._seconds = 0.0
@@ -72,9 +73,14 @@ class StepAgreement(Extension):
         for key, value in observation.items():
             if type(value) is float or getattr(value, "ndim", 0) == 0:
                 numbers[key] = number = as_number(value)
-                is_finite = is_finite and (isfinite(number) or not is_loss(key))
+                if not isfinite(number) and is_loss(key):
+                    is_finite = False
             elif is_loss(key):
                 is_finite = False
+        if is_finite and self._is_alone:
+            if self._iterator.num_read:
+                observation |= numbers
+            return
         if self._is_done:
             numbers = {}
         if self._tells_time:

@@ -55,6 +55,9 @@ class ShuffleOrderSampler(OrderSampler):
         return order
 
 
+_new: Any = tuple.__new__  # a named tuple's own costs another call
+
+
 class State(NamedTuple):
     """Where an iterator stands: ``position`` examples of ``epoch`` are done. ``order`` is this epoch's, or None."""
 
@@ -141,12 +144,13 @@ class Plan:
             return state, None
         n, end = self.num_per_epoch, position + self.batch_size
         if end < n:  # nearly every batch
-            return State(epoch, end, False, order, epoch, position), Step(((epoch, _slice(order, position, end)),))
+            pieces = ((epoch, _slice(order, position, end)),)
+            return _new(State, (epoch, end, False, order, epoch, position)), _new(Step, (pieces,))
         fills_up = self.repeat and self.last == "wrap"
-        missing, pieces, is_new = self.batch_size, [], False
+        missing, parts, is_new = self.batch_size, [], False
         while missing:
             end = min(position + missing, n)
-            pieces.append((epoch, _slice(order, position, end)))
+            parts.append((epoch, _slice(order, position, end)))
             missing -= end - position
             if end < n:
                 position = end
@@ -155,7 +159,7 @@ class Plan:
             epoch, position, is_new = epoch + 1, 0, True
             if not fills_up:
                 break
-        return State(epoch, position, is_new, order, state.epoch, state.position), Step(tuple(pieces))
+        return State(epoch, position, is_new, order, state.epoch, state.position), Step(tuple(parts))
 
 
 _INT32 = np.dtype(np.int32)

@@ -125,7 +125,7 @@ class SerialIterator(Iterator):
         if self._takes_all:
             batch, messages = read_step(self.dataset, step, self.seed, step)
             self._state, self._step, self._parts = state, step, [step]
-            self.num_read = step.num_samples - len(messages)
+            self.num_read = len(batch)
             if messages:
                 self._note(messages)
             return batch

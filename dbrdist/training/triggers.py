@@ -58,8 +58,12 @@ class IntervalTrigger:
         self._passed = _Passed()
 
     def __call__(self, trainer: Any) -> bool:
-        before, now = self._passed.since_last_call(trainer.updater, self.unit)
-        period = self.period
+        period, passed, updater = self.period, self._passed, trainer.updater
+        counts_steps = type(period) is int and self.unit == "iteration"
+        if counts_steps and passed.iteration >= 0:  # the same in less time
+            before, passed.iteration = passed.iteration, updater.iteration
+            return before // period != passed.iteration // period  # type: ignore[no-any-return]
+        before, now = passed.since_last_call(updater, self.unit)
         return math.floor(before / period + _SLACK) != math.floor(now / period + _SLACK)  # whole periods so far
 
     def get_training_length(self) -> tuple[float, str]:

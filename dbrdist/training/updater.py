@@ -147,14 +147,16 @@ class StandardUpdater(Updater):
         batch = self._next_of(iterator)
         random.set_stream(random.get_seed(), epoch, self.iteration, getattr(iterator, "row", 0))
         loss_func = optimizer.target if self.loss_func is None else self.loss_func
-        num = len(batch)
-        counted = {"num_samples": num} if getattr(optimizer, "takes_num_samples", False) else {}
+        num, is_told = len(batch), getattr(optimizer, "takes_num_samples", False)
         try:
-            if counted and not num:  # no share of a short batch: nothing to compute, but the reduction needs all
-                optimizer.update(loss_func, **counted)
-            elif num:
-                args, named = as_arguments(self.converter(batch, self.input_device))
-                optimizer.update(loss_func, *args, **named, **counted)
+            if num:
+                args, named = as_arguments(self.converter(batch, self._input_device))
+                if is_told:
+                    optimizer.update(loss_func, *args, **named, num_samples=num)
+                else:
+                    optimizer.update(loss_func, *args, **named)
+            elif is_told:  # no share of a short batch: nothing to compute, but the reduction needs all
+                optimizer.update(loss_func, num_samples=0)
         except NoSamplesError:  # all examples of the batch were skipped: this step leaves the parameters alone
             pass
         if self.auto_new_epoch and iterator.is_new_epoch:

@@ -1,3 +1,6 @@
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 from training_helpers import Clock, restore, saved
 
@@ -33,6 +36,18 @@ def test_interval_goes_on_after_a_resume(stop):
     done = fired(first, clock, stop)
     second = restore(saved(first), triggers.IntervalTrigger(0.75, "epoch"))
     assert done + fired(second, clock, 12 - stop) == straight
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 7])
+def test_whole_periods_in_steps_fire_as_any_number_does(period):
+    rng = np.random.default_rng(period)
+    whole, any_number = get_trigger((period, "iteration")), get_trigger((float(period), "iteration"))
+    trainer = SimpleNamespace(updater=SimpleNamespace(iteration=0))
+    for skipped in rng.integers(0, 2 * period, 100).tolist():  # steps between two calls
+        before, trainer.updater.iteration = trainer.updater.iteration, trainer.updater.iteration + skipped
+        assert whole(trainer) == any_number(trainer)
+        if before:
+            assert whole._passed.iteration == trainer.updater.iteration
 
 
 def test_interval_counts_what_it_did_not_see():
