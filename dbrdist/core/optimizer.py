@@ -298,7 +298,8 @@ class GradientMethod(Optimizer):
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
         """One step, with the gradients of ``lossfun(*args, **kwds)``, or without a ``lossfun`` those already there."""
-        self._require_target()
+        if self._target is None:
+            self._require_target()
         if lossfun is not None:
             loss = lossfun(*args, **kwds)
             self.target.cleargrads()

@@ -178,7 +178,8 @@ def linear(x: Any, W: Any, b: Any = None, n_batch_axes: int = 1) -> Any:
         if not 1 <= n_batch_axes < max(len(shape), 2):
             raise expected("linear", "n_batch_axes", f"1 to {len(shape) - 1} for x of shape {shape}", n_batch_axes)
         return _linear_of_batch_axes(x, W, b, n_batch_axes)
-    x = activation(x)
+    if a is x:
+        x = activation(x)
     return LinearFunction().apply((x, W) if b is None else (x, W, b))[0]
 
 
