@@ -110,3 +110,18 @@ def test_a_cut_function_lets_go_of_its_probabilities():
     function = loss.creator
     loss.unchain_backward()
     assert function._saved is None
+
+
+def test_a_wider_bias_is_summed_in_its_own_type():
+    gy = np.array([[1.0], [1e-8]], np.float32)  # one in float32
+    x, W = np.ones((2, 3), np.float32), np.ones((1, 3), np.float32)
+    assert _gradients(x, W, np.zeros(1), gy)[3] == pytest.approx(1 + 1e-8, abs=1e-12)
+
+
+def test_a_gradient_of_another_type_reaches_flat_memory():
+    link = dbrdist.links.Linear(3, 2)
+    dbrdist.optimizers.SGD().setup(link)
+    x, gy = np.arange(12, dtype=np.float32).reshape(4, 3), np.arange(8.0).reshape(4, 2)
+    dbrdist.backward([link(x)], [gy])
+    assert np.allclose(link.W.grad, gy.T @ x) and np.allclose(link.b.grad, gy.sum(0))
+    assert link.W.grad.dtype == link.b.grad.dtype == np.float32
