@@ -26,6 +26,29 @@ from numpy import ndarray
 from dbrdist.core.backend import hand_down_kernel, number
 from dbrdist.kernels import columns, numpy_, onednn, onednn_elementwise, onednn_ops
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
+from dbrdist.kernels.keys import (
+    KEYS,
+    bn_forward_key,
+    bn_inference_key,
+    bn_statistics_key,
+    bn_sums_key,
+    conv_backward_data_key,
+    conv_backward_weight_key,
+    conv_forward_key,
+    conv_inference_key,
+    linear_key,
+    ln_backward_key,
+    ln_forward_key,
+    matmul_key,
+    packed_key,
+    pair_key,
+    pool_forward_key,
+    relu_backward_of_sum_key,
+    relu_forward_key,
+    row_key,
+    scaled_sum_key,
+    softmax_key,
+)
 
 Array = Any
 Plan = Callable[..., Any]
@@ -121,7 +144,7 @@ def use(name: str) -> Iterator[None]:
 
 def provider_of(kernel: str, *arguments: Any) -> str:
     """Name of the provider that serves ``kernel``, such as ``'conv_forward'``, for exactly these arguments."""
-    key = _KEYS[kernel](*arguments)
+    key = KEYS[kernel](*arguments)
     plan = _local.plans.get(key) or _local.find(key, arguments)
     return _local.names[id(plan)]
 
@@ -138,21 +161,11 @@ os.register_at_fork(after_in_child=_forget)
 # ---- convolution
 
 
-def _conv_forward_key(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Any:
-    return (
-        "conv_forward", type(x), x.shape, x.strides, x.dtype, W.shape, W.strides, W.dtype, b is None, geometry,
-    )  # fmt: skip
-
-
 def conv_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Array:
     """2-d convolution of x (N, C, H, W) with W (O, C/G, kh, kw) and bias b (O) or None: (N, O, OH, OW)."""
-    key = _conv_forward_key(x, W, b, geometry)
+    key = conv_forward_key(x, W, b, geometry)
     plan = _local.plans.get(key) or _local.find(key, (x, W, b, geometry))
     return plan(x, W, b, geometry)
-
-
-def _conv_inference_key(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Any:
-    return "conv_inference", *_conv_forward_key(x, W, b, geometry)
 
 
 def conv_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Array:
@@ -160,31 +173,16 @@ def conv_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, 
 
     ``kept.made`` is a pair, which the provider replaces: what made it, and what was made.
     """
-    key = _conv_inference_key(x, W, b, geometry, kept)
+    key = conv_inference_key(x, W, b, geometry, kept)
     plan = _local.plans.get(key) or _local.find(key, (x, W, b, geometry, kept))
     return plan(x, W, b, geometry, kept)
 
 
-def _conv_backward_data_key(gy: Array, W: Array, x_shape: tuple[int, ...], geometry: ConvGeometry) -> Any:
-    return (
-        "conv_backward_data", type(gy), gy.shape, gy.strides, gy.dtype, W.shape, W.strides, W.dtype, x_shape, geometry,
-    )  # fmt: skip
-
-
 def conv_backward_data(gy: Array, W: Array, x_shape: tuple[int, ...], geometry: ConvGeometry) -> Array:
     """Gradient of x, of shape ``x_shape``; as a forward operation, the transposed convolution."""
-    key = _conv_backward_data_key(gy, W, x_shape, geometry)
+    key = conv_backward_data_key(gy, W, x_shape, geometry)
     plan = _local.plans.get(key) or _local.find(key, (gy, W, x_shape, geometry))
     return plan(gy, W, x_shape, geometry)
-
-
-def _conv_backward_weight_key(
-    x: Array, gy: Array, W_shape: tuple[int, ...], geometry: ConvGeometry, dtype: Any, out: Array | None
-) -> Any:
-    return (
-        "conv_backward_weight", type(x), x.shape, x.strides, x.dtype, gy.shape, gy.strides, gy.dtype, W_shape, geometry,
-        dtype, out is None, None if out is None else out.dtype,
-    )  # fmt: skip
 
 
 def conv_backward_weight(
@@ -192,17 +190,12 @@ def conv_backward_weight(
 ) -> Array:
     """Gradient of W in plain OIHW memory: into ``out`` (any shape of that size, C order) where given."""
     dtype = x.dtype if dtype is None else np.dtype(dtype)
-    key = _conv_backward_weight_key(x, gy, W_shape, geometry, dtype, out)
+    key = conv_backward_weight_key(x, gy, W_shape, geometry, dtype, out)
     plan = _local.plans.get(key) or _local.find(key, (x, gy, W_shape, geometry, dtype, out))
     return plan(x, gy, W_shape, geometry, dtype, out)
 
 
 # ---- matrix product
-
-
-def _matmul_key(a: Array, b: Array, out: Array | None = None) -> Any:
-    strides = None if out is None else (out.strides, out.dtype)
-    return "matmul", type(a), a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype, strides
 
 
 def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
@@ -213,13 +206,9 @@ def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
     oneDNN has kernels for processors on which NumPy's OpenBLAS falls back to older instructions: on a Zen 5 it does
     230 GFLOP/s where NumPy does 120. bfloat16, which NumPy multiplies by way of float32, gains most.
     """
-    key = _matmul_key(a, b, out)
+    key = matmul_key(a, b, out)
     plan = _local.plans.get(key) or _local.find(key, (a, b, out))
     return plan(a, b, out)
-
-
-def _linear_key(x: Array, W: Array, b: Array | None) -> Any:
-    return "linear", type(x), x.shape, x.strides, x.dtype, W.shape, W.strides, W.dtype, b is None
 
 
 def linear(x: Array, W: Array, b: Array | None) -> Array:
@@ -227,13 +216,9 @@ def linear(x: Array, W: Array, b: Array | None) -> Array:
 
     16-bit types are summed in float32, and W and b may be of a wider type than x.
     """
-    key = _linear_key(x, W, b)
+    key = linear_key(x, W, b)
     plan = _local.plans.get(key) or _local.find(key, (x, W, b))
     return plan(x, W, b)
-
-
-def _packed_key(b: Array, rows: int, is_often: bool) -> Any:
-    return "packed", type(b), b.shape, b.strides, b.dtype, rows, is_often
 
 
 def packed(b: Array, rows: int, is_often: bool) -> Callable[[Array, Array], None]:
@@ -242,16 +227,12 @@ def packed(b: Array, rows: int, is_often: bool) -> Callable[[Array, Array], None
     All are of one type, a and out in C order. Where it is called often while b stays as it is, a provider may bring b
     to a layout of its own first.
     """
-    key = _packed_key(b, rows, is_often)
+    key = packed_key(b, rows, is_often)
     plan = _local.plans.get(key) or _local.find(key, (b, rows, is_often))
     return plan(b, rows, is_often)
 
 
 # ---- batch normalization
-
-
-def _bn_forward_key(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool) -> Any:
-    return "bn_forward", type(x), x.shape, x.strides, x.dtype, eps, axis, relu
 
 
 def bn_forward(
@@ -262,17 +243,10 @@ def bn_forward(
     Statistics have the shape of gamma (the axes that are kept) and the accumulation type of x.
     """
     arguments = (x, gamma, beta, eps, axis, relu)
-    key = _bn_forward_key(*arguments)
+    key = bn_forward_key(*arguments)
     plan = _local.plans.get(key) or _local.find(key, arguments)
     y, mean, var, saved = plan(*arguments)
     return y, mean, var, (_local.names[id(plan)], saved)
-
-
-def _bn_inference_key(
-    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool,
-    out: Array | None = None,
-) -> Any:  # fmt: skip
-    return "bn_inference", type(x), x.shape, x.strides, x.dtype, eps, axis, relu
 
 
 def bn_inference(
@@ -281,20 +255,16 @@ def bn_inference(
 ) -> Array:  # fmt: skip
     """Normalization with given statistics, followed by a ReLU where asked; ``out`` is laid out as ``backend.empty``."""
     arguments = (x, gamma, beta, mean, var, eps, axis, relu, out)
-    key = _bn_inference_key(*arguments)
+    key = bn_inference_key(*arguments)
     plan = _local.plans.get(key) or _local.find(key, arguments)
     return plan(*arguments)
 
 
 def bn_statistics(x: Array, axis: tuple[int, ...] = _SPATIAL) -> tuple[Array, Array]:
     """Mean and biased variance over ``axis``: with :func:`bn_inference`, in two parts what :func:`bn_forward` does."""
-    key = _bn_statistics_key(x, axis)
+    key = bn_statistics_key(x, axis)
     plan = _local.plans.get(key) or _local.find(key, (x, axis))
     return plan(x, axis)
-
-
-def _bn_statistics_key(x: Array, axis: tuple[int, ...]) -> Any:
-    return "bn_statistics", type(x), x.shape, x.strides, x.dtype, axis
 
 
 def bn_sums(
@@ -302,13 +272,9 @@ def bn_sums(
 ) -> tuple[Array, Array]:
     """The sums of gy x_hat and of gy over ``axis``, which are the gradients of gamma and beta."""
     arguments = (x, mean, var, gy, eps, axis)
-    key = _bn_sums_key(*arguments)
+    key = bn_sums_key(*arguments)
     plan = _local.plans.get(key) or _local.find(key, arguments)
     return plan(*arguments)
-
-
-def _bn_sums_key(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: tuple[int, ...]) -> Any:
-    return "bn_sums", type(x), x.shape, x.strides, x.dtype, gy.strides, eps, axis
 
 
 def bn_input_gradient(
@@ -338,25 +304,17 @@ def bn_backward(
 # ---- layer normalization
 
 
-def _ln_forward_key(x: Array, gamma: Array, beta: Array, eps: float) -> Any:
-    return "ln_forward", type(x), x.shape, x.dtype, eps
-
-
 def ln_forward(x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, Array, Array]:
     """The rows of a matrix (M, K) normalized, times gamma (K) plus beta (K): y, mean (M) and biased variance (M)."""
-    key = _ln_forward_key(x, gamma, beta, eps)
+    key = ln_forward_key(x, gamma, beta, eps)
     plan = _local.plans.get(key) or _local.find(key, (x, gamma, beta, eps))
     return plan(x, gamma, beta, eps)
-
-
-def _ln_backward_key(x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float) -> Any:
-    return "ln_backward", type(x), x.shape, x.dtype, gy.dtype, mean.dtype, eps
 
 
 def ln_backward(x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float) -> tuple[Array, Array, Array]:
     """Gradients of x, gamma, beta."""
     arguments = (x, gamma, mean, var, gy, eps)
-    key = _ln_backward_key(*arguments)
+    key = ln_backward_key(*arguments)
     plan = _local.plans.get(key) or _local.find(key, arguments)
     return plan(*arguments)
 
@@ -364,13 +322,9 @@ def ln_backward(x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps:
 # ---- pooling
 
 
-def _pool_forward_key(x: Array, geometry: PoolGeometry) -> Any:
-    return "pool_forward", type(x), x.shape, x.dtype, geometry
-
-
 def pool_forward(x: Array, geometry: PoolGeometry) -> tuple[Array, Any]:
     """Maximum or average over windows: y and saved."""
-    key = _pool_forward_key(x, geometry)
+    key = pool_forward_key(x, geometry)
     plan = _local.plans.get(key) or _local.find(key, (x, geometry))
     y, saved = plan(x, geometry)
     return y, (_local.names[id(plan)], saved)
@@ -398,14 +352,8 @@ def pool_gather(x: Array, indices: Array, geometry: PoolGeometry) -> Array:
 # ---- softmax
 
 
-def _softmax_key(kernel: str, x: Array, *rest: Any) -> Any:
-    """Of x, or of y and its gradient, and an axis."""
-    layouts = [(a.strides, a.dtype) for a in (x, *rest[:-1])]
-    return kernel, type(x), x.shape, rest[-1], *layouts
-
-
 def _softmax(kernel: str, *arguments: Any) -> Array:
-    key = _softmax_key(kernel, *arguments)
+    key = softmax_key(kernel, *arguments)
     plan = _local.plans.get(key) or _local.find(key, arguments)
     return plan(*arguments)
 
@@ -433,22 +381,14 @@ def log_softmax_backward(y: Array, gy: Array, axis: int) -> Array:
 # ---- elementwise
 
 
-def _relu_forward_key(x: Array) -> Any:
-    return "relu_forward", type(x), x.shape, x.strides, x.dtype
-
-
 def relu_forward(x: Array) -> Array:
     """max(x, 0); NaN stays."""
     if type(x) is ndarray and x.size <= _SMALL and x.ndim != 4:  # a plan would cost more
         dtype = x.dtype
         return _maximum(x, _zero if dtype is _float32 else number(0.0, dtype))
-    key = _relu_forward_key(x)
+    key = relu_forward_key(x)
     plan = _local.plans.get(key) or _local.find(key, (x,))
     return plan(x)
-
-
-def _pair_key(kernel: str, a: Array, b: Array) -> Any:
-    return kernel, type(a), a.shape, a.strides, a.dtype, b.strides, b.dtype
 
 
 def relu_backward(y: Array, gy: Array) -> Array:
@@ -456,25 +396,21 @@ def relu_backward(y: Array, gy: Array) -> Array:
     if type(gy) is ndarray and gy.size <= _SMALL and gy.ndim != 4:
         dtype = gy.dtype
         return _where(y, gy, _zero if dtype is _float32 else number(0.0, dtype))
-    key = _pair_key("relu_backward", y, gy)
+    key = pair_key("relu_backward", y, gy)
     plan = _local.plans.get(key) or _local.find(key, (y, gy))
     return plan(y, gy)
 
 
-def _relu_backward_of_sum_key(y: Array, a: Array, b: Array, out: Array | None = None) -> Any:
-    return "relu_backward_of_sum", type(y), y.shape, y.strides, y.dtype, a.strides, a.dtype, b.strides, b.dtype
-
-
 def relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None) -> Array:
     """:func:`relu_backward` of a + b, all of one shape and type; ``out`` is a or b, or None for a new array."""
-    key = _relu_backward_of_sum_key(y, a, b)
+    key = relu_backward_of_sum_key(y, a, b)
     plan = _local.plans.get(key) or _local.find(key, (y, a, b, out))
     return plan(y, a, b, out)
 
 
 def add(a: Array, b: Array) -> Array:
     """a + b for equal shapes and types, such as two gradients of one array."""
-    key = _pair_key("add", a, b)
+    key = pair_key("add", a, b)
     plan = _local.plans.get(key) or _local.find(key, (a, b))
     return plan(a, b)
 
@@ -482,19 +418,11 @@ def add(a: Array, b: Array) -> Array:
 hand_down_kernel(np.add, add)
 
 
-def _scaled_sum_key(terms: tuple[Array, ...], scale: float, out: Array) -> Any:
-    return "scaled_sum", scale, type(out), out.shape, out.strides, out.dtype, *[(t.strides, t.dtype) for t in terms]
-
-
 def scaled_sum(terms: tuple[Array, ...], scale: float, out: Array) -> None:
     """``sum(terms) * scale`` into ``out``, which may be the first term: added in order and rounded once."""
-    key = _scaled_sum_key(terms, scale, out)
+    key = scaled_sum_key(terms, scale, out)
     plan = _local.plans.get(key) or _local.find(key, (terms, scale, out))
     plan(terms, scale, out)
-
-
-def _row_key(name: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> Any:
-    return "row", name, numbers, *[(type(a), a.shape, a.strides, a.dtype) for a in arrays]
 
 
 def row(name: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> Array | None:
@@ -502,36 +430,10 @@ def row(name: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: t
 
     ``names`` are those of the arrays; the last one of a gradient is gy. None: the row's own formula has to do.
     """
-    key = _row_key(name, names, arrays, numbers)
+    key = row_key(name, names, arrays, numbers)
     plan = _local.plans.get(key) or _local.find(key, (name, names, arrays, numbers))
     return plan(name, names, arrays, numbers)
 
 
 for _name in onednn_elementwise.TABLE:
     hand_down_kernel(_name, partial(row, _name))
-
-
-_KEYS: dict[str, Callable[..., Any]] = {
-    "conv_forward": _conv_forward_key,
-    "conv_inference": _conv_inference_key,
-    "conv_backward_data": _conv_backward_data_key,
-    "conv_backward_weight": _conv_backward_weight_key,
-    "matmul": _matmul_key,
-    "linear": _linear_key,
-    "packed": _packed_key,
-    "bn_statistics": _bn_statistics_key,
-    "bn_sums": _bn_sums_key,
-    "bn_forward": _bn_forward_key,
-    "bn_inference": _bn_inference_key,
-    "ln_forward": _ln_forward_key,
-    "ln_backward": _ln_backward_key,
-    "pool_forward": _pool_forward_key,
-    "relu_forward": _relu_forward_key,
-    "relu_backward_of_sum": _relu_backward_of_sum_key,
-    "relu_backward": lambda y, gy: _pair_key("relu_backward", y, gy),
-    "add": lambda a, b: _pair_key("add", a, b),
-    "scaled_sum": _scaled_sum_key,
-    "row": _row_key,
-} | {
-    name: partial(_softmax_key, name) for name in ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
-}

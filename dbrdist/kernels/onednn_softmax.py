@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import backend
-from dbrdist.kernels import numpy_, onednn
+from dbrdist.kernels import numpy_softmax, onednn
 from dbrdist.kernels.onednn import Builder, Primitive
 from dbrdist.kernels.onednn_finite import is_finite, memory_row
 
@@ -49,7 +49,7 @@ def _plan(axis: int, log: bool, *arrays: Array) -> tuple[list[tuple[int, int, Pr
 
 
 def _forward_planner(log: bool) -> Any:
-    reference = numpy_.log_softmax if log else numpy_.softmax
+    reference = numpy_softmax.log_softmax if log else numpy_softmax.softmax
 
     def plan(x: Array, axis: int) -> Any:
         blocks, new = _plan(axis, log, x)
@@ -71,7 +71,7 @@ def _forward_planner(log: bool) -> Any:
 
 
 def _backward_planner(log: bool) -> Any:
-    reference = numpy_.log_softmax_backward if log else numpy_.softmax_backward
+    reference = numpy_softmax.log_softmax_backward if log else numpy_softmax.softmax_backward
 
     def plan(y: Array, gy: Array, axis: int) -> Any:
         blocks, new = _plan(axis, log, y, gy)

@@ -1,0 +1,135 @@
+"""The full key of a call: everything that a plan for it depends on, and nothing else.
+
+Types, shapes, strides and numbers; a call whose key is found in the table runs the plan that was made for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
+
+Array = Any
+
+
+def conv_forward_key(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Any:
+    return (
+        "conv_forward", type(x), x.shape, x.strides, x.dtype, W.shape, W.strides, W.dtype, b is None, geometry,
+    )  # fmt: skip
+
+
+def conv_inference_key(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Any:
+    return "conv_inference", *conv_forward_key(x, W, b, geometry)
+
+
+def conv_backward_data_key(gy: Array, W: Array, x_shape: tuple[int, ...], geometry: ConvGeometry) -> Any:
+    return (
+        "conv_backward_data", type(gy), gy.shape, gy.strides, gy.dtype, W.shape, W.strides, W.dtype, x_shape, geometry,
+    )  # fmt: skip
+
+
+def conv_backward_weight_key(
+    x: Array, gy: Array, W_shape: tuple[int, ...], geometry: ConvGeometry, dtype: Any, out: Array | None
+) -> Any:
+    return (
+        "conv_backward_weight", type(x), x.shape, x.strides, x.dtype, gy.shape, gy.strides, gy.dtype, W_shape, geometry,
+        dtype, out is None, None if out is None else out.dtype,
+    )  # fmt: skip
+
+
+def matmul_key(a: Array, b: Array, out: Array | None = None) -> Any:
+    strides = None if out is None else (out.strides, out.dtype)
+    return "matmul", type(a), a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype, strides
+
+
+def linear_key(x: Array, W: Array, b: Array | None) -> Any:
+    return "linear", type(x), x.shape, x.strides, x.dtype, W.shape, W.strides, W.dtype, b is None
+
+
+def packed_key(b: Array, rows: int, is_often: bool) -> Any:
+    return "packed", type(b), b.shape, b.strides, b.dtype, rows, is_often
+
+
+def bn_forward_key(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool) -> Any:
+    return "bn_forward", type(x), x.shape, x.strides, x.dtype, eps, axis, relu
+
+
+def bn_inference_key(
+    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool,
+    out: Array | None = None,
+) -> Any:  # fmt: skip
+    return "bn_inference", type(x), x.shape, x.strides, x.dtype, eps, axis, relu
+
+
+def bn_statistics_key(x: Array, axis: tuple[int, ...]) -> Any:
+    return "bn_statistics", type(x), x.shape, x.strides, x.dtype, axis
+
+
+def bn_sums_key(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: tuple[int, ...]) -> Any:
+    return "bn_sums", type(x), x.shape, x.strides, x.dtype, gy.strides, eps, axis
+
+
+def ln_forward_key(x: Array, gamma: Array, beta: Array, eps: float) -> Any:
+    return "ln_forward", type(x), x.shape, x.dtype, eps
+
+
+def ln_backward_key(x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float) -> Any:
+    return "ln_backward", type(x), x.shape, x.dtype, gy.dtype, mean.dtype, eps
+
+
+def pool_forward_key(x: Array, geometry: PoolGeometry) -> Any:
+    return "pool_forward", type(x), x.shape, x.dtype, geometry
+
+
+def softmax_key(kernel: str, x: Array, *rest: Any) -> Any:
+    """Of x, or of y and its gradient, and an axis."""
+    layouts = [(a.strides, a.dtype) for a in (x, *rest[:-1])]
+    return kernel, type(x), x.shape, rest[-1], *layouts
+
+
+def relu_forward_key(x: Array) -> Any:
+    return "relu_forward", type(x), x.shape, x.strides, x.dtype
+
+
+def pair_key(kernel: str, a: Array, b: Array) -> Any:
+    return kernel, type(a), a.shape, a.strides, a.dtype, b.strides, b.dtype
+
+
+def relu_backward_of_sum_key(y: Array, a: Array, b: Array, out: Array | None = None) -> Any:
+    return "relu_backward_of_sum", type(y), y.shape, y.strides, y.dtype, a.strides, a.dtype, b.strides, b.dtype
+
+
+def scaled_sum_key(terms: tuple[Array, ...], scale: float, out: Array) -> Any:
+    return "scaled_sum", scale, type(out), out.shape, out.strides, out.dtype, *[(t.strides, t.dtype) for t in terms]
+
+
+def row_key(name: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: tuple[Any, ...]) -> Any:
+    return "row", name, numbers, *[(type(a), a.shape, a.strides, a.dtype) for a in arrays]
+
+
+KEYS: dict[str, Callable[..., Any]] = {
+    "conv_forward": conv_forward_key,
+    "conv_inference": conv_inference_key,
+    "conv_backward_data": conv_backward_data_key,
+    "conv_backward_weight": conv_backward_weight_key,
+    "matmul": matmul_key,
+    "linear": linear_key,
+    "packed": packed_key,
+    "bn_statistics": bn_statistics_key,
+    "bn_sums": bn_sums_key,
+    "bn_forward": bn_forward_key,
+    "bn_inference": bn_inference_key,
+    "ln_forward": ln_forward_key,
+    "ln_backward": ln_backward_key,
+    "pool_forward": pool_forward_key,
+    "relu_forward": relu_forward_key,
+    "relu_backward_of_sum": relu_backward_of_sum_key,
+    "relu_backward": lambda y, gy: pair_key("relu_backward", y, gy),
+    "add": lambda a, b: pair_key("add", a, b),
+    "scaled_sum": scaled_sum_key,
+    "row": row_key,
+} | {
+    name: partial(softmax_key, name) for name in ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
+}
