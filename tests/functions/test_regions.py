@@ -42,6 +42,9 @@ def test_wrong_arguments_of_one_function():
         F.roi_max_align_2d(X, BOX, FIRST, 2, 1.0, (1, 1, 1))
     with pytest.raises(ValueError, match=r"roi_pooling_2d: rois: expected shape \(R, 5\)"):
         F.roi_pooling_2d(X, BOX, 2, 2, 1.0)
+    for kind in (int, bool, object):
+        with pytest.raises(TypeError, match="roi_pooling_2d: rois: expected a floating type"):
+            F.roi_pooling_2d(X, np.zeros((1, 5), kind), 2, 2, 1.0)
     with pytest.raises(ValueError, match=r"rois: expected indices from 0 to 1 .* got indices from 7"):
         F.roi_pooling_2d(X, np.array([[7.0, 0, 0, 1, 1]], "f"), 2, 2, 1.0)
 

@@ -5,7 +5,7 @@
     python tests/rules/mutants.py --aimed               # where tests tend to have holes
     python tests/rules/mutants.py --record              # and a dated record in benchmarks/records
 
-First the inner loop runs once without a mutation and notes which tests call which function (``reached.py``). Each
+First the fast suite runs once without a mutation and notes which tests call which function (``reached.py``). Each
 mutation is made in a copy of the tree: tests that call its function run first, the shortest ahead, then all tests of
 its room, the slow ones, those under mpiexec and on the stand-in for CuPy where the room has some, and then the inner
 loop of all, of which those are left out that never come near where that is known. The first failure kills it, also
@@ -332,8 +332,8 @@ def stages(
 
 
 def note_reached(tree: Path, path: Path, limit_seconds: float) -> None:
-    """Run the inner loop once, which must pass, and write down which tests call which function."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "tests.rules.reached", *ALL]
+    """Run the fast suite once, which must pass, and write down which tests call which function."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "tests.rules.reached", "tests"]
     status, words = run(command, tree, limit_seconds, REACHED=str(path))
     if status:
         sys.exit(f"the tests fail without a mutation: {words or status}")

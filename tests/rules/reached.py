@@ -1,6 +1,6 @@
 """Which tests call which functions: a plugin for pytest that `mutants.py` runs once, and what it reads from the result.
 
-    REACHED=FILE python -m pytest -p tests.rules.reached tests -m "not slow"
+    REACHED=FILE python -m pytest -p tests.rules.reached tests
 
 A function is known by its file and the line where it begins, decorators included. Only calls within the process of the
 test are seen, those of its threads too.
