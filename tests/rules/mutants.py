@@ -333,7 +333,18 @@ def stages(
 
 def note_reached(tree: Path, path: Path, limit_seconds: float) -> None:
     """Run the fast suite once, which must pass, and write down which tests call which function."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "tests.rules.reached", "tests"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tests.rules.reached",
+        "tests",
+    ]
     status, words = run(command, tree, limit_seconds, REACHED=str(path))
     if status:
         sys.exit(f"the tests fail without a mutation: {words or status}")

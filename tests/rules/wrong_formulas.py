@@ -262,14 +262,15 @@ def in_child(change: Change | None) -> str:
     """What :func:`noticed` gives; "-" where nothing failed."""
     if change is not None:
         sys.meta_path.insert(0, Changed(change.file, change.source))
-        name = ""
-        try:
-            for name, test in near(change.operation.split(".")[0]):  # noqa: B007
-                with warnings.catch_warnings(), contextlib.suppress(pytest.skip.Exception):
-                    warnings.simplefilter("error")
-                    test()
-        except BaseException as e:
-            return f"{name} ({type(e).__name__})"
+    name = ""
+    try:
+        for name, test in near(change.operation.split(".")[0] if change is not None else ""):  # noqa: B007
+            with warnings.catch_warnings(), contextlib.suppress(pytest.skip.Exception):
+                warnings.simplefilter("error")
+                test()
+    except BaseException as e:
+        return f"{name} ({type(e).__name__})"
+    if change is not None:
         for module in [n for n in sys.modules if n.startswith(("test_", "cases", "points", "references", "tests."))]:
             del sys.modules[module]
     first = First()
@@ -302,7 +303,7 @@ def near(operation: str) -> Iterator[tuple[str, Callable[[], None]]]:
     for point in points:
         yield f"test_points[{point}]", functools.partial(of_one(references.test_points), name=point)
     for kink in references.KINKS:
-        yield f"kink[{kink[0]}]", functools.partial(references.test_gradients_where_the_derivative_jumps, *kink)
+        yield f"kink[{kink[0]}]", functools.partial(of_one(references.test_gradients_where_the_derivative_jumps), *kink)
     for case in own[12:]:
         for name, test in tests.items():
             if case.order > 1 or name != "test_second_order":
