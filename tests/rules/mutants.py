@@ -46,6 +46,7 @@ SOURCES = ("dbrdist", "launch/dbrdist_launch")
 COPIED = ("dbrdist", "launch", "tests", "benchmarks", "examples", "docs", "README.md", "Makefile", "pyproject.toml")
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
 ALL = ["tests", "-m", "not slow"]
+PAGES = "tests/rules/test_api_pages.py"  # defaults of public names
 GPU = ["tests/gpu", "--on", "stand-in"]
 AIMED = "conditions, defaults of parameters, constants in capitals and errors of all rooms"
 MPI = ["mpiexec", "-n", "3"]
@@ -316,10 +317,11 @@ def stages(
     """
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", str(options.timeout)]
     own = [t for t in FIRST[room] if (ROOT / t).exists()]
+    pages = [PAGES] if (ROOT / PAGES).exists() else []
     if first:
         yield [*pytest, *first]
     quick = [*pytest, *near] if near else [*pytest, *own, "-m", "not slow"]
-    by_kind = [quick] if options.room_only else [quick, [*pytest, *own, "-m", "slow"]]
+    by_kind = [quick] if options.room_only else [quick, [*pytest, *pages, *own, "-m", "slow"]]
     yield from by_kind if near is None or near else reversed(by_kind)
     if options.room_only:
         return

@@ -49,8 +49,8 @@ ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent_formulas.txt")
 FILES = ["dbrdist/core/ops.py", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "dbrdist/functions").glob("*.py"))]
 TESTS = [
-    "tests/core/test_primitives.py", "tests/core/test_fusion.py", "tests/links/test_kept_weights.py", "tests/kernels",
-    "tests/functions",
+    "tests/core/test_primitives.py", "tests/distributions", "tests/core/test_fusion.py",
+    "tests/links/test_kept_weights.py", "tests/kernels", "tests/functions",
 ]  # fmt: skip
 LIMIT_SECONDS = 900
 SIGNS = {"add", "sub", "mul", "div"}
