@@ -215,13 +215,12 @@ def _add_between_hosts(
     """The host's sum of this rank's part, reduced with its counterparts on other hosts."""
     hosts = comm._hosts
     own = pieces[hosts.place][begin:end]
-    total = np.empty(own.size, np.float32) if message.is_narrow(own.dtype) else own
+    is_summed = factors is not None or not hosts.has_one_each
+    total = np.empty(own.size, np.float32) if is_summed and message.is_narrow(own.dtype) else own
     if len(pieces) > 1 or factors is not None or total is not own:  # else a host's sum is what its rank has
         for first, last in _chunks(0, own.size, own.itemsize):
             total[first:last] = message.weighted_sum([p[begin + first : begin + last] for p in pieces], factors)
-    if total is not own:  # narrow already: its sums are not
-        codec = Codec()
-    codec.carry(total, lambda x: comm._reduce_between(call, x, divisor))
+    comm._reduce_between(call, total, codec, divisor)
     for k, piece in enumerate(pieces):
         if k != hosts.place or total is not own:
             piece[begin:end] = total

@@ -10,6 +10,7 @@ import numpy as np
 
 from dbrdist.comm import message
 from dbrdist.comm.gate import Passage
+from dbrdist.comm.message import HostArray
 from dbrdist.core.backend import Array, get_array_module, to_cpu
 
 
@@ -25,9 +26,29 @@ class Codec:
             growth: how many times this rank's largest element what travels can be, 1 for means.
         """
 
+    def wire_dtype(self, dtype: Any) -> Any:
+        """In what type elements of this one travel."""
+        return dtype
+
+    def encode(self, x: HostArray) -> HostArray:
+        """``x`` as it travels: itself where that is its own type."""
+        return x
+
+    def decode(self, came: HostArray, x: HostArray) -> None:
+        """Put into ``x`` what has travelled in another type."""
+        x[...] = came
+
     def carry(self, grad: Array, add: Callable[[Array], None]) -> None:
         """Have ``add`` replace a 1-d array by a sum over ranks."""
-        add(grad)
+        host = to_cpu(grad)
+        travelling = self.encode(host)
+        if travelling is host:
+            add(grad)
+            return
+        add(travelling)
+        self.decode(travelling, host)
+        if host is not grad:
+            grad[...] = message.to_place(host, grad)
 
     def reduce(
         self,
@@ -43,7 +64,7 @@ class Codec:
         With ``borders`` rank r gets the elements borders[r] to borders[r + 1] alone; the others have no meaning then.
         """
         if borders is None:
-            self.carry(grad, lambda x: comm._reduce(call, x, factors, divisor))
+            comm._reduce_in(call, self, grad, factors, divisor)
         else:
             self.carry(grad, lambda x: comm._reduce_scatter(call, x, borders, factors, divisor))
 
@@ -55,14 +76,18 @@ class Narrowed(Codec):
         self.dtype = dtype
         self._scale = 1.0
 
-    def carry(self, grad: Array, add: Callable[[Array], None]) -> None:
-        if grad.dtype == self.dtype:
-            add(grad)
-            return
-        scale = grad.dtype.type(self._scale)
-        travelling = (to_cpu(grad) * scale).astype(self.dtype)
-        add(travelling)
-        grad[...] = message.to_place(travelling.astype(grad.dtype) / scale, grad)
+    def wire_dtype(self, dtype: Any) -> Any:
+        return self.dtype
+
+    def encode(self, x: HostArray) -> HostArray:
+        if x.dtype == self.dtype:
+            return x
+        return (x if self._scale == 1.0 else x * x.dtype.type(self._scale)).astype(self.dtype)
+
+    def decode(self, came: HostArray, x: HostArray) -> None:
+        x[...] = came
+        if self._scale != 1.0:
+            x *= x.dtype.type(1 / self._scale)  # a power of two: the same bits as a division
 
 
 class Scaled(Narrowed):
@@ -73,8 +98,7 @@ class Scaled(Narrowed):
     """
 
     def prepare(self, call: Passage, grads: Sequence[Array], growth: float) -> None:
-        wide = [g for g in grads if g.size and g.dtype != self.dtype]
-        mine = max((float(get_array_module(g).abs(g).max()) for g in wide), default=0.0)
+        mine = max((_largest_magnitude(g) for g in grads if g.size), default=0.0)
         word = np.array([mine * max(growth, 1.0)], np.float64).view(np.int64)
         largest = float(call.agree(word)[:, :1].copy().view(np.float64).max())
         self._scale = 1.0
@@ -95,6 +119,11 @@ def codec_for(dtype: Any) -> Codec:
     if dtype is None:
         return Codec()
     return Scaled(dtype) if dtype.itemsize < 4 and dtype.name != "bfloat16" else Narrowed(dtype)
+
+
+def _largest_magnitude(x: Array) -> float:
+    """Without an array of magnitudes beside it. Not a number if one is there."""
+    return float(get_array_module(x).maximum(x.max(), -x.min()))
 
 
 def _largest(dtype: Any) -> float:

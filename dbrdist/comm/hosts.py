@@ -19,7 +19,9 @@ class Hosts:
         self.place = self.ranks.index(mpi_comm.rank)
         self.num_owners: int = mpi_comm.allreduce(min(len(self.ranks), most_owners or mpi_comm.size), mpi_module.MIN)
         self.between: Any = None  # the owners of the same number; None on a rank that is none, and on a single host
-        self.is_only_one: bool = mpi_comm.allreduce(len(self.ranks), mpi_module.MAX) == mpi_comm.size
+        most: int = mpi_comm.allreduce(len(self.ranks), mpi_module.MAX)
+        self.is_only_one = most == mpi_comm.size
+        self.has_one_each = most == 1
         if not self.is_only_one:
             number = self.place if self.place < self.num_owners else mpi_module.UNDEFINED
             between = mpi_comm.Split(number, mpi_comm.rank)

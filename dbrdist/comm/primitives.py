@@ -12,6 +12,7 @@ import numpy as np
 
 from dbrdist.comm import arguments, message
 from dbrdist.comm.arguments import attempt
+from dbrdist.comm.codec import Codec
 from dbrdist.comm.gate import PAYLOAD_WORDS, Gate, Pending, Row
 from dbrdist.comm.record import Call
 from dbrdist.comm.settings import Configured
@@ -186,6 +187,12 @@ class Provider(Configured, ABC):
         host = backend.to_cpu(x).astype(x.dtype.newbyteorder("="))
         self._reduce_host(call, host, factors, divisor)
         x[...] = message.to_place(host, x)
+
+    def _reduce_in(
+        self, call: Call, codec: Codec, x: Array, factors: Sequence[float] | None, divisor: float | None
+    ) -> None:
+        """As :meth:`_reduce`, travelling as ``codec`` says."""
+        codec.carry(x, lambda travelling: self._reduce(call, travelling, factors, divisor))
 
     def _reduce_scatter(
         self, call: Call, x: Array, borders: Sequence[int], factors: Sequence[float] | None, divisor: float | None

@@ -17,12 +17,15 @@ import numpy as np
 
 from dbrdist.comm import arenas, mailbox, message, mpi, speed
 from dbrdist.comm.arenas import SharedGradients, SharedValues
+from dbrdist.comm.cable import MOST_RANKS, Cable, connect
+from dbrdist.comm.codec import Codec
 from dbrdist.comm.courier import Courier
 from dbrdist.comm.gate import Passage, Pending, Row
 from dbrdist.comm.host_memory import RawMemory, Segment, Ticket, attach
 from dbrdist.comm.hosts import Hosts
 from dbrdist.comm.mailbox import Mailbox
 from dbrdist.comm.overlap import Overlap
+from dbrdist.comm.pipeline import Sum
 from dbrdist.comm.processes import MpiCommunicator
 from dbrdist.comm.record import Call
 from dbrdist.comm.reduction import Plan
@@ -31,6 +34,9 @@ from dbrdist.core.backend import Array
 
 T = TypeVar("T")
 
+_COMPARED_BYTES = 1 << 22
+_NUM_COMPARED = 3
+_MOST_OF_MPI = 1.3  # of its time, in which MPI looks all the time here; beside backward it looks less, and is slower
 PIECE_BYTES = 1 << 18  # of each rank at a time: two per rank stay in the second-level cache
 _SHARED_FROM_BYTES = 1 << 16  # below, one message is as fast
 _OVERLAP_FROM_BYTES = 1 << 20  # below, a reduction is over before a thread would have begun it
@@ -67,17 +73,21 @@ class SharedSum:
 class FlatCommunicator(MpiCommunicator):
     """One reduction over flat memory for all parameters of a type; within a host through shared memory.
 
-    Two more configuration entries. ``shared_memory``: True or False, or None to use it for long arrays. Gradients are
+    Three more configuration entries. ``shared_memory``: True or False, or None to use it for long arrays. Gradients are
     then added where they lie, in the memory of all ranks of a host; between hosts messages carry the sums. ``overlap``:
-    True or False, or None to reduce gradients while backward runs where there are several hosts.
+    True or False, or None to reduce gradients while backward runs where there are several hosts. ``sockets``: whether
+    the sums of hosts travel over TCP connections of our own (``cable.py``); None is where these are as fast as MPI,
+    which is measured.
     """
 
-    _defaults = {**MpiCommunicator._defaults, "shared_memory": None, "overlap": None}
+    _defaults = {**MpiCommunicator._defaults, "shared_memory": None, "overlap": None, "sockets": None}
     _hosts: Hosts | None = None
     _shared: SharedSum | None = None
     _courier: Courier | None = None
     _mailbox: Mailbox | None = None
     _bucket_bytes = 0
+    _cable: Cable | None = None  # between hosts
+    _has_cable: bool | None = None  # the same on all ranks, also those that take no part in it; None is not tried yet
 
     def _prepare(self) -> None:
         if self._configs["shared_memory"] is False or self.size == 1:
@@ -145,6 +155,7 @@ class FlatCommunicator(MpiCommunicator):
         hosts = self._hosts
         if hosts is None or not self._reaches(plan):
             return None
+        self._lay_cable()
         runs = self._share_runs(hosts, call, plan, arenas.GRADIENTS)
         if runs is None:
             return None
@@ -171,10 +182,41 @@ class FlatCommunicator(MpiCommunicator):
                 lambda everyones: arenas.reach(everyones, plan.runs, hosts.place, segments),
             )
 
-    def _reduce_between(self, call: Call, x: message.HostArray, divisor: float | None) -> None:
-        """The sum over hosts of what this rank's counterparts have, divided."""
+    def _reduce_between(self, call: Call, x: message.HostArray, codec: Codec, divisor: float | None) -> None:
+        """The sum over hosts of what this rank's counterparts have, divided, travelling as ``codec`` says."""
         assert self._hosts is not None
-        self._reduce_over(self._hosts.between, call, x, None, divisor)
+        if self._cable is None or not x.size:
+            self._reduce_over(self._hosts.between, call, x, codec, None, divisor)
+        else:
+            Sum(self._cable, call, x, codec, None, divisor).run()
+
+    def _lay_cable(self, is_fast: bool | None = None) -> None:
+        """Connect the hosts over TCP, once, where that is wanted, or as fast as MPI. Collective."""
+        hosts, wanted = self._hosts, self._configs["sockets"]
+        if self._has_cable is not None or hosts is None or hosts.is_only_one:
+            return
+        self._has_cable = False
+        if wanted is False or self.inter_size > MOST_RANKS or is_fast is False:
+            return
+        cable, reason = (None, "") if hosts.between is None else connect(hosts.between)
+        reason = next(filter(None, self._comm.allgather(reason)), "")
+        if reason and wanted and self._rank == 0:
+            print(f"dbrdist: sums of hosts travel by MPI, not over sockets: {reason}", file=sys.stderr, flush=True)
+        self._has_cable = not reason and (wanted or is_fast or self._is_as_fast(cable))
+        self._cable = cable if self._has_cable else None
+        if cable is not None and not self._has_cable:
+            cable.close()
+
+    def _between_hosts(self) -> str:
+        """What carries sums there, for the name of what is measured."""
+        return " over sockets" if self._has_cable else ""
+
+    def _is_as_fast(self, cable: Cable | None) -> bool:
+        """Whether a sum takes about as long over these connections as by MPI, which needs the core for it."""
+        seconds = []
+        for self._cable in (None, cable):
+            seconds.append(min(self._time_reduction(_COMPARED_BYTES) for _ in range(_NUM_COMPARED)))
+        return bool(self._comm.bcast(seconds[1] <= _MOST_OF_MPI * seconds[0]))
 
     def _overlap(self, call: Passage, plan: Plan) -> Overlap | None:
         courier = self._background() if self._overlaps(plan) else None
@@ -187,19 +229,24 @@ class FlatCommunicator(MpiCommunicator):
 
     def _background(self) -> Courier | None:
         if self._courier is None and mpi.watching_is_allowed() and self.size > 1:
+            self._lay_cable()
             self._courier = Courier(self.split(0, self._rank))
+            self._courier.comm._lay_cable(self._has_cable)
         return self._courier
 
     def _time_reduction(self, num_bytes: int) -> float:
         """Seconds that it takes to add this many bytes between hosts; on one host, between its ranks. Collective."""
         hosts = self._hosts
-        ranks = self._comm if hosts is None or hosts.is_only_one else hosts.between
         x = np.zeros(num_bytes // 4, np.float32)
         self.barrier()
         with self._gate.call("measure") as call:
             call.meet_without_row()
             with call.moving():
-                return 0.0 if ranks is None else speed.timed(lambda: self._reduce_over(ranks, call, x, None, None))
+                if hosts is None or hosts.is_only_one:
+                    return speed.timed(lambda: self._reduce_over(self._comm, call, x, Codec(), None, None))
+                if hosts.between is None:
+                    return 0.0
+                return speed.timed(lambda: self._reduce_between(call, x, Codec(), None))
 
     def _overlaps(self, plan: Plan) -> bool:
         """Whether to reduce while backward runs; the same on every rank.
@@ -242,6 +289,8 @@ class FlatCommunicator(MpiCommunicator):
             self._courier.close()
             self._courier.comm.finalize()
         self._shared = self._mailbox = None
+        if self._cable is not None:
+            self._cable.close()
         if self._hosts is not None:
             self._hosts.free()
         super()._free()

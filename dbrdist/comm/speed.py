@@ -50,17 +50,18 @@ def bucket_bytes(comm: Any) -> int:
     """The size of a bucket on these ranks, from what was kept or is measured now. Collective.
 
     The file lies in ``~/.cache/dbrdist`` (or ``$XDG_CACHE_HOME``); its name stands for the number of hosts, their names
-    without numbers, and the ranks on each. Remove it to measure anew.
+    without numbers, the ranks on each, and what carries bytes between hosts. Remove it to measure anew.
     """
     names = comm.allgather_obj(socket.gethostname())
-    path = _path(_cluster(names))
+    cluster = _cluster(names) + comm._between_hosts()
+    path = _path(cluster)
     line = comm.bcast_obj(_load(path) if comm.rank == 0 else None)
     if line is None:
         times = [min(comm._time_reduction(size) for _ in range(_NUM_TIMES)) for size in _SIZES]
         # Rank 0 always takes part in the exchange between hosts; a rank that does not has no times.
         line = comm.bcast_obj(fit(_SIZES, times) if comm.rank == 0 else None)
         if comm.rank == 0:
-            _keep(path, line, _cluster(names))
+            _keep(path, line, cluster)
     return Line(*line).bucket_bytes()
 
 

@@ -84,11 +84,12 @@ def test_means_of_every_type(comm, dtype):
 def test_sums_of_hosts_travel_in_the_configured_type(comm, monkeypatch, dtype, size):
     """And come back in the gradients' own, whatever their size; where there is one host nothing travels."""
     comm.set_config("allreduce_grad_dtype", dtype)
+    comm._lay_cable()  # which measures in the type of the sums
     model, sent, between = model_of(), [], comm._reduce_between
 
-    def noted(call, x, divisor):
-        sent.append(x.dtype)
-        between(call, x, divisor)
+    def noted(call, x, codec, divisor):
+        sent.append(codec.wire_dtype(x.dtype))
+        between(call, x, codec, divisor)
 
     monkeypatch.setattr(comm, "_reduce_between", noted)
     for i, p in enumerate(model.params()):
