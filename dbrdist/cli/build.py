@@ -137,6 +137,7 @@ def _on_corrupt(settings: c.Cifar10 | c.ImageFolder) -> str:
 def _folders(config: Config, settings: c.ImageFolder, origin: Origin, find: FindImages) -> Data:
     prepare = None if settings.resize is None else T.Resize(settings.resize)
     options: dict[str, Any] = {"prepare": prepare, "cache": settings.cache, "on_corrupt": _on_corrupt(settings)}
+    options |= {"decode": settings.decode}
 
     def folder(name: str, part: str) -> datasets.ImageFolder:
         root = os.path.join(settings.root, name)

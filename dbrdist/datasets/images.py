@@ -63,17 +63,17 @@ _MAX_ROOM_BYTES = 1 << 23
 _room = _Room()
 
 
-def decode_briefly(data: bytes) -> Image:
+def decode_briefly(data: bytes, fast: bool = False) -> Image:
     """As :func:`decode`, for an image that nobody looks at once this thread decodes the next one."""
     if decoder() == "simplejpeg" and data.startswith(_JPEG):
         height, width = _check_jpeg(data)
         room = _room.of(3 * height * width)
         if room is not None:
             try:
-                return _simplejpeg().decode_jpeg(data, "RGB", strict=False, buffer=room)
+                return _simplejpeg().decode_jpeg(data, "RGB", fast, fast, strict=False, buffer=room)
             except Exception:  # whatever it is, the other way says so, or can read it
                 pass
-    return decode(data)
+    return decode(data, fast=fast)
 
 
 @functools.cache
@@ -83,15 +83,15 @@ def _simplejpeg() -> Any:
     return simplejpeg
 
 
-def _decode_simplejpeg(data: bytes, keep: bool) -> Image:
+def _decode_simplejpeg(data: bytes, keep: bool, fast: bool = False) -> Image:
     simplejpeg = _simplejpeg()
     if not data.startswith(_JPEG):
         raise ImageDecodeError("not a JPEG")
     gray = keep and simplejpeg.decode_jpeg_header(data)[2].lower() == "gray"
-    return simplejpeg.decode_jpeg(data, "GRAY" if gray else "RGB", strict=False)
+    return simplejpeg.decode_jpeg(data, "GRAY" if gray else "RGB", fast, fast, strict=False)
 
 
-def _decode_cv2(data: bytes, keep: bool) -> Image:
+def _decode_cv2(data: bytes, keep: bool, fast: bool = False) -> Image:
     cv2 = _cv2()
     flags = (cv2.IMREAD_UNCHANGED if keep else cv2.IMREAD_COLOR) | cv2.IMREAD_IGNORE_ORIENTATION
     if keep and data.startswith(_JPEG):
@@ -106,7 +106,7 @@ def _decode_cv2(data: bytes, keep: bool) -> Image:
     return cv2.cvtColor(image, cv2.COLOR_BGRA2RGBA if image.shape[2] == 4 else cv2.COLOR_BGR2RGB)
 
 
-def _decode_pillow(data: bytes, keep: bool) -> Image:
+def _decode_pillow(data: bytes, keep: bool, fast: bool = False) -> Image:
     from PIL import Image as Pillow
 
     with Pillow.open(io.BytesIO(data)) as image:
@@ -118,7 +118,7 @@ def _decode_pillow(data: bytes, keep: bool) -> Image:
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
-_DECODERS: dict[str, tuple[str, Callable[[bytes, bool], Image]]] = {
+_DECODERS: dict[str, tuple[str, Callable[[bytes, bool, bool], Image]]] = {
     "simplejpeg": ("simplejpeg", _decode_simplejpeg),
     "opencv": ("cv2", _decode_cv2),
     "pillow": ("PIL", _decode_pillow),
@@ -150,10 +150,12 @@ def resizer() -> str:
 # ---- decoding -------------------------------------------------------------------------------------------------------
 
 
-def decode(data: bytes, keep_channels: bool = False) -> Image:
+def decode(data: bytes, keep_channels: bool = False, fast: bool = False) -> Image:
     """The pixels of a JPEG or PNG file's bytes: (H, W, 3) RGB of uint8.
 
-    With ``keep_channels`` gray images give (H, W, 1) and PNGs with transparency (H, W, 4). Raises ImageDecodeError (a
+    With ``keep_channels`` gray images give (H, W, 1) and PNGs with transparency (H, W, 4). With ``fast`` simplejpeg
+    takes libjpeg-turbo's fast transform and repeats colours instead of interpolating them; no other decoder has that.
+    Raises ImageDecodeError (a
     ValueError) with the reason where the bytes are corrupt.
     """
     if data.startswith(_JPEG):
@@ -169,7 +171,7 @@ def decode(data: bytes, keep_channels: bool = False) -> Image:
         if name == "simplejpeg" and data.startswith(PNG):
             continue
         try:
-            return _DECODERS[name][1](data, keep_channels)
+            return _DECODERS[name][1](data, keep_channels, fast)
         except Exception as e:  # each library has its own exceptions for bad data
             reasons.append(f"{name}: {' '.join(str(e).split())}")
     if not reasons:

@@ -283,6 +283,33 @@ def test_memory_of_decoded_images_is_used_again_only_where_nothing_keeps_it(root
             images.decode_briefly(data)
 
 
+def test_fast_decoding_is_close_and_the_same_for_everyone(root):
+    simplejpeg = pytest.importorskip("simplejpeg")
+    chain = Compose([RandomResizedCrop(20), ToCHW()])
+    exact, fast = (ImageFolder(root, chain, on_corrupt="skip", decode=kind) for kind in ("exact", "fast"))
+    assert pickle.loads(pickle.dumps(fast)).decode == "fast"
+    jpegs = [i for i in range(len(fast)) if fast.index.read(i).startswith(b"\xff\xd8") and i != 13]
+    apart = []
+    for i in jpegs[:8]:
+        plain = simplejpeg.decode_jpeg(fast.index.read(i), "RGB", fastdct=True, fastupsample=True, strict=False)
+        assert np.array_equal(fast.get_raw(i)[0], plain)
+        apart.append(np.abs(exact.get_raw(i)[0].astype(int) - plain).mean())
+    assert max(apart) > 0  # so the option is in use; these images are noise, and a smooth one is close
+    y, x = np.mgrid[:64, :96]
+    smooth = images.encode_jpeg(np.stack([2 * x, 3 * y, x + y], 2).astype(np.uint8), 90)
+    assert np.abs(images.decode(smooth).astype(int) - images.decode(smooth, fast=True)).mean() < 3
+    serial, threads = (
+        np.concatenate([np.stack([image for image, _ in batch]) for batch in iterator])
+        for iterator in (
+            SerialIterator(fast, 8, repeat=False, seed=3),
+            MultithreadIterator(fast, 8, repeat=False, seed=3, n_threads=2),
+        )
+    )
+    assert np.array_equal(serial, threads)
+    with pytest.raises(ValueError, match="expected decode 'exact' or 'fast', got 'quick'"):
+        ImageFolder(root, decode="quick")
+
+
 def test_a_resize_that_changes_nothing_gives_memory_of_its_own(tmp_path):
     seen = []
 
