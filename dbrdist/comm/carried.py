@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from dbrdist.comm import agree
+from dbrdist.comm import agree, message
 from dbrdist.comm.buffering import Buffers
+from dbrdist.comm.reduction import Plan
 from dbrdist.comm.way import Way
 from dbrdist.core.backend import is_array, to_cpu, to_device
 from dbrdist.core.parameter import Parameter
@@ -48,7 +49,7 @@ class Carried:
         self.num_local = 0  # steps since the ranks averaged their parameters
         self.buffers = Buffers(comm) if way.double_buffering and comm.size > 1 else None
         self._everyones: dict[int, Entries] | None = None  # by rank, within ``everyones_on``
-        self._loaded: Loaded | None = None
+        self.loaded: Loaded | None = None
 
     def forget(self) -> None:
         """Begin anew with the next step, with nothing but what a compression has kept."""
@@ -56,12 +57,24 @@ class Carried:
         if self.buffers is not None:
             self.buffers.forget()
 
+    def samples(self, num_samples: int | None) -> int | None:
+        """How many examples all calls of this step had, with those of the last."""
+        if num_samples is None or not self.gathered:
+            return num_samples
+        return num_samples + sum(n or 0 for n in self.gathered)
+
+    def divide(self, plan: Plan, num_samples: int | None) -> None:
+        """Make means of the gradients that all calls of this step added up."""
+        total = self.samples(num_samples)
+        for grad in plan.collect():
+            message.divide(grad, float(len(self.gathered) + 1 if total is None else max(total, 1)))
+
     # ---- what there is ----
 
     def _own(self, target: Any) -> Entries:
         """What this rank alone has."""
-        if self._loaded is not None:
-            return self._loaded.own
+        if self.loaded is not None:
+            return self.loaded.own
         found: Entries = {}
         for p, name in _names(target).items():
             if self._way.compression is not None and p in self._way.compression.kept:
@@ -79,8 +92,8 @@ class Carried:
 
     def _common(self, target: Any) -> Entries:
         """What all ranks have in common."""
-        if self._loaded is not None:
-            return self._loaded.common
+        if self.loaded is not None:
+            return self.loaded.common
         names = _names(target)
         found: Entries = {"num_local": np.array(self.num_local)}
         if self._way.compression is not None:
@@ -124,7 +137,7 @@ class Carried:
 
     def _load(self, serializer: Any) -> None:
         self.forget()
-        self._loaded = None
+        self.loaded = None
         if self._way.compression is not None:
             self._way.compression.forget()
         try:
@@ -144,11 +157,11 @@ class Carried:
         else:
             own = _merged(parts, about["size"], self._comm.rank, self._comm.size)
             common["num_local"] = np.array(0)  # all have the same again
-        self._loaded = Loaded(common, own)
+        self.loaded = Loaded(common, own)
 
     def take_up(self, target: Any) -> bool:
         """Go on from what was loaded, if anything was. Collective then."""
-        loaded, self._loaded = self._loaded, None
+        loaded, self.loaded = self.loaded, None
         if loaded is None:
             return False
         counts = loaded.own.get("counts", np.empty(0, np.int64)) if self._way.accumulate > 1 else np.empty(0, np.int64)

@@ -40,9 +40,10 @@ class Compression:
         self.kept.clear()
         self.right.clear()
 
-    def spend(self, params: Sequence[Parameter]) -> None:
-        """Add to the gradients of some parameters what was kept of them."""
-        for p in params:
+    def spend(self, plan: Plan) -> None:
+        """Add to the gradients what was kept of them in a run of several ranks; one alone sends nothing."""
+        plan.collect()
+        for p in plan.params:
             if p in self.kept:
                 p.grad += to_device(self.kept.pop(p).astype(p.dtype).reshape(p.shape), p.device)
 

@@ -7,6 +7,7 @@ the ranks exchange words and raise the same error, with what differs, on which r
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 import zlib
@@ -24,8 +25,8 @@ Row = np.ndarray[Any, np.dtype[np.int64]]
 _HEAD = 5  # number, verb, root, configuration, error
 PAYLOAD_WORDS = 42
 ROW_WORDS = _HEAD + PAYLOAD_WORDS
-_ERROR = _HEAD - 1
-_BLANK = (0,) * PAYLOAD_WORDS
+ROW_BYTES = 8 * ROW_WORDS
+_packers = [struct.Struct(f"{n}q{ROW_BYTES - 8 * n}x") for n in range(ROW_WORDS + 1)]  # by the number of words
 
 
 class Pending(Protocol):
@@ -37,7 +38,7 @@ class Pending(Protocol):
     def pieces(self) -> list[list[Any]]:
         """For each array enclosed in the row what every rank enclosed; for use before the next row is shown."""
 
-    def wait(self, call: Call) -> Row:
+    def wait(self, call: Call) -> list[bytes]:
         """The rows of all ranks; raises CommunicatorError where the watch finds that they cannot come."""
 
 
@@ -50,7 +51,7 @@ class Ranks(Protocol):
     @property
     def size(self) -> int: ...
 
-    def _post_row(self, call: Call, row: Row, enclosed: Sequence[Any] = ()) -> Pending: ...
+    def _post_row(self, call: Call, row: bytes, enclosed: Sequence[Any] = ()) -> Pending: ...
 
     def _allgather_bytes(self, mine: Any, raw: Any, counts: Sequence[int], starts: Sequence[int]) -> None: ...
 
@@ -80,13 +81,13 @@ class Gate:
         self.closed = ""  # why no verb can run any more
         self.ranks = ranks
         self.backward_of = 0  # in a backward pass the number of the call that it goes through, else 0
-        self._config: str | None = None
+        self.config: str | None = None
         self._config_digest = 0
         self._one_thread = threading.RLock()
 
     def config_changed(self) -> None:
         """Compare the configuration anew at the next verb."""
-        self._config = None
+        self.config = None
 
     def call(self, verb: str, place: tuple[str, int] | None = None) -> Passage:
         """Enter a collective verb: ``with gate.call("bcast") as call``. ``place`` is the line of the call, if known.
@@ -94,15 +95,18 @@ class Gate:
         Raises:
             CommunicatorError: if the communicator is closed, or another thread is in a verb of it.
         """
-        self._check_open(verb)
-        if not self._one_thread.acquire(blocking=False):
+        if self.closed or self.ranks._refusal():
+            self._check_open(verb)
+        if not self._one_thread.acquire(False):
             raise CommunicatorError(self._two_threads(verb))
-        return Passage(self, verb, place=place)
+        call = Passage(self.record, verb, self.name, self.members, place)
+        call._gate = self
+        return call
 
     def again(self, call: Passage) -> Passage:
         """Enter a verb a second time, to wait for the row that was posted in it: ``with gate.again(call)``."""
         self._check_open(call.verb)
-        if not self._one_thread.acquire(blocking=False):
+        if not self._one_thread.acquire(False):
             raise CommunicatorError(self._two_threads(call.verb))
         call.since, call.thread = time.monotonic(), threading.get_ident()
         return call
@@ -110,7 +114,8 @@ class Gate:
     def message(self, verb: str, peer: Any, tag: Any) -> Passage:
         """Enter a send or receive; what is wrong with these arguments is raised on this rank alone."""
         self._check_open(verb)
-        call = Passage(self, verb, is_collective=False)
+        call = Passage(self.record, verb, self.name, self.members)
+        call._gate, call.is_collective = self, False
         call.peer = arguments.rank_of(peer, self.ranks.size, verb)
         call.tag = arguments.tag(tag, verb)
         call.partner = self.members[call.peer]
@@ -122,10 +127,6 @@ class Gate:
         if reason:
             raise CommunicatorError(f"{verb}: {reason}")
 
-    def leave(self) -> None:
-        """The end of a collective verb."""
-        self._one_thread.release()
-
     def _two_threads(self, verb: str) -> str:
         busy = [call for call in list(self.record.last) if call.comm_name == self.name and call.seconds < 0]
         where = f" ({busy[-1].verb} at {busy[-1].where()})" if busy else ""
@@ -134,11 +135,9 @@ class Gate:
             "give each thread its own by split(0, rank), made in the same order on all ranks"
         )
 
-    def config_word(self) -> int:
-        if self._config is None:
-            self._config = self.ranks._describe_config()
-            self._config_digest = digest(self._config)
-        return self._config_digest
+    def _describe_config(self) -> None:
+        self.config = self.ranks._describe_config()
+        self._config_digest = digest(self.config)
 
     def explain(self, call: Passage, what: str, detail: str, error: Exception | None) -> Exception:
         """What every rank raises, from the words of all. All ranks come here, or none."""
@@ -146,7 +145,7 @@ class Gate:
             call.verb + (f" backward through differentiable call {self.backward_of}" if self.backward_of else ""),
             call.number,
             call.root,
-            self._config or "",
+            self.config or "",
             what,
             detail,
             call.where(),
@@ -154,9 +153,7 @@ class Gate:
             "" if error is None else str(error),
         )
         raw = np.frombuffer(mine.encode(), np.uint8)
-        row = np.zeros(ROW_WORDS, np.int64)
-        row[0] = raw.size
-        counts = [int(n) for n in self.ranks._post_row(call, row).wait(call)[:, 0]]
+        counts = [words_of(row)[0] for row in self.ranks._post_row(call, _packers[1].pack(raw.size)).wait(call)]
         starts = [sum(counts[:k]) for k in range(len(counts))]
         found = np.empty(sum(counts), np.uint8)
         self.ranks._allgather_bytes(raw, found, counts, starts)
@@ -167,25 +164,20 @@ class Gate:
 class Passage(Call):
     """One verb on its way through the gate."""
 
-    __slots__ = ("_answer", "_detail", "_gate", "_is_moving", "_num_same", "_own_error", "_what", "enclosed")
-
-    def __init__(self, gate: Gate, verb: str, is_collective: bool = True, place: tuple[str, int] | None = None) -> None:
-        super().__init__(gate.record, verb, gate.name, gate.members, place)
-        self.is_collective = is_collective
-        self._gate = gate
-        self._answer: Pending | None = None
-        self._is_moving = False
-        self.enclosed: list[list[Any]] = []  # for each array enclosed in the row what every rank enclosed
+    enclosed: Sequence[list[Any]] = ()  # for each array enclosed in the row what every rank enclosed
+    _gate: Gate
+    _answer: Pending | None = None
+    _is_moving = False
 
     def __exit__(self, kind: Any, value: Any, tb: Any) -> None:
         if self.enclosed:
-            self.enclosed = []
+            self.enclosed = ()
             self._gate.ranks._release_enclosed()
         super().__exit__(kind, value, tb)
         if kind is not None and (self._answer is not None or self._is_moving):
             self.break_off(value)
         if self.is_collective:
-            self._gate.leave()
+            self._gate._one_thread.release()
 
     def break_off(self, error: BaseException) -> None:
         """Other ranks may still come to this meeting, or wait for bytes: nothing can follow on the communicator."""
@@ -237,13 +229,15 @@ class Passage(Call):
         ``enclosed`` are arrays that travel with it, where the provider says that they can.
         """
         gate = self._gate
+        if gate.config is None:
+            gate._describe_config()
         self.number = gate.record.count(gate.name)
-        verb = _verb_word(self.verb) ^ gate.backward_of
-        head = (self.number, verb, self.root, gate.config_word(), int(error is not None))
-        row = np.array((*head, *payload, *_BLANK[len(payload) :]), np.int64)
+        verb = _verb_words[self.verb] ^ gate.backward_of
+        words = (self.number, verb, self.root, gate._config_digest, error is not None, *payload)
+        self._row = _packers[len(words)].pack(*words)
         self.meets_by = "row"
         self._own_error, self._what, self._detail, self._num_same = error, what, detail, num_same
-        self._answer = gate.ranks._post_row(self, row, enclosed)
+        self._answer = gate.ranks._post_row(self, self._row, enclosed)
 
     def is_answered(self) -> bool:
         """Whether :meth:`wait` will return at once."""
@@ -251,15 +245,23 @@ class Passage(Call):
 
     def wait(self) -> Row:
         """The second half: everyone's payloads, once all are there."""
-        assert self._answer is not None
-        rows = self._answer.wait(self)
-        self.enclosed = self._answer.pieces()
-        words, self._answer, self._detail = self._detail, None, ""  # the record keeps this passage, not whole models
-        raw = rows.tobytes()
-        first = raw[: 8 * (_HEAD + self._num_same)]
-        if not rows[0, _ERROR] and all(raw.startswith(first, start) for start in range(0, len(raw), 8 * ROW_WORDS)):
-            return rows[:, _HEAD:]
+        return np.frombuffer(bytearray().join(self.wait_for_rows()), np.int64).reshape(-1, ROW_WORDS)[:, _HEAD:]
+
+    def wait_for_rows(self) -> list[bytes]:
+        """The rows as they came, for :func:`payload_bytes`."""
+        answer, words, row = self._answer, self._detail, self._row
+        assert answer is not None
+        rows = answer.wait(self)
+        self.enclosed = answer.pieces()
+        self._answer, self._detail, self._row = None, "", b""  # the record keeps this passage, not whole models
         own = self._own_error
+        if own is None:
+            same = row[: 8 * (_HEAD + self._num_same)]
+            for theirs in rows:
+                if not theirs.startswith(same):
+                    break
+            else:
+                return rows
         detail = "" if own is not None else words if isinstance(words, str) else words()
         raise self._gate.explain(self, self._what, detail, own) from own
 
@@ -285,16 +287,28 @@ class _Moving:
             self._call._is_moving = False
 
 
+def payload_bytes(begin: int, count: int) -> slice:
+    """Where some integers of the payload lie in a row."""
+    return slice(8 * (_HEAD + begin), 8 * (_HEAD + begin + count))
+
+
+def words_of(raw: bytes) -> tuple[int, ...]:
+    """The integers."""
+    return struct.unpack(f"{len(raw) // 8}q", raw)
+
+
 def digest(text: str) -> int:
     """A number that is the same for equal texts, on every rank."""
     raw = text.encode()
     return zlib.crc32(raw) << 31 ^ zlib.adler32(raw)
 
 
-_verb_words: dict[str, int] = {}
+class _Digests(dict[str, int]):
+    """The digests of a few texts that come again and again."""
+
+    def __missing__(self, text: str) -> int:
+        self[text] = digest(text)
+        return self[text]
 
 
-def _verb_word(verb: str) -> int:
-    if verb not in _verb_words:
-        _verb_words[verb] = digest(verb)
-    return _verb_words[verb]
+_verb_words = _Digests()

@@ -7,19 +7,23 @@ was asked to stop. Ranks that differ in what must be alike raise the same error,
 from __future__ import annotations
 
 import numbers
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from dbrdist.comm.gate import Passage, Row, digest
+from dbrdist.comm.gate import Passage, digest, payload_bytes, words_of
 from dbrdist.comm.model import plan_for
-from dbrdist.comm.reduction import Plan
+from dbrdist.comm.overlap import Weights
+from dbrdist.comm.reduction import Plan, weights
 from dbrdist.core.changes import Watch
 from dbrdist.core.parameter import Parameter
+from dbrdist.core.update_rule import Hooks
 
 _NUM_SAME = 5  # step, parameters, hyperparameters, which parameters are reduced, which are new
-_RUNS, _SAMPLES, _WORKS, _STOP, _PLACE, _ENCLOSES = range(_NUM_SAME, _NUM_SAME + 6)
+# Runs, samples, works, stop, place, encloses: these may differ.
+_own_words = operator.itemgetter(payload_bytes(_NUM_SAME, 6))
 
 
 class Steps:
@@ -35,50 +39,60 @@ class Steps:
         self._target: Any = None  # of which the watch speaks
         self._params_text = ""
         self._params_digest = self._runs_digest = 0
-        self._values: Any = None
-        self._values_text = ""
-        self._values_digest = 0
+        self._values = Values(optimizer)
         self._passage: Passage | None = None
+        self._said: tuple[Any, ...] = ()  # what the words of the last header are made of
         self._header: Header | None = None
+        self._last: Header | None = None
+        self._small_plan: Plan | None = None  # the last whose gradients fit into the header,
+        self._small_config: str | None = None  # and with which configuration
         self._is_refused = False  # waiting for it has raised on all ranks
         self.late: list[tuple[str, Parameter]] = []  # parameters that wait for their first input
 
-    def post(
+    def post(self, num_samples: int | None, works: bool, zero_fill: bool, new: Sequence[str] = ()) -> None:
+        """Show this rank's header, without waiting for the others'; the arguments are those of :meth:`show`."""
+        with self._comm._gate.call("update") as call:
+            self.show(call, num_samples, works, zero_fill, new)
+
+    def show(
         self,
+        call: Passage,
         num_samples: int | None,
         works: bool,
         zero_fill: bool,
         new: Sequence[str] = (),
         encloses: bool = False,
     ) -> None:
-        """Show this rank's header, without waiting for the others'.
+        """Show this rank's header in a verb that has begun.
 
         Args:
+            call: the verb.
             num_samples: of this rank.
             works: whether this rank has a forward pass.
             zero_fill: of the optimizer.
             new: names of parameters that want values.
             encloses: whether the gradients come with it, if there is room for those that are there now.
         """
-        self._look_at_parameters()
-        enclosed = self._plan.collect() if encloses and self._plan is not None and self._fits() else ()
-        self._look_at_values()
-        row = [
-            self._optimizer.t,
+        self.look()
+        plan, values, step = self._plan, self._values, self._optimizer.t
+        enclosed = plan.collect() if encloses and self.is_small() and plan is not None else ()
+        if not values.are_as_before():
+            values.look(self._settings)
+        row = (
+            step,
             self._params_digest,
-            self._values_digest,
-            zero_fill,
+            values.digest,
+            bool(zero_fill),
             digest("".join(new)) if new else 0,
             self._runs_digest,
             -1 if num_samples is None else int(num_samples),
-            works,
+            bool(works),  # not one of NumPy's
             self._comm._stop_request,
-            0 if self._plan is None else self._plan.place,
+            0 if plan is None else plan.place,
             bool(enclosed),
-        ]
-        with self._comm._gate.call("update") as call:
-            words = self._in_words(zero_fill, new)
-            call.post(row, num_same=_NUM_SAME, what="the same step", detail=words, enclosed=enclosed)
+        )
+        self._said = step, zero_fill, values.text, self._params_text, new
+        call.post(row, num_same=_NUM_SAME, what="the same step", detail=self._in_words, enclosed=enclosed)
         self._passage, self._header, self._is_refused = call, None, False
 
     def meet(self) -> Passage:
@@ -91,19 +105,22 @@ class Steps:
         """The headers of all ranks."""
         if self._header is None:
             self._is_refused = True
-            rows = call.wait()
+            own = [*map(_own_words, call.wait_for_rows())]
             self._is_refused = False
-            self._comm._stop_answers = rows[:, _STOP]
-            self._header = Header(rows)
+            if self._last is None or self._last.rows != own:
+                self._last = Header(own)
+            self._header = self._last
+            if self._comm._stop_answers is not self._last.stops:
+                self._comm._stop_answers = self._last.stops
         return self._header
 
     def is_small(self) -> bool:
-        """Whether the gradients fit into the header."""
-        self._look_at_parameters()
-        return self._fits()
-
-    def _fits(self) -> bool:
-        return self._plan is not None and self._comm._encloses([run.grad for run in self._plan.runs])
+        """Whether the gradients fit into the header, as far as :meth:`look` knows them."""
+        config = self._comm._gate.config
+        if self._plan is not self._small_plan or config is not self._small_config or config is None:
+            is_small = self._plan is not None and self._comm._encloses(self._plan.grads)
+            self._small_plan, self._small_config = self._plan if is_small else None, config
+        return self._small_plan is not None
 
     def poll(self) -> Header | None:
         """The headers of all ranks if they are there already."""
@@ -122,6 +139,12 @@ class Steps:
             self._passage.break_off(error)
 
     @property
+    def shown_plan(self) -> Plan:
+        """The plan of what the header spoke of; there is one where gradients came with it."""
+        assert self._plan is not None
+        return self._plan
+
+    @property
     def place(self) -> tuple[str, int]:
         """The line of the call."""
         assert self._passage is not None
@@ -130,12 +153,12 @@ class Steps:
     def plan(self) -> Plan | None:
         """A plan of what the header spoke of; None where the forward pass has changed the parameters since."""
         said = self._params_digest, self._plan
-        self._look_at_parameters()
+        self.look()
         return self._plan if said == (self._params_digest, self._plan) else None
 
     def current_plan(self) -> Plan:
         """The plan of what is updated now."""
-        self._look_at_parameters()
+        self.look()
         if self._plan is None:
             self._plan = plan_for(self._comm, [(name, p) for name, p in self._named_updated() if p.is_initialized])
         return self._plan
@@ -156,11 +179,13 @@ class Steps:
 
     def is_current(self) -> bool:
         """False where a parameter, a link or a rule has changed since the last header, or the target is another."""
-        return self._watch is not None and self._target is self._optimizer.target and self._watch.is_current()
+        watch = self._watch
+        return watch is not None and watch.is_current() and self._target is self._optimizer.target
 
-    def _look_at_parameters(self) -> None:
+    def look(self) -> None:
         """Plan anew where a parameter, a link or a rule has changed."""
-        if self.is_current():
+        watch = self._watch  # as is_current, which each step asks often
+        if watch is not None and watch.is_current() and self._target is self._optimizer.target:
             return
         target = self._target = self._optimizer.target
         named = list(target.namedparams())
@@ -173,33 +198,78 @@ class Steps:
         rules = [p.update_rule for p in params if p.update_rule is not None]
         self._watch = Watch([*target.links(), *params, *rules, *(rule.hyperparam for rule in rules)])
 
-    def _look_at_values(self) -> None:
-        """What the update does with the gradients: learning rate, hooks and their like."""
-        actual = self._optimizer
-        hyperparam = getattr(actual, "hyperparam", None)
-        values = (tuple(hyperparam.own().values()) if hyperparam is not None else (), actual._loss_scale)
-        hooks = [hook for named in (actual._hooks.pre, actual._hooks.post) for hook in named.values()]
-        values = (*values, *(tuple(vars(hook).values()) for hook in hooks if _is_ours(hook)))
-        if not _are_same(values, self._values):
-            self._values = values
-            self._values_text = _values_in_words(actual, hyperparam, hooks) + self._settings
-            self._values_digest = digest(self._values_text)
-
-    def _in_words(self, zero_fill: bool, new: Sequence[str]) -> Any:
-        step, values, params = self._optimizer.t, self._values_text, self._params_text
+    def _in_words(self) -> str:
+        step, zero_fill, values, params, new = self._said
         come = f"new parameters {', '.join(new)}\n" if new else ""
-        return lambda: f"step {step}\nzero_fill {zero_fill}\n{values}{params}{come}"
+        return f"step {step}\nzero_fill {zero_fill}\n{values}{params}{come}"
+
+
+class Values:
+    """What an optimizer does with the gradients: learning rate, hooks and their like. Most steps change none of it."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._hooks: Hooks | None = None
+        self._ids_of_hooks: list[int] = []
+        self._seen: list[tuple[Any, dict[str, Any]]] = []  # objects, with copies of their attributes
+        self._hyperparam: Any = None
+        self._scale: float | None = None
+        self.text = ""
+        self.digest = 0
+
+    def are_as_before(self) -> bool:
+        """Whether :meth:`look` would find the same."""
+        actual = self._optimizer
+        hooks: Hooks = actual._hooks
+        if hooks is not self._hooks or actual._loss_scale != self._scale:
+            return False
+        if (hooks.pre or hooks.post or self._ids_of_hooks) and [id(hook) for hook in hooks] != self._ids_of_hooks:
+            return False
+        try:
+            for thing, attributes in self._seen:
+                if thing.__dict__ != attributes:
+                    return False
+        except ValueError:  # an array among them
+            return False
+        return self._hyperparam is getattr(actual, "hyperparam", None)
+
+    def look(self, settings: str) -> None:
+        """Describe them anew."""
+        actual = self._optimizer
+        hyperparam = self._hyperparam = getattr(actual, "hyperparam", None)
+        hooks = list(actual._hooks)
+        things = [hook for hook in hooks if _is_ours(hook)]
+        if hyperparam is not None:
+            things.append(hyperparam)
+        self._hooks, self._ids_of_hooks = actual._hooks, [id(hook) for hook in hooks]
+        self._seen, self._scale = [(thing, dict(vars(thing))) for thing in things], actual._loss_scale
+        self.text = _values_in_words(actual, hyperparam, hooks) + settings
+        self.digest = digest(self.text)
 
 
 class Header:
-    """What all ranks showed."""
+    """What all ranks showed. It holds for later steps whose ranks show the same.
 
-    def __init__(self, rows: Row) -> None:
-        runs, self.counts, works, _, self.places, encloses = rows[:, _RUNS : _ENCLOSES + 1].T.tolist()
+    Args:
+        rows: the words of each rank that may differ, in bytes.
+    """
+
+    def __init__(self, rows: list[bytes]) -> None:
+        self.rows = rows
+        words = zip(*(words_of(row) for row in rows))
+        runs, self.counts, works, stops, self.places, encloses = words
+        self.stops = np.array(stops, np.int64)
         self.same_runs = runs.count(runs[0]) == len(runs)
         self.is_placed = self.same_runs and self.places[0] != 0 and self.places.count(self.places[0]) == len(runs)
         self.is_enclosed = self.same_runs and all(encloses)  # the gradients of all ranks came with it
         self.workers = [rank for rank, does in enumerate(works) if does]  # ranks with a forward pass
+        self._weights: Weights | None = None
+
+    def weights(self) -> Weights:
+        """(factor of each rank, divisor of the sum); raises where the numbers of examples do not go together."""
+        if self._weights is None:
+            self._weights = weights(self.counts)
+        return self._weights
 
 
 def _is_updated(p: Parameter) -> bool:
@@ -237,10 +307,3 @@ def _is_plain(value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _are_same(a: Any, b: Any) -> bool:
-    try:
-        return bool(a == b)
-    except ValueError:  # an array among them
-        return False

@@ -16,16 +16,19 @@ from typing import Any
 import numpy as np
 
 from dbrdist.comm import message
-from dbrdist.comm.gate import ROW_WORDS, Row
+from dbrdist.comm.gate import ROW_BYTES
 from dbrdist.comm.host_memory import RawMemory
 from dbrdist.comm.record import Call
+from dbrdist.core import spans
 
 ENCLOSED_BYTES = 1 << 16  # the most in one row; twice as much takes a meeting of its own as fast
 _NUM_ROWS = 64  # of each rank that others may still have to read
 _LINE_BYTES = 64
 _ROWS_BEGIN = 2 * _LINE_BYTES
-_ENCLOSED_BEGIN = _ROWS_BEGIN + _NUM_ROWS * ROW_WORDS * 8
+_ENCLOSED_BEGIN = _ROWS_BEGIN + _NUM_ROWS * ROW_BYTES
 NUM_BYTES = _ENCLOSED_BEGIN + 2 * ENCLOSED_BYTES
+_LOOKS = 300  # some 15 us: ranks with a core each come to most rows nearly together
+_MAX_ENCLOSURES = 8  # of models that take turns
 
 Wait = Callable[[Call, Callable[[], bool], str], None]
 
@@ -42,7 +45,8 @@ class _Memory:
         numbers = raw[:_ROWS_BEGIN].data.cast("q")  # one look takes 40 ns, that of an array 100
         self.posted = numbers[:1]  # the number of the last row
         self.read = numbers[_LINE_BYTES // 8 :][:1]  # of the last row that this rank has of all ranks
-        self.rows = raw[_ROWS_BEGIN:_ENCLOSED_BEGIN].view(np.int64).reshape(_NUM_ROWS, ROW_WORDS)
+        rows = raw[_ROWS_BEGIN:_ENCLOSED_BEGIN].data
+        self.rows = [rows[ROW_BYTES * k : ROW_BYTES * (k + 1)] for k in range(_NUM_ROWS)]
         self.enclosed = raw[_ENCLOSED_BEGIN:].reshape(2, ENCLOSED_BYTES)
 
 
@@ -57,26 +61,61 @@ class Mailbox:
 
     def __init__(self, raws: Sequence[RawMemory], rank: int, wait: Wait) -> None:
         self._all = [_Memory(raw) for raw in raws]
+        self._rank = rank
         self._own = self._all[rank]
+        self._rows = list(zip(*(memory.rows for memory in self._all)))  # in each place those of all ranks
+        self._posted_by_others = [memory.posted for memory in self._all if memory is not self._own]
+        self._read_by_all = [memory.read for memory in self._all]
         self._wait = wait
         self._number = 0
         self._unread: deque[Letter] = deque()
         self._last_read = 0
         self._enclosed_at = [0, 0]  # the last row in which each half of that memory was enclosed
+        self._enclosures: dict[int, _Enclosure] = {}
 
-    def post(self, call: Call, row: Row, enclosed: Sequence[message.HostArray] = ()) -> Letter:
+    def post(self, call: Call, row: bytes, enclosed: Sequence[message.HostArray] = ()) -> Letter:
         """Show a row, with arrays of :data:`ENCLOSED_BYTES` together at most, which may be written again at once."""
         number = self._number + 1
-        needed = max(number - _NUM_ROWS, self._enclosed_at[number % 2] if enclosed else 0)
-        if not self._may_overwrite(needed):  # others still read what lies there
+        needed = self._enclosed_at[number % 2] if enclosed else 0
+        if number - _NUM_ROWS > needed:
+            needed = number - _NUM_ROWS
+        self._own.read[0] = self._last_read  # see release
+        is_free = not self._unread
+        for read in self._read_by_all:
+            if read[0] < needed:
+                is_free = False
+        if not is_free and not self._may_overwrite(needed):  # others still read what lies there
             self._wait(call, lambda: self._may_overwrite(needed), "row")
+        enclosure = None
         if enclosed:
-            self._enclose(number, enclosed)
-        self._own.rows[number % _NUM_ROWS] = row
+            enclosure = self._enclosures.get(id(enclosed))
+            if enclosure is None or enclosure.arrays is not enclosed:
+                enclosure = self._enclosure(enclosed)
+            self._enclosed_at[number % 2] = number
+            for room, x in zip(enclosure.own[number % 2], enclosed):
+                room[...] = x
+        self._own.rows[number % _NUM_ROWS][:] = row
         self._own.posted[0] = self._number = number
-        letter = Letter(self, number, enclosed)
+        letter = Letter(self, number, enclosure)
         self._unread.append(letter)
         return letter
+
+    def takes(self, arrays: Sequence[Any]) -> bool:
+        """Whether these arrays can be enclosed in a row."""
+        found = self._enclosures.get(id(arrays))
+        return (found is not None and found.arrays is arrays) or (
+            enclosed_bytes(arrays) <= ENCLOSED_BYTES
+            and all(isinstance(x, np.ndarray) and x.dtype.isnative for x in arrays)
+        )
+
+    def _enclosure(self, arrays: Sequence[message.HostArray]) -> _Enclosure:
+        """Where arrays lie in a row; for a tuple of them, which stays what it is, this is kept."""
+        made = _Enclosure(arrays, self._all, self._rank)
+        if isinstance(arrays, tuple):
+            if len(self._enclosures) >= _MAX_ENCLOSURES:
+                self._enclosures.clear()
+            self._enclosures[id(arrays)] = made
+        return made
 
     def has_room(self) -> bool:
         """Whether arrays can be enclosed in the next row without waiting for a rank that still has to read others."""
@@ -88,81 +127,94 @@ class Mailbox:
 
     def is_complete(self, number: int) -> bool:
         """Whether all ranks have shown this row."""
-        return all(memory.posted[0] >= number for memory in self._all)
+        for posted in self._posted_by_others:
+            if posted[0] < number:
+                return False
+        return self._number >= number
 
-    def wait(self, call: Call, letter: Letter) -> None:
+    def read(self, call: Call, letter: Letter) -> None:
         """Read a row of all ranks, once it is there."""
         number = letter.number
-        self._wait(call, lambda: self.is_complete(number), "row")
+        if spans.recorders or call.pause_seconds:
+            self._wait(call, lambda: self.is_complete(number), "row")
+        looks = _LOOKS  # first without the care that a long wait needs
+        for posted in self._posted_by_others:
+            while posted[0] < number:
+                looks -= 1
+                if not looks:
+                    self._wait(call, lambda: self.is_complete(number), "row")
         while self._unread[0] is not letter:
-            self._take_next().keep()
-        self._take_next()
+            self._take_first().keep()
+        self._take_first()
 
-    def pieces(self, number: int, like: Sequence[message.HostArray]) -> list[list[message.HostArray]]:
-        """What is enclosed in a row: for each array as every rank has it, until this rank shows its next row."""
-        result, begin = [], 0
-        for x in like:
-            end = begin + x.nbytes
-            result.append([memory.enclosed[number % 2, begin:end].view(x.dtype) for memory in self._all])
-            begin = _next_line(end)
-        return result
-
-    def _enclose(self, number: int, arrays: Sequence[message.HostArray]) -> None:
-        self._enclosed_at[number % 2] = number
-        room, begin = self._own.enclosed[number % 2], 0
-        for x in arrays:
-            end = begin + x.nbytes
-            room[begin:end] = message.as_bytes(x)
-            begin = _next_line(end)
+    def _take_first(self) -> Letter:
+        letter = self._unread.popleft()
+        self._last_read = letter.number  # which the others hear in release: enclosed arrays are read till then
+        letter.rows = [*map(bytes, self._rows[letter.number % _NUM_ROWS])]
+        return letter
 
     def _may_overwrite(self, number: int) -> bool:
         """Whether all ranks have read up to this row; this one reads what it can, before others overwrite it."""
         while self._unread and self.is_complete(self._unread[0].number):
-            self._take_next().keep()
+            self._take_first().keep()
         self.release()
-        return all(memory.read[0] >= number for memory in self._all)
+        return all(read[0] >= number for read in self._read_by_all)
 
-    def _take_next(self) -> Letter:
-        letter = self._unread.popleft()
-        self._last_read = letter.number  # which the others hear in ``release``: enclosed arrays are read till then
-        letter.rows = np.empty((len(self._all), ROW_WORDS), np.int64)
-        for k, memory in enumerate(self._all):
-            letter.rows[k] = memory.rows[letter.number % _NUM_ROWS]
-        return letter
+
+class _Enclosure:
+    """Where some arrays lie when they come with a row."""
+
+    __slots__ = ("arrays", "own", "pieces")
+
+    def __init__(self, arrays: Sequence[message.HostArray], memories: Sequence[_Memory], rank: int) -> None:
+        self.arrays = arrays
+        self.pieces: list[Pieces] = []  # in each half of the memory
+        for half in range(2):
+            found, begin = [], 0
+            for x in arrays:
+                end = begin + x.nbytes
+                found.append([memory.enclosed[half, begin:end].view(x.dtype) for memory in memories])
+                begin = _next_line(end)
+            self.pieces.append(found)
+        self.own = [[of_ranks[rank] for of_ranks in found] for found in self.pieces]
+
+
+Pieces = list[list[message.HostArray]]  # for each array what every rank enclosed
 
 
 class Letter:
     """A row that was shown."""
 
-    __slots__ = ("_box", "_enclosed", "_pieces", "number", "rows")
+    __slots__ = ("_box", "_enclosure", "_kept", "number", "rows")
 
-    def __init__(self, box: Mailbox, number: int, enclosed: Sequence[message.HostArray]) -> None:
+    def __init__(self, box: Mailbox, number: int, enclosure: _Enclosure | None) -> None:
         self._box = box
-        self._enclosed = enclosed
-        self._pieces: list[list[message.HostArray]] | None = None
+        self._enclosure = enclosure
+        self._kept: Pieces | None = None
         self.number = number
-        self.rows: Any = None
+        self.rows: list[bytes] | None = None
 
     def is_there(self) -> bool:
         """Whether all ranks have shown theirs."""
         return self.rows is not None or self._box.is_complete(self.number)
 
-    def wait(self, call: Call) -> Row:
+    def wait(self, call: Call) -> list[bytes]:
         """The rows of all ranks."""
         if self.rows is None:
-            self._box.wait(call, self)
-        rows: Row = self.rows
+            self._box.read(call, self)
+        rows = self.rows
+        assert rows is not None
         return rows
 
     def keep(self) -> None:
         """Copy what is enclosed, before others overwrite it."""
-        self._pieces = [[piece.copy() for piece in pieces] for pieces in self.pieces()]
+        self._kept = [[piece.copy() for piece in of_ranks] for of_ranks in self.pieces()]
 
-    def pieces(self) -> list[list[message.HostArray]]:
+    def pieces(self) -> Pieces:
         """For each enclosed array what every rank enclosed; for use before the next row is shown."""
-        if self._pieces is None:
-            return self._box.pieces(self.number, self._enclosed) if self._enclosed else []
-        return self._pieces
+        if self._kept is not None or self._enclosure is None:
+            return self._kept or []
+        return self._enclosure.pieces[self.number % 2]
 
 
 def enclosed_bytes(arrays: Sequence[Any]) -> int:

@@ -171,16 +171,17 @@ def weighted_sum(
     Without factors and in that type the sum may go to ``out``, which may be the first of the pieces.
     """
     dtype = pieces[0].dtype
-    wide = np.dtype(np.float32) if dtype.kind == "V" else backend.accumulation_dtype(dtype)
-    if factors is None and dtype == wide and dtype.kind in "fc" and len(pieces) > 1:
+    if factors is None and dtype.itemsize > 2 and dtype.kind in "fc" and len(pieces) > 1:
         total = np.add(pieces[0], pieces[1], out=out)
-        rest = pieces[2:]
-    else:
-        total = pieces[0].astype(wide)
-        if factors is not None:
-            total *= wide.type(factors[0])
-        rest = pieces[1:]
-    for k, piece in enumerate(rest, len(pieces) - len(rest)):
+        for piece in pieces[2:]:
+            total += piece
+        divide(total, divisor)
+        return total
+    wide = np.dtype(np.float32) if dtype.kind == "V" else backend.accumulation_dtype(dtype)
+    total = pieces[0].astype(wide)
+    if factors is not None:
+        total *= wide.type(factors[0])
+    for k, piece in enumerate(pieces[1:], 1):
         term = piece.astype(wide, copy=False)
         total += term if factors is None else term * wide.type(factors[k])
     divide(total, divisor)
@@ -192,7 +193,7 @@ def divide(x: HostArray, divisor: float | None) -> None:
     if divisor is None:
         return
     if math.frexp(divisor)[0] == 0.5:
-        x *= x.dtype.type(1 / divisor)
+        x *= 1 / divisor
     else:
         x /= x.dtype.type(divisor)
 

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dbrdist.comm import message
 from dbrdist.comm import model as models
 from dbrdist.comm.carried import Carried
 from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.comm.compression import Compression
 from dbrdist.comm.gate import Passage
+from dbrdist.comm.handed_on import HandsOn, class_for
 from dbrdist.comm.header import Header, Steps
 from dbrdist.comm.late import LateParameters
 from dbrdist.comm.overlap import Overlap, Weights
 from dbrdist.comm.reduction import Plan, weights
 from dbrdist.comm.sharding import Sharding
 from dbrdist.comm.way import Way, checked_way
-from dbrdist.core import backprop, flat, spans
-from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy, Optimizer
+from dbrdist.core import backprop, spans
+from dbrdist.core.optimizer import GradientMethod, Optimizer
 from dbrdist.core.parameter import Parameter
 from dbrdist.errors import CommunicatorError
 
@@ -71,26 +70,27 @@ def create_multi_node_optimizer(
     if way.zero and not isinstance(actual_optimizer, GradientMethod):
         raise TypeError(f"zero={zero}: expected an optimizer with update rules, got {type(actual_optimizer).__name__}")
     kind: Any = type(actual_optimizer)
-    return _class_for(kind)(actual_optimizer, communicator, zero_fill, way)
+    return class_for(MultiNodeOptimizer, kind)(actual_optimizer, communicator, zero_fill, way)
 
 
-class MultiNodeOptimizer:
+class MultiNodeOptimizer(HandsOn):
     """Wraps ``actual_optimizer``; made by :func:`create_multi_node_optimizer`."""
 
     __slots__ = (
-        "_carried", "_is_alone", "_is_synchronized", "_known", "_sharding", "_steps", "_target", "_way",
-        "actual_optimizer", "communicator", "exposed_seconds", "num_samples", "zero_fill",
+        "_carried", "_is_alone", "_is_one_of_many", "_is_synchronized", "_known", "_sharding", "_steps", "_target",
+        "_way", "communicator", "exposed_seconds", "num_samples", "zero_fill",
     )  # fmt: skip
 
     takes_num_samples = True  # the updater passes num_samples to update()
 
     def __init__(self, actual_optimizer: Any, communicator: CommunicatorBase, zero_fill: bool, way: Way) -> None:
-        self.actual_optimizer = actual_optimizer
+        super().__init__(actual_optimizer)
         self.communicator = communicator
         self.zero_fill = zero_fill
         self.num_samples: int | None = None  # of this rank in the last step
         self.exposed_seconds = 0.0  # after backward, in reductions and in waiting for other ranks, so far
-        self._is_alone = communicator.size == 1 and not way.carries  # nothing travels, nothing is added up
+        self._is_one_of_many = communicator.size > 1
+        self._is_alone = not self._is_one_of_many and not way.carries  # nothing travels, nothing is added up
         self._is_synchronized = False
         self._target: Any = None  # of the last step
         self._known: set[Parameter] = set()  # its parameters
@@ -117,43 +117,55 @@ class MultiNodeOptimizer:
             CommunicatorError: on every rank, if steps, parameters, hyperparameters or configurations differ between
                 ranks, or no rank has an example.
         """
-        target = self._require_target()
+        target = self.actual_optimizer.target
+        if target is None:
+            raise RuntimeError("the multi-node optimizer has no target yet; call setup(link) first")
         if self._is_alone and lossfun is not None and (num_samples is None or num_samples >= 1):
-            if target is not self._target:
+            if not self._is_in_step(target):
                 self._synchronize()
             self.num_samples = num_samples
             self._backward(lossfun, args, kwds)
-            with spans.span("update"):
-                self.actual_optimizer.update()
+            began = time.perf_counter()
+            self.actual_optimizer.update()
+            if spans.recorders:
+                spans.note("update", began)
             return
-        self._check_scale()
-        is_first = self._synchronize()
-        if self._carried.take_up(target):
+        if self.actual_optimizer._loss_scale_growth is not None and self._is_one_of_many:
+            self._way.check_dynamic_scale()
+        is_first = False
+        if not self._is_in_step(target):
+            is_first = self._synchronize()
+            if self._is_one_of_many:
+                self._steps.look()
+        if self._carried.loaded is not None and self._carried.take_up(target):
             is_first = False
         self.num_samples = num_samples
         if num_samples == 0 and not self._carried.gathered:
             target.cleargrads()
         if self._way.accumulate > 1 and self._gathers(lossfun, args, kwds, num_samples):
             return
-        if self._way.local_steps > 1 and not is_first and self.communicator.size > 1:
+        if self._way.local_steps > 1 and not is_first and self._is_one_of_many:
             self._update_alone(lossfun, args, kwds, num_samples)
             return
         is_whole = True
-        if self.communicator.size > 1:
+        if self._is_one_of_many:
             is_whole = self._update_together(lossfun, args, kwds, num_samples)
         else:
-            total = self._samples(num_samples)
+            total = self._carried.samples(num_samples)
             if total is not None and total < 1:
                 weights([total])  # which says what is wrong with it
             if lossfun is not None and num_samples != 0:
                 self._backward(lossfun, args, kwds, weight=num_samples)
             self._divide_gathered()
-            self._send_kept()
+            if self._way.compression is not None and self._way.compression.kept:
+                self._way.compression.spend(self._steps.current_plan())
         self._carried.gathered = []
         if not is_whole:
             return
-        with spans.span("update"):
-            self.actual_optimizer.update()
+        began = time.perf_counter()
+        self.actual_optimizer.update()
+        if spans.recorders:
+            spans.note("update", began)
         if self._sharding is not None and self.actual_optimizer.is_safe_to_update():
             with self._steps.meet() as call, spans.span("spread values"):
                 self._sharding.share_values(call, self._steps.current_plan())
@@ -192,20 +204,23 @@ class MultiNodeOptimizer:
                 for run in self._steps.current_plan().runs:
                     self.communicator._reduce(call, run.data, None, float(self.communicator.size))
 
+    def _is_in_step(self, target: Any) -> bool:
+        """Whether all ranks have the parameters of ``target`` in common already."""
+        if not self._is_synchronized or self._target is not target:
+            return False
+        return not self._is_one_of_many or self._steps.is_current()
+
     def _synchronize(self) -> bool:
         """Rank 0's parameters on all ranks, before the first step with a target; later, those that have come since.
 
         True before the first step.
         """
         target = self.target
-        is_alone = self.communicator.size == 1
-        if self._is_synchronized and self._target is target and (is_alone or self._steps.is_current()):
-            return False
         is_other = self._target is not None and self._target is not target
         is_first = is_other or not self._is_synchronized
         if is_first:
             self._carried.forget()
-        if not is_alone:
+        if self._is_one_of_many:
             if is_first:
                 # Not persistent values: after a resume each rank has its own batch-norm statistics.
                 models.bcast_params(self.communicator, target)
@@ -223,42 +238,27 @@ class MultiNodeOptimizer:
             self._steps.wait(call)  # which says where they are not new, or not there
         models.bcast_named(self.communicator, new)
 
-    def _samples(self, num_samples: int | None) -> int | None:
-        """Of all calls of this step."""
-        if num_samples is None or not self._carried.gathered:
-            return num_samples
-        return num_samples + sum(n or 0 for n in self._carried.gathered)
-
     def _weights(self, header: Header) -> Weights:
         """(factor of each rank, divisor of the sum) of the gradients that backward left."""
+        found = header.weights()  # with its checks
         if self._way.accumulate == 1:
-            return weights(header.counts)
-        weights(header.counts)  # its checks
+            return found
         num_calls = len(self._carried.gathered) + 1
         total = sum(header.counts) if header.counts[0] >= 0 else self.communicator.size * num_calls
         return None, float(total)
 
     def _divide_gathered(self) -> None:
         if self._way.accumulate > 1:
-            total = self._samples(self.num_samples)
-            for run in self._steps.current_plan().runs:
-                flat.collect_gradients(run.params)
-                num_calls = len(self._carried.gathered) + 1
-                message.divide(run.grad, float(num_calls if total is None else max(total, 1)))
-
-    def _send_kept(self) -> None:
-        """What a compression kept in a run of several ranks, where there is one alone, which sends nothing."""
-        if self._way.compression is not None and self._way.compression.kept:
-            plan = self._steps.current_plan()
-            flat.collect_gradients(plan.params)
-            self._way.compression.spend(plan.params)
+            self._carried.divide(self._steps.current_plan(), self.num_samples)
 
     def _update_together(self, lossfun: Any, args: Any, kwds: Any, num_samples: int | None) -> bool:
         """Mean gradients on all ranks: the header, forward and backward, the reduction.
 
         False where there is nothing to update with yet.
         """
-        weight, num_samples = num_samples, self._samples(num_samples)
+        weight = num_samples
+        if self._carried.gathered:
+            num_samples = self._carried.samples(num_samples)
         steps, works = self._steps, lossfun is not None and weight != 0
         is_plain = self.zero_fill and self._carried.buffers is None and self._way.compression is None
         is_small = is_plain and self._sharding is None and steps.is_small()
@@ -279,27 +279,11 @@ class MultiNodeOptimizer:
                     steps.break_off(e)
                 raise
         began = time.perf_counter()
-        if is_small:
-            steps.post(num_samples, works, self.zero_fill, encloses=True)
-        with spans.span("exposed wait"):
-            is_whole = self._reduce_all(overlap, num_samples)
+        is_whole = self._reduce_at_once(num_samples, works) if is_small else self._reduce_all(overlap, num_samples)
         self.exposed_seconds += time.perf_counter() - began
+        if spans.recorders:
+            spans.note("exposed wait", began)
         return is_whole
-
-    def _check_scale(self) -> None:
-        """Refuse a loss scale that changes between a gradient and its use, or on one rank alone."""
-        if self.actual_optimizer._loss_scale_growth is None or self.communicator.size == 1:
-            return
-        if self._carried.buffers is not None or self._way.compression is not None:
-            raise ValueError(
-                "a dynamic loss scale does not go with double_buffering or compression, which use gradients of "
-                "earlier steps; set a constant one"
-            )
-        if self._way.local_steps > 1:
-            raise ValueError(
-                "a dynamic loss scale does not go with local_steps, where each rank would follow its own overflows; "
-                "set a constant one"
-            )
 
     def _reduce_all(self, overlap: Any, num_samples: int | None) -> bool:
         """After backward: what is left of the reduction."""
@@ -307,10 +291,6 @@ class MultiNodeOptimizer:
         with steps.meet() as call:
             header = steps.wait(call)
             plan = steps.plan()
-            if plan is not None and header.is_enclosed:
-                with spans.span("reduce"):
-                    plan.add_up(call, call.enclosed, *self._weights(header))
-                return True
             if plan is not None and header.same_runs and self.zero_fill:
                 if self._carried.buffers is not None:
                     return self._carried.buffers.swap(plan, *self._weights(header), steps.place)
@@ -318,6 +298,26 @@ class MultiNodeOptimizer:
                     overlap.wait(*self._weights(header))
                 else:
                     self._reduce(call, plan, header)
+                return True
+        self._reduce_anew(num_samples)
+        return True
+
+    def _reduce_at_once(self, num_samples: int | None, works: bool) -> bool:
+        """After backward, where gradients come with the header: the ranks meet once."""
+        steps = self._steps
+        with self.communicator._gate.call("update") as call:
+            steps.show(call, num_samples, works, self.zero_fill, encloses=True)
+            header = steps.wait(call)
+            if header.is_enclosed:
+                began = time.perf_counter()
+                found = header.weights() if self._way.accumulate == 1 else self._weights(header)
+                steps.shown_plan.add_up(call, call.enclosed, *found)
+                if spans.recorders:
+                    spans.note("reduce", began)
+                return True
+            plan = steps.plan()
+            if plan is not None and header.same_runs:  # on one they have outgrown the header during its forward pass
+                self._reduce(call, plan, header)
                 return True
         self._reduce_anew(num_samples)
         return True
@@ -375,61 +375,27 @@ class MultiNodeOptimizer:
         listener: Overlap | None = None,
         weight: int | None = None,
     ) -> None:
-        with spans.span("forward"):
-            loss = lossfun(*args, **kwds)
+        began = time.perf_counter()
+        loss = lossfun(*args, **kwds)
+        if spans.recorders:
+            spans.note("forward", began)
         if after_forward is not None:
             after_forward()
         if not self._carried.gathered:
-            self.target.cleargrads()
+            self.actual_optimizer.target.cleargrads()
         scale = self.actual_optimizer._loss_scale
         if self._way.accumulate > 1 and weight is not None:
             scale = weight * (1.0 if scale is None else scale)
-        with spans.span("backward"):
-            backprop.backward([loss], loss_scale=scale, listener=listener)
+        began = time.perf_counter()
+        backprop.backward([loss], loss_scale=scale, listener=listener)
+        if spans.recorders:
+            spans.note("backward", began)
 
     def _updated_params(self) -> list[tuple[str, Parameter]]:
         """All but the frozen ones, whose gradients nobody reads."""
         return [(name, p) for name, p in self.target.namedparams() if p.update_rule is None or p.update_rule.enabled]
 
-    def _require_target(self) -> Any:
-        if self.actual_optimizer.target is None:
-            raise RuntimeError("the multi-node optimizer has no target yet; call setup(link) first")
-        return self.actual_optimizer.target
-
-    # ---- what is handed on ----
-
-    @property
-    def target(self) -> Any:
-        """The link that is updated."""
-        return self.actual_optimizer.target
-
-    @property
-    def t(self) -> int:
-        """The number of updates so far."""
-        return int(self.actual_optimizer.t)
-
-    @t.setter
-    def t(self, value: int) -> None:
-        self.actual_optimizer.t = value
-
-    @property
-    def epoch(self) -> int:
-        """The number of epochs counted by :meth:`new_epoch`."""
-        return int(self.actual_optimizer.epoch)
-
-    @epoch.setter
-    def epoch(self, value: int) -> None:
-        self.actual_optimizer.epoch = value
-
-    @property
-    def num_local_steps(self) -> int | None:
-        """Steps of this rank by itself since the ranks averaged their parameters; None where all steps are joint."""
-        return self._carried.num_local if self._way.local_steps > 1 and self.communicator.size > 1 else None
-
-    @property
-    def hyperparam(self) -> Any:
-        """The hyperparameters of the wrapped optimizer."""
-        return self.actual_optimizer.hyperparam
+    # ---- what it is set up with, and its state ----
 
     def setup(self, link: Any) -> MultiNodeOptimizer:
         """Take a link as the target."""
@@ -437,33 +403,10 @@ class MultiNodeOptimizer:
         self._is_synchronized, self._target = False, None
         return self
 
-    def new_epoch(self, auto: bool = False) -> None:
-        """Count an epoch."""
-        self.actual_optimizer.new_epoch(auto)
-
-    def add_hook(self, hook: Any, name: str | None = None, timing: str = "auto") -> None:
-        """Call a hook before or after each update; before means with the averaged gradients."""
-        self.actual_optimizer.add_hook(hook, name, timing)
-
-    def remove_hook(self, name: str) -> None:
-        """Remove a hook."""
-        self.actual_optimizer.remove_hook(name)
-
-    def call_hooks(self, timing: str = "pre") -> None:
-        """Call all hooks of one timing."""
-        self.actual_optimizer.call_hooks(timing)
-
-    def set_loss_scale(self, loss_scale: float | None) -> None:
-        """Multiply the loss in backward and divide the gradients by it before the update."""
-        self.actual_optimizer.set_loss_scale(loss_scale)
-
-    def loss_scaling(self, interval: int = 1000, scale: float | None = None) -> None:
-        """Scale the loss by a constant, or by a number that follows overflows; all ranks see the same of them."""
-        self.actual_optimizer.loss_scaling(interval, scale)
-
-    def is_safe_to_update(self) -> bool:
-        """True if no gradient holds NaN or infinity."""
-        return bool(self.actual_optimizer.is_safe_to_update())
+    @property
+    def num_local_steps(self) -> int | None:
+        """Steps of this rank by itself since the ranks averaged their parameters; None where all steps are joint."""
+        return self._carried.num_local if self._way.local_steps > 1 and self.communicator.size > 1 else None
 
     @contextlib.contextmanager
     def whole_state(self, root: int = 0) -> Iterator[None]:
@@ -486,24 +429,3 @@ class MultiNodeOptimizer:
         """
         self.actual_optimizer.serialize(serializer)
         self._carried.serialize(serializer, self.target)
-
-
-@functools.cache
-def _class_for(kind: Any) -> type[MultiNodeOptimizer]:
-    """A MultiNodeOptimizer with a property for each hyperparameter that ``kind`` has as an attribute."""
-    members: dict[str, Any] = {"__slots__": ()}
-    for base in kind.__mro__:
-        for name, value in vars(base).items():
-            if isinstance(value, HyperparameterProxy):
-                members[name] = _handed_on(name)
-    return type(f"MultiNode{kind.__name__}", (MultiNodeOptimizer,), members)
-
-
-def _handed_on(name: str) -> property:
-    def read(self: MultiNodeOptimizer) -> Any:
-        return getattr(self.actual_optimizer, name)
-
-    def write(self: MultiNodeOptimizer, value: Any) -> None:
-        setattr(self.actual_optimizer, name, value)
-
-    return property(read, write, doc=f"``{name}`` of the wrapped optimizer.")

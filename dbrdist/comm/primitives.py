@@ -84,7 +84,7 @@ class Provider(Configured, ABC):
     _leaves_gradients = False  # True in one that does not reduce them at all
 
     @abstractmethod
-    def _post_row(self, call: Call, row: Row, enclosed: Sequence[message.HostArray] = ()) -> Pending:
+    def _post_row(self, call: Call, row: bytes, enclosed: Sequence[message.HostArray] = ()) -> Pending:
         """Show a row of fixed length to all ranks, without waiting for theirs; enclosed arrays may be written again."""
 
     def _encloses(self, arrays: Sequence[Array]) -> bool:

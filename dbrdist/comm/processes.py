@@ -147,8 +147,7 @@ class MpiCommunicator(CommunicatorBase):
 
     # ---- lifetime ----
 
-    def _refusal(self) -> str:
-        return mpi.refusal()
+    _refusal = staticmethod(mpi.refusal)
 
     def _make_part(self, call: Call, ranks: list[int]) -> MpiCommunicator | None:
         number, key = (ranks[0], ranks.index(self._rank)) if ranks else (self._MPI.UNDEFINED, 0)
@@ -175,7 +174,7 @@ class MpiCommunicator(CommunicatorBase):
 
     # ---- primitives ----
 
-    def _post_row(self, call: Call, row: Row, enclosed: Sequence[message.HostArray] = ()) -> Pending:
+    def _post_row(self, call: Call, row: bytes, enclosed: Sequence[message.HostArray] = ()) -> Pending:
         return _PendingRow(self, row)
 
     def _bcast_bytes(self, raw: message.HostArray, root: int) -> None:
@@ -289,10 +288,10 @@ class MpiCommunicator(CommunicatorBase):
 class _PendingRow:
     """A row on its way."""
 
-    def __init__(self, comm: MpiCommunicator, row: Row) -> None:
+    def __init__(self, comm: MpiCommunicator, row: bytes) -> None:
         self._comm = comm
-        self._rows = np.empty((comm.size, row.size), np.int64)
-        self._request = comm._rows.Iallgather(row, self._rows)
+        self._rows = np.empty((comm.size, len(row)), np.uint8)
+        self._request = comm._rows.Iallgather(np.frombuffer(row, np.uint8), self._rows)
 
     def is_there(self) -> bool:
         """Whether all have come."""
@@ -302,10 +301,10 @@ class _PendingRow:
         """Nothing is enclosed."""
         return []
 
-    def wait(self, call: Call) -> Row:
+    def wait(self, call: Call) -> list[bytes]:
         """The rows of all ranks."""
         self._comm._wait(call, self._request, "row")
-        return self._rows
+        return [row.tobytes() for row in self._rows]
 
 
 class NaiveCommunicator(MpiCommunicator):

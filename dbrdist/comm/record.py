@@ -18,6 +18,7 @@ LENGTH = 1000  # verbs that are kept
 MAX_COUNTS = 4096  # pairs of a communicator and what is counted on it; the one that moved last stays longest
 _OURS, _OF_THE_ROOM = ("dbrdist.", "contextlib", "click."), ("dbrdist.comm.", "contextlib")
 _NO_PLACE = ("an unknown place", 0)
+_depths: dict[str, int] = {}  # of modules: 0 outside this package, 1 in it, 2 in this room
 
 
 class Call:
@@ -26,31 +27,23 @@ class Call:
     A context manager: while it is open, the calling thread is in the verb.
     """
 
-    __slots__ = (
-        "comm_name",
-        "error",
-        "is_collective",
-        "is_waiting",
-        "kind",
-        "meets_by",
-        "members",
-        "num_bytes",
-        "num_waits",
-        "number",
-        "outer",
-        "partner",
-        "pause_seconds",
-        "peer",
-        "place",
-        "record",
-        "root",
-        "seconds",
-        "since",
-        "tag",
-        "thread",
-        "verb",
-        "wait_id",
-    )
+    # Of most calls these stay what they are, and cost nothing.
+    number = 0  # the how-manieth meeting on the communicator, or message of the pair; 0 before it is known
+    is_collective = True
+    is_waiting = False  # for other ranks; False too while it prepares or copies
+    meets_by = "row"  # or "bytes", where no row comes first
+    partner = -1  # of a send or receive, as numbered in the whole job
+    peer = -1  # the same, as numbered on the communicator
+    tag = 0
+    root = -1
+    num_bytes = 0
+    num_waits = 0  # for other ranks, where somebody records them
+    kind: Any = None  # the type of the elements
+    seconds = -1.0  # how long it took; -1 while it runs
+    outer: Call | None = None  # the verb that called this one
+    wait_id = 0
+    pause_seconds = 0.0  # between two looks, where the thread waits in the background
+    error = ""  # set by the watch: why the wait cannot end
 
     def __init__(
         self,
@@ -64,32 +57,28 @@ class Call:
         self.verb = verb
         self.comm_name = comm_name
         self.members = members  # the communicator's ranks, as numbered in the whole job
-        self.number = 0  # the how-manieth meeting on the communicator, or message of the pair; 0 before it is known
-        self.is_collective = True
-        self.is_waiting = False  # for other ranks; False too while it prepares or copies
-        self.meets_by = "row"  # or "bytes", where no row comes first
-        self.partner = -1  # of a send or receive, as numbered in the whole job
-        self.peer = -1  # the same, as numbered on the communicator
-        self.tag = 0
-        self.root = -1
-        self.num_bytes = 0
-        self.num_waits = 0  # for other ranks, where somebody records them
-        self.kind: Any = None  # the type of the elements
         self.place = _caller(sys._getframe(2)) if place is None else place
         self.since = time.monotonic()
-        self.seconds = -1.0  # how long it took; -1 while it runs
         self.thread = threading.get_ident()
-        self.outer: Call | None = None  # the verb that called this one
-        self.wait_id = 0
-        self.pause_seconds = 0.0  # between two looks, where the thread waits in the background
-        self.error = ""  # set by the watch: why the wait cannot end
 
     def __enter__(self) -> Self:
-        self.record.open(self)
+        record, thread = self.record, self.thread
+        self.outer = record.running.get(thread)
+        record.num_entered += 1
+        self.wait_id = record.num_entered
+        record.running[thread] = self
+        record.threads.add(thread)
+        if self.seconds < 0:  # not one that is entered again
+            record.last.append(self)
+        self.seconds = -1.0
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.record.close(self)
+        self.seconds = time.monotonic() - self.since
+        if self.outer is None:
+            self.record.running.pop(self.thread, None)
+        else:
+            self.record.running[self.thread] = self.outer
 
     @property
     def is_send(self) -> bool:
@@ -124,9 +113,12 @@ def _caller(frame: Any) -> tuple[str, int]:
     inside = None
     while frame is not None:
         module = frame.f_globals["__name__"]
-        if not module.startswith(_OURS):
+        depth = _depths.get(module)
+        if depth is None:
+            depth = _depths[module] = module.startswith(_OURS) + module.startswith(_OF_THE_ROOM)
+        if depth == 0:
             return frame.f_code.co_filename, frame.f_lineno
-        if inside is None and not module.startswith(_OF_THE_ROOM):
+        if depth == 1 and inside is None:
             inside = frame
         frame = frame.f_back
     return _NO_PLACE if inside is None else (inside.f_code.co_filename, inside.f_lineno)
@@ -143,27 +135,7 @@ class Record:
         self.threads: set[int] = set()  # all that were ever in a verb
         self.resting: set[int] = set()  # those that do nothing now until another thread of this rank does
         self._counts: OrderedDict[tuple[Any, ...], int] = OrderedDict()
-        self._wait_ids = 0
-
-    def open(self, call: Call) -> None:
-        """Note that a verb begins."""
-        thread = call.thread
-        call.outer = self.running.get(thread)
-        self._wait_ids += 1
-        call.wait_id = self._wait_ids
-        self.running[thread] = call
-        self.threads.add(thread)
-        if call.seconds < 0:  # not one that is entered again
-            self.last.append(call)
-        call.seconds = -1.0
-
-    def close(self, call: Call) -> None:
-        """Note that it is over."""
-        call.seconds = time.monotonic() - call.since
-        if call.outer is None:
-            self.running.pop(call.thread, None)
-        else:
-            self.running[call.thread] = call.outer
+        self.num_entered = 0  # how often a verb was entered
 
     def count(self, *key: Any) -> int:
         """One more of ``key``; returns how many there are now."""

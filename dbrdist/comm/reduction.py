@@ -23,10 +23,9 @@ class Plan:
 
     def __init__(self, named: Sequence[tuple[str, Parameter]]) -> None:
         self.params = flat.gather(p for _, p in named)
-        self.runs = _runs(self.params)
+        self._place_runs()
         self.named = list(named)
         self.key = key_of(named)
-        self._watch = Watch(self.params)
         self.text = agree.as_lines(agree.describe_params(named))
         self.digest = digest(self.text)
         self.place = 0  # equal on ranks that have brought the gradients to their places together; 0 before
@@ -39,13 +38,18 @@ class Plan:
     @property
     def num_bytes(self) -> int:
         """Of all gradients together."""
-        return sum(run.grad.nbytes for run in self.runs)
+        return sum(grad.nbytes for grad in self.grads)
+
+    def _place_runs(self) -> None:
+        """The runs where they lie now."""
+        self.runs = _runs(self.params)
+        self.grads: tuple[Array, ...] = tuple(run.grad for run in self.runs)  # valid after :meth:`collect`
+        self._watch = Watch(self.params)
 
     def move(self, move: Callable[[list[Arena]], None]) -> None:
         """Have what lies in the arenas moved; the plan goes along."""
         move(list({id(run.arena): run.arena for run in self.runs}.values()))
-        self.runs = _runs(self.params)
-        self._watch = Watch(self.params)
+        self._place_runs()
 
     def settle(self, comm: Any, call: Passage, places: Sequence[int]) -> None:
         """Bring the gradients to their places if a rank says that its are not there. Collective."""
@@ -75,13 +79,13 @@ class Plan:
         elif comm._reduces_one_by_one:
             reduce_gradients(comm, call, [p.grad.reshape(-1) for p in wanted], factors, divisor)
         else:
-            runs = self.runs if is_all else _runs(wanted)
-            reduce_gradients(comm, call, [run.grad for run in runs], factors, divisor)
+            grads = self.grads if is_all else [run.grad for run in _runs(wanted)]
+            reduce_gradients(comm, call, grads, factors, divisor)
 
-    def collect(self) -> list[Array]:
+    def collect(self) -> tuple[Array, ...]:
         """The gradients of each run, brought to their places."""
         flat.collect_gradients(self.params)
-        return [run.grad for run in self.runs]
+        return self.grads
 
     def add_up(
         self,
@@ -91,12 +95,12 @@ class Plan:
         divisor: float | None,
     ) -> None:
         """Average the gradients: of each run what every rank has, in the order of ranks."""
-        for run, pieces in zip(self.runs, everyones):
-            call.num_bytes += run.grad.nbytes
-            call.kind = run.grad.dtype
-            total = message.weighted_sum(pieces, factors, divisor, out=run.grad)
-            if total is not run.grad:
-                run.grad[...] = total
+        for grad, pieces in zip(self.grads, everyones):
+            call.num_bytes += grad.nbytes
+            call.kind = grad.dtype
+            total = message.weighted_sum(pieces, factors, divisor, out=grad)
+            if total is not grad:
+                grad[...] = total
 
     def reduce_scatter(self, comm: Any, call: Passage, factors: Sequence[float] | None, divisor: float | None) -> None:
         """Average the gradients; each rank gets its part alone."""

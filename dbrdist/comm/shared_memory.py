@@ -20,7 +20,7 @@ from dbrdist.comm.arenas import SharedGradients, SharedValues
 from dbrdist.comm.cable import MOST_RANKS, Cable, connect
 from dbrdist.comm.codec import Codec
 from dbrdist.comm.courier import Courier
-from dbrdist.comm.gate import Passage, Pending, Row
+from dbrdist.comm.gate import Passage, Pending
 from dbrdist.comm.host_memory import RawMemory, Segment, Ticket, attach
 from dbrdist.comm.hosts import Hosts
 from dbrdist.comm.mailbox import Mailbox
@@ -110,18 +110,13 @@ class FlatCommunicator(MpiCommunicator):
                 if mailbox.is_possible():
                     self._mailbox = Mailbox([raw[_SUMMED_BYTES:] for raw in raws], self._rank, self._wait_until)
 
-    def _post_row(self, call: Call, row: Row, enclosed: Sequence[message.HostArray] = ()) -> Pending:
+    def _post_row(self, call: Call, row: bytes, enclosed: Sequence[message.HostArray] = ()) -> Pending:
         if self._mailbox is None:
             return super()._post_row(call, row)
         return self._mailbox.post(call, row, enclosed)
 
     def _encloses(self, arrays: Sequence[Array]) -> bool:
-        return (
-            self._mailbox is not None
-            and not self._configs["overlap"]
-            and mailbox.enclosed_bytes(arrays) <= mailbox.ENCLOSED_BYTES
-            and all(isinstance(x, np.ndarray) and x.dtype.isnative for x in arrays)
-        )
+        return self._mailbox is not None and not self._configs["overlap"] and self._mailbox.takes(arrays)
 
     def _has_room(self) -> bool:
         return self._mailbox is not None and self._mailbox.has_room()

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from dbrdist.comm import message
 from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.comm.gate import Gate, Row
@@ -57,7 +55,7 @@ class ThreadCommunicator(CommunicatorBase):
 
     # ---- primitives ----
 
-    def _post_row(self, call: Call, row: Row, enclosed: Sequence[Any] = ()) -> _PendingRow:
+    def _post_row(self, call: Call, row: bytes, enclosed: Sequence[Any] = ()) -> _PendingRow:
         return _PendingRow(self._world, self._show(row))
 
     def _show(self, item: Any) -> int:
@@ -156,9 +154,9 @@ class _PendingRow:
         """Nothing is enclosed."""
         return []
 
-    def wait(self, call: Call) -> Row:
+    def wait(self, call: Call) -> list[bytes]:
         """The rows of all ranks."""
-        return np.array(self._world.see(call, self._number))
+        return self._world.see(call, self._number)
 
 
 def current() -> ThreadCommunicator | None:

@@ -29,6 +29,19 @@ class Way(NamedTuple):
         is_local = self.accumulate > 1 or self.local_steps > 1
         return self.compression is not None or self.double_buffering or is_local
 
+    def check_dynamic_scale(self) -> None:
+        """Refuse a loss scale that changes between a gradient and its use, or on one rank alone."""
+        if self.double_buffering or self.compression is not None:
+            raise ValueError(
+                "a dynamic loss scale does not go with double_buffering or compression, which use gradients of "
+                "earlier steps; set a constant one"
+            )
+        if self.local_steps > 1:
+            raise ValueError(
+                "a dynamic loss scale does not go with local_steps, where each rank would follow its own overflows; "
+                "set a constant one"
+            )
+
 
 def checked_way(
     double_buffering: Any, zero: Any, compression: Any, accumulate: Any, local_steps: Any, zero_fill: bool

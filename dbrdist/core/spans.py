@@ -60,17 +60,17 @@ class Recorder:
         self.meetings.append(Meeting(key, self.step, threading.get_ident(), began, time.perf_counter()))
 
 
-_current: list[Recorder] = []  # none or one
+recorders: list[Recorder] = []  # none or one
 
 
 def record(recorder: Recorder | None) -> None:
     """Keep what this process does from now on in ``recorder``; None ends it."""
-    _current[:] = [] if recorder is None else [recorder]
+    recorders[:] = [] if recorder is None else [recorder]
 
 
 def recording() -> Recorder | None:
     """What records now."""
-    return _current[0] if _current else None
+    return recorders[0] if recorders else None
 
 
 class _Nothing:
@@ -83,6 +83,12 @@ class _Nothing:
 _nothing: Any = _Nothing()
 
 
+def note(name: str, began: float) -> None:
+    """A stretch of time that began then ends now: what :func:`span` notes, where each call before a step counts."""
+    for recorder in recorders:
+        recorder.spans.append(Span(name, recorder.step, threading.get_ident(), began, time.perf_counter()))
+
+
 def span(name: str) -> AbstractContextManager[None]:
     """``with span("forward"):`` notes how long the block takes, if anybody records."""
-    return _current[0].span(name) if _current else _nothing
+    return recorders[0].span(name) if recorders else _nothing

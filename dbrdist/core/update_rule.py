@@ -162,6 +162,11 @@ class Hooks:
         self.pre.pop(name, None)
         self.post.pop(name, None)
 
+    def __iter__(self) -> Iterator[Any]:
+        """All hooks, those before the update first."""
+        yield from self.pre.values()
+        yield from self.post.values()
+
 
 class UpdateRule:
     """How one parameter is updated.

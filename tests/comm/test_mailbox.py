@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 
 from dbrdist.comm import mailbox
-from dbrdist.comm.gate import ROW_WORDS
+from dbrdist.comm.gate import ROW_BYTES
 from dbrdist.comm.mailbox import Mailbox
+from dbrdist.comm.record import Call, Record
+
+CALL = Call(Record(), "test", "test", (0,))
 
 
 class NotThere(Exception):
@@ -22,55 +25,62 @@ def boxes(num_ranks):
 
 
 def row(value):
-    return np.full(ROW_WORDS, value, np.int64)
+    return value.to_bytes(8, "little") * (ROW_BYTES // 8)
+
+
+def values(rows):
+    """What the rows are full of."""
+    for each in rows:
+        assert each == each[:8] * (ROW_BYTES // 8)
+    return [int.from_bytes(each[:8], "little") for each in rows]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 5])
 def test_rows_of_all_ranks_in_their_order(num_ranks):
     ranks = boxes(num_ranks)
     for step in range(200):
-        letters = [box.post(None, row(10 * step + r)) for r, box in enumerate(ranks)]
+        letters = [box.post(CALL, row(10 * step + r)) for r, box in enumerate(ranks)]
         for letter in letters:
             assert letter.is_there()
-            assert (letter.wait(None) == np.array([row(10 * step + r) for r in range(num_ranks)])).all()
+            assert values(letter.wait(CALL)) == [10 * step + r for r in range(num_ranks)]
             assert letter.pieces() == []
 
 
 def test_a_row_is_not_there_until_all_have_shown_theirs():
     one, other = boxes(2)
-    letter = one.post(None, row(1))
+    letter = one.post(CALL, row(1))
     assert not letter.is_there()
     with pytest.raises(NotThere):
-        letter.wait(None)
-    other.post(None, row(2))
+        letter.wait(CALL)
+    other.post(CALL, row(2))
     assert letter.is_there()
-    assert letter.wait(None)[:, 0].tolist() == [1, 2]
+    assert values(letter.wait(CALL)) == [1, 2]
 
 
 def test_rows_that_are_read_late_are_kept():
     one, other = boxes(2)
-    early = [one.post(None, row(k)) for k in range(60)]
+    early = [one.post(CALL, row(k)) for k in range(60)]
     for k in range(60):
-        other.post(None, row(100 + k)).wait(None)
+        other.post(CALL, row(100 + k)).wait(CALL)
     for k in range(60, 150):
-        late = one.post(None, row(k))
-        other.post(None, row(100 + k)).wait(None)
-        late.wait(None)
+        late = one.post(CALL, row(k))
+        other.post(CALL, row(100 + k)).wait(CALL)
+        late.wait(CALL)
     for k, letter in enumerate(early):
-        assert letter.wait(None)[:, 0].tolist() == [k, 100 + k]
+        assert values(letter.wait(CALL)) == [k, 100 + k]
 
 
 def test_a_row_that_another_rank_has_yet_to_read_is_not_overwritten():
     one, other = boxes(2)
     for k in range(64):
-        one.post(None, row(k))
+        one.post(CALL, row(k))
     with pytest.raises(NotThere):
-        one.post(None, row(64))
-    letters = [other.post(None, row(100 + k)) for k in range(64)]
-    assert [letter.wait(None)[0, 0] for letter in letters] == list(range(64))
-    letter = one.post(None, row(64))
-    other.post(None, row(164))
-    assert letter.wait(None)[:, 0].tolist() == [64, 164]
+        one.post(CALL, row(64))
+    letters = [other.post(CALL, row(100 + k)) for k in range(64)]
+    assert [values(letter.wait(CALL))[0] for letter in letters] == list(range(64))
+    letter = one.post(CALL, row(64))
+    other.post(CALL, row(164))
+    assert values(letter.wait(CALL)) == [64, 164]
 
 
 def arrays(rank, step):
@@ -89,35 +99,35 @@ def is_of_step(pieces, step, num_ranks):
 def test_enclosed_arrays():
     ranks = boxes(3)
     for step in range(9):
-        letters = [box.post(None, row(step), arrays(rank, step)) for rank, box in enumerate(ranks)]
+        letters = [box.post(CALL, row(step), arrays(rank, step)) for rank, box in enumerate(ranks)]
         for letter in letters:
-            letter.wait(None)
+            letter.wait(CALL)
             is_of_step(letter.pieces(), step, 3)
 
 
 def test_enclosed_arrays_outlive_rows_that_are_read_before_them():
     one, other = boxes(2)
-    kept = one.post(None, row(0), arrays(0, 0))
-    other.post(None, row(0), arrays(1, 0)).wait(None)
+    kept = one.post(CALL, row(0), arrays(0, 0))
+    other.post(CALL, row(0), arrays(1, 0)).wait(CALL)
     for step in (1, 2, 3):
-        mine = one.post(None, row(step), arrays(0, step))
-        other.post(None, row(step), arrays(1, step)).wait(None)
-        mine.wait(None)
+        mine = one.post(CALL, row(step), arrays(0, step))
+        other.post(CALL, row(step), arrays(1, step)).wait(CALL)
+        mine.wait(CALL)
         is_of_step(mine.pieces(), step, 2)
-    kept.wait(None)
+    kept.wait(CALL)
     is_of_step(kept.pieces(), 0, 2)
 
 
 def test_enclosed_arrays_that_another_rank_has_yet_to_add_are_not_overwritten():
     one, other = boxes(2)
     for step in (0, 1):
-        mine = one.post(None, row(step), arrays(0, step))
-        theirs = other.post(None, row(step), arrays(1, step))
-        mine.wait(None)
-    theirs.wait(None)  # of step 1, which copies what came with step 0
+        mine = one.post(CALL, row(step), arrays(0, step))
+        theirs = other.post(CALL, row(step), arrays(1, step))
+        mine.wait(CALL)
+    theirs.wait(CALL)  # of step 1, which copies what came with step 0
     with pytest.raises(NotThere):  # the other rank may still add what came with step 1 where it lies
         for step in (2, 3):
-            one.post(None, row(step), arrays(0, step))
+            one.post(CALL, row(step), arrays(0, step))
     is_of_step(theirs.pieces(), 1, 2)
 
 
@@ -125,13 +135,66 @@ def test_room_for_arrays_once_all_ranks_have_done_with_what_lies_there():
     one, other = boxes(2)
     for step in (0, 1):
         assert one.has_room()
-        mine = one.post(None, row(step), arrays(0, step))
+        mine = one.post(CALL, row(step), arrays(0, step))
     assert not one.has_room()  # the other rank has yet to read
     for step in (0, 1):
-        theirs = other.post(None, row(step), arrays(1, step))
-    theirs.wait(None)
-    mine.wait(None)
-    one.post(None, row(2), arrays(0, 2))
+        theirs = other.post(CALL, row(step), arrays(1, step))
+    theirs.wait(CALL)
+    mine.wait(CALL)
+    one.post(CALL, row(2), arrays(0, 2))
     assert not one.has_room()  # it may still add what came second
     other.release()
     assert one.has_room()
+
+
+def test_a_rank_that_only_reads_lets_others_write():
+    one, other = boxes(2)
+    for k in range(200):  # more than there are places
+        mine = one.post(CALL, row(k))
+        values(other.post(CALL, row(100 + k)).wait(CALL))
+        if k % 63 == 62:
+            values(mine.wait(CALL))
+
+
+def test_a_rank_that_has_read_says_so_with_its_next_row():
+    one, other = boxes(2)
+    for k in range(64):
+        theirs = other.post(CALL, row(100 + k))
+        values_of_one = one.post(CALL, row(k)).wait(CALL)
+        values(theirs.wait(CALL))
+        assert values(values_of_one) == [k, 100 + k]
+    late = other.post(CALL, row(164))  # in whose place the first was
+    assert values(one.post(CALL, row(64)).wait(CALL)) == [64, 164]
+    assert values(late.wait(CALL)) == [64, 164]
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_the_same_arrays_enclosed_again(kind):
+    ranks = boxes(2)
+    mine = [kind(arrays(rank, 0)) for rank in range(2)]
+    for step in range(5):
+        for rank, own in enumerate(mine):
+            for x, y in zip(own, arrays(rank, step)):
+                x[...] = y
+        letters = [box.post(CALL, row(step), own) for box, own in zip(ranks, mine)]
+        for letter in letters:
+            letter.wait(CALL)
+            is_of_step(letter.pieces(), step, 2)
+
+
+def test_arrays_of_many_models_in_turn():
+    ranks = boxes(2)
+    models = [[tuple(arrays(rank, step)) for rank in range(2)] for step in range(20)]
+    for _ in range(2):
+        for step, own in enumerate(models):
+            letters = [box.post(CALL, row(step), x) for box, x in zip(ranks, own)]
+            for letter in letters:
+                letter.wait(CALL)
+                is_of_step(letter.pieces(), step, 2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "count", "takes"), [(np.float32, 1 << 14, True), (np.float32, (1 << 14) + 1, False), (">f4", 4, False)]
+)
+def test_which_arrays_a_row_takes(dtype, count, takes):
+    assert boxes(2)[0].takes((np.zeros(count, dtype),)) is takes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import operator
 
 import ml_dtypes
@@ -352,6 +354,60 @@ def check_models_that_differ_raise_on_every_rank(comm):
     raises(CommunicatorError, f"rank {odd}: ", lambda: comm.multi_node_mean_grad(model))
     other = Net(np.float32 if comm.rank == odd else np.float64)
     raises(CommunicatorError, "/l1/b (9,) float32 instead of", lambda: comm.bcast_data(other))
+
+
+def _set_another_hyperparam(optimizer):
+    other = copy.copy(optimizer.hyperparam)
+    other.lr = 0.08
+    optimizer.actual_optimizer.hyperparam = other
+
+
+def _swap_hook(optimizer):
+    optimizer.remove_hook("WeightDecay")
+    optimizer.add_hook(optimizers.WeightDecay(0.5))
+
+
+CHANGES = {  # between two steps; what the error then names
+    "lr 0.07": lambda optimizer: setattr(optimizer, "lr", 0.07),
+    "lr 0.08": _set_another_hyperparam,
+    "rate 0.25": lambda optimizer: setattr(optimizer.actual_optimizer._hooks.pre["WeightDecay"], "rate", 0.25),
+    "instead of hook WeightDecay": _swap_hook,
+    "hook GradientClipping": lambda optimizer: optimizer.remove_hook("GradientClipping"),
+    "loss scale 2.0": lambda optimizer: optimizer.set_loss_scale(2.0),
+    "zero_fill False": lambda optimizer: setattr(optimizer, "zero_fill", False),
+    "step 7": lambda optimizer: setattr(optimizer, "t", 7),
+    "frozen": lambda optimizer: optimizer.target.l1.disable_update(),
+}
+
+
+def check_what_one_rank_changes_between_steps_is_named_on_all(comm):
+    batch = next(batches(dtype=np.float32))
+    for text, change in CHANGES.items():
+        model = Net(np.float32)
+        optimizer = create_multi_node_optimizer(optimizer_for(model), comm)
+        for _ in range(3):
+            optimizer.update(model, *batch)
+        if comm.rank == comm.size - 1:
+            change(optimizer)
+        step = functools.partial(optimizer.update, model, *batch)
+        if comm.size == 1:
+            step()
+        else:
+            raises(CommunicatorError, text, step)
+
+
+def check_counts_and_switches_of_numpy(comm):
+    found = []
+    for kind in (int, np.int64, np.uint8):
+        model = Net(np.float32)
+        optimizer = create_multi_node_optimizer(optimizer_for(model), comm)
+        optimizer.zero_fill = kind(1) == 1
+        for x, t in batches(3, np.float32):
+            optimizer.update(model, x, t, num_samples=kind(len(x) + comm.rank))
+        found.append(weights(model))
+    for name, value in found[0].items():
+        assert (value == found[1][name]).all()
+        assert (value == found[2][name]).all()
 
 
 def check_counts_that_make_no_sense_raise_on_every_rank(comm):
