@@ -34,7 +34,7 @@ class Buffers:
         if self._courier is not None:
             self._courier.wait()
         if self._key is None:
-            return []
+            return list(self._resumed.items())
         return [(p, mean[where]) for mean, layers in zip(self._travelling, self._layers) for p, where in layers]
 
     def resume(self, means: dict[Parameter, Array]) -> None:

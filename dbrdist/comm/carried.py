@@ -8,6 +8,7 @@ rest is each rank's own: a snapshot for all ranks has everyone's.
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
@@ -68,6 +69,15 @@ class Carried:
         total = self.samples(num_samples)
         for grad in plan.collect():
             message.divide(grad, float(len(self.gathered) + 1 if total is None else max(total, 1)))
+
+    def copied(self, way: Way, memo: dict[int, Any]) -> Carried:
+        """The same for a copy of the optimizer, with copied parameters."""
+        new = Carried(self._comm, way)
+        new.gathered, new.num_local = list(self.gathered), self.num_local
+        new.loaded = copy.deepcopy(self.loaded, memo)
+        if self.buffers is not None and new.buffers is not None:
+            new.buffers.resume({copy.deepcopy(p, memo): mean.copy() for p, mean in self.buffers.arriving()})
+        return new
 
     # ---- what there is ----
 

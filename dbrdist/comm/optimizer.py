@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -394,6 +395,37 @@ class MultiNodeOptimizer(HandsOn):
     def _updated_params(self) -> list[tuple[str, Parameter]]:
         """All but the frozen ones, whose gradients nobody reads."""
         return [(name, p) for name, p in self.target.namedparams() if p.update_rule is None or p.update_rule.enabled]
+
+    # ---- copies ----
+
+    def __copy__(self) -> Any:
+        """Another wrapper of the same optimizer and target, which goes on from the same step."""
+        new = object.__new__(type(self))
+        for name in (*HandsOn.__slots__, *MultiNodeOptimizer.__slots__):
+            setattr(new, name, getattr(self, name))
+        return new
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """An optimizer of its own, over the same ranks, whose target is a copy. It goes on where this one stands.
+
+        Every rank copies its own; then all ranks step with the copies in the same order. No rank is waited for.
+        """
+        actual = copy.deepcopy(self.actual_optimizer, memo)
+        way = self._way._replace(compression=copy.deepcopy(self._way.compression, memo))
+        new = type(self)(actual, self.communicator, self.zero_fill, way)
+        memo[id(self)] = new
+        new.num_samples, new.exposed_seconds = self.num_samples, self.exposed_seconds
+        new._carried = self._carried.copied(way, memo)
+        if self._target is not None and self._target is self.target:
+            new._is_synchronized, new._target = self._is_synchronized, actual.target
+            new._known = {copy.deepcopy(p, memo) for p in self._known}
+        return new
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled, because its communicator is of this process; save its state by "
+            "dbrdist.serializers, or pickle its actual_optimizer, and wrap that by create_multi_node_optimizer again"
+        )
 
     # ---- what it is set up with, and its state ----
 

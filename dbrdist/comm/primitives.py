@@ -37,9 +37,19 @@ class Provider(Configured, ABC):
         self._stop_answers: Any = None  # what they said in the last
         self._finalized_at = ""
 
+    def __copy__(self) -> Any:
+        """Itself: there is no second communicator without all ranks making it."""
+        return self
+
     def __deepcopy__(self, memo: Any) -> Any:
         """Itself: a copy of a link that communicates does so with the same ranks."""
         return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled: a communicator is of the processes that made it together; make "
+            "one there by create_communicator, and save models by dbrdist.serializers"
+        )
 
     def _config_changed(self) -> None:
         gate = self.__dict__.get("_gate")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import operator
+import pickle
 
 import numpy as np
 
@@ -324,6 +326,69 @@ def check_damaged_entries_raise_on_all(comm):
     raises(CheckpointError, "gradient/l1/W", lambda: resumed(comm, state, "accumulate"))
     state[1]["carried/about"] = np.array('{"size": 2')
     raises(CheckpointError, "carried/about: cannot be read", lambda: resumed(comm, state, "accumulate"))
+
+
+COPIED = {**WAYS, "plain": dict, "zero 1": lambda: {"zero": 1}, "zero 2": lambda: {"zero": 2}}
+
+
+def check_deep_copies_go_on_like_the_original(comm):
+    found = list(batches(9, np.float32))
+    for way, settings in COPIED.items():
+        straight, optimizer = made(comm, settings())
+        steps(comm, straight, optimizer, found)
+        for num_before in (0, 1, 4):
+            model, original = made(comm, settings())
+            steps(comm, model, original, found[:num_before])
+            twin = copy.deepcopy(original)
+            assert twin.communicator is comm, way
+            assert twin.target is not model, way
+            at_copy = weights(model)
+            steps(comm, twin.target, twin, found[num_before:])
+            assert same(weights(model), at_copy), (way, num_before)  # its own memory
+            steps(comm, model, original, found[num_before:])
+            for each in (model, twin.target):
+                assert same(weights(each), weights(straight)), (way, num_before)
+            assert twin.t == original.t == optimizer.t, way
+
+
+def check_copies_of_models_and_optimizers_belong_together(comm):
+    model, optimizer = made(comm, {})
+    found = list(batches(4, np.float32))
+    steps(comm, model, optimizer, found[:2])
+    teacher = copy.deepcopy(model)  # an average of weights, say
+    before = weights(teacher)
+    both = copy.deepcopy({"model": model, "optimizer": optimizer})
+    assert both["optimizer"].target is both["model"]
+    steps(comm, both["model"], both["optimizer"], found[2:])
+    steps(comm, model, optimizer, found[2:])
+    assert same(weights(both["model"]), weights(model))
+    assert same(weights(teacher), before)
+    assert not same(weights(model), before)
+
+
+def check_shallow_copies_share_everything(comm):
+    model, optimizer = made(comm, {})
+    found = list(batches(4, np.float32))
+    for twin in (optimizer, copy.copy(optimizer), optimizer, copy.copy(optimizer)):
+        steps(comm, model, twin, [found.pop()])
+    assert optimizer.t == 4
+    assert copy.copy(optimizer).target is model
+    assert copy.copy(comm) is comm
+
+
+def check_neither_communicators_nor_their_optimizers_are_pickled(comm):
+    model, optimizer = made(comm, {})
+    steps(comm, model, optimizer, batches(2, np.float32))
+    raises(TypeError, "cannot be pickled", lambda: pickle.dumps(comm))
+    raises(TypeError, "pickle its actual_optimizer", lambda: pickle.dumps(optimizer))
+    for p in model.params():
+        p.initializer = None  # those of this model are functions within functions
+    again = pickle.loads(pickle.dumps(optimizer.actual_optimizer))
+    wrapped = create_multi_node_optimizer(again, comm)
+    found = list(batches(3, np.float32))
+    steps(comm, wrapped.target, wrapped, found)
+    steps(comm, model, optimizer, found)
+    assert same(weights(wrapped.target), weights(model))
 
 
 CHECKS = [function for name, function in sorted(globals().items()) if name.startswith("check_")]
