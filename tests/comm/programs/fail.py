@@ -9,7 +9,9 @@ from sys import exit as exit_imported_early
 
 import numpy as np
 
-from dbrdist.comm import create_communicator
+from dbrdist import optimizers
+from dbrdist.comm import create_communicator, create_multi_node_optimizer
+from dbrdist.comm.compression import TopK
 
 
 def reduce_something():
@@ -56,8 +58,13 @@ def with_earlier_hook():
     raise ValueError("seen by both hooks")
 
 
+def ask_for_too_much():
+    create_multi_node_optimizer(optimizers.SGD(), comm, compression=TopK(1.5))
+
+
 DEEDS = {
     "exception": raise_error,
+    "setting": ask_for_too_much,
     "hook": with_earlier_hook,
     "exit": lambda: sys.exit(3),
     "exit text": lambda: sys.exit("why I leave"),
