@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,11 @@ _SPINS_WITHOUT_CORE = 20  # where ranks share cores, spinning keeps the others f
 _YIELDS = 200
 _LONGEST_SLEEP_SECONDS = 1e-3
 
+_LAST_LOOK_SECONDS = 0.05  # until a thread has come back from MPI that was in it when the process began to end
+
 _spins = _SPINS
+_is_ending = False
+_waiting: set[int] = set()  # threads that wait in MPI
 _module: Any = None  # mpi4py.MPI, once a communicator was made
 _is_forked = False  # a forked child inherits MPI, but must not use it
 
@@ -59,8 +64,13 @@ def start() -> Any:
 
 
 def _finalize() -> None:
+    """The end of MPI with this process. Threads that still wait, as after an error in a step, ask MPI no more."""
+    global _is_ending
     module = started()
     if module is not None:
+        _is_ending = True
+        if _waiting:
+            time.sleep(_LAST_LOOK_SECONDS)
         module.Finalize()
 
 
@@ -127,10 +137,14 @@ def wait_until(test: Callable[[], Any], call: Call) -> Any:
     if found:
         return found
     call.is_waiting = True
+    thread = threading.get_ident()
+    _waiting.add(thread)
     try:
         looks = 0
         pause = 0.0
         while not (found := test()):
+            if _is_ending:
+                threading.Event().wait()  # with the process
             looks += 1
             if looks < _spins and not call.pause_seconds:
                 continue
@@ -145,6 +159,7 @@ def wait_until(test: Callable[[], Any], call: Call) -> Any:
         return found
     finally:
         call.is_waiting = False
+        _waiting.discard(thread)
 
 
 def world_ranks(mpi_comm: Any) -> tuple[int, ...]:

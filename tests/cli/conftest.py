@@ -28,13 +28,15 @@ import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist.core.reporter import report
 
+RANK = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK", "0")
+
 
 class Net(dbrdist.Chain):
     """Batch normalization and dropout, and a checksum of what each step sees; may end its own process."""
 
     def __init__(self, width=16, kill_at=-1, largest_file_bytes=None):
         super().__init__()
-        if largest_file_bytes is not None and os.environ.get("PMI_RANK", "0") == "0":
+        if largest_file_bytes is not None and RANK == "0":
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file_bytes, largest_file_bytes))
         self.steps, self.kill_at = 0, kill_at
         with self.init_scope():
@@ -46,7 +48,7 @@ class Net(dbrdist.Chain):
         if dbrdist.config.train:
             self.steps += 1
             report({"seen": np.float64(x.astype(np.float64).sum())}, self)
-            if self.steps == self.kill_at and os.environ.get("PMI_RANK", "0") == os.environ.get("KILL_RANK", "0"):
+            if self.steps == self.kill_at and RANK == os.environ.get("KILL_RANK", "0"):
                 os.kill(os.getpid(), signal.SIGKILL)
         h = F.dropout(F.relu(self.bn(self.l1(x))), 0.3)
         return self.l2(h)

@@ -208,7 +208,7 @@ def test_several_ranks_in_the_environment_but_one_in_the_world_is_refused():
         text=True,
         cwd=jobs.ROOT,
         timeout=60,
-        env={"PATH": "/usr/bin:/bin", "MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "0"},
+        env={"PATH": "/usr/bin:/bin", "HOME": "/", "MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "0"},
     )
     assert done.returncode == 1
     assert "CommunicatorError: MV2_COMM_WORLD_SIZE=2 says that 2 ranks were started" in done.stderr
