@@ -114,6 +114,12 @@ def power(a: Any, b: Any) -> Any:
     return _power(a, b)
 
 
+def floor_div(a: Any, b: Any) -> Variable:
+    """The next integer below a / b, elementwise; without gradient"""
+    y = elementwise(np.floor, as_array(div(a, b)))
+    return Variable(get_array_module(y).asarray(y), requires_grad=False)
+
+
 def where(condition: Array, a: Any, b: Any) -> Any:
     """a where ``condition`` (an array of bool) holds, else b"""
     if getattr(a, "dtype", None) is not getattr(b, "dtype", None):

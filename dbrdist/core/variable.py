@@ -334,6 +334,12 @@ class Variable(Value):
     def __rtruediv__(self, other: Any) -> Any:
         return _primitives.div(other, self)
 
+    def __floordiv__(self, other: Any) -> Any:
+        return _primitives.floor_div(self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _primitives.floor_div(other, self)
+
     def __pow__(self, other: Any) -> Any:
         return _primitives.power(self, other)
 

@@ -307,7 +307,7 @@ class CReLU(FunctionNode):
         above, below = self.halves(y)
         zero = x.dtype.type(0)
         xp.maximum(x, zero, out=above)
-        xp.negative(x, out=below)
+        xp.subtract(zero, x, out=below)  # NumPy 2.4's negative misreads some strides where it writes to others
         xp.maximum(below, zero, out=below)
         return (y,)
 

@@ -396,8 +396,8 @@ def scatter_add(a: Any, slices: Any, b: Any) -> Any:
 def repeat(x: Any, repeats: Any, axis: int | None = None) -> Any:
     """Each element repeated along an axis (of the flattened array where None), a number of times or one per element."""
     x = as_variable(x)
-    if axis is None:
-        x, axis = flatten(x), 0
+    if axis is None or not x.ndim:
+        x, axis = flatten(x), axis or 0
     axis = _axis("repeat", x.ndim, axis)
     if isinstance(repeats, (int, np.integer)) or len(repeats) == 1:
         times = int(repeats if isinstance(repeats, (int, np.integer)) else repeats[0])

@@ -221,7 +221,7 @@ class Det(FunctionNode):
 class Cholesky(FunctionNode):
     """a = y y' with y lower triangular, of the lower triangle of a (Murray 2016, arXiv:1602.07527, section 3.2)
 
-    With P(m) the lower triangle of m and half of its diagonal, and s = inv(y)' P(y' gy) inv(y): ga = P(s + s').
+    With P(m) the lower triangle of m and half of its diagonal, and s = inv(y)' P(y' gy) inv(y): ga = (s + s') / 2.
     """
 
     operands = Operands("cholesky", a="float")
@@ -237,7 +237,7 @@ class Cholesky(FunctionNode):
         inverse = call(Inv(), y)
         s = ops.matmul(ops.swap(inverse), ops.mul(part, ops.matmul(ops.swap(y), gys[0])))
         s = ops.matmul(s, inverse)
-        return (ops.mul(part, ops.add(s, ops.swap(s))),)
+        return (ops.mul(ops.add(s, ops.swap(s)), 0.5),)
 
 
 def _square(function: str, a: Any, ndim: int) -> Variable:
@@ -271,7 +271,7 @@ def batch_inv(a: Any) -> Any:
 def cholesky(a: Any) -> Any:
     """The lower triangular factor L of a positive definite matrix a = L L'.
 
-    Only the lower triangle of a is read, and only it gets a gradient.
+    Only the lower triangle of a is read; the gradient is symmetric, as a is, so that its steps keep it so.
     """
     return Cholesky().apply((_square("cholesky", a, 2),))[0]
 

@@ -62,7 +62,7 @@ class LabelCrossEntropy(FunctionNode):
         if self.weight is not None:
             self.at_label *= self.weight[t]
             self.spread = self.spread * self.weight
-        losses = -_product(xp, self.at_label, rows.reshape(-1).take(self.at) - log_sums[:, 0])
+        losses = -_product(xp, self.at_label, rows.take(self.at) - log_sums[:, 0])
         if self.smoothing:
             losses -= _product(xp, self.spread, rows - log_sums).sum(axis=1)
         return (self._only_valid(losses).reshape(self.shape[:-1]),)
@@ -88,7 +88,8 @@ class LabelCrossEntropy(FunctionNode):
         if self.smoothing:
             gx -= self._weights() * gy[:, None]
         else:
-            gx.reshape(-1)[self.at] -= self.at_label * gy
+            rows = get_array_module(gx).arange(len(self.at))  # gx lies in any order, so that no flat view is sure
+            gx[rows, self.at - rows * self.shape[-1]] -= self.at_label * gy
         if self.valid is not None:
             gx[~self.valid.reshape(-1)] = 0
         return (_class_second(gx.reshape(self.shape).astype(x.dtype, copy=False)),)

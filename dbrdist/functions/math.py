@@ -12,7 +12,7 @@ import numpy as np
 
 from dbrdist.core import ops
 from dbrdist.core.arrays import row_starts
-from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module
+from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module, is_array
 from dbrdist.core.checks import expected, floating
 from dbrdist.core.graph import FunctionNode
 from dbrdist.core.rows import function, public, row, together
@@ -138,7 +138,8 @@ def _holds(relation: Any, *xs: Any) -> Array:
 
 def _constant(formula: Any, x: Any) -> Variable:
     """A step function: its derivative is zero wherever there is one, so no graph is kept."""
-    return as_variable(elementwise(formula, as_array(x)))
+    y = elementwise(formula, as_array(x))
+    return as_variable(y if is_array(y) else np.asarray(y))  # without axes NumPy gives a number
 
 
 def sign(x: Any) -> Any:

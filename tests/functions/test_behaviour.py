@@ -395,3 +395,26 @@ def test_means_over_large_windows_run_in_a_wider_type(dtype, stride, pad_value):
     x = np.full((1, 1, 2500, 1), 60.0, as_dtype(dtype))  # the sum is beyond float16, and bfloat16 counts to 256
     y = F.average_pooling_nd(x, (2000, 1), stride, 0, pad_value)
     assert y.dtype == x.dtype and (y.array.astype(np.float64) == 60.0).all()
+
+
+# ---- steps ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["floor", "ceil", "fix", "sign"])
+@each(value=[-1.5, 0.0, 2.25])
+def test_step_functions_of_one_number(name, value):
+    y = getattr(F, name)(np.array(value, np.float32))
+    formula = {"fix": np.trunc}.get(name) or getattr(np, name)
+    assert type(y.array) is np.ndarray and y.shape == () and y.dtype == np.float32
+    assert y.array == formula(value)
+
+
+def test_floor_division_is_a_constant():
+    x, d = np.array([-7.0, 7.0, 7.5], np.float32), np.array([2.0, -2.0, 2.5], np.float32)
+    a = Variable(x)
+    for y in (a // Variable(d), a // d, x // Variable(d)):
+        np.testing.assert_array_equal(y.array, [-4, -4, 3])
+        assert y.dtype == np.float32 and y.creator is None
+    np.testing.assert_array_equal((a // 2).array, [-4, 3, 3])
+    np.testing.assert_array_equal((15 // Variable(d)).array, [7, -8, 6])
+    assert (Variable(np.array(7.0)) // 2).array == 3
