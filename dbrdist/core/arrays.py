@@ -12,14 +12,13 @@ from dbrdist.core.backend import (
     Array,
     accumulation_dtype,
     channels_last,
-    elementwise,
-    fused,
     get_array_module,
     is_floating,
     lies_as_images,
     zeros,
     zeros_as,
 )
+from dbrdist.core.elementwise import elementwise, fused
 
 _SELECT_ELEMENTS = 4096  # below, one call of NumPy's takes less time than several
 

@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dbrdist.core import type_check
-from dbrdist.core.backend import Array, elementwise, is_array, is_floating
+from dbrdist.core.backend import Array, is_array, is_floating
 from dbrdist.core.checks import Operands
 from dbrdist.core.config import config
+from dbrdist.core.elementwise import elementwise
 from dbrdist.core.fusion import settle, waiting
 from dbrdist.core.node import Record, Value, VariableNode, assignments, make_node
 from dbrdist.core.variable import Variable

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import arrays, rows, variable
-from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module, is_floating
+from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, is_floating
 from dbrdist.core.checks import Operands
+from dbrdist.core.elementwise import elementwise
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import matched, row
 from dbrdist.core.variable import Variable, as_array

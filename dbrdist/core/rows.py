@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import KERNEL_ELEMENTS, Array, at_once, elementwise, fused, is_floating, kernels
+from dbrdist.core.backend import Array, is_floating
 from dbrdist.core.checks import Operands
+from dbrdist.core.elementwise import KERNEL_ELEMENTS, at_once, elementwise, fused, kernels
 from dbrdist.core.graph import FunctionNode
 from dbrdist.core.named_errors import naming_errors
 from dbrdist.core.variable import Variable, as_variable

@@ -3,14 +3,9 @@
 from dbrdist.core.missing_names import explained as _explained
 from dbrdist.distributions import divergences as _divergences  # noqa: F401 - registers them
 from dbrdist.distributions.continuous import Beta as Beta
-from dbrdist.distributions.continuous import Cauchy as Cauchy
 from dbrdist.distributions.continuous import Chisquare as Chisquare
 from dbrdist.distributions.continuous import Exponential as Exponential
 from dbrdist.distributions.continuous import Gamma as Gamma
-from dbrdist.distributions.continuous import Gumbel as Gumbel
-from dbrdist.distributions.continuous import Laplace as Laplace
-from dbrdist.distributions.continuous import LogNormal as LogNormal
-from dbrdist.distributions.continuous import Normal as Normal
 from dbrdist.distributions.continuous import Pareto as Pareto
 from dbrdist.distributions.continuous import Uniform as Uniform
 from dbrdist.distributions.discrete import Bernoulli as Bernoulli
@@ -18,6 +13,11 @@ from dbrdist.distributions.discrete import Categorical as Categorical
 from dbrdist.distributions.discrete import Geometric as Geometric
 from dbrdist.distributions.discrete import OneHotCategorical as OneHotCategorical
 from dbrdist.distributions.discrete import Poisson as Poisson
+from dbrdist.distributions.location_scale import Cauchy as Cauchy
+from dbrdist.distributions.location_scale import Gumbel as Gumbel
+from dbrdist.distributions.location_scale import Laplace as Laplace
+from dbrdist.distributions.location_scale import LogNormal as LogNormal
+from dbrdist.distributions.location_scale import Normal as Normal
 from dbrdist.distributions.multivariate import Dirichlet as Dirichlet
 from dbrdist.distributions.multivariate import Independent as Independent
 from dbrdist.distributions.multivariate import MultivariateNormal as MultivariateNormal

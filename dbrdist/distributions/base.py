@@ -11,7 +11,7 @@ import numpy as np
 
 import dbrdist.functions as F
 from dbrdist.core import backend, random
-from dbrdist.core.backend import Array
+from dbrdist.core.backend import Array, get_array_module
 from dbrdist.core.variable import Variable, as_array, as_variable
 
 Shape = int | Sequence[int]
@@ -214,3 +214,32 @@ def kl_divergence(dist1: Distribution, dist2: Distribution) -> Variable:
 def cross_entropy(dist1: Distribution, dist2: Distribution) -> Variable:
     """The mean of -log p2(x) under ``dist1``, in nats: the entropy of ``dist1`` and the divergence together."""
     return dist1.entropy + kl_divergence(dist1, dist2)
+
+
+class Elementwise(Distribution):
+    """One number per distribution."""
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self._like().shape
+
+    def _shape(self, n: int) -> tuple[int, ...]:
+        return (n, *self.batch_shape)
+
+
+def log_beta(a: Variable, b: Variable) -> Variable:
+    """The logarithm of the beta function"""
+    return F.lgamma(a) + F.lgamma(b) - F.lgamma(a + b)
+
+
+def xlogy(a: Variable, x: Variable) -> Variable:
+    """a log(x), and 0 where both are 0"""
+    a, x = F.broadcast(a, x)
+    is_void = (a.array == 0) & (x.array == 0)
+    return a * F.log(F.where(is_void, get_array_module(x).ones_like(x.array), x))
+
+
+def on_host(p: Variable) -> Any:
+    """A parameter as NumPy's generators take it."""
+    a = p.array
+    return np.asarray(a if isinstance(a, np.ndarray) else a.get(), np.float64)

@@ -9,8 +9,17 @@ import numpy as np
 import dbrdist.functions as F
 from dbrdist.core.backend import get_array_module
 from dbrdist.core.variable import Variable, as_variable
-from dbrdist.distributions.base import Distribution, kept, one_of, parameters, register_kl, value_of
-from dbrdist.distributions.continuous import _Elementwise, _on_host, xlogy
+from dbrdist.distributions.base import (
+    Distribution,
+    Elementwise,
+    kept,
+    on_host,
+    one_of,
+    parameters,
+    register_kl,
+    value_of,
+    xlogy,
+)
 
 
 def _xlogx(p: Variable) -> Variable:
@@ -32,7 +41,7 @@ def _times(x: Any, y: Variable) -> Variable:
     return x * F.where(is_void, xp.zeros_like(y.array), y)
 
 
-class Bernoulli(_Elementwise):
+class Bernoulli(Elementwise):
     """1 with probability p, else 0; ``logit``, log(p / (1 - p)), may be given in place of p.
 
     With ``binary_check`` the probability of anything but 0 and 1 is 0; without it x is taken as given, as in the
@@ -99,10 +108,10 @@ class Bernoulli(_Elementwise):
         return self._within((value_of(x) == 0) | (value_of(x) == 1), y, 0.0) if self.binary_check else y
 
     def sample_n(self, n: int) -> Variable:
-        return self._drawn(lambda rng: rng.random(self._shape(n)) < _on_host(self.p))
+        return self._drawn(lambda rng: rng.random(self._shape(n)) < on_host(self.p))
 
 
-class Geometric(_Elementwise):
+class Geometric(Elementwise):
     """The number of trials up to the first success, 1, 2, ...; each succeeds with probability p."""
 
     support = "positive integer"
@@ -137,10 +146,10 @@ class Geometric(_Elementwise):
         return self._within(inside, _xlog1my(failures, self.p) + F.log(self.p), x=value)
 
     def sample_n(self, n: int) -> Variable:
-        return self._drawn(lambda rng: rng.geometric(_on_host(self.p), self._shape(n)))
+        return self._drawn(lambda rng: rng.geometric(on_host(self.p), self._shape(n)))
 
 
-class Poisson(_Elementwise):
+class Poisson(Elementwise):
     """The number of events, 0, 1, ..., where lam are expected."""
 
     support = "non negative integer"
@@ -171,7 +180,7 @@ class Poisson(_Elementwise):
         return self._within(inside, xlogy(count, self.lam) - F.lgamma(count + 1.0) - self.lam, x=value)
 
     def sample_n(self, n: int) -> Variable:
-        return self._drawn(lambda rng: rng.poisson(_on_host(self.lam), self._shape(n)))
+        return self._drawn(lambda rng: rng.poisson(on_host(self.lam), self._shape(n)))
 
 
 class Categorical(Distribution):
@@ -229,7 +238,7 @@ class Categorical(Distribution):
         return self._within(inside, picked, x=value)
 
     def _draw(self, rng: np.random.Generator, n: int) -> Any:
-        share = np.cumsum(_on_host(self.p), axis=-1)
+        share = np.cumsum(on_host(self.p), axis=-1)
         height = rng.random((n, *self.batch_shape, 1)) * share[..., -1:]
         return (height >= share).sum(axis=-1)
 

@@ -6,20 +6,9 @@ import numpy as np
 
 import dbrdist.functions as F
 from dbrdist.core.variable import Variable
-from dbrdist.distributions.base import register_kl
-from dbrdist.distributions.continuous import (
-    Beta,
-    Chisquare,
-    Exponential,
-    Gamma,
-    Gumbel,
-    Laplace,
-    LogNormal,
-    Normal,
-    Pareto,
-    Uniform,
-    log_beta,
-)
+from dbrdist.distributions.base import log_beta, register_kl
+from dbrdist.distributions.continuous import Beta, Chisquare, Exponential, Gamma, Pareto, Uniform
+from dbrdist.distributions.location_scale import Gumbel, Laplace, LogNormal, Normal
 
 _EULER = float(np.euler_gamma)
 

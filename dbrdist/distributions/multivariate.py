@@ -9,8 +9,16 @@ import numpy as np
 
 import dbrdist.functions as F
 from dbrdist.core.variable import Variable
-from dbrdist.distributions.base import Distribution, as_parameter, in_one_type, kept, kl_divergence, register_kl
-from dbrdist.distributions.continuous import _on_host, xlogy
+from dbrdist.distributions.base import (
+    Distribution,
+    as_parameter,
+    in_one_type,
+    kept,
+    kl_divergence,
+    on_host,
+    register_kl,
+    xlogy,
+)
 
 
 class Dirichlet(Distribution):
@@ -70,7 +78,7 @@ class Dirichlet(Distribution):
 
     def sample_n(self, n: int) -> Variable:
         def draw(rng: np.random.Generator) -> Any:
-            alpha, shape = _on_host(self.alpha), (n, *self.alpha.shape)
+            alpha, shape = on_host(self.alpha), (n, *self.alpha.shape)
             # The logarithm of a gamma variable, of which that of a small alpha is often 0 in float64.
             log_g = np.log(rng.standard_gamma(alpha + 1.0, shape)) - rng.standard_exponential(shape) / alpha
             g = np.exp(log_g - log_g.max(axis=-1, keepdims=True))

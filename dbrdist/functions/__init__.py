@@ -92,6 +92,12 @@ from dbrdist.functions.evaluation import (
     r2_score,
     recall,
 )
+from dbrdist.functions.example_normalization import (
+    group_normalization,
+    layer_normalization,
+    local_response_normalization,
+    normalize,
+)
 from dbrdist.functions.image import (
     depth2space,
     im2col,
@@ -184,14 +190,7 @@ from dbrdist.functions.n_step_rnn import (
     n_step_rnn,
 )
 from dbrdist.functions.noise import dropout, gaussian, gumbel_softmax, rrelu, simplified_dropconnect, zoneout
-from dbrdist.functions.normalization import (
-    batch_normalization,
-    fixed_batch_normalization,
-    group_normalization,
-    layer_normalization,
-    local_response_normalization,
-    normalize,
-)
+from dbrdist.functions.normalization import batch_normalization, fixed_batch_normalization
 from dbrdist.functions.pooling import average_pooling_2d, global_average_pooling_2d, max_pooling_2d
 from dbrdist.functions.pooling_nd import (
     average_pooling_1d,

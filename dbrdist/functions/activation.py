@@ -9,8 +9,9 @@ import numpy as np
 
 from dbrdist import kernels
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, elementwise, empty_as, fused, get_array_module
+from dbrdist.core.backend import Array, empty_as, get_array_module
 from dbrdist.core.checks import Operands, expected, floating, one_of
+from dbrdist.core.elementwise import elementwise, fused
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import function, public, row, together
 from dbrdist.core.variable import Variable, as_array, as_variable

@@ -13,7 +13,6 @@ from dbrdist.core.backend import (
     Array,
     as_dtype,
     device_of,
-    elementwise,
     empty,
     full_as,
     get_array_module,
@@ -24,6 +23,7 @@ from dbrdist.core.backend import (
     zeros_as,
 )
 from dbrdist.core.checks import expected
+from dbrdist.core.elementwise import elementwise
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import matched, together
 from dbrdist.core.variable import Variable, as_array, as_variable

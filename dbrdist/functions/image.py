@@ -10,17 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.backend import (
-    Array,
-    accumulation_dtype,
-    elementwise,
-    empty_as,
-    get_array_module,
-    lies_as_images,
-    zeros,
-    zeros_as,
-)
+from dbrdist.core.backend import Array, accumulation_dtype, empty_as, get_array_module, lies_as_images, zeros, zeros_as
 from dbrdist.core.checks import expected, floating, one_of
+from dbrdist.core.elementwise import elementwise
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import together
 from dbrdist.core.variable import Variable, as_array, as_variable

@@ -12,9 +12,10 @@ from numpy import ndarray
 
 from dbrdist import kernels
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module, is_array, is_floating
+from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, is_array, is_floating
 from dbrdist.core.checks import expected, floating, one_of
 from dbrdist.core.config import config
+from dbrdist.core.elementwise import elementwise
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import row, together
 from dbrdist.core.variable import Variable, as_array, as_variable

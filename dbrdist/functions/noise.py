@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, device_of, elementwise, full_as, to_device
+from dbrdist.core.backend import Array, accumulation_dtype, device_of, full_as, to_device
 from dbrdist.core.checks import expected, floating
 from dbrdist.core.config import config
+from dbrdist.core.elementwise import elementwise
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.random import raw_words
 from dbrdist.core.rows import together

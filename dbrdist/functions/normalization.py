@@ -1,4 +1,4 @@
-"""Batch, layer and group normalization.
+"""Batch normalization.
 
 Legend: m the number of elements averaged, mu and v mean and variance over ``axis``, s = 1 / sqrt(v + eps),
 x_hat = (x - mu) s. gamma, beta and all statistics have the shape of the axes that are kept.
@@ -19,18 +19,15 @@ from dbrdist.core.backend import (
     Array,
     DType,
     accumulation_dtype,
-    copy,
     empty,
     get_array_module,
     is_floating,
     number,
 )
-from dbrdist.core.backprop import grad
-from dbrdist.core.checks import Given, Operands, expected, floating
-from dbrdist.core.config import using_config
+from dbrdist.core.checks import Given, expected
 from dbrdist.core.fusion import MaskedGradient
-from dbrdist.core.graph import FunctionNode, call, is_observed
-from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.core.graph import FunctionNode, is_observed
+from dbrdist.core.variable import Variable
 
 Axis = tuple[int, ...]
 Share = Callable[[Array], Array]
@@ -95,7 +92,7 @@ class BatchNormalization(Normalization):
             grads = BatchNormalizationGradient(self).apply((x, gamma, gy))
         else:
             grads = self.backward_kernel(x, gamma, gy, _view(out, wanted, 1), _view(out, wanted, 2))
-        return _cast(self, wanted, grads if len(wanted) == 3 else [grads[i] for i in wanted])
+        return in_types_of_inputs(self, wanted, grads if len(wanted) == 3 else [grads[i] for i in wanted])
 
     def backward_kernel(
         self, x: Array, gamma: Array, gy: Any, out_gamma: Array = None, out_beta: Array = None
@@ -168,7 +165,7 @@ class BatchNormalizationGradient(FunctionNode):
             raise NotImplementedError("batch normalization over several parts of a batch has first derivatives only")
         terms = _SecondOrder(self.forward_node, *self.retained_inputs(), *gys)
         rules = (terms.of_x, terms.of_gamma, terms.of_gy)
-        return _cast(self, wanted, [rules[i]() for i in wanted])
+        return in_types_of_inputs(self, wanted, [rules[i]() for i in wanted])
 
 
 class _SecondOrder:
@@ -234,13 +231,13 @@ class FixedBatchNormalization(Normalization):
         gvar = ops.mul(ops.mul(along, ops.mul(scale, ops.mul(s, s))), -0.5)
         gx = ops.mul(gy, ops.reshape(scale, kept)) if 0 in wanted else None
         grads = (gx, ops.mul(along, s), gbeta, ops.neg(ops.mul(gbeta, scale)), gvar)
-        return _cast(self, wanted, [grads[i] for i in wanted])
+        return in_types_of_inputs(self, wanted, [grads[i] for i in wanted])
 
     def total(self, v: Any, shape: tuple[int, ...]) -> Any:
         return ops.reshape(ops.sum(v, self.axis, True), shape)
 
 
-def _cast(node: FunctionNode, wanted: tuple[int, ...], grads: Any) -> tuple[Any, ...]:
+def in_types_of_inputs(node: FunctionNode, wanted: tuple[int, ...], grads: Any) -> tuple[Any, ...]:
     """Gradients in the types of their inputs."""
     nodes = node.inputs
     return tuple([g if g.dtype == nodes[i].dtype else ops.cast(g, nodes[i].dtype) for i, g in zip(wanted, grads)])
@@ -342,171 +339,3 @@ def _checked_axis(name: str, axis: Any, shape: tuple[int, ...], dtype: DType, *v
         if given[0] != kept:
             raise expected(name, what, f"shape {kept} for x {shape} averaged over axis {axis}", Given(*given))
     return axis
-
-
-# ---- layer and group normalization
-
-
-class LayerNormalization(FunctionNode):
-    """y = gamma x_hat + beta for each row of x (N, K) with its own mean and variance
-
-    With g = gamma gy, gx = s (g - mean(g) - x_hat mean(g x_hat)).
-    """
-
-    operands = Operands("layer_normalization", x="float", gamma="float", beta="float")
-
-    def __init__(self, eps: float) -> None:
-        self.eps = eps
-
-    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        self.retain_inputs((0, 1))
-        y, self.mean, self.var = kernels.ln_forward(*xs, self.eps)
-        return (y,)
-
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        x, gamma = self.retained_inputs()
-        node = LayerNormalizationGradient(self.mean, self.var, self.eps)
-        grads = (node.apply if self._on_variables else node.forward)((x, gamma, gys[0]))
-        return _cast(self, wanted, [grads[i] for i in wanted])
-
-
-class LayerNormalizationGradient(FunctionNode):
-    """The gradients of x, gamma and beta, of x, gamma and gy; the tape derives them from their formula"""
-
-    def __init__(self, mean: Array, var: Array, eps: float) -> None:
-        self.mean = mean
-        self.var = var
-        self.eps = eps
-
-    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        self.retain_inputs((0, 1, 2))
-        x, gamma, gy = xs
-        return kernels.ln_backward(x, gamma, self.mean, self.var, gy, self.eps)
-
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        higher = self._on_variables
-        inputs = [x if higher else Variable(x) for x in self.retained_inputs()]
-        with using_config("enable_backprop", True):
-            outputs = self.composed(*inputs)
-        used = [i for i, g in enumerate(gys) if g is not None]
-        grads = grad(
-            [outputs[i] for i in used], inputs, [as_variable(gys[i]) for i in used], enable_double_backprop=higher
-        )
-        return tuple([grads[i] if higher or grads[i] is None else grads[i].array for i in wanted])
-
-    def composed(self, x: Any, gamma: Any, gy: Any) -> tuple[Any, Any, Any]:
-        """The formula in primitives."""
-        centered = ops.sub(x, ops.mean(x, 1, True))
-        s = ops.power(ops.add(ops.mean(ops.mul(centered, centered), 1, True), self.eps), -0.5)
-        x_hat, g = ops.mul(centered, s), ops.mul(gy, gamma)
-        spread = ops.add(ops.mean(g, 1, True), ops.mul(x_hat, ops.mean(ops.mul(g, x_hat), 1, True)))
-        return ops.mul(s, ops.sub(g, spread)), ops.sum(ops.mul(gy, x_hat), 0), ops.sum(gy, 0)
-
-
-def layer_normalization(x: Any, gamma: Any, beta: Any, eps: float = 1e-5) -> Any:
-    """Normalize each row of x (N, K) with its own mean and variance, then scale and shift (Ba et al. 2016).
-
-    Args:
-        x: input of shape (N, K).
-        gamma, beta: scale and shift, of shape (K,).
-        eps: added to the variance.
-    """
-    if len(x.shape) != 2:
-        raise expected("layer_normalization", "x", "2 axes", x, "reshape it")
-    for name, a in (("gamma", gamma), ("beta", beta)):
-        if tuple(a.shape) != tuple(x.shape[1:]):
-            raise expected("layer_normalization", name, f"shape {tuple(x.shape[1:])} as a row of x", a)
-    return LayerNormalization(eps).apply((x, gamma, beta))[0]
-
-
-def group_normalization(x: Any, groups: int, gamma: Any, beta: Any, eps: float = 1e-5) -> Any:
-    """Normalize the channels of each example in groups, then scale and shift each channel (Wu and He 2018).
-
-    Args:
-        x: input of shape (N, C, ...).
-        groups: into how many groups of neighbours the C channels are divided.
-        gamma, beta: scale and shift, of shape (C,).
-        eps: added to the variance.
-    """
-    name = "group_normalization"
-    floating(name, x=x)
-    shape = tuple(x.shape)
-    if len(shape) < 2:
-        raise expected(name, "x", "at least 2 axes", x)
-    if not isinstance(groups, int) or groups < 1 or shape[1] % groups:
-        raise expected(name, "groups", f"a divisor of the {shape[1]} channels of x", groups)
-    for what, a in (("gamma", gamma), ("beta", beta)):
-        if tuple(a.shape) != shape[1:2]:
-            raise expected(name, what, f"shape {shape[1:2]}, one number for each channel of x", a)
-    x = as_variable(x)
-    wide = ops.cast(x, accumulation_dtype(x.dtype))
-    rows = ops.reshape(wide, (shape[0], groups, prod(shape[1:]) // groups))
-    mean = ops.mean(rows, 2, True)
-    centered = ops.sub(rows, mean)
-    s = ops.power(ops.add(ops.mean(ops.mul(centered, centered), 2, True), eps), -0.5)
-    scale = ops.mul(_per_channel(s, shape), ops.reshape(gamma, (1, shape[1], *(1,) * (len(shape) - 2))))
-    y = ops.mul(ops.sub(wide, _per_channel(mean, shape)), scale)  # of x as it lies in memory
-    y = ops.add(y, ops.reshape(beta, (1, shape[1], *(1,) * (len(shape) - 2))))
-    return ops.cast(y, x.dtype)
-
-
-def _per_channel(v: Any, shape: tuple[int, ...]) -> Any:
-    """A value for each group (N, G, 1), beside the channels of x."""
-    n, groups, _ = v.shape
-    return ops.reshape(ops.broadcast_to(v, (n, groups, shape[1] // groups)), (*shape[:2], *(1,) * (len(shape) - 2)))
-
-
-# ---- by length and by neighbouring channels
-
-
-def normalize(x: Any, eps: float = 1e-5, axis: Any = 1) -> Any:
-    """x / (|x| + eps) with the Euclidean length over an axis or a tuple of axes."""
-    floating("normalize", x=x)
-    x = as_variable(x)
-    axes = (axis,) if isinstance(axis, int) else tuple(axis)
-    if not axes or any(not -x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) < len(axes):
-        raise expected("normalize", "axis", f"different axes from {-x.ndim} to {x.ndim - 1}", repr(axis))
-    wide = ops.cast(x, accumulation_dtype(x.dtype))
-    square = ops.sum(ops.mul(wide, wide), axes, True)
-    is_zero = as_array(square) == 0  # the root has no derivative there, and the quotient has one: 1 / eps
-    length = ops.where(is_zero, 0.0, ops.sqrt(ops.where(is_zero, 1.0, square)))
-    return ops.cast(ops.div(wide, ops.add(length, eps)), x.dtype)
-
-
-class ChannelWindow(FunctionNode):
-    """y_c = the sum of x over channels c - reach to c + reach, those that there are; its own transpose"""
-
-    is_linear = True
-
-    def __init__(self, reach: int) -> None:
-        self.reach = reach
-
-    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        (x,) = xs
-        y = copy(x)
-        for i in range(1, min(self.reach, x.shape[1] - 1) + 1):
-            y[:, i:] += x[:, :-i]
-            y[:, :-i] += x[:, i:]
-        return (y,)
-
-    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (call(ChannelWindow(self.reach), gys[0]),)
-
-
-def local_response_normalization(x: Any, n: int = 5, k: float = 2, alpha: float = 1e-4, beta: float = 0.75) -> Any:
-    """x / (k + alpha s)^beta with s the sum of x^2 over n neighbouring channels (Krizhevsky et al. 2012, section 3.3).
-
-    Args:
-        x: input of shape (N, C, ...).
-        n: the number of channels, n // 2 on each side.
-        k, alpha, beta: as in the formula.
-    """
-    floating("local_response_normalization", x=x)
-    x = as_variable(x)
-    if x.ndim < 2:
-        raise expected("local_response_normalization", "x", "at least 2 axes", x)
-    if n < 1:
-        raise expected("local_response_normalization", "n", "a number from 1 on", n)
-    wide = ops.cast(x, accumulation_dtype(x.dtype))
-    total = ChannelWindow(int(n) // 2).apply((ops.mul(wide, wide),))[0]
-    return ops.cast(ops.mul(wide, ops.power(ops.add(ops.mul(total, alpha), k), -beta)), x.dtype)

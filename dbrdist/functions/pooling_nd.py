@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbrdist.core import arrays, ops
-from dbrdist.core.backend import Array, accumulation_dtype, elementwise, get_array_module, zeros_as
+from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, zeros_as
 from dbrdist.core.checks import expected
+from dbrdist.core.elementwise import elementwise
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import together
 from dbrdist.core.variable import as_array

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from dbrdist.core.backend import hand_down_kernel, number
+from dbrdist.core.backend import number
+from dbrdist.core.elementwise import hand_down_kernel
 from dbrdist.kernels import columns, numpy_, onednn, onednn_elementwise, onednn_ops
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 from dbrdist.kernels.keys import (

@@ -16,6 +16,7 @@ import numpy as np
 
 from dbrdist.core import backend
 from dbrdist.core.backend import is_channels_last
+from dbrdist.core.elementwise import elementwise
 from dbrdist.kernels import numpy_softmax
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 
@@ -425,7 +426,7 @@ def scaled_sum(terms: tuple[Array, ...], scale: float, out: Array) -> None:
 
 def _elementwise(formula: Any, *arrays: Array) -> Array:
     """Run a formula; the result lies as the arrays do."""
-    return backend.elementwise(partial(formula, backend.get_array_module(*arrays)), *arrays)
+    return elementwise(partial(formula, backend.get_array_module(*arrays)), *arrays)
 
 
 def _planner(kernel: Any) -> Any:

@@ -13,26 +13,26 @@ from points import NEEDS_SCIPY
 import dbrdist
 import dbrdist.functions as F
 from dbrdist import Variable
-from dbrdist.core import backend
+from dbrdist.core import elementwise
 from dbrdist.core.backend import channels_last
 from dbrdist.core.rows import ROWS
 from tests.each import each
 
-LIMIT = 2 * backend._BLOCK_ELEMENTS
+LIMIT = 2 * elementwise._BLOCK_ELEMENTS
 SHORT = 2 << 6
 SHAPES = [(SHORT - 1,), (SHORT,), (SHORT + 3,), (3, SHORT // 2, 1), (2, 2, 2, 2, 11)]
 
 
 @pytest.fixture(autouse=True)
 def two_blocks_are_cut(monkeypatch):
-    monkeypatch.setattr(backend, "_AT_ONCE_ELEMENTS", LIMIT - 1)
+    monkeypatch.setattr(elementwise, "_AT_ONCE_ELEMENTS", LIMIT - 1)
 
 
 @pytest.fixture
 def short_blocks(monkeypatch, two_blocks_are_cut):
     """Blocks of 2^6 elements."""
-    monkeypatch.setattr(backend, "_BLOCK_ELEMENTS", SHORT // 2)
-    monkeypatch.setattr(backend, "_AT_ONCE_ELEMENTS", SHORT - 1)
+    monkeypatch.setattr(elementwise, "_BLOCK_ELEMENTS", SHORT // 2)
+    monkeypatch.setattr(elementwise, "_AT_ONCE_ELEMENTS", SHORT - 1)
 
 
 def operands(row, shape, seed=0):
@@ -70,9 +70,9 @@ def test_arrays_that_fit_into_the_cache_are_taken_at_once(monkeypatch):
 
     monkeypatch.undo()
     for size in ((1 << 18) - 1, 1 << 18):
-        backend.fused(formula, np.ones(size, np.float32))
+        elementwise.fused(formula, np.ones(size, np.float32))
     assert seen == [(1 << 18) - 1, 1 << 18]
-    backend.fused(formula, np.ones((1 << 18) + 1, np.float32))
+    elementwise.fused(formula, np.ones((1 << 18) + 1, np.float32))
     assert seen[2:] == [1 << 15] * 8 + [1]
 
 

@@ -11,7 +11,7 @@ import dbrdist
 import dbrdist.functions as F
 from dbrdist import Variable, kernels
 from dbrdist.core import backend
-from dbrdist.core.backend import KERNEL_ELEMENTS
+from dbrdist.core.elementwise import KERNEL_ELEMENTS
 from dbrdist.core.rows import ROWS
 from dbrdist.kernels import onednn_elementwise
 from tests.each import each

@@ -1,0 +1,286 @@
+"""Distributions over the whole line, and LogNormal: with location and scale, densities as in Johnson et al. (1994)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import dbrdist.functions as F
+from dbrdist.core.variable import Variable, as_variable
+from dbrdist.distributions.base import (
+    Elementwise,
+    kept,
+    one_of,
+    parameters,
+    value_of,
+)
+
+_EULER = float(np.euler_gamma)
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class _LocationScale(Elementwise):
+    """loc + scale z, where z has the standard form of the family."""
+
+    support = "real"
+
+    def __init__(self, loc: Any, scale: Any) -> None:
+        self.loc, self.scale = parameters(loc, scale)
+
+    @property
+    def params(self) -> dict[str, Variable]:
+        return {"loc": self.loc, "scale": self.scale}
+
+    def _standard(self, x: Any) -> Variable:
+        return (self._outcome(x) - self.loc) / self.scale
+
+    def sample_n(self, n: int) -> Variable:
+        return self.loc + self.scale * self._drawn(lambda rng: self._draw(rng, self._shape(n)))
+
+    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+        raise self._not_there("sample_n")
+
+
+class Normal(_LocationScale):
+    """N(loc, scale^2); ``log_scale`` may be given in place of ``scale``."""
+
+    def __init__(self, loc: Any, scale: Any = None, *, log_scale: Any = None) -> None:
+        name, value = one_of("Normal", scale=scale, log_scale=log_scale)
+        loc, value = parameters(loc, value)
+        self.loc = loc
+        self.scale = value if name == "scale" else F.exp(value)
+        self._log_scale = value if name == "log_scale" else None
+
+    @property
+    def log_scale(self) -> Variable:
+        """The logarithm of the standard deviation."""
+        return F.log(self.scale) if self._log_scale is None else self._log_scale
+
+    @property
+    def mean(self) -> Variable:
+        return self.loc
+
+    mode = mean
+
+    @property
+    def variance(self) -> Variable:
+        return F.square(self.scale)
+
+    @property
+    def stddev(self) -> Variable:
+        return self.scale
+
+    @property
+    def entropy(self) -> Variable:
+        return self.log_scale + (0.5 + _HALF_LOG_2PI)
+
+    def log_prob(self, x: Any) -> Variable:
+        return -0.5 * F.square(self._standard(x)) - self.log_scale - _HALF_LOG_2PI
+
+    def cdf(self, x: Any) -> Variable:
+        return F.ndtr(self._standard(x))
+
+    def log_cdf(self, x: Any) -> Variable:
+        return F.log_ndtr(self._standard(x))
+
+    def survival_function(self, x: Any) -> Variable:
+        return F.ndtr(-self._standard(x))
+
+    def log_survival_function(self, x: Any) -> Variable:
+        return F.log_ndtr(-self._standard(x))
+
+    def icdf(self, x: Any) -> Variable:
+        return self.loc + self.scale * F.ndtri(self._outcome(x))
+
+    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+        return rng.standard_normal(shape)
+
+
+class Laplace(_LocationScale):
+    """Density exp(-|x - loc| / scale) / (2 scale)."""
+
+    @property
+    def mean(self) -> Variable:
+        return self.loc
+
+    mode = mean
+
+    @property
+    def variance(self) -> Variable:
+        return 2.0 * F.square(self.scale)
+
+    @property
+    def entropy(self) -> Variable:
+        return F.log(self.scale) + (1.0 + math.log(2.0))
+
+    def log_prob(self, x: Any) -> Variable:
+        return -F.absolute(self._standard(x)) - F.log(2.0 * self.scale)
+
+    def cdf(self, x: Any) -> Variable:
+        return self._below(self._standard(x))
+
+    def log_cdf(self, x: Any) -> Variable:
+        return self._log_below(self._standard(x))
+
+    def survival_function(self, x: Any) -> Variable:
+        return self._below(-self._standard(x))
+
+    def log_survival_function(self, x: Any) -> Variable:
+        return self._log_below(-self._standard(x))
+
+    def _below(self, z: Variable) -> Variable:
+        is_low = value_of(z) < 0
+        tail = 0.5 * F.exp(F.where(is_low, z, -z))
+        return F.where(is_low, tail, 1.0 - tail)
+
+    def _log_below(self, z: Variable) -> Variable:
+        is_low = value_of(z) < 0
+        reach = F.where(is_low, z, -z)  # no absolute value: its slope at 0 is 0
+        return F.where(is_low, reach - math.log(2.0), F.log1p(-0.5 * F.exp(reach)))
+
+    def icdf(self, x: Any) -> Variable:
+        x = self._outcome(x)
+        is_low = value_of(x) < 0.5
+        tail = F.log(2.0 * F.where(is_low, x, 1.0 - x))
+        return self.loc + self.scale * F.where(is_low, tail, -tail)
+
+    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+        return rng.laplace(size=shape)
+
+
+class Cauchy(_LocationScale):
+    """Density 1 / (pi scale (1 + z^2)) with z = (x - loc) / scale; mean and variance do not exist and are NaN."""
+
+    @property
+    def mean(self) -> Variable:
+        return as_variable(self.xp.full_like(self.loc.array, np.nan))
+
+    variance = mean
+
+    @property
+    def mode(self) -> Variable:
+        return self.loc
+
+    @property
+    def entropy(self) -> Variable:
+        return F.log(4 * math.pi * self.scale)
+
+    def log_prob(self, x: Any) -> Variable:
+        return -F.log1p(F.square(self._standard(x))) - F.log(math.pi * self.scale)
+
+    def cdf(self, x: Any) -> Variable:
+        return self._below(self._standard(x))
+
+    def survival_function(self, x: Any) -> Variable:
+        return self._below(-self._standard(x))
+
+    def _below(self, z: Variable) -> Variable:
+        return F.arctan2(self.xp.ones_like(z.array), -z) / math.pi  # arctan(z) / pi + 1/2, exact in the tail
+
+    def icdf(self, x: Any) -> Variable:
+        return self.loc + self.scale * F.tan(math.pi * (self._outcome(x) - 0.5))
+
+    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+        return rng.standard_cauchy(shape)
+
+
+class Gumbel(_LocationScale):
+    """Density exp(-z - exp(-z)) / scale with z = (x - loc) / scale: the largest of many."""
+
+    @property
+    def mean(self) -> Variable:
+        return self.loc + _EULER * self.scale
+
+    @property
+    def mode(self) -> Variable:
+        return self.loc
+
+    @property
+    def variance(self) -> Variable:
+        return (math.pi**2 / 6) * F.square(self.scale)
+
+    @property
+    def entropy(self) -> Variable:
+        return F.log(self.scale) + (_EULER + 1.0)
+
+    def log_prob(self, x: Any) -> Variable:
+        z = self._standard(x)
+        return -(z + F.exp(-z)) - F.log(self.scale)
+
+    def cdf(self, x: Any) -> Variable:
+        return F.exp(self.log_cdf(x))
+
+    def log_cdf(self, x: Any) -> Variable:
+        return -F.exp(-self._standard(x))
+
+    def survival_function(self, x: Any) -> Variable:
+        return -F.expm1(self.log_cdf(x))
+
+    def icdf(self, x: Any) -> Variable:
+        return self.loc - self.scale * F.log(-F.log(self._outcome(x)))
+
+    def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+        return rng.gumbel(size=shape)
+
+
+class LogNormal(Elementwise):
+    """exp of a Normal(mu, sigma)."""
+
+    support = "positive"
+
+    def __init__(self, mu: Any, sigma: Any) -> None:
+        self.mu, self.sigma = parameters(mu, sigma)
+
+    @property
+    def params(self) -> dict[str, Variable]:
+        return {"mu": self.mu, "sigma": self.sigma}
+
+    @kept
+    def _normal(self) -> Normal:
+        return Normal(self.mu, self.sigma)
+
+    @property
+    def mean(self) -> Variable:
+        return F.exp(self.mu + 0.5 * F.square(self.sigma))
+
+    @property
+    def mode(self) -> Variable:
+        return F.exp(self.mu - F.square(self.sigma))
+
+    @property
+    def variance(self) -> Variable:
+        return F.expm1(F.square(self.sigma)) * F.square(self.mean)
+
+    @property
+    def entropy(self) -> Variable:
+        return self._normal.entropy + self.mu
+
+    def log_prob(self, x: Any) -> Variable:
+        return self._at_log(lambda log_x: self._normal.log_prob(log_x) - log_x, x, -np.inf)
+
+    def cdf(self, x: Any) -> Variable:
+        return self._at_log(self._normal.cdf, x, 0.0)
+
+    def log_cdf(self, x: Any) -> Variable:
+        return self._at_log(self._normal.log_cdf, x, -np.inf)
+
+    def survival_function(self, x: Any) -> Variable:
+        return self._at_log(self._normal.survival_function, x, 1.0)
+
+    def log_survival_function(self, x: Any) -> Variable:
+        return self._at_log(self._normal.log_survival_function, x, 0.0)
+
+    def _at_log(self, function: Callable[[Variable], Variable], x: Any, otherwise: float) -> Variable:
+        """``function`` at log(x), ``otherwise`` where x is not above 0."""
+        x = self._outcome(x)
+        inside = value_of(x) > 0
+        return self._within(inside, function(F.log(F.where(inside, x, self.xp.ones_like(x.array)))), otherwise, x)
+
+    def icdf(self, x: Any) -> Variable:
+        return F.exp(self._normal.icdf(x))
+
+    def sample_n(self, n: int) -> Variable:
+        return F.exp(self._normal.sample_n(n))
