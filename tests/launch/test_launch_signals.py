@@ -71,3 +71,11 @@ def test_program_without_handlers_ends_by_the_signal(tmp_path):
     process.communicate(timeout=20)
     assert process.returncode == 143
     assert_nothing_left(mark)
+
+
+def test_ranks_that_are_ended_for_another_hear_of_it_first(tmp_path):
+    process, mark = start(tmp_path, sys.executable, program="hears.py")
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 3, err
+    assert (tmp_path / "heard").read_text() == "SIGTERM"
+    assert_nothing_left(mark)
