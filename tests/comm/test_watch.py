@@ -1,13 +1,14 @@
 """Ranks that wait for each other, or for one that has left, end with one error; ranks that compute are left alone."""
 
 import re
+import threading
 import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from dbrdist.comm import deadlock, run_threads
+from dbrdist.comm import deadlock, run_threads, watch
 from dbrdist.comm.deadlock import State, Wait
 from dbrdist.comm.judge import Judge
 from dbrdist.errors import CommunicatorError
@@ -215,3 +216,12 @@ def test_the_verdict_waits_for_answers_that_a_busy_machine_delays(monkeypatch):
 def test_a_state_travels():
     state = waiting(3, meeting(5, (0, 3)), counts={("c",): 5, ("c", "send", 1, 2): 7})
     assert State.decode(state.encode()) == state
+
+
+def test_the_listener_is_asked_to_end_before_it_is_waited_for(monkeypatch):
+    state = watch._Watch()
+    state.listener = threading.Thread(target=state.stop.wait, daemon=True)
+    state.listener.start()
+    monkeypatch.setattr(watch, "_watch", state)
+    watch._stop_listening()
+    assert not state.listener.is_alive()
