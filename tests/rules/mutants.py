@@ -537,7 +537,9 @@ def main() -> None:
     )
     parser.add_argument("--room-only", action="store_true", help="a first look: only the tests of the room")
     parser.add_argument("--trust", action="store_true", help="do not run the tests without a mutation first")
-    parser.add_argument("--record", action="store_true", help="write benchmarks/records/mutants[-aimed]-DATE.json")
+    parser.add_argument(
+        "--record", action="store_true", help="write benchmarks/records/mutants[-aimed][-seedN]-DATE.json"
+    )
     options = parser.parse_args()
     kind = "mutants-aimed" if options.aimed else "mutants"
     options.state = options.state or Path(tempfile.gettempdir(), f"{kind}-{options.seed}.jsonl")
@@ -547,7 +549,8 @@ def main() -> None:
     result = summary(judge(drawn, options), options)
     print(json.dumps(result, indent=1))
     if options.record:
-        path = ROOT / "benchmarks" / "records" / f"{kind}-{result['date']}.json"
+        seed = f"-seed{options.seed}" if options.seed else ""
+        path = ROOT / "benchmarks" / "records" / f"{kind}{seed}-{result['date']}.json"
         path.write_text(json.dumps(result, indent=1) + "\n")
         print(f"written: {path}")
 
