@@ -11,6 +11,7 @@ from dbrdist.core.checks import expected
 from dbrdist.core.config import config, get_dtype
 from dbrdist.core.link import Link
 from dbrdist.core.parameter import Parameter
+from dbrdist.functions import example_normalization as E
 from dbrdist.functions import normalization as N
 from dbrdist.functions.whitening import (
     batch_renormalization,
@@ -231,7 +232,7 @@ class LayerNormalization(_Affine):
         """Normalize the rows of ``x`` (N, K)."""
         if not self.gamma.is_initialized:
             self._initialize_params(x.shape[1])
-        return N.layer_normalization(x, self.gamma, self.beta, self.eps)
+        return E.layer_normalization(x, self.gamma, self.beta, self.eps)
 
 
 class GroupNormalization(_Affine):
@@ -255,4 +256,4 @@ class GroupNormalization(_Affine):
         """Normalize ``x`` (N, C, ...) in groups of channels."""
         if not self.gamma.is_initialized:
             self._initialize_params(x.shape[1])
-        return N.group_normalization(x, self.groups, self.gamma, self.beta, self.eps)
+        return E.group_normalization(x, self.groups, self.gamma, self.beta, self.eps)
