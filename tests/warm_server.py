@@ -37,6 +37,9 @@ def serve(path):
             if ready == 0:  # the tests are over
                 for child in lines.values():
                     os.kill(child, signal.SIGKILL)
+                os.unlink(path)
+                with contextlib.suppress(OSError):
+                    os.rmdir(os.path.dirname(path))
                 os._exit(0)
             elif ready is wake:
                 wake.recv(4096)
