@@ -11,6 +11,7 @@ import dbrdist.functions as F
 from dbrdist import Variable, backward
 from dbrdist.core.backend import as_dtype
 from dbrdist.core.gradient_check import check_backward, check_double_backward
+from dbrdist.functions.math import exp_difference, scaled_exp_difference
 from tests.each import each
 
 every_shape = each(shapes=lambda case: case.shapes)
@@ -106,3 +107,13 @@ def _names(function):
     code = getattr(function, "__code__", None)
     own = {function.__name__} if hasattr(function, "__name__") else set()
     return own | (set(code.co_names) if code is not None and function.__name__ == "<lambda>" else set())
+
+
+@each(**{"function, num": [(exp_difference, 2), (scaled_exp_difference, 3)]})
+def test_differences_of_exponents_have_every_derivative(function, num):
+    """Losses call them with operands of which some have no gradient."""
+    rng = np.random.default_rng(0)
+    xs = [rng.uniform(-1, 1, (3, 4)) for _ in range(num)]
+    gy, *ggs = (rng.uniform(-1, 1, (3, 4)) for _ in range(num + 1))
+    check_backward(function, xs, gy, eps=1e-4, atol=1e-7, rtol=1e-6)
+    check_double_backward(function, xs, gy, ggs, eps=1e-4, atol=1e-6, rtol=1e-5)
