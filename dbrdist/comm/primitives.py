@@ -92,6 +92,7 @@ class Provider(Configured, ABC):
 
     _reduces_one_by_one = False  # True in providers that reduce parameter by parameter
     _leaves_gradients = False  # True in one that does not reduce them at all
+    _added_first: Sequence[int] = ()  # ranks, this one among them, whose sum travels to the others; empty is each alone
 
     @abstractmethod
     def _post_row(self, call: Call, row: bytes, enclosed: Sequence[message.HostArray] = ()) -> Pending:
@@ -187,15 +188,19 @@ class Provider(Configured, ABC):
         self, call: Call, x: Array, factors: Sequence[float] | None = None, divisor: float | None = None
     ) -> None:
         """As :meth:`_reduce_host`, also for arrays on a device and in foreign byte order."""
+        self._on_host(call, x, lambda host: self._reduce_host(call, host, factors, divisor))
+
+    def _on_host(self, call: Call, x: Array, work: Callable[[message.HostArray], None]) -> None:
+        """Have ``work`` change what is in ``x``, in host memory and in native byte order."""
         if x.size == 0:
             return
         call.num_bytes += x.nbytes
         call.kind = x.dtype
         if isinstance(x, np.ndarray) and x.dtype.isnative:
-            self._reduce_host(call, x, factors, divisor)
+            work(x)
             return
         host = backend.to_cpu(x).astype(x.dtype.newbyteorder("="))
-        self._reduce_host(call, host, factors, divisor)
+        work(host)
         x[...] = message.to_place(host, x)
 
     def _reduce_in(

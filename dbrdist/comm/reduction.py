@@ -204,7 +204,7 @@ def reduce_gradients(
     if comm.size == 1 or comm._leaves_gradients:
         return
     codec = codec_for(comm.get_config("allreduce_grad_dtype"))
-    codec.prepare(call, grads, growth(comm.size, factors, divisor))
+    codec.prepare(call, grads, growth(comm.size, factors, divisor, comm._added_first))
     with call.moving():
         for grad, own in zip(grads, borders or [None] * len(grads)):
             codec.reduce(comm, call, grad, factors, divisor, own)

@@ -2,17 +2,19 @@
 
 A network between hosts carries each gradient once for a host, not once for a rank. ``hierarchical`` has one rank of
 each host speak for it: the least traffic between hosts. ``two_dimensional`` lets the ranks of a host share that work:
-each has a part of the sum, and all links between hosts are used at a time.
+each has a part of the sum, and all links between hosts are used at a time. What travels between hosts does so in the
+configured type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from dbrdist.comm import message
+from dbrdist.comm.codec import Codec
 from dbrdist.comm.hosts import Hosts
 from dbrdist.comm.processes import MpiCommunicator
 from dbrdist.comm.record import Call
@@ -29,6 +31,8 @@ class TwoLevelCommunicator(MpiCommunicator):
 
     def _prepare(self) -> None:
         self._hosts = Hosts(self._MPI, self._comm, self._most_owners)
+        if not self._hosts.is_only_one:
+            self._added_first = self._hosts.ranks
 
     def _free(self) -> None:
         self._hosts.free()
@@ -37,26 +41,47 @@ class TwoLevelCommunicator(MpiCommunicator):
     def _reduce_host(
         self, call: Call, x: message.HostArray, factors: Sequence[float] | None, divisor: float | None
     ) -> None:
+        self._reduce_levels(call, Codec(), x, factors, divisor)
+
+    def _reduce_in(
+        self, call: Call, codec: Codec, x: Array, factors: Sequence[float] | None, divisor: float | None
+    ) -> None:
+        """On a host in the type in which sums of these arrays run, between hosts as ``codec`` says."""
+        self._on_host(call, x, lambda host: self._reduce_levels(call, codec, host, factors, divisor))
+
+    def _reduce_levels(
+        self, call: Call, codec: Codec, x: message.HostArray, factors: Sequence[float] | None, divisor: float | None
+    ) -> None:
         if self.size == 1:
             super()._reduce_host(call, x, factors, divisor)
             return
+        # A host's sum of 16-bit terms is not rounded before the hosts' sums are added, unless the codec wants it.
+        is_wider = message.is_narrow(x.dtype) and (factors is not None or not self._hosts.has_one_each)
         step = max(_PIECE_BYTES // x.itemsize, 1)
         for begin in range(0, x.size, step):
             piece = x[begin : begin + step]
-            total = piece.astype(np.float32) if message.is_narrow(x.dtype) else piece
+            total = piece.astype(np.float32) if is_wider else piece
             if factors is not None:
                 total *= total.dtype.type(factors[self.rank])
-            self._reduce_piece(call, piece, total, divisor)
+            if self._hosts.has_one_each:
+                self._between_hosts(call, codec, piece, total, divisor)
+            else:
+                self._reduce_piece(call, codec, piece, total, divisor)
 
-    def _reduce_piece(self, call: Call, x: message.HostArray, total: message.HostArray, divisor: float | None) -> None:
+    def _reduce_piece(
+        self, call: Call, codec: Codec, x: message.HostArray, total: message.HostArray, divisor: float | None
+    ) -> None:
         """Put the sum of all ranks' ``total``, divided and narrowed once, into ``x`` (which may be the same memory)."""
         raise NotImplementedError
 
-    def _between_hosts(self, call: Call, x: message.HostArray, own: message.HostArray, divisor: float | None) -> None:
+    def _between_hosts(
+        self, call: Call, codec: Codec, x: message.HostArray, own: message.HostArray, divisor: float | None
+    ) -> None:
         """The second level: from the sums ``own`` of the hosts to ``x``, on a rank that takes part in it."""
-        if self._hosts.between is not None:
-            self._wait(call, self._hosts.between.Iallreduce(self._MPI.IN_PLACE, own, self._sum_of(own)))
-        message.divide(own, divisor)
+        if self._hosts.between is None:
+            message.divide(own, divisor)
+        else:
+            self._reduce_over(self._hosts.between, call, own, codec, None, divisor)
         if own.ctypes.data != x.ctypes.data:
             x[...] = own
 
@@ -69,11 +94,13 @@ class HierarchicalCommunicator(TwoLevelCommunicator):
 
     _most_owners = 1
 
-    def _reduce_piece(self, call: Call, x: message.HostArray, total: message.HostArray, divisor: float | None) -> None:
+    def _reduce_piece(
+        self, call: Call, codec: Codec, x: message.HostArray, total: message.HostArray, divisor: float | None
+    ) -> None:
         local, op = self._hosts.local, self._sum_of(total)
         if self._hosts.place == 0:
             self._wait(call, local.Ireduce(self._MPI.IN_PLACE, total, op, 0))
-            self._between_hosts(call, x, total, divisor)
+            self._between_hosts(call, codec, x, total, divisor)
         else:
             self._wait(call, local.Ireduce(total, None, op, 0))
         self._wait(call, local.Ibcast([message.as_bytes(x), self._MPI.BYTE], 0))
@@ -85,7 +112,9 @@ class TwoDimensionalCommunicator(TwoLevelCommunicator):
     Where hosts differ in size, as many ranks of each do so as the smallest host has.
     """
 
-    def _reduce_piece(self, call: Call, x: message.HostArray, total: message.HostArray, divisor: float | None) -> None:
+    def _reduce_piece(
+        self, call: Call, codec: Codec, x: message.HostArray, total: message.HostArray, divisor: float | None
+    ) -> None:
         hosts, byte = self._hosts, self._MPI.BYTE
         borders = message.blocks(x.size, hosts.num_owners)
         borders += [x.size] * (len(hosts.ranks) - hosts.num_owners)  # the others have an empty part
@@ -94,7 +123,7 @@ class TwoDimensionalCommunicator(TwoLevelCommunicator):
         own = np.empty(mine.stop - mine.start, total.dtype)
         self._wait(call, hosts.local.Ireduce_scatter(total, own, counts, self._sum_of(total)))
         if hosts.place < hosts.num_owners:
-            self._between_hosts(call, x[mine], own, divisor)
+            self._between_hosts(call, codec, x[mine], own, divisor)
         places = (counts * x.itemsize, np.array(borders[:-1]) * x.itemsize)
         self._wait(call, hosts.local.Iallgatherv(self._MPI.IN_PLACE, [message.as_bytes(x), places, byte]))
 
@@ -104,11 +133,9 @@ class NonCudaAwareCommunicator(HierarchicalCommunicator):
 
     _stage: message.HostArray | None = None
 
-    def _reduce(
-        self, call: Call, x: Array, factors: Sequence[float] | None = None, divisor: float | None = None
-    ) -> None:
+    def _on_host(self, call: Call, x: Array, work: Callable[[message.HostArray], None]) -> None:
         if isinstance(x, np.ndarray) or x.size == 0:
-            super()._reduce(call, x, factors, divisor)
+            super()._on_host(call, x, work)
             return
         call.num_bytes += x.nbytes
         call.kind = x.dtype
@@ -119,7 +146,7 @@ class NonCudaAwareCommunicator(HierarchicalCommunicator):
             piece = x[begin : begin + step]
             host = self._stage[: piece.nbytes].view(x.dtype)
             piece.get(out=host)
-            self._reduce_host(call, host, factors, divisor)
+            work(host)
             piece.set(host)
             backend.wait_for(piece)  # the next piece takes its place in the buffer
 
