@@ -38,6 +38,13 @@ def test_print_shows_the_exact_command_and_starts_nothing():
     assert bare.stdout.split()[1:] == ["-n", "3", os.path.join(os.path.dirname(sys.executable), "python"), "train.py"]
 
 
+def test_what_travels_to_other_hosts_with_and_without_supervision():
+    words = ["--hosts", "localhost:1,127.0.0.2:1", "--only-env", "--env", "ADDED=1", "--print"]
+    printed = [launch(*words, *bare, "true").stdout.split() for bare in ([], ["--bare"])]
+    names = [one[one.index("-genvlist") + 1].split(",") for one in printed]
+    assert names == [["HOME", "PATH", "DBRDIST_LAUNCH_CHANNEL", "DBRDIST_LAUNCH_TOKEN"], ["HOME", "PATH", "ADDED"]]
+
+
 @pytest.mark.parametrize(
     ("how", "code", "kind", "words"),
     [

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -162,6 +163,23 @@ def test_py_spy_shows_stacks_where_there_are_no_hooks_and_a_shell_hides_none(tmp
     process.terminate()
     process.communicate(timeout=40)
     assert_nothing_left("spied")
+
+
+def test_stacks_that_come_late_are_waited_for(monkeypatch):
+    one, told = supervisor.Supervisor([], 0, "hydra"), []
+    one.channel = SimpleNamespace(send=lambda kind, **fields: told.append((kind, fields["text"])))
+    end, program = os.pipe()
+    one.child = SimpleNamespace(pid=os.getpid(), events=end)
+    monkeypatch.setattr(supervisor.limits, "STACK_SECONDS", 60)
+    monkeypatch.setattr(supervisor.linux, "catches", lambda pid, number: True)
+    late = threading.Timer(0.4, os.write, [program, b"Current thread 0x1:\n"])
+    monkeypatch.setattr(supervisor.linux, "kill", lambda pid, number: late.start())
+    one._ask_for_stacks()
+    late.join()
+    one.loop.close()
+    os.close(program)
+    os.close(end)
+    assert told == [("stacks", "Current thread 0x1:\n")]
 
 
 def test_the_innermost_frame_of_each_form_of_stacks():
