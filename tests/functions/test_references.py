@@ -15,7 +15,7 @@ from cases import every_case
 from points import KINKS, NEEDS_SCIPY, POINTS
 
 import dbrdist.functions as F
-from dbrdist import Variable, backward
+from dbrdist import Variable, backward, grad
 from dbrdist.core.backend import as_dtype
 from tests.each import each
 
@@ -108,6 +108,35 @@ def test_gradients_where_the_derivative_jumps(name, args, options, expected):
     gradients = [x.grad for x in xs if isinstance(x, Variable)]
     for g, e in zip(gradients, expected, strict=True):
         np.testing.assert_allclose(g, e, rtol=1e-14)
+
+
+# What a formula does otherwise at one number shows at that number alone, or at one that was taken for it.
+NUMBERS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 3.75, 4.0, -0.25, -1.0, -1.25, -2.0)
+OF_A_NUMBER = {
+    "power": (lambda x, c: x**c, lambda x, c: x**c, NUMBERS),
+    "softplus": (F.softplus, references.softplus, [c for c in NUMBERS if c > 0]),
+    "silu": (F.silu, references.silu, NUMBERS),
+    "leaky_relu": (F.leaky_relu, references.leaky_relu, NUMBERS),
+    "elu": (F.elu, references.elu, NUMBERS),
+    "alpha of selu": (F.selu, references.selu, NUMBERS),
+    "scale of selu": (lambda x, c: F.selu(x, 1.5, c), lambda x, c: references.selu(x, 1.5, c), NUMBERS),
+    "clipped_relu": (F.clipped_relu, references.clipped_relu, [c for c in NUMBERS if c > 0]),
+}
+
+
+@pytest.mark.parametrize("name", OF_A_NUMBER)
+@each(number=lambda name: OF_A_NUMBER[name][2], beside=[0.0, 1e-9, -1e-9])
+def test_formulas_of_a_number_at_each_special_one_and_beside_it(name, number, beside):
+    ours, plain, _ = OF_A_NUMBER[name]
+    number, h = number + beside, 1e-4
+    x = Variable(np.array([0.1, 0.37, 0.9, 1.1, 1.7, 2.3] + [-0.1, -0.6, -1.3, -2.2] * (name != "power")))
+    below, at, above = (plain(x.array + step, number) for step in (-h, 0.0, h))
+    y = ours(x, number)
+    (slope,) = grad([y], [x], enable_double_backprop=True)
+    (curvature,) = grad([slope * x], [x])  # slope + x curvature: there is a way to x also where the slope is constant
+    np.testing.assert_allclose(y.array, at, rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(slope.array, (above - below) / (2 * h), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose((curvature.array - slope.array) / x.array, (above - 2 * at + below) / h**2, 1e-3, 1e-4)
 
 
 # ---- nothing is left out --------------------------------------------------------------------------------------------
