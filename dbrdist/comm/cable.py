@@ -34,7 +34,10 @@ _LOOK_MS = 100  # between two looks for what the watch has to say
 _WAKE_BYTES = 1 << 18  # a rank is woken for this much
 _PATIENCE_SECONDS = 5.0  # for connections, and for the watch to say why one has ended
 _TRY_SECONDS = 1.0  # for one address
+_SILENT_SECONDS = 60  # until a connection is looked at; the system's default is two hours
 _SECRET_BYTES = 32
+_CALL_BYTES = 4 + _SECRET_BYTES
+_MOST_CALLERS = 256  # at a time
 _SIOCGIFADDR = 0x8915  # on Linux
 
 Ticket: TypeAlias = "tuple[_Line, int]"
@@ -46,6 +49,7 @@ class _Line:
     def __init__(self, connection: socket.socket, peer: int) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _keep_alive(connection)
         self.connection = connection
         self.peer = peer
         self.going: deque[memoryview] = deque()
@@ -92,6 +96,15 @@ class _Line:
             self.push()
         except OSError:
             self.ended_at = time.monotonic()
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Have the kernel ask now and then whether the other host is there: firewalls forget who is silent for long, as
+    in an evaluation, and a host without power says nothing."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform.startswith("linux"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_SECONDS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _SILENT_SECONDS)
 
 
 def _advance(views: deque[memoryview], num_bytes: int) -> bool:
@@ -198,7 +211,7 @@ def connect(mpi_comm: Any) -> tuple[Cable | None, str]:
     made: dict[int, socket.socket] = {}
     reason, listener = "", None
     try:
-        listener = socket.create_server(("", 0), backlog=mpi_comm.size)
+        listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
         own = (listener.getsockname()[1], addresses())
     except OSError as e:
         own, reason = (0, []), str(e)
@@ -226,14 +239,72 @@ def _meet(
     for peer in range(rank):
         made[peer] = _call(rank, peer, everyone[peer], secret)
     end = time.monotonic() + _PATIENCE_SECONDS + _TRY_SECONDS * max(len(found) for _, found in everyone)
-    while len(made) < len(everyone) - 1:
-        listener.settimeout(max(end - time.monotonic(), 0.01))
-        connection, _ = listener.accept()
-        caller = _answer(connection, rank, secret)
-        if caller is None or not rank < caller < len(everyone) or caller in made:
+    with contextlib.closing(_Door(listener, rank, secret)) as door:
+        while len(made) < len(everyone) - 1:
+            for caller, connection in door.wait(end):
+                if rank < caller < len(everyone) and caller not in made:
+                    made[caller] = connection
+                else:
+                    connection.close()
+
+
+class _Door:
+    """Where others call. All of them are heard at once: a stranger that says nothing keeps no rank waiting."""
+
+    def __init__(self, listener: socket.socket, rank: int, secret: bytes) -> None:
+        listener.setblocking(False)
+        self._listener, self._rank, self._secret = listener, rank, secret
+        self._callers: dict[int, tuple[socket.socket, bytearray]] = {}  # by file; what each has said
+        self._poll = select.poll()
+        self._poll.register(listener, select.POLLIN)
+
+    def wait(self, end: float) -> list[tuple[int, socket.socket]]:
+        """The ranks that have called by now, with their connections; maybe none."""
+        left = end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        files = [file for file, _ in self._poll.poll(left * 1000)]
+        found = [self._hear(file) for file in files if file in self._callers]
+        if self._listener.fileno() in files:
+            self._open()
+        return [ranks for ranks in found if ranks is not None]
+
+    def _open(self) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            if len(self._callers) == _MOST_CALLERS:
+                self._dismiss(next(iter(self._callers))).close()  # which has been there for longest
+            self._callers[connection.fileno()] = connection, bytearray()
+            self._poll.register(connection, select.POLLIN)
+
+    def _dismiss(self, file: int) -> socket.socket:
+        self._poll.unregister(file)
+        return self._callers.pop(file)[0]
+
+    def _hear(self, file: int) -> tuple[int, socket.socket] | None:
+        """A rank that has said all it has to say; a stranger is sent away."""
+        connection, said = self._callers[file]
+        try:
+            more = connection.recv(_CALL_BYTES - len(said))
+            said += more
+            if more and len(said) < _CALL_BYTES:
+                return None
+            caller = _answer(connection, bytes(said), self._rank, self._secret)
+        except BlockingIOError:
+            return None
+        except OSError:
+            caller = None
+        self._dismiss(file)
+        if caller is None:
             connection.close()
-        else:
-            made[caller] = connection
+            return None
+        return caller, connection
+
+    def close(self) -> None:
+        """Send away who is still there."""
+        for file in list(self._callers):
+            self._dismiss(file).close()
 
 
 def _call(rank: int, peer: int, where: tuple[int, list[str]], secret: bytes) -> socket.socket:
@@ -246,8 +317,9 @@ def _call(rank: int, peer: int, where: tuple[int, list[str]], secret: bytes) -> 
             reason = f"{address}: {e}"
             continue
         try:
+            end = time.monotonic() + _PATIENCE_SECONDS  # the peer may have others to call first
             connection.sendall(struct.pack("!i", rank) + _proof(secret, "call", rank, peer))
-            if hmac.compare_digest(_read(connection, _SECRET_BYTES), _proof(secret, "answer", rank, peer)):
+            if hmac.compare_digest(_read(connection, _SECRET_BYTES, end), _proof(secret, "answer", rank, peer)):
                 return connection
             reason = f"{address}: another program answers there"
         except OSError as e:
@@ -256,17 +328,14 @@ def _call(rank: int, peer: int, where: tuple[int, list[str]], secret: bytes) -> 
     raise OSError(f"no connection to the rank on host {peer}: {reason}")
 
 
-def _answer(connection: socket.socket, rank: int, secret: bytes) -> int | None:
+def _answer(connection: socket.socket, said: bytes, rank: int, secret: bytes) -> int | None:
     """Which rank calls; None for a stranger."""
-    connection.settimeout(_TRY_SECONDS)
-    try:
-        said = _read(connection, 4 + _SECRET_BYTES)
-        peer: int = struct.unpack("!i", said[:4])[0]
-        if not hmac.compare_digest(said[4:], _proof(secret, "call", peer, rank)):
-            return None
-        connection.sendall(_proof(secret, "answer", peer, rank))
-    except (OSError, struct.error):
+    if len(said) < _CALL_BYTES:
         return None
+    peer: int = struct.unpack("!i", said[:4])[0]
+    if not hmac.compare_digest(said[4:], _proof(secret, "call", peer, rank)):
+        return None
+    connection.sendall(_proof(secret, "answer", peer, rank))  # which the kernel has room for
     return peer
 
 
@@ -274,10 +343,14 @@ def _proof(secret: bytes, what: str, caller: int, called: int) -> bytes:
     return hmac.digest(secret, f"{what} {caller} {called}".encode(), "sha256")
 
 
-def _read(connection: socket.socket, num_bytes: int) -> bytes:
+def _read(connection: socket.socket, num_bytes: int, end: float) -> bytes:
     """That many bytes; fewer where the connection ends."""
     found = b""
-    while len(found) < num_bytes and (more := connection.recv(num_bytes - len(found))):
+    while len(found) < num_bytes:
+        connection.settimeout(max(end - time.monotonic(), 1e-3))
+        more = connection.recv(num_bytes - len(found))
+        if not more:
+            break
         found += more
     return found
 
@@ -285,7 +358,7 @@ def _read(connection: socket.socket, num_bytes: int) -> bytes:
 def addresses() -> list[str]:
     """The IPv4 addresses of this host: those of its name first; the loopback alone where there are no others."""
     found: list[str] = []
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UnicodeError):  # Python refuses names with parts of 64 letters
         infos = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)
         found += [str(info[4][0]) for info in infos]
     if sys.platform.startswith("linux"):

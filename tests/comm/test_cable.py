@@ -196,8 +196,8 @@ def test_strangers_are_sent_away(monkeypatch):
     """One that calls and says nothing, one that says something wrong: the ranks meet all the same."""
     answer, met = cables._answer, []
 
-    def noted(connection, rank, secret):
-        met.append(answer(connection, rank, secret))
+    def noted(connection, said, rank, secret):
+        met.append(answer(connection, said, rank, secret))
         return met[-1]
 
     def disturbed(rank, peer, where, secret):
@@ -211,7 +211,73 @@ def test_strangers_are_sent_away(monkeypatch):
     monkeypatch.setattr(cables, "_answer", noted)
     monkeypatch.setattr(cables, "_call", disturbed)
     on_ranks(2, lambda rank, cable: None)
-    assert met == [None, None, None, 1]
+    assert sorted(met, key=str) == [1, None, None, None]
+
+
+class Crowd:
+    """Strangers that call before each rank does, and stay: most say nothing, some too little."""
+
+    def __init__(self, num_strangers):
+        self._num_strangers, self._there, self._call = num_strangers, [], cables._call
+
+    def call(self, rank, peer, where, secret):
+        for k in range(self._num_strangers):
+            self._there.append(socket.create_connection(("127.0.0.1", where[0])))
+            self._there[-1].sendall(b"x" * (k % 3))
+        return self._call(rank, peer, where, secret)
+
+    def leave(self):
+        for stranger in self._there:
+            stranger.close()
+
+
+@pytest.mark.parametrize("size, num_strangers, most", [(3, 1, 256), (3, 5, 256), (2, 30, 4)])
+def test_strangers_that_stay_keep_no_rank_waiting(monkeypatch, size, num_strangers, most):
+    crowd = Crowd(num_strangers)
+    monkeypatch.setattr(cables, "_call", crowd.call)
+    monkeypatch.setattr(cables, "_MOST_CALLERS", most)
+    given = terms(size, 100)
+
+    def work(rank, cable):
+        x = given[rank].copy()
+        Sum(cable, Waiting(), x, Codec(), None, None).run()
+        return x
+
+    try:
+        for x in on_ranks(size, work):
+            np.testing.assert_array_equal(x, sum(given[1:], given[0]))
+    finally:
+        crowd.leave()
+
+
+def test_a_rank_may_answer_late(monkeypatch):
+    """It has others to call first, or no core: longer than one address of a host is tried."""
+    meet = cables._meet
+
+    def late(rank, *args):
+        if rank == 0:
+            time.sleep(0.5)
+        meet(rank, *args)
+
+    monkeypatch.setattr(cables, "_TRY_SECONDS", 0.2)
+    monkeypatch.setattr(cables, "_meet", late)
+    on_ranks(2, lambda rank, cable: None)
+
+
+def test_a_name_that_python_cannot_look_up_has_no_address(monkeypatch):
+    """One that failed on one rank alone would leave the others waiting."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "x" * 64)
+    assert cables.addresses()
+    on_ranks(2, lambda rank, cable: None)
+
+
+def test_the_kernel_asks_whether_the_other_host_is_there():
+    def work(rank, cable):
+        connection = cable._lines[1 - rank].connection
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 600  # firewalls forget after so long
+
+    on_ranks(2, work)
 
 
 def test_another_program_at_the_address_is_none_of_the_ranks():
