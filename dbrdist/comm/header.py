@@ -48,6 +48,7 @@ class Steps:
         self._small_config: str | None = None  # and with which configuration
         self._is_refused = False  # waiting for it has raised on all ranks
         self.late: list[tuple[str, Parameter]] = []  # parameters that wait for their first input
+        self.num_plans = 0  # more after each change of a parameter, a link or a rule
 
     def post(self, num_samples: int | None, works: bool, zero_fill: bool, new: Sequence[str] = ()) -> None:
         """Show this rank's header, without waiting for the others'; the arguments are those of :meth:`show`."""
@@ -178,7 +179,7 @@ class Steps:
         return [(name, p) for name, p in self._optimizer.target.namedparams() if _is_updated(p)]
 
     def is_current(self) -> bool:
-        """False where a parameter, a link or a rule has changed since the last header, or the target is another."""
+        """False where a parameter, a link or a rule has changed since the last look, or the target is another."""
         watch = self._watch
         return watch is not None and watch.is_current() and self._target is self._optimizer.target
 
@@ -187,6 +188,7 @@ class Steps:
         watch = self._watch  # as is_current, which each step asks often
         if watch is not None and watch.is_current() and self._target is self._optimizer.target:
             return
+        self.num_plans += 1
         target = self._target = self._optimizer.target
         named = list(target.namedparams())
         self.late = [(name, p) for name, p in named if not p.is_initialized]
@@ -210,7 +212,7 @@ class Values:
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
         self._hooks: Hooks | None = None
-        self._ids_of_hooks: list[int] = []
+        self._seen_hooks: list[Any] = []
         self._seen: list[tuple[Any, dict[str, Any]]] = []  # objects, with copies of their attributes
         self._hyperparam: Any = None
         self._scale: float | None = None
@@ -223,7 +225,7 @@ class Values:
         hooks: Hooks = actual._hooks
         if hooks is not self._hooks or actual._loss_scale != self._scale:
             return False
-        if (hooks.pre or hooks.post or self._ids_of_hooks) and [id(hook) for hook in hooks] != self._ids_of_hooks:
+        if (hooks.pre or hooks.post or self._seen_hooks) and not _are_same(list(hooks), self._seen_hooks):
             return False
         try:
             for thing, attributes in self._seen:
@@ -241,8 +243,8 @@ class Values:
         things = [hook for hook in hooks if _is_ours(hook)]
         if hyperparam is not None:
             things.append(hyperparam)
-        self._hooks, self._ids_of_hooks = actual._hooks, [id(hook) for hook in hooks]
-        self._seen, self._scale = [(thing, dict(vars(thing))) for thing in things], actual._loss_scale
+        self._hooks, self._seen_hooks = actual._hooks, hooks  # kept, so that no other gets the id of one
+        self._seen, self._scale = [(thing, _fixed(vars(thing))) for thing in things], actual._loss_scale
         self.text = _values_in_words(actual, hyperparam, hooks) + settings
         self.digest = digest(self.text)
 
@@ -282,7 +284,7 @@ def _describe(name: str, p: Parameter) -> str:
     if not _is_updated(p):
         what += " frozen"
     own = {} if p.update_rule is None else p.update_rule.hyperparam.own()
-    return what + "".join(f" {key} {value}" for key, value in sorted(own.items()) if _is_plain(value))
+    return what + "".join(f" {key} {_plain(value)}" for key, value in sorted(own.items()) if _is_plain(value))
 
 
 def _values_in_words(actual: Any, hyperparam: Any, hooks: list[Any]) -> str:
@@ -301,9 +303,22 @@ def _is_ours(hook: Any) -> bool:
     return type(hook).__module__.startswith("dbrdist.") and hasattr(hook, "__dict__")
 
 
+def _are_same(one: list[Any], other: list[Any]) -> bool:
+    """Whether two lists hold the same objects."""
+    return len(one) == len(other) and all(map(operator.is_, one, other))
+
+
+def _fixed(attributes: dict[str, Any]) -> dict[str, Any]:
+    """A copy that keeps its values where arrays among them are written to."""
+    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in attributes.items()}
+
+
 def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (str, numbers.Number, np.generic))
+    is_array = isinstance(value, np.ndarray) and value.ndim == 0
+    return value is None or is_array or isinstance(value, (str, numbers.Number, np.generic))
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+    """In words that are the same for equal numbers: 1, 1.0, True and their like of NumPy."""
+    value = value.item() if isinstance(value, (np.generic, np.ndarray)) else value
+    return float(value) + 0.0 if isinstance(value, numbers.Real) else value

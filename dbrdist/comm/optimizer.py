@@ -78,8 +78,8 @@ class MultiNodeOptimizer(HandsOn):
     """Wraps ``actual_optimizer``; made by :func:`create_multi_node_optimizer`."""
 
     __slots__ = (
-        "_carried", "_is_alone", "_is_one_of_many", "_is_synchronized", "_known", "_sharding", "_steps", "_target",
-        "_way", "communicator", "exposed_seconds", "num_samples", "zero_fill",
+        "_carried", "_is_alone", "_is_one_of_many", "_is_synchronized", "_known", "_num_plans", "_sharding", "_steps",
+        "_target", "_way", "communicator", "exposed_seconds", "num_samples", "zero_fill",
     )  # fmt: skip
 
     takes_num_samples = True  # the updater passes num_samples to update()
@@ -95,6 +95,7 @@ class MultiNodeOptimizer(HandsOn):
         self._is_synchronized = False
         self._target: Any = None  # of the last step
         self._known: set[Parameter] = set()  # its parameters
+        self._num_plans = 0  # of its headers when these were looked through
         self._way = way
         self._steps = Steps(communicator, actual_optimizer, way.words())
         divides = way.zero and communicator.size > 1
@@ -138,6 +139,7 @@ class MultiNodeOptimizer(HandsOn):
             is_first = self._synchronize()
             if self._is_one_of_many:
                 self._steps.look()
+                self._num_plans = self._steps.num_plans
         if self._carried.loaded is not None and self._carried.take_up(target):
             is_first = False
         self.num_samples = num_samples
@@ -209,7 +211,9 @@ class MultiNodeOptimizer(HandsOn):
         """Whether all ranks have the parameters of ``target`` in common already."""
         if not self._is_synchronized or self._target is not target:
             return False
-        return not self._is_one_of_many or self._steps.is_current()
+        if not self._is_one_of_many:
+            return True
+        return self._num_plans == self._steps.num_plans and self._steps.is_current()  # a forward pass can change it
 
     def _synchronize(self) -> bool:
         """Rank 0's parameters on all ranks, before the first step with a target; later, those that have come since.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 
 import numpy as np
@@ -11,7 +12,7 @@ from dbrdist.comm import create_multi_node_optimizer
 from dbrdist.core.chain import Chain
 from dbrdist.core.parameter import Parameter
 from dbrdist.errors import CommunicatorError
-from tests.comm.contract import array_of, same
+from tests.comm.contract import array_of, raises, same
 from tests.comm.training_contract import Dense, Net, batches, gradients_of
 
 
@@ -225,7 +226,7 @@ def check_hyperparameters_that_differ(comm):
         (lambda o: o.set_loss_scale(8.0 if odd else None), "loss scale 8.0 instead of loss scale None"),
         (lambda o: o.add_hook(optimizers.WeightDecay(0.5 if odd else 0.25)), "WeightDecay"),
         (lambda o: o.add_hook(optimizers.GradientClipping(1.0)) if odd else None, "hook GradientClipping"),
-        (lambda o: setattr(o.target.l1.W.update_rule.hyperparam, "lr", 3 if odd else 2), "lr 3 instead of"),
+        (lambda o: setattr(o.target.l1.W.update_rule.hyperparam, "lr", 3 if odd else 2), "lr 3.0 instead of"),
     ]:
         model = gradients_of(comm, np.float64)
         actual = optimizers.MomentumSGD(lr=0.1, momentum=0.9).setup(model)
@@ -239,6 +240,62 @@ def check_hyperparameters_that_differ(comm):
     kinds = optimizers.SGD if odd else optimizers.Adam
     optimizer = create_multi_node_optimizer(kinds().setup(gradients_of(comm, np.float64)), comm)
     all_raise(comm, CommunicatorError, "optimizer SGD instead of optimizer Adam", optimizer.update)
+
+
+@several
+def check_equal_numbers_of_other_types_do_not_differ(comm):
+    """One rank may have said 1 and another 1.0, or at another time."""
+    batch, model = next(batches()), Net()
+    optimizer = create_multi_node_optimizer(optimizers.MomentumSGD(lr=1).setup(model), comm)
+    for number in (1, 1.0, np.float32(1), np.int8(1), np.array(1.0)):
+        if comm.rank == 0:
+            optimizer.hyperparam.note = number
+            model.l1.b.update_rule.hyperparam.note = number
+        else:
+            optimizer.hyperparam.note = model.l1.b.update_rule.hyperparam.note = 1
+        optimizer.update(model, *batch)
+
+
+@several
+def check_numbers_in_arrays_are_compared(comm):
+    """Also where the array stays and its element changes."""
+    batch = next(batches())
+    for text, change in [
+        ("rate 0.5", lambda hook: setattr(hook, "rate", np.array(0.5))),
+        ("rate 0.75", lambda hook: hook.rate.__setitem__((), 0.75)),
+    ]:
+        model, hook = Net(), optimizers.WeightDecay(np.array(0.25))
+        optimizer = create_multi_node_optimizer(optimizers.SGD(lr=0.01).setup(model), comm)
+        optimizer.add_hook(hook)
+        for _ in range(2):
+            optimizer.update(model, *batch)
+        if comm.rank == comm.size - 1:
+            change(hook)
+        raises(CommunicatorError, text, functools.partial(optimizer.update, model, *batch))
+
+
+class Watching:
+    """A hook of the user's own."""
+
+    def __call__(self, optimizer):
+        pass
+
+
+@several
+def check_a_hook_in_the_memory_of_another_is_another(comm):
+    """Python gives the address of what is gone to what comes."""
+    batch, model = next(batches()), Net()
+    optimizer = create_multi_node_optimizer(optimizers.SGD(lr=0.01).setup(model), comm)
+    optimizer.add_hook(Watching(), name="watch")
+    optimizer.update(model, *batch)
+    if comm.rank == comm.size - 1:
+        hooks = optimizer.actual_optimizer._hooks.pre
+        place = id(hooks.pop("watch"))
+        made = [optimizers.GradientClipping(0.1)]
+        while id(made[-1]) != place and len(made) < 1000:
+            made.append(optimizers.GradientClipping(0.1))
+        hooks["watch"] = made[-1]
+    raises(CommunicatorError, "hook GradientClipping", functools.partial(optimizer.update, model, *batch))
 
 
 @several

@@ -396,6 +396,22 @@ def check_what_one_rank_changes_between_steps_is_named_on_all(comm):
             raises(CommunicatorError, text, step)
 
 
+def check_parameters_that_a_forward_pass_adds_are_those_of_rank_0(comm):
+    batch, model = next(batches()), Net()
+    optimizer = create_multi_node_optimizer(optimizers.SGD(lr=0.01).setup(model), comm)
+
+    def loss(x, t):
+        y = model(x, t)
+        if optimizer.t == 2 and not hasattr(model, "shift"):
+            with model.init_scope():
+                model.shift = Parameter(np.full(3, 1.0 + comm.rank))
+        return y + ops.sum(model.shift * model.shift) if hasattr(model, "shift") else y
+
+    for _ in range(4):
+        optimizer.update(loss, *batch)
+    np.testing.assert_array_equal(model.shift.array, np.ones(3))
+
+
 def check_counts_and_switches_of_numpy(comm):
     found = []
     for kind in (int, np.int64, np.uint8):
