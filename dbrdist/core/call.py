@@ -93,8 +93,8 @@ class Call(Record):
     def unchain(self) -> None:
         """Cut this function out of the graph and let go of what it retained; its outputs become leaves."""
         self.inputs = self.wanted = ()
-        self._xs = self._ys = ()
-        self._saved = None
+        self._kept_xs = self._kept_ys = ()
+        self._for_rule = None
 
 
 def _recorded(call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
@@ -105,14 +105,14 @@ def _recorded(call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]
     if keep:
         n = len(keep)
         are_first = n < len(_FIRST) and n <= len(xs) and keep == _FIRST[n]
-        call._xs = xs[:n] if are_first else _of(call, "retain_inputs", keep, xs)
+        call._kept_xs = xs[:n] if are_first else _of(call, "retain_inputs", keep, xs)
     keep = call._keep_outputs
     if len(ys) == 1:
         y = ys[0]
         if type(y) is _ndarray:  # nearly always, so without the calls of _output
             call.num_outputs = 1
             if keep:
-                call._ys = ys if keep == _FIRST[1] else _of(call, "retain_outputs", keep, ys)
+                call._kept_ys = ys if keep == _FIRST[1] else _of(call, "retain_outputs", keep, ys)
             node = VariableNode.__new__(VariableNode)
             node.creator_node = call
             node.index = 0
@@ -129,7 +129,7 @@ def _recorded(call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]
     call.num_outputs = len(ys)
     outputs = [_output(call, i, _as_array(call, y), rank + 1) for i, y in enumerate(ys)]
     if keep:
-        call._ys = _of(call, "retain_outputs", keep, [v.array for v in outputs])
+        call._kept_ys = _of(call, "retain_outputs", keep, [v.array for v in outputs])
     return tuple(outputs)
 
 

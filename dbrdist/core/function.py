@@ -46,7 +46,7 @@ class FunctionAdapter(FunctionNode):
                 "as a FunctionNode, whose backward computes with Variables"
             )
         xs = [None] * self._num_inputs
-        for i, a in zip(self._keep_inputs or (), self._xs or ()):
+        for i, a in zip(self._keep_inputs or (), self._kept_xs or ()):
             xs[i] = a
         gxs = self.function.backward(tuple(xs), gys)
         if not isinstance(gxs, tuple):

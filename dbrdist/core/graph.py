@@ -194,18 +194,18 @@ class FunctionNode(Call):
 
     def retained_inputs(self) -> tuple[Any, ...]:
         """The retained inputs, as arrays in a first-order pass and as Variables in a higher-order one."""
-        return self.get_retained_inputs() if self._on_variables else self._xs or ()
+        return self.get_retained_inputs() if self._on_variables else self._kept_xs or ()
 
     def retained_outputs(self) -> tuple[Any, ...]:
         """The retained outputs, of the same kind as :meth:`retained_inputs`."""
-        return self.get_retained_outputs() if self._on_variables else self._ys or ()
+        return self.get_retained_outputs() if self._on_variables else self._kept_ys or ()
 
     def get_retained_inputs(self) -> tuple[Any, ...]:
         """The retained inputs as Variables in the graph."""
         nodes = self.inputs
         if not self._keep_inputs:
             raise self._nothing_retained("input")
-        return tuple([revive(nodes[i], a) for i, a in zip(self._keep_inputs, self._xs or ())])
+        return tuple([revive(nodes[i], a) for i, a in zip(self._keep_inputs, self._kept_xs or ())])
 
     def get_retained_outputs(self) -> tuple[Any, ...]:
         """The retained outputs as Variables in the graph."""
@@ -214,7 +214,7 @@ class FunctionNode(Call):
         return tuple(
             [
                 revive(make_node(self, i, self.rank + 1, True, a.shape, a.dtype), a)
-                for i, a in zip(self._keep_outputs, self._ys or ())
+                for i, a in zip(self._keep_outputs, self._kept_ys or ())
             ]
         )
 
@@ -227,13 +227,13 @@ class FunctionNode(Call):
     @property
     def input_data(self) -> tuple[Array, ...]:
         """One entry per input: its array where it was retained, else None."""
-        kept = dict(zip(self._keep_inputs or (), self._xs or ()))
+        kept = dict(zip(self._keep_inputs or (), self._kept_xs or ()))
         return tuple(kept.get(i) for i in range(len(self.inputs or ())))
 
     @property
     def output_data(self) -> tuple[Array, ...]:
         """One entry per output: its array where it was retained, else None."""
-        kept = dict(zip(self._keep_outputs or (), self._ys or ()))
+        kept = dict(zip(self._keep_outputs or (), self._kept_ys or ()))
         return tuple(kept.get(i) for i in range(self.num_outputs))
 
     @property

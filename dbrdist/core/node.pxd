@@ -16,7 +16,7 @@ cdef class Value:
     cdef public VariableNode node
 
 cdef class Record:
-    cdef public tuple inputs, wanted, _xs, _ys, _keep_inputs, _keep_outputs
+    cdef public tuple inputs, wanted, _kept_xs, _kept_ys, _keep_inputs, _keep_outputs
     cdef public Py_ssize_t rank, num_outputs, recorded_at
     cdef public bint _on_variables
-    cdef public object _saved
+    cdef public object _for_rule

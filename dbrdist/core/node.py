@@ -90,17 +90,17 @@ class Record:
     rank: int
     num_outputs: int
     recorded_at: int  # the number of assignments to parameters before the call
-    _xs: tuple[Any, ...]  # the arrays that the rule retained
-    _ys: tuple[Any, ...]
+    _kept_xs: tuple[Any, ...]  # the arrays that the rule retained
+    _kept_ys: tuple[Any, ...]
     _keep_inputs: tuple[int, ...]  # and their places
     _keep_outputs: tuple[int, ...]
     _on_variables: bool
-    _saved: Any  # what forward leaves for the rule besides inputs and outputs
+    _for_rule: Any  # what forward leaves for the rule besides inputs and outputs
 
 
 UNCALLED: dict[str, Any] = {
-    "inputs": None, "wanted": None, "rank": 0, "num_outputs": 0, "recorded_at": 0, "_xs": None, "_ys": None,
-    "_keep_inputs": None, "_keep_outputs": None, "_on_variables": False, "_saved": None,
+    "inputs": None, "wanted": None, "rank": 0, "num_outputs": 0, "recorded_at": 0, "_kept_xs": None, "_kept_ys": None,
+    "_keep_inputs": None, "_keep_outputs": None, "_on_variables": False, "_for_rule": None,
 }  # fmt: skip
 for _name, _value in UNCALLED.items():
     if not hasattr(Record, _name):  # the fields of a C structure begin so by themselves

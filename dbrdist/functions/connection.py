@@ -60,7 +60,7 @@ class LinearFunction(FunctionNode):
             return gxs
         if self._on_variables:
             return self._derive_again(wanted, gy)
-        x, W = self._xs
+        x, W = self._kept_xs
         dtype = x.dtype
         grads: list[Any] = []
         for k, i in enumerate(wanted):
@@ -95,8 +95,8 @@ def _small_product(call: Any, xs: tuple[Array, ...]) -> Any:
     if len(shape) != 2 or len(sizes) != 2 or shape[1] != sizes[1]:
         return None
     num_rows, num_outputs = shape[0], sizes[0]
-    if num_rows > _KEPT_ROWS or num_rows * num_outputs * shape[1] >= _LARGE_PRODUCT:
-        return None
+    if num_rows > _KEPT_ROWS or not 0 < num_rows * num_outputs * shape[1] < _LARGE_PRODUCT:
+        return None  # of no inputs or rows there may be any number of outputs, and a plan's key holds so many
     plan = _plan(dtype, num_rows, num_outputs)
     if plan is None:
         return None
@@ -108,7 +108,7 @@ def _small_product(call: Any, xs: tuple[Array, ...]) -> Any:
         _add(y, b[plan[0]], y)
     else:
         y = x.dot(W.T)
-    call._saved = plan
+    call._for_rule = plan
     return y
 
 
@@ -128,10 +128,10 @@ def _plan(dtype: Any, num_rows: int, num_outputs: int) -> Any:
 
 def _small_gradients(call: Any, wanted: tuple[int, ...], gy: Any, out: Any) -> Any:
     """The gradients after a small product, where gy is of its type; else None."""
-    plan = call._saved
+    plan = call._for_rule
     if plan is None or call._on_variables:
         return None
-    x, W = call._xs
+    x, W = call._kept_xs
     dtype = x.dtype
     if type(gy) is not ndarray or gy.dtype is not dtype:
         return None

@@ -47,13 +47,13 @@ class MeanCrossEntropy(FunctionNode):
         _exp(p, p)
         total = _sum(p, 1)  # row by row, so that a row's sum does not depend on its neighbours
         _divide(p, total[rows], p)
-        self._saved = at, p, scale
+        self._for_rule = at, p, scale
         y = _empty((), dtype)
         _subtract(_log(total, total), losses, losses).dot(weights, y)
         return (y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        at, p, scale = self._saved
+        at, p, scale = self._for_rule
         gy = gys[0]
         if self._on_variables:
             p = call(Softmax(1), self.retained_inputs()[0])
@@ -95,6 +95,7 @@ def _is_plain(x: Any, t: Any) -> bool:
     shape = getattr(x, "shape", ())
     if len(shape) != 2 or type(t) is not ndarray or t.shape != shape[:1] or not 0 < x.size <= _LEAN_SCORES:
         return False
-    if t.dtype.char not in _LABELS or x.dtype.char not in "fd":
+    dtype = x.dtype
+    if t.dtype.char not in _LABELS or dtype.char not in "fd" or not dtype.isnative:
         return False
     return t.item(t.argmin()) >= 0 and t.item(t.argmax()) < shape[1]

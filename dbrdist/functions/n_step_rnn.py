@@ -219,10 +219,10 @@ class RecurrentLayer(FunctionNode):
         if self._on_variables:
             return self._derive_variables(wanted, gys)
         k = self.cell.num_states
-        x, W, V = self._xs[k : k + 3]
+        x, W, V = self._kept_xs[k : k + 3]
         xp, dtype = get_array_module(x), x.dtype
         gy = gys[0]
-        gs = [xp.zeros(s.shape, dtype) if g is None else g.astype(dtype) for s, g in zip(self._xs, gys[1:])]
+        gs = [xp.zeros(s.shape, dtype) if g is None else g.astype(dtype) for s, g in zip(self._kept_xs, gys[1:])]
         gzx = gzh = xp.empty((len(x), len(W)), dtype)
         if not self.cell.adds:
             gzh = xp.empty_like(gzx)

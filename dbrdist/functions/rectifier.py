@@ -28,7 +28,7 @@ class ReLU(FunctionNode):
         return (y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        y, gy = self._ys[0], gys[0]
+        y, gy = self._kept_ys[0], gys[0]
         if self._on_variables:
             return (call(ReLUGradient(y), gy),)
         if type(gy) is SummedGradient:

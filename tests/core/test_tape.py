@@ -445,6 +445,36 @@ def test_grad_arguments():
 # ---- cutting --------------------------------------------------------------------------------------------------------
 
 
+class NamedAsOurs(FunctionNode):
+    """A user's linear function, whose attributes have names that come to mind first."""
+
+    is_linear = True
+
+    def __init__(self, factor):
+        self._saved = self._x = factor
+
+    def forward(self, xs):
+        self._xs, self._ys, self._inputs = list(xs), "anything", 5
+        return (xs[0] * self._saved,)
+
+    def derive(self, wanted, gys):
+        assert (len(self._xs), self._ys, self._inputs) == (1, "anything", 5)
+        return (gys[0] * self._saved,)
+
+
+def test_a_function_may_name_its_attributes_as_it_likes():
+    x = var(2.0)
+    y = NamedAsOurs(3.0).apply((x,))[0]
+    y.backward()
+    assert y.array.tolist() == [6] and x.grad.tolist() == [3]
+    _, tangent = dbrdist.jvp(lambda v: NamedAsOurs(3.0).apply((v,))[0], (x.array,), (np.array([5.0]),))
+    assert tangent.array.tolist() == [15]
+    again = pickle.loads(pickle.dumps(y.creator))
+    assert (again._saved, again._ys) == (3, "anything")
+    y.unchain()
+    assert y.creator is None
+
+
 def test_unchain_makes_a_leaf():
     x = var(2.0)
     h = x * x

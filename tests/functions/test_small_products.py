@@ -92,6 +92,31 @@ def test_a_loss_goes_backward_twice_and_to_the_second_order():
     assert loss.array == pytest.approx(-np.log(p[np.arange(5), t]).mean(), abs=1e-12)
 
 
+@pytest.mark.parametrize("n, k", [(0, 4), (1, 0)])
+def test_any_number_of_outputs_of_nothing_leaves_other_plans_as_they_are(n, k):
+    """A plan's key has room for as many outputs as a small product can have."""
+    m = connection._LARGE_PRODUCT + 3
+    connection._single.clear()
+    y = F.linear(np.zeros((n, k), np.float32), np.zeros((m, k), np.float32), np.ones(m, np.float32))
+    assert y.shape == (n, m) and (y.array == 1).all() and not connection._single
+    x, gy = np.array([[0, 1], [3, 4]], np.float32), np.array([[0, 2, 4], [1, 3, 5]], np.float32)
+    W, b = gy.T.copy(), np.array([10, 20, 30], np.float32)
+    for rows in (1, 2):
+        y, gx, gW, gb = _gradients(x[:rows], W, b, gy[:rows])
+        assert np.array_equal(y, x[:rows] @ W.T + b) and np.array_equal(gb, gy[:rows].sum(0))
+        assert np.array_equal(gx, gy[:rows] @ W) and np.array_equal(gW, gy[:rows].T @ x[:rows])
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8"])
+def test_scores_of_the_other_byte_order(dtype):
+    x, t = np.log([[1, 3], [4, 1], [1, 1]]).astype(dtype), np.array([0, 0, 1])
+    v = dbrdist.Variable(x)
+    loss = F.softmax_cross_entropy(v, t)
+    loss.backward()
+    assert float(loss.array) == pytest.approx(-np.log([1 / 4, 4 / 5, 1 / 2]).mean(), abs=1e-6)
+    assert np.allclose(v.grad, np.array([[-3 / 4, 3 / 4], [-1 / 5, 1 / 5], [1 / 2, -1 / 2]]) / 3, atol=1e-6)
+
+
 def test_what_is_changed_after_the_call_does_not_change_the_loss_or_its_gradient():
     rng = np.random.default_rng(3)
     x, t = rng.standard_normal((5, 4)).astype(np.float32), np.array([0, 3, 1, 1, 2])
@@ -109,7 +134,7 @@ def test_a_cut_function_lets_go_of_its_probabilities():
     loss = F.softmax_cross_entropy(dbrdist.Variable(np.ones((2, 3), np.float32)), np.array([0, 1]))
     function = loss.creator
     loss.unchain_backward()
-    assert function._saved is None
+    assert function._for_rule is None
 
 
 def test_a_wider_bias_is_summed_in_its_own_type():
