@@ -23,7 +23,7 @@ from dbrdist.comm.compression import Compression, PowerSGD, TopK
 from dbrdist.core.link import Link
 from dbrdist.core.optimizer import GradientMethod
 from dbrdist.core.parameter import Parameter
-from dbrdist.errors import ConfigError
+from dbrdist.errors import ConfigError, ScheduleError
 from dbrdist.optimizers import schedules
 from dbrdist.optimizers.schedules import Schedule
 from dbrdist.training import StandardUpdater
@@ -255,11 +255,27 @@ def _own_schedule(config: Config, settings: Custom, path: Path, origin: Origin) 
     for k in range(_NUM_LOOKS + 1):
         epoch = round(float(config.epochs * k / _NUM_LOOKS), 6)
         value = resolve.call(settings, path, origin, epoch)
-        if not isinstance(value, int | float | np.number) or not math.isfinite(value):
-            raise _mistake(origin, path, f"expected a finite number from {settings.name}({epoch}), got {value!r}")
+        if not isinstance(value, int | float | np.number) or not _is_finite(value):
+            got = "an integer beyond all floats" if isinstance(value, int) else f"{value!r:.60}"
+            raise _mistake(origin, path, f"expected a finite number from {settings.name}({epoch}), got {got}")
         if path == _RATE and value < 0:
             raise _mistake(origin, path, f"expected a rate of 0 or more from {settings.name}({epoch}), got {value!r}")
-    return lambda epochs: function(epochs, **settings.args)
+
+    def follow(epochs: float) -> Any:
+        try:
+            return function(epochs, **settings.args)
+        except (Exception, SystemExit) as error:
+            words = f"calling it for epoch {epochs:.6g} failed: {resolve.last_line(error)}"
+            raise ScheduleError(f"{_label(origin, path, settings)}: {words}") from error
+
+    return follow
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except (OverflowError, TypeError):  # an integer beyond all floats; a complex number
+        return False
 
 
 def _target(key: str, made: Any, task: Any) -> str | Callable[[float], Any] | None:

@@ -31,6 +31,27 @@ def word(epochs):
     return "fast"
 
 
+def huge(epochs, digits):
+    return 10**digits
+
+
+calls = []
+
+
+def late(epochs, num_good):
+    calls.append(epochs)
+    if len(calls) > num_good:
+        raise RuntimeError("no more")
+    return 0.01
+
+
+def later_out(epochs, num_good):
+    try:
+        return late(epochs, num_good)
+    except RuntimeError:
+        raise SystemExit(0)
+
+
 seen = []
 
 
@@ -173,6 +194,12 @@ def test_two_schedules_of_one_number():
     ("words", "message"),
     [
         ("optimizer.schedule=over:word", "expected a finite number from over:word(0.0), got 'fast'"),
+        ("optimizer.schedule={name: 'over:huge', args: {digits: 400}}", "got an integer beyond all floats"),
+        ("optimizer.schedule={name: 'over:huge', args: {digits: 5000}}", "got an integer beyond all floats"),
+        (
+            "schedules=[{of: optimizer.momentum, schedule: {name: 'over:huge', args: {digits: 400}}}]",
+            "got an integer beyond all floats",
+        ),
         ("optimizer.schedule=over:half", "calling 'over:half' failed: TypeError"),
         ("optimizer.schedule={name: 'over:half', args: {last: 1}}", "'over:half' takes no 'last'"),
         ("updater=over:nothing", "updater: expected a StandardUpdater from 'over:nothing', got int"),
@@ -185,6 +212,17 @@ def test_mistakes_in_own_parts(run, own, words, message):
     assert code == 2
     assert message in err or (message.startswith("calling") and "the arguments do not fit" in err)
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("name", "words"), [("late", "RuntimeError: no more"), ("later_out", "SystemExit: 0")])
+def test_an_own_schedule_that_fails_during_the_run(run, own, name, words):
+    """It was looked at 201 times before; the sentence says where the schedule stands and which line raised."""
+    schedule = f"optimizer.schedule={{name: 'over:{name}', args: {{num_good: 204}}}}"
+    code, _, err = run("run.yaml", schedule, "iterations=8", "snapshot.every=1 iteration")
+    assert code == 2
+    assert f"optimizer.schedule: over:{name}: calling it for epoch " in err and f"failed: {words} (" in err
+    assert "over.py:" in err and "Traceback" not in err
+    assert json.loads(Path("result/summary.json").read_text())["status"] == "failed"
 
 
 def test_an_own_updater(run, own):
