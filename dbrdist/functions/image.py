@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, empty_as, get_array_module, lies_as_images, zeros, zeros_as
+from dbrdist.core.backend import (
+    Array,
+    accumulation_dtype,
+    empty,
+    empty_as,
+    get_array_module,
+    lies_as_images,
+    zeros,
+    zeros_as,
+)
 from dbrdist.core.checks import expected, floating, one_of
 from dbrdist.core.elementwise import elementwise
 from dbrdist.core.graph import FunctionNode, call
@@ -31,29 +40,65 @@ def _images(function: str, x: Any, name: str = "x") -> Variable:
 # ---- between channels and pixels ------------------------------------------------------------------------------------
 
 
+class Rearranged(FunctionNode):
+    """y = x with blocks of r by r pixels as channels, or (``to_pixels``) the other way: the transpose of each other
+
+    One copy straight into place, channels-last, takes half the time of steps of reshape and transpose.
+    """
+
+    is_linear = True
+    gives_new = True
+
+    def __init__(self, r: int, to_pixels: bool) -> None:
+        self.r, self.to_pixels = r, to_pixels
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        x, r = xs[0], self.r
+        n, c, h, w = x.shape
+        if self.to_pixels:
+            y = empty((n, c // (r * r), h * r, w * r), x.dtype, x)
+            _copy(_blocks(y, r), x.reshape((n, r, r, c // (r * r), h, w)))
+        else:
+            y = empty((n, c * r * r, h // r, w // r), x.dtype, x)
+            _copy(y.reshape((n, r, r, c, h // r, w // r)), _blocks(x, r))
+        return (y,)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (call(Rearranged(self.r, not self.to_pixels), gys[0]),)
+
+
+def _blocks(pixels: Array, r: int) -> Array:
+    """(N, C, H r, W r) as a view (N, r, r, C, H, W): a split axis is never copied."""
+    n, c, h, w = pixels.shape
+    return pixels.reshape((n, c, h // r, r, w // r, r)).transpose(0, 3, 5, 1, 2, 4)
+
+
+def _copy(target: Array, source: Array) -> None:
+    """One (N, r, r, C, H, W) into another; of one channel NumPy would run along the short rows of a block."""
+    if target.shape[3] == 1 and isinstance(target, np.ndarray):
+        for i, j in np.ndindex(target.shape[1:3]):
+            target[:, i, j] = source[:, i, j]
+    else:
+        target[...] = source
+
+
 def depth2space(X: Any, r: int) -> Any:
     """Channels laid out as pixels: (N, C r r, H, W) to (N, C, H r, W r) (Shi et al. 2016, arXiv:1609.05158).
 
     Channel (i r + j) C + c becomes row i and column j of each r by r block of channel c.
     """
     X = _images("depth2space", X, "X")
-    n, c, h, w = X.shape
-    if r < 1 or c % (r * r):
+    if r < 1 or X.shape[1] % (r * r):
         raise expected("depth2space", "X", f"a multiple of r r = {r * r} channels", X)
-    blocks = ops.reshape(ops.transpose(X, (0, 2, 3, 1)), (n, h, w, r, r, c // (r * r)))
-    pixels = ops.reshape(ops.transpose(blocks, (0, 1, 3, 2, 4, 5)), (n, h * r, w * r, c // (r * r)))
-    return ops.transpose(pixels, (0, 3, 1, 2))
+    return Rearranged(r, True).apply((X,))[0]
 
 
 def space2depth(X: Any, r: int) -> Any:
     """Blocks of r by r pixels laid out as channels: (N, C, H r, W r) to (N, C r r, H, W); undoes depth2space."""
     X = _images("space2depth", X, "X")
-    n, c, h, w = X.shape
-    if r < 1 or h % r or w % r:
+    if r < 1 or X.shape[2] % r or X.shape[3] % r:
         raise expected("space2depth", "X", f"rows and columns that r = {r} divides", X)
-    blocks = ops.reshape(ops.transpose(X, (0, 2, 3, 1)), (n, h // r, r, w // r, r, c))
-    pixels = ops.reshape(ops.transpose(blocks, (0, 1, 3, 2, 4, 5)), (n, h // r, w // r, c * r * r))
-    return ops.transpose(pixels, (0, 3, 1, 2))
+    return Rearranged(r, False).apply((X,))[0]
 
 
 # ---- windows --------------------------------------------------------------------------------------------------------

@@ -371,6 +371,7 @@ PICTURES = [
     at("depth2space", draw(1, 12, 2, 3), 2),
     at("depth2space", draw(1, 9, 2, 3), 3),
     at("space2depth", draw(2, 3, 4, 6), 2),
+    at("space2depth", draw(2, 1, 4, 6), 2),
     at("im2col", IMAGE, (3, 2), stride=(1, 2), pad=(0, 1), cover_all=True, dilate=(2, 1)),
     at("im2col", IMAGE, 2, stride=3, cover_all=False),
     at("im2col", IMAGE, 2, stride=3, cover_all=True),

@@ -10,6 +10,7 @@ import dbrdist.functions as F
 from dbrdist import Variable
 from dbrdist.core import random
 from tests.each import each
+from tests.functions.references import algebra
 
 
 def ones(*shape):
@@ -217,3 +218,20 @@ def test_masks_do_not_depend_on_the_number_of_ranks():
             random.set_stream(7, 1, 3, row)
             parts.append(F.simplified_dropconnect(rows, W, use_batchwise_mask=not shared).array)
         np.testing.assert_array_equal(parts[0], np.concatenate(parts[1:]))
+
+
+@each(num_channels=[1, 2])
+def test_pixels_and_channels_of_any_layout(num_channels):
+    rng = np.random.default_rng(0)
+    whole = rng.standard_normal((4, 6, 8, 4 * num_channels)).astype(np.float32)
+    images = whole.transpose(0, 3, 1, 2)
+    repeated = np.broadcast_to(images[:1, :, :1, :1], (3, 4 * num_channels, 2, 1))
+    for x in (images, np.ascontiguousarray(images), images[::2, :, ::-1, 1:4].transpose(0, 1, 3, 2), repeated):
+        v = Variable(x)
+        y = F.depth2space(v, 2)
+        gy = rng.standard_normal(y.shape).astype(np.float32)
+        dbrdist.backward([y], [gy])
+        np.testing.assert_array_equal(y.array, algebra.depth2space(x, 2).astype(np.float32))
+        np.testing.assert_array_equal(v.grad, algebra.space2depth(gy, 2).astype(np.float32))
+        np.testing.assert_array_equal(F.space2depth(y, 2).array, x)
+        assert v.grad.flags.writeable and not np.shares_memory(v.grad, gy)
