@@ -173,19 +173,22 @@ def scattered(x: Array, slices: Any, shape: tuple[int, ...], to_images: bool, ou
         y[slices] = x
         return y
     wide = x.astype(y.dtype, copy=False)
-    if not _added_by_row(y, slices, wide):
+    if not _placed_by_row(y, slices, wide):
         xp.add.at(y, slices, wide)
     return y if y.dtype == x.dtype else elementwise(lambda v: v.astype(x.dtype), y)
 
 
 _SCATTER_ELEMENTS = 1 << 12  # below, one call takes less time than several
 _SCATTER_BLOCK = 1 << 20
+_SCATTER_WIDTH = 64  # elements of a row from which on rows are added at once
+_SCATTER_ROUNDS = 32
 
 
-def _added_by_row(y: Array, slices: Any, x: Array) -> bool:
-    """``np.add.at(y, slices, x)`` for arrays of integers, element by element; False where that does not apply.
+def _placed_by_row(y: Array, slices: Any, x: Array) -> bool:
+    """``np.add.at(y, slices, x)`` into zeros for arrays of integers, in its order; False where that does not apply.
 
-    NumPy adds to rows two to three times slower than to elements: 40,000 rows of 256 take 385 ms, and this way 123.
+    NumPy adds to rows slowly. Here a round adds at once one row to each place: 700 rows of 650 take 0.5 ms, element by
+    element 1.5, and with ``np.add.at`` 3.3. What is left after some rounds, and what is narrow, goes by elements.
     """
     places = slices if isinstance(slices, tuple) else (slices,)
     if type(y) is not np.ndarray or x.size < _SCATTER_ELEMENTS or not y.flags.c_contiguous or len(places) > y.ndim:
@@ -201,12 +204,37 @@ def _added_by_row(y: Array, slices: Any, x: Array) -> bool:
     rest = y.shape[len(places) :]
     width = int(np.prod(rest))
     values = np.broadcast_to(x, (*rows.shape, *rest)).reshape(rows.size, width)
-    starts, columns, flat = rows.reshape(-1, 1) * width, np.arange(width), y.reshape(-1)
-    step = max(_SCATTER_BLOCK // max(width, 1), 1)
-    for first in range(0, rows.size, step):
-        block = slice(first, first + step)
-        np.add.at(flat, (starts[block] + columns).reshape(-1), values[block].reshape(-1))
+    rows, flat = rows.reshape(-1), y.reshape(-1)
+    if width >= _SCATTER_WIDTH:
+        rows, values = _in_rounds(flat.reshape(-1, width), rows, values)
+    _by_elements(flat, rows, values, width)
     return True
+
+
+def _in_rounds(y: Array, rows: Array, values: Array) -> tuple[Array, Array]:
+    """Add to zeros y (V, E) in each round the next value of every place; the rows and values that are left."""
+    order = np.argsort(rows, kind="stable")
+    ascending, along = rows[order], np.arange(len(rows))
+    is_first = np.diff(ascending, prepend=-1) != 0
+    turn = np.empty_like(along)
+    turn[order] = along - np.maximum.accumulate(np.where(is_first, along, 0))
+    for k in range(min(int(turn.max()) + 1, _SCATTER_ROUNDS)):
+        taken = np.flatnonzero(turn == k)
+        if k:
+            y[rows[taken]] += values[taken]
+        else:
+            y[rows[taken]] = values[taken]
+    left = np.flatnonzero(turn >= _SCATTER_ROUNDS)
+    return rows[left], values[left]
+
+
+def _by_elements(y: Array, rows: Array, values: Array, width: int) -> None:
+    """Add values (N, width) to the rows of y, which is flat."""
+    starts, columns = rows.reshape(-1, 1) * width, np.arange(width)
+    step = max(_SCATTER_BLOCK // max(width, 1), 1)
+    for first in range(0, len(rows), step):
+        block = slice(first, first + step)
+        np.add.at(y, (starts[block] + columns).reshape(-1), values[block].reshape(-1))
 
 
 def product(a: Array, b: Array, out: Array = None) -> Array:
