@@ -18,6 +18,13 @@ from dbrdist.distributions.base import (
     xlogy,
 )
 
+# Pickles made before these had a file of their own name them here.
+from dbrdist.distributions.location_scale import Cauchy as Cauchy
+from dbrdist.distributions.location_scale import Gumbel as Gumbel
+from dbrdist.distributions.location_scale import Laplace as Laplace
+from dbrdist.distributions.location_scale import LogNormal as LogNormal
+from dbrdist.distributions.location_scale import Normal as Normal
+
 _EULER = float(np.euler_gamma)
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
