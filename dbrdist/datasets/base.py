@@ -173,8 +173,12 @@ def get_batch(dataset: Any, indices: Array, seed: int, epoch: int, skipped: list
 
 def take(rows: Array, indices: Array) -> Array:
     """A copy of the rows with these indices; of an array in order of memory without NumPy's slower general indexing."""
-    is_plain = type(rows) is np.ndarray and rows.flags.c_contiguous
-    return rows.take(indices, 0) if is_plain else rows[indices]
+    return rows.take(indices, 0) if is_row_major(rows) else rows[indices]
+
+
+def is_row_major(rows: Any) -> bool:
+    """True for an array in order of memory, of which ``take`` copies rows in the least time."""
+    return type(rows) is np.ndarray and rows.flags.c_contiguous
 
 
 def read_examples(dataset: Any, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Iterator[tuple[int, Any]]:

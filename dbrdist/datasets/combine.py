@@ -9,7 +9,7 @@ import numpy as np
 
 from dbrdist.core.backend import Array, is_array
 from dbrdist.core.random import generator
-from dbrdist.datasets.base import Batch, DatasetMixin, example_at, read_examples, take
+from dbrdist.datasets.base import Batch, DatasetMixin, example_at, is_row_major, read_examples, take
 from dbrdist.datasets.transforms import at_epoch, transform_batch
 
 
@@ -29,6 +29,7 @@ class TupleDataset:
         self._datasets = datasets
         self._length = len(datasets[0])
         self._all_arrays = all(is_array(d) for d in datasets)
+        self._are_rows = all(is_row_major(d) for d in datasets)
 
     @property
     def columns(self) -> tuple[Any, ...]:
@@ -49,6 +50,8 @@ class TupleDataset:
         return tuple(example_at(d, i, seed, epoch) for d in self._datasets)
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
+        if self._are_rows:
+            return Batch(tuple([rows.take(indices, 0) for rows in self._datasets]))
         if self._all_arrays:
             return Batch(tuple([take(d, indices) for d in self._datasets]))
         return [example for _, example in read_examples(self, indices, seed, epoch, skipped)]
