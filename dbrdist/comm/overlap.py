@@ -3,7 +3,9 @@
 The arena is cut into buckets from its end, for backward finishes roughly in the reverse of the order of parameters.
 Before backward the uses of each parameter are counted; when the last has come, its gradient is complete, and a bucket
 of complete gradients travels. Buckets travel in one order on all ranks, whatever their graphs are: a bucket that is not
-complete on this rank holds up those behind it, and what backward never reaches counts as gradient zero.
+complete on this rank holds up those behind it, and what backward never reaches counts as gradient zero. The first
+backward shows in what order buckets become complete; from the next step on they travel in rank 0's order. Each is added
+by itself, so that the order changes no bit.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from dbrdist.comm.courier import PAUSE_SECONDS, Courier
 from dbrdist.comm.reduction import Plan
@@ -62,11 +66,10 @@ class Overlap:
     def __init__(self, courier: Courier, plan: Plan, num_bytes: int) -> None:
         self._courier = courier
         self._plan = weakref.ref(plan)  # which has this reduction
-        self.buckets = cut(plan.runs, num_bytes)
         self._of_param: dict[Parameter, list[int]] = {p: [] for p in plan.params}
-        for i, bucket in enumerate(self.buckets):
-            for p in bucket.params:
-                self._of_param[p].append(i)
+        self._travel_as(cut(plan.runs, num_bytes))
+        self._is_ordered = False  # by a backward pass; the same on all ranks
+        self._completed: list[int] = []  # of this step, one after the other
         self._of_node: dict[VariableNode, list[int]] = {}
         self._missing: list[int] = []
         self._num_started = 0
@@ -77,6 +80,15 @@ class Overlap:
         self._pause_seconds = PAUSE_SECONDS
         self._call: Any = None  # of the bucket that travels
 
+    def _travel_as(self, buckets: list[Bucket]) -> None:
+        """Have them travel one after the other."""
+        self.buckets = buckets
+        for p in self._of_param:
+            self._of_param[p] = []
+        for i, bucket in enumerate(buckets):
+            for p in bucket.params:
+                self._of_param[p].append(i)
+
     def open(self, weights: Callable[[], Weights | None], place: tuple[str, int]) -> None:
         """Begin a step.
 
@@ -85,7 +97,7 @@ class Overlap:
             place: the line of the call, for the record.
         """
         self._missing = [len(bucket.params) for bucket in self.buckets]
-        self._num_started, self._known = 0, None
+        self._num_started, self._known, self._completed = 0, None, []
         self._of_node = {}
         self._weights, self._place = weights, place
         if self._took:
@@ -117,6 +129,8 @@ class Overlap:
     def _count_down(self, node: VariableNode) -> None:
         for i in self._of_node[node]:
             self._missing[i] -= 1
+            if self._missing[i] == 0:
+                self._completed.append(i)
 
     def _start_complete(self) -> None:
         while self._num_started < len(self.buckets) and self._missing[self._num_started] <= 0:
@@ -155,4 +169,29 @@ class Overlap:
         while self._num_started < len(self.buckets):
             self._start(factors, divisor)
         self._weights = lambda: None  # it belongs to the optimizer, which has this reduction too
+        if self._is_ordered:
+            self._courier.wait()
+        else:
+            self._order()
+
+    def _order(self) -> None:
+        """Wait, and have the next steps' buckets travel as they became complete on rank 0. Collective.
+
+        Where rank 0 had no backward pass the next step tries again.
+        """
+        agreed: list[int] = []
+        own = np.array(self._order_of_completion(), np.int64)
+        self._courier.put(lambda comm: agreed.extend(comm.bcast(own if comm.rank == 0 else None).tolist()))
         self._courier.wait()
+        if agreed:
+            self._travel_as([self.buckets[i] for i in agreed])
+            self._is_ordered = True
+
+    def _order_of_completion(self) -> list[int]:
+        """All buckets: without parameters first, never complete last. Empty where there was no backward pass."""
+        if not self._completed:
+            return []
+        found = set(self._completed)
+        empty = [i for i, bucket in enumerate(self.buckets) if not bucket.params]
+        never = [i for i, bucket in enumerate(self.buckets) if bucket.params and i not in found]
+        return [*empty, *self._completed, *never]

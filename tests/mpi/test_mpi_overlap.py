@@ -424,3 +424,112 @@ def test_overlap_is_off_within_one_host():
     plan = comm._plans[key_of(list(model.namedparams()))] if comm.size > 1 else None
     assert plan is None or plan.overlap is None
     comm.finalize()
+
+
+class InReverse(Chain):
+    """A chain of products whose parameters are registered in the order ``registered``, used as p0, p1, ..."""
+
+    def __init__(self, registered, size=200):
+        super().__init__()
+        self.used = [f"p{i}" for i in range(len(registered))]
+        rng = np.random.default_rng(3)
+        values = {name: rng.uniform(0.9, 1.1, size) for name in self.used}
+        with self.init_scope():
+            for i in registered:
+                setattr(self, f"p{i}", Parameter(values[f"p{i}"]))
+
+    def forward(self, x, leave_out=(), twice=()):
+        y = x
+        for name in self.used:
+            if name not in leave_out:
+                y = ops.tanh(y * getattr(self, name))
+        for name in twice:
+            y = y * getattr(self, name)
+        return ops.sum(y)
+
+
+REGISTERED = {"reverse": [5, 4, 3, 2, 1, 0], "shuffled": [2, 0, 5, 3, 1, 4], "in order": [0, 1, 2, 3, 4, 5]}
+USES = {
+    "all": lambda rank, step: {},
+    "unused": lambda rank, step: {"leave_out": ("p2",)},
+    "used twice": lambda rank, step: {"twice": ("p5",)},
+    "differs between ranks": lambda rank, step: {"leave_out": (f"p{(rank + step) % 6}",), "twice": (f"p{rank}",)},
+}
+
+
+@pytest.mark.parametrize("uses", USES)
+@pytest.mark.parametrize("registered", REGISTERED)
+def test_the_order_of_registration_changes_no_result(comm, registered, uses):
+    def loss(model, rank, step):
+        x = np.random.default_rng([rank, step]).uniform(-1, 1, 200)
+        return model(x, **USES[uses](rank, step))
+
+    model = InReverse(REGISTERED[registered])
+    expected = reference(model, everyone(comm, loss), 4)
+    used = train(comm, model, loss)
+    equal(comm, model, expected)
+    if used:
+        names = {p: name for name, p in model.namedparams()}
+        order = [[names[p] for p in bucket.params] for bucket in used[0].buckets]
+        assert comm.allgather_obj(order) == [order] * comm.size
+        if uses == "all":  # a bucket may have two parameters: it waits for the one that is used first
+            first = [min(int(name[2:]) for name in inside) for inside in order if inside]
+            assert first == sorted(first, reverse=True)
+
+
+@pytest.mark.parametrize("registered", REGISTERED)
+def test_the_first_bucket_starts_before_the_end_of_any_backward(comm, monkeypatch, registered):
+    """From the third step on, whatever the order of registration, when the last layer alone has its gradient."""
+    seen = []
+    ready = overlap.Overlap.ready
+
+    def watch(self, node):
+        ready(self, node)
+        seen.append(self._num_started)
+
+    monkeypatch.setattr(overlap.Overlap, "ready", watch)
+    model = InReverse(REGISTERED[registered])
+    optimizer = create_multi_node_optimizer(optimizers.SGD(lr=0.1), comm).setup(model)
+
+    def loss(step):
+        y = model(np.full(200, 0.5 + comm.rank))
+        while comm.size > 1 and step and optimizer._steps.poll() is None:  # the others' headers come in their time
+            pass
+        return y
+
+    for step in range(4):
+        del seen[:]
+        optimizer.update(loss, step)
+        if comm.size > 1 and step >= 2:
+            assert len(seen) == 6 and 0 < seen[1] < seen[-2] < seen[-1]
+
+
+def test_a_frozen_parameter_and_an_order_of_buckets(comm):
+    model = InReverse(REGISTERED["reverse"])
+    optimizer = create_multi_node_optimizer(optimizers.SGD(lr=0.1), comm).setup(model)
+    expected = InReverse(REGISTERED["reverse"])
+    optimizers.SGD().setup(expected)
+    for m in (model, expected):
+        m.p3.update_rule.enabled = False
+
+    def loss(model, rank, step):
+        return model(np.random.default_rng([rank, step]).uniform(-1, 1, 200))
+
+    for step in range(4):
+        optimizer.update(lambda s=step: loss(model, comm.rank, s))
+    equal(comm, model, reference(expected, everyone(comm, loss), 4))
+
+
+def test_rank_0_without_examples_gives_the_order_later(comm):
+    model = InReverse(REGISTERED["reverse"])
+    optimizer = create_multi_node_optimizer(optimizers.SGD(lr=0.1), comm).setup(model)
+    if comm.size == 1:
+        return
+    known = []
+    for step in range(5):
+        has = comm.rank > 0 or step >= 3
+        optimizer.update(lambda: model(np.ones(200)), num_samples=int(has))
+        known.append(step > 0 and optimizer._steps._plan.overlap._is_ordered)
+    assert known == [False, False, False, True, True]
+    same = comm.allgather(np.concatenate([p.array.ravel() for p in model.params()]))
+    assert all((theirs == same[0]).all() for theirs in same)
