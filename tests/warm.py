@@ -4,10 +4,12 @@
 words to put in the place of ``sys.executable``, also behind ``mpiexec``: they start a tiny client, which hands its
 arguments, environment, working directory and open files to a server. The server forks, and its child runs the program
 as Python would, in a process of its own. The client stays as the process that others know: it forwards signals, ends
-as the child ends, and if it is killed, so is the child.
+as the child ends, and if it is killed, so are the child and what that has started. If the server ends, so do its
+children, and their clients end with code 97. A client that reaches no server, or whose words begin with an option of
+Python, becomes Python itself: a real start, slower and with the same outcome.
 
-Not for tests of imports, of options of Python or of its hash seed, of thread pools, or of process groups, nor for
-those that stop processes: they start Python itself.
+Not for tests of imports, of options of Python or of its hash seed, of thread pools, of limits of processes, or of
+process groups (each child has one of its own), nor for those that stop processes: they start Python itself.
 """
 
 from __future__ import annotations
@@ -31,12 +33,13 @@ class _Server:
 
     def __init__(self) -> None:
         self.owner = os.getpid()
-        self.folder = tempfile.mkdtemp(prefix="warm-")  # short: the name of a socket has 108 bytes at most
+        self.folder = tempfile.mkdtemp(prefix="warm-")
         env = {n: v for n, v in os.environ.items() if not n.startswith(("PMI_", "PYTEST_", "DBRDIST_"))}
         env |= {"PYTHONPATH": os.pathsep.join(map(str, [ROOT, ROOT / "launch"])), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, SERVER, self.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd=ROOT
-        )
+            [sys.executable, SERVER, self.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd=ROOT,
+            start_new_session=True,  # a terminal's Ctrl-C is for clients, which forward it
+        )  # fmt: skip
         assert self.process.stdout is not None
         ready = self.process.stdout.readline()
         assert ready == b"ready\n", ready

@@ -1,6 +1,8 @@
 """The process that has imported everything and forks: ``warm_server.py SOCKET``, see `warm.py`."""
 
 import contextlib
+import ctypes
+import fcntl
 import gc
 import importlib
 import io
@@ -13,7 +15,9 @@ import socket
 import sys
 import types
 
-FAR = 500  # descriptors from here on are used by nobody
+PARENT = os.getppid()
+PATIENCE_SECONDS = 20  # for a client that has begun to say what it wants
+SET_DEATH_SIGNAL = 1  # of prctl(2)
 IMPORTED = (
     "numpy", "ml_dtypes", "yaml", "click", "pydantic", "mpi4py", "uuid", "dbrdist.functions", "dbrdist.links",
     "dbrdist.optimizers", "dbrdist.training.extensions", "dbrdist.comm", "dbrdist.compat", "dbrdist.cli.train",
@@ -24,55 +28,91 @@ IMPORTED = (
 def serve(path):
     """Fork for each client; comes back in the children only, with what is wanted."""
     door = socket.socket(socket.AF_UNIX)
-    door.bind(path)
+    place, name = os.path.split(path)
+    folder = os.open(place, os.O_RDONLY)
+    door.bind(f"/proc/self/fd/{folder}/{name}")  # short: the name of a socket has 108 bytes at most
+    os.close(folder)
     door.listen(64)
     wake, woken = socket.socketpair()
     woken.setblocking(False)
     signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    server = os.getpid()
     lines = {}  # of each client that lives: the child that runs for it
     print("ready", flush=True)
     while True:
-        for ready in select.select([0, door, wake, *lines], [], [])[0]:
+        found = select.select([0, door, wake, *lines], [], [], 5)[0]
+        # A fork of the tests' process may hold the pipe open.
+        for ready in found if os.getppid() == PARENT else [0]:
             if ready == 0:  # the tests are over
-                for child in lines.values():
-                    os.kill(child, signal.SIGKILL)
-                os.unlink(path)
-                with contextlib.suppress(OSError):
-                    os.rmdir(os.path.dirname(path))
-                os._exit(0)
+                end(path, lines.values())
             elif ready is wake:
                 wake.recv(4096)
                 bury(lines)
             elif ready is door:
                 line = door.accept()[0]
-                wanted, files = taken(line)
-                child = os.fork()
+                files = []
+                try:
+                    wanted = taken(line, files)
+                    child = os.fork()
+                except OSError:  # the client is gone or stuck, or there is no room for a process: it helps itself
+                    line.close()
+                    child = -1
                 if not child:
+                    die_with(server)
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     for own in (door, wake, woken, line, *lines):
                         own.close()
                     return wanted, files
-                lines[line] = child
                 for number in files:
                     os.close(number)
-                tell(line, child)
+                if child > 0:
+                    lines[line] = child
+                    tell(line, child)
             elif ready in lines:  # the client is gone before its child, which has not been waited for yet
-                os.kill(lines.pop(ready), signal.SIGKILL)
+                kill(lines.pop(ready))
                 ready.close()
 
 
-def taken(line):
-    """What a client wants, and its files."""
-    head, files, _, _ = socket.recv_fds(line, 8, 250)
+def end(path, children):
+    """End children, folder and server."""
+    for child in children:
+        kill(child)
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+        os.rmdir(os.path.dirname(path))
+    os._exit(0)
+
+
+def kill(child):
+    """End a child that nobody has waited for, and what it has started."""
+    os.kill(child, signal.SIGKILL)
+    with contextlib.suppress(OSError):  # it ends before it has a group
+        os.killpg(child, signal.SIGKILL)
+
+
+def die_with(server):
+    """Have the system end this child with the server, in a group of processes of its own."""
+    PRCTL(SET_DEATH_SIGNAL, signal.SIGKILL)
+    os.setpgid(0, 0)
+    if os.getppid() != server:
+        os._exit(1)
+
+
+def taken(line, files):
+    """What a client wants; adds its files."""
+    line.settimeout(PATIENCE_SECONDS)
+    head, received, _, _ = socket.recv_fds(line, 8, 250)
+    files += received
     size, got = int.from_bytes(head, "big"), bytearray()
-    while len(got) < size:
+    while not head or len(got) < size:
         part = line.recv(size - len(got))
         if not part:
-            break
+            raise ConnectionError("the client is gone")
         got += part
-    return bytes(got), files
+    line.settimeout(None)
+    return bytes(got)
 
 
 def bury(lines):
@@ -101,11 +141,12 @@ def tell(line, number):
 def become(wanted, files):
     """Take the client's place; gives back the words of the command line."""
     words, folder, environ, numbers, cores, mask = marshal.loads(wanted)
-    far = [os.dup2(file, FAR + i) for i, file in enumerate(files)]
-    os.closerange(0, FAR)
+    top = max(numbers, default=2) + 1
+    far = [fcntl.fcntl(file, fcntl.F_DUPFD, top) for file in files]
+    os.closerange(0, top)
     for number, file in zip(numbers, far, strict=True):
         os.dup2(file, number)
-        os.close(file)
+    os.closerange(top, max(map(int, os.listdir("/proc/self/fd"))) + 1)
     os.environ.clear()
     os.environ.update({os.fsdecode(n): os.fsdecode(v) for n, v in environ.items()})
     os.chdir(folder)
@@ -130,6 +171,8 @@ def fresh_streams():
         try:
             raw = io.FileIO(number, "r" if name == "stdin" else "w", closefd=False)
         except OSError:  # closed
+            setattr(sys, name, None)
+            setattr(sys, f"__{name}__", None)
             continue
         binary = io.BufferedReader(raw) if name == "stdin" else raw if is_plain else io.BufferedWriter(raw)
         lines = name == "stderr" or raw.isatty()
@@ -171,8 +214,10 @@ def shown(trace):
 
 if __name__ == "__main__":
     STARTING_PATH = [path for path in sys.path[1:] if path not in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    PRCTL = ctypes.CDLL(None).prctl
     for name in IMPORTED:
-        importlib.import_module(name)
+        with contextlib.suppress(ModuleNotFoundError):  # of an extra that is not installed
+            importlib.import_module(name)
     import numpy
 
     from dbrdist import comm

@@ -51,6 +51,9 @@ PROGRAMS = {
     "threads": ["-c", "import threading; threading.Thread(target=print, args=['t']).start()"],
     "signals": ["-c", "import signal as s; print([s.getsignal(n) for n in range(1, 32)], s.pthread_sigmask(0, []))"],
     "spawn": ["-c", "import multiprocessing as m; print(m.get_context('spawn').Pool(1).map(abs, [-3]))"],
+    "option": ["-I", "-c", "import sys; print(sys.flags.isolated, sys.argv)", "a"],
+    "of standard input": [],
+    "stand-ins": ["-c", "import dbrdist; dbrdist.print_runtime_info()"],
     "limits": ["-c", "from dbrdist.comm import mpi; print(mpi._is_forked, mpi.started())"],
 }
 
@@ -72,6 +75,20 @@ def test_a_fork_does_as_python_does(words, unbuffered, tmp_path):
         return done.returncode, done.stdout, done.stderr
 
     assert outcome(warm.python()) == outcome([sys.executable])
+
+
+def test_few_and_closed_files_are_no_obstacle():
+    code = "import sys, os; print(sys.stdin, sorted(os.listdir('/proc/self/fd')))"
+    shell = ["/bin/sh", "-c", 'ulimit -n 20; exec 7>&1; exec "$@" <&-', "sh"]
+    found = [subprocess.check_output([*shell, *python, "-c", code]) for python in (warm.python(), [sys.executable])]
+    assert found[0] == found[1]
+
+
+def test_a_client_without_a_server_becomes_python(tmp_path):
+    code = "import os, sys; print(sys.argv, os.getppid(), os.umask(0)); sys.exit(3)"
+    words = [[*warm.python()[:-1], str(tmp_path / "nowhere" / "socket")], [sys.executable]]
+    found = [subprocess.run([*one, "-c", code, "a"], capture_output=True, check=False) for one in words]
+    assert (found[0].returncode, found[0].stdout, found[0].stderr) == (3, found[1].stdout, b"")
 
 
 def is_alive(pid):
@@ -105,7 +122,32 @@ def test_a_child_ends_with_its_client():
         wait_for_the_end_of(child)
 
 
+def test_what_a_child_has_started_ends_with_the_client():
+    code = "import os, subprocess as s; print(os.getpid(), s.Popen(['sleep', '100']).pid, flush=True); input()"
+    words = [*warm.python(), "-c", code]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        both = process.stdout.readline().split()
+        process.kill()
+        assert process.stdout.read() == b""  # nobody has it open any more
+    for pid in both:
+        wait_for_the_end_of(int(pid))
+
+
+def test_children_end_with_a_server_that_is_killed(monkeypatch):
+    monkeypatch.setattr(warm, "_server", None)
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(100)"
+    with subprocess.Popen([*warm.python(), "-c", code], stdout=subprocess.PIPE) as process:
+        child = int(process.stdout.readline())
+        warm._server.process.kill()
+        assert process.wait(60) == 97
+        wait_for_the_end_of(child)
+    assert subprocess.call([*warm.python(), "-c", "import sys; sys.exit(4)"]) == 4  # a new one
+    warm._server.end()
+
+
 def test_the_server_and_its_children_end_with_the_tests(tmp_path):
+    folder = tmp_path / ("long" * 40)  # names of sockets have 108 bytes at most
+    folder.mkdir()
     code = f"""
 import subprocess, sys
 sys.path.insert(0, {str(warm.ROOT)!r})
@@ -115,11 +157,14 @@ child = subprocess.Popen([*warm.python(), "-c", program], stdout=subprocess.PIPE
 print(warm._server.path, child.stdout.readline(), flush=True)
 """
     for ending in ("", "import os; os.kill(os.getpid(), 9)"):
-        done = subprocess.run([sys.executable, "-c", code + ending], capture_output=True, text=True, timeout=60)
+        env = {**os.environ, "TMPDIR": str(folder)}
+        done = subprocess.run(
+            [sys.executable, "-c", code + ending], capture_output=True, text=True, timeout=60, env=env
+        )
         path, child, server = done.stdout.split()
         wait_for_the_end_of(int(child))
         wait_for_the_end_of(int(server))
-        assert not Path(path).parent.exists()
+        assert not any(folder.iterdir()) and str(folder) in path
 
 
 def test_chance_differs_between_forks():
