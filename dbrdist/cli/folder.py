@@ -125,8 +125,12 @@ class RunFolder:
         """
         known, path = self.summary, self.file(SUMMARY)
         self.summary = known | {"status": status, "reason": reason, **facts}
+        if status == "running":
+            with contextlib.suppress(OSError):  # no room for the blanks
+                write_json(path, self.summary, _RESERVED_BYTES)
+                return
         try:
-            write_json(path, self.summary, _RESERVED_BYTES if status == "running" else 0)
+            write_json(path, self.summary)
         except OSError:
             in_brief = {"status": status, "reason": reason and reason[:_MAX_REASON]}
             if not any(_overwrite(path, text) for text in map(_as_text, (self.summary, known | in_brief))):
