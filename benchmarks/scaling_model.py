@@ -13,7 +13,8 @@ arrays of all, in shared memory, and writes it to all. Between two hosts the sum
 as an exchange of halves: 2 alpha + n (beta + 1.5 sigma turns) of two ranks, one on each. Smaller arrays, and
 ``MPI_Allreduce`` of all arrays on one host, travel by messages in a ring (Thakur et al. 2005): 2 (p - 1) alpha +
 (p - 1) / p n (2 beta + 3 sigma turns). The second host is a namespace (``two_hosts.py``: root and Linux), reached over
-a cable of 1 Gb/s; without root there are figures for one host alone.
+a cable of 1 Gb/s; without root there are figures for one host alone. There ``flat`` sends MPI's messages, whose
+latency the model knows, and not over its own connections, which it would take by itself.
 
 The curves take nominal latencies and bandwidths, ResNet-50's gradients in 16 bits and a step of 32 images that takes
 0.179 s on one GPU: Akiba et al. 2017 (arXiv 1711.04325) report 0.255 s for each of 1,024, at 70 % efficiency.
@@ -153,7 +154,7 @@ def measure(rounds: int) -> dict[str, Any]:
 
     from dbrdist.comm import create_communicator
 
-    world, comm = MPI.COMM_WORLD, create_communicator("flat", overlap=False)
+    world, comm = MPI.COMM_WORLD, create_communicator("flat", overlap=False, sockets=False)
     typical = min if world.size <= NUM_CORES else statistics.median
 
     def timed(run: Callable[[], Any]) -> float:

@@ -12,6 +12,7 @@ import runpy
 import select
 import signal
 import socket
+import subprocess
 import sys
 import types
 
@@ -186,20 +187,21 @@ def prepared(words):
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__builtins__ = __builtins__
     added = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    added += [path for path in STARTING_PATH if path not in added]
     sys.argv = list(words)
     if words[0] == "-m":
         sys.argv = ["-m", *words[2:]]
         package, _, name = words[1].rpartition(".")
         if sys.modules.pop(words[1], None) is not None and package:  # as in Python, there is none but `__main__`
             delattr(sys.modules[package], name)
-        sys.path[:] = [os.getcwd(), *added, *STARTING_PATH]
+        sys.path[:] = [os.getcwd(), *added]
         return lambda: runpy._run_module_as_main(words[1])
     if words[0] == "-c":
         sys.argv = ["-c", *words[2:]]
-        sys.path[:] = ["", *added, *STARTING_PATH]
+        sys.path[:] = ["", *added]
         return lambda: exec(compile(words[1], "<string>", "exec"), main.__dict__)
     main.__file__ = os.path.abspath(words[0])
-    sys.path[:] = [os.path.dirname(os.path.realpath(words[0])), *added, *STARTING_PATH]
+    sys.path[:] = [os.path.dirname(os.path.realpath(words[0])), *added]
     with open(words[0], "rb") as file:
         source = file.read()
     return lambda: exec(compile(source, main.__file__, "exec"), main.__dict__)
@@ -212,8 +214,15 @@ def shown(trace):
     return trace
 
 
+def path_without_additions():
+    """Where Python looks for modules without PYTHONPATH: also in the checkout, if that is installed."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = [sys.executable, "-c", r"import sys; print(end='\0'.join(sys.path[1:]))"]
+    return subprocess.run(words, env=environ, check=True, capture_output=True, text=True).stdout.split("\0")
+
+
 if __name__ == "__main__":
-    STARTING_PATH = [path for path in sys.path[1:] if path not in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    STARTING_PATH = path_without_additions()
     PRCTL = ctypes.CDLL(None).prctl
     for name in IMPORTED:
         with contextlib.suppress(ModuleNotFoundError):  # of an extra that is not installed

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import select
+import stat
 import threading
 from collections import OrderedDict
 from typing import BinaryIO
@@ -10,6 +13,7 @@ from typing import BinaryIO
 from dbrdist.core.regular import regular
 
 _MAX_OPEN = 128
+_WRITER_MS = 5000  # for the writer of a pipe that is read as a file
 
 
 class Descriptor:
@@ -60,9 +64,12 @@ class OpenFiles:
 
 def read_file(path: str) -> bytes:
     """A whole file, by one read in nearly every case."""
-    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe that nobody writes to is empty
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for its writer
     try:
-        size = os.fstat(number).st_size
+        about = os.fstat(number)
+        if stat.S_ISFIFO(about.st_mode):
+            _await_writer(number, path)
+        size = about.st_size
         data = os.read(number, size + 1)
         if len(data) != size:  # it changes, or is none whose size is known
             while more := os.read(number, 1 << 20):
@@ -70,6 +77,15 @@ def read_file(path: str) -> bytes:
         return data
     finally:
         os.close(number)
+
+
+def _await_writer(number: int, path: str) -> None:
+    """Return once somebody writes to a pipe, and let reads wait from then on."""
+    waiting = select.poll()
+    waiting.register(number, select.POLLIN)
+    if not waiting.poll(_WRITER_MS):
+        raise OSError(errno.EAGAIN, "nobody writes to this pipe", path)
+    os.set_blocking(number, True)
 
 
 def as_binary(descriptor: Descriptor) -> BinaryIO:

@@ -436,6 +436,8 @@ def test_image_folders(folders):
     assert made.test is None
     with pytest.raises(dbrdist.errors.DbrdistError, match=r"dog/0\.png"):
         examples(made.train)
+    made = build.data(*configured(text.replace("cache: true", "decode: fast")))
+    assert (made.train.decode, made.test.decode) == ("fast", "fast")
 
 
 @pytest.mark.parametrize("corrupt", ["fail", "skip"])

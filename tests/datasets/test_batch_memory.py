@@ -9,7 +9,16 @@ from each import each
 from image_files import class_folders, jpeg
 
 from dbrdist.core.random import SampleGenerator, generator
-from dbrdist.datasets import Compose, ImageFolder, MixedDataset, Mixup, RandomHorizontalFlip, RandomResizedCrop, ToCHW
+from dbrdist.datasets import (
+    Compose,
+    ImageFolder,
+    MixedDataset,
+    Mixup,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    ToCHW,
+    files,
+)
 from dbrdist.datasets.base import Batch, join
 from dbrdist.datasets.files import read_file
 from dbrdist.datasets.memory import Canvas, Reused, reused
@@ -161,6 +170,13 @@ def test_whole_files(tmp_path):
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="there is no /proc")
 def test_a_file_whose_size_is_not_known():
     assert read_file("/proc/self/status").startswith(b"Name:") and len(read_file("/proc/self/status")) > 200
+
+
+def test_a_pipe_to_which_nobody_writes_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_WRITER_MS", 20)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match=r"nobody writes to this pipe.*pipe"):
+        read_file(str(tmp_path / "pipe"))
 
 
 def test_a_pipe_is_read_to_its_end(tmp_path):
