@@ -123,21 +123,7 @@ class MultiNodeOptimizer(HandsOn):
         if target is None:
             raise RuntimeError("the multi-node optimizer has no target yet; call setup(link) first")
         if self._is_alone and lossfun is not None and (num_samples is None or num_samples >= 1):
-            if not (self._is_synchronized and self._target is target):
-                self._synchronize()
-            self.num_samples = num_samples
-            if not spans.recorders:  # the same in less time
-                loss = lossfun(*args, **kwds)
-                target.cleargrads()
-                backprop.backward([loss], loss_scale=self.actual_optimizer._loss_scale)
-                del loss
-                self.actual_optimizer.update()
-                return
-            self._backward(lossfun, args, kwds)
-            began = time.perf_counter()
-            self.actual_optimizer.update()
-            if spans.recorders:
-                spans.note("update", began)
+            self._update_on_one_rank(target, lossfun, args, kwds, num_samples)
             return
         if self.actual_optimizer._loss_scale_growth is not None and self._is_one_of_many:
             self._way.check_dynamic_scale()
@@ -161,14 +147,7 @@ class MultiNodeOptimizer(HandsOn):
         if self._is_one_of_many:
             is_whole = self._update_together(lossfun, args, kwds, num_samples)
         else:
-            total = self._carried.samples(num_samples)
-            if total is not None and total < 1:
-                weights([total])  # which says what is wrong with it
-            if lossfun is not None and num_samples != 0:
-                self._backward(lossfun, args, kwds, weight=num_samples)
-            self._divide_gathered()
-            if self._way.compression is not None and self._way.compression.kept:
-                self._way.compression.spend(self._steps.current_plan())
+            self._gather_on_one_rank(lossfun, args, kwds, num_samples)
         self._carried.gathered = []
         if not is_whole:
             return
@@ -179,6 +158,36 @@ class MultiNodeOptimizer(HandsOn):
         if self._sharding is not None and self.actual_optimizer.is_safe_to_update():
             with self._steps.meet() as call, spans.span("spread values"):
                 self._sharding.share_values(call, self._steps.current_plan())
+
+    def _update_on_one_rank(
+        self, target: Any, lossfun: Callable[..., Any], args: Any, kwds: Any, num_samples: int | None
+    ) -> None:
+        """A whole step where nothing is sent or carried: that of the wrapped optimizer."""
+        if not (self._is_synchronized and self._target is target):
+            self._synchronize()
+        self.num_samples = num_samples
+        if not spans.recorders:  # the same in less time
+            loss = lossfun(*args, **kwds)
+            target.cleargrads()
+            backprop.backward([loss], loss_scale=self.actual_optimizer._loss_scale)
+            del loss
+            self.actual_optimizer.update()
+            return
+        self._backward(lossfun, args, kwds)
+        began = time.perf_counter()
+        self.actual_optimizer.update()
+        spans.note("update", began)
+
+    def _gather_on_one_rank(self, lossfun: Any, args: Any, kwds: Any, num_samples: int | None) -> None:
+        """Mean gradients on one rank, with what it carries: of earlier calls, or kept by a compression."""
+        total = self._carried.samples(num_samples)
+        if total is not None and total < 1:
+            weights([total])  # which says what is wrong with it
+        if lossfun is not None and num_samples != 0:
+            self._backward(lossfun, args, kwds, weight=num_samples)
+        self._divide_gathered()
+        if self._way.compression is not None and self._way.compression.kept:
+            self._way.compression.spend(self._steps.current_plan())
 
     def _gathers(self, lossfun: Any, args: Any, kwds: Any, num_samples: int | None) -> bool:
         """Add up gradients alone, unless this call ends a step."""

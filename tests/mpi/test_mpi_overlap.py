@@ -142,8 +142,8 @@ def test_training_equals_one_process(comm):
     assert not used or len(used[0].buckets) > 5
 
 
-def test_buckets_travel_before_backward_ends(comm, monkeypatch):
-    """When the first layer's gradients are complete, those of the last are under way, once the headers are there."""
+def started_at_each_gradient(monkeypatch):
+    """A list to which each complete gradient adds how many buckets have started by then."""
     seen = []
     ready = overlap.Overlap.ready
 
@@ -152,6 +152,12 @@ def test_buckets_travel_before_backward_ends(comm, monkeypatch):
         seen.append(self._num_started)
 
     monkeypatch.setattr(overlap.Overlap, "ready", watch)
+    return seen
+
+
+def test_buckets_travel_before_backward_ends(comm, monkeypatch):
+    """When the first layer's gradients are complete, those of the last are under way, once the headers are there."""
+    seen = started_at_each_gradient(monkeypatch)
     model = Layers()
 
     def loss(model, rank, step):
@@ -480,14 +486,7 @@ def test_the_order_of_registration_changes_no_result(comm, registered, uses):
 @pytest.mark.parametrize("registered", REGISTERED)
 def test_the_first_bucket_starts_before_the_end_of_any_backward(comm, monkeypatch, registered):
     """From the third step on, whatever the order of registration, when the last layer alone has its gradient."""
-    seen = []
-    ready = overlap.Overlap.ready
-
-    def watch(self, node):
-        ready(self, node)
-        seen.append(self._num_started)
-
-    monkeypatch.setattr(overlap.Overlap, "ready", watch)
+    seen = started_at_each_gradient(monkeypatch)
     model = InReverse(REGISTERED[registered])
     optimizer = create_multi_node_optimizer(optimizers.SGD(lr=0.1), comm).setup(model)
 
