@@ -1,6 +1,7 @@
 """Full training steps on one GPU: a small MLP for the host's share, ResNet-20 and ResNet-50; against PyTorch eager.
 
-Forward, backward and momentum update, on data that lie on the device. Seconds on the device by CUDA events; for the MLP
+Forward, backward and momentum update, on data that lie on the device; float32 convolutions with TF32 on both sides, as
+is PyTorch's default, or with --exact on neither, as is dbrdist's. Seconds on the device by CUDA events; for the MLP
 also the seconds until the calls have returned, which is what the host needs.
 
     python benchmarks/gpu/steps.py --record
@@ -29,7 +30,9 @@ def inputs(model: str, batch: int, is_tiny: bool) -> tuple[tuple[int, ...], int]
     return (batch, 3, 32 if is_tiny else size, 32 if is_tiny else size), num_classes
 
 
-def dbrdist_case(model: str, batch: int, dtype: str, on: str, launch: bool = False) -> device.Timed:
+def dbrdist_case(
+    model: str, batch: int, dtype: str, on: str, launch: bool = False, exact: bool = False
+) -> device.Timed:
     """A step with dbrdist, written with links as a user writes it."""
     import numpy as np
 
@@ -40,6 +43,7 @@ def dbrdist_case(model: str, batch: int, dtype: str, on: str, launch: bool = Fal
     from dbrdist.models import resnet
 
     dbrdist.config.dtype = "mixed16" if dtype == "float16" else np.dtype(dtype)
+    dbrdist.config.use_cudnn_tensor_core = "auto" if exact else "always"
     shape, num_classes = inputs(model, batch, on == "numpy")
     make: dict[str, Callable[[], Any]] = {
         "mlp": lambda: dbrdist.Sequential(L.Linear(8, 8), F.relu, L.Linear(8, 8), F.relu, L.Linear(8, 8)),
@@ -62,11 +66,12 @@ def dbrdist_case(model: str, batch: int, dtype: str, on: str, launch: bool = Fal
     return device.Timed(step, device.Host() if on == "numpy" else device.Cuda(), launch)
 
 
-def torch_case(model: str, batch: int, dtype: str, on: str, launch: bool = False) -> device.Timed:
+def torch_case(model: str, batch: int, dtype: str, on: str, launch: bool = False, exact: bool = False) -> device.Timed:
     """The same step with PyTorch eager in channels-last memory; float16 by autocast."""
     import torch
     import torch_resnet
 
+    torch.backends.cudnn.allow_tf32 = not exact
     shape, num_classes = inputs(model, batch, on == "numpy")
     nn, place = torch.nn, "cpu" if on == "numpy" else "cuda"
     make: dict[str, Callable[[], Any]] = {
@@ -95,6 +100,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(BATCHES), default=list(BATCHES))
     parser.add_argument("--batches", nargs="+", type=int, help="for all models; default: 8, 128, and 16 to 128")
     parser.add_argument("--dtype", choices=["float32", "float16"], default="float32")
+    parser.add_argument("--exact", action="store_true", help="float32 convolutions without TF32, on both sides")
     parser.add_argument("--torch", action="store_true", help="measure PyTorch too, in this environment")
     parser.add_argument("--torch-python", help="or in the environment of this interpreter")
     parser.add_argument("--worker", help="used by the script itself: dbrdist or torch, and what it runs on")
@@ -115,7 +121,10 @@ def main() -> None:
                 name = f"{model}, batch {batch}" + (", host" if launch else "")
                 results[name] = measure(workers, args, model, batch, launch)
                 show(name, results[name], batch)
-    settings = {"models": args.models, "dtype": args.dtype, "num_rounds": args.rounds, "min_seconds": args.seconds}
+    settings = {
+        "models": args.models, "dtype": args.dtype, "exact": args.exact, "num_rounds": args.rounds,
+        "min_seconds": args.seconds,
+    }  # fmt: skip
     about = {label: w.ask("about") for label, w in workers.items()}
     for w in workers.values():
         w.close()
@@ -127,7 +136,8 @@ def measure(workers: dict[str, Any], args: Any, model: str, batch: int, launch: 
     """Times of one case on each side, and their ratio."""
     return harness.compare(
         workers, "step", num_rounds=args.rounds, min_seconds=args.seconds, calls=20 if model == "mlp" else 3,
-        arguments={"model": model, "batch": batch, "dtype": args.dtype, "on": args.on, "launch": launch},
+        arguments={"model": model, "batch": batch, "dtype": args.dtype, "on": args.on, "launch": launch,
+                   "exact": args.exact},
     )  # fmt: skip
 
 

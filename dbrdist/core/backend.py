@@ -45,6 +45,18 @@ def is_array(x: Any) -> bool:
     return cupy is not None and isinstance(x, cupy.ndarray)
 
 
+def is_on_gpu(a: Any) -> bool:
+    """True for arrays of CuPy itself, which CUDA's libraries take; nothing that stands in for it."""
+    return type(a).__module__.partition(".")[0] == "cupy"
+
+
+def place_of(a: Array) -> tuple[int, int] | None:
+    """The numbers of an array's device and of this thread's; None in host memory. What is made for one differs."""
+    if isinstance(a, np.ndarray):
+        return None
+    return int(a.device.id), int(sys.modules["cupy"].cuda.Device().id)
+
+
 def get_cpu_array_types() -> tuple[type, ...]:
     """The types of arrays in host memory."""
     return (np.ndarray,)

@@ -20,7 +20,8 @@ _DEFAULTS: dict[str, Any] = {
     "keep_graph_on_report": False,
     "debug": False,
     "dtype": "float32",
-    # Switches that Chainer programs set or read; kernels are chosen without them.
+    # Switches that Chainer programs set or read; use_cudnn, use_cudnn_tensor_core and cudnn_deterministic choose among
+    # the kernels of convolutions on a GPU, the others change nothing.
     "autotune": False,
     "compute_mode": None,
     "cudnn_deterministic": False,

@@ -13,7 +13,7 @@ from numpy import ndarray
 from dbrdist import kernels
 from dbrdist.core import ops
 from dbrdist.core.arrays import ones, per_column, sum_rows
-from dbrdist.core.backend import Array, empty
+from dbrdist.core.backend import Array, empty, is_array
 from dbrdist.core.checks import Operands, expected
 from dbrdist.core.graph import FunctionNode
 from dbrdist.core.node import Value
@@ -163,7 +163,9 @@ def _in_type(g: Any, dtype: Any) -> Any:
 
 def activation(x: Any) -> Any:
     """A 16-bit array as a Variable: it decides the type of the computation, as float32 weights beside it do not."""
-    return as_variable(x) if type(x) is ndarray and x.dtype.itemsize == 2 else x
+    if isinstance(x, Value):
+        return x
+    return as_variable(x) if is_array(x) and x.dtype.itemsize == 2 else x
 
 
 def linear(x: Any, W: Any, b: Any = None, n_batch_axes: int = 1) -> Any:

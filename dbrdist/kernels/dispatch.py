@@ -6,7 +6,8 @@ provider is asked. A plan is kept by a full key, which names everything that it 
 who serves another one. Plans belong to one thread, as the memory objects of native libraries do.
 
 ``columns`` takes small convolutions on the CPU; ``onednn`` takes float32 and bfloat16 on the CPU where the library is
-there and has an implementation; ``numpy`` takes the rest: every float type, every device, every geometry.
+there and has an implementation; ``cudnn`` takes convolutions of float32 and 16-bit types on a GPU; ``numpy`` takes the
+rest: every float type, every device, every geometry.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from numpy import ndarray
 
 from dbrdist.core.backend import number
 from dbrdist.core.elementwise import hand_down_kernel
-from dbrdist.kernels import columns, numpy_, onednn, onednn_elementwise, onednn_ops
+from dbrdist.kernels import columns, cudnn_convolution, numpy_, onednn, onednn_elementwise, onednn_ops
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 from dbrdist.kernels.keys import (
     KEYS,
@@ -56,7 +57,7 @@ Plan = Callable[..., Any]
 
 # In order of preference.
 _PROVIDERS: dict[str, dict[str, Callable[..., Plan]]] = {
-    "columns": columns.ROWS, "onednn": onednn_ops.ROWS, "numpy": numpy_.ROWS,
+    "columns": columns.ROWS, "onednn": onednn_ops.ROWS, "cudnn": cudnn_convolution.ROWS, "numpy": numpy_.ROWS,
 }  # fmt: skip
 _GENERATION = 1024  # plans after which those that were not used since the last time are forgotten
 _SMALL = 1024  # elements up to which an elementwise kernel is one call of NumPy
@@ -65,7 +66,14 @@ _maximum, _where = np.maximum, np.where
 _float32 = np.dtype(np.float32)
 _zero = number(0.0, _float32)
 _forced: str | None = None
-_warned = False
+_warned: set[str] = set()
+# What is said once of a library that is missing.
+_COST = {
+    "onednn": "oneDNN is not available ({}), so NumPy computes convolutions, pooling and batch normalization, 2 to 10 "
+    f"times slower; install the package onednn-cpu-gomp, or name a libdnnl.so.3 in {onednn.ENVIRONMENT_VARIABLE}",
+    "cudnn": "cuDNN is not available ({}), so convolutions on the GPU are computed as columns and products of float32, "
+    "several times slower; install dbrdist[cudnn12x] or dbrdist[cudnn13x]",
+}
 # Where NumPy's own code is not much slower, a missing library is not worth a warning.
 _LIGHT = {
     "relu_forward", "relu_backward", "add", "scaled_sum", "row", "matmul", "linear", "packed", "softmax", "log_softmax",
@@ -109,22 +117,16 @@ def _choose(kernel: str, arguments: tuple[Any, ...]) -> tuple[str, Plan]:
                 continue
             except onednn.Unavailable as e:
                 if kernel not in _LIGHT:
-                    _warn(str(e))
+                    _warn(name, str(e))
     raise AssertionError(f"no provider has a row for {kernel}")
 
 
-def _warn(reason: str) -> None:
-    """Say once what the missing library costs, where it could be installed."""
-    global _warned
-    if _warned or not (platform.system() == "Linux" and platform.machine() == "x86_64"):
+def _warn(name: str, reason: str) -> None:
+    """Say once what the missing library of a provider costs, where it could be installed."""
+    if name in _warned or not (platform.system() == "Linux" and (name == "cudnn" or platform.machine() == "x86_64")):
         return
-    _warned = True
-    warnings.warn(
-        f"oneDNN is not available ({reason}), so NumPy computes convolutions, pooling and batch normalization, 2 to 10 "
-        f"times slower; install the package onednn-cpu-gomp, or name a libdnnl.so.3 in {onednn.ENVIRONMENT_VARIABLE}",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+    _warned.add(name)
+    warnings.warn(_COST[name].format(reason), RuntimeWarning, stacklevel=2)
 
 
 @contextlib.contextmanager

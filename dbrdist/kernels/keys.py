@@ -9,14 +9,31 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from numpy import ndarray
+
+from dbrdist.core.backend import place_of
+from dbrdist.core.config import config
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 
 Array = Any
 
 
+def _place(x: Array) -> Any:
+    """The device, for what is compiled for one."""
+    return None if type(x) is ndarray else place_of(x)
+
+
+def _switches(x: Array) -> Any:
+    """The device, and the switches that decide about cuDNN there."""
+    if type(x) is ndarray:
+        return None
+    return place_of(x), config.use_cudnn, config.use_cudnn_tensor_core, config.cudnn_deterministic
+
+
 def conv_forward_key(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Any:
     return (
         "conv_forward", type(x), x.shape, x.strides, x.dtype, W.shape, W.strides, W.dtype, b is None, geometry,
+        _switches(x),
     )  # fmt: skip
 
 
@@ -27,6 +44,7 @@ def conv_inference_key(x: Array, W: Array, b: Array | None, geometry: ConvGeomet
 def conv_backward_data_key(gy: Array, W: Array, x_shape: tuple[int, ...], geometry: ConvGeometry) -> Any:
     return (
         "conv_backward_data", type(gy), gy.shape, gy.strides, gy.dtype, W.shape, W.strides, W.dtype, x_shape, geometry,
+        _switches(gy),
     )  # fmt: skip
 
 
@@ -35,7 +53,7 @@ def conv_backward_weight_key(
 ) -> Any:
     return (
         "conv_backward_weight", type(x), x.shape, x.strides, x.dtype, gy.shape, gy.strides, gy.dtype, W_shape, geometry,
-        dtype, out is None, None if out is None else out.dtype,
+        dtype, out is None, None if out is None else out.dtype, _switches(x),
     )  # fmt: skip
 
 

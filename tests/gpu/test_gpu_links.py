@@ -64,6 +64,15 @@ def test_links(name, device):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("make", [lambda: L.Convolution2D(4, 3, 3), lambda: L.Linear(4, 3)])
+def test_an_array_of_16_bits_decides_the_type(make, device):
+    """Not the float32 weights of ``mixed16`` beside it."""
+    with dbrdist.using_config("dtype", dbrdist.mixed16):
+        link = make().to_device(device)
+    x = IMAGES if isinstance(link, L.Convolution2D) else X
+    assert link(device.send(x.astype("e"))).dtype == np.float16
+
+
 def test_words_sampled_from_a_tree(device):
     link = L.BinaryHierarchicalSoftmax(4, ((0, 1), 2))
     there = copy.deepcopy(link).to_device(device)

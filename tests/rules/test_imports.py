@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 BELOW: dict[str, set[str]] = {
     "errors": set(),
     "core": {"errors"},
-    "kernels": {"core.backend", "core.elementwise", "errors"},
+    "kernels": {"core.backend", "core.config", "core.elementwise", "errors"},
     "utils": {"core", "errors"},
     "backends": {"core", "errors"},
     "function_hooks": {"core", "errors"},

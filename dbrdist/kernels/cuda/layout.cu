@@ -1,0 +1,44 @@
+// Copies between layouts, with a cast. Legend: O I filters and their channels, K elements of a window, N C H W images;
+// P channels with what is added to make them a multiple of 4 or 8, as tensor cores want them.
+
+template <typename To, typename From>
+__device__ To cast(From v) { return To(float(v)); }
+
+// (O, I, K) to (O, K, P)
+template <typename From, typename To>
+__global__ void to_channels_last(const From* w, To* out, long long size, int I, int K, int P) {
+    for (long long t = blockIdx.x * (long long)blockDim.x + threadIdx.x; t < size; t += (long long)gridDim.x * blockDim.x) {
+        int i = t % P;
+        long long rest = t / P;
+        int k = rest % K;
+        long long o = rest / K;
+        out[t] = i < I ? cast<To>(w[(o * I + i) * K + k]) : To(0.0f);
+    }
+}
+
+// (O, K, P) to (O, I, K)
+template <typename From, typename To>
+__global__ void to_plain(const From* w, To* out, long long size, int I, int K, int P) {
+    for (long long t = blockIdx.x * (long long)blockDim.x + threadIdx.x; t < size; t += (long long)gridDim.x * blockDim.x) {
+        int k = t % K;
+        long long rest = t / K;
+        int i = rest % I;
+        long long o = rest / I;
+        out[t] = cast<To>(w[(o * K + k) * P + i]);
+    }
+}
+
+// (N, C, H, W) of any strides to (N, H, W, P)
+template <typename From, typename To>
+__global__ void widen(const From* x, To* out, long long size, int C, int H, int W, int P, long long sn, long long sc,
+                      long long sh, long long sw) {
+    for (long long t = blockIdx.x * (long long)blockDim.x + threadIdx.x; t < size; t += (long long)gridDim.x * blockDim.x) {
+        int c = t % P;
+        long long rest = t / P;
+        int j = rest % W;
+        rest /= W;
+        int i = rest % H;
+        long long n = rest / H;
+        out[t] = c < C ? cast<To>(x[n * sn + c * sc + i * sh + j * sw]) : To(0.0f);
+    }
+}
