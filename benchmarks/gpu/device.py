@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[k]) for k in (2, 1)]  # the package and the harness
+_ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(_ROOT), str(_ROOT / "launch"), str(_ROOT / "benchmarks")]  # the packages and the harness
 
 
 def require(on: str) -> None:

@@ -78,7 +78,7 @@ def denominator(w: Array, eps: float) -> Array:
     """``w`` with ``eps`` added in place, and 1 where that is 0: no gradient so far, and the gaps in flat memory."""
     w += eps
     if not eps:
-        w[w == 0] = 1
+        get_array_module(w).copyto(w, 1, where=w == 0)
     return w
 
 

@@ -92,7 +92,7 @@ class LabelCrossEntropy(FunctionNode):
             rows = get_array_module(gx).arange(len(self.at))  # gx lies in any order, so that no flat view is sure
             gx[rows, self.at - rows * self.shape[-1]] -= self.at_label * gy
         if self.valid is not None:
-            gx[~self.valid.reshape(-1)] = 0
+            get_array_module(gx).copyto(gx, 0, where=~self.valid.reshape(-1, 1))  # a mask as an index would wait
         return (_class_second(gx.reshape(self.shape).astype(x.dtype, copy=False)),)
 
     def _derive_again(self, x: Any, gy: Any, total: Array) -> Any:

@@ -202,7 +202,7 @@ def _places(x: Array, y: Array, k: Any, s: Any, p: Any) -> Array:
         here = is_open.copy()
         here[...] = False
         here[inside] = (elements == y[inside]) & is_open[inside]
-        found[here] = place
+        xp.copyto(found, place, where=here)
         is_open &= ~here
     return found
 

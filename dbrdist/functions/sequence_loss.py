@@ -186,7 +186,7 @@ class AlignmentLosses(FunctionNode):
         xp, dtype, never = get_array_module(xs[0]), xs[0].dtype, _never(xs[0].dtype)
         scores = xp.stack(xs)
         # What stands beyond a sequence, NaN included, must not reach its steps.
-        scores[xp.arange(len(xs))[:, None] >= self.steps] = 0
+        xp.copyto(scores, 0, where=(xp.arange(len(xs))[:, None] >= self.steps)[..., None])
         batch, size = self.path.shape
         self.log_p = kernels.log_softmax(scores.reshape(-1, scores.shape[2]), 1).reshape(scores.shape)
         rows = xp.arange(batch)

@@ -328,7 +328,7 @@ def pool_forward(x: Array, geometry: PoolGeometry) -> tuple[Array, Any]:
             y = window.copy()
             index = xp.zeros(y.shape, xp.int32)
         elif largest:
-            index[~(window <= y) & (y == y)] = position  # NaN counts as the largest
+            xp.copyto(index, position, where=~(window <= y) & (y == y))  # NaN counts as the largest
             xp.maximum(y, window, out=y)
         else:
             y += window

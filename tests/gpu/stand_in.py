@@ -45,6 +45,7 @@ FUNCTIONS = {
     "zeros": "shape, dtype=float, order='C'", "full": "shape, fill_value, dtype=None, order='C'",
     "empty_like": _LIKE.replace("a,", "prototype,"), "ones_like": _LIKE, "zeros_like": _LIKE,
     "full_like": _LIKE.replace("a,", "a, fill_value,"), "eye": "N, M=None, k=0, dtype=float, order='C'",
+    "copyto": "dst, src, casting='same_kind', where=None",
     "expand_dims": "a, axis", "transpose": "a, axes=None", "where": "condition, x=None, y=None",
     "isfinite": "x, /, out=None, *, casting='same_kind', dtype=None",
     "isnan": "x, /, out=None, *, casting='same_kind', dtype=None",
@@ -317,8 +318,8 @@ class ndarray:
             is_whole = isinstance(slices, slice) and slices == slice(None)
             if not is_whole or value.shape != self.shape or value.dtype != self.dtype:
                 raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
-        if _masks(slices) and isinstance(value, ndarray):
-            waits.declare()
+        if _masks(slices):
+            waits.declare()  # whatever the value is
         host = _plain(self)
         host[_index(slices, self.shape)] = _plain(value) if isinstance(value, ndarray) else value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import numpy as np
@@ -13,6 +14,7 @@ import dbrdist.links as L
 from dbrdist.core import reporter
 from dbrdist.core.backend import as_dtype
 from dbrdist.core.chain import Sequential
+from dbrdist.core.variable import Variable
 from dbrdist.models import LeNet
 from dbrdist.models.resnet import ResNet20
 from dbrdist.optimizers import LARS, SGD, Adam, GradientClipping, GradientHardClipping, MomentumSGD, WeightDecay
@@ -67,6 +69,45 @@ def test_scaled_loss(device, no_waits, rng):
     optimizer.update(lambda: F.sum(net(x)))
     with no_waits():
         optimizer.update(lambda: F.sum(net(x)))
+
+
+LOSSES = {
+    "labels to be ignored": (lambda x, t: F.softmax_cross_entropy(x, t), (4, 5)),
+    "weights and smoothing": (
+        lambda x, t: F.softmax_cross_entropy(x, t, class_weight=x.array[0] * x.array[0], label_smoothing=0.1), (4, 5)
+    ),
+    "a loss for each": (lambda x, t: F.sum(F.softmax_cross_entropy(x, t, reduce="no")), (4, 5)),
+    "pixels": (lambda x, t: F.softmax_cross_entropy(x, x.xp.broadcast_to(t[:, None, None], (4, 2, 3))), (4, 5, 2, 3)),
+    "largest of windows": (lambda x, t: F.sum(F.max_pooling_2d(x, 2)), (4, 5, 4, 4)),
+    "places in windows": (lambda x, t: F.sum(F.max_pooling_nd(x, 2, return_indices=True)[0]), (4, 2, 4, 4, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_forward_and_backward(name, device, no_waits, rng):
+    """Also with labels to be ignored, which a mask marks."""
+    loss, shape = LOSSES[name]
+    x, t = put(device, rng.standard_normal(shape).astype(np.float32), np.array([0, 2, -1, 1], np.int32))
+
+    def step():
+        v = Variable(x)
+        loss(v, t).backward()
+        return v.grad
+
+    step()
+    with no_waits():
+        step()
+
+
+def test_adam_without_eps(device, no_waits, xp):
+    """The elements that had no gradient so far are found by a mask."""
+    net = L.Linear(6, 3).to_device(device)
+    optimizer = Adam(eps=0).setup(net)
+    for _ in range(2):
+        for p in net.params():
+            p.grad = xp.ones(p.shape, p.dtype)
+        with no_waits() if optimizer.t else contextlib.nullcontext():
+            optimizer.update()
 
 
 def test_what_waits_is_found(device, no_waits, on, xp):

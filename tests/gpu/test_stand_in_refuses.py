@@ -79,6 +79,25 @@ def test_indices_wrap_around(xp):
         x[3]  # a number is looked at on the host
 
 
+MASKED = {
+    "read": lambda xp, x, mask: x[mask],
+    "a number into all axes": lambda xp, x, mask: x.__setitem__(mask, 0),
+    "a number into the first axis": lambda xp, x, mask: x.__setitem__(mask[:, 0], 0),
+    "an array": lambda xp, x, mask: x.__setitem__(mask, xp.zeros(())),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_a_mask_as_an_index_waits(xp, name, no_waits):
+    """For the number of its elements, whatever is written; a mask of ``copyto`` does not."""
+    x = xp.ones((3, 2))
+    with pytest.raises(RuntimeError, match="waits"), no_waits():
+        MASKED[name](xp, x, x > 0)
+    with no_waits():
+        xp.copyto(x, 0, where=x > 0)
+    assert not x.get().any()
+
+
 def test_arrays_know_their_device(xp):
     here = xp.ones(3)
     with xp.cuda.Device(1):
