@@ -1,9 +1,12 @@
 """Two hosts on one machine, for measurements between them: namespaces joined by one cable, of any speed.
 
-Each host has a network, a name, System V memory, /dev/shm and /etc/hosts of its own, so that MPI, gloo and dbrdist take
-its processes for those of another machine; the cores they share. It needs Linux, root and iproute2. What holds the
-namespaces is a process that ends with this one, whatever ends it: nothing is left behind, and no file is written. As a
-program it runs a command on the first host, with the launcher that mpiexec needs to reach the second:
+Each host has a network, a name, System V memory, /dev/shm, /etc/hosts and half of the cores of its own, so that MPI,
+gloo and dbrdist take its processes for those of another machine. Cores that hosts share give a wrong picture: the
+kernel wakes who waits for the network where the packets arrive, so that the threads of both hosts gathered on one core
+and made one of two ranks 300 ms late in a step of 1.8 s. (A machine with one core shares it.) It needs Linux, root,
+iproute2 and util-linux. What holds the namespaces is a process that ends with this one, whatever ends it: nothing is
+left behind, and no file is written. As a program it runs a command on the first host, with the launcher that mpiexec
+needs to reach the second:
 
     python benchmarks/two_hosts.py --rate 1gbit -- ping -c 3 node1
 """
@@ -22,7 +25,7 @@ INTERFACE = "eth0"
 CACHE = "/dev/shm/cache"  # XDG_CACHE_HOME of the ranks: what they measure is for one cable
 _ADDRESSES = ("10.77.0.1", "10.77.0.2")
 _PARTS = ("-n", "-m", "-u", "-i")  # network, mounts, name, System V memory
-_TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+_TOOLS = {"ip": "iproute2", "tc": "iproute2", **dict.fromkeys(("unshare", "nsenter", "taskset"), "util-linux")}
 _LAUNCHER = "/dev/shm/enter"  # on the first host, in a /dev/shm of its own
 
 
@@ -77,12 +80,12 @@ class TwoHosts:
             self._in(i, "until [ $(cat /sys/class/net/eth0/operstate) = up ]; do sleep 0.01; done")
         # mpiexec calls it as ssh: options, the host, a command
         enter = f'while [ "$1" != {NAMES[1]} ]; do shift; done; shift\nexec nsenter -t {other} {" ".join(_PARTS)} '
-        enter += '--wd="$PWD" sh -c "$*"'
+        enter += f'--wd="$PWD" {" ".join(_cores_of(1))} sh -c "$*"'
         self._in(0, f"cat > {_LAUNCHER} <<'END'\n#!/bin/sh\n{enter}\nEND\nchmod +x {_LAUNCHER}")
 
     def inside(self, number: int) -> list[str]:
         """The words before a command that runs it on a host."""
-        return ["nsenter", "-t", str(self._holders[number].pid), *_PARTS, f"--wd={os.getcwd()}"]
+        return ["nsenter", "-t", str(self._holders[number].pid), *_PARTS, f"--wd={os.getcwd()}", *_cores_of(number)]
 
     def _in(self, number: int, script: str) -> None:
         done = subprocess.run([*self.inside(number), "sh", "-c", script], capture_output=True, text=True)
@@ -115,6 +118,13 @@ class TwoHosts:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _cores_of(number: int) -> list[str]:
+    """The words before a command that give it a host's half of the cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    half = len(cores) // 2
+    return ["taskset", "-c", ",".join(map(str, cores[half:] if number else cores[: half or 1]))]
 
 
 def _holder() -> subprocess.Popen[str]:

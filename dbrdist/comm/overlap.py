@@ -28,6 +28,7 @@ from dbrdist.core.parameter import Parameter
 Weights: TypeAlias = tuple[Sequence[float] | None, float | None]  # factor of each rank, divisor of the sum
 
 _LINE = 64  # elements: a bucket begins where a parameter may
+_LAST_PART = 8  # of a bucket is what travels last
 _PAUSES_PER_BUCKET = 40
 _LONGEST_PAUSE_SECONDS = 2e-4  # messages move when someone looks: with 1 ms a reduction over TCP took twice the time
 
@@ -43,12 +44,16 @@ class Bucket:
 
 
 def cut(runs: Sequence[Run], num_bytes: int) -> list[Bucket]:
-    """Buckets of about this size, the last parameters first."""
+    """Buckets of about this size, the last parameters first.
+
+    The one that travels last is smaller: it is complete only when backward ends, and nothing hides its time.
+    """
     buckets = []
     for number in reversed(range(len(runs))):
         run = runs[number]
         step = max(num_bytes // run.data.itemsize // _LINE, 1) * _LINE
-        borders = list(range(run.size % step or step, run.size + 1, step)) if run.size else []
+        first = max(step // _LAST_PART // _LINE, 1) * _LINE if run.size > step else step
+        borders = [*range(first, run.size, step), run.size] if run.size else []
         starts = [0, *borders[:-1]]
         buckets += [Bucket(number, run, begin, end) for begin, end in zip(reversed(starts), reversed(borders))]
     return buckets
