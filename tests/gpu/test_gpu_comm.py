@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,10 @@ from dbrdist.comm import create_communicator, create_multi_node_optimizer, run_t
 from dbrdist.core import backend, random
 from dbrdist.core.chain import Sequential
 from dbrdist.optimizers import MomentumSGD
+from tests.comm import jobs
 
+PROGRAM = Path(__file__).parent / "programs" / "comm_ranks.py"
+STAGED = ["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"]
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int32"]
 
 
@@ -109,3 +114,15 @@ def test_one_rank(name, device):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
     finally:
         sys.excepthook = hook
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_ranks_that_share_a_device(num_ranks, on):
+    """In processes, by way of host memory; NCCL wants a device for each and says so."""
+    if on == "numpy" or (on == "stand-in" and num_ranks != 2):
+        pytest.skip("runs on a GPU; on the stand-in only with 2 ranks, to save time")
+    names = ["naive", "two_dimensional"] if on == "stand-in" else [*STAGED, "pure_nccl"]
+    paths = os.pathsep.join(str(jobs.ROOT / folder) for folder in (".", "launch", "tests/gpu"))
+    outcome = jobs.run(num_ranks, PROGRAM, on, *names, limit_seconds=110, python=jobs.REAL, PYTHONPATH=paths)
+    assert outcome.code == 0, outcome.text
+    assert len(outcome.lines("done")) == num_ranks * len(names), outcome.text
