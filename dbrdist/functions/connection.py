@@ -46,7 +46,7 @@ class LinearFunction(FunctionNode):
         if x.shape[1:] != W.shape[1:] or (b is not None and b.shape != W.shape[:1]):
             raise _mismatch(*xs)
         dtype = x.dtype
-        if dtype.char in "fd" and x.size * len(W) < _LARGE_PRODUCT and W.dtype == dtype:
+        if type(x) is ndarray and dtype.char in "fd" and x.size * len(W) < _LARGE_PRODUCT and W.dtype == dtype:
             y = x.dot(W.T)
             if b is not None:
                 y += b
@@ -152,6 +152,8 @@ def _small_gradients(call: Any, wanted: tuple[int, ...], gy: Any, out: Any) -> A
 
 def _row_sum(gy: Any, b: Any, out: Array = None) -> Any:
     """The gradient of the bias, summed and kept in its own type where that is the wider one."""
+    if not isinstance(gy, (ndarray, Variable)):
+        return kernels.column_sums(gy, b.dtype if b.dtype.itemsize > gy.dtype.itemsize else gy.dtype, out)
     if b.dtype is not gy.dtype and b.dtype.itemsize > gy.dtype.itemsize:
         gy = ops.cast(gy, b.dtype)
     return sum_rows(gy, out) if type(gy) is ndarray else ops.sum_to(gy, b.shape, out)

@@ -124,6 +124,51 @@ def _product(xp: Any, weight: Array, logs: Array) -> Array:
     return weight * logs
 
 
+class MeanOverLabels(FunctionNode):
+    """y = mean of -ln softmax(x)[n, t_n, d] over the labels that are not ignored, on a device: one kernel each way.
+
+    gx = (softmax(x) - onehot(t)) gy / their number. Labels on a GPU are not looked at: those of no class give NaN.
+    """
+
+    def __init__(self, t: Array, ignore_label: int, normalize: bool) -> None:
+        wide = t if t.dtype in (np.int32, np.int64) else t.astype(np.int64)
+        self.t = get_array_module(t).ascontiguousarray(wide.reshape(-1))
+        self.ignore_label = ignore_label
+        self.divisor = 0 if normalize else max(len(t), 1)
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0,))
+        x = xs[0]
+        self.gives_new = x.ndim == 2
+        y, self.saved = kernels.cross_entropy(self._rows(x), self.t, self.ignore_label, self.divisor)
+        return (y,)
+
+    def _rows(self, x: Any) -> Any:
+        """(N, K, D...) as (M, K)"""
+        if x.ndim > 2:
+            x = ops.reshape(ops.transpose(x, (0, *range(2, x.ndim), 1)), (self.t.size, x.shape[1]))
+        return x if self._on_variables else get_array_module(x).ascontiguousarray(x)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        gy, (x,) = gys[0], self.retained_inputs()
+        rows = self._rows(x)
+        if self._on_variables:
+            gx = self._derive_again(rows, gy)
+        else:
+            gx = kernels.cross_entropy_backward(rows, self.t, self.saved, gy, self.ignore_label)
+        return (_class_second(ops.reshape(gx, (*x.shape[:1], *x.shape[2:], x.shape[1]))),)
+
+    def _derive_again(self, rows: Any, gy: Any) -> Any:
+        """The same of Variables."""
+        scale, xp, dtype = self.saved[1], get_array_module(self.t), accumulation_dtype(rows.dtype)
+        counts = (self.t != self.ignore_label)[:, None]
+        rows = ops.where(counts, ops.cast(rows, dtype), 0.0)  # 0 times NaN would be NaN in the next derivative
+        onehot = self.t[:, None] == xp.arange(rows.shape[1])
+        difference = ops.sub(call(Softmax(1), rows), onehot.astype(dtype))
+        factor = ops.mul(ops.cast(gy, dtype), counts * scale)
+        return ops.cast(ops.mul(difference, factor), self.inputs[0].dtype)
+
+
 class WeightedCrossEntropy(FunctionNode):
     """y[n, d] = -sum over k of q[n, k, d] ln softmax(x)[n, k, d], as sums in the wider type; x and q (N, K, D...).
 
@@ -213,11 +258,15 @@ def _of_labels(
     num_classes, dtype = x.shape[1], accumulation_dtype(x.dtype)
     if not 0 <= smoothing <= 1:
         raise expected("softmax_cross_entropy", "label_smoothing", "a number from 0 to 1", smoothing)
-    valid = t != ignore_label
+    valid: Any = None
     if xp is np or config.debug:  # a look at labels on a GPU would wait for it
+        valid = t != ignore_label
         known = t[valid]
         if known.size and (int(known.min()) < 0 or int(known.max()) >= num_classes):
             raise _bad_labels(known, num_classes, ignore_label)
+    if xp is not np and class_weight is None and not smoothing and reduce == "mean" and x.size:
+        return MeanOverLabels(t, ignore_label, normalize).apply((x,))[0]
+    valid = t != ignore_label if valid is None else valid
     if class_weight is not None:
         class_weight = class_weight.array if isinstance(class_weight, Variable) else class_weight
         if not is_array(class_weight) or class_weight.shape != (num_classes,):

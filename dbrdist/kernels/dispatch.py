@@ -6,8 +6,9 @@ provider is asked. A plan is kept by a full key, which names everything that it 
 who serves another one. Plans belong to one thread, as the memory objects of native libraries do.
 
 ``columns`` takes small convolutions on the CPU; ``onednn`` takes float32 and bfloat16 on the CPU where the library is
-there and has an implementation; ``cudnn`` takes convolutions of float32 and 16-bit types on a GPU; ``numpy`` takes the
-rest: every float type, every device, every geometry.
+there and has an implementation; ``cudnn`` takes convolutions of float32 and 16-bit types on a GPU, ``cuda`` linear,
+rectified units, cross entropy and updates there; ``numpy`` takes the rest: every float type, every device, every
+geometry.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from numpy import ndarray
 
 from dbrdist.core.backend import number
 from dbrdist.core.elementwise import hand_down_kernel
-from dbrdist.kernels import columns, cudnn_convolution, numpy_, onednn, onednn_elementwise, onednn_ops
+from dbrdist.kernels import columns, cuda_ops, cudnn_convolution, numpy_, onednn, onednn_elementwise, onednn_ops
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 from dbrdist.kernels.keys import (
     KEYS,
@@ -34,10 +35,13 @@ from dbrdist.kernels.keys import (
     bn_inference_key,
     bn_statistics_key,
     bn_sums_key,
+    column_sums_key,
     conv_backward_data_key,
     conv_backward_weight_key,
     conv_forward_key,
     conv_inference_key,
+    cross_entropy_backward_key,
+    cross_entropy_key,
     linear_key,
     ln_backward_key,
     ln_forward_key,
@@ -50,6 +54,7 @@ from dbrdist.kernels.keys import (
     row_key,
     scaled_sum_key,
     softmax_key,
+    update_key,
 )
 
 Array = Any
@@ -57,7 +62,8 @@ Plan = Callable[..., Any]
 
 # In order of preference.
 _PROVIDERS: dict[str, dict[str, Callable[..., Plan]]] = {
-    "columns": columns.ROWS, "onednn": onednn_ops.ROWS, "cudnn": cudnn_convolution.ROWS, "numpy": numpy_.ROWS,
+    "columns": columns.ROWS, "onednn": onednn_ops.ROWS, "cudnn": cudnn_convolution.ROWS, "cuda": cuda_ops.ROWS,
+    "numpy": numpy_.ROWS,
 }  # fmt: skip
 _GENERATION = 1024  # plans after which those that were not used since the last time are forgotten
 _SMALL = 1024  # elements up to which an elementwise kernel is one call of NumPy
@@ -65,7 +71,7 @@ _SPATIAL = (0, 2, 3)
 _maximum, _where = np.maximum, np.where
 _float32 = np.dtype(np.float32)
 _zero = number(0.0, _float32)
-_forced: str | None = None
+_forced: frozenset[str] | None = None
 _warned: set[str] = set()
 # What is said once of a library that is missing.
 _COST = {
@@ -77,7 +83,7 @@ _COST = {
 # Where NumPy's own code is not much slower, a missing library is not worth a warning.
 _LIGHT = {
     "relu_forward", "relu_backward", "add", "scaled_sum", "row", "matmul", "linear", "packed", "softmax", "log_softmax",
-    "softmax_backward", "log_softmax_backward",
+    "softmax_backward", "log_softmax_backward", "column_sums", "cross_entropy", "cross_entropy_backward", "update",
 }  # fmt: skip
 
 
@@ -110,7 +116,7 @@ _local = _ThreadPlans()
 def _choose(kernel: str, arguments: tuple[Any, ...]) -> tuple[str, Plan]:
     """The name and the plan of the first provider that takes these arguments; NumPy takes all."""
     for name, rows in _PROVIDERS.items():
-        if kernel in rows and (name == "numpy" or _forced in (None, name)):
+        if kernel in rows and (name == "numpy" or _forced is None or name in _forced):
             try:
                 return name, rows[kernel](*arguments)
             except onednn.Unsupported:
@@ -130,13 +136,14 @@ def _warn(name: str, reason: str) -> None:
 
 
 @contextlib.contextmanager
-def use(name: str) -> Iterator[None]:
-    """Let the provider ``name`` serve all threads where it can, and NumPy the rest, for comparisons."""
+def use(*names: str) -> Iterator[None]:
+    """Let the providers ``names`` serve all threads where they can, and NumPy the rest, for comparisons."""
     global _forced
-    if name not in _PROVIDERS:
-        raise ValueError(f"expected a provider out of {sorted(_PROVIDERS)}, got {name!r}")
+    for name in names:
+        if name not in _PROVIDERS:
+            raise ValueError(f"expected a provider out of {sorted(_PROVIDERS)}, got {name!r}")
     before = _forced
-    _forced = name
+    _forced = frozenset(names)
     _forget()
     try:
         yield
@@ -233,6 +240,13 @@ def packed(b: Array, rows: int, is_often: bool) -> Callable[[Array, Array], None
     key = packed_key(b, rows, is_often)
     plan = _local.plans.get(key) or _local.find(key, (b, rows, is_often))
     return plan(b, rows, is_often)
+
+
+def column_sums(x: Array, dtype: Any, out: Array | None = None) -> Array:
+    """The sums over the rows of x (N, O), as ``dtype`` (O,), into ``out`` where given; 16-bit types add in float32."""
+    key = column_sums_key(x, dtype, out)
+    plan = _local.plans.get(key) or _local.find(key, (x, dtype, out))
+    return plan(x, dtype, out)
 
 
 # ---- batch normalization
@@ -379,6 +393,42 @@ def softmax_backward(y: Array, gy: Array, axis: int) -> Array:
 def log_softmax_backward(y: Array, gy: Array, axis: int) -> Array:
     """gy - exp(y) sum(gy) for the output y of :func:`log_softmax`."""
     return _softmax("log_softmax_backward", y, gy, axis)
+
+
+def cross_entropy(x: Array, t: Array, ignore_label: int, divisor: int) -> tuple[Array, tuple[Array, Array]]:
+    """The sum of -ln softmax(x)[n, t_n] over ``divisor``, or over the number of labels that count where that is 0.
+
+    x (N, K) and the integers t (N,) in C order, on a device. Labels equal to ``ignore_label`` count nothing; others
+    that are no class give NaN. The result is 0-d in the type of x; then what the gradient needs: ln sum exp of each row
+    and 1 over what the mean is over, in the accumulation type.
+    """
+    arguments = (x, t, ignore_label, divisor)
+    key = cross_entropy_key(*arguments)
+    plan = _local.plans.get(key) or _local.find(key, arguments)
+    return plan(*arguments)
+
+
+def cross_entropy_backward(x: Array, t: Array, saved: tuple[Array, Array], gy: Array, ignore_label: int) -> Array:
+    """The gradient of x."""
+    arguments = (x, t, saved, gy, ignore_label)
+    key = cross_entropy_backward_key(*arguments)
+    plan = _local.plans.get(key) or _local.find(key, arguments)
+    return plan(*arguments)
+
+
+# ---- updates
+
+
+def update(rule: str, arrays: tuple[Array | None, ...], numbers: tuple[Any, ...]) -> bool:
+    """One pass of a rule over flat memory on a device: parameters, gradients, state. False: the formula has to do.
+
+    By name: ``sgd`` (lr), ``momentum_sgd`` (lr, momentum), ``adam`` (beta1, 1 - beta1, beta2, 1 - beta2, alpha with the
+    correction of both biases, eps, the factor of p) with the largest v or None as the last array, ``lars`` (layers, lr,
+    momentum, decay, trust coefficient, eps), where layers are (first element, last + 1, whether it is scaled).
+    """
+    key = update_key(rule, arrays, numbers)
+    plan = _local.plans.get(key) or _local.find(key, (rule, arrays, numbers))
+    return bool(plan(rule, arrays, numbers))
 
 
 # ---- elementwise

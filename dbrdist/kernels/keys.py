@@ -59,11 +59,16 @@ def conv_backward_weight_key(
 
 def matmul_key(a: Array, b: Array, out: Array | None = None) -> Any:
     strides = None if out is None else (out.strides, out.dtype)
-    return "matmul", type(a), a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype, strides
+    return "matmul", type(a), a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype, strides, _place(a)
 
 
 def linear_key(x: Array, W: Array, b: Array | None) -> Any:
-    return "linear", type(x), x.shape, x.strides, x.dtype, W.shape, W.strides, W.dtype, b is None
+    return "linear", type(x), x.shape, x.strides, x.dtype, W.shape, W.strides, W.dtype, b is None, _place(x)
+
+
+def column_sums_key(x: Array, dtype: Any, out: Array | None) -> Any:
+    strides = None if out is None else (out.strides, out.dtype)
+    return "column_sums", type(x), x.shape, x.strides, x.dtype, dtype, strides, _place(x)
 
 
 def packed_key(b: Array, rows: int, is_often: bool) -> Any:
@@ -107,12 +112,26 @@ def softmax_key(kernel: str, x: Array, *rest: Any) -> Any:
     return kernel, type(x), x.shape, rest[-1], *layouts
 
 
+def cross_entropy_key(x: Array, t: Array, ignore_label: int, divisor: int) -> Any:
+    return "cross_entropy", type(x), x.shape, x.strides, x.dtype, t.strides, t.dtype, _place(x)
+
+
+def cross_entropy_backward_key(x: Array, t: Array, saved: Any, gy: Array, ignore_label: int) -> Any:
+    layouts = x.strides, x.dtype, t.strides, t.dtype, gy.dtype
+    return "cross_entropy_backward", type(x), x.shape, *layouts, _place(x)
+
+
+def update_key(rule: str, arrays: tuple[Array | None, ...], numbers: tuple[Any, ...]) -> Any:
+    kinds = [None if a is None else (a.dtype, a.size > 0) for a in arrays]
+    return "update", rule, type(arrays[0]), _place(arrays[0]), *kinds
+
+
 def relu_forward_key(x: Array) -> Any:
-    return "relu_forward", type(x), x.shape, x.strides, x.dtype
+    return "relu_forward", type(x), x.shape, x.strides, x.dtype, _place(x)
 
 
 def pair_key(kernel: str, a: Array, b: Array) -> Any:
-    return kernel, type(a), a.shape, a.strides, a.dtype, b.strides, b.dtype
+    return kernel, type(a), a.shape, a.strides, a.dtype, b.strides, b.dtype, _place(a)
 
 
 def relu_backward_of_sum_key(y: Array, a: Array, b: Array, out: Array | None = None) -> Any:
@@ -135,6 +154,10 @@ KEYS: dict[str, Callable[..., Any]] = {
     "matmul": matmul_key,
     "linear": linear_key,
     "packed": packed_key,
+    "column_sums": column_sums_key,
+    "cross_entropy": cross_entropy_key,
+    "cross_entropy_backward": cross_entropy_backward_key,
+    "update": update_key,
     "bn_statistics": bn_statistics_key,
     "bn_sums": bn_sums_key,
     "bn_forward": bn_forward_key,

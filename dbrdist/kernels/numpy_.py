@@ -152,6 +152,15 @@ def linear(x: Array, W: Array, b: Array | None) -> Array:
     return y.astype(x.dtype, copy=False)
 
 
+def column_sums(x: Array, dtype: Any, out: Array | None = None) -> Array:
+    """The sums over the rows of a matrix."""
+    y = x.astype(backend.accumulation_dtype(x.dtype), copy=False).sum(axis=0).astype(dtype, copy=False)
+    if out is None:
+        return y
+    out[...] = y
+    return out
+
+
 def packed(b: Array, rows: int, is_often: bool) -> Callable[[Array, Array], None]:
     """A function of a and out that adds the product a b to out, summed in the accumulation type."""
     wide = b.astype(_wide(b, b), copy=False)
@@ -452,7 +461,7 @@ def _elementwise_planner(kernel: Any, formula: Any) -> Any:
 ROWS = {
     kernel.__name__: _planner(kernel)
     for kernel in (
-        conv_forward, conv_inference, conv_backward_data, conv_backward_weight, matmul, linear, packed,
+        conv_forward, conv_inference, conv_backward_data, conv_backward_weight, matmul, linear, packed, column_sums,
         bn_statistics, bn_forward, bn_inference, bn_sums, bn_backward, ln_forward, ln_backward,
         pool_forward, pool_backward, pool_indices, relu_backward_of_sum, scaled_sum,
     )
@@ -463,4 +472,5 @@ ROWS |= {
     "relu_backward": _elementwise_planner(relu_backward, lambda zero: partial(_passed, np)),
     "add": _elementwise_planner(add, lambda zero: np.add),
     "row": _planner(lambda *_: None),  # the row's own formula is NumPy's kernel
+    "update": _planner(lambda *_: False),  # and so is the rule's
 }

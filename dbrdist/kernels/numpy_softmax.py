@@ -1,8 +1,10 @@
-"""Softmax along one axis, in plain array code for any float type; sums of 16-bit types run in float32."""
+"""Softmax along one axis and the cross entropy of rows, in plain array code for any float type, 16 bits in float32."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
 
 from dbrdist.core import backend
 
@@ -67,7 +69,33 @@ def log_softmax_backward(y: Array, gy: Array, axis: int) -> Array:
     return _along(formula, axis, y, gy)
 
 
+def cross_entropy(x: Array, t: Array, ignore_label: int, divisor: int) -> tuple[Array, tuple[Array, Array]]:
+    """The mean over rows of ln sum exp(x) - x[t], each row's ln sum exp, and 1 over what the mean is over."""
+    xp, dtype = backend.get_array_module(x), backend.accumulation_dtype(x.dtype)
+    x_wide, is_class, counts = x.astype(dtype, copy=False), (t >= 0) & (t < x.shape[1]), t != ignore_label
+    largest = x_wide.max(axis=1)
+    largest = xp.where(xp.isfinite(largest), largest, dtype.type(0))
+    log_sums = largest + xp.log(xp.exp(x_wide - largest[:, None]).sum(axis=1))
+    losses = log_sums - x_wide.take(xp.arange(len(t)) * x.shape[1] + xp.where(is_class, t, 0))
+    losses = xp.where(counts, xp.where(is_class, losses, dtype.type(np.nan)), dtype.type(0))
+    scale = 1 / xp.asarray(divisor or xp.maximum(counts.sum(), 1)).astype(dtype)
+    return (losses.sum() * scale).astype(x.dtype), (log_sums, scale)
+
+
+def cross_entropy_backward(x: Array, t: Array, saved: tuple[Array, Array], gy: Array, ignore_label: int) -> Array:
+    """(softmax(x) - onehot(t)) gy / what the mean is over"""
+    log_sums, scale = saved
+    xp, classes = backend.get_array_module(x), x.shape[1]
+    p = xp.exp(x.astype(log_sums.dtype, copy=False) - log_sums[:, None])
+    gx = (p - (t[:, None] == xp.arange(classes))) * (gy.astype(scale.dtype) * scale)
+    xp.copyto(gx, np.nan, where=((t < 0) | (t >= classes))[:, None])
+    xp.copyto(gx, 0, where=(t == ignore_label)[:, None])
+    return gx.astype(x.dtype, copy=False)
+
+
 ROWS = {
+    "cross_entropy": lambda *arguments: cross_entropy,
+    "cross_entropy_backward": lambda *arguments: cross_entropy_backward,
     "softmax": lambda *arguments: softmax,
     "log_softmax": lambda *arguments: log_softmax,
     "softmax_backward": lambda *arguments: softmax_backward,

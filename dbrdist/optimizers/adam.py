@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist import kernels
 from dbrdist.core.backend import Array
 from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy
 from dbrdist.core.parameter import Parameter
@@ -44,6 +45,12 @@ class AdamRule(UpdateRule):
         m, v, *largest = state
         beta1, beta2 = hp.beta1, hp.beta2
         alpha_t = hp.alpha * math.sqrt(1 - beta2**t) / (1 - beta1**t)
+        if not isinstance(p, np.ndarray) and not hp.adabound:
+            numbers = (
+                beta1, 1 - beta1, beta2, 1 - beta2, hp.eta * alpha_t, hp.eps, 1 - hp.eta * hp.weight_decay_rate,
+            )  # fmt: skip
+            if kernels.update("adam", (p, g, m, v, largest[0] if largest else None), numbers):
+                return
         w = workspace(g)
         m *= beta1
         m += np.multiply(g, 1 - beta1, out=w)

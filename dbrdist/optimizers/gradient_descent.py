@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist import kernels
 from dbrdist.core.backend import Array, number
 from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy
 from dbrdist.core.update_rule import UpdateRule, workspace
@@ -17,6 +18,8 @@ class SGDRule(UpdateRule):
     keeps_zero = True
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+        if not isinstance(p, np.ndarray) and kernels.update("sgd", (p, g), (hp.lr,)):
+            return
         w = workspace(g)
         p -= np.multiply(g, hp.lr, out=w)
 
@@ -39,10 +42,12 @@ class MomentumSGDRule(UpdateRule):
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
         (v,) = state
-        w = workspace(g)
         momentum, lr = hp.momentum, hp.lr
         if isinstance(v, np.ndarray):  # CuPy takes Python numbers, but no host arrays
             momentum, lr = number(momentum, v.dtype), number(lr, v.dtype)
+        elif kernels.update("momentum_sgd", (p, g, v), (lr, momentum)):
+            return
+        w = workspace(g)
         np.multiply(v, momentum, v)  # for a small network operators take a quarter more
         np.subtract(v, np.multiply(g, lr, w), v)
         np.add(p, v, p)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dbrdist import kernels
 from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
 from dbrdist.core.flat import Run, Shard
 from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy
@@ -53,6 +54,11 @@ class LARSRule(UpdateRule):
 
     def step_run(self, hp: Any, t: int, run: Run, state: list[Array]) -> None:
         data, grad = run.data, run.grad
+        if not isinstance(data, np.ndarray) and not isinstance(run, Shard):
+            layers = tuple((w.start, w.stop, p.ndim > 1 or not hp.skip_vectors) for p, w in run.layers())
+            numbers = (layers, hp.lr, hp.momentum, hp.weight_decay, hp.trust_coefficient, hp.eps)
+            if kernels.update("lars", (data, grad, *state), numbers):
+                return
         for layers in run.groups():
             scaled = [where for param, where in layers if param.ndim > 1 or not hp.skip_vectors]
             norms = iter(joint_norms(run, [(data[where], grad[where]) for where in scaled]))

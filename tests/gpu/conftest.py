@@ -92,13 +92,16 @@ def _cupy_without_waits():
 
 @pytest.fixture(autouse=True)
 def reference():
-    """Every test starts from the same random numbers, and NumPy computes what the device is compared with."""
+    """Every test starts from the same random numbers, and NumPy computes what the device is compared with.
+
+    The device has its own providers.
+    """
     from dbrdist import kernels
     from dbrdist.core import random
 
     state = random.get_state()
     random.set_seed(0)
-    with kernels.use("numpy"):
+    with kernels.use("cuda", "cudnn"):
         yield
     random.set_state(state)
 

@@ -25,9 +25,14 @@ def assert_same(device, a, expected, rtol=0.0, atol=0.0):
     np.testing.assert_allclose(*(np.asarray(v, np.float64) for v in (backend.to_cpu(a), expected)), rtol, atol)
 
 
+def eps_of(dtype):
+    """The distance from 1 to the next number."""
+    return 2.0**-7 if dtype.name == "bfloat16" else float(np.finfo(dtype).eps)
+
+
 def assert_close(device, a, exact, num_eps):
     """As :func:`assert_same` for a result of the type of ``a`` and the exact values, within ``num_eps`` roundings."""
-    tolerance = num_eps * float(np.finfo(a.dtype).eps)
+    tolerance = num_eps * eps_of(a.dtype)
     scale = max(1.0, float(abs(exact).max())) if exact.size else 1.0
     assert_same(device, a, exact.astype(a.dtype), tolerance, tolerance * scale)
 

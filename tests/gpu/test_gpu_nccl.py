@@ -39,11 +39,12 @@ def ring(on, device):
 
 @pytest.mark.parametrize("dtype", [*nccl._TYPES, "float16", "bfloat16"])
 def test_sums_of_one_rank(dtype, ring, device):
-    values = np.arange(1001).astype(backend.as_dtype(dtype)) % 100
+    numbers = np.arange(1001) % 40
+    values = numbers.astype(backend.as_dtype(dtype))
     is_float = backend.is_floating(values.dtype) or values.dtype.kind == "c"
     x = put(device, values)
     ring.reduce(x, [3.0], 2.0 if is_float else None)
-    expected = (np.arange(1001) % 100 * (1.5 if is_float else 3)).astype(values.dtype)
+    expected = (numbers * (1.5 if is_float else 3)).astype(values.dtype)
     assert is_on(device, x) and x.dtype == values.dtype
     assert backend.to_cpu(x).tobytes() == expected.tobytes()
 

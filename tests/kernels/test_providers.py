@@ -511,7 +511,9 @@ def test_geometry_beyond_onednn_is_served_by_numpy():
 
 def test_unknown_provider_is_refused():
     with (
-        pytest.raises(ValueError, match=r"a provider out of \['columns', 'cudnn', 'numpy', 'onednn'\], got 'mkl'"),
+        pytest.raises(
+            ValueError, match=r"a provider out of \['columns', 'cuda', 'cudnn', 'numpy', 'onednn'\], got 'mkl'"
+        ),
         kernels.use("mkl"),
     ):
         pass
