@@ -80,7 +80,7 @@ def matmul(a: Array, b: Array, out: Array | None = None) -> Plan:
     require(a, b)
     if a.dtype != b.dtype or (out is not None and (out.dtype != a.dtype or not out.flags.c_contiguous)):
         raise Unsupported("several types")
-    return lambda a, b, out: a.dot(b, out)
+    return lambda a, b, out=None: a.dot(b, out)
 
 
 def linear(x: Array, W: Array, b: Array | None) -> Plan:
@@ -91,19 +91,18 @@ def linear(x: Array, W: Array, b: Array | None) -> Plan:
         raise Unsupported("weights of another type")
     size = len(x) * len(W)
     grid, block = over(size)
+    launches: dict[Any, Callable[..., None]] = {}  # by type of the bias
 
     def plan(x: Array, W: Array, b: Array | None) -> Array:
         y = x.dot(W.T if is_same else W.astype(dtype).T)
         if b is not None:
-            launch = _add_bias(dtype, b.dtype)
+            launch = launches.get(b.dtype)
+            if launch is None:
+                launch = launches[b.dtype] = cuda_source.kernel("elementwise", "add_bias", dtype, b.dtype)
             launch(grid, block, (y, b if b.flags.c_contiguous else b.copy(), size, columns))
         return y
 
     return plan
-
-
-def _add_bias(dtype: Any, other: Any) -> Callable[..., None]:
-    return cuda_source.kernel("elementwise", "add_bias", dtype, other)
 
 
 def column_sums(x: Array, dtype: Any, out: Array | None = None) -> Plan:

@@ -34,7 +34,7 @@ FUNCTIONS = {
     "percentile": "a, q, axis=None, out=None, overwrite_input=False, method='linear', keepdims=False, *,"
     " interpolation=None",
     "count_nonzero": "a, axis=None", "bincount": "x, weights=None, minlength=None",
-    "tri": "N, M=None, k=0, dtype=float",
+    "tri": "N, M=None, k=0, dtype=float", "tril": "m, k=0", "triu": "m, k=0",
     "arange": "start, stop=None, step=1, dtype=None",
     "linspace": "start, stop, num=50, endpoint=True, retstep=False, dtype=None, axis=0",
     "array_equal": "a1, a2, equal_nan=False", "broadcast_to": "array, shape", "clip": "a, a_min, a_max, out=None",

@@ -106,6 +106,26 @@ def test_linear_with_weights_in_float32(dtype, device, rng, served):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+def test_products(dtype, device, rng, served, xp):
+    """In every layout, into new memory and into given one, of the type or of that of its sums."""
+    for m, k, n in [(1, 1, 1), (5, 1, 3), (1, 4, 6), (6, 7, 1), (17, 33, 12), (256, 64, 128)]:
+        a, b = numbers(rng, (m, k), dtype), numbers(rng, (k, n), dtype)
+        exact = np.matmul(*wide(a, b))
+        there, other = put(device, a, b)
+        padded = put(device, np.pad(a, ((0, 2), (0, 3))))[:m, :k]
+        for left in (there, put(device, np.ascontiguousarray(a.T)).T, padded):
+            for right in (other, put(device, np.ascontiguousarray(b.T)).T):
+                assert_close(device, kernels.matmul(left, right), exact, 32)
+                for kind in (a.dtype, backend.accumulation_dtype(a.dtype)):
+                    room = xp.full((m, n), np.nan, kind)
+                    assert kernels.matmul(left, right, room) is room
+                    assert_close(device, room, exact, 32)
+        served("matmul", there.T, there)
+    every_other = put(device, np.zeros((8, 8), a.dtype))[::2, ::2]
+    assert_close(device, kernels.matmul(every_other, every_other), np.zeros((4, 4)), 0)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
 def test_column_sums(dtype, device, rng, served, xp):
     for shape in [(1, 1), (3, 70), (1000, 3), (4096, 33), (5000, 4)]:
         x = numbers(rng, shape, dtype)
