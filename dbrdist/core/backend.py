@@ -20,10 +20,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dbrdist.core.pages import own_pages
+
 Array: TypeAlias = Any  # numpy.ndarray or cupy.ndarray
 DType: TypeAlias = Any
 
 _BIG_BYTES = 1 << 16  # from here on an allocation is aligned to a cache line
+_OWN_PAGES_BYTES = 1 << 20  # from here on what lives long gets pages of its own, which takes 10 us
 _heap_is_tuned = False
 
 
@@ -151,6 +154,11 @@ def empty(shape: tuple[int, ...], dtype: Any, like: Array = None) -> Array:
             flat = flat.view(type(like))
     else:
         flat = get_array_module(like).empty(count, dtype)
+    return _laid_out(flat, shape)
+
+
+def _laid_out(flat: Array, shape: tuple[int, ...]) -> Array:
+    """Elements in a row as an array of ``shape``, channels-last where that has four axes."""
     if len(shape) == 4:
         n, c, h, w = shape
         return flat.reshape(n, h, w, c).transpose(0, 3, 1, 2)
@@ -216,9 +224,20 @@ def aligned_zeros(count: int, dtype: Any, like: Array) -> Array:
     if not isinstance(like, np.ndarray):
         return get_array_module(like).zeros(count, dtype)
     dtype = np.dtype(dtype)
-    raw = np.zeros(count * dtype.itemsize + 64, np.uint8)  # fresh pages take no memory until they are written
+    num_bytes = count * dtype.itemsize
+    if num_bytes >= _OWN_PAGES_BYTES:
+        return own_pages(num_bytes).view(dtype)
+    raw = np.zeros(num_bytes + 64, np.uint8)
     start = -address(raw) & 63
-    return raw[start : start + count * dtype.itemsize].view(dtype)
+    return raw[start : start + num_bytes].view(dtype)
+
+
+def unwritten(shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
+    """As :func:`empty`, for what will most probably not be written, and then takes no memory."""
+    num_bytes = prod(shape) * np.dtype(dtype).itemsize
+    if type(like) is not np.ndarray or num_bytes < _OWN_PAGES_BYTES:
+        return empty(shape, dtype, like)
+    return _laid_out(own_pages(num_bytes).view(dtype), shape)
 
 
 def is_channels_last(a: Array) -> bool:

@@ -1,11 +1,14 @@
 """A batch normalization that expects a ReLU.
 
 Normalization and ReLU are one pass in oneDNN, forward and backward, but the user calls them one after the other. Where
-the last output of the same gamma went straight into a ReLU, the next normalization computes the rectified output at
-once and leaves its own output unwritten. The ReLU that follows takes the rectified one. Whoever else comes first, any
-function or any read of any Variable's array in any thread, has the output written before it goes on: from the input,
-which nobody else can have changed meanwhile (``is_private``), and from copies of the small vectors. An output that dies
-unread is never written. So each thread has at most one unwritten output, and every value is that of the call.
+the last output of the same gamma went straight into a ReLU, or where a parameter gamma is met for the first time, the
+next normalization computes the rectified output at once and leaves its own output unwritten. The ReLU that follows
+takes the rectified one. Whoever else comes first, any function or any read of any Variable's array in any thread, has
+the output written before it goes on: from the input, which nobody else can have changed meanwhile (``is_private``), and
+from copies of the small vectors. An output that dies unread is never written. So each thread has at most one unwritten
+output, and every value is that of the call.
+
+The normalization keeps which elements the ReLU let through, so that the ReLU need not keep its output.
 """
 
 from __future__ import annotations
@@ -16,23 +19,28 @@ import weakref
 from collections.abc import Callable
 from sys import getrefcount
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from dbrdist.core.backend import Array, DType
 
+Mask: TypeAlias = Callable[[], Array]  # gives 0 where a ReLU stopped an element, and 1 elsewhere
+
 
 class Pending:
     """An output that a ReLU may take over, and how to write it otherwise."""
 
-    __slots__ = ("gamma", "output", "rectified", "taken", "write")
+    __slots__ = ("gamma", "mask", "output", "rectified", "taken", "write")
 
-    def __init__(self, output: Array, gamma: Any, rectified: Array, write: Callable[[Array], None] | None) -> None:
+    def __init__(
+        self, output: Array, gamma: Any, rectified: Array, write: Callable[[Array], None] | None, mask: Mask | None
+    ) -> None:
         self.output = weakref.ref(output, _forget)
         self.gamma = gamma
         self.rectified = rectified  # the ReLU of the output, until a ReLU takes it
         self.write = write  # None where the output has been written
+        self.mask = mask
         self.taken = False  # by a ReLU
 
     def finish(self) -> None:
@@ -45,12 +53,15 @@ class Pending:
 
 waiting: dict[int, Pending] = {}  # by thread; empty nearly always
 _lock = threading.RLock()
-_expecting: weakref.WeakSet[Any] = weakref.WeakSet()  # gammas whose last output went straight into a ReLU
+_went_into_relu: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # the last output of each gamma
 
 
-def wait(output: Array, gamma: Any, rectified: Array, write: Callable[[Array], None] | None) -> None:
+def wait(
+    output: Array, gamma: Any, rectified: Array = None, write: Callable[[Array], None] | None = None,
+    mask: Mask | None = None,
+) -> None:  # fmt: skip
     """Let ``output`` be taken over by a ReLU that comes next in this thread."""
-    waiting[get_ident()] = Pending(output, gamma, rectified, write)
+    waiting[get_ident()] = Pending(output, gamma, rectified, write, mask)
 
 
 def settle() -> None:
@@ -59,28 +70,28 @@ def settle() -> None:
         for thread, pending in list(waiting.items()):
             pending.finish()
             if not pending.taken:
-                _expecting.discard(pending.gamma)
+                _went_into_relu[pending.gamma] = False
             if waiting.get(thread) is pending:
                 del waiting[thread]
 
 
-def take(x: Array) -> Array:
-    """The ReLU of ``x`` if it exists already, else None; ``x`` is written then."""
+def take(x: Array) -> tuple[Array, Mask | None]:
+    """The ReLU of ``x`` if it exists already, else None, and then ``x`` is written; and its mask, if that was kept."""
     pending = waiting.get(get_ident())
     if pending is None or pending.output() is not x:
         settle()
-        return None
+        return None, None
     pending.taken = True
-    _expecting.add(pending.gamma)
+    _went_into_relu[pending.gamma] = True
     rectified, pending.rectified = pending.rectified, None  # a second ReLU gets an array of its own
     if rectified is None:
         settle()
-    return rectified
+    return rectified, pending.mask
 
 
-def expects_relu(gamma: Any) -> bool:
-    """True if the last output of this gamma went straight into a ReLU."""
-    return gamma in _expecting
+def expects_relu(gamma: Any, at_first: bool) -> bool:
+    """True if the last output of this gamma went straight into a ReLU; ``at_first`` if there was none."""
+    return _went_into_relu.get(gamma, at_first)
 
 
 def _forget(output: weakref.ref[Any]) -> None:
@@ -99,14 +110,13 @@ os.register_at_fork(before=lambda: settle() if waiting else None, after_in_child
 
 
 class MaskedGradient:
-    """The gradient of a fused ReLU's output, whose mask ``y > 0`` the receiver applies (or ``force``)."""
+    """The gradient of a fused ReLU's output, which the receiver masks by what it kept (or ``force``)."""
 
-    __slots__ = ("gy", "kernel", "y")
+    __slots__ = ("gy", "masked")
 
-    def __init__(self, gy: Array, y: Array, kernel: Any) -> None:
+    def __init__(self, gy: Array, masked: Callable[[Array], Array]) -> None:
         self.gy = gy
-        self.y = y
-        self.kernel = kernel
+        self.masked = masked
 
     @property
     def shape(self) -> Any:
@@ -117,7 +127,7 @@ class MaskedGradient:
         return self.gy.dtype
 
     def force(self) -> Array:
-        return self.kernel(self.y, self.gy)
+        return self.masked(self.gy)
 
 
 class SummedGradient:

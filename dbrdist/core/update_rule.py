@@ -14,7 +14,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dbrdist.core import flat
-from dbrdist.core.backend import Array, accumulation_dtype, empty, get_array_module, is_array, to_device, zeros
+from dbrdist.core.backend import (
+    Array,
+    accumulation_dtype,
+    aligned_zeros,
+    empty,
+    get_array_module,
+    is_array,
+    to_device,
+    zeros,
+)
 from dbrdist.core.changes import note_change
 from dbrdist.core.flat import Run
 from dbrdist.core.parameter import Parameter
@@ -447,7 +456,7 @@ class JointState:
 
 
 def _join(run: Run, rules: list[UpdateRule], name: str) -> Array:
-    joint = zeros((run.size,), accumulation_dtype(run.data.dtype), run.data)
+    joint = aligned_zeros(run.size, accumulation_dtype(run.data.dtype), run.data)
     for (p, where), rule in zip(run.layers(), rules):
         rule.ensure_state(p, run.piece(p, where))
         assert rule._state is not None

@@ -19,14 +19,15 @@ from dbrdist.core.backend import (
     Array,
     DType,
     accumulation_dtype,
-    empty,
     get_array_module,
     is_floating,
     number,
+    unwritten,
 )
 from dbrdist.core.checks import Given, expected
 from dbrdist.core.fusion import MaskedGradient
 from dbrdist.core.graph import FunctionNode, is_observed
+from dbrdist.core.parameter import Parameter
 from dbrdist.core.variable import Variable
 
 Axis = tuple[int, ...]
@@ -50,7 +51,7 @@ class Normalization(FunctionNode):
     def taken_key(self) -> tuple[Any, bool]:
         """The key, which is good for one call, and whether a ReLU is expected."""
         key, self.key = self.key, None
-        self.rectifies = key is not None and fusion.expects_relu(key)
+        self.rectifies = key is not None and fusion.expects_relu(key, isinstance(key, Parameter))
         return key, self.rectifies
 
     def offered(self, key: Any, y: Array, x: Array, *vectors: Array) -> Array:
@@ -61,12 +62,17 @@ class Normalization(FunctionNode):
         if key is None:
             return y
         if not self.rectifies:
-            fusion.wait(y, key, None, None)
+            fusion.wait(y, key)
             return y
-        output = empty(y.shape, y.dtype, y)
+        output = unwritten(y.shape, y.dtype, y)
         copies = [v.copy() for v in vectors]
-        fusion.wait(output, key, y, partial(kernels.bn_inference, x, *copies, self.eps, False, self.axis))
+        write = partial(kernels.bn_inference, x, *copies, self.eps, False, self.axis)
+        fusion.wait(output, key, y, write, self.mask_for(y))
         return output
+
+    def mask_for(self, y: Array) -> fusion.Mask | None:
+        """What tells later where the rectified output ``y`` is not zero, if that is kept anyway."""
+        return None
 
 
 class BatchNormalization(Normalization):
@@ -85,6 +91,9 @@ class BatchNormalization(Normalization):
         x, gamma, beta = xs
         y, self.mean, self.var, self.saved = kernels.bn_forward(x, gamma, beta, self.eps, rectifies, self.axis)
         return (self.offered(key, y, x, gamma, beta, self.mean, self.var),)
+
+    def mask_for(self, y: Array) -> fusion.Mask | None:
+        return kernels.bn_mask(self.saved, y.shape, y.dtype)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any = None) -> tuple[Any, ...]:
         gy, (x, gamma) = gys[0], self.retained_inputs()

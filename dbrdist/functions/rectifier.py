@@ -20,24 +20,30 @@ class ReLU(FunctionNode):
     masks_later = False  # True where the backward of the normalization applies the mask
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        self._keep_outputs = (0,)
-        y = take(xs[0]) if waiting else None
-        if y is None:
-            return (relu_forward(xs[0]),)
-        self.masks_later = True
-        return (y,)
+        y, self._for_rule = take(xs[0]) if waiting else (None, None)
+        self.masks_later = y is not None
+        if self._for_rule is None or y is None:
+            self._keep_outputs = (0,)
+        return (relu_forward(xs[0]) if y is None else y,)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        y, gy = self._kept_ys[0], gys[0]
+        gy = gys[0]
         if self._on_variables:
-            return (call(ReLUGradient(y), gy),)
+            return (call(ReLUGradient(self._positive()), gy),)
         if type(gy) is SummedGradient:
             if not self.masks_later:
-                return (kernels.relu_backward_of_sum(y, gy.a, gy.b, gy.b if gy.is_ours else None),)
+                return (kernels.relu_backward_of_sum(self._kept_ys[0], gy.a, gy.b, gy.b if gy.is_ours else None),)
             gy = gy.force()
         if self.masks_later:
-            return (MaskedGradient(gy, y, relu_backward),)
-        return (relu_backward(y, gy),)
+            return (MaskedGradient(gy, self._masked),)
+        return (relu_backward(self._kept_ys[0], gy),)
+
+    def _positive(self) -> Array:
+        """The output, or what has zeros in the same places."""
+        return self._kept_ys[0] if self._for_rule is None else self._for_rule()
+
+    def _masked(self, gy: Array) -> Array:
+        return relu_backward(self._positive(), gy)
 
 
 class ReLUGradient(FunctionNode):

@@ -318,6 +318,16 @@ def bn_backward(
     return plan(*arguments)
 
 
+def bn_mask(saved: Any, y_shape: tuple[int, ...], dtype: Any) -> Callable[[], Array] | None:
+    """A function that gives 0 where the ReLU of :func:`bn_forward` stopped an element and 1 elsewhere, as y lies.
+
+    None where the provider cannot tell that from ``saved``.
+    """
+    name, inner = saved
+    rows = _PROVIDERS[name]
+    return partial(rows["bn_mask"](inner), inner, y_shape, dtype) if "bn_mask" in rows else None
+
+
 # ---- layer normalization
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ctypes import c_float
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from dbrdist.core import backend
 from dbrdist.kernels import numpy_, onednn
 from dbrdist.kernels.onednn import Builder, Primitive
-from dbrdist.kernels.onednn_finite import is_finite, normalizes_finitely
+from dbrdist.kernels.onednn_finite import is_finite, memory_row, normalizes_finitely
 
 Array = np.ndarray
 _F32, _DENSE = np.dtype(np.float32), (4,)
@@ -204,6 +205,17 @@ def _delivered(value: Array, out: Array | None, like: Array) -> Array:
     return out
 
 
+def bn_mask(saved: Any, y_shape: tuple[int, ...], dtype: Any) -> Array:
+    """1 where the ReLU let an element through, else 0; oneDNN keeps a bit or a byte of each, in the order of memory."""
+    if saved.dtype == np.bool_:
+        return saved.astype(dtype)
+    count = prod(y_shape)
+    flags = saved[:count] if saved.size >= count else np.unpackbits(saved, count=count, bitorder="little")
+    mask = backend.empty(y_shape, dtype)
+    memory_row(mask)[...] = flags
+    return mask
+
+
 # oneDNN has no kernels for the parts, but those for the whole give them; what they compute beside is dropped.
 
 
@@ -246,4 +258,5 @@ ROWS = {
     "bn_forward": _plan_forward,
     "bn_inference": _plan_inference,
     "bn_backward": _plan_backward,
+    "bn_mask": lambda saved: bn_mask,
 }

@@ -20,7 +20,7 @@ import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import Variable, using_config
-from dbrdist.core import fusion, graph, ops
+from dbrdist.core import backend, fusion, graph, ops
 from dbrdist.optimizers import SGD
 
 SHAPE = (4, 16, 8, 8)  # large enough to wait
@@ -52,10 +52,10 @@ def make_link(seed=0, expects=True):
     link = L.BatchNormalization(16)
     link.gamma.array[...] = draw(seed, 16)
     link.beta.array[...] = draw(seed + 1, 16)
-    if expects:
-        F.relu(link(made(9)))
-        link.avg_mean[...], link.avg_var[...] = 0, 1
-        assert fusion.expects_relu(link.gamma)
+    h = link(made(9))
+    F.relu(h if expects else h * 1.0)
+    link.avg_mean[...], link.avg_var[...] = 0, 1
+    assert fusion.expects_relu(link.gamma, not expects) == expects
     return link
 
 
@@ -246,7 +246,8 @@ def test_gradients_do_not_depend_on_who_reads(read, expects):
     seen = [h.array.copy()] if read == "before" else []
     y = F.relu(h)
     seen += [h.array.copy()] if read == "after" else []
-    assert (y.creator.masks_later, link.gamma in fusion._expecting) == (expects and read != "before", read != "before")
+    assert y.creator.masks_later == (expects and read != "before")
+    assert fusion.expects_relu(link.gamma, False) == (read != "before")
     y.grad = gy = draw(4)
     y.backward()
     expected = gradients(leaf.array, link.gamma.array, link.beta.array, gy)
@@ -524,11 +525,20 @@ def test_inference_keeps_no_input():
 def test_an_unused_expectation_is_given_up():
     link = make_link()
     link(made(1)) * 1.0
-    assert not fusion.expects_relu(link.gamma)
+    assert not fusion.expects_relu(link.gamma, True)
     link(made(1))
     assert not is_waiting()
     F.relu(link(made(1)))
-    assert fusion.expects_relu(link.gamma)
+    assert fusion.expects_relu(link.gamma, False)
+
+
+def test_a_parameter_met_for_the_first_time_expects_a_relu_and_another_variable_does_not():
+    link = L.BatchNormalization(16)
+    h = link(made(1))
+    assert is_waiting()
+    close(h.array, normalized(draw(1), np.ones(16), np.zeros(16)))
+    F.batch_normalization(made(1), Variable(np.ones(16, np.float32)), np.zeros(16, np.float32))
+    assert not is_waiting()
 
 
 def test_links_die_though_they_were_expected_to_meet_a_relu():
@@ -592,3 +602,27 @@ def test_threads_that_read_each_other():
         t.join(60)
     assert not errors
     assert not any(t.is_alive() for t in threads)
+
+
+def test_the_output_of_a_relu_is_not_kept_where_the_normalization_keeps_its_mask():
+    link, leaf = make_link(), Variable(draw(3))
+    y = F.relu(link(leaf * 1.0))
+    expected, array = y.array.copy(), weakref.ref(y.array)
+    node = y.creator
+    total = F.sum(y)
+    del y
+    assert (array() is None) == (node._for_rule is not None)
+    assert (node._positive() != 0).tobytes() == (expected != 0).tobytes()
+    total.backward()
+    close(leaf.grad, gradients(draw(3), link.gamma.array, link.beta.array, 1.0)[0])
+
+
+def test_unwritten_memory_is_apart_from_the_heap_and_can_be_written():
+    like = np.zeros(1, np.float32)
+    for shape in ((3, 5, 7, 1 << 12), (1 << 19,), (3, 4)):
+        a = backend.unwritten(shape, np.float32, like)
+        a[...] = 2
+        assert (a.shape, a.dtype, a.sum()) == (shape, np.float32, 2 * a.size)
+        assert a.ndim < 4 or backend.is_channels_last(a)
+        zeros = backend.aligned_zeros(a.size, np.float32, like)
+        assert not zeros.any() and backend.address(zeros) % 64 == 0 and zeros.flags.writeable

@@ -203,6 +203,11 @@ def check_batch_normalization(shape, axis, provider, layout, dtype):
         assert_close(mean, mean64)
         assert_close(var, var64)
         assert_close(inferred, y64, dtype)
+        mask = kernels.bn_mask(saved, y.shape, y.dtype) if relu else None
+        if mask is not None:
+            assert (mask().dtype, mask().strides) == (y.dtype, y.strides)
+            np.testing.assert_array_equal(mask() != 0, y != 0)
+        assert (mask is None) == (not relu or provider == "numpy" or not x.size)
         for masked in {False, relu}:  # a fused forward also serves the gradient before the ReLU
             out_gamma, out_beta = np.full((2, *gamma.shape), np.nan, np.float32)
             gx, ggamma, gbeta = kernels.bn_backward(

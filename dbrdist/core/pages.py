@@ -1,0 +1,22 @@
+"""Memory of the host outside of the heap, in pages of its own."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from typing import Any
+
+import numpy as np
+
+_PRIVATE = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+
+
+def own_pages(num_bytes: int) -> np.ndarray[Any, Any]:
+    """Zeros, shape (num_bytes,), which take no memory until they are written: for what lives long or is never used.
+
+    In the heap, amid what a step frees, a long-lived array would leave room on both sides that no large array fits.
+    """
+    pages = mmap.mmap(-1, num_bytes, **_PRIVATE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8)
