@@ -158,4 +158,4 @@ class AugmentedDataset(DatasetMixin):
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
         examples = read_examples(self._dataset, indices, seed, epoch, skipped)
-        return transform_batch(self._transform, examples, len(indices), seed, epoch)
+        return transform_batch(self._transform, examples, len(indices), seed, epoch, skipped)

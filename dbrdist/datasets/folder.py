@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from dbrdist.datasets.transforms import (
     RandomHorizontalFlip,
     ToCHW,
     at_epoch,
-    lets_go,
+    sees_a_window,
     transform_batch,
 )
 from dbrdist.errors import CorruptExampleError, DatasetError
@@ -111,22 +112,31 @@ class ImageFolder(DatasetMixin):
         """The file of example ``i``; in a shard, ``SHARD.tar:MEMBER``."""
         return self.index.path(i)
 
-    def get_raw(self, i: int, decode: Callable[..., images.Image] = images.decode) -> tuple[images.Image, np.int32]:
+    def get_raw(self, i: int) -> tuple[images.Image, np.int32]:
         """Example ``i`` before the transform: the image (H, W, 3) of uint8, and the label."""
         image = None if self._cache is None else self._cache.get(i)
         if image is None:
-            image = self._read(i, decode)
+            image = self._read(i, images.decode)
+            if self.prepare is not None:
+                image = self.prepare(image, None)
             if self._cache is not None:
                 self._cache.put(i, image, self.path)
         return image, self.labels[i]
 
-    def _read(self, i: int, decode: Callable[..., images.Image]) -> images.Image:
+    def get_encoded(self, i: int) -> tuple[images.Encoded, np.int32]:
+        """The same with an image that is decoded when a window of it is asked for."""
+        return self._read(i, images.Encoded, refuse=functools.partial(self._refusal, i)), self.labels[i]
+
+    def _read(self, i: int, decode: Callable[..., Any], **options: Any) -> Any:
         try:
-            image = decode(self.index.read(i), fast=self.decode == "fast")
+            return decode(self.index.read(i), fast=self.decode == "fast", **options)
         except (CorruptExampleError, images.ImageDecodeError) as e:
-            words = str(e) if isinstance(e, CorruptExampleError) else f"corrupt image file {self.path(i)}: {e}"
-            raise (SkipExample if self.on_corrupt == "skip" else CorruptExampleError)(words) from e
-        return image if self.prepare is None else self.prepare(image, None)
+            raise self._refusal(i, e) from e
+
+    def _refusal(self, i: int, error: Exception) -> CorruptExampleError:
+        """What is raised for an example that cannot be read."""
+        words = str(error) if isinstance(error, CorruptExampleError) else f"corrupt image file {self.path(i)}: {error}"
+        return (SkipExample if self.on_corrupt == "skip" else CorruptExampleError)(words)
 
     def get_example(self, i: int) -> Any:
         """Example ``i`` as it looks in epoch 0 with seed 0."""
@@ -137,22 +147,20 @@ class ImageFolder(DatasetMixin):
         return transform(self.get_raw(i), generator(seed, "augment", epoch, int(i) % len(self)))
 
     def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
-        brief = self._cache is None and self.prepare is None and lets_go(self.transform, epoch)
-        examples = read_examples(
-            _Raw(self, images.decode_briefly if brief else images.decode), indices, seed, epoch, skipped
-        )
-        return transform_batch(self.transform, examples, len(indices), seed, epoch)
+        sees_windows = self._cache is None and self.prepare is None and sees_a_window(self.transform, epoch)
+        raw = _Raw(self.get_encoded if sees_windows else self.get_raw)
+        examples = read_examples(raw, indices, seed, epoch, skipped)
+        return transform_batch(self.transform, examples, len(indices), seed, epoch, skipped)
 
 
 class _Raw:
     """An ImageFolder before its transform."""
 
-    def __init__(self, folder: ImageFolder, decode: Callable[..., images.Image]) -> None:
-        self.folder = folder
-        self.decode = decode
+    def __init__(self, get: Callable[[int], Any]) -> None:
+        self._get = get
 
     def __getitem__(self, i: int) -> Any:
-        return self.folder.get_raw(i, self.decode)
+        return self._get(i)
 
 
 class _ImageCache:

@@ -51,29 +51,75 @@ class _Room(threading.local):
     pixels: Any = None
 
     def of(self, num_bytes: int) -> Any:
-        """Memory of at least this size; None for images so large that keeping it would be a waste."""
-        if num_bytes > _MAX_ROOM_BYTES or num_bytes == 0:
-            return None
+        """Memory of at least this size."""
         if self.pixels is None or self.pixels.size < num_bytes:
             self.pixels = np.empty(num_bytes, np.uint8)
         return self.pixels
 
 
-_MAX_ROOM_BYTES = 1 << 23
+_MAX_ROOM_BYTES = 1 << 23  # keeping more would be a waste
 _room = _Room()
 
 
-def decode_briefly(data: bytes, fast: bool = False) -> Image:
-    """As :func:`decode`, for an image that nobody looks at once this thread decodes the next one."""
-    if decoder() == "simplejpeg" and data.startswith(_JPEG):
-        height, width = _check_jpeg(data)
-        room = _room.of(3 * height * width)
-        if room is not None:
+class Encoded:
+    """An image whose pixels are decoded when a window is asked for, and only those down to its last row.
+
+    ``image[top:bottom, left:right]`` has the values that :func:`decode` gives, in memory that this thread uses again
+    for its next image. What a random part of a photograph leaves out below is a seventh of the decoder's time.
+
+    Args:
+        data: a file's bytes. Raises ImageDecodeError where they are seen to be corrupt at once.
+        fast: as for :func:`decode`.
+        refuse: makes the exception to raise of an ImageDecodeError that comes later.
+    """
+
+    def __init__(self, data: bytes, fast: bool = False, refuse: Callable[[ImageDecodeError], Exception] | None = None):
+        self._data, self._fast, self._refuse = data, fast, refuse
+        self._pixels: Any = None
+        self._frame = 0
+        if decoder() == "simplejpeg" and data.startswith(_JPEG):
+            self._frame, self._scan = _check_jpeg(data)
+        height, width = _size(data, self._frame)
+        if 0 < 3 * height * width <= _MAX_ROOM_BYTES:
+            self.shape = height, width, 3
+        else:
+            self._pixels = decode(data, fast=fast)
+            self.shape = self._pixels.shape
+
+    def __getitem__(self, window: tuple[slice, slice]) -> Image:
+        if self._pixels is None:
+            found = self._decoded(window[0].stop)
+            if found is not None:
+                return found[window]
             try:
-                return _simplejpeg().decode_jpeg(data, "RGB", fast, fast, strict=False, buffer=room)
-            except Exception:  # whatever it is, the other way says so, or can read it
-                pass
-    return decode(data, fast=fast)
+                self._pixels = decode(self._data, fast=self._fast)
+            except ImageDecodeError as e:
+                raise (e if self._refuse is None else self._refuse(e)) from e
+        return self._pixels[window]
+
+    def _decoded(self, bottom: int) -> Image | None:
+        """The rows down to ``bottom``, and a few more; None where simplejpeg cannot read it."""
+        data, fast, (height, width, _) = self._data, self._fast, self.shape
+        end = min(_last_row(data, self._frame, self._scan, bottom), height)
+        if end < height:  # the decoder believes the header and ends there
+            at = self._frame + 5
+            data = b"".join((data[:at], end.to_bytes(2, "big"), memoryview(data)[at + 2 :]))
+        try:
+            return _simplejpeg().decode_jpeg(data, "RGB", fast, fast, strict=False, buffer=_room.of(3 * height * width))
+        except Exception:  # whatever it is, the other decoders say so, or can read it
+            return None
+
+
+def _last_row(data: bytes, frame: int, scan: int, bottom: int) -> int:
+    """How many rows a JPEG must have so that those above ``bottom`` are as they are in the whole image.
+
+    Colours of fewer rows are interpolated, so that a row depends on the colours of the next one. Where several scans
+    follow each other (progressive JPEGs), all rows are wanted.
+    """
+    num_components = data[frame + 9]
+    if data[frame + 1] not in _BASELINE or data[scan + 4] != num_components:
+        return _MAX_ROWS
+    return bottom + max([data[frame + 11 + 3 * k] & 15 for k in range(num_components)])
 
 
 @functools.cache
@@ -159,7 +205,7 @@ def decode(data: bytes, keep_channels: bool = False, fast: bool = False) -> Imag
     ValueError) with the reason where the bytes are corrupt.
     """
     if data.startswith(_JPEG):
-        height, width = _check_jpeg(data)
+        height, width = _size(data, _check_jpeg(data)[0])
     elif data.startswith(PNG):
         height, width = int.from_bytes(data[20:24]), int.from_bytes(data[16:20])
     else:
@@ -181,12 +227,19 @@ def decode(data: bytes, keep_channels: bool = False, fast: bool = False) -> Imag
 
 _SIZES = frozenset({*range(0xFFC0, 0xFFD0)} - {0xFFC4, 0xFFC8, 0xFFCC})  # markers of a frame, which holds the size
 _SCAN, _PADDING = 0xFFDA, 0xFFFF
+_BASELINE = (0xC0, 0xC1)  # the second bytes of the markers of frames with Huffman codes, in one go
+_MAX_ROWS = 0xFFFF
 _segment = struct.Struct(">HH").unpack_from  # marker and length
 
 
+def _size(data: bytes, frame: int) -> tuple[int, int]:
+    """Height and width from the header of a frame at this position; (0, 0) for the position 0."""
+    return _segment(data, frame + 5) if frame else (0, 0)
+
+
 def _check_jpeg(data: bytes) -> tuple[int, int]:
-    """Height and width from the header of a JPEG whose end is there; (0, 0) where the header has none."""
-    position, size, last = 2, (0, 0), len(data) - 9
+    """Where the header of the frame is in a JPEG whose end is there, and the scan behind it; 0 without a frame."""
+    position, frame, last = 2, 0, len(data) - 9
     while position < last:
         marker, length = _segment(data, position)
         if marker == _SCAN or marker < 0xFF00:
@@ -195,11 +248,11 @@ def _check_jpeg(data: bytes) -> tuple[int, int]:
             position += 1
             continue
         if marker in _SIZES:
-            size = _segment(data, position + 5)
+            frame = position
         position += 2 + length
     if data.rfind(b"\xff\xd9") <= position:  # thumbnails, whose ends lie in front of the scan, do not count
         raise ImageDecodeError(f"the JPEG is cut short: its {len(data)} bytes have no end marker")
-    return size
+    return frame, position
 
 
 # ---- encoding -------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import numpy as np
 
 from dbrdist.core.backend import Array, get_array_module
 from dbrdist.core.random import SampleGenerator
-from dbrdist.datasets.base import Batch
+from dbrdist.datasets.base import Batch, SkipExample
 from dbrdist.datasets.images import METHODS, Image, lookup, mirror, resize
 from dbrdist.datasets.memory import reused
 
@@ -136,7 +136,7 @@ def _crop(image: Image, top: int, left: int, height: int, width: int) -> Image:
 
 
 def _resized(image: Image, height: int, width: int, method: str, out: Any) -> Image:
-    """The image at another size, in memory of its own: see :func:`lets_go`."""
+    """The image at another size, in memory of its own: see :func:`sees_a_window`."""
     found = resize(image, height, width, method, out)
     return image.copy() if found is image else found
 
@@ -227,7 +227,7 @@ class Resize(Transform):
             h, w = image.shape[:2]
             short = min(h, w)
             height, width = round(h * height / short), round(w * width / short)
-        return _resized(image, height, width, self.method, out)
+        return _resized(_crop(image, 0, 0, *image.shape[:2]), height, width, self.method, out)
 
 
 class RandomResizedCrop(Transform):
@@ -311,13 +311,19 @@ class ToCHW(Transform):
 
 
 def transform_batch(
-    transform: Any, examples: Iterable[tuple[int, Any]], num_examples: int, seed: int, epoch: int
+    transform: Any,
+    examples: Iterable[tuple[int, Any]],
+    num_examples: int,
+    seed: int,
+    epoch: int,
+    skipped: list[str],
 ) -> Any:
     """``transform`` of pairs (sample, example), each with the ``rng`` of its sample; a Batch where shapes agree.
 
     Each example goes through the members that are its own as soon as it is there, while it is in the processor's cache,
     and into the batch. The last, pixelwise members of a Compose run once for all images; they give the same numbers as
-    one by one. ``num_examples`` is the largest possible number of examples.
+    one by one. ``num_examples`` is the largest possible number of examples. Where a transform raises SkipExample, the
+    example is left out, and the text of the error appended to ``skipped``.
     """
     transform = at_epoch(transform, epoch)
     each, last = _each_and_last(transform)
@@ -327,12 +333,16 @@ def transform_batch(
     rngs = SampleGenerator(seed, "augment", epoch) if draws else None
     for sample, example in examples:
         rng = None if rngs is None else rngs.at(sample)
-        for t in first:
-            example = t(example, rng)
-        out = stack.next_row()
-        for t in into:
-            example = t(example, rng, *out)
-        stack.append(example)
+        try:
+            for t in first:
+                example = t(example, rng)
+            out = stack.next_row()
+            for t in into:
+                example = t(example, rng, *out)
+        except SkipExample as e:
+            skipped.append(str(e))
+        else:
+            stack.append(example)
     stacked = stack.arrays()
     if stacked is None:
         return [Compose(last)(example) for example in stack.examples()]
@@ -361,8 +371,11 @@ def _takes_out(function: Callable[..., Any]) -> bool:
     return "out" in inspect.signature(function).parameters
 
 
-def lets_go(transform: Any, epoch: int) -> bool:
-    """Whether a transform keeps nothing of the memory of the image that it is given: one that resizes comes first."""
+def sees_a_window(transform: Any, epoch: int) -> bool:
+    """Whether a transform looks at one window of its image and keeps none of its memory: one that resizes is first.
+
+    Such a window is all that needs to be decoded: see :class:`dbrdist.datasets.images.Encoded`.
+    """
     each, _ = _each_and_last(at_epoch(transform, epoch))
     return bool(each) and type(each[0]) in (RandomResizedCrop, CenterResizedCrop, Resize)
 

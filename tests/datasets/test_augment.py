@@ -207,6 +207,6 @@ def test_stages_hold_from_their_epoch_on():
     assert plain.at_epoch(9) is plain and at_epoch(str, 3) is str
     examples = [(i, (picture(i), np.int32(i))) for i in range(3)]
     for epoch, size in ((0, 4), (2, 4), (3, 8)):
-        batch = transform_batch(Compose([ByEpoch({0: small, 3: large})]), examples, 3, 0, epoch)
+        batch = transform_batch(Compose([ByEpoch({0: small, 3: large})]), examples, 3, 0, epoch, [])
         assert {image.shape[:2] for image, _ in batch} == {(size, size)}
     assert change((picture(0), 1), None)[0].shape == (4, 4, 3)

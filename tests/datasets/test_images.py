@@ -167,3 +167,68 @@ def test_opencv_is_not_loaded_by_import():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": "."}
     )
     assert out.stdout.strip() == "[]"
+
+
+# ---- windows ----
+
+
+def encoded_files():
+    """JPEGs with each way to thin out colours, and what the window's own decoder leaves to others."""
+    simplejpeg = pytest.importorskip("simplejpeg")
+    rng = np.random.default_rng(3)
+    pixels = np.ascontiguousarray((np.kron(rng.integers(0, 256, (11, 13, 3)), np.ones((4, 4, 1))))[:41, :51], np.uint8)
+    pixels += rng.integers(0, 9, pixels.shape, np.uint8)
+    files = {way: simplejpeg.encode_jpeg(pixels, 92, "RGB", way) for way in ("444", "422", "420", "440", "411")}
+    for name, kind, mode, options in (
+        ("gray", "JPEG", "L", {}),
+        ("restarts", "JPEG", "RGB", {"restart_marker_blocks": 2}),
+        ("progressive", "JPEG", "RGB", {"progressive": True}),
+        ("CMYK", "JPEG", "CMYK", {}),
+        ("PNG", "PNG", "RGB", {}),
+    ):
+        file = io.BytesIO()
+        Pillow.fromarray(pixels).convert(mode).save(file, kind, **options)
+        files[name] = file.getvalue()
+    return files
+
+
+def test_a_window_has_the_pixels_of_the_whole_image(monkeypatch):
+    """Rows below it are not decoded, and those above them are as they are without that."""
+    simplejpeg = pytest.importorskip("simplejpeg")
+    plain, heights = simplejpeg.decode_jpeg, []
+    monkeypatch.setattr(
+        simplejpeg, "decode_jpeg", lambda *a, **b: [heights.append(len(found := plain(*a, **b))), found][1]
+    )
+    for name, data in encoded_files().items():
+        for fast in (False, True):
+            whole = images.decode(data, fast=fast)
+            image = images.Encoded(data, fast)
+            assert image.shape == whole.shape == (41, 51, 3)
+            for bottom in range(1, 42):
+                heights.clear()
+                top, left, right = bottom // 3, bottom // 2, 51 - bottom // 4
+                window = image[top:bottom, left:right]
+                assert np.array_equal(window, whole[top:bottom, left:right]), (name, fast, bottom)
+                if name in ("444", "422", "420", "gray", "restarts"):
+                    assert heights[0] <= min(bottom + 2, 41), (name, bottom)
+
+
+def test_a_window_of_a_damaged_file_is_that_of_the_whole_image():
+    """Not so of progressive ones, which libjpeg-turbo fills up with what its memory held before."""
+    rng, files = np.random.default_rng(0), encoded_files()
+    num_decoded = 0
+    for _ in range(300):
+        data = bytearray(files[str(rng.choice(["444", "420", "gray", "restarts"]))])
+        for at in rng.integers(2, len(data), rng.integers(1, 4)):
+            data[at] ^= 1 << int(rng.integers(8))
+        bottom = int(rng.integers(1, 42))
+        try:
+            whole = images.decode(bytes(data))
+        except images.ImageDecodeError:
+            with pytest.raises(images.ImageDecodeError):
+                images.Encoded(bytes(data))[:bottom, :]
+            continue
+        window = images.Encoded(bytes(data))[:bottom, :]
+        assert np.array_equal(window, whole[:bottom])
+        num_decoded += 1
+    assert num_decoded > 150

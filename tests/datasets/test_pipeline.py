@@ -28,6 +28,7 @@ from dbrdist.datasets import (
 from dbrdist.datasets.convert import concat_examples
 from dbrdist.datasets.memory import reused
 from dbrdist.datasets.transforms import Finisher
+from dbrdist.errors import CorruptExampleError
 from dbrdist.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
 
 Pillow = pytest.importorskip("PIL.Image")
@@ -276,11 +277,31 @@ def test_memory_of_decoded_images_is_used_again_only_where_nothing_keeps_it(root
         )
         assert all(np.array_equal(a, b) for a, b in zip(seen, copies, strict=True))
         assert all(np.array_equal(a[0], b) for a, b in zip(batch, kept, strict=True))
-    brief = images.decode_briefly(dataset.index.read(0)).copy()
-    assert np.array_equal(brief, images.decode(dataset.index.read(0)))
     for data in (b"", b"hello", dataset.index.read(13), b"\xff\xd8\xff" + bytes(50) + b"\xff\xd9"):
         with pytest.raises(images.ImageDecodeError):
-            images.decode_briefly(data)
+            images.Encoded(data)
+
+
+def test_an_image_that_fails_in_the_transform_is_left_out_too(root, monkeypatch):
+    """Where the header is fine, only the decoder knows better, and it runs when the crop asks for pixels."""
+
+    def decode(data, *args, **options):
+        if data == dataset.index.read(5):
+            raise images.ImageDecodeError("no decoder can read it")
+        return images_decode(data, *args, **options)
+
+    images_decode = images.decode
+    chain = Compose([RandomResizedCrop(20), ToCHW()])
+    dataset = ImageFolder(root, chain, on_corrupt="skip")
+    wanted = dataset.get_batch(np.array([2, 3, 8]), 0, 0, [])
+    monkeypatch.setattr(images, "decode", decode)
+    monkeypatch.setattr(images.Encoded, "_decoded", lambda self, bottom: None)
+    skipped = []
+    batch = dataset.get_batch(np.array([2, 3, 5, 8]), 0, 0, skipped)
+    assert skipped == [f"corrupt image file {dataset.path(5)}: no decoder can read it"]
+    assert all(np.array_equal(a[0], b[0]) and a[1] == b[1] for a, b in zip(batch, wanted, strict=True))
+    with pytest.raises(CorruptExampleError, match=rf"corrupt image file .*{dataset.index.name(5)}: no decoder"):
+        ImageFolder(root, chain, on_corrupt="error").get_batch(np.array([2, 3, 5, 8]), 0, 0, [])
 
 
 def test_fast_decoding_is_close_and_the_same_for_everyone(root):
