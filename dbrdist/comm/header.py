@@ -314,7 +314,7 @@ def _fixed(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    is_array = isinstance(value, np.ndarray) and value.ndim == 0
+    is_array = isinstance(value, np.ndarray) and value.size == 1
     return value is None or is_array or isinstance(value, (str, numbers.Number, np.generic))
 
 

@@ -122,7 +122,7 @@ class _Part:
         t = leader.t + 1
         for rule in self.rules:
             rule.t = t
-        leader.step_run(self.hyperparam, t, run, self.state)
+        leader.step_run(self.hyperparam.in_numbers(), t, run, self.state)
         if not leader.keeps_zero:
             run.clear_gaps(*self.state)
 

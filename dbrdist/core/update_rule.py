@@ -106,6 +106,7 @@ class Hyperparameter:
     """Values of an optimizer, such as ``lr``. A rule reads from its optimizer what it does not set itself."""
 
     _changed_at: int | None = None
+    _has_arrays = False  # whether one of NumPy's arrays or numbers was ever among the values set here
 
     def __init__(self, parent: Hyperparameter | None = None) -> None:
         self.__dict__["_parent"] = parent
@@ -123,25 +124,45 @@ class Hyperparameter:
 
     def __setattr__(self, name: str, value: Any) -> None:
         self.__dict__[name] = value
+        if isinstance(value, (np.ndarray, np.generic)):
+            self.__dict__["_has_arrays"] = True
         if self._parent is not None and name != "_changed_at":
             note_change(self)  # a rule with values of its own no longer runs with its neighbours
 
     @property
     def has_own(self) -> bool:
         """Whether any value is set here."""
-        return len(self.__dict__) > 1 + ("_changed_at" in self.__dict__)
+        return len(self.__dict__) > 1 + ("_changed_at" in self.__dict__) + ("_has_arrays" in self.__dict__)
 
     def own(self) -> dict[str, Any]:
         """The values set here."""
-        return {k: v for k, v in self.__dict__.items() if k not in ("_parent", "_changed_at")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_parent", "_changed_at", "_has_arrays")}
 
     def get_dict(self) -> dict[str, Any]:
         """All values, also the parent's."""
         parent = self.__dict__.get("_parent")
         return {**(parent.get_dict() if parent is not None else {}), **self.own()}
 
+    def in_numbers(self) -> Hyperparameter:
+        """The values as formulas take them: arrays of one element, and NumPy's numbers, as numbers of Python.
+
+        NumPy would compute with a float64 one in float64, and CuPy takes no array of the host. An array that is written
+        to has its new value here.
+        """
+        parent = self._parent
+        if not self._has_arrays and (parent is None or not parent._has_arrays):
+            return self
+        new = Hyperparameter()
+        new.__dict__.update((name, _in_number(value)) for name, value in self.get_dict().items())
+        return new
+
     def __repr__(self) -> str:
         return f"Hyperparameter({', '.join(f'{k}={v}' for k, v in sorted(self.get_dict().items()))})"
+
+
+def _in_number(value: Any) -> Any:
+    is_one = isinstance(value, (np.ndarray, np.generic)) and value.size == 1
+    return value.item() if is_one else value
 
 
 class Hooks:
@@ -247,7 +268,7 @@ class UpdateRule:
         param.collect_gradient()
         assert self._state is not None
         run = Run([param])
-        self.step_run(self.hyperparam, self.t, run, [self._state[n].reshape(-1) for n in self.state_names])
+        self.step_run(self.hyperparam.in_numbers(), self.t, run, [self._state[n].reshape(-1) for n in self.state_names])
 
     def _update_in_fp32(self, param: Parameter) -> None:
         """Update one 16-bit parameter through its float32 copy."""

@@ -261,16 +261,17 @@ def check_numbers_in_arrays_are_compared(comm):
     """Also where the array stays and its element changes."""
     batch = next(batches())
     for text, change in [
-        ("rate 0.5", lambda hook: setattr(hook, "rate", np.array(0.5))),
-        ("rate 0.75", lambda hook: hook.rate.__setitem__((), 0.75)),
+        ("rate 0.5", lambda hook, lr: setattr(hook, "rate", np.array(0.5))),
+        ("rate 0.75", lambda hook, lr: hook.rate.__setitem__((), 0.75)),
+        ("lr 0.5", lambda hook, lr: lr.__setitem__(0, 0.5)),
     ]:
         model, hook = Net(), optimizers.WeightDecay(np.array(0.25))
-        optimizer = create_multi_node_optimizer(optimizers.SGD(lr=0.01).setup(model), comm)
+        optimizer = create_multi_node_optimizer(optimizers.MomentumSGD(lr=np.array([0.01])).setup(model), comm)
         optimizer.add_hook(hook)
         for _ in range(2):
             optimizer.update(model, *batch)
         if comm.rank == comm.size - 1:
-            change(hook)
+            change(hook, optimizer.lr)
         raises(CommunicatorError, text, functools.partial(optimizer.update, model, *batch))
 
 

@@ -5,8 +5,10 @@ The formulas are written out for a single parameter; ``test_optimizers.py`` has 
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import dbrdist
 from dbrdist import Parameter, optimizers
 from dbrdist.core.backend import as_dtype
 from dbrdist.optimizers import LARS, SGD, Adam, GradientClipping, GradientHardClipping, MomentumSGD, schedules
+from tests.each import each
 
 W = np.array([[3.0, -4.0], [1.0, 2.0]])
 G = np.array([[0.5, 0.25], [-1.5, 2.0]])
@@ -209,3 +212,100 @@ def test_steps_and_warm_up_at_their_edges():
     assert [f(e) for e in (0, 1.999, 2, 3.999, 4, 100)] == [3, 3, 1.5, 1.5, 0.75, 0.75]
     g = schedules.warmup(f, 2.0, start=0.5)  # its peak is the rate at the end of the climb
     assert [g(e) for e in (0, 1, 2, 4)] == [0.5, 1.0, 1.5, 0.75]
+
+
+# ---- hyperparameters that are arrays --------------------------------------------------------------------------------
+
+
+def of_numpy(kind, value):
+    """A number as one of NumPy's; others stay what they are."""
+    return kind(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+KINDS_OF_NUMBERS = {
+    "0-d": np.array,
+    "0-d float32": lambda x: np.array(x, np.float32),
+    "one element": lambda x: np.array([x]),
+    "float64": np.float64,
+    "read-only": lambda x: np.broadcast_to(np.float64(x), (1, 1)),
+}
+OPTIMIZERS = [
+    optimizers.AdaBound, optimizers.AdaDelta, optimizers.AdaGrad, optimizers.Adam, optimizers.AdamW,
+    optimizers.AMSBound, optimizers.AMSGrad, optimizers.CorrectedMomentumSGD, optimizers.LAMB, LARS, optimizers.MSVAG,
+    MomentumSGD, optimizers.NesterovAG, optimizers.RMSprop, optimizers.RMSpropGraves, SGD, optimizers.SMORMS3,
+]  # fmt: skip
+
+
+def steps_of(optimizer, dtype, hook=None, num_steps=3):
+    """The parameters after some steps."""
+    link = make(w=W.astype(dtype), v=W[0].astype(dtype))
+    optimizer.setup(link)
+    optimizer.use_fp32_update()
+    if hook is not None:
+        optimizer.add_hook(hook)
+    for k in range(num_steps):
+        link.w.grad, link.v.grad = ((k + 1) * G).astype(dtype), G[0].astype(dtype)
+        optimizer.update()
+    return [p.array for p in link.params()]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@each(number=list(KINDS_OF_NUMBERS), dtype=["float16", "float32", "float64"])
+def test_hyperparameters_may_be_numbers_of_numpy(kind, number, dtype):
+    made, plain = kind(), kind()
+    for name, value in plain.hyperparam.get_dict().items():
+        setattr(made, name, of_numpy(KINDS_OF_NUMBERS[number], value))
+        setattr(plain, name, of_numpy(lambda x: float(np.float32(x)) if number == "0-d float32" else x, value))
+    for a, b in zip(steps_of(made, dtype), steps_of(plain, dtype), strict=True):
+        assert a.dtype == dtype
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("of_rule", [False, True])
+@each(dtype=["float32", "float64"])
+def test_an_array_as_a_hyperparameter_is_read_at_each_update(of_rule, dtype):
+    link = make(w=W.astype(dtype))
+    optimizer = MomentumSGD(9.0, momentum=np.array(0.0)).setup(link)
+    lr = np.array(0.5)
+    (link.w.update_rule.hyperparam if of_rule else optimizer).lr = lr
+    expected = W
+    for rate in (0.5, 0.25, 2.0):
+        lr[...] = rate
+        link.w.grad = G.astype(dtype)
+        optimizer.update()
+        expected = expected - rate * G
+        np.testing.assert_array_equal(link.w.array, expected)
+    assert optimizer.momentum.shape == ()
+    assert (link.w.update_rule.hyperparam if of_rule else optimizer).lr is lr
+
+
+HOOKS = {
+    "WeightDecay": lambda n: optimizers.WeightDecay(n(0.25)),
+    "Lasso": lambda n: optimizers.Lasso(n(0.25)),
+    "GradientClipping": lambda n: GradientClipping(n(0.5)),
+    "GradientHardClipping": lambda n: GradientHardClipping(n(-0.25), n(0.5)),
+    "GradientLARS": lambda n: optimizers.GradientLARS(n(0.5), n(0.25), n(0.125)),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@each(number=["0-d", "float64", "one element"], dtype=["float32", "float64"])
+def test_numbers_of_hooks_may_be_numpys(hook, number, dtype):
+    made, plain = (HOOKS[hook](n) for n in (KINDS_OF_NUMBERS[number], float))
+    for a, b in zip(steps_of(SGD(0.5), dtype, made), steps_of(SGD(0.5), dtype, plain), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6 if dtype == "float32" else 1e-14)
+
+
+def test_arrays_as_hyperparameters_go_through_a_snapshot_a_copy_and_a_pickle(tmp_path):
+    link = make(w=W)
+    optimizer = MomentumSGD(np.array(0.5), np.float64(0.25)).setup(link)
+    dbrdist.serializers.save_npz(tmp_path / "state.npz", optimizer)
+    loaded = MomentumSGD(np.array(1.0)).setup(make(w=W))
+    for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer)), loaded):
+        if other is loaded:
+            dbrdist.serializers.load_npz(tmp_path / "state.npz", other)
+        assert (float(other.lr), float(other.momentum)) == (0.5, 0.25)
+        other.target.w.grad = G.copy()
+        before = other.target.w.array.copy()
+        other.update()
+        np.testing.assert_array_equal(other.target.w.array, before - 0.5 * G)
