@@ -25,6 +25,7 @@ import collections
 import concurrent.futures
 import contextlib
 import datetime
+import functools
 import json
 import os
 import random
@@ -293,15 +294,22 @@ def name_of(call: ast.Call) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
+@functools.cache
+def finders(root: Path) -> list[Finder]:
+    """What can be changed in each file, in the order of files."""
+    found = []
+    for source in SOURCES:
+        for path in sorted((root / source).rglob("*.py")):
+            text = path.read_bytes()
+            finder = Finder(path.relative_to(root).as_posix(), text)
+            finder.visit(ast.parse(text))
+            found.append(finder)
+    return found
+
+
 def mutations(rooms: list[str] | None = None, is_aimed: bool = False) -> list[Mutation]:
     """All that can be changed, in the order of files and places; or those of them where tests tend to have holes."""
-    found: list[Mutation] = []
-    for source in SOURCES:
-        for path in sorted((ROOT / source).rglob("*.py")):
-            text = path.read_bytes()
-            finder = Finder(path.relative_to(ROOT).as_posix(), text)
-            finder.visit(ast.parse(text))
-            found += finder.aimed if is_aimed else finder.found
+    found = [m for finder in finders(ROOT) for m in (finder.aimed if is_aimed else finder.found)]
     return [m for m in found if m.room in FIRST and (rooms is None or m.room in rooms)]
 
 
