@@ -1,6 +1,6 @@
 """Sums of device arrays by NCCL, over CuPy's bindings; objects, host arrays and agreement go over MPI.
 
-Written against CuPy 14 and tested on a stand-in: no GPU has run it (docs/gpu-status.md).
+Written against CuPy 14 and tested on a stand-in and on one GPU, never on several (docs/gpu-status.md).
 """
 
 from __future__ import annotations
