@@ -57,7 +57,7 @@ def place_of(a: Array) -> tuple[int, int] | None:
     """The numbers of an array's device and of this thread's; None in host memory. What is made for one differs."""
     if isinstance(a, np.ndarray):
         return None
-    return int(a.device.id), int(sys.modules["cupy"].cuda.Device().id)
+    return int(a.data.device_id), int(sys.modules["cupy"].cuda.runtime.getDevice())
 
 
 def get_cpu_array_types() -> tuple[type, ...]:

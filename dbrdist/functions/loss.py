@@ -133,7 +133,7 @@ class MeanOverLabels(FunctionNode):
     def __init__(self, t: Array, ignore_label: int, normalize: bool) -> None:
         wide = t if t.dtype in (np.int32, np.int64) else t.astype(np.int64)
         self.t = get_array_module(t).ascontiguousarray(wide.reshape(-1))
-        self.ignore_label = ignore_label
+        self.ignore_label = int(ignore_label)
         self.divisor = 0 if normalize else max(len(t), 1)
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:

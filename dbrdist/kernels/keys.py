@@ -23,6 +23,11 @@ def _place(x: Array) -> Any:
     return None if type(x) is ndarray else place_of(x)
 
 
+def _places(x: Array, *others: Array | None) -> Any:
+    """The devices of all operands: a kernel of our own, unlike CuPy's, does not see that one lies elsewhere."""
+    return None if type(x) is ndarray else (place_of(x), *[None if a is None else place_of(a) for a in others])
+
+
 def _switches(x: Array) -> Any:
     """The device, and the switches that decide about cuDNN there."""
     if type(x) is ndarray:
@@ -59,16 +64,16 @@ def conv_backward_weight_key(
 
 def matmul_key(a: Array, b: Array, out: Array | None = None) -> Any:
     strides = None if out is None else (out.strides, out.dtype)
-    return "matmul", type(a), a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype, strides, _place(a)
+    return "matmul", type(a), a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype, strides, _places(a, b, out)
 
 
 def linear_key(x: Array, W: Array, b: Array | None) -> Any:
-    return "linear", type(x), x.shape, x.strides, x.dtype, W.shape, W.strides, W.dtype, b is None, _place(x)
+    return "linear", type(x), x.shape, x.strides, x.dtype, W.shape, W.strides, W.dtype, b is None, _places(x, W, b)
 
 
 def column_sums_key(x: Array, dtype: Any, out: Array | None) -> Any:
     strides = None if out is None else (out.strides, out.dtype)
-    return "column_sums", type(x), x.shape, x.strides, x.dtype, dtype, strides, _place(x)
+    return "column_sums", type(x), x.shape, x.strides, x.dtype, dtype, strides, _places(x, out)
 
 
 def packed_key(b: Array, rows: int, is_often: bool) -> Any:
@@ -113,17 +118,17 @@ def softmax_key(kernel: str, x: Array, *rest: Any) -> Any:
 
 
 def cross_entropy_key(x: Array, t: Array, ignore_label: int, divisor: int) -> Any:
-    return "cross_entropy", type(x), x.shape, x.strides, x.dtype, t.strides, t.dtype, _place(x)
+    return "cross_entropy", type(x), x.shape, x.strides, x.dtype, t.strides, t.dtype, _places(x, t)
 
 
 def cross_entropy_backward_key(x: Array, t: Array, saved: Any, gy: Array, ignore_label: int) -> Any:
     layouts = x.strides, x.dtype, t.strides, t.dtype, gy.dtype
-    return "cross_entropy_backward", type(x), x.shape, *layouts, _place(x)
+    return "cross_entropy_backward", type(x), x.shape, *layouts, _places(x, t, gy)
 
 
 def update_key(rule: str, arrays: tuple[Array | None, ...], numbers: tuple[Any, ...]) -> Any:
     kinds = [None if a is None else (a.dtype, a.size > 0) for a in arrays]
-    return "update", rule, type(arrays[0]), _place(arrays[0]), *kinds
+    return "update", rule, type(arrays[0]), _places(*arrays), *kinds
 
 
 def relu_forward_key(x: Array) -> Any:
@@ -131,7 +136,7 @@ def relu_forward_key(x: Array) -> Any:
 
 
 def pair_key(kernel: str, a: Array, b: Array) -> Any:
-    return kernel, type(a), a.shape, a.strides, a.dtype, b.strides, b.dtype, _place(a)
+    return kernel, type(a), a.shape, a.strides, a.dtype, b.strides, b.dtype, _places(a, b)
 
 
 def relu_backward_of_sum_key(y: Array, a: Array, b: Array, out: Array | None = None) -> Any:

@@ -226,7 +226,7 @@ class ndarray:
     @property
     def data(self) -> Any:
         """The pointer to the memory."""
-        return types.SimpleNamespace(ptr=self.host.ctypes.data)
+        return types.SimpleNamespace(ptr=self.host.ctypes.data, device_id=self.device_id)
 
     def astype(
         self, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None, copy: bool = True
@@ -482,6 +482,7 @@ def _make() -> Any:
         is_available=lambda: True,
         runtime=types.SimpleNamespace(
             getDeviceCount=lambda: NUM_DEVICES,
+            getDevice=lambda: _current.device,
             deviceGetPCIBusId=lambda number: f"{os.environ.get('STAND_IN_BUS', '0000')}:{number}",
         ),
         alloc_pinned_memory=bytearray,

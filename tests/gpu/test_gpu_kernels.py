@@ -207,6 +207,49 @@ def test_cross_entropy_of_what_is_not_finite(device, rng):
         assert np.isnan(backend.to_cpu(v.grad)[0]).all()
 
 
+def host_gradient(x):
+    y = F.relu(Variable(x))
+    y.grad = np.ones((4, 3), np.float32)
+    y.backward()
+
+
+def host_seed(x):
+    y = F.softmax_cross_entropy(Variable(x), x.argmax(1))
+    y.grad = np.ones((), np.float32)
+    y.backward()
+
+
+ELSEWHERE = {
+    "labels": lambda xp, x: F.softmax_cross_entropy(Variable(x), np.zeros(4, np.int32)),
+    "bias": lambda xp, x: F.linear(Variable(x), x[:2], np.ones(2, np.float32)),
+    "weights": lambda xp, x: F.linear(Variable(x), np.ones((2, 3), np.float32)),
+    "gradient": lambda xp, x: host_gradient(x),
+    "gradient of the loss": lambda xp, x: host_seed(x),
+    "state": lambda xp, x: kernels.update("momentum_sgd", (x[0], x[1], np.ones(3, np.float32)), (0.1, 0.9)),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_an_operand_in_host_memory_is_refused(name, device, xp, on):
+    """Our kernels would take its bytes for an address."""
+    if on == "numpy":
+        pytest.skip("everything lies there")
+    x = xp.ones((4, 3), np.float32)
+    if name == "state":
+        assert not ELSEWHERE[name](xp, x)
+        return
+    with pytest.raises((TypeError, ValueError)):
+        ELSEWHERE[name](xp, x)
+
+
+def test_numpys_numbers_are_taken_as_python_has_them(device, rng):
+    """They are narrower than what a kernel reads."""
+    x, t = numbers(rng, (6, 4), "float32"), np.array([0, -3, 1, 2, -3, 3], np.int32)
+    exact, _ = mean_cross_entropy(x, t, -3)
+    y = F.softmax_cross_entropy(Variable(put(device, x)), put(device, t), ignore_label=np.int8(-3), normalize=np.True_)
+    assert_close(device, y.array, np.asarray(exact), 16)
+
+
 def test_second_derivative_of_cross_entropy(device, rng):
     x, t = numbers(rng, (5, 4), "float64"), np.array([1, -1, 3, 0, 0], np.int32)
     v = Variable(put(device, x))
