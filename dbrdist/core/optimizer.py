@@ -216,7 +216,7 @@ class Optimizer:
         names: dict[Parameter, str] = {}
         for name, p in self.target.namedparams():
             names.setdefault(p, name)
-        for p, g in self._gradients(names):
+        for p, g in () if self._are_finite(names) else self._gradients(names):
             if not bool(get_array_module(g).isfinite(g).all()):
                 self._is_safe = False
                 warnings.warn(
@@ -226,6 +226,10 @@ class Optimizer:
                     stacklevel=2,
                 )
         self._agree_on_safety()
+
+    def _are_finite(self, params: Iterable[Parameter]) -> bool:
+        """True where one look tells that all gradients are finite; False where each has to be looked at."""
+        return False
 
     def _gradients(self, params: Iterable[Parameter]) -> Iterator[tuple[Parameter, Array]]:
         """The gradients that are there."""
@@ -387,6 +391,13 @@ class GradientMethod(Optimizer):
                     "give it an attribute works_on_shards = True if it works on optimizer.runs() or flat(run), or take "
                     "zero=0"
                 )
+
+    def _are_finite(self, params: Iterable[Parameter]) -> bool:
+        parts = self._plan()
+        updated = {p for part in parts for p in part.run.params}
+        if updated != set(params) or not all(part.is_complete for part in parts):
+            return False
+        return all(bool(get_array_module(g).isfinite(g).all()) for g in (part.run.grad for part in parts))
 
     def _gradients(self, params: Iterable[Parameter]) -> Iterator[tuple[Parameter, Array]]:
         if self._sharding is None:

@@ -7,6 +7,7 @@ import gc
 
 import numpy as np
 import pytest
+import stand_in
 from support import put
 
 import dbrdist.functions as F
@@ -108,6 +109,21 @@ def test_adam_without_eps(device, no_waits, xp):
             p.grad = xp.ones(p.shape, p.dtype)
         with no_waits() if optimizer.t else contextlib.nullcontext():
             optimizer.update()
+
+
+def test_a_dynamic_loss_scale_waits_once(device, on, xp):
+    """For one look at all gradients, however many there are."""
+    if on != "stand-in":
+        pytest.skip("the stand-in counts")
+    net = Sequential(*[L.Linear(3, 3) for _ in range(5)]).to_device(device)
+    optimizer = SGD().setup(net)
+    optimizer.loss_scaling()
+    for _ in range(3):
+        for p in net.params():
+            p.grad = xp.ones(p.shape, p.dtype)
+        before = stand_in.waits.count
+        optimizer.update()
+        assert stand_in.waits.count == before + 1
 
 
 def test_what_waits_is_found(device, no_waits, on, xp):
