@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dbrdist.core.backend import Array, DType
+from dbrdist.core.backend import Array, DType, zeros
 
 Mask: TypeAlias = Callable[[], Array]  # gives 0 where a ReLU stopped an element, and 1 elsewhere
 
@@ -109,14 +109,28 @@ def _renew_lock() -> None:
 os.register_at_fork(before=lambda: settle() if waiting else None, after_in_child=_renew_lock)
 
 
-class MaskedGradient:
-    """The gradient of a fused ReLU's output, which the receiver masks by what it kept (or ``force``)."""
+class Deferred:
+    """A gradient that its receiver completes, in fewer passes over memory than ``force``."""
 
-    __slots__ = ("gy", "masked")
+    __slots__ = ()
 
-    def __init__(self, gy: Array, masked: Callable[[Array], Array]) -> None:
+    def force(self) -> Array:
+        """The gradient as an array."""
+        raise NotImplementedError
+
+
+class MaskedGradient(Deferred):
+    """The gradient of a fused ReLU's output, which the receiver masks by what it kept (or ``force``).
+
+    ``is_ours``: nobody else has ``gy``, so that the result may be written there.
+    """
+
+    __slots__ = ("gy", "is_ours", "masked")
+
+    def __init__(self, gy: Array, masked: Callable[[Array], Array], is_ours: bool) -> None:
         self.gy = gy
         self.masked = masked
+        self.is_ours = is_ours
 
     @property
     def shape(self) -> Any:
@@ -130,7 +144,7 @@ class MaskedGradient:
         return self.masked(self.gy)
 
 
-class SummedGradient:
+class SummedGradient(Deferred):
     """Two gradients of a ReLU's output, which its backward adds and masks in one pass over memory (or ``force``).
 
     ``is_ours``: nobody else has ``b``, so that the result may be written there.
@@ -154,6 +168,30 @@ class SummedGradient:
 
     def force(self) -> Array:
         return self.add(self.a, self.b)
+
+
+class SpreadGradient(Deferred):
+    """The gradient of images of which only every sh-th row and sw-th column was seen; it is 0 elsewhere."""
+
+    __slots__ = ("seen", "shape", "step")
+
+    def __init__(self, seen: Array, shape: tuple[int, ...], step: tuple[int, int]) -> None:
+        self.seen = seen
+        self.shape = shape
+        self.step = step
+
+    @property
+    def dtype(self) -> DType:
+        return self.seen.dtype
+
+    def force(self) -> Array:
+        return self.add_to(zeros(self.shape, self.seen.dtype, self.seen))
+
+    def add_to(self, g: Array) -> Array:
+        """Add the gradient to an array, in place."""
+        sh, sw = self.step
+        g[:, :, ::sh, ::sw] += self.seen
+        return g
 
 
 # ---- who else can reach an array ------------------------------------------------------------------------------------

@@ -98,6 +98,8 @@ class FunctionNode(Call):
     is_linear: bool = False
     takes_sums: ClassVar[bool] = False  # whether the rule takes a SummedGradient (core.fusion) of large images
     gives_new: bool = False  # each gradient of a first-order pass is a new array
+    overwrites: ClassVar[bool] = False  # whether the rule looks at the next, which the walk sets then
+    owns_gy: bool = False  # nobody else has the gradient of the only output, so that the rule may write there
 
     stack: Any = None  # where it was called, in debug mode
 

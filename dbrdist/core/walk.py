@@ -12,7 +12,7 @@ import numpy as np
 
 from dbrdist.core import ops
 from dbrdist.core.backend import copy_as_it_lies
-from dbrdist.core.fusion import MaskedGradient, SummedGradient
+from dbrdist.core.fusion import Deferred, SpreadGradient, SummedGradient
 from dbrdist.core.node import VariableNode, assignments
 from dbrdist.core.variable import Variable
 
@@ -44,11 +44,13 @@ class Walk:
             heappush(self.heap, (-creator.rank, self.count, creator))
             if creator.num_outputs == 1:
                 pending[creator] = g
+                if creator.overwrites:
+                    creator.owns_gy = self.is_new
             else:
                 old = pending[creator] = [None] * creator.num_outputs
                 old[node.index] = g
         elif creator.num_outputs == 1:
-            pending[creator] = _summed(creator, plain(old), plain(g), self.is_new)
+            pending[creator] = _summed(creator, old, g, self.is_new)
         else:
             i = node.index
             old[i] = g if old[i] is None else ops.add(plain(old[i]), plain(g))
@@ -73,6 +75,8 @@ class PlainWalk(Walk):
             node, g = seeds[0]
             function = node.creator_node
             if function is not None and function.inputs and function.num_outputs == 1:  # a loss, nearly always
+                if function.overwrites:
+                    function.owns_gy = False
                 _run_chain(self, function, (g,))
                 seeds = []
         for node, g in seeds:
@@ -146,7 +150,10 @@ def _run_chain(walk: Any, function: Any, gys: tuple[Any, ...]) -> None:
             walk.deliver(node, gx)
         if following is None:
             return
+        is_new = function.gives_new
         function = following.creator_node
+        if function.overwrites:
+            function.owns_gy = is_new
         gys = (g,)
 
 
@@ -182,12 +189,17 @@ def miscount(function: Any, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> Va
 
 
 def plain(g: Any) -> Any:
-    return g.force() if type(g) is MaskedGradient or type(g) is SummedGradient else g
+    return g.force() if isinstance(g, Deferred) else g
 
 
 def _summed(function: Any, a: Any, b: Any, is_new: bool) -> Any:
     """The sum of two gradients of a function's output, which a ReLU's rule takes of large images itself."""
-    if not function.takes_sums or type(a) is not np.ndarray or type(b) is not _ndarray:
+    if type(a) is SpreadGradient and type(b) is _ndarray and is_new:
+        return a.add_to(b)
+    if type(b) is SpreadGradient and type(a) is _ndarray and function.owns_gy:
+        return b.add_to(a)
+    a, b = plain(a), plain(b)
+    if not function.takes_sums or type(a) is not _ndarray or type(b) is not _ndarray:
         return ops.add(a, b)
     is_large = a.ndim == 4 and a.size >= _LARGE and a.shape == b.shape and a.dtype == b.dtype
     return SummedGradient(a, b, ops.add, is_new) if is_large else ops.add(a, b)

@@ -15,12 +15,15 @@ from dbrdist.core import ops
 from dbrdist.core.backend import Array
 from dbrdist.core.checks import Given, Operands, expected
 from dbrdist.core.config import config
+from dbrdist.core.fusion import SpreadGradient
 from dbrdist.core.graph import FunctionNode, call, is_observed
 from dbrdist.core.parameter import Parameter
 from dbrdist.functions.connection import activation
 from dbrdist.kernels import ConvGeometry
 
 _SPATIAL = (0, 2, 3)
+_POINTWISE = ConvGeometry()
+_LARGE = 1 << 18  # elements of a gradient that does not stay in the cache
 
 
 class Convolution2D(FunctionNode):
@@ -44,13 +47,23 @@ class Convolution2D(FunctionNode):
         (gy,), (x, W), g = gys, self.retained_inputs(), self.geometry
         gxs = []
         for k, i in enumerate(wanted):
-            if i == 0:
+            if i == 0 and not self._on_variables and _sees_a_part(g, W.shape, x.size, self.inputs[0].creator_node):
+                seen = call(ConvolutionData(_POINTWISE, (*x.shape[:2], *gy.shape[2:])), gy, W)
+                gxs.append(SpreadGradient(seen, x.shape, (g.sh, g.sw)))
+            elif i == 0:
                 gxs.append(call(ConvolutionData(g, x.shape), gy, W))
             elif i == 1:
                 gxs.append(call(ConvolutionWeight(g, W.shape, W.dtype, None if out is None else out[k]), x, gy))
             else:
                 gxs.append(_bias_gradient(gy, self.inputs[i].dtype))
         return tuple(gxs)
+
+
+def _sees_a_part(g: ConvGeometry, W_shape: tuple[int, ...], size: int, creator: Any) -> bool:
+    """Does a 1x1 convolution look at a part of the pixels that a ReLU made, whose rule takes their gradients alone?"""
+    if g.sh * g.sw == 1 or size < _LARGE or W_shape[2:] != (1, 1) or creator is None or not creator.takes_sums:
+        return False
+    return g == ConvGeometry(g.sh, g.sw)
 
 
 class ConvolutionData(FunctionNode):

@@ -81,7 +81,7 @@ class BatchNormalization(Normalization):
     See :class:`SharedBatchNormalization` for the same in parts.
     """
 
-    writes = True
+    writes = overwrites = True
     mean: Array = None
     var: Array = None
 
@@ -100,20 +100,24 @@ class BatchNormalization(Normalization):
         if self._on_variables:
             grads = BatchNormalizationGradient(self).apply((x, gamma, gy))
         else:
-            grads = self.backward_kernel(x, gamma, gy, _view(out, wanted, 1), _view(out, wanted, 2))
+            is_ours = gy.is_ours if type(gy) is MaskedGradient else self.owns_gy
+            grads = self.backward_kernel(x, gamma, gy, _view(out, wanted, 1), _view(out, wanted, 2), is_ours)
         return in_types_of_inputs(self, wanted, grads if len(wanted) == 3 else [grads[i] for i in wanted])
 
     def backward_kernel(
-        self, x: Array, gamma: Array, gy: Any, out_gamma: Array = None, out_beta: Array = None
+        self, x: Array, gamma: Array, gy: Any, out_gamma: Array = None, out_beta: Array = None, is_ours: bool = False
     ) -> tuple[Array, Array, Array]:
-        """Gradients of x, gamma and beta from a gradient of the output, or from one still to be masked by the ReLU."""
+        """Gradients of x, gamma and beta from a gradient of the output, or from one still to be masked by the ReLU.
+
+        ``is_ours``: nobody else has ``gy``, and it may be overwritten.
+        """
         masked = type(gy) is MaskedGradient
         if masked and not self.rectifies:
             gy, masked = gy.force(), False
         gy = gy.gy if masked else gy
         statistics = (self.mean, self.var)
         return kernels.bn_backward(
-            x, gamma, *statistics, gy, self.eps, self.saved, masked, self.axis, out_gamma, out_beta
+            x, gamma, *statistics, gy, self.eps, self.saved, masked, self.axis, out_gamma, out_beta, is_ours
         )  # fmt: skip
 
 
@@ -143,7 +147,7 @@ class SharedBatchNormalization(BatchNormalization):
         return (kernels.bn_inference(x, gamma, beta, self.mean, self.var, self.eps, False, self.axis),)
 
     def backward_kernel(
-        self, x: Array, gamma: Array, gy: Any, out_gamma: Array = None, out_beta: Array = None
+        self, x: Array, gamma: Array, gy: Any, out_gamma: Array = None, out_beta: Array = None, is_ours: bool = False
     ) -> tuple[Array, Array, Array]:
         gy = gy.force() if type(gy) is MaskedGradient else gy
         own = kernels.bn_sums(x, self.mean, self.var, gy, self.eps, self.axis)

@@ -19,6 +19,8 @@ from dbrdist.kernels import PoolGeometry
 class MaxPooling2D(FunctionNode):
     """y = the largest element of each window"""
 
+    gives_new = True
+
     def __init__(self, geometry: PoolGeometry) -> None:
         self.geometry = geometry
 
@@ -65,6 +67,8 @@ class ChosenElements(FunctionNode):
 
 class AveragePooling2D(FunctionNode):
     """y = the sum of each window / (kh kw)"""
+
+    gives_new = True
 
     def __init__(self, geometry: PoolGeometry) -> None:
         self.geometry = geometry

@@ -7,16 +7,16 @@ from typing import Any
 from dbrdist import kernels
 from dbrdist.core.backend import Array
 from dbrdist.core.checks import Operands
-from dbrdist.core.fusion import MaskedGradient, SummedGradient, take, waiting
+from dbrdist.core.fusion import Deferred, MaskedGradient, SummedGradient, take, waiting
 from dbrdist.core.graph import FunctionNode, call
-from dbrdist.kernels import relu_backward, relu_forward
+from dbrdist.kernels import relu_backward, relu_backward_over, relu_forward
 
 
 class ReLU(FunctionNode):
     """y = max(x, 0). After a batch normalization it may exist already, and its mask is left to that backward."""
 
     operands = Operands("relu", x="float")
-    takes_over = gives_new = takes_sums = True
+    takes_over = gives_new = takes_sums = overwrites = True
     masks_later = False  # True where the backward of the normalization applies the mask
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -30,13 +30,14 @@ class ReLU(FunctionNode):
         gy = gys[0]
         if self._on_variables:
             return (call(ReLUGradient(self._positive()), gy),)
-        if type(gy) is SummedGradient:
-            if not self.masks_later:
-                return (kernels.relu_backward_of_sum(self._kept_ys[0], gy.a, gy.b, gy.b if gy.is_ours else None),)
-            gy = gy.force()
+        is_ours = self.owns_gy
+        if type(gy) is SummedGradient and not self.masks_later:
+            return (kernels.relu_backward_of_sum(self._kept_ys[0], gy.a, gy.b, gy.b if gy.is_ours else None),)
+        if isinstance(gy, Deferred):
+            gy, is_ours = gy.force(), True
         if self.masks_later:
-            return (MaskedGradient(gy, self._masked),)
-        return (relu_backward(self._kept_ys[0], gy),)
+            return (MaskedGradient(gy, self._masked, is_ours),)
+        return ((relu_backward_over if is_ours else relu_backward)(self._kept_ys[0], gy),)
 
     def _positive(self) -> Array:
         """The output, or what has zeros in the same places."""

@@ -67,6 +67,7 @@ _PROVIDERS: dict[str, dict[str, Callable[..., Plan]]] = {
 }  # fmt: skip
 _GENERATION = 1024  # plans after which those that were not used since the last time are forgotten
 _SMALL = 1024  # elements up to which an elementwise kernel is one call of NumPy
+_LARGE = 1 << 18  # elements from which on a result is written over an operand that nobody needs any more
 _SPATIAL = (0, 2, 3)
 _maximum, _where = np.maximum, np.where
 _float32 = np.dtype(np.float32)
@@ -82,8 +83,9 @@ _COST = {
 }
 # Where NumPy's own code is not much slower, a missing library is not worth a warning.
 _LIGHT = {
-    "relu_forward", "relu_backward", "add", "scaled_sum", "row", "matmul", "linear", "packed", "softmax", "log_softmax",
-    "softmax_backward", "log_softmax_backward", "column_sums", "cross_entropy", "cross_entropy_backward", "update",
+    "relu_forward", "relu_backward", "relu_backward_over", "add", "scaled_sum", "row", "matmul", "linear", "packed",
+    "softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "column_sums", "cross_entropy",
+    "cross_entropy_backward", "update",
 }  # fmt: skip
 
 
@@ -305,13 +307,15 @@ def bn_input_gradient(
 def bn_backward(
     x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, relu: bool = False,
     axis: tuple[int, ...] = _SPATIAL, out_gamma: Array | None = None, out_beta: Array | None = None,
+    is_ours: bool = False,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Gradients of x, gamma, beta. ``relu``: gy belongs to the rectified output of a forward that ran with a ReLU.
 
-    Without ``relu``, gy belongs to the normalization's own output, whichever way forward ran.
+    Without ``relu``, gy belongs to the normalization's own output, whichever way forward ran. ``is_ours``: the gradient
+    of x may be written over gy.
     """
     name, inner = saved  # only the provider of the forward pass can read what that saved
-    arguments = (x, gamma, mean, var, gy, eps, inner, axis, relu, out_gamma, out_beta)
+    arguments = (x, gamma, mean, var, gy, eps, inner, axis, relu, out_gamma, out_beta, is_ours)
     kind = None if inner is None else inner.dtype
     key = ("bn_backward", name, type(x), x.shape, x.strides, x.dtype, gy.strides, eps, axis, relu, kind)
     plan = _local.plans.get(key) or _local.find(key, arguments, name)
@@ -460,6 +464,15 @@ def relu_backward(y: Array, gy: Array) -> Array:
         dtype = gy.dtype
         return _where(y, gy, _zero if dtype is _float32 else number(0.0, dtype))
     key = pair_key("relu_backward", y, gy)
+    plan = _local.plans.get(key) or _local.find(key, (y, gy))
+    return plan(y, gy)
+
+
+def relu_backward_over(y: Array, gy: Array) -> Array:
+    """As :func:`relu_backward`, of a gradient that may be overwritten: a large one is."""
+    if type(gy) is not ndarray or gy.size < _LARGE or not gy.flags.writeable:
+        return relu_backward(y, gy)
+    key = pair_key("relu_backward_over", y, gy)
     plan = _local.plans.get(key) or _local.find(key, (y, gy))
     return plan(y, gy)
 

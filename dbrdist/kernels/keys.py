@@ -173,6 +173,7 @@ KEYS: dict[str, Callable[..., Any]] = {
     "relu_forward": relu_forward_key,
     "relu_backward_of_sum": relu_backward_of_sum_key,
     "relu_backward": lambda y, gy: pair_key("relu_backward", y, gy),
+    "relu_backward_over": lambda y, gy: pair_key("relu_backward_over", y, gy),
     "add": lambda a, b: pair_key("add", a, b),
     "scaled_sum": scaled_sum_key,
     "row": row_key,

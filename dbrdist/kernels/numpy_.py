@@ -275,7 +275,7 @@ def bn_input_gradient(
 
 def bn_backward(
     x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: tuple[int, ...],
-    relu: bool, out_gamma: Array | None = None, out_beta: Array | None = None,
+    relu: bool, out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Gradients of x, gamma and beta. With ``relu``, ``gy`` is the gradient of the rectified output."""
     xp = backend.get_array_module(x)
@@ -400,6 +400,11 @@ def relu_backward(y: Array, gy: Array) -> Array:
     return _elementwise(_passed, y, gy)
 
 
+def relu_backward_over(y: Array, gy: Array) -> Array:
+    """:func:`relu_backward`, which may be written over gy."""
+    return relu_backward(y, gy)
+
+
 def relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None) -> Array:
     """:func:`relu_backward` of a + b, into ``out`` where given."""
     gx = relu_backward(y, add(a, b))
@@ -463,7 +468,8 @@ ROWS = {
     for kernel in (
         conv_forward, conv_inference, conv_backward_data, conv_backward_weight, matmul, linear, packed, column_sums,
         bn_statistics, bn_forward, bn_inference, bn_sums, bn_backward, ln_forward, ln_backward,
-        pool_forward, pool_backward, pool_indices, relu_backward_of_sum, scaled_sum,
+        pool_forward, pool_backward, pool_indices, relu_backward_over,
+        relu_backward_of_sum, scaled_sum,
     )
 }  # fmt: skip
 ROWS |= numpy_softmax.ROWS

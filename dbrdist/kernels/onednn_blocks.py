@@ -62,6 +62,33 @@ def _plan_relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None =
     return relu_backward_of_sum
 
 
+def _plan_relu_backward_over(y: Array, gy: Array) -> Any:
+    """See numpy_.relu_backward_over."""
+    onednn.require(y, gy)
+    are_dense = all(v.shape == y.shape and v.ndim == 4 and backend.is_channels_last(v) for v in (y, gy))
+    if y.size < 2 * _BLOCK or not are_dense:
+        raise onednn.Unsupported("small arrays, or layouts that differ")
+    width = y.itemsize
+    blocks = [(first, n, _build_mask(n, y.dtype)) for first, n in _blocks(y.size)]
+
+    def relu_backward_over(y: Array, gy: Array) -> Array:
+        y_start, start, row = address(y), address(gy), memory_row(gy)
+        for first, n, mask in blocks:
+            part = row[first : first + n]
+            if is_finite(part):  # oneDNN multiplies by 0 or 1, which makes NaN
+                mask(y_start + first * width, start + first * width, start + first * width)
+            else:
+                part[...] = numpy_.relu_backward(memory_row(y)[first : first + n], part)
+        return gy
+
+    return relu_backward_over
+
+
+def _blocks(size: int) -> list[tuple[int, int]]:
+    """Where blocks of ``size`` elements begin, and how many there are in each."""
+    return [(first, min(_BLOCK, size - first)) for first in range(0, size, _BLOCK)]
+
+
 def _plan_scaled_sum(terms: tuple[Array, ...], scale: float, out: Array) -> Any:
     """See numpy_.scaled_sum; in bfloat16 of 32,768 elements half of its time: one pass, and one rounding as there."""
     onednn.require(*terms, out)
@@ -86,4 +113,8 @@ def _plan_scaled_sum(terms: tuple[Array, ...], scale: float, out: Array) -> Any:
     return lambda terms, scale, out: add(*map(address, terms), address(out))
 
 
-ROWS = {"relu_backward_of_sum": _plan_relu_backward_of_sum, "scaled_sum": _plan_scaled_sum}
+ROWS = {
+    "relu_backward_of_sum": _plan_relu_backward_of_sum,
+    "relu_backward_over": _plan_relu_backward_over,
+    "scaled_sum": _plan_scaled_sum,
+}

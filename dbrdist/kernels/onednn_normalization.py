@@ -16,6 +16,7 @@ from dbrdist.kernels.onednn_finite import is_finite, memory_row, normalizes_fini
 
 Array = np.ndarray
 _F32, _DENSE = np.dtype(np.float32), (4,)
+_LARGE_BYTES = 1 << 23  # from here on a gradient that is written over another saves more than the time that it costs
 
 
 def _as_image(x: Array) -> Array:
@@ -162,7 +163,7 @@ def _build_bn_backward(shape: Any, dtype: Any, eps: float, relu: bool) -> Primit
 
 def _plan_backward(
     x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: tuple[int, ...],
-    relu: bool, out_gamma: Array | None = None, out_beta: Array | None = None,
+    relu: bool, out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
 ) -> Any:  # fmt: skip
     """See numpy_.bn_backward; without ``relu`` it does not look at the mask, so a fused forward serves both."""
     shape, dtype = _image_shape(x), x.dtype
@@ -170,15 +171,16 @@ def _plan_backward(
     plain = _build_bn_backward(rows, dtype, eps, False)
     masked = _build_bn_backward(rows, dtype, eps, True) if relu and saved.dtype != np.bool_ else None
     are_dense, new = _is_dense_image(x) and _is_dense_image(gy), backend.allocator(shape, dtype)
+    is_large = are_dense and gy.nbytes >= _LARGE_BYTES
 
     def bn_backward(
         x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: tuple[int, ...],
-        relu: bool, out_gamma: Array | None = None, out_beta: Array | None = None,
+        relu: bool, out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
     ) -> tuple[Array, Array, Array]:  # fmt: skip
         if relu and masked is None:
             gy = numpy_.relu_backward(saved, gy)
         image, g = (x, gy) if are_dense else (_as_image(x), _as_image(gy))
-        scale, gx = _f32(gamma), new()
+        scale, gx = _f32(gamma), g if is_ours and is_large and g.flags.writeable else new()
         ggamma, gbeta = _f32_target(out_gamma, scale), _f32_target(out_beta, scale)
         if masked is None:
             plain.on(image, g, scale, _f32(mean), _f32(var), gx, ggamma, gbeta)
