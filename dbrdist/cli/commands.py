@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from dbrdist.cli.refuse import Refused
 from dbrdist.comm import audit
 from dbrdist.errors import ConfigError
 from dbrdist.training import plotting
-from dbrdist.training.runs import folder_of
+from dbrdist.training.runs import find_snapshot, folder_of
 
 _HERE = Path(__file__).parent
 # the examples' configurations: in the wheel beside this file, in a checkout where they are
@@ -20,9 +21,21 @@ _PLACES = (_HERE / "configurations" / "{}.yaml", _HERE.parents[1] / "examples" /
 CONFIGURATIONS = ("digits", "cifar10", "imagenet")
 
 
+@contextlib.contextmanager
+def _writing(path: str) -> Iterator[None]:
+    """Name what is written in an error that does not, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = path
+        raise
+
+
 def write_report(runs: Sequence[str]) -> Iterator[str]:
     """Write the report on one or several runs; the files' names."""
-    yield from report.write(runs, pictures=True)
+    with _writing(runs[0]):
+        yield from report.write(runs, pictures=True)
     if len(runs) == 1 and not plotting.is_installed():
         yield "no PNG: they need matplotlib, pip install dbrdist[plot]"
 
@@ -45,7 +58,8 @@ def export(run: str, words: Sequence[str]) -> Iterator[str]:
     """Write a run's weights."""
     if len(words) != 1 or not words[0].endswith(".safetensors"):
         raise ConfigError("dbrdist-train: expected one file to write: --export RUN weights.safetensors")
-    yield weights.export(run, words[0])
+    with _writing(words[0]):
+        yield weights.export(run, words[0])
 
 
 def predict_images(run: str, words: Sequence[str]) -> Iterator[str]:
@@ -55,6 +69,7 @@ def predict_images(run: str, words: Sequence[str]) -> Iterator[str]:
     images = [word for word in words if word not in (*configs, *overrides)]
     if not images or len(configs) > 1:
         raise ConfigError("dbrdist-train: expected image files: --predict RUN image.jpg ...")
+    find_snapshot(run)  # or what is said of its configuration would be all one hears
     settings, origin = load.load(configs[0] if configs else os.path.join(folder_of(run), CONFIG), overrides)
     if configs:
         resolve.search_beside(configs[0])

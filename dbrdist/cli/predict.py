@@ -14,14 +14,17 @@ from dbrdist.cli.load import Origin
 from dbrdist.core.config import global_config, no_backprop_mode, using_config
 from dbrdist.datasets import transforms as T
 from dbrdist.datasets.folder import CIFAR10_MEAN, CIFAR10_STD, read_image
-from dbrdist.errors import ConfigError
+from dbrdist.errors import ConfigError, CorruptExampleError
 from dbrdist.training.runs import find_snapshot, folder_of, load_weights, read_recipe
 
 _NUM_SHOWN = 3
 
 
 def predict(config: Config, origin: Origin, run_dir: str, paths: Sequence[str]) -> Iterator[str]:
-    """A line for each image file: its name, and the likeliest classes with their probabilities."""
+    """A line for each image file: its name, and the likeliest classes with their probabilities.
+
+    Raises ConfigError behind the others for those that cannot be read, or do not fit the network.
+    """
     recipe = read_recipe(folder_of(run_dir))
     classes = recipe.get("classes")
     if not isinstance(classes, list):
@@ -31,11 +34,20 @@ def predict(config: Config, origin: Origin, run_dir: str, paths: Sequence[str]) 
     network = build.model(config, origin, recipe)
     load_weights(path, network, "predictor/")
     transform, convert = _transform(config, origin), build.converter(config.dtype)
+    problems = []
     for name in paths:
-        image = transform(read_image(name))
-        with using_config("train", False), no_backprop_mode():
-            scores = network(convert([image]))
-        yield f"{name}: {_likeliest(np.asarray(scores.array[0], np.float64), classes)}"
+        try:
+            image = transform(read_image(name))
+            with using_config("train", False), no_backprop_mode():
+                scores = network(convert([image]))
+        except CorruptExampleError as error:
+            problems.append(f"dbrdist-train: {error}")
+        except ValueError as error:
+            problems.append(f"dbrdist-train: {name}: {error}")
+        else:
+            yield f"{name}: {_likeliest(np.asarray(scores.array[0], np.float64), classes)}"
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 def _transform(config: Config, origin: Origin) -> Any:

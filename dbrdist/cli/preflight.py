@@ -78,7 +78,12 @@ def _labels(look: Look, made: Parts, inputs: Any, labels: Any) -> None:
             raise look.mistake("data", words)
         return
     outputs = look.through(made.task.predictor, inputs)
-    largest = max(int(to_cpu(labels).max(initial=-1)), _largest_label(look.dataset))
+    every = [to_cpu(labels), *_labels_of(look.dataset)]
+    smallest, largest = min(int(a.min(initial=0)) for a in every), max(int(a.max(initial=-1)) for a in every)
+    if smallest < -1 and look.config.loss.name == "softmax_cross_entropy":
+        raise look.mistake(
+            "data", f"a {look.words} label is {smallest}; classes are counted from 0, and -1 is a label to be ignored"
+        )
     if getattr(outputs, "ndim", 0) == labels.ndim + 1 and largest >= outputs.shape[1]:
         raise look.mistake(
             "model",
@@ -87,15 +92,14 @@ def _labels(look: Look, made: Parts, inputs: Any, labels: Any) -> None:
         )
 
 
-def _largest_label(dataset: Any) -> int:
-    """The largest label of a dataset that has them all at hand; -1 for others."""
+def _labels_of(dataset: Any) -> list[Any]:
+    """All labels of a dataset that has them at hand, as one array; none of others."""
     labels = getattr(dataset, "labels", None)
     if labels is None:
         columns = getattr(dataset, "columns", None) or getattr(getattr(dataset, "_dataset", None), "columns", ())
         labels = columns[1] if len(columns) == 2 else None
-    if not isinstance(labels, np.ndarray) or labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
-        return -1
-    return int(labels.max())
+    is_known = isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iu"
+    return [labels] if is_known else []
 
 
 # ---- the surroundings ----

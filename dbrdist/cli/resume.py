@@ -10,8 +10,10 @@ import yaml
 
 from dbrdist.cli import document
 from dbrdist.cli.config import Config
+from dbrdist.cli.extend import MAX_BYTES
 from dbrdist.cli.load import Origin, dump
 from dbrdist.cli.refuse import alike
+from dbrdist.core.regular import regular
 from dbrdist.errors import ConfigError
 
 # What the snapshot decides: a run cannot go on with another value, and must not say that it did.
@@ -40,14 +42,36 @@ class Change(NamedTuple):
         return f"{self.key} is now {shown(self.new)}, was {shown(self.old)}"
 
 
-def changes(stored: str, config: Config, origin: Origin) -> list[Change]:
-    """How a configuration differs from the stored text of a run's. Raises ConfigError for what cannot change."""
-    old = document.read(stored, "config.yaml").data
-    found = list(_differences(old if isinstance(old, dict) else {}, yaml.safe_load(dump(config)), ()))
+def changes(path: str, config: Config, origin: Origin) -> list[Change]:
+    """How a configuration differs from that of a run, stored in a file. Raises ConfigError for what cannot change."""
+    found = list(_differences(_stored(path), yaml.safe_load(dump(config)), ()))
     refused = [(change, why) for change in found if (why := _why_fixed(change.key)) is not None]
     if refused:
         raise ConfigError("\n".join(_sentence(change, why, origin) for change, why in refused))
     return [change for change in found if not re.fullmatch(_FREE, change.key)]
+
+
+def _stored(path: str) -> dict[str, Any]:
+    """The configuration in a run's folder."""
+    try:
+        with open(path, "rb", opener=regular) as file:
+            found = document.read(file.read(MAX_BYTES).decode(), path)
+        if isinstance(found.data, dict) and not found.problems:
+            return found.data
+        words = "it is damaged"
+    except UnicodeDecodeError:
+        words = "it is not UTF-8 text"
+    except FileNotFoundError:
+        words = "there is none"
+    raise ConfigError(
+        f"{path}: expected the configuration that the run had so far, to see what has changed, but {words}; put a copy "
+        "of it there, or start another run with out=..., and init_from for its weights"
+    )
+
+
+def unfit(found: list[Change]) -> str:
+    """What may be the reason why a snapshot does not fit, as the end of a sentence."""
+    return f"; since it was saved, {', and '.join(map(str, found))}" if found else ""
 
 
 def compare_ranks(config: Config, origin: Origin, comm: Any) -> None:

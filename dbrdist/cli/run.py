@@ -30,7 +30,6 @@ from dbrdist.comm.extensions import StepAgreement, StopOnRequest
 from dbrdist.comm.iterators import check_shares
 from dbrdist.comm.parameter_audit import ParameterAudit
 from dbrdist.comm.snapshots import AverageStatistics, LocalState, SharedSnapshot
-from dbrdist.core.regular import regular
 from dbrdist.core.serializer import write_atomically
 from dbrdist.errors import (
     CheckpointError,
@@ -186,7 +185,10 @@ class Run:
             path, changes = on_root(self.comm, lambda: self._open_folder(mode))
             if path is not None:
                 with alike(self.comm):
-                    snapshots.load(path, self.trainer)
+                    try:
+                        snapshots.load(path, self.trainer)
+                    except CheckpointError as error:
+                        raise CheckpointError(f"{error}{resume.unfit(changes)}") from error
                     resume.apply(changes, self.optimizer)
                 if self._is_over(changes):
                     self._leave_alone(path, changes)
@@ -229,8 +231,7 @@ class Run:
         if path is None:
             print(f"no snapshot in {self.config.out}: starting from the beginning", flush=True)
             return None, []
-        with open(self.folder.file(CONFIG), encoding="utf-8", opener=regular) as file:
-            return path, resume.changes(file.read(), self.config, self.origin)
+        return path, resume.changes(self.folder.file(CONFIG), self.config, self.origin)
 
     def _describe_run(self, known: dict[str, Any], resumed_from: str | None) -> None:
         """On one rank: write what the run is. From here on the folder tells the truth about this run."""

@@ -67,6 +67,8 @@ def find_snapshot(run: str | os.PathLike[str]) -> str:
         if not snapshots.is_whole(path):
             raise CheckpointError(f"{path}: the snapshot is damaged")
         return path
+    if not os.path.isdir(path):
+        raise CheckpointError(f"{path}: expected the folder of a run, or a snapshot in one, found nothing there")
     found = snapshots.newest(path)
     if found is None:
         raise CheckpointError(f"{path}: expected a snapshot in it, found no whole one")

@@ -87,6 +87,27 @@ def test_a_folder_that_cannot_be_made(run, out):
     assert "Traceback" not in err
 
 
+def test_a_stored_configuration_that_cannot_be_read_lets_nothing_change_unseen(run):
+    assert run("run.yaml")[0] == 0
+    stored = Path("result/config.yaml")
+    kept = stored.read_bytes()
+    for content, words in (
+        (b"", "it is damaged"),
+        (b"{{{ [", "it is damaged"),
+        (b"\xff\xfe\x00", "it is not UTF-8 text"),
+        (None, "there is none"),
+    ):
+        stored.unlink(missing_ok=True)
+        if content is not None:
+            stored.write_bytes(content)
+        before = sorted(os.listdir("result"))
+        code, _, err = run("run.yaml", "--resume", "seed=7", "epochs=9")
+        assert code == 2 and f"to see what has changed, but {words}; put a copy of it there" in err, err
+        assert sorted(os.listdir("result")) == before
+    stored.write_bytes(kept)
+    assert "seed: the run began with" in run("run.yaml", "--resume", "seed=7", "epochs=9")[2]
+
+
 # ---- one process at a time ----
 
 HOLD = """

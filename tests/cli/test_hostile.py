@@ -24,9 +24,10 @@ import dbrdist.links as L
 from dbrdist.core.reporter import report
 from dbrdist.datasets import DictDataset, TupleDataset
 
-def numbers(n, labels=3, test_width=4):
+def numbers(n, labels=3, test_width=4, last=0):
     x = np.random.default_rng(0).standard_normal((n, 4)).astype(np.float32)
     t = np.arange(n, dtype=np.int32) % labels
+    t[-1:] = last
     made = TupleDataset(x, t), TupleDataset(x[:6, :test_width], t[:6])
     return made
 
@@ -126,6 +127,7 @@ def test_a_huge_file_is_not_read(run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["data.args.last=-3"], "data: a training label is -3; classes are counted from 0, and -1 is"),
         (["data.args.labels=5"], "the network has 3 outputs, but a training label is 4; labels are counted from 0"),
         (["data.args.test_width=3"], "a test batch of float32 (4, 3) does not go through: "),
         (["transforms.train=['hostile:make_wrong']"], "transforms.train: reading a training example failed: KeyError"),

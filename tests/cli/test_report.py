@@ -15,7 +15,7 @@ import pytest
 from cli_helpers import ROOT, lines
 
 import dbrdist
-from dbrdist.cli import chart, report
+from dbrdist.cli import chart, commands, report
 from dbrdist.cli.config import Config
 from dbrdist.cli.load import check
 from dbrdist.cli.meter import Meter
@@ -214,6 +214,10 @@ def test_predictions_name_the_classes(run):
         scores = np.asarray(dbrdist.load("result")((x / 255 - 0.5) / 0.2).array[0], np.float64)
     expected = 100 * np.exp(scores[2]) / np.exp(scores).sum()
     assert shares[0] == pytest.approx(expected, abs=0.06)
+    Image.new("RGB", (8, 8)).save("small.png")
+    code, out, err = run("--predict", "result", "nowhere.png", images[0], "small.png", images[1])
+    assert code == 2 and out.splitlines() == found[:2]
+    assert "nowhere.png: No such file" in err and "small.png: expected an image of at least 16x16" in err
     code, _, err = run("--predict", "result", "photos")
     assert code == 2 and "photos: Is a directory" in err
     code, _, err = run("--predict", "result")
@@ -223,9 +227,11 @@ def test_predictions_name_the_classes(run):
 def test_runs_and_files_that_are_not_there_are_a_sentence(run):
     run("run.yaml", "model=mlp", "transforms.train=[]")
     for words, code, expected in [
-        (("--predict", "nowhere", "x.png"), 2, "nowhere/config.yaml: No such file or directory"),
-        (("--export", "nowhere", "x.safetensors"), 2, "nowhere: expected a snapshot in it"),
-        (("--export", "result", "nowhere/x.safetensors"), 2, "No such file or directory"),
+        (("--predict", "nowhere", "x.png"), 2, "nowhere: expected the folder of a run, or a snapshot in one"),
+        (("--predict", "run.yaml", "x.png"), 2, "run.yaml: the snapshot is damaged"),
+        (("--export", "nowhere", "x.safetensors"), 2, "nowhere: expected the folder of a run, or a snapshot in one"),
+        (("--export", ".", "x.safetensors"), 2, ".: expected a snapshot in it"),
+        (("--export", "result", "nowhere/x.safetensors"), 2, "nowhere/x.safetensors: No such file or directory"),
         (("--export", "result", "result"), 2, "expected one file to write"),
         (("--report", "nowhere"), 2, "nowhere: expected the folder of a run"),
         (("--audit", "nowhere"), 2, "nowhere/audit: expected the files of an audit"),
@@ -233,6 +239,18 @@ def test_runs_and_files_that_are_not_there_are_a_sentence(run):
     ]:
         got, _, err = run(*words)
         assert (got, expected in err, "Traceback" in err) == (code, True, False), (words, got, err)
+
+
+def test_a_full_disk_is_said_with_the_file(run, monkeypatch):
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    run("run.yaml", "model=mlp", "transforms.train=[]")
+    monkeypatch.setattr(commands.weights, "export", full)
+    monkeypatch.setattr(commands.report, "write", full)
+    for words in (("--export", "result", "x.safetensors"), ("--report", "result")):
+        code, _, err = run(*words)
+        assert (code, err) == (2, f"dbrdist-train: {words[-1]}: No space left on device\n")
 
 
 def test_predictions_need_classes_with_names(run):

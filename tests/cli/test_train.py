@@ -242,6 +242,7 @@ def test_resume_of_another_architecture_is_refused(run):
         code, _, err = run("run.yaml", "--resume", f"model.args.width={width}")
         assert code == 2
         assert f"snapshot_iter_3: updater/model:main/predictor/l1/W: expected shape ({width}, 64)" in err
+        assert f"since it was saved, model.args.width is now {width}, was 12" in err
     assert dbrdist.load("result", model=sys.modules["usernet"].Net).l1.W.shape == (
         12,
         64,
