@@ -60,6 +60,7 @@ def test_a_gradient_comes_back_to_the_device_of_its_input(device, second, rng):
     x = Variable(device.send(rng.standard_normal((2, 3))))
     y = F.copy(x, second)
     assert backend.device_of(y.array) == second
+    assert_same(second, y.array, backend.to_cpu(x.array))
     with using_device(second):
         y.grad = second.xp.full((2, 3), 2.0)
     y.backward()
