@@ -744,6 +744,7 @@ RELATIVES = [
     Case("shift_far", lambda x: F.shift(x, (1, 3), (1, -2)), (((2, 3, 3, 5),), ((2, 4, 3, 2),))),
     Case("as_strided", lambda x: F.as_strided(x, (3, 2), (1, 2)), (((6,),), ((2, 4),), ((2, 3, 4, 5),))),
     Case("as_strided_back", lambda x: F.as_strided(x, (2, 0, 3), (-1, 5, 0), 1), (((6,),),)),
+    Case("as_strided_apart", lambda x: F.as_strided(x, (2, 2), (-3, 1), 4), (((6,),), ((2, 4),))),
     Case("gumbel_softmax", lambda x: F.gumbel_softmax(restarted(x), 1.5), (((3, 4),), ((0, 3),), ((2, 3, 5),)),
          narrow_tolerance=64),
     Case("discriminative_margin_based_clustering_loss",

@@ -8,7 +8,7 @@ import pytest
 from cases import CASES, every_case, every_twice_differentiable_case
 
 import dbrdist.functions as F
-from dbrdist import Variable, backward
+from dbrdist import Variable, backward, grad
 from dbrdist.core.backend import as_dtype
 from dbrdist.core.gradient_check import check_backward, check_double_backward
 from dbrdist.functions.math import exp_difference, scaled_exp_difference
@@ -58,6 +58,23 @@ def test_second_order(case, shapes, xp):
     rng = np.random.default_rng(3)
     ggs = [xp.asarray(rng.uniform(-1, 1, x.shape)) for x in xs]
     check_double_backward(case.function, xs, gys, ggs, eps=1e-3, atol=1e-6, rtol=10 * case.rtol)
+
+
+@every_twice_differentiable_case
+def test_the_transpose_of_the_transpose_gives_the_gradient_again(case):
+    """Gradients are linear in gy: the gradient of their gradient by gy gives J v, and that of J v by v is J^T w."""
+    arrays = case.inputs(max(case.shapes, key=lambda shapes: sum(map(np.prod, shapes))))
+    xs = [Variable(a) for a in arrays]
+    ys = outputs_of(case, xs)
+    gys, ws = [Variable(g) for g in seeds_of(ys)], [Variable(np.asarray(-0.5 * g)) for g in seeds_of(ys)]
+    gxs = grad(ys, xs, gys, enable_double_backprop=True)
+    vs = [Variable(np.cos(np.arange(g.size, dtype="d")).reshape(g.shape)) for g in gxs]
+    products = grad(gxs, gys, vs, enable_double_backprop=True)
+    seen = [i for i, p in enumerate(products) if p is not None]  # an output without elements reaches nothing
+    for again, g in zip(grad([products[i] for i in seen], vs, [ws[i] for i in seen]), gxs, strict=True):
+        expected = -0.5 * g.array
+        actual = again.array if again is not None else np.zeros(g.shape)
+        np.testing.assert_allclose(actual, expected, rtol=1e-7, atol=1e-10 * max(1, abs(expected).max(initial=0)))
 
 
 @every_case
