@@ -27,7 +27,7 @@ from dbrdist.datasets import (
 )
 from dbrdist.datasets.convert import concat_examples
 from dbrdist.datasets.memory import reused
-from dbrdist.datasets.transforms import Finisher
+from dbrdist.datasets.transforms import Finisher, transform_batch
 from dbrdist.errors import CorruptExampleError
 from dbrdist.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
 
@@ -255,6 +255,24 @@ def test_images_written_into_the_batch_are_those_made_alone(root, monkeypatch, r
         for t in members:
             alone = t(alone, rng)
         assert np.array_equal(image, alone[0].transpose(2, 0, 1)) and label == alone[1]
+
+
+def test_every_image_but_the_first_is_given_its_place_in_the_batch():
+    """The first one says how large they are."""
+    given = []
+
+    class Doubled(Transform):
+        is_random = False
+
+        def image(self, image, rng, out=None):
+            given.append(out)
+            return np.multiply(image, 2, out=out)
+
+    images = [np.full((4, 5, 3), i, np.uint8) for i in range(3)]
+    batch = transform_batch(Compose([Doubled(), ToCHW()]), enumerate(images), 3, 0, 0, [])
+    assert given[0] is None
+    assert all(np.shares_memory(out, given[1].base) for out in given[1:])
+    assert [image[0, 0, 0] for image in batch] == [0, 2, 4]
 
 
 def test_memory_of_decoded_images_is_used_again_only_where_nothing_keeps_it(root):

@@ -245,3 +245,17 @@ def test_exit_with_the_code_of_a_lost_peer_counts_where_no_other_failed(other):
     assert made.take_bad_exit(made.ranks[2], NOW) is None
     failure = made.verdict(NOW + 0.3)
     assert (failure.rank, failure.code) == (2, 14)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "code", "signal", "is_in_doubt"),
+    [("aa", 14, 0, False), ("ab", 14, 0, True), ("aa", 137, 9, False), ("ab", 137, 9, False)],
+)
+def test_a_plain_exit_is_in_doubt_only_where_a_peer_on_another_host_may_be_its_cause(hosts, code, signal, is_in_doubt):
+    made = judge(*hosts, ended=False)
+    end(made, 0, NOW, code=code, signal=signal)
+    made.ranks[0].exit = {"code": code, "signal": signal, "oom": None, "ours": False}
+    failure = made.take_bad_exit(made.ranks[0], NOW) or made.verdict(NOW + 0.1)
+    assert (failure is None) == is_in_doubt
+    failure = failure or made.verdict(NOW + 0.3)
+    assert (failure.rank, failure.code) == (0, code)

@@ -15,9 +15,11 @@ from dbrdist_launch import cores
 from dbrdist_launch.backends.hydra import Hydra
 from dbrdist_launch.backends.job import Host, Job
 from dbrdist_launch.backends.slurm import Srun
-from dbrdist_launch.launcher import binding, report
+from dbrdist_launch.launcher import binding, jobs, report
+from dbrdist_launch.launcher.jobs import JobFolder
 from dbrdist_launch.launcher.judge import Judge
 from dbrdist_launch.launcher.ranks import Rank
+from dbrdist_launch.launcher.session import Session
 from dbrdist_launch.rank import supervisor
 from support import ROOT, assert_nothing_left, launch, popen, run_subcommand
 
@@ -306,3 +308,21 @@ os._exit(0)
         "-n", 1, "python", "-c", "import sys; print(sys.stdout.write_through)", env={"PYTHONUNBUFFERED": "1"}
     )
     assert "True" in result.stdout  # by the user's wish
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+@pytest.mark.parametrize("option", ["Port=22", "ProxyCommand=nc %h %p"])
+def test_options_of_ssh_with_spaces_go_into_a_script(tmp_path, monkeypatch, option, has_folder):
+    monkeypatch.setattr(jobs, "base", lambda: str(tmp_path / "jobs"))
+    folder = JobFolder("a", ["b"], "c") if has_folder else None
+    here = SimpleNamespace(settings=SimpleNamespace(ssh="/bin/echo", ssh_option=(option,)), folder=folder)
+    here._has_spaces = lambda: Session._has_spaces(here)
+    agent, options = Session._ssh(here)
+    if has_folder and " " in option:
+        assert options == ()
+        said = subprocess.run([agent, "node1", "true"], capture_output=True, text=True, check=True).stdout
+        assert said == f"-o {option} node1 true\n"
+    else:
+        assert (agent, options) == ("/bin/echo", ("-o", option))
+    if has_folder:
+        folder.close()
