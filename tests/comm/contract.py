@@ -11,6 +11,7 @@ import operator
 import ml_dtypes
 import numpy as np
 
+from dbrdist.comm.threads import ThreadCommunicator
 from dbrdist.core import backend
 from dbrdist.errors import CommunicatorError
 
@@ -176,7 +177,8 @@ def check_weighted_sums(comm):
 
 
 def check_large_array(comm):
-    n = 3_000_001  # more than a rendezvous, an odd number of elements
+    # An odd number of elements; between processes more than a rendezvous and than a piece of two levels.
+    n = 300_001 if isinstance(comm, ThreadCommunicator) else 3_000_001
     for dtype in (np.float32, np.float16):
         x = np.arange(n, dtype=np.uint32).view(np.float32).astype(dtype) * 0 + dtype(comm.rank + 1)
         x[-1] = comm.rank
