@@ -187,8 +187,10 @@ def test_cross_entropy_of_images(device, rng):
     assert_close(device, F.softmax_cross_entropy(half, put(device, t)[:, 0, 0]).array, np.asarray(exact), 16)
 
 
-def test_cross_entropy_of_what_is_not_finite(device, rng):
+def test_cross_entropy_of_what_is_not_finite(device, rng, on):
     """-inf has probability 0, ignored rows do not matter, and labels of no class give NaN instead of a neighbour."""
+    if on == "numpy":
+        pytest.skip("the host warns of such scores and refuses such labels")
     x = numbers(rng, (4, 3), "float32")
     x[0, 1], x[1], x[2] = -np.inf, np.nan, -np.inf
     t = np.array([0, -1, -1, 2], np.int32)
