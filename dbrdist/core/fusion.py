@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dbrdist.core.backend import Array, DType, zeros
+from dbrdist.core.backend import Array, DType, is_on_gpu, zeros
 
 Mask: TypeAlias = Callable[[], Array]  # gives 0 where a ReLU stopped an element, and 1 elsewhere
 
@@ -224,5 +224,5 @@ def is_private(variable: Any) -> bool:
 
 
 def _owns_memory(a: Any) -> bool:
-    """True for an array of NumPy with memory of its own, to which there are no weak references."""
-    return type(a) is np.ndarray and a.flags.owndata and not weakref.getweakrefcount(a)
+    """True for an array of NumPy or CuPy with memory of its own, to which there are no weak references."""
+    return (type(a) is np.ndarray or is_on_gpu(a)) and a.flags.owndata and not weakref.getweakrefcount(a)

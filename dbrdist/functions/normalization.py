@@ -28,7 +28,7 @@ from dbrdist.core.checks import Given, expected
 from dbrdist.core.fusion import MaskedGradient
 from dbrdist.core.graph import FunctionNode, is_observed
 from dbrdist.core.parameter import Parameter
-from dbrdist.core.variable import Variable
+from dbrdist.core.variable import Variable, as_array
 
 Axis = tuple[int, ...]
 Share = Callable[[Array], Array]
@@ -42,6 +42,7 @@ class Normalization(FunctionNode):
     """
 
     rectifies = False  # whether forward computed the rectified output
+    saved: Any = None  # what the kernel kept for backward
 
     def __init__(self, eps: float, axis: Axis, key: Any = None) -> None:
         self.eps = eps
@@ -57,7 +58,7 @@ class Normalization(FunctionNode):
     def offered(self, key: Any, y: Array, x: Array, *vectors: Array) -> Array:
         """The output for ``y``, which is rectified where that is expected: then the output is written when asked for.
 
-        ``vectors`` are gamma, beta, mean and variance, copied since the caller may change them.
+        ``vectors`` are gamma, beta, mean and variance, as they are now: the caller may change them.
         """
         if key is None:
             return y
@@ -65,14 +66,18 @@ class Normalization(FunctionNode):
             fusion.wait(y, key)
             return y
         output = unwritten(y.shape, y.dtype, y)
-        copies = [v.copy() for v in vectors]
-        write = partial(kernels.bn_inference, x, *copies, self.eps, False, self.axis)
+        as_now = kernels.bn_vectors(self.saved, *vectors)
+        write = partial(_normalize, x, as_now, self.eps, self.axis)
         fusion.wait(output, key, y, write, self.mask_for(y))
         return output
 
     def mask_for(self, y: Array) -> fusion.Mask | None:
         """What tells later where the rectified output ``y`` is not zero, if that is kept anyway."""
         return None
+
+
+def _normalize(x: Array, vectors: Callable[[], Any], eps: float, axis: Axis, out: Array) -> None:
+    kernels.bn_inference(x, *vectors(), eps, False, axis, out)
 
 
 class BatchNormalization(Normalization):
@@ -283,19 +288,21 @@ def move_running(running_mean: Array, running_var: Array, mean: Array, var: Arra
 
     The running variance is unbiased: the batch's is multiplied by count / (count - 1). An empty batch moves nothing.
     """
-    if count:
-        _move(running_mean, decay, mean, 1 - decay)
-        _move(running_var, decay, var, (1 - decay) * (count / max(count - 1.0, 1.0)))
+    if not count:
+        return
+    weights = 1 - decay, (1 - decay) * (count / max(count - 1.0, 1.0))
+    if type(running_mean) is ndarray and running_mean.dtype == running_var.dtype == mean.dtype:
+        _move(running_mean, decay, mean, weights[0])
+        _move(running_var, decay, var, weights[1])
+    else:
+        kernels.bn_move(running_mean, running_var, mean, var, decay, weights)
 
 
 def _move(running: Array, decay: float, value: Array, weight: float) -> None:
-    """running = decay running + weight value; of small vectors each call of NumPy counts."""
+    """running = decay running + weight value, of arrays of NumPy and one type; each call of it counts."""
     dtype = running.dtype
-    if type(running) is ndarray and value.dtype == dtype:
-        running *= number(decay, dtype)
-        running += value * number(weight, dtype)
-    else:
-        running[...] = decay * running + weight * value
+    running *= number(decay, dtype)
+    running += value * number(weight, dtype)
 
 
 def batch_normalization(
@@ -327,7 +334,8 @@ def fixed_batch_normalization(
 ) -> Any:
     """Normalize with given mean and variance; arguments as of :func:`batch_normalization`."""
     axis = checked_axis("fixed_batch_normalization", x, gamma, axis, beta=beta, mean=mean, var=var)
-    return FixedBatchNormalization(eps, axis, _key(x, gamma)).apply((x, gamma, beta, mean, var))[0]
+    key = _key(x, gamma) if isinstance(as_array(x), ndarray) else None  # four copies cost a GPU more than a ReLU
+    return FixedBatchNormalization(eps, axis, key).apply((x, gamma, beta, mean, var))[0]
 
 
 def checked_axis(name: str, x: Any, gamma: Any, axis: Any, **others: Any) -> Axis:

@@ -14,7 +14,7 @@ import numpy as np
 
 from dbrdist.core import backend
 from dbrdist.kernels import cuda_source
-from dbrdist.kernels.cuda_source import over
+from dbrdist.kernels.cuda_source import over, require, require_here
 from dbrdist.kernels.onednn import Unsupported
 
 Array = Any
@@ -27,20 +27,6 @@ _MOST_ROWS = 1 << 12  # whose sums one block for 32 columns takes in less time t
 _MOST_BLOCKS = 132 * 16
 _PIECE = 1 << 14  # elements of a layer that a block takes
 _LABELS = {"int32": "int", "int64": "long long"}
-
-
-def _require(*arrays: Array | None) -> None:
-    """Raise Unsupported unless these are arrays of CuPy that the kernels know, or None, on this thread's device."""
-    for a in arrays:
-        if a is not None:
-            cuda_source.require(a)
-            _require_here(a)
-
-
-def _require_here(a: Array) -> None:
-    place = backend.place_of(a)
-    if place is None or place[0] != place[1]:
-        raise Unsupported("memory of another device")
 
 
 def _new(x: Array) -> Callable[[], Array]:
@@ -58,7 +44,7 @@ def _new(x: Array) -> Callable[[], Array]:
 
 def relu_forward(x: Array) -> Plan:
     """max(x, 0)"""
-    _require(x)
+    require(x)
     new, size, (grid, block) = _new(x), x.size, over(-(-x.size // 4))
     launch = cuda_source.kernel("elementwise", "relu_forward", x.dtype)
 
@@ -72,7 +58,7 @@ def relu_forward(x: Array) -> Plan:
 
 def relu_backward(y: Array, gy: Array) -> Plan:
     """gy where y is not 0."""
-    _require(y, gy)
+    require(y, gy)
     if y.strides != gy.strides or y.dtype != gy.dtype:
         raise Unsupported("operands of two layouts or types")
     new, size, (grid, block) = _new(y), y.size, over(-(-y.size // 4))
@@ -91,7 +77,7 @@ def relu_backward(y: Array, gy: Array) -> Plan:
 
 def matmul(a: Array, b: Array, out: Array | None = None) -> Plan:
     """The product of two matrices of one type; CuPy adds 16-bit products in float32."""
-    _require(a, b, out)
+    require(a, b, out)
     if a.dtype != b.dtype or (out is not None and (out.dtype != a.dtype or not out.flags.c_contiguous)):
         raise Unsupported("several types")
     return lambda a, b, out=None: a.dot(b, out)
@@ -99,7 +85,7 @@ def matmul(a: Array, b: Array, out: Array | None = None) -> Plan:
 
 def linear(x: Array, W: Array, b: Array | None) -> Plan:
     """x W^T + b in the type of x, to which W is narrowed."""
-    _require(x, W, b)
+    require(x, W, b)
     dtype, is_same, columns = x.dtype, W.dtype == x.dtype, np.int32(len(W))
     if not is_same and (dtype.itemsize != 2 or W.dtype != np.float32):
         raise Unsupported("weights of another type")
@@ -121,7 +107,7 @@ def linear(x: Array, W: Array, b: Array | None) -> Plan:
 
 def column_sums(x: Array, dtype: Any, out: Array | None = None) -> Plan:
     """The sums over the rows of a matrix."""
-    _require(x, out)
+    require(x, out)
     rows, columns = x.shape
     if rows > _MOST_ROWS or not x.flags.c_contiguous or dtype.name not in cuda_source.C_TYPES:
         raise Unsupported("many rows")
@@ -145,8 +131,8 @@ def column_sums(x: Array, dtype: Any, out: Array | None = None) -> Plan:
 
 def _of_rows(x: Array, t: Array) -> tuple[tuple[Any, ...], tuple[int], tuple[int], tuple[Any, Any]]:
     """Template arguments, grid, block and sizes for a warp per row."""
-    _require(x)
-    _require_here(t)
+    require(x)
+    require_here(t)
     if t.dtype.name not in _LABELS or not (x.flags.c_contiguous and t.flags.c_contiguous):
         raise Unsupported("labels of another type, or memory with gaps")
     types = x.dtype, _LABELS[t.dtype.name], backend.accumulation_dtype(x.dtype)
@@ -175,7 +161,7 @@ def cross_entropy(x: Array, t: Array, ignore_label: int, divisor: int) -> Plan:
 def cross_entropy_backward(x: Array, t: Array, saved: tuple[Array, Array], gy: Array, ignore_label: int) -> Plan:
     """(softmax(x) - onehot(t)) gy / what the mean is over."""
     types, _, _, (rows, classes) = _of_rows(x, t)
-    _require(gy)
+    require(gy)
     if gy.dtype != x.dtype:
         raise Unsupported("a gradient of another type")
     dtype, empty, shape = x.dtype, backend.get_array_module(x).empty, x.shape
@@ -198,7 +184,7 @@ def update(rule: str, arrays: tuple[Array | None, ...], numbers: tuple[Any, ...]
     """One pass over p, g and the state of a rule."""
     p, g, *state = arrays
     present = [a for a in state if a is not None]
-    _require(p, g, *present)
+    require(p, g, *present)
     wide = backend.accumulation_dtype(p.dtype)
     if g.dtype != p.dtype or any(a.dtype != wide for a in present):
         raise Unsupported("state of another type")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from dbrdist.core import backend
 from dbrdist.kernels.onednn import Unsupported
 
 Array = Any
+Shape = tuple[int, ...]
 
 C_TYPES = {"float32": "float", "float64": "double", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 OPTIONS = ("-std=c++17",)
@@ -48,8 +50,54 @@ def over(size: int) -> tuple[tuple[int], tuple[int]]:
     return (min(max(-(-size // _THREADS), 1), _BLOCKS),), (_THREADS,)
 
 
-def require(*arrays: Any) -> None:
-    """Raise Unsupported unless these are CuPy arrays that are not empty, of types that the kernels know."""
+def pack(channels: int) -> int:
+    """How many neighbouring channels a thread reads at once."""
+    return 4 if channels % 4 == 0 else 1
+
+
+def is_aligned(a: Array) -> bool:
+    """Does an array start where four elements can be read at once, and where cuDNN expects it? Slices may not."""
+    return not a.data.ptr & 15
+
+
+def aligned_images(x: Array) -> Callable[[Array], Array]:
+    """A function from arrays with the strides of x to channels-last ones that are aligned."""
+    if not backend.is_channels_last(x):
+        return backend.channels_last
+    return lambda x: x if is_aligned(x) else backend.copy(x)
+
+
+def images(shape: Shape, dtype: Any) -> Callable[[], Array]:
+    """What makes uninitialised channels-last arrays of a shape, in a third of the time of ``backend.empty``."""
+    _n, c, h, w = shape
+    item = dtype.itemsize
+    return _allocator(shape, dtype, (h * w * c * item, item, w * c * item, c * item))
+
+
+def plain(shape: Shape, dtype: Any) -> Callable[[], Array]:
+    """What makes uninitialised arrays in C order."""
+    return _allocator(shape, dtype, None)
+
+
+def _allocator(shape: Shape, dtype: Any, strides: Shape | None) -> Callable[[], Array]:
+    cupy = backend.import_cupy()
+    make, alloc, num_bytes = cupy.ndarray, cupy.cuda.alloc, prod(shape) * dtype.itemsize
+    return lambda: make(shape, dtype, alloc(num_bytes), strides)
+
+
+def require(*arrays: Array | None) -> None:
+    """Raise Unsupported for arrays that are not CuPy's, empty, of unknown types or of another device; None passes."""
     for a in arrays:
-        if not backend.is_on_gpu(a) or not a.size or a.dtype.name not in C_TYPES:
-            raise Unsupported("other arrays, empty ones or other types")
+        if a is not None:
+            if not backend.is_on_gpu(a) or not a.size or a.dtype.name not in C_TYPES:
+                raise Unsupported("other arrays, empty ones or other types")
+            require_here(a)
+
+
+def require_here(*arrays: Array | None) -> None:
+    """Raise Unsupported for memory of the host or of another device than this thread's."""
+    for a in arrays:
+        if a is not None:
+            place = backend.place_of(a)
+            if place is None or place[0] != place[1]:
+                raise Unsupported("memory of another device")

@@ -209,3 +209,6 @@ def require(*arrays: Any) -> None:
     for a in arrays:
         if not backend.is_on_gpu(a) or not a.size or a.dtype != arrays[0].dtype or a.dtype.name not in TYPES:
             raise Unsupported("other arrays, empty ones, several types or other types")
+        place = backend.place_of(a)
+        if place is None or place[0] != place[1]:
+            raise Unsupported("memory of another device")

@@ -16,8 +16,6 @@ from typing import Any
 
 from numpy import int32
 
-from dbrdist.core import backend
-from dbrdist.core.backend import channels_last, is_channels_last
 from dbrdist.core.config import config
 from dbrdist.kernels import cuda_source, cudnn
 from dbrdist.kernels.cudnn import Graph, Notes
@@ -84,27 +82,18 @@ def _images(x: Array, channels: int) -> Callable[[Array], Array]:
     """A function from arrays like x to channels-last ones with so many channels."""
     n, c, h, w = x.shape
     if channels == c:
-        return _aligned if is_channels_last(x) else channels_last
+        return cuda_source.aligned_images(x)
     shape, dtype, strides = (n, channels, h, w), x.dtype, [s // x.itemsize for s in x.strides]
     size = prod(shape)
     grid, block = cuda_source.over(size)
-    widen = cuda_source.kernel("layout", "widen", dtype, dtype)
+    widen, new = cuda_source.kernel("layout", "widen", dtype, dtype), cuda_source.images(shape, dtype)
 
     def widened(x: Array) -> Array:
-        out = backend.empty(shape, dtype, x)
+        out = new()
         widen(grid, block, (x, out, size, *map(int32, (c, h, w, channels)), *strides))
         return out
 
     return widened
-
-
-def _is_aligned(a: Array) -> bool:
-    """Does an array start where cuDNN expects it? Slices of others may not."""
-    return not a.data.ptr & 15
-
-
-def _aligned(x: Array) -> Array:
-    return x if _is_aligned(x) else backend.copy(x)
 
 
 def _filters(W: Array, dtype: Any, channels: int) -> Callable[[Array], Array]:
@@ -113,13 +102,13 @@ def _filters(W: Array, dtype: Any, channels: int) -> Callable[[Array], Array]:
     is_plain = W.flags.c_contiguous
     plain = (lambda W: W) if is_plain else _plain
     if kh * kw == 1 and channels == i and W.dtype == dtype:
-        return lambda W: W if is_plain and _is_aligned(W) else _plain(W)
+        return lambda W: W if is_plain and cuda_source.is_aligned(W) else _plain(W)
     size, numbers = o * kh * kw * channels, tuple(map(int32, (i, kh * kw, channels)))
     grid, block = cuda_source.over(size)
-    turn = cuda_source.kernel("layout", "to_channels_last", W.dtype, dtype)
+    turn, new = cuda_source.kernel("layout", "to_channels_last", W.dtype, dtype), cuda_source.plain((size,), dtype)
 
     def turned(W: Array) -> Array:
-        out = backend.empty((size,), dtype, W)
+        out = new()
         turn(grid, block, (plain(W), out, size, *numbers))
         return out
 
@@ -138,7 +127,7 @@ def _plain(W: Array) -> Array:
 
 def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Any:
     """See numpy_.conv_forward."""
-    inner = _plan_product(x, W, geometry)
+    inner = _plan_product(x, W, b, geometry)
 
     def conv_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Array:
         return _shifted(inner(x, W, None), b)
@@ -148,7 +137,7 @@ def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -
 
 def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Any:
     """See numpy_.conv_inference."""
-    inner = _plan_product(x, W, geometry)
+    inner = _plan_product(x, W, b, geometry)
 
     def conv_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Array:
         return _shifted(inner(x, W, kept), b)
@@ -156,18 +145,18 @@ def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry,
     return conv_inference
 
 
-def _plan_product(x: Array, W: Array, geometry: ConvGeometry) -> Callable[[Array, Array, Any], Array]:
+def _plan_product(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Callable[[Array, Array, Any], Array]:
     """x * W, of weights that are turned at each call, or of those in ``kept``."""
     _require(W.shape, x)
-    cuda_source.require(W)
+    cuda_source.require(W, b)
     dtype, channels = x.dtype, _padded_channels(x.shape, x.dtype, geometry)
     y_shape = (x.shape[0], W.shape[0], *geometry.out_hw(*x.shape[2:], *W.shape[2:]))
     x_shape, W_shape = (x.shape[0], channels, *x.shape[2:]), (W.shape[0], channels // geometry.groups, *W.shape[2:])
     run = _build("forward", dtype, x_shape, W_shape, y_shape, geometry)
-    image, filters = _images(x, channels), _filters(W, dtype, W_shape[1])
+    image, filters, new = _images(x, channels), _filters(W, dtype, W_shape[1]), cuda_source.images(y_shape, dtype)
 
     def product(x: Array, W: Array, kept: Any) -> Array:
-        y = backend.empty(y_shape, dtype, x)
+        y = new()
         if kept is None:
             weights = filters(W)
         else:
@@ -198,9 +187,10 @@ def _plan_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeome
     dtype, x_shape = gy.dtype, tuple(x_shape)
     run = _build("data", dtype, x_shape, W.shape, gy.shape, geometry)
     image, filters = _images(gy, gy.shape[1]), _filters(W, dtype, W.shape[1])
+    new = cuda_source.images(x_shape, dtype)
 
     def conv_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Array:
-        gx = backend.empty(x_shape, dtype, gy)
+        gx = new()
         seen, weights = image(gy), filters(W)
         run(seen.data.ptr, weights.data.ptr, gx.data.ptr)
         return gx
@@ -213,6 +203,7 @@ def _plan_backward_weight(
 ) -> Any:
     """See numpy_.conv_backward_weight. The sums run in float32 and are narrowed to the type of x, then cast."""
     _require(W_shape, x, gy)
+    cuda_source.require(out)
     own, target, W_shape = x.dtype, dtype if out is None else out.dtype, tuple(W_shape)
     o, i, kh, kw = W_shape
     channels = _padded_channels(x.shape, own, geometry)
@@ -223,16 +214,17 @@ def _plan_backward_weight(
     size, numbers = prod(W_shape), tuple(map(int32, (i, kh * kw, inside[1])))
     grid, block = cuda_source.over(size)
     turn = None if is_direct else cuda_source.kernel("layout", "to_plain", own, target)
+    new, new_inside = cuda_source.plain(W_shape, target), cuda_source.plain((prod(inside),), own)
 
     def conv_backward_weight(
         x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: Any, out: Array | None
     ) -> Array:
-        if out is not None and not (out.flags.c_contiguous and _is_aligned(out)):
+        if out is not None and not (out.flags.c_contiguous and cuda_source.is_aligned(out)):
             out[...] = conv_backward_weight(x, gy, W_shape, geometry, dtype, None).reshape(out.shape)
             return out
         if out is None:
-            out = plain_empty(W_shape, target, gy)
-        memory = out if turn is None else backend.empty(inside, own, gy)
+            out = new()
+        memory = out if turn is None else new_inside()
         seen, g = image(x), gradient(gy)
         run(seen.data.ptr, g.data.ptr, memory.data.ptr)
         if turn is not None:

@@ -6,9 +6,9 @@ provider is asked. A plan is kept by a full key, which names everything that it 
 who serves another one. Plans belong to one thread, as the memory objects of native libraries do.
 
 ``columns`` takes small convolutions on the CPU; ``onednn`` takes float32 and bfloat16 on the CPU where the library is
-there and has an implementation; ``cudnn`` takes convolutions of float32 and 16-bit types on a GPU, ``cuda`` linear,
-rectified units, cross entropy and updates there; ``numpy`` takes the rest: every float type, every device, every
-geometry.
+there and has an implementation; ``cudnn`` takes convolutions of float32 and 16-bit types on a GPU, ``cuda`` batch
+normalization and pooling of them, linear, rectified units, cross entropy and updates there; ``numpy`` takes the rest:
+every float type, every device, every geometry.
 """
 
 from __future__ import annotations
@@ -27,12 +27,24 @@ from numpy import ndarray
 
 from dbrdist.core.backend import number
 from dbrdist.core.elementwise import hand_down_kernel
-from dbrdist.kernels import columns, cuda_ops, cudnn_convolution, numpy_, onednn, onednn_elementwise, onednn_ops
+from dbrdist.kernels import (
+    columns,
+    cuda_normalization,
+    cuda_ops,
+    cuda_pooling,
+    cudnn_convolution,
+    numpy_,
+    onednn,
+    onednn_elementwise,
+    onednn_ops,
+)
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 from dbrdist.kernels.keys import (
     KEYS,
+    bn_backward_key,
     bn_forward_key,
     bn_inference_key,
+    bn_move_key,
     bn_statistics_key,
     bn_sums_key,
     column_sums_key,
@@ -48,6 +60,7 @@ from dbrdist.kernels.keys import (
     matmul_key,
     packed_key,
     pair_key,
+    pool_backward_key,
     pool_forward_key,
     relu_backward_of_sum_key,
     relu_forward_key,
@@ -62,9 +75,12 @@ Plan = Callable[..., Any]
 
 # In order of preference.
 _PROVIDERS: dict[str, dict[str, Callable[..., Plan]]] = {
-    "columns": columns.ROWS, "onednn": onednn_ops.ROWS, "cudnn": cudnn_convolution.ROWS, "cuda": cuda_ops.ROWS,
+    "columns": columns.ROWS,
+    "onednn": onednn_ops.ROWS,
+    "cudnn": cudnn_convolution.ROWS,
+    "cuda": {**cuda_ops.ROWS, **cuda_normalization.ROWS, **cuda_pooling.ROWS},
     "numpy": numpy_.ROWS,
-}  # fmt: skip
+}
 _GENERATION = 1024  # plans after which those that were not used since the last time are forgotten
 _SMALL = 1024  # elements up to which an elementwise kernel is one call of NumPy
 _LARGE = 1 << 18  # elements from which on a result is written over an operand that nobody needs any more
@@ -316,8 +332,7 @@ def bn_backward(
     """
     name, inner = saved  # only the provider of the forward pass can read what that saved
     arguments = (x, gamma, mean, var, gy, eps, inner, axis, relu, out_gamma, out_beta, is_ours)
-    kind = None if inner is None else inner.dtype
-    key = ("bn_backward", name, type(x), x.shape, x.strides, x.dtype, gy.strides, eps, axis, relu, kind)
+    key = bn_backward_key(name, arguments)
     plan = _local.plans.get(key) or _local.find(key, arguments, name)
     return plan(*arguments)
 
@@ -330,6 +345,28 @@ def bn_mask(saved: Any, y_shape: tuple[int, ...], dtype: Any) -> Callable[[], Ar
     name, inner = saved
     rows = _PROVIDERS[name]
     return partial(rows["bn_mask"](inner), inner, y_shape, dtype) if "bn_mask" in rows else None
+
+
+def bn_vectors(saved: Any, *vectors: Array) -> Callable[[], Any]:
+    """A function that gives gamma, beta, mean and variance as they are now, whatever happens to gamma and beta.
+
+    ``saved`` is what a rectified forward pass returned, or None.
+    """
+    name, inner = saved or (None, None)
+    if name == "cuda":
+        return partial(cuda_normalization.vectors, inner, *vectors[2:])
+    copies = [v.copy() for v in vectors]
+    return lambda: copies
+
+
+def bn_move(
+    running_mean: Array, running_var: Array, mean: Array, var: Array, decay: float, weights: tuple[float, float]
+) -> None:
+    """Each running statistic becomes decay times itself plus its weight times that of the batch."""
+    arguments = (running_mean, running_var, mean, var, decay, weights)
+    key = bn_move_key(*arguments)
+    plan = _local.plans.get(key) or _local.find(key, arguments)
+    plan(*arguments)
 
 
 # ---- layer normalization
@@ -365,7 +402,9 @@ def pool_backward(gy: Array, x_shape: tuple[int, ...], saved: Any, geometry: Poo
     """Gradient of x, of shape ``x_shape``."""
     name, inner = saved
     arguments = (gy, tuple(x_shape), inner, geometry)
-    return _PROVIDERS[name]["pool_backward"](*arguments)(*arguments)
+    key = pool_backward_key(name, *arguments)
+    plan = _local.plans.get(key) or _local.find(key, arguments, name)
+    return plan(*arguments)
 
 
 def pool_indices(saved: Any, y_shape: tuple[int, ...], geometry: PoolGeometry) -> Array:

@@ -28,17 +28,17 @@ def _places(x: Array, *others: Array | None) -> Any:
     return None if type(x) is ndarray else (place_of(x), *[None if a is None else place_of(a) for a in others])
 
 
-def _switches(x: Array) -> Any:
-    """The device, and the switches that decide about cuDNN there."""
+def _switches(x: Array, *others: Array | None) -> Any:
+    """The devices, and the switches that decide about cuDNN there."""
     if type(x) is ndarray:
         return None
-    return place_of(x), config.use_cudnn, config.use_cudnn_tensor_core, config.cudnn_deterministic
+    return _places(x, *others), config.use_cudnn, config.use_cudnn_tensor_core, config.cudnn_deterministic
 
 
 def conv_forward_key(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Any:
     return (
         "conv_forward", type(x), x.shape, x.strides, x.dtype, W.shape, W.strides, W.dtype, b is None, geometry,
-        _switches(x),
+        _switches(x, W, b),
     )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def conv_inference_key(x: Array, W: Array, b: Array | None, geometry: ConvGeomet
 def conv_backward_data_key(gy: Array, W: Array, x_shape: tuple[int, ...], geometry: ConvGeometry) -> Any:
     return (
         "conv_backward_data", type(gy), gy.shape, gy.strides, gy.dtype, W.shape, W.strides, W.dtype, x_shape, geometry,
-        _switches(gy),
+        _switches(gy, W),
     )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def conv_backward_weight_key(
 ) -> Any:
     return (
         "conv_backward_weight", type(x), x.shape, x.strides, x.dtype, gy.shape, gy.strides, gy.dtype, W_shape, geometry,
-        dtype, out is None, None if out is None else out.dtype, _switches(x),
+        dtype, out is None, None if out is None else out.dtype, _switches(x, gy, out),
     )  # fmt: skip
 
 
@@ -81,22 +81,38 @@ def packed_key(b: Array, rows: int, is_often: bool) -> Any:
 
 
 def bn_forward_key(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool) -> Any:
-    return "bn_forward", type(x), x.shape, x.strides, x.dtype, eps, axis, relu
+    return "bn_forward", type(x), x.shape, x.strides, x.dtype, eps, axis, relu, _places(x, gamma, beta)
 
 
 def bn_inference_key(
     x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool,
     out: Array | None = None,
 ) -> Any:  # fmt: skip
-    return "bn_inference", type(x), x.shape, x.strides, x.dtype, eps, axis, relu
+    places = _places(x, gamma, beta, mean, var, out)
+    return "bn_inference", type(x), x.shape, x.strides, x.dtype, eps, axis, relu, places
 
 
 def bn_statistics_key(x: Array, axis: tuple[int, ...]) -> Any:
-    return "bn_statistics", type(x), x.shape, x.strides, x.dtype, axis
+    return "bn_statistics", type(x), x.shape, x.strides, x.dtype, axis, _place(x)
 
 
 def bn_sums_key(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: tuple[int, ...]) -> Any:
-    return "bn_sums", type(x), x.shape, x.strides, x.dtype, gy.strides, eps, axis
+    return "bn_sums", type(x), x.shape, x.strides, x.dtype, gy.strides, eps, axis, _places(x, mean, var, gy)
+
+
+def bn_backward_key(name: str, arguments: tuple[Any, ...]) -> Any:
+    """``name`` is the provider of the forward pass."""
+    x, gamma, _mean, _var, gy, eps, saved, axis, relu, out_gamma, out_beta, _is_ours = arguments
+    kind = None if saved is None else saved.dtype
+    layout = type(x), x.shape, x.strides, x.dtype, gy.strides
+    return "bn_backward", name, *layout, eps, axis, relu, kind, _places(x, gamma, gy, out_gamma, out_beta)
+
+
+def bn_move_key(
+    running_mean: Array, running_var: Array, mean: Array, var: Array, decay: float, weights: tuple[float, float]
+) -> Any:
+    layouts = [(a.shape, a.strides, a.dtype) for a in (running_mean, running_var, mean, var)]
+    return "bn_move", type(mean), *layouts, _places(mean, var, running_mean, running_var)
 
 
 def ln_forward_key(x: Array, gamma: Array, beta: Array, eps: float) -> Any:
@@ -108,7 +124,12 @@ def ln_backward_key(x: Array, gamma: Array, mean: Array, var: Array, gy: Array, 
 
 
 def pool_forward_key(x: Array, geometry: PoolGeometry) -> Any:
-    return "pool_forward", type(x), x.shape, x.dtype, geometry
+    return "pool_forward", type(x), x.shape, x.dtype, geometry, _place(x)
+
+
+def pool_backward_key(name: str, gy: Array, x_shape: tuple[int, ...], saved: Any, geometry: PoolGeometry) -> Any:
+    kind = None if saved is None else saved.dtype
+    return "pool_backward", name, type(gy), gy.shape, gy.dtype, x_shape, kind, geometry, _place(gy)
 
 
 def softmax_key(kernel: str, x: Array, *rest: Any) -> Any:
@@ -167,6 +188,7 @@ KEYS: dict[str, Callable[..., Any]] = {
     "bn_sums": bn_sums_key,
     "bn_forward": bn_forward_key,
     "bn_inference": bn_inference_key,
+    "bn_move": bn_move_key,
     "ln_forward": ln_forward_key,
     "ln_backward": ln_backward_key,
     "pool_forward": pool_forward_key,

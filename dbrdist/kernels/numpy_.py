@@ -288,6 +288,14 @@ def bn_backward(
     return _from_matrix(gx, x, axis), _into(out_gamma, ggamma, gamma), _into(out_beta, gbeta, gamma)
 
 
+def bn_move(
+    running_mean: Array, running_var: Array, mean: Array, var: Array, decay: float, weights: tuple[float, float]
+) -> None:
+    """running = decay running + weight value, of mean and variance."""
+    for running, value, weight in ((running_mean, mean, weights[0]), (running_var, var, weights[1])):
+        running[...] = decay * running + weight * value
+
+
 def _into(out: Array | None, value: Array, like: Array) -> Array:
     if out is None:
         return value.reshape(like.shape).astype(like.dtype, copy=False)
@@ -467,7 +475,7 @@ ROWS = {
     kernel.__name__: _planner(kernel)
     for kernel in (
         conv_forward, conv_inference, conv_backward_data, conv_backward_weight, matmul, linear, packed, column_sums,
-        bn_statistics, bn_forward, bn_inference, bn_sums, bn_backward, ln_forward, ln_backward,
+        bn_statistics, bn_forward, bn_inference, bn_sums, bn_backward, bn_move, ln_forward, ln_backward,
         pool_forward, pool_backward, pool_indices, relu_backward_over,
         relu_backward_of_sum, scaled_sum,
     )

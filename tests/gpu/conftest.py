@@ -4,6 +4,7 @@ Without a GPU they are skipped with the reason, or run elsewhere, so that the te
 
     python -m pytest tests/gpu --on stand-in   # arrays that are not NumPy's and refuse what CuPy refuses
     python -m pytest tests/gpu --on numpy      # host memory in the place of the device
+    python -m pytest tests/gpu/test_gpu_normalization.py --on host-cuda  # own CUDA kernels, compiled by g++
 
 ``make test-fast`` runs them on the stand-in. ``device`` is the device under test, ``xp`` its array module.
 """
@@ -19,7 +20,9 @@ import pytest
 
 
 def pytest_addoption(parser):
-    parser.addoption("--on", choices=["cupy", "stand-in", "numpy"], default="cupy", help="what takes the GPU's part")
+    parser.addoption(
+        "--on", choices=["cupy", "stand-in", "numpy", "host-cuda"], default="cupy", help="what takes the GPU's part"
+    )
 
 
 def pytest_configure(config):
@@ -29,6 +32,11 @@ def pytest_configure(config):
 
         sys.modules["cupy"] = stand_in.module
         sys.modules["cupyx.scipy"] = stand_in.cupyx_scipy
+
+    if config.getoption("--on") == "host-cuda":
+        import host_cuda
+
+        host_cuda.install()
 
 
 def _why_not() -> str | None:
@@ -41,6 +49,10 @@ def _why_not() -> str | None:
 
 def pytest_collection_modifyitems(config, items):
     reason = _why_not() if config.getoption("--on") == "cupy" else None
+    if config.getoption("--on") == "host-cuda":
+        import host_cuda
+
+        reason = host_cuda.why_not()
     if reason is not None:
         for item in items:
             if item.get_closest_marker("without_device") is None:
@@ -49,7 +61,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture
 def on(request):
-    """What takes the GPU's part: 'cupy', 'stand-in' or 'numpy'."""
+    """What takes the GPU's part: 'cupy', 'stand-in', 'numpy' or 'host-cuda'."""
     return request.config.getoption("--on")
 
 

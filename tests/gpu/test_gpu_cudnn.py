@@ -41,7 +41,7 @@ def cudnn(on):
     if on != "cupy":
         pytest.skip("cuDNN works on CuPy's arrays alone")
     pytest.importorskip("cudnn")
-    with kernels.use("cudnn"):
+    with kernels.use("cudnn", "cuda"):
         yield
 
 

@@ -16,6 +16,8 @@ pytestmark = pytest.mark.without_device
 FLOATS = [np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16), backend.as_dtype("bfloat16")]
 WIDE = {dtype: backend.accumulation_dtype(dtype) for dtype in FLOATS}
 LABELS = ["int", "long long"]
+WIDTHS = [1, 4]  # channels that a thread reads at once
+PLACES = ["unsigned char", "int"]
 # File: kernel: template arguments.
 KERNELS = {
     "elementwise": {
@@ -27,6 +29,24 @@ KERNELS = {
     "loss": {
         name: [(t, label, WIDE[t]) for t, label in itertools.product(FLOATS, LABELS)]
         for name in ("cross_entropy", "mean_of_losses", "cross_entropy_backward")
+    },
+    "layout": {
+        "to_channels_last": list(itertools.product(FLOATS, FLOATS[1:])),
+        "to_plain": list(itertools.product(FLOATS[1:], FLOATS)),
+        "widen": [(t, t) for t in FLOATS[1:]],
+    },
+    "normalization": {
+        "bn_statistics": list(itertools.product(FLOATS[1:], WIDTHS)),
+        "bn_move": [(t,) for t in FLOATS[1:]],
+        **{
+            name: list(itertools.product(FLOATS[1:], WIDTHS, [0, 1]))
+            for name in ("bn_apply", "bn_sums", "bn_input_gradient")
+        },
+    },
+    "pooling": {
+        "max_forward": list(itertools.product(FLOATS[1:], WIDTHS, PLACES)),
+        "average_forward": list(itertools.product(FLOATS[1:], WIDTHS)),
+        "backward": list(itertools.product(FLOATS[1:], WIDTHS, PLACES, [0, 1])),
     },
     "update": {
         "sgd": [(t,) for t in FLOATS],

@@ -1,0 +1,295 @@
+// Batch normalization of a matrix of M rows and C channels, in C order: what channels-last images are.
+//
+// A thread has V neighbouring channels, which it reads at once, and every TY * gridDim.y-th row. Blocks of one column of
+// the grid leave their parts in memory, and the last of them to finish puts these together, always in the same order, so
+// that results do not depend on who comes last. Its counter is 0 again afterwards. Blocks are of TX x TY threads.
+
+template <typename T, int V>
+struct alignas(sizeof(T) * V) Pack { T v[V]; };
+
+template <typename T, int V>
+__device__ void load(const T* at, float* out) {
+    Pack<T, V> pack = *reinterpret_cast<const Pack<T, V>*>(at);
+#pragma unroll
+    for (int k = 0; k < V; ++k) out[k] = float(pack.v[k]);
+}
+
+template <typename T, int V>
+__device__ void store(T* at, const float* in) {
+    Pack<T, V> pack;
+#pragma unroll
+    for (int k = 0; k < V; ++k) pack.v[k] = T(in[k]);
+    *reinterpret_cast<Pack<T, V>*>(at) = pack;
+}
+
+// V numbers that other blocks have written.
+template <int V>
+__device__ void fetch(const float* at, float* out) {
+    if (V == 4) {
+        float4 four = __ldcg(reinterpret_cast<const float4*>(at));
+        out[0] = four.x; out[V > 1 ? 1 : 0] = four.y; out[V > 2 ? 2 : 0] = four.z; out[V > 3 ? 3 : 0] = four.w;
+    } else {
+#pragma unroll
+        for (int k = 0; k < V; ++k) out[k] = __ldcg(at + k);
+    }
+}
+
+// Count, means and sums of squared distances from them, of two parts (Chan et al. 1979); no part may have any.
+template <int V>
+__device__ void merge(float& n, float* mean, float* m2, float n2, const float* mean2, const float* m22) {
+    const float inverse = 1 / fmaxf(n + n2, 1);
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+        const float d = mean2[k] - mean[k];
+        m2[k] += m22[k] + d * d * (n * n2 * inverse);
+        mean[k] = (n * mean[k] + n2 * mean2[k]) * inverse;
+    }
+    n += n2;
+}
+
+// The same over the rows of a block; the result is that of ty = 0. counts: TY, means and spreads: TY x TX x V. Threads
+// of one row that are active have the same count.
+template <int V>
+__device__ void merge_rows(bool is_active, float& n, float* mean, float* m2, float* counts, float* means, float* spreads) {
+    const int ty = threadIdx.y, width = blockDim.x * V, at = ty * width + threadIdx.x * V;
+    for (int half = blockDim.y / 2; half > 0; half /= 2) {
+        if (ty >= half && ty < 2 * half) {
+            if (is_active) counts[ty] = n;
+#pragma unroll
+            for (int k = 0; k < V; ++k) { means[at + k] = mean[k]; spreads[at + k] = m2[k]; }
+        }
+        __syncthreads();
+        if (ty < half) merge<V>(n, mean, m2, counts[ty + half], means + at + half * width, spreads + at + half * width);
+    }
+}
+
+// Sums over the rows of a block, likewise. Rows that have been given away are not written again before they are read.
+template <int V>
+__device__ void add_rows(float* a, float* b, float* as, float* bs) {
+    const int ty = threadIdx.y, width = blockDim.x * V, at = ty * width + threadIdx.x * V;
+    for (int half = blockDim.y / 2; half > 0; half /= 2) {
+        if (ty >= half && ty < 2 * half)
+#pragma unroll
+            for (int k = 0; k < V; ++k) { as[at + k] = a[k]; bs[at + k] = b[k]; }
+        __syncthreads();
+        if (ty < half)
+#pragma unroll
+            for (int k = 0; k < V; ++k) { a[k] += as[at + half * width + k]; b[k] += bs[at + half * width + k]; }
+    }
+}
+
+// True in all threads of the block that comes last in its column of the grid.
+__device__ bool is_last(unsigned* counters) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0 && threadIdx.y == 0)
+        last = atomicInc(counters + blockIdx.x, gridDim.y - 1) == gridDim.y - 1;
+    __syncthreads();
+    __threadfence();
+    return last;
+}
+
+// How many of M rows are row + step, row + 2 step and so on.
+__device__ float count_from(long long row, long long step, long long M) {
+    return row < M ? float((M - 1 - row) / step + 1) : 0.0f;
+}
+
+// parts: 2 x gridDim.y x C. saved, if any: gamma and beta as they are now.
+template <typename T, int V>
+__global__ void bn_statistics(const T* x, long long M, int C, float* parts, unsigned* counters, float* mean, float* var,
+                              const float* gamma, const float* beta, float* saved) {
+    extern __shared__ float shared[];  // TY x (1 + 2 TX V)
+    const int tx = threadIdx.x, ty = threadIdx.y, TX = blockDim.x, TY = blockDim.y;
+    const int c = (blockIdx.x * TX + tx) * V;
+    float *counts = shared, *means = shared + TY, *spreads = means + TY * TX * V;
+    float n, mu[V], m2[V], shift[V], sum[V], v[V];
+    const long long step = (long long)gridDim.y * TY;
+    long long row = (long long)blockIdx.y * TY + ty;
+    n = count_from(row, step, M);
+#pragma unroll
+    for (int k = 0; k < V; ++k) sum[k] = mu[k] = m2[k] = 0;
+    if (c < C && row < M) {
+        load<T, V>(x + row * C + c, shift);  // the distances from any element have the same spread, and no large mean
+#pragma unroll
+        for (int k = 0; k < V; ++k) if (!isfinite(shift[k])) shift[k] = 0;
+#pragma unroll 4
+        for (; row < M; row += step) {
+            load<T, V>(x + row * C + c, v);
+#pragma unroll
+            for (int k = 0; k < V; ++k) {
+                float d = v[k] - shift[k];
+                sum[k] += d;
+                m2[k] = fmaf(d, d, m2[k]);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            float d = sum[k] / n;
+            mu[k] = shift[k] + d;
+            m2[k] -= d * sum[k];
+            if (m2[k] < 0) m2[k] = 0;
+        }
+    }
+    merge_rows<V>(c < C, n, mu, m2, counts, means, spreads);
+    const long long plane = (long long)gridDim.y * C;
+    if (ty == 0 && c < C)
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            float* part = parts + (long long)blockIdx.y * C + c + k;
+            part[0] = mu[k];
+            part[plane] = m2[k];
+        }
+    if (!is_last(counters)) return;
+    n = 0;
+#pragma unroll
+    for (int k = 0; k < V; ++k) mu[k] = m2[k] = 0;
+    if (c < C)
+#pragma unroll 4
+        for (int b = ty; b < gridDim.y; b += TY) {
+            const float* part = parts + (long long)b * C + c;
+            float mean2[V], m22[V], rows = float((M / step) * TY + max(0LL, min((long long)TY, M % step - (long long)b * TY)));
+            fetch<V>(part, mean2);
+            fetch<V>(part + plane, m22);
+            merge<V>(n, mu, m2, rows, mean2, m22);
+        }
+    merge_rows<V>(c < C, n, mu, m2, counts, means, spreads);
+    if (ty == 0 && c < C)
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            mean[c + k] = mu[k];
+            var[c + k] = m2[k] / n;
+            if (saved) {
+                saved[c + k] = gamma[c + k];
+                saved[C + c + k] = beta[c + k];
+            }
+        }
+}
+
+// y = (x - mean) gamma / sqrt(var + eps) + beta, rectified where RELU; NaN stays.
+template <typename T, int V, int RELU>
+__global__ void bn_apply(const T* x, T* y, long long M, int C, const float* mean, const float* var, const float* gamma,
+                         const float* beta, float eps) {
+    const int c = (blockIdx.x * blockDim.x + threadIdx.x) * V;
+    if (c >= C) return;
+    float mu[V], a[V], b[V], v[V];
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+        mu[k] = mean[c + k];
+        a[k] = gamma[c + k] / sqrtf(var[c + k] + eps);
+        b[k] = beta[c + k];
+    }
+    const long long step = (long long)gridDim.y * blockDim.y;
+#pragma unroll 4
+    for (long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y; row < M; row += step) {
+        load<T, V>(x + row * C + c, v);
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            v[k] = fmaf(v[k] - mu[k], a[k], b[k]);
+            if (RELU && v[k] <= 0) v[k] = 0;
+        }
+        store<T, V>(y + row * C + c, v);
+    }
+}
+
+// The sums of gy x_hat and of gy; parts: 2 x gridDim.y x C. RELU: gy counts where the output was not 0.
+template <typename T, int V, int RELU>
+__global__ void bn_sums(const T* x, const T* gy, long long M, int C, float* parts, unsigned* counters, const float* mean,
+                        const float* var, const float* saved, float* ggamma, float* gbeta, float eps) {
+    extern __shared__ float shared[];  // 2 x TY x TX x V
+    const int tx = threadIdx.x, ty = threadIdx.y, TX = blockDim.x, TY = blockDim.y;
+    const int c = (blockIdx.x * TX + tx) * V, width = TX * V;
+    float mu[V], a[V], b[V], along[V], sum[V], v[V], g[V];
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+        along[k] = sum[k] = 0;
+        mu[k] = c < C ? mean[c + k] : 0;
+        a[k] = RELU && c < C ? saved[c + k] / sqrtf(var[c + k] + eps) : 0;
+        b[k] = RELU && c < C ? saved[C + c + k] : 0;
+    }
+    const long long step = (long long)gridDim.y * TY;
+    if (c < C)
+#pragma unroll 4
+        for (long long row = (long long)blockIdx.y * TY + ty; row < M; row += step) {
+            load<T, V>(x + row * C + c, v);
+            load<T, V>(gy + row * C + c, g);
+#pragma unroll
+            for (int k = 0; k < V; ++k) {
+                float d = v[k] - mu[k];
+                if (RELU && float(T(fmaf(d, a[k], b[k]))) <= 0) g[k] = 0;
+                sum[k] += g[k];
+                along[k] = fmaf(g[k], d, along[k]);
+            }
+        }
+    add_rows<V>(sum, along, shared, shared + TY * width);
+    const long long plane = (long long)gridDim.y * C;
+    if (ty == 0 && c < C)
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            float* part = parts + (long long)blockIdx.y * C + c + k;
+            part[0] = sum[k];
+            part[plane] = along[k];
+        }
+    if (!is_last(counters)) return;
+#pragma unroll
+    for (int k = 0; k < V; ++k) sum[k] = along[k] = 0;
+    if (c < C)
+#pragma unroll 4
+        for (int r = ty; r < gridDim.y; r += TY) {
+            const float* part = parts + (long long)r * C + c;
+            fetch<V>(part, v);
+            fetch<V>(part + plane, g);
+#pragma unroll
+            for (int k = 0; k < V; ++k) { sum[k] += v[k]; along[k] += g[k]; }
+        }
+    add_rows<V>(sum, along, shared, shared + TY * width);
+    if (ty == 0 && c < C)
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            gbeta[c + k] = sum[k];
+            ggamma[c + k] = along[k] / sqrtf(var[c + k] + eps);
+        }
+}
+
+// gx = gamma (gy - (gbeta + x_hat ggamma) share) / sqrt(var + eps), with share = 1 / M
+template <typename T, int V, int RELU>
+__global__ void bn_input_gradient(const T* x, const T* gy, T* gx, long long M, int C, const float* mean,
+                                  const float* var, const float* gamma, const float* saved, const float* ggamma,
+                                  const float* gbeta, float eps, float share) {
+    const int c = (blockIdx.x * blockDim.x + threadIdx.x) * V;
+    if (c >= C) return;
+    float mu[V], a[V], b[V], scale[V], slope[V], base[V], v[V], g[V];
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+        float inverse = 1 / sqrtf(var[c + k] + eps);
+        mu[k] = mean[c + k];
+        a[k] = RELU ? saved[c + k] / sqrtf(var[c + k] + eps) : 0;
+        b[k] = RELU ? saved[C + c + k] : 0;
+        scale[k] = gamma[c + k] * inverse;
+        slope[k] = ggamma[c + k] * inverse * share;
+        base[k] = gbeta[c + k] * share;
+    }
+    const long long step = (long long)gridDim.y * blockDim.y;
+#pragma unroll 4
+    for (long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y; row < M; row += step) {
+        load<T, V>(x + row * C + c, v);
+        load<T, V>(gy + row * C + c, g);
+#pragma unroll
+        for (int k = 0; k < V; ++k) {
+            float d = v[k] - mu[k];
+            if (RELU && float(T(fmaf(d, a[k], b[k]))) <= 0) g[k] = 0;
+            g[k] = (g[k] - fmaf(d, slope[k], base[k])) * scale[k];
+        }
+        store<T, V>(gx + row * C + c, g);
+    }
+}
+
+// running = decay running + weight value, for two vectors of C
+template <typename T>
+__global__ void bn_move(T* running_mean, T* running_var, const float* mean, const float* var, int C, float decay,
+                        float weight_of_mean, float weight_of_var) {
+    int c = blockIdx.x * blockDim.x + threadIdx.x;
+    if (c >= C) return;
+    running_mean[c] = T(decay * float(running_mean[c]) + weight_of_mean * mean[c]);
+    running_var[c] = T(decay * float(running_var[c]) + weight_of_var * var[c]);
+}
