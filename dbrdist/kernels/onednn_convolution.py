@@ -19,6 +19,7 @@ from dbrdist.kernels.numpy_ import plain_empty
 from dbrdist.kernels.onednn import Builder, Primitive, address, scratch
 from dbrdist.kernels.onednn_float16 import also_float16
 from dbrdist.kernels.onednn_matmul import build, plan_matmul
+from dbrdist.kernels.onednn_taps import plan_by_taps, suits
 
 Array = np.ndarray
 Shape = tuple[int, ...]
@@ -230,6 +231,8 @@ def _plan_backward_weight(
         return lambda x, gy, W_shape, geometry, dtype, out: inner(
             backend.copy(_seen(channels_last(x), geometry)), gy, W_shape, _POINTWISE, dtype, out
         )
+    if suits(x, gy, like, geometry):
+        return plan_by_taps(x, gy, like, geometry)
     primitive, reorder, num_bytes = _build("weights", x.shape, like, gy.shape, geometry, x.dtype)
     new, is_plain = backend.plain_allocator(W_shape, like.dtype), is_channels_last(x) and is_channels_last(gy)
 

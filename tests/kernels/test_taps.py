@@ -1,0 +1,85 @@
+"""Gradients of the weights of many channels, a product for each tap, against the definition in float64."""
+
+import numpy as np
+import pytest
+
+from dbrdist.core import backend
+from dbrdist.kernels import ConvGeometry, onednn, onednn_convolution, onednn_taps
+from tests.each import each
+
+try:
+    onednn.library()
+except onednn.Unavailable:
+    pytest.skip("oneDNN is not installed", allow_module_level=True)
+
+# images, kernel (O, C, kh, kw), stride, pad and dilation of rows and columns, cover_all
+CASES = [
+    ((2, 3, 7, 7), (5, 3, 3, 3), (1, 1, 1, 1, 1, 1), False),
+    ((2, 3, 7, 6), (5, 3, 3, 3), (2, 2, 1, 1, 1, 1), False),
+    ((1, 4, 9, 5), (2, 4, 2, 3), (3, 1, 0, 2, 2, 1), False),
+    ((3, 1, 5, 8), (2, 1, 1, 5), (1, 2, 0, 3, 1, 1), False),
+    ((1, 2, 2, 2), (3, 2, 3, 3), (1, 3, 3, 3, 2, 1), False),  # taps that see the padding alone
+    ((2, 2, 6, 7), (3, 2, 3, 2), (2, 3, 0, 1, 1, 2), True),
+]
+
+
+def definition(x, gy, W_shape, g):
+    """The sum over all pixels within the image that a tap sees."""
+    gW = np.zeros(W_shape)
+    for u, v in np.ndindex(*W_shape[2:]):
+        for k, m in np.ndindex(*gy.shape[2:]):
+            row, column = k * g.sh + u * g.dh - g.ph, m * g.sw + v * g.dw - g.pw
+            if 0 <= row < x.shape[2] and 0 <= column < x.shape[3]:
+                gW[:, :, u, v] += gy[:, :, k, m].T.astype("d") @ x[:, :, row, column].astype("d")
+    return gW
+
+
+def arrays(x_shape, W_shape, geometry):
+    rng = np.random.default_rng(0)
+    y_shape = (x_shape[0], W_shape[0], *geometry.out_hw(*x_shape[2:], *W_shape[2:]))
+    x, gy = (backend.channels_last(rng.standard_normal(s, np.float32)) for s in (x_shape, y_shape))
+    return x, gy, np.full(W_shape, np.nan, np.float32)
+
+
+def planned(monkeypatch, x, gy, out, g):
+    """The plan that convolutions choose, where 1 channel counts as many."""
+    monkeypatch.setattr(onednn_taps, "_MANY_CHANNELS", 1)
+    return onednn_convolution._plan_backward_weight(x, gy, out.shape, g, x.dtype, out)
+
+
+@each(**{"x_shape, W_shape, window, cover_all": CASES})
+def test_every_tap_sees_its_pixels(x_shape, W_shape, window, cover_all):
+    g = ConvGeometry(*window, 1, cover_all)
+    x, gy, out = arrays(x_shape, W_shape, g)
+    with pytest.MonkeyPatch.context() as patch:
+        plan = planned(patch, x, gy, out, g)
+    assert plan.__module__ == onednn_taps.__name__
+    expected = definition(x, gy, W_shape, g)
+    assert plan(x, gy, W_shape, g, x.dtype, out) is out
+    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-4)
+    plain = np.ascontiguousarray(x), np.ascontiguousarray(gy)
+    np.testing.assert_array_equal(plan(*plain, W_shape, g, x.dtype, None), out)
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_what_is_not_finite_does_not_meet_the_padding(monkeypatch, value):
+    g = ConvGeometry(1, 1, 1, 1)
+    x, gy, out = arrays((1, 2, 4, 4), (3, 2, 3, 3), g)
+    gy[0, 1, 0, 0] = value
+    with np.errstate(invalid="ignore"):
+        planned(monkeypatch, x, gy, out, g)(x, gy, out.shape, g, x.dtype, out)
+        expected = definition(x, gy, out.shape, g)
+    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-4)
+    assert np.isfinite(out[1, :, 0]).all() and not np.isfinite(out[1, :, 1:, 1:]).any()
+
+
+def test_few_channels_many_pixels_groups_and_other_types_are_left_to_the_convolution():
+    g = ConvGeometry(1, 1, 1, 1)
+    x, gy, out = (np.empty(s, np.float32) for s in ((16, 512, 7, 7), (16, 512, 7, 7), (512, 512, 3, 3)))
+    assert onednn_taps.suits(x, gy, out, g)
+    assert not onednn_taps.suits(x, gy, out[:, :511].copy(), g)
+    assert not onednn_taps.suits(x, np.empty((48, 512, 7, 7), np.float32), out, g)
+    assert not onednn_taps.suits(x, gy, out, g._replace(groups=2))
+    assert not onednn_taps.suits(x, gy, out[:, :, :1, :1].copy(), g)
+    assert not onednn_taps.suits(x, gy, out[..., ::-1], g)
+    assert not onednn_taps.suits(x.astype(np.float16), gy, out, g)
