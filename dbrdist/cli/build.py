@@ -242,13 +242,16 @@ def converter(dtype: Any) -> Callable[[Any, Any], Any]:
 
     def cast(x: Any) -> Any:
         own = x.dtype
-        return x if own.kind in "biu" or own == dtype or not is_floating(own) else x.astype(dtype)
+        return x if own == dtype or own.kind in "biu" or not is_floating(own) else x.astype(dtype)
 
     def convert(batch: Any, device: Any = None) -> Any:
         is_here = device is None and isinstance(batch, Batch)
         arrays = batch.finished(dtype).arrays if is_here else concat_examples(batch, device)
         if isinstance(arrays, tuple):
-            return tuple(map(cast, arrays))
+            for x in arrays:
+                if x.dtype != dtype and x.dtype.kind not in "biu":
+                    return tuple(map(cast, arrays))
+            return arrays
         return {key: cast(x) for key, x in arrays.items()} if isinstance(arrays, dict) else cast(arrays)
 
     return convert
@@ -292,6 +295,8 @@ def loss(config: Config, origin: Origin) -> Callable[[Any, Any], Any] | None:
     if isinstance(settings, Custom):
         return functools.partial(resolve.find(settings, ("loss",), origin), **settings.args)
     if isinstance(settings, c.CrossEntropy):
+        if not settings.label_smoothing:
+            return F.softmax_cross_entropy
         return functools.partial(F.softmax_cross_entropy, label_smoothing=settings.label_smoothing)
     return None if settings.name == "model" else F.mean_squared_error
 

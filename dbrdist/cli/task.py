@@ -10,6 +10,8 @@ from dbrdist.core.backend import as_dtype
 from dbrdist.core.chain import Chain
 from dbrdist.core.link import Link
 from dbrdist.core.reporter import report
+from dbrdist.core.variable import as_array
+from dbrdist.functions.evaluation import hit_fraction
 
 _NARROW = (as_dtype("float16"), as_dtype("bfloat16"))
 
@@ -52,11 +54,15 @@ class Task(Chain):
         loss = loss_function(outputs, labels)
         observed = {"loss": loss}
         if self._has_classes(outputs, labels):
-            observed["accuracy"] = F.accuracy(outputs, labels)
+            observed["accuracy"] = hit_fraction(as_array(outputs), as_array(labels))
         for name, metric in self.metrics.items():
             observed[name] = metric(outputs, labels)
         report(observed, self)
         return loss
+
+    def cleargrads(self) -> None:
+        """Those of the network, which are all."""
+        self.predictor.cleargrads()
 
     def _has_classes(self, outputs: Any, labels: Any) -> bool:
         """Whether there is an accuracy: labels are classes, or weights of the classes for the cross entropy."""

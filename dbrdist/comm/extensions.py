@@ -68,6 +68,8 @@ class StepAgreement(Extension):
 
     def __call__(self, trainer: Any) -> None:
         observation = trainer.observation
+        if self._is_alone and self._iterator.num_read and _become_numbers(observation):
+            return
         numbers: dict[str, float] = {}
         is_finite = True  # every loss
         for key, value in observation.items():
@@ -78,8 +80,6 @@ class StepAgreement(Extension):
             elif is_loss(key):
                 is_finite = False
         if is_finite and self._is_alone:
-            if self._iterator.num_read:
-                observation |= numbers
             return
         if self._is_done:
             numbers = {}
@@ -103,6 +103,20 @@ class StepAgreement(Extension):
         return self._seconds
 
 
+def _become_numbers(observation: dict[str, Any]) -> bool:
+    """Make floats of the values that are numbers, in place; False where a loss is none that is finite."""
+    for key, value in observation.items():
+        if type(value) is not float:
+            if getattr(value, "ndim", 0):
+                if is_loss(key):
+                    return False
+                continue
+            observation[key] = value = as_number(value)
+        if not isfinite(value) and is_loss(key):
+            return False
+    return True
+
+
 class StopOnRequest(Extension):
     """At SIGTERM or SIGUSR1 on any rank, all ranks save after the same step, and the run ends with StopRequested.
 
@@ -124,6 +138,7 @@ class StopOnRequest(Extension):
 
     def __init__(self, comm: CommunicatorBase, save: Callable[[Any], Any] | None = None) -> None:
         self._comm = comm
+        self._is_alone = comm.size == 1
         self._save = save
         self._received = 0
         self._earlier: dict[int, Any] = {}
@@ -141,7 +156,7 @@ class StopOnRequest(Extension):
         self._received = self._comm._stop_request = number
 
     def __call__(self, trainer: Any) -> None:
-        if self._comm.size == 1 and not self._received:
+        if self._is_alone and not self._received:
             return
         numbers = self._numbers()
         if not numbers.any():

@@ -12,6 +12,7 @@ import numpy as np
 from dbrdist.core.backend import Array
 from dbrdist.core.random import next_iterator_seed, permutation
 
+_MANY = 1 << 17  # from so many examples on, half the memory is worth a cast of each batch's indices
 LAST = ("wrap", "short", "drop")
 
 
@@ -45,8 +46,8 @@ class ShuffleOrderSampler(OrderSampler):
         self._num_calls = 0
 
     def order(self, epoch: int, n: int) -> Array:
-        """The permutation of ``range(n)`` for ``epoch``, in int32 where that holds it."""
-        return permutation(self.seed, epoch, n, np.int32 if n < 1 << 31 else np.int64)
+        """The permutation of ``range(n)`` for ``epoch``; of many examples in int32 where that holds it."""
+        return permutation(self.seed, epoch, n, np.int32 if _MANY <= n < 1 << 31 else np.int64)
 
     def __call__(self, current_order: Array, current_position: int) -> Array:
         """The next permutation: the k-th call returns ``current_order`` permuted as in epoch k."""

@@ -185,7 +185,8 @@ class SerialIterator(Iterator):
     @property
     def row(self) -> int:
         """The position of this rank's first example in the global batch."""
-        return self._row(self.workers[0])
+        first = self.workers[0]
+        return self._row(first) if first else 0
 
     @property
     def rows(self) -> list[int]:
@@ -193,7 +194,7 @@ class SerialIterator(Iterator):
         return [self._row(worker) for worker in self.workers]
 
     def _row(self, worker: int) -> int:
-        return block_bounds(self._step.num_samples, worker, self.num_workers)[0] if worker else 0
+        return block_bounds(self._step.num_samples, worker, self.num_workers)[0]
 
     @property
     def num_samples_global(self) -> int:

@@ -24,9 +24,13 @@ def accuracy(y: Any, t: Any, ignore_label: int | None = None) -> Variable:
     y: scores, shape (N, K, D...), or (N, K) with t (N, 1); t: integers (N, D...), or probabilities with the shape of y,
     of which the greatest is the label. Labels equal to ``ignore_label`` do not count; 0 where none counts.
     """
-    y, t = as_array(y), as_array(t)
+    return variable(hit_fraction(as_array(y), as_array(t), ignore_label), False)
+
+
+def hit_fraction(y: Any, t: Any, ignore_label: int | None = None) -> Any:
+    """:func:`accuracy` of arrays, as an array."""
     if ignore_label is None and _is_plain(y, t):  # the same without what else there could be, in half the time
-        return variable(np.array((y.argmax(1) == t).tobytes().count(1) / t.size, y.dtype), False)
+        return np.array((y.argmax(1) == t).tobytes().count(1) / t.size, y.dtype)
     ndim, kind = y.ndim, t.dtype.kind
     if ndim > 1 and kind not in "iu" and t.shape == y.shape and is_floating(t.dtype):
         t = t.argmax(axis=1)
@@ -45,7 +49,7 @@ def accuracy(y: Any, t: Any, ignore_label: int | None = None) -> Variable:
         valid = t != ignore_label
         hits &= valid
         count = xp.maximum(valid.sum(), 1)
-    return variable(xp.asarray(xp.count_nonzero(hits) / count, y.dtype), False)
+    return xp.asarray(xp.count_nonzero(hits) / count, y.dtype)
 
 
 def _is_plain(y: Any, t: Any) -> bool:

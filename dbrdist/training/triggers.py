@@ -308,12 +308,17 @@ class EndTrigger:
     def __init__(self, epochs: float, iterations: int | None = None):
         self.epochs = epochs
         self.iterations = iterations
+        self._asked_at: tuple[Any, int] | None = None
+        self._is_over = False
 
     def __call__(self, trainer: Any) -> bool:
         updater = trainer.updater
-        if self.iterations is not None and updater.iteration >= self.iterations:
-            return True
-        return bool(updater.epoch_detail >= self.epochs - 1e-9)
+        iteration, at = updater.iteration, self._asked_at
+        if at is None or at[1] != iteration or at[0] is not updater:  # several ask after each step
+            over = self.iterations is not None and iteration >= self.iterations
+            self._is_over = bool(over or updater.epoch_detail >= self.epochs - 1e-9)
+            self._asked_at = updater, iteration
+        return self._is_over
 
     def get_training_length(self) -> tuple[float, str]:
         """For progress: what the run is counted in."""

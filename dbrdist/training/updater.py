@@ -130,10 +130,10 @@ class StandardUpdater(Updater):
     def update(self) -> None:
         """Do one step and count it."""
         began = time.perf_counter()
-        recorder = spans.recording()
-        if recorder is None:
+        if not spans.recorders:
             self.update_core()
         else:
+            recorder = spans.recorders[0]
             recorder.step = self.iteration
             with recorder.span("step"):
                 self.update_core()

@@ -153,3 +153,13 @@ def test_summaries_resume():
     for s in (straight, second):
         s.add({"a": 10.0, "b/c": (3.0, 1)})
     assert second.make_statistics() == straight.make_statistics()
+
+
+def test_sums_tell_names_in_another_order_apart():
+    """Rows of floats wait under their names, and are added when others come."""
+    rows = [{"a": 1.0, "b": 10.0}, {"b": 20.0, "a": 2.0}, {"a": 4.0}, {"c": 7.0, "a": 5.0}, {}, {"a": 8.0, "b": 30.0}]
+    summary = DictSummary()
+    for row in rows:
+        summary.add(row)
+        row.clear()  # the caller's dictionary is its own
+    assert summary.compute_mean() == pytest.approx({"a": 4.0, "b": 20.0, "c": 7.0}, rel=1e-15)

@@ -9,6 +9,7 @@ from loader_examples import Noisy
 
 from dbrdist.core.random import generator
 from dbrdist.datasets import block, block_bounds
+from dbrdist.datasets import order as orders_of_epochs
 from dbrdist.datasets.order import Plan
 from dbrdist.iterators import OrderSampler, SerialIterator, ShuffleOrderSampler
 from tests.each import each
@@ -183,11 +184,13 @@ def test_an_empty_dataset_is_refused():
         SerialIterator([], 2)
 
 
-def test_an_epochs_order_is_held_in_half_the_memory_and_handed_out_as_before():
+@pytest.mark.parametrize("many", [1000, 1001])
+def test_the_order_of_many_examples_is_held_in_half_the_memory_and_handed_out_as_before(monkeypatch, many):
     n = 1000
+    monkeypatch.setattr(orders_of_epochs, "_MANY", many)
     it = SerialIterator(np.arange(n), 300, seed=5)
     expected = [np.random.Generator.permutation(generator(5, "order", epoch), n) for epoch in range(2)]
-    assert it._state.order.dtype == np.int32
+    assert it._state.order.dtype == (np.int32 if many <= n else np.int64)
     assert np.array_equal(it._state.order, expected[0])
     found = []
     for _ in range(6):
@@ -213,8 +216,8 @@ def test_orders_of_other_types_stay_as_they_are(order):
     assert list(step.indices) == list(order[:3])
 
 
-@each(n=[0, 1, 2, 3, 10, 65537, 1_281_167])
+@each(n=[0, 1, 2, 3, 10, 65537, 1 << 17, 1_281_167])
 def test_orders_are_the_permutations_of_numpys_generator(n):
     order = ShuffleOrderSampler(7).order(2, n)
-    assert order.dtype == np.int32
+    assert order.dtype == (np.int32 if n >= 1 << 17 else np.int64)
     assert np.array_equal(order, generator(7, "order", 2).permutation(n))

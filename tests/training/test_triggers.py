@@ -188,3 +188,12 @@ def test_end(end, expected, length):
 def test_time_by_another_clock():
     trigger = triggers.TimeTrigger(2.0, lambda trainer: trainer.iteration * 1.5)
     assert fired(trigger, Clock(), 6) == [2, 3, 4, 6]  # at 3.0, 4.5, 6.0 and 9.0 seconds
+
+
+def test_an_end_that_several_ask_for_is_that_of_each_trainer_and_step():
+    end, fast, slow = triggers.EndTrigger(1), Clock(2), Clock(4)
+    found = []
+    for _ in range(4):
+        for clock in (fast.tick(), slow.tick()):
+            found.append((end(clock), end(clock)))
+    assert found == [(ends, ends) for ends in (False, False, True, False, True, False, True, True)]
