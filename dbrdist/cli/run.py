@@ -229,7 +229,8 @@ class Run:
             print(f"the last start of this run {self.folder.summary['status']}: {self.folder.summary['reason']}")
         path = snapshots.newest(self.config.out)
         if path is None:
-            print(f"no snapshot in {self.config.out}: starting from the beginning", flush=True)
+            kind = "whole snapshot" if snapshots.find(self.config.out) else "snapshot"
+            print(f"no {kind} in {self.config.out}: starting from the beginning", flush=True)
             return None, []
         return path, resume.changes(self.folder.file(CONFIG), self.config, self.origin)
 

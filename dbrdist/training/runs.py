@@ -114,8 +114,9 @@ def read_recipe(folder: str) -> dict[str, Any]:
         with open(os.path.join(folder, RECIPE), encoding="utf-8", opener=regular) as file:
             recipe = json.load(file)
     except (OSError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or error
         raise CheckpointError(
-            f"{folder}: expected the folder of a run of dbrdist-train, with a {RECIPE} in it: {error}{_hint(folder)}"
+            f"{folder}: expected the folder of a run of dbrdist-train, with a {RECIPE} in it: {why}{_hint(folder)}"
         ) from error
     kinds = {"callable": str, "args": dict, "dtype": str}
     if not isinstance(recipe, dict) or any(not isinstance(recipe.get(key), kind) for key, kind in kinds.items()):

@@ -160,6 +160,12 @@ def test_resume_without_a_snapshot_starts_from_the_beginning(run):
     code, out, _ = run("run.yaml", "--resume")
     assert code == 0
     assert "no snapshot in result: starting from the beginning" in out
+    for path in Path("result").glob("snapshot_iter_*"):
+        path.write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match="is damaged and passed over"):
+        code, out, _ = run("run.yaml", "--resume")
+    assert code == 0 and "no whole snapshot in result: starting from the beginning" in out
+    assert any(Path("result").glob("damaged_snapshot_iter_*"))
 
 
 def test_the_same_run_twice_is_the_same(run):
