@@ -12,6 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,6 +53,10 @@ class Ranks(Protocol):
     def size(self) -> int: ...
 
     def _post_row(self, call: Call, row: bytes, enclosed: Sequence[Any] = ()) -> Pending: ...
+
+    def _exchange_row(
+        self, call: Call, row: bytes, enclosed: Sequence[Any] = ()
+    ) -> tuple[list[bytes], list[list[Any]]]: ...
 
     def _allgather_bytes(self, mine: Any, raw: Any, counts: Sequence[int], starts: Sequence[int]) -> None: ...
 
@@ -167,14 +172,15 @@ class Passage(Call):
     enclosed: Sequence[list[Any]] = ()  # for each array enclosed in the row what every rank enclosed
     _gate: Gate
     _answer: Pending | None = None
+    _is_meeting = False  # shows a row and waits for the others'
     _is_moving = False
 
     def __exit__(self, kind: Any, value: Any, tb: Any) -> None:
         if self.enclosed:
             self.enclosed = ()
             self._gate.ranks._release_enclosed()
-        super().__exit__(kind, value, tb)
-        if kind is not None and (self._answer is not None or self._is_moving):
+        Call.__exit__(self, kind, value, tb)  # in half the time of super()
+        if kind is not None and (self._answer is not None or self._is_meeting or self._is_moving):
             self.break_off(value)
         if self.is_collective:
             self._gate._one_thread.release()
@@ -211,8 +217,34 @@ class Passage(Call):
             what: what these stand for, as in "expected ... on every rank".
             detail: what this rank has.
         """
-        self.post(payload, error, num_same=num_same, what=what, detail=detail)
-        return self.wait()
+        rows = self.exchange(payload, error, num_same=num_same, what=what, detail=detail)
+        return _payloads(rows)
+
+    def exchange(
+        self,
+        payload: Sequence[int] | Row = (),
+        error: Exception | None = None,
+        *,
+        num_same: int = 0,
+        what: str = "",
+        detail: str | Callable[[], str] = "",
+        enclosed: Sequence[Any] = (),
+    ) -> list[bytes]:
+        """As :meth:`agree`, with rows as they came, for :func:`payload_bytes`.
+
+        ``enclosed`` are arrays that travel with it, where the provider says that they can.
+        """
+        row = self._fill_in(payload, error)
+        self._is_meeting = True
+        rows, self.enclosed = self._gate.ranks._exchange_row(self, row, enclosed)
+        self._is_meeting = False
+        if error is None and all(map(bytes.startswith, rows, repeat(row[: 8 * (_HEAD + num_same)]))):
+            return rows
+        raise self._disagreement(what, detail, error) from error
+
+    def _disagreement(self, what: str, detail: str | Callable[[], str], error: Exception | None) -> Exception:
+        words = "" if error is not None else detail if isinstance(detail, str) else detail()
+        return self._gate.explain(self, what, words, error)
 
     def post(
         self,
@@ -224,20 +256,21 @@ class Passage(Call):
         detail: str | Callable[[], str] = "",
         enclosed: Sequence[Any] = (),
     ) -> None:
-        """The first half of :meth:`agree`: show the row, and return at once.
+        """The first half of :meth:`exchange`: show the row, and return at once."""
+        row = self._row = self._fill_in(payload, error)
+        self._own_error, self._what, self._detail, self._num_same = error, what, detail, num_same
+        self._answer = self._gate.ranks._post_row(self, row, enclosed)
 
-        ``enclosed`` are arrays that travel with it, where the provider says that they can.
-        """
+    def _fill_in(self, payload: Sequence[int] | Row, error: Exception | None) -> bytes:
+        """The row to show."""
         gate = self._gate
         if gate.config is None:
             gate._describe_config()
-        self.number = gate.record.count(gate.name)
-        verb = _verb_words[self.verb] ^ gate.backward_of
-        words = (self.number, verb, self.root, gate._config_digest, error is not None, *payload)
-        self._row = _packers[len(words)].pack(*words)
+        number = self.number = gate.record.count(gate.name)
         self.meets_by = "row"
-        self._own_error, self._what, self._detail, self._num_same = error, what, detail, num_same
-        self._answer = gate.ranks._post_row(self, self._row, enclosed)
+        verb = _verb_words[self.verb] ^ gate.backward_of
+        words = (number, verb, self.root, gate._config_digest, error is not None, *payload)
+        return _packers[len(words)].pack(*words)
 
     def is_answered(self) -> bool:
         """Whether :meth:`wait` will return at once."""
@@ -245,7 +278,7 @@ class Passage(Call):
 
     def wait(self) -> Row:
         """The second half: everyone's payloads, once all are there."""
-        return np.frombuffer(bytearray().join(self.wait_for_rows()), np.int64).reshape(-1, ROW_WORDS)[:, _HEAD:]
+        return _payloads(self.wait_for_rows())
 
     def wait_for_rows(self) -> list[bytes]:
         """The rows as they came, for :func:`payload_bytes`."""
@@ -255,15 +288,9 @@ class Passage(Call):
         self.enclosed = answer.pieces()
         self._answer, self._detail, self._row = None, "", b""  # the record keeps this passage, not whole models
         own = self._own_error
-        if own is None:
-            same = row[: 8 * (_HEAD + self._num_same)]
-            for theirs in rows:
-                if not theirs.startswith(same):
-                    break
-            else:
-                return rows
-        detail = "" if own is not None else words if isinstance(words, str) else words()
-        raise self._gate.explain(self, self._what, detail, own) from own
+        if own is None and all(map(bytes.startswith, rows, repeat(row[: 8 * (_HEAD + self._num_same)]))):
+            return rows
+        raise self._disagreement(self._what, words, own) from own
 
     def meet_without_row(self) -> None:
         """Count a meeting in which bytes move without a row before them."""
@@ -285,6 +312,10 @@ class _Moving:
     def __exit__(self, kind: Any, value: Any, tb: Any) -> None:
         if kind is None:
             self._call._is_moving = False
+
+
+def _payloads(rows: list[bytes]) -> Row:
+    return np.frombuffer(bytearray().join(rows), np.int64).reshape(-1, ROW_WORDS)[:, _HEAD:]
 
 
 def payload_bytes(begin: int, count: int) -> slice:

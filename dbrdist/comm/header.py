@@ -22,6 +22,7 @@ from dbrdist.core.parameter import Parameter
 from dbrdist.core.update_rule import Hooks
 
 _NUM_SAME = 5  # step, parameters, hyperparameters, which parameters are reduced, which are new
+_WHAT = "the same step"
 # Runs, samples, works, stop, place, encloses: these may differ.
 _own_words = operator.itemgetter(payload_bytes(_NUM_SAME, 6))
 
@@ -32,6 +33,7 @@ class Steps:
     def __init__(self, comm: Any, optimizer: Any, settings: str = "") -> None:
         """``settings`` are further words that all ranks must have in common, lines with a break at their end."""
         self._comm = comm
+        self._gate = comm._gate
         self._settings = settings
         self._optimizer = optimizer
         self._plan: Plan | None = None
@@ -51,35 +53,38 @@ class Steps:
         self.num_plans = 0  # more after each change of a parameter, a link or a rule
 
     def post(self, num_samples: int | None, works: bool, zero_fill: bool, new: Sequence[str] = ()) -> None:
-        """Show this rank's header, without waiting for the others'; the arguments are those of :meth:`show`."""
-        with self._comm._gate.call("update") as call:
-            self.show(call, num_samples, works, zero_fill, new)
-
-    def show(
-        self,
-        call: Passage,
-        num_samples: int | None,
-        works: bool,
-        zero_fill: bool,
-        new: Sequence[str] = (),
-        encloses: bool = False,
-    ) -> None:
-        """Show this rank's header in a verb that has begun.
+        """Show this rank's header, without waiting for the others'.
 
         Args:
-            call: the verb.
             num_samples: of this rank.
             works: whether this rank has a forward pass.
             zero_fill: of the optimizer.
             new: names of parameters that want values.
-            encloses: whether the gradients come with it, if there is room for those that are there now.
         """
+        with self._gate.call("update") as call:
+            self.look()
+            row = self._row(num_samples, works, zero_fill, new, False)
+            call.post(row, num_same=_NUM_SAME, what=_WHAT, detail=self._in_words)
+            self._passage, self._header, self._is_refused = call, None, False
+
+    def exchange(self, call: Passage, num_samples: int | None, works: bool, zero_fill: bool) -> Header:
+        """The headers of all ranks, and with them the gradients if there is room for those that are there now."""
         self.look()
+        plan = self._plan
+        enclosed = plan.collect() if plan is not None and self.is_small() else ()
+        row = self._row(num_samples, works, zero_fill, (), bool(enclosed))
+        self._passage = None
+        return self._heard(call.exchange(row, num_same=_NUM_SAME, what=_WHAT, detail=self._in_words, enclosed=enclosed))
+
+    def _row(
+        self, num_samples: int | None, works: bool, zero_fill: bool, new: Sequence[str], encloses: bool
+    ) -> tuple[int, ...]:
+        """The words of this rank's header."""
         plan, values, step = self._plan, self._values, self._optimizer.t
-        enclosed = plan.collect() if encloses and self.is_small() and plan is not None else ()
         if not values.are_as_before():
             values.look(self._settings)
-        row = (
+        self._said = step, zero_fill, values.text, self._params_text, new
+        return (
             step,
             self._params_digest,
             values.digest,
@@ -90,37 +95,39 @@ class Steps:
             bool(works),  # not one of NumPy's
             self._comm._stop_request,
             0 if plan is None else plan.place,
-            bool(enclosed),
+            encloses,
         )
-        self._said = step, zero_fill, values.text, self._params_text, new
-        call.post(row, num_same=_NUM_SAME, what="the same step", detail=self._in_words, enclosed=enclosed)
-        self._passage, self._header, self._is_refused = call, None, False
 
     def meet(self) -> Passage:
         """The verb in which this rank waits for the others' headers, and reduces: ``with steps.meet() as call``."""
         assert self._passage is not None
-        call: Passage = self._comm._gate.again(self._passage)
+        call: Passage = self._gate.again(self._passage)
         return call
 
     def wait(self, call: Passage) -> Header:
         """The headers of all ranks."""
         if self._header is None:
             self._is_refused = True
-            own = [*map(_own_words, call.wait_for_rows())]
+            rows = call.wait_for_rows()
             self._is_refused = False
-            if self._last is None or self._last.rows != own:
-                self._last = Header(own)
-            self._header = self._last
-            if self._comm._stop_answers is not self._last.stops:
-                self._comm._stop_answers = self._last.stops
+            self._header = self._heard(rows)
         return self._header
+
+    def _heard(self, rows: list[bytes]) -> Header:
+        """What these rows say; mostly what those of the last step said."""
+        own, last = [*map(_own_words, rows)], self._last
+        if last is None or last.rows != own:
+            last = self._last = Header(own)
+        if self._comm._stop_answers is not last.stops:
+            self._comm._stop_answers = last.stops
+        return last
 
     def is_small(self) -> bool:
         """Whether the gradients fit into the header, as far as :meth:`look` knows them."""
-        config = self._comm._gate.config
-        if self._plan is not self._small_plan or config is not self._small_config or config is None:
-            is_small = self._plan is not None and self._comm._encloses(self._plan.grads)
-            self._small_plan, self._small_config = self._plan if is_small else None, config
+        plan, config = self._plan, self._gate.config
+        if plan is not self._small_plan or config is not self._small_config or config is None:
+            is_small = plan is not None and self._comm._encloses(plan.grads)
+            self._small_plan, self._small_config = plan if is_small else None, config
         return self._small_plan is not None
 
     def poll(self) -> Header | None:
@@ -178,10 +185,10 @@ class Steps:
     def _named_updated(self) -> list[tuple[str, Parameter]]:
         return [(name, p) for name, p in self._optimizer.target.namedparams() if _is_updated(p)]
 
-    def is_current(self) -> bool:
+    def is_current(self, target: Any) -> bool:
         """False where a parameter, a link or a rule has changed since the last look, or the target is another."""
         watch = self._watch
-        return watch is not None and watch.is_current() and self._target is self._optimizer.target
+        return watch is not None and self._target is target and watch.is_current()
 
     def look(self) -> None:
         """Plan anew where a parameter, a link or a rule has changed."""

@@ -29,6 +29,7 @@ _ENCLOSED_BEGIN = _ROWS_BEGIN + _NUM_ROWS * ROW_BYTES
 NUM_BYTES = _ENCLOSED_BEGIN + 2 * ENCLOSED_BYTES
 _LOOKS = 300  # some 15 us: ranks with a core each come to most rows nearly together
 _MAX_ENCLOSURES = 8  # of models that take turns
+_to_bytes = memoryview.tobytes
 
 Wait = Callable[[Call, Callable[[], bool], str], None]
 
@@ -65,40 +66,60 @@ class Mailbox:
         self._own = self._all[rank]
         self._rows = list(zip(*(memory.rows for memory in self._all)))  # in each place those of all ranks
         self._posted_by_others = [memory.posted for memory in self._all if memory is not self._own]
-        self._read_by_all = [memory.read for memory in self._all]
+        self._read_by_others = [memory.read for memory in self._all if memory is not self._own]
         self._wait = wait
         self._number = 0
         self._unread: deque[Letter] = deque()
         self._last_read = 0
         self._enclosed_at = [0, 0]  # the last row in which each half of that memory was enclosed
         self._enclosures: dict[int, _Enclosure] = {}
+        self._last_enclosure: _Enclosure | None = None
 
     def post(self, call: Call, row: bytes, enclosed: Sequence[message.HostArray] = ()) -> Letter:
         """Show a row, with arrays of :data:`ENCLOSED_BYTES` together at most, which may be written again at once."""
+        letter = Letter(self, *self._show(call, row, enclosed))
+        self._unread.append(letter)
+        return letter
+
+    def exchange(
+        self, call: Call, row: bytes, enclosed: Sequence[message.HostArray] = ()
+    ) -> tuple[list[bytes], Pieces]:
+        """Show a row and wait: (the rows of all ranks, and for each enclosed array what every rank enclosed)."""
+        if self._unread:
+            letter = self.post(call, row, enclosed)
+            return letter.wait(call), letter.pieces()
+        number, enclosure = self._show(call, row, enclosed)
+        self._wait_for(call, number)
+        self._last_read = number
+        rows = [*map(_to_bytes, self._rows[number % _NUM_ROWS])]
+        return rows, [] if enclosure is None else enclosure.pieces[number % 2]
+
+    def _show(self, call: Call, row: bytes, enclosed: Sequence[message.HostArray]) -> tuple[int, _Enclosure | None]:
+        """The number of the row, and where the arrays lie that came with it."""
         number = self._number + 1
-        needed = self._enclosed_at[number % 2] if enclosed else 0
-        if number - _NUM_ROWS > needed:
-            needed = number - _NUM_ROWS
-        self._own.read[0] = self._last_read  # see release
-        is_free = not self._unread
-        for read in self._read_by_all:
+        half = number % 2
+        needed = number - _NUM_ROWS
+        if enclosed and self._enclosed_at[half] > needed:
+            needed = self._enclosed_at[half]
+        own = self._own
+        own.read[0] = self._last_read  # see release
+        is_free = not self._unread  # then this rank has read all rows
+        for read in self._read_by_others:
             if read[0] < needed:
                 is_free = False
         if not is_free and not self._may_overwrite(needed):  # others still read what lies there
             self._wait(call, lambda: self._may_overwrite(needed), "row")
         enclosure = None
         if enclosed:
-            enclosure = self._enclosures.get(id(enclosed))
+            enclosure = self._last_enclosure
             if enclosure is None or enclosure.arrays is not enclosed:
                 enclosure = self._enclosure(enclosed)
-            self._enclosed_at[number % 2] = number
-            for room, x in zip(enclosure.own[number % 2], enclosed):
+            self._enclosed_at[half] = number
+            for room, x in zip(enclosure.own[half], enclosed):
                 room[...] = x
-        self._own.rows[number % _NUM_ROWS][:] = row
-        self._own.posted[0] = self._number = number
-        letter = Letter(self, number, enclosure)
-        self._unread.append(letter)
-        return letter
+        own.rows[number % _NUM_ROWS][:] = row
+        own.posted[0] = self._number = number
+        return number, enclosure
 
     def takes(self, arrays: Sequence[Any]) -> bool:
         """Whether these arrays can be enclosed in a row."""
@@ -110,11 +131,15 @@ class Mailbox:
 
     def _enclosure(self, arrays: Sequence[message.HostArray]) -> _Enclosure:
         """Where arrays lie in a row; for a tuple of them, which stays what it is, this is kept."""
+        kept = self._enclosures.get(id(arrays))
+        if kept is not None and kept.arrays is arrays:
+            self._last_enclosure = kept
+            return kept
         made = _Enclosure(arrays, self._all, self._rank)
         if isinstance(arrays, tuple):
             if len(self._enclosures) >= _MAX_ENCLOSURES:
                 self._enclosures.clear()
-            self._enclosures[id(arrays)] = made
+            self._enclosures[id(arrays)] = self._last_enclosure = made
         return made
 
     def has_room(self) -> bool:
@@ -134,7 +159,13 @@ class Mailbox:
 
     def read(self, call: Call, letter: Letter) -> None:
         """Read a row of all ranks, once it is there."""
-        number = letter.number
+        self._wait_for(call, letter.number)
+        while self._unread[0] is not letter:
+            self._take_first().keep()
+        self._take_first()
+
+    def _wait_for(self, call: Call, number: int) -> None:
+        """Wait until all ranks have shown this row."""
         if spans.recorders or call.pause_seconds:
             self._wait(call, lambda: self.is_complete(number), "row")
         looks = _LOOKS  # first without the care that a long wait needs
@@ -143,14 +174,11 @@ class Mailbox:
                 looks -= 1
                 if not looks:
                     self._wait(call, lambda: self.is_complete(number), "row")
-        while self._unread[0] is not letter:
-            self._take_first().keep()
-        self._take_first()
 
     def _take_first(self) -> Letter:
         letter = self._unread.popleft()
         self._last_read = letter.number  # which the others hear in release: enclosed arrays are read till then
-        letter.rows = [*map(bytes, self._rows[letter.number % _NUM_ROWS])]
+        letter.rows = [*map(_to_bytes, self._rows[letter.number % _NUM_ROWS])]
         return letter
 
     def _may_overwrite(self, number: int) -> bool:
@@ -158,7 +186,7 @@ class Mailbox:
         while self._unread and self.is_complete(self._unread[0].number):
             self._take_first().keep()
         self.release()
-        return all(read[0] >= number for read in self._read_by_all)
+        return self._last_read >= number and all(read[0] >= number for read in self._read_by_others)
 
 
 class _Enclosure:

@@ -6,6 +6,7 @@ nothing beforehand and a channels-last array arrives as one.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -172,9 +173,10 @@ def weighted_sum(
     """
     dtype = pieces[0].dtype
     if factors is None and dtype.itemsize > 2 and dtype.kind in "fc" and len(pieces) > 1:
-        total = np.add(pieces[0], pieces[1], out=out)
-        for piece in pieces[2:]:
-            total += piece
+        total = np.add(pieces[0], pieces[1], out)
+        if len(pieces) > 2:
+            for piece in pieces[2:]:
+                total += piece
         divide(total, divisor)
         return total
     wide = np.dtype(np.float32) if dtype.kind == "V" else backend.accumulation_dtype(dtype)
@@ -192,10 +194,19 @@ def divide(x: HostArray, divisor: float | None) -> None:
     """Divide in place; by a power of two with a product, which gives the same bits in a third of the time."""
     if divisor is None:
         return
-    if math.frexp(divisor)[0] == 0.5:
-        x *= 1 / divisor
-    else:
+    factor = _factor(divisor, x.dtype)
+    if factor is None:
         x /= x.dtype.type(divisor)
+    else:
+        np.multiply(x, factor, x)
+
+
+@functools.lru_cache(maxsize=64)
+def _factor(divisor: float, dtype: np.dtype[Any]) -> Any:
+    """The inverse of a power of two; None of another number."""
+    if math.frexp(divisor)[0] != 0.5:
+        return None
+    return backend.number(1 / divisor, dtype) if dtype.kind in "fc" else 1 / divisor
 
 
 def blocks(n: int, size: int) -> list[int]:

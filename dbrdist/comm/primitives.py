@@ -98,6 +98,13 @@ class Provider(Configured, ABC):
     def _post_row(self, call: Call, row: bytes, enclosed: Sequence[message.HostArray] = ()) -> Pending:
         """Show a row of fixed length to all ranks, without waiting for theirs; enclosed arrays may be written again."""
 
+    def _exchange_row(
+        self, call: Call, row: bytes, enclosed: Sequence[message.HostArray] = ()
+    ) -> tuple[list[bytes], list[list[Any]]]:
+        """Show a row and wait: (the rows of all ranks, for each enclosed array what every rank enclosed)."""
+        pending = self._post_row(call, row, enclosed)
+        return pending.wait(call), pending.pieces()
+
     def _encloses(self, arrays: Sequence[Array]) -> bool:
         """Whether these arrays can be enclosed in a row; the same on ranks whose arrays are alike."""
         return False

@@ -19,6 +19,7 @@ MAX_COUNTS = 4096  # pairs of a communicator and what is counted on it; the one 
 _OURS, _OF_THE_ROOM = ("dbrdist.", "contextlib", "click."), ("dbrdist.comm.", "contextlib")
 _NO_PLACE = ("an unknown place", 0)
 _depths: dict[str, int] = {}  # of modules: 0 outside this package, 1 in it, 2 in this room
+_last_place: tuple[Any, int, tuple[str, int]] = (None, 0, _NO_PLACE)  # code outside this package, instruction, place
 
 
 class Call:
@@ -57,20 +58,23 @@ class Call:
         self.verb = verb
         self.comm_name = comm_name
         self.members = members  # the communicator's ranks, as numbered in the whole job
-        self.place = _caller(sys._getframe(2)) if place is None else place
+        self.place = place_of(sys._getframe(2)) if place is None else place
         self.since = time.monotonic()
         self.thread = threading.get_ident()
 
     def __enter__(self) -> Self:
         record, thread = self.record, self.thread
-        self.outer = record.running.get(thread)
+        running = record.running
+        if running or self.outer is not None:
+            self.outer = running.get(thread)
         record.num_entered += 1
         self.wait_id = record.num_entered
-        record.running[thread] = self
+        running[thread] = self
         record.threads.add(thread)
-        if self.seconds < 0:  # not one that is entered again
+        if self.seconds < 0:
             record.last.append(self)
-        self.seconds = -1.0
+        else:  # it is entered again
+            self.seconds = -1.0
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
@@ -108,20 +112,33 @@ class Call:
         return f"{self.comm_name} #{self.number} {self.name()}{with_whom}{amount}{kind} at {self.where()} {took}"
 
 
-def _caller(frame: Any) -> tuple[str, int]:
+def place_of(frame: Any) -> tuple[str, int]:
     """(file, line) of the innermost call from outside this package; within it, of the first outside this room."""
+    code, at, place = _last_place
+    if frame.f_code is code and frame.f_lasti == at:
+        return place
     inside = None
     while frame is not None:
-        module = frame.f_globals["__name__"]
+        module = frame.f_globals.get("__name__", "")  # code that is run by exec may have none
         depth = _depths.get(module)
         if depth is None:
-            depth = _depths[module] = module.startswith(_OURS) + module.startswith(_OF_THE_ROOM)
+            depth = _depths[module] = str(module).startswith(_OURS) + str(module).startswith(_OF_THE_ROOM)
         if depth == 0:
-            return frame.f_code.co_filename, frame.f_lineno
+            return _line(frame)
         if depth == 1 and inside is None:
             inside = frame
         frame = frame.f_back
     return _NO_PLACE if inside is None else (inside.f_code.co_filename, inside.f_lineno)
+
+
+def _line(frame: Any) -> tuple[str, int]:
+    """(file, line) where a frame is. To count lines takes long in a long function; a loop calls from the same one."""
+    global _last_place
+    code, at, place = _last_place
+    if frame.f_code is not code or frame.f_lasti != at:
+        place = frame.f_code.co_filename, frame.f_lineno
+        _last_place = frame.f_code, frame.f_lasti, place
+    return place
 
 
 class Record:
@@ -135,13 +152,18 @@ class Record:
         self.threads: set[int] = set()  # all that were ever in a verb
         self.resting: set[int] = set()  # those that do nothing now until another thread of this rank does
         self._counts: OrderedDict[tuple[Any, ...], int] = OrderedDict()
+        self._newest: tuple[Any, ...] = ()  # the last key there
         self.num_entered = 0  # how often a verb was entered
 
     def count(self, *key: Any) -> int:
         """One more of ``key``; returns how many there are now."""
         counts = self._counts
+        if key == self._newest:  # as in a loop of steps
+            number = counts[key] = counts.get(key, 0) + 1
+            return number
         number = counts.pop(key, 0) + 1
         counts[key] = number
+        self._newest = key
         if len(counts) > MAX_COUNTS:
             counts.popitem(last=False)
         return number
@@ -156,6 +178,7 @@ class Record:
 
     def forget(self, comm_name: str) -> None:
         """Drop what was counted on a communicator that is no more."""
+        self._newest = ()
         for key in [key for key in self._counts if key[0] == comm_name]:
             del self._counts[key]
 

@@ -44,6 +44,7 @@ class Plan:
         """The runs where they lie now."""
         self.runs = _runs(self.params)
         self.grads: tuple[Array, ...] = tuple(run.grad for run in self.runs)  # valid after :meth:`collect`
+        self._places = [(p, p.node, p.node.view) for p in self.params]
         self._watch = Watch(self.params)
 
     def move(self, move: Callable[[list[Arena]], None]) -> None:
@@ -84,7 +85,9 @@ class Plan:
 
     def collect(self) -> tuple[Array, ...]:
         """The gradients of each run, brought to their places."""
-        flat.collect_gradients(self.params)
+        for p, node, view in self._places:  # as flat.collect_gradients, of parameters that are in place
+            if node.gradient is not view:
+                p.collect_gradient()
         return self.grads
 
     def add_up(

@@ -198,3 +198,59 @@ def test_arrays_of_many_models_in_turn():
 )
 def test_which_arrays_a_row_takes(dtype, count, takes):
     assert boxes(2)[0].takes((np.zeros(count, dtype),)) is takes
+
+
+class Ready:
+    """Another rank that shows its row as soon as somebody waits for it."""
+
+    def __init__(self, box):
+        self.box = box
+        self.rows = []
+
+    def wait(self, call, test, kind):
+        self.box.post(CALL, *self.rows.pop(0)).wait(CALL)
+        assert test()
+
+
+def test_showing_and_waiting_in_one():
+    raws = [np.zeros(mailbox.NUM_BYTES, np.uint8) for _ in range(2)]
+    other = Ready(Mailbox(raws, 1, None))
+    one = Mailbox(raws, 0, other.wait)
+    for step in range(200):
+        enclosed = arrays(0, step) if step % 3 else ()
+        other.rows.append((row(10 * step + 1), arrays(1, step) if step % 3 else ()))
+        rows, pieces = one.exchange(CALL, row(10 * step), enclosed)
+        assert values(rows) == [10 * step, 10 * step + 1]
+        if step % 3:
+            is_of_step(pieces, step, 2)
+        else:
+            assert pieces == []
+        one.release()
+
+
+def test_showing_and_waiting_in_one_after_a_row_that_nobody_has_read_yet():
+    raws = [np.zeros(mailbox.NUM_BYTES, np.uint8) for _ in range(2)]
+    other = Ready(Mailbox(raws, 1, None))
+    one = Mailbox(raws, 0, other.wait)
+    early = one.post(CALL, row(1), arrays(0, 1))
+    other.box.post(CALL, row(2), arrays(1, 1)).wait(CALL)
+    for step in (2, 3, 4):
+        other.rows.append((row(step), arrays(1, step)))
+        rows, pieces = one.exchange(CALL, row(step), arrays(0, step))
+        assert values(rows) == [step, step]
+        is_of_step(pieces, step, 2)
+    assert values(early.wait(CALL)) == [1, 2]
+    is_of_step(early.pieces(), 1, 2)
+
+
+def test_models_that_take_turns_keep_their_places():
+    models = [tuple(arrays(0, k)) for k in range(11)]  # more than are kept
+    ranks = boxes(2)
+    for turn in range(3):
+        for model in models:
+            letters = [box.post(CALL, row(turn), model) for box in ranks]
+            for letter in letters:
+                letter.wait(CALL)
+                for mine, of_ranks in zip(model, letter.pieces()):
+                    assert all((piece == mine).all() for piece in of_ranks)
+                letter._box.release()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import operator
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -455,5 +456,70 @@ def check_state_is_that_of_the_wrapped_optimizer(comm):
 
 
 OVERFLOWS_ARE_MEANT = "ignore:NaN or infinity in the gradient of /l2/b:RuntimeWarning"
+
+
+def _by_hand(optimizer, model, x, t, num_samples):
+    """Gradients that are there before the update."""
+    model.cleargrads()
+    if num_samples:
+        model(x, t).backward(loss_scale=optimizer.actual_optimizer._loss_scale)
+    optimizer.update(num_samples=num_samples)
+
+
+def _without_zeros(optimizer, model, x, t, num_samples):
+    optimizer.zero_fill = False
+    optimizer.update(model, x, t, num_samples=num_samples)
+    optimizer.zero_fill = True
+
+
+WAYS = {
+    "as usual": lambda o, m, x, t, n: o.update(m, x, t, num_samples=n),
+    "gradients by hand": _by_hand,
+    "zero_fill": _without_zeros,
+    "config": lambda o, m, x, t, n: (
+        o.communicator.set_config("allreduce_grad_dtype", None), o.update(m, x, t, num_samples=n)
+    ),
+    "loss scale": lambda o, m, x, t, n: (o.set_loss_scale(8.0), o.update(m, x, t, num_samples=n)),
+    "loss scaling": lambda o, m, x, t, n: (o.loss_scaling(), o.update(m, x, t, num_samples=n)),
+    "no loss scale": lambda o, m, x, t, n: (o.set_loss_scale(None), o.update(m, x, t, num_samples=n)),
+    "frozen": lambda o, m, x, t, n: (m.l1.disable_update(), o.update(m, x, t, num_samples=n)),
+    "not frozen": lambda o, m, x, t, n: (m.l1.enable_update(), o.update(m, x, t, num_samples=n)),
+}  # fmt: skip
+
+
+def check_steps_whose_way_changes_are_those_of_one_process(comm):
+    """Also where a rank has no examples."""
+    model, alone = Net(), Net()
+    optimizer = create_multi_node_optimizer(optimizer_for(model), comm)
+    reference = optimizer_for(alone)
+    everything = list(batches())
+    for k, way in enumerate([*WAYS, *reversed(WAYS), "as usual", "as usual"]):
+        x, t = everything[k]
+        num_idle = comm.size > 1 and k % 3 == 0
+        begin, end = (0, 0)
+        if comm.rank < comm.size - num_idle:
+            begin, end = block_bounds(len(x), comm.rank, comm.size - num_idle)
+        WAYS[way](optimizer, model, x[begin:end], t[begin:end], end - begin)
+        if "frozen" in way:
+            (alone.l1.disable_update if way == "frozen" else alone.l1.enable_update)()
+        reference.update(alone, x, t)
+        close(weights(model), weights(alone), 1e-12)
+
+
+def check_the_record_has_the_line_of_each_step(comm):
+    batch, model = next(batches()), Net()
+    optimizer = create_multi_node_optimizer(optimizer_for(model), comm)
+    for _ in range(4):
+        frame = sys._getframe()
+        optimizer.update(model, *batch), optimizer.update(model, *batch)
+        first = frame.f_lineno - 1
+        optimizer.update(model, *batch)
+        second = frame.f_lineno - 1
+    if comm.size > 1:
+        steps = [call for call in comm._gate.record.last if call.verb == "update"][-6:]
+        assert [call.place for call in steps] == 2 * [(__file__, first), (__file__, first), (__file__, second)]
+        assert all(call.seconds >= 0 for call in steps)
+
+
 CHECKS = [function for name, function in sorted(globals().items()) if name.startswith("check_")]
 by_name = operator.attrgetter("__name__")

@@ -1,0 +1,112 @@
+"""The line of a call, and the counts of a record."""
+
+import sys
+
+import pytest
+
+from dbrdist.comm.record import MAX_COUNTS, Call, Record, place_of
+
+HERE = __file__
+
+
+def call_place():
+    return place_of(sys._getframe(1))
+
+
+def run(code, **names):
+    """Run code as ``exec`` does; its file is "code"."""
+    exec(compile(code, "code", "exec"), names)
+    return names
+
+
+def test_the_line_of_each_call():
+    code = "\n".join(
+        f"found.append(place()); found.append(place())\nfor _ in '12': found.append(place())\n#{k}" for k in "ab"
+    )
+    found = []
+    for _ in range(3):
+        run(code, found=found, place=call_place, __name__="user")
+    assert found == 3 * [("code", line) for line in (1, 1, 2, 2, 4, 4, 5, 5)]
+
+
+def test_one_function_called_from_two_lines_of_code_that_reads_alike():
+    """As two cells of a notebook."""
+    found = []
+    for k in range(3):
+        for name in ("a", "b"):
+            names = run("\n" * k + "def f(): return place()", place=call_place, __name__=name)
+            found.append([names["f"]() for _ in range(2)])
+    assert found == [2 * [("code", k + 1)] for k in range(3) for _ in range(2)]
+
+
+@pytest.mark.parametrize("names", [{}, {"__name__": None}, {"__name__": 3}, {"__name__": "user"}])
+def test_code_that_has_no_name(names):
+    assert run("found = place()", place=call_place, **names)["found"] == ("code", 1)
+
+
+def test_a_call_through_the_package_is_that_of_the_program_outside():
+    inner = run("def update(): return place()", place=call_place, __name__="dbrdist.comm.optimizer")
+    outer = run("\ndef run(): return update()", update=inner["update"], __name__="dbrdist.training.trainer")
+    user = run(
+        "def main():\n  a = run()\n  b = run()\n  c = update()\n  return a, b, c", **{**outer, "__name__": "user"}
+    )
+    for _ in range(3):
+        assert user["main"]() == (("code", 2), ("code", 3), ("code", 4))
+
+
+def test_a_call_within_the_package_alone_is_that_of_another_room():
+    """As on a thread of ours: no program outside is on its stack."""
+    frames = {}
+    keep = lambda name: frames.update({name: sys._getframe(1)})  # noqa: E731
+    run("\n\nkeep('comm')", keep=keep, __name__="dbrdist.comm.gate")
+    assert place_of(frames["comm"]) == (HERE, place_of(frames["comm"])[1])  # pytest is outside
+
+    class Frame:
+        def __init__(self, module, line, back):
+            self.f_globals, self.f_lineno, self.f_back, self.f_lasti = {"__name__": module}, line, back, 0
+            self.f_code = compile("0", module, "exec")
+
+    top = Frame("dbrdist.training.trainer", 7, None)
+    assert place_of(Frame("dbrdist.comm.gate", 9, Frame("dbrdist.core.link", 8, top))) == ("dbrdist.core.link", 8)
+    assert place_of(Frame("dbrdist.comm.gate", 9, None)) == ("an unknown place", 0)
+
+
+def test_counts_of_several_things_in_any_order():
+    record, expected = Record(), {}
+    for key in [("a",), ("a",), ("b",), ("a",), ("b",), ("b",), ("a", "send", 1, 2), ("a",), ("a",)]:
+        expected[key] = expected.get(key, 0) + 1
+        assert record.count(*key) == expected[key]
+    assert record.counts() == expected
+    record.forget("a")
+    assert record.counts() == {("b",): 3}
+    assert record.count("a") == 1
+    assert record.count("a") == 2
+    record.forget("a")
+    assert record.count("a") == 1
+
+
+def test_the_count_that_moved_last_stays_longest():
+    record = Record()
+    record.count("first")
+    record.count("second")
+    for k in range(MAX_COUNTS - 1):
+        record.count("first")
+        record.count(str(k))
+    assert record.counted("first") == MAX_COUNTS
+    assert record.counted("second") == 0
+    assert len(record.counts()) == MAX_COUNTS
+
+
+def test_a_verb_that_is_entered_again_is_listed_once_and_knows_who_called_it():
+    record = Record()
+    outer, inner = Call(record, "bcast_data", "c", (0,)), Call(record, "bcast", "c", (0,))
+    with outer, inner:
+        assert record.running == {inner.thread: inner}
+        assert inner.name() == "bcast in bcast_data"
+    assert inner.seconds >= 0
+    with inner:
+        assert inner.outer is None
+        assert inner.seconds < 0
+        assert "not over" in inner.line()
+    assert record.running == {}
+    assert list(record.last) == [outer, inner]
