@@ -160,6 +160,9 @@ REFUSED = {
         lambda: F.roi_average_align_2d(IMAGES, ones(2, 4), INTS, 2, 1.0, (2, 1.5))],
     "roi_average_align_2d: sampling_ratio: expected a number, or two for rows and columns": [
         lambda: F.roi_average_align_2d(IMAGES, ones(2, 4), INTS, 2, 1.0, (1, 1, 1))],
+    "roi_max_pooling_2d: rois: expected finite numbers, got NaN or infinity in row 4": [
+        lambda: F.roi_max_pooling_2d(IMAGES, np.diag([1.0, 1, 1, 1, np.nan])[:, 1:], np.zeros(5, int), 2, 1.0)
+    ],
     # ---- chance
     "dropout: mask: expected shape (2, 6) as of x": [lambda: F.dropout(X, 0.5, mask=ones(6))],
     "dropout: ratio: expected a number from 0 to below 1": [lambda: F.dropout(X, 1.0), lambda: F.dropout(X, -0.1)],
