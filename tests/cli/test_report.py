@@ -15,7 +15,7 @@ import pytest
 from cli_helpers import ROOT, lines
 
 import dbrdist
-from dbrdist.cli import chart, commands, report
+from dbrdist.cli import chart, commands, memory, report
 from dbrdist.cli.config import Config
 from dbrdist.cli.load import check
 from dbrdist.cli.meter import Meter
@@ -329,3 +329,15 @@ def test_init_prints_a_commented_configuration(run, name):
     assert out == (ROOT / "examples" / name / "config.yaml").read_text()
     code, _, err = run("--init", "nothing")
     assert code == 2 and "(digits, cifar10, imagenet), got 'nothing'" in err
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "expected"),
+    [(None, None, None), (None, 7, None), (1 << 70, 7, None), (900, 300, 600), (900, None, None), (300, 900, 0)],
+)
+def test_free_memory_is_that_of_the_container_where_it_has_a_limit(monkeypatch, limit, used, expected):
+    """The lesser of what the host and the container have left, and the host's where the container says nothing."""
+    numbers = {"/sys/fs/cgroup/memory.max": limit, "/sys/fs/cgroup/memory.current": used}
+    monkeypatch.setattr(memory, "_number", numbers.__getitem__)
+    free = memory.free_bytes()
+    assert free == expected if expected is not None else free > 1 << 20
