@@ -12,9 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 from dbrdist_launch import cores
+from dbrdist_launch.backends import hosts
 from dbrdist_launch.backends.hydra import Hydra
 from dbrdist_launch.backends.job import Host, Job
 from dbrdist_launch.backends.slurm import Srun
+from dbrdist_launch.errors import LaunchError
 from dbrdist_launch.launcher import binding, jobs, report
 from dbrdist_launch.launcher.jobs import JobFolder
 from dbrdist_launch.launcher.judge import Judge
@@ -326,3 +328,16 @@ def test_options_of_ssh_with_spaces_go_into_a_script(tmp_path, monkeypatch, opti
         assert (agent, options) == ("/bin/echo", ("-o", option))
     if has_folder:
         folder.close()
+
+
+def test_own_addresses_are_those_of_all_interfaces_that_have_one_loopback_last(monkeypatch):
+    known = {"lo": "127.0.0.1", "eth0": "10.0.0.7", "ib0": "192.168.1.7"}
+
+    def address_of_interface(name):
+        if name not in known:
+            raise LaunchError(f"{name} has no address")
+        return known[name]
+
+    monkeypatch.setattr(hosts, "address_of_interface", address_of_interface)
+    monkeypatch.setattr(hosts.socket, "if_nameindex", lambda: list(enumerate(["lo", "eth0", "tun0", "ib0"])))
+    assert hosts.own_addresses() == ("10.0.0.7", "192.168.1.7", "127.0.0.1")
