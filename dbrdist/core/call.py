@@ -129,7 +129,7 @@ def _recorded(call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]
     call.num_outputs = len(ys)
     outputs = [_output(call, i, _as_array(call, y), rank + 1) for i, y in enumerate(ys)]
     if keep:
-        call._kept_ys = _of(call, "retain_outputs", keep, [v.array for v in outputs])
+        call._kept_ys = _of(call, "retain_outputs", keep, [v._array for v in outputs])  # v.array settles what waits
     return tuple(outputs)
 
 
