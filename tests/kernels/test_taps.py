@@ -75,10 +75,10 @@ def test_what_is_not_finite_does_not_meet_the_padding(monkeypatch, value):
 
 def test_few_channels_many_pixels_groups_and_other_types_are_left_to_the_convolution():
     g = ConvGeometry(1, 1, 1, 1)
-    x, gy, out = (np.empty(s, np.float32) for s in ((16, 512, 7, 7), (16, 512, 7, 7), (512, 512, 3, 3)))
+    x, gy, out = (np.zeros(s, np.float32) for s in ((16, 512, 7, 7), (16, 512, 7, 7), (512, 512, 3, 3)))
     assert onednn_taps.suits(x, gy, out, g)
     assert not onednn_taps.suits(x, gy, out[:, :511].copy(), g)
-    assert not onednn_taps.suits(x, np.empty((48, 512, 7, 7), np.float32), out, g)
+    assert not onednn_taps.suits(x, np.zeros((48, 512, 7, 7), np.float32), out, g)
     assert not onednn_taps.suits(x, gy, out, g._replace(groups=2))
     assert not onednn_taps.suits(x, gy, out[:, :, :1, :1].copy(), g)
     assert not onednn_taps.suits(x, gy, out[..., ::-1], g)
