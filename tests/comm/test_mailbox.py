@@ -254,3 +254,23 @@ def test_models_that_take_turns_keep_their_places():
                 for mine, of_ranks in zip(model, letter.pieces()):
                     assert all((piece == mine).all() for piece in of_ranks)
                 letter._box.release()
+
+
+def test_showing_and_waiting_in_one_while_an_earlier_row_is_not_there_yet():
+    raws = [np.zeros(mailbox.NUM_BYTES, np.uint8) for _ in range(2)]
+    other = Mailbox(raws, 1, None)
+
+    def wait(call, test, kind):
+        for step in (1, 2):
+            other.post(CALL, row(10 + step), arrays(1, step))
+        assert test()
+
+    one = Mailbox(raws, 0, wait)
+    early = one.post(CALL, row(1), arrays(0, 1))
+    rows, pieces = one.exchange(CALL, row(2), arrays(0, 2))
+    assert values(rows) == [2, 12]
+    is_of_step(pieces, 2, 2)
+    assert values(early.wait(CALL)) == [1, 11]
+    is_of_step(early.pieces(), 1, 2)
+    one.release()
+    assert raws[0][64:72].view(np.int64)[0] == 2  # the last row that it has read, as the other rank sees it
