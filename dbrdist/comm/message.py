@@ -197,8 +197,10 @@ def divide(x: HostArray, divisor: float | None) -> None:
     factor = _factor(divisor, x.dtype)
     if factor is None:
         x /= x.dtype.type(divisor)
-    else:
+    elif isinstance(x, np.ndarray):
         np.multiply(x, factor, x)
+    else:  # a device refuses arrays of the host, also those without axes
+        x *= 1 / divisor
 
 
 @functools.lru_cache(maxsize=64)
