@@ -7,7 +7,7 @@ cdef class Call(Record):
                    has_arrays=bint, switches=dict, data=tuple)
     cpdef tuple apply(self, object inputs)
 
-@cython.locals(keep=tuple, n=Py_ssize_t, are_first=bint, node=VariableNode, value=Value)
+@cython.locals(keep=tuple, n=Py_ssize_t, node=VariableNode, value=Value)
 cdef tuple _recorded(Call call, Py_ssize_t rank, tuple xs, tuple ys)
 
 cpdef VariableNode constant_node(object x)

@@ -20,6 +20,7 @@ from dbrdist.core.variable import Variable
 
 _ndarray = np.ndarray
 _FIRST = tuple(tuple(range(n)) for n in range(8))  # the indexes of the first n inputs
+_COUNTS = {first: len(first) for first in _FIRST}
 _new = Value.__new__
 _float32 = np.dtype(np.float32)
 
@@ -84,7 +85,7 @@ class Call(Record):
                 switches["_captured"].extend([x for x in inputs if isinstance(x, Value) and x.node.requires_grad])
             return tuple([_leaf(y) for y in ys])
         self.inputs = tuple(nodes)
-        if num_wanted == len(nodes) and num_wanted < len(_FIRST):
+        if num_wanted == len(nodes) < 8:
             self.wanted = _FIRST[num_wanted]
         else:
             self.wanted = tuple([i for i, node in enumerate(nodes) if node.requires_grad])
@@ -103,9 +104,8 @@ def _recorded(call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]
     call.recorded_at = assignments[0]
     keep = call._keep_inputs
     if keep:
-        n = len(keep)
-        are_first = n < len(_FIRST) and n <= len(xs) and keep == _FIRST[n]
-        call._kept_xs = xs[:n] if are_first else _of(call, "retain_inputs", keep, xs)
+        n = _COUNTS.get(keep, 8)
+        call._kept_xs = xs[:n] if n <= len(xs) and n < 8 else _of(call, "retain_inputs", keep, xs)
     keep = call._keep_outputs
     if len(ys) == 1:
         y = ys[0]

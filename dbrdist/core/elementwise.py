@@ -24,11 +24,19 @@ def _nhwc(x: Any) -> Any:
     return x.transpose(0, 2, 3, 1)
 
 
+_FEW = 1 << 10  # elements up to which an operation is a call of NumPy and little else
+
+
 def elementwise(formula: Callable[..., Any], *xs: Any) -> Array:
     """``formula(*xs)`` for arrays that broadcast together; the result lies as images where an operand does.
 
     The formula sees such operands through their N H W C view, so that what it allocates in C order is channels-last.
+    NumPy's own functions leave the layout of operands that lie alike as it is.
     """
+    if len(xs) == 2 and type(formula) is np.ufunc:
+        a, b = xs
+        if type(a) is type(b) is np.ndarray and a.size <= _FEW and a.strides == b.strides and a.shape == b.shape:
+            return formula(a, b)
     ndim = 0
     for x in xs:
         n = getattr(x, "ndim", 0)

@@ -15,6 +15,8 @@ cdef class Value:
     cdef public object _array
     cdef public VariableNode node
 
+cpdef tuple form(object x)
+
 cdef class Record:
     cdef public tuple inputs, wanted, _kept_xs, _kept_ys, _keep_inputs, _keep_outputs
     cdef public Py_ssize_t rank, num_outputs, recorded_at

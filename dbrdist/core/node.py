@@ -82,6 +82,14 @@ class Value:
     _array: Any
 
 
+def form(x: Any) -> tuple[Any, Any]:
+    """Shape and type of an array or a Variable; a parameter without an array is asked itself."""
+    a = x._array if isinstance(x, Value) else x
+    if a is None:
+        a = x
+    return a.shape, a.dtype
+
+
 class Record:
     """What a call leaves in its function. All tuples are None before the call, as ``UNCALLED`` says."""
 

@@ -25,6 +25,7 @@ from dbrdist.core.checks import Operands
 from dbrdist.core.elementwise import KERNEL_ELEMENTS, at_once, elementwise, fused, kernels
 from dbrdist.core.graph import FunctionNode
 from dbrdist.core.named_errors import naming_errors
+from dbrdist.core.node import Value
 from dbrdist.core.variable import Variable, as_variable
 
 ROWS: dict[str, Row] = {}  # all rows by name, for tests and docs
@@ -224,9 +225,13 @@ def _primitive_of(entry: Row) -> Any:
     elif len(entry.args) == 2 and runs_at_once:
 
         def primitive(a: Any, b: Any) -> Any:
+            if isinstance(a, Value) and isinstance(b, Value):
+                if _dtype(a) is not _dtype(b):
+                    a, b = matched((a, b))
+                return node().apply((a, b))[0]
             if getattr(a, "dtype", None) is not getattr(b, "dtype", None):
                 a, b = matched((a, b))
-            if isinstance(a, Variable) or isinstance(b, Variable):
+            if isinstance(a, Value) or isinstance(b, Value):
                 return node().apply((a, b))[0]
             return elementwise(formula, a, b)
 
@@ -234,6 +239,13 @@ def _primitive_of(entry: Row) -> Any:
         primitive = entry.primitive
         return _named(lambda *args: entry.primitive(*args), entry)
     return _named(primitive, entry)
+
+
+def _dtype(x: Value) -> Any:
+    """The type of a Variable's array, or of the array that a parameter will have."""
+    a = x._array
+    dtype = getattr(x, "dtype", None) if a is None else a.dtype
+    return dtype
 
 
 def function(name: str, *rest: Any, **options: Any) -> Any:

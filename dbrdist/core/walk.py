@@ -108,7 +108,7 @@ class PlainWalk(Walk):
 
 
 def _run_chain(walk: Any, function: Any, gys: tuple[Any, ...]) -> None:
-    """Visit a function, and the next as long as it is the only one that is waiting: along a chain nothing is queued."""
+    """Visit a function, and the next as long as it has the highest rank of all that wait: a chain is not queued."""
     heap = walk.heap
     num_assigned = assignments[0]
     while True:
@@ -123,11 +123,10 @@ def _run_chain(walk: Any, function: Any, gys: tuple[Any, ...]) -> None:
         if len(gxs) != len(wanted):
             raise miscount(function, wanted, gxs)
         following = None  # the node whose creator comes next
-        for k in range(len(wanted)):
+        for k, i in enumerate(wanted):
             gx = gxs[k]
             if gx is None:
                 continue
-            i = wanted[k]
             node = nodes[i]
             if gx is node.view:  # the rule wrote the first contribution where it belongs
                 node.gradient = gx
@@ -140,7 +139,12 @@ def _run_chain(walk: Any, function: Any, gys: tuple[Any, ...]) -> None:
                 if node.view is None and node.gradient is None and type(gx) is _ndarray and function.gives_new:
                     node.gradient = gx  # nobody else has it: the leaf takes it as its own
                     continue
-            elif following is None and not heap and creator.inputs and creator.num_outputs == 1:
+            elif (
+                following is None
+                and creator.inputs
+                and creator.num_outputs == 1
+                and (not heap or creator.rank > -heap[0][0])  # of the same rank it may be what is waiting
+            ):
                 following, g = node, gx
                 continue
             walk.is_new = function.gives_new

@@ -26,8 +26,8 @@ _KEPT_ROWS = 1 << 14  # plans for more rows, whose ones take more memory, are no
 _KEPT_PLANS = 64  # nor more plans than these
 _add = np.add
 _float32, _float64 = np.dtype(np.float32), np.dtype(np.float64)
-_single: dict[int, Any] = {}  # the plans of small products, by rows and outputs
-_double: dict[int, Any] = {}
+_single: dict[Any, Any] = {}  # the plans of small products, by the shapes of x and W
+_double: dict[Any, Any] = {}
 
 
 class LinearFunction(FunctionNode):
@@ -89,20 +89,18 @@ def _small_product(call: Any, xs: tuple[Array, ...]) -> Any:
     """The output on the host, of one type with x and W, where NumPy's own product takes the least time; else None."""
     x, W = xs[0], xs[1]
     dtype = x.dtype
-    if type(x) is not ndarray or W.dtype is not dtype:
+    plans = _single if dtype is _float32 else _double if dtype is _float64 else None
+    if plans is None or W.dtype is not dtype or type(x) is not ndarray:
         return None
-    shape, sizes = x.shape, W.shape
-    if len(shape) != 2 or len(sizes) != 2 or shape[1] != sizes[1]:
-        return None
-    num_rows, num_outputs = shape[0], sizes[0]
-    if num_rows > _KEPT_ROWS or not 0 < num_rows * num_outputs * shape[1] < _LARGE_PRODUCT:
-        return None  # of no inputs or rows there may be any number of outputs, and a plan's key holds so many
-    plan = _plan(dtype, num_rows, num_outputs)
+    shapes = x.shape, W.shape
+    plan = plans.get(shapes)
     if plan is None:
-        return None
+        plan = _plan(plans, shapes[0], shapes[1], dtype)
+        if plan is None:
+            return None
     if len(xs) == 3:
         b = xs[2]
-        if b.ndim != 1 or len(b) != num_outputs:
+        if b.shape != plan[2]:
             return None
         y = x.dot(W.T)
         _add(y, b[plan[0]], y)
@@ -112,17 +110,17 @@ def _small_product(call: Any, xs: tuple[Array, ...]) -> Any:
     return y
 
 
-def _plan(dtype: Any, num_rows: int, num_outputs: int) -> Any:
-    """What small products of one size need: the index that spreads a bias over the rows, and ones to sum the rows."""
-    plans = _single if dtype is _float32 else _double if dtype is _float64 else None
-    if plans is None:
+def _plan(plans: dict[Any, Any], shape: tuple[int, ...], sizes: tuple[int, ...], dtype: Any) -> Any:
+    """What small products of x and W of these shapes need, or None where another way takes less time: the index that
+    spreads a bias over the rows, ones to sum the rows, and the shape of a bias."""
+    if len(shape) != 2 or len(sizes) != 2 or shape[1] != sizes[1]:
         return None
-    key = num_rows * _LARGE_PRODUCT + num_outputs
-    plan = plans.get(key)
-    if plan is None:
-        if len(plans) >= _KEPT_PLANS:
-            plans.clear()
-        plan = plans[key] = per_column(num_rows, num_outputs), ones(num_rows, dtype)
+    num_rows, num_outputs = shape[0], sizes[0]
+    if num_rows > _KEPT_ROWS or not 0 < num_rows * num_outputs * shape[1] < _LARGE_PRODUCT:
+        return None  # of no inputs or rows there may be any number of outputs
+    if len(plans) >= _KEPT_PLANS:
+        plans.clear()
+    plan = plans[shape, sizes] = per_column(num_rows, num_outputs), ones(num_rows, dtype), (num_outputs,)
     return plan
 
 
@@ -136,8 +134,7 @@ def _small_gradients(call: Any, wanted: tuple[int, ...], gy: Any, out: Any) -> A
     if type(gy) is not ndarray or gy.dtype is not dtype:
         return None
     grads: list[Any] = []
-    for k in range(len(wanted)):
-        i = wanted[k]
+    for k, i in enumerate(wanted):
         if i == 0:
             grads.append(gy.dot(W))
             continue

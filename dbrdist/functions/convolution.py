@@ -17,6 +17,7 @@ from dbrdist.core.checks import Given, Operands, expected
 from dbrdist.core.config import config
 from dbrdist.core.fusion import SpreadGradient
 from dbrdist.core.graph import FunctionNode, call, is_observed
+from dbrdist.core.node import form
 from dbrdist.core.parameter import Parameter
 from dbrdist.functions.connection import activation
 from dbrdist.kernels import ConvGeometry
@@ -37,25 +38,30 @@ class Convolution2D(FunctionNode):
         self.geometry = geometry
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        self.retain_inputs((0, 1))
-        arguments = xs[0], xs[1], xs[2] if len(xs) > 2 else None, self.geometry
+        self._keep_inputs = (0, 1)
+        b = xs[2] if len(xs) > 2 else None
         if self.kept is not None:
-            return (kernels.conv_inference(*arguments, self.kept),)
-        return (kernels.conv_forward(*arguments),)
+            return (kernels.conv_inference(xs[0], xs[1], b, self.geometry, self.kept),)
+        return (kernels.conv_forward(xs[0], xs[1], b, self.geometry),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
-        (gy,), (x, W), g = gys, self.retained_inputs(), self.geometry
+        on_variables = self._on_variables  # else the kernels themselves, without a node for each
+        gy, (x, W), g = gys[0], self.retained_inputs() if on_variables else self._kept_xs, self.geometry
         gxs = []
         for k, i in enumerate(wanted):
-            if i == 0 and not self._on_variables and _sees_a_part(g, W.shape, x.size, self.inputs[0].creator_node):
-                seen = call(ConvolutionData(_POINTWISE, (*x.shape[:2], *gy.shape[2:])), gy, W)
-                gxs.append(SpreadGradient(seen, x.shape, (g.sh, g.sw)))
-            elif i == 0:
-                gxs.append(call(ConvolutionData(g, x.shape), gy, W))
-            elif i == 1:
-                gxs.append(call(ConvolutionWeight(g, W.shape, W.dtype, None if out is None else out[k]), x, gy))
-            else:
+            target = None if out is None else out[k]
+            if i > 1:
                 gxs.append(_bias_gradient(gy, self.inputs[i].dtype))
+            elif on_variables:
+                gx = ConvolutionWeight(g, W.shape, W.dtype, target) if i else ConvolutionData(g, x.shape)
+                gxs.append(call(gx, x, gy) if i else call(gx, gy, W))
+            elif i:
+                gxs.append(kernels.conv_backward_weight(x, gy, W.shape, g, W.dtype, target))
+            elif _sees_a_part(g, W.shape, x.size, self.inputs[0].creator_node):
+                seen = kernels.conv_backward_data(gy, W, (*x.shape[:2], *gy.shape[2:]), _POINTWISE)
+                gxs.append(SpreadGradient(seen, x.shape, (g.sh, g.sw)))
+            else:
+                gxs.append(kernels.conv_backward_data(gy, W, x.shape, g))
         return tuple(gxs)
 
 
@@ -150,8 +156,7 @@ def convolution_2d(
     window = _hashable(stride), _hashable(pad), _hashable(dilate), groups, cover_all
     x = activation(x)
     arguments = (x, W) if b is None else (x, W, b)
-    geometry = _geometry("convolution_2d", window, *[(a.shape, a.dtype) for a in arguments])
-    node = Convolution2D(geometry)
+    node = Convolution2D(_geometry("convolution_2d", window, *map(form, arguments)))
     if type(W) is Parameter:
         node.kept = _kept(W)
     return node.apply(arguments)[0]
@@ -161,7 +166,8 @@ def _kept(W: Parameter) -> Any:
     """Where what is made of weights may stay until they change: at inference, where nobody else sees the array."""
     if not config.enable_backprop and not is_observed():
         return W.keep()
-    W.release()
+    if W._kept is not None:
+        W.release()
     return None
 
 
@@ -185,7 +191,7 @@ def deconvolution_2d(
     window = _hashable(stride), _hashable(pad), _hashable(dilate), groups, False
     x = activation(x)
     arguments = (x, W) if b is None else (x, W, b)
-    g = _geometry("deconvolution_2d", window, *[(a.shape, a.dtype) for a in arguments])
+    g = _geometry("deconvolution_2d", window, *map(form, arguments))
     (h, w), (kh, kw) = x.shape[2:], W.shape[2:]
     if outsize is None:
         outsize = (g.sh * (h - 1) + g.dh * (kh - 1) + 1 - 2 * g.ph, g.sw * (w - 1) + g.dw * (kw - 1) + 1 - 2 * g.pw)

@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
+import numpy as np
 from numpy import ndarray
 
 from dbrdist import kernels
@@ -27,12 +28,14 @@ from dbrdist.core.backend import (
 from dbrdist.core.checks import Given, expected
 from dbrdist.core.fusion import MaskedGradient
 from dbrdist.core.graph import FunctionNode, is_observed
+from dbrdist.core.node import form
 from dbrdist.core.parameter import Parameter
 from dbrdist.core.variable import Variable, as_array
 
 Axis = tuple[int, ...]
 Share = Callable[[Array], Array]
 _LARGE = 4096  # elements; below, a ReLU costs less than looking for it
+_add, _multiply = np.add, np.multiply
 
 
 class Normalization(FunctionNode):
@@ -91,9 +94,12 @@ class BatchNormalization(Normalization):
     var: Array = None
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        self.retain_inputs((0, 1))
-        key, rectifies = self.taken_key()
+        self._keep_inputs = (0, 1)
         x, gamma, beta = xs
+        if self.key is None:
+            y, self.mean, self.var, self.saved = kernels.bn_forward(x, gamma, beta, self.eps, False, self.axis)
+            return (y,)
+        key, rectifies = self.taken_key()
         y, self.mean, self.var, self.saved = kernels.bn_forward(x, gamma, beta, self.eps, rectifies, self.axis)
         return (self.offered(key, y, x, gamma, beta, self.mean, self.var),)
 
@@ -101,13 +107,16 @@ class BatchNormalization(Normalization):
         return kernels.bn_mask(self.saved, y.shape, y.dtype)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...], out: Any = None) -> tuple[Any, ...]:
-        gy, (x, gamma) = gys[0], self.retained_inputs()
+        gy, is_whole = gys[0], len(wanted) == 3
         if self._on_variables:
+            x, gamma = self.retained_inputs()
             grads = BatchNormalizationGradient(self).apply((x, gamma, gy))
         else:
+            x, gamma = self._kept_xs
             is_ours = gy.is_ours if type(gy) is MaskedGradient else self.owns_gy
-            grads = self.backward_kernel(x, gamma, gy, _view(out, wanted, 1), _view(out, wanted, 2), is_ours)
-        return in_types_of_inputs(self, wanted, grads if len(wanted) == 3 else [grads[i] for i in wanted])
+            views = out[1:] if is_whole and out is not None else (_view(out, wanted, 1), _view(out, wanted, 2))
+            grads = self.backward_kernel(x, gamma, gy, *views, is_ours)
+        return in_types_of_inputs(self, wanted, grads if is_whole else [grads[i] for i in wanted])
 
     def backward_kernel(
         self, x: Array, gamma: Array, gy: Any, out_gamma: Array = None, out_beta: Array = None, is_ours: bool = False
@@ -258,7 +267,10 @@ class FixedBatchNormalization(Normalization):
 def in_types_of_inputs(node: FunctionNode, wanted: tuple[int, ...], grads: Any) -> tuple[Any, ...]:
     """Gradients in the types of their inputs."""
     nodes = node.inputs
-    return tuple([g if g.dtype == nodes[i].dtype else ops.cast(g, nodes[i].dtype) for i, g in zip(wanted, grads)])
+    for i, g in zip(wanted, grads):
+        if g.dtype is not nodes[i].dtype:
+            return tuple([ops.cast(g, nodes[i].dtype) for i, g in zip(wanted, grads)])
+    return tuple(grads)
 
 
 def _view(out: Any, wanted: tuple[int, ...], i: int) -> Array:
@@ -278,7 +290,7 @@ def default_axis(ndim: int, num_kept: int = 1) -> Axis:
 
 def _key(x: Any, gamma: Any) -> Any:
     """gamma, where a ReLU that follows may be computed along with the normalization of x, else None."""
-    if not (isinstance(x, Variable) and isinstance(gamma, Variable)) or prod(x.shape) < _LARGE:
+    if not (isinstance(x, Variable) and isinstance(gamma, Variable)) or x._array.size < _LARGE:
         return None
     return gamma if fusion.is_private(x) and not is_observed() else None
 
@@ -301,8 +313,8 @@ def move_running(running_mean: Array, running_var: Array, mean: Array, var: Arra
 def _move(running: Array, decay: float, value: Array, weight: float) -> None:
     """running = decay running + weight value, of arrays of NumPy and one type; each call of it counts."""
     dtype = running.dtype
-    running *= number(decay, dtype)
-    running += value * number(weight, dtype)
+    _multiply(running, number(decay, dtype), running)
+    _add(running, _multiply(value, number(weight, dtype)), running)
 
 
 def batch_normalization(
@@ -325,7 +337,8 @@ def batch_normalization(
     node = BatchNormalization(eps, axis, _key(x, gamma))
     y = node.apply((x, gamma, beta))[0]
     if running_mean is not None:
-        move_running(running_mean, running_var, node.mean, node.var, decay, prod(x.shape[i] for i in axis))
+        count = x.size // (node.mean.size or 1)  # the elements behind each mean
+        move_running(running_mean, running_var, node.mean, node.var, decay, count)
     return y
 
 
@@ -340,23 +353,23 @@ def fixed_batch_normalization(
 
 def checked_axis(name: str, x: Any, gamma: Any, axis: Any, **others: Any) -> Axis:
     """The axes as a sorted tuple of numbers from 0 on; refuses shapes that do not fit them."""
-    if axis is not None and not isinstance(axis, int):
+    if axis is not None and type(axis) is not tuple and not isinstance(axis, int):
         axis = tuple(axis)
-    vectors = [(what, tuple(a.shape), a.dtype) for what, a in others.items()]
-    return _checked_axis(name, axis, tuple(x.shape), x.dtype, ("gamma", tuple(gamma.shape), gamma.dtype), *vectors)
+    return _checked_axis(name, axis, form(x), ("gamma", *others), form(gamma), *map(form, others.values()))
 
 
 @lru_cache(maxsize=1024)
-def _checked_axis(name: str, axis: Any, shape: tuple[int, ...], dtype: DType, *vectors: Any) -> Axis:
-    """Remembered, since a network asks the same at each step; ``vectors`` are names, shapes and types."""
+def _checked_axis(name: str, axis: Any, x: tuple[Any, DType], names: tuple[str, ...], *vectors: Any) -> Axis:
+    """Remembered, since a network asks the same at each step; x and ``vectors`` are shapes and types."""
+    shape, dtype = x
     ndim = len(shape)
     if axis is None:
-        axis = default_axis(ndim, len(vectors[0][1]))
+        axis = default_axis(ndim, len(vectors[0][0]))
     axis = tuple(sorted(a % ndim for a in ((axis,) if isinstance(axis, int) else axis)))
     kept = tuple(n for i, n in enumerate(shape) if i not in axis)
     if not is_floating(dtype):
         raise TypeError(str(expected(name, "x", "a floating type", Given(shape, dtype), "cast it first")))
-    for what, *given in vectors:
+    for what, given in zip(names, vectors):
         if given[0] != kept:
             raise expected(name, what, f"shape {kept} for x {shape} averaged over axis {axis}", Given(*given))
     return axis

@@ -489,7 +489,7 @@ def update(rule: str, arrays: tuple[Array | None, ...], numbers: tuple[Any, ...]
 
 def relu_forward(x: Array) -> Array:
     """max(x, 0); NaN stays."""
-    if type(x) is ndarray and x.size <= _SMALL and x.ndim != 4:  # a plan would cost more
+    if type(x) is ndarray and x.size <= _SMALL:  # a plan would cost more, and one operand's layout stays as it is
         dtype = x.dtype
         return _maximum(x, _zero if dtype is _float32 else number(0.0, dtype))
     key = relu_forward_key(x)
@@ -499,9 +499,12 @@ def relu_forward(x: Array) -> Array:
 
 def relu_backward(y: Array, gy: Array) -> Array:
     """0 where y, the output of a ReLU, is 0, whatever gy is there; else gy."""
-    if type(gy) is ndarray and gy.size <= _SMALL and gy.ndim != 4:
+    if type(gy) is ndarray and gy.size <= _SMALL:
         dtype = gy.dtype
-        return _where(y, gy, _zero if dtype is _float32 else number(0.0, dtype))
+        if gy.ndim != 4:
+            return _where(y, gy, _zero if dtype is _float32 else number(0.0, dtype))
+        if dtype is _float32 and y.strides == gy.strides:
+            return numpy_.passed(np, y, gy)
     key = pair_key("relu_backward", y, gy)
     plan = _local.plans.get(key) or _local.find(key, (y, gy))
     return plan(y, gy)

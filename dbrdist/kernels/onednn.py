@@ -106,6 +106,7 @@ class _Library:
         held = ctypes.PyDLL(self.path)  # keeps the interpreter lock: cheaper for calls that return at once
         self.set_handle = held.dnnl_memory_set_data_handle
         self.set_handle.argtypes = [c_void_p, c_void_p]
+        self.set_handle.restype = None  # a status that is success for any memory object
         self.execute = self.c.dnnl_primitive_execute
         self.execute.argtypes = [c_void_p, c_void_p, c_int, c_void_p]
         self.c.dnnl_memory_desc_get_size.restype = c_size_t
@@ -365,7 +366,7 @@ class Primitive:
         for argument, (index, descriptor) in zip(self._arguments, memories.items()):
             memory = c_void_p()
             check(lib.c.dnnl_memory_create(byref(memory), descriptor, lib.engine, c_void_p(None)), "memory")
-            self._memories.append(memory.value)
+            self._memories.append(memory)
             argument.index, argument.memory = index, memory.value
         self._run = partial(lib.execute, self._handle, _stream(), len(memories), ctypes.addressof(self._arguments))
         self._scratch_bytes, self._scratch_start, self._own_scratch = num_bytes, 0, None
@@ -387,22 +388,22 @@ class Primitive:
         """Execute on arrays."""
         set_handle = self._set
         for memory, a in zip(self._memories, arrays):
-            set_handle(memory, _pointer_at(id(a) + _POINTER_OFFSET).value)
+            set_handle(memory, _pointer_at(id(a) + _POINTER_OFFSET))
         self._execute()
 
     def on2(self, a: np.ndarray, b: np.ndarray) -> None:
         """Execute on two arrays: without a loop, for small ones."""
         set_handle, memories = self._set, self._memories
-        set_handle(memories[0], _pointer_at(id(a) + _POINTER_OFFSET).value)
-        set_handle(memories[1], _pointer_at(id(b) + _POINTER_OFFSET).value)
+        set_handle(memories[0], _pointer_at(id(a) + _POINTER_OFFSET))
+        set_handle(memories[1], _pointer_at(id(b) + _POINTER_OFFSET))
         self._execute()
 
     def on3(self, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
         """Execute on three arrays."""
         set_handle, memories = self._set, self._memories
-        set_handle(memories[0], _pointer_at(id(a) + _POINTER_OFFSET).value)
-        set_handle(memories[1], _pointer_at(id(b) + _POINTER_OFFSET).value)
-        set_handle(memories[2], _pointer_at(id(c) + _POINTER_OFFSET).value)
+        set_handle(memories[0], _pointer_at(id(a) + _POINTER_OFFSET))
+        set_handle(memories[1], _pointer_at(id(b) + _POINTER_OFFSET))
+        set_handle(memories[2], _pointer_at(id(c) + _POINTER_OFFSET))
         self._execute()
 
     def _execute(self) -> None:
@@ -419,5 +420,5 @@ class Primitive:
         if _library is not self._library:  # after a fork the parent's objects are left alone
             return
         for memory in self._memories:
-            self._library.c.dnnl_memory_destroy(c_void_p(memory))
+            self._library.c.dnnl_memory_destroy(memory)
         self._library.c.dnnl_primitive_destroy(c_void_p(self._handle))

@@ -58,11 +58,10 @@ class Convolution2D(Link):
 
     def forward(self, x: Any) -> Any:
         """(N, in_channels, H, W) to (N, out_channels, OH, OW)."""
-        if not self.W.is_initialized:
+        W = self.W
+        if W._array is None:
             self._initialize_params(x.shape[1])
-        return F.convolution_2d(
-            x, self.W, self.b, self.stride, self.pad, dilate=self.dilate, groups=self.groups
-        )  # fmt: skip
+        return F.convolution_2d(x, W, self.b, self.stride, self.pad, dilate=self.dilate, groups=self.groups)
 
 
 class Deconvolution2D(Link):

@@ -84,15 +84,15 @@ class BatchNormalization(Link):
     def forward(self, x: Any, finetune: bool = False) -> Any:
         """Normalize ``x``. With ``finetune`` the running statistics become the plain mean over all batches since
         ``start_finetuning``."""
-        num_kept = 1 if self.avg_mean is None else self.avg_mean.ndim
-        axis = N.default_axis(len(x.shape), num_kept) if self.axis is None else self.axis
-        if self.avg_mean is None:
-            self._initialize_params(tuple(n for i, n in enumerate(x.shape) if i not in axis))
-        mean, var = self.avg_mean, self.avg_var
+        axis, mean = self.axis, self.avg_mean
+        if mean is None:
+            averaged = N.default_axis(len(x.shape)) if axis is None else axis
+            self._initialize_params(tuple(n for i, n in enumerate(x.shape) if i not in averaged))
+            mean = self.avg_mean
         gamma = full(mean.shape, 1, self.dtype, mean) if self.gamma is None else self.gamma
         beta = full(mean.shape, 0, self.dtype, mean) if self.beta is None else self.beta
         if not config.train:  # backward sees the statistics of this call, however they move before it
-            return N.fixed_batch_normalization(x, gamma, beta, mean.copy(), var.copy(), self.eps, axis)
+            return N.fixed_batch_normalization(x, gamma, beta, mean.copy(), self.avg_var.copy(), self.eps, axis)
         num_batches = self.N + 1 if finetune else self.N
         y = self._of_batch(x, gamma, beta, axis, 1.0 - 1.0 / num_batches if finetune else self.decay)
         if not config.in_recomputing:

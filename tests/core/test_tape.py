@@ -242,6 +242,39 @@ def test_ranks_order_a_diamond_of_unequal_arms():
     np.testing.assert_allclose(x.grad, 2 * 2.0 * 1.5**5 + 1, rtol=1e-15)
 
 
+class Traced(FunctionNode):
+    """The sum of weighted inputs, which says when its rule runs."""
+
+    def __init__(self, weights, visits):
+        self.weights, self.visits = weights, visits
+
+    def forward(self, xs):
+        return (sum(w * x for w, x in zip(self.weights, xs)),)
+
+    def derive(self, wanted, gys):
+        self.visits.append(self)
+        return tuple(self.weights[i] * gys[0] for i in wanted)
+
+
+def test_each_function_of_any_graph_is_visited_once_after_all_that_use_it():
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        x, visits, functions = var(1.0), [], []
+        values, slopes = [x], [1.0]  # and their derivatives by x, in closed form
+        for _ in range(rng.integers(1, 25)):
+            chosen = rng.integers(max(len(values) - 5, 0), len(values), rng.integers(1, 4))
+            weights = rng.integers(-2, 3, len(chosen)).astype(float)
+            functions.append(Traced(weights, visits))
+            values.append(functions[-1].apply(tuple(values[i] for i in chosen))[0])
+            slopes.append(sum(w * slopes[i] for w, i in zip(weights, chosen)))
+        values[-1].backward()
+        assert visits[0] is functions[-1] and len(visits) == len(set(visits))
+        for function in visits:
+            users = [v for v in visits if any(node.creator_node is function for node in v.inputs)]
+            assert all(visits.index(v) < visits.index(function) for v in users)
+        assert x.grad == slopes[-1]  # small integers: exact
+
+
 def test_given_gradient_of_the_output():
     x = var(1.0, 2.0)
     y = x * 3.0

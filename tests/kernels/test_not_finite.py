@@ -86,6 +86,16 @@ def test_elementwise(provider, kernel, special, dtype):
         assert_same(y, definition(a.astype("d"), b.astype("d")), 1e-6 if dtype in ("float32", "float64") else 1e-2)
 
 
+@each(dtype=["float32", "float64"], size=[1, 5, 64, 1024, 1030])
+def test_one_gradient_of_nan_or_infinity_at_any_place_of_a_small_image(dtype, size):
+    for special in (np.nan, np.inf, -np.inf):
+        for place in {0, size // 3, size - 1}:
+            y, gy = np.ones(size, dtype), np.full(size, -2, dtype)
+            y[::2], gy[place] = 0, special
+            images = [backend.channels_last(a.reshape(1, size, 1, 1)) for a in (y, gy)]
+            np.testing.assert_array_equal(kernels.relu_backward(*images).reshape(-1), np.where(y > 0, gy, 0))
+
+
 def test_layouts_stay_where_values_are_repaired():
     for are_images in (False, True):
         x = np.full((4, 8, 32, 32), np.nan, np.float32)

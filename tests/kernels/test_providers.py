@@ -112,6 +112,7 @@ def check_convolution(x_shape, W_shape, geometry, provider, layout, dtype):
 
 SMALL_CONVOLUTIONS = [
     ((1, 64, 2, 2), (64, 64, 3, 3), ConvGeometry(1, 1, 1, 1)),
+    ((1, 32, 4, 4), (32, 32, 3, 3), ConvGeometry(1, 1, 1, 1)),
     ((1, 3, 8, 8), (16, 3, 3, 3), ConvGeometry(1, 1, 1, 1)),
     ((2, 4, 5, 7), (6, 4, 3, 2), ConvGeometry(2, 1, 0, 1)),
     ((3, 5, 4, 4), (7, 5, 1, 1), ConvGeometry()),
