@@ -351,6 +351,13 @@ def import_cupy() -> Any:
     return cupy
 
 
+def import_cupyx_special() -> Any:
+    """CuPy's counterpart of ``scipy.special``."""
+    from cupyx.scipy import special
+
+    return special
+
+
 def import_nccl() -> Any:
     """CuPy's module for NCCL, or an error that names what is missing."""
     import_cupy()
@@ -386,45 +393,6 @@ def bus_id_of_device() -> str:
     """Where this thread's device is in its host, whatever number this process has for it."""
     cupy = import_cupy()
     return str(cupy.cuda.runtime.deviceGetPCIBusId(cupy.cuda.Device().id))
-
-
-# What the standard library has of them, one number at a time: seven times slower than SciPy, and as accurate.
-_OF_NUMBERS = {"erf": math.erf, "erfc": math.erfc}
-
-
-@functools.cache
-def special_function(name: str, device_module: str = "numpy") -> Callable[..., Array]:
-    """A function of ``scipy.special`` for arrays of NumPy or CuPy, or an error that names what to install."""
-    if device_module == "cupy":
-        from cupyx.scipy import special
-    else:
-        try:
-            from scipy import special
-        except ImportError as e:
-            if name in _OF_NUMBERS:
-                one_by_one = np.vectorize(_OF_NUMBERS[name], otypes=[np.float64])
-                return lambda x: one_by_one(x).astype(x.dtype)
-            raise ImportError(
-                f"expected SciPy, which computes {name}, but it cannot be imported; install scipy or dbrdist[scipy]"
-            ) from e
-    found: Callable[..., Array] = getattr(special, name)
-    return found
-
-
-def read_mat(path: str) -> dict[str, Array]:
-    """The arrays of a MATLAB file, by SciPy, or an error that names what to install; objects in it are left out."""
-    try:
-        from scipy import io
-    except ImportError as e:
-        raise ImportError(
-            f"expected SciPy, which reads MATLAB files such as {path}, but it cannot be imported; install scipy or "
-            "dbrdist[scipy]"
-        ) from e
-    try:
-        found = io.loadmat(path)
-    except Exception as e:  # a damaged file shows as one of many
-        raise ValueError(f"expected a MATLAB file, but {path} cannot be read as one: {e}") from e
-    return {name: a for name, a in found.items() if isinstance(a, np.ndarray) and a.dtype != object}
 
 
 def get_device(device_spec: Any) -> Device:

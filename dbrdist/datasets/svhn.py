@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import read_mat
+from dbrdist.core.scipy_parts import read_mat
 from dbrdist.datasets import download
 from dbrdist.datasets.mnist import scaled
 

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.backend import Array, get_array_module, is_array, special_function
+from dbrdist.core.backend import Array, get_array_module, is_array
 from dbrdist.core.checks import Operands, expected
 from dbrdist.core.rows import function, row
+from dbrdist.core.scipy_parts import special_function
 from dbrdist.core.variable import as_array
 
 

@@ -1,23 +1,16 @@
-"""One table, kernel by provider, and the plans that come of it.
+"""The heavy operations, each served by the plan that was made for its arguments.
 
 A provider is a file with ``ROWS``: for a kernel's name a planner, which takes the kernel's arguments and returns a
 plan, a function of the same arguments made for their types, shapes and layouts; where it raises Unsupported, the next
-provider is asked. A plan is kept by a full key, which names everything that it depends on, so that no call changes
-who serves another one. Plans belong to one thread, as the memory objects of native libraries do.
-
-``columns`` takes small convolutions on the CPU; ``onednn`` takes float32 and bfloat16 on the CPU where the library is
-there and has an implementation; ``cudnn`` takes convolutions of float32 and 16-bit types on a GPU, ``cuda`` batch
-normalization and pooling of them, linear, rectified units, cross entropy and updates there; ``numpy`` takes the rest:
-every float type, every device, every geometry.
+provider is asked (see providers.py). A plan is kept by a full key, which names everything that it depends on, so that
+no call changes who serves another one. Plans belong to one thread, as the memory objects of native libraries do.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -27,17 +20,7 @@ from numpy import ndarray
 
 from dbrdist.core.backend import number
 from dbrdist.core.elementwise import hand_down_kernel
-from dbrdist.kernels import (
-    columns,
-    cuda_normalization,
-    cuda_ops,
-    cuda_pooling,
-    cudnn_convolution,
-    numpy_,
-    onednn,
-    onednn_elementwise,
-    onednn_ops,
-)
+from dbrdist.kernels import cuda_normalization, numpy_, onednn_elementwise, providers
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 from dbrdist.kernels.keys import (
     KEYS,
@@ -73,14 +56,6 @@ from dbrdist.kernels.keys import (
 Array = Any
 Plan = Callable[..., Any]
 
-# In order of preference.
-_PROVIDERS: dict[str, dict[str, Callable[..., Plan]]] = {
-    "columns": columns.ROWS,
-    "onednn": onednn_ops.ROWS,
-    "cudnn": cudnn_convolution.ROWS,
-    "cuda": {**cuda_ops.ROWS, **cuda_normalization.ROWS, **cuda_pooling.ROWS},
-    "numpy": numpy_.ROWS,
-}
 _GENERATION = 1024  # plans after which those that were not used since the last time are forgotten
 _SMALL = 1024  # elements up to which an elementwise kernel is one call of NumPy
 _LARGE = 1 << 18  # elements from which on a result is written over an operand that nobody needs any more
@@ -88,21 +63,6 @@ _SPATIAL = (0, 2, 3)
 _maximum, _where = np.maximum, np.where
 _float32 = np.dtype(np.float32)
 _zero = number(0.0, _float32)
-_forced: frozenset[str] | None = None
-_warned: set[str] = set()
-# What is said once of a library that is missing.
-_COST = {
-    "onednn": "oneDNN is not available ({}), so NumPy computes convolutions, pooling and batch normalization, 2 to 10 "
-    f"times slower; install the package onednn-cpu-gomp, or name a libdnnl.so.3 in {onednn.ENVIRONMENT_VARIABLE}",
-    "cudnn": "cuDNN is not available ({}), so convolutions on the GPU are computed as columns and products of float32, "
-    "several times slower; install dbrdist[cudnn12x] or dbrdist[cudnn13x]",
-}
-# Where NumPy's own code is not much slower, a missing library is not worth a warning.
-_LIGHT = {
-    "relu_forward", "relu_backward", "relu_backward_over", "add", "scaled_sum", "row", "matmul", "linear", "packed",
-    "softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "column_sums", "cross_entropy",
-    "cross_entropy_backward", "update",
-}  # fmt: skip
 
 
 class _ThreadPlans(threading.local):
@@ -116,9 +76,9 @@ class _ThreadPlans(threading.local):
         plan = self.older.get(key)
         if plan is None:
             if provider is None:
-                name, plan = _choose(key[0], arguments)
+                name, plan = providers.choose(key[0], arguments)
             else:
-                name, plan = provider, _PROVIDERS[provider][key[0]](*arguments)
+                name, plan = provider, providers.PROVIDERS[provider][key[0]](*arguments)
             self.names[id(plan)] = name
         if len(self.plans) >= _GENERATION:
             self.older, self.plans = self.plans, {}
@@ -131,42 +91,15 @@ class _ThreadPlans(threading.local):
 _local = _ThreadPlans()
 
 
-def _choose(kernel: str, arguments: tuple[Any, ...]) -> tuple[str, Plan]:
-    """The name and the plan of the first provider that takes these arguments; NumPy takes all."""
-    for name, rows in _PROVIDERS.items():
-        if kernel in rows and (name == "numpy" or _forced is None or name in _forced):
-            try:
-                return name, rows[kernel](*arguments)
-            except onednn.Unsupported:
-                continue
-            except onednn.Unavailable as e:
-                if kernel not in _LIGHT:
-                    _warn(name, str(e))
-    raise AssertionError(f"no provider has a row for {kernel}")
-
-
-def _warn(name: str, reason: str) -> None:
-    """Say once what the missing library of a provider costs, where it could be installed."""
-    if name in _warned or not (platform.system() == "Linux" and (name == "cudnn" or platform.machine() == "x86_64")):
-        return
-    _warned.add(name)
-    warnings.warn(_COST[name].format(reason), RuntimeWarning, stacklevel=2)
-
-
 @contextlib.contextmanager
 def use(*names: str) -> Iterator[None]:
     """Let the providers ``names`` serve all threads where they can, and NumPy the rest, for comparisons."""
-    global _forced
-    for name in names:
-        if name not in _PROVIDERS:
-            raise ValueError(f"expected a provider out of {sorted(_PROVIDERS)}, got {name!r}")
-    before = _forced
-    _forced = frozenset(names)
+    before = providers.take_only(frozenset(names))
     _forget()
     try:
         yield
     finally:
-        _forced = before
+        providers.take_only(before)
         _forget()
 
 
@@ -343,7 +276,7 @@ def bn_mask(saved: Any, y_shape: tuple[int, ...], dtype: Any) -> Callable[[], Ar
     None where the provider cannot tell that from ``saved``.
     """
     name, inner = saved
-    rows = _PROVIDERS[name]
+    rows = providers.PROVIDERS[name]
     return partial(rows["bn_mask"](inner), inner, y_shape, dtype) if "bn_mask" in rows else None
 
 
@@ -411,7 +344,7 @@ def pool_indices(saved: Any, y_shape: tuple[int, ...], geometry: PoolGeometry) -
     """For a maximum: where in its window each output lies, u * kw + v, as int32 of shape ``y_shape``."""
     name, inner = saved
     arguments = (inner, tuple(y_shape), geometry)
-    return _PROVIDERS[name]["pool_indices"](*arguments)(*arguments)
+    return providers.PROVIDERS[name]["pool_indices"](*arguments)(*arguments)
 
 
 def pool_gather(x: Array, indices: Array, geometry: PoolGeometry) -> Array:

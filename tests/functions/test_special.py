@@ -11,15 +11,15 @@ import pytest
 import dbrdist
 import dbrdist.functions as F
 from dbrdist import Variable
-from dbrdist.core import backend
+from dbrdist.core import scipy_parts
 
 
 @pytest.fixture
 def without_scipy(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
-    backend.special_function.cache_clear()
+    scipy_parts.special_function.cache_clear()
     yield
-    backend.special_function.cache_clear()
+    scipy_parts.special_function.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])

@@ -43,7 +43,7 @@ OWNERS = {
     "cupy": "core/backend.py",
     "cupyx": "core/backend.py",
     "mpi4py": "comm/mpi.py",
-    "scipy": "core/backend.py",
+    "scipy": "core/scipy_parts.py",
     "h5py": "core/hdf5.py",
     "matplotlib": "training/plotting.py",
     "ctypes.CDLL libdnnl": "kernels/onednn.py",

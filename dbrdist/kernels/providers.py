@@ -1,0 +1,83 @@
+"""The table of providers, and which of them serves a kernel.
+
+``columns`` takes small convolutions on the CPU; ``onednn`` takes float32 and bfloat16 on the CPU where the library is
+there and has an implementation; ``cudnn`` takes convolutions of float32 and 16-bit types on a GPU, ``cuda`` batch
+normalization and pooling of them, linear, rectified units, cross entropy and updates there; ``numpy`` takes the rest:
+every float type, every device, every geometry.
+"""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from dbrdist.kernels import (
+    columns,
+    cuda_normalization,
+    cuda_ops,
+    cuda_pooling,
+    cudnn_convolution,
+    numpy_,
+    onednn,
+    onednn_ops,
+)
+
+Plan = Callable[..., Any]
+
+# In order of preference.
+PROVIDERS: dict[str, dict[str, Callable[..., Plan]]] = {
+    "columns": columns.ROWS,
+    "onednn": onednn_ops.ROWS,
+    "cudnn": cudnn_convolution.ROWS,
+    "cuda": {**cuda_ops.ROWS, **cuda_normalization.ROWS, **cuda_pooling.ROWS},
+    "numpy": numpy_.ROWS,
+}
+_forced: frozenset[str] | None = None
+_warned: set[str] = set()
+# What is said once of a library that is missing.
+_COST = {
+    "onednn": "oneDNN is not available ({}), so NumPy computes convolutions, pooling and batch normalization, 2 to 10 "
+    f"times slower; install the package onednn-cpu-gomp, or name a libdnnl.so.3 in {onednn.ENVIRONMENT_VARIABLE}",
+    "cudnn": "cuDNN is not available ({}), so convolutions on the GPU are computed as columns and products of float32, "
+    "several times slower; install dbrdist[cudnn12x] or dbrdist[cudnn13x]",
+}
+# Where NumPy's own code is not much slower, a missing library is not worth a warning.
+_LIGHT = {
+    "relu_forward", "relu_backward", "relu_backward_over", "add", "scaled_sum", "row", "matmul", "linear", "packed",
+    "softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "column_sums", "cross_entropy",
+    "cross_entropy_backward", "update",
+}  # fmt: skip
+
+
+def choose(kernel: str, arguments: tuple[Any, ...]) -> tuple[str, Plan]:
+    """The name and the plan of the first provider that takes these arguments; NumPy takes all."""
+    for name, rows in PROVIDERS.items():
+        if kernel in rows and (name == "numpy" or _forced is None or name in _forced):
+            try:
+                return name, rows[kernel](*arguments)
+            except onednn.Unsupported:
+                continue
+            except onednn.Unavailable as e:
+                if kernel not in _LIGHT:
+                    _warn(name, str(e))
+    raise AssertionError(f"no provider has a row for {kernel}")
+
+
+def _warn(name: str, reason: str) -> None:
+    """Say once what the missing library of a provider costs, where it could be installed."""
+    if name in _warned or not (platform.system() == "Linux" and (name == "cudnn" or platform.machine() == "x86_64")):
+        return
+    _warned.add(name)
+    warnings.warn(_COST[name].format(reason), RuntimeWarning, stacklevel=2)
+
+
+def take_only(names: frozenset[str] | None) -> frozenset[str] | None:
+    """Let these providers serve where they can, and NumPy the rest; None is all. Returns what was taken before."""
+    global _forced
+    for name in sorted(names or ()):
+        if name not in PROVIDERS:
+            raise ValueError(f"expected a provider out of {sorted(PROVIDERS)}, got {name!r}")
+    before, _forced = _forced, names
+    return before
