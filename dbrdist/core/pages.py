@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import sys
 from typing import Any
@@ -16,7 +17,11 @@ def own_pages(num_bytes: int) -> np.ndarray[Any, Any]:
 
     In the heap, amid what a step frees, a long-lived array would leave room on both sides that no large array fits.
     """
-    pages = mmap.mmap(-1, num_bytes, **_PRIVATE)
+    try:
+        pages = mmap.mmap(-1, num_bytes, **_PRIVATE)
+    except (OSError, OverflowError) as e:  # as of NumPy, so that who tries a smaller batch need not know
+        raise MemoryError(f"unable to allocate {num_bytes} bytes in pages of their own: {e}") from e
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a kernel without huge pages refuses the advice
+            pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)
