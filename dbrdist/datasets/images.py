@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import io
+import math
 import struct
 import sys
 import threading
@@ -92,10 +93,16 @@ class Encoded:
             if found is not None:
                 return found[window]
             try:
-                self._pixels = decode(self._data, fast=self._fast)
+                self._pixels = self._whole()
             except ImageDecodeError as e:
                 raise (e if self._refuse is None else self._refuse(e)) from e
         return self._pixels[window]
+
+    def _whole(self) -> Image:
+        pixels = decode(self._data, fast=self._fast)
+        if pixels.shape != self.shape:
+            raise ImageDecodeError(f"its header says {self.shape[:2]}, but {pixels.shape[:2]} is what it holds")
+        return pixels
 
     def _decoded(self, bottom: int) -> Image | None:
         """The rows down to ``bottom``, and a few more; None where simplejpeg cannot read it."""
@@ -105,7 +112,7 @@ class Encoded:
             at = self._frame + 5
             data = b"".join((data[:at], end.to_bytes(2, "big"), memoryview(data)[at + 2 :]))
         try:
-            return _simplejpeg().decode_jpeg(data, "RGB", fast, fast, strict=False, buffer=_room.of(3 * height * width))
+            return _decode_into(_room.of(3 * height * width), (end, width, 3), data, "RGB", fast)
         except Exception:  # whatever it is, the other decoders say so, or can read it
             return None
 
@@ -116,10 +123,11 @@ def _last_row(data: bytes, frame: int, scan: int, bottom: int) -> int:
     Colours of fewer rows are interpolated, so that a row depends on the colours of the next one. Where several scans
     follow each other (progressive JPEGs), all rows are wanted.
     """
-    num_components = data[frame + 9]
-    if data[frame + 1] not in _BASELINE or data[scan + 4] != num_components:
+    num_components, is_scan = data[frame + 9], data.startswith(_SCAN_BYTES, scan)
+    if data[frame + 1] not in _BASELINE or not is_scan or not data.startswith(data[frame + 9 : frame + 10], scan + 4):
         return _MAX_ROWS
-    return bottom + max([data[frame + 11 + 3 * k] & 15 for k in range(num_components)])
+    factors = data[frame + 11 : frame + 11 + 3 * num_components : 3]  # fewer in a damaged file, or none
+    return bottom + max([factor & 15 for factor in factors], default=0)
 
 
 @functools.cache
@@ -134,7 +142,28 @@ def _decode_simplejpeg(data: bytes, keep: bool, fast: bool = False) -> Image:
     if not data.startswith(_JPEG):
         raise ImageDecodeError("not a JPEG")
     gray = keep and simplejpeg.decode_jpeg_header(data)[2].lower() == "gray"
-    return simplejpeg.decode_jpeg(data, "GRAY" if gray else "RGB", fast, fast, strict=False)
+    shape = *_size(data, _check_jpeg(data)[0]), 1 if gray else 3
+    return _decode_into(np.empty(math.prod(shape), np.uint8), shape, data, "GRAY" if gray else "RGB", fast)
+
+
+_MARKS = (b"\x13\xb7\x5a", b"\x9c\x41\xe6")  # either, for an image may end with one
+
+
+def _decode_into(room: Any, shape: tuple[int, int, int], data: bytes, colours: str, fast: bool) -> Image:
+    """The pixels, in ``room``.
+
+    Behind a warning simplejpeg passes over any error too, and leaves the rows from there on as they were in memory: the
+    last pixel tells whether it has come to the end.
+    """
+    last = slice(math.prod(shape) - shape[2], math.prod(shape))
+    for mark in _MARKS:
+        room[last] = memoryview(mark)[: shape[2]]
+        found = _simplejpeg().decode_jpeg(data, colours, fast, fast, strict=False, buffer=room)
+        if found.shape != shape:
+            break
+        if room[last].tobytes() != mark[: shape[2]]:
+            return found
+    raise ImageDecodeError("simplejpeg has not read it to its end")
 
 
 def _decode_cv2(data: bytes, keep: bool, fast: bool = False) -> Image:
@@ -227,6 +256,7 @@ def decode(data: bytes, keep_channels: bool = False, fast: bool = False) -> Imag
 
 _SIZES = frozenset({*range(0xFFC0, 0xFFD0)} - {0xFFC4, 0xFFC8, 0xFFCC})  # markers of a frame, which holds the size
 _SCAN, _PADDING = 0xFFDA, 0xFFFF
+_SCAN_BYTES = _SCAN.to_bytes(2)
 _BASELINE = (0xC0, 0xC1)  # the second bytes of the markers of frames with Huffman codes, in one go
 _MAX_ROWS = 0xFFFF
 _segment = struct.Struct(">HH").unpack_from  # marker and length

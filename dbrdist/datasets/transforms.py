@@ -263,7 +263,7 @@ class RandomResizedCrop(Transform):
             if 0 < height <= h and 0 < width <= w:
                 return int(rng.random() * (h - height + 1)), int(rng.random() * (w - width + 1)), height, width
         aspect = min(max(w / h, self.ratio[0]), self.ratio[1])
-        height, width = min(h, round(w / aspect)), min(w, round(h * aspect))
+        height, width = min(h, round(w / aspect) or 1), min(w, round(h * aspect) or 1)
         return (h - height) // 2, (w - width) // 2, height, width
 
     def image(self, image: Image, rng: Any, out: Any = None) -> Image:

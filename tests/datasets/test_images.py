@@ -232,3 +232,82 @@ def test_a_window_of_a_damaged_file_is_that_of_the_whole_image():
         assert np.array_equal(window, whole[:bottom])
         num_decoded += 1
     assert num_decoded > 150
+
+
+def segments(data):
+    """(marker, begin, end) of each segment of a JPEG up to its scan."""
+    at, found = 2, []
+    while not found or found[-1][0] != 0xDA:
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
+        found.append((data[at + 1], at, end))
+        at = end
+    return found
+
+
+def test_a_file_that_ends_within_its_header_is_corrupt_and_no_error_in_reading_it():
+    """Where the end marker comes before the scan, or the header says more colours than it describes, or none."""
+    pytest.importorskip("simplejpeg")
+    for name in ("420", "gray"):
+        data = encoded_files()[name]
+        places = {marker: (begin, end) for marker, begin, end in segments(data)}
+        (frame, _), (scan, end) = places[0xC0], places[0xDA]
+        damaged = [data[:at] + bytes(n) + b"\xff\xd9" for at in range(2, end) for n in (0, 1, 2, 5, 9)]
+        for num_components in (0, 4, 255):
+            other = bytearray(data)
+            other[frame + 9] = other[scan + 4] = num_components
+            damaged += [bytes(other), bytes(other[: frame + 16]) + b"\xff\xd9"]
+        refused = 0
+        for other in damaged:
+            try:
+                whole = images.decode(other)
+            except images.ImageDecodeError:
+                refused += 1
+                with pytest.raises(images.ImageDecodeError):
+                    images.Encoded(other)[:7, :]
+            else:
+                assert np.array_equal(images.Encoded(other)[:7, :], whole[:7])
+        assert refused > len(damaged) // 2
+
+
+def test_pixels_that_the_decoder_left_out_are_not_what_memory_held():
+    """An error behind a warning: simplejpeg says nothing, and wrote nothing."""
+    simplejpeg = pytest.importorskip("simplejpeg")
+    data = bytearray(encoded_files()["420"])
+    places = {marker: (begin, end) for marker, begin, end in segments(data)}
+    table = slice(places[0xC4][0] + 5, places[0xC4][0] + 21)  # how many codes there are of each length
+    data[table] = bytes([sum(data[table]), *15 * [0]])  # more than there can be of one bit
+    data[places[0xDA][1] - 2] = 17  # a warning
+    for value in (3, 200):
+        room = np.full((41, 51, 3), value, np.uint8)
+        simplejpeg.decode_jpeg(bytes(data), "RGB", strict=False, buffer=room)
+        assert (room == value).all()
+    for decode in (images.decode, lambda data: images.Encoded(data)[:7, :]):
+        with pytest.raises(images.ImageDecodeError, match="has not read it to its end"):
+            decode(bytes(data))
+
+
+def test_an_image_may_end_with_the_pixel_by_which_its_end_is_known(monkeypatch):
+    simplejpeg = pytest.importorskip("simplejpeg")
+    for mark in images._MARKS:
+        pixels = np.zeros((4, 5, 3), np.uint8)
+        pixels[-1, -1] = list(mark)
+
+        def decode(*_, buffer, pixels=pixels, **__):
+            buffer[:] = pixels.ravel()
+            return buffer.reshape(pixels.shape)
+
+        monkeypatch.setattr(simplejpeg, "decode_jpeg", decode)
+        assert np.array_equal(images._decode_into(np.empty(60, np.uint8), (4, 5, 3), b"", "RGB", False), pixels)
+
+
+def test_garbage_between_segments_leaves_pixels_as_they_are():
+    """What stands where a scan would be is none then, and may be followed by several."""
+    pytest.importorskip("simplejpeg")
+    for name, data in encoded_files().items():
+        if name == "PNG":
+            continue
+        whole = images.decode(data)
+        for _, begin, _ in segments(data)[1:]:
+            for garbage in (b"\0\0\0\0\1", b"\3\3\3\3\3\3", b"\xff\xff"):
+                other = data[:begin] + garbage + data[begin:]
+                assert np.array_equal(images.Encoded(other)[:7, :], whole[:7]), (name, begin)

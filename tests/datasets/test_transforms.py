@@ -170,3 +170,12 @@ def test_arguments_that_cannot_be_are_refused():
         Normalize(0, 0)
     with pytest.raises(TypeError, match=r"random generator as in RandomCrop\(...\)\(example, rng\), got None"):
         RandomCrop(2)(numbered(3, 3))
+
+
+def test_the_middle_of_a_tiny_image_has_a_pixel_at_least():
+    """Where ten parts did not fit, and no ratio that is asked for is one of the image."""
+    for ratio in ((3, 4), (1 / 4, 1 / 3), (30, 40)):
+        for h, w in ((1, 1), (1, 2), (2, 1)):
+            image = numbered(h, w, 3)
+            part = RandomResizedCrop(4, ratio=ratio)(image, rng())
+            assert part.shape == (4, 4, 3) and np.isin(part, np.arange(image.min(), image.max() + 1)).all()
