@@ -60,6 +60,15 @@ def place_of(a: Array) -> tuple[int, int] | None:
     return int(a.data.device_id), int(sys.modules["cupy"].cuda.runtime.getDevice())
 
 
+def places_of(*arrays: Array | None) -> Any:
+    """This thread's device where all arrays (or None) lie there, which is asked for once; else the place of each."""
+    here = sys.modules["cupy"].cuda.runtime.getDevice() if "cupy" in sys.modules else None
+    for a in arrays:
+        if a is not None and (isinstance(a, np.ndarray) or a.data.device_id != here):
+            return tuple([None if a is None else place_of(a) for a in arrays])
+    return here
+
+
 def get_cpu_array_types() -> tuple[type, ...]:
     """The types of arrays in host memory."""
     return (np.ndarray,)
@@ -69,6 +78,11 @@ def get_array_types() -> tuple[type, ...]:
     """The types of arrays: NumPy's, and CuPy's where it is loaded."""
     cupy = sys.modules.get("cupy")
     return get_cpu_array_types() + (() if cupy is None else (cupy.ndarray,))
+
+
+def is_of_own_class(a: Any) -> bool:
+    """True for an array of NumPy's or CuPy's own class, False for one of a derived class."""
+    return type(a) is np.ndarray or type(a) in get_array_types()
 
 
 def is_arrays_compatible(arrays: Iterable[Any]) -> bool:

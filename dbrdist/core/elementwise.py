@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import Array, DType, aligned, is_floating, lies_as_images
+from dbrdist.core.backend import Array, DType, aligned, is_floating, is_of_own_class, lies_as_images
 
 
 def _nhwc(x: Any) -> Any:
@@ -52,8 +52,8 @@ def elementwise(formula: Callable[..., Any], *xs: Any) -> Array:
     return formula(*xs)
 
 
-# What computes something on the host faster than NumPy does: by formula, for images of one shape and type; for arrays
-# of KERNEL_ELEMENTS or more by the name of a row (``core.rows``), or by that name and the place of an operand.
+# What computes something faster than NumPy or CuPy does: by formula, for images of one shape and type; for arrays of
+# KERNEL_ELEMENTS or more on the host by the name of a row (``core.rows``), or by that name and the place of an operand.
 kernels: dict[Any, Callable[..., Any]] = {}
 KERNEL_ELEMENTS = 1 << 13
 
@@ -64,7 +64,7 @@ def hand_down_kernel(formula: Any, kernel: Callable[..., Any]) -> None:
 
 
 def _are_alike(a: Any, b: Any) -> bool:
-    return type(a) is type(b) is np.ndarray and a.shape == b.shape and a.dtype == b.dtype
+    return type(a) is type(b) and a.shape == b.shape and a.dtype == b.dtype and is_of_own_class(a)
 
 
 _BLOCK_ELEMENTS = 1 << 15  # what a formula of several steps makes of so many elements stays in the cache

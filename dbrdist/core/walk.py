@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.backend import copy_as_it_lies
+from dbrdist.core.backend import copy_as_it_lies, is_of_own_class
 from dbrdist.core.fusion import Deferred, SpreadGradient, SummedGradient
 from dbrdist.core.node import VariableNode, assignments
 from dbrdist.core.variable import Variable
@@ -198,12 +198,12 @@ def plain(g: Any) -> Any:
 
 def _summed(function: Any, a: Any, b: Any, is_new: bool) -> Any:
     """The sum of two gradients of a function's output, which a ReLU's rule takes of large images itself."""
-    if type(a) is SpreadGradient and type(b) is _ndarray and is_new:
+    if type(a) is SpreadGradient and is_of_own_class(b) and is_new:
         return a.add_to(b)
-    if type(b) is SpreadGradient and type(a) is _ndarray and function.owns_gy:
+    if type(b) is SpreadGradient and is_of_own_class(a) and function.owns_gy:
         return b.add_to(a)
     a, b = plain(a), plain(b)
-    if not function.takes_sums or type(a) is not _ndarray or type(b) is not _ndarray:
+    if not function.takes_sums or type(a) is not type(b) or not is_of_own_class(a):
         return ops.add(a, b)
     is_large = a.ndim == 4 and a.size >= _LARGE and a.shape == b.shape and a.dtype == b.dtype
     return SummedGradient(a, b, ops.add, is_new) if is_large else ops.add(a, b)

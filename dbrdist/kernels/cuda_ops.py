@@ -1,4 +1,4 @@
-"""The provider ``cuda``: linear, rectified units, cross entropy and updates in own CUDA C++, on arrays of CuPy.
+"""The provider ``cuda``: linear, sums, rectified units, cross entropy and updates in own CUDA C++, on arrays of CuPy.
 
 A launch of CuPy's own elementwise kernels takes the host 10 us and that of a formula several of them; one of these
 takes 5 (H100, CuPy 14.2).
@@ -25,48 +25,58 @@ _MOST_WARPS = 32  # or that does all of a few rows, so that nothing has to follo
 _FEW_SCORES = 1 << 15
 _MOST_ROWS = 1 << 12  # whose sums one block for 32 columns takes in less time than CuPy's reduction
 _MOST_BLOCKS = 132 * 16
+_BYTES = 16  # that a thread reads at once
 _PIECE = 1 << 14  # elements of a layer that a block takes
 _LABELS = {"int32": "int", "int64": "long long"}
 
 
 def _new(x: Array) -> Callable[[], Array]:
     """A function that makes memory like that of ``x``, which is dense: in C order or as images."""
-    shape, dtype = x.shape, x.dtype
     if x.flags.c_contiguous:
-        return functools.partial(backend.get_array_module(x).empty, shape, dtype)
+        return cuda_source.plain(x.shape, x.dtype)
     if x.ndim == 4 and backend.is_channels_last(x):
-        return functools.partial(backend.empty, shape, dtype, x)
+        return cuda_source.images(x.shape, x.dtype)
     raise Unsupported("memory with gaps")
 
 
 # ---- elementwise
 
 
-def relu_forward(x: Array) -> Plan:
-    """max(x, 0)"""
-    require(x)
-    new, size, (grid, block) = _new(x), x.size, over(-(-x.size // 4))
-    launch = cuda_source.kernel("elementwise", "relu_forward", x.dtype)
-
-    def plan(x: Array) -> Array:
-        y = new()
-        launch(grid, block, (x, y, size))
-        return y
-
-    return plan
-
-
-def relu_backward(y: Array, gy: Array) -> Plan:
-    """gy where y is not 0."""
-    require(y, gy)
-    if y.strides != gy.strides or y.dtype != gy.dtype:
+def _map(name: str, *xs: Array) -> tuple[Callable[..., None], Callable[[], Array]]:
+    """A kernel of arrays that lie alike, as a function of them and the result, and what makes results."""
+    require(*xs)
+    first = xs[0]
+    if any(x.shape != first.shape or x.strides != first.strides or x.dtype != first.dtype for x in xs):
         raise Unsupported("operands of two layouts or types")
-    new, size, (grid, block) = _new(y), y.size, over(-(-y.size // 4))
-    launch = cuda_source.kernel("elementwise", "relu_backward", y.dtype)
+    new, size = _new(first), first.size
+    grid, block = over(-(-size * first.itemsize // _BYTES))
+    launch = cuda_source.kernel("elementwise", name, first.dtype)
+    return lambda *arrays: launch(grid, block, (*arrays, size)), new
 
-    def plan(y: Array, gy: Array) -> Array:
-        gx = new()
-        launch(grid, block, (y, gy, gx, size))
+
+def _plan_map(name: str) -> Callable[..., Plan]:
+    """The planner of a kernel whose result is a new array."""
+
+    def planner(*xs: Array) -> Plan:
+        run, new = _map(name, *xs)
+
+        def plan(*xs: Array) -> Array:
+            y = new()
+            run(*xs, y)
+            return y
+
+        return plan
+
+    return planner
+
+
+def relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None) -> Plan:
+    """a + b where y is not 0; ``out`` may be a or b."""
+    run, new = _map("relu_backward_of_sum", y, a, b)
+
+    def plan(y: Array, a: Array, b: Array, out: Array | None = None) -> Array:
+        gx = new() if out is None else out
+        run(y, a, b, gx)
         return gx
 
     return plan
@@ -234,6 +244,6 @@ def _tables(layers: tuple[tuple[int, int, bool], ...], device: backend.Device) -
 ROWS: dict[str, Callable[..., Plan]] = {
     planner.__name__: planner
     for planner in (
-        relu_forward, relu_backward, matmul, linear, column_sums, cross_entropy, cross_entropy_backward, update,
+        relu_backward_of_sum, matmul, linear, column_sums, cross_entropy, cross_entropy_backward, update,
     )
-}  # fmt: skip
+} | {name: _plan_map(name) for name in ("relu_forward", "relu_backward", "add")}  # fmt: skip

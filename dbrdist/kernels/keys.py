@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy import ndarray
 
-from dbrdist.core.backend import place_of
+from dbrdist.core.backend import place_of, places_of
 from dbrdist.core.config import config
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 
@@ -25,7 +25,7 @@ def _place(x: Array) -> Any:
 
 def _places(x: Array, *others: Array | None) -> Any:
     """The devices of all operands: a kernel of our own, unlike CuPy's, does not see that one lies elsewhere."""
-    return None if type(x) is ndarray else (place_of(x), *[None if a is None else place_of(a) for a in others])
+    return None if type(x) is ndarray else places_of(x, *others)
 
 
 def _switches(x: Array, *others: Array | None) -> Any:
@@ -161,7 +161,8 @@ def pair_key(kernel: str, a: Array, b: Array) -> Any:
 
 
 def relu_backward_of_sum_key(y: Array, a: Array, b: Array, out: Array | None = None) -> Any:
-    return "relu_backward_of_sum", type(y), y.shape, y.strides, y.dtype, a.strides, a.dtype, b.strides, b.dtype
+    layouts = a.strides, a.dtype, b.strides, b.dtype
+    return "relu_backward_of_sum", type(y), y.shape, y.strides, y.dtype, *layouts, _places(y, a, b)
 
 
 def scaled_sum_key(terms: tuple[Array, ...], scale: float, out: Array) -> Any:

@@ -2,8 +2,8 @@
 
 ``columns`` takes small convolutions on the CPU; ``onednn`` takes float32 and bfloat16 on the CPU where the library is
 there and has an implementation; ``cudnn`` takes convolutions of float32 and 16-bit types on a GPU, ``cuda`` batch
-normalization and pooling of them, linear, rectified units, cross entropy and updates there; ``numpy`` takes the rest:
-every float type, every device, every geometry.
+normalization and pooling of them, linear, sums, rectified units, cross entropy and updates there; ``numpy`` takes the
+rest: every float type, every device, every geometry.
 """
 
 from __future__ import annotations

@@ -61,6 +61,17 @@ static void (*body)();
 
 static void __syncthreads() { swapcontext(&fibers[current], &scheduler); }
 
+// A warp is 32 neighbours of one row; the whole block must call it, as all take their turn between two barriers.
+static float exchanged[1024];
+static float __shfl_down_sync(unsigned, float v, int offset) {
+    const unsigned at = threadIdx.y * blockDim.x + threadIdx.x, lane = at % 32;
+    exchanged[at] = v;
+    __syncthreads();
+    float found = exchanged[lane + offset < 32 ? at + offset : at];
+    __syncthreads();
+    return found;
+}
+
 static void enter() {
     body();
     is_done[current] = 1;

@@ -80,7 +80,8 @@ def _module():
 # What template parameters of the files may be: all instances of a file are compiled at once.
 _FLOATS = ["float", "__half", "__nv_bfloat16"]
 _VALUES = {
-    "typename T": _FLOATS, "typename From": _FLOATS, "typename To": _FLOATS, "typename I": ["unsigned char", "int"],
+    "typename T": _FLOATS, "typename From": _FLOATS, "typename To": _FLOATS, "typename B": ["float"],
+    "typename O": ["float"], "typename I": ["unsigned char", "int"],
     "int V": [1, 4], "int RELU": [0, 1], "int MAX": [0, 1],
 }  # fmt: skip
 _TEMPLATE = re.compile(r"template <([^>]*)>\n__global__ void (\w+)\(")

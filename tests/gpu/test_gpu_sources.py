@@ -21,8 +21,7 @@ PLACES = ["unsigned char", "int"]
 # File: kernel: template arguments.
 KERNELS = {
     "elementwise": {
-        "relu_forward": [(t,) for t in FLOATS],
-        "relu_backward": [(t,) for t in FLOATS],
+        **{name: [(t,) for t in FLOATS] for name in ("relu_forward", "relu_backward", "add", "relu_backward_of_sum")},
         "add_bias": [*((t, t) for t in FLOATS), *((t, WIDE[t]) for t in FLOATS[2:])],
         "column_sums": [*((t, t) for t in FLOATS), *((t, WIDE[t]) for t in FLOATS[2:])],
     },

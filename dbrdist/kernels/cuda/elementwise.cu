@@ -1,29 +1,40 @@
-// Rectified linear units, biases and their gradients; A is the type in which sums over T run.
+// Sums, rectified linear units, biases and their gradients; A is the type in which sums over T run.
 
 template <typename T> struct Wide { typedef float type; };
 template <> struct Wide<double> { typedef double type; };
 
-template <typename T> struct alignas(4 * sizeof(T)) Four { T v[4]; };
+template <typename T> struct alignas(16) Pack {
+    static const int N = 16 / sizeof(T);
+    T v[N];
+};
 
 template <typename T>
-__device__ bool is_aligned(const T* p) { return (size_t)p % sizeof(Four<T>) == 0; }
+__device__ bool is_aligned(const T* p) { return (size_t)p % sizeof(Pack<T>) == 0; }
 
 #define EACH(i, n) \
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < (n); i += (long long)gridDim.x * blockDim.x)
 
+template <typename T, typename F, typename... Packs>
+__device__ Pack<T> mapped(F f, Packs... xs) {
+    Pack<T> y;
+#pragma unroll
+    for (int k = 0; k < Pack<T>::N; ++k) y.v[k] = f(xs.v[k]...);
+    return y;
+}
+
+// y = f(xs), 16 bytes at a time where all arrays begin at a multiple of that; y may be one of xs
+template <typename T, typename F, typename... Pointers>
+__device__ void map(F f, T* y, long long size, Pointers... xs) {
+    long long packs = (is_aligned(y) && ... && is_aligned(xs)) ? size / Pack<T>::N : 0, done = packs * Pack<T>::N;
+    EACH(i, packs) ((Pack<T>*)y)[i] = mapped<T>(f, ((const Pack<T>*)xs)[i]...);
+    EACH(i, size - done) y[done + i] = f(xs[done + i]...);
+}
+
 // max(x, 0); NaN stays
 template <typename T>
-__device__ T rectified(T x) { return static_cast<typename Wide<T>::type>(x) <= 0 ? T(0.0f) : x; }
-
-template <typename T>
 __global__ void relu_forward(const T* x, T* y, long long size) {
-    long long fours = is_aligned(x) && is_aligned(y) ? size / 4 : 0;
-    EACH(i, fours) {
-        Four<T> a = ((const Four<T>*)x)[i], b;
-        for (int k = 0; k < 4; ++k) b.v[k] = rectified(a.v[k]);
-        ((Four<T>*)y)[i] = b;
-    }
-    EACH(i, size - 4 * fours) y[4 * fours + i] = rectified(x[4 * fours + i]);
+    typedef typename Wide<T>::type A;
+    map([](T x) { return static_cast<A>(x) <= 0 ? T(0.0f) : x; }, y, size, x);
 }
 
 // gy where y, the output of a ReLU, is not 0
@@ -32,13 +43,24 @@ __device__ T passed(T y, T gy) { return static_cast<typename Wide<T>::type>(y) !
 
 template <typename T>
 __global__ void relu_backward(const T* y, const T* gy, T* gx, long long size) {
-    long long fours = is_aligned(y) && is_aligned(gy) && is_aligned(gx) ? size / 4 : 0;
-    EACH(i, fours) {
-        Four<T> a = ((const Four<T>*)y)[i], b = ((const Four<T>*)gy)[i];
-        for (int k = 0; k < 4; ++k) b.v[k] = passed(a.v[k], b.v[k]);
-        ((Four<T>*)gx)[i] = b;
-    }
-    EACH(i, size - 4 * fours) gx[4 * fours + i] = passed(y[4 * fours + i], gy[4 * fours + i]);
+    map([](T y, T gy) { return passed(y, gy); }, gx, size, y, gy);
+}
+
+template <typename T>
+__device__ T sum_of(T a, T b) {
+    typedef typename Wide<T>::type A;
+    return T(static_cast<A>(a) + static_cast<A>(b));
+}
+
+template <typename T>
+__global__ void add(const T* a, const T* b, T* y, long long size) {
+    map([](T a, T b) { return sum_of(a, b); }, y, size, a, b);
+}
+
+// a + b where y is not 0; gx may be a or b
+template <typename T>
+__global__ void relu_backward_of_sum(const T* y, const T* a, const T* b, T* gx, long long size) {
+    map([](T y, T a, T b) { return passed(y, sum_of(a, b)); }, gx, size, y, a, b);
 }
 
 // y (rows, columns) += b (columns)
