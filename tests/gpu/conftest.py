@@ -4,7 +4,7 @@ Without a GPU they are skipped with the reason, or run elsewhere, so that the te
 
     python -m pytest tests/gpu --on stand-in   # arrays that are not NumPy's and refuse what CuPy refuses
     python -m pytest tests/gpu --on numpy      # host memory in the place of the device
-    python -m pytest tests/gpu/test_gpu_normalization.py --on host-cuda  # own CUDA kernels, compiled by g++
+    python -m pytest tests/gpu/test_gpu_normalization.py --on host-cuda  # own CUDA kernels, compiled by g++; also _sums
 
 ``make test-fast`` runs them on the stand-in. ``device`` is the device under test, ``xp`` its array module.
 """
