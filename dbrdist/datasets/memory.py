@@ -32,6 +32,11 @@ class Canvas:
         fits = self._array.shape[1:] == shape[1:] and self._array.dtype == dtype
         return self._array[start : start + shape[0]] if fits else None
 
+    def begun(self, start: int, num_rows: int) -> Array | None:
+        """The rows from ``start`` on, where the array is there: what they hold is known only to who has begun it."""
+        array = self._array
+        return None if array is None else array[start : start + num_rows]
+
 
 class _Place(threading.local):
     """Where on a canvas this thread's next images go: the rows from ``start`` to ``end``."""
@@ -60,6 +65,16 @@ class Reused:
                 place.start += shape[0]
                 return rows
         return self.fresh(shape, dtype)
+
+    def begun(self, num_rows: int) -> Any:
+        """The next rows of this thread's canvas, as whoever came first has shaped it; None where nobody has."""
+        place = self._place
+        if place.canvas is None or place.start + num_rows > place.end:
+            return None
+        rows = place.canvas.begun(place.start, num_rows)
+        if rows is not None:
+            place.start += num_rows
+        return rows
 
     def fresh(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """An array of undefined values that nobody else has."""

@@ -395,15 +395,17 @@ class _Stack:
         self._others: list[Any] = []  # the entries behind the image; the whole examples where nothing is stacked
 
     def next_row(self) -> tuple[Any, ...]:
-        """The place of the next image, once there is one for it."""
+        """The place of the next image, where there is one for it: in a batch that was begun, by others too."""
+        if self._images is None and self._wanted and not self._others:
+            self._images = reused.begun(self._num_examples)
         self._row = None if self._images is None else self._images[len(self._others)]
         return () if self._row is None else (self._row,)
 
     def append(self, example: Any) -> None:
         """One more example; its image may stand in its row already."""
         image = example[0] if isinstance(example, tuple) and example else example
-        if self._images is None and not self._others and self._wanted and getattr(image, "ndim", 0) == 3:
-            self._images = reused.empty((self._num_examples, *image.shape), image.dtype)
+        if not self._others and self._wanted:
+            self._begin(image)
             self._is_tuple = isinstance(example, tuple)
         if self._images is not None and not self._fits(example, image):
             self._others, self._images = self.examples(), None
@@ -414,22 +416,29 @@ class _Stack:
                 self._images[len(self._others)] = image
             self._others.append(example[1:] if self._is_tuple else ())
 
+    def _begin(self, image: Any) -> None:
+        """Find memory for images like the first one."""
+        if getattr(image, "ndim", 0) != 3:
+            self._images = None
+        elif self._images is None or not self._takes(image):
+            self._images = reused.empty((self._num_examples, *image.shape), image.dtype)
+
+    def _takes(self, image: Any) -> bool:
+        shape = getattr(image, "shape", None)
+        return bool(shape == self._images.shape[1:] and image.dtype == self._images.dtype)
+
     def _fits(self, example: Any, image: Any) -> bool:
-        return (
-            isinstance(example, tuple) == self._is_tuple
-            and getattr(image, "shape", None) == self._images.shape[1:]
-            and image.dtype == self._images.dtype
-        )
+        return isinstance(example, tuple) == self._is_tuple and self._takes(image)
 
     def examples(self) -> list[Any]:
         """What was appended, one by one."""
-        if self._images is None:
+        if self._images is None or not self._others:
             return self._others
         return [(image, *rest) if self._is_tuple else image for image, rest in zip(self._images, self._others)]
 
     def arrays(self) -> Any:
         """The images as (N, H, W, C) and the other entries as arrays; None where that cannot be."""
-        if self._images is None:
+        if self._images is None or not self._others:
             return None
         images = self._images[: len(self._others)]
         if not self._is_tuple:

@@ -19,9 +19,10 @@ from dbrdist.datasets import (
     ToCHW,
     files,
 )
-from dbrdist.datasets.base import Batch, join
+from dbrdist.datasets.base import Batch, SkipExample, join
 from dbrdist.datasets.files import read_file
 from dbrdist.datasets.memory import Canvas, Reused, reused
+from dbrdist.datasets.transforms import Transform, transform_batch
 from dbrdist.iterators import MultithreadIterator, SerialIterator
 
 CHAIN = Compose([RandomResizedCrop(16), RandomHorizontalFlip(), ToCHW()])
@@ -92,6 +93,64 @@ def test_a_part_of_another_shape_is_left_apart(odd):
     with MultithreadIterator(Odd(odd), 24, shuffle=False, n_threads=2, seed=0) as threads:
         batch = threads.next()
         assert [int(np.asarray(image).flat[0]) for image, _ in batch] == list(range(24))
+
+
+class Side(Transform):
+    """Images of a side that depends on the label; notes where it could have written."""
+
+    def __init__(self, sides):
+        self.sides = sides
+        self.rooms = []
+
+    def __call__(self, example, rng=None, out=None):
+        self.rooms.append(None if out is None else out.shape)
+        side = self.sides[int(example[1])]
+        return np.full((side, side, 3), example[1], np.uint8), example[1]
+
+    def image(self, image, rng, out=None):
+        raise AssertionError("it takes whole examples")
+
+
+def read_on(canvas, start, labels, chain):
+    with reused.on(canvas, start, len(labels)):
+        pairs = [(k, (np.zeros((1, 1, 3), np.uint8), np.int32(label))) for k, label in enumerate(labels)]
+        return transform_batch(chain, pairs, len(labels), 0, 0, [])
+
+
+def test_the_first_image_of_a_share_goes_into_a_batch_that_others_began():
+    canvas, side = Canvas(6), Side([4, 4])
+    chain = Compose([side, ToCHW()])
+    parts = [read_on(canvas, 0, [0, 1, 0], chain), read_on(canvas, 3, [1, 0, 1], chain)]
+    assert side.rooms == [None] + [(4, 4, 3)] * 5
+    whole = join(parts)
+    assert np.shares_memory(whole.raw[0][0], parts[1].raw[0][0])
+    np.testing.assert_array_equal(whole.raw[0][0][:, 0, 0, 0], [0, 1, 0, 1, 0, 1])
+
+
+def test_a_share_that_begins_with_another_shape_has_memory_of_its_own():
+    canvas, chain = Canvas(4), Compose([Side([4, 5]), ToCHW()])
+    first, second = read_on(canvas, 0, [0, 0], chain), read_on(canvas, 2, [1, 1], chain)
+    np.testing.assert_array_equal(second.raw[0][0], np.ones((2, 5, 5, 3), np.uint8))
+    np.testing.assert_array_equal(first.raw[0][0], np.zeros((2, 4, 4, 3), np.uint8))
+    mixed = read_on(Canvas(2), 0, [1, 0], chain)
+    assert [image.shape for image, _ in mixed] == [(3, 5, 5), (3, 4, 4)]
+
+
+def test_a_share_of_a_batch_that_others_began_may_have_no_image():
+    canvas = Canvas(4)
+    read_on(canvas, 0, [0, 0], Compose([Side([4]), ToCHW()]))
+    with reused.on(canvas, 2, 2):
+        assert transform_batch(Compose([Refuse(), ToCHW()]), [(0, (None, 0)), (1, (None, 1))], 2, 0, 0, []) == []
+
+
+class Refuse(Side):
+    """Leaves out every example."""
+
+    def __init__(self):
+        super().__init__([])
+
+    def __call__(self, example, rng=None, out=None):
+        raise SkipExample("left out")
 
 
 def test_rows_of_a_canvas_are_given_once():
