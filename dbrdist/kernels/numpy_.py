@@ -186,9 +186,10 @@ _BLOCK_ROWS = 256
 
 def _row_sum(a: Array) -> Array:
     """The sum over rows in two levels: adding 50,000 rows one after another costs float32 three digits."""
-    whole = len(a) - len(a) % _BLOCK_ROWS
+    blocks = len(a) // _BLOCK_ROWS
+    whole = blocks * _BLOCK_ROWS
     rest = a[whole:].sum(0)
-    return rest + a[:whole].reshape(-1, _BLOCK_ROWS, a.shape[1]).sum(1).sum(0) if whole else rest
+    return rest + a[:whole].reshape(blocks, _BLOCK_ROWS, a.shape[1]).sum(1).sum(0) if whole else rest
 
 
 def _from_matrix(matrix: Array, like: Array, axis: tuple[int, ...]) -> Array:

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from dbrdist import kernels
 from dbrdist.kernels import ConvGeometry, PoolGeometry, numpy_
 
 CONVOLUTIONS = [
@@ -171,3 +172,12 @@ def test_narrow_types_are_summed_in_float32(dtype):
     assert gW.dtype == np.float32
     tall, one = np.full((4096, 1), 0.5).astype(dtype), np.ones(1, np.float32)
     assert numpy_.bn_forward(tall, one, one, 1e-5, (0,), False)[1].dtype == np.float32
+
+
+@pytest.mark.parametrize("shape", [(4, 0, 8, 8), (300, 0), (0, 3, 8, 8)])
+def test_normalization_of_images_without_channels_or_of_no_images_is_empty(shape):
+    x, ones, axis = np.zeros(shape, np.float32), np.ones(shape[1], np.float32), (0, *range(2, len(shape)))
+    y, mean, var, saved = kernels.bn_forward(x, ones, ones, 1e-5, False, axis)
+    gx, ggamma, gbeta = kernels.bn_backward(x, ones, mean, var, x, 1e-5, saved, False, axis)
+    assert y.shape == gx.shape == shape
+    assert all(v.shape == (shape[1],) and not v.any() for v in (mean, var, ggamma, gbeta))
