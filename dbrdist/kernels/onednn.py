@@ -150,6 +150,15 @@ def library() -> _Library:
     return _library
 
 
+def is_available() -> bool:
+    """Whether :func:`library` returns."""
+    try:
+        library()
+    except Unavailable:
+        return False
+    return True
+
+
 def _leave_to_parent() -> None:
     """After a fork: drop everything. A child of a parent that used several threads would hang in the library."""
     global _library, _reason, _state

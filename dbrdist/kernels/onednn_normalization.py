@@ -166,6 +166,8 @@ def _plan_backward(
     relu: bool, out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
 ) -> Any:  # fmt: skip
     """See numpy_.bn_backward; without ``relu`` it does not look at the mask, so a fused forward serves both."""
+    if not onednn.is_available():
+        return _backward_of_parent
     shape, dtype = _image_shape(x), x.dtype
     rows = _rows_as_images(shape)
     plain = _build_bn_backward(rows, dtype, eps, False)
@@ -190,6 +192,16 @@ def _plan_backward(
         return gx, _delivered(ggamma, out_gamma, gamma), _delivered(gbeta, out_beta, gamma)
 
     return bn_backward
+
+
+def _backward_of_parent(
+    x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: tuple[int, ...],
+    relu: bool, *rest: Any,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """In a forked process, which leaves the library alone, of a graph from before the fork."""
+    if relu:
+        gy = numpy_.relu_backward(bn_mask(saved, gy.shape, gy.dtype), gy)
+    return numpy_.bn_backward(x, gamma, mean, var, gy, eps, None, axis, False, *rest)
 
 
 def _f32_target(out: Array | None, like: Array) -> Array:

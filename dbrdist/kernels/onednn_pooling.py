@@ -81,6 +81,12 @@ def pool_indices(saved: Any, y_shape: tuple[int, ...], geometry: PoolGeometry) -
     return saved.view(kind).reshape(n, oh, ow, c).transpose(0, 3, 1, 2).astype(np.int32)
 
 
+def _backward_of_parent(gy: Array, x_shape: tuple[int, ...], saved: Any, geometry: PoolGeometry) -> Array:
+    """In a forked process, which leaves the library alone, of a graph from before the fork."""
+    chosen = None if saved is None else pool_indices(saved, gy.shape, geometry).transpose(0, 2, 3, 1)
+    return numpy_.pool_backward(gy, x_shape, chosen, geometry)
+
+
 def _windows_touch_image(x: Array, g: PoolGeometry) -> bool:
     """False where a window lies wholly in the padding, as cover_all with a stride beyond the kernel can make it."""
     oh, ow = g.out_hw(*x.shape[2:])
@@ -98,6 +104,6 @@ def _plan_forward(x: Array, geometry: PoolGeometry) -> Any:
 
 ROWS = {
     "pool_forward": _plan_forward,
-    "pool_backward": lambda *arguments: pool_backward,
+    "pool_backward": lambda *arguments: pool_backward if onednn.is_available() else _backward_of_parent,
     "pool_indices": lambda *arguments: pool_indices,
 }

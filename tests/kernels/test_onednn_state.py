@@ -138,6 +138,43 @@ assert kernels.provider_of("conv_forward", *conv_arguments) == "onednn"
     assert result.returncode == 0, result.stderr
 
 
+def test_forked_child_goes_backward_through_what_its_parent_computed():
+    """Of a normalization with the ReLU behind it, and of both poolings."""
+    result = run_python(
+        PRELUDE
+        + """
+import dbrdist.functions as F
+from dbrdist import Parameter, Variable
+rng = np.random.default_rng(0)
+draw = lambda *shape: rng.standard_normal(shape, np.float32)
+given, gamma, beta, gy = draw(2, 8, 16, 16), draw(8), draw(8), draw(2, 8, 8, 8)
+
+def forward():
+    leaves = Variable(given), Parameter(gamma.copy()), Parameter(beta.copy())
+    h = F.relu(F.batch_normalization(leaves[0] * 1.0, *leaves[1:]))
+    y = F.average_pooling_2d(F.max_pooling_2d(h, 2, cover_all=False), 3, 1, 1)
+    y.grad = gy
+    return y, leaves
+
+with kernels.use("numpy"):
+    y, expected = forward()
+    y.backward()
+y, leaves = forward()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    good = False
+    try:
+        y.backward()
+        good = all(np.allclose(a.grad, b.grad, rtol=1e-4, atol=1e-4) for a, b in zip(leaves, expected))
+    finally:
+        os._exit(0 if good else 3)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_importing_loads_no_library():
     result = run_python("import dbrdist.kernels\nprint('libdnnl' in open('/proc/self/maps').read())")
     assert result.stdout == "False\n", result.stderr
