@@ -149,8 +149,10 @@ class Hyperparameter:
         NumPy would compute with a float64 one in float64, and CuPy takes no array of the host. An array that is written
         to has its new value here.
         """
-        parent = self._parent
-        if not self._has_arrays and (parent is None or not parent._has_arrays):
+        at: Hyperparameter | None = self
+        while at is not None and not at._has_arrays:
+            at = at._parent
+        if at is None:
             return self
         new = Hyperparameter()
         new.__dict__.update((name, _in_number(value)) for name, value in self.get_dict().items())

@@ -16,6 +16,7 @@ import pytest
 import dbrdist
 from dbrdist import Parameter, optimizers
 from dbrdist.core.backend import as_dtype
+from dbrdist.core.update_rule import Hyperparameter
 from dbrdist.optimizers import LARS, SGD, Adam, GradientClipping, GradientHardClipping, MomentumSGD, schedules
 from tests.each import each
 
@@ -309,3 +310,12 @@ def test_arrays_as_hyperparameters_go_through_a_snapshot_a_copy_and_a_pickle(tmp
         before = other.target.w.array.copy()
         other.update()
         np.testing.assert_array_equal(other.target.w.array, before - 0.5 * G)
+
+
+def test_arrays_are_found_among_the_values_of_any_ancestor():
+    oldest = Hyperparameter()
+    oldest.lr = np.array([0.5])
+    youngest = Hyperparameter(Hyperparameter(oldest))
+    assert type(youngest.in_numbers().lr) is float
+    oldest.lr[:] = 0.25
+    assert youngest.in_numbers().lr == 0.25
