@@ -11,7 +11,7 @@ from dbrdist.comm.arguments import attempt
 from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.comm.courier import PAUSE_SECONDS, Courier
 from dbrdist.comm.gate import Passage, Row
-from dbrdist.comm.reduction import Plan, weights
+from dbrdist.comm.reduction import EQUAL_WEIGHT, Plan, weights
 from dbrdist.core.backend import Array
 
 _NUM_SAME = 2  # parameters, how many reductions were started
@@ -167,7 +167,7 @@ class _Started:
     def post(self, call: Passage, enclosed: Sequence[Array] = (), shown: int = _NEVER) -> None:
         """Show what the ranks must have in common."""
         plan, number = self.plan, self.number
-        count = -1 if self.count is None else self.count
+        count = EQUAL_WEIGHT if self.count is None else self.count
         row = [plan.digest, number, plan.runs_digest, count, plan.place, shown]
         words = f"start number {number}\n{plan.text}"
         call.post(row, self.error, num_same=_NUM_SAME, what="the same reduction", detail=words, enclosed=enclosed)

@@ -16,7 +16,7 @@ import numpy as np
 from dbrdist.comm.gate import Passage, digest, payload_bytes, words_of
 from dbrdist.comm.model import plan_for
 from dbrdist.comm.overlap import Weights
-from dbrdist.comm.reduction import Plan, weights
+from dbrdist.comm.reduction import EQUAL_WEIGHT, Plan, weights
 from dbrdist.core.changes import Watch
 from dbrdist.core.parameter import Parameter
 from dbrdist.core.update_rule import Hooks
@@ -91,7 +91,7 @@ class Steps:
             bool(zero_fill),
             digest("".join(new)) if new else 0,
             self._runs_digest,
-            -1 if num_samples is None else int(num_samples),
+            EQUAL_WEIGHT if num_samples is None else int(num_samples),
             bool(works),  # not one of NumPy's
             self._comm._stop_request,
             0 if plan is None else plan.place,

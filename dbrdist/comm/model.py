@@ -13,7 +13,7 @@ import numpy as np
 
 from dbrdist.comm import agree
 from dbrdist.comm.gate import Passage
-from dbrdist.comm.reduction import Plan, key_of, plan_anew, weights
+from dbrdist.comm.reduction import EQUAL_WEIGHT, Plan, key_of, plan_anew, weights
 from dbrdist.core.backend import is_array
 from dbrdist.core.parameter import Parameter
 from dbrdist.core.variable import Variable
@@ -134,7 +134,7 @@ def mean_grad(
 
 
 def _count(num_samples: int | None) -> int:
-    return -1 if num_samples is None else int(num_samples)
+    return EQUAL_WEIGHT if num_samples is None else int(num_samples)
 
 
 def plan_for(comm: Any, named: list[tuple[str, Parameter]]) -> Plan:

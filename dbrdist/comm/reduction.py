@@ -15,7 +15,7 @@ from dbrdist.core.flat import Arena, Run
 from dbrdist.core.parameter import Parameter
 from dbrdist.errors import CommunicatorError, NoSamplesError
 
-_EQUAL_WEIGHT = -1  # in place of a number of samples
+EQUAL_WEIGHT = -(1 << 63)  # in place of a number of samples; nobody has a wrong one like that
 
 
 class Plan:
@@ -172,12 +172,12 @@ def plan_anew(named: Sequence[tuple[str, Parameter]]) -> Plan:
 
 
 def weights(counts: Sequence[int]) -> tuple[list[float] | None, float | None]:
-    """(factor of each rank, divisor of the sum) for these numbers of samples; -1 on every rank is equal weights."""
+    """(factor of each rank, divisor of the sum) for these numbers of samples; EQUAL_WEIGHT on all is what it says."""
     if any(n < 0 for n in counts):
-        if any(n != _EQUAL_WEIGHT for n in counts):
+        if any(n != EQUAL_WEIGHT for n in counts):
+            expected = "of 0 or more" if any(0 > n > EQUAL_WEIGHT for n in counts) else "from every rank or from none"
             raise CommunicatorError(
-                f"expected a number of samples from every rank or from none, got {_as_text(counts)} on ranks 0 to "
-                f"{len(counts) - 1}"
+                f"expected a number of samples {expected}, got {_as_text(counts)} on ranks 0 to {len(counts) - 1}"
             )
         return None, float(len(counts))
     total = sum(counts)
@@ -189,7 +189,7 @@ def weights(counts: Sequence[int]) -> tuple[list[float] | None, float | None]:
 
 
 def _as_text(counts: Sequence[int]) -> str:
-    return ", ".join("none" if n == _EQUAL_WEIGHT else str(n) for n in counts)
+    return ", ".join("none" if n == EQUAL_WEIGHT else str(n) for n in counts)
 
 
 def reduce_gradients(

@@ -434,6 +434,10 @@ def check_counts_that_make_no_sense_raise_on_every_rank(comm):
     if comm.size > 1:
         count = None if comm.rank == 0 else 4
         raises(CommunicatorError, "from every rank or from none", lambda: optimizer.update(num_samples=count))
+        count = -1 if comm.rank == 0 else None
+        raises(CommunicatorError, "of 0 or more, got -1, none", lambda: optimizer.update(num_samples=count))
+    for count in (-1, -7):  # on all of them too
+        raises(CommunicatorError, f"of 0 or more, got {count}", lambda n=count: optimizer.update(num_samples=n))
     assert optimizer.t == 0
 
 
