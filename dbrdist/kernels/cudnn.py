@@ -77,9 +77,9 @@ _idle: dict[int, list[Handle]] = {}  # by device: of threads that have ended; de
 class _Owned(dict[int, Handle]):
     """The handles of a thread by device."""
 
-    def __del__(self) -> None:
-        for device, handle in self.items():
-            _idle.setdefault(device, []).append(handle)
+    def __del__(self, idle: dict[int, list[Handle]] = _idle) -> None:
+        for device, handle in self.items():  # at the end of the program the module's names may be gone
+            idle.setdefault(device, []).append(handle)
 
 
 class _ThreadHandles(threading.local):
