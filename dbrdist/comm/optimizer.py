@@ -129,7 +129,7 @@ class MultiNodeOptimizer(HandsOn):
             self._update_on_one_rank(target, lossfun, args, kwds, num_samples)
             return
         if self._is_plain and self._is_in_step(target) and self._encloses_gradients():
-            self._update_at_once(target, lossfun, args, kwds, num_samples, place_of(sys._getframe(1)))
+            self._update_at_once(target, lossfun, args, kwds, num_samples, place_of(sys._getframe().f_back))
             return
         if self.actual_optimizer._loss_scale_growth is not None and self._is_one_of_many:
             self._way.check_dynamic_scale()

@@ -115,7 +115,7 @@ class Call:
 def place_of(frame: Any) -> tuple[str, int]:
     """(file, line) of the innermost call from outside this package; within it, of the first outside this room."""
     code, at, place = _last_place
-    if frame.f_code is code and frame.f_lasti == at:
+    if frame is not None and frame.f_code is code and frame.f_lasti == at:  # None: a thread that does but this
         return place
     inside = None
     while frame is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import collections
 import copy
 import functools
 import operator
@@ -439,6 +441,19 @@ def check_counts_that_make_no_sense_raise_on_every_rank(comm):
     for count in (-1, -7):  # on all of them too
         raises(CommunicatorError, f"of 0 or more, got {count}", lambda n=count: optimizer.update(num_samples=n))
     assert optimizer.t == 0
+
+
+def check_update_as_all_that_a_thread_does(comm):
+    """Nobody has written a line of that call: no frame lies below it."""
+    model = gradients_of(comm, np.float64)
+    optimizer = create_multi_node_optimizer(optimizers.SGD().setup(model), comm)
+    for _ in range(3):
+        over = _thread.allocate_lock()
+        over.acquire()
+        steps = map(operator.call, [optimizer.update, over.release])
+        _thread.start_new_thread(collections.deque, (steps,))
+        assert over.acquire(timeout=30)
+    assert optimizer.t == 3
 
 
 def check_state_is_that_of_the_wrapped_optimizer(comm):
