@@ -124,9 +124,10 @@ class AnnouncingWalk(ObservingWalk):
     wrote may reach any leaf, by a backward pass of its own: nothing is announced before the last such rule is through.
     """
 
-    def __init__(self, listener: Listener, ends: Sequence[VariableNode]) -> None:
+    def __init__(self, listener: Listener, ends: Sequence[VariableNode], is_watched: bool) -> None:
         super().__init__(False)
         self.listener = listener
+        self.is_watched = is_watched  # by hooks, which may keep the gradients that they are shown
         self.left: dict[VariableNode, int] = {}  # how many functions behind the ends use each leaf in flat memory
         self.num_foreign = 0
         self.complete: list[VariableNode] = []  # and not yet announced
@@ -136,6 +137,10 @@ class AnnouncingWalk(ObservingWalk):
                 self.left[leaf] = self.left.get(leaf, 0) + 1
         if not self.num_foreign:
             listener.expect(set(self.left))
+
+    def land(self, function: FunctionNode, i: int, gx: Any) -> None:
+        self.is_new = function.gives_new and not self.is_watched
+        super().land(function, i, gx)
 
     def visited(self, function: FunctionNode) -> None:
         left = self.left
@@ -321,9 +326,11 @@ def backward(
     if higher:
         with using_config("enable_backprop", True):
             ObservingWalk(higher, retain_grad).run(seeds)
-    elif listener is not None:
-        AnnouncingWalk(listener, [node for node, _ in seeds]).run(seeds)
-    elif retain_grad or hooked[0] or switches["debug"] or switches["_function_hooks"]:
+        return
+    is_watched = bool(retain_grad or hooked[0] or switches["debug"] or switches["_function_hooks"])
+    if listener is not None:
+        AnnouncingWalk(listener, [node for node, _ in seeds], is_watched).run(seeds)
+    elif is_watched:
         ObservingWalk(higher, retain_grad).run(seeds)
     else:
         PlainWalk().run(seeds)
