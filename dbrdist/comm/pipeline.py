@@ -16,7 +16,7 @@ from dbrdist.comm.codec import Codec
 from dbrdist.comm.message import HostArray
 from dbrdist.comm.record import Call
 
-PIECE_BYTES = 1 << 19  # on the wire, of each block
+PIECE_BYTES = 1 << 20  # on the wire, of each block; smaller ones wake a rank more often, amid its backward pass
 _AHEAD = 2  # pieces that are on their way before the first comes back
 
 
