@@ -8,6 +8,7 @@ import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import Variable, kernels
 from dbrdist.core import backend
+from dbrdist.functions import rectifier
 from tests.each import each
 
 SHAPE = (2, 64, 64, 64)  # a gradient of 2 MB; large enough for the ways of large images
@@ -152,6 +153,61 @@ def test_a_pass_in_place_gives_the_numbers_of_one_that_is_observed():
 
     for a, b in zip(gradients(False), gradients(True)):
         np.testing.assert_array_equal(a, b)
+
+
+class Listens:
+    """Hears when gradients are complete, as a reduction does that overlaps with the pass."""
+
+    def expect(self, used):
+        self.heard = []
+
+    def ready(self, node):
+        self.heard.append(node)
+
+
+def small_network():
+    """(its output, its gradients by leaf) of layers that go backward in place where they may; with flat memory."""
+    net = dbrdist.Sequential(
+        L.Convolution2D(64, 64, 1, nobias=True), L.BatchNormalization(64), F.relu,
+        L.Convolution2D(64, 8, 1, stride=STEP, nobias=True),
+    )  # fmt: skip
+    for i, (_, p) in enumerate(sorted(net.namedparams())):
+        p.array = draw(i + 5, p.shape) if p.ndim == 4 else p.array
+    dbrdist.optimizers.SGD().setup(net)
+    y = net(draw(0, HUGE))
+    y.grad = draw(1, y.shape)
+    return y, net
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_gradients_are_overwritten_in_a_pass_with_a_listener_too(monkeypatch, is_heard):
+    y, net = small_network()
+    dbrdist.core.backprop.backward([y], retain_grad=True)
+    expected = {name: p.grad.copy() for name, p in net.namedparams()}
+    (y, net), claims, listener = small_network(), [], Listens()
+    rule = rectifier.ReLU.derive
+    monkeypatch.setattr(rectifier.ReLU, "derive", lambda f, *args: claims.append(f.owns_gy) or rule(f, *args))
+    dbrdist.core.backprop.backward([y], listener=listener if is_heard else None)
+    assert claims == [True]
+    for name, p in net.namedparams():
+        np.testing.assert_array_equal(p.grad, expected[name])
+    assert not is_heard or len(listener.heard) == len(expected)
+
+
+def test_gradients_that_a_hook_keeps_stay_as_they_are_beside_a_listener():
+    class Keeps(dbrdist.FunctionHook):
+        def __init__(self):
+            self.seen = []
+
+        def backward_preprocess(self, function, in_data, out_grad):
+            self.seen += [(g, g.copy()) for g in out_grad]
+
+    y, _ = small_network()
+    with Keeps() as hook:
+        dbrdist.core.backprop.backward([y], listener=Listens())
+    assert len(hook.seen) == 4
+    for g, before in hook.seen:
+        np.testing.assert_array_equal(g, before)
 
 
 def test_a_pass_that_failed_leaves_no_claim_on_what_the_next_one_gets():
