@@ -10,15 +10,19 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+from numpy import ndarray
+
 from dbrdist import kernels
 from dbrdist.core import ops
-from dbrdist.core.backend import Array
-from dbrdist.core.checks import Given, Operands, expected
+from dbrdist.core.backend import Array, is_floating
+from dbrdist.core.checks import ArgumentError, Given, Operands, expected
 from dbrdist.core.config import config
 from dbrdist.core.fusion import SpreadGradient
 from dbrdist.core.graph import FunctionNode, call, is_observed
 from dbrdist.core.node import form
 from dbrdist.core.parameter import Parameter
+from dbrdist.core.variable import Variable, as_array
 from dbrdist.functions.connection import activation
 from dbrdist.kernels import ConvGeometry
 
@@ -169,6 +173,43 @@ def _kept(W: Parameter) -> Any:
     if W._kept is not None:
         W.release()
     return None
+
+
+def convolution_bn_2d(
+    x: Any, W: Any, b: Any, vectors: tuple[Any, ...], eps: float, added: Any, relu: bool, *, stride: Any = 1,
+    pad: Any = 0, dilate: Any = 1, groups: int = 1,
+) -> Any:  # fmt: skip
+    """:func:`convolution_2d`, normalization with given statistics, an addition and :func:`relu` at once.
+
+    For inference at which no hook looks on. ``vectors`` are gamma and beta, or None for 1 and 0, mean and variance;
+    ``b`` and ``added`` may be None. The result is None where the functions have to be called one by one: where
+    arguments do not fit, about which those have the words, and where no provider has a kernel.
+    """
+    if type(W) is not Parameter or W._array is None:
+        return None
+    x, b, added, *vectors = map(as_array, (activation(x), b, added, *vectors))
+    if not _are_at_hand(x, W._array, added, b, *vectors):
+        return None
+    window = _hashable(stride), _hashable(pad), _hashable(dilate), groups, False
+    try:
+        geometry = _geometry("convolution_2d", window, form(x), form(W))
+    except ArgumentError:
+        return None
+    kept = _kept(W)  # while nobody holds the array
+    y = kernels.conv_bn_inference(x, W._array, b, tuple(vectors), eps, added, geometry, kept)
+    if y is None:
+        return None
+    if relu:  # in place, where it takes as long as a look for NaN, which oneDNN's own would lose
+        y = np.maximum(y, 0, out=y) if y.dtype == np.float32 else kernels.relu_forward(y)
+    return Variable(y, requires_grad=False)
+
+
+def _are_at_hand(x: Any, W: Array, added: Any, *vectors: Any) -> bool:
+    """Are these arrays on the host, of types that the functions would not cast first, and vectors of W's length?"""
+    arrays = [a for a in (x, W, added, *vectors) if a is not None]
+    if any(type(a) is not ndarray or not is_floating(a.dtype) for a in arrays):
+        return False
+    return (x.dtype == W.dtype or x.dtype.itemsize < 4) and all(v is None or v.shape == W.shape[:1] for v in vectors)
 
 
 def deconvolution_2d(

@@ -33,6 +33,7 @@ from dbrdist.kernels.keys import (
     column_sums_key,
     conv_backward_data_key,
     conv_backward_weight_key,
+    conv_bn_inference_key,
     conv_forward_key,
     conv_inference_key,
     cross_entropy_backward_key,
@@ -137,6 +138,21 @@ def conv_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, 
     key = conv_inference_key(x, W, b, geometry, kept)
     plan = _local.plans.get(key) or _local.find(key, (x, W, b, geometry, kept))
     return plan(x, W, b, geometry, kept)
+
+
+def conv_bn_inference(
+    x: Array, W: Array, b: Array | None, vectors: tuple[Any, ...], eps: float, added: Array | None,
+    geometry: ConvGeometry, kept: Any,
+) -> Array | None:  # fmt: skip
+    """A convolution, the normalization of its result with given statistics, and the addition of ``added`` or None.
+
+    ``vectors`` are gamma or None, beta or None, mean and variance, one number for each output. ``kept`` is as in
+    :func:`conv_inference`, or None where the weights may change at any time. None: the three have to do, one by one.
+    """
+    arguments = (x, W, b, vectors, eps, added, geometry, kept)
+    key = conv_bn_inference_key(*arguments)
+    plan = _local.plans.get(key) or _local.find(key, arguments)
+    return plan(*arguments)
 
 
 def conv_backward_data(gy: Array, W: Array, x_shape: tuple[int, ...], geometry: ConvGeometry) -> Array:

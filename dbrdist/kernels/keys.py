@@ -46,6 +46,14 @@ def conv_inference_key(x: Array, W: Array, b: Array | None, geometry: ConvGeomet
     return "conv_inference", *conv_forward_key(x, W, b, geometry)
 
 
+def conv_bn_inference_key(
+    x: Array, W: Array, b: Array | None, vectors: tuple[Any, ...], eps: float, added: Array | None,
+    geometry: ConvGeometry, kept: Any,
+) -> Any:  # fmt: skip
+    other = None if added is None else (type(added), added.shape, added.dtype)
+    return "conv_bn_inference", *conv_forward_key(x, W, b, geometry), other, kept is None
+
+
 def conv_backward_data_key(gy: Array, W: Array, x_shape: tuple[int, ...], geometry: ConvGeometry) -> Any:
     return (
         "conv_backward_data", type(gy), gy.shape, gy.strides, gy.dtype, W.shape, W.strides, W.dtype, x_shape, geometry,
@@ -176,6 +184,7 @@ def row_key(name: Any, names: tuple[str, ...], arrays: tuple[Array, ...], number
 KEYS: dict[str, Callable[..., Any]] = {
     "conv_forward": conv_forward_key,
     "conv_inference": conv_inference_key,
+    "conv_bn_inference": conv_bn_inference_key,
     "conv_backward_data": conv_backward_data_key,
     "conv_backward_weight": conv_backward_weight_key,
     "matmul": matmul_key,

@@ -29,7 +29,7 @@ _MANY_CHANNELS = 512  # from here on a copy of every second pixel costs less tha
 _FEW_PIXELS = 256  # up to here it takes longer to reorder weights than to multiply with them as they lie
 
 
-def _weights(b: Builder, W_shape: Any, strides: Any, dtype: Any, groups: int) -> Any:
+def describe_weights(b: Builder, W_shape: Any, strides: Any, dtype: Any, groups: int) -> Any:
     """Descriptor of the caller's OIHW weights; with groups the first axis is split in two."""
     (o, *rest), so = W_shape, strides[0]
     if groups == 1:
@@ -47,7 +47,7 @@ def _build(
     with Builder() as b:
         t = onednn.data_type(dtype)
         x, y = b.image(x_shape, t), b.image(y_shape, t)
-        user = _weights(b, W.shape, onednn.element_strides(W), W.dtype, g.groups)
+        user = describe_weights(b, W.shape, onednn.element_strides(W), W.dtype, g.groups)
         grouped = W.shape if g.groups == 1 else (g.groups, W.shape[0] // g.groups, *W.shape[1:])
         free = b.any(grouped, onednn.data_type(W.dtype) if direction == "weights" else t)
         bias_memory = b.memory(W.shape[:1], onednn.F32) if bias else None
@@ -97,7 +97,7 @@ def _packing(reorder: Primitive | None, num_bytes: int) -> Callable[[Array], Arr
     return pack
 
 
-def _is_small_product(x: Array, W: Array, geometry: ConvGeometry) -> bool:
+def is_small_product(x: Array, W: Array, geometry: ConvGeometry) -> bool:
     """Is this a matrix product of few pixels with weights of their type, in C order?
 
     In ResNet-50 at batch 1 the last stages' 1x1 convolutions take 0.6 to 0.9 of the time so.
@@ -116,7 +116,7 @@ def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -
     _require(W.shape, x)
     y_shape = (x.shape[0], W.shape[0], *geometry.out_hw(*x.shape[2:], *W.shape[2:]))
     new = backend.allocator(y_shape, x.dtype)
-    if _is_small_product(x, W, geometry):
+    if is_small_product(x, W, geometry):
         primitive = build(_rows(channels_last(x)), W.reshape(W.shape[:2]).T, _rows(new()), b is not None)
         pack = _packing(None, 0)
     else:
@@ -138,41 +138,12 @@ def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -
     return conv_forward
 
 
-def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Any:
-    """See numpy_.conv_inference; in ResNet-50 at batch 1 the reorders took an eighth of the time."""
-    _require(W.shape, x)
-    y_shape = (x.shape[0], W.shape[0], *geometry.out_hw(*x.shape[2:], *W.shape[2:]))
-    new, is_plain = backend.allocator(y_shape, x.dtype), is_channels_last(x)
-    primitive, reorder, num_bytes = _build("forward", x.shape, W, y_shape, geometry, x.dtype, b is not None)
-
-    def packed(W: Array, kept: Any) -> Array:
-        maker, weights = kept.made
-        if maker is not reorder:
-            weights = backend.aligned_zeros(num_bytes, np.uint8, W)
-            reorder.on2(W, weights)
-            kept.made = reorder, weights
-        return weights
-
-    def conv_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Array:
-        if not is_plain:
-            x = channels_last(x)
-        weights, y = W if reorder is None else packed(W, kept), new()
-        if b is None:
-            primitive.on3(x, weights, y)
-        else:
-            b = np.ascontiguousarray(b, np.float32)
-            primitive(address(x), address(weights), address(y), address(b))
-        return y
-
-    return conv_inference
-
-
 def _plan_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Any:
     _require(W.shape, gy)
     if _is_strided_pointwise(W.shape, geometry, gy.dtype):
         return _plan_strided_pointwise_data(gy, W, x_shape, geometry)
     new = backend.allocator(x_shape, gy.dtype)
-    if _is_small_product(gy, W, geometry):
+    if is_small_product(gy, W, geometry):
         primitive, pack = build(_rows(channels_last(gy)), W.reshape(W.shape[:2]), _rows(new())), _packing(None, 0)
     else:
         primitive, *reorder = _build("data", x_shape, _readable(W), gy.shape, geometry, gy.dtype)
@@ -294,7 +265,6 @@ def _plan_turned(x: Array, gy: Array, like: Array) -> Any:
 
 ROWS = {
     "conv_forward": also_float16(_plan_forward),
-    "conv_inference": also_float16(_plan_inference),
     "conv_backward_data": also_float16(_plan_backward_data),
     "conv_backward_weight": also_float16(_plan_backward_weight, out=5),
 }

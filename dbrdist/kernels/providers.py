@@ -47,7 +47,7 @@ _COST = {
 _LIGHT = {
     "relu_forward", "relu_backward", "relu_backward_over", "add", "scaled_sum", "row", "matmul", "linear", "packed",
     "softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "column_sums", "cross_entropy",
-    "cross_entropy_backward", "update",
+    "cross_entropy_backward", "update", "conv_bn_inference",
 }  # fmt: skip
 
 

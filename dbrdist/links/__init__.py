@@ -6,6 +6,7 @@ from dbrdist.links.blocks import Highway, Inception, InceptionBN, Maxout, Simpli
 from dbrdist.links.classifier import Classifier
 from dbrdist.links.connection import Bilinear, EmbedID, Linear
 from dbrdist.links.convolution import Convolution2D, Deconvolution2D
+from dbrdist.links.convolution_bn import Conv2DBNActiv, conv_bn
 from dbrdist.links.convolution_nd import (
     Convolution1D,
     Convolution3D,
@@ -66,6 +67,7 @@ __all__ = [
     "CRF1d",
     "ChildSumTreeLSTM",
     "Classifier",
+    "Conv2DBNActiv",
     "Convolution1D",
     "Convolution2D",
     "Convolution3D",
@@ -119,6 +121,7 @@ __all__ = [
     "TransformerBlock",
     "VGG16Layers",
     "VGG19Layers",
+    "conv_bn",
 ]
 
 __getattr__ = _explained(__name__)

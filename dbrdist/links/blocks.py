@@ -14,6 +14,7 @@ from dbrdist.core.link import Link
 from dbrdist.core.parameter import Parameter
 from dbrdist.links.connection import Linear
 from dbrdist.links.convolution import Convolution2D
+from dbrdist.links.convolution_bn import conv_bn
 from dbrdist.links.initializers import get_initializer
 from dbrdist.links.normalization import BatchNormalization
 
@@ -206,5 +207,5 @@ class InceptionBN(Chain):
 
     def _through(self, x: Any, *names: str) -> Any:
         for name in names:
-            x = F.relu(self[name + "n"](self[name](x)))
+            x = conv_bn(self[name], self[name + "n"], x, relu=True)
         return x

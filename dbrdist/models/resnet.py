@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from dbrdist import functions as F
@@ -27,7 +28,7 @@ class Projection(Chain):
             self.bn = L.BatchNormalization(out_channels)
 
     def forward(self, x: Any) -> Any:
-        return self.bn(self.conv(x))
+        return L.conv_bn(self.conv, self.bn, x)
 
 
 class Basic(Chain):
@@ -45,9 +46,9 @@ class Basic(Chain):
         self.is_projected = stride > 1 or in_channels != channels
 
     def forward(self, x: Any) -> Any:
-        h = F.relu(self.bn1(self.conv1(x)))
-        h = self.bn2(self.conv2(h))
-        return F.relu(h + (self.shortcut(x) if self.is_projected else x))
+        h = L.conv_bn(self.conv1, self.bn1, x, relu=True)
+        residual = partial(self.shortcut, x) if self.is_projected else x
+        return L.conv_bn(self.conv2, self.bn2, h, relu=True, residual=residual)
 
 
 class Bottleneck(Chain):
@@ -69,10 +70,10 @@ class Bottleneck(Chain):
         self.is_projected = stride > 1 or in_channels != out_channels
 
     def forward(self, x: Any) -> Any:
-        h = F.relu(self.bn1(self.conv1(x)))
-        h = F.relu(self.bn2(self.conv2(h)))
-        h = self.bn3(self.conv3(h))
-        return F.relu(h + (self.shortcut(x) if self.is_projected else x))
+        h = L.conv_bn(self.conv1, self.bn1, x, relu=True)
+        h = L.conv_bn(self.conv2, self.bn2, h, relu=True)
+        residual = partial(self.shortcut, x) if self.is_projected else x
+        return L.conv_bn(self.conv3, self.bn3, h, relu=True, residual=residual)
 
 
 class ResNetCIFAR(Chain):
@@ -104,7 +105,7 @@ class ResNetCIFAR(Chain):
             self.fc = L.Linear(64, num_classes)
 
     def forward(self, x: Any) -> Any:
-        h = F.relu(self.bn(self.conv(x)))
+        h = L.conv_bn(self.conv, self.bn, x, relu=True)
         for block in self.blocks:
             h = block(h)
         return self.fc(F.mean(h, axis=(2, 3)))
@@ -144,7 +145,7 @@ class ResNet(Chain):
             self.fc = L.Linear(in_channels, num_classes, initialW=Normal(0.01))
 
     def forward(self, x: Any) -> Any:
-        h = F.relu(self.bn(self.conv(x)))
+        h = L.conv_bn(self.conv, self.bn, x, relu=True)
         h = F.max_pooling_2d(h, 3, stride=2, pad=1, cover_all=False)
         for block in self.blocks:
             h = block(h)

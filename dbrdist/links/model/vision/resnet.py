@@ -3,6 +3,7 @@ arXiv:1512.03385). `dbrdist.models.ResNet50` is the one to train."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 from dbrdist import functions as F
@@ -11,6 +12,7 @@ from dbrdist.core.checks import one_of
 from dbrdist.errors import CheckpointError
 from dbrdist.links.connection import Linear
 from dbrdist.links.convolution import Convolution2D
+from dbrdist.links.convolution_bn import conv_bn
 from dbrdist.links.initializers import Constant, HeNormal
 from dbrdist.links.model.vision import pixels
 from dbrdist.links.model.vision.layers import LAST_NAMES, Functions, VisionLayers
@@ -139,9 +141,9 @@ class BottleneckA(Chain):
 
     def forward(self, x: Any) -> Any:
         """(N, in_channels, H, W) to (N, out_channels, H / stride, W / stride)."""
-        h = F.relu(self.bn1(self.conv1(x)))
-        h = F.relu(self.bn2(self.conv2(h)))
-        return F.relu(self.bn3(self.conv3(h)) + self.bn4(self.conv4(x)))
+        h = conv_bn(self.conv1, self.bn1, x, relu=True)
+        h = conv_bn(self.conv2, self.bn2, h, relu=True)
+        return conv_bn(self.conv3, self.bn3, h, relu=True, residual=partial(conv_bn, self.conv4, self.bn4, x))
 
 
 class BottleneckB(Chain):
@@ -159,9 +161,9 @@ class BottleneckB(Chain):
 
     def forward(self, x: Any) -> Any:
         """(N, in_channels, H, W) to the same shape."""
-        h = F.relu(self.bn1(self.conv1(x)))
-        h = F.relu(self.bn2(self.conv2(h)))
-        return F.relu(self.bn3(self.conv3(h)) + x)
+        h = conv_bn(self.conv1, self.bn1, x, relu=True)
+        h = conv_bn(self.conv2, self.bn2, h, relu=True)
+        return conv_bn(self.conv3, self.bn3, h, relu=True, residual=x)
 
 
 class ResNet50Layers(ResNetLayers):

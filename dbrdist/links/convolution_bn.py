@@ -1,0 +1,95 @@
+"""Convolutions that are followed by batch normalizations: one pass over memory at inference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dbrdist import functions as F
+from dbrdist.core.chain import Chain
+from dbrdist.core.config import config
+from dbrdist.core.graph import is_observed
+from dbrdist.core.link_hook import thread
+from dbrdist.functions.convolution import convolution_bn_2d
+from dbrdist.links.convolution import Convolution2D
+from dbrdist.links.normalization import BatchNormalization
+
+
+def conv_bn(conv: Any, bn: Any, x: Any, *, relu: bool = False, residual: Any = None) -> Any:
+    """``bn(conv(x))``, plus a residual, followed by a ReLU.
+
+    Args:
+        conv: a :class:`Convolution2D`.
+        bn: the :class:`BatchNormalization` of its output.
+        x: (N, C, H, W).
+        relu: whether :func:`dbrdist.functions.relu` comes last.
+        residual: what is added before the ReLU, an array or a Variable; or a function without arguments that gives it,
+            such as a call of the shortcut. None adds nothing.
+
+    In training it is nothing but these calls, one after the other. At inference (``config.train`` False, within
+    ``no_backprop_mode``) oneDNN computes them in one pass over memory on a CPU, in float32 and bfloat16: ResNet-50
+    takes 0.8 of the time for one image. Results then differ from those of the separate calls by rounding: float32 by a
+    few units in the last place of the summands, bfloat16 is rounded once rather than after each call. Where a hook
+    looks on, and with links of other classes, such as subclasses or links that are called through a function that you
+    set on them, the calls are made one after the other there too.
+    """
+    if _is_inference() and _are_plain(conv, bn):
+        residual = residual() if callable(residual) else residual
+        vectors = bn.gamma, bn.beta, bn.avg_mean, bn.avg_var
+        y = convolution_bn_2d(
+            x, conv.W, conv.b, vectors, bn.eps, residual, relu,
+            stride=conv.stride, pad=conv.pad, dilate=conv.dilate, groups=conv.groups,
+        )  # fmt: skip
+        if y is not None:
+            return y
+    h = bn(conv(x))
+    if residual is not None:
+        h = h + (residual() if callable(residual) else residual)
+    return F.relu(h) if relu else h
+
+
+def _is_inference() -> bool:
+    """Is this inference, at which nobody looks on?"""
+    return not (config.train or config.enable_backprop or thread.hooks or is_observed())
+
+
+def _are_plain(conv: Any, bn: Any) -> bool:
+    """Are these links what their classes say, without hooks, and is there nothing left to initialise?"""
+    if type(conv) is not Convolution2D or type(bn) is not BatchNormalization or conv._hooks or bn._hooks:
+        return False
+    has_channels = bn.axis is None or (type(bn.axis) is tuple and bn.axis == (0, 2, 3))
+    return has_channels and bn.avg_mean is not None and not ("forward" in conv.__dict__ or "forward" in bn.__dict__)
+
+
+class Conv2DBNActiv(Chain):
+    """A convolution, a batch normalization and an activation: :func:`conv_bn` as a link, as ChainerCV has it.
+
+    Its children are ``conv``, a :class:`Convolution2D`, and ``bn``, a :class:`BatchNormalization`.
+
+    Args:
+        in_channels, out_channels, ksize, stride, pad, dilate, groups, nobias, initialW, initial_bias: as of
+            :class:`Convolution2D`. The bias is left out unless asked for, since the normalization has one.
+        activ: the function that comes last; None for none.
+        bn_kwargs: arguments of :class:`BatchNormalization` by name.
+    """
+
+    def __init__(
+        self, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0, dilate: Any = 1,
+        groups: int = 1, nobias: bool = True, initialW: Any = None, initial_bias: Any = None,
+        activ: Callable[[Any], Any] | None = F.relu, bn_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if ksize is None:
+            out_channels, ksize, in_channels = in_channels, out_channels, None
+        self.activ = activ
+        with self.init_scope():
+            self.conv = Convolution2D(
+                in_channels, out_channels, ksize, stride, pad, nobias, initialW, initial_bias, dilate=dilate,
+                groups=groups,
+            )  # fmt: skip
+            self.bn = BatchNormalization(out_channels, **(bn_kwargs or {}))
+
+    def forward(self, x: Any) -> Any:
+        """(N, in_channels, H, W) to (N, out_channels, OH, OW)."""
+        y = conv_bn(self.conv, self.bn, x, relu=self.activ is F.relu)
+        return y if self.activ is None or self.activ is F.relu else self.activ(y)
