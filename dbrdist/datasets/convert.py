@@ -92,11 +92,11 @@ def stack(values: Any, padding: Any, entry: Any) -> Array:
                 "bring them to one size first, or give padding= to fill them up"
             )
         out = backend.empty((len(values), *first.shape), first.dtype, first)
-        for row, v in zip(out, values):
-            row[...] = v
+        for i, v in enumerate(values):
+            out[i] = v
         return out
     shape = tuple(max(s[axis] for s in shapes) for axis in range(first.ndim))
     out = backend.full((len(values), *shape), padding, first.dtype, first)
-    for row, v in zip(out, values):
-        row[tuple(slice(n) for n in v.shape)] = v
+    for i, v in enumerate(values):
+        out[(i, *map(slice, v.shape))] = v
     return out
