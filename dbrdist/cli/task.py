@@ -13,6 +13,7 @@ from dbrdist.core.reporter import report
 from dbrdist.core.variable import as_array
 from dbrdist.functions.evaluation import hit_fraction
 
+_FLOAT32 = as_dtype("float32")
 _NARROW = (as_dtype("float16"), as_dtype("bfloat16"))
 
 
@@ -49,14 +50,16 @@ class Task(Chain):
             )
         inputs, labels = batch
         outputs = self.predictor(inputs)
-        if getattr(outputs, "dtype", None) in _NARROW:  # or else losses and accuracies have three digits
+        dtype = getattr(outputs, "dtype", None)
+        if dtype is not _FLOAT32 and dtype in _NARROW:  # or else losses and accuracies have three digits
             outputs = F.cast(outputs, "float32")
         loss = loss_function(outputs, labels)
         observed = {"loss": loss}
-        if self._has_classes(outputs, labels):
+        are_classes = labels.dtype.kind in "iu"
+        if outputs.ndim == labels.ndim + 1 if are_classes else self._has_weights(outputs, labels):
             observed["accuracy"] = hit_fraction(as_array(outputs), as_array(labels))
-        for name, metric in self.metrics.items():
-            observed[name] = metric(outputs, labels)
+        if self.metrics:
+            observed |= {name: metric(outputs, labels) for name, metric in self.metrics.items()}
         report(observed, self)
         return loss
 
@@ -64,9 +67,7 @@ class Task(Chain):
         """Those of the network, which are all."""
         self.predictor.cleargrads()
 
-    def _has_classes(self, outputs: Any, labels: Any) -> bool:
-        """Whether there is an accuracy: labels are classes, or weights of the classes for the cross entropy."""
-        if labels.dtype.kind in "iu":
-            return bool(outputs.ndim == labels.ndim + 1)
+    def _has_weights(self, outputs: Any, labels: Any) -> bool:
+        """Whether labels are weights of the classes for the cross entropy."""
         is_entropy = getattr(self.loss, "func", self.loss) is F.softmax_cross_entropy
         return is_entropy and outputs.ndim > 1 and outputs.shape == labels.shape

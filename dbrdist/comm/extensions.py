@@ -106,7 +106,9 @@ class StepAgreement(Extension):
 def _become_numbers(observation: dict[str, Any]) -> bool:
     """Make floats of the values that are numbers, in place; False where a loss is none that is finite."""
     for key, value in observation.items():
-        if type(value) is not float:
+        if type(value) is np.ndarray and not value.ndim:
+            observation[key] = value = float(value)
+        elif type(value) is not float:
             if getattr(value, "ndim", 0):
                 if is_loss(key):
                     return False

@@ -126,7 +126,18 @@ class MultiNodeOptimizer(HandsOn):
         if target is None:
             raise RuntimeError("the multi-node optimizer has no target yet; call setup(link) first")
         if self._is_alone and lossfun is not None and (num_samples is None or num_samples >= 1):
-            self._update_on_one_rank(target, lossfun, args, kwds, num_samples)
+            if not (self._is_synchronized and self._target is target):
+                self._synchronize()
+            self.num_samples = num_samples  # and the rest is a step of the wrapped optimizer
+            if spans.recorders:
+                self._backward(lossfun, args, kwds)
+                self._apply()
+                return
+            loss = lossfun(*args, **kwds)
+            target.cleargrads()
+            backprop.backward([loss], loss_scale=self.actual_optimizer._loss_scale)
+            del loss
+            self.actual_optimizer.update()
             return
         if self._is_plain and self._is_in_step(target) and self._encloses_gradients():
             self._update_at_once(target, lossfun, args, kwds, num_samples, place_of(sys._getframe().f_back))
@@ -161,16 +172,6 @@ class MultiNodeOptimizer(HandsOn):
         if self._sharding is not None and self.actual_optimizer.is_safe_to_update():
             with self._steps.meet() as call, spans.span("spread values"):
                 self._sharding.share_values(call, self._steps.current_plan())
-
-    def _update_on_one_rank(
-        self, target: Any, lossfun: Callable[..., Any], args: Any, kwds: Any, num_samples: int | None
-    ) -> None:
-        """A whole step where nothing is sent or carried: that of the wrapped optimizer."""
-        if not (self._is_synchronized and self._target is target):
-            self._synchronize()
-        self.num_samples = num_samples
-        self._go_backward(target, lossfun, args, kwds)
-        self._apply()
 
     def _go_backward(self, target: Any, lossfun: Callable[..., Any], args: Any, kwds: Any) -> None:
         """As :meth:`_backward` where nobody listens and nothing is carried, in less time."""

@@ -42,11 +42,27 @@ class SampleGenerator:
         self._key = tuple(self._start["state"]["key"].tolist())  # tuples, which are read faster than arrays
         self._start["buffer"] = tuple(self._start["buffer"].tolist())
 
-    def at(self, sample: int) -> np.random.Generator:
-        """The numbers of a sample, from the first on."""
-        self._start["state"] = {"counter": (0, 0, sample, self._epoch), "key": self._key}
+    def at(self, sample: int, epoch: int | None = None) -> np.random.Generator:
+        """The numbers of a sample, from the first on; of another ``epoch`` where it is given."""
+        counter = (0, 0, sample, self._epoch if epoch is None else epoch)
+        self._start["state"] = {"counter": counter, "key": self._key}
         self._bits.state = self._start
         return self._generator
+
+
+class _Orders(threading.local):
+    """The generator of this thread's last order, which makes the next one of the same seed too."""
+
+    seed: int | None = None
+    generator: SampleGenerator
+
+    def at(self, seed: int, epoch: int) -> np.random.Generator:
+        if seed != self.seed:
+            self.seed, self.generator = seed, SampleGenerator(seed, "order", 0)
+        return self.generator.at(0, epoch)
+
+
+_orders = _Orders()
 
 
 def permutation(seed: int, epoch: int, n: int, dtype: Any = np.int64) -> np.ndarray[Any, Any]:
@@ -55,7 +71,7 @@ def permutation(seed: int, epoch: int, n: int, dtype: Any = np.int64) -> np.ndar
     Numbers are those of ``Generator.permutation``, which takes int64 and may leave that memory with the process.
     """
     order = np.arange(n, dtype=dtype)
-    generator(seed, "order", epoch).shuffle(order)
+    _orders.at(seed, epoch).shuffle(order)
     return order
 
 
@@ -101,8 +117,9 @@ def set_stream(seed: int, epoch: int, iteration: int, row: int = 0, draw: int = 
     ranks together draw what one rank would draw for the whole batch. ``draw`` is the number of draws that count as done
     in this step.
     """
-    s = _stream
-    s.seed, s.epoch, s.iteration, s.row, s.draw = seed, epoch, iteration, row, draw
+    values = _stream.__dict__  # one look at what this thread has
+    values["seed"], values["epoch"], values["iteration"] = seed, epoch, iteration
+    values["row"], values["draw"] = row, draw
 
 
 _STATE = ("seed", "epoch", "iteration", "row", "draw", "num_initialized", "num_iterators", "num_divided_iterators")

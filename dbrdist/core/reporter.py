@@ -22,6 +22,23 @@ class _Stack(threading.local):
 _stack = _Stack()
 
 
+_MAX_NAMES = 1000  # of an observer; whoever reports more has names that do not come again
+
+
+class _Names(dict[str, str]):
+    """The names of what an observer reports, behind its own: each made once, since equal ones compare at a glance."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._prefix = prefix
+
+    def __missing__(self, key: str) -> str:
+        name = self._prefix + key
+        if len(self) < _MAX_NAMES:
+            self[key] = name
+        return name
+
+
 class Reporter:
     """Collects values under the names of their observers.
 
@@ -32,7 +49,7 @@ class Reporter:
 
     def __init__(self) -> None:
         self.observation: dict[str, Any] = {}
-        self._prefixes: dict[int, str] = {}
+        self._names: dict[int | None, _Names] = {None: _Names("")}  # by the id of an observer
 
     def __enter__(self) -> Reporter:
         _stack.reporters.append(self)
@@ -43,12 +60,12 @@ class Reporter:
 
     def add_observer(self, name: str, observer: Any) -> None:
         """Give an observer its name."""
-        self._prefixes[id(observer)] = name + "/"
+        self._names[id(observer)] = _Names(name + "/")
 
     def add_observers(self, prefix: str, observers: Any) -> None:
         """Give several observers, pairs of a name and an object, names behind a prefix."""
         for name, observer in observers:
-            self._prefixes[id(observer)] = prefix + name + "/"
+            self._names[id(observer)] = _Names(prefix + name + "/")
 
     @contextmanager
     def scope(self, observation: dict[str, Any]) -> Iterator[None]:
@@ -62,12 +79,14 @@ class Reporter:
 
     def report(self, values: dict[str, Any], observer: Any = None) -> None:
         """Store values, under the observer's name where one is given."""
-        prefix = "" if observer is None else self._prefixes.get(id(observer))
-        if prefix is None:
+        names = self._names.get(None if observer is None else id(observer))
+        if names is None:
             raise _unknown(observer)
-        observation, is_kept = self.observation, config.keep_graph_on_report
+        observation = self.observation
         for key, value in values.items():
-            observation[prefix + key] = value.array if isinstance(value, Variable) and not is_kept else value
+            if isinstance(value, Variable) and not config.keep_graph_on_report:
+                value = value.array
+            observation[names[key]] = value
 
 
 def _unknown(observer: Any) -> KeyError:

@@ -60,6 +60,13 @@ class _FunctionExtension(Extension):
         return self.function(trainer)
 
 
+def what_is_called(extension: Extension) -> Callable[[Any], Any]:
+    """What a call of an extension comes down to: the function that it was made of, or its bound method."""
+    if type(extension) is _FunctionExtension:
+        return extension.function
+    return extension.__call__
+
+
 def make_extension(
     trigger: Any = None,
     default_name: str | None = None,

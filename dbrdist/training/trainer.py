@@ -15,7 +15,7 @@ import numpy as np
 
 from dbrdist.core import random
 from dbrdist.core.reporter import Reporter, as_number
-from dbrdist.training.extension import as_extension
+from dbrdist.training.extension import as_extension, what_is_called
 from dbrdist.training.triggers import can_fire, get_trigger, position_if_each_step
 
 
@@ -81,19 +81,23 @@ class Trainer:
 
     def _loop(self, entries: Sequence[_Entry]) -> None:
         self._start(entries)
-        asked = [(e.extension, e.trigger, position_if_each_step(e.trigger)) for e in entries if can_fire(e.trigger)]
+        asked = [
+            (what_is_called(e.extension), e.trigger, position_if_each_step(e.trigger))
+            for e in entries
+            if can_fire(e.trigger)
+        ]
         with self.reporter.scope({}):
             while not self.stop_trigger(self):
                 self.observation = self.reporter.observation = {}
                 updater = self.updater
                 updater.update()
-                for extension, trigger, position in asked:
+                for call, trigger, position in asked:
                     if position is None:
                         if trigger(self):
-                            extension(self)
+                            call(self)
                     elif position.iteration != updater.iteration:
                         position.iteration = updater.iteration
-                        extension(self)
+                        call(self)
 
     def _finalize(self, entries: Sequence[_Entry]) -> None:
         """Finalize all of them in order, even where one raises."""

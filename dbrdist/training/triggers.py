@@ -308,13 +308,14 @@ class EndTrigger:
     def __init__(self, epochs: float, iterations: int | None = None):
         self.epochs = epochs
         self.iterations = iterations
-        self._asked_at: tuple[Any, int] | None = None
+        self._asked_at: tuple[Any, int] = (None, 0)
         self._is_over = False
 
     def __call__(self, trainer: Any) -> bool:
         updater = trainer.updater
-        iteration, at = updater.iteration, self._asked_at
-        if at is None or at[1] != iteration or at[0] is not updater:  # several ask after each step
+        iteration = updater.iteration
+        asked_of, asked_at = self._asked_at
+        if asked_at != iteration or asked_of is not updater:  # several ask after each step
             over = self.iterations is not None and iteration >= self.iterations
             self._is_over = bool(over or updater.epoch_detail >= self.epochs - 1e-9)
             self._asked_at = updater, iteration

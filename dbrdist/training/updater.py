@@ -11,6 +11,8 @@ from dbrdist.core.backend import get_device
 from dbrdist.datasets.convert import concat_examples
 from dbrdist.errors import NoSamplesError
 
+_NO_NAMES: dict[str, Any] = {}
+
 
 class Updater:
     """What a trainer calls for each step."""
@@ -150,7 +152,8 @@ class StandardUpdater(Updater):
         num, is_told = len(batch), getattr(optimizer, "takes_num_samples", False)
         try:
             if num:
-                args, named = as_arguments(self.converter(batch, self._input_device))
+                arrays = self.converter(batch, self._input_device)
+                args, named = (arrays, _NO_NAMES) if type(arrays) is tuple else as_arguments(arrays)
                 if is_told:
                     optimizer.update(loss_func, *args, **named, num_samples=num)
                 else:

@@ -72,7 +72,7 @@ class LogReport(Extension):
         if self._keys is not None:
             observation = {key: observation[key] for key in self._keys if key in observation}
         self._summary.add(observation)
-        if not (trainer.is_before_training or self._trigger(trainer)):
+        if trainer.updater.iteration and not self._trigger(trainer):  # before the first step there is a line at once
             return
         entry: dict[str, Any] = dict(self._summary.compute_mean())
         self._summary = DictSummary()
