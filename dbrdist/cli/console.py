@@ -11,6 +11,8 @@ from typing import Any
 from dbrdist.cli.words import folded
 from dbrdist.core.regular import regular
 
+_MAX_WAITING = 1000
+
 
 class Console:
     """A text stream for whole lines. When its reader goes away (`| head`), the run goes on without it."""
@@ -18,12 +20,15 @@ class Console:
     def __init__(self) -> None:
         self._file: Any = None
         self._rest = ""
+        self._waiting: list[str] = []  # for the file, as long as there is none
 
-    def open(self, path: str) -> None:
-        """Write each line from now on to a file too, with the time in front."""
+    def open(self, path: str, heading: str) -> None:
+        """Write each line to a file too, with the time in front: a heading, what was said so far, and what will be."""
         self._file = open(  # noqa: SIM115 - closed by `close`
             path, "a", encoding="utf-8", errors="backslashreplace", opener=regular
         )
+        waiting, self._waiting = self._waiting, []
+        self._to_file([heading, *waiting])
 
     def write(self, text: str) -> int:
         """Write text; the file gets it line by line."""
@@ -37,12 +42,21 @@ class Console:
         _to_standard_output(folded(line) + "\n")
         self._to_file([line])
 
+    def warn(self, words: str) -> None:
+        """Write a warning to the standard error and to the file."""
+        line = f"warning: {words}"
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it
+            sys.stderr.write(folded(line) + "\n")
+            sys.stderr.flush()
+        self._to_file([line])
+
     def log(self, line: str) -> None:
         """Write a line to the file alone."""
         self._to_file([line])
 
     def _to_file(self, lines: list[str]) -> None:
         if self._file is None:
+            self._waiting = [*self._waiting, *lines][:_MAX_WAITING]
             return
         with contextlib.suppress(OSError):  # a full disk is reported where a snapshot does not fit
             self._file.writelines(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n" for line in lines if line.strip())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -66,6 +67,15 @@ def _stored(path: str) -> dict[str, Any]:
     raise ConfigError(
         f"{path}: expected the configuration that the run had so far, to see what has changed, but {words}; put a copy "
         "of it there, or start another run with out=..., and init_from for its weights"
+    )
+
+
+def only_damaged(folder: str, damaged: dict[str, str]) -> str:
+    """What to say where no snapshot of a run is whole: each with what is wrong with it, and what can be done."""
+    each = "; ".join(f"{os.path.basename(path)}: {words}" for path, words in damaged.items())
+    return (
+        f"out: {folder} holds a run, but none of its snapshots is whole ({each}); put a copy of one there, or start "
+        "anew with --overwrite, which moves this run aside"
     )
 
 

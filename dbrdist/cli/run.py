@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import time
-import warnings
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from dbrdist.cli.meter import Meter
 from dbrdist.cli.plan import describe
 from dbrdist.cli.provenance import facts
 from dbrdist.cli.refuse import Refused, RefusedHere, alike, code_of, told
+from dbrdist.cli.warned import Warned
 from dbrdist.cli.words import counted, said
 from dbrdist.comm import VirtualUpdater, trace
 from dbrdist.comm.agree import on_root
@@ -57,16 +57,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 class Run:
     """One run of training on this rank."""
 
-    def __init__(self, config: Config, origin: Origin, comm: Any):
+    def __init__(self, config: Config, origin: Origin, comm: Any, console: Console, warned: Warned):
         self.config, self.origin = config, origin
         self.comm = comm
-        self.console = Console()
+        self.console, self.warned = console, warned
         self.folder = RunFolder(config.out)
         self.test_iterator: Any = None
         self.stop = StopOnRequest(comm, save=lambda trainer: self.saver.save(trainer))
         self.stop.initialize(None)  # from now on, not only from the first step
-        if comm.rank:  # all ranks leave out the same updates: rank 0 says so
-            warnings.filterwarnings("ignore", "NaN or infinity in the gradient", RuntimeWarning)
         find = build.find_images(config, origin, comm)
         with alike(comm):
             self.parts = parts(config, origin, comm.intra_rank, comm.size, find)
@@ -226,12 +224,16 @@ class Run:
         if mode != "resume":
             return None, []
         if self.folder.summary.get("reason"):
-            print(f"the last start of this run {self.folder.summary['status']}: {self.folder.summary['reason']}")
-        path = snapshots.newest(self.config.out)
+            status, reason = self.folder.summary["status"], self.folder.summary["reason"]
+            self.console.say(f"the last start of this run {status}: {reason}")
+        path, damaged = snapshots.search(self.config.out)
         if path is None:
-            kind = "whole snapshot" if snapshots.find(self.config.out) else "snapshot"
-            print(f"no {kind} in {self.config.out}: starting from the beginning", flush=True)
+            if damaged:
+                raise ConfigError(resume.only_damaged(self.config.out, damaged))
+            self.console.say(f"no snapshot in {self.config.out}: starting from the beginning")
             return None, []
+        for other, words in damaged.items():
+            self.console.say(f"{other} is damaged and passed over: {words}")
         return path, resume.changes(self.folder.file(CONFIG), self.config, self.origin)
 
     def _describe_run(self, known: dict[str, Any], resumed_from: str | None) -> None:
@@ -246,10 +248,7 @@ class Run:
         folder.summary = {}
         began = {"began": now(), "resumed_from": resumed_from, "configurations": list(self.origin.files)}
         folder.write_status("running", **began, **known, earlier_starts=before)
-        self.console.open(folder.file(WORDS))
-        self.console.log(known["command"])
-        for line in self.plan:
-            self.console.log(line)
+        self.console.open(folder.file(WORDS), known["command"])
 
     def train(self, traces: bool = False) -> int:
         """Train to the end, or to an agreed stop; returns the exit code. The folder says how it ended."""
@@ -275,7 +274,9 @@ class Run:
                 self._end(*ending, time.time() - began, {})
         if tracer is not None:
             self._write_trace(tracer)
-        self._end(*ending, time.time() - began, self._skipped())
+        skipped = self._skipped()
+        self.warned.gather(self.comm)
+        self._end(*ending, time.time() - began, skipped)
         return STOPPED if ending[0] == "stopped" else 0
 
     def _as_ending(self, error: BaseException) -> BaseException:

@@ -14,9 +14,11 @@ import click
 from dbrdist import __version__
 from dbrdist.cli import assemble, commands, load, memory, plan, preflight, resolve, resume, run
 from dbrdist.cli.config import Config
+from dbrdist.cli.console import Console
 from dbrdist.cli.folder import CONFIG
 from dbrdist.cli.load import Origin
 from dbrdist.cli.refuse import WRONG, Refused, RefusedHere, code_of, refusal
+from dbrdist.cli.warned import Warned
 from dbrdist.cli.words import folded, said
 from dbrdist.comm import abort, create_communicator, environment
 from dbrdist.core import thread_pools
@@ -168,14 +170,17 @@ def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None, trac
         raise ConfigError(f"{origin.where(('communicator',))}: communicator: {error}") from None
     if settings.reproducible:
         thread_pools.use_one()
+    console = Console()
+    warned = Warned(comm.rank, console)
     try:
-        resume.compare_ranks(settings, origin, comm)
-        if evaluate is not None:
-            run.evaluate(settings, origin, comm, evaluate)
-            return 0
-        training = run.Run(settings, origin, comm)
-        training.announce()
-        return training.train(trace) if training.start_folder(mode) else 0
+        with warned.listening():
+            resume.compare_ranks(settings, origin, comm)
+            if evaluate is not None:
+                run.evaluate(settings, origin, comm, evaluate)
+                return 0
+            training = run.Run(settings, origin, comm, console, warned)
+            training.announce()
+            return training.train(trace) if training.start_folder(mode) else 0
     except RefusedHere as reason:
         abort.report(f"dbrdist-train: {reason}")
         return reason.code
@@ -214,7 +219,8 @@ def _refuse_before_mpi(words: str, code: int) -> int:
 
 def _main() -> int:
     try:
-        code: Any = command.main(standalone_mode=False)
+        with Warned(environment.launched()[1], Console()).listening():
+            code: Any = command.main(standalone_mode=False)
     except click.Abort:  # what click makes of Ctrl-C
         raise KeyboardInterrupt from None
     except ConfigError as error:

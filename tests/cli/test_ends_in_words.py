@@ -5,13 +5,16 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import dbrdist
 from dbrdist.cli.console import Console
+from dbrdist.cli.warned import Warned, in_words
 from dbrdist.cli.words import folded, said
 from dbrdist.comm import create_communicator, run_threads
 from dbrdist.comm.create import name_of
@@ -21,6 +24,9 @@ from dbrdist.training.extensions import snapshots
 OWN = """
 import os
 import signal
+import warnings
+
+from usernet import Net
 
 def fill(at, path):
     def fill_up(trainer):
@@ -44,6 +50,15 @@ def asked_to_stop(at):
 
 def fails_late(epoch):
     return 1 / 0 if epoch > 0.7 else 0.1
+
+def warns():
+    def look(trainer):
+        warnings.warn("the cache is cold\\nand slow", RuntimeWarning)
+    return look
+
+def net_that_warns():
+    warnings.warn("made of old parts")
+    return Net()
 
 def becomes_nan(epoch):
     return float("nan") if epoch > 0.7 else 0.1
@@ -125,6 +140,51 @@ def test_folded(capsys):
     assert folded("x" * 100) == "x" * 100 and folded("a  b") == "a  b"
     Console().say("y" * 50 + " " + "z" * 50)
     assert capsys.readouterr().out == "y" * 50 + "\n  " + "z" * 50 + "\n"
+
+
+# ---- warnings ----
+
+
+def test_a_run_says_a_warning_once_in_a_line_and_keeps_it(run, own):
+    words = ["extensions=[{name: 'ends_own:warns', args: {}}]", "iterations=4"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, out, err = run("run.yaml", *words)
+    assert code == 0, err
+    line = next(k for k, text in enumerate(OWN.splitlines(), 1) if "warnings.warn(" in text)
+    said = f"warning: the cache is cold and slow (RuntimeWarning at ends_own.py:{line})"
+    assert [text for text in err.splitlines() if "cold" in text] == [said]
+    assert [text[21:] for text in Path("result/log.txt").read_text().splitlines() if "cold" in text] == [said]
+    assert "cold" not in out
+
+
+def test_warnings_before_the_folder_is_taken_are_in_its_log(run, own):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert run("run.yaml", "model={name: 'ends_own:net_that_warns'}")[0] == 0
+    written = [text[21:] for text in Path("result/log.txt").read_text().splitlines()]
+    assert written[0].startswith("dbrdist-train ") or "dbrdist-train" in written[0]
+    assert sum("made of old parts" in text for text in written) == 1
+
+
+def test_warnings_of_other_ranks_alone_are_said_at_the_end(capsys):
+    found = {}
+
+    def main(comm):
+        warned = found[comm.rank] = Warned(comm.rank, Console())
+        for words in ["all were told", *(["alone"] if comm.rank == 1 else [])]:
+            for _ in range(2):
+                warned._take(UserWarning(words), UserWarning, dbrdist.__file__, 1)
+        warned.gather(comm)
+
+    run_threads(3, main)
+    assert capsys.readouterr().err == "warning: all were told\nwarning: rank 1: alone\n"
+
+
+def test_a_warning_in_words():
+    inner = str(Path(dbrdist.__file__).parent / "core" / "link.py")
+    assert in_words(UserWarning("two\n  lines"), UserWarning, inner, 3) == "two lines"
+    assert in_words("odd", FutureWarning, "/else/where.py", 3) == "odd (FutureWarning at /else/where.py:3)"
 
 
 # ---- a full disk ----

@@ -160,12 +160,28 @@ def test_resume_without_a_snapshot_starts_from_the_beginning(run):
     code, out, _ = run("run.yaml", "--resume")
     assert code == 0
     assert "no snapshot in result: starting from the beginning" in out
-    for path in Path("result").glob("snapshot_iter_*"):
-        path.write_bytes(b"damaged")
-    with pytest.warns(UserWarning, match="is damaged and passed over"):
-        code, out, _ = run("run.yaml", "--resume")
-    assert code == 0 and "no whole snapshot in result: starting from the beginning" in out
-    assert any(Path("result").glob("damaged_snapshot_iter_*"))
+    assert "no snapshot in result: starting from the beginning" in Path("result/log.txt").read_text()
+
+
+def test_resume_with_damaged_snapshots_alone_is_refused(run):
+    assert run("run.yaml", "iterations=4", "snapshot.every=1 iteration", "snapshot.keep=3")[0] == 0
+    two, three, four = (Path(f"result/snapshot_iter_{k}") for k in (2, 3, 4))
+    two.write_bytes(b"")
+    three.write_bytes(three.read_bytes()[:-100])
+    content = bytearray(four.read_bytes())
+    content[len(content) // 2] ^= 1
+    four.write_bytes(content)
+    before = {path: path.read_bytes() for path in Path("result").iterdir() if path.is_file()}
+    code, _, err = run("run.yaml", "iterations=4", "--resume")
+    assert code == 2 and err.endswith(
+        "\nout: result holds a run, but none of its snapshots is whole (snapshot_iter_4: its bytes are not those that "
+        "were saved; snapshot_iter_3: it ends early, or was never a snapshot; snapshot_iter_2: it is empty); put a "
+        "copy of one there, or start anew with --overwrite, which moves this run aside\n"
+    )
+    assert before == {path: path.read_bytes() for path in Path("result").iterdir() if path.is_file()}
+    code, out, _ = run("run.yaml", "iterations=4", "--overwrite")
+    assert code == 0 and "is now in result.old-1" in out
+    assert Path("result.old-1/snapshot_iter_4").read_bytes() == content
 
 
 def test_the_same_run_twice_is_the_same(run):

@@ -207,27 +207,54 @@ def find(folder: str, filename: str = "snapshot_iter_{.updater.iteration}") -> l
     return [os.path.join(folder, name) for _, name in sorted(found)]
 
 
-def is_whole(path: str) -> bool:
-    """True if no byte of the file has changed; of an .npz file without a seal, where its entries' checksums hold."""
+_CHANGED = "its bytes are not those that were saved"
+
+
+def damage(path: str) -> str | None:
+    """What is wrong with a snapshot; None if it is whole.
+
+    It is if no byte of the file has changed; an .npz file without a seal is where its entries' checksums hold.
+    """
     try:
         with open(path, "rb", opener=regular) as file:
             sealed = _seal_holds(file)
+            if sealed is False:
+                return _CHANGED
             check_archive_size(file)
             with zipfile.ZipFile(file) as archive:
-                if sealed is None:
-                    return not archive.comment and archive.testzip() is None
-                return sealed
+                is_changed = sealed is None and (archive.comment or archive.testzip() is not None)
+            return _CHANGED if is_changed else None
+    except PermissionError as error:
+        return f"it cannot be read: {error.strerror}"
     except Exception:  # damage shows as nearly any exception of zipfile and zlib
-        return False
+        is_empty = os.path.isfile(path) and not os.path.getsize(path)
+        return "it is empty" if is_empty else "it ends early, or was never a snapshot"
+
+
+def is_whole(path: str) -> bool:
+    """Whether nothing is wrong with a snapshot; see :func:`damage`."""
+    return damage(path) is None
+
+
+def search(folder: str, filename: str = "snapshot_iter_{.updater.iteration}") -> tuple[str | None, dict[str, str]]:
+    """The newest whole snapshot in `folder`, or None, and what is wrong with each one after it, the newest first."""
+    wrong: dict[str, str] = {}
+    for path in reversed(find(folder, filename)):
+        words = damage(path)
+        if words is None:
+            return path, wrong
+        wrong[path] = words
+    return None, wrong
 
 
 def newest(folder: str, filename: str = "snapshot_iter_{.updater.iteration}") -> str | None:
     """The newest whole snapshot in `folder`; a damaged one is passed over with a warning."""
-    for path in reversed(find(folder, filename)):
-        if is_whole(path):
-            return path
-        warnings.warn(f"{path} is damaged and passed over; an earlier snapshot is taken if there is one", stacklevel=2)
-    return None
+    found, wrong = search(folder, filename)
+    for path, words in wrong.items():
+        warnings.warn(
+            f"{path} is damaged ({words}) and passed over; an earlier snapshot is taken if there is one", stacklevel=2
+        )
+    return found
 
 
 def load_newest(folder: str, target: Any, filename: str = "snapshot_iter_{.updater.iteration}") -> str | None:
