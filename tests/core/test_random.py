@@ -149,3 +149,10 @@ def test_set_seed():
             random.set_seed(-1)
     finally:
         random.Stream.default_seed = default
+
+
+def test_orders_of_seeds_and_epochs_in_turn_are_those_of_fresh_generators():
+    """One generator makes all orders of a seed: what it made before must not show."""
+    for seed, epoch in [(0, 0), (0, 3), (2**63 + 1, 3), (0, 3), (0, 0), (2**63 + 1, 0)]:
+        expected = random.generator(seed, "order", epoch).permutation(37)
+        np.testing.assert_array_equal(random.permutation(seed, epoch, 37), expected)

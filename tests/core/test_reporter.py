@@ -163,3 +163,15 @@ def test_sums_tell_names_in_another_order_apart():
         summary.add(row)
         row.clear()  # the caller's dictionary is its own
     assert summary.compute_mean() == pytest.approx({"a": 4.0, "b": 20.0, "c": 7.0}, rel=1e-15)
+
+
+def test_names_of_each_report_anew_are_not_kept():
+    reporter = Reporter()
+    observer = object()
+    reporter.add_observer("main", observer)
+    with reporter:
+        for k in range(3000):
+            report({f"loss{k}": 1.0, "loss": float(k)}, observer)
+    assert len(reporter.observation) == 3001 and reporter.observation["main/loss2999"] == 1.0
+    assert reporter.observation["main/loss"] == 2999.0
+    assert len(reporter._names[id(observer)]) <= 1001
