@@ -26,7 +26,7 @@ class Seat(NamedTuple):
 
 def share_out(comm: CommunicatorBase) -> None:
     """Limit the threads of this rank to its share of the host's cores, and let rank 0 say so. Collective."""
-    seats: list[Seat] = comm.allgather_obj(_seat(comm.inter_rank))
+    seats: list[Seat] = comm.allgather_obj(seat_on(comm.inter_rank))
     own, share = seats[comm.rank], shares(seats)[comm.rank]
     if share > 1:
         thread_pools.wait_briefly()
@@ -35,23 +35,34 @@ def share_out(comm: CommunicatorBase) -> None:
         print(f"dbrdist: {description(seats)}", file=sys.stderr, flush=True)
 
 
-def _seat(host: int) -> Seat:
+def seat_on(host: int) -> Seat:
+    """The seat of this process, on the host of that number."""
     cores, num_usable = thread_pools.affinity(), available_cores()
     return Seat(host, cores, num_usable if num_usable < len(cores) else None, environment.num_local_ranks())
 
 
 def shares(seats: Sequence[Seat]) -> list[int]:
-    """The number of threads of each rank: a core that k ranks may use counts 1/k; at least 1."""
+    """The number of threads of each rank; at least 1."""
+    return [max(1, int(part)) for part in _parts(seats)]
+
+
+def are_enough(seats: Sequence[Seat]) -> bool:
+    """Whether every rank has a core of its own."""
+    return all(part >= 1 for part in _parts(seats))
+
+
+def _parts(seats: Sequence[Seat]) -> list[Fraction]:
+    """The cores of each rank: one that k ranks may use counts 1/k."""
     num_ranks = ranks_by_host(seats)
     known = Counter(seat.host for seat in seats)
     users = Counter((seat.host, core) for seat in seats for core in seat.cores)
     result = []
     for seat in seats:
         unknown = num_ranks[seat.host] - known[seat.host]  # ranks that may use any core
-        part = sum(Fraction(1, users[seat.host, core] + unknown) for core in seat.cores)
+        part = sum((Fraction(1, users[seat.host, core] + unknown) for core in seat.cores), Fraction(0))
         if seat.quota is not None:
             part = min(part, Fraction(seat.quota, num_ranks[seat.host]))
-        result.append(max(1, int(part)))
+        result.append(part)
     return result
 
 

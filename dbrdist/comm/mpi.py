@@ -27,6 +27,7 @@ _LONGEST_SLEEP_SECONDS = 1e-3
 _LAST_LOOK_SECONDS = 0.05  # until a thread has come back from MPI that was in it when the process began to end
 
 _spins = _SPINS
+_num_ranks_on_host = 0  # the most that have compared their cores
 _is_ending = False
 _waiting: set[int] = set()  # threads that wait in MPI
 _module: Any = None  # mpi4py.MPI, once a communicator was made
@@ -118,10 +119,16 @@ def refusal() -> str:
     return ""
 
 
-def share_cores(num_ranks_on_host: int) -> None:
-    """Wait as it suits this many ranks on this host."""
-    global _spins
-    _spins = _SPINS if num_ranks_on_host <= (os.cpu_count() or 1) else _SPINS_WITHOUT_CORE
+def share_cores(are_enough: bool, num_ranks: int) -> bool:
+    """Wait as it suits this many ranks of the host that have a core each, or do not; what more have found stays.
+
+    Returns whether this rank spins now.
+    """
+    global _spins, _num_ranks_on_host
+    if num_ranks >= _num_ranks_on_host:
+        _num_ranks_on_host = num_ranks
+        _spins = _SPINS if are_enough else _SPINS_WITHOUT_CORE
+    return _spins == _SPINS
 
 
 def wait_until(test: Callable[[], Any], call: Call) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.comm import environment, hosts, message, mpi, record, watch
+from dbrdist.comm import cores, environment, hosts, message, mpi, record, watch
 from dbrdist.comm.arguments import attempt
 from dbrdist.comm.codec import Codec
 from dbrdist.comm.communicator import CommunicatorBase
@@ -99,8 +99,9 @@ class MpiCommunicator(CommunicatorBase):
         self._intra_size: int = host.size
         leader = np.array([self._rank], np.int64)
         host.Bcast(leader, 0)
+        are_enough = cores.are_enough(host.allgather(cores.seat_on(0)))
+        self._has_cores = all(host.allgather(mpi.share_cores(are_enough, self._intra_size)))
         host.Free()
-        mpi.share_cores(self._intra_size)
         leaders = np.unique(call.agree(leader)[:, 0])
         self._inter_rank = int(np.searchsorted(leaders, leader[0]))
         self._inter_size = len(leaders)

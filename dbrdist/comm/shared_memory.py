@@ -8,7 +8,6 @@ and 4 MiB 46. With 4 ranks on 2 cores it was 4 times slower than messages.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -274,7 +273,7 @@ class FlatCommunicator(MpiCommunicator):
         """True if ranks with a core each add a long array (waiting, they would lose a time slice each time)."""
         wanted = self._configs["shared_memory"]
         if wanted is None:
-            return num_bytes >= _SHARED_FROM_BYTES and self.size <= (os.cpu_count() or 1)
+            return num_bytes >= _SHARED_FROM_BYTES and self._has_cores
         return bool(wanted)
 
     def _free(self) -> None:

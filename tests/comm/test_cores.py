@@ -6,7 +6,7 @@ import os
 import pytest
 
 from dbrdist.comm import environment
-from dbrdist.comm.cores import Seat, description, shares
+from dbrdist.comm.cores import Seat, are_enough, description, shares
 from tests.comm import jobs
 
 NUM_CORES = len(os.sched_getaffinity(0))
@@ -39,6 +39,25 @@ def seat(cores, host=0, quota=None, num_launched=1):
 )
 def test_each_rank_gets_its_part(seats, expected):
     assert shares(seats) == expected
+
+
+@pytest.mark.parametrize(
+    ("seats", "expected"),
+    [
+        ([seat(range(2))] * 2, True),
+        ([seat(range(2))] * 3, False),
+        ([seat([0])] * 2, False),  # a mask narrower than the machine
+        ([seat([0]), seat([1]), seat([2])], True),
+        ([seat([0, 1]), seat([0]), seat([1])], False),
+        ([seat(range(64), quota=2)] * 3, False),
+        ([seat(range(64), quota=3)] * 3, True),
+        ([seat(range(2), num_launched=4)], False),  # alone in its communicator, but not on its core
+        ([seat(range(1), host=0), seat(range(1), host=1)], True),
+        ([seat(range(1), host=0), seat(range(1), host=1), seat(range(1), host=1)], False),
+    ],
+)
+def test_ranks_know_whether_each_has_a_core(seats, expected):
+    assert are_enough(seats) is expected
 
 
 @pytest.mark.parametrize("num_cores", [1, 2, 3, 8, 48])
@@ -100,8 +119,12 @@ def test_ranks_bound_to_cores_of_their_own_share_nothing():
     first, second = sorted(os.sched_getaffinity(0))[:2]
     outcome = run(3, f"{first},{second}", f"{first}", f"{second}")
     assert [rank["cores"] for rank in used(outcome)] == [1, 1, 1]
+    assert not any(rank["spins"] for rank in used(outcome))
     ranks = used(run(2, f"{first}", f"{second}"))
     assert [rank["pool of OpenMP"] for rank in ranks] == [1, 1]
+    assert all(rank["spins"] for rank in ranks)
+    both_on_one = used(run(2, f"{first}", f"{first}"))  # however many cores the machine has
+    assert not any(rank["spins"] for rank in both_on_one)
 
 
 @needs_cores
