@@ -283,6 +283,11 @@ def load_npz(file: Any, obj: Any, path: str = "", strict: bool = True, ignore_na
 _MAX_FACTOR, _MIN_LIMIT_BYTES, _MAX_ENTRIES = 200, 1 << 28, 1_000_000
 
 
+# NumPy reads headers by ast.literal_eval, which fails in CPython 3.11 when two threads are in it (gh-106905).
+READING = threading.RLock()
+os.register_at_fork(before=READING.acquire, after_in_parent=READING.release, after_in_child=READING.release)
+
+
 def read_npz(file: Any) -> dict[str, Any]:
     """All entries of an ``.npz`` file (a path or an open binary file).
 
@@ -293,7 +298,8 @@ def read_npz(file: Any) -> dict[str, Any]:
         source = stack.enter_context(open(file, "rb", opener=regular)) if isinstance(file, (str, os.PathLike)) else file
         try:
             check_archive_size(source)
-            return decode(stack.enter_context(np.load(source, allow_pickle=False)))
+            with READING:
+                return decode(stack.enter_context(np.load(source, allow_pickle=False)))
         except CheckpointError as e:
             raise CheckpointError(f"{file}: {e}") from e
         except Exception as e:  # damage shows as nearly any exception of zipfile, zlib, NumPy and json

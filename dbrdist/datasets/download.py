@@ -19,6 +19,7 @@ import numpy as np
 from dbrdist.core.dataset_root import get_dataset_root as get_dataset_root
 from dbrdist.core.dataset_root import set_dataset_root as set_dataset_root
 from dbrdist.core.regular import regular
+from dbrdist.core.serializer import READING
 
 _TIMEOUT_SECONDS = 60
 
@@ -210,7 +211,7 @@ def _can_be_written(folder: str) -> bool:
 
 def _load_npz(path: str, keys: tuple[str, ...]) -> dict[str, Any]:
     try:
-        with open(path, "rb") as file:  # np.load leaves a damaged file open
+        with READING, open(path, "rb") as file:  # np.load leaves a damaged file open
             npz = np.load(file, allow_pickle=False)
             return {key: npz[key] for key in keys}
     except Exception as e:  # zipfile, zlib and NumPy have their own for damaged files

@@ -11,6 +11,7 @@ import numpy as np
 
 from dbrdist.core.config import get_dtype
 from dbrdist.core.regular import regular
+from dbrdist.core.serializer import READING
 from dbrdist.datasets.combine import TupleDataset
 
 
@@ -49,7 +50,7 @@ class NpzDataset(TupleDataset):
 
 
 def _read(path: str | os.PathLike[str], keys: list[str]) -> list[Any]:
-    with open(path, "rb", opener=regular) as f:
+    with READING, open(path, "rb", opener=regular) as f:
         try:
             archive = np.load(f, allow_pickle=False)
         except (ValueError, EOFError, zipfile.BadZipFile) as e:

@@ -15,6 +15,7 @@ from dbrdist.core.serializer import (
     DictionarySerializer,
     NpzDeserializer,
     load_npz,
+    read_npz,
     save_npz,
     write_atomically,
 )
@@ -264,6 +265,31 @@ def test_threads_may_save_to_one_path(tmp_path):
         t.join()
     assert errors == [] and os.listdir(tmp_path) == ["m.npz"]
     load_npz(tmp_path / "m.npz", Inner(0.0))
+
+
+def test_one_thread_at_a_time_reads_headers(tmp_path, monkeypatch):
+    """CPython 3.11 fails in ast.literal_eval, with which NumPy reads them, when two threads are in it (gh-106905)."""
+    import ast
+    import threading
+
+    save_npz(tmp_path / "m.npz", Inner())
+    inside, most = [], []
+    evaluate = ast.literal_eval
+
+    def slowly(text):
+        inside.append(text)
+        threading.Event().wait(0.002)
+        most.append(len(inside))
+        inside.pop()
+        return evaluate(text)
+
+    monkeypatch.setattr(ast, "literal_eval", slowly)
+    threads = [threading.Thread(target=read_npz, args=(tmp_path / "m.npz",)) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(most) >= 6 and set(most) == {1}
 
 
 def test_a_part_of_a_snapshot_without_its_path_is_told_where_it_is(tmp_path):
