@@ -25,6 +25,8 @@ def main():
     for number in FORWARDED:
         signal.signal(number, lambda number, frame: forward(child, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    # Python's handlers run between its calls: a signal right before this wait would be forwarded at its end.
+    line.settimeout(0.25)
     try:
         status = answer(line)
     except OSError:  # the server is gone, and the child with it
@@ -85,7 +87,10 @@ def answer(line):
     """A number from the server."""
     got = b""
     while len(got) < 8:
-        part = line.recv(8 - len(got))
+        try:
+            part = line.recv(8 - len(got))
+        except TimeoutError:
+            continue
         if not part:
             raise ConnectionError("the server is gone")
         got += part

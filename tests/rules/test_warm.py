@@ -107,8 +107,15 @@ def wait_for_the_end_of(pid):
 
 @each(number=[signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_signals_are_forwarded(number):
-    code = f"import signal, sys; signal.signal({int(number)}, lambda n, frame: sys.exit(n)); print('up', flush=True)"
-    with subprocess.Popen([*warm.python(), "-c", f"{code}; signal.pause()"], stdout=subprocess.PIPE) as process:
+    # No `signal.pause`: a signal between Python's last look for one and that call would be waited out in it.
+    code = f"""
+import signal, sys, time
+signal.signal({int(number)}, lambda n, frame: sys.exit(n))
+print("up", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+    with subprocess.Popen([*warm.python(), "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"up\n"
         process.send_signal(number)
         assert process.wait(60) == number
