@@ -7,12 +7,16 @@ import gc
 import numpy as np
 import pytest
 
+from dbrdist.core import call
+from tests.comm import jobs
 from tests.each import fresh_chance as start_afresh
 
-# Files whose tests start programs or wait; single tests elsewhere carry the mark themselves.
+# Files whose tests start jobs under mpiexec; single tests elsewhere carry the mark `mpiexec` themselves.
+JOBS = ("cli/test_ranks.py", "comm/test_abort.py", "comm/test_arenas.py")
+STARTING = {"started", "ranks", "several"}  # fixtures that start jobs
+# Files whose tests start programs or wait; single tests elsewhere carry the mark themselves, and all jobs are slow.
 SLOW = (
-    "cli/test_ranks.py", "comm/test_abort.py", "comm/test_arenas.py", "comm/test_cores.py", "core/test_thread_pools.py",
-    "datasets/test_rings.py",
+    "comm/test_cores.py", "core/test_thread_pools.py", "datasets/test_rings.py",
     "launch/test_launch_digits.py", "launch/test_launch_doctor.py",
     "launch/test_launch_first.py", "launch/test_launch_hosts.py", "launch/test_launch_matrix.py",
     "launch/test_launch_recipes.py", "launch/test_launch_signals.py", "launch/test_launch_slurm.py",
@@ -36,9 +40,12 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(items):
-    """`make test-quick` leaves out what is slow."""
+    """`make test-quick` leaves out what is slow, and `make test-fast` the jobs, which `make test-jobs` runs."""
     for item in items:
-        if item.path.as_posix().endswith(SLOW):
+        path = item.path.as_posix()
+        if path.endswith(JOBS) or not STARTING.isdisjoint(item.fixturenames):
+            item.add_marker(pytest.mark.mpiexec)
+        if path.endswith(SLOW) or item.get_closest_marker("mpiexec"):
             item.add_marker(pytest.mark.slow)
 
 
@@ -54,9 +61,11 @@ def array_modules() -> list:
 
 
 @pytest.fixture(autouse=True)
-def fresh_chance():
-    """Each test starts from seed 0 with nothing drawn yet, whichever tests ran before it."""
+def fresh(request):
+    """Each test starts from seed 0 with nothing drawn yet, and unhooked, whichever tests ran before it."""
     start_afresh()
+    call.hooked[0] = False
+    jobs.is_expected[0] = request.node.get_closest_marker("mpiexec") is not None
 
 
 @pytest.fixture(params=array_modules(), ids=lambda m: m.__name__)

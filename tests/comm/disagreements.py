@@ -197,14 +197,14 @@ def verdict(plan, code, errors):
     return "" if re.search(odd, errors[0]) else f"the error does not name rank {plan.odd_rank}: {errors[0]}"
 
 
-def run_job(seed):
+def run_job(seed, limit_seconds=LIMIT_SECONDS):
     """The ending of one job of processes."""
     from tests.comm import jobs  # here, because it needs pytest
 
     plan = Plan(seed)
     with tempfile.TemporaryDirectory() as folder:  # for the records of verbs that ranks leave behind
         program = ("-m", "tests.comm.disagreements", "--seed", seed)
-        outcome = jobs.run(plan.num_ranks, *program, limit_seconds=LIMIT_SECONDS, TMPDIR=folder)
+        outcome = jobs.run(plan.num_ranks, *program, limit_seconds=limit_seconds, TMPDIR=folder)
     end = time.monotonic()
     began = [float(line.split()[-1]) for line in outcome.lines("deed at ")]
     errors = outcome.lines("error: ")

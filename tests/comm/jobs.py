@@ -22,6 +22,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 # In the place of `warm.python()`, for what depends on imports, on libraries' settings or on the shell's signals.
 REAL = (sys.executable,)
+is_expected = [True]  # whether the test that runs may start jobs
 # A rank writes into a file of its own: in one stream the pieces of two ranks' lines may mix.
 INTO_FILE = 'exec "$@" > "$0/${PMI_RANK-${OMPI_COMM_WORLD_RANK-$PMIX_RANK}}" 2>&1'
 
@@ -39,6 +40,7 @@ class Outcome(NamedTuple):
 
 def mpiexec():
     """The mpiexec beside this interpreter, or else on the path."""
+    assert is_expected[0], "a test that starts ranks carries the mark mpiexec: `make test-jobs` runs it"
     beside = Path(sys.executable).with_name("mpiexec")
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:

@@ -28,7 +28,7 @@ def test_the_page_has_each_name():
         assert re.search(rf"[`.]{name}\b", PAGE) or name in ("CommunicatorBase", "DataSizeError")
 
 
-@pytest.mark.slow
+@pytest.mark.mpiexec
 @pytest.mark.parametrize(("name", "ranks"), [("verbs.py", 3), ("cut.py", 2)])
 def test_the_script_of_the_page_prints_what_the_page_says(tmp_path, name, ranks):
     (text,) = re.findall(rf"^```python\n(# {name}.*?)^```$", PAGE, re.M | re.S)
@@ -44,7 +44,7 @@ def test_the_page_has_each_function_and_link(name):
     assert name == "get_communication_backend" or f"`{name}(" in PAGE
 
 
-@pytest.mark.slow
+@pytest.mark.mpiexec
 def test_the_library_example_trains_on_two_ranks(tmp_path):
     script = jobs.ROOT / "examples" / "library" / "train.py"
     outcome = jobs.run(2, script, "--epochs", "2", "--out", tmp_path)

@@ -18,7 +18,7 @@ def test_random_disagreements_on_threads(seed):
     assert not disagreements.run_in_threads(seed).wrong
 
 
-@pytest.mark.slow
+@pytest.mark.mpiexec
 @pytest.mark.parametrize("seed", [1, 5, 8, 18])
 def test_random_disagreements_on_processes(seed):
-    assert not disagreements.run_job(seed).wrong
+    assert not disagreements.run_job(seed, limit_seconds=100).wrong

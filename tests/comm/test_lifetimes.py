@@ -6,7 +6,7 @@ import pytest
 
 from tests.comm import jobs
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.mpiexec
 
 PROGRAM = jobs.PROGRAMS / "lifetimes.py"
 EARLY = jobs.PROGRAMS / "early.py"

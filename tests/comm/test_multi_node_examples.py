@@ -5,7 +5,7 @@ import pytest
 from tests.comm import jobs
 
 EXAMPLES = jobs.ROOT / "examples" / "multi_node"
-pytestmark = [pytest.mark.slow, pytest.mark.mpiexec]
+pytestmark = pytest.mark.mpiexec
 
 
 def run(tmp_path, ranks, program, *arguments):

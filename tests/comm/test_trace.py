@@ -104,7 +104,7 @@ def test_clocks_are_compared_over_a_communicator():
         assert abs(ahead) < 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.mpiexec
 @pytest.mark.parametrize(
     ("place", "cause", "num_ranks", "late", "memory"),
     [

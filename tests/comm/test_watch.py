@@ -29,7 +29,7 @@ DEEDS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.mpiexec
 @pytest.mark.parametrize(
     ("deed", "num_ranks"), [*((deed, 2) for deed in DEEDS), ("two_communicators", 3), ("wrong_tag", 3)]
 )

@@ -2,17 +2,16 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import warm
+from tests.comm import jobs
+
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
-sys.path.insert(0, str(ROOT / "tests" / "comm"))
-import jobs  # noqa: E402
 
-from tests import warm  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

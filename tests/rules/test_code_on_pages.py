@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.comm import jobs
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.mpiexec
 
 
 def block_of(page, word):
