@@ -19,12 +19,12 @@ from dbrdist.core.graph import FunctionNode
 from dbrdist.core.node import Value
 from dbrdist.core.rows import together
 from dbrdist.core.variable import Variable, as_variable
+from dbrdist.kernels.small import add_to_rows
 
 # From this many multiplications on, the call of the fastest kernel pays.
 _LARGE_PRODUCT = 1 << 19
 _KEPT_ROWS = 1 << 14  # plans for more rows, whose ones take more memory, are not kept,
 _KEPT_PLANS = 64  # nor more plans than these
-_add = np.add
 _float32, _float64 = np.dtype(np.float32), np.dtype(np.float64)
 _single: dict[Any, Any] = {}  # the plans of small products, by the shapes of x and W
 _double: dict[Any, Any] = {}
@@ -103,7 +103,7 @@ def _small_product(call: Any, xs: tuple[Array, ...]) -> Any:
         if b.shape != plan[2]:
             return None
         y = x.dot(W.T)
-        _add(y, b[plan[0]], y)
+        add_to_rows(y, b, plan[0])
     else:
         y = x.dot(W.T)
     call._for_rule = plan

@@ -53,6 +53,7 @@ from dbrdist.kernels.keys import (
     softmax_key,
     update_key,
 )
+from dbrdist.kernels.small import masked
 
 Array = Any
 Plan = Callable[..., Any]
@@ -61,7 +62,7 @@ _GENERATION = 1024  # plans after which those that were not used since the last 
 _SMALL = 1024  # elements up to which an elementwise kernel is one call of NumPy
 _LARGE = 1 << 18  # elements from which on a result is written over an operand that nobody needs any more
 _SPATIAL = (0, 2, 3)
-_maximum, _where = np.maximum, np.where
+_maximum = np.maximum
 _float32 = np.dtype(np.float32)
 _zero = number(0.0, _float32)
 
@@ -451,7 +452,7 @@ def relu_backward(y: Array, gy: Array) -> Array:
     if type(gy) is ndarray and gy.size <= _SMALL:
         dtype = gy.dtype
         if gy.ndim != 4:
-            return _where(y, gy, _zero if dtype is _float32 else number(0.0, dtype))
+            return masked(y, gy)
         if dtype is _float32 and y.strides == gy.strides:
             return numpy_.passed(np, y, gy)
     key = pair_key("relu_backward", y, gy)

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from dbrdist import kernels
-from dbrdist.core.backend import Array, number
+from dbrdist.core.backend import Array
 from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy
 from dbrdist.core.update_rule import UpdateRule, workspace
+from dbrdist.kernels.small import momentum_sgd
 
 
 class SGDRule(UpdateRule):
@@ -43,14 +44,12 @@ class MomentumSGDRule(UpdateRule):
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
         (v,) = state
         momentum, lr = hp.momentum, hp.lr
-        if isinstance(v, np.ndarray):  # CuPy takes Python numbers, but no host arrays
-            momentum, lr = number(momentum, v.dtype), number(lr, v.dtype)
-        elif kernels.update("momentum_sgd", (p, g, v), (lr, momentum)):
-            return
-        w = workspace(g)
-        np.multiply(v, momentum, v)  # for a small network operators take a quarter more
-        np.subtract(v, np.multiply(g, lr, w), v)
-        np.add(p, v, p)
+        if isinstance(v, np.ndarray):
+            momentum_sgd(p, g, v, workspace(g), lr, momentum)
+        elif not kernels.update("momentum_sgd", (p, g, v), (lr, momentum)):
+            np.multiply(v, momentum, v)
+            np.subtract(v, np.multiply(g, lr, workspace(g)), v)
+            np.add(p, v, p)
 
 
 class MomentumSGD(GradientMethod):

@@ -16,3 +16,8 @@ def test_each_module_that_is_compiled_is_there():
 def test_types_lie_beside_modules_that_are_compiled():
     types = [path.relative_to(ROOT).with_suffix(".py").as_posix() for path in (ROOT / "dbrdist").rglob("*.pxd")]
     assert set(types) <= set(HOOK["custom"]["modules"])
+
+
+def test_each_module_in_cython_is_compiled():
+    found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "dbrdist").rglob("*.pyx")}
+    assert found == {path for path in HOOK["custom"]["modules"] if not path.endswith(".py")} != set()

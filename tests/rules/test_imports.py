@@ -56,6 +56,7 @@ def module_of(path: Path) -> str:
 
 
 MODULES = {module_of(f): f for f in FILES}
+IN_CYTHON = {module_of(f) for f in PACKAGE.rglob("*.pyx")}
 
 
 def room_of(module: str) -> str:
@@ -89,7 +90,7 @@ def own_imports(path: Path):
         if name.split(".")[0] != "dbrdist":
             continue
         module = name.removeprefix("dbrdist").lstrip(".")
-        while module and module not in MODULES:
+        while module and module not in MODULES and module not in IN_CYTHON:
             module = module.rpartition(".")[0]
         yield module, inside
 

@@ -1,0 +1,210 @@
+# cython: cdivision=True
+"""The functions of ``small_numpy.py`` as loops in C, for small arrays of float32 in C order; others go there.
+
+Each operation is rounded as NumPy rounds it (no fused multiply-add), so that the results are the same bit for bit. What
+takes a function of its own (exp, log) or depends on the order of a sum stays with NumPy.
+"""
+
+import numpy as np
+
+from dbrdist.kernels import small_numpy
+
+cdef extern from *:
+    """
+    typedef struct {  /* the fields of PyArrayObject that NumPy shows to extensions, up to the flags */
+        PyObject_HEAD
+        char *data;
+        int nd;
+        Py_ssize_t *dimensions;
+        Py_ssize_t *strides;
+        PyObject *base;
+        PyObject *descr;
+        int flags;
+    } SmallArray;
+    """
+    ctypedef struct SmallArray:
+        char *data
+        int nd
+        Py_ssize_t *dimensions
+        Py_ssize_t *strides
+        void *descr
+        int flags
+
+cdef enum:
+    IN_C_ORDER = 0x1 | 0x100  # and aligned
+    TO_WRITE = IN_C_ORDER | 0x400
+    LARGE = 1 << 12  # elements from which on NumPy's wider instructions count
+
+ctypedef long long Label
+
+cdef object ndarray = np.ndarray
+cdef object empty = np.empty
+cdef object float32 = np.dtype(np.float32)
+cdef object int64 = np.dtype(np.int64)
+
+
+cdef SmallArray *plain(object a, object dtype, int nd, int flags):
+    """The fields of an array of this type, number of axes and flags, if it is small; else NULL."""
+    if type(a) is not ndarray:
+        return NULL
+    cdef SmallArray *found = <SmallArray *> <void *> a
+    if found.descr != <void *> dtype or found.nd != nd or found.flags & flags != flags:
+        return NULL
+    return found if size(found) <= LARGE else NULL
+
+
+cdef Py_ssize_t size(SmallArray *a):
+    cdef Py_ssize_t n = 1
+    cdef int i
+    for i in range(a.nd):
+        n *= a.dimensions[i]
+    return n
+
+
+cdef bint agree(SmallArray *a, SmallArray *b):
+    """Whether two arrays have the same shape and strides."""
+    cdef int i
+    if a.nd != b.nd:
+        return False
+    for i in range(a.nd):
+        if a.dimensions[i] != b.dimensions[i] or a.strides[i] != b.strides[i]:
+            return False
+    return True
+
+
+def add_to_rows(y, b, spread):
+    cdef SmallArray *to = plain(y, float32, 2, TO_WRITE)
+    cdef SmallArray *row = plain(b, float32, 1, IN_C_ORDER)
+    if to is NULL or row is NULL or row.dimensions[0] != to.dimensions[1]:
+        small_numpy.add_to_rows(y, b, spread)
+        return
+    cdef float *out = <float *> to.data
+    cdef float *bias = <float *> row.data
+    cdef Py_ssize_t i, j, num_columns = to.dimensions[1]
+    for i in range(to.dimensions[0]):
+        for j in range(num_columns):
+            out[j] += bias[j]
+        out += num_columns
+
+
+def masked(y, gy):
+    cdef SmallArray *passed = plain(y, float32, 2, IN_C_ORDER)
+    cdef SmallArray *given = plain(gy, float32, 2, IN_C_ORDER)
+    if passed is NULL or given is NULL or not agree(passed, given):
+        return small_numpy.masked(y, gy)
+    gx = gy.copy()
+    cdef float *mask = <float *> passed.data
+    cdef float *out = <float *> (<SmallArray *> <void *> gx).data
+    cdef Py_ssize_t i
+    for i in range(size(passed)):
+        out[i] = out[i] if mask[i] != 0 else 0
+    return gx
+
+
+def are_classes(t, Py_ssize_t num_classes):
+    cdef SmallArray *labels = plain(t, int64, 1, IN_C_ORDER)
+    if labels is NULL:
+        return small_numpy.are_classes(t, num_classes)
+    cdef Label *label = <Label *> labels.data
+    cdef Py_ssize_t i
+    for i in range(labels.dimensions[0]):
+        if not 0 <= label[i] < num_classes:
+            return False
+    return True
+
+
+def below_largest(x, t, starts, spread):
+    cdef SmallArray *scores = plain(x, float32, 2, IN_C_ORDER)
+    cdef SmallArray *labels = plain(t, int64, 1, IN_C_ORDER)
+    if scores is NULL or labels is NULL or scores.dimensions[0] != labels.dimensions[0]:
+        return small_numpy.below_largest(x, t, starts, spread)
+    below, at, losses = x.copy(), t.copy(), empty(t.shape, float32)
+    cdef float *out = <float *> (<SmallArray *> <void *> below).data
+    cdef float *loss = <float *> (<SmallArray *> <void *> losses).data
+    cdef Label *place = <Label *> (<SmallArray *> <void *> at).data
+    cdef Py_ssize_t i, j, num_columns = scores.dimensions[1]
+    cdef float largest
+    for i in range(scores.dimensions[0]):
+        largest = out[0]
+        for j in range(1, num_columns):
+            if not out[j] <= largest:
+                if largest != largest:
+                    break  # the first NaN is the largest, as to argmax
+                largest = out[j]
+        for j in range(num_columns):
+            out[j] -= largest
+        loss[i] = out[place[i]]
+        place[i] += i * num_columns
+        out += num_columns
+    return below, at, losses
+
+
+def divide_rows(p, total, spread):
+    cdef SmallArray *to = plain(p, float32, 2, TO_WRITE)
+    cdef SmallArray *by = plain(total, float32, 1, IN_C_ORDER)
+    if to is NULL or by is NULL or by.dimensions[0] != to.dimensions[0]:
+        small_numpy.divide_rows(p, total, spread)
+        return
+    cdef float *out = <float *> to.data
+    cdef float *sums = <float *> by.data
+    cdef Py_ssize_t i, j, num_columns = to.dimensions[1]
+    for i in range(to.dimensions[0]):
+        for j in range(num_columns):
+            out[j] /= sums[i]
+        out += num_columns
+
+
+def cross_entropy_gradient(p, at, gy, scale):
+    cdef SmallArray *shares = plain(p, float32, 2, IN_C_ORDER)
+    cdef SmallArray *places = plain(at, int64, 1, IN_C_ORDER)
+    cdef SmallArray *given = plain(gy, float32, 0, IN_C_ORDER)
+    cdef SmallArray *by = plain(scale, float32, 0, IN_C_ORDER)
+    if shares is NULL or places is NULL or given is NULL or by is NULL:
+        return small_numpy.cross_entropy_gradient(p, at, gy, scale)
+    gx = p.copy()
+    cdef float *out = <float *> (<SmallArray *> <void *> gx).data
+    cdef Label *place = <Label *> places.data
+    cdef float scaled = (<float *> given.data)[0] * (<float *> by.data)[0]
+    cdef Py_ssize_t i
+    for i in range(size(shares)):
+        out[i] *= scaled
+    for i in range(places.dimensions[0]):
+        out[place[i]] -= scaled
+    return gx
+
+
+def momentum_sgd(p, g, v, w, lr, momentum):
+    cdef SmallArray *data = plain(p, float32, 1, TO_WRITE)
+    cdef SmallArray *grad = plain(g, float32, 1, IN_C_ORDER)
+    cdef SmallArray *state = plain(v, float32, 1, TO_WRITE)
+    if data is NULL or grad is NULL or state is NULL or type(lr) is not float or type(momentum) is not float:
+        small_numpy.momentum_sgd(p, g, v, w, lr, momentum)
+        return
+    cdef Py_ssize_t i, n = data.dimensions[0]
+    if grad.dimensions[0] != n or state.dimensions[0] != n:
+        small_numpy.momentum_sgd(p, g, v, w, lr, momentum)
+        return
+    cdef float *values = <float *> data.data
+    cdef float *gradients = <float *> grad.data
+    cdef float *speeds = <float *> state.data
+    cdef float rate = lr
+    cdef float kept = momentum
+    for i in range(n):
+        speeds[i] = kept * speeds[i] - rate * gradients[i]
+        values[i] += speeds[i]
+
+
+def _check_fields():
+    """Refuse a NumPy whose arrays have other fields."""
+    a = np.arange(6, dtype=np.float32).reshape(2, 3)[:, 1:]
+    cdef SmallArray *found = <SmallArray *> <void *> a
+    address, is_read_only = a.__array_interface__["data"]
+    is_same = (
+        <Py_ssize_t> found.data == address and found.nd == 2 and found.dimensions[1] == 2 and found.strides[0] == 12
+        and found.descr == <void *> a.dtype and found.flags & TO_WRITE == 0x500
+    )
+    if not is_same:
+        raise ImportError("NumPy's arrays have other fields than small_loops.pyx expects")
+
+
+_check_fields()
