@@ -53,7 +53,7 @@ from dbrdist.kernels.keys import (
     softmax_key,
     update_key,
 )
-from dbrdist.kernels.small import masked
+from dbrdist.kernels.small import masked, masked_images
 
 Array = Any
 Plan = Callable[..., Any]
@@ -454,7 +454,7 @@ def relu_backward(y: Array, gy: Array) -> Array:
         if gy.ndim != 4:
             return masked(y, gy)
         if dtype is _float32 and y.strides == gy.strides:
-            return numpy_.passed(np, y, gy)
+            return masked_images(y, gy)
     key = pair_key("relu_backward", y, gy)
     plan = _local.plans.get(key) or _local.find(key, (y, gy))
     return plan(y, gy)

@@ -19,6 +19,11 @@ from typing import Any
 
 import numpy as np
 
+try:
+    from dbrdist.kernels.onednn_executor import Executor
+except ImportError:  # not compiled
+    Executor = None
+
 ENVIRONMENT_VARIABLE = "DBRDIST_ONEDNN"
 CACHE_SIZE = 1024  # primitives per thread; a large network's training step uses some 300
 _WHEEL = "onednn-cpu-gomp"
@@ -350,6 +355,13 @@ class Builder:
         return self.primitive(description, {SRC: source, DST: target})
 
 
+def _execute_on(set_handle: Any, memories: list[c_void_p], run: Callable[[], int], *arrays: np.ndarray) -> int:
+    """What ``onednn_executor.pyx`` does where dbrdist is compiled."""
+    for memory, a in zip(memories, arrays):
+        set_handle(memory, _pointer_at(id(a) + _POINTER_OFFSET))
+    return run()
+
+
 class Primitive:
     """One compiled operation with its memory objects; belongs to the thread that made it.
 
@@ -357,8 +369,8 @@ class Primitive:
     """
 
     __slots__ = (
-        "_arguments", "_handle", "_library", "_memories", "_own_scratch", "_run", "_scratch_bytes", "_scratch_start",
-        "_set", "implementation",
+        "_arguments", "_execute_on", "_handle", "_library", "_memories", "_own_scratch", "_run", "_scratch_bytes",
+        "_scratch_start", "_set", "implementation",
     )  # fmt: skip
 
     def __init__(
@@ -377,7 +389,12 @@ class Primitive:
             check(lib.c.dnnl_memory_create(byref(memory), descriptor, lib.engine, c_void_p(None)), "memory")
             self._memories.append(memory)
             argument.index, argument.memory = index, memory.value
-        self._run = partial(lib.execute, self._handle, _stream(), len(memories), ctypes.addressof(self._arguments))
+        call = self._handle, _stream(), len(memories), ctypes.addressof(self._arguments)
+        self._run = partial(lib.execute, *call)
+        if Executor is None:
+            self._execute_on: Any = partial(_execute_on, self._set, self._memories, self._run)
+        else:
+            self._execute_on = Executor(*[ctypes.cast(f, c_void_p).value for f in (self._set, lib.execute)], *call)
         self._scratch_bytes, self._scratch_start, self._own_scratch = num_bytes, 0, None
         if 0 < num_bytes <= _OWN_SCRATCH_BYTES:
             self._own_scratch = np.empty(num_bytes + 64, np.uint8)
@@ -391,37 +408,25 @@ class Primitive:
         """Execute on arrays given by their addresses."""
         for memory, start in zip(self._memories, addresses):
             self._set(memory, start)
-        self._execute()
+        if self._scratch_bytes:
+            self._place_scratch()
+        self._see(self._run())
 
     def on(self, *arrays: np.ndarray) -> None:
         """Execute on arrays."""
-        set_handle = self._set
-        for memory, a in zip(self._memories, arrays):
-            set_handle(memory, _pointer_at(id(a) + _POINTER_OFFSET))
-        self._execute()
-
-    def on2(self, a: np.ndarray, b: np.ndarray) -> None:
-        """Execute on two arrays: without a loop, for small ones."""
-        set_handle, memories = self._set, self._memories
-        set_handle(memories[0], _pointer_at(id(a) + _POINTER_OFFSET))
-        set_handle(memories[1], _pointer_at(id(b) + _POINTER_OFFSET))
-        self._execute()
-
-    def on3(self, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
-        """Execute on three arrays."""
-        set_handle, memories = self._set, self._memories
-        set_handle(memories[0], _pointer_at(id(a) + _POINTER_OFFSET))
-        set_handle(memories[1], _pointer_at(id(b) + _POINTER_OFFSET))
-        set_handle(memories[2], _pointer_at(id(c) + _POINTER_OFFSET))
-        self._execute()
-
-    def _execute(self) -> None:
         if self._scratch_bytes:
-            start = address(scratch("scratchpad", self._scratch_bytes))
-            if start != self._scratch_start:
-                self._set(self._memories[-1], start)
-                self._scratch_start = start
-        status = self._run()
+            self._place_scratch()
+        self._see(self._execute_on(*arrays))
+
+    on2 = on3 = on  # of two and three arrays
+
+    def _place_scratch(self) -> None:
+        start = address(scratch("scratchpad", self._scratch_bytes))
+        if start != self._scratch_start:
+            self._set(self._memories[-1], start)
+            self._scratch_start = start
+
+    def _see(self, status: int) -> None:
         if status:
             raise RuntimeError(f"oneDNN returned status {status} from {self.implementation}")
 

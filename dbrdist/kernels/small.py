@@ -11,6 +11,7 @@ try:
         cross_entropy_gradient,
         divide_rows,
         masked,
+        masked_images,
         momentum_sgd,
     )
 except ImportError:
@@ -21,6 +22,7 @@ except ImportError:
         cross_entropy_gradient,
         divide_rows,
         masked,
+        masked_images,
         momentum_sgd,
     )
 
@@ -31,5 +33,6 @@ __all__ = [
     "cross_entropy_gradient",
     "divide_rows",
     "masked",
+    "masked_images",
     "momentum_sgd",
 ]

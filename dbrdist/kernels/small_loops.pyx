@@ -31,7 +31,8 @@ cdef extern from *:
         int flags
 
 cdef enum:
-    IN_C_ORDER = 0x1 | 0x100  # and aligned
+    ALIGNED = 0x100
+    IN_C_ORDER = 0x1 | ALIGNED
     TO_WRITE = IN_C_ORDER | 0x400
     LARGE = 1 << 12  # elements from which on NumPy's wider instructions count
 
@@ -98,6 +99,37 @@ def masked(y, gy):
     cdef Py_ssize_t i
     for i in range(size(passed)):
         out[i] = out[i] if mask[i] != 0 else 0
+    return gx
+
+
+cdef bint lies_as_images(SmallArray *a):
+    """Whether (N, C, H, W) lies in one piece, channels last."""
+    cdef Py_ssize_t step = sizeof(float)
+    cdef int axis
+    for axis in (1, 3, 2, 0):
+        if a.dimensions[axis] != 1 and a.strides[axis] != step:
+            return False
+        step *= a.dimensions[axis]
+    return True
+
+
+def masked_images(y, gy):
+    cdef SmallArray *passed = plain(y, float32, 4, ALIGNED)
+    cdef SmallArray *given = plain(gy, float32, 4, ALIGNED)
+    if passed is NULL or given is NULL or not agree(passed, given) or not lies_as_images(given):
+        return small_numpy.masked_images(y, gy)
+    gx = gy.copy("K")
+    cdef float *mask = <float *> passed.data
+    cdef float *g = <float *> given.data
+    cdef float *out = <float *> (<SmallArray *> <void *> gx).data
+    cdef Py_ssize_t i, n = size(given)
+    cdef int num_nan = 0
+    for i in range(n):
+        out[i] = g[i] * <float> (mask[i] != 0)
+        num_nan += out[i] != out[i]
+    if num_nan:
+        for i in range(n):
+            out[i] = g[i] if mask[i] != 0 else 0
     return gx
 
 

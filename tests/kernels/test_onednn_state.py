@@ -114,6 +114,15 @@ conv = lambda: kernels.conv_forward(*conv_arguments)
 """
 
 
+def test_what_is_no_array_is_refused_where_arrays_are_read_in_c():
+    executors = pytest.importorskip("dbrdist.kernels.onednn_executor", reason="dbrdist is not compiled")
+    executor = executors.Executor(0, 0, 0, 0, 2, 0)
+    with pytest.raises(TypeError, match="arrays of NumPy, got list"):
+        executor([1.0], np.ones(1))
+    with pytest.raises(TypeError, match="at most 2 arrays, got 3"):
+        executor(np.ones(1), np.ones(1), np.ones(1))
+
+
 def test_forked_child_uses_numpy():
     """With two threads in the parent a child that entered the library would hang."""
     result = run_python(

@@ -51,6 +51,34 @@ def test_a_gradient_passes_where_the_output_is_not_zero(shape):
         same(np.asarray(small.masked(y, gy)).ravel(), before.ravel().astype(gy.dtype))
 
 
+def as_images(a, shape):
+    n, c, h, w = shape
+    return np.ascontiguousarray(a).reshape(n, h, w, c).transpose(0, 3, 1, 2)
+
+
+@each(shape=[(1, 16, 8, 8), (3, 5, 2, 1), (1, 1, 1, 1), (2, 64, 8, 8)], odd=[0.5, -0.0, np.inf, -np.inf, np.nan])
+def test_gradients_of_images_keep_their_layout(shape, odd):
+    rng = np.random.default_rng(6)
+    gy = rng.standard_normal(np.prod(shape)).astype(np.float32)
+    y = np.maximum(rng.standard_normal(np.prod(shape)), 0).astype(np.float32)
+    gy[::5] = odd
+    with np.errstate(invalid="ignore"):
+        products = gy * (y != 0)  # a zero has the sign of the product where all are finite
+    want = np.where(y != 0, gy, np.float32(0)) if np.isnan(products).any() else products
+    for lay in (as_images, lambda a, shape: a.reshape(shape), lambda a, shape: as_images(a.repeat(2), shape_of(shape))):
+        images = lay(gy, shape)
+        with np.errstate(invalid="ignore"):
+            gx = small.masked_images(lay(y, shape), images)
+        assert gx.shape == images.shape
+        assert all(a == b for a, b, n in zip(gx.strides, images.strides, gx.shape) if n > 1)
+        same(gx, lay(want, shape))
+
+
+def shape_of(shape):
+    """Twice as many channels."""
+    return (shape[0], 2 * shape[1], *shape[2:])
+
+
 @each(dtype=["int64", "int32", "uint8", ">i8"])
 def test_labels_from_zero_to_the_number_of_classes_less_one_count(dtype):
     for t, want in (([0, 2, 1], True), ([0, 3, 1], False), ([2, 2, 2], True), ([3], False), ([0], True)):
