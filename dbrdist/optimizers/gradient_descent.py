@@ -12,6 +12,19 @@ from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy
 from dbrdist.core.update_rule import UpdateRule, workspace
 from dbrdist.kernels.small import momentum_sgd
 
+_SWEEP_INTERVAL = 64  # updates, in which a factor of 0.9 makes a thousandth
+
+
+def sweep(v: Array, t: int) -> None:
+    """At each 64th update, make elements of v 0 that are below the smallest normal number.
+
+    Where a unit gets no gradient any more, v shrinks by the momentum at each update, down to the smallest numbers that
+    there are and no further. Processors take a hundred times as long for these: with a sixth of them the update of
+    ResNet-20 took 870 us instead of 165. GPUs do not.
+    """
+    if not t % _SWEEP_INTERVAL and isinstance(v, np.ndarray):
+        v *= np.abs(v) >= np.finfo(v.dtype).tiny
+
 
 class SGDRule(UpdateRule):
     """p <- p - lr g"""
@@ -43,6 +56,7 @@ class MomentumSGDRule(UpdateRule):
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
         (v,) = state
+        sweep(v, t)
         momentum, lr = hp.momentum, hp.lr
         if isinstance(v, np.ndarray):
             momentum_sgd(p, g, v, workspace(g), lr, momentum)
@@ -71,6 +85,7 @@ class CorrectedMomentumSGDRule(UpdateRule):
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
         (v,) = state
+        sweep(v, t)
         w = workspace(g)
         v *= hp.momentum
         v -= g
@@ -99,6 +114,7 @@ class NesterovAGRule(UpdateRule):
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
         (v,) = state
+        sweep(v, t)
         w = workspace(g)
         np.multiply(g, hp.lr, out=w)
         v *= hp.momentum

@@ -14,6 +14,7 @@ from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
 from dbrdist.core.flat import Run, Shard
 from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy
 from dbrdist.core.update_rule import UpdateRule, in_pieces, pieces, workspace
+from dbrdist.optimizers.gradient_descent import sweep
 
 
 def norm(a: Array) -> Any:
@@ -59,6 +60,7 @@ class LARSRule(UpdateRule):
             numbers = (layers, hp.lr, hp.momentum, hp.weight_decay, hp.trust_coefficient, hp.eps)
             if kernels.update("lars", (data, grad, *state), numbers):
                 return
+        sweep(state[0], t)
         for layers in run.groups():
             scaled = [where for param, where in layers if param.ndim > 1 or not hp.skip_vectors]
             norms = iter(joint_norms(run, [(data[where], grad[where]) for where in scaled]))
