@@ -157,6 +157,8 @@ def below_largest(x, t, starts, spread):
     cdef Py_ssize_t i, j, num_columns = scores.dimensions[1]
     cdef float largest
     for i in range(scores.dimensions[0]):
+        if not 0 <= place[i] < num_columns:  # another thread may have changed a label after the check
+            raise IndexError(f"label {place[i]} is out of bounds for {num_columns} classes")
         largest = out[0]
         for j in range(1, num_columns):
             if not out[j] <= largest:

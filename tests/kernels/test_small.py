@@ -108,6 +108,12 @@ def test_scores_are_taken_from_the_largest_of_their_row(dtype):
             assert np.array_equal(labels, kept)
 
 
+def test_labels_that_changed_after_the_check_are_refused():
+    x = np.zeros((2, 3), np.float32)
+    with pytest.raises(IndexError, match="out of bounds"):
+        small.below_largest(x, np.array([1, 70]), row_starts(2, 3), per_row(2, 3))
+
+
 @each(shape=[(1, 1), (4, 8), (5, 17), (70, 70)])
 def test_rows_are_divided(shape):
     rng = np.random.default_rng(3)
