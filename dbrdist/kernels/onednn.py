@@ -328,6 +328,23 @@ class Builder:
         name = f"dnnl_{kind}_primitive_desc_create"
         return self._made(name, "dnnl_primitive_desc_destroy", self.library.engine, *arguments)
 
+    def describe_as(self, implementation: str | None, kind: str, *arguments: Any) -> c_void_p:
+        """As :meth:`describe`, by the implementation of that name where it takes these arguments.
+
+        The library's own choice is the first that does, which is not always the fastest.
+        """
+        description = self.describe(kind, *arguments)
+        while implementation and self.implementation(description) != implementation:
+            if self.library.c.dnnl_primitive_desc_next_impl(description):
+                return self.describe(kind, *arguments)
+        return description
+
+    def implementation(self, description: c_void_p) -> str:
+        """Name of the implementation, such as ``jit:avx512_core``."""
+        name = c_char_p()
+        self.library.c.dnnl_primitive_desc_query(description, QUERY_IMPLEMENTATION, 0, byref(name))
+        return (name.value or b"").decode()
+
     def query(self, description: c_void_p, what: int) -> c_void_p:
         """A memory descriptor that the primitive descriptor owns."""
         return c_void_p(self.library.c.dnnl_primitive_desc_query_md(description, what, 0))
@@ -342,7 +359,8 @@ class Builder:
 
     def primitive(self, description: c_void_p, memories: dict[int, c_void_p]) -> Primitive:
         """A primitive that is called with one address per entry of ``memories``, in that order."""
-        return Primitive(self.library, description, memories, self.query(description, QUERY_SCRATCHPAD))
+        scratchpad, name = self.query(description, QUERY_SCRATCHPAD), self.implementation(description)
+        return Primitive(self.library, description, memories, scratchpad, name)
 
     def reorder(self, source: c_void_p, target: c_void_p) -> Primitive | None:
         """A primitive that copies between layouts; None where they are equal."""
@@ -374,8 +392,9 @@ class Primitive:
     )  # fmt: skip
 
     def __init__(
-        self, lib: _Library, description: c_void_p, memories: dict[int, c_void_p], scratchpad: c_void_p
-    ) -> None:
+        self, lib: _Library, description: c_void_p, memories: dict[int, c_void_p], scratchpad: c_void_p,
+        implementation: str,
+    ) -> None:  # fmt: skip
         handle = c_void_p()
         self._library, self._handle, self._memories = lib, handle, []
         check(lib.c.dnnl_primitive_create(byref(handle), description), "primitive")
@@ -400,9 +419,7 @@ class Primitive:
             self._own_scratch = np.empty(num_bytes + 64, np.uint8)
             self._set(self._memories[-1], (address(self._own_scratch) + 63) & ~63)
             self._scratch_bytes = 0
-        name = c_char_p()
-        lib.c.dnnl_primitive_desc_query(description, QUERY_IMPLEMENTATION, 0, byref(name))
-        self.implementation = (name.value or b"").decode()
+        self.implementation = implementation
 
     def __call__(self, *addresses: int) -> None:
         """Execute on arrays given by their addresses."""

@@ -25,6 +25,9 @@ Array = np.ndarray
 Shape = tuple[int, ...]
 
 _POINTWISE = ConvGeometry()
+_FEW_FORWARD, _FEW_FOR_DATA, _FEW_POINTWISE = 16, 48, 64  # channels of images that a convolution with strides sees
+_GROWING_FROM, _GROWING_TO = range(128, 257), range(512, 1025)  # channels of a 1x1 convolution
+_LARGE_WEIGHTS, _BYTES = 1 << 20, np.dtype(np.uint8)
 _MANY_CHANNELS = 512  # from here on a copy of every second pixel costs less than it saves
 _FEW_PIXELS = 256  # up to here it takes longer to reorder weights than to multiply with them as they lie
 
@@ -54,7 +57,9 @@ def _build(
         left, right = onednn.paddings(x_shape[2:], W.shape[2:], g, y_shape[2:])
         window = (onednn.dims((g.sh, g.sw)), onednn.dims((g.dh - 1, g.dw - 1)), left, right)
         attributes, direct = b.attributes(), onednn.CONVOLUTION_DIRECT
-        forward = b.describe(
+        name = _fastest(direction, x_shape, W.shape, g) if t == onednn.F32 else None
+        forward = b.describe_as(
+            name if direction == "forward" else None,
             "convolution_forward", onednn.FORWARD_TRAINING, direct, x, b.any(grouped, t), bias_memory, y, *window,
             attributes,
         )  # fmt: skip
@@ -65,7 +70,9 @@ def _build(
                 memories[onednn.BIAS] = bias_memory
             return b.primitive(forward, memories), b.reorder(user, wanted), b.size(wanted)
         if direction == "data":
-            backward = b.describe("convolution_backward_data", direct, x, free, y, *window, forward, attributes)
+            backward = b.describe_as(
+                name, "convolution_backward_data", direct, x, free, y, *window, forward, attributes
+            )  # fmt: skip
             wanted = b.query(backward, onednn.QUERY_WEIGHTS)
             memories = {onednn.DIFF_DST: y, onednn.WEIGHTS: wanted, onednn.DIFF_SRC: x}
             return b.primitive(backward, memories), b.reorder(user, wanted), b.size(wanted)
@@ -73,6 +80,24 @@ def _build(
         given = b.query(backward, onednn.QUERY_DIFF_WEIGHTS)
         memories = {onednn.SRC: x, onednn.DIFF_DST: y, onednn.DIFF_WEIGHTS: given}
         return b.primitive(backward, memories), b.reorder(given, user), b.size(given)
+
+
+def _fastest(direction: str, x_shape: Shape, W_shape: Shape, g: ConvGeometry) -> str | None:
+    """The implementation in float32 that is faster than the library's first choice, where there is one.
+
+    Measured with AVX-512 at 4 to 128 images: with strides and few channels data takes 0.4 to 0.9 of the time, forward
+    0.55 to 0.95 (beyond 16 channels that of 1x1 alone); without a stride 1x1 from 128 or 256 channels to 512 to 1,024
+    takes 0.8 to 1.0.
+    """
+    channels, is_pointwise = x_shape[1], W_shape[2:] == (1, 1)
+    if g.groups > 1:
+        return None
+    if max(g.sh, g.sw) > 1:
+        limit = _FEW_FOR_DATA if direction == "data" else _FEW_POINTWISE if is_pointwise else _FEW_FORWARD
+        return "jit:avx512_core" if channels <= limit else None
+    given, made = (W_shape[0], channels) if direction == "data" else (channels, W_shape[0])
+    grows = given in _GROWING_FROM and made in _GROWING_TO
+    return "jit_1x1:avx512_core" if is_pointwise and g == _POINTWISE and grows else None
 
 
 def _readable(W: Array) -> Array:
@@ -84,13 +109,35 @@ def _readable(W: Array) -> Array:
     return dense
 
 
+def _to_images(x: Array) -> Callable[[Array], Array]:
+    """What makes images like x channels-last; where they lie plane by plane, in a quarter of NumPy's time."""
+    if is_channels_last(x) or not x.flags.c_contiguous:
+        return channels_last
+    with Builder() as b:
+        t = onednn.data_type(x.dtype)
+        reorder, new = b.reorder(b.memory(x.shape, t), b.image(x.shape, t)), backend.allocator(x.shape, x.dtype)
+    assert reorder is not None
+
+    def turned(x: Array) -> Array:
+        y = new()
+        reorder.on2(x, y)
+        return y
+
+    return turned
+
+
+def _for_weights(num_bytes: int) -> Array:
+    """Memory for weights until the call is over: large ones would take that much from a step's peak if they stayed."""
+    return scratch("weights", num_bytes) if num_bytes < _LARGE_WEIGHTS else backend.aligned(num_bytes, _BYTES)
+
+
 def _packing(reorder: Primitive | None, num_bytes: int) -> Callable[[Array], Array]:
     """A function from weights to memory in which they lie as the primitive wants them."""
     if reorder is None:
         return lambda W: W
 
     def pack(W: Array) -> Array:
-        target = scratch("weights", num_bytes)
+        target = _for_weights(num_bytes)
         reorder.on2(W, target)
         return target
 
@@ -122,17 +169,17 @@ def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -
     else:
         primitive, *reorder = _build("forward", x.shape, _readable(W), y_shape, geometry, x.dtype, b is not None)
         pack = _packing(*reorder)
-    is_plain = is_channels_last(x) and min(W.strides) > 0
+    is_plain, images = is_channels_last(x) and min(W.strides) > 0, _to_images(x)
 
     def conv_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Array:
         if not is_plain:
-            x, W = channels_last(x), _readable(W)
-        y = new()
+            x, W = images(x), _readable(W)
+        weights, y = pack(W), new()
         if b is None:
-            primitive.on3(x, pack(W), y)
+            primitive.on3(x, weights, y)
         else:
             b = np.ascontiguousarray(b, np.float32)
-            primitive(address(x), address(pack(W)), address(y), address(b))
+            primitive(address(x), address(weights), address(y), address(b))
         return y
 
     return conv_forward
@@ -206,18 +253,19 @@ def _plan_backward_weight(
         return plan_by_taps(x, gy, like, geometry)
     primitive, reorder, num_bytes = _build("weights", x.shape, like, gy.shape, geometry, x.dtype)
     new, is_plain = backend.plain_allocator(W_shape, like.dtype), is_channels_last(x) and is_channels_last(gy)
+    images = _to_images(x)
 
     def conv_backward_weight(
         x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: Any, out: Array | None
     ) -> Array:
         if not is_plain:
-            x, gy = channels_last(x), channels_last(gy)
+            x, gy = images(x), channels_last(gy)
         if out is None:
             out = new()
         if reorder is None:
             primitive.on3(x, gy, out)
         else:
-            target = scratch("weights", num_bytes)
+            target = _for_weights(num_bytes)
             primitive.on3(x, gy, target)
             reorder.on2(target, out)
         return out
@@ -256,7 +304,7 @@ def _plan_turned(x: Array, gy: Array, like: Array) -> Any:
     assert turn is not None
 
     def product(g: Array, x: Array, out: Array) -> None:
-        target = scratch("weights", like.nbytes)
+        target = _for_weights(like.nbytes)
         primitive.on3(x.T, g.T, target)
         turn.on2(target, out)
 

@@ -9,7 +9,7 @@ import numpy as np
 from dbrdist.core import backend
 from dbrdist.kernels import onednn
 from dbrdist.kernels.geometry import ConvGeometry
-from dbrdist.kernels.onednn import Builder, Primitive, scratch
+from dbrdist.kernels.onednn import Builder, Primitive
 from dbrdist.kernels.onednn_matmul import build
 
 Array = np.ndarray
@@ -52,11 +52,11 @@ def plan_by_taps(x: Array, gy: Array, like: Array, g: ConvGeometry) -> Any:
         x: Array, gy: Array, W_shape: tuple[int, ...], geometry: ConvGeometry, dtype: Any, out: Array | None
     ) -> Array:
         x, gy = (backend.channels_last(a).transpose(0, 2, 3, 1) for a in (x, gy))
-        found = scratch("taps", like.nbytes)[: like.nbytes].view(np.float32)
+        found = backend.aligned(like.size, like.dtype)  # for the call alone: nothing stays at a step's peak
         for k, tap in enumerate(taps):
             part = found[k * size : (k + 1) * size]
             if tap.count:
-                products[tap.count].on3(_dense("gy", gy, tap.given).T, _dense("x", x, tap.seen), part)
+                products[tap.count].on3(_dense(gy, tap.given).T, _dense(x, tap.seen), part)
             else:
                 part[:] = 0
         out = new() if out is None else out
@@ -81,11 +81,11 @@ def _span(offset: int, stride: int, num_in: int, num_out: int) -> tuple[slice, s
     return slice(start, start + (stop - first) * stride, stride), slice(first, stop)
 
 
-def _dense(role: str, a: Array, part: tuple[slice, slice]) -> Array:
+def _dense(a: Array, part: tuple[slice, slice]) -> Array:
     """A part of the pixels of (N, H, W, C), as dense rows (pixels, C)."""
     seen = a[:, part[0], part[1]]
     if not seen.flags.c_contiguous:
-        copy = scratch(f"tap of {role}", seen.nbytes)[: seen.nbytes].view(a.dtype).reshape(seen.shape)
+        copy = backend.aligned(seen.size, a.dtype).reshape(seen.shape)
         copy[...] = seen
         seen = copy
     return seen.reshape(-1, a.shape[3])

@@ -1,0 +1,129 @@
+"""Which of oneDNN's implementations serves a convolution or a normalization, its numbers, and what stays behind."""
+
+import numpy as np
+import pytest
+
+from dbrdist import kernels
+from dbrdist.core import backend
+from dbrdist.kernels import ConvGeometry, numpy_, onednn, onednn_convolution, onednn_normalization, onednn_taps
+from tests.each import each
+
+try:
+    onednn.library()
+except onednn.Unavailable:
+    pytest.skip("oneDNN is not installed", allow_module_level=True)
+
+STRIDED, POINTWISE = ConvGeometry(2, 2, 1, 1), ConvGeometry()
+# direction, images, weights, geometry, and the implementation that is the fastest with AVX-512
+CHOSEN = [
+    ("forward", (2, 16, 9, 8), (32, 16, 3, 3), STRIDED, "jit:avx512_core"),
+    ("forward", (2, 17, 9, 8), (32, 17, 3, 3), STRIDED, None),
+    ("forward", (2, 64, 9, 8), (128, 64, 1, 1), ConvGeometry(2, 2), "jit:avx512_core"),
+    ("forward", (2, 65, 9, 8), (128, 65, 1, 1), ConvGeometry(2, 2), None),
+    ("forward", (1, 3, 7, 5), (5, 3, 3, 3), ConvGeometry(1, 3, 1, 0), "jit:avx512_core"),
+    ("data", (2, 48, 9, 8), (64, 48, 3, 3), STRIDED, "jit:avx512_core"),
+    ("data", (2, 3, 9, 8), (5, 3, 3, 2), ConvGeometry(2, 1, 0, 1), "jit:avx512_core"),
+    ("data", (2, 49, 9, 8), (64, 49, 3, 3), STRIDED, None),
+    ("forward", (2, 128, 14, 14), (512, 128, 1, 1), POINTWISE, "jit_1x1:avx512_core"),
+    ("forward", (2, 256, 14, 14), (1024, 256, 1, 1), POINTWISE, "jit_1x1:avx512_core"),
+    ("forward", (2, 272, 14, 14), (512, 272, 1, 1), POINTWISE, None),
+    ("forward", (2, 128, 14, 14), (496, 128, 1, 1), POINTWISE, None),
+    ("data", (2, 512, 14, 14), (256, 512, 1, 1), POINTWISE, "jit_1x1:avx512_core"),
+    ("data", (2, 256, 14, 14), (512, 256, 1, 1), POINTWISE, None),
+    ("forward", (2, 128, 14, 14), (512, 128, 3, 3), ConvGeometry(1, 1, 1, 1), None),
+    ("forward", (2, 16, 9, 8), (32, 8, 3, 3), STRIDED._replace(groups=2), None),
+]
+
+
+def arrays(x_shape, W_shape, g):
+    rng = np.random.default_rng(0)
+    y_shape = (x_shape[0], W_shape[0], *g.out_hw(*x_shape[2:], *W_shape[2:]))
+    x, gy = (backend.channels_last(rng.standard_normal(s, np.float32)) for s in (x_shape, y_shape))
+    return x, gy, rng.standard_normal(W_shape, np.float32)
+
+
+def wide(*values):
+    return [v.astype("d") for v in values]
+
+
+def results(direction, x, gy, W, g):
+    """What serves, and what the definition gives in float64."""
+    if direction == "forward":
+        return kernels.conv_forward(x, W, None, g), numpy_.conv_forward(*wide(x, W), None, g)
+    return kernels.conv_backward_data(gy, W, x.shape, g), numpy_.conv_backward_data(*wide(gy, W), x.shape, g)
+
+
+@each(**{"direction, x_shape, W_shape, geometry, chosen": CHOSEN})
+def test_the_fastest_implementation_serves_and_is_right(direction, x_shape, W_shape, geometry, chosen):
+    assert onednn_convolution._fastest(direction, x_shape, W_shape, geometry) == chosen
+    x, gy, W = arrays(x_shape, W_shape, geometry)
+    served = onednn_convolution._build(direction, x_shape, W, gy.shape, geometry, x.dtype)[0].implementation
+    if chosen and "avx512_core" in served:
+        assert served == chosen
+    with kernels.use("onednn"):
+        actual, expected = results(direction, x, gy, W, geometry)
+    bound = 4 * np.finfo("f").eps * results(direction, *map(np.abs, (x, gy, W)), geometry)[1].max()
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=bound)
+
+
+@each(
+    **{"direction, x_shape, W_shape, geometry, chosen": [case for case in CHOSEN if case[-1]]}, value=[np.nan, np.inf]
+)
+def test_what_is_not_finite_goes_where_the_definition_takes_it(
+    direction, x_shape, W_shape, geometry, chosen, value
+):  # fmt: skip
+    x, gy, W = arrays(x_shape, W_shape, geometry)
+    x[0, 1, 2, 3] = gy[0, 1, 2, -1] = value
+    with kernels.use("onednn"), np.errstate(invalid="ignore"):
+        actual, expected = results(direction, x, gy, W, geometry)
+    np.testing.assert_array_equal(np.isfinite(actual), np.isfinite(expected))
+
+
+def test_an_implementation_that_is_not_offered_leaves_the_first_choice():
+    with onednn.Builder() as b:
+        row = b.memory((64,), onednn.F32)
+        arguments = "binary", 0x1FFF0, row, row, row, b.attributes()
+        first = b.implementation(b.describe(*arguments))
+        assert b.implementation(b.describe_as("none:such", *arguments)) == first
+        assert b.implementation(b.describe_as(None, *arguments)) == first
+
+
+@each(has_bias=[False, True])
+def test_large_weights_leave_no_memory_behind(has_bias, monkeypatch):
+    g = ConvGeometry(1, 1, 1, 1)
+    x, gy, W = arrays((1, 256, 3, 3), (264, 256, 3, 3), g)
+    b = np.ones(264, np.float32) if has_bias else None
+    monkeypatch.setattr(onednn_taps, "_MANY_CHANNELS", 256)
+    monkeypatch.setattr(onednn, "_state", onednn._ThreadState())
+    with kernels.use("onednn"):
+        y, gx = kernels.conv_forward(x, W, b, g), kernels.conv_backward_data(gy, W, x.shape, g)
+        gW = kernels.conv_backward_weight(x, gy, W.shape, g)
+        assert (
+            max((a.nbytes for role, a in onednn._state.scratch.items() if role != "scratchpad"), default=0) < W.nbytes
+        )
+    np.testing.assert_allclose(y, numpy_.conv_forward(*wide(x, W), b, g), rtol=0, atol=1e-3)
+    np.testing.assert_allclose(gx, numpy_.conv_backward_data(*wide(gy, W), x.shape, g), rtol=0, atol=1e-3)
+    np.testing.assert_allclose(gW, numpy_.conv_backward_weight(*wide(x, gy), W.shape, g, np.dtype("d")), atol=1e-4)
+
+
+@each(shape=[(2, 3, 5, 7), (1, 3, 1, 1), (3, 16, 4, 4)], dtype=["float32", "bfloat16"])
+def test_planes_become_images(shape, dtype):
+    x = np.random.default_rng(0).standard_normal(shape).astype(backend.as_dtype(dtype))
+    for given in (x, x[::-1], x[:, ::-1], x[..., ::2], backend.channels_last(x)):
+        made = onednn_convolution._to_images(given)(given)
+        assert backend.is_channels_last(made)
+        np.testing.assert_array_equal(made.astype("f"), given.astype("f"))
+
+
+@each(shape=[(3, 16, 5, 7), (2, 5, 4, 3), (4, 256, 14, 14)], relu=[False, True])
+def test_rows_as_images_give_the_same_statistics(shape, relu):
+    x = backend.channels_last(np.random.default_rng(0).standard_normal(shape, np.float32) + np.float32(3))
+    scale, shift = np.full(shape[1], 1.5, np.float32), np.full(shape[1], -0.5, np.float32)
+    found = []
+    for seen in (shape, onednn_normalization._rows_as_images(shape)):
+        primitive, num_bytes = onednn_normalization._build_bn_forward(seen, x.dtype, 1e-5, relu)
+        mean, var, y = np.empty_like(scale), np.empty_like(scale), backend.empty(shape, x.dtype)
+        primitive.on(x, scale, shift, mean, var, y, *([np.zeros(num_bytes, np.uint8)] if relu else []))
+        found.append((mean, var, y))
+    for whole, in_rows in zip(*found):
+        np.testing.assert_array_equal(whole, in_rows)
