@@ -1,20 +1,34 @@
 """How a step scales: a model of reductions from its parts, beside what was measured here, and curves to 1,024 ranks.
 
-The parts, each measured with p ranks of which all are at work, so that ranks beyond the cores share them:
+The parts, none of them measured by a reduction that they predict (but for c), with p ranks at work:
 
 - alpha and beta: a message that each rank sends to the next one while it gets one: a line through 4 KiB and 16 MiB;
-- m: a meeting of the ranks (``Ibarrier``, waited for as dbrdist does), on one host and over two;
-- sigma: seconds for a byte that a rank reads or writes in a sum, measured with a rank on each core. With more ranks
-  than cores, a rank does its part in one of ceil(ranks / cores) turns.
-- c: what ``flat`` takes for 4 KiB on two ranks of one host beyond a meeting and messages: Python.
+- m and m': a meeting (``Ibarrier``, waited for as dbrdist does) of all ranks and of those of a host;
+- r: a row that each rank shows to all before it reduces (``barrier``), with the Python around it;
+- tau: CPU seconds for a byte when a host's ranks each add their part of all their arrays and write it to all of them:
+  one figure for what fits into the second-level cache, from 512 KiB, one beyond it, from 16 MiB;
+- sigma: seconds for a byte that is read or written in MPI's sum of two arrays, with a rank on each core;
+- c: what ``flat`` takes for 4 KiB on two ranks of one host beyond rows, meetings and messages: Python.
 
-With n bytes, from 64 KiB on, ``flat`` on one host takes c + 3 m + turns 2 n sigma: each rank adds its part of the
-arrays of all, in shared memory, and writes it to all. Between two hosts the sums of the hosts travel, in all n bytes,
-as an exchange of halves: 2 alpha + n (beta + 1.5 sigma turns) of two ranks, one on each. Smaller arrays, and
-``MPI_Allreduce`` of all arrays on one host, travel by messages in a ring (Thakur et al. 2005): 2 (p - 1) alpha +
-(p - 1) / p n (2 beta + 3 sigma turns). The second host is a namespace (``two_hosts.py``: root and Linux), reached over
-a cable of 1 Gb/s; without root there are figures for one host alone. There ``flat`` sends MPI's messages, whose
-latency the model knows, and not over its own connections, which it would take by itself.
+Ranks that share a core change three things. They compute in turns, ceil(ranks / cores) one after the other: c, tau and
+sigma count that often. They take each other's caches: tau is CPU time, in which no wait counts, and was 1.1 ms for 16
+MiB with a rank on each core, 1.6 to 1.9 ms with two. And a rank that waits must leave the core: it looks 20 times, then
+naps, which takes some 70 us however short the nap is (the kernel's timer slack of 50 us, and a change of processes), so
+that each round of messages in a meeting costs a nap. That is in m, m' and r, which are 10 to 100 times as long as with
+a core each.
+
+With n bytes, from 64 KiB on, ``flat`` on one host takes c turns + r + 2 m + turns n tau. Between two hosts the sums of
+the hosts travel, in all n bytes, as an exchange of halves: c turns + r + 2 m' + 2 alpha + n (beta + 1.5 sigma turns),
+with alpha and beta of two ranks, one on each, and where hosts have several ranks turns n tau. Smaller arrays go by
+messages: c turns + r + 2 m (an allreduce has twice the rounds of a barrier; their bytes count for nothing, nor does the
+cable count 256 KiB that come at once). ``MPI_Allreduce`` of all arrays on one host halves and doubles (Rabenseifner
+2004; Thakur et al. 2005): with q the largest power of two in p, 2 log2(q) alpha + (q - 1) / q n (2 beta + 3 sigma
+turns), and where p is not q, 2 alpha + n (2 beta + 3 sigma turns) before and after. That is the model of a library that
+is not ours, for comparison: with 2 ranks it took 1.4 to 2 times as long from 16 KiB on, since its messages inside a sum
+are slower than those of pairs; on shared cores it yields where bare messages wait, and took less for short arrays. The
+second host is a namespace (``two_hosts.py``: root and Linux), reached over a cable of 1 Gb/s and with half of the
+cores; without root there are figures for one host alone. There ``flat`` sends MPI's messages, whose latency the model
+knows, and not over its own connections, which it would take by itself.
 
 The curves take nominal latencies and bandwidths, ResNet-50's gradients in 16 bits and a step of 32 images that takes
 0.179 s on one GPU: Akiba et al. 2017 (arXiv 1711.04325) report 0.255 s for each of 1,024, at 70 % efficiency.
@@ -45,6 +59,8 @@ COUNTS = (2, 3, 4)
 PLACES = {"one host": 1, "two hosts": 2}
 RATE = "1gbit"
 SHARED_FROM_BYTES = 1 << 16
+SUMMED_BYTES = 1 << 19, 1 << 24  # within the second-level cache, and beyond it
+CACHE_BYTES = 1 << 21  # of a core
 CHUNK_BYTES = 1 << 17  # of an array that is added at a time
 GRADIENT_BYTES = 25_557_032 * 2  # ResNet-50, in 16 bits
 STEP_SECONDS = 0.255 * 0.70
@@ -84,30 +100,44 @@ class Parts(NamedTuple):
     alpha: float
     beta: float
     meeting: float
+    meeting_on_host: float
+    row: float
+    sum_cached: float
+    sum_beyond: float
     sigma: float
     call: float
     turns: int
 
 
-def ring_seconds(p: int, num_bytes: float, alpha: float, beta: float, adding: float = 0.0) -> float:
-    """Of messages in a ring; ``adding`` is what a rank takes for the sum of a byte."""
-    return 2 * (p - 1) * alpha + (p - 1) / p * num_bytes * (2 * beta + adding)
+def ring_seconds(p: int, num_bytes: float, alpha: float, beta: float) -> float:
+    """Of messages in a ring."""
+    return 2 * (p - 1) * alpha + (p - 1) / p * num_bytes * 2 * beta
+
+
+def halving_seconds(p: int, num_bytes: float, alpha: float, beta: float, adding: float) -> float:
+    """Of a reduce-scatter by halving and an allgather by doubling; ``adding`` is what a rank takes to add a byte."""
+    rounds = p.bit_length() - 1
+    q = 1 << rounds
+    seconds = 2 * rounds * alpha + (q - 1) / q * num_bytes * (2 * beta + adding)
+    return seconds + (0.0 if p == q else 2 * alpha + num_bytes * (2 * beta + adding))
 
 
 def message_seconds(p: int, num_bytes: float, parts: Parts) -> float:
     """Of ``MPI_Allreduce`` on one host."""
-    return ring_seconds(p, num_bytes, parts.alpha, parts.beta, 3 * parts.sigma * parts.turns)
+    return halving_seconds(p, num_bytes, parts.alpha, parts.beta, 3 * parts.sigma * parts.turns)
 
 
 def flat_seconds(p: int, num_bytes: float, parts: Parts, pair: Parts | None = None) -> float:
     """Of ``flat``, on one host, or on two, of which ``pair`` has the parts of one rank on each."""
+    begin = parts.call * parts.turns + parts.row
     if num_bytes < SHARED_FROM_BYTES:
-        return parts.call + parts.meeting + message_seconds(p, num_bytes, parts)
-    within = 2 * num_bytes * parts.sigma * parts.turns
+        return begin + 2 * parts.meeting
+    per_byte = parts.sum_cached if num_bytes <= CACHE_BYTES else parts.sum_beyond
+    within = parts.turns * num_bytes * per_byte
     if pair is None:
-        return parts.call + 3 * parts.meeting + within
-    between = ring_seconds(2, num_bytes, pair.alpha, pair.beta, 3 * parts.sigma * parts.turns)
-    return parts.call + parts.meeting + between + (within if p > 2 else 0.0)
+        return begin + 2 * parts.meeting + within
+    between = halving_seconds(2, num_bytes, pair.alpha, pair.beta, 3 * parts.sigma * parts.turns)
+    return begin + 2 * parts.meeting_on_host + between + (within if p > 2 else 0.0)
 
 
 def fit(messages: list[list[float]]) -> tuple[float, float]:
@@ -119,21 +149,19 @@ def fit(messages: list[list[float]]) -> tuple[float, float]:
 
 def parts_of(measured: dict[str, dict[int, Any]]) -> dict[str, dict[int, Parts]]:
     """For each place and number of ranks."""
-    least = measured["one host"][2]
-    found: dict[str, dict[int, Parts]] = {}
-    call = 0.0
-    for place, of_ranks in measured.items():
-        found[place] = {}
-        for p, times in of_ranks.items():
-            alpha, beta = fit(times["messages"])
-            turns = math.ceil(p / NUM_CORES)
-            parts = Parts(alpha, beta, times["meeting"], least["sigma"], call, turns)
-            if not call:  # the first are two ranks of one host
-                size, seconds = least["flat"][0]
-                call = max(seconds - parts.meeting - message_seconds(2, size, parts), 0.0)
-                parts = parts._replace(call=call)
-            found[place][p] = parts
-    return found
+    least = measured["one host"][2]  # one rank on each core
+    size, seconds = least["flat"][0]
+    call = max(seconds - flat_seconds(2, size, _parts(least, least["sigma"], 0.0, 2)), 0.0)
+    return {
+        place: {p: _parts(times, least["sigma"], call, p) for p, times in of_ranks.items()}
+        for place, of_ranks in measured.items()
+    }
+
+
+def _parts(times: dict[str, Any], sigma: float, call: float, p: int) -> Parts:
+    alpha, beta = fit(times["messages"])
+    meetings = times["meeting"], times["meeting_on_host"], times["row"]
+    return Parts(alpha, beta, *meetings, *times["sums"], sigma, call, math.ceil(p / NUM_CORES))
 
 
 def efficiency(p: int, network: Network, hidden: float) -> float:
@@ -157,20 +185,26 @@ def measure(rounds: int) -> dict[str, Any]:
     world, comm = MPI.COMM_WORLD, create_communicator("flat", overlap=False, sockets=False)
     typical = min if world.size <= NUM_CORES else statistics.median
 
-    def timed(run: Callable[[], Any]) -> float:
+    def timed(run: Callable[[], Any], repeats: int = 1, clock: Callable[[], float] = time.perf_counter) -> float:
         found = []
         for _ in range(rounds + 1):  # the first one warms up
             world.Barrier()
-            began = time.perf_counter()
-            run()
-            found.append(world.allreduce(time.perf_counter() - began, MPI.MAX))
+            began = clock()
+            for _ in range(repeats):  # a rank that has ended looks for the others, on a core that these may need
+                run()
+            found.append(world.allreduce(clock() - began, MPI.MAX) / repeats)
         return typical(found[1:])
 
+    def timed_by_size(make: Callable[[Any, int], Callable[[], Any]]) -> list[list[float]]:
+        return [[size, timed(make(comm, size), 8 if size < 1 << 20 else 2)] for size in SIZES]
+
     makers = {"messages": messages, "flat": flat_reduction, "MPI_Allreduce": plain_reduction}
-    times: dict[str, Any] = {
-        name: [[size, timed(run)] for size in SIZES for run in [make(comm, size)]] for name, make in makers.items()
-    }
-    times["meeting"] = timed(meeting(comm))
+    times: dict[str, Any] = {name: timed_by_size(make) for name, make in makers.items()}
+    times["meeting"] = timed(meeting(comm.mpi_comm), 16)
+    on_host = comm.mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
+    times["meeting_on_host"] = timed(meeting(on_host), 16)
+    times["row"] = timed(comm.barrier, 16)
+    times["sums"] = [timed(sums(comm, size), 16, time.process_time) / size for size in SUMMED_BYTES]
     a, b = (np.ones(SIZES[-1] // 4, np.float32) for _ in range(2))
     times["sigma"] = timed(lambda: add(a, b)) / (4 * a.nbytes)
     return times
@@ -203,14 +237,35 @@ def messages(comm: Any, size: int) -> Callable[[], Any]:
     return lambda: comm.mpi_comm.Sendrecv(a, after, recvbuf=b, source=before)
 
 
-def meeting(comm: Any) -> Callable[[], Any]:
+def meeting(mpi_comm: Any) -> Callable[[], Any]:
     """A barrier, waited for in dbrdist's way."""
     from types import SimpleNamespace
 
     from dbrdist.comm import mpi
 
     call: Any = SimpleNamespace(is_waiting=False, pause_seconds=0.0, error="")
-    return lambda: mpi.wait_until(comm.mpi_comm.Ibarrier().Test, call)
+    return lambda: mpi.wait_until(mpi_comm.Ibarrier().Test, call)
+
+
+def sums(comm: Any, size: int) -> Callable[[], Any]:
+    """What a rank adds of an array of that many bytes: its part of as many arrays as the host has ranks."""
+    from dbrdist.comm import message
+    from dbrdist.comm.host_memory import Segment
+
+    k = max(comm.intra_size, 2)
+    part = size // k // 4  # elements
+    segments = [Segment(4 * part) for _ in range(k)]
+    arrays = [segment.raw[: 4 * part].view(np.float32) for segment in segments]
+
+    def run() -> list[Any]:
+        for begin in range(0, arrays[0].size, CHUNK_BYTES // 4):
+            first, *others = (a[begin : begin + CHUNK_BYTES // 4] for a in arrays)
+            message.weighted_sum([first, *others], None, float(k), out=first)
+            for other in others:
+                other[...] = first
+        return segments  # which hold the memory
+
+    return run
 
 
 def add(a: Any, b: Any) -> None:
@@ -306,8 +361,16 @@ def main() -> None:
     parts = parts_of(measured)
     for place, of_ranks in parts.items():
         for p, found in of_ranks.items():
-            shown = f"alpha {1e6 * found.alpha:.1f} us, beta {1e9 * found.beta:.3f} ns a byte, "
-            print(f"{place}, {p} ranks: {shown}meeting {1e6 * found.meeting:.1f} us, {found.turns} turns")
+            waits = {
+                "alpha": found.alpha,
+                "meeting": found.meeting,
+                "on a host": found.meeting_on_host,
+                "row": found.row,
+            }
+            shown = ", ".join(f"{name} {1e6 * seconds:.1f} us" for name, seconds in waits.items())
+            bytes_ = {"beta": found.beta, "sum in cache": found.sum_cached, "sum beyond": found.sum_beyond}
+            shown += "; " + ", ".join(f"{name} {1e9 * seconds:.3f}" for name, seconds in bytes_.items())
+            print(f"{place}, {p} ranks: {shown} ns a byte; {found.turns} turns")
     two = parts["one host"][2]
     print(f"sigma {1e9 * two.sigma:.4f} ns a byte, call {1e6 * two.call:.1f} us")
     rows = compare(measured, parts)
