@@ -185,11 +185,9 @@ def convolution_bn_2d(
     ``b`` and ``added`` may be None. The result is None where the functions have to be called one by one: where
     arguments do not fit, about which those have the words, and where no provider has a kernel.
     """
-    if type(W) is not Parameter or W._array is None:
+    if type(W) is not Parameter or not _are_at_hand(W._array, x, added, b, *vectors):
         return None
-    x, b, added, *vectors = map(as_array, (activation(x), b, added, *vectors))
-    if not _are_at_hand(x, W._array, added, b, *vectors):
-        return None
+    x, added, b, *vectors = map(as_array, (x, added, b, *vectors))
     window = _hashable(stride), _hashable(pad), _hashable(dilate), groups, False
     try:
         geometry = _geometry("convolution_2d", window, form(x), form(W))
@@ -204,12 +202,18 @@ def convolution_bn_2d(
     return Variable(y, requires_grad=False)
 
 
-def _are_at_hand(x: Any, W: Array, added: Any, *vectors: Any) -> bool:
-    """Are these arrays on the host, of types that the functions would not cast first, and vectors of W's length?"""
-    arrays = [a for a in (x, W, added, *vectors) if a is not None]
-    if any(type(a) is not ndarray or not is_floating(a.dtype) for a in arrays):
-        return False
-    return (x.dtype == W.dtype or x.dtype.itemsize < 4) and all(v is None or v.shape == W.shape[:1] for v in vectors)
+def _are_at_hand(W: Any, x: Any, added: Any, b: Any, gamma: Any, beta: Any, mean: Any, var: Any) -> bool:
+    """Are these arrays on the host, of types that the functions would not cast first, and vectors of W's length?
+
+    Some may be None, but a parameter that has no array yet is not at hand.
+    """
+    images, vectors = [x], [mean, var, *[v for v in (b, gamma, beta) if v is not None]]
+    if added is not None:
+        images.append(added)
+    for a in (W, *map(as_array, images), *map(as_array, vectors)):
+        if type(a) is not ndarray or not is_floating(a.dtype):
+            return False
+    return (x.dtype == W.dtype or x.dtype.itemsize < 4) and all(v.shape == W.shape[:1] for v in vectors)
 
 
 def deconvolution_2d(

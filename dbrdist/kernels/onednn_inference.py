@@ -23,6 +23,7 @@ from dbrdist.kernels.onednn_float16 import also_float16
 Array = np.ndarray
 Shape = tuple[int, ...]
 Pack = Callable[[Array, Any], Array]
+_F32, _DENSE = np.dtype(np.float32), (4,)
 
 
 def _build(
@@ -83,7 +84,7 @@ def _y_shape(x: Array, W: Array, geometry: ConvGeometry) -> Shape:
 
 
 def _f32(a: Array) -> Array:
-    return np.ascontiguousarray(a, np.float32)
+    return a if a.dtype is _F32 and a.strides == _DENSE else np.ascontiguousarray(a, np.float32)
 
 
 def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Any:

@@ -1,5 +1,6 @@
 """A convolution with normalization, addition and ReLU after it: one pass at inference, else the calls themselves."""
 
+import contextlib
 import os
 import threading
 import tracemalloc
@@ -250,6 +251,9 @@ def test_weights_are_packed_once(at_inference):
     assert made[0] is not None
     L.conv_bn(conv, bn, x, relu=True)
     assert conv.W._kept.made is made
+    conv.W._kept.made = object(), np.zeros_like(made[1])  # what another kernel made
+    y = L.conv_bn(conv, bn, x).array
+    np.testing.assert_allclose(y, reference(conv, bn, x)[0], rtol=1e-3, atol=1e-3)
 
 
 @needs_onednn
@@ -310,9 +314,11 @@ def test_where_the_calls_are_made_one_by_one(at_inference, passes):
     same_as_calls(*stir(L.DilatedConvolution2D(16, 24, 3, pad=2, dilate=2), L.BatchNormalization(24)), x)
     same_as_calls(lambda x: 2 * x, make(16, 16)[1], x)
     same_as_calls(*make(bn={"axis": (0, 2)})[:1], L.BatchNormalization((24, 9), axis=(0, 2)), x)
-    conv, bn = make()
-    bn.forward = lambda x: x * 3
-    same_as_calls(conv, bn, x, residual)
+    same_as_calls(make(16, 9)[0], *stir(L.BatchNormalization(9, axis=(0, 1, 2))), x)  # as many columns as channels
+    for i in range(2):
+        links = make()
+        links[i].forward = lambda x: F.concat([x, x[:, :8]]) * 3 if x.shape[1] == 16 else x * 3
+        same_as_calls(*links, x, residual)
     conv, bn = make()
     with dbrdist.using_config("debug", True):
         same_as_calls(conv, bn, x, residual)
@@ -388,6 +394,42 @@ def test_errors_are_those_of_the_calls(x, at_inference):
     conv, bn = make()[0], L.BatchNormalization(23)
     with pytest.raises(ValueError, match="gamma: expected shape"):
         L.conv_bn(conv, bn, draw(3, 2, 16, 9, 9))
+
+
+@each(place=["gamma", "beta", "b", "residual", "avg_mean", "avg_var"])
+def test_what_has_no_array_is_not_passed_over(place, at_inference):
+    """An uninitialised parameter is not one that was left out."""
+    conv, bn = make(nobias=False)
+    residual = dbrdist.Parameter() if place == "residual" else None
+    if place != "residual":
+        empty = None if place == "avg_var" else dbrdist.Parameter()
+        setattr(conv if place == "b" else bn, place, empty)
+    with pytest.raises((RuntimeError, ValueError, TypeError, AttributeError)):
+        L.conv_bn(conv, bn, draw(3, 2, 16, 9, 9), residual=residual)
+
+
+@each(x=[None, [[1.0]], 3.0, np.ma.zeros((2, 16, 9, 9), "f")])
+def test_inputs_that_are_no_arrays(x, at_inference, passes):
+    for f in (L.conv_bn, one_by_one):
+        with contextlib.suppress(Exception):
+            f(*make(), x)
+    assert not passes
+
+
+@each(dtype=[">f4", "<f8", ">f2"])
+def test_other_types_of_vectors_and_images(dtype, at_inference, passes):
+    conv, bn = make(nobias=False)
+    for name in ("avg_mean", "avg_var"):
+        setattr(bn, name, getattr(bn, name).astype(dtype))
+    x, residual = draw(3, 2, 16, 9, 9), draw(4, 2, 24, 9, 9)
+    y = L.conv_bn(conv, bn, x, relu=True, residual=residual).array
+    exact, _ = reference(conv, bn, x, True, residual)
+    np.testing.assert_allclose(y, exact, rtol=1e-3, atol=1e-3)
+    for odd in (x.astype(dtype), residual.astype(dtype)):
+        passes.clear()
+        with contextlib.suppress(TypeError):
+            L.conv_bn(conv, bn, odd) if odd.shape == x.shape else L.conv_bn(conv, bn, x, residual=odd)
+        assert not any(y is not None for y in passes)
 
 
 @needs_onednn
