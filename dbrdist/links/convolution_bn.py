@@ -28,7 +28,7 @@ def conv_bn(conv: Any, bn: Any, x: Any, *, relu: bool = False, residual: Any = N
 
     In training it is nothing but these calls, one after the other. At inference (``config.train`` False, within
     ``no_backprop_mode``) oneDNN computes them in one pass over memory on a CPU, in float32 and bfloat16: ResNet-50
-    takes 0.8 of the time for one image. Results then differ from those of the separate calls by rounding: float32 by a
+    takes 0.87 of the time for one image. Results then differ from those of the separate calls by rounding: float32 by a
     few units in the last place of the summands, bfloat16 is rounded once rather than after each call. Where a hook
     looks on, and with links of other classes, such as subclasses or links that are called through a function that you
     set on them, the calls are made one after the other there too.
