@@ -296,7 +296,7 @@ def _plan_turned(x: Array, gy: Array, like: Array) -> Any:
     and there are many pixels, since oneDNN copies the left matrix.
     """
     o, i = like.shape[:2]
-    if not i < o < gy.size // o // 2 or like.dtype != np.float32 or x.dtype != np.float32:
+    if not 1 < i < o < gy.size // o // 2 or like.dtype != np.float32 or x.dtype != np.float32:
         return None
     primitive = build(_rows(channels_last(x)).T, _rows(channels_last(gy)), like.reshape(i, o))
     with Builder() as b:

@@ -127,3 +127,15 @@ def test_rows_as_images_give_the_same_statistics(shape, relu):
         found.append((mean, var, y))
     for whole, in_rows in zip(*found):
         np.testing.assert_array_equal(whole, in_rows)
+
+
+@each(**{"i, o": [(2, 3), (1, 1), (1, 5), (5, 1)]}, has_out=[False, True])
+def test_gradients_of_pointwise_weights_over_many_pixels(i, o, has_out):
+    rng = np.random.default_rng(0)
+    x, gy = (backend.channels_last(rng.standard_normal((2, c, 16, 16), np.float32)) for c in (i, o))
+    out = np.empty((o, i, 1, 1), np.float32) if has_out else None
+    with kernels.use("onednn"):
+        gW = kernels.conv_backward_weight(x, gy, (o, i, 1, 1), POINTWISE, out=out)
+    assert out is None or gW is out
+    expected = numpy_.conv_backward_weight(*wide(x, gy), gW.shape, POINTWISE, np.dtype("d"))
+    np.testing.assert_allclose(gW, expected, rtol=0, atol=1e-4)
