@@ -38,7 +38,7 @@ def read(content: bytes, name: str, files: tuple[str, ...] = ()) -> tuple[Docume
     if not isinstance(document.data, dict) or document.data.get("extends") is None:
         return document, files
     base, words = document.data.pop("extends"), None
-    path = os.path.join(os.path.dirname(name), base) if isinstance(base, str) else ""
+    path = os.path.join(os.path.dirname(name), os.path.expanduser(base)) if isinstance(base, str) else ""
     if not isinstance(base, str) or not base or "\0" in base:
         words = f"expected the path of a configuration, got {base!r}"
     elif any(_is_same(path, other) for other in files):

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dbrdist.cli.lock import Lock, holder_of
+from dbrdist.cli.words import counted
 from dbrdist.comm import audit
 from dbrdist.core.regular import regular
 from dbrdist.core.serializer import write_atomically
@@ -147,7 +148,7 @@ def describe(path: str) -> str:
     status = state_of(path, summary)
     if not summary.get("iterations"):
         return status
-    return f"{status} after {summary['iterations']} steps"
+    return f"{status} after {counted(summary['iterations'], 'step')}"
 
 
 def state_of(path: str, summary: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated, Any, NoReturn, Union, get_args
 
@@ -31,13 +32,14 @@ def Tuple(item: Any, **limits: Any) -> Any:
     return Annotated[tuple[item, ...], Field(strict=False, **limits)]
 
 
-def _without_nul(text: str) -> str:
+def _as_path(text: str) -> str:
+    """With the home folder for a first part `~` or `~name`, which shells leave alone in `out=~/runs`."""
     if "\0" in text:
         raise PydanticCustomError("form", "expected text without the character NUL")
-    return text
+    return os.path.expanduser(text)
 
 
-Path = Annotated[str, Field(min_length=1), AfterValidator(_without_nul)]
+Path = Annotated[str, Field(min_length=1), AfterValidator(_as_path)]
 
 
 class Settings(BaseModel):

@@ -259,6 +259,21 @@ def test_overrides_reach_everywhere():
     assert read.data.args == {"deep": {"er": "on"}}
 
 
+def test_a_tilde_is_the_home_folder(folder, monkeypatch):
+    """In `out=~/runs` a shell leaves it alone."""
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    (folder / "home").mkdir()
+    (folder / "home/base.yaml").write_text("epochs: 7\n")
+    (folder / "tilde.yaml").write_text(
+        "extends: ~/base.yaml\nmodel: mlp\ndata: {name: image_folder, root: ~/images}\nbatch: 1\ninit_from: ~/w.npz\n"
+    )
+    read = load("tilde.yaml", ["out=~/runs"])[0]
+    home = str(folder / "home")
+    assert (read.epochs, read.out, read.init_from.path) == (7, f"{home}/runs", f"{home}/w.npz")
+    assert read.data.root == f"{home}/images"
+    assert load("run.yaml", ["out=./~/runs"])[0].out == "./~/runs"
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
