@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.comm import agree
+from dbrdist.comm.arguments import whole_number
 from dbrdist.comm.communicator import CommunicatorBase
 from dbrdist.core.backend import Array
 from dbrdist.core.random import generator
@@ -55,7 +56,7 @@ def scatter_dataset(
     Args:
         dataset: the whole dataset, the same on every rank that has one.
         comm: the ranks.
-        root: the rank whose length, ``shuffle`` and ``seed`` hold.
+        root: the rank whose length, ``shuffle``, ``seed`` and ``force_equal_length`` hold.
         shuffle: divide a permutation that follows from ``seed`` alone (None is 0).
         force_equal_length: give every rank as many examples, by one of padding where needed.
 
@@ -67,7 +68,9 @@ def scatter_dataset(
     dataset = _for_all(dataset, comm, root, max_buf_len)
     length = 0
     with agree.together(comm):
-        length = len(dataset)
+        length = _length(dataset)
+        if seed is not None:
+            whole_number(seed, "scatter_dataset: seed")
     num_samples, shuffle, seed = comm.bcast_obj((length, shuffle, seed or 0), root=root)
     with agree.together(comm):
         if length != num_samples:
@@ -76,6 +79,12 @@ def scatter_dataset(
     begin, end = scatter_index(num_samples, comm, root, force_equal_length=force_equal_length)
     own_begin, own_end = block_bounds(num_samples, comm.rank, comm.size)
     return Shard(dataset, begin, end, order, (end - begin) - (own_end - own_begin))
+
+
+def _length(dataset: Any) -> int:
+    if not hasattr(dataset, "__len__"):
+        raise TypeError(f"scatter_dataset expected a dataset, but {type(dataset).__name__} has no len()")
+    return len(dataset)
 
 
 def _for_all(dataset: Any, comm: CommunicatorBase, root: int, max_buf_len: int) -> Any:
@@ -92,14 +101,15 @@ def _for_all(dataset: Any, comm: CommunicatorBase, root: int, max_buf_len: int) 
 def scatter_index(
     n_total_samples: int, comm: CommunicatorBase, root: int = 0, *, force_equal_length: bool = True
 ) -> tuple[int, int]:
-    """This rank's range of ``n_total_samples`` indices (the root's number): (begin, end).
+    """This rank's range of ``n_total_samples`` indices: (begin, end). Number and ``force_equal_length`` are the root's.
 
     With ``force_equal_length`` ranges that would be shorter reach one index into the next.
 
     Raises:
         DataSizeError: on every rank, if equal lengths are asked for and there is no sample.
     """
-    num_samples = int(comm.bcast_obj(n_total_samples, root=root))
+    num_samples, force_equal_length = comm.bcast_obj((n_total_samples, force_equal_length), root=root)
+    num_samples = whole_number(num_samples, "scatter_index: n_total_samples")  # the same error on every rank
     if num_samples < 0 or (force_equal_length and num_samples == 0):
         raise DataSizeError(f"expected at least 1 sample to divide over {comm.size} ranks, got {num_samples}")
     begin, end = block_bounds(num_samples, comm.rank, comm.size)

@@ -29,14 +29,16 @@ HostArray = np.ndarray[Any, Any]
 
 
 def as_array(x: Any, verb: str) -> Array:
-    """``x`` if it is an array that can travel as bytes; NumPy scalars become 0-d arrays.
+    """``x`` if it is an array that can travel as bytes; NumPy scalars become 0-d arrays, matrices 2-d ones.
 
     Raises:
-        TypeError: for anything else, naming the verb that takes objects.
+        TypeError: for anything else, naming the verb that takes objects; for masks, which would stay behind.
         ValueError: for more than 32 dimensions.
     """
-    if isinstance(x, np.generic):
+    if isinstance(x, (np.generic, np.matrix)):  # a matrix has two dimensions in any shape
         x = np.asarray(x)
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{verb} expected an array, got one with a mask, which does not travel: fill it first")
     if not backend.is_array(x):
         raise TypeError(f"{verb} expected an array, got {type(x).__name__}; objects travel by {verb}_obj")
     if x.dtype.hasobject or x.dtype.names is not None or (x.dtype.kind == "V" and x.dtype.name.startswith("void")):

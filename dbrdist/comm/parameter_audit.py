@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.comm.communicator import CommunicatorBase
+from dbrdist.comm.verdict import name_ranks
 from dbrdist.core.backend import is_array, to_cpu
 from dbrdist.errors import CommunicatorError
 from dbrdist.training.extension import Extension
@@ -52,7 +53,7 @@ def compare(comm: CommunicatorBase, optimizer: Any, where: str) -> None:
     if all(theirs.shape == mine.shape and (theirs == everyone[0]).all() for theirs in everyone):
         return
     if any(theirs.shape != mine.shape or theirs[0] != everyone[0][0] for theirs in everyone):
-        raise CommunicatorError(f"expected the same parameters and states on every rank ({where}), got other names")
+        raise CommunicatorError(_other_names(comm.allgather_obj(names), where))
     table = np.stack(everyone)[:, 1:]
     index = int((table != table[0]).any(0).argmax())
     groups: dict[int, list[int]] = {}
@@ -62,6 +63,17 @@ def compare(comm: CommunicatorBase, optimizer: Any, where: str) -> None:
     raise CommunicatorError(
         f"expected the same numbers on every rank, but {names[index]} differs ({where}): checksum {words}"
     )
+
+
+def _other_names(everyone: list[list[str]], where: str) -> str:
+    """The first parameter or state that one rank has and another has not, in its place."""
+    rows = [dict(enumerate(names)) for names in everyone]
+    first = next(i for i in range(max(map(len, rows))) if len({row.get(i) for row in rows}) > 1)
+    groups: dict[str, list[int]] = {}
+    for rank, row in enumerate(rows):
+        groups.setdefault(row.get(first, "nothing more"), []).append(rank)
+    words = "; ".join(f"{name} on {name_ranks(ranks)}" for name, ranks in groups.items())
+    return f"expected the same parameters and states on every rank ({where}), got {words}"
 
 
 def _arrays(link: Any, has_equal_state: bool) -> Iterator[tuple[str, Any]]:

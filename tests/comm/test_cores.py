@@ -123,6 +123,12 @@ def test_ranks_bound_to_cores_of_their_own_share_nothing():
     ranks = used(run(2, f"{first}", f"{second}"))
     assert [rank["pool of OpenMP"] for rank in ranks] == [1, 1]
     assert all(rank["spins"] for rank in ranks)
+
+
+@needs_cores
+@pytest.mark.mpiexec
+def test_ranks_bound_to_one_core_leave_it_to_each_other():
+    first = min(os.sched_getaffinity(0))
     both_on_one = used(run(2, f"{first}", f"{first}"))  # however many cores the machine has
     assert not any(rank["spins"] for rank in both_on_one)
 

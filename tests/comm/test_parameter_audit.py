@@ -77,7 +77,7 @@ def test_other_names_are_told():
         model, optimizer = trained(comm)
         if comm.rank:
             model.l2.W.update_rule._state = None
-        with pytest.raises(CommunicatorError, match="other names"):
+        with pytest.raises(CommunicatorError, match=r"step 3.*/l2/W, state m on rank 0; /l2/b, state m on rank 1"):
             parameter_audit.compare(comm, optimizer, "step 3")
 
     run_threads(2, check, timeout_seconds=30)

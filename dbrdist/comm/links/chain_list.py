@@ -15,6 +15,7 @@ from dbrdist.comm.links.wiring import Action, Component, Give, Ranks, Run, Slot,
 from dbrdist.core.backend import is_array
 from dbrdist.core.chain import ChainList
 from dbrdist.core.checks import expected
+from dbrdist.core.link import Link
 from dbrdist.core.node import assignments
 from dbrdist.core.variable import Variable
 
@@ -62,6 +63,8 @@ class MultiNodeChainList(ChainList):
         if ends[1] is None and any(out is None for _, out in self._ends):
             what = "a rank, since another component gives the model's output already"
             raise expected("MultiNodeChainList.add_link", "rank_out", what, None)
+        if not isinstance(link, Link):
+            raise TypeError(f"MultiNodeChainList.add_link expected a link, got {type(link).__name__}")
         super().add_link(link)
         self._ends = (*self._ends, ends)
         self._plan = None
