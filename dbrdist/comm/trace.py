@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from dbrdist.comm import agree
 from dbrdist.core import spans
 from dbrdist.core.spans import Meeting, Recorder, Span
 
@@ -76,7 +77,15 @@ class Trace:
         self._first = (0.0, 0.0)
 
     def start(self) -> None:
-        """Begin."""
+        """Begin.
+
+        Raises:
+            RuntimeError: on every rank, where a trace records already on one.
+        """
+        with agree.together(self._comm):
+            if spans.recording() is not None:
+                raise RuntimeError("Trace.start expected that nothing records: finish, or stop, the trace before")
+        self._recorder = Recorder()
         self._first = ask(self._comm)
         spans.record(self._recorder)
 
@@ -88,7 +97,13 @@ class Trace:
         """End; on rank 0 what all ranks noted, by rank 0's clock, None on the others.
 
         Of a long run these are the last steps that are whole: ``spans.MAX_KEPT`` spans, and as many meetings.
+
+        Raises:
+            RuntimeError: on every rank, where it does not record on one.
         """
+        with agree.together(self._comm):
+            if spans.recording() is not self._recorder:
+                raise RuntimeError("Trace.finish expected a trace that records: start it first, and finish it once")
         self.stop()
         clock = Clock(self._first, ask(self._comm))
         main, first = threading.get_ident(), self._recorder.first_whole_step

@@ -99,6 +99,43 @@ def test_of_a_long_run_the_last_whole_steps_are_kept(monkeypatch):
     assert [m.step for m in found.meetings] == [6, 6, 6, 7, 7, 7, 8, 8, 8]
 
 
+def test_traces_do_not_end_each_other():
+    """A second one would take the spans of the first; one that was not begun would say that nothing happened."""
+    comm = run_threads(1, lambda comm: comm)[0]
+    first, second = trace.Trace(comm), trace.Trace(comm)
+    with pytest.raises(RuntimeError, match="start it first"):
+        first.finish()
+    first.start()
+    try:
+        for again in (first, second):
+            with pytest.raises(RuntimeError, match="expected that nothing records"):
+                again.start()
+        with pytest.raises(RuntimeError, match="start it first"):
+            second.finish()
+        with spans.span("step"):
+            pass
+        (found,) = first.finish()
+    finally:
+        first.stop()
+    assert [s.name for s in found.spans] == ["step"]
+    with pytest.raises(RuntimeError, match="finish it once"):
+        first.finish()
+
+
+def test_a_trace_after_a_run_that_failed():
+    """It has nothing of that run."""
+    tracer = trace.Trace(run_threads(1, lambda comm: comm)[0])
+    tracer.start()
+    with pytest.raises(KeyError), spans.span("forward"):
+        raise KeyError("in the middle")
+    tracer.stop()
+    tracer.start()
+    with spans.span("backward"):
+        pass
+    (found,) = tracer.finish()
+    assert [s.name for s in found.spans] == ["backward"]
+
+
 def test_clocks_are_compared_over_a_communicator():
     for _, ahead in run_threads(3, trace.ask, timeout_seconds=30):
         assert abs(ahead) < 1.0
