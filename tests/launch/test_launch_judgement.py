@@ -149,6 +149,13 @@ def test_waiting_in_finalize_with_a_bad_code_ends_the_job():
     assert "waited for the others in MPI_Finalize" in failure.message
 
 
+def test_waiting_in_finalize_after_saving_on_request_is_no_failure():
+    """The others may take longer to save: where a machine is busy, longer than the supervisor waits."""
+    made = judge("a", "a", ended=False)
+    made.take_event(made.ranks[1], {"event": "finalizing", "code": 75, "own": True}, NOW)
+    assert made.verdict(NOW) is None
+
+
 def test_a_launcher_that_was_stopped_forgives():
     made = judge("a", "b", ended=False)
     for rank in made.ranks.values():

@@ -67,7 +67,8 @@ class Judge:
         if kind == "leaving":
             rank.leaving = rank.leaving or bool(event.get("own"))
         elif kind == "finalizing":
-            self.pending.append((now, rank.rank, event))
+            if event.get("code") != codes.PREEMPTED:  # it has saved and waits for those that save more slowly
+                self.pending.append((now, rank.rank, event))
         elif kind in ("thread", "worker"):
             if kind in self.end_on:
                 self.pending.append((now + (limits.TOLD_SECONDS if kind == "thread" else 0.0), rank.rank, event))
