@@ -86,9 +86,12 @@ def unfit(found: list[Change]) -> str:
 
 def compare_ranks(config: Config, origin: Origin, comm: Any) -> None:
     """Refuse the run on every rank where one was told something else than rank 0. Collective."""
-    first = comm.bcast_obj(dump(config))
+    own = dump(config)
+    first = comm.bcast_obj(own)
     with alike(comm):
-        for key, theirs, mine in _differences(yaml.safe_load(first), yaml.safe_load(dump(config)), ()):
+        # Equal text needs no reading, which takes longer than all else that the ranks compare.
+        told = (yaml.safe_load(first), yaml.safe_load(own)) if first != own else ({}, {})
+        for key, theirs, mine in _differences(*told, ()):
             if not re.fullmatch(_OWN, key):
                 where = origin.where(tuple(key.split(".")))
                 raise ConfigError(
