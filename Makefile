@@ -15,7 +15,7 @@ THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # Hundreds of tests start Python, which without bytecode compiles all of the package each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup train test test-quick test-fast test-jobs mutants test-mpi test-wheel lint types clean
+.PHONY: help setup train test test-quick test-fast test-programs mutants test-mpi test-wheel lint types clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(MAKEFILE_LIST)
@@ -31,17 +31,17 @@ setup: $(READY)  ## Make the virtual environment with dbrdist, MPI and the tools
 train: $(READY)  ## Train a network on real images with two ranks; ends with the test accuracy.
 	$(RUN) mpiexec -n 2 dbrdist-train --overwrite examples/digits/config.yaml
 
-test: test-fast test-jobs test-mpi  ## Pass all tests: the fast suite, the jobs, then real MPI with 1 to 4 ranks.
+test: test-fast test-programs test-mpi  ## Pass all tests: the fast suite, programs, then real MPI with 1 to 4 ranks.
 
 test-quick: $(READY)  ## The inner loop: the fast suite without what is slow.
 	$(RUN) $(THREADS) python -m pytest tests -n $(WORKERS) --dist worksteal -q -m "not slow"
 
-test-fast: $(READY)  ## All tests but those of jobs and of MPI; the tests for GPUs run on a stand-in for CuPy.
-	$(RUN) $(THREADS) python -m pytest tests -n $(WAITERS) --dist worksteal -m "not mpiexec"
+test-fast: $(READY)  ## All tests within one process; the tests for GPUs run on a stand-in for CuPy.
+	$(RUN) $(THREADS) python -m pytest tests -n $(WAITERS) --dist worksteal -m "not programs"
 	$(RUN) $(THREADS) python -m pytest tests/gpu --on stand-in -n $(WORKERS)
 
-test-jobs: $(READY)  ## The tests that start jobs of real ranks by mpiexec, dbrdist-train and dbrdist-launch.
-	$(RUN) $(THREADS) python -m pytest tests -n $(WAITERS) --dist worksteal -m mpiexec
+test-programs: $(READY)  ## The tests that start programs: jobs of real ranks, dbrdist-launch, scripts, loaders.
+	$(RUN) $(THREADS) python -m pytest tests -n $(WAITERS) --dist worksteal -m programs
 
 test-mpi: $(READY)  ## The MPI suite with each number of ranks.
 	@set -e; for n in $(RANKS); do \

@@ -14,9 +14,11 @@ from tests.each import fresh_chance as start_afresh
 # Files whose tests start jobs under mpiexec; single tests elsewhere carry the mark `mpiexec` themselves.
 JOBS = ("cli/test_ranks.py", "comm/test_abort.py", "comm/test_arenas.py")
 STARTING = {"started", "ranks", "several"}  # fixtures that start jobs
-# Files whose tests start programs or wait; single tests elsewhere carry the mark themselves, and all jobs are slow.
+# Files whose tests start other programs; single tests elsewhere carry the mark `programs` themselves.
+PROGRAMS = ("compat/test_programs.py", "core/test_thread_pools.py", "datasets/test_rings.py")
+# Files whose tests take long; single tests elsewhere carry the mark themselves, and so does what starts programs.
 SLOW = (
-    "comm/test_cores.py", "core/test_thread_pools.py", "datasets/test_rings.py",
+    "comm/test_cores.py",
     "launch/test_launch_digits.py", "launch/test_launch_doctor.py",
     "launch/test_launch_first.py", "launch/test_launch_hosts.py", "launch/test_launch_matrix.py",
     "launch/test_launch_recipes.py", "launch/test_launch_signals.py", "launch/test_launch_slurm.py",
@@ -40,12 +42,14 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(items):
-    """`make test-quick` leaves out what is slow, and `make test-fast` the jobs, which `make test-jobs` runs."""
+    """`make test-quick` leaves out what is slow, and `make test-fast` what starts programs: `make test-programs`."""
     for item in items:
         path = item.path.as_posix()
         if path.endswith(JOBS) or not STARTING.isdisjoint(item.fixturenames):
             item.add_marker(pytest.mark.mpiexec)
-        if path.endswith(SLOW) or item.get_closest_marker("mpiexec"):
+        if path.endswith(PROGRAMS) or item.get_closest_marker("mpiexec"):
+            item.add_marker(pytest.mark.programs)
+        if path.endswith(SLOW) or item.get_closest_marker("programs"):
             item.add_marker(pytest.mark.slow)
 
 

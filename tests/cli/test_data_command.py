@@ -69,7 +69,7 @@ def test_mistakes_are_one_sentence(root, monkeypatch, capfd, words, expected):
     assert expected in err and "Traceback" not in err
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_the_program_ends_with_the_code():
     command = [sys.executable, "-m", "dbrdist.cli.data", "info", "nowhere"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -144,7 +144,7 @@ epochs: 2
 """
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_a_run_with_every_transform_is_the_same_with_any_loader(root, tmp_path, run):
     (tmp_path / "c.yaml").write_text(ALL.replace("ROOT", str(root)))
     logs = []

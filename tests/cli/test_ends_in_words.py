@@ -327,6 +327,7 @@ def test_what_is_no_regular_file_is_refused(run, folder):
     assert run("run.yaml", "out=of model.json", "--resume", "iterations=5")[0] == 0
 
 
+@pytest.mark.programs
 def test_a_configuration_may_come_from_a_pipe(folder):
     words = f"cat run.yaml | {sys.executable} -m dbrdist.cli.train /dev/stdin --dry-run"
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False, timeout=60)

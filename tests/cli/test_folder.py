@@ -145,7 +145,7 @@ def holder(tmp_path):
     process.communicate()
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_two_runs_in_one_folder(run, holder):
     code, _, err = run("run.yaml", "out=held")
     assert code == 2
@@ -154,7 +154,7 @@ def test_two_runs_in_one_folder(run, holder):
     assert os.listdir("held") == ["run.lock"]
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_the_lock_of_a_killed_process_is_free(run, holder):
     holder.kill()
     holder.wait()
@@ -337,7 +337,7 @@ def test_a_killed_run_is_seen_at_the_next_start(ranks, run, folder):
     assert told["earlier_starts"][0]["reason"] == folders.KILLED
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_a_reader_that_goes_away_does_not_end_the_run(folder):
     """`dbrdist-train run.yaml | head -1`"""
     command = f"{sys.executable} -m dbrdist.cli.train run.yaml 'log.every=1 iteration' iterations=8 | head -1"

@@ -96,6 +96,7 @@ def test_a_bomb_of_aliases(tmp_path):
         load("bomb.yaml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

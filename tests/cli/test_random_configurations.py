@@ -16,6 +16,7 @@ def own(folder):
     sys.modules.pop("own", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_each_runs_or_ends_with_sentences(run, own, first):
 

@@ -192,7 +192,7 @@ def test_the_same_run_twice_is_the_same(run):
     assert lines("a/log.jsonl")[0]["main/loss"] != lines("c/log.jsonl")[0]["main/loss"]
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 @pytest.mark.parametrize("workers", [1, 2])  # a run has none by itself
 def test_workers_change_nothing(run, workers):
     run("run.yaml", "out=a")

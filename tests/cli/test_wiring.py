@@ -502,7 +502,7 @@ def test_the_audit_of_parameters_comes_when_it_is_told_to(run, monkeypatch):
 # ---- a run ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_the_fields_of_a_run(run):
     """One run with everything away from its default, judged by what it leaves behind."""
     words = [

@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
 def mpiexec():
     """The mpiexec beside this interpreter, or else on the path."""
-    assert is_expected[0], "a test that starts ranks carries the mark mpiexec: `make test-jobs` runs it"
+    assert is_expected[0], "a test that starts ranks carries the mark mpiexec, for `make test-programs`"
     beside = Path(sys.executable).with_name("mpiexec")
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:

@@ -8,6 +8,7 @@ from dbrdist.comm import create_communicator, create_multi_node_optimizer, run_t
 from tests.comm import training_contract
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", training_contract.CHECKS, ids=training_contract.by_name)
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 @pytest.mark.filterwarnings(training_contract.OVERFLOWS_ARE_MEANT)

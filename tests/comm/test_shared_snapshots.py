@@ -165,7 +165,7 @@ def test_a_trainer_goes_on_within_a_round(tmp_path, options):
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_the_example_stops_on_request_and_goes_on(tmp_path):
     program = [sys.executable, str(ROOT / "examples" / "library" / "train.py"), "--out", str(tmp_path / "out")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}

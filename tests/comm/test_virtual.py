@@ -6,6 +6,7 @@ from dbrdist.comm import run_threads
 from tests.comm import virtual_contract
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", virtual_contract.CHECKS, ids=virtual_contract.by_name)
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.filterwarnings(virtual_contract.OVERFLOWS_ARE_MEANT)

@@ -158,14 +158,14 @@ def test_uninstall_leaves_nothing():
         import chainer  # noqa: F401
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_chainer_imported_before_is_an_error(tmp_path):
     (tmp_path / "chainer.py").write_text("")
     code, text = run("-c", "import chainer, dbrdist.compat\ndbrdist.compat.install()", cwd=tmp_path)
     assert code == 1 and "RuntimeError: chainer was imported already, from" in text
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_an_installed_chainer_is_named_and_passed_over(tmp_path):
     (tmp_path / "chainer.py").write_text("raise SystemExit('the wrong one')")
     code, text = run(
@@ -175,7 +175,7 @@ def test_an_installed_chainer_is_named_and_passed_over(tmp_path):
     assert f"the Chainer installed in {tmp_path / 'chainer.py'} is not used" in text
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_scripts_and_modules_with_arguments(tmp_path):
     (tmp_path / "other.py").write_text("NAME = 'other'")
     (tmp_path / "script.py").write_text("import chainer, other, sys\nprint(other.NAME, sys.argv[1:], __name__)")
@@ -185,6 +185,7 @@ def test_scripts_and_modules_with_arguments(tmp_path):
     assert (code, text) == (0, "other ['y'] __main__\n")
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("words, code, message", [
     ((), 2, "usage: python -m dbrdist.compat"),
     (("--help",), 0, "usage: python -m dbrdist.compat"),
@@ -192,13 +193,12 @@ def test_scripts_and_modules_with_arguments(tmp_path):
     (("--wrong", "x.py"), 1, "expected a script or -m module, got --wrong"),
     (("-m",), 1, "expected a script or -m module, got -m"),
 ])  # fmt: skip
-@pytest.mark.slow
 def test_command_line(words, code, message, tmp_path):
     found, text = run("-m", "dbrdist.compat", *words, cwd=tmp_path)
     assert found == code and message in text and "Traceback" not in text
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_numpy_names_are_for_the_script_alone(tmp_path):
     (tmp_path / "script.py").write_text(
         textwrap.dedent("""
@@ -223,7 +223,7 @@ def test_every_numpy_name_is_usable():
     assert numpy_names.NAMES["PINF"] == float("inf") == -numpy_names.NAMES["NINF"]
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_spawned_processes_have_the_names(tmp_path):
     (tmp_path / "script.py").write_text(
         textwrap.dedent("""

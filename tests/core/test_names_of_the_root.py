@@ -154,6 +154,7 @@ def test_a_function_of_the_old_style_knows_its_outputs_and_its_caller():
         y.creator_node.function = None
 
 
+@pytest.mark.programs
 def test_the_paths_of_chainer():
     """In a process of its own: `install` changes what all imports find."""
     program = (

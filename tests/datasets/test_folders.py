@@ -231,7 +231,7 @@ def test_cifar10(cifar):
     assert np.all(np.abs(x.mean((0, 2, 3))) < 0.3) and np.all(np.abs(x.std((0, 2, 3)) - 1) < 0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_cifar10_augmentation_is_the_same_for_serial_threads_processes_and_ranks(cifar):
     train, _ = get_cifar10_folders(cifar)
     options = {"seed": 3, "last": "short"}

@@ -159,6 +159,7 @@ def test_resize_refuses_unknown_methods():
         images.resize(picture(), 3, 3, "cubic")
 
 
+@pytest.mark.programs
 def test_opencv_is_not_loaded_by_import():
     import subprocess
 

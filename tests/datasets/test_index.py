@@ -111,7 +111,7 @@ def test_batches_come_from_an_index_as_from_the_files(kind, root, shards):
 # ---- who shares it ----
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 @pytest.mark.parametrize("kind", ["in memory", "file"])
 @pytest.mark.parametrize("of", ["folders", "shards"])
 def test_an_index_travels_as_a_reference(kind, of, root, shards):
@@ -128,7 +128,7 @@ def test_an_index_travels_as_a_reference(kind, of, root, shards):
     assert words[3] == (str(folder / FILE_NAME) if kind == "file" else "None")
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_loader_processes_share_it(shards):
     data = ImageFolder(shards)
     with MultiprocessIterator(data, 2, n_processes=2, seed=1) as there, SerialIterator(data, 2, seed=1) as here:

@@ -123,7 +123,7 @@ def test_resume_with_other_data_is_refused():
         load(SerialIterator(Numbers(11), 4), saved)
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("make", [threads, processes])
 def test_reading_ahead_changes_nothing(make, rank):
@@ -165,7 +165,7 @@ def test_channels_last_batches_stay_so_on_their_way_from_a_worker():
     assert y.tolist() == list(range(8))
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_a_copy_goes_on_by_itself():
     with processes(Numbers(10), 3, seed=1) as it:
         run(it, 2)
@@ -185,9 +185,9 @@ def test_a_finalized_iterator_says_so():
 # ---- processes that go wrong ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.programs
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("how", "text"), [("kill", "was killed by SIGKILL"), ("exit", "ended with exit code 7")])
-@pytest.mark.slow
 def test_a_worker_that_dies_is_an_error_in_time(how, text):
     with processes(Doomed(40, 17, how), 4, shuffle=False) as it:
         run(it, 4)
@@ -195,8 +195,8 @@ def test_a_worker_that_dies_is_an_error_in_time(how, text):
             next(it)
 
 
+@pytest.mark.programs
 @pytest.mark.timeout(60)
-@pytest.mark.slow
 def test_a_worker_killed_from_outside_is_an_error_in_time():
     with processes(Numbers(1000), 4) as it:
         run(it, 3)
@@ -237,7 +237,7 @@ def test_a_dataset_that_cannot_be_pickled_is_refused():
         next(it)
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_workers_are_no_ranks_and_hear_no_signals_of_the_job(monkeypatch):
     for name in ("PMI_RANK", "PMI_FD", "OMPI_COMM_WORLD_RANK"):
         monkeypatch.setenv(name, "1")
@@ -250,7 +250,7 @@ def test_workers_are_no_ranks_and_hear_no_signals_of_the_job(monkeypatch):
         assert run_lengths(it, 6) == [2] * 6
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_a_worker_has_one_thread(monkeypatch):
     """Examples are spread over processes; threads inside of each would take the cores of the ranks."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -264,7 +264,7 @@ def run_lengths(it, n):
     return [len(next(it)) for _ in range(n)]
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_workers_are_replaced_after_their_tasks():
     expected = run(SerialIterator(Numbers(40), 4, seed=2), 12)
     with processes(Numbers(40), 4, seed=2, maxtasksperchild=2) as it:
@@ -291,7 +291,7 @@ def wait_until_gone(pids, seconds=30):
     return [pid for pid in pids if alive(pid)]
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_workers_end_with_an_iterator_that_is_forgotten():
     it = processes(Numbers(40), 4)
     next(it)
@@ -321,8 +321,8 @@ def script(tmp_path, stay, guard=True):
     return subprocess.Popen([sys.executable, file], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.programs
 @pytest.mark.timeout(60)
-@pytest.mark.slow
 def test_a_script_from_standard_input_has_workers():
     text = SCRIPT.format(path=sys.path, stay=False, guard=True)
     done = subprocess.run([sys.executable, "-"], input=text, capture_output=True, text=True, timeout=50)
@@ -341,8 +341,8 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     assert wait_until_gone(pids) == []
 
 
+@pytest.mark.programs
 @pytest.mark.timeout(60)
-@pytest.mark.slow
 def test_a_script_that_does_not_finalize_ends_in_time(tmp_path):
     parent = script(tmp_path, stay=False)
     out, err = parent.communicate(timeout=50)
@@ -350,8 +350,8 @@ def test_a_script_that_does_not_finalize_ends_in_time(tmp_path):
     assert wait_until_gone([int(pid) for pid in out.split()]) == []
 
 
+@pytest.mark.programs
 @pytest.mark.timeout(60)
-@pytest.mark.slow
 def test_a_script_without_main_guard_gets_a_hint(tmp_path):
     parent = script(tmp_path, stay=False, guard=False)
     _, err = parent.communicate(timeout=50)

@@ -174,7 +174,7 @@ def test_numbers_depend_on_no_loader_batch_or_rank(root, kind):
     same(alone, {k: v for k, v in expected.items() if k[0] == 0})
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 @pytest.mark.parametrize("n_processes", [1, 2, 4])
 def test_loader_processes_mix_alike(root, n_processes):
     data = MixedDataset(ImageFolder(root, Compose(CHAIN + TO_FLOAT)), MIXINGS["both"], 3)

@@ -125,7 +125,7 @@ def test_a_batch_is_its_examples_one_by_one(root, chain, make):
         assert len(iterator.skipped) == 2 and iterator.num_skipped == 4
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 @pytest.mark.parametrize("make", [m for m in MAKERS if "worker" in m])
 def test_processes_make_the_same_numbers(root, make):
     dataset = folder(root, "photographs")

@@ -173,7 +173,7 @@ print(cache_or_load_file(os.path.join(folder, "file"), create, lambda path: open
 """
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_several_processes_make_a_file_once(tmp_path):
     processes = [
         subprocess.Popen(

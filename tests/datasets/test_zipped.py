@@ -171,7 +171,7 @@ assert os.lseek(data._archive.fp.fileno(), 0, os.SEEK_CUR) == place  # the child
 """
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_a_forked_process_opens_the_archive_again(archive):
     with zipfile.ZipFile(archive, "a") as file:
         file.writestr("large.jpg", jpeg(9, 400, 600))  # larger than what is read ahead

@@ -129,6 +129,7 @@ def _gain(x, p, q):
     return p.pdf(x) * (p.logpdf(x) - q.logpdf(x))
 
 
+@pytest.mark.slow
 @each(name=ROWS)
 def test_divergence(name):
     make, params, others, scipys, _ = ROWS[name]

@@ -238,6 +238,7 @@ def test_an_axis_of_numpys_kind_in_other_functions():
     np.testing.assert_allclose(Variable(x).mean(np.int64(1), weights=weights).array, [11 / 4])
 
 
+@pytest.mark.programs
 def test_bfloat16_by_name_where_nobody_imported_ml_dtypes():
     code = "import numpy, dbrdist.functions as F\nassert F.cast(numpy.ones(2), 'bfloat16').dtype.name == 'bfloat16'\n"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

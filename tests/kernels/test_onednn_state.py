@@ -123,6 +123,7 @@ def test_what_is_no_array_is_refused_where_arrays_are_read_in_c():
         executor(np.ones(1), np.ones(1), np.ones(1))
 
 
+@pytest.mark.programs
 def test_forked_child_uses_numpy():
     """With two threads in the parent a child that entered the library would hang."""
     result = run_python(
@@ -147,6 +148,7 @@ assert kernels.provider_of("conv_forward", *conv_arguments) == "onednn"
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.programs
 def test_forked_child_goes_backward_through_what_its_parent_computed():
     """Of a normalization with the ReLU behind it, and of both poolings."""
     result = run_python(

@@ -76,6 +76,7 @@ def needs(row):
         pytest.importorskip("scipy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["nchw", "sliced", "reversed", "fortran"])
 @each(**{"name, numbers": CALLS})
 def test_values_and_gradients(name, numbers, layout):

@@ -138,6 +138,7 @@ def test_doctor_on_this_machine(tmp_path, monkeypatch):
     assert entry["ranks"] == 2 and entry["bandwidth_bytes_per_second"] > 1e6
 
 
+@pytest.mark.programs
 def test_doctor_refuses_an_mpiexec_that_does_not_fit(tmp_path):
     import subprocess
 

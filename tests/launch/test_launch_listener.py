@@ -55,6 +55,7 @@ def test_hostile_first_messages_are_refused(data):
     assert taken(json.dumps(HELLO).encode() + b"\n")
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_fuzzed_packets_do_nothing():
     chance = random.Random(14)
     good = json.dumps({**HELLO, "token": "x" * len(TOKEN)}).encode() + b"\n"

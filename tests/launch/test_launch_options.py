@@ -45,6 +45,7 @@ def test_options_come_from_a_file_after_the_environment_and_the_command_line(tmp
     assert "-n 3 -l " in run_subcommand("--print", "--bare", "true", env=by_variable).stdout
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -257,6 +258,7 @@ def told_by(program):
         return [json.loads(line.removeprefix(b"\x1e")) for line in pipe.read().splitlines()]
 
 
+@pytest.mark.programs
 def test_events_are_json_whatever_the_exception_says():
     """The hooks write it by hand: what `json` imports would cost each rank's start 7 ms."""
     for text in ("plain", 'quotes " and \\ and \n\t\x00\x7f', "é ß 中 🎉", "\ud800 alone", "x" * 3000):

@@ -139,6 +139,7 @@ def test_manifest_is_an_mpijob_whose_command_parses():
     assert worker["readinessProbe"]["tcpSocket"]["port"] == 2222
 
 
+@pytest.mark.programs
 def test_dockerfile_agrees_with_the_manifest_and_its_ssh_settings_are_valid(tmp_path):
     text = (RECIPES / "Dockerfile").read_text()
     for word in ("openssh-server", "mpiuser", "/home/mpiuser/.sshd_config", "[mpich", "Port 2222"):

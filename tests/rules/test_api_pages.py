@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).with_name("api_pages.py")
 PAGES = {path.name: path.read_text() for path in (Path(__file__).parents[2] / "docs" / "api").iterdir()}
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_the_pages_are_those_of_today():
     """In a process of its own: what other tests have imported is seen in no room."""
     made = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=60, check=True).stdout

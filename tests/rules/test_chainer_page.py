@@ -46,7 +46,7 @@ def test_a_ported_script_runs(tmp_path, monkeypatch, capsys, fresh):
     assert dbrdist.config.train
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 @pytest.mark.parametrize(
     ("path", "name"),
     [

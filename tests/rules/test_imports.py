@@ -202,6 +202,7 @@ def loaded_by(statement: str) -> tuple[set[str], str]:
     return set(modules.split()), maps
 
 
+@pytest.mark.programs
 def test_importing_functions_and_links_loads_nothing_heavy():
     modules, maps = loaded_by("import dbrdist, dbrdist.functions, dbrdist.links")
     assert "dbrdist" in modules and "numpy" in modules
@@ -210,11 +211,13 @@ def test_importing_functions_and_links_loads_nothing_heavy():
         assert library not in maps
 
 
+@pytest.mark.programs
 def test_importing_comm_does_not_start_mpi():
     modules, maps = loaded_by("import dbrdist.comm")
     assert "mpi4py" not in modules and "libmpi" not in maps and "cupy" not in modules
 
 
+@pytest.mark.programs
 def test_importing_the_rest_loads_no_configuration_library():
     modules, _ = loaded_by("import dbrdist.models, dbrdist.training, dbrdist.datasets, dbrdist.optimizers")
     assert sorted(modules & {"mpi4py", "cupy", "pydantic", "click", "yaml", "matplotlib", "IPython"}) == []

@@ -116,7 +116,7 @@ def house(tmp_path, monkeypatch):
     return root
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_survivors_are_found_and_a_second_start_goes_on(house, tmp_path, monkeypatch):
     places = mutants.mutations()
     assert sorted(m.old for m in places) == ["1", "2", "a + 2"]
@@ -136,7 +136,7 @@ def test_survivors_are_found_and_a_second_start_goes_on(house, tmp_path, monkeyp
     assert (house / "dbrdist" / "core" / "x.py").read_text().endswith("return a + 2\n")
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_tests_that_fail_without_a_mutation_end_it(house, tmp_path):
     (house / "tests" / "core" / "test_x.py").write_text("def test_f():\n    assert False\n")
     with pytest.raises(SystemExit, match="the tests fail without a mutation"):

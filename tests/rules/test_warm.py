@@ -14,7 +14,7 @@ import pytest
 from tests import warm
 from tests.each import each
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.programs
 FAILING = """
 import atexit, sys
 import own

@@ -27,6 +27,7 @@ def test_wrong_versions_of_an_expression():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_operation_is_made_wrong():
     changes = [c for file in wrong_formulas.FILES for c in wrong_formulas.changes_of(file)]
     assert set(ROWS) <= {c.operation for c in changes if c.what == "formula: factor"}
@@ -37,7 +38,7 @@ def test_every_operation_is_made_wrong():
         assert ast.dump(ast.parse(change.source)) != ast.dump(ast.parse(before))
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_a_wrong_formula_is_noticed():
     code = (
         "import sys; sys.path[:0] = ['tests/rules', 'tests/functions', '.']; import wrong_formulas as w\n"

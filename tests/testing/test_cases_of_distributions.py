@@ -69,6 +69,7 @@ class Bernoulli(Normal):
         return np.random.randint(0, 2, self.sample_shape + self.shape).astype(np.int32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "count"), [(Normal, 15), (MultivariateNormal, 5), (Bernoulli, 8)])
 def test_right_ones_pass(case, count):
     assert failing(case) == (set(), count)

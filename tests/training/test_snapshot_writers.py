@@ -198,7 +198,7 @@ def test_a_writer_without_work_ends(tmp_path):
     assert files(tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 @pytest.mark.parametrize("kind", IN_PROCESSES)
 def test_processes_write(tmp_path, kind):
     run(tmp_path, stop=(3, "iteration"), n_retains=2, writer=kind())
@@ -206,7 +206,7 @@ def test_processes_write(tmp_path, kind):
     assert all(snapshots.is_whole(str(path)) for path in tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 @pytest.mark.parametrize("kind", IN_PROCESSES)
 def test_a_process_that_fails_ends_the_run(tmp_path, kind, capfd):
     with pytest.raises(CheckpointError, match="the process that writes snapshots ended with exit status 1"):
@@ -214,7 +214,7 @@ def test_a_process_that_fails_ends_the_run(tmp_path, kind, capfd):
     assert files(tmp_path) == ["snapshot_iter_1", "snapshot_iter_2"]
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_a_process_that_is_killed_does_not_hang_the_run(tmp_path):
     writer = ProcessQueueWriter(task=_die)
     with pytest.raises(CheckpointError, match="exit status 9"):

@@ -180,7 +180,7 @@ def test_struct_of_the_directory_is_not_trusted(tmp_path, whole):
     assert not snapshots.is_whole(str(tmp_path / "a"))
 
 
-@pytest.mark.slow
+@pytest.mark.programs
 def test_a_hundred_kills_while_saving_lose_nothing(tmp_path):
     program = [sys.executable, str(Path(__file__).with_name("killed_saves.py")), str(tmp_path), "100"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
