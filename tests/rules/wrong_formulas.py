@@ -276,7 +276,7 @@ def in_child(change: Change | None) -> str:
             del sys.modules[module]
     first = First()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *TESTS], plugins=[first])
+        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", "not programs", *TESTS], plugins=[first])
     return first.failed or ("-" if code == 0 else f"exit {int(code)}")
 
 
