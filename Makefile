@@ -36,7 +36,7 @@ test: test-fast test-programs test-mpi  ## Pass all tests: the fast suite, progr
 test-quick: $(READY)  ## The inner loop: the fast suite without what is slow.
 	$(RUN) $(THREADS) python -m pytest tests -n $(WORKERS) --dist worksteal -q -m "not slow"
 
-test-fast: $(READY)  ## All tests within one process; the tests for GPUs run on a stand-in for CuPy.
+test-fast: $(READY)  ## All tests but those of programs and of MPI; the tests for GPUs run on a stand-in for CuPy.
 	$(RUN) $(THREADS) python -m pytest tests -n $(WAITERS) --dist worksteal -m "not programs"
 	$(RUN) $(THREADS) python -m pytest tests/gpu --on stand-in -n $(WORKERS)
 
