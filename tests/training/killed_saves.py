@@ -42,10 +42,28 @@ def check(folder: str) -> int:
     return int(found[-1].rpartition("_")[2])
 
 
+def unfinished(folder: str) -> list[str]:
+    """The names of files that are being written."""
+    return [name for name in os.listdir(folder) if re.search(r"\.tmp-\d+-\d+$", name)]
+
+
+def stop_while_writing(child: int, folder: str) -> None:
+    """Stop a process in which a file is half written, however seldom this one gets to look."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if unfinished(folder):
+            os.kill(child, signal.SIGSTOP)
+            os.waitpid(child, os.WUNTRACED)
+            if unfinished(folder):
+                return
+            os.kill(child, signal.SIGCONT)
+    raise AssertionError("no file was seen half written")
+
+
 def main() -> None:
     folder, number = sys.argv[1], int(sys.argv[2])
     draw, step, num_halves = random.Random(0), 0, 0
-    for _ in range(number):
+    for k in range(number):
         child = os.fork()
         if child == 0:
             save_on(folder, step + 1)
@@ -53,13 +71,16 @@ def main() -> None:
         while len(snapshots.find(folder)) == 0 or (step and int(snapshots.find(folder)[-1].rpartition("_")[2]) == step):
             assert time.monotonic() < end, "no snapshot came"
             time.sleep(0.001)
-        time.sleep(draw.uniform(0, 0.01))
+        if k % 2:
+            time.sleep(draw.uniform(0, 0.01))
+        else:
+            stop_while_writing(child, folder)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         now = check(folder)
         assert now > step
         step = now
-        halves = [name for name in os.listdir(folder) if re.search(r"\.tmp-\d+-\d+$", name)]
+        halves = unfinished(folder)
         num_halves += bool(halves)
         for name in halves:
             os.remove(os.path.join(folder, name))

@@ -186,4 +186,4 @@ def test_a_hundred_kills_while_saving_lose_nothing(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 20  # kills that met a half-written file; the others came between two saves
+    assert int(done.stdout) >= 50  # half of the kills wait for a half-written file; the others come at any time
