@@ -1,0 +1,598 @@
+"""What lies just within and just outside of the times, counts and words by which the launcher decides."""
+
+import builtins
+import io
+import os
+import signal
+
+import pytest
+from dbrdist_launch import codes, cores, limits
+from dbrdist_launch.backends import hosts
+from dbrdist_launch.backends.job import Host
+from dbrdist_launch.doctor import checks
+from dbrdist_launch.errors import LaunchError
+from dbrdist_launch.launcher import report, requeue, stalls
+from dbrdist_launch.launcher.attempt import Outcome
+from dbrdist_launch.launcher.pool import HostPool
+from dbrdist_launch.launcher.report import Failure
+from dbrdist_launch.launcher.restarts import Policy
+from dbrdist_launch.launcher.runs import Run
+from test_launch_doctor import FACTS, said
+from test_launch_judgement import NOW, end, judge, lose
+
+HERE = os.uname().nodename
+STEP = 2.0**-10  # exact on either side of all times here
+
+
+def exits(made, rank, code=9, signal=0, ours=False, at=NOW):
+    made.ranks[rank].exit = {"code": code, "signal": signal, "oom": None, "ours": ours}
+    made.ranks[rank].ended = at
+    return made.ranks[rank]
+
+
+# ---- the start ------------------------------------------------------------------------------------------------------
+
+
+def starting(missing=1, waited=0.0, **more):
+    made = judge(*["a"] * 3, ended=False, **more)
+    for number in range(3 - missing, 3):
+        del made.ranks[number]
+    made.progress_at, made.start_seconds = NOW - waited, 64.0
+    return made
+
+
+@pytest.mark.parametrize("waited", [limits.WAITING_SECONDS, limits.WAITING_SECONDS + STEP])
+def test_ranks_that_wait_are_named_once(waited):
+    made = starting(2, waited, lines=["busy", "queue"])
+    assert made.verdict(NOW) is None and made.verdict(NOW) is None
+    words = "waiting for srun to start ranks 1 2 of 3; it said last: queue"
+    assert made.warnings == ([words] if waited > limits.WAITING_SECONDS else [])
+    silent = starting(1, 20.0)
+    silent.verdict(NOW)
+    assert silent.warnings == ["waiting for srun to start ranks 2 of 3"]
+    silent.starter, silent.waiting_said = None, False
+    silent.verdict(NOW)
+    assert silent.warnings[1] == "waiting for the starter to start ranks 2 of 3"
+
+
+def test_a_start_hangs_beyond_its_time_alone():
+    assert starting(1, 64.0).verdict(NOW) is None
+    failure = starting(1, 64.0 + STEP, lines=["one", "two"]).verdict(NOW)
+    assert (failure.kind, failure.code, failure.may_retry) == ("start", codes.NOT_STARTED, True)
+    assert failure.message == "1 of 3 ranks did not appear within 64 s (missing: 2); srun hangs"
+    assert failure.traceback == "one\ntwo"
+    assert starting(1, 65.0).verdict(NOW).traceback is None
+    assert starting(0, 65.0).verdict(NOW) is None
+
+
+def test_many_ranks_are_named_in_short():
+    made = judge(*["a"] * 18, ended=False)
+    made.ranks.clear()
+    made.progress_at, made.start_seconds = NOW - 65.0, 64.0
+    numbers = " ".join(map(str, range(16)))
+    assert f"(missing: {numbers} ...)" in made.verdict(NOW).message
+    made.size = 16
+    assert f"(missing: {numbers})" in made.verdict(NOW).message
+
+
+# ---- what is told ---------------------------------------------------------------------------------------------------
+
+
+def test_events_of_a_rank_are_kept_up_to_a_number_and_faults_are_said_once():
+    made = judge("a", "b", ended=False)
+    rank = made.ranks[0]
+    for n in range(203):
+        made.take_event(rank, {"event": "world", "size": 2, "n": n}, NOW)
+    assert len(rank.events) == 200 and rank.events[-1]["n"] == 199 and rank.events[0]["at"] == NOW
+    for _ in range(2):
+        made.take_event(rank, {"event": "fault", "message": "m"}, NOW)
+    assert made.warnings == ["warning: rank 0 on a: fault of ours, the job goes on: m"]
+    other = made.ranks[1]
+    for own in (False, None, True, False):
+        made.take_event(other, {"event": "leaving", "own": own}, NOW)
+        assert other.leaving is bool(own) or own is False
+    assert other.leaving
+    made.take_event(other, {"event": "cut"}, NOW)
+    assert other.cut and not rank.cut
+
+
+@pytest.mark.parametrize(("kind", "wait"), [("thread", limits.TOLD_SECONDS), ("worker", 0.0)])
+def test_dead_threads_count_after_a_time_where_the_user_asked(kind, wait):
+    made = judge("a", "a", ended=False)
+    event = {"event": kind, "message": "m", "name": "t"}
+    made.take_event(made.ranks[1], event, NOW)
+    words = "thread t died of m" if kind == "thread" else "m"
+    assert made.warnings == [f"warning: rank 1 on a: {words}; the job goes on (--end-on {kind} ends it)"]
+    assert made.verdict(NOW + 9) is None
+    made.end_on = (kind,)
+    made.take_event(made.ranks[1], event, NOW)
+    assert wait == 0 or made.verdict(NOW + wait - STEP) is None
+    assert made.verdict(NOW + wait).rank == 1
+
+
+def test_doubts_about_an_end():
+    def doubt(change=lambda made: None, hosts=("a", "a"), code=9):
+        made = judge(*hosts, ended=False)
+        rank = exits(made, 0, code)
+        change(made)
+        return made._seconds_of_doubt(rank, NOW)
+
+    def of(number, **values):
+        return lambda made: [setattr(made.ranks[number], k, v) for k, v in values.items()]
+
+    two = ("a", "b")
+    assert doubt() == 0 and doubt(hosts=two) == 0.2
+    assert doubt(lambda made: made.ranks.pop(1)) == limits.STARTER_SECONDS
+    assert doubt(of(1, cut=True)) == limits.STARTER_SECONDS == doubt(of(0, cut=True))
+    silent = NOW - limits.DOUBT_SECONDS
+    assert doubt(of(1, heard_at=silent - STEP), two) == 6.0
+    assert doubt(of(1, heard_at=silent), two) == 0.2
+    assert doubt(of(1, heard_at=silent - STEP)) == 0
+    assert doubt(of(1, heard_at=silent - STEP, connected=False), two) == 0.2
+    assert doubt(of(1, lost_at=NOW)) == 2 * limits.LOST_SECONDS
+    assert doubt(of(1, ended=NOW - STEP)) == 2 * limits.LOST_SECONDS
+    assert doubt(of(1, ended=NOW)) == 0 == doubt(of(1, ended=NOW + STEP))
+    assert doubt(of(1, ended=NOW - STEP, exit={"code": 0, "signal": 0, "oom": None, "ours": False})) == 0
+
+
+def test_only_ends_of_ours_leave_a_job_undecided():
+    made = judge("a", "a", ended=False)
+    assert not made.undecided()
+    exits(made, 0, 143, ours=True)
+    assert made.undecided()
+    made.stop_asked = True
+    assert not made.undecided()
+    made.ranks[0].exit["ours"], made.stop_asked = False, False
+    assert not made.undecided()
+    made.pending.append((NOW, 1, {"event": "finalizing"}))
+    assert not made.undecided()
+
+
+# ---- what is seen ---------------------------------------------------------------------------------------------------
+
+
+def test_odd_things_are_said_after_their_time():
+    made = judge("a", "a", ended=False)
+    rank = made.ranks[0]
+    for change, back, words in (
+        ({"stopped_since": NOW - 60.0 - STEP}, {"stopped_since": NOW - 60.0}, "has been stopped (SIGSTOP) for 60 s"),
+        (
+            {"heard_at": NOW - limits.SILENT_SECONDS - STEP},
+            {"heard_at": NOW - limits.SILENT_SECONDS},
+            "does not answer",
+        ),
+        ({"traced": True, "beat_at": NOW}, {"traced": True, "beat_at": None}, "a debugger is attached"),
+        (
+            {"events": [{"event": "exception", "own": True, "message": "E", "at": NOW - limits.EARLY_SECONDS - STEP}]},
+            {"events": [{"event": "exception", "own": True, "message": "E", "at": NOW - limits.EARLY_SECONDS}]},
+            "it ended with E, and its process does not end",
+        ),
+        (
+            {"events": [{"event": "exception", "own": True, "message": "E", "at": NOW - 99.0}]},
+            {"events": [{"event": "exception", "own": False, "message": "E", "at": NOW - 99.0}]},
+            "it ended with E",
+        ),
+    ):
+        for values, is_said in ((back, False), (change, True)):
+            made = judge("a", "a", ended=False)
+            rank = made.ranks[0]
+            for name, value in values.items():
+                setattr(rank, name, value)
+            made._look_around(NOW)
+            assert len(made.warnings) == is_said and (not is_said or words in made.warnings[0])
+    beating = judge("a", "a", ended=False)
+    beating.ranks[0].stopped_since, beating.ranks[0].beat_at = NOW - 99.0, NOW
+    beating._look_around(NOW)
+    assert beating.warnings == []
+
+
+def test_a_rank_that_left_early_is_said_while_others_run():
+    def left(at, other_runs=True, kinds=("world",)):
+        made = judge("a", "a", ended=False)
+        rank = exits(made, 0, 0)
+        rank.left_at = at
+        rank.events = [{"event": kind, "at": at} for kind in kinds]
+        made.ranks[1].connected = other_runs
+        made._look_around(NOW)
+        return len(made.warnings)
+
+    assert left(NOW - limits.EARLY_SECONDS - STEP) == 1
+    assert left(NOW - limits.EARLY_SECONDS) == 0 == left(None)
+    assert left(NOW - 99.0, other_runs=False) == 0
+    assert left(NOW - 99.0, kinds=()) == 0 == left(NOW - 99.0, kinds=("world", "leaving"))
+
+
+def test_broken_connections_count_after_a_moment():
+    made = judge(HERE, "b", "b", ended=False)
+    made.starter.kills_step = False
+    lose(made, 1, NOW - limits.LOST_SECONDS - STEP)
+    failure = made.verdict(NOW)
+    assert (failure.kind, failure.rank, failure.signal) == ("signal", 1, "SIGKILL")  # of two there, one is left
+    lose(made, 2, NOW - limits.LOST_SECONDS)
+    assert made._connections(NOW).kind == "signal"
+    lose(made, 2, NOW - limits.LOST_SECONDS - STEP)
+    failure = made.verdict(NOW)
+    assert (failure.kind, failure.rank, failure.ranks_lost) == ("host_lost", 1, [1, 2])
+    assert failure.message == "host b is lost: its connections broke, or it was silent for 6 s"
+    own = judge(HERE, "b", ended=False)
+    own.starter.kills_step = False
+    lose(own, 0, NOW - 1.0)
+    failure = own.verdict(NOW)
+    assert (failure.kind, failure.rank, failure.code) == ("signal", 0, 137)
+    early = judge("a", "b", ended=False)
+    lose(early, 1, NOW - limits.LOST_SECONDS)
+    assert early._connections(NOW) is None
+
+
+def test_the_starter_has_time_for_its_words():
+    made = judge("a", "b", ended=False)
+    for rank in range(2):
+        lose(made, rank, NOW - limits.STARTER_SECONDS + STEP)
+    assert made._of_killed_step(NOW) is None
+    for rank in range(2):
+        lose(made, rank, NOW - limits.STARTER_SECONDS)
+    assert made._of_killed_step(NOW) is not None
+
+
+@pytest.mark.parametrize(("apart", "kind"), [(limits.SAME_MOMENT_SECONDS * 2, "host_lost"), (0.0, "exit")])
+def test_connections_that_break_one_by_one_name_the_first_host(apart, kind):
+    made = judge("a", "b")
+    lose(made, 0, NOW - 1.0 + apart)
+    lose(made, 1, NOW - 1.0)
+    failure = made._of_killed_step(NOW)
+    assert (failure.kind, failure.host) == (kind, "b" if kind == "host_lost" else None)
+
+
+def test_an_ended_starter_waits_for_the_reports():
+    def ended(at, change=lambda made: None):
+        made = judge("a", "a", code=3)
+        made.starter_ended_at = at
+        change(made)
+        return made._ended_starter(NOW)
+
+    last = NOW - limits.LAST_WORDS_SECONDS
+    assert ended(None) is None is ended(last + STEP)
+    assert ended(last).code == 3
+    assert ended(last, lambda made: setattr(made, "stop_asked", True)) is None
+    both = lambda ours: lambda made: [exits(made, n, 0, ours=ours) for n in (0, 1)]  # noqa: E731
+    assert ended(last, both(False)) is None
+    assert ended(NOW, both(True)).code == 3
+    assert ended(last + STEP, lambda made: made.ranks.pop(1)) is None
+    assert ended(last, lambda made: made.ranks.pop(1)).kind == "start"
+
+
+def test_causes_among_ends():
+    for code, number, ours, is_cause in (
+        (0, 0, False, False), (1, 0, False, True), (codes.PREEMPTED, 0, False, False),
+        (codes.LOST_PEER, 0, False, False), (codes.LOST_PEER, 9, False, True), (1, 0, True, False),
+    ):  # fmt: skip
+        made = judge("a", "a", "a", ended=False)
+        first = exits(made, 0, codes.LOST_PEER)
+        exits(made, 1, code, number, ours)
+        end(made, 2, NOW + 5, code=3)
+        assert made._first_of_exits(first).rank == (1 if is_cause else 2)
+        assert made._first_of_exits(made.ranks[2]).rank == 2
+
+
+def test_worlds_at_the_end_of_scripts():
+    def at_end(*events, size=2):
+        made = judge(*["a"] * size)
+        for rank, of_rank in zip(made.ranks.values(), events):
+            rank.events = [{"event": "world", "size": n, "at": NOW} for n in of_rank]
+        return made.at_end()
+
+    assert at_end([1], [1]).kind == "start" == at_end([1, 1], [1]).kind
+    for events in (([1], [2]), ([1], []), ([], []), ([1, 2], [1])):
+        assert at_end(*events) is None
+    assert at_end([1], size=1) is None
+
+
+def test_stacks_are_waited_for_and_no_stall_is_seen_in_doubt():
+    def stalled(change=lambda made: None, hosts=("a", "a")):
+        made = judge(*hosts, ended=False)
+        for number, rank in made.ranks.items():
+            rank.beat_at, rank.step = NOW - 61.0 - number, number
+        made.late, made.stacks_until = [0, 1], NOW
+        change(made)
+        return made._stall(NOW)
+
+    def each(**values):
+        return lambda made: [setattr(rank, k, v) for rank in made.ranks.values() for k, v in values.items()]
+
+    assert stalled().rank == 0
+    assert stalled(lambda made: setattr(made, "stop_asked", True)) is None
+    assert stalled(lambda made: setattr(made, "stacks_until", NOW + STEP)) is None
+    assert stalled(lambda made: (setattr(made, "stacks_until", NOW + 1), each(stacks="x")(made))).rank == 0
+    assert stalled(lambda made: setattr(made, "stacks_until", None)) is None
+    assert stalled(lambda made: setattr(made.ranks[1], "lost_at", NOW)) is None
+    silent = NOW - limits.DOUBT_SECONDS
+    assert stalled(each(heard_at=silent - STEP), ("a", "b")) is None
+    assert stalled(each(heard_at=silent), ("a", "b")).rank == 0 == stalled(each(heard_at=silent - STEP)).rank
+    again = judge("a", "a", ended=False)
+    again.late, again.stacks_until = [0], NOW
+    for rank in again.ranks.values():
+        rank.beat_at, rank.stacks = NOW - 60.0, "x"
+    assert again._stall(NOW) is None and again.late == [] and again.stacks_until is None
+    assert [rank.stacks for rank in again.ranks.values()] == [None, None]
+    assert stalls.late_ranks(list(again.ranks.values()), NOW + STEP, 60.0) == [0, 1]
+
+
+# ---- reports --------------------------------------------------------------------------------------------------------
+
+
+def test_first_lines_break_where_they_are_too_wide():
+    def lines(length):
+        failure = Failure("exit", 1, "a", 1, "")
+        head = len(report.as_text(failure).splitlines()[0])
+        failure.message = "m" * (length - head)
+        return report.as_text(failure).splitlines()
+
+    assert len(lines(report._WIDTH)[0]) == report._WIDTH
+    first, second, *_ = lines(report._WIDTH + 1)
+    assert first == "dbrdist-launch: rank 1 on a failed first (exit):" and second.strip("m") == "    "
+
+
+@pytest.mark.parametrize("number", [report._MOST_OTHERS, report._MOST_OTHERS + 1])
+def test_of_many_others_some_are_shown(number):
+    failure = Failure("exit", 1, "a", 1, "m")
+    failure.others = [{"rank": n, "host": "b", "doing": "waits"} for n in range(number)]
+    failure.ranks_lost = [3]
+    text = report.as_text(failure)
+    assert text.count("waits") == report._MOST_OTHERS and "ranks lost" not in text
+    assert ("and 1 more (see status.json)" in text) == (number > report._MOST_OTHERS)
+    failure.ranks_lost = [3, 4]
+    assert "  ranks lost with it: 3 4" in report.as_text(failure)
+
+
+@pytest.mark.parametrize("after", [report._AFTER, report._AFTER + 1])
+def test_a_traceback_is_the_last_word_where_little_follows(after):
+    lines = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', "ValueError: v", "", *["w"] * after]
+    found = report.last_traceback(lines)
+    assert found.message == "ValueError: v" and found.last == (after <= report._AFTER)
+    cut = report.last_traceback(lines[:2])
+    assert cut.message == 'File "x.py", line 1, in f'
+    group = report.last_traceback([lines[0], "  | x", "  +-", "| y", "+ z", "E: m"])
+    assert group.message == "E: m"
+    assert report.last_traceback(["nothing"]) is None is report.last_traceback([])
+
+
+def test_names_of_signals():
+    assert codes.signal_name(9) == "SIGKILL" and codes.describe_end(3, 0) == "exit code 3"
+    assert codes.signal_name(signal.SIGRTMIN + 2) == "SIGRTMIN+2" and codes.signal_name(signal.SIGRTMIN - 1) == (
+        f"signal {signal.SIGRTMIN - 1}"
+    )
+    assert codes.describe_end(0, 15) == "SIGTERM"
+
+
+# ---- restarts -------------------------------------------------------------------------------------------------------
+
+
+def failed(kind="exit", message="m", steps=-1, seconds=0.0, code=1, **more):
+    return Outcome(code, Failure(kind, 1, "a", code, message, **more), steps=steps, seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "why"),
+    [
+        (failed("start"), "a start that was refused would be refused again"),
+        (failed("start", host_trouble=True), ""),
+        (failed("start", may_retry=True), ""),
+        (failed("deadline"), "its time is over"),
+        (failed(code=codes.COMMAND_NOT_FOUND), "the command cannot be run"),
+        (failed(code=codes.COMMAND_NOT_RUNNABLE), "the command cannot be run"),
+        (failed(code=codes.COMMAND_NOT_FOUND + 1), ""),
+    ],
+)
+def test_what_is_not_started_again(outcome, why):
+    again, words = Policy(max_restarts=2, start_retries=0).after(outcome)
+    assert (again, words) == ((False, f"not started again: {why}") if why else (True, "restart 1 of 2"))
+
+
+def loops(*outcomes):
+    policy = Policy(max_restarts=99)
+    policy.history.extend(outcomes)
+    return policy.loops()
+
+
+def test_crash_loops_are_alike_quick_or_without_a_step():
+    n = limits.SAME_FAILURES
+    quick = limits.QUICK_SECONDS - STEP
+    assert loops(*[failed(seconds=quick)] * n) and not loops(*[failed(seconds=quick)] * (n - 1))
+    assert not loops(*[failed(seconds=limits.QUICK_SECONDS)] * n)
+    assert not loops(*[failed(seconds=quick)] * (n - 1), failed(message="other"))
+    assert loops(*[failed(steps=0, seconds=1e6)] * n)
+    assert loops(failed(steps=3), *[failed(steps=2)] * (n - 1)) and loops(*[failed(steps=3)] * n)
+    assert not loops(*[failed(steps=3)] * (n - 1), failed(steps=4))
+    assert not loops(*[failed(steps=-1, seconds=1e6)] * (n - 1), failed(steps=0))
+    assert loops(failed(message="other"), *[failed()] * n)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("00:00:01", 1), ("1-02:03:04", 93784), ("00:01:00", 60), ("UNLIMITED", None), ("", None), ("1:00", None)],
+)
+def test_times_of_slurm(text, seconds):
+    assert requeue._seconds(text) == seconds
+
+
+def test_jobs_that_were_cancelled_before_their_time():
+    def cancelled(state, ran="00:59:59", limit="01:00:00"):
+        return requeue._was_cancelled({"JobState": state, "RunTime": ran, "TimeLimit": limit})
+
+    assert cancelled("CANCELLED") and not cancelled("RUNNING") and cancelled("COMPLETING")
+    assert not cancelled("COMPLETING", "01:00:00") and not cancelled("COMPLETING", "")
+    assert cancelled("COMPLETING", "99:00:00", "UNLIMITED")
+    assert not requeue._was_cancelled({})
+
+
+def test_hosts_come_back_when_their_time_is_over():
+    now = [100.0]
+    answers = [{"b": "no route"}, {}, {}]
+    asked = []
+
+    def probe(names):
+        asked.append(list(names))
+        return answers.pop(0)
+
+    pool = HostPool((Host("a", 1), Host("b", 1)), cooldown_seconds=8.0, probe=probe, clock=lambda: now[0])
+    assert pool.after_failure() == (["b"], []) and [h.name for h in pool.available()] == ["a"]
+    now[0] = 108.0 - STEP
+    assert pool.after_failure() == ([], [])
+    now[0] = 108.0
+    assert pool.after_failure() == ([], ["b"]) and [h.name for h in pool.available()] == ["a", "b"]
+    assert asked == [["a", "b"], ["a"], ["a", "b"]]
+
+
+@pytest.mark.parametrize("name", ["", "a/b", ".a", "a\n", "latest"])
+def test_names_of_jobs_are_plain_words(name):
+    with pytest.raises(LaunchError, match="expected a plain word, for a folder of that name"):
+        Run(name, [], None, None)
+
+
+def test_runs_have_folders_of_their_own(tmp_path):
+    runs = [Run("late", [], str(tmp_path / "logs"), None) for _ in range(3)]
+    assert [run.name for run in runs] == ["late", "late-2", "late-3"]
+    assert os.readlink(tmp_path / "logs" / "latest") == "late-3"
+    assert Run("x", [], None, None).folder is None
+    assert Run("x", [], None, str(tmp_path / "r.json")).paths == [str(tmp_path / "r.json")]
+    with pytest.raises(LaunchError, match=r"--record .* cannot be written: there is no folder"):
+        Run("x", [], None, str(tmp_path / "nowhere" / "r.json"))
+    (tmp_path / "file").touch()
+    with pytest.raises(LaunchError, match=r"--log-dir .* cannot be written"):
+        Run("x", [], str(tmp_path / "file" / "logs"), None)
+
+
+# ---- hosts ----------------------------------------------------------------------------------------------------------
+
+
+def test_hosts_that_cannot_be_are_refused(tmp_path):
+    assert hosts.checked("a-b.c_1", "2") == Host("a-b.c_1", 2) == hosts.checked("a-b.c_1", 2)
+    for name in ("-a", "", "a b", "a;b"):
+        with pytest.raises(LaunchError, match="is no host name"):
+            hosts.checked(name)
+    for slots in ("0", 0, "x", "-1", ""):
+        with pytest.raises(LaunchError, match="expected a number of slots of at least 1 after the colon"):
+            hosts.checked("a", slots)
+    for text in ("", "# nothing\n\n"):
+        (tmp_path / "hosts").write_text(text)
+        with pytest.raises(LaunchError, match="names no host"):
+            hosts.parse_file(str(tmp_path / "hosts"))
+    (tmp_path / "hosts").write_text("a:2 # one\na slots=3 max_slots=4\nb 5\nc\n")
+    assert hosts.parse_file(str(tmp_path / "hosts")) == (Host("a", 5), Host("b", 5), Host("c", 1))
+    with pytest.raises(LaunchError, match="cannot be read"):
+        hosts.parse_file(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("name", ["PBS_NODEFILE", "LSB_DJOB_HOSTFILE", *hosts._OPERATOR_FILES])
+def test_host_files_of_batch_systems_are_read_where_they_are(tmp_path, name):
+    (tmp_path / "hosts").write_text("a:2\n")
+    assert hosts.of_environment({name: str(tmp_path / "hosts")}) == (Host("a", 2),)
+    for path in ("", str(tmp_path / "nowhere")):
+        assert hosts.of_environment({name: path}) == ()
+    assert hosts.of_environment({"LSB_MCPU_HOSTS": "a 2 b 3"}) == (Host("a", 2), Host("b", 3))
+
+
+def test_names_of_slurm_in_their_short_form():
+    assert hosts.expand("n[1-3,07],login") == ["n1", "n2", "n3", "n07", "login"]
+    assert hosts.expand("n[09-10]x") == ["n09x", "n10x"] and hosts.expand("n[5]") == ["n5"]
+    assert hosts.expand("a[1-2]b[3-4]") == ["a1b3", "a1b4", "a2b3", "a2b4"] and hosts.expand("n[3-2]") == []
+    for text in ("n[a]", "n[1-b]", "n[]", "n[-1]", f"n[1-{(1 << 20) + 2}]"):
+        with pytest.raises(LaunchError, match="are in no form that we know"):
+            hosts.expand(text)
+
+
+def test_ranks_fit_into_slots():
+    pair = (Host("a", 2), Host("b", 3))
+    assert hosts.place(pair, 5, None) == (pair, 5) == hosts.place(pair, None, None)
+    assert hosts.place(pair, 2, None) == ((Host("a", 2),), 2)
+    assert hosts.place(pair, 3, None) == ((Host("a", 2), Host("b", 1)), 3)
+    assert hosts.place(pair, None, 4) == ((Host("a", 4), Host("b", 4)), 8)
+    with pytest.raises(LaunchError, match=r"6 ranks do not fit into 5 slots \(a:2, b:3\); .* --hosts a:3,\.\.\.,"):
+        hosts.place(pair, 6, None)
+
+
+# ---- this machine ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"/proc/self/cgroup": "0::/a/b\n", "/sys/fs/cgroup/a/b/cpu.max": "200000 100000"}, 2.0),
+        ({"/proc/self/cgroup": "0::/a/b\n", "/sys/fs/cgroup/a/b/cpu.max": "max 100000"}, None),
+        (
+            {
+                "/proc/self/cgroup": "0::/a/b\n",
+                "/sys/fs/cgroup/a/b/cpu.max": "300000 100000",
+                "/sys/fs/cgroup/a/cpu.max": "150000 100000",
+                "/sys/fs/cgroup/cpu.max": "400000 100000",
+            },
+            1.5,
+        ),
+        ({"/proc/self/cgroup": "0::/\n", "/sys/fs/cgroup/cpu.max": "50000 100000"}, 0.5),
+        ({"/proc/self/cgroup": "0::/a\n", "/sys/fs/cgroup/a/cpu.max": "x"}, None),
+        ({"/proc/self/cgroup": "0::/a\n", "/sys/fs/cgroup/a/cpu.max": "0 100000"}, None),
+        (
+            {
+                "/proc/self/cgroup": "3:memory:/m\n2:cpu,cpuacct:/a\n",
+                "/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "100000",
+                "/sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "50000",
+                "/sys/fs/cgroup/cpu/m/cpu.cfs_quota_us": "1",
+                "/sys/fs/cgroup/cpu/m/cpu.cfs_period_us": "50000",
+            },
+            2.0,
+        ),
+        (
+            {
+                "/proc/self/cgroup": "2:cpu:/a\n",
+                "/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "-1",
+                "/sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "50000",
+            },
+            None,
+        ),
+        ({}, None),
+    ],
+)
+def test_quotas_of_control_groups(monkeypatch, files, quota):
+    def open_(path, *args, **kwargs):
+        if str(path).startswith(("/proc/self/cgroup", "/sys/fs/cgroup")):
+            if os.path.normpath(path) not in files:
+                raise FileNotFoundError(path)
+            return io.StringIO(files[os.path.normpath(path)])
+        return real(path, *args, **kwargs)
+
+    real = builtins.open
+    monkeypatch.setattr(builtins, "open", open_)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+    assert cores._quota() == quota
+    assert cores.available_cores() == (4 if quota is None else max(1, int(quota)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "title"),
+    [
+        ({"shm_free_bytes": checks._SHM_FAIL}, "ok", "shared memory"),
+        ({"shm_free_bytes": checks._SHM_FAIL - 1}, "FAIL", "shared memory"),
+        ({"shm_bytes": checks._SHM_WARN}, "ok", "shared memory"),
+        ({"shm_bytes": checks._SHM_WARN - 1}, "warn", "shared memory"),
+        ({"files": checks._FILES_WARN}, "ok", "open files"),
+        ({"files": checks._FILES_WARN - 1}, "warn", "open files"),
+        ({"files": -1}, "ok", "open files"),
+        ({"gpus": 8}, "ok", "GPUs"),
+        ({"gpus": 7}, "warn", "GPUs"),
+        ({"cores": 7}, "warn", "cores"),
+    ],
+)
+def test_bounds_of_the_doctors_findings(changes, level, title):
+    assert (level, title) in said(checks.memory_and_limits, {**FACTS, **changes}, 8)[0]
+    levels, _ = said(checks.memory_and_limits, {**FACTS, "infiniband": ["x"], "fork_safe": "1"}, 8)
+    assert levels == [("ok", "shared memory"), ("ok", "open files")]
+
+
+def test_clocks_and_hosts_at_their_bounds():
+    warn = checks._CLOCK_WARN_SECONDS
+    assert said(checks.clock, "b", -warn - 0.25, 0.25)[0] == [("ok", "clock")]
+    assert said(checks.clock, "b", -warn - 0.26, 0.25)[0] == [("warn", "clock")]
+    other = {**FACTS, "host": "b", "system": "Linux 7"}
+    assert said(checks.alike, FACTS, other)[0] == [("warn", "alike")]
+    assert said(checks.alike, FACTS, {**FACTS, "packages": {"numpy": "2.5"}})[0] == [("warn", "alike")]
+    assert said(checks.alike, FACTS, {**FACTS, "executable": "/w"})[0] == [("FAIL", "alike"), ("ok", "alike")]
