@@ -59,11 +59,7 @@ def dense(x: Array) -> tuple[HostArray, tuple[int, ...]]:
     if 0 in host.strides or not _is_dense(host):
         host = host.copy(order="K")
     axes = _memory_order(host)
-    flat = host.transpose(axes)
-    if not flat.flags.c_contiguous:
-        axes = tuple(range(host.ndim))
-        flat = np.ascontiguousarray(host)
-    return flat.reshape(-1), axes
+    return host.transpose(axes).reshape(-1), axes
 
 
 def _memory_order(x: HostArray) -> tuple[int, ...]:

@@ -302,8 +302,6 @@ class Link(DeviceResident):
         """A Sequential of ``n_repeat`` copies of this link; see :meth:`copy` for ``mode``."""
         if n_repeat <= 0:
             return Link.repeated_class()
-        if mode not in ("share", "copy", "init"):
-            raise ValueError(f"mode: expected 'share', 'copy' or 'init', got {mode!r}")
         return Link.repeated_class(*[self.copy(mode) for _ in range(n_repeat)])
 
     # ---- saving -----------------------------------------------------------------------------------------------------
