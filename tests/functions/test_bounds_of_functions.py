@@ -295,3 +295,44 @@ def test_eigenvectors_that_are_not_found_are_not_numbers(monkeypatch):
     values, vectors = whitening._eigen(ones(2, 3, 3))
     assert values.shape == (2, 3) and vectors.shape == (2, 3, 3)
     assert np.isnan(values).all() and np.isnan(vectors).all() and values.dtype == vectors.dtype == np.float32
+
+
+# ---- chance: what lies at the threshold -----------------------------------------------------------------------------
+
+
+def with_bits(monkeypatch, *bits):
+    from dbrdist.functions import noise
+
+    monkeypatch.setattr(noise, "_bits", lambda *given: np.array(bits, np.uint32))
+
+
+def test_elements_are_dropped_below_the_threshold(monkeypatch):
+    x = np.array([1.0, 2.0, 3.0, 4.0])
+    with_bits(monkeypatch, 0, 2**30 - 1, 2**30, 2**32 - 1)
+    np.testing.assert_allclose(F.dropout(x, 0.25).array, [0, 0, 4, 16 / 3])
+    np.testing.assert_allclose(F.zoneout(-x, x, 0.25).array, [-1, -2, 3, 4])
+    assert (
+        F.zoneout(-x, x, 1.0).array.tolist() == [-1, -2, -3, -4] and F.zoneout(-x, x, 0.0).array.tolist() == x.tolist()
+    )
+    y, mask = F.dropout(x, 0.0, return_mask=True)
+    assert y.array.tolist() == x.tolist() and mask.tolist() == [1, 1, 1, 1]
+    for call in (lambda: F.dropout(x, 1.0), lambda: F.dropout(x, -0.1)):
+        with pytest.raises(ValueError, match="dropout: ratio: expected a number from 0 to below 1"):
+            call()
+    for ratio in (-0.1, 1.1):
+        with pytest.raises(ValueError, match="zoneout: ratio: expected a number from 0 to 1"):
+            F.zoneout(x, x, ratio)
+
+
+def test_connections_are_dropped_below_the_threshold(monkeypatch):
+    from dbrdist.functions import noise
+
+    x, w = np.array([[1.0, 2.0]]), np.array([[1.0, 10.0]])
+    monkeypatch.setattr(noise, "_bits", lambda a, shape, once: np.array([2**30 - 1, 2**30], np.uint32).reshape(shape))
+    np.testing.assert_allclose(F.simplified_dropconnect(x, w, ratio=0.25).array, [[20 / 0.75]])
+    with pytest.raises(ValueError, match="simplified_dropconnect: ratio: expected a number from 0 to below 1"):
+        F.simplified_dropconnect(x, w, ratio=1.0)
+    with pytest.raises(ValueError, match="simplified_dropconnect: x: expected rows of 2 elements"):
+        F.simplified_dropconnect(np.ones((1, 3)), w)
+    with pytest.raises(ValueError, match=r"simplified_dropconnect: b: expected shape \(1,\)"):
+        F.simplified_dropconnect(x, w, np.ones(2))
