@@ -38,6 +38,9 @@ TAKEN = {
     "a pyramid whose finest windows are pixels": lambda: F.spatial_pyramid_pooling_2d(ones(1, 1, 2, 2), 2),
     "rmax 1 and dmax 0": lambda: F.batch_renormalization(
         ones(2, 3), ones(3), ones(3), 1, 0, running_mean=ones(3), running_var=ones(3)),
+    "windows of pixels, the last at the border": lambda: F.max_pooling_2d(ones(1, 1, 3, 3), 1, 2),
+    "windows that see the image's edge": lambda: F.max_pooling_2d(ones(1, 1, 4, 4), 2, 1, 1),
+    "such windows along one axis": lambda: F.max_pooling_1d(ones(1, 1, 3), 2, 1, 1),
     "the last element of an array": lambda: F.as_strided(ones(3), (1,), (5,), 2),
     "labels at both ends": lambda: F.softmax_cross_entropy(ones(2, 3), ints(0, 2)),
     "ids at both ends": lambda: F.embed_id(ints(0, 2), ones(3, 2)),
@@ -121,6 +124,17 @@ REFUSED = {
     "roi_max_pooling_2d: outsize: expected sizes from 1 on": [
         lambda size=size: F.roi_max_pooling_2d(ones(1, 1, 2, 2), np.array([[0, 0, 2, 2.0]], "f"), ints(0), size, 1.0)
         for size in ((0, 1), (1, 0))],
+    "max_pooling_2d: ksize, stride, pad, cover_all: expected windows that each see a part of the image": [
+        lambda: F.max_pooling_2d(ones(1, 1, 4, 3), 1, 2), lambda: F.max_pooling_2d(ones(1, 1, 3, 4), 1, 2),
+        lambda: F.max_pooling_2d(ones(1, 1, 4, 4), (2, 3), 1, 2),
+        lambda: F.max_pooling_2d(ones(1, 1, 4, 4), (3, 2), 1, 2)],
+    "max_pooling_1d: ksize, stride, pad, cover_all: expected windows that each see a part of x": [
+        lambda: F.max_pooling_1d(ones(1, 1, 4), 1, 2), lambda: F.max_pooling_1d(ones(1, 1, 4), 2, 1, 2)],
+    "max_pooling_1d: ksize, stride, pad: expected numbers >= 1, and pad >= 0": [
+        lambda: F.max_pooling_1d(ones(1, 1, 4), 0), lambda: F.max_pooling_1d(ones(1, 1, 4), 1, 0),
+        lambda: F.max_pooling_1d(ones(1, 1, 4), 1, 1, -1)],
+    "max_pooling_1d: x: expected shape (N, C, 1 axes)": [lambda: F.max_pooling_1d(ones(1, 1, 4, 4), 1)],
+    "max_pooling_nd: x: expected shape (N, C, ...)": [lambda: F.max_pooling_nd(ones(1, 4), 1)],
     "roi_pooling_2d: outsize: expected sizes from 1 on": [
         lambda size=size: F.roi_pooling_2d(ones(1, 1, 2, 2), np.array([[0, 0, 0, 2, 2.0]], "f"), *size, 1.0)
         for size in ((0, 1), (1, 0), (1.5, 1), (1, 1.5))],

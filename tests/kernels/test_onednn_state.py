@@ -1,5 +1,6 @@
 """What can go wrong around a shared native library: threads, forks, caches, lifetimes, and its absence."""
 
+import collections
 import gc
 import os
 import subprocess
@@ -221,3 +222,13 @@ def test_another_major_version_is_refused(monkeypatch):
     monkeypatch.setenv(onednn.ENVIRONMENT_VARIABLE, "libc.so.6")
     with pytest.raises(onednn.Unavailable, match="dnnl_version"):
         onednn._open()
+
+
+def test_of_kept_operations_the_least_recently_used_goes(monkeypatch):
+    monkeypatch.setattr(onednn, "CACHE_SIZE", 2)
+    monkeypatch.setattr(onednn._state, "cache", collections.OrderedDict())
+    made = []
+    for key in ("a", "b", "a", "c", "a", "b"):
+        assert onednn.cached(key, lambda key=key: made.append(key) or key.upper()) == key.upper()
+        assert len(onednn._state.cache) <= 2
+    assert made == ["a", "b", "c", "b"] and list(onednn._state.cache) == ["a", "b"]
