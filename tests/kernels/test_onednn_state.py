@@ -1,12 +1,14 @@
 """What can go wrong around a shared native library: threads, forks, caches, lifetimes, and its absence."""
 
 import collections
+import ctypes
 import gc
 import os
 import subprocess
 import sys
 import textwrap
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -232,3 +234,21 @@ def test_of_kept_operations_the_least_recently_used_goes(monkeypatch):
         assert onednn.cached(key, lambda key=key: made.append(key) or key.upper()) == key.upper()
         assert len(onednn._state.cache) <= 2
     assert made == ["a", "b", "c", "b"] and list(onednn._state.cache) == ["a", "b"]
+
+
+def test_an_operation_that_nobody_has_gives_back_what_the_library_made(monkeypatch):
+    given_back = []
+    library = types.SimpleNamespace(
+        c=types.SimpleNamespace(
+            dnnl_memory_destroy=lambda memory: given_back.append(("memory", memory.value)),
+            dnnl_primitive_destroy=lambda handle: given_back.append(("primitive", handle.value)),
+        )
+    )
+    for is_its_own in (False, True):  # after a fork it is the parent's
+        operation = onednn.Primitive.__new__(onednn.Primitive)
+        operation._library, operation._handle = library, 7
+        operation._memories = [ctypes.c_void_p(3), ctypes.c_void_p(4)]
+        with monkeypatch.context() as patch:
+            patch.setattr(onednn, "_library", library if is_its_own else object())
+            del operation
+        assert sorted(given_back) == [("memory", 3), ("memory", 4), ("primitive", 7)] * is_its_own
