@@ -435,8 +435,6 @@ class Primitive:
             self._place_scratch()
         self._see(self._execute_on(*arrays))
 
-    on2 = on3 = on  # of two and three arrays
-
     def _place_scratch(self) -> None:
         start = address(scratch("scratchpad", self._scratch_bytes))
         if start != self._scratch_start:

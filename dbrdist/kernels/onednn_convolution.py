@@ -120,7 +120,7 @@ def _to_images(x: Array) -> Callable[[Array], Array]:
 
     def turned(x: Array) -> Array:
         y = new()
-        reorder.on2(x, y)
+        reorder.on(x, y)
         return y
 
     return turned
@@ -138,7 +138,7 @@ def _packing(reorder: Primitive | None, num_bytes: int) -> Callable[[Array], Arr
 
     def pack(W: Array) -> Array:
         target = _for_weights(num_bytes)
-        reorder.on2(W, target)
+        reorder.on(W, target)
         return target
 
     return pack
@@ -176,7 +176,7 @@ def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -
             x, W = images(x), _readable(W)
         weights, y = pack(W), new()
         if b is None:
-            primitive.on3(x, weights, y)
+            primitive.on(x, weights, y)
         else:
             b = np.ascontiguousarray(b, np.float32)
             primitive(address(x), address(weights), address(y), address(b))
@@ -201,7 +201,7 @@ def _plan_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeome
         if not is_plain:
             gy, W = channels_last(gy), _readable(W)
         gx = new()
-        primitive.on3(gy, pack(W), gx)
+        primitive.on(gy, pack(W), gx)
         return gx
 
     return conv_backward_data
@@ -263,11 +263,11 @@ def _plan_backward_weight(
         if out is None:
             out = new()
         if reorder is None:
-            primitive.on3(x, gy, out)
+            primitive.on(x, gy, out)
         else:
             target = _for_weights(num_bytes)
-            primitive.on3(x, gy, target)
-            reorder.on2(target, out)
+            primitive.on(x, gy, target)
+            reorder.on(target, out)
         return out
 
     return conv_backward_weight
@@ -305,8 +305,8 @@ def _plan_turned(x: Array, gy: Array, like: Array) -> Any:
 
     def product(g: Array, x: Array, out: Array) -> None:
         target = _for_weights(like.nbytes)
-        primitive.on3(x.T, g.T, target)
-        turn.on2(target, out)
+        primitive.on(x.T, g.T, target)
+        turn.on(target, out)
 
     return product
 

@@ -61,12 +61,12 @@ def _packing(reorder: Primitive | None, num_bytes: int) -> Pack:
     def pack(W: Array, kept: Any) -> Array:
         if kept is None:
             weights = scratch("weights", num_bytes)
-            reorder.on2(W, weights)
+            reorder.on(W, weights)
             return weights
         maker, weights = kept.made
         if maker is not reorder:
             weights = backend.aligned_zeros(num_bytes, np.uint8, W)
-            reorder.on2(W, weights)
+            reorder.on(W, weights)
             kept.made = reorder, weights
         return weights
 
@@ -97,7 +97,7 @@ def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry,
     def conv_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Array:
         x, y = x if is_plain else channels_last(x), new()
         if b is None:
-            primitive.on3(x, pack(W, kept), y)
+            primitive.on(x, pack(W, kept), y)
         else:
             b = _f32(b)  # held until the call has returned
             primitive.on(x, pack(W, kept), b, y)

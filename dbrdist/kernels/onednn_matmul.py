@@ -81,7 +81,7 @@ def caster(a: Array, dtype: Any) -> Callable[[Array], Array]:
 
     def cast(a: Array) -> Array:
         source, target = np.ascontiguousarray(a.T if is_turned else a), new()
-        primitive.on2(source, target)
+        primitive.on(source, target)
         return target.T if is_turned else target
 
     return cast
@@ -112,7 +112,7 @@ def _plan_product(a: Array, b: Array, y: Array) -> Callable[[Array, Array, Array
     in columns gains nothing.
     """
     if a.dtype != np.float32 or y.dtype != np.float32 or b.strides[1] != b.itemsize:
-        return build(a, b, y).on3
+        return build(a, b, y).on
     depth = a.shape[1]
     is_deep = depth > _DEPTH and len(a) >= _SOME_ROWS and a.strides[1] == a.itemsize
     step = -(-depth // -(-depth // _DEPTH)) if is_deep else depth
@@ -130,19 +130,19 @@ def _plan_product(a: Array, b: Array, y: Array) -> Callable[[Array, Array, Array
 
 
 def _plan_plainly(a: Array, b: Array, y: Array, adds: bool) -> Callable[[Array, Array, Array], None]:
-    return build(a, b, y, adds=adds).on3
+    return build(a, b, y, adds=adds).on
 
 
 def _plan_packing(a: Array, b: Array, y: Array, adds: bool) -> Callable[[Array, Array, Array], None]:
     primitive, reorder, num_bytes = build_packed(a, b, y, adds)
     if reorder is None:
-        return primitive.on3
-    pack = reorder.on2
+        return primitive.on
+    pack = reorder.on
 
     def product(a: Array, b: Array, y: Array) -> None:
         weights = onednn.scratch("weights", num_bytes)
         pack(b, weights)
-        primitive.on3(a, weights, y)
+        primitive.on(a, weights, y)
 
     return product
 
@@ -206,8 +206,8 @@ def _plan_packed(b: Array, rows: int, is_often: bool) -> Any:
         weights = b = lies_well(b)
         if reorder is not None:
             weights = backend.empty((num_bytes,), np.uint8)
-            reorder.on2(b, weights)
-        return lambda a, out: primitive.on3(a, weights, out)
+            reorder.on(b, weights)
+        return lambda a, out: primitive.on(a, weights, out)
 
     return packed
 

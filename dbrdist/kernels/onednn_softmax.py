@@ -60,7 +60,7 @@ def _forward_planner(log: bool) -> Any:
             rows, made = (memory_row(a).reshape(-1, columns) for a in (x, y))
             for first, last, primitive in blocks:
                 block = made[first:last]
-                primitive.on2(rows[first:last], block)
+                primitive.on(rows[first:last], block)
                 if not is_finite(block):  # the library keeps NaN and infinity to their place, not to their row
                     block[...] = reference(rows[first:last], 1)
             return y
@@ -82,7 +82,7 @@ def _backward_planner(log: bool) -> Any:
             ys, gys, made = (memory_row(a).reshape(-1, columns) for a in (y, gy, gx))
             for first, last, primitive in blocks:
                 block = made[first:last]
-                primitive.on3(ys[first:last], gys[first:last], block)
+                primitive.on(ys[first:last], gys[first:last], block)
                 if log and not is_finite(block):  # of a softmax, NaN and infinity reach their row as in NumPy
                     block[...] = reference(ys[first:last], gys[first:last], 1)
             return gx

@@ -56,11 +56,11 @@ def plan_by_taps(x: Array, gy: Array, like: Array, g: ConvGeometry) -> Any:
         for k, tap in enumerate(taps):
             part = found[k * size : (k + 1) * size]
             if tap.count:
-                products[tap.count].on3(_dense(gy, tap.given).T, _dense(x, tap.seen), part)
+                products[tap.count].on(_dense(gy, tap.given).T, _dense(x, tap.seen), part)
             else:
                 part[:] = 0
         out = new() if out is None else out
-        turn.on2(found, out)
+        turn.on(found, out)
         return out
 
     return conv_backward_weight
