@@ -60,7 +60,6 @@ class LARSRule(UpdateRule):
             numbers = (layers, hp.lr, hp.momentum, hp.weight_decay, hp.trust_coefficient, hp.eps)
             if kernels.update("lars", (data, grad, *state), numbers):
                 return
-        sweep(state[0], t)
         for layers in run.groups():
             scaled = [where for param, where in layers if param.ndim > 1 or not hp.skip_vectors]
             norms = iter(joint_norms(run, [(data[where], grad[where]) for where in scaled]))
@@ -70,7 +69,7 @@ class LARSRule(UpdateRule):
                     decay = 0.0
                 else:
                     trust = _trust(hp, *next(norms))
-                move = functools.partial(_move, hp.momentum, decay, hp.lr * trust)
+                move = functools.partial(_move, t, hp.momentum, decay, hp.lr * trust)
                 in_pieces(move, data[where], grad[where], [state[0][where]])
 
 
@@ -79,8 +78,9 @@ def _trust(hp: Any, p_norm: Any, g_norm: Any) -> Any:
     return quotient(hp.trust_coefficient * p_norm, whole, (p_norm > 0) & (g_norm > 0))
 
 
-def _move(momentum: float, decay: float, rate: Any, p: Array, g: Array, v: Array) -> None:
+def _move(t: int, momentum: float, decay: float, rate: Any, p: Array, g: Array, v: Array) -> None:
     """v <- momentum v - rate (g + decay p); p <- p + v"""
+    sweep(v, t)
     w = workspace(g)
     np.multiply(p, decay, out=w)
     w += g

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 
 import dbrdist
+from dbrdist.core import backend
 from dbrdist.optimizers import LARS, CorrectedMomentumSGD, MomentumSGD, NesterovAG
+from dbrdist.optimizers.gradient_descent import MomentumSGDRule
 from tests.each import each
 
 CASES = (
@@ -49,3 +53,37 @@ def test_what_is_not_finite_stays(make):
     with np.errstate(all="ignore"):
         _, v = trained(make, np.float32, 130, np.inf)
     assert not np.isfinite(v[:2]).any()
+
+
+class NarrowRule(MomentumSGDRule):
+    def init_state(self, param):
+        self.state["v"] = np.zeros_like(param.array)
+
+
+@each(dtype=[np.float16, backend.as_dtype("bfloat16")])
+def test_a_velocity_of_16_bits_stays(dtype):
+    """Numbers below its smallest normal one, 6e-5 in float16, still move a parameter."""
+    rule, param = NarrowRule(), dbrdist.Parameter(np.ones(3, dtype))
+    rule.hyperparam.lr, rule.hyperparam.momentum = 1.0, 1.0
+    param.grad = np.full(3, 1e-5, dtype)
+    for _ in range(64):
+        rule.update(param)
+    np.testing.assert_allclose(rule.state["v"].astype("d"), -64e-5, rtol=0.2)
+
+
+def test_a_sweep_takes_little_memory():
+    """LARS looks at all parameters of a layer together, but computes in pieces."""
+    link = dbrdist.Link()
+    with link.init_scope():
+        link.p = dbrdist.Parameter(np.ones((1024, 1024), np.float32))
+    optimizer = LARS(0.1, 0.9).setup(link)
+    peaks = []
+    for k in range(64):
+        link.p.grad = np.ones_like(link.p.array)
+        if k > 61:
+            tracemalloc.start()
+        optimizer.update()
+        if k > 61:
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    assert peaks[1] < peaks[0] + (1 << 20)
