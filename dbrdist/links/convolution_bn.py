@@ -43,8 +43,8 @@ def conv_bn(conv: Any, bn: Any, x: Any, *, relu: bool = False, residual: Any = N
         if y is not None:
             return y
     h = bn(conv(x))
-    if residual is not None:
-        h = h + (residual() if callable(residual) else residual)
+    residual = residual() if callable(residual) else residual
+    h = h if residual is None else h + residual
     return F.relu(h) if relu else h
 
 

@@ -360,6 +360,15 @@ def test_hooks_see_the_same_calls(at_inference):
         link.delete_hook("Links")
 
 
+def test_a_function_that_gives_no_residual(at_inference):
+    conv, bn = make()
+    x = draw(3, 2, 16, 9, 9)
+    for train in (False, True):
+        with dbrdist.using_config("train", train):
+            y, z = (L.conv_bn(conv, bn, x, residual=residual).array for residual in (lambda: None, None))
+            np.testing.assert_array_equal(y, z)
+
+
 def test_training_is_bit_for_bit_that_of_the_calls():
     results = []
     for f in (L.conv_bn, one_by_one):
