@@ -253,7 +253,7 @@ def _plan_backward_weight(
         return plan_by_taps(x, gy, like, geometry)
     primitive, reorder, num_bytes = _build("weights", x.shape, like, gy.shape, geometry, x.dtype)
     new, is_plain = backend.plain_allocator(W_shape, like.dtype), is_channels_last(x) and is_channels_last(gy)
-    images = _to_images(x)
+    images, unseen = _to_images(x), _unseen(x.shape, W_shape, gy.shape, geometry)
 
     def conv_backward_weight(
         x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: Any, out: Array | None
@@ -268,9 +268,22 @@ def _plan_backward_weight(
             target = _for_weights(num_bytes)
             primitive.on(x, gy, target)
             reorder.on(target, out)
+        for taps in unseen:
+            out[taps] = 0
         return out
 
     return conv_backward_weight
+
+
+def _unseen(x_shape: Shape, W_shape: Shape, y_shape: Shape, g: ConvGeometry) -> list[Any]:
+    """Where weights lie that meet nothing but padding: oneDNN's kernels for bfloat16 write what was in memory there."""
+    rows, columns = (
+        [i for i in range(k) if not any(0 <= o * stride + i * dilation - pad < size for o in range(num_out))]
+        for k, size, num_out, stride, pad, dilation in zip(
+            W_shape[2:], x_shape[2:], y_shape[2:], (g.sh, g.sw), (g.ph, g.pw), (g.dh, g.dw)
+        )
+    )
+    return [(..., i, slice(None)) for i in rows] + [(..., j) for j in columns]
 
 
 def _plan_pointwise_weight(x: Array, gy: Array, like: Array) -> Any:

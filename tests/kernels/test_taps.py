@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dbrdist import kernels
 from dbrdist.core import backend
 from dbrdist.kernels import ConvGeometry, onednn, onednn_convolution, onednn_taps
 from tests.each import each
@@ -83,3 +84,27 @@ def test_few_channels_many_pixels_groups_and_other_types_are_left_to_the_convolu
     assert not onednn_taps.suits(x, gy, out[:, :, :1, :1].copy(), g)
     assert not onednn_taps.suits(x, gy, out[..., ::-1], g)
     assert not onednn_taps.suits(x.astype(np.float16), gy, out, g)
+
+
+BLIND = [
+    ((3, 16, 2, 2), (31, 16, 3, 3), ConvGeometry(2, 3, 1, 2)),
+    ((2, 4, 13, 1), (16, 2, 3, 4), ConvGeometry(1, 3, 1, 3, groups=2)),
+    ((1, 16, 12, 2), (128, 16, 4, 3), ConvGeometry(3, 3, 2, 2, cover_all=True)),
+    ((2, 16, 2, 9), (8, 16, 3, 3), ConvGeometry(3, 1, 2, 1)),
+]
+
+
+@each(**{"x_shape, W_shape, g": BLIND, "dtype": ["bfloat16", "float32"], "W_dtype": ["bfloat16", "float32"]})
+def test_taps_that_see_the_padding_alone_have_no_gradient(x_shape, W_shape, g, dtype, W_dtype):
+    """oneDNN 3.2's kernel for bfloat16 gives them what its scratchpad held."""
+    dtype, W_dtype = backend.as_dtype(dtype), backend.as_dtype(W_dtype)
+    x, gy, _ = (a.astype(dtype) for a in arrays(x_shape, W_shape, g))
+    onednn.scratch("scratchpad", 1 << 22)[:] = 255  # NaN in any type
+    whole = W_shape[0], g.groups * W_shape[1], *W_shape[2:]
+    expected = definition(x, gy, whole, g)
+    if g.groups > 1:
+        size, o = W_shape[1], W_shape[0] // g.groups
+        expected = np.concatenate([expected[i * o :][:o, i * size :][:, :size] for i in range(g.groups)])
+    gW = kernels.conv_backward_weight(x, gy, W_shape, g, W_dtype, None).astype("d")
+    assert (expected == 0).any() and (gW[expected == 0] == 0).all()
+    np.testing.assert_allclose(gW, expected, rtol=0.02, atol=0.3 if "bfloat16" in (dtype.name, W_dtype.name) else 1e-4)
