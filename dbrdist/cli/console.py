@@ -45,7 +45,7 @@ class Console:
     def warn(self, words: str) -> None:
         """Write a warning to the standard error and to the file."""
         line = f"warning: {words}"
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it, or there is none
             sys.stderr.write(folded(line) + "\n")
             sys.stderr.flush()
         self._to_file([line])

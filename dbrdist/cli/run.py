@@ -271,6 +271,7 @@ class Run:
             if ending[0] == "failed":
                 if tracer is not None:
                     tracer.stop()
+                self.warned.say_own()
                 self._end(*ending, time.time() - began, {})
         if tracer is not None:
             self._write_trace(tracer)

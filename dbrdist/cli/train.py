@@ -177,6 +177,7 @@ def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None, trac
             resume.compare_ranks(settings, origin, comm)
             if evaluate is not None:
                 run.evaluate(settings, origin, comm, evaluate)
+                warned.gather(comm)
                 return 0
             training = run.Run(settings, origin, comm, console, warned)
             training.announce()

@@ -15,7 +15,7 @@ _MAX_WARNINGS = 1000  # that are told apart
 
 
 class Warned:
-    """The warnings of this rank's run: rank 0 says its own at once, and those of others alone when the run ends."""
+    """The warnings of this rank's run: rank 0 says its own at once, and others' when the run ends."""
 
     def __init__(self, rank: int, console: Console):
         self._rank = rank
@@ -48,6 +48,11 @@ class Warned:
         if self._rank == 0:
             self._console.warn(words)
 
+    def say_own(self) -> None:
+        """On another rank than 0, where its run has failed: say what it was warned of, which nobody will gather."""
+        for words in list(self._found) if self._rank else ():
+            self._console.warn(f"rank {self._rank}: {words}")
+
     def gather(self, comm: Any) -> None:
         """Let rank 0 say what only other ranks were warned of. Collective."""
         for rank, theirs in enumerate(comm.allgather_obj(list(self._found))):
@@ -60,8 +65,15 @@ class Warned:
 def in_words(message: Warning | str, category: type[Warning], filename: str, lineno: int) -> str:
     """A warning in one line: its text, and where it comes from another's code, its kind and place."""
     text = " ".join(str(message).split())
-    path = os.path.abspath(filename)
-    if path.startswith(_OWN_FILES):
+    if filename.startswith(_OWN_FILES):
         return text
-    here = os.path.relpath(path)
-    return f"{text} ({category.__name__} at {path if here.startswith(os.pardir) else here}:{lineno})"
+    return f"{text} ({category.__name__} at {_from_here(filename)}:{lineno})"
+
+
+def _from_here(path: str) -> str:
+    """A path without the working directory, if it begins with it."""
+    try:
+        here = os.path.relpath(path)
+        return os.path.abspath(path) if here.startswith(os.pardir) else here
+    except (OSError, ValueError):  # the directory was removed, or is on another drive
+        return path

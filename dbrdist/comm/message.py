@@ -29,16 +29,16 @@ HostArray = np.ndarray[Any, Any]
 
 
 def as_array(x: Any, verb: str) -> Array:
-    """``x`` if it is an array that can travel as bytes; NumPy scalars become 0-d arrays, matrices 2-d ones.
+    """``x`` if it is an array that can travel as bytes; NumPy scalars and subclasses of its arrays become plain ones.
 
     Raises:
         TypeError: for anything else, naming the verb that takes objects; for masks, which would stay behind.
         ValueError: for more than 32 dimensions.
     """
-    if isinstance(x, (np.generic, np.matrix)):  # a matrix has two dimensions in any shape
-        x = np.asarray(x)
     if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"{verb} expected an array, got one with a mask, which does not travel: fill it first")
+        raise TypeError(f"{verb} expected a plain array, got a masked one: masks do not travel, so fill it first")
+    if type(x) is not np.ndarray and isinstance(x, (np.generic, np.ndarray)):
+        x = np.asarray(x)  # what a subclass makes of a view may be wrong here: a matrix has 2 axes in any shape
     if not backend.is_array(x):
         raise TypeError(f"{verb} expected an array, got {type(x).__name__}; objects travel by {verb}_obj")
     if x.dtype.hasobject or x.dtype.names is not None or (x.dtype.kind == "V" and x.dtype.name.startswith("void")):

@@ -8,6 +8,7 @@ default; ``numpy.random.seed`` has no effect on anything here.
 
 from __future__ import annotations
 
+import operator
 import threading
 import zlib
 from typing import Any
@@ -19,7 +20,7 @@ _MASK = (1 << 64) - 1
 
 
 def _philox(seed: int, purpose: str, counter: tuple[int, int, int, int]) -> np.random.Philox:
-    key = np.array([seed & _MASK, zlib.crc32(purpose.encode())], np.uint64)
+    key = np.array([operator.index(seed) & _MASK, zlib.crc32(purpose.encode())], np.uint64)
     return np.random.Philox(counter=np.array(counter, np.uint64), key=key)
 
 

@@ -61,10 +61,8 @@ class _FunctionExtension(Extension):
 
 
 def what_is_called(extension: Extension) -> Callable[[Any], Any]:
-    """What a call of an extension comes down to: the function that it was made of, or its bound method."""
-    if type(extension) is _FunctionExtension:
-        return extension.function
-    return extension.__call__
+    """What a call of an extension comes down to: the function that it was made of, or the extension itself."""
+    return extension.function if type(extension) is _FunctionExtension else extension
 
 
 def make_extension(

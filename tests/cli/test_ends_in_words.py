@@ -181,6 +181,28 @@ def test_warnings_of_other_ranks_alone_are_said_at_the_end(capsys):
     assert capsys.readouterr().err == "warning: all were told\nwarning: rank 1: alone\n"
 
 
+def test_a_rank_whose_run_fails_says_its_own_warnings(capsys):
+    def main(comm):
+        warned = Warned(comm.rank, Console())
+        warned._take(UserWarning(f"of rank {comm.rank}"), UserWarning, dbrdist.__file__, 1)
+        warned.say_own()
+
+    run_threads(2, main)
+    lines = sorted(capsys.readouterr().err.splitlines())
+    assert lines == ["warning: of rank 0", "warning: rank 1: of rank 1"]
+
+
+def test_warnings_that_nobody_can_read_or_place_stop_nothing(monkeypatch, tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert in_words("odd", FutureWarning, "/else/where.py", 3) == "odd (FutureWarning at /else/where.py:3)"
+    assert in_words("odd", FutureWarning, "where.py", 3) == "odd (FutureWarning at where.py:3)"
+    monkeypatch.setattr(sys, "stderr", None)  # as in `2>&-`
+    Console().warn("odd")
+
+
 def test_a_warning_in_words():
     inner = str(Path(dbrdist.__file__).parent / "core" / "link.py")
     assert in_words(UserWarning("two\n  lines"), UserWarning, inner, 3) == "two lines"

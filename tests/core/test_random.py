@@ -156,3 +156,13 @@ def test_orders_of_seeds_and_epochs_in_turn_are_those_of_fresh_generators():
     for seed, epoch in [(0, 0), (0, 3), (2**63 + 1, 3), (0, 3), (0, 0), (2**63 + 1, 0)]:
         expected = random.generator(seed, "order", epoch).permutation(37)
         np.testing.assert_array_equal(random.permutation(seed, epoch, 37), expected)
+
+
+def test_seeds_may_be_numbers_of_numpy():
+    for seed in (np.int64(7), np.uint8(7), np.array(7)):
+        np.testing.assert_array_equal(random.permutation(seed, 2, 9), random.permutation(7, 2, 9))
+        assert random.generator(seed, "split").random() == random.generator(7, "split").random()
+        random.set_seed(seed)
+        assert random.raw_words(1, 4).tolist() == (random.set_seed(7), random.raw_words(1, 4).tolist())[1]
+    with pytest.raises(TypeError, match="integer"):
+        random.permutation(7.5, 0, 3)

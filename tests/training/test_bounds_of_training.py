@@ -395,3 +395,30 @@ def test_parts_of_an_updater_by_name():
     assert updater.get_iterator("main").epoch_detail == updater.epoch_detail == 1.0
     both = training.StandardUpdater({"main": updater.get_iterator("main")}, {"main": optimizer})
     assert both.device is None is both.input_device and both.get_optimizer("main") is optimizer
+
+
+def test_extensions_are_called_as_python_calls_them():
+    """Of the class that they have now, whatever hangs on the object itself."""
+
+    class Once(training.Extension):
+        trigger = (1, "iteration")
+        count = 0
+
+        def __call__(self, trainer):
+            self.count += 1
+
+    class Tenfold(Once):
+        def __call__(self, trainer):
+            self.count += 10
+
+    trainer, extension = made(stop=(4, "iteration")), Once()
+    extension.__call__ = refuse("LogReport")
+
+    def change(trainer):
+        if trainer.updater.iteration == 3:
+            extension.__class__ = Tenfold
+
+    trainer.extend(extension)
+    trainer.extend(change, trigger=(1, "iteration"), priority=1000)
+    trainer.run()
+    assert extension.count == 1 + 1 + 10 + 10
