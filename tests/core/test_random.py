@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dbrdist import random
+from tests.each import fresh_chance
 
 
 @pytest.fixture(autouse=True)
@@ -166,3 +167,13 @@ def test_seeds_may_be_numbers_of_numpy():
         assert random.raw_words(1, 4).tolist() == (random.set_seed(7), random.raw_words(1, 4).tolist())[1]
     with pytest.raises(TypeError, match="integer"):
         random.permutation(7.5, 0, 3)
+
+
+def test_no_test_leaves_its_seed_to_the_threads_of_later_ones():
+    random.set_seed(7)
+    fresh_chance()
+    seeds = []
+    thread = threading.Thread(target=lambda: seeds.append(random.get_seed()))
+    thread.start()
+    thread.join()
+    assert seeds == [0] and random.get_seed() == 0
