@@ -84,7 +84,7 @@ class Trace:
         """
         with agree.together(self._comm):
             if spans.recording() is not None:
-                raise RuntimeError("Trace.start expected that nothing records: finish, or stop, the trace before")
+                raise RuntimeError("Trace.start expected no other trace to be recording: finish or stop that one first")
         self._recorder = Recorder()
         self._first = ask(self._comm)
         spans.record(self._recorder)
@@ -103,7 +103,7 @@ class Trace:
         """
         with agree.together(self._comm):
             if spans.recording() is not self._recorder:
-                raise RuntimeError("Trace.finish expected a trace that records: start it first, and finish it once")
+                raise RuntimeError("Trace.finish expected a trace that is recording: start it first, finish it once")
         self.stop()
         clock = Clock(self._first, ask(self._comm))
         main, first = threading.get_ident(), self._recorder.first_whole_step

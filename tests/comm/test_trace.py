@@ -108,7 +108,7 @@ def test_traces_do_not_end_each_other():
     first.start()
     try:
         for again in (first, second):
-            with pytest.raises(RuntimeError, match="expected that nothing records"):
+            with pytest.raises(RuntimeError, match="expected no other trace to be recording"):
                 again.start()
         with pytest.raises(RuntimeError, match="start it first"):
             second.finish()
