@@ -117,13 +117,15 @@ def accumulation_dtype(dtype: Any) -> DType:
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
-def _tune_heap() -> None:
-    """Keep freed memory in the process.
+def tune_heap() -> None:
+    """Keep freed memory in the process, from the first call on.
 
     glibc gives blocks over 32 MB back to the kernel at once, and fresh pages are expensive: a convolution whose output
     is reallocated at every step ran 2 to 4 times slower. Without mmap and trimming the heap recycles them.
     """
     global _heap_is_tuned
+    if _heap_is_tuned:
+        return
     _heap_is_tuned = True
     if not sys.platform.startswith("linux"):
         return
@@ -147,7 +149,7 @@ def aligned(count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     if num_bytes < _BIG_BYTES:
         return np.empty(count, dtype)
     if not _heap_is_tuned:
-        _tune_heap()
+        tune_heap()
     raw = np.empty(num_bytes + 64, np.uint8)
     start = -address(raw) & 63
     return raw[start : start + num_bytes].view(dtype)

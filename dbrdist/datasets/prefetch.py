@@ -7,7 +7,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from dbrdist.core import thread_pools
+from dbrdist.core import backend, thread_pools
 from dbrdist.datasets.memory import Canvas, reused
 from dbrdist.datasets.order import State, Step
 from dbrdist.datasets.serial import SerialIterator, put_together, read_parts
@@ -138,6 +138,7 @@ class MultithreadIterator(PrefetchIterator):
 
     def _submit(self, own: Step, whole: Step) -> tuple[Step, list[Future[Any]]]:
         if self._pool is None:
+            backend.tune_heap()  # else the pixels of each photograph lie in fresh pages, for which threads wait in turn
             self._pool = ThreadPoolExecutor(self.n_threads, thread_name_prefix="dbrdist-loader")
         canvas, size = Canvas(own.num_samples), _share_size(own.num_samples, self.n_threads)
         starts = range(0, own.num_samples, size)

@@ -8,6 +8,7 @@ import pytest
 from each import each
 from image_files import class_folders, jpeg
 
+from dbrdist.core import backend
 from dbrdist.core.random import SampleGenerator, generator
 from dbrdist.datasets import (
     Compose,
@@ -72,6 +73,15 @@ def test_threads_give_the_batches_of_one(root, last, num_threads):
     with MultithreadIterator(dataset, 12, n_threads=num_threads, **options) as threads:
         same(SerialIterator(dataset, 12, **options), threads)
         assert threads.num_skipped >= 2
+
+
+def test_threads_find_a_heap_that_keeps_its_pages(root, monkeypatch):
+    asked = []
+    monkeypatch.setattr(backend, "tune_heap", lambda: asked.append(threading.current_thread()))
+    with MultithreadIterator(ImageFolder(root, CHAIN, on_corrupt="skip"), 12, n_threads=2, seed=3) as threads:
+        assert not asked
+        threads.next(), threads.next()
+    assert asked == [threading.current_thread()]
 
 
 def test_mixed_images_too(root):
