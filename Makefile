@@ -4,7 +4,7 @@ VENV   ?= .venv
 EXTRAS ?= mpich,image,dev
 RANKS  ?= 1 2 3 4
 WORKERS ?= 2
-# Many of the slow tests wait for programs: more at a time than there are cores.
+# Many tests wait for programs or for threads: more at a time than there are cores.
 WAITERS ?= 4
 WHEEL_TESTS ?= $(addprefix tests/,cli comm core functions kernels links models training)
 
@@ -34,7 +34,7 @@ train: $(READY)  ## Train a network on real images with two ranks; ends with the
 test: test-fast test-programs test-mpi  ## Pass all tests: the fast suite, programs, then real MPI with 1 to 4 ranks.
 
 test-quick: $(READY)  ## The inner loop: the fast suite without what is slow.
-	$(RUN) $(THREADS) python -m pytest tests -n $(WORKERS) --dist worksteal -q -m "not slow"
+	$(RUN) $(THREADS) python -m pytest tests -n $(WAITERS) --dist worksteal -q -m "not slow"
 
 test-fast: $(READY)  ## All tests but those of programs and of MPI; the tests for GPUs run on a stand-in for CuPy.
 	$(RUN) $(THREADS) python -m pytest tests -n $(WAITERS) --dist worksteal -m "not programs"

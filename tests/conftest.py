@@ -18,7 +18,7 @@ STARTING = {"started", "ranks", "several"}  # fixtures that start jobs
 PROGRAMS = ("compat/test_programs.py", "core/test_thread_pools.py", "datasets/test_rings.py")
 # Files whose tests take long; single tests elsewhere carry the mark themselves, and so does what starts programs.
 SLOW = (
-    "comm/test_cores.py", "examples/test_example_programs.py",
+    "cli/test_report.py", "comm/test_contract.py", "comm/test_cores.py", "examples/test_example_programs.py",
     "launch/test_launch_digits.py", "launch/test_launch_doctor.py",
     "launch/test_launch_first.py", "launch/test_launch_hosts.py", "launch/test_launch_matrix.py",
     "launch/test_launch_recipes.py", "launch/test_launch_signals.py", "launch/test_launch_slurm.py",
