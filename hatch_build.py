@@ -1,10 +1,10 @@
 """Compiles the modules through which every training step goes, where there is a C compiler.
 
 The sources stay Python: Cython compiles them as they are, the same lines run either way, and a wheel carries both. A
-``.pxd`` file beside a module gives its classes C types; only the compiler reads it. One module is written in Cython
-(``.pyx``): loops over small arrays, for which NumPy's calls serve otherwise. The step of a network too small for
-arithmetic to matter takes less than half of the time. Without a compiler, in an editable installation and with
-``HATCH_BUILD_NO_HOOKS=true`` the sources alone are installed.
+``.pxd`` file beside a module gives its classes C types; only the compiler reads it. Two modules are written in Cython
+(``.pyx``): loops over small arrays, and calls of oneDNN, for which NumPy and ctypes serve otherwise. The step of a
+network too small for arithmetic to matter takes less than half of the time. Without a compiler, in an editable
+installation and with ``HATCH_BUILD_NO_HOOKS=true`` the sources alone are installed.
 """
 
 from __future__ import annotations

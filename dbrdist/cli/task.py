@@ -56,7 +56,7 @@ class Task(Chain):
         loss = loss_function(outputs, labels)
         observed = {"loss": loss}
         are_classes = labels.dtype.kind in "iu"
-        if outputs.ndim == labels.ndim + 1 if are_classes else self._has_weights(outputs, labels):
+        if (outputs.ndim == labels.ndim + 1) if are_classes else self._has_weights(outputs, labels):
             observed["accuracy"] = hit_fraction(as_array(outputs), as_array(labels))
         if self.metrics:
             observed |= {name: metric(outputs, labels) for name, metric in self.metrics.items()}

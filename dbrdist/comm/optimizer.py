@@ -129,19 +129,18 @@ class MultiNodeOptimizer(HandsOn):
             if not (self._is_synchronized and self._target is target):
                 self._synchronize()
             self.num_samples = num_samples  # and the rest is a step of the wrapped optimizer
-            if spans.recorders:
-                self._backward(lossfun, args, kwds)
-                self._apply()
-                return
-            loss = lossfun(*args, **kwds)
-            target.cleargrads()
-            backprop.backward([loss], loss_scale=self.actual_optimizer._loss_scale)
-            del loss
-            self.actual_optimizer.update()
+            self._go_backward(target, lossfun, args, kwds)
+            self._apply()
             return
         if self._is_plain and self._is_in_step(target) and self._encloses_gradients():
             self._update_at_once(target, lossfun, args, kwds, num_samples, place_of(sys._getframe().f_back))
             return
+        self._update_in_full(target, lossfun, args, kwds, num_samples)
+
+    def _update_in_full(
+        self, target: Any, lossfun: Callable[..., Any] | None, args: Any, kwds: Any, num_samples: int | None
+    ) -> None:
+        """A step with all that may come with it: a first meeting, what is carried, shards, local steps."""
         if self.actual_optimizer._loss_scale_growth is not None and self._is_one_of_many:
             self._way.check_dynamic_scale()
         is_first = False
