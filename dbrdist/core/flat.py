@@ -17,9 +17,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dbrdist.core.backend import Array, DType, aligned_zeros, device_of, empty, to_device
+from dbrdist.core.pages import release_free
 from dbrdist.core.parameter import Parameter, Slot
 
 ALIGNMENT_BYTES = 64
+_MANY_BYTES = 1 << 24  # of parameters that move into an arena: what they leave is worth giving back
 
 Piece: TypeAlias = tuple[int, int]  # (first, last + 1) of the elements of a flattened parameter
 Allocate: TypeAlias = Callable[[int, DType, Array], Array]  # (count, dtype, like): zeros in a 1-d array where like is
@@ -202,6 +204,8 @@ def gather(params: Iterable[Parameter], allocate: Allocate = aligned_zeros) -> l
     for group in groups.values():
         if any(p.slot is None for p in group):
             _settle(group, allocate)
+    if sum(p.array.nbytes for p in settled if isinstance(p.array, np.ndarray)) >= _MANY_BYTES:
+        release_free()  # where they lay before: activations would fill it only in part, and the rest count in each peak
     return settled
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import sys
 from typing import Any
@@ -25,3 +26,13 @@ def own_pages(num_bytes: int) -> np.ndarray[Any, Any]:
         with contextlib.suppress(OSError):  # a kernel without huge pages refuses the advice
             pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)
+
+
+def release_free() -> None:
+    """Give the kernel back what the heap holds and nobody uses, whole pages of it; a heap that cannot stays as it is.
+
+    Afterwards those pages cost a fault each: for moments at which much was freed that will not come again.
+    """
+    if sys.platform.startswith("linux"):
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)

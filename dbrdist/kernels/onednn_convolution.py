@@ -175,7 +175,8 @@ def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -
     def conv_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Array:
         if not is_plain:
             x, W = images(x), _readable(W)
-        weights, y = pack(W), new()
+        y = new()
+        weights = pack(W)  # after y, so that nothing stays above their memory once they are gone
         if b is None:
             primitive.on(x, weights, y)
         else:
@@ -318,9 +319,10 @@ def _plan_turned(x: Array, gy: Array, like: Array) -> Any:
     with Builder() as b:
         turn = b.reorder(b.memory((o, i), onednn.F32, (1, o)), b.memory((o, i), onednn.F32))
     assert turn is not None
+    num_bytes = like.nbytes  # the array itself must not stay with the plan
 
     def product(g: Array, x: Array, out: Array) -> None:
-        target = _for_weights(like.nbytes)
+        target = _for_weights(num_bytes)
         primitive.on(x.T, g.T, target)
         turn.on(target, out)
 

@@ -44,6 +44,7 @@ def plan_by_taps(x: Array, gy: Array, like: Array, g: ConvGeometry) -> Any:
     taps = [_tap(u, v, x.shape, gy.shape, g) for u in range(kh) for v in range(kw)]
     products = {tap.count: _product(tap.count, o, i) for tap in taps if tap.count}
     new, size = backend.plain_allocator(like.shape, like.dtype), o * i
+    count, type_of_products = like.size, like.dtype  # the array itself must not stay with the plan
     with Builder() as b:
         turn = b.reorder(b.memory((o * i, kh * kw), onednn.F32, (1, o * i)), b.memory((o * i, kh * kw), onednn.F32))
     assert turn is not None
@@ -52,7 +53,7 @@ def plan_by_taps(x: Array, gy: Array, like: Array, g: ConvGeometry) -> Any:
         x: Array, gy: Array, W_shape: tuple[int, ...], geometry: ConvGeometry, dtype: Any, out: Array | None
     ) -> Array:
         x, gy = (backend.channels_last(a).transpose(0, 2, 3, 1) for a in (x, gy))
-        found = backend.aligned(like.size, like.dtype)  # for the call alone: nothing stays at a step's peak
+        found = backend.aligned(count, type_of_products)  # for the call alone: nothing stays at a step's peak
         for k, tap in enumerate(taps):
             part = found[k * size : (k + 1) * size]
             if tap.count:
