@@ -1,0 +1,470 @@
+"""Writes docs/figures.md, and the table of figures in the README, from the newest records.
+
+    python benchmarks/figures.py          # say what would change
+    python benchmarks/figures.py --write
+
+Each row takes one kind of record. Of the records of a kind the newest from each processor counts, since a ratio holds
+for the machine on which it was taken. What is not reached is said by the figure beside its goal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "benchmarks" / "records"
+PAGE, README = ROOT / "docs" / "figures.md", ROOT / "README.md"
+BEGIN, END = "<!-- figures: written by benchmarks/figures.py -->\n", "<!-- end of figures -->\n"
+
+Results = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure: what it is of, the goal, the kinds of records that it comes from, and how it is said."""
+
+    what: str
+    goal: str
+    kinds: str  # of one record, or several with a blank between
+    say: Callable[..., str]  # from the results of each
+    in_readme: bool = False
+
+
+def _seconds(results: Results, *labels: str, scale: float, digits: int = 0) -> str:
+    return " and ".join(f"{results[label]['median_seconds'] * scale:.{digits}f}" for label in labels)
+
+
+def _steps(r: Results, unit: str = "ms", digits: int = 0) -> str:
+    """Our time as a part of PyTorch's, and both."""
+    scale = {"ms": 1e3, "us": 1e6}[unit]
+    return f"{r['ratio']:.2f}: {_seconds(r, 'dbrdist', 'torch', scale=scale, digits=digits)} {unit}"
+
+
+def _overhead(r: Results) -> str:
+    interpreted = r["interpreted"]["median_seconds"] / r["torch"]["median_seconds"]
+    return f"{_steps(r, 'us')}; interpreted {interpreted:.2f}: {_seconds(r, 'interpreted', scale=1e6)} us"
+
+
+def _memory(r: Results) -> str:
+    ours, theirs = (r[label]["peak_bytes"] / 2**20 for label in ("dbrdist", "torch"))
+    return f"{ours / theirs:.2f}: {ours:.0f} and {theirs:.0f} MiB"
+
+
+def _gpu(r32: Results, r16: Results) -> str:
+    parts = []
+    for r in (r32["resnet50, batch 128"], r16["resnet50, batch 128"]):
+        ratio = r["dbrdist"]["median_seconds"] / r["torch"]["median_seconds"]
+        parts.append(f"{ratio:.2f}: {_seconds(r, 'dbrdist', 'torch', scale=1e3, digits=1)} ms")
+    return "; ".join(parts)
+
+
+def _ratios(r: Results) -> dict[str, float]:
+    return {name: case["ratio"] for name, case in r.items() if isinstance(case, dict) and "ratio" in case}
+
+
+def _elementwise(r: Results) -> str:
+    found = _ratios(r).values()
+    return f"{len(found)} functions: median {statistics.median(found):.2f}, each at most {max(found):.2f}"
+
+
+def _vocabulary(r: Results) -> str:
+    found = _ratios(r)
+    slow = sorted(((v, k) for k, v in found.items() if v > 1.2), reverse=True)
+    names = ", ".join(f"`{name}` {value:.1f}" for value, name in slow)
+    return (
+        f"{len(found)} functions: median {statistics.median(found.values()):.2f}; {len(slow)} above 1.20, most of them "
+        f"copies that a leaf makes of a view where Chainer hands on the view: {names}"
+    )
+
+
+def _of(r: Results, *path: str) -> str:
+    value: Any = r
+    for name in path:
+        value = value[name]
+    return f"{value:.2f}"
+
+
+def _large(r: Results) -> str:
+    large = r["large"]
+    parts = [_of(large, "ratios", f"float32 / {peer} float32", "ratio") for peer in ("MPI_Allreduce", "gloo")]
+    names = "float32", "MPI_Allreduce float32", "gloo float32"
+    times = ", ".join(_seconds(large, name, scale=1e3) for name in names)
+    return f"{'; '.join(parts)}: {times} ms"
+
+
+def _large_bfloat16(r: Results) -> str:
+    large = r["large"]
+    ratio = _of(large, "ratios", "bfloat16 / gloo bfloat16", "ratio")
+    return f"{ratio}: {_seconds(large, 'bfloat16', 'gloo bfloat16', scale=1e3)} ms"
+
+
+def _small(r: Results) -> str:
+    two = _of(r, "small", "ratios", "multi-node / Allreduce", "ratio")
+    return f"{two}; {_of(r, 'small on one rank', 'ratios', 'multi-node / alone', 'ratio')}"
+
+
+def _together(r: Results) -> str:
+    ours, peers = [], []
+    for name in ("resnet20 on one host", "resnet50 on one host"):
+        figures = r[name]["figures"]
+        ours.append(f"{figures['together']['throughput']:.3f}")
+        peers.append(f"{figures['torch DDP']['throughput']:.2f}")
+    return f"{'; '.join(ours)} (PyTorch's DDP over gloo: {'; '.join(peers)})"
+
+
+def _exposed(r: Results) -> str:
+    figures = r["resnet50 on two hosts"]["figures"]
+    return f"{figures['together']['exposed']:.2f} (DDP: {figures['torch DDP']['exposed']:.2f})"
+
+
+def _run_cost(r: Results) -> str:
+    added, spread = r["resnet20"]["added"], r["resnet20"]["run"]
+    part = f"{100 * r['resnet20']['added_fraction']:.1f} %"
+    if abs(added["median_seconds"]) < spread["max_seconds"] - spread["min_seconds"]:
+        part += ", less than the spread"
+    return f"{part}; {_seconds(r['mlp'], 'added', scale=1e6)} us"
+
+
+def _loader(r: Results) -> str:
+    return (
+        f"{_of(r, 'uint8', 'of_by_hand')}; {_of(r, 'uint8', 'of_pillow')} "
+        f"(a loop by hand: {_of(r, 'by_hand', 'of_pillow')}; `decode: fast`: {_of(r, 'fast', 'of_pillow')})"
+    )
+
+
+def _sharing(r: Results) -> str:
+    ours, plain = (r[name]["state_bytes_per_rank"][0] / 1e6 for name in ("zero=1", "plain"))
+    two = f"`zero=2`, half the gradients too: {r['zero=2']['ratio_to_plain']:.1f}"
+    return f"{ours / plain:.2f}: {ours:.0f} and {plain:.0f} MB; {_of(r, 'zero=1', 'ratio_to_plain')} ({two})"
+
+
+def _wire(r: Results) -> str:
+    ways = "bfloat16", "PowerSGD rank 2", "top 1 %"
+    return "; ".join(" and ".join(_of(r, rate, way, "time_of_plain") for rate in ("1gbit", "100mbit")) for way in ways)
+
+
+def _accuracy(r: Results) -> str:
+    ways = "plain", "bfloat16 transfer", "PowerSGD rank 2", "top 1 %", "local_steps=8"
+    return "; ".join(f"{100 * r[way]['test_accuracy']:.1f}" for way in ways) + " %"
+
+
+def _auto(r: Results) -> str:
+    rows = [row for place in r.values() for row in place.values()]
+    worst = max(row["auto_to"][row["fastest"]] for row in rows)
+    taken = sum(row["auto"] == row["fastest"] for row in rows)
+    return f"{worst:.2f}; the fastest is taken in {taken} of {len(rows)} rows"
+
+
+def _trace(r: Results) -> str:
+    return f"{100 * r['trace_fraction_by_steps']:.1f} %; {100 * r['audit_fraction']:.3f} %"
+
+
+def _language_models(char: Results, ptb: Results) -> str:
+    digits = ((char, 4), (ptb, 1))
+    return "; ".join(" and ".join(f"{r[side]['figure']:.{n}f}" for side in ("dbrdist", "torch")) for r, n in digits)
+
+
+def _reproducible(r: Results) -> str:
+    return "equal" if r["momentum"]["is_one_hash"] and r["lars"]["is_one_hash"] else "NOT equal"
+
+
+def _reproducible_steps(r: Results) -> str:
+    steps = r["step_seconds_on_2_ranks"]
+    plain = steps["plain"]["median_seconds"]
+    return " and ".join(f"{steps[f'{n} workers']['median_seconds'] / plain:.2f}" for n in (2, 8))
+
+
+def _index(r: Results) -> str:
+    return f"{_of(r, 'open_seconds', 'median_seconds')} s; {r['host_bytes'] / 1e6:.0f} MB"
+
+
+def _mutants(*records: Results) -> str:
+    killed, judged = sum(r["killed"] for r in records), sum(r["killed"] + r["survived"] for r in records)
+    return f"{100 * killed / judged:.1f} % ({killed} of {judged})"
+
+
+def _wrong_formulas(r: Results) -> str:
+    judged = r["noticed"] + r["survived"]
+    return f"{r['noticed']:,} of {judged:,} noticed; {r['equivalent']} equivalent, {r['not judged']} not judged"
+
+
+def _digits(r: Results) -> str:
+    return f"{100 * r['metrics']['validation/main/accuracy']:.2f} % in {r['wall']['median_seconds']:.1f} s"
+
+
+def _cifar10(r: Results) -> str:
+    return f"{100 * r['metrics']['validation/main/accuracy']:.2f} % in {r['wall']['median_seconds']:.0f} s"
+
+
+def _memorised(r: Results) -> str:
+    steps, seconds = r["iterations"], r["wall"]["median_seconds"]
+    first, last = r["first_iteration_with_loss_below_goal"], r["metrics"]["main/loss"]
+    return f"from step {first} on; {last:.2f} after {steps} steps, {seconds:.0f} s"
+
+
+GROUPS: dict[str, list[Row]] = {
+    "Training steps and inference on CPUs": [
+        Row(
+            "full step of an MLP of 3 layers of 8 units, batch 8, one thread, against PyTorch 2.13 eager",
+            "0.15 of its time; interpreted 0.30", "overhead", _overhead, in_readme=True,
+        ),
+        Row(
+            "full step of ResNet-50, batch 16, 224x224, float32, one thread, against PyTorch 2.13 channels-last",
+            "0.78 of its time", "resnet50", _steps, in_readme=True,
+        ),
+        Row("the same step: peak memory", "0.75 of its memory", "resnet50", _memory, in_readme=True),
+        Row(
+            "full step of ResNet-50 in `mixedbf16`, against PyTorch's autocast", "0.87 of its time",
+            "resnet50-mixedbf16", _steps, in_readme=True,
+        ),
+        Row(
+            "inference with ResNet-50, batch 1, float32", "0.90 of its time", "resnet50-batch1-inference", _steps,
+            in_readme=True,
+        ),
+        Row(
+            "full step of ResNet-20, 32x32, batch 128, float32, one thread, against PyTorch 2.13 channels-last",
+            "0.80 of its time", "resnet20", _steps, in_readme=True,
+        ),
+        Row("the same in `mixedbf16`, against PyTorch's autocast", "0.67 of its time", "resnet20-mixedbf16", _steps),
+        Row(
+            "full step of ResNet-20, 8x8, batch 1", "0.70 of its time", "resnet20-8x8-batch1",
+            lambda r: _steps(r, digits=1),
+        ),
+        Row(
+            "full step of a language model with 2 LSTM layers of 650 units, batch 20, 35 steps, against `nn.LSTM`",
+            "1.0 of its time", "lstm", _steps,
+        ),
+        Row(
+            "full step of a Transformer block, 256 wide, 4 heads, 128 tokens, batch 16, against "
+            "`nn.TransformerEncoderLayer`",
+            "1.1 of its time", "transformer", _steps,
+        ),
+        Row(
+            "elementwise functions, activations and losses, forward and backward, 1 M float32, against PyTorch 2.13",
+            "median 0.90, each 1.30", "elementwise", _elementwise,
+        ),
+        Row(
+            "functions, forward and backward at sizes of Chainer's examples, against Chainer 7.8.1 on NumPy 1.23",
+            "median 0.70, each 1.20 of its time", "vocabulary", _vocabulary,
+        ),
+        Row(
+            "`import dbrdist, dbrdist.functions, dbrdist.links` beyond NumPy", "0.25 s", "imports",
+            lambda r: f"{_of(r, 'beyond_numpy', 'median_seconds')} s",
+        ),
+    ],
+    "One GPU": [
+        Row(
+            "full step of ResNet-50, batch 128, TF32; float16; against PyTorch 2.11 eager", "-",
+            "gpu-steps-float32 gpu-steps-float16", _gpu,
+        ),
+    ],
+    "Several ranks": [
+        Row(
+            "adding 102 MB of float32 gradients of 2 ranks on one host, against MPI_Allreduce; against gloo",
+            "0.30; 0.20 of its time", "reduction", _large, in_readme=True,
+        ),
+        Row("the same in bfloat16, against gloo", "0.25", "reduction", _large_bfloat16),
+        Row(
+            "the same with both cores busy", "0.40; 0.20", "reduction-busy",
+            lambda r: "; ".join(
+                _of(r, "large", "ratios", f"float32 / {peer} float32", "ratio") for peer in ("MPI_Allreduce", "gloo")
+            ),
+        ),
+        Row(
+            "a step with 10 KB of gradients, 2 ranks, against the same with a bare Allreduce; one rank against the "
+            "plain optimizer",
+            "1.3; 1.15 of its time", "reduction", _small,
+        ),
+        Row(
+            "2 ranks together, against two trainings without each other: ResNet-20; ResNet-50",
+            "0.98 of the throughput", "data-parallel", _together, in_readme=True,
+        ),
+        Row(
+            "the same with ResNet-50 at batch 8 on two hosts (namespaces, 1 Gb/s): exposed communication",
+            "0.25 of the reduction", "data-parallel", _exposed, in_readme=True,
+        ),
+        Row(
+            "102 MB and 10 KB on one host and two, 2 to 4 ranks: `auto` against the fastest communicator", "1.10",
+            "reduction-table", _auto,
+        ),
+        Row(
+            "Adam's state per rank with `zero=1` on 2 ranks; the step's time", "half; 1.1 of plain", "sharing",
+            _sharing,
+        ),
+        Row(
+            "one reduction of ResNet-50's 102 MB between two hosts at 1 Gb/s and 100 Mb/s: time of plain's with "
+            "bfloat16; PowerSGD of rank 2; top 1 %",
+            "-", "wire", _wire,
+        ),
+        Row(
+            "CIFAR-10 after ten epochs, small network: plain; bfloat16; PowerSGD of rank 2; top 1 %; 8 local steps",
+            "-", "compression-accuracy", _accuracy,
+        ),
+        Row(
+            "`reproducible: true`: bits of ResNet-20 on CIFAR-10 after 100 steps, on 1, 2, 3, 4 and 8 ranks, resumed "
+            "1->2, 2->1, 4->3, 3->8, with momentum and LARS",
+            "equal", "reproducible", _reproducible, in_readme=True,
+        ),
+        Row(
+            "the same: time of a step on 2 ranks, with 2 and with 8 virtual workers", "1.3 of the plain step",
+            "reproducible", _reproducible_steps,
+        ),
+        Row(
+            "random jobs whose ranks disagree: without the right error on every rank; hung; the longest", "0; 0; -",
+            "random-disagreements",
+            lambda r: f"{r['num_wrong']}; {r['num_hung']}; {r['max_seconds']:.1f} s, of {r['num_disagreements']} in "
+            f"{r['num_jobs']} jobs",
+        ),
+    ],
+    "Data and runs": [
+        Row(
+            "JPEG photographs to a uint8 batch, one core, against a loop by hand; against Pillow",
+            "0.95; 1.7 times as fast", "loader-full", _loader, in_readme=True,
+        ),
+        Row("the same with prepared copies of 256 pixels", "0.95; 2.3", "loader-prepared", _loader),
+        Row(
+            "two loader threads on two cores, against one: photographs; prepared copies", "1.8",
+            "loader-full loader-prepared",
+            lambda full, prepared: "; ".join(_of(r, "threads", "two_of_one") for r in (full, prepared)),
+        ),
+        Row(
+            "opening an index of 1.28 M images; memory of a host with 4 ranks and 8 workers", "2 s; 200 MB",
+            "image-index", _index,
+        ),
+        Row(
+            "what `dbrdist-train` adds to a loop by hand: ResNet-20 at batch 128; a tiny MLP", "3 %; 30 us",
+            "run-cost", _run_cost, in_readme=True,
+        ),
+        Row(
+            "`--trace`, and an audit of the parameters every 100 steps, of a ResNet-20 step on 2 ranks", "2 %; 1 %",
+            "trace-cost", _trace,
+        ),
+        Row(
+            "random configurations that end in two steps or in sentences, without a traceback", "5,000",
+            "random-configurations", lambda r: f"{sum(r['endings'].values()) - len(r['faults']):,}",
+        ),
+    ],
+    "Training to an end": [
+        Row("`examples/digits`, 2 ranks", "97 % in 60 s", "digits", _digits, in_readme=True),
+        Row("`examples/cifar10`, ResNet-20, 10 epochs, images as JPEG, 2 ranks", "85 %", "cifar10", _cifar10),
+        Row(
+            "`examples/imagenet/sample.yaml`, 240 photographs memorised, 2 ranks", "loss below 0.5",
+            "imagenet-sample", _memorised,
+        ),
+        Row(
+            "character LSTM and PTB LSTM with PyTorch's initial values and batches: bits per character, perplexity",
+            "within 2 % of PyTorch's", "language-model-char language-model-ptb", _language_models,
+        ),
+    ],
+    "Tests": [
+        Row("mutants of our code, drawn blindly, that tests notice", "96 %", "mutants-seed41", _mutants),
+        Row(
+            "mutants aimed at conditions, defaults, constants and errors", "95 %", "mutants-aimed-seed42", _mutants
+        ),
+        Row("each formula and derivative made wrong, one at a time", "-", "wrong-formulas", _wrong_formulas),
+    ],
+}  # fmt: skip
+
+PREFACE = """# Figures
+
+What was measured, against whom and where. A record gives the command, the commit, the versions, the machine, the
+repeats and their spread. A ratio holds for the machine on which it was taken: *Xeon* is 2 cores of an Intel Xeon with
+AVX-512 and AMX, *EPYC* 2 cores of an AMD EPYC with AVX-512 and without AMX. Times are medians of alternating samples,
+ours first. Rows about networks are compiled, the others interpreted. Where a figure misses its goal, you see both.
+
+This page is written by `python benchmarks/figures.py --write`. The launcher's figures are in [launch.md](launch.md).
+"""
+HEAD = "| what | goal | measured | on | record |\n|---|---|---|---|---|\n"
+DATED = re.compile(r"(.+)-(\d{4}-\d\d-\d\d)\.json")
+
+
+def newest(kind: str) -> dict[str, tuple[str, Results]]:
+    """Of each processor the name and the content of the newest record of a kind."""
+    found: dict[str, tuple[str, Results]] = {}
+    for path in sorted(RECORDS.glob(f"{kind}-*.json")):
+        match = DATED.fullmatch(path.name)
+        if match and match[1] == kind:
+            record = json.loads(path.read_text())
+            found[_machine(record)] = (path.name, record)
+    return found
+
+
+def _machine(record: Results) -> str:
+    device = (record.get("versions") or {}).get("device")  # of a GPU
+    name = str(device or (record.get("machine") or {}).get("cpu", "any"))
+    return next((known for known in ("Xeon", "EPYC", "H100", "H200") if known in name), name)
+
+
+def lines(row: Row, directory: str) -> list[str]:
+    """The row's lines in a table of a page from which ``directory`` leads to the records: one for each processor."""
+    kinds = [newest(kind) for kind in row.kinds.split()]
+    if not all(kinds):
+        raise ValueError(f"no record of {row.kinds!r} in {RECORDS}")
+    made = []
+    for machine in sorted(kinds[0], key=lambda name: kinds[0][name][0], reverse=True):
+        if not all(machine in found for found in kinds):
+            continue
+        names, records = zip(*(found[machine] for found in kinds))
+        said = row.say(*(record.get("results", record) for record in records))
+        links = ", ".join(f"[{DATED.fullmatch(name)[2]}]({directory}/{name})" for name in names)  # type: ignore[index]
+        what, goal = ("", "") if made else (row.what, row.goal)
+        made.append(f"| {what} | {goal} | {said} | {machine} | {links} |\n")
+    return made
+
+
+def page() -> str:
+    """docs/figures.md."""
+    text = PREFACE
+    for title, rows in GROUPS.items():
+        made = (line for row in rows for line in lines(row, "../benchmarks/records"))
+        text += f"\n## {title}\n\n{HEAD}{''.join(made)}"
+    return text
+
+
+def readme_table() -> str:
+    """The table of the README."""
+    chosen = [row for rows in GROUPS.values() for row in rows if row.in_readme]
+    return HEAD + "".join(line for row in chosen for line in lines(row, "benchmarks/records"))
+
+
+def readme(text: str) -> str:
+    """``text`` of the README with its table as the records have it now."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{readme_table()}\n{END}{after}"
+
+
+def outdated(files: Sequence[tuple[Path, str]]) -> list[Path]:
+    """Those whose text is another."""
+    return [path for path, text in files if not path.exists() or path.read_text() != text]
+
+
+def files() -> list[tuple[Path, str]]:
+    """What is written, and what it should say."""
+    return [(PAGE, page()), (README, readme(README.read_text()))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--write", action="store_true", help="write what has changed")
+    args = parser.parse_args()
+    changed = outdated(files())
+    for path, text in files():
+        if path in changed:
+            if args.write:
+                path.write_text(text)
+            print(f"{'wrote' if args.write else 'would change'} {path.relative_to(ROOT)}")
+    if changed and not args.write:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The page of figures and the table in the README say what the records say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import figures  # noqa: E402
+
+sys.path.pop(0)
+
+
+def test_the_pages_say_what_the_records_say():
+    outdated = figures.outdated(figures.files())
+    assert not outdated, f"run `python benchmarks/figures.py --write`: {outdated}"
+
+
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    shutil.copytree(figures.RECORDS, tmp_path / "records")
+    monkeypatch.setattr(figures, "RECORDS", tmp_path / "records")
+    return tmp_path / "records"
+
+
+def test_a_record_that_changes_makes_them_outdated(records):
+    path = max(records.glob("resnet50-2*.json"))
+    record = json.loads(path.read_text())
+    record["results"]["ratio"] = 0.5
+    path.write_text(json.dumps(record))
+    assert figures.outdated(figures.files()) == [figures.PAGE, figures.README]
+    assert "| 0.50: " in figures.page() and "| 0.50: " in figures.readme_table()
+
+
+def test_of_each_processor_the_newest_record_counts(records):
+    def put(date: str, cpu: str, ratio: float) -> None:
+        side = {"median_seconds": 1.0, "peak_bytes": 1 << 20}
+        content = {"machine": {"cpu": cpu}, "results": {"dbrdist": side, "torch": side, "ratio": ratio}}
+        (records / f"lstm-{date}.json").write_text(json.dumps(content))
+
+    for path in records.glob("lstm-*.json"):
+        path.unlink()
+    put("2030-01-01", "Some Xeon", 0.11)
+    put("2030-01-03", "Another EPYC", 0.22)
+    put("2030-01-02", "AMD EPYC", 0.33)
+    put("2030-01-04", "A RISC-V", 0.44)
+    (row,) = (row for row in figures.GROUPS["Training steps and inference on CPUs"] if row.kinds == "lstm")
+    made = [[cell.strip() for cell in line.split("|")[1:-1]] for line in figures.lines(row, "here")]
+    assert [cells[2].split(":")[0] for cells in made] == ["0.44", "0.22", "0.11"]
+    assert [cells[3] for cells in made] == ["A RISC-V", "EPYC", "Xeon"]
+    assert [bool(cells[0]) for cells in made] == [True, False, False]
+    assert made[1][4] == "[2030-01-03](here/lstm-2030-01-03.json)"
+
+
+def test_a_kind_whose_name_begins_like_another_is_another(records):
+    assert {name for name, _ in figures.newest("resnet50").values()}.isdisjoint(
+        {path.name for path in records.glob("resnet50-*b*.json")}
+    )
+
+
+def test_a_row_without_a_record_is_an_error(records):
+    for path in records.glob("lstm-*.json"):
+        path.unlink()
+    with pytest.raises(ValueError, match="no record of 'lstm'"):
+        figures.page()
