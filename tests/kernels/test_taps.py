@@ -119,3 +119,19 @@ def test_a_pointwise_gradient_with_strides_and_odd_channels_is_not_left_to_onedn
         onednn_convolution._plan_backward_weight(x, gy, W_shape, g, x.dtype, out)
     gW = kernels.conv_backward_weight(x, gy, W_shape, g, x.dtype, None)
     np.testing.assert_allclose(gW, definition(x, gy, W_shape, g), rtol=0, atol=1e-4)
+
+
+DILATED = [((3, 33, 9, 30), (1, 33, 2, 2), 1), ((3, 8, 9, 30), (8, 1, 2, 2), 8), ((2, 24, 5, 34), (17, 24, 2, 3), 1)]
+
+
+@each(**{"x_shape, W_shape, groups": DILATED, "W_dtype": ["bfloat16", "float32"]})
+def test_gradients_of_dilated_rows_and_odd_channels_are_right_in_bfloat16(x_shape, W_shape, groups, W_dtype):
+    """oneDNN 3.2's kernel for AVX-512 is wrong where outputs have more than 28 columns; that for AMX is not."""
+    dtype, g = backend.as_dtype("bfloat16"), ConvGeometry(dh=2, groups=groups)
+    x, gy, _ = (a.astype(dtype) for a in arrays(x_shape, W_shape, g))
+    onednn.scratch("scratchpad", 1 << 22)[:] = 255  # NaN in any type
+    gW = kernels.conv_backward_weight(x, gy, W_shape, g, backend.as_dtype(W_dtype), None).astype("d")
+    parts = np.split(x.astype("d"), groups, 1), np.split(gy.astype("d"), groups, 1)
+    shape = W_shape[0] // groups, *W_shape[1:]
+    expected = np.concatenate([definition(*pair, shape, g._replace(groups=1)) for pair in zip(*parts)])
+    np.testing.assert_allclose(gW, expected, rtol=0.02, atol=0.3)
