@@ -357,6 +357,7 @@ def note_reached(tree: Path, path: Path, limit_seconds: float) -> None:
     ]
     status, words = run(command, tree, limit_seconds, REACHED=str(path))
     if status:
+        path.unlink(missing_ok=True)  # it knows no more than the tests before the failure
         sys.exit(f"the tests fail without a mutation: {words or status}")
 
 
@@ -549,6 +550,8 @@ def main() -> None:
         "--record", action="store_true", help="write benchmarks/records/mutants[-aimed][-seedN]-DATE.json"
     )
     options = parser.parse_args()
+    # A shell starts what runs in the background with interrupts ignored, and tests of interrupts would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     kind = "mutants-aimed" if options.aimed else "mutants"
     options.state = options.state or Path(tempfile.gettempdir(), f"{kind}-{options.seed}.jsonl")
     options.reached = options.reached or Path(tempfile.gettempdir(), f"reached-{commit()[:12]}.json")
