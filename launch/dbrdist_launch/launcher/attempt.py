@@ -378,8 +378,9 @@ class Attempt:
             text = f"the job has not ended within {self.settings.timeout:g} s (--timeout)"
             return Failure("deadline", None, None, codes.STALLED, text)
         if self.exit_deadline is not None and now >= self.exit_deadline:
-            left = [rank for rank in self.ranks.values() if rank.leaving or rank.told("exception")]
-            still = [rank.rank for rank in self.ranks.values() if rank.running]
+            ranks = self.ranks.values()
+            left = [r for r in ranks if r.told("exception")] or [r for r in ranks if r.leaving or r.exit is not None]
+            still = [rank.rank for rank in ranks if rank.running]
             text = f"the ranks have not all ended within {self.settings.exit_timeout:g} s of its end (--exit-timeout)"
             failure = report.from_exit(left[0]) if left[0].told("exception") else None
             if failure is not None:
