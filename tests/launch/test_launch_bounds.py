@@ -469,7 +469,7 @@ def test_hosts_that_cannot_be_are_refused(tmp_path):
     assert hosts.checked("a-b.c_1", "2") == Host("a-b.c_1", 2) == hosts.checked("a-b.c_1", 2)
     for name in ("-a", "", "a b", "a;b"):
         with pytest.raises(LaunchError, match="is no host name"):
-            hosts.checked(name)
+            hosts.checked(name, 1)
     for slots in ("0", 0, "x", "-1", ""):
         with pytest.raises(LaunchError, match="expected a number of slots of at least 1 after the colon"):
             hosts.checked("a", slots)
@@ -496,6 +496,7 @@ def test_names_of_slurm_in_their_short_form():
     assert hosts.expand("n[1-3,07],login") == ["n1", "n2", "n3", "n07", "login"]
     assert hosts.expand("n[09-10]x") == ["n09x", "n10x"] and hosts.expand("n[5]") == ["n5"]
     assert hosts.expand("a[1-2]b[3-4]") == ["a1b3", "a1b4", "a2b3", "a2b4"] and hosts.expand("n[3-2]") == []
+    assert hosts.expand("n[900000-900001]") == ["n900000", "n900001"]
     for text in ("n[a]", "n[1-b]", "n[]", "n[-1]", f"n[1-{(1 << 20) + 2}]"):
         with pytest.raises(LaunchError, match="are in no form that we know"):
             hosts.expand(text)

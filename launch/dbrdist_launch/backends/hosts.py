@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -20,7 +21,7 @@ _OPERATOR_FILES = (
 )
 
 
-def checked(name: str, slots: str | int = 1, where: str = "--hosts") -> Host:
+def checked(name: str, slots: str | int, where: str = "--hosts") -> Host:
     """A host, or a refusal of what cannot be one."""
     if not re.match(_NAME, name):
         raise LaunchError(
@@ -176,8 +177,10 @@ def address_of_interface(name: str) -> str:
     import fcntl
     import struct
 
-    if re.match(r"^[0-9.]+$|:", name):
-        return name
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError):
+            socket.inet_pton(family, name)
+            return name
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
