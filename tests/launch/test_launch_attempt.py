@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,6 @@ from dbrdist_launch.launcher import attempt as attempts
 from dbrdist_launch.launcher.attempt import Attempt, Plan
 from dbrdist_launch.launcher.report import Failure
 from dbrdist_launch.launcher.settings import Settings
-from dbrdist_launch.rank import supervisor as supervisors
 
 STEP = 2.0**-10
 
@@ -23,9 +23,8 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 1000.0
-        for module in (attempts, supervisors):
-            monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(attempts.time, "sleep", self.pass_by)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(time, "sleep", self.pass_by)
 
     def pass_by(self, seconds):
         self.now += seconds

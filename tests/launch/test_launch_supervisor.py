@@ -1,0 +1,311 @@
+"""What a rank's supervisor does with each message, signal, event and deadline, told to it one by one."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+from dbrdist_launch import heartbeat, limits
+from dbrdist_launch.rank import supervisor as supervisors
+from dbrdist_launch.rank.supervisor import Supervisor
+from test_launch_attempt import STEP, Channel, Clock
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+class Pipes:
+    """Outputs whose program writes nothing."""
+
+    def __init__(self):
+        self.pipes, self.heard_at, self.gather_until, self.credits, self.looks, self.has_ended = (
+            {},
+            0.0,
+            None,
+            [],
+            [],
+            False,
+        )
+
+    def give_credit(self, count):
+        self.credits.append(count)
+
+    def look(self, now):
+        self.looks.append(now)
+
+    def end(self):
+        self.has_ended = True
+
+
+@pytest.fixture
+def supervised(clock, monkeypatch):
+    """A supervisor of a program that is not there, and what was sent to processes."""
+    one = Supervisor(["x"], 99, "hydra")
+    one.loop.close()
+    one.loop = SimpleNamespace(forget=lambda number: one.forgotten.append(number), turn=clock.pass_by)
+    one.forgotten, one.channel, one.outputs, one.connected = [], Channel(), Pipes(), True
+    one.child = SimpleNamespace(pid=4242, events=-1)
+    one.pmix = SimpleNamespace(searching=False, looks=0)
+    one.oom = SimpleNamespace(look=lambda pid: one.oom_looks.append(clock.now))
+    one.oom.verdict, one.oom.counted = lambda pid: "memory", lambda pid: None
+    one.workers = SimpleNamespace(look=lambda: None)
+    one.oom_looks, one.oom_looked_at, one.page = [], float("-inf"), bytes(heartbeat.PAGE_BYTES)
+    one.killed = []
+    for name, to in (("kill", "one"), ("kill_group", "group")):
+        monkeypatch.setattr(
+            supervisors.linux, name, lambda pid, number, to=to: one.killed.append((to, pid, int(number)))
+        )
+    monkeypatch.setattr(supervisors.linux, "descendants", lambda pid: [])
+    monkeypatch.setattr(supervisors.linux, "mapped_files", lambda pid, pattern: set())
+    monkeypatch.setattr(supervisors.os, "waitpid", lambda *_: (0, 0))
+    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    return one
+
+
+def test_messages_of_the_launcher(supervised, clock, monkeypatch):
+    one = supervised
+    one._take([{"t": "credit", "bytes": 7}, {"t": "credit", "bytes": 8}])
+    assert one.outputs.credits == [7, 8]
+    one._take([{"t": "stop", "signal": 15}])
+    assert one.stop == (clock.now, 15)
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    one._take([{"t": "stop", "signal": 2}])
+    assert one.stop == (clock.now + limits.SLURM_SECONDS, 2)
+    assert one.killed == [] and not one.released
+    one._take([{"t": "kill"}])
+    assert one.kill_at == clock.now + limits.KILL_SECONDS and one.ended_by_us and one.outputs.has_ended
+    assert one.killed == [("group", 4242, 15), ("group", 4242, 18)] and one.released
+    one._take([{"t": "kill", "grace": 9.0}])
+    assert one.kill_at == clock.now + 9.0
+    other = Supervisor(["x"], 99, "hydra")
+    other.loop.close()
+    other._take([{"t": "bye"}])
+    assert other.released and other.kill_at is None
+
+
+def test_nothing_is_killed_that_has_ended(supervised):
+    one = supervised
+    one.status = 0
+    one._take([{"t": "kill"}])
+    one._kill_now()
+    assert one.killed == [] and not one.ended_by_us and one.kill_at is None and one.released
+
+
+@pytest.mark.parametrize(
+    ("since", "status", "number", "passed"),
+    [
+        (2 * limits.SLURM_SECONDS + STEP, None, 15, [("one", 4242, 15)]),
+        (2 * limits.SLURM_SECONDS, None, 15, []),
+        (9.0, 0, 15, []),
+        (9.0, None, 2, [("group", 4242, 2)]),
+    ],
+)
+def test_a_request_is_passed_on_where_it_has_not_come_by_itself(supervised, clock, since, status, number, passed):
+    one = supervised
+    one.stop, one.status, one.asked_at = (clock.now, number), status, clock.now - since
+    one.reported_at = 1.0
+    clock.now -= STEP
+    one._look()
+    assert one.killed == [] and one.stop is not None
+    clock.now += STEP
+    one.asked_at = clock.now - since
+    one._look()
+    assert one.killed == passed and one.stop is None
+
+
+def test_mpiexec_that_kills_is_followed_after_a_moment(supervised, clock):
+    one = supervised
+    one._on_lifeline()
+    assert one.forgotten == [99] and one.channel.sent == [("event", {"event": "cut"})]
+    assert one.kill_at == clock.now + limits.ABORT_SECONDS
+    clock.now = one.kill_at - STEP
+    one._look()
+    assert one.killed == []
+    clock.now += STEP
+    one._look()
+    assert one.killed == [("group", 4242, 9), ("one", 4242, 9)] and one.kill_at is None and one.ended_by_us
+
+
+def test_a_launcher_that_is_gone_takes_the_rank_with_it_once(supervised):
+    one = supervised
+    one.channel.inbox = None
+    one._on_channel()
+    assert not one.connected and one.channel.is_closed and len(one.killed) == 2
+    one._on_channel()
+    assert len(one.killed) == 2
+
+
+def test_signals_of_a_supervisor(supervised, clock):
+    one = supervised
+    one._on_signal(signal.SIGCHLD)
+    assert one.channel.sent == [] and one.asked_at == float("-inf")
+    one._on_signal(signal.SIGUSR1)
+    assert one.channel.sent == [("asked", {"signal": signal.SIGUSR1})] and one.asked_at == clock.now
+
+
+@pytest.mark.parametrize(
+    ("ended", "by_us", "counted", "told"),
+    [
+        ((4242, 0), False, None, []),
+        ((4242, 3 << 8), False, None, [{"code": 3, "signal": 0, "oom": None, "ours": False}]),
+        ((4242, 3 << 8), True, None, []),
+        ((4242, 9), False, None, [{"code": 137, "signal": 9, "oom": None, "ours": False}]),
+        ((4242, 9), False, "memory", [{"code": 137, "signal": 9, "oom": None, "ours": False},
+                                      {"code": 137, "signal": 9, "oom": "memory", "ours": False}]),
+        ((4242, 11), False, "memory", [{"code": 139, "signal": 11, "oom": None, "ours": False}]),
+        ((4243, 3 << 8), False, None, None),
+    ],
+)  # fmt: skip
+def test_the_end_of_the_program_is_told_at_once(supervised, clock, monkeypatch, ended, by_us, counted, told):
+    one, found = supervised, [(4240, 0), ended, (0, 0)]
+    one.ended_by_us, one.oom.counted = by_us, lambda pid: counted
+    monkeypatch.setattr(supervisors.os, "waitpid", lambda *_: found.pop(0))
+    one._fetch_ended()
+    assert found == []
+    if told is None:
+        assert one.status is None and not one.outputs.has_ended
+    else:
+        assert (one.status, one.ended_at, one.outputs.has_ended) == (ended[1], clock.now, True)
+    assert [fields for kind, fields in one.channel.sent if kind == "ended"] == (told or [])
+
+
+def event(one, **fields):
+    one._on_event(supervisors.json.dumps(fields).encode())
+
+
+def test_events_of_the_program(supervised, clock, monkeypatch):
+    one = supervised
+    for line in (b"no json", b"[]", b"{}", b'{"event": "x", "pid": "y"}', b'{"pid": [1], "event": "x"}', b"[" * 100000):
+        one._on_event(line)
+    assert one.channel.sent == []
+    event(one, event="exception", pid=4242, message="m")
+    event(one, event="exception", pid=4243, message="m")
+    assert [fields["own"] for _, fields in one.channel.sent] == [True, False]
+    one.channel.sent.clear()
+    for code, finalizes in ((0, True), (3, False), (None, True)):
+        event(one, event="leaving", pid=4242, code=code, finalizes=finalizes)
+        event(one, event="finished", pid=4242)
+        assert one.finalizing is None
+    event(one, event="finished", pid=7)
+    assert one.channel.kinds() == ["event"] * 3 and one.finalizing is None
+    event(one, event="leaving", pid=4242, code=3, finalizes=True)
+    event(one, event="finished", pid=4242)
+    due = clock.now + limits.FINALIZE_SECONDS
+    assert one.finalizing[:2] == (due, 4242) and one._seconds_to_wait() == limits.FINALIZE_SECONDS
+    one.channel.sent.clear()
+    for state, told in (("S", True), ("", False), ("Z", False)):
+        monkeypatch.setattr(supervisors.linux, "state", lambda pid, state=state: state)
+        event(one, event="finished", pid=4242)
+        clock.now = one.finalizing[0] - STEP
+        one._look()
+        assert one.channel.sent == []
+        clock.now += STEP
+        one._look()
+        assert one.finalizing is None and (one.channel.sent != []) == told
+        if told:
+            ((kind, fields),) = one.channel.sent
+            assert (kind, fields["event"], fields["code"]) == ("event", "finalizing", 3)
+        one.channel.sent.clear()
+
+
+def test_events_and_stacks_share_a_pipe(supervised):
+    one = supervised
+    end, program = os.pipe()
+    one.child.events = end
+    os.write(program, b'Thread 1\n\x1e{"event": "hooks", "pid": 4242}\n  File x\n\x1e{"event": "wo')
+    one._on_events()
+    assert one.stacks == b"Thread 1\n  File x\n" and [fields["event"] for _, fields in one.channel.sent] == ["hooks"]
+    os.write(program, b'rld", "pid": 4242}\n')
+    one._on_events()
+    assert one.channel.sent[-1][1]["event"] == "world" and one.forgotten == []
+    os.close(program)
+    one._on_events()
+    assert one.forgotten == [end]
+    os.close(end)
+
+
+def test_how_long_a_supervisor_may_wait(supervised, clock):
+    one, now = supervised, clock.now
+    assert one._seconds_to_wait() == 3600.0
+    one.pmix.searching = True
+    assert one._seconds_to_wait() == limits.SEARCH_SECONDS
+    one.pmix.searching = False
+    for name, value in (("stop", (now + 5.0, 15)), ("kill_at", now + 4.0), ("finalizing", (now + 3.0, 1, {}))):
+        setattr(one, name, value)
+        assert one._seconds_to_wait() == {"stop": 5.0, "kill_at": 4.0, "finalizing": 3.0}[name]
+    one.outputs.gather_until = now + 2.0
+    assert one._seconds_to_wait() == 2.0
+    one.status, one.ended_at, one.outputs.pipes = 0, now, {1: "out"}
+    assert one._seconds_to_wait() == pytest.approx(limits.DRAIN_SECONDS)
+    one.outputs.heard_at = now + 1.0
+    assert one._silent_at() == now + 1.0 + limits.DRAIN_SECONDS
+    one.outputs.pipes = {}
+    assert one._silent_at() == 0.0 and one._seconds_to_wait() <= 0
+    one.stop = one.kill_at = one.finalizing = one.outputs.gather_until = None
+    one.reported_at = now
+    assert one._seconds_to_wait() == limits.FAREWELL_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("status", "by_us", "page", "report", "released"),
+    [
+        (0, False, None, {"code": 0, "signal": 0, "oom": None, "ours": False, "step": None, "age": None}, True),
+        (3 << 8, False, 5, {"code": 3, "signal": 0, "oom": None, "ours": False, "step": 5, "age": 2.0}, False),
+        (9, False, None, {"code": 137, "signal": 9, "oom": "memory", "ours": False, "step": None, "age": None}, False),
+        (9, True, None, {"code": 137, "signal": 9, "oom": None, "ours": True, "step": None, "age": None}, False),
+        (15, False, None, {"code": 143, "signal": 15, "oom": None, "ours": False, "step": None, "age": None}, False),
+    ],
+)
+def test_the_report_of_an_end(supervised, clock, monkeypatch, status, by_us, page, report, released):
+    one = supervised
+    beat = heartbeat.read(one.page)._replace(number=int(page is not None), step=page or 0, time=clock.now - 2.0)
+    monkeypatch.setattr(supervisors.heartbeat, "read", lambda page: beat)
+    one.status, one.ended_by_us, one.ended_at, one.outputs.pipes = status, by_us, clock.now, {1: "out"}
+    assert not one._done()
+    one._look()
+    assert one.channel.sent == []
+    clock.now += limits.DRAIN_SECONDS
+    beat = beat._replace(time=clock.now - 2.0)
+    one._look()
+    one._look()
+    assert one.channel.sent == [("exit", report)] and one.released == released
+    assert one._done() == released
+    one.released, one.channel.unsent = True, b"x"
+    assert not one._done()
+    one.connected = False
+    assert one._done()
+    one.released = False
+    clock.now = one.reported_at + limits.FAREWELL_SECONDS
+    assert not one._done()
+    clock.now += STEP
+    assert one._done()
+
+
+def test_answers_to_a_ping(supervised, clock, monkeypatch):
+    one = supervised
+    beat = heartbeat.read(one.page)
+    monkeypatch.setattr(supervisors.heartbeat, "read", lambda page: beat)
+    monkeypatch.setattr(supervisors.linux, "state_and_tracer", lambda pid: ("S", False))
+    one._take([{"t": "ping"}])
+    ((kind, fields),) = one.channel.sent
+    assert (kind, fields["count"], fields["step"], fields["age"]) == ("beat", 0, -1, None)
+    beat = beat._replace(number=3, step=7, time=clock.now - 2.0)
+    clock.now += limits.OOM_LOOK_SECONDS
+    one._beat()
+    fields = one.channel.sent[-1][1]
+    assert (fields["count"], fields["step"], fields["age"]) == (3, 7, 2.0 + limits.OOM_LOOK_SECONDS)
+    assert one.oom_looks == [1000.0]
+    clock.now += STEP
+    one._beat()
+    assert one.oom_looks == [1000.0, clock.now]
+    one.channel.sent.clear()
+    for how, oom in (("killed by SIGKILL", True), ("ended with exit code 3", False)):
+        one.workers.look = lambda how=how: (77, how)
+        one._beat()
+        told = one.channel.sent[-1][1]
+        assert told == {"event": "worker", "message": f"worker process 77 {how}" + " (memory)" * oom, "oom": oom}
+    one.status = 0
+    one._beat()
+    assert one.channel.sent[-1] == ("pong", {})
