@@ -14,6 +14,7 @@ from dbrdist_launch.errors import LaunchError
 from dbrdist_launch.launcher import report, requeue, stalls
 from dbrdist_launch.launcher.attempt import Outcome
 from dbrdist_launch.launcher.pool import HostPool
+from dbrdist_launch.launcher.ranks import Rank
 from dbrdist_launch.launcher.report import Failure
 from dbrdist_launch.launcher.restarts import Policy
 from dbrdist_launch.launcher.runs import Run
@@ -70,7 +71,8 @@ def test_many_ranks_are_named_in_short():
     made.ranks.clear()
     made.progress_at, made.start_seconds = NOW - 65.0, 64.0
     numbers = " ".join(map(str, range(16)))
-    assert f"(missing: {numbers} ...)" in made.verdict(NOW).message
+    for made.size in (17, 18):
+        assert f"(missing: {numbers} ...)" in made.verdict(NOW).message
     made.size = 16
     assert f"(missing: {numbers})" in made.verdict(NOW).message
 
@@ -274,6 +276,64 @@ def test_causes_among_ends():
         assert made._first_of_exits(made.ranks[2]).rank == 2
 
 
+def test_a_step_that_srun_killed_after_an_exit():
+    """The starter's own code says an abort only once it has ended; until then a rank that waits before it does."""
+    made = judge("a", "b", lines=["srun: error: a: task 0: Killed", "srun: error: b: task 1: Killed"])
+    end(made, 1, NOW - 3.0, code=9)
+    for rank in range(2):
+        lose(made, rank, NOW - 3.0)
+    made.ranks[0].aborting_at = NOW - 3.0
+    for ended_at, code, number in ((NOW - 0.1, 7, 0), (NOW - 0.1, codes.LOST_PEER, 1), (None, 7, 1)):
+        made.starter_ended_at, made.starter.code = ended_at, code
+        assert made._of_killed_step(NOW).rank == number
+    reported = judge("a", "b", lines=["srun: error: a: task 0: Killed"])
+    for rank in range(2):
+        lose(reported, rank, NOW - 3.0)
+    exits(reported, 1, 0)  # its report came: its host is not one that broke
+    assert reported._of_killed_step(NOW).kind == "exit"
+    assert reported._result() == (1, 0)
+    reported.starter_ended_at = None
+    reported.starter.code = 5
+    assert reported._result() == (1, 0)
+    reported.starter, reported.starter_ended_at = None, NOW
+    assert reported._result() == (1, 0)
+
+
+def test_an_abort_counts_where_mpiexec_had_begun_to_end_its_ranks():
+    said = "Abort(7) on node {0} (rank {0} in comm 0): application called MPI_Abort"
+    for cut, lines, blamed in (
+        (True, [said.format(1)], (1, "MPI_Abort(7)")),
+        (False, [said.format(1)], (0, "exit code 3")),
+        (True, [], (0, "exit code 3")),
+        (True, [said.format(9)], (0, "exit code 3")),
+    ):
+        made = judge("a", "a", ended=False, lines=lines)
+        made.ranks[1].cut = cut
+        failure = made._of_exit(exits(made, 0, 3))
+        assert (failure.rank, failure.message) == blamed
+
+
+def test_pending_events_of_ranks_that_have_ended_or_lost_each_other():
+    for event, counts in (("finalizing", False), ("thread", True), ("exit", True)):
+        made = judge("a", "a", ended=False)
+        exits(made, 0, 3)
+        made.pending = [(NOW, 0, {"event": event, "message": "m", "name": "t", "code": 3})]
+        assert (made._told(NOW) is not None) == counts and made._told(NOW - STEP) is None
+        made.ranks[1].lost_at = NOW
+        assert (made._told(NOW) is not None) == (event == "thread")  # `_connections` weighs the end
+        exits(made, 1, 0)
+        assert (made._told(NOW) is not None) == counts
+
+
+def test_beats_begin_anew_after_a_debugger():
+    made = judge("a", "a", "a", ended=False)
+    made.late, made.stacks_until = [0], NOW
+    made.ranks[0].stacks = '  File "/usr/lib/python3/pdb.py", line 3 in x'
+    made.ranks[0].beat_at, made.ranks[1].beat_at = NOW - 99.0, NOW - 98.0
+    assert made._stall(NOW) is None
+    assert [rank.beat_at for rank in made.ranks.values()] == [NOW, NOW, None]
+
+
 def test_worlds_at_the_end_of_scripts():
     def at_end(*events, size=2):
         made = judge(*["a"] * size)
@@ -327,33 +387,174 @@ def test_first_lines_break_where_they_are_too_wide():
         failure.message = "m" * (length - head)
         return report.as_text(failure).splitlines()
 
-    assert len(lines(report._WIDTH)[0]) == report._WIDTH
-    first, second, *_ = lines(report._WIDTH + 1)
+    assert len(lines(80)[0]) == 80
+    first, second, *_ = lines(81)
     assert first == "dbrdist-launch: rank 1 on a failed first (exit):" and second.strip("m") == "    "
 
 
-@pytest.mark.parametrize("number", [report._MOST_OTHERS, report._MOST_OTHERS + 1])
+@pytest.mark.parametrize("number", [32, 33])
 def test_of_many_others_some_are_shown(number):
     failure = Failure("exit", 1, "a", 1, "m")
     failure.others = [{"rank": n, "host": "b", "doing": "waits"} for n in range(number)]
     failure.ranks_lost = [3]
     text = report.as_text(failure)
-    assert text.count("waits") == report._MOST_OTHERS and "ranks lost" not in text
-    assert ("and 1 more (see status.json)" in text) == (number > report._MOST_OTHERS)
+    assert text.count("waits") == 32 and "ranks lost" not in text
+    assert ("and 1 more (see status.json)" in text) == (number > 32)
     failure.ranks_lost = [3, 4]
     assert "  ranks lost with it: 3 4" in report.as_text(failure)
 
 
-@pytest.mark.parametrize("after", [report._AFTER, report._AFTER + 1])
+@pytest.mark.parametrize("after", [5, 6])
 def test_a_traceback_is_the_last_word_where_little_follows(after):
     lines = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', "ValueError: v", "", *["w"] * after]
     found = report.last_traceback(lines)
-    assert found.message == "ValueError: v" and found.last == (after <= report._AFTER)
+    assert found.message == "ValueError: v" and found.last == (after == 5)
     cut = report.last_traceback(lines[:2])
     assert cut.message == 'File "x.py", line 1, in f'
     group = report.last_traceback([lines[0], "  | x", "  +-", "| y", "+ z", "E: m"])
     assert group.message == "E: m"
     assert report.last_traceback(["nothing"]) is None is report.last_traceback([])
+
+
+def test_a_traceback_ends_at_the_first_line_that_is_not_indented():
+    lines = ["Traceback (most recent call last):", '  File "x.py", line 1, in f', " code", "E: m", "later"]
+    assert report.last_traceback(lines).text == "\n".join(lines[:4])
+
+
+TRACE = b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nKeyError: 1\n'
+FATAL = b"Fatal Python error: Segmentation fault\n\nCurrent thread 0x1:\n"
+
+
+def of_exit(code=3, number=0, errors=b"", *events, oom=None):
+    rank = Rank(1, "a", channel=None)
+    rank.exit = {"code": code, "signal": number, "oom": oom, "ours": False}
+    rank.take_output("err", errors)
+    rank.events = [{"message": "E: m", "name": "t", **event} for event in events]
+    return report.from_exit(rank)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(0, "exception"), (6, "exception"), (15, "exception"), (1, "signal"), (7, "signal"),
+                         (9, "signal"), (16, "signal"), (11, "signal")]
+)  # fmt: skip
+def test_signals_behind_which_an_exception_may_stand(number, kind):
+    """MPI_Abort ends its caller by an exit code, by SIGABRT, or lets mpiexec end it by SIGTERM."""
+    failure = of_exit(1, number, TRACE)
+    assert failure.kind == kind and failure.signal == (codes.signal_name(number) if number else None)
+    assert failure.traceback == (TRACE.decode().rstrip() if kind == "exception" else None)
+    assert (failure.last_words == []) == (kind == "exception")
+    if kind == "signal":
+        assert failure.last_words[-1] == "KeyError: 1"
+
+
+def test_what_an_end_says_by_its_errors_and_events():
+    own, below = {"event": "exception", "own": True}, {"event": "exception", "own": False}
+    hooks = {"event": "hooks", "own": True}
+    failure = of_exit(139, 11, FATAL)
+    assert failure.message == "SIGSEGV: Fatal Python error: Segmentation fault" and "Current" in failure.traceback
+    failure = of_exit(3, 0, FATAL, own)
+    assert (failure.kind, failure.message, failure.traceback) == ("exception", "E: m", None)
+    failure = of_exit(3, 0, b"", own)
+    assert (failure.message, failure.traceback, failure.last_words) == ("E: m", None, [])
+    assert of_exit(3, 0, TRACE, own).traceback.endswith("KeyError: 1")
+    assert of_exit(3, 0, b"", below).kind == "exit" == of_exit(3, 0, TRACE + b"x\n" * 9, below).kind
+    assert of_exit(3, 0, TRACE, below).message == "E: m"
+    assert of_exit(3, 0, TRACE, hooks).kind == "exit" == of_exit(3, 0, b"", hooks).kind
+    assert of_exit(3, 0, TRACE, {**hooks, "own": False}).message == "KeyError: 1"
+    assert of_exit(3, 0, TRACE + b"MPI_ABORT was invoked\n", hooks).message == "KeyError: 1"
+    assert of_exit(137, 9, b"", oom="memory").kind == "oom" and of_exit(0).code == 1
+    for kind in ("thread", "worker"):
+        assert of_exit(3, 0, b"", {"event": kind}).kind == "thread"
+    assert of_exit(3, 0, b"\n".join(b"w%d" % n for n in range(9)) + b"\n \n").last_words == [
+        "w3", "w4", "w5", "w6", "w7", "w8",
+    ]  # fmt: skip
+
+
+def test_an_abort_has_the_words_before_it_and_its_exception():
+    call = b"Abort(7) on node 1 (rank 1 in comm 0): application called MPI_Abort\nmore\n"
+
+    def of_abort(errors, code=7, **event):
+        rank = Rank(1, "a", channel=None)
+        rank.take_output("err", errors)
+        rank.events = [{"event": "exception", "message": "E: m", **event}] if event else []
+        failure = report.from_abort(rank, code)
+        return failure.kind, failure.message, failure.traceback, failure.last_words
+
+    assert of_abort(b"why\n" + call) == ("exit", "MPI_Abort(7)", None, ["why"])
+    assert of_abort(b"why\n") == ("exit", "MPI_Abort(7)", None, ["why"])
+    assert of_abort(TRACE + call) == ("exception", "KeyError: 1", TRACE.decode().rstrip(), [])
+    assert of_abort(TRACE + b"x\n" * 9)[:2] == ("exit", "MPI_Abort(7)")
+    assert of_abort(b"why\n", own=True) == ("exception", "E: m", None, ["why"])
+    assert of_abort(b"why\n", own=False) == ("exit", "MPI_Abort(7)", None, ["why"])
+    assert [report.from_abort(Rank(1, "a", channel=None), code).code for code in (0, 256, 257, -1)] == [1, 1, 1, 255]
+
+
+def test_a_failure_is_completed_by_where_everybody_was():
+    ranks = [Rank(number, "a", channel=None) for number in range(3)]
+    for rank, step, beat, stacks in zip(ranks, (0, -1, 5), (90.0, None, 80.0), ("one\n", "two\n", None)):
+        rank.step, rank.beat_at, rank.stacks, rank.count = step, beat, stacks, int(beat is not None)
+    for number, with_stacks, traceback in ((0, True, None), (0, False, "t"), (1, True, None), (2, True, None)):
+        failure = Failure("exit", number, "a", 1, "m", traceback=traceback)
+        report.complete(failure, ranks, 100.0, 50.0, with_stacks)
+        assert failure.seconds == 50.0 and failure.step == (0, None, 5)[number]
+        assert failure.last_beat_seconds == (10.0, None, 20.0)[number]
+        assert failure.traceback == (traceback or ("one", "two", None)[number])
+        others = [n for n in range(3) if n != number]
+        assert [other["rank"] for other in failure.others] == others
+        assert [other["step"] for other in failure.others] == [(0, None, 5)[n] for n in others]
+        assert [other["last_beat_seconds"] for other in failure.others] == [(10.0, None, 20.0)[n] for n in others]
+        shown = [n for n in others if with_stacks and n != 2]
+        assert [other["rank"] for other in failure.others if "stacks" in other] == shown
+
+
+def test_the_words_of_a_starter_that_ended_before_its_ranks():
+    def of_starter(code=3, number=0, size=1, lines=("l",), **values):
+        ranks = {0: Rank(0, "a", channel=None)}
+        for name, value in values.items():
+            setattr(ranks[0], name, value)
+        return report.from_starter("srun", code, number, size, ranks, list(lines))
+
+    failure = of_starter()
+    assert (failure.kind, failure.code, failure.signal) == ("exit", 3, None)
+    assert failure.message == "srun ended with exit code 3 before its ranks did" and failure.traceback == "l"
+    assert of_starter(0, lines=()).code == 1 and of_starter(0, lines=()).traceback is None
+    assert (of_starter(137, 9).kind, of_starter(137, 9).signal) == ("signal", "SIGKILL")
+    failure = of_starter(size=2, lines=[str(n) for n in range(30)])
+    assert (failure.kind, failure.code) == ("start", codes.NOT_STARTED)
+    assert failure.message == "srun ended with exit code 3 before all ranks had appeared (1 of 2)"
+    assert failure.traceback.splitlines() == [str(n) for n in range(10, 30)]
+    left = {"exit": {"code": 0, "signal": 0, "ours": False}, "events": [{"event": "world", "size": 1}]}
+    failure = of_starter(0, size=2, **left)
+    assert (failure.rank, failure.code) == (0, 1) and "without MPI_Finalize; srun then ended" in failure.message
+    assert of_starter(lines=["Abort(7) on node 0 (rank 0 in comm 0): x"]).message == "MPI_Abort(7)"
+    assert of_starter(lines=["Abort(7) on node 4 (rank 4 in comm 0): x"]).message.startswith("srun ended")
+
+
+def test_which_of_several_aborts_was_the_first():
+    first = "Abort(7) on node 2 (rank 2 in comm 0): Fatal error: lost a peer"
+    called = "Abort(9) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 9)"
+    assert report.find_abort({}, [first, called], 1) == (1, 9) and report.find_abort({}, [first], 1) == (2, 7)
+    waits = {n: Rank(n, "a", channel=None, aborting_at=at) for n, at in ((0, 5.0), (3, 4.0), (4, None))}
+    assert [report.find_abort(waits, [], code) for code in (0, 1, 2, codes.LOST_PEER)] == [None, (3, 1), (3, 2), None]
+    assert report.find_abort({}, [], 1) is None
+
+
+def test_events_that_are_failures():
+    def of_event(errors=b"", end=None, **event):
+        rank = Rank(1, "a", channel=None, exit=end)
+        rank.take_output("err", errors)
+        failure = report.from_event(rank, {"message": "E: m", **event})
+        return failure.kind, failure.code, failure.message, failure.traceback
+
+    trace = TRACE.decode().rstrip()
+    assert of_event(TRACE, event="thread", name="t") == ("thread", 1, "thread t: E: m", trace)
+    assert of_event(TRACE, event="worker") == ("thread", 1, "E: m", None)
+    assert of_event(event="worker", oom=True)[0] == "oom" and of_event(event="worker", oom=False)[0] == "thread"
+    assert of_event(TRACE, event="finalizing", code=3) == ("exception", 3, "KeyError: 1", trace)
+    kind, code, words, text = of_event(b"x\n", event="finalizing", code=3)
+    assert (kind, code, text) == ("exit", 3, None) and words.startswith("exit code 3; the process then waited")
+    assert of_event(event="thread", name="t", end={"code": 5, "signal": 0})[1] == 5
+    assert of_event(event="thread", name="t", end={"code": 0, "signal": 0}, code=4)[1] == 4
 
 
 def test_names_of_signals():

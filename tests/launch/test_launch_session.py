@@ -108,6 +108,32 @@ def test_hosts_without_an_address_are_refused_where_we_reach_them_ourselves(monk
         assert not session()._ssh_knows("nowhere")
 
 
+def test_a_session_reads_its_settings(monkeypatch):
+    """Which library, which ranks are shown, what travels over the side channel, and when the time is over."""
+    asked = []
+    monkeypatch.setattr(sessions, "resolve", lambda words: asked.append(words) or program)
+    monkeypatch.setattr(sessions.mpi, "library_of", lambda interpreter: Library("mpich", "5", interpreter))
+    monkeypatch.setattr(sessions, "mpi_of_binary", {"/bin/solver": "intel"}.get)
+    monkeypatch.setattr(sessions.backends, "choose", lambda place: asked.append(place) or HYDRA)
+    monkeypatch.setattr(sessions.time, "monotonic", lambda: 1000.0)
+    monkeypatch.setattr(sessions.os, "environ", {"V": "1", "W_A": "2", "PATH": "p"})
+    for command, interpreter, library in (
+        ("/bin/python", "/bin/python", Library("mpich", "5", "/bin/python")),
+        ("/bin/solver", None, Library("intel", "")),
+        ("/bin/other", None, None),
+    ):
+        program = SimpleNamespace(command=(command,), interpreter=interpreter)
+        made = Session(Settings(("x",), env=("V", "W_*", "N=3"), mpiexec="/m"))
+        assert made.library == library and asked[-1] == Place("auto", interpreter, library, "/m")
+        assert (made.added, made.named) == ({"N": "3", "V": "1"}, ["V", "W_*"])
+        assert made.hosts == () and made.deadline is None and made.shown is None
+    for values, shown in (({"quiet": True}, {0}), ({"quiet": True, "show": "1"}, {1}), ({"show": "2"}, {2})):
+        assert Session(Settings(("x",), **values)).shown == shown
+    assert Session(Settings(("x",), timeout=5.0)).deadline == 1005.0
+    with pytest.raises(LaunchError, match="unknown host 'nowhere'"):
+        Session(Settings(("x",), hosts="a,nowhere", ssh="/nowhere/ssh"))
+
+
 # ---- addresses ------------------------------------------------------------------------------------------------------
 
 

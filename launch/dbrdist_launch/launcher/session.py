@@ -40,7 +40,7 @@ class Session:
         self.shown = parse_ranks("0" if s.quiet and s.show is None else s.show)
         self.added, self.named = environment.parse_settings(s.env, os.environ)
         for name in environment.forwarded(os.environ, self.named, only=True):
-            if any(name == word for word in self.named):
+            if name in self.named:
                 self.added[name] = os.environ[name]  # over the side channel, not on a command line
         self.library = self._library()
         self.backend = backends.choose(Place(s.backend, self.program.interpreter, self.library, s.mpiexec))
