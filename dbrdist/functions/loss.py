@@ -482,4 +482,7 @@ def hinge(x: Any, t: Any, norm: str = "L1", reduce: str = "mean") -> Any:
     y = maximum(ops.add(ops.mul(x, sign), 1.0), xp.zeros(x.shape, x.dtype))
     if norm == "L2":
         y = ops.power(y, 2)
-    return y if reduce == "no" else ops.div(ops.sum(y), float(max(x.shape[0], 1)))
+    if reduce == "no":
+        return y
+    total = ops.sum(ops.cast(y, accumulation_dtype(y.dtype)))  # of 16 bits it overflows where the mean does not
+    return ops.cast(ops.div(total, float(max(x.shape[0], 1))), y.dtype)

@@ -262,8 +262,9 @@ def mean(x: Any, axis: Any = None, weights: Any = None, keepdims: bool = False) 
         want = f"shape {x.shape} as of x, or the length of the one axis given"
         raise expected("mean", "weights", want, weights)
     x, w = together("mean", x=x, weights=weights)
-    w = ops.broadcast_to(w, x.shape)
-    return ops.div(ops.sum(ops.mul(x, w), axes, keepdims), ops.sum(w, axes, keepdims))
+    dtype, wide = x.dtype, accumulation_dtype(x.dtype)  # of 16 bits sums overflow where the mean does not
+    x, w = ops.cast(x, wide), ops.broadcast_to(ops.cast(w, wide), x.shape)
+    return ops.cast(ops.div(ops.sum(ops.mul(x, w), axes, keepdims), ops.sum(w, axes, keepdims)), dtype)
 
 
 def average(x: Any, axis: Any = None, weights: Any = None, keepdims: bool = False) -> Any:

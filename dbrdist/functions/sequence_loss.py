@@ -30,7 +30,8 @@ def _never(dtype: Any) -> float:
 
 def _reduced(losses: Any, reduce: str) -> Any:
     if reduce == "mean":
-        return ops.div(ops.sum(losses), float(max(losses.shape[0], 1)))
+        total = ops.sum(ops.cast(losses, accumulation_dtype(losses.dtype)))  # of 16 bits it may overflow alone
+        return ops.cast(ops.div(total, float(max(losses.shape[0], 1))), losses.dtype)
     return ops.sum(losses) if reduce == "sum" else losses
 
 

@@ -141,3 +141,25 @@ def test_types_that_pickling_made_anew_give_the_same_bits():
         results.append((y.array, v.grad, w.grad))
     for a, b in zip(*results):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_means_of_many_fit_where_their_sums_do_not(dtype):
+    """The sum of 3,000 losses is more than float16 holds; means and gradients are those of float64."""
+    n, dtype = 3000, as_dtype(dtype)
+    x, labels = np.full((n, 2), 30.0), np.zeros(n, np.int64)
+    W, samples = np.array([[-1.0, -1.0], [0.5, 0.25], [1.0, 0.0]]), np.stack([labels + 1, labels + 2], axis=1)
+    functions = {
+        "hinge": lambda x: F.hinge(x, labels),
+        "hinge, L2": lambda x: F.hinge(x, labels, "L2"),
+        "mean": lambda x: F.mean(x, weights=x),
+        "mean over an axis": lambda x: F.sum(F.mean(x, axis=0, weights=np.full(n, 40.0, x.dtype))),
+        "black_out": lambda x: F.black_out(x, labels, W.astype(x.dtype), samples),
+    }
+    for name, function in functions.items():
+        narrow, wide = Variable(x.astype(dtype)), Variable(x)
+        y, expected = function(narrow), function(wide)
+        assert y.dtype == dtype, name
+        close(y.array, expected.array, 2 * NARROW[dtype.name])
+        y.backward()
+        assert np.isfinite(narrow.grad.astype("d")).all(), name
