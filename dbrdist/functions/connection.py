@@ -5,6 +5,7 @@ N examples, I inputs, O outputs.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -235,7 +236,7 @@ def bilinear(e1: Any, e2: Any, W: Any, V1: Any = None, V2: Any = None, b: Any = 
         e1, e2, W = together("bilinear", e1=e1, e2=e2, W=W)
     n = e1.shape[0]
     left, right, size = W.shape
-    e1, e2 = ops.reshape(e1, (n, -1)), ops.reshape(e2, (n, -1))
+    e1, e2 = (ops.reshape(e, (n, prod(e.shape[1:]))) for e in (e1, e2))  # -1 would not do for an empty batch
     if e1.shape[1] != left or e2.shape[1] != right:
         raise expected("bilinear", "W", f"shape ({e1.shape[1]}, {e2.shape[1]}, K)", W)
     pairs = ops.mul(ops.reshape(e1, (n, left, 1)), ops.reshape(e2, (n, 1, right)))

@@ -361,6 +361,6 @@ def spatial_pyramid_pooling_2d(x: Any, pyramid_height: int, pooling: Any = None)
             what = f"rows and columns of which each of {bins} windows of {ksize[0]} x {ksize[1]} sees some"
             raise expected("spatial_pyramid_pooling_2d", "x", what, x, "choose a lower pyramid_height, or resize x")
         y = max_pooling_2d(x, tuple(ksize), None, tuple(pad), True)
-        levels.append(ops.reshape(y, (x.shape[0], -1)))
+        levels.append(ops.reshape(y, (x.shape[0], x.shape[1] * bins * bins)))  # -1 would not do for an empty batch
     y = ops.concat(levels, axis=1)
     return ops.reshape(y, (*y.shape, 1, 1))

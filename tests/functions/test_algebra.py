@@ -160,6 +160,8 @@ def test_empty_batches_and_classes():
     assert F.spatial_transformer_sampler(ones(0, 1, 3, 3), ones(0, 2, 2, 2)).shape == (0, 1, 2, 2)
     assert F.prod(ones(0)).array == 1 and F.prod(ones(0, 3), 0).array.tolist() == [1, 1, 1]
     assert F.det(ones(0, 0)).array == 1
+    assert F.spatial_pyramid_pooling_2d(ones(0, 3, 4, 4), 2).shape == (0, 15, 1, 1)
+    assert F.bilinear(ones(0, 2, 3), ones(0, 4), ones(6, 4, 5)).shape == (0, 5)
 
 
 def test_transposing_twice_gives_the_sequences_back():
