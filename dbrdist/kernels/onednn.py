@@ -230,10 +230,10 @@ def dims(values: Sequence[int]) -> Any:
 
 def data_type(dtype: Any) -> int:
     """The library's name of a NumPy dtype; raises Unsupported for those it does not have."""
-    try:
-        return TYPES[dtype.name]
-    except KeyError:
-        raise Unsupported(f"arrays of {dtype}") from None
+    found = TYPES.get(dtype.name)
+    if found is None or not dtype.isnative:  # the name does not tell which byte comes first
+        raise Unsupported(f"arrays of {dtype}")
+    return found
 
 
 def require(*arrays: Any) -> None:

@@ -166,3 +166,34 @@ def test_weights_without_elements_give_an_empty_or_a_zero_result():
         x.cleargrad()
         y.backward()
         assert x.grad.shape == x.shape and not x.grad.any() and W.grad.shape == shape
+
+
+SWAPPED = {
+    "convolution_2d": lambda x, W: F.convolution_2d(x[:1, :, ::2], W, pad=1),
+    "deconvolution_2d": lambda x, W: F.deconvolution_2d(x[:1, :, ::2], W, pad=1),
+    "batch_normalization": lambda x, W: F.relu(F.batch_normalization(x, W[:, 0, 0, 0], W[:, 1, 0, 0])),
+    "max_pooling_2d": lambda x, W: F.max_pooling_2d(x, 2),
+    "average_pooling_2d": lambda x, W: F.average_pooling_2d(x, 2),
+    "linear": lambda x, W: F.linear(x, F.reshape(F.concat([W] * 8), (-1, x.size // len(x)))),
+    "softmax": lambda x, W: F.softmax(x),
+    "log_softmax": lambda x, W: F.log_softmax(x, axis=3),
+    "relu": lambda x, W: F.relu(x) + F.relu(x),
+    "gelu": lambda x, W: F.gelu(x),
+    "tanh": lambda x, W: F.tanh(x),
+}
+
+
+@each(name=list(SWAPPED))
+def test_arrays_of_the_other_byte_order_are_computed_as_well(name):
+    """Such as files have; a library that is told their type by its name would read other numbers."""
+    rng = np.random.default_rng(0)
+    x, W = rng.standard_normal((4, 16, 24, 24)), rng.standard_normal((16, 16, 3, 3))
+    results = []
+    for dtype in (np.dtype("f").newbyteorder(), np.dtype("d")):
+        xs = [Variable(a.astype("f").astype(dtype)) for a in (x, W)]
+        y = SWAPPED[name](*xs)
+        y.grad = np.cos(np.arange(y.size)).reshape(y.shape).astype(y.dtype)
+        y.backward()
+        results.append([a.astype("d") for a in (y.array, *[v.grad for v in xs if v.grad is not None])])
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1, np.abs(b).max()))
