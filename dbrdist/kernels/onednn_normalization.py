@@ -260,9 +260,9 @@ def _image_shape(x: Array) -> tuple[int, ...]:
 
 
 def _rows_as_images(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Each row as an image of its own, which is the same memory and gives the same numbers: 0.75 to 0.95 of the
-    backward pass's time for images of 6 MB and more with 128 channels and more, 0.9 of the forward pass's with 25 MB
-    and 256, and no difference for others.
+    """Each row as an image of its own, which is the same memory: 0.75 to 0.95 of the backward pass's time for images of
+    6 MB and more with 128 channels and more, 0.9 of the forward pass's with 25 MB and 256, and no difference for
+    others. On one thread the numbers are the same; several threads divide rows otherwise than images.
     """
     n, c, h, w = shape
     return n * h, c, 1, w

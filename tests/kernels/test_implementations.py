@@ -125,8 +125,8 @@ def test_rows_as_images_give_the_same_statistics(shape, relu):
         mean, var, y = np.empty_like(scale), np.empty_like(scale), backend.empty(shape, x.dtype)
         primitive.on(x, scale, shift, mean, var, y, *([np.zeros(num_bytes, np.uint8)] if relu else []))
         found.append((mean, var, y))
-    for whole, in_rows in zip(*found):
-        np.testing.assert_array_equal(whole, in_rows)
+    for whole, in_rows in zip(*found):  # equal on one thread; several add up other parts
+        np.testing.assert_allclose(whole, in_rows, rtol=2e-6, atol=2e-5)
 
 
 @each(**{"i, o": [(2, 3), (1, 1), (1, 5), (5, 1)]}, has_out=[False, True])
