@@ -41,6 +41,15 @@ def pytest_collection():
         gc.enable()
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Files all of whose tests would be left out are not even imported, which each worker would do; None: read it."""
+    path = collection_path.as_posix()
+    left_out = {"not slow": (*SLOW, *PROGRAMS, *JOBS), "not programs": (*PROGRAMS, *JOBS)}
+    if path.endswith(left_out.get(config.option.markexpr, ())) and not any(path.endswith(a) for a in config.args):
+        return True
+    return None
+
+
 def pytest_collection_modifyitems(items):
     """`make test-quick` leaves out what is slow, and `make test-fast` what starts programs: `make test-programs`."""
     for item in items:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -22,6 +24,7 @@ RULES = {
 }
 
 
+@functools.cache
 def text_files():
     """Tracked files and new ones that git does not ignore; the tree itself where there is no git."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
@@ -35,26 +38,28 @@ def text_files():
     return [f for f in files if f.is_file() and f.suffix not in BINARY and "__pycache__" not in f.parts]
 
 
-FILES = text_files()
+@functools.cache
+def texts():
+    """What the rules are for: the text of each file but this one."""
+    found = {}
+    for path in text_files():
+        with contextlib.suppress(UnicodeDecodeError):
+            found[path] = path.read_text(encoding="utf-8")
+    del found[Path(__file__)]
+    return found
 
 
 def test_the_list_of_files_is_not_empty():
-    assert {ROOT / "pyproject.toml", ROOT / "dbrdist" / "__init__.py"} <= set(FILES)
+    assert {ROOT / "pyproject.toml", ROOT / "dbrdist" / "__init__.py"} <= set(text_files())
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_text_files_hold_no(rule):
     found = []
-    for path in FILES:
-        if path == Path(__file__):
-            continue
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            continue
-        for number, line in enumerate(text.splitlines(), 1):
-            if RULES[rule].search(line):
-                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
+    for path, text in texts().items():
+        for match in RULES[rule].finditer(text):
+            number = text.count("\n", 0, match.start()) + 1
+            found.append(f"{path.relative_to(ROOT)}:{number}: {text.splitlines()[number - 1].strip()[:100]}")
     assert found == [], f"{rule}:\n" + "\n".join(found)
 
 
@@ -87,7 +92,7 @@ def test_files_of_tests_have_names_of_their_own():
 
 
 def test_files_are_small_enough_to_read():
-    for path in FILES:
+    for path in text_files():
         if path.suffix == ".py" and ROOT / "dbrdist" in path.parents:
             length = len(path.read_text().splitlines())
             assert length <= 700, f"{path.relative_to(ROOT)} has {length} lines: cut it by topic"

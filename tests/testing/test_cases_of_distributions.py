@@ -7,7 +7,11 @@ import pytest
 
 from dbrdist import distributions, testing
 
-stats = pytest.importorskip("scipy.stats")
+
+@pytest.fixture(scope="module", autouse=True)
+def stats():
+    """SciPy's, which takes half a second: imported where these tests run, not wherever they are collected."""
+    globals()["stats"] = pytest.importorskip("scipy.stats")
 
 
 def failing(case, **members):
