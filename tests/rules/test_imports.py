@@ -69,16 +69,17 @@ def imports_of(path: Path) -> list[tuple[str, bool]]:
     found: list[tuple[str, bool]] = []
 
     def visit(node: ast.AST, is_inside: bool) -> None:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in {getattr(n, "id", "") for n in ast.walk(node.test)}:
             return
         if isinstance(node, ast.Import):
             found.extend((a.name, is_inside) for a in node.names)
         elif isinstance(node, ast.ImportFrom):
             found.extend(("." * node.level + f"{node.module or ''}.{a.name}", is_inside) for a in node.names)
-        elif not isinstance(node, ast.expr):  # statements alone hold imports
+        else:  # what holds statements, which alone hold imports
             is_inside = is_inside or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-            for child in ast.iter_child_nodes(node):
-                visit(child, is_inside)
+            for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+                for child in getattr(node, field, ()):
+                    visit(child, is_inside)
 
     visit(ast.parse(path.read_text()), False)
     return found

@@ -57,8 +57,8 @@ def bilinear_at(image, y, x):
         return None
     y, x = min(max(y, 0.0), image.shape[0] - 1), min(max(x, 0.0), image.shape[1] - 1)
     value = 0.0
-    for p in range(image.shape[0]):
-        for q in range(image.shape[1]):
+    for p in range(int(y), min(int(y) + 2, image.shape[0])):  # those less than a pixel away: others weigh nothing
+        for q in range(int(x), min(int(x) + 2, image.shape[1])):
             value += max(0, 1 - abs(p - y)) * max(0, 1 - abs(q - x)) * float(image[p, q])
     return value
 

@@ -138,10 +138,9 @@ def before(x, ksize, stride, pad, outsize, cover_all):
     s = k if stride is None else each(stride, x.ndim - 2)
     p = each(pad, x.ndim - 2)
     if outsize is None:
-        outsize = next(
-            sizes
-            for sizes in itertools.product(*[range(1, 60)] * len(k))
-            if out_sizes(sizes, k, s, p, (1,) * len(k), cover_all) == x.shape[2:]
+        outsize = tuple(
+            next(n for n in range(1, 60) if out_sizes((n,), *[(v,) for v in axis[1:]], (1,), cover_all) == axis[:1])
+            for axis in zip(x.shape[2:], k, s, p)
         )
     return k, s, p, each(outsize, len(k))
 
