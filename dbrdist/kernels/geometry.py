@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-def out_size(size: int, k: int, s: int, p: int, d: int = 1, cover_all: bool = False) -> int:
+def out_size(size: int, k: int, s: int, p: int, d: int, cover_all: bool) -> int:
     """Number of window positions along one axis; with ``cover_all`` every input element lies in some window."""
     extent = (k - 1) * d + 1
     free = size + 2 * p - extent

@@ -5,7 +5,15 @@ import pytest
 
 from dbrdist import kernels
 from dbrdist.core import backend
-from dbrdist.kernels import ConvGeometry, numpy_, onednn, onednn_convolution, onednn_normalization, onednn_taps
+from dbrdist.kernels import (
+    ConvGeometry,
+    numpy_,
+    onednn,
+    onednn_convolution,
+    onednn_matmul,
+    onednn_normalization,
+    onednn_taps,
+)
 from tests.each import each
 
 try:
@@ -31,6 +39,7 @@ CHOSEN = [
     ("data", (2, 512, 14, 14), (256, 512, 1, 1), POINTWISE, "jit_1x1:avx512_core"),
     ("data", (2, 256, 14, 14), (512, 256, 1, 1), POINTWISE, None),
     ("forward", (2, 128, 14, 14), (512, 128, 3, 3), ConvGeometry(1, 1, 1, 1), None),
+    ("forward", (2, 128, 14, 14), (512, 128, 1, 1), ConvGeometry(1, 1, 1, 1), None),
     ("forward", (2, 16, 9, 8), (32, 8, 3, 3), STRIDED._replace(groups=2), None),
 ]
 
@@ -139,3 +148,133 @@ def test_gradients_of_pointwise_weights_over_many_pixels(i, o, has_out):
     assert out is None or gW is out
     expected = numpy_.conv_backward_weight(*wide(x, gy), gW.shape, POINTWISE, np.dtype("d"))
     np.testing.assert_allclose(gW, expected, rtol=0, atol=1e-4)
+
+
+def images(*shape):
+    return backend.channels_last(np.ones(shape, np.float32))
+
+
+# pixels, channels of x and of gy, and whether the product for the weights' gradient is turned
+TURNED = [
+    (12, 2, 5, True),
+    (11, 2, 5, False),
+    (40, 4, 5, True),
+    (40, 5, 5, False),
+    (40, 2, 2, False),
+    (40, 1, 5, False),
+]
+
+
+@each(**{"pixels, i, o, expected": TURNED})
+def test_products_for_weights_are_turned_where_gradients_have_more_channels_and_pixels_are_many(pixels, i, o, expected):
+    x, gy = images(1, i, 1, pixels), images(1, o, 1, pixels)
+    like = np.empty((o, i, 1, 1), np.float32)
+    assert (onednn_convolution._plan_turned(x, gy, like) is not None) == expected
+    bfloat16 = backend.as_dtype("bfloat16")
+    assert onednn_convolution._plan_turned(x, gy, like.astype(bfloat16)) is None
+    assert onednn_convolution._plan_turned(x.astype(bfloat16), gy, like) is None
+
+
+def test_few_pixels_are_a_product_with_the_weights_as_they_lie():
+    def is_small(pixels, W, g=POINTWISE):
+        return onednn_convolution.is_small_product(images(1, 3, 1, pixels), W, g)
+
+    W = np.ones((5, 3, 1, 1), np.float32)
+    assert is_small(256, W) and not is_small(257, W)
+    assert not is_small(256, np.ones((5, 3, 1, 2), np.float32))
+    assert not is_small(256, np.asfortranarray(W)) and not is_small(256, W[::-1])
+    assert not is_small(256, W.astype(backend.as_dtype("bfloat16")))
+    assert not is_small(256, W, ConvGeometry(1, 2)) and not is_small(256, W, ConvGeometry(1, 1, 0, 1))
+
+
+def test_a_convolution_that_skips_pixels_is_one_of_the_others_alone():
+    def skips(*window, kernel=(1, 1), dtype="float32", **others):
+        g = ConvGeometry(*window, **others)
+        return onednn_convolution._is_strided_pointwise((5, 3, *kernel), g, np.dtype(dtype))
+
+    assert skips(2, 1) and skips(1, 2) and skips(3, 2)
+    assert not skips(1, 1) and not skips(2, 2, kernel=(1, 2)) and not skips(2, 2, dtype="float64")
+    assert not skips(2, 2, 1, 0) and not skips(2, 2, groups=3) and not skips(2, 2, cover_all=True)
+
+
+@each(num_channels=[511, 512])
+def test_the_pixels_that_strides_see_are_copied_from_many_channels_on(num_channels, monkeypatch):
+    asked = []
+
+    def plan(x, gy, like):
+        asked.append(x.shape)
+
+    monkeypatch.setattr(onednn_convolution, "_plan_pointwise_weight", plan)
+    x, gy, W_shape = images(1, num_channels, 4, 5), images(1, 3, 2, 3), (3, num_channels, 1, 1)
+    arguments = x, gy, W_shape, ConvGeometry(2, 2), x.dtype, None
+    if num_channels == 512:
+        onednn_convolution._plan_backward_weight(*arguments)
+        assert asked == [(1, 512, 2, 3)]
+    else:
+        with pytest.raises(onednn.Unsupported, match="scratchpad"):  # 511 channels fill no vectors
+            onednn_convolution._plan_backward_weight(*arguments)
+        assert not asked
+
+
+def test_memory_for_small_weights_stays_and_that_for_large_ones_does_not():
+    for num_bytes, stays in (((1 << 20) - 1, True), (1 << 20, False)):
+        one, other = (onednn_convolution._for_weights(num_bytes) for _ in range(2))
+        assert np.shares_memory(one, other) == stays
+        assert min(one.nbytes, other.nbytes) >= num_bytes
+
+
+def test_weights_are_copied_only_where_they_are_turned_around():
+    W = np.ones((4, 3, 2, 2), np.float32)
+    for given in (W, np.asfortranarray(W), W[:, ::2], backend.channels_last(W)):
+        assert onednn_convolution._readable(given) is given
+    for given in (W[::-1], W[..., ::-1], np.broadcast_to(W[:1], W.shape)):
+        made = onednn_convolution._readable(given)
+        assert min(made.strides) > 0
+        np.testing.assert_array_equal(made, given)
+
+
+# rows, depth, columns, the depths of the pieces, and whether the right matrix is packed
+PRODUCTS = [
+    ((255, 100, 650), [100], False),
+    ((256, 100, 650), [100], True),
+    ((256, 100, 656), [100], False),
+    ((256, 64, (1 << 16) - 1), [64], True),
+    ((256, 65, (1 << 16) - 1), [65], False),
+    ((64, 1312, 48), [1312], False),
+    ((63, 1313, 48), [1313], False),
+    ((64, 1313, 48), [657, 656], False),
+    ((64, 2625, 48), [875, 875, 875], False),
+]
+
+
+@each(**{"shape, depths, is_packed": PRODUCTS})
+def test_deep_products_are_cut_and_right_matrices_of_many_rows_packed(shape, depths, is_packed, monkeypatch):
+    found = []
+    for name, packs in (("_plan_plainly", False), ("_plan_packing", True)):
+        monkeypatch.setattr(
+            onednn_matmul, name, lambda a, b, y, adds, packs=packs: found.append((a.shape[1], len(b), adds, packs))
+        )
+    rows, depth, columns = shape
+    a, b, y = (np.empty(s, np.float32) for s in ((rows, depth), (depth, columns), (rows, columns)))
+    onednn_matmul._plan_product(a, b, y)
+    assert found == [(d, d, k > 0, is_packed) for k, d in enumerate(depths)]
+    if len(depths) > 1:  # a left matrix in columns gains nothing
+        found.clear()
+        onednn_matmul._plan_product(np.asfortranarray(a), b, y)
+        assert found == [(depth, depth, False, is_packed)]
+
+
+@each(**{"dtype, num_products": [("float32", 1 << 19), ("bfloat16", 1 << 17)]})
+def test_products_below_a_size_are_left_to_numpy(dtype, num_products):
+    dtype = backend.as_dtype(dtype)
+    b = np.ones((64, 16), dtype)
+    onednn_matmul._check(np.ones((num_products // b.size, 64), dtype), b)
+    for a in (np.ones((num_products // b.size - 1, 64), dtype), np.ones((1, num_products // b.size, 64), dtype)):
+        with pytest.raises(onednn.Unsupported, match="small product"):
+            onednn_matmul._check(a, b)
+
+
+def test_packed_matrices_below_a_size_are_left_to_numpy():
+    b = np.ones((64, 16), np.float32)
+    assert kernels.provider_of("packed", b, 512, True) == "onednn"
+    assert kernels.provider_of("packed", b, 511, True) == "numpy"

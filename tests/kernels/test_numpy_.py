@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dbrdist import kernels
-from dbrdist.kernels import ConvGeometry, PoolGeometry, numpy_
+from dbrdist.kernels import ConvGeometry, PoolGeometry, numpy_, numpy_softmax
 
 CONVOLUTIONS = [
     # (N, C, H, W), (O, C/G, kh, kw), geometry
@@ -181,3 +181,59 @@ def test_normalization_of_images_without_channels_or_of_no_images_is_empty(shape
     gx, ggamma, gbeta = kernels.bn_backward(x, ones, mean, var, x, 1e-5, saved, False, axis)
     assert y.shape == gx.shape == shape
     assert all(v.shape == (shape[1],) and not v.any() for v in (mean, var, ggamma, gbeta))
+
+
+# ---- what the host has other ways for: these serve where a GPU has no kernel of its own ------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_sums_of_columns(dtype):
+    x = np.full((3000, 2), [1, 0.25], dtype)  # float16 itself would stop at 2048
+    sums = numpy_.column_sums(x, np.dtype("float32"))
+    assert sums.dtype == np.float32
+    np.testing.assert_array_equal(sums, [3000, 750])
+    out = np.zeros(2)
+    assert numpy_.column_sums(x, np.dtype("float64"), out) is out
+    np.testing.assert_array_equal(out, [3000, 750])
+
+
+def test_running_statistics_move_by_their_own_weights():
+    mean, var = np.array([1.0, 2.0]), np.array([3.0, 4.0])
+    numpy_.bn_move(mean, var, np.array([10.0, 20.0]), np.array([30.0, 40.0]), 0.5, (0.25, 0.125))
+    np.testing.assert_array_equal(mean, [3.0, 6.0])
+    np.testing.assert_array_equal(var, [5.25, 7.0])
+
+
+@pytest.mark.parametrize("divisor", [0, 7])
+@pytest.mark.parametrize("labels", [[0, 3, -1, 2, 2], [-1, -1, 1, -1, -1], [-1, -1, -1, -1, -1]])
+def test_cross_entropy_is_its_definition(labels, divisor):
+    x, t = np.random.default_rng(0).standard_normal((5, 4)) * 3, np.array(labels)
+    counts = [i for i in range(5) if t[i] != -1]
+    over = divisor or max(len(counts), 1)
+    p = np.exp(x) / np.exp(x).sum(1)[:, None]
+    expected, gx = 0.0, np.zeros((5, 4))
+    for i in counts:
+        expected -= np.log(p[i, t[i]]) / over
+        gx[i] = (p[i] - np.eye(4)[t[i]]) * 1.5 / over
+    y, saved = numpy_softmax.cross_entropy(x, t, -1, divisor)
+    np.testing.assert_allclose(y, expected, rtol=1e-12)
+    given = numpy_softmax.cross_entropy_backward(x, t, saved, np.array(1.5), -1)
+    np.testing.assert_allclose(given, gx, rtol=1e-12, atol=1e-15)
+
+
+def test_cross_entropy_of_extreme_scores_and_of_labels_that_are_none():
+    x = np.array([[1e30, 0, -1e30], [-np.inf, -np.inf, 0], [5, 5, 5]], np.float32)
+    y, saved = numpy_softmax.cross_entropy(x, np.array([0, 2, 1]), -1, 0)
+    np.testing.assert_allclose(y, np.log(3) / 3, rtol=1e-6)
+    assert y.dtype == np.float32
+    with np.errstate(over="ignore"):
+        y, _ = numpy_softmax.cross_entropy(np.array([[np.inf, 0]]), np.array([1]), -1, 0)
+    assert y == np.inf
+    for label in (3, -2):  # no class, and not the one to be ignored
+        t = np.array([label, 2, 1])
+        y, saved = numpy_softmax.cross_entropy(x, t, -1, 0)
+        gx = numpy_softmax.cross_entropy_backward(x, t, saved, np.float32(1), -1)
+        assert np.isnan(y) and np.isnan(gx[0]).all() and np.isfinite(gx[1:]).all()
+    y, saved = numpy_softmax.cross_entropy(x[1:].astype(np.float16), np.array([2, 1]), -1, 0)
+    gx = numpy_softmax.cross_entropy_backward(x[1:].astype(np.float16), np.array([2, 1]), saved, np.float16(1), -1)
+    assert y.dtype == gx.dtype == np.float16 and saved[0].dtype == saved[1].dtype == np.float32

@@ -252,3 +252,30 @@ def test_an_operation_that_nobody_has_gives_back_what_the_library_made(monkeypat
             patch.setattr(onednn, "_library", library if is_its_own else object())
             del operation
         assert sorted(given_back) == [("memory", 3), ("memory", 4), ("primitive", 7)] * is_its_own
+
+
+def test_a_builder_gives_back_each_description_that_it_made():
+    class Counting:
+        """The library, and how often each of its functions was called."""
+
+        def __init__(self, c):
+            self.c, self.calls = c, collections.Counter()
+
+        def __getattr__(self, name):
+            def call(*arguments):
+                self.calls[name] += 1
+                return getattr(self.c, name)(*arguments)
+
+            return call
+
+    with onednn.Builder() as b:
+        counting = Counting(b.library.c)
+        b.library = types.SimpleNamespace(c=counting, engine=b.library.engine)
+        row, column = b.memory((4,), onednn.F32), b.memory((4,), onednn.F32, (2,))
+        b.any((4, 4), onednn.F32)
+        b.describe("binary", 0x1FFF0, row, row, row, b.attributes([(0x1FFF1, column)]))
+    made = {name: n for name, n in counting.calls.items() if "_create" in name}
+    assert sum(made.values()) == 6  # three of memory, attributes, what comes after, the operation
+    for kind in ("memory_desc", "primitive_attr", "post_ops", "primitive_desc"):
+        num_made = sum(n for name, n in made.items() if f"{kind}_create" in name)
+        assert counting.calls[f"dnnl_{kind}_destroy"] == num_made > 0

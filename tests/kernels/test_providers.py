@@ -5,7 +5,7 @@ import pytest
 
 from dbrdist import kernels
 from dbrdist.core import backend
-from dbrdist.kernels import ConvGeometry, PoolGeometry, numpy_, onednn
+from dbrdist.kernels import ConvGeometry, PoolGeometry, dispatch, numpy_, onednn
 from tests.each import each
 
 try:
@@ -160,11 +160,26 @@ def test_calls_by_columns_leave_nothing_behind():
 
 @pytest.mark.parametrize("provider", [*PROVIDERS, "columns"])
 def test_weights_may_have_any_strides(provider):
-    x, W, geometry = draw(0, (2, 6, 5, 5)), draw(1, (6, 6, 3, 3)), ConvGeometry()
-    expected = numpy_.conv_forward(*wide(x, W), None, geometry)
+    for W_shape in ((6, 6, 3, 3), (6, 6, 1, 1)):  # the second is a product of few pixels
+        x, W, geometry = draw(0, (2, 6, 5, 5)), draw(1, W_shape), ConvGeometry()
+        expected = numpy_.conv_forward(*wide(x, W), None, geometry)
+        gy = draw(2, expected.shape)
+        expected_gx = numpy_.conv_backward_data(*wide(gy, W), x.shape, geometry)
+        with kernels.use(provider):
+            for weights in (backend.channels_last(W), np.asfortranarray(W), laid_out(W, "reversed")):
+                assert_close(kernels.conv_forward(x, weights, None, geometry), expected)
+                assert_close(kernels.conv_backward_data(gy, weights, x.shape, geometry), expected_gx)
+
+
+@pytest.mark.parametrize("provider", [*PROVIDERS, "columns"])
+def test_convolutions_without_outputs_have_no_gradients(provider):
+    x, W, gy, geometry = draw(0, (1, 3, 4, 4)), draw(1, (0, 3, 3, 3)), draw(2, (1, 0, 2, 2)), ConvGeometry()
     with kernels.use(provider):
-        for weights in (backend.channels_last(W), np.asfortranarray(W), laid_out(W, "reversed")):
-            assert_close(kernels.conv_forward(x, weights, None, geometry), expected)
+        assert kernels.conv_forward(x, W, None, geometry).shape == gy.shape
+        gx = kernels.conv_backward_data(gy, W, x.shape, geometry)
+        assert kernels.conv_backward_weight(x, gy, W.shape, geometry).shape == W.shape
+        assert kernels.provider_of("conv_forward", x, W, None, geometry) == "numpy"
+    np.testing.assert_array_equal(gx, np.zeros_like(x))
 
 
 NORMALIZATIONS = [
@@ -437,6 +452,9 @@ def test_bfloat16_where_the_processor_has_it():
         mixed = kernels.conv_forward(x, W.astype(np.float32), None, geometry)
         assert mixed.dtype == x.dtype
         assert_close(mixed, numpy_.conv_forward(*wide(x, W), None, geometry), "bfloat16")
+        pixel = W[:, :, :1, :1].astype(np.float32)  # a product of few pixels where types agree
+        y = kernels.conv_forward(x, pixel, None, ConvGeometry())
+        assert_close(y, numpy_.conv_forward(*wide(x, pixel), None, ConvGeometry()), "bfloat16")
     x = draw(0, (4, 16, 5, 7), "bfloat16")
     kernels.bn_forward(x, draw(2, (16,)), draw(3, (16,)), 1e-5)
     arguments = (x, draw(2, (16,)), draw(3, (16,)), 1e-5, (0, 2, 3), False)
@@ -513,6 +531,41 @@ def test_geometry_beyond_onednn_is_served_by_numpy():
     assert kernels.pool_forward(x, geometry)[0][0, 0, 2, 2] == -np.inf
     gamma = draw(1, (2, 6, 6))
     assert kernels.provider_of("bn_forward", x, gamma, gamma, 1e-5, (0,), False) == "numpy"
+
+
+def flat(n):
+    return np.ones(n, np.float32)
+
+
+def thin(n):
+    return backend.channels_last(np.ones((1, 1, n, 1), np.float32))
+
+
+FROM = [  # a kernel, its arguments for so many elements, and from how many on oneDNN takes them
+    ("softmax", lambda n: (flat(n)[None], 1), 1 << 9),
+    ("log_softmax", lambda n: (flat(n)[None], 1), 1 << 9),
+    ("softmax_backward", lambda n: (flat(n)[None], flat(n)[None], 1), 1 << 9),
+    ("relu_backward", lambda n: (flat(n), flat(n)), 1 << 15),
+    ("add", lambda n: (flat(n), flat(n)), 1 << 15),
+    ("relu_backward_of_sum", lambda n: (thin(n), thin(n), thin(n), None), 1 << 17),
+    ("relu_backward_over", lambda n: (thin(n), thin(n)), 1 << 17),
+]
+
+
+@needs_onednn
+@each(**{"kernel, arguments, count": FROM})
+def test_onednn_takes_what_is_large_enough_for_a_call(kernel, arguments, count):
+    assert kernels.provider_of(kernel, *arguments(count)) == "onednn"
+    assert kernels.provider_of(kernel, *arguments(count - 1)) == "numpy"
+
+
+@pytest.mark.parametrize("kernel", [kernels.relu_forward, lambda x: kernels.relu_backward(x, x)])
+def test_few_elements_are_one_call_of_numpy_without_a_plan(kernel):
+    dispatch._forget()
+    kernel(flat(1024))
+    assert not dispatch._local.plans
+    kernel(flat(1025))
+    assert len(dispatch._local.plans) == 1
 
 
 def test_unknown_provider_is_refused():

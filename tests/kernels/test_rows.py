@@ -148,6 +148,11 @@ def test_one_gradient_for_all_elements(name):
     compare(row, xs, np.broadcast_to(np.float32(0.7), shape), tuple(row.numbers.values()), 4e-6)
 
 
+def test_gradients_of_the_table_are_of_operands_that_their_rows_have():
+    for name, operand in (key for key in onednn_elementwise.TABLE if isinstance(key, tuple)):
+        assert operand in range(len(ROWS[name].args)), (name, operand)
+
+
 def test_who_serves():
     x = np.ones(KERNEL_ELEMENTS, "f")
 
@@ -176,6 +181,17 @@ def test_selu_is_accurate_near_zero():
     x = -np.logspace(-20, 2, KERNEL_ELEMENTS).astype("f")
     expected = 1.0507009873554805 * 1.6732632423543772 * np.expm1(x.astype("d"))
     np.testing.assert_allclose(F.selu(x).array, expected, rtol=1e-6)
+
+
+@each(slope=[0.0625, 0.1, 0.2, 0.3, 0.7, 0.9, 1])
+def test_leaky_relu_passes_gradients_on_unchanged_above_zero(slope):
+    x, gy = np.random.default_rng(0).standard_normal((2, 2 * KERNEL_ELEMENTS), np.float32)
+    v = Variable(x)
+    y = F.leaky_relu(v, slope)
+    y.grad = gy
+    y.backward()
+    np.testing.assert_array_equal(v.grad[x > 0], gy[x > 0])
+    np.testing.assert_allclose(v.grad[x < 0], (slope * gy.astype("d"))[x < 0], rtol=2e-7)
 
 
 def test_a_number_that_changes_with_each_call_fills_no_memory():

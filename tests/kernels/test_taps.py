@@ -79,7 +79,9 @@ def test_few_channels_many_pixels_groups_and_other_types_are_left_to_the_convolu
     x, gy, out = (np.zeros(s, np.float32) for s in ((16, 512, 7, 7), (16, 512, 7, 7), (512, 512, 3, 3)))
     assert onednn_taps.suits(x, gy, out, g)
     assert not onednn_taps.suits(x, gy, out[:, :511].copy(), g)
-    assert not onednn_taps.suits(x, np.zeros((48, 512, 7, 7), np.float32), out, g)
+    assert not onednn_taps.suits(x, gy, out[:511], g)
+    for num_pixels, suits in ((2048, True), (2049, False)):
+        assert onednn_taps.suits(x, np.zeros((num_pixels, 512, 1, 1), np.float32), out, g) == suits
     assert not onednn_taps.suits(x, gy, out, g._replace(groups=2))
     assert not onednn_taps.suits(x, gy, out[:, :, :1, :1].copy(), g)
     assert not onednn_taps.suits(x, gy, out[..., ::-1], g)
@@ -135,3 +137,11 @@ def test_gradients_of_dilated_rows_and_odd_channels_are_right_in_bfloat16(x_shap
     shape = W_shape[0] // groups, *W_shape[1:]
     expected = np.concatenate([definition(*pair, shape, g._replace(groups=1)) for pair in zip(*parts)])
     np.testing.assert_allclose(gW, expected, rtol=0.02, atol=0.3)
+
+
+@each(num_channels=[16, 64, 496])
+def test_a_pointwise_gradient_with_strides_whose_channels_fill_vectors_is_left_to_onednn(num_channels):
+    x, gy = np.ones((2, num_channels, 7, 6), np.float32), np.ones((2, 5, 4, 3), np.float32)
+    arguments = x, gy, (5, num_channels, 1, 1), ConvGeometry(2, 2), x.dtype, None
+    with kernels.use("onednn"):
+        assert kernels.provider_of("conv_backward_weight", *arguments) == "onednn"
