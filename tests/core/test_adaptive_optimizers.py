@@ -12,6 +12,7 @@ from optimizer_formulas import CASES, adabound, adam, amsgrad
 import dbrdist
 from dbrdist import Parameter, optimizers
 from dbrdist.optimizers import LAMB, MSVAG, SGD, AdaBound, Adam, AMSBound, AMSGrad, RMSpropGraves
+from dbrdist.optimizers.gradient_descent import SGDRule
 from tests.each import each
 
 SHAPES = ((4, 3), (5,), (2, 3, 2, 2), ())
@@ -94,6 +95,28 @@ def test_a_rule_that_promises_to_keep_zero_does(optimizer):
     run(link, made, range(3), factor=0.0)
     kept = not any(a.any() for p in link.params() for a in (p.array, *(p.update_rule.state or {}).values()))
     assert kept or not link.p0.update_rule.keeps_zero
+
+
+def test_the_promise_to_keep_zero_is_inherited_where_the_formula_is():
+    class Named(SGDRule):
+        state_names = ()
+
+    class Stepping(SGDRule):
+        def step(self, hp, t, p, g, *state):
+            p += 1
+
+    class SteppingByRun(SGDRule):
+        def step_run(self, *arguments):
+            raise NotImplementedError
+
+    class Promising(Stepping):
+        keeps_zero = True
+
+        def step(self, hp, t, p, g, *state):
+            p += g
+
+    rules = SGDRule, Named, Stepping, SteppingByRun, Promising
+    assert [rule.keeps_zero for rule in rules] == [True, True, False, False, True]
 
 
 @each(name=WITH_EPS, dtype=[np.float32, np.float64])

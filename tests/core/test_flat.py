@@ -523,6 +523,17 @@ def test_shared_copies_see_updates_whoever_updates():
     assert net.a.array == start - 24.0
 
 
+def test_shared_copies_take_no_memory_of_their_own():
+    alone, link = (link_of(Parameter(np.ones(2)), Parameter(np.ones(3))) for _ in range(2))
+    both = dbrdist.ChainList(link, link.copy("share"))
+    flat.gather(alone.params())
+    flat.gather(both.params())
+    arenas = [p.slot.arena.data for p in (*alone.params(), *both.params())]
+    assert arenas[0] is arenas[1] and arenas[2] is arenas[3] and arenas[2].size == arenas[0].size
+    for p, data in zip(both.params(), arenas[2:]):
+        assert np.shares_memory(p.array, arenas[2]) and np.shares_memory(data, arenas[2])
+
+
 def test_shared_copies_in_one_target_get_both_updates():
     link = link_of(Parameter(np.array([1.0, 1.0])))
     both = dbrdist.ChainList(link, link.copy("share"))

@@ -177,3 +177,11 @@ def test_no_test_leaves_its_seed_to_the_threads_of_later_ones():
     thread.start()
     thread.join()
     assert seeds == [0] and random.get_seed() == 0
+
+
+def test_a_position_of_another_length_is_refused():
+    state = random.get_state()
+    for other in (state[:-1], (*state, 0)):
+        with pytest.raises(ValueError, match="zip"):
+            random.set_state(other)
+    random.set_state(state)

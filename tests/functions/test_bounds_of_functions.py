@@ -13,6 +13,7 @@ import pytest
 import dbrdist
 import dbrdist.functions as F
 from dbrdist import Variable, config
+from dbrdist.core import arrays
 from tests.each import each
 
 RNG = np.random.default_rng(0)
@@ -350,3 +351,25 @@ def test_connections_are_dropped_below_the_threshold(monkeypatch):
         F.simplified_dropconnect(np.ones((1, 3)), w)
     with pytest.raises(ValueError, match=r"simplified_dropconnect: b: expected shape \(1,\)"):
         F.simplified_dropconnect(x, w, np.ones(2))
+
+
+@each(**{"n, is_ordered": [(127, False), (128, True)]})
+def test_sums_of_many_products_are_taken_in_a_good_order(n, is_ordered, monkeypatch):
+    found, einsum = [], np.einsum
+    monkeypatch.setattr(np, "einsum", lambda *xs, optimize: found.append(optimize) or einsum(*xs, optimize=optimize))
+    a, b = np.ones((n, 2)), np.ones((2, 64))
+    np.testing.assert_array_equal(F.einsum("ij,jk->ik", a, b).array, np.full((n, 64), 2.0))
+    assert found == [is_ordered]
+    F.einsum("ij->ji", np.ones((1 << 7, 1 << 7)))  # of one array there is no order
+    assert found[1:] == [False]
+
+
+@each(**{"size, is_joined": [(4095, False), (4096, True)]})
+def test_bits_of_many_elements_are_joined(size, is_joined, monkeypatch):
+    rng, found = np.random.default_rng(0), []
+    fused = arrays.fused
+    monkeypatch.setattr(arrays, "fused", lambda *xs: found.append(1) or fused(*xs))
+    a, b = rng.standard_normal((2, size), np.float32)
+    condition = rng.random(size) < 0.5
+    np.testing.assert_array_equal(arrays.chosen(condition, a, b), np.where(condition, a, b))
+    assert bool(found) == is_joined

@@ -179,3 +179,18 @@ def test_many_units_in_narrow_types(kind, dtype):
     for found, expected in zip(results(dtype), results("float64")):
         assert found.dtype == dtype
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * max(np.abs(expected).max(), 1))
+
+
+@each(**{"name, has_cell": [("lstm", True), ("gru", False), ("rnn", False)]})
+def test_documentation_says_what_the_shapes_are(name, has_cell):
+    one, both = (" ".join(getattr(F, f"n_step_{kind}{name}").__doc__.split()) for kind in ("", "bi"))
+    num = {"lstm": 8, "gru": 6, "rnn": 2}[name]
+    assert one.startswith("Layers of ") and both.startswith("Layers in both directions of ")
+    assert "for each layer a list" in one and "for each layer and direction a list" in both
+    assert f"{num} weights" in one and f"{num} weights" in both
+    assert "shape (n_layers, N, U)" in one and "shape (2 n_layers, N, U)" in both
+    assert "I is U from" in one and "I is 2 U from" in both
+    assert "(N_t, U) arrays" in one and "(N_t, 2 U) arrays" in both
+    for text in (one, both):
+        assert ("hx, cx: outputs and cells before" in text) == has_cell == ("Returns (hy, cy, ys)" in text)
+        assert ("hx: outputs before" in text) != has_cell
