@@ -111,7 +111,7 @@ def accumulation_dtype(dtype: Any) -> DType:
     dtype = np.dtype(dtype)
     if dtype.itemsize == 2 and is_floating(dtype):
         return np.dtype(np.float32)
-    return dtype
+    return dtype if dtype.isnative else dtype.newbyteorder("=")  # in which ufuncs refuse to add up
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------

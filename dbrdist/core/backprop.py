@@ -264,6 +264,8 @@ def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, highe
         raise ValueError(f"grad_outputs: expected shape {array.shape} as of the output, got {given.shape}")
     if isinstance(given, Variable) and not higher:
         given = given.array
+    if given.dtype != array.dtype:  # kernels take the gradient to be of the output's type
+        given = ops.cast(given, array.dtype)
     if scale is not None:
         given = ops.mul(given, given.dtype.type(scale))
     return _as_variable(given) if higher else given

@@ -197,3 +197,28 @@ def test_arrays_of_the_other_byte_order_are_computed_as_well(name):
         results.append([a.astype("d") for a in (y.array, *[v.grad for v in xs if v.grad is not None])])
     for a, b in zip(*results, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1, np.abs(b).max()))
+
+
+SEEDED = {
+    "batch_normalization": lambda x: F.batch_normalization(x, np.ones(3, "f"), np.zeros(3, "f")),
+    "max_pooling_2d": lambda x: F.max_pooling_2d(x, 2),
+    "average_pooling_2d": lambda x: F.average_pooling_2d(x, 2),
+    "convolution_2d": lambda x: F.convolution_2d(x, np.ones((2, 3, 3, 3), "f")),
+}
+
+
+@each(name=list(SEEDED), dtype=["float16", "float64", ">f4"], way=["grad", "vjp", "grad twice"])
+def test_gradients_of_outputs_may_be_of_another_type(name, dtype, way):
+    function, x = SEEDED[name], np.random.default_rng(0).standard_normal((2, 3, 8, 8), np.float32)
+    v = Variable(x)
+    y = function(v)
+    gy = np.cos(np.arange(y.size)).reshape(y.shape).astype("e")  # exact in all of them
+
+    def gradient(gy):
+        if way == "vjp":
+            return np.asarray(dbrdist.vjp(function, x)[1](gy)[0].array)
+        return dbrdist.grad([y], [v], [Variable(gy)], enable_double_backprop=way == "grad twice")[0].array
+
+    found = gradient(gy.astype(dtype))
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, gradient(gy.astype("f")))
