@@ -13,10 +13,11 @@ import numpy as np
 
 from dbrdist.core import backend
 from dbrdist.core.backend import channels_last, is_channels_last
-from dbrdist.kernels import onednn
+from dbrdist.kernels import numpy_, onednn
 from dbrdist.kernels.geometry import ConvGeometry
 from dbrdist.kernels.numpy_ import plain_empty
 from dbrdist.kernels.onednn import Builder, Primitive, address, scratch
+from dbrdist.kernels.onednn_finite import is_finite
 from dbrdist.kernels.onednn_float16 import also_float16
 from dbrdist.kernels.onednn_matmul import build, plan_matmul
 from dbrdist.kernels.onednn_taps import plan_by_taps, suits
@@ -160,6 +161,36 @@ def _require(W_shape: Shape, *arrays: Array) -> None:
         raise onednn.Unsupported("weights without elements")
 
 
+def in_pairs(planner: Callable[..., Any], reference: Callable[..., Any], channels: Callable[..., int]) -> Any:
+    """A planner for images of which oneDNN reads bfloat16 channels two by two.
+
+    An odd one is paired with the next in memory, which is multiplied by 0: where that is infinite or NaN, so would be
+    outputs that do not see it. ``reference`` takes such images; ``channels`` counts those of a group.
+    """
+
+    def plan(x: Array, *arguments: Any) -> Any:
+        inner = planner(x, *arguments)
+        if x.dtype.name != "bfloat16" or channels(x, *arguments) % 2 == 0:
+            return inner
+
+        def convolution(x: Array, *arguments: Any) -> Any:
+            dense = x if x.flags.c_contiguous else channels_last(x)
+            return inner(x, *arguments) if is_finite(dense) else reference(x, *arguments)
+
+        return convolution
+
+    return plan
+
+
+def channels_in(x: Array, W: Array, *rest: Any) -> int:
+    """How many channels of x a filter of W sees."""
+    return W.shape[1]
+
+
+def _channels_out(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> int:
+    return W.shape[0] // geometry.groups
+
+
 def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Any:
     _require(W.shape, x)
     y_shape = (x.shape[0], W.shape[0], *geometry.out_hw(*x.shape[2:], *W.shape[2:]))
@@ -260,6 +291,7 @@ def _plan_backward_weight(
         raise onednn.Unsupported("a kernel that is wrong from 29 columns on")  # of 3.2; that for AMX is another one
     new, is_plain = backend.plain_allocator(W_shape, like.dtype), is_channels_last(x) and is_channels_last(gy)
     images, unseen = _to_images(x), _unseen(x.shape, W_shape, gy.shape, geometry)
+    are_in_pairs = x.dtype.name == "bfloat16" and gy.shape[3] % 2  # columns, as channels in in_pairs
 
     def conv_backward_weight(
         x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: Any, out: Array | None
@@ -276,6 +308,8 @@ def _plan_backward_weight(
             reorder.on(target, out)
         for taps in unseen:
             out[taps] = 0
+        if are_in_pairs and not is_finite(out):
+            return numpy_.conv_backward_weight(x, gy, W_shape, geometry, dtype, out)
         return out
 
     return conv_backward_weight
@@ -332,7 +366,7 @@ def _plan_turned(x: Array, gy: Array, like: Array) -> Any:
 
 
 ROWS = {
-    "conv_forward": also_float16(_plan_forward),
-    "conv_backward_data": also_float16(_plan_backward_data),
+    "conv_forward": also_float16(in_pairs(_plan_forward, numpy_.conv_forward, channels_in)),
+    "conv_backward_data": also_float16(in_pairs(_plan_backward_data, numpy_.conv_backward_data, _channels_out)),
     "conv_backward_weight": also_float16(_plan_backward_weight, out=5),
 }

@@ -13,10 +13,10 @@ import numpy as np
 
 from dbrdist.core import backend
 from dbrdist.core.backend import channels_last, is_channels_last
-from dbrdist.kernels import onednn
+from dbrdist.kernels import numpy_, onednn
 from dbrdist.kernels.geometry import ConvGeometry
 from dbrdist.kernels.onednn import Builder, Primitive, scratch
-from dbrdist.kernels.onednn_convolution import describe_weights, is_small_product
+from dbrdist.kernels.onednn_convolution import channels_in, describe_weights, in_pairs, is_small_product
 from dbrdist.kernels.onednn_elementwise import ADD, MUL
 from dbrdist.kernels.onednn_float16 import also_float16
 
@@ -153,6 +153,6 @@ def _operands(
 
 
 ROWS = {
-    "conv_inference": also_float16(_plan_inference),
-    "conv_bn_inference": _plan_conv_bn,
+    "conv_inference": also_float16(in_pairs(_plan_inference, numpy_.conv_inference, channels_in)),
+    "conv_bn_inference": in_pairs(_plan_conv_bn, lambda *_: None, channels_in),
 }

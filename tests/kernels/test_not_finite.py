@@ -5,6 +5,7 @@ The definitions are written out here in float64, and share no code with the kern
 
 import functools
 import math
+import types
 import warnings
 
 import numpy as np
@@ -325,6 +326,46 @@ def test_convolution(provider, x_shape, W_shape, geometry, where, special):
     if where == "W" and geometry.ph:  # oneDNN does not multiply the padding, where 0 times NaN would be NaN
         y, expected = y[:, :, 1:-1, 1:-1], expected[:, :, 1:-1, 1:-1]
     assert_same(y, expected)
+
+
+PAIRED = [
+    ((2, 3, 7, 7), (8, 3, 3, 3), ConvGeometry()),
+    ((2, 1, 7, 3), (16, 1, 1, 1), ConvGeometry(1, 2)),
+    ((2, 34, 6, 5), (2, 17, 1, 1), ConvGeometry(groups=2)),
+    ((2, 16, 5, 5), (4, 4, 3, 3), ConvGeometry(groups=4)),
+    ((2, 8, 5, 5), (32, 8, 3, 3), ConvGeometry(3, 3)),
+]
+
+
+@each(**{"x_shape, W_shape, g": PAIRED}, value=[np.nan, np.inf, -np.inf])
+def test_convolutions_in_bfloat16_let_infinity_stay_among_the_outputs_that_see_it(x_shape, W_shape, g, value):
+    """oneDNN reads channels and columns in pairs, of which another may be multiplied by 0."""
+    y_shape = x_shape[0], W_shape[0], *g.out_hw(*x_shape[2:], *W_shape[2:])
+    wide = [np.random.default_rng(i).uniform(0.5, 1, s) for i, s in enumerate((x_shape, W_shape, y_shape))]
+    x, W, gy = (a.astype(backend.as_dtype("bfloat16")) for a in wide)
+    x[0, 0, 0, -2] = gy[0, 0, 0, -1] = value
+    seen, given = (~np.isfinite(a.astype("d")) for a in (x, gy))
+    place = types.SimpleNamespace(made=(None, None))  # for weights that stay
+    ys = {
+        "forward": kernels.conv_forward(x, W, None, g),
+        "inference": kernels.conv_inference(x, W, None, g, place),
+        "with normalization": kernels.conv_bn_inference(
+            x, W, None, (np.ones(W_shape[0], "f"),) * 4, 0.0, None, g, None
+        ),
+    }
+    ones = np.ones(W_shape)
+    reached = kernels.conv_forward(seen.astype("d"), ones, None, g) > 0
+    for name, y in ys.items():
+        if y is not None:
+            np.testing.assert_array_equal(np.isfinite(y.astype("d")), ~reached, name)
+    gx = kernels.conv_backward_data(gy, W, x_shape, g).astype("d")
+    np.testing.assert_array_equal(
+        np.isfinite(gx), kernels.conv_backward_data(given.astype("d"), ones, x_shape, g) == 0, "data"
+    )
+    gy[0, 0, 0, -1] = 1
+    gW = kernels.conv_backward_weight(x, gy, W_shape, g).astype("d")
+    at = kernels.conv_backward_weight(seen.astype("d"), np.ones(y_shape), W_shape, g) > 0
+    np.testing.assert_array_equal(np.isfinite(gW), ~at, "weights")
 
 
 @pytest.mark.parametrize("shape", [(8, 9, 10), (70, 90, 130), (300, 64, 64)])
