@@ -189,8 +189,8 @@ def _shapes_of(arrays: tuple[Array, ...]) -> list[tuple[int, ...]]:
     if not num_rows:
         return [(1, first.size)] * len(arrays)
     m = num_rows.pop()
-    is_column = first.ndim == 2 and m == len(first) and first.flags.c_contiguous
-    if num_rows or not is_column or any(a.shape not in (first.shape, (m, 1)) for a in arrays):
+    is_matrix = first.ndim == 2 and m == len(first)
+    if not is_matrix or any(a.shape not in (first.shape, (m, 1)) for a in arrays):
         raise onednn.Unsupported("operands that broadcast")
     return [(1, m, a.size // m) for a in arrays]
 

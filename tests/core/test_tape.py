@@ -837,3 +837,46 @@ def test_a_variable_takes_its_gradient_along():
     v.grad = np.array([1.0, 2.0])
     v.to_device("@numpy")
     assert v.grad.tolist() == [1, 2] and v.array.tolist() == [1, 1]
+
+
+class Widening(dbrdist.FunctionNode):
+    """2 x, whose rule gives its gradient in float64, or of another shape."""
+
+    def __init__(self, shape=None):
+        self.shape = shape
+
+    def forward(self, xs):
+        return (xs[0] * 2,)
+
+    def backward(self, indexes, gys):
+        gx = F.cast(gys[0], np.float64) * 2
+        return (gx if self.shape is None else F.reshape(gx, self.shape),)
+
+
+WAYS = {
+    "backward": lambda x, y: (y.backward(), x.grad_var)[1],
+    "retain_grad": lambda x, y: (y.backward(retain_grad=True), x.grad_var)[1],
+    "enable_double_backprop": lambda x, y: (y.backward(enable_double_backprop=True), x.grad_var)[1],
+    "grad": lambda x, y: dbrdist.grad([y], [x])[0],
+    "grad to be derived": lambda x, y: dbrdist.grad([y], [x], enable_double_backprop=True)[0],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_gradient_of_another_type_takes_that_of_its_input_in_every_way_backward(way):
+    x = Variable(np.ones((2, 3), np.float32))
+    (h,) = Widening().apply((x * 1,))
+    gx = WAYS[way](x, F.sum(h))
+    assert gx.dtype == np.float32
+    np.testing.assert_array_equal(gx.array, np.full((2, 3), 2, np.float32))
+    (h,) = Widening().apply((x,))
+    assert WAYS[way](x, F.sum(h)).dtype == np.float32
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_gradient_of_another_shape_is_refused_in_every_way_backward(way, dtype):
+    x = Variable(np.ones((2, 3), dtype))
+    (h,) = Widening((3, 2)).apply((x,))
+    with pytest.raises(ValueError, match=r"expected a gradient of shape \(2, 3\) for input 0, got shape \(3, 2\)"):
+        WAYS[way](x, F.sum(h))

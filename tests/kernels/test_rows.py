@@ -153,6 +153,41 @@ def test_gradients_of_the_table_are_of_operands_that_their_rows_have():
         assert operand in range(len(ROWS[name].args)), (name, operand)
 
 
+# operands of exp(a - b) and exp(a - b) c, and who serves
+BESIDE = [
+    (((128, 64), (128, 1)), "onednn"),
+    (((128, 64), (128, 64)), "onednn"),
+    (((128, 64), (1, 64)), "numpy"),
+    (((128, 64), (64,)), "numpy"),
+    (((128, 64), ()), "numpy"),
+    (((96, 96), (96, 1)), "onednn"),
+    (((96, 96), (1, 96)), "numpy"),
+    (((128, 64), (1, 1)), "numpy"),
+    (((2, 64, 64), (2, 1, 1)), "numpy"),
+    (((2, 64, 64), (64, 1)), "numpy"),
+    (((64, 64, 8), (64, 1)), "numpy"),
+    (((128, 64), (128, 1), (128, 64)), "onednn"),
+    (((128, 64), (128, 1), (128, 1)), "onednn"),
+    (((128, 64), (128, 1), (1, 1)), "numpy"),
+    (((96, 96), (96, 1), (1, 96)), "numpy"),
+]
+
+
+@each(**{"shapes, served": BESIDE})
+def test_operands_of_one_number_for_each_row_stand_beside_a_matrix(shapes, served):
+    name = "exp_difference" if len(shapes) == 2 else "scaled_exp_difference"
+    xs = [np.random.default_rng(i).uniform(-1, 1, shape).astype("f") for i, shape in enumerate(shapes)]
+    y = ROWS[name].primitive(*[Variable(x) for x in xs]).array
+    a, b, c = [x.astype("d") for x in xs] + [1.0] * (3 - len(xs))
+    np.testing.assert_allclose(y, np.exp(a - b) * c, rtol=2e-6)
+    assert kernels.provider_of("row", name, ("a", "b", "c")[: len(xs)], tuple(xs), ()) == served
+
+
+def test_a_matrix_in_another_order_stands_beside_no_column():
+    a, b = np.asfortranarray(np.ones((128, 64), "f")), np.ones((128, 1), "f")
+    assert kernels.provider_of("row", "exp_difference", ("a", "b"), (a, b), ()) == "numpy"
+
+
 def test_who_serves():
     x = np.ones(KERNEL_ELEMENTS, "f")
 

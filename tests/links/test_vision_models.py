@@ -258,6 +258,13 @@ def test_full_networks_have_the_known_sizes(maker, size):
     assert maker().count_params() == size
 
 
+def test_a_resnet_has_as_many_layers_as_its_name_says():
+    for num_layers, blocks in resnet._BLOCKS.items():
+        assert 1 + 3 * sum(blocks) + 1 == num_layers  # a convolution, three in each block, a linear layer
+        model = NarrowResNet(None, num_layers)
+        assert tuple(len(list(model[f"res{k}"].children())) for k in range(2, 6)) == blocks
+
+
 def test_copies_are_independent(made):
     _, model = made
     other = model.copy("copy")
