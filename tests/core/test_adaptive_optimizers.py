@@ -13,6 +13,7 @@ import dbrdist
 from dbrdist import Parameter, optimizers
 from dbrdist.optimizers import LAMB, MSVAG, SGD, AdaBound, Adam, AMSBound, AMSGrad, RMSpropGraves
 from dbrdist.optimizers.gradient_descent import SGDRule
+from dbrdist.optimizers.lars import joint_norms
 from tests.each import each
 
 SHAPES = ((4, 3), (5,), (2, 3, 2, 2), ())
@@ -95,6 +96,12 @@ def test_a_rule_that_promises_to_keep_zero_does(optimizer):
     run(link, made, range(3), factor=0.0)
     kept = not any(a.any() for p in link.params() for a in (p.array, *(p.update_rule.state or {}).values()))
     assert kept or not link.p0.update_rule.keeps_zero
+
+
+def test_norms_of_several_pairs_stay_in_pairs():
+    arrays = [np.array([3.0 * k, 4.0 * k], np.float32) for k in range(1, 7)]
+    found = joint_norms(None, list(zip(arrays[::2], arrays[1::2])))
+    assert found == [(5.0, 10.0), (15.0, 20.0), (25.0, 30.0)]
 
 
 def test_the_promise_to_keep_zero_is_inherited_where_the_formula_is():

@@ -373,3 +373,31 @@ def test_bits_of_many_elements_are_joined(size, is_joined, monkeypatch):
     condition = rng.random(size) < 0.5
     np.testing.assert_array_equal(arrays.chosen(condition, a, b), np.where(condition, a, b))
     assert bool(found) == is_joined
+
+
+@each(of=["x", "gamma", "beta"], axis=[(0,), (0, 2)])
+def test_each_gradient_of_a_normalization_can_be_derived_by_itself(of, axis):
+    """Against central differences: what the gradients of the others would have added must not come in."""
+    rng = np.random.default_rng(0)
+    shape = (5, 3) if axis == (0,) else (4, 3, 2)
+    values = {"x": rng.standard_normal(shape), "gamma": rng.uniform(0.5, 2, 3), "beta": rng.standard_normal(3)}
+    values["gy"] = rng.standard_normal(shape)
+    weights = rng.standard_normal(values[of].shape)
+
+    def first(values):
+        vs = {name: Variable(a) for name, a in values.items()}
+        y = F.batch_normalization(vs["x"], vs["gamma"], vs["beta"], eps=1e-3, axis=axis)
+        (g,) = dbrdist.grad([y], [vs[of]], [vs["gy"]], enable_double_backprop=True)
+        return vs, F.sum(g * weights)
+
+    vs, total = first(values)
+    found = dict(zip(vs, dbrdist.grad([total], list(vs.values()))))
+    for name, a in values.items():
+        expected = np.zeros(a.shape)
+        for i in np.ndindex(a.shape):
+            for sign in (1, -1):
+                moved = a.copy()
+                moved[i] += sign * 1e-5
+                expected[i] += sign * float(first({**values, name: moved})[1].array) / 2e-5
+        actual = np.zeros(a.shape) if found[name] is None else found[name].array
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-7, err_msg=f"{of}, {name}")

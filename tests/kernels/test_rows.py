@@ -199,6 +199,8 @@ def test_who_serves():
     assert server(("silu", 0), (1.0,), x, x) == "onednn"
     assert server("silu", (float("inf"),), x) == "numpy"
     assert server("leaky_relu", (0.0,), x) == "numpy"
+    assert server("selu", (1.5, 1.0), x) == "onednn"
+    assert server("gelu", (), x) == server(("gelu", 0), (), x, x) == "onednn"
     assert server(("clipped_relu", 0), (-1.0,), x, x) == "numpy"
     assert server(("elu", 0), (1.0,), x, x) == "onednn"
     assert server(("elu", 0), (2.0,), x, x) == "onednn"
