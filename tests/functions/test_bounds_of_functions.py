@@ -401,3 +401,13 @@ def test_each_gradient_of_a_normalization_can_be_derived_by_itself(of, axis):
                 expected[i] += sign * float(first({**values, name: moved})[1].array) / 2e-5
         actual = np.zeros(a.shape) if found[name] is None else found[name].array
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-7, err_msg=f"{of}, {name}")
+
+
+@each(dtype=[np.float32, np.float64], smoothing=[0.0, 0.3])
+def test_probabilities_as_labels_are_smoothed(dtype, smoothing):
+    rng = np.random.default_rng(0)
+    x, t = rng.standard_normal((4, 3)), rng.dirichlet(np.ones(3), 4)
+    log_p = x - np.log(np.exp(x).sum(1, keepdims=True))
+    expected = -((t * (1 - smoothing) + smoothing / 3) * log_p).sum(1).mean()
+    y = F.softmax_cross_entropy(x.astype(dtype), t.astype(dtype), label_smoothing=smoothing)
+    np.testing.assert_allclose(y.array, expected, rtol=1e-6)
