@@ -27,7 +27,7 @@ class Clock:
         monkeypatch.setattr(time, "sleep", self.pass_by)
 
     def pass_by(self, seconds):
-        self.now += seconds
+        self.now += max(0.0, seconds)
 
 
 @pytest.fixture
@@ -367,6 +367,55 @@ def test_ranks_are_asked_once_a_second_and_again_when_they_have_answered(start, 
     assert pings() == [1, 1, 0] and one.last_tick == clock.now
     clock.now = one.next_tick = before + limits.PING_SECONDS
     assert pings() == [2, 1, 0]
+
+
+def test_a_turn_looks_gives_credit_and_draws(start, clock, monkeypatch):
+    one = start(1)
+    drawn = []
+    monkeypatch.setattr(attempts, "table", lambda ranks, seconds: drawn.append(seconds) or "table")
+    one.questions.look = lambda now: None
+    clock.now += 0.5
+    assert not one._turn() and drawn == [] and one.output.footer is None
+    one.output.footer = ""
+    tell(one, 0, t="out", stream="out", data=b"x")
+    one._on_written(one.output.pieces[0])
+    clock.now += 0.5
+    assert not one._turn() and one.output.footer == "table" and drawn == [1.0]
+    assert len(sent(one, 0, "credit")) == 1
+    one._look_for_failures = lambda now: 1 // 0
+    one.failure = Failure("exit", 0, "a", 1, "m")
+    clock.now += 0.5
+    assert not one._turn() and one.output.said == []  # the first cause is known: nobody looks for another
+    ended(one, 0)
+    one.starter.code = 0
+    assert one._turn()
+
+
+@pytest.mark.parametrize(
+    ("control", "addresses", "paths"),
+    [(None, (), [None]), ("/s", (), ["/s"]), ("/s", ("10.0.0.1",), ["/s", None]), (None, ("10.0.0.1",), [None])],
+)
+def test_ranks_elsewhere_need_an_address_of_their_own(start, monkeypatch, control, addresses, paths):
+    """Over the Unix socket come those of this machine, and `ps`, `stacks` and `stop`."""
+    one, listened = start(1, addresses=addresses, port=7), []
+    one.plan = one.plan._replace(control=control)
+
+    def listen(loop, token, hear, say, path, addresses, port):
+        listened.append((path, addresses, port))
+        return SimpleNamespace(address=f"at {path}", close=lambda: None)
+
+    def starter(command, environment, backend):
+        started.update(environment)
+        raise OSError("no mpiexec")
+
+    started = {}
+    monkeypatch.setattr(attempts, "Listener", listen)
+    monkeypatch.setattr(attempts, "Signals", lambda *arguments: None)
+    monkeypatch.setattr(attempts, "StarterProcess", starter)
+    with pytest.raises(OSError, match="no mpiexec"):
+        one.run()
+    assert listened == [(path, addresses or ("127.0.0.1",), 7) for path in paths]
+    assert started[attempts.ADDRESS] == f"at {paths[-1]}" and started[attempts.TOKEN] == "t"
 
 
 def test_what_slept_is_forgiven(start, clock):

@@ -73,6 +73,8 @@ def test_a_script_that_names_no_hosts_leaves_those_known(tmp_path, text, said):
     script = tmp_path / "script"
     script.write_text(f"#!/bin/sh\necho why >&2\n{text}\n")
     script.chmod(0o755)
+    with pytest.raises(LaunchError, match="cannot be run: "):
+        HostPool(PAIR, lambda _: {}, 0.0, str(tmp_path / "nowhere")).discover()
     pool = HostPool(PAIR, lambda _: {}, 0.0, str(script))
     if said:
         with pytest.raises(LaunchError, match=said):
@@ -302,6 +304,48 @@ def test_print_and_bare_come_before_everything_else(monkeypatch, capsys, is_prin
             ((path, words, environment),) = ran
             assert path == words[0] == "/m" and words[-2:] == ["/usr/bin/python", "x.py"] and environment["A"] == "1"
             ran.clear()
+
+
+@pytest.mark.parametrize(
+    ("view", "terminals", "is_live"),
+    [(None, (1, 2), True), (None, (1,), False), (None, (2,), False), (True, (), True), (False, (1, 2), False)],
+)
+def test_the_live_view_is_for_terminals_and_for_those_who_ask(monkeypatch, view, terminals, is_live):
+    monkeypatch.setattr(sessions.os, "isatty", terminals.__contains__)
+    made = []
+
+    def output(shown, folder, view, timestamps, tee):
+        made.append((shown, folder, view, timestamps, tee))
+        return SimpleNamespace(note=made.append, flush=lambda: made.append("flush"), close=lambda: made.append("close"))
+
+    monkeypatch.setattr(sessions, "Output", output)
+    one = session(ranks=2, view=view, tee="t", name="mine")
+    one._attempts = lambda job, output, run: run.say("words") or 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        one.run()
+    assert made == [(None, None, is_live, False, "t"), "dbrdist-launch: words", "flush", "close"]
+
+
+@pytest.mark.parametrize("option", ["Port=22", "ProxyCommand=nc %h %p"])
+def test_an_attempt_has_a_folder_while_it_runs(tmp_path, monkeypatch, option):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    seen = []
+
+    def attempt(plan, output, settings):
+        seen.append((plan, os.path.isdir(made.folder.folder)))
+        return SimpleNamespace(run=lambda: 1 // 0)
+
+    monkeypatch.setattr(sessions, "Attempt", attempt)
+    made = session(ranks=2, ssh_option=(option,))
+    job = made.job(PAIR)
+    with pytest.raises(ZeroDivisionError):
+        made.attempt(job, None, 3)
+    ((plan, was_there),) = seen
+    assert was_there and made.folder is None and plan.rank_environment["DBRDIST_RESTART"] == "3"
+    if " " in option:
+        assert plan.job.ssh.startswith(str(tmp_path)) and plan.job.ssh_options == ()
+    else:
+        assert plan.job == job
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 import os
 import signal
+import socket
 from types import SimpleNamespace
 
 import pytest
 from dbrdist_launch import heartbeat, limits
+from dbrdist_launch.channel import Channel as RealChannel
+from dbrdist_launch.identity import Identity
 from dbrdist_launch.rank import supervisor as supervisors
 from dbrdist_launch.rank.supervisor import Supervisor
 from test_launch_attempt import STEP, Channel, Clock
@@ -62,6 +65,70 @@ def supervised(clock, monkeypatch):
     monkeypatch.setattr(supervisors.os, "waitpid", lambda *_: (0, 0))
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
     return one
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_taken"), [(b"welcome", True), (b"refused", False), (None, False)], ids=["welcome", "other", "closed"]
+)
+def test_a_rank_waits_for_its_welcome(monkeypatch, answer, is_taken):
+    here, there = socket.socketpair()
+    with here, there:
+        one = Supervisor(["x"], 99, "hydra")
+        one.loop.close()
+        one.identity = Identity(1, 2, 0, 0, "a")
+        monkeypatch.setenv(supervisors.ADDRESS, "unix:/s")
+        monkeypatch.setenv(supervisors.TOKEN, "secret")
+        monkeypatch.setattr(supervisors, "_connect_to_any", lambda address: there if address == "unix:/s" else None)
+        launcher = RealChannel(here)
+        if answer:
+            launcher.send(answer.decode(), host_timeout=6.0)
+            launcher.send("ping")
+        else:
+            here.shutdown(socket.SHUT_WR)
+        if is_taken:
+            one._connect()
+            assert one.terms["host_timeout"] == 6.0 and one.connected
+            assert [message["t"] for message in one._early] == ["ping"]
+        else:
+            with pytest.raises(ConnectionError, match="the launcher refused this rank"):
+                one._connect()
+        (hello,) = launcher.receive()
+        assert (hello["t"], hello["token"], hello["rank"], hello["size"]) == ("hello", "secret", 1, 2)
+        assert supervisors.ADDRESS not in os.environ and supervisors.TOKEN not in os.environ
+
+
+def test_a_supervisor_without_a_rank_says_how_it_is_started(monkeypatch):
+    monkeypatch.setattr(supervisors, "of_environment", lambda backend: None)
+    one = Supervisor(["x"], 99, "hydra")
+    one.loop.close()
+    with pytest.raises(RuntimeError, match="no rank in the environment: this runs under mpiexec"):
+        one.run()
+
+
+@pytest.mark.parametrize(("status", "code"), [(None, 137), (0, 0), (3 << 8, 3), (9, 137)])
+def test_a_supervisor_ends_as_its_program(monkeypatch, tmp_path, status, code):
+    monkeypatch.setattr(supervisors, "of_environment", lambda backend: Identity(0, 1, 0, 1, "a"))
+    (tmp_path / "segment").touch()
+    one, turns = Supervisor(["x"], 99, "hydra"), []
+    one.loop.close()
+    one._connect = one._start = lambda: None
+    one._done = lambda: len(turns) == 3
+    one._turn = lambda: turns.append(1)
+    one.status, one.segments = status, {str(tmp_path / "segment"), str(tmp_path / "gone")}
+    assert one.run() == code and len(turns) == 3 and not (tmp_path / "segment").exists()
+
+
+def test_the_launcher_is_reached_by_the_first_address_that_answers(tmp_path):
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        port = server.getsockname()[1]
+        supervisors._connect_to_any(f"127.0.0.2:{port}").close()
+        supervisors._connect_to_any(f"127.0.0.1,127.0.0.2:{port}").close()
+    with pytest.raises(ConnectionError, match=f"cannot be reached from this host: 127.0.0.1:{port}: .*; 127.0.0.2:"):
+        supervisors._connect_to_any(f"127.0.0.1,127.0.0.2:{port}")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+        server.listen()
+        supervisors._connect_to_any(f"unix:{tmp_path}/s").close()
 
 
 def test_messages_of_the_launcher(supervised, clock, monkeypatch):
