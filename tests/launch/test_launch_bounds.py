@@ -377,6 +377,58 @@ def test_stacks_are_waited_for_and_no_stall_is_seen_in_doubt():
     assert stalls.late_ranks(list(again.ranks.values()), NOW + STEP, 60.0) == [0, 1]
 
 
+IN_CALL, IN_LOAD, IN_DUMP = (
+    f'Current thread 0x1:\n  File "t.py", line 3 in {name}\n' for name in ("bcast", "load", "dump")
+)
+
+
+def blamed(*each, late=None, **of_first):
+    """Ranks as (step, seconds since the beat, stacks); the failure of those that are late, all by default."""
+    ranks = []
+    for number, (step, age, stacks) in enumerate(each):
+        beat = None if age is None else NOW - age
+        ranks.append(Rank(number, "a", channel=None, step=step, beat_at=beat, stacks=stacks, state="S"))
+    for name, value in of_first.items():
+        setattr(ranks[0], name, value)
+    return stalls.blame(ranks, list(range(len(ranks))) if late is None else late, NOW)
+
+
+@pytest.mark.parametrize(
+    ("each", "options", "rank", "words"),
+    [
+        ([(7, 9, IN_CALL), (7, 9, IN_LOAD)], {}, 1, "the others wait in a communication call"),
+        ([(7, 9, IN_LOAD), (7, 8, IN_LOAD)], {}, 0, "its beat is the oldest"),  # all are busy
+        ([(7, 8, IN_CALL), (7, 9, IN_CALL)], {}, 1, "its beat is the oldest"),
+        ([(7, 8, None), (7, 9, None)], {}, 1, "its beat is the oldest"),
+        ([(7, None, None), (7, 9, None)], {}, 0, "its beat is the oldest"),
+        ([(7, 8, IN_LOAD), (7, 9, IN_LOAD), (7, 9, IN_DUMP)], {}, 2, "it is elsewhere than the others"),
+        ([(7, 9, IN_LOAD), (7, 8, IN_DUMP)], {}, 0, "its beat is the oldest"),  # nobody is the odd one
+        ([(7, 8, IN_LOAD), (7, 8, IN_LOAD), (7, 8, IN_DUMP), (7, 9, IN_DUMP)], {}, 3, "its beat is the oldest"),
+        ([(7, 9, IN_LOAD), (6, 8, IN_DUMP)], {}, 1, "it is the furthest behind"),
+        ([(7, 9, None), (7, 9, IN_LOAD)], {"leaving": True}, 0, "the others wait for a rank that has left"),
+        ([(7, 9, IN_LOAD), (7, 9, IN_LOAD)], {"state": "T"}, 0, "a stopped process makes no step"),
+        ([(5, 9, IN_LOAD), (7, 9, IN_LOAD)], {"state": "T", "connected": False, "late": [1]}, 1, "its beat is"),
+    ],
+)
+def test_the_rank_that_holds_the_others_up_is_blamed_by_the_first_sign(each, options, rank, words):
+    failure = blamed(*each, **options)
+    assert failure.rank == rank and words in failure.message
+
+
+def test_what_a_blamed_rank_is_doing():
+    failure = blamed((7, 9.0, IN_LOAD))
+    assert failure.message.startswith("no beat for 9.0 s; in load at t.py:3; ")
+    assert (failure.kind, failure.signal, failure.code) == ("stalled", None, codes.STALLED)
+    assert blamed((7, None, None)).message.startswith("no beat; ")
+    stopped = blamed((7, 9.0, IN_LOAD), state="T")
+    assert stopped.message == "the process is stopped (SIGSTOP); a stopped process makes no step"
+    assert (stopped.kind, stopped.signal) == ("stopped", "SIGSTOP")
+    gone = blamed((7, 9.0, None), (7, 9.0, IN_CALL), exit={"code": 3, "signal": 0})
+    assert gone.message.startswith("ended with exit code 3 while the others still run; the others wait for a rank")
+    told = blamed((7, 9.0, None), events=[{"event": "thread", "message": "E: m"}, {"event": "world", "message": "w"}])
+    assert told.message.endswith("; before that it told of: E: m")
+
+
 # ---- reports --------------------------------------------------------------------------------------------------------
 
 
