@@ -59,7 +59,7 @@ class State:
     counts: dict[tuple[Any, ...], int] = field(default_factory=dict)  # see Record.counts
 
     @staticmethod
-    def of(record: Record, now: float, has_left: bool = False) -> State:
+    def of(record: Record, now: float, has_left: bool) -> State:
         """What the record says."""
         waits = [Wait.of(call, now) for call in list(record.running.values()) if call.is_waiting]
         return State(record.rank, record.is_busy() and not has_left, has_left, waits, record.counts())
@@ -142,7 +142,7 @@ def describe(states: Mapping[int, State], waiting: Mapping[int, set[int]]) -> st
         missing = name_ranks(sorted(waiting[rank]))
         tag = f" with tag {wait.tag}" if wait.kind in ("send", "recv") else ""
         parts.append(f"rank {rank} has waited {wait.seconds:.0f} s for {missing} in {wait.name}{tag} ({wait.where})")
-    more = f"; and {len(waiting) - _MAX_LISTED} ranks more" if len(waiting) > _MAX_LISTED else ""
+    more = f"; and {len(waiting) - _MAX_LISTED} more" if len(waiting) > _MAX_LISTED else ""
     left = sorted({other for others in waiting.values() for other in others if states[other].has_left})
     if left:
         have = "has" if len(left) == 1 else "have"
