@@ -15,6 +15,7 @@ from dbrdist.comm import (
     arguments,
     audit,
     carried,
+    cores,
     deadlock,
     environment,
     evaluator,
@@ -400,6 +401,39 @@ def test_what_launchers_leave_in_the_environment():
     assert environment.num_local_ranks({}) == 1 == environment.num_local_ranks({"MPI_LOCALNRANKS": "x"})
     assert environment.num_local_ranks({"MPI_LOCALNRANKS": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}) == 4
     assert environment.prefix(3, {}) == "[rank 3] " and environment.prefix(3, {"DBRDIST_LAUNCH": "1"}) == ""
+
+
+@each(**{"world_size, started, is_refused": [(1, 2, True), (1, 3, True), (1, 1, False), (2, 2, False), (2, 3, False)]})
+def test_a_world_of_one_is_refused_where_more_ranks_were_started(world_size, started, is_refused):
+    text = environment.refusal(world_size, {"PMI_SIZE": str(started), "PMI_RANK": "0"})
+    assert text.startswith(f"PMI_SIZE={started} says that {started} ranks were started") if is_refused else text == ""
+    assert environment.refusal(world_size, {}) == ""
+
+
+@pytest.mark.parametrize(("usable", "quota"), [(4, None), (3, 3), (5, None)])
+def test_a_seat_has_a_quota_where_a_control_group_grants_less_than_its_cores(monkeypatch, usable, quota):
+    monkeypatch.setattr(cores.thread_pools, "affinity", lambda: frozenset(range(4)))
+    monkeypatch.setattr(cores, "available_cores", lambda: usable)
+    assert cores.seat_on(2)[:3] == (2, frozenset(range(4)), quota)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "rank", "usable", "share", "is_said"),
+    [(1, 0, 4, None, False), (1, 0, 3, 3, True), (2, 0, 4, 2, True), (2, 1, 4, 2, False), (4, 0, 4, 1, True)],
+)
+def test_threads_are_limited_and_rank_0_says_so(monkeypatch, capsys, num_ranks, rank, usable, share, is_said):
+    """Alone with all cores nothing is limited; where the user has set a number, nothing is, and nothing is said."""
+    limited, waits = [], []
+    monkeypatch.setattr(cores.thread_pools, "affinity", lambda: frozenset(range(4)))
+    monkeypatch.setattr(cores.thread_pools, "wait_briefly", lambda: waits.append(1))
+    monkeypatch.setattr(cores, "available_cores", lambda: usable)
+    monkeypatch.setattr(cores.environment, "num_local_ranks", lambda: 1)
+    of_all = SimpleNamespace(rank=rank, inter_rank=0, allgather_obj=lambda seat: [seat] * num_ranks)
+    for can_be_limited in (True, False):
+        monkeypatch.setattr(cores.thread_pools, "limit", lambda n, done=can_be_limited: limited.append(n) or done)
+        cores.share_out(of_all)
+        assert capsys.readouterr().err.startswith("dbrdist: threads: ") == (is_said and can_be_limited)
+    assert limited == ([] if share is None else [share] * 2) and len(waits) == 2 * (share != 1)
 
 
 def test_what_an_evaluation_hands_on_lies_on_the_host():
