@@ -1,5 +1,6 @@
 """What a rank's supervisor does with each message, signal, event and deadline, told to it one by one."""
 
+import ctypes
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ from dbrdist_launch import heartbeat, limits
 from dbrdist_launch.channel import Channel as RealChannel
 from dbrdist_launch.identity import Identity
 from dbrdist_launch.rank import supervisor as supervisors
+from dbrdist_launch.rank.pmix import ConnectionHolder
 from dbrdist_launch.rank.supervisor import Supervisor
 from test_launch_attempt import STEP, Channel, Clock
 
@@ -376,3 +378,72 @@ def test_answers_to_a_ping(supervised, clock, monkeypatch):
     one.status = 0
     one._beat()
     assert one.channel.sent[-1] == ("pong", {})
+
+
+# ---- the connection that must not break -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server():
+    """A server of PMIx, as far as a connection to it goes, and the environment that names it."""
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        port = made.getsockname()[1]
+        environ = {"PMIX_SERVER_URI41": f"pmix.0;tcp4://127.0.0.1:{port}", "SLURM_STEP_ID": "0", "OTHER": "x:7"}
+        yield made, environ
+
+
+def test_only_a_step_of_slurm_that_names_a_server_is_searched(server, monkeypatch, clock):
+    _, environ = server
+    holder = ConnectionHolder(os.getpid(), environ)
+    assert holder.searching and holder.ports == {int(environ["PMIX_SERVER_URI41"].rpartition(":")[2])}
+    clock.now += limits.SEARCH_MOST_SECONDS - STEP
+    assert holder.searching
+    clock.now += STEP
+    assert not holder.searching
+    for lacking in ("PMIX_SERVER_URI41", "SLURM_STEP_ID"):
+        left = {name: value for name, value in environ.items() if name != lacking}
+        assert not ConnectionHolder(os.getpid(), left).searching
+
+
+def can_copy(descriptor):
+    """Whether the kernel, and the container, let a process copy a file by pidfd_getfd, which is call 438."""
+    try:
+        process = os.pidfd_open(os.getpid())
+    except OSError:
+        return False
+    copy = ctypes.CDLL(None).syscall(438, process, descriptor, 0)
+    for one in (process, copy)[: 1 + (copy >= 0)]:
+        os.close(one)
+    return copy >= 0
+
+
+def test_the_connection_of_the_program_is_copied_once_it_is_there(server):
+    made, environ = server
+    if not can_copy(made.fileno()):
+        pytest.skip("pidfd_getfd is not to be had here")
+    holder = ConnectionHolder(os.getpid(), environ)
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        with socket.create_connection(elsewhere.getsockname()), socket.socket():
+            holder.look()
+            assert holder.held is None and holder.searching  # neither another server's, nor one that is not connected
+        mine = socket.create_connection(made.getsockname())
+        theirs, _ = made.accept()
+        with mine, theirs:
+            holder.look()
+            assert not holder.searching and holder.held.getpeername() == made.getsockname()
+            theirs.settimeout(5)
+            mine.close()
+            holder.held.send(b"still here")
+            assert theirs.recv(16) == b"still here"
+            holder.held.close()
+            assert theirs.recv(16) == b""  # nobody else holds it: what was looked at was closed again
+
+
+def test_a_program_that_has_ended_has_no_connection(server):
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    holder = ConnectionHolder(child, server[1])
+    holder.look()
+    assert holder.held is None
