@@ -46,6 +46,22 @@ def test_a_jpeg_has_its_pixels(only):
     assert np.abs(pixels.astype(int) - picture()).mean() < 3
 
 
+def test_a_jpeg_is_written_by_the_library_that_is_there(only, monkeypatch):
+    """In its colours, at the quality asked for, with half the resolution of colours."""
+    foreign = {"simplejpeg": ["_cv2"], "opencv": ["_simplejpeg"], "pillow": ["_cv2", "_simplejpeg"]}[only]
+    for name in foreign:
+        monkeypatch.setattr(images, name, None)
+    if only != "pillow":
+        monkeypatch.setattr(Pillow, "fromarray", None)
+    data, short = (images.encode_jpeg(picture(), quality) for quality in (95, 20))
+    monkeypatch.undo()
+    read = Pillow.open(io.BytesIO(data))
+    assert (read.format, read.size, read.mode) == ("JPEG", (56, 40), "RGB")
+    assert np.abs(np.asarray(read).astype(int) - picture()).mean() < 4
+    assert [sampling[1:3] for sampling in read.layer] == [(2, 2), (1, 1), (1, 1)]
+    assert len(short) < len(data)
+
+
 def test_a_png_has_exactly_its_pixels(only_png):
     assert np.array_equal(images.decode(encoded(picture(), "png")), picture())
 
