@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dbrdist.core import fusion, ops
-from dbrdist.core.backend import copy, get_array_module, number
+from dbrdist.core.backend import copy, get_array_module
 from dbrdist.core.call import hooked, variable
 from dbrdist.core.config import config, using_config
 from dbrdist.core.function import FunctionAdapter
@@ -279,7 +279,7 @@ def _one(array: Any) -> Any:
             "set its grad first, or reduce it to one number"
         )
     if type(array) is np.ndarray:
-        return np.ones(array.shape, array.dtype) if array.ndim else number(1.0, array.dtype).copy()
+        return np.ones(array.shape, array.dtype) if array.ndim else np.array(1.0, array.dtype)
     return get_array_module(array).ones_like(array)
 
 
@@ -314,6 +314,18 @@ def backward(
     _see_that_all_are_variables("outputs", outputs)
     if grad_outputs is not None:
         _see_that_each_has_one("grad_outputs", grad_outputs, "output", outputs)
+    _backward(outputs, grad_outputs, retain_grad, enable_double_backprop, loss_scale, listener)
+
+
+def _backward(
+    outputs: Sequence[Any],
+    grad_outputs: Sequence[Any] | None,
+    retain_grad: bool,
+    enable_double_backprop: bool,
+    loss_scale: float | None,
+    listener: Listener | None,
+) -> None:
+    """:func:`backward` of what are Variables."""
     if fusion.waiting:
         fusion.settle()
     higher = enable_double_backprop
@@ -338,7 +350,7 @@ def backward(
         PlainWalk().run(seeds)
 
 
-hand_down_walk(backward)
+hand_down_walk(_backward)
 
 
 def grad(

@@ -3,7 +3,7 @@ cimport cython
 from dbrdist.core.node cimport Record, Value, VariableNode, make_node
 
 cdef class Call(Record):
-    @cython.locals(value=Value, node=VariableNode, rank=Py_ssize_t, num_wanted=Py_ssize_t, xs=list, nodes=list,
+    @cython.locals(value=Value, node=VariableNode, rank=Py_ssize_t, num_constant=Py_ssize_t, xs=list, nodes=list,
                    has_arrays=bint, switches=dict, data=tuple)
     cpdef tuple apply(self, object inputs)
 

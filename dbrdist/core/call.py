@@ -21,6 +21,7 @@ from dbrdist.core.variable import Variable
 _ndarray = np.ndarray
 _FIRST = tuple(tuple(range(n)) for n in range(8))  # the indexes of the first n inputs
 _COUNTS = {first: len(first) for first in _FIRST}
+_OTHERS = 1 << 30  # for indexes that are not those of the first inputs: more than there are inputs
 _new = Value.__new__
 _float32 = np.dtype(np.float32)
 
@@ -42,7 +43,7 @@ class Call(Record):
             raise RuntimeError(f"{self.label}: a FunctionNode records one call; make a new one for each apply")
         xs: list[Array] = []
         nodes: list[Any] = []
-        rank = num_wanted = 0
+        rank = num_constant = 0
         operands, has_arrays = self.operands, False
         for x in inputs:
             if isinstance(x, Value):
@@ -52,12 +53,14 @@ class Call(Record):
                     raise self._missing(len(xs))
                 node = value.node
                 if node.requires_grad:
-                    num_wanted += 1
                     if node.rank > rank:
                         rank = node.rank
-                elif operands is not None and a.dtype is not _float32:
-                    operands.check(len(xs), a)
+                else:
+                    num_constant += 1
+                    if operands is not None and a.dtype is not _float32:
+                        operands.check(len(xs), a)
             else:
+                num_constant += 1
                 if operands is not None:
                     if type(x) is not _ndarray or x.dtype is not _float32:
                         operands.check(len(xs), x)
@@ -80,13 +83,13 @@ class Call(Record):
             ys = self.forward(data)
         if type(ys) is not tuple:
             ys = as_outputs(self, ys)
-        if not num_wanted or not switches["enable_backprop"]:
-            if num_wanted and switches["_captured"] is not None:
+        if num_constant == len(xs) or not switches["enable_backprop"]:
+            if num_constant < len(xs) and switches["_captured"] is not None:
                 switches["_captured"].extend([x for x in inputs if isinstance(x, Value) and x.node.requires_grad])
             return tuple([_leaf(y) for y in ys])
         self.inputs = tuple(nodes)
-        if num_wanted == len(nodes) < 8:
-            self.wanted = _FIRST[num_wanted]
+        if not num_constant and len(xs) < 8:
+            self.wanted = _FIRST[len(xs)]
         else:
             self.wanted = tuple([i for i, node in enumerate(nodes) if node.requires_grad])
         return _recorded(self, rank, data, ys)
@@ -104,8 +107,8 @@ def _recorded(call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]
     call.recorded_at = assignments[0]
     keep = call._keep_inputs
     if keep:
-        n = _COUNTS.get(keep, 8)
-        call._kept_xs = xs[:n] if n <= len(xs) and n < 8 else _of(call, "retain_inputs", keep, xs)
+        n = _COUNTS.get(keep, _OTHERS)
+        call._kept_xs = xs[:n] if n <= len(xs) else _of(call, "retain_inputs", keep, xs)
     keep = call._keep_outputs
     if len(ys) == 1:
         y = ys[0]
@@ -113,7 +116,7 @@ def _recorded(call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]
             call.num_outputs = 1
             if keep:
                 call._kept_ys = ys if keep == _FIRST[1] else _of(call, "retain_outputs", keep, ys)
-            node = VariableNode.__new__(VariableNode)
+            node = VariableNode()
             node.creator_node = call
             node.index = 0
             node.rank = rank + 1

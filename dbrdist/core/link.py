@@ -10,12 +10,12 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from dbrdist.core.backend import is_array, to_device
-from dbrdist.core.changes import note_change
+from dbrdist.core.changes import Watch, note_change
 from dbrdist.core.checks import ArgumentError
 from dbrdist.core.device_resident import DeviceResident, DeviceResidentsVisitor
 from dbrdist.core.flat import unique
 from dbrdist.core.link_hook import ForwardPostprocessArgs, ForwardPreprocessArgs, LinkHook, seen, thread
-from dbrdist.core.node import note_assignment
+from dbrdist.core.node import VariableNode, note_assignment
 from dbrdist.core.parameter import Parameter
 
 L = TypeVar("L", bound="Link")
@@ -33,6 +33,7 @@ class Link(DeviceResident):
     forward: Any  # the computation; links that can be called define it
     name: str | None = None
     _changed_at: int | None = None
+    _cleared: tuple[Watch, list[VariableNode], list[Link]] | None = None  # what cleargrads of a container clears
 
     def __init__(self, **params: Any) -> None:
         self._params: list[str] = []
@@ -263,6 +264,9 @@ class Link(DeviceResident):
                 setattr(self, name, visitor.visit_array(value))
 
     # ---- copies -----------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_cleared"}  # of its own parameters
 
     def copy(self: L, mode: str = "share") -> L:
         """A copy whose parameters share arrays (``share``), are copied (``copy``) or initialised anew (``init``)."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dbrdist.core.graph import FunctionNode
 
 _primitives: Any = None  # core.ops, for the operators
-_walk: Callable[..., None]  # core.backprop.backward
+_walk: Callable[..., None]  # the backward pass of core.backprop
 
 
 def hand_down_primitives(ops: Any) -> None:
@@ -22,10 +22,10 @@ def hand_down_primitives(ops: Any) -> None:
     _primitives = ops
 
 
-def hand_down_walk(backward: Callable[..., None]) -> None:
+def hand_down_walk(walk: Callable[..., None]) -> None:
     """Called by ``core.backprop``, which stands above: ``Variable.backward``."""
     global _walk
-    _walk = backward
+    _walk = walk
 
 
 class Variable(Value):
@@ -271,10 +271,7 @@ class Variable(Value):
         self, retain_grad: bool = False, enable_double_backprop: bool = False, loss_scale: float | None = None
     ) -> None:
         """Fill ``grad`` of all leaves behind this variable; see :func:`dbrdist.backward`."""
-        if retain_grad or enable_double_backprop or loss_scale is not None:
-            _walk([self], retain_grad=retain_grad, enable_double_backprop=enable_double_backprop, loss_scale=loss_scale)
-        else:
-            _walk([self])
+        _walk((self,), None, retain_grad, enable_double_backprop, loss_scale, None)
 
     def unchain(self) -> None:
         """Cut the way from this variable to its creator."""

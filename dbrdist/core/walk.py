@@ -154,10 +154,10 @@ def _run_chain(walk: Any, function: Any, gys: tuple[Any, ...]) -> None:
             walk.deliver(node, gx)
         if following is None:
             return
-        is_new = function.gives_new
-        function = following.creator_node
-        if function.overwrites:
-            function.owns_gy = is_new
+        creator = following.creator_node
+        if creator.overwrites:
+            creator.owns_gy = function.gives_new
+        function = creator
         gys = (g,)
 
 
@@ -170,7 +170,8 @@ def views(nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Any]
         if view is not None and node.gradient is None:
             if out is None:
                 out = [None] * len(wanted)
-            if nodes.count(node) == 1:
+                out[k] = view
+            elif nodes.index(node) == i:  # what comes to it a second time is added
                 out[k] = view
     return out
 

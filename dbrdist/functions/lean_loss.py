@@ -20,32 +20,27 @@ from dbrdist.kernels.small import are_classes, below_largest, cross_entropy_grad
 
 _LEAN_SCORES = 1 << 11  # above, the kernels for softmax pay
 _LABELS = "bhilqBHI"  # integers that int64 holds; looking for the character takes a tenth of comparing types
-_KEPT_CONSTANTS = 64
+_KEPT_PLANS = 64
 # by name: to find them in NumPy again takes a tenth of their time on a small batch
 _empty, _exp, _log, _subtract, _sum = np.empty, np.exp, np.log, np.subtract, np.add.reduce
-_constants: dict[Any, Any] = {}  # by shape and type of the scores
+_plans: dict[Any, Any] = {}  # by shapes and types of scores and labels; () where the lean path is not for them
 
 
 class MeanCrossEntropy(FunctionNode):
     """y = mean of -ln softmax(x)[n, t_n]; x (N, K) on the host, small, every label valid: the lean path.
 
-    gx = (softmax(x) - onehot(t)) gy / N.
+    gx = (softmax(x) - onehot(t)) gy / N. Before the call ``_for_rule`` holds the labels and their plan.
     """
 
-    def __init__(self, t: Array) -> None:
-        self.t = t
-
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        x = xs[0]
+        t, (starts, rows, scale, weights) = self._for_rule
         self._keep_inputs = (0,)
-        dtype = x.dtype
-        starts, rows, scale, weights = _constants_of(x.shape, dtype)
-        p, at, losses = below_largest(x, self.t, starts, rows)
+        p, at, losses = below_largest(xs[0], t, starts, rows)
         _exp(p, p)
         total = _sum(p, 1)  # row by row, so that a row's sum does not depend on its neighbours
         divide_rows(p, total, rows)
         self._for_rule = at, p, scale
-        y = _empty((), dtype)
+        y = _empty((), p.dtype)
         _subtract(_log(total, total), losses, losses).dot(weights, y)
         return (y,)
 
@@ -61,32 +56,33 @@ class MeanCrossEntropy(FunctionNode):
         return (cross_entropy_gradient(p, at, gy, scale),)
 
 
-def _constants_of(shape: tuple[int, ...], dtype: Any) -> Any:
-    """The places where rows start, the index that spreads a vector over columns, 1 / N, and N of it."""
-    key = shape, dtype
-    found = _constants.get(key)
-    if found is None:
-        if len(_constants) >= _KEPT_CONSTANTS:
-            _constants.clear()
-        scale = 1.0 / shape[0]
-        found = row_starts(*shape), per_row(*shape), number(scale, dtype), mean_weights(shape[0], dtype)
-        _constants[key] = found
-    return found
-
-
 def lean_cross_entropy(x: Any, t: Any) -> Any:
     """The mean of -ln softmax(x)[n, t_n] as a Variable, or None where x and t are not for the lean path."""
-    if not _is_plain(x._array if isinstance(x, Variable) else x, t):
+    a = x._array if isinstance(x, Variable) else x
+    if type(t) is not ndarray or type(a) is not ndarray:
         return None
-    return MeanCrossEntropy(t).apply((x,))[0]
+    key = a.shape, a.dtype, t.shape, t.dtype
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _plan(key)
+    if not plan or not are_classes(t, key[0][1]):
+        return None
+    function = MeanCrossEntropy()
+    function._for_rule = t, plan
+    return function.apply((x,))[0]
 
 
-def _is_plain(x: Any, t: Any) -> bool:
-    """True for a few scores (N, K) on the host, N > 0, whose labels are all from 0 to K - 1."""
-    shape = getattr(x, "shape", ())
-    if len(shape) != 2 or type(t) is not ndarray or t.shape != shape[:1] or not 0 < x.size <= _LEAN_SCORES:
-        return False
-    dtype = x.dtype
-    if t.dtype.char not in _LABELS or dtype.char not in "fd" or not dtype.isnative:
-        return False
-    return are_classes(t, shape[1])
+def _plan(key: Any) -> Any:
+    """What the lean path needs for a few scores (N, K) and labels (N,), N > 0; () for others, and other types.
+
+    The places where rows start, the index that spreads a vector over columns, 1 / N, and N of it.
+    """
+    shape, dtype, t_shape, t_dtype = key
+    if len(_plans) >= _KEPT_PLANS:
+        _plans.clear()
+    is_lean = len(shape) == 2 and t_shape == shape[:1] and 0 < shape[0] * shape[1] <= _LEAN_SCORES
+    plan: tuple[Any, ...] = ()
+    if is_lean and t_dtype.char in _LABELS and dtype.char in "fd" and dtype.isnative:
+        plan = row_starts(*shape), per_row(*shape), number(1.0 / shape[0], dtype), mean_weights(shape[0], dtype)
+    _plans[key] = plan
+    return plan

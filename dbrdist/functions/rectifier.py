@@ -20,9 +20,11 @@ class ReLU(FunctionNode):
     masks_later = False  # True where the backward of the normalization applies the mask
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        y, self._for_rule = take(xs[0]) if waiting else (None, None)
-        self.masks_later = y is not None
-        if self._for_rule is None or y is None:
+        y = None
+        if waiting:
+            y, self._for_rule = take(xs[0])
+            self.masks_later = y is not None
+        if y is None or self._for_rule is None:
             self._keep_outputs = (0,)
         return (relu_forward(xs[0]) if y is None else y,)
 

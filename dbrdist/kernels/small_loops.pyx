@@ -207,16 +207,16 @@ def cross_entropy_gradient(p, at, gy, scale):
     return gx
 
 
-def momentum_sgd(p, g, v, w, lr, momentum):
+def momentum_sgd(p, g, v, workspace, lr, momentum):
     cdef SmallArray *data = plain(p, float32, 1, TO_WRITE)
     cdef SmallArray *grad = plain(g, float32, 1, IN_C_ORDER)
     cdef SmallArray *state = plain(v, float32, 1, TO_WRITE)
     if data is NULL or grad is NULL or state is NULL or type(lr) is not float or type(momentum) is not float:
-        small_numpy.momentum_sgd(p, g, v, w, lr, momentum)
+        small_numpy.momentum_sgd(p, g, v, workspace, lr, momentum)
         return
     cdef Py_ssize_t i, n = data.dimensions[0]
     if grad.dimensions[0] != n or state.dimensions[0] != n:
-        small_numpy.momentum_sgd(p, g, v, w, lr, momentum)
+        small_numpy.momentum_sgd(p, g, v, workspace, lr, momentum)
         return
     cdef float *values = <float *> data.data
     cdef float *gradients = <float *> grad.data

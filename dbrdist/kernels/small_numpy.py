@@ -6,6 +6,7 @@ N examples, K classes or columns. ``spread`` is the index that makes a vector an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ Array = Any
 _add, _divide, _multiply, _subtract, _where = np.add, np.divide, np.multiply, np.subtract, np.where
 _float32 = np.dtype(np.float32)
 _zero = number(0.0, _float32)
+_SMALL = 1024  # elements for which new memory takes less time than finding some
 
 
 def add_to_rows(y: Array, b: Array, spread: Any) -> None:
@@ -78,9 +80,10 @@ def cross_entropy_gradient(p: Array, at: Array, gy: Array, scale: Array) -> Arra
     return gx
 
 
-def momentum_sgd(p: Array, g: Array, v: Array, w: Array, lr: float, momentum: float) -> None:
-    """v becomes momentum v - lr g, and p becomes p + v; w is room for one term."""
+def momentum_sgd(p: Array, g: Array, v: Array, workspace: Callable[[Array], Array], lr: float, momentum: float) -> None:
+    """v becomes momentum v - lr g, and p becomes p + v; ``workspace(g)`` has room for one term, if g is not small."""
     dtype = v.dtype
+    w = workspace(g) if g.size > _SMALL else None
     _multiply(v, number(momentum, dtype), v)  # for a small network operators take a quarter more
     _subtract(v, _multiply(g, number(lr, dtype), w), v)
     _add(p, v, p)

@@ -60,7 +60,7 @@ class MomentumSGDRule(UpdateRule):
         sweep(v, t)
         momentum, lr = hp.momentum, hp.lr
         if isinstance(v, np.ndarray):
-            momentum_sgd(p, g, v, workspace(g), lr, momentum)
+            momentum_sgd(p, g, v, workspace, lr, momentum)
         elif not kernels.update("momentum_sgd", (p, g, v), (lr, momentum)):
             np.multiply(v, momentum, v)
             np.subtract(v, np.multiply(g, lr, workspace(g)), v)

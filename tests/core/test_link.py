@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
 import dbrdist
+import dbrdist.links as L
 from dbrdist import Chain, ChainList, Link, LinkHook, Parameter, Sequential
 from dbrdist.core import ops
 
@@ -197,7 +200,7 @@ def test_copyparams():
 
 
 def test_a_copy_initialised_anew_has_the_same_types():
-    net = dbrdist.Chain()
+    net = Chain()
     with net.init_scope(), dbrdist.using_config("dtype", np.float64):
         net.w = Parameter(dbrdist.initializers.Normal(), (2, 3), name="w")
         net.late = Parameter(dbrdist.initializers.Normal())
@@ -430,3 +433,41 @@ def test_link_hooks_of_the_thread_and_of_one_link():
     assert [c[0] for c in local.calls] == ["added", "before", "after", "deleted"]
     with pytest.raises(KeyError, match="no hook named"):
         net.first.delete_hook("Recorder")
+
+
+class Counting(L.Linear):
+    """A link that clears gradients in its own way."""
+
+    count = 0
+
+    def cleargrads(self):
+        self.count += 1
+        super().cleargrads()
+
+
+def test_chains_clear_the_gradients_of_what_they_hold_now():
+    own = Counting(2, 2)
+    chain = Chain(a=L.Linear(2, 2), b=ChainList(own))
+
+    def cleared(link):
+        for p in link.params():
+            p.grad = np.ones_like(p.array)
+        link.cleargrads()
+        return all(p.grad is None for p in link.params())
+
+    assert cleared(chain) and own.count == 1
+    with chain.a.init_scope():
+        chain.a.extra = Parameter(0.0, (3,))
+    assert cleared(chain) and own.count == 2
+    chain.b.append(ChainList(L.Linear(2, 2)))
+    assert cleared(chain)
+    chain.b[1].append(L.Linear(2, 2))
+    assert cleared(chain)
+    with chain.init_scope():
+        chain.a = L.Linear(2, 3)
+    assert cleared(chain) and own.count == 5
+    for other in (chain.copy("share"), chain.copy("copy"), chain.copy("init"), pickle.loads(pickle.dumps(chain))):
+        for p in chain.params():
+            p.grad = np.ones_like(p.array)
+        assert cleared(other)
+        assert all(p.grad is not None for p in chain.params())

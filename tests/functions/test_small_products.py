@@ -64,9 +64,9 @@ def test_plans_are_bounded_constant_and_found_again():
         F.linear(np.ones((n, 2), np.float32), np.ones((3, 2), np.float32), np.ones(3, np.float32))
         F.softmax_cross_entropy(np.ones((n, 3), np.float32), np.zeros(n, np.int32))
     assert len(connection._single) <= connection._KEPT_PLANS
-    assert len(lean_loss._constants) <= lean_loss._KEPT_CONSTANTS
+    assert len(lean_loss._plans) <= lean_loss._KEPT_PLANS
     index, ones, _ = connection._single[(199, 2), (3, 2)]
-    starts, rows, scale, weights = lean_loss._constants[(199, 3), np.dtype(np.float32)]
+    starts, rows, scale, weights = lean_loss._plans[(199, 3), np.dtype(np.float32), (199,), np.dtype(np.int32)]
     for a in (ones, starts, scale, weights, *[i for i in (index, rows) if isinstance(i, np.ndarray)]):
         assert not a.flags.writeable
 
