@@ -52,18 +52,21 @@ class _Container(Link):
 
     def cleargrads(self) -> None:
         cleared = self._cleared
-        if cleared is None or not cleared[0].is_current():
+        if cleared is None or cleared[0] != self._changed_at or not cleared[1].is_current():
             cleared = self._plan_clearing()
-        for node in cleared[1]:
+        for node in cleared[2]:
             node.gradient = None
-        for link in cleared[2]:
+        for link in cleared[3]:
             link.cleargrads()
 
     def _plan_clearing(self) -> Any:
         """What tells whether the rest still holds, the nodes of all parameters, and links that clear in their own way.
 
-        To walk over the links each time takes three times as long.
+        To walk over the links each time takes three times as long. Of this link there is the number of its last change:
+        if it were among the links of its own plan, it would not die with its last reference.
         """
+        if self._changed_at is None:
+            self._changed_at = 0
         links: list[Link] = [self]
         others: list[Link] = []
         for link in links:  # which grows
@@ -71,7 +74,7 @@ class _Container(Link):
                 is_known = type(child).cleargrads in (Link.cleargrads, _Container.cleargrads)
                 (links if is_known else others).append(child)
         nodes = [link.__dict__[name].node for link in links for name in link._params]
-        self._cleared = Watch(links), nodes, others
+        self._cleared = self._changed_at, Watch(links[1:]), nodes, others
         return self._cleared
 
     def copyparams(self, link: Link, copy_persistent: bool = True) -> None:

@@ -33,7 +33,7 @@ class Link(DeviceResident):
     forward: Any  # the computation; links that can be called define it
     name: str | None = None
     _changed_at: int | None = None
-    _cleared: tuple[Watch, list[VariableNode], list[Link]] | None = None  # what cleargrads of a container clears
+    _cleared: tuple[int, Watch, list[VariableNode], list[Link]] | None = None  # what cleargrads of a container clears
 
     def __init__(self, **params: Any) -> None:
         self._params: list[str] = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -433,6 +435,22 @@ def test_link_hooks_of_the_thread_and_of_one_link():
     assert [c[0] for c in local.calls] == ["added", "before", "after", "deleted"]
     with pytest.raises(KeyError, match="no hook named"):
         net.first.delete_hook("Recorder")
+
+
+@pytest.mark.parametrize("make", [lambda link: Chain(a=link), lambda link: Chain(a=ChainList(link))])
+def test_a_chain_that_cleared_gradients_dies_with_its_last_reference(make):
+    gc.collect()
+    gc.disable()
+    try:
+        chain = make(L.Linear(2, 2))
+        chain.cleargrads()
+        chain.add_param("extra", (2,))
+        chain.cleargrads()
+        kept = weakref.ref(chain.extra)
+        del chain
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 class Counting(L.Linear):
