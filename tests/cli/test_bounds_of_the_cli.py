@@ -128,6 +128,9 @@ def test_ticks_are_round_numbers_within_the_bounds():
     one = chart.chart("t", "x", [chart.Series("a", [(0, 1)], "red"), chart.Series("b", [], "blue", True)])
     assert "red" in one and "blue" not in one and "stroke-dasharray" not in one
     assert "stroke-dasharray" in chart.chart("t", "x", [chart.Series("a", [(0, 1), (1, 2)], "red", dashed=True)])
+    for name, count in (("alone", 1), ("", 0)):  # one line without a name needs no legend, one with a name has it
+        made = chart.chart("t", "x", [chart.Series(name, [(0, 1), (1, 2)], "red")])
+        assert made.count('y="18" class="tick"') == count
 
 
 def test_the_likeliest_classes():
