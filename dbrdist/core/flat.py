@@ -195,7 +195,8 @@ def gather(params: Iterable[Parameter], allocate: Allocate = aligned_zeros) -> l
     from ``allocate``.
     """
     settled = [p for p in unique(params) if p.is_initialized]
-    if all(p.slot is not None for p in settled):
+    moving = [p for p in settled if p.slot is None]
+    if not moving:
         return settled
     groups: dict[Any, list[Parameter]] = {}
     for p in settled:
@@ -204,7 +205,7 @@ def gather(params: Iterable[Parameter], allocate: Allocate = aligned_zeros) -> l
     for group in groups.values():
         if any(p.slot is None for p in group):
             _settle(group, allocate)
-    if sum(p.array.nbytes for p in settled if isinstance(p.array, np.ndarray)) >= _MANY_BYTES:
+    if sum(p.array.nbytes for p in moving if isinstance(p.array, np.ndarray)) >= _MANY_BYTES:
         release_free()  # where they lay before: activations would fill it only in part, and the rest count in each peak
     return settled
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import pickle
+import random
 import weakref
 
 import numpy as np
@@ -461,6 +463,38 @@ class Counting(L.Linear):
     def cleargrads(self):
         self.count += 1
         super().cleargrads()
+
+
+CHANGES = {
+    "append": lambda c, made: c.b.append(made),
+    "insert": lambda c, made: c.b.insert(0, made),
+    "replace": lambda c, made: c.b.__setitem__(0, made),
+    "append to a sequence": lambda c, made: c.s.append(made),
+    "take from a sequence": lambda c, made: c.s.pop() if len(c.s) > 1 else None,
+    "extend a sequence": lambda c, made: c.s.extend(Sequential(made, L.Linear(2, 2))),
+    "delete a child": lambda c, made: delattr(c, "x") if hasattr(c, "x") else None,
+    "add a child": lambda c, made: None if hasattr(c, "x") else c.add_link("x", made),
+    "freeze": lambda c, made: c.disable_update(),
+    "copy": lambda c, made: c.copy("share"),
+    "copy anew": lambda c, made: c.copy("init"),
+    "deepcopy": lambda c, made: copy.deepcopy(c),
+    "pickle": lambda c, made: pickle.loads(pickle.dumps(c)),
+}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_chains_clear_all_gradients_whatever_was_changed_before(seed):
+    draw, done = random.Random(seed), []
+    chain = Chain(b=ChainList(L.Linear(2, 2)), s=Sequential(L.Linear(2, 2), np.tanh))
+    for _ in range(15):
+        done.append(draw.choice(list(CHANGES)))
+        chain.cleargrads()
+        changed = CHANGES[done[-1]](chain, L.Linear(2, 2))
+        chain = changed if isinstance(changed, Chain) else chain
+        for p in chain.params():
+            p.grad = np.ones_like(p.array)
+        chain.cleargrads()
+        assert all(p.grad is None for p in chain.params()), done
 
 
 def test_chains_clear_the_gradients_of_what_they_hold_now():
