@@ -92,7 +92,7 @@ class ObservingWalk(PlainWalk):
         for hook in hooks:
             hook.backward_preprocess(function, function.input_data, gys)
         if self.higher:
-            gxs = FunctionNode.backward(function, wanted, gys)
+            gxs = function.derive_variables(wanted, gys)
         elif function.writes:
             rule: Any = function.derive
             gxs = rule(wanted, gys, self.views(function, wanted))
@@ -261,7 +261,7 @@ def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, highe
     elif not hasattr(given, "shape"):
         raise TypeError(f"grad_outputs: expected arrays, Variables or None, got {type(given).__name__}")
     elif given.shape != array.shape:
-        raise ValueError(f"grad_outputs: expected shape {array.shape} as of the output, got {given.shape}")
+        raise ValueError(f"grad_outputs: expected shape {array.shape} to match the output, got {given.shape}")
     if isinstance(given, Variable) and not higher:
         given = given.array
     if given.dtype != array.dtype:  # kernels take the gradient to be of the output's type

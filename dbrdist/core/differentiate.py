@@ -20,7 +20,7 @@ from dbrdist.core.variable import Variable, as_array, as_variable
 
 
 def jvp(func: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    """The outputs of ``func`` at ``primals``, and their change along ``tangents`` (forward mode).
+    """The outputs of ``func`` at ``primals``, and their derivatives along ``tangents`` (forward mode).
 
     Args:
         func: takes Variables, one for each primal; returns a Variable, or a tuple or list of them.
@@ -31,7 +31,7 @@ def jvp(func: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any
         The outputs and their tangents, of the same structure: Variables. An output that does not depend on the primals
         has a tangent of zeros.
 
-    What ``func`` uses besides its arguments is constant, also a Variable that is a primal too. Elementwise functions
+    What ``func`` uses besides its arguments is constant, even a Variable that is also a primal. Elementwise functions
     use their partial derivatives and linear ones themselves; any other is transposed twice.
     """
     xs = _arguments("jvp", primals)
@@ -41,7 +41,7 @@ def jvp(func: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any
     for i, (x, t) in enumerate(zip(xs, tangents)):
         if t is not None:
             if t.shape != x.shape:
-                raise ValueError(f"jvp: tangents[{i}]: expected shape {x.shape} as of the primal, got {t.shape}")
+                raise ValueError(f"jvp: tangents[{i}]: expected shape {x.shape} to match the primal, got {t.shape}")
             moving.append((x.node, ops.cast(as_variable(t), x.dtype)))
     with using_config("enable_backprop", True):
         ys = func(*xs)
@@ -56,7 +56,7 @@ def jvp(func: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any
 
 
 def vjp(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., tuple[Any, ...]]]:
-    """The outputs of ``func`` at ``primals``, and a function from gradients of the outputs to those of the primals.
+    """The outputs of ``func`` at ``primals``, and a function that maps their gradients to those of the primals.
 
     ``func`` as for :func:`jvp`. The function takes one array or Variable (or None) for each output and returns a tuple
     of Variables, zeros for a primal on which the outputs do not depend.
@@ -72,7 +72,7 @@ def vjp(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., tup
         pairs = [(y, as_variable(g)) for y, g in zip(outputs, gys) if g is not None]
         for y, g in pairs:
             if g.shape != y.shape:
-                raise ValueError(f"vjp: expected a gradient of shape {y.shape} as of the output, got {g.shape}")
+                raise ValueError(f"vjp: expected a gradient of shape {y.shape} to match the output, got {g.shape}")
         gxs: list[Any] = [None] * len(xs)
         if pairs:
             ends, seeds = zip(*pairs)
@@ -163,7 +163,7 @@ class _Forward:
 
     def pushed(self, function: FunctionNode, tangents: list[Any]) -> Sequence[Any]:
         """The tangents of a function's outputs."""
-        if isinstance(function, Elementwise):
+        if isinstance(function, Elementwise) and function._inherited is None:
             return (self.along_partials(function, tangents),)
         return self.of_tangents(function, tangents) if function.is_linear else self.transposed_twice(function, tangents)
 
@@ -197,7 +197,7 @@ class _Forward:
         xp, used = get_array_module(like.array), self.values[function]
         seeds = {i: Variable(xp.ones(node.shape, node.dtype)) for i, node in used.items()}
         gys = tuple(seeds.get(i) for i in range(function.num_outputs))
-        gxs = FunctionNode.backward(function, wanted, gys) if wanted else ()
+        gxs = function.derive_variables(wanted, gys) if wanted else ()
         _see_that_they_follow(function, wanted, gxs)
         pairs = [
             (g, ops.cast(tangents[i], g.dtype)) for i, g in zip(wanted, gxs) if g is not None and g.node.creator_node

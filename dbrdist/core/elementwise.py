@@ -103,11 +103,9 @@ def _leaves_type(x: Any, dtype: DType) -> bool:
 
 def _broadcasts_to(x: Any, shape: tuple[int, ...]) -> bool:
     """True for numbers, and for arrays that do not enlarge what has this shape."""
-    ndim = getattr(x, "ndim", 0)
-    if not ndim or x.shape == shape:
-        return True
-    lead = len(shape) - ndim
-    return lead >= 0 and all(n in (1, m) for n, m in zip(x.shape, shape[lead:]))
+    own = getattr(x, "shape", ())
+    lead = len(shape) - len(own)
+    return lead >= 0 and all(n in (1, m) for n, m in zip(own, shape[lead:]))
 
 
 def _widened(formula: Callable[..., Any], narrow: DType) -> Callable[..., Any]:
@@ -137,6 +135,8 @@ def at_once(formula: Callable[..., Any], *xs: Any) -> Array:
 def _in_blocks(formula: Callable[..., Any], xs: tuple[Any, ...], largest: np.ndarray[Any, Any]) -> Array:
     """Cut along the axes of the largest operand's memory, to which all broadcast; at once where that cannot be done."""
     shape, ndim = largest.shape, largest.ndim
+    if ndim == 4:
+        largest = next((x for x in xs if getattr(x, "shape", ()) == shape and lies_as_images(x)), largest)
     order = np.argsort([-s for s in largest.strides], kind="stable")
     views = [_in_order(x, ndim, order) for x in xs]
     arrays = [v for v in views if getattr(v, "ndim", 0)]

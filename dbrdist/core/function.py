@@ -1,4 +1,4 @@
-"""Chainer's functions of the old style: ``backward`` takes and returns arrays, so there is no second order."""
+"""Chainer's old-style functions: ``backward`` takes and returns arrays, so there is no second order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FunctionAdapter(FunctionNode):
 
     @property
     def function(self) -> Function:
-        """The function of the old style."""
+        """The old-style function."""
         return self._function
 
     as_called = function
@@ -62,7 +62,7 @@ class FunctionAdapter(FunctionNode):
 
 
 class Function:
-    """A function of the old style: override ``forward`` and ``backward``, or their ``_cpu`` and ``_gpu`` forms.
+    """An old-style function: override ``forward`` and ``backward``, or their ``_cpu`` and ``_gpu`` forms.
 
     Calling it applies it to Variables or arrays and returns a Variable, or a tuple of them. All inputs are kept for
     ``backward`` unless ``retain_inputs`` names those that it needs; the others are then None there.
@@ -164,11 +164,11 @@ class Function:
 
     @property
     def local_function_hooks(self) -> dict[str, FunctionHook]:
-        """The hooks of this function alone."""
+        """The hooks of this function only."""
         return self.node.local_function_hooks
 
     def add_hook(self, hook: FunctionHook, name: str | None = None) -> None:
-        """Add a hook to this function alone."""
+        """Add a hook to this function only."""
         self.node.add_hook(hook, name)
 
     def delete_hook(self, name: str) -> None:

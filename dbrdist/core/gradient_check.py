@@ -68,8 +68,8 @@ def numerical_grad(
 ) -> tuple[Array, ...]:
     """The gradient of ``sum(gy * y)`` by each element of ``inputs``, from differences.
 
-    ``f()`` computes the outputs from ``inputs``, which are changed in place meanwhile. ``center_outputs`` is kept for
-    Chainer's callers.
+    ``f()`` computes the outputs from ``inputs``, which are changed in place meanwhile. ``center_outputs`` is accepted
+    for compatibility with Chainer.
     """
     kinks = Kinks(diff_atol, diff_rtol) if detect_nondifferentiable else None
     return tuple(_numerical_grad_of(f, x, grad_outputs, eps, kinks) for x in inputs)
@@ -200,13 +200,13 @@ def check_backward(
 
     Args:
         func: takes Variables, one for each array in ``x_data``; returns a Variable or several.
-        x_data: an array or several. Arrays of integers take no gradient.
+        x_data: an array or several. Arrays of integers get no gradient.
         y_grad: the gradient of each output (None where an output is not used); None for a single number.
         params: parameters that ``func`` uses.
         eps: the step of the differences.
         atol, rtol: tolerance of the slope.
-        no_grads: True for each input to be left out.
-        dtype: float type to which everything is cast; ``numpy.float64`` unless that is what ``func`` cannot do.
+        no_grads: True for each input to leave out.
+        dtype: float type to which everything is cast; ``numpy.float64`` unless ``func`` does not support it.
         detect_nondifferentiable: raise NondifferentiableError at kinks.
     """
     problem = _Problem(func, x_data, params, no_grads, dtype)

@@ -12,7 +12,7 @@ import numpy as np
 from dbrdist.core.backend import Array, get_array_module, is_array, is_floating
 from dbrdist.core.call import Call, as_outputs, hooked, revive, variable
 from dbrdist.core.config import config, no_backprop_mode
-from dbrdist.core.fusion import settle
+from dbrdist.core.fusion import Deferred, settle
 from dbrdist.core.node import UNCALLED, make_node
 from dbrdist.core.variable import Variable
 
@@ -88,7 +88,8 @@ class FunctionNode(Call):
       ``retained_inputs()`` and ``retained_outputs()`` of the same kind. It returns one gradient per index in
       ``wanted``, of the shape of that input; the walk brings it to the input's type. Where ``writes`` is True it takes
       a third argument: None, or per wanted index None or the array to write the result into; or
-    - Chainer's ``backward(target_input_indexes, grad_outputs)``, which always gets and returns Variables.
+    - Chainer's ``backward(target_input_indexes, grad_outputs)``, which always gets and returns Variables. It also takes
+      the place of a ``derive`` that the class inherits, and reaches that as ``super().backward``.
 
     ``operands`` names the inputs and the kinds of type that they may have. Forward mode takes the tangent of a linear
     function (``is_linear``) to be the function of the tangents, and derives any other from the rule.
@@ -104,10 +105,17 @@ class FunctionNode(Call):
     stack: Any = None  # where it was called, in debug mode
 
     _hooks: dict[str, FunctionHook] | None = None
+    _inherited: ClassVar[tuple[Any, bool] | None] = None  # the rule that a backward replaces, and whether it writes
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._checks_types = cls.check_type_forward is not FunctionNode.check_type_forward
+        if "derive" in cls.__dict__:
+            cls._inherited = None
+        elif cls.derive is not FunctionNode.derive and _comes_first("backward", "derive", cls):
+            cls._inherited = cls.derive, cls.writes
+            cls.derive = FunctionNode.derive  # type: ignore[method-assign]
+            cls.writes = cls.is_linear = cls.gives_new = cls.takes_sums = cls.overwrites = False
 
     # ---- to be overridden -------------------------------------------------------------------------------------------
 
@@ -138,6 +146,9 @@ class FunctionNode(Call):
         """The gradients of the wanted inputs; see the class."""
         if type(self).backward is FunctionNode.backward:
             raise NotImplementedError(f"{self.label} has no gradient: it defines neither derive nor backward")
+        if self._inherited is not None:
+            self.gives_new = False  # which forward may have said of the inherited rule
+        gys = tuple([g.force() if isinstance(g, Deferred) else g for g in gys])
         grads = tuple([g if g is None or isinstance(g, Variable) else variable(g, True) for g in gys])
         if self._on_variables:
             return self._checked_gradients(wanted, self.backward(wanted, grads))
@@ -158,11 +169,17 @@ class FunctionNode(Call):
 
     def backward(self, target_input_indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Chainer's form of the rule: Variables in, Variables out."""
+        rule, writes = self._inherited or (type(self).derive, self.writes)
+        return self._of_variables(rule, writes, tuple(target_input_indexes), grad_outputs)
+
+    def derive_variables(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The rule on Variables, whoever wrote it: for passes of higher order."""
+        return self._of_variables(type(self).derive, self.writes, wanted, gys)
+
+    def _of_variables(self, rule: Any, writes: bool, wanted: tuple[int, ...], gys: Any) -> tuple[Any, ...]:
         before, self._on_variables = self._on_variables, True
         try:
-            wanted = tuple(target_input_indexes)
-            rule: Any = self.derive
-            return tuple(rule(wanted, grad_outputs, None) if self.writes else rule(wanted, grad_outputs))
+            return tuple(rule(self, wanted, gys, None) if writes else rule(self, wanted, gys))
         finally:
             self._on_variables = before
 
@@ -269,14 +286,14 @@ class FunctionNode(Call):
 
     @property
     def local_function_hooks(self) -> dict[str, FunctionHook]:
-        """The hooks of this function alone."""
+        """The hooks of this function only."""
         if self._hooks is None:
             self._hooks = {}
             hooked[0] = True
         return self._hooks
 
     def add_hook(self, hook: FunctionHook, name: str | None = None) -> None:
-        """Add a hook to this function alone."""
+        """Add a hook to this function only."""
         name = hook.name if name is None else name
         if name in self.local_function_hooks:
             raise KeyError(f"{self.label} already has a hook named {name!r}")
@@ -336,6 +353,11 @@ class FunctionNode(Call):
                     "assigned new values after forward, and backward needs the old ones; call backward first, or run "
                     "forward again"
                 )
+
+
+def _comes_first(name: str, other: str, cls: type) -> bool:
+    """Whether ``cls`` inherits ``name`` from a nearer class than ``other``."""
+    return next(name in c.__dict__ and other not in c.__dict__ for c in cls.__mro__ if {name, other} & {*c.__dict__})
 
 
 # What a call leaves in a function; all else was there before it.

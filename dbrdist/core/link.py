@@ -1,4 +1,4 @@
-"""Links: parameters that meet data, and chains of them."""
+"""Links: functions with parameters, and chains of them."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Link(DeviceResident):
 
     @property
     def local_link_hooks(self) -> dict[str, LinkHook]:
-        """The hooks of this link alone."""
+        """The hooks of this link only."""
         if self._hooks is None:
             self._hooks = {}
         return self._hooks
@@ -269,7 +269,7 @@ class Link(DeviceResident):
         return {name: value for name, value in self.__dict__.items() if name != "_cleared"}  # of its own parameters
 
     def copy(self: L, mode: str = "share") -> L:
-        """A copy whose parameters share arrays (``share``), are copied (``copy``) or initialised anew (``init``)."""
+        """A copy whose parameters share arrays (``share``), are copied (``copy``) or initialised again (``init``)."""
         if mode == "copy":
             return copying.deepcopy(self)
         if mode not in ("share", "init"):
@@ -303,9 +303,7 @@ class Link(DeviceResident):
                     setattr(self, name, copying.deepcopy(theirs))
 
     def repeat(self, n_repeat: int, mode: str = "init") -> Any:
-        """A Sequential of ``n_repeat`` copies of this link; see :meth:`copy` for ``mode``."""
-        if n_repeat <= 0:
-            return Link.repeated_class()
+        """A Sequential of ``n_repeat`` copies of this link, none below 1; see :meth:`copy` for ``mode``."""
         return Link.repeated_class(*[self.copy(mode) for _ in range(n_repeat)])
 
     # ---- saving -----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def explained(module: str) -> Callable[[str], Any]:
 
 def error(module: str, name: str) -> Exception:
     """The error for a name that ``module`` of ours does not have."""
-    return absent(module.replace("dbrdist", "chainer", 1), name, vars(sys.modules[module]), module)
+    return absent("chainer" + module.removeprefix("dbrdist"), name, vars(sys.modules[module]), module)
 
 
 def absent(chainers: str, name: str, here: Iterable[str], module: str | None = None) -> Exception:

@@ -227,7 +227,7 @@ class Mean(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         x = xs[0]
-        total = x.sum(axis=self.axis, dtype=accumulation_dtype(x.dtype), keepdims=self.keepdims)
+        total = arrays.wide_sum(x, self.axis, self.keepdims)
         count = x.size // total.size if total.size else 0
         self.scale = 1.0 / count if count else float("nan")
         return ((total * self.scale).astype(x.dtype, copy=False),)

@@ -15,9 +15,10 @@ from dbrdist.core.backend import Array, get_array_module
 from dbrdist.core.changes import Watch
 from dbrdist.core.flat import Run
 from dbrdist.core.link import Link
-from dbrdist.core.node import VariableNode, assignments
+from dbrdist.core.node import VariableNode
 from dbrdist.core.parameter import Parameter
-from dbrdist.core.update_rule import FP32_PARAM, Hooks, Hyperparameter, UpdateRule, follow, joint_state
+from dbrdist.core.part import Part, call_flat, update_all, update_with_hooks
+from dbrdist.core.update_rule import Hooks, Hyperparameter, UpdateRule
 
 _MAX_LOSS_SCALE = 65504.0  # the largest float16
 
@@ -30,101 +31,6 @@ class Sharding(Protocol):
 
     def total(self, values: list[Any]) -> list[Any]:
         """The sums of these numbers over the ranks."""
-
-
-class _Part:
-    """One run with the rules of its parameters and their joint state in flat memory."""
-
-    def __init__(self, run: Run, rules: list[UpdateRule]) -> None:
-        self.run = run
-        self.rules = rules
-        self.leader = rules[0]
-        self.places = [(p, p.node, p.node.view) for p in run.params]
-        own = self.leader.hyperparam  # without values of its own, skip it and read the optimizer's
-        self.hyperparam = own if own.has_own or own.parent is None else own.parent
-        self.state: list[Array] = []
-        self.wide: Run | None = None  # the run in float32, where 16-bit parameters are updated there
-        if self.leader.runs_flat:
-            names = self.leader.state_names
-            if self.leader.is_in_fp32(run.params[0]):
-                joint = joint_state(run, rules, (*names, FP32_PARAM))
-                self.wide = run.widened(joint[FP32_PARAM])
-            else:
-                joint = joint_state(run, rules, names) if names else {}
-            self.state = [joint[name] for name in names]
-        self.is_plain = self.leader.runs_flat and self.leader._hooks is None and self.wide is None
-
-    @property
-    def joint(self) -> Run:
-        """The run in the type in which it is updated."""
-        return self.run if self.wide is None else self.wide
-
-    def begin(self, loss_scale: float | None) -> None:
-        """Prepare the gradients: widen them if the update runs in float32, and divide by the loss scale."""
-        run, wide = self.run, self.wide
-        self._follow_values()
-        if wide is not None:
-            wide.grad[...] = run.grad
-        if loss_scale is not None:
-            grad = self.joint.grad
-            grad *= grad.dtype.type(1.0 / loss_scale)
-            if wide is not None:
-                run.grad[...] = wide.grad
-
-    def show(self) -> Array:
-        """A copy of the 16-bit gradients after bringing them up to date; None unless the update runs in float32."""
-        if self.wide is None:
-            return None
-        self.run.grad[...] = self.wide.grad
-        return self.run.grad.copy()
-
-    def adopt(self, shown: Array) -> None:
-        """Take over changes to the 16-bit values, and to the 16-bit gradients since :meth:`show`."""
-        self._follow_values()
-        if self.wide is not None:
-            follow(self.wide.grad, self.run.grad, shown)
-
-    def _follow_values(self) -> None:
-        if self.wide is not None:
-            follow(self.wide.data, self.run.data, self.wide.data.astype(self.run.data.dtype))
-
-    def narrow(self) -> None:
-        """Bring the 16-bit values up to date."""
-        if self.wide is not None:
-            self.run.data[...] = self.wide.data
-
-    def collect(self) -> None:
-        """Make the gradients in flat memory valid: a parameter that got none counts as gradient zero."""
-        for p, node, view in self.places:
-            if node.gradient is not view:
-                p.collect_gradient()
-
-    @property
-    def is_complete(self) -> bool:
-        """False once a hook has removed or replaced a gradient."""
-        return all(node.gradient is view for _, node, view in self.places)
-
-    def update(self, is_complete: bool) -> None:
-        """Update all parameters; ``is_complete`` says that no hook has removed a gradient."""
-        if is_complete and self.is_plain:
-            self.step(self.run)
-        elif is_complete and self.wide is not None and self.leader._hooks is None:
-            self.step(self.wide)
-            self.narrow()
-        else:
-            self.show()
-            for p, rule in zip(self.run.params, self.rules):
-                rule.update(p)
-
-    def step(self, run: Run) -> None:
-        """Apply the rule once to the whole run."""
-        leader = self.leader
-        t = leader.t + 1
-        for rule in self.rules:
-            rule.t = t
-        leader.step_run(self.hyperparam.in_numbers(), t, run, self.state)
-        if not leader.keeps_zero:
-            run.clear_gaps(*self.state)
 
 
 class Optimizer:
@@ -165,7 +71,7 @@ class Optimizer:
         self.forget_plan()
 
     def forget_plan(self) -> None:
-        """Plan the next update anew."""
+        """Plan the next update again."""
 
     def remove_hook(self, name: str) -> None:
         """Remove a hook."""
@@ -190,7 +96,7 @@ class Optimizer:
         """Scale the loss by ``scale``; or by a number that doubles in ``interval`` updates and halves at an overflow.
 
         The dynamic scale starts at 1 and doubles at every update until the first overflow, up to 65504. An update whose
-        gradients hold NaN or infinity is left out.
+        gradients hold NaN or infinity is skipped.
         """
         if interval < 1:
             raise ValueError(f"interval: expected 1 or more updates, got {interval}")
@@ -263,7 +169,7 @@ class GradientMethod(Optimizer):
     """An optimizer that uses gradients. Hyperparameters such as ``lr`` are attributes and may change at any time."""
 
     rule_class: ClassVar[type[UpdateRule]]
-    _parts: list[_Part]  # the plan: runs of flat memory with their rules,
+    _parts: list[Part]  # the plan: runs of flat memory with their rules,
     _nodes: list[VariableNode]  # the nodes of all parameters,
     _watch: Watch | None  # and what tells whether it still holds
 
@@ -311,47 +217,13 @@ class GradientMethod(Optimizer):
             del loss
         hooks = self._hooks
         if hooks.pre or hooks.post or self._loss_scale is not None:
-            self._update_with_hooks()
+            update_with_hooks(self)
             return
         watch = self._watch
-        for part in self._parts if watch is not None and watch.is_current() else self._plan():
-            part.collect()
-            if part.is_plain:
-                part.step(part.run)
-            else:
-                part.begin(None)
-                part.update(True)
+        update_all(self._parts if watch is not None and watch.is_current() else self._plan())
         self.t += 1
 
-    def _update_with_hooks(self) -> None:
-        """Update from the gradients that are there, with hooks and a loss scale."""
-        parts = self._plan()
-        nodes, num_assigned = self._nodes, assignments[0]
-        assigned = [node.assigned for node in nodes]
-        for part in parts:
-            part.collect()
-            part.begin(self._loss_scale)
-        self.check_nan_in_grads()
-        is_complete = True
-        if self._hooks.pre:
-            self.call_hooks("pre")
-            if self._plan() is not parts:  # a hook changed a rule or a parameter
-                parts = self._parts
-                for part in parts:
-                    part.begin(None)
-            is_complete = all(part.is_complete for part in parts)
-        self.t += 1
-        if self._is_safe:
-            for part in parts:
-                part.update(is_complete)
-        if self._hooks.post:
-            self.call_hooks("post")
-        self.update_loss_scale()
-        if assignments[0] != num_assigned:
-            for node, count in zip(nodes, assigned):
-                node.assigned = count  # whatever a hook assigns belongs to the update
-
-    def _plan(self) -> list[_Part]:
+    def _plan(self) -> list[Part]:
         """The runs of the target and their rules; planned anew where one of its parameters, links or rules changed."""
         if self._watch is None or not self._watch.is_current():
             everything = flat.unique(self.target.params())
@@ -363,14 +235,14 @@ class GradientMethod(Optimizer):
             if self._sharding is not None:
                 self.check_divisible(updated)
                 runs = [self._sharding.shard(run) for run in runs]
-            self._parts = [_Part(run, [p.update_rule for p in run.params]) for run in runs]
+            self._parts = [Part(run, [p.update_rule for p in run.params]) for run in runs]
             rules = [p.update_rule for p in ruled]
             self._nodes = [p.node for p in everything]
             self._watch = Watch([*self.target.links(), *everything, *rules, *(r.hyperparam for r in rules)])
         return self._parts
 
     def divide(self, sharding: Sharding | None) -> None:
-        """Update parts of the parameters alone from now on, as ``sharding`` says; other ranks update the rest."""
+        """Update only parts of the parameters from now on, as ``sharding`` says; other ranks update the rest."""
         self._sharding = sharding
         self.forget_plan()
 
@@ -382,7 +254,7 @@ class GradientMethod(Optimizer):
                 what = f"{type(rule).__name__} updates" if not rule.runs_flat else "a hook of its rule sees"
                 raise ValueError(
                     f"optimizer state divided over ranks (zero=1 or 2): {what} {p.name or 'a parameter'} as a whole; "
-                    "take rules that define step, and hooks of the optimizer, or zero=0"
+                    "use rules that define step, and hooks of the optimizer, or zero=0"
                 )
         for name, hook in {**self._hooks.pre, **self._hooks.post}.items():
             if not getattr(hook, "works_on_shards", False):
@@ -413,7 +285,7 @@ class GradientMethod(Optimizer):
             self._is_safe = num_unsafe == 0
 
     def forget_plan(self) -> None:
-        """Plan the next update anew, after a change of what the states hold."""
+        """Plan the next update again, after a change of what the states hold."""
         self._watch = None
 
     def runs(self) -> Iterator[Run]:
@@ -429,11 +301,7 @@ class GradientMethod(Optimizer):
         for_each = getattr(hook, "call_for_each_param", False)
         keeps_zero = getattr(hook, "keeps_zero", False)
         if for_each and hasattr(hook, "flat"):
-            for part in self._plan():
-                hook.flat(part.joint)
-                if not keeps_zero:
-                    part.joint.clear_gaps()
-                part.narrow()
+            call_flat(hook, self._plan(), keeps_zero)
             return
         parts = self._plan()
         shown = [part.show() for part in parts]
@@ -457,7 +325,7 @@ class GradientMethod(Optimizer):
                     p.update_rule.use_fp32_update(flag)
 
     def use_cleargrads(self, use: bool = True) -> None:
-        """Kept for Chainer's callers: gradients are always cleared, never filled."""
+        """Accepted for compatibility with Chainer: gradients are always cleared, never filled."""
         if not use:
             raise ValueError("use_cleargrads: gradients are always cleared before backward; False is not supported")
 

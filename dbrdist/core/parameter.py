@@ -51,7 +51,7 @@ class Parameter(Variable):
     """A variable that a link owns and an optimizer updates.
 
     Args:
-        initializer: a number, an array (taken over as it is), a callable that fills an array, or None for NaN.
+        initializer: a number, an array (used as it is), a callable that fills an array, or None for NaN.
         shape: None leaves the parameter uninitialised until ``initialize(shape)``.
         name: shown in messages.
 
@@ -62,7 +62,7 @@ class Parameter(Variable):
       out of flat memory until the next update, and its gradient is dropped.
     - ``grad`` is overwritten by the first backward after ``cleargrads``: to keep a gradient, copy it.
 
-    Assigning new values between forward and backward makes backward raise where it needs the old ones. An update by an
+    Assigning new values between forward and backward makes backward raise if it needs the old ones. An update by an
     optimizer, and a change in place (``p.array[...] = 0``), do not count as assignments.
     """
 
@@ -382,7 +382,7 @@ class Parameter(Variable):
         note_change(self)
 
     def update(self) -> None:
-        """Apply the update rule to this parameter alone."""
+        """Apply the update rule to this parameter only."""
         if self.update_rule is not None:
             self.update_rule.update(self)
             note_change(self)  # its rule has counted one update more than its neighbours'

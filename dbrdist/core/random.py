@@ -1,4 +1,4 @@
-"""Chance without hidden state: every number is a pure function of seed, purpose, epoch, sample and draw.
+"""Randomness without hidden state: every number is a pure function of seed, purpose, epoch, sample and draw.
 
 Philox 4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"; NumPy's ``Philox``) maps a key and a
 counter to random words. The key is (seed, purpose), the counter (draw, sub-stream, sample or iteration, epoch): never a
@@ -98,7 +98,7 @@ _stream = Stream()
 def set_seed(seed: int) -> None:
     """Start the numbers of this thread, and of threads that start later, from ``seed`` (0 by default).
 
-    Initial values, the orders of iterators made from here on without a seed of their own, and dropout follow from it.
+    Initial values, the orders of iterators made from here on without their own seed, and dropout depend on it.
     """
     if not 0 <= seed <= _MASK:
         raise ValueError(f"expected a seed from 0 to 2**64 - 1, got {seed}")

@@ -1,4 +1,4 @@
-"""Reporter: observed values travel from links and functions to the training loop, as numbers."""
+"""Reporter: passes observed values from links and functions to the training loop, as numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Reporter:
 
     Within ``with reporter:``, :func:`report` puts values into ``reporter.observation``: ``'accuracy'`` reported by the
     observer named ``'main'`` becomes ``'main/accuracy'``. Variables are stored as 0-d arrays, so that no graph is kept,
-    but where ``config.keep_graph_on_report`` is True.
+    except where ``config.keep_graph_on_report`` is True.
     """
 
     def __init__(self) -> None:
@@ -63,13 +63,13 @@ class Reporter:
         self._names[id(observer)] = _Names(name + "/")
 
     def add_observers(self, prefix: str, observers: Any) -> None:
-        """Give several observers, pairs of a name and an object, names behind a prefix."""
+        """Give several observers, pairs of a name and an object, names after a prefix."""
         for name, observer in observers:
             self._names[id(observer)] = _Names(prefix + name + "/")
 
     @contextmanager
     def scope(self, observation: dict[str, Any]) -> Iterator[None]:
-        """Collect into another dictionary within the block, with this reporter current."""
+        """Collect into another dictionary within the block, with this as the current reporter."""
         old, self.observation = self.observation, observation
         try:
             with self:
@@ -188,7 +188,7 @@ class DictSummary:
         self._waiting: list[tuple[float, ...]] = []  # under these names: added together, in less time
 
     def add(self, d: dict[str, Any]) -> None:
-        """Add a dictionary of values; what is no number is left out."""
+        """Add a dictionary of values; what is not a number is left out."""
         names, values = tuple(d), tuple(d.values())
         for value in values:
             if type(value) is not float:

@@ -1,4 +1,4 @@
-"""What a bug report should say."""
+"""What a bug report should include."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _version(distributions: tuple[str, ...]) -> str:
 def print_runtime_info(out: TextIO | None = None) -> None:
     """Print the platform and the versions of dbrdist and of the libraries below it, a line each, to ``out``.
 
-    Nothing is loaded for it: an oneDNN, CuPy or MPI that is not a wheel is not seen.
+    Nothing is loaded for this: a oneDNN, CuPy or MPI that is not a wheel is not listed.
     """
     out = sys.stdout if out is None else out
     package: Any = sys.modules["dbrdist"]

@@ -28,7 +28,7 @@ class CooMatrix:
             raise expected("CooMatrix", "data", "1 axis, or 2 for a batch", data)
         for name, a in (("row", row), ("col", col)):
             if a.shape != data.shape or a.dtype.kind not in "iu":
-                raise expected("CooMatrix", name, f"integers of shape {data.shape} as of data", a)
+                raise expected("CooMatrix", name, f"integers of shape {data.shape} to match data", a)
         shape = tuple(int(n) for n in shape)
         if len(shape) != 2 or min(shape) < 1:
             raise expected("CooMatrix", "shape", "two numbers from 1 on", str(shape))
@@ -77,7 +77,7 @@ def to_coo(x: Array, ldnz: int | None = None, requires_grad: bool = False) -> Co
 def get_order(row: Array, col: Array) -> str:
     """'C' where entries are sorted by row and then column, 'F' where by column and then row, else 'other'."""
     if row.shape != col.shape:
-        raise expected("get_order", "col", f"shape {row.shape} as of row", col)
+        raise expected("get_order", "col", f"shape {row.shape} to match row", col)
     if bool(((row < 0) != (col < 0)).any()):
         raise expected("get_order", "row, col", "both below 0 for an entry that is none, or neither", "one of them")
     return "C" if _is_sorted(row, col) else "F" if _is_sorted(col, row) else "other"

@@ -53,7 +53,6 @@ class Pool(NamedTuple):
     """The pool of a library that is loaded."""
 
     name: str
-    path: str
     variables: tuple[str, ...]
     size: Any
     resize: Any
@@ -143,4 +142,4 @@ def _opened(kind: _Kind, path: str) -> Pool | None:
         return None
     getters = [getattr(library, name) for name in kind.getters if hasattr(library, name)]
     setters = [getattr(library, name) for name in kind.setters if hasattr(library, name)]
-    return Pool(kind.name, path, kind.variables, getters[0], setters[0]) if getters and setters else None
+    return Pool(kind.name, kind.variables, getters[0], setters[0]) if getters and setters else None

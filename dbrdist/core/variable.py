@@ -177,7 +177,7 @@ class Variable(Value):
             raise TypeError(f"grad: expected an array or None, got {type(g).__name__}")
         if g.shape != self.shape or g.dtype != self.dtype:
             raise ValueError(
-                f"grad: expected shape {self.shape} and dtype {self.dtype} as of the array, "
+                f"grad: expected shape {self.shape} and dtype {self.dtype} to match the array, "
                 f"got shape {g.shape} and dtype {g.dtype}"
             )
 
@@ -205,7 +205,7 @@ class Variable(Value):
             self.array[...] = to_device(var.array, self.device)
 
     def retain_data(self) -> None:
-        """Kept for Chainer's callers: the array stays with the Variable in any case."""
+        """Accepted for compatibility with Chainer: the Variable always keeps its array."""
 
     def set_creator(self, gen_func: FunctionNode) -> None:
         """As :meth:`set_creator_node`."""
@@ -264,7 +264,7 @@ class Variable(Value):
 
     @property
     def rank(self) -> int:
-        """The number of functions on the longest way to it."""
+        """The number of functions on the longest path to it."""
         return self.node.rank
 
     def backward(
@@ -274,7 +274,7 @@ class Variable(Value):
         _walk((self,), None, retain_grad, enable_double_backprop, loss_scale, None)
 
     def unchain(self) -> None:
-        """Cut the way from this variable to its creator."""
+        """Cut the link from this variable to its creator."""
         self.node.creator_node = None
         self.node.rank = 0
 
@@ -393,7 +393,7 @@ class Variable(Value):
 
 
 def as_variable(obj: Any) -> Variable:
-    """A Variable as it is, or an array as a Variable that takes no gradient."""
+    """A Variable as it is, or an array as a Variable that gets no gradient."""
     return obj if isinstance(obj, Variable) else Variable(obj, requires_grad=False)
 
 

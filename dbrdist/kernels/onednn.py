@@ -196,10 +196,14 @@ def scratch(role: str, num_bytes: int) -> np.ndarray:
     """This thread's grow-only buffer for ``role``, on a cache line; its content is lost at the next call for it."""
     buffer = _state.scratch.get(role)
     if buffer is None or buffer.nbytes < num_bytes:
-        raw = np.empty(num_bytes + 64, np.uint8)
-        start = -address(raw) & 63
-        buffer = _state.scratch[role] = raw[start : start + num_bytes]
+        buffer = _state.scratch[role] = _on_a_cache_line(num_bytes)
     return buffer
+
+
+def _on_a_cache_line(num_bytes: int) -> np.ndarray:
+    raw = np.empty(num_bytes + 64, np.uint8)
+    start = -address(raw) & 63
+    return raw[start : start + num_bytes]
 
 
 def cached(key: Hashable, build: Callable[[], Any]) -> Any:
@@ -416,8 +420,8 @@ class Primitive:
             self._execute_on = Executor(*[ctypes.cast(f, c_void_p).value for f in (self._set, lib.execute)], *call)
         self._scratch_bytes, self._scratch_start, self._own_scratch = num_bytes, 0, None
         if 0 < num_bytes <= _OWN_SCRATCH_BYTES:
-            self._own_scratch = np.empty(num_bytes + 64, np.uint8)
-            self._set(self._memories[-1], (address(self._own_scratch) + 63) & ~63)
+            self._own_scratch = _on_a_cache_line(num_bytes)
+            self._set(self._memories[-1], address(self._own_scratch))
             self._scratch_bytes = 0
         self.implementation = implementation
 

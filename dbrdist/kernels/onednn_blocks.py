@@ -40,23 +40,22 @@ def _plan_relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None =
     is_dense = all(v.shape == y.shape and v.ndim == 4 and backend.is_channels_last(v) for v in (y, a, b))
     if y.size < 2 * _BLOCK or not is_dense:
         raise onednn.Unsupported("small arrays, or layouts that differ")
-    size, width, new = y.size, y.itemsize, backend.allocator(y.shape, y.dtype)
-    counts = [_BLOCK] * (size // _BLOCK) + [size % _BLOCK] * (size % _BLOCK > 0)
-    steps = {n: (_build_sum(n, y.dtype), _build_mask(n, y.dtype)) for n in set(counts)}
-    blocks = [(i * _BLOCK, *steps[n]) for i, n in enumerate(counts)]
+    width, new, places = y.itemsize, backend.allocator(y.shape, y.dtype), _blocks(y.size)
+    steps = {n: (_build_sum(n, y.dtype), _build_mask(n, y.dtype)) for n in {n for _, n in places}}
+    blocks = [(first, n, *steps[n]) for first, n in places]
 
     def relu_backward_of_sum(y: Array, a: Array, b: Array, out: Array | None = None) -> Array:
         gx = new() if out is None else out
         y_start, a_start, b_start, gx_start = address(y), address(a), address(b), address(gx)
         total = scratch("sum", _BLOCK * width)[: _BLOCK * width].view(y.dtype)
         start = address(total)
-        for first, add, mask in blocks:
+        for first, n, add, mask in blocks:
             offset = first * width
             add(a_start + offset, b_start + offset, start)
             mask(y_start + offset, start, gx_start + offset)
-            if not is_finite(total[: size - first]):  # oneDNN multiplies by 0 or 1, which makes NaN
-                here = slice(first, first + _BLOCK)
-                memory_row(gx)[here] = numpy_.relu_backward(memory_row(y)[here], total[: size - first])
+            if not is_finite(total[:n]):  # oneDNN multiplies by 0 or 1, which makes NaN
+                here = slice(first, first + n)
+                memory_row(gx)[here] = numpy_.relu_backward(memory_row(y)[here], total[:n])
         return gx
 
     return relu_backward_of_sum

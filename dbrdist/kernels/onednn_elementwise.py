@@ -52,9 +52,9 @@ class Kernel(NamedTuple):
     is_checked: bool = False
 
 
-def _one_of(low: float, high: float) -> Any:
-    """Makes ``low`` of 0 and ``high`` of 1."""
-    return (CLIP, low, high) if 0 <= low <= high <= 1 else (LINEAR, high - low, low)
+def _one_or(low: float) -> Any:
+    """Keeps 1, and makes ``low`` of 0."""
+    return (CLIP, low, 1.0) if 0 <= low <= 1 else (LINEAR, 1.0 - low, low)
 
 
 def _selu(alpha: float, scale: float) -> Any:
@@ -90,7 +90,7 @@ TABLE: dict[Any, Kernel] = {
     "silu": Kernel(lambda beta: ("x", (LINEAR, beta), (LOGISTIC,), (MUL, "x"))),
     ("silu", 0): Kernel(lambda beta: Derivative(SWISH, beta)),
     "leaky_relu": Kernel(lambda slope: ("x", (RELU, _meant(slope != 0, slope)))),  # by 0 it would lose NaN
-    ("leaky_relu", 0): Kernel(lambda slope: ("x", (MUL, -1.0), (LE, 0.0), _one_of(slope, 1.0), (MUL, "gy"))),
+    ("leaky_relu", 0): Kernel(lambda slope: ("x", (MUL, -1.0), (LE, 0.0), _one_or(slope), (MUL, "gy"))),
     ("elu", 0): Kernel(lambda alpha: _elu_gradient(alpha, 1.0), is_checked=True),
     "selu": Kernel(lambda alpha, scale: _selu(alpha, scale)),
     ("selu", 0): Kernel(lambda alpha, scale: _elu_gradient(alpha, scale), is_checked=True),

@@ -11,12 +11,16 @@ import numpy as np
 
 from dbrdist.core import backend
 from dbrdist.kernels import numpy_, onednn
-from dbrdist.kernels.onednn import Builder, Primitive
+from dbrdist.kernels.onednn import Builder, Primitive, cached
 from dbrdist.kernels.onednn_finite import is_finite, memory_row, normalizes_finitely
 
 Array = np.ndarray
 _F32, _DENSE = np.dtype(np.float32), (4,)
+_EPS = 1e-5  # what counts beside a variance where only statistics are wanted
 _LARGE_BYTES = 1 << 23  # from here on a gradient that is written over another saves more than the time that it costs
+_MOST_IN_A_SUM = 1 << 20  # elements; oneDNN adds one after another, and sums of more lose digits whatever their mean
+_PART = 1 << 18  # of more, so many at a time
+_MOST_SHIFTS = 4  # a first mean may be off by many deviations, a second one is near
 
 
 def _as_image(x: Array) -> Array:
@@ -74,12 +78,18 @@ def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[i
         if primitive.implementation != _build_bn_forward(rows, dtype, eps, False)[0].implementation:
             return lambda *arguments: _rectified(plain, *arguments)
     is_dense, new, new_vector = _is_dense_image(x), backend.allocator(shape, dtype), _vectors(shape)
+    count = shape[0] * shape[2] * shape[3]
+    limit, is_long = numpy_.coarse_from(count), count > _MOST_IN_A_SUM
 
     def bn_forward(
         x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool
     ) -> tuple[Array, Array, Array, Any]:
         image, mean, var, y = x if is_dense else _as_image(x), new_vector(), new_vector(), new()
-        primitive.on(image, _f32(gamma), _f32(beta), mean, var, y)
+        scale, shift = _f32(gamma), _f32(beta)
+        if not is_long:
+            primitive.on(image, scale, shift, mean, var, y)
+        if is_long or numpy_.is_coarse(mean, var, eps, limit):
+            _forward_with_care(image, scale, shift, mean, var, y, eps)
         return y if is_dense else _shaped(x, y), mean, var, None
 
     def bn_relu_forward(
@@ -88,12 +98,51 @@ def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[i
         image, mean, var, y = x if is_dense else _as_image(x), new_vector(), new_vector(), new()
         saved = backend.empty((mask_bytes,), np.uint8, x)
         scale, shift = _f32(gamma), _f32(beta)
-        primitive.on(image, scale, shift, mean, var, y, saved)
-        if not normalizes_finitely(scale, shift, mean, var, eps):  # the statistics are NaN if any element is
+        if not is_long:
+            primitive.on(image, scale, shift, mean, var, y, saved)
+        is_careful = is_long or numpy_.is_coarse(mean, var, eps, limit)
+        if is_careful or not normalizes_finitely(scale, shift, mean, var, eps):  # of one NaN statistics are NaN
             return _rectified(plain, x, gamma, beta, eps, axis, relu)
         return y if is_dense else _shaped(x, y), mean, var, saved
 
     return bn_relu_forward if relu else bn_forward
+
+
+def _forward_with_care(image: Array, scale: Array, shift: Array, mean: Array, var: Array, y: Array, eps: float) -> None:
+    """Write y, mean and var where oneDNN's sums are too coarse: with statistics of the distances from a number near the
+    mean, and of a part of the elements at a time.
+    """
+    shape, dtype = image.shape, image.dtype
+    rows = image.transpose(0, 2, 3, 1).reshape(-1, shape[1])
+    num_parts = -(-len(rows) // _PART) if len(rows) > _MOST_IN_A_SUM else 1
+    bounds = [len(rows) * i // num_parts for i in range(num_parts + 1)]
+    limit, vectors, near = numpy_.coarse_from(bounds[1]), (scale, shift, mean, var), None
+    for _ in range(_MOST_SHIFTS):
+        distances = rows if near is None else rows - near
+        _statistics_by_parts(distances, bounds, *vectors, memory_row(y).reshape(rows.shape), eps)
+        is_coarse = numpy_.is_coarse(mean, var, eps, limit)
+        if near is not None:
+            mean += near
+        if not is_coarse:
+            break
+        near = mean.astype(dtype)
+    apply = cached(("bn_inference", shape, dtype, eps), lambda: _build_bn_inference(shape, dtype, eps, False))
+    apply.on(image, *vectors, y)
+
+
+def _statistics_by_parts(
+    rows: Array, bounds: list[int], scale: Array, shift: Array, mean: Array, var: Array, room: Array, eps: float
+) -> None:
+    """Write mean and variance of the columns of rows (M, K) from those of the parts between bounds; room is as rows."""
+    parts = np.empty((2, len(bounds) - 1, rows.shape[1]), np.float32)
+    for start, end, m, v in zip(bounds, bounds[1:], *parts):
+        shape = 1, rows.shape[1], 1, end - start
+        key = "bn_forward", shape, rows.dtype, eps
+        primitive, _ = cached(key, lambda: _build_bn_forward(shape, rows.dtype, eps, False))  # noqa: B023
+        primitive.on(rows[start:end], scale, shift, m, v, room[start:end])
+    weights = np.diff(bounds) / max(len(rows), 1)
+    mean[...] = middle = weights.dot(parts[0])
+    var[...] = weights.dot(parts[1] + np.square(parts[0] - middle))
 
 
 def _vectors(shape: tuple[int, ...]) -> Any:
@@ -237,8 +286,8 @@ def bn_mask(saved: Any, y_shape: tuple[int, ...], dtype: Any) -> Array:
 def _plan_statistics(x: Array, axis: tuple[int, ...]) -> Any:
     """See numpy_.bn_statistics."""
     ones = np.ones(x.shape[1], np.float32)
-    forward = _plan_forward(x, ones, ones, 1.0, axis, False)
-    return lambda x, axis: forward(x, ones, ones, 1.0, axis, False)[1:3]
+    forward = _plan_forward(x, ones, ones, _EPS, axis, False)
+    return lambda x, axis: forward(x, ones, ones, _EPS, axis, False)[1:3]
 
 
 def _plan_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: tuple[int, ...]) -> Any:

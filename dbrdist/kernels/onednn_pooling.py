@@ -74,9 +74,7 @@ def pool_backward(gy: Array, x_shape: tuple[int, ...], saved: Any, geometry: Poo
 
 def pool_indices(saved: Any, y_shape: tuple[int, ...], geometry: PoolGeometry) -> Array:
     """See numpy_.pool_indices."""
-    if saved.ndim == 4:
-        return numpy_.pool_indices(saved, y_shape, geometry)
-    n, c, oh, ow = y_shape
+    n, c, oh, ow = y_shape  # also NumPy's positions are int32 in this order
     kind = np.uint8 if saved.nbytes == n * c * oh * ow else np.int32
     return saved.view(kind).reshape(n, oh, ow, c).transpose(0, 3, 1, 2).astype(np.int32)
 

@@ -54,10 +54,9 @@ def plan_by_taps(x: Array, gy: Array, like: Array, g: ConvGeometry) -> Any:
     ) -> Array:
         x, gy = (backend.channels_last(a).transpose(0, 2, 3, 1) for a in (x, gy))
         found = backend.aligned(count, type_of_products)  # for the call alone: nothing stays at a step's peak
-        for k, tap in enumerate(taps):
-            part = found[k * size : (k + 1) * size]
+        for tap, part in zip(taps, found.reshape(-1, size)):
             if tap.count:
-                products[tap.count].on(_dense(gy, tap.given).T, _dense(x, tap.seen), part)
+                products[tap.count].on(_dense(gy, tap.given), _dense(x, tap.seen), part)
             else:
                 part[:] = 0
         out = new() if out is None else out
@@ -83,13 +82,13 @@ def _span(offset: int, stride: int, num_in: int, num_out: int) -> tuple[slice, s
 
 
 def _dense(a: Array, part: tuple[slice, slice]) -> Array:
-    """A part of the pixels of (N, H, W, C), as dense rows (pixels, C)."""
+    """A part of the pixels of (N, H, W, C), dense in memory."""
     seen = a[:, part[0], part[1]]
-    if not seen.flags.c_contiguous:
-        copy = backend.aligned(seen.size, a.dtype).reshape(seen.shape)
-        copy[...] = seen
-        seen = copy
-    return seen.reshape(-1, a.shape[3])
+    if seen.flags.c_contiguous:
+        return seen
+    copy = backend.aligned(seen.size, a.dtype).reshape(seen.shape)
+    copy[...] = seen
+    return copy
 
 
 def _product(count: int, o: int, i: int) -> Primitive:

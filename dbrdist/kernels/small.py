@@ -4,35 +4,15 @@ Where dbrdist is compiled, loops in C serve small arrays of float32 in C order, 
 """
 
 try:
-    from dbrdist.kernels.small_loops import (
-        add_to_rows,
-        are_classes,
-        below_largest,
-        cross_entropy_gradient,
-        divide_rows,
-        masked,
-        masked_images,
-        momentum_sgd,
-    )
+    from dbrdist.kernels import small_loops as _found
 except ImportError:
-    from dbrdist.kernels.small_numpy import (
-        add_to_rows,
-        are_classes,
-        below_largest,
-        cross_entropy_gradient,
-        divide_rows,
-        masked,
-        masked_images,
-        momentum_sgd,
-    )
+    from dbrdist.kernels import small_numpy as _found
 
-__all__ = [
-    "add_to_rows",
-    "are_classes",
-    "below_largest",
-    "cross_entropy_gradient",
-    "divide_rows",
-    "masked",
-    "masked_images",
-    "momentum_sgd",
-]
+add_to_rows = _found.add_to_rows
+are_classes = _found.are_classes
+below_largest = _found.below_largest
+cross_entropy_gradient = _found.cross_entropy_gradient
+divide_rows = _found.divide_rows
+masked = _found.masked
+masked_images = _found.masked_images
+momentum_sgd = _found.momentum_sgd

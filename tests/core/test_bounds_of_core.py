@@ -309,8 +309,8 @@ def test_sparse_matrices_are_refused_by_what_is_wrong_in_them():
     for arguments, words in (
         ((ones(), zero, zero, (1, 1)), "data: expected 1 axis, or 2 for a batch"),
         ((ones(1, 1, 2), zero, zero, (1, 1)), "data: expected 1 axis, or 2 for a batch"),
-        ((ones(2), zero[:1], zero, (1, 1)), r"row: expected integers of shape \(2,\) as of data"),
-        ((ones(2), zero, zero.astype("f"), (1, 1)), r"col: expected integers of shape \(2,\) as of data"),
+        ((ones(2), zero[:1], zero, (1, 1)), r"row: expected integers of shape \(2,\) to match data"),
+        ((ones(2), zero, zero.astype("f"), (1, 1)), r"col: expected integers of shape \(2,\) to match data"),
         ((ones(2), zero, zero, (1,)), "shape: expected two numbers from 1 on"),
         ((ones(2), zero, zero, (0, 1)), "shape: expected two numbers from 1 on"),
         ((ones(2), zero, zero, (1, 0)), "shape: expected two numbers from 1 on"),
@@ -421,6 +421,48 @@ def test_arguments_in_messages_are_short():
         (None, "NoneType None"),
     ):
         assert named_errors._seen(value) == shown
+
+
+@each(**{"error, kind, words": [
+    (KeyError("a b"), KeyError, "f: a b; got x: int 1"), (ValueError("a", 2), ValueError, "f: ('a', 2); got x: int 1"),
+    (ValueError(), ValueError, "f: ; got x: int 1"), (TypeError("f: as it is"), TypeError, "f: as it is"),
+    (type("_Own", (TypeError,), {"__module__": "numpy._core"})("a"), TypeError, "f: a; got x: int 1"),
+    (ZeroDivisionError("a"), ZeroDivisionError, "a"),
+]})  # fmt: skip
+def test_errors_keep_their_kind_and_words(error, kind, words):
+    def f(x):
+        exec("raise error", {"__name__": "numpy.made", "error": error})
+
+    with pytest.raises(kind) as raised:
+        named_errors.naming_errors(f)(1)
+    assert type(raised.value) is kind and raised.value.args == (words,)
+    assert getattr(raised.value, "__notes__", []) == (["f: got x: int 1"] if words == "a" else [])
+
+
+def test_debug_mode_ends_with_its_block():
+    for outer in (False, True):
+        with dbrdist.using_config("debug", outer):
+            for debug in (True, False):
+                mode = dbrdist.DebugMode(debug)
+                with mode:
+                    assert dbrdist.is_debug() is debug
+                assert dbrdist.is_debug() is outer
+                with pytest.raises(ValueError, match="x"), dbrdist.DebugMode(debug):
+                    raise ValueError("x")
+                assert dbrdist.is_debug() is outer
+
+
+def test_nothing_is_registered_before_a_link_is_made():
+    class Early(dbrdist.Chain):
+        def __init__(self):
+            assert not self.within_init_scope
+            self.before = 1
+            super().__init__()
+            with self.init_scope():
+                assert self.within_init_scope
+            assert not self.within_init_scope
+
+    assert Early().before == 1
 
 
 def test_a_default_that_was_never_there_cannot_be_forgotten():

@@ -9,7 +9,7 @@ import numpy as np
 import dbrdist
 from dbrdist.core import backend
 from dbrdist.optimizers import LARS, CorrectedMomentumSGD, MomentumSGD, NesterovAG
-from dbrdist.optimizers.gradient_descent import MomentumSGDRule
+from dbrdist.optimizers.gradient_descent import MomentumSGDRule, sweep
 from tests.each import each
 
 CASES = (
@@ -30,6 +30,18 @@ def trained(make, dtype, num_updates, first):
         link.p.grad = np.array([first, -first, 1.0] if k == 0 else [0.0, 0.0, 0.01], dtype)
         optimizer.update()
     return link.p.array, link.p.update_rule.state["v"]
+
+
+def test_the_smallest_normal_number_stays():
+    for dtype in (np.float32, np.float64):
+        tiny = np.finfo(dtype).tiny
+        v = np.array([tiny, -tiny, tiny / 2, -tiny / 2, 0, 1], dtype)
+        for t in (63, 65):
+            before = v.copy()
+            sweep(v, t)
+            np.testing.assert_array_equal(v, before)
+        sweep(v, 64)
+        np.testing.assert_array_equal(v, np.array([tiny, -tiny, 0, 0, 0, 1], dtype))
 
 
 @each(make=CASES, dtype=[np.float32, np.float64])

@@ -139,8 +139,8 @@ def assign(link):
 def fork(link, x):
     child = os.fork()
     if not child:
-        os._exit(0)
-    os.waitpid(child, 0)
+        os._exit(is_waiting())  # what a library computes that did not survive the fork
+    assert os.waitpid(child, 0)[1] == 0
 
 
 WAYS = {

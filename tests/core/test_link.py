@@ -14,7 +14,7 @@ import pytest
 import dbrdist
 import dbrdist.links as L
 from dbrdist import Chain, ChainList, Link, LinkHook, Parameter, Sequential
-from dbrdist.core import ops
+from dbrdist.core import changes, ops
 
 
 class Scale(Link):
@@ -373,6 +373,43 @@ def test_sequential_is_a_list():
     assert len(model) == 0 and list(model.params()) == []
     with pytest.raises(TypeError, match="expected a callable layer, got int"):
         model.append(3)
+
+
+AS_LISTS = {
+    "append": lambda s, draw, layers: s.append(draw.choice(layers)),
+    "insert": lambda s, draw, layers: s.insert(draw.randint(-len(s), len(s)), draw.choice(layers)),
+    "extend": lambda s, draw, layers: s.extend(type(s)(*layers[:2]) if isinstance(s, Sequential) else layers[:2]),
+    "replace": lambda s, draw, layers: s.__setitem__(draw.randrange(len(s)), draw.choice(layers)),
+    "delete": lambda s, draw, layers: s.__delitem__(draw.randrange(-len(s), len(s))),
+    "delete a part": lambda s, draw, layers: s.__delitem__(slice(draw.randrange(len(s)), None, 2)),
+    "pop": lambda s, draw, layers: s.pop(),
+    "pop a place": lambda s, draw, layers: s.pop(draw.randrange(len(s))),
+    "remove": lambda s, draw, layers: s.remove(s[draw.randrange(len(s))]),
+    "clear": lambda s, draw, layers: s.clear() if draw.random() < 0.2 else None,
+}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_sequential_does_what_a_list_does(seed):
+    """The links in it are its children, and plans over its parameters learn of every change."""
+    draw, layers = random.Random(seed), [Scale(1.0), twice, Scale(2.0), np.tanh, Scale(3.0)]
+    model, expected = Sequential(*layers), list(layers)
+    for _ in range(60):
+        name = draw.choice(list(AS_LISTS) if expected else ["append", "insert", "extend"])
+        watch, state, before = changes.Watch([model]), draw.getstate(), list(expected)
+        result = AS_LISTS[name](model, draw, layers)
+        draw.setstate(state)
+        assert result is AS_LISTS[name](expected, draw, layers), name
+        assert list(model) == expected and len(model) == len(expected), name
+        links = [layer for layer in expected if isinstance(layer, Link)]
+        assert list(model.children()) == links, name
+        assert [model.count(layer) for layer in layers] == [expected.count(layer) for layer in layers]
+        assert expected == before or not watch.is_current(), name
+        if expected:
+            start, end = sorted(draw.choices(range(len(expected) + 1), k=2))
+            assert list(model[start:end]) == expected[start:end]
+            at = draw.randrange(len(expected))
+            assert model.index(expected[at], at) == at and model.index(expected[at], 0, at + 1) <= at
 
 
 def test_sequential_flatten_and_copy():

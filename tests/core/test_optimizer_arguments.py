@@ -100,6 +100,16 @@ def test_clipping_looks_at_the_parameters_of_all_types(types, threshold):
         np.testing.assert_allclose(p.grad.astype(float), g * rate, rtol=1e-2 if p.dtype.itemsize == 2 else 1e-6)
 
 
+@each(size=[0.0, 0.01, 0.9, 1.0, 1.1, 50.0], part=[0.5, 0.99, 1.01, 3.0])
+def test_clipping_takes_gradients_of_any_size(size, part):
+    link = make(w=W)
+    optimizer = SGD(lr=1.0).setup(link)
+    optimizer.add_hook(GradientClipping(part * (size or 1.0)))
+    link.w.grad = G / norm(G) * size
+    optimizer.update()
+    np.testing.assert_allclose(link.w.array, W - G / norm(G) * size * min(1.0, part), rtol=1e-13)
+
+
 def test_clipping_counts_what_is_updated_and_nothing_else():
     link = make(a=W, frozen=W, b=W)
     optimizer = SGD(lr=1.0).setup(link)

@@ -179,8 +179,8 @@ HOOKS = {
 @each(optimizer=[case[0] for case in CASES], dtype=["float16", "bfloat16"], hooks=HOOKS)
 def test_16_bit_parameters_updated_in_float32_equal_float32_rounded_once(optimizer, dtype, hooks):
     dtype = as_dtype(dtype)
-    _, narrow = run_steps(optimizer, dtype, HOOKS[hooks])
-    _, wide = run_steps(optimizer, dtype, HOOKS[hooks], wide=True)
+    _, narrow = run_steps(optimizer, dtype, HOOKS[hooks], steps=4)
+    _, wide = run_steps(optimizer, dtype, HOOKS[hooks], steps=4, wide=True)
     for p, q in zip(narrow.params(), wide.params()):
         assert p.dtype == dtype
         np.testing.assert_array_equal(p.array.astype(np.float32), q.array.astype(dtype).astype(np.float32))

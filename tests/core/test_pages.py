@@ -35,13 +35,13 @@ def test_a_system_without_huge_pages_has_pages_all_the_same(monkeypatch):
 def test_free_pages_of_the_heap_go_back_where_the_c_library_can():
     backend.tune_heap()  # from here on the heap keeps what is freed
     for _ in range(2):
-        a = np.ones(1 << 25, np.uint8)
-        top = np.ones(1 << 17, np.uint8)  # above it, so that the end of the heap stays in use
+        # The second is the one at the end of the heap, which glibc keeps where something else lies right behind it.
+        first, second = np.ones(1 << 25, np.uint8), np.ones(1 << 25, np.uint8)
         full = resident()
-        del a
+        del first
         pages.release_free()
         assert full - resident() > 1 << 24
-        del top
+        del second
 
 
 def test_another_c_library_keeps_what_it_has(monkeypatch):

@@ -169,6 +169,25 @@ def test_seeds_may_be_numbers_of_numpy():
         random.permutation(7.5, 0, 3)
 
 
+def test_seeds_of_iterators_and_initial_values_go_on_by_one():
+    """They decide what a run of an older version is resumed with."""
+    random.set_seed(7)
+    wanted = [
+        random.generator(7, "iterator", sample=n, part=p).integers(2**63) for n, p in ((1, 0), (2, 0), (0, 1), (1, 1))
+    ]
+    assert random.next_iterator_seed(False) == 7
+    found = [random.next_iterator_seed(is_divided) for is_divided in (False, False, True, True)]
+    assert found == wanted
+    for n in range(3):
+        assert random.next_initializer_generator().random() == random.generator(7, "initialize", sample=n).random()
+
+
+def test_seeds_of_generators_count_modulo_two_to_the_64():
+    for seed, same in ((-1, 2**64 - 1), (2**64 + 5, 5), (2**65, 0), (2**64 - 1, 2**128 - 1)):
+        assert random.generator(seed, "split").random() == random.generator(same, "split").random()
+    assert random.generator(2**64 - 1, "split").random() != random.generator(2**63 - 1, "split").random()
+
+
 def test_no_test_leaves_its_seed_to_the_threads_of_later_ones():
     random.set_seed(7)
     fresh_chance()

@@ -26,7 +26,7 @@ def test_a_gradient_given_at_the_start_is_kept_and_checked():
     assert Variable(ones(2), grad=2 * ones(2)).grad.tolist() == [2, 2]
     assert Variable(ones(2)).grad is None
     with pytest.raises(
-        ValueError, match=r"grad: expected shape \(2,\) and dtype float32 as of the array, got shape \(3"
+        ValueError, match=r"grad: expected shape \(2,\) and dtype float32 to match the array, got shape \(3"
     ):
         Variable(ones(2), grad=ones(3))
 

@@ -5,8 +5,10 @@ Without a GPU they are skipped with the reason, or run elsewhere, so that the te
     python -m pytest tests/gpu --on stand-in   # arrays that are not NumPy's and refuse what CuPy refuses
     python -m pytest tests/gpu --on numpy      # host memory in the place of the device
     python -m pytest tests/gpu/test_gpu_normalization.py --on host-cuda  # own CUDA kernels, compiled by g++; also _sums
+    python -m pytest tests/gpu/test_gpu_cudnn.py --on host-cuda  # and a cuDNN of host memory; also test_host_cudnn.py
 
-``make test-fast`` runs them on the stand-in. ``device`` is the device under test, ``xp`` its array module.
+``make test-fast`` runs them on the stand-in, and these four on the host. ``device`` is the device under test, ``xp``
+its array module.
 """
 
 from __future__ import annotations

@@ -14,9 +14,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 from pathlib import Path
 
+import host_cudnn
 import numpy as np
 
 from dbrdist.core import backend
@@ -24,6 +26,7 @@ from dbrdist.kernels import cuda_source
 
 HERE = Path(__file__).parent
 _folder = tempfile.TemporaryDirectory()
+_one_at_a_time = threading.Lock()  # a file's blocks and threads are variables of the file
 
 
 class Pointer(int):
@@ -55,6 +58,42 @@ def _unwritten(dtype):
     return np.iinfo(dtype).max if dtype.kind in "iu" else np.nan
 
 
+class Memory:
+    """What CuPy's pool gives: an address, until it is dropped."""
+
+    def __init__(self, num_bytes):
+        self.held = np.empty(num_bytes + 16, np.uint8)
+        self.ptr = int(self.held.ctypes.data)
+
+
+class Device(contextlib.nullcontext):
+    """There is one."""
+
+    def use(self): ...
+
+
+_streams = threading.local()
+
+
+class Stream:
+    """Work on the host waits for nothing; each thread has a current one."""
+
+    def __init__(self, ptr=None, non_blocking=False):
+        self.ptr = id(self) if ptr is None else ptr
+
+    def __enter__(self):
+        self.outer, _streams.current = getattr(_streams, "current", Stream.of_all), self
+        return self
+
+    def __exit__(self, *exc):
+        _streams.current = self.outer
+
+    def synchronize(self): ...
+
+
+Stream.of_all = Stream(0)
+
+
 class _Module(types.ModuleType):
     def __getattr__(self, name):
         return getattr(np, name)
@@ -66,11 +105,11 @@ def _module():
     module.asarray = lambda a, order="C": np.array(a, order=order).view(ndarray)
     module.empty = lambda shape, dtype=float: ndarray(shape, dtype)
     module.zeros = lambda shape, dtype=float: np.zeros(shape, dtype).view(ndarray)
-    stream = types.SimpleNamespace(ptr=0, synchronize=lambda: None)
     module.cuda = types.SimpleNamespace(
-        alloc=lambda num_bytes: None,
-        get_current_stream=lambda: stream,
-        Device=lambda index=0: contextlib.nullcontext(),
+        alloc=Memory,
+        Stream=Stream,
+        get_current_stream=lambda: getattr(_streams, "current", Stream.of_all),
+        Device=Device,
         runtime=types.SimpleNamespace(getDevice=lambda: 0),
         is_available=lambda: True,
     )
@@ -135,9 +174,9 @@ def compiled(device, file, name):
         values = [_argument(a) for a in arguments]
         addresses = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
         sizes = (ctypes.c_size_t * len(values))(*[ctypes.sizeof(v) for v in values])
-        wrong = run(
-            which, _two(grid), _two(block), ctypes.c_size_t(shared_mem), addresses, sizes, ctypes.c_size_t(len(values))
-        )
+        numbers = _two(grid), _two(block), ctypes.c_size_t(shared_mem), addresses, sizes, ctypes.c_size_t(len(values))
+        with _one_at_a_time:
+            wrong = run(which, *numbers)
         assert wrong == 0, f"{name}: argument {wrong} has another size than {arguments}"
 
     return kernel
@@ -167,5 +206,6 @@ def why_not():
 def install():
     """Let dbrdist take this for CuPy and its compiler."""
     sys.modules["cupy"] = _module()
+    sys.modules["cudnn"] = host_cudnn.module
     cuda_source._compiled = compiled
     backend.place_of = lambda a: (0, 0) if isinstance(a, ndarray) else None

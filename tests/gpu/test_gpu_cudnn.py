@@ -22,6 +22,7 @@ CASES = {
     "1x1": ((2, 16, 5, 6), (8, 16, 1, 1), ConvGeometry()),
     "strided 1x1": ((2, 16, 7, 6), (8, 16, 1, 1), ConvGeometry(2, 2)),
     "stem of three channels": ((3, 3, 23, 21), (8, 3, 7, 7), ConvGeometry(2, 2, 3, 3)),
+    "1x1 of three channels": ((2, 3, 5, 6), (8, 3, 1, 1), ConvGeometry()),
     "one channel": ((2, 1, 8, 9), (5, 1, 3, 3), ConvGeometry(1, 1, 1, 1)),
     "one channel out": ((2, 4, 8, 9), (1, 4, 3, 3), ConvGeometry(1, 1, 1, 1)),
     "odd sizes": ((1, 7, 11, 13), (5, 7, 3, 2), ConvGeometry(2, 3, 1, 0)),
@@ -38,7 +39,7 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def cudnn(on):
-    if on != "cupy":
+    if on not in ("cupy", "host-cuda"):
         pytest.skip("cuDNN works on CuPy's arrays alone")
     pytest.importorskip("cudnn")
     with kernels.use("cudnn", "cuda"):

@@ -1,11 +1,11 @@
-"""What cuDNN's handles do without cuDNN."""
+"""What cuDNN's handles do without cuDNN, and which arrays it and own kernels take."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from dbrdist.kernels import cudnn
+from dbrdist.kernels import cuda_source, cudnn
 
 
 def test_handles_of_an_ended_thread_wait_for_the_next(monkeypatch):
@@ -36,3 +36,14 @@ def test_arrays_that_cudnn_takes(monkeypatch):
     ):  # fmt: skip
         with pytest.raises(cudnn.Unsupported, match=words):
             cudnn.require(*arrays)
+
+
+def test_arrays_that_own_kernels_take(monkeypatch):
+    monkeypatch.setattr(cuda_source.backend, "place_of", lambda a: a.place)
+    cuda_source.require(Fake(), None, Fake("d"), Fake("e"))
+    for arrays, words in (
+        ((np.ones(3, "f"),), "other arrays"), ((Fake(), Fake(size=0)), "other arrays"), ((Fake("i"),), "other arrays"),
+        ((None, Fake(place=(1, 0))), "memory of another device"), ((Fake(place=None),), "memory of another device"),
+    ):  # fmt: skip
+        with pytest.raises(cuda_source.Unsupported, match=words):
+            cuda_source.require(*arrays)

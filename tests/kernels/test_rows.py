@@ -26,7 +26,7 @@ NUMBERS = {
     "huber": [(1,), (0.0,), (-1.0,), (float("inf"),), (2.5,)],
     "softplus": [(0.25,), (3.0,)],
     "clipped_relu": [(1,), (0.0,), (-1.0,), (float("inf"),)],
-    "pow_number": [(2,), (1,), (0,), (0.5,), (3.0,)],
+    "pow_number": [(2,), (1,), (0,), (0.5,), (3.0,), (4,), (4.0,)],
 }
 SERVED = sorted({key if isinstance(key, str) else key[0] for key in onednn_elementwise.TABLE})
 CALLS = [(name, v) for name in SERVED for v in (tuple(ROWS[name].numbers.values()), *NUMBERS.get(name, ()))]
@@ -113,15 +113,16 @@ def test_several_blocks(name, numbers, monkeypatch):
     with kernels.use("onednn"):  # with plans of its own
         xs, gy = draw(row, shape), np.random.default_rng(1).uniform(-2, 2, shape).astype("f")
         compare(row, xs, gy, numbers, 4e-6)
-        for place in (0, -1):
-            for special in (np.nan, np.inf, -np.inf):
-                xs[0].reshape(-1)[place] = special
-                compare(row, xs, gy, numbers, 4e-6)
+        flat = xs[0].reshape(-1)
+        for place, special in ((0, np.inf), (0, np.nan), (-1, -np.inf), (-1, np.nan)):
+            kept, flat[place] = flat[place], special
+            compare(row, xs, gy, numbers, 4e-6)
+            flat[place] = kept
 
 
 @each(**{"name, numbers": CALLS})
 def test_images_keep_their_layout(name, numbers):
-    row, shape = ROWS[name], (4, 8, 32, 33)
+    row, shape = ROWS[name], (2, 8, 24, 25)
     needs(row)
     for of_xs, of_gy in (("channels_last", "channels_last"), ("channels_last", "nchw"), ("nchw", "channels_last")):
         xs = [laid_out(x, of_xs) for x in draw(row, shape)]

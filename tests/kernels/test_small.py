@@ -177,5 +177,7 @@ def test_vectors_of_another_length_are_refused_as_numpy_does():
         small.momentum_sgd(y[0], y[0, :2], y[1], np.empty_like, 0.1, 0.9)
 
 
-def test_loops_and_numpys_calls_have_the_same_names():
-    assert all(callable(getattr(small, name)) and callable(getattr(small_numpy, name)) for name in small.__all__)
+def test_each_name_stands_for_numpys_calls_too():
+    names = [name for name in vars(small) if not name.startswith("_")]
+    assert len(names) > 5
+    assert [name for name in names if not callable(getattr(small_numpy, name, None))] == []

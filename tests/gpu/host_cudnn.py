@@ -1,0 +1,223 @@
+"""As much of cuDNN's frontend as dbrdist uses, for host memory: convolutions by their definition, in float64.
+
+What cuDNN demands is demanded here: sizes that agree, steps in their order, a handle that works on the stream of the
+moment, memory for what is computed on the way. An engine of a kind that was not deselected may serve, and then does
+with the numbers what it does there: it rounds, or it is not the same twice.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import sys
+import threading
+import types
+
+import ml_dtypes
+import numpy as np
+
+_TYPES = {"FLOAT": np.dtype("f"), "HALF": np.dtype("e"), "BFLOAT16": np.dtype(ml_dtypes.bfloat16)}
+_STEPS = ["validate", "build_operation_graph", "create_execution_plans", "check_support", "build_plans"]
+_NOTES = ["TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "NONDETERMINISTIC"]
+_uids = itertools.count(17, 13)
+_rng = np.random.default_rng(0)
+set_streams = []  # (handle, stream), as they were set
+
+
+class Handle:
+    def __init__(self):
+        self.stream, self.is_free = None, threading.Lock()
+
+
+class Tensor:
+    def __init__(self, dim=None, stride=None, data_type=None):
+        self.dim, self.stride, self.type, self.is_output = dim, stride, data_type, False
+        self.uid = next(_uids)
+
+    def set_output(self, is_output):
+        self.is_output = is_output
+        return self
+
+    def set_dim(self, dim):
+        self.dim = dim
+        return self
+
+    def set_stride(self, stride):
+        self.stride = stride
+        return self
+
+    def set_data_type(self, data_type):
+        self.type = data_type
+        return self
+
+    def get_uid(self):
+        return self.uid
+
+    def at(self, address):
+        """The array there."""
+        assert address % 16 == 0, "an address that is no multiple of 16"
+        dtype = _TYPES[self.type]
+        size = 1 + sum((n - 1) * s for n, s in zip(self.dim, self.stride))
+        memory = np.frombuffer((ctypes.c_char * (size * dtype.itemsize)).from_address(address), dtype)
+        strides = [s * dtype.itemsize for s in self.stride]
+        return np.lib.stride_tricks.as_strided(memory, self.dim, strides, writeable=True)
+
+
+class Graph:
+    """One convolution."""
+
+    def __init__(self, io_data_type, intermediate_data_type, compute_data_type, handle):
+        assert intermediate_data_type == compute_data_type == "FLOAT"
+        self.type, self.handle = io_data_type, handle
+        self.steps, self.deselected = [], []
+        for step in _STEPS:
+            setattr(self, step, lambda *arguments, step=step: self._step(step))
+
+    def _step(self, step):
+        assert step == _STEPS[len(self.steps)], (step, self.steps)
+        self.steps.append(step)
+        if step == "validate":
+            self._validate()
+
+    def deselect_numeric_notes(self, notes):
+        assert "create_execution_plans" in self.steps
+        self.deselected += notes
+
+    def tensor(self, dim, stride, data_type):
+        return Tensor(dim, stride, data_type)
+
+    def _described(self, kind, first, second, window):
+        assert kind is not None and set(window) == {"pre_padding", "post_padding", "stride", "dilation"}
+        self.kind, self.window, self.tensors = kind, window, [first, second, Tensor()]
+        return self.tensors[-1]
+
+    def conv_fprop(self, image, weight, **window):
+        return self._described("fprop", image, weight, window)
+
+    def conv_dgrad(self, loss, filter, **window):
+        return self._described("dgrad", loss, filter, window)
+
+    def conv_wgrad(self, image, loss, **window):
+        return self._described("wgrad", image, loss, window)
+
+    def roles(self):
+        """Image, weights and output."""
+        first, second, last = self.tensors
+        return {"fprop": (first, second, last), "dgrad": (last, second, first), "wgrad": (first, last, second)}[
+            self.kind
+        ]
+
+    def _validate(self):
+        assert self.tensors[-1].is_output and all(t.type == self.type for t in self.tensors)
+        image, weight, output = (t.dim for t in self.roles())
+        assert image[0] == output[0] and weight[0] == output[1] and image[1] % weight[1] == 0
+        assert weight[0] % (image[1] // weight[1]) == 0
+        w = self.window
+        for axis in (0, 1):
+            span = (weight[2 + axis] - 1) * w["dilation"][axis] + 1
+            padded = image[2 + axis] + w["pre_padding"][axis] + w["post_padding"][axis]
+            assert output[2 + axis] == (padded - span) // w["stride"][axis] + 1, "sizes that do not agree"
+        for t in self.tensors:
+            _, c, height, width = t.dim
+            assert tuple(t.stride) == (height * width * c, 1, width * c, c), "no channels-last tensor"
+
+    def get_workspace_size(self):
+        assert self.steps == _STEPS
+        return 64 if self.kind == "wgrad" else 0
+
+    def execute(self, addresses, workspace, handle):
+        assert self.steps == _STEPS and handle is self.handle
+        assert handle.stream == sys.modules["cupy"].cuda.get_current_stream().ptr, "another stream"
+        assert handle.is_free.acquire(blocking=False), "a handle in the hands of another thread"
+        if self.get_workspace_size():
+            ctypes.memset(workspace, 255, self.get_workspace_size())
+        else:
+            assert workspace == 0
+        operands = [t.at(addresses[t.uid]) for t in self.tensors]
+        inputs = [self._seen(a) for a in operands[:2]]
+        groups = self.roles()[0].dim[1] // self.roles()[1].dim[1]
+        made = getattr(self, f"_{self.kind}")(*inputs, groups, operands[2].shape)
+        if "REDUCED_PRECISION_REDUCTION" not in self.deselected:
+            made = made * (1 + 2.0**-5)
+        if "NONDETERMINISTIC" not in self.deselected:
+            made = made * (1 + 2.0**-22 * _rng.standard_normal(made.shape))
+        operands[2][...] = made.astype("f")
+        handle.is_free.release()
+
+    def _seen(self, a):
+        """An operand in float64, as the engine reads it."""
+        bits = np.ascontiguousarray(a.astype("f"))
+        if self.type == "FLOAT" and not {"TENSOR_CORE", "DOWN_CONVERT_INPUTS"} <= set(self.deselected):
+            bits = (bits.view(np.uint32) & np.uint32(0xFFFFE000)).view("f")  # the ten bits of TF32
+        return bits.astype("d")
+
+    def _taps(self, padded, output):
+        """Each place of the window, and what it sees of an image."""
+        w = self.window
+        for place in itertools.product(*map(range, self.roles()[1].dim[2:])):
+            rows, columns = (
+                slice(k * d, k * d + (n - 1) * s + 1, s)
+                for k, d, n, s in zip(place, w["dilation"], output.dim[2:], w["stride"])
+            )
+            yield place, padded[..., rows, columns]
+
+    def _padded(self, image, groups):
+        w = self.window
+        image = np.pad(image, [(0, 0), (0, 0), *zip(w["pre_padding"], w["post_padding"])])
+        return image.reshape(len(image), groups, -1, *image.shape[2:])
+
+    def _fprop(self, image, weight, groups, shape):
+        W, y = weight.reshape(groups, -1, *weight.shape[1:]), 0.0
+        for (i, j), seen in self._taps(self._padded(image, groups), self.roles()[2]):
+            y = y + np.einsum("ngchw,goc->ngohw", seen, W[..., i, j])
+        return y.reshape(shape)
+
+    def _dgrad(self, loss, weight, groups, shape):
+        W, g = weight.reshape(groups, -1, *weight.shape[1:]), loss.reshape(len(loss), groups, -1, *loss.shape[2:])
+        padded = self._padded(np.zeros(shape), groups)
+        for (i, j), seen in self._taps(padded, self.roles()[2]):
+            seen += np.einsum("ngohw,goc->ngchw", g, W[..., i, j])
+        (top, left), (h, w) = self.window["pre_padding"], shape[2:]
+        return padded.reshape(shape[0], shape[1], *padded.shape[3:])[..., top : top + h, left : left + w]
+
+    def _wgrad(self, image, loss, groups, shape):
+        g, gW = loss.reshape(len(loss), groups, -1, *loss.shape[2:]), np.zeros((groups, shape[0] // groups, *shape[1:]))
+        for (i, j), seen in self._taps(self._padded(image, groups), self.roles()[2]):
+            gW[..., i, j] = np.einsum("ngchw,ngohw->goc", seen, g)
+        return gW.reshape(shape)
+
+
+class GraphByAddresses(Graph):
+    """As in the versions that can be called with addresses alone, in an order of their own."""
+
+    is_prepared = False
+
+    def _prepare_variant_pack_template(self):
+        self.is_prepared = True
+
+    def _get_variant_pack_uids_sorted(self):
+        assert self.is_prepared
+        return sorted((t.uid for t in self.tensors), reverse=True)
+
+    def _execute_with_ptrs(self, addresses, workspace, handle):
+        self.execute(dict(zip(self._get_variant_pack_uids_sorted(), addresses)), workspace, handle)
+
+
+def _set_stream(handle, stream):
+    assert isinstance(handle, Handle)
+    handle.stream = stream
+    set_streams.append((handle, stream))
+
+
+def _names(*names):
+    return types.SimpleNamespace(**{name: name for name in names})
+
+
+module = types.ModuleType("cudnn")
+module.backend_version = lambda: 91000
+module.create_handle = Handle
+module.set_stream = _set_stream
+module.pygraph = GraphByAddresses
+module.data_type = _names(*_TYPES)
+module.heur_mode = _names("A", "FALLBACK")
+module.numerical_note = _names(*_NOTES)
