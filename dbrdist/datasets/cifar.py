@@ -120,7 +120,7 @@ def _batch(name: str, data: bytes, key: str, num_classes: int) -> tuple[Any, Any
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape != (len(labels), _PIXELS):
         got = f"{images.dtype} of {images.shape}" if isinstance(images, np.ndarray) else type(images).__name__
         raise ValueError(f"expected {len(labels)} images of {_PIXELS} bytes in {name}, one for each label, got {got}")
-    if labels.dtype.kind not in "iu" or labels.min(initial=0) < 0 or labels.max(initial=0) >= num_classes:
+    if labels.dtype.kind not in "iu" or (len(labels) and not 0 <= labels.min() <= labels.max() < num_classes):
         raise ValueError(f"expected labels from 0 to {num_classes - 1} in {name}")
     return images, labels.astype(np.uint8)
 

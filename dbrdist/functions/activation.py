@@ -43,7 +43,7 @@ class Softmax(FunctionNode):
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         (y,), gy = self.retained_outputs(), gys[0]
-        if not (isinstance(gy, Variable) or self._on_variables):
+        if not self._on_variables:
             return (kernels.softmax_backward(y, gy, self.axis),)
         g = ops.mul(y, gy)
         return (ops.sub(g, ops.mul(y, ops.sum(g, self.axis, True))),)
@@ -64,7 +64,7 @@ class LogSoftmax(FunctionNode):
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         (y,), gy = self.retained_outputs(), gys[0]
-        if not (isinstance(gy, Variable) or self._on_variables):
+        if not self._on_variables:
             return (kernels.log_softmax_backward(y, gy, self.axis),)
         return (ops.sub(gy, ops.mul(ops.exp(y), ops.sum(gy, self.axis, True))),)
 

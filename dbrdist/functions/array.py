@@ -157,7 +157,7 @@ def concat(xs: Sequence[Any], axis: int = 1) -> Any:
     rest = [n for i, n in enumerate(xs[0].shape) if i != axis]
     for k, x in enumerate(xs):
         if x.ndim != xs[0].ndim or [n for i, n in enumerate(x.shape) if i != axis] != rest:
-            raise expected("concat", f"xs[{k}]", f"shape {xs[0].shape} as of xs[0], but for axis {axis}", x)
+            raise expected("concat", f"xs[{k}]", f"shape {xs[0].shape} to match xs[0] except along axis {axis}", x)
     return ops.concat(xs, axis)
 
 
@@ -168,7 +168,7 @@ def stack(xs: Sequence[Any], axis: int = 0) -> Any:
         raise expected("stack", "xs", "at least one array", "none")
     for k, x in enumerate(xs):
         if x.shape != xs[0].shape:
-            raise expected("stack", f"xs[{k}]", f"shape {xs[0].shape} as of xs[0]", x)
+            raise expected("stack", f"xs[{k}]", f"shape {xs[0].shape} to match xs[0]", x)
     axis = _axis("stack", xs[0].ndim + 1, axis)
     return ops.concat(tuple(expand_dims(x, axis) for x in xs), axis)
 
@@ -288,7 +288,7 @@ def permutate(x: Any, indices: Any, axis: int = 0, inv: bool = False) -> Any:
     axis = _axis("permutate", x.ndim, axis)
     n = x.shape[axis]
     if indices.shape != (n,) or indices.dtype.kind not in "iu":
-        raise expected("permutate", "indices", f"integers of shape ({n},) as of axis {axis} of x", indices)
+        raise expected("permutate", "indices", f"integers of shape ({n},) to match axis {axis} of x", indices)
     if n and (int(indices.min()) < -n or int(indices.max()) >= n):
         raise expected("permutate", "indices", f"places from {-n} to {n - 1}", f"{indices.min()} to {indices.max()}")
     xp = get_array_module(indices)
@@ -372,7 +372,7 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
 
 
 def where(condition: Any, x: Any, y: Any) -> Any:
-    """x where ``condition`` (bool) holds, else y, with broadcasting; the condition takes no gradient."""
+    """x where ``condition`` (bool) holds, else y, with broadcasting; the condition gets no gradient."""
     condition = as_array(condition)
     if isinstance(condition, np.bool_):  # what NumPy's comparisons make of arrays without axes
         condition = np.asarray(condition)

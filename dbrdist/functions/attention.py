@@ -24,7 +24,7 @@ def scaled_dot_product_attention(
     query: Any, key: Any, value: Any, mask: Any = None, dropout_ratio: float = 0.0, is_causal: bool = False,
     scale: float | None = None,
 ) -> Any:  # fmt: skip
-    """softmax(scale query key') value: for each query a mean of the values whose keys are like it.
+    """softmax(scale query key') value: for each query a weighted mean of the values, by how similar their keys are.
 
     Args:
         query: shape (..., L, E).
@@ -32,7 +32,7 @@ def scaled_dot_product_attention(
         value: shape (..., S, V).
         mask: broadcasts to (..., L, S): booleans, True for keys that a query may see, or floating numbers that are
             added to the products, -inf for keys that it may not. A query that may see none gets zeros.
-        dropout_ratio: how many weights are dropped in training; see :func:`dropout`.
+        dropout_ratio: the fraction of weights dropped in training; see :func:`dropout`.
         is_causal: let query i see keys 0 to i only, besides what ``mask`` says.
         scale: factor of the products; None for 1 / sqrt(E).
 
@@ -44,7 +44,7 @@ def scaled_dot_product_attention(
         if a.ndim < 2:
             raise expected(name, what, "at least 2 axes", a)
     if key.shape[-1] != query.shape[-1]:
-        raise expected(name, "key", f"rows of {query.shape[-1]} numbers as of query {query.shape}", key)
+        raise expected(name, "key", f"rows of {query.shape[-1]} numbers to match query {query.shape}", key)
     if value.shape[-2] != key.shape[-2]:
         raise expected(name, "value", f"{key.shape[-2]} rows, one for each key of {key.shape}", value)
     scale = 1 / sqrt(max(query.shape[-1], 1)) if scale is None else float(scale)
@@ -106,7 +106,7 @@ def multi_head_attention(
         value: shape (B, S, V).
         n_heads: H, a divisor of E and V.
         mask: broadcasts to (B, H, L, S); a mask (B, L, S) holds for all heads.
-        dropout_ratio, is_causal: as of :func:`scaled_dot_product_attention`.
+        dropout_ratio, is_causal: as in :func:`scaled_dot_product_attention`.
 
     Returns (B, L, V).
     """

@@ -152,7 +152,7 @@ def _row_sum(gy: Any, b: Any, out: Array = None) -> Any:
     """The gradient of the bias, summed and kept in its own type where that is the wider one."""
     if not isinstance(gy, (ndarray, Variable)):
         return kernels.column_sums(gy, b.dtype if b.dtype.itemsize > gy.dtype.itemsize else gy.dtype, out)
-    if b.dtype is not gy.dtype and b.dtype.itemsize > gy.dtype.itemsize:
+    if b.dtype.itemsize > gy.dtype.itemsize:
         gy = ops.cast(gy, b.dtype)
     return sum_rows(gy, out) if type(gy) is ndarray else ops.sum_to(gy, b.shape, out)
 
@@ -211,7 +211,7 @@ def embed_id(x: Any, W: Any, ignore_label: int | None = None) -> Any:
         raise expected("embed_id", "x", "integers", ids)
     W = as_variable(W)
     valid = None if ignore_label is None else ids != ignore_label
-    if isinstance(ids, ndarray) and ids.size:
+    if isinstance(ids, ndarray):
         known = ids if valid is None else ids[valid]
         if known.size and (known.min() < 0 or known.max() >= W.shape[0]):
             got = f"ids from {known.min()} to {known.max()}"
@@ -230,7 +230,7 @@ def bilinear(e1: Any, e2: Any, W: Any, V1: Any = None, V2: Any = None, b: Any = 
     given = [v is not None for v in (V1, V2, b)]
     if any(given) and not all(given):
         raise expected("bilinear", "V1, V2, b", "all three or none", f"{sum(given)} of them")
-    if any(given) and all(given):
+    if all(given):
         e1, e2, W, V1, V2, b = together("bilinear", e1=e1, e2=e2, W=W, V1=V1, V2=V2, b=b)
     else:
         e1, e2, W = together("bilinear", e1=e1, e2=e2, W=W)

@@ -147,13 +147,13 @@ def convolution_2d(
         W: filters (O, C/groups, kh, kw).
         b: bias (O), or None.
         stride, pad, dilate: a number, or a pair for rows and columns.
-        cover_all: let the last window reach beyond the image, so that every element is seen.
-        groups: split channels into so many groups that do not see each other.
+        cover_all: let the last window reach beyond the image, so that every element is covered.
+        groups: split channels into this many independent groups.
 
     Returns:
         (N, O, OH, OW) with OH = floor((H + 2 pad - dilate (kh - 1) - 1) / stride) + 1; rounded up with ``cover_all``.
 
-    What is not finite in x reaches every output whose window sees it, and what is not finite in W every output whose
+    A value of x that is not finite reaches every output whose window covers it, one of W every output whose
     window has an element of x there. Whether 0 times such a weight counts in the padding depends on the provider:
     oneDNN leaves padding out, as PyTorch does.
     """
@@ -176,8 +176,8 @@ def _kept(W: Parameter) -> Any:
 
 
 def convolution_bn_2d(
-    x: Any, W: Any, b: Any, vectors: tuple[Any, ...], eps: float, added: Any, relu: bool, *, stride: Any = 1,
-    pad: Any = 0, dilate: Any = 1, groups: int = 1,
+    x: Any, W: Any, b: Any, vectors: tuple[Any, ...], eps: float, added: Any, relu: bool, *, stride: Any,
+    pad: Any, dilate: Any, groups: int,
 ) -> Any:  # fmt: skip
     """:func:`convolution_2d`, normalization with given statistics, an addition and :func:`relu` at once.
 
@@ -228,7 +228,7 @@ def deconvolution_2d(
         b: bias (O), or None.
         stride, pad, dilate: a number, or a pair for rows and columns.
         outsize: rows and columns of the result; None for the smallest that fits.
-        groups: split channels into so many groups that do not see each other.
+        groups: split channels into this many independent groups.
 
     Returns:
         (N, O) + outsize, by default OH = stride (H - 1) + dilate (kh - 1) + 1 - 2 pad.
@@ -251,7 +251,7 @@ def deconvolution_2d(
 
 def pair(value: Any) -> tuple[int, int]:
     """A number for both rows and columns, or two."""
-    if hasattr(value, "__getitem__"):
+    if hasattr(value, "__getitem__") and not isinstance(value, np.generic):  # NumPy's numbers have it
         first, second = value
         return int(first), int(second)
     return int(value), int(value)

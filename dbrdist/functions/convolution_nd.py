@@ -70,7 +70,7 @@ def convolution_nd(
     x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, cover_all: bool = False, dilate: Any = 1,
     groups: int = 1,
 ) -> Any:  # fmt: skip
-    """Convolution over all axes of x behind the second; as :func:`convolution_2d` over two.
+    """Convolution over all axes of x after the second; as :func:`convolution_2d` over two.
 
     x (N, C, ...), W (O, C/groups, ...), b (O,); ``stride``, ``pad`` and ``dilate``: a number, or one for each axis.
     """

@@ -1,4 +1,4 @@
-"""Losses of what a network makes of its inputs: distances between embeddings, covariances between features.
+"""Losses on a network's outputs: distances between embeddings, covariances between features.
 
 N examples, K, L and M features. Distances and covariances of 16-bit types are computed in float32.
 """
@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from dbrdist.core import ops
+from dbrdist.core.arrays import square_sum
 from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
 from dbrdist.core.checks import expected, floating, one_of
 from dbrdist.core.graph import FunctionNode
@@ -132,7 +133,7 @@ class SquaredCovariances(FunctionNode):
         self.retain_inputs((0,))
         self.c = _covariances(xs[0])
         flat = self.c.reshape(-1)
-        return (get_array_module(flat).asarray(flat.dot(flat) * 0.5, flat.dtype),)
+        return (get_array_module(flat).asarray(square_sum(flat) * 0.5, flat.dtype),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         (a,) = self.retained_inputs()

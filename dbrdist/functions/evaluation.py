@@ -1,4 +1,4 @@
-"""Measures of quality: numbers for people, without gradient.
+"""Metrics, without gradient.
 
 N examples, K classes, D further axes; t are the targets.
 """
@@ -19,7 +19,7 @@ _LABELS = "bhilqBHI"  # integers that int64 holds
 
 
 def accuracy(y: Any, t: Any, ignore_label: int | None = None) -> Variable:
-    """The fraction of labels whose score is the greatest, 0-d in the type of y.
+    """The fraction of labels whose score is the largest, 0-d in the type of y.
 
     y: scores, shape (N, K, D...), or (N, K) with t (N, 1); t: integers (N, D...), or probabilities with the shape of y,
     of which the greatest is the label. Labels equal to ``ignore_label`` do not count; 0 where none counts.
@@ -57,7 +57,7 @@ def binary_accuracy(y: Any, t: Any) -> Variable:
     """The fraction of labels 0 and 1 (-1 is ignored) that agree with y >= 0, 0-d in the type of y; equal shapes."""
     y, t = as_array(y), as_array(t)
     if t.shape != y.shape or t.dtype.kind not in "iu":
-        raise expected("binary_accuracy", "t", f"integers of shape {y.shape} as of y", t)
+        raise expected("binary_accuracy", "t", f"integers of shape {y.shape} to match y", t)
     xp = get_array_module(y)
     valid = t != -1
     hits = ((y >= 0) == t) & valid
@@ -73,10 +73,10 @@ def classification_summary(
     (1 + beta^2) tp / (beta^2 s + p). What would be 0 / 0 is NaN.
 
     Args:
-        y: scores, shape (N, K, ...); the greatest is the prediction.
+        y: scores, shape (N, K, ...); the largest is the prediction.
         t: integer labels, shape (N, ...).
-        label_num: the number of classes; None for the greatest label + 1. Predictions of further classes are wrong.
-        beta: the weight of recall beside precision.
+        label_num: the number of classes; None for the largest label + 1. Predictions of further classes are wrong.
+        beta: the weight of recall relative to precision.
         ignore_label: labels equal to it do not count.
     """
     found, true, p, num = _predictions(as_array(y), as_array(t), label_num, ignore_label)
@@ -106,13 +106,13 @@ def _predictions(y: Any, t: Any, label_num: int | None, ignore_label: int) -> tu
 
 def precision(y: Any, t: Any, label_num: int | None = None, ignore_label: int = -1) -> tuple[Variable, Variable]:
     """Precision and support of each class; see :func:`classification_summary`."""
-    summary = classification_summary(y, t, label_num, 1.0, ignore_label)
+    summary = classification_summary(y, t, label_num, ignore_label=ignore_label)
     return summary[0], summary[3]
 
 
 def recall(y: Any, t: Any, label_num: int | None = None, ignore_label: int = -1) -> tuple[Variable, Variable]:
     """Recall and support of each class; see :func:`classification_summary`."""
-    summary = classification_summary(y, t, label_num, 1.0, ignore_label)
+    summary = classification_summary(y, t, label_num, ignore_label=ignore_label)
     return summary[1], summary[3]
 
 
@@ -134,7 +134,7 @@ def r2_score(pred: Any, true: Any, sample_weight: Any = None, multioutput: str =
     if multioutput not in ("uniform_average", "raw_values"):
         raise expected("r2_score", "multioutput", "'uniform_average' or 'raw_values'", repr(multioutput))
     if p.shape != t.shape:
-        raise expected("r2_score", "true", f"shape {p.shape} as of pred", t)
+        raise expected("r2_score", "true", f"shape {p.shape} to match pred", t)
     xp = get_array_module(p)
     wide = accumulation_dtype(p.dtype)
     p, t = p.astype(wide), t.astype(wide)

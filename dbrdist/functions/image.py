@@ -191,7 +191,7 @@ def im2col(x: Any, ksize: Any, stride: Any = 1, pad: Any = 0, cover_all: bool = 
     Args:
         x: images.
         ksize, stride, pad, dilate: each a number or (rows, columns); ``pad`` adds zeros on every side.
-        cover_all: let the last window reach beyond the image, so that every element is seen.
+        cover_all: let the last window reach beyond the image, so that every element is covered.
     """
     x = _images("im2col", x)
     k, s, p, d = pair(ksize), pair(stride), pair(pad), pair(dilate)
@@ -278,7 +278,7 @@ def resize_images(x: Any, output_shape: Any, *, mode: str = "bilinear", align_co
         output_shape: (H', W').
         mode: 'bilinear' between the four pixels around a place, or 'nearest' for one pixel.
         align_corners: whether the centres of the corner pixels stay at the corners, else the outer edges of the pixels;
-            'nearest' takes no notice.
+            'nearest' ignores this.
     """
     x = _images("resize_images", x)
     one_of("resize_images", "mode", ("bilinear", "nearest"), mode)
@@ -321,7 +321,7 @@ def spatial_transformer_sampler(x: Any, grid: Any) -> Any:
 
     Args:
         x: images.
-        grid: horizontal and vertical places, shape (N, 2, H', W'), as of :func:`spatial_transformer_grid`.
+        grid: horizontal and vertical places, shape (N, 2, H', W'), as from :func:`spatial_transformer_grid`.
     """
     x, grid = together("spatial_transformer_sampler", x=x, grid=grid)
     _images("spatial_transformer_sampler", x)

@@ -209,8 +209,7 @@ class Det(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0,))
         self.retain_outputs((0,))
-        y = _computed("det", xs[0], "square matrices")
-        return (y if hasattr(y, "shape") else get_array_module(xs[0]).asarray(y),)
+        return (get_array_module(xs[0]).asarray(_computed("det", xs[0], "square matrices")),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         (a,), (y,) = self.retained_inputs(), self.retained_outputs()
@@ -301,7 +300,7 @@ class Fourier(FunctionNode):
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         like = next(g for g in gys if g is not None)
         real, imag = (ops.mul(like, 0.0) if g is None else g for g in gys)
-        n = self.inputs[0].shape[-1]
+        n = like.shape[-1]
         name, factor = ("ifft", n) if self.name == "fft" else ("fft", 1.0 / n)
         grads = call(Fourier(name, factor * self.scale), real, imag)
         return tuple(grads[i] for i in wanted)
@@ -312,7 +311,7 @@ def _transformed(name: str, x: Any) -> tuple[Any, Any]:
         raise expected(name, "x", "a pair (real, imag)", x if hasattr(x, "shape") else repr(x))
     real, imag = together(name, real=x[0], imag=x[1])
     if real.shape != imag.shape:
-        raise expected(name, "imag", f"shape {real.shape} as of real", imag)
+        raise expected(name, "imag", f"shape {real.shape} to match real", imag)
     if not real.ndim or not real.shape[-1]:
         raise expected(name, "real", "at least one element along the last axis", real)
     y: tuple[Any, Any] = Fourier(name).apply((real, imag))

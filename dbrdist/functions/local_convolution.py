@@ -32,7 +32,7 @@ def _operands(function: str, num_axes: int, **xs: Any) -> list[Any]:
 
 
 def local_convolution_2d(x: Any, W: Any, b: Any = None, stride: Any = 1) -> Any:
-    """Convolution with filters of its own at each place of the result, (N, O, OH, OW).
+    """Convolution with different filters at each position of the result, (N, O, OH, OW).
 
     Args:
         x: images.

@@ -12,6 +12,7 @@ from numpy import ndarray
 
 from dbrdist import kernels
 from dbrdist.core import ops
+from dbrdist.core.arrays import square_sum
 from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, is_array, is_floating
 from dbrdist.core.checks import expected, floating, one_of
 from dbrdist.core.config import config
@@ -22,12 +23,14 @@ from dbrdist.core.variable import Variable, as_array, as_variable
 from dbrdist.functions.activation import Softmax, sigmoid, softplus
 from dbrdist.functions.lean_loss import lean_cross_entropy
 from dbrdist.functions.math import (
-    LogSumExp,
+    SumOfExp,
     clipped,
-    log_sum_exp,
+    greatest,
+    logarithm,
     maximum,
     scaled_exp_difference,
     squared_difference,
+    sum_of_exp,
 )
 
 
@@ -52,7 +55,10 @@ class LabelCrossEntropy(FunctionNode):
         self.shape = (*x.shape[:1], *x.shape[2:], num_classes)
         self.gives_new = x.ndim == 2
         rows = self._rows(x)
-        self.log_sums = log_sums = log_sum_exp(rows)
+        # ln sum exp(x) = shift + ln total, apart: of large scores the sum would be rounded by more than the loss is
+        self.shift = shift = greatest(rows, (1,))
+        self.sums = sum_of_exp(rows, shift, (1,))
+        logs = logarithm(self.sums)
         t = self.t.reshape(-1).astype(np.int64, copy=False)
         if self.valid is not None:
             t = xp.where(self.valid.reshape(-1), t, 0)
@@ -63,9 +69,9 @@ class LabelCrossEntropy(FunctionNode):
         if self.weight is not None:
             self.at_label *= self.weight[t]
             self.spread = self.spread * self.weight
-        losses = -_product(xp, self.at_label, rows.take(self.at) - log_sums[:, 0])
+        losses = -_product(xp, self.at_label, rows.take(self.at) - shift[:, 0] - logs[:, 0])
         if self.smoothing:
-            losses -= _product(xp, self.spread, rows - log_sums).sum(axis=1)
+            losses -= _product(xp, self.spread, rows - shift - logs).sum(axis=1)
         return (self._only_valid(losses).reshape(self.shape[:-1]),)
 
     def _rows(self, x: Any) -> Any:
@@ -85,7 +91,8 @@ class LabelCrossEntropy(FunctionNode):
         if self._on_variables:
             return (self._derive_again(x, gy, self._only_valid(total)),)
         gy = gy.reshape(-1)
-        gx = scaled_exp_difference(self._rows(x), self.log_sums, (total * gy)[:, None])
+        with np.errstate(divide="ignore", invalid="ignore"):  # scores that are all -inf
+            gx = scaled_exp_difference(self._rows(x), self.shift, (total * gy)[:, None] / self.sums)
         if self.smoothing:
             gx -= self._weights() * gy[:, None]
         else:
@@ -96,11 +103,12 @@ class LabelCrossEntropy(FunctionNode):
         return (_class_second(gx.reshape(self.shape).astype(x.dtype, copy=False)),)
 
     def _derive_again(self, x: Any, gy: Any, total: Array) -> Any:
-        """The same of Variables, whose graph holds the logarithms' sums as well."""
+        """The same of Variables, whose graph holds the sums as well."""
         rows = self._only_valid(self._rows(x))  # 0 times NaN would be NaN in the next derivative
         gy = ops.reshape(gy, (len(self.at), 1))
-        log_sums = ops.reshape(call(LogSumExp((1,)), rows), gy.shape)
-        gx = scaled_exp_difference(rows, log_sums, ops.mul(gy, total[:, None]))
+        shift = self._only_valid(self.shift)
+        sums = call(SumOfExp((1,), shift), rows)
+        gx = scaled_exp_difference(rows, shift, ops.div(ops.mul(gy, total[:, None]), sums))
         gx = ops.sub(gx, ops.mul(self._weights(), gy))
         return ops.cast(_class_second(ops.reshape(gx, self.shape)), x.dtype)
 
@@ -210,11 +218,11 @@ def softmax_cross_entropy(
         x: scores, shape (N, K, D...).
         t: integer labels, shape (N, D...), or probabilities with the shape of x. Takes no gradient.
         normalize: divide the sum by the number of labels that are not ignored, else by N.
-        cache_score: kept for Chainer's callers; the lean path always keeps the probabilities.
+        cache_score: accepted for compatibility with Chainer, without effect.
         class_weight: shape (K,); the term of class k is multiplied by ``class_weight[k]``.
-        ignore_label: labels equal to it count nothing.
+        ignore_label: labels equal to it are ignored.
         reduce: 'mean', or 'no' for one loss per label, shape (N, D...).
-        enable_double_backprop: kept for Chainer's callers; the rule is differentiable anyway.
+        enable_double_backprop: accepted for compatibility with Chainer; the rule is always differentiable.
         soft_target_loss: 'cross-entropy', or 'kl-divergence' with sum t ln t added; for probabilities.
         label_smoothing: from 0 to 1; this part of each label's weight is spread evenly over all K classes
             (Szegedy et al. 2016).
@@ -295,7 +303,7 @@ def same_shapes(function: str, **xs: Any) -> tuple[Any, ...]:
     variables = together(function, **xs)
     for name, x in zip(xs, variables):
         if x.shape != variables[0].shape:
-            raise expected(function, name, f"shape {variables[0].shape} as of {next(iter(xs))}", x)
+            raise expected(function, name, f"shape {variables[0].shape} to match {next(iter(xs))}", x)
     return variables
 
 
@@ -307,7 +315,7 @@ class MeanSquaredError(FunctionNode):
         difference = (xs[0] - xs[1]).ravel("K")  # any order, as it lies in memory
         dtype = difference.dtype  # of the wider operand
         difference = difference.astype(accumulation_dtype(dtype), copy=False)
-        return ((difference.dot(difference) / max(difference.size, 1)).astype(dtype),)
+        return ((square_sum(difference) / max(difference.size, 1)).astype(dtype),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         a, b = self.retained_inputs()
@@ -394,7 +402,7 @@ def _of_two_classes(function: str, x: Any, t: Any) -> tuple[Any, Any]:
     floating(function, x=x)
     x, t = as_variable(x), as_array(t)
     if getattr(t, "shape", None) != x.shape or t.dtype.kind not in "iub":
-        raise expected(function, "t", f"integers of shape {x.shape} as of x", t)
+        raise expected(function, "t", f"integers of shape {x.shape} to match x", t)
     return x, t
 
 

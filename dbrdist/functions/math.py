@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.arrays import row_starts
+from dbrdist.core.arrays import row_starts, wide_sum
 from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, is_array
 from dbrdist.core.checks import expected, floating
 from dbrdist.core.elementwise import elementwise
@@ -86,7 +86,7 @@ maximum = function(
     np.maximum,
     lambda gy, x1, x2: ops.where(_holds(np.greater_equal, x1, x2), gy, 0.0),
     lambda gy, x1, x2: ops.where(_holds(np.greater_equal, x1, x2), 0.0, gy),
-    "The greater of two arguments, elementwise, with broadcasting; equal elements give their gradient to x1.",
+    "The larger of two arguments, elementwise, with broadcasting; equal elements give their gradient to x1.",
     args="x1 x2",
 )
 minimum = function(
@@ -94,14 +94,14 @@ minimum = function(
     np.minimum,
     lambda gy, x1, x2: ops.where(_holds(np.less_equal, x1, x2), gy, 0.0),
     lambda gy, x1, x2: ops.where(_holds(np.less_equal, x1, x2), 0.0, gy),
-    "The lesser of two arguments, elementwise, with broadcasting; equal elements give their gradient to x1.",
+    "The smaller of two arguments, elementwise, with broadcasting; equal elements give their gradient to x1.",
     args="x1 x2",
 )
 clipped = row(
     "clip",
     lambda x, x_min, x_max: _between_bounds(x, x_min, x_max),
     lambda gy, x, x_min, x_max: ops.where(_holds(_between, x, x_min, x_max), gy, 0.0),
-    "x held between x_min and x_max, elementwise; None is no bound.",
+    "x limited to x_min to x_max, elementwise; None means no bound.",
     is_one_pass=True,
     x_min=-0.9,
     x_max=1.2,
@@ -149,17 +149,17 @@ def sign(x: Any) -> Any:
 
 
 def floor(x: Any) -> Any:
-    """The next integer below, elementwise; without gradient."""
+    """Rounded down to an integer, elementwise; without gradient."""
     return _constant(np.floor, x)
 
 
 def ceil(x: Any) -> Any:
-    """The next integer above, elementwise; without gradient."""
+    """Rounded up to an integer, elementwise; without gradient."""
     return _constant(np.ceil, x)
 
 
 def fix(x: Any) -> Any:
-    """The next integer towards zero, elementwise; without gradient."""
+    """Rounded towards zero to an integer, elementwise; without gradient."""
     return _constant(np.trunc, x)
 
 
@@ -188,7 +188,7 @@ def _between_bounds(x: Array, low: Any, high: Any) -> Array:
 
 
 def clip(x: Any, x_min: float | None, x_max: float | None) -> Any:
-    """x held between ``x_min`` and ``x_max``, elementwise; None is no bound."""
+    """x limited to ``x_min`` to ``x_max``, elementwise; None means no bound."""
     if x_min is None and x_max is None:
         raise expected("clip", "x_min, x_max", "at least one bound", "None and None")
     if x_min is not None and x_max is not None and x_min > x_max:
@@ -259,7 +259,7 @@ def mean(x: Any, axis: Any = None, weights: Any = None, keepdims: bool = False) 
     if axes is not None and len(axes) == 1 and weights.shape == (x.shape[axes[0]],):
         weights = ops.reshape(weights, tuple(n if i in axes else 1 for i, n in enumerate(x.shape)))
     elif weights.shape != x.shape:
-        want = f"shape {x.shape} as of x, or the length of the one axis given"
+        want = f"shape {x.shape} to match x, or the length of the one axis given"
         raise expected("mean", "weights", want, weights)
     x, w = together("mean", x=x, weights=weights)
     dtype, wide = x.dtype, accumulation_dtype(x.dtype)  # of 16 bits sums overflow where the mean does not
@@ -324,7 +324,10 @@ def _index(name: str, x: Any, axis: int | None) -> Variable:
 
 
 class LogSumExp(FunctionNode):
-    """y = m + ln sum exp(x - m) over axes, m the greatest; gx = exp(x - y) gy, 0 where all x are -inf"""
+    """y = m + ln sum exp(x - m) over axes, m the greatest; gx = exp(x - m) gy / sum exp(x - m), 0 where all x are -inf
+
+    Not exp(x - y): y is rounded, where it is large or of 16 bits by so much that the exponential is far off.
+    """
 
     gives_new = True
 
@@ -334,43 +337,63 @@ class LogSumExp(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         (x,) = xs
         self.retain_inputs((0,))
-        self.retain_outputs((0,))
         wide = x.astype(accumulation_dtype(x.dtype), copy=False)
-        if x.ndim == 2 and self.axis == (1,):
-            y = log_sum_exp(wide)
-        else:
-            shift = _finite(wide.max(axis=self.axis, keepdims=True))
-            y = _shifted_log(exp_difference(wide, shift).sum(axis=self.axis, keepdims=True), shift)
-        self.kept_shape = y.shape
+        self.shift = greatest(wide, self.axis)
+        self.total = sum_of_exp(wide, self.shift, self.axis)
+        y = logarithm(self.total) + self.shift
         axes = tuple(range(x.ndim)) if self.axis is None else self.axis
         return (y.reshape([n for i, n in enumerate(x.shape) if i not in axes]).astype(x.dtype, copy=False),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
-        (x,), (y,) = self.retained_inputs(), self.retained_outputs()
-        y, gy = (ops.reshape(v, self.kept_shape) for v in (y, gys[0]))
-        y = ops.where(_holds(lambda v: v == -np.inf, y), 0.0, y)
-        return (scaled_exp_difference(x, y, gy),)
+        (x,), total = self.retained_inputs(), self.total
+        x, gy = (ops.cast(v, total.dtype) for v in (x, ops.reshape(gys[0], total.shape)))
+        if self._on_variables:
+            total = SumOfExp(self.axis, self.shift).apply((x,))[0]
+        total = ops.where(_holds(np.equal, total, 0), 1.0, total)
+        return (scaled_exp_difference(x, self.shift, ops.div(gy, total)),)
 
 
-def log_sum_exp(rows: Array) -> Array:
-    """ln sum exp of each row of a matrix in the accumulation type, shape (M, 1)."""
-    if isinstance(rows, np.ndarray) and rows.size:  # to look for places and to multiply by ones takes half the time
-        shift = _finite(rows.reshape(-1).take(rows.argmax(1) + row_starts(*rows.shape))[:, None])
+class SumOfExp(FunctionNode):
+    """y = sum exp(x - m) over axes, which stay as 1, for the m of :class:`LogSumExp`; gx = exp(x - m) gy"""
+
+    gives_new = True
+
+    def __init__(self, axis: tuple[int, ...] | None, shift: Array) -> None:
+        self.axis = axis
+        self.shift = shift
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs((0,))
+        return (sum_of_exp(xs[0], self.shift, self.axis),)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        (x,) = self.retained_inputs()
+        return (scaled_exp_difference(x, self.shift, gys[0]),)
+
+
+def greatest(x: Array, axis: tuple[int, ...] | None) -> Array:
+    """The maximum over axes, which stay as 1; 0 where it is infinite, which would make NaN of differences."""
+    if axis == (1,) and x.ndim == 2 and isinstance(x, np.ndarray) and x.size:  # half the time
+        return _finite(x.reshape(-1).take(x.argmax(1) + row_starts(*x.shape))[:, None])
+    return _finite(x.max(axis=axis, keepdims=True))
+
+
+def sum_of_exp(x: Array, shift: Array, axis: tuple[int, ...] | None) -> Array:
+    """sum exp(x - shift) over axes, which stay as 1; x in the type of sums."""
+    terms = exp_difference(x, shift)
+    if axis == (1,) and x.ndim == 2 and isinstance(x, np.ndarray) and x.size:  # to multiply by ones: half the time
         # dot, as fast, has warned of invalid values although all were finite
-        total = np.einsum("ij,j->i", exp_difference(rows, shift), np.ones(rows.shape[1], rows.dtype))[:, None]
-    else:
-        shift = _finite(rows.max(axis=1, keepdims=True))
-        total = exp_difference(rows, shift).sum(axis=1, keepdims=True)
-    return _shifted_log(total, shift)
+        return np.einsum("ij,j->i", terms, np.ones(x.shape[1], x.dtype))[:, None]
+    return wide_sum(terms, axis, True)
 
 
-def _shifted_log(total: Array, shift: Array) -> Array:
-    with np.errstate(divide="ignore"):  # ln 0 = -inf is the answer where all x are
-        return get_array_module(total).log(total) + shift
+def logarithm(total: Array) -> Array:
+    """ln of sums that may be 0: -inf then, without a warning."""
+    with np.errstate(divide="ignore"):
+        return get_array_module(total).log(total)
 
 
 def _finite(a: Array) -> Array:
-    """The greatest values with 0 in place of infinities, which would make NaN of their differences."""
     return elementwise(lambda v: np.where(np.isinf(v), v.dtype.type(0), v), a)
 
 

@@ -345,7 +345,7 @@ _SHAPES = """
 
     Args:
         n_layers: number of layers.
-        dropout_ratio: how likely elements of the input of each layer but the first are dropped in training.
+        dropout_ratio: the probability that elements of the input of each layer but the first are dropped in training.
         hx{states}: {what} before the first step, shape ({layers}, N, U); both directions of a layer
             stand next to each other.
         ws: for each layer{both} a list of {n} weights, the first half (U, I) for the input and the other half (U, U)

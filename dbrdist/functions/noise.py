@@ -1,4 +1,4 @@
-"""Functions of chance. Their bits come from ``core.random`` by row of the global batch, never by rank."""
+"""Random functions. Their bits come from ``core.random`` by row of the global batch, never by rank."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def dropout(x: Any, ratio: float = 0.5, *, mask: Array = None, return_mask: bool
     global batch, so that any number of ranks drops the same elements.
     """
     if not 0.0 <= ratio < 1.0:
-        raise expected("dropout", "ratio", "a number from 0 to below 1", ratio)
+        raise expected("dropout", "ratio", "a number from 0 to less than 1", ratio)
     floating("dropout", x=x)
     x = as_variable(x)
     if not config.train:
@@ -71,7 +71,7 @@ def dropout(x: Any, ratio: float = 0.5, *, mask: Array = None, return_mask: bool
         threshold = np.uint32(ratio * 2.0**32)
         mask = elementwise(lambda bits: (bits >= threshold).astype(a.dtype) * scale, _bits(a))
     elif mask.shape != x.shape:
-        raise expected("dropout", "mask", f"shape {x.shape} as of x", mask)
+        raise expected("dropout", "mask", f"shape {x.shape} to match x", mask)
     y = Dropout(mask).apply((x,))[0]
     return (y, mask) if return_mask else y
 
@@ -92,7 +92,7 @@ def rrelu(x: Any, l: float = 1 / 8, u: float = 1 / 3, *, r: Array = None, return
     elif r is None:
         r = elementwise(lambda bits: (bits * (2.0**-32 * (u - l)) + l).astype(x.dtype), _bits(x.array))
     elif getattr(r, "shape", None) != x.shape:
-        raise expected("rrelu", "r", f"shape {x.shape} as of x", r)
+        raise expected("rrelu", "r", f"shape {x.shape} to match x", r)
     is_positive = elementwise(lambda v: v >= 0, x.array)
     y = ops.where(is_positive, x, ops.mul(x, r))
     return (y, r) if return_r else y
@@ -117,7 +117,7 @@ def gaussian(mean: Any, ln_var: Any, *, eps: Array = None, return_eps: bool = Fa
     """
     mean, ln_var = together("gaussian", mean=mean, ln_var=ln_var)
     if mean.shape != ln_var.shape:
-        raise expected("gaussian", "ln_var", f"shape {mean.shape} as of mean", ln_var)
+        raise expected("gaussian", "ln_var", f"shape {mean.shape} to match mean", ln_var)
     if eps is None:
         radius_bits, angle_bits = _bits(mean.array), _bits(mean.array)
         eps = elementwise(lambda a, b: _normal(a, b, mean.dtype), radius_bits, angle_bits)
@@ -155,7 +155,7 @@ def zoneout(h: Any, x: Any, ratio: float = 0.5) -> Any:
         raise expected("zoneout", "ratio", "a number from 0 to 1", ratio)
     h, x = together("zoneout", h=h, x=x)
     if h.shape != x.shape:
-        raise expected("zoneout", "x", f"shape {h.shape} as of h", x)
+        raise expected("zoneout", "x", f"shape {h.shape} to match h", x)
     if not config.train:
         return ops.add(ops.mul(h, ratio), ops.mul(x, 1.0 - ratio))
     return ops.where(elementwise(lambda bits: bits < ratio * 2.0**32, _bits(h.array)), h, x)
@@ -170,7 +170,7 @@ def simplified_dropconnect(
     Args:
         x: input, shape (N, ...), flattened to (N, I).
         W, b: weights (O, I) and biases (O,).
-        ratio: how likely a weight is dropped; 0 where ``train`` is False.
+        ratio: the probability that a weight is dropped; 0 where ``train`` is False.
         train: whether to drop weights.
         mask: 1 for weights to keep and 0 for others, in place of what is drawn; (N, O, I), or (O, I) without
             ``use_batchwise_mask``.
@@ -180,7 +180,7 @@ def simplified_dropconnect(
     """
     name = "simplified_dropconnect"
     if not 0.0 <= ratio < 1.0:
-        raise expected(name, "ratio", "a number from 0 to below 1", ratio)
+        raise expected(name, "ratio", "a number from 0 to less than 1", ratio)
     operands = {"x": x, "W": W} if b is None else {"x": x, "W": W, "b": b}
     x, W, *rest = together(name, **operands)
     x = ops.reshape(x, (x.shape[0], prod(x.shape[1:]))) if x.ndim != 2 and x.ndim else x

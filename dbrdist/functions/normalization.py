@@ -345,7 +345,7 @@ def batch_normalization(
 def fixed_batch_normalization(
     x: Any, gamma: Any, beta: Any, mean: Any, var: Any, eps: float = 2e-5, axis: Any = None
 ) -> Any:
-    """Normalize with given mean and variance; arguments as of :func:`batch_normalization`."""
+    """Normalize with given mean and variance; arguments as in :func:`batch_normalization`."""
     axis = checked_axis("fixed_batch_normalization", x, gamma, axis, beta=beta, mean=mean, var=var)
     key = _key(x, gamma) if isinstance(as_array(x), ndarray) else None  # four copies cost a GPU more than a ReLU
     return FixedBatchNormalization(eps, axis, key).apply((x, gamma, beta, mean, var))[0]

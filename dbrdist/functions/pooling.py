@@ -104,7 +104,7 @@ def max_pooling_2d(
     Args:
         x: images (N, C, H, W).
         ksize, stride, pad: a number, or a pair for rows and columns; ``stride`` None means ``ksize``.
-        cover_all: let the last window reach beyond the image, so that every element is seen (Chainer's default).
+        cover_all: let the last window reach beyond the image, so that every element is covered (Chainer's default).
         return_indices: also return where in its window each maximum lies, u * kw + v.
 
     Returns:
@@ -117,7 +117,7 @@ def max_pooling_2d(
 
 
 def average_pooling_2d(x: Any, ksize: Any, stride: Any = None, pad: Any = 0) -> Any:
-    """The mean of each window; padding counts as zeros. Arguments and result as of :func:`max_pooling_2d`."""
+    """The mean of each window; padding counts as zeros. Arguments and result as in :func:`max_pooling_2d`."""
     return AveragePooling2D(_geometry("average", x, ksize, stride, pad, False)).apply((x,))[0]
 
 

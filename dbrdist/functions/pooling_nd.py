@@ -154,7 +154,7 @@ class LargestAlong(FunctionNode):
 def max_pooling_nd(
     x: Any, ksize: Any, stride: Any = None, pad: Any = 0, cover_all: bool = True, return_indices: bool = False
 ) -> Any:
-    """The largest element of each window over all axes of x (N, C, ...) behind the second.
+    """The largest element of each window over all axes of x (N, C, ...) after the second.
 
     ``ksize``, ``stride`` and ``pad``: a number, or one for each axis; ``stride`` None means ``ksize``. ``cover_all``
     and ``return_indices`` as in :func:`max_pooling_2d`; a place in a window is counted in C order.
@@ -217,9 +217,9 @@ def _seen(x: Any, sizes: Any, offset: Any, s: Any, p: Any) -> tuple[Any, Any]:
 
 
 def average_pooling_nd(x: Any, ksize: Any, stride: Any = None, pad: Any = 0, pad_value: Any = 0) -> Any:
-    """The mean of each window over all axes of x (N, C, ...) behind the second.
+    """The mean of each window over all axes of x (N, C, ...) after the second.
 
-    ``pad_value``: 0 counts padding as zeros; None leaves it out of the mean. The rest as of :func:`max_pooling_nd`.
+    ``pad_value``: 0 counts padding as zeros; None leaves it out of the mean. The rest as in :func:`max_pooling_nd`.
     """
     return _average("average_pooling_nd", None, x, ksize, stride, pad, pad_value)
 

@@ -105,16 +105,16 @@ def _checked(y: Any) -> Variable:
 
 
 def forget(func: Callable[..., Any], *xs: Any) -> Any:
-    """func(*xs), without keeping what is computed on the way: backward runs ``func`` again (Chen et al. 2016).
+    """func(*xs), without keeping intermediate results: backward runs ``func`` again (Chen et al. 2016).
 
     Args:
         func: takes as many Variables as there are ``xs``; returns a Variable or a tuple of them.
         xs: arrays or Variables.
 
-    Of a part of a network only inputs and outputs stay in memory between forward and backward, for a second forward
-    pass of that part. ``func`` has to compute the same both times: random numbers repeat, and links that count or
+    Between forward and backward only the inputs and outputs of ``func`` stay in memory, at the cost of a second forward
+    pass through it. ``func`` must compute the same both times: random numbers repeat, and links that count or
     average what they see do so once, since ``config.in_recomputing`` is then set. Parameters and other Variables that
-    ``func`` uses get their gradients, and derivatives of any order can be had.
+    ``func`` uses get their gradients, and derivatives of any order work.
     """
     variables = tuple(as_variable(x) for x in xs)
     function = Forget(func)

@@ -140,7 +140,7 @@ class Samples(NamedTuple):
 
 
 def _ratios(function: str, sampling_ratio: Any) -> tuple[Any, Any]:
-    ratios = tuple(sampling_ratio) if hasattr(sampling_ratio, "__getitem__") else (sampling_ratio, sampling_ratio)
+    ratios = tuple(sampling_ratio) if np.ndim(sampling_ratio) else (sampling_ratio, sampling_ratio)
     if len(ratios) != 2:
         raise expected(function, "sampling_ratio", "a number, or two for rows and columns", repr(sampling_ratio))
     for n in ratios:
@@ -253,7 +253,7 @@ def _max_pooling(x: Variable, regions: Regions, adds_one: bool) -> Any:
 
 
 def roi_max_pooling_2d(x: Any, rois: Any, roi_indices: Any, outsize: Any, spatial_scale: float) -> Any:
-    """The maximum of x over each bin of each region: (R, C, I, J); arguments as of :func:`roi_average_pooling_2d`.
+    """The maximum of x over each bin of each region: (R, C, I, J); arguments as in :func:`roi_average_pooling_2d`.
 
     The gradient goes to the first of equal maxima; a bin beyond the image gives 0.
     """
@@ -289,7 +289,7 @@ def roi_max_align_2d(
 ) -> Any:
     """The maximum of x over places between its pixels in each bin of each region: (R, C, I, J).
 
-    Arguments as of :func:`roi_average_align_2d`. Places beyond the border are left out; a bin without any gives 0.
+    Arguments as in :func:`roi_average_align_2d`. Places beyond the border are left out; a bin without any gives 0.
     """
     name = "roi_max_align_2d"
     x = _images(name, x)

@@ -91,5 +91,5 @@ def _sequences(function: str, xs: Sequence[Any]) -> tuple[Variable, ...]:
         raise expected(function, "xs", "at least one array", "none")
     for k, x in enumerate(found):
         if not x.ndim or x.shape[1:] != found[0].shape[1:] or x.dtype != found[0].dtype:
-            raise expected(function, f"xs[{k}]", f"shape (L, ...) and type as of xs[0], {describe(found[0])}", x)
+            raise expected(function, f"xs[{k}]", f"shape (L, ...) and type to match xs[0], {describe(found[0])}", x)
     return found

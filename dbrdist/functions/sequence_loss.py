@@ -133,9 +133,9 @@ def connectionist_temporal_classification(
     """The negative logarithm of the probability of labels without alignment (Graves et al. 2006).
 
     Args:
-        x: the scores of each step before softmax, T arrays (B, V).
+        x: the scores of each step, before softmax, T arrays (B, V).
         t: labels (B, L), without blanks.
-        blank_symbol: the number of the label that stands for nothing.
+        blank_symbol: the number of the blank label.
         input_length, label_length: for each sequence, how many steps and labels count; None for all.
         reduce: 'mean' over sequences, or 'no'.
     """
@@ -287,7 +287,7 @@ def negative_sampling(
 
     Args:
         x: features (N, I).
-        t: words (N,); -1 counts nothing.
+        t: words (N,); -1 is ignored.
         W: weights (V, I).
         sampler: gives integers of a shape: noise words, such as ``utils.WalkerAlias(counts).sample``.
         sample_size: how many for each example.

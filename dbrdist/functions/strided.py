@@ -43,10 +43,10 @@ def as_strided(x: Any, shape: Any, strides: Any, storage_offset: int | None = No
     if type(x.array) is np.ndarray and _are_apart(shape, strides):
         return Strided(shape, strides, start).apply((flat,))[0]
     xp = get_array_module(x.array)
-    index = xp.full((1,) * len(shape), start, np.int64)
-    for axis, (n, step) in enumerate(zip(shape, strides)):
-        index = index + (xp.arange(n) * step).reshape((-1,) + (1,) * (len(shape) - axis - 1))
-    return ops.getitem(flat, index.reshape(shape))
+    index = xp.asarray(start)
+    for n, step in zip(shape, strides):
+        index = index[..., None] + xp.arange(n) * step
+    return ops.getitem(flat, index)
 
 
 def _are_apart(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

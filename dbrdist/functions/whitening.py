@@ -103,10 +103,11 @@ class Lyapunov(FunctionNode):
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         (p,), (x,) = self.retained_inputs(), self.retained_outputs()
         gq = call(Lyapunov(), p, gys[0])
-        if wanted == (1,):
-            return (gq,)
-        gp = ops.neg(ops.add(ops.matmul(gq, ops.swap(x)), ops.matmul(ops.swap(x), gq)))
-        return tuple([(gp, gq)[i] for i in wanted])
+        rules = (
+            lambda: ops.neg(ops.add(ops.matmul(gq, ops.swap(x)), ops.matmul(ops.swap(x), gq))),
+            lambda: gq,
+        )
+        return tuple(rules[i]() for i in wanted)
 
 
 def _eigen(a: Array) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""Links: parameters that meet data."""
+"""Links: functions with parameters."""
 
 from dbrdist.core.missing_names import explained as _explained
 from dbrdist.links.attention import MultiHeadAttention, RMSNormalization, TransformerBlock

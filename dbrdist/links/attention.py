@@ -22,8 +22,8 @@ class MultiHeadAttention(Chain):
 
     Args:
         n_units: E, the width of all vectors.
-        n_heads: into how many parts they are divided.
-        dropout: how many attention weights are dropped in training.
+        n_heads: the number of heads, a divisor of ``n_units``.
+        dropout: the fraction of attention weights dropped in training.
         nobias: leave out the biases.
         initialW, initial_bias: initializer, array or number of the four maps ``query``, ``key``, ``value`` and
             ``out``; None for LeCunNormal and 0.
@@ -79,7 +79,7 @@ class RMSNormalization(Link):
 
 
 class TransformerBlock(Chain):
-    """Self-attention and two linear maps, each beside a shortcut and with layer normalization (Vaswani et al. 2017).
+    """Self-attention and two linear maps, each with a shortcut and layer normalization (Vaswani et al. 2017).
 
     With ``norm_first`` x + f(norm(x)) for each of the two parts f, else norm(x + f(x)).
 
@@ -87,9 +87,9 @@ class TransformerBlock(Chain):
         n_units: E, the width of all vectors.
         n_heads: the number of heads.
         n_hidden: the width between the linear maps; None for 4 E.
-        dropout: how many numbers are dropped in training: attention weights, hidden numbers, results of both parts.
+        dropout: the fraction dropped in training of attention weights, hidden units and results of both parts.
         activation: a function between the linear maps.
-        norm_first: normalize what goes into a part, as GPT-2 does, rather than its result.
+        norm_first: normalize the input of each part, as GPT-2 does, rather than its result.
         eps: of both normalizations.
         nobias: leave out the biases of linear maps.
         initialW, initial_bias: initializer, array or number of all linear maps; None for LeCunNormal and 0.
@@ -110,7 +110,7 @@ class TransformerBlock(Chain):
             self.linear2 = Linear(n_hidden, n_units, nobias, initialW, initial_bias)
 
     def forward(self, x: Any, mask: Any = None, is_causal: bool = False) -> Any:
-        """(B, L, E) to (B, L, E); ``mask`` and ``is_causal`` as of :func:`dbrdist.functions.multi_head_attention`."""
+        """(B, L, E) to (B, L, E); ``mask`` and ``is_causal`` as in :func:`dbrdist.functions.multi_head_attention`."""
         if len(x.shape) != 3:
             raise expected("TransformerBlock", "x", "shape (B, L, E)", x)
         rows = F.reshape(x, (-1, x.shape[2]))

@@ -90,7 +90,7 @@ class SimplifiedDropconnect(Link):
     Args:
         in_size: elements per example; None takes them from the first input.
         out_size: outputs per example.
-        ratio: how likely an element of W is dropped.
+        ratio: the probability that an element of W is dropped.
         nobias: leave out b.
         initialW, initial_bias: initializer, array or number; None for LeCunNormal and 0.
     """

@@ -22,7 +22,7 @@ class Classifier(Chain):
         label_key: which argument is the label: a position among the positional ones, or the name of a keyword.
 
     ``y``, ``loss`` and ``accuracy`` hold the results of the last call; ``'loss'`` and ``'accuracy'`` are reported.
-    ``compute_accuracy = False`` saves the accuracy.
+    ``compute_accuracy = False`` skips the accuracy.
     """
 
     compute_accuracy = True

@@ -22,7 +22,7 @@ class Convolution2D(Link):
         ksize, stride, pad, dilate: a number, or a pair for rows and columns.
         nobias: leave out b.
         initialW, initial_bias: initializer, array or number; None for LeCunNormal and 0.
-        groups: split channels into so many groups that do not see each other.
+        groups: split channels into this many independent groups.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Deconvolution2D(Link):
         nobias: leave out b.
         outsize: rows and columns of the output; None for the smallest that fits.
         initialW, initial_bias: initializer, array or number; None for LeCunNormal and 0.
-        groups: split channels into so many groups that do not see each other.
+        groups: split channels into this many independent groups.
     """
 
     def __init__(

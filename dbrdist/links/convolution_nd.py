@@ -74,7 +74,7 @@ class ConvolutionND(_FiltersND):
         nobias: leave out b.
         initialW, initial_bias: initializer, array or number; None for LeCunNormal and 0.
         cover_all: add windows at the end until each element is seen.
-        groups: split channels into so many groups that do not see each other.
+        groups: split channels into this many independent groups.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class DeconvolutionND(_FiltersND):
         nobias: leave out b.
         outsize: the sizes of the output; None for the smallest that fit.
         initialW, initial_bias: initializer, array or number; None for LeCunNormal and 0.
-        groups: split channels into so many groups that do not see each other.
+        groups: split channels into this many independent groups.
     """
 
     def __init__(

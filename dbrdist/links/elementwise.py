@@ -65,7 +65,7 @@ class Parameter(Link):
             self.W = CoreParameter(array)
 
     def forward(self, volatile: Any = None) -> Any:
-        """W, as it is; ``volatile`` is kept for Chainer's callers."""
+        """W, as it is; ``volatile`` is accepted for compatibility with Chainer."""
         return self.W
 
 

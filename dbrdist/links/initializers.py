@@ -38,7 +38,7 @@ class Constant(Initializer):
 
     def __call__(self, array: Array) -> None:
         if is_array(self.fill_value) and self.fill_value.ndim and self.fill_value.shape != array.shape:
-            raise expected("Constant", "fill_value", f"shape {array.shape} as of the parameter", self.fill_value)
+            raise expected("Constant", "fill_value", f"shape {array.shape} to match the parameter", self.fill_value)
         value = self.fill_value
         array[...] = to_device(value, device_of(array)) if is_array(value) else value
 

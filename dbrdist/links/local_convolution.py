@@ -23,7 +23,7 @@ class _OfOnePlace(Normal):
 
 
 class LocalConvolution2D(Link):
-    """Convolution with filters of its own at each place: W (O, OH, OW, C, kh, kw) and b (O, OH, OW).
+    """Convolution with different filters at each position: W (O, OH, OW, C, kh, kw) and b (O, OH, OW).
 
     Args:
         in_channels: channels of the input; None takes them from the first batch.
@@ -65,7 +65,7 @@ class LocalConvolution2D(Link):
 
 
 class DeformableConvolution2D(Chain):
-    """Deformable convolution: ``offset_conv`` tells from the image where the windows of ``deform_conv`` look
+    """Deformable convolution: ``offset_conv`` tells from the image where the windows of ``deform_conv`` are
     (Dai et al. 2017).
 
     Args:

@@ -75,7 +75,7 @@ class NegativeSampling(_Sampled):
         super().__init__(in_size, weights, sample_size, Constant(0, get_dtype(dtype, map_mixed16=np.float32)))
 
     def forward(self, x: Any, t: Any, reduce: str = "sum", *, return_samples: bool = False) -> Any:
-        """Features x (N, in_size) and words t (N,), -1 counting nothing: the loss, and on request the samples."""
+        """Features x (N, in_size) and words t (N,), of which -1 is ignored: the loss, and on request the samples."""
         return F.negative_sampling(
             x, t, self.W, self._draw, self.sample_size, reduce, return_samples=return_samples
         )  # fmt: skip

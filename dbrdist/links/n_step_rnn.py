@@ -115,7 +115,7 @@ _ARGUMENTS = """
         n_layers: number of layers.
         in_size: I, elements of a step.
         out_size: U, units of a layer{both}.
-        dropout: how likely elements of the input of each layer but the first are dropped in training.
+        dropout: the probability that elements of the input of each layer but the first are dropped in training.
         initialW, initial_bias: initializers; default LeCunNormal and 0.
     """
 

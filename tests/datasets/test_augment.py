@@ -68,6 +68,17 @@ def test_color_jitter_is_pillows_in_the_drawn_order():
     assert len(orders) > 15
 
 
+def test_color_jitter_turns_hues_either_way():
+    image, turns = picture(3, 20, 30), []
+    for i in range(20):
+        ours, draws = rng(i), rng(i)
+        draws.random(4)
+        turns.append(0.3 * (2 * draws.random(4)[3] - 1))
+        assert np.array_equal(ColorJitter(0, 0, 0, 0.3)(image, ours), pixels.hue(image, turns[-1]))
+        assert ours.random() == draws.random()  # what comes after draws the same whatever is jittered
+    assert min(turns) < -0.2 and max(turns) > 0.2
+
+
 def test_color_jitter_of_nothing_changes_nothing():
     image = picture(2)
     assert np.array_equal(ColorJitter(0, 0, 0, 0)(image, rng()), image)
@@ -87,6 +98,55 @@ def test_lighting_adds_one_colour_of_the_right_covariance():
     for c in range(3):
         assert len(set((out - varied)[..., c][inside[..., c]].tolist())) == 1
     assert np.array_equal(PCALighting(0)(varied, rng()), varied)
+
+
+@pytest.mark.parametrize("std", [None, 2.0])
+def test_lighting_has_the_stated_formula(std):
+    noise = np.random.default_rng(1).integers(0, 256, (16, 17, 3), np.uint8)
+    image = np.concatenate([noise, np.full((1, 17, 3), 255, np.uint8), np.zeros((1, 17, 3), np.uint8)])
+    vectors = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
+    change = PCALighting() if std is None else PCALighting(std)
+    for i in range(9):
+        alphas = (std or 0.1) * rng(i).standard_normal(3)
+        expected = image + 255 * vectors @ (alphas * [0.2175, 0.0188, 0.0045])
+        assert np.array_equal(change(image, rng(i)), np.rint(expected).clip(0, 255))
+
+
+class Drawn:
+    """Random numbers that are written down."""
+
+    def __init__(self, *values):
+        self.values = list(values)
+
+    def random(self):
+        return self.values.pop(0)
+
+
+def test_the_window_that_is_erased():
+    """Area and ratio from two numbers, the ratio in the logarithm; top and left from two more."""
+    change = RandomErasing(area=(0.1, 0.3), ratio=(0.5, 2))
+    height, width = 23, 16  # of area 360 = 40 * 60 * 0.15, and ratio sqrt(2) = 0.5 * 4**0.75
+    assert change._window(40, 60, Drawn(0.25, 0.75, 0, 0)) == (0, 0, height, width)
+    assert change._window(40, 60, Drawn(0.25, 0.75, 0.999, 0.999)) == (17, 44, height, width)
+    assert change._window(40, 60, Drawn(0.25, 0.75, 0.5, 0.2)) == (9, 9, height, width)
+    whole = RandomErasing(area=(1, 1), ratio=(0.25, 4))  # fits where the ratio is that of the image alone
+    others = (0, 0) * 9
+    assert whole._window(8, 8, Drawn(*others, 0, 0.5, 0.9, 0.9)) == (0, 0, 8, 8)
+    assert whole._window(8, 8, Drawn(*others, 0, 0)) is None  # 4 by 16, ten times
+    assert whole._window(8, 8, Drawn(*others, 0, 1)) is None
+    assert RandomErasing(area=(0.01, 1), ratio=(1, 1))._window(10, 10, Drawn(0, 0, 0.99, 0)) == (9, 0, 1, 1)
+    for ratio in (1 / 9, 9):  # a side of a third of a pixel
+        assert RandomErasing(area=(0.01, 1), ratio=(ratio, ratio))._window(10, 10, Drawn(*(0, 0) * 10)) is None
+
+
+def test_erasing_at_its_bounds():
+    image = picture(1)
+    assert RandomErasing(0).image(image, Drawn(0.0)) is image
+    assert (RandomErasing(1, (1, 1), (0.75, 0.75), 255).image(image, Drawn(0.999, 0, 0, 0, 0)) == 255).all()
+    noise = RandomErasing(1, (1, 1), (0.75, 0.75), "noise").image(image, rng())
+    assert noise.min() == 0 and noise.max() == 255
+    change = RandomErasing()
+    assert (change.p, change.area, change.ratio, change.value) == (0.5, (0.02, 1 / 3), (0.3, 1 / 0.3), 0)
 
 
 def test_erasing_covers_the_stated_areas_with_the_value():
@@ -130,30 +190,32 @@ def test_a_policy_draws_each_operation_equally_often(monkeypatch):
     assert abs(np.mean(signs)) < 0.1
 
 
-def test_the_operations_have_the_strengths_of_the_paper():
-    """At magnitude 30, against the same call by hand."""
-    image = picture(4, 33, 66)
-    factor = {+1: 1.9, -1: 0.1}
+@pytest.mark.parametrize("strength", [1.0, 0.5])
+def test_the_operations_have_the_strengths_of_the_paper(strength):
+    """At magnitudes 30 and 15, against the same call by hand."""
+    image, fill = picture(4, 33, 66), (7, 8, 9)
+    x, y, bits, threshold = {1.0: (29, 14, 4, 0), 0.5: (14, 7, 6, 127.5)}[strength]
     for sign in (1, -1):
+        factor = {(1.0, 1): 1.9, (1.0, -1): 0.1, (0.5, 1): 1.45, (0.5, -1): 0.55}[strength, sign]
         expected = {
             "identity": image,
-            "shear_x": pixels.affine(image, (1, sign * 0.3, 0, 0, 1, 0)),
-            "shear_y": pixels.affine(image, (1, 0, 0, sign * 0.3, 1, 0)),
-            "translate_x": pixels.affine(image, (1, 0, sign * 29, 0, 1, 0)),
-            "translate_y": pixels.affine(image, (1, 0, 0, 0, 1, sign * 14)),
-            "rotate": pixels.affine(image, pixels.rotation(sign * 30, 33, 66)),
-            "brightness": pixels.brightness(image, factor[sign]),
-            "color": pixels.saturation(image, factor[sign]),
-            "contrast": pixels.contrast(image, factor[sign]),
-            "sharpness": pixels.sharpness(image, factor[sign]),
-            "posterize": pixels.posterize(image, 4),
-            "solarize": pixels.solarize(image, 0),
+            "shear_x": pixels.affine(image, (1, sign * 0.3 * strength, 0, 0, 1, 0), fill),
+            "shear_y": pixels.affine(image, (1, 0, 0, sign * 0.3 * strength, 1, 0), fill),
+            "translate_x": pixels.affine(image, (1, 0, sign * x, 0, 1, 0), fill),
+            "translate_y": pixels.affine(image, (1, 0, 0, 0, 1, sign * y), fill),
+            "rotate": pixels.affine(image, pixels.rotation(sign * 30 * strength, 33, 66), fill),
+            "brightness": pixels.brightness(image, factor),
+            "color": pixels.saturation(image, factor),
+            "contrast": pixels.contrast(image, factor),
+            "sharpness": pixels.sharpness(image, factor),
+            "posterize": pixels.posterize(image, bits),
+            "solarize": pixels.solarize(image, threshold),
             "autocontrast": pixels.autocontrast(image),
             "equalize": pixels.equalize(image),
         }
         assert list(expected) == list(augment.OPERATIONS)
         for name, operation in augment.OPERATIONS.items():
-            assert np.array_equal(operation(image, 1.0, sign, 0), expected[name]), name
+            assert np.array_equal(operation(image, strength, sign, fill), expected[name]), name
 
 
 def test_center_resized_crop_is_the_middle():
@@ -171,6 +233,11 @@ def test_center_resized_crop_is_the_middle():
         (lambda: PCALighting(-0.1), "expected a standard deviation of at least 0, got -0.1"),
         (lambda: PCALighting(float("nan")), "at least 0, got nan"),
         (lambda: RandomErasing(2), "expected a probability from 0 to 1, got 2"),
+        (lambda: RandomErasing(area=(0, 0.1)), r"expected 0 < area <= 1 and 0 < ratio, each .* got \(0, 0.1\)"),
+        (lambda: RandomErasing(area=(0.5, 1.1)), r"expected 0 < area <= 1 and 0 < ratio, each .* got \(0.5, 1.1\)"),
+        (lambda: RandomErasing(ratio=(2, 1)), r"0 < ratio, each .* and \(2, 1\)"),
+        (lambda: RandomErasing(value=(0, 256)), r"expected a value from 0 to 255, .* got \(0, 256\)"),
+        (lambda: RandomErasing(value=-1), "expected a value from 0 to 255, .* got -1"),
         (lambda: RandomErasing(area=(0.5, 0.1)), "expected 0 < area <= 1 and 0 < ratio, each"),
         (lambda: RandomErasing(ratio=(0, 1)), "0 < ratio, each"),
         (lambda: RandomErasing(value=300), "expected a value from 0 to 255, one for each channel, or 'noise', got 300"),

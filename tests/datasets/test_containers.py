@@ -7,10 +7,14 @@ from loader_examples import Noisy, Numbers
 import dbrdist
 from dbrdist.dataset import Converter
 from dbrdist.datasets import (
+    AugmentedDataset,
     ConcatenatedDataset,
     DatasetMixin,
     DictDataset,
+    MixedDataset,
+    Mixup,
     NpzDataset,
+    SkipExample,
     SubDataset,
     TransformDataset,
     TupleDataset,
@@ -89,6 +93,55 @@ def test_concatenated_dataset():
         data[5]
 
 
+def test_indices_from_either_end():
+    joined = ConcatenatedDataset([10, 11], [12], [13, 14, 15], [16])
+    part = SubDataset(list(range(20)), 10, 17)
+    for data in (joined, part):
+        assert [data[i] for i in range(-7, 7)] == [*range(10, 17)] * 2
+        for i in (7, -8):
+            with pytest.raises(IndexError, match=f"expected an index below 7, the number of examples, got {i}"):
+                data[i]
+    assert len(ConcatenatedDataset()) == 0
+
+
+def test_random_changes_by_index_are_those_of_the_first_epoch():
+    """With seed 0; each other epoch and seed has changes of its own."""
+    data = AugmentedDataset([5, 6, 7], lambda example, rng: (example, int(rng.integers(1 << 40))))
+    mixed = MixedDataset([(np.full((2, 2, 1), 50 * i, np.uint8), i % 2) for i in range(4)], [Mixup(1.0)], 2)
+    for dataset in (data, mixed):
+        for i in range(len(dataset)):
+            assert str(dataset[i]) == str(dataset.example_at(i, 0, 0))
+            seen = {str(dataset.example_at(i, seed, epoch)) for seed in range(4) for epoch in range(4)}
+            assert len(seen) > 8
+    assert data[-1] == data[2] and data[1][0] == 6
+
+
+def test_dictionaries_of_examples_of_an_epoch():
+    data = DictDataset(a=Noisy(8), b=list("abcdefgh"))
+    example = data.example_at(5, 7, 4)
+    assert example["a"][0].tolist() == [7, 4, 5] and example["b"] == "f"
+    first, second = get_batch(data, np.array([2, 6]), 7, 4, [])
+    assert (first["a"][0].tolist(), second["a"][0].tolist()) == ([7, 4, 2], [7, 4, 6])
+    assert (first["b"], second["b"]) == ("c", "g")
+    plain = DictDataset(a=Noisy(8), b=np.array(list("abcdefgh")))
+    for found in (plain[[1, 3]], plain[np.array([1, 3])], plain[1:4:2]):
+        assert [row["b"] for row in found] == ["b", "d"]
+
+
+def test_examples_that_are_skipped_leave_the_others_of_their_batch():
+    class Holes(Numbers):
+        def get_example(self, i):
+            if i == 3:
+                raise SkipExample("number 3 is unreadable")
+            return i
+
+    for data in (TupleDataset(Holes(6), list("abcdef")), DictDataset(x=Holes(6), t=list("abcdef"))):
+        skipped = []
+        found = get_batch(data, np.array([2, 3, 5]), 0, 0, skipped)
+        rows = [tuple(row.values()) if isinstance(row, dict) else row for row in found]
+        assert rows == [(2, "c"), (5, "f")] and skipped == ["number 3 is unreadable"]
+
+
 def test_transform_dataset():
     assert TransformDataset([1, 2, 3], lambda x: -x)[1:] == [-2, -3]
 
@@ -141,6 +194,28 @@ def test_each_example_is_tested_in_one_fold(folds):
     assert sorted(x for _, test in folds for x in test) == list(range(11))
     for train, test in folds:
         assert sorted([*train, *test]) == list(range(11))
+
+
+def test_one_part_is_the_whole():
+    assert [list(part) for part in split_dataset_n([1, 2, 3], 1)] == [[1, 2, 3]]
+    ((train, test),) = get_cross_validation_datasets([1, 2, 3], 1)
+    assert (list(train), list(test)) == ([], [1, 2, 3])
+    assert [sorted(part) for part in split_dataset_random([1, 2, 3], 0)] == [[], [1, 2, 3]]
+    first, second = (list(part) for part in split_dataset([1, 2, 3], 3))
+    assert (first, second) == ([1, 2, 3], [])
+    assert list(SubDataset([1, 2], 2, 2)) == []
+    for start, finish in ((-1, 1), (2, 1), (0, 3)):
+        with pytest.raises(ValueError, match=f"got start={start} and finish={finish}"):
+            SubDataset([1, 2], start, finish)
+    for n in (0, 4):
+        with pytest.raises(ValueError, match=f"from 1 to 3 parts, the number of examples, got {n}"):
+            split_dataset_n([1, 2, 3], n)
+    for at in (-1, 4):
+        with pytest.raises(ValueError, match=f"split_at from 0 to 3, the number of examples, got {at}"):
+            split_dataset([1, 2, 3], at)
+    whole = list(range(9))
+    parts = [[list(part) for part in split_dataset_n_random(whole, 2, seed)] for seed in (None, 0, 1)]
+    assert parts[0] == parts[1] != parts[2]
 
 
 def test_concat_examples_stacks_tuples_dictionaries_and_bare_arrays():

@@ -67,6 +67,24 @@ def test_counters_are_saved():
     assert other.epoch_detail == 1.6 and other.previous_epoch_detail == 1.2
 
 
+def test_the_start_and_the_end_of_an_epoch_are_told_apart_and_saved():
+    iterator = DaliIterator(Pipeline(n=8))
+    assert iterator.is_new_epoch is False
+    iterator.next()
+    assert iterator.previous_epoch_detail == 0.0 and iterator.epoch_detail == 0.5
+    iterator.next()
+    assert iterator.is_new_epoch and iterator.previous_epoch_detail == 0.5
+    saved, other = DictionarySerializer(), DaliIterator(Pipeline(n=8))
+    iterator.serialize(saved)
+    other.serialize(NpzDeserializer(saved.target))
+    assert other.is_new_epoch is True and other.epoch == 1
+    other.reset()
+    assert other.is_new_epoch is False
+    single = DaliIterator(Pipeline(n=1, batch_size=1))
+    single.next()
+    assert single.epoch_size == 1 and single.epoch_detail == 1.0
+
+
 def test_what_is_no_pipeline_is_refused():
     with pytest.raises(TypeError, match=r"expected a DALI pipeline, got list, which has no build\(\)"):
         DaliIterator([1])

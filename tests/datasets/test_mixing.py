@@ -58,6 +58,20 @@ def test_partners_are_neighbours_in_the_order_of_the_epoch():
                 other = position ^ 1
                 assert partners[order[position]] == order[other if other < n else position]
     assert data.partners(5, 1) is data.partners(5, 1)
+    kept = data.partners(5, 1)
+    data.partners(5, 2)
+    assert data.partners(5, 1) is kept  # two epochs may meet in one batch
+    for epoch in range(9):
+        data.partners(5, epoch)
+    assert len(data._partners) == 2
+
+
+def test_one_class_and_every_bound_of_a_mixing():
+    image = np.zeros((2, 2, 1), np.uint8)
+    assert MixedDataset([(image, 0), (image, 0)], [Mixup(1e-9, p=0), CutMix(p=1)], 1)[0][1].tolist() == [1]
+    for alpha, p in ((0, 1), (-1, 1), (1, -0.1), (1, 1.1)):
+        with pytest.raises(ValueError, match=f"expected alpha above 0 and p from 0 to 1, got {alpha} and {p}"):
+            CutMix(alpha, p)
 
 
 def test_mixup_is_the_papers_formula():

@@ -100,6 +100,7 @@ def test_slices_of_columns():
     data = Table()
     bare = data.slice[1:4, "z"]
     assert bare.mode is None and bare.keys == ("z",) and bare[0] == 1 and bare.fetch().tolist() == [1, 4, 9]
+    assert data.slice[:, (-3, 2)].keys == ("x", "z")
     assert data.slice[1:4, 1].fetch() == ["b", "c", "d"] and data.slice[:, -1].keys == ("z",)
     assert data.slice[:, ("z",)].mode is tuple and data.slice[[2], ("z",)][0] == (4,)
     assert bare.slice[:, ("z",)].mode is tuple and Table(dict).slice[[2], ("z",)][0] == {"z": 4}
@@ -194,6 +195,10 @@ def test_from_data():
     assert from_data({("a", "b"): lambda i: {"b": i, "a": 0}, "c": range(4)})[3] == {"a": 0, "b": 3, "c": 3}
     assert from_data((Z, ("k", Y), (("m", "n"), lambda i: (i, 1)))).slice[[2], ("k", "n")][0] == ("c", 1)
     assert from_data(from_data(Z).slice[::2])[1] == 4  # another dataset is a column too
+    assert from_data(((1, 2), [3, 4]))[1] == (2, 4)  # of two rows, and no names
+    assert from_data((["a", "b"], [1, 2]))[0] == ("a", 1)
+    assert from_data({"x": range(3), "t": lambda i: -i})[2] == {"x": 2, "t": -2}
+    assert from_data((("x", lambda i: i), ("t", lambda i: -i)), size=4)[3] == (3, -3)
 
 
 @pytest.mark.parametrize(
@@ -227,6 +232,10 @@ def test_from_data():
         (lambda d: from_data(len), ValueError, "a name for the column that"),
         (lambda d: from_data(("a", len)), ValueError, "the number of rows, size=, for the column 'a'"),
         (lambda d: from_data(()), ValueError, "at least one column"),
+        (lambda d: d.slice[:, (-4,)], IndexError, "a column below 3"),
+        (lambda d: d.slice[[-11]], IndexError, "rows below 10, the number of examples, got -11"),
+        (lambda d: from_data({"a": {1, 2}}), TypeError, "an array, a list, a dataset or a function, got set"),
+        (lambda d: from_data(((1, 2), [3, 4, 5])), ValueError, "columns of 2 rows, got 3$"),
         (lambda d: from_data({"a": 3}), TypeError, "an array, a list, a dataset or a function, got int"),
         (lambda d: from_data({"a": [1], "b": [1, 2]}), ValueError, "columns of 1 rows, got 2 in 'b'"),
         (lambda d: from_data((("a", "b"), [1])), ValueError, r"a function for the columns \('a', 'b'\), got list"),

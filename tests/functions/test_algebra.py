@@ -48,7 +48,7 @@ REFUSED = [
     (lambda: F.batch_inv(SINGULAR[None]), r"inv: a: expected matrices that are not singular"),
     (lambda: F.cholesky(-np.eye(2)), r"cholesky: a: expected a positive definite matrix"),
     (lambda: F.fft(ones(2)), r"fft: x: expected a pair \(real, imag\), got shape"),
-    (lambda: F.fft((ones(2), ones(3))), r"fft: imag: expected shape \(2,\) as of real"),
+    (lambda: F.fft((ones(2), ones(3))), r"fft: imag: expected shape \(2,\) to match real"),
     (lambda: F.ifft((ones(2, 0), ones(2, 0))), r"ifft: real: expected at least one element along the last axis"),
     (lambda: F.batch_l2_norm_squared(ones()), r"batch_l2_norm_squared: x: expected at least one axis"),
     (lambda: F.cumsum(ones(2), 1), r"cumsum: axis: expected from -1 to 0"),
@@ -58,7 +58,7 @@ REFUSED = [
     (lambda: F.diagonal(ones(2, 2), 0, 1, -1), r"diagonal: axis2: expected another axis than axis1 = 1"),
     (lambda: F.diagonal(ones(2, 2), 0, 2), r"diagonal: axis1: expected from -2 to 1"),
     (lambda: F.pad_sequence([]), r"pad_sequence: xs: expected at least one array, got none"),
-    (lambda: F.pad_sequence([ones(2, 3), ones(2, 4)]), r"pad_sequence: xs\[1\]: expected shape \(L, ...\) and type as"),
+    (lambda: F.pad_sequence([ones(2, 3), ones(2, 4)]), r"pad_sequence: xs\[1\]: expected shape \(L, ...\) and type"),
     (lambda: F.pad_sequence([ones()]), r"pad_sequence: xs\[0\]: expected shape"),
     (lambda: F.pad_sequence([ones(2), ones(4)], 3), r"length: expected at least 4, the length of the longest of xs"),
     (lambda: F.pad_sequence([np.ones(2, np.uint8)], padding=-1), r"padding: expected a number of type uint8, got -1"),
@@ -81,10 +81,10 @@ REFUSED = [
     (lambda: F.recall(ones(2, 3), ones(2)), r"t: expected integer labels"),
     (lambda: F.f1_score(ones(2, 3), np.array([0, 2]), 2), r"t: expected labels from 0 to 1, or -1, got 0 to 2"),
     (lambda: F.f1_score(ones(2, 3), np.array([0, -2])), r"t: expected labels from 0 to 0, or -1, got -2 to 0"),
-    (lambda: F.zoneout(ones(2), ones(3)), r"zoneout: x: expected shape \(2,\) as of h"),
+    (lambda: F.zoneout(ones(2), ones(3)), r"zoneout: x: expected shape \(2,\) to match h"),
     (lambda: F.zoneout(ones(2), ones(2), 1.5), r"zoneout: ratio: expected a number from 0 to 1, got 1.5"),
     (lambda: F.simplified_dropconnect(ones(2, 3), ones(4, 2)), r"x: expected rows of 2 elements for W of shape"),
-    (lambda: F.simplified_dropconnect(ones(2, 3), ones(4, 3), ratio=1.0), r"ratio: expected a number from 0 to below"),
+    (lambda: F.simplified_dropconnect(ones(2, 3), ones(4, 3), ratio=1.0), r"ratio: expected a number from 0 to less"),
     (lambda: F.simplified_dropconnect(ones(2, 3), ones(4, 3), mask=ones(4, 3)), r"mask: expected shape \(2, 4, 3\)"),
     (lambda: F.simplified_dropconnect(ones(2, 3), ones(4, 3), ones(3)), r"b: expected shape \(4,\), got shape \(3,\)"),
     (lambda: F.normalize(ones(3)), r"normalize: axis: expected different axes from -1 to 0, got 1"),
@@ -208,7 +208,7 @@ def test_dropconnect_keeps_the_mean(shared):
     x, W = ones(200, 30), ones(40, 30)
     y = F.simplified_dropconnect(x, W, ratio=0.3, use_batchwise_mask=not shared).array
     assert abs(y.mean() - 30) < 0.6
-    assert ((y == y[0]).all(axis=0)).all() == shared
+    assert np.allclose(y, y[0], rtol=1e-5) == shared  # products add up in another order at the edge of blocks
     np.testing.assert_allclose(F.simplified_dropconnect(x, W, train=False).array, x @ W.T)
 
 

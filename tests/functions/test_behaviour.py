@@ -128,7 +128,7 @@ def test_rrelu_repeats_with_its_slopes():
         ({"l": 0.5, "u": 0.5}, "rrelu: l, u: expected 0 <= l < u < 1, got 0.5 and 0.5"),
         ({"l": -0.1}, "rrelu: l, u: expected 0 <= l < u < 1"),
         ({"u": 1.0}, "rrelu: l, u: expected 0 <= l < u < 1"),
-        ({"r": np.ones(3)}, r"rrelu: r: expected shape \(2, 3\) as of x"),
+        ({"r": np.ones(3)}, r"rrelu: r: expected shape \(2, 3\) to match x"),
     ],
 )
 def test_rrelu_refuses_what_is_no_slope(options, message):
@@ -243,7 +243,7 @@ BAD = {
     "softmax_cross_entropy: label_smoothing: expected a number from 0 to 1": lambda: F.softmax_cross_entropy(
         ones(2, 3), np.zeros(2, int), label_smoothing=1.5
     ),
-    r"mean_squared_error: x1: expected shape \(2,\) as of x0": lambda: F.mean_squared_error(ones(2), ones(3)),
+    r"mean_squared_error: x1: expected shape \(2,\) to match x0": lambda: F.mean_squared_error(ones(2), ones(3)),
     r"concat: xs\[1\]: expected shape \(2, 3\)": lambda: F.concat([ones(2, 3), ones(3, 3)]),
     r"stack: xs\[1\]": lambda: F.stack([ones(2), ones(3)]),
     "reshape: shape: expected a shape of 6 elements": lambda: F.reshape(ones(2, 3), (4,)),
@@ -251,7 +251,7 @@ BAD = {
     "sum: axis: expected from -2 to 1": lambda: F.sum(ones(2, 3), 2),
     "matmul: b: expected 3 rows": lambda: F.matmul(ones(2, 3), ones(4, 2)),
     "split_axis: indices_or_sections: expected a divisor of 4": lambda: F.split_axis(ones(4, 4), 3, 0),
-    "dropout: ratio: expected a number from 0 to below 1": lambda: F.dropout(ones(2), 1.0),
+    "dropout: ratio: expected a number from 0 to less than 1": lambda: F.dropout(ones(2), 1.0),
     "broadcast_to: shape": lambda: F.broadcast_to(ones(3), (2,)),
     "where: condition: expected an array of bool": lambda: F.where(ones(2), ones(2), ones(2)),
     "maxout: pool_size: expected a divisor of the 3": lambda: F.maxout(ones(2, 3), 2),
@@ -333,14 +333,14 @@ PAIR = (ones(2, 3), ones(2, 3))
             lambda: F.sigmoid_focal_loss(ones(2), np.array([0, 2])),
             "focal_loss: t: expected labels from -1 to 1, got la",
         ),
-        (lambda: F.rrelu(ones(2), r=[0.2, 0.3]), r"rrelu: r: expected shape \(2,\) as of x, got \[0.2, 0.3\]"),
+        (lambda: F.rrelu(ones(2), r=[0.2, 0.3]), r"rrelu: r: expected shape \(2,\) to match x, got \[0.2, 0.3\]"),
         (lambda: F.contrastive(*PAIR, np.ones(3, int)), r"contrastive: y: expected integers of shape \(2,\)"),
         (lambda: F.contrastive(*PAIR, np.ones(2, int), 0), "contrastive: margin: expected a number above 0, got 0"),
         (lambda: F.contrastive(*PAIR, np.ones(2, int), reduce="sum"), "contrastive: reduce: expected 'mean' or 'no'"),
         (lambda: F.contrastive(ones(2, 3), ones(2, 4), np.ones(2, int)), r"contrastive: x1: expected shape \(2, 3\)"),
         (lambda: F.contrastive(ones(2), ones(2), np.ones(2, int)), r"contrastive: x0: expected shape \(N, K\)"),
         (lambda: F.triplet(*PAIR, ones(2, 3), float("nan")), "triplet: margin: expected a number above 0, got nan"),
-        (lambda: F.triplet(*PAIR, ones(3, 3)), r"triplet: negative: expected shape \(2, 3\) as of anchor"),
+        (lambda: F.triplet(*PAIR, ones(3, 3)), r"triplet: negative: expected shape \(2, 3\) to match anchor"),
         (lambda: F.cross_covariance(ones(2, 3), ones(3, 3)), r"cross_covariance: z: expected shape \(2, number of"),
         (lambda: F.cross_covariance(ones(2), ones(2)), r"cross_covariance: y: expected shape \(N, number of"),
         (lambda: F.decov(ones(2, 3, 4)), r"decov: h: expected shape \(N, number of features\)"),
@@ -348,7 +348,7 @@ PAIR = (ones(2, 3), ones(2, 3))
         (lambda: F.sigmoid_focal_loss(ones(2), ones(2)), r"sigmoid_focal_loss: t: expected integers of shape \(2,\)"),
         (lambda: F.sigmoid_focal_loss(ones(1), np.ones(1, int), 1.5), "sigmoid_focal_loss: alpha: expected a number"),
         (lambda: F.sigmoid_focal_loss(ones(1), np.ones(1, int), gamma=-1), "sigmoid_focal_loss: gamma: expected a num"),
-        (lambda: F.laplace_nll(ones(2), ones(2), ones(1)), r"laplace_nll: ln_scale: expected shape \(2,\) as of x"),
+        (lambda: F.laplace_nll(ones(2), ones(2), ones(1)), r"laplace_nll: ln_scale: expected shape \(2,\) to match x"),
     ],
 )
 def test_losses_refuse_in_words(call, message):

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import re
 
 import numpy as np
@@ -60,6 +62,13 @@ REFUSED = {
         lambda: F.rms_normalization(ones(), ones(1))],
     "broadcast_to: shape: expected a shape to which (1, 2) broadcasts, got (2,)": [
         lambda: F.broadcast_to(ones(1, 2), (2,))],
+    "broadcast_to: shape: expected a shape to which (2,) broadcasts, got (3,)": [
+        lambda: F.broadcast_to(ones(2), (3,))],
+    "broadcast_to: shape: expected a shape to which (1, 2) broadcasts, got (2, 2, 1)": [
+        lambda: F.broadcast_to(ones(1, 2), (2, 2, 1))],
+    "sum_to: shape: expected a shape that broadcasts to (2,), got (1, 2)": [lambda: F.sum_to(ones(2), (1, 2))],
+    "sum_to: shape: expected a shape that broadcasts to (2,), got (3,)": [lambda: F.sum_to(ones(2), (3,))],
+    "sum_to: shape: expected a shape that broadcasts to (2, 1), got (2,)": [lambda: F.sum_to(ones(2, 1), (2,))],
     "space2depth: X: expected rows and columns that r = 0 divides": [lambda: F.space2depth(ones(1, 2, 3, 3), 0)],
     "space2depth: X: expected rows and columns that r = 2 divides": [
         lambda: F.space2depth(ones(1, 2, 3, 2), 2), lambda: F.space2depth(ones(1, 2, 2, 3), 2)],
@@ -152,6 +161,50 @@ def test_refused(block, words):
             call()
 
 
+@each(name=["convolution", "deconvolution", "max_pooling", "average_pooling", "unpooling"], ndim=[1, 2, 3])
+def test_windows_have_an_integer_for_each_axis(name, ndim):
+    function = getattr(F, f"{name}_nd")
+    arguments = inspect.signature(function).parameters
+    given = {"W": ones(1, 1, *[3] * ndim)} if "W" in arguments else {"ksize": 2}
+    for argument in {"ksize", "stride", "pad", "dilate", "outsize"} & set(arguments):
+        for wrong in ((1,) * (ndim + 1), (), [1] * (ndim - 1), 1.0, (1.0,) * ndim, "1"):
+            words = f"{name}_nd: {argument}: expected an integer or {ndim} of them, got {wrong!r}"
+            with pytest.raises((TypeError, ValueError), match=f"^{re.escape(words)}"):
+                function(ones(1, 1, *[5] * ndim), **{**given, argument: wrong})
+
+
+@each(
+    call=[
+        lambda x, s, p: F.convolution_2d(x, x[:1, :, :2, :3], stride=s, pad=p),
+        lambda x, s, p: F.deconvolution_2d(x, ones(2, 1, 2, 3), stride=s, pad=p),
+        lambda x, s, p: F.max_pooling_2d(x, (2, 3), s, p, cover_all=False),
+        lambda x, s, p: F.average_pooling_2d(x, [2, 3], s, p),
+        lambda x, s, p: F.unpooling_2d(x, [2, 3], tuple(s), tuple(p), cover_all=False),
+        lambda x, s, p: F.im2col(x, (2, 3), s, p),
+    ],
+    stride=[(2, 1), [2, 1], np.array([2, 1]), (np.int64(2), np.int8(1))], pad=[(1, 0), [1, 0], np.array([1, 0])],
+)  # fmt: skip
+def test_pairs_may_be_of_any_kind(call, stride, pad):
+    x = np.random.default_rng(0).standard_normal((1, 2, 5, 6)).astype("f")
+    np.testing.assert_array_equal(call(x, stride, pad).array, call(x, (2, 1), (1, 0)).array)
+
+
+@each(of=[np.int64, np.int8, int])
+def test_numbers_of_numpy_are_numbers_for_both_axes(of):
+    x = np.random.default_rng(0).standard_normal((1, 2, 5, 6)).astype("f")
+    for call in (
+        lambda *w: F.convolution_2d(x, x[:1, :, :2, :3], None, *w), lambda *w: F.max_pooling_2d(x, 3, *w),
+        lambda *w: F.deconvolution_2d(x, ones(2, 1, 2, 3), None, *w), lambda *w: F.average_pooling_2d(x, of(3), *w),
+        lambda *w: F.im2col(x, of(2), *w), lambda *w: F.convolution_nd(x, x[:1, :, :2, :3], None, *w),
+        lambda *w: F.unpooling_2d(x, of(3), *w), lambda *w: F.max_pooling_nd(x, of(3), *w),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(call(of(2), of(1)).array, call((2, 2), (1, 1)).array)
+    box = np.array([[0, 0, 4, 4.0]], "f"), ints(0)
+    for align in (F.roi_max_align_2d, F.roi_average_align_2d):
+        y = align(x, *box, outsize=of(2), spatial_scale=1.0, sampling_ratio=of(2))
+        np.testing.assert_array_equal(y.array, align(x, *box, (2, 2), 1.0, (2, 2)).array)
+
+
 @each(what=TAKEN)
 def test_taken(what):
     assert np.isfinite(TAKEN[what]().array).all() if what != "one object" else TAKEN[what]()
@@ -231,6 +284,19 @@ def test_cross_entropy_of_labels(shape, weight, smoothing, ignored, normalize, r
                 assert y.dtype == np.float32
 
 
+@each(n=[1, 2], normalize=[True, False], smoothing=[0.0, 0.5])
+def test_cross_entropy_of_every_small_set_of_labels(n, normalize, smoothing):
+    x = np.array([[0.5, -1.0, 2.0], [1.0, 0.0, 0.25]])[:n]
+    for labels in itertools.product([-1, 0, 1, 2], repeat=n):
+        t = ints(*labels)
+        losses, counts = cross_entropy(x, t, None, smoothing)
+        y = F.softmax_cross_entropy(x, t, normalize=normalize, label_smoothing=smoothing)
+        np.testing.assert_allclose(y.array, losses.sum() / (max(counts.sum(), 1) if normalize else n), rtol=1e-12)
+        binary = np.where(t < 0, 0, np.log1p(np.exp(x[:, 0])) - (t > 0) * x[:, 0])
+        y = F.sigmoid_cross_entropy(x[:, 0], np.minimum(t, 1), normalize=normalize)
+        np.testing.assert_allclose(y.array, binary.sum() / (max(counts.sum(), 1) if normalize else n), rtol=1e-12)
+
+
 @each(normalize=[True, False], shape=[(4,), (2, 3)])
 def test_sigmoid_cross_entropy_counts_labels_or_examples(normalize, shape):
     x, t = RNG.standard_normal(shape), RNG.integers(-1, 2, shape)
@@ -267,6 +333,49 @@ def test_accuracy_of_probabilities_and_labels_of_any_shape():
         F.accuracy(y, ones(3))
     with pytest.raises(ValueError, match=r"accuracy: t: expected scores y of shape \(N, K, ...\)"):
         F.accuracy(ones(3), ints(1, 0, 0))
+
+
+@each(n=[1, 2, 3], ignored=[None, -1, 1])
+def test_fractions_of_every_small_set_of_labels(n, ignored):
+    """Counted by hand, for all labels from -1 to 1 and all that may be predicted."""
+    for labels in itertools.product([-1, 0, 1] if ignored == -1 else [0, 1], repeat=n):
+        for best in itertools.product([0, 1], repeat=n):
+            hits = [a == b for a, b in zip(best, labels) if b != ignored]
+            y = np.eye(2)[list(best)]
+            found = F.accuracy(y, ints(*labels), ignore_label=ignored).array
+            assert found == (sum(hits) / len(hits) if hits else 0.0), (labels, best)
+            if ignored == -1:
+                assert F.binary_accuracy(y[:, 1] - 0.5, ints(*labels)).array == found, (labels, best)
+
+
+@each(height=[1, 2, 3, 4], rows=range(1, 20), columns=[8, 9, 13])
+def test_pyramids_over_images_of_every_size(height, rows, columns):
+    """Where each window sees some of the image, as many maxima as there are windows; refused where one sees none."""
+    x = np.random.default_rng(0).standard_normal((1, 1, rows, columns)).astype("f")
+    expected, is_whole = [], min(rows, columns) >= 2 ** (height - 1)
+    for bins in (2**level for level in range(height)):
+        size = [-(-n // bins) for n in (rows, columns)]
+        shift = [(k * bins - n) // 2 for k, n in zip(size, (rows, columns))]
+        for i, j in np.ndindex(bins, bins):
+            (top, bottom), (left, right) = (
+                (max(at * k - q, 0), max(at * k - q + k, 0)) for at, k, q in zip((i, j), size, shift)
+            )
+            seen = x[0, 0, top:bottom, left:right]
+            is_whole &= seen.size > 0
+            expected.append(seen.max(initial=-np.inf))
+    if is_whole:
+        assert F.spatial_pyramid_pooling_2d(x, height).array.ravel().tolist() == expected
+    else:
+        with pytest.raises(ValueError, match="spatial_pyramid_pooling_2d: x: expected"):
+            F.spatial_pyramid_pooling_2d(x, height)
+
+
+def test_a_single_piece_is_a_tuple_unless_none_is_asked_for():
+    x = np.arange(6.0).reshape(2, 3)
+    for sections, is_tuple in ((1, False), ([], False), (2, True), ([1], True), ([0], True)):
+        assert isinstance(F.split_axis(x, sections, 0, force_tuple=False), tuple) == is_tuple
+        assert isinstance(F.split_axis(x, sections, 0), tuple)
+    assert F.split_axis(x, 1, 0, force_tuple=False).array.tolist() == x.tolist()
 
 
 def test_axes_may_be_any_sequence():
@@ -332,7 +441,7 @@ def test_elements_are_dropped_below_the_threshold(monkeypatch):
     y, mask = F.dropout(x, 0.0, return_mask=True)
     assert y.array.tolist() == x.tolist() and mask.tolist() == [1, 1, 1, 1]
     for call in (lambda: F.dropout(x, 1.0), lambda: F.dropout(x, -0.1)):
-        with pytest.raises(ValueError, match="dropout: ratio: expected a number from 0 to below 1"):
+        with pytest.raises(ValueError, match="dropout: ratio: expected a number from 0 to less than 1"):
             call()
     for ratio in (-0.1, 1.1):
         with pytest.raises(ValueError, match="zoneout: ratio: expected a number from 0 to 1"):
@@ -345,7 +454,7 @@ def test_connections_are_dropped_below_the_threshold(monkeypatch):
     x, w = np.array([[1.0, 2.0]]), np.array([[1.0, 10.0]])
     monkeypatch.setattr(noise, "_bits", lambda a, shape, once: np.array([2**30 - 1, 2**30], np.uint32).reshape(shape))
     np.testing.assert_allclose(F.simplified_dropconnect(x, w, ratio=0.25).array, [[20 / 0.75]])
-    with pytest.raises(ValueError, match="simplified_dropconnect: ratio: expected a number from 0 to below 1"):
+    with pytest.raises(ValueError, match="simplified_dropconnect: ratio: expected a number from 0 to less than 1"):
         F.simplified_dropconnect(x, w, ratio=1.0)
     with pytest.raises(ValueError, match="simplified_dropconnect: x: expected rows of 2 elements"):
         F.simplified_dropconnect(np.ones((1, 3)), w)

@@ -131,6 +131,22 @@ def test_the_stand_in_loses_the_layout_by_itself():
     assert backend.is_channels_last(elementwise(np.add, x, 1))
 
 
+@each(
+    piece=[np.s_[1], np.s_[:, 2:9], np.s_[:, :, 0, 0], np.s_[..., 1], np.s_[[1, 0, 1]], np.s_[:, [3, 3]], np.s_[None]],
+    is_channels_last=[True, False],
+)  # fmt: skip
+def test_the_gradient_of_a_piece_lies_as_the_whole_does(piece, is_channels_last):
+    whole = images(0) if is_channels_last else np.ascontiguousarray(images(0))
+    x = Variable(whole)
+    y = ops.getitem(x, piece)
+    y.grad = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
+    y.backward()
+    expected = np.zeros(SHAPE)
+    np.add.at(expected, piece, y.grad)
+    np.testing.assert_allclose(x.grad, expected, rtol=1e-6)
+    assert x.grad.strides == whole.strides
+
+
 # What moves axes or cuts pieces gives views, whose order of axes in memory follows from the operation.
 VIEWS = {
     "transpose", "swapaxes", "rollaxis", "get_item", "flip", "flipud", "fliplr", "split_axis", "split_axis_one_used",

@@ -164,8 +164,8 @@ REFUSED = {
         lambda: F.roi_max_pooling_2d(IMAGES, np.diag([1.0, 1, 1, 1, np.nan])[:, 1:], np.zeros(5, int), 2, 1.0)
     ],
     # ---- chance
-    "dropout: mask: expected shape (2, 6) as of x": [lambda: F.dropout(X, 0.5, mask=ones(6))],
-    "dropout: ratio: expected a number from 0 to below 1": [lambda: F.dropout(X, 1.0), lambda: F.dropout(X, -0.1)],
+    "dropout: mask: expected shape (2, 6) to match x": [lambda: F.dropout(X, 0.5, mask=ones(6))],
+    "dropout: ratio: expected a number from 0 to less than 1": [lambda: F.dropout(X, 1.0), lambda: F.dropout(X, -0.1)],
     "zoneout: ratio: expected a number from 0 to 1": [lambda: F.zoneout(X, X, 1.1), lambda: F.zoneout(X, X, -0.1)],
     "simplified_dropconnect: x: expected rows of 6 elements for W": [
         lambda: F.simplified_dropconnect(ones(), ones(3, 6)), lambda: F.simplified_dropconnect(ones(2, 5), ones(3, 6)),
@@ -203,7 +203,7 @@ REFUSED = {
     "accuracy: t: expected integer labels of shape (2,) for y of shape (2, 6)": [
         lambda: F.accuracy(X, np.zeros(3, int)), lambda: F.accuracy(X, ones(2))],
     "accuracy: t: expected scores y of shape (N, K, ...)": [lambda: F.accuracy(ones(3), np.zeros(3, int))],
-    "binary_accuracy: t: expected integers of shape (2, 6) as of y": [
+    "binary_accuracy: t: expected integers of shape (2, 6) to match y": [
         lambda: F.binary_accuracy(X, INTS), lambda: F.binary_accuracy(X, X)],
     "classification_summary: t: expected integer labels of shape (N, ...) for scores y": [
         lambda: F.classification_summary(ones(2), INTS), lambda: F.classification_summary(X, ones(2)),
@@ -215,7 +215,7 @@ REFUSED = {
     "r2_score: sample_weight: expected None": [lambda: F.r2_score(X, X, sample_weight=ones(2))],
     "r2_score: multioutput: expected 'uniform_average' or 'raw_values', got 'mean'": [
         lambda: F.r2_score(X, X, multioutput="mean")],
-    "r2_score: true: expected shape (2, 6) as of pred": [lambda: F.r2_score(X, ones(2))],
+    "r2_score: true: expected shape (2, 6) to match pred": [lambda: F.r2_score(X, ones(2))],
 }  # fmt: skip
 
 

@@ -185,3 +185,14 @@ def test_as_strided_against_indices():
         np.testing.assert_allclose(x.grad, wanted.reshape(5, 8), atol=1e-12)
         num_compared += 1
     assert num_compared > 200
+
+
+@each(name=["roi_max_align_2d", "roi_max_pooling_2d", "roi_average_align_2d", "roi_average_pooling_2d"])
+@each(numbers=["none", "some"])
+def test_what_is_not_a_number_stays_none(name, numbers):
+    x = np.full((1, 2, 4, 4), np.nan, np.float32)
+    if numbers == "some":
+        x[0, 1] = 1.0
+    y = getattr(F, name)(x, np.array([[0, 0, 3, 3.0]], "f"), np.zeros(1, "i"), 2, 1.0).array
+    assert y.shape == (1, 2, 2, 2) and np.isnan(y[0, 0]).all()
+    assert np.isnan(y[0, 1]).all() if numbers == "none" else (y[0, 1] == 1).all()

@@ -224,3 +224,21 @@ def test_ctc_of_no_steps():
         return F.connectionist_temporal_classification(X, T, 0, np.array([0, 6]), lengths, "no").array[0]
 
     assert of(0) == 0.0 and of(1) > 1e20
+
+
+@each(steps=[1, 2], label=[[0], [1]])
+def test_ctc_of_few_steps_has_second_derivatives(steps, label):
+    xs = tuple(RNG.standard_normal((1, 3)) for _ in range(steps))
+    t, length = np.array([label]), np.array([int(label[0] > 0)])
+
+    def loss(*xs):
+        return F.connectionist_temporal_classification(list(xs), t, 0, label_length=length)
+
+    p = [np.exp(x) / np.exp(x).sum() for x in xs]
+    likely = np.prod([q[0, 0] for q in p])
+    if length[0]:  # the label at one step, with blanks around it, or at both
+        q = [v[0, 1] for v in p]
+        likely = q[0] if steps == 1 else q[0] * q[1] + q[0] * p[1][0, 0] + p[0][0, 0] * q[1]
+    np.testing.assert_allclose(loss(*xs).array, -np.log(likely), rtol=1e-10)
+    g = RNG.standard_normal(())
+    check_double_backward(loss, xs, np.asarray(g), tuple(RNG.standard_normal((1, 3)) for _ in xs), atol=1e-5, rtol=1e-4)

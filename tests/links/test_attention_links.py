@@ -128,7 +128,10 @@ WRONG = [
     (lambda: F.scaled_dot_product_attention(X[0, 0], X, X), "query: expected at least 2 axes"),
     (lambda: F.scaled_dot_product_attention(X.astype(int), X, X), "query: expected a floating type"),
     (lambda: F.scaled_dot_product_attention(X, X, X, 3), "mask: expected a shape that broadcasts"),
-    (lambda: F.scaled_dot_product_attention(X, X, X, dropout_ratio=1.5), "ratio: expected a number from 0 to below 1"),
+    (
+        lambda: F.scaled_dot_product_attention(X, X, X, dropout_ratio=1.5),
+        "ratio: expected a number from 0 to less than 1",
+    ),
     (lambda: F.rms_normalization(X, np.ones(3, "f")), r"gamma: expected shape \(8,\)"),
 ]
 

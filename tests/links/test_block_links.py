@@ -155,7 +155,7 @@ def test_types_of_batch_normalizations():
         (lambda: L.Maxout(4, 3, 2, None, np.zeros(6, "f")), r"Maxout: initial_bias: expected shape \(3, 2\), got"),
         (lambda: L.InceptionBN(3, 0, 3, 4, 5, 6, "sum"), "InceptionBN: pooltype: expected 'max' or 'avg', got 'sum'"),
         (lambda: L.SimplifiedDropconnect(4, 3)(X[:, :3]), "SimplifiedDropconnect: simplified_dropconnect: x: expected"),
-        (lambda: L.SimplifiedDropconnect(4, 3, 1.0)(X), "ratio: expected a number from 0 to below 1, got 1.0"),
+        (lambda: L.SimplifiedDropconnect(4, 3, 1.0)(X), "ratio: expected a number from 0 to less than 1, got 1.0"),
         (lambda: L.Highway(3)(X), r"link Highway/transform \(Linear\): linear: x: expected 3 elements"),
         (lambda: L.Inception(4, 1, 1, 1, 1, 1, 1)(IMAGES), r"link Inception/conv1 \(Convolution2D\)"),
     ]

@@ -42,7 +42,7 @@ REFUSED = {
     "Bias: expected x, got 2 arguments": [lambda: L.Bias(shape=(3,))(ones(2, 3), ones(3))],
     "Bias: expected x and b, got 1 arguments": [lambda: L.Bias()(ones(2, 3))],
     "Initializer defines no __call__(array)": [lambda: initializers.Initializer()(ones(1))],
-    "Constant: fill_value: expected shape (2,) as of the parameter": [
+    "Constant: fill_value: expected shape (2,) to match the parameter": [
         lambda: initializers.Constant(ones(3))(ones(2)), lambda: initializers.Constant(ones(1, 2))(ones(2))],
     "Identity: array: expected a square matrix": [
         lambda: initializers.Identity()(ones(2, 3)), lambda: initializers.Identity()(ones(2)),

@@ -511,6 +511,7 @@ def networks():
     yield BuildingBlock(2, 8, 4, 16, 2), (2, 8, 9, 9)
 
 
+@pytest.mark.slow
 @needs_onednn
 @each(**{"net, shape": networks})
 def test_networks_take_one_pass_per_normalization(net, shape, at_inference, passes):

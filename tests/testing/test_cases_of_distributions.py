@@ -80,6 +80,7 @@ def test_right_ones_pass(case, count):
     assert failing(case, shape=(1,), sample_shape=(), is_variable=True) == (set(), count)
 
 
+@pytest.mark.slow
 def test_wrong_ones_are_noticed():
     shapes = {"batch_shape", "event_shape", "support"}
     assert failing(Normal, wrong_by=0.1)[0] == {f"test_{t}_cpu" for t in set(Normal.targets) - shapes}

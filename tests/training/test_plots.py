@@ -49,6 +49,7 @@ def at(tmp_path, clock):
     return clock
 
 
+@pytest.mark.slow
 @needs_matplotlib
 def test_curves_are_means_over_intervals(tmp_path):
     seen = Curves()
@@ -184,6 +185,7 @@ def test_a_statistician_is_numpy():
     assert list(Statistician(False, True, ())(x)) == ["std"]
 
 
+@pytest.mark.slow
 @needs_matplotlib
 def test_statistics_of_a_model_are_drawn(tmp_path, figures):
     trainer = make_trainer(tmp_path, stop=(3, "iteration"))

@@ -85,7 +85,7 @@ class Snapshot(Extension):
             raise TypeError("snapshot: expected savefun or writer, got both; give savefun to the writer")
         if n_retains == 0 or n_retains < -1:
             raise ValueError(f"expected n_retains of 1 or more, or -1 to keep all, got {n_retains}")
-        if callable(filename) and (n_retains > 0 or autoload):
+        if callable(filename) and (n_retains != -1 or autoload):
             raise ValueError("n_retains and autoload must know earlier files: expected a format text as filename")
         self._target = target
         self._filename = filename

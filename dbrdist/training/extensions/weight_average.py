@@ -28,7 +28,7 @@ class WeightAverage(Extension):
 
     def __init__(self, model: Link, decay: float, warmup: bool = True):
         if not 0 <= decay < 1:
-            raise ValueError(f"expected a decay from 0 to below 1, got {decay}")
+            raise ValueError(f"expected a decay from 0 to less than 1, got {decay}")
         self._model = model
         self._decay = decay
         self._warmup = warmup

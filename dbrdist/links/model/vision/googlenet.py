@@ -29,7 +29,7 @@ _INCEPTIONS = {
 
 
 class GoogLeNet(VisionLayers):
-    """GoogLeNet: 13,378,280 parameters, those of the two classifiers beside the trunk included.
+    """GoogLeNet: 13,378,280 parameters, including those of the two auxiliary classifiers.
 
     Args:
         pretrained_model: a file with weights, "auto" (bvlc_googlenet.npz) or None; see :class:`VisionLayers`. The

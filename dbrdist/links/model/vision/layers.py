@@ -1,4 +1,4 @@
-"""What the networks of this room share: layers by name, images in, weights from a file."""
+"""What the networks of this package share: layers by name, images in, weights from a file."""
 
 from __future__ import annotations
 

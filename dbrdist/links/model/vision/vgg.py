@@ -38,7 +38,8 @@ class VGGLayers(VisionLayers):
         one_of("VGGLayers", "n_layers", tuple(_CONVOLUTIONS), n_layers)
         self.weights_name = f"VGG_ILSVRC_{n_layers}_layers.npz"
         self._num_convolutions = _CONVOLUTIONS[n_layers]
-        initial = {"initialW": Constant(0) if pretrained_model else Normal(0.01), "initial_bias": 0}
+        initial_weight = Constant(0) if pretrained_model else Normal(0.01)
+        initial: dict[str, Any] = {"initialW": initial_weight, "initial_bias": 0}
         in_channels = 3
         with self.init_scope():
             for stage, out_channels in enumerate(self.channels):

@@ -1,0 +1,188 @@
+"""Parts of data sets and loaders by themselves, at the sizes where they choose."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+
+from dbrdist.datasets import (
+    augment,
+    base,
+    columns,
+    folder,
+    index_format,
+    memory,
+    order,
+    pickled,
+    prefetch,
+    tables,
+    transforms,
+    workers,
+)
+from tests.each import each
+
+
+@each(start=[-1, 0, 3, 7], stop=[-1, 0, 3, 7], step=[-2, -1, 1, 3])
+def test_a_range_of_rows_is_the_slice_with_the_same_rows(start, stop, step):
+    rows = range(8)[start:stop:step]
+    found = tables._plain(rows)
+    assert isinstance(found, slice) and list(range(8))[found] == list(rows)
+    assert tables._plain(np.array([3, 1])) == [3, 1]
+
+
+def test_examples_of_a_table_are_counted_from_both_ends():
+    table = columns.from_data(("letter", list("abc")))
+    values = [table.get_example(i) for i in range(-3, 3)]
+    assert values[:3] == values[3:] and len({str(v) for v in values}) == 3
+    for i in (-4, 3):
+        with pytest.raises(IndexError, match="expected an index below 3"):
+            table.get_example(i)
+
+
+def test_what_a_transform_returns_is_seen_from_one_example():
+    calls = []
+
+    def double(value):
+        calls.append(value)
+        return {"twice": 2 * value}
+
+    table = columns.from_data(("value", [5, 6, 7])).transform(("twice",), double)
+    assert table.mode is dict and calls == [5]
+
+
+def test_pickled_examples_are_counted_from_both_ends():
+    file = io.BytesIO()
+    writer = pickled.PickleDatasetWriter(file)
+    for letter in "abc":
+        writer.write(letter)
+    data = pickled.PickleDataset(io.BytesIO(file.getvalue()))
+    assert [data.get_example(i) for i in range(-3, 3)] == list("abcabc")
+    for i in (-4, 3):
+        with pytest.raises(IndexError, match="expected an index below 3"):
+            data.get_example(i)
+
+
+# ---- images
+
+
+def test_parts_of_a_line_of_pixels_are_drawn():
+    crop, rng = transforms.RandomResizedCrop(2, (0.1, 0.5), (2.0, 8.0)), np.random.default_rng(0)
+    for shape, axis in (((1, 40), 1), ((40, 1), 0)):
+        crop.ratio = (2.0, 40.0) if axis else (1 / 40, 0.5)
+        found = [crop.window(*shape, rng) for _ in range(30)]
+        assert all(w[3 - axis] == 1 and w[2 + axis] > 0 for w in found)
+        assert len({w[axis] for w in found}) > 5
+
+
+@each(
+    **{"num_ops, magnitude, holds": [(0, 0, True), (1, 30, True), (-1, 9, False), (2, -0.1, False), (2, 30.1, False)]}
+)
+def test_operations_and_magnitudes_of_randaugment(num_ops, magnitude, holds):
+    if holds:
+        augment.RandAugment(num_ops, magnitude)
+    else:
+        with pytest.raises(ValueError, match="a magnitude from 0 to 30"):
+            augment.RandAugment(num_ops, magnitude)
+
+
+@each(name=["translate_x", "translate_y"], sign=[1, -1])
+def test_images_are_moved_by_150_of_331_parts_at_most(name, sign):
+    line = np.arange(1, 332, dtype=np.uint16) % 251 + 1
+    image = line.astype(np.uint8)[None, :, None]
+    if name == "translate_y":
+        image = image.transpose(1, 0, 2)
+    moved = augment.OPERATIONS[name](image, 1.0, sign, 0).ravel()
+    line = image.ravel()
+    kept, given = (moved[:-150], line[150:]) if sign > 0 else (moved[150:], line[:-150])
+    np.testing.assert_array_equal(kept, given)
+    assert not (moved[-150:] if sign > 0 else moved[:150]).any()
+
+
+def test_a_damaged_image_is_named(tmp_path):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(b"\xff\xd8\xff no image")
+    with pytest.raises(folder.CorruptExampleError, match=f"corrupt image file {path}"):
+        folder.read_image(path)
+    with pytest.raises(folder.CorruptExampleError, match=r"expected a readable image file: .*b\.jpg"):
+        folder.read_image(tmp_path / "b.jpg")
+
+
+def test_sizes_of_images_in_shards_fit_their_column():
+    assert np.dtype(dict(index_format.IN_SHARDS)["sizes"]).itemsize == 4
+    assert np.iinfo("u4").max == index_format.MAX_IMAGE_BYTES
+
+
+# ---- memory of batches
+
+
+def test_images_that_follow_each_other_are_one_array_without_a_copy():
+    reused = memory.Reused()
+    whole = reused.fresh((6, 2, 2, 3), np.uint8)
+    whole[...] = np.arange(whole.size).reshape(whole.shape)
+    parts = [whole[:2], whole[2:3], whole[3:]]
+    found = reused.concatenated(parts)
+    assert np.shares_memory(found, whole) and found.shape == whole.shape
+    for others in (
+        [parts[0], parts[2]],
+        [parts[1], parts[0]],
+        [whole[:2].copy(), parts[1]],
+        [parts[0], whole[2:3].copy()],
+    ):
+        found = reused.concatenated(others)
+        assert not np.shares_memory(found, whole)
+        np.testing.assert_array_equal(found, np.concatenate(others))
+    foreign = np.ones((4, 2, 2, 3), np.uint8)
+    assert not np.shares_memory(reused.concatenated([foreign[:1], foreign[1:]]), foreign)
+
+
+def test_rows_of_a_canvas_are_given_out_until_they_end():
+    reused, canvas = memory.Reused(), memory.Canvas(7)
+    with reused.on(canvas, 2, 3):
+        assert reused.begun(1) is None  # nobody has said what an image is like
+        first = reused.empty((2, 4, 4, 3), np.uint8)
+        assert reused.begun(2) is None
+        last = reused.begun(1)
+        assert reused.begun(1) is None
+        assert not np.shares_memory(reused.empty((1, 4, 4, 3), np.uint8), first.base)
+    first[...], last[...] = 5, 6
+    whole = canvas.rows(0, (7, 4, 4, 3), np.uint8)
+    assert [set(row.ravel().tolist()) for row in whole[2:5]] == [{5}, {5}, {6}]
+    assert canvas.rows(0, (1, 4, 4, 4), np.uint8) is canvas.rows(0, (1, 4, 4, 3), np.uint16) is None
+    assert reused.begun(1) is None  # this thread has no canvas any more
+
+
+# ---- orders and loaders
+
+
+@each(**{"n, dtype": [(3, "int64"), ((1 << 31) - 1, "int32"), (1 << 31, "int64"), (1 << 33, "int64")]})
+def test_positions_of_many_examples_are_of_the_smaller_type_that_holds_them(n, dtype):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(order, "permutation", lambda seed, epoch, n, dtype: np.dtype(dtype).name)
+        assert order.ShuffleOrderSampler(7).order(0, n) == dtype
+
+
+@each(
+    **{"num_samples, num_threads, size": [
+        (1, 1, 4), (8, 1, 4), (9, 1, 6), (64, 4, 8), (65, 4, 10), (72, 4, 10), (512, 8, 32), (10_000, 8, 32),
+        (100, 16, 4),
+    ]}
+)  # fmt: skip
+def test_threads_take_half_of_their_share_at_a_time(num_samples, num_threads, size):
+    assert prefetch._share_size(num_samples, num_threads) == size
+
+
+@each(**{"path, is_kept": [("/nowhere/<stdin>", False), (__file__, True), (None, None)]})
+def test_a_loader_is_told_of_a_script_that_is_a_file(path, is_kept):
+    given = {"authkey": b"key", "name": "x"} | ({} if path is None else {"init_main_from_path": path})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers.spawn, "get_preparation_data", lambda name: given)
+        found = workers._preparation()
+    assert found.get("init_main_from_path") == (path if is_kept else None) and found["authkey"] == b"key"
+
+
+def test_rows_of_an_array_in_any_order_are_taken():
+    rows = np.arange(24).reshape(4, 6)
+    for a in (rows, np.asfortranarray(rows), rows[:, ::2]):
+        np.testing.assert_array_equal(base.take(a, np.array([2, 0, 2])), [list(a[i]) for i in (2, 0, 2)])

@@ -1,0 +1,46 @@
+"""What trainers, triggers and extensions do where nobody says otherwise: the values that are documented."""
+
+import inspect
+
+import pytest
+
+from dbrdist import training
+from dbrdist.training import extensions, triggers
+
+SIGMAS = (0, 0.13, 2.28, 15.87, 50, 84.13, 97.72, 99.87, 100)
+EPOCH = {"trigger": (1, "epoch")}
+DEFAULTS = {
+    training.StandardUpdater: {"auto_new_epoch": True},
+    training.ParallelUpdater: {"auto_new_epoch": True},
+    training.Trainer: {"out": "result"},
+    training.Trainer.run: {"show_loop_exception_msg": True},
+    training.Trainer.extend: {"call_before_training": False},
+    extensions.LogReport: EPOCH,
+    extensions.MicroAverage: EPOCH,
+    extensions.ParameterStatistics: {"report_params": True, "report_grads": True, "skip_nan_params": False, **EPOCH},
+    extensions.PlotReport: {"grid": True, **EPOCH},
+    extensions.ProgressBar: {"update_interval": 100, "bar_length": 50, "min_seconds": 0.0},
+    extensions.Snapshot: {"snapshot_on_error": False, "n_retains": -1, "autoload": False},
+    extensions.VariableStatisticsPlot: {
+        "max_sample_size": 1000, "report_data": True, "report_grad": True, "plot_mean": True, "plot_std": True,
+        "percentile_sigmas": SIGMAS, "grid": True, **EPOCH,
+    },
+    extensions.WeightAverage: {"warmup": True},
+    triggers.BestValueTrigger: EPOCH,
+    triggers.MaxValueTrigger: EPOCH,
+    triggers.MinValueTrigger: EPOCH,
+    triggers.EarlyStoppingTrigger: {"check_trigger": (1, "epoch"), "verbose": False, "max_trigger": (100, "epoch")},
+    triggers.OnceTrigger: {"call_on_resume": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("thing", DEFAULTS, ids=lambda thing: thing.__qualname__)
+def test_documented_defaults(thing):
+    parameters = inspect.signature(thing).parameters
+    assert {name: parameters[name].default for name in DEFAULTS[thing]} == DEFAULTS[thing]
+
+
+def test_extensions_run_before_or_after_each_other():
+    """Writers, editors, readers, then snapshots, which hold what the others have set."""
+    order = [training.PRIORITY_WRITER, training.PRIORITY_EDITOR, training.PRIORITY_READER]
+    assert order == [300, 200, 100]
