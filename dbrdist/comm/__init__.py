@@ -1,4 +1,4 @@
-"""Everything that knows there are several ranks.
+"""Everything that deals with several ranks.
 
 Importing it does not start MPI; creating an MPI communicator does. In a process that mpiexec started as one of several
 ranks, an exception that nobody catches ends the job from the import on.

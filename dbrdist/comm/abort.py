@@ -1,4 +1,4 @@
-"""One rank's failure ends the job, with the rank in front of each line of the report.
+"""A failure on one rank ends the job; each line of the report begins with the rank.
 
 Under a plain mpiexec, MPICH, Open MPI and Intel MPI all leave the other ranks waiting forever when one raises or calls
 ``sys.exit``. This room ends the job for

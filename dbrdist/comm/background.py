@@ -1,4 +1,4 @@
-"""Mean gradients that travel while the program does something else."""
+"""Averaging of gradients while the program does something else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEVER, _LATER, _NOW = range(3)  # whether the gradients come with the row: with
 class Reduction:
     """The mean gradients of one model over the ranks, in two halves: :meth:`start` and :meth:`wait`.
 
-    Between them the program goes on: it computes another model's gradients, reads data, writes a snapshot. Example, two
+    In between the program continues: it computes another model's gradients, reads data, writes a snapshot. Example, two
     models whose reductions overlap with the other's backward pass::
 
         of_generator, of_critic = Reduction(comm, generator), Reduction(comm, critic)
@@ -35,10 +35,10 @@ class Reduction:
         of_critic.wait()
         critic_optimizer.update()
 
-    Every rank makes, starts and waits for its reductions in the same order. Parameters without a gradient count as
-    gradient zero, and have the mean afterwards. How gradients are added is the communicator's: its name, and its
+    Every rank creates, starts and waits for its reductions in the same order. Parameters without a gradient count as
+    gradient zero, and have the mean afterwards. How gradients are added depends on the communicator: its name and its
     configuration (``allreduce_grad_dtype``, ``overlap``, ``shared_memory``). ``flat`` over MPI adds long ones by a
-    thread and shows short ones at once; where there is no such thread, :meth:`wait` does all of the work. So it does in
+    thread and short ones in :meth:`wait`; without such a thread, :meth:`wait` does all of the work. So it does in
     the first reduction of a model, and in the first after its parameters changed.
 
     Args:
@@ -70,7 +70,7 @@ class Reduction:
         return self._started is not None
 
     def start(self, num_samples: int | None = None) -> None:
-        """Begin to average the gradients that are there now, and return at once. Leave them alone until :meth:`wait`.
+        """Begin to average the current gradients, and return at once. Do not change them until :meth:`wait`.
 
         Args:
             num_samples: how many examples this rank's gradients are the mean of: its weight. None, on every rank, is

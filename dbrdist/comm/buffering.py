@@ -1,4 +1,4 @@
-"""Double buffering: gradients travel during the whole next step, and are one step old when they are used."""
+"""Double buffering: gradients are sent during the next step, and are one step old when they are used."""
 
 from __future__ import annotations
 

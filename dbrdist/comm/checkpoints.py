@@ -33,7 +33,7 @@ def create_multi_node_checkpointer(
     """An extension that saves the trainer of every rank, and loads the newest state that all ranks have.
 
     Each call makes a generation: a file ``snapshot_<name>_<rank>_<iteration>`` on each rank. One that a job's end has
-    left incomplete is passed over. Example:
+    left incomplete is skipped. Example:
 
         checkpointer = create_multi_node_checkpointer("digits", comm, path="checkpoints")
         checkpointer.maybe_load(trainer, optimizer)
@@ -42,11 +42,11 @@ def create_multi_node_checkpointer(
     Args:
         name: of the run; a file's name has it.
         comm: the ranks.
-        cp_interval: how many generations stay.
+        cp_interval: how many generations are kept.
         gc_interval: after how many calls the older ones are removed.
         path: the folder; it may differ between ranks (local disks). None is the trainer's ``out``.
 
-    Files stay when the run ends; ChainerMN removes them then, also after an error.
+    Files are kept when the run ends; ChainerMN removes them then, even after an error.
 
     Raises:
         ValueError, TypeError: on every rank, for a number below 1, or a name that cannot be part of a file's.
@@ -113,7 +113,7 @@ class MultiNodeCheckpointer(Extension):
                 os.remove(self._file(folder, old))
 
     def maybe_load(self, trainer: Any, optimizer: Any = None, path: str | None = None) -> bool:
-        """Load the newest generation that every rank has whole; True if there was one. Collective.
+        """Load the newest generation of which every rank has a complete file; True if there was one. Collective.
 
         Args:
             trainer: takes the state.
@@ -147,12 +147,12 @@ class MultiNodeCheckpointer(Extension):
                 return iteration
             if self._comm.rank == 0:
                 damaged = [rank for rank, good in enumerate(is_whole) if not good]
-                text = f"{self._file(folder, iteration)}: damaged on ranks {damaged}; an earlier one is taken"
+                text = f"{self._file(folder, iteration)}: damaged on ranks {damaged}; an earlier one is used"
                 warnings.warn(text, stacklevel=3)
         missing = [rank for rank, theirs in enumerate(everyone) if not theirs]
         if self._comm.rank == 0 and any(everyone):
-            where = f"ranks {missing} have none" if missing else "no generation is whole on all ranks"
-            text = f"no checkpoint of {self._run_name!r} is loaded: {where}; the run begins afresh"
+            where = f"ranks {missing} have none" if missing else "no generation is complete on all ranks"
+            text = f"no checkpoint of {self._run_name!r} is loaded: {where}; the run starts from the beginning"
             warnings.warn(text, stacklevel=3)
         return None
 

@@ -1,4 +1,4 @@
-"""In what type gradients travel between ranks."""
+"""The type in which gradients are sent between ranks."""
 
 from __future__ import annotations
 

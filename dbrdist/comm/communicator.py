@@ -27,7 +27,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
     Verbs without a suffix move arrays: memory of any element type (also bfloat16) in any layout, never pickled. Arrays
     may be empty, 0-d or non-contiguous. What is received has its own memory, keeps the sender's order of axes (a
     channels-last array arrives channels-last), and lies on this thread's GPU if it came from one; ordinary MPI
-    suffices, for it is staged through host memory. Verbs that end in ``_obj`` move pickled objects.
+    suffices, because it is staged through host memory. Verbs that end in ``_obj`` move pickled objects.
 
     Every verb blocks until its result may be used and its argument may be written again. All verbs but send and recv
     are collective: every rank calls them, in the same order. Ranks that come to different verbs, with different roots
@@ -36,8 +36,8 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
 
     Configuration belongs to this communicator and is inherited by what :meth:`split` makes:
 
-    - ``allreduce_grad_dtype`` (None): the type in which gradients travel; None means their own. In memory that ranks
-      share they do not travel.
+    - ``allreduce_grad_dtype`` (None): the type in which gradients are sent; None means their own. In memory that ranks
+      share nothing is sent.
     - ``batched_copy`` (True): accepted for old scripts; gradients lie in flat memory, so there is nothing to copy.
 
     Raises:
@@ -137,7 +137,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
             return result
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
+        """Return when every rank has called it."""
         with self._gate.call("barrier") as call:
             call.agree()
 
@@ -146,7 +146,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
     def split(self, color: int | None, key: int) -> Any:
         """A communicator of the ranks with the same ``color``, ranked by (key, rank), with this one's configuration.
 
-        A rank with the colour None gets None.
+        A rank whose color is None gets None.
         """
         with self._gate.call("split") as call:
             own, error = attempt(arguments.color_and_key, color, key)
@@ -172,7 +172,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
     # ---- models ----
 
     def bcast_data(self, model: Any) -> None:
-        """Give every rank rank 0's parameters and persistent values (batch-norm statistics, say).
+        """Give every rank rank 0's parameters and persistent values (such as batch-norm statistics).
 
         A parameter that has no shape yet is broadcast when it is initialised, which must then happen on every rank.
 
@@ -187,7 +187,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
         self.bcast_data(model)
 
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
-        """Replace the gradients of a link by their means over ranks, all ranks weighing the same.
+        """Replace the gradients of a link by their means over ranks, with equal weights.
 
         A parameter that has a gradient on some ranks only counts as gradient zero on the others. One without a gradient
         on any rank is left alone, or with ``zero_fill`` gets zeros. Means of 16-bit gradients are summed and divided in
@@ -203,7 +203,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
         self.multi_node_mean_grad(model, zero_fill)
 
     def weighted_mean_grad(self, params: list[tuple[str, Any]], zero_fill: bool, num_samples: int | None) -> None:
-        """As :meth:`multi_node_mean_grad` for named parameters, each rank weighing its number of samples.
+        """As :meth:`multi_node_mean_grad` for named parameters, with each rank weighted by its number of samples.
 
         None on every rank is equal weights; a rank with 0 samples takes part with weight 0.
         """

@@ -133,7 +133,7 @@ class PowerSGD(Compression):
 
 
 class TopK(Compression):
-    """Only the elements of largest magnitude travel (Stich et al. 2018, arXiv 1809.07599; Aji and Heafield 2017).
+    """Only the elements of largest magnitude are sent (Stich et al. 2018, arXiv 1809.07599; Aji and Heafield 2017).
 
     Each rank sends those of its own gradient, as 32-bit indices and values; the mean counts what a rank did not send as
     zero, and the rank adds it to its next gradient.

@@ -1,4 +1,4 @@
-"""From a name to a communicator."""
+"""Creates communicators by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _of_this_thread(mpi_comm: Any, settings: dict[str, Any]) -> CommunicatorBase
     """The communicator of the rank that this thread is."""
     comm = threads.current()
     if comm is None:
-        raise ValueError("the communicator 'threads' expected to be made inside dbrdist.comm.run_threads(n, function)")
+        raise ValueError("the communicator 'threads' must be created inside dbrdist.comm.run_threads(n, function)")
     for name, value in settings.items():
         comm.set_config(name, value)
     return comm
@@ -65,7 +65,7 @@ def create_communicator(
     """The communicator of this process (or thread), and from now on abort on failure.
 
     Args:
-        communicator_name: ``'auto'`` (or None) takes what fits, and rank 0 says on stderr what that is and why. By
+        communicator_name: ``'auto'`` (or None) picks one, and rank 0 says on stderr which one and why. By
             name: ``'naive'``, ``'flat'``, ``'hierarchical'``, ``'two_dimensional'``, ``'single_node'``,
             ``'non_cuda_aware'``, ``'pure_nccl'``, ``'dummy'`` (MPI processes, which add gradients in different ways:
             see docs/communicators.md), ``'threads'`` (inside :func:`run_threads`), ``'single'`` (one rank, no MPI).
@@ -77,8 +77,8 @@ def create_communicator(
     ends the whole job (``comm/abort.py``).
 
     Raises:
-        ValueError: for an unknown name or configuration, with the nearest known one. Where one rank of an MPI program
-            gives it, on every rank.
+        ValueError: for an unknown name or configuration, with the closest known one. If one rank of an MPI program
+            passes it, on every rank.
         CommunicatorError: if the ranks give different names; if the environment says that several ranks were started,
             but MPI's world has one.
     """
@@ -117,7 +117,7 @@ def _description(name: str, reason: str, comm: CommunicatorBase) -> str:
     ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
     if name == "flat" and comm.size > 1:
         is_shared = comm.get_config("shared_memory") is not False
-        shares = "gradients are added in memory that its ranks share" if is_shared else "gradients travel by messages"
+        shares = "gradients are added in memory that its ranks share" if is_shared else "gradients are sent as messages"
         reason = f"one host: {shares}" if comm.inter_size == 1 else f"{comm.inter_size} hosts: within each, {shares}"
     return f"communicator {name!r}, {ranks}" + (f" ({reason})" if reason else "")
 

@@ -1,6 +1,6 @@
 """A part of a dataset for each rank.
 
-These parts stay the same for the whole run, as in ChainerMN. Better is one dataset on all ranks and an iterator with
+These parts stay the same for the whole run, as in ChainerMN. Better use one dataset on all ranks and an iterator with
 ``rank=comm.rank, size=comm.size``: each epoch has its own permutation of all examples, divided over the ranks.
 """
 
@@ -51,17 +51,17 @@ def scatter_dataset(
     """This rank's part of ``dataset``: contiguous in the order of indices, or of one permutation.
 
     Indices are scattered, not examples: every rank reads its own from its ``dataset``. Ranks that pass None get the
-    root's, pickled, ``max_buf_len`` bytes at a time (cheap for a list of files, dear for arrays).
+    root's, pickled, ``max_buf_len`` bytes at a time (cheap for a list of files, expensive for arrays).
 
     Args:
         dataset: the whole dataset, the same on every rank that has one.
         comm: the ranks.
         root: the rank whose length, ``shuffle``, ``seed`` and ``force_equal_length`` hold.
-        shuffle: divide a permutation that follows from ``seed`` alone (None is 0).
-        force_equal_length: give every rank as many examples, by one of padding where needed.
+        shuffle: divide a permutation that depends only on ``seed`` (None is 0).
+        force_equal_length: give every rank the same number of examples, with one of padding if needed.
 
     Raises:
-        DataSizeError: on every rank, if there is no example, so that equal lengths are impossible.
+        DataSizeError: on every rank, if there are no examples, so that equal lengths are impossible.
         TypeError: on every rank, if the root has no dataset.
         ValueError: on every rank, if datasets differ in length.
     """
@@ -122,7 +122,7 @@ def create_empty_dataset(dataset: Any) -> list[tuple[()]]:
 
 
 def open_images_once(root: str | os.PathLike[str], comm: CommunicatorBase) -> ImageIndex:
-    """Which images there are in ``root``, for ``ImageFolder(root, index=...)``: rank 0 alone looks, all know.
+    """The list of images in ``root``, for ``ImageFolder(root, index=...)``: rank 0 scans the folder for all ranks.
 
     The processes of a host share one copy in memory, their loader processes included. Collective.
 

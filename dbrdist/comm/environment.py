@@ -51,8 +51,8 @@ def refusal(world_size: int, environ: Mapping[str, str] = os.environ) -> str:
     if world_size > 1 or size <= 1:
         return ""
     return (
-        f"{name}={size} says that {size} ranks were started, but MPI's world has one: the launcher does not fit the "
-        "MPI library that mpi4py loaded, and every process would train alone. Use the mpiexec of that library (it lies "
-        "beside the Python interpreter where MPI is a wheel; under Slurm: srun --mpi=pmi2 for MPICH, --mpi=pmix for "
+        f"{name}={size} says that {size} ranks were started, but MPI's world has one: the launcher does not match "
+        "the MPI library that mpi4py loaded, and every process would train alone. Use the mpiexec of that library "
+        "(next to the Python interpreter if MPI is a wheel; under Slurm: srun --mpi=pmi2 for MPICH, --mpi=pmix for "
         "Open MPI); `python -m mpi4py --mpi-lib-version` says which library it is"
     )

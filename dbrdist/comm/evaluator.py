@@ -28,10 +28,10 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
     Each rank evaluates its own part without communicating, so parts may differ in length and be empty. Sums over
     examples are then added in the order of ranks. The padding of a scattered dataset is left out.
 
-    Over an iterator with virtual workers the means are the same to the bit on any number of ranks.
+    Over an iterator with virtual workers the means are bit for bit the same on any number of ranks.
 
     An evaluator with its own ``evaluate`` method gives means without weights; they are averaged over the ranks whose
-    result has the key, each rank weighing the same.
+    result has the key, with equal weights.
 
     Raises:
         Whatever one rank raises while it evaluates, on every rank.
@@ -49,7 +49,7 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
 
 
 class GenericMultiNodeEvaluator(Evaluator):
-    """An evaluation whose result is no mean: each rank computes, and ``root`` sees the results of all.
+    """An evaluation whose result is not a mean: each rank computes, and ``root`` sees the results of all.
 
     Override :meth:`calc_local` and :meth:`aggregate`; what ``aggregate`` reports is observed on the root. Ranks may
     have different numbers of batches, and none.

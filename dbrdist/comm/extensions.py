@@ -98,7 +98,7 @@ class StepAgreement(Extension):
     def elapsed_time(self, trainer: Any) -> float:
         """Rank 0's elapsed seconds after the step, the same on all ranks: the clock of a shared TimeTrigger.
 
-        A step in which rank 0 had no example does not move it.
+        A step in which rank 0 had no example does not advance it.
         """
         return self._seconds
 

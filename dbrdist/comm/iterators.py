@@ -1,4 +1,4 @@
-"""Iterators that several ranks go through together."""
+"""Iterators that several ranks use together."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def create_multi_node_iterator(
 class MultiNodeIterator(Iterator):
     """The batches of one rank's iterator on every rank. Collective: all ranks ask for each batch.
 
-    Batches travel pickled, with the position of the iterator, so that epochs end on all ranks at once. An error while
+    Batches are sent pickled, with the position of the iterator, so that epochs end on all ranks at once. An error while
     the master reads is raised on every rank.
     """
 
@@ -169,7 +169,7 @@ def create_synchronized_iterator(actual_iterator: Any, communicator: Communicato
     """``actual_iterator``, set to the order of rank 0's: every rank reads the same examples in the same order.
 
     Each rank reads its own dataset, which must have the same length everywhere. What ranks draw at random for their
-    examples follows from the same seed too. The iterator begins anew. One that does not shuffle stays as it is; an
+    examples follows from the same seed too. The iterator starts over. One that does not shuffle stays as it is; an
     ``order_sampler`` of the caller's own is replaced by a permutation for each epoch, as in ChainerMN.
 
     Raises:

@@ -123,16 +123,15 @@ class Mailbox:
 
     def takes(self, arrays: Sequence[Any]) -> bool:
         """Whether these arrays can be enclosed in a row."""
-        found = self._enclosures.get(id(arrays))
-        return (found is not None and found.arrays is arrays) or (
+        return id(arrays) in self._enclosures or (
             enclosed_bytes(arrays) <= ENCLOSED_BYTES
             and all(isinstance(x, np.ndarray) and x.dtype.isnative for x in arrays)
         )
 
     def _enclosure(self, arrays: Sequence[message.HostArray]) -> _Enclosure:
-        """Where arrays lie in a row; for a tuple of them, which stays what it is, this is kept."""
+        """Where arrays lie in a row; for a tuple of them, which stays what it is, this is kept, and it with this."""
         kept = self._enclosures.get(id(arrays))
-        if kept is not None and kept.arrays is arrays:
+        if kept is not None:
             self._last_enclosure = kept
             return kept
         made = _Enclosure(arrays, self._all, self._rank)

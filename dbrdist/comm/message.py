@@ -36,13 +36,13 @@ def as_array(x: Any, verb: str) -> Array:
         ValueError: for more than 32 dimensions.
     """
     if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"{verb} expected a plain array, got a masked one: masks do not travel, so fill it first")
+        raise TypeError(f"{verb} expected a plain array, got a masked one: masks are not sent, so fill it first")
     if type(x) is not np.ndarray and isinstance(x, (np.generic, np.ndarray)):
         x = np.asarray(x)  # what a subclass makes of a view may be wrong here: a matrix has 2 axes in any shape
     if not backend.is_array(x):
-        raise TypeError(f"{verb} expected an array, got {type(x).__name__}; objects travel by {verb}_obj")
+        raise TypeError(f"{verb} expected an array, got {type(x).__name__}; use {verb}_obj for objects")
     if x.dtype.hasobject or x.dtype.names is not None or (x.dtype.kind == "V" and x.dtype.name.startswith("void")):
-        raise TypeError(f"{verb} expected an array of numbers, got dtype {x.dtype}; objects travel by {verb}_obj")
+        raise TypeError(f"{verb} expected an array of numbers, got dtype {x.dtype}; use {verb}_obj for objects")
     if x.ndim > MAX_NDIM:
         raise ValueError(f"{verb} expected at most {MAX_NDIM} dimensions, got {x.ndim}")
     return x

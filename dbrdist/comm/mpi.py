@@ -111,8 +111,8 @@ def refusal() -> str:
     """Why no verb can run in this process, or an empty text; each verb asks."""
     if _is_forked:
         return (
-            f"process {os.getpid()} was forked from a rank and is none itself: MPI serves only the process that "
-            "started it; communicate there, or start helpers by multiprocessing with the method 'spawn'"
+            f"process {os.getpid()} was forked from a rank but is not a rank itself: MPI works only in the process "
+            "that started it; communicate there, or start helpers with multiprocessing's method 'spawn'"
         )
     if _module.Is_finalized():
         return "MPI has been finalized, by the program or at its exit; communicate before that"

@@ -167,8 +167,8 @@ class NcclCommunicator(FlatCommunicator):
         if not reason:
             return None
         return RuntimeError(
-            f"the communicator 'pure_nccl' expected CuPy with NCCL, and a GPU on every rank, but {reason}; take 'auto' "
-            "or 'flat', which bring device arrays through host memory"
+            f"the communicator 'pure_nccl' expected CuPy with NCCL, and a GPU on every rank, but {reason}; use 'auto' "
+            "or 'flat', which stage device arrays through host memory"
         )
 
     def _share_gradients(self, call: Passage, plan: Plan) -> Any:
@@ -223,5 +223,5 @@ def _shared_device(places: Sequence[tuple[int, int]], rank: int) -> Exception | 
     others = [k for k, place in enumerate(places) if place == places[rank] and k != rank]
     return ValueError(
         f"the communicator 'pure_nccl' expected a GPU for each rank, but rank {rank} uses that of rank {others[0]}; "
-        "call dbrdist.get_device(comm.intra_rank).use() before the model goes to the device"
+        "call dbrdist.get_device(comm.intra_rank).use() before you move the model to the device"
     )

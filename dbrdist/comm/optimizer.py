@@ -1,4 +1,4 @@
-"""An optimizer that keeps all ranks in step: equal parameters at the start, mean gradients at each update."""
+"""An optimizer that keeps all ranks synchronised: equal parameters at the start, mean gradients at each update."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def create_multi_node_optimizer(
         actual_optimizer: any optimizer; what :meth:`setup` of either is called with is the target of both.
         communicator: the ranks.
         double_buffering: update with the means of the step before, which travel while this step computes. The first
-            step only sends. The result is another training: each gradient is applied one step late.
+            step only sends. This changes the training: each gradient is applied one step late.
         zero_fill: count a parameter that got no gradient on any rank as gradient zero. False leaves it out of the
             reduction; the update still counts it as zero.
         zero: 1 divides the optimizer's state over the ranks, 2 the gradients too (ZeRO, Rajbhandari et al. 2020, arXiv
@@ -56,14 +56,14 @@ def create_multi_node_optimizer(
             that part, so that hooks must work on parts: ours do, others need an attribute ``works_on_shards = True``.
             Save inside :meth:`MultiNodeOptimizer.whole_state`.
         compression: :class:`~dbrdist.comm.compression.PowerSGD` or :class:`~dbrdist.comm.compression.TopK`: send
-            fewer bytes, and add what is left out to the next gradient.
+            fewer bytes, and add what was left out to the next gradient.
         accumulate: calls of ``update`` for one step. All but the last only add up gradients, without communication; the
             step has the mean over all examples of them.
         local_steps: of each rank by itself, before the ranks average their parameters (local SGD, Stich 2019, arXiv
             1805.09767); 1 averages gradients in every step instead. Optimizer state stays each rank's own.
 
     Raises:
-        ValueError: for settings that are out of range or do not go together.
+        ValueError: for settings that are out of range or cannot be combined.
     """
     if not isinstance(actual_optimizer, Optimizer):
         raise TypeError(f"expected an optimizer, got {type(actual_optimizer).__name__}")
@@ -477,8 +477,9 @@ class MultiNodeOptimizer(HandsOn):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            f"{type(self).__name__} cannot be pickled, because its communicator is of this process; save its state by "
-            "dbrdist.serializers, or pickle its actual_optimizer, and wrap that by create_multi_node_optimizer again"
+            f"{type(self).__name__} cannot be pickled, because its communicator belongs to this process; save its "
+            "state with dbrdist.serializers, or pickle its actual_optimizer and wrap that in "
+            "create_multi_node_optimizer again"
         )
 
     # ---- what it is set up with, and its state ----

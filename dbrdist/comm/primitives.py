@@ -47,8 +47,8 @@ class Provider(Configured, ABC):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            f"{type(self).__name__} cannot be pickled: a communicator is of the processes that made it together; make "
-            "one there by create_communicator, and save models by dbrdist.serializers"
+            f"{type(self).__name__} cannot be pickled: a communicator belongs to the processes that created it; create "
+            "one there with create_communicator, and save models with dbrdist.serializers"
         )
 
     def _config_changed(self) -> None:

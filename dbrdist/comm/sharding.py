@@ -178,7 +178,7 @@ def _check_unshared(params: Sequence[Parameter]) -> None:
     if any(p.is_shared for p in params):
         raise ValueError(
             "optimizer state divided over ranks (zero=1 or 2): two parameters share one array, which would have two "
-            "owners; use the same Parameter in both links, or take zero=0"
+            "owners; use the same Parameter in both links, or use zero=0"
         )
 
 

@@ -193,7 +193,7 @@ class FlatCommunicator(MpiCommunicator):
         cable, reason = (None, "") if hosts.between is None else connect(hosts.between)
         reason = next(filter(None, self._comm.allgather(reason)), "")
         if reason and wanted and self._rank == 0:
-            print(f"dbrdist: sums of hosts travel by MPI, not over sockets: {reason}", file=sys.stderr, flush=True)
+            print(f"dbrdist: sums of hosts are sent by MPI, not over sockets: {reason}", file=sys.stderr, flush=True)
         self._has_cable = not reason and (wanted or is_fast or self._is_as_fast(cable))
         self._cable = cable if self._has_cable else None
         if cable is not None and not self._has_cable:
@@ -296,7 +296,7 @@ class SingleNodeCommunicator(FlatCommunicator):
             return None
         return ValueError(
             f"the communicator 'single_node' expected all ranks on one host, got {self.size} ranks on "
-            f"{self.inter_size} hosts; take 'auto', 'flat' or 'hierarchical'"
+            f"{self.inter_size} hosts; use 'auto', 'flat' or 'hierarchical'"
         )
 
 

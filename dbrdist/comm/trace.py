@@ -155,7 +155,7 @@ class Summary(NamedTuple):
     step: float
     compute: float
     data_stall: float
-    exposed: float  # communication that nothing hides, without the waiting for late ranks
+    exposed: float  # exposed communication, without the waiting for late ranks
     late: float  # waiting for late ranks
     late_rank: int | None  # the one for which the others waited longest
     late_share: float  # its share of that waiting
@@ -166,7 +166,7 @@ class Summary(NamedTuple):
         parts = [
             ("compute", self.compute),
             ("waiting for data", self.data_stall),
-            ("communication that nothing hides", self.exposed),
+            ("exposed communication", self.exposed),
             ("waiting for a late rank", self.late),
         ]
         whole = max(self.step, 1e-9)
@@ -174,8 +174,8 @@ class Summary(NamedTuple):
         lines += [f"  {name}: {1e3 * seconds:.2f} ms, {seconds / whole:.0%}" for name, seconds in parts]
         if self.late_rank is not None and self.late > 0:
             lines.append(
-                f"  the others waited for rank {self.late_rank} in {self.late_share:.0%} of that time; what it did "
-                f"longer than they: {self.late_cause}"
+                f"  the others waited for rank {self.late_rank} in {self.late_share:.0%} of that time; it took "
+                f"longer than they did in: {self.late_cause}"
             )
         return lines
 

@@ -181,7 +181,7 @@ class VirtualUpdater(StandardUpdater):
         """The sums over the workers of all ranks."""
         comm = self.communicator
         if not header.same_runs:
-            raise CommunicatorError("the parameters lie in another order in memory on some rank; make the models alike")
+            raise CommunicatorError("the ranks' parameters differ in their order in memory; make the models alike")
         if self.reproducible:
             return leaves.add_over_ranks(comm, call, self._iterators["main"].virtual_workers, self._sum)
         totals = self._sum.total()
@@ -199,7 +199,7 @@ def _check(iterators: dict[str, Any], optimizers: dict[str, Any], comm: Any) -> 
     kind = type(iterator).__name__
     if getattr(iterator, "virtual_workers", None) is None:
         raise ValueError(
-            f"VirtualUpdater expected an iterator with virtual workers, got {kind} without; make it by "
+            f"VirtualUpdater expected an iterator with virtual workers, got {kind} without; create it as "
             f"{kind}(dataset, batch_size, rank=comm.rank, size=comm.size, virtual_workers=8)"
         )
     if (iterator.rank, iterator.size) != (comm.rank, comm.size):
@@ -208,7 +208,7 @@ def _check(iterators: dict[str, Any], optimizers: dict[str, Any], comm: Any) -> 
             f"got rank={iterator.rank}, size={iterator.size}"
         )
     if isinstance(optimizer, MultiNodeOptimizer):
-        raise ValueError("VirtualUpdater averages gradients itself: expected the optimizer, got a multi-node one of it")
+        raise ValueError("VirtualUpdater averages gradients itself: expected the plain optimizer, got a multi-node one")
     waiting = [name for name, p in optimizer.target.namedparams() if not p.is_initialized]
     if waiting:
         raise ValueError(

@@ -33,12 +33,12 @@ class Way(NamedTuple):
         """Refuse a loss scale that changes between a gradient and its use, or on one rank alone."""
         if self.double_buffering or self.compression is not None:
             raise ValueError(
-                "a dynamic loss scale does not go with double_buffering or compression, which use gradients of "
+                "a dynamic loss scale does not work with double_buffering or compression, which use gradients of "
                 "earlier steps; set a constant one"
             )
         if self.local_steps > 1:
             raise ValueError(
-                "a dynamic loss scale does not go with local_steps, where each rank would follow its own overflows; "
+                "a dynamic loss scale does not work with local_steps, where each rank would follow its own overflows; "
                 "set a constant one"
             )
 
@@ -57,9 +57,9 @@ def checked_way(
     }
     chosen = [name for name, value in ways.items() if value]
     if len(chosen) > 1:
-        raise ValueError(f"{' and '.join(chosen)} do not go together; take one of them")
+        raise ValueError(f"{' and '.join(chosen)} cannot be combined; use only one of them")
     if chosen and not stage and not zero_fill:
-        raise ValueError(f"zero_fill=False does not go with {chosen[0]}, which needs a gradient of every parameter")
+        raise ValueError(f"zero_fill=False does not work with {chosen[0]}, which needs a gradient of every parameter")
     if compression is not None and not isinstance(compression, Compression):
         raise TypeError(f"compression: expected PowerSGD(...) or TopK(...), got {type(compression).__name__}")
     return Way(bool(double_buffering), stage, compression, accumulate, local_steps)
@@ -70,4 +70,4 @@ def _check_counts(accumulate: Any, local_steps: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}: expected an integer of 1 or more, got {value!r}")
     if accumulate > 1 and local_steps > 1:
-        raise ValueError("accumulate and local_steps do not go together; take one of them")
+        raise ValueError("accumulate and local_steps cannot be combined; use only one of them")

@@ -216,9 +216,10 @@ def run_job(seed, limit_seconds=LIMIT_SECONDS):
     return Ending(wrong, errors[0] if errors else "", end - began[0] if began else 0.0)
 
 
-def run_in_threads(seed):
-    """The ending of ranks that are threads."""
+def run_in_threads(seed, share=1.0):
+    """The ending of ranks that are threads; the late one takes this share of the plan's time."""
     plan, errors, began = Plan(seed), [], time.monotonic()
+    plan.seconds *= share
     try:
         run_threads(plan.num_ranks, lambda comm: Program(plan, comm).run(), timeout_seconds=LIMIT_SECONDS)
     except TimeoutError:

@@ -289,10 +289,10 @@ def check_local_steps_average_parameters(comm):
 
 def check_bad_settings_raise_on_every_rank(comm):
     for options, text in [
-        ({"compression": PowerSGD(2), "zero": 1}, "do not go together"),
-        ({"double_buffering": True, "local_steps": 4}, "do not go together"),
-        ({"accumulate": 2, "local_steps": 4}, "do not go together"),
-        ({"double_buffering": True, "zero_fill": False}, "zero_fill=False does not go"),
+        ({"compression": PowerSGD(2), "zero": 1}, "cannot be combined"),
+        ({"double_buffering": True, "local_steps": 4}, "cannot be combined"),
+        ({"accumulate": 2, "local_steps": 4}, "cannot be combined"),
+        ({"double_buffering": True, "zero_fill": False}, "zero_fill=False does not work"),
         ({"accumulate": 0}, "accumulate: expected an integer of 1 or more, got 0"),
         ({"local_steps": 1.5}, "local_steps: expected an integer"),
     ]:

@@ -58,11 +58,11 @@ def test_arrays_that_travel():
     with pytest.raises(ValueError, match="send expected at most 32 dimensions, got 33"):
         message.as_array(np.lib.stride_tricks.as_strided(np.zeros(1), (1,) * 33, (0,) * 33), "send")
     for x in ([1], None, Variable(np.ones(1))):
-        with pytest.raises(TypeError, match=r"send expected an array, got .*; objects travel by send_obj"):
+        with pytest.raises(TypeError, match=r"send expected an array, got .*; use send_obj for objects"):
             message.as_array(x, "send")
     for dtype in (object, "V3", [("a", "f4")]):
         with pytest.raises(
-            TypeError, match=r"send expected an array of numbers, got dtype .*; objects travel by send_obj"
+            TypeError, match=r"send expected an array of numbers, got dtype .*; use send_obj for objects"
         ):
             message.as_array(np.zeros(2, dtype), "send")
 
@@ -345,7 +345,7 @@ def test_a_summary_blames_where_somebody_was_late(late):
     lines = trace.Summary(4, 2.0, 1.0, 0.5, 0.25, late, 1, 0.75, "forward").lines()
     assert lines[0] == "trace: 4 steps of 2000.00 ms" and lines[1] == "  compute: 1000.00 ms, 50%"
     assert lines[4] == f"  waiting for a late rank: {250 if late else 0:.2f} ms, {12 if late else 0}%"
-    said = "  the others waited for rank 1 in 75% of that time; what it did longer than they: forward"
+    said = "  the others waited for rank 1 in 75% of that time; it took longer than they did in: forward"
     assert lines[5:] == [said] * (late > 0)
     assert len(trace.Summary(4, 2.0, 1.0, 0.5, 0.25, late, None, 0.0, "").lines()) == 5
 

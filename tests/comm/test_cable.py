@@ -165,10 +165,10 @@ def test_small_pieces_and_uneven_blocks(monkeypatch):
 def test_a_wait_ends_when_the_watch_says_so():
     def work(rank, cable):
         if rank == 1:
-            time.sleep(0.3)
+            time.sleep(0.1)
             return
         call = Waiting()
-        threading.Timer(0.1, lambda: setattr(call, "error", "the ranks wait for each other")).start()
+        threading.Timer(0.03, lambda: setattr(call, "error", "the ranks wait for each other")).start()
         ticket = cable.receive(1, np.empty(5, np.uint8))
         with pytest.raises(CommunicatorError, match="wait for each other"):
             cable.wait(call, ticket)
@@ -179,7 +179,7 @@ def test_a_wait_ends_when_the_watch_says_so():
 
 @pytest.mark.parametrize("has_queued", [False, True])
 def test_a_connection_that_ends_is_an_error_once_the_watch_had_time(monkeypatch, has_queued):
-    monkeypatch.setattr(cables, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(cables, "_PATIENCE_SECONDS", 0.1)
 
     def work(rank, cable):
         if rank == 1:
@@ -256,10 +256,10 @@ def test_a_rank_may_answer_late(monkeypatch):
 
     def late(rank, *args):
         if rank == 0:
-            time.sleep(0.5)
+            time.sleep(0.2)
         meet(rank, *args)
 
-    monkeypatch.setattr(cables, "_TRY_SECONDS", 0.2)
+    monkeypatch.setattr(cables, "_TRY_SECONDS", 0.08)
     monkeypatch.setattr(cables, "_meet", late)
     on_ranks(2, lambda rank, cable: None)
 
@@ -297,8 +297,8 @@ def test_another_program_at_the_address_is_none_of_the_ranks():
 
 
 def test_where_no_address_answers_no_rank_has_connections(monkeypatch):
-    monkeypatch.setattr(cables, "_PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(cables, "_TRY_SECONDS", 0.2)
+    monkeypatch.setattr(cables, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(cables, "_TRY_SECONDS", 0.1)
     monkeypatch.setattr(cables, "addresses", list)
     ranks, found = Ranks(2), [None, None]
 

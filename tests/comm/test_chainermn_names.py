@@ -25,5 +25,5 @@ def test_a_damaged_checkpoint_is_told(tmp_path):
     with pytest.warns(UserWarning) as caught:
         assert saver.maybe_load(trainer) is False
     texts = [str(w.message) for w in caught]
-    assert texts[0].endswith("snapshot_n_0_1: damaged on ranks [0]; an earlier one is taken")
-    assert texts[1].startswith("no checkpoint of 'n' is loaded: no generation is whole on all ranks")
+    assert texts[0].endswith("snapshot_n_0_1: damaged on ranks [0]; an earlier one is used")
+    assert texts[1].startswith("no checkpoint of 'n' is loaded: no generation is complete on all ranks")

@@ -40,7 +40,7 @@ def test_create_inside_a_thread_rank():
         return create_communicator("threads") is comm, create_communicator() is comm
 
     assert run_threads(2, body) == [(True, True)] * 2
-    with pytest.raises(ValueError, match="made inside"):
+    with pytest.raises(ValueError, match="created inside"):
         create_communicator("threads")
 
 

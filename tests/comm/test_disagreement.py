@@ -2,7 +2,7 @@
 
 import pytest
 
-from dbrdist.comm import run_threads
+from dbrdist.comm import run_threads, world
 from tests.comm import disagreement_contract, disagreements
 
 
@@ -13,9 +13,11 @@ def test_disagreement_on_threads(check, num_ranks):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_disagreements_on_threads(seed):
-    """A sample; ``python -m tests.comm.disagreements 200`` runs as many as wanted."""
-    assert not disagreements.run_in_threads(seed).wrong
+def test_random_disagreements_on_threads(seed, monkeypatch):
+    """A sample, at ten times the speed; ``python -m tests.comm.disagreements 200`` runs as many as wanted."""
+    monkeypatch.setattr(world, "patience_seconds", world.patience_seconds / 10)
+    monkeypatch.setattr(world, "_LOOK_SECONDS", world._LOOK_SECONDS / 10)
+    assert not disagreements.run_in_threads(seed, 0.1).wrong
 
 
 @pytest.mark.mpiexec

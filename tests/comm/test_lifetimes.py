@@ -41,7 +41,7 @@ def test_a_forked_child_is_harmless_and_no_rank():
     ends_well(outcome._replace(text=outcome.text.replace("child: at its end\nthe end of rank", "")), 2)
     refusals = outcome.lines("child: barrier: process")
     assert len(refusals) == 6, outcome.text
-    assert all("was forked from a rank and is none itself" in line for line in refusals)
+    assert all("was forked from a rank but is not a rank itself" in line for line in refusals)
 
 
 def test_a_forked_child_that_fails_ends_alone():

@@ -1,4 +1,4 @@
-"""Saving a run of several ranks as one file: running statistics over ranks, and going on from it."""
+"""Saving a run of several ranks as one file: running statistics over ranks, and continuing from it."""
 
 from __future__ import annotations
 
@@ -139,6 +139,7 @@ def test_a_trainer_goes_on_from_a_shared_snapshot(tmp_path, num_ranks):
     assert all(seconds > 0 and list(observed) == ["main/loss", "main/accuracy"] for _, seconds, observed in seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dbrdist.comm import deadlock, run_threads, watch
+from dbrdist.comm import deadlock, run_threads, watch, world
 from dbrdist.comm.deadlock import State, Wait
 from dbrdist.comm.judge import Judge
 from dbrdist.errors import CommunicatorError
@@ -42,9 +42,16 @@ def test_stuck_ranks_raise_the_same_error(deed, num_ranks):
     assert "Traceback" not in outcome.text
 
 
+@pytest.fixture
+def impatient(monkeypatch):
+    """Ranks that are threads look after a tenth of the time whether the others can still come."""
+    monkeypatch.setattr(world, "patience_seconds", 0.1)
+    monkeypatch.setattr(world, "_LOOK_SECONDS", 0.025)
+
+
 @pytest.mark.parametrize("deed", ["crossed_sends", "message_and_collective", "two_communicators", "one_step_more"])
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_stuck_threads_raise_the_same_error(deed, num_ranks):
+def test_stuck_threads_raise_the_same_error(deed, num_ranks, impatient):
     def body(comm):
         x = np.ones(100_000)
         if deed == "crossed_sends":
@@ -61,10 +68,10 @@ def test_stuck_threads_raise_the_same_error(deed, num_ranks):
         run_threads(num_ranks, body, timeout_seconds=60)
 
 
-def test_a_thread_that_computes_is_left_alone():
+def test_a_thread_that_computes_is_left_alone(impatient):
     def body(comm):
         if comm.rank == 1:
-            time.sleep(3)
+            time.sleep(0.3)
         return int(comm.allreduce(np.array(1)))
 
     assert run_threads(3, body, timeout_seconds=60) == [3, 3, 3]

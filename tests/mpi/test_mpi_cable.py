@@ -97,7 +97,7 @@ def test_where_a_rank_cannot_connect_all_take_messages(make, monkeypatch, capfd)
     np.testing.assert_allclose(mine, sum(terms) / comm.size, atol=1e-6)
     comm.barrier()
     if comm.rank == 0:
-        assert "sums of hosts travel by MPI, not over sockets: " in capfd.readouterr().err
+        assert "sums of hosts are sent by MPI, not over sockets: " in capfd.readouterr().err
 
 
 def test_the_faster_way_is_taken(make, monkeypatch):

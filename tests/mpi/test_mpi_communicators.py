@@ -164,5 +164,5 @@ def test_nccl_without_a_gpu_is_refused_in_words(monkeypatch):
     reason = "CuPy finds no GPU" if create_communicator("naive").rank == 0 else ""
     monkeypatch.setattr(backend, "why_no_nccl", lambda: reason)
     for _ in range(2):
-        text = "a GPU on every rank, but CuPy finds no GPU; take 'auto' or 'flat'"
+        text = "a GPU on every rank, but CuPy finds no GPU; use 'auto' or 'flat'"
         raises(RuntimeError, text, lambda: create_communicator("pure_nccl"))

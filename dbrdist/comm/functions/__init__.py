@@ -1,4 +1,4 @@
-"""Communication through which gradients flow: what goes forward from rank to rank comes back as a gradient.
+"""Communication through which gradients flow: what is sent forward from rank to rank returns as a gradient.
 
 Every function takes and returns Variables, and has derivatives of every order. Gradients are those of the sum of all
 ranks' losses. Going backward is communication too: every rank must go through the same calls, which happens in the

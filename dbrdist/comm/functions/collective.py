@@ -201,7 +201,7 @@ def alltoall(comm: Any, xs: Any) -> tuple[Any, ...]:
 def bcast(comm: Any, x: Any, root: int = 0) -> Any:
     """The ``x`` of ``root``, on every rank; its gradient is the sum of all ranks'.
 
-    On the other ranks ``x`` is None, or a delegate variable, through which backward goes on.
+    On the other ranks ``x`` is None, or a delegate variable, through which backward continues.
     """
     if comm.rank != root:
         return counted(Bcast(comm, root), (), x)[0]
@@ -222,7 +222,7 @@ def gather(comm: Any, x: Any, root: int = 0) -> Any:
 def scatter(comm: Any, xs: Any, root: int = 0) -> Any:
     """Entry ``rank`` of the ``xs`` of ``root``: ``size`` arrays, or an array with ``size`` rows.
 
-    On the other ranks ``xs`` is None, or a delegate variable, through which backward goes on.
+    On the other ranks ``xs`` is None, or a delegate variable, through which backward continues.
     """
     if comm.rank != root:
         return counted(Scatter(comm, root), (), xs)[0]

@@ -1,4 +1,4 @@
-"""Messages between two ranks through which gradients flow: the gradient of a message travels the other way.
+"""Messages between two ranks through which gradients flow: the gradient of a message is sent the other way.
 
 A gradient says to which message it belongs. A rank whose loss does not depend on a message, and which has not tied it
 to the loss (:func:`pseudo_connect`), is found by the next gradient between the two.
@@ -71,8 +71,8 @@ class Recv(_Message):
             got = f"that of message {number}" if number else "another message"
             raise CommunicatorError(
                 f"backward on rank {self.comm.rank}: expected from rank {self.peer_rank} with tag {self.peer_tag} the "
-                f"gradient of message {self.of}, got {got}; both ranks must go backward through the same messages: "
-                "tie those on which the loss does not depend to it with pseudo_connect"
+                f"gradient of message {self.of}, got {got}; both ranks must run backward through the same messages: "
+                "use pseudo_connect to tie those that the loss does not depend on to the loss"
             )
         return each[1:]
 
@@ -110,9 +110,9 @@ def recv(communicator: Any, rank: int, delegate_variable: Any = None, tag: int =
     Args:
         communicator: the ranks.
         rank: who sends.
-        delegate_variable: a Variable to which backward goes on after the gradients were sent, such as what
+        delegate_variable: a Variable to which backward continues after the gradients were sent, such as what
             :func:`send` returned; it is used for its place in the graph only. A second-order gradient needs one.
-        tag: as of the sender.
+        tag: the sender's.
         force_tuple: return a tuple for one Variable too.
     """
     _see_that_it_is_another("recv", communicator, rank)

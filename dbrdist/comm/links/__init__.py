@@ -1,4 +1,4 @@
-"""Links that communicate: models cut over ranks, and batch normalization over the batches of all ranks."""
+"""Links that communicate: models divided over ranks, and batch normalization over the batches of all ranks."""
 
 from dbrdist.comm.links.chain_list import MultiNodeChainList
 from dbrdist.comm.links.n_step_rnn import create_multi_node_n_step_rnn

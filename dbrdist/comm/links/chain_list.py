@@ -21,7 +21,7 @@ from dbrdist.core.variable import Variable
 
 
 class MultiNodeChainList(ChainList):
-    """A model cut over ranks: each adds its own components, and says where their inputs come from and go to.
+    """A model divided over ranks: each rank adds its own components, and says where their inputs come from and go to.
 
     ::
 
@@ -74,7 +74,7 @@ class MultiNodeChainList(ChainList):
         raise TypeError("MultiNodeChainList has no insert: components run in the order in which add_link adds them")
 
     def pipeline(self, num_micro_batches: int) -> MultiNodeChainList:
-        """Cut each batch into micro-batches, so that ranks work at the same time on different ones. Returns the model.
+        """Divide batches into micro-batches, so that ranks work on different ones at the same time. Returns the model.
 
         The same number on every rank. Inputs are cut along their first axis, nearly evenly, and outputs are joined
         again: values and gradients are those of the whole batch, except that batch normalization sees each

@@ -1,4 +1,4 @@
-"""A recurrent link whose layers go on from, or go on at, another rank."""
+"""A recurrent link whose layers continue from, or on, another rank."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def create_multi_node_n_step_rnn(
         actual_link: an n-step LSTM, GRU or plain recurrent link, in one direction or both.
         communicator: the ranks.
         rank_in: the rank whose last states are the first states here; None takes those that are passed, or zeros.
-        rank_out: the rank that goes on from the last states here; None sends them nowhere.
+        rank_out: the rank that continues from the last states here; None sends them nowhere.
 
     Raises:
         ValueError: for any other link.

@@ -55,8 +55,8 @@ def create_mnbn_model(link: Any, comm: Any, communication_backend: str = "auto")
     Parameters, running statistics and all settings are copied. Links that are used in several places still are.
 
     Raises:
-        ValueError: where the model has a link of a class derived from BatchNormalization, of which nobody knows what
-            it computes.
+        ValueError: if the model has a link of a class derived from BatchNormalization, since that may compute something
+            else.
     """
     get_communication_backend(comm, communication_backend)
     new = copy.deepcopy(link)
