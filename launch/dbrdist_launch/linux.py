@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -121,11 +122,14 @@ def kill_group(pid: int, signal_number: int) -> None:
         kill(pid, signal_number)
 
 
-def end_descendants(rounds: int = 50) -> None:
-    """SIGKILL every process below this one and fetch their statuses, until none is left."""
-    for _ in range(rounds):
-        below = descendants(os.getpid())
-        for pid in below:
+def end_descendants(seconds: float = 5.0) -> None:
+    """SIGKILL every process below this one and fetch their statuses, until none is left or the time is over.
+
+    A busy kernel takes a while to end a process; one that waits for a dead disk does not end at all.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        for pid in descendants(os.getpid()):
             kill(pid, signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -133,4 +137,6 @@ def end_descendants(rounds: int = 50) -> None:
         except ChildProcessError:
             if not descendants(os.getpid()):
                 return
-        os.sched_yield()
+        if time.monotonic() > until:
+            return
+        time.sleep(0.001)

@@ -405,6 +405,13 @@ def blamed(*each, late=None, **of_first):
         ([(7, 9, IN_LOAD), (7, 8, IN_DUMP)], {}, 0, "its beat is the oldest"),  # nobody is the odd one
         ([(7, 8, IN_LOAD), (7, 8, IN_LOAD), (7, 8, IN_DUMP), (7, 9, IN_DUMP)], {}, 3, "its beat is the oldest"),
         ([(7, 9, IN_LOAD), (6, 8, IN_DUMP)], {}, 1, "it is the furthest behind"),
+        # ranks whose stacks cannot be read: nobody saw them wait, nor work
+        ([(7, 8, IN_LOAD), (7, 9, None)], {}, 1, "its beat is the oldest; no rank's place tells more"),
+        ([(7, 9, IN_LOAD), (6, 8, None)], {}, 1, "it is the furthest behind"),
+        ([(7, 9, IN_CALL), (7, 9, None), (7, 8, None)], {}, 1, "and all others wait in a communication call"),
+        ([(7, 9, IN_CALL), (7, 8, IN_LOAD), (7, 9, None)], {}, 1, "the others whose stacks could be read wait"),
+        ([(7, 8, IN_LOAD), (7, 8, IN_DUMP), (7, 9, None)], {}, 2, "its beat is the oldest"),
+        ([(7, 8, "no frame"), (7, 9, "nor here")], {}, 1, "no stack could be read"),
         ([(7, 9, None), (7, 9, IN_LOAD)], {"leaving": True}, 0, "the others wait for a rank that has left"),
         ([(7, 9, IN_LOAD), (7, 9, IN_LOAD)], {"state": "T"}, 0, "a stopped process makes no step"),
         ([(5, 9, IN_LOAD), (7, 9, IN_LOAD)], {"state": "T", "connected": False, "late": [1]}, 1, "its beat is"),

@@ -131,7 +131,7 @@ def test_no_files_left_is_survived():
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 3, before[1]))
             for _ in range(100):
-                here.loop.turn(0.01)
+                here.loop.turn(0.001)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
         with here.connect() as rank:

@@ -177,7 +177,7 @@ def test_stacks_that_come_late_are_waited_for(monkeypatch):
     one.child = SimpleNamespace(pid=os.getpid(), events=end)
     monkeypatch.setattr(supervisor.limits, "STACK_SECONDS", 60)
     monkeypatch.setattr(supervisor.linux, "catches", lambda pid, number: True)
-    late = threading.Timer(0.4, os.write, [program, b"Current thread 0x1:\n"])
+    late = threading.Timer(0.1, os.write, [program, b"Current thread 0x1:\n"])
     monkeypatch.setattr(supervisor.linux, "kill", lambda pid, number: late.start())
     one._ask_for_stacks()
     late.join()

@@ -332,16 +332,18 @@ def test_an_attempt_has_a_folder_while_it_runs(tmp_path, monkeypatch, option):
     seen = []
 
     def attempt(plan, output, settings):
-        seen.append((plan, os.path.isdir(made.folder.folder)))
+        with open(os.path.join(made.folder.folder, "job.json")) as file:
+            seen.append((plan, json.load(file)))
         return SimpleNamespace(run=lambda: 1 // 0)
 
     monkeypatch.setattr(sessions, "Attempt", attempt)
     made = session(ranks=2, ssh_option=(option,))
     job = made.job(PAIR)
     with pytest.raises(ZeroDivisionError):
-        made.attempt(job, None, 3)
-    ((plan, was_there),) = seen
-    assert was_there and made.folder is None and plan.rank_environment["DBRDIST_RESTART"] == "3"
+        made.attempt(job, None, 3, "mine")
+    ((plan, told),) = seen
+    assert (told["job"], told["command"]) == ("mine", list(made.settings.words))
+    assert made.folder is None and plan.rank_environment["DBRDIST_RESTART"] == "3"
     if " " in option:
         assert plan.job.ssh.startswith(str(tmp_path)) and plan.job.ssh_options == ()
     else:

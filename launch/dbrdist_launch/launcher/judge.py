@@ -39,8 +39,8 @@ class Judge:
     host_seconds: float  # within which the kernel notices that a host is gone
     end_on: Collection[str] = ()  # "thread", "worker": what the user wants to end the job
     ranks: dict[int, Rank] = field(default_factory=dict)
-    started_at: float = field(default_factory=time.monotonic)
-    progress_at: float = field(default_factory=time.monotonic)  # when the last rank appeared
+    started_at: float = field(default_factory=lambda: time.monotonic())
+    progress_at: float = field(default_factory=lambda: time.monotonic())  # when the last rank appeared
     starter: Starter | None = None
     starter_ended_at: float | None = None
     starter_lines: list[str] = field(default_factory=list)

@@ -22,7 +22,7 @@ class Rank:
     channel: Channel
     local_rank: int = 0
     pid: int = 0  # of the program
-    heard_at: float = field(default_factory=time.monotonic)
+    heard_at: float = field(default_factory=lambda: time.monotonic())
     pinged: bool = False  # and not answered yet
     state: str = ""  # of the program's process, as in /proc/PID/stat
     traced: bool = False  # a debugger is attached

@@ -65,21 +65,32 @@ def _choose(ranks: dict[int, Rank], late: list[int]) -> tuple[int, str]:
     early = [r.rank for r in ranks.values() if r.exit is not None or r.leaving]
     if early:
         return min(early), "the others wait for a rank that has left"
-    frames = {number: innermost(ranks[number].stacks) for number in late}
-    busy = [number for number in late if frames[number] and not waits(frames[number])]
-    if busy and len(busy) < len(late):
-        return min(busy), "the others wait in a communication call, this rank does not"
+    # A rank whose stack could not be read is unknown: it counts neither as one that waits nor as one that works.
+    found = {number: innermost(ranks[number].stacks) for number in late}
+    frames = {number: frame for number, frame in found.items() if frame}
+    unread = [number for number in late if number not in frames]
+    busy = [number for number in frames if not waits(frames[number])]
+    others = "the others whose stacks could be read" if unread else "the others"
+    if busy and len(busy) < len(frames):
+        return min(busy), f"{others} wait in a communication call, this rank does not"
     if len(set(steps.values())) > 1:
         lowest = min(late, key=lambda number: (steps[number], number))
         return lowest, "it is the furthest behind"
-    counts = Counter(frame for frame in frames.values() if frame)
+    if frames and unread and not busy:
+        return _oldest(ranks, unread), "its stack could not be read, and all others wait in a communication call"
+    counts = Counter(frames.values())
     if len(counts) > 1:
         rarest = min(counts.values())
-        odd = [number for number, frame in frames.items() if frame and counts[frame] == rarest]
-        if rarest * 2 < len(late):
-            return min(odd), "it is elsewhere than the others"
-    oldest = min(late, key=lambda number: (ranks[number].beat_at or 0.0, number))
-    return oldest, "its beat is the oldest; the ranks wait in the same place, or no stack could be read"
+        odd = [number for number, frame in frames.items() if counts[frame] == rarest]
+        if rarest * 2 < len(frames):
+            return min(odd), f"it is elsewhere than {others}"
+    where = "no stack could be read" if not frames else "no rank's place tells more"
+    return _oldest(ranks, late), f"its beat is the oldest; {where}"
+
+
+def _oldest(ranks: dict[int, Rank], among: list[int]) -> int:
+    """The rank whose last beat is the longest ago."""
+    return min(among, key=lambda number: (ranks[number].beat_at or 0.0, number))
 
 
 def waits(frame: tuple[str, str, str] | None) -> bool:
