@@ -186,7 +186,7 @@ def scheduled(config: Config, origin: Origin, made: Any, task: Any) -> Iterator[
         assert value is not None  # the configuration is checked
         target = _target(item.of, made, task)
         if target is None:
-            raise _mistake(origin, ("schedules", i, "of"), f"nothing takes {item.of} once the run has begun")
+            raise _mistake(origin, ("schedules", i, "of"), f"{item.of} cannot change once the run has begun")
         path: Path = ("schedules", i, "schedule")
         schedule = _schedule(config, origin, item.schedule, path, value)
         limits = _Limits(config, item.of)
@@ -194,7 +194,7 @@ def scheduled(config: Config, origin: Origin, made: Any, task: Any) -> Iterator[
         for value in (min(values), max(values)):
             words = limits.refuse(value)
             if words is not None:
-                words = f"{item.of} becomes {value:g} over the run, and there expected {words}"
+                words = f"{item.of} becomes {value:g} during the run, but expected {words}"
                 raise _mistake(origin, path, words)
         yield Scheduled(schedule, target, limits.refuse, _label(origin, path, item.schedule))
 
@@ -256,7 +256,7 @@ def _own_schedule(config: Config, settings: Custom, path: Path, origin: Origin) 
         epoch = round(float(config.epochs * k / _NUM_LOOKS), 6)
         value = resolve.call(settings, path, origin, epoch)
         if not isinstance(value, int | float | np.number) or not _is_finite(value):
-            got = "an integer beyond all floats" if isinstance(value, int) else f"{value!r:.60}"
+            got = "an integer too large for a float" if isinstance(value, int) else f"{value!r:.60}"
             raise _mistake(origin, path, f"expected a finite number from {settings.name}({epoch}), got {got}")
         if path == _RATE and value < 0:
             raise _mistake(origin, path, f"expected a rate of 0 or more from {settings.name}({epoch}), got {value!r}")
@@ -274,7 +274,7 @@ def _own_schedule(config: Config, settings: Custom, path: Path, origin: Origin) 
 def _is_finite(value: Any) -> bool:
     try:
         return math.isfinite(value)
-    except (OverflowError, TypeError):  # an integer beyond all floats; a complex number
+    except (OverflowError, TypeError):  # an integer too large for a float; a complex number
         return False
 
 

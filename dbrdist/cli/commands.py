@@ -37,13 +37,13 @@ def write_report(runs: Sequence[str]) -> Iterator[str]:
     with _writing(runs[0]):
         yield from report.write(runs, pictures=True)
     if len(runs) == 1 and not plotting.is_installed():
-        yield "no PNG: they need matplotlib, pip install dbrdist[plot]"
+        yield "no PNG: install matplotlib for these, pip install dbrdist[plot]"
 
 
 def audit_run(run: str, words: Sequence[str]) -> Iterator[str]:
     """Check which examples a run used: a line for each epoch, and Refused where one was used twice or never."""
     if words:
-        raise ConfigError("dbrdist-train: --audit RUN takes no further words")
+        raise ConfigError("dbrdist-train: --audit RUN takes no further arguments")
     try:
         verdict = audit.check(run, int(read_json(os.path.join(run, SUMMARY)).get("iterations", 0)))
     except (OSError, ValueError) as error:
@@ -51,7 +51,7 @@ def audit_run(run: str, words: Sequence[str]) -> Iterator[str]:
     yield from verdict.findings
     if verdict.problems:
         raise Refused("\n".join(f"{run}: {problem}" for problem in verdict.problems))
-    yield f"{run}: no example was used twice in an epoch, and none was left out of one that is over"
+    yield f"{run}: no example was used twice in an epoch, and none was left out of a finished one"
 
 
 def export(run: str, words: Sequence[str]) -> Iterator[str]:

@@ -268,14 +268,14 @@ class Config(Settings):
             if words:
                 yield f"schedules.{i}.of", words
         if self.updater is not None and self.virtual_workers is not None:
-            yield "updater", "virtual workers have an updater of their own; leave out one of them"
+            yield "updater", "virtual workers need their own updater; leave out one of them"
         if self.threads and self.workers:
             yield "threads", "threads and workers do the same: threads for images, workers for transforms in Python"
         if isinstance(self.data, parts.Cifar10) and (self.transforms.train or self.transforms.test):
             yield "transforms", "cifar10 brings its own transforms; use image_folder for others"
         for i, transform in enumerate(self.transforms.test):
             if isinstance(transform, parts.RANDOM | parts.MIXING):
-                yield f"transforms.test.{i}", f"{transform.name} is chance, which has no place in an evaluation"
+                yield f"transforms.test.{i}", f"{transform.name} is random, and evaluations must not be"
             elif isinstance(getattr(transform, "size", None), tuple):
                 yield f"transforms.test.{i}.size", "sizes by epoch are for training; an evaluation has one size"
         yield from self._impossible_training()
@@ -284,9 +284,9 @@ class Config(Settings):
     def _impossible_training(self) -> Iterator[tuple[str, str]]:
         for i, transform in enumerate(self.transforms.train):
             if getattr(transform, "smallest", 0) > getattr(transform, "largest", 1):
-                yield f"transforms.train.{i}.smallest", f"smallest is greater than largest, {transform.largest:g}"
+                yield f"transforms.train.{i}.smallest", f"smallest is larger than largest, {transform.largest:g}"
             if isinstance(transform, parts.RandomResizedCrop) and transform.ratio[0] > transform.ratio[1]:
-                yield f"transforms.train.{i}.ratio", "expected the least ratio, then the greatest"
+                yield f"transforms.train.{i}.ratio", "expected the smallest ratio, then the largest"
             if isinstance(transform, parts.MIXING) and self.loss.name in ("model", "mean_squared_error"):
                 yield f"transforms.train.{i}", f"{transform.name} makes soft labels, which loss {self.loss.name} lacks"
 
@@ -305,20 +305,20 @@ class Config(Settings):
         ways = self._ways()
         if ways and self.virtual_workers is not None:
             key, words = next(iter(ways.items()))
-            yield key, f"{words} does not go with virtual workers, which have one way to add; write `batch: N`"
+            yield key, f"{words} does not work with virtual workers, which add in their own way; write `batch: N`"
         apart = [key for key in ways if key != "accumulate"]
         if self.accumulate > 1 and self.local_steps > 1:
             apart = ["accumulate", "local_steps"]
         if len(apart) > 1:
-            yield apart[1], f"{ways[apart[0]]} and {ways[apart[1]]} do not go together; take one of them"
+            yield apart[1], f"{ways[apart[0]]} and {ways[apart[1]]} cannot be combined; use only one of them"
         late = next((key for key in ("compression", "double_buffering") if key in ways), None)
         if late is not None and self.loss_scale == "auto" and self.dtype in ("float16", "mixed16"):
-            words = f"{ways[late]} uses gradients of earlier steps, which the changing loss scale of {self.dtype} does"
-            yield late, f"{words} not fit; set loss_scale to a number"
+            words = f"{ways[late]} uses gradients of earlier steps, which does not work with the dynamic loss scale of"
+            yield late, f"{words} {self.dtype}; set loss_scale to a number"
         if self.parameter_audit is not None and self.local_steps > 1:
-            yield "parameter_audit", "ranks that make steps of their own (local_steps) differ; leave out one of them"
+            yield "parameter_audit", "with local_steps the ranks have different parameters; leave out one of them"
         if self.communicator == "pure_nccl" and self.device == "cpu":
-            yield "communicator", "pure_nccl adds up in the memory of GPUs; set device: gpu, or communicator: auto"
+            yield "communicator", "pure_nccl adds gradients on GPUs; set device: gpu, or communicator: auto"
 
     def _impossible_schedule(self, path: str, schedule: Any) -> Iterator[tuple[str, str]]:
         if isinstance(schedule, updates.Schedule) and schedule.warmup_epochs > self.epochs:

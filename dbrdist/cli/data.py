@@ -32,12 +32,12 @@ def command() -> None:
 
 
 _ROOT = click.argument("root", metavar="ROOT")
-_THREADS = click.option("--threads", type=click.IntRange(1, 1024), help="Threads; one for each core by default.")
+_THREADS = click.option("--threads", type=click.IntRange(1, 1024), help="Number of threads; one per core by default.")
 
 
 @command.command()
 @_ROOT
-@click.option("--to", metavar="FILE", help="Where the index goes; by default into ROOT, where training finds it.")
+@click.option("--to", metavar="FILE", help="Where to write the index; by default in ROOT, where training finds it.")
 def build(root: str, to: str | None) -> None:
     """Scan ROOT and write its index, so that no run has to scan it again."""
     contents = scan(root)

@@ -91,7 +91,7 @@ def read(text: str, name: str) -> Document:
         try:
             document.data = _Builder(document).build(node, (), ())
         except _TooLarge:
-            document.problems.append(f"{name}: expected at most {_MAX_ENTRIES:,} entries, with aliases (*) unfolded")
+            document.problems.append(f"{name}: expected at most {_MAX_ENTRIES:,} entries, with aliases (*) expanded")
         except RecursionError:
             document.problems.append(f"{name}: nested too deeply to be a configuration")
     return document

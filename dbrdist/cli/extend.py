@@ -42,7 +42,7 @@ def read(content: bytes, name: str, files: tuple[str, ...] = ()) -> tuple[Docume
     if not isinstance(base, str) or not base or "\0" in base:
         words = f"expected the path of a configuration, got {base!r}"
     elif any(_is_same(path, other) for other in files):
-        words = f"{' extends '.join([*files, path])}: a circle"
+        words = f"{' extends '.join([*files, path])}: a cycle"
     elif len(files) >= _MAX_FILES:
         words = f"expected at most {_MAX_FILES} files that extend one another"
     try:

@@ -35,7 +35,7 @@ _NAMES = (CONFIG, RECIPE, SUMMARY, LOG, WORDS, BEST, REPORT, TENSORBOARD, TRACE,
 _TEMPORARY = re.compile(rf"({'|'.join(map(re.escape, _NAMES))}|snapshot_iter_\d+)\.tmp-\d+(-\d+)?")
 # behind the summary of a run that goes on: its results, and the names of some examples that were left out
 _RESERVED_BYTES, _MAX_REASON = 1 << 14, 2000
-KILLED = "its process ended without a word: it was killed, or its host went down"
+KILLED = "its process ended without a report: it was killed, or its host went down"
 
 
 class RunFolder:
@@ -63,11 +63,11 @@ class RunFolder:
         try:
             os.makedirs(self.path, exist_ok=True)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"out: the folder {self.path!r} cannot be made: {_reason(error)}") from error
+            raise ConfigError(f"out: the folder {self.path!r} cannot be created: {_reason(error)}") from error
         try:
             self._lock.acquire()
         except OSError as error:
-            raise ConfigError(f"out: nothing can be written in the folder {self.path!r}: {_reason(error)}") from error
+            raise ConfigError(f"out: the folder {self.path!r} is not writable: {_reason(error)}") from error
         try:
             self._take(mode)
         except BaseException:
@@ -94,13 +94,10 @@ class RunFolder:
 
     def _in_the_way(self, found: list[str]) -> str:
         if found == [CONFIG]:
-            return (
-                f"out: {self.file(CONFIG)} is there and would be overwritten; give the run a folder of its own with "
-                "out=..."
-            )
+            return f"out: {self.file(CONFIG)} exists and would be overwritten; give the run its own folder with out=..."
         return (
-            f"out: {self.path} holds a run ({describe(self.path)}); --resume goes on with it, --overwrite moves it "
-            "aside, and out=... takes another folder"
+            f"out: {self.path} holds a run ({describe(self.path)}); --resume continues it, --overwrite moves it "
+            "aside, and out=... selects another folder"
         )
 
     def _move_aside(self, names: list[str]) -> str:

@@ -113,7 +113,7 @@ def _apply_one(words: str, data: dict[str, Any], origin: Origin, raw: dict[Path,
     if not equals or not all(re.fullmatch(r"\w+", part) for part in parts):
         return "expected key=value with a dotted key, such as optimizer.lr=0.1"
     if parts[0] == "extends":
-        return "extends is an entry of the file, not of the command line"
+        return "extends belongs in the file, not on the command line"
     value = yaml_document.read(text, "value")
     if value.problems:
         return "; ".join(problem.partition(": ")[2] for problem in value.problems)
@@ -130,7 +130,7 @@ def _apply_one(words: str, data: dict[str, Any], origin: Origin, raw: dict[Path,
         else:
             place = _inner(place, index)
             if place is None:
-                return f"{'.'.join(parts[: i + 1])} is a value, it has nothing named {parts[i + 1]!r} in it"
+                return f"{'.'.join(parts[: i + 1])} is a value and has no entry {parts[i + 1]!r}"
     origin.override(path, words)
     raw[path] = text
     return None

@@ -142,7 +142,7 @@ def _is_alive(holder: dict[str, Any], path: str, kernel_locks: bool) -> bool:
         started = _start_of(holder.get("pid"))
         return not kernel_locks and started is not None and started == holder.get("started")
     print(
-        f"{path} names process {holder.get('pid')} on {holder.get('host')}; looking for {WAIT_SECONDS:.0f} s whether "
+        f"{path} names process {holder.get('pid')} on {holder.get('host')}; checking for {WAIT_SECONDS:.0f} s whether "
         "it is alive",
         flush=True,
     )
@@ -162,6 +162,6 @@ def _touched(path: str) -> int:
 def _held(path: str, holder: dict[str, Any]) -> str:
     who = f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')}" if holder else "now"
     return (
-        f"{os.path.dirname(path) or '.'}: a run is writing in this folder ({who}); wait for its end, or give another "
-        "folder with out=..."
+        f"{os.path.dirname(path) or '.'}: a run is writing to this folder ({who}); wait until it ends, or use "
+        "another folder with out=..."
     )

@@ -101,7 +101,7 @@ def sentence(need: Need | None, config: Config, num_ranks: int, num_local: int) 
     together = config.batch.per_worker if isinstance(config.batch, VirtualBatch) else -(-config.batch // num_ranks)
     own = need.of(together)
     few, more = NUM_EXAMPLES
-    words = f"memory: about {_size(own)} a step and rank, from {few} and {more} examples"
+    words = f"memory: about {_size(own)} per step and rank, from {few} and {more} examples"
     free = free_bytes()
     if free is None:
         return [words]

@@ -28,7 +28,7 @@ def predict(config: Config, origin: Origin, run_dir: str, paths: Sequence[str]) 
     recipe = read_recipe(folder_of(run_dir))
     classes = recipe.get("classes")
     if not isinstance(classes, list):
-        raise ConfigError(f"{run_dir}: this run has no classes with names; predict takes runs on folders of images")
+        raise ConfigError(f"{run_dir}: this run has no named classes; --predict needs a run on folders of images")
     path = find_snapshot(run_dir)
     global_config.dtype = config.dtype
     network = build.model(config, origin, recipe)

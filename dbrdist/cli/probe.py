@@ -77,7 +77,7 @@ class Look:
                 return result
         except (ValueError, TypeError, IndexError) as error:
             shapes = " and ".join(f"{a.dtype} {tuple(a.shape)}" for a in args if hasattr(a, "shape"))
-            words = f"a {self.words} batch of {shapes or 'this data'} does not go through: {last_line(error)}"
+            words = f"computing a {self.words} batch of {shapes or 'this data'} failed: {last_line(error)}"
             raise self.mistake("model", words) from error
         finally:
             random.set_state((*state[:_NUM_IN_STEP], *random.get_state()[_NUM_IN_STEP:]))

@@ -55,9 +55,9 @@ def refuse_code_of_a_folder(config: Config, origin: Origin) -> None:
     named = [".".join(map(str, path)) for path, _ in custom_components(config) if not _was_typed(path, origin)]
     if named:
         raise ConfigError(
-            f"{origin.where(())}: {', '.join(named)}: this is your own code, and none is run because a folder names "
-            "it; give your configuration too (dbrdist-train CONFIG.yaml --evaluate RUN), or name it on the command "
-            f"line ({named[0]}.name=package.module:callable)"
+            f"{origin.where(())}: {', '.join(named)}: this is your own code, and no code is run because a folder "
+            "names it; pass your configuration too (dbrdist-train CONFIG.yaml --evaluate RUN), or name it on the "
+            f"command line ({named[0]}.name=package.module:callable)"
         )
 
 
@@ -94,7 +94,7 @@ def find(custom: Custom, path: Path, origin: Origin) -> Callable[..., Any]:
             raise _mistake(path, origin, f"{file} has no {attribute!r}{words}")
         found = getattr(found, attribute)
     if not callable(found):
-        raise _mistake(path, origin, f"{custom.name!r} is {type(found).__name__}, not something to call")
+        raise _mistake(path, origin, f"{custom.name!r} is of type {type(found).__name__}, not callable")
     return found  # type: ignore[no-any-return]
 
 

@@ -23,8 +23,8 @@ _FIXED = {
     r"dtype": "the saved parameters have it",
     r"loss_scale": "the saved optimizer has it",
     r"optimizer\.name": "the saved optimizer state belongs to it",
-    r"optimizer\.args(\..*)?": "an own optimizer takes its hyperparameters from the snapshot",
-    r"model\.zero_gamma": "it is a matter of initial values",
+    r"optimizer\.args(\..*)?": "your own optimizer takes its hyperparameters from the snapshot",
+    r"model\.zero_gamma": "it only affects initial values",
 }
 # What says nothing about the run itself.
 _FREE = r"out"
@@ -74,8 +74,8 @@ def only_damaged(folder: str, damaged: dict[str, str]) -> str:
     """What to say where no snapshot of a run is whole: each with what is wrong with it, and what can be done."""
     each = "; ".join(f"{os.path.basename(path)}: {words}" for path, words in damaged.items())
     return (
-        f"out: {folder} holds a run, but none of its snapshots is whole ({each}); put a copy of one there, or start "
-        "anew with --overwrite, which moves this run aside"
+        f"out: {folder} holds a run, but none of its snapshots is intact ({each}); put a copy of one there, or start "
+        "a new run with --overwrite, which moves this one aside"
     )
 
 
@@ -130,7 +130,7 @@ def _why_fixed(key: str) -> str | None:
 def _sentence(change: Change, why: str, origin: Origin) -> str:
     where = origin.where(tuple(change.key.split(".")))
     return (
-        f"{where}: {change.key}: the run began with {shown(change.old)} and cannot go on with {shown(change.new)}: "
+        f"{where}: {change.key}: the run began with {shown(change.old)} and cannot continue with {shown(change.new)}: "
         f"{why}; start another run with out=..., and init_from for its weights"
     )
 

@@ -201,7 +201,7 @@ class Run:
             raise
         self.meter.start()
         if path is not None:
-            self.say(f"going on from {path}, epoch {self.trainer.updater.epoch_detail:.2f}")
+            self.say(f"continuing from {path}, epoch {self.trainer.updater.epoch_detail:.2f}")
             for change in changes:
                 self.say(f"  {change}")
         return True
@@ -213,7 +213,7 @@ class Run:
 
     def _leave_alone(self, path: str, changes: list[resume.Change]) -> None:
         steps = counted(self.trainer.updater.iteration, "step")
-        self.say(f"{path} is the end of this run, after {steps}: no step is left to do, and nothing was changed")
+        self.say(f"{path} is the end of this run, after {steps}: no steps are left, and nothing was changed")
         for change in changes:
             self.say(f"  not used: {change.key} {resume.shown(change.new)}, the run had {resume.shown(change.old)}")
         self.folder.close()
@@ -233,7 +233,7 @@ class Run:
             self.console.say(f"no snapshot in {self.config.out}: starting from the beginning")
             return None, []
         for other, words in damaged.items():
-            self.console.say(f"{other} is damaged and passed over: {words}")
+            self.console.say(f"{other} is damaged and was skipped: {words}")
         return path, resume.changes(self.folder.file(CONFIG), self.config, self.origin)
 
     def _describe_run(self, known: dict[str, Any], resumed_from: str | None) -> None:
@@ -255,7 +255,7 @@ class Run:
         tracer = trace.Trace(self.comm) if traces else None
         if tracer is not None:
             tracer.start()
-        began, ending = time.time(), ("failed", "the run did not come to an end")
+        began, ending = time.time(), ("failed", "the run did not finish")
         try:
             # what overflows shows in the loss, which is looked at after each step; a warning would not say more
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

@@ -35,24 +35,24 @@ def _help(context: click.Context, option: click.Parameter, asked: bool) -> None:
 @click.command(add_help_option=False)
 @click.argument("config", required=False, metavar="CONFIG.yaml")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--resume", is_flag=True, help="Go on from the newest snapshot in the run's folder, if there is one.")
-@click.option("--overwrite", is_flag=True, help="Move a run that is in the folder aside, and start anew.")
+@click.option("--resume", is_flag=True, help="Continue from the newest snapshot in the run's folder, if there is one.")
+@click.option("--overwrite", is_flag=True, help="Move a run that is in the folder aside, and start a new one.")
 @click.option("--evaluate", metavar="RUN", help="Evaluate the newest snapshot in the folder RUN and print the means.")
 @click.option("--report", metavar="RUN", help="Write the report on RUN, or on it and the runs named after it.")
 @click.option(
-    "--audit", metavar="RUN", help="Prove that RUN, trained with audit: true, used each example once an epoch."
+    "--audit", metavar="RUN", help="Prove that RUN, trained with audit: true, used each example once per epoch."
 )
-@click.option("--predict", metavar="RUN", help="Name the likeliest classes of the image files that follow.")
+@click.option("--predict", metavar="RUN", help="Print the most likely classes of the image files that follow.")
 @click.option("--export", metavar="RUN", help="Write RUN's weights to the .safetensors file that follows.")
 @click.option("--init", metavar="NAME", help="Print a commented configuration: digits, cifar10 or imagenet.")
 @click.option(
-    "--trace", is_flag=True, help="Write what each rank does when to trace.json, and say what steps wait for."
+    "--trace", is_flag=True, help="Write a timeline of every rank to trace.json, and say what steps wait for."
 )
-@click.option("--version", is_flag=True, help="Print the version and end.")
-@click.option("--dry-run", is_flag=True, help="Print the resolved plan and end.")
-@click.option("--print-schema", is_flag=True, help="Print the JSON schema of configurations and end.")
+@click.option("--version", is_flag=True, help="Print the version and exit.")
+@click.option("--dry-run", is_flag=True, help="Print the resolved configuration and the plan, and exit.")
+@click.option("--print-schema", is_flag=True, help="Print the JSON schema of configurations and exit.")
 @click.option(
-    "-h", "--help", is_flag=True, is_eager=True, expose_value=False, callback=_help, help="Print this text and end."
+    "-h", "--help", is_flag=True, is_eager=True, expose_value=False, callback=_help, help="Print this text and exit."
 )
 def command(
     config: str | None,
@@ -91,14 +91,14 @@ def command(
     if config is None or ("=" in config and not os.path.exists(config)):
         raise click.UsageError("expected a configuration: dbrdist-train CONFIG.yaml [KEY=VALUE]...")
     if evaluate is not None and (resume or dry_run or overwrite or trace):
-        raise click.UsageError("--evaluate goes with neither --resume nor --overwrite nor --trace nor --dry-run")
+        raise click.UsageError("--evaluate cannot be combined with --resume, --overwrite, --trace or --dry-run")
     if resume and overwrite:
         raise click.UsageError(
-            "--resume goes on with the run in the folder, --overwrite moves it aside: give one of them"
+            "--resume continues the run in the folder, --overwrite moves it aside: use only one of them"
         )
     settings, origin = _checked(config, overrides, trusted=not stored)
     if trace and settings.virtual_workers is not None:
-        raise click.UsageError("--trace does not look into the steps of virtual workers; write `batch: N`")
+        raise click.UsageError("--trace does not work with virtual workers; write `batch: N`")
     if dry_run:
         return _dry_run(settings, origin)
     return _run(settings, origin, "resume" if resume else "overwrite" if overwrite else "new", evaluate, trace)
@@ -108,7 +108,7 @@ def _aside(words: list[str], **asked: Any) -> Iterable[str] | None:
     """The lines of what is not training; None where training is asked for."""
     chosen = [name for name, value in asked.items() if value]
     if len(chosen) > 1:
-        raise click.UsageError(f"--{chosen[0]} does not go with --{chosen[1]}")
+        raise click.UsageError(f"--{chosen[0]} cannot be combined with --{chosen[1]}")
     if asked["version"]:
         return [f"dbrdist {__version__}"]
     if asked["init"]:

@@ -59,15 +59,15 @@ def begin_with(settings: InitFrom, network: Any, origin: Origin) -> None:
         if any(name == part or name.startswith(part.rstrip(".") + ".") for part in settings.skip):
             continue
         if name not in found:
-            problems.append(f"{name} is not in it")
+            problems.append(f"{name} is not in the file")
         elif np.shape(get()) != found[name].shape:
-            problems.append(f"{name} has shape {found[name].shape} in it, expected {np.shape(get())}")
+            problems.append(f"{name} has shape {found[name].shape} in the file, expected {np.shape(get())}")
         else:
             fill(found[name])
     if problems:
         more = f", and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise ConfigError(
-            f"{where}: {settings.path}: {'; '.join(problems[:5])}{more}; init_from.skip leaves names at their initial "
+            f"{where}: {settings.path}: {'; '.join(problems[:5])}{more}; names in init_from.skip keep their initial "
             "values"
         )
 

@@ -163,7 +163,7 @@ def test_the_plan_says_where_memory_does_not_suffice(free):
         assert memory.sentence(None, plan, 2, 2) == []
         (alone,) = memory.sentence(SimpleNamespace(of=lambda n: 4e6), plan, 1, 1)
     few, more = memory.NUM_EXAMPLES
-    said = f"memory: about 4 MB a step and rank, from {few} and {more} examples"
+    said = f"memory: about 4 MB per step and rank, from {few} and {more} examples"
     if free is None:
         assert line == said == alone
     else:

@@ -109,7 +109,7 @@ def test_updates_by_several_ranks_that_can_be(words):
 
 def test_two_ways_of_updating_are_both_named():
     (found,) = errors(GOOD + "zero: 1\nlocal_steps: 4\n")
-    assert found == "run.yaml:6:14: local_steps: zero: 1 and local_steps: 4 do not go together; take one of them"
+    assert found == "run.yaml:6:14: local_steps: zero: 1 and local_steps: 4 cannot be combined; use only one of them"
 
 
 def test_what_reproducible_needs():
@@ -195,7 +195,7 @@ snapshots: 3
         ("epochs: 3\noptimizer: {hooks: [{rate: 1}]}", "optimizer.hooks.0: `name` is required and missing: weight_d"),
         ("epochs: 3\noptimizer: {name: 3}", "optimizer.name: expected the name of an optimizer: sgd"),
         ("epochs: 3\ntransforms: {train: random_flip}", "transforms.train: expected a list, got 'random_flip'"),
-        ("epochs: 3\ntransforms: {test: [random_flip]}", "transforms.test.0: random_flip is chance"),
+        ("epochs: 3\ntransforms: {test: [random_flip]}", "transforms.test.0: random_flip is random"),
         ("epochs: 3\noptimizer: {name: sgd, schedule: {name: cosine, warmup_epochs: 5}}", "longer than the run of 3"),
         ("epochs: 3\noptimizer: {name: sgd, schedule: {name: step, milestones: [1, 3]}}", "epoch 3 is never reached"),
         ("epochs: 3\noptimizer: {name: sgd, schedule: {name: step, milestones: [2, 1]}}", "the epochs must rise"),
@@ -282,7 +282,7 @@ def test_a_tilde_is_the_home_folder(folder, monkeypatch):
         ("epochs=three", "command line 'epochs=three': epochs: expected a number, got 'three'"),
         ("epochs", "command line 'epochs': expected key=value"),
         ("=3", "command line '=3': expected key=value"),
-        ("batch.x=3", "command line 'batch.x=3': batch is a value, it has nothing named 'x' in it"),
+        ("batch.x=3", "command line 'batch.x=3': batch is a value and has no entry 'x'"),
         ("model.units=[1", "command line 'model.units=[1': expected ',' or ']'"),
         ("model.units=[0]", "command line 'model.units=[0]': model.units.0: must be at least 1, got 0"),
         ("transforms.train.0=x", "transforms.train: expected a list"),

@@ -100,8 +100,8 @@ def test_mistakes_name_the_file_in_which_they_are(files):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("extends: own.yaml\n", "own.yaml:1:10: extends: own.yaml extends own.yaml: a circle"),
-        ("extends: ./own.yaml\n", "own.yaml:1:10: extends: own.yaml extends ./own.yaml: a circle"),
+        ("extends: own.yaml\n", "own.yaml:1:10: extends: own.yaml extends own.yaml: a cycle"),
+        ("extends: ./own.yaml\n", "own.yaml:1:10: extends: own.yaml extends ./own.yaml: a cycle"),
         ("extends: nowhere.yaml\n", "own.yaml:1:10: extends: nowhere.yaml cannot be read: No such file or directory"),
         ("extends: .\n", "own.yaml:1:10: extends: . cannot be read: Is a directory"),
         ("extends: 5\n", "own.yaml:1:10: extends: expected the path of a configuration, got 5"),
@@ -110,7 +110,7 @@ def test_mistakes_name_the_file_in_which_they_are(files):
         ("extends: [base.yaml]\n", "own.yaml:1:10: extends: expected the path of a configuration, got ['base.yaml']"),
         (
             "extends: circle.yaml\n",
-            "circle.yaml:1:10: extends: own.yaml extends circle.yaml extends own.yaml: a circle",
+            "circle.yaml:1:10: extends: own.yaml extends circle.yaml extends own.yaml: a cycle",
         ),
         ("extends: list.yaml\n", "list.yaml:1:1: expected `key: value` lines"),
         ("extends: latin.yaml\n", "latin.yaml:1:1: the file is not UTF-8 text: invalid continuation byte"),
@@ -131,7 +131,7 @@ def test_too_deep(files):
 
 def test_the_command_line_extends_nothing(files):
     files()
-    expected = "command line 'extends=x.yaml': extends is an entry of the file, not of the command line"
+    expected = "command line 'extends=x.yaml': extends belongs in the file, not on the command line"
     assert refused("base.yaml", "extends=x.yaml") == [expected]
 
 

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ def test_a_run_is_not_overwritten_by_a_forgotten_resume(run):
     before = contents("result")
     code, _, err = run("run.yaml")
     assert code == 2
-    assert "result holds a run (finished after 1 step); --resume goes on with it, --overwrite moves it aside" in err
+    assert "result holds a run (finished after 1 step); --resume continues it, --overwrite moves it aside" in err
     assert contents("result") == before
 
 
@@ -63,7 +64,7 @@ def test_a_configuration_of_the_users_is_not_overwritten(run, option):
     Path("config.yaml").write_text(text)
     code, _, err = run("config.yaml", "out=.", *option)
     assert code == 2
-    assert "./config.yaml is there and would be overwritten; give the run a folder of its own" in err
+    assert "./config.yaml exists and would be overwritten; give the run its own folder" in err
     assert Path("config.yaml").read_text() == text
 
 
@@ -83,7 +84,7 @@ def test_only_leftovers_of_this_program_are_removed(run):
 def test_a_folder_that_cannot_be_made(run, out):
     code, _, err = run("run.yaml", f"out={out}")
     assert code == 2
-    assert f"out: the folder '{out}' cannot be made" in err
+    assert f"out: the folder '{out}' cannot be created" in err
     assert "Traceback" not in err
 
 
@@ -149,7 +150,7 @@ def holder(tmp_path):
 def test_two_runs_in_one_folder(run, holder):
     code, _, err = run("run.yaml", "out=held")
     assert code == 2
-    expected = f"held: a run is writing in this folder (process {holder.pid} on {socket.gethostname()}, since "
+    expected = f"held: a run is writing to this folder (process {holder.pid} on {socket.gethostname()}, since "
     assert expected in err
     assert os.listdir("held") == ["run.lock"]
 
@@ -164,8 +165,8 @@ def test_the_lock_of_a_killed_process_is_free(run, holder):
 
 
 def test_double_starts_let_one_through(tmp_path):
-    """50 pairs at the same moment, in threads: the kernel's lock belongs to the open file, not to the process."""
-    for i in range(50):
+    """20 pairs at the same moment, in threads: the kernel's lock belongs to the open file, not to the process."""
+    for i in range(20):
         found, barrier = [], threading.Barrier(2)
 
         def start(folder, found=found, barrier=barrier):
@@ -186,38 +187,46 @@ def test_double_starts_let_one_through(tmp_path):
         won[0].close()
 
 
+class Clock:
+    """Time that passes while somebody sleeps, and then alone; who else lives does so meanwhile."""
+
+    def __init__(self):
+        self.now, self.meanwhile = 100.0, lambda: None
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self.meanwhile()
+
+    strftime = staticmethod(time.strftime)
+
+
 @pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(locks, "TOUCH_SECONDS", 0.05)
-    monkeypatch.setattr(locks, "WAIT_SECONDS", 0.6)
+def clock(monkeypatch):
+    monkeypatch.setattr(locks, "time", Clock())
+    return locks.time
 
 
-def test_a_holder_on_another_host_is_looked_for(tmp_path, quick, monkeypatch, capfd):
+def test_a_holder_on_another_host_is_looked_for(tmp_path, clock, capfd):
     path = tmp_path / "run.lock"
     path.write_text(json.dumps({"host": "elsewhere", "pid": 7, "started": 1, "since": "noon"}))
     lock = Lock(str(path))
     lock.acquire()  # nobody touched it
     assert "names process 7 on elsewhere" in capfd.readouterr().out
+    assert 135 <= clock.now < 137
     lock.release()
     path.write_text(json.dumps({"host": "elsewhere", "pid": 7, "started": 1, "since": "noon"}))
-    ended = threading.Event()
-
-    def touch():
-        while not ended.wait(0.05):
-            os.utime(path)
-
-    thread = threading.Thread(target=touch)
-    thread.start()
-    try:
-        with pytest.raises(ConfigError, match=r"process 7 on elsewhere, since noon"):
-            Lock(str(path)).acquire()
-    finally:
-        ended.set()
-        thread.join()
+    begun = clock.now
+    clock.meanwhile = lambda: clock.now >= begun + 10 and os.utime(path, (clock.now, clock.now))  # as a holder does
+    with pytest.raises(ConfigError, match=r"process 7 on elsewhere, since noon"):
+        Lock(str(path)).acquire()
+    assert clock.now < begun + 12
     assert path.exists()
 
 
-def test_a_file_system_without_locks(tmp_path, quick, monkeypatch):
+def test_a_file_system_without_locks(tmp_path, clock, monkeypatch):
     def unsupported(*_):
         raise OSError(95, "Operation not supported")
 
@@ -236,7 +245,7 @@ def test_a_file_system_without_locks(tmp_path, quick, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 5}', "\0" * 40, '{"host": 1, "pid": [], "started": {}}'])
-def test_a_damaged_lock_is_taken(tmp_path, quick, text):
+def test_a_damaged_lock_is_taken(tmp_path, clock, text):
     path = tmp_path / "run.lock"
     path.write_text(text)
     lock = Lock(str(path))
@@ -262,6 +271,24 @@ def test_the_summary_tells_what_runs(run):
     text = Path("here/log.txt").read_text()
     assert "dbrdist-train run.yaml out=here" in text
     assert "finished: " in text and "examples/s" in text
+
+
+def test_a_run_that_goes_on_begins_with_a_summary_of_its_own(run, monkeypatch):
+    """What is told of the start before lies among the earlier starts alone."""
+    written, write = [], folders.write_json
+
+    def noting(path, data, num_blanks=0):
+        written.append(dict(data))
+        write(path, data, num_blanks)
+
+    assert run("run.yaml", "iterations=1")[0] == 0
+    monkeypatch.setattr(folders, "write_json", noting)
+    assert run("run.yaml", "iterations=2", "--resume")[0] == 0
+    first = next(data for data in written if data.get("status") == "running")
+    assert first["reason"] is None and "ended" not in first and "iterations" not in first
+    (earlier,) = first["earlier_starts"]
+    assert (earlier["status"], earlier["iterations"]) == ("finished", 1) and earlier["ended"]
+    assert summary()["iterations"] == 2
 
 
 ENDINGS = """
@@ -330,7 +357,7 @@ def test_a_killed_run_is_seen_at_the_next_start(ranks, run, folder):
     code, out, err = run("run.yaml", "model={name: 'ends:Net', args: {how: go}}", "--resume")
     sys.modules.pop("ends", None)
     assert code == 0, err
-    assert "the last start of this run failed: its process ended without a word" in out
+    assert "the last start of this run failed: its process ended without a report" in out
     told = summary()
     assert told["status"] == "finished"
     assert [start["status"] for start in told["earlier_starts"]] == ["failed"]
@@ -361,7 +388,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run(folder):
 @pytest.mark.parametrize(
     ("words", "key"),
     [
-        (["seed=1"], "seed: the run began with 0 and cannot go on with 1"),
+        (["seed=1"], "seed: the run began with 0 and cannot continue with 1"),
         (["dtype=float64"], "dtype: the run began with float32"),
         (["optimizer.name=nesterov_ag"], "optimizer.name: the run began with momentum_sgd"),
         (["loss_scale=4"], "loss_scale: the run began with auto"),
@@ -409,9 +436,9 @@ def test_a_damaged_newest_snapshot_costs_no_later_one(run):
     bad.write_bytes(data)
     code, out, _ = run(*words, "iterations=4", "--resume")
     assert code == 0
-    said = "result/snapshot_iter_4 is damaged and passed over: its bytes are not those that were saved"
+    said = "result/snapshot_iter_4 is damaged and was skipped: its bytes are not those that were saved"
     assert said in " ".join(out.split()) and said in Path("result/log.txt").read_text()
-    assert "going on from result/snapshot_iter_2" in out
+    assert "continuing from result/snapshot_iter_2" in out
     assert Path("result/damaged_snapshot_iter_4").read_bytes() == data
     assert snapshots.newest("result") == "result/snapshot_iter_4"
     assert run(*words, "iterations=4", "out=straight")[0] == 0
@@ -455,7 +482,7 @@ def test_evaluate_runs_only_code_that_was_named(run, folder, monkeypatch):
     run("run.yaml")
     code, _, err = run("--evaluate", "result")
     assert code == 2
-    assert "model, transforms.train.1: this is your own code, and none is run because a folder names it" in err
+    assert "model, transforms.train.1: this is your own code, and no code is run because a folder names it" in err
     code, _, err = run("--evaluate", "result", "model.name=usernet:Net", "transforms.train=[]")
     assert code == 0, err
     elsewhere = folder / "elsewhere"

@@ -130,7 +130,7 @@ def test_a_huge_file_is_not_read(run):
     [
         (["data.args.last=-3"], "data: a training label is -3; classes are counted from 0, and -1 is"),
         (["data.args.labels=5"], "the network has 3 outputs, but a training label is 4; labels are counted from 0"),
-        (["data.args.test_width=3"], "a test batch of float32 (4, 3) does not go through: "),
+        (["data.args.test_width=3"], "computing a test batch of float32 (4, 3) failed: "),
         (["transforms.train=['hostile:make_wrong']"], "transforms.train: reading a training example failed: KeyError"),
         (["transforms.test=['hostile:make_wrong']"], "transforms.test: reading a test example failed: KeyError"),
         (["data.args.n=0"], "data: the training set is empty"),

@@ -43,7 +43,7 @@ def test_extensions_that_were_not_there_start_anew(run, cut):
     renamed(str(cut), lambda key: None if key.startswith(gone) else key)
     code, out, err = run("run.yaml", *EVERY, "iterations=4", "--resume")
     assert code == 0, err
-    assert "going on from" in out and os.path.exists("result/snapshot_iter_4")
+    assert "continuing from" in out and os.path.exists("result/snapshot_iter_4")
     assert int(read_npz("result/snapshot_iter_4")["updater/iteration"]) == 4
 
 

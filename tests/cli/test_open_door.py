@@ -123,13 +123,13 @@ def test_a_run_begins_with_the_weights_of_another(run):
             assert np.array_equal(a.array, b.array)
     code, _, err = run(*words, "model.units=[7]", "init_from=first", "--overwrite")
     assert code == 2
-    assert "shape (100, 64) in it, expected (7, 64)" in err
+    assert "shape (100, 64) in the file, expected (7, 64)" in err
     words = (*words, "model.num_classes=12", "--overwrite")
     code, _, err = run(*words, "init_from={path: first, skip: ['2']}")
     assert code == 0, err
     code, _, err = run(*words, "init_from=first")
     assert code == 2
-    assert "2.W has shape (10, 100) in it, expected (12, 100); 2.b has shape (10,) in it" in err
+    assert "2.W has shape (10, 100) in the file, expected (12, 100); 2.b has shape (10,) in the file" in err
 
 
 TORCHVISION_BLOCKS = (3, 4, 6, 3)

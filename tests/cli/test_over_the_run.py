@@ -172,9 +172,9 @@ def test_schedules_that_cannot_be(words, message):
     [
         (
             "{of: loss_scale, schedule: cosine}",
-            "loss_scale becomes 0 over the run, and there expected auto",
+            "loss_scale becomes 0 during the run, but expected auto",
         ),
-        ("{of: optimizer.momentum, schedule: {name: exponential, gamma: 2}}", "optimizer.momentum becomes 1.8 over"),
+        ("{of: optimizer.momentum, schedule: {name: exponential, gamma: 2}}", "optimizer.momentum becomes 1.8 during"),
         ("{of: optimizer.momentum, schedule: {name: 'over:half', args: {first: -1}}}", "optimizer.momentum becomes -1"),
     ],
 )
@@ -194,11 +194,11 @@ def test_two_schedules_of_one_number():
     ("words", "message"),
     [
         ("optimizer.schedule=over:word", "expected a finite number from over:word(0.0), got 'fast'"),
-        ("optimizer.schedule={name: 'over:huge', args: {digits: 400}}", "got an integer beyond all floats"),
-        ("optimizer.schedule={name: 'over:huge', args: {digits: 5000}}", "got an integer beyond all floats"),
+        ("optimizer.schedule={name: 'over:huge', args: {digits: 400}}", "got an integer too large for a float"),
+        ("optimizer.schedule={name: 'over:huge', args: {digits: 5000}}", "got an integer too large for a float"),
         (
             "schedules=[{of: optimizer.momentum, schedule: {name: 'over:huge', args: {digits: 400}}}]",
-            "got an integer beyond all floats",
+            "got an integer too large for a float",
         ),
         ("optimizer.schedule=over:half", "calling 'over:half' failed: TypeError"),
         ("optimizer.schedule={name: 'over:half', args: {last: 1}}", "'over:half' takes no 'last'"),

@@ -109,7 +109,7 @@ def test_a_killed_run_goes_on_bit_for_bit(ranks, several):
     for rank, (code, out, err) in enumerate(outcomes):
         assert code == 0, err
         assert not list(Path(f"cut{rank}").glob("*.tmp-*"))
-        assert f"going on from cut{rank}/snapshot_iter_4, epoch 0.28" in out
+        assert f"continuing from cut{rank}/snapshot_iter_4, epoch 0.28" in out
         same_runs("straight", f"cut{rank}")
 
 
@@ -117,7 +117,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(ranks):
     assert finish(ranks(2, "run.yaml", *EXACT, "iterations=4"))[0] == 0
     code, out, err = finish(ranks(3, "run.yaml", *EXACT, "--resume"))
     assert code == 0, err
-    assert "going on from result/snapshot_iter_4" in out
+    assert "continuing from result/snapshot_iter_4" in out
     assert [entry["iteration"] for entry in lines("result/log.jsonl")] == list(range(1, 11))
 
 
@@ -138,7 +138,7 @@ def test_a_request_to_stop_saves_and_exits_with_75(ranks, several):
         resumed.append([*own, "--resume", f"iterations={done[number.name] + 2}"])
     for (name, last), (code, out, err) in zip(done.items(), several(2, *resumed), strict=True):
         assert code == 0, err
-        assert f"going on from {name}/snapshot_iter_{last}" in out
+        assert f"continuing from {name}/snapshot_iter_{last}" in out
 
 
 BAD = [

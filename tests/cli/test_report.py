@@ -256,7 +256,7 @@ def test_a_full_disk_is_said_with_the_file(run, monkeypatch):
 def test_predictions_need_classes_with_names(run):
     run("run.yaml", "model=mlp", "transforms.train=[]")
     code, _, err = run("--predict", "result", "x.png")
-    assert code == 2 and "this run has no classes with names" in err
+    assert code == 2 and "this run has no named classes" in err
 
 
 # ---- weights ----

@@ -62,7 +62,7 @@ def test_a_callable_is_found_in_the_working_directory_and_called(here):
     [
         ("nowhere:Net", "importing 'nowhere' failed: ModuleNotFoundError: No module named 'nowhere'"),
         ("userside:Nett", "userside.py has no 'Nett', did you mean 'Net'?"),
-        ("userside:broken", "'userside:broken' is int, not something to call"),
+        ("userside:broken", "'userside:broken' is of type int, not callable"),
         ("userside:Net", "missing a required argument: 'width'"),
         ("raiseside:f", "importing 'raiseside' failed: RuntimeError: no licence ("),
         ("syntaxside:f", "importing 'syntaxside' failed: SyntaxError: "),

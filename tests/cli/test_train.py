@@ -127,7 +127,7 @@ def test_resume_goes_on_as_if_nothing_had_happened(run, stop):
     assert run(*words, "out=cut", f"iterations={stop}")[0] == 0
     code, out, _ = run(*words, "out=cut", "--resume")
     assert code == 0
-    assert f"going on from cut/snapshot_iter_{stop}" in out
+    assert f"continuing from cut/snapshot_iter_{stop}" in out
     same_runs("straight", "cut", extra_evaluation_at=stop)
 
 
@@ -174,9 +174,9 @@ def test_resume_with_damaged_snapshots_alone_is_refused(run):
     before = {path: path.read_bytes() for path in Path("result").iterdir() if path.is_file()}
     code, _, err = run("run.yaml", "iterations=4", "--resume")
     assert code == 2 and err.endswith(
-        "\nout: result holds a run, but none of its snapshots is whole (snapshot_iter_4: its bytes are not those that "
+        "\nout: result holds a run, but none of its snapshots is intact (snapshot_iter_4: its bytes are not those that "
         "were saved; snapshot_iter_3: it ends early, or was never a snapshot; snapshot_iter_2: it is empty); put a "
-        "copy of one there, or start anew with --overwrite, which moves this run aside\n"
+        "copy of one there, or start a new run with --overwrite, which moves this one aside\n"
     )
     assert before == {path: path.read_bytes() for path in Path("result").iterdir() if path.is_file()}
     code, out, _ = run("run.yaml", "iterations=4", "--overwrite")
@@ -243,7 +243,7 @@ def test_mixed_types_keep_parameters_in_float32_and_resume_exactly(run, dtype, n
         (["run.yaml", "model=usernet:WrongShape"], 2, "99"),
         (["run.yaml", "optimizer.lr=1e30", "iterations=9"], 1, "NonFiniteLossError: iteration"),
         (["--evaluate", "nowhere"], 2, "nowhere/config.yaml: the configuration cannot be read"),
-        (["--evaluate", "x", "--resume"], 2, "--evaluate goes with neither"),
+        (["--evaluate", "x", "--resume"], 2, "--evaluate cannot be combined with"),
     ],
 )
 def test_bad_input(run, words, code, message):

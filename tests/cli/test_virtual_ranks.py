@@ -39,7 +39,7 @@ def test_ranks_give_the_same_bits_and_resume_on_others(ranks, run):
         "start 2: from step 4, 4 ranks, 4 workers",
         "epoch 0: 1,442 of 1,442 examples, each once, in steps 1 to 6",
         "epoch 1: 732 of 1,442 examples so far, each once, in steps 7 to 9",
-        "cut: no example was used twice in an epoch, and none was left out of one that is over",
+        "cut: no example was used twice in an epoch, and none was left out of a finished one",
     ]
     last = Path("cut/audit/start-0002-rank-00001.txt")
     text = last.read_text()

@@ -347,8 +347,8 @@ REFUSED = {
     "{name: random_crop, size: [[0, 5], [1.5, 6]]}": "pairs [epoch, size] from epoch 0 on",
     "{name: resize, size: true}": "expected a size of at least 1",
     "{name: resize, size: 5, method: lanczos}": "method: expected 'linear' or 'area'",
-    "{name: random_resized_crop, size: 5, smallest: 0.5, largest: 0.2}": "smallest is greater than largest, 0.2",
-    "{name: random_resized_crop, size: 5, ratio: [2, 1]}": "expected the least ratio, then the greatest",
+    "{name: random_resized_crop, size: 5, smallest: 0.5, largest: 0.2}": "smallest is larger than largest, 0.2",
+    "{name: random_resized_crop, size: 5, ratio: [2, 1]}": "expected the smallest ratio, then the largest",
     "{name: color_jitter, hue: 0.6}": "hue: must be at most 0.5, got 0.6",
     "{name: color_jitter, brightness: -1}": "brightness: must be at least 0, got -1",
     "{name: pca_lighting, std: -1}": "std: must be at least 0",
@@ -374,8 +374,8 @@ def test_bad_settings_of_transforms_are_refused(transform):
 @pytest.mark.parametrize(
     "lines_, words",
     [
-        (["transforms: {test: [{name: mixup}]}"], "mixup is chance, which has no place in an evaluation"),
-        (["transforms: {test: [{name: color_jitter}]}"], "color_jitter is chance"),
+        (["transforms: {test: [{name: mixup}]}"], "mixup is random, and evaluations must not be"),
+        (["transforms: {test: [{name: color_jitter}]}"], "color_jitter is random"),
         (["transforms: {test: [{name: resize, size: [[0, 5]]}]}"], "sizes by epoch are for training"),
         (
             ["transforms: {train: [mixup]}", "loss: mean_squared_error"],
