@@ -4,8 +4,11 @@ VENV   ?= .venv
 EXTRAS ?= mpich,image,dev
 RANKS  ?= 1 2 3 4
 WORKERS ?= 2
-# Many tests wait for programs or for threads: more at a time than there are cores.
+# Many tests wait for programs or for threads: more at a time than there are cores. Those of the inner loop hardly wait,
+# and each further worker collects all tests for itself.
 WAITERS ?= 4
+# Own CUDA kernels, compiled by g++, and what cuDNN is asked for.
+ON_HOST = $(patsubst %,tests/gpu/test_%.py,gpu_cudnn host_cudnn gpu_normalization gpu_sums)
 WHEEL_TESTS ?= $(addprefix tests/,cli comm core functions kernels links models training)
 
 READY   := $(VENV)/.ready
@@ -34,14 +37,15 @@ train: $(READY)  ## Train a network on real images with two ranks; ends with the
 test: test-fast test-programs test-mpi  ## Pass all tests: the fast suite, programs, then real MPI with 1 to 4 ranks.
 
 test-quick: $(READY)  ## The inner loop: the fast suite without what is slow.
-	$(RUN) $(THREADS) python -m pytest tests -n $(WAITERS) --dist worksteal -q -m "not slow"
+	$(RUN) $(THREADS) python -m pytest tests -n $(WORKERS) --dist worksteal -q -m "not slow"
 
 test-fast: $(READY)  ## All tests but those of programs and of MPI; the tests for GPUs run on a stand-in for CuPy.
 	$(RUN) $(THREADS) python -m pytest tests -n $(WAITERS) --dist worksteal -m "not programs"
 	$(RUN) $(THREADS) python -m pytest tests/gpu --on stand-in -n $(WORKERS)
 
-test-programs: $(READY)  ## The tests that start programs: jobs of real ranks, dbrdist-launch, scripts, loaders.
+test-programs: $(READY)  ## The tests that start programs: jobs of real ranks, dbrdist-launch, scripts, loaders, compilers.
 	$(RUN) $(THREADS) python -m pytest tests -n $(WAITERS) --dist worksteal -m programs
+	$(RUN) $(THREADS) python -m pytest $(ON_HOST) --on host-cuda -n $(WORKERS)
 
 test-mpi: $(READY)  ## The MPI suite with each number of ranks.
 	@set -e; for n in $(RANKS); do \

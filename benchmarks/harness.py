@@ -8,6 +8,7 @@ calls :func:`serve` with its cases. This file needs the standard library alone, 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -220,15 +221,21 @@ def machine() -> dict[str, Any]:
 
 
 def record(name: str, settings: dict[str, Any], results: dict[str, Any], about: dict[str, Any] | None = None) -> Path:
-    """Write ``benchmarks/records/NAME-DATE.json``: command, commit, machine, settings, results."""
+    """Write ``benchmarks/records/NAME-DATE.json``: command, commit, machine, settings, results.
+
+    A record of the same day is replaced if it is from the same machine; that of another stays, and this one gets a
+    number behind its date.
+    """
     RECORDS.mkdir(parents=True, exist_ok=True)
-    path = RECORDS / f"{name}-{date.today().isoformat()}.json"
+    here, stem = machine(), f"{name}-{date.today().isoformat()}"
+    paths = (RECORDS / f"{stem}{'' if i == 1 else f'-{i}'}.json" for i in itertools.count(1))
+    path = next(p for p in paths if not p.exists() or json.loads(p.read_text()).get("machine") == here)
     content = {
         "benchmark": name,
         "date": date.today().isoformat(),
         "command": ["python", *(os.path.relpath(a, ROOT) if os.path.isfile(a) else a for a in _shown_arguments())],
         "commit": commit(),
-        "machine": machine(),
+        "machine": here,
         "settings": settings,
         "versions": about or {},
         "results": results,

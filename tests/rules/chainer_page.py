@@ -72,7 +72,7 @@ def lists() -> str:
     table.append(f"| together | | {num_here} | {num_all} |")
     missing += [] if missing else ["None."]
     methods += [] if methods else ["None."]
-    words = "Left out are those for arrays of ChainerX and iDeep: `to_chx`, `from_chx`, `to_intel64` and their like."
+    words = "Methods for ChainerX and iDeep arrays are not listed: `to_chx`, `from_chx`, `to_intel64` and the like."
     parts = [*table, "", "### Missing names", "", *missing, "", "### Missing methods", "", *methods, "", words, ""]
     return "\n".join(parts)
 

@@ -5,13 +5,14 @@
     python tests/rules/mutants.py --aimed               # where tests tend to have holes
     python tests/rules/mutants.py --record              # and a dated record in benchmarks/records
 
-First the fast suite runs once without a mutation and notes which tests call which function (``reached.py``). Each
-mutation is made in a copy of the tree: tests that call its function run first, the shortest ahead, then all tests of
-its room, the slow ones, those under mpiexec and on the stand-in for CuPy where the room has some, and then the inner
-loop of all, of which those are left out that never come near where that is known. The first failure kills it, also
-that of a test which hangs. Where a whole stage runs out of time, as on a busy machine, nothing is known. Results go
-line by line into the state file, and a second start with the same file goes on where the first one ended. Survivors
-that change nothing one could see are marked by hand in ``equivalent_mutants.txt``.
+First the fast suite runs once without a mutation and notes which tests call which function (``reached.py``). What these
+tests notice in a fork is settled at once (``forked_mutants.py``). Each mutation that is left is made in a copy of the
+tree: tests that call its function run first, the shortest ahead, then all tests of its room, the slow ones, those under
+mpiexec and on the stand-in for CuPy where the room has some, and then the inner loop of all, of which those are left
+out that never come near where that is known. The first failure kills it, also that of a test which hangs. Where a whole
+stage runs out of time, as on a busy machine, nothing is known. Results go line by line into the state file, and a
+second start with the same file goes on where the first one ended. Survivors that change nothing one could see are
+marked by hand in ``equivalent_mutants.txt``.
 
 The aimed sample is drawn from conditions of branches and loops with the numbers in them, defaults of parameters,
 constants in capitals (thresholds, limits), and errors that are not raised; the other one from all places but errors.
@@ -48,8 +49,11 @@ COPIED = ("dbrdist", "launch", "tests", "benchmarks", "examples", "docs", "READM
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
 ALL = ["tests", "-m", "not slow"]
 PAGES = "tests/rules/test_api_pages.py"  # defaults of public names
+SIGNATURES = (PAGES, "tests/compat/test_defaults_of_chainer.py")  # read by these without a call
 GPU = ["tests/gpu", "--on", "stand-in"]
 AIMED = "conditions, defaults of parameters, constants in capitals and errors of all rooms"
+ON_HOST = [f"tests/gpu/test_{n}.py" for n in ("gpu_cudnn", "host_cudnn", "gpu_normalization", "gpu_sums")]
+HOST_CUDA = [*ON_HOST, "--on", "host-cuda"]  # kernels compiled for the host
 MPI = ["mpiexec", "-n", "3"]
 # The tests of each room, run before the inner loop; further suites after it.
 FIRST = {
@@ -264,7 +268,9 @@ class Finder(ast.NodeVisitor):
             if first != second:
                 args = [node.args[1], node.args[0], *node.args[2:]]
                 self.add(node, "arguments", ast.Call(node.func, args, node.keywords))
-        self.generic_visit(node)
+        for child in ast.iter_child_nodes(node):
+            if name_of(node) != "astype" or not isinstance(child, ast.keyword) or child.arg != "copy":
+                self.visit(child)  # else one copy more, of the same values
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         with self.aim():
@@ -325,10 +331,10 @@ def stages(
     """
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", str(options.timeout)]
     own = [t for t in FIRST[room] if (ROOT / t).exists()]
-    pages = [PAGES] if (ROOT / PAGES).exists() else []
+    pages = [t for t in SIGNATURES if (ROOT / t).exists()]
     if first:
         yield [*pytest, *first]
-    quick = [*pytest, *near] if near else [*pytest, *own, "-m", "not slow"]
+    quick = [*pytest, *near, *pages] if near else [*pytest, *own, *pages, "-m", "not slow"]
     by_kind = [quick] if options.room_only else [quick, [*pytest, *pages, *own, "-m", "slow"]]
     yield from by_kind if near is None or near else reversed(by_kind)
     if options.room_only:
@@ -337,6 +343,8 @@ def stages(
         yield [*MPI, *pytest, "tests/mpi"]
     if room in ON_GPU:
         yield [*pytest, *GPU]
+    if room == "kernels":
+        yield [*pytest, *HOST_CUDA]
     if near is None:
         yield [*pytest, *ALL]
 
@@ -460,7 +468,7 @@ def judge(drawn: list[Mutation], options: argparse.Namespace) -> list[dict[str, 
     known: dict[str, dict[str, object]] = {}
     if options.state.exists():
         for row in map(json.loads, options.state.read_text().splitlines()):
-            known[f"{row['file']}:{row['line']}:{row['start']}:{row['kind']}:{row['new']}"] = row
+            known[key_of(row)] = row
     left = [m for m in drawn if m.key not in known]
     print(f"{len(drawn)} mutations, {len(drawn) - len(left)} of them known; {options.state}", flush=True)
     lock = threading.Lock()
@@ -472,6 +480,9 @@ def judge(drawn: list[Mutation], options: argparse.Namespace) -> list[dict[str, 
             options.known = json.loads(options.reached.read_text())
         if left and not options.trust:
             check({m.room for m in left}, free[0], options)
+        if options.known:
+            known |= first_look(left, free[0], options)
+            left = [m for m in left if m.key not in known]
 
         def one(mutation: Mutation) -> None:
             with lock:
@@ -486,6 +497,26 @@ def judge(drawn: list[Mutation], options: argparse.Namespace) -> list[dict[str, 
 
         list(pool.map(one, left))
     return [known[m.key] for m in drawn]
+
+
+def first_look(left: list[Mutation], tree: Path, options: argparse.Namespace) -> dict[str, dict[str, object]]:
+    """Those that tests in a fork notice within seconds (`forked_mutants.py`); the others are judged one by one."""
+    with tempfile.TemporaryDirectory() as folder:
+        drawn, state = Path(folder, "drawn.json"), Path(folder, "state.jsonl")
+        drawn.write_text(json.dumps([asdict(m) for m in left]))
+        command = [sys.executable, "tests/rules/forked_mutants.py", "--drawn", str(drawn), "--state", str(state)]
+        run([*command, "--reached", str(options.reached), "--workers", str(options.workers)], tree, 30.0 * len(left))
+        rows = [json.loads(line) for line in state.read_text().splitlines()] if state.exists() else []
+    killed = [row for row in rows if row["outcome"] == "killed"]
+    with open(options.state, "a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in killed)
+    print(f"{len(killed)} of {len(left)} killed at a first look", flush=True)
+    return {key_of(row): row for row in killed}
+
+
+def key_of(row: dict[str, object]) -> str:
+    """That of the mutation in a row of results."""
+    return f"{row['file']}:{row['line']}:{row['start']}:{row['kind']}:{row['new']}"
 
 
 def describe(row: dict[str, object]) -> str:

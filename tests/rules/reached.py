@@ -54,8 +54,9 @@ class Reached:
     def pytest_unconfigure(self) -> None:
         functions: dict[str, list[int]] = {}
         for code, tests in self.by_code.items():
-            if code.co_filename.startswith((f"{ROOT}/dbrdist/", f"{ROOT}/launch/")):
-                functions[f"{code.co_filename[len(str(ROOT)) + 1 :]}:{code.co_firstlineno}"] = tests
+            file = os.path.normpath(code.co_filename)  # tests/gpu leads to it over ".."
+            if file.startswith((f"{ROOT}/dbrdist/", f"{ROOT}/launch/")):
+                functions[f"{file[len(str(ROOT)) + 1 :]}:{code.co_firstlineno}"] = tests
         self.path.write_text(json.dumps({"tests": self.tests, "functions": functions}))
 
 

@@ -1,11 +1,13 @@
 """docs/api is that of today, and every public name says what it is."""
 
+import importlib
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import api_pages
 import pytest
 
 SCRIPT = Path(__file__).with_name("api_pages.py")
@@ -20,6 +22,14 @@ def test_the_pages_are_those_of_today():
     old, new = ({(f, line) for f, t in pages.items() for line in t.splitlines()} for pages in (PAGES, made))
     message = "names, arguments or docstrings changed since: run `python tests/rules/api_pages.py --write`"
     assert made == PAGES, f"{message}\n-{old - new}\n+{new - old}"
+
+
+@pytest.mark.parametrize("module", api_pages.AREAS)
+def test_arguments_and_defaults_are_those_on_the_page(module):
+    names = api_pages.public(importlib.import_module(module))
+    shown = re.findall(r"^\| `(\w+)(.*?)` \| ", PAGES[f"{module.removeprefix('dbrdist.')}.md"], re.M)
+    now = {name: api_pages.call(name, names[name]) for name, _ in shown}
+    assert now == {name: name + arguments for name, arguments in shown}
 
 
 def test_every_name_says_what_it_is():

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import figures  # noqa: E402
+import harness  # noqa: E402
 
 sys.path.pop(0)
 
@@ -68,3 +69,16 @@ def test_a_row_without_a_record_is_an_error(records):
         path.unlink()
     with pytest.raises(ValueError, match="no record of 'lstm'"):
         figures.page()
+
+
+def test_a_record_replaces_that_of_its_own_machine_alone(records, monkeypatch):
+    monkeypatch.setattr(harness, "RECORDS", records)
+    for path in records.glob("lstm-*.json"):
+        path.unlink()
+    side = {"median_seconds": 1.0, "peak_bytes": 1 << 20}
+    for cpu, ratio in (("Some Xeon", 0.9), ("AMD EPYC", 0.8), ("RISC-V", 0.7), ("AMD EPYC", 0.6)):
+        monkeypatch.setattr(harness, "machine", lambda cpu=cpu: {"cpu": cpu})
+        harness.record("lstm", {}, {"dbrdist": side, "torch": side, "ratio": ratio})
+    found = {cpu: (name[-7:], record["results"]["ratio"]) for cpu, (name, record) in figures.newest("lstm").items()}
+    day = harness.date.today().isoformat()[-2:]
+    assert found == {"Xeon": (f"{day}.json", 0.9), "EPYC": ("-2.json", 0.6), "RISC-V": ("-3.json", 0.7)}

@@ -53,6 +53,7 @@ def test_the_list_of_files_is_not_empty():
     assert {ROOT / "pyproject.toml", ROOT / "dbrdist" / "__init__.py"} <= set(text_files())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_text_files_hold_no(rule):
     found = []

@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "dbrdist"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
+pytestmark = pytest.mark.slow  # parses all of the sources
+
 # What each room may import besides itself, as in the table of docs/design: a floor and everything below it.
 BELOW: dict[str, set[str]] = {
     "errors": set(),
