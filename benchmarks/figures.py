@@ -80,8 +80,8 @@ def _vocabulary(r: Results) -> str:
     slow = sorted(((v, k) for k, v in found.items() if v > 1.2), reverse=True)
     names = ", ".join(f"`{name}` {value:.1f}" for value, name in slow)
     return (
-        f"{len(found)} functions: median {statistics.median(found.values()):.2f}; {len(slow)} above 1.20, most of them "
-        f"copies that a leaf makes of a view where Chainer hands on the view: {names}"
+        f"{len(found)} functions: median {statistics.median(found.values()):.2f}; {len(slow)} above 1.20, mostly "
+        f"because a leaf copies a gradient that is a view, where Chainer keeps the view: {names}"
     )
 
 
@@ -136,7 +136,7 @@ def _run_cost(r: Results) -> str:
 def _loader(r: Results) -> str:
     return (
         f"{_of(r, 'uint8', 'of_by_hand')}; {_of(r, 'uint8', 'of_pillow')} "
-        f"(a loop by hand: {_of(r, 'by_hand', 'of_pillow')}; `decode: fast`: {_of(r, 'fast', 'of_pillow')})"
+        f"(a hand-written loop: {_of(r, 'by_hand', 'of_pillow')}; `decode: fast`: {_of(r, 'fast', 'of_pillow')})"
     )
 
 
@@ -160,7 +160,7 @@ def _auto(r: Results) -> str:
     rows = [row for place in r.values() for row in place.values()]
     worst = max(row["auto_to"][row["fastest"]] for row in rows)
     taken = sum(row["auto"] == row["fastest"] for row in rows)
-    return f"{worst:.2f}; the fastest is taken in {taken} of {len(rows)} rows"
+    return f"{worst:.2f}; it chose the fastest in {taken} of {len(rows)} cases"
 
 
 def _trace(r: Results) -> str:
@@ -252,11 +252,11 @@ GROUPS: dict[str, list[Row]] = {
             "median 0.90, each 1.30", "elementwise", _elementwise,
         ),
         Row(
-            "functions, forward and backward at sizes of Chainer's examples, against Chainer 7.8.1 on NumPy 1.23",
+            "functions, forward and backward with the sizes of Chainer's examples, against Chainer 7.8.1 on NumPy 1.23",
             "median 0.70, each 1.20 of its time", "vocabulary", _vocabulary,
         ),
         Row(
-            "`import dbrdist, dbrdist.functions, dbrdist.links` beyond NumPy", "0.25 s", "imports",
+            "`import dbrdist, dbrdist.functions, dbrdist.links`, without the time for NumPy", "0.25 s", "imports",
             lambda r: f"{_of(r, 'beyond_numpy', 'median_seconds')} s",
         ),
     ],
@@ -284,7 +284,7 @@ GROUPS: dict[str, list[Row]] = {
             "1.3; 1.15 of its time", "reduction", _small,
         ),
         Row(
-            "2 ranks together, against two trainings without each other: ResNet-20; ResNet-50",
+            "2 ranks together, against two independent runs at the same time: ResNet-20; ResNet-50",
             "0.98 of the throughput", "data-parallel", _together, in_readme=True,
         ),
         Row(
@@ -300,7 +300,7 @@ GROUPS: dict[str, list[Row]] = {
             _sharing,
         ),
         Row(
-            "one reduction of ResNet-50's 102 MB between two hosts at 1 Gb/s and 100 Mb/s: time of plain's with "
+            "one reduction of ResNet-50's 102 MB between two hosts at 1 Gb/s and 100 Mb/s, relative to a plain one: "
             "bfloat16; PowerSGD of rank 2; top 1 %",
             "-", "wire", _wire,
         ),
@@ -309,8 +309,8 @@ GROUPS: dict[str, list[Row]] = {
             "-", "compression-accuracy", _accuracy,
         ),
         Row(
-            "`reproducible: true`: bits of ResNet-20 on CIFAR-10 after 100 steps, on 1, 2, 3, 4 and 8 ranks, resumed "
-            "1->2, 2->1, 4->3, 3->8, with momentum and LARS",
+            "`reproducible: true`: bits of ResNet-20 on CIFAR-10 after 100 steps, on 1, 2, 3, 4 and 8 ranks, and "
+            "resumed 1->2, 2->1, 4->3, 3->8, with momentum and with LARS",
             "equal", "reproducible", _reproducible, in_readme=True,
         ),
         Row(
@@ -318,7 +318,8 @@ GROUPS: dict[str, list[Row]] = {
             "reproducible", _reproducible_steps,
         ),
         Row(
-            "random jobs whose ranks disagree: without the right error on every rank; hung; the longest", "0; 0; -",
+            "random jobs whose ranks disagree: without the right error on every rank; that hung; the longest time",
+            "0; 0; -",
             "random-disagreements",
             lambda r: f"{r['num_wrong']}; {r['num_hung']}; {r['max_seconds']:.1f} s, of {r['num_disagreements']} in "
             f"{r['num_jobs']} jobs",
@@ -326,7 +327,7 @@ GROUPS: dict[str, list[Row]] = {
     ],
     "Data and runs": [
         Row(
-            "JPEG photographs to a uint8 batch, one core, against a loop by hand; against Pillow",
+            "JPEG photographs to a uint8 batch, one core, against a hand-written loop; against Pillow",
             "0.95; 1.7 times as fast", "loader-full", _loader, in_readme=True,
         ),
         Row("the same with prepared copies of 256 pixels", "0.95; 2.3", "loader-prepared", _loader),
@@ -340,19 +341,19 @@ GROUPS: dict[str, list[Row]] = {
             "image-index", _index,
         ),
         Row(
-            "what `dbrdist-train` adds to a loop by hand: ResNet-20 at batch 128; a tiny MLP", "3 %; 30 us",
+            "what `dbrdist-train` adds to a hand-written loop: ResNet-20 at batch 128; a tiny MLP", "3 %; 30 us",
             "run-cost", _run_cost, in_readme=True,
         ),
         Row(
-            "`--trace`, and an audit of the parameters every 100 steps, of a ResNet-20 step on 2 ranks", "2 %; 1 %",
+            "cost of `--trace`; of an audit of the parameters every 100 steps; ResNet-20 on 2 ranks", "2 %; 1 %",
             "trace-cost", _trace,
         ),
         Row(
-            "random configurations that end in two steps or in sentences, without a traceback", "5,000",
+            "random configurations that train two steps or end with an error message, without a traceback", "5,000",
             "random-configurations", lambda r: f"{sum(r['endings'].values()) - len(r['faults']):,}",
         ),
     ],
-    "Training to an end": [
+    "Complete training runs": [
         Row("`examples/digits`, 2 ranks", "97 % in 60 s", "digits", _digits, in_readme=True),
         Row("`examples/cifar10`, ResNet-20, 10 epochs, images as JPEG, 2 ranks", "85 %", "cifar10", _cifar10),
         Row(
@@ -365,31 +366,32 @@ GROUPS: dict[str, list[Row]] = {
         ),
     ],
     "Tests": [
-        Row("mutants of our code, drawn blindly, that tests notice", "96 %", "mutants-seed41 mutants-seed61", _mutants),
+        Row("random mutants of our code that tests notice", "96 %", "mutants-seed61 mutants-seed71", _mutants),
         Row(
             "mutants aimed at conditions, defaults, constants and errors", "95 %", "mutants-aimed-seed42", _mutants
         ),
-        Row("each formula and derivative made wrong, one at a time", "-", "wrong-formulas", _wrong_formulas),
+        Row("formulas and derivatives made wrong, one at a time", "-", "wrong-formulas", _wrong_formulas),
     ],
 }  # fmt: skip
 
 PREFACE = """# Figures
 
-What was measured, against whom and where. A record gives the command, the commit, the versions, the machine, the
-repeats and their spread. A ratio holds for the machine on which it was taken: *Xeon* is 2 cores of an Intel Xeon with
-AVX-512 and AMX, *EPYC* 2 cores of an AMD EPYC with AVX-512 and without AMX. Times are medians of alternating samples,
-ours first. Rows about networks are compiled, the others interpreted. Where a figure misses its goal, you see both.
+This page lists what was measured, against what and where. A record gives the command, the commit, the versions, the
+machine, the repeats and their spread. A ratio is valid for the machine on which it was measured: *Xeon* is 2 cores of
+an Intel Xeon with AVX-512 and AMX, *EPYC* 2 cores of an AMD EPYC with AVX-512 and without AMX. Times are medians of
+alternating samples, ours first. Rows about networks were measured with compiled modules, the others interpreted. If a
+figure misses its goal, the table shows both.
 
 This page is written by `python benchmarks/figures.py --write`. The launcher's figures are in [launch.md](launch.md).
 """
 HEAD = "| what | goal | measured | on | record |\n|---|---|---|---|---|\n"
-DATED = re.compile(r"(.+)-(\d{4}-\d\d-\d\d)\.json")
+DATED = re.compile(r"(.+)-(\d{4}-\d\d-\d\d)(?:-\d+)?\.json")
 
 
 def newest(kind: str) -> dict[str, tuple[str, Results]]:
     """Of each processor the name and the content of the newest record of a kind."""
     found: dict[str, tuple[str, Results]] = {}
-    for path in sorted(RECORDS.glob(f"{kind}-*.json")):
+    for path in sorted(RECORDS.glob(f"{kind}-*.json"), key=lambda path: path.stem):
         match = DATED.fullmatch(path.name)
         if match and match[1] == kind:
             record = json.loads(path.read_text())
