@@ -110,7 +110,8 @@ def sum_over(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
 
 
 _MANY_ROWS = 1024
-_ROWS_AT_ONCE = 1 << 16  # elements to which further rows are added; they stay in cache
+_ROWS_IN_A_SUM = 256  # at least; sums of float32 of so many lose less than a digit
+_ELEMENTS_AT_ONCE = 1 << 16  # to which further rows are added; they stay in cache
 
 
 def wide_sum(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
@@ -143,23 +144,23 @@ def _as_rows(x: Array, axis: tuple[int, ...]) -> Array | None:
 
 
 def _sum_of_many_rows(x: Array) -> Array:
-    """The sums over the first axis of a matrix in C order."""
-    while True:
+    """The sums over the first axis of a matrix in C order: of 256 rows to 511 each, until few are left."""
+    while x.size and len(x) >= _MANY_ROWS:
         count, width = x.shape
-        blocks = min(count // 256, _ROWS_AT_ONCE // width)
-        if count < _MANY_ROWS or blocks < 2:
-            return x.sum(0)
-        whole = count // blocks * blocks
-        y = x[:whole].reshape(-1, blocks, width).sum(0)
+        blocks = max(min(count // _ROWS_IN_A_SUM, _ELEMENTS_AT_ONCE // width), 1)
+        groups = count // (blocks * _ROWS_IN_A_SUM)
+        whole = count // (groups * blocks) * groups * blocks
+        y = x[:whole].reshape(groups, -1, blocks * width).sum(1).reshape(-1, width)
         y[: count - whole] += x[whole:]
         x = y
+    return x.sum(0)
 
 
 def square_sum(x: Array) -> Any:
     """The sum of the squares of a vector, a scalar; parts are summed alone, so that many squares lose no digits."""
-    if type(x) is not np.ndarray or x.size <= _ROWS_AT_ONCE:
+    if type(x) is not np.ndarray or x.size <= _ELEMENTS_AT_ONCE:
         return x.dot(x)
-    parts = (x[i : i + _ROWS_AT_ONCE] for i in range(0, x.size, _ROWS_AT_ONCE))
+    parts = (x[i : i + _ELEMENTS_AT_ONCE] for i in range(0, x.size, _ELEMENTS_AT_ONCE))
     return x.dtype.type(sum([float(part.dot(part)) for part in parts]))
 
 

@@ -30,6 +30,7 @@ AXES = {
     (4, 3, 20, 31): [(0, 2, 3), (3, 0, 2), (2, 3), (1, 2, 3), (0, 1), 0],
     (0, 2000): [0, 1],
     (2000, 0): [0, 1],
+    (20_000, 0): [0, 1],
 }
 
 
@@ -41,7 +42,7 @@ AXES = {
     at_once=[1 << 16, 1000],
 )
 def test_each_element_counts_once(shape, axis, keepdims, order, at_once, dtype, monkeypatch):
-    monkeypatch.setattr(arrays, "_ROWS_AT_ONCE", at_once)
+    monkeypatch.setattr(arrays, "_ELEMENTS_AT_ONCE", at_once)
     if order == "images" and len(shape) != 4:
         return
     x = whole_numbers(shape, dtype, order)
@@ -67,6 +68,12 @@ def test_what_is_not_finite_stays(value, row):
     assert not np.isfinite(F.mean_squared_error(x, np.zeros_like(x)).array)
 
 
+def test_a_bias_of_no_outputs_has_an_empty_gradient():
+    b = Variable(np.ones(0, np.float32))
+    F.sum(F.linear(np.ones((20_000, 2), np.float32), np.ones((0, 2), np.float32), b)).backward()
+    assert b.grad.shape == (0,)
+
+
 def squares(shape):
     """Positive numbers, many of them near zero, which a large sum loses."""
     return np.random.default_rng(1).standard_normal(shape, np.float32) ** 2
@@ -85,6 +92,14 @@ def test_sums_over_many_rows_lose_no_digits():
     assert deviation(F.logsumexp(np.log(x), axis=0), np.log(np.exp(np.log(x).astype("d")).sum(0))) < 5e-7
     images = x.reshape(100, 50, 60, 3).transpose(0, 3, 1, 2)
     assert deviation(ops.sum(images, (0, 2, 3)), expected) < 5e-7
+
+
+@each(shape=[(40_000, 3), (9000, 70)], at_once=[1, 60, 1 << 16])
+def test_nothing_is_added_to_a_long_sum(shape, at_once, monkeypatch):
+    """However wide the rows are beside what is added at once."""
+    monkeypatch.setattr(arrays, "_ELEMENTS_AT_ONCE", at_once)
+    x = np.full(shape, 0.1, np.float32)
+    assert deviation(ops.sum(x, 0), np.sum(x, 0, dtype="d")) < 6e-6
 
 
 def test_gradients_of_what_was_broadcast_over_many_rows_lose_no_digits():
