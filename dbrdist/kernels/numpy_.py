@@ -218,7 +218,12 @@ def coarse_from(count: int) -> float:
 
 def is_coarse(mean: Array, var: Array, eps: float, limit: float) -> bool:
     """Whether any of these means is too large beside its deviation for sums of float32; see :func:`coarse_from`."""
-    return bool(limit) and bool((np.abs(mean) > np.sqrt(var + eps) * limit).any())
+    return bool(limit) and bool(are_coarse(mean, var, eps, limit).any())
+
+
+def are_coarse(mean: Array, var: Array, eps: float, limit: float) -> Array:
+    """:func:`is_coarse` of each, for a limit that is not 0."""
+    return np.abs(mean) > np.sqrt(var + eps) * limit
 
 
 def _centered(x: Array, axis: tuple[int, ...]) -> tuple[Array, Array, Array]:
@@ -330,10 +335,15 @@ def _into(out: Array | None, value: Array, like: Array) -> Array:
 # ---- layer normalization, of the rows of a matrix (M, K)
 
 
+def _wide_rows(x: Array) -> Array:
+    """In the accumulation type and C order: NumPy adds neighbours in pairs, and others one after another."""
+    return backend.get_array_module(x).ascontiguousarray(x.astype(backend.accumulation_dtype(x.dtype), copy=False))
+
+
 def ln_forward(x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, Array, Array]:
     """Each row less its mean, divided by sqrt(var + eps), times gamma (K) plus beta (K): y, mean (M), var (M)."""
     xp = backend.get_array_module(x)
-    wide, count = x.astype(backend.accumulation_dtype(x.dtype), copy=False), max(x.shape[1], 1)
+    wide, count = _wide_rows(x), max(x.shape[1], 1)
     mean = wide.sum(1) / count
     centered = wide - mean[:, None]
     var = xp.square(centered).sum(1) / count
@@ -343,10 +353,9 @@ def ln_forward(x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, 
 
 def ln_backward(x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float) -> tuple[Array, Array, Array]:
     """Gradients of x, gamma and beta."""
-    xp, dtype, count = backend.get_array_module(x), backend.accumulation_dtype(x.dtype), max(x.shape[1], 1)
+    xp, wide, count = backend.get_array_module(x), _wide_rows(gy), max(x.shape[1], 1)
     inverse = (1 / xp.sqrt(var + eps))[:, None]
-    x_hat = (x.astype(dtype, copy=False) - mean[:, None]) * inverse
-    wide = gy.astype(dtype, copy=False)
+    x_hat = (_wide_rows(x) - mean[:, None]) * inverse
     g = wide * gamma
     gx = (g - (g.sum(1)[:, None] + x_hat * (g * x_hat).sum(1)[:, None]) / count) * inverse
     ggamma, gbeta = _row_sum(wide * x_hat), _row_sum(wide)

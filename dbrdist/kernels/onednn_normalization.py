@@ -109,23 +109,23 @@ def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[i
 
 
 def _forward_with_care(image: Array, scale: Array, shift: Array, mean: Array, var: Array, y: Array, eps: float) -> None:
-    """Write y, mean and var where oneDNN's sums are too coarse: with statistics of the distances from a number near the
-    mean, and of a part of the elements at a time.
+    """Write y, mean and var where oneDNN's sums are too coarse: with statistics of a part of the elements at a time,
+    and in channels whose mean is large of the distances from a number near it.
     """
     shape, dtype = image.shape, image.dtype
     rows = image.transpose(0, 2, 3, 1).reshape(-1, shape[1])
     num_parts = -(-len(rows) // _PART) if len(rows) > _MOST_IN_A_SUM else 1
     bounds = [len(rows) * i // num_parts for i in range(num_parts + 1)]
-    limit, vectors, near = numpy_.coarse_from(bounds[1]), (scale, shift, mean, var), None
+    limit, vectors = numpy_.coarse_from(bounds[1]), (scale, shift, mean, var)
+    near, distances, room = np.zeros_like(mean), rows, memory_row(y).reshape(rows.shape)
     for _ in range(_MOST_SHIFTS):
-        distances = rows if near is None else rows - near
-        _statistics_by_parts(distances, bounds, *vectors, memory_row(y).reshape(rows.shape), eps)
-        is_coarse = numpy_.is_coarse(mean, var, eps, limit)
-        if near is not None:
-            mean += near
-        if not is_coarse:
+        _statistics_by_parts(distances, bounds, *vectors, room, eps)
+        are_coarse = numpy_.are_coarse(mean, var, eps, limit)
+        mean += near
+        if not are_coarse.any():
             break
-        near = mean.astype(dtype)
+        near = np.where(are_coarse, mean, near)
+        distances = room = rows - near  # in float32: 16 bits would round them; oneDNN may write over what it reads
     apply = cached(("bn_inference", shape, dtype, eps), lambda: _build_bn_inference(shape, dtype, eps, False))
     apply.on(image, *vectors, y)
 
@@ -141,8 +141,9 @@ def _statistics_by_parts(
         primitive, _ = cached(key, lambda: _build_bn_forward(shape, rows.dtype, eps, False))  # noqa: B023
         primitive.on(rows[start:end], scale, shift, m, v, room[start:end])
     weights = np.diff(bounds) / max(len(rows), 1)
-    mean[...] = middle = weights.dot(parts[0])
-    var[...] = weights.dot(parts[1] + np.square(parts[0] - middle))
+    with np.errstate(invalid="ignore", over="ignore"):  # as oneDNN, warn of nothing that is not finite
+        mean[...] = middle = weights.dot(parts[0])
+        var[...] = weights.dot(parts[1] + np.square(parts[0] - middle))
 
 
 def _vectors(shape: tuple[int, ...]) -> Any:
