@@ -168,7 +168,7 @@ class MeanOverLabels(FunctionNode):
 
     def _derive_again(self, rows: Any, gy: Any) -> Any:
         """The same of Variables."""
-        scale, xp, dtype = self.saved[1], get_array_module(self.t), accumulation_dtype(rows.dtype)
+        scale, xp, dtype = self.saved[-1], get_array_module(self.t), accumulation_dtype(rows.dtype)
         counts = (self.t != self.ignore_label)[:, None]
         rows = ops.where(counts, ops.cast(rows, dtype), 0.0)  # 0 times NaN would be NaN in the next derivative
         onehot = self.t[:, None] == xp.arange(rows.shape[1])

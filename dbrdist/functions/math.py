@@ -372,7 +372,9 @@ class SumOfExp(FunctionNode):
 
 
 def greatest(x: Array, axis: tuple[int, ...] | None) -> Array:
-    """The maximum over axes, which stay as 1; 0 where it is infinite, which would make NaN of differences."""
+    """The maximum over axes, which stay as 1; infinities as the largest finite numbers, so that differences from it are
+    not NaN.
+    """
     if axis == (1,) and x.ndim == 2 and isinstance(x, np.ndarray) and x.size:  # half the time
         return _finite(x.reshape(-1).take(x.argmax(1) + row_starts(*x.shape))[:, None])
     return _finite(x.max(axis=axis, keepdims=True))
@@ -394,7 +396,8 @@ def logarithm(total: Array) -> Array:
 
 
 def _finite(a: Array) -> Array:
-    return elementwise(lambda v: np.where(np.isinf(v), v.dtype.type(0), v), a)
+    largest = np.finfo(a.dtype).max
+    return elementwise(lambda v: np.clip(v, -largest, largest), a)
 
 
 def logsumexp(x: Any, axis: Any = None) -> Any:

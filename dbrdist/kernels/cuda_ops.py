@@ -152,23 +152,24 @@ def _of_rows(x: Array, t: Array) -> tuple[tuple[Any, ...], tuple[int], tuple[int
 
 
 def cross_entropy(x: Array, t: Array, ignore_label: int, divisor: int) -> Plan:
-    """The mean over the rows of x, and what the gradient needs: each row's ln sum exp, and 1 over what it is over."""
+    """The mean over the rows of x, and what the gradient needs; see numpy_softmax.cross_entropy."""
     types, grid, block, (rows, classes) = _of_rows(x, t)
     dtype, wide, empty = x.dtype, types[2], backend.get_array_module(x).empty
     launch = cuda_source.kernel("loss", "cross_entropy", *types)
     finish = cuda_source.kernel("loss", "mean_of_losses", *types) if grid[0] > 1 else None
 
-    def plan(x: Array, t: Array, ignore_label: int, divisor: int) -> tuple[Array, tuple[Array, Array]]:
-        log_sums, losses, y, scale = empty(rows, wide), empty(rows, wide), empty((), dtype), empty((), wide)
-        launch(grid, block, (x, t, log_sums, losses, y, scale, rows, classes, ignore_label, divisor))
+    def plan(x: Array, t: Array, ignore_label: int, divisor: int) -> tuple[Array, tuple[Array, ...]]:
+        largest, sums, losses = empty(rows, wide), empty(rows, wide), empty(rows, wide)
+        y, scale = empty((), dtype), empty((), wide)
+        launch(grid, block, (x, t, largest, sums, losses, y, scale, rows, classes, ignore_label, divisor))
         if finish is not None:
             finish((1,), (1024,), (t, losses, y, scale, rows, ignore_label, divisor))
-        return y, (log_sums, scale)
+        return y, (largest, sums, scale)
 
     return plan
 
 
-def cross_entropy_backward(x: Array, t: Array, saved: tuple[Array, Array], gy: Array, ignore_label: int) -> Plan:
+def cross_entropy_backward(x: Array, t: Array, saved: tuple[Array, ...], gy: Array, ignore_label: int) -> Plan:
     """(softmax(x) - onehot(t)) gy / what the mean is over."""
     types, _, _, (rows, classes) = _of_rows(x, t)
     require(gy)
@@ -178,10 +179,10 @@ def cross_entropy_backward(x: Array, t: Array, saved: tuple[Array, Array], gy: A
     launch = cuda_source.kernel("loss", "cross_entropy_backward", *types)
     grid, block = (min(-(-len(x) // _WARPS), _MOST_BLOCKS),), (32 * _WARPS,)
 
-    def plan(x: Array, t: Array, saved: tuple[Array, Array], gy: Array, ignore_label: int) -> Array:
-        log_sums, scale = saved
+    def plan(x: Array, t: Array, saved: tuple[Array, ...], gy: Array, ignore_label: int) -> Array:
+        largest, sums, scale = saved
         gx = empty(shape, dtype)
-        launch(grid, block, (x, t, log_sums, gy, scale, gx, rows, classes, ignore_label))
+        launch(grid, block, (x, t, largest, sums, gy, scale, gx, rows, classes, ignore_label))
         return gx
 
     return plan

@@ -398,12 +398,12 @@ def log_softmax_backward(y: Array, gy: Array, axis: int) -> Array:
     return _softmax("log_softmax_backward", y, gy, axis)
 
 
-def cross_entropy(x: Array, t: Array, ignore_label: int, divisor: int) -> tuple[Array, tuple[Array, Array]]:
+def cross_entropy(x: Array, t: Array, ignore_label: int, divisor: int) -> tuple[Array, tuple[Array, ...]]:
     """The sum of -ln softmax(x)[n, t_n] over ``divisor``, or over the number of labels that count where that is 0.
 
     x (N, K) and the integers t (N,) in C order, on a device. Labels equal to ``ignore_label`` count nothing; others
-    that are no class give NaN. The result is 0-d in the type of x; then what the gradient needs: ln sum exp of each row
-    and 1 over what the mean is over, in the accumulation type.
+    that are no class give NaN. The result is 0-d in the type of x; then what the gradient needs, in the accumulation
+    type: the largest of each row, the sum of exp(x - largest), and 1 over what the mean is over.
     """
     arguments = (x, t, ignore_label, divisor)
     key = cross_entropy_key(*arguments)
@@ -411,7 +411,7 @@ def cross_entropy(x: Array, t: Array, ignore_label: int, divisor: int) -> tuple[
     return plan(*arguments)
 
 
-def cross_entropy_backward(x: Array, t: Array, saved: tuple[Array, Array], gy: Array, ignore_label: int) -> Array:
+def cross_entropy_backward(x: Array, t: Array, saved: tuple[Array, ...], gy: Array, ignore_label: int) -> Array:
     """The gradient of x."""
     arguments = (x, t, saved, gy, ignore_label)
     key = cross_entropy_backward_key(*arguments)

@@ -69,24 +69,27 @@ def log_softmax_backward(y: Array, gy: Array, axis: int) -> Array:
     return _along(formula, axis, y, gy)
 
 
-def cross_entropy(x: Array, t: Array, ignore_label: int, divisor: int) -> tuple[Array, tuple[Array, Array]]:
-    """The mean over rows of ln sum exp(x) - x[t], each row's ln sum exp, and 1 over what the mean is over."""
+def cross_entropy(x: Array, t: Array, ignore_label: int, divisor: int) -> tuple[Array, tuple[Array, ...]]:
+    """The mean over rows of ln sum exp(x) - x[t]; each row's largest m, sum exp(x - m), and 1 over what the mean is over.
+
+    m + ln sum exp(x - m) in one would be rounded, of large scores by more than the loss is.
+    """
     xp, dtype = backend.get_array_module(x), backend.accumulation_dtype(x.dtype)
     x_wide, is_class, counts = x.astype(dtype, copy=False), (t >= 0) & (t < x.shape[1]), t != ignore_label
-    largest = x_wide.max(axis=1)
-    largest = xp.where(xp.isfinite(largest), largest, dtype.type(0))
-    log_sums = largest + xp.log(xp.exp(x_wide - largest[:, None]).sum(axis=1))
-    losses = log_sums - x_wide.take(xp.arange(len(t)) * x.shape[1] + xp.where(is_class, t, 0))
+    finite = np.finfo(dtype).max
+    largest = x_wide.max(axis=1).clip(-finite, finite)
+    sums = xp.exp(x_wide - largest[:, None]).sum(axis=1)
+    losses = xp.log(sums) - (x_wide.take(xp.arange(len(t)) * x.shape[1] + xp.where(is_class, t, 0)) - largest)
     losses = xp.where(counts, xp.where(is_class, losses, dtype.type(np.nan)), dtype.type(0))
     scale = 1 / xp.asarray(divisor or xp.maximum(counts.sum(), 1)).astype(dtype)
-    return (losses.sum() * scale).astype(x.dtype), (log_sums, scale)
+    return (losses.sum() * scale).astype(x.dtype), (largest, sums, scale)
 
 
-def cross_entropy_backward(x: Array, t: Array, saved: tuple[Array, Array], gy: Array, ignore_label: int) -> Array:
+def cross_entropy_backward(x: Array, t: Array, saved: tuple[Array, ...], gy: Array, ignore_label: int) -> Array:
     """(softmax(x) - onehot(t)) gy / what the mean is over"""
-    log_sums, scale = saved
+    largest, sums, scale = saved
     xp, classes = backend.get_array_module(x), x.shape[1]
-    p = xp.exp(x.astype(log_sums.dtype, copy=False) - log_sums[:, None])
+    p = xp.exp(x.astype(sums.dtype, copy=False) - largest[:, None]) / sums[:, None]
     gx = (p - (t[:, None] == xp.arange(classes))) * (gy.astype(scale.dtype) * scale)
     xp.copyto(gx, np.nan, where=((t < 0) | (t >= classes))[:, None])
     xp.copyto(gx, 0, where=(t == ignore_label)[:, None])

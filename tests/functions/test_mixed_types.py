@@ -185,3 +185,19 @@ def test_the_gradient_of_logsumexp_does_not_depend_on_how_its_output_is_rounded(
     along = expected * u.astype(x.dtype).astype("d")
     second = along - p * along.sum(axis=axis, keepdims=True)
     np.testing.assert_allclose(ggx.array.astype("d"), second, rtol=0, atol=4 * rtol * abs(along).max())
+
+
+@pytest.mark.parametrize("function", ["logsumexp", "softmax_cross_entropy"])
+@pytest.mark.parametrize("dtype", [*NARROW, "float32", "float64"])
+def test_an_infinite_score_leaves_the_others_a_probability_of_zero(dtype, function):
+    """exp(1000) is infinite beside it, and infinity over infinity is NaN."""
+    v = Variable(np.array([[np.inf, 1000.0, -5.0], [-np.inf, -np.inf, 2.0]]).astype(as_dtype(dtype)))
+    with np.errstate(invalid="ignore"):
+        if function == "logsumexp":
+            y, label = F.logsumexp(v, axis=1), 0
+        else:
+            y, label = F.softmax_cross_entropy(v, np.array([1, 2]), reduce="no"), 1
+        y.grad = np.ones(2, y.dtype)
+        y.backward()
+    np.testing.assert_array_equal(y.array.astype("d"), [np.inf, 2 * (1 - label)])
+    np.testing.assert_array_equal(v.grad.astype("d"), [[np.nan, -label, 0], [0, 0, 1 - label]])

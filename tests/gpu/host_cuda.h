@@ -10,7 +10,7 @@
 #include <vector>
 #include <ucontext.h>
 
-using std::isfinite; using std::max; using std::min;
+using std::isfinite; using std::isinf; using std::max; using std::min;
 
 struct dim3 { unsigned x, y, z; };
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
@@ -68,6 +68,18 @@ static float __shfl_down_sync(unsigned, float v, int offset) {
     exchanged[at] = v;
     __syncthreads();
     float found = exchanged[lane + offset < 32 ? at + offset : at];
+    __syncthreads();
+    return found;
+}
+
+// As above, but only whole warps must call it: others may be further on, or done.
+template <typename V>
+static V __shfl_xor_sync(unsigned, V v, int mask) {
+    static V exchanged[1024];
+    const unsigned at = threadIdx.y * blockDim.x + threadIdx.x;
+    exchanged[at] = v;
+    __syncthreads();
+    const V found = exchanged[at ^ mask];
     __syncthreads();
     return found;
 }

@@ -1,4 +1,6 @@
-"""Sums of images and the backward pass of a ReLU over a sum, which residual blocks consist of, by own CUDA kernels."""
+"""Sums of images and the backward pass of a ReLU over a sum, which residual blocks consist of, and the cross entropy of
+large scores, by own CUDA kernels.
+"""
 
 from __future__ import annotations
 
@@ -194,3 +196,36 @@ def test_places(device, rng, on):
     assert backend.places_of(host, a) == (None, (0, 0))
     for name, operands in (("add", (a,)), ("relu_backward_of_sum", (a, a))):
         assert KEYS[name](*operands, b) != KEYS[name](*operands, host)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 40), (300, 67)])
+def test_cross_entropy_of_large_scores(shape, types, device, rng, served):
+    """Of ln sum exp in one number, float32 would lose more than the loss is."""
+    for dtype, offset in zip(types[-3:], (1e6, 1000, 1000)):
+        x = (rng.standard_normal(shape) * 8 + offset).astype(backend.as_dtype(dtype))
+        x[1, 0] = -np.inf
+        t = rng.integers(1, shape[1], shape[0]).astype(np.int64)
+        t[0] = -1
+        there, labels, gy = put(device, x, t, np.ones((), x.dtype))
+        y, saved = kernels.cross_entropy(there, labels, -1, 0)
+        gx = kernels.cross_entropy_backward(there, labels, saved, gy, -1)
+        served("cross_entropy", there, labels, -1, 0)
+        e = np.exp(x.astype("d") - x.astype("d").max(1, keepdims=True))
+        p, at = e / e.sum(1, keepdims=True), (np.arange(1, len(t)), t[1:])
+        loss = -np.log(p[at]).mean()
+        p[at] -= 1
+        p[0] = 0
+        rtol = {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(dtype, 4e-6)
+        assert float(backend.to_cpu(y)) == pytest.approx(loss, rel=rtol)
+        exact = p / (len(t) - 1)
+        np.testing.assert_allclose(backend.to_cpu(gx).astype("d"), exact, rtol=rtol, atol=1e-7)
+
+
+def test_an_infinite_score_leaves_the_others_a_probability_of_zero(device, served):
+    x = np.array([[np.inf, 1000, -5], [3, 2, 1]], np.float32)
+    there, labels, gy = put(device, x, np.array([1, 0]), np.ones((), np.float32))
+    with np.errstate(invalid="ignore", over="ignore"):
+        y, saved = kernels.cross_entropy(there, labels, -1, 1)
+        gx = backend.to_cpu(kernels.cross_entropy_backward(there, labels, saved, gy, -1))
+    assert float(backend.to_cpu(y)) == np.inf
+    np.testing.assert_array_equal(gx[0], [np.nan, -1, 0])

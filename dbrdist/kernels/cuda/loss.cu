@@ -48,21 +48,23 @@ __device__ void finish(const L* t, const A* losses, T* y, A* scale, int rows, lo
 }
 
 template <typename T, typename L, typename A>
-__global__ void cross_entropy(const T* x, const L* t, A* log_sums, A* losses, T* y, A* scale, int rows, int classes,
-                              long long ignored, long long divisor) {
+__global__ void cross_entropy(const T* x, const L* t, A* largests, A* sums, A* losses, T* y, A* scale, int rows,
+                              int classes, long long ignored, long long divisor) {
     EACH_ROW(r, rows) {
         const T* row = x + (long long)r * classes;
         A largest = -infinity<A>(), sum = 0;
         for (int k = threadIdx.x % 32; k < classes; k += 32) largest = fmax(largest, static_cast<A>(row[k]));
         largest = largest_of_warp(largest);
-        if (!isfinite(largest)) largest = 0;
+        if (isinf(largest)) largest = largest > 0 ? 3.402823466e38f : 0;
         for (int k = threadIdx.x % 32; k < classes; k += 32) sum += exp(static_cast<A>(row[k]) - largest);
-        sum = largest + log(sum_of_warp(sum));
+        sum = sum_of_warp(sum);
         if (threadIdx.x % 32) continue;
         L label = t[r];
         bool is_class = label >= 0 && label < classes;
-        log_sums[r] = sum;
-        losses[r] = label == ignored ? A(0) : is_class ? sum - static_cast<A>(row[label]) : nan_of<A>();
+        largests[r] = largest, sums[r] = sum;
+        losses[r] = label == ignored ? A(0)
+                    : is_class       ? log(sum) - (static_cast<A>(row[label]) - largest)
+                                     : nan_of<A>();
     }
     if (gridDim.x > 1) return;  // then mean_of_losses follows
     __syncthreads();
@@ -77,16 +79,16 @@ __global__ void mean_of_losses(const L* t, const A* losses, T* y, A* scale, int 
 
 // gx = (softmax(x) - onehot(t)) gy scale
 template <typename T, typename L, typename A>
-__global__ void cross_entropy_backward(const T* x, const L* t, const A* log_sums, const T* gy, const A* scale, T* gx,
-                                       int rows, int classes, long long ignored) {
+__global__ void cross_entropy_backward(const T* x, const L* t, const A* largests, const A* sums, const T* gy,
+                                       const A* scale, T* gx, int rows, int classes, long long ignored) {
     A factor = static_cast<A>(gy[0]) * scale[0];
     EACH_ROW(r, rows) {
         long long start = (long long)r * classes;
         L label = t[r];
-        A log_sum = log_sums[r];
+        A largest = largests[r], sum = sums[r];
         bool is_class = label >= 0 && label < classes;
         for (int k = threadIdx.x % 32; k < classes; k += 32) {
-            A p = exp(static_cast<A>(x[start + k]) - log_sum);
+            A p = exp(static_cast<A>(x[start + k]) - largest) / sum;
             A g = is_class ? (p - (k == label ? A(1) : A(0))) * factor : nan_of<A>();
             gx[start + k] = label == ignored ? T(0.0f) : T(g);
         }
