@@ -163,7 +163,7 @@ class _Forward:
 
     def pushed(self, function: FunctionNode, tangents: list[Any]) -> Sequence[Any]:
         """The tangents of a function's outputs."""
-        if isinstance(function, Elementwise) and function._inherited is None:
+        if isinstance(function, Elementwise) and type(function).derive is Elementwise.derive:
             return (self.along_partials(function, tangents),)
         return self.of_tangents(function, tangents) if function.is_linear else self.transposed_twice(function, tangents)
 

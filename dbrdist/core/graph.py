@@ -110,9 +110,7 @@ class FunctionNode(Call):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._checks_types = cls.check_type_forward is not FunctionNode.check_type_forward
-        if "derive" in cls.__dict__:
-            cls._inherited = None
-        elif cls.derive is not FunctionNode.derive and _comes_first("backward", "derive", cls):
+        if cls.derive is not FunctionNode.derive and _comes_first("backward", "derive", cls):
             cls._inherited = cls.derive, cls.writes
             cls.derive = FunctionNode.derive  # type: ignore[method-assign]
             cls.writes = cls.is_linear = cls.gives_new = cls.takes_sums = cls.overwrites = False

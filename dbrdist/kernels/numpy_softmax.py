@@ -70,7 +70,8 @@ def log_softmax_backward(y: Array, gy: Array, axis: int) -> Array:
 
 
 def cross_entropy(x: Array, t: Array, ignore_label: int, divisor: int) -> tuple[Array, tuple[Array, ...]]:
-    """The mean over rows of ln sum exp(x) - x[t]; each row's largest m, sum exp(x - m), and 1 over what the mean is over.
+    """The mean over rows of ln sum exp(x) - x[t]; each row's largest m, its sum exp(x - m), and 1 over what the mean is
+    over.
 
     m + ln sum exp(x - m) in one would be rounded, of large scores by more than the loss is.
     """

@@ -128,3 +128,24 @@ def test_what_it_returns_is_checked():
     y.grad = np.ones((2, 2), np.float32)
     with pytest.raises(TypeError, match=r"Bare.backward: expected a Variable \(or None\)"):
         y.backward()
+
+
+@pytest.mark.parametrize("way", ["backward", "grad", "jvp"])
+@pytest.mark.parametrize("factor", [5, 15])
+def test_a_derive_may_ask_the_rule_that_it_inherits(factor, way):
+    base = ops.tanh.row.node
+
+    class Fivefold(threefold(base) if factor == 15 else base):
+        def derive(self, wanted, gys):
+            return tuple(g * 5.0 for g in super().derive(wanted, gys))
+
+    v = Variable(draw(0, 3))
+    (y,) = Fivefold().apply((v,))
+    if way == "jvp":
+        found = dbrdist.jvp(lambda x: Fivefold().apply((x,))[0], [v], [np.ones(3)])[1].array
+    elif way == "grad":
+        found = dbrdist.grad([F.sum(y)], [v], enable_double_backprop=True)[0].array
+    else:
+        F.sum(y).backward()
+        found = v.grad
+    np.testing.assert_allclose(found, factor * (1 - np.tanh(v.array) ** 2), rtol=1e-12)
