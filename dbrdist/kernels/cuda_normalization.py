@@ -102,7 +102,7 @@ def _f32(a: Array) -> Array:
 
 
 def _plan_statistics(x: Array, axis: Axis) -> Any:
-    """See numpy_.bn_statistics."""
+    """See numpy_normalization.bn_statistics."""
     matrix = _Matrix(x, axis)
     reduce, dense, vector = matrix.reduction("bn_statistics", None), matrix.dense(x), matrix.vector
 
@@ -115,7 +115,9 @@ def _plan_statistics(x: Array, axis: Axis) -> Any:
 
 
 def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: Axis, relu: bool) -> Any:
-    """See numpy_.bn_forward; saved are gamma and beta as they were, from which backward finds where the ReLU passed."""
+    """See numpy_normalization.bn_forward; saved are gamma and beta as they were, from which backward finds where the
+    ReLU passed.
+    """
     matrix = _Matrix(x, axis, gamma, beta)
     reduce, dense, vector = matrix.reduction("bn_statistics", None), matrix.dense(x), matrix.vector
     apply, new, (grid, block) = matrix.kernel("bn_apply", relu), matrix.new, _map_grid(matrix)
@@ -146,7 +148,7 @@ def _plan_inference(
     x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: Axis, relu: bool,
     out: Array | None = None,
 ) -> Any:  # fmt: skip
-    """See numpy_.bn_inference."""
+    """See numpy_normalization.bn_inference."""
     matrix = _Matrix(x, axis, gamma, beta, mean, var, out)
     apply, dense, (grid, block) = matrix.kernel("bn_apply", relu), matrix.dense(x), _map_grid(matrix)
     new, sizes, eps32 = matrix.new, matrix.sizes, np.float32(eps)
@@ -172,7 +174,7 @@ def _takes(out: Array, strides: tuple[int, ...]) -> bool:
 
 
 def _plan_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: Axis) -> Any:
-    """See numpy_.bn_sums."""
+    """See numpy_normalization.bn_sums."""
     matrix = _Matrix(x, axis, mean, var, gy)
     reduce, eps32, vector = matrix.reduction("bn_sums", False), np.float32(eps), matrix.vector
     dense, dense_gradient = matrix.dense(x), matrix.dense(gy)
@@ -189,7 +191,7 @@ def _plan_backward(
     x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: Axis, relu: bool,
     out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
 ) -> Any:  # fmt: skip
-    """See numpy_.bn_backward."""
+    """See numpy_normalization.bn_backward."""
     matrix = _Matrix(x, axis, gamma, mean, var, gy, saved, out_gamma, out_beta)
     reduce, gradient = matrix.reduction("bn_sums", relu), matrix.kernel("bn_input_gradient", relu)
     dense, dense_gradient, (grid, block) = matrix.dense(x), matrix.dense(gy), _map_grid(matrix)
@@ -226,7 +228,7 @@ def _delivered(value: Array, out: Array | None, like: Array) -> Array:
 def _plan_move(
     running_mean: Array, running_var: Array, mean: Array, var: Array, decay: float, weights: tuple[float, float]
 ) -> Any:
-    """See numpy_.bn_move: one launch instead of six."""
+    """See numpy_normalization.bn_move: one launch instead of six."""
     vectors = running_mean, running_var, mean, var
     cuda_source.require(*vectors)
     dtype, size = running_mean.dtype, running_mean.size

@@ -20,7 +20,7 @@ from numpy import ndarray
 
 from dbrdist.core.backend import number
 from dbrdist.core.elementwise import hand_down_kernel
-from dbrdist.kernels import cuda_normalization, numpy_, onednn_elementwise, providers
+from dbrdist.kernels import cuda_normalization, numpy_, numpy_normalization, onednn_elementwise, providers
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 from dbrdist.kernels.keys import (
     KEYS,
@@ -267,7 +267,7 @@ def bn_input_gradient(
     axis: tuple[int, ...] = _SPATIAL,
 ) -> Array:  # fmt: skip
     """The gradient of x from sums over ``count`` elements, here or elsewhere: the second part of a backward pass."""
-    return numpy_.bn_input_gradient(x, gamma, mean, var, gy, ggamma, gbeta, count, eps, axis)
+    return numpy_normalization.bn_input_gradient(x, gamma, mean, var, gy, ggamma, gbeta, count, eps, axis)
 
 
 def bn_backward(

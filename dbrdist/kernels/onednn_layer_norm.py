@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import backend
-from dbrdist.kernels import numpy_, onednn
+from dbrdist.kernels import numpy_normalization, onednn
+from dbrdist.kernels.numpy_normalization import coarse_from, is_coarse
 from dbrdist.kernels.onednn import Builder, Primitive, address, cached
 
 Array = np.ndarray
@@ -57,18 +58,18 @@ def _f32(a: Array) -> Array:
 
 
 def ln_forward(x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, Array, Array]:
-    """See numpy_.ln_forward."""
+    """See numpy_normalization.ln_forward."""
     x, gamma, beta = np.ascontiguousarray(x), _f32(gamma), _f32(beta)
     primitive = cached(("ln_forward", x.shape, x.dtype, eps), lambda: _build_forward(x.shape, x.dtype, eps))
     y, (mean, var) = backend.empty(x.shape, x.dtype, x), np.empty((2, len(x)), np.float32)
     primitive(*[address(a) for a in (x, gamma, beta, mean, var, y)])
-    if x.shape[1] >= _LONG and numpy_.is_coarse(mean, var, eps, numpy_.coarse_from(x.shape[1])):
-        return numpy_.ln_forward(x, gamma, beta, eps)  # which adds in pairs
+    if x.shape[1] >= _LONG and is_coarse(mean, var, eps, coarse_from(x.shape[1])):
+        return numpy_normalization.ln_forward(x, gamma, beta, eps)  # which adds in pairs
     return y, mean, var
 
 
 def ln_backward(x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float) -> tuple[Array, Array, Array]:
-    """See numpy_.ln_backward."""
+    """See numpy_normalization.ln_backward."""
     x, gy, scale = np.ascontiguousarray(x), np.ascontiguousarray(gy), _f32(gamma)
     primitive = cached(("ln_backward", x.shape, x.dtype, eps), lambda: _build_backward(x.shape, x.dtype, eps))
     gx, (ggamma, gbeta) = backend.empty(x.shape, x.dtype, x), np.empty((2, x.shape[1]), np.float32)

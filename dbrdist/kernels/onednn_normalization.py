@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import backend
-from dbrdist.kernels import numpy_, onednn
+from dbrdist.kernels import numpy_, numpy_normalization, onednn
+from dbrdist.kernels.numpy_normalization import coarse_from, is_coarse
 from dbrdist.kernels.onednn import Builder, Primitive, cached
 from dbrdist.kernels.onednn_finite import is_finite, memory_row, normalizes_finitely
 
@@ -64,7 +65,7 @@ def _build_bn_forward(shape: Any, dtype: Any, eps: float, relu: bool) -> tuple[P
 
 
 def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool) -> Any:
-    """See numpy_.bn_forward; saved is oneDNN's mask of the ReLU, or one of bool where the ReLU comes afterwards.
+    """See numpy_normalization.bn_forward; saved is oneDNN's mask of the ReLU, or one of bool where that comes after it.
 
     That is where the output is not finite, and where oneDNN takes another implementation for both in one, whose numbers
     differ in the last bit: they must not depend on whether somebody expected a ReLU.
@@ -79,7 +80,7 @@ def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[i
             return lambda *arguments: _rectified(plain, *arguments)
     is_dense, new, new_vector = _is_dense_image(x), backend.allocator(shape, dtype), _vectors(shape)
     count = shape[0] * shape[2] * shape[3]
-    limit, is_long = numpy_.coarse_from(count), count > _MOST_IN_A_SUM
+    limit, is_long = coarse_from(count), count > _MOST_IN_A_SUM
 
     def bn_forward(
         x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[int, ...], relu: bool
@@ -88,7 +89,7 @@ def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[i
         scale, shift = _f32(gamma), _f32(beta)
         if not is_long:
             primitive.on(image, scale, shift, mean, var, y)
-        if is_long or numpy_.is_coarse(mean, var, eps, limit):
+        if is_long or is_coarse(mean, var, eps, limit):
             _forward_with_care(image, scale, shift, mean, var, y, eps)
         return y if is_dense else _shaped(x, y), mean, var, None
 
@@ -100,7 +101,7 @@ def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: tuple[i
         scale, shift = _f32(gamma), _f32(beta)
         if not is_long:
             primitive.on(image, scale, shift, mean, var, y, saved)
-        is_careful = is_long or numpy_.is_coarse(mean, var, eps, limit)
+        is_careful = is_long or is_coarse(mean, var, eps, limit)
         if is_careful or not normalizes_finitely(scale, shift, mean, var, eps):  # of one NaN statistics are NaN
             return _rectified(plain, x, gamma, beta, eps, axis, relu)
         return y if is_dense else _shaped(x, y), mean, var, saved
@@ -116,11 +117,11 @@ def _forward_with_care(image: Array, scale: Array, shift: Array, mean: Array, va
     rows = image.transpose(0, 2, 3, 1).reshape(-1, shape[1])
     num_parts = -(-len(rows) // _PART) if len(rows) > _MOST_IN_A_SUM else 1
     bounds = [len(rows) * i // num_parts for i in range(num_parts + 1)]
-    limit, vectors = numpy_.coarse_from(bounds[1]), (scale, shift, mean, var)
+    limit, vectors = coarse_from(bounds[1]), (scale, shift, mean, var)
     near, distances, room = np.zeros_like(mean), rows, memory_row(y).reshape(rows.shape)
     for _ in range(_MOST_SHIFTS):
         _statistics_by_parts(distances, bounds, *vectors, room, eps)
-        are_coarse = numpy_.are_coarse(mean, var, eps, limit)
+        are_coarse = numpy_normalization.are_coarse(mean, var, eps, limit)
         mean += near
         if not are_coarse.any():
             break
@@ -174,7 +175,7 @@ def _plan_inference(
     x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: tuple[int, ...], relu: bool,
     out: Array | None = None,
 ) -> Any:  # fmt: skip
-    """See numpy_.bn_inference."""
+    """See numpy_normalization.bn_inference."""
     _check(x, axis)
     shape, dtype = _image_shape(x), x.dtype
     primitive = _build_bn_inference(shape, dtype, eps, relu)
@@ -186,7 +187,7 @@ def _plan_inference(
     ) -> Array:  # fmt: skip
         image, vectors = x if is_dense else _as_image(x), (_f32(gamma), _f32(beta), _f32(mean), _f32(var))
         if relu and not (normalizes_finitely(*vectors, eps) and is_finite(image)):
-            return numpy_.bn_inference(x, gamma, beta, mean, var, eps, axis, relu, out)
+            return numpy_normalization.bn_inference(x, gamma, beta, mean, var, eps, axis, relu, out)
         y = new() if out is None else out
         primitive.on(image, *vectors, y)
         return y
@@ -216,7 +217,7 @@ def _plan_backward(
     x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: tuple[int, ...],
     relu: bool, out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
 ) -> Any:  # fmt: skip
-    """See numpy_.bn_backward; without ``relu`` it does not look at the mask, so a fused forward serves both."""
+    """See numpy_normalization.bn_backward; without ``relu`` it ignores the mask: a fused forward serves too."""
     if not onednn.is_available():
         return _backward_of_parent
     shape, dtype = _image_shape(x), x.dtype
@@ -252,7 +253,7 @@ def _backward_of_parent(
     """In a forked process, which leaves the library alone, of a graph from before the fork."""
     if relu:
         gy = numpy_.relu_backward(bn_mask(saved, gy.shape, gy.dtype), gy)
-    return numpy_.bn_backward(x, gamma, mean, var, gy, eps, None, axis, False, *rest)
+    return numpy_normalization.bn_backward(x, gamma, mean, var, gy, eps, None, axis, False, *rest)
 
 
 def _f32_target(out: Array | None, like: Array) -> Array:
@@ -285,14 +286,14 @@ def bn_mask(saved: Any, y_shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def _plan_statistics(x: Array, axis: tuple[int, ...]) -> Any:
-    """See numpy_.bn_statistics."""
+    """See numpy_normalization.bn_statistics."""
     ones = np.ones(x.shape[1], np.float32)
     forward = _plan_forward(x, ones, ones, _EPS, axis, False)
     return lambda x, axis: forward(x, ones, ones, _EPS, axis, False)[1:3]
 
 
 def _plan_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: tuple[int, ...]) -> Any:
-    """See numpy_.bn_sums."""
+    """See numpy_normalization.bn_sums."""
     _check(x, axis)
     ones = np.ones(x.shape[1], np.float32)
     backward = _plan_backward(x, ones, mean, var, gy, eps, None, axis, False)

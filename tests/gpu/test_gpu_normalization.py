@@ -9,7 +9,7 @@ from support import images, put
 import dbrdist.functions as F
 from dbrdist import Variable, kernels
 from dbrdist.core import backend
-from dbrdist.kernels import PoolGeometry, numpy_
+from dbrdist.kernels import PoolGeometry, numpy_, numpy_normalization
 
 TYPES = ["float32", "float16", "bfloat16"]
 SPATIAL = (0, 2, 3)
@@ -55,7 +55,7 @@ def test_batch_normalization(shape, dtype, relu, device, rng):
     x = (x + np.asarray(3, x.dtype)).astype(x.dtype) if x.ndim == 2 else backend.copy(x + x.dtype.type(3))
     gamma, beta = (rng.standard_normal(shape[1]).astype(np.float32) for _ in range(2))
     wide = [a.astype(np.float64) for a in (x, gamma, beta)]
-    y, mean, var, saved = numpy_.bn_forward(*wide, EPS, axis, relu)
+    y, mean, var, saved = numpy_normalization.bn_forward(*wide, EPS, axis, relu)
     on_device = put(device, x, gamma, beta, gy)
     xd, gammad, betad, gyd = on_device
     assert kernels.provider_of("bn_forward", xd, gammad, betad, EPS, axis, relu) == "cuda"
@@ -67,10 +67,10 @@ def test_batch_normalization(shape, dtype, relu, device, rng):
     assert_near(kernels.bn_statistics(xd, axis)[1], var, 1e-5)
     assert_near(kernels.bn_inference(xd, gammad, betad, meand, vard, EPS, relu, axis), y, tolerance)
     # Where the rectified output is close to 0 the two sides may disagree about the mask.
-    apart = np.logical_or(not relu, np.abs(numpy_.bn_forward(*wide, EPS, axis, False)[0]) > 1e-3)
+    apart = np.logical_or(not relu, np.abs(numpy_normalization.bn_forward(*wide, EPS, axis, False)[0]) > 1e-3)
     gy *= apart.astype(gy.dtype)
     gyd = put(device, gy)
-    exact = numpy_.bn_backward(wide[0], wide[1], mean, var, gy.astype(np.float64), EPS, saved, axis, relu)
+    exact = numpy_normalization.bn_backward(wide[0], wide[1], mean, var, gy.astype(np.float64), EPS, saved, axis, relu)
     found = kernels.bn_backward(xd, gammad, meand, vard, gyd, EPS, savedd, relu, axis)
     assert_near(found[0], exact[0], 4 * tolerance)
     for a, e in zip(found[1:], exact[1:]):
@@ -101,7 +101,7 @@ def test_what_is_not_finite(device, rng):
     x[0, 0, 0, 0], x[3, 1, 5, 5], x[2, 2, 3, 3] = np.nan, np.inf, -np.inf
     gamma = np.ones(4, np.float32)
     with np.errstate(invalid="ignore"):
-        expected = numpy_.bn_forward(x, gamma, gamma, EPS, SPATIAL, True)[:3]
+        expected = numpy_normalization.bn_forward(x, gamma, gamma, EPS, SPATIAL, True)[:3]
     found = kernels.bn_forward(*put(device, x, gamma, gamma), EPS, True)[:3]
     for a, e in zip(found, expected):
         np.testing.assert_allclose(backend.to_cpu(a), e, 1e-5, 1e-5)
@@ -139,11 +139,11 @@ def test_layouts(layout, device, rng, xp):
         return view
 
     wide = [a.astype(np.float64) for a in (x, gamma, beta)]
-    y, mean, var, saved = numpy_.bn_forward(*wide, EPS, SPATIAL, False)
+    y, mean, var, saved = numpy_normalization.bn_forward(*wide, EPS, SPATIAL, False)
     yd, meand, vard, savedd = kernels.bn_forward(moved(x), *put(device, gamma, beta), EPS)
     assert_near(yd, y, 2.0**-9)
     assert backend.is_channels_last(yd)
-    gx = numpy_.bn_backward(wide[0], wide[1], mean, var, gy.astype("d"), EPS, saved, SPATIAL, False)[0]
+    gx = numpy_normalization.bn_backward(wide[0], wide[1], mean, var, gy.astype("d"), EPS, saved, SPATIAL, False)[0]
     assert_near(kernels.bn_backward(moved(x), put(device, gamma), meand, vard, moved(gy), EPS, savedd)[0], gx, 2.0**-8)
     pool = PoolGeometry("max", 3, 3, 2, 2, 1, 1)
     yp, places = numpy_.pool_forward(x.astype("d"), pool)

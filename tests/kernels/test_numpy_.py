@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dbrdist import kernels
-from dbrdist.kernels import ConvGeometry, PoolGeometry, numpy_, numpy_softmax
+from dbrdist.kernels import ConvGeometry, PoolGeometry, numpy_, numpy_normalization, numpy_softmax
 
 CONVOLUTIONS = [
     # (N, C, H, W), (O, C/G, kh, kw), geometry
@@ -115,15 +115,15 @@ def test_batch_normalization_matches_finite_differences(shape, axis, relu):
         y = y * gamma.reshape(expand) + beta.reshape(expand)
         return np.maximum(y, 0) if relu else y
 
-    y, mean, var, saved = numpy_.bn_forward(x, gamma, beta, 1e-3, axis, relu)
+    y, mean, var, saved = numpy_normalization.bn_forward(x, gamma, beta, 1e-3, axis, relu)
     np.testing.assert_allclose(y, formula(x, gamma, beta), atol=1e-12)
     np.testing.assert_allclose(mean, x.mean(axis), atol=1e-13)
     np.testing.assert_allclose(var, x.var(axis), atol=1e-13)
-    inferred = numpy_.bn_inference(x, gamma, beta, mean, var, 1e-3, axis, relu)
+    inferred = numpy_normalization.bn_inference(x, gamma, beta, mean, var, 1e-3, axis, relu)
     np.testing.assert_allclose(inferred, y, atol=1e-12)
 
     gy = rng.standard_normal(shape)
-    grads = numpy_.bn_backward(x, gamma, mean, var, gy, 1e-3, saved, axis, relu)
+    grads = numpy_normalization.bn_backward(x, gamma, mean, var, gy, 1e-3, saved, axis, relu)
     for i, grad in enumerate(grads):
         direction, inputs = rng.standard_normal(grad.shape), [x, gamma, beta]
         ends = []
@@ -137,14 +137,14 @@ def test_batch_normalization_matches_finite_differences(shape, axis, relu):
 def test_variance_of_a_large_mean_is_stable():
     x = np.array([1e4, 1e4 + 1, 1e4 + 2], np.float32).reshape(3, 1)
     one = np.ones(1, np.float32)
-    _, _, var, _ = numpy_.bn_forward(x, one, one, 1e-5, (0,), False)
+    _, _, var, _ = numpy_normalization.bn_forward(x, one, one, 1e-5, (0,), False)
     assert var[0] == pytest.approx(2 / 3, rel=1e-6)
 
 
 def test_statistics_of_many_rows_are_exact_to_float32():
     x = np.random.default_rng(0).standard_normal((50_001, 3), dtype=np.float32) + np.float32(3)
     one = np.ones(3, np.float32)
-    _, mean, var, _ = numpy_.bn_forward(x, one, one, 1e-5, (0,), False)
+    _, mean, var, _ = numpy_normalization.bn_forward(x, one, one, 1e-5, (0,), False)
     np.testing.assert_allclose(mean, x.mean(0, dtype=np.float64), rtol=1e-6)
     np.testing.assert_allclose(var, x.var(0, dtype=np.float64), rtol=1e-6)
 
@@ -152,8 +152,8 @@ def test_statistics_of_many_rows_are_exact_to_float32():
 def test_statistics_of_an_empty_batch_are_zero():
     one = np.ones(3, np.float32)
     x = np.zeros((0, 3, 4, 4), np.float32)
-    y, mean, var, saved = numpy_.bn_forward(x, one, one, 1e-5, (0, 2, 3), True)
-    gx, ggamma, gbeta = numpy_.bn_backward(x, one, mean, var, y, 1e-5, saved, (0, 2, 3), True)
+    y, mean, var, saved = numpy_normalization.bn_forward(x, one, one, 1e-5, (0, 2, 3), True)
+    gx, ggamma, gbeta = numpy_normalization.bn_backward(x, one, mean, var, y, 1e-5, saved, (0, 2, 3), True)
     assert y.shape == gx.shape == x.shape
     assert not np.any([mean, var, ggamma, gbeta])
 
@@ -171,7 +171,7 @@ def test_narrow_types_are_summed_in_float32(dtype):
     gW = numpy_.conv_backward_weight(x, y, W.shape, ConvGeometry(), np.dtype(np.float32))
     assert gW.dtype == np.float32
     tall, one = np.full((4096, 1), 0.5).astype(dtype), np.ones(1, np.float32)
-    assert numpy_.bn_forward(tall, one, one, 1e-5, (0,), False)[1].dtype == np.float32
+    assert numpy_normalization.bn_forward(tall, one, one, 1e-5, (0,), False)[1].dtype == np.float32
 
 
 @pytest.mark.parametrize("shape", [(4, 0, 8, 8), (300, 0), (0, 3, 8, 8)])
@@ -199,7 +199,7 @@ def test_sums_of_columns(dtype):
 
 def test_running_statistics_move_by_their_own_weights():
     mean, var = np.array([1.0, 2.0]), np.array([3.0, 4.0])
-    numpy_.bn_move(mean, var, np.array([10.0, 20.0]), np.array([30.0, 40.0]), 0.5, (0.25, 0.125))
+    numpy_normalization.bn_move(mean, var, np.array([10.0, 20.0]), np.array([30.0, 40.0]), 0.5, (0.25, 0.125))
     np.testing.assert_array_equal(mean, [3.0, 6.0])
     np.testing.assert_array_equal(var, [5.25, 7.0])
 

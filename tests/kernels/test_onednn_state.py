@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dbrdist import kernels
-from dbrdist.kernels import ConvGeometry, dispatch, numpy_, onednn, onednn_convolution
+from dbrdist.kernels import ConvGeometry, dispatch, numpy_, numpy_normalization, onednn, onednn_convolution
 
 try:
     onednn.library()
@@ -96,7 +96,7 @@ def test_temporaries_live_until_the_call_returns():
     np.testing.assert_allclose(y, numpy_.conv_forward(x, W[::-1], b, GEOMETRY), atol=1e-3)
     gamma = draw(3, 16).astype(np.float64)
     y = kernels.bn_forward(x, gamma, gamma, 1e-5)[0]
-    np.testing.assert_allclose(y, numpy_.bn_forward(x, gamma, gamma, 1e-5, (0, 2, 3), False)[0], atol=1e-4)
+    np.testing.assert_allclose(y, numpy_normalization.bn_forward(x, gamma, gamma, 1e-5, (0, 2, 3), False)[0], atol=1e-4)
 
 
 def run_python(code, **environment):
