@@ -41,7 +41,7 @@ def same_token(one: object, other: str) -> bool:
 
 
 class NonsenseError(ValueError):
-    """The other end does not speak our language."""
+    """The other end does not follow the protocol."""
 
 
 class Parser:

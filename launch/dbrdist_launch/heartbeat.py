@@ -94,7 +94,9 @@ def _open() -> _Writer | None:
         except (OSError, ValueError):
             continue
     if words[0]:
-        print(f"dbrdist-launch: beats do not reach the launcher: {words[0]} cannot be opened here", file=sys.stderr)
+        print(
+            f"dbrdist-launch: heartbeats do not reach the launcher: {words[0]} cannot be opened here", file=sys.stderr
+        )
     return None
 
 
@@ -117,7 +119,7 @@ def active() -> bool:
 def beat(step: object = None, **fields: object) -> None:
     """This rank is alive and at `step`. Fields are shown by the live view and kept for the report.
 
-    A step that is no whole number is rounded towards zero.
+    A step that is not a whole number is rounded towards zero.
     `total` (number of steps), `items_per_second`, `loss` and `message` have a place of their own in the view.
     """
     if _writer is not None:

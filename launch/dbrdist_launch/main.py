@@ -1,4 +1,4 @@
-"""Entry point of `dbrdist-launch`: what stands between a fault of ours and the job's exit code."""
+"""Entry point of `dbrdist-launch`: it turns an error of the launcher itself into an exit code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         code = codes.from_signal(signal.SIGINT)
     except Exception as error:
-        print(f"dbrdist-launch: fault of ours: {error!r} at {place_of(error)}", file=sys.stderr)
+        print(f"dbrdist-launch: internal error: {error!r} at {place_of(error)}", file=sys.stderr)
         code = codes.NOT_STARTED
     _leave(code)
 

@@ -147,14 +147,17 @@ def test_a_rank_is_told_what_it_needs(start, monkeypatch):
     assert attempts._working_folder() is None
 
 
-@pytest.mark.parametrize(("rank", "size"), [(1, 3), (0, 2)])
-def test_ranks_of_another_world_and_second_ones_are_refused(start, rank, size):
+@pytest.mark.parametrize(("rank", "size", "who"), [(1, 3, "a process"), (0, 2, "another process")])
+def test_ranks_of_another_world_and_second_ones_are_refused(start, rank, size, who):
     one = start(2, present=1)
     channel = Channel()
     one._on_hello(channel, hello(rank, size))
     assert channel.is_closed and channel.sent == [] and list(one.ranks) == [0]
     assert (one.failure.kind, one.failure.code, one.failure.host) == ("start", codes.NOT_STARTED, "a")
-    assert f"one job of 2 ranks, but one came that calls itself rank {rank} of {size}" in one.failure.message
+    assert (
+        f"one job of 2 ranks, but {who} says that it is rank {rank} of {size}: mpiexec does not match"
+        in one.failure.message
+    )
     first = one.failure
     late = Channel()
     one._on_hello(late, hello(1))
@@ -308,10 +311,10 @@ def test_signals_of_the_launcher(start, clock, monkeypatch):
     one._on_signal(signal.SIGQUIT)
     assert (one.asked, one.judge.stop_asked) == (0, False)
     assert one.output.said == [
-        "dbrdist-launch: cannot be suspended, its ranks run on other terminals and hosts", "stacks",
+        "dbrdist-launch: cannot be suspended: its ranks run in other sessions or on other hosts", "stacks",
     ]  # fmt: skip
     one._on_signal(signal.SIGINT)
-    words = "dbrdist-launch: SIGINT: asking all ranks to save and stop, within 8 s (Ctrl-C again: stop now)"
+    words = "dbrdist-launch: SIGINT: asking all ranks to save and stop within 8 s (press Ctrl-C again to stop now)"
     assert (one.asked, one.judge.stop_asked, one.output.said[-1]) == (signal.SIGINT, True, words)
     assert sent(one, 0, "stop") == [{"signal": 2}] and sent(one, 1, "stop") == []
     assert one.stop_deadline == clock.now + 8.0 and one.end_deadline is None
@@ -322,7 +325,7 @@ def test_signals_of_the_launcher(start, clock, monkeypatch):
     assert sent(one, 0, "kill") == [{"grace": 0.0}] and one.end_deadline == clock.now + limits.STARTER_SECONDS
     other = start(2)
     other._on_signal(signal.SIGTERM)
-    assert other.output.said[-1].endswith("SIGTERM: asking all ranks to save and stop, within 30 s")
+    assert other.output.said[-1].endswith("SIGTERM: asking all ranks to save and stop within 30 s")
     failed = start(2)
     failed.failure = Failure("exit", 1, "a", 1, "m")
     failed._on_signal(signal.SIGTERM)
@@ -479,7 +482,7 @@ def test_deadlines_of_the_job(start, clock):
     assert one._deadlines(1010.0 - STEP) is None
     failure = one._deadlines(1010.0)
     assert (failure.kind, failure.rank, failure.code) == ("deadline", None, codes.STALLED)
-    assert failure.message == "the job has not ended within 10 s (--timeout)"
+    assert failure.message == "the job did not end within 10 s (--timeout)"
     assert start(2)._deadlines(1e9) is None
 
 
@@ -500,9 +503,9 @@ def test_ranks_that_stay_behind_end_the_job_where_the_user_asked(start, clock, b
             assert one.exit_deadline == clock.now + 3.0  # it counts from the first
             assert one._deadlines(clock.now + 3.0 - STEP) is None
             failure = one._deadlines(clock.now + 3.0)
-            text = "the ranks have not all ended within 4 s of its end (--exit-timeout)"
+            text = "not all ranks ended within 4 s of the first (--exit-timeout)"
             still = [0] if by == "exit" else [0, 1]
-            words = f"E: m; {text}" if by == "exception" else f"{text}; still there: {still}"
+            words = f"E: m; {text}" if by == "exception" else f"{text}; still running: {still}"
             assert (failure.rank, failure.host, failure.message) == (1, "a", words)
             assert failure.kind == ("exception" if by == "exception" else "deadline")
 

@@ -46,7 +46,7 @@ def starting(missing=1, waited=0.0, **more):
 def test_ranks_that_wait_are_named_once(waited):
     made = starting(2, waited, lines=["busy", "queue"])
     assert made.verdict(NOW) is None and made.verdict(NOW) is None
-    words = "waiting for srun to start ranks 1 2 of 3; it said last: queue"
+    words = "waiting for srun to start ranks 1 2 of 3; its last output: queue"
     assert made.warnings == ([words] if waited > limits.WAITING_SECONDS else [])
     silent = starting(1, 20.0)
     silent.verdict(NOW)
@@ -88,7 +88,7 @@ def test_events_of_a_rank_are_kept_up_to_a_number_and_faults_are_said_once():
     assert len(rank.events) == 200 and rank.events[-1]["n"] == 199 and rank.events[0]["at"] == NOW
     for _ in range(2):
         made.take_event(rank, {"event": "fault", "message": "m"}, NOW)
-    assert made.warnings == ["warning: rank 0 on a: fault of ours, the job goes on: m"]
+    assert made.warnings == ["warning: rank 0 on a: internal error, the job continues: m"]
     other = made.ranks[1]
     for own in (False, None, True, False):
         made.take_event(other, {"event": "leaving", "own": own}, NOW)
@@ -104,7 +104,7 @@ def test_dead_threads_count_after_a_time_where_the_user_asked(kind, wait):
     event = {"event": kind, "message": "m", "name": "t"}
     made.take_event(made.ranks[1], event, NOW)
     words = "thread t died of m" if kind == "thread" else "m"
-    assert made.warnings == [f"warning: rank 1 on a: {words}; the job goes on (--end-on {kind} ends it)"]
+    assert made.warnings == [f"warning: rank 1 on a: {words}; the job continues (--end-on {kind} would end it)"]
     assert made.verdict(NOW + 9) is None
     made.end_on = (kind,)
     made.take_event(made.ranks[1], event, NOW)
@@ -167,7 +167,7 @@ def test_odd_things_are_said_after_their_time():
         (
             {"events": [{"event": "exception", "own": True, "message": "E", "at": NOW - limits.EARLY_SECONDS - STEP}]},
             {"events": [{"event": "exception", "own": True, "message": "E", "at": NOW - limits.EARLY_SECONDS}]},
-            "it ended with E, and its process does not end",
+            "it ended with E, but its process does not exit",
         ),
         (
             {"events": [{"event": "exception", "own": True, "message": "E", "at": NOW - 99.0}]},
@@ -397,24 +397,34 @@ def blamed(*each, late=None, **of_first):
     ("each", "options", "rank", "words"),
     [
         ([(7, 9, IN_CALL), (7, 9, IN_LOAD)], {}, 1, "the others wait in a communication call"),
-        ([(7, 9, IN_LOAD), (7, 8, IN_LOAD)], {}, 0, "its beat is the oldest"),  # all are busy
-        ([(7, 8, IN_CALL), (7, 9, IN_CALL)], {}, 1, "its beat is the oldest"),
-        ([(7, 8, None), (7, 9, None)], {}, 1, "its beat is the oldest"),
-        ([(7, None, None), (7, 9, None)], {}, 0, "its beat is the oldest"),
-        ([(7, 8, IN_LOAD), (7, 9, IN_LOAD), (7, 9, IN_DUMP)], {}, 2, "it is elsewhere than the others"),
-        ([(7, 9, IN_LOAD), (7, 8, IN_DUMP)], {}, 0, "its beat is the oldest"),  # nobody is the odd one
-        ([(7, 8, IN_LOAD), (7, 8, IN_LOAD), (7, 8, IN_DUMP), (7, 9, IN_DUMP)], {}, 3, "its beat is the oldest"),
+        ([(7, 9, IN_LOAD), (7, 8, IN_LOAD)], {}, 0, "its last heartbeat is the oldest"),  # all are busy
+        ([(7, 8, IN_CALL), (7, 9, IN_CALL)], {}, 1, "its last heartbeat is the oldest"),
+        ([(7, 8, None), (7, 9, None)], {}, 1, "its last heartbeat is the oldest"),
+        ([(7, None, None), (7, 9, None)], {}, 0, "its last heartbeat is the oldest"),
+        ([(7, 8, IN_LOAD), (7, 9, IN_LOAD), (7, 9, IN_DUMP)], {}, 2, "it is in a different place from the others"),
+        ([(7, 9, IN_LOAD), (7, 8, IN_DUMP)], {}, 0, "its last heartbeat is the oldest"),  # nobody is the odd one
+        (
+            [(7, 8, IN_LOAD), (7, 8, IN_LOAD), (7, 8, IN_DUMP), (7, 9, IN_DUMP)],
+            {},
+            3,
+            "its last heartbeat is the oldest",
+        ),
         ([(7, 9, IN_LOAD), (6, 8, IN_DUMP)], {}, 1, "it is the furthest behind"),
         # ranks whose stacks cannot be read: nobody saw them wait, nor work
-        ([(7, 8, IN_LOAD), (7, 9, None)], {}, 1, "its beat is the oldest; no rank's place tells more"),
+        ([(7, 8, IN_LOAD), (7, 9, None)], {}, 1, "its last heartbeat is the oldest; the stacks give no further clue"),
         ([(7, 9, IN_LOAD), (6, 8, None)], {}, 1, "it is the furthest behind"),
-        ([(7, 9, IN_CALL), (7, 9, None), (7, 8, None)], {}, 1, "and all others wait in a communication call"),
+        ([(7, 9, IN_CALL), (7, 9, None), (7, 8, None)], {}, 1, "and the other stacks show ranks that wait"),
         ([(7, 9, IN_CALL), (7, 8, IN_LOAD), (7, 9, None)], {}, 1, "the others whose stacks could be read wait"),
-        ([(7, 8, IN_LOAD), (7, 8, IN_DUMP), (7, 9, None)], {}, 2, "its beat is the oldest"),
+        ([(7, 8, IN_LOAD), (7, 8, IN_DUMP), (7, 9, None)], {}, 2, "its last heartbeat is the oldest"),
         ([(7, 8, "no frame"), (7, 9, "nor here")], {}, 1, "no stack could be read"),
         ([(7, 9, None), (7, 9, IN_LOAD)], {"leaving": True}, 0, "the others wait for a rank that has left"),
-        ([(7, 9, IN_LOAD), (7, 9, IN_LOAD)], {"state": "T"}, 0, "a stopped process makes no step"),
-        ([(5, 9, IN_LOAD), (7, 9, IN_LOAD)], {"state": "T", "connected": False, "late": [1]}, 1, "its beat is"),
+        ([(7, 9, IN_LOAD), (7, 9, IN_LOAD)], {"state": "T"}, 0, "a stopped process makes no progress"),
+        (
+            [(5, 9, IN_LOAD), (7, 9, IN_LOAD)],
+            {"state": "T", "connected": False, "late": [1]},
+            1,
+            "its last heartbeat is",
+        ),
     ],
 )
 def test_the_rank_that_holds_the_others_up_is_blamed_by_the_first_sign(each, options, rank, words):
@@ -424,16 +434,18 @@ def test_the_rank_that_holds_the_others_up_is_blamed_by_the_first_sign(each, opt
 
 def test_what_a_blamed_rank_is_doing():
     failure = blamed((7, 9.0, IN_LOAD))
-    assert failure.message.startswith("no beat for 9.0 s; in load at t.py:3; ")
+    assert failure.message.startswith("no heartbeat for 9.0 s; in load at t.py:3; ")
     assert (failure.kind, failure.signal, failure.code) == ("stalled", None, codes.STALLED)
-    assert blamed((7, None, None)).message.startswith("no beat; ")
+    assert blamed((7, None, None)).message.startswith("no heartbeat; ")
     stopped = blamed((7, 9.0, IN_LOAD), state="T")
-    assert stopped.message == "the process is stopped (SIGSTOP); a stopped process makes no step"
+    assert stopped.message == "the process is stopped (SIGSTOP); a stopped process makes no progress"
     assert (stopped.kind, stopped.signal) == ("stopped", "SIGSTOP")
     gone = blamed((7, 9.0, None), (7, 9.0, IN_CALL), exit={"code": 3, "signal": 0})
-    assert gone.message.startswith("ended with exit code 3 while the others still run; the others wait for a rank")
+    assert gone.message.startswith(
+        "ended with exit code 3 while the others are still running; the others wait for a rank"
+    )
     told = blamed((7, 9.0, None), events=[{"event": "thread", "message": "E: m"}, {"event": "world", "message": "w"}])
-    assert told.message.endswith("; before that it told of: E: m")
+    assert told.message.endswith("; before that it reported: E: m")
 
 
 # ---- reports --------------------------------------------------------------------------------------------------------
@@ -637,7 +649,7 @@ def failed(kind="exit", message="m", steps=-1, seconds=0.0, code=1, **more):
         (failed("start"), "a start that was refused would be refused again"),
         (failed("start", host_trouble=True), ""),
         (failed("start", may_retry=True), ""),
-        (failed("deadline"), "its time is over"),
+        (failed("deadline"), "its time is up"),
         (failed(code=codes.COMMAND_NOT_FOUND), "the command cannot be run"),
         (failed(code=codes.COMMAND_NOT_RUNNABLE), "the command cannot be run"),
         (failed(code=codes.COMMAND_NOT_FOUND + 1), ""),
@@ -645,7 +657,7 @@ def failed(kind="exit", message="m", steps=-1, seconds=0.0, code=1, **more):
 )
 def test_what_is_not_started_again(outcome, why):
     again, words = Policy(max_restarts=2, start_retries=0).after(outcome)
-    assert (again, words) == ((False, f"not started again: {why}") if why else (True, "restart 1 of 2"))
+    assert (again, words) == ((False, f"not restarted: {why}") if why else (True, "restart 1 of 2"))
 
 
 def loops(*outcomes):
@@ -705,7 +717,7 @@ def test_hosts_come_back_when_their_time_is_over():
 
 @pytest.mark.parametrize("name", ["", "a/b", ".a", "a\n", "latest"])
 def test_names_of_jobs_are_plain_words(name):
-    with pytest.raises(LaunchError, match="expected a plain word, for a folder of that name"):
+    with pytest.raises(LaunchError, match="expected a name that a folder can have"):
         Run(name, [], None, None)
 
 
@@ -715,7 +727,7 @@ def test_runs_have_folders_of_their_own(tmp_path):
     assert os.readlink(tmp_path / "logs" / "latest") == "late-3"
     assert Run("x", [], None, None).folder is None
     assert Run("x", [], None, str(tmp_path / "r.json")).paths == [str(tmp_path / "r.json")]
-    with pytest.raises(LaunchError, match=r"--record .* cannot be written: there is no folder"):
+    with pytest.raises(LaunchError, match=r"--record .*: the folder .* does not exist"):
         Run("x", [], None, str(tmp_path / "nowhere" / "r.json"))
     (tmp_path / "file").touch()
     with pytest.raises(LaunchError, match=r"--log-dir .* cannot be written"):
@@ -728,7 +740,7 @@ def test_runs_have_folders_of_their_own(tmp_path):
 def test_hosts_that_cannot_be_are_refused(tmp_path):
     assert hosts.checked("a-b.c_1", "2") == Host("a-b.c_1", 2) == hosts.checked("a-b.c_1", 2)
     for name in ("-a", "", "a b", "a;b"):
-        with pytest.raises(LaunchError, match="is no host name"):
+        with pytest.raises(LaunchError, match="is not a host name"):
             hosts.checked(name, 1)
     for slots in ("0", 0, "x", "-1", ""):
         with pytest.raises(LaunchError, match="expected a number of slots of at least 1 after the colon"):
@@ -758,7 +770,7 @@ def test_names_of_slurm_in_their_short_form():
     assert hosts.expand("a[1-2]b[3-4]") == ["a1b3", "a1b4", "a2b3", "a2b4"] and hosts.expand("n[3-2]") == []
     assert hosts.expand("n[900000-900001]") == ["n900000", "n900001"]
     for text in ("n[a]", "n[1-b]", "n[]", "n[-1]", f"n[1-{(1 << 20) + 2}]"):
-        with pytest.raises(LaunchError, match="are in no form that we know"):
+        with pytest.raises(LaunchError, match=": expected a form such as"):
             hosts.expand(text)
 
 

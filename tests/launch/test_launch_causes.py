@@ -74,7 +74,7 @@ def test_the_programs_own_word_comes_before_text(arguments, kind, message):
 def test_last_words_stand_in_the_report():
     failure = ended(errors=b"one\n\nfatal: no data\n")
     assert failure.last_words == ["one", "fatal: no data"]
-    assert "its last words on stderr:\n    one\n    fatal: no data" in report.as_text(failure)
+    assert "its last lines on stderr:\n    one\n    fatal: no data" in report.as_text(failure)
 
 
 # --- whole jobs
@@ -144,7 +144,7 @@ def test_worlds_of_one_are_no_success(tmp_path, wrapper):
     if result.stdout.count("size 1") != 2:
         pytest.skip("this MPI finds its peers by another way")
     assert result.returncode == 71, result.stderr
-    assert "each one's MPI has a world of size 1" in result.stderr
+    assert "each has an MPI world of size 1" in result.stderr
 
 
 @mpiexec
@@ -213,7 +213,7 @@ def test_what_an_outer_launch_left_does_not_count():
 @mpiexec
 def test_deadlines_of_the_user(tmp_path):
     result = launch("-n", 2, "--timeout", 2, "--log-dir", tmp_path, "sleep", 100)
-    assert result.returncode == 124 and "has not ended within 2 s (--timeout)" in result.stderr
+    assert result.returncode == 124 and "did not end within 2 s (--timeout)" in result.stderr
     assert failure_in(tmp_path)["kind"] == "deadline"
     text = "import os, time; time.sleep(0 if os.environ['RANK'] == '1' else 100)"
     result = launch("-n", 2, "--exit-timeout", 2, "python", "-c", text)
@@ -239,7 +239,7 @@ def test_ps_stacks_and_stop_find_a_running_job(tmp_path):
     found = run_subcommand("stacks", "mine", env=env)
     assert found.stdout.count("counting.py") >= 2, found
     process.send_signal(signal.SIGQUIT)
-    assert "no job 'nobody' runs" in run_subcommand("stop", "nobody", env=env).stderr
+    assert "no job 'nobody' is running" in run_subcommand("stop", "nobody", env=env).stderr
     assert "asked to save and stop" in run_subcommand("stop", str(process.pid), env=env).stdout
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
@@ -257,9 +257,11 @@ def test_options_are_read_from_the_environment():
 
 
 def test_long_reasons_fit_narrow_terminals():
-    failure = report.Failure("stalled", 1, "a", 124, "no beat for 5 s; the others wait", traceback="  File x\n" * 9)
+    failure = report.Failure(
+        "stalled", 1, "a", 124, "no heartbeat for 5 s; the others wait", traceback="  File x\n" * 9
+    )
     assert report.as_text(failure).startswith(
-        "dbrdist-launch: rank 1 on a failed first (stalled): no beat for 5 s;\n    the others wait\n  0.0 s after"
+        "dbrdist-launch: rank 1 on a failed first (stalled): no heartbeat for 5 s;\n    the others wait\n  0.0 s after"
     )
     failure = report.Failure("exception", 1, "a", 1, "ValueError: a; b\nand c")
     assert "ValueError: a; b\n    and c\n" in report.as_text(failure)

@@ -122,7 +122,7 @@ def test_killed_ranks_leave_no_shared_memory_behind(tmp_path):
 def test_unknown_command_is_refused_with_127():
     result = launch("-n", 2, "no-such-command")
     assert result.returncode == 127
-    assert "the command 'no-such-command' does not exist here" in result.stderr
+    assert "the command 'no-such-command' was not found" in result.stderr
     assert "dbrdist-launch -n 4 python train.py" in launch("-n", 2, "train.py").stderr
 
 

@@ -49,8 +49,8 @@ def test_helpers_that_end_are_the_programs_own_business(tmp_path):
     """
     result = launch("-n", 1, "python", program(tmp_path, text))
     assert (result.returncode, result.stdout.count("well")) == (0, 1), result.stderr
-    assert "the job goes on (--end-on thread ends it)" in result.stderr
-    assert "ended with exit code 1; the job goes on (--end-on worker ends it)" in result.stderr
+    assert "the job continues (--end-on thread would end it)" in result.stderr
+    assert "ended with exit code 1; the job continues (--end-on worker would end it)" in result.stderr
 
 
 @pytest.mark.parametrize("uses_mpi", [False, True])
@@ -259,7 +259,7 @@ def test_a_fault_of_ours_costs_neither_job_nor_exit_code(code):
     )
     assert child.returncode == code, child.stderr
     assert child.stdout.count("well") == 2 or code  # the first rank that fails may end the other
-    assert child.stderr.count("fault of ours, the job goes on: ZeroDivisionError") == 5
+    assert child.stderr.count("internal error, the job continues: ZeroDivisionError") == 5
     assert_nothing_left("fault")
 
 
@@ -269,4 +269,6 @@ def test_a_fault_before_the_job_is_one_sentence():
     words = [sys.executable, "-c", patch + run]
     child = subprocess.run(words, env=environment("fault"), capture_output=True, text=True, timeout=60)
     assert child.returncode == 71
-    assert child.stderr.startswith("dbrdist-launch: fault of ours: ZeroDivisionError") and child.stderr.count("\n") == 1
+    assert (
+        child.stderr.startswith("dbrdist-launch: internal error: ZeroDivisionError") and child.stderr.count("\n") == 1
+    )

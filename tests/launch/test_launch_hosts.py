@@ -214,7 +214,7 @@ def test_too_few_hosts_end_the_job(cluster, tmp_path):
     _, err = process.communicate(timeout=60)
     cluster.restart_node(1)
     assert process.returncode == 69
-    assert "only 1 of at least 2 hosts are left" in err
+    assert "too few hosts are left: 1, with --min-hosts 2" in err
 
 
 def test_discovery_script_names_the_hosts(cluster, tmp_path):

@@ -104,7 +104,7 @@ def test_silence_is_no_verdict_and_delays_the_others():
     assert made.verdict(NOW) is None and not made.late
     made.ranks[1].heard_at = NOW - 100.0  # stopped, or on a machine that is very busy: its host still answers
     assert made.verdict(NOW) is None
-    assert "its supervisor does not answer, while its host does" in made.warnings[0]
+    assert "its supervisor does not answer, although its host does" in made.warnings[0]
     lose(made, 1, NOW - 0.4)  # the kernel has given it up
     failure = made.verdict(NOW)
     assert (failure.kind, failure.rank) == ("host_lost", 1)
@@ -191,7 +191,7 @@ def test_worlds_of_one_are_refused_when_every_rank_has_one():
     made.take_event(made.ranks[1], {"event": "world", "size": 1, "own": True}, NOW)
     failure = made.verdict(NOW)
     assert (failure.kind, failure.code) == ("start", 71)
-    assert "each one's MPI has a world of size 1" in failure.message
+    assert "each has an MPI world of size 1" in failure.message
 
 
 def test_a_start_that_may_wait_in_a_queue_has_no_limit():
@@ -199,7 +199,7 @@ def test_a_start_that_may_wait_in_a_queue_has_no_limit():
     del made.ranks[1]
     made.start_seconds, made.progress_at, made.starter_lines = None, NOW - 1e6, ["srun: job 7 queued"]
     assert made.verdict(NOW) is None
-    assert made.warnings == ["waiting for srun to start ranks 1 of 2; it said last: srun: job 7 queued"]
+    assert made.warnings == ["waiting for srun to start ranks 1 of 2; its last output: srun: job 7 queued"]
 
 
 def test_a_rank_that_left_without_mpi_finalize_is_named():
@@ -208,7 +208,7 @@ def test_a_rank_that_left_without_mpi_finalize_is_named():
     made.ranks[1].exit = {"code": 0, "signal": 0, "oom": None, "ours": False}
     made.ranks[1].left_at = NOW
     assert made.verdict(NOW + 60.0) is None
-    assert any("ended without MPI_Finalize" in text for text in made.warnings)
+    assert any("ended with code 0 but without MPI_Finalize" in text for text in made.warnings)
 
 
 def test_missing_ranks_are_named_after_the_start_time():

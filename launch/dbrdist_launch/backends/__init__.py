@@ -29,12 +29,12 @@ def choose(place: Place) -> Backend:
             found = make(place)
             if found is not None:
                 return found
-        raise LaunchError("no starter of MPI programs fits: see `dbrdist-launch doctor`")
+        raise LaunchError("no mpiexec, srun or flux fits this program; see `dbrdist-launch doctor`")
     found = _named(place.asked)(place)
     if found is None:
         raise LaunchError(
-            f"--backend {place.asked} does not fit: the mpiexec that matches the program is of another MPI; "
-            "leave --backend out, or name another with --mpiexec"
+            f"--backend {place.asked} does not fit: the mpiexec that matches the program belongs to another MPI; "
+            "omit --backend, or give another mpiexec with --mpiexec"
         )
     return found
 

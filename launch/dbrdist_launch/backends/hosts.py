@@ -25,7 +25,7 @@ def checked(name: str, slots: str | int, where: str = "--hosts") -> Host:
     """A host, or a refusal of what cannot be one."""
     if not re.match(_NAME, name):
         raise LaunchError(
-            f"{where}: {name!r} is no host name; expected letters, digits, '.', '-' and '_', as in a:2,b:2"
+            f"{where}: {name!r} is not a host name; expected letters, digits, '.', '-' and '_', as in a:2,b:2"
         )
     if not str(slots).isdigit() or int(slots) < 1:
         raise LaunchError(f"{where}: {name}:{slots}: expected a number of slots of at least 1 after the colon")
@@ -60,9 +60,9 @@ def parse_file(path: str, say: Callable[[str], None] = lambda text: None) -> tup
                     unused.append(word)
             found.append(checked(name, slots or 1, f"{path}:{number}"))
     if not found:
-        raise LaunchError(f"--hostfile {path!r} names no host")
+        raise LaunchError(f"--hostfile {path!r} names no hosts")
     if unused:
-        say(f"{path}: {', '.join(unused[:5])} not used here; a user or a port belongs into ssh's configuration")
+        say(f"{path}: {', '.join(unused[:5])} not used here; set a user or a port in ssh's configuration")
     return _merged(found)
 
 
@@ -99,7 +99,7 @@ def expand(text: str) -> list[str]:
         for piece in match[2].split(","):
             first, _, last = piece.partition("-")
             if not first.isdigit() or not (last or first).isdigit() or int(last or first) - int(first) > 1 << 20:
-                raise LaunchError(f"Slurm's node names {text!r} are in no form that we know, such as n[1-3,07],login")
+                raise LaunchError(f"Slurm's node names {text!r}: expected a form such as n[1-3,07],login")
             for number in range(int(first), int(last or first) + 1):
                 names += expand(f"{match[1]}{number:0{len(first)}d}{match[3]}")
     return names

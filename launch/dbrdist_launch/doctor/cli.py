@@ -27,20 +27,20 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "-n", "--ranks", type=click.IntRange(min=2), help="Ranks of the test job; default: all slots, at least 2."
+    "-n", "--ranks", type=click.IntRange(min=2), help="Ranks of the test job; default: all slots of the hosts, or 2."
 )
-@click.option("--hosts", metavar="A:2,B:2", help="Hosts to look at.")
-@click.option("--hostfile", metavar="FILE", help="The same from a file.")
-@click.option("--ssh", metavar="PATH", help="The program that reaches hosts, in place of ssh.")
+@click.option("--hosts", metavar="A:2,B:2", help="Hosts to check.")
+@click.option("--hostfile", metavar="FILE", help="Read the hosts from a file.")
+@click.option("--ssh", metavar="PATH", help="The program to reach hosts with, instead of ssh.")
 @click.option("--ssh-option", multiple=True, metavar="K=V", help="An option for ssh -o; repeatable.")
 @click.option("--interface", metavar="NAME", help="Network interface to use.")
-@click.option("--backend", default="auto", help="Who starts the test job.")
-@click.option("--mpiexec", metavar="PATH", help="The mpiexec to look at.")
-@click.option("--no-job", is_flag=True, help="Start no test job: no measurement.")
-@click.option("--model", metavar="25.6M", help="Parameters of a model: predict what its gradients cost.")
-@click.option("--json", "json_file", metavar="FILE", help="Write the findings there too.")
+@click.option("--backend", default="auto", help="What starts the test job.")
+@click.option("--mpiexec", metavar="PATH", help="The mpiexec to check.")
+@click.option("--no-job", is_flag=True, help="Do not start a test job; nothing is measured then.")
+@click.option("--model", metavar="25.6M", help="Predict how long the gradients of so many parameters take.")
+@click.option("--json", "json_file", metavar="FILE", help="Also write the findings to this file.")
 def doctor(ranks, hosts, hostfile, ssh, ssh_option, interface, backend, mpiexec, no_job, model, json_file) -> int:  # type: ignore[no-untyped-def]
-    """Check MPI, hosts and network; exit 1 when a job would fail."""
+    """Check MPI, hosts and network; exit with 1 if a job would fail."""
     try:
         parameters = fit.parse_count(model) if model else None
     except (ValueError, KeyError):
@@ -65,12 +65,12 @@ def doctor(ranks, hosts, hostfile, ssh, ssh_option, interface, backend, mpiexec,
         except OSError as error:
             findings.warn("--json", f"{json_file} cannot be written: {error.strerror}", "name another file")
     bad = sum(entry["level"] == "FAIL" for entry in findings.entries)
-    print(f"{bad} of {len(findings.entries)} findings would make a job fail" if bad else "a job would run here")
+    print(f"{bad} of {len(findings.entries)} findings would make a job fail" if bad else "a job can run here")
     return 1 if bad else 0
 
 
 def _allocation(named: str | None, hostfile: str | None) -> tuple[Host, ...]:
-    """The hosts that were named, else those of the allocation in which we stand: PBS, LSF, MPI Operator, Slurm."""
+    """The hosts that were named, else those of the allocation that we are in: PBS, LSF, MPI Operator, Slurm."""
     if named:
         return hosts_module.parse_list(named)
     if hostfile:
@@ -81,13 +81,13 @@ def _allocation(named: str | None, hostfile: str | None) -> tuple[Host, ...]:
 def _mpi(findings: Findings, mpiexec: str | None) -> bool:
     library = mpi.library_of(sys.executable)
     if library is None:
-        findings.fail("MPI library", f"mpi4py of {sys.executable} loads none", "pip install mpi4py mpich")
+        findings.fail("MPI library", f"mpi4py of {sys.executable} loads no MPI library", "pip install mpi4py mpich")
         return False
     findings.ok("MPI library", f"mpi4py loads {library.family} {library.version} ({library.path})")
     try:
         starter = mpi.find_starter(sys.executable, library, mpiexec)
     except LaunchError as error:
-        findings.fail("mpiexec", str(error), "see there")
+        findings.fail("mpiexec", str(error), "")
         return False
     findings.ok("mpiexec", f"{starter.path} ({starter.family} {starter.version}) fits")
     return True
@@ -157,7 +157,7 @@ def _job(findings: Findings, settings: Settings, facts: list[dict[str, Any]], pa
     output.flush()
     if outcome.failure is not None or output.result is None:
         why = outcome.failure.message if outcome.failure else "rank 0 printed no result"
-        findings.fail("MPI job", f"{job.ranks} ranks by {session.backend.label}: {why}", "read what is printed above")
+        findings.fail("MPI job", f"{job.ranks} ranks with {session.backend.label}: {why}", "see the output above")
         return
     checks.mpi_job(findings, output.result, job.ranks)
     if output.result["size"] == job.ranks and job.ranks > 1:
@@ -169,4 +169,6 @@ def _job(findings: Findings, settings: Settings, facts: list[dict[str, Any]], pa
             record.write(output.result, entry)
             findings.ok("record", f"kept in {record.path()}")
         except OSError as error:
-            findings.warn("record", f"{record.path()} cannot be written: {error.strerror}", "DBRDIST_NETWORK_FILE=...")
+            findings.warn(
+                "record", f"{record.path()} cannot be written: {error.strerror}", "set DBRDIST_NETWORK_FILE=FILE"
+            )

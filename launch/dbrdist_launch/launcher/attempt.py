@@ -29,7 +29,7 @@ from .view import table
 _CAUGHT = (
     signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGCHLD,
 )  # fmt: skip
-_MOST_FAULTS = 5  # that are said
+_MOST_FAULTS = 5  # that are reported
 
 
 class Plan(NamedTuple):
@@ -123,7 +123,7 @@ class Attempt:
         return self._outcome()
 
     def _turn(self) -> bool:
-        """Whether the job is over. A fault of ours is said, and costs nobody the job."""
+        """Whether the job is over. An error of the launcher itself is reported, and does not end the job."""
         try:
             if self._finished():
                 return True
@@ -134,7 +134,7 @@ class Attempt:
         except Exception as error:
             self.faults += 1
             if self.faults <= _MOST_FAULTS:
-                self._say(f"fault of ours, the job goes on: {error!r} at {place_of(error)}")
+                self._say(f"internal error, the job continues: {error!r} at {place_of(error)}")
             time.sleep(limits.SEARCH_SECONDS)
             return self.starter.poll() is not None and self.faults > 10 * _MOST_FAULTS
         return False
@@ -182,15 +182,14 @@ class Attempt:
         self.loop.watch_channel(channel, lambda: self._on_rank(rank))
 
     def _refuse_size(self, hello: Message) -> None:
-        if self.failure is None:
-            self._fail(
-                Failure(
-                    "start", None, hello["host"], codes.NOT_STARTED,
-                    f"{self.starter.name} was to start one job of {self.size} ranks, but one came that calls itself "
-                    f"rank {hello['rank']} of {hello['size']}: this starter does not fit the MPI library of the "
-                    "program; see `dbrdist-launch doctor`",
-                )
-            )  # fmt: skip
+        if self.failure is not None:
+            return
+        name, again = self.starter.name, "another process" if hello["rank"] in self.ranks else "a process"
+        text = (
+            f"{name} was asked to start one job of {self.size} ranks, but {again} says that it is rank {hello['rank']} "
+            f"of {hello['size']}: {name} does not match the program's MPI library; see `dbrdist-launch doctor`"
+        )
+        self._fail(Failure("start", None, hello["host"], codes.NOT_STARTED, text))
 
     def _on_rank(self, rank: Rank) -> None:
         messages = rank.channel.receive()
@@ -293,7 +292,7 @@ class Attempt:
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGTSTP:
-            self._say("cannot be suspended, its ranks run on other terminals and hosts")
+            self._say("cannot be suspended: its ranks run in other sessions or on other hosts")
         elif number == signal.SIGQUIT:
             self.questions.show_stacks()
         elif number == signal.SIGINT and self.asked:
@@ -312,9 +311,9 @@ class Attempt:
             return
         self.asked, self.judge.stop_asked = number, True
         self.stop_deadline = time.monotonic() + self.settings.grace
-        again = " (Ctrl-C again: stop now)" if number == signal.SIGINT else ""
+        again = " (press Ctrl-C again to stop now)" if number == signal.SIGINT else ""
         self._say(
-            f"{codes.signal_name(number)}: asking all ranks to save and stop, within {self.settings.grace:g} s{again}"
+            f"{codes.signal_name(number)}: asking all ranks to save and stop within {self.settings.grace:g} s{again}"
         )
         for rank in self.ranks.values():
             if rank.running:
@@ -375,18 +374,18 @@ class Attempt:
     def _deadlines(self, now: float) -> Failure | None:
         """What the user set: --timeout, --exit-timeout."""
         if self.plan.deadline is not None and now >= self.plan.deadline:
-            text = f"the job has not ended within {self.settings.timeout:g} s (--timeout)"
+            text = f"the job did not end within {self.settings.timeout:g} s (--timeout)"
             return Failure("deadline", None, None, codes.STALLED, text)
         if self.exit_deadline is not None and now >= self.exit_deadline:
             ranks = self.ranks.values()
             left = [r for r in ranks if r.told("exception")] or [r for r in ranks if r.leaving or r.exit is not None]
             still = [rank.rank for rank in ranks if rank.running]
-            text = f"the ranks have not all ended within {self.settings.exit_timeout:g} s of its end (--exit-timeout)"
+            text = f"not all ranks ended within {self.settings.exit_timeout:g} s of the first (--exit-timeout)"
             failure = report.from_exit(left[0]) if left[0].told("exception") else None
             if failure is not None:
                 failure.message += f"; {text}"
                 return failure
-            return Failure("deadline", left[0].rank, left[0].host, codes.STALLED, f"{text}; still there: {still}")
+            return Failure("deadline", left[0].rank, left[0].host, codes.STALLED, f"{text}; still running: {still}")
         return None
 
     # --- the end

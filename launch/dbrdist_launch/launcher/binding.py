@@ -13,6 +13,7 @@ from ..rank import gpus
 
 _CPUS = "/sys/devices/system"
 _MOST_LINES = 64
+_KINDS = {"core": "core", "numa": "NUMA node"}
 
 
 def _numbers(path: str) -> list[int]:
@@ -55,10 +56,10 @@ def _bound_to(job: Job, backend: Backend, host: str, local_rank: int) -> str:
     if job.bind == "none":
         return ""
     if job.bind not in getattr(backend, "in_turn", ()):
-        return f"a {job.bind} that {backend.label} chooses"
+        return f"a {_KINDS[job.bind]} that {backend.label} chooses"
     here = (cores() if job.bind == "core" else nodes()) if is_local(host) else []
     if not here:
-        return f"{'core' if job.bind == 'core' else 'NUMA node'} {local_rank} of {host}, counted round"
+        return f"{_KINDS[job.bind]} {local_rank} of {host}, modulo their number"
     name, numbers = here[local_rank % len(here)]
     listed = ",".join(map(str, numbers))
     return f"processors {listed} (NUMA node {name})" if job.bind == "numa" else f"core {listed} (NUMA node {name})"
@@ -66,7 +67,7 @@ def _bound_to(job: Job, backend: Backend, host: str, local_rank: int) -> str:
 
 def _gpu(host: str, local_rank: int) -> str:
     if not is_local(host):
-        return f"GPU {local_rank} of {host}, counted round"
+        return f"GPU {local_rank} of {host}, modulo their number"
     shown = gpus.for_local_rank(local_rank, os.environ)
     return f"GPU {shown['CUDA_VISIBLE_DEVICES']}" if shown else "no GPU: none is visible here"
 
@@ -76,7 +77,7 @@ def lines(job: Job, backend: Backend, gpu_each: bool) -> list[str]:
     if job.bind == "none" and not gpu_each:
         return []
     if backend.places_ranks and not job.hosts:
-        return [f"# {backend.label} places the ranks, and binds them on the hosts that it chooses (--bind {job.bind})"]
+        return [f"# {backend.label} places the ranks and binds them on the hosts that it chooses (--bind {job.bind})"]
     found = []
     for rank, (host, local_rank) in enumerate(_places(job)):
         where = [_bound_to(job, backend, host, local_rank)]

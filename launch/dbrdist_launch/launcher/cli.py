@@ -18,17 +18,20 @@ from .session import Session
 from .settings import GROUPS, Settings
 
 _EPILOG = """\b
-dbrdist-launch doctor            checks MPI, hosts and network before a job does
-dbrdist-launch ps                the jobs of this machine, and what their ranks do
-dbrdist-launch stacks JOB        Python stacks of all ranks (so does SIGQUIT, Ctrl-\\)
-dbrdist-launch stop JOB          asks all ranks to save and stop
+dbrdist-launch doctor            check MPI, hosts and network before you run a job
+dbrdist-launch ps                show your jobs on this machine and what their ranks do
+dbrdist-launch stacks JOB        print the Python stacks of all ranks (so does SIGQUIT, Ctrl-\\)
+dbrdist-launch stop JOB          ask all ranks to save and stop
 
 \b
-Exit codes: 0 done, 75 stopped on request and saved, 124 stalled or out of time,
-128+N ended by signal N, 69 host lost, 71 could not start, 2 refused; else the
-exit code of the first rank that failed. Each option is also read from the
-environment, --max-restarts from DBRDIST_LAUNCH_MAX_RESTARTS, and from a file by
---config."""
+Exit codes: 0 done, 2 refused, 69 host lost, 71 could not start, 75 stopped on
+request and saved, 124 stalled or out of time, 126 command not executable, 127
+command not found, 128+N ended by signal N; otherwise the exit code of the first
+rank that failed.
+
+\b
+Options can also be set in the environment (DBRDIST_LAUNCH_MAX_RESTARTS=3 for
+--max-restarts 3) and in a file (--config)."""
 _NEIGHBOURS = {
     "--nproc": "-n", "--np": "-n", "--nprocs": "-n", "--ntasks": "-n", "--nproc-per-node": "--per-host",
     "--nproc_per_node": "--per-host", "--ppn": "--per-host", "-ppn": "--per-host", "-H": "--hosts", "--host": "--hosts",
@@ -38,7 +41,7 @@ _NEIGHBOURS = {
 
 
 class _Command(click.Command):
-    """With help in groups, and a word for options that other launchers have."""
+    """With help in groups, and a hint for options that other launchers have."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -118,13 +121,13 @@ def _read_options(path: str) -> dict[str, Any]:
         if field is None:
             near = difflib.get_close_matches(name.replace("_", "-"), known, 1)
             hint = f"did you mean {near[0]!r}?" if near else "`dbrdist-launch --help` lists the options"
-            raise LaunchError(f"--config {path!r}: there is no option {name!r}; {hint}")
+            raise LaunchError(f"--config {path!r}: unknown option {name!r}; {hint}")
         found[field.name] = _default_of(field, value, f"--config {path!r}: {name} = {value!r}")
     return found
 
 
 def _default_of(field: Field[Any], value: object, where: str) -> object:
-    """A value of a file as click takes it: a truth, words, or a word that the option itself checks."""
+    """A value of a file as click takes it: true or false, strings, or a string that the option itself checks."""
     if isinstance(field.default, bool) or field.name == "view":
         if not isinstance(value, bool):
             raise LaunchError(f"{where}: expected true or false")
@@ -132,7 +135,7 @@ def _default_of(field: Field[Any], value: object, where: str) -> object:
     if field.default == () and isinstance(value, (list, str)):
         return [value] if isinstance(value, str) else list(map(str, value))
     if field.default == () or isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise LaunchError(f"{where}: expected {'a list of words' if field.default == () else 'a word or a number'}")
+        raise LaunchError(f"{where}: expected {'a list of strings' if field.default == () else 'a string or a number'}")
     return str(value)
 
 
@@ -160,21 +163,24 @@ def launch(**settings: Any) -> int:
     return Session(Settings(**settings)).run()
 
 
-@click.command()
+_SHORT_HELP = {"help_option_names": _CONTEXT["help_option_names"]}
+
+
+@click.command(context_settings=_SHORT_HELP)
 def ps() -> None:
-    """The jobs that this user's launchers run on this machine."""
+    """Show your jobs on this machine and what their ranks do."""
     for job in jobs.running():
         print(jobs.describe(job))
 
 
-@click.command()
+@click.command(context_settings=_SHORT_HELP)
 @click.argument("job")
 def stacks(job: str) -> None:
     """Print the Python stacks of all ranks of a running job."""
     print(jobs.ask(jobs.find(job), "stacks"))
 
 
-@click.command()
+@click.command(context_settings=_SHORT_HELP)
 @click.argument("job")
 def stop(job: str) -> None:
     """Ask all ranks of a running job to save and stop."""
@@ -187,15 +193,18 @@ _COMMANDS: dict[str, click.Command] = {"ps": ps, "stacks": stacks, "stop": stop}
 def run(arguments: list[str]) -> int:
     """Parse and run; the exit code of the launcher."""
     command: click.Command = launch
+    name = "dbrdist-launch"
     if arguments[:1] == ["doctor"]:
         from ..doctor.cli import doctor  # the doctor is no part of a launch: its modules are loaded for it alone
 
-        command, arguments = doctor, arguments[1:]
+        command = doctor
     elif arguments and arguments[0] in _COMMANDS:
-        command, arguments = _COMMANDS[arguments[0]], arguments[1:]
+        command = _COMMANDS[arguments[0]]
+    if command is not launch:
+        name, arguments = f"{name} {arguments[0]}", arguments[1:]
     try:
         result = command.main(
-            args=arguments, prog_name="dbrdist-launch", standalone_mode=False, auto_envvar_prefix="DBRDIST_LAUNCH"
+            args=arguments, prog_name=name, standalone_mode=False, auto_envvar_prefix="DBRDIST_LAUNCH"
         )
     except click.ClickException as error:
         error.show(sys.stderr)

@@ -70,7 +70,7 @@ def parse_settings(settings: Iterable[str], environment: Mapping[str, str]) -> t
             values[name] = value
         elif not sign and _NAME.match(name.replace("*", "x").replace("?", "x")):
             if _NAME.match(name) and name not in environment:
-                raise LaunchError(f"--env {name}: there is no such variable here; --env {name}=VALUE gives it a value")
+                raise LaunchError(f"--env {name}: this variable is not set here; --env {name}=VALUE gives it a value")
             names.append(name)
         else:
             raise LaunchError(

@@ -51,7 +51,7 @@ class JobFolder:
         import shlex
 
         if self.folder is None:
-            raise LaunchError("--ssh-option with spaces needs a folder for a small script, and none can be made here")
+            raise LaunchError("--ssh-option with spaces needs a folder for a script, but none can be created here")
         path = os.path.join(self.folder, "ssh")
         with open(path, "w") as file:
             file.write(f'#!/bin/sh\nexec {shlex.join([agent, *options])} "$@"\n')
@@ -99,7 +99,7 @@ def ask(job: dict[str, Any], what: str) -> str:
                 if messages:
                     return str(messages[0].get("data", b"").decode(errors="replace"))
     except OSError as error:
-        return f"no answer: {error.strerror or error}; it may be between two attempts"
+        return f"no answer: {error.strerror or error}; the job may be between two attempts"
 
 
 def find(word: str) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def find(word: str) -> dict[str, Any]:
         if word in (job["job"], str(job["pid"])):
             return job
     known = ", ".join(f"{job['job']} ({job['pid']})" for job in jobs) or "none"
-    raise LaunchError(f"no job {word!r} runs on this machine; running: {known}")
+    raise LaunchError(f"no job {word!r} is running on this machine; running jobs: {known}")
 
 
 def describe(job: dict[str, Any]) -> str:

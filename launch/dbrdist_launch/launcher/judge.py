@@ -60,7 +60,7 @@ class Judge:
             rank.cut = True
             return
         if kind == "fault":
-            self._warn(rank, kind, f"fault of ours, the job goes on: {event['message']}")
+            self._warn(rank, kind, f"internal error, the job continues: {event['message']}")
             return
         if len(rank.events) < 200:
             rank.events.append({"at": now, **event})
@@ -75,7 +75,7 @@ class Judge:
             else:
                 died = f"thread {event.get('name', '?')} died of " if kind == "thread" else ""
                 what = died + str(event["message"])
-                self._warn(rank, kind, f"{what}; the job goes on (--end-on {kind} ends it)")
+                self._warn(rank, kind, f"{what}; the job continues (--end-on {kind} would end it)")
 
     def forgive(self, seconds: float) -> None:
         """The launcher itself was stopped for so long."""
@@ -137,7 +137,7 @@ class Judge:
             return None
         if waited > limits.WAITING_SECONDS and not self.waiting_said:
             self.waiting_said = True
-            said = f"; it said last: {self.starter_lines[-1]}" if self.starter_lines else ""
+            said = f"; its last output: {self.starter_lines[-1]}" if self.starter_lines else ""
             self.warnings.append(f"waiting for {self._name()} to start ranks {_some(missing)} of {self.size}{said}")
         if self.start_seconds is None or waited <= self.start_seconds:
             return None
@@ -154,7 +154,7 @@ class Judge:
             return None
         if len(alone) == self.size:
             return self._of_worlds()
-        self._warn(alone[0], "world", f"its MPI has a world of size 1, the job has {self.size} ranks")
+        self._warn(alone[0], "world", f"its MPI world has size 1, but the job has {self.size} ranks")
         return None
 
     def at_end(self) -> Failure | None:
@@ -164,8 +164,8 @@ class Judge:
 
     def _of_worlds(self) -> Failure:
         text = (
-            f"{self._name()} started {self.size} ranks, but each one's MPI has a world of size 1: this MPI library is "
-            "not the one of mpiexec; see `dbrdist-launch doctor`, or name the right one with --mpiexec"
+            f"{self._name()} started {self.size} ranks, but each has an MPI world of size 1: it does not match the "
+            "program's MPI library; see `dbrdist-launch doctor`, or give the right mpiexec with --mpiexec"
         )
         return Failure("start", None, None, codes.NOT_STARTED, text)
 
@@ -175,15 +175,15 @@ class Judge:
             if rank.stopped_since and rank.beat_at is None and now - rank.stopped_since > self.heartbeat_seconds:
                 self._warn(rank, "stopped", f"its process has been stopped (SIGSTOP) for {self.heartbeat_seconds:g} s")
             if rank.running and now - rank.heard_at > limits.SILENT_SECONDS:
-                self._warn(rank, "silent", "its supervisor does not answer, while its host does")
+                self._warn(rank, "silent", "its supervisor does not answer, although its host does")
             if rank.traced and rank.running and rank.beat_at is not None:
-                self._warn(rank, "traced", "a debugger is attached; no beat is expected of any rank meanwhile")
+                self._warn(rank, "traced", "a debugger is attached; meanwhile no rank needs to send heartbeats")
             told = rank.told("exception")
             if told and told.get("own") and rank.running and not rank.ended and now - told["at"] > limits.EARLY_SECONDS:
-                self._warn(rank, "exception", f"it ended with {told['message']}, and its process does not end")
+                self._warn(rank, "exception", f"it ended with {told['message']}, but its process does not exit")
             early = rank.left_without_finalize and now - (rank.left_at or now) > limits.EARLY_SECONDS
             if early and any(other.running for other in self.ranks.values()):
-                self._warn(rank, "early", "it ended without MPI_Finalize, with code 0; the others may wait for it")
+                self._warn(rank, "early", "it ended with code 0 but without MPI_Finalize; the others may wait for it")
 
     def _connections(self, now: float) -> Failure | None:
         """Supervisors whose connection broke without a report: they were killed, or the kernel gave their host up."""
@@ -286,7 +286,7 @@ class Judge:
             return None
         watched, late = in_debugger(ranks), late_ranks(ranks, now, self.heartbeat_seconds)
         if watched:
-            self._warn(self.ranks[watched[0]], "debugger", "in a debugger; beats are not expected meanwhile")
+            self._warn(self.ranks[watched[0]], "debugger", "in a debugger; meanwhile no rank needs to send heartbeats")
         if watched or not late:
             self.late, self.stacks_until = [], None
             for rank in ranks:

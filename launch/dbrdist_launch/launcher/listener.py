@@ -58,8 +58,8 @@ class Listener:
             return socket.create_server((bind, port), family=family, backlog=512)
         except OSError as error:
             raise LaunchError(
-                f"cannot listen on {bind or 'all interfaces'} port {port}: {error.strerror}; "
-                "leave --port out for a free one, or name an address of this host with --interface"
+                f"cannot listen on port {port} of {bind or 'all interfaces'}: {error.strerror}; "
+                "omit --port to use a free port, or give an address of this host with --interface"
             ) from error
 
     def _accept(self) -> None:
@@ -138,7 +138,7 @@ class Listener:
 def problem_with(hello: Message, token: str) -> str | None:
     """Why a first message is no rank's; None for a good one."""
     if hello.get("t") not in ("hello", "ask") or not isinstance(hello.get("token"), str):
-        return "it does not speak our language"
+        return "it does not follow the protocol"
     if not same_token(hello["token"], token):
         return "wrong token (a rank of another job, or a stranger)"
     if hello["t"] == "hello" and not all(type(hello.get(name)) is kind for name, kind in _FIELDS):
@@ -149,6 +149,6 @@ def problem_with(hello: Message, token: str) -> str | None:
 def _peer(channel: Channel) -> str:
     try:
         name = channel.socket.getpeername()
-        return "{}:{}".format(*name[:2]) if isinstance(name, tuple) else "a process of this machine"
+        return "{}:{}".format(*name[:2]) if isinstance(name, tuple) else "a process on this machine"
     except OSError:
-        return "a peer that has left"
+        return "a peer that is gone"

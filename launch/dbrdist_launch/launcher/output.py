@@ -67,8 +67,8 @@ class Screen:
             self._since.pop(key, None)
         return b"".join(self._shown(key, *self._rest.pop(key)) for key in due)
 
-    def wait_anew(self) -> None:
-        """Begin to count again for how long lines have been unfinished."""
+    def restart_wait(self) -> None:
+        """Start again to measure how long lines have been unfinished."""
         self._since.clear()
 
     def end(self) -> bytes:
@@ -135,8 +135,8 @@ class Writer:
             try:
                 self._write(kept)
                 self._idle(time.monotonic() - before > limits.IDLE_SECONDS, last)
-            except Exception as error:  # a fault of ours: the ranks must not wait for ever
-                os.write(2, f"dbrdist-launch: fault of ours, output is incomplete: {error!r}\n".encode())
+            except Exception as error:  # an error of our own: the ranks must not wait forever
+                os.write(2, f"dbrdist-launch: internal error, output is incomplete: {error!r}\n".encode())
             self._done([item for item in kept if isinstance(item, Piece)])
             if last:
                 return
@@ -251,7 +251,7 @@ class Output:
     def _on_idle(self, slow: bool, last: bool) -> None:
         if slow:  # the rest of a line may be on its way, and has not been looked at for as long
             for screen in self._screens.values():
-                screen.wait_anew()
+                screen.restart_wait()
         if self.footer is None or last:
             now = time.monotonic()
             ends = {d: screen.end() if last else screen.flush(now) for d, screen in self._screens.items()}

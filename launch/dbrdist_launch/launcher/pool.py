@@ -39,7 +39,7 @@ class HostPool:
             raise LaunchError(f"--host-discovery {self.discovery!r} cannot be run: {error}") from error
         if child.returncode != 0:
             raise LaunchError(
-                f"--host-discovery {self.discovery!r} ended with {child.returncode}: {child.stderr.strip()}"
+                f"--host-discovery {self.discovery!r} ended with exit code {child.returncode}: {child.stderr.strip()}"
             )
         found = [line.strip() for line in child.stdout.splitlines() if line.strip()]
         if found:
@@ -83,7 +83,7 @@ def probe_by_ssh(names: list[str], agent: str | None, options: tuple[str, ...]) 
             _, err = process.communicate(timeout=max(0.1, until - time.monotonic()))
             if process.returncode != 0:
                 said = err.decode(errors="replace").strip().splitlines()
-                unreachable[name] = said[-1] if said else f"ssh ended with {process.returncode}"
+                unreachable[name] = said[-1] if said else f"ssh ended with exit code {process.returncode}"
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()

@@ -24,7 +24,7 @@ class Program(NamedTuple):
 def resolve(command: tuple[str, ...]) -> Program:
     """Make the first word absolute: `python` is the interpreter beside the launcher, then what PATH finds."""
     if not command:
-        raise LaunchError("no command: dbrdist-launch -n 4 python train.py")
+        raise LaunchError("expected a command, as in dbrdist-launch -n 4 python train.py")
     name = command[0]
     if os.sep in name:
         path = os.path.abspath(name)
@@ -42,7 +42,7 @@ def resolve(command: tuple[str, ...]) -> Program:
 def _check(name: str, path: str) -> None:
     if not path or not os.path.exists(path):
         hint = f"; for a Python script: dbrdist-launch -n 4 python {name}" if name.endswith(".py") else ""
-        raise LaunchError(f"the command {name!r} does not exist here{hint}", codes.COMMAND_NOT_FOUND)
+        raise LaunchError(f"the command {name!r} was not found{hint}", codes.COMMAND_NOT_FOUND)
     if os.path.isdir(path) or not os.access(path, os.X_OK):
         hint = f"; for a Python script: dbrdist-launch -n 4 python {name}" if name.endswith(".py") else ""
         raise LaunchError(f"the command {name!r} ({path}) is not executable{hint}", codes.COMMAND_NOT_RUNNABLE)

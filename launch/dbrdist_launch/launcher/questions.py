@@ -10,7 +10,7 @@ from ..channel import Channel
 from .ranks import Rank
 from .view import table
 
-_NONE = "no stacks: no Python, or one without hooks (--no-inject, python -I) and no py-spy here"
+_NONE = "no stacks: not Python, or Python without hooks (--no-inject, python -I) and without py-spy"
 
 
 class Questions:

@@ -121,7 +121,7 @@ class Rank:
             what = "leaving" if self.leaving else "running"
         if self.count:
             what += f", step {self.step}" if self.step >= 0 else ""
-            what += f", last beat {now - self.beat_at:.1f} s ago" if self.beat_at is not None else ""
+            what += f", last heartbeat {now - self.beat_at:.1f} s ago" if self.beat_at is not None else ""
         elif self.running:
-            what += ", no beats"
+            what += ", no heartbeats"
         return what

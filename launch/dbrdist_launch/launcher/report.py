@@ -236,13 +236,13 @@ def innermost(text: str | None) -> tuple[str, str, str] | None:
 
 
 def as_text(failure: Failure, seen: bool = False) -> str:
-    """The report for people; where `seen`, what the failed rank wrote stands above and is not repeated."""
+    """The report for people; where `seen`, what the failed rank wrote is above and is not repeated."""
     where = f"rank {failure.rank} on {failure.host}" if failure.rank is not None else (failure.host or "the job")
     ours = failure.kind in _OUR_WORDS  # one thought a line, for narrow terminals
     message = (failure.message.replace("; ", ";\n") if ours else failure.message).splitlines() or [""]
     trace, frame = failure.traceback or "", innermost(failure.traceback)
     if seen and frame and trace.startswith((*_STARTS, _FATAL)):
-        trace = "in {2} at {0}:{1}; the traceback stands above".format(*frame)
+        trace = "in {2} at {0}:{1}; see the traceback above".format(*frame)
     lines = [f"dbrdist-launch: {where} failed first ({failure.kind}): {message[0]}"]
     if len(lines[0]) > _WIDTH:
         lines = [lines[0].removesuffix(" " + message[0]), "    " + message[0]]
@@ -253,7 +253,7 @@ def as_text(failure: Failure, seen: bool = False) -> str:
         lines.append("  ranks lost with it: " + " ".join(map(str, failure.ranks_lost)))
     lines += ["    " + line for line in trace.splitlines()]
     if failure.last_words:
-        lines += ["  its last words on stderr:", *("    " + line for line in failure.last_words)]
+        lines += ["  its last lines on stderr:", *("    " + line for line in failure.last_words)]
     return "\n".join([*lines, *_others(failure.others)])
 
 
@@ -263,7 +263,7 @@ def _facts(failure: Failure) -> list[str]:
     if failure.step is not None:
         facts.append(f"step {failure.step}")
     if failure.last_beat_seconds is not None:
-        facts.append(f"last beat {failure.last_beat_seconds:.1f} s before")
+        facts.append(f"last heartbeat {failure.last_beat_seconds:.1f} s before")
     return facts
 
 

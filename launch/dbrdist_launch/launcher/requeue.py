@@ -23,15 +23,15 @@ def requeue(outcome: Outcome) -> str:
         return ""
     job = os.environ.get("SLURM_JOB_ID")
     if not job:
-        return "--requeue has no effect outside of a Slurm job"
+        return "--requeue has no effect outside a Slurm job"
     if outcome.failure is not None and outcome.failure.kind != "host_lost":
-        return f"Slurm job {job} stays out of the queue: it failed by itself"
+        return f"Slurm job {job} is not requeued: the program itself failed"
     try:
         known = _known(job)
         if _is_back(known):
             return _BACK.format(job)
         if _was_cancelled(known):
-            return f"Slurm job {job} stays out of the queue: it was cancelled"
+            return f"Slurm job {job} is not requeued: it was cancelled"
         child = _scontrol("requeue", job)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"Slurm job {job} could not be requeued: {error}"

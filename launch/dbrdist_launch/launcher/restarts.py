@@ -31,7 +31,7 @@ class Policy:
             return False, ""
         why = self._refusal(outcome)
         if why:
-            return False, f"not started again: {why}"
+            return False, f"not restarted: {why}"
         self.restarts += 1
         return True, f"restart {self.restarts} of {self.max_restarts}"
 
@@ -41,7 +41,7 @@ class Policy:
         if failure.kind == "start" and not failure.may_retry and not failure.host_trouble:
             return "a start that was refused would be refused again"
         if failure.kind == "deadline":
-            return "its time is over"
+            return "its time is up"
         if outcome.code in (codes.COMMAND_NOT_FOUND, codes.COMMAND_NOT_RUNNABLE):
             return "the command cannot be run"
         if self.loops():

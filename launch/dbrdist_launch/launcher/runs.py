@@ -26,7 +26,7 @@ class Run:
 
     def __init__(self, name: str, command: list[str], log_dir: str | None, record: str | None) -> None:
         if not name or os.sep in name or name.startswith(".") or not name.isprintable() or name == "latest":
-            raise LaunchError(f"--name {name!r}: expected a plain word, for a folder of that name")
+            raise LaunchError(f"--name {name!r}: expected a name that a folder can have")
         self.say: Callable[[str], None] = lambda text: None
         self.folder = self._make(name, log_dir) if log_dir is not None else None
         self.name = os.path.basename(self.folder) if self.folder else name
@@ -63,7 +63,7 @@ class Run:
     def _check_record(self, path: str) -> None:
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-            raise LaunchError(f"--record {path!r} cannot be written: there is no folder {folder!r} to write to")
+            raise LaunchError(f"--record {path!r}: the folder {folder!r} does not exist or is not writable")
 
     def attempt_folder(self) -> str | None:
         """Where the next attempt's output goes."""

@@ -57,7 +57,7 @@ class Session:
 
     def _hosts(self) -> tuple[Host, ...]:
         if self.settings.hosts and self.settings.hostfile:
-            raise LaunchError("--hosts and --hostfile name the hosts twice; give one of them")
+            raise LaunchError("--hosts and --hostfile cannot be combined; use only one of them")
         if self.settings.hosts:
             return hosts.parse_list(self.settings.hosts)
         if self.settings.hostfile:
@@ -71,7 +71,7 @@ class Session:
     def _check_host(self, host: Host) -> None:
         if not self.backend.places_ranks and hosts.resolve(host.name) is None and not self._ssh_knows(host.name):
             raise LaunchError(
-                f"unknown host {host.name!r}: neither the system's names nor ssh's configuration has an address for it"
+                f"unknown host {host.name!r}: neither the system nor ssh's configuration has an address for it"
             )
 
     def _ssh_knows(self, name: str) -> bool:
@@ -101,7 +101,7 @@ class Session:
             number = os.environ.get("SLURM_NTASKS", "")
             ranks = int(number) if number.isdigit() and int(number) else None
         if ranks is None:
-            raise LaunchError("how many ranks? -n 4, or --hosts a:2,b:2")
+            raise LaunchError("expected the number of ranks, as in -n 4 or --hosts a:2,b:2")
         names = environment.forwarded(os.environ, self.named, s.only_env)
         names += tuple(self.added) if s.bare else (ADDRESS, TOKEN)
         agent, options = self._ssh()
@@ -232,7 +232,7 @@ class Session:
             run.say(note)
         hidden = environment.secrets(os.environ, (*job.forward, *self.added))
         if (job.hosts or self.backend.places_ranks) and hidden:
-            run.say(f"not passed on, by their names they may be secrets: {' '.join(hidden)} (--env NAME passes one)")
+            run.say(f"not passed on, because they look like secrets: {' '.join(hidden)} (--env NAME passes one)")
 
     def _next_job(self, job: Job, pool: HostPool, output: Output) -> tuple[Job, bool, str]:
         """The job on the hosts that still answer: (job, whether there are enough, what to say)."""
@@ -241,15 +241,19 @@ class Session:
         try:
             pool.discover()
         except LaunchError as error:
-            output.note(f"dbrdist-launch: {error}; the hosts known before are used")
+            output.note(f"dbrdist-launch: {error}; using the hosts known before")
         lost, came_back = pool.after_failure()
         for name in lost:
             why = pool.aside[name][1]
-            output.note(f"dbrdist-launch: host {name} is set aside for {self.settings.cooldown:g} s: {why}")
+            output.note(f"dbrdist-launch: host {name} is not used for {self.settings.cooldown:g} s: {why}")
         available = pool.available()
         if len(available) < max(1, self.settings.min_hosts):
-            return job, False, f"; but only {len(available)} of at least {self.settings.min_hosts} hosts are left"
-        back = f", {' '.join(came_back)} back again" if came_back else ""
+            return (
+                job,
+                False,
+                f"; but too few hosts are left: {len(available)}, with --min-hosts {self.settings.min_hosts}",
+            )
+        back = f"; back again: {' '.join(came_back)}" if came_back else ""
         return self.job(available), True, " on " + " ".join(host.name for host in available) + back
 
     def _probe(self, names: list[str]) -> dict[str, str]:
@@ -286,6 +290,6 @@ def parse_ranks(text: str | None) -> frozenset[int] | None:
     for part in [] if text == "none" else str(text).split(","):
         first, _, last = part.partition("-")
         if not first.isdigit() or not (last or first).isdigit():
-            raise LaunchError(f"--show-ranks {text!r}: expected numbers and ranges such as 0,4-7, all or none")
+            raise LaunchError(f"--show-ranks {text!r}: expected numbers and ranges such as 0,4-7, or all, or none")
         found.update(range(int(first), int(last or first) + 1))
     return frozenset(found)

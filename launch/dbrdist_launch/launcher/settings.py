@@ -24,81 +24,102 @@ class Settings:
 
     command: tuple[str, ...]
     ranks: int | None = _option(
-        None, 0, "Number of ranks; default: all slots; auto: one for each GPU of this machine, else for each core.",
+        None, 0, "Number of ranks; default: all slots; auto: one for each GPU of this machine, or else for each core.",
         "-n", "-np", "--ranks", kind="ranks", metavar="N|auto",
     )  # fmt: skip
     module: str | None = _option(
         None, 0, "Run a Python module: -m package.module ...", "-m", "--module", metavar="MODULE"
     )
-    hosts: str | None = _option(None, 0, "Hosts with their slots.", metavar="A:2,B:2")
-    hostfile: str | None = _option(None, 0, "The same from a file (MPICH's or Open MPI's form).", metavar="FILE")
-    per_host: int | None = _option(None, 0, "Ranks on each host, in place of its slots.", **_COUNT)
+    hosts: str | None = _option(
+        None, 0, "Hosts, each with its slots: the number of ranks that it takes.", metavar="A:2,B:2"
+    )
+    hostfile: str | None = _option(
+        None, 0, "Read the hosts from a file in MPICH's or Open MPI's format.", metavar="FILE"
+    )
+    per_host: int | None = _option(None, 0, "Ranks per host, instead of the slots.", **_COUNT)
     host_discovery: str | None = _option(
-        None, 0, "A program that prints the hosts, one name:slots a line.", metavar="SCRIPT"
+        None, 0, "A program that prints the hosts, one name:slots per line.", metavar="SCRIPT"
     )
     bind: str = _option(
-        "none", 0, "Bind ranks; never where there are more of them than cores.", choices=("none", "core", "numa")
-    )
+        "none", 0, "Bind ranks to cores or NUMA nodes; on one machine, not if there are more ranks than cores.",
+        choices=("none", "core", "numa"),
+    )  # fmt: skip
     gpus: str = _option(
-        "all", 0, "Ranks see all GPUs of their host, or one each (CUDA_VISIBLE_DEVICES).", choices=("all", "rank")
+        "all", 0, "Each rank sees all GPUs of its host, or one (CUDA_VISIBLE_DEVICES).", choices=("all", "rank")
     )
     env: tuple[str, ...] = _option(
-        (), 1, "A variable for the ranks: NAME=VALUE, NAME or 'PREFIX*' from here; repeatable.", metavar="NAME[=VALUE]"
-    )
-    only_env: bool = _option(False, 1, "Ranks elsewhere get only what --env names, PATH and HOME.")
+        (), 1, "Pass a variable to the ranks: NAME=VALUE, or NAME or 'PREFIX*' from this environment; repeatable.",
+        metavar="NAME[=VALUE]",
+    )  # fmt: skip
+    only_env: bool = _option(False, 1, "Pass only PATH, HOME and what --env names to ranks on other hosts.")
     threads: str = _option(
-        "auto", 1, "Set OMP_NUM_THREADS, where it is not set, to the host's cores over its ranks.",
+        "auto", 1, "auto sets OMP_NUM_THREADS, unless it is set, to the host's cores divided by its ranks.",
         choices=("auto", "keep"),
     )  # fmt: skip
-    inject: bool = _option(True, 1, "Hooks in Python ranks: stacks, causes, MPI's world.", "--inject/--no-inject")
-    quiet: bool = _option(False, 2, "Show only rank 0 and failures.")
-    show: str | None = _option(None, 2, "Show only these ranks: 0, 0,4-7, none.", "--show-ranks", metavar="RANKS")
-    timestamps: bool = _option(False, 2, "The time in front of each line.")
-    verbose: bool = _option(False, 2, "Show also what mpiexec or srun itself says.")
-    view: bool | None = _option(None, 2, "The live view; default: on a terminal.", "--view/--no-view")
-    tee: str | None = _option(None, 2, "What is shown goes into this file too.", metavar="FILE")
+    inject: bool = _option(
+        True, 1, "Install hooks in Python ranks, which report stacks and exceptions.", "--inject/--no-inject"
+    )
+    quiet: bool = _option(False, 2, "Show only rank 0's output and failures.")
+    show: str | None = _option(
+        None, 2, "Show only the output of these ranks: 0,4-7, or all, or none.", "--show-ranks", metavar="RANKS"
+    )
+    timestamps: bool = _option(False, 2, "Begin each line with the time.")
+    verbose: bool = _option(False, 2, "Also show what mpiexec or srun itself prints.")
+    view: bool | None = _option(None, 2, "Draw the live view; default: on a terminal.", "--view/--no-view")
+    tee: str | None = _option(None, 2, "Also write what is shown to this file.", metavar="FILE")
     log_dir: str | None = _option(
-        None, 2, "DIR/JOB/ gets one file for each rank's stdout and stderr, and status.json.", metavar="DIR"
+        None, 2, "Write each rank's stdout and stderr, and status.json, to files in DIR/JOB/.", metavar="DIR"
     )
-    name: str | None = _option(None, 2, "The job's name there and for `ps`; default: date, time and process id.")
-    record: str | None = _option(None, 2, "A copy of status.json.", metavar="FILE")
-    stacks: bool = _option(False, 2, "Report the Python stacks of all ranks at any failure, not only at stalls.")
-    timeout: float | None = _option(None, 3, "For the whole job, restarts included; default: none.", **_SECONDS)
+    name: str | None = _option(
+        None, 2, "The job's name, in DIR and for `ps`; default: date, time and process id.", metavar="JOB"
+    )
+    record: str | None = _option(None, 2, "Write a copy of status.json to this file.", metavar="FILE")
+    stacks: bool = _option(False, 2, "Report the Python stacks of all ranks after any failure, not only after a stall.")
+    timeout: float | None = _option(None, 3, "Limit for the whole job, including restarts; default: none.", **_SECONDS)
     start_timeout: float | None = _option(
-        None, 3, "Without a new rank at the start; default: 60, and none where a queue may stand before it.", **_SECONDS
+        None, 3, "Limit for the wait for each rank at the start; default: 60, or none if the start may be queued.",
+        **_SECONDS,
+    )  # fmt: skip
+    heartbeat_timeout: float = _option(
+        60.0, 3, "Limit for the time between two heartbeats of a rank that sends them.", **_SECONDS
     )
-    heartbeat_timeout: float = _option(60.0, 3, "Without a beat of a rank that has beaten.", **_SECONDS)
-    host_timeout: float = _option(6.0, 3, "Until a host that does not answer counts as lost.", **_SECONDS)
+    host_timeout: float = _option(6.0, 3, "Time after which a host that does not answer counts as lost.", **_SECONDS)
     exit_timeout: float | None = _option(
-        None, 3, "From the first rank's end of program to the end of all; default: none.", **_SECONDS
+        None, 3, "Limit for the time from the first rank's end to the end of all; default: none.", **_SECONDS
     )
-    grace: float = _option(30.0, 3, "From a stop request to the end by force.", **_SECONDS)
+    grace: float = _option(
+        30.0, 3, "Time for the ranks to save and stop when asked to, before they are killed.", **_SECONDS
+    )
     end_on: tuple[str, ...] = _option(
-        (), 3, "End the job also at a dead thread, or a dead worker process; else they are warnings. Repeatable.",
+        (), 3, "Also end the job when a thread or a worker process dies, instead of a warning; repeatable.",
         choices=("thread", "worker"),
     )  # fmt: skip
-    max_restarts: int = _option(0, 4, "Start a failed job again, so often.", kind=int, least=0, metavar="N")
-    min_hosts: int = _option(1, 4, "Fewer hosts than that: give up.", **_COUNT)
-    cooldown: float = _option(30.0, 4, "A lost host is not tried for so long.", **_SECONDS)
-    start_retries: int = _option(2, 4, "For starts that hang.", kind=int, least=0, metavar="N", show=True)
-    requeue: bool = _option(
-        False, 4, "Under Slurm: put a job that saved and stopped, or lost a host, back into the queue."
+    max_restarts: int = _option(0, 4, "Restart a failed job, up to N times.", kind=int, least=0, metavar="N")
+    min_hosts: int = _option(1, 4, "Give up if fewer than N hosts are left.", **_COUNT)
+    cooldown: float = _option(30.0, 4, "Time for which a lost host is not used.", **_SECONDS)
+    start_retries: int = _option(
+        2, 4, "Try again after a start that hangs, up to N times.", kind=int, least=0, metavar="N", show=True
     )
-    backend: str = _option("auto", 5, "Who starts the ranks.", choices="backends")
-    mpiexec: str | None = _option(None, 5, "The mpiexec to use, in place of the one that is found.", metavar="PATH")
-    mpi_option: tuple[str, ...] = _option((), 5, "A word for mpiexec or srun itself; repeatable.", metavar="WORD")
-    ssh: str | None = _option(None, 5, "The program that reaches hosts, in place of ssh.", metavar="PATH")
+    requeue: bool = _option(
+        False, 4, "Under Slurm, put a job back into the queue if it saved and stopped on request, or lost a host."
+    )
+    backend: str = _option("auto", 5, "What starts the ranks.", choices="backends")
+    mpiexec: str | None = _option(None, 5, "The mpiexec to use, instead of the one that is found.", metavar="PATH")
+    mpi_option: tuple[str, ...] = _option((), 5, "An argument for mpiexec or srun itself; repeatable.", metavar="WORD")
+    ssh: str | None = _option(None, 5, "The program to reach hosts with, instead of ssh.", metavar="PATH")
     ssh_option: tuple[str, ...] = _option((), 5, "An option for ssh -o; repeatable.", metavar="K=V")
     interface: str | None = _option(
-        None, 5, "Network interface or address for the side channel and for MPI.", metavar="NAME"
+        None, 5, "Network interface, or its address, for the side channel and for MPI.", metavar="NAME"
     )
-    port: int = _option(0, 5, "TCP port of the side channel; default: a free one.", kind=int, least=0, most=65535)
-    print: bool = _option(False, 5, "Print the exact command and stop.")
+    port: int = _option(
+        0, 5, "TCP port of the side channel; default: a free one.", kind=int, least=0, most=65535, metavar="PORT"
+    )
+    print: bool = _option(False, 5, "Print the exact command and exit.")
     config: str | None = _option(
-        None, 5, "Options from a TOML file, such as max-restarts = 3; the environment and the command line come first.",
+        None, 5, "Read options from a TOML file; the environment and the command line override them.",
         metavar="FILE",
     )  # fmt: skip
-    bare: bool = _option(False, 5, "Run that command without supervision.")
+    bare: bool = _option(False, 5, "Run the program under plain mpiexec or srun, without supervision.")
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -43,15 +43,15 @@ def blame(ranks: list[Rank], late: list[int], now: float) -> Failure:
     if stopped:
         what = "the process is stopped (SIGSTOP)"
     elif rank.exit is not None:
-        what = f"ended with exit code {rank.exit['code']} while the others still run"
+        what = f"ended with exit code {rank.exit['code']} while the others are still running"
     else:
-        what = f"no beat for {now - rank.beat_at:.1f} s" if rank.beat_at is not None else "no beat"
+        what = f"no heartbeat for {now - rank.beat_at:.1f} s" if rank.beat_at is not None else "no heartbeat"
     if frame and not stopped:
         what += f"; in {frame[2]} at {frame[0]}:{frame[1]}"
     for kind in ("exception", "thread", "worker"):
         event = rank.told(kind)
         if event is not None:
-            why += f"; before that it told of: {event['message']}"
+            why += f"; before that it reported: {event['message']}"
     failure = Failure("stopped" if stopped else "stalled", number, rank.host, codes.STALLED, f"{what}; {why}")
     failure.signal = "SIGSTOP" if stopped else None
     return failure
@@ -60,7 +60,7 @@ def blame(ranks: list[Rank], late: list[int], now: float) -> Failure:
 def _choose(ranks: dict[int, Rank], late: list[int]) -> tuple[int, str]:
     stopped = [number for number in sorted(ranks) if ranks[number].state == "T" and ranks[number].running]
     if stopped:
-        return stopped[0], "a stopped process makes no step"
+        return stopped[0], "a stopped process makes no progress"
     steps = {number: ranks[number].step for number in late}
     early = [r.rank for r in ranks.values() if r.exit is not None or r.leaving]
     if early:
@@ -77,15 +77,16 @@ def _choose(ranks: dict[int, Rank], late: list[int]) -> tuple[int, str]:
         lowest = min(late, key=lambda number: (steps[number], number))
         return lowest, "it is the furthest behind"
     if frames and unread and not busy:
-        return _oldest(ranks, unread), "its stack could not be read, and all others wait in a communication call"
+        why = "its stack could not be read, and the other stacks show ranks that wait in a communication call"
+        return _oldest(ranks, unread), why
     counts = Counter(frames.values())
     if len(counts) > 1:
         rarest = min(counts.values())
         odd = [number for number, frame in frames.items() if counts[frame] == rarest]
         if rarest * 2 < len(frames):
-            return min(odd), f"it is elsewhere than {others}"
-    where = "no stack could be read" if not frames else "no rank's place tells more"
-    return _oldest(ranks, late), f"its beat is the oldest; {where}"
+            return min(odd), f"it is in a different place from {others}"
+    clue = "the stacks give no further clue" if frames else "no stack could be read"
+    return _oldest(ranks, late), f"its last heartbeat is the oldest; {clue}"
 
 
 def _oldest(ranks: dict[int, Rank], among: list[int]) -> int:

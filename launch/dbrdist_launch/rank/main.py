@@ -2,7 +2,7 @@
 
 Two processes stand around the program. The outer one is what mpiexec knows; mpiexec may kill it at any time (it does
 when a rank calls MPI_Abort). The inner one, in a session of its own, sees that, still reads the program's last words,
-reports its true end, and leaves nothing behind. If the inner one is killed, the kernel kills the program.
+reports how it really ended, and leaves nothing behind. If the inner one is killed, the kernel kills the program.
 """
 
 import os
@@ -51,7 +51,7 @@ def _inner(backend: str, command: list[str], lifeline: int) -> int:
         print(f"dbrdist-launch: {error}", file=sys.stderr)
         return codes.NOT_STARTED
     except BaseException:
-        # A fault of ours must not leave the program running without anybody watching it.
+        # An error of our own must not leave the program running without anybody watching it.
         import traceback  # 1 ms of each rank's start, if it were above
 
         traceback.print_exc()

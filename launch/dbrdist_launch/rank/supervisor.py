@@ -54,7 +54,7 @@ class Supervisor:
     def run(self) -> int:
         identity = of_environment(self.backend)
         if identity is None:
-            raise RuntimeError("no rank in the environment: this runs under mpiexec or srun, started by dbrdist-launch")
+            raise RuntimeError("no rank in the environment: expected mpiexec or srun, started by dbrdist-launch")
         self.identity = identity
         self._connect()
         self._start()
@@ -70,7 +70,7 @@ class Supervisor:
         return codes.from_wait_status(self.status)[0]
 
     def _turn(self) -> None:
-        """A fault of ours is told, and costs the program nothing."""
+        """An error of the supervisor itself is reported, and does not affect the program."""
         try:
             self.loop.turn(self._seconds_to_wait())
             self._look()
