@@ -208,7 +208,7 @@ def transforms(settings: tuple[Any, ...], part: str, origin: Origin) -> list[Any
 
 
 class _UserTransform:
-    """A transform of the user's own, made anew in each loader process: closures cannot be sent there."""
+    """A transform of the user's own, created again in each loader process: closures cannot be sent there."""
 
     def __init__(self, settings: Custom, path: Path, origin: Origin):
         self._source = (settings, path, origin)

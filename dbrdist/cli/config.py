@@ -198,13 +198,13 @@ class Config(Settings):
     compression: component("compression", updates.NoCompression, updates.PowerSgd, updates.TopK, custom=None) = (
         updates.NoCompression(name="none")
     )
-    """How gradients travel as fewer bytes; `none` sends them whole."""
+    """How gradients are sent as fewer bytes; `none` sends them whole."""
     accumulate: Count = 1
     """Batches whose gradients are added up for one update; only the last one communicates."""
     local_steps: Count = 1
     """Steps that each rank makes by itself before the ranks average their parameters; 1 averages gradients instead."""
     double_buffering: bool = False
-    """Whether gradients travel during the next step, and are applied one step late."""
+    """Whether gradients are sent during the next step, and are applied one step late."""
     parameter_audit: Period | None = None
     """Time between two comparisons of all ranks' parameters and optimizer state: epochs or iterations."""
     dtype: Literal["float32", "float64", "float16", "bfloat16", "mixed16", "mixedbf16"] = "float32"

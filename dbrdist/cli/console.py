@@ -15,7 +15,7 @@ _MAX_WAITING = 1000
 
 
 class Console:
-    """A text stream for whole lines. When its reader goes away (`| head`), the run goes on without it."""
+    """A text stream for whole lines. When its reader goes away (`| head`), the run continues without it."""
 
     def __init__(self) -> None:
         self._file: Any = None

@@ -33,7 +33,7 @@ CONFIG, SUMMARY, LOG, WORDS, LOCK, REPORT = (
 BEST, TENSORBOARD, TRACE = "snapshot_best", "tensorboard", "trace.json"
 _NAMES = (CONFIG, RECIPE, SUMMARY, LOG, WORDS, BEST, REPORT, TENSORBOARD, TRACE, audit.FOLDER)
 _TEMPORARY = re.compile(rf"({'|'.join(map(re.escape, _NAMES))}|snapshot_iter_\d+)\.tmp-\d+(-\d+)?")
-# behind the summary of a run that goes on: its results, and the names of some examples that were left out
+# after the summary of a run that continues, room for its results and the names of some examples that were left out
 _RESERVED_BYTES, _MAX_REASON = 1 << 14, 2000
 KILLED = "its process ended without a report: it was killed, or its host went down"
 
@@ -111,7 +111,7 @@ class RunFolder:
         return os.path.relpath(aside) if not os.path.isabs(self.path) else aside
 
     def set_apart_damaged(self, resumed_from: str | None) -> None:
-        """Rename damaged snapshots, which the number of a later one could meet; the rest goes on from another."""
+        """Rename damaged snapshots, which the number of a later one could meet; the rest continues from another."""
         newer = snapshots.find(self.path)
         for path in newer[newer.index(resumed_from) + 1 :] if resumed_from in newer else newer:
             os.replace(path, self.file(f"damaged_{os.path.basename(path)}"))
@@ -119,7 +119,7 @@ class RunFolder:
     def write_status(self, status: str, reason: str | None = None, **facts: Any) -> None:
         """Write summary.json: how the run stands, and what is known of it.
 
-        While the run goes on there are blanks behind it, into which its end fits even where the disk is full.
+        While the run continues, blanks follow it, so that its end fits even if the disk is full.
         """
         known, path = self.summary, self.file(SUMMARY)
         self.summary = known | {"status": status, "reason": reason, **facts}

@@ -155,7 +155,7 @@ def _is_alive(holder: dict[str, Any], path: str, kernel_locks: bool) -> bool:
 
 
 def _touched(path: str) -> int:
-    with open(path, "rb") as file:  # opening asks a network file system anew
+    with open(path, "rb") as file:  # opening asks a network file system again
         return os.fstat(file.fileno()).st_mtime_ns
 
 

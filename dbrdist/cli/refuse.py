@@ -15,7 +15,7 @@ _FAILURES = (CommunicatorError, LoaderError, NonFiniteLossError)  # which nothin
 
 
 class Refused(Exception):
-    """The run cannot go on, for a reason that every rank knows: rank 0 says it, all end with `code`."""
+    """The run cannot continue, for a reason that every rank knows: rank 0 says it, all end with `code`."""
 
     def __init__(self, words: str, code: int = 1):
         super().__init__(words)

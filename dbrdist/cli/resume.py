@@ -17,7 +17,7 @@ from dbrdist.cli.refuse import alike
 from dbrdist.core.regular import regular
 from dbrdist.errors import ConfigError
 
-# What the snapshot decides: a run cannot go on with another value, and must not say that it did.
+# What the snapshot decides: a run cannot continue with another value, and must not say that it did.
 _FIXED = {
     r"seed": "order, augmentation and dropout are functions of it",
     r"dtype": "the saved parameters have it",

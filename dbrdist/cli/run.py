@@ -175,7 +175,7 @@ class Run:
     # ---- the run ----
 
     def start_folder(self, mode: str) -> bool:
-        """Take the run's folder, and go on from its newest snapshot where `mode` is `resume`. Collective.
+        """Take the run's folder, and continue from its newest snapshot if `mode` is `resume`. Collective.
 
         False where no step follows that snapshot: the folder is given back as it was.
         """
@@ -219,7 +219,7 @@ class Run:
         self.folder.close()
 
     def _open_folder(self, mode: str) -> tuple[str | None, list[resume.Change]]:
-        """On one rank: the snapshot to go on from, and what the configuration changes."""
+        """On one rank: the snapshot to continue from, and what the configuration changes."""
         self.folder.open(mode)
         if mode != "resume":
             return None, []

@@ -389,7 +389,7 @@ OPTIMIZERS = (
 
 
 class NoCompression(Settings):
-    """Gradients travel whole."""
+    """Gradients are sent whole."""
 
     name: Literal["none"]
     """`none`."""
@@ -401,16 +401,16 @@ class PowerSgd(Settings):
     name: Literal["power_sgd"]
     """`power_sgd`."""
     rank: Count = 2
-    """Columns of the two thin matrices that travel for each parameter; the paper takes 1 to 4."""
+    """Columns of the two thin matrices that are sent for each parameter; the paper takes 1 to 4."""
 
 
 class TopK(Settings):
-    """Only a gradient's largest elements travel (Aji and Heafield 2017; Stich et al. 2018)."""
+    """Only a gradient's largest elements are sent (Aji and Heafield 2017; Stich et al. 2018)."""
 
     name: Literal["top_k"]
     """`top_k`."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 0.01
-    """The fraction of the elements that travels."""
+    """The fraction of the elements that is sent."""
 
 
 # ---- the average of the weights -----------------------------------------------------------------------------------

@@ -201,8 +201,8 @@ def _fail_before_mpi(code: int, said: str) -> None:
     time.sleep(mpi.FORWARDING_SECONDS)
     socket = _launcher_socket()
     if socket:
-        # PMI version 1 of hydra (MPICH, Intel MPI), which otherwise goes on when a rank ends before MPI_Init. Open MPI
-        # ends the job by itself then.
+        # PMI version 1 of hydra (MPICH, Intel MPI), which otherwise continues when a rank ends before MPI_Init. Open
+        # MPI ends the job by itself then.
         try:
             os.write(socket, f"cmd=abort exitcode={code}\n".encode())
         except OSError:  # the launcher is gone, and the other ranks with it

@@ -113,7 +113,7 @@ class SharedGradients:
     ) -> None:
         """Replace each rank's gradients by ``sum(factors[k] * gradients of rank k) / divisor``.
 
-        The sums of hosts travel in the configured type, if there is one.
+        The sums of hosts are sent in the configured type, if there is one.
 
         Args:
             comm: waits, and reduces between hosts.
@@ -174,7 +174,7 @@ class SharedValues:
     def spread(self, comm: Any, call: Call, runs: Sequence[Run], borders: Sequence[Sequence[int]]) -> None:
         """Take the others' parts from where they were updated. All ranks are on one host.
 
-        MPI's allgather lost time slices on busy cores; a way through the others' gradients took pages anew which these
+        MPI's allgather lost time slices on busy cores; a way through the others' gradients took new pages, which these
         had just given back.
         """
         hosts: Hosts = comm._hosts

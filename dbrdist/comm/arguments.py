@@ -88,7 +88,7 @@ Prepared = tuple[message.Header, message.HostArray]
 
 
 def prepared(x: Any, verb: str) -> Prepared:
-    """An array that travels: its header and its elements in host memory."""
+    """An array to send: its header and its elements in host memory."""
     x = message.as_array(x, verb)
     flat, axes = message.dense(x)
     return message.encode(x, axes), flat

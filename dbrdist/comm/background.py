@@ -37,7 +37,7 @@ class Reduction:
 
     Every rank creates, starts and waits for its reductions in the same order. Parameters without a gradient count as
     gradient zero, and have the mean afterwards. How gradients are added depends on the communicator: its name and its
-    configuration (``allreduce_grad_dtype``, ``overlap``, ``shared_memory``). ``flat`` over MPI adds long ones by a
+    configuration (``allreduce_grad_dtype``, ``overlap``, ``shared_memory``). ``flat`` over MPI adds long ones in a
     thread and short ones in :meth:`wait`; without such a thread, :meth:`wait` does all of the work. So it does in
     the first reduction of a model, and in the first after its parameters changed.
 
@@ -196,7 +196,7 @@ class _Started:
 
 
 class _Enclosed(_Started):
-    """Gradients that travel with the row."""
+    """Gradients that are sent with the row."""
 
     _is_changed = False
     _then: Sequence[Array] = ()  # the gradients at the start, where they could not be shown without waiting

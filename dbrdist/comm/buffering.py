@@ -18,7 +18,7 @@ class Buffers:
     """The gradients of the step before, on their way.
 
     Args:
-        comm: the ranks. Where it has a thread that reduces (``flat`` over MPI), they travel while the rank computes.
+        comm: the ranks. Where it has a thread that reduces (``flat`` over MPI), they are sent while the rank computes.
     """
 
     def __init__(self, comm: Any) -> None:

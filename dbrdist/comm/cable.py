@@ -5,7 +5,7 @@ interpreter lock from backward. Here the kernel moves them: a rank says what it 
 with MPICH 5.0.2 over a cable of 1 Gb/s, 102 MB in buckets of 2 MB, by a thread that looks every 0.2 ms: 1.04 s, of
 which the thread takes 0.13 s of the core; these connections 0.86 s, of which 0.07 s.
 
-Bytes travel as they are, as MPI's do. A secret that the ranks share over MPI keeps strangers out.
+Bytes are sent as they are, as MPI's are. A secret that the ranks share over MPI keeps strangers out.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Carried:
         self.loaded: Loaded | None = None
 
     def forget(self) -> None:
-        """Begin anew with the next step, with nothing but what a compression has kept."""
+        """Start over with the next step, with nothing but what a compression has kept."""
         self.gathered, self.num_local = [], 0
         if self.buffers is not None:
             self.buffers.forget()
@@ -130,7 +130,7 @@ class Carried:
             self._everyones = None
 
     def serialize(self, serializer: Any, target: Any) -> None:
-        """Save or load; what is loaded waits for the first step. A state that has nothing of the kind begins anew."""
+        """Save or load; what is loaded waits for the first step. A state without any of this starts over."""
         if not self._way.carries:
             return
         if serializer.is_loading:
@@ -243,7 +243,7 @@ def _set_state(p: Parameter | None, name: str, value: HostArray) -> None:
 
 
 def _merged(parts: dict[int, Entries], size: int, rank: int, num_ranks: int) -> Entries:
-    """What ``rank`` of another number of ranks goes on with, from what ``size`` ranks had.
+    """What ``rank`` of another number of ranks continues with, from what ``size`` ranks had.
 
     The mean of what a compression has kept stays what it was; gradients that were added up, and their numbers of
     examples, all go to rank 0; parameters and states become the means of the ranks'.

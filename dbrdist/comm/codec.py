@@ -23,19 +23,19 @@ class Codec:
         Args:
             call: the verb in which they do.
             grads: the arrays.
-            growth: how many times this rank's largest element what travels can be, 1 for means.
+            growth: how many times this rank's largest element a sent value can be, 1 for means.
         """
 
     def wire_dtype(self, dtype: Any) -> Any:
-        """In what type elements of this one travel."""
+        """The type in which elements of this one are sent."""
         return dtype
 
     def encode(self, x: HostArray) -> HostArray:
-        """``x`` as it travels: itself where that is its own type."""
+        """``x`` as it is sent: itself where that is its own type."""
         return x
 
     def decode(self, came: HostArray, x: HostArray) -> None:
-        """Put into ``x`` what has travelled in another type."""
+        """Put into ``x`` what was sent in another type."""
         x[...] = came
 
     def carry(self, grad: Array, add: Callable[[Array], None]) -> None:

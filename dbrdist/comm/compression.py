@@ -36,7 +36,7 @@ class Compression:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Keep nothing, and begin anew."""
+        """Keep nothing, and start over."""
         self.kept.clear()
         self.right.clear()
 
@@ -75,9 +75,9 @@ class Compression:
 class PowerSGD(Compression):
     """Gradients as products of two thin matrices (Vogels et al. 2019, arXiv 1905.13727, algorithm 1), warm-started.
 
-    The gradient M of a parameter, its first axis by all others, travels as P = M Q and Q = M' P, where the mean of P is
+    The gradient M of a parameter, its first axis by all others, is sent as P = M Q and Q = M' P, where the mean of P is
     made orthonormal in between; the mean gradient is then P Q'. What is missing from it, by rank, is added to the next
-    gradient. Parameters for which that would be no fewer numbers, such as biases, travel as they are.
+    gradient. Parameters for which that would be no fewer numbers, such as biases, are sent as they are.
 
     Args:
         rank: the number of columns of P and Q; the paper takes 1 to 4.

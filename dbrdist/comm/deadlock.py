@@ -1,7 +1,7 @@
 """Do ranks wait for each other? A proof from what each of them says at one moment, without patience or guesses.
 
 A rank that computes may still come, so nobody is stuck who waits for it. What is left when such ranks are taken away,
-again and again, can never go on: every rank of it waits for another of it, or for one that has left.
+again and again, can never continue: every rank of it waits for another of it, or for one that has left.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class State:
     """One rank at one moment."""
 
     rank: int
-    is_busy: bool  # it computes, or may go on by itself
+    is_busy: bool  # it computes, or may continue by itself
     has_left: bool = False
     waits: list[Wait] = field(default_factory=list)
     counts: dict[tuple[Any, ...], int] = field(default_factory=dict)  # see Record.counts
@@ -81,7 +81,7 @@ class State:
 
 
 def stuck(states: Mapping[int, State]) -> dict[int, set[int]]:
-    """The ranks that can never go on, and for whom each waits; ranks that said nothing count as computing."""
+    """The ranks that can never continue, and for whom each waits; ranks that said nothing count as computing."""
     left = {rank for rank, state in states.items() if state.has_left}
     waiting = {rank for rank, state in states.items() if state.waits and not state.is_busy and rank not in left}
     while True:
@@ -93,7 +93,7 @@ def stuck(states: Mapping[int, State]) -> dict[int, set[int]]:
 
 
 def grow(states: Mapping[int, State], core: Mapping[int, set[int]]) -> dict[int, set[int]]:
-    """The core, which can never go on, with all ranks that wait for it, or for ranks that do."""
+    """The core, which can never continue, with all ranks that wait for it, or for ranks that do."""
     left = {rank for rank, state in states.items() if state.has_left}
     found = dict(core)
     while True:
@@ -147,4 +147,4 @@ def describe(states: Mapping[int, State], waiting: Mapping[int, set[int]]) -> st
     if left:
         have = "has" if len(left) == 1 else "have"
         return f"{name_ranks(left)} {have} left, but {'; '.join(parts)}{more}"
-    return f"the ranks wait for each other, and none can go on: {'; '.join(parts)}{more}"
+    return f"the ranks wait for each other, and none can continue: {'; '.join(parts)}{more}"

@@ -29,7 +29,7 @@ from dbrdist.training.extension import PRIORITY_EDITOR, Extension
 from dbrdist.training.extensions.observe import FailOnNonNumber, is_loss
 from dbrdist.training.triggers import EarlyStoppingTrigger, get_trigger
 
-_SECONDS = "elapsed seconds of rank 0"  # travels with the observed values and is taken out again
+_SECONDS = "elapsed seconds of rank 0"  # sent with the observed values and taken out again
 
 
 class StepAgreement(Extension):

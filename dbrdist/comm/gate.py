@@ -91,7 +91,7 @@ class Gate:
         self._one_thread = threading.RLock()
 
     def config_changed(self) -> None:
-        """Compare the configuration anew at the next verb."""
+        """Compare the configuration again at the next verb."""
         self.config = None
 
     def call(self, verb: str, place: tuple[str, int] | None = None) -> Passage:
@@ -232,7 +232,7 @@ class Passage(Call):
     ) -> list[bytes]:
         """As :meth:`agree`, with rows as they came, for :func:`payload_bytes`.
 
-        ``enclosed`` are arrays that travel with it, where the provider says that they can.
+        ``enclosed`` are arrays that are sent with it, where the provider says that they can.
         """
         row = self._fill_in(payload, error)
         self._is_meeting = True

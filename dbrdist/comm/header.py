@@ -138,9 +138,9 @@ class Steps:
         return self._header
 
     def break_off(self, error: BaseException) -> None:
-        """This rank has failed while gradients travelled, at another bucket than others maybe: nothing can follow.
+        """This rank has failed while gradients were sent, at another bucket than others maybe: nothing can follow.
 
-        Where the headers disagreed, none travelled, and all ranks have raised.
+        Where the headers disagreed, none were sent, and all ranks have raised.
         """
         assert self._passage is not None
         if not self._is_refused:
@@ -191,7 +191,7 @@ class Steps:
         return watch is not None and self._target is target and watch.is_current()
 
     def look(self) -> None:
-        """Plan anew where a parameter, a link or a rule has changed."""
+        """Plan again if a parameter, a link or a rule has changed."""
         watch = self._watch  # as is_current, which each step asks often
         if watch is not None and watch.is_current() and self._target is self._optimizer.target:
             return
@@ -243,7 +243,7 @@ class Values:
         return self._hyperparam is getattr(actual, "hyperparam", None)
 
     def look(self, settings: str) -> None:
-        """Describe them anew."""
+        """Describe them again."""
         actual = self._optimizer
         hyperparam = self._hyperparam = getattr(actual, "hyperparam", None)
         hooks = list(actual._hooks)

@@ -79,7 +79,7 @@ class TreeSum:
         self._spare: list[list[Array]] = []
 
     def clear(self) -> None:
-        """Begin anew; the buffers are kept."""
+        """Start over; the buffers are kept."""
         self._spare += self.sums
         self.nodes, self.sums = [], []
 

@@ -1,8 +1,8 @@
 """Rows that the ranks of a host show each other in memory that they share, without messages.
 
 Each rank writes its row, and then the row's number; the others look at the number. On x86-64 what a processor writes
-becomes visible in the order in which it was written; elsewhere rows travel by MPI. A few arrays may be enclosed in a
-row: the gradients of a small model travel with the header of the step, so that the ranks meet once and not twice;
+becomes visible in the order in which it was written; elsewhere rows are sent by MPI. A few arrays may be enclosed in a
+row: the gradients of a small model come with the header of the step, so that the ranks meet once and not twice;
 benchmarks/reduction.py times such a step beside one with a bare MPI_Allreduce in its place.
 """
 

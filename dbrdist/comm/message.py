@@ -1,4 +1,4 @@
-"""How an array travels: a fixed header of 64-bit integers, then its bytes. Nothing is pickled.
+"""How an array is sent: a fixed header of 64-bit integers, then its bytes. Nothing is pickled.
 
 The header holds the element type, the shape, and the order of the axes in memory, so the receiver needs to know
 nothing beforehand and a channels-last array arrives as one.
@@ -29,7 +29,7 @@ HostArray = np.ndarray[Any, Any]
 
 
 def as_array(x: Any, verb: str) -> Array:
-    """``x`` if it is an array that can travel as bytes; NumPy scalars and subclasses of its arrays become plain ones.
+    """``x`` if it is an array that can be sent as bytes; NumPy scalars and subclasses of its arrays become plain ones.
 
     Raises:
         TypeError: for anything else, naming the verb that takes objects; for masks, which would stay behind.

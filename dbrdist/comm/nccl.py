@@ -122,7 +122,7 @@ class NcclGradients:
         divisor: float | None,
         parts: Sequence[tuple[int, int, int]] | None = None,
     ) -> None:
-        """As ``arenas.SharedGradients.reduce``, travelling in the configured type if there is one."""
+        """As ``arenas.SharedGradients.reduce``, sent in the configured type if there is one."""
         grads = self._grads if parts is None else [self._grads[k][begin:end] for k, begin, end in parts]
         codec = codec_for(comm.get_config("allreduce_grad_dtype"))
         codec.prepare(call, grads, growth(comm.size, factors, divisor))

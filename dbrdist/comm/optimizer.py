@@ -47,7 +47,7 @@ def create_multi_node_optimizer(
     Args:
         actual_optimizer: any optimizer; what :meth:`setup` of either is called with is the target of both.
         communicator: the ranks.
-        double_buffering: update with the means of the step before, which travel while this step computes. The first
+        double_buffering: update with the means of the step before, which are sent while this step computes. The first
             step only sends. This changes the training: each gradient is applied one step late.
         zero_fill: count a parameter that got no gradient on any rank as gradient zero. False leaves it out of the
             reduction; the update still counts it as zero.
@@ -94,7 +94,7 @@ class MultiNodeOptimizer(HandsOn):
         self.exposed_seconds = 0.0  # after backward, in reductions and in waiting for other ranks, so far
         self._is_one_of_many = communicator.size > 1
         self._is_plain = self._is_one_of_many and not (way.carries or way.zero)  # each step sends its own gradients
-        self._is_alone = not self._is_one_of_many and not way.carries  # nothing travels, nothing is added up
+        self._is_alone = not self._is_one_of_many and not way.carries  # nothing is sent, nothing is added up
         self._is_synchronized = False
         self._target: Any = None  # of the last step
         self._known: set[Parameter] = set()  # its parameters
@@ -453,14 +453,14 @@ class MultiNodeOptimizer(HandsOn):
     # ---- copies ----
 
     def __copy__(self) -> Any:
-        """Another wrapper of the same optimizer and target, which goes on from the same step."""
+        """Another wrapper of the same optimizer and target, which continues from the same step."""
         new = object.__new__(type(self))
         for name in (*HandsOn.__slots__, *MultiNodeOptimizer.__slots__):
             setattr(new, name, getattr(self, name))
         return new
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """An optimizer of its own, over the same ranks, whose target is a copy. It goes on where this one stands.
+        """An optimizer of its own, over the same ranks, whose target is a copy. It continues where this one is.
 
         Every rank copies its own; then all ranks step with the copies in the same order. No rank is waited for.
         """

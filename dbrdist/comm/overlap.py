@@ -2,10 +2,10 @@
 
 The arena is cut into buckets from its end, for backward finishes roughly in the reverse of the order of parameters.
 Before backward the uses of each parameter are counted; when the last has come, its gradient is complete, and a bucket
-of complete gradients travels. Buckets travel in one order on all ranks, whatever their graphs are: a bucket that is not
-complete on this rank holds up those behind it, and what backward never reaches counts as gradient zero. The first
-backward shows in what order buckets become complete; from the next step on they travel in rank 0's order. Each is added
-by itself, so that the order changes no bit.
+of complete gradients is sent. Buckets are sent in one order on all ranks, whatever their graphs are: a bucket that is
+not complete on this rank holds up those behind it, and what backward never reaches counts as gradient zero. The first
+backward shows in what order buckets become complete; from the next step on they are sent in rank 0's order. Each is
+added by itself, so that the order changes no bit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dbrdist.core.parameter import Parameter
 Weights: TypeAlias = tuple[Sequence[float] | None, float | None]  # factor of each rank, divisor of the sum
 
 _LINE = 64  # elements: a bucket begins where a parameter may
-_LAST_PART = 8  # of a bucket is what travels last
+_LAST_PART = 8  # of a bucket is what is sent last
 _PAUSES_PER_BUCKET = 40
 _LONGEST_PAUSE_SECONDS = 2e-4  # messages move when someone looks: with 1 ms a reduction over TCP took twice the time
 
@@ -46,7 +46,7 @@ class Bucket:
 def cut(runs: Sequence[Run], num_bytes: int) -> list[Bucket]:
     """Buckets of about this size, the last parameters first.
 
-    The one that travels last is smaller: it is complete only when backward ends, and nothing hides its time.
+    The one that is sent last is smaller: it is complete only when backward ends, and nothing hides its time.
     """
     buckets = []
     for number in reversed(range(len(runs))):
@@ -83,10 +83,10 @@ class Overlap:
         self._place = ("", 0)
         self._took: list[float] = []  # seconds of each bucket of the last step
         self._pause_seconds = PAUSE_SECONDS
-        self._call: Any = None  # of the bucket that travels
+        self._call: Any = None  # of the bucket that is being sent
 
     def _travel_as(self, buckets: list[Bucket]) -> None:
-        """Have them travel one after the other."""
+        """Send them one after the other."""
         self.buckets = buckets
         for p in self._of_param:
             self._of_param[p] = []
@@ -113,7 +113,7 @@ class Overlap:
 
     @property
     def may_have_started(self) -> bool:
-        """Whether a bucket may travel already: from :meth:`expect` on."""
+        """Whether a bucket may be sent already: from :meth:`expect` on."""
         return bool(self._of_node)
 
     def expect(self, used: set[VariableNode]) -> None:
@@ -180,7 +180,7 @@ class Overlap:
             self._order()
 
     def _order(self) -> None:
-        """Wait, and have the next steps' buckets travel as they became complete on rank 0. Collective.
+        """Wait, and send the next steps' buckets in the order in which they became complete on rank 0. Collective.
 
         Where rank 0 had no backward pass the next step tries again.
         """

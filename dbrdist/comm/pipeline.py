@@ -1,4 +1,4 @@
-"""A sum between ranks in pieces: while one travels, the next is encoded and the one before is added.
+"""A sum between ranks in pieces: while one is sent, the next is encoded and the one before is added.
 
 Each rank adds one block of the array. It gets the others' terms of that block, adds them in the order of ranks,
 divides, and sends the sum to all. Elements are independent of each other, so that the pieces change no bit.
@@ -76,7 +76,7 @@ class Messages:
 
 
 class Sum:
-    """One array on its way: ``sum(factors[k] * x of rank k) / divisor``, travelling as ``codec`` says."""
+    """One array on its way: ``sum(factors[k] * x of rank k) / divisor``, sent as ``codec`` says."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Sum:
                 terms.append((peer, term, self._way.receive(peer, message.as_bytes(term))))
 
     def _add(self, k: int) -> HostArray:
-        """The sum of this rank's piece as it travels; it is in its place already."""
+        """The sum of this rank's piece as it is sent; it is in its place already."""
         own, found = self._piece(self._way.rank, k), self._terms.pop(k)
         if not own.size:
             return own

@@ -92,7 +92,7 @@ class Provider(Configured, ABC):
 
     _reduces_one_by_one = False  # True in providers that reduce parameter by parameter
     _leaves_gradients = False  # True in one that does not reduce them at all
-    _added_first: Sequence[int] = ()  # ranks, this one among them, whose sum travels to the others; empty is each alone
+    _added_first: Sequence[int] = ()  # ranks, this one among them, whose sum is sent to the others; empty is each alone
 
     @abstractmethod
     def _post_row(self, call: Call, row: bytes, enclosed: Sequence[message.HostArray] = ()) -> Pending:
@@ -213,7 +213,7 @@ class Provider(Configured, ABC):
     def _reduce_in(
         self, call: Call, codec: Codec, x: Array, factors: Sequence[float] | None, divisor: float | None
     ) -> None:
-        """As :meth:`_reduce`, travelling as ``codec`` says."""
+        """As :meth:`_reduce`, sent as ``codec`` says."""
         codec.carry(x, lambda travelling: self._reduce(call, travelling, factors, divisor))
 
     def _reduce_scatter(

@@ -1,8 +1,8 @@
 """Ranks that are MPI processes.
 
-Ordinary MPI suffices: arrays on a device are staged through host memory, 16-bit floats travel as bytes and are summed
-here in float32, because MPI has no such types. Rows and bytes travel on duplicates of their own, apart from each other
-and from the program's own traffic: ranks that have lost step never take one for the other.
+Ordinary MPI suffices: arrays on a device are staged through host memory, 16-bit floats are sent as bytes and summed
+here in float32, because MPI has no such types. Rows and bytes are sent on separate duplicates of the
+communicator, apart from the program's own traffic: ranks that have lost step never take one for the other.
 """
 
 from __future__ import annotations

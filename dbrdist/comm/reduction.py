@@ -1,4 +1,4 @@
-"""The reduction of a model's gradients: a plan of what lies where, weights, the type in which they travel."""
+"""The reduction of a model's gradients: a plan of what lies where, weights, the type in which they are sent."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def reduce_gradients(
     divisor: float | None,
     borders: Sequence[Sequence[int] | None] | None = None,
 ) -> None:
-    """Reduce 1-d arrays in place, travelling in the configured type if there is one.
+    """Reduce 1-d arrays in place, sent in the configured type if there is one.
 
     With ``borders`` for each array, each rank gets its part alone.
     """

@@ -2,7 +2,7 @@
 
 Each rank owns one part of every run of flat memory, cut at cache lines and not at parameters, so that parts are equal
 whatever the layers are. It gets the mean of its part of the gradients (reduce-scatter), has the state of that part
-alone, updates it, and the ranks give each other the new values (allgather): as many bytes travel as in an allreduce.
+alone, updates it, and the ranks give each other the new values (allgather): as many bytes are sent as in an allreduce.
 """
 
 from __future__ import annotations

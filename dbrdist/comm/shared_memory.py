@@ -75,7 +75,7 @@ class FlatCommunicator(MpiCommunicator):
     Three more configuration entries. ``shared_memory``: True or False, or None to use it for long arrays. Gradients are
     then added where they lie, in the memory of all ranks of a host; between hosts messages carry the sums. ``overlap``:
     True or False, or None to reduce gradients while backward runs where there are several hosts. ``sockets``: whether
-    the sums of hosts travel over TCP connections of our own (``cable.py``); None is where these are as fast as MPI,
+    the sums of hosts are sent over TCP connections of our own (``cable.py``); None is where these are as fast as MPI,
     which is measured.
     """
 
@@ -175,7 +175,7 @@ class FlatCommunicator(MpiCommunicator):
             )
 
     def _reduce_between(self, call: Call, x: message.HostArray, codec: Codec, divisor: float | None) -> None:
-        """The sum over hosts of what this rank's counterparts have, divided, travelling as ``codec`` says."""
+        """The sum over hosts of what this rank's counterparts have, divided, sent as ``codec`` says."""
         assert self._hosts is not None
         if self._cable is None or not x.size:
             self._reduce_over(self._hosts.between, call, x, codec, None, divisor)
@@ -216,7 +216,7 @@ class FlatCommunicator(MpiCommunicator):
             return None
         if not self._bucket_bytes:
             self._bucket_bytes = speed.bucket_bytes(courier.comm)
-        # What travels after backward is the last bucket; more of them cost the core more than they hide.
+        # What is sent after backward is the last bucket; more of them cost the core more than they hide.
         return Overlap(courier, plan, max(self._bucket_bytes, plan.num_bytes // _MOST_BUCKETS))
 
     def _background(self) -> Courier | None:

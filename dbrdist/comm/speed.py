@@ -1,7 +1,7 @@
 """How long a reduction between ranks takes: a line over its bytes, measured once and kept for the next job there.
 
-The line gives the size of the buckets that travel while backward runs: smaller ones spend their time on latency, larger
-ones begin later and leave more for the end.
+The line gives the size of the buckets that are sent while backward runs: smaller ones spend their time on latency,
+larger ones begin later and leave more for the end.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def bucket_bytes(comm: Any) -> int:
     """The size of a bucket on these ranks, from what was kept or is measured now. Collective.
 
     The file lies in ``~/.cache/dbrdist`` (or ``$XDG_CACHE_HOME``); its name stands for the number of hosts, their names
-    without numbers, the ranks on each, and what carries bytes between hosts. Remove it to measure anew.
+    without numbers, the ranks on each, and what carries bytes between hosts. Remove it to measure again.
     """
     names = comm.allgather_obj(socket.gethostname())
     cluster = _cluster(names) + comm._between_hosts()

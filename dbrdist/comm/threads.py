@@ -64,7 +64,7 @@ class ThreadCommunicator(CommunicatorBase):
         return self._meeting
 
     def _exchange_items(self, item: Any, read: Callable[[list[Any]], None]) -> None:
-        """Show ``item`` to all ranks; ``read`` is done with all items before any rank goes on."""
+        """Show ``item`` to all ranks; ``read`` is done with all items before any rank continues."""
         call = self._gate.record.running[threading.get_ident()]
         read(self._world.see(call, self._show(item)))
         self._world.see(call, self._show(None))

@@ -2,7 +2,7 @@
 
 A network between hosts carries each gradient once for a host, not once for a rank. ``hierarchical`` has one rank of
 each host speak for it: the least traffic between hosts. ``two_dimensional`` lets the ranks of a host share that work:
-each has a part of the sum, and all links between hosts are used at a time. What travels between hosts does so in the
+each has a part of the sum, and all links between hosts are used at a time. What is sent between hosts is in the
 configured type.
 """
 

@@ -31,7 +31,7 @@ class Words:
     error_text: str
 
     def encode(self) -> bytes:
-        """As bytes that travel; nothing is pickled."""
+        """As bytes to send; nothing is pickled."""
         return json.dumps(astuple(self)).encode()
 
     @staticmethod

@@ -47,7 +47,7 @@ class Job:
         try:
             while not is_there():
                 if self.failure:
-                    raise CommunicatorError(f"this rank cannot go on: {self.failure}")
+                    raise CommunicatorError(f"this rank cannot continue: {self.failure}")
                 if not self.changed.wait(_LOOK_SECONDS) and time.monotonic() - call.since > patience_seconds:
                     self._look()
         finally:
@@ -103,7 +103,7 @@ class World:
         """Leave an item for (source, destination, tag); ``waits`` until it is taken."""
         with self.job.changed:
             if self.job.failure:
-                raise CommunicatorError(f"this rank cannot go on: {self.job.failure}")
+                raise CommunicatorError(f"this rank cannot continue: {self.job.failure}")
             mail = self._mail.setdefault(key, deque())
             entry = [item]
             mail.append(entry)

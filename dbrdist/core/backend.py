@@ -102,7 +102,9 @@ def as_dtype(dtype: Any) -> DType:
 def is_floating(dtype: Any) -> bool:
     """True for float16, bfloat16, float32, float64 and wider."""
     kind = dtype.kind
-    return kind == "f" or (kind not in "biuc" and dtype.name == "bfloat16")  # NumPy makes a name anew at each question
+    return kind == "f" or (
+        kind not in "biuc" and dtype.name == "bfloat16"
+    )  # NumPy builds the name each time it is asked
 
 
 # The one table of accumulation types: sums, means and scales of a 16-bit type run in float32.
@@ -385,7 +387,7 @@ def import_nccl() -> Any:
 
 
 def why_no_nccl() -> str:
-    """Why arrays cannot travel by NCCL in this process, or an empty text."""
+    """Why NCCL cannot send arrays in this process, or an empty text."""
     try:
         if not import_cupy().cuda.is_available():
             return "CuPy finds no GPU"

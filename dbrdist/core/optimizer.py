@@ -224,7 +224,7 @@ class GradientMethod(Optimizer):
         self.t += 1
 
     def _plan(self) -> list[Part]:
-        """The runs of the target and their rules; planned anew where one of its parameters, links or rules changed."""
+        """The runs of the target and their rules; planned again if one of its parameters, links or rules changed."""
         if self._watch is None or not self._watch.is_current():
             everything = flat.unique(self.target.params())
             ruled = [p for p in everything if p.update_rule is not None]

@@ -1,4 +1,4 @@
-"""Files read by name must be regular ones: a named pipe would keep its reader waiting for a writer, for ever."""
+"""Files read by name must be regular ones: a named pipe would keep its reader waiting for a writer forever."""
 
 from __future__ import annotations
 

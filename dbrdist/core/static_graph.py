@@ -1,4 +1,4 @@
-"""Chainer's marks of static graphs. They are taken and change nothing: a step records its graph anew."""
+"""Chainer's marks of static graphs. They are accepted and change nothing: each step records its own graph."""
 
 from __future__ import annotations
 

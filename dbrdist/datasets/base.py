@@ -51,7 +51,7 @@ class Batch(Sequence):  # type: ignore[type-arg]
         arrays: what ``concat_examples`` would return: one array, a tuple of arrays or a dictionary of arrays, each with
             the examples along axis 0.
         finish: ``finish(arrays, dtype)`` makes the final arrays of them, floating ones in ``dtype`` where that is not
-            None. It is called when they are first asked for: so images travel as uint8, and become floating numbers
+            None. It is called when they are first asked for: so images are sent as uint8, and become floating numbers
             once, where they are needed.
     """
 
@@ -105,7 +105,7 @@ class Batch(Sequence):  # type: ignore[type-arg]
         return self.map(lambda a: a[index])
 
     def __reduce__(self) -> Any:
-        # pickle keeps the memory order of C-contiguous arrays only, so channels-last ones travel as (N, H, W, C)
+        # pickle keeps the memory order of C-contiguous arrays only, so channels-last ones are sent as (N, H, W, C)
         return _unpickle_batch, (self._map_raw(_to_plain), self._finish)
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ class DaliIterator(Iterator):
 
     Args:
         pipeline: a ``nvidia.dali.pipeline.Pipeline``; it is built at the first batch.
-        repeat: go on forever, or stop after one epoch.
+        repeat: continue forever, or stop after one epoch.
     """
 
     def __init__(self, pipeline: Any, repeat: bool = True) -> None:
@@ -30,7 +30,7 @@ class DaliIterator(Iterator):
         self.reset()
 
     def reset(self) -> None:
-        """Count from the start of epoch 0 again; the pipeline goes on where it is."""
+        """Count from the start of epoch 0 again; the pipeline continues where it is."""
         self.current_position = 0
         self.epoch = 0
         self.is_new_epoch = False

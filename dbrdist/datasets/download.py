@@ -215,4 +215,6 @@ def _load_npz(path: str, keys: tuple[str, ...]) -> dict[str, Any]:
             npz = np.load(file, allow_pickle=False)
             return {key: npz[key] for key in keys}
     except Exception as e:  # zipfile, zlib and NumPy have their own for damaged files
-        raise ValueError(f"expected arrays in {path}, which cannot be read: {e}; delete it to have it made anew") from e
+        raise ValueError(
+            f"expected arrays in {path}, which cannot be read: {e}; delete it to have it made again"
+        ) from e

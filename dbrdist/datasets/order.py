@@ -106,7 +106,7 @@ class Plan:
     Args:
         num_examples: length of the dataset.
         batch_size: size of the global batch.
-        repeat: go on after the first epoch.
+        repeat: continue after the first epoch.
         last: the batch at the end of an epoch: ``'wrap'`` fills it from the next epoch, ``'short'`` leaves it
             short, ``'drop'`` leaves its examples out. Without ``repeat`` ``'wrap'`` is ``'short'``.
         sampler: None for the order of indices, else an order sampler.

@@ -194,7 +194,7 @@ class MultiprocessIterator(PrefetchIterator):
         shared_mem: 0 sends all batches through pipes; any other value is accepted for Chainer's sake, and the size is
             found by itself.
         dataset_timeout: after so many seconds without a batch a warning (``MultiprocessIterator.TimeoutWarning``)
-            says so, and waiting goes on; None never warns.
+            says so, and keeps waiting; None never warns.
         maxtasksperchild: replace a worker after so many batches; None never does.
 
     The other arguments are those of :class:`SerialIterator`.

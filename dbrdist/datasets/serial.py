@@ -45,12 +45,12 @@ class SerialIterator(Iterator):
 
     A batch is a list of examples, or a :class:`~dbrdist.datasets.Batch`, which reads like one and is stacked already.
     The order is a fresh permutation per epoch, a pure function of (seed, epoch), as are the random changes of examples;
-    neither depends on ranks or workers. The state is integers, and a saved iterator goes on exactly where it was.
+    neither depends on ranks or workers. The state is integers, and a saved iterator continues exactly where it was.
 
     Args:
         dataset: anything with ``len`` and ``[i]``.
         batch_size: examples per batch; over all ranks together where there are several.
-        repeat: go on forever, or stop after one epoch (whose last batch may then be short).
+        repeat: continue forever, or stop after one epoch (whose last batch may then be short).
         shuffle: None or True for random order, False for the order of indices.
         order_sampler: makes the orders instead; excludes ``shuffle``.
         seed: of the order and of random changes to examples. None takes another one for each iterator, which follows
@@ -168,7 +168,7 @@ class SerialIterator(Iterator):
         self.num_read = 0
 
     def reorder(self, seed: int) -> None:
-        """Begin anew with the permutations, and the random changes of examples, that follow from ``seed``."""
+        """Start over with the permutations, and the random changes of examples, that follow from ``seed``."""
         self.reset()  # batches that were made ahead go
         self.order_sampler = self._plan.sampler = ShuffleOrderSampler(seed)
         self._plan.is_pure = self._follows_seed = True
@@ -277,7 +277,7 @@ class SerialIterator(Iterator):
             self._go_to(there, seed)
 
     def _go_to(self, state: State, seed: int) -> None:
-        """Stand where a saved iterator stood; the order of a pure sampler is computed anew."""
+        """Stand where a saved iterator stood; the order of a pure sampler is computed again."""
         if seed != self.seed and self._follows_seed:
             self.order_sampler = self._plan.sampler = ShuffleOrderSampler(seed)
         self.seed = seed

@@ -124,7 +124,7 @@ class _Lines:
         self.__dict__.update(state)
         self._file = Descriptor(regular(self.path))
         if _stamp(self._file) != self._stamp:
-            raise DatasetError(f"{self.path} has changed since its lines were counted; make the TextDataset anew")
+            raise DatasetError(f"{self.path} has changed since its lines were counted; create the TextDataset again")
 
 
 def _stamp(file: Descriptor) -> tuple[int, int]:

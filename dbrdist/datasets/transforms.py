@@ -2,7 +2,7 @@
 
 A transform is a callable ``t(example, rng)``: an example is an image (H, W, C), or a tuple that starts with one and is
 passed on otherwise unchanged; ``rng`` is a ``numpy.random.Generator`` keyed by (seed, epoch, sample), so that the
-result depends on no rank, worker or order of calls. It serves that call alone: it is keyed anew for the next example.
+result depends on no rank, worker or order of calls. It serves that call alone: it gets a new key for the next example.
 Images stay uint8 and (H, W, C) until ``Normalize`` and ``ToCHW``, which run once per batch. H height, W width, C
 channels.
 """

@@ -37,7 +37,7 @@ from dbrdist.datasets import rings
 from dbrdist.datasets.serial import read_step
 from dbrdist.errors import LoaderError
 
-_OUT_OF_BAND_BYTES = 1 << 14  # smaller buffers travel inside the pickle
+_OUT_OF_BAND_BYTES = 1 << 14  # smaller buffers are sent inside the pickle
 _END_SECONDS = 2.0  # how long a worker may take to end by itself
 _LAUNCHER_VARIABLES = (
     "PMI_",

@@ -52,7 +52,7 @@ class Forget(FunctionNode):
         return tuple(gxs) if higher else tuple([None if g is None else g.array for g in gxs])
 
     def stand_in(self, i: int, x: Any) -> Variable:
-        """An input as the repeated call sees it: gradients end there, or go on to the input in a higher order."""
+        """An input as the repeated call sees it: gradients end there, or continue to the input in a higher order."""
         if not self._on_variables:
             return Variable(x, requires_grad=self.inputs[i].requires_grad)
         with using_config("enable_backprop", True):

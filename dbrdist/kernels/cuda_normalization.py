@@ -1,7 +1,7 @@
 """Batch normalization on a GPU: own kernels over channels-last memory, with statistics and sums in float32.
 
 Forward reads the input twice and writes once, backward reads input and gradient twice and writes once; a ReLU in the
-same pass costs nothing, since its mask is computed anew from the input. Sums have one order, whatever the device does.
+same pass costs nothing, since its mask is computed again from the input. Sums have one order, whatever the device does.
 """
 
 from __future__ import annotations

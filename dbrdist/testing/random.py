@@ -19,7 +19,7 @@ _saved: list[Any] = []  # the states before the tests that run now, outermost fi
 
 
 def _set_up() -> None:
-    """Start all generators from the seed. Within a test that has done so (retried, say) they go on."""
+    """Start all generators from the seed. Within a test that has done so (retried, say) they continue."""
     _saved.append((python_random.getstate(), np.random.get_state(), random.get_state()))
     if len(_saved) == 1:
         varies = bool(int(os.environ.get("CHAINER_TEST_RANDOM_NONDETERMINISTIC", "0")))
@@ -47,7 +47,7 @@ def generate_seed() -> int:
 def fix_random(*, setup_method: str = "setUp", teardown_method: str = "tearDown") -> Callable[[Any], Any]:
     """A decorator of test classes and test methods: random numbers are the same in each run.
 
-    ``random``, ``numpy.random`` and ``dbrdist.random`` start from a fixed seed before each test and go on as before
+    ``random``, ``numpy.random`` and ``dbrdist.random`` start from a fixed seed before each test and continue as before
     after it. Use it above ``condition.retry``, not below: there each run would get the same numbers. With
     ``CHAINER_TEST_RANDOM_NONDETERMINISTIC=1`` in the environment the seed is another one each time.
     """

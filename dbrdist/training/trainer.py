@@ -33,7 +33,7 @@ class _Entry:
 class Trainer:
     """Calls the updater until the stop trigger fires, and the extensions after each step.
 
-    `stop_trigger` is a trigger or `(period, unit)`; without one the run goes on until an exception ends it. `out` is
+    `stop_trigger` is a trigger or `(period, unit)`; without one the run continues until an exception ends it. `out` is
     the folder that extensions write to. Example:
 
         trainer = Trainer(StandardUpdater(iterator, optimizer), (20, "epoch"), out="result")
@@ -65,9 +65,11 @@ class Trainer:
             self.extend(extension)
 
     def run(self, show_loop_exception_msg: bool = True) -> None:
-        """Train. A trainer runs once; to go on, load its snapshot into a new one."""
+        """Train. A trainer runs once; to continue, load its snapshot into a new one."""
         if self._started_seconds is not None:
-            raise RuntimeError("expected a fresh trainer, this one has run; load its snapshot into a new one to go on")
+            raise RuntimeError(
+                "expected a fresh trainer, this one has run; load its snapshot into a new one to continue"
+            )
         os.makedirs(self.out, exist_ok=True)
         entries = sorted(self._extensions.values(), key=lambda entry: -entry.priority)
         self._started_seconds = time.monotonic()

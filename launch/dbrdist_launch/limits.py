@@ -19,7 +19,7 @@ LOCAL_WINDOW_BYTES = 1 << 19  # the same over a Unix socket, where nothing is ev
 PIECE_BYTES = 512  # what a piece of output counts beyond its own length, for the kernel's own needs
 READ_BYTES = 1 << 18  # what is read at one time
 PIPE_BYTES = 1 << 18  # what a rank's stdout holds, if its user may have so much; a quarter of it by default
-PIECES = 16  # of a rank's output that are passed on as they come; one that goes on writing
+PIECES = 16  # of a rank's output that are passed on as they come; one that keeps writing
 GATHER_SECONDS = 0.07  # has them gathered for so long: each piece costs four processes a wake-up
 LEAST_SECONDS = 0.002  # where its pipe fills sooner than that, it is read at once
 
@@ -61,4 +61,4 @@ SILENT_SECONDS = 30.0  # a supervisor that does not answer on a host that does i
 REPLY_SECONDS = 10.0  # for a running job's launcher to answer `ps`, `stacks` or `stop`
 PROBE_SECONDS = 2.0  # for a host to answer ssh
 QUICK_SECONDS = 60.0  # failures of a program without beats that come sooner may be a crash loop
-SAME_FAILURES = 3  # in a row without a step in between: the job would fail for ever
+SAME_FAILURES = 3  # in a row without a step in between: the job would fail forever

@@ -288,7 +288,7 @@ def test_a_core_grows_by_those_that_wait_for_it():
 def test_verdicts_name_some_ranks(n):
     states = {rank: state(rank, wait(members=range(n + 1))) for rank in range(n + 1)}
     text = deadlock.describe(states, {rank: {n} for rank in range(n)})
-    assert text.startswith("the ranks wait for each other, and none can go on: rank 0 has waited 3 s for rank ")
+    assert text.startswith("the ranks wait for each other, and none can continue: rank 0 has waited 3 s for rank ")
     assert text.count("has waited") == min(n, 8) and text.endswith("; and 1 more") == (" more" in text) == (n == 9)
     states[n].has_left = states[0].has_left = True
     text = deadlock.describe(states, {1: {0, n}} if n > 1 else {0: {1}})

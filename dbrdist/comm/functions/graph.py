@@ -26,7 +26,7 @@ _thread = threading.local()
 class Communication(FunctionNode):
     """A function whose forward and backward communicate; all ranks apply it together.
 
-    Its last input is a delegate variable: the user's, which makes backward go on to what it stands for, or an empty
+    Its last input is a delegate variable: the user's, which makes backward continue to what it stands for, or an empty
     leaf, which makes backward come here on a rank that has no input of its own.
     """
 
@@ -183,7 +183,7 @@ def is_plain(x: Any) -> bool:
 
 
 class PseudoConnect(FunctionNode):
-    """The actual variables as they are; backward goes on to the delegate variable too, with a gradient of zero"""
+    """The actual variables as they are; backward continues to the delegate variable too, with a gradient of zero"""
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.delegate_shape, self.delegate_dtype = xs[0].shape, xs[0].dtype

@@ -1,7 +1,7 @@
 """Which component of which rank sends to which, and in what order each rank works.
 
 The wiring of all ranks is played through once, in steps: in each, every rank runs one component whose inputs are there,
-for one micro-batch, and then all messages of the step travel. Each rank keeps the actions that are its own. Since all
+for one micro-batch, and then all messages of the step are sent. Each rank keeps the actions that are its own. Since all
 take them from the same play, a message never waits for another that waits for it, however large both are, and since
 the play is what a pipeline does, ranks work at the same time on different micro-batches.
 """
@@ -138,7 +138,7 @@ class _Play:
         return None
 
     def step(self) -> bool:
-        """Every rank that can runs one component; then what they made travels."""
+        """Every rank that can runs one component; then their results are sent."""
         running = [(rank, run) for rank in range(len(self.todo)) if (run := self.ready(rank)) is not None]
         for rank, run in running:
             self.actions[rank].append(run)

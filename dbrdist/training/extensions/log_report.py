@@ -22,7 +22,7 @@ class LogReport(Extension):
 
     A line has the observed keys (all, or those in `keys`), `epoch`, `iteration` and `elapsed_time` in seconds;
     `postprocess(line)` may change it. NaN and infinity are null in the file. A snapshot holds the number of lines, not
-    the lines: after a resume the file keeps that many, and what comes after them is written anew. `filename` is
+    the lines: after a resume the file keeps that many, and what comes after them is written again. `filename` is
     relative to the trainer's `out`; None means `log.jsonl`.
     """
 

@@ -10,7 +10,7 @@ from dbrdist.training.triggers import get_trigger
 
 
 class MicroAverage(Extension):
-    """Adds up two observed values and, when `trigger` fires, reports their ratio as `result_key` and begins anew.
+    """Adds up two observed values and, when `trigger` fires, reports their ratio as `result_key` and starts over.
 
     Called at every step; steps that observe only one of the two are left out. The ratio is NaN where the sum of the
     denominators is zero. A snapshot holds both sums.

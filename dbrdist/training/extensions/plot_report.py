@@ -17,7 +17,7 @@ class PlotReport(Extension):
     """Draws the means of observed values over each interval against the iteration or the epoch.
 
     Called at every step, it collects the values of `y_keys`; when `trigger` fires it adds a point to each curve and
-    writes the figure anew. Without matplotlib (`pip install 'dbrdist[plot]'`) it warns and does nothing. A snapshot
+    writes the figure again. Without matplotlib (`pip install 'dbrdist[plot]'`) it warns and does nothing. A snapshot
     holds the points.
 
     Args:

@@ -1,8 +1,8 @@
-"""Extensions that change a hyperparameter as the run goes on, by a function of :mod:`dbrdist.optimizers.schedules`.
+"""Extensions that change a hyperparameter during the run, by a function of :mod:`dbrdist.optimizers.schedules`.
 
 `FollowSchedule` counts the epochs done. The `...Shift` extensions, Chainer's, count their calls: with
 `trigger=(1, "epoch")` epochs, by default iterations. Their last value is part of a snapshot, so that a resumed run
-goes on with it.
+continues with it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who writes a snapshot to disk: the training loop itself, or a thread or process beside it.
 
-The loop copies the state; a writer gets the copy, a dictionary of arrays, and the loop goes on. A writer that fails
+The loop copies the state; a writer gets the copy, a dictionary of arrays, and the loop continues. A writer that fails
 raises its error at the next snapshot or at the end of the run. Files come into being as those of
 :func:`~dbrdist.training.extensions.snapshots.write`: whole, or not at all.
 """

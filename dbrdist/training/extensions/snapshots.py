@@ -1,4 +1,4 @@
-"""Saving the whole state of a run, so that it can go on exactly."""
+"""Saving the whole state of a run, so that it can continue exactly."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Snapshot(Extension):
         self._on_error = snapshot_on_error
 
     def find_newest(self, trainer: Any) -> str | None:
-        """The whole snapshot that ``autoload`` goes on from; None where there is none, or without ``autoload``."""
+        """The whole snapshot that ``autoload`` continues from; None where there is none, or without ``autoload``."""
         if not self._autoload or not isinstance(self._filename, str):
             return None
         return newest(trainer.out, self._filename)
@@ -271,7 +271,7 @@ _OF_EXTENSIONS = ("extensions/", "extension_triggers/")  # as a Trainer lists th
 def load(path: str, target: Any) -> None:
     """Load a snapshot into `target`, which must have a place for every entry but those of extensions.
 
-    An extension that the saved run did not have begins afresh.
+    An extension that the saved run did not have starts from the beginning.
 
     Raises:
         CheckpointError: the file is damaged, or belongs to another architecture; the message names the entry.

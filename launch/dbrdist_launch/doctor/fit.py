@@ -31,7 +31,7 @@ def parse_count(text: str) -> int:
 def allreduce_seconds(num_bytes: int, ranks: int, latency: float, bandwidth: float, measured_ranks: int) -> float:
     """An allreduce over `ranks`, from one that took latency + bytes / bandwidth over `measured_ranks`.
 
-    As a ring does it: 2 (P - 1) rounds, in each of which a P-th of the bytes travels.
+    As a ring does it: 2 (P - 1) rounds, in each of which a P-th of the bytes is sent.
     """
     rounds, before = 2 * (ranks - 1), 2 * (measured_ranks - 1)
     share = (rounds / ranks) / (before / measured_ranks)

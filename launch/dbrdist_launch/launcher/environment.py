@@ -1,7 +1,7 @@
 """Which variables the ranks get, on every backend alike: all but secrets and what is true of one machine or job only.
 
 Where mpiexec starts ranks on its own machine they inherit its environment, as they would without us. Everywhere else
-the names that `forwarded` gives travel: by mpiexec's or srun's own means, with the same values as here.
+the names that `forwarded` gives are passed on by mpiexec's or srun's own means, with the same values as here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ALWAYS = ("PATH", "HOME")
 
 
 def forwarded(environment: Mapping[str, str], wanted: Iterable[str] = (), only: bool = False) -> tuple[str, ...]:
-    """The names that travel, sorted; `wanted` are names and patterns of --env, `only` leaves out all others."""
+    """The names that are passed on, sorted; `wanted` are names and patterns of --env, `only` leaves out all others."""
     patterns = [*wanted, *(_ALWAYS if only else ())]
     return tuple(sorted(name for name in environment if _travels(name, patterns, only)))
 
@@ -52,7 +52,7 @@ def _travels(name: str, patterns: list[str], only: bool) -> bool:
 
 
 def secrets(environment: Mapping[str, str], names: Iterable[str]) -> list[str]:
-    """The names that look like secrets and do not travel."""
+    """The names that look like secrets and are not passed on."""
     return sorted(name for name in environment if _SECRET.search(name) and not _OWN.match(name) and name not in names)
 
 

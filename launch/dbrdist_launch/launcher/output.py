@@ -1,7 +1,7 @@
 """Where the ranks' output goes: to the screen, the rank in front of each line, and as it is into a file per stream.
 
 Both are written by threads of their own. Where a reader is slow, or a disk, they wait; the launcher does not, and a
-rank is told to go on writing only when its last piece has arrived everywhere. So no byte is lost and none piles up.
+rank is told to continue writing only when its last piece has arrived everywhere. So no byte is lost and none piles up.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Piece:
 class Screen:
     """Makes one text out of what many ranks write: each line begins with its rank, whatever the others write meanwhile.
 
-    Nothing is left out. An unfinished line waits for its end for a moment; then it is shown, and goes on where it
+    Nothing is left out. An unfinished line waits for its end for a moment; then it is shown, and continues where it
     stopped if no other rank wrote since, and on a new line if one did.
     """
 
@@ -290,7 +290,7 @@ class Output:
             except BlockingIOError:  # somebody else made it non-blocking
                 select.select([], [descriptor], [], 1.0)
             except OSError as error:
-                # The reader has gone (`| head`), or the disk is full: the job goes on, its result may be elsewhere.
+                # The reader has gone (`| head`), or the disk is full: the job continues, its result may be elsewhere.
                 self._gone.add(descriptor)
                 if error.errno != errno.EPIPE and descriptor != 2:
                     self._write(2, f"dbrdist-launch: output is cut short here: {error.strerror}\n".encode())

@@ -14,8 +14,8 @@ from ..loop import Loop
 class Outputs:
     """Reads the pipes as they fill; what the launcher does not take yet waits in them, and so does the program.
 
-    Pieces go out as they come while they are few. Each one wakes four processes, so a program that goes on writing
-    has its lines gathered in its pipes for a moment: 10^5 lines a second then travel as 15 pieces. The moment is
+    Pieces go out as they come while they are few. Each one wakes four processes, so a program that keeps writing
+    has its lines gathered in its pipes for a moment: 10^5 lines a second are then sent as 15 pieces. The moment is
     shorter where a pipe would fill meanwhile: nobody who writes fast is held up.
     """
 

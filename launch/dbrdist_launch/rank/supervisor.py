@@ -76,7 +76,7 @@ class Supervisor:
             self._look()
         except Exception as error:
             self.channel.send("event", event="fault", message=f"{error!r} at {place_of(error)}")
-            time.sleep(limits.SEARCH_SECONDS)  # lest it turns for ever
+            time.sleep(limits.SEARCH_SECONDS)  # so that it does not spin
 
     def _connect(self) -> None:
         address, token = os.environ.pop(ADDRESS), os.environ.pop(TOKEN)

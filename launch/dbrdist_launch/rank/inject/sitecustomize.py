@@ -2,7 +2,7 @@
 
 It lets the supervisor ask for the stacks of all threads, and tells it of what a process does not show from outside: an
 exception that ends the main thread or another one, the size of MPI's world, that the interpreter is ending and with
-what code, and that it has ended (what comes then may take for ever: MPI_Finalize waits for the other ranks). Telling
+what code, and that it has ended (what comes then may take forever: MPI_Finalize waits for the other ranks). Telling
 changes nothing for the program. Then it makes way for the site's own `sitecustomize`, if there is one.
 
 Any Python may run this: it must be read by old ones too, and what cannot be done there is left out.
