@@ -53,40 +53,40 @@ def run(monkeypatch, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("part", range(3))
-@pytest.mark.parametrize("kind", ["naive", "flat", "shared", "unlike hosts"])
-def test_the_contract(run, kind, part):
-    run(kind, *contract.CHECKS[part::3])
+GROUPS = {  # of checks, and the kinds that they are for
+    **{f"contract {k}": (["naive", "flat", "shared", "unlike hosts"], contract.CHECKS[k::3]) for k in range(3)},
+    "sums": (
+        KINDS,
+        [
+            contract.check_weighted_sums,
+            contract.check_sums_of_16_bit_types_run_in_float32,
+            training_contract.check_multi_node_mean_grad,
+            training_contract.check_gradients_that_some_or_all_ranks_lack,
+        ],
+    ),
+    "training": (
+        KINDS,
+        [
+            training_contract.check_gradients_travel_in_the_configured_type,
+            training_contract.check_n_ranks_give_the_weights_of_one,
+        ],
+    ),
+    "divided state and fewer bytes": (
+        KINDS,
+        [
+            sharding_contract.check_weights_are_those_of_one_process,
+            reduction_ways_contract.check_power_sgd_is_that_of_the_paper,
+            reduction_ways_contract.check_top_k_sends_the_largest,
+        ],
+    ),
+    "started reductions": (["naive", "flat", "shared", "flat on hosts"], started_contract.CHECKS),
+    "edges": (["naive", "shared", "unlike hosts"], edges_contract.CHECKS),
+}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_sums(run, kind):
-    run(
-        kind,
-        contract.check_weighted_sums,
-        contract.check_sums_of_16_bit_types_run_in_float32,
-        training_contract.check_multi_node_mean_grad,
-        training_contract.check_gradients_that_some_or_all_ranks_lack,
-    )
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_training(run, kind):
-    run(
-        kind,
-        training_contract.check_gradients_travel_in_the_configured_type,
-        training_contract.check_n_ranks_give_the_weights_of_one,
-    )
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_divided_state_and_what_travels_less(run, kind):
-    run(
-        kind,
-        sharding_contract.check_weights_are_those_of_one_process,
-        reduction_ways_contract.check_power_sgd_is_that_of_the_paper,
-        reduction_ways_contract.check_top_k_sends_the_largest,
-    )
+@pytest.mark.parametrize(("group", "kind"), [(group, kind) for group, (kinds, _) in GROUPS.items() for kind in kinds])
+def test_checks_that_real_mpi_passes_too(run, group, kind):
+    run(kind, *GROUPS[group][1])
 
 
 @pytest.mark.parametrize(
@@ -102,16 +102,6 @@ def test_what_shares_memory(run, kind, shares, num_between):
             assert (between and between.size) == (num_between if comm.intra_rank == 0 else None)
 
     run(kind, check)
-
-
-@pytest.mark.parametrize("kind", ["naive", "flat", "shared", "flat on hosts"])
-def test_reductions_that_are_started(run, kind):
-    run(kind, *started_contract.CHECKS)
-
-
-@pytest.mark.parametrize("kind", ["naive", "shared", "unlike hosts"])
-def test_edges(run, kind):
-    run(kind, *edges_contract.CHECKS)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -29,26 +29,23 @@ class Handle:
         self.stream, self.is_free = None, threading.Lock()
 
 
+def _setter(name):
+    """A method that sets an attribute and returns its object."""
+
+    def set_attribute(self, value):
+        setattr(self, name, value)
+        return self
+
+    return set_attribute
+
+
 class Tensor:
     def __init__(self, dim=None, stride=None, data_type=None):
         self.dim, self.stride, self.type, self.is_output = dim, stride, data_type, False
         self.uid = next(_uids)
 
-    def set_output(self, is_output):
-        self.is_output = is_output
-        return self
-
-    def set_dim(self, dim):
-        self.dim = dim
-        return self
-
-    def set_stride(self, stride):
-        self.stride = stride
-        return self
-
-    def set_data_type(self, data_type):
-        self.type = data_type
-        return self
+    set_output, set_dim = _setter("is_output"), _setter("dim")
+    set_stride, set_data_type = _setter("stride"), _setter("type")
 
     def get_uid(self):
         return self.uid
