@@ -124,7 +124,7 @@ def _disk(config: Config, origin: Origin, made: Parts) -> Iterator[str]:
         folder = os.path.dirname(folder)
     place = f"{origin.where(('out',))}: out"
     if not os.access(folder, os.W_OK | os.X_OK):
-        yield f"{place}: nothing can be written in {folder}"
+        yield f"{place}: cannot write to {folder}"
         return
     needed = snapshot_bytes(made) * (config.snapshot.keep + 1)
     with contextlib.suppress(OSError):
@@ -132,7 +132,7 @@ def _disk(config: Config, origin: Origin, made: Parts) -> Iterator[str]:
         if free < needed:
             yield (
                 f"{place}: {free:,} bytes are free in {folder}, but {config.snapshot.keep} snapshots and the next one "
-                f"need about {needed:,}; take another folder, or a smaller snapshot.keep"
+                f"need about {needed:,}; use another folder, or a smaller snapshot.keep"
             )
 
 

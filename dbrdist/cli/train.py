@@ -38,7 +38,7 @@ def _help(context: click.Context, option: click.Parameter, asked: bool) -> None:
 @click.option("--resume", is_flag=True, help="Continue from the newest snapshot in the run's folder, if there is one.")
 @click.option("--overwrite", is_flag=True, help="Move a run that is in the folder aside, and start a new one.")
 @click.option("--evaluate", metavar="RUN", help="Evaluate the newest snapshot in the folder RUN and print the means.")
-@click.option("--report", metavar="RUN", help="Write the report on RUN, or on it and the runs named after it.")
+@click.option("--report", metavar="RUN", help="Write the report on RUN, or compare it with the runs that follow.")
 @click.option(
     "--audit", metavar="RUN", help="Prove that RUN, trained with audit: true, used each example once per epoch."
 )

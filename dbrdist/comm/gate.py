@@ -190,7 +190,7 @@ class Passage(Call):
         gate = self._gate
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         gate.closed = gate.closed or (
-            f"this communicator cannot be used any more, because {self.verb} at {self.where()} ended by {reason}"
+            f"this communicator cannot be used any more, because {self.verb} at {self.where()} ended with {reason}"
         )
         if self._is_moving and not self.error:
             gate.ranks._failed_half_way(self, reason)

@@ -218,7 +218,7 @@ def end_for(call: Call, reason: str) -> None:
     if not _watch.channels:
         return
     where = f"{call.verb} at {call.where()}"
-    report_line(mpi.world()[0], f"{where} ended by {reason}; the others wait in it, the job is ended")
+    report_line(mpi.world()[0], f"{where} ended with {reason}; the others wait in it, so the job is ended")
     mpi.end_job(1)
 
 

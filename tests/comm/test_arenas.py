@@ -24,7 +24,7 @@ def test_a_rank_that_dies_in_a_reduction_ends_the_job(how):
     assert outcome.code != 0
     if how == "raise":
         assert "[rank 1] weighted_mean_grad at " in outcome.text
-        assert "ended by ValueError: on purpose; the others wait in it, the job is ended" in outcome.text
+        assert "ended with ValueError: on purpose; the others wait in it, so the job is ended" in outcome.text
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs /dev/shm, where MPI keeps its shared memory")
@@ -120,7 +120,7 @@ def test_after_an_error_while_gradients_travel_there_is_no_next_step():
     assert outcome.code == 1, outcome.text
     assert "after MPI_FINALIZE" not in outcome.text  # as of the thread that had begun to reduce
     assert "this communicator cannot be used any more, because update at " in outcome.text
-    assert "ended by ValueError: in backward, on purpose" in outcome.text
+    assert "ended with ValueError: in backward, on purpose" in outcome.text
 
 
 def test_a_rank_that_is_killed_while_gradients_travel_ends_the_job():

@@ -870,7 +870,7 @@ def test_a_failure_half_way_through_ends_the_job(watched, call, capfd):
     assert watched.ended == []
     watched.channels = [Line()]
     watch.end_for(call, "ValueError: e")
-    words = "[rank 1] bcast at x.py:3 ended by ValueError: e; the others wait in it, the job is ended\n"
+    words = "[rank 1] bcast at x.py:3 ended with ValueError: e; the others wait in it, so the job is ended\n"
     assert watched.ended == [1] and capfd.readouterr().err == words
 
 

@@ -63,7 +63,7 @@ def plan(wiring: Wiring, num_parts: int) -> list[list[Action]]:
     """What each rank does, in order.
 
     Raises:
-        ValueError: if the components of different ranks do not fit together, or wait for each other in a ring.
+        ValueError: if the components of different ranks do not match, or wait for each other in a ring.
     """
     play = _Play(wiring, connect(wiring), num_parts)
     while play.step():
@@ -95,7 +95,7 @@ def connect(wiring: Wiring) -> dict[Slot, Slot]:
         given, taken = outputs.get((source, target), []), inputs.get((source, target), [])
         if len(given) != len(taken):
             raise ValueError(
-                f"MultiNodeChainList: the ranks do not fit together: outputs of rank {source} for rank {target}: "
+                f"MultiNodeChainList: the ranks do not match: outputs of rank {source} for rank {target}: "
                 f"{len(given)} ({_names(wiring, given)}), inputs of rank {target} from rank {source}: {len(taken)} "
                 f"({_names(wiring, taken)}); each rank_out needs a rank_in on the other side"
             )
