@@ -423,8 +423,9 @@ def blamed(*each, late=None, **of_first):
             [(5, 9, IN_LOAD), (7, 9, IN_LOAD)],
             {"state": "T", "connected": False, "late": [1]},
             1,
-            "its last heartbeat is",
+            "no other rank's heartbeat is overdue",
         ),
+        ([(7, 9, IN_CALL)], {}, 0, "no other rank's heartbeat is overdue"),
     ],
 )
 def test_the_rank_that_holds_the_others_up_is_blamed_by_the_first_sign(each, options, rank, words):

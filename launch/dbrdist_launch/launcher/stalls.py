@@ -65,6 +65,8 @@ def _choose(ranks: dict[int, Rank], late: list[int]) -> tuple[int, str]:
     early = [r.rank for r in ranks.values() if r.exit is not None or r.leaving]
     if early:
         return min(early), "the others wait for a rank that has left"
+    if len(late) == 1:
+        return late[0], "no other rank's heartbeat is overdue"
     # A rank whose stack could not be read is unknown: it counts neither as one that waits nor as one that works.
     found = {number: innermost(ranks[number].stacks) for number in late}
     frames = {number: frame for number, frame in found.items() if frame}
