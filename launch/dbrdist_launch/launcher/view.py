@@ -8,17 +8,17 @@ import time
 from .ranks import Rank
 
 _MOST_RANKS = 32
-_COLUMNS = ("rank", "host", "state", "step", "items/s", "beat", "told", "last line")
+_COLUMNS = ("rank", "host", "state", "step", "items/s", "beat", "fields", "last line")
 
 
 def table(ranks: dict[int, Rank], seconds: float, width: int | None = None) -> list[str]:
-    """The lines of the view: progress, throughput, what else the ranks tell, their last line."""
+    """The lines of the view: progress, throughput, the other fields of their heartbeats, their last line."""
     width = width or shutil.get_terminal_size().columns
     now = time.monotonic()
     rows = [_COLUMNS, *(_row(ranks[number], now) for number in sorted(ranks)[:_MOST_RANKS])]
     widths = [max(len(row[at]) for row in rows) for at in range(len(_COLUMNS))]
     fixed = sum(widths[:6]) + 2 * 7
-    widths[6] = min(widths[6], max(4, (width - fixed) // 3))
+    widths[6] = min(widths[6], max(6, (width - fixed) // 3))
     widths[7] = max(9, width - fixed - widths[6] - 1)
     more = [f"and {len(ranks) - _MOST_RANKS} more"] if len(ranks) > _MOST_RANKS else []
     lines = [f"--- {len(ranks)} ranks, {seconds:.0f} s", *(_line(row, widths) for row in rows), *more]
