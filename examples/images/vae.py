@@ -100,7 +100,7 @@ def main(argv=None):
     device.use()
     rng = np.random.default_rng(args.seed)
     train, test = (device.send(images) for images in datasets.get_digits(withlabel=False))
-    test = binarized(test, rng, device)  # once for all; the training images anew in each epoch
+    test = binarized(test, rng, device)  # once for all; the training images again in each epoch
     model = VAE(args.units, args.latent, train.shape[1])
     model.to_device(device)
     optimizer = optimizers.Adam(alpha=1e-3).setup(model)

@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="examples per step over all ranks")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--out", default="result/library")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest whole snapshot in --out")
+    parser.add_argument("--resume", action="store_true", help="continue from the newest complete snapshot in --out")
     args = parser.parse_args()
 
     comm = create_communicator()  # from here on, a failure on one rank ends the job
@@ -47,7 +47,7 @@ def main() -> None:
         columns = ["epoch", "main/loss", "validation/main/loss", "validation/main/accuracy"]
         trainer.extend(extensions.PrintReport(columns))
 
-    # Rank 0 saves for all; any number of ranks goes on from it. SIGTERM or SIGUSR1 on any rank saves and ends the job.
+    # Rank 0 saves for all; any number of ranks can resume from it. SIGTERM or SIGUSR1 on any rank saves and ends.
     local = LocalState(comm, model, train_iterator)
     saver = SharedSnapshot(comm, extensions.snapshot(n_retains=2, autoload=args.resume), local)
     trainer.extend(local)

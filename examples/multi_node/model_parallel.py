@@ -1,4 +1,4 @@
-"""Model parallel: the first and last layers on rank 0, those between on rank 1; activations travel, and gradients back.
+"""Model parallel: the first and last layers on rank 0, those between on rank 1, which exchange activations.
 
 mpiexec -n 2 python examples/multi_node/model_parallel.py
 mpiexec -n 2 python examples/multi_node/model_parallel.py --micro-batches 4

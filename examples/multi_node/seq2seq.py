@@ -1,4 +1,4 @@
-"""Sequence to sequence in small: the encoder on rank 0, the decoder on rank 1, its states travel between them.
+"""Sequence to sequence in small: the encoder on rank 0, the decoder on rank 1, its states are sent between them.
 
 The task is to say a number of up to 8 digits backwards. The decoder is told the digits before (teacher forcing).
 

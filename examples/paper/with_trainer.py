@@ -32,7 +32,7 @@ def main(argv=None):
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--out", default="result/paper")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest snapshot in --out")
+    parser.add_argument("--resume", action="store_true", help="continue from the newest snapshot in --out")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="@numpy")
     args = parser.parse_args(argv)

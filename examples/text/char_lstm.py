@@ -46,7 +46,7 @@ def train_epoch(model, optimizer, ids, batch, steps):
         model.cleargrads()
         loss.backward()
         optimizer.update()
-        state = [s.array for s in state]  # the next window goes on from the values: here the graph is cut
+        state = [s.array for s in state]  # the next window continues from the values: the graph is cut here
         nats += float(loss.array) * t.size
     return nats / (len(ids) - 1) / np.log(2)
 

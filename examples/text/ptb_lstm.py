@@ -34,7 +34,7 @@ class WordLSTM(dbrdist.Chain):
         return loss
 
     def loss(self, x, t):
-        """x, t (B, T): the loss per word. The state goes on from the batch before, and the graph ends there."""
+        """x, t (B, T): the loss per word. The state continues from the batch before, and the graph ends there."""
         h = F.dropout(self.embed(x), self.dropout)
         hx, cx, ys = self.rnn(*self.state, list(F.separate(h, axis=0)))
         self.state = hx.array, cx.array
