@@ -6,7 +6,10 @@ itself. With dropout, and with triggers that have a state of their own.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import stat
 
 import numpy as np
 import pytest
@@ -183,15 +186,15 @@ def test_every_iterator_is_ended_with_the_run(tmp_path, fails):
 
 @pytest.fixture
 def disk(monkeypatch):
-    """What goes to disk, in order: ("flush", name) and ("rename", from, to)."""
-    events, names = [], {}
-    fsync, replace, opened = os.fsync, os.replace, os.open
+    """What goes to disk, in order: ("flush", name, bytes of a file) and ("rename", from, to)."""
+    events, replace = [], os.replace
 
-    def name_of(descriptor):
-        return names.get(descriptor) or os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))
+    def flush(descriptor):
+        found = os.fstat(descriptor)
+        size = None if stat.S_ISDIR(found.st_mode) else found.st_size
+        events.append(("flush", os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")), size))
 
-    monkeypatch.setattr(os, "fsync", lambda fd: (events.append(("flush", name_of(fd))), fsync(fd))[1])
-    monkeypatch.setattr(os, "open", lambda path, *a, **k: opened(path, *a, **k))
+    monkeypatch.setattr(os, "fsync", flush)
 
     def rename(source, target, **options):
         events.append(("rename", os.path.basename(source), os.path.basename(target)))
@@ -208,13 +211,31 @@ def test_a_snapshot_is_on_disk_before_it_has_its_name(tmp_path, disk, savefun):
     snapshots.write(str(tmp_path / "state"), Noisy(), savefun)
     last = max(i for i, event in enumerate(disk) if event[0] == "rename")
     assert disk[last][2] == "state"
-    assert ("flush", disk[last][1]) in disk[:last]
-    assert disk[last + 1 :] == [("flush", tmp_path.name)]
+    assert ("flush", disk[last][1], (tmp_path / "state").stat().st_size) in disk[:last]  # all of it
+    assert disk[last + 1 :] == [("flush", tmp_path.name, None)]
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="reads the names of open files below /proc")
 def test_save_npz_flushes_before_it_renames(tmp_path, disk):
     save_npz(tmp_path / "model.npz", Noisy())
-    (rename,) = [event for event in disk if event[0] == "rename"]
-    assert rename[2] == "model.npz"
-    assert ("flush", rename[1]) in disk[: disk.index(rename)]
+    first, rename, last = disk
+    assert rename[::2] == ("rename", "model.npz")
+    assert first == ("flush", rename[1], (tmp_path / "model.npz").stat().st_size)
+    assert last == ("flush", tmp_path.name, None)
+
+
+@pytest.mark.parametrize("of_folder", [False, True])
+def test_a_flush_that_fails_costs_the_new_file_alone(tmp_path, monkeypatch, of_folder):
+    """A disk may turn out to be full or broken when it is flushed; some file systems cannot flush a folder."""
+    path = tmp_path / "state"
+    path.write_bytes(b"old")
+
+    def flush(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode) == of_folder:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", flush)
+    with contextlib.nullcontext() if of_folder else pytest.raises(OSError, match="Input/output error"):
+        save_npz(path, Noisy())
+    assert os.listdir(tmp_path) == ["state"]
+    assert (path.read_bytes() == b"old") == (not of_folder)
