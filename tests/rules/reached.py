@@ -1,9 +1,9 @@
 """Which tests call which functions: a plugin for pytest that `mutants.py` runs once, and what it reads from the result.
 
-    REACHED=FILE python -m pytest -p tests.rules.reached tests
+    REACHED=FILE python -m pytest -p tests.rules.reached tests -m "not programs"
 
 A function is known by its file and the line where it begins, decorators included. Only calls within the process of the
-test are seen, those of its threads too.
+test are seen, those of its threads too. Tests that fail count as calling nothing, and are listed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Reached:
         self.path = path
         self.called: set[Any] = set()
         self.tests: dict[str, float] = {}
+        self.failed: set[str] = set()
         self.by_code: dict[Any, list[int]] = {}
 
     def trace(self, frame: Any, event: str, argument: Any) -> None:
@@ -51,13 +52,19 @@ class Reached:
             for code in list(self.called):  # a copy, since threads that tests left may still add to it
                 self.by_code.setdefault(code, []).append(len(self.tests) - 1)
 
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.failed.add(report.nodeid)
+
     def pytest_unconfigure(self) -> None:
+        sound = {number for number, test in enumerate(self.tests) if test not in self.failed}
         functions: dict[str, list[int]] = {}
         for code, tests in self.by_code.items():
             file = os.path.normpath(code.co_filename)  # tests/gpu leads to it over ".."
             if file.startswith((f"{ROOT}/dbrdist/", f"{ROOT}/launch/")):
-                functions[f"{file[len(str(ROOT)) + 1 :]}:{code.co_firstlineno}"] = tests
-        self.path.write_text(json.dumps({"tests": self.tests, "functions": functions}))
+                functions[f"{file[len(str(ROOT)) + 1 :]}:{code.co_firstlineno}"] = [n for n in tests if n in sound]
+        found = {"tests": self.tests, "functions": functions, "failed": sorted(self.failed)}
+        self.path.write_text(json.dumps(found))
 
 
 def pytest_configure(config: Any) -> None:

@@ -7,6 +7,7 @@ import ast
 import contextlib
 import json
 import random
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -156,6 +157,44 @@ def test_tests_that_fail_without_a_mutation_end_it(house, tmp_path):
     (house / "tests" / "core" / "test_x.py").write_text("def test_f():\n    assert False\n")
     with pytest.raises(SystemExit, match="the tests fail without a mutation"):
         mutants.judge(mutants.mutations(), options(tmp_path))
+
+
+CALLS = """
+import pytest
+from dbrdist.core.x import f
+
+def test_that_fails():
+    assert f(1) == 4
+
+def test_f():
+    assert f(1) == 3
+
+@pytest.mark.slow
+def test_slowly():
+    assert f(2) == 4
+
+@pytest.mark.programs
+def test_of_a_program():
+    assert f(1) == 3
+"""
+
+
+@pytest.mark.programs
+def test_the_map_of_calls_is_whole_where_a_test_fails_and_leaves_that_one_out(house, tmp_path, capsys):
+    (house / "tests" / "rules").mkdir()
+    shutil.copy(Path(mutants.__file__).with_name("reached.py"), house / "tests" / "rules")
+    (house / "tests" / "core" / "test_x.py").write_text(CALLS)
+    (house / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers =\n    slow\n    programs\n")
+    mutants.note_reached(house, tmp_path / "reached.json", 100.0)
+    known = json.loads((tmp_path / "reached.json").read_text())
+    names = [f"tests/core/test_x.py::test_{name}" for name in ("that_fails", "f", "slowly")]
+    assert list(known["tests"]) == names and known["failed"] == names[:1]
+    assert known["functions"] == {"dbrdist/core/x.py:1": [1, 2]}
+    assert capsys.readouterr().out == f"fails without a mutation: {names[0]}\n"
+    (house / "tests" / "core" / "test_x.py").write_text("import os\n\ndef test_that_ends_all():\n    os._exit(0)\n")
+    with pytest.raises(SystemExit):
+        mutants.note_reached(house, tmp_path / "other.json", 100.0)
+    assert not list(tmp_path.glob("other*"))
 
 
 @pytest.mark.slow
