@@ -23,13 +23,10 @@ from dbrdist.comm import create_communicator
 from dbrdist.comm.audit import Verdict
 from dbrdist.errors import CheckpointError, ConfigError
 from dbrdist.links import Linear
+from tests.descriptors import open_files
 from tests.each import each
 
 # ---- locks and folders ----------------------------------------------------------------------------------------------
-
-
-def num_open():
-    return len(os.listdir("/proc/self/fd"))
 
 
 def test_a_look_at_a_lock_leaves_nothing_behind(tmp_path):
@@ -40,18 +37,19 @@ def test_a_look_at_a_lock_leaves_nothing_behind(tmp_path):
         (json.dumps({"host": socket.gethostname(), "pid": 7}), None),
     ):  # fmt: skip
         path.write_text(text)
-        before = num_open()
+        before = open_files()
         assert holder_of(str(path)) == found
-        assert num_open() == before
+        assert not open_files() - before
     lock = Lock(str(path))
+    before = open_files()
     lock.acquire()
-    before = num_open()
-    assert holder_of(str(path))["pid"] == os.getpid() and num_open() == before
+    (held,) = open_files() - before
+    assert holder_of(str(path))["pid"] == os.getpid() and open_files() - before == {held}
     path.write_text("")
     assert holder_of(str(path)) == {}
     lock.release()
     lock.release()
-    assert not path.exists() and num_open() == before - 1
+    assert not path.exists() and not open_files() - before
 
 
 def test_a_lock_names_its_holder_alone(tmp_path):

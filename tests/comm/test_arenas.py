@@ -8,6 +8,7 @@ import pytest
 
 from dbrdist.comm import host_memory
 from tests.comm import jobs
+from tests.descriptors import open_files
 
 PROGRAM = jobs.PROGRAMS / "dies_in_reduction.py"
 
@@ -89,14 +90,14 @@ def test_memory_that_is_not_there_is_an_error_in_words():
 def test_a_file_size_limit_is_an_error_in_words():
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    num_files = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     try:
         with pytest.raises(OSError, match="for 2000 bytes of shared memory") as info:
             host_memory.Segment(2000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert info.value.errno == errno.EFBIG
-    assert len(os.listdir("/proc/self/fd")) == num_files
+    assert not open_files() - before
 
 
 def test_systems_without_anonymous_files(monkeypatch):

@@ -26,14 +26,21 @@ class Ended(Exception):
 
 
 class Clock:
-    """A clock that stands still until somebody sleeps."""
+    """A clock that stands still until this thread sleeps; others, as earlier tests may have left, have the real one."""
 
     def __init__(self, monkeypatch):
-        self.now, self.slept = 1000.0, []
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.now, self.slept, self.thread = 1000.0, [], threading.get_ident()
+        self.real_monotonic, self.real_sleep = time.monotonic, time.sleep
+        monkeypatch.setattr(time, "monotonic", self.monotonic)
         monkeypatch.setattr(time, "sleep", self.sleep)
 
+    def monotonic(self):
+        return self.now if threading.get_ident() == self.thread else self.real_monotonic()
+
     def sleep(self, seconds):
+        if threading.get_ident() != self.thread:
+            self.real_sleep(seconds)
+            return
         self.slept.append(seconds)
         self.now += seconds
 

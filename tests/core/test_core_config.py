@@ -113,7 +113,7 @@ def test_a_value_set_while_the_default_changes_is_not_lost(entry):
     try:
         thread = threading.Thread(target=lambda: setattr(global_config, "colour", "late"))
         thread.start()
-        assert looked.wait(5)
+        assert looked.wait(60)
         config.colour = "own"
         thread.join()
         assert config.colour == "own"

@@ -97,7 +97,7 @@ def test_threads_are_gone_when_finalize_returns():
     before = set(threading.enumerate())
     iterator = MultithreadIterator(Slow(), 4, n_threads=3)
     assert len(iterator.next()) == 4
-    assert set(threading.enumerate()) > before
+    assert set(threading.enumerate()) - before
     iterator.finalize()
     assert set(threading.enumerate()) <= before
 

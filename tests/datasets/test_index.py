@@ -20,6 +20,7 @@ from dbrdist.datasets.index_format import FILE_NAME, HEAD
 from dbrdist.datasets.scan import scan
 from dbrdist.errors import CorruptExampleError, DatasetError
 from dbrdist.iterators import MultiprocessIterator, SerialIterator
+from tests.descriptors import open_files
 
 
 @pytest.fixture
@@ -159,10 +160,10 @@ def test_another_host_gets_the_block(shards):
 
 
 def test_no_descriptor_is_left_open(root):
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     for _ in range(5):
         pickle.loads(pickle.dumps(open_images(root)))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not open_files() - before
 
 
 # ---- what is refused ----

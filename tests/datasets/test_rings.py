@@ -14,6 +14,7 @@ from loader_examples import Broad, Doomed, broad
 from dbrdist.datasets import rings
 from dbrdist.errors import LoaderError
 from dbrdist.iterators import MultiprocessIterator, SerialIterator
+from tests.descriptors import open_files
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -208,16 +209,16 @@ def test_a_killed_worker_is_named_and_kept_batches_stay_right():
 
 
 def test_files_and_maps_are_closed_with_the_iterator():
-    def count():
-        return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("dbrdist-batch")
+    def maps():
+        return {line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if "dbrdist-batch" in line}
 
-    before = count()
+    files, before = open_files(), maps()
     with iterator(Broad(10)) as it:
         for _ in range(6):
             next(it)
-        assert count()[1] > 0
+        assert maps() - before and any("dbrdist-batch" in name for _, name in open_files() - files)
     del it
-    assert count() == before
+    assert not maps() - before and not open_files() - files
 
 
 def test_two_ranks_of_one_host_have_rings_of_their_own():

@@ -10,6 +10,7 @@ from image_files import jpeg, tar
 from dbrdist.datasets import open_images
 from dbrdist.datasets.files import OpenFiles
 from dbrdist.datasets.tar import TarWriter, key_and_extension, members
+from tests.descriptors import open_files
 
 LONG = "folder-" * 30 + "/" + "name-" * 60 + ".jpg"
 
@@ -185,12 +186,12 @@ def test_random_damage_never_crashes(tmp_path):
 
 def test_files_are_closed_when_there_are_many(tmp_path):
     files = OpenFiles(max_open=3)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     for k in range(10):
         (tmp_path / str(k)).write_bytes(b"%d" % k * 9)
         assert files.read(f"{tmp_path}/{k}", 2, 5) == b"%d" % k * 5
-    assert len(os.listdir("/proc/self/fd")) == before + 3
+    assert {path for _, path in open_files() - before} == {f"{tmp_path}/{k}" for k in (7, 8, 9)}
     with pytest.raises(OSError, match="the file ends after 4 of 5 bytes at 5"):
         files.read(f"{tmp_path}/9", 5, 5)
     del files
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not open_files() - before

@@ -267,6 +267,9 @@ class Process:
         if self.thread.is_alive():
             raise subprocess.TimeoutExpired("worker", timeout)
 
+    def kill(self):
+        """A thread that took longer than a worker may ends all the same."""
+
 
 @pytest.fixture
 def processes(monkeypatch):

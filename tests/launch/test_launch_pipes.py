@@ -3,10 +3,12 @@
 import os
 import random
 import time
+from types import SimpleNamespace
 
 import pytest
 from dbrdist_launch import limits
 from dbrdist_launch.loop import Loop
+from dbrdist_launch.rank import outputs
 from dbrdist_launch.rank.outputs import Outputs
 
 
@@ -22,7 +24,7 @@ class Pipes:
 
     def turn(self, seconds=0.0):
         self.loop.turn(seconds)
-        self.outputs.look(time.monotonic())
+        self.outputs.look(outputs.time.monotonic())
 
     def came(self, stream):
         return b"".join(data for name, data in self.pieces if name == stream)
@@ -33,16 +35,18 @@ class Pipes:
         self.loop.close()
 
 
-def test_pieces_go_out_as_they_come_until_they_are_many():
-    pipes = Pipes()
+def test_pieces_go_out_as_they_come_until_they_are_many(monkeypatch):
+    pipes, clock = Pipes(), SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(outputs, "time", SimpleNamespace(monotonic=lambda: clock.now))
     for number in range(1000):
         os.write(pipes.writers["out"], b"%d\n" % number)
         pipes.turn()
+        clock.now += 0.001
         if number < limits.PIECES:
             assert len(pipes.pieces) == number + 1  # at once
-    assert limits.PIECES < len(pipes.pieces) < 100
-    while pipes.outputs.gather_until is not None:
-        pipes.turn(0.01)
+    assert limits.PIECES < len(pipes.pieces) < limits.PIECES + 2 + 2 / limits.GATHER_SECONDS
+    clock.now += limits.GATHER_SECONDS
+    pipes.turn()
     assert pipes.came("out") == b"".join(b"%d\n" % number for number in range(1000))
     pipes.close()
 
@@ -97,7 +101,7 @@ class Flow:
     def __init__(self, monkeypatch):
         self.now, self.pipes = 1000.0, Pipes()
         self.outputs = self.pipes.outputs
-        monkeypatch.setattr("dbrdist_launch.rank.outputs.time.monotonic", lambda: self.now)
+        monkeypatch.setattr(outputs, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def gathers(self, count, room=1000):
         return self.outputs._gathers(count, room)
