@@ -278,11 +278,13 @@ IGNORING = {
 
 BAD = [
     ("float64", np.nan),
+    ("float64", INF),
     ("float32", np.nan),
     ("float32", INF),
     ("float32", -INF),
     ("float16", -INF),
     ("bfloat16", INF),
+    ("bfloat16", np.nan),
 ]
 
 

@@ -1,5 +1,6 @@
 """The launcher's listener: whatever strangers send, it goes on listening to the ranks."""
 
+import contextlib
 import json
 import os
 import random
@@ -124,16 +125,33 @@ def test_strangers_are_few_and_ranks_still_come():
             stranger.close()
 
 
+def was_sent_away(connection):
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+
+
 def test_no_files_left_is_survived():
     with Listening() as here:
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
-        crowd = [here.connect() for _ in range(20)]
+        crowd, taken = [here.connect() for _ in range(20)], []
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 3, before[1]))
+            with contextlib.suppress(OSError):
+                while True:  # gaps between the numbers are no room either
+                    taken.append(os.open(os.devnull, os.O_RDONLY))
+            for number in (taken.pop(), taken.pop()):
+                os.close(number)
             for _ in range(100):
                 here.loop.turn(0.001)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            for number in taken:
+                os.close(number)
+        assert sum(map(was_sent_away, crowd)) >= 18
+        assert len(here.listener.strangers) <= 2
         with here.connect() as rank:
             rank.sendall(json.dumps(HELLO).encode() + b"\n")
             here.turn(lambda: here.took)

@@ -19,7 +19,7 @@ def draw(*shape):
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype("f")
 
 
-X = {1: draw(2, 4, 9), 2: draw(2, 4, 7, 6), 3: draw(1, 4, 4, 3, 5)}
+X = {1: draw(2, 4, 9), 2: draw(2, 4, 7, 6), 3: draw(2, 4, 4, 3, 5)}
 
 
 def wide(*arrays):

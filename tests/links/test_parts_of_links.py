@@ -30,10 +30,14 @@ def test_scales_of_initial_values_are_those_of_their_fans(name, shape, scale):
     np.testing.assert_allclose(uniform.deviation(shape), (scale or 1) * math.sqrt(3 * variance))
 
 
-@each(name=["LeCunNormal", "GlorotNormal", "HeNormal", "LeCunUniform", "GlorotUniform", "HeUniform"])
-def test_parameters_without_elements_are_initialized(name):
-    for shape in ((0, 0), (3, 0), (0, 3)):
-        getattr(initializers, name)()(np.empty(shape, "f"))
+@each(name=VARIANCES, kind=["Normal", "Uniform"], shape=[(0, 0), (3, 0), (0, 3)])
+def test_parameters_without_elements_are_initialized(name, kind, shape):
+    """A fan of 0 counts as 1."""
+    one, x = getattr(initializers, name + kind)(), np.empty(shape, "f")
+    one(x)
+    fans = sum(shape) if name == "Glorot" else shape[1]
+    variance = (1 if name == "LeCun" else 2) / max(fans, 1)
+    np.testing.assert_allclose(one.deviation(x.shape), math.sqrt(variance * (3 if kind == "Uniform" else 1)))
 
 
 def test_a_recurrent_link_knows_its_input_after_the_first_call():
