@@ -186,13 +186,12 @@ def test_interrupts_reach_the_ranks_as_such_and_also_those_that_come_late(tmp_pa
 def test_an_interrupt_at_the_very_start_is_heard():
     """Also by ranks that have not connected yet: the job once lasted for the whole time of grace."""
     for delay in (0.3, 0.5, 0.7, 0.9):
-        process = popen("-n", 4, "sleep", "100", mark="early")
+        process = popen("-n", 4, "--grace", "1000", "sleep", "1000", mark="early")
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
-        started = time.monotonic()
         _, err = process.communicate(timeout=60)
         too_early = "KeyboardInterrupt" in err and "dbrdist-launch" not in err  # Python itself was still starting
-        assert (process.returncode in (130, -2) or too_early) and time.monotonic() - started < 20, err
+        assert process.returncode in (130, -2) or too_early, err
     assert_nothing_left("early")
 
 
@@ -304,7 +303,8 @@ def test_a_report_knows_the_others_last_beats(tmp_path):
     result = launch("-n", 2, "--log-dir", tmp_path / "logs", "python", "program.py", cwd=tmp_path)
     failure = failure_in(tmp_path / "logs")
     assert (failure["step"], failure["others"][0]["step"]) == (3, 7), result.stderr
-    assert failure["last_beat_seconds"] < 5 and failure["others"][0]["last_beat_seconds"] < 5
+    ages = failure["last_beat_seconds"], failure["others"][0]["last_beat_seconds"]
+    assert all(0 <= age < result.seconds for age in ages)
 
 
 @pytest.mark.parametrize("can_read_the_log", [True, False])

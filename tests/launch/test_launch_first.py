@@ -68,7 +68,7 @@ def test_first_failure_is_named_and_its_code_passed_on(tmp_path, how, code, kind
     assert words in failure["message"]
     assert f"rank 1 on {failure['host']} failed first ({kind})" in result.stderr
     assert result.stderr.count("failed first") == 1
-    assert failure["seconds"] < 10
+    assert 0 < failure["seconds"] < result.seconds
     assert {other["rank"] for other in failure["others"]} == {0, 2}
 
 
