@@ -74,12 +74,12 @@ def test_a_changed_default_reaches_threads_that_have_not_set_it_themselves(entry
     def follower():
         seen["before"] = config.colour
         steps[0].set()
-        steps[1].wait(5)
+        steps[1].wait(60)
         seen["after"] = config.colour
 
     thread = threading.Thread(target=follower)
     thread.start()
-    steps[0].wait(5)
+    steps[0].wait(60)
     config.colour = "green"
     global_config.colour = "blue"
     steps[1].set()

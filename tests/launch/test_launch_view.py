@@ -59,7 +59,7 @@ def test_terminal_gets_the_view_and_whole_lines(tmp_path):
                 break
         elif process.poll() is not None:
             break
-    assert process.wait(5) == 0
+    assert process.wait(60) == 0
     os.close(control)
     assert_nothing_left("view")
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
@@ -85,7 +85,7 @@ def test_the_view_costs_no_time_however_much_is_written():
         if not data:
             break
         seen += data
-    assert process.wait(5) == 0
+    assert process.wait(60) == 0
     os.close(control)
     text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", bytes(seen))
     for rank in range(2):
