@@ -39,7 +39,8 @@ def test_ties_go_to_even_and_what_is_not_finite_stays():
     a[:8] = [1, 1, np.inf, np.inf, np.nan, 3e38, -1, -np.inf]
     b[:8] = [2**-8, 3 * 2**-8, 1, -np.inf, 1, 3e38, 1, 2]
     out = np.empty(size, BFLOAT16)
-    kernels.scaled_sum((a, b), 1.0, out)
+    with np.errstate(over="ignore", invalid="ignore"):  # where NumPy serves
+        kernels.scaled_sum((a, b), 1.0, out)
     expected = [1, 1 + 2**-6, np.inf, np.nan, np.nan, np.inf, 0, -np.inf]
     np.testing.assert_array_equal(out[:8].astype(float), np.array(expected, np.float32))
     assert not out[8:].any()
