@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import json
 import os
@@ -44,6 +45,14 @@ def limited(a):
 
 early = outer(10)
 '''
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen_again():
+    """A patch thaws what was frozen after collection, and later tests would wait for the garbage collector."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
