@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -34,11 +35,18 @@ METHODS = {
 }
 
 
-def test_there_are_such_methods():
-    assert len(METHODS) > 40
+# How many there are: one that no longer raises is no longer found.
+NUMBERS = {
+    "comm": 5, "core": 19, "datasets": 13, "distributions": 1, "function_hooks": 2, "link_hooks": 2, "links": 4,
+    "testing": 9, "training": 9,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("room", sorted({place.split("/")[1] for place in METHODS}))
+def test_none_has_been_lost():
+    assert Counter(place.split("/")[1] for place in METHODS) == NUMBERS
+
+
+@pytest.mark.parametrize("room", NUMBERS)
 def test_what_is_not_defined_is_said(room):
     for place, names in METHODS.items():
         if place.split("/")[1] != room:
