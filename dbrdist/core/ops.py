@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core import arrays, rows, variable
+from dbrdist.core import arrays, rows, sums, variable
 from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, is_floating
 from dbrdist.core.checks import Operands
 from dbrdist.core.elementwise import elementwise
@@ -204,7 +204,7 @@ class Sum(FunctionNode):
         self.keepdims = keepdims
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
-        return (arrays.sum_over(xs[0], self.axis, self.keepdims),)
+        return (sums.sum_over(xs[0], self.axis, self.keepdims),)
 
     def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
         shape = self.inputs[0].shape
@@ -227,7 +227,7 @@ class Mean(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         x = xs[0]
-        total = arrays.wide_sum(x, self.axis, self.keepdims)
+        total = sums.wide_sum(x, self.axis, self.keepdims)
         count = x.size // total.size if total.size else 0
         self.scale = 1.0 / count if count else float("nan")
         return ((total * self.scale).astype(x.dtype, copy=False),)
@@ -336,7 +336,7 @@ def broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
 def sum(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
     """The sum over all elements, or over axes"""
     axes = _axes(axis)
-    return Sum(axes, keepdims).apply((x,))[0] if isinstance(x, Variable) else arrays.sum_over(x, axes, keepdims)
+    return Sum(axes, keepdims).apply((x,))[0] if isinstance(x, Variable) else sums.sum_over(x, axes, keepdims)
 
 
 def mean(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
@@ -355,7 +355,7 @@ def sum_to(x: Any, shape: tuple[int, ...], out: Array = None) -> Any:
     if x.shape == shape:
         return x
     if type(x) is np.ndarray and x.ndim == 2 and x.shape[1:] == shape:
-        return arrays.sum_rows(x, out)
+        return sums.sum_rows(x, out)
     return SumTo(shape).apply((x,))[0] if isinstance(x, Variable) else arrays.summed_to(x, shape)
 
 

@@ -13,12 +13,13 @@ from numpy import ndarray
 
 from dbrdist import kernels
 from dbrdist.core import ops
-from dbrdist.core.arrays import ones, per_column, sum_rows
+from dbrdist.core.arrays import per_column
 from dbrdist.core.backend import Array, empty, is_array
 from dbrdist.core.checks import Operands, expected
 from dbrdist.core.graph import FunctionNode
 from dbrdist.core.node import Value
 from dbrdist.core.rows import together
+from dbrdist.core.sums import ones, sum_rows
 from dbrdist.core.variable import Variable, as_variable
 from dbrdist.kernels.small import add_to_rows
 

@@ -9,11 +9,11 @@ import math
 from typing import Any
 
 from dbrdist.core import ops
-from dbrdist.core.arrays import square_sum
 from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
 from dbrdist.core.checks import expected, floating, one_of
 from dbrdist.core.graph import FunctionNode
 from dbrdist.core.rows import together
+from dbrdist.core.sums import square_sum
 from dbrdist.core.variable import Variable, as_array, as_variable
 from dbrdist.functions.loss import check_labels, same_shapes
 from dbrdist.functions.rectifier import relu

@@ -12,13 +12,13 @@ from numpy import ndarray
 
 from dbrdist import kernels
 from dbrdist.core import ops
-from dbrdist.core.arrays import square_sum
 from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, is_array, is_floating
 from dbrdist.core.checks import expected, floating, one_of
 from dbrdist.core.config import config
 from dbrdist.core.elementwise import elementwise
 from dbrdist.core.graph import FunctionNode, call
 from dbrdist.core.rows import row, together
+from dbrdist.core.sums import square_sum
 from dbrdist.core.variable import Variable, as_array, as_variable
 from dbrdist.functions.activation import Softmax, sigmoid, softplus
 from dbrdist.functions.lean_loss import lean_cross_entropy

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import ops
-from dbrdist.core.arrays import row_starts, wide_sum
+from dbrdist.core.arrays import row_starts
 from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, is_array
 from dbrdist.core.checks import expected, floating
 from dbrdist.core.elementwise import elementwise
 from dbrdist.core.graph import FunctionNode
 from dbrdist.core.rows import function, public, row, together
+from dbrdist.core.sums import wide_sum
 from dbrdist.core.variable import Variable, as_array, as_variable
 
 # ---- elementary functions -------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.core import backend
+from dbrdist.core.sums import wide_sum
 
 Array = Any
 
@@ -22,15 +23,8 @@ def _as_matrix(x: Array, axis: tuple[int, ...]) -> Array:
     return matrix.astype(backend.accumulation_dtype(x.dtype), copy=False)
 
 
-_BLOCK_ROWS = 256
-
-
 def _row_sum(a: Array) -> Array:
-    """The sum over rows in two levels: adding 50,000 rows one after another costs float32 three digits."""
-    blocks = len(a) // _BLOCK_ROWS
-    whole = blocks * _BLOCK_ROWS
-    rest = a[whole:].sum(0)
-    return rest + a[:whole].reshape(blocks, _BLOCK_ROWS, a.shape[1]).sum(1).sum(0) if whole else rest
+    return wide_sum(a, (0,), keepdims=False)
 
 
 def _from_matrix(matrix: Array, like: Array, axis: tuple[int, ...]) -> Array:

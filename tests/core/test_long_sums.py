@@ -5,7 +5,7 @@ import pytest
 
 import dbrdist.functions as F
 from dbrdist import Variable
-from dbrdist.core import arrays, ops
+from dbrdist.core import ops, sums
 from tests.each import each
 
 
@@ -42,7 +42,7 @@ AXES = {
     at_once=[1 << 16, 1000],
 )
 def test_each_element_counts_once(shape, axis, keepdims, order, at_once, dtype, monkeypatch):
-    monkeypatch.setattr(arrays, "_ELEMENTS_AT_ONCE", at_once)
+    monkeypatch.setattr(sums, "_ELEMENTS_AT_ONCE", at_once)
     if order == "images" and len(shape) != 4:
         return
     x = whole_numbers(shape, dtype, order)
@@ -86,7 +86,7 @@ def deviation(y, expected):
 def test_sums_over_many_rows_lose_no_digits():
     x = squares((300_000, 3))
     expected = x.sum(0, dtype="d")
-    for y in (ops.sum(x, 0), ops.sum(Variable(x), 0), arrays.sum_rows(x), ops.sum(x.T, 1), ops.sum_to(x, (3,))):
+    for y in (ops.sum(x, 0), ops.sum(Variable(x), 0), sums.sum_rows(x), ops.sum(x.T, 1), ops.sum_to(x, (3,))):
         assert deviation(y, expected) < 5e-7
     assert deviation(F.mean(x, axis=0), expected / len(x)) < 5e-7
     assert deviation(F.logsumexp(np.log(x), axis=0), np.log(np.exp(np.log(x).astype("d")).sum(0))) < 5e-7
@@ -97,7 +97,7 @@ def test_sums_over_many_rows_lose_no_digits():
 @each(shape=[(40_000, 3), (9000, 70)], at_once=[1, 60, 1 << 16])
 def test_nothing_is_added_to_a_long_sum(shape, at_once, monkeypatch):
     """However wide the rows are beside what is added at once."""
-    monkeypatch.setattr(arrays, "_ELEMENTS_AT_ONCE", at_once)
+    monkeypatch.setattr(sums, "_ELEMENTS_AT_ONCE", at_once)
     x = np.full(shape, 0.1, np.float32)
     assert deviation(ops.sum(x, 0), np.sum(x, 0, dtype="d")) < 6e-6
 
@@ -115,4 +115,4 @@ def test_gradients_of_what_was_broadcast_over_many_rows_lose_no_digits():
 def test_squares_of_many_elements_lose_no_digits():
     x = np.random.default_rng(1).standard_normal((2000, 1400), np.float32)
     assert deviation(F.mean_squared_error(x, np.zeros_like(x)), np.square(x, dtype="d").mean()) < 1e-6
-    assert arrays.square_sum(np.full(100_000, 2.0)) == 400_000
+    assert sums.square_sum(np.full(100_000, 2.0)) == 400_000

@@ -13,7 +13,7 @@ import pytest
 import dbrdist
 import dbrdist.links as L
 from dbrdist import Parameter, Variable
-from dbrdist.core import arrays, backend, changes, flat, missing_names, optimizer, serializer, thread_pools
+from dbrdist.core import backend, changes, flat, missing_names, optimizer, serializer, sums, thread_pools
 from dbrdist.core.update_rule import UpdateRule
 from dbrdist.optimizers import SGD
 from dbrdist.optimizers.gradient_descent import MomentumSGDRule
@@ -363,7 +363,7 @@ def test_numbers_are_loaded_as_the_type_that_they_replace():
 def test_sums_are_as_wide_as_they_have_to_be(dtype, axis, keepdims):
     """Of integers as NumPy's, which do not overflow; of floating types in their own, rounded once."""
     x = np.ones((300, 2)).astype(backend.as_dtype(dtype))
-    y = arrays.sum_over(x, axis, keepdims)
+    y = sums.sum_over(x, axis, keepdims)
     expected = x.astype("d" if x.dtype.kind in "fV" else x.dtype).sum(axis, keepdims=keepdims)
     assert y.shape == expected.shape and y.dtype == (x.dtype if x.dtype.kind in "fV" else expected.dtype)
     np.testing.assert_array_equal(np.asarray(y, "d"), np.asarray(expected.astype(y.dtype), "d"))
