@@ -6,7 +6,8 @@ import pytest
 import dbrdist
 from dbrdist import functions as F
 from dbrdist import links as L
-from dbrdist.models.resnet import ResNet20, ResNet50, ResNet56
+from dbrdist.models.resnet import Basic, Bottleneck, ResNet, ResNet20, ResNet50, ResNet56, ResNetCIFAR
+from tests.each import each
 
 LABELS = np.array([1, 3, 5, 7])
 
@@ -79,6 +80,88 @@ def test_zero_gamma_makes_blocks_their_shortcuts():
         assert not any(np.any(c.W.grad) for c in (block.conv1, block.conv2, block.conv3))
         assert np.any(block.bn3.gamma.grad)
         assert np.any(block.bn3.beta.grad)
+
+
+def stirred(model):
+    """With scales and shifts at which each ReLU cuts some off and lets some pass."""
+    rng = np.random.default_rng(1)
+    for p in model.params():
+        if p.ndim == 1:
+            p.array[...] = rng.normal(0, 1, p.shape)
+    return model
+
+
+def normalized(conv, bn, x, stride=1):
+    h = F.convolution_2d(x, conv.W.array, None, stride, conv.W.shape[2] // 2).array.astype("d")
+    h = (h - h.mean((0, 2, 3), keepdims=True)) / np.sqrt(h.var((0, 2, 3), keepdims=True) + 2e-5)
+    return (h * bn.gamma.array[:, None, None] + bn.beta.array[:, None, None]).astype("f")
+
+
+def through(block, x, strides, projects):
+    """A block of convolutions with these strides."""
+    h, last = x, len(strides)
+    for i, stride in enumerate(strides, 1):
+        h = normalized(getattr(block, f"conv{i}"), getattr(block, f"bn{i}"), h, stride)
+        h = h if i == last else np.maximum(h, 0)
+    shortcut = block.shortcut if projects else None
+    return np.maximum(h + (normalized(shortcut.conv, shortcut.bn, x, max(strides)) if projects else x), 0)
+
+
+@each(
+    **{
+        "make, strides, projects": [
+            (lambda: Basic(4, 4, 1, 1.0), (1, 1), False),
+            (lambda: Basic(4, 6, 1, 1.0), (1, 1), True),
+            (lambda: Basic(4, 4, 2, 1.0), (2, 1), True),
+            (lambda: Bottleneck(4, 1, 1, 1.0, True), (1, 1, 1), False),
+            (lambda: Bottleneck(4, 2, 1, 1.0, True), (1, 1, 1), True),
+            (lambda: Bottleneck(4, 1, 2, 1.0, True), (1, 2, 1), True),
+            (lambda: Bottleneck(4, 1, 2, 1.0, False), (2, 1, 1), True),
+        ]
+    }
+)
+def test_a_block_is_its_convolutions_and_its_shortcut(make, strides, projects):
+    block, x = stirred(make()), np.random.default_rng(2).normal(size=(3, 4, 6, 6)).astype("f")
+    np.testing.assert_allclose(block(x).array, through(block, x, strides, projects), rtol=1e-4, atol=1e-4)
+
+
+def test_the_network_for_small_images_is_its_layers():
+    model, x = stirred(ResNetCIFAR(7, 14)), images(12)
+    h = np.maximum(normalized(model.conv, model.bn, x), 0)
+    for i, block in enumerate(model.blocks):
+        h = through(block, h, (2 if i in (2, 4) else 1, 1), i in (2, 4))
+    assert [b.conv2.W.shape for b in model.blocks] == [(n, n, 3, 3) for n in (16, 16, 32, 32, 64, 64)]
+    expected = h.mean((2, 3)) @ model.fc.W.array.T + model.fc.b.array
+    np.testing.assert_allclose(model(x).array, expected, rtol=1e-3, atol=1e-3)
+
+
+@each(stride_in_3x3=[True, False])
+def test_the_network_for_large_images_is_its_layers(stride_in_3x3):
+    model, x = stirred(ResNet(7, (2, 1, 0, 0), stride_in_3x3)), images(20)
+    h = np.maximum(normalized(model.conv, model.bn, x, 2), 0)
+    framed = np.pad(h, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
+    h = np.lib.stride_tricks.sliding_window_view(framed, (3, 3), (2, 3))[:, :, ::2, ::2].max((4, 5))
+    halving = (1, 2, 1) if stride_in_3x3 else (2, 1, 1)
+    for i, block in enumerate(model.blocks):
+        h = through(block, h, halving if i == 2 else (1, 1, 1), i != 1)
+    assert [b.conv2.W.shape[0] for b in model.blocks] == [64, 64, 128]
+    expected = h.mean((2, 3)) @ model.fc.W.array.T + model.fc.b.array
+    np.testing.assert_allclose(model(x).array, expected, rtol=1e-3, atol=1e-3)
+
+
+@each(depth=[7, 2, 9, 21, 0])
+def test_other_depths_are_refused(depth):
+    with pytest.raises(ValueError, match=f"ResNetCIFAR: expected a depth of 6 n [+] 2, such as 20 or 56, got {depth}"):
+        ResNetCIFAR(10, depth)
+
+
+@each(make=[lambda **kw: ResNetCIFAR(10, 8, **kw), ResNet20, ResNet56, lambda **kw: ResNet(10, (1, 1, 1, 0), **kw)])
+def test_last_scales_are_one_unless_zero_is_asked_for(make):
+    for options, expected in (({}, 1), ({"zero_gamma": False}, 1), ({"zero_gamma": True}, 0)):
+        blocks = make(**options).blocks
+        for block in (blocks[0], blocks[-1]):
+            norms = [link for name, link in sorted(vars(block).items()) if name.startswith("bn")]
+            assert [np.unique(bn.gamma.array).tolist() for bn in norms] == [[1]] * (len(norms) - 1) + [[expected]]
 
 
 def gradients(initial, x, dtype):
