@@ -150,7 +150,7 @@ class BinaryHierarchicalSoftmax(Link):
         xp = get_array_module(t)
         steps = xp.arange(int(lengths[t].max()) if len(t) else 0)
         on_path = steps < lengths[t][:, None]
-        places = xp.where(on_path, begins[t][:, None] + steps, 0)
+        places = begins[t][:, None] + steps * on_path
         W = F.embed_id(self._table("path")[places], self.W)
         scores = F.sum(W * F.reshape(x, (len(x), 1, x.shape[1])), axis=2)
         sides = self._table("sides")[places].astype(scores.dtype)

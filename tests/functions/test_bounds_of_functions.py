@@ -150,6 +150,10 @@ REFUSED = {
         for size in ((0, 1), (1, 0), (1.5, 1), (1, 1.5))],
     "bilinear: V1, V2, b: expected all three or none, got 1 of them": [
         lambda: F.bilinear(ones(1, 2), ones(1, 2), ones(2, 2, 2), ones(2, 2))],
+    "bilinear: W: expected shape (2, 3, K), got": [
+        lambda: F.bilinear(ones(1, 2), ones(1, 3), ones(2, 2, 4)),
+        lambda: F.bilinear(ones(1, 2), ones(1, 3), ones(3, 3, 4)),
+        lambda: F.bilinear(ones(1, 1, 2), ones(1, 3, 1), ones(3, 2, 4))],
 }  # fmt: skip
 
 

@@ -12,6 +12,8 @@ import dbrdist
 import dbrdist.functions as F
 from dbrdist import Variable, kernels
 from dbrdist.core import backend
+from dbrdist.core.gradient_check import check_backward, check_double_backward
+from dbrdist.functions.loss import MeanOverLabels
 from dbrdist.kernels import onednn
 from tests.each import each
 
@@ -329,3 +331,37 @@ def test_large_scores_keep_their_digits_beside_weights_of_classes(smoothing):
     y.backward()
     np.testing.assert_allclose(y.array, losses, rtol=1e-5)
     np.testing.assert_allclose(v.grad, gx, rtol=0, atol=1e-6)
+
+
+# ---- the node for devices, whose kernels have a plain form on the host
+
+
+def mean_over_labels(x, t, ignore=-1, normalize=True):
+    return MeanOverLabels(t, ignore, normalize).apply((x,))[0]
+
+
+@each(shape=SHAPES, ignore=[-1, 2], normalize=[True, False], dtype=["int16", "uint32", "int32", "int64"])
+def test_the_mean_over_labels_on_devices(shape, ignore, normalize, dtype):
+    x, t = drawn(shape, ignored=ignore == -1 and dtype != "uint32")
+    losses, gx = reference(x, t, ignore=ignore)
+    count = max((t != ignore).sum() if normalize else len(t), 1)
+    if x.size:
+        v = Variable(x)
+        y = mean_over_labels(v, t.astype(dtype), ignore, normalize)
+        y.grad = np.asarray(1.5, np.float32)
+        y.backward()
+        assert y.dtype == v.grad.dtype == np.float32
+        np.testing.assert_allclose(y.array, losses.sum() / count, rtol=2e-5)
+        np.testing.assert_allclose(v.grad, 1.5 * gx / count, rtol=2e-5, atol=2e-6)
+
+
+@each(shape=[(6, 5), (3, 4, 2), (2, 3, 2, 2)], normalize=[True, False], ignore=[-1, 1])
+def test_the_mean_over_labels_on_devices_has_every_derivative(shape, normalize, ignore):
+    x, t = drawn(shape, "float64", ignored=ignore == -1)
+    loss = lambda v: mean_over_labels(v, t, ignore, normalize)  # noqa: E731
+    check_backward(loss, x / 3, np.asarray(0.7), eps=1e-4, atol=1e-9, rtol=1e-6)
+    ggx = np.cos(np.arange(x.size)).reshape(shape)
+    check_double_backward(loss, x / 3, np.asarray(0.7), ggx, eps=1e-4, atol=1e-8, rtol=1e-5)
+    v = Variable(x.astype(np.float16))
+    (first,) = dbrdist.grad([mean_over_labels(v, t, ignore, normalize)], [v], enable_double_backprop=True)
+    assert first.dtype == np.float16
