@@ -13,7 +13,7 @@ import dbrdist.functions as F
 from dbrdist import Variable, kernels
 from dbrdist.core import backend
 from dbrdist.core.gradient_check import check_backward, check_double_backward
-from dbrdist.functions.loss import MeanOverLabels
+from dbrdist.functions.loss import LabelCrossEntropy, MeanOverLabels
 from dbrdist.kernels import onednn
 from tests.each import each
 
@@ -365,3 +365,17 @@ def test_the_mean_over_labels_on_devices_has_every_derivative(shape, normalize, 
     v = Variable(x.astype(np.float16))
     (first,) = dbrdist.grad([mean_over_labels(v, t, ignore, normalize)], [v], enable_double_backprop=True)
     assert first.dtype == np.float16
+
+
+@each(shape=[(6, 5), (3, 4, 2), (2, 3, 2, 2)])
+def test_gradients_of_scores_are_new_where_they_lie_as_the_scores_do(shape):
+    """Those of images are views with the classes moved to their place: the next rule is not to write there."""
+    x, t = drawn(shape)
+    for y in (
+        mean_over_labels(Variable(x), t),
+        F.softmax_cross_entropy(Variable(x), t, class_weight=np.ones(shape[1])),
+    ):
+        function = y.creator_node
+        while not isinstance(function, (MeanOverLabels, LabelCrossEntropy)):
+            function = function.inputs[0].creator_node
+        assert function.gives_new == (len(shape) == 2)
