@@ -418,3 +418,14 @@ def test_floor_division_is_a_constant():
     np.testing.assert_array_equal((a // 2).array, [-4, 3, 3])
     np.testing.assert_array_equal((15 // Variable(d)).array, [7, -8, 6])
     assert (Variable(np.array(7.0)) // 2).array == 3
+
+
+def test_embeddings_of_pixels_along_one_axis():
+    rng = np.random.default_rng(0)
+    embeddings, labels = rng.standard_normal((2, 3, 6)), np.array([[0, 1, 1, 2, 2, 2], [1, 1, 0, 0, 2, 2]])
+    of_lines, of_images = (
+        F.discriminative_margin_based_clustering_loss(e, t, 0.1, 1.5, 2)
+        for e, t in ((embeddings, labels), (embeddings[..., None], labels[..., None]))
+    )
+    for a, b in zip(of_lines, of_images, strict=True):
+        np.testing.assert_array_equal(a.array, b.array)

@@ -30,6 +30,8 @@ def ints(*values):
 
 
 TAKEN = {
+    "one array": lambda: F.concat([ones(3)], 0),
+    "axes from -n to n - 1": lambda: F.concat([F.normalize(ones(2, 3), axis=(-2, 1))], -2),
     "one head": lambda: F.multi_head_attention(ones(1, 2, 3), ones(1, 2, 3), ones(1, 2, 3), 1),
     "as many heads as columns": lambda: F.multi_head_attention(ones(1, 2, 3), ones(1, 2, 3), ones(1, 2, 3), 3),
     "blocks of one pixel": lambda: F.space2depth(ones(1, 2, 3, 3), 1),

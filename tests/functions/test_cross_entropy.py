@@ -379,3 +379,12 @@ def test_gradients_of_scores_are_new_where_they_lie_as_the_scores_do(shape):
         while not isinstance(function, (MeanOverLabels, LabelCrossEntropy)):
             function = function.inputs[0].creator_node
         assert function.gives_new == (len(shape) == 2)
+
+
+@each(num_ignored=[0, 1, 4])
+def test_a_mask_is_kept_only_where_labels_are_ignored(num_ignored):
+    x, t = drawn((4, 5))
+    t[:num_ignored] = -1
+    y = F.softmax_cross_entropy(Variable(x), t, reduce="no")
+    mask = y.creator_node.valid
+    assert mask is None if not num_ignored else mask.tolist() == [i >= num_ignored for i in range(4)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -201,3 +203,13 @@ def test_an_infinite_score_leaves_the_others_a_probability_of_zero(dtype, functi
         y.backward()
     np.testing.assert_array_equal(y.array.astype("d"), [np.inf, 2 * (1 - label)])
     np.testing.assert_array_equal(v.grad.astype("d"), [[np.nan, -label, 0], [0, 0, 1 - label]])
+
+
+def test_an_array_beside_weights_decides_the_type_if_it_has_16_bits():
+    """Weights that are Variables have the type of the model; an input that is one, too, decides in any case."""
+    for kind, weights in itertools.product(("float16", "bfloat16", "float32", "float64"), repeat=2):
+        x, W = np.ones((2, 3), as_dtype(kind)), np.ones((4, 3), as_dtype(weights))
+        is_narrow = kind in NARROW
+        assert F.linear(x, Variable(W)).dtype == (kind if is_narrow else weights), (kind, weights)
+        for y in (F.linear(Variable(x), Variable(W)), F.linear(Variable(x), W), F.linear(x, W)):
+            assert y.dtype == kind

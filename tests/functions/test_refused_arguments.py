@@ -124,6 +124,10 @@ REFUSED = {
     "upsampling_2d: indexes: expected places from 0 to 3 in a window (2, 2)": [
         lambda: F.upsampling_2d(IMAGES, np.full(IMAGES.shape, -1), 2),
         lambda: F.upsampling_2d(IMAGES, np.full(IMAGES.shape, 4), 2)],
+    "upsampling_2d: indexes: expected places from 0 to 5 in a window (2, 3)": [
+        lambda: F.upsampling_2d(IMAGES, np.full(IMAGES.shape, 6), (2, 3))],
+    "upsampling_2d: indexes: expected places from 0 to 5 in a window (3, 2)": [
+        lambda: F.upsampling_2d(IMAGES, np.full(IMAGES.shape, 6), (3, 2))],
     "upsampling_2d: indexes: expected integers of shape (2, 4, 6, 6) as x": [
         lambda: F.upsampling_2d(IMAGES, INTS, 2), lambda: F.upsampling_2d(IMAGES, IMAGES, 2)],
     "spatial_pyramid_pooling_2d: pooling: expected 'max', got 'average'": [

@@ -5,7 +5,10 @@ import pytest
 
 import dbrdist
 import dbrdist.functions as F
+from dbrdist.core import arrays
 from dbrdist.functions import connection, lean_loss
+from dbrdist.utils import CooMatrix
+from tests.each import each
 
 # rows, inputs, outputs: on both sides of the gathered bias (256 elements) and of the kernels; empty ones
 SIZES = [(8, 8, 8), (1, 1, 1), (16, 3, 16), (17, 3, 16), (0, 3, 2), (3, 0, 2), (3, 2, 0), (70, 90, 90), (20000, 2, 3)]
@@ -63,8 +66,8 @@ def test_plans_are_bounded_constant_and_found_again():
     for n in range(1, 200):
         F.linear(np.ones((n, 2), np.float32), np.ones((3, 2), np.float32), np.ones(3, np.float32))
         F.softmax_cross_entropy(np.ones((n, 3), np.float32), np.zeros(n, np.int32))
-    assert len(connection._single) <= connection._KEPT_PLANS
-    assert len(lean_loss._plans) <= lean_loss._KEPT_PLANS
+        assert len(connection._single) <= connection._KEPT_PLANS
+        assert len(lean_loss._plans) <= lean_loss._KEPT_PLANS
     index, ones, _ = connection._single[(199, 2), (3, 2)]
     starts, rows, scale, weights = lean_loss._plans[(199, 3), np.dtype(np.float32), (199,), np.dtype(np.int32)]
     for a in (ones, starts, scale, weights, *[i for i in (index, rows) if isinstance(i, np.ndarray)]):
@@ -150,3 +153,23 @@ def test_a_gradient_of_another_type_reaches_flat_memory():
     dbrdist.backward([link(x)], [gy])
     assert np.allclose(link.W.grad, gy.T @ x) and np.allclose(link.b.grad, gy.sum(0))
     assert link.W.grad.dtype == link.b.grad.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "shape, is_lean", [((32, 64), True), ((1, 2048), True), ((1, 2049), False), ((683, 3), False), ((0, 3), False)]
+)
+def test_losses_of_few_scores_take_the_lean_path(shape, is_lean):
+    y = F.softmax_cross_entropy(dbrdist.Variable(np.zeros(shape)), np.zeros(shape[0], int))
+    assert isinstance(y.creator_node, lean_loss.MeanCrossEntropy) == is_lean
+    assert y.array == pytest.approx(np.log(shape[1]) if shape[0] else 0)
+
+
+@each(**{"columns, is_by_row": [(2047, False), (2048, True)]}, num_rows=[1, 3])
+def test_sparse_rows_with_many_products_are_taken_one_by_one(columns, is_by_row, num_rows, monkeypatch):
+    found, scattered = [], arrays.scattered
+    monkeypatch.setattr(arrays, "scattered", lambda *xs: found.append(1) or scattered(*xs))
+    dense = np.random.default_rng(0).standard_normal((num_rows, columns))
+    diagonal = CooMatrix(np.arange(1.0, num_rows + 1), np.arange(num_rows), np.arange(num_rows), (num_rows, num_rows))
+    expected = dense * np.arange(1.0, num_rows + 1)[:, None]
+    np.testing.assert_array_equal(F.sparse_matmul(diagonal, dense).array, expected)
+    assert bool(found) != is_by_row

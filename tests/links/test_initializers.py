@@ -81,6 +81,29 @@ def test_orthogonal_rows_or_columns(shape):
     np.testing.assert_allclose(small, 1.5**2 * np.eye(len(small)), atol=1e-12)
 
 
+@pytest.mark.parametrize("shape", [(4, 4), (3, 6), (6, 3), (2, 3, 4), (1,), ()])
+def test_orthogonal_values_follow_from_normal_ones(shape):
+    """Those of the generator, as columns, are the longer side of the result times a triangle with positive diagonal."""
+    a = drawn(I.Orthogonal(1.0, rng=np.random.default_rng(5)), shape, np.float64)
+    a = a.reshape(shape[0] if shape else 1, -1)
+    q = a if a.shape[0] >= a.shape[1] else a.T
+    normal = np.random.default_rng(5).standard_normal(q.shape)
+    triangle = q.T @ normal
+    np.testing.assert_allclose(np.tril(triangle, -1), 0, atol=1e-12)
+    assert (np.diagonal(triangle) > 0).all()
+
+
+@pytest.mark.parametrize(
+    "mode, shape", [("embedding", (4, 4)), ("embedding", (6, 3)), ("projection", (4, 4)), ("projection", (3, 6)),
+                    ("basis", (4, 4)), ("basis", (4, 2, 2))],
+)  # fmt: skip
+def test_orthogonal_fills_shapes_of_its_mode(mode, shape):
+    rng = np.random.default_rng
+    np.testing.assert_array_equal(
+        drawn(I.Orthogonal(mode=mode, rng=rng(1)), shape), drawn(I.Orthogonal(rng=rng(1)), shape)
+    )
+
+
 @pytest.mark.parametrize("mode, shape", [("embedding", (3, 6)), ("projection", (6, 3)), ("basis", (6, 3))])
 def test_orthogonal_refuses_shapes_that_its_mode_cannot_fill(mode, shape):
     with pytest.raises(ValueError, match=mode):
