@@ -222,7 +222,7 @@ def _primitive_of(entry: Row) -> Any:
         def primitive(x: Any) -> Any:
             return node().apply((x,))[0] if isinstance(x, Variable) else entry.compute((x,), ())
 
-    elif len(entry.args) == 2 and runs_at_once:
+    elif runs_at_once:  # a ufunc of two operands
 
         def primitive(a: Any, b: Any) -> Any:
             if isinstance(a, Value) and isinstance(b, Value):
