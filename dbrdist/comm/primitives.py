@@ -233,7 +233,7 @@ class Provider(Configured, ABC):
         for first in range(0, max(b - a for a, b in stretches), step):
             parts = [(min(a + first, b), min(a + first + step, b)) for a, b in stretches]
             begin, end = parts[self.rank]
-            theirs = np.empty((self.size, end - begin), x.dtype)
+            theirs = np.empty((self.size, end - begin), host.dtype)
             self._exchange_bytes(
                 message.as_bytes(host),
                 [(b - a) * x.itemsize for a, b in parts],
