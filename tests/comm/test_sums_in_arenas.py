@@ -57,7 +57,7 @@ def test_a_part_is_added_and_given_to_all(dtype, num, factors, divisor, size):
 
 @each(**{"begin, end, itemsize, found": [
     (0, 10, 4, [(0, 10)]), (5, 5, 4, []), (3, 3 + (1 << 15), 4, [(3, 3 + (1 << 15))]),
-    (0, (1 << 15) + 1, 2, [(0, 1 << 15), (1 << 15, (1 << 15) + 1)]), 
+    (0, (1 << 15) + 1, 2, [(0, 1 << 15), (1 << 15, (1 << 15) + 1)]),
     (0, 1 << 15, 8, [(0, 1 << 14), (1 << 14, 1 << 15)]),
 ]})  # fmt: skip
 def test_chunks_of_128_kib(begin, end, itemsize, found):
