@@ -187,10 +187,11 @@ def _cut(inputs: tuple[Any, ...], num_parts: int) -> list[tuple[Any, ...]]:
     if num_parts == 1 or not inputs:
         return [inputs] * num_parts
     has_length = [bool(x.shape) if hasattr(x, "shape") else hasattr(x, "__len__") for x in inputs]
-    lengths = [len(x) if has else "none" for x, has in zip(inputs, has_length)]
+    lengths = [len(x) if has else -1 for x, has in zip(inputs, has_length)]
     if not all(has_length) or len(set(lengths)) > 1:
+        found = ", ".join("none" if n < 0 else str(n) for n in lengths)
         what = "arrays, or lists, of one length, to be cut into micro-batches"
-        raise expected("MultiNodeChainList", "inputs", what, f"lengths {', '.join(map(str, lengths))}")
+        raise expected("MultiNodeChainList", "inputs", what, f"lengths {found}")
     n = lengths[0]
     bounds = [n * k // num_parts for k in range(num_parts + 1)]
     return [tuple(x[begin:end] for x in inputs) for begin, end in itertools.pairwise(bounds)]
