@@ -27,7 +27,7 @@ def read(hosts: list[str]) -> dict[str, Any] | None:
     try:
         with open(path()) as file:
             found = json.load(file).get(" ".join(sorted(set(hosts))))
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         return None
     return found if isinstance(found, dict) else None
 
