@@ -70,4 +70,4 @@ class Task(Chain):
     def _has_weights(self, outputs: Any, labels: Any) -> bool:
         """Whether labels are weights of the classes for the cross entropy."""
         is_entropy = getattr(self.loss, "func", self.loss) is F.softmax_cross_entropy
-        return is_entropy and outputs.ndim > 1 and outputs.shape == labels.shape
+        return is_entropy and outputs.shape == labels.shape
