@@ -55,8 +55,8 @@ def doctor(ranks, hosts, hostfile, ssh, ssh_option, interface, backend, mpiexec,
         checks.alike(findings, facts[0], found) if found is not facts[0] else None
     if fits and not no_job and not findings.failed:
         settings = Settings(
-            (sys.executable, os.path.join(_HERE, "mpi_probe.py")), ranks or (None if named else 2), hosts, hostfile,
-            backend=backend, mpiexec=mpiexec, ssh=ssh, ssh_option=ssh_option, interface=interface,
+            (sys.executable, os.path.join(_HERE, "mpi_probe.py")), ranks or (None if named else 2), hosts=hosts,
+            hostfile=hostfile, backend=backend, mpiexec=mpiexec, ssh=ssh, ssh_option=ssh_option, interface=interface,
         )  # fmt: skip
         _job(findings, settings, facts, parameters)
     if json_file:
