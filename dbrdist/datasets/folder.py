@@ -169,7 +169,6 @@ class _ImageCache:
     def __init__(self, num_images: int) -> None:
         self.num_images = num_images
         self.pixels: Any = None
-        self.first = 0
         self.is_filled = np.zeros(num_images, bool)
         self._lock = threading.Lock()
 

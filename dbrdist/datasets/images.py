@@ -137,7 +137,7 @@ def _simplejpeg() -> Any:
     return simplejpeg
 
 
-def _decode_simplejpeg(data: bytes, keep: bool, fast: bool = False) -> Image:
+def _decode_simplejpeg(data: bytes, keep: bool, fast: bool) -> Image:
     simplejpeg = _simplejpeg()
     if not data.startswith(_JPEG):
         raise ImageDecodeError("not a JPEG")
@@ -166,7 +166,7 @@ def _decode_into(room: Any, shape: tuple[int, int, int], data: bytes, colours: s
     raise ImageDecodeError("simplejpeg has not read it to its end")
 
 
-def _decode_cv2(data: bytes, keep: bool, fast: bool = False) -> Image:
+def _decode_cv2(data: bytes, keep: bool, fast: bool) -> Image:
     cv2 = _cv2()
     flags = (cv2.IMREAD_UNCHANGED if keep else cv2.IMREAD_COLOR) | cv2.IMREAD_IGNORE_ORIENTATION
     if keep and data.startswith(_JPEG):
@@ -181,7 +181,7 @@ def _decode_cv2(data: bytes, keep: bool, fast: bool = False) -> Image:
     return cv2.cvtColor(image, cv2.COLOR_BGRA2RGBA if image.shape[2] == 4 else cv2.COLOR_BGR2RGB)
 
 
-def _decode_pillow(data: bytes, keep: bool, fast: bool = False) -> Image:
+def _decode_pillow(data: bytes, keep: bool, fast: bool) -> Image:
     from PIL import Image as Pillow
 
     with Pillow.open(io.BytesIO(data)) as image:

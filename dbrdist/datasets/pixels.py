@@ -84,13 +84,12 @@ def sharpness(image: Image, factor: float) -> Image:
     """Away from a smoothed copy by ``factor``: smoothed at 0, the image itself at 1; the border stays."""
     smooth = image.copy()
     h, w = image.shape[:2]
-    if h > 2 and w > 2:
-        wide = image.astype(np.uint16)
-        total = 4 * wide[1:-1, 1:-1]
-        for y in range(3):
-            for x in range(3):
-                total += wide[y : h - 2 + y, x : w - 2 + x]
-        smooth[1:-1, 1:-1] = (2 * total + 13) // 26  # total / 13, rounded
+    wide = image.astype(np.uint16)
+    total = 4 * wide[1:-1, 1:-1]  # of two rows or columns none lies within
+    for y in range(3):
+        for x in range(3):
+            total += wide[y : h - 2 + y, x : w - 2 + x]
+    smooth[1:-1, 1:-1] = (2 * total + 13) // 26  # total / 13, rounded
     return blend(smooth, image, factor)
 
 

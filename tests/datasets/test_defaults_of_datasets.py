@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 from dbrdist import dataset, datasets, iterators
+from dbrdist.datasets import folder, images, pixels, shards
 
 IMAGES = {"withlabel": True, "ndim": 3, "scale": 1.0}
 VECTORS = {"withlabel": True, "ndim": 1, "scale": 1.0}
@@ -39,6 +40,12 @@ DEFAULTS = {
     iterators.SerialIterator: {"repeat": True, "last": "wrap"},
     iterators.DaliIterator: {"repeat": True},
     dataset.get_dataset_directory: {"create_directory": True},
+    folder.read_image: {"keep_channels": False},
+    images.Encoded: {"fast": False},
+    images.decode: {"keep_channels": False, "fast": False},
+    pixels.affine: {"fill": 0},
+    shards.check_images: {"num_threads": 1},
+    shards.prepare_shards: {"size": 256, "quality": 90, "shard_bytes": 1 << 28, "num_threads": 1},
 }
 
 

@@ -126,7 +126,7 @@ def test_cmyk_is_read_by_the_next_decoder():
 
 def test_decoders_agree():
     data = encoded(picture(), "jpeg", quality=90)
-    decoded = [images._DECODERS[name][1](data, False).astype(int) for name in images._installed()]
+    decoded = [images._DECODERS[name][1](data, False, False).astype(int) for name in images._installed()]
     for pixels in decoded[1:]:
         assert np.abs(pixels - decoded[0]).mean() < 2.0
 

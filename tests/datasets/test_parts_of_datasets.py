@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import image_files
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from dbrdist.datasets import (
     base,
     columns,
     folder,
+    index,
     index_format,
     memory,
     order,
@@ -186,3 +188,45 @@ def test_rows_of_an_array_in_any_order_are_taken():
     rows = np.arange(24).reshape(4, 6)
     for a in (rows, np.asfortranarray(rows), rows[:, ::2]):
         np.testing.assert_array_equal(base.take(a, np.array([2, 0, 2])), [list(a[i]) for i in (2, 0, 2)])
+
+
+def test_a_batch_of_one_array_has_a_length():
+    rows = np.arange(6).reshape(3, 2)
+    for arrays in (rows, (rows,), (rows, rows), {"x": rows}):
+        assert len(base.Batch(arrays)) == 3
+
+
+def test_a_plan_begins_at_the_first_example():
+    asked = []
+
+    def sampler(current, position):
+        asked.append((list(current), position))
+        return current[::-1]
+
+    plan = order.Plan(4, 3, True, "wrap", sampler)
+    state = plan.first()
+    assert asked == [([0, 1, 2, 3], 0)]
+    assert state[:3] == (0, 0, False) and state.order.tolist() == [3, 2, 1, 0] and state[4:] == (-1, -1)
+    state, step = plan.advance(plan.advance(state)[0])
+    assert asked[1:] == [([3, 2, 1, 0], 3)]
+    assert [(epoch, list(indices)) for epoch, indices in step.pieces] == [(0, [0]), (1, [0, 1])]
+    assert state[:3] == (1, 2, True) and state[4:] == (0, 3)
+    in_order = order.Plan(4, 2, True, "wrap", None).first()
+    assert in_order == (0, 0, False, None, -1, -1)
+
+
+def test_a_sampler_that_is_called_permutes_the_order_that_it_is_given():
+    sampler, given = order.ShuffleOrderSampler(5), np.array([10, 11, 12, 13, 14, 15])
+    for epoch in range(3):
+        assert sampler(given, 0).tolist() == given[order.ShuffleOrderSampler(5).order(epoch, 6)].tolist()
+
+
+def test_an_index_lies_in_memory_of_its_own_where_there_is_no_other(tmp_path, monkeypatch):
+    image_files.class_folders(tmp_path / "images")
+    one = index.open_images(tmp_path / "images")
+    monkeypatch.delattr(index.os, "memfd_create")
+    other = index.open_images(tmp_path / "images")
+    assert other.classes == one.classes and other.labels.tolist() == one.labels.tolist() and len(one)
+    assert [other.path(i) for i in range(len(other))] == [one.path(i) for i in range(len(one))]
+    block = index.in_memory(one.block(), "elsewhere")
+    assert block.classes == one.classes and block.root == one.root and len(block) == len(one)

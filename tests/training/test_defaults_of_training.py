@@ -6,6 +6,7 @@ import pytest
 
 from dbrdist import training
 from dbrdist.training import extensions, triggers
+from dbrdist.training.extensions import variable_statistics_plot
 
 SIGMAS = (0, 0.13, 2.28, 15.87, 50, 84.13, 97.72, 99.87, 100)
 EPOCH = {"trigger": (1, "epoch")}
@@ -15,6 +16,7 @@ DEFAULTS = {
     training.Trainer: {"out": "result"},
     training.Trainer.run: {"show_loop_exception_msg": True},
     training.Trainer.extend: {"call_before_training": False},
+    extensions.FailOnNonNumber.complaint: {"check_parameters": False},
     extensions.LogReport: EPOCH,
     extensions.MicroAverage: EPOCH,
     extensions.ParameterStatistics: {"report_params": True, "report_grads": True, "skip_nan_params": False, **EPOCH},
@@ -26,6 +28,8 @@ DEFAULTS = {
         "percentile_sigmas": SIGMAS, "grid": True, **EPOCH,
     },
     extensions.WeightAverage: {"warmup": True},
+    variable_statistics_plot.Statistician: {"collect_mean": True, "collect_std": True, "percentile_sigmas": SIGMAS},
+    variable_statistics_plot.Statistician.__call__: {"axis": 0},
     triggers.BestValueTrigger: EPOCH,
     triggers.MaxValueTrigger: EPOCH,
     triggers.MinValueTrigger: EPOCH,

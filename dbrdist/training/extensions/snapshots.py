@@ -178,7 +178,7 @@ def _checksum(file: Any, num_bytes: int) -> bytes:
     """The hexadecimal checksum of a file's first bytes."""
     digest = hashlib.blake2b(digest_size=32)
     file.seek(0)
-    while num_bytes > 0 and (part := file.read(min(num_bytes, 1 << 20))):
+    while part := file.read(min(num_bytes, 1 << 20)):
         digest.update(part)
         num_bytes -= len(part)
     return digest.hexdigest().encode()
