@@ -33,7 +33,7 @@ def get_digits(withlabel: bool = True, ndim: int = 1, scale: float = 1.0, dtype:
     """
     if ndim not in (1, 2, 3):
         raise ValueError(f"expected ndim 1, 2 or 3, got {ndim}")
-    with READING, np.load(_FILE, allow_pickle=False) as f:
+    with READING, np.load(_FILE) as f:
         images, labels = f["images"], f["labels"].astype(np.int32)
     x = (images * (scale / _MAX_PIXEL)).astype(get_dtype(dtype))
     x = x.reshape(len(x), *((64,), (8, 8), (1, 8, 8))[ndim - 1])

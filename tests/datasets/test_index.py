@@ -299,6 +299,17 @@ def test_an_index_that_lies_is_refused(shards, lie):
         read_index(path)
 
 
+def test_an_image_may_end_with_its_shard(shards):
+    path = build(shards)
+    index = read_index(path)
+    to_the_end = index.shards[0].size - int(index._offsets[0])
+    resealed(path, change_columns=put(16, "<u4", to_the_end))
+    assert len(read_index(path)) == 5
+    resealed(path, change_columns=put(16, "<u4", to_the_end + 1))
+    with pytest.raises(DatasetError, match="lies beyond the end of its shard"):
+        read_index(path)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

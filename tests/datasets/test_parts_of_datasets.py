@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import zipfile
 
 import image_files
 import numpy as np
 import pytest
 
+import dbrdist
+from dbrdist import iterators
 from dbrdist.datasets import (
     augment,
     base,
@@ -22,6 +26,7 @@ from dbrdist.datasets import (
     tables,
     transforms,
     workers,
+    zipped,
 )
 from tests.each import each
 
@@ -230,3 +235,68 @@ def test_an_index_lies_in_memory_of_its_own_where_there_is_no_other(tmp_path, mo
     assert [other.path(i) for i in range(len(other))] == [one.path(i) for i in range(len(one))]
     block = index.in_memory(one.block(), "elsewhere")
     assert block.classes == one.classes and block.root == one.root and len(block) == len(one)
+
+
+def test_a_list_is_cut_in_one_go():
+    class Rows(list):
+        def __getitem__(self, key):
+            asked.append(key)
+            return super().__getitem__(key)
+
+    asked = []
+    rows = Rows("abcde")
+    column = columns._Column("letter", rows)
+    assert column._values(None) is rows and asked == []
+    assert column._values(slice(1, 4, 2)) == ["b", "d"] and asked == [slice(1, 4, 2)]
+    assert column._values([3, -1]) == ["d", "e"] and len(asked) == 3
+
+
+@each(n=[0, 1, 10, 11, 13])
+def test_ten_classes_are_named_at_most(n):
+    names = [f"class-{i:02}" for i in range(n)]
+    with pytest.raises(ValueError, match="the same class folders in one and in two") as caught:
+        folder.check_same_classes([*names, "both", "last"], ["both"], "one", "two")
+    shown = [*names, "last"]
+    words = ", ".join(shown[:10]) + (f" and {n - 9} more" if n > 9 else "")
+    assert f"only in the first: {words}; only in the second: none; labels" in str(caught.value)
+    with pytest.raises(ValueError, match="only in the first: none; only in the second: other;"):
+        folder.check_same_classes(["a"], ["other", "a"], "one", "two")
+
+
+def test_the_first_sampler_has_the_seed_of_the_run():
+    state = dbrdist.random.get_state()
+    dbrdist.random.set_seed(7)
+    assert order.ShuffleOrderSampler().seed == 7 != order.ShuffleOrderSampler().seed
+    dbrdist.random.set_state(state)
+
+
+@each(ready=[False, True])
+def test_a_copy_of_an_iterator_has_threads_of_its_own(ready):
+    with iterators.MultithreadIterator(list(range(10)), 2, shuffle=False, n_threads=2) as it:
+        if ready:
+            next(it)
+        other = copy.copy(it)
+        assert other._pool is None and len(other._ahead) == 0 and other.skipped is not it.skipped
+        found = [next(other) for _ in range(3)]
+        assert found == [next(it) for _ in range(3)] and other._pool is not it._pool
+        other.finalize()
+        assert len(next(it)) == 2
+
+
+def test_lists_of_images_have_a_length(tmp_path):
+    assert len(folder.LabeledImageDataset([("a.png", 1), ("b.png", 0)])) == 2
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for name in "abc":
+            archive.writestr(f"{name}.png", b"")
+    (tmp_path / "labels").write_text("c.png 1\na.png 0\n")
+    assert len(zipped.LabeledZippedImageDataset(tmp_path / "a.zip", tmp_path / "labels")) == 2
+
+
+def test_a_file_in_an_archive_has_a_limit_of_bytes(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.png", b"12345")
+    data = zipped.ZippedImageDataset(tmp_path / "a.zip")
+    for limit, words in ((5, "neither JPEG nor PNG"), (4, "but it claims 5 bytes")):
+        monkeypatch.setattr(zipped, "_MAX_BYTES", limit)
+        with pytest.raises(folder.CorruptExampleError, match=words):
+            data[0]

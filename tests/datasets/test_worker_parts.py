@@ -404,3 +404,13 @@ def test_an_iterator_has_slots_for_what_is_in_the_making(processes):
         assert it._pool._ring.fds == () and it._pool._max_tasks == 5
     with pytest.raises(RuntimeError, match="expected an iterator in use, but this MultiprocessIterator was finalized"):
         it.next()
+
+
+def test_a_worker_is_told_to_end():
+    worker = workers.Worker.__new__(workers.Worker)
+    worker.pipe, theirs = multiprocessing.Pipe()
+    worker.stop()
+    assert theirs.poll(0) and theirs.recv() is None
+    theirs.close()
+    worker.stop()  # one that is dead needs not be told
+    worker.pipe.close()

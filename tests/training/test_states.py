@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import types
 
 import numpy as np
 from training_helpers import Line, examples, restore, saved
@@ -12,7 +13,7 @@ from training_helpers import Line, examples, restore, saved
 import dbrdist
 from dbrdist import iterators, optimizers
 from dbrdist.core.reporter import DictSummary
-from dbrdist.training import StandardUpdater, Trainer, extensions, plotting, triggers
+from dbrdist.training import StandardUpdater, Trainer, extensions, plotting, runs, triggers
 from dbrdist.training.extensions import snapshots, tensorboard
 from tests.each import each
 
@@ -181,3 +182,37 @@ def test_the_table_of_remainders_is_that_of_the_polynomial():
             byte //= 2
             byte ^= polynomial * is_odd
         assert found == byte
+
+
+def test_a_seal_of_no_bytes_holds():
+    seal = snapshots._SEAL + hashlib.blake2b(b"", digest_size=32).hexdigest().encode()
+    assert snapshots._seal_holds(io.BytesIO(seal)) is True
+    assert snapshots._seal_holds(io.BytesIO(seal[1:])) is None
+    assert snapshots._seal_holds(io.BytesIO(b"x" + seal)) is False
+    assert snapshots._seal_holds(io.BytesIO(b"x" * 200)) is None
+
+
+# ---- what is there before a run begins
+
+
+def test_a_table_is_printed_from_its_first_line_on():
+    out = io.StringIO()
+    report = extensions.PrintReport(["a", "long heading"], "log", out)
+    log = extensions.LogReport()
+    trainer = types.SimpleNamespace(get_extension={"log": log}.__getitem__)
+    log.log.extend([{"a": 1, "long heading": 0.5}, {"a": 2}])
+    report(trainer)
+    log.log.append({"long heading": 1 / 3})
+    report(trainer)
+    report(trainer)
+    assert out.getvalue().splitlines() == ["1" + " " * 11 + "0.5", "2", " " * 12 + "0.333333"]
+
+
+def test_the_folder_of_a_run_or_of_a_snapshot_in_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    for name in ("snapshot", "run/snapshot"):
+        (tmp_path / name).write_bytes(b"")
+    for given, folder in (("snapshot", "."), ("run/snapshot", "run"), ("run", "run"), ("absent", "absent")):
+        assert runs.folder_of(given) == folder
+    assert runs.folder_of(tmp_path / "run" / "snapshot") == str(tmp_path / "run")

@@ -23,6 +23,8 @@ def fired(trigger, clock, steps):
         (0.3, "epoch", 10, [3, 6, 9, 12]),
         (1, "epoch", 2.5, [3, 5, 8, 10]),
         (0.1, "epoch", 4, list(range(1, 13))),
+        (1.1, "iteration", 4, [2, 3, 4, 5, 6, 7, 8, 9, 10, 11]),
+        (2.5, "iteration", 4, [3, 5, 8, 10]),
     ],
 )
 def test_interval(period, unit, steps_per_epoch, expected):

@@ -45,9 +45,6 @@ class ProgressBar(Extension):
         self._details = details
         self._bar: Any = None
         self._task: Any = None
-        self._first_iteration = 0
-        self._first_epoch = 0.0
-        self._first_seconds = self._last_seconds = 0.0
 
     def initialize(self, trainer: Any) -> None:
         if self._training_length is None and hasattr(trainer.stop_trigger, "get_training_length"):
