@@ -6,8 +6,9 @@ import types
 
 import numpy as np
 import pytest
+from image_files import jpeg
 
-from dbrdist.datasets import Normalize, ToCHW, images, pixels, shards, transforms
+from dbrdist.datasets import Normalize, ToCHW, folder, images, pixels, shards, transforms
 from dbrdist.datasets.folder import DatasetError, _ImageCache
 from tests.each import each
 
@@ -166,6 +167,36 @@ def test_an_image_of_another_size_is_named_with_the_first():
     with pytest.raises(DatasetError, match=words):
         cache.put(1, np.ones((2, 3, 3), np.uint8), "image {}".format)
     assert cache.get(1) is None
+
+
+@each(size=[(4, 3), (2, 6), (2, 3), (1, 1)], way=["opencv", "numpy"])
+def test_means_over_areas_of_one_side_or_of_both(size, way):
+    image = np.random.default_rng(3).integers(0, 256, (4, 6, 3), np.uint8)
+    (h, w), (height, width) = image.shape[:2], size
+    expected = image.reshape(height, h // height, width, w // width, 3).mean((1, 3))
+    if way == "opencv" and images.resizer() != "opencv":
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(images, "resizer", lambda: way)
+        found = images.resize(image, height, width, "area")
+    np.testing.assert_allclose(found, expected, atol=0.51)
+
+
+def test_cifar10_in_folders_is_normalised_and_changed_at_random(tmp_path):
+    for part in ("train", "test"):
+        for name in ("cat", "dog"):
+            (tmp_path / part / name).mkdir(parents=True)
+            (tmp_path / part / name / "a.jpg").write_bytes(jpeg(len(name + part), 32, 32))
+    train, test = folder.get_cifar10_folders(tmp_path)
+    plain, same = folder.get_cifar10_folders(tmp_path, augment=False, cache=False)
+    assert train._cache is not None and test._cache is not None and plain._cache is same._cache is None
+    mean, std = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]
+    for data, index in ((test, 1), (same, 0), (plain, 1)):
+        expected = (data.get_raw(index)[0] / 255 - mean) / std
+        np.testing.assert_allclose(data[index][0], expected.transpose(2, 0, 1), atol=1e-5)
+    crop, flip = train.transform.transforms[:2]
+    assert (crop.size, crop.padding, flip.p) == ((32, 32), 4, 0.5)
+    assert len({train.example_at(0, seed, 0)[0].tobytes() for seed in range(9)}) > 5
 
 
 # ---- names in shards

@@ -1,7 +1,11 @@
+import math
+
 import pytest
 from training_helpers import restore, saved
 
+from dbrdist.errors import ScheduleError
 from dbrdist.training import extensions
+from tests.each import each
 
 
 class Optimizer:
@@ -83,3 +87,34 @@ def test_follow_schedule_sets_the_value_of_the_next_step():
     for extension in (by_name, by_function):
         extension(trainer)
     assert (trainer.optimizer.lr, seen) == (7.5, [-1, 1.5])
+
+
+@each(
+    **{"value, words": [
+        (1.0, None),
+        (2.0, "expected a number below 2, got 2.0 for the step after 7 "),
+        (math.nan, "expected a finite number, got nan for the step after 7 "),
+        ("x", "expected a finite number, got 'x' for the step after 7 "),
+    ]}
+)  # fmt: skip
+def test_a_value_that_will_not_do_ends_the_run(value, words):
+    trainer, asked = Trainer(), []
+    trainer.epoch_detail, trainer.iteration = 3.5, 7
+
+    def refuse(value):
+        asked.append(value)
+        return None if value < 2 else "a number below 2"
+
+    follow = extensions.FollowSchedule(lambda epoch: value, "lr", refuse, "momentum's schedule")
+    if words is None:
+        follow(trainer)
+        assert trainer.optimizer.lr == value
+    else:
+        with pytest.raises(ScheduleError, match=f"^momentum's schedule: {words}"):
+            follow(trainer)
+        assert trainer.optimizer.lr == 2.0
+    assert asked == ([value] if value in (1.0, 2.0) else [])
+    with pytest.raises(ScheduleError, match=r"^the schedule of lr: expected a finite number"):
+        extensions.FollowSchedule(lambda epoch: math.inf)(trainer)
+    with pytest.raises(ScheduleError, match=r"^the schedule of a hyperparameter: expected a finite number"):
+        extensions.FollowSchedule(lambda epoch: math.inf, asked.append)(trainer)

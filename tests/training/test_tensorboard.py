@@ -137,3 +137,17 @@ def test_lines_of_the_log(tmp_path):
         (9, {"main/loss": 0.5}),
     ]
     assert [(e.get(2), e.get(7)) for e in second] == [(None, None), (10, b"\x08\x01")]
+
+
+def test_lines_of_the_run_before_are_not_written_again(tmp_path):
+    """The log may be asked for them by whoever comes first."""
+    trainer, board = Trainer(tmp_path), TensorBoard()
+    (tmp_path / "log.jsonl").write_text('{"loss": 2.0, "iteration": 3}\n{"loss": 1.0, "iteration": 6}\n')
+    trainer.log._num_saved = 2
+    trainer.updater.iteration = 6
+    board.initialize(trainer)
+    trainer.log.log.append({"loss": 0.5, "iteration": 9})
+    board(trainer)
+    board.finalize()
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    assert [(e[2], scalars(e)) for e in events(path)[2:]] == [(9, {"loss": 0.5})]
