@@ -490,11 +490,10 @@ def test_bits_of_many_elements_are_joined(size, is_joined, monkeypatch):
     assert bool(found) == is_joined
 
 
-@each(of=["x", "gamma", "beta"], axis=[(0,), (0, 2)])
-def test_each_gradient_of_a_normalization_can_be_derived_by_itself(of, axis):
+@each(of=["x", "gamma", "beta"], **{"shape, axis": [((5, 3), (0,)), ((4, 3, 2), (0, 2)), ((1, 3), (0,))]})
+def test_each_gradient_of_a_normalization_can_be_derived_by_itself(of, shape, axis):
     """Against central differences: what the gradients of the others would have added must not come in."""
     rng = np.random.default_rng(0)
-    shape = (5, 3) if axis == (0,) else (4, 3, 2)
     values = {"x": rng.standard_normal(shape), "gamma": rng.uniform(0.5, 2, 3), "beta": rng.standard_normal(3)}
     values["gy"] = rng.standard_normal(shape)
     weights = rng.standard_normal(values[of].shape)
