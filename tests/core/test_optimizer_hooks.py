@@ -10,7 +10,15 @@ import pytest
 import dbrdist
 from dbrdist import Parameter, random
 from dbrdist.core.backend import as_dtype
-from dbrdist.optimizers import SGD, GradientHardClipping, GradientLARS, GradientNoise, Lasso, WeightDecay
+from dbrdist.optimizers import (
+    SGD,
+    GradientClipping,
+    GradientHardClipping,
+    GradientLARS,
+    GradientNoise,
+    Lasso,
+    WeightDecay,
+)
 
 SHAPES = ((40, 30), (5,), (2, 3, 2, 2), ())
 
@@ -238,3 +246,38 @@ def test_parameters_without_a_value_or_a_gradient_are_left_alone(hook):
         hook(None, param)
         assert param.grad is None
         assert param.array is None or param.array.tolist() == [1, 1]
+
+
+HOOKS = [WeightDecay(0.1), Lasso(0.1), GradientClipping(1.0), GradientLARS(), GradientNoise(0.1)]
+HOOKS += [GradientHardClipping(-1.0, 1.0), GradientHardClipping(0.5, 1.0)]
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.name)
+def test_hooks_work_where_each_rank_has_a_part(hook):
+    optimizer = SGD().setup(make())
+    optimizer.add_hook(hook)
+    optimizer.check_divisible(list(optimizer.target.params()))
+    optimizer.add_hook(lambda optimizer: None, "looks")
+    with pytest.raises(ValueError, match="the hook 'looks' may need whole gradients"):
+        optimizer.check_divisible(list(optimizer.target.params()))
+
+
+@pytest.mark.parametrize("hook", [h for h in HOOKS if hasattr(h, "flat")], ids=lambda hook: hook.name)
+def test_zeros_between_parameters_are_filled_again_after_hooks_that_change_them(hook, monkeypatch):
+    """Only those are looked after: the others leave them as they are."""
+    link = make(np.float32)
+    optimizer = SGD(lr=0.0).setup(link)
+    for p, g in zip(link.params(), gradients(link)):
+        p.grad = g
+    optimizer.update()
+    (part,) = optimizer._plan()
+    for p, g in zip(link.params(), gradients(link)):
+        p.grad = g
+    part.collect()
+    cleared = []
+    monkeypatch.setattr(type(part.joint), "clear_gaps", lambda run, *others: cleared.append(run))
+    optimizer.call_hook(hook)
+    assert part.joint.gaps.size
+    is_changed = part.joint.grad[part.joint.gaps].any()
+    assert is_changed == (isinstance(hook, GradientHardClipping) and hook.lower_bound > 0)
+    assert bool(cleared) == isinstance(hook, GradientHardClipping)

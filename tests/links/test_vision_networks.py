@@ -11,6 +11,7 @@ from test_vision_models import NarrowGoogLeNet, NarrowResNet, NarrowVGG, evaluat
 import dbrdist
 import dbrdist.functions as F
 from dbrdist import serializers
+from dbrdist.links.model.vision import resnet, vgg
 from tests.each import each
 
 
@@ -42,7 +43,7 @@ def max_pool(x, ksize, stride, pad=0, cover_all=True):
     return F.max_pooling_2d(x, ksize, stride, pad, cover_all).array
 
 
-def vgg(net, x, convolutions):
+def plain_vgg(net, x, convolutions):
     for stage, num in enumerate(convolutions, 1):
         for i in range(1, num + 1):
             x = net.relu_conv(f"conv{stage}_{i}", x, 1, 1)
@@ -50,7 +51,7 @@ def vgg(net, x, convolutions):
     return net.linear("fc8", np.maximum(net.linear("fc7", np.maximum(net.linear("fc6", x), 0)), 0))
 
 
-def resnet(net, x, blocks, in_3x3, as_torchvision):
+def plain_resnet(net, x, blocks, in_3x3, as_torchvision):
     h = np.maximum(net.norm("bn1", net.conv("conv1", x, 2, 3)), 0)
     h = max_pool(h, 3, 2, 1, False) if as_torchvision else max_pool(h, 3, 2)
     for stage, num in enumerate(blocks, 2):
@@ -76,7 +77,7 @@ def normalize(x):
     return x / (1 + 1e-4 / 5 * sum(squares[:, i : i + x.shape[1]] for i in range(5))) ** 0.75
 
 
-def googlenet(net, x):
+def plain_googlenet(net, x):
     """The three scores."""
 
     def scores(name, x):
@@ -104,7 +105,7 @@ def close(found, expected):
 def test_vgg(n_layers, convolutions):
     model, x = stirred(NarrowVGG(None, n_layers)), images(1)
     found = evaluated(model, x, ["fc8", "prob"])
-    expected = vgg(Net(model), x, convolutions)
+    expected = plain_vgg(Net(model), x, convolutions)
     close(found["fc8"].array, expected)
     close(found["prob"].array, np.exp(expected) / np.exp(expected).sum(1, keepdims=True))
 
@@ -116,15 +117,16 @@ def test_resnet(in_3x3, as_torchvision):
         return
     if as_torchvision:
         model.use_torchvision()
-    expected = resnet(Net(model, 1e-5 if as_torchvision else 2e-5), x, (3, 4, 6, 3), in_3x3, as_torchvision)
+    expected = plain_resnet(Net(model, 1e-5 if as_torchvision else 2e-5), x, (3, 4, 6, 3), in_3x3, as_torchvision)
     close(evaluated(model, x, ["fc6"])["fc6"].array, expected)
 
 
 def test_googlenet():
     model, x = stirred(NarrowGoogLeNet(None)), images(1)
-    expected = googlenet(Net(model), x)
+    expected = plain_googlenet(Net(model), x)
     for name, y in evaluated(model, x, list(expected)).items():
         close(y.array, expected[name])
+    assert evaluated(model, images(1, 256), ["pool5"])["pool5"].shape[2:] == (2, 2)  # each place, of larger images
 
 
 @pytest.mark.parametrize(
@@ -139,3 +141,72 @@ def test_weights_without_a_file_are_random(make, scale):
             assert abs(p.array.std() / scale(np.prod(p.shape[1:])) - 1) < 0.15, path
         if path.endswith(("/b", "/beta")):
             assert not p.array.any()
+
+
+# ---- torchvision's names --------------------------------------------------------------------------------------------
+
+
+@each(
+    **{
+        "n_layers, places": [
+            (16, [0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28]),
+            (19, [0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34]),
+        ]
+    }
+)
+def test_torchvisions_names_of_vgg(n_layers, places):
+    model = NarrowVGG(None, n_layers)
+    convolutions = [link.name for link in model.children() if link.name.startswith("conv")]
+    expected = {name: f"features.{place}" for name, place in zip(convolutions, places, strict=True)}
+    expected |= {"fc6": "classifier.0", "fc7": "classifier.3", "fc8": "classifier.6"}
+    for name, theirs in expected.items():
+        assert model._torchvision_name(f"{name}/W") == f"{theirs}.weight"
+        assert model._torchvision_name(f"{name}/b") == f"{theirs}.bias"
+
+
+def test_torchvisions_names_of_resnet():
+    model = NarrowResNet(None, 50, True)
+    ends = {"W": "weight", "gamma": "weight", "beta": "bias", "avg_mean": "running_mean", "avg_var": "running_var"}
+    expected = {"conv1/W": "conv1.weight", "conv1/b": None, "fc6/W": "fc.weight", "fc6/b": "fc.bias"}
+    for stage, num in enumerate((3, 4, 6, 3), 1):
+        for i in range(num):
+            for k in (1, 2, 3) if i else (1, 2, 3, 4):
+                ours = f"res{stage + 1}/{f'b{i}' if i else 'a'}"
+                conv, bn = ("downsample.0", "downsample.1") if k == 4 else (f"conv{k}", f"bn{k}")
+                expected[f"{ours}/conv{k}/W"] = f"layer{stage}.{i}.{conv}.weight"
+                for end in ("gamma", "beta", "avg_mean", "avg_var"):
+                    expected[f"{ours}/bn{k}/{end}"] = f"layer{stage}.{i}.{bn}.{ends[end]}"
+    for end in ("gamma", "beta", "avg_mean", "avg_var"):
+        expected[f"bn1/{end}"] = f"bn1.{ends[end]}"
+    assert {path: model._torchvision_name(path) for path in expected} == expected
+    assert {path.strip("/") for path, _ in model.namedparams()} == {p for p in expected if "avg" not in p}
+
+
+@each(
+    **{
+        "maker, blocks": [
+            (resnet.ResNet50Layers, (3, 4, 6, 3)),
+            (resnet.ResNet101Layers, (3, 4, 23, 3)),
+            (resnet.ResNet152Layers, (3, 8, 36, 3)),
+        ]
+    }
+)
+def test_resnets_by_their_names(maker, blocks, tmp_path, monkeypatch):
+    monkeypatch.setenv("CHAINER_DATASET_ROOT", str(tmp_path))
+    Narrow = type(maker.__name__, (maker,), {"channels": (1, 1, 1, 1), "num_classes": 2})
+    for options, halving in (((), (2, 1)), ((False,), (2, 1)), ((True,), (1, 2))):
+        model = Narrow(None, *options)
+        assert tuple(len(list(model[f"res{k}"].children())) for k in (2, 3, 4, 5)) == blocks
+        assert (model.res3.a.conv1.stride[0], model.res3.a.conv2.stride[0]) == halving
+    with pytest.raises(FileNotFoundError, match=f"takes .*ResNet-{3 * sum(blocks) + 2}-model.npz"):
+        Narrow()
+
+
+@each(maker=[vgg.VGG16Layers, vgg.VGG19Layers])
+def test_vggs_by_their_names(maker, tmp_path, monkeypatch):
+    monkeypatch.setenv("CHAINER_DATASET_ROOT", str(tmp_path))
+    Narrow = type(maker.__name__, (maker,), {"channels": (1, 1, 1, 1, 1), "hidden_size": 1, "num_classes": 2})
+    names = [link.name for link in Narrow(None).children()]
+    assert len(names) == int(maker.__name__[3:5])  # of convolutions and linear layers
+    with pytest.raises(FileNotFoundError, match=f"takes .*VGG_ILSVRC_{len(names)}_layers.npz"):
+        Narrow()
