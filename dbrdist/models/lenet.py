@@ -29,7 +29,7 @@ class LeNet(Chain):
         with self.init_scope():
             self.conv1 = L.Convolution2D(None, channels[0], 3, pad=1)
             self.conv2 = L.Convolution2D(None, channels[1], 3, pad=1)
-            self.fc1 = L.Linear(None, units)
+            self.fc1 = L.Linear(units)
             self.fc2 = L.Linear(units, num_classes)
 
     def forward(self, x: Any) -> Any:

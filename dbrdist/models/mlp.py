@@ -22,7 +22,7 @@ class MLP(ChainList):
     """
 
     def __init__(self, units: Sequence[int] = (100, 100), num_classes: int = 10, dropout: float = 0.0) -> None:
-        super().__init__(*[L.Linear(None, n) for n in (*units, num_classes)])
+        super().__init__(*[L.Linear(n) for n in (*units, num_classes)])
         self.dropout = dropout
 
     def forward(self, x: Any) -> Any:
