@@ -99,6 +99,23 @@ def test_dropout_is_of_training_alone():
     assert y.std() > 0
 
 
+def test_a_block_drops_elements_of_both_parts_and_between_the_layers_of_the_second():
+    block = L.TransformerBlock(8, 2, 8, dropout=0.5, norm_first=True)
+    for link, W, b in ((block.attention.out, 0, 1), (block.linear1, 0, 1), (block.linear2, np.eye(8), 0)):
+        link.W.array[...], link.b.array[...] = W, b
+    x = np.ones((30, 40, 8), np.float32)
+    added = np.round(block(x).array - x, 4)
+    values, counts = np.unique(added, return_counts=True)  # 0 or 2, and 0 or 4 where neither of two drops it
+    assert values.tolist() == [0, 2, 4, 6]
+    np.testing.assert_allclose(counts / added.size, [0.375, 0.375, 0.125, 0.125], atol=0.02)
+
+
+def test_blocks_see_later_elements_unless_they_are_causal():
+    block = L.TransformerBlock(8, 2, dropout=0.0)
+    np.testing.assert_array_equal(block(X).array, block(X, None, False).array)
+    assert abs(block(X).array - block(X, is_causal=True).array).max() > 0.01
+
+
 def test_blocks_forget_and_are_saved(tmp_path):
     block = L.TransformerBlock(8, 2, dropout=0.3, norm_first=True)
     found = []
