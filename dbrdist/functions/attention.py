@@ -120,7 +120,7 @@ def multi_head_attention(
             raise expected(name, "n_heads", f"a divisor of the width of {what} {a.shape}", n_heads)
         parts = ops.reshape(a, (*a.shape[:2], n_heads, a.shape[2] // n_heads))
         heads.append(ops.transpose(parts, (0, 2, 1, 3)))
-    if getattr(mask, "ndim", 0) == 3:
+    if getattr(mask, "ndim", None) == 3:
         mask = mask[:, None]
     y = scaled_dot_product_attention(*heads, mask, dropout_ratio, is_causal)
     return ops.reshape(ops.transpose(y, (0, 2, 1, 3)), (*query.shape[:2], value.shape[2]))

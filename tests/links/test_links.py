@@ -9,6 +9,7 @@ import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import Chain, Reporter, Sequential, Variable, initializers, optimizers
+from tests.each import each
 
 
 def test_linear_is_a_matrix_product(xp):
@@ -199,3 +200,26 @@ def test_defaults_are_those_of_chainer():
     link = L.Linear(3, 2)
     assert isinstance(link.W.initializer, initializers.LeCunNormal)
     assert not link.b.array.any()
+
+
+@each(use_gamma=[True, False], use_beta=[True, False], is_input_wanted=[True, False])
+def test_a_normalization_writes_its_gradients_where_updates_read_them(use_gamma, use_beta, is_input_wanted):
+    bn = L.BatchNormalization(3, use_gamma=use_gamma, use_beta=use_beta)
+    if use_gamma or use_beta:
+        optimizers.SGD(0.5).setup(bn).update(lambda: F.sum(bn(np.ones((2, 3), np.float32))))
+    rng = np.random.default_rng(0)
+    x, gy = rng.normal(size=(2, 6, 3)).astype(np.float32)
+    v = Variable(x, requires_grad=is_input_wanted)
+    bn.cleargrads()
+    y = bn(v)
+    if y.creator is not None:
+        y.grad = gy
+        y.backward()
+    x_hat = (x - x.mean(0)) / np.sqrt(x.var(0) + 2e-5)
+    gamma = bn.gamma.array if use_gamma else 1
+    for is_used, name, expected in ((use_gamma, "gamma", (gy * x_hat).sum(0)), (use_beta, "beta", gy.sum(0))):
+        if is_used:
+            np.testing.assert_allclose(getattr(bn, name).grad, expected, rtol=1e-4, atol=1e-5)
+    if is_input_wanted:
+        expected = gamma * (gy - gy.mean(0) - x_hat * (gy * x_hat).mean(0)) / np.sqrt(x.var(0) + 2e-5)
+        np.testing.assert_allclose(v.grad, expected, rtol=1e-4, atol=1e-5)
