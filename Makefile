@@ -8,7 +8,7 @@ WORKERS ?= 2
 # and each further worker collects all tests for itself.
 WAITERS ?= 4
 # Own CUDA kernels, compiled by g++, and what cuDNN is asked for.
-ON_HOST = $(patsubst %,tests/gpu/test_%.py,gpu_cudnn host_cudnn gpu_normalization gpu_sums)
+ON_HOST = $(patsubst %,tests/gpu/test_%.py,gpu_cudnn host_cudnn host_ops gpu_normalization gpu_sums)
 WHEEL_TESTS ?= $(addprefix tests/,cli comm core functions kernels links models training)
 
 READY   := $(VENV)/.ready

@@ -6,8 +6,9 @@ Without a GPU they are skipped with the reason, or run elsewhere, so that the te
     python -m pytest tests/gpu --on numpy      # host memory in the place of the device
     python -m pytest tests/gpu/test_gpu_normalization.py --on host-cuda  # own CUDA kernels, compiled by g++; also _sums
     python -m pytest tests/gpu/test_gpu_cudnn.py --on host-cuda  # and a cuDNN of host memory; also test_host_cudnn.py
+    python -m pytest tests/gpu/test_host_ops.py --on host-cuda  # products, cross entropy and updates
 
-``make test-fast`` runs them on the stand-in, and these four on the host. ``device`` is the device under test, ``xp``
+``make test-fast`` runs them on the stand-in, and these five on the host. ``device`` is the device under test, ``xp``
 its array module.
 """
 

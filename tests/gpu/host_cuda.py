@@ -119,8 +119,8 @@ def _module():
 # What template parameters of the files may be: all instances of a file are compiled at once.
 _FLOATS = ["float", "__half", "__nv_bfloat16"]
 _VALUES = {
-    "typename T": _FLOATS, "typename From": _FLOATS, "typename To": _FLOATS, "typename B": ["float"],
-    "typename O": ["float"], "typename I": ["unsigned char", "int"],
+    "typename T": _FLOATS, "typename From": _FLOATS, "typename To": _FLOATS, "typename B": _FLOATS,
+    "typename O": _FLOATS, "typename I": ["unsigned char", "int"],
     "typename L": ["int", "long long"], "typename A": ["float"],
     "int V": [1, 4], "int RELU": [0, 1], "int MAX": [0, 1],
 }  # fmt: skip

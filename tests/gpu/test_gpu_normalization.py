@@ -200,6 +200,20 @@ def test_pooling(name, channels, dtype, kind, device, rng):
     assert_near(kernels.pool_backward(gyd, x.shape, saved, g), gx, roundings(dtype, 8))
 
 
+@pytest.mark.parametrize("kind", ["max", "average"])
+@pytest.mark.parametrize("shape", [(4, 3, 8, 5), (3, 4, 7, 8), (1, 6, 4, 4), (4, 8, 5, 3)])
+def test_threads_read_neighbouring_channels_alone(shape, kind, device, rng):
+    """Four at a time where four divide their number, whatever else it divides."""
+    g = PoolGeometry(kind, 2, 3, 1, 2, 1, 1)
+    x = images(rng, shape)
+    y, places = numpy_.pool_forward(x.astype("d"), g)
+    gy = images(rng, y.shape)
+    yd, saved = kernels.pool_forward(put(device, x), g)
+    assert_near(yd, y, roundings("float32", 8))
+    gx = numpy_.pool_backward(gy.astype("d"), shape, places, g)
+    assert_near(kernels.pool_backward(put(device, gy), shape, saved, g), gx, roundings("float32", 8))
+
+
 def test_not_a_number_is_the_largest(device, rng):
     g = PoolGeometry("max", 3, 3, 2, 2, 1, 1)
     x = images(rng, (2, 4, 9, 9))

@@ -52,7 +52,7 @@ PAGES = "tests/rules/test_api_pages.py"  # defaults of public names
 SIGNATURES = (PAGES, "tests/compat/test_defaults_of_chainer.py")  # read by these without a call
 GPU = ["tests/gpu", "--on", "stand-in"]
 AIMED = "conditions, defaults of parameters, constants in capitals and errors of all rooms"
-ON_HOST = [f"tests/gpu/test_{n}.py" for n in ("gpu_cudnn", "host_cudnn", "gpu_normalization", "gpu_sums")]
+ON_HOST = [f"tests/gpu/test_{n}.py" for n in ("gpu_cudnn", "host_cudnn", "host_ops", "gpu_normalization", "gpu_sums")]
 HOST_CUDA = [*ON_HOST, "--on", "host-cuda"]  # kernels compiled for the host
 MPI = ["mpiexec", "-n", "3"]
 # The tests of each room, run before the inner loop; further suites after it.
