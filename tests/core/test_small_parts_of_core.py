@@ -14,9 +14,20 @@ import pytest
 
 import dbrdist
 import dbrdist.functions as F
-from dbrdist import Variable
-from dbrdist.core import backend, checks, elementwise, parameter, sparse, thread_pools, walk
-from dbrdist.core.update_rule import Hyperparameter, UpdateRule
+from dbrdist import FunctionNode, Variable
+from dbrdist.core import (
+    arrays,
+    backend,
+    checks,
+    elementwise,
+    gradient_check,
+    parameter,
+    sparse,
+    thread_pools,
+    walk,
+)
+from dbrdist.core.update_rule import FP32_PARAM, Hyperparameter, UpdateRule
+from dbrdist.optimizers import SGD
 from tests.each import each
 
 # ---- errors ---------------------------------------------------------------------------------------------------------
@@ -199,3 +210,99 @@ def test_a_gradient_is_written_where_it_belongs_once():
     assert walk.views((first, plain, second), (0, 2)) == ["a", "b"]
     assert walk.views((first, second, second, first), (0, 1, 2, 3)) == ["a", "b", None, None]
     assert walk.views((first, second), (1,)) == ["b"]
+
+
+class Notes(FunctionNode):
+    """Hands its input on twice or once, and its gradient with a note of its name."""
+
+    def __init__(self, name, noted, count=1):
+        self.name, self.noted, self.count = name, noted, count
+
+    def forward(self, xs):
+        return tuple(xs[0] * (k + 1) for k in range(self.count))
+
+    def backward(self, wanted, gys):
+        self.noted.append(self.name)
+        return (sum(g * (k + 1) for k, g in enumerate(gys) if g is not None),)
+
+
+def test_functions_of_one_rank_come_in_the_order_in_which_they_were_reached():
+    noted, x = [], Variable(np.ones(2, "f"))
+    parts = [Notes(name, noted).apply((x,))[0] for name in "abcd"]
+    total = Notes("sum", noted).apply((F.concat([F.stack(parts[:2]), F.stack(parts[2:])], 0),))[0]
+    F.sum(total).backward()
+    assert noted == ["sum", "a", "b", "c", "d"]
+    assert x.grad.tolist() == [4, 4]
+
+
+@each(used=[(0,), (1,), (2, 0)])
+def test_some_outputs_of_a_function_are_enough(used):
+    x = Variable(np.ones(2, "f"))
+    ys = Notes("three", [], 3).apply((x,))
+    for k in used:
+        ys[k].grad = np.full(2, 10, "f")
+    dbrdist.core.backprop.backward([ys[k] for k in used])
+    assert x.grad.tolist() == [10 * sum(k + 1 for k in used)] * 2
+
+
+def test_slopes_may_differ_by_the_tolerance():
+    problem = types.SimpleNamespace(checked=[Variable(np.zeros(3, "f"))])
+    gradient_check._compare("first-order", 1.5, 1.0, 0.5, 0.0, problem)
+    gradient_check._compare("first-order", 1.5, -1.0, 0.5, 2.0, problem)
+    for numbers in ((1.625, 1.0, 0.5, 0.0), (-1.5, 1.0, 0.5, 0.5), (1.0, float("nan"), 1.0, 1.0)):
+        with pytest.raises(AssertionError, match=r"first-order backward: .*parameters: \(3,\) float32"):
+            gradient_check._compare("first-order", *numbers, problem)
+
+
+def test_what_lies_as_images_has_its_channels_innermost():
+    planes = np.zeros((2, 3, 4, 5), "f")
+    pixels = np.ascontiguousarray(planes.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    for a, is_so in (
+        (planes, False), (pixels, True), (pixels[:, :, :, :1], True), (pixels[:, :, :1], True),
+        (pixels[:, :, :1, :1], False), (pixels[:, :1], False), (planes[..., ::4][..., :1], False),
+        (np.zeros((2, 3, 3, 5), "f")[..., ::5], False), (np.zeros((2, 3, 5, 3), "f")[:, :, ::5], False),
+        (np.broadcast_to(pixels[:, :, :1, :1], planes.shape), True), (pixels[:, ::-1], False),
+        (np.broadcast_to(planes[:, :, :1, :1], planes.shape), False),
+    ):  # fmt: skip
+        assert backend.lies_as_images(a) == is_so, (a.shape, a.strides)
+
+
+def test_slices_and_numbers_are_basic_and_arrays_are_not():
+    for index in (3, np.int64(1), None, ..., slice(2), (0, None, ..., slice(1, 2), np.int32(1))):
+        assert arrays._is_basic(index)
+    for index in ([0], np.zeros(1, int), (0, [1]), (slice(2), np.array([True])), np.ones(2, bool)):
+        assert not arrays._is_basic(index)
+
+
+# ---- a rule of one parameter alone
+
+
+def test_a_hook_before_the_update_may_give_another_gradient():
+    p = dbrdist.Parameter(np.array([1, 2], "f"))
+    rule = p.update_rule = SGD(1).create_update_rule()
+    rule.hyperparam.lr = 0.5
+    rule.add_hook(lambda rule, p: setattr(p, "grad", p.grad * 10), "tenfold", "pre")
+    p.grad = np.array([1, -1], "f")
+    p.update()
+    assert p.array.tolist() == [-4, 7] and rule.t == 1
+
+
+@each(dtype=["float16", "bfloat16"])
+def test_a_copy_in_float32_follows_what_is_assigned_between_updates(dtype):
+    dtype = backend.as_dtype(dtype)
+    p = dbrdist.Parameter(np.array([1, 2], dtype))
+    rule = p.update_rule = SGD(1).create_update_rule()
+    rule.use_fp32_update()
+    rule.add_hook(lambda rule, p: None, "none", "pre")  # updated alone
+    small = 2.0**-14  # lost in 16 bits beside 1, and kept in float32
+    for _ in range(2):
+        p.grad = np.array([small, 0], dtype)
+        rule.hyperparam.lr = 1
+        rule.update(p)
+    assert p.array.astype("f").tolist() == [1, 2]
+    np.testing.assert_array_equal(rule.state[FP32_PARAM], np.array([1 - 2 * small, 2], "f"))
+    p.array[1] = 5
+    p.grad = np.array([0, 1], dtype)
+    rule.update(p)
+    assert p.array.astype("f").tolist() == [1, 4]
+    np.testing.assert_array_equal(rule.state[FP32_PARAM], np.array([1 - 2 * small, 4], "f"))

@@ -172,6 +172,7 @@ def compiled(device, file, name):
     which = names.index(name)
 
     def kernel(grid, block, arguments, shared_mem=0):
+        assert np.prod(block) in range(32, 1025, 32), f"{name}: blocks of {block} threads, expected whole warps"
         values = [_argument(a) for a in arguments]
         addresses = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
         sizes = (ctypes.c_size_t * len(values))(*[ctypes.sizeof(v) for v in values])

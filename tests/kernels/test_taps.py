@@ -84,6 +84,8 @@ def test_few_channels_many_pixels_groups_and_other_types_are_left_to_the_convolu
         assert onednn_taps.suits(x, np.zeros((num_pixels, 512, 1, 1), np.float32), out, g) == suits
     assert not onednn_taps.suits(x, gy, out, g._replace(groups=2))
     assert not onednn_taps.suits(x, gy, out[:, :, :1, :1].copy(), g)
+    for two_taps in (out[:, :, :1, :2], out[:, :, :2, :1]):
+        assert onednn_taps.suits(x, gy, two_taps.copy(), g)
     assert not onednn_taps.suits(x, gy, out[..., ::-1], g)
     assert not onednn_taps.suits(x.astype(np.float16), gy, out, g)
 

@@ -1,0 +1,263 @@
+"""What plans take, refuse and hand on, before anything is computed; and what they make of small numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dbrdist.functions as F
+from dbrdist import Variable, kernels
+from dbrdist.core import backend
+from dbrdist.kernels import (
+    ConvGeometry,
+    columns,
+    dispatch,
+    numpy_,
+    onednn,
+    onednn_blocks,
+    onednn_convolution,
+    onednn_float16,
+    onednn_inference,
+    onednn_layer_norm,
+    onednn_matmul,
+)
+from tests.each import each
+
+needs_onednn = pytest.mark.skipif(not onednn.is_available(), reason="oneDNN is not installed")
+F32, F16, BF16 = np.dtype("f"), np.dtype("e"), backend.as_dtype("bfloat16")
+
+
+def refuses(planner, *arguments):
+    with pytest.raises(onednn.Unsupported):
+        planner(*arguments)
+
+
+# ---- columns
+
+# images, kernel, stride, pad and dilation of rows and columns; with gaps, in the padding alone, with nothing seen
+WINDOWS = [
+    ((2, 3, 4, 5), (2, 3), (1, 1, 0, 0, 1, 1)),
+    ((1, 2, 5, 4), (3, 2), (2, 1, 1, 2, 1, 1)),
+    ((1, 1, 6, 7), (2, 2), (1, 2, 2, 1, 2, 3)),
+    ((2, 1, 7, 7), (1, 2), (3, 3, 0, 0, 1, 1)),
+    ((1, 1, 1, 1), (1, 1), (4, 4, 2, 2, 1, 1)),
+]
+
+
+@each(**{"x_shape, kernel, window": WINDOWS})
+def test_columns_are_the_pixels_of_each_window_and_back(x_shape, kernel, window):
+    g = ConvGeometry(*window)
+    (n, c, h, w), (kh, kw), (oh, ow) = x_shape, kernel, g.out_hw(*x_shape[2:], *kernel)
+    index, is_padded = columns._gather(x_shape, kernel, (oh, ow), g)
+    expected = np.full((n, oh, ow, c, kh, kw), n * c * h * w)
+    seen_by = {}
+    for place in np.ndindex(*expected.shape):
+        i, p, q, channel, u, v = place
+        row, column = p * g.sh + u * g.dh - g.ph, q * g.sw + v * g.dw - g.pw
+        if 0 <= row < h and 0 <= column < w:
+            expected[place] = ((i * h + row) * w + column) * c + channel
+            seen_by.setdefault(expected[place], []).append(int(np.ravel_multi_index(place, expected.shape)))
+    np.testing.assert_array_equal(index, expected.reshape(n * oh * ow, c * kh * kw))
+    assert is_padded == (expected == n * c * h * w).any()
+    back = columns._scatter(x_shape, kernel, (oh, ow), g)
+    assert back.shape == (max(map(len, seen_by.values()), default=1), n * c * h * w)
+    for place, row in enumerate(back.T.tolist()):
+        there = seen_by.get(place, [])
+        assert row == there + [expected.size] * (len(back) - len(there))
+
+
+def test_convolutions_without_pixels_or_filters_are_no_columns():
+    x, W, g = np.ones((1, 2, 3, 3), "f"), np.ones((4, 2, 2, 2), "f"), ConvGeometry()
+    columns._plan_forward(x, W, None, g)
+    refuses(columns._plan_forward, x[:0], W, None, g)
+    refuses(columns._plan_forward, x, W[:0], None, g)
+    refuses(columns._plan_forward, x[:, :0], W[:, :0], None, g)
+    refuses(columns._plan_forward, x.view(np.ma.MaskedArray), W, None, g)
+    refuses(columns._plan_backward_weight, x, x.astype("d"), W.shape, g, F32, None)
+
+
+# ---- what serves 16 bits
+
+
+def test_float16_is_served_as_float32():
+    seen = []
+
+    def planner(*arguments):
+        seen.append(arguments)
+        return lambda *arguments: seen.append(arguments) or np.full(3, 1.5, "f")
+
+    x, other = np.ones(3, "e"), np.ones(2, BF16)
+    plan = onednn_float16.also_float16(planner)(x, 7, F16, other, None)
+    planned = seen.pop()
+    assert [getattr(a, "dtype", a) for a in planned] == [F32, 7, F32, BF16, None]
+    y = plan(x, 7, F16, other, None)
+    assert y.dtype == F16 and y.tolist() == [1.5] * 3
+    assert [getattr(a, "dtype", a) for a in seen.pop()] == [F32, 7, F32, BF16, None]
+    assert onednn_float16.also_float16(planner)(x, F32)(x, F32).dtype == F32
+    for first in (np.ones(3, "f"), other, [1.0]):
+        onednn_float16.also_float16(planner)(first, x)
+        assert seen.pop() == (first, x)  # as they are
+
+
+def test_memory_of_float16_is_not_written_to_in_float32():
+    plan = onednn_float16.also_float16(lambda *arguments: lambda *arguments: arguments[1], out=1)
+    x, narrow, wide = np.ones(3, "e"), np.zeros(3, "e"), np.zeros(3, "f")
+    refuses(plan, x, narrow)
+    assert plan(x, wide)(x, wide) is wide
+    assert plan(x)(x, wide).dtype == F16
+    assert plan(x, None)(x, wide).dtype == F16
+
+
+# ---- rectified gradients in blocks
+
+
+@needs_onednn
+def test_gradients_of_dense_images_of_two_blocks_are_masked_at_once(monkeypatch):
+    monkeypatch.setattr(onednn_blocks, "_BLOCK", 60)
+    like = backend.channels_last(np.ones((2, 3, 4, 5), "f"))
+    plane, few, other = np.ones((2, 3, 4, 5), "f"), like[:1], backend.channels_last(np.ones((2, 3, 5, 4), "f"))
+    matrix = np.ones((6, 20), "f")
+    for planner, count in (
+        (onednn_blocks._plan_relu_backward_over, 2),
+        (onednn_blocks._plan_relu_backward_of_sum, 3),
+    ):
+        planner(*[like] * count)
+        for wrong in (plane, other, few, like.astype("d")):
+            for place in range(count):
+                operands = [like] * count
+                operands[place] = wrong
+                refuses(planner, *operands)
+        refuses(planner, *[few] * count)
+        refuses(planner, *[matrix] * count)
+        refuses(planner, *[plane] * count)
+
+
+# ---- layer normalization
+
+
+@needs_onednn
+@each(shape=[(4, 5), (7, 16), (1, 33)])
+def test_layer_normalization_is_onednns(shape):
+    rng = np.random.default_rng(0)
+    x, gy = (rng.standard_normal(shape).astype("f") for _ in range(2))
+    gamma, beta = (rng.standard_normal(shape[1]).astype("f") for _ in range(2))
+    wide = x.astype("d")
+    mean, var = wide.mean(1), wide.var(1)
+    with kernels.use("onednn"):
+        assert kernels.provider_of("ln_forward", x, gamma, beta, 1e-5) == "onednn"
+        y, *statistics = onednn_layer_norm._plan_forward(x, gamma, beta, 1e-5)(x, gamma, beta, 1e-5)
+        assert kernels.provider_of("ln_backward", x, gamma, *statistics, gy, 1e-5) == "onednn"
+        backward = onednn_layer_norm._plan_backward(x, gamma, *statistics, gy, 1e-5)
+        gx, ggamma, gbeta = backward(x, gamma, *statistics, gy, 1e-5)
+    root = np.sqrt(var + 1e-5)[:, None]
+    normal, g = (wide - mean[:, None]) / root, gy * gamma.astype("d")
+    expected = (g - g.mean(1, keepdims=True) - normal * (g * normal).mean(1, keepdims=True)) / root
+    for a, e in (
+        (y, normal * gamma + beta), (statistics[0], mean), (statistics[1], var), (gx, expected),
+        (ggamma, (gy * normal).sum(0)), (gbeta, gy.sum(0, dtype="d")),
+    ):  # fmt: skip
+        assert a.dtype == F32
+        np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_normalization_that_the_library_lacks_is_refused_when_it_is_planned(monkeypatch):
+    def lacks(*arguments):
+        raise onednn.Unsupported("layer normalization")
+
+    monkeypatch.setattr(onednn, "require", lambda *arrays: None)
+    x, row, statistics = np.ones((4, 5), "f"), np.ones(5, "f"), np.ones(4, "f")
+    monkeypatch.setattr(onednn_layer_norm, "_build_forward", lacks)
+    refuses(onednn_layer_norm._plan_forward, x, row, row, 1e-5)
+    monkeypatch.setattr(onednn_layer_norm, "_build_backward", lacks)
+    refuses(onednn_layer_norm._plan_backward, x, row, statistics, statistics, x, 1e-5)
+
+
+# ---- convolutions
+
+
+def test_a_filter_sees_the_channels_of_its_group():
+    W, gy = np.ones((12, 5, 2, 3), "f"), np.ones((1, 12, 4, 4), "f")
+    assert onednn_convolution.channels_in(np.ones((1, 20, 7, 7), "f"), W, None, ConvGeometry(groups=4)) == 5
+    assert onednn_convolution._channels_out(gy, W, (1, 20, 7, 7), ConvGeometry(groups=4)) == 3
+
+
+@needs_onednn
+def test_weights_for_inference_have_elements_in_order_of_their_own():
+    x, W = np.ones((1, 2, 3, 3), "f"), np.ones((4, 2, 2, 2), "f")
+    onednn_inference._check(x, W)
+    onednn_inference._check(x, np.asfortranarray(W))
+    for weights in (W[:0], W[..., ::-1], W[::-1], np.broadcast_to(W[:1], W.shape)):
+        refuses(onednn_inference._check, x, weights)
+    for images in (x.astype("d"), x[:0], x.view(np.ma.MaskedArray)):
+        refuses(onednn_inference._check, images, W)
+
+
+@needs_onednn
+@each(
+    turn=[lambda W: W[::-1], lambda W: W[..., ::-1], lambda W: np.broadcast_to(W[:1], W.shape), np.asfortranarray],
+    lay=[backend.channels_last, np.ascontiguousarray, lambda a: a[..., ::-1]],
+    g=[ConvGeometry(), ConvGeometry(2, 1, 1, 0), ConvGeometry(groups=2)],
+)
+def test_operands_lie_as_they_like(turn, lay, g):
+    rng = np.random.default_rng(0)
+    x, W = rng.standard_normal((2, 6, 5, 4)).astype("f"), rng.standard_normal((8, 6 // g.groups, 3, 2)).astype("f")
+    gy = rng.standard_normal((2, 8, *g.out_hw(5, 4, 3, 2))).astype("f")
+    W, x, gy, b = turn(W), lay(x), lay(gy), np.arange(16, dtype="f")[::2]
+    wide = [a.astype("d") for a in (x, W, gy, b)]
+    with kernels.use("onednn"):
+        forward, data = kernels.conv_forward(x, W, b, g), kernels.conv_backward_data(gy, W, x.shape, g)
+        weight = kernels.conv_backward_weight(x, gy, W.shape, g)
+    np.testing.assert_allclose(forward, numpy_.conv_forward(wide[0], wide[1], wide[3], g), atol=1e-4)
+    np.testing.assert_allclose(data, numpy_.conv_backward_data(wide[2], wide[1], x.shape, g), atol=1e-4)
+    expected = numpy_.conv_backward_weight(wide[0], wide[2], W.shape, g, np.dtype("d"))
+    np.testing.assert_allclose(weight, expected, atol=1e-4)
+
+
+# ---- products
+
+
+@needs_onednn
+@each(pieces=[1, 2, 3], packs=[False, True])
+def test_pieces_of_a_deep_product_are_added(pieces, packs, monkeypatch):
+    monkeypatch.setattr(onednn_matmul, "_DEPTH", 8)
+    monkeypatch.setattr(onednn_matmul, "_SOME_ROWS", 4)
+    monkeypatch.setattr(onednn_matmul, "_is_packing_worth_it", lambda *sizes: packs)
+    rng = np.random.default_rng(0)
+    for depth in (8 * pieces - 7, 8 * pieces):
+        a, b = rng.standard_normal((16, depth)).astype("f"), rng.standard_normal((depth, 5)).astype("f")
+        y = np.full((16, 5), np.nan, "f")
+        onednn_matmul._plan_product(a, b, y)(a, b, y)
+        np.testing.assert_allclose(y, a.astype("d") @ b.astype("d"), rtol=0, atol=1e-5)
+
+
+# ---- softmax and what is handed on
+
+
+@each(axis=[0, 1, 2, 3, -1, -3], function=["softmax", "log_softmax"])
+def test_softmax_along_each_axis_of_images(axis, function):
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype("f")
+    gy = np.random.default_rng(1).standard_normal(x.shape).astype("f")
+    wide = x.astype("d")
+    p = np.exp(wide) / np.exp(wide).sum(axis, keepdims=True)
+    if function == "softmax":
+        y, gx = p, p * (gy - (gy * p).sum(axis, keepdims=True))
+    else:
+        y, gx = np.log(p), gy - p * gy.sum(axis, keepdims=True, dtype="d")
+    for lay in (np.ascontiguousarray, backend.channels_last):
+        v = Variable(lay(x))
+        with kernels.use("numpy"):
+            made = getattr(F, function)(v, axis=axis)
+            made.grad = lay(gy)
+            made.backward()
+        np.testing.assert_allclose(made.array, y, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(v.grad, gx, rtol=1e-5, atol=1e-6)
+        assert made.array.strides == v.array.strides
+
+
+def test_vectors_of_a_normalization_stay_as_they_are_now():
+    gamma, beta, mean, var = (np.full(3, n, "f") for n in (1, 2, 3, 4))
+    kept = dispatch.bn_vectors(None, gamma, beta, mean, var)
+    there = dispatch.bn_vectors(("cuda", np.concatenate([gamma, beta])), gamma, beta, mean, var)
+    gamma[:], beta[:] = 8, 9
+    for found in (kept(), there()):
+        assert [v.tolist() for v in found] == [[n] * 3 for n in (1, 2, 3, 4)]
