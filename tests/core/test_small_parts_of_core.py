@@ -102,6 +102,13 @@ def test_numbers_of_16_bits_are_rounded_once(dtype):
     assert wide.dtype == np.float32 and wide == formula(np.float32(0.3), values[0])
 
 
+def test_small_integers_are_not_rounded_as_16_bits_of_a_float():
+    a, b = np.array([7, 300], np.int16), np.array([2, 1000], np.int16)
+    for xs in ((a, b), (a, 2), (a, np.float32(2)), (a[0], b[0])):
+        y, exact = elementwise.fused(lambda x, y: x / y, *xs), xs[0] / xs[1]
+        assert y.dtype == exact.dtype and np.array_equal(y, exact)
+
+
 def test_arrays_are_alike_in_shape_type_and_place(monkeypatch):
     class OnDevice(types.SimpleNamespace):
         shape, dtype = (2,), np.dtype("f")
@@ -262,6 +269,7 @@ def test_what_lies_as_images_has_its_channels_innermost():
         (pixels[:, :, :1, :1], False), (pixels[:, :1], False), (planes[..., ::4][..., :1], False),
         (np.zeros((2, 3, 3, 5), "f")[..., ::5], False), (np.zeros((2, 3, 5, 3), "f")[:, :, ::5], False),
         (np.broadcast_to(pixels[:, :, :1, :1], planes.shape), True), (pixels[:, ::-1], False),
+        (np.zeros((5, 2, 3, 3), "f").transpose(1, 2, 3, 0)[..., :1], False),
         (np.broadcast_to(planes[:, :, :1, :1], planes.shape), False),
     ):  # fmt: skip
         assert backend.lies_as_images(a) == is_so, (a.shape, a.strides)

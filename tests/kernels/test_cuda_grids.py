@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from dbrdist.kernels import cuda_normalization, cuda_source
+from dbrdist.kernels import cuda_normalization, cuda_ops, cuda_source
 from dbrdist.kernels.onednn import Unsupported
 from tests.each import each
 
@@ -117,3 +117,16 @@ def test_counters_belong_to_a_stream_of_a_device(launches):
 @each(**{"rows, down": [(1, 1), (64, 1), (65, 2), (67_584, 1056), (1_000_000, 1056)]})
 def test_maps_have_four_rows_for_each_thread(rows, down):
     assert cuda_normalization._map_grid(matrix(rows, 64)) == ((1, down), (16, 16))
+
+
+@each(**{"dtype, blocks": [("f", 1024), ("e", 512), ("d", 2048)]})
+def test_a_thread_of_a_sum_reads_sixteen_bytes_at_once(monkeypatch, dtype, blocks):
+    noted = []
+    monkeypatch.setattr(cuda_ops, "require", lambda *arrays: None)
+    monkeypatch.setattr(cuda_source, "kernel", lambda *name: lambda *launched: noted.append((name, *launched)))
+    x = np.zeros(1 << 20, dtype)
+    run, _ = cuda_ops._map("add", x, x)
+    run(x, x, "room")
+    ((name, grid, block, arguments),) = noted
+    assert name == ("elementwise", "add", x.dtype) and (grid, block) == ((blocks,), (256,))
+    assert arguments[0] is x and arguments[2:] == ("room", 1 << 20)

@@ -102,6 +102,9 @@ SYMMETRIC = {
     "getattr",
     "setattr",
     "hasattr",
+    "require",
+    "result_type",
+    "suppress",
 }
 
 
