@@ -285,11 +285,12 @@ def test_slices_and_numbers_are_basic_and_arrays_are_not():
 # ---- a rule of one parameter alone
 
 
-def test_a_hook_before_the_update_may_give_another_gradient():
+@each(of=["grad", "grad_var"])
+def test_a_hook_before_the_update_may_give_another_gradient(of):
     p = dbrdist.Parameter(np.array([1, 2], "f"))
     rule = p.update_rule = SGD(1).create_update_rule()
     rule.hyperparam.lr = 0.5
-    rule.add_hook(lambda rule, p: setattr(p, "grad", p.grad * 10), "tenfold", "pre")
+    rule.add_hook(lambda rule, p: setattr(p, of, getattr(p, of) * 10), "tenfold", "pre")
     p.grad = np.array([1, -1], "f")
     p.update()
     assert p.array.tolist() == [-4, 7] and rule.t == 1
