@@ -8,6 +8,7 @@ import pytest
 import dbrdist.functions as F
 from dbrdist import Variable, kernels
 from dbrdist.core import backend
+from dbrdist.core.rows import ROWS
 from dbrdist.kernels import (
     ConvGeometry,
     columns,
@@ -16,6 +17,7 @@ from dbrdist.kernels import (
     onednn,
     onednn_blocks,
     onednn_convolution,
+    onednn_elementwise,
     onednn_float16,
     onednn_inference,
     onednn_layer_norm,
@@ -131,6 +133,64 @@ def test_gradients_of_dense_images_of_two_blocks_are_masked_at_once(monkeypatch)
         refuses(planner, *[few] * count)
         refuses(planner, *[matrix] * count)
         refuses(planner, *[plane] * count)
+
+
+# ---- rows of functions
+
+NUMBERS = {  # of a row: those that it takes, and those that it does not
+    "leaky_relu": ([0.5, -0.25, 1.0, 2.0], [0.0]),
+    ("leaky_relu", 0): ([0.0, 0.5, 1.5, -0.25], []),
+    ("elu", 0): ([0.0, 0.5, 1.0, 1.5], [-0.25]),
+    "huber": ([0.0, 0.5, 2.0], [-0.25]),
+    ("huber", 0): ([0.0, 0.5, 2.0], [-0.25]),
+    ("clipped_relu", 0): ([0.0, 0.5, 20.0], [-0.25]),
+    "pow_number": ([3], [2, 4, 2.5]),
+    ("pow_number", 0): ([2, 3], [1, 4, 2.5]),
+}
+
+
+@needs_onednn
+@each(key=list(NUMBERS))
+def test_rows_take_numbers_for_which_they_are_right(key):
+    taken, refused = NUMBERS[key]
+    row = ROWS[key if isinstance(key, str) else key[0]]
+    rng, names = np.random.default_rng(0), row.args if isinstance(key, str) else (*row.kept_names, "gy")
+    arrays = tuple(rng.standard_normal(1 << 13).astype("f") for _ in names)
+    for number in refused:
+        refuses(onednn_elementwise._plan_row, key, names, arrays, (number,))
+    for number in taken:
+        y = onednn_elementwise._plan_row(key, names, arrays, (number,))(key, names, arrays, (number,))
+        wide = [a.astype("d") for a in arrays]
+        if isinstance(key, str):
+            expected = row.formula(*wide, number)
+        else:
+            values = {**dict(zip(row.kept_names, wide)), **dict(zip(row.numbers, (number,)))}
+            expected = row.partials[key[1]].pull(wide[-1], values)
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+@needs_onednn
+def test_rows_of_other_sizes_layouts_and_numbers_are_left_to_the_formula():
+    x = np.ones(1 << 13, "f")
+    pixels = backend.channels_last(np.ones((8, 4, 16, 16), "f"))
+    for taken in (x, x.reshape(2, -1), pixels, x.astype(BF16)):
+        onednn_elementwise._plan_row("leaky_relu", ("x",), (taken,), (0.5,))
+    refused = x[1:], np.ones(1 << 14, "f")[::2], x.reshape(2, -1).T, pixels[:, :, ::-1], x.astype("d")
+    for other in refused:
+        refuses(onednn_elementwise._plan_row, "leaky_relu", ("x",), (other,), (0.5,))
+    for number in (np.inf, -np.inf, np.nan, True, np.float32(0.5), None):
+        refuses(onednn_elementwise._plan_row, "leaky_relu", ("x",), (x,), (number,))
+    refuses(onednn_elementwise._plan_row, "no such row", ("x",), (x,), ())
+    refuses(onednn_elementwise._plan_row, ("leaky_relu", 1), ("x",), (x,), (0.5,))
+
+
+def test_ones_are_kept_and_zeros_become_another_number():
+    clip, linear = onednn_elementwise.CLIP, onednn_elementwise.LINEAR
+    for low, step in (
+        (0.0, (clip, 0.0, 1.0)), (0.25, (clip, 0.25, 1.0)), (1.0, (clip, 1.0, 1.0)), (1.5, (linear, -0.5, 1.5)),
+        (-0.5, (linear, 1.5, -0.5)),
+    ):  # fmt: skip
+        assert onednn_elementwise._one_or(low) == step
 
 
 # ---- layer normalization
