@@ -186,7 +186,7 @@ class JointSteps(HandsOn):
         """A step of this rank by itself, and every so many steps the means of all ranks' parameters."""
         if lossfun is not None and num_samples != 0:
             self._backward(lossfun, args, kwds)
-        self.actual_optimizer.update()
+        self._apply()
         self._carried.num_local += 1
         if self._carried.num_local < self._way.local_steps:
             return
