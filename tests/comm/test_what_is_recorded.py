@@ -145,7 +145,7 @@ def test_a_trace_begins_at_0_with_what_contains_the_rest_first():
         ("outer", 0, 0, 0.0, 1e6, {"step": 2}), ("inner", 0, 0, 0.0, 5e5, {"step": 2}),
         ("wait for ranks", 0, 1, 25e4, 25e4, {"step": 2}), ("late", 1, 0, 1.5, 1.0, {"step": 3}),
     ]  # fmt: skip
-    names = [(e["name"], e["pid"], e.get("tid"), e["args"]["name"]) for e in events if e["ph"] == "M"]
+    names = [(e["name"], e["pid"], e.get("tid"), e["args"]["name"]) for e in found["traceEvents"] if e["ph"] == "M"]
     assert names == [
         (kind, pid, tid, name)
         for pid in (0, 1)
