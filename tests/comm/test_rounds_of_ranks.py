@@ -385,7 +385,7 @@ def test_gradients_are_shown_at_the_start_where_there_is_room(encloses, has_room
 
 
 @each(**{"counts, accumulate, gathered, found": [
-    ((2, 6), 1, [], ([0.25, 0.75], None)), ((2, 6), 3, [5, 5], (None, 8.0)),
+    ((2, 6), 1, [], ([0.25, 0.75], None)), ((2, 6), 3, [5, 5], (None, 8.0)), ((0, 8), 3, [0, 0], (None, 8.0)),
     ((EQUAL_WEIGHT,) * 2, 3, [None, None], (None, 6.0)), ((EQUAL_WEIGHT,) * 2, 1, [], (None, 2.0)),
 ]})  # fmt: skip
 def test_weights_of_a_round(counts, accumulate, gathered, found):

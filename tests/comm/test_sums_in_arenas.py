@@ -185,7 +185,11 @@ def test_each_rank_gets_its_parts_alone(dtype, place):
         for k, (x, old) in enumerate(zip(found, wide)):
             assert (x[:begin] == old[:begin]).all() and (x[end:] == old[end:]).all()
             assert k == place or (x == old).all()
-    assert call.num_bytes == 700 * as_dtype(dtype).itemsize and comm.waits == [(call, "barrier")] * 2
+    assert (
+        call.num_bytes == 700 * as_dtype(dtype).itemsize
+        and call.kind == as_dtype(dtype)
+        and comm.waits == [(call, "barrier")] * 2
+    )
 
 
 @each(place=[0, 1, 2])
