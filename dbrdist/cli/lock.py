@@ -148,7 +148,7 @@ def _is_alive(holder: dict[str, Any], path: str, kernel_locks: bool) -> bool:
     )
     before, end = _touched(path), time.monotonic() + WAIT_SECONDS
     while time.monotonic() < end:
-        time.sleep(min(1.0, WAIT_SECONDS / 10))
+        time.sleep(1.0)
         if _touched(path) != before:
             return True
     return False

@@ -250,7 +250,7 @@ class Run:
         folder.write_status("running", **began, **known, earlier_starts=before)
         self.console.open(folder.file(WORDS), known["command"])
 
-    def train(self, traces: bool = False) -> int:
+    def train(self, traces: bool) -> int:
         """Train to the end, or to an agreed stop; returns the exit code. The folder says how it ended."""
         tracer = trace.Trace(self.comm) if traces else None
         if tracer is not None:

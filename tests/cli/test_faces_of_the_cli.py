@@ -328,6 +328,8 @@ def test_a_run_under_the_launcher_beats_and_ends_its_pauses(run, monkeypatch, is
     )
     monkeypatch.setattr(heartbeat, "_writer", writer if is_active else None)
     assert beats.expected() == is_active
-    assert run("run.yaml", "model=mlp", "iterations=2")[0] == 0
+    code, out, _ = run("run.yaml", "model=mlp", "iterations=2")
+    summary = read_json(f"result/{SUMMARY}")
+    assert code == 0 and "\nmemory: about " in out and 0 < summary["seconds"] < 1e6
     wanted = [said for step in (1, 2) for said in ((step, ["epoch", "loss"]), "pause", (step, []))]
     assert said == (wanted if is_active else [])

@@ -1,0 +1,212 @@
+"""What the command line decides between, told to its parts one by one."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from test_config import GOOD, errors
+
+from dbrdist.cli import build, build_updates, commands, preflight, probe, train
+from dbrdist.cli.refuse import Refused, RefusedHere
+from dbrdist.errors import CommunicatorError, ConfigError
+from dbrdist.optimizers import SGD
+
+ORIGIN = SimpleNamespace(where=lambda path: f"run.yaml:{'.'.join(map(str, path))}")
+
+
+# ---- a run, from the command line on --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def begin(monkeypatch):
+    """`_run` with a run that does nothing; what happened, in order."""
+    happened = []
+    one = SimpleNamespace(happened=happened, rank=0, starts=True, error=None, refused=None)
+
+    class Run:
+        def __init__(self, settings, origin, comm, console, warned):
+            if one.error is not None:
+                raise one.error
+
+        def announce(self):
+            happened.append("announced")
+
+        def start_folder(self, mode):
+            happened.append(mode)
+            return one.starts
+
+        def train(self, traces):
+            happened.append(("trained", traces))
+            return 75
+
+    def make(name):
+        happened.append(name)
+        if one.refused is not None:
+            raise one.refused
+        return SimpleNamespace(rank=one.rank)
+
+    warned = SimpleNamespace(listening=contextlib.nullcontext, gather=lambda comm: happened.append("gathered"))
+    monkeypatch.setattr(train, "create_communicator", make)
+    monkeypatch.setattr(train, "Warned", lambda rank, console: warned)
+    monkeypatch.setattr(train.thread_pools, "use_one", lambda: happened.append("one thread"))
+    monkeypatch.setattr(train.resume, "compare_ranks", lambda *arguments: happened.append("compared"))
+    monkeypatch.setattr(train.run, "Run", Run)
+    monkeypatch.setattr(train.run, "evaluate", lambda settings, origin, comm, run: happened.append(("evaluated", run)))
+    monkeypatch.setattr(train.abort, "report", lambda words: happened.append(("here", words)))
+    monkeypatch.setattr(train, "_complain", lambda words: happened.append(("said", words)))
+
+    def call(mode="new", evaluate=None, trace=False, reproducible=False):
+        happened.clear()
+        settings = SimpleNamespace(communicator="flat", reproducible=reproducible)
+        return train._run(settings, ORIGIN, mode, evaluate, trace), happened
+
+    one.call = call
+    return one
+
+
+def test_a_run_is_announced_and_trained_where_steps_are_left(begin):
+    assert begin.call() == (75, ["flat", "compared", "announced", "new", ("trained", False)])
+    assert begin.call("resume", trace=True)[1][-2:] == ["resume", ("trained", True)]
+    assert begin.call(reproducible=True)[1][:3] == ["flat", "one thread", "compared"]
+    begin.starts = False
+    assert begin.call() == (0, ["flat", "compared", "announced", "new"])
+    assert begin.call(evaluate="old") == (0, ["flat", "compared", ("evaluated", "old"), "gathered"])
+
+
+def test_a_refusal_is_said_by_rank_0_or_by_whom_it_concerns(begin):
+    for begin.error, code, said in (
+        (Refused("run.yaml:1:1: wrong", 2), 2, [("said", "run.yaml:1:1: wrong")]),
+        (Refused("diverged", 1), 1, [("said", "dbrdist-train: diverged")]), (Refused("", 1), 1, []),
+        (RefusedHere("disk full", 2), 2, [("here", "dbrdist-train: disk full")]),
+    ):  # fmt: skip
+        begin.rank = 0
+        assert begin.call() == (code, ["flat", "compared", *said])
+        begin.rank = 1
+        assert begin.call() == (code, ["flat", "compared", *(words for words in said if words[0] == "here")])
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError])
+def test_a_communicator_that_does_not_fit_is_a_mistake_of_the_configuration(begin, kind):
+    begin.refused = kind("two GPUs for three ranks")
+    with pytest.raises(ConfigError, match=r"^run.yaml:communicator: communicator: two GPUs for three ranks$"):
+        begin.call()
+    begin.refused = CommunicatorError("rank 3 is gone")
+    with pytest.raises(CommunicatorError, match=r"^rank 3 is gone$"):
+        begin.call()
+
+
+# ---- other commands -------------------------------------------------------------------------------------------------
+
+
+def test_images_are_named_as_the_runs_own_configuration_says_or_another(monkeypatch):
+    happened = []
+    monkeypatch.setattr(commands, "find_snapshot", lambda run: happened.append(("found", run)))
+    monkeypatch.setattr(commands, "folder_of", lambda run: f"{run}/folder")
+    monkeypatch.setattr(commands.load, "load", lambda *given: happened.append(given) or ("settings", "origin"))
+    for name in ("search_beside", "refuse_code_of_a_folder"):
+        monkeypatch.setattr(commands.resolve, name, lambda *given, name=name: happened.append((name, *given)))
+    monkeypatch.setattr(commands.predict, "predict", lambda *given: iter([given]))
+
+    def named(*words):
+        happened.clear()
+        return list(commands.predict_images("run", words))
+
+    assert named("a.png", "b.png") == [("settings", "origin", "run", ["a.png", "b.png"])]
+    assert happened == [
+        ("found", "run"), ("run/folder/config.yaml", []), ("refuse_code_of_a_folder", "settings", "origin"),
+    ]  # fmt: skip
+    for name in ("own.yaml", "own.yml"):
+        assert named(name, "lr=1", "a.png") == [("settings", "origin", "run", ["a.png"])]
+        assert happened == [("found", "run"), (name, ["lr=1"]), ("search_beside", name)]
+    for words in ((), ("own.yaml",), ("lr=1",), ("a.yaml", "b.yaml", "a.png")):
+        with pytest.raises(ConfigError, match=r"expected image files: --predict RUN image.jpg"):
+            named(*words)
+        assert happened == []
+
+
+@pytest.mark.parametrize("words", [(), ("a.txt",), ("a.safetensors", "b.safetensors")])
+def test_weights_are_written_to_one_file(words):
+    with pytest.raises(ConfigError, match=r"expected one file to write: --export RUN weights.safetensors"):
+        list(commands.export("run", words))
+
+
+# ---- before the first step ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [6, 7])
+def test_up_to_six_parameters_are_listed(n):
+    task = SimpleNamespace(namedparams=lambda: [(f"/predictor/l{k}/W", None) for k in range(n)])
+    names = [f"/l{k}/W" for k in range(6)]
+    assert build_updates._names(task) == (names if n == 6 else [*names, "..."])
+
+
+def test_an_optimizer_that_cannot_be_divided_is_refused(monkeypatch):
+    task, checked = SimpleNamespace(params=lambda: iter(["a", "b"])), []
+    made = SGD()
+    monkeypatch.setattr(SGD, "check_divisible", lambda self, params: checked.append(params))
+    build_updates._check_divisible(made, None, ORIGIN, task)
+    assert checked == [["a", "b"]]
+
+    def refuse(self, params):
+        raise ValueError("its hook looks at all gradients")
+
+    monkeypatch.setattr(SGD, "check_divisible", refuse)
+    with pytest.raises(ConfigError, match=r"run.yaml:zero: zero: its hook looks at all gradients"):
+        build_updates._check_divisible(made, None, ORIGIN, task)
+    with pytest.raises(ConfigError, match="expected an optimizer with update rules, got SimpleNamespace, which has no"):
+        build_updates._check_divisible(SimpleNamespace(), None, ORIGIN, task)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+def test_floating_numbers_are_cast_and_others_are_not(dtype):
+    wanted = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    convert = build.converter(dtype)
+    kinds = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.int32, np.uint8, np.int64, bool]
+    for kind in kinds:
+        values = [np.array([1, 0], kind) for _ in range(3)]
+        after = wanted if kind in kinds[:4] else np.dtype(kind)
+        alone, pair, named = convert(values), convert([(v, 5) for v in values]), convert([{"x": v} for v in values])
+        for array in (alone, pair[0], named["x"]):
+            assert array.dtype == after and array.tolist() == [[1, 0]] * 3
+        assert pair[1].tolist() == [5] * 3 and pair[1].dtype.kind == "i"
+
+
+@pytest.mark.parametrize(("length", "number", "reads"), [(150, 1, 100), (150, 40, 3), (7, 4, 2), (0, 4, 0)])
+def test_a_hundred_examples_are_tried_where_all_are_corrupt(monkeypatch, length, number, reads):
+    read = []
+    monkeypatch.setattr(
+        probe, "get_batch", lambda data, indices, seed, epoch, skipped: read.append(list(indices)) or []
+    )
+    settings = SimpleNamespace(seed=3, transforms=SimpleNamespace(train=()))
+    look = probe.Look(settings, ORIGIN, "train", range(length), None, None)
+    assert look.arguments(number) is None and len(read) == reads
+    assert [i for indices in read for i in indices] == list(range(min(length, reads * number)))
+
+
+@pytest.mark.parametrize(("free", "is_enough"), [(3 * 40 * 4 - 1, False), (3 * 40 * 4, True)])
+def test_the_disk_must_have_room_for_the_snapshots_that_are_kept_and_one(monkeypatch, tmp_path, free, is_enough):
+    """A snapshot of 10 numbers of 4 bytes has them three times, with the optimizer's states; three are kept."""
+    parameter = SimpleNamespace(array=np.zeros(10, np.float32))
+    made = SimpleNamespace(task=SimpleNamespace(params=lambda include_uninit: [parameter]))
+    settings = SimpleNamespace(out=str(tmp_path / "a" / "b"), snapshot=SimpleNamespace(keep=3))
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    found = list(preflight._disk(settings, ORIGIN, made))
+    assert found == ([] if is_enough else [
+        f"run.yaml:out: out: 479 bytes are free in {tmp_path}, but 3 snapshots and the next one need about 480; use "
+        "another folder, or a smaller snapshot.keep"
+    ])  # fmt: skip
+    monkeypatch.setattr(preflight.os, "access", lambda path, mode: False)
+    assert list(preflight._disk(settings, ORIGIN, made)) == [f"run.yaml:out: out: cannot write to {tmp_path}"]
+
+
+def test_an_unknown_key_is_told_one_that_is_near_or_all():
+    (near,) = errors(GOOD, "bach=3")
+    assert near == "command line 'bach=3': bach: unknown key, did you mean 'batch'?"
+    (far,) = errors(GOOD, "snapshot.zzz=3")
+    assert far == "command line 'snapshot.zzz=3': snapshot.zzz: unknown key; known here: every, keep, best, mode"
+    (choice,) = errors(GOOD, "dtype=zzz")
+    assert "known here" not in choice
