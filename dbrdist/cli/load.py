@@ -160,10 +160,7 @@ def _validate(data: dict[str, Any], raw: dict[Path, str]) -> Config:
         return Config.model_validate(data)
     except ValidationError as error:
         paths = [_data_path(e["loc"]) for e in error.errors() if e["type"] == "string_type"]
-        typed = [path for path in paths if raw.get(path)]
-        if not typed:
-            raise
-        for path in typed:
+        for path in (path for path in paths if raw.get(path)):
             place: Any = data
             for part in path[:-1]:
                 place = place[part]

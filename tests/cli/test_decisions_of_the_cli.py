@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
-from test_config import GOOD, errors
+from test_config import GOOD, config, errors
 
-from dbrdist.cli import build, build_updates, commands, preflight, probe, train
+from dbrdist.cli import build, build_updates, commands, extend, preflight, probe, report, train, weights
+from dbrdist.cli.folder import CONFIG, LOG, SUMMARY
 from dbrdist.cli.refuse import Refused, RefusedHere
 from dbrdist.errors import CommunicatorError, ConfigError
 from dbrdist.optimizers import SGD
@@ -210,3 +211,87 @@ def test_an_unknown_key_is_told_one_that_is_near_or_all():
     assert far == "command line 'snapshot.zzz=3': snapshot.zzz: unknown key; known here: every, keep, best, mode"
     (choice,) = errors(GOOD, "dtype=zzz")
     assert "known here" not in choice
+
+
+@pytest.mark.parametrize(
+    ("overrides", "happened"),
+    [
+        ((), ["setup"]), (("dtype=float64",), ["setup"]), (("dtype=mixedbf16",), ["setup"]),
+        (("dtype=float16",), ["setup", "single precision", "scaling"]),
+        (("dtype=bfloat16",), ["setup", "single precision"]), (("dtype=mixed16",), ["setup", "scaling"]),
+        (("dtype=mixed16", "loss_scale=8"), ["setup", 8.0]), (("loss_scale=2.5",), ["setup", 2.5]),
+    ],
+)  # fmt: skip
+def test_narrow_types_have_updates_in_single_precision_and_a_scaled_loss(monkeypatch, overrides, happened):
+    found = []
+    made = SimpleNamespace(
+        setup=lambda task: found.append("setup"), use_fp32_update=lambda: found.append("single precision"),
+        set_loss_scale=found.append, loss_scaling=lambda: found.append("scaling"),
+    )  # fmt: skip
+    monkeypatch.setitem(build_updates.OPTIMIZERS, "momentum_sgd", lambda **settings: made)
+    assert build_updates.optimizer(config(GOOD, *overrides), ORIGIN, None) is made and found == happened
+
+
+@pytest.mark.parametrize("length", [10, 11])
+def test_a_configuration_has_a_largest_size(monkeypatch, tmp_path, length):
+    assert extend.MAX_BYTES == 10_000_000
+    monkeypatch.setattr(extend, "MAX_BYTES", 10)
+    (tmp_path / "run.yaml").write_bytes(b"#" * length)
+    if length == 10:
+        assert extend.read_file(str(tmp_path / "run.yaml")) == b"#" * 10
+    else:
+        with pytest.raises(
+            ConfigError, match=r"run.yaml: expected a configuration of at most 10 bytes, this is larger"
+        ):
+            extend.read_file(str(tmp_path / "run.yaml"))
+
+
+def test_torchvisions_names_in_ours():
+    names = {
+        "conv1.weight": "conv.W", "bn1.weight": "bn.gamma", "bn1.bias": "bn.beta", "bn1.running_mean": "bn.avg_mean",
+        "bn1.running_var": "bn.avg_var", "layer1.0.conv1.weight": "blocks.0.conv1.W",
+        "layer1.1.bn2.weight": "blocks.1.bn2.gamma", "layer2.0.downsample.0.weight": "blocks.2.shortcut.conv.W",
+        "layer2.0.downsample.1.bias": "blocks.2.shortcut.bn.beta", "fc.weight": "fc.W", "fc.bias": "fc.b",
+        "weight": "W", "bn1.num_batches_tracked": "bn.num_batches_tracked",
+    }  # fmt: skip
+    assert weights.from_torchvision({name: k for k, name in enumerate(names)}) == {
+        name: k for k, name in enumerate(names.values())
+    }
+
+
+# ---- reports --------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_is_what_lies_in_the_folder(tmp_path):
+    (tmp_path / SUMMARY).write_text('{"status": "finished", "seed": 3}')
+    one = report.read(str(tmp_path))
+    assert one == (str(tmp_path), tmp_path.name, {"status": "finished", "seed": 3}, [], "")
+    (tmp_path / CONFIG).write_bytes(b"epochs: 3 # \xff\n")
+    (tmp_path / LOG).write_text('{"epoch": 1}\n')
+    assert report.read(str(tmp_path))[3:] == ([{"epoch": 1}], "epochs: 3 # \ufffd\n")
+
+
+def test_pictures_show_the_curves_and_mark_a_single_point(monkeypatch, tmp_path):
+    drawn = []
+    axes = SimpleNamespace(
+        plot=lambda *points, **style: drawn.append((points, style)), set=lambda **words: drawn.append(words),
+        legend=lambda: drawn.append("legend"),
+    )  # fmt: skip
+    plotting = SimpleNamespace(
+        is_installed=lambda: True, new_figure=lambda *size: drawn.append(size) or ("figure", ((axes,),)),
+        draw_grid=lambda *given: drawn.append(given[1:]), save_figure=lambda *given: drawn.append(given),
+    )  # fmt: skip
+    monkeypatch.setattr(report, "plotting", plotting)
+    log = [{"epoch": 1, "main/loss": 2.0, "lr": 0.5}, {"epoch": 2, "main/loss": 1.0}]
+    one = report.RunRecord("run", "run", {}, log, "")
+    paths = [str(tmp_path / f"{name}.png") for name in ("loss", "learning_rate")]
+    assert report._pictures(one, str(tmp_path)) == paths
+    blue = report.COLOURS[0]
+    assert drawn == [
+        (1, 1, (7, 4)), (((1.0, 2.0), (2.0, 1.0)), {"color": blue, "label": "training", "marker": ""}),
+        {"title": "Loss", "xlabel": "epoch"}, (True,), "legend", ("figure", paths[0]),
+        (1, 1, (7, 4)), (((1.0,), (0.5,)), {"color": blue, "label": "", "marker": "o"}),
+        {"title": "Learning rate", "xlabel": "epoch"}, (True,), ("figure", paths[1]),
+    ]  # fmt: skip
+    plotting.is_installed = lambda: False
+    assert report._pictures(one, str(tmp_path)) == []

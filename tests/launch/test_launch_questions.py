@@ -92,6 +92,25 @@ def test_what_ranks_do_is_answered_at_once_and_a_stop_is_passed_on(asked):
     assert third.sent == [("answer", {"data": "é".encode() * (limits.MESSAGE_BYTES // 2)})]
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "running, no heartbeats"), ({"count": 1}, "running"), ({"count": 1, "step": 0}, "running, step 0"),
+        ({"count": 2, "step": 7, "beat_at": 98.5}, "running, step 7, last heartbeat 1.5 s ago"),
+        ({"leaving": True}, "leaving, no heartbeats"), ({"state": "T"}, "stopped, no heartbeats"),
+        ({"state": "T", "traced": True}, "in a debugger, no heartbeats"),
+        ({"connected": False, "traced": True}, "lost"),
+        ({"exit": {"code": 137, "signal": 9}, "connected": False}, "ended with SIGKILL"),
+        ({"exit": {"code": 3, "signal": 0}, "count": 1, "step": 2}, "ended with exit code 3, step 2"),
+    ],
+)  # fmt: skip
+def test_what_a_rank_is_doing(changes, words):
+    one = Rank(0, "a", None)
+    for name, value in changes.items():
+        setattr(one, name, value)
+    assert one.activity(100.0) == words
+
+
 # ---- jobs of this machine -------------------------------------------------------------------------------------------
 
 
