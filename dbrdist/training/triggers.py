@@ -259,7 +259,7 @@ class EarlyStoppingTrigger:
         self._check_trigger = get_trigger(check_trigger)
         self._max_trigger = get_trigger(max_trigger)
         self._summary = DictSummary()
-        self._sign = 1.0 if mode == "max" or (mode == "auto" and "accuracy" in monitor) else -1.0
+        self._is_better = operator.gt if mode == "max" or (mode == "auto" and "accuracy" in monitor) else operator.lt
         self.best: float | None = None
 
     def __call__(self, trainer: Any) -> bool:
@@ -277,7 +277,7 @@ class EarlyStoppingTrigger:
         return self._check(float(means[self.monitor]), trainer)
 
     def _check(self, value: float, trainer: Any) -> bool:
-        if self.best is None or self._sign * value > self._sign * self.best:
+        if self.best is None or self._is_better(value, self.best):
             self.best = value
             self.count = 0
         else:

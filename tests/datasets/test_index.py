@@ -305,6 +305,12 @@ def test_an_image_may_end_with_its_shard(shards):
     to_the_end = index.shards[0].size - int(index._offsets[0])
     resealed(path, change_columns=put(16, "<u4", to_the_end))
     assert len(read_index(path)) == 5
+    resealed(path, change_columns=lambda c: [put(0, "<u8", index.shards[0].size)(c), put(16, "<u4", 0)(c)])
+    assert read_index(path).read(0) == b""  # an image without bytes at the very end
+    resealed(path, change_columns=lambda c: [put(0, "<u8", index.shards[0].size + 1)(c), put(16, "<u4", 0)(c)])
+    with pytest.raises(DatasetError, match="lies beyond the end of its shard"):
+        read_index(path)
+    build(shards)
     resealed(path, change_columns=put(16, "<u4", to_the_end + 1))
     with pytest.raises(DatasetError, match="lies beyond the end of its shard"):
         read_index(path)

@@ -195,3 +195,14 @@ def test_files_are_closed_when_there_are_many(tmp_path):
         files.read(f"{tmp_path}/9", 5, 5)
     del files
     assert not open_files() - before
+
+
+def test_a_part_of_a_file_that_comes_in_pieces(tmp_path, monkeypatch):
+    data, pread = bytes(range(100)), os.pread
+    (tmp_path / "file").write_bytes(data)
+    monkeypatch.setattr(os, "pread", lambda number, size, offset: pread(number, min(size, 7), offset))
+    files = OpenFiles()
+    for start, size in ((0, 100), (3, 14), (20, 0), (93, 7)):
+        assert files.read(str(tmp_path / "file"), start, size) == data[start : start + size]
+    with pytest.raises(OSError, match="the file ends after 10 of 11 bytes at 90"):
+        files.read(str(tmp_path / "file"), 90, 11)

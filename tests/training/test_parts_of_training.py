@@ -106,8 +106,9 @@ def test_a_step_and_its_wait_for_data_are_timed(is_recorded, monkeypatch):
             steps.append((name, self.step))
             yield
 
+    recorder = Recorder()
     if is_recorded:
-        monkeypatch.setattr(spans, "recorders", [Recorder()])
+        monkeypatch.setattr(spans, "recorders", [recorder])
     updater = StandardUpdater(Slow(examples(), 2), optimizers.SGD(0.1).setup(Model()))
     assert updater.step_seconds == updater.data_seconds == 0
     for _ in range(2):
@@ -116,6 +117,8 @@ def test_a_step_and_its_wait_for_data_are_timed(is_recorded, monkeypatch):
         assert updater.get_optimizer("main").target.w.array != before
     assert updater.iteration == 2 and updater.data_seconds == 6 and updater.step_seconds == 16
     assert [s for s in steps if s[0] == "step"] == [("step", 0), ("step", 1)] * is_recorded
+    waits = [("data wait", 0, 100.0, 103.0), ("data wait", 1, 108.0, 111.0)]
+    assert [(s.name, s.step, s.began, s.ended) for s in recorder.spans] == waits * is_recorded
 
 
 # ---- reports of copies on other devices
@@ -240,6 +243,33 @@ def test_statistics_are_drawn_as_they_are(has_mean, has_std, sigmas):
     if sigmas:
         np.testing.assert_allclose(lines["50 %"], [[1, 2], [2, 6]])
         np.testing.assert_allclose([bands["10 to 90 %"][:, 1].min(), bands["10 to 90 %"][:, 1].max()], [0.4, 10.8])
+
+
+@each(
+    **{"sigmas, bands": [
+        ((5, 95), [("5 to 95 %", 0.15)]),
+        ((1, 50, 99), [("1 to 99 %", 0.15)]),
+        ((1, 20, 80, 99), [("1 to 99 %", 0.15), ("20 to 80 %", 0.5)]),
+        ((0, 1, 20, 50, 80, 99, 100), [("0 to 100 %", 0.15), ("1 to 99 %", 0.325), ("20 to 80 %", 0.5)]),
+        ((50,), []),
+    ]}
+)  # fmt: skip
+def test_the_inner_bands_are_darker(sigmas, bands):
+    v, drawn = dbrdist.Parameter(np.arange(5.0)), []
+
+    class Axes:
+        def fill_between(self, steps, low, high, alpha, color, linewidth, label):
+            drawn.append((label, pytest.approx(alpha)))
+            assert (high >= low).all() and (color, linewidth) == ("C0", 0)
+
+        def plot(self, steps, values, color, marker, label):
+            assert label == "50 %" and color == "black" and values.tolist() == [sigmas.index(50)] * 2
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plotting, "available", lambda: True)
+        plot = extensions.VariableStatisticsPlot(v, plot_mean=False, plot_std=False, percentile_sigmas=sigmas)
+    plot._draw_percentiles(Axes(), [1, 2], np.array([range(len(sigmas))] * 2))
+    assert drawn == bands
 
 
 # ---- protocol buffers

@@ -208,6 +208,18 @@ def test_a_table_is_printed_from_its_first_line_on():
     assert out.getvalue().splitlines() == ["1" + " " * 11 + "0.5", "2", " " * 12 + "0.333333"]
 
 
+def test_lines_of_the_run_before_are_not_printed_again(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    log, out = extensions.LogReport(), io.StringIO()
+    log._num_saved = 2
+    trainer = types.SimpleNamespace(out=str(tmp_path), get_extension={"log": log}.__getitem__)
+    report = extensions.PrintReport(["a"], "log", out)
+    report.initialize(trainer)
+    log.log.append({"a": 3})
+    report(trainer)
+    assert out.getvalue().splitlines() == ["a", "3"]
+
+
 def test_the_folder_of_a_run_or_of_a_snapshot_in_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()

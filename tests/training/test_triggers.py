@@ -40,6 +40,21 @@ def test_interval_goes_on_after_a_resume(stop):
     assert done + fired(second, clock, 12 - stop) == straight
 
 
+@pytest.mark.parametrize("unit", ["iteration", "epoch"])
+def test_what_is_first_asked_late_looks_at_the_last_step_alone(unit):
+    make = [
+        lambda: triggers.IntervalTrigger(3 if unit == "iteration" else 0.75, unit),
+        lambda: triggers.ManualScheduleTrigger([3 if unit == "iteration" else 0.75], unit),
+    ]
+    for trigger, after in [(trigger, after) for trigger in make for after in range(1, 6)]:
+        clock = Clock()
+        for _ in range(after):
+            clock.tick()
+        assert trigger()(clock) == (after == 3)
+    clock = Clock()
+    assert not any(trigger()(clock) for trigger in make)  # before the first step
+
+
 @pytest.mark.parametrize("period", [1, 2, 3, 7])
 def test_whole_periods_in_steps_fire_as_any_number_does(period):
     rng = np.random.default_rng(period)
