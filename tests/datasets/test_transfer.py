@@ -170,6 +170,7 @@ def test_batches_are_those_of_concat_examples(kind, own, gpu):
     assert kinds == first + (["wait", *first]) * 4
     computing = compute if own else Stream.current
     done = [event for name, event in computing.log if name == "record"]
+    assert sum(name == "wait" for name, _ in computing.log) == 5 * num  # and not the host
     waited = [event for name, event in (x for x in sending.log if x[0] == "wait")]
     assert len(done) == 5 and waited == done[:4]  # copies begin when what came before the last call is computed
     assert (sending is stream) == own and sending.non_blocking != own
