@@ -263,6 +263,7 @@ LIES = {  # the columns of 5 images in shards: offsets, sizes, labels, ends of n
     "an offset beyond the end": ({"change_columns": put(0, "<u8", 1 << 60)}, "lies beyond the end of its shard"),
     "a size beyond the end": ({"change_columns": put(16, "<u4", 1 << 31)}, "lies beyond the end of its shard"),
     "a label too large": ({"change_columns": put(32, "<i4", 7)}, "labels go from 0 to 7 with 2 classes"),
+    "the label behind the last": ({"change_columns": put(32, "<i4", 2)}, "labels go from 0 to 2 with 2 classes"),
     "a negative label": ({"change_columns": put(32, "<i4", -1)}, "labels go from -1"),
     "names that go back": ({"change_columns": put(24, "<u8", 99)}, "names do not end where they should"),
     "names beyond the end": ({"change_columns": put(28, "<u8", 1 << 40)}, "names do not end where they should"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 import zipfile
 
 import image_files
@@ -17,14 +18,18 @@ from dbrdist.datasets import (
     base,
     columns,
     folder,
+    images,
     index,
     index_format,
     memory,
     order,
     pickled,
     prefetch,
+    scan,
     tables,
+    tar,
     transforms,
+    unpickle,
     workers,
     zipped,
 )
@@ -300,3 +305,49 @@ def test_a_file_in_an_archive_has_a_limit_of_bytes(tmp_path, monkeypatch):
         monkeypatch.setattr(zipped, "_MAX_BYTES", limit)
         with pytest.raises(folder.CorruptExampleError, match=words):
             data[0]
+
+
+@each(
+    **{"text, label": [
+        (b"0", 0), (b" 17\n", 17), (b"999999", 999_999), (b"1000000", None), (b"", None), (b"-1", None), (b"1.5", None),
+        (b"7" + b" " * 63, 7), (b"7" + b" " * 64, None), (b" " * 64 + b"7", None), (b"x", None), (b"0" * 63 + b"7", 7),
+    ]}
+)  # fmt: skip
+def test_the_class_of_an_image_is_a_number_below_a_million(text, label, tmp_path):
+    path = tmp_path / "a.tar"
+    path.write_bytes(b"before" + text + b"5 behind")
+    member = tar.Member(b"a.cls", 6, len(text), True)
+    if label is None:
+        with pytest.raises(folder.DatasetError, match=r"a class from 0 to 999,999 in 'a.cls', got b'.{0,20}'$"):
+            scan._label(str(path), member)
+    else:
+        assert scan._label(str(path), member) == label
+
+
+def test_a_pickle_whose_frame_ends_with_the_file_and_not_with_a_stop():
+    frame = b"\x80\x04\x95" + (5).to_bytes(8, "little") + b"\x8c\3abc"
+    with pytest.raises(ValueError, match=r"cut short, at example 0 \(byte 0\): the file ends after 16 bytes"):
+        pickled.PickleDataset(io.BytesIO(frame))
+    long = b"\x80\x04X" + (3).to_bytes(4, "little") + b"abc"
+    with pytest.raises(ValueError, match=r"cut short, at example 0 \(byte 0\): the file ends after 10 bytes"):
+        pickled.PickleDataset(io.BytesIO(long))
+    assert pickled.PickleDataset(io.BytesIO(long + b"."))[0] == "abc"
+
+
+@each(is_there=[False, True])
+def test_images_are_resized_by_the_library_that_is_there(is_there):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(images.importlib.util, "find_spec", lambda name: (name == "cv2" and is_there) or None)
+        assert images.resizer.__wrapped__() == ("opencv" if is_there else "numpy")
+
+
+class Own:
+    """A class of the program's."""
+
+
+def test_classes_of_the_program_are_refused_unless_they_are_asked_for():
+    data = pickle.dumps([Own()])
+    with pytest.raises(unpickle.RefusedPickle, match=r"it refers to \S+\.Own, which plain data does not need"):
+        unpickle.DataUnpickler(io.BytesIO(data), frozenset()).load()
+    for allowed, classes in ((frozenset(), True), (frozenset({(__name__, "Own")}), False)):
+        assert type(unpickle.DataUnpickler(io.BytesIO(data), allowed, classes).load()[0]) is Own
