@@ -300,6 +300,19 @@ def test_an_index_that_lies_is_refused(shards, lie):
         read_index(path)
 
 
+def test_an_index_has_the_length_that_it_claims(shards):
+    path = build(shards)
+    data = path.read_bytes()
+    for other in (data[:-1], data + b"x", data[: HEAD.size]):
+        path.write_bytes(other)
+        words = f"the index has {len(other):,} bytes instead of {len(data):,}; make it again"
+        with pytest.raises(DatasetError, match=words):
+            read_index(path)
+    path.write_bytes(data[: HEAD.size - 1])
+    with pytest.raises(DatasetError, match="expected an index of images"):
+        read_index(path)
+
+
 def test_an_image_may_end_with_its_shard(shards):
     path = build(shards)
     index = read_index(path)

@@ -351,3 +351,29 @@ def test_classes_of_the_program_are_refused_unless_they_are_asked_for():
         unpickle.DataUnpickler(io.BytesIO(data), frozenset()).load()
     for allowed, classes in ((frozenset(), True), (frozenset({(__name__, "Own")}), False)):
         assert type(unpickle.DataUnpickler(io.BytesIO(data), allowed, classes).load()[0]) is Own
+
+
+@each(code=[b"B", b"X", b"\x8e", b"\x96", b"\x8d"])
+def test_long_values_of_a_pickle_are_passed_over_by_their_length(code):
+    """Those of 4 GB and more, too: the second half of the codes says its length in 8 bytes."""
+    asked, plain = [], pickled._end_by_operations
+
+    def note(reader, at):
+        asked.append(at)
+        return plain(reader, at)
+
+    width = 4 if code in b"BX" else 8
+    one = b"\x80\x05" + code + (300).to_bytes(width, "little") + b"." * 300 + b"."
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pickled, "_end_by_operations", note)
+        assert list(pickled._positions(io.BytesIO(one * 3))) == [0, len(one), 2 * len(one)]
+    assert asked == [k * len(one) - 1 for k in (1, 2, 3)]
+    assert len(pickled.PickleDataset(io.BytesIO(one))[0]) == 300
+
+
+def test_pickles_without_a_frame():
+    """So short that they have none, since protocol 4."""
+    examples = [set(), None, True, (), [], {}, 0, 5, b"", frozenset(), "", 1 << 300]
+    for protocol in (4, 5):
+        file = io.BytesIO(b"".join(pickle.dumps(example, protocol) for example in examples))
+        assert list(pickled.PickleDataset(file)) == examples

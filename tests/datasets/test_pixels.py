@@ -90,6 +90,8 @@ def test_rotations_are_pillows(degrees):
 def test_hue_turns_the_colour_and_keeps_the_luminance():
     image = (picture(1) // 4 + 96).astype(np.uint8)
     to_yiq = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
+    np.testing.assert_array_equal(pixels._TO_YIQ, to_yiq)
+    np.testing.assert_allclose(pixels._TO_RGB @ to_yiq, np.eye(3), atol=0.004)
     before = image.astype(np.float64) @ to_yiq.T
     for turn in (-0.5, -0.1, 0.0, 0.2):
         after = pixels.hue(image, turn).astype(np.float64) @ to_yiq.T

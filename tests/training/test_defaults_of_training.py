@@ -6,7 +6,7 @@ import pytest
 
 from dbrdist import training
 from dbrdist.training import extensions, triggers
-from dbrdist.training.extensions import variable_statistics_plot
+from dbrdist.training.extensions import snapshots, tensorboard, variable_statistics_plot
 
 SIGMAS = (0, 0.13, 2.28, 15.87, 50, 84.13, 97.72, 99.87, 100)
 EPOCH = {"trigger": (1, "epoch")}
@@ -48,3 +48,6 @@ def test_extensions_run_before_or_after_each_other():
     """Writers, editors, readers, then snapshots, which hold what the others have set."""
     order = [training.PRIORITY_WRITER, training.PRIORITY_EDITOR, training.PRIORITY_READER]
     assert order == [300, 200, 100]
+    assert (tensorboard.PRIORITY_AFTER_THE_LOG, extensions.unchain_variables().priority) == (-1, -1)
+    assert (snapshots.PRIORITY_SNAPSHOT, extensions.Snapshot(None, "a").priority) == (-100, -100)
+    assert extensions.FollowSchedule(abs).priority == -99
