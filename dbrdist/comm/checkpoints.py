@@ -108,7 +108,7 @@ class MultiNodeCheckpointer(Extension):
     def _remove_old(self, folder: str, iteration: int) -> None:
         """This generation is whole on all ranks: what is older than the last ones may go."""
         before = [i for i in self._iterations(folder) if i < iteration]
-        for old in before[: len(before) + 1 - self._num_kept]:
+        for old in before[: max(len(before) + 1 - self._num_kept, 0)]:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(self._file(folder, old))
 

@@ -24,7 +24,7 @@ class PrefetchIterator(SerialIterator):
     A subclass says how many are in the making (``_num_ahead``), and how to ask for one and wait for it.
     """
 
-    _num_ahead = 1
+    _num_ahead: int
 
     def __init__(self, dataset: Any, batch_size: int, *args: Any, **kwargs: Any) -> None:
         self._ahead: deque[_Ahead] = deque()

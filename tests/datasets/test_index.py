@@ -300,6 +300,18 @@ def test_an_index_that_lies_is_refused(shards, lie):
         read_index(path)
 
 
+@pytest.mark.parametrize("place", [1, 2])
+def test_times_of_shards_may_be_zero_and_not_below(shards, place):
+    for value, is_taken in ((0, place == 2), (-1, False)):
+        path = build(shards)
+        resealed(path, change_header=lambda h, value=value: h["shards"][0].__setitem__(place, value))
+        if is_taken:
+            assert read_index(path).shards[0].mtime_ns == 0
+        else:
+            with pytest.raises(DatasetError, match="whole numbers" if value else "lies beyond the end of its shard"):
+                read_index(path)
+
+
 def test_an_index_has_the_length_that_it_claims(shards):
     path = build(shards)
     data = path.read_bytes()

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from image_files import jpeg
 
+from dbrdist import datasets
 from dbrdist.datasets import Normalize, ToCHW, folder, images, pixels, shards, transforms
 from dbrdist.datasets.folder import DatasetError, _ImageCache
+from dbrdist.datasets.transforms import Transform
 from tests.each import each
 
 BASELINE, EXTENDED, PROGRESSIVE = 0xC0, 0xC1, 0xC2
@@ -142,6 +144,19 @@ def test_a_table_is_made_once_for_each_type(monkeypatch):
     for dtype in (None, np.float16, None, np.float16):
         np.testing.assert_allclose(finish(x, dtype), expected, atol=2e-3 if dtype else 2e-6)
     assert made == [(1, 256, 3)] * 2
+
+
+RANDOM = ["ColorJitter", "PCALighting", "RandAugment", "RandomCrop", "RandomErasing", "RandomHorizontalFlip",
+          "RandomResizedCrop"]  # fmt: skip
+PIXELWISE = ["Normalize", "ToCHW"]
+
+
+def test_transforms_say_what_they_are():
+    """Those that draw get numbers to draw from; those of single pixels take whole batches."""
+    kinds = [kind for kind in vars(datasets).values() if isinstance(kind, type) and issubclass(kind, Transform)]
+    assert sorted(kind.__name__ for kind in kinds if kind.is_random) == RANDOM
+    assert sorted(kind.__name__ for kind in kinds if kind.is_pixelwise) == PIXELWISE
+    assert not Transform.is_random and not Transform.is_pixelwise and len(kinds) > 9
 
 
 # ---- small images, and caches of images

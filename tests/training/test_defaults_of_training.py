@@ -51,3 +51,37 @@ def test_extensions_run_before_or_after_each_other():
     assert (tensorboard.PRIORITY_AFTER_THE_LOG, extensions.unchain_variables().priority) == (-1, -1)
     assert (snapshots.PRIORITY_SNAPSHOT, extensions.Snapshot(None, "a").priority) == (-100, -100)
     assert extensions.FollowSchedule(abs).priority == -99
+
+
+STEP, EPOCHS = (1, "iteration"), (1, "epoch")
+CALLED = {
+    training.Extension: (STEP, 100),
+    extensions.DumpGraph: (None, 100),
+    extensions.Evaluator: (EPOCHS, 300),
+    extensions.ExponentialShift: (STEP, 100),
+    extensions.FailOnNonNumber: (STEP, 100),
+    extensions.FollowSchedule: (STEP, -99),
+    extensions.LogReport: (STEP, 100),
+    extensions.MicroAverage: (STEP, 200),
+    extensions.ParameterStatistics: (STEP, 300),
+    extensions.PlotReport: (STEP, 100),
+    extensions.PrintReport: (STEP, 100),
+    extensions.ProgressBar: (STEP, 100),
+    extensions.Snapshot: (EPOCHS, -100),
+    extensions.TensorBoard: (STEP, -1),
+    extensions.VariableStatisticsPlot: (STEP, 100),
+    extensions.WeightAverage: (STEP, 400),
+    extensions.unchain_variables: (STEP, -1),
+}
+
+
+@pytest.mark.parametrize("kind", CALLED, ids=lambda kind: kind.__name__)
+def test_when_and_in_which_order_extensions_are_called(kind):
+    trigger, priority = CALLED[kind]
+    assert kind.priority == priority and (kind.trigger == trigger or (trigger is None and callable(kind.trigger)))
+    assert kind.name is None
+
+
+def test_values_are_observed_once_per_epoch_before_they_are_read():
+    for extension in (extensions.observe_lr(), extensions.observe_value("a", len)):
+        assert (extension.trigger, extension.priority) == (EPOCHS, 300)
