@@ -147,7 +147,7 @@ def connectionist_temporal_classification(
         raise expected(name, "x", f"the same number of sequences, {batch}, in each step", str([len(s) for s in xs]))
     xp = get_array_module(xs[0])
     t = as_array(t)
-    if getattr(t, "ndim", 0) != 2 or len(t) != batch or t.dtype.kind not in "iu":
+    if getattr(t, "ndim", None) != 2 or len(t) != batch or t.dtype.kind not in "iu":
         raise expected(name, "t", f"integers of shape ({batch}, L)", t)
     if not 0 <= blank_symbol < size:
         raise expected(name, "blank_symbol", f"a label from 0 to {size - 1}", blank_symbol)
@@ -335,7 +335,7 @@ def black_out(x: Any, t: Any, W: Any, samples: Any, reduce: str = "mean") -> Any
     x, W = together("black_out", x=x, W=W)
     t = _words("black_out", x, t, W)
     samples = as_array(samples)
-    if getattr(samples, "ndim", 0) != 2 or len(samples) != len(x) or samples.dtype.kind not in "iu":
+    if getattr(samples, "ndim", None) != 2 or len(samples) != len(x) or samples.dtype.kind not in "iu":
         raise expected("black_out", "samples", f"integers of shape ({len(x)}, S)", samples)
     xp = get_array_module(x)
     words = xp.concatenate([t[:, None], samples], axis=1)

@@ -12,6 +12,8 @@ from dbrdist import Variable, backward, kernels
 from dbrdist import functions as F
 from dbrdist.core import backend, ops
 from dbrdist.core.elementwise import elementwise
+from dbrdist.functions import convolution
+from dbrdist.kernels import ConvGeometry
 from tests.each import each
 
 SHAPE = (2, 16, 12, 10)  # large enough for sums and normalizations to wait for a ReLU
@@ -180,3 +182,43 @@ def lies_as_nhwc(a):
     """True for channels-last arrays and for pieces of them."""
     strides = [s for n, s in zip(np.take(a.shape, (0, 2, 3, 1)), np.take(a.strides, (0, 2, 3, 1))) if n > 1]
     return strides == sorted(strides, reverse=True)
+
+
+# ---- 1x1 convolutions with strides, after a ReLU: the gradient of the pixels that they see
+
+
+@each(
+    **{
+        "filters, geometry, is_large, expected": [
+            ((1, 1), (2, 2), True, True),
+            ((1, 1), (2, 1), True, True),
+            ((1, 1), (1, 2), True, True),
+            ((1, 1), (1, 1), True, False),
+            ((1, 1), (2, 2), False, False),
+            ((3, 3), (2, 2), True, False),
+            ((1, 3), (2, 2), True, False),
+            ((1, 1), (2, 2, 1, 1), True, False),
+            ((1, 1), (2, 2, 0, 0, 1, 1, 2), True, False),
+        ]
+    }
+)
+def test_the_gradient_of_pixels_that_are_seen_is_kept_apart(filters, geometry, is_large, expected):
+    size, shape = convolution._LARGE - (not is_large), (8, 4, *filters)
+    after = [F.relu(Variable(np.ones(1))).creator_node, F.tanh(Variable(np.ones(1))).creator_node, None]
+    found = [convolution._sees_a_part(ConvGeometry(*geometry), shape, size, creator) for creator in after]
+    assert found == [expected, False, False]
+
+
+@each(stride=[(2, 2), (1, 2), (3, 1)])
+def test_gradients_of_pixels_that_are_not_seen_are_zero(stride):
+    rows = int((convolution._LARGE / 8) ** 0.5) + 1
+    rng = np.random.default_rng(0)
+    x, W = rng.normal(size=(2, 4, rows, rows)).astype("f"), rng.normal(size=(3, 4, 1, 1)).astype("f")
+    v = Variable(x)
+    y = F.convolution_2d(F.relu(v), W, stride=stride)
+    y.grad = rng.normal(size=y.shape).astype("f")
+    y.backward()
+    expected = np.zeros(x.shape)
+    seen = (slice(None), slice(None), slice(None, None, stride[0]), slice(None, None, stride[1]))
+    expected[seen] = np.einsum("nohw,oc->nchw", y.grad.astype("d"), W[:, :, 0, 0]) * (x[seen] > 0)
+    np.testing.assert_allclose(v.grad, expected, rtol=1e-4, atol=1e-5)

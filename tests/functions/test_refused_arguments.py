@@ -115,6 +115,9 @@ REFUSED = {
         lambda: F.max_pooling_3d(ones(1, 1, 4, 4, 4), 2, pad=(0, -1, 0)),
         lambda: F.max_pooling_3d(ones(1, 1, 4, 4, 4), (2, 0, 2)),
         lambda: F.max_pooling_3d(ones(1, 1, 4, 4, 4), 2, stride=(0, 1, 1))],
+    "max_pooling_1d: ksize, stride, pad, cover_all: expected windows that each see a part of x": [
+        lambda: F.max_pooling_1d(ones(1, 1, 3), 2, 4, 2, cover_all=False),  # the first sees none, the last some
+        lambda: F.max_pooling_1d(ones(1, 1, 3), 1, 3, 0, cover_all=True)],
     "max_pooling_3d: ksize, stride, pad, cover_all: expected windows that each see a part of x": [
         lambda: F.max_pooling_3d(ones(1, 1, 4, 4, 4), (2, 2, 2), pad=(0, 2, 0)),
         lambda: F.max_pooling_3d(ones(1, 1, 4, 4, 4), (1, 2, 1), (1, 6, 1), (0, 0, 1))],
