@@ -115,6 +115,8 @@ REFUSED = {
         lambda: F.max_pooling_3d(ones(1, 1, 4, 4, 4), 2, pad=(0, -1, 0)),
         lambda: F.max_pooling_3d(ones(1, 1, 4, 4, 4), (2, 0, 2)),
         lambda: F.max_pooling_3d(ones(1, 1, 4, 4, 4), 2, stride=(0, 1, 1))],
+    "resize_images: x: expected at least one pixel": [
+        lambda: F.resize_images(ones(1, 1, 0, 2), (2, 2)), lambda: F.resize_images(ones(1, 1, 2, 0), (2, 2))],
     "max_pooling_1d: ksize, stride, pad, cover_all: expected windows that each see a part of x": [
         lambda: F.max_pooling_1d(ones(1, 1, 3), 2, 4, 2, cover_all=False),  # the first sees none, the last some
         lambda: F.max_pooling_1d(ones(1, 1, 3), 1, 3, 0, cover_all=True)],
