@@ -526,6 +526,7 @@ REGIONS = [
     *(at("discriminative_margin_based_clustering_loss", draw(2, 4, 2, 3), OBJECTS, 0.5, 3.0, num, norm, 2.0, 0.5, 3.0)
       for num in (3, 9) for norm in (1, 2)),
     at("discriminative_margin_based_clustering_loss", draw(2, 4, 2, 3), np.zeros((2, 2, 3), int), 0.5, 3.0, 4),
+    at("discriminative_margin_based_clustering_loss", draw(1, 4, 2, 3), np.ones((1, 2, 3), int), 0.5, 3.0, 1),
 ]  # fmt: skip
 
 COO = CooMatrix(draw(5), np.array([2, 0, 1, 0, 2]), np.array([0, 3, 2, 3, 1]), (3, 4))
@@ -536,6 +537,7 @@ WHITENING = [
        running_var=positive(3, 4), decay=0.25, update_statistics=True),
     at("fixed_batch_renormalization", IMAGE, draw(4), draw(4) + 1, draw(4) - 1, positive(4), 0.5),
     at("decorrelated_batch_normalization", draw(40, 32)),
+    at("decorrelated_batch_normalization", draw(1, 4), groups=2, eps=0.5),
     at("decorrelated_batch_normalization", IMAGE, groups=1, eps=0.5),
     *(at("decorrelated_batch_normalization", IMAGE, groups=2, running_mean=draw(2, 2), **options,
          running_projection=draw(2, 2, 2)) for options in ({}, {"decay": 0.25})),

@@ -88,6 +88,27 @@ def test_nan_is_found_wherever_it_lies():
         ]  # fmt: skip
 
 
+@pytest.mark.parametrize("pool", [F.roi_max_pooling_2d, F.roi_max_align_2d])
+def test_what_is_not_a_number_changes_its_own_bins_alone(pool):
+    """The others have their maxima and gradients as ever; of several NaN in one, the first takes the gradient."""
+    clean, rois = Variable(X.astype("d")), np.array([[0.0, 0, 5, 6]])
+    spoilt = Variable(clean.array.copy())
+    spoilt.array[0, 1, 0, 0] = spoilt.array[0, 1, 0, 1] = np.nan
+    ys = [pool(v, rois, FIRST, 2, 1.0) for v in (clean, spoilt)]
+    is_nan = np.isnan(ys[1].array)
+    assert is_nan.any() and not is_nan[0, [0, 2]].any() and not is_nan[0, 1, 1, 1]
+    np.testing.assert_array_equal(ys[1].array[~is_nan], ys[0].array[~is_nan])
+    for v, y in zip((clean, spoilt), ys):
+        y.grad = np.where(is_nan, 0.0, 1.0)
+        y.backward()
+    np.testing.assert_array_equal(spoilt.grad, clean.grad)
+    spoilt.cleargrad()
+    ys[1].grad = np.where(is_nan, 1.0, 0.0)
+    ys[1].backward()
+    if pool is F.roi_max_pooling_2d:
+        assert spoilt.grad[0, 1, 0, 0] == 1 and spoilt.grad[0, 1, 0, 1] == 0
+
+
 FILTERS = np.ones((2, 3, 3, 3), np.float32)
 
 

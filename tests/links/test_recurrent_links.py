@@ -305,3 +305,11 @@ def test_a_state_is_not_stretched_over_another_batch(make):
 def test_no_state_to_go_on_from():
     with pytest.raises(ValueError, match=r"LSTM: c: expected a state \(N, U\), got None; reset_state\(\) begins"):
         L.LSTM(I, U).set_state(None, None)
+
+
+@pytest.mark.parametrize("name", [
+    "LSTM", "StatelessLSTM", "StatefulPeepholeLSTM", "StatefulZoneoutLSTM", "StatelessGRU", "StatefulGRU", "GRU",
+    "StatelessMGU", "StatefulMGU", "ChildSumTreeLSTM", "NaryTreeLSTM",
+])  # fmt: skip
+def test_links_say_how_many_units_they_have(name):
+    assert getattr(L, name)(I, U).state_size == U

@@ -210,3 +210,10 @@ def test_vggs_by_their_names(maker, tmp_path, monkeypatch):
     assert len(names) == int(maker.__name__[3:5])  # of convolutions and linear layers
     with pytest.raises(FileNotFoundError, match=f"takes .*VGG_ILSVRC_{len(names)}_layers.npz"):
         Narrow()
+
+
+def test_blocks_by_themselves_halve_the_image_in_their_first_convolution():
+    for block in (resnet.BottleneckA(3, 2, 8), resnet.BuildingBlock(2, 3, 2, 8, 2).a):
+        assert [getattr(block, f"conv{i}").stride for i in (1, 2, 3, 4)] == [(2, 2), (1, 1), (1, 1), (2, 2)]
+        assert [getattr(block, f"conv{i}").pad for i in (1, 2, 3, 4)] == [(0, 0), (1, 1), (0, 0), (0, 0)]
+        assert block(np.ones((1, 3, 6, 6), np.float32)).shape == (1, 8, 3, 3)
