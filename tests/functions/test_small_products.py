@@ -173,3 +173,29 @@ def test_sparse_rows_with_many_products_are_taken_one_by_one(columns, is_by_row,
     expected = dense * np.arange(1.0, num_rows + 1)[:, None]
     np.testing.assert_array_equal(F.sparse_matmul(diagonal, dense).array, expected)
     assert bool(found) != is_by_row
+
+
+@each(
+    **{
+        "rows, inputs, outputs, is_small": [
+            (1, 1, 1, True),
+            (1, connection._LARGE_PRODUCT - 1, 1, True),
+            (1, connection._LARGE_PRODUCT, 1, False),
+            (1, 1, connection._LARGE_PRODUCT, False),
+            (connection._KEPT_ROWS, 1, 1, True),
+            (connection._KEPT_ROWS + 1, 1, 1, False),
+            (0, 1, 1, False),
+            (1, 0, 1, False),
+            (1, 1, 0, False),
+        ]
+    }
+)
+def test_products_of_few_numbers_have_a_plan(rows, inputs, outputs, is_small):
+    plans = {}
+    plan = connection._plan(plans, (rows, inputs), (outputs, inputs), np.dtype(np.float64))
+    assert (plan is not None) == is_small and len(plans) == is_small
+    if is_small:
+        assert plan[1].tolist() == [1] * rows and plan[2] == (outputs,)
+    assert connection._plan({}, (rows, inputs, 1), (outputs, inputs), np.dtype(np.float64)) is None
+    assert connection._plan({}, (rows, inputs), (outputs, inputs, 1), np.dtype(np.float64)) is None
+    assert connection._plan({}, (rows, inputs), (outputs, inputs + 1), np.dtype(np.float64)) is None
