@@ -84,7 +84,7 @@ def _deviations(function: str, reduce: str, **xs: Any) -> tuple[Any, ...]:
             rows = "N" if x is variables[0] else variables[0].shape[0]
             raise expected(function, name, f"shape ({rows}, number of features)", x)
     wide = [ops.cast(x, accumulation_dtype(x.dtype)) for x in variables]
-    return tuple(ops.sub(x, ops.mean(x, 0, True)) for x in wide)
+    return tuple(ops.sub(x, ops.mean(x, 0)) for x in wide)
 
 
 def _half_squared_sum(covariance: Any, reduce: str, like: Any) -> Any:

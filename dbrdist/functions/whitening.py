@@ -163,10 +163,11 @@ def decorrelated_batch_normalization(
     ):  # fmt: skip
         if running is not None and running.shape != shape:
             raise expected(name, what, f"shape {shape} for {groups} groups of x {x.shape}", running)
-    mean = ops.mul(ops.sum(rows, 1, True), 1.0 / max(m, 1))
+    share = 1.0 / max(m, 1)
+    mean = ops.mul(ops.sum(rows, 1, True), share)
     centered = ops.sub(rows, mean)
     xp = get_array_module(rows.array)
-    covariance = ops.mul(ops.matmul(ops.swap(centered), centered), 1.0 / max(m, 1))
+    covariance = ops.mul(ops.matmul(ops.swap(centered), centered), share)
     p = InverseRoot().apply((ops.add(covariance, xp.eye(k, dtype=rows.dtype) * rows.dtype.type(eps)),))[0]
     if m:
         _move(running_mean, mean.array.reshape(g, k), decay)

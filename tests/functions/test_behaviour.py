@@ -429,3 +429,48 @@ def test_embeddings_of_pixels_along_one_axis():
     )
     for a, b in zip(of_lines, of_images, strict=True):
         np.testing.assert_array_equal(a.array, b.array)
+
+
+WORDS, SAMPLES = np.arange(12.0).reshape(4, 3) / 10, np.array([[0, 3]])
+MEANS = {
+    "hinge": lambda x: F.hinge(x, np.full(len(x), 2)),
+    "contrastive": lambda x: F.contrastive(x, 0.5 - x, np.full(len(x), 1)),
+    "triplet": lambda x: F.triplet(x, 2 * x, x * x, 3.0),
+    "black_out": lambda x: F.black_out(x, np.full(len(x), 1), WORDS, np.repeat(SAMPLES, len(x), 0)),
+    "crf1d": lambda x: F.crf1d(np.eye(3), [x, 2 * x], [np.full(len(x), 1)] * 2),
+    "connectionist_temporal_classification": lambda x: F.connectionist_temporal_classification(
+        [x, 2 * x], np.full((len(x), 1), 1), 0),
+    "softmax_cross_entropy": lambda x: F.softmax_cross_entropy(x, np.full(len(x), 1), label_smoothing=0.1),
+    "softmax_cross_entropy over all": lambda x: F.softmax_cross_entropy(x, np.full(len(x), 1), False, ignore_label=0),
+    "softmax_cross_entropy of probabilities": lambda x: F.softmax_cross_entropy(x, np.full(x.shape, 1 / 3)),
+    "sigmoid_cross_entropy": lambda x: F.sigmoid_cross_entropy(x, np.full(x.shape, 1)),
+    "sigmoid_cross_entropy of one": lambda x: F.sigmoid_cross_entropy(x[:, 0], np.full(len(x), 1)),
+    "sigmoid_cross_entropy over all": lambda x: F.sigmoid_cross_entropy(x, np.full(x.shape, 1), False),
+    "sigmoid_focal_loss": lambda x: F.sigmoid_focal_loss(x[:, 0], np.full(len(x), 1)),
+    "mean_squared_error": lambda x: F.mean_squared_error(x[:, 0], np.zeros(len(x))),
+    "mean_absolute_error": lambda x: F.mean_absolute_error(x[:, 0], np.zeros(len(x))),
+}  # fmt: skip
+
+
+@each(name=MEANS, num=[1, 2, 3])
+def test_means_over_one_example_and_over_copies_of_it_are_equal(name, num):
+    x = np.array([[0.3, -0.4, 0.9]])
+    values, gradients = [], []
+    for n in (num, 4):
+        v = Variable(np.repeat(x, n, 0))
+        y = MEANS[name](v)
+        y.backward()
+        values.append(y.array)
+        gradients.append(v.grad.sum(0))
+    assert values[0] != 0 and gradients[0].any()
+    np.testing.assert_allclose(values[0], values[1], rtol=1e-12)
+    np.testing.assert_allclose(gradients[0], gradients[1], rtol=1e-12)
+
+
+def test_rows_of_one_number():
+    x = np.array([[2.0], [-3.0]])
+    np.testing.assert_allclose(F.rms_normalization(x, np.ones(1), 0.5).array, x / np.sqrt(x * x + 0.5))
+    q, k, v = (np.array([[[a], [b]]]) for a, b in ((1.0, 2.0), (0.5, -1.0), (3.0, 7.0)))
+    weights = np.exp(q @ k.swapaxes(1, 2))
+    expected = weights / weights.sum(2, keepdims=True) @ v
+    np.testing.assert_allclose(F.scaled_dot_product_attention(q, k, v).array, expected)
