@@ -213,3 +213,16 @@ def test_an_array_beside_weights_decides_the_type_if_it_has_16_bits():
         assert F.linear(x, Variable(W)).dtype == (kind if is_narrow else weights), (kind, weights)
         for y in (F.linear(Variable(x), Variable(W)), F.linear(Variable(x), W), F.linear(x, W)):
             assert y.dtype == kind
+
+
+def test_the_gradient_of_a_bias_of_another_16_bit_type_is_rounded_once():
+    """1.0049 is 1.0078 in bfloat16: of 100 such the sum would be 101."""
+    x, W, b = (
+        Variable(np.ones((100, 1), "f2")),
+        Variable(np.ones((1, 1), "f2")),
+        Variable(np.zeros(1, as_dtype("bfloat16"))),
+    )
+    y = F.linear(x, W, b)
+    y.grad = np.full((100, 1), 1 + 5 * 2.0**-10, np.float16)
+    y.backward()
+    assert b.grad.dtype == b.dtype and float(b.grad[0]) == 100.5
