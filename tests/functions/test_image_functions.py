@@ -12,6 +12,7 @@ import dbrdist
 from dbrdist import Variable
 from dbrdist import functions as F
 from dbrdist.core.gradient_check import check_backward, check_double_backward
+from tests.each import each
 
 
 def draw(seed, *shape):
@@ -314,3 +315,28 @@ def test_messages_of_misfits():
         F.max_pooling_2d(x, 6, 1, cover_all=False)
     with pytest.raises(ValueError, match=r"batch_normalization: beta: expected shape \(3,\) for x .* got shape \(4,\)"):
         F.batch_normalization(x, np.ones(3, "f"), np.ones(4, "f"))
+
+
+@each(
+    **{
+        "stride, pad, dilate": [
+            ((1, 2, 3), (2, 1, 0), (1, 1, 2)),
+            ((3, 1, 2), (0, 2, 1), (2, 1, 1)),
+            ((2, 3, 1), (1, 0, 2), (1, 2, 1)),
+            ((2, 1, 1), (0, 0, 0), (1, 3, 2)),
+            ((1, 2, 2), (1, 1, 1), (3, 1, 1)),
+            ((3, 1, 2), (1, 0, 2), (1, 1, 1)),
+        ]
+    },
+    groups=[1, 2],
+    cover_all=[False, True],
+)
+def test_a_transposed_convolution_over_three_axes_is_the_transpose(stride, pad, dilate, groups, cover_all):
+    """<conv(x), y> = <x, deconv(y)>, with another number along each axis."""
+    x, W = draw(0, 2, 4, 9, 8, 7), draw(1, 6, 4 // groups, 3, 2, 3)
+    conv = F.convolution_nd(x, W, stride=stride, pad=pad, dilate=dilate, groups=groups, cover_all=cover_all).array
+    y = draw(2, *conv.shape)
+    options = {"stride": stride, "pad": pad, "dilate": dilate, "groups": groups, "outsize": x.shape[2:]}
+    back = F.deconvolution_nd(y, W, **options).array
+    assert back.shape == x.shape
+    np.testing.assert_allclose((conv * y).sum(), (x * back).sum(), rtol=1e-10)
