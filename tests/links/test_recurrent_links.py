@@ -313,3 +313,15 @@ def test_no_state_to_go_on_from():
 ])  # fmt: skip
 def test_links_say_how_many_units_they_have(name):
     assert getattr(L, name)(I, U).state_size == U
+
+
+def test_the_weights_of_each_gate_are_drawn_by_themselves():
+    shapes = []
+
+    class Noted(dbrdist.initializers.Constant):
+        def __call__(self, array):
+            shapes.append(array.shape)
+            super().__call__(array)
+
+    L.LSTM(I, U, lateral_init=Noted(1.0), upward_init=Noted(2.0))
+    assert shapes == [(U, U)] * 4 + [(U, I)] * 4
