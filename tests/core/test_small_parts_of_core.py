@@ -6,6 +6,7 @@ import importlib
 import os
 import shutil
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -20,8 +21,12 @@ from dbrdist.core import (
     backend,
     checks,
     elementwise,
+    flat,
+    fusion,
     gradient_check,
     parameter,
+    reporter,
+    safetensors,
     sparse,
     thread_pools,
     walk,
@@ -315,3 +320,82 @@ def test_a_copy_in_float32_follows_what_is_assigned_between_updates(dtype):
     rule.update(p)
     assert p.array.astype("f").tolist() == [1, 4]
     np.testing.assert_array_equal(rule.state[FP32_PARAM], np.array([1 - 2 * small, 4], "f"))
+
+
+def test_gradients_are_brought_into_flat_memory_wherever_they_lie():
+    params = [dbrdist.Parameter(np.zeros(2, "f")) for _ in range(4)]
+    flat.gather(params)
+    first, second, third, fourth = params
+    first.grad_var = Variable(np.array([1, 2], "f"))
+    second.node.gradient = np.array([3, 4], "f")
+    third.node.view[...] = 9  # left from before; there is none now
+    fourth.grad = np.array([5, 6], "f")
+    flat.collect_gradients(params)
+    assert [p.grad.tolist() for p in params] == [[1, 2], [3, 4], [0, 0], [5, 6]]
+    assert all(p.node.gradient is p.node.view for p in params)
+
+
+def test_a_rule_without_an_optimizer_serves_among_others():
+    class Minus(UpdateRule):
+        def step(self, hp, t, p, g, *state):
+            assert isinstance(hp, Hyperparameter)
+            p -= g
+
+    link = dbrdist.Link()
+    with link.init_scope():
+        link.a, link.b = (dbrdist.Parameter(np.zeros(2, "f")) for _ in range(2))
+    optimizer = SGD(0.5).setup(link)
+    link.b.update_rule = Minus()
+    for p in link.params():
+        p.grad = np.ones(2, "f")
+    optimizer.update()
+    assert link.a.array.tolist() == [-0.5, -0.5] and link.b.array.tolist() == [-1, -1]
+
+
+# ---- names, files and what waits ------------------------------------------------------------------------------------
+
+
+def test_a_thousand_names_of_an_observer_are_kept():
+    names = reporter._Names("main/")
+    for i in range(1000):
+        assert names[str(i)] == f"main/{i}"
+    assert names["999"] is names["999"] and len(names) == 1000
+    assert names["more"] == "main/more" and len(names) == 1000 and "more" not in names
+
+
+def test_a_header_longer_than_its_file_is_named():
+    for length in (3, 10, 11):
+        data = length.to_bytes(8, "little") + b"{}"
+        with pytest.raises(ValueError, match=rf"^its header claims {length} bytes$"):
+            safetensors._parse(data)
+    assert safetensors._parse((2).to_bytes(8, "little") + b"{}") == {}
+
+
+class Waiting:
+    """A normalization that waits for a ReLU."""
+
+    def __init__(self, x):
+        self.x, self.gamma, self.rectified, self.mask = x, Variable(x), "its ReLU", "its mask"
+        self.taken, self.is_finished = False, False
+
+    def output(self):
+        return self.x
+
+    def finish(self):
+        self.is_finished = True
+
+
+def test_only_the_relu_of_what_waits_is_there_already(monkeypatch):
+    me, x, other = threading.get_ident(), np.zeros(1), np.zeros(1)
+    for at, asked, found in ((me, x, ("its ReLU", "its mask")), (me, other, (None, None)), (me + 1, x, (None, None))):
+        pending = Waiting(x)
+        monkeypatch.setattr(fusion, "waiting", {at: pending})
+        assert fusion.take(asked) == found
+        is_taken = found[0] is not None
+        assert pending.taken == is_taken and pending.is_finished == (not is_taken)
+        assert bool(fusion.waiting) == is_taken
+        assert fusion.expects_relu(pending.gamma, None) is is_taken
+    pending = Waiting(x)
+    monkeypatch.setattr(fusion, "waiting", {me: pending})
+    fusion.take(x)
+    assert fusion.take(x) == (None, "its mask") and pending.is_finished  # a second one is computed

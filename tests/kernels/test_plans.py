@@ -97,6 +97,9 @@ def test_float16_is_served_as_float32():
     assert y.dtype == F16 and y.tolist() == [1.5] * 3
     assert [getattr(a, "dtype", a) for a in seen.pop()] == [F32, 7, F32, BF16, None]
     assert onednn_float16.also_float16(planner)(x, F32)(x, F32).dtype == F32
+    seen.clear()
+    onednn_float16.also_float16(planner)(x, BF16, np.dtype("d"), "float16")
+    assert seen.pop()[1:] == (BF16, np.dtype("d"), "float16")
     for first in (np.ones(3, "f"), other, [1.0]):
         onednn_float16.also_float16(planner)(first, x)
         assert seen.pop() == (first, x)  # as they are
@@ -231,6 +234,17 @@ def test_a_layer_normalization_that_the_library_lacks_is_refused_when_it_is_plan
     refuses(onednn_layer_norm._plan_forward, x, row, row, 1e-5)
     monkeypatch.setattr(onednn_layer_norm, "_build_backward", lacks)
     refuses(onednn_layer_norm._plan_backward, x, row, statistics, statistics, x, 1e-5)
+
+
+@needs_onednn
+@each(shape=[(1, 8), (2, 8), (3, 16)], relu=[False, True])
+def test_large_means_of_few_rows(shape, relu):
+    x, gamma, beta = np.full(shape, 1e6, "f"), np.full(shape[1], 2, "f"), np.arange(shape[1], dtype="f") - 3
+    with kernels.use("onednn"):
+        assert kernels.provider_of("bn_forward", x, gamma, beta, 1e-5, (0,), relu) == "onednn"
+        y, mean, var, _ = kernels.bn_forward(x, gamma, beta, 1e-5, relu, (0,))
+    assert (mean == 1e6).all() and not var.any()
+    np.testing.assert_array_equal(y, np.broadcast_to(np.maximum(beta, 0) if relu else beta, shape))
 
 
 # ---- convolutions
