@@ -24,6 +24,7 @@ from dbrdist.core import (
     flat,
     fusion,
     gradient_check,
+    ops,
     parameter,
     reporter,
     safetensors,
@@ -287,6 +288,19 @@ def test_slices_and_numbers_are_basic_and_arrays_are_not():
         assert not arrays._is_basic(index)
 
 
+@each(first=["f", "d", "e", "i8"], second=["f", "d", "e", "i8"])
+def test_products_are_written_into_memory_of_their_type(first, second):
+    a, b = np.arange(6).reshape(2, 3).astype(first), np.arange(12).reshape(3, 4).astype(second)
+    exact, kind = np.arange(6).reshape(2, 3) @ np.arange(12).reshape(3, 4), np.result_type(a, b)
+    for room in (None, np.full((2, 4), 7, "f"), np.full((2, 4), 7, "d")):
+        y = ops.matmul(a, b, room)
+        assert y.dtype == kind and np.array_equal(y, exact)
+        if first == second and room is not None and room.dtype == kind:
+            assert y is room
+        elif room is not None:
+            assert (room == 7).all()
+
+
 # ---- a rule of one parameter alone
 
 
@@ -399,3 +413,12 @@ def test_only_the_relu_of_what_waits_is_there_already(monkeypatch):
     monkeypatch.setattr(fusion, "waiting", {me: pending})
     fusion.take(x)
     assert fusion.take(x) == (None, "its mask") and pending.is_finished  # a second one is computed
+
+
+def test_what_waits_is_written_before_gradients_are_computed(monkeypatch):
+    x, pending = Variable(np.ones(2, "f")), Waiting(np.zeros(1))
+    y = F.sum(x * x)
+    monkeypatch.setattr(fusion, "waiting", {threading.get_ident(): pending})
+    y.backward()
+    assert pending.is_finished and not pending.taken and not fusion.waiting
+    assert x.grad.tolist() == [2, 2]

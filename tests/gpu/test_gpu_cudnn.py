@@ -25,6 +25,8 @@ CASES = {
     "1x1 of three channels": ((2, 3, 5, 6), (8, 3, 1, 1), ConvGeometry()),
     "one channel": ((2, 1, 8, 9), (5, 1, 3, 3), ConvGeometry(1, 1, 1, 1)),
     "one channel out": ((2, 4, 8, 9), (1, 4, 3, 3), ConvGeometry(1, 1, 1, 1)),
+    "two taps in a row": ((2, 8, 5, 6), (4, 8, 1, 2), ConvGeometry()),
+    "two taps in a column": ((2, 8, 5, 6), (4, 8, 2, 1), ConvGeometry(1, 1, 1, 0)),
     "odd sizes": ((1, 7, 11, 13), (5, 7, 3, 2), ConvGeometry(2, 3, 1, 0)),
     "dilation": ((2, 8, 12, 10), (4, 8, 3, 3), ConvGeometry(1, 2, 2, 1, 2, 3)),
     "groups": ((2, 8, 9, 9), (12, 4, 3, 3), ConvGeometry(2, 2, 1, 1, 1, 1, 2)),

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 import dbrdist.functions as F
-from dbrdist import Variable, kernels
+from dbrdist import Variable, kernels, using_config
 from dbrdist.core import backend
 from dbrdist.core.rows import ROWS
 from dbrdist.kernels import (
     ConvGeometry,
     columns,
     dispatch,
+    keys,
     numpy_,
     onednn,
     onednn_blocks,
@@ -267,6 +268,14 @@ def test_weights_for_inference_have_elements_in_order_of_their_own():
         refuses(onednn_inference._check, images, W)
 
 
+def test_vectors_are_dense_and_of_float32():
+    row = np.arange(8, dtype="f")
+    assert onednn_inference._f32(row) is row
+    for a in (row[::2], row.astype("e")[::2], row.astype("i4"), row.astype("d"), row[::-1], row.astype(BF16)):
+        made = onednn_inference._f32(a)
+        assert made.dtype == F32 and made.strides == (4,) and made.tolist() == a.tolist()
+
+
 @needs_onednn
 @each(
     turn=[lambda W: W[::-1], lambda W: W[..., ::-1], lambda W: np.broadcast_to(W[:1], W.shape), np.asfortranarray],
@@ -303,6 +312,22 @@ def test_pieces_of_a_deep_product_are_added(pieces, packs, monkeypatch):
         y = np.full((16, 5), np.nan, "f")
         onednn_matmul._plan_product(a, b, y)(a, b, y)
         np.testing.assert_allclose(y, a.astype("d") @ b.astype("d"), rtol=0, atol=1e-5)
+
+
+# ---- keys
+
+
+def test_places_count_for_arrays_of_devices_alone(monkeypatch):
+    monkeypatch.setattr(keys, "place_of", lambda x: ("place", x))
+    monkeypatch.setattr(keys, "places_of", lambda *xs: ("places", *xs))
+    host, there = np.zeros(1), "an array on a device"
+    assert keys._place(host) is keys._places(host, there) is keys._switches(host, there) is None
+    assert keys._place(there) == ("place", there) and keys._places(there, host) == ("places", there, host)
+    with using_config("use_cudnn", "never"), using_config("use_cudnn_tensor_core", "always"):
+        for is_deterministic in (False, True):
+            with using_config("cudnn_deterministic", is_deterministic):
+                expected = ("places", there, host), "never", "always", is_deterministic
+                assert keys._switches(there, host) == expected
 
 
 # ---- softmax and what is handed on
@@ -375,3 +400,22 @@ def test_vectors_of_a_normalization_stay_as_they_are_now():
     gamma[:], beta[:] = 8, 9
     for found in (kept(), there()):
         assert [v.tolist() for v in found] == [[n] * 3 for n in (1, 2, 3, 4)]
+
+
+def test_normalization_without_a_word_is_of_images_and_not_rectified():
+    rng = np.random.default_rng(0)
+    x, gy = (backend.channels_last(rng.standard_normal((2, 3, 4, 5)).astype("f")) for _ in range(2))
+    gamma, beta = np.array([1, 2, -1], "f"), np.array([0, -1, 0.5], "f")
+    wide, per_channel = x.astype("d"), (slice(None), None, None)
+    m, v = wide.mean((0, 2, 3)), wide.var((0, 2, 3))
+    normal = (wide - m[per_channel]) / np.sqrt(v + 1e-5)[per_channel]
+    expected = normal * gamma[per_channel] + beta[per_channel]
+    y, mean, var, saved = kernels.bn_forward(x, gamma, beta, 1e-5)
+    for a, e in (
+        (y, expected), (mean, m), (var, v), (kernels.bn_inference(x, gamma, beta, mean, var, 1e-5), expected),
+        (kernels.bn_statistics(x)[0], m), (kernels.bn_statistics(x)[1], v),
+    ):  # fmt: skip
+        np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
+    _, ggamma, gbeta = kernels.bn_backward(x, gamma, mean, var, gy, 1e-5, saved)
+    np.testing.assert_allclose(ggamma, (gy * normal).sum((0, 2, 3)), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(gbeta, gy.sum((0, 2, 3), dtype="d"), rtol=1e-4, atol=1e-4)
