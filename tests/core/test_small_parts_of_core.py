@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shutil
 import sys
 import threading
@@ -60,6 +61,29 @@ def test_operands_beyond_the_last_name_are_numbered():
 
 def kind(getters, setters):
     return thread_pools._Kind("Mine", "mine", ("MINE",), getters, setters)
+
+
+@each(
+    **{
+        "file, name, variables, getter, setter": [
+            ("libopenblas64_p-r0-0cf96a72.3.23.so", "OpenBLAS", ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS"),
+             "openblas_get_num_threads", "openblas_set_num_threads"),
+            ("libscipy_openblas64_-99b71e71.so", "OpenBLAS", ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS"),
+             "scipy_openblas_get_num_threads64_", "scipy_openblas_set_num_threads64_"),
+            ("libmkl_rt.so.2", "MKL", ("MKL_NUM_THREADS",), "MKL_Get_Max_Threads", "MKL_Set_Num_Threads"),
+            ("libblis.so.4", "BLIS", ("BLIS_NUM_THREADS",), "bli_thread_get_num_threads", "bli_thread_set_num_threads"),
+            *((f, "OpenMP", (), "omp_get_max_threads", "omp_set_num_threads")
+              for f in ("libgomp.so.1", "libgomp-a34b3233.so.1.0.0", "libomp.so", "libiomp5.so")),
+            *((f, None, None, None, None) for f in ("libc.so.6", "libgompx.so", "libmkl_core.so", "libcompress.so")),
+        ]
+    }
+)  # fmt: skip
+def test_libraries_with_threads_are_known_by_their_files(file, name, variables, getter, setter):
+    found = [k for k in thread_pools._KINDS if re.search(k.file, file)]
+    assert [k.name for k in found] == ([] if name is None else [name])
+    for k in found:
+        assert k.variables == variables and getter in k.getters and setter in k.setters
+        assert not set(k.getters) & set(k.setters)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the maps of Linux")
