@@ -57,7 +57,7 @@ class TwoLevelCommunicator(MpiCommunicator):
             return
         # A host's sum of 16-bit terms is not rounded before the hosts' sums are added, unless the codec wants it.
         is_wider = message.is_narrow(x.dtype) and (factors is not None or not self._hosts.has_one_each)
-        step = max(_PIECE_BYTES // x.itemsize, 1)
+        step = _PIECE_BYTES // x.itemsize
         for begin in range(0, x.size, step):
             piece = x[begin : begin + step]
             total = piece.astype(np.float32) if is_wider else piece
@@ -141,7 +141,7 @@ class NonCudaAwareCommunicator(HierarchicalCommunicator):
         call.kind = x.dtype
         if self._stage is None:
             self._stage = backend.pinned_bytes(_PIECE_BYTES)
-        step = max(_PIECE_BYTES // x.itemsize, 1)
+        step = _PIECE_BYTES // x.itemsize
         for begin in range(0, x.size, step):
             piece = x[begin : begin + step]
             host = self._stage[: piece.nbytes].view(x.dtype)
