@@ -74,7 +74,7 @@ class Trace:
     def __init__(self, comm: Any) -> None:
         self._comm = comm
         self._recorder = Recorder()
-        self._first = (0.0, 0.0)
+        self._first: tuple[float, float]  # what the clocks said at the start
 
     def start(self) -> None:
         """Begin.

@@ -24,7 +24,7 @@ class _Message(Communication):
     def __init__(self, comm: Any, peer_rank: int, peer_tag: int, of: int = 0) -> None:
         super().__init__(comm)
         self.peer_rank, self.peer_tag, self.of = peer_rank, peer_tag, of
-        self.count = 0  # of this message among those between the two ranks with this tag
+        self.count: int  # of this message among those between the two ranks with this tag, once it was sent
 
     def note(self, verb: str) -> None:
         gate = self.comm._gate
