@@ -12,13 +12,17 @@ from dbrdist.comm import (
     VirtualUpdater,
     cable,
     carried,
+    codec,
+    create,
     create_communicator,
+    evaluator,
     extensions,
     functions,
     run_threads,
     scatter_dataset,
     snapshots,
     virtual,
+    worker_state,
 )
 from dbrdist.comm import model as models
 from dbrdist.comm.functions import graph
@@ -268,3 +272,75 @@ def test_kernels_are_told_when_to_ask_for_the_other_host(monkeypatch, system, op
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 60),
     ][:options]  # fmt: skip
+
+
+# ---- what is made, counted and evaluated ----------------------------------------------------------------------------
+
+
+def test_who_makes_a_communicator_over_mpi_is_guarded(monkeypatch):
+    guarded = []
+    monkeypatch.setattr(create.abort, "guard_library_use", guarded.append)
+    made = create._over_mpi(lambda mpi_comm, settings: (mpi_comm, settings))("ranks", {"a": 1})
+    assert made == ("ranks", {"a": 1}) and guarded == [made]
+
+
+@each(**{"grads, largest": [((), 0.0), ((np.empty(0),), 0.0), ((np.empty(0), np.array([0.25, -0.5])), 1.5)]})
+def test_a_rank_without_gradients_asks_for_no_scale(grads, largest):
+    shown = []
+    call = SimpleNamespace(agree=lambda word: shown.append(word.view(float)[0]) or np.array([word]))
+    codec.Scaled(np.dtype("f2")).prepare(call, grads, 3.0)
+    assert shown == [largest]
+
+
+def test_statistics_of_a_network_are_one_vector():
+    """Arrays and numbers, each in its own type and shape; what is no number stays as it is."""
+    link = Linear(2, 1)
+    values = {"a": np.arange(6, dtype="f4").reshape(2, 3), "b": np.array([1, 2]), "c": 3, "d": 0.5, "e": np.int8(4),
+              "f": True, "g": "text", "h": np.array([True]), "i": np.array(["x"]), "j": np.float32(2.5)}  # fmt: skip
+    for name, value in values.items():
+        setattr(link, name, value)
+        link.register_persistent(name)
+    one = worker_state.Statistics(link)
+    one.begin()
+    numbers = [*range(6), 1, 2, 3, 0.5, 4, 2.5]
+    assert one.read().tolist() == numbers and one.read().dtype == np.float64
+    assert one.nothing().tolist() == [0] * len(numbers)
+    one.write(np.array(numbers) * 2 + 0.3)
+    assert link.a.dtype == "f4" and link.a.shape == (2, 3)
+    np.testing.assert_allclose(link.a.reshape(-1), np.arange(6) * 2 + 0.3, rtol=1e-6)
+    assert link.b.tolist() == [2, 4] and (link.c, type(link.c)) == (6, int) and (link.d, type(link.d)) == (1.3, float)
+    assert (link.e, type(link.e)) == (8, np.int8) and type(link.j) is np.float32 and abs(link.j - 5.3) < 1e-6
+    assert (link.f, link.g, link.h.tolist(), link.i.tolist()) == (True, "text", [True], ["x"])
+    one.restore()
+    assert one.read().tolist() == numbers and (link.c, link.d) == (3, 0.5)
+
+
+@each(has_hook=[True, False], root=[0, 1])
+def test_results_are_gathered_by_turns(has_hook, root):
+    """The first batch of each rank in their order, then the second; ranks may have fewer."""
+
+    def body(comm):
+        hooked, shown = [], []
+        data = [(np.full(1, float(10 * comm.rank + k)),) for k in range(3 - comm.rank)]
+
+        class Own(evaluator.GenericMultiNodeEvaluator):
+            def calc_local(self, x):
+                return {"x": Variable(x.reshape(-1)[:1])}
+
+        one = Own(
+            comm, SerialIterator(data, 1, repeat=False, shuffle=False), Linear(1, 1), root=root,
+            eval_hook=hooked.append if has_hook else None, progress_hook=shown.append,
+        )  # fmt: skip
+        found = one()
+        assert hooked == [one] * has_hook and len(shown) == 3 - comm.rank
+        return found and [result["x"].tolist() for result in found]
+
+    found = run_threads(2, body, timeout_seconds=60)
+    assert found[root] == [[0], [10], [1], [11], [2]] and found[1 - root] is None
+
+
+def test_means_of_all_ranks_are_weighted():
+    mine = [{"a": (1.0, 2.0), "b": (5.0, 0.0)}, {"b": (3.0, 1.0), "a": (4.0, 1.0)}]
+    comm = SimpleNamespace(allgather_obj=lambda means: mine)
+    found = evaluator._merged(comm, mine[0])
+    assert found == {"a": 2.0, "b": 3.0} and list(found) == ["a", "b"]

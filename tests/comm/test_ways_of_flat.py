@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dbrdist.comm import message, mpi, shared_memory, speed
+from dbrdist.comm import create_communicator, message, mpi, shared_memory, speed
 from dbrdist.comm.arenas import SharedGradients
 from dbrdist.comm.codec import Codec
 from dbrdist.comm.overlap import Overlap
@@ -302,6 +302,34 @@ def test_what_carries_a_sum_between_hosts(monkeypatch, has_cable, size):
     (found,) = seen
     assert found == (("cable", comm._cable, call, x, codec, None, 2.0) if has_cable and size else
                      ("between", call, x, codec, None, 2.0))  # fmt: skip
+
+
+@each(
+    **{
+        "hosts, over": [
+            (None, "all"),
+            ((True, "between"), "all"),
+            ((False, "between"), "between"),
+            ((False, None), None),
+        ]
+    }
+)
+def test_what_is_timed(monkeypatch, hosts, over):
+    """On one host a sum of its ranks, else one of hosts; a rank that takes no part in that has no time."""
+    comm, asked, met = Flat(), [], []
+    comm._hosts = None if hosts is None else SimpleNamespace(is_only_one=hosts[0], between=hosts[1])
+    single = create_communicator("single")
+    comm._gate, comm._comm = single._gate, "all"
+    monkeypatch.setattr(comm, "barrier", lambda: met.append(1), raising=False)
+    monkeypatch.setattr(speed, "timed", lambda function: function() or 0.5)
+    monkeypatch.setattr(comm, "_reduce_over", lambda way, call, x, *args: asked.append((way, call, x, *args[1:])))
+    monkeypatch.setattr(comm, "_reduce_between", lambda call, x, *args: asked.append(("between", call, x, *args[1:])))
+    assert comm._time_reduction(4000) == (0.0 if over is None else 0.5) and met == [1]
+    call = single._gate.record.last[-1]
+    assert (call.verb, call.meets_by, call._is_moving) == ("measure", "bytes", False)
+    assert [a[0] for a in asked] == ([] if over is None else [over])
+    for _, which, x, *rest in asked:
+        assert which is call and x.dtype == np.float32 and x.size == 1000 and not x.any() and set(rest) == {None}
 
 
 # ---- in the background ----------------------------------------------------------------------------------------------

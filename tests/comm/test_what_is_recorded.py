@@ -136,7 +136,7 @@ def test_a_trace_begins_at_0_with_what_contains_the_rest_first():
     first = Recording(
         [Span("inner", 2, 0, 5.0, 5.5), Span("outer", 2, 0, 5.0, 6.0)], [Meeting(("k",), 2, 1, 5.25, 5.5)]
     )
-    second = Recording([Span("late", 3, 0, 5.0000015, 5.0000025)], [])
+    second = Recording([Span("late", 3, 0, 5.00000154, 5.00000258)], [])
     found = trace.chrome([first, second])
     drawn = [
         (e["name"], e["pid"], e["tid"], e["ts"], e["dur"], e["args"]) for e in found["traceEvents"] if e["ph"] == "X"

@@ -37,7 +37,7 @@ class MultiNodeBatchNormalization(SharedBatchNormalization):
     def __init__(self, comm: Any, eps: float, axis: tuple[int, ...]) -> None:
         super().__init__(eps, axis, comm.allreduce)
         self.comm = comm
-        self.number = 0
+        self.number: int  # of the call, once it has passed the gate
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs((0, 1))
