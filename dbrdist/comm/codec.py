@@ -127,7 +127,7 @@ def _largest_magnitude(x: Array) -> float:
 
 
 def _largest(dtype: Any) -> float:
-    if dtype.kind == "f":
+    if issubclass(dtype.type, np.floating):
         return float(np.finfo(dtype).max)
     import ml_dtypes  # at its first use, as everywhere
 
