@@ -150,8 +150,9 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
         """
         with self._gate.call("split") as call:
             own, error = attempt(arguments.color_and_key, color, key)
-            has_color, number, place = own or (0, 0, 0)
-            rows = call.agree((has_color, number, place), error)
+            rows = call.agree(own or (), error)
+            assert own is not None
+            has_color, number, _ = own
             entries = [(int(a), int(b), int(c), rank) for rank, (a, b, c) in enumerate(rows[:, :3])]
             with call.moving():
                 mine = sorted((c, rank) for a, b, c, rank in entries if has_color and a and b == number)

@@ -225,6 +225,21 @@ def test_threads_are_limited_again_after_the_first_step(monkeypatch):
         assert len(limited) == 2
 
 
+@each(auto_new_epoch=[True, False])
+def test_epochs_of_virtual_workers_are_counted(monkeypatch, auto_new_epoch):
+    data = [(np.ones(2, "f4"), np.ones(1, "f4")) for _ in range(8)]
+    link, told = Linear(2, 1), []
+    optimizer = optimizers.SGD().setup(link)
+    monkeypatch.setattr(optimizer, "new_epoch", lambda auto=False: told.append((optimizer.t, auto)))
+    updater = VirtualUpdater(
+        SerialIterator(data, 4, virtual_workers=2, rank=0, size=1), optimizer, create_communicator("single"),
+        loss_func=lambda x, t: F.mean_squared_error(link(x), t), auto_new_epoch=auto_new_epoch,
+    )  # fmt: skip
+    for _ in range(5):
+        updater.update()
+    assert told == ([(2, True), (4, True)] if auto_new_epoch else [])
+
+
 # ---- copies, states, connections ------------------------------------------------------------------------------------
 
 

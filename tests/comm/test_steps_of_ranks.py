@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from dbrdist import optimizers
-from dbrdist.comm import create_communicator, create_multi_node_optimizer, gate, header, joint_steps, message
+from dbrdist.comm import (
+    create_communicator,
+    create_multi_node_optimizer,
+    gate,
+    header,
+    joint_steps,
+    message,
+    run_threads,
+)
 from dbrdist.comm.header import Header, Steps, Values
 from dbrdist.comm.reduction import EQUAL_WEIGHT, weights
 from dbrdist.core.parameter import Parameter
@@ -348,6 +356,18 @@ def test_rows_have_one_length_and_room_for_42_words():
         rows = call.agree(list(range(42)))
     assert rows.tolist() == [list(range(42))]
     assert message.HEADER_WORDS <= gate.PAYLOAD_WORDS
+
+
+def test_what_ranks_show_may_differ_unless_they_say_so():
+    def body(comm):
+        with comm._gate.call("agree") as call:
+            rows = call.exchange([comm.rank, 5])
+            assert [gate.words_of(row[gate.payload_bytes(0, 2)]) for row in rows] == [(0, 5), (1, 5)]
+            call.post([comm.rank])
+            assert call.wait()[:, 0].tolist() == call.agree([comm.rank])[:, 0].tolist() == [0, 1]
+        assert not comm._has_room() and not comm._encloses([np.ones(1)])
+
+    run_threads(2, body, timeout_seconds=60)
 
 
 def test_a_digest_is_that_of_two_sums():
