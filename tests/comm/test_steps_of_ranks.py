@@ -211,6 +211,7 @@ def test_what_overlaps_needs_a_plan_and_parts_of_its_place():
         model.more = Parameter()
     steps.look()
     assert steps.overlap() is None and steps._runs_digest == 0
+    assert set(steps.current_plan().params) == {p for p in model.params() if p is not model.more}
 
 
 def test_most_steps_change_no_value():
