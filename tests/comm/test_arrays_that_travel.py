@@ -180,3 +180,18 @@ def test_ranks_give_each_other_their_parts():
     comm._share_parts(call, x, [0, 3, 3, 10])
     assert x.tolist() == [0, 1, 2, *(np.arange(3, 10.0) * 3)] and comm.exchanges == [((24, 0, 56), (0, 24, 24))]
     assert comm.met == 1 and call.num_bytes == 85 and call.kind == np.float64
+
+
+@each(**{"dtype, size": [("f4", 3), (">f4", 3), ("f4", 0)]})
+def test_what_is_done_on_the_host_comes_back(dtype, size):
+    comm, call = Rank([np.zeros(1)]), SimpleNamespace(num_bytes=5, kind=None)
+    x = np.arange(1, size + 1).astype(dtype)
+    seen = []
+
+    def double(host):
+        seen.append(host.dtype.isnative)
+        host *= 2
+
+    comm._on_host(call, x, double)
+    assert x.tolist() == [2.0 * k for k in range(1, size + 1)] and seen == [True] * (size > 0)
+    assert call.num_bytes == 5 + 4 * size and call.kind == (np.dtype(dtype) if size else None)

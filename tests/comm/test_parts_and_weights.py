@@ -207,6 +207,20 @@ def test_what_thin_matrices_send_is_counted():
     assert one._mean(comm, None, [], np.float32) == [] and len(sizes) == 4
 
 
+def test_ranks_meet_before_they_give_each_other_their_largest_elements():
+    done = []
+    comm = SimpleNamespace(size=1, _meet=lambda call: done.append(call))
+
+    def gather(mine, raw, counts, starts):
+        raw[:] = mine
+        done.append((counts, starts))
+
+    comm._allgather_bytes = gather
+    call, grad = SimpleNamespace(num_bytes=0), np.array([1.0, -3.0, 2.0], "f4")
+    compression.TopK(0.5)._reduce(comm, call, 0, None, grad, grad.copy())
+    assert done == [call, ([16], [0])] and grad.tolist() == [0, -3, 2] and call.num_bytes == 16
+
+
 THIN = [
     ((8, 6), 3, True), ((8, 6), 4, False), ((2, 2), 1, False), ((3, 2), 1, True), ((5,), 1, False), ((), 1, False),
     ((2, 3, 4), 1, True), ((1, 9), 1, False),

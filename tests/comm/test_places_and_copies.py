@@ -28,6 +28,7 @@ from dbrdist.comm import model as models
 from dbrdist.comm.functions import graph
 from dbrdist.comm.links import chain_list
 from dbrdist.comm.links.wiring import Slot
+from dbrdist.core.config import config
 from dbrdist.core.node import assignments
 from dbrdist.core.parameter import Parameter
 from dbrdist.core.serializer import DictionarySerializer, NpzDeserializer
@@ -340,6 +341,7 @@ def test_results_are_gathered_by_turns(has_hook, root):
 
         class Own(evaluator.GenericMultiNodeEvaluator):
             def calc_local(self, x):
+                assert not config.train
                 return {"x": Variable(x.reshape(-1)[:1])}
 
         one = Own(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from dbrdist import optimizers
-from dbrdist.comm import create_multi_node_optimizer, judge, leaves, run_threads, trace
+from dbrdist.comm import create_communicator, create_multi_node_optimizer, judge, leaves, run_threads, trace
 from dbrdist.comm.deadlock import State, Wait
 from dbrdist.comm.trace import Clock, Recording
 from dbrdist.core import spans
@@ -130,6 +130,16 @@ def test_what_was_noted_moves_to_the_clock_of_rank_0():
     moved = trace._moved(Span("a", 3, 77, 1.0, 2.0), clock, 77)
     assert moved == Span("a", 3, 0, 12.0, 14.0)
     assert trace._moved(Meeting(("k",), 3, 78, 1.0, 2.0), clock, 77) == Meeting(("k",), 3, 1, 12.0, 14.0)
+
+
+def test_a_trace_compares_clocks_at_its_start_and_at_its_end(monkeypatch):
+    said = iter([(0.0, 10.0), (10.0, 20.0)])
+    monkeypatch.setattr(trace, "ask", lambda comm: next(said))
+    one = trace.Trace(create_communicator("single"))
+    one.start()
+    spans.recording().spans.append(Span("a", 3, threading.get_ident(), 1.0, 2.0))
+    ((found,),) = [recording.spans for recording in one.finish()]
+    assert found == Span("a", 3, 0, 12.0, 14.0)
 
 
 def test_a_trace_begins_at_0_with_what_contains_the_rest_first():
