@@ -23,12 +23,11 @@ echo "$A" "$PWD"
 echo "$DBRDIST_HEARTBEAT" "$DBRDIST_LAUNCH_EVENTS"
 cut -d' ' -f6 /proc/$$/stat
 echo $$
-grep -E '^Sig(Ign|Blk):' /proc/$$/status
 echo events > /proc/$$/fd/"${DBRDIST_LAUNCH_EVENTS%,*}"
 readlink /proc/$$/fd/"${DBRDIST_HEARTBEAT#*,}"
 echo error >&2
-exit 7
-"""
+exec grep -E '^Sig(Ign|Blk):' /proc/self/status
+"""  # the shell itself blocks signals now and then
 
 
 def all_of(descriptor):
@@ -49,7 +48,7 @@ def test_a_program_has_a_session_and_pipes_of_its_own(tmp_path, page, ignored):
     mask, told = signal.pthread_sigmask(signal.SIG_BLOCK, []), {"A": "b c", "PATH": os.environ["PATH"]}
     one = Child(["sh", "-c", SCRIPT], told, str(tmp_path), page, ignored)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
-    first, names, session, pid, *masks, held = all_of(one.out).decode().splitlines()
+    first, names, session, pid, held, *masks = all_of(one.out).decode().splitlines()
     assert first == f"b c {tmp_path}" and int(session) == int(pid) == one.pid
     words, _, events = names.partition(" ")
     assert words.startswith(f"/proc/{os.getpid()}/fd/{page},") and int(words.partition(",")[2]) >= 300
@@ -60,7 +59,7 @@ def test_a_program_has_a_session_and_pipes_of_its_own(tmp_path, page, ignored):
     assert {number for number in ours if bits["SigIgn"] >> (number - 1) & 1} == ignored
     assert not any(bits["SigBlk"] >> (number - 1) & 1 for number in ours)
     assert (all_of(one.err), all_of(one.events)) == (b"error\n", b"events\n")
-    assert os.waitstatus_to_exitcode(os.waitpid(one.pid, 0)[1]) == 7
+    assert os.waitstatus_to_exitcode(os.waitpid(one.pid, 0)[1]) == 0
 
 
 def test_a_program_that_is_not_there_ends_with_127(page):
