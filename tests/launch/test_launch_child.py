@@ -13,7 +13,10 @@ from dbrdist_launch import main as mains
 from dbrdist_launch.launcher.process import StarterProcess
 from dbrdist_launch.rank import child as children
 from dbrdist_launch.rank import main as rank_main
+from dbrdist_launch.rank import supervisor as supervisors
 from dbrdist_launch.rank.child import Child, stack_signal
+from dbrdist_launch.rank.supervisor import Supervisor
+from test_launch_attempt import Channel as Kept
 from test_launch_processes import in_child, until
 
 # Python warns of forks beside threads, as those of the test runner; what is forked here calls the kernel alone.
@@ -106,6 +109,125 @@ def test_descriptors_are_copied_high_or_anywhere(monkeypatch):
     copy = children._inherited(0)
     assert 0 < copy < 300 and os.get_inheritable(copy)
     os.close(copy)
+
+
+# ---- its supervisor -------------------------------------------------------------------------------------------------
+
+
+def test_a_supervisor_starts_the_program_with_all_that_looks_after_it(monkeypatch):
+    one, happened, given = Supervisor(["x", "y"], 99, "hydra"), [], {}
+    one.loop.close()
+    one.loop = SimpleNamespace(
+        watch=lambda *more: happened.append(more), watch_channel=lambda *more: happened.append(more)
+    )
+    one.channel, one.identity, one._early = Kept(), "identity", [{"t": "bye"}]
+    one.terms = {"window": "7", "directory": "/d"}
+    program = SimpleNamespace(pid=4242, events=5, out=6, err=7)
+
+    def start(command, environment, directory, page, ignored):
+        given.update(command=command, environment=environment, directory=directory, page=page, ignored=ignored)
+        return program
+
+    for name, made in (
+        ("Signals", lambda loop, numbers, call: (loop, numbers, call)), ("Child", start), ("OomWatch", lambda: "oom"),
+        ("surroundings", lambda *given: given), ("WorkerWatch", lambda pid: ("workers", pid)),
+        ("ConnectionHolder", lambda pid, environ: ("pmix", pid, environ)), ("Outputs", lambda *given: given),
+        ("_go_first", lambda: happened.append("first")),
+    ):  # fmt: skip
+        monkeypatch.setattr(supervisors, name, made)
+    monkeypatch.setattr(supervisors.linux, "adopt_orphans", lambda: happened.append("adopts"))
+    handlers = {signal.SIGHUP: signal.SIG_IGN, signal.SIGUSR1: signal.SIG_IGN}
+    monkeypatch.setattr(supervisors.signal, "getsignal", lambda number: handlers.get(number, signal.SIG_DFL))
+    one._start()
+    stops = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGCHLD)
+    assert one.signals == (one.loop, stops, one._on_signal)
+    assert happened == [
+        "adopts", "first", (one.channel, one._on_channel), (99, one._on_lifeline), (5, one._on_events),
+    ]  # fmt: skip
+    page = given.pop("page")
+    assert given == {
+        "command": ["x", "y"], "environment": (os.environ, one.terms, "identity"), "directory": "/d",
+        "ignored": {int(signal.SIGHUP), int(signal.SIGUSR1)},
+    }  # fmt: skip
+    os.pwrite(page, b"beat", 100)
+    assert len(one.page) == os.fstat(page).st_size == 4096 and one.page[100:104] == b"beat"
+    assert os.readlink(f"/proc/self/fd/{page}").startswith("/memfd:dbrdist-heartbeat")
+    assert (one.oom, one.workers, one.pmix) == ("oom", ("workers", 4242), ("pmix", 4242, os.environ))
+    assert one.channel.sent == [("started", {"pid": 4242})] and one.released and one.oom_looked_at == float("-inf")
+    loop, pipes, window, send = one.outputs
+    send(b"words", "err")
+    assert (loop, pipes, window) == (one.loop, {6: "out", 7: "err"}, 7)
+    assert one.channel.sent[-1] == ("out", {"stream": "err", "data": b"words"})
+    one.page.close()
+    os.close(page)
+
+
+@pytest.mark.parametrize(
+    ("catching", "status", "text", "asked"),
+    [({4242, 4243}, None, "Thread", 4242), ({4243}, None, "Thread", 4243),
+     (set(), None, "by py-spy of [4242, 4243]", None),
+     ({4242}, 0, "by py-spy of []", None)],
+)  # fmt: skip
+def test_stacks_come_from_the_first_process_that_has_hooks(monkeypatch, catching, status, text, asked):
+    read, write = os.pipe()
+    one, killed = Supervisor(["x"], 99, "hydra"), []
+    one.loop.close()
+    one.channel, one.child, one.status, one.stacks = Kept(), SimpleNamespace(pid=4242, events=read), status, b"old"
+
+    def kill(pid, number):
+        killed.append((pid, number))
+        os.write(write, b"Thread\n")
+
+    monkeypatch.setattr(supervisors.limits, "STACK_SECONDS", 20.0)
+    for name, act in (
+        ("descendants", lambda pid: [4243]), ("kill", kill), ("state", lambda pid: "S"),
+        ("catches", lambda pid, number: number == stack_signal() and pid in catching),
+    ):  # fmt: skip
+        monkeypatch.setattr(supervisors.linux, name, act)
+    monkeypatch.setattr(supervisors, "by_py_spy", lambda pids: f"by py-spy of {pids}")
+    one._ask_for_stacks()
+    assert killed == ([(asked, stack_signal())] if asked else [])
+    ((kind, fields),) = one.channel.sent
+    assert (kind, fields["text"].strip(), fields["state"]) == ("stacks", text, "S")
+    os.close(read)
+    os.close(write)
+
+
+def test_a_lost_launcher_is_not_listened_to_any_more():
+    one, forgotten = Supervisor(["x"], 99, "hydra"), []
+    one.loop.close()
+    one.loop, one.channel, one.connected = SimpleNamespace(forget=forgotten.append), Kept(), True
+    one._kill_now = lambda: forgotten.append("killed")
+    one._launcher_lost()
+    one._launcher_lost()
+    assert forgotten == [-1, "killed"] and one.channel.is_closed and not one.connected
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (None, 5, ""), (ConnectionError("refused"), 71, "dbrdist-launch: refused\n"),
+        (RuntimeError("no rank"), 71, "dbrdist-launch: no rank\n"), (ValueError("odd"), 71, "ValueError: odd\n"),
+        (KeyboardInterrupt(), 71, "KeyboardInterrupt\n"),
+    ],
+)  # fmt: skip
+def test_whatever_ends_a_supervisor_nothing_is_left_running(monkeypatch, capsys, error, code, said):
+    happened = []
+
+    def run(self):
+        happened.append((self.command, self.lifeline, self.backend))
+        self.loop.close()
+        if error is not None:
+            raise error
+        return 5
+
+    monkeypatch.setattr(Supervisor, "run", run)
+    monkeypatch.setattr(rank_main.os, "setsid", lambda: happened.append("session"))
+    monkeypatch.setattr(rank_main.linux, "end_descendants", lambda: happened.append("ended"))
+    assert rank_main._inner("hydra", ["x"], 99) == code
+    assert happened == ["session", (["x"], 99, "hydra"), "ended"]
+    err = capsys.readouterr().err
+    assert err.endswith(said) and ("Traceback" in err) == (type(error) in (ValueError, KeyboardInterrupt))
 
 
 # ---- the starter's words --------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from dbrdist_launch.backends import hosts
 from dbrdist_launch.backends.mpi import Library, Starter
-from dbrdist_launch.doctor import cli, record
+from dbrdist_launch.doctor import checks, cli, record
 from dbrdist_launch.doctor.findings import Findings
 from dbrdist_launch.errors import LaunchError
 from dbrdist_launch.launcher.output import Piece
@@ -41,11 +41,11 @@ def ask(monkeypatch, capsys):
     monkeypatch.setattr(cli, "_mpi", mpi)
     monkeypatch.setattr(cli, "_hosts", answers)
     monkeypatch.setattr(cli, "_job", lambda findings, settings, *more: one.jobs.append((vars(settings), *more)))
-    checks = SimpleNamespace(
+    looks = SimpleNamespace(
         memory_and_limits=lambda findings, facts, ranks: one.looked.append((facts["host"], ranks)),
         alike=lambda findings, first, other: one.compared.append((first["host"], other["host"])),
     )
-    monkeypatch.setattr(cli, "checks", checks)
+    monkeypatch.setattr(cli, "checks", looks)
 
     def run(*words):
         for kept in (one.asked, one.looked, one.compared, one.jobs):
@@ -289,3 +289,21 @@ def test_rank_0s_words_are_kept_and_all_others_shown(capfd):
     output.flush()
     shown = capfd.readouterr()
     assert (shown.out, shown.err) == ("[1 b] of 1\n", "[0 a] of 0\n")
+
+
+def test_a_model_is_predicted_for_more_ranks_too():
+    """A ring of P ranks sends 2 (P - 1) / P of 4 bytes for each parameter: 0.4 s between two at 1 GB/s."""
+    entry = {"ranks": 2, "allreduce_latency_seconds": 0.0, "allreduce_bandwidth_bytes_per_second": 1e9}
+    findings = Findings()
+    checks.model(findings, entry, 100_000_000)
+    assert [(one["level"], one["title"], one["detail"]) for one in findings.entries] == [
+        ("ok", "scaling", f"{ranks} ranks exchange 400 MB of gradients in {seconds} s: 90 % efficiency needs steps of "
+                          f"{most} s, 50 % of {half} s{note}")
+        for ranks, seconds, most, half, note in (
+            (2, "0.4", "4", "0.8", ""), (4, "0.6", "6", "1.2", SAME), (8, "0.7", "7", "1.4", SAME),
+            (16, "0.75", "7.5", "1.5", SAME),
+        )
+    ]  # fmt: skip
+
+
+SAME = ", if the network stays the same"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -39,6 +40,17 @@ def test_jobs_of_one_name_are_counted(tmp_path):
     runs = [Run("job", ["x"], str(tmp_path), None) for _ in range(3)]
     assert [run.name for run in runs] == ["job", "job-2", "job-3"]
     assert (tmp_path / "latest").readlink().name == "job-3"
+
+
+def test_the_folder_of_a_running_job_is_locked(tmp_path):
+    run = Run("job", ["x"], str(tmp_path), None)
+    other = os.open(run.folder, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert not os.get_inheritable(run._lock)
+    os.close(run._lock)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(other)
 
 
 def test_a_status_that_cannot_be_written_is_said_once(tmp_path):

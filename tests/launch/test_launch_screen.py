@@ -5,6 +5,7 @@ import os
 import random
 import re
 import threading
+from types import SimpleNamespace
 
 import pytest
 from dbrdist_launch import limits
@@ -361,6 +362,26 @@ def test_a_fault_in_a_writer_is_said_and_holds_nobody_up(capfd):
     one.stop()
     assert done == [piece]
     assert "internal error, output is incomplete: ValueError('odd')" in capfd.readouterr().err
+
+
+def test_a_writer_is_waited_for_so_that_signals_are_heard(monkeypatch):
+    one, _ = writer_of(lambda items: None)
+    alive, joins = [True, True, False], []
+    one._thread = SimpleNamespace(is_alive=lambda: alive.pop(0), join=joins.append)
+    one.stop()
+    assert joins == [1.0, 1.0] and one._thread is None and one._queue.get_nowait() is None
+    one.stop()
+    assert one._queue.empty()
+
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    output, started = Output(), []
+    output._screen_writer._thread = SimpleNamespace(is_alive=lambda: True, join=interrupted)
+    output.stop()
+    output._screen_writer.start = lambda: started.append(1)
+    output.start()
+    assert output._given_up and started == []
 
 
 def test_a_line_of_the_length_that_is_kept_back():

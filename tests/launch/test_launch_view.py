@@ -42,6 +42,28 @@ def test_table_of_many_ranks_is_cut():
     assert len(lines) == 35 and lines[-1] == "and 68 more"
 
 
+def test_the_table_letter_by_letter(monkeypatch):
+    """Fields have a third of the room beside the fixed columns, 45 characters here; the last line has the rest."""
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    first, second = Rank(0, "a", None), Rank(11, "host", None)
+    beat = {"state": "S", "count": 3, "paused": False, "step": 7, "age": 0.125, "traced": False}
+    first.take_beat({**beat, "fields": {"total": 9, "items_per_second": 12.54, "loss": 0.25, "n": "x\ty"}}, 100.0)
+    first.take_output("out", b"abcdefghijklmnopqrstuvwxyz\n")
+    second.take_beat({**beat, "state": "T", "step": -1, "fields": {"items_per_second": "fast"}}, 98.0)
+    assert table({11: second, 0: first}, 5.4, 80) == [
+        "--- 2 ranks, 5 s",
+        "rank  host  state    step  items/s  beat   fields       last line",
+        "0     a     running  7/9   12.5     0.1 s  loss=0.25 ~  abcdefghijklmnopqrstuv~",
+        "11    host  stopped                 2.1 s",
+    ]
+    narrow = table({0: first}, 5.4, 60)
+    assert narrow[2] == "0     a     running  7/9   12.5     0.1 s  loss=~  abcdefgh"
+    wide = table({0: first}, 5.4, 200)
+    assert wide[2] == "0     a     running  7/9   12.5     0.1 s  loss=0.25 n=x y  abcdefghijklmnopqrstuvwxyz"
+    monkeypatch.setenv("COLUMNS", "60")
+    assert table({0: first}, 5.4) == narrow
+
+
 @pytest.mark.mpiexec
 def test_terminal_gets_the_view_and_whole_lines(tmp_path):
     control, terminal = pty.openpty()
