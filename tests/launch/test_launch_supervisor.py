@@ -439,6 +439,11 @@ def test_the_connection_of_the_program_is_copied_once_it_is_there(server):
             assert theirs.recv(16) == b""  # nobody else holds it: what was looked at was closed again
 
 
+def test_what_cannot_be_copied_is_not_held(server):
+    holder = ConnectionHolder(os.getpid(), server[1])
+    assert holder._take(-1, 0) is False and holder.held is None
+
+
 def test_a_program_that_has_ended_has_no_connection(server):
     child = os.fork()
     if child == 0:
