@@ -182,7 +182,7 @@ def test_packages_that_are_not_there_are_left_out(monkeypatch):
 
 def test_interfaces_have_their_address_and_a_speed_where_one_is_known(monkeypatch):
     speeds = {"eth0": "1000\n", "ib0": "-1\n", "odd": "x"}
-    names = ["lo", "eth0", "ib0", "odd", "down"]
+    names = ["lo", "eth0", "ib0", "odd", "down", "x" * 15]
 
     def ioctl(descriptor, request, data):
         name = data.rstrip(b"\0").decode()
@@ -197,10 +197,11 @@ def test_interfaces_have_their_address_and_a_speed_where_one_is_known(monkeypatc
             raise FileNotFoundError
         return StringIO(speeds[name])
 
-    monkeypatch.setattr(host_probe.socket, "if_nameindex", lambda: list(enumerate(names)))
+    monkeypatch.setattr(host_probe.socket, "if_nameindex", lambda: list(enumerate([*names[:-1], "x" * 20])))
     monkeypatch.setattr("fcntl.ioctl", ioctl)
     monkeypatch.setattr(host_probe, "open", read, raising=False)
     assert host_probe.interfaces() == [
         {"name": "lo", "address": "10.0.0.0", "speed": None}, {"name": "eth0", "address": "10.0.0.1", "speed": 1000},
         {"name": "ib0", "address": "10.0.0.2", "speed": None}, {"name": "odd", "address": "10.0.0.3", "speed": None},
+        {"name": "x" * 20, "address": "10.0.0.5", "speed": None},
     ]  # fmt: skip
