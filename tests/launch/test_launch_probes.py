@@ -99,7 +99,12 @@ def test_first_and_last_rank_play_and_all_reduce(probe, monkeypatch, capsys, ran
         }  # fmt: skip
 
 
-def test_a_rank_that_is_alone_measures_nothing(probe, capsys):
+def test_two_ranks_measure_and_one_that_is_alone_does_not(probe, monkeypatch, capsys):
+    monkeypatch.setattr(probe, "times", lambda world, sizes, action: [])
+    monkeypatch.setattr(probe, "tcp_addresses", list)
+    probe.MPI.COMM_WORLD = World(0, 2)
+    probe.main()
+    assert {"ping_pong", "allreduce", "tcp"} < set(json.loads(capsys.readouterr().out))
     probe.MPI.COMM_WORLD = World(0, 1)
     probe.main()
     assert sorted(json.loads(capsys.readouterr().out)) == [
