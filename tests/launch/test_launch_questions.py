@@ -312,3 +312,12 @@ def test_exit_codes_are_those_of_the_help():
 
 def test_the_signal_for_stacks_is_one_of_those_that_nobody_uses():
     assert signal.SIGRTMIN < stack_signal() < signal.SIGRTMAX
+
+
+def test_nobody_was_silent_while_the_launcher_slept():
+    one = Rank(0, "a", None, heard_at=10.0)
+    one.forgive(2.5)
+    assert (one.heard_at, one.beat_at, one.stopped_since) == (12.5, None, None)
+    one.beat_at, one.stopped_since = 9.0, 0.0
+    one.forgive(4.0)
+    assert (one.heard_at, one.beat_at, one.stopped_since) == (16.5, 13.0, 4.0)
