@@ -66,7 +66,7 @@ def scatter_dataset(
         ValueError: on every rank, if datasets differ in length.
     """
     dataset = _for_all(dataset, comm, root, max_buf_len)
-    length = 0
+    length: int | None = None
     with agree.together(comm):
         length = _length(dataset)
         if seed is not None:
