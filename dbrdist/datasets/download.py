@@ -204,8 +204,8 @@ def arrays_once(folder: str, name: str, keys: tuple[str, ...], make: Callable[[]
 
 
 def _can_be_written(folder: str) -> bool:
-    with contextlib.suppress(OSError):
-        os.makedirs(folder, exist_ok=True)
+    with contextlib.suppress(OSError):  # it may be there
+        os.makedirs(folder)
     return os.access(folder, os.W_OK)
 
 

@@ -15,6 +15,7 @@ from dbrdist.training.triggers import IntervalTrigger
 from tests.each import each
 
 SECONDS = extensions._SECONDS
+VALUES = {"main/loss": 2.0, "count": 3.0}
 
 
 class Exchange:
@@ -44,21 +45,25 @@ def observed(**values):
 
 @each(
     **{"size, rank, virtual, shares, sent": [
-        (1, 0, None, False, None), (1, 0, None, True, {"main/loss": 2.0, SECONDS: 12.5}),
-        (2, 0, None, False, {"main/loss": 2.0}), (2, 1, None, False, {"main/loss": 2.0}),
-        (2, 0, None, True, {"main/loss": 2.0, SECONDS: 12.5}), (2, 1, None, True, {"main/loss": 2.0}),
+        (1, 0, None, False, None), (1, 0, None, True, {**VALUES, SECONDS: 12.5}),
+        (2, 0, None, False, VALUES), (2, 1, None, False, VALUES),
+        (2, 0, None, True, {**VALUES, SECONDS: 12.5}), (2, 1, None, True, VALUES),
         (1, 0, 4, False, None), (2, 0, 4, False, None), (2, 1, 4, False, None),
         (2, 0, 4, True, {SECONDS: 12.5}), (2, 1, 4, True, {}), (1, 0, 4, True, {SECONDS: 12.5}),
     ]}
 )  # fmt: skip
 def test_numbers_of_a_step_are_exchanged_where_there_is_somebody(size, rank, virtual, shares, sent):
     one = agreement(size, rank, virtual, 77.0 if shares else None, shares_time=shares)
-    trainer = observed(main_loss=np.float32(2.0), image=np.ones(3))
+    trainer = observed(main_loss=np.float32(2.0), image=np.ones(3), count=3)
     one(trainer)
     assert one._observations.asked == ([] if sent is None else [(sent, 4, None)])
     assert one.elapsed_time(trainer) == (77.0 if shares else 0.0)
     assert SECONDS not in trainer.observation and ("of all" in trainer.observation) == (sent is not None)
-    assert trainer.observation["main/loss"] == 2.0 and trainer.observation["image"].shape == (3,)
+    assert (
+        trainer.observation["main/loss"] == 2.0
+        and trainer.observation["count"] == 3.0
+        and trainer.observation["image"].shape == (3,)
+    )
     assert extensions.StepAgreement(SimpleNamespace(size=2, rank=0), object())._shares_time is False
 
 

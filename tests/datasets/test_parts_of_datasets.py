@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import zipfile
+from types import SimpleNamespace
 
 import image_files
 import numpy as np
@@ -17,6 +18,7 @@ from dbrdist.datasets import (
     augment,
     base,
     columns,
+    convert,
     folder,
     images,
     index,
@@ -377,3 +379,11 @@ def test_pickles_without_a_frame():
     for protocol in (4, 5):
         file = io.BytesIO(b"".join(pickle.dumps(example, protocol) for example in examples))
         assert list(pickled.PickleDataset(file)) == examples
+
+
+def test_batches_are_sent_where_a_device_is_named(monkeypatch):
+    monkeypatch.setattr(convert.backend, "get_device", lambda name: SimpleNamespace(send=lambda x: (name, x.tolist())))
+    x = np.arange(2)
+    assert convert.to_device(None, x) is x and convert.to_device("there", x) == ("there", [0, 1])
+    rows = [(1, 2), (3, 4)]
+    assert convert.concat_examples(rows, "a")[0][1] == [1, 3] and convert.concat_examples(rows)[1].tolist() == [2, 4]
