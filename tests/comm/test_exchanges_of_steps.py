@@ -9,8 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dbrdist.comm import extensions
-from dbrdist.errors import NonFiniteLossError, StopRequested
+from dbrdist.comm import create_communicator, extensions, iterators
+from dbrdist.core.serializer import DictionarySerializer, NpzDeserializer
+from dbrdist.datasets.order import ShuffleOrderSampler
+from dbrdist.errors import CommunicatorError, NonFiniteLossError, StopRequested
+from dbrdist.iterators import SerialIterator
 from dbrdist.training.triggers import IntervalTrigger
 from tests.each import each
 
@@ -176,3 +179,102 @@ def test_when_extensions_of_ranks_are_called():
         for kind in (extensions.StepAgreement, extensions.StopOnRequest, extensions.ObservationAggregator)
     }
     assert list(called.values()) == [((1, "iteration"), 1000), ((1, "iteration"), -1000), ((1, "iteration"), 200)]
+
+
+# ---- states
+
+
+class Counting:
+    """A trigger that counts who asks."""
+
+    def __init__(self, count=0):
+        self.count = count
+
+    def __call__(self, trainer):
+        return False
+
+    def serialize(self, serializer):
+        self.count = int(serializer("count", self.count))
+
+
+def restored(first, second):
+    writer = DictionarySerializer()
+    writer.save(first)
+    NpzDeserializer(writer.target).load(second)
+    return second
+
+
+def test_collected_values_and_triggers_are_kept():
+    comm = create_communicator("single")
+    one = extensions.ObservationAggregator(comm, "x", comm_trigger=Counting(4))
+    one._collected = [1.5, 2.5]
+    other = restored(one, extensions.ObservationAggregator(comm, "x", comm_trigger=Counting()))
+    assert other._collected == [1.5, 2.5] and other._comm_trigger.count == 4
+    plain = extensions.ObservationAggregator(comm, "x", comm_trigger=lambda trainer: False)
+    assert restored(plain, extensions.ObservationAggregator(comm, "x", comm_trigger=lambda trainer: False)) is not plain
+
+    def stopping(count):
+        return extensions.MultiNodeEarlyStoppingTrigger(comm, check_trigger=Counting(count), patience=2)
+
+    stop = stopping(3)
+    stop._aggregator._collected, stop._actual.best, stop._actual.count = [7.0], 0.5, 1
+    found = restored(stop, stopping(0))
+    assert found._aggregator._collected == [7.0] and (found._actual.best, found._actual.count) == (0.5, 1)
+    assert found._aggregator._comm_trigger.count == found._actual._check_trigger.count == 3
+    assert found._aggregator._comm_trigger is not found._actual._check_trigger  # each counts its own calls
+
+
+@each(is_master=[True, False])
+def test_the_state_of_a_shared_iterator_is_its_masters(is_master):
+    comm = create_communicator("single")
+
+    def shared():
+        made = iterators.create_multi_node_iterator(SerialIterator(list(range(7)), 3, seed=5), comm)
+        made._is_master = is_master
+        return made
+
+    one, other = shared(), shared()
+    for _ in range(3):
+        next(one)
+    writer = DictionarySerializer()
+    writer.save(one)
+    assert any(key.startswith("master/") for key in writer.target) == is_master
+    NpzDeserializer(writer.target).load(other)
+    assert (other.epoch, other.current_position, other.is_new_epoch) == (1, 2, True)
+    assert type(other.epoch) is int and type(other.epoch_detail) is float
+    assert other.actual_iterator.epoch == is_master
+    if is_master:
+        assert next(other) == next(one)
+    ended = []
+    one.actual_iterator.finalize = lambda: ended.append(True)
+    one.finalize()
+    assert ended == [True] * is_master
+
+
+def test_one_rank_has_nobody_to_share_with(monkeypatch):
+    monkeypatch.setattr(iterators.agree, "same_everywhere", lambda *arguments: None)
+    iterators.check_shares(SimpleNamespace(size=1), SerialIterator([1, 2], 1, rank=0, size=1))
+    rows = SimpleNamespace(size=2, _allgather_rows=lambda row: np.array([[1], row[:]]))
+    iterators.check_shares(rows, SerialIterator([1, 2], 2, rank=0, size=2))
+    with pytest.raises(CommunicatorError, match=r"got rank=1 on ranks 0, 1; make them with rank=comm\.rank"):
+        iterators.check_shares(rows, SerialIterator([1, 2], 2, rank=1, size=2))
+
+
+@each(seed=[None, 6], has_sampler=[True, False])
+def test_iterators_of_another_library_are_set_to_one_order(seed, has_sampler):
+    class Foreign:
+        dataset, batch_size, resets = [1, 2, 3], 2, 0
+
+        def reset(self):
+            self.resets += 1
+
+    one = Foreign()
+    one.order_sampler = sampler = len if has_sampler else None
+    if seed is not None:
+        one.seed = seed
+    assert iterators.create_synchronized_iterator(one, create_communicator("single")) is one
+    assert one.resets == has_sampler
+    if has_sampler:
+        assert type(one.order_sampler) is ShuffleOrderSampler and one.order_sampler.seed == (seed or 0)
+    else:
+        assert one.order_sampler is sampler is None
