@@ -94,6 +94,8 @@ def test_sixteen_bits_become_eight(only_png):
     file = io.BytesIO()
     Pillow.fromarray(picture(c=1)[:, :, 0].astype(np.uint16) * 256 + 7).save(file, "png")
     assert np.array_equal(images.decode(file.getvalue(), keep_channels=True), picture(c=1))
+    colours = images.decode(file.getvalue())
+    assert colours.shape == (40, 56, 3) and np.abs(colours.astype(int) - picture(c=1)).max() <= 1
 
 
 def test_corrupt_files_are_refused(only):
