@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import types
+import zipfile
 
 import numpy as np
 from training_helpers import Line, examples, restore, saved
@@ -228,3 +229,13 @@ def test_the_folder_of_a_run_or_of_a_snapshot_in_it(tmp_path, monkeypatch):
     for given, folder in (("snapshot", "."), ("run/snapshot", "run"), ("run", "run"), ("absent", "absent")):
         assert runs.folder_of(given) == folder
     assert runs.folder_of(tmp_path / "run" / "snapshot") == str(tmp_path / "run")
+
+
+def test_the_seal_is_the_comment_of_the_archive(tmp_path):
+    path = tmp_path / "snapshot"
+    snapshots.write(str(path), Line())
+    data = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        assert archive.comment == snapshots._SEAL + hashlib.blake2b(data[:-80], digest_size=32).hexdigest().encode()
+        assert len(archive.comment) == 80 and archive.testzip() is None
+    assert data[-82:-80] == (80).to_bytes(2, "little") and snapshots.damage(str(path)) is None
