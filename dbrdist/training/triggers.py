@@ -309,7 +309,6 @@ class EndTrigger:
         self.epochs = epochs
         self.iterations = iterations
         self._asked_at: tuple[Any, int] = (None, 0)
-        self._is_over = False
 
     def __call__(self, trainer: Any) -> bool:
         updater = trainer.updater

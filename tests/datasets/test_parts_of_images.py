@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import types
 
 import numpy as np
@@ -223,3 +225,20 @@ def test_images_of_a_class_have_different_names_in_its_shards(tmp_path):
     made = shards._Shards(index, str(tmp_path), 1)
     assert [made._key(i) for i in range(6)] == [b"ant/a", b"ant/a-1", b"ant/b-c", b"ant/b-c-3", b"ant/a-4", b"bee/a"]
     assert made._keys == {b"bee/a"}  # not those of all classes, which may be many
+
+
+# ---- the library of images
+
+
+@each(is_there=[True, False])
+def test_threads_of_the_library_are_left_to_a_program_that_has_loaded_it(is_there, tmp_path_factory):
+    folder_of_fake = tmp_path_factory.mktemp("fake")
+    (folder_of_fake / "cv2.py").write_text("threads = []\nsetNumThreads = threads.append\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder_of_fake))
+        patch.delitem(sys.modules, "cv2", raising=False)
+        if is_there:
+            importlib.import_module("cv2")
+        found = images._cv2.__wrapped__()
+        del sys.modules["cv2"]
+        assert found.__file__.startswith(str(folder_of_fake)) and found.threads == [1] * (not is_there)
