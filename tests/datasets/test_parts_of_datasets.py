@@ -387,3 +387,11 @@ def test_batches_are_sent_where_a_device_is_named(monkeypatch):
     assert convert.to_device(None, x) is x and convert.to_device("there", x) == ("there", [0, 1])
     rows = [(1, 2), (3, 4)]
     assert convert.concat_examples(rows, "a")[0][1] == [1, 3] and convert.concat_examples(rows)[1].tolist() == [2, 4]
+
+
+def test_a_writer_is_flushed_where_it_can_be():
+    calls = []
+    with_flush = SimpleNamespace(write=calls.append, flush=lambda: calls.append("flush"))
+    pickled.PickleDatasetWriter(with_flush).flush()
+    pickled.PickleDatasetWriter(SimpleNamespace(write=calls.append)).flush()
+    assert calls == ["flush"] and images.MAX_PIXELS == 100_000_000
