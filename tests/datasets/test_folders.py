@@ -105,7 +105,9 @@ def test_a_corrupt_file_is_named(root, name):
         list(SerialIterator(data, 2, repeat=False))
 
 
-@pytest.mark.parametrize("make", [SerialIterator, MultithreadIterator, MultiprocessIterator])
+@pytest.mark.parametrize(
+    "make", [SerialIterator, MultithreadIterator, pytest.param(MultiprocessIterator, marks=pytest.mark.slow)]
+)
 def test_skipped_files_are_left_out_and_counted(root, make):
     write(root / "ant" / "broken.jpg", 99)
     corrupt(root / "ant" / "broken.jpg")

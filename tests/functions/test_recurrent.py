@@ -149,6 +149,7 @@ def test_wrong_steps_are_named():
         F.n_step_rnn(1, 0.0, h, ws, bs, xs, use_cudnn=True)
 
 
+@pytest.mark.slow
 @each(kind=["lstm", "gru", "rnn"], dtype=["float32", "float16"])
 def test_many_units_in_narrow_types(kind, dtype):
     """As many units and steps as kernels take over; the expected values are those of float64."""

@@ -7,6 +7,8 @@ import pytest
 
 from dbrdist import distributions, testing
 
+pytestmark = pytest.mark.slow  # each worker would load scipy.stats
+
 
 @pytest.fixture(scope="module", autouse=True)
 def stats():

@@ -204,6 +204,7 @@ def test_a_report_that_a_notebook_brings_along_is_called(tmp_path, monkeypatch):
     assert shown == [f"<table>{''.join(cells[:2])}</table>", f"<table>{''.join(cells)}</table>"]
 
 
+@pytest.mark.slow
 @needs_matplotlib
 @each(has_mean=[False, True], has_std=[False, True], sigmas=[(), (10, 50, 90)])
 def test_statistics_are_drawn_as_they_are(has_mean, has_std, sigmas):

@@ -26,7 +26,12 @@ def figures(monkeypatch):
     return kept
 
 
-needs_matplotlib = pytest.mark.skipif(not plotting.is_installed(), reason="matplotlib (the extra plot) is missing")
+_is_installed = pytest.mark.skipif(not plotting.is_installed(), reason="matplotlib (the extra plot) is missing")
+
+
+def needs_matplotlib(test):
+    """It takes half a second to load in each worker."""
+    return pytest.mark.slow(_is_installed(test))
 
 
 @pytest.fixture
