@@ -33,6 +33,7 @@ from dbrdist.core import (
     thread_pools,
     walk,
 )
+from dbrdist.core.node import make_node
 from dbrdist.core.update_rule import FP32_PARAM, Hyperparameter, UpdateRule
 from dbrdist.optimizers import SGD
 from tests.each import each
@@ -237,7 +238,9 @@ def test_an_optimizer_begins_at_zero_with_each_target():
 
 
 def node(view=None, gradient=None):
-    return types.SimpleNamespace(view=view, gradient=gradient)
+    made = make_node(None, 0, 0, True, (), np.dtype("f"))
+    made.view, made.gradient = view, gradient
+    return made
 
 
 def test_a_gradient_is_written_where_it_belongs_once():
