@@ -96,6 +96,13 @@ def test_orders_that_are_none_are_refused(n):
         F.polygamma(n, np.ones(2))
 
 
+def test_operands_are_named_by_their_places():
+    with pytest.raises(TypeError, match="polygamma: x: expected"):
+        F.polygamma(1, np.ones(2) > 0)
+    with pytest.raises(TypeError, match="polygamma: n: expected"):
+        F.polygamma("1", np.ones(2))
+
+
 @pytest.mark.parametrize("n", [None, [1], "1"])
 def test_orders_are_numbers_or_arrays(n):
     for call, name in ((F.polygamma, "polygamma: n"), (F.zeta, "zeta: x")):

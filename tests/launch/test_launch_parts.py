@@ -317,6 +317,10 @@ def test_paused_and_silent_ranks_do_not_stall():
     assert stalls.late_ranks(ranks, 100.0, 5.0) == []
 
 
+def test_a_rank_without_a_stack_is_not_said_to_wait():
+    assert not stalls.waits(None)
+
+
 # --- heartbeat
 
 

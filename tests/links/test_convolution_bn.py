@@ -152,7 +152,7 @@ def test_inputs_in_any_layout(layout, at_inference, passes):
     check(conv, bn, lay(draw(3, 2, 16, 9, 9)), True, lay(draw(4, 2, 24, 9, 9)))
     constant = np.broadcast_to(draw(5, 1, 24, 1, 1), (2, 24, 9, 9))
     check(conv, bn, draw(3, 2, 16, 9, 9), True, constant)
-    assert all(y is not None for y in passes)
+    assert passes.pop() is not None and passes.pop() is not None and not passes
 
 
 @needs_onednn
@@ -160,7 +160,7 @@ def test_inputs_in_any_layout(layout, at_inference, passes):
 def test_normalizations_of_all_kinds(bn, at_inference, passes):
     conv, bn = make(bn=bn)
     check(conv, bn, draw(3, 2, 16, 9, 9), True)
-    assert passes[0] is not None
+    assert passes.pop() is not None and not passes
 
 
 @needs_onednn
