@@ -72,7 +72,7 @@ def test_values_travel_unchanged_and_secrets_stay(cluster):
 def test_names_that_are_no_hosts_are_refused(cluster, name):
     result = launch(cluster, "python", "x.py", hosts=f"{name}:2")
     assert result.returncode == 2
-    assert "is no host name" in result.stderr
+    assert "is not a host name" in result.stderr
 
 
 def test_unknown_host_is_refused(cluster):
@@ -168,7 +168,7 @@ def test_lost_host_is_set_aside_and_used_again_when_it_comes_back(cluster, tmp_p
     assert [attempt["restart"] for attempt in attempts] == [0, 1, 2]
     assert attempts[0]["failure"]["kind"] == "host_lost"
     assert attempts[1]["failure"]["kind"] == "signal"
-    assert "node1 back again" in err
+    assert "back again: node1" in err
     assert "done with 4" in out
     assert out.count("restart 2 of 4") == 4
 
@@ -201,7 +201,7 @@ def test_pulled_cable_restarts_on_the_other_host(cluster, tmp_path):
     finally:
         cluster.cable(1, "up")
     assert process.returncode == 0, err
-    assert "host node1 is set aside" in err
+    assert "host node1 is not used for" in err
     assert "done with 1" in out
 
 
