@@ -4,12 +4,14 @@ VENV   ?= .venv
 EXTRAS ?= mpich,image,dev
 RANKS  ?= 1 2 3 4
 WORKERS ?= 2
+NUM     ?= 100
+SEED    ?= 0
 # Many tests wait for programs or for threads: more at a time than there are cores. Those of the inner loop hardly wait,
 # and each further worker collects all tests for itself.
 WAITERS ?= 4
 # Own CUDA kernels, compiled by g++, and what cuDNN is asked for.
 ON_HOST = $(patsubst %,tests/gpu/test_%.py,gpu_cudnn host_cudnn host_ops gpu_normalization gpu_sums)
-WHEEL_TESTS ?= $(addprefix tests/,cli comm core functions kernels links models training)
+WHEEL_TESTS ?= $(addprefix tests/,cli comm contracts core functions kernels links models optimizers training)
 
 READY   := $(VENV)/.ready
 RUN     := PATH="$(abspath $(VENV))/bin:$$PATH"
@@ -18,7 +20,7 @@ THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # Hundreds of tests start Python, which without bytecode compiles all of the package each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup train test test-quick test-fast test-programs mutants test-mpi test-wheel lint types clean
+.PHONY: help setup train test test-quick test-fast test-programs mutants fuzz test-mpi test-wheel lint types clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(MAKEFILE_LIST)
@@ -46,6 +48,12 @@ test-fast: $(READY)  ## All tests but those of programs and of MPI; the tests fo
 test-programs: $(READY)  ## The tests that start programs: jobs of real ranks, dbrdist-launch, scripts, loaders, compilers.
 	$(RUN) $(THREADS) python -m pytest tests -n $(WAITERS) --dist worksteal -m programs
 	$(RUN) $(THREADS) python -m pytest $(ON_HOST) --on host-cuda -n $(WORKERS)
+
+fuzz: $(READY)  ## Try random programs, runs and jobs against independent expectations; NUM of each, from SEED on.
+	$(RUN) $(THREADS) PYTHONPATH="$(CURDIR):$(CURDIR)/launch" sh -c '\
+	  python -m tests.fuzz.numerics --cases $(NUM) --seed $(SEED) && \
+	  python -m tests.fuzz.runs --jobs $(NUM) --seed $(SEED) && \
+	  python -m tests.fuzz.launcher --jobs $(NUM) --seed $(SEED)'
 
 test-mpi: $(READY)  ## The MPI suite with each number of ranks.
 	@set -e; for n in $(RANKS); do \

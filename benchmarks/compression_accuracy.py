@@ -26,10 +26,10 @@ import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import optimizers
 from dbrdist.comm import create_communicator, create_multi_node_optimizer
-from dbrdist.comm.compression import PowerSGD, TopK
-from dbrdist.core.chain import Chain, ChainList
+from dbrdist.comm.gradients.compression import PowerSGD, TopK
+from dbrdist.core.model.chain import Chain, ChainList
 from dbrdist.datasets import ImageFolder, block_bounds
-from dbrdist.models.resnet import Basic
+from dbrdist.models.blocks import Basic
 
 NAME = "compression-accuracy"  # of the record
 BATCH = 128  # of all ranks
@@ -62,7 +62,7 @@ class Net(Chain):
     def __init__(self) -> None:
         super().__init__()
         ins = (CHANNELS[0], *CHANNELS)
-        blocks = [Basic(i, o, 1 if k == 0 else 2, 1.0) for k, (i, o) in enumerate(zip(ins, CHANNELS))]
+        blocks = [Basic(i, o, 1 if k == 0 else 2) for k, (i, o) in enumerate(zip(ins, CHANNELS))]
         with self.init_scope():
             self.conv = L.Convolution2D(3, CHANNELS[0], 3, stride=2, pad=1, nobias=True)
             self.bn = L.BatchNormalization(CHANNELS[0])

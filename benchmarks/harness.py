@@ -76,7 +76,7 @@ def _answer(request: dict[str, Any], cases: dict[str, Any], made: dict[int, Any]
 
 def _ways() -> dict[str, bool]:
     """Whether dbrdist is compiled, where this process has loaded it."""
-    call = sys.modules.get("dbrdist.core.call")
+    call = sys.modules.get("dbrdist.core.tape.call")
     return {} if call is None else {"is_compiled": not str(call.__file__).endswith(".py")}
 
 

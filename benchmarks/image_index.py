@@ -24,10 +24,10 @@ import harness
 import numpy as np
 
 from dbrdist.datasets import CenterResizedCrop, Compose, ImageFolder, ToCHW, open_images
-from dbrdist.datasets.index import write_index
-from dbrdist.datasets.index_format import FILE_NAME
-from dbrdist.datasets.scan import scan
-from dbrdist.datasets.shards import prepare_shards
+from dbrdist.datasets.image.index import write_index
+from dbrdist.datasets.image.index_format import FILE_NAME
+from dbrdist.datasets.image.scan import scan
+from dbrdist.datasets.image.shards import prepare_shards
 from dbrdist.iterators import MultiprocessIterator, SerialIterator
 
 NUM_IMAGES, BATCH, NUM_RANKS, NUM_WORKERS = 1_281_167, 48, 4, 2

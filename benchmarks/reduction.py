@@ -35,8 +35,8 @@ def large(peers: bool) -> dict[str, Run]:
     from mpi4py import MPI
 
     from dbrdist.comm import create_communicator
-    from dbrdist.core.link import Link
-    from dbrdist.core.parameter import Parameter
+    from dbrdist.core.model.link import Link
+    from dbrdist.core.model.parameter import Parameter
 
     comm = create_communicator("flat")
 

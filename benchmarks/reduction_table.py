@@ -56,8 +56,8 @@ def model(num_params: int, size: int) -> Any:
     """A link with that many parameters, and gradients."""
     import numpy as np
 
-    from dbrdist.core.link import Link
-    from dbrdist.core.parameter import Parameter
+    from dbrdist.core.model.link import Link
+    from dbrdist.core.model.parameter import Parameter
 
     made = Link()
     with made.init_scope():
@@ -81,7 +81,7 @@ def gloo(size: int) -> Run:
 def serve(num_hosts: int, num_rounds: int, peers: bool) -> None:
     """Time all ways in turn."""
     from dbrdist.comm import create_communicator
-    from dbrdist.comm.create import OVER_MPI
+    from dbrdist.comm.communicators.create import OVER_MPI
 
     chosen = type(create_communicator())
     samples = {

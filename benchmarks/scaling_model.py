@@ -212,8 +212,8 @@ def measure(rounds: int) -> dict[str, Any]:
 
 def flat_reduction(comm: Any, size: int) -> Callable[[], Any]:
     """The gradients of a model with one parameter of that many bytes, by ``flat``."""
-    from dbrdist.core.link import Link
-    from dbrdist.core.parameter import Parameter
+    from dbrdist.core.model.link import Link
+    from dbrdist.core.model.parameter import Parameter
 
     model = Link()
     with model.init_scope():
@@ -241,7 +241,7 @@ def meeting(mpi_comm: Any) -> Callable[[], Any]:
     """A barrier, waited for in dbrdist's way."""
     from types import SimpleNamespace
 
-    from dbrdist.comm import mpi
+    from dbrdist.comm.transport import mpi
 
     call: Any = SimpleNamespace(is_waiting=False, pause_seconds=0.0, error="")
     return lambda: mpi.wait_until(mpi_comm.Ibarrier().Test, call)
@@ -249,8 +249,8 @@ def meeting(mpi_comm: Any) -> Callable[[], Any]:
 
 def sums(comm: Any, size: int) -> Callable[[], Any]:
     """What a rank adds of an array of that many bytes: its part of as many arrays as the host has ranks."""
-    from dbrdist.comm import message
-    from dbrdist.comm.host_memory import Segment
+    from dbrdist.comm.transport import message
+    from dbrdist.comm.transport.host_memory import Segment
 
     k = max(comm.intra_size, 2)
     part = size // k // 4  # elements

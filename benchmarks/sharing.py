@@ -18,9 +18,10 @@ import harness
 import numpy as np
 
 from dbrdist import links, optimizers
-from dbrdist.comm import arenas, create_communicator, create_multi_node_optimizer
-from dbrdist.comm.compression import PowerSGD, TopK
-from dbrdist.core.chain import ChainList
+from dbrdist.comm import create_communicator, create_multi_node_optimizer
+from dbrdist.comm.gradients import shared_gradients
+from dbrdist.comm.gradients.compression import PowerSGD, TopK
+from dbrdist.core.model.chain import ChainList
 
 WIDTH = 1024
 WAYS: dict[str, dict[str, Any]] = {
@@ -86,7 +87,7 @@ def main() -> None:
             "step_seconds": statistics.median(samples[name]),
             "ratio_to_plain": statistics.median(a / b for a, b in zip(samples[name], samples["plain"])),
             "state_bytes_per_rank": comm.allgather_obj(state_bytes(optimizer)),
-            "gradient_bytes_per_rank": comm.allgather_obj(arenas.resident_bytes(arena)),
+            "gradient_bytes_per_rank": comm.allgather_obj(shared_gradients.resident_bytes(arena)),
             "sent_bytes_per_step": sent,
             "computed_seconds": {line: sent / speed for line, speed in LINES.items()},
         }

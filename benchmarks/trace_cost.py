@@ -19,8 +19,9 @@ import numpy as np
 
 from dbrdist import links as L
 from dbrdist import models, optimizers
-from dbrdist.comm import create_communicator, create_multi_node_optimizer, parameter_audit
-from dbrdist.core import spans
+from dbrdist.comm import create_communicator, create_multi_node_optimizer
+from dbrdist.comm.run import parameter_audit
+from dbrdist.core.array import spans
 from dbrdist.datasets import TupleDataset
 from dbrdist.iterators import SerialIterator
 from dbrdist.training import StandardUpdater

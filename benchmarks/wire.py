@@ -34,7 +34,7 @@ def optimizer_of(way: str) -> Any:
 
     from dbrdist import optimizers
     from dbrdist.comm import create_communicator, create_multi_node_optimizer
-    from dbrdist.comm.compression import PowerSGD, TopK
+    from dbrdist.comm.gradients.compression import PowerSGD, TopK
     from dbrdist.models.resnet import ResNet50
 
     compression: dict[str, Any] = {

@@ -5,25 +5,11 @@ when they are first named.
 """
 
 import importlib
-import sys
 from typing import Any
 
 from dbrdist import errors, serializers
-from dbrdist.core import (
-    backend,
-    computational_graph,
-    function,
-    gradient_check,
-    link,
-    link_hook,
-    missing_names,
-    optimizer,
-    random,
-    reporter,
-    variable,
-)
-from dbrdist.core import graph as function_node
-from dbrdist.core.backend import (
+from dbrdist.core.array import backend, random
+from dbrdist.core.array.backend import (
     get_array_module,
     get_array_types,
     get_cpu_array_types,
@@ -31,9 +17,7 @@ from dbrdist.core.backend import (
     is_arrays_compatible,
     using_device,
 )
-from dbrdist.core.backprop import backward, grad
-from dbrdist.core.chain import Chain, ChainList, Sequential
-from dbrdist.core.config import (
+from dbrdist.core.array.config import (
     DebugMode,
     config,
     force_backprop_mode,
@@ -47,29 +31,37 @@ from dbrdist.core.config import (
     set_debug,
     using_config,
 )
-from dbrdist.core.device_resident import DeviceResident
-from dbrdist.core.differentiate import jvp, vjp
-from dbrdist.core.function import Function, FunctionAdapter
-from dbrdist.core.graph import FunctionHook, FunctionNode, get_function_hooks
-from dbrdist.core.link import Link
-from dbrdist.core.link_hook import LinkHook
-from dbrdist.core.optimizer import GradientMethod, Optimizer
-from dbrdist.core.parameter import Parameter
-from dbrdist.core.reporter import (
-    DictSummary,
-    Reporter,
-    Summary,
-    get_current_reporter,
-    report,
-    report_scope,
-)
-from dbrdist.core.runtime_info import print_runtime_info
-from dbrdist.core.serializer import AbstractSerializer, Deserializer, Serializer
-from dbrdist.core.static_graph import static_code, static_graph
-from dbrdist.core.update_rule import UpdateRule
-from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.core.chainer import computational_graph
+from dbrdist.core.chainer import function as function
+from dbrdist.core.chainer.function import Function, FunctionAdapter
+from dbrdist.core.chainer.static_graph import static_code, static_graph
+from dbrdist.core.files.serializer import AbstractSerializer, Deserializer, Serializer
+from dbrdist.core.model import link as link
+from dbrdist.core.model import link_hook as link_hook
+from dbrdist.core.model import reporter as reporter
+from dbrdist.core.model.chain import Chain, ChainList, Sequential
+from dbrdist.core.model.device_resident import DeviceResident
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.link_hook import LinkHook
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.model.reporter import DictSummary, Reporter, Summary, get_current_reporter, report, report_scope
+from dbrdist.core.names import missing_names, moved
+from dbrdist.core.names.runtime_info import print_runtime_info
+from dbrdist.core.tape import function_node as function_node
+from dbrdist.core.tape import gradient_check as gradient_check
+from dbrdist.core.tape import variable as variable
+from dbrdist.core.tape.backprop import backward, grad
+from dbrdist.core.tape.differentiate import jvp, vjp
+from dbrdist.core.tape.function_node import FunctionHook, FunctionNode, get_function_hooks
+from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.core.update import optimizer as optimizer
+from dbrdist.core.update.optimizer import GradientMethod, Optimizer
+from dbrdist.core.update.update_rule import UpdateRule
 
 __version__ = "0.1.0"
+
+# Set to True, it silences the warnings of experimental functions.
+disable_experimental_feature_warning = False
 
 _LOADED_WHEN_NAMED = (
     "backends",
@@ -104,21 +96,7 @@ _MADE_ABOVE = {
     "should_use_cudnn_tensor_core": "backends.cuda",
 }
 
-# Chainer's paths of modules that have another place here: `from dbrdist.serializers import load_npz`.
-for _module in (
-    backend,
-    computational_graph,
-    function,
-    gradient_check,
-    link,
-    link_hook,
-    optimizer,
-    random,
-    reporter,
-    variable,
-):
-    sys.modules[_module.__name__.replace(".core.", ".")] = _module
-sys.modules["dbrdist.function_node"] = function_node
+moved.serve()
 
 
 def __getattr__(name: str) -> Any:

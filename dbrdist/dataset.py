@@ -1,19 +1,21 @@
 """What datasets and converters are built from, under Chainer's module name."""
 
-from dbrdist.core.missing_names import explained as _explained
-from dbrdist.datasets import convert, download, tabular
-from dbrdist.datasets.base import DatasetMixin
-from dbrdist.datasets.convert import Converter, concat_examples, converter, to_device
-from dbrdist.datasets.download import (
+from dbrdist.core.names.missing_names import explained as _explained
+from dbrdist.datasets.loading import convert
+from dbrdist.datasets.loading.base import DatasetMixin
+from dbrdist.datasets.loading.convert import Converter, concat_examples, converter, to_device
+from dbrdist.datasets.loading.serial import Iterator
+from dbrdist.datasets.loading.transfer import ConcatWithAsyncTransfer
+from dbrdist.datasets.public import download
+from dbrdist.datasets.public.download import (
     cache_or_load_file,
     cached_download,
     get_dataset_directory,
     get_dataset_root,
     set_dataset_root,
 )
-from dbrdist.datasets.serial import Iterator
-from dbrdist.datasets.tabular import TabularDataset
-from dbrdist.datasets.transfer import ConcatWithAsyncTransfer
+from dbrdist.datasets.table import tabular
+from dbrdist.datasets.table.tabular import TabularDataset
 
 __all__ = [
     "ConcatWithAsyncTransfer",

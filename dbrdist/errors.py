@@ -1,8 +1,12 @@
-"""Exceptions that somebody would catch. A caller's mistake is a ValueError or a TypeError instead."""
+"""Exceptions that somebody would catch, and warnings. A caller's mistake is a ValueError or a TypeError."""
 
 
 class DbrdistError(Exception):
     """The base of all exceptions below."""
+
+
+class UsageWarning(UserWarning):
+    """A program does what is probably not meant; ``warnings.simplefilter("ignore", UsageWarning)`` silences them."""
 
 
 class NonFiniteLossError(DbrdistError):
@@ -11,6 +15,10 @@ class NonFiniteLossError(DbrdistError):
 
 class StopRequested(DbrdistError):
     """All ranks agreed to stop at this step; the state is saved, and the process exits with 75."""
+
+
+class StaleParametersError(DbrdistError, RuntimeError):
+    """Backward needs values of parameters that were assigned new ones after forward."""
 
 
 class CheckpointError(DbrdistError):

@@ -1,6 +1,6 @@
 """Initializers of parameters, under Chainer's module name."""
 
-from dbrdist.core.missing_names import explained as _explained
+from dbrdist.core.names.missing_names import explained as _explained
 from dbrdist.links.initializers import (
     Constant,
     DownsamplingConvFilter,

@@ -1,10 +1,10 @@
 """Iterators over datasets, under Chainer's module name."""
 
-from dbrdist.core.missing_names import explained as _explained
-from dbrdist.datasets.dali import DaliIterator
-from dbrdist.datasets.order import OrderSampler, ShuffleOrderSampler
-from dbrdist.datasets.prefetch import MultiprocessIterator, MultithreadIterator
-from dbrdist.datasets.serial import Iterator, SerialIterator
+from dbrdist.core.names.missing_names import explained as _explained
+from dbrdist.datasets.loading.dali import DaliIterator
+from dbrdist.datasets.loading.order import OrderSampler, ShuffleOrderSampler
+from dbrdist.datasets.loading.prefetch import MultiprocessIterator, MultithreadIterator
+from dbrdist.datasets.loading.serial import Iterator, SerialIterator
 
 __all__ = [
     "DaliIterator",

@@ -1,6 +1,6 @@
 """Hooks of optimizers, under Chainer's module name."""
 
-from dbrdist.core.missing_names import explained as _explained
+from dbrdist.core.names.missing_names import explained as _explained
 from dbrdist.optimizers.hooks import (
     GradientClipping,
     GradientHardClipping,

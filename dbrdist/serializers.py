@@ -1,8 +1,7 @@
 """Saving and loading, under Chainer's module name."""
 
-from dbrdist.core.hdf5 import HDF5Deserializer, HDF5Serializer, load_hdf5, save_hdf5
-from dbrdist.core.missing_names import explained as _explained
-from dbrdist.core.serializer import (
+from dbrdist.core.files.hdf5 import HDF5Deserializer, HDF5Serializer, load_hdf5, save_hdf5
+from dbrdist.core.files.serializer import (
     AbstractSerializer,
     Deserializer,
     DictionarySerializer,
@@ -11,6 +10,7 @@ from dbrdist.core.serializer import (
     load_npz,
     save_npz,
 )
+from dbrdist.core.names.missing_names import explained as _explained
 
 __all__ = [
     "AbstractSerializer",

@@ -11,24 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dbrdist.core import call
+from dbrdist.core.tape import call
 from tests.comm import jobs
 from tests.each import fresh_chance as start_afresh
 
-# Files whose tests start jobs under mpiexec; single tests elsewhere carry the mark `mpiexec` themselves.
-JOBS = ("cli/test_ranks.py", "comm/test_abort.py", "comm/test_arenas.py")
 STARTING = {"started", "ranks", "several"}  # fixtures that start jobs
-# Files whose tests start other programs; single tests elsewhere carry the mark `programs` themselves.
-PROGRAMS = ("compat/test_programs.py", "core/test_thread_pools.py", "datasets/test_rings.py")
-# Files whose tests take long; single tests elsewhere carry the mark themselves, and so does what starts programs.
-SLOW = (
-    "cli/test_report.py", "comm/test_contract.py", "comm/test_cores.py", "examples/test_example_programs.py",
-    "launch/test_launch_digits.py", "launch/test_launch_doctor.py",
-    "launch/test_launch_first.py", "launch/test_launch_hosts.py", "launch/test_launch_matrix.py",
-    "launch/test_launch_recipes.py", "launch/test_launch_signals.py", "launch/test_launch_slurm.py",
-    "launch/test_launch_causes.py", "launch/test_launch_harmless.py", "launch/test_launch_output.py",
-    "launch/test_launch_view.py",
-)  # fmt: skip
+# Which marks leave a file out by a `-m` of the Makefile, where the file as a whole bears one of them.
+LEFT_OUT = {"not slow": "slow|programs|mpiexec", "not programs": "programs|mpiexec"}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -49,22 +38,23 @@ def pytest_collection():
 
 def pytest_ignore_collect(collection_path, config):
     """Files all of whose tests would be left out are not even imported, which each worker would do; None: read it."""
-    path = collection_path.as_posix()
-    left_out = {"not slow": (*SLOW, *PROGRAMS, *JOBS), "not programs": (*PROGRAMS, *JOBS)}
-    if path.endswith(left_out.get(config.option.markexpr, ())) and not any(path.endswith(a) for a in config.args):
-        return True
-    return None
+    marks = LEFT_OUT.get(config.option.markexpr)
+    if marks is None or not collection_path.name.startswith("test_") or not collection_path.is_file():
+        return None
+    if any(collection_path.as_posix().endswith(argument) for argument in config.args):
+        return None
+    found = re.search(rf"^pytestmark = .*pytest\.mark\.(?:{marks})\b", collection_path.read_text(), re.MULTILINE)
+    return True if found else None
 
 
 def pytest_collection_modifyitems(items):
-    """`make test-quick` leaves out what is slow, and `make test-fast` what starts programs: `make test-programs`."""
+    """What starts jobs starts programs, and what starts programs is slow: `make test-fast` and `make test-quick`."""
     for item in items:
-        path = item.path.as_posix()
-        if path.endswith(JOBS) or not STARTING.isdisjoint(item.fixturenames):
+        if not STARTING.isdisjoint(item.fixturenames):
             item.add_marker(pytest.mark.mpiexec)
-        if path.endswith(PROGRAMS) or item.get_closest_marker("mpiexec"):
+        if item.get_closest_marker("mpiexec"):
             item.add_marker(pytest.mark.programs)
-        if path.endswith(SLOW) or item.get_closest_marker("programs"):
+        if item.get_closest_marker("programs"):
             item.add_marker(pytest.mark.slow)
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from dbrdist.core import backend
-from dbrdist.core.backend import Array, Device, get_array_module, get_device
-from dbrdist.core.config import config
-from dbrdist.core.missing_names import error as _error
+from dbrdist.core.array import backend
+from dbrdist.core.array.backend import Array, GpuDevice, get_array_module
+from dbrdist.core.array.backend import get_device as _device_of_spec
+from dbrdist.core.array.config import config
+from dbrdist.core.names.missing_names import error as _error
 
 __all__ = [
     "DummyDevice",
@@ -53,14 +56,43 @@ def __getattr__(name: str) -> Any:
         return _is_available()
     if name == "cudnn_enabled":
         return _is_available() and config.use_cudnn != "never"
-    if name == "cupy":
-        return backend.import_cupy()
+    if name in ("cupy", "cupyx"):
+        return _cupy(name)
     if name in ("ndarray", "Event", "Stream", "Device"):
         if not _is_available():
             return {"ndarray": _NoArray, "Device": DummyDeviceType}.get(name, _NoStream)
         cupy = backend.import_cupy()
         return cupy.ndarray if name == "ndarray" else getattr(cupy.cuda, name)
     raise _error(__name__, name)
+
+
+class _NoCupy:
+    """What ``cuda.cupy`` is where CuPy is not installed, so that programs can write ``xp is cuda.cupy``."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        name = f"{self._name}.{attribute}"
+        if attribute.startswith("__"):  # asked for by Python itself
+            raise AttributeError(name)
+        raise AttributeError(
+            f"{name}: CuPy is not installed; install dbrdist[cuda12x] or dbrdist[cuda13x] on a machine with an NVIDIA "
+            "GPU, or take the functions of the array's own module, `xp = chainer.get_array_module(x)`"
+        )
+
+    def __repr__(self) -> str:
+        return f"<no {self._name}>"
+
+
+@functools.cache
+def _cupy(name: str) -> Any:
+    """The module ``cupy`` or ``cupyx``, or what stands for it."""
+    try:
+        backend.import_cupy()
+        return importlib.import_module(name)
+    except ImportError:
+        return _NoCupy(name)
 
 
 class _NoArray:
@@ -108,7 +140,6 @@ class DummyDeviceType(contextlib.AbstractContextManager["DummyDeviceType"]):
 
 
 DummyDevice = DummyDeviceType()
-GpuDevice = Device
 
 
 def get_device_from_id(device_id: int | None) -> Any:
@@ -117,6 +148,28 @@ def get_device_from_id(device_id: int | None) -> Any:
         return DummyDevice
     check_cuda_available()
     return backend.import_cupy().cuda.Device(int(device_id))
+
+
+def get_device(*args: Any) -> Any:
+    """CuPy's device of the first GPU number, device or array of a GPU; :data:`DummyDevice` where there is none.
+
+    Deprecated: take :func:`get_device_from_id` or :func:`get_device_from_array`.
+    """
+    warnings.warn(
+        "cuda.get_device is deprecated; use get_device_from_id or get_device_from_array",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    for a in args:
+        if isinstance(a, (int, np.integer)) and not isinstance(a, bool):
+            return get_device_from_id(int(a))
+        if isinstance(a, GpuDevice):
+            return a.device
+        if backend.is_array(a) and not isinstance(a, np.ndarray):
+            return a.device
+        if _is_available() and isinstance(a, backend.import_cupy().cuda.Device):
+            return a
+    return DummyDevice
 
 
 def get_device_from_array(*arrays: Any) -> Any:
@@ -133,12 +186,12 @@ def to_gpu(array: Any, device: Any = None, stream: Any = None) -> Any:
     check_cuda_available()
     if device is None:
         device = backend.import_cupy().cuda.runtime.getDevice()
-    return get_device(getattr(device, "id", device)).send(array)
+    return _device_of_spec(getattr(device, "id", device)).send(array)
 
 
 def to_cpu(array: Any, stream: Any = None) -> Any:
     """An array, or nested tuples, lists and dictionaries of arrays, in host memory."""
-    return get_device("@numpy").send(array)
+    return _device_of_spec("@numpy").send(array)
 
 
 def copy(array: Array, out: Array = None, out_device: Any = None, stream: Any = None) -> Array:

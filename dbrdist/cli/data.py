@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below, which take their time
+    from dbrdist_launch import entry
+
+    entry.data()
+
 import os
 import sys
 import time
@@ -9,20 +14,23 @@ from typing import Any
 
 import click
 import numpy as np
+from dbrdist_launch import entry
 
-from dbrdist.cli.refuse import WRONG
-from dbrdist.core import thread_pools
-from dbrdist.datasets.index import ImageIndex, open_images, read_index, write_index
-from dbrdist.datasets.index_format import FILE_NAME, VERSION
-from dbrdist.datasets.scan import scan
-from dbrdist.datasets.shards import Found, check_images, prepare_shards
+from dbrdist.cli.output.interrupts import Group, Interrupted
+from dbrdist.cli.output.refuse import WRONG
+from dbrdist.core.array import thread_pools
+from dbrdist.datasets.image.index import ImageIndex, open_images, read_index, write_index
+from dbrdist.datasets.image.index_format import FILE_NAME, VERSION
+from dbrdist.datasets.image.scan import ignored_files, scan
+from dbrdist.datasets.image.shards import Found, check_images, prepare_shards
+from dbrdist.datasets.public.imagenet import extract
 from dbrdist.errors import DbrdistError
 
 _SECONDS = 10.0  # between two words on how far it is
 _MAX_NAMED = 1000
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
     """Index, check and shrink datasets of images.
 
@@ -81,17 +89,48 @@ def prepare(root: str, out: str, size: int, quality: int, shard_megabytes: int, 
 
 
 @command.command()
+@click.argument("train", metavar="TRAIN.tar")
+@click.argument("val", metavar="VAL.tar")
+@_ROOT
+@click.option(
+    "--labels", metavar="FILE", help="Classes of the validation images: the development kit, or lines of NAME WNID."
+)
+@click.option("--any", "is_any", is_flag=True, help="Take tars other than those of ILSVRC 2012: no sizes, no counts.")
+@click.option("--no-checksums", is_flag=True, help="Compare sizes and counts, but not the MD5 of both tars.")
+def imagenet(train: str, val: str, root: str, labels: str | None, is_any: bool, no_checksums: bool) -> int:
+    """Extract ImageNet's tars to ROOT/train/WNID/ and ROOT/val/WNID/.
+
+    The same command continues after an interruption. What is no image is listed and left out.
+    """
+    last = [time.monotonic()]
+
+    def say(words: str) -> None:
+        if not words.startswith(("train: ", "val: ")) or time.monotonic() - last[0] >= _SECONDS:
+            last[0] = time.monotonic()
+            print(words, file=sys.stderr, flush=True)
+
+    made = extract(train, val, root, labels, is_official=not is_any, checksums=not no_checksums, say=say)
+    for skipped in made.skipped[:_MAX_NAMED]:
+        print(f"{skipped.tar}: {skipped.name} is no image and was left out")
+    print(
+        f"{root}: {_counted(made.num_train, 'training image')} and {_counted(made.num_val, 'validation image')} of "
+        f"{_counted(made.num_classes, 'class')}, {len(made.skipped):,} entries left out"
+    )
+    return 0
+
+
+@command.command()
 @_ROOT
 def info(root: str) -> None:
     """Say what is in ROOT, and whether its index is up to date."""
     path = os.path.join(root, FILE_NAME) if os.path.isdir(root) else root
     if not os.path.isfile(path):
-        print("\n".join([*_description(open_images(root)), "no index: every run scans it once"]))
+        print("\n".join([*_description(open_images(root)), *_ignored(root), "no index: every run scans it once"]))
         return
     index = read_index(path)
     state = index.changed() or "up to date"
     size = _size(os.path.getsize(path))
-    print("\n".join([*_description(index), f"index {path}, version {VERSION}, {size}: {state}"]))
+    print("\n".join([*_description(index), *_ignored(index.root), f"index {path}, version {VERSION}, {size}: {state}"]))
 
 
 def _description(index: ImageIndex) -> list[str]:
@@ -103,6 +142,17 @@ def _description(index: ImageIndex) -> list[str]:
         f"{_counted(len(index.classes), 'class')} of {per_class.min():,} to {per_class.max():,} images: "
         + _some(index.classes),
     ]
+
+
+def _ignored(root: str | os.PathLike[str]) -> list[str]:
+    """A line on the files that are no images of the dataset, if there are any."""
+    if not os.path.isdir(root):
+        return []
+    endings, below = ignored_files(os.fspath(root))
+    parts = [f"{n:,} with {ending}" for ending, n in sorted(endings.items(), key=lambda pair: -pair[1])]
+    parts += [f"{below:,} in folders below the class folders"] if below else []
+    number = sum(endings.values()) + below
+    return [f"{_counted(number, 'file')} ignored: {', '.join(parts)}"] if number else []
 
 
 def _some(names: list[str]) -> str:
@@ -143,8 +193,9 @@ def run(arguments: list[str] | None = None) -> int:
     """Run the command; the exit code. What a user can mend is one sentence and code 2."""
     try:
         code: Any = command.main(arguments, prog_name="dbrdist-data", standalone_mode=False)
-    except click.Abort:
-        return 130
+    except (Interrupted, click.Abort, KeyboardInterrupt):
+        print("dbrdist-data: interrupted", file=sys.stderr)
+        return entry.INTERRUPTED
     except click.ClickException as error:
         error.show()
         return WRONG
@@ -156,8 +207,5 @@ def run(arguments: list[str] | None = None) -> int:
 
 def main() -> None:
     """Run the command and end with its code."""
+    entry.protect_streams()
     sys.exit(run())
-
-
-if __name__ == "__main__":
-    main()

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below, which take their time
+    from dbrdist_launch import entry
+
+    entry.train()
+
+import contextlib
 import json
 import os
 import sys
@@ -10,18 +16,26 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
+from dbrdist_launch import entry
 
 from dbrdist import __version__
-from dbrdist.cli import assemble, commands, load, memory, plan, preflight, resolve, resume, run
-from dbrdist.cli.config import Config
-from dbrdist.cli.console import Console
-from dbrdist.cli.folder import CONFIG
-from dbrdist.cli.load import Origin
-from dbrdist.cli.refuse import WRONG, Refused, RefusedHere, code_of, refusal
-from dbrdist.cli.warned import Warned
-from dbrdist.cli.words import folded, said
-from dbrdist.comm import abort, create_communicator, environment
-from dbrdist.core import thread_pools
+from dbrdist.cli.builders import assemble, memory, plan, preflight
+from dbrdist.cli.configuration import load, resolve
+from dbrdist.cli.configuration.load import Origin
+from dbrdist.cli.configuration.schema import Config
+from dbrdist.cli.inspection import commands
+from dbrdist.cli.inspection import schedule as schedules
+from dbrdist.cli.output.console import Console
+from dbrdist.cli.output.folder import CONFIG
+from dbrdist.cli.output.interrupts import Command, Interrupted
+from dbrdist.cli.output.refuse import WRONG, Refused, RefusedHere, code_of, refusal
+from dbrdist.cli.output.warned import Warned
+from dbrdist.cli.output.words import columns_of, folded, said
+from dbrdist.cli.running import rehearsal, resume, run
+from dbrdist.comm import create_communicator
+from dbrdist.comm.failure import abort
+from dbrdist.comm.transport import environment, mpi
+from dbrdist.core.array import thread_pools
 from dbrdist.errors import CommunicatorError, ConfigError, DbrdistError
 from dbrdist.training.runs import folder_of
 
@@ -32,7 +46,7 @@ def _help(context: click.Context, option: click.Parameter, asked: bool) -> None:
         context.exit()
 
 
-@click.command(add_help_option=False)
+@click.command(cls=Command, add_help_option=False)
 @click.argument("config", required=False, metavar="CONFIG.yaml")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--resume", is_flag=True, help="Continue from the newest snapshot in the run's folder, if there is one.")
@@ -47,6 +61,29 @@ def _help(context: click.Context, option: click.Parameter, asked: bool) -> None:
 @click.option("--init", metavar="NAME", help="Print a commented configuration: digits, cifar10 or imagenet.")
 @click.option(
     "--trace", is_flag=True, help="Write a timeline of every rank to trace.json, and say what steps wait for."
+)
+@click.option("--schedule", metavar="FILE.csv", help="Write every scheduled number at every step, without training.")
+@click.option(
+    "--rehearse", metavar="RANKSxPER_HOST", help="Foretell a job on so many ranks, and try a few small steps of it."
+)
+@click.option(
+    "--examples",
+    type=click.IntRange(1, 2**40),
+    help="Training examples, for --schedule and --rehearse.",
+)
+@click.option(
+    "--gigabits",
+    type=click.FloatRange(0, min_open=True),
+    default=100.0,
+    help="Of a host's network, for --rehearse: Gbit/s.",
+)
+@click.option(
+    "--microseconds", type=click.FloatRange(0), default=5.0, help="Of a message between hosts, for --rehearse."
+)
+@click.option(
+    "--examples-per-second",
+    type=click.FloatRange(0, min_open=True),
+    help="Of one rank of that machine, for --rehearse; measured here if not given.",
 )
 @click.option("--version", is_flag=True, help="Print the version and exit.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved configuration and the plan, and exit.")
@@ -66,6 +103,12 @@ def command(
     export: str | None,
     init: str | None,
     trace: bool,
+    schedule: str | None,
+    rehearse: str | None,
+    examples: int | None,
+    gigabits: float,
+    microseconds: float,
+    examples_per_second: float | None,
     version: bool,
     dry_run: bool,
     print_schema: bool,
@@ -99,6 +142,19 @@ def command(
     settings, origin = _checked(config, overrides, trusted=not stored)
     if trace and settings.virtual_workers is not None:
         raise click.UsageError("--trace does not work with virtual workers; write `batch: N`")
+    for option, value in (("--schedule", schedule), ("--rehearse", rehearse)):
+        if value is not None and examples is None:
+            raise click.UsageError(f"{option} reads no data: give the number of training examples, --examples 1281167")
+    if schedule is not None or rehearse is not None:
+        if resume or dry_run or overwrite or trace or evaluate is not None or (schedule and rehearse):
+            raise click.UsageError("--schedule and --rehearse are used alone")
+        assert examples is not None
+        if schedule is not None:
+            return _write_schedule(settings, origin, schedule, examples)
+        job = rehearsal.parse(str(rehearse), gigabits, microseconds, examples_per_second)
+        return _rehearse(settings, origin, job, examples)
+    if examples is not None:
+        raise click.UsageError("--examples goes with --schedule or --rehearse")
     if dry_run:
         return _dry_run(settings, origin)
     return _run(settings, origin, "resume" if resume else "overwrite" if overwrite else "new", evaluate, trace)
@@ -144,6 +200,31 @@ def _checked(config: str, overrides: tuple[str, ...], trusted: bool) -> tuple[Co
     return settings, origin
 
 
+def _write_schedule(settings: Config, origin: Origin, path: str, num_examples: int) -> int:
+    if environment.launched()[1] == 0:
+        for line in _readable(schedules.write(settings, origin, path, num_examples)):
+            print(line, flush=True)
+    return 0
+
+
+def _rehearse(settings: Config, origin: Origin, job: rehearsal.Job, num_examples: int) -> int:
+    size, _, _ = environment.launched()
+    if size > 1:
+        raise ConfigError("dbrdist-train: --rehearse runs on one process: leave out mpiexec")
+    try:
+        for line in rehearsal.describe(settings, origin, job, num_examples):
+            print(folded(line), flush=True)
+        print("a few small steps of the same run:", flush=True)
+        code = rehearsal.try_out(settings, origin, lambda small: _run(small, origin, "new", None, False))
+    except Exception as error:
+        refused = refusal(error)
+        if refused is None:
+            raise
+        raise refused from error
+    print("the rehearsal has " + ("passed" if code == 0 else f"failed with code {code}"), flush=True)
+    return code
+
+
 def _dry_run(settings: Config, origin: Origin) -> int:
     size, rank, _ = environment.launched()
     if rank == 0:
@@ -157,13 +238,15 @@ def _dry_run(settings: Config, origin: Origin) -> int:
             raise refused from error
         need = memory.sentence(memory.measure(settings, origin, made), settings, size, environment.num_local_ranks())
         lines = [*plan.describe(settings, made, size), *need]
-        print("\n".join([load.dump(settings), *map(folded, lines)]), flush=True)
+        width = columns_of(sys.stdout)
+        print("\n".join([load.dump(settings), *(folded(line, width) for line in lines)]), flush=True)
     return 0
 
 
 def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None, trace: bool) -> int:
     try:
-        comm = create_communicator(settings.communicator)
+        is_alone = settings.communicator == "auto" and not environment.is_launched() and mpi.started() is None
+        comm = create_communicator("single" if is_alone else settings.communicator)  # named, it says nothing of itself
     except CommunicatorError:
         raise
     except (ValueError, RuntimeError) as error:  # it does not fit these hosts or devices, which every rank finds
@@ -179,7 +262,7 @@ def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None, trac
                 run.evaluate(settings, origin, comm, evaluate)
                 warned.gather(comm)
                 return 0
-            training = run.Run(settings, origin, comm, console, warned)
+            training = run.Run(settings, origin, comm, console, warned, continues=mode == "resume")
             training.announce()
             return training.train(trace) if training.start_folder(mode) else 0
     except RefusedHere as reason:
@@ -193,8 +276,9 @@ def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None, trac
 
 def _complain(words: str) -> None:
     """Say what is wrong, once for all ranks, so that an editor finds `file:line:column` at the start of a line."""
-    sys.stdout.flush()
-    os.write(2, f"{words}\n".encode(errors="backslashreplace"))
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or full: the exit code says the rest
+        sys.stdout.flush()
+        os.write(2, f"{words}\n".encode(errors="backslashreplace"))
 
 
 def _say_before_mpi(words: str) -> None:
@@ -222,10 +306,14 @@ def _main() -> int:
     try:
         with Warned(environment.launched()[1], Console()).listening():
             code: Any = command.main(standalone_mode=False)
-    except click.Abort:  # what click makes of Ctrl-C
+    except (Interrupted, click.Abort, KeyboardInterrupt):
+        if mpi.started() is None and environment.launched()[0] > 1:  # the others will not come to a meeting
+            entry.interrupted("dbrdist-train")
         raise KeyboardInterrupt from None
     except ConfigError as error:
         return _refuse_before_mpi(str(error), WRONG)
+    except click.NoSuchOption as error:
+        return _refuse_before_mpi(f"dbrdist-train: {error.format_message()}{_as_entry(error.option_name)}", WRONG)
     except click.ClickException as error:
         return _refuse_before_mpi(f"dbrdist-train: {error.format_message()}", WRONG)
     except Refused as reason:
@@ -235,10 +323,27 @@ def _main() -> int:
     return code or 0
 
 
+# What other programs call options that are entries of the configuration here.
+_ENTRIES = {
+    "batch_size": "batch", "bs": "batch", "b": "batch", "lr": "optimizer.lr", "learning_rate": "optimizer.lr",
+    "epoch": "epochs", "output": "out", "output_dir": "out", "out_dir": "out", "model_name": "model", "arch": "model",
+    "workers": "loader.workers", "num_workers": "loader.workers", "momentum": "optimizer.momentum", "dataset": "data",
+    "optim": "optimizer",
+}  # fmt: skip
+
+
+def _as_entry(option: str) -> str:
+    """How to write an entry of the configuration that was given as an option."""
+    name = option.lstrip("-").replace("-", "_")
+    key = _ENTRIES.get(name, name)
+    if key.partition(".")[0] not in Config.model_fields:
+        return ""
+    words = sys.argv[sys.argv.index(option) + 1 :] if option in sys.argv else []
+    value = words[0] if words and not words[0].startswith("-") else "..."
+    return f" Entries of the configuration are written without dashes, behind its name: {key}={value}"
+
+
 def main() -> None:
     """Run the command; a failure on any rank ends the job."""
+    entry.protect_streams()
     abort.guard(_main)
-
-
-if __name__ == "__main__":
-    main()

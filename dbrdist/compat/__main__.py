@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import os
-import re
 import runpy
 import sys
 
+from dbrdist.compat import absent, program
 from dbrdist.compat.finder import install
-from dbrdist.compat.numpy_names import NAMES, restore_numpy_names
+from dbrdist.compat.numpy_names import restore_numpy_names
 
-USAGE = """usage: python -m dbrdist.compat [--numpy-names] script.py [argument ...]
-       python -m dbrdist.compat [--numpy-names] -m module [argument ...]
+USAGE = """usage: python -m dbrdist.compat [--numpy2] script.py [argument ...]
+       python -m dbrdist.compat [--numpy2] -m module [argument ...]
 
 Runs a program written for Chainer and ChainerMN on dbrdist, unchanged.
 
-  --numpy-names   files beside the script may use names that NumPy 2 dropped: numpy.int, numpy.float_, ...
+  --numpy2        the program sees NumPy 2 as it is. Otherwise its own files may use what NumPy 2 dropped: names such
+                  as numpy.int, arrays of one element as numbers, arrays of sequences of different lengths.
+  --numpy-names   accepted for older commands, without effect: these names are there anyway
 """
+_OPTIONS = ("--numpy2", "--numpy-names")
 
 
 def main(arguments: list[str]) -> None:
     words = list(arguments)
-    numpy_names = "--numpy-names" in words[:1]
-    if numpy_names:
-        del words[0]
+    numpy_1 = True
+    while words and words[0] in _OPTIONS:
+        numpy_1 = numpy_1 and words.pop(0) != "--numpy2"
     if not words or words[0] in ("-h", "--help"):
         print(USAGE, end="")
         raise SystemExit(0 if words else 2)
@@ -36,18 +39,16 @@ def main(arguments: list[str]) -> None:
     sys.argv = words[1:] if is_module else words
     folder = os.getcwd() if is_module else os.path.dirname(os.path.abspath(words[0]))
     sys.path[0] = folder  # as Python does for a script
-    if numpy_names:
-        restore_numpy_names(folder)
+    if numpy_1:
+        restore_numpy_names()
+        program.serve_numpy_1()
     try:
         if is_module:
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(words[0], run_name="__main__")
-    except AttributeError as error:
-        dropped = re.match(r"module 'numpy' has no attribute '(\w+)'|`np\.(\w+)` was removed", str(error))
-        name = (dropped[1] or dropped[2]) if dropped else None
-        if name in NAMES and not numpy_names:
-            error.add_note(f"NumPy 2 dropped numpy.{name}; python -m dbrdist.compat --numpy-names restores it")
+            program.run(words[0], numpy_1)
+    except TypeError as error:
+        absent.explain_argument(error)
         raise
 
 

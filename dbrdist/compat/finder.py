@@ -1,4 +1,4 @@
-"""The import paths of Chainer and ChainerMN, each served by the module of ours that has its names."""
+"""The import paths of Chainer, ChainerMN and ChainerX, each served by the module of ours that has its names."""
 
 from __future__ import annotations
 
@@ -15,36 +15,54 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from dbrdist import functions
-from dbrdist.core import missing_names
+from dbrdist.compat import absent, names, nodes
+from dbrdist.core.array.chainer_mode import as_chainer, labels
+from dbrdist.core.array.config import global_config
+from dbrdist.core.names import missing_names
 
-_PACKAGES = ("chainer", "chainermn")
-_LAST = {"chainer": "dbrdist", "chainermn": "dbrdist.comm"}
+_PACKAGES = ("chainer", "chainermn", "chainerx")
+_LAST = {"chainer": "dbrdist", "chainermn": "dbrdist.comm", "chainerx": "dbrdist.compat.chainerx"}
 # Where names of a path are besides its own module.
 _ALSO = {
-    "chainer.dataset.convert": "dbrdist.datasets.transfer",
+    "chainer.backend": "dbrdist.compat.backend",
+    "chainer.dataset.convert": "dbrdist.datasets.loading.transfer",
     "chainer.link": "dbrdist",
     "chainer.optimizer": "dbrdist.optimizer_hooks",
     "chainer.variable": "dbrdist",
 }
+# Names that do something else under Chainer's paths than natively, and where they are.
+_INSTEAD = {
+    ("chainer.iterators", "MultiprocessIterator"): "dbrdist.compat.iterators",
+    ("chainer.iterators.multiprocess_iterator", "MultiprocessIterator"): "dbrdist.compat.iterators",
+    ("chainer.training.extensions", "LogReport"): "dbrdist.compat.extensions",
+    ("chainer.training.extensions.log_report", "LogReport"): "dbrdist.compat.extensions",
+}
+# What programs set in a module of Chainer, and a module of ours reads.
+_SWITCHES = {("chainer", "disable_experimental_feature_warning")}
 # Where a path leads to another place than the one that its own name tells.
 _MOVED = {
     "chainer.cuda": "dbrdist.backends.cuda",
-    "chainer.configuration": "dbrdist.core.config",
-    "chainer.dataset.convert": "dbrdist.datasets.convert",
-    "chainer.dataset.tabular": "dbrdist.datasets.tabular",
+    "chainer.backends.intel64": "dbrdist.compat.intel64",
+    "chainer.configuration": "dbrdist.core.array.config",
+    "chainer.dataset.convert": "dbrdist.datasets.loading.convert",
+    "chainer.dataset.tabular": "dbrdist.datasets.table.tabular",
     "chainer.initializer": "dbrdist.initializers",
-    "chainer.device_resident": "dbrdist.core.device_resident",
-    "chainer.graph_optimizations.static_graph": "dbrdist.core.static_graph",
-    "chainer.graph_optimizations.static_graph_utilities": "dbrdist.core.static_graph",
-    "chainer.sequential": "dbrdist.core.chain",
+    "chainer.device_resident": "dbrdist.core.model.device_resident",
+    "chainer.graph_optimizations.static_graph": "dbrdist.core.chainer.static_graph",
+    "chainer.graph_optimizations.static_graph_utilities": "dbrdist.core.chainer.static_graph",
+    "chainer.sequential": "dbrdist.core.model.chain",
     "chainer.serializer": "dbrdist.serializers",
     "chainermn.communicators": "dbrdist.comm",
+}
+# Private names that Chainer's own test cases call, of which projects carry copies.
+_CALLED_BY_COPIES = {
+    ("chainer.gradient_check", "_check_backward_with_params"): "check_backward_with_params",
 }
 
 
 @functools.cache
 def paths() -> frozenset[str]:
-    """Every module of Chainer 7.8.1 and its ChainerMN."""
+    """Every module of Chainer 7.8.1, its ChainerMN, and ChainerX itself."""
     text = Path(__file__).with_name("modules.txt").read_text(encoding="utf-8")
     return frozenset(text.split())
 
@@ -92,23 +110,33 @@ class Alias(ModuleType):
     """A module of Chainer whose names are looked up in ours when they are first used."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not (isinstance(value, Alias) and _is_over_a_module(self.__name__, name)):  # set by the import of a module
-            super().__setattr__(name, value)
+        if isinstance(value, Alias) and _is_over_a_module(self.__name__, name):  # set by the import of a module
+            return
+        super().__setattr__(name, value)
+        if (self.__name__, name) in _SWITCHES:
+            setattr(importlib.import_module(_LAST[self.__name__]), name, value)
 
     def __getattr__(self, name: str) -> Any:
         path = self.__name__
         if f"{path}.{name}" in paths() and not _is_over_a_module(path, name):
             return importlib.import_module(f"{path}.{name}")
-        if name.startswith("__"):
+        if name.startswith("__"):  # asked for by Python itself
             raise AttributeError(f"module {path!r} has no attribute {name!r}")
-        for room in _rooms(path):
+        name = _CALLED_BY_COPIES.get((path, name), name)
+        instead = _INSTEAD.get((path, name))
+        rooms = _rooms(path) if instead is None else iter([importlib.import_module(instead)])
+        for room in rooms:
             try:
                 found = getattr(room, name)
             except (AttributeError, ImportError):
                 continue
             self.__dict__[name] = found = _public(found)
             return found
-        raise missing_names.absent(path, name, self.__dir__())
+        other = nodes.find(path, name) or names.find(path, name)
+        if other is not None:
+            self.__dict__[name] = other
+            return other
+        raise missing_names.absent(path, name, self.__dir__(), reason=absent.reason(path, name))
 
     def __dir__(self) -> list[str]:
         children = {p.rpartition(".")[2] for p in paths() if p.rpartition(".")[0] == self.__name__}
@@ -172,6 +200,9 @@ def install() -> None:
             stacklevel=2,
         )
     sys.meta_path.insert(0, _finder)
+    global_config.stale_parameters = "warn"  # Chainer computes with whatever values parameters have
+    as_chainer[0] = True
+    labels.update(nodes.chainer_labels())
     spawn.get_preparation_data = _prepare_spawned_with_names  # type: ignore[assignment]
 
 
@@ -179,6 +210,9 @@ def uninstall() -> None:
     """Take the names away again, also from ``sys.modules``."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
+        global_config.stale_parameters = "refuse"
+        as_chainer[0] = False
+        labels.clear()
         spawn.get_preparation_data = _prepare_spawned
         for name in [name for name, module in sys.modules.items() if isinstance(module, Alias)]:
             del sys.modules[name]

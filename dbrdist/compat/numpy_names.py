@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+
+from dbrdist.compat.program import is_own
 
 
 def _asscalar(a: Any) -> Any:
@@ -18,17 +19,36 @@ def _asfarray(a: Any, dtype: Any = np.float64) -> Any:
     return np.asarray(a, dtype if np.issubdtype(dtype, np.inexact) else np.float64)
 
 
+class _Casts(Mapping[Any, Callable[[Any], Any]]):
+    """``numpy.cast``: for each type the function that converts to it."""
+
+    def __getitem__(self, dtype: Any) -> Callable[[Any], Any]:
+        return lambda x: np.asarray(x, dtype)
+
+    def __iter__(self) -> Any:
+        return iter(np.typecodes["All"])
+
+    def __len__(self) -> int:
+        return len(np.typecodes["All"])
+
+
 NAMES: dict[str, Any] = {
+    "AxisError": np.exceptions.AxisError,
+    "ComplexWarning": np.exceptions.ComplexWarning,
+    "RankWarning": np.exceptions.RankWarning,
+    "VisibleDeprecationWarning": np.exceptions.VisibleDeprecationWarning,
     "alltrue": np.all,
     "asfarray": _asfarray,
     "asscalar": _asscalar,
     "bool": bool,
     "bool8": np.bool_,
+    "cast": _Casts(),
     "cfloat": np.complex128,
     "complex": complex,
     "complex_": np.complex128,
     "cumproduct": np.cumprod,
     "float": float,
+    "find_common_type": lambda arrays, scalars: np.result_type(*arrays, *(np.dtype(t).type(0) for t in scalars)),
     "float_": np.float64,
     "in1d": np.isin,
     "Inf": np.inf,
@@ -42,6 +62,7 @@ NAMES: dict[str, Any] = {
     "NaN": np.nan,
     "NINF": -np.inf,
     "NZERO": -0.0,
+    "obj2sctype": lambda x, default=None: np.dtype(x).type,
     "object": object,
     "object0": np.object_,
     "PINF": np.inf,
@@ -49,6 +70,13 @@ NAMES: dict[str, Any] = {
     "PZERO": 0.0,
     "round_": np.round,
     "row_stack": np.vstack,
+    "sctypes": {
+        "int": [np.int8, np.int16, np.int32, np.int64],
+        "uint": [np.uint8, np.uint16, np.uint32, np.uint64],
+        "float": [np.float16, np.float32, np.float64, np.longdouble],
+        "complex": [np.complex64, np.complex128, np.clongdouble],
+        "others": [bool, object, bytes, str, np.void],
+    },
     "singlecomplex": np.complex64,
     "sometrue": np.any,
     "str": str,
@@ -59,18 +87,16 @@ NAMES: dict[str, Any] = {
     "unicode_": np.str_,
 }
 
-_folders: set[str] = set()
 _numpy_getattr: Callable[[str], Any] | None = None
 
 
-def restore_numpy_names(folder: str) -> None:
-    """Let files under ``folder`` use NumPy's old names (``numpy.int``, ``numpy.float_`` and so on).
+def restore_numpy_names() -> None:
+    """Let the program use NumPy's old names: ``numpy.int``, ``numpy.float_`` and so on.
 
-    Other modules, libraries among them, see NumPy as it is. Names that NumPy still has, such as ``numpy.bool`` and
-    ``numpy.long``, keep NumPy's meaning.
+    Those are the files outside of installed packages, and modules of packages that import Chainer. Others see NumPy as
+    it is. Names that NumPy still has, such as ``numpy.bool`` and ``numpy.long``, keep NumPy's meaning.
     """
     global _numpy_getattr
-    _folders.add(os.path.join(os.path.realpath(folder), ""))
     if _numpy_getattr is None:
         _numpy_getattr = np.__getattr__
         np.__getattr__ = _getattr  # type: ignore[assignment]
@@ -78,8 +104,14 @@ def restore_numpy_names(folder: str) -> None:
 
 def _getattr(name: str) -> Any:
     if name in NAMES:
-        asker = os.path.realpath(sys._getframe(1).f_code.co_filename)
-        if any(asker.startswith(folder) for folder in _folders):
+        asker = sys._getframe(1)
+        if is_own(asker.f_code.co_filename) or _uses_chainer(asker.f_globals):
             return NAMES[name]
     assert _numpy_getattr is not None
     return _numpy_getattr(name)
+
+
+def _uses_chainer(names: dict[str, Any]) -> bool:
+    """Whether a module has imported something of Chainer by name."""
+    chainer = sys.modules.get("chainer")
+    return chainer is not None and any(type(value) is type(chainer) for value in list(names.values()))

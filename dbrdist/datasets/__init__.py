@@ -1,12 +1,9 @@
 """Examples, their order, and how they become batches."""
 
-from dbrdist.core.missing_names import explained as _explained
-from dbrdist.datasets.augment import ColorJitter, PCALighting, RandAugment, RandomErasing
-from dbrdist.datasets.base import Batch, DatasetMixin, SkipExample, block, block_bounds
-from dbrdist.datasets.cifar import get_cifar10, get_cifar100
-from dbrdist.datasets.combine import AugmentedDataset, ConcatenatedDataset, DictDataset, TransformDataset, TupleDataset
-from dbrdist.datasets.digits import get_digits
-from dbrdist.datasets.folder import (
+from dbrdist.core.names.constructors import explain_constructors as _explain_constructors
+from dbrdist.core.names.missing_names import explained as _explained
+from dbrdist.datasets.image.augment import ColorJitter, PCALighting, RandAugment, RandomErasing, TrivialAugment
+from dbrdist.datasets.image.folder import (
     ImageDataset,
     ImageFolder,
     LabeledImageDataset,
@@ -14,35 +11,10 @@ from dbrdist.datasets.folder import (
     get_cifar10_folders,
     get_image_folders,
 )
-from dbrdist.datasets.index import ImageIndex, open_images
-from dbrdist.datasets.mixing import CutMix, MixedDataset, Mixing, Mixup
-from dbrdist.datasets.mnist import (
-    get_fashion_mnist,
-    get_fashion_mnist_labels,
-    get_kuzushiji_mnist,
-    get_kuzushiji_mnist_labels,
-    get_mnist,
-)
-from dbrdist.datasets.npz import NpzDataset
-from dbrdist.datasets.pickled import (
-    PickleDataset,
-    PickleDatasetWriter,
-    open_pickle_dataset,
-    open_pickle_dataset_writer,
-)
-from dbrdist.datasets.ptb import get_ptb_words, get_ptb_words_vocabulary
-from dbrdist.datasets.split import (
-    SubDataset,
-    get_cross_validation_datasets,
-    get_cross_validation_datasets_random,
-    split_dataset,
-    split_dataset_n,
-    split_dataset_n_random,
-    split_dataset_random,
-)
-from dbrdist.datasets.svhn import get_svhn
-from dbrdist.datasets.text import TextDataset
-from dbrdist.datasets.transforms import (
+from dbrdist.datasets.image.index import ImageIndex, open_images
+from dbrdist.datasets.image.mixing import CutMix, MixedDataset, Mixing, Mixup
+from dbrdist.datasets.image.repeated import RepeatedDataset
+from dbrdist.datasets.image.transforms import (
     ByEpoch,
     CenterCrop,
     CenterResizedCrop,
@@ -55,7 +27,43 @@ from dbrdist.datasets.transforms import (
     ToCHW,
     Transform,
 )
-from dbrdist.datasets.zipped import LabeledZippedImageDataset, MultiZippedImageDataset, ZippedImageDataset
+from dbrdist.datasets.loading.base import Batch, DatasetMixin, SkipExample, block, block_bounds
+from dbrdist.datasets.public.cifar import get_cifar10, get_cifar100
+from dbrdist.datasets.public.digits import get_digits
+from dbrdist.datasets.public.mnist import (
+    get_fashion_mnist,
+    get_fashion_mnist_labels,
+    get_kuzushiji_mnist,
+    get_kuzushiji_mnist_labels,
+    get_mnist,
+)
+from dbrdist.datasets.public.npz import NpzDataset
+from dbrdist.datasets.public.pickled import (
+    PickleDataset,
+    PickleDatasetWriter,
+    open_pickle_dataset,
+    open_pickle_dataset_writer,
+)
+from dbrdist.datasets.public.ptb import get_ptb_words, get_ptb_words_vocabulary
+from dbrdist.datasets.public.svhn import get_svhn
+from dbrdist.datasets.public.text import TextDataset
+from dbrdist.datasets.public.zipped import LabeledZippedImageDataset, MultiZippedImageDataset, ZippedImageDataset
+from dbrdist.datasets.table.combine import (
+    AugmentedDataset,
+    ConcatenatedDataset,
+    DictDataset,
+    TransformDataset,
+    TupleDataset,
+)
+from dbrdist.datasets.table.split import (
+    SubDataset,
+    get_cross_validation_datasets,
+    get_cross_validation_datasets_random,
+    split_dataset,
+    split_dataset_n,
+    split_dataset_n_random,
+    split_dataset_random,
+)
 
 __all__ = [
     "AugmentedDataset",
@@ -88,6 +96,7 @@ __all__ = [
     "RandomErasing",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
+    "RepeatedDataset",
     "Resize",
     "SkipExample",
     "SubDataset",
@@ -95,6 +104,7 @@ __all__ = [
     "ToCHW",
     "Transform",
     "TransformDataset",
+    "TrivialAugment",
     "TupleDataset",
     "ZippedImageDataset",
     "block",
@@ -124,4 +134,5 @@ __all__ = [
     "split_dataset_random",
 ]
 
+_explain_constructors(globals())
 __getattr__ = _explained(__name__)

@@ -1,6 +1,6 @@
 """Probability distributions, differentiable in their parameters."""
 
-from dbrdist.core.missing_names import explained as _explained
+from dbrdist.core.names.missing_names import explained as _explained
 from dbrdist.distributions import divergences as _divergences  # noqa: F401 - registers them
 from dbrdist.distributions.continuous import Beta as Beta
 from dbrdist.distributions.continuous import Chisquare as Chisquare

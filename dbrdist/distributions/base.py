@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import numpy as np
 
 import dbrdist.functions as F
-from dbrdist.core import backend, random
-from dbrdist.core.backend import Array, get_array_module
-from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.core.array import backend, random
+from dbrdist.core.array.backend import Array, get_array_module
+from dbrdist.core.tape.variable import Variable, as_array, as_variable
 
 Shape = int | Sequence[int]
 
@@ -95,7 +96,8 @@ class Distribution:
 
     def log_cdf(self, x: Any) -> Variable:
         """The logarithm of :meth:`cdf`."""
-        return F.log(self.cdf(x))
+        with np.errstate(divide="ignore"):
+            return F.log(self.cdf(x))
 
     def survival_function(self, x: Any) -> Variable:
         """The probability of an outcome above x."""
@@ -103,10 +105,11 @@ class Distribution:
 
     def log_survival_function(self, x: Any) -> Variable:
         """The logarithm of :meth:`survival_function`."""
-        return F.log(self.survival_function(x))
+        with np.errstate(divide="ignore"):
+            return F.log(self.survival_function(x))
 
     def icdf(self, x: Any) -> Variable:
-        """The outcome at which :meth:`cdf` is x."""
+        """The outcome at which :meth:`cdf` is x; NaN where x is no probability."""
         raise self._not_there("icdf")
 
     def perplexity(self, x: Any) -> Variable:
@@ -149,6 +152,31 @@ class Distribution:
         if x is not None:
             rest = self.xp.where(value_of(x) == value_of(x), rest, np.nan)
         return F.where(holds, y, rest.astype(y.dtype))
+
+    def _quantile(
+        self, x: Any, formula: Callable[[Variable], Variable], at_0: float | None = None, at_1: float | None = None
+    ) -> Variable:
+        """``formula`` at the probabilities x, NaN where x is none, and these values where it has no finite one."""
+        p = self._outcome(x)
+        value = value_of(p)
+        inside = (value >= 0) & (value <= 1)
+        rest = self.xp.where(inside, 0.0, np.nan)
+        for end, y in ((0, at_0), (1, at_1)):
+            if y is not None:
+                rest = self.xp.where(value == end, y, rest)
+                inside = inside & (value != end)
+        y = formula(F.where(inside, p, self.xp.full_like(p.array, 0.5)))
+        inside, rest = (self.xp.broadcast_to(a, y.shape) for a in (inside, rest))
+        return F.where(inside, y, rest.astype(y.dtype))
+
+
+def log_1m_exp(y: Variable) -> Variable:
+    """log(1 - exp(y)) for y below 0, accurate near 0 and for large -y."""
+    xp = get_array_module(y)
+    is_near = y.array > -math.log(2.0)
+    with np.errstate(divide="ignore"):
+        near = F.log(-F.expm1(F.where(is_near, y, xp.full_like(y.array, -1.0))))
+    return F.where(is_near, near, F.log1p(-F.exp(F.where(is_near, xp.full_like(y.array, -1.0), y))))
 
 
 def as_parameter(x: Any, dtype: Any = np.float32) -> Variable:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 import dbrdist.functions as F
-from dbrdist.core.variable import Variable, as_variable
+from dbrdist.core.tape.variable import Variable, as_variable
 from dbrdist.distributions.base import (
     Elementwise,
+    log_1m_exp,
     log_beta,
     on_host,
     parameters,
@@ -74,8 +75,24 @@ class Uniform(Elementwise):
     def cdf(self, x: Any) -> Variable:
         return F.clip((self._outcome(x) - self.low) / self.scale, 0.0, 1.0)
 
+    def survival_function(self, x: Any) -> Variable:
+        return F.clip((self.high - self._outcome(x)) / self.scale, 0.0, 1.0)
+
+    def log_cdf(self, x: Any) -> Variable:
+        return self._log_of_share(self.cdf(x), self.survival_function(x))
+
+    def log_survival_function(self, x: Any) -> Variable:
+        return self._log_of_share(self.survival_function(x), self.cdf(x))
+
+    def _log_of_share(self, share: Variable, rest: Variable) -> Variable:
+        """log(share), where share + rest = 1, from the smaller of both."""
+        is_small = value_of(share) < 0.5
+        half = self.xp.full_like(share.array, 0.5)
+        with np.errstate(divide="ignore"):
+            return F.where(is_small, F.log(F.where(is_small, share, half)), F.log1p(-F.where(is_small, half, rest)))
+
     def icdf(self, x: Any) -> Variable:
-        return self.low + self.scale * self._outcome(x)
+        return self._quantile(x, lambda p: self.low + self.scale * p)
 
     def sample_n(self, n: int) -> Variable:
         return self.low + self.scale * self._drawn(lambda rng: rng.random(self._shape(n)))
@@ -88,17 +105,15 @@ class _Positive(Elementwise):
 
     def log_prob(self, x: Any) -> Variable:
         x = self._outcome(x)
-        inside = value_of(x) >= 0
+        inside = (value_of(x) >= 0) & (value_of(x) < np.inf)
         return self._within(inside, self._log_density(F.where(inside, x, self.xp.ones_like(x.array))), x=x)
 
     def _log_density(self, x: Variable) -> Variable:
         raise self._not_there("log_prob")
 
 
-class Exponential(Elementwise):
+class Exponential(_Positive):
     """Density lam exp(-lam x) for x >= 0."""
-
-    support = "positive"
 
     def __init__(self, lam: Any) -> None:
         (self.lam,) = parameters(lam)
@@ -123,12 +138,14 @@ class Exponential(Elementwise):
     def entropy(self) -> Variable:
         return 1.0 - F.log(self.lam)
 
-    def log_prob(self, x: Any) -> Variable:
-        x = self._outcome(x)
-        return self._within(value_of(x) >= 0, F.log(self.lam) - self.lam * x, x=x)
+    def _log_density(self, x: Variable) -> Variable:
+        return F.log(self.lam) - self.lam * x
 
     def cdf(self, x: Any) -> Variable:
         return -F.expm1(self.log_survival_function(x))
+
+    def log_cdf(self, x: Any) -> Variable:
+        return log_1m_exp(self.log_survival_function(x))
 
     def survival_function(self, x: Any) -> Variable:
         return F.exp(self.log_survival_function(x))
@@ -137,7 +154,7 @@ class Exponential(Elementwise):
         return -self.lam * F.relu(self._outcome(x))
 
     def icdf(self, x: Any) -> Variable:
-        return -F.log1p(-self._outcome(x)) / self.lam
+        return self._quantile(x, lambda p: -F.log1p(-p) / self.lam, at_1=np.inf)
 
     def sample_n(self, n: int) -> Variable:
         return self._drawn(lambda rng: rng.standard_exponential(self._shape(n))) / self.lam
@@ -292,6 +309,9 @@ class Pareto(Elementwise):
     def cdf(self, x: Any) -> Variable:
         return -F.expm1(self.log_survival_function(x))
 
+    def log_cdf(self, x: Any) -> Variable:
+        return log_1m_exp(self.log_survival_function(x))
+
     def survival_function(self, x: Any) -> Variable:
         return F.exp(self.log_survival_function(x))
 
@@ -306,7 +326,7 @@ class Pareto(Elementwise):
         return inside, F.where(inside, x, F.broadcast_to(self.scale, inside.shape))
 
     def icdf(self, x: Any) -> Variable:
-        return self.scale * F.exp(-F.log1p(-self._outcome(x)) / self.alpha)
+        return self._quantile(x, lambda p: self.scale * F.exp(-F.log1p(-p) / self.alpha), at_1=np.inf)
 
     def sample_n(self, n: int) -> Variable:
         return self.scale * F.exp(self._drawn(lambda rng: rng.standard_exponential(self._shape(n))) / self.alpha)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 import dbrdist.functions as F
-from dbrdist.core.backend import get_array_module
-from dbrdist.core.variable import Variable, as_variable
+from dbrdist.core.array.backend import get_array_module
+from dbrdist.core.tape.variable import Variable, as_variable
 from dbrdist.distributions.base import (
     Distribution,
     Elementwise,
@@ -105,7 +105,7 @@ class Bernoulli(Elementwise):
     def prob(self, x: Any) -> Variable:
         x = self._outcome(x)
         y = x * self.p + (1.0 - x) * (1.0 - self.p)
-        return self._within((value_of(x) == 0) | (value_of(x) == 1), y, 0.0) if self.binary_check else y
+        return self._within((value_of(x) == 0) | (value_of(x) == 1), y, 0.0, x) if self.binary_check else y
 
     def sample_n(self, n: int) -> Variable:
         return self._drawn(lambda rng: rng.random(self._shape(n)) < on_host(self.p))
@@ -141,7 +141,7 @@ class Geometric(Elementwise):
 
     def log_prob(self, x: Any) -> Variable:
         value = value_of(self._outcome(x))
-        inside = (value >= 1) & (value == self.xp.floor(value))
+        inside = (value >= 1) & (value < np.inf) & (value == self.xp.floor(value))
         failures = as_variable(self.xp.where(inside, value - 1, 0).astype(self.p.dtype))
         return self._within(inside, _xlog1my(failures, self.p) + F.log(self.p), x=value)
 
@@ -175,7 +175,7 @@ class Poisson(Elementwise):
 
     def log_prob(self, x: Any) -> Variable:
         value = value_of(self._outcome(x))
-        inside = (value >= 0) & (value == self.xp.floor(value))
+        inside = (value >= 0) & (value < np.inf) & (value == self.xp.floor(value))
         count = as_variable(self.xp.where(inside, value, 0).astype(self.lam.dtype))
         return self._within(inside, xlogy(count, self.lam) - F.lgamma(count + 1.0) - self.lam, x=value)
 
@@ -275,7 +275,10 @@ class OneHotCategorical(Categorical):
         return (index[..., None] == xp.arange(self.p.shape[-1])).astype(self.p.dtype)
 
     def log_prob(self, x: Any) -> Variable:
-        return super().log_prob(value_of(self._outcome(x)).argmax(axis=-1))
+        value = value_of(self._outcome(x))
+        is_unit = ((value == 0) | (value == 1)).all(axis=-1) & (value.sum(axis=-1) == 1)
+        y = super().log_prob(value.argmax(axis=-1))
+        return self._within(self.xp.broadcast_to(is_unit, y.shape), y, x=value.sum(axis=-1))
 
     def sample_n(self, n: int) -> Variable:
         return as_variable(self._one_hot(self._drawn(lambda rng: self._draw(rng, n), np.int32).array))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import dbrdist.functions as F
-from dbrdist.core.variable import Variable
+from dbrdist.core.tape.variable import Variable
 from dbrdist.distributions.base import log_beta, register_kl
 from dbrdist.distributions.continuous import Beta, Chisquare, Exponential, Gamma, Pareto, Uniform
 from dbrdist.distributions.location_scale import Gumbel, Laplace, LogNormal, Normal

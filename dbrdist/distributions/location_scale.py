@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 import dbrdist.functions as F
-from dbrdist.core.variable import Variable, as_variable
+from dbrdist.core.tape.variable import Variable, as_variable
 from dbrdist.distributions.base import (
     Elementwise,
     kept,
+    log_1m_exp,
     one_of,
     parameters,
     value_of,
@@ -93,7 +94,7 @@ class Normal(_LocationScale):
         return F.log_ndtr(-self._standard(x))
 
     def icdf(self, x: Any) -> Variable:
-        return self.loc + self.scale * F.ndtri(self._outcome(x))
+        return self._quantile(x, lambda p: self.loc + self.scale * F.ndtri(p), -np.inf, np.inf)
 
     def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
         return rng.standard_normal(shape)
@@ -142,10 +143,12 @@ class Laplace(_LocationScale):
         return F.where(is_low, reach - math.log(2.0), F.log1p(-0.5 * F.exp(reach)))
 
     def icdf(self, x: Any) -> Variable:
-        x = self._outcome(x)
-        is_low = value_of(x) < 0.5
-        tail = F.log(2.0 * F.where(is_low, x, 1.0 - x))
-        return self.loc + self.scale * F.where(is_low, tail, -tail)
+        def standard(p: Variable) -> Variable:
+            is_low = value_of(p) < 0.5
+            tail = F.log(2.0 * F.where(is_low, p, 1.0 - p))
+            return self.loc + self.scale * F.where(is_low, tail, -tail)
+
+        return self._quantile(x, standard, -np.inf, np.inf)
 
     def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
         return rng.laplace(size=shape)
@@ -169,7 +172,11 @@ class Cauchy(_LocationScale):
         return F.log(4 * math.pi * self.scale)
 
     def log_prob(self, x: Any) -> Variable:
-        return -F.log1p(F.square(self._standard(x))) - F.log(math.pi * self.scale)
+        z = self._standard(x)
+        is_far = abs(value_of(z)) > 1  # whose square may be more than the type holds
+        near, far = (F.where(is_far == holds, z, self.xp.ones_like(z.array)) for holds in (False, True))
+        beyond = 2.0 * F.log(F.absolute(far)) + F.log1p(F.square(1.0 / far))
+        return -F.where(is_far, beyond, F.log1p(F.square(near))) - F.log(math.pi * self.scale)
 
     def cdf(self, x: Any) -> Variable:
         return self._below(self._standard(x))
@@ -177,11 +184,32 @@ class Cauchy(_LocationScale):
     def survival_function(self, x: Any) -> Variable:
         return self._below(-self._standard(x))
 
+    def log_cdf(self, x: Any) -> Variable:
+        return self._log_below(self._standard(x))
+
+    def log_survival_function(self, x: Any) -> Variable:
+        return self._log_below(-self._standard(x))
+
+    def _log_below(self, z: Variable) -> Variable:
+        is_low = value_of(z) < 0
+        with np.errstate(divide="ignore"):
+            low = F.log(self._below(F.where(is_low, z, -z)))
+            return F.where(is_low, low, F.log1p(-self._below(F.where(is_low, z, -z))))
+
     def _below(self, z: Variable) -> Variable:
         return F.arctan2(self.xp.ones_like(z.array), -z) / math.pi  # arctan(z) / pi + 1/2, exact in the tail
 
     def icdf(self, x: Any) -> Variable:
-        return self.loc + self.scale * F.tan(math.pi * (self._outcome(x) - 0.5))
+        return self._quantile(x, lambda p: self.loc + self.scale * self._standard_quantile(p), -np.inf, np.inf)
+
+    def _standard_quantile(self, p: Variable) -> Variable:
+        """tan(pi (p - 1/2)): near an end as the cotangent of the angle to it, of which more digits are known."""
+        value = value_of(p)
+        is_low, is_high = value < 0.25, value > 0.75
+        inner = self.xp.full_like(p.array, 0.5)
+        middle = F.tan(math.pi * (F.where(is_low | is_high, inner, p) - 0.5))
+        tail = 1.0 / F.tan(math.pi * F.where(is_low, p, F.where(is_high, 1.0 - p, inner * 0.5)))
+        return F.where(is_low, -tail, F.where(is_high, tail, middle))
 
     def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
         return rng.standard_cauchy(shape)
@@ -208,7 +236,10 @@ class Gumbel(_LocationScale):
 
     def log_prob(self, x: Any) -> Variable:
         z = self._standard(x)
-        return -(z + F.exp(-z)) - F.log(self.scale)
+        inside = value_of(z) > -np.inf
+        z = F.where(inside, z, self.xp.ones_like(z.array))
+        with np.errstate(over="ignore"):
+            return self._within(inside, -(z + F.exp(-z)) - F.log(self.scale), x=self._outcome(x))
 
     def cdf(self, x: Any) -> Variable:
         return F.exp(self.log_cdf(x))
@@ -219,8 +250,11 @@ class Gumbel(_LocationScale):
     def survival_function(self, x: Any) -> Variable:
         return -F.expm1(self.log_cdf(x))
 
+    def log_survival_function(self, x: Any) -> Variable:
+        return log_1m_exp(self.log_cdf(x))
+
     def icdf(self, x: Any) -> Variable:
-        return self.loc - self.scale * F.log(-F.log(self._outcome(x)))
+        return self._quantile(x, lambda p: self.loc - self.scale * F.log(-F.log(p)), -np.inf, np.inf)
 
     def _draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
         return rng.gumbel(size=shape)

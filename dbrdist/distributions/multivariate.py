@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import dbrdist.functions as F
-from dbrdist.core.variable import Variable
+from dbrdist.core.tape.variable import Variable
 from dbrdist.distributions.base import (
     Distribution,
     as_parameter,
@@ -17,8 +17,11 @@ from dbrdist.distributions.base import (
     kl_divergence,
     on_host,
     register_kl,
+    value_of,
     xlogy,
 )
+
+_FROM_ONE = 1e-2  # how far the sum of probabilities may be from 1, which rounded ones are
 
 
 class Dirichlet(Distribution):
@@ -74,7 +77,12 @@ class Dirichlet(Distribution):
         return F.sum(F.lgamma(self.alpha), axis=-1) - F.lgamma(self.alpha0)
 
     def log_prob(self, x: Any) -> Variable:
-        return F.sum(xlogy(self.alpha - 1.0, self._outcome(x)), axis=-1) - self._log_norm
+        x = self._outcome(x)
+        value = value_of(x)
+        inside = ((value >= 0) & (value <= 1)).all(axis=-1) & (abs(value.sum(axis=-1) - 1) < _FROM_ONE)
+        x = F.where(inside[..., None], x, self.xp.full_like(x.array, 0.5))
+        y = F.sum(xlogy(self.alpha - 1.0, x), axis=-1) - self._log_norm
+        return self._within(self.xp.broadcast_to(inside, y.shape), y, x=value.sum(axis=-1))
 
     def sample_n(self, n: int) -> Variable:
         def draw(rng: np.random.Generator) -> Any:
@@ -148,8 +156,12 @@ class MultivariateNormal(Distribution):
         return F.reshape(F.batch_inv(F.reshape(self._lower, (-1, k, k))), self.scale_tril.shape)
 
     def log_prob(self, x: Any) -> Variable:
-        z = F.sum(self._inverse * F.expand_dims(self._outcome(x) - self.loc, -2), axis=-1)
-        return -0.5 * F.sum(F.square(z), axis=-1) - self._log_det - 0.5 * self.event_shape[0] * math.log(2 * math.pi)
+        x = self._outcome(x)
+        inside = ~self.xp.isinf(value_of(x)).any(axis=-1)
+        x = F.where(inside[..., None], x, self.xp.zeros_like(x.array))
+        z = F.sum(self._inverse * F.expand_dims(x - self.loc, -2), axis=-1)
+        y = -0.5 * F.sum(F.square(z), axis=-1) - self._log_det - 0.5 * self.event_shape[0] * math.log(2 * math.pi)
+        return self._within(self.xp.broadcast_to(inside, y.shape), y)
 
     def sample_n(self, n: int) -> Variable:
         z = self._drawn(lambda rng: rng.standard_normal((n, *self.loc.shape)))

@@ -1,6 +1,6 @@
 """Hooks that look at every function's call: time, memory, values. Each is used as ``with TimerHook() as hook:``."""
 
-from dbrdist.core.missing_names import explained as _explained
+from dbrdist.core.names.missing_names import explained as _explained
 from dbrdist.function_hooks.gpu import CUDAProfileHook as CUDAProfileHook
 from dbrdist.function_hooks.gpu import CupyMemoryProfileHook as CupyMemoryProfileHook
 from dbrdist.function_hooks.printing import PrintHook as PrintHook

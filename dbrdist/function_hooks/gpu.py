@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from dbrdist.core import backend
-from dbrdist.core.graph import FunctionHook, FunctionNode
+from dbrdist.core.array import backend
+from dbrdist.core.tape.function_node import FunctionHook, FunctionNode
 from dbrdist.function_hooks.report import Report, in_units, print_table
 
 

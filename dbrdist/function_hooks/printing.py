@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, TextIO
 
-from dbrdist.core.graph import FunctionHook, FunctionNode
+from dbrdist.core.tape.function_node import FunctionHook, FunctionNode
 
 
 class PrintHook(FunctionHook):

@@ -7,8 +7,8 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from dbrdist.core import backend
-from dbrdist.core.graph import FunctionHook, FunctionNode
+from dbrdist.core.array import backend
+from dbrdist.core.tape.function_node import FunctionHook, FunctionNode
 from dbrdist.function_hooks.report import Report, in_units, print_table
 
 

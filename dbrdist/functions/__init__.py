@@ -1,7 +1,7 @@
 """Differentiable operations. They take arrays or Variables and always return Variables."""
 
-from dbrdist.core.missing_names import explained as _explained
-from dbrdist.core.named_errors import naming_errors as _naming_errors
+from dbrdist.core.names.missing_names import explained as _explained
+from dbrdist.core.tape.named_errors import naming_errors as _naming_errors
 from dbrdist.functions.activation import (
     clipped_relu,
     crelu,
@@ -59,6 +59,7 @@ from dbrdist.functions.array import (
     where,
 )
 from dbrdist.functions.attention import multi_head_attention, rms_normalization, scaled_dot_product_attention
+from dbrdist.functions.classification import binary_cross_entropy, top_k_accuracy
 from dbrdist.functions.connection import bilinear, embed_id, linear
 from dbrdist.functions.convolution import convolution_2d, deconvolution_2d
 from dbrdist.functions.convolution_nd import (
@@ -279,6 +280,7 @@ __all__ = [
     "bias",
     "bilinear",
     "binary_accuracy",
+    "binary_cross_entropy",
     "black_out",
     "broadcast",
     "broadcast_to",
@@ -464,6 +466,7 @@ __all__ = [
     "tanh",
     "tensordot",
     "tile",
+    "top_k_accuracy",
     "transpose",
     "transpose_sequence",
     "tree_lstm",

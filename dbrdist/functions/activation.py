@@ -8,23 +8,31 @@ from typing import Any
 import numpy as np
 
 from dbrdist import kernels
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, empty_as, get_array_module
-from dbrdist.core.checks import Operands, expected, floating, one_of
-from dbrdist.core.elementwise import elementwise, fused
-from dbrdist.core.graph import FunctionNode, call
-from dbrdist.core.rows import function, public, row, together
-from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.core.array.backend import Array, empty_as, get_array_module
+from dbrdist.core.array.elementwise import elementwise, fused
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import Operands, expected, floating, one_of
+from dbrdist.core.tape.elementwise_table import function, public, row, together
+from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.variable import Variable, as_array, as_variable
 from dbrdist.functions.math import max, minimum
 from dbrdist.functions.rectifier import ReLUGradient
 from dbrdist.functions.special import ndtr, normal_density
 
 sigmoid = function(
     "sigmoid",
-    lambda x: np.tanh(x * 0.5) * 0.5 + 0.5,
+    lambda x: _logistic(x),
     lambda y: ops.mul(y, ops.sub(1.0, y)),
-    "Logistic function, y = 1 / (1 + exp(-x)) = (1 + tanh(x / 2)) / 2, elementwise.",
+    "Logistic function, y = 1 / (1 + exp(-x)), elementwise, accurate where that is near 0.",
 )
+
+
+def _logistic(x: Any) -> Any:
+    """Not by tanh(x / 2) / 2 + 1 / 2, which has no right digit where the result is small."""
+    with np.errstate(over="ignore"):  # 1 / inf is the right result
+        return np.reciprocal(np.exp(-x) + 1)
+
+
 tanh = public(ops.tanh)
 
 
@@ -255,8 +263,8 @@ _gelu = row(
 )
 _gelu_by_tanh = row(
     "gelu_by_tanh",
-    lambda x: x * (np.tanh(_gelu_argument(x)) * 0.5 + 0.5),
-    lambda x: _gelu_slope(x, ops.tanh(_gelu_argument(x))),
+    lambda x: x * _logistic(_gelu_argument(x)),
+    lambda x: _gelu_slope(x, sigmoid.primitive(_gelu_argument(x))),
     "x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, elementwise.",
 )
 
@@ -266,16 +274,18 @@ def _mish_slope(x: Any, t: Any) -> Any:
     return ops.add(t, ops.mul(x, ops.mul(ops.sub(1.0, ops.mul(t, t)), sigmoid.primitive(x))))
 
 
+_TWICE = 2 * math.sqrt(2 / math.pi)
+
+
 def _gelu_argument(x: Any) -> Any:
-    return ops.mul(x, ops.add(ops.mul(ops.mul(x, x), 0.044715 * math.sqrt(2 / math.pi)), math.sqrt(2 / math.pi)))
+    """z with (1 + tanh(z / 2)) / 2 = sigmoid(z)"""
+    return ops.mul(x, ops.add(ops.mul(ops.mul(x, x), 0.044715 * _TWICE), _TWICE))
 
 
-def _gelu_slope(x: Any, t: Any) -> Any:
-    """d/dx of x (1 + t) / 2, t = tanh(a x + b x^3): (1 + t) / 2 + x (1 - t^2) (a + 3 b x^2) / 2."""
-    a = math.sqrt(2 / math.pi)
-    inner = ops.add(ops.mul(ops.mul(x, x), 3 * 0.044715 * a), a)
-    slope = ops.mul(ops.mul(x, inner), ops.sub(1.0, ops.mul(t, t)))
-    return ops.mul(ops.add(ops.add(slope, t), 1.0), 0.5)
+def _gelu_slope(x: Any, s: Any) -> Any:
+    """d/dx of x s, s = sigmoid(a x + b x^3): s (1 + x (1 - s) (a + 3 b x^2))."""
+    inner = ops.add(ops.mul(ops.mul(x, x), 3 * 0.044715 * _TWICE), _TWICE)
+    return ops.mul(s, ops.add(ops.mul(ops.mul(x, inner), ops.sub(1.0, s)), 1.0))
 
 
 def gelu(x: Any, approximate: str = "none") -> Any:

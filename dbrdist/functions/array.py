@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from dbrdist.core import ops
-from dbrdist.core.arrays import are_images
-from dbrdist.core.backend import (
+from dbrdist.core.array.array_operations import are_images
+from dbrdist.core.array.backend import (
     Array,
     as_dtype,
+    channels_last,
     device_of,
     empty,
     full_as,
@@ -22,14 +23,17 @@ from dbrdist.core.backend import (
     zeros,
     zeros_as,
 )
-from dbrdist.core.checks import expected
-from dbrdist.core.elementwise import elementwise
-from dbrdist.core.graph import FunctionNode, call
-from dbrdist.core.rows import matched, together
-from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.core.array.elementwise import elementwise
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import expected, wrong_type
+from dbrdist.core.tape.elementwise_table import matched, together
+from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.variable import Variable, as_array, as_variable
 
 
 def _axis(function: str, ndim: int, axis: int, name: str = "axis") -> int:
+    if not isinstance(axis, (int, np.integer)) or isinstance(axis, bool):
+        raise wrong_type(function, name, "an int", axis)
     if not -ndim <= axis < ndim:
         raise expected(function, name, f"from {-ndim} to {ndim - 1}", axis)
     return axis % ndim
@@ -70,8 +74,9 @@ def swapaxes(x: Any, axis1: int, axis2: int) -> Any:
 def moveaxis(x: Any, source: Any, destination: Any) -> Any:
     """Axes moved to other positions, the others in their order."""
     x = as_variable(x)
-    sources = [_axis("moveaxis", x.ndim, a, "source") for a in np.atleast_1d(source)]
-    targets = [_axis("moveaxis", x.ndim, a, "destination") for a in np.atleast_1d(destination)]
+    places = [axes if isinstance(axes, (tuple, list)) else (axes,) for axes in (source, destination)]
+    sources = [_axis("moveaxis", x.ndim, a, "source") for a in places[0]]
+    targets = [_axis("moveaxis", x.ndim, a, "destination") for a in places[1]]
     if len(sources) != len(targets) or len(set(sources)) != len(sources) or len(set(targets)) != len(targets):
         raise expected("moveaxis", "destination", "as many different axes as in source", repr(destination))
     order = [a for a in range(x.ndim) if a not in sources]
@@ -175,7 +180,8 @@ def stack(xs: Sequence[Any], axis: int = 0) -> Any:
 
 def vstack(xs: Sequence[Any]) -> Any:
     """Concatenated along the first axis; vectors count as rows."""
-    return concat([reshape(x, (1, -1)) if x.ndim < 2 else x for x in map(as_variable, matched(tuple(xs)))], axis=0)
+    xs = [as_variable(x) for x in matched(tuple(xs))]
+    return concat([reshape(x, (1, -1)) if x.ndim < 2 else x for x in xs], axis=0)
 
 
 def hstack(xs: Sequence[Any]) -> Any:
@@ -228,7 +234,7 @@ def split_axis(x: Any, indices_or_sections: Any, axis: int, force_tuple: bool = 
     axis = _axis("split_axis", x.ndim, axis)
     length = x.shape[axis]
     if isinstance(indices_or_sections, (int, np.integer)):
-        sections = int(indices_or_sections)
+        sections = operator.index(indices_or_sections)
         if sections < 1 or length % sections:
             raise expected("split_axis", "indices_or_sections", f"a divisor of {length}, the length of axis {axis}",
                            sections)  # fmt: skip
@@ -368,7 +374,7 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     axes = _axis("diagonal", x.ndim, axis1, "axis1"), _axis("diagonal", x.ndim, axis2, "axis2")
     if axes[0] == axes[1]:
         raise expected("diagonal", "axis2", f"another axis than axis1 = {axis1}", axis2)
-    return Diagonal(int(offset), axes).apply((x,))[0]
+    return Diagonal(operator.index(offset), axes).apply((x,))[0]
 
 
 def where(condition: Any, x: Any, y: Any) -> Any:
@@ -397,10 +403,12 @@ def repeat(x: Any, repeats: Any, axis: int | None = None) -> Any:
     """Each element repeated along an axis (of the flattened array where None), a number of times or one per element."""
     x = as_variable(x)
     if axis is None or not x.ndim:
-        x, axis = flatten(x), axis or 0
+        x, axis = flatten(x), 0 if axis is None else axis
     axis = _axis("repeat", x.ndim, axis)
+    if isinstance(repeats, (bool, str)) or not isinstance(repeats, (int, np.integer, tuple, list, np.ndarray)):
+        raise wrong_type("repeat", "repeats", "an int or several", repeats)
     if isinstance(repeats, (int, np.integer)) or len(repeats) == 1:
-        times = int(repeats if isinstance(repeats, (int, np.integer)) else repeats[0])
+        times = operator.index(repeats if isinstance(repeats, (int, np.integer)) else repeats[0])
         if times < 0:
             raise expected("repeat", "repeats", "a number from 0 on", times)
         split = (*x.shape[: axis + 1], 1, *x.shape[axis + 1 :])
@@ -435,6 +443,9 @@ class Pad(FunctionNode):
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         x = xs[0]
+        if not np.isscalar(self.value):
+            y = get_array_module(x).pad(x, self.widths, constant_values=self.value)
+            return (channels_last(y) if are_images(x) else y,)
         y = full_as(x, tuple(a + n + b for n, (a, b) in zip(x.shape, self.widths)), x.dtype, self.value)
         y[self._inside(x.shape)] = x
         return (y,)
@@ -449,14 +460,15 @@ class Pad(FunctionNode):
 def pad(x: Any, pad_width: Any, mode: str, **keywords: Any) -> Any:
     """x within a frame; ``pad_width``: a number, (before, after), or a pair for each axis.
 
-    ``mode``: 'constant', with ``constant_values`` one number (default 0).
+    ``mode``: 'constant', with ``constant_values`` as in :func:`numpy.pad`: one number (default 0), (before, after),
+    or a pair for each axis.
     """
     x = as_variable(x)
     value = keywords.pop("constant_values", 0)
-    if mode != "constant" or keywords or not np.isscalar(value):
-        raise expected("pad", "mode", "'constant' with one number constant_values", f"{mode!r}, {keywords or value}")
+    if mode != "constant" or keywords:
+        raise expected("pad", "mode", "'constant' with constant_values", f"{mode!r}, {keywords or value}")
     try:
-        widths = [(int(a), int(b)) for a, b in np.broadcast_to(pad_width, (x.ndim, 2))]
+        widths = [(operator.index(a), operator.index(b)) for a, b in np.broadcast_to(pad_width, (x.ndim, 2))]
     except ValueError:
         raise expected("pad", "pad_width", f"a number, a pair or {x.ndim} pairs", repr(pad_width)) from None
     return Pad(widths, value).apply((x,))[0]

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
-from dbrdist.core.checks import expected
-from dbrdist.core.graph import FunctionNode
-from dbrdist.core.rows import together
-from dbrdist.core.variable import as_array, as_variable
+from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.elementwise_table import together
+from dbrdist.core.tape.function_node import FunctionNode
+from dbrdist.core.tape.variable import as_array, as_variable
 from dbrdist.functions.activation import softmax
 from dbrdist.functions.noise import dropout
 

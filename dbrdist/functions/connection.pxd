@@ -1,6 +1,6 @@
 # The C types of connection.py, for the compiler alone.
 cimport cython
-from dbrdist.core.node cimport Record, Value, VariableNode
+from dbrdist.core.tape.node cimport Record, Value, VariableNode
 
 @cython.locals(plans=dict, shapes=tuple, plan=tuple)
 cdef object _small_product(Record call, tuple xs)

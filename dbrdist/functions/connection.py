@@ -12,16 +12,16 @@ import numpy as np
 from numpy import ndarray
 
 from dbrdist import kernels
-from dbrdist.core import ops
-from dbrdist.core.arrays import per_column
-from dbrdist.core.backend import Array, empty, is_array
-from dbrdist.core.checks import Operands, expected
-from dbrdist.core.graph import FunctionNode
-from dbrdist.core.node import Value
-from dbrdist.core.rows import together
-from dbrdist.core.sums import ones, sum_rows
-from dbrdist.core.variable import Variable, as_variable
-from dbrdist.kernels.small import add_to_rows
+from dbrdist.core.array.array_operations import per_column
+from dbrdist.core.array.backend import Array, empty, is_array
+from dbrdist.core.array.sums import ones, sum_rows
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import Operands, expected
+from dbrdist.core.tape.elementwise_table import together
+from dbrdist.core.tape.function_node import FunctionNode
+from dbrdist.core.tape.node import Value
+from dbrdist.core.tape.variable import Variable, as_variable
+from dbrdist.kernels.small_arrays.small import add_to_rows
 
 # From this many multiplications on, the call of the fastest kernel pays.
 _LARGE_PRODUCT = 1 << 19

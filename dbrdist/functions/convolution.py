@@ -7,6 +7,7 @@ are again among the three, so that derivatives of any order come from these para
 
 from __future__ import annotations
 
+import operator
 from functools import lru_cache
 from typing import Any
 
@@ -14,15 +15,15 @@ import numpy as np
 from numpy import ndarray
 
 from dbrdist import kernels
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, is_floating
-from dbrdist.core.checks import ArgumentError, Given, Operands, expected
-from dbrdist.core.config import config
-from dbrdist.core.fusion import SpreadGradient
-from dbrdist.core.graph import FunctionNode, call, is_observed
-from dbrdist.core.node import form
-from dbrdist.core.parameter import Parameter
-from dbrdist.core.variable import Variable, as_array
+from dbrdist.core.array.backend import Array, is_floating
+from dbrdist.core.array.config import config
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import ArgumentError, Given, Operands, expected
+from dbrdist.core.tape.function_node import FunctionNode, call, is_observed
+from dbrdist.core.tape.fusion import SpreadGradient
+from dbrdist.core.tape.node import form
+from dbrdist.core.tape.variable import Variable, as_array
 from dbrdist.functions.connection import activation
 from dbrdist.kernels import ConvGeometry
 
@@ -253,8 +254,8 @@ def pair(value: Any) -> tuple[int, int]:
     """A number for both rows and columns, or two."""
     if hasattr(value, "__getitem__") and not isinstance(value, np.generic):  # NumPy's numbers have it
         first, second = value
-        return int(first), int(second)
-    return int(value), int(value)
+        return operator.index(first), operator.index(second)
+    return (n := operator.index(value)), n
 
 
 def _hashable(value: Any) -> Any:

@@ -6,14 +6,15 @@ each place along the first axis of the window, over all places of the result at 
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
 
-from dbrdist.core import ops
-from dbrdist.core.backend import zeros_as
-from dbrdist.core.checks import expected, floating
-from dbrdist.core.variable import as_array
+from dbrdist.core.array.backend import zeros_as
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import expected, floating
+from dbrdist.core.tape.variable import as_array
 from dbrdist.functions.connection import activation
 from dbrdist.functions.convolution import convolution_2d, deconvolution_2d
 
@@ -23,7 +24,7 @@ def each_axis(function: str, argument: str, value: Any, ndim: int) -> tuple[int,
     values = tuple(value) if isinstance(value, (tuple, list)) else (value,) * ndim
     if len(values) != ndim or not all(isinstance(v, (int, np.integer)) for v in values):
         raise expected(function, argument, f"an integer or {ndim} of them", repr(value))
-    return tuple(int(v) for v in values)
+    return tuple(operator.index(v) for v in values)
 
 
 def out_size(size: int, k: int, s: int, p: int, d: int, cover_all: bool) -> int:

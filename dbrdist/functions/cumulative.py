@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
-from dbrdist.core import ops
-from dbrdist.core.arrays import are_images
-from dbrdist.core.backend import Array, accumulation_dtype, channels_last, get_array_module
-from dbrdist.core.checks import floating
-from dbrdist.core.graph import FunctionNode, call
-from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.core.array.array_operations import are_images
+from dbrdist.core.array.backend import Array, accumulation_dtype, channels_last, get_array_module
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import floating
+from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.variable import Variable, as_array, as_variable
 from dbrdist.functions.math import checked_axis
 
 
@@ -108,7 +109,7 @@ def _along(function: str, x: Any, axis: int | None) -> tuple[Variable, int]:
     x = as_variable(x)
     if axis is None:
         return ops.reshape(x, (x.size,)), 0
-    (axis,) = checked_axis(function, x, int(axis))
+    (axis,) = checked_axis(function, x, operator.index(axis))
     return x, axis
 
 

@@ -6,15 +6,16 @@ N examples, K, L and M features. Distances and covariances of 16-bit types are c
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
-from dbrdist.core.checks import expected, floating, one_of
-from dbrdist.core.graph import FunctionNode
-from dbrdist.core.rows import together
-from dbrdist.core.sums import square_sum
-from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module
+from dbrdist.core.array.sums import square_sum
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import expected, floating, one_of
+from dbrdist.core.tape.elementwise_table import together
+from dbrdist.core.tape.function_node import FunctionNode
+from dbrdist.core.tape.variable import Variable, as_array, as_variable
 from dbrdist.functions.loss import check_labels, same_shapes
 from dbrdist.functions.rectifier import relu
 
@@ -176,7 +177,7 @@ def discriminative_margin_based_clustering_loss(
         raise expected(name, "labels", f"integers of shape {(n, *sizes)}", labels)
     if norm not in (1, 2) or max_embedding_dim < 1:
         raise expected(name, "norm, max_embedding_dim", "norm 1 or 2, and a number of objects from 1 on", str(norm))
-    xp, k = get_array_module(labels), int(max_embedding_dim)
+    xp, k = get_array_module(labels), operator.index(max_embedding_dim)
     numbers = xp.arange(1, k + 1).reshape(1, -1, 1)
     masks = (labels.reshape(n, 1, -1) == numbers).astype(accumulation_dtype(embeddings.dtype))  # N K P
     counts = masks.sum(2, keepdims=True)

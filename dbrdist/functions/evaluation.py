@@ -5,15 +5,16 @@ N examples, K classes, D further axes; t are the targets.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
-from dbrdist.core.backend import accumulation_dtype, get_array_module, is_floating
-from dbrdist.core.call import variable
-from dbrdist.core.checks import expected
-from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.core.array.backend import accumulation_dtype, get_array_module, is_floating
+from dbrdist.core.tape.call import variable
+from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.variable import Variable, as_array, as_variable
 
 _LABELS = "bhilqBHI"  # integers that int64 holds
 
@@ -70,7 +71,8 @@ def classification_summary(
     """Precision, recall, F-beta score and support (the number of labels) of each class, four of shape (classes,).
 
     Of a class with tp hits among p predictions and s labels: precision tp / p, recall tp / s, and
-    (1 + beta^2) tp / (beta^2 s + p). What would be 0 / 0 is NaN.
+    (1 + beta^2) precision recall / (beta^2 precision + recall). What would be 0 / 0 is NaN, so that the score of a
+    class without a label or without a hit is NaN, as in Chainer.
 
     Args:
         y: scores, shape (N, K, ...); the largest is the prediction.
@@ -85,9 +87,9 @@ def classification_summary(
         xp.bincount(v, minlength=num)[:num].astype(np.float64) for v in (true, found, true[found == true])
     )
     with np.errstate(divide="ignore", invalid="ignore"):
-        scores = hits / relevant, hits / support, (1 + beta**2) * hits / (beta**2 * support + relevant)
-    precision, recall, score = (as_variable(v.astype(p)) for v in scores)
-    return precision, recall, score, as_variable(support.astype(np.int64))
+        precise, recalled = hits / relevant, hits / support
+        score = (1 + beta**2) * precise * recalled / (beta**2 * precise + recalled)
+    return *(as_variable(v.astype(p)) for v in (precise, recalled, score)), as_variable(support.astype(np.int64))
 
 
 def _predictions(y: Any, t: Any, label_num: int | None, ignore_label: int) -> tuple[Any, Any, Any, int]:
@@ -98,7 +100,7 @@ def _predictions(y: Any, t: Any, label_num: int | None, ignore_label: int) -> tu
     valid = t.reshape(-1) != ignore_label
     found, true = y.argmax(axis=1).reshape(-1)[valid] if y.size else t.reshape(-1)[valid], t.reshape(-1)[valid]
     greatest = int(true.max()) if true.size else -1
-    num = greatest + 1 if label_num is None else int(label_num)
+    num = greatest + 1 if label_num is None else operator.index(label_num)
     if greatest >= num or (true.size and int(true.min()) < 0):
         raise expected(name, "t", f"labels from 0 to {num - 1}, or {ignore_label}", f"{true.min()} to {greatest}")
     return found, true, y.dtype, num

@@ -5,17 +5,18 @@ Legend: mean and var are those of what is averaged, s = 1 / sqrt(var + eps), x_h
 
 from __future__ import annotations
 
+import operator
 from math import prod
 from typing import Any
 
 from dbrdist import kernels
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, copy
-from dbrdist.core.backprop import grad
-from dbrdist.core.checks import Operands, expected, floating
-from dbrdist.core.config import using_config
-from dbrdist.core.graph import FunctionNode, call
-from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.core.array.backend import Array, accumulation_dtype, copy
+from dbrdist.core.array.config import using_config
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.backprop import grad
+from dbrdist.core.tape.checks import Operands, expected, floating
+from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.variable import Variable, as_array, as_variable
 from dbrdist.functions.normalization import in_types_of_inputs
 
 
@@ -180,5 +181,5 @@ def local_response_normalization(x: Any, n: int = 5, k: float = 2, alpha: float 
     if n < 1:
         raise expected("local_response_normalization", "n", "a number from 1 on", n)
     wide = ops.cast(x, accumulation_dtype(x.dtype))
-    total = ChannelWindow(int(n) // 2).apply((ops.mul(wide, wide),))[0]
+    total = ChannelWindow(operator.index(n) // 2).apply((ops.mul(wide, wide),))[0]
     return ops.cast(ops.mul(wide, ops.power(ops.add(ops.mul(total, alpha), k), -beta)), x.dtype)

@@ -5,12 +5,12 @@ Legend: N images, C channels, H W rows and columns; x (N, C, H, W).
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dbrdist.core import ops
-from dbrdist.core.backend import (
+from dbrdist.core.array.backend import (
     Array,
     accumulation_dtype,
     empty,
@@ -20,11 +20,12 @@ from dbrdist.core.backend import (
     zeros,
     zeros_as,
 )
-from dbrdist.core.checks import expected, floating, one_of
-from dbrdist.core.elementwise import elementwise
-from dbrdist.core.graph import FunctionNode, call
-from dbrdist.core.rows import together
-from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.core.array.elementwise import elementwise
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import expected, floating, one_of
+from dbrdist.core.tape.elementwise_table import together
+from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.variable import Variable, as_array, as_variable
 from dbrdist.functions.convolution import pair
 from dbrdist.kernels.geometry import out_size
 
@@ -282,7 +283,7 @@ def resize_images(x: Any, output_shape: Any, *, mode: str = "bilinear", align_co
     """
     x = _images("resize_images", x)
     one_of("resize_images", "mode", ("bilinear", "nearest"), mode)
-    size = tuple(int(n) for n in output_shape)
+    size = tuple(operator.index(n) for n in output_shape)
     if len(size) != 2 or min(size) < 1:
         raise expected("resize_images", "output_shape", "two numbers from 1 on", repr(output_shape))
     if not x.shape[2] * x.shape[3]:
@@ -309,7 +310,7 @@ def spatial_transformer_grid(theta: Any, output_shape: Any) -> Any:
     theta = as_variable(theta)
     if theta.shape[1:] != (2, 3):
         raise expected("spatial_transformer_grid", "theta", "shape (N, 2, 3)", theta)
-    h, w = (int(n) for n in output_shape)
+    h, w = (operator.index(n) for n in output_shape)
     y, x = np.meshgrid(np.linspace(-1, 1, h), np.linspace(-1, 1, w), indexing="ij")
     places = np.stack((x.ravel(), y.ravel(), np.ones(h * w)))
     xp = get_array_module(theta.array)

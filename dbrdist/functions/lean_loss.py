@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from dbrdist.core import ops
-from dbrdist.core.arrays import mean_weights, per_row, row_starts
-from dbrdist.core.backend import Array, number
-from dbrdist.core.graph import FunctionNode, call
-from dbrdist.core.variable import Variable
+from dbrdist.core.array.array_operations import mean_weights, per_row, row_starts
+from dbrdist.core.array.backend import Array, number
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.variable import Variable
 from dbrdist.functions.activation import Softmax
-from dbrdist.kernels.small import are_classes, below_largest, cross_entropy_gradient, divide_rows
+from dbrdist.kernels.small_arrays.small import are_classes, below_largest, cross_entropy_gradient, divide_rows
 
 _LEAN_SCORES = 1 << 11  # above, the kernels for softmax pay
 _LABELS = "bhilqBHI"  # integers that int64 holds; looking for the character takes a tenth of comparing types

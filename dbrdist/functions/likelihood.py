@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core import ops
-from dbrdist.core.checks import one_of
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import one_of
 from dbrdist.functions.loss import bernoulli, same_shapes
 from dbrdist.functions.math import exp
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, zeros_as
-from dbrdist.core.checks import expected, floating
-from dbrdist.core.graph import FunctionNode, call
-from dbrdist.core.rows import together
-from dbrdist.core.variable import as_variable
+from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, zeros_as
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import expected, floating
+from dbrdist.core.tape.elementwise_table import together
+from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.variable import as_variable
 from dbrdist.functions.convolution import pair
 from dbrdist.functions.image import im2col, sampled
 

@@ -5,21 +5,22 @@ N examples, K classes, D further axes; t are the targets.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
 from dbrdist import kernels
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, is_array, is_floating
-from dbrdist.core.checks import expected, floating, one_of
-from dbrdist.core.config import config
-from dbrdist.core.elementwise import elementwise
-from dbrdist.core.graph import FunctionNode, call
-from dbrdist.core.rows import row, together
-from dbrdist.core.sums import square_sum
-from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, is_array, is_floating
+from dbrdist.core.array.config import config
+from dbrdist.core.array.elementwise import elementwise
+from dbrdist.core.array.sums import square_sum
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import expected, floating, one_of
+from dbrdist.core.tape.elementwise_table import row, together
+from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.variable import Variable, as_array, as_variable
 from dbrdist.functions.activation import Softmax, sigmoid, softplus
 from dbrdist.functions.lean_loss import lean_cross_entropy
 from dbrdist.functions.math import (
@@ -141,7 +142,7 @@ class MeanOverLabels(FunctionNode):
     def __init__(self, t: Array, ignore_label: int, normalize: bool) -> None:
         wide = t if t.dtype in (np.int32, np.int64) else t.astype(np.int64)
         self.t = get_array_module(t).ascontiguousarray(wide.reshape(-1))
-        self.ignore_label = int(ignore_label)
+        self.ignore_label = operator.index(ignore_label)
         self.divisor = 0 if normalize else max(len(t), 1)
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -406,11 +407,11 @@ def _of_two_classes(function: str, x: Any, t: Any) -> tuple[Any, Any]:
     return x, t
 
 
-def check_labels(function: str, argument: str, t: Array, lowest: int) -> None:
-    """Raise unless labels lie between ``lowest`` and 1; on a GPU, which a look would wait for, in debug mode alone."""
+def check_labels(function: str, argument: str, t: Array, lowest: int, highest: int = 1) -> None:
+    """Raise unless labels lie in these bounds; on a GPU, which a look would wait for, in debug mode alone."""
     looks = isinstance(t, ndarray) or config.debug
-    if looks and t.size and (int(t.min()) < lowest or int(t.max()) > 1):
-        raise expected(function, argument, f"labels from {lowest} to 1", f"labels from {t.min()} to {t.max()}")
+    if looks and t.size and (int(t.min()) < lowest or int(t.max()) > highest):
+        raise expected(function, argument, f"labels from {lowest} to {highest}", f"labels from {t.min()} to {t.max()}")
 
 
 def sigmoid_cross_entropy(x: Any, t: Any, normalize: bool = True, reduce: str = "mean") -> Any:
@@ -421,6 +422,7 @@ def sigmoid_cross_entropy(x: Any, t: Any, normalize: bool = True, reduce: str = 
     """
     one_of("sigmoid_cross_entropy", "reduce", ("mean", "no"), reduce)
     x, t = _of_two_classes("sigmoid_cross_entropy", x, t)
+    check_labels("sigmoid_cross_entropy", "t", t, -1)
     wide = accumulation_dtype(x.dtype)
     valid, scores = t != -1, ops.cast(x, wide)
     has_all = isinstance(t, ndarray) and bool(valid.all())  # a look at labels on a GPU would wait for it
@@ -483,8 +485,9 @@ def hinge(x: Any, t: Any, norm: str = "L1", reduce: str = "mean") -> Any:
     floating("hinge", x=x)
     x = as_variable(x)
     t = t.array if isinstance(t, Variable) else t
-    if x.ndim != 2 or t.shape != x.shape[:1] or t.dtype.kind not in "iu":
+    if x.ndim != 2 or getattr(t, "shape", None) != x.shape[:1] or t.dtype.kind not in "iu":
         raise expected("hinge", "t", f"integer labels of shape {x.shape[:1]} for x of shape (N, K)", t)
+    check_labels("hinge", "t", t, 0, x.shape[1] - 1)
     xp = get_array_module(x.array)
     sign = xp.where(t[:, None] == xp.arange(x.shape[1]), -1, 1).astype(x.dtype)
     y = maximum(ops.add(ops.mul(x, sign), 1.0), xp.zeros(x.shape, x.dtype))

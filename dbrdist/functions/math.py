@@ -6,19 +6,20 @@ Elementwise functions are rows: formula, partial derivatives, docstring (``core.
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import numpy as np
 
-from dbrdist.core import ops
-from dbrdist.core.arrays import row_starts
-from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, is_array
-from dbrdist.core.checks import expected, floating
-from dbrdist.core.elementwise import elementwise
-from dbrdist.core.graph import FunctionNode
-from dbrdist.core.rows import function, public, row, together
-from dbrdist.core.sums import wide_sum
-from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.core.array.array_operations import row_starts
+from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, is_array
+from dbrdist.core.array.elementwise import elementwise
+from dbrdist.core.array.sums import wide_sum
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import expected, floating, wrong_type
+from dbrdist.core.tape.elementwise_table import function, public, row, together
+from dbrdist.core.tape.function_node import FunctionNode
+from dbrdist.core.tape.variable import Variable, as_array, as_variable
 
 # ---- elementary functions -------------------------------------------------------------------------------------------
 
@@ -56,7 +57,7 @@ arctanh = function(
     "arctanh", np.arctanh, lambda gy, x: ops.div(gy, ops.sub(1.0, ops.mul(x, x))),
     "Inverse hyperbolic tangent, elementwise, for -1 < x < 1.", domain=(-0.7, 0.7), has_steps=True,
 )  # fmt: skip
-expm1 = function("expm1", np.expm1, lambda y: ops.add(y, 1.0), "exp(x) - 1, accurate near 0, elementwise.")
+expm1 = function("expm1", np.expm1, lambda x: ops.exp(x), "exp(x) - 1, accurate near 0, elementwise.")
 log1p = function(
     "log1p", np.log1p, lambda gy, x: ops.div(gy, ops.add(x, 1.0)), "ln(1 + x), accurate near 0, elementwise.",
     domain=(-0.5, 2.0),
@@ -198,10 +199,8 @@ def clip(x: Any, x_min: float | None, x_max: float | None) -> Any:
 
 
 def fmod(x: Any, divisor: Any) -> Any:
-    """The remainder of x / divisor with the sign of x, elementwise."""
-    x = as_variable(x)
-    steps = elementwise(lambda a, b: np.trunc(a / b), x.array, as_array(divisor))
-    return ops.sub(x, ops.mul(divisor, steps))
+    """The exact remainder of x / divisor with the sign of x, elementwise; ``x % divisor`` has that of the divisor."""
+    return ops.remainder(as_variable(x), divisor, np.fmod)
 
 
 def scale(x: Any, y: Any, axis: int = 1) -> Any:
@@ -230,13 +229,13 @@ def checked_axis(function: str, x: Any, axis: Any) -> Any:
     """None, or the axes as a tuple of numbers from 0."""
     if axis is None:
         return None
-    axes = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
+    axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     for a in axes:
         if not isinstance(a, (int, np.integer)):
-            raise TypeError(f"{function}: axis: expected an int, a tuple of ints or None, got {axis!r}")
+            raise wrong_type(function, "axis", "an int, a tuple of ints or None", axis)
         if not -x.ndim <= a < x.ndim:
             raise expected(function, "axis", f"from {-x.ndim} to {x.ndim - 1} for x of shape {x.shape}", repr(axis))
-    found = tuple(int(a) % x.ndim for a in axes)
+    found = tuple(operator.index(a) % x.ndim for a in axes)
     if len(set(found)) != len(found):
         raise expected(function, "axis", "each axis once", repr(axis))
     return found
@@ -284,7 +283,7 @@ class Extremum(FunctionNode):
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         x = xs[0]
         y = getattr(x, self.name)(axis=self.axis, keepdims=True)
-        self.chosen = elementwise(np.equal, x, y)
+        self.chosen = elementwise(lambda x, y: (x == y) | ((x != x) & (y != y)), x, y)  # NaN is NaN
         axes = tuple(range(x.ndim)) if self.axis is None else self.axis
         self.kept_shape = y.shape
         return (y if self.keepdims else y.reshape([n for i, n in enumerate(x.shape) if i not in axes]),)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from dbrdist import kernels
-from dbrdist.core import ops
-from dbrdist.core.arrays import summed_to
-from dbrdist.core.backend import Array, get_array_module
-from dbrdist.core.backprop import grad
-from dbrdist.core.checks import expected
-from dbrdist.core.graph import FunctionNode
-from dbrdist.core.rows import together
+from dbrdist.core.array.array_operations import summed_to
+from dbrdist.core.array.backend import Array, get_array_module
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.backprop import grad
+from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.elementwise_table import together
+from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.functions.activation import sigmoid, tanh
 from dbrdist.functions.array import concat, split_axis
 from dbrdist.functions.array import stack as stacked

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, device_of, full_as, to_device
-from dbrdist.core.checks import expected, floating
-from dbrdist.core.config import config
-from dbrdist.core.elementwise import elementwise
-from dbrdist.core.graph import FunctionNode, call
-from dbrdist.core.random import raw_words
-from dbrdist.core.rows import together
-from dbrdist.core.variable import as_array, as_variable
+from dbrdist.core.array.backend import Array, accumulation_dtype, device_of, full_as, to_device
+from dbrdist.core.array.config import config
+from dbrdist.core.array.elementwise import elementwise
+from dbrdist.core.array.random import raw_words
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import expected, floating
+from dbrdist.core.tape.elementwise_table import together
+from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.variable import as_array, as_variable
 from dbrdist.functions.activation import softmax
 
 
@@ -146,6 +146,20 @@ def gumbel_softmax(log_pi: Any, tau: float = 0.1, axis: int = 1) -> Any:
     return ops.cast(softmax(scores, axis), log_pi.dtype)
 
 
+class Zoneout(ops.Where):
+    """y = h where ``flag_h`` holds, else x"""
+
+    @property
+    def flag_h(self) -> Array:
+        """Where the state stayed as it was."""
+        return self.condition
+
+    @property
+    def flag_x(self) -> Array:
+        """Where the new value was taken."""
+        return elementwise(np.logical_not, self.condition)
+
+
 def zoneout(h: Any, x: Any, ratio: float = 0.5) -> Any:
     """Elements of h with probability ``ratio``, else those of x: states of a recurrent net that stay as they were.
 
@@ -158,7 +172,7 @@ def zoneout(h: Any, x: Any, ratio: float = 0.5) -> Any:
         raise expected("zoneout", "x", f"shape {h.shape} to match h", x)
     if not config.train:
         return ops.add(ops.mul(h, ratio), ops.mul(x, 1.0 - ratio))
-    return ops.where(elementwise(lambda bits: bits < ratio * 2.0**32, _bits(h.array)), h, x)
+    return Zoneout(elementwise(lambda bits: bits < ratio * 2.0**32, _bits(h.array))).apply((h, x))[0]
 
 
 def simplified_dropconnect(

@@ -15,8 +15,7 @@ import numpy as np
 from numpy import ndarray
 
 from dbrdist import kernels
-from dbrdist.core import fusion, ops
-from dbrdist.core.backend import (
+from dbrdist.core.array.backend import (
     Array,
     DType,
     accumulation_dtype,
@@ -25,12 +24,13 @@ from dbrdist.core.backend import (
     number,
     unwritten,
 )
-from dbrdist.core.checks import Given, expected
-from dbrdist.core.fusion import MaskedGradient
-from dbrdist.core.graph import FunctionNode, is_observed
-from dbrdist.core.node import form
-from dbrdist.core.parameter import Parameter
-from dbrdist.core.variable import Variable, as_array
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.tape import fusion, ops
+from dbrdist.core.tape.checks import Given, expected
+from dbrdist.core.tape.function_node import FunctionNode, is_observed
+from dbrdist.core.tape.fusion import MaskedGradient
+from dbrdist.core.tape.node import form
+from dbrdist.core.tape.variable import Variable, as_array
 
 Axis = tuple[int, ...]
 Share = Callable[[Array], Array]

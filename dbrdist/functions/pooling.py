@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from dbrdist import kernels
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, is_floating
-from dbrdist.core.checks import expected
-from dbrdist.core.graph import FunctionNode, call
+from dbrdist.core.array.backend import Array, is_floating
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.function_node import FunctionNode, call
 from dbrdist.functions.convolution import pair
 from dbrdist.kernels import PoolGeometry
 
@@ -132,15 +132,22 @@ def _geometry(kind: str, x: Any, ksize: Any, stride: Any, pad: Any, cover_all: b
     if len(x.shape) != 4 or not is_floating(x.dtype):
         raise expected(name, "x", "4 axes and a floating type", x)
     if min(g.kh, g.kw, g.sh, g.sw) < 1 or min(g.ph, g.pw) < 0:
-        raise expected(name, "ksize, stride, pad", "numbers >= 1, and pad >= 0", str(g))
+        raise expected(name, "ksize, stride, pad", "numbers >= 1, and pad >= 0", _words(g))
     if min(out_hw := g.out_hw(*x.shape[2:])) < 1:
         raise expected(name, "x", f"an image no smaller than the window {g.kh} x {g.kw}", x, "pad it")
     if kind == "max" and not _see_image(g, x.shape[2:], out_hw):
         raise expected(
             name, "ksize, stride, pad, cover_all", f"windows that each see a part of the image of {x.shape[2]} x "
-            f"{x.shape[3]}", str(g), "a window without elements has no largest one: pad less, or cover_all=False",
+            f"{x.shape[3]}", _words(g), "a window without elements has no largest one: pad less, or cover_all=False",
         )  # fmt: skip
     return g
+
+
+def _words(g: PoolGeometry) -> str:
+    """A geometry as the arguments of the function: numbers, and pairs where they differ."""
+    pairs = {"ksize": (g.kh, g.kw), "stride": (g.sh, g.sw), "pad": (g.ph, g.pw)}
+    named = [f"{name} {a if a == b else (a, b)}" for name, (a, b) in pairs.items()]
+    return ", ".join([*named, *["cover_all=True"] * g.cover_all])
 
 
 def _see_image(g: PoolGeometry, hw: tuple[int, int], out_hw: tuple[int, int]) -> bool:

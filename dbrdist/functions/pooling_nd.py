@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dbrdist.core import arrays, ops
-from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, zeros_as
-from dbrdist.core.checks import expected
-from dbrdist.core.elementwise import elementwise
-from dbrdist.core.graph import FunctionNode, call
-from dbrdist.core.rows import together
-from dbrdist.core.variable import as_array
+from dbrdist.core.array import array_operations
+from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, zeros_as
+from dbrdist.core.array.elementwise import elementwise
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.elementwise_table import together
+from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.variable import as_array
 from dbrdist.functions.convolution_nd import each_axis, out_size
 from dbrdist.functions.pooling import max_pooling_2d
 
@@ -118,7 +119,7 @@ def _moved(x: Array, axis: int, length: int, taps: Any, chosen: Array, windows: 
     for u, places in enumerate(taps):
         piece = wide[places[0]]
         if chosen is not None:
-            piece = arrays.chosen(chosen[places[windows]] == u, piece, wide.dtype.type(0))
+            piece = array_operations.chosen(chosen[places[windows]] == u, piece, wide.dtype.type(0))
         y[places[1]] += piece
     return y if y.dtype == x.dtype else elementwise(lambda v: v.astype(x.dtype), y)
 
@@ -141,7 +142,7 @@ class LargestAlong(FunctionNode):
             windows, elements = window.places(u)
             candidate, best = x[elements], y[windows]
             is_better = (candidate > best) | ((candidate != candidate) & (best == best))
-            best[...] = arrays.chosen(is_better, candidate, best)
+            best[...] = array_operations.chosen(is_better, candidate, best)
             number = self.chosen[windows]
             number *= ~is_better  # NumPy's where branches at each element
             number += is_better * np.int32(u)
@@ -201,7 +202,9 @@ def _places(x: Array, y: Array, k: Any, s: Any, p: Any) -> Array:
         inside, elements = _seen(x, y.shape[2:], offset, s, p)
         here = is_open.copy()
         here[...] = False
-        here[inside] = (elements == y[inside]) & is_open[inside]
+        largest = y[inside]
+        is_largest = (elements == largest) | ((elements != elements) & (largest != largest))  # NaN is the largest
+        here[inside] = is_largest & is_open[inside]
         xp.copyto(found, place, where=here)
         is_open &= ~here
     return found
@@ -334,7 +337,7 @@ def upsampling_2d(
     y = None
     for place in range(k[0] * k[1]):
         u, v = divmod(place, k[1])
-        part = ops.mul(x, (indexes == place).astype(x.dtype))
+        part = ops.where(indexes == place, x, 0.0)  # 0 times what is not finite would be NaN
         part = _placed(_placed(part, 2, u, s[0], p[0], h), 3, v, s[1], p[1], w)
         y = part if y is None else ops.add(y, part)
     return y

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dbrdist.core import random
-from dbrdist.core.backend import Array
-from dbrdist.core.backprop import grad
-from dbrdist.core.config import config, using_config
-from dbrdist.core.differentiate import Argument
-from dbrdist.core.graph import FunctionNode, capturing
-from dbrdist.core.variable import Variable, as_variable
+from dbrdist.core.array import random
+from dbrdist.core.array.backend import Array
+from dbrdist.core.array.config import config, using_config
+from dbrdist.core.tape.backprop import grad
+from dbrdist.core.tape.differentiate import Argument
+from dbrdist.core.tape.function_node import FunctionNode, capturing, repeating
+from dbrdist.core.tape.variable import Variable, as_variable
 
 
 class Forget(FunctionNode):
@@ -28,12 +28,18 @@ class Forget(FunctionNode):
 
     def called(self, *xs: Variable) -> tuple[Any, ...]:
         """What forward will return, and the inputs that it has to be given."""
-        with capturing() as found:
+        self.kept: list[Any] = []  # what is computed once, of each call within func
+        with capturing() as found, repeating(None, self.kept):
             ys = self.func(*(Variable(x.array, requires_grad=False) for x in xs))
         self.is_one = not isinstance(ys, (tuple, list))
-        self.values = tuple(_checked(y).array for y in ([ys] if self.is_one else ys))
-        self.captured = list({id(v.node): v for v in found}.values())
-        return (*xs, *self.captured)
+        outputs = list(_checked(ys))
+        self.values = tuple(y.array for y in outputs)
+        found += [y for y in outputs if y.requires_grad]  # of the surroundings, handed on as they are
+        by_node: dict[int, list[Variable]] = {}
+        for v in {id(v): v for v in found}.values():
+            by_node.setdefault(id(v.node), []).append(v)
+        self.captured = list(by_node.values())  # the Variables of one node together
+        return (*xs, *(vs[0] for vs in self.captured))
 
     def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
         self.retain_inputs(tuple(range(len(xs))))
@@ -64,11 +70,16 @@ class Forget(FunctionNode):
         num = len(inputs) - len(self.captured)
         try:
             random.set_state(self.random_state)
-            with _exchanged(self.captured, inputs[num:]), _switched({**self.switches, **_REPEATED}):
+            own = {id(vs[0].node): stand_in for vs, stand_in in zip(self.captured, inputs[num:])}
+            with (
+                _exchanged(self.captured, inputs[num:]), _switched({**self.switches, **_REPEATED}),
+                repeating(self.kept),
+            ):  # fmt: skip
                 ys = self.func(*inputs[:num])
+                own |= {id(stand_in.node): stand_in for stand_in in inputs[num:]}
+                return [own.get(id(y.node), y) for y in ([ys] if self.is_one else ys)]
         finally:
             random.set_state(state)
-        return [ys] if self.is_one else list(ys)
 
 
 _REPEATED = {"enable_backprop": True, "in_recomputing": True}
@@ -86,22 +97,36 @@ def _switched(values: dict[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _exchanged(captured: list[Variable], stand_ins: list[Variable]) -> Iterator[None]:
+def _exchanged(captured: list[list[Variable]], stand_ins: list[Variable]) -> Iterator[None]:
     """Within the block the captured Variables have the nodes of their stand-ins, where their gradients end."""
-    nodes = [v.node for v in captured]
+    nodes = [vs[0].node for vs in captured]
     try:
-        for v, stand_in in zip(captured, stand_ins):
-            v.node = stand_in.node
+        for vs, stand_in in zip(captured, stand_ins):
+            for v in vs:
+                v.node = stand_in.node
         yield
     finally:
-        for v, node in zip(captured, nodes):
-            v.node = node
+        for vs, node in zip(captured, nodes):
+            for v in vs:
+                v.node = node
 
 
-def _checked(y: Any) -> Variable:
-    if not isinstance(y, Variable):
-        raise TypeError(f"forget: expected func to return a Variable or several, got {type(y).__name__}")
-    return y
+def _checked(ys: Any) -> tuple[Variable, ...]:
+    """The outputs of the user's function; Chainer's error (RuntimeError) where they are no Variables."""
+    if isinstance(ys, Variable):
+        return (ys,)
+    if not isinstance(ys, (tuple, list)):
+        raise RuntimeError(f"forget: a tuple of Variables or a Variable are expected, but {type(ys)} is returned.")
+    for n, y in enumerate(ys, 1):
+        if not isinstance(y, Variable):
+            raise RuntimeError(f"forget: {_ordinal(n)} element of a returned tuple is not Variable, but is {type(y)}")
+    return tuple(ys)
+
+
+def _ordinal(n: int) -> str:
+    """1st, 2nd, 3rd, 4th, ..., 11th, ..."""
+    suffix = "th" if 10 < n % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n}{suffix}"
 
 
 def forget(func: Callable[..., Any], *xs: Any) -> Any:
@@ -116,6 +141,8 @@ def forget(func: Callable[..., Any], *xs: Any) -> Any:
     average what they see do so once, since ``config.in_recomputing`` is then set. Parameters and other Variables that
     ``func`` uses get their gradients, and derivatives of any order work.
     """
+    if not callable(func):
+        raise TypeError(f"forget: func must be callable, got {type(func).__name__}")
     variables = tuple(as_variable(x) for x in xs)
     function = Forget(func)
     ys = function.apply(function.called(*variables))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dbrdist import kernels
-from dbrdist.core.backend import Array
-from dbrdist.core.checks import Operands
-from dbrdist.core.fusion import Deferred, MaskedGradient, SummedGradient, take, waiting
-from dbrdist.core.graph import FunctionNode, call
+from dbrdist.core.array.backend import Array
+from dbrdist.core.tape.checks import Operands
+from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.fusion import Deferred, MaskedGradient, SummedGradient, take, waiting
 from dbrdist.kernels import relu_backward, relu_backward_over, relu_forward
 
 

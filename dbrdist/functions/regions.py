@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, get_array_module, to_cpu
-from dbrdist.core.checks import expected, floating
-from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, to_cpu
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import expected, floating
+from dbrdist.core.tape.variable import Variable, as_array, as_variable
 from dbrdist.functions.array import separate
 from dbrdist.functions.convolution import pair
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, get_array_module, zeros_as
-from dbrdist.core.checks import Operands, expected
-from dbrdist.core.graph import FunctionNode
-from dbrdist.core.rows import together
-from dbrdist.core.variable import as_array
+import numpy as np
+
+from dbrdist.core.array.backend import Array, get_array_module, zeros_as
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import Operands, expected
+from dbrdist.core.tape.elementwise_table import together
+from dbrdist.core.tape.function_node import FunctionNode
+from dbrdist.core.tape.variable import as_array
 from dbrdist.functions.activation import sigmoid, tanh
 from dbrdist.functions.array import separate, split_axis
 
@@ -23,11 +25,17 @@ _tanh, _sigmoid = tanh.primitive, sigmoid.primitive
 def gates_in_place(z: Array, first: int) -> None:
     """In place over the last axis but one, (..., gates, U): tanh of the gates before ``first``, sigmoid of the rest."""
     xp = get_array_module(z)
-    rest = z[..., first:, :]
-    rest *= 0.5  # sigmoid(z) = tanh(z / 2) / 2 + 1 / 2: one pass of tanh over all
-    xp.tanh(z, out=z)
-    rest *= 0.5
-    rest += 0.5
+    new, rest = z[..., :first, :], z[..., first:, :]
+    if first:
+        xp.tanh(new, out=new)
+    if z.dtype.itemsize == 2:  # exp would overflow where the sigmoid is not 0
+        rest[...] = _sigmoid(rest)
+        return
+    rest *= -1
+    with np.errstate(over="ignore"):  # 1 / inf is the right result
+        xp.exp(rest, out=rest)
+    rest += 1
+    xp.reciprocal(rest, out=rest)
 
 
 def _slope(y: Any) -> Any:

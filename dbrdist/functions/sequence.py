@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, empty_as, full_as, zeros_as
-from dbrdist.core.checks import describe, expected
-from dbrdist.core.graph import FunctionNode, call
-from dbrdist.core.rows import matched
-from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.core.array.backend import Array, empty_as, full_as, zeros_as
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import describe, expected
+from dbrdist.core.tape.elementwise_table import matched
+from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.variable import Variable, as_array, as_variable
 
 
 class PadSequence(FunctionNode):
@@ -41,11 +42,14 @@ def pad_sequence(xs: Sequence[Any], length: int | None = None, padding: Any = 0)
     longest = max(x.shape[0] for x in xs)
     if length is not None and length < longest:
         raise expected("pad_sequence", "length", f"at least {longest}, the length of the longest of xs", length)
+    dtype = xs[0].dtype
     try:
-        xs[0].dtype.type(padding)
+        is_held = dtype.kind not in "biu" or bool(dtype.type(padding) == padding)
     except (OverflowError, TypeError, ValueError):
-        raise expected("pad_sequence", "padding", f"a number of type {xs[0].dtype}", repr(padding)) from None
-    return PadSequence(longest if length is None else int(length), padding).apply(xs)[0]
+        is_held = False
+    if not is_held:
+        raise expected("pad_sequence", "padding", f"a number of type {dtype}", repr(padding))
+    return PadSequence(longest if length is None else operator.index(length), padding).apply(xs)[0]
 
 
 class TransposeSequence(FunctionNode):

@@ -5,21 +5,23 @@ B sequences of up to T steps, V labels; N examples, I features.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from dbrdist import kernels
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
-from dbrdist.core.backprop import grad
-from dbrdist.core.checks import expected, one_of
-from dbrdist.core.graph import FunctionNode
-from dbrdist.core.rows import together
-from dbrdist.core.variable import as_array, as_variable
+from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.backprop import grad
+from dbrdist.core.tape.checks import expected, one_of
+from dbrdist.core.tape.elementwise_table import together
+from dbrdist.core.tape.function_node import FunctionNode
+from dbrdist.core.tape.variable import as_array, as_variable
 from dbrdist.functions.activation import log_softmax, softplus
 from dbrdist.functions.connection import embed_id
+from dbrdist.functions.loss import check_labels
 from dbrdist.functions.math import logsumexp
 
 
@@ -298,12 +300,14 @@ def negative_sampling(
     one_of("negative_sampling", "reduce", ("sum", "no"), reduce)
     x, W = together("negative_sampling", x=x, W=W)
     t = _words("negative_sampling", x, t, W)
-    xp, shape = get_array_module(x), (len(x), int(sample_size))
+    xp, shape = get_array_module(x), (len(x), operator.index(sample_size))
     if samples is None:
         samples = xp.concatenate([t[:, None], xp.asarray(as_array(sampler(shape)))], axis=1)
     words = xp.asarray(as_array(samples))
     if words.shape != (shape[0], shape[1] + 1) or words.dtype.kind not in "iu":
         raise expected("negative_sampling", "samples", f"integers of shape {(shape[0], shape[1] + 1)}", words)
+    check_labels("negative_sampling", "samples", words[:, 1:], 0, len(W) - 1)
+    check_labels("negative_sampling", "samples", words[:, :1], -1, len(W) - 1)
     scores = ops.sum(ops.mul(embed_id(xp.maximum(words, 0), W), ops.reshape(x, (len(x), 1, x.shape[1]))), 2)
     signs = xp.where(xp.arange(words.shape[1]) == 0, -1.0, 1.0).astype(x.dtype)
     losses = ops.sum(softplus(ops.mul(scores, signs)), 1)
@@ -339,6 +343,8 @@ def black_out(x: Any, t: Any, W: Any, samples: Any, reduce: str = "mean") -> Any
         raise expected("black_out", "samples", f"integers of shape ({len(x)}, S)", samples)
     xp = get_array_module(x)
     words = xp.concatenate([t[:, None], samples], axis=1)
+    check_labels("black_out", "t", t, 0, len(W) - 1)
+    check_labels("black_out", "samples", samples, 0, len(W) - 1)
     scores = ops.sum(ops.mul(embed_id(words, W), ops.reshape(x, (len(x), 1, x.shape[1]))), 2)
     log_p = log_softmax(scores, axis=1)
     # log(1 - p) = log(sum of the other exponentials) - log(sum of all), without cancellation.

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core import arrays, ops
-from dbrdist.core.backend import Array, accumulation_dtype, empty_as, get_array_module, zeros_as
-from dbrdist.core.checks import describe, expected
-from dbrdist.core.graph import FunctionNode, call
-from dbrdist.core.rows import together
-from dbrdist.core.sparse import CooMatrix
+from dbrdist.core.array import array_operations
+from dbrdist.core.array.backend import Array, accumulation_dtype, empty_as, get_array_module, zeros_as
+from dbrdist.core.chainer.sparse import CooMatrix
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import OperandTypeError, describe, expected
+from dbrdist.core.tape.elementwise_table import together
+from dbrdist.core.tape.function_node import FunctionNode, call
 
 _ROW_ELEMENTS = 1 << 11  # products of a row: below, a call for each row takes longer than adding them one by one
 _BLOCK_ELEMENTS = 1 << 15  # what stays in the cache
@@ -30,7 +31,7 @@ def sparse_matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) ->
     """
     if isinstance(a, CooMatrix) == isinstance(b, CooMatrix):
         both = isinstance(a, CooMatrix)
-        raise TypeError(f"sparse_matmul: expected one CooMatrix among a and b, got {'two' if both else 'none'}")
+        raise OperandTypeError("sparse_matmul", "a, b", "one CooMatrix among them", "two" if both else "none", "")
     if isinstance(a, CooMatrix):
         row, col = (a.col, a.row) if transa else (a.row, a.col)
         size = a.shape[::-1] if transa else a.shape
@@ -116,7 +117,7 @@ def _added_up(values: Array, lines: Array, row: Array, col: Array, num_rows: int
     shape = (num_rows, lines.shape[1])
     starts = _starts(row) if isinstance(row, np.ndarray) else []
     if not starts or row.size * shape[1] < _ROW_ELEMENTS * len(starts):
-        return arrays.scattered(lines[col] * values[:, None], (row,), shape, False)
+        return array_operations.scattered(lines[col] * values[:, None], (row,), shape, False)
     y, order = zeros_as(lines, shape, lines.dtype), row.argsort(kind="stable")
     for first, last in pairwise([*starts, row.size]):
         entries = order[first:last]

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, get_array_module, is_array
-from dbrdist.core.checks import Operands, expected
-from dbrdist.core.rows import function, row
-from dbrdist.core.scipy_parts import special_function
-from dbrdist.core.variable import as_array
+from dbrdist.core.array.backend import Array, get_array_module, is_array
+from dbrdist.core.array.scipy_parts import special_function
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import Operands, expected
+from dbrdist.core.tape.elementwise_table import function, row
+from dbrdist.core.tape.variable import as_array
 
 
 def _scipy(name: str) -> Callable[..., Array]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
 
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, get_array_module, zeros
-from dbrdist.core.checks import expected
-from dbrdist.core.graph import FunctionNode, call
-from dbrdist.core.variable import as_variable
+from dbrdist.core.array.backend import Array, get_array_module, zeros
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.variable import as_variable
 
 
 def as_strided(x: Any, shape: Any, strides: Any, storage_offset: int | None = None) -> Any:
@@ -25,15 +26,21 @@ def as_strided(x: Any, shape: Any, strides: Any, storage_offset: int | None = No
     The gradients of an element that is read several times add up.
     """
     x = as_variable(x)
-    shape = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
-    strides = (int(strides),) if isinstance(strides, (int, np.integer)) else tuple(int(n) for n in strides)
+    shape = (
+        (operator.index(shape),) if isinstance(shape, (int, np.integer)) else tuple(operator.index(n) for n in shape)
+    )
+    strides = (
+        (operator.index(strides),)
+        if isinstance(strides, (int, np.integer))
+        else tuple(operator.index(n) for n in strides)
+    )
     if len(shape) != len(strides):
         raise expected(
             "as_strided", "strides", f"a number for each axis of shape {shape}, which are from 0 on", strides
         )
     if min(shape, default=0) < 0:
         raise expected("as_strided", "shape", "lengths from 0 on", shape)
-    start = 0 if storage_offset is None else int(storage_offset)
+    start = 0 if storage_offset is None else operator.index(storage_offset)
     reach = [(n - 1) * step for n, step in zip(shape, strides)]
     low, high = (start + sum(f(v, 0) for v in reach) for f in (min, max))
     if 0 not in shape and not 0 <= low <= high < x.size:

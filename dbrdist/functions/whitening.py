@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from dbrdist import kernels
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
-from dbrdist.core.checks import expected, floating
-from dbrdist.core.graph import FunctionNode, call
-from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import expected, floating
+from dbrdist.core.tape.function_node import FunctionNode, call
+from dbrdist.core.tape.variable import Variable, as_array, as_variable
 from dbrdist.functions.normalization import (
     batch_normalization,
     checked_axis,

@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from dbrdist.core.backend import number
-from dbrdist.core.elementwise import hand_down_kernel
-from dbrdist.kernels import cuda_normalization, numpy_, numpy_normalization, onednn_elementwise, providers
+from dbrdist.core.array.backend import number
+from dbrdist.core.array.elementwise import hand_down_kernel
+from dbrdist.kernels import providers
+from dbrdist.kernels.cpu import onednn_elementwise
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
+from dbrdist.kernels.gpu import cuda_normalization
 from dbrdist.kernels.keys import (
     KEYS,
     bn_backward_key,
@@ -53,7 +55,8 @@ from dbrdist.kernels.keys import (
     softmax_key,
     update_key,
 )
-from dbrdist.kernels.small import masked, masked_images
+from dbrdist.kernels.reference import numpy_, numpy_normalization
+from dbrdist.kernels.small_arrays.small import masked, masked_images
 
 Array = Any
 Plan = Callable[..., Any]

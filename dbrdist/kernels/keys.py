@@ -11,8 +11,8 @@ from typing import Any
 
 from numpy import ndarray
 
-from dbrdist.core.backend import place_of, places_of
-from dbrdist.core.config import config
+from dbrdist.core.array.backend import place_of, places_of
+from dbrdist.core.array.config import config
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 
 Array = Any

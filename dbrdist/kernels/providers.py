@@ -13,16 +13,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from dbrdist.kernels import (
-    columns,
-    cuda_normalization,
-    cuda_ops,
-    cuda_pooling,
-    cudnn_convolution,
-    numpy_,
-    onednn,
-    onednn_ops,
-)
+from dbrdist.kernels.cpu import columns, onednn, onednn_ops
+from dbrdist.kernels.gpu import cuda_normalization, cuda_ops, cuda_pooling, cudnn_convolution
+from dbrdist.kernels.reference import numpy_
 
 Plan = Callable[..., Any]
 

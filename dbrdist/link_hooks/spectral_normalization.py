@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from dbrdist import functions as F
-from dbrdist.core.backend import Array, get_array_module, to_cpu
-from dbrdist.core.checks import expected
-from dbrdist.core.config import config
-from dbrdist.core.parameter import Parameter
-from dbrdist.core.random import next_initializer_generator
-from dbrdist.core.variable import as_array
+from dbrdist.core.array.backend import Array, get_array_module, to_cpu
+from dbrdist.core.array.config import config
+from dbrdist.core.array.random import next_initializer_generator
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.function_node import computed_once
+from dbrdist.core.tape.variable import as_array
 from dbrdist.link_hooks.weight import WeightHook
 from dbrdist.links.convolution import Deconvolution2D
 from dbrdist.links.convolution_nd import DeconvolutionND
@@ -106,13 +107,9 @@ class SpectralNormalization(WeightHook):
     def weight(self, link: Any, W: Any) -> Any:
         """The normalized weight."""
         self._prepare(link, W)
-        matrix, u = self._matrix(W), getattr(link, self.vector_name)
-        if config.in_recomputing:  # as in the forward that is repeated
-            v = self._v
-        else:
-            u, v = update_approximate_vectors(matrix, u, self.n_power_iteration, self.eps)
-            self._v = v
-            if config.train:
-                getattr(link, self.vector_name)[...] = u
+        matrix, kept = self._matrix(W), getattr(link, self.vector_name)
+        u, v = computed_once(lambda: update_approximate_vectors(matrix, kept, self.n_power_iteration, self.eps))
+        if config.train and not config.in_recomputing:
+            kept[...] = u
         scale = (1.0 if self.factor is None else self.factor) / calculate_max_singular_value(matrix, u, v)
         return W * (link.gamma * scale if self.use_gamma else scale)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dbrdist.core.link_hook import ForwardPostprocessArgs, ForwardPreprocessArgs, LinkHook
+from dbrdist.core.model.link_hook import ForwardPostprocessArgs, ForwardPreprocessArgs, LinkHook
 from dbrdist.function_hooks.timer import Stopwatch
 
 

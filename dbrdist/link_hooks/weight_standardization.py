@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dbrdist import functions as F
-from dbrdist.core.checks import expected
+from dbrdist.core.tape.checks import expected
 from dbrdist.link_hooks.weight import WeightHook
 
 

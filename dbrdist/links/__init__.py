@@ -1,6 +1,7 @@
 """Links: functions with parameters."""
 
-from dbrdist.core.missing_names import explained as _explained
+from dbrdist.core.names.constructors import explain_constructors as _explain_constructors
+from dbrdist.core.names.missing_names import explained as _explained
 from dbrdist.links.attention import MultiHeadAttention, RMSNormalization, TransformerBlock
 from dbrdist.links.blocks import Highway, Inception, InceptionBN, Maxout, SimplifiedDropconnect
 from dbrdist.links.classifier import Classifier
@@ -40,6 +41,7 @@ from dbrdist.links.normalization import (
     DecorrelatedBatchNormalization,
     GroupNormalization,
     LayerNormalization,
+    use_last_batch,
 )
 from dbrdist.links.rnn import (
     GRU,
@@ -122,6 +124,8 @@ __all__ = [
     "VGG16Layers",
     "VGG19Layers",
     "conv_bn",
+    "use_last_batch",
 ]
 
+_explain_constructors(globals())
 __getattr__ = _explained(__name__)

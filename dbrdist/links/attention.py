@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dbrdist import functions as F
-from dbrdist.core.chain import Chain
-from dbrdist.core.checks import expected
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter
+from dbrdist.core.model.chain import Chain
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.tape.checks import expected
 from dbrdist.links.connection import Linear
 from dbrdist.links.normalization import LayerNormalization
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from dbrdist import functions as F
-from dbrdist.core.backend import is_array
-from dbrdist.core.chain import Chain
-from dbrdist.core.checks import expected, one_of
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter
+from dbrdist.core.array.backend import is_array
+from dbrdist.core.model.chain import Chain
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.names.limits import Sizes
+from dbrdist.core.tape.checks import expected, one_of
 from dbrdist.links.connection import Linear
 from dbrdist.links.convolution import Convolution2D
 from dbrdist.links.convolution_bn import conv_bn
@@ -169,7 +170,7 @@ class InceptionBN(Chain):
 
     def __init__(
         self, in_channels: int | None, out1: int, proj3: int, out3: int, proj33: int, out33: int, pooltype: str,
-        proj_pool: int | None = None, stride: Any = 1, conv_init: Any = None, dtype: Any = None,
+        proj_pool: int | None = None, stride: Sizes = 1, conv_init: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
         one_of("InceptionBN", "pooltype", ("max", "avg"), pooltype)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dbrdist.core.chain import Chain
-from dbrdist.core.link import Link
-from dbrdist.core.reporter import report
+from dbrdist.core.model.chain import Chain
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.reporter import report
+from dbrdist.core.usage.mistakes import given_a_class
 from dbrdist.functions.evaluation import accuracy
 from dbrdist.functions.loss import softmax_cross_entropy
+
+
+def _described(x: Any) -> str:
+    return f"an array of shape {x.shape}" if hasattr(x, "shape") else type(x).__name__
 
 
 class Classifier(Chain):
@@ -36,6 +41,13 @@ class Classifier(Chain):
     ) -> None:
         if not isinstance(label_key, (int, str)):
             raise TypeError(f"Classifier: label_key: expected an int or str, got {type(label_key).__name__}")
+        if isinstance(predictor, type):
+            raise given_a_class("Classifier: predictor", predictor, "a link")
+        if not callable(predictor):
+            raise TypeError(f"Classifier: predictor: expected a link, got {type(predictor).__name__}")
+        for name, function in (("lossfun", lossfun), ("accfun", accfun)):
+            if not callable(function) and (name, function) != ("accfun", None):
+                raise TypeError(f"Classifier: {name}: expected a function, got {type(function).__name__}")
         super().__init__()
         self.lossfun = lossfun
         self.accfun = accfun
@@ -54,6 +66,11 @@ class Classifier(Chain):
                 raise ValueError(
                     f"Classifier: expected a label at position {key}, got {len(args)} positional arguments"
                 )
+            if len(args) == 1 and not kwargs:
+                raise ValueError(
+                    f"Classifier: expected examples (input, label), got {_described(args[0])} alone: does the dataset "
+                    "have labels, and does its transform return both?"
+                )
             t = args[key]
             args = args[: key % len(args)] + args[key % len(args) + 1 :]
         else:
@@ -61,10 +78,10 @@ class Classifier(Chain):
                 raise ValueError(f"Classifier: expected a label as keyword {key!r}, got keywords {sorted(kwargs)}")
             t = kwargs.pop(key)
         self.y = self.loss = self.accuracy = None  # free the last graph before the next one is built
-        self.y = self.predictor(*args, **kwargs)
-        self.loss = self.lossfun(self.y, t)
-        report({"loss": self.loss}, self)
+        y = self.y = self.predictor(*args, **kwargs)
+        loss = self.loss = self.lossfun(y, t)
+        report({"loss": loss}, self)
         if self.compute_accuracy and self.accfun is not None:
-            self.accuracy = self.accfun(self.y, t)
-            report({"accuracy": self.accuracy}, self)
-        return self.loss
+            accuracy = self.accuracy = self.accfun(y, t)
+            report({"accuracy": accuracy}, self)
+        return loss  # its own: another thread may have called since

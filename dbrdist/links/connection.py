@@ -5,10 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.variable import as_array
 from dbrdist.functions.connection import bilinear, embed_id, linear
 from dbrdist.links.initializers import Normal, get_initializer
+
+
+def see_biases(link: type[Link], out_size: int, b: Any) -> None:
+    """Raise unless given biases, if there are any, are as many as outputs."""
+    if b is not None and b.size != out_size:
+        raise expected(f"{link.__name__}.from_params", "b", f"{out_size} biases, one for each output", b)
 
 
 class Linear(Link):
@@ -50,6 +58,12 @@ class Linear(Link):
         yield "out_size", self.out_size
         yield "nobias", self.b is None
 
+    @classmethod
+    def from_params(cls, W: Any, b: Any = None, nobias: bool = False) -> Linear:
+        """A link with these weights (out_size, in_size) and biases (out_size,), which are copied."""
+        see_biases(cls, W.shape[0], b)
+        return cls(W.shape[1], W.shape[0], nobias, as_array(W), None if b is None else as_array(b))
+
     def forward(self, x: Any, n_batch_axes: int = 1) -> Any:
         """x: the first ``n_batch_axes`` axes count examples; the result has them, then ``out_size``."""
         W = self.W
@@ -70,6 +84,11 @@ class EmbedID(Link):
         self.ignore_label = ignore_label
         with self.init_scope():
             self.W = Parameter(get_initializer(initialW, Normal(1.0)), (in_size, out_size))
+
+    @classmethod
+    def from_params(cls, W: Any, ignore_label: int | None = None) -> EmbedID:
+        """A link with these vectors (in_size, out_size), which are copied."""
+        return cls(*W.shape, as_array(W), ignore_label)
 
     @property
     def printable_specs(self) -> Any:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from dbrdist import functions as F
-from dbrdist.core.checks import expected
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.names.limits import Sizes, Whole
+from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.variable import as_array
 from dbrdist.functions.convolution import pair
+from dbrdist.links.connection import see_biases
 from dbrdist.links.initializers import Constant, get_initializer
 
 
@@ -26,14 +29,14 @@ class Convolution2D(Link):
     """
 
     def __init__(
-        self, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0,
-        nobias: bool = False, initialW: Any = None, initial_bias: Any = None, *, dilate: Any = 1, groups: int = 1,
+        self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
+        nobias: bool = False, initialW: Any = None, initial_bias: Any = None, *, dilate: Sizes = 1, groups: int = 1,
     ) -> None:  # fmt: skip
         super().__init__()
         if ksize is None:
             out_channels, ksize, in_channels = in_channels, out_channels, None
         self.ksize, self.stride, self.pad = ksize, pair(stride), pair(pad)
-        self.dilate, self.groups, self.out_channels = pair(dilate), int(groups), out_channels
+        self.dilate, self.groups, self.out_channels = pair(dilate), groups, out_channels
         if out_channels % self.groups:
             raise expected("Convolution2D", "out_channels", f"a multiple of groups={groups}", str(out_channels))
         with self.init_scope():
@@ -55,6 +58,18 @@ class Convolution2D(Link):
             "in_channels": in_channels, "out_channels": self.out_channels, "ksize": self.ksize, "stride": self.stride,
             "pad": self.pad, "nobias": self.b is None, "dilate": self.dilate, "groups": self.groups,
         }.items()  # fmt: skip
+
+    @classmethod
+    def from_params(
+        cls, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, nobias: bool = False, *, dilate: Any = 1,
+        groups: int = 1,
+    ) -> Convolution2D:  # fmt: skip
+        """A link with these filters (out_channels, in_channels/groups, kh, kw) and biases, which are copied."""
+        see_biases(cls, W.shape[0], b)
+        return cls(
+            W.shape[1] * groups, W.shape[0], W.shape[2:], stride, pad, nobias, as_array(W),
+            None if b is None else as_array(b), dilate=dilate, groups=groups,
+        )  # fmt: skip
 
     def forward(self, x: Any) -> Any:
         """(N, in_channels, H, W) to (N, out_channels, OH, OW)."""
@@ -79,15 +94,15 @@ class Deconvolution2D(Link):
     """
 
     def __init__(
-        self, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0,
-        nobias: bool = False, outsize: Any = None, initialW: Any = None, initial_bias: Any = None, *,
-        dilate: Any = 1, groups: int = 1,
+        self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
+        nobias: bool = False, outsize: Sizes = None, initialW: Any = None, initial_bias: Any = None, *,
+        dilate: Sizes = 1, groups: int = 1,
     ) -> None:  # fmt: skip
         super().__init__()
         if ksize is None:
             out_channels, ksize, in_channels = in_channels, out_channels, None
         self.ksize, self.stride, self.pad, self.outsize = ksize, pair(stride), pair(pad), outsize
-        self.dilate, self.groups, self.out_channels = pair(dilate), int(groups), out_channels
+        self.dilate, self.groups, self.out_channels = pair(dilate), groups, out_channels
         if out_channels % self.groups:
             raise expected("Deconvolution2D", "out_channels", f"a multiple of groups={groups}", str(out_channels))
         with self.init_scope():

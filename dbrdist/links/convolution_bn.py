@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dbrdist import functions as F
-from dbrdist.core.chain import Chain
-from dbrdist.core.config import config
-from dbrdist.core.graph import is_observed
-from dbrdist.core.link_hook import thread
+from dbrdist.core.array.config import config
+from dbrdist.core.model.chain import Chain
+from dbrdist.core.model.link_hook import thread
+from dbrdist.core.names.limits import Sizes, Whole
+from dbrdist.core.tape.function_node import is_observed
 from dbrdist.functions.convolution import convolution_bn_2d
 from dbrdist.links.convolution import Convolution2D
 from dbrdist.links.normalization import BatchNormalization
@@ -74,8 +75,8 @@ class Conv2DBNActiv(Chain):
     """
 
     def __init__(
-        self, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0, dilate: Any = 1,
-        groups: int = 1, nobias: bool = True, initialW: Any = None, initial_bias: Any = None,
+        self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
+        dilate: Sizes = 1, groups: int = 1, nobias: bool = True, initialW: Any = None, initial_bias: Any = None,
         activ: Callable[[Any], Any] | None = F.relu, bn_kwargs: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from dbrdist import functions as F
-from dbrdist.core.chain import ChainList
-from dbrdist.core.checks import expected
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter
+from dbrdist.core.model.chain import ChainList
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.names.limits import Sizes, Whole
+from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.variable import as_array
 from dbrdist.functions.convolution import pair
 from dbrdist.functions.convolution_nd import each_axis
+from dbrdist.links.connection import see_biases
 from dbrdist.links.convolution import Convolution2D
 from dbrdist.links.initializers import Constant, get_initializer
 
@@ -21,15 +24,15 @@ class _FiltersND(Link):
     """Filters W and bias b over ``ndim`` axes, whose input channels may follow from the first batch."""
 
     def __init__(
-        self, ndim: int, in_channels: Any, out_channels: Any, ksize: Any, stride: Any, pad: Any, nobias: bool,
-        initialW: Any, initial_bias: Any, dilate: Any, groups: int,
+        self, ndim: int, in_channels: Whole, out_channels: Sizes, ksize: Sizes, stride: Sizes, pad: Sizes, nobias: bool,
+        initialW: Any, initial_bias: Any, dilate: Sizes, groups: int,
     ) -> None:  # fmt: skip
         super().__init__()
         if ksize is None:
             out_channels, ksize, in_channels = in_channels, out_channels, None
         if ksize is None:
             raise self._refused("ksize", f"an integer or {ndim} of them", "None")
-        self.ndim, self.out_channels, self.groups = ndim, out_channels, int(groups)
+        self.ndim, self.out_channels, self.groups = ndim, out_channels, groups
         self.ksize, self.stride, self.pad, self.dilate = (
             each_axis(type(self).__name__, name, value, ndim)
             for name, value in (("ksize", ksize), ("stride", stride), ("pad", pad), ("dilate", dilate))
@@ -78,14 +81,30 @@ class ConvolutionND(_FiltersND):
     """
 
     def __init__(
-        self, ndim: int, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0,
-        nobias: bool = False, initialW: Any = None, initial_bias: Any = None, cover_all: bool = False,
-        dilate: Any = 1, groups: int = 1,
+        self, ndim: int, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1,
+        pad: Sizes = 0, nobias: bool = False, initialW: Any = None, initial_bias: Any = None, cover_all: bool = False,
+        dilate: Sizes = 1, groups: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(
             ndim, in_channels, out_channels, ksize, stride, pad, nobias, initialW, initial_bias, dilate, groups
         )
         self.cover_all = cover_all
+
+    _takes_ndim: ClassVar[bool] = True  # whether the constructor is told how many axes there are
+
+    @classmethod
+    def from_params(
+        cls, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, nobias: bool = False, *, cover_all: bool = False,
+        dilate: Any = 1, groups: int = 1,
+    ) -> ConvolutionND:  # fmt: skip
+        """A link with these filters (out_channels, in_channels/groups, ...) and biases, which are copied."""
+        see_biases(cls, W.shape[0], b)
+        ndim = (len(W.shape) - 2,) if cls._takes_ndim else ()
+        biases = None if b is None else as_array(b)
+        return cls(
+            *ndim, W.shape[1] * groups, W.shape[0], W.shape[2:], stride, pad, nobias, as_array(W), biases, cover_all,
+            dilate, groups,
+        )  # fmt: skip
 
     def _channels(self, in_channels: int) -> tuple[int, int]:
         return self.out_channels, in_channels // self.groups
@@ -101,10 +120,12 @@ class ConvolutionND(_FiltersND):
 class Convolution1D(ConvolutionND):
     """:class:`ConvolutionND` over one axis: x (N, C, L), W (out_channels, in_channels/groups, k)."""
 
+    _takes_ndim = False
+
     def __init__(
-        self, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0,
+        self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
         nobias: bool = False, initialW: Any = None, initial_bias: Any = None, cover_all: bool = False,
-        dilate: Any = 1, groups: int = 1,
+        dilate: Sizes = 1, groups: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(
             1, in_channels, out_channels, ksize, stride, pad, nobias, initialW, initial_bias, cover_all, dilate, groups
@@ -114,10 +135,12 @@ class Convolution1D(ConvolutionND):
 class Convolution3D(ConvolutionND):
     """:class:`ConvolutionND` over three axes: x (N, C, D, H, W), W (out_channels, in_channels/groups, kd, kh, kw)."""
 
+    _takes_ndim = False
+
     def __init__(
-        self, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0,
+        self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
         nobias: bool = False, initialW: Any = None, initial_bias: Any = None, cover_all: bool = False,
-        dilate: Any = 1, groups: int = 1,
+        dilate: Sizes = 1, groups: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(
             3, in_channels, out_channels, ksize, stride, pad, nobias, initialW, initial_bias, cover_all, dilate, groups
@@ -140,8 +163,9 @@ class DeconvolutionND(_FiltersND):
     """
 
     def __init__(
-        self, ndim: int, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0,
-        nobias: bool = False, outsize: Any = None, initialW: Any = None, initial_bias: Any = None, dilate: Any = 1,
+        self, ndim: int, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1,
+        pad: Sizes = 0, nobias: bool = False, outsize: Sizes = None, initialW: Any = None, initial_bias: Any = None,
+        dilate: Sizes = 1,
         groups: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(
@@ -164,8 +188,8 @@ class Deconvolution1D(DeconvolutionND):
     """:class:`DeconvolutionND` over one axis: x (N, C, L), W (in_channels, out_channels/groups, k)."""
 
     def __init__(
-        self, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0,
-        nobias: bool = False, outsize: Any = None, initialW: Any = None, initial_bias: Any = None, dilate: Any = 1,
+        self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
+        nobias: bool = False, outsize: Sizes = None, initialW: Any = None, initial_bias: Any = None, dilate: Sizes = 1,
         groups: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(
@@ -177,8 +201,8 @@ class Deconvolution3D(DeconvolutionND):
     """:class:`DeconvolutionND` over three axes: x (N, C, D, H, W), W (in_channels, out_channels/groups, kd, kh, kw)."""
 
     def __init__(
-        self, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0,
-        nobias: bool = False, outsize: Any = None, initialW: Any = None, initial_bias: Any = None, dilate: Any = 1,
+        self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
+        nobias: bool = False, outsize: Sizes = None, initialW: Any = None, initial_bias: Any = None, dilate: Sizes = 1,
         groups: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(
@@ -189,6 +213,9 @@ class Deconvolution3D(DeconvolutionND):
 class DepthwiseConvolution2D(Link):
     """Each channel convolved by itself, with filters W (channel_multiplier, in_channels, kh, kw) and bias b.
 
+    The default W has the variance 1 / (in_channels kh kw), as in Chainer, though each output sees kh kw elements only:
+    for outputs as large as the inputs give ``initialW=LeCunNormal(scale=in_channels**0.5)``.
+
     Args:
         in_channels: channels of the input; None takes them from the first batch.
         channel_multiplier: filters for each channel; the output has ``in_channels * channel_multiplier`` channels.
@@ -198,7 +225,7 @@ class DepthwiseConvolution2D(Link):
     """
 
     def __init__(
-        self, in_channels: int | None, channel_multiplier: int, ksize: Any, stride: Any = 1, pad: Any = 0,
+        self, in_channels: int | None, channel_multiplier: int, ksize: Sizes, stride: Sizes = 1, pad: Sizes = 0,
         nobias: bool = False, initialW: Any = None, initial_bias: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -226,8 +253,8 @@ class DilatedConvolution2D(Convolution2D):
     """:class:`Convolution2D` with ``dilate`` before ``nobias``, and without groups."""
 
     def __init__(
-        self, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0, dilate: Any = 1,
-        nobias: bool = False, initialW: Any = None, initial_bias: Any = None,
+        self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
+        dilate: Sizes = 1, nobias: bool = False, initialW: Any = None, initial_bias: Any = None,
     ) -> None:  # fmt: skip
         super().__init__(
             in_channels, out_channels, ksize, stride, pad, nobias, initialW, initial_bias, dilate=dilate
@@ -247,7 +274,7 @@ class MLPConvolution2D(ChainList):
     """
 
     def __init__(
-        self, in_channels: Any, out_channels: Any, ksize: Any = None, stride: Any = 1, pad: Any = 0,
+        self, in_channels: Sizes, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
         activation: Callable[[Any], Any] = F.relu, conv_init: Any = None, bias_init: Any = None,
     ) -> None:  # fmt: skip
         if ksize is None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter as CoreParameter
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter as CoreParameter
 from dbrdist.functions.activation import prelu, swish
 from dbrdist.functions.math import bias, scale
 from dbrdist.links.initializers import get_initializer

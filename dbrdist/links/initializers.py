@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import Array, as_dtype, device_of, get_device, is_array, to_device
-from dbrdist.core.checks import expected, one_of
-from dbrdist.core.config import get_dtype
-from dbrdist.core.random import next_initializer_generator
+from dbrdist.core.array.backend import Array, as_dtype, device_of, get_device, is_array, to_device
+from dbrdist.core.array.config import get_dtype
+from dbrdist.core.array.random import next_initializer_generator
+from dbrdist.core.tape.checks import expected, one_of
+from dbrdist.core.usage.mistakes import given_a_class
 
 
 class Initializer:
@@ -91,7 +92,22 @@ class _Random(Initializer):
 
     def generator(self) -> Any:
         """The source of this parameter's numbers."""
-        return next_initializer_generator() if self.rng is None else self.rng
+        if self.rng is None:
+            return next_initializer_generator()
+        return _Legacy(self.rng) if isinstance(self.rng, np.random.RandomState) else self.rng
+
+
+class _Legacy:
+    """NumPy's old generator with the methods of the new one: it draws in float64."""
+
+    def __init__(self, rng: np.random.RandomState) -> None:
+        self.rng = rng
+
+    def random(self, shape: tuple[int, ...], dtype: Any = np.float64) -> Array:
+        return np.asarray(self.rng.random_sample(shape)).astype(dtype)
+
+    def standard_normal(self, shape: tuple[int, ...], dtype: Any = np.float64) -> Array:
+        return np.asarray(self.rng.standard_normal(shape)).astype(dtype)
 
 
 def _draw_type(array: Array) -> Any:
@@ -261,6 +277,10 @@ def get_initializer(initializer: Any, default: Any = None) -> Any:
     """What a link's argument means: None the default (LeCunNormal), a number or array a Constant, else as it is."""
     if initializer is None:
         return LeCunNormal() if default is None else default
+    if isinstance(initializer, type):
+        raise given_a_class("initializer", initializer, "an initializer, a number or an array")
+    if isinstance(initializer, str):
+        raise TypeError(f"initializer: expected an initializer, a number or an array, got the text {initializer!r}")
     if callable(initializer):
         return initializer
     return Constant(initializer)

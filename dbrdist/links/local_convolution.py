@@ -6,10 +6,11 @@ from math import prod, sqrt
 from typing import Any
 
 from dbrdist import functions as F
-from dbrdist.core.chain import Chain
-from dbrdist.core.checks import expected
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter
+from dbrdist.core.model.chain import Chain
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.names.limits import Sizes
+from dbrdist.core.tape.checks import expected
 from dbrdist.functions.convolution import pair
 from dbrdist.links.convolution import Convolution2D
 from dbrdist.links.initializers import Constant, Normal, get_initializer
@@ -36,7 +37,7 @@ class LocalConvolution2D(Link):
     """
 
     def __init__(
-        self, in_channels: int | None, out_channels: int, in_size: Any = None, ksize: Any = None, stride: Any = 1,
+        self, in_channels: int | None, out_channels: int, in_size: Sizes = None, ksize: Sizes = None, stride: Sizes = 1,
         nobias: bool = False, initialW: Any = None, initial_bias: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -79,7 +80,7 @@ class DeformableConvolution2D(Chain):
     """
 
     def __init__(
-        self, in_channels: int | None, out_channels: int, ksize: Any, stride: Any = 1, pad: Any = 0,
+        self, in_channels: int | None, out_channels: int, ksize: Sizes, stride: Sizes = 1, pad: Sizes = 0,
         offset_nobias: bool = False, offset_initialW: Any = None, offset_initial_bias: Any = None,
         deform_nobias: bool = False, deform_initialW: Any = None, deform_initial_bias: Any = None,
     ) -> None:  # fmt: skip

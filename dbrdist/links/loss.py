@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from dbrdist import functions as F
-from dbrdist.core import random
-from dbrdist.core.backend import Array, get_array_module, is_array, to_cpu
-from dbrdist.core.checks import expected
-from dbrdist.core.config import get_dtype
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter
-from dbrdist.core.variable import as_array
+from dbrdist.core.array import random
+from dbrdist.core.array.backend import Array, get_array_module, is_array, to_cpu
+from dbrdist.core.array.config import get_dtype
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.variable import as_array
 from dbrdist.links.initializers import Constant, Uniform, get_initializer
 from dbrdist.utils.walker_alias import WalkerAlias
 
@@ -32,13 +32,36 @@ class CRF1d(Link):
         with self.init_scope():
             self.cost = Parameter(get_initializer(initial_cost, Constant(0)), (n_label, n_label))
 
-    def forward(self, xs: Sequence[Any], ys: Sequence[Any], reduce: str = "mean") -> Any:
-        """For each step the scores xs[t] (N_t, n_label) and labels ys[t] (N_t,): the loss, as ``reduce`` says."""
+    def forward(self, xs: Sequence[Any], ys: Sequence[Any], reduce: str = "mean", transpose: bool = False) -> Any:
+        """For each step the scores xs[t] (N_t, n_label) and labels ys[t] (N_t,): the loss, as ``reduce`` says.
+
+        With ``transpose`` there is one entry per sequence instead of one per step: scores (length, n_label) and labels
+        (length,), in any order of lengths. ``reduce="no"`` gives the losses from the longest sequence to the shortest.
+        """
+        if transpose:
+            order = _from_longest(xs)
+            xs, ys = (F.transpose_sequence([sequences[i] for i in order]) for sequences in (xs, ys))
         return F.crf1d(self.cost, xs, ys, reduce)
 
-    def argmax(self, xs: Sequence[Any]) -> tuple[Any, list[Array]]:
-        """The best label sequences: their scores (N,), and for each step the labels (N_t,)."""
-        return F.argmax_crf1d(self.cost, xs)
+    def argmax(self, xs: Sequence[Any], transpose: bool = False) -> tuple[Any, list[Array]]:
+        """The best label sequences: their scores (N,), and for each step the labels (N_t,).
+
+        With ``transpose`` scores and labels come as one entry per sequence, as in :meth:`forward`; the sequences' total
+        scores (N,) go from the longest to the shortest.
+        """
+        if not transpose:
+            return F.argmax_crf1d(self.cost, xs)
+        order = _from_longest(xs)
+        scores, steps = F.argmax_crf1d(self.cost, F.transpose_sequence([xs[i] for i in order]))
+        path: list[Any] = [None] * len(order)
+        for i, labels in zip(order, F.transpose_sequence(steps)):
+            path[i] = labels.array
+        return scores, path
+
+
+def _from_longest(sequences: Sequence[Any]) -> list[int]:
+    """The indices of sequences from the longest to the shortest; those of equal length keep their order."""
+    return sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
 
 
 class _Sampled(Link):

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 import dbrdist.functions as F
-from dbrdist.core.chain import ChainList
-from dbrdist.core.checks import expected
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter
-from dbrdist.core.variable import Variable
+from dbrdist.core.model.chain import ChainList
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.variable import Variable
 from dbrdist.links.initializers import get_initializer
 from dbrdist.links.rnn import zeros_beside
 
@@ -28,8 +28,7 @@ class _NStepBase(ChainList):
         self, n_layers: int, in_size: int, out_size: int, dropout: float, *, initialW: Any = None,
         initial_bias: Any = None, **kwargs: Any,
     ) -> None:  # fmt: skip
-        if kwargs:
-            raise TypeError(f"{type(self).__name__}: unexpected argument {sorted(kwargs)[0]!r}")
+        _refuse(type(self).__name__, kwargs)
         super().__init__()
         self.n_layers, self.out_size, self.dropout = n_layers, out_size, dropout
         directions = 2 if self.use_bi_direction else 1
@@ -93,9 +92,15 @@ class _NStepBase(ChainList):
         return (*lasts, [found[i] for i in back])
 
 
+def _refuse(name: str, kwargs: dict[str, Any]) -> None:
+    if kwargs:
+        raise TypeError(f"{name}: unexpected argument {sorted(kwargs)[0]!r}; use dbrdist.using_config in its place")
+
+
 class _WithoutCell(_NStepBase):
     def forward(self, hx: Any, xs: Sequence[Any], **kwargs: Any) -> tuple[Any, Any]:
         """hx (layers, N, U) or None for zeros; xs: N sequences (L, I). The last states and the N outputs (L, U)."""
+        _refuse(type(self).__name__, kwargs)
         hy, ys = self._run((hx,), xs)
         return hy, ys
 
@@ -105,6 +110,7 @@ class _WithCell(_NStepBase):
 
     def forward(self, hx: Any, cx: Any, xs: Sequence[Any], **kwargs: Any) -> tuple[Any, Any, Any]:
         """hx, cx (layers, N, U) or None for zeros; xs: N sequences (L, I). The last states, and the outputs (L, U)."""
+        _refuse(type(self).__name__, kwargs)
         hy, cy, ys = self._run((hx, cx), xs)
         return hy, cy, ys
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import as_dtype, full
-from dbrdist.core.checks import expected
-from dbrdist.core.config import config, get_dtype
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter
+from dbrdist.core.array.backend import as_dtype, full
+from dbrdist.core.array.config import config, get_dtype
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.names.limits import Sizes
+from dbrdist.core.tape.checks import expected, wrong_type
 from dbrdist.functions import example_normalization as E
 from dbrdist.functions import normalization as N
 from dbrdist.functions.whitening import (
@@ -40,9 +41,10 @@ class BatchNormalization(Link):
 
     gamma: Any = None
     beta: Any = None
+    keeps_last: bool = False  # whether the running statistics are those of the last batch: see use_last_batch
 
     def __init__(
-        self, size: Any = None, decay: float = 0.9, eps: float = 2e-5, dtype: Any = None, use_gamma: bool = True,
+        self, size: Sizes = None, decay: float = 0.9, eps: float = 2e-5, dtype: Any = None, use_gamma: bool = True,
         use_beta: bool = True, initial_gamma: Any = None, initial_beta: Any = None, axis: Any = None,
         initial_avg_mean: Any = None, initial_avg_var: Any = None,
     ) -> None:  # fmt: skip
@@ -97,7 +99,15 @@ class BatchNormalization(Link):
         y = self._of_batch(x, gamma, beta, axis, 1.0 - 1.0 / num_batches if finetune else self.decay)
         if not config.in_recomputing:
             self.N = num_batches
+            if self.keeps_last:
+                self._undo_unbiased(x)
         return y
+
+    def _undo_unbiased(self, x: Any) -> None:
+        """The variance with which the batch was normalized, which the running one, just replaced by it, is not."""
+        num_averaged = x.size // max(self.avg_mean.size, 1)
+        if num_averaged > 1:
+            self.avg_var *= self.avg_var.dtype.type((num_averaged - 1) / num_averaged)
 
     def _of_batch(self, x: Any, gamma: Any, beta: Any, axis: Any, decay: float) -> Any:
         """x with the statistics of the batch, towards which the running ones move, once for each batch."""
@@ -105,6 +115,18 @@ class BatchNormalization(Link):
         return N.batch_normalization(
             x, gamma, beta, eps=self.eps, running_mean=mean, running_var=var, axis=axis, decay=decay
         )
+
+
+def use_last_batch(link: Link) -> None:
+    """Let all batch normalizations of a model evaluate with the mean and variance of their last training batch.
+
+    There are no moving averages then: ``avg_mean`` and ``avg_var`` are those with which the last batch was normalized.
+    Average them over the ranks before an evaluation (``comm.extensions.AllreducePersistent``), following Akiba et al.
+    2017 (arXiv 1711.04325).
+    """
+    for part in link.links():
+        if isinstance(part, BatchNormalization):
+            part.decay, part.keeps_last = 0.0, True
 
 
 class BatchRenormalization(BatchNormalization):
@@ -122,7 +144,7 @@ class BatchRenormalization(BatchNormalization):
     """
 
     def __init__(
-        self, size: Any, rmax: float = 1, dmax: float = 0, decay: float = 0.9, eps: float = 2e-5, dtype: Any = None,
+        self, size: Sizes, rmax: float = 1, dmax: float = 0, decay: float = 0.9, eps: float = 2e-5, dtype: Any = None,
         use_gamma: bool = True, use_beta: bool = True, initial_gamma: Any = None, initial_beta: Any = None,
         initial_avg_mean: Any = None, initial_avg_var: Any = None,
     ) -> None:  # fmt: skip
@@ -199,11 +221,12 @@ class DecorrelatedBatchNormalization(Link):
 class _Affine(Link):
     """A scale gamma and a shift beta of one shape, which may follow from the first batch."""
 
-    def __init__(self, size: Any, initial_gamma: Any, initial_beta: Any) -> None:
+    def __init__(self, size: Sizes, initial_gamma: Any, initial_beta: Any) -> None:
         super().__init__()
+        dtype = get_dtype(map_mixed16=np.float32)
         with self.init_scope():
-            self.gamma = Parameter(1 if initial_gamma is None else initial_gamma)
-            self.beta = Parameter(0 if initial_beta is None else initial_beta)
+            self.gamma = Parameter(Constant(1, dtype) if initial_gamma is None else initial_gamma)
+            self.beta = Parameter(Constant(0, dtype) if initial_beta is None else initial_beta)
         if size is not None:
             self._initialize_params(size)
 
@@ -254,6 +277,10 @@ class GroupNormalization(_Affine):
 
     def forward(self, x: Any) -> Any:
         """Normalize ``x`` (N, C, ...) in groups of channels."""
+        if x.ndim < 2:
+            raise expected("group_normalization", "x", "shape (N, C, ...)", x)
+        if not isinstance(self.groups, (int, np.integer)):
+            raise wrong_type("group_normalization", "groups", "an int", self.groups)
         if not self.gamma.is_initialized:
             self._initialize_params(x.shape[1])
         return E.group_normalization(x, self.groups, self.gamma, self.beta, self.eps)

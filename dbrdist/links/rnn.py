@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 import dbrdist.functions as F
-from dbrdist.core import backend
-from dbrdist.core.chain import Chain
-from dbrdist.core.checks import expected
-from dbrdist.core.variable import Variable, as_variable
+from dbrdist.core.array import backend
+from dbrdist.core.model.chain import Chain
+from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.variable import Variable, as_variable
 from dbrdist.links.connection import Linear
 from dbrdist.links.initializers import LeCunNormal, get_initializer
 
@@ -176,9 +177,9 @@ class StatefulZoneoutLSTM(_Stateful, _LSTMBase):
         before = zeros_beside(gates, len(x), self.state_size) if self.c is None else self.c
         c, h = F.lstm(before, gates)
         self.c = F.zoneout(before, c, self.c_ratio)
-        self.h = F.zoneout(as_variable(backend.zeros_as(h.array, h.shape, h.dtype)) if self.h is None else self.h,
-                           h, self.h_ratio)  # fmt: skip
-        return self.h
+        old = as_variable(backend.zeros_as(h.array, h.shape, h.dtype)) if self.h is None else self.h
+        h = self.h = F.zoneout(old, h, self.h_ratio)
+        return h
 
 
 class StatefulPeepholeLSTM(_Stateful):
@@ -214,8 +215,16 @@ class StatefulPeepholeLSTM(_Stateful):
             i, f = i + self.peep_i(self.c), f + self.peep_f(self.c)
             c = F.sigmoid(i) * F.tanh(a) + F.sigmoid(f) * self.c
         self.c = c
-        self.h = F.sigmoid(o + self.peep_o(c)) * F.tanh(c)
-        return self.h
+        h = self.h = F.sigmoid(o + self.peep_o(c)) * F.tanh(c)
+        return h
+
+
+def _no_input(link: Any, states: Sequence[Any]) -> Any:
+    """Zeros as the input of a node that has none, beside the first state that is there."""
+    there = next((s for s in states if s is not None), None)
+    if there is None:
+        raise ValueError(f"{type(link).__name__}: all inputs (cells, outputs and x) are None")
+    return zeros_beside(there, len(there), link.in_size)
 
 
 class ChildSumTreeLSTM(Chain):
@@ -238,8 +247,13 @@ class ChildSumTreeLSTM(Chain):
         if len(states) % 2:
             raise TypeError(f"ChildSumTreeLSTM: expected as many cells as outputs and x, got {len(cshsx)} arguments")
         num = len(states) // 2
-        cs, hs = states[:num], states[num:]
         size = self.state_size
+        if x is None:
+            x = _no_input(self, states)
+        if any(s is None for s in states):
+            zeros = zeros_beside(x, len(x), size)
+            states = [zeros if s is None else s for s in states]
+        cs, hs = states[:num], states[num:]
         aio, f = F.split_axis(self.W_x(x), [3 * size], axis=1)
         if not num:
             return F.tree_lstm(zeros_beside(f, len(x), size), F.concat([aio, f], axis=1))
@@ -270,6 +284,8 @@ class NaryTreeLSTM(Chain):
         if len(cshsx) != 2 * num + 1:
             raise TypeError(f"NaryTreeLSTM: expected {num} cells, {num} outputs and x, got {len(cshsx)} arguments")
         cs, hs, x = cshsx[:num], cshsx[num:-1], cshsx[-1]
+        if x is None:
+            x = _no_input(self, cshsx[:-1])
         gates = self.W_x(x)
         for k, h in enumerate(hs):
             if h is not None:
@@ -286,8 +302,6 @@ class _GRUBase(Chain):
         self, in_size: int | None, out_size: int, init: Any = None, inner_init: Any = None, bias_init: Any = None
     ) -> None:
         super().__init__()
-        if out_size is None:
-            raise ValueError(f"{type(self).__name__}: out_size: expected a number of units, got None")
         self.state_size = out_size
         with self.init_scope():
             for name in ("_r", "_z", ""):
@@ -334,8 +348,8 @@ class StatefulGRU(_Stateful, _GRUBase):
 
     def forward(self, x: Any) -> Any:
         """x (N, in_size): the new state (N, out_size)."""
-        self.h = self._step(self._continued(x), x)
-        return self.h
+        h = self.h = self._step(self._continued(x), x)
+        return h
 
 
 class GRU(StatefulGRU):
@@ -381,5 +395,5 @@ class StatefulMGU(_Stateful, _MGUBase):
         """x (N, in_size): the new state (N, out_size)."""
         h = self._continued(x)
         h = zeros_beside(x, len(x), self.state_size) if h is None else h
-        self.h = self._step(h, x)
-        return self.h
+        h = self.h = self._step(h, x)
+        return h

@@ -2,6 +2,28 @@
 
 from dbrdist.models.lenet import LeNet
 from dbrdist.models.mlp import MLP
-from dbrdist.models.resnet import ResNet, ResNet20, ResNet50, ResNet56, ResNetCIFAR
+from dbrdist.models.resnet import (
+    ResNet,
+    ResNet18,
+    ResNet20,
+    ResNet34,
+    ResNet50,
+    ResNet56,
+    ResNet101,
+    ResNet152,
+    ResNetCIFAR,
+)
 
-__all__ = ["MLP", "LeNet", "ResNet", "ResNet20", "ResNet50", "ResNet56", "ResNetCIFAR"]
+__all__ = [
+    "MLP",
+    "LeNet",
+    "ResNet",
+    "ResNet18",
+    "ResNet20",
+    "ResNet34",
+    "ResNet50",
+    "ResNet56",
+    "ResNet101",
+    "ResNet152",
+    "ResNetCIFAR",
+]

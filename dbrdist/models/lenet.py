@@ -6,7 +6,7 @@ from typing import Any
 
 from dbrdist import functions as F
 from dbrdist import links as L
-from dbrdist.core.chain import Chain
+from dbrdist.core.model.chain import Chain
 
 
 class LeNet(Chain):

@@ -7,7 +7,7 @@ from typing import Any
 
 from dbrdist import functions as F
 from dbrdist import links as L
-from dbrdist.core.chain import ChainList
+from dbrdist.core.model.chain import ChainList
 
 
 class MLP(ChainList):

@@ -2,78 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
+import math
 from typing import Any
 
 from dbrdist import functions as F
 from dbrdist import links as L
-from dbrdist.core.chain import Chain, ChainList
+from dbrdist.core.model.chain import Chain, ChainList
 from dbrdist.links.initializers import HeNormal, Normal
+from dbrdist.models.blocks import Basic, Bottleneck, Options, blur, convolution
+from dbrdist.models.blocks import Projection as Projection
 
-
-def _conv(in_channels: int | None, out_channels: int, ksize: int, stride: int = 1) -> L.Convolution2D:
-    """A convolution without bias, as before every batch normalization, initialised as in He et al. 2015."""
-    return L.Convolution2D(
-        in_channels, out_channels, ksize, stride, pad=ksize // 2, nobias=True, initialW=HeNormal(fan_option="fan_out")
-    )
-
-
-class Projection(Chain):
-    """The shortcut where the shape changes: a strided 1x1 convolution and batch normalization."""
-
-    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
-        super().__init__()
-        with self.init_scope():
-            self.conv = _conv(in_channels, out_channels, 1, stride)
-            self.bn = L.BatchNormalization(out_channels)
-
-    def forward(self, x: Any) -> Any:
-        return L.conv_bn(self.conv, self.bn, x)
-
-
-class Basic(Chain):
-    """Two 3x3 convolutions and a shortcut."""
-
-    def __init__(self, in_channels: int, channels: int, stride: int, last_gamma: float) -> None:
-        super().__init__()
-        with self.init_scope():
-            self.conv1 = _conv(in_channels, channels, 3, stride)
-            self.bn1 = L.BatchNormalization(channels)
-            self.conv2 = _conv(channels, channels, 3)
-            self.bn2 = L.BatchNormalization(channels, initial_gamma=last_gamma)
-            if stride > 1 or in_channels != channels:
-                self.shortcut = Projection(in_channels, channels, stride)
-        self.is_projected = stride > 1 or in_channels != channels
-
-    def forward(self, x: Any) -> Any:
-        h = L.conv_bn(self.conv1, self.bn1, x, relu=True)
-        residual = partial(self.shortcut, x) if self.is_projected else x
-        return L.conv_bn(self.conv2, self.bn2, h, relu=True, residual=residual)
-
-
-class Bottleneck(Chain):
-    """1x1, 3x3 and 1x1 convolutions and a shortcut; the output has 4 times ``channels``."""
-
-    def __init__(self, in_channels: int, channels: int, stride: int, last_gamma: float, stride_in_3x3: bool) -> None:
-        super().__init__()
-        out_channels = 4 * channels
-        stride1, stride2 = (1, stride) if stride_in_3x3 else (stride, 1)
-        with self.init_scope():
-            self.conv1 = _conv(in_channels, channels, 1, stride1)
-            self.bn1 = L.BatchNormalization(channels)
-            self.conv2 = _conv(channels, channels, 3, stride2)
-            self.bn2 = L.BatchNormalization(channels)
-            self.conv3 = _conv(channels, out_channels, 1)
-            self.bn3 = L.BatchNormalization(out_channels, initial_gamma=last_gamma)
-            if stride > 1 or in_channels != out_channels:
-                self.shortcut = Projection(in_channels, out_channels, stride)
-        self.is_projected = stride > 1 or in_channels != out_channels
-
-    def forward(self, x: Any) -> Any:
-        h = L.conv_bn(self.conv1, self.bn1, x, relu=True)
-        h = L.conv_bn(self.conv2, self.bn2, h, relu=True)
-        residual = partial(self.shortcut, x) if self.is_projected else x
-        return L.conv_bn(self.conv3, self.bn3, h, relu=True, residual=residual)
+VARIANTS = ("plain", "d", "chainer")
+BLUR_POOLING = ("none", "convolutions", "all")
 
 
 class ResNetCIFAR(Chain):
@@ -92,14 +32,14 @@ class ResNetCIFAR(Chain):
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
             raise ValueError(f"ResNetCIFAR: expected a depth of 6 n + 2, such as 20 or 56, got {depth}")
-        last_gamma = 0.0 if zero_gamma else 1.0
+        options = Options(last_gamma=0.0 if zero_gamma else 1.0)
         blocks, in_channels = [], 16
         for channels, stride in ((16, 1), (32, 2), (64, 2)):
             for i in range((depth - 2) // 6):
-                blocks.append(Basic(in_channels, channels, stride if i == 0 else 1, last_gamma))
+                blocks.append(Basic(in_channels, channels, stride if i == 0 else 1, options))
                 in_channels = channels
         with self.init_scope():
-            self.conv = _conv(3, 16, 3)
+            self.conv = convolution(3, 16, 3)
             self.bn = L.BatchNormalization(16)
             self.blocks = ChainList(*blocks)
             self.fc = L.Linear(64, num_classes)
@@ -111,15 +51,42 @@ class ResNetCIFAR(Chain):
         return self.fc(F.mean(h, axis=(2, 3)))
 
 
+class DeepStem(Chain):
+    """Three 3x3 convolutions of 32, 32 and 64 channels, the first of stride 2, in place of a 7x7 one (ResNet-D).
+
+    The batch normalization of the last one is the network's.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.conv1, self.bn1 = convolution(3, 32, 3, 2), L.BatchNormalization(32)
+            self.conv2, self.bn2 = convolution(32, 32, 3), L.BatchNormalization(32)
+            self.conv3 = convolution(32, 64, 3)
+
+    def forward(self, x: Any) -> Any:
+        h = L.conv_bn(self.conv1, self.bn1, x, relu=True)
+        return self.conv3(L.conv_bn(self.conv2, self.bn2, h, relu=True))
+
+
 class ResNet(Chain):
-    """ResNet for ImageNet: a 7x7 convolution, pooling, four stages of bottleneck blocks, and one linear layer.
+    """ResNet for ImageNet: a stem, pooling, four stages of blocks, and one linear layer.
 
     Args:
         num_classes: size of the output.
         blocks: blocks per stage.
         stride_in_3x3: where a stage halves the image: in the 3x3 convolution (v1.5, Goyal et al. 2017) or in the first
-            1x1 (v1, He et al. and Chainer).
+            1x1 (v1, He et al. and Chainer). Basic blocks have no choice.
         zero_gamma: start each block as its shortcut (Goyal et al. 2017).
+        bottleneck: blocks of 1x1, 3x3 and 1x1 convolutions; otherwise of two 3x3 ones (ResNet-18 and 34).
+        variant: ``'plain'``; ``'d'`` with three small convolutions as stem and means in front of the shortcuts' 1x1
+            convolutions (ResNet-D, He et al. 2019, arXiv 1812.01187); ``'chainer'``, as in Chainer's example: a bias in
+            the stem, and pooling without padding.
+        blur_pooling: filter what is read by strided convolutions of 16 input channels or more (``'convolutions'``), and
+            the maxima of the pooling too (``'all'``); Zhang 2019, arXiv 1904.11486.
+        stochastic_depth: the fraction of images whose residual a training step drops in the last block; it rises
+            linearly from 0 in the first one (Huang et al. 2016, arXiv 1603.09382).
+        log_constant_bias: start the last layer's bias at -ln(num_classes), so that a binary cross entropy starts small.
 
     Input (N, 3, H, W), output (N, num_classes).
     """
@@ -130,33 +97,99 @@ class ResNet(Chain):
         blocks: tuple[int, int, int, int] = (3, 4, 6, 3),
         stride_in_3x3: bool = True,
         zero_gamma: bool = False,
+        *,
+        bottleneck: bool = True,
+        variant: str = "plain",
+        blur_pooling: str = "none",
+        stochastic_depth: float = 0.0,
+        log_constant_bias: bool = False,
     ) -> None:
         super().__init__()
-        last_gamma = 0.0 if zero_gamma else 1.0
+        _check(variant, blur_pooling, stochastic_depth)
+        self.variant, self.blurs_pooling = variant, blur_pooling == "all"
+        options = Options(0.0 if zero_gamma else 1.0, stride_in_3x3, variant == "d", blur_pooling != "none")
+        kind: Any = Bottleneck if bottleneck else Basic
         links, in_channels = [], 64
         for channels, stride, num_blocks in zip((64, 128, 256, 512), (1, 2, 2, 2), blocks):
             for i in range(num_blocks):
-                links.append(Bottleneck(in_channels, channels, stride if i == 0 else 1, last_gamma, stride_in_3x3))
-                in_channels = 4 * channels
+                links.append(kind(in_channels, channels, stride if i == 0 else 1, options))
+                in_channels = 4 * channels if bottleneck else channels
+        for i, link in enumerate(links):
+            link.drop_path = stochastic_depth * i / max(len(links) - 1, 1)
         with self.init_scope():
-            self.conv = _conv(3, 64, 7, 2)
+            self.conv = _stem(variant)
             self.bn = L.BatchNormalization(64)
             self.blocks = ChainList(*links)
-            self.fc = L.Linear(in_channels, num_classes, initialW=Normal(0.01))
+            bias = -math.log(num_classes) if log_constant_bias else 0.0
+            self.fc = L.Linear(in_channels, num_classes, initialW=Normal(0.01), initial_bias=bias)
 
     def forward(self, x: Any) -> Any:
         h = L.conv_bn(self.conv, self.bn, x, relu=True)
-        h = F.max_pooling_2d(h, 3, stride=2, pad=1, cover_all=False)
+        if self.variant == "chainer":
+            h = F.max_pooling_2d(h, 3, stride=2)
+        elif self.blurs_pooling:
+            h = blur(F.max_pooling_2d(h, 3, stride=1, pad=1, cover_all=False), stride=2)
+        else:
+            h = F.max_pooling_2d(h, 3, stride=2, pad=1, cover_all=False)
         for block in self.blocks:
             h = block(h)
         return self.fc(F.mean(h, axis=(2, 3)))
 
 
-class ResNet50(ResNet):
-    """ResNet-50: 25,557,032 parameters with 1,000 classes."""
+def _check(variant: str, blur_pooling: str, stochastic_depth: float) -> None:
+    for name, value, known in (("variant", variant, VARIANTS), ("blur_pooling", blur_pooling, BLUR_POOLING)):
+        if value not in known:
+            raise ValueError(f"ResNet: {name}: expected {', '.join(map(repr, known))}, got {value!r}")
+    if not 0 <= stochastic_depth < 1:
+        raise ValueError(f"ResNet: stochastic_depth: expected a number from 0 to less than 1, got {stochastic_depth}")
 
-    def __init__(self, num_classes: int = 1000, stride_in_3x3: bool = True, zero_gamma: bool = False) -> None:
-        super().__init__(num_classes, (3, 4, 6, 3), stride_in_3x3, zero_gamma)
+
+def _stem(variant: str) -> Any:
+    if variant == "d":
+        return DeepStem()
+    initial = HeNormal(fan_option="fan_out")
+    return L.Convolution2D(3, 64, 7, 2, pad=3, nobias=variant != "chainer", initialW=initial)
+
+
+class ResNet18(ResNet):
+    """ResNet-18: 11,689,512 parameters with 1,000 classes; ``settings`` are those of :class:`ResNet`."""
+
+    def __init__(self, num_classes: int = 1000, zero_gamma: bool = False, **settings: Any) -> None:
+        super().__init__(num_classes, (2, 2, 2, 2), True, zero_gamma, bottleneck=False, **settings)
+
+
+class ResNet34(ResNet):
+    """ResNet-34: 21,797,672 parameters with 1,000 classes; ``settings`` are those of :class:`ResNet`."""
+
+    def __init__(self, num_classes: int = 1000, zero_gamma: bool = False, **settings: Any) -> None:
+        super().__init__(num_classes, (3, 4, 6, 3), True, zero_gamma, bottleneck=False, **settings)
+
+
+class ResNet50(ResNet):
+    """ResNet-50: 25,557,032 parameters with 1,000 classes; ``settings`` are those of :class:`ResNet`."""
+
+    def __init__(
+        self, num_classes: int = 1000, stride_in_3x3: bool = True, zero_gamma: bool = False, **settings: Any
+    ) -> None:
+        super().__init__(num_classes, (3, 4, 6, 3), stride_in_3x3, zero_gamma, **settings)
+
+
+class ResNet101(ResNet):
+    """ResNet-101: 44,549,160 parameters with 1,000 classes; ``settings`` are those of :class:`ResNet`."""
+
+    def __init__(
+        self, num_classes: int = 1000, stride_in_3x3: bool = True, zero_gamma: bool = False, **settings: Any
+    ) -> None:
+        super().__init__(num_classes, (3, 4, 23, 3), stride_in_3x3, zero_gamma, **settings)
+
+
+class ResNet152(ResNet):
+    """ResNet-152: 60,192,808 parameters with 1,000 classes; ``settings`` are those of :class:`ResNet`."""
+
+    def __init__(
+        self, num_classes: int = 1000, stride_in_3x3: bool = True, zero_gamma: bool = False, **settings: Any
+    ) -> None:
+        super().__init__(num_classes, (3, 8, 36, 3), stride_in_3x3, zero_gamma, **settings)
 
 
 class ResNet20(ResNetCIFAR):

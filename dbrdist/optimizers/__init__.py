@@ -1,10 +1,12 @@
 """Update rules, hooks and schedules."""
 
-from dbrdist.core.missing_names import explained as _explained
+from dbrdist.core.names.constructors import explain_constructors as _explain_constructors
+from dbrdist.core.names.missing_names import explained as _explained
 from dbrdist.optimizers.adam import AdaBound, Adam, AdamW, AMSBound, AMSGrad
 from dbrdist.optimizers.adaptive import MSVAG, SMORMS3, AdaDelta, AdaGrad, RMSprop, RMSpropGraves
 from dbrdist.optimizers.gradient_descent import SGD, CorrectedMomentumSGD, MomentumSGD, NesterovAG
 from dbrdist.optimizers.hooks import (
+    DecoupledWeightDecay,
     GradientClipping,
     GradientHardClipping,
     GradientLARS,
@@ -13,7 +15,8 @@ from dbrdist.optimizers.hooks import (
     WeightDecay,
 )
 from dbrdist.optimizers.lamb import LAMB
-from dbrdist.optimizers.lars import LARS
+from dbrdist.optimizers.lars import LARS, CorrectedLARS
+from dbrdist.optimizers.rmsprop_warmup import RMSpropWarmup
 
 __all__ = [
     "LAMB",
@@ -28,7 +31,9 @@ __all__ = [
     "AdaGrad",
     "Adam",
     "AdamW",
+    "CorrectedLARS",
     "CorrectedMomentumSGD",
+    "DecoupledWeightDecay",
     "GradientClipping",
     "GradientHardClipping",
     "GradientLARS",
@@ -38,7 +43,9 @@ __all__ = [
     "NesterovAG",
     "RMSprop",
     "RMSpropGraves",
+    "RMSpropWarmup",
     "WeightDecay",
 ]
 
+_explain_constructors(globals())
 __getattr__ = _explained(__name__)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from dbrdist import kernels
-from dbrdist.core.backend import Array
-from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy
-from dbrdist.core.parameter import Parameter
-from dbrdist.core.update_rule import UpdateRule, denominator, workspace
+from dbrdist.core.array.backend import Array
+from dbrdist.core.array.chainer_mode import as_chainer
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.names.limits import fraction, not_negative, positive
+from dbrdist.core.update.optimizer import GradientMethod, HyperparameterProxy
+from dbrdist.core.update.update_rule import UpdateRule, denominator, workspace
 
 
 class AdamRule(UpdateRule):
@@ -44,7 +46,7 @@ class AdamRule(UpdateRule):
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
         m, v, *largest = state
         beta1, beta2 = hp.beta1, hp.beta2
-        alpha_t = hp.alpha * math.sqrt(1 - beta2**t) / (1 - beta1**t)
+        alpha_t = _alpha_t(hp, t)
         if not isinstance(p, np.ndarray) and not hp.adabound:
             numbers = (
                 beta1, 1 - beta1, beta2, 1 - beta2, hp.eta * alpha_t, hp.eps, 1 - hp.eta * hp.weight_decay_rate,
@@ -75,6 +77,10 @@ class AdamRule(UpdateRule):
         p -= w
 
 
+def _alpha_t(hp: Any, t: int) -> float:
+    return float(hp.alpha * math.sqrt(1 - hp.beta2**t) / (1 - hp.beta1**t))
+
+
 def _bounds(hp: Any, t: int) -> tuple[float, float]:
     """AdaBound's interval for the rate of each element: from (0, inf) it closes on final_lr, which follows alpha."""
     final = hp.final_lr * hp.alpha / hp.initial_alpha
@@ -90,6 +96,13 @@ class _Amsgrad(HyperparameterProxy):
         obj.forget_plan()
 
 
+class _Rate(HyperparameterProxy):
+    """``lr``: another name of alpha; in a program of Chainer, the step size of the last update, alpha_t."""
+
+    def __get__(self, obj: Any, owner: Any = None) -> Any:
+        return obj.alpha_t if obj is not None and as_chainer[0] and obj.t else super().__get__(obj, owner)
+
+
 class Adam(GradientMethod):
     """Adam (Kingma and Ba 2015, with alpha corrected for both biases as in their section 2).
 
@@ -101,7 +114,7 @@ class Adam(GradientMethod):
 
     rule_class = AdamRule
     alpha = HyperparameterProxy("alpha")
-    lr = HyperparameterProxy("alpha")
+    lr = _Rate("alpha")
     beta1 = HyperparameterProxy("beta1")
     beta2 = HyperparameterProxy("beta2")
     eps = HyperparameterProxy("eps")
@@ -114,16 +127,16 @@ class Adam(GradientMethod):
 
     def __init__(
         self,
-        alpha: float = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-8,
-        eta: float = 1.0,
-        weight_decay_rate: float = 0,
+        alpha: Annotated[float, not_negative, "learning rate"] = 0.001,
+        beta1: Annotated[float, fraction, "decay of the mean of gradients"] = 0.9,
+        beta2: Annotated[float, fraction, "decay of the mean of their squares"] = 0.999,
+        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-8,
+        eta: Annotated[float, not_negative, "scales the step and the weight decay"] = 1.0,
+        weight_decay_rate: Annotated[float, not_negative, "decoupled weight decay per step"] = 0,
         amsgrad: bool = False,
         adabound: bool = False,
-        final_lr: float = 0.1,
-        gamma: float = 0.001,
+        final_lr: Annotated[float, not_negative, "learning rate at the end"] = 0.1,
+        gamma: Annotated[float, not_negative, "speed at which the bounds close"] = 0.001,
     ) -> None:
         if adabound and not alpha > 0:
             raise ValueError(
@@ -144,6 +157,16 @@ class Adam(GradientMethod):
             initial_alpha=alpha,
         )
 
+    @property
+    def alpha_t(self) -> float:
+        """The step size of the last update: alpha with the correction of both means for their start at 0.
+
+        Raises RuntimeError before the first update.
+        """
+        if not self.t:
+            raise RuntimeError(f"{type(self).__name__}: alpha_t is that of the last update, and there was none yet")
+        return _alpha_t(self.hyperparam, self.t)
+
 
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019).
@@ -153,12 +176,12 @@ class AdamW(Adam):
 
     def __init__(
         self,
-        alpha: float = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-8,
-        eta: float = 1.0,
-        weight_decay_rate: float = 0,
+        alpha: Annotated[float, not_negative, "learning rate"] = 0.001,
+        beta1: Annotated[float, fraction, "decay of the mean of gradients"] = 0.9,
+        beta2: Annotated[float, fraction, "decay of the mean of their squares"] = 0.999,
+        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-8,
+        eta: Annotated[float, not_negative, "scales the step and the weight decay"] = 1.0,
+        weight_decay_rate: Annotated[float, not_negative, "decoupled weight decay per step"] = 0,
     ) -> None:
         super().__init__(alpha, beta1, beta2, eps, eta, weight_decay_rate)
 
@@ -168,11 +191,11 @@ class AMSGrad(Adam):
 
     def __init__(
         self,
-        alpha: float = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-8,
-        eta: float = 1.0,
+        alpha: Annotated[float, not_negative, "learning rate"] = 0.001,
+        beta1: Annotated[float, fraction, "decay of the mean of gradients"] = 0.9,
+        beta2: Annotated[float, fraction, "decay of the mean of their squares"] = 0.999,
+        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-8,
+        eta: Annotated[float, not_negative, "scales the step and the weight decay"] = 1.0,
     ) -> None:
         super().__init__(alpha, beta1, beta2, eps, eta, amsgrad=True)
 
@@ -185,13 +208,13 @@ class AdaBound(Adam):
 
     def __init__(
         self,
-        alpha: float = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        final_lr: float = 0.1,
-        gamma: float = 0.001,
-        eps: float = 1e-8,
-        eta: float = 1.0,
+        alpha: Annotated[float, positive, "learning rate"] = 0.001,
+        beta1: Annotated[float, fraction, "decay of the mean of gradients"] = 0.9,
+        beta2: Annotated[float, fraction, "decay of the mean of their squares"] = 0.999,
+        final_lr: Annotated[float, not_negative, "learning rate at the end"] = 0.1,
+        gamma: Annotated[float, not_negative, "speed at which the bounds close"] = 0.001,
+        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-8,
+        eta: Annotated[float, not_negative, "scales the step and the weight decay"] = 1.0,
     ) -> None:
         super().__init__(alpha, beta1, beta2, eps, eta, adabound=True, final_lr=final_lr, gamma=gamma)
 
@@ -201,12 +224,12 @@ class AMSBound(Adam):
 
     def __init__(
         self,
-        alpha: float = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        final_lr: float = 0.1,
-        gamma: float = 0.001,
-        eps: float = 1e-8,
-        eta: float = 1.0,
+        alpha: Annotated[float, positive, "learning rate"] = 0.001,
+        beta1: Annotated[float, fraction, "decay of the mean of gradients"] = 0.9,
+        beta2: Annotated[float, fraction, "decay of the mean of their squares"] = 0.999,
+        final_lr: Annotated[float, not_negative, "learning rate at the end"] = 0.1,
+        gamma: Annotated[float, not_negative, "speed at which the bounds close"] = 0.001,
+        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-8,
+        eta: Annotated[float, not_negative, "scales the step and the weight decay"] = 1.0,
     ) -> None:
         super().__init__(alpha, beta1, beta2, eps, eta, 0, True, True, final_lr, gamma)

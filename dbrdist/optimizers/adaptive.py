@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from dbrdist.core.backend import Array
-from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy
-from dbrdist.core.update_rule import UpdateRule, denominator, workspace
+from dbrdist.core.array.backend import Array
+from dbrdist.core.names.limits import fraction, not_negative, share
+from dbrdist.core.update.optimizer import GradientMethod, HyperparameterProxy
+from dbrdist.core.update.update_rule import UpdateRule, denominator, workspace
 
 
 def _average(a: Array, rate: float, new: Array) -> None:
@@ -41,7 +42,11 @@ class AdaGrad(GradientMethod):
     lr = HyperparameterProxy("lr")
     eps = HyperparameterProxy("eps")
 
-    def __init__(self, lr: float = 0.001, eps: float = 1e-8) -> None:
+    def __init__(
+        self,
+        lr: Annotated[float, not_negative, "learning rate"] = 0.001,
+        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-8,
+    ) -> None:
         super().__init__(lr=lr, eps=eps)
 
 
@@ -72,7 +77,11 @@ class AdaDelta(GradientMethod):
     rho = HyperparameterProxy("rho")
     eps = HyperparameterProxy("eps")
 
-    def __init__(self, rho: float = 0.95, eps: float = 1e-6) -> None:
+    def __init__(
+        self,
+        rho: Annotated[float, share, "decay of both means"] = 0.95,
+        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-6,
+    ) -> None:
         super().__init__(rho=rho, eps=eps)
 
 
@@ -108,7 +117,13 @@ class RMSprop(GradientMethod):
     eps = HyperparameterProxy("eps")
     eps_inside_sqrt = HyperparameterProxy("eps_inside_sqrt")
 
-    def __init__(self, lr: float = 0.01, alpha: float = 0.99, eps: float = 1e-8, eps_inside_sqrt: bool = False) -> None:
+    def __init__(
+        self,
+        lr: Annotated[float, not_negative, "learning rate"] = 0.01,
+        alpha: Annotated[float, share, "decay of the means"] = 0.99,
+        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-8,
+        eps_inside_sqrt: bool = False,
+    ) -> None:
         super().__init__(lr=lr, alpha=alpha, eps=eps, eps_inside_sqrt=eps_inside_sqrt)
 
 
@@ -145,7 +160,13 @@ class RMSpropGraves(GradientMethod):
     momentum = HyperparameterProxy("momentum")
     eps = HyperparameterProxy("eps")
 
-    def __init__(self, lr: float = 1e-4, alpha: float = 0.95, momentum: float = 0.9, eps: float = 1e-4) -> None:
+    def __init__(
+        self,
+        lr: Annotated[float, not_negative, "learning rate"] = 1e-4,
+        alpha: Annotated[float, share, "decay of the means"] = 0.95,
+        momentum: Annotated[float, share, "part of the velocity that stays"] = 0.9,
+        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-4,
+    ) -> None:
         super().__init__(lr=lr, alpha=alpha, momentum=momentum, eps=eps)
 
 
@@ -183,7 +204,11 @@ class SMORMS3(GradientMethod):
     lr = HyperparameterProxy("lr")
     eps = HyperparameterProxy("eps")
 
-    def __init__(self, lr: float = 0.001, eps: float = 1e-16) -> None:
+    def __init__(
+        self,
+        lr: Annotated[float, not_negative, "learning rate"] = 0.001,
+        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-16,
+    ) -> None:
         super().__init__(lr=lr, eps=eps)
 
 
@@ -239,5 +264,11 @@ class MSVAG(GradientMethod):
     eta = HyperparameterProxy("eta")
     weight_decay_rate = HyperparameterProxy("weight_decay_rate")
 
-    def __init__(self, lr: float = 0.1, beta: float = 0.9, eta: float = 1.0, weight_decay_rate: float = 0) -> None:
+    def __init__(
+        self,
+        lr: Annotated[float, not_negative, "learning rate"] = 0.1,
+        beta: Annotated[float, fraction, "decay of both means"] = 0.9,
+        eta: Annotated[float, not_negative, "scales the step and the weight decay"] = 1.0,
+        weight_decay_rate: Annotated[float, not_negative, "decoupled weight decay per step"] = 0,
+    ) -> None:
         super().__init__(lr=lr, beta=beta, eta=eta, weight_decay_rate=weight_decay_rate)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from dbrdist import kernels
-from dbrdist.core.backend import Array
-from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy
-from dbrdist.core.update_rule import UpdateRule, workspace
-from dbrdist.kernels.small import momentum_sgd
+from dbrdist.core.array.backend import Array
+from dbrdist.core.names.limits import not_negative, share
+from dbrdist.core.update.optimizer import GradientMethod, HyperparameterProxy
+from dbrdist.core.update.update_rule import UpdateRule, workspace
+from dbrdist.kernels.small_arrays.small import momentum_sgd
 
 _SWEEP_INTERVAL = 64  # updates, in which a factor of 0.9 makes a thousandth
 
@@ -45,7 +46,10 @@ class SGD(GradientMethod):
     rule_class = SGDRule
     lr = HyperparameterProxy("lr")
 
-    def __init__(self, lr: float = 0.01) -> None:
+    def __init__(
+        self,
+        lr: Annotated[float, not_negative, "learning rate"] = 0.01,
+    ) -> None:
         super().__init__(lr=lr)
 
 
@@ -74,7 +78,11 @@ class MomentumSGD(GradientMethod):
     lr = HyperparameterProxy("lr")
     momentum = HyperparameterProxy("momentum")
 
-    def __init__(self, lr: float = 0.01, momentum: float = 0.9) -> None:
+    def __init__(
+        self,
+        lr: Annotated[float, not_negative, "learning rate"] = 0.01,
+        momentum: Annotated[float, share, "part of the velocity that stays"] = 0.9,
+    ) -> None:
         super().__init__(lr=lr, momentum=momentum)
 
 
@@ -103,7 +111,11 @@ class CorrectedMomentumSGD(GradientMethod):
     lr = HyperparameterProxy("lr")
     momentum = HyperparameterProxy("momentum")
 
-    def __init__(self, lr: float = 0.01, momentum: float = 0.9) -> None:
+    def __init__(
+        self,
+        lr: Annotated[float, not_negative, "learning rate"] = 0.01,
+        momentum: Annotated[float, share, "part of the velocity that stays"] = 0.9,
+    ) -> None:
         super().__init__(lr=lr, momentum=momentum)
 
 
@@ -131,5 +143,9 @@ class NesterovAG(GradientMethod):
     lr = HyperparameterProxy("lr")
     momentum = HyperparameterProxy("momentum")
 
-    def __init__(self, lr: float = 0.01, momentum: float = 0.9) -> None:
+    def __init__(
+        self,
+        lr: Annotated[float, not_negative, "learning rate"] = 0.01,
+        momentum: Annotated[float, share, "part of the velocity that stays"] = 0.9,
+    ) -> None:
         super().__init__(lr=lr, momentum=momentum)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from dbrdist.core import random
-from dbrdist.core.backend import Array, get_array_module
-from dbrdist.core.flat import Piece, Run
-from dbrdist.core.parameter import Parameter
-from dbrdist.core.update_rule import pieces
+from dbrdist.core.array import random
+from dbrdist.core.array.backend import Array, get_array_module
+from dbrdist.core.model.flat import Piece, Run
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.names.limits import any_number, not_negative, positive, threshold
+from dbrdist.core.update.update_rule import pieces
+from dbrdist.core.usage.mistakes import refuse
 from dbrdist.optimizers.lars import joint_norms, norm, quotient
 
 
@@ -44,7 +46,9 @@ class WeightDecay:
     call_for_each_param = True
     timing = "pre"
 
-    def __init__(self, rate: float, params: Iterable[Parameter] | None = None) -> None:
+    def __init__(
+        self, rate: Annotated[float, not_negative, "factor"], params: Iterable[Parameter] | None = None
+    ) -> None:
         self.rate = rate
         self.params = _members(params)
 
@@ -63,6 +67,52 @@ class WeightDecay:
             g += self.rate * data[piece]
 
 
+class DecoupledWeightDecay:
+    """Shrink parameters beside the gradient: p <- (1 - rate lr / initial_lr) p before each update.
+
+    So the decay follows the schedule of the learning rate, but not its size (SGDW of Loshchilov and Hutter 2019, arXiv
+    1711.05101, algorithm 1). For optimizers with ``lr``.
+
+    Args:
+        rate: decay per step, relative to the parameter, at the initial learning rate.
+        initial_lr: the learning rate at which ``rate`` holds: the one that schedules multiply.
+        params: as in :class:`WeightDecay`.
+    """
+
+    name = "DecoupledWeightDecay"
+    works_on_shards = True
+    keeps_zero = True
+    call_for_each_param = True
+    timing = "pre"
+
+    def __init__(
+        self,
+        rate: Annotated[float, not_negative, "decay per step at the initial learning rate"],
+        initial_lr: Annotated[float, positive, "learning rate at which rate holds"],
+        params: Iterable[Parameter] | None = None,
+    ) -> None:
+        self.rate = rate
+        self.initial_lr = initial_lr
+        self.params = _members(params)
+
+    def _factor(self, rule: Any) -> float:
+        return 1 - self.rate * float(rule.hyperparam.lr) / self.initial_lr
+
+    def __call__(self, rule: Any, param: Any) -> None:
+        if self.params is not None and param not in self.params:
+            return
+        if param.array is not None and param.grad is not None:
+            p = param.array
+            p *= self._factor(rule)
+
+    def flat(self, run: Run) -> None:
+        """The same for a whole run."""
+        factor = self._factor(run.params[0].update_rule)
+        for piece in _stretches(run, self.params):
+            p = run.data[piece]
+            p *= factor
+
+
 class Lasso:
     """Add ``rate`` times the sign of the parameter to its gradient: the gradient of an L1 penalty.
 
@@ -75,7 +125,9 @@ class Lasso:
     call_for_each_param = True
     timing = "pre"
 
-    def __init__(self, rate: float, params: Iterable[Parameter] | None = None) -> None:
+    def __init__(
+        self, rate: Annotated[float, not_negative, "factor"], params: Iterable[Parameter] | None = None
+    ) -> None:
         self.rate = rate
         self.params = _members(params)
 
@@ -101,7 +153,7 @@ class GradientClipping:
     works_on_shards = True
     timing = "pre"
 
-    def __init__(self, threshold: float) -> None:
+    def __init__(self, threshold: Annotated[float, threshold, "largest norm"]) -> None:
         self.threshold = threshold
 
     def __call__(self, optimizer: Any) -> None:
@@ -128,7 +180,14 @@ class GradientHardClipping:
     call_for_each_param = True
     timing = "pre"
 
-    def __init__(self, lower_bound: float, upper_bound: float) -> None:
+    def __init__(
+        self,
+        lower_bound: Annotated[float, any_number, "smallest value of an element"],
+        upper_bound: Annotated[float, any_number, "largest value of an element"],
+    ) -> None:
+        if lower_bound > upper_bound:
+            words = f"GradientHardClipping: expected lower_bound <= upper_bound, got {lower_bound} and {upper_bound}"
+            refuse(ValueError(words))
         self.lower_bound = lower_bound
         self.upper_bound = upper_bound
 
@@ -155,7 +214,12 @@ class GradientLARS:
     call_for_each_param = True
     timing = "pre"
 
-    def __init__(self, threshold: float = 1e-2, weight_decay: float = 0.0, eps: float = 1e-9) -> None:
+    def __init__(
+        self,
+        threshold: Annotated[float, threshold, "norm of parameters up to which the factor is 1"] = 1e-2,
+        weight_decay: Annotated[float, not_negative, "weight decay"] = 0.0,
+        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-9,
+    ) -> None:
         self.threshold = threshold
         self.weight_decay = weight_decay
         self.eps = eps
@@ -200,9 +264,11 @@ class GradientNoise:
     timing = "pre"
     generator: np.random.Generator
 
-    def __init__(self, eta: float, noise_func: Callable[..., Array] = exponential_decay_noise) -> None:
-        if not eta >= 0:
-            raise ValueError(f"GradientNoise: eta: expected a number of 0 or more, got {eta}")
+    def __init__(
+        self,
+        eta: Annotated[float, not_negative, "variance of the noise at the first step"],
+        noise_func: Callable[..., Array] = exponential_decay_noise,
+    ) -> None:
         self.eta = eta
         self.noise_func = noise_func
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from dbrdist.core.backend import Array
-from dbrdist.core.flat import Run
-from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy
-from dbrdist.core.update_rule import UpdateRule, denominator, in_pieces, pieces, workspace
+from dbrdist.core.array.backend import Array
+from dbrdist.core.model.flat import Run
+from dbrdist.core.names.limits import fraction, not_negative
+from dbrdist.core.update.optimizer import GradientMethod, HyperparameterProxy
+from dbrdist.core.update.update_rule import UpdateRule, denominator, in_pieces, pieces, workspace
 from dbrdist.optimizers.lars import norm, quotient
 
 
@@ -101,11 +102,11 @@ class LAMB(GradientMethod):
 
     def __init__(
         self,
-        alpha: float = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-6,
-        weight_decay_rate: float = 0.01,
+        alpha: Annotated[float, not_negative, "learning rate"] = 0.001,
+        beta1: Annotated[float, fraction, "decay of the mean of gradients"] = 0.9,
+        beta2: Annotated[float, fraction, "decay of the mean of their squares"] = 0.999,
+        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-6,
+        weight_decay_rate: Annotated[float, not_negative, "decoupled weight decay per step"] = 0.01,
         skip_vectors: bool = True,
     ) -> None:
         super().__init__(

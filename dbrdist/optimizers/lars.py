@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import numpy as np
 
 from dbrdist import kernels
-from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
-from dbrdist.core.flat import Run, Shard
-from dbrdist.core.optimizer import GradientMethod, HyperparameterProxy
-from dbrdist.core.update_rule import UpdateRule, in_pieces, pieces, workspace
+from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module
+from dbrdist.core.model.flat import Run, Shard
+from dbrdist.core.names.limits import not_negative, share
+from dbrdist.core.update.optimizer import GradientMethod, HyperparameterProxy
+from dbrdist.core.update.update_rule import UpdateRule, in_pieces, pieces, workspace
 from dbrdist.optimizers.gradient_descent import sweep
 
 
@@ -60,6 +61,10 @@ class LARSRule(UpdateRule):
             numbers = (layers, hp.lr, hp.momentum, hp.weight_decay, hp.trust_coefficient, hp.eps)
             if kernels.update("lars", (data, grad, *state), numbers):
                 return
+        self._step_layers(hp, t, run, state[0])
+
+    def _step_layers(self, hp: Any, t: int, run: Run, v: Array) -> None:
+        data, grad = run.data, run.grad
         for layers in run.groups():
             scaled = [where for param, where in layers if param.ndim > 1 or not hp.skip_vectors]
             norms = iter(joint_norms(run, [(data[where], grad[where]) for where in scaled]))
@@ -69,8 +74,10 @@ class LARSRule(UpdateRule):
                     decay = 0.0
                 else:
                     trust = _trust(hp, *next(norms))
-                move = functools.partial(_move, t, hp.momentum, decay, hp.lr * trust)
-                in_pieces(move, data[where], grad[where], [state[0][where]])
+                in_pieces(self._move(hp, t, decay, trust), data[where], grad[where], [v[where]])
+
+    def _move(self, hp: Any, t: int, decay: float, trust: Any) -> Callable[..., None]:
+        return functools.partial(_move, t, hp.momentum, decay, hp.lr * trust)
 
 
 def _trust(hp: Any, p_norm: Any, g_norm: Any) -> Any:
@@ -105,11 +112,11 @@ class LARS(GradientMethod):
 
     def __init__(
         self,
-        lr: float = 0.1,
-        momentum: float = 0.9,
-        weight_decay: float = 1e-4,
-        trust_coefficient: float = 0.001,
-        eps: float = 0.0,
+        lr: Annotated[float, not_negative, "learning rate"] = 0.1,
+        momentum: Annotated[float, share, "part of the velocity that stays"] = 0.9,
+        weight_decay: Annotated[float, not_negative, "weight decay"] = 1e-4,
+        trust_coefficient: Annotated[float, not_negative, "factor of the trust ratio"] = 0.001,
+        eps: Annotated[float, not_negative, "added to the denominator"] = 0.0,
         skip_vectors: bool = True,
     ) -> None:
         super().__init__(
@@ -120,3 +127,37 @@ class LARS(GradientMethod):
             eps=eps,
             skip_vectors=skip_vectors,
         )
+
+
+class CorrectedLARSRule(LARSRule):
+    """v <- momentum v - trust (g + wd p); p <- p + lr v, with one trust ratio per parameter"""
+
+    keeps_zero = True
+
+    def step_run(self, hp: Any, t: int, run: Run, state: list[Array]) -> None:
+        self._step_layers(hp, t, run, state[0])
+
+    def _move(self, hp: Any, t: int, decay: float, trust: Any) -> Callable[..., None]:
+        return functools.partial(_move_corrected, t, hp.momentum, decay, hp.lr, trust)
+
+
+def _move_corrected(t: int, momentum: float, decay: float, lr: float, trust: Any, p: Array, g: Array, v: Array) -> None:
+    """v <- momentum v - trust (g + decay p); p <- p + lr v"""
+    sweep(v, t)
+    w = workspace(g)
+    np.multiply(p, decay, out=w)
+    w += g
+    w *= trust
+    v *= momentum
+    v -= w
+    p += np.multiply(v, lr, out=w)
+
+
+class CorrectedLARS(LARS):
+    """LARS with momentum correction: the other form that MLPerf's rules admit, that of NVIDIA's MXNet submissions.
+
+    There the momentum is multiplied by lr / (lr of the step before). Here it does not contain lr at all, which gives
+    the same updates, and serves rates of 0 too (Goyal et al. 2017, equation 9). Arguments as of :class:`LARS`.
+    """
+
+    rule_class = CorrectedLARSRule

@@ -6,13 +6,21 @@ value at the start.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Annotated
+
+from dbrdist.core.names.limits import not_negative, number, positive, within_limits
 
 Schedule = Callable[[float], float]
 
 
-def constant(lr: float) -> Schedule:
+@within_limits
+def constant(
+    lr: Annotated[float, number, "value at the start"],
+) -> Schedule:
     """lr throughout."""
     return _Constant(lr)
 
@@ -30,32 +38,136 @@ def is_constant(schedule: Schedule) -> bool:
     return isinstance(schedule, _Constant)
 
 
-def step(lr: float, gamma: float, milestones: Sequence[float]) -> Schedule:
-    """lr gamma^k, where k of the milestones are reached."""
-    return lambda epoch: lr * gamma ** sum(epoch >= m for m in milestones)
+def whole_periods(position: float, period: float) -> int:
+    """How many periods are over at a position: epochs are quotients of sample counts, so that 0.3 / 0.1 counts as 3."""
+    periods = position / period
+    return math.floor(periods + 1e-10 + 1e-15 * abs(periods))
 
 
-def exponential(lr: float, gamma: float) -> Schedule:
+def _has_come(epoch: float, milestone: float) -> bool:
+    return epoch >= milestone - 1e-10 - 1e-15 * abs(milestone)
+
+
+@within_limits
+def step(
+    lr: Annotated[float, number, "value at the start"],
+    gamma: Annotated[float, not_negative, "factor"],
+    milestones: Sequence[float],
+    factors: Sequence[float] | None = None,
+) -> Schedule:
+    """lr gamma^k, where k of the milestones are reached.
+
+    With ``factors``, one for each milestone, it is lr times the factor of the last milestone reached instead, and lr
+    before the first one: ``step(12.8, 0.1, (0, 40, 70, 85), (0.5, 0.075, 0.01, 0.001))``.
+    """
+    if factors is None:
+        return lambda epoch: lr * gamma ** sum(_has_come(epoch, m) for m in milestones)
+    if len(factors) != len(milestones):
+        raise ValueError(f"step: expected {len(milestones)} factors, one for each milestone, got {len(factors)}")
+    stages = sorted(zip(milestones, factors))
+    return lambda epoch: lr * next((factor for m, factor in reversed(stages) if _has_come(epoch, m)), 1.0)
+
+
+@within_limits
+def piecewise_linear(
+    lr: Annotated[float, number, "value that the factors multiply"], points: Sequence[tuple[float, float]]
+) -> Schedule:
+    """lr times a factor that is linear between ``points``, pairs (epoch, factor) in rising order, constant outside.
+
+    ``piecewise_linear(1.7, ((0, 1e-4), (2, 1), (16, 0)))`` is FFCV's for 16 epochs.
+    """
+    epochs, factors = zip(*points)
+    if any(a >= b for a, b in itertools.pairwise(epochs)):
+        raise ValueError(f"piecewise_linear: expected points with rising epochs, got {list(epochs)}")
+
+    def at(epoch: float) -> float:
+        k = bisect.bisect_right(epochs, epoch)
+        if k == 0 or k == len(epochs):
+            return lr * factors[max(k - 1, 0)]
+        done = (epoch - epochs[k - 1]) / (epochs[k] - epochs[k - 1])
+        return lr * (factors[k - 1] + (factors[k] - factors[k - 1]) * done)
+
+    return at
+
+
+@within_limits
+def rmsprop_warmup(
+    center: Annotated[float, number, "epoch of one half"] = 10.0,
+    period: Annotated[float, positive, "epochs"] = 5.0,
+    literal: bool = False,
+    whole_epochs: bool = False,
+) -> Schedule:
+    """The share a_sgd of :class:`~dbrdist.optimizers.RMSpropWarmup` (Akiba et al. 2017): an ELU of the epoch.
+
+    exp(2 (epoch - center) / period) / 2 up to ``center``, then 1/2 + (epoch - center) / period up to 1, which it
+    reaches at center + period / 2.
+
+    Args:
+        center: the epoch at which the share is one half.
+        period: the share is 1 from center + period / 2 on.
+        literal: take twice the slope of the linear part, as transcriptions of the paper have it: the share then rises
+            to 1.5 before it falls to 1. Probably a misprint, since the slope of an ELU is continuous.
+        whole_epochs: change at the end of epochs only, as some re-implementations do.
+    """
+    slope = (2 if literal else 1) / period
+
+    def share(epoch: float) -> float:
+        at = (whole_periods(epoch, 1.0) if whole_epochs else epoch) - center
+        if at < 0:
+            return math.exp(2 * at / period) / 2
+        return 0.5 + slope * at if at < period / 2 else 1.0
+
+    return share
+
+
+@within_limits
+def exponential(
+    lr: Annotated[float, number, "value at the start"],
+    gamma: Annotated[float, not_negative, "factor"],
+) -> Schedule:
     """lr gamma^epoch."""
     return lambda epoch: lr * gamma**epoch
 
 
-def stairs(lr: float, gamma: float, every: float) -> Schedule:
+@within_limits
+def stairs(
+    lr: Annotated[float, number, "value at the start"],
+    gamma: Annotated[float, not_negative, "factor"],
+    every: Annotated[float, positive, "epochs of a period"],
+) -> Schedule:
     """lr gamma^k, where k is the number of whole periods ``every``."""
-    return lambda epoch: lr * gamma ** (epoch // every)
+    return lambda epoch: lr * gamma ** whole_periods(epoch, every)
 
 
-def inverse(lr: float, gamma: float, power: float) -> Schedule:
+@within_limits
+def inverse(
+    lr: Annotated[float, number, "value at the start"],
+    gamma: Annotated[float, number, "speed"],
+    power: Annotated[float, number, "exponent"],
+) -> Schedule:
     """lr (1 + gamma epoch)^-power."""
     return lambda epoch: lr * (1 + gamma * epoch) ** -power
 
 
-def polynomial(lr: float, total: float, power: float = 1.0, end: float = 0.0, begin: float = 0.0) -> Schedule:
+@within_limits
+def polynomial(
+    lr: Annotated[float, number, "value at the start"],
+    total: Annotated[float, positive, "epochs until the end"],
+    power: Annotated[float, number, "exponent"] = 1.0,
+    end: Annotated[float, number, "value at the end"] = 0.0,
+    begin: Annotated[float, not_negative, "epochs before it begins"] = 0.0,
+) -> Schedule:
     """end + (lr - end) (1 - t)^power, where t goes from 0 at ``begin`` (the end of a warm-up) to 1 at ``total``."""
     return lambda epoch: end + (lr - end) * (1 - _progress(epoch, begin, total)) ** power
 
 
-def cosine(lr: float, total: float, end: float = 0.0, begin: float = 0.0) -> Schedule:
+@within_limits
+def cosine(
+    lr: Annotated[float, number, "value at the start"],
+    total: Annotated[float, positive, "epochs until the end"],
+    end: Annotated[float, number, "value at the end"] = 0.0,
+    begin: Annotated[float, not_negative, "epochs before it begins"] = 0.0,
+) -> Schedule:
     """end + (lr - end) (1 + cos(pi t)) / 2, with t as in :func:`polynomial` (Loshchilov and Hutter 2017)."""
     return lambda epoch: end + (lr - end) * (1 + math.cos(math.pi * _progress(epoch, begin, total))) / 2
 
@@ -66,7 +178,12 @@ def _progress(epoch: float, begin: float, total: float) -> float:
     return 1.0 if epoch >= total else (epoch - begin) / (total - begin)
 
 
-def warmup(after: Schedule, epochs: float, start: float = 0.0) -> Schedule:
+@within_limits
+def warmup(
+    after: Schedule,
+    epochs: Annotated[float, not_negative, "epochs of the warm-up"],
+    start: Annotated[float, number, "value at the start"] = 0.0,
+) -> Schedule:
     """Linear from ``start`` to ``after(epochs)`` over the first ``epochs``, then ``after`` (Goyal et al. 2017)."""
     if epochs <= 0:
         return after

@@ -1,7 +1,7 @@
 """Tools for tests of functions, links and extensions, under Chainer's names. They run under unittest and pytest."""
 
-from dbrdist.core.gradient_check import assert_allclose as assert_allclose
-from dbrdist.core.missing_names import explained as _explained
+from dbrdist.core.names.missing_names import explained as _explained
+from dbrdist.core.tape.gradient_check import assert_allclose as assert_allclose
 from dbrdist.testing import attr as attr
 from dbrdist.testing import condition as condition
 from dbrdist.testing.backend import BackendConfig as BackendConfig

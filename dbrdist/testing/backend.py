@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from dbrdist.core.backend import Device, get_device
-from dbrdist.core.config import using_config
+from dbrdist.core.array.backend import Device, get_device
+from dbrdist.core.array.config import using_config
 from dbrdist.testing import attr
 from dbrdist.testing.bundle import classes_of
 

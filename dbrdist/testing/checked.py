@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import get_array_module, is_floating
-from dbrdist.core.gradient_check import NondifferentiableError, assert_allclose
-from dbrdist.core.variable import Variable
+from dbrdist.core.array.backend import get_array_module, is_floating
+from dbrdist.core.tape.gradient_check import NondifferentiableError, assert_allclose
+from dbrdist.core.tape.variable import Variable
 from dbrdist.testing.backend import BackendConfig
 
 _MOST_DRAWS = 100  # of inputs for one that is no kink

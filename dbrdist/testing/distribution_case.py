@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import to_cpu
-from dbrdist.core.gradient_check import assert_allclose
-from dbrdist.core.variable import Variable
+from dbrdist.core.array.backend import to_cpu
+from dbrdist.core.tape.gradient_check import assert_allclose
+from dbrdist.core.tape.variable import Variable
 from dbrdist.testing import attr
 from dbrdist.testing.backend import BackendConfig
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import is_floating, to_cpu
-from dbrdist.core.gradient_check import check_backward, check_double_backward
+from dbrdist.core.array.backend import is_floating, to_cpu
+from dbrdist.core.tape.gradient_check import check_backward, check_double_backward
 from dbrdist.testing.backend import BackendConfig
 from dbrdist.testing.checked import CheckedCase, cast_options, with_gradient
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from dbrdist.core import hdf5, serializer
+from dbrdist.core.files import hdf5, serializer
 from dbrdist.training.trainer import Trainer
 from dbrdist.utils.files import tempdir
 

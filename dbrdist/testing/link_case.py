@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import to_cpu
-from dbrdist.core.gradient_check import check_backward
-from dbrdist.core.link import Link
-from dbrdist.core.variable import Variable
+from dbrdist.core.array.backend import to_cpu
+from dbrdist.core.model.link import Link
+from dbrdist.core.tape.gradient_check import check_backward
+from dbrdist.core.tape.variable import Variable
 from dbrdist.links.initializers import generate_array, get_initializer
 from dbrdist.testing.backend import BackendConfig
 from dbrdist.testing.checked import CheckedCase, cast_options, with_gradient
@@ -118,7 +118,7 @@ class LinkTestCase(_LinkCase):
         inputs = self.numpy_arrays("generate_inputs")
         outputs = self._forward(link, tuple(with_gradient(x) for x in self.placed(inputs, config)), config)
         arrays = tuple(y.array for y in outputs)
-        link.to_cpu()
+        link.to_device("@numpy")
         self.check_forward_outputs(arrays, self.numpy_arrays("forward_expected", link, inputs))
 
     def test_backward(self, backend_config: BackendConfig | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core import random
+from dbrdist.core.array import random
 from dbrdist.testing.bundle import classes_of
 
 _SEED = 100

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.gradient_check import assert_allclose, check_backward, check_double_backward
-from dbrdist.core.variable import Variable
+from dbrdist.core.tape.gradient_check import assert_allclose, check_backward, check_double_backward
+from dbrdist.core.tape.variable import Variable
 from dbrdist.testing import attr
 from dbrdist.testing.backend import BackendConfig
 from dbrdist.testing.bundle import Bundle

@@ -1,6 +1,7 @@
 """The training loop: trainer, updaters, triggers, extensions."""
 
-from dbrdist.core.missing_names import explained as _explained
+from dbrdist.core.names.constructors import explain_constructors as _explain_constructors
+from dbrdist.core.names.missing_names import explained as _explained
 from dbrdist.training import extensions as extensions
 from dbrdist.training import triggers as triggers
 from dbrdist.training import updaters as updaters
@@ -16,4 +17,5 @@ from dbrdist.training.triggers import get_trigger as get_trigger
 from dbrdist.training.updater import StandardUpdater as StandardUpdater
 from dbrdist.training.updater import Updater as Updater
 
+_explain_constructors({**vars(triggers), **vars(updaters), **globals()})
 __getattr__ = _explained(__name__)

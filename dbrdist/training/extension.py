@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dbrdist.core.usage.foreign_names import refuse_unknown
+
 PRIORITY_WRITER = 300  # writes into the observation
 PRIORITY_EDITOR = 200  # changes what was observed
 PRIORITY_READER = 100  # only reads it
+
+
+class _NameOfClass:
+    """The name of an object's class, as an attribute that can be set."""
+
+    def __get__(self, extension: Any, owner: type) -> str:
+        return owner.__name__
 
 
 class Extension:
@@ -15,16 +24,17 @@ class Extension:
 
     `trigger` says when it is called, `priority` in which order (highest first), `name` under which name the trainer
     keeps it. An extension that owns state lists it in `serialize`, so that a snapshot holds it.
+
+    `subject` says what that state is about; None stands for the class. A trainer whose extension has another subject
+    than the saved one of the same name does not load its state.
     """
 
     trigger: Any = (1, "iteration")
     priority: int = PRIORITY_READER
     name: str | None = None
+    subject: str | None = None
 
-    @property
-    def default_name(self) -> str:
-        """The name where none is given: the class's."""
-        return type(self).__name__
+    default_name: Any = _NameOfClass()  # the name where none is given; a class or an object may have its own
 
     def __call__(self, trainer: Any) -> Any:
         """Do the work; called whenever the trigger fires."""
@@ -46,15 +56,18 @@ class Extension:
         """List the state."""
 
 
+def subject_of(extension: Any) -> str:
+    """What an extension's state is about."""
+    inner = what_is_called(extension)
+    return str(extension.subject or getattr(inner, "__name__", type(inner).__name__))
+
+
 class _FunctionExtension(Extension):
     """A function made into an extension."""
 
     def __init__(self, function: Callable[[Any], Any]):
         self.function = function
-
-    @property
-    def default_name(self) -> str:
-        return self.function.__name__
+        self.default_name = getattr(function, "__name__", type(function).__name__)
 
     def __call__(self, trainer: Any) -> Any:
         return self.function(trainer)
@@ -84,8 +97,7 @@ def make_extension(
         >>> announce.trigger
         (1, 'epoch')
     """
-    if kwargs:
-        raise TypeError(f"make_extension() got unknown arguments: {', '.join(kwargs)}")
+    refuse_unknown("make_extension", make_extension, kwargs)
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
         function.trigger = (1, "iteration") if trigger is None else trigger  # type: ignore[attr-defined]

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from dbrdist.core import random
-from dbrdist.core.backend import Device, get_device, using_device
-from dbrdist.core.link import Link
-from dbrdist.datasets.convert import concat_examples
+from dbrdist.core.array import random
+from dbrdist.core.array.backend import Device, get_device, using_device
+from dbrdist.core.model.link import Link
+from dbrdist.datasets.loading.convert import call_converter, concat_examples
 from dbrdist.training.updater import StandardUpdater, as_arguments
 
 
@@ -99,7 +99,7 @@ class ParallelUpdater(StandardUpdater):
         losses = _Losses(self._models["main"])
         for (name, model), batch in zip(self._models.items(), batches):
             if len(batch):
-                args, named = as_arguments(self.converter(batch, self._devices[name]))
+                args, named = as_arguments(call_converter(self.converter, batch, self._devices[name]))
                 if name != "main":
                     _copy_values(self._models["main"], model)
                 random.set_stream(random.get_seed(), epoch, self.iteration, row)

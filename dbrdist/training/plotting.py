@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from dbrdist.core.serializer import write_atomically
+from dbrdist.core.files.serializer import write_atomically
 
 # Where a legend covers no curve: at the right of the axes.
 BESIDE = {"bbox_to_anchor": (1.03, 1), "loc": "upper left", "borderaxespad": 0.0}

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dbrdist.core.config import using_config
-from dbrdist.core.link import Link
-from dbrdist.core.regular import regular
-from dbrdist.core.serializer import NpzDeserializer, read_npz
+from dbrdist.core.array.config import using_config
+from dbrdist.core.files import strict_json
+from dbrdist.core.files.regular_file import regular
+from dbrdist.core.files.serializer import NpzDeserializer, read_npz
+from dbrdist.core.model.link import Link
 from dbrdist.errors import CheckpointError
 from dbrdist.training.extensions import snapshots
 
 RECIPE = "model.json"
 _MODEL_PATH = "updater/model:main/"
 _AVERAGE_PATH = "extensions/WeightAverage/weights/"
+CONSTANTS = "constants"
+_CONSTANTS_PATH = f"extensions/LocalState/{CONSTANTS}"
 
 
 def load(
-    run_dir: str | os.PathLike[str], device: Any = None, *, model: Link | Callable[..., Link] | None = None
+    run_dir: str | os.PathLike[str],
+    device: Any = None,
+    *,
+    model: Link | Callable[..., Link] | None = None,
+    classes: Sequence[str] | None = None,
 ) -> Link:
     """The network of a run of `dbrdist-train`, with the weights of its newest whole snapshot.
 
@@ -32,6 +40,8 @@ def load(
         device: where the network goes; None leaves it in host memory.
         model: the network, or what makes it from the arguments in the folder. A run of a network of your own needs it:
             a folder holds data, and no code is run because a folder names it. None makes a network of `dbrdist.models`.
+        classes: the names of your classes in the order of their labels, such as ``dataset.classes``, to compare with
+            those that the network was trained on; None compares nothing.
 
     The network gives the outputs, without the loss:
 
@@ -40,14 +50,17 @@ def load(
             scores = net(images)
 
     Raises:
-        CheckpointError: the folder holds no run, or no whole snapshot, or one of another network.
+        CheckpointError: the folder holds no run, or no whole snapshot, or one of another network or other classes.
     """
     folder = folder_of(run_dir)
     recipe = read_recipe(folder)
-    path = find_snapshot(run_dir)
+    words = None if classes is None else other_classes(recipe.get("classes"), classes)
+    if words:
+        raise CheckpointError(f"{folder}: {words}")
+    path, entries = read_newest(run_dir)
     with using_config("dtype", recipe["dtype"]):
         made = model if isinstance(model, Link) else _make(folder, recipe, model)
-    load_weights(path, made, "predictor/")
+    fill_weights(path, entries, made, "predictor/")
     return made if device is None else made.to_device(device)
 
 
@@ -75,6 +88,23 @@ def find_snapshot(run: str | os.PathLike[str]) -> str:
     return found
 
 
+def read_newest(run: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+    """The path of the snapshot that :func:`find_snapshot` finds, and its entries.
+
+    A run that continues removes old snapshots: where one has gone in the meantime there is a newer one.
+    """
+    for _ in range(_MAX_LOOKS):
+        path = find_snapshot(run)
+        try:
+            return path, read_npz(path)
+        except FileNotFoundError:
+            continue
+    raise CheckpointError(f"{os.fspath(run)}: its snapshots are removed faster than they can be read")
+
+
+_MAX_LOOKS = 100
+
+
 def trained_weights(entries: Mapping[str, Any]) -> dict[str, Any]:
     """Of a snapshot's entries, those of the trained network, by path (`predictor/conv1/W`).
 
@@ -89,15 +119,81 @@ def trained_weights(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_weights(path: str, link: Link, part: str = "") -> None:
-    """Fill a link with the trained weights of a snapshot, or with those below `part`.
+    """As :func:`fill_weights`, from the snapshot at `path`."""
+    fill_weights(path, read_npz(path), link, part)
 
-    Raises CheckpointError where they are damaged, or do not fit.
+
+def fill_weights(path: str, entries: Mapping[str, Any], link: Link, part: str = "") -> None:
+    """Fill a link with the trained weights among a snapshot's entries, or with those below `part`.
+
+    Sets the constants that belong to them. Raises CheckpointError, with `path`, where they do not fit.
     """
-    weights = trained_weights(read_npz(path))
     try:
-        NpzDeserializer(weights, part).load(link)
+        NpzDeserializer(trained_weights(entries), part).load(link)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
+    set_constants(link, saved_constants(entries), part)
+
+
+# ---- constants that belong to weights ----
+
+
+def constants_of(link: Link) -> dict[str, float]:
+    """The `eps` of each normalization in a link, by path (`predictor/bn1/eps`).
+
+    Weights that were trained with one `eps` give other outputs with another one.
+    """
+    found = {}
+    for path, inner in link.namedlinks():
+        eps = getattr(inner, "eps", None)
+        if isinstance(eps, int | float) and not isinstance(eps, bool):
+            found[f"{path}/eps".strip("/")] = float(eps)
+    return found
+
+
+def set_constants(link: Link, constants: Mapping[str, float], part: str = "") -> None:
+    """Give a link the constants of :func:`constants_of`, or those below `part`; names that it lacks do nothing."""
+    for path, inner in link.namedlinks():
+        eps = constants.get(part + f"{path}/eps".strip("/"))
+        if eps is not None and hasattr(inner, "eps"):
+            inner.eps = float(eps)
+
+
+def saved_constants(entries: Mapping[str, Any]) -> dict[str, float]:
+    """The constants in a snapshot's entries; none in a snapshot of an earlier version, or of a script."""
+    try:
+        found = json.loads(str(entries[_CONSTANTS_PATH]))
+        return {str(name): float(value) for name, value in found.items()}
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+# ---- the classes that a network has learned ----
+
+
+def other_classes(learned: Any, found: Sequence[str] | None) -> str | None:
+    """How the classes of some data differ from those a network was trained on, in words; None where they do not.
+
+    The names are in the order of their labels; nothing is compared where one side has no names.
+    """
+    if not isinstance(learned, list) or found is None or learned == list(found):
+        return None
+    found = list(found)
+    if len(learned) != len(found):
+        counts = f"{len(learned)} classes, and the data has {len(found)}"
+    else:
+        counts = f"{len(learned)} classes in another order or with other names"
+    pairs = list(enumerate(itertools.zip_longest(learned, found)))
+    moved = [f"class {k} was {_named(a)}, now {_named(b)}" for k, (a, b) in pairs if a != b]
+    more = f", and {len(moved) - _MAX_CLASSES} more" if len(moved) > _MAX_CLASSES else ""
+    return f"the network was trained on {counts}: {'; '.join(moved[:_MAX_CLASSES])}{more}"
+
+
+_MAX_CLASSES = 5  # that are named in a message
+
+
+def _named(name: Any) -> str:
+    return "missing" if name is None else repr(name)
 
 
 def _hint(folder: str) -> str:
@@ -136,6 +232,6 @@ def _make(folder: str, recipe: dict[str, Any], maker: Callable[..., Link] | None
             f"dbrdist.load({folder!r}, model={own.rpartition(':')[2]})"
         )
     try:
-        return maker(**recipe["args"])
+        return maker(**strict_json.restored(recipe["args"]))
     except TypeError as error:
         raise CheckpointError(f"{folder}: {RECIPE}: the network cannot be made: {error}") from error

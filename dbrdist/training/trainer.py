@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core import random
-from dbrdist.core.reporter import Reporter, as_number
-from dbrdist.training.extension import as_extension, what_is_called
+from dbrdist.core.array import random
+from dbrdist.core.files.serializer import is_about
+from dbrdist.core.model.reporter import Reporter, as_number
+from dbrdist.core.usage.foreign_names import refuse_unknown
+from dbrdist.core.usage.mistakes import given_a_class
+from dbrdist.training.extension import as_extension, subject_of, what_is_called
 from dbrdist.training.triggers import can_fire, get_trigger, position_if_each_step
 
 
@@ -48,6 +50,13 @@ class Trainer:
         out: str | os.PathLike[str] = "result",
         extensions: Sequence[Any] | None = None,
     ):
+        if isinstance(updater, type):
+            raise given_a_class("Trainer", updater, "an updater")
+        if not hasattr(updater, "get_all_optimizers"):
+            raise TypeError(
+                f"Trainer: expected an updater, got {type(updater).__name__}; write "
+                "Trainer(StandardUpdater(iterator, optimizer), (20, 'epoch'))"
+            )
         self.updater = updater
         self.stop_trigger = get_trigger(stop_trigger)
         self.out = os.fspath(out)
@@ -123,8 +132,8 @@ class Trainer:
                         entry.extension(self)
 
     def _on_error(self, entries: Sequence[_Entry], error: Exception, show: bool) -> None:
-        if show:
-            print(f"Exception in the training loop at iteration {self.updater.iteration}: {error!r}", file=sys.stderr)
+        if show:  # with the traceback, where the words of the error stand already
+            error.add_note(f"in the training loop at iteration {self.updater.iteration}")
         for entry in entries:
             entry.extension.on_error(self, error, error.__traceback__)
 
@@ -157,8 +166,7 @@ class Trainer:
         What is not given is read from the extension. A name that is taken gets a number, as in `LogReport_1`.
         `call_before_training` calls it once before the first step too.
         """
-        if kwargs:
-            raise TypeError(f"extend() got unknown arguments: {', '.join(kwargs)}")
+        refuse_unknown("extend", Trainer.extend, kwargs)
         extension = as_extension(extension)
         name = name or extension.name or extension.default_name
         if name == "training":
@@ -190,12 +198,17 @@ class Trainer:
     def serialize(self, serializer: Any) -> None:
         """List the state of the whole run: updater, triggers, extensions, elapsed time."""
         self.updater.serialize(serializer["updater"])
-        if hasattr(self.stop_trigger, "serialize"):
+        is_same = is_about(serializer["stop_trigger"]["__class__"], type(self.stop_trigger).__name__)
+        if is_same and hasattr(self.stop_trigger, "serialize"):
             self.stop_trigger.serialize(serializer["stop_trigger"])
-        for name, entry in self._extensions.items():
-            entry.extension.serialize(serializer["extensions"][name])
+        for name, entry in self._extensions.items():  # a name may be another extension's at the next start
+            place = serializer["extensions"][name]
+            if is_about(place["__class__"], subject_of(entry.extension)):
+                entry.extension.serialize(place)
             if hasattr(entry.trigger, "serialize"):
-                entry.trigger.serialize(serializer["extension_triggers"][name])
+                place = serializer["extension_triggers"][name]
+                if is_about(place["__class__"], type(entry.trigger).__name__):
+                    entry.trigger.serialize(place)
         fresh = self._started_seconds is None
         state = serializer("random_state", np.array(random.get_state(), np.uint64))
         elapsed = serializer("_snapshot_elapsed_time", self._earlier_seconds if fresh else self.elapsed_time)

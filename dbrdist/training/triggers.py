@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import operator
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dbrdist.core.reporter import DictSummary
+from dbrdist.core.files.serializer import described, is_about
+from dbrdist.core.model.reporter import DictSummary
+from dbrdist.core.names import missing_names
+from dbrdist.core.usage import foreign_names, mistakes
+from dbrdist.optimizers.schedules import whole_periods as _whole_periods
+from dbrdist.training import observed_keys
 
 _SLACK = 1e-10  # epochs are quotients of sample counts: 0.3 / 0.1 must count as 3
 
@@ -27,14 +32,18 @@ class _Passed:
         if unit == "epoch":
             now, before = updater.epoch_detail, self.epoch_detail
             self.epoch_detail = now
-            return (updater.previous_epoch_detail or 0.0) if before < 0 else before, now
+            if before < 0:  # a program's own iterator may not know
+                before = getattr(updater, "previous_epoch_detail", None) or 0.0
+            return before, now
         now, before = updater.iteration, self.iteration
         self.iteration = now
         return max(now - 1, 0) if before < 0 else before, now
 
-    def serialize(self, serializer: Any) -> None:
-        self.iteration = int(serializer("previous_iteration", self.iteration))
-        self.epoch_detail = float(serializer("previous_epoch_detail", self.epoch_detail))
+    def serialize(self, serializer: Any, unit: str) -> None:
+        """A position in another unit than the last run's is not where this trigger was last called."""
+        if is_about(serializer, unit):
+            self.iteration = int(serializer("previous_iteration", self.iteration))
+            self.epoch_detail = float(serializer("previous_epoch_detail", self.epoch_detail))
 
 
 def _check_unit(unit: str) -> None:
@@ -51,7 +60,7 @@ class IntervalTrigger:
 
     def __init__(self, period: float, unit: str):
         _check_unit(unit)
-        if not period > 0:
+        if isinstance(period, str) or not period > 0:
             raise ValueError(f"expected a trigger's period above 0, got {period!r}")
         self.period = period
         self.unit = unit
@@ -64,14 +73,20 @@ class IntervalTrigger:
             before, passed.iteration = passed.iteration, updater.iteration
             return before // period != passed.iteration // period  # type: ignore[no-any-return]
         before, now = passed.since_last_call(updater, self.unit)
-        return math.floor(before / period + _SLACK) != math.floor(now / period + _SLACK)  # whole periods so far
+        return _whole_periods(before, period) != _whole_periods(now, period)
+
+    @property
+    def count(self) -> int:
+        """The whole periods until the last call."""
+        passed = self._passed.epoch_detail if self.unit == "epoch" else self._passed.iteration
+        return max(_whole_periods(passed, self.period), 0)
 
     def get_training_length(self) -> tuple[float, str]:
         """As a stop trigger: (period, unit)."""
         return self.period, self.unit
 
     def serialize(self, serializer: Any) -> None:
-        self._passed.serialize(serializer)
+        self._passed.serialize(serializer, self.unit)
 
     def __str__(self) -> str:
         return f"{type(self).__name__}({self.period}, {self.unit!r})"
@@ -81,6 +96,8 @@ def get_trigger(trigger: Any) -> Callable[[Any], bool]:
     """A trigger from itself, from `(period, unit)`, or from None, which never fires."""
     if trigger is None:
         return _never
+    if isinstance(trigger, type):
+        raise mistakes.given_a_class("trigger", trigger, "a trigger")
     if callable(trigger):
         return trigger  # type: ignore[no-any-return]
     try:
@@ -127,8 +144,9 @@ class ManualScheduleTrigger:
         return any(before + _SLACK < point <= now + _SLACK for point in self.points)
 
     def serialize(self, serializer: Any) -> None:
-        self._passed.serialize(serializer)
-        self.finished = bool(serializer("finished", self.finished))
+        if is_about(serializer["points"], f"{self.points} {self.unit}"):
+            self.finished = bool(serializer("finished", self.finished))
+        self._passed.serialize(serializer, self.unit)
 
 
 class OnceTrigger:
@@ -180,13 +198,15 @@ class TimeTrigger:
 
 
 def _optional(value: Any) -> float | None:
-    return None if value is None else float(value)
+    """A saved best value; NaN, which earlier versions saved, is none."""
+    return None if value is None or math.isnan(float(value)) else float(value)
 
 
 class BestValueTrigger:
     """Fires at the end of an interval whose mean of the observed `key` is better than in all before.
 
-    `compare(best, new)` is true where `new` is better.
+    `compare(best, new)` is true where `new` is better; NaN never is. A snapshot stores the best value with the name of
+    the key and of the comparison: a run that continues with another key or comparison starts anew.
     """
 
     def __init__(self, key: str, compare: Callable[[float, float], bool], trigger: Any = (1, "epoch")):
@@ -194,6 +214,7 @@ class BestValueTrigger:
         self._compare = compare
         self._interval_trigger = get_trigger(trigger)
         self._summary = DictSummary()
+        self._has_warned = False
         self.best_value: float | None = None
 
     def __call__(self, trainer: Any) -> bool:
@@ -204,8 +225,15 @@ class BestValueTrigger:
         means = self._summary.compute_mean()
         self._summary = DictSummary()
         if self._key not in means:
+            is_due = observed_keys.is_due(self._key, trainer.observation, trainer)
+            if self.best_value is None and not self._has_warned and not is_due:
+                self._has_warned = True
+                words = observed_keys.never_reported(self._key, trainer.observation)
+                mistakes.warn(f"{type(self).__name__}: {words}, so it never fires")
             return False
         value = float(means[self._key])
+        if math.isnan(value):
+            return False
         if self.best_value is not None and not self._compare(self.best_value, value):
             return False
         self.best_value = value
@@ -214,8 +242,10 @@ class BestValueTrigger:
     def serialize(self, serializer: Any) -> None:
         if hasattr(self._interval_trigger, "serialize"):
             self._interval_trigger.serialize(serializer["interval_trigger"])
-        self._summary.serialize(serializer["summary"])
-        self.best_value = _optional(serializer("best_value", self.best_value))
+        compare = getattr(self._compare, "__name__", type(self._compare).__name__)
+        if is_about(serializer, f"{self._key} by {compare}"):
+            self._summary.serialize(serializer["summary"])
+            self.best_value = _optional(serializer("best_value", self.best_value))
 
 
 class MaxValueTrigger(BestValueTrigger):
@@ -235,7 +265,7 @@ class MinValueTrigger(BestValueTrigger):
 class EarlyStoppingTrigger:
     """A stop trigger: fires when `monitor` has not improved for `patience` checks, or at `max_trigger`.
 
-    `mode` is `min`, `max`, or `auto` (`max` where the key has "accuracy" in it).
+    `mode` is `min`, `max`, or `auto` (`max` where the key has "accuracy" in it). NaN is no improvement.
     """
 
     def __init__(
@@ -248,8 +278,7 @@ class EarlyStoppingTrigger:
         max_trigger: Any = (100, "epoch"),
         **kwargs: Any,
     ):
-        if kwargs:
-            raise TypeError(f"EarlyStoppingTrigger() got unknown arguments: {', '.join(kwargs)}")
+        foreign_names.refuse_unknown("EarlyStoppingTrigger", EarlyStoppingTrigger.__init__, kwargs)
         if mode not in ("auto", "min", "max"):
             raise ValueError(f"expected mode 'auto', 'min' or 'max', got {mode!r}")
         self.monitor = monitor
@@ -259,7 +288,8 @@ class EarlyStoppingTrigger:
         self._check_trigger = get_trigger(check_trigger)
         self._max_trigger = get_trigger(max_trigger)
         self._summary = DictSummary()
-        self._is_better = operator.gt if mode == "max" or (mode == "auto" and "accuracy" in monitor) else operator.lt
+        self._mode = "max" if mode == "max" or (mode == "auto" and "accuracy" in monitor) else "min"
+        self._has_warned = False
         self.best: float | None = None
 
     def __call__(self, trainer: Any) -> bool:
@@ -272,12 +302,18 @@ class EarlyStoppingTrigger:
         means = self._summary.compute_mean()
         self._summary = DictSummary()
         if self.monitor not in means:
-            warnings.warn(f"EarlyStoppingTrigger: nothing reported {self.monitor!r} since the last check", stacklevel=2)
+            if not self._has_warned and not observed_keys.is_due(self.monitor, trainer.observation, trainer):
+                self._has_warned = True
+                mistakes.warn(
+                    f"EarlyStoppingTrigger: nothing reported {self.monitor!r} since the last check: "
+                    f"{observed_keys.never_reported(self.monitor, trainer.observation)}"
+                )
             return False
         return self._check(float(means[self.monitor]), trainer)
 
     def _check(self, value: float, trainer: Any) -> bool:
-        if self.best is None or self._is_better(value, self.best):
+        is_better = operator.gt if self._mode == "max" else operator.lt
+        if not math.isnan(value) and (self.best is None or is_better(value, self.best)):
             self.best = value
             self.count = 0
         else:
@@ -294,9 +330,10 @@ class EarlyStoppingTrigger:
         for name, trigger in (("check_trigger", self._check_trigger), ("max_trigger", self._max_trigger)):
             if hasattr(trigger, "serialize"):
                 trigger.serialize(serializer[name])
-        self._summary.serialize(serializer["summary"])
-        self.count = int(serializer("count", self.count))
-        self.best = _optional(serializer("best", self.best))
+        if is_about(serializer, f"{self._mode} of {self.monitor}"):
+            self._summary.serialize(serializer["summary"])
+            self.count = int(serializer("count", self.count))
+            self.best = _optional(serializer("best", self.best))
 
 
 class EndTrigger:
@@ -342,6 +379,28 @@ class AnyTrigger:
         return fires
 
     def serialize(self, serializer: Any) -> None:
-        for i, trigger in enumerate(self._triggers):
-            if hasattr(trigger, "serialize"):
+        own = [subject_of(trigger) for trigger in self._triggers]
+        saved = _saved_list(serializer, own)
+        for i, (subject, trigger) in enumerate(zip(own, self._triggers)):
+            if not hasattr(trigger, "serialize"):
+                continue
+            if saved is None:
                 trigger.serialize(serializer[str(i)])
+            elif subject in saved:  # each at most once: two of a kind keep their order
+                place = saved.index(subject)
+                saved[place] = None
+                trigger.serialize(serializer[str(place)])
+
+
+def subject_of(trigger: Any) -> str:
+    """What a trigger's state is about: its class, and the unit in which it counts."""
+    return " ".join(filter(None, (type(trigger).__name__, getattr(trigger, "unit", None))))
+
+
+def _saved_list(serializer: Any, own: list[str]) -> list[str | None] | None:
+    """Save the subjects of several triggers, or load those that were saved; None in snapshots without them."""
+    saved = described(serializer, "subjects", json.dumps(own))
+    return None if saved is None else list(json.loads(saved))
+
+
+__getattr__ = missing_names.explained(__name__)

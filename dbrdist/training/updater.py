@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from dbrdist.core import random, spans
-from dbrdist.core.backend import get_device
-from dbrdist.datasets.convert import concat_examples
+from dbrdist.core.array import random, spans
+from dbrdist.core.array.backend import get_device
+from dbrdist.core.usage.foreign_names import refuse_unknown
+from dbrdist.core.usage.mistakes import given_a_class, warn
+from dbrdist.datasets.loading.convert import call_converter, concat_examples
 from dbrdist.errors import NoSamplesError
 
 _NO_NAMES: dict[str, Any] = {}
@@ -64,8 +66,7 @@ class StandardUpdater(Updater):
         **kwargs: Any,
     ):
         input_device = kwargs.pop("input_device", None)
-        if kwargs:
-            raise TypeError(f"StandardUpdater() got unknown arguments: {', '.join(kwargs)}")
+        refuse_unknown("StandardUpdater", StandardUpdater.__init__, kwargs)
         self._iterators = dict(iterator) if isinstance(iterator, Mapping) else {"main": iterator}
         self._optimizers = dict(optimizer) if isinstance(optimizer, Mapping) else {"main": optimizer}
         self.converter = converter
@@ -77,7 +78,13 @@ class StandardUpdater(Updater):
         self.data_seconds = 0.0  # the part of them in which it waited for batches
         self._device = None if device is None else get_device(device)
         self._input_device = self._device if input_device is None else get_device(input_device)
+        for iterator in self._iterators.values():
+            _check_iterator(iterator)
         for optimizer in self._optimizers.values():
+            if isinstance(optimizer, type):
+                raise given_a_class("StandardUpdater", optimizer, "an optimizer")
+            if not hasattr(optimizer, "update"):
+                raise TypeError(f"StandardUpdater: expected an optimizer, got {type(optimizer).__name__}")
             if getattr(optimizer, "target", None) is None:
                 raise RuntimeError(
                     "the optimizer has no target; call optimizer.setup(model) before the updater is made"
@@ -145,14 +152,16 @@ class StandardUpdater(Updater):
     def update_core(self) -> None:
         """One step; override it to train otherwise."""
         iterator, optimizer = self._iterators["main"], self._optimizers["main"]
-        epoch = iterator.epoch
+        if not self.iteration:
+            _warn_of_ranks(iterator, optimizer)
+        epoch = getattr(iterator, "epoch", 0)  # a program's own iterator may not count
         batch = self._next_of(iterator)
         random.set_stream(random.get_seed(), epoch, self.iteration, getattr(iterator, "row", 0))
         loss_func = optimizer.target if self.loss_func is None else self.loss_func
         num, is_told = len(batch), getattr(optimizer, "takes_num_samples", False)
         try:
             if num:
-                arrays = self.converter(batch, self._input_device)
+                arrays = call_converter(self.converter, batch, self._input_device)
                 args, named = (arrays, _NO_NAMES) if type(arrays) is tuple else as_arguments(arrays)
                 if is_told:
                     optimizer.update(loss_func, *args, **named, num_samples=num)
@@ -176,8 +185,7 @@ class StandardUpdater(Updater):
 
     def finalize(self) -> None:
         """End the iterators' workers."""
-        for iterator in self._iterators.values():
-            iterator.finalize()
+        finalize(self._iterators.values())
 
     def serialize(self, serializer: Any) -> None:
         """List iterators, optimizers, their models, and the count of steps."""
@@ -187,6 +195,43 @@ class StandardUpdater(Updater):
             optimizer.target.serialize(serializer["model:" + name])
             optimizer.serialize(serializer["optimizer:" + name])
         self.iteration = int(serializer("iteration", self.iteration))
+
+
+def finalize(iterators: Iterable[Any]) -> None:
+    """Finalize those iterators that can be; a program's own may have nothing to end."""
+    for iterator in iterators:
+        if hasattr(iterator, "finalize"):
+            iterator.finalize()
+
+
+def parts_of_ranks(iterator: Any) -> tuple[bool, bool]:
+    """Whether an iterator divides its dataset over ranks, and whether the dataset is one rank's part already."""
+    return getattr(iterator, "size", 1) > 1, getattr(getattr(iterator, "dataset", None), "is_one_ranks", False)
+
+
+def _check_iterator(iterator: Any) -> None:
+    if isinstance(iterator, type):
+        raise given_a_class("StandardUpdater", iterator, "an iterator")
+    if not hasattr(iterator, "next"):
+        raise TypeError(
+            f"StandardUpdater: expected an iterator, got {type(iterator).__name__}; write "
+            "iterators.SerialIterator(dataset, batch_size)"
+        )
+
+
+def _warn_of_ranks(iterator: Any, optimizer: Any) -> None:
+    """Warn where the data is divided over ranks and their gradients are not averaged, or is divided twice."""
+    is_divided, is_scattered = parts_of_ranks(iterator)
+    if is_divided and is_scattered:
+        warn(
+            "the dataset is this rank's part (scatter_dataset), and the iterator divides it again (rank=, size=), so "
+            "most examples are never seen; leave one of them out"
+        )
+    if (is_divided or is_scattered) and not getattr(optimizer, "takes_num_samples", False):
+        warn(
+            f"the data is divided over ranks, and {type(optimizer).__name__} does not average their gradients, so the "
+            "ranks drift apart; wrap it: dbrdist.comm.create_multi_node_optimizer(optimizer, comm).setup(model)"
+        )
 
 
 def as_arguments(converted: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

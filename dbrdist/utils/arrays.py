@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, get_array_module
+from dbrdist.core.array.backend import Array, get_array_module
+from dbrdist.core.tape import ops
 
 
 def force_array(x: Any, dtype: Any = None) -> Array:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from dbrdist.core.config import config
+from dbrdist.core.array.config import config
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def experimental(api_name: str) -> None:
-    """Warn (FutureWarning) that a function or class may still change, where it is used."""
+    """Warn (FutureWarning) that a function or class may still change, where it is used.
+
+    A program that sets ``disable_experimental_feature_warning`` of the root module is not warned.
+    """
+    roots = [vars(sys.modules[name]) for name in ("dbrdist", "chainer") if name in sys.modules]
+    if any(root.get("disable_experimental_feature_warning") for root in roots):
+        return
     warnings.warn(f"{api_name} is experimental and may change", FutureWarning, stacklevel=3)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core import backend, random
-from dbrdist.core.backend import Array
-from dbrdist.core.device_resident import DeviceResident, DeviceResidentsVisitor
+from dbrdist.core.array import backend, random
+from dbrdist.core.array.backend import Array
+from dbrdist.core.model.device_resident import DeviceResident, DeviceResidentsVisitor
 
 
 class WalkerAlias(DeviceResident):

@@ -8,13 +8,14 @@ mpiexec -n 2 python examples/library/train.py --epochs 20 --resume
 import argparse
 import sys
 
+from dbrdist.comm.extensions import StepAgreement, StopOnRequest
+
 import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import datasets, iterators, optimizers, training
 from dbrdist.comm import create_communicator, create_multi_node_evaluator, create_multi_node_optimizer
-from dbrdist.comm.extensions import StepAgreement, StopOnRequest
-from dbrdist.comm.snapshots import AverageStatistics, LocalState, SharedSnapshot
+from dbrdist.comm.run.snapshots import AverageStatistics, LocalState, SharedSnapshot
 from dbrdist.errors import StopRequested
 from dbrdist.training import extensions
 from dbrdist.training.triggers import EndTrigger

@@ -6,19 +6,32 @@ import json
 import os
 from typing import Any
 
+_FALLBACK = f"/tmp/dbrdist-{os.getuid()}"
+
 
 def directory() -> str:
     """Where facts are kept: $XDG_CACHE_HOME/dbrdist, or ~/.cache/dbrdist; without a home, a folder that vanishes."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "dbrdist") if os.path.isabs(base) else f"/tmp/dbrdist-{os.getuid()}"
+    return os.path.join(base, "dbrdist") if os.path.isabs(base) else _FALLBACK
 
 
 def _path() -> str:
     return os.path.join(directory(), "launch.json")
 
 
+def _is_ours() -> bool:
+    """Whether nobody else could have put facts there: they decide which mpiexec is run."""
+    try:
+        found = os.stat(directory(), follow_symlinks=directory() != _FALLBACK)
+    except OSError:
+        return False
+    return found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
 def get(key: str) -> dict[str, Any] | None:
     """The fact stored under a key."""
+    if not _is_ours():
+        return None
     try:
         with open(_path()) as file:
             found = json.load(file).get(key)
@@ -30,7 +43,9 @@ def get(key: str) -> dict[str, Any] | None:
 def put(key: str, fact: dict[str, Any]) -> None:
     """Store a fact; a cache that cannot be written costs time at the next start, nothing else."""
     try:
-        os.makedirs(directory(), exist_ok=True)
+        os.makedirs(directory(), mode=0o755 if directory() != _FALLBACK else 0o700, exist_ok=True)
+        if not _is_ours():
+            return
         try:
             with open(_path()) as file:
                 content = json.load(file)

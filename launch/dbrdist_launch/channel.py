@@ -1,8 +1,9 @@
 """The side channel between the launcher and each rank's supervisor, over one connection.
 
 A message is a line of JSON, `{"t": kind, ...}`; with `"n"` so many bytes follow it as they are. From a rank: hello,
-out, beat, event, stacks, asked, ended, exit. From the launcher: welcome, ping, credit, stop, kill, stacks, bye. The
-first line of a connection carries the job's random token; a connection without it is closed.
+started, failed, out, beat, pong, event, stacks, asked, ended, exit. From the launcher: welcome, ping, credit, stop,
+signal, kill, stacks, bye. From `dbrdist-launch ps` and the like: ask, and to them: answer. The first line of a
+connection carries the job's random token; a connection without it is closed.
 
 Nothing here blocks: what does not go out at once waits until the connection takes it. Whether the other end lives is
 the kernel's to say: it closes the connection of a process that has ended, and gives up that of a host that is gone.
@@ -12,17 +13,18 @@ A process that is stopped, or slow, is neither.
 from __future__ import annotations
 
 import _socket as socket  # without the enumerations and files of `socket`, which cost each rank's start 3 ms
-import json
 import os
-from collections.abc import Callable
 
+from . import wire
 from .limits import MESSAGE_BYTES
 
 _RECEIVE_BYTES = 1 << 18
 _KEEP_ALIVE_PROBES = 3
+_KEEP_ALIVE_MOST_SECONDS = 32767  # of one probe, on Linux
 
 TYPE_CHECKING = False  # `typing` itself would cost each rank's supervisor 0.7 MB
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 Message = dict[str, "Any"]
@@ -93,7 +95,7 @@ class Parser:
         if end < 0:
             return at
         try:
-            message = json.loads(bytes(view[at:end]))
+            message = wire.loads(bytes(view[at:end]))
         except (ValueError, RecursionError) as error:
             raise NonsenseError("no JSON") from error
         if not isinstance(message, dict) or not isinstance(message.get("t"), str):
@@ -123,7 +125,8 @@ class Channel:
         """Let the kernel give this connection up when the other host has not answered for so long."""
         if self.socket.family == socket.AF_UNIX:
             return
-        every = max(1, int(seconds / (_KEEP_ALIVE_PROBES + 1)))
+        seconds = max(0.0, min(seconds, _KEEP_ALIVE_MOST_SECONDS * (_KEEP_ALIVE_PROBES + 1)))
+        every = int(max(1.0, seconds / (_KEEP_ALIVE_PROBES + 1)))
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (
             (socket.TCP_KEEPIDLE, every),
@@ -137,7 +140,7 @@ class Channel:
         """Send one message, now or when the connection takes it. A broken connection shows in `receive`."""
         if data:
             fields["n"] = len(data)
-        head = json.dumps({"t": kind, **fields}).encode() + b"\n"
+        head = wire.dumps({"t": kind, **fields}).encode() + b"\n"
         sent = 0
         if not self.unsent:
             try:

@@ -1,7 +1,5 @@
 """Exit codes: one table for all backends."""
 
-import signal
-
 DONE = 0
 USAGE = 2  # the launch was refused: nothing was started
 LOST_PEER = 14  # not ours: with it Open MPI ends a program whose peer on another host is gone
@@ -20,6 +18,8 @@ def from_signal(number: int) -> int:
 
 def signal_name(number: int) -> str:
     """SIGKILL for 9; real-time signals, which have no name of their own, as SIGRTMIN+n."""
+    import signal  # its enumerations cost each rank's start 12 ms
+
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import namedtuple  # not from `typing`, which would cost each rank's supervisor 0.7 MB
-from collections.abc import Mapping
+
+from .wire import whole
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # For each backend the names of rank, size, local rank and local size; of several the first that is there.
 _NAMES: dict[str, tuple[str, str, str, str]] = {
@@ -27,8 +31,9 @@ Identity = namedtuple("Identity", "rank size local_rank local_size host")
 
 def _first(environment: Mapping[str, str], names: str) -> int | None:
     for name in names.split():
-        if environment.get(name, "").isdigit():
-            return int(environment[name])
+        number = whole(environment.get(name))
+        if number is not None:
+            return number
     return None
 
 
@@ -36,25 +41,27 @@ def repeated(text: str) -> list[int]:
     """Slurm's short form of counts, 2(x3),1 -> 2 2 2 1; [] for anything else."""
     counts: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part)
-        if match is None:
+        first, times, rest = part.partition("(x")
+        count, number = whole(first), whole(rest[:-1]) if times and rest.endswith(")") else None if times else 1
+        if count is None or number is None or max(count, number) >= 1_000_000:
             return []
-        counts += [int(match[1])] * int(match[2] or 1)
+        counts += [count] * number
     return counts
 
 
 def _slurm_local_size(environment: Mapping[str, str]) -> int | None:
     """This node's part of the tasks."""
-    counts, node = repeated(environment.get("SLURM_STEP_TASKS_PER_NODE", "")), environment.get("SLURM_NODEID", "")
-    return counts[int(node)] if node.isdigit() and int(node) < len(counts) else None
+    counts, node = repeated(environment.get("SLURM_STEP_TASKS_PER_NODE", "")), whole(environment.get("SLURM_NODEID"))
+    return counts[node] if node is not None and node < len(counts) else None
 
 
 def of_environment(backend: str, environment: Mapping[str, str] = os.environ) -> Identity | None:
     """Read rank and sizes as this backend tells them; None where it did not start this process.
 
+    `backend` is a name of the table above, or the four names themselves, separated by commas.
     Only its own variables count: others may be left from a shell inside another job.
     """
-    ranks, sizes, local_ranks, local_sizes = _NAMES[backend]
+    ranks, sizes, local_ranks, local_sizes = _NAMES[backend] if backend in _NAMES else backend.split(",")
     rank, size = _first(environment, ranks), _first(environment, sizes)
     if rank is None or size is None:
         return None

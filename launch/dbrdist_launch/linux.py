@@ -1,24 +1,38 @@
 """The few Linux calls that Python does not wrap, and what /proc tells about processes."""
 
 import os
-import signal
 import time
+
+from .signals import signal
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def _prctl(option: int, value: int) -> None:
-    try:
-        import ctypes
+_libc = None
 
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-    except (ImportError, OSError, AttributeError):
-        pass  # not Linux: the callers have a second way to notice the death of a parent
+
+def load() -> None:
+    """Load what `prctl` needs, so that a child need not."""
+    global _libc
+    if _libc is None:
+        try:
+            import ctypes
+
+            _libc = ctypes.CDLL(None)
+            assert _libc.prctl  # looked up here, once
+        except (ImportError, OSError, AttributeError):
+            pass  # not Linux: the callers have a second way to notice the death of a parent
+
+
+def _prctl(option: int, value: int) -> None:
+    load()
+    if _libc is not None:
+        _libc.prctl(option, value, 0, 0, 0)
 
 
 def die_with_parent(parent: int, signal_number: int = signal.SIGKILL) -> None:
-    """Let the kernel send this process a signal when its parent dies; to be called in the child after a fork."""
+    """Let the kernel send this process a signal when its parent ends; one that it handles tells it so."""
     _prctl(_PR_SET_PDEATHSIG, signal_number)
     if os.getppid() != parent:  # it died before the call
         os.kill(os.getpid(), signal_number)

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import os
-import selectors
-import signal
-from collections.abc import Callable
+import select
 
 from .channel import Channel
+from .inherited import Inherited
+from .signals import signal
 
-_READ, _BOTH = selectors.EVENT_READ, selectors.EVENT_READ | selectors.EVENT_WRITE
+TYPE_CHECKING = False  # see channel.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_READ, _BOTH = select.EPOLLIN, select.EPOLLIN | select.EPOLLOUT
+_READY = ~select.EPOLLOUT  # data, an end or an error, which all show in a read
 
 
 class Loop:
     """Calls what belongs to each descriptor. Nothing that is called may block."""
 
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._poll = select.epoll()
         self._calls: dict[int, Callable[[], None]] = {}
+        self._channels: dict[int, Channel] = {}
+        self.on_wake: Callable[[], None] = lambda: None  # called after each wait, before anything else
 
     def watch(self, descriptor: int, call: Callable[[], None]) -> None:
         """Call when it can be read, until it is forgotten."""
         if descriptor not in self._calls:
             self._calls[descriptor] = call
-            self._selector.register(descriptor, _READ)
+            self._poll.register(descriptor, _READ)
 
     def watch_channel(self, channel: Channel, call: Callable[[], None]) -> None:
         """Call when messages have come; what could not be sent goes out when the connection takes it."""
@@ -31,37 +38,44 @@ class Loop:
 
         def blocked() -> None:
             if descriptor in self._calls:
-                self._selector.modify(descriptor, _BOTH, channel)
+                self._poll.modify(descriptor, _BOTH)
 
         channel.when_blocked = blocked
         self.watch(descriptor, call)
+        self._channels[descriptor] = channel
         if channel.unsent:
             blocked()
 
     def forget(self, descriptor: int) -> None:
         if self._calls.pop(descriptor, None) is not None:
-            self._selector.unregister(descriptor)
+            self._channels.pop(descriptor, None)
+            self._poll.unregister(descriptor)
 
     def turn(self, seconds: float) -> None:
         """Wait at most so long, and call what is due."""
-        for key, ready in self._selector.select(max(0.0, seconds)):
-            channel: Channel | None = key.data
-            if channel is not None:
+        found = self._poll.poll(max(0.0, seconds))
+        self.on_wake()
+        for descriptor, ready in found:
+            channel = self._channels.get(descriptor)
+            if channel is not None and ready & select.EPOLLOUT:
                 channel.flush()
-                if not channel.unsent and key.fd in self._calls:
-                    self._selector.modify(key.fd, _READ)
-            call = self._calls.get(key.fd)  # an earlier call of this turn may have forgotten it
-            if call is not None and ready & _READ:
+                if not channel.unsent and descriptor in self._calls:
+                    self._poll.modify(descriptor, _READ)
+            call = self._calls.get(descriptor)  # an earlier call of this turn may have forgotten it
+            if call is not None and ready & _READY:
                 call()
 
     def close(self) -> None:
-        self._selector.close()
+        self._poll.close()
 
 
 class Signals:
-    """Notes signals, and wakes the loop for them. Those that were ignored stay so: nohup, a job in the background."""
+    """Notes signals, and wakes the loop for them. Those that were ignored stay so: nohup, a job in the background.
 
-    def __init__(self, loop: Loop, numbers: tuple[int, ...], call: Callable[[int], None]) -> None:
+    Those that were blocked are not: whoever waits for the end of a child must hear of it.
+    """
+
+    def __init__(self, loop: Loop, numbers: tuple[int, ...], call: Callable[[int], None], inherited: Inherited) -> None:
         self.loop, self.call = loop, call
         self.noted: list[int] = []
         self._read, self._write = os.pipe()
@@ -71,8 +85,9 @@ class Signals:
         self._handlers = {
             number: signal.signal(number, lambda number, _: self.noted.append(number))
             for number in numbers
-            if signal.getsignal(number) is not signal.SIG_IGN
+            if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGCHLD
         }
+        inherited.hear(tuple(self._handlers))
         loop.watch(self._read, self._on_wake)
 
     def _on_wake(self) -> None:

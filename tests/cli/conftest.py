@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_helpers import ROOT
 
 import dbrdist
 from dbrdist.cli import train
-from dbrdist.core import random
+from dbrdist.comm.transport import mpi
+from dbrdist.core.array import random
 from tests import warm
+from tests.cli.cli_helpers import ROOT
 
 SEVERAL = Path(__file__).parent / "programs" / "several.py"
 NET = '''\
@@ -26,7 +27,7 @@ import numpy as np
 import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
-from dbrdist.core.reporter import report
+from dbrdist.core.model.reporter import report
 
 RANK = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK", "0")
 
@@ -101,13 +102,15 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "usernet.py").write_text(NET)
     (tmp_path / "run.yaml").write_text(CONFIG)
     yield tmp_path
-    sys.modules.pop("usernet", None)
+    for module in ("usernet", "ends_own"):
+        sys.modules.pop(module, None)
 
 
 @pytest.fixture
 def run(folder, capfd, monkeypatch):
     """`run("run.yaml", "epochs=2")` in this process: exit code, standard output, standard error."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    monkeypatch.setattr(mpi, "started", lambda: None)  # as if no other test of this process had started MPI
     dtype, state = dbrdist.global_config.dtype, random.get_state()
 
     def call(*words):

@@ -373,7 +373,7 @@ def main() -> None:
     endings: Counter[str] = Counter()
     faults = []
     import dbrdist
-    from dbrdist.core import random as streams
+    from dbrdist.core.array import random as streams
 
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_helpers import lines
-from test_ranks import finish
 
 from dbrdist.datasets import get_digits
+from tests.cli.cli_helpers import finish, lines
 
 pytestmark = pytest.mark.timeout(120)
 DECAY = 0.3

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_helpers import lines, same_runs
 
-from dbrdist.cli import preflight
-from dbrdist.cli.load import load
-from dbrdist.datasets import images
+from dbrdist.cli.builders import preflight
+from dbrdist.cli.configuration.load import load
+from dbrdist.datasets.image import images
 from dbrdist.errors import ConfigError
+from tests.cli.cli_helpers import lines, same_runs
 
 OWN = """
 import numpy as np
 import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
-from dbrdist.core.reporter import report
+from dbrdist.core.model.reporter import report
 from dbrdist.datasets import DictDataset, TupleDataset
 
 def numbers(n, labels=3, test_width=4, last=0):

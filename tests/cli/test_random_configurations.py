@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from random_configurations import OWN, attempt, judge
 
 from dbrdist.errors import NonFiniteLossError
+from tests.cli.random_configurations import OWN, attempt, judge
 
 
 @pytest.fixture

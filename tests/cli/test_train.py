@@ -1,22 +1,32 @@
 """`dbrdist-train` with one rank, in this process."""
 
+from __future__ import annotations
+
+import contextlib
 import json
 import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cli_helpers import ROOT, lines, same_runs
 
 import dbrdist
-from dbrdist.cli.config import Config
-from dbrdist.cli.load import load
-from dbrdist.comm.extensions import StepAgreement
-from dbrdist.core import spans
+from dbrdist.cli import train
+from dbrdist.cli.configuration.load import check, load
+from dbrdist.cli.configuration.schema import Config
+from dbrdist.cli.output.refuse import Refused, RefusedHere
+from dbrdist.comm import create_communicator, run_threads
+from dbrdist.comm.communicators.create import name_of
+from dbrdist.comm.run.extensions import StepAgreement
+from dbrdist.comm.transport import mpi
+from dbrdist.core.array import spans
+from dbrdist.errors import CommunicatorError, ConfigError
 from dbrdist.training import runs
 from dbrdist.training.extensions import snapshots
+from tests.cli.cli_helpers import OWN_MODULE, OWN_PARTS, ROOT, lines, same_runs
 
 
 def test_a_run_leaves_its_folder(run):
@@ -101,7 +111,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(run):
     params = 64 * 100 + 100 + 100 * 100 + 100 + 100 * 10 + 10
     assert f"model: mlp, {params:,} parameters of float32" in out
     assert "1442 training examples, 355 test examples" in out
-    assert f"steps: 15 per epoch, about 60 in all; {4 * params:,} bytes per allreduce" in out
+    assert "steps: 15 per epoch, about 60 in all\n" in out and f"{params:,} parameters" in out
     assert "lr: 0.05" in out
 
 
@@ -115,7 +125,7 @@ def test_an_interrupt_stays_one(run, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dbrdist.cli.load.load", interrupted)
+    monkeypatch.setattr("dbrdist.cli.configuration.load.load", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run("run.yaml")
 
@@ -173,8 +183,8 @@ def test_resume_with_damaged_snapshots_alone_is_refused(run):
     four.write_bytes(content)
     before = {path: path.read_bytes() for path in Path("result").iterdir() if path.is_file()}
     code, _, err = run("run.yaml", "iterations=4", "--resume")
-    assert code == 2 and err.endswith(
-        "\nout: result holds a run, but none of its snapshots is intact (snapshot_iter_4: its bytes are not those that "
+    assert code == 2 and err == (
+        "out: result holds a run, but none of its snapshots is intact (snapshot_iter_4: its bytes are not those that "
         "were saved; snapshot_iter_3: it ends early, or was never a snapshot; snapshot_iter_2: it is empty); put a "
         "copy of one there, or start a new run with --overwrite, which moves this one aside\n"
     )
@@ -383,7 +393,6 @@ def test_each_example_is_a_configuration(path):
 
 
 # ---- an optimizer of the user's own ---------------------------------------------------------------------------------
-
 OWN = """
 from dbrdist import optimizers
 
@@ -437,7 +446,7 @@ def test_an_own_optimizer_is_left_its_rate(run, own):
         ("{name: 'own:momentum', args: {lr: 1}, hooks: [own:decay]}", "own.py has no 'decay'"),
         (
             "{name: sgd, schedule: own}",
-            "expected the name of a schedule: constant, step, exponential, polynomial, cosine, or your own",
+            "expected the name of a schedule: constant, step, exponential, polynomial, cosine, piecewise_linear, or",
         ),
     ],
 )
@@ -445,3 +454,192 @@ def test_mistakes_beside_an_own_optimizer(run, own, optimizer, words):
     code, _, err = run("run.yaml", f"optimizer={optimizer}")
     assert code == 2
     assert words in err
+
+
+ORIGIN = SimpleNamespace(where=lambda path: f"run.yaml:{'.'.join(map(str, path))}")
+
+
+@pytest.fixture
+def begin(monkeypatch):
+    """`_run` with a run that does nothing; what happened, in order."""
+    happened = []
+    one = SimpleNamespace(happened=happened, rank=0, starts=True, error=None, refused=None)
+
+    class Run:
+        def __init__(self, settings, origin, comm, console, warned, continues):
+            if one.error is not None:
+                raise one.error
+
+        def announce(self):
+            happened.append("announced")
+
+        def start_folder(self, mode):
+            happened.append(mode)
+            return one.starts
+
+        def train(self, traces):
+            happened.append(("trained", traces))
+            return 75
+
+    def make(name):
+        happened.append(name)
+        if one.refused is not None:
+            raise one.refused
+        return SimpleNamespace(rank=one.rank)
+
+    warned = SimpleNamespace(listening=contextlib.nullcontext, gather=lambda comm: happened.append("gathered"))
+    monkeypatch.setattr(train, "create_communicator", make)
+    monkeypatch.setattr(train, "Warned", lambda rank, console: warned)
+    monkeypatch.setattr(train.thread_pools, "use_one", lambda: happened.append("one thread"))
+    monkeypatch.setattr(train.resume, "compare_ranks", lambda *arguments: happened.append("compared"))
+    monkeypatch.setattr(train.run, "Run", Run)
+    monkeypatch.setattr(train.run, "evaluate", lambda settings, origin, comm, run: happened.append(("evaluated", run)))
+    monkeypatch.setattr(train.abort, "report", lambda words: happened.append(("here", words)))
+    monkeypatch.setattr(train, "_complain", lambda words: happened.append(("said", words)))
+
+    def call(mode="new", evaluate=None, trace=False, reproducible=False):
+        happened.clear()
+        settings = SimpleNamespace(communicator="flat", reproducible=reproducible)
+        return train._run(settings, ORIGIN, mode, evaluate, trace), happened
+
+    one.call = call
+    return one
+
+
+def test_a_run_is_announced_and_trained_where_steps_are_left(begin):
+    assert begin.call() == (75, ["flat", "compared", "announced", "new", ("trained", False)])
+    assert begin.call("resume", trace=True)[1][-2:] == ["resume", ("trained", True)]
+    assert begin.call(reproducible=True)[1][:3] == ["flat", "one thread", "compared"]
+    begin.starts = False
+    assert begin.call() == (0, ["flat", "compared", "announced", "new"])
+    assert begin.call(evaluate="old") == (0, ["flat", "compared", ("evaluated", "old"), "gathered"])
+
+
+def test_a_refusal_is_said_by_rank_0_or_by_whom_it_concerns(begin):
+    for begin.error, code, said in (
+        (Refused("run.yaml:1:1: wrong", 2), 2, [("said", "run.yaml:1:1: wrong")]),
+        (Refused("diverged", 1), 1, [("said", "dbrdist-train: diverged")]), (Refused("", 1), 1, []),
+        (RefusedHere("disk full", 2), 2, [("here", "dbrdist-train: disk full")]),
+    ):  # fmt: skip
+        begin.rank = 0
+        assert begin.call() == (code, ["flat", "compared", *said])
+        begin.rank = 1
+        assert begin.call() == (code, ["flat", "compared", *(words for words in said if words[0] == "here")])
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError])
+def test_a_communicator_that_does_not_fit_is_a_mistake_of_the_configuration(begin, kind):
+    begin.refused = kind("two GPUs for three ranks")
+    with pytest.raises(ConfigError, match=r"^run.yaml:communicator: communicator: two GPUs for three ranks$"):
+        begin.call()
+    begin.refused = CommunicatorError("rank 3 is gone")
+    with pytest.raises(CommunicatorError, match=r"^rank 3 is gone$"):
+        begin.call()
+
+
+@pytest.fixture
+def own_module(folder):
+    (folder / "ends_own.py").write_text(OWN_MODULE)
+    return folder
+
+
+def test_the_communicator_has_the_name_that_makes_it(run, monkeypatch):
+    monkeypatch.setattr(mpi, "started", lambda: None)  # as if no other test of this process had started MPI
+    run("run.yaml")
+    assert json.loads(Path("result/summary.json").read_text())["communicator"] == "single"
+    assert ">single<" in Path("result/report/index.html").read_text()
+    assert name_of(create_communicator("single")) == "single"
+    assert run_threads(2, lambda comm: name_of(create_communicator("threads"))) == ["threads", "threads"]
+
+
+def test_what_cannot_be_written_has_the_name_that_was_given(run):
+    run("run.yaml", "model=mlp")
+    code, _, err = run("--export", "result", "nowhere/x.safetensors")
+    assert (code, err) == (2, "dbrdist-train: nowhere/x.safetensors: No such file or directory\n")
+
+
+def test_runs_that_are_not_there(run):
+    run("run.yaml", "model=mlp", "transforms.train=[]")
+    os.remove("result/snapshot_iter_3")
+    for words in (
+        ["--report", "nowhere"],
+        ["--report", "result", "nowhere"],
+        ["--export", "nowhere", "x.safetensors"],
+        ["--export", "result", "x.safetensors"],
+        ["--predict", "result", "."],
+        ["--evaluate", "nowhere"],
+        ["--evaluate", "result"],
+        ["--audit", "nowhere"],
+    ):
+        code, _, err = run(*words)
+        assert code == 2 and "Traceback" not in err, (words, err)
+
+
+@pytest.mark.parametrize("at", [7, 150, 201])
+def test_a_stop_while_examples_are_read_loses_none(run, own_module, at):
+    """The signal comes while a batch is being read; the examples of that batch are used once, before or after."""
+    start = ["run.yaml", "audit=true", "iterations=null", "epochs=2", "workers=0", "transforms.train="]
+    start[-1] += f"[{{name: 'ends_own:asked_to_stop', args: {{at: {at}}}}}]"
+    assert run(*start)[0] == 75
+    assert run(*start[:-1], "transforms.train=[]", "--resume")[0] == 0
+    code, out, err = run("--audit", "result")
+    assert code == 0, err
+    assert out.count("1,442 of 1,442 examples, each once") == 2
+
+
+BASE = "model: mlp\ndata: digits\nbatch: 50\nepochs: 1\n"
+
+
+def checked(text="", *overrides):
+    return check((BASE + text).encode(), "run.yaml", overrides)[0]
+
+
+@pytest.mark.parametrize("name", ["MomentumSGD", "momentum_sgd", "momentum-sgd", "Momentum SGD", "MOMENTUM_SGD"])
+def test_names_are_found_in_any_case(name):
+    assert checked(f"optimizer: {name}").optimizer.name == "momentum_sgd"
+    assert checked(f"optimizer: {{name: {name}, lr: 0.5}}").optimizer.lr == 0.5
+
+
+@pytest.fixture
+def own_parts(folder):
+    (folder / "door.py").write_text(OWN_PARTS)
+    yield
+    sys.modules.pop("door", None)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("metrics=['door:nothing']", "has no 'nothing'"),
+        ("extensions=[{name: 'door:Note', args: {wort: 1}}]", "takes no 'wort', did you mean 'word'?"),
+        ("extensions=[{name: 'door:Note', args: {word: 1}, every: often}]", "extensions.0.every: expected a period"),
+        ("optimizer={name: momentum_sgd, LR: 1}", "optimizer.LR: unknown key, did you mean 'lr'?"),
+        ("extensions=[5]", "expected the name of an extension: package.module:callable"),
+        ("init_from=nowhere.npz", "init_from: nowhere.npz: No such file or directory"),
+        ("init_from=run.yaml", "init_from: run.yaml: cannot be read as an .npz file"),
+        ("init_from={path: x, skipp: [a]}", "init_from.skipp: unknown key, did you mean 'skip'?"),
+    ],
+)
+def test_mistakes(run, own_parts, words, message):
+    code, _, err = run("run.yaml", words)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_version(run):
+    assert run("--version")[:2] == (0, f"dbrdist {dbrdist.__version__}\n")
+    assert run("--version", "--init", "digits")[0] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["digits", "cifar10", "imagenet"])
+def test_init_prints_a_commented_configuration(run, name):
+    code, out, _ = run("--init", name)
+    assert code == 0
+    assert "#" in out
+    assert isinstance(check(out.encode(), "x.yaml")[0], Config)
+    assert out == (ROOT / "examples" / name / "config.yaml").read_text()
+    code, _, err = run("--init", "nothing")
+    assert code == 2 and "(digits, cifar10, imagenet), got 'nothing'" in err

@@ -4,10 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from cli_helpers import same_runs
-from test_ranks import finish
 
-from dbrdist.cli import refuse
+from dbrdist.cli.output import refuse
+from tests.cli.cli_helpers import finish, same_runs
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.slow]
 WORDS = [

@@ -10,9 +10,9 @@ import numpy as np
 
 from dbrdist import optimizers
 from dbrdist.comm import create_multi_node_optimizer
-from dbrdist.comm.compression import PowerSGD, TopK
-from dbrdist.core.serializer import NpzDeserializer, saved_state
-from dbrdist.datasets.base import block_bounds
+from dbrdist.comm.gradients.compression import PowerSGD, TopK
+from dbrdist.core.files.serializer import NpzDeserializer, saved_state
+from dbrdist.datasets.loading.base import block_bounds
 from dbrdist.errors import CheckpointError, CommunicatorError
 from tests.comm.contract import raises
 from tests.comm.training_contract import Net, batches, close, weights

@@ -14,7 +14,7 @@ from dbrdist.comm import functions as C
 from dbrdist.comm.functions.graph import place
 from dbrdist.comm.links import wiring
 from dbrdist.comm.links.wiring import Component
-from dbrdist.core.variable import Variable
+from dbrdist.core.tape.variable import Variable
 from tests.comm.disagreement_contract import several
 from tests.comm.gradients_contract import by_name, raises, values
 

@@ -16,7 +16,8 @@ import numpy as np
 from dbrdist import links as L
 from dbrdist import optimizers
 from dbrdist.comm import create_multi_node_optimizer, scatter_dataset
-from dbrdist.comm.extensions import (
+from dbrdist.comm.data.iterators import create_multi_node_iterator, create_synchronized_iterator
+from dbrdist.comm.run.extensions import (
     AllreducePersistent,
     GenericMultiNodeEvaluator,
     MultiNodeEarlyStoppingTrigger,
@@ -24,11 +25,10 @@ from dbrdist.comm.extensions import (
     create_multi_node_checkpointer,
     multi_node_snapshot,
 )
-from dbrdist.comm.iterators import create_multi_node_iterator, create_synchronized_iterator
-from dbrdist.core.chain import Chain, Sequential
-from dbrdist.core.reporter import Reporter, report
-from dbrdist.core.serializer import DictionarySerializer, NpzDeserializer
-from dbrdist.datasets.order import OrderSampler
+from dbrdist.core.files.serializer import DictionarySerializer, NpzDeserializer
+from dbrdist.core.model.chain import Chain, Sequential
+from dbrdist.core.model.reporter import Reporter, report
+from dbrdist.datasets.loading.order import OrderSampler
 from dbrdist.errors import CheckpointError, CommunicatorError
 from dbrdist.iterators import MultithreadIterator, SerialIterator
 from dbrdist.links import Classifier

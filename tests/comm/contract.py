@@ -11,8 +11,8 @@ import operator
 import ml_dtypes
 import numpy as np
 
-from dbrdist.comm.threads import ThreadCommunicator
-from dbrdist.core import backend
+from dbrdist.comm.communicators.threads import ThreadCommunicator
+from dbrdist.core.array import backend
 from dbrdist.errors import CommunicatorError
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

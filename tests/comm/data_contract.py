@@ -12,15 +12,15 @@ import numpy as np
 from dbrdist.comm import (
     create_empty_dataset,
     create_multi_node_evaluator,
-    extensions,
     open_images_once,
     scatter_dataset,
     scatter_index,
 )
-from dbrdist.comm.observations import Observations
-from dbrdist.core.chain import Chain
-from dbrdist.core.reporter import report
-from dbrdist.datasets.base import block_bounds
+from dbrdist.comm.protocol.observations import Observations
+from dbrdist.comm.run import extensions
+from dbrdist.core.model.chain import Chain
+from dbrdist.core.model.reporter import report
+from dbrdist.datasets.loading.base import block_bounds
 from dbrdist.errors import DataSizeError, StopRequested
 from dbrdist.iterators import SerialIterator
 from dbrdist.training.extensions import Evaluator

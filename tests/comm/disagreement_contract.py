@@ -9,8 +9,8 @@ import numpy as np
 
 from dbrdist import optimizers
 from dbrdist.comm import create_multi_node_optimizer
-from dbrdist.core.chain import Chain
-from dbrdist.core.parameter import Parameter
+from dbrdist.core.model.chain import Chain
+from dbrdist.core.model.parameter import Parameter
 from dbrdist.errors import CommunicatorError
 from tests.comm.contract import array_of, raises, same
 from tests.comm.training_contract import Dense, Net, batches, gradients_of
@@ -340,8 +340,8 @@ class Branches(Chain):
             self.l1, self.l2 = Dense(3, np.float64, 1), Dense(3, np.float64, 2)
 
     def forward(self, x, t):
-        import dbrdist.core.ops as ops
-        from dbrdist.core.variable import Variable
+        import dbrdist.core.tape.ops as ops
+        from dbrdist.core.tape.variable import Variable
 
         for name in self.order:
             x = self[name](Variable(x) if isinstance(x, np.ndarray) else x)

@@ -11,7 +11,7 @@ from dbrdist import functions as F
 from dbrdist import links as L
 from dbrdist import optimizers
 from dbrdist.comm import create_multi_node_optimizer
-from dbrdist.core.chain import Chain
+from dbrdist.core.model.chain import Chain
 from tests.comm.contract import array_of, raises, same
 
 

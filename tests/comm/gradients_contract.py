@@ -8,10 +8,10 @@ import numpy as np
 import dbrdist
 from dbrdist import functions as F
 from dbrdist.comm import functions as C
-from dbrdist.core import backend
-from dbrdist.core.backprop import grad
-from dbrdist.core.differentiate import jvp
-from dbrdist.core.variable import Variable
+from dbrdist.core.array import backend
+from dbrdist.core.tape.backprop import grad
+from dbrdist.core.tape.differentiate import jvp
+from dbrdist.core.tape.variable import Variable
 from dbrdist.errors import CommunicatorError
 from dbrdist.function_hooks import TimerHook
 from tests.comm.contract import BFLOAT16

@@ -15,7 +15,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from dbrdist.comm import abort, cores, hosts, mpi, processes, record
+from dbrdist.comm.communicators import cores, mpi_communicator
+from dbrdist.comm.failure import abort
+from dbrdist.comm.transport import call_log, hosts, mpi
 
 LIMIT_SECONDS = 60.0
 MOMENT_SECONDS = 0.002
@@ -90,6 +92,9 @@ class Comm:
 
     def Get_group(self):
         return self._group
+
+    def Is_inter(self):
+        return False
 
     def Free(self):
         assert not self._is_free, "it was freed before"
@@ -282,6 +287,7 @@ class Module:
     SUM, LOR, MIN, MAX = operator.add, np.logical_or, min, max
     IN_PLACE, UNDEFINED, COMM_NULL, COMM_TYPE_SHARED = object(), object(), object(), object()
     THREAD_SINGLE, THREAD_MULTIPLE = 0, 3
+    Comm = Comm
     Status = SimpleNamespace
 
     @property
@@ -316,7 +322,7 @@ def on_ranks(monkeypatch, size, function, layout=lambda rank, size: 0, all_are_f
         (mpi, "start", lambda: module), (mpi, "started", lambda: module), (mpi, "_module", module), (mpi, "_spins", 20),
         (mpi, "_is_forked", False),
         (mpi, "unlink_segments", lambda: None), (mpi, "share_cores", lambda are_enough, num_ranks: False),
-        (processes, "record", OwnRecord()), (cores, "share_out", lambda comm: None),
+        (mpi_communicator, "call_log", OwnRecord()), (cores, "share_out", lambda comm: None),
         (abort, "guard_library_use", lambda comm: None),
         (hosts, "local_ranks", lambda _, comm: comm.Split(layout(comm.rank, comm.size), comm.rank)),
     ):  # fmt: skip
@@ -326,7 +332,7 @@ def on_ranks(monkeypatch, size, function, layout=lambda rank, size: 0, all_are_f
     world, results, errors = Group(job, tuple(range(size))), [None] * size, []
 
     def work(rank):
-        _here.comm, _here.record = Comm(world, rank), record.Record(rank, threading.get_ident())
+        _here.comm, _here.record = Comm(world, rank), call_log.Record(rank, threading.get_ident())
         try:
             results[rank] = function()
         except BaseException as error:

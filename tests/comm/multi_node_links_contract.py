@@ -13,9 +13,9 @@ from dbrdist import optimizers
 from dbrdist.comm import create_multi_node_optimizer
 from dbrdist.comm import functions as C
 from dbrdist.comm import links as M
-from dbrdist.core import backend
-from dbrdist.core.backprop import grad
-from dbrdist.core.variable import Variable
+from dbrdist.core.array import backend
+from dbrdist.core.tape.backprop import grad
+from dbrdist.core.tape.variable import Variable
 from dbrdist.errors import CommunicatorError
 from tests.comm.disagreement_contract import all_raise, several
 from tests.comm.gradients_contract import by_name, raises, values

@@ -6,14 +6,14 @@ import operator
 
 import numpy as np
 
-import dbrdist.core.ops as ops
+import dbrdist.core.tape.ops as ops
 from dbrdist import optimizers
 from dbrdist.comm import create_multi_node_optimizer
-from dbrdist.comm.compression import PowerSGD, TopK
-from dbrdist.core import random
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter
-from dbrdist.datasets.base import block_bounds
+from dbrdist.comm.gradients.compression import PowerSGD, TopK
+from dbrdist.core.array import random
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.datasets.loading.base import block_bounds
 from dbrdist.errors import CommunicatorError
 from tests.comm.contract import raises
 from tests.comm.sharding_contract import net

@@ -10,11 +10,11 @@ import numpy as np
 from dbrdist import functions as F
 from dbrdist import optimizers
 from dbrdist.comm import create_multi_node_optimizer
-from dbrdist.core.chain import Chain
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter
-from dbrdist.core.serializer import DictionarySerializer, NpzDeserializer
-from dbrdist.datasets.base import block_bounds
+from dbrdist.core.files.serializer import DictionarySerializer, NpzDeserializer
+from dbrdist.core.model.chain import Chain
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.datasets.loading.base import block_bounds
 from dbrdist.errors import CommunicatorError
 from tests.comm.contract import raises
 from tests.comm.training_contract import Net, batches, close, weights

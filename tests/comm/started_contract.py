@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 
 from dbrdist.comm import Reduction
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter
-from dbrdist.core.variable import Variable
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.tape.variable import Variable
 from dbrdist.errors import CommunicatorError, NoSamplesError
 from tests.comm.contract import array_of, raises, same
 from tests.comm.disagreement_contract import several

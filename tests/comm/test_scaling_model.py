@@ -19,7 +19,7 @@ def model():
     finally:
         sys.path.remove(str(jobs.ROOT / "benchmarks"))
         for name in set(sys.modules) - before:
-            if getattr(sys.modules[name], "__file__", "").startswith(str(jobs.ROOT / "benchmarks")):
+            if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(jobs.ROOT / "benchmarks")):
                 del sys.modules[name]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from dbrdist import optimizers
 from dbrdist.comm import create_multi_node_optimizer
-from dbrdist.comm.extensions import StepAgreement
+from dbrdist.comm.run.extensions import StepAgreement
 from dbrdist.datasets import TupleDataset
 from dbrdist.errors import CommunicatorError
 from dbrdist.iterators import MultithreadIterator, SerialIterator

@@ -12,16 +12,16 @@ import sys
 import ml_dtypes
 import numpy as np
 
-import dbrdist.core.ops as ops
+import dbrdist.core.tape.ops as ops
 from dbrdist import functions as F
 from dbrdist import optimizers
 from dbrdist.comm import create_multi_node_optimizer
-from dbrdist.core.chain import Chain
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter
-from dbrdist.core.serializer import NpzDeserializer, saved_state
-from dbrdist.core.variable import Variable
-from dbrdist.datasets.base import block_bounds
+from dbrdist.core.files.serializer import NpzDeserializer, saved_state
+from dbrdist.core.model.chain import Chain
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.tape.variable import Variable
+from dbrdist.datasets.loading.base import block_bounds
 from dbrdist.errors import CommunicatorError
 from tests.comm.contract import raises
 
@@ -278,7 +278,7 @@ def check_places_in_flat_memory_may_differ(comm):
     if comm.rank == 0:
         model.l2.W.leave_arena()
     if comm.rank == comm.size - 1:
-        from dbrdist.core import flat
+        from dbrdist.core.model import flat
 
         flat.gather(model.l2.params())
         flat.gather(model.l1.params())
@@ -457,7 +457,7 @@ def check_update_as_all_that_a_thread_does(comm):
 
 
 def check_state_is_that_of_the_wrapped_optimizer(comm):
-    from dbrdist.core.serializer import DictionarySerializer, NpzDeserializer
+    from dbrdist.core.files.serializer import DictionarySerializer, NpzDeserializer
 
     model = Net()
     optimizer = create_multi_node_optimizer(optimizer_for(model), comm)

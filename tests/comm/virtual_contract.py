@@ -13,10 +13,10 @@ from dbrdist import functions as F
 from dbrdist import links as L
 from dbrdist import optimizers
 from dbrdist.comm import VirtualUpdater, create_communicator, create_multi_node_evaluator
-from dbrdist.core import random
-from dbrdist.core.reporter import Reporter, report
+from dbrdist.core.array import random
+from dbrdist.core.model.reporter import Reporter, report
 from dbrdist.datasets import TupleDataset
-from dbrdist.datasets.base import SkipExample
+from dbrdist.datasets.loading.base import SkipExample
 from dbrdist.errors import CommunicatorError
 from dbrdist.iterators import MultithreadIterator, SerialIterator
 from dbrdist.training import StandardUpdater

@@ -7,7 +7,7 @@ from types import CodeType
 
 import pytest
 
-from dbrdist.datasets import workers
+from dbrdist.datasets.loading import workers
 from tests import warm
 
 

@@ -5,7 +5,7 @@ import tarfile
 
 import numpy as np
 
-from dbrdist.datasets import images
+from dbrdist.datasets.image import images
 
 
 def picture(seed, height=24, width=32):

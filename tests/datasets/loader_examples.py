@@ -1,5 +1,7 @@
 """Datasets that loader processes can import."""
 
+from __future__ import annotations
+
 import os
 import resource
 import signal
@@ -7,8 +9,9 @@ import time
 
 import numpy as np
 
-from dbrdist.core import thread_pools
+from dbrdist.core.array import thread_pools
 from dbrdist.datasets import DatasetMixin
+from dbrdist.datasets.loading.convert import concat_examples
 
 
 class Numbers(DatasetMixin):
@@ -92,3 +95,25 @@ class Broad(Numbers):
 def broad(i, seed, epoch):
     """The array of example i of a :class:`Broad`."""
     return np.arange(60_000, dtype=np.uint32).astype(np.uint8) ^ np.uint8((7 * i + 31 * epoch + seed) % 256)
+
+
+class Fixed:
+    """Random numbers that are written down."""
+
+    def __init__(self, *values):
+        self.values = list(values)
+
+    def random(self):
+        return self.values.pop(0)
+
+
+def state(it):
+    return it.epoch, it.current_position, it.is_new_epoch, it.epoch_detail, it.previous_epoch_detail
+
+
+def run(it, n):
+    out = []
+    for _ in range(n):
+        batch = next(it)
+        out.append(([a.tolist() for a in concat_examples(batch)], it.indices.tolist(), it.row, state(it)))
+    return out

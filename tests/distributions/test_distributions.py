@@ -1,6 +1,9 @@
 """Each distribution against SciPy's in float64: densities, moments, entropies, quantiles, samples, divergences."""
 
+from __future__ import annotations
+
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -12,7 +15,6 @@ from dbrdist import distributions as D
 from tests.each import each
 
 scipy = pytest.importorskip("scipy")  # its rooms are loaded at their first use: scipy.stats takes 0.7 s
-
 # Name, how it is made from arrays, two sets of parameters (a batch of three each), SciPy's own, where to look.
 LOC, SCALE = np.array([0.3, -1.2, 2.0]), np.array([0.7, 1.5, 2.5])
 LOC2, SCALE2 = np.array([0.1, -0.5, 1.0]), np.array([1.1, 0.9, 3.0])
@@ -22,7 +24,6 @@ POSITIVE = np.array([-0.5, 0.1, 0.8, 1.9, 4.0])[:, None]
 UNIT = np.array([-0.1, 0.05, 0.4, 0.9, 1.2])[:, None]
 COUNT = np.array([-1.0, 0.0, 1.0, 2.0, 2.5, 7.0])[:, None]
 P, P2 = np.array([0.2, 0.5, 0.9]), np.array([0.3, 0.4, 0.7])
-
 ROWS = {
     "Normal": (D.Normal, (LOC, SCALE), (LOC2, SCALE2), lambda m, s: scipy.stats.norm(m, s), REAL),
     "Laplace": (D.Laplace, (LOC, SCALE), (LOC2, SCALE2), lambda m, s: scipy.stats.laplace(m, s), REAL),
@@ -499,3 +500,16 @@ def test_independent_parts_that_are_vectors():
     close(many.log_cdf(np.full((1, 500), -2.0)), [500 * scipy.stats.norm.logcdf(-2)])
     close(many.log_survival_function(np.full((1, 500), 2.0)), [500 * scipy.stats.norm.logcdf(-2)])
     close(many.survival_function(np.zeros((1, 500))), [0.5**500])
+
+
+@each(name=["Cauchy", "Gumbel", "Laplace", "LogNormal", "Normal"])
+def test_old_pickles_load(name):
+    loc, scale = np.array([0.5, -1.0], np.float32), np.array([2.0, 0.3], np.float32)
+    new = pickle.dumps(getattr(D, name)(loc, scale), 0)
+    old = new.replace(b"dbrdist.distributions.location_scale", b"dbrdist.distributions.continuous")
+    assert old != new
+    for content in (new, old):
+        found = pickle.loads(content)
+        assert type(found) is getattr(D, name)
+        values = [v.array for v in found.params.values()]
+        np.testing.assert_array_equal(values, [loc, scale])

@@ -11,6 +11,8 @@ import pytest
 
 import dbrdist
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.glob("*/*.py"))
 PROGRAMS = [name for name in PROGRAMS if not name.startswith("multi_node/")]  # they have a table and tests of their own

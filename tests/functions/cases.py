@@ -410,6 +410,7 @@ LOSSES = [
     Case("hinge", lambda x: F.hinge(x, labels(x)), (((3, 4),),), inner),
     Case("hinge_squared", lambda x: F.hinge(x, labels(x), "L2", "no"), (((3, 4),),), inner),
     Case("bernoulli_nll", lambda x, y: F.bernoulli_nll(x, y, "mean"), (((3, 4), (3, 4)),), (positive, nonzero)),
+    Case("binary_cross_entropy", lambda x: F.binary_cross_entropy(x, labels(x)), (((3, 4),),)),
     Case("gaussian_nll", F.gaussian_nll, (((3, 4),) * 3,)),
     Case("gaussian_kl_divergence", F.gaussian_kl_divergence, (((3, 4),) * 2,)),
     Case("laplace_nll", F.laplace_nll, (((3, 4),) * 3,), (positive, lambda r, s: r.uniform(-0.4, 0.3, s), smooth)),

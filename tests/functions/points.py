@@ -256,6 +256,11 @@ LOSSES = [
     *(at("hinge", draw(4, 5), LABELS, norm=norm, reduce=reduce) for norm in ("L1", "L2") for reduce in ("mean", "no")),
     *(at("bernoulli_nll", positive(2, 3) / 3, draw(2, 3), reduce=reduce) for reduce in ("sum", "mean", "no")),
     at("bernoulli_nll", np.linspace(0, 1, len(WIDE)), WIDE, reduce="no"),
+    *(
+        at("binary_cross_entropy", draw(4, 5), t, label_smoothing=s, threshold=h, sum_classes=c)
+        for t in (LABELS, positive(4, 5) / 3) for s in (0.0, 0.25) for h in (None, 0.2) for c in (False, True)
+    ),
+    at("binary_cross_entropy", np.stack([WIDE, -WIDE]), np.array([0, 1])),
     *(at("gaussian_nll", draw(2, 3), draw(2, 3) + 1, draw(2, 3), reduce=r) for r in ("sum", "mean", "no")),
     *(at("gaussian_kl_divergence", draw(2, 3), draw(2, 3) + 1, reduce=r) for r in ("sum", "mean", "no")),
     at("mean_squared_error", draw(2, 3, 4, 5), draw(2, 3, 4, 5).T.copy().T + 1),
@@ -291,6 +296,9 @@ MEASURES = [
     at("accuracy", X, LABELS[:, None]),
     at("binary_accuracy", np.array([0.0, -0.0, 1e-6, -1e-6, 3.0, 2.0]), np.array([1, 1, 0, 0, -1, 1])),
     at("binary_accuracy", draw(2, 3), np.full((2, 3), -1)),
+    *(at("top_k_accuracy", draw(4, 5), LABELS, k=k) for k in (1, 2, 3, 5, 9)),
+    at("top_k_accuracy", np.array([[1.0, 1.0, 1.0], [2.0, 1.0, 2.0]]), np.array([1, 2]), k=2),
+    at("top_k_accuracy", draw(4, 5), positive(4, 5), k=2),
     at("r2_score", draw(5, 2), draw(5, 2) + 0.5, multioutput="raw_values"),
     at("r2_score", draw(5, 2), draw(5, 2) + 0.5),
     at("r2_score", draw(3, 2), np.array([[1.0, 0.0], [1.0, 2.0], [1.0, 4.0]]), multioutput="raw_values"),

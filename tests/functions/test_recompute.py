@@ -11,9 +11,10 @@ import pytest
 import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
-from dbrdist import Chain, Sequential, Variable, backward, config, grad, optimizers, random, using_config
+from dbrdist import Chain, Sequential, Variable, backward, config, grad, link_hooks, optimizers, random, using_config
 from dbrdist.comm import create_multi_node_optimizer
-from dbrdist.comm.threads import run_threads
+from dbrdist.comm.communicators.threads import run_threads
+from tests.each import each
 
 X = np.random.default_rng(0).standard_normal((6, 4)).astype("f")
 
@@ -232,5 +233,79 @@ def test_new_values_between_forward_and_backward_are_refused():
 
 
 def test_what_is_no_variable_is_refused():
-    with pytest.raises(TypeError, match="forget: expected func to return a Variable or several, got ndarray"):
+    with pytest.raises(RuntimeError, match=r"forget: a tuple of Variables or a Variable are expected, but .*ndarray"):
         F.forget(lambda v: v.array, X)
+
+
+# ---- F.forget with closures, Variables handed on, hooks with a state ----
+
+
+def plainly(function, *xs):
+    return function(*xs)
+
+
+# Functions of a Variable x and of k and m = 2 k, which they take from outside.
+BODIES = {
+    "handed on": lambda a, k, m: (a * k, k),
+    "handed on alone": lambda a, k, m: k,
+    "handed on twice": lambda a, k, m: (k, k, a),
+    "computed outside": lambda a, k, m: (m, m * a),
+    "its argument": lambda a, k, m: (a, a * a),
+    "an alias": lambda a, k, m: (F.reshape(k, k.shape), F.dropout(k, 0.0), a * k),
+    "in a list": lambda a, k, m: [k * k, m, a + k],
+    "within another": lambda a, k, m: F.forget(lambda b: (k, b * m, b), a),
+    "within another, outside": lambda a, k, m: (*F.forget(lambda b: (b * k, m), a), k),
+}
+
+
+@each(name=BODIES, order=[1, 2])
+def test_gradients_of_surroundings(name, order):
+    found = []
+    for way in (plainly, F.forget):
+        x, k = (Variable(np.random.default_rng(i).uniform(1, 2, 3)) for i in range(2))
+        m = k * 2
+        ys = way(lambda a, k=k, m=m: BODIES[name](a, k, m), x)
+        ys = ys if isinstance(ys, (tuple, list)) else (ys,)
+        total = sum(F.sum(y * y * (i + 3.0)) for i, y in enumerate(ys))
+        total.backward(enable_double_backprop=order == 2)
+        if order == 2:
+            gk, gx = k.grad_var, x.grad_var
+            k.cleargrad()
+            x.cleargrad()
+            terms = [F.sum(g * g * g) for g in (gk, gx) if g is not None]
+            sum(terms).backward()
+        found.append([None if v.grad is None else v.grad.copy() for v in (x, k)])
+    for plain, forgotten in zip(*found):
+        assert (plain is None) == (forgotten is None)
+        if plain is not None:
+            np.testing.assert_allclose(forgotten, plain, rtol=1e-9)
+
+
+def normalized(seed=0):
+    rng = np.random.default_rng(seed)
+    link = L.Linear(5, 3, initialW=rng.normal(size=(3, 5)))
+    link.add_hook(link_hooks.SpectralNormalization())
+    link.W_u[...] = rng.normal(size=3)
+    return link
+
+
+# Calls of a link whose state moves with each of them.
+CALLS = {
+    "once": lambda way, link, a, b: way(link, a),
+    "twice": lambda way, link, a, b: way(lambda a, b: F.concat([link(a) ** 2, F.relu(link(b))]), a, b),
+    "thrice, in and out": lambda way, link, a, b: way(lambda a: link(link.W.shape[0] * a), a) + way(link, b) * link(a),
+    "within another": lambda way, link, a, b: way(lambda a: way(lambda c: link(c) * link(b), a) + link(a), a),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_hooks_that_move_with_each_call(name):
+    a, b = (np.random.default_rng(i + 5).normal(size=(4, 5)).astype("f") for i in range(2))
+    found = []
+    for way in (plainly, F.forget):
+        link = normalized()
+        y = CALLS[name](way, link, Variable(a), Variable(b))
+        F.sum(y * y).backward()
+        found.append((y.array, link.W.grad, link.b.grad, link.W_u))
+    for plain, forgotten in zip(*found):
+        np.testing.assert_allclose(forgotten, plain, rtol=1e-4, atol=1e-5)

@@ -153,61 +153,6 @@ def test_wrong_arguments_are_refused_in_words(call, message):
         call()
 
 
-def test_zero_offsets_give_a_convolution():
-    W, b = np.random.default_rng(1).standard_normal((4, 3, 3, 2)).astype("f"), np.arange(4, dtype="f")
-    y = F.convolution_2d(X, W, b, (2, 1), (1, 2))
-    moved = F.deformable_convolution_2d_sampler(X, np.zeros((2, 12, *y.shape[2:]), "f"), W, b, (2, 1), (1, 2))
-    np.testing.assert_allclose(moved.array, y.array, rtol=1e-4, atol=1e-5)
-
-
-def test_equal_filters_everywhere_give_a_convolution():
-    W = np.random.default_rng(1).standard_normal((4, 3, 3, 2)).astype("f")
-    y = F.convolution_2d(X, W, stride=2)
-    local = np.broadcast_to(W[:, None, None], (4, *y.shape[2:], *W.shape[1:]))
-    np.testing.assert_allclose(F.local_convolution_2d(X, local, stride=2).array, y.array, rtol=1e-4, atol=1e-5)
-
-
-def test_samples_of_the_gumbel_softmax_are_as_likely_as_said():
-    """At a low temperature nearly all is in one class, chosen with probability pi."""
-    pi = np.array([0.5, 0.3, 0.2])
-    y = F.gumbel_softmax(np.log(np.broadcast_to(pi, (4000, 3))), 0.01).array
-    np.testing.assert_allclose(y.sum(1), 1, rtol=1e-6)
-    np.testing.assert_allclose(np.bincount(y.argmax(1)) / 4000, pi, atol=0.03)
-
-
-def test_objects_that_are_not_there_do_not_push():
-    """A single object has nobody to keep away from, and equal pixels are where they should be."""
-    e = Variable(np.ones((1, 3, 2, 2), np.float32))
-    losses = F.discriminative_margin_based_clustering_loss(e, np.ones((1, 2, 2), int), 0.5, 1.5, 3, norm=2)
-    assert [float(v.array) for v in losses[:2]] == [0, 0]
-    (losses[0] + losses[1] + losses[2]).backward()
-    assert np.isfinite(e.grad).all()
-
-
-def test_as_strided_against_indices():
-    """Strides of all kinds, with elements read once, twice or backwards, from arrays in either order."""
-    rng = np.random.default_rng(0)
-    num_compared = 0
-    for _ in range(400):
-        num_axes = int(rng.integers(0, 4))
-        shape, strides = tuple(rng.integers(0, 4, num_axes).tolist()), tuple(rng.integers(-7, 8, num_axes).tolist())
-        start = int(rng.integers(0, 40))
-        index = start + sum(i * step for i, step in zip(np.indices(shape), strides, strict=True))
-        index = np.broadcast_to(np.asarray(index, np.int64), shape)
-        if index.size and not 0 <= index.min() <= index.max() < 40:
-            continue
-        x = Variable(np.asarray(rng.standard_normal((5, 8)), order="CF"[num_compared % 2]))
-        y = F.as_strided(x, shape, strides, start)
-        y.grad = np.asarray(rng.standard_normal(shape))
-        y.backward()
-        np.testing.assert_array_equal(y.array, x.array.reshape(-1)[index])
-        wanted = np.zeros(40)
-        np.add.at(wanted, index, y.grad)
-        np.testing.assert_allclose(x.grad, wanted.reshape(5, 8), atol=1e-12)
-        num_compared += 1
-    assert num_compared > 200
-
-
 @each(name=["roi_max_align_2d", "roi_max_pooling_2d", "roi_average_align_2d", "roi_average_pooling_2d"])
 @each(numbers=["none", "some"])
 def test_what_is_not_a_number_stays_none(name, numbers):

@@ -5,8 +5,7 @@ import pytest
 
 import dbrdist.functions as F
 from dbrdist import Variable
-from dbrdist.core.gradient_check import check_double_backward
-from dbrdist.utils import WalkerAlias
+from dbrdist.core.tape.gradient_check import check_double_backward
 from tests.each import each
 
 RNG = np.random.default_rng(0)
@@ -123,22 +122,6 @@ def test_best_path_beats_all_others():
     assert [len(p) for p in path] == [3, 2, 2, 1] and score.shape == (3,)
 
 
-def test_negative_sampling_draws_from_the_sampler():
-    drawn = []
-
-    def sampler(shape):
-        drawn.append(shape)
-        return WalkerAlias([1, 0, 3]).sample(shape)
-
-    x, W = RNG.standard_normal((5, 4)), RNG.standard_normal((3, 4))
-    t = np.array([0, 1, 2, 0, -1])
-    loss, samples = F.negative_sampling(x, t, W, sampler, 7, return_samples=True)
-    assert drawn == [(5, 7)] and samples.shape == (5, 8) and set(np.unique(samples[:, 1:])) == {0, 2}
-    np.testing.assert_array_equal(samples[:, 0], t)
-    again = F.negative_sampling(x, t, W, None, 7, samples=samples)
-    np.testing.assert_array_equal(loss.array, again.array)
-
-
 ONES = np.ones
 
 
@@ -164,28 +147,6 @@ def test_wrong_arguments_are_named(call, message):
         call()
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: F.convolution_1d(ONES((2, 3, 4, 5)), ONES((2, 3, 2))), r"x: expected shape \(N, C, 1 axes\)"),
-    (lambda: F.convolution_nd(ONES((2, 3)), ONES((2, 3))), r"convolution_nd: x: expected shape \(N, C, ...\)"),
-    (lambda: F.convolution_3d(ONES((2, 3, 4, 4, 4)), ONES((2, 3, 2))), r"convolution_3d: W: expected 5 axes, as x has"),
-    (lambda: F.convolution_3d(ONES((2, 3, 1, 4, 4)), ONES((2, 3, 2, 2, 2))), r"axes no smaller than the window"),
-    (lambda: F.convolution_nd(ONES((2, 3, 4)), ONES((2, 3, 2)), stride=(1, 2)), r"stride: expected an integer or 1"),
-    (lambda: F.deconvolution_nd(ONES((2, 3, 4)), ONES((3, 2, 2)), outsize=9), r"outsize: expected sizes whose"),
-    (lambda: F.depthwise_convolution_2d(ONES((2, 3, 4, 4)), ONES((2, 4, 2, 2))), r"W: expected shape \(D, 3, kh, kw\)"),
-    (lambda: F.max_pooling_1d(ONES((2, 3, 4, 5)), 2), r"max_pooling_1d: x: expected shape \(N, C, 1 axes\)"),
-    (lambda: F.average_pooling_3d(ONES((2, 3, 4, 4, 4)), 2, pad_value=1), r"pad_value: expected 0 or None"),
-    (lambda: F.unpooling_2d(ONES((2, 3, 2, 2)), 2, outsize=(9, 9)), r"outsize: expected sizes whose"),
-    (lambda: F.upsampling_2d(ONES((1, 1, 2, 2)), ONES((1, 1, 2, 2)), 2), r"indexes: expected integers of shape"),
-    (lambda: F.upsampling_2d(ONES((1, 1, 1, 1)), np.full((1, 1, 1, 1), 4), 2), r"indexes: expected places from 0 to 3"),
-    (lambda: F.spatial_pyramid_pooling_2d(ONES((1, 1, 3, 3)), 3), r"H and W at least 4 for pyramid_height=3"),
-    (lambda: F.spatial_pyramid_pooling_2d(ONES((1, 1, 5, 5)), 3), r"each of 4 windows of 2 x 2 sees some"),
-    (lambda: F.unpooling_nd(ONES((2, 3, 4)), 0), r"numbers >= 1, and pad >= 0"),
-])  # fmt: skip
-def test_wrong_windows_are_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 def test_half_precision_stays_half_and_finite():
     x = [Variable(a.astype(np.float16)) for a in X]
     loss = F.connectionist_temporal_classification(x, T, 0, label_length=np.array([3, 2]))
@@ -195,14 +156,6 @@ def test_half_precision_stays_half_and_finite():
     loss = F.black_out(h, T[:, 0], W, T)
     loss.backward()
     assert loss.dtype == np.float16 and np.isfinite(W.grad).all()
-
-
-@pytest.mark.parametrize("shape, window", [((2, 3, 6), (4, 3, 2)), ((2, 3, 4, 4, 4), (4, 3, 2, 2, 2))])
-def test_16_bit_activations_beside_float32_weights_decide_the_type(shape, window):
-    x, W, b = np.ones(shape, np.float16), Variable(np.ones(window, "f")), Variable(np.ones(4, "f"))
-    assert F.convolution_nd(x, W, b).dtype == np.float16
-    turned = Variable(np.ones((3, 4, *window[2:]), "f"))
-    assert F.deconvolution_nd(x, turned, b).dtype == np.float16
 
 
 def test_sums_over_steps_run_in_a_wider_type_than_float16():

@@ -11,7 +11,7 @@ import pytest
 import dbrdist
 import dbrdist.functions as F
 from dbrdist import Variable
-from dbrdist.core import scipy_parts
+from dbrdist.core.array import scipy_parts
 
 
 @pytest.fixture

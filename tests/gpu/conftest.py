@@ -71,7 +71,7 @@ def on(request):
 @pytest.fixture
 def device(on):
     """The device under test."""
-    from dbrdist.core.backend import get_device
+    from dbrdist.core.array.backend import get_device
 
     return get_device("@numpy" if on == "numpy" else "@cupy:0")
 
@@ -112,7 +112,7 @@ def reference():
     The device has its own providers.
     """
     from dbrdist import kernels
-    from dbrdist.core import random
+    from dbrdist.core.array import random
 
     state = random.get_state()
     random.set_seed(0)

@@ -1,4 +1,4 @@
-// What the files of kernels/cuda need of CUDA, for a C++ compiler of the host: the threads of a block are contexts that
+// What the files of kernels/gpu/cuda need of CUDA, for a C++ compiler of the host: the threads of a block are contexts that
 // take turns at its barriers, in another order each time, and blocks run one after the other, in any order.
 #include <cmath>
 #include <cstdint>

@@ -1,4 +1,4 @@
-"""The kernels of ``kernels/cuda`` on the host, compiled by g++: formulas, indices, sizes and orders without a GPU.
+"""The kernels of ``kernels/gpu/cuda`` on the host, compiled by g++: formulas, indices, sizes and orders without a GPU.
 
 Arrays are NumPy's, of a class that passes for CuPy's. Nothing is said about memory of several levels, or about speed.
 """
@@ -21,8 +21,8 @@ from pathlib import Path
 import host_cudnn
 import numpy as np
 
-from dbrdist.core import backend
-from dbrdist.kernels import cuda_source
+from dbrdist.core.array import backend
+from dbrdist.kernels.gpu import cuda_source
 
 HERE = Path(__file__).parent
 _folder = tempfile.TemporaryDirectory()

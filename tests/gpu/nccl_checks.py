@@ -8,10 +8,11 @@ import stand_in_nccl
 import test_gpu_comm
 from support import assert_same, put
 
-from dbrdist.comm import create_communicator, two_levels
-from dbrdist.core import backend
-from dbrdist.core.chain import Chain
-from dbrdist.core.parameter import Parameter
+from dbrdist.comm import create_communicator
+from dbrdist.comm.communicators import two_levels
+from dbrdist.core.array import backend
+from dbrdist.core.model.chain import Chain
+from dbrdist.core.model.parameter import Parameter
 from tests.comm import contract
 
 BFLOAT16 = backend.as_dtype("bfloat16")

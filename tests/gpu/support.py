@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dbrdist.core import backend
+from dbrdist.core.array import backend
 
 
 def put(device, *arrays):

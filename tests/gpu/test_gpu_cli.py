@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import dbrdist
-from dbrdist.core import random
+from dbrdist.core.array import random
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from support import assert_same, is_on, put
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist.comm import create_communicator, create_multi_node_optimizer, run_threads
-from dbrdist.core import backend, random
-from dbrdist.core.chain import Sequential
+from dbrdist.core.array import backend, random
+from dbrdist.core.model.chain import Sequential
 from dbrdist.optimizers import MomentumSGD
 from tests.comm import jobs
 

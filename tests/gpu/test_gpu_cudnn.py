@@ -10,8 +10,9 @@ from support import images, put
 
 import dbrdist.functions as F
 from dbrdist import Variable, kernels, using_config
-from dbrdist.core import backend
-from dbrdist.kernels import ConvGeometry, numpy_
+from dbrdist.core.array import backend
+from dbrdist.kernels import ConvGeometry
+from dbrdist.kernels.reference import numpy_
 
 TYPES = ["float32", "float16", "bfloat16"]
 # Roundings of the type against sums of up to some thousand terms in float32; those of TF32 are 2^-11.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dbrdist.core.backend import get_device, to_cpu
+from dbrdist.core.array.backend import get_device, to_cpu
 from dbrdist.datasets import Batch, Normalize, ToCHW
-from dbrdist.datasets.convert import concat_examples
-from dbrdist.datasets.transforms import Finisher
+from dbrdist.datasets.image.transforms import Finisher
+from dbrdist.datasets.loading.convert import concat_examples
 
 
 @pytest.mark.parametrize("where", ["cpu", "device"])

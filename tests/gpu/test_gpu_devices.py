@@ -10,9 +10,9 @@ import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import Variable, optimizers
-from dbrdist.core import backend
-from dbrdist.core.backend import get_device, using_device
-from dbrdist.core.chain import Sequential
+from dbrdist.core.array import backend
+from dbrdist.core.array.backend import get_device, using_device
+from dbrdist.core.model.chain import Sequential
 
 
 @pytest.fixture
@@ -90,8 +90,8 @@ def test_a_network_trains_on_the_second_device(device, second, rng):
 def test_each_rank_takes_the_device_of_its_number(second, spec, intra_rank, index):
     """As a run does that was told ``device: gpu``."""
     pytest.importorskip("pydantic")
-    from dbrdist.cli.assemble import parts
-    from dbrdist.cli.load import check
+    from dbrdist.cli.builders.assemble import parts
+    from dbrdist.cli.configuration.load import check
 
     config, origin = check(f"model: mlp\ndata: digits\nbatch: 4\nepochs: 1\ndevice: '{spec}'".encode(), "run.yaml")
     dtype = dbrdist.global_config.dtype

@@ -12,7 +12,8 @@ from support import assert_same, is_on, put
 import dbrdist
 import dbrdist.functions as F
 from dbrdist import Parameter
-from dbrdist.core import backend, flat
+from dbrdist.core.array import backend
+from dbrdist.core.model import flat
 from dbrdist.optimizers import SGD, Adam, MomentumSGD
 
 

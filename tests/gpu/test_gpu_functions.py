@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import every_case, every_twice_differentiable_case
 from support import assert_close, put
 
 import dbrdist.functions as F
 from dbrdist import Variable, backward, grad, using_config
-from dbrdist.core import backend
-from dbrdist.core.gradient_check import check_backward, check_double_backward, numerical_grad
+from dbrdist.core.array import backend
+from dbrdist.core.tape.gradient_check import check_backward, check_double_backward, numerical_grad
 from tests.each import each
+from tests.functions.cases import every_case, every_twice_differentiable_case
 
 # How CuPy says that it lacks something; wrong numbers are an AssertionError.
 LACKING = (TypeError, ValueError, NotImplementedError, RuntimeError)

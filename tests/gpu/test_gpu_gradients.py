@@ -10,9 +10,9 @@ import dbrdist.links as L
 from dbrdist.comm import MultiNodeChainList, run_threads
 from dbrdist.comm import functions as C
 from dbrdist.comm.links import MultiNodeBatchNormalization, create_multi_node_n_step_rnn
-from dbrdist.core import backend
-from dbrdist.core.backprop import grad
-from dbrdist.core.variable import Variable
+from dbrdist.core.array import backend
+from dbrdist.core.tape.backprop import grad
+from dbrdist.core.tape.variable import Variable
 
 
 def host(rank, shape=(2, 3)):

@@ -11,11 +11,11 @@ from support import assert_close, assert_same, eps_of, images, put
 
 import dbrdist.functions as F
 from dbrdist import kernels, optimizers
-from dbrdist.core import backend
-from dbrdist.core.backprop import grad
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter
-from dbrdist.core.variable import Variable
+from dbrdist.core.array import backend
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.tape.backprop import grad
+from dbrdist.core.tape.variable import Variable
 
 TYPES = ["float64", "float32", "float16", "bfloat16"]
 SHAPES = [(1,), (5,), (1027,), (3, 4), (70_001,), (2, 3, 4)]

@@ -8,7 +8,8 @@ from support import images, is_on, put
 
 import dbrdist.functions as F
 from dbrdist import Variable, using_config
-from dbrdist.core import backend, ops
+from dbrdist.core.array import backend
+from dbrdist.core.tape import ops
 
 SHAPE = (2, 16, 12, 10)  # large enough for sums and normalizations to wait for a ReLU
 C = SHAPE[1]

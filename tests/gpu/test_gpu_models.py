@@ -11,10 +11,10 @@ from support import assert_same, is_on, put
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import Sequential, Variable, kernels, using_config
-from dbrdist.core import backend, random
-from dbrdist.core.serializer import load_npz, save_npz
+from dbrdist.core.array import backend, random
+from dbrdist.core.files.serializer import load_npz, save_npz
 from dbrdist.datasets import get_digits
-from dbrdist.datasets.serial import SerialIterator
+from dbrdist.datasets.loading.serial import SerialIterator
 from dbrdist.models import LeNet
 from dbrdist.models.resnet import ResNet20
 from dbrdist.optimizers import Adam, MomentumSGD, WeightDecay

@@ -7,16 +7,16 @@ import io
 
 import numpy as np
 import pytest
-from cases import every_case
 from support import is_on, put
 
 import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import Variable, distributions, function_hooks, optimizers
-from dbrdist.core import random
-from dbrdist.core.backend import as_dtype, get_device, to_cpu
+from dbrdist.core.array import random
+from dbrdist.core.array.backend import as_dtype, get_device, to_cpu
 from tests.each import each
+from tests.functions.cases import every_case
 
 HOST = get_device("@numpy")
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from support import assert_same, is_on, put
 
-from dbrdist.comm import nccl
-from dbrdist.core import backend
+from dbrdist.comm.communicators import nccl
+from dbrdist.core.array import backend
 from tests.comm import jobs
 
 PROGRAM = Path(__file__).parent / "programs" / "nccl_ranks.py"

@@ -8,8 +8,9 @@ from support import images, put
 
 import dbrdist.functions as F
 from dbrdist import Variable, kernels
-from dbrdist.core import backend
-from dbrdist.kernels import PoolGeometry, numpy_, numpy_normalization
+from dbrdist.core.array import backend
+from dbrdist.kernels import PoolGeometry
+from dbrdist.kernels.reference import numpy_, numpy_normalization
 
 TYPES = ["float32", "float16", "bfloat16"]
 SPATIAL = (0, 2, 3)

@@ -10,7 +10,7 @@ from support import assert_same, is_on, put
 
 import dbrdist
 from dbrdist import Parameter
-from dbrdist.core import backend
+from dbrdist.core.array import backend
 from dbrdist.optimizers import (
     LAMB,
     LARS,

@@ -8,7 +8,8 @@ from support import assert_close, assert_same, is_on, put
 
 import dbrdist.functions as F
 from dbrdist import Variable
-from dbrdist.core import arrays, backend, ops
+from dbrdist.core.array import array_operations, backend
+from dbrdist.core.tape import ops
 from tests.each import each
 
 A = (2, 3, 4)
@@ -69,7 +70,9 @@ def test_indices_may_lie_on_the_device(device, xp, rng):
     a, index = draw(rng, (4, 3), np.float32), np.array([2, 0, 2])
     there, where = put(device, a), xp.asarray(index)
     assert_same(device, ops.getitem(there, where), a[index])
-    assert_close(device, ops.scatter(there[:3], where, (5, 3)), arrays.scattered(a[:3], index, (5, 3), False), 4)
+    assert_close(
+        device, ops.scatter(there[:3], where, (5, 3)), array_operations.scattered(a[:3], index, (5, 3), False), 4
+    )
     assert_close(device, F.scatter_add(there, where, there[:3]).array, F.scatter_add(a, index, a[:3]).array, 4)
     expected = F.scatter_add(a, a > 1, a[0, :1]).array
     assert_close(device, F.scatter_add(there, there > 1, there[0, :1]).array, expected, 4)

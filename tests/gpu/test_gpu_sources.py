@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 
-from dbrdist.core import backend
-from dbrdist.kernels import cuda_source
+from dbrdist.core.array import backend
+from dbrdist.kernels.gpu import cuda_source
 
 pytestmark = pytest.mark.without_device
 

@@ -10,8 +10,8 @@ from support import images, put
 
 import dbrdist.functions as F
 from dbrdist import kernels
-from dbrdist.core import backend
-from dbrdist.core.variable import Variable
+from dbrdist.core.array import backend
+from dbrdist.core.tape.variable import Variable
 from dbrdist.kernels.keys import KEYS
 
 TYPES = ["float64", "float32", "float16", "bfloat16"]

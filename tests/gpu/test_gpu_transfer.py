@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import dbrdist
-from dbrdist.core.backend import get_device, to_cpu
+from dbrdist.core.array.backend import get_device, to_cpu
 from dbrdist.dataset import ConcatWithAsyncTransfer, concat_examples
 from dbrdist.datasets import Batch, Normalize, ToCHW, TupleDataset
-from dbrdist.datasets.transfer import Conveyor
-from dbrdist.datasets.transforms import Finisher
+from dbrdist.datasets.image.transforms import Finisher
+from dbrdist.datasets.loading.transfer import Conveyor
 
 
 class LateStream:

@@ -12,10 +12,10 @@ from support import put
 
 import dbrdist.functions as F
 import dbrdist.links as L
-from dbrdist.core import reporter
-from dbrdist.core.backend import as_dtype
-from dbrdist.core.chain import Sequential
-from dbrdist.core.variable import Variable
+from dbrdist.core.array.backend import as_dtype
+from dbrdist.core.model import reporter
+from dbrdist.core.model.chain import Sequential
+from dbrdist.core.tape.variable import Variable
 from dbrdist.models import LeNet
 from dbrdist.models.resnet import ResNet20
 from dbrdist.optimizers import LARS, SGD, Adam, GradientClipping, GradientHardClipping, MomentumSGD, WeightDecay

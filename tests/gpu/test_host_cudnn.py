@@ -10,8 +10,10 @@ import pytest
 from support import images, put
 
 from dbrdist import kernels, using_config
-from dbrdist.core import backend
-from dbrdist.kernels import ConvGeometry, cudnn, cudnn_convolution, numpy_
+from dbrdist.core.array import backend
+from dbrdist.kernels import ConvGeometry
+from dbrdist.kernels.gpu import cudnn, cudnn_convolution
+from dbrdist.kernels.reference import numpy_
 
 
 @pytest.fixture(autouse=True)

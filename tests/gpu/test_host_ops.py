@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from support import eps_of, put
 
-from dbrdist.core import backend
-from dbrdist.kernels import cuda_ops
-from dbrdist.kernels.onednn import Unsupported
+from dbrdist.core.array import backend
+from dbrdist.kernels.cpu.onednn import Unsupported
+from dbrdist.kernels.gpu import cuda_ops
 
 TYPES = ["float32", "float16", "bfloat16"]
 F32 = np.dtype(np.float32)

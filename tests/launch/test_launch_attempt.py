@@ -99,6 +99,7 @@ def start(clock):
         )
         one = Attempt(plan, Output(), Settings(("x",), **values))
         one.starter = one.judge.starter = Mpiexec()
+        one.starter_outputs = SimpleNamespace(give_credit=lambda count: None)
         one.started_at = one.judge.started_at = one.judge.progress_at = one.next_tick = one.last_tick = clock.now
         one.next_ping, one.listeners = clock.now, []
         one.loop.close()
@@ -138,6 +139,7 @@ def test_a_rank_is_told_what_it_needs(start, monkeypatch):
     assert welcome == {
         "environment": {"A": "1"}, "directory": os.getcwd(), "host_timeout": 7.0, "window": limits.WINDOW_BYTES,
         "threads": "keep", "gpus": "rank", "inject": True, "master": "a", "local_sizes": {"a": 2, "b": 1},
+        "command": ["x"], "port": 0, "files": [],
     }  # fmt: skip
     assert one.ranks[0].channel.peer_seconds == 7.0
     (welcome,) = sent(start(2), 1, "welcome")
@@ -407,7 +409,7 @@ def test_ranks_elsewhere_need_an_address_of_their_own(start, monkeypatch, contro
         listened.append((path, addresses, port))
         return SimpleNamespace(address=f"at {path}", close=lambda: None)
 
-    def starter(command, environment, backend):
+    def starter(command, environment, backend, inherited):
         started.update(environment)
         raise OSError("no mpiexec")
 
@@ -430,12 +432,12 @@ def test_what_slept_is_forgiven(start, clock):
         heard, progress = one.ranks[0].heard_at, one.judge.progress_at
         one.stop_deadline = deadline = clock.now + 100.0
         clock.now += limits.TICK_SECONDS + asleep
-        one._tick()
+        one._forgive_own_sleep()
         assert one.judge.progress_at - progress == one.ranks[0].heard_at - heard == forgiven
         assert one.stop_deadline - deadline == forgiven
     one = start(2)
     clock.now += 100.0
-    one._tick()
+    one._forgive_own_sleep()
     assert one.stop_deadline is None
 
 

@@ -227,7 +227,8 @@ def test_what_is_not_known_yet():
         "stopped_since": None, "count": 0, "step": -1, "beat_at": None, "paused": False, "fields": {},
         "tails": {"out": b"", "err": b""}, "owed": 0, "spoke_last": "out", "events": [], "connected": True,
         "ended": None, "early_exit": None, "aborting_at": None, "lost_at": None, "cut": False, "leaving": False,
-        "left_at": None, "exit": None, "stacks": None, "warned": set(),
+        "left_at": None, "exit": None, "stacks": None, "warned": set(), "written": 0, "sources": {}, "broken": None,
+        "orphaned": None, "cut_at": None, "welcomed": False,
     }  # fmt: skip
     piece = Piece(0, "a", "out", b"x")
     assert (piece.urgent, piece.left) == (False, 0) and piece != Piece(0, "a", "out", b"x")

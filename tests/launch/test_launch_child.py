@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 from dbrdist_launch import limits, linux
 from dbrdist_launch import main as mains
-from dbrdist_launch.launcher.process import StarterProcess
+from dbrdist_launch.inherited import Inherited
+from dbrdist_launch.launcher.starter_output import StarterOutput
 from dbrdist_launch.rank import child as children
-from dbrdist_launch.rank import main as rank_main
+from dbrdist_launch.rank import outer, stacks
 from dbrdist_launch.rank import supervisor as supervisors
 from dbrdist_launch.rank.child import Child, stack_signal
 from dbrdist_launch.rank.supervisor import Supervisor
@@ -49,7 +50,7 @@ def page():
 @pytest.mark.parametrize("ignored", [set(), {signal.SIGHUP, signal.SIGUSR1}])
 def test_a_program_has_a_session_and_pipes_of_its_own(tmp_path, page, ignored):
     mask, told = signal.pthread_sigmask(signal.SIG_BLOCK, []), {"A": "b c", "PATH": os.environ["PATH"]}
-    one = Child(["sh", "-c", SCRIPT], told, str(tmp_path), page, ignored)
+    one = Child(["sh", "-c", SCRIPT], told, str(tmp_path), page, ignored, Inherited())
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
     first, names, session, pid, held, *masks = all_of(one.out).decode().splitlines()
     assert first == f"b c {tmp_path}" and int(session) == int(pid) == one.pid
@@ -66,13 +67,13 @@ def test_a_program_has_a_session_and_pipes_of_its_own(tmp_path, page, ignored):
 
 
 def test_a_program_that_is_not_there_ends_with_127(page):
-    one = Child(["/nowhere/program"], {}, None, page, set())
+    one = Child(["/nowhere/program"], {}, None, page, set(), Inherited())
     assert os.waitstatus_to_exitcode(os.waitpid(one.pid, 0)[1]) == 127
     assert all_of(one.out) == all_of(one.err) == all_of(one.events) == b""
 
 
 def test_the_pipe_of_the_output_is_as_large_as_it_may_be(page):
-    one = Child(["true"], {"PATH": os.environ["PATH"]}, None, page, set())
+    one = Child(["true"], {"PATH": os.environ["PATH"]}, None, page, set(), Inherited())
     read, write = os.pipe()
     try:
         largest = fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 1 << 18)
@@ -86,7 +87,7 @@ def test_the_pipe_of_the_output_is_as_large_as_it_may_be(page):
 
 def test_a_program_dies_with_its_supervisor(page, tmp_path):
     def supervise():
-        one = Child(["sleep", "60"], {"PATH": os.environ["PATH"]}, None, page, set())
+        one = Child(["sleep", "60"], {"PATH": os.environ["PATH"]}, None, page, set(), Inherited())
         (tmp_path / "part").write_text(str(one.pid))
         os.rename(tmp_path / "part", tmp_path / "pid")
         until(lambda: Path(f"/proc/{one.pid}/cmdline").read_text().startswith("sleep"))
@@ -115,31 +116,32 @@ def test_descriptors_are_copied_high_or_anywhere(monkeypatch):
 
 
 def test_a_supervisor_starts_the_program_with_all_that_looks_after_it(monkeypatch):
-    one, happened, given = Supervisor(["x", "y"], 99, "hydra"), [], {}
+    one, happened, given = Supervisor(99, "hydra", "-", Inherited()), [], {}
     one.loop.close()
     one.loop = SimpleNamespace(
         watch=lambda *more: happened.append(more), watch_channel=lambda *more: happened.append(more)
     )
     one.channel, one.identity, one._early = Kept(), "identity", [{"t": "bye"}]
-    one.terms = {"window": "7", "directory": "/d"}
+    one.terms = {"window": "7", "directory": "/d", "command": ["x", "y"]}
     program = SimpleNamespace(pid=4242, events=5, out=6, err=7)
 
-    def start(command, environment, directory, page, ignored):
+    def start(command, environment, directory, page, ignored, inherited):
         given.update(command=command, environment=environment, directory=directory, page=page, ignored=ignored)
         return program
 
     for name, made in (
-        ("Signals", lambda loop, numbers, call: (loop, numbers, call)), ("Child", start), ("OomWatch", lambda: "oom"),
+        ("Signals", lambda loop, numbers, call, inherited: (loop, numbers, call)),
+        ("Child", start), ("OomWatch", lambda: "oom"),
         ("surroundings", lambda *given: given), ("WorkerWatch", lambda pid: ("workers", pid)),
         ("ConnectionHolder", lambda pid, environ: ("pmix", pid, environ)), ("Outputs", lambda *given: given),
-        ("_go_first", lambda: happened.append("first")),
+        ("Leftovers", lambda outputs: ("left", outputs)), ("_go_first", lambda: happened.append("first")),
     ):  # fmt: skip
         monkeypatch.setattr(supervisors, name, made)
     monkeypatch.setattr(supervisors.linux, "adopt_orphans", lambda: happened.append("adopts"))
     handlers = {signal.SIGHUP: signal.SIG_IGN, signal.SIGUSR1: signal.SIG_IGN}
     monkeypatch.setattr(supervisors.signal, "getsignal", lambda number: handlers.get(number, signal.SIG_DFL))
     one._start()
-    stops = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGCHLD)
+    stops = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGCHLD)
     assert one.signals == (one.loop, stops, one._on_signal)
     assert happened == [
         "adopts", "first", (one.channel, one._on_channel), (99, one._on_lifeline), (5, one._on_events),
@@ -163,38 +165,75 @@ def test_a_supervisor_starts_the_program_with_all_that_looks_after_it(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("catching", "status", "text", "asked"),
-    [({4242, 4243}, None, "Thread", 4242), ({4243}, None, "Thread", 4243),
-     (set(), None, "by py-spy of [4242, 4243]", None),
-     ({4242}, 0, "by py-spy of []", None)],
+    ("catching", "below", "text", "asked"),
+    [({4242, 4243}, [4242, 4243], "Thread", 4242), ({4243}, [4242, 4243], "Thread", 4243),
+     (set(), [4242, 4243], "by py-spy of [4242, 4243]", None), ({4242}, [], "by py-spy of []", None)],
 )  # fmt: skip
-def test_stacks_come_from_the_first_process_that_has_hooks(monkeypatch, catching, status, text, asked):
+def test_stacks_come_from_the_first_process_that_has_hooks(monkeypatch, catching, below, text, asked):
+    killed, told, now = [], [], 1000.0
+    monkeypatch.setattr(stacks.linux, "kill", lambda pid, number: killed.append((pid, number)))
+    monkeypatch.setattr(stacks.linux, "catches", lambda pid, number: number == stack_signal() and pid in catching)
+    monkeypatch.setattr(stacks, "by_py_spy", lambda pids: f"by py-spy of {pids}")
+    one = stacks.Stacks(stack_signal(), lambda *answer: told.append(answer))
+    one.ask(below, now)
+    if asked:
+        assert killed == [(asked, stack_signal())] and told == [] and one.due == now + limits.STACK_SECONDS
+        one.take(b"Thread\n", now)
+        one.look(now + limits.STACK_PAUSE_SECONDS / 2)
+        assert told == []
+        one.look(now + limits.STACK_PAUSE_SECONDS)
+    assert [answer[0].strip() for answer in told] == [text] and one.due is None
+
+
+def test_no_signal_cuts_a_write_short(monkeypatch):
+    """While a process stands in a write it is not asked: the write would end there."""
+    killed, told, writes = [], [], [True]
+    monkeypatch.setattr(stacks.linux, "kill", lambda pid, number: killed.append(pid))
+    monkeypatch.setattr(stacks.linux, "catches", lambda pid, number: True)
+    monkeypatch.setattr(stacks, "is_writing", lambda pid: writes[0])
+    monkeypatch.setattr(stacks, "by_py_spy", lambda pids: "")
+    one = stacks.Stacks(50, lambda *answer: told.append(answer))
+    one.ask([1], 0.0)
+    one.look(limits.STACK_LOOK_SECONDS)
+    assert killed == told == []
+    one.look(limits.STACK_SECONDS)
+    assert killed == [] and "waits in a write" in told[0][0]
+    one.ask([1], 10.0)
+    writes[0] = False
+    one.look(one.due)
+    assert killed == [1]
+
+
+def test_a_process_in_a_write_is_seen():
     read, write = os.pipe()
-    one, killed = Supervisor(["x"], 99, "hydra"), []
-    one.loop.close()
-    one.channel, one.child, one.status, one.stacks = Kept(), SimpleNamespace(pid=4242, events=read), status, b"old"
+    child = os.fork()
+    if child == 0:
+        os.write(write, bytes(1 << 20))
+        os.read(read, 1)
+        os.read(os.pipe()[0], 1)
+        os._exit(0)
+    try:
+        until(lambda: stacks.is_writing(child))
+        os.close(write)
+        while os.read(read, 1 << 16) and stacks.is_writing(child):
+            pass
+        until(lambda: not stacks.is_writing(child))
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        os.close(read)
 
-    def kill(pid, number):
-        killed.append((pid, number))
-        os.write(write, b"Thread\n")
 
-    monkeypatch.setattr(supervisors.limits, "STACK_SECONDS", 20.0)
-    for name, act in (
-        ("descendants", lambda pid: [4243]), ("kill", kill), ("state", lambda pid: "S"),
-        ("catches", lambda pid, number: number == stack_signal() and pid in catching),
-    ):  # fmt: skip
-        monkeypatch.setattr(supervisors.linux, name, act)
-    monkeypatch.setattr(supervisors, "by_py_spy", lambda pids: f"by py-spy of {pids}")
-    one._ask_for_stacks()
-    assert killed == ([(asked, stack_signal())] if asked else [])
-    ((kind, fields),) = one.channel.sent
-    assert (kind, fields["text"].strip(), fields["state"]) == ("stacks", text, "S")
-    os.close(read)
-    os.close(write)
+def test_source_lines_are_read_where_the_program_runs(tmp_path):
+    (tmp_path / "a.py").write_text("one\n  two()\n")
+    text = f'Current thread 0x1 (most recent call first):\n  File "{tmp_path}/a.py", line 2 in f\n'
+    text += '  File "<string>", line 3 in <module>\n  File "/nowhere", line 1 in g\n'
+    found = {f"{tmp_path}/a.py:2": "two()", "<string>:3": "z"}
+    assert stacks.sources(text, "x\ny\nz") == found
 
 
 def test_a_lost_launcher_is_not_listened_to_any_more():
-    one, forgotten = Supervisor(["x"], 99, "hydra"), []
+    one, forgotten = Supervisor(99, "hydra", "-", Inherited()), []
     one.loop.close()
     one.loop, one.channel, one.connected = SimpleNamespace(forget=forgotten.append), Kept(), True
     one._kill_now = lambda: forgotten.append("killed")
@@ -206,65 +245,75 @@ def test_a_lost_launcher_is_not_listened_to_any_more():
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (None, 5, ""), (ConnectionError("refused"), 71, "dbrdist-launch: refused\n"),
-        (RuntimeError("no rank"), 71, "dbrdist-launch: no rank\n"), (ValueError("odd"), 71, "ValueError: odd\n"),
-        (KeyboardInterrupt(), 71, "KeyboardInterrupt\n"),
+        (None, 5, ""), (ConnectionError("refused"), 71, "rank 3: refused\n"),
+        (RuntimeError("no rank"), 71, "rank 3: no rank\n"), (ValueError("odd"), 71, "rank 3: ValueError('odd')\n"),
+        (KeyboardInterrupt(), 71, "rank 3: KeyboardInterrupt()\n"),
     ],
 )  # fmt: skip
-def test_whatever_ends_a_supervisor_nothing_is_left_running(monkeypatch, capsys, error, code, said):
+@pytest.mark.parametrize("connected", [False, True])
+def test_whatever_ends_a_supervisor_nothing_is_left_running(monkeypatch, capfd, error, code, said, connected):
     happened = []
 
     def run(self):
-        happened.append((self.command, self.lifeline, self.backend))
+        happened.append((self.lifeline, self.backend, self.address))
         self.loop.close()
+        self.connected, self.channel = connected, Kept()
+        self.channel.unsent = b""
+        happened.append(self.channel)
         if error is not None:
             raise error
         return 5
 
     monkeypatch.setattr(Supervisor, "run", run)
-    monkeypatch.setattr(rank_main.os, "setsid", lambda: happened.append("session"))
-    monkeypatch.setattr(rank_main.linux, "end_descendants", lambda: happened.append("ended"))
-    assert rank_main._inner("hydra", ["x"], 99) == code
-    assert happened == ["session", (["x"], 99, "hydra"), "ended"]
-    err = capsys.readouterr().err
-    assert err.endswith(said) and ("Traceback" in err) == (type(error) in (ValueError, KeyboardInterrupt))
+    monkeypatch.setattr(outer.os, "setsid", lambda: happened.append("session"))
+    monkeypatch.setattr(outer.linux, "end_descendants", lambda: happened.append("ended"))
+    monkeypatch.setenv("PMI_RANK", "3")
+    assert outer._inner("hydra", "unix:/s", 99, Inherited()) == code
+    session, called, channel, ended = happened
+    assert (session, called, ended) == ("session", (99, "hydra", "unix:/s"), "ended")
+    told = [fields["message"] for kind, fields in channel.sent if kind == "failed"]
+    expected = said.removeprefix("rank 3: ").rstrip()
+    assert told == ([expected] if connected and said else [])
+    assert capfd.readouterr().err == ("" if connected or not said else f"dbrdist-launch: {said}")
 
 
 # ---- the starter's words --------------------------------------------------------------------------------------------
 
 
-def test_the_starter_is_heard_line_by_line(monkeypatch):
-    monkeypatch.setattr(limits, "LINE_BYTES", 8)
-    read, write = os.pipe()
-    loop, said = (
-        SimpleNamespace(watch=lambda pipe, call: calls.append((pipe, call)), forget=lambda n: gone.append(n)),
-        [],
-    )
-    calls, gone = [], []
-    StarterProcess.watch(None, loop, read, said.append)
-    ((pipe, call),) = calls
-    assert pipe == read
-    for data, lines in (
-        (b"one\ntwo \r\n\n  \nth", ["one", "two"]), (b"ree\n", ["three"]), (b"12345678", []), (b"\n", ["12345678"]),
-        (b"123456789", ["123456789"]), (b"0\n\xff\n", ["0", "\udcff"]), (b"rest", []),
-    ):  # fmt: skip
-        os.write(write, data)
-        call()
-        assert said == lines and gone == []
-        said.clear()
-    os.close(write)
-    call()
-    assert said == ["rest"] and gone == [read]
-    os.close(read)
+RULE = "=" * 83 + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "own", "shown"),
+    [
+        ("hello\n\nyou\n", [], "hello\n\nyou\n"),
+        ("no end", [], "no end"),
+        ("\n" + RULE + "=   BAD TERMINATION\n=   EXIT CODE: 9\n" + RULE, 4, ""),
+        (RULE + "a table\n" + RULE + "x\n", [], RULE + "a table\n" + RULE + "x\n"),
+        ("[mpiexec@vm] words\n[proxy:0@vm] more\nsrun: error: x\n", 3, ""),
+        ("YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed\nbeyond\n", 1, "beyond\n"),
+        ("-" * 74 + "\nprterun has exited\n" + "-" * 74 + "\nx\n", 3, "x\n"),
+        ("\udcff\0binary\n", [], "\udcff\0binary\n"),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 7, 100000])
+def test_what_spawned_processes_write_is_told_from_mpiexecs_own_words(text, own, shown, step):
+    said, found = [], []
+    one = StarterOutput(said.append, found.append)
+    data = text.encode("utf-8", "surrogateescape")
+    for at in range(0, len(data), step):
+        one.feed(data[at : at + step])
+    one.end()
+    assert b"".join(found) == shown.encode("utf-8", "surrogateescape")
+    assert len(said) == (own if isinstance(own, int) else len(own))
 
 
 # ---- entry points ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arguments", [[], ["hydra"]])
-def test_a_rank_without_a_command_says_how_it_is_called(capsys, arguments):
-    assert rank_main.main(arguments) == 2
-    assert capsys.readouterr().err == "usage: python .../dbrdist_launch/rank/main.py BACKEND command ...\n"
+def test_a_rank_without_an_address_says_how_it_is_called(capsys, arguments):
+    assert in_child(lambda: outer.main(arguments)) == 2
 
 
 @pytest.mark.parametrize(

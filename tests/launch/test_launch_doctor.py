@@ -13,6 +13,8 @@ from dbrdist_launch.doctor.findings import Findings
 from dbrdist_launch.doctor.fit import allreduce_seconds, latency_and_bandwidth, parse_count
 from support import ROOT, environment
 
+pytestmark = pytest.mark.slow
+
 FACTS = {
     "host": "a",
     "shm_bytes": 8 << 30,

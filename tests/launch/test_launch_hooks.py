@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -61,10 +62,52 @@ def test_the_code_that_is_told_is_that_of_the_end(program):
     assert ("exception" in one.kinds) == ("ZeroDivisionError" in one.err)
 
 
-def test_an_exit_that_is_not_certain_counts_as_none():
-    """What runs after it, a `finally` here, may have caught it."""
-    one = Told("import sys\ntry: sys.exit(3)\nfinally: x = 1")
-    assert (one.of("leaving")["code"], one.code) == (0, 3)
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("try: sys.exit(3)\nfinally: x = 1", 3),
+        ("try: sys.exit(3)\nexcept SystemExit: pass", 0),
+        ("def f():\n    try: sys.exit(3)\n    except SystemExit: return\nf()", 0),
+        ("try: sys.exit(3)\nexcept SystemExit as error: kept = error", 0),
+        ("try: sys.exit(3)\nexcept SystemExit: sys.exit(4)", 4),
+        ("import threading\nt = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join()", 0),
+        ("sys.exit('words')", 1), ("sys.exit(None)", 0), ("sys.exit((5,))", 5), ("sys.exit(258)", 2),
+    ],
+)  # fmt: skip
+def test_the_code_of_an_exit_is_known_where_nobody_caught_it(program, code):
+    one = Told("import sys\n" + program)
+    assert (one.of("leaving")["code"], one.code) == (code, code)
+
+
+def test_an_exit_that_was_caught_keeps_nothing(tmp_path):
+    """Neither the frames, with their files and arrays, nor the exception itself."""
+    program = (
+        "import gc, sys, weakref\nclass A: pass\nkept = []\n"
+        "def leave():\n    a = A(); kept.append(weakref.ref(a)); file = open('x', 'w'); file.write('whole')\n"
+        "    sys.exit(3)\n"
+        "def caller():\n    try: leave()\n    except SystemExit: pass\n"
+        "caller(); print(kept[0]() is None, open('x').read())"
+    )
+    assert Told(f"import os\nos.chdir({str(tmp_path)!r})\n" + program).out == "True whole\n"
+
+
+def test_hooks_cost_nothing_where_nothing_happens():
+    """An audit hook would be called at each `id()` and `open()`."""
+    text = pathlib.Path(INJECT, "sitecustomize.py").read_text()
+    assert "addaudithook" not in text
+
+
+def test_the_hooks_of_exceptions_stand_where_pythons_own_stood():
+    program = (
+        "import sys, threading\nprint(sys.excepthook is sys.__excepthook__, sys.excepthook.__name__)\n"
+        "print(threading.excepthook is threading.__excepthook__)\n"
+        "def mine(*more):\n    print('mine'); sys.__excepthook__(*more)\nsys.excepthook = mine\n1 / 0"
+    )
+    one = Told(program)
+    assert one.out == "True excepthook\nTrue\nmine\n" and "ZeroDivisionError" in one.err
+    assert one.of("exception")["message"] == "ZeroDivisionError: division by zero"
+    one = Told("import sys\nsys.excepthook = lambda *more: print('mine')\n1 / 0")
+    assert one.out == "mine\n" and one.of("exception")["message"] == "ZeroDivisionError: division by zero"
 
 
 def test_nothing_of_the_hooks_is_seen_by_the_program():
@@ -75,8 +118,14 @@ def test_nothing_of_the_hooks_is_seen_by_the_program():
         "print(pickle.loads(pickle.dumps(sys.exit)) is sys.exit, sys.exit.__module__, sys.exit.__qualname__)\n"
         "print(bool(sys.exit.__doc__), sys.modules['sitecustomize'].__file__)"
     )
-    for before, after in (("", "None"), ("/a:/b", "/a:/b")):
-        lines = Told(program, DBRDIST_LAUNCH_INJECTED_PYTHONPATH=before).out.splitlines()
+    for before, after in (
+        ({"DBRDIST_LAUNCH_INJECTED": "unset"}, "None"),
+        ({"DBRDIST_LAUNCH_INJECTED": "empty"}, ""),
+        ({"DBRDIST_LAUNCH_INJECTED": "set", "PYTHONPATH": INJECT + ":/a:/b"}, "/a:/b"),
+        ({"DBRDIST_LAUNCH_INJECTED": "set", "PYTHONPATH": "/w:" + INJECT + ":/a"}, "/w:/a"),  # a wrapper's own
+        ({"DBRDIST_LAUNCH_INJECTED": "unset", "PYTHONPATH": "/w:" + INJECT}, "/w:"),
+    ):
+        lines = Told(program, **before).out.splitlines()
         assert lines[:3] == ["False []", f"{after} True False", "True sys exit"]
         assert lines[3] == f"True {INJECT}/sitecustomize.py"
 
@@ -166,10 +215,10 @@ def test_the_world_is_told_once_mpi_is_loaded(tmp_path, is_initialized, is_final
     assert "_World" in Told("import sys; print([type(one).__name__ for one in sys.meta_path])").out
 
 
-def test_lines_are_written_whole_where_the_supervisor_asks():
-    program = (
-        "import sys; print(sys.stdout.line_buffering, sys.stdout.write_through, sys.stderr.write_through)\n"
-        "import os; print('DBRDIST_LAUNCH_LINES' in os.environ)"
-    )
-    assert Told(program, "-u").out == "False True True\nFalse\n"
-    assert Told(program, "-u", DBRDIST_LAUNCH_LINES="1").out == "True False False\nFalse\n"
+def test_lines_are_written_whole_and_what_the_user_says_of_buffers_holds():
+    program = "import sys; print(sys.stdout.line_buffering, sys.stdout.write_through, type(sys.stdout.buffer).__name__)"
+    assert Told(program).out == "True False BufferedWriter\n"
+    assert Told(program, "-u").out == "False True _Whole\n"
+    assert Told(program, PYTHONUNBUFFERED="1").out == "False True _Whole\n"
+    assert Told(program, PYTHONUNBUFFERED="0").out == "False False BufferedWriter\n"
+    assert Told(program, PYTHONUNBUFFERED="").out == "True False BufferedWriter\n"

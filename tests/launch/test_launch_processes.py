@@ -424,7 +424,7 @@ def test_the_names_that_other_frameworks_read():
     )
     assert found == {
         "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "m", "A": "1",
-        "DBRDIST_LAUNCH": "1", "PYTHONUNBUFFERED": "1", "DBRDIST_LAUNCH_LINES": "1",
+        "DBRDIST_LAUNCH": "1",
     }  # fmt: skip
     assert made(master="n0")["MASTER_ADDR"] == "n0" and made(master=None)["MASTER_ADDR"] == "127.0.0.1"
     assert made()["MASTER_ADDR"] == "127.0.0.1"
@@ -440,14 +440,18 @@ def test_how_many_ranks_share_a_host_is_the_starters_word_or_the_plans():
 
 
 def test_what_was_set_about_buffers_and_threads_is_kept(monkeypatch):
-    buffered = made({"PYTHONUNBUFFERED": "x"})
-    assert buffered["PYTHONUNBUFFERED"] == "x" and "DBRDIST_LAUNCH_LINES" not in buffered
-    assert made({"PYTHONUNBUFFERED": ""})["PYTHONUNBUFFERED"] == "1"
+    for value in ("x", "", "0"):
+        assert made({"PYTHONUNBUFFERED": value})["PYTHONUNBUFFERED"] == value
+    assert "PYTHONUNBUFFERED" not in made()
     for cores, local_size, threads in ((14, 4, "3"), (2, 4, "1"), (7, 0, "7")):
         monkeypatch.setattr(surroundings_module, "available_cores", lambda cores=cores: cores)
         who = WHO._replace(local_size=local_size)
         assert made(threads="auto", who=who)["OMP_NUM_THREADS"] == threads
         assert made({"OMP_NUM_THREADS": "9"}, threads="auto", who=who)["OMP_NUM_THREADS"] == "9"
+    monkeypatch.setattr(surroundings_module, "available_cores", lambda: 8)
+    for each, step, threads in (("4", "0", "4"), ("16", "0", "8"), ("4", None, "2")):  # what Slurm counts for a task
+        inherited = {"SLURM_CPUS_PER_TASK": each} | ({"SLURM_STEP_ID": step} if step else {})
+        assert made(inherited, threads="auto")["OMP_NUM_THREADS"] == threads
     assert "OMP_NUM_THREADS" not in made(threads="keep") and "OMP_NUM_THREADS" not in made()
 
 
@@ -461,7 +465,8 @@ def test_gpus_are_shared_out_where_that_was_asked():
 def test_hooks_come_before_the_users_own_path(before, after):
     inherited = {} if before is None else {"PYTHONPATH": before}
     found = made(inherited, inject=True)
-    assert (found["PYTHONPATH"], found["DBRDIST_LAUNCH_INJECTED_PYTHONPATH"]) == (after, before or "")
+    was = {None: "unset", "": "empty"}.get(before, "set")
+    assert (found["PYTHONPATH"], found["DBRDIST_LAUNCH_INJECTED"]) == (after, was)
     assert surroundings(inherited, {"environment": {}}, WHO)["PYTHONPATH"] == after
     assert made(inherited).get("PYTHONPATH") == before
     assert os.path.exists(os.path.join(INJECT, "sitecustomize.py"))

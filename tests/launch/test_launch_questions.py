@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from dbrdist_launch import codes, heartbeat, limits
 from dbrdist_launch.errors import LaunchError
+from dbrdist_launch.inherited import Inherited
 from dbrdist_launch.launcher import jobs, process, questions
 from dbrdist_launch.launcher.jobs import JobFolder
 from dbrdist_launch.launcher.process import StarterProcess
@@ -115,9 +116,13 @@ def test_what_a_rank_is_doing(changes, words):
 
 
 def test_a_job_is_found_by_its_name_or_number(monkeypatch):
-    found = [{"job": "a", "pid": 7}, {"job": "b", "pid": 8}]
+    found = [{"job": "a", "pid": 7, "id": "x1"}, {"job": "b", "pid": 8, "id": "x2"}]
     monkeypatch.setattr(jobs, "running", lambda: found)
-    assert jobs.find("b") is found[1] and jobs.find("7") is found[0]
+    assert jobs.find("b") is found[1] and jobs.find("7") is found[0] and jobs.find("x2") is found[1]
+    found.append({"job": "b", "pid": 9, "id": "x3"})
+    with pytest.raises(LaunchError, match=r"^2 running jobs are called 'b'; give a process id or the job.s id: 8"):
+        jobs.find("b")
+    found.pop()
     with pytest.raises(LaunchError, match=r"^no job 'c' is running on this machine; running jobs: a \(7\), b \(8\)$"):
         jobs.find("c")
     found.clear()
@@ -128,10 +133,10 @@ def test_a_job_is_found_by_its_name_or_number(monkeypatch):
 def test_a_job_is_described_with_its_ranks(monkeypatch):
     monkeypatch.setattr(jobs, "time", SimpleNamespace(time=lambda: 107.4))
     monkeypatch.setattr(jobs, "ask", lambda job, what: f"{what}\nmore")
-    job = {"job": "a", "pid": 7, "command": ["python", "x" * 200], "started": 100.0}
-    assert jobs.describe(job) == f"a  pid 7  7 s  python {'x' * 93}\n  state\n  more"
+    job = {"job": "a", "pid": 7, "id": "x1", "command": ["python", "x" * 200], "started": 100.0}
+    assert jobs.describe(job) == f"a  pid 7  id x1  7 s  python {'x' * 93}\n  state\n  more"
     del job["started"]
-    assert jobs.describe(job).startswith("a  pid 7  0 s  ")
+    assert jobs.describe(job).startswith("a  pid 7  id x1  0 s  ")
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o770, 0o701, 0o704])
@@ -210,6 +215,7 @@ def test_a_starter_is_ended_by_its_signals_and_by_force(monkeypatch, ends_by, si
     monkeypatch.setattr(process.linux, "kill_group", lambda pid, number: killed.append(("group", pid, int(number))))
     began = clock.now
     one.end()
+    one.close()
     assert one.process.happened == [*happened, "closed", "closed"]
     assert killed == [("group", 4242, 9), (13, 9)] and 1.0 <= clock.now - began < 1.02
 
@@ -224,7 +230,7 @@ def test_how_a_starter_ended(code, found):
 
 def test_a_starter_that_is_not_there_is_a_sentence():
     with pytest.raises(LaunchError, match="cannot start '/nowhere/mpiexec': No such file or directory"):
-        StarterProcess(["/nowhere/mpiexec"], {}, SimpleNamespace(ends_by=(), kills_step=False))
+        StarterProcess(["/nowhere/mpiexec"], {}, SimpleNamespace(ends_by=(), kills_step=False), Inherited())
 
 
 # ---- heartbeats -----------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ import yaml
 from dbrdist_launch.launcher.cli import launch
 from support import ROOT, attempts_in, environment
 
+pytestmark = pytest.mark.slow
+
 RECIPES = ROOT / "launch" / "recipes"
 CONFIG = """model: {name: mlp, units: [32]}
 data: digits

@@ -88,7 +88,7 @@ def test_the_status_tells_of_each_attempt_and_of_the_end(tmp_path, monkeypatch):
     ]  # fmt: skip
     wanted = {
         "job": "job", "command": ["python", "x.py"], "pid": os.getpid(), "started": "now", "state": "done", "code": 0,
-        "attempts": [{**one, "ended": "now"} for one in attempts], "failure": None,
+        "attempts": [{**one, "ended": "now"} for one in attempts], "failure": None, "host_failures": {},
     }  # fmt: skip
     for path in run.paths:
         with open(path) as file:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from dbrdist_launch import limits
 from dbrdist_launch.launcher import output as outputs
+from dbrdist_launch.launcher.logs import Logs
 from dbrdist_launch.launcher.output import Output, Piece, Screen, Writer
 
 # --- the screen
@@ -169,7 +170,7 @@ def test_two_streams_to_one_place_break_no_line(capfd, monkeypatch):
     monkeypatch.setattr(outputs, "_same_place", lambda one, other: (one, other) == (1, 2))
     output = Output()
     output._show([Piece(0, "a", "out", b"begin")])
-    output._on_idle(slow=False, last=False)
+    output._on_idle(False, False, (1, 2))
     output._screens[1].flush()
     output._show(["said", Piece(0, "a", "out", b"end\n")])
     assert capfd.readouterr().err == "\nsaid\n"
@@ -186,14 +187,14 @@ def test_places_are_the_same_by_their_files(tmp_path):
 def test_unfinished_lines_wait_anew_where_the_reader_was_slow(capfd, monkeypatch):
     clock, output = Moments(monkeypatch), Output()
     output._show([Piece(0, "a", "out", b"begin")])
-    output._on_idle(slow=False, last=False)
+    output._on_idle(False, False, (1, 2))
     clock.now += limits.PARTIAL_SECONDS
-    output._on_idle(slow=True, last=False)
+    output._on_idle(True, False, (1, 2))
     assert capfd.readouterr().out == ""
     clock.now += limits.PARTIAL_SECONDS
-    output._on_idle(slow=False, last=False)
+    output._on_idle(False, False, (1, 2))
     assert capfd.readouterr().out == "[0 a] begin"
-    output._on_idle(slow=False, last=True)
+    output._on_idle(False, True, (1, 2))
     assert capfd.readouterr().out == "\n"
 
 
@@ -204,20 +205,20 @@ def test_the_view_is_drawn_below_the_output_at_a_rate_of_its_own(capfd, monkeypa
     assert capfd.readouterr().out == "[0 a] x\n[0 a] y\none\ntwo\n"
     output._show([Piece(0, "a", "out", b"z\n")])
     clock.now += limits.VIEW_SECONDS - 2.0**-10
-    output._on_idle(slow=False, last=False)
+    output._on_idle(False, False, (1, 2))
     assert capfd.readouterr() == ("", "")
     clock.now = 100.0 + limits.VIEW_SECONDS
     output.footer = ["three"]
-    output._on_idle(slow=False, last=False)
+    output._on_idle(False, False, (1, 2))
     assert capfd.readouterr().out == "\x1b[2A\x1b[J[0 a] z\nthree\n"
     output._show([Piece(0, "a", "out", b"w" * ((1 << 20) - 8) + b"\n")])  # with its front a byte short of a megabyte
     assert capfd.readouterr().out == ""
     output._show([Piece(0, "a", "out", b"\n")])
     assert len(capfd.readouterr().out) == len("\x1b[1A\x1b[J") + (1 << 20) + 6 + len("three\n")
     output._show([Piece(0, "a", "out", b"last")])
-    output._on_idle(slow=False, last=True)
+    output._on_idle(False, True, (1, 2))
     assert capfd.readouterr().out == "\x1b[1A\x1b[J[0 a] last\n"
-    output._on_idle(slow=False, last=True)
+    output._on_idle(False, True, (1, 2))
     assert capfd.readouterr().out == ""
 
 
@@ -226,8 +227,10 @@ def test_a_copy_of_the_screen_goes_into_a_file(tmp_path, capfd):
     path.write_text("something from before")
     output = Output(tee=str(path))
     output._show([Piece(0, "a", "out", b"x\n"), "said", Piece(0, "a", "err", b"y\n")])
+    output._tee.start()
+    output._tee.stop()
     assert path.read_text() == "[0 a] x\nsaid\n[0 a] y\n" and path.stat().st_mode & 0o777 & ~0o644 == 0
-    os.close(output._tee)
+    os.close(output._tee_file)
     assert capfd.readouterr() == ("[0 a] x\n", "said\n[0 a] y\n")
     assert Output(tee=str(tmp_path / "nowhere" / "x"))._tee is None
     assert "cannot be written: No such file or directory" in capfd.readouterr().err
@@ -280,11 +283,13 @@ def test_logs_go_on_in_the_next_folder(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     output = Output(frozenset(), str(tmp_path / "a"))
-    output._logs.write([Piece(0, "h", "out", b"1")])
+    output.take(Piece(0, "h", "out", b"1"))
     output.next_folder(None)
-    output._logs.write(["a note", Piece(0, "h", "out", b"2")])
+    output.note("a note")
+    output.take(Piece(0, "h", "out", b"2"))
     output.next_folder(str(tmp_path / "b"))
-    output._logs.write([Piece(0, "h", "out", b"3")])
+    output.take(Piece(0, "h", "out", b"3"))
+    output.flush()
     output.close()
     assert [(tmp_path / name / "rank-0.out").read_bytes() for name in ("a", "b")] == [b"12", b"3"]
     assert (tmp_path / "a" / "rank-0.out").stat().st_mode & 0o777 & ~0o644 == 0
@@ -294,7 +299,7 @@ def test_logs_go_on_in_the_next_folder(tmp_path):
 
 def test_each_trouble_of_the_logs_is_said_once(tmp_path):
     said = []
-    logs = outputs.Logs(str(tmp_path / "nowhere"), said.append)
+    logs = Logs(str(tmp_path / "nowhere"), said.append)
     for _ in range(2):
         logs.write([Piece(0, "h", "out", b"1"), Piece(1, "h", "out", b"1")])
     assert said == [f"dbrdist-launch: output in {tmp_path / 'nowhere'} is incomplete: No such file or directory"]
@@ -302,10 +307,10 @@ def test_each_trouble_of_the_logs_is_said_once(tmp_path):
 
 def test_the_log_that_was_not_written_for_longest_is_closed(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "OPEN_LOGS", 2)
-    logs = outputs.Logs(str(tmp_path), None)
+    logs = Logs(str(tmp_path), None)
     for rank in (0, 1, 0, 2):
         logs.write([Piece(rank, "h", "out", b"x")])
-    assert list(logs._files) == [(0, "out"), (2, "out")]
+    assert list(logs._files) == ["rank-0.out", "rank-2.out"]
     numbers = list(logs._files.values())
     logs.close()
     for number in numbers:
@@ -377,9 +382,9 @@ def test_a_writer_is_waited_for_so_that_signals_are_heard(monkeypatch):
         raise KeyboardInterrupt
 
     output, started = Output(), []
-    output._screen_writer._thread = SimpleNamespace(is_alive=lambda: True, join=interrupted)
+    output._writers[0]._thread = SimpleNamespace(is_alive=lambda: True, join=interrupted)
     output.stop()
-    output._screen_writer.start = lambda: started.append(1)
+    output._writers[0].start = lambda: started.append(1)
     output.start()
     assert output._given_up and started == []
 

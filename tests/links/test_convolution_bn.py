@@ -13,21 +13,27 @@ import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import kernels
-from dbrdist.core import backend
-from dbrdist.core.graph import FunctionHook, capturing
-from dbrdist.core.link_hook import LinkHook
-from dbrdist.kernels import ConvGeometry, numpy_, onednn
+from dbrdist.core.array import backend
+from dbrdist.core.model.link_hook import LinkHook
+from dbrdist.core.tape.function_node import FunctionHook, capturing
+from dbrdist.kernels import ConvGeometry
+from dbrdist.kernels.cpu import onednn
+from dbrdist.kernels.reference import numpy_
 from dbrdist.links.model.vision.resnet import BuildingBlock
 from dbrdist.models.resnet import ResNet, ResNetCIFAR
 from tests.each import each
 
 EPS = 2.0**-23
 BFLOAT16 = backend.as_dtype("bfloat16")
+
+
 try:
     onednn.library()
     has_onednn = True
 except onednn.Unavailable:
     has_onednn = False
+
+
 needs_onednn = pytest.mark.skipif(not has_onednn, reason="without oneDNN the calls are made one by one")
 cpu = Path("/proc/cpuinfo")
 # Elsewhere oneDNN has slow kernels alone for some sizes, which are refused.

@@ -199,3 +199,20 @@ def test_wrong_arguments_are_named(case):
     call, words = case
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def ones(*shape, dtype=np.float32):
+    return np.ones(shape, dtype)
+
+
+def test_sizes_may_be_left_out_in_front():
+    link = L.Deconvolution2D(2, 3)
+    assert (link.out_channels, link.ksize, link.W.array) == (2, 3, None)
+    assert link(ones(1, 4, 2, 2)).shape == (1, 2, 4, 4)
+    link = L.Linear(None, 3)
+    assert link(ones(2, 4, 5), n_batch_axes=2).shape == (2, 4, 3) and link.in_size == 5
+    link = L.DepthwiseConvolution2D(None, 2, 3)
+    assert link(ones(1, 3, 4, 4)).shape == (1, 6, 2, 2) and link.b.shape == (6,)
+    link = L.DepthwiseConvolution2D(3, 2, 3, initial_bias=np.arange(6, dtype="f"))
+    assert link.b.array.tolist() == [0, 1, 2, 3, 4, 5]
+    assert L.DepthwiseConvolution2D(3, 2, 3, nobias=True)(ones(1, 3, 4, 4)).shape == (1, 6, 2, 2)

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 import dbrdist
+from dbrdist import Variable, initializers
+from dbrdist import links as L
 from dbrdist.links import initializers as I
+from tests.each import each
 
 SHAPE = (60, 40, 3, 3)  # out, in, then the filter: fan_in 360, fan_out 540
 NORMAL = {
@@ -142,3 +145,70 @@ def test_types_come_from_argument_initializer_or_configuration():
         assert I.generate_array(I.Zero(), 3, np).dtype == np.float64
     with pytest.raises(ValueError, match="expected the initializer's float16, got float32"):
         I.generate_array(I.Zero("float16"), (2,), np, "float32")
+
+
+def ones(*shape, dtype=np.float32):
+    return np.ones(shape, dtype)
+
+
+def test_initializers_have_types_by_name():
+    for dtype in (None, "mixed16", "mixedbf16"):
+        assert initializers.Constant(1, dtype).dtype == dtype
+    assert initializers.Constant(1, "float16").dtype == np.float16
+    a = np.empty((2, 2), np.float64)
+    initializers.Identity(3.0)(a)
+    assert a.tolist() == [[3, 0], [0, 3]]
+    initializers.Constant(np.array(2.0))(a)
+    assert a.tolist() == [[2, 2], [2, 2]]
+    initializers.Constant(Variable(ones(2, 2)).array)(a)
+    assert a.tolist() == [[1, 1], [1, 1]]
+
+
+@each(size=[1, 2, 3, 4, 5])
+def test_upsampling_filters_interpolate(size):
+    """A constant stays one, and a slope stays one inside."""
+    step = (size + 1) // 2
+    link = L.Deconvolution2D(3, 3, size, step, initialW=initializers.UpsamplingDeconvFilter())
+    y = link(np.ones((1, 3, 8, 8), np.float32)).array
+    np.testing.assert_allclose(y[:, :, size:-size, size:-size], 1, rtol=1e-6)
+    grouped = np.zeros((3, 1, size, size), np.float32)
+    initializers.UpsamplingDeconvFilter()(grouped)
+    np.testing.assert_array_equal(grouped[:, 0], link.W.array[[0, 1, 2], [0, 1, 2]])
+    assert not link.W.array[0, 1].any()
+
+
+@each(size=[1, 2, 3, 4, 5], ndim=[1, 2, 3])
+def test_downsampling_filters_are_means(size, ndim):
+    W = np.zeros((2, 2, *(size,) * ndim))
+    initializers.DownsamplingConvFilter()(W)
+    np.testing.assert_allclose(W.sum(tuple(range(2, ndim + 2))), np.eye(2), rtol=1e-12)
+    np.testing.assert_array_equal(W, np.flip(W, tuple(range(2, ndim + 2))))
+    assert initializers.DownsamplingConvFilter("linear", "float64").dtype == np.float64
+
+
+# fan_in and fan_out to the variance (normal) or a third of the squared half width (uniform)
+VARIANCES = {
+    "LeCun": lambda fan_in, fan_out: 1 / fan_in,
+    "Glorot": lambda fan_in, fan_out: 2 / (fan_in + fan_out),
+    "He": lambda fan_in, fan_out: 2 / fan_in,
+}
+
+
+@each(name=VARIANCES, shape=[(1, 1), (5, 1), (1, 5), (3, 2, 1, 1), (4, 3, 2, 5)], scale=[None, 0.5])
+def test_scales_of_initial_values_are_those_of_their_fans(name, shape, scale):
+    space = math.prod(shape[2:])
+    variance = VARIANCES[name](shape[1] * space, shape[0] * space)
+    given = {} if scale is None else {"scale": scale}
+    normal, uniform = (getattr(initializers, name + kind)(**given) for kind in ("Normal", "Uniform"))
+    np.testing.assert_allclose(normal.deviation(shape), (scale or 1) * math.sqrt(variance))
+    np.testing.assert_allclose(uniform.deviation(shape), (scale or 1) * math.sqrt(3 * variance))
+
+
+@each(name=VARIANCES, kind=["Normal", "Uniform"], shape=[(0, 0), (3, 0), (0, 3)])
+def test_parameters_without_elements_are_initialized(name, kind, shape):
+    """A fan of 0 counts as 1."""
+    one, x = getattr(initializers, name + kind)(), np.empty(shape, "f")
+    one(x)
+    fans = sum(shape) if name == "Glorot" else shape[1]
+    variance = (1 if name == "LeCun" else 2) / max(fans, 1)
+    np.testing.assert_allclose(one.deviation(x.shape), math.sqrt(variance * (3 if kind == "Uniform" else 1)))

@@ -1,12 +1,25 @@
 """Residual networks: sizes, strides, initial state, and gradients against float64."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 
 import dbrdist
 from dbrdist import functions as F
 from dbrdist import links as L
-from dbrdist.models.resnet import Basic, Bottleneck, ResNet, ResNet20, ResNet50, ResNet56, ResNetCIFAR
+from dbrdist.models.blocks import Basic, Bottleneck, Options, blur, halved
+from dbrdist.models.resnet import (
+    ResNet,
+    ResNet18,
+    ResNet20,
+    ResNet34,
+    ResNet50,
+    ResNet56,
+    ResNet101,
+    ResNet152,
+    ResNetCIFAR,
+)
 from tests.each import each
 
 LABELS = np.array([1, 3, 5, 7])
@@ -82,6 +95,127 @@ def test_zero_gamma_makes_blocks_their_shortcuts():
         assert np.any(block.bn3.beta.grad)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make, size",
+    [
+        (ResNet18, 11_689_512),
+        (ResNet34, 21_797_672),
+        (ResNet101, 44_549_160),
+        (ResNet152, 60_192_808),
+        (lambda: ResNet50(variant="d"), 25_576_264),
+        (lambda: ResNet50(variant="chainer"), 25_557_096),
+    ],
+)
+def test_other_depths_and_variants_have_the_known_sizes(make, size):
+    """Those of torchvision and timm (ResNet-50-D); Chainer's has a bias of 64 in the stem."""
+    assert make().count_params() == size
+
+
+@each(stride=[1, 2], size=[5, 6])
+def test_blur_filters_each_channel_by_itself(stride, size):
+    x = np.random.default_rng(3).normal(size=(2, 3, size, size + 1)).astype("f")
+    framed = np.pad(x.astype("d"), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(framed, (3, 3), (2, 3))[:, :, ::stride, ::stride]
+    expected = (windows * np.outer([1, 2, 1], [1, 2, 1]) / 16).sum((4, 5))
+    np.testing.assert_allclose(blur(x, stride).array, expected, rtol=1e-5, atol=1e-6)
+
+
+@each(h=[4, 5], w=[6, 3])
+def test_halved_images_are_means_of_what_is_there(h, w):
+    x = np.random.default_rng(3).normal(size=(2, 3, h, w)).astype("f")
+    expected = [[x[:, :, i : i + 2, j : j + 2].mean((2, 3)) for j in range(0, w, 2)] for i in range(0, h, 2)]
+    np.testing.assert_allclose(halved(x).array, np.array(expected).transpose(2, 3, 0, 1), rtol=1e-5, atol=1e-6)
+
+
+@each(kind=[Basic, Bottleneck], in_channels=[16, 12])
+def test_what_strided_convolutions_read_is_blurred_from_16_channels_on(kind, in_channels):
+    """The same numbers as a block without, on blurred inputs of the strided convolutions."""
+    block = stirred(kind(in_channels, 16, 2, Options(blurs=True)))
+    x = np.random.default_rng(2).normal(size=(3, in_channels, 6, 6)).astype("f")
+    is_basic = kind is Basic
+    seen = blur(x).array if in_channels == 16 else x
+    h = np.maximum(normalized(block.conv1, block.bn1, seen if is_basic else x, 2 if is_basic else 1), 0)
+    if not is_basic:
+        h = np.maximum(normalized(block.conv2, block.bn2, blur(h).array, 2), 0)
+    last = (block.conv2, block.bn2) if is_basic else (block.conv3, block.bn3)
+    expected = normalized(*last, h) + normalized(block.shortcut.conv, block.shortcut.bn, seen, 2)
+    np.testing.assert_allclose(block(x).array, np.maximum(expected, 0), rtol=1e-4, atol=1e-4)
+
+
+def test_resnet_d_takes_means_in_front_of_its_shortcuts():
+    block, x = stirred(Bottleneck(4, 2, 2, Options(average_shortcut=True))), images(5)[:, :1].repeat(4, 1)
+    assert block.shortcut.conv.stride == (1, 1)
+    h = np.maximum(normalized(block.conv1, block.bn1, x), 0)
+    h = np.maximum(normalized(block.conv2, block.bn2, h, 2), 0)
+    shortcut = normalized(block.shortcut.conv, block.shortcut.bn, halved(x).array)
+    expected = np.maximum(normalized(block.conv3, block.bn3, h) + shortcut, 0)
+    np.testing.assert_allclose(block(x).array, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_stochastic_depth_drops_residuals_of_whole_images():
+    """Of a dropped image the shortcut is left, of others the residual counts 1 / (1 - ratio); none in evaluation."""
+    model = ResNet(10, (2, 2, 1, 0), stochastic_depth=0.8)
+    assert [block.drop_path for block in model.blocks] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
+    block = stirred(Basic(4, 4, 1))
+    x = images(6, 64)[:, :1].repeat(4, 1)
+    before = block(x).array
+    residual = normalized(block.conv2, block.bn2, np.maximum(normalized(block.conv1, block.bn1, x), 0))
+    block.drop_path = 0.25
+    y = block(x).array
+    is_dropped = np.isclose(y, np.maximum(x, 0), atol=1e-4).all((1, 2, 3))
+    assert 4 <= is_dropped.sum() <= 30
+    np.testing.assert_allclose(y[~is_dropped], np.maximum(x + residual / 0.75, 0)[~is_dropped], rtol=1e-3, atol=1e-3)
+    block.drop_path = 0.0
+    np.testing.assert_array_equal(block(x).array, before)
+    block.drop_path = 0.25
+    with dbrdist.using_config("train", False):
+        first, second = block(x).array, block(x).array
+    np.testing.assert_array_equal(first, second)
+
+
+def test_a_log_constant_bias_makes_the_first_binary_cross_entropy_small():
+    model = ResNet(1000, (1, 0, 0, 0), log_constant_bias=True)
+    np.testing.assert_allclose(model.fc.b.array, -6.907755279, rtol=1e-7)
+    assert not ResNet(10, (1, 0, 0, 0)).fc.b.array.any()
+
+
+def test_pooling_of_chainers_example_has_no_padding_and_covers_all():
+    seen = {}
+    for variant in ("plain", "chainer"):
+        model = ResNet(10, (1, 0, 0, 0), variant=variant)
+        model.blocks[0].forward = lambda h, key=variant: seen.setdefault(key, h)
+        model.fc.forward = lambda h: h
+        model(images(224, 1))
+    assert [h.shape for h in seen.values()] == [(1, 64, 56, 56)] * 2
+    assert model.conv.b is not None
+
+
+def test_blurred_pooling_takes_maxima_at_stride_1():
+    model = ResNet(10, (1, 0, 0, 0), blur_pooling="all")
+    model.blocks[0].forward = lambda h: h
+    model.fc.forward = lambda h: h
+    x = images(32)
+    h = np.maximum(normalized(model.conv, model.bn, x, 2), 0)
+    framed = np.pad(h, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
+    maxima = np.lib.stride_tricks.sliding_window_view(framed, (3, 3), (2, 3)).max((4, 5))
+    np.testing.assert_allclose(model(x).array, blur(maxima, 2).array.mean((2, 3)), rtol=1e-4, atol=1e-5)
+
+
+@each(
+    **{
+        "settings, words": [
+            ({"variant": "e"}, "variant: expected 'plain', 'd', 'chainer', got 'e'"),
+            ({"blur_pooling": True}, "blur_pooling: expected 'none', 'convolutions', 'all', got True"),
+            ({"stochastic_depth": 1.0}, "stochastic_depth: expected a number from 0 to less than 1, got 1.0"),
+        ]
+    }
+)
+def test_settings_that_there_are_not_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        ResNet(10, (1, 0, 0, 0), **settings)
+
+
 def stirred(model):
     """With scales and shifts at which each ReLU cuts some off and lets some pass."""
     rng = np.random.default_rng(1)
@@ -110,13 +244,13 @@ def through(block, x, strides, projects):
 @each(
     **{
         "make, strides, projects": [
-            (lambda: Basic(4, 4, 1, 1.0), (1, 1), False),
-            (lambda: Basic(4, 6, 1, 1.0), (1, 1), True),
-            (lambda: Basic(4, 4, 2, 1.0), (2, 1), True),
-            (lambda: Bottleneck(4, 1, 1, 1.0, True), (1, 1, 1), False),
-            (lambda: Bottleneck(4, 2, 1, 1.0, True), (1, 1, 1), True),
-            (lambda: Bottleneck(4, 1, 2, 1.0, True), (1, 2, 1), True),
-            (lambda: Bottleneck(4, 1, 2, 1.0, False), (2, 1, 1), True),
+            (lambda: Basic(4, 4, 1), (1, 1), False),
+            (lambda: Basic(4, 6, 1), (1, 1), True),
+            (lambda: Basic(4, 4, 2), (2, 1), True),
+            (lambda: Bottleneck(4, 1, 1), (1, 1, 1), False),
+            (lambda: Bottleneck(4, 2, 1), (1, 1, 1), True),
+            (lambda: Bottleneck(4, 1, 2), (1, 2, 1), True),
+            (lambda: Bottleneck(4, 1, 2, Options(stride_in_3x3=False)), (2, 1, 1), True),
         ]
     }
 )
@@ -193,3 +327,16 @@ def test_gradients_of_a_whole_network_agree_with_float64():
         errors.append(max(np.abs(g - e).max() / np.abs(e).max() for g, e in zip(grads, expected)))
     assert sorted(errors)[1] < 1e-4
     assert max(errors) < 0.2
+
+
+def ones(*shape, dtype=np.float32):
+    return np.ones(shape, dtype)
+
+
+def test_a_block_has_a_projection_where_the_shape_changes():
+    from dbrdist.models.resnet import Basic
+
+    for in_channels, stride, projected in ((4, 1, False), (4, 2, True), (3, 1, True), (3, 2, True)):
+        block = Basic(in_channels, 4, stride)
+        assert block.is_projected == projected == hasattr(block, "shortcut")
+        assert block(ones(1, in_channels, 4, 4)).shape == (1, 4, 4 // stride, 4 // stride)

@@ -16,7 +16,10 @@ import tempfile
 import pytest
 from _pytest._io import TerminalWriter
 
-from dbrdist.comm import abort, create_communicator, environment, mpi
+from dbrdist.comm import create_communicator
+from dbrdist.comm.failure import abort
+from dbrdist.comm.transport import environment, mpi
+from tests.comm import contract_names
 
 LIMIT_SECONDS = int(os.environ.get("DBRDIST_TEST_SECONDS", "60"))
 
@@ -26,7 +29,7 @@ os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="pytest-rank-")
 atexit.register(shutil.rmtree, os.environ["PYTEST_DEBUG_TEMPROOT"], ignore_errors=True)
 
 
-@pytest.fixture(scope="session", params=["naive", "flat", "shared"])
+@pytest.fixture(scope="session", params=contract_names.WORLDS)
 def world(request):
     """All ranks; "shared" is flat, with sums through shared memory for every size of array and number of ranks."""
     if request.param == "shared":

@@ -9,12 +9,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import dbrdist.core.ops as ops
+import dbrdist.core.tape.ops as ops
 from dbrdist import optimizers
-from dbrdist.comm import arenas, create_communicator, create_multi_node_optimizer, hosts
-from dbrdist.comm.reduction import key_of
-from dbrdist.core.chain import Chain
-from dbrdist.core.parameter import Parameter
+from dbrdist.comm import create_communicator, create_multi_node_optimizer
+from dbrdist.comm.gradients import shared_gradients
+from dbrdist.comm.gradients.reduction_plan import key_of
+from dbrdist.comm.transport import hosts
+from dbrdist.core.model.chain import Chain
+from dbrdist.core.model.parameter import Parameter
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 SHAPES = [(7,), (33, 57), (1,), (129,)]
@@ -136,7 +138,7 @@ def test_nothing_is_copied(comm):
     comm.multi_node_mean_grad(model)
     assert [p.grad.ctypes.data for p in model.params()] == places
     if comm.size > 1:
-        raw = arenas.segment_for(model.p0.slot.arena, arenas.GRADIENTS).raw
+        raw = shared_gradients.segment_for(model.p0.slot.arena, shared_gradients.GRADIENTS).raw
         assert raw.ctypes.data <= places[0] < raw.ctypes.data + raw.nbytes
 
 
@@ -228,7 +230,7 @@ def test_a_rank_that_cannot_share_makes_all_send_messages(monkeypatch, capfd, wh
 
     comm = create_communicator("flat", shared_memory=True)
     if comm.rank == comm.size - 1:
-        monkeypatch.setattr(arenas, "Segment" if where == "no memory" else "attach", refuse)
+        monkeypatch.setattr(shared_gradients, "Segment" if where == "no memory" else "attach", refuse)
     model = model_of()
     for step in range(2):
         fill(comm, model, step)

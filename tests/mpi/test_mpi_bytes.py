@@ -4,9 +4,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dbrdist.comm import create_communicator, hosts
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter
+from dbrdist.comm import create_communicator
+from dbrdist.comm.transport import hosts
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
 
 HOST_OF = {
     "two hosts": lambda rank: rank // 2,

@@ -4,9 +4,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dbrdist.comm import cable, create_communicator, hosts, shared_memory
-from dbrdist.core.chain import Chain
-from dbrdist.core.parameter import Parameter
+from dbrdist.comm import create_communicator
+from dbrdist.comm.communicators import shared_memory
+from dbrdist.comm.transport import hosts, sockets
+from dbrdist.core.model.chain import Chain
+from dbrdist.core.model.parameter import Parameter
 from tests.each import each
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -86,10 +88,10 @@ def test_where_a_rank_cannot_connect_all_take_messages(make, monkeypatch, capfd)
     comm = make(sockets=True)
     if comm.inter_size == 1:
         pytest.skip("one host")
-    monkeypatch.setattr(cable, "_PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr(cable, "_TRY_SECONDS", 0.3)
+    monkeypatch.setattr(sockets, "_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(sockets, "_TRY_SECONDS", 0.3)
     if comm.rank == comm.size - 1:
-        monkeypatch.setattr(cable, "_call", lambda *_: exec('raise OSError("a firewall")'))
+        monkeypatch.setattr(sockets, "_call", lambda *_: exec('raise OSError("a firewall")'))
     mine = means(comm, 70_001, np.float32, False)
     assert comm._has_cable is False
     assert comm._cable is None

@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 
 from dbrdist import functions as F
-from dbrdist.comm import create_communicator, create_multi_node_optimizer, hosts, two_levels
-from dbrdist.core import backend
-from dbrdist.core.chain import Chain
-from dbrdist.core.parameter import Parameter
+from dbrdist.comm import create_communicator, create_multi_node_optimizer
+from dbrdist.comm.communicators import two_levels
+from dbrdist.comm.transport import hosts
+from dbrdist.core.array import backend
+from dbrdist.core.model.chain import Chain
+from dbrdist.core.model.parameter import Parameter
 from dbrdist.errors import CommunicatorError
 from dbrdist.optimizers import SGD
-from tests.comm import contract, edges_contract, training_contract
+from tests.comm import contract, contract_names, edges_contract, training_contract
 from tests.comm.contract import raises
 
 LAYOUTS = {
@@ -21,7 +23,6 @@ LAYOUTS = {
     "a host each": lambda rank, size: rank,
 }
 TWO_LEVELS = ["hierarchical", "two_dimensional"]
-NAMES = [*TWO_LEVELS, "non_cuda_aware", "single_node", "pure_nccl", "dummy"]
 
 
 def check_sums(comm):
@@ -46,7 +47,7 @@ def layout(monkeypatch):
     return pretend
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=contract_names.OTHERS)
 def made(request, layout, monkeypatch):
     monkeypatch.setattr(backend, "why_no_nccl", lambda: "")  # arrays are the host's
     layout("one host" if request.param == "single_node" else "hosts of different sizes")

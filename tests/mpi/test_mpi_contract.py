@@ -2,7 +2,9 @@
 
 import pytest
 
-from dbrdist.comm import create_communicator, mpi, shared_memory
+from dbrdist.comm import create_communicator
+from dbrdist.comm.communicators import shared_memory
+from dbrdist.comm.transport import mpi
 from tests.comm import contract, disagreement_contract
 
 

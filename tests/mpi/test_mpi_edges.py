@@ -2,7 +2,8 @@
 
 import pytest
 
-from dbrdist.comm import create_communicator, processes
+from dbrdist.comm import create_communicator
+from dbrdist.comm.communicators import mpi_communicator
 from tests.comm import edges_contract
 
 
@@ -14,7 +15,7 @@ def test_edges_over_mpi(comm, check):
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Arrays beyond a gibibyte go in pieces; with pieces of 64 bytes a small one does."""
-    monkeypatch.setattr(processes, "_PIECE_BYTES", 64)
+    monkeypatch.setattr(mpi_communicator, "_PIECE_BYTES", 64)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from dbrdist.comm import create_communicator, run_threads
-from dbrdist.core import backend
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter
+from dbrdist.core.array import memory
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
 
 pytestmark = [pytest.mark.limit_seconds(400), pytest.mark.timeout(500)]
 
@@ -29,7 +29,7 @@ def needs(gib_per_rank, num_ranks):
 
 @pytest.fixture(autouse=True)
 def large_blocks_go_back_to_the_system(monkeypatch):
-    monkeypatch.setattr(backend, "_heap_is_tuned", True)
+    monkeypatch.setattr(memory, "_heap_is_tuned", True)
 
 
 @pytest.fixture(params=NAMES)

@@ -9,17 +9,19 @@ import weakref
 import numpy as np
 import pytest
 
-import dbrdist.core.ops as ops
+import dbrdist.core.tape.ops as ops
 from dbrdist import functions as F
 from dbrdist import optimizers
-from dbrdist.comm import create_communicator, create_multi_node_optimizer, hosts, overlap, speed
-from dbrdist.comm.reduction import key_of
-from dbrdist.core.chain import Chain
-from dbrdist.core.config import force_backprop_mode, no_backprop_mode
-from dbrdist.core.graph import FunctionNode
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter
-from dbrdist.core.variable import Variable
+from dbrdist.comm import create_communicator, create_multi_node_optimizer
+from dbrdist.comm.gradients import bandwidth, overlap
+from dbrdist.comm.gradients.reduction_plan import key_of
+from dbrdist.comm.transport import hosts
+from dbrdist.core.array.config import force_backprop_mode, no_backprop_mode
+from dbrdist.core.model.chain import Chain
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.tape.function_node import FunctionNode
+from dbrdist.core.tape.variable import Variable
 from tests.comm.training_contract import Dense
 
 WIDTHS = [6, 17, 9, 4]
@@ -28,7 +30,7 @@ WIDTHS = [6, 17, 9, 4]
 @pytest.fixture(params=["messages", "one host", "two hosts", "float16"])
 def comm(request, monkeypatch):
     """All ranks, with buckets of 256 bytes."""
-    monkeypatch.setattr(speed, "bucket_bytes", lambda comm: 256)
+    monkeypatch.setattr(bandwidth, "bucket_bytes", lambda comm: 256)
     if request.param == "two hosts":
         monkeypatch.setattr(hosts, "local_ranks", lambda _, c: c.Split(c.rank // 2, c.rank))
     uses = request.param in ("one host", "two hosts")
@@ -128,7 +130,7 @@ def test_buckets_are_measured_on_hosts_of_different_sizes(monkeypatch, tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(hosts, "local_ranks", lambda _, c: c.Split(int(c.rank == c.size - 1 > 0), c.rank))
     comm = create_communicator("flat")
-    sizes = comm.allgather_obj(speed.bucket_bytes(comm))
+    sizes = comm.allgather_obj(bandwidth.bucket_bytes(comm))
     assert sizes == sizes[:1] * comm.size and 1 << 18 <= sizes[0] <= 1 << 25
     comm.finalize()
 
@@ -413,15 +415,15 @@ def test_buckets_cover_a_run_once(size, num_bytes):
 def test_the_size_of_buckets_is_measured_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     comm = create_communicator("flat")
-    first = speed.bucket_bytes(comm)
+    first = bandwidth.bucket_bytes(comm)
     assert 1 << 18 <= first <= 1 << 25
     assert len(set(comm.allgather_obj(first))) == 1
-    monkeypatch.setattr(speed, "fit", lambda *_: 1 / 0)
+    monkeypatch.setattr(bandwidth, "fit", lambda *_: 1 / 0)
     comm.barrier()
     if comm.rank == 0:
         (file,) = (tmp_path / "dbrdist").iterdir()
         assert file.name.startswith("reduction-")
-    assert speed.bucket_bytes(comm) == first
+    assert bandwidth.bucket_bytes(comm) == first
     comm.finalize()
 
 

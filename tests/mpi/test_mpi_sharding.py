@@ -5,9 +5,11 @@ import copy
 import numpy as np
 import pytest
 
-from dbrdist.comm import arenas, create_communicator, hosts, mpi, speed
-from dbrdist.core.chain import Chain
-from dbrdist.core.parameter import Parameter
+from dbrdist.comm import create_communicator
+from dbrdist.comm.gradients import bandwidth, shared_gradients
+from dbrdist.comm.transport import hosts, mpi
+from dbrdist.core.model.chain import Chain
+from dbrdist.core.model.parameter import Parameter
 from tests.comm import carried_contract, reduction_ways_contract, sharding_contract
 from tests.comm.sharding_contract import batches, create_multi_node_optimizer, made, net, steps
 
@@ -43,13 +45,13 @@ def test_several_hosts(monkeypatch, name):
 @pytest.mark.parametrize("shared", [True, False])
 def test_gradients_of_other_ranks_give_their_memory_back(monkeypatch, shared):
     """Also while backward still runs: buckets go one by one."""
-    monkeypatch.setattr(speed, "bucket_bytes", lambda comm: 1 << 16)
+    monkeypatch.setattr(bandwidth, "bucket_bytes", lambda comm: 1 << 16)
     comm = create_communicator("flat", shared_memory=shared)
     model = net(num_hidden=1 << 15)  # 2 MB and a little
     optimizer = create_multi_node_optimizer(made(model, "adam"), comm, zero=2)
     steps(comm, optimizer, model, batches(3))
     arena = model.l1.W.slot.arena
-    assert arenas.resident_bytes(arena) <= arena.grad.nbytes / comm.size + 3 * 4096 * 2
+    assert shared_gradients.resident_bytes(arena) <= arena.grad.nbytes / comm.size + 3 * 4096 * 2
     if comm.size > 1 and mpi.watching_is_allowed():
         assert optimizer._steps.current_plan().overlap is not None
     alone = net(num_hidden=1 << 15)
@@ -68,8 +70,8 @@ def test_updated_values_do_not_travel_through_gradients_that_were_given_back(mon
     steps(comm, optimizer, model, batches(2))
     arena = model.l1.W.slot.arena
     if comm.size > 1:
-        assert arena in arenas.VALUES
-        assert np.shares_memory(model.l1.W.array, arenas.VALUES[arena].raw)
+        assert arena in shared_gradients.VALUES
+        assert np.shares_memory(model.l1.W.array, shared_gradients.VALUES[arena].raw)
     sharding, resident = optimizer._sharding, []
     if comm.size > 1:
         share = sharding.share_values
@@ -77,7 +79,7 @@ def test_updated_values_do_not_travel_through_gradients_that_were_given_back(mon
         def without_release(call, plan):
             monkeypatch.setattr(sharding, "releases", False)
             share(call, plan)
-            resident.append(arenas.resident_bytes(arena))
+            resident.append(shared_gradients.resident_bytes(arena))
             monkeypatch.undo()
 
         monkeypatch.setattr(sharding, "share_values", without_release)

@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "chainer.md"
-NAMES = ROOT / "dbrdist" / "core" / "chainer-names.txt"
+NAMES = ROOT / "dbrdist" / "core" / "names" / "chainer-names.txt"
 LEFT_OUT = re.compile("chx|chainerx|intel64")  # methods for arrays of ChainerX and iDeep
 BEGIN, END = "<!-- made by tests/rules/chainer_page.py: begin -->\n", "<!-- end -->\n"
 

@@ -1,7 +1,7 @@
 """A first look at many mutations: each one is made in a fork of a process that has collected all tests. Not part of CI.
 
     python tests/rules/forked_mutants.py --rooms core functions --count 500 --seed 3 --state look.jsonl
-    python tests/rules/forked_mutants.py --files dbrdist/core/flat.py --count 0   # all of a file
+    python tests/rules/forked_mutants.py --files dbrdist/core/model/flat.py --count 0   # all of a file
 
 `mutants.py`, which begins with this, judges a mutation by every test there is and takes a minute; this one puts the
 changed code into the functions that live in a fork and runs the tests that call them, the shortest first, for some
@@ -315,7 +315,7 @@ class Loop:
 
 def take_onednn_back() -> None:
     """A fork leaves oneDNN to its parent, which here has loaded it and done nothing with it."""
-    onednn: Any = sys.modules.get("dbrdist.kernels.onednn")
+    onednn: Any = sys.modules.get("dbrdist.kernels.cpu.onednn")
     if onednn is not None:
         onednn._reason = None
 

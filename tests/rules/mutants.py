@@ -57,19 +57,20 @@ HOST_CUDA = [*ON_HOST, "--on", "host-cuda"]  # kernels compiled for the host
 MPI = ["mpiexec", "-n", "3"]
 # The tests of each room, run before the inner loop; further suites after it.
 FIRST = {
-    "core": ["tests/functions/test_references.py", "tests/core", "tests/functions"],
-    "kernels": ["tests/kernels", "tests/functions"],
-    "functions": ["tests/functions/test_references.py", "tests/functions/test_behaviour.py", "tests/functions"],
-    "optimizers": [
-        "tests/core/test_optimizer_arguments.py",
-        "tests/core/test_optimizers.py",
-        "tests/core/test_flat.py",
+    "core": [
+        "tests/contracts/functions/test_references.py",
+        "tests/core",
+        "tests/contracts/functions",
+        "tests/functions",
     ],
+    "kernels": ["tests/kernels", "tests/contracts/kernels", "tests/contracts/functions"],
+    "functions": ["tests/contracts/functions/test_references.py", "tests/functions", "tests/contracts/functions"],
+    "optimizers": ["tests/optimizers", "tests/core/update", "tests/core/model/test_flat.py"],
     "links": ["tests/links", "tests/models"],
     "models": ["tests/models"],
     "datasets": ["tests/datasets"],
     "training": ["tests/training"],
-    "comm": ["tests/comm"],
+    "comm": ["tests/comm", "tests/contracts/comm"],
     "cli": ["tests/cli"],
     "launch": ["tests/launch"],
 }

@@ -12,7 +12,8 @@ sys.path.insert(0, __file__.rpartition("/")[0])
 import chainer_page
 
 import dbrdist
-from dbrdist.core import missing_names, random
+from dbrdist.core.array import random
+from dbrdist.core.names import missing_names
 
 PAGE = chainer_page.PAGE.read_text()
 
@@ -82,8 +83,12 @@ def later(monkeypatch):
     [
         ("links", "Later", "no attribute 'Later'; Later is a name of Chainer that dbrdist does not have yet"),
         ("training.extensions", "Later", "Later is a name of Chainer that dbrdist does not have yet"),
-        ("links", "Conv2d", "module 'dbrdist.links' has no attribute 'Conv2d'; did you mean 'Convolution2D'[?]"),
-        ("functions", "cross_entropy", "did you mean 'softmax_cross_entropy'[?]"),
+        (
+            "links",
+            "Conv2d",
+            "module 'dbrdist.links' has no attribute 'Conv2d'; Conv2d is PyTorch's name; write L.Convolution2D",
+        ),
+        ("functions", "cross_entropy", "cross_entropy is PyTorch's name; write F.softmax_cross_entropy"),
         ("optimizers", "adam_w", "did you mean 'AdamW'[?]"),
         ("datasets", "get_digit", "did you mean 'get_digits'[?]"),
         ("functions", "no_such_thing_at_all", "no attribute 'no_such_thing_at_all'$"),

@@ -15,7 +15,7 @@ import forked_mutants
 import mutants
 import pytest
 
-from dbrdist.kernels import onednn
+from dbrdist.kernels.cpu import onednn
 
 pytestmark = pytest.mark.slow  # loads a module of its own for each test
 
@@ -134,7 +134,7 @@ HERE_ALONE = """
 import os
 import warnings
 from dbrdist.core.x import f
-from dbrdist.kernels import onednn
+from dbrdist.kernels.cpu import onednn
 
 PID = os.getpid()
 onednn._reason = "used before the fork"
@@ -154,14 +154,14 @@ def test_this_process():
 @pytest.mark.programs
 def test_a_first_look_kills_by_tests_that_pass_in_a_fork(tmp_path):
     root = tmp_path / "house"
-    for folder in ("dbrdist/core", "dbrdist/kernels", "tests/core", "tests/rules", "launch"):
+    for folder in ("dbrdist/core", "dbrdist/kernels/cpu", "tests/core", "tests/rules", "launch"):
         (root / folder).mkdir(parents=True)
     for name in ("mutants.py", "forked_mutants.py", "reached.py"):
         shutil.copy(Path(mutants.__file__).with_name(name), root / "tests" / "rules")
-    for package in ("dbrdist", "dbrdist/core", "dbrdist/kernels"):
+    for package in ("dbrdist", "dbrdist/core", "dbrdist/kernels", "dbrdist/kernels/cpu"):
         (root / package / "__init__.py").touch()
     (root / "dbrdist" / "core" / "x.py").write_text("def f(a):\n    unused = 1\n    return a + 2\n")
-    (root / "dbrdist" / "kernels" / "onednn.py").touch()
+    (root / "dbrdist" / "kernels" / "cpu" / "onednn.py").touch()
     (root / "tests" / "core" / "test_x.py").write_text(HERE_ALONE)
     (root / "pytest.ini").write_text("[pytest]\npythonpath = .\nfilterwarnings = error\n")
     names = [f"tests/core/test_x.py::{name}" for name in ("test_this_process", "test_f", "test_warning")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import re
@@ -84,12 +83,6 @@ def test_the_rules_find_what_they_are_for(rule, line):
 )
 def test_the_rules_leave_ordinary_text_alone(line):
     assert not any(rule.search(line) for rule in RULES.values())
-
-
-def test_files_of_tests_have_names_of_their_own():
-    """pytest imports them by their base names: the second of two is refused where one process collects both."""
-    names = collections.Counter(path.name for path in ROOT.glob("tests/**/test_*.py"))
-    assert [name for name, number in names.items() if number > 1] == []
 
 
 def test_files_are_small_enough_to_read():

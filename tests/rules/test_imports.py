@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow  # parses all of the sources
 BELOW: dict[str, set[str]] = {
     "errors": set(),
     "core": {"errors"},
-    "kernels": {"core.backend", "core.config", "core.elementwise", "core.sums", "errors"},
+    "kernels": {"core.array", "core.names", "errors"},
     "utils": {"core", "errors"},
     "backends": {"core", "errors"},
     "function_hooks": {"core", "errors"},
@@ -38,17 +38,55 @@ BELOW["comm"] = {*BELOW["models"], "models", "training"}
 BELOW["testing"] = {"core", "functions", "links", "training", "utils", "backends", "errors"}
 BELOW["cli"] = {*BELOW["comm"], "comm", "compat"}
 BELOW["compat"] = {*BELOW["comm"], "comm"}
+# What each package may import of its own room besides itself, in the order of the data's way.
+WITHIN: dict[str, set[str]] = {
+    "core.array": set(),
+    "core.usage": {"core.array"},
+    "core.tape": {"core.array", "core.usage"},
+    "core.names": {"core.tape", "core.usage"},
+    "core.model": {"core.array", "core.tape", "core.usage"},
+    "core.update": {"core.array", "core.tape", "core.model", "core.names", "core.usage"},
+    "core.files": {"core.array", "core.usage"},
+    "core.chainer": {"core.array", "core.tape"},
+    "kernels.geometry": set(),
+    "kernels.small_arrays": set(),
+    "kernels.reference": {"kernels.geometry", "kernels.small_arrays"},
+    "datasets.loading": set(),
+    "datasets.image": {"datasets.loading"},
+    "datasets.table": {"datasets.image", "datasets.loading"},
+    "datasets.public": {"datasets.image", "datasets.loading", "datasets.table"},
+    "cli.output": set(),
+    "cli.configuration": {"cli.output"},
+    "cli.builders": {"cli.configuration", "cli.output"},
+    "comm.transport": set(),
+    "comm.protocol": {"comm.transport"},
+    "comm.failure": {"comm.transport"},
+    "comm.gradients": {"comm.protocol", "comm.transport"},
+    "comm.functions": {"comm.protocol"},
+    "comm.links": {"comm.functions", "comm.protocol"},
+}
+WITHIN["kernels.cpu"] = {*WITHIN["kernels.reference"], "kernels.reference"}
+WITHIN["kernels.gpu"] = {*WITHIN["kernels.cpu"], "kernels.cpu"}
+WITHIN["kernels.keys"] = {"kernels.geometry"}
+WITHIN["kernels.providers"] = {*WITHIN["kernels.gpu"], "kernels.gpu"}
+WITHIN["kernels.dispatch"] = {*WITHIN["kernels.providers"], "kernels.providers", "kernels.keys"}
+WITHIN["cli.inspection"] = WITHIN["cli.data"] = {*WITHIN["cli.builders"], "cli.builders"}
+WITHIN["cli.running"] = {*WITHIN["cli.inspection"], "cli.inspection"}
+WITHIN["cli.train"] = {*WITHIN["cli.running"], "cli.running"}
+WITHIN["comm.communicators"] = {*WITHIN["comm.gradients"], "comm.gradients", "comm.failure"}
+WITHIN["comm.data"] = WITHIN["comm.steps"] = {*WITHIN["comm.communicators"], "comm.communicators"}
+WITHIN["comm.run"] = {*WITHIN["comm.steps"], "comm.data", "comm.steps"}
 EXPORTS = {"__init__", "__main__"}  # and files at the root that only re-export: checked below
 
 # Libraries that one file alone may load, at their first use or behind a check.
 OWNERS = {
-    "cupy": "core/backend.py",
-    "cupyx": "core/backend.py",
-    "mpi4py": "comm/mpi.py",
-    "scipy": "core/scipy_parts.py",
-    "h5py": "core/hdf5.py",
+    "cupy": "core/array/backend.py",
+    "cupyx": "core/array/backend.py",
+    "mpi4py": "comm/transport/mpi.py",
+    "scipy": "core/array/scipy_parts.py",
+    "h5py": "core/files/hdf5.py",
     "matplotlib": "training/plotting.py",
-    "ctypes.CDLL libdnnl": "kernels/onednn.py",
+    "ctypes.CDLL libdnnl": "kernels/cpu/onednn.py",
 }
 
 
@@ -116,6 +154,24 @@ def test_a_file_imports_its_own_room_and_rooms_below(path):
         assert ok, f"{path.relative_to(ROOT)}: {room} may not import {module}; allowed are {sorted(allowed)}"
 
 
+def package_of(module: str) -> str:
+    """The package inside a room, or the module that lies in the room itself."""
+    return ".".join(module.split(".")[:2])
+
+
+@each(path=[f for f in FILES if package_of(module_of(f)).split(".")[0] in {w.split(".")[0] for w in WITHIN}])
+def test_a_file_imports_its_own_package_and_packages_below_in_its_room(path):
+    package = package_of(module_of(path))
+    room = room_of(package)
+    if package == room:
+        return  # a room's __init__, which only exports
+    assert package in WITHIN, f"a new package {package!r}: say in this test what of {room} it may import"
+    for module, _ in own_imports(path):
+        if room_of(module) == room and module != room:
+            allowed = {package, *WITHIN[package]}
+            assert package_of(module) in allowed, f"{path.relative_to(ROOT)}: {package} may not import {module}"
+
+
 @each(path=FILES)
 def test_own_rooms_are_never_imported_inside_a_function(path):
     inside = [module for module, hidden in own_imports(path) if hidden]
@@ -157,7 +213,7 @@ def test_ml_dtypes_is_imported_at_its_first_use():
 
 def test_onednn_is_loaded_by_one_file():
     loads = [str(p.relative_to(PACKAGE)) for p in FILES if "libdnnl" in p.read_text() and "CDLL" in p.read_text()]
-    assert loads == ["kernels/onednn.py"]
+    assert loads == ["kernels/cpu/onednn.py"]
 
 
 def test_the_files_at_the_root_only_export():

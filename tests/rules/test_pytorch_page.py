@@ -13,8 +13,8 @@ import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import iterators, optimizers
 from dbrdist.comm import create_multi_node_optimizer
-from dbrdist.comm.threads import ThreadCommunicator
-from dbrdist.core import random
+from dbrdist.comm.communicators.threads import ThreadCommunicator
+from dbrdist.core.array import random
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pytorch.md").read_text()
 ROWS = [line.strip("|").split(" | ") for line in PAGE.splitlines() if line.startswith("| `")]

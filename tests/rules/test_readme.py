@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import dbrdist.core.random as random
+import dbrdist.core.array.random as random
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -11,7 +11,7 @@ import pytest
 import wrong_formulas
 
 import dbrdist.functions as F
-from dbrdist.core.rows import ROWS
+from dbrdist.core.tape.elementwise_table import ROWS
 
 
 def test_wrong_versions_of_an_expression():
@@ -41,7 +41,7 @@ def test_every_operation_is_made_wrong():
 @pytest.mark.programs
 def test_a_wrong_formula_is_noticed():
     code = (
-        "import sys; sys.path[:0] = ['tests/rules', 'tests/functions', '.']; import wrong_formulas as w\n"
+        "import sys; sys.path[:0] = ['tests/rules', '.']; import wrong_formulas as w\n"
         "changes = w.changes_of('dbrdist/functions/math.py')\n"
         "print(w.noticed([c for c in changes if c.operation == 'square' and c.what == 'derivative 1: sign'][0]))\n"
     )

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from dbrdist import links as L
-from dbrdist.core.serializer import read_npz
+from dbrdist.core.files.serializer import read_npz
 from dbrdist.training.extensions import snapshot, snapshots
 
 

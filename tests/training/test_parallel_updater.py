@@ -7,17 +7,18 @@ import re
 
 import numpy as np
 import pytest
-from training_helpers import Line, examples, saved
 
 import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
-from dbrdist import optimizer_hooks, optimizers
-from dbrdist.datasets.convert import concat_examples
-from dbrdist.datasets.serial import SerialIterator
+from dbrdist import iterators, optimizer_hooks, optimizers
+from dbrdist.core.model.reporter import report
+from dbrdist.datasets.loading.convert import concat_examples
+from dbrdist.datasets.loading.serial import SerialIterator
 from dbrdist.training import ParallelUpdater, StandardUpdater, Trainer, extensions, updaters
 from dbrdist.training.extensions import snapshots
 from tests.each import each, fresh_chance
+from tests.training.training_helpers import Line, examples, saved
 
 
 class Net(dbrdist.Chain):
@@ -223,8 +224,6 @@ def test_batch_normalization_sees_its_block():
 
 
 # ---- an iterator for each device ------------------------------------------------------------------------------------
-
-
 class Fixed:
     """Batches in a fixed order."""
 
@@ -267,8 +266,6 @@ def test_iterators_of_their_own_make_one_batch(given):
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
@@ -305,3 +302,35 @@ def test_bad_arguments_are_refused(make, error, words):
 
 def test_the_names_of_chainer():
     assert updaters.ParallelUpdater is ParallelUpdater
+
+
+class Inner(dbrdist.Chain):
+    def forward(self, loss):
+        report({"twice": loss * 2}, self)
+        return loss
+
+
+class Outer(Line):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.inner = Inner()
+
+    def forward(self, x, t):
+        return self.inner(super().forward(x, t))
+
+
+def test_copies_of_a_model_and_their_parts_report_under_their_names(tmp_path):
+    optimizer = optimizers.SGD(0.0).setup(Outer())
+    iterator = iterators.SerialIterator(examples(4), 4, shuffle=False)
+    updater = ParallelUpdater(iterator, optimizer, devices={"main": "@numpy", "other": "@numpy"})
+    trainer = Trainer(updater, (1, "iteration"), out=str(tmp_path))
+    seen = {}
+    trainer.extend(lambda t: seen.update(t.observation), name="see", trigger=(1, "iteration"))
+    trainer.run()
+    x, y = (np.concatenate([e[k] for e in examples(4)]) for k in (0, 1))
+    for name, part in (("main", slice(2)), ("other", slice(2, None))):
+        loss = float(np.mean((0.5 * x[part] - y[part]) ** 2))
+        assert {key: round(float(seen[f"{name}/{key}"]), 9) for key in ("loss", "inner/twice")} == {
+            "loss": round(loss, 9), "inner/twice": round(2 * loss, 9)
+        }  # fmt: skip

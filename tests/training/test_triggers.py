@@ -1,10 +1,17 @@
+"""Tests of dbrdist.training.triggers."""
+
+from __future__ import annotations
+
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from training_helpers import Clock, restore, saved
 
-from dbrdist.training import get_trigger, triggers
+from dbrdist.core.model.reporter import DictSummary
+from dbrdist.errors import UsageWarning
+from dbrdist.training import extensions, get_trigger, plotting, triggers
+from tests.each import each
+from tests.training.training_helpers import Clock, Counting, Line, restore, saved
 
 
 def fired(trigger, clock, steps):
@@ -152,7 +159,9 @@ def test_best_value_compares_the_means_of_intervals(make, expected):
 
 
 def test_best_value_without_values_does_not_fire():
-    assert fired(triggers.MinValueTrigger("main/loss"), Clock(), 8) == []
+    with pytest.warns(UsageWarning, match="MinValueTrigger: nobody has reported 'main/loss'") as given:
+        assert fired(triggers.MinValueTrigger("main/loss"), Clock(), 8) == []
+    assert len(given) == 1
 
 
 def early(values, resume_at=None, **arguments):
@@ -218,3 +227,179 @@ def test_an_end_that_several_ask_for_is_that_of_each_trainer_and_step():
         for clock in (fast.tick(), slow.tick()):
             found.append((end(clock), end(clock)))
     assert found == [(ends, ends) for ends in (False, False, True, False, True, False, True, True)]
+
+
+def test_triggers_from_any_form():
+    assert str(triggers.IntervalTrigger(2, "epoch")) == "IntervalTrigger(2, 'epoch')"
+    assert not triggers.get_trigger(None)(Clock().tick())
+    fires = triggers.get_trigger((2, "iteration"))
+    clock = Clock()
+    assert [fires(clock.tick()) for _ in range(4)] == [False, True, False, True]
+    assert triggers.get_trigger(fires) is fires
+
+
+def test_a_time_trigger_fires_at_its_period():
+    clock = Clock()
+    trigger, other = triggers.TimeTrigger(2.0), triggers.TimeTrigger(2.0, lambda trainer: trainer.elapsed_time / 2)
+    fired = []
+    for clock.elapsed_time in (0.0, 1.9, 2.0, 3.9, 4.0, 9.5, 9.9, 10.0):
+        fired.append((trigger(clock), other(clock)))
+    assert fired == [(False, False), (False, False), (True, False), (False, False), (True, True), (True, True),
+                     (False, False), (True, False)]  # fmt: skip
+
+
+@each(points=[[1.5, 2], 2.0, [0.25]])
+def test_points_of_a_schedule_are_passed_once(points):
+    trigger, clock = triggers.ManualScheduleTrigger(points, "epoch"), Clock(4.0)
+    wanted = points if isinstance(points, list) else [points]
+    for n in range(1, 13):
+        assert trigger(clock.tick()) == (n / 4 in wanted)
+        assert trigger.finished == (n / 4 >= max(wanted))
+
+
+@each(
+    case=[
+        ("auto", "main/loss", [3, 2, 2, 2, 1, 1], 2, 4), ("auto", "main/accuracy", [1, 2, 2, 3, 3, 2], 2, 6),
+        ("max", "main/loss", [1, 2, 2, 1], 2, 4), ("min", "main/accuracy", [2, 1, 1, 2], 2, 4),
+        ("min", "x", [3, 2, 3, 4, 5], None, 5), ("min", "x", [1, 1], 1, 2),
+    ]
+)  # fmt: skip
+def test_early_stopping_counts_checks_without_improvement(case):
+    mode, monitor, values, patience, stops_at = case
+    stop, clock = triggers.EarlyStoppingTrigger((1, "iteration"), monitor, patience, mode), Clock(100.0)
+    fired = [stop(clock.tick(**{monitor: float(v)})) for v in values[:stops_at]]
+    assert fired == [False] * (stops_at - 1) + [True]
+    assert stop.get_training_length() == (100, "epoch")
+
+
+def test_early_stopping_says_so_where_it_is_asked(capsys):
+    stop, clock = triggers.EarlyStoppingTrigger((1, "iteration"), "x", 3, "min", verbose=True), Clock(1.0)
+    for value in (2.0, 1.0, 1.0, 0.5, 0.6):
+        stop(clock.tick(x=value))
+    assert capsys.readouterr().out.splitlines() == [
+        f"epoch {n}: x has not improved for 1 checks" for n in (3, 5)
+    ]  # fmt: skip
+    longest = triggers.EarlyStoppingTrigger((1, "iteration"), "x", 30, max_trigger=(2, "epoch"))
+    clock = Clock(2.0)
+    assert [longest(clock.tick(x=1.0)) for _ in range(4)] == [False, False, False, True]
+    with pytest.warns(UserWarning, match="EarlyStoppingTrigger: nothing reported 'x' since the last check"):
+        assert not triggers.EarlyStoppingTrigger((1, "iteration"), "x")(Clock().tick())
+
+
+def test_a_run_ends_at_its_epochs_or_iterations():
+    for end, at in ((triggers.EndTrigger(1.5), 6), (triggers.EndTrigger(9, 3), 3), (triggers.EndTrigger(0.5, 100), 2)):
+        clock = Clock(4.0)
+        assert [end(clock.tick()) for _ in range(8)] == [n >= at for n in range(1, 9)]
+    assert triggers.EndTrigger(1.5).get_training_length() == (1.5, "epoch")
+    assert triggers.EndTrigger(1.5, 7).get_training_length() == (7, "iteration")
+
+
+@each(is_finished=[False, True])
+def test_a_schedule_by_hand_knows_after_a_resume_whether_it_is_finished(is_finished):
+    first = triggers.ManualScheduleTrigger([2], "iteration")
+    clock = Clock()
+    for _ in range(2 + is_finished):
+        clock.tick()
+        first(clock)
+    first.finished = is_finished
+    assert restore(saved(first), triggers.ManualScheduleTrigger([2], "iteration")).finished is is_finished
+
+
+def plain(trainer):
+    return False
+
+
+def average(trigger):
+    average = extensions.WeightAverage(Line(), 0.5)
+    return average.around(extensions.MicroAverage("a", "b", "c", trigger))
+
+
+# What is made with a trigger, and where that one's state is.
+WITHIN = {
+    "LogReport": (lambda t: extensions.LogReport(trigger=t), "_trigger"),
+    "PrintReport": (lambda t: extensions.PrintReport([], extensions.LogReport(trigger=t)), "_log_report/_trigger"),
+    "PlotReport": (lambda t: extensions.PlotReport(["a"], trigger=t), "_trigger"),
+    "VariableStatisticsPlot": (lambda t: extensions.VariableStatisticsPlot(Line(), trigger=t), "_trigger"),
+    "ParameterStatistics": (lambda t: extensions.ParameterStatistics(Line(), trigger=t), "_trigger"),
+    "MicroAverage": (lambda t: extensions.MicroAverage("a", "b", "c", t), "_trigger"),
+    "an extension on averages": (average, "_trigger"),
+    "BestValueTrigger": (lambda t: triggers.BestValueTrigger("a", max, t), "interval_trigger"),
+    "MaxValueTrigger": (lambda t: triggers.MaxValueTrigger("a", t), "interval_trigger"),
+    "MinValueTrigger": (lambda t: triggers.MinValueTrigger("a", t), "interval_trigger"),
+    "EarlyStoppingTrigger": (lambda t: triggers.EarlyStoppingTrigger(t, max_trigger=plain), "check_trigger"),
+    "its end": (lambda t: triggers.EarlyStoppingTrigger(plain, max_trigger=t), "max_trigger"),
+    "AnyTrigger": (lambda t: triggers.AnyTrigger(plain, t), "1"),
+}  # fmt: skip
+
+
+@each(kind=list(WITHIN))
+def test_the_state_of_a_trigger_within_is_kept(kind, monkeypatch):
+    monkeypatch.setattr(plotting, "available", lambda: True)
+    make, place = WITHIN[kind]
+    first, second = Counting(5), Counting()
+    state = saved(make(first))
+    assert state[f"{place}/count"] == 5
+    restore(state, make(second))
+    assert second.count == 5
+    without = saved(make(plain))  # a function has no state
+    assert sorted(without) == sorted(set(state) - {f"{place}/count"})
+    restore(without, make(plain))
+
+
+def filled(value):
+    summary = DictSummary()
+    for one in value:
+        summary.add({"key": one})
+    return summary
+
+
+def shift():
+    return extensions.ExponentialShift("lr", 0.5)
+
+
+PASSED = {"_passed.iteration": 7, "_passed.epoch_detail": 1.75}
+# A thing with some state, how to make another one, and the names of all that is kept.
+STATES = {
+    "a trigger of intervals": (lambda: triggers.IntervalTrigger(3, "epoch"), PASSED),
+    "a trigger of points": (
+        lambda: triggers.ManualScheduleTrigger([3], "epoch"), {**PASSED, "finished": True}),
+    "a trigger that fires once": (triggers.OnceTrigger, {"_first": False}),
+    "a trigger of seconds": (lambda: triggers.TimeTrigger(2.0), {"_next_seconds": 12.5}),
+    "a trigger of the best": (
+        lambda: triggers.MaxValueTrigger("key"), {"best_value": -2.5, "_summary": filled([1.0, 4.0])}),
+    "a trigger of the end": (
+        triggers.EarlyStoppingTrigger, {"best": 0.25, "count": 2, "_summary": filled([1.0, 4.0])}),
+    "a log": (extensions.LogReport, {"_summary": filled([3.0, 5.0]), "_num_saved": 4}),
+    "a plot": (
+        lambda: extensions.PlotReport(["a", "b"]),
+        {"_summary": filled([3.0, 5.0]), "_points": {"a": [(1, 2.5), (2, 3.5)], "b": []}}),
+    "statistics": (lambda: extensions.ParameterStatistics(Line()), {"_summary": filled([3.0, 5.0])}),
+    "a ratio of sums": (lambda: extensions.MicroAverage("a", "b", "c"), {"_numerator": 2.5, "_denominator": 3.5}),
+    "a shift": (shift, {"_t": 3, "_init": 0.8, "_last_value": 0.1}),
+    "a shift that has not begun": (shift, {"_t": 0, "_init": None, "_last_value": None}),
+    "a graph": (lambda: extensions.DumpGraph("main/loss"), {"_is_done": True}),
+    "averages": (lambda: extensions.WeightAverage(Line(), 0.5), {
+        "_num_steps": 6, "_averages": {"w": np.array([3.0]), "b": np.array([4.0])}}),
+}  # fmt: skip
+
+
+def seen(thing, path):
+    for name in path.split("."):
+        thing = getattr(thing, name)
+    return thing.make_statistics() if isinstance(thing, DictSummary) else thing
+
+
+@each(kind=list(STATES))
+def test_all_of_a_state_is_kept(kind, monkeypatch):
+    monkeypatch.setattr(plotting, "available", lambda: True)
+    make, values = STATES[kind]
+    first = make()
+    for path, value in values.items():
+        *owners, name = path.split(".")
+        setattr(seen(first, ".".join(owners)) if owners else first, name, value)
+    second = restore(saved(first), make())
+    for path in values:
+        found, expected = seen(second, path), seen(first, path)
+        assert type(found) is type(expected)
+        np.testing.assert_equal(found, expected)
+    assert saved(second).keys() == saved(first).keys()

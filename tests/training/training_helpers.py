@@ -1,12 +1,15 @@
 """A model, data and a clock that the tests of the training loop share."""
 
+from __future__ import annotations
+
 import numpy as np
 
 import dbrdist
-from dbrdist import optimizers
-from dbrdist.core.reporter import report
-from dbrdist.datasets.serial import SerialIterator
-from dbrdist.training import StandardUpdater, Trainer
+from dbrdist import functions as F
+from dbrdist import iterators, optimizers, training
+from dbrdist.core.model.reporter import report
+from dbrdist.datasets.loading.serial import SerialIterator
+from dbrdist.training import StandardUpdater, Trainer, extensions
 
 
 class Line(dbrdist.Chain):
@@ -71,3 +74,50 @@ def restore(state, obj):
 def make_trainer(out, stop=(3, "epoch"), model=None, n=10, batch=4, lr=0.1, **updater):
     optimizer = optimizers.MomentumSGD(lr=lr).setup(model or Line())
     return Trainer(StandardUpdater(SerialIterator(examples(n), batch, seed=0), optimizer, **updater), stop, out=out)
+
+
+def made(out=".", stop=(1, "epoch"), n=4, **options):
+    model = Line()
+    optimizer = optimizers.SGD(0.1).setup(model)
+    iterator = iterators.SerialIterator(examples(n), 2, shuffle=False)
+    updater = training.StandardUpdater(iterator, optimizer, **options)
+    return training.Trainer(updater, stop, out=str(out))
+
+
+class Noisy(dbrdist.Chain):
+    """A line whose inputs are dropped at random, and whose loss goes up and down."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.w = dbrdist.Parameter(np.array([0.5]))
+            self.b = dbrdist.Parameter(np.array([0.0]))
+
+    def forward(self, x, t):
+        d = self.w * F.dropout(x, 0.5) + self.b - t
+        loss = (d * d).mean()
+        report({"loss": loss}, self)
+        return loss
+
+
+class Counting:
+    """A trigger that never fires and counts who asks."""
+
+    def __init__(self, count=0):
+        self.count = count
+
+    def __call__(self, trainer):
+        self.count += 1
+        return False
+
+    def serialize(self, serializer):
+        self.count = int(serializer("count", self.count))
+
+
+# ---- snapshots and resume ------------------------------------------------------------------------------------------
+def full_run(out, stop, **snapshot):
+    trainer = make_trainer(out, stop, batch=3)
+    trainer.extend(extensions.LogReport(trigger=(2, "iteration")))
+    trainer.extend(extensions.ExponentialShift("lr", 0.9), trigger=(2, "iteration"))
+    trainer.extend(extensions.snapshot(**snapshot), trigger=(1, "iteration"))
+    return trainer

@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dbrdist.comm import arguments
-from dbrdist.comm.arguments import attempt
 from dbrdist.comm.functions.graph import Communication, applied, as_variables, counted, no_elements
-from dbrdist.comm.gate import digest
-from dbrdist.core.backend import Array, accumulation_dtype, is_array
+from dbrdist.comm.protocol import arguments
+from dbrdist.comm.protocol.arguments import attempt
+from dbrdist.comm.protocol.gate import digest
+from dbrdist.core.array.backend import Array, accumulation_dtype, is_array
 
 
 class AllGather(Communication):

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import Array, zeros_as
-from dbrdist.core.call import variable
-from dbrdist.core.checks import expected
-from dbrdist.core.graph import FunctionNode
-from dbrdist.core.variable import Variable, as_array, as_variable
+from dbrdist.core.array.backend import Array, zeros_as
+from dbrdist.core.tape.call import variable
+from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.function_node import FunctionNode
+from dbrdist.core.tape.variable import Variable, as_array, as_variable
 
 _thread = threading.local()
 

@@ -8,9 +8,9 @@ from typing import Any
 from dbrdist import kernels
 from dbrdist.comm.functions.collective import AllReduce
 from dbrdist.comm.functions.graph import applied, going_back_through, in_order, number_of_call
-from dbrdist.core import ops
-from dbrdist.core.backend import Array, accumulation_dtype, get_array_module
-from dbrdist.core.checks import expected
+from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.checks import expected
 from dbrdist.functions.normalization import SharedBatchNormalization, checked_axis, move_running
 
 _BACKENDS = ("auto", "mpi", "nccl")

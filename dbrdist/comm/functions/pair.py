@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from dbrdist.comm.functions.graph import Communication, applied, no_elements, recorded
-from dbrdist.core.backend import Array, is_floating
-from dbrdist.core.checks import expected
-from dbrdist.core.variable import as_variable
+from dbrdist.core.array.backend import Array, is_floating
+from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.variable import as_variable
 from dbrdist.errors import CommunicatorError
 
 

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import dbrdist.functions as F
-from dbrdist.comm.arguments import whole_number
 from dbrdist.comm.functions import pseudo_connect, send
 from dbrdist.comm.functions.graph import deepen, place
 from dbrdist.comm.functions.pair import recv_anchored
 from dbrdist.comm.links.wiring import Action, Component, Give, Ranks, Run, Slot, Take, plan
-from dbrdist.core.backend import is_array
-from dbrdist.core.chain import ChainList
-from dbrdist.core.checks import expected
-from dbrdist.core.link import Link
-from dbrdist.core.node import assignments
-from dbrdist.core.variable import Variable
+from dbrdist.comm.protocol.arguments import whole_number
+from dbrdist.core.array.backend import is_array
+from dbrdist.core.model.chain import ChainList
+from dbrdist.core.model.link import Link
+from dbrdist.core.tape.checks import expected
+from dbrdist.core.tape.node import assignments
+from dbrdist.core.tape.variable import Variable
 
 
 class MultiNodeChainList(ChainList):

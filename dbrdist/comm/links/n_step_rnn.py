@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dbrdist.comm.functions import recv, send
-from dbrdist.core.chain import Chain
-from dbrdist.core.checks import expected
+from dbrdist.core.model.chain import Chain
+from dbrdist.core.tape.checks import expected
 from dbrdist.links import n_step_rnn
 
 _KINDS = tuple(kind for name, kind in vars(n_step_rnn).items() if name.startswith("NStep") and isinstance(kind, type))

@@ -6,9 +6,9 @@ import copy
 from typing import Any
 
 from dbrdist.comm.functions.normalization import get_communication_backend, multi_node_batch_normalization
-from dbrdist.core.checks import expected
-from dbrdist.core.config import config
-from dbrdist.core.link import Link
+from dbrdist.core.array.config import config
+from dbrdist.core.model.link import Link
+from dbrdist.core.tape.checks import expected
 from dbrdist.links import BatchNormalization
 
 

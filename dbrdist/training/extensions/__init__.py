@@ -1,6 +1,7 @@
 """What a trainer can do between steps."""
 
-from dbrdist.core.missing_names import explained as _explained
+from dbrdist.core.names.constructors import explain_constructors as _explain_constructors
+from dbrdist.core.names.missing_names import explained as _explained
 from dbrdist.training.extensions import snapshot_writers as snapshot_writers
 from dbrdist.training.extensions.computational_graph import DumpGraph as DumpGraph
 from dbrdist.training.extensions.computational_graph import dump_graph as dump_graph
@@ -31,4 +32,5 @@ from dbrdist.training.extensions.tensorboard import TensorBoard as TensorBoard
 from dbrdist.training.extensions.variable_statistics_plot import VariableStatisticsPlot as VariableStatisticsPlot
 from dbrdist.training.extensions.weight_average import WeightAverage as WeightAverage
 
+_explain_constructors(globals())
 __getattr__ = _explained(__name__)

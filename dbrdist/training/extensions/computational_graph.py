@@ -8,10 +8,10 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dbrdist.core.computational_graph import build_computational_graph
-from dbrdist.core.config import config, using_config
-from dbrdist.core.serializer import write_atomically
-from dbrdist.core.variable import Variable
+from dbrdist.core.array.config import config, using_config
+from dbrdist.core.chainer.computational_graph import build_computational_graph
+from dbrdist.core.files.serializer import is_about, write_atomically
+from dbrdist.core.tape.variable import Variable
 from dbrdist.training import plotting
 from dbrdist.training.extension import Extension
 
@@ -101,7 +101,8 @@ class DumpGraph(Extension):
             keeping.__exit__(None, None, None)
 
     def serialize(self, serializer: Any) -> None:
-        self._is_done = bool(serializer("_is_done", self._is_done))
+        if is_about(serializer, self._root_name):
+            self._is_done = bool(serializer("_is_done", self._is_done))
 
 
 dump_graph = DumpGraph

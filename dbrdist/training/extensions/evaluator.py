@@ -6,12 +6,14 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dbrdist.core.backend import get_device
-from dbrdist.core.config import no_backprop_mode, using_config
-from dbrdist.core.reporter import DictSummary, Reporter, report, report_scope
-from dbrdist.datasets.convert import concat_examples
+from dbrdist.core.array.backend import get_device
+from dbrdist.core.array.config import no_backprop_mode, using_config
+from dbrdist.core.model.reporter import DictSummary, Reporter, report, report_scope
+from dbrdist.core.usage.foreign_names import refuse_unknown
+from dbrdist.core.usage.mistakes import as_chainer, given_a_class, warn
+from dbrdist.datasets.loading.convert import call_converter, concat_examples
 from dbrdist.training.extension import PRIORITY_WRITER, Extension
-from dbrdist.training.updater import as_arguments
+from dbrdist.training.updater import as_arguments, finalize, parts_of_ranks
 
 
 class Evaluator(Extension):
@@ -23,6 +25,8 @@ class Evaluator(Extension):
 
     trigger = (1, "epoch")
     priority = PRIORITY_WRITER
+    default_name = "validation"
+    knows_its_part = False  # whether it looked for other ranks; a multi-node evaluator goes another way
 
     def __init__(
         self,
@@ -34,18 +38,21 @@ class Evaluator(Extension):
         eval_func: Callable[..., Any] | None = None,
         **kwargs: Any,
     ):
-        if kwargs:
-            raise TypeError(f"Evaluator() got unknown arguments: {', '.join(kwargs)}")
+        refuse_unknown("Evaluator", Evaluator.__init__, kwargs)
+        for what, given in (("an iterator", iterator), ("a link", target)):
+            if isinstance(given, type):
+                raise given_a_class("Evaluator", given, what)
+        if not isinstance(target, Mapping) and not hasattr(target, "namedlinks"):
+            raise TypeError(f"Evaluator: target: expected a link, got {type(target).__name__}")
         self._iterators = dict(iterator) if isinstance(iterator, Mapping) else {"main": iterator}
         self._targets = dict(target) if isinstance(target, Mapping) else {"main": target}
+        if type(self).evaluate is Evaluator.evaluate and type(self)._one_pass is Evaluator._one_pass:
+            self._check_iterator(iterator)
+            self._refuse_repeating(as_chainer[0])
         self.converter = converter
         self.device = None if device is None else get_device(device)
         self.eval_hook = eval_hook
         self.eval_func = eval_func
-
-    @property
-    def default_name(self) -> str:
-        return "validation"
 
     def get_iterator(self, name: str) -> Any:
         """The iterator of that name."""
@@ -93,12 +100,38 @@ class Evaluator(Extension):
         function = self._targets["main"] if self.eval_func is None else self.eval_func
         observation: dict[str, Any] = {}
         with report_scope(observation), no_backprop_mode():
-            args, named = as_arguments(self.converter(batch, self.device))
+            args, named = as_arguments(call_converter(self.converter, batch, self.device))
             function(*args, **named)
         return observation
 
+    def _check_iterator(self, iterator: Any) -> None:
+        if not hasattr(iterator, "__iter__") or hasattr(iterator, "namedlinks"):
+            hint = "write iterators.SerialIterator(dataset, batch_size, repeat=False, shuffle=False)"
+            raise TypeError(f"Evaluator: iterator: expected an iterator, got {type(iterator).__name__}; {hint}")
+
+    def _refuse_repeating(self, only_warn: bool = False) -> None:
+        """An evaluation over an iterator that repeats would never end."""
+        if getattr(self._iterators.get("main"), "repeat", False) is True:
+            words = f"{type(self).__name__}: the iterator repeats, so no evaluation ends; make it with repeat=False"
+            if not only_warn:
+                raise ValueError(words)
+            warn(words)
+
+    def _warn_of_a_part(self) -> None:
+        """Warn where the iterator has only this rank's part of the data, and nothing adds up the ranks' results."""
+        iterator = self._iterators.get("main")
+        if any(parts_of_ranks(iterator)):
+            warn(
+                f"{type(self).__name__}: it evaluates this rank's part alone, and each rank reports another result; "
+                "wrap it in dbrdist.comm.create_multi_node_evaluator(evaluator, comm)"
+            )
+
     def _one_pass(self) -> Iterator[Any]:
         iterator = self._iterators["main"]
+        self._refuse_repeating()
+        if not self.knows_its_part:
+            self.knows_its_part = True
+            self._warn_of_a_part()
         if hasattr(iterator, "reset"):
             iterator.reset()
         else:
@@ -107,5 +140,4 @@ class Evaluator(Extension):
 
     def finalize(self) -> None:
         """End the iterators' workers."""
-        for iterator in self._iterators.values():
-            iterator.finalize()
+        finalize(self._iterators.values())

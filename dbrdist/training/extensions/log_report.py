@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from dbrdist.core.regular import regular
-from dbrdist.core.reporter import DictSummary
-from dbrdist.core.serializer import write_atomically
+from dbrdist.core.files import strict_json
+from dbrdist.core.files.regular_file import regular
+from dbrdist.core.files.serializer import is_about, write_atomically
+from dbrdist.core.model.reporter import DictSummary
+from dbrdist.core.usage.foreign_names import refuse_unknown
+from dbrdist.core.usage.mistakes import warn
 from dbrdist.training.extension import Extension
+from dbrdist.training.observed_keys import warn_of_keys
 from dbrdist.training.triggers import get_trigger
 
 
@@ -34,14 +37,15 @@ class LogReport(Extension):
         filename: str | None = None,
         **kwargs: Any,
     ):
-        if kwargs:
-            raise TypeError(f"LogReport() got unknown arguments: {', '.join(kwargs)}")
+        refuse_unknown("LogReport", LogReport.__init__, kwargs)
         self._keys = keys
         self._trigger = get_trigger(trigger)
         self._postprocess = postprocess
         self._filename = "log.jsonl" if filename is None else filename
         self._summary = DictSummary()
         self._log: list[dict[str, Any]] = []
+        self._has_looked = False  # for keys that nobody reports
+        self._num_bytes: int | None = None  # of the file after the last line; None where it is not watched
         self._num_saved: int | None = None  # the lines that a loaded snapshot counted and nobody has read yet
 
     @property
@@ -53,6 +57,7 @@ class LogReport(Extension):
         self.read_back(trainer)
         text = "".join(_line(entry) for entry in self._log)
         write_atomically(self._path(trainer), lambda file: file.write(text.encode()))
+        self._num_bytes = len(text.encode())
 
     def read_back(self, trainer: Any) -> None:
         """After a resume, take the lines that were there when the snapshot was saved."""
@@ -82,13 +87,36 @@ class LogReport(Extension):
         if self._postprocess is not None:
             self._postprocess(entry)
         self._log.append(entry)
+        if self._keys is not None and not self._has_looked and trainer.updater.epoch >= 1:
+            reported = set(trainer.observation).union(*self._log)
+            self._has_looked = warn_of_keys(type(self).__name__, self._keys, reported, trainer)
+        self._write(trainer, entry)
+
+    def _write(self, trainer: Any, entry: dict[str, Any]) -> None:
+        """Write the last entry of the log."""
         with open(self._path(trainer), "a", encoding="utf-8") as file:
+            self._look_for_others(file)
             file.write(_line(entry))
+            if self._num_bytes is not None:
+                file.flush()
+                self._num_bytes = file.tell()
+
+    def _look_for_others(self, file: Any) -> None:
+        """Warn once where the file has grown since this LogReport wrote to it: another rank writes the same one."""
+        found = file.seek(0, os.SEEK_END)
+        if self._num_bytes is not None and found > self._num_bytes:
+            warn(
+                f"LogReport: another process or LogReport writes to {file.name} too, so lines come twice; extend the "
+                "trainer with it on one rank only: if comm.rank == 0"
+            )
+            self._num_bytes = None
 
     def serialize(self, serializer: Any) -> None:
         if hasattr(self._trigger, "serialize"):
             self._trigger.serialize(serializer["_trigger"])
         self._summary.serialize(serializer["_summary"])
+        if not is_about(serializer["_lines"], self._filename):
+            return  # lines of another file
         num_lines = int(serializer("_num_lines", len(self._log) if self._num_saved is None else self._num_saved))
         if serializer.is_loading:
             self._num_saved = num_lines
@@ -113,8 +141,7 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 def _line(entry: dict[str, Any]) -> str:
     """One line of strict JSON, which knows no NaN."""
-    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()}
-    return json.dumps(plain, allow_nan=False) + "\n"
+    return strict_json.dumps(entry) + "\n"
 
 
 class Column(NamedTuple):
@@ -124,10 +151,11 @@ class Column(NamedTuple):
     heading: str
     width: int
     write: Callable[[Any], str] = lambda value: f"{value:.6g}" if isinstance(value, float) else str(value)
+    align: str = "<"  # or ">"
 
     def cell(self, value: Any) -> str:
         """A value as text of at least the column's width; a missing one is blank."""
-        return f"{'' if value is None else self.write(value):<{self.width}}"
+        return f"{'' if value is None else self.write(value):{self.align}{self.width}}"
 
 
 class PrintReport(Extension):
@@ -144,12 +172,13 @@ class PrintReport(Extension):
         self._out = out
         self._num_printed = 0
         self._found: Any = None
+        self._has_looked = False  # for entries that nobody reports
 
     def initialize(self, trainer: Any) -> None:
         report = self._found = self._report(trainer)
         report.read_back(trainer)
         self._num_printed = len(report.log)
-        self._print("  ".join(f"{column.heading:<{column.width}}" for column in self._columns))
+        self._print("  ".join(f"{column.heading:{column.align}{column.width}}" for column in self._columns))
 
     def __call__(self, trainer: Any) -> None:
         report = self._found
@@ -159,6 +188,7 @@ class PrintReport(Extension):
             report(trainer)  # not among the trainer's extensions: it lives here
         log = report.log
         if len(log) != self._num_printed:
+            self._look_for_keys(log, trainer)
             for entry in log[self._num_printed :]:
                 self._print("  ".join(column.cell(entry.get(column.key)) for column in self._columns))
             self._num_printed = len(log)
@@ -167,9 +197,24 @@ class PrintReport(Extension):
         if isinstance(self._log_report, LogReport):
             self._log_report.serialize(serializer["_log_report"])
 
+    def _look_for_keys(self, log: list[dict[str, Any]], trainer: Any) -> None:
+        """Warn once, after an epoch, of entries that no line of the log has had."""
+        if self._has_looked or log[-1].get("epoch", 1) < 1:
+            return
+        keys = [column.key for column in self._columns]
+        self._has_looked = warn_of_keys(type(self).__name__, keys, set().union(*log), trainer)
+
     def _report(self, trainer: Any) -> Any:
         report = self._log_report
-        return report if isinstance(report, LogReport) else trainer.get_extension(report)
+        if isinstance(report, LogReport):
+            return report
+        try:
+            return trainer.get_extension(report)
+        except ValueError:
+            raise ValueError(
+                f"{type(self).__name__} needs a LogReport, and the trainer has no extension {report!r}; add "
+                "trainer.extend(extensions.LogReport())"
+            ) from None
 
     def _print(self, line: str) -> None:
         out = sys.stdout if self._out is None else self._out

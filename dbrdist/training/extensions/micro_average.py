@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dbrdist.core.reporter import as_number
+from dbrdist.core.files.serializer import is_about
+from dbrdist.core.model.reporter import as_number
 from dbrdist.training.extension import PRIORITY_EDITOR, Extension
 from dbrdist.training.triggers import get_trigger
 
@@ -36,7 +37,8 @@ class MicroAverage(Extension):
             self._numerator = self._denominator = 0.0
 
     def serialize(self, serializer: Any) -> None:
-        self._numerator = float(serializer("_numerator", self._numerator))
-        self._denominator = float(serializer("_denominator", self._denominator))
+        if is_about(serializer["_sums"], " / ".join(self._keys)):
+            self._numerator = float(serializer("_numerator", self._numerator))
+            self._denominator = float(serializer("_denominator", self._denominator))
         if hasattr(self._trigger, "serialize"):
             self._trigger.serialize(serializer["_trigger"])

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.reporter import as_number
-from dbrdist.core.variable import Variable
+from dbrdist.core.model.reporter import as_number
+from dbrdist.core.tape.variable import Variable
 from dbrdist.errors import NonFiniteLossError
 from dbrdist.training.extension import PRIORITY_WRITER, Extension, make_extension
 

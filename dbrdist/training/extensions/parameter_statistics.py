@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
-from dbrdist.core.backend import get_array_module, is_array
-from dbrdist.core.reporter import DictSummary, report
+from dbrdist.core.array.backend import get_array_module, is_array
+from dbrdist.core.model.reporter import DictSummary, report
 from dbrdist.training.extension import PRIORITY_WRITER, Extension
 from dbrdist.training.triggers import get_trigger
 

@@ -7,9 +7,11 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dbrdist.core.reporter import DictSummary
+from dbrdist.core.files.serializer import is_about
+from dbrdist.core.model.reporter import DictSummary
 from dbrdist.training import plotting
 from dbrdist.training.extension import Extension
+from dbrdist.training.observed_keys import warn_of_keys
 from dbrdist.training.triggers import get_trigger
 
 
@@ -49,6 +51,7 @@ class PlotReport(Extension):
         self._marker = marker
         self._grid = grid
         self._summary = DictSummary()
+        self._has_looked = False  # for keys that nobody reports
         self._points: dict[str, list[tuple[float, float]]] = {key: [] for key in self._y_keys}
         self.available()
 
@@ -65,6 +68,9 @@ class PlotReport(Extension):
         if trainer.is_before_training or self._trigger(trainer):
             summary, self._summary = self._summary, DictSummary()
             self._add_points(trainer, summary.compute_mean())
+            if not self._has_looked and trainer.updater.epoch >= 1:
+                found = {key for key, points in self._points.items() if points}
+                self._has_looked = warn_of_keys(type(self).__name__, self._y_keys, found.union(observation), trainer)
             self._draw(os.path.join(trainer.out, self._filename), summary)
 
     def _add_points(self, trainer: Any, means: dict[str, float]) -> None:
@@ -84,6 +90,8 @@ class PlotReport(Extension):
             return
         figure, ((axes,),) = plotting.new_figure(1, 1)
         axes.set_xlabel(self._x_key)
+        if self._x_key in ("epoch", "iteration"):
+            axes.xaxis.get_major_locator().set_params(integer=True)
         plotting.draw_grid(axes, self._grid)
         for key, points in curves.items():
             axes.plot(*zip(*points), marker=self._marker, label=key)
@@ -96,5 +104,7 @@ class PlotReport(Extension):
         if hasattr(self._trigger, "serialize"):
             self._trigger.serialize(serializer["_trigger"])
         self._summary.serialize(serializer["_summary"])
+        if not is_about(serializer["_curves"], self._x_key):
+            return  # points over another quantity
         points = json.loads(str(serializer("_points", json.dumps(self._points))))
         self._points = {key: [tuple(point) for point in points.get(key, ())] for key in self._y_keys}

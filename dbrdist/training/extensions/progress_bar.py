@@ -9,6 +9,8 @@ from typing import Any
 
 from dbrdist.training.extension import Extension
 
+_WORDS, _SHORTEST_BAR = 72, 10  # characters
+
 
 def duration(seconds: float) -> str:
     """Seconds as hours, minutes and seconds: 1:02:03, or 0:42."""
@@ -45,6 +47,7 @@ class ProgressBar(Extension):
         self._details = details
         self._bar: Any = None
         self._task: Any = None
+        self._width: int | None = None  # of the words on a terminal
 
     def initialize(self, trainer: Any) -> None:
         if self._training_length is None and hasattr(trainer.stop_trigger, "get_training_length"):
@@ -62,8 +65,12 @@ class ProgressBar(Extension):
             from rich.progress import BarColumn, Progress, TextColumn
         except ImportError:  # the plain lines say the same
             return
-        columns = (BarColumn(self._bar_length), TextColumn("{task.description}"))
-        self._bar = Progress(*columns, console=Console(file=out))
+        console = Console(file=out)
+        # The words come first; the bar takes what is left, or nothing on a narrow terminal.
+        room = min(self._bar_length, console.width - _WORDS)
+        bar = (BarColumn(room),) if room >= _SHORTEST_BAR else ()
+        self._width = console.width - (room + 1 if bar else 0)
+        self._bar = Progress(*bar, TextColumn("{task.description}", markup=False), console=console)
         self._task = self._bar.add_task("", total=self._total())
         self._bar.start()
 
@@ -85,13 +92,17 @@ class ProgressBar(Extension):
         seconds = max(time.monotonic() - self._first_seconds, 1e-9)
         speed = (updater.iteration - self._first_iteration) / seconds
         epochs = f"epoch {updater.epoch_detail:.2f}{self._of('epoch')}"
-        words = [epochs, f"step {updater.iteration}{self._of('iteration')}", f"{speed:.3g} steps/s"]
+        words = {"epoch": epochs, "step": f"step {updater.iteration}{self._of('iteration')}"}
+        words["speed"] = f"{speed:.3g} steps/s"
         if self._details is not None:
-            words.append(self._details(trainer))
+            words["details"] = self._details(trainer)
         left = self._seconds_left(trainer, seconds)
         if left is not None:
-            words.append(f"{duration(left)} left")
-        return ", ".join(words)
+            words["left"] = f"{duration(left)} left"
+        for name in ("speed", "step", "details", "epoch"):  # what a narrow terminal does without, the time left last
+            if self._width is not None and len(", ".join(words.values())) > self._width and len(words) > 1:
+                words.pop(name, None)
+        return ", ".join(words.values())
 
     def _seconds_left(self, trainer: Any, seconds: float) -> float | None:
         """By the mean speed since the start, evaluations and snapshots included."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
+from dbrdist.core.files.serializer import is_about
+from dbrdist.core.names.limits import not_negative, number, positive
 from dbrdist.errors import ScheduleError
 from dbrdist.optimizers import schedules
 from dbrdist.optimizers.schedules import Schedule
@@ -51,6 +53,8 @@ class FollowSchedule(Extension):
             self.trigger = None  # set once, when the run starts
 
     def initialize(self, trainer: Any) -> None:
+        if isinstance(self._target, str):
+            _check_attribute(type(self).__name__, trainer.updater.get_optimizer("main"), self._target)
         self(trainer)
 
     def __call__(self, trainer: Any) -> None:
@@ -65,6 +69,15 @@ class FollowSchedule(Extension):
             setattr(trainer.updater.get_optimizer("main"), self._target, value)
         else:
             self._target(value)
+
+
+def _check_attribute(where: str, optimizer: Any, name: str) -> None:
+    """Refuse a hyperparameter that the optimizer does not have: setting it would change nothing."""
+    if not hasattr(optimizer, name):
+        known = sorted(optimizer.hyperparam.get_dict()) if hasattr(optimizer, "hyperparam") else []
+        raise AttributeError(
+            f"{where}: {type(optimizer).__name__} has no hyperparameter {name!r}; it has {', '.join(known) or 'none'}"
+        )
 
 
 def _expected(value: Any) -> str | None:
@@ -115,6 +128,7 @@ class _Shift(Extension):
 
     def initialize(self, trainer: Any) -> None:
         optimizer = self._get_optimizer(trainer)
+        _check_attribute(type(self).__name__, optimizer, self._attr)
         if self._init is None:
             self._init = float(getattr(optimizer, self._attr))
         self._set(optimizer, self.value(0) if self._last_value is None else self._last_value)
@@ -124,6 +138,8 @@ class _Shift(Extension):
         self._set(self._get_optimizer(trainer), self.value(self._t))
 
     def serialize(self, serializer: Any) -> None:
+        if not is_about(serializer["_shift"], f"{type(self).__name__} of {self._attr}"):
+            return  # another hyperparameter has its own value
         self._t = int(serializer("_t", self._t))
         for name in ("_init", "_last_value"):
             value = serializer(name, getattr(self, name))
@@ -141,10 +157,13 @@ class ExponentialShift(_Shift):
     """`init * rate^t`, up to `target`."""
 
     def __init__(
-        self, attr: str, rate: float, init: float | None = None, target: float | None = None, optimizer: Any = None
+        self,
+        attr: str,
+        rate: Annotated[float, not_negative, "factor per call"],
+        init: float | None = None,
+        target: float | None = None,
+        optimizer: Any = None,
     ):
-        if rate < 0:
-            raise ValueError(f"expected a rate of 0 or more, got {rate}")
         super().__init__(attr, init, target, optimizer, lambda init: schedules.exponential(init, rate), rate > 1)
 
 
@@ -154,8 +173,8 @@ class InverseShift(_Shift):
     def __init__(
         self,
         attr: str,
-        gamma: float,
-        power: float,
+        gamma: Annotated[float, number, "speed"],
+        power: Annotated[float, number, "exponent"],
         init: float | None = None,
         target: float | None = None,
         optimizer: Any = None,
@@ -180,8 +199,8 @@ class StepShift(_Shift):
     def __init__(
         self,
         attr: str,
-        gamma: float,
-        step: int,
+        gamma: Annotated[float, not_negative, "factor"],
+        step: Annotated[float, positive, "calls between two changes"],
         init: float | None = None,
         target: float | None = None,
         optimizer: Any = None,
@@ -192,7 +211,14 @@ class StepShift(_Shift):
 class MultistepShift(_Shift):
     """`init * gamma^k`, k being how many of `step_value` (rising) t has reached."""
 
-    def __init__(self, attr: str, gamma: float, step_value: list[int], init: float, optimizer: Any = None):
+    def __init__(
+        self,
+        attr: str,
+        gamma: Annotated[float, not_negative, "factor"],
+        step_value: list[int],
+        init: Annotated[float, number, "value at the start"],
+        optimizer: Any = None,
+    ):
         points = list(step_value)
         super().__init__(attr, init, None, optimizer, lambda init: schedules.step(init, gamma, points))
 
@@ -203,8 +229,8 @@ class PolynomialShift(_Shift):
     def __init__(
         self,
         attr: str,
-        rate: float,
-        max_count: float,
+        rate: Annotated[float, number, "exponent"],
+        max_count: Annotated[float, positive, "calls until the end"],
         init: float | None = None,
         target: float | None = None,
         optimizer: Any = None,
@@ -215,7 +241,14 @@ class PolynomialShift(_Shift):
 class WarmupShift(_Shift):
     """From `warmup_start` to `init` in `warmup_iter` calls, then constant."""
 
-    def __init__(self, attr: str, warmup_start: float, warmup_iter: int, init: float, optimizer: Any = None):
+    def __init__(
+        self,
+        attr: str,
+        warmup_start: Annotated[float, number, "value at the start"],
+        warmup_iter: Annotated[float, not_negative, "calls until the value is init"],
+        init: Annotated[float, number, "value after the warm-up"],
+        optimizer: Any = None,
+    ):
         def climb(init: float) -> Schedule:
             return schedules.warmup(schedules.constant(init), warmup_iter, warmup_start)
 

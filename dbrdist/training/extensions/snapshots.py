@@ -11,8 +11,8 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
-from dbrdist.core.regular import regular
-from dbrdist.core.serializer import (
+from dbrdist.core.files.regular_file import regular
+from dbrdist.core.files.serializer import (
     NpzDeserializer,
     check_archive_size,
     read_npz,
@@ -207,6 +207,8 @@ def find(folder: str, filename: str = "snapshot_iter_{.updater.iteration}") -> l
     return [os.path.join(folder, name) for _, name in sorted(found)]
 
 
+GONE = "it is no longer there"  # a run that continues has removed it
+_MAX_LOOKS = 100
 _CHANGED = "its bytes are not those that were saved"
 
 
@@ -224,6 +226,8 @@ def damage(path: str) -> str | None:
             with zipfile.ZipFile(file) as archive:
                 is_changed = sealed is None and (archive.comment or archive.testzip() is not None)
             return _CHANGED if is_changed else None
+    except FileNotFoundError:
+        return GONE
     except PermissionError as error:
         return f"it cannot be read: {error.strerror}"
     except Exception:  # damage shows as nearly any exception of zipfile and zlib
@@ -239,11 +243,18 @@ def is_whole(path: str) -> bool:
 def search(folder: str, filename: str = "snapshot_iter_{.updater.iteration}") -> tuple[str | None, dict[str, str]]:
     """The newest whole snapshot in `folder`, or None, and what is wrong with each one after it, the newest first."""
     wrong: dict[str, str] = {}
-    for path in reversed(find(folder, filename)):
-        words = damage(path)
-        if words is None:
-            return path, wrong
-        wrong[path] = words
+    for _ in range(_MAX_LOOKS):
+        wrong, is_all = {}, True
+        for path in reversed(find(folder, filename)):
+            words = damage(path)
+            if words is None:
+                return path, wrong
+            if words == GONE:
+                is_all = False  # there are newer ones by now
+            else:
+                wrong[path] = words
+        if is_all:
+            break
     return None, wrong
 
 
@@ -284,22 +295,28 @@ def load(path: str, target: Any) -> None:
 def load_entries(path: str, saved: dict[str, Any], target: Any) -> None:
     """As :func:`load`, from what was read; ``path`` is for the words of an error."""
     entries = _Noting(saved)
-    known = {key.split("/")[1] for key in entries if key.startswith(_OF_EXTENSIONS)}
+    known = {_owner(key) for key in entries if key.startswith(_OF_EXTENSIONS)}
 
     def is_new(key: str) -> bool:
-        return key.startswith(_OF_EXTENSIONS) and key.split("/")[1] not in known
+        return key.startswith(_OF_EXTENSIONS) and _owner(key) not in known
 
     try:
         NpzDeserializer(entries, ignore_names=is_new).load(target)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    # extensions may differ: only some ranks write a log, say
-    left = sorted(key for key in set(entries) - entries.read if not key.startswith(_OF_EXTENSIONS))
+    # extensions may differ (only some ranks write a log), and so may the end of the run
+    may_be_left = (*_OF_EXTENSIONS, "stop_trigger/")
+    left = sorted(key for key in set(entries) - entries.read if not key.startswith(may_be_left))
     if left:
         raise CheckpointError(
             f"{path}: expected a place for {left[0]} and {len(left) - 1} entries more of the saved state, found none; "
             "the snapshot belongs to another architecture"
         )
+
+
+def _owner(key: str) -> tuple[str, ...]:
+    """Of an entry of an extension or of its trigger, which of both, and the extension's name."""
+    return tuple(key.split("/")[:2])
 
 
 class _Noting(dict[str, Any]):

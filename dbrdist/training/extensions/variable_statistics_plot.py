@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from dbrdist.core import random
-from dbrdist.core.backend import get_array_module, to_cpu
-from dbrdist.core.link import Link
-from dbrdist.core.variable import Variable
+from dbrdist.core.array import random
+from dbrdist.core.array.backend import get_array_module, to_cpu
+from dbrdist.core.files.serializer import is_about
+from dbrdist.core.model.link import Link
+from dbrdist.core.tape.variable import Variable
 from dbrdist.training import plotting
 from dbrdist.training.extension import Extension
 from dbrdist.training.triggers import get_trigger
@@ -125,8 +127,8 @@ class VariableStatisticsPlot(Extension):
         self._figsize = figsize
         self._marker = marker
         self._grid = grid
-        num_statistics = int(plot_mean) + int(plot_std) + len(self._sigmas)
-        self._samples = Reservoir(max_sample_size, (len(self._keys), num_statistics))
+        self._names = ["mean"] * plot_mean + ["std"] * plot_std + [f"{sigma:g} %" for sigma in self._sigmas]
+        self._samples = Reservoir(max_sample_size, (len(self._keys), len(self._names)))
         self.available()
 
     @staticmethod
@@ -195,7 +197,9 @@ class VariableStatisticsPlot(Extension):
     def serialize(self, serializer: Any) -> None:
         if hasattr(self._trigger, "serialize"):
             self._trigger.serialize(serializer["_trigger"])
-        self._samples.serialize(serializer["_samples"])
+        size = len(self._samples._data)
+        if is_about(serializer["_samples"], json.dumps([self._keys, self._names, size])):
+            self._samples.serialize(serializer["_samples"])
 
 
 def _variables_of(targets: Any) -> Iterator[Any]:

@@ -6,17 +6,18 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from dbrdist.core.backend import accumulation_dtype, get_array_module
-from dbrdist.core.link import Link
-from dbrdist.training.extension import PRIORITY_WRITER, Extension, as_extension
+from dbrdist.core.array.backend import accumulation_dtype, get_array_module
+from dbrdist.core.model.link import Link
+from dbrdist.training.extension import PRIORITY_WRITER, Extension, as_extension, subject_of
 
 
 class WeightAverage(Extension):
     """Moves the averages of all parameters by a fraction `1 - decay` towards their values after each step.
 
-    `a <- a + (1 - d) (w - a)` with `d = min(decay, (1 + t) / (10 + t))` at the t-th step, so that the first steps are
-    soon forgotten; with `warmup=False` d is `decay` from the start. Averages of 16-bit weights are kept in float32.
-    Snapshots hold them. Ranks with equal weights have equal averages. Example:
+    `a <- a + (1 - d) (w - a)` with `d = min(decay, (1 + t) / (10 + t))` at the t-th update, so that the first steps are
+    soon forgotten; with `warmup=False` d is `decay` from the start. `every` is the number of steps for one update of
+    the averages; for a half-life of h steps give `decay=0.5 ** (every / h)`. Averages of 16-bit weights are kept in
+    float32. Snapshots hold them. Ranks with equal weights have equal averages. Example:
 
         average = extensions.WeightAverage(model, 0.999)
         trainer.extend(average)
@@ -26,10 +27,13 @@ class WeightAverage(Extension):
     trigger = (1, "iteration")
     priority = PRIORITY_WRITER + 100  # before an evaluation of the averages
 
-    def __init__(self, model: Link, decay: float, warmup: bool = True):
+    def __init__(self, model: Link, decay: float, warmup: bool = True, every: int = 1):
         if not 0 <= decay < 1:
             raise ValueError(f"expected a decay from 0 to less than 1, got {decay}")
+        if every < 1:
+            raise ValueError(f"expected every of 1 or more, got {every}")
         self._model = model
+        self._every = every
         self._decay = decay
         self._warmup = warmup
         self._num_steps = 0
@@ -47,7 +51,9 @@ class WeightAverage(Extension):
 
     def __call__(self, trainer: Any) -> None:
         self._num_steps += 1
-        t = self._num_steps
+        if self._num_steps % self._every:
+            return
+        t = self._num_steps // self._every
         rate = 1 - (min(self._decay, (1 + t) / (10 + t)) if self._warmup else self._decay)
         for path, param in self._params():
             average = self._averages.get(path)
@@ -99,10 +105,8 @@ class _Around(Extension):
         self._average = average
         self._inner = inner
         self.trigger, self.priority, self.name = inner.trigger, inner.priority, inner.name
-
-    @property
-    def default_name(self) -> str:
-        return self._inner.default_name  # type: ignore[no-any-return]
+        self.default_name = inner.default_name
+        self.subject = subject_of(inner)
 
     def __call__(self, trainer: Any) -> Any:
         self._inner.name = self.name

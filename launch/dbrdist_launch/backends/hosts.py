@@ -9,10 +9,11 @@ import socket
 from collections.abc import Callable, Mapping
 
 from ..errors import LaunchError
+from ..wire import whole
 from .job import Host
 
 # A name reaches ssh's command line: nothing that could be an option or mean something to a shell.
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z"
 _OPERATOR_FILES = (
     "HYDRA_HOST_FILE",
     "I_MPI_HYDRA_HOST_FILE",
@@ -27,9 +28,10 @@ def checked(name: str, slots: str | int, where: str = "--hosts") -> Host:
         raise LaunchError(
             f"{where}: {name!r} is not a host name; expected letters, digits, '.', '-' and '_', as in a:2,b:2"
         )
-    if not str(slots).isdigit() or int(slots) < 1:
+    number = whole(str(slots))
+    if not number:
         raise LaunchError(f"{where}: {name}:{slots}: expected a number of slots of at least 1 after the colon")
-    return Host(name, int(slots))
+    return Host(name, number)
 
 
 def parse_list(text: str) -> tuple[Host, ...]:
@@ -54,7 +56,7 @@ def parse_file(path: str, say: Callable[[str], None] = lambda text: None) -> tup
         if words:
             name, _, slots = words[0].partition(":")
             for word in words[1:]:
-                if word.startswith("slots=") or word.isdigit():
+                if word.startswith("slots=") or whole(word) is not None:
                     slots = word.removeprefix("slots=")
                 elif not word.startswith("max_slots=") and word not in unused:
                     unused.append(word)
@@ -82,6 +84,10 @@ def of_environment(environment: Mapping[str, str] = os.environ) -> tuple[Host, .
     if environment.get("LSB_MCPU_HOSTS"):
         words = environment["LSB_MCPU_HOSTS"].split()
         return _merged([checked(name, slots, "LSB_MCPU_HOSTS") for name, slots in zip(words[::2], words[1::2])])
+    if environment.get("PE_HOSTFILE") and os.path.exists(environment["PE_HOSTFILE"]):  # of Grid Engine
+        with open(environment["PE_HOSTFILE"]) as file:
+            rows = [line.split() for line in file if line.strip()]
+        return _merged([checked(row[0], row[1] if len(row) > 1 else 1, environment["PE_HOSTFILE"]) for row in rows])
     for name in _OPERATOR_FILES:
         if environment.get(name) and os.path.exists(environment[name]):
             return parse_file(environment[name])
@@ -98,7 +104,7 @@ def expand(text: str) -> list[str]:
             continue
         for piece in match[2].split(","):
             first, _, last = piece.partition("-")
-            if not first.isdigit() or not (last or first).isdigit() or int(last or first) - int(first) > 1 << 20:
+            if whole(first) is None or whole(last or first) is None or int(last or first) - int(first) > 1 << 20:
                 raise LaunchError(f"Slurm's node names {text!r}: expected a form such as n[1-3,07],login")
             for number in range(int(first), int(last or first) + 1):
                 names += expand(f"{match[1]}{number:0{len(first)}d}{match[3]}")

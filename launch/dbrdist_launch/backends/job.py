@@ -46,7 +46,9 @@ class Backend(Protocol):
 
     @property
     def identity(self) -> str:
-        """Whose variables tell a rank its number: a key of `identity`'s table."""
+        """Which variables tell a rank its number: a key of `identity`'s table (hydra, openmpi, srun, flux), or their
+        names, `RANK,SIZE,LOCAL_RANK,LOCAL_SIZE`; one may be empty, or several names with spaces between them.
+        """
 
     @property
     def label(self) -> str:

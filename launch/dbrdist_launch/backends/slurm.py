@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -42,6 +43,9 @@ class Srun:
             words += ["-N", str(len(job.hosts)), "--nodelist", ",".join(host.name for host in job.hosts)]
             if len({host.slots for host in job.hosts}) == 1:
                 words += ["--ntasks-per-node", str(job.hosts[0].slots)]
+        each = os.environ.get("SLURM_CPUS_PER_TASK")
+        if each and not _has_cpus(job.extra) and "SRUN_CPUS_PER_TASK" not in os.environ:
+            words.append(f"--cpus-per-task={each}")  # which srun does not take from the batch job, since 22.05
         if job.bind != "none":
             words.append(f"--cpu-bind={_BIND[job.bind]}")
         # The end of one rank is reported by its supervisor; srun must not end the others before they are asked.
@@ -62,6 +66,11 @@ class Srun:
 
     def hosts(self, environment: Mapping[str, str]) -> tuple[Host, ...]:
         return ()  # srun knows them better
+
+
+def _has_cpus(words: tuple[str, ...]) -> bool:
+    """Whether the user's own words for srun say how many cores a task gets."""
+    return any(re.match(r"-c|--cpus-per-(task|gpu)|--exact|--overcommit|-O$", word) for word in words)
 
 
 def plugins() -> list[str]:
@@ -87,7 +96,7 @@ def plugins() -> list[str]:
 
 def plugin_for(family: str) -> str:
     """The protocol that an MPI library speaks with srun."""
-    return "pmix" if family == "openmpi" else "pmi2"
+    return {"openmpi": "pmix", "cray": "cray_shasta"}.get(family, "pmi2")
 
 
 def allocation(environment: Mapping[str, str] = os.environ) -> tuple[Host, ...]:

@@ -15,7 +15,8 @@ from ..backends import hosts as hosts_module
 from ..backends import mpi, slurm
 from ..backends.job import Host
 from ..errors import LaunchError
-from ..launcher.output import Output, Piece
+from ..launcher.output import Output
+from ..launcher.pieces import Piece
 from ..launcher.runs import write_json
 from ..launcher.session import Session
 from ..launcher.settings import Settings

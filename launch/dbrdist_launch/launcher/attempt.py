@@ -4,75 +4,57 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections import deque
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from .. import codes, limits
-from ..backends.job import Backend, Job
 from ..channel import Channel, Message
 from ..errors import place_of
+from ..inherited import Inherited
 from ..loop import Loop, Signals
-from ..rank.supervisor import ADDRESS, TOKEN
+from ..rank.surroundings import ADDRESS, TOKEN
 from . import report
+from .events import Events
 from .judge import Judge
 from .listener import Listener
-from .output import Output, Piece
+from .output import Output
+from .pieces import SPAWNED, Piece
+from .plan import Outcome as Outcome
+from .plan import Plan as Plan
 from .process import StarterProcess
 from .questions import Questions
 from .ranks import Rank
 from .report import Failure
 from .settings import Settings
+from .starter_output import StarterOutputs
+from .terminal import Typed
 from .view import table
 
 _CAUGHT = (
-    signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGCHLD,
+    signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP,
+    signal.SIGCHLD,
 )  # fmt: skip
 _MOST_FAULTS = 5  # that are reported
-
-
-class Plan(NamedTuple):
-    """What is started, and how the ranks find the launcher."""
-
-    job: Job
-    command: list[str]  # of mpiexec or srun
-    environment: dict[str, str]  # of mpiexec
-    rank_environment: dict[str, str]  # what the ranks get beyond it
-    start_seconds: float | None
-    backend: Backend
-    token: str
-    control: str | None = None  # a Unix socket for `ps`, `stacks`, `stop`; the ranks use it too where all are here
-    addresses: tuple[str, ...] = ()  # for ranks elsewhere; () where all are here
-    deadline: float | None = None  # when the user's --timeout is over, on the monotonic clock
-
-
-@dataclass(eq=False, repr=False)
-class Outcome:
-    """How an attempt ended."""
-
-    code: int
-    failure: Failure | None = None
-    asked: int = 0  # the signal that asked for the end, or 0
-    steps: int = -1  # the highest step that a rank told of
-    seconds: float = 0.0
-    first_rank_seconds: float | None = None
-    started_at: float = 0.0  # on the monotonic clock
 
 
 class Attempt:
     """Runs one starter command (mpiexec, srun) with supervised ranks."""
 
-    def __init__(self, plan: Plan, output: Output, settings: Settings) -> None:
+    def __init__(self, plan: Plan, output: Output, settings: Settings, events: Events | None = None) -> None:
         self.plan, self.output, self.settings = plan, output, settings
+        self.events = events or Events()
         self.size = plan.job.ranks
         self.window = limits.WINDOW_BYTES if plan.addresses else limits.LOCAL_WINDOW_BYTES
+        self.inherited = Inherited()
         self.loop = Loop()
+        self.loop.on_wake = self._forgive_own_sleep
         self.judge = Judge(
             self.size, plan.start_seconds, settings.heartbeat_timeout, settings.host_timeout, settings.end_on
         )
         self.ranks = self.judge.ranks
         self.failure: Failure | None = None
+        self.port, self.master = 0, "127.0.0.1"  # for the program's own rendezvous: a free port of rank 0's host
         self.asked = 0  # the signal that asked for the end
         self.asked_by_ranks: tuple[float, int] | None = None  # when it counts, and the signal
         self.stop_deadline: float | None = None
@@ -82,7 +64,10 @@ class Attempt:
         self.faults = 0
         self.first_rank_at: float | None = None
         self.questions = Questions(self.ranks, output.note, lambda: self._ask_to_stop(signal.SIGTERM))
+        self.waiting_for_port: list[Rank] = []  # ranks whose welcome waits for that of rank 0
+        self.typed: Typed | None = None
         self.arrived: deque[Piece] = deque()  # output that has been written, told by the output's threads
+        self.wake_lock = threading.Lock()
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
@@ -96,29 +81,41 @@ class Attempt:
         self.listeners = [self._listen(self.plan.control)] if self.plan.control else []
         if self.plan.addresses or not self.listeners:
             self.listeners.append(self._listen(None))
-        signals = Signals(self.loop, _CAUGHT, self._on_signal)
-        told = {ADDRESS: self.listeners[-1].address, TOKEN: self.plan.token}
+        self.inherited.widen()
+        signals = Signals(self.loop, _CAUGHT, self._on_signal, self.inherited)
+        # Where all ranks are here the program's own children shall not inherit these: a folder holds them.
+        told = {ADDRESS: self.listeners[-1].address, TOKEN: self.plan.token} if self.plan.told_by_environment else {}
         # Ours come first: of mpiexec's environment the last must be what the backend wants it to be.
         environment = {**told, **self.plan.environment}
-        self.starter = self.judge.starter = StarterProcess(self.plan.command, environment, self.plan.backend)
+        self.starter = self.judge.starter = StarterProcess(
+            self.plan.command, environment, self.plan.backend, self.inherited
+        )
         self.output.written = self._on_written
         self.output.start()
         try:
             self.loop.watch(self.wake_read, self._on_wake)
-            for pipe in self.starter.pipes:
-                self.starter.watch(self.loop, pipe, self._starter_said)
+            words = StarterOutputs(self.loop, self.starter.pipes, self._starter_said, self.output.take)
+            self.starter_outputs = words
+            if self.starter.input is not None:
+                self.typed = Typed(self.loop, self.starter.input)
             while not self._turn():
                 pass
         finally:
+            if self.typed is not None:
+                self.typed.close()
             self.starter.end()
+            self.starter_outputs.finish(self.starter.last_words())
+            self.starter.close()
             for rank in self.ranks.values():
                 rank.channel.close()
             for listener in self.listeners:
                 listener.close()
             signals.close()
-            self.output.stop()  # its threads know the pipe
-            for descriptor in (self.wake_read, self.wake_write):
-                os.close(descriptor)
+            with self.wake_lock:  # threads that still write know the pipe
+                self.output.written = lambda piece: None
+                for descriptor in (self.wake_read, self.wake_write):
+                    os.close(descriptor)
+                self.wake_write = -1
             self.loop.close()
         return self._outcome()
 
@@ -163,10 +160,27 @@ class Attempt:
             self._refuse_size(hello)
             return
         self.ranks[rank.rank] = rank
+        self.starter_outputs.all_started = len(self.ranks) == self.size
         self.judge.progress_at = time.monotonic()
         channel.watch_peer(self.settings.host_timeout)
+        if rank.rank == 0:
+            self.port = hello.get("port") or 0
+            self.master = rank.host if len(self.plan.job.hosts) > 1 or self.plan.addresses else "127.0.0.1"
+            if self.plan.job.hosts:
+                self.master = self.plan.job.hosts[0].name
+        self.waiting_for_port.append(rank)
+        if 0 in self.ranks:  # all make their rendezvous with it, at a port that is free there
+            for waiting in self.waiting_for_port:
+                self._welcome(waiting)
+            self.waiting_for_port.clear()
+
+    def _welcome(self, rank: Rank) -> None:
+        """Tell a rank what to run, and how."""
+        rank.welcomed = True
+        channel = rank.channel
         channel.send(
             "welcome",
+            command=list(self.plan.job.command),
             environment=self.plan.rank_environment,
             directory=_working_folder(),
             host_timeout=self.settings.host_timeout,
@@ -174,12 +188,18 @@ class Attempt:
             threads=self.settings.threads,
             gpus=self.settings.gpus,
             inject=self.settings.inject,
-            master=self.plan.job.hosts[0].name if self.plan.job.hosts else "127.0.0.1",
-            local_sizes={host.name: host.slots for host in self.plan.job.hosts} or {hello["host"]: self.size},
+            master=self.master,
+            port=self.port,
+            files=self.inherited.raised if self._shares_limits(rank) else [],
+            local_sizes={host.name: host.slots for host in self.plan.job.hosts} or {rank.host: self.size},
         )
         if self.asked:
             channel.send("stop", signal=self._signal_for_ranks())  # it came too late to hear of it
         self.loop.watch_channel(channel, lambda: self._on_rank(rank))
+
+    def _shares_limits(self, rank: Rank) -> bool:
+        """Whether a rank inherits from mpiexec what this process has changed; srun hands limits on to all hosts."""
+        return rank.host == os.uname().nodename or self.plan.backend.places_ranks
 
     def _refuse_size(self, hello: Message) -> None:
         if self.failure is not None:
@@ -213,6 +233,7 @@ class Attempt:
                 rank.take_beat(message, now)
         elif kind == "started":
             rank.pid = message["pid"]
+            self.events.tell("rank_started", rank=rank.rank, host=rank.host, pid=rank.pid)
             self.first_rank_at = self.first_rank_at or now
         elif kind == "event":
             self.judge.take_event(rank, message, now)
@@ -223,7 +244,9 @@ class Attempt:
             if self.asked_by_ranks is None:
                 self.asked_by_ranks = (now + limits.REQUEST_SECONDS, int(message["signal"]))
         elif kind == "stacks":
-            rank.stacks, rank.state = message["text"], message["state"]
+            rank.take_stacks(message)
+        elif kind == "failed":
+            rank.broken = str(message["message"])
         elif kind == "ended":
             rank.ended, rank.early_exit = rank.ended or now, message
         elif kind == "exit":
@@ -237,10 +260,12 @@ class Attempt:
         """Called by the output's threads. Only for a rank that might soon wait the loop is woken."""
         self.arrived.append(piece)
         if piece.urgent:
-            try:
-                os.write(self.wake_write, b".")
-            except BlockingIOError:
-                pass  # the loop has not yet seen the last ones
+            with self.wake_lock:
+                try:
+                    if self.wake_write >= 0:
+                        os.write(self.wake_write, b".")
+                except BlockingIOError:
+                    pass  # the loop has not yet seen the last ones
 
     def _on_wake(self) -> None:
         os.read(self.wake_read, 4096)
@@ -251,6 +276,7 @@ class Attempt:
         while self.arrived:
             piece = self.arrived.popleft()
             counts[piece.rank] = counts.get(piece.rank, 0) + len(piece.data) + limits.PIECE_BYTES
+        self.starter_outputs.give_credit(counts.pop(SPAWNED, 0))
         for number, count in counts.items():
             rank = self.ranks.get(number)
             if rank is not None and rank.connected:
@@ -266,6 +292,8 @@ class Attempt:
     def _on_exit(self, rank: Rank, message: Message) -> None:
         rank.exit, rank.left_at = message, time.monotonic()
         self._begin_to_end(rank.left_at)
+        told = {"code": message["code"], "signal": message["signal"], "step": message["step"]}
+        self.events.tell("rank_ended", rank=rank.rank, host=rank.host, **told)
         if message["step"] is not None:
             rank.step, rank.beat_at = message["step"], rank.left_at - message["age"]
         if message["code"] in (codes.DONE, codes.PREEMPTED) and not message["signal"]:
@@ -298,6 +326,10 @@ class Attempt:
         elif number == signal.SIGINT and self.asked:
             self._say("interrupted again, stopping now")
             self._end_all(0.0)
+        elif number == signal.SIGUSR2:
+            for rank in self.ranks.values():
+                if rank.running:
+                    rank.channel.send("signal", signal=number)
         elif number != signal.SIGCHLD:
             self._ask_to_stop(number)
 
@@ -310,6 +342,7 @@ class Attempt:
         if self.asked or self.failure is not None:
             return
         self.asked, self.judge.stop_asked = number, True
+        self.events.tell("stop_asked", signal=codes.signal_name(number))
         self.stop_deadline = time.monotonic() + self.settings.grace
         again = " (press Ctrl-C again to stop now)" if number == signal.SIGINT else ""
         self._say(
@@ -325,12 +358,13 @@ class Attempt:
         now = time.monotonic()
         if now < self.next_tick:
             return
-        self._forgive_own_sleep(now)
         self.next_tick, self.last_tick = now + limits.TICK_SECONDS, now
+        if self.typed is not None:
+            self.typed.look()
         if now >= self.next_ping:
             self.next_ping = now + limits.PING_SECONDS
             for rank in self.ranks.values():
-                if rank.connected and not rank.pinged:
+                if rank.connected and rank.welcomed and not rank.pinged:
                     rank.pinged = True
                     rank.channel.send("ping")
         for listener in self.listeners:
@@ -351,25 +385,40 @@ class Attempt:
         if self.output.footer is not None:
             self.output.footer = table(self.ranks, now - self.started_at)
 
-    def _forgive_own_sleep(self, now: float) -> None:
-        """This process was stopped, or the machine slept: no clock of ours has run in that time."""
+    def _forgive_own_sleep(self) -> None:
+        """This process was stopped, or the machine slept: no clock of ours has run in that time.
+
+        Asked before the messages of that time are read: those tell of the ranks as they are now.
+        """
+        now = time.monotonic()
         asleep = now - self.last_tick - limits.TICK_SECONDS
-        if asleep > limits.ASLEEP_SECONDS:
-            self.judge.forgive(asleep)
-            if self.stop_deadline is not None:
-                self.stop_deadline += asleep
+        if asleep <= limits.ASLEEP_SECONDS:
+            return
+        self.last_tick = now
+        self.judge.forgive(asleep)
+        for name in ("stop_deadline", "exit_deadline", "end_deadline", "all_ended_at"):
+            if getattr(self, name) is not None:
+                setattr(self, name, getattr(self, name) + asleep)
+        if self.asked_by_ranks is not None:
+            self.asked_by_ranks = (self.asked_by_ranks[0] + asleep, self.asked_by_ranks[1])
+        if self.plan.deadline is not None:
+            self.plan = self.plan._replace(deadline=self.plan.deadline + asleep)
 
     def _look_for_failures(self, now: float) -> None:
         if self.end_deadline is not None:
             return
         failure = self.judge.verdict(now) or self._deadlines(now)
-        while self.judge.warnings:
-            self._say(self.judge.warnings.pop(0))
+        self._say_warnings()
         if failure is not None:
             self._fail(failure)
         elif self.judge.late and self.judge.stacks_until is None:
             self.questions.ask_for_stacks()
             self.judge.stacks_until = now + limits.STACKS_SECONDS
+
+    def _say_warnings(self) -> None:
+        while self.judge.warnings:
+            self.events.tell("warning", message=self.judge.warnings[0])
+            self._say(self.judge.warnings.pop(0))
 
     def _deadlines(self, now: float) -> Failure | None:
         """What the user set: --timeout, --exit-timeout."""
@@ -443,6 +492,7 @@ class Attempt:
         return self.failure.ranks_lost if self.failure is not None else []
 
     def _outcome(self) -> Outcome:
+        self._say_warnings()
         if self.failure is None and not self.asked:
             self.failure = self.judge.at_end()
         outcome = Outcome(codes.DONE, self.failure, self.asked, started_at=self.started_at)

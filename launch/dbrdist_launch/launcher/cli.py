@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import Field, fields
@@ -45,13 +46,30 @@ class _Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, self._end_at_module(ctx, args))
         except click.NoSuchOption as error:
             meant = _NEIGHBOURS.get(error.option_name)
             if meant is None:
                 raise
             text = f"No such option '{error.option_name}'. Did you mean '{meant}'?"
             raise click.UsageError(text, ctx) from error
+
+    def _end_at_module(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """What follows `-m MODULE` belongs to the module, as with Python's own -m."""
+        takes_value = {
+            name: isinstance(found, click.Option) and not found.is_flag and not found.count
+            for found in self.get_params(ctx)
+            for name in found.opts
+        }
+        at = 0
+        while at < len(args) and args[at].startswith("-") and args[at] != "--":
+            name, sign, _ = args[at].partition("=")
+            glued = name not in takes_value and not name.startswith("--")  # -n4, -mMODULE
+            name = name[:2] if glued else name
+            at += 1 if sign or glued or not takes_value.get(name) else 2
+            if name in ("-m", "--module"):
+                return [*args[:at], "--", *args[at:]]
+        return args
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         settings = {field.name: field for field in fields(Settings)}
@@ -75,6 +93,16 @@ class _Ranks(click.IntRange):
         return gpus.count() or cores.available_cores() if value == "auto" else super().convert(value, param, ctx)
 
 
+class _Number(click.FloatRange):
+    """A number of seconds: not NaN, with which no clock can be compared, nor infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if found is not None and not math.isfinite(found):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return found
+
+
 def _option(field: Field[Any]) -> Callable[[Any], Any]:
     """The option of a setting."""
     more: dict[str, Any] = dict(field.metadata)
@@ -89,7 +117,7 @@ def _option(field: Field[Any]) -> Callable[[Any], Any]:
     if kind == "ranks":
         options["type"] = _Ranks(1)
     elif kind is not None:
-        options["type"] = (click.IntRange if kind is int else click.FloatRange)(more.get("least"), more.get("most"))
+        options["type"] = (click.IntRange if kind is int else _Number)(more.get("least"), more.get("most"))
     elif choices == "backends":
         options["metavar"] = "|".join(NAMES)
     elif choices is not None:
@@ -170,21 +198,21 @@ _SHORT_HELP = {"help_option_names": _CONTEXT["help_option_names"]}
 def ps() -> None:
     """Show your jobs on this machine and what their ranks do."""
     for job in jobs.running():
-        print(jobs.describe(job))
+        print(jobs.plain(jobs.describe(job)))
 
 
 @click.command(context_settings=_SHORT_HELP)
 @click.argument("job")
 def stacks(job: str) -> None:
     """Print the Python stacks of all ranks of a running job."""
-    print(jobs.ask(jobs.find(job), "stacks"))
+    print(jobs.plain(jobs.ask(jobs.find(job), "stacks")))
 
 
 @click.command(context_settings=_SHORT_HELP)
 @click.argument("job")
 def stop(job: str) -> None:
     """Ask all ranks of a running job to save and stop."""
-    print(jobs.ask(jobs.find(job), "stop"))
+    print(jobs.plain(jobs.ask(jobs.find(job), "stop")))
 
 
 _COMMANDS: dict[str, click.Command] = {"ps": ps, "stacks": stacks, "stop": stop}

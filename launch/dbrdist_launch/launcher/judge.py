@@ -13,7 +13,7 @@ from ..channel import Message
 from . import report
 from .ranks import Rank
 from .report import Failure
-from .stalls import blame, in_debugger, late_ranks
+from .stalls import blame, in_debugger, late_ranks, suspected
 
 
 class Starter(Protocol):
@@ -48,6 +48,8 @@ class Judge:
     pending: list[tuple[float, int, Message]] = field(default_factory=list)  # (when it counts, rank, event)
     late: list[int] = field(default_factory=list)  # ranks whose beat is overdue
     stacks_until: float | None = None  # set by the attempt once it has asked for stacks
+    late_since: float | None = None  # when the first beat was overdue
+    look_again_at: float | None = None  # when the rank that the late ones wait for is late too
     warnings: list[str] = field(default_factory=list)  # to be said
     waiting_said: bool = False
 
@@ -57,7 +59,13 @@ class Judge:
         """A program told of itself. That explains an end that comes; by itself it ends nothing."""
         kind = event["event"]
         if kind == "cut":
-            rank.cut = True
+            rank.cut, rank.cut_at = True, float(event.get("at") or now)
+            return
+        if kind == "orphaned":
+            rank.orphaned = rank.orphaned or now
+            return
+        if kind == "left":
+            self._warn(rank, kind, str(event["message"]))
             return
         if kind == "fault":
             self._warn(rank, kind, f"internal error, the job continues: {event['message']}")
@@ -80,6 +88,10 @@ class Judge:
     def forgive(self, seconds: float) -> None:
         """The launcher itself was stopped for so long."""
         self.progress_at += seconds
+        self.pending = [(due + seconds, number, event) for due, number, event in self.pending]
+        for name in ("stacks_until", "starter_ended_at", "late_since", "look_again_at"):
+            if getattr(self, name) is not None:
+                setattr(self, name, getattr(self, name) + seconds)
         for rank in self.ranks.values():
             rank.forgive(seconds)
 
@@ -107,7 +119,7 @@ class Judge:
         """How long this end must wait to count as the first cause: others may have gone and taken it with them."""
         if len(self.ranks) < self.size:
             return limits.STARTER_SECONDS  # mpiexec may have given up the start, and the ranks that it had started
-        if any(other.cut for other in self.ranks.values()):
+        if any(other.cut or other.orphaned for other in self.ranks.values()):
             return limits.STARTER_SECONDS  # mpiexec ends the ranks: why, it says at its own end
         others = [other for other in self.ranks.values() if other is not rank and other.exit is None]
         elsewhere = [other for other in others if other.host != rank.host and other.running]
@@ -124,7 +136,15 @@ class Judge:
     def verdict(self, now: float) -> Failure | None:
         """The first cause, once it is clear."""
         self._look_around(now)
-        for look in (self._start, self._connections, self._ended_starter, self._told, self._worlds, self._stall):
+        for look in (
+            self._start,
+            self._orphans,
+            self._connections,
+            self._ended_starter,
+            self._told,
+            self._worlds,
+            self._stall,
+        ):
             failure = look(now)
             if failure is not None:
                 return failure
@@ -185,6 +205,19 @@ class Judge:
             if early and any(other.running for other in self.ranks.values()):
                 self._warn(rank, "early", "it ended with code 0 but without MPI_Finalize; the others may wait for it")
 
+    def _orphans(self, now: float) -> Failure | None:
+        """A process of mpiexec's own, which had started the ranks of a host, has gone before them."""
+        orphans = [rank for rank in self.ranks.values() if rank.orphaned is not None]
+        if not orphans or self.stop_asked:
+            return None
+        first = min(orphans, key=lambda rank: rank.orphaned or now)
+        if now - (first.orphaned or now) < limits.LOST_SECONDS:
+            return None
+        if self.starter_ended_at is not None and self._result()[1]:
+            return self._of_starter()  # it was mpiexec itself
+        text = f"the process of {self._name()} that had started the ranks on {first.host} was killed or has crashed"
+        return Failure("signal", None, first.host, codes.from_signal(9), text, "SIGKILL", traceback=self._said())
+
     def _connections(self, now: float) -> Failure | None:
         """Supervisors whose connection broke without a report: they were killed, or the kernel gave their host up."""
         lost = {
@@ -194,6 +227,11 @@ class Judge:
         }
         if not lost:
             return None
+        broken = [self.ranks[number] for number in sorted(lost) if self.ranks[number].broken is not None]
+        if broken:
+            text = f"its supervisor failed: {broken[0].broken}"
+            kind = "exit" if broken[0].pid else "start"
+            return Failure(kind, broken[0].rank, broken[0].host, codes.NOT_STARTED, text)
         if self._starter_may_have_killed():
             return self._of_killed_step(now)
         host = min((self.ranks[number].host for number in lost), key=lambda name: min(self._on_host(name)))
@@ -280,7 +318,10 @@ class Judge:
         if any(rank.lost_at and rank.exit is None for rank in ranks):
             return None  # `_connections` weighs it
         if self.stacks_until is None or not self.late:
-            self.late = late_ranks(ranks, now, self.heartbeat_seconds)  # the attempt then asks for stacks
+            late = late_ranks(ranks, now, self.heartbeat_seconds)
+            self.late_since = (self.late_since or now) if late else None
+            if not late or self.look_again_at is None or now >= self.look_again_at:
+                self.late, self.look_again_at = late, None  # the attempt then asks for stacks
             return None
         if now < self.stacks_until and any(rank.stacks is None for rank in ranks if rank.running):
             return None
@@ -292,6 +333,15 @@ class Judge:
             for rank in ranks:
                 rank.stacks = None
                 rank.beat_at = now if watched and rank.beat_at is not None else rank.beat_at
+            return None
+        last_look = (self.late_since or now) + self.heartbeat_seconds
+        suspects = suspected(ranks, late, now, self.heartbeat_seconds)
+        if suspects and now < last_look:  # it has beaten since: does it still?
+            beats = [rank.beat_at for rank in suspects if rank.beat_at is not None]
+            self.look_again_at = min(
+                [beat + self.heartbeat_seconds + limits.TICK_SECONDS for beat in beats] + [last_look]
+            )
+            self.late, self.stacks_until = [], None
             return None
         return blame(ranks, late, now)
 

@@ -1,7 +1,8 @@
 """Where the ranks' output goes: to the screen, the rank in front of each line, and as it is into a file per stream.
 
-Both are written by threads of their own. Where a reader is slow, or a disk, they wait; the launcher does not, and a
-rank is told to continue writing only when its last piece has arrived everywhere. So no byte is lost and none piles up.
+Each place is written by a thread of its own: stdout, stderr (unless both are the same file), --tee, the logs. Where a
+reader is slow, or a disk, its thread waits; nothing else does, and a rank is told to continue writing only when its
+last piece has arrived everywhere. So no byte is lost and none piles up.
 """
 
 from __future__ import annotations
@@ -11,28 +12,18 @@ import os
 import queue
 import re
 import select
+import shutil
 import sys
 import threading
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from .. import limits
+from .logs import Logs
+from .pieces import SPAWNED, Folder, Item, Piece, Shown
+from .view import columns
 
 _ENDS = re.compile(rb"((?>\r\n|\n|\r))(?!\Z)")
-
-
-@dataclass(eq=False, repr=False)
-class Piece:
-    """What a rank wrote at one time."""
-
-    rank: int
-    host: str
-    stream: str  # out or err
-    data: bytes
-    urgent: bool = False  # its rank might soon have to wait
-    left: int = 0  # places where it has not arrived yet
 
 
 class Screen:
@@ -98,20 +89,21 @@ class Writer:
 
     def __init__(
         self,
-        write: Callable[[list[Piece | str]], None],
+        write: Callable[[list[Item]], None],
         idle: Callable[[bool, bool], None],  # called often, with: whether the write was slow, whether it was the last
         done: Callable[[list[Piece]], None],
     ) -> None:
         self._write, self._idle, self._done = write, idle, done
-        self._queue: queue.SimpleQueue[Piece | str | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def put(self, item: Piece | str) -> None:
+    def put(self, item: Item) -> None:
         self._queue.put(item)
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
 
     def stop(self) -> None:
         """Write what is left, however long that takes; an interrupt gives it up."""
@@ -137,7 +129,8 @@ class Writer:
                 self._idle(time.monotonic() - before > limits.IDLE_SECONDS, last)
             except Exception as error:  # an error of our own: the ranks must not wait forever
                 os.write(2, f"dbrdist-launch: internal error, output is incomplete: {error!r}\n".encode())
-            self._done([item for item in kept if isinstance(item, Piece)])
+            pieces = [item.piece if isinstance(item, Shown) else item for item in kept]
+            self._done([piece for piece in pieces if isinstance(piece, Piece)])
             if last:
                 return
 
@@ -152,48 +145,61 @@ class Output:
         view: bool = False,
         timestamps: bool = False,
         tee: str | None = None,
+        log_bytes: int | None = None,  # of one log file
+        logs_kept: int = 1,
     ) -> None:
         self.shown, self.timestamps = shown, timestamps
         self.written: Callable[[Piece], None] = lambda piece: None
         self.footer: list[str] | None = [] if view else None  # the live view's lines, below the output
-        self._drawn = 0  # lines of it on the terminal
+        self._drawn: list[str] = []  # its lines on the terminal
         self._draw_at = 0.0
         self._pending = bytearray()  # output that waits for the view's next drawing
         self._lock = threading.Lock()
-        self._logs = Logs(folder, self.note) if folder is not None else None
-        self._tee = _open_tee(tee) if tee else None
+        self._logs = Logs(folder, self.note, log_bytes, logs_kept) if folder is not None else None
+        self._tee_file = _open_tee(tee) if tee else None
         one_place = view or _same_place(1, 2)
         self._screens = {1: Screen(), 2: Screen()}
         if one_place:
             self._screens[2] = self._screens[1]
         self._given_up = False
         self._gone: set[int] = set()  # descriptors whose reader has left
-        self._screen_writer = Writer(self._show, self._on_idle, self._arrived)
-        self._writers = [self._screen_writer]
+        self._screen_writers = {1: self._screen_writer((1, 2) if one_place else (1,))}
+        self._screen_writers[2] = self._screen_writers[1] if one_place else self._screen_writer((2,))
+        self._writers = list(dict.fromkeys(self._screen_writers.values()))
+        self._tee: Writer | None = None
+        if self._tee_file is not None:
+            self._tee = Writer(self._write_tee, lambda slow, last: None, self._arrived)
+            self._writers.append(self._tee)  # after those who write to it
+        self._log_writer: Writer | None = None
         if self._logs is not None:
-            self._writers.append(Writer(self._logs.write, lambda slow, last: None, self._arrived))
+            self._log_writer = Writer(self._logs.write, lambda slow, last: None, self._arrived)
+            self._writers.append(self._log_writer)
+
+    def _screen_writer(self, descriptors: tuple[int, ...]) -> Writer:
+        return Writer(self._show, lambda slow, last: self._on_idle(slow, last, descriptors), self._arrived)
 
     # --- from the launcher
 
     def take(self, piece: Piece) -> None:
         """A rank wrote something."""
-        targets = [w for w in self._writers if w is not self._screen_writer or self.shows(piece.rank)]
+        shown = self.shows(piece.rank)
+        targets = [self._screen_writers[2 if piece.stream == "err" else 1]] if shown else []
+        targets += [self._log_writer] if self._log_writer is not None else []
+        piece.left = len(targets) + (shown and self._tee is not None)  # to which the screen's thread hands it on
         if not targets:
             self.written(piece)
-            return
-        piece.left = len(targets)
         for writer in targets:
             writer.put(piece)
 
     def shows(self, rank: int) -> bool:
-        return self.shown is None or rank in self.shown
+        return self.shown is None or rank in self.shown or (rank == SPAWNED and bool(self.shown))
 
     def note(self, text: str) -> None:
         """Print what the launcher itself has to say."""
-        self._screen_writer.put(text)
+        self._screen_writers[2].put(text)
 
     def start(self) -> None:
-        """Begin to write; there must be no fork by Python from now to `stop`."""
+        """Begin to write."""
         for writer in [] if self._given_up else self._writers:
             writer.start()
 
@@ -216,9 +222,8 @@ class Output:
 
     def next_folder(self, folder: str | None) -> None:
         """Log into another folder from now on."""
-        if self._logs is not None and folder is not None:
-            self._logs.close()
-            self._logs.folder = folder
+        if self._log_writer is not None and folder is not None:
+            self._log_writer.put(Folder(folder))
 
     # --- in the threads
 
@@ -230,17 +235,22 @@ class Output:
             if done:
                 self.written(piece)
 
-    def _show(self, items: list[Piece | str]) -> None:
+    def _show(self, items: list[Item]) -> None:
         texts: list[tuple[int, bytes]] = []  # (descriptor, text): what follows on the same one goes out together
         stamp = time.strftime("%H:%M:%S ").encode() if self.timestamps else b""
         for item in items:
             if isinstance(item, str):
                 descriptor = 2
                 text = self._screens[2].note(item.encode("utf-8", "surrogateescape"))
-            else:
+                self._hand_to_tee(text, None)
+            elif isinstance(item, Piece):
                 descriptor = 2 if item.stream == "err" else 1
-                front = b"%s[%d %s] " % (stamp, item.rank, item.host.encode())
+                who = b"spawned" if item.rank == SPAWNED else b"%d" % item.rank
+                front = b"%s[%s %s] " % (stamp, who, item.host.encode())
                 text = self._screens[descriptor].feed((item.rank, item.stream), front, item.data)
+                self._hand_to_tee(text, item)
+            else:
+                continue
             if texts and texts[-1][0] == descriptor:
                 texts[-1] = (descriptor, texts[-1][1] + text)
             else:
@@ -248,20 +258,29 @@ class Output:
         self._put(texts)
         self._draw()
 
-    def _on_idle(self, slow: bool, last: bool) -> None:
+    def _hand_to_tee(self, text: bytes, piece: Piece | None) -> None:
+        if self._tee is not None and (text or piece is not None):
+            self._tee.put(Shown(text, piece))
+
+    def _write_tee(self, items: list[Item]) -> None:
+        assert self._tee_file is not None
+        self._write(self._tee_file, b"".join(item.text for item in items if isinstance(item, Shown)))
+
+    def _on_idle(self, slow: bool, last: bool, descriptors: tuple[int, ...]) -> None:
         if slow:  # the rest of a line may be on its way, and has not been looked at for as long
-            for screen in self._screens.values():
-                screen.restart_wait()
+            for descriptor in descriptors:
+                self._screens[descriptor].restart_wait()
         if self.footer is None or last:
             now = time.monotonic()
-            ends = {d: screen.end() if last else screen.flush(now) for d, screen in self._screens.items()}
-            self._put(list(ends.items()))
+            for descriptor in descriptors:
+                screen = self._screens[descriptor]
+                text = screen.end() if last else screen.flush(now)
+                self._hand_to_tee(text, None)
+                self._put([(descriptor, text)])
         self._draw(last)
 
     def _put(self, texts: list[tuple[int, bytes]]) -> None:
         for descriptor, text in texts:
-            if self._tee is not None and text:
-                self._write(self._tee, text)
             if self.footer is not None:
                 self._pending += text
             elif text:
@@ -273,9 +292,11 @@ class Output:
         if self.footer is None or (now < self._draw_at and not last and len(self._pending) < 1 << 20):
             return
         self._draw_at = now + limits.VIEW_SECONDS
-        erase = b"\x1b[%dA\x1b[J" % self._drawn if self._drawn else b""
+        size = shutil.get_terminal_size()  # which may be another than at the last drawing
+        rows = sum(max(1, -(-columns(line) // size.columns)) for line in self._drawn)
+        erase = b"\x1b[%dA\x1b[J" % min(rows, size.lines) if rows else b""
         lines = [] if last else self.footer
-        self._drawn = len(lines)
+        self._drawn = lines
         text, self._pending = bytes(self._pending), bytearray()
         self._write(1, erase + text + "".join(line + "\n" for line in lines).encode("utf-8", "replace"))
 
@@ -310,44 +331,3 @@ def _open_tee(path: str) -> int | None:
     except OSError as error:
         print(f"dbrdist-launch: --tee {path!r} cannot be written: {error.strerror}", file=sys.stderr)
         return None
-
-
-class Logs:
-    """A file for each stream of each rank, with its bytes as they came. A disk that is full costs a warning."""
-
-    def __init__(self, folder: str, note: Callable[[str], None]) -> None:
-        self.folder, self.note = folder, note
-        self._files: OrderedDict[tuple[int, str], int] = OrderedDict()
-        self._warned: deque[str] = deque(maxlen=16)
-
-    def write(self, items: list[Piece | str]) -> None:
-        for item in items:
-            if isinstance(item, Piece):
-                try:
-                    self._write(self._file(item.rank, item.stream), item.data)
-                except OSError as error:
-                    self._warn(error.strerror or str(error))
-
-    def _file(self, rank: int, stream: str) -> int:
-        key = (rank, stream)
-        if key not in self._files:
-            if len(self._files) >= limits.OPEN_LOGS:
-                os.close(self._files.popitem(last=False)[1])
-            path = os.path.join(self.folder, f"rank-{rank}.{stream}")
-            self._files[key] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._files.move_to_end(key)
-        return self._files[key]
-
-    def _write(self, descriptor: int, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
-
-    def _warn(self, why: str) -> None:
-        if why not in self._warned:
-            self._warned.append(why)
-            self.note(f"dbrdist-launch: output in {self.folder} is incomplete: {why}")
-
-    def close(self) -> None:
-        while self._files:
-            os.close(self._files.popitem()[1])

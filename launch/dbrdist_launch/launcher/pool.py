@@ -22,10 +22,14 @@ class HostPool:
         cooldown_seconds: float,
         discovery: str | None = None,
         clock: Callable[[], float] = time.monotonic,
+        most_failures: int | None = None,
     ) -> None:
         self.hosts, self.probe, self.cooldown_seconds, self.clock = hosts, probe, cooldown_seconds, clock
         self.discovery = discovery
         self.aside: dict[str, tuple[float, str]] = {}  # name -> (until when, why)
+        self.losses: dict[str, int] = {}  # name -> how often it did not answer
+        self.most_failures = most_failures
+        self.history: dict[str, list[str]] = {}  # name -> why, for each failure that began there
 
     def discover(self) -> None:
         """Take the hosts that the user's script prints, one `name:slots` a line; keep the old ones when it fails."""
@@ -55,12 +59,26 @@ class HostPool:
             del self.aside[name]
         lost = [name for name in due if name in unreachable]
         for name in lost:
-            self.aside[name] = (now + self.cooldown_seconds, unreachable[name])
+            self.losses[name] = self.losses.get(name, 0) + 1
+            self.aside[name] = (now + self.cooldown_of(name), unreachable[name])
         return lost, came_back
+
+    def cooldown_of(self, name: str) -> float:
+        """For how long a host is set aside: twice as long at each loss."""
+        return float(self.cooldown_seconds * 2 ** (self.losses.get(name, 1) - 1))
+
+    def note_failure(self, name: str | None, why: str) -> None:
+        """A failure began on a host."""
+        if name is not None and any(host.name == name for host in self.hosts):
+            self.history.setdefault(name, []).append(why)
+
+    def is_given_up(self, name: str) -> bool:
+        """Whether too many failures began on a host for it to be used again."""
+        return self.most_failures is not None and len(self.history.get(name, ())) >= self.most_failures
 
     def available(self) -> tuple[Host, ...]:
         """The hosts that are not set aside."""
-        return tuple(host for host in self.hosts if host.name not in self.aside)
+        return tuple(host for host in self.hosts if host.name not in self.aside and not self.is_given_up(host.name))
 
 
 def probe_by_ssh(names: list[str], agent: str | None, options: tuple[str, ...]) -> dict[str, str]:

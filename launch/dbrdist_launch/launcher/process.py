@@ -6,51 +6,41 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 
 from .. import limits, linux
 from ..backends.job import Backend
 from ..errors import LaunchError
-from ..loop import Loop
+from ..inherited import Inherited
 
 
 class StarterProcess:
     """mpiexec or srun, with its output on pipes."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], backend: Backend) -> None:
+    def __init__(self, command: list[str], environment: dict[str, str], backend: Backend, inherited: Inherited) -> None:
         self.name = os.path.basename(command[0])
         self.ends_by, self.kills_step = backend.ends_by, backend.kills_step
         parent = os.getpid()
         # An own session: Ctrl-C reaches the launcher alone, which then asks the ranks. mpiexec reading from a terminal
-        # that is not its own would be stopped, hence no terminal as its input.
-        stdin = None if not os.isatty(0) else subprocess.DEVNULL
+        # that is not its own would be stopped: the launcher reads there, and hands on what is typed.
+        stdin = None if not os.isatty(0) else subprocess.PIPE
+
+        def prepare() -> None:
+            linux.die_with_parent(parent, signal.SIGTERM)
+            inherited.hand_on(files=False)  # it has some for each rank; the supervisors put the limit back
+
+        linux.load()  # nothing may be loaded after the fork, beside threads that write
         try:
             self.process = subprocess.Popen(
                 command, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                start_new_session=True, preexec_fn=lambda: linux.die_with_parent(parent, signal.SIGTERM),
+                start_new_session=True, preexec_fn=prepare,
             )  # fmt: skip
         except OSError as error:
             raise LaunchError(f"cannot start {command[0]!r}: {error.strerror}") from error
         assert self.process.stdout is not None and self.process.stderr is not None
         self.pipes = (self.process.stdout.fileno(), self.process.stderr.fileno())
-
-    def watch(self, loop: Loop, pipe: int, say: Callable[[str], None]) -> None:
-        """Hand over what it writes there, line by line."""
-        rest = b""
-
-        def read() -> None:
-            nonlocal rest
-            data = os.read(pipe, limits.READ_BYTES)
-            *lines, rest = (rest + data).split(b"\n")
-            if not data or len(rest) > limits.LINE_BYTES:
-                lines, rest = [*lines, rest], b""
-            if not data:
-                loop.forget(pipe)
-            for line in (line.decode("utf-8", "surrogateescape").rstrip() for line in lines):
-                if line:
-                    say(line)
-
-        loop.watch(pipe, read)
+        self.input = os.dup(self.process.stdin.fileno()) if self.process.stdin is not None else None  # whoever takes it
+        if self.process.stdin is not None:
+            self.process.stdin.close()
 
     def poll(self) -> int | None:
         return self.process.poll()
@@ -85,6 +75,22 @@ class StarterProcess:
                 time.sleep(0.01)
         for pid in left:
             linux.kill(pid, signal.SIGKILL)
+
+    def last_words(self) -> list[bytes]:
+        """What is left in the pipes of an ended starter, one after the other; nothing is awaited."""
+        found = []
+        for pipe in self.pipes:
+            os.set_blocking(pipe, False)
+            data = b""
+            try:
+                while part := os.read(pipe, limits.READ_BYTES):
+                    data += part
+            except BlockingIOError:
+                pass  # somebody who outlived it holds the pipe
+            found.append(data)
+        return found
+
+    def close(self) -> None:
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:
                 stream.close()

@@ -30,7 +30,7 @@ class Questions:
             _answer(channel, "asked to save and stop")
             self.stop()
         else:
-            _answer(channel, "\n".join(table(self.ranks, seconds, 200)))
+            _answer(channel, "\n".join(table(self.ranks, seconds, 200, 1000)))
 
     def ask_for_stacks(self) -> None:
         """They come as messages of the ranks."""

@@ -23,6 +23,7 @@ class Rank:
     local_rank: int = 0
     pid: int = 0  # of the program
     heard_at: float = field(default_factory=lambda: time.monotonic())
+    welcomed: bool = False  # it knows what to run
     pinged: bool = False  # and not answered yet
     state: str = ""  # of the program's process, as in /proc/PID/stat
     traced: bool = False  # a debugger is attached
@@ -33,6 +34,7 @@ class Rank:
     paused: bool = False
     fields: dict[str, Any] = field(default_factory=dict)
     tails: dict[str, bytes] = field(default_factory=lambda: {"out": b"", "err": b""})  # last output
+    written: int = 0  # bytes of output so far
     owed: int = 0  # bytes of output that came and for which it has got no credit yet
     spoke_last: str = "out"
     events: list[Message] = field(default_factory=list)  # what the program told of itself
@@ -46,6 +48,10 @@ class Rank:
     left_at: float | None = None  # when its report came
     exit: Message | None = None  # the supervisor's report of its end
     stacks: str | None = None
+    sources: dict[str, str] = field(default_factory=dict)  # the lines of their frames
+    broken: str | None = None  # why its supervisor gave up
+    orphaned: float | None = None  # when the process of mpiexec that had started it was gone
+    cut_at: float | None = None
     warned: set[str] = field(default_factory=set)  # what was said of it once
 
     @property
@@ -83,10 +89,15 @@ class Rank:
         self.count, self.paused = message["count"], message["paused"]
         self.step, self.fields = message["step"], message["fields"] or self.fields
         if message["age"] is not None:
-            self.beat_at = now - message["age"]
+            self.beat_at = now - max(0.0, message["age"])
+
+    def take_stacks(self, message: Message) -> None:
+        self.stacks, self.state = message["text"], message["state"]
+        self.sources = message.get("sources") or {}
 
     def take_output(self, stream: str, data: bytes) -> None:
         """Remember the last words."""
+        self.written += len(data)
         if stream == "err" and self.aborting_at is None and re.search(_ABORT_DELAYED, self.tails["err"][-100:] + data):
             self.aborting_at = time.monotonic()
         kept = self.tails[stream] if len(data) < limits.TAIL_BYTES else b""

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .. import codes
+from .. import codes, limits
 from ..channel import Message
 from ..codes import describe_end
 from .ranks import Rank
@@ -19,6 +19,7 @@ _AFTER = 5  # lines of other origin after a traceback that still is the program'
 _FRAME = r'(?m)^[\s|+]*File "(?P<file>.+)", line (?P<line>\d+)(?P<comma>,?) in (?P<name>.+)$'
 _SPIED = r"(?m)^Thread .*\n +(?P<name>\S.*) \((?P<file>.+):(?P<line>\d+)\)$"  # py-spy's form
 _LAST_WORDS = 6
+_OURS = "dbrdist-launch: rank "  # what a supervisor that cannot start says to mpiexec
 _MOST_OTHERS = 32
 _WIDTH = 80  # of a narrow terminal
 _OUR_WORDS = ("exit", "stalled", "stopped", "host_lost", "start", "deadline")  # where the message is ours
@@ -172,19 +173,48 @@ def from_starter(
     aborted = find_abort(ranks, lines, code)
     if aborted is not None and aborted[0] in ranks:
         return from_abort(ranks[aborted[0]], aborted[1])
-    for rank in ranks.values():
-        if rank.left_without_finalize:
-            text = f"ended with exit code 0 but without MPI_Finalize; {name} then ended the others"
-            return _with_last_words(Failure("exit", rank.rank, rank.host, code or 1, text), rank)
+    gone = _first_to_go(ranks, size)
+    if gone is not None:
+        how = " but without MPI_Finalize" if gone.left_without_finalize else " while the others were still running"
+        text = f"ended with exit code 0{how}; {name} then ended the others"
+        return _with_last_words(Failure("exit", gone.rank, gone.host, code or 1, text), gone)
+    killed = (
+        _first_cut(ranks) if codes.from_signal(9) in (code, codes.from_signal(code)) and not signal_number else None
+    )
+    if killed is not None:
+        text = f"its supervisor was killed; {name} then ended the others"
+        return Failure("signal", killed.rank, killed.host, codes.from_signal(9), text, "SIGKILL")
     ended = describe_end(code, signal_number)
     said = "\n".join(lines[-20:]) or None
     if len(ranks) < size:
         text = f"{name} ended with {ended} before all ranks had appeared ({len(ranks)} of {size})"
+        cause = next((line for line in lines if line.startswith(_OURS)), None)
+        if cause is not None:
+            text += f"; {cause.removeprefix(_OURS)}"
         return Failure("start", None, None, codes.NOT_STARTED, text, traceback=said)
     failure = Failure("exit", None, None, code or 1, f"{name} ended with {ended} before its ranks did", traceback=said)
     if signal_number:
         failure.kind, failure.signal = "signal", codes.signal_name(signal_number)
     return failure
+
+
+def _first_to_go(ranks: dict[int, Rank], size: int) -> Rank | None:
+    """The rank whose good end made mpiexec end the others: the last that ended by itself, without MPI_Finalize."""
+    ends = {rank.rank: rank.exit for rank in ranks.values() if rank.exit is not None and not rank.exit["ours"]}
+    if len(ends) == size:
+        return None
+    good = [ranks[number] for number, end in ends.items() if not end["code"] and not end["signal"]]
+    left = [rank for rank in good if rank.left_without_finalize]
+    unknown = [rank for rank in good if rank.told("hooks") is None]
+    return max(left or unknown, key=lambda rank: rank.left_at or 0.0, default=None)
+
+
+def _first_cut(ranks: dict[int, Rank]) -> Rank | None:
+    """The rank whose outer process ended well before mpiexec killed those of the others."""
+    cuts = sorted((rank.cut_at, rank.rank) for rank in ranks.values() if rank.cut_at is not None)
+    if not cuts or (len(cuts) > 1 and cuts[1][0] - cuts[0][0] < limits.CUT_SECONDS):
+        return None
+    return ranks[cuts[0][1]]
 
 
 def find_abort(ranks: dict[int, Rank], starter_lines: list[str], starter_code: int) -> tuple[int, int] | None:
@@ -208,7 +238,7 @@ def complete(failure: Failure, ranks: list[Rank], now: float, started_at: float,
     failure.seconds = round(now - started_at, 3)
     for rank in ranks:
         step = rank.step if rank.step >= 0 else None
-        beat = round(now - rank.beat_at, 3) if rank.beat_at is not None else None
+        beat = round(max(0.0, now - rank.beat_at), 3) if rank.beat_at is not None else None
         stacks = rank.stacks.rstrip() if rank.stacks else None
         if rank.rank == failure.rank:
             failure.step, failure.last_beat_seconds = step, beat

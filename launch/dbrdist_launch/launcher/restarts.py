@@ -14,6 +14,8 @@ class Policy:
 
     max_restarts: int = 0
     start_retries: int = 2
+    backoff_seconds: float = 0.0  # before the first restart; twice as long before each further one
+    most_backoff_seconds: float = 300.0
     restarts: int = 0
     retries: int = 0
     history: list[Outcome] = field(default_factory=list)
@@ -34,6 +36,11 @@ class Policy:
             return False, f"not restarted: {why}"
         self.restarts += 1
         return True, f"restart {self.restarts} of {self.max_restarts}"
+
+    def wait_seconds(self) -> float:
+        """How long to wait before the restart that was decided last."""
+        doubled = self.backoff_seconds * 2 ** min(self.restarts - 1, 60) if self.restarts else 0.0
+        return float(min(doubled, self.most_backoff_seconds))
 
     def _refusal(self, outcome: Outcome) -> str:
         failure = outcome.failure

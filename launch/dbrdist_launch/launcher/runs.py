@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from .. import wire
 from ..errors import LaunchError
 from .attempt import Outcome
 
@@ -36,7 +37,7 @@ class Run:
             self.paths.append(record)
         self.status: dict[str, Any] = {
             "job": self.name, "command": command, "pid": os.getpid(), "started": _now(), "state": "running",
-            "code": None, "attempts": [], "failure": None,
+            "code": None, "attempts": [], "failure": None, "host_failures": {},
         }  # fmt: skip
         self._ended_at: float | None = None
         self._warned = False
@@ -135,13 +136,13 @@ def write_json(path: str, content: object) -> None:
     """Write beside the target and rename; what cannot be renamed onto (a pipe, /dev/stdout) is written to."""
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, "w") as file:
-            json.dump(content, file, indent=2)
+            json.dump(wire.valid(content), file, indent=2)
             file.write("\n")
         return
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with open(temporary, "w") as file:
-            json.dump(content, file, indent=2)
+            json.dump(wire.valid(content), file, indent=2)
             file.write("\n")
         os.replace(temporary, path)
     except OSError:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 from .. import backends, codes, cores, limits
 from ..backends import hosts, mpi, slurm
 from ..backends.job import Host, Job, Place
 from ..channel import new_token
 from ..errors import LaunchError
-from ..rank.supervisor import ADDRESS, TOKEN
+from ..inherited import Inherited
+from ..loop import Loop, Signals
+from ..rank.surroundings import ADDRESS, TOKEN
+from ..wire import whole
 from . import binding, environment, report
 from .attempt import Attempt, Outcome, Plan
+from .events import Events
 from .jobs import JobFolder
 from .output import Output
 from .pool import HostPool, probe_by_ssh
@@ -24,13 +31,21 @@ from .requeue import requeue
 from .restarts import Policy
 from .runs import Run
 from .settings import Settings
+from .view import is_able
 
+if TYPE_CHECKING:
+    from .metrics import Metrics
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10")
 _RANK = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "main.py")
 
 
 class Session:
     """Runs the attempts of one job."""
+
+    events = Events()
+    metrics: Metrics | None = None
 
     def __init__(self, settings: Settings) -> None:
         self.settings = s = settings
@@ -98,8 +113,7 @@ class Session:
             if len(placed) == 1 and hosts.is_local(placed[0].name) and not self.backend.places_ranks:
                 placed = ()
         elif ranks is None:
-            number = os.environ.get("SLURM_NTASKS", "")
-            ranks = int(number) if number.isdigit() and int(number) else None
+            ranks = whole(os.environ.get("SLURM_NTASKS")) or None
         if ranks is None:
             raise LaunchError("expected the number of ranks, as in -n 4 or --hosts a:2,b:2")
         names = environment.forwarded(os.environ, self.named, s.only_env)
@@ -131,9 +145,19 @@ class Session:
         """The exact command of the starter."""
         if self.settings.bare:
             return self.backend.command(job, list(self.program.command))
-        # By its path and without site packages the supervisor starts twice as fast as by -m.
-        supervisor = [sys.executable, "-I", "-S", _RANK, self.backend.identity]
-        return self.backend.command(job, [*supervisor, *self.program.command])
+        # By its path and without site packages the supervisor starts twice as fast as by -m. What it runs it learns
+        # from the launcher; here the program stands for people to read, unless mpiexec would read on at a lone `:`.
+        address = f"unix:{self._socket}" if self._is_here(job) else "-"
+        supervisor = [sys.executable, "-I", "-S", _RANK, self.backend.identity, address]
+        return self.backend.command(job, [*supervisor, *(() if ":" in self.program.command else self.program.command)])
+
+    @property
+    def _socket(self) -> str | None:
+        return self.folder.socket if self.folder is not None else None
+
+    def _is_here(self, job: Job) -> bool:
+        """Whether all ranks are on this machine, and find the launcher in a folder that is its user's alone."""
+        return self._socket is not None and not self.addresses(job)
 
     def addresses(self, job: Job) -> tuple[str, ...]:
         """Where ranks elsewhere find us: on the interface that leads to them; () where all are on this machine."""
@@ -156,7 +180,7 @@ class Session:
             job, self.words(job), {**environment.without_stale(os.environ), **self.backend.environment(job)},
             {**self.added, "DBRDIST_RESTART": str(restart)},
             start if start is not None else None if self.backend.queues else limits.START_SECONDS,
-            self.backend, token, self.folder.socket if self.folder else None, self.addresses(job), self.deadline,
+            self.backend, token, self._socket, self.addresses(job), self.deadline, not self._is_here(job),
         )  # fmt: skip
 
     # --- all of them
@@ -169,18 +193,40 @@ class Session:
             return self._print_or_run_bare(job)
         run = Run(s.name or time.strftime("%Y%m%d-%H%M%S-") + str(os.getpid()), list(s.words), s.log_dir, s.record)
         view = s.view if s.view is not None else os.isatty(1) and os.isatty(2)
-        output = Output(self.shown, run.attempt_folder(), view, s.timestamps, s.tee)
+        if view and not is_able():
+            view = False
+            if s.view:
+                self.notes.append("no live view: this terminal (TERM) cannot draw one")
+        output = Output(self.shown, run.attempt_folder(), view, s.timestamps, s.tee, s.log_bytes, s.log_keep)
         run.say = lambda text: output.note(f"dbrdist-launch: {text}")
+        self.events = Events(s.events, run.name)
+        self.events.tell("job_started", command=list(s.words), ranks=job.ranks, pid=os.getpid())
         try:
+            if s.metrics is not None:
+                from .metrics import Metrics  # a web server: loaded for those who ask for one
+
+                self.metrics = Metrics(s.metrics, run.name)
             return self._attempts(job, output, run)
         finally:
+            if self.metrics is not None:
+                self.metrics.close()
+            self.events.close()
+            if self.events.problem:
+                output.note(f"dbrdist-launch: {self.events.problem}")
             output.flush()
             output.close()
 
     def _print_or_run_bare(self, job: Job) -> int:
         words = self.words(job)
+        if self.settings.bare and ":" in self.program.command and not self.backend.places_ranks:
+            raise LaunchError(
+                f"--bare: {self.backend.label} takes the argument ':' for the beginning of another program; "
+                "omit --bare, or pass it in a script"
+            )
         if self.settings.print:
             print(shlex.join(words), flush=True)
+            if not self.settings.bare and ":" in self.program.command:
+                print(f"# its ranks run: {shlex.join(self.program.command)}", file=sys.stderr)
             if self.settings.bind != job.bind:
                 print("# not bound: there are more ranks than cores here", file=sys.stderr)
             for line in binding.lines(job, self.backend, self.settings.gpus == "rank"):
@@ -197,7 +243,12 @@ class Session:
             if self._has_spaces():
                 agent, options = self._ssh()
                 job = job._replace(ssh=agent, ssh_options=options)
-            return Attempt(self.plan(job, restart, token), output, self.settings).run()
+            attempt = Attempt(self.plan(job, restart, token), output, self.settings, self.events)
+            if self.metrics is not None:
+                self.metrics.ranks, self.metrics.size, self.metrics.restarts = attempt.ranks, job.ranks, restart
+            hosts = [host.name for host in job.hosts]
+            self.events.tell("attempt_started", restart=restart, ranks=job.ranks, hosts=hosts)
+            return attempt.run()
         finally:
             self.folder.close()
             self.folder = None
@@ -205,10 +256,9 @@ class Session:
     def _attempts(self, job: Job, output: Output, run: Run) -> int:
         s = self.settings
         self._say_what_stays(job, run)
-        policy = Policy(s.max_restarts, s.start_retries)
-        pool = HostPool(self.hosts, self._probe, s.cooldown, s.host_discovery)
-        count = os.environ.get("SLURM_RESTART_COUNT", "")
-        first = int(count) if count.isdigit() else 0
+        policy = Policy(s.max_restarts, s.start_retries, s.backoff, s.max_backoff)
+        pool = HostPool(self.hosts, self._probe, s.cooldown, s.host_discovery, most_failures=s.max_host_failures)
+        first = whole(os.environ.get("SLURM_RESTART_COUNT")) or 0
         while True:
             run.write()
             restart = first + policy.restarts
@@ -216,15 +266,44 @@ class Session:
             again, decision = policy.after(outcome)
             self._tell(outcome, output, job)
             ran = job
+            if outcome.failure is not None:
+                pool.note_failure(outcome.failure.host, f"{outcome.failure.kind}: {outcome.failure.message}")
+                run.status["host_failures"] = pool.history
             if again:
                 job, again, more = self._next_job(job, pool, output)
                 decision += more
             run.add([host.name for host in ran.hosts], ran.ranks, restart, outcome, decision)
+            self.events.tell("attempt_ended", code=outcome.code, seconds=round(outcome.seconds, 3), decision=decision)
             if decision:
                 output.note(f"dbrdist-launch: {decision}")
+            if again:
+                outcome, again = self._wait(outcome, policy.wait_seconds(), output)
             if not again:
                 return self._end(outcome, output, run)
             output.next_folder(run.attempt_folder())
+
+    def _wait(self, outcome: Outcome, seconds: float, output: Output) -> tuple[Outcome, bool]:
+        """Wait before a restart; (the outcome, whether to start again): a request to stop ends the job here."""
+        until = time.monotonic() + seconds
+        if self.deadline is not None:
+            until = min(until, self.deadline)
+        if until <= time.monotonic():
+            return outcome, True
+        output.note(f"dbrdist-launch: waiting {seconds:g} s before the restart (--backoff)")
+        self.events.tell("waiting", seconds=seconds)
+        asked: list[int] = []
+        loop = Loop()
+        signals = Signals(loop, _STOPS, asked.append, Inherited())
+        try:
+            while not asked and time.monotonic() < until:
+                loop.turn(until - time.monotonic())
+        finally:
+            signals.close()
+            loop.close()
+        if not asked:
+            return outcome, True
+        output.note(f"dbrdist-launch: {codes.signal_name(asked[0])}: not restarted")
+        return replace(outcome, code=codes.from_signal(asked[0]), asked=asked[0]), False
 
     def _say_what_stays(self, job: Job, run: Run) -> None:
         """Once: what the user may miss on other hosts."""
@@ -245,7 +324,7 @@ class Session:
         lost, came_back = pool.after_failure()
         for name in lost:
             why = pool.aside[name][1]
-            output.note(f"dbrdist-launch: host {name} is not used for {self.settings.cooldown:g} s: {why}")
+            output.note(f"dbrdist-launch: host {name} is not used for {pool.cooldown_of(name):g} s: {why}")
         available = pool.available()
         if len(available) < max(1, self.settings.min_hosts):
             return (
@@ -269,12 +348,14 @@ class Session:
                 outcome.failure.host_trouble = True
                 outcome.failure.message += f"; host {name} cannot be reached: {why}"
         rank = outcome.failure.rank
+        self.events.tell("failure", **asdict(outcome.failure))
         output.note(report.as_text(outcome.failure, seen=rank is not None and output.shows(rank)))
 
     def _end(self, outcome: Outcome, output: Output, run: Run) -> int:
         if outcome.failure is None and outcome.asked and outcome.code == codes.PREEMPTED:
             output.note("dbrdist-launch: all ranks have saved and stopped (exit code 75)")
         run.end(outcome)
+        self.events.tell("job_ended", state=run.status["state"], code=outcome.code)
         if self.settings.requeue:
             said = requeue(outcome)
             if said:
@@ -289,7 +370,7 @@ def parse_ranks(text: str | None) -> frozenset[int] | None:
     found: set[int] = set()
     for part in [] if text == "none" else str(text).split(","):
         first, _, last = part.partition("-")
-        if not first.isdigit() or not (last or first).isdigit():
+        if whole(first) is None or whole(last or first) is None:
             raise LaunchError(f"--show-ranks {text!r}: expected numbers and ranges such as 0,4-7, or all, or none")
         found.update(range(int(first), int(last or first) + 1))
     return frozenset(found)

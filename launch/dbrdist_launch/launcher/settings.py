@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import LaunchError
+from ..wire import whole
+
 GROUPS = ("Ranks and hosts", "Environment", "Output", "Limits", "Restarts", "Starting")
 
 
@@ -15,6 +18,7 @@ def _option(default: Any, group: int, text: str, *names: str, **more: Any) -> An
 
 
 _COUNT: dict[str, Any] = {"kind": int, "least": 1, "metavar": "N"}
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SECONDS: dict[str, Any] = {"kind": float, "least": 0, "metavar": "SECONDS", "show": True}
 
 
@@ -70,6 +74,18 @@ class Settings:
     log_dir: str | None = _option(
         None, 2, "Write each rank's stdout and stderr, and status.json, to files in DIR/JOB/.", metavar="DIR"
     )
+    log_size: str | None = _option(
+        None, 2, "Largest size of one log file, as in 500K, 100M or 2G; a full one is renamed; default: no limit.",
+        metavar="SIZE",
+    )  # fmt: skip
+    log_keep: int = _option(
+        3, 2, "Full log files to keep of each stream, with --log-size.", kind=int, least=0, metavar="N", show=True
+    )
+    events: str | None = _option(None, 2, "Append what happens to this file, one JSON object per line.", metavar="FILE")
+    metrics: str | None = _option(
+        None, 2, "Serve metrics for Prometheus at http://ADDRESS:PORT/metrics; default address: 127.0.0.1.",
+        metavar="[ADDRESS:]PORT",
+    )  # fmt: skip
     name: str | None = _option(
         None, 2, "The job's name, in DIR and for `ps`; default: date, time and process id.", metavar="JOB"
     )
@@ -96,7 +112,16 @@ class Settings:
     )  # fmt: skip
     max_restarts: int = _option(0, 4, "Restart a failed job, up to N times.", kind=int, least=0, metavar="N")
     min_hosts: int = _option(1, 4, "Give up if fewer than N hosts are left.", **_COUNT)
-    cooldown: float = _option(30.0, 4, "Time for which a lost host is not used.", **_SECONDS)
+    cooldown: float = _option(
+        30.0, 4, "Time for which a lost host is not used; it doubles each time that host is lost.", **_SECONDS
+    )
+    max_host_failures: int | None = _option(
+        None, 4, "Use a host no more after N failures that began there; default: no limit.", **_COUNT
+    )
+    backoff: float = _option(
+        0.0, 4, "Time to wait before the first restart; it doubles with each one, up to --max-backoff.", **_SECONDS
+    )
+    max_backoff: float = _option(300.0, 4, "Longest time to wait before a restart.", **_SECONDS)
     start_retries: int = _option(
         2, 4, "Try again after a start that hangs, up to N times.", kind=int, least=0, metavar="N", show=True
     )
@@ -120,6 +145,19 @@ class Settings:
         metavar="FILE",
     )  # fmt: skip
     bare: bool = _option(False, 5, "Run the program under plain mpiexec or srun, without supervision.")
+
+    @property
+    def log_bytes(self) -> int | None:
+        """The limit of a log file in bytes; LaunchError for what is no size."""
+        if self.log_size is None:
+            return None
+        number, unit = self.log_size[:-1], self.log_size[-1:].upper()
+        if unit not in _UNITS:
+            number, unit = self.log_size, ""
+        count = whole(number)
+        if not count:
+            raise LaunchError(f"--log-size {self.log_size!r}: expected a size such as 500K, 100M or 2G")
+        return int(count * _UNITS.get(unit, 1))
 
     @property
     def words(self) -> tuple[str, ...]:

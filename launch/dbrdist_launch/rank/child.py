@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import sys
-from collections.abc import Mapping
 
 from .. import codes, limits, linux
+from ..inherited import Inherited
+from ..signals import signal
+
+TYPE_CHECKING = False  # see channel.py
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _HIGH = 300  # the program is given descriptors from here on: one that closes the first hundred does not take them
 _CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -18,8 +22,9 @@ class Child:
     """The program: its process id and the read ends of its output, error and event pipes."""
 
     def __init__(
-        self, command: list[str], environment: Mapping[str, str], directory: str | None, page: int, ignored: set[int]
-    ) -> None:
+        self, command: list[str], environment: Mapping[str, str], directory: str | None, page: int,
+        ignored: set[int], inherited: Inherited,
+    ) -> None:  # fmt: skip
         self.out, out_write = os.pipe()
         self.err, err_write = os.pipe()
         self.events, events_write = os.pipe()
@@ -38,15 +43,14 @@ class Child:
                 os.dup2(out_write, 1)
                 os.dup2(err_write, 2)
                 signal.set_wakeup_fd(-1)
-                for number in (*_CAUGHT, signal.SIGPIPE, signal.SIGCHLD):
+                for number in (*_CAUGHT, signal.SIGCHLD):
                     signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 events, kept = _inherited(events_write), _inherited(page)
                 told = {
                     "DBRDIST_LAUNCH_EVENTS": f"{events},{stack_signal()}",
                     "DBRDIST_HEARTBEAT": f"/proc/{parent}/fd/{page},{kept}",
                 }
-                _run(command, {**environment, **told}, directory)
+                _run(command, {**environment, **told}, directory, inherited)
             finally:
                 os._exit(codes.COMMAND_NOT_FOUND)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -64,10 +68,11 @@ def _inherited(descriptor: int) -> int:
     return copy
 
 
-def _run(command: list[str], environment: dict[str, str], directory: str | None) -> None:
+def _run(command: list[str], environment: dict[str, str], directory: str | None, inherited: Inherited) -> None:
     try:
         if directory is not None:
             os.chdir(directory)
+        inherited.hand_on()
         os.execvpe(command[0], command, environment)
     except OSError as error:
         subject = error.filename if error.filename is not None else command[0]

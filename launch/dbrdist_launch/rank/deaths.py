@@ -1,10 +1,9 @@
 """Why a process died by SIGKILL: whether the kernel's out-of-memory killer did it."""
 
 import os
-import re
 
 _KERNEL_LOG = "/dev/kmsg"
-_KILLED = r"[Kk]illed process (\d+)"
+_KILLED = "illed process "
 
 
 def _cgroup_files(pid: int) -> list[str]:
@@ -83,8 +82,8 @@ def _in_kernel_log(pid: int) -> str | None:
                 record = os.read(descriptor, 8192).decode(errors="replace")
             except BrokenPipeError:  # overwritten while we read: the next read gives a later record
                 continue
-            match = re.search(_KILLED, record)
-            if match and int(match.group(1)) == pid:
+            said = record.partition(_KILLED)[2].split()
+            if said and said[0].rstrip(",") == str(pid):
                 line = record.partition(";")[2].partition("\n")[0].strip()
     except OSError:  # BlockingIOError: the end of the log
         pass

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+
+TYPE_CHECKING = False  # see channel.py
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def count() -> int:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable
 
 from .. import limits
 from ..loop import Loop
+
+TYPE_CHECKING = False  # see channel.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Outputs:

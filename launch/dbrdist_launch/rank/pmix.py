@@ -7,12 +7,15 @@ the supervisor holds a copy of that connection, it does not break before the sup
 from __future__ import annotations
 
 import os
-import re
 import time
 from _socket import AF_INET, socket  # see channel.py
-from collections.abc import Mapping
 
 from .. import limits
+from ..wire import whole
+
+TYPE_CHECKING = False  # see channel.py
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _PIDFD_GETFD = 438  # on all architectures
 
@@ -24,7 +27,7 @@ class ConnectionHolder:
         self.pid = pid
         self.held: socket | None = None
         uris = [value for name, value in environment.items() if name.startswith("PMIX_SERVER_URI")]
-        ports = {int(port) for uri in uris for port in re.findall(r":(\d+)$", uri)}
+        ports = {port for uri in uris if (port := whole(uri.rpartition(":")[2])) is not None and ":" in uri}
         self.until = time.monotonic() + limits.SEARCH_MOST_SECONDS
         self.ports = ports if "SLURM_STEP_ID" in environment else set()  # Open MPI's own mpiexec waits for its children
 

@@ -2,50 +2,56 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
-import selectors
-import signal
+import select
 import time
-from _socket import AF_UNIX, SOCK_STREAM, socket  # see channel.py
+from _socket import AF_INET, AF_UNIX, SOCK_STREAM, socket  # see channel.py
 
-from .. import codes, heartbeat, limits, linux
+from .. import codes, heartbeat, limits, linux, wire
 from ..channel import Channel, Message
 from ..errors import place_of
 from ..identity import of_environment
+from ..inherited import Inherited
 from ..loop import Loop, Signals
+from ..signals import signal
 from .child import Child, stack_signal
 from .deaths import OomWatch
+from .leftovers import Leftovers
 from .outputs import Outputs
 from .pmix import ConnectionHolder
-from .spy import by_py_spy
-from .surroundings import surroundings
+from .stacks import Stacks
+from .surroundings import ADDRESS, TOKEN, surroundings
 from .workers import WorkerWatch
 
-ADDRESS = "DBRDIST_LAUNCH_CHANNEL"
-TOKEN = "DBRDIST_LAUNCH_TOKEN"
 _SEGMENTS = "/dev/shm/mpich_shm_"  # MPICH removes its shared memory in MPI_Finalize only: killed jobs would fill it
-_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_EARLY_LOOKS = 10  # at the shared memory of a program whose MPI_Init nobody tells of
 
 
 class Supervisor:
     """One rank's supervisor; `run` returns the program's exit code."""
 
-    def __init__(self, command: list[str], lifeline: int, backend: str) -> None:
-        self.command, self.lifeline, self.backend = command, lifeline, backend
+    def __init__(self, lifeline: int, backend: str, address: str, inherited: Inherited) -> None:
+        self.lifeline, self.backend, self.address, self.inherited = lifeline, backend, address, inherited
         self.loop = Loop()
+        self.loop.on_wake = self._forgive_own_sleep
+        self.connected = False
         self.status: int | None = None  # of the program, once it has ended
         self.ended_at = 0.0
         self.reported_at = 0.0
         self.released = False  # the launcher has said goodbye
         self.ended_by_us = False
+        self.hurried = False  # nobody waits for what the program left behind
+        self.woke_at = time.monotonic()
+        self.frozen: list[tuple[float, float]] = []  # from when to when this process was stopped
+        self.looks = 0  # at the shared memory
         self.segments: set[str] = set()  # shared memory that a program which we end would leave behind
         self.kill_at: float | None = None
         self.asked_at = float("-inf")
         self.stop: tuple[float, int] | None = None  # when to pass which signal on
         self.partial_event = b""
-        self.stacks = b""
+        self.stacks = Stacks(stack_signal(), self._send_stacks)
         self.finalizing: tuple[float, int, Message] | None = None  # when to look again at which process
         self.leaving: dict[int, Message] = {}  # processes whose interpreter is ending, and with what code
 
@@ -60,7 +66,7 @@ class Supervisor:
         self._start()
         while not self._done():
             self._turn()
-        for path in self.segments:
+        for path in self.segments if self.status else ():
             try:
                 os.unlink(path)
             except OSError:
@@ -78,32 +84,56 @@ class Supervisor:
             self.channel.send("event", event="fault", message=f"{error!r} at {place_of(error)}")
             time.sleep(limits.SEARCH_SECONDS)  # so that it does not spin
 
+    def tell_failure(self, text: str) -> bool:
+        """Let the launcher know that this supervisor itself fails; False where that cannot be said."""
+        if not self.connected:
+            return False
+        self.channel.send("failed", message=text)
+        return not self.channel.unsent
+
     def _connect(self) -> None:
-        address, token = os.environ.pop(ADDRESS), os.environ.pop(TOKEN)
-        self.channel = Channel(_connect_to_any(address))
-        self.channel.send("hello", token=token, pid=os.getpid(), **self.identity._asdict())
-        messages: list[Message] | None = []
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(self.channel, selectors.EVENT_READ)
-            while messages == []:
-                waiting.select()
-                messages = self.channel.receive()
-        if not messages or messages[0]["t"] != "welcome":
-            raise ConnectionError("the launcher refused this rank")
-        self.terms, later = messages[0], messages[1:]
+        address, token = self._address()
+        self.channel = Channel(_connect_to_any(address), limits.WELCOME_BYTES)
+        port = _free_port() if self.identity.rank == 0 else 0
+        self.channel.send("hello", token=token, pid=os.getpid(), port=port, **self.identity._asdict())
+        waiting = select.poll()
+        waiting.register(self.channel, select.POLLIN)
+        early: list[Message] = []  # other messages may overtake the welcome, which waits for rank 0
+        while not any(message["t"] in ("welcome", "kill") for message in early):
+            waiting.poll()
+            messages = self.channel.receive()
+            if messages is None:
+                raise ConnectionError("the launcher refused this rank")
+            early += messages
+        kinds = [message["t"] for message in early]
+        if "kill" in kinds:
+            raise ConnectionError("the job ended before this rank had started")
+        self.terms = early.pop(kinds.index("welcome"))
         self.channel.watch_peer(float(self.terms["host_timeout"]))
         self.connected = True
-        self._early = later
+        self._early = early
+
+    def _address(self) -> tuple[str, str]:
+        """(where the launcher listens, the token): by a folder that is its user's alone, else by the environment."""
+        named, token = os.environ.pop(ADDRESS, ""), os.environ.pop(TOKEN, "")
+        if not self.address.startswith("unix:"):
+            return named, token
+        with open(os.path.join(os.path.dirname(self.address.removeprefix("unix:")), "token")) as file:
+            return self.address, file.read()
 
     def _start(self) -> None:
-        ignored = {int(number) for number in _STOPS if signal.getsignal(number) is signal.SIG_IGN}
-        self.signals = Signals(self.loop, (*_STOPS, signal.SIGCHLD), self._on_signal)
+        numbers = (*_STOPS, signal.SIGCHLD)
+        ignored = {int(number) for number in numbers if signal.getsignal(number) == signal.SIG_IGN}
+        self.signals = Signals(self.loop, numbers, self._on_signal, self.inherited)
         linux.adopt_orphans()
         descriptor = os.memfd_create(heartbeat.PAGE_NAME)
         os.ftruncate(descriptor, heartbeat.PAGE_BYTES)
         self.page = mmap.mmap(descriptor, heartbeat.PAGE_BYTES)
         environment = surroundings(os.environ, self.terms, self.identity)
-        self.child = Child(self.command, environment, self.terms.get("directory"), descriptor, ignored)
+        self.inherited.was_raised(self.terms.get("files") or [])
+        command = [str(word) for word in self.terms["command"]]
+        self.child = Child(command, environment, self.terms.get("directory"), descriptor, ignored, self.inherited)
+        self.left = Leftovers((self.child.out, self.child.err))
         _go_first()
         self.oom, self.workers = OomWatch(), WorkerWatch(self.child.pid)
         self.oom_looked_at = float("-inf")
@@ -141,21 +171,38 @@ class Supervisor:
             elif kind == "kill":
                 self._end_program(float(message.get("grace", limits.KILL_SECONDS)))
             elif kind == "stacks":
-                self._ask_for_stacks()
+                below = [] if self.status is not None else [self.child.pid, *linux.descendants(self.child.pid)]
+                self.stacks.ask(below, time.monotonic())
+            elif kind == "signal":
+                self._pass_on(int(message["signal"]))
             elif kind == "bye":
                 self.released = True
 
     def _on_lifeline(self) -> None:
-        """mpiexec killed the outer process: some rank called MPI_Abort, or mpiexec gives up."""
+        """mpiexec killed the outer process: some rank called MPI_Abort, or mpiexec gives up. Or it has gone itself."""
+        if os.read(self.lifeline, 64):
+            self.channel.send("event", event="orphaned")
+            return
         self.loop.forget(self.lifeline)
         self.kill_at = time.monotonic() + limits.ABORT_SECONDS
-        self.channel.send("event", event="cut")
+        self.channel.send("event", event="cut", at=time.monotonic())
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
             self._fetch_ended()
+        elif number == signal.SIGUSR2 and "SLURM_STEP_ID" not in os.environ:
+            self._pass_on(number)
         else:
             self.asked_at = time.monotonic()
+            self.channel.send("asked", signal=number)
+
+    def _pass_on(self, number: int) -> None:
+        """To those processes of the program that have a handler for it; without one it asks for the end."""
+        below = [self.child.pid, *linux.descendants(self.child.pid)] if self.status is None else []
+        heard = [pid for pid in below if linux.catches(pid, number)]
+        for pid in heard:
+            linux.kill(pid, number)
+        if below and not heard:
             self.channel.send("asked", signal=number)
 
     def _fetch_ended(self) -> None:
@@ -187,16 +234,18 @@ class Supervisor:
             if line.startswith(b"\x1e"):
                 self._on_event(line[1:])
             else:
-                self.stacks += line + b"\n"
+                self.stacks.take(line + b"\n", time.monotonic())
 
     def _on_event(self, line: bytes) -> None:
         try:
-            event = json.loads(line)
+            event = wire.loads(line)
             pid = int(event["pid"])
         except (ValueError, KeyError, TypeError, RecursionError):
             return  # the pipe is the program's too: it may write there what it likes
         if event["event"] == "leaving":
             self.leaving[pid] = event
+        if event["event"] == "world":
+            self._note_segments()  # they are new, and who dies later may die too fast for a look
         if event["event"] == "finished":
             before = self.leaving.get(pid)
             if before is not None and before.get("code") and before.get("finalizes"):
@@ -211,19 +260,24 @@ class Supervisor:
         due = [3600.0]
         if self.pmix.searching:
             due.append(limits.SEARCH_SECONDS)
-        times = (self.stop and self.stop[0], self.kill_at, self.outputs.gather_until)
+        due.append(self.woke_at + limits.FROZEN_SECONDS - now)
+        times = (self.stop and self.stop[0], self.kill_at, self.outputs.gather_until, self.stacks.due)
         due += [at - now for at in times if at is not None]
         if self.finalizing is not None:
             due.append(self.finalizing[0] - now)
         if self.status is not None and not self.reported_at:
-            due.append(self._silent_at() - now)
+            due.append(min(self._silent_at(), self.left.due) - now)
         if self.reported_at:
             due.append(self.reported_at + limits.FAREWELL_SECONDS - now)
         return min(due)
 
     def _silent_at(self) -> float:
-        """When the output of the ended program counts as read to its end: a grandchild may keep it open."""
-        return 0.0 if not self.outputs.pipes else max(self.ended_at, self.outputs.heard_at) + limits.DRAIN_SECONDS
+        """When the output of the ended program counts as read to its end: what it started may keep it open."""
+        went_well = not self.status and not self.ended_by_us and not self.hurried
+        seconds = self.left.patience(bool(self.outputs.pipes), went_well)
+        if self.ended_by_us or self.hurried:
+            seconds = min(seconds, limits.DRAIN_SECONDS)
+        return max(self.ended_at, self.outputs.heard_at) + seconds if seconds else 0.0
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -242,8 +296,22 @@ class Supervisor:
             (_, pid, event), self.finalizing = self.finalizing, None
             if linux.state(pid) not in ("", "Z"):
                 self.channel.send("event", **{**event, "event": "finalizing"})
-        if self.status is not None and not self.reported_at and now >= self._silent_at():
-            self._report()
+        self.stacks.look(now)
+        if self.status is not None and not self.reported_at:
+            self.left.look(now)
+            if now >= self._silent_at():
+                self._report()
+
+    def _forgive_own_sleep(self) -> None:
+        """All of a job may be stopped and go on (`scontrol suspend`, `docker pause`): nobody was silent meanwhile."""
+        now = time.monotonic()
+        if now - self.woke_at > 2 * limits.FROZEN_SECONDS:
+            self.frozen = [*self.frozen[-99:], (self.woke_at, now)]
+        self.woke_at = now
+
+    def _age(self, then: float, now: float) -> float:
+        """Seconds since then in which this process could run: the program could too."""
+        return now - then - sum(end - max(then, begin) for begin, end in self.frozen if end > then)
 
     def _beat(self) -> None:
         """Answer a ping: what the program is doing."""
@@ -254,11 +322,15 @@ class Supervisor:
         if now - self.oom_looked_at > limits.OOM_LOOK_SECONDS:
             self.oom.look(self.child.pid)
             self.oom_looked_at = now
+            self.looks = min(self.looks, _EARLY_LOOKS - 1)
+        if self.looks < _EARLY_LOOKS:
+            self.looks += 1
+            self._note_segments()
         beat = heartbeat.read(self.page)
         state, traced = linux.state_and_tracer(self.child.pid)
         self.channel.send(
             "beat", state=state, traced=traced, count=beat.number, step=beat.step if beat.number else -1,
-            age=now - beat.time if beat.number else None, paused=beat.paused, fields=beat.fields,
+            age=self._age(beat.time, now) if beat.number else None, paused=beat.paused, fields=beat.fields,
         )  # fmt: skip
         dead = self.workers.look()
         if dead is not None:
@@ -272,9 +344,13 @@ class Supervisor:
         code, number = codes.from_wait_status(self.status)
         oom = self.oom.verdict(self.child.pid) if number == signal.SIGKILL and not self.ended_by_us else None
         beat = heartbeat.read(self.page)
+        left = "" if self.ended_by_us else self.left.words(bool(self.outputs.pipes))
+        if left:
+            self.channel.send("event", event="left", message=left)
         self.channel.send(
             "exit", code=code, signal=number, oom=oom, ours=self.ended_by_us,
-            step=beat.step if beat.number else None, age=time.monotonic() - beat.time if beat.number else None,
+            step=beat.step if beat.number else None,
+            age=self._age(beat.time, time.monotonic()) if beat.number else None,
         )  # fmt: skip
         self.reported_at = time.monotonic()
         if code == 0:
@@ -297,7 +373,7 @@ class Supervisor:
             linux.kill_group(self.child.pid, signal.SIGTERM)
             linux.kill_group(self.child.pid, signal.SIGCONT)  # a stopped process does not see a SIGTERM
             self.kill_at = time.monotonic() + grace_seconds
-        self.released = True
+        self.released = self.hurried = True
 
     def _kill_now(self) -> None:
         self._fetch_ended()
@@ -306,7 +382,7 @@ class Supervisor:
             self._note_segments()
             linux.kill_group(self.child.pid, signal.SIGKILL)
             linux.kill(self.child.pid, signal.SIGKILL)
-        self.released = True
+        self.released = self.hurried = True
 
     def _note_segments(self) -> None:
         for pid in (self.child.pid, *linux.descendants(self.child.pid)):
@@ -320,21 +396,8 @@ class Supervisor:
             self.channel.close()
             self._kill_now()
 
-    def _ask_for_stacks(self) -> None:
-        """Have the program write the stacks of its threads; sent when they have come, or their time is over."""
-        self.stacks = b""
-        # The program may be a shell around the Python that has our hooks.
-        below = [] if self.status is not None else [self.child.pid, *linux.descendants(self.child.pid)]
-        hooked = next((pid for pid in below if linux.catches(pid, stack_signal())), None)
-        if hooked is not None:
-            linux.kill(hooked, stack_signal())
-            until = time.monotonic() + limits.STACK_SECONDS
-            with selectors.DefaultSelector() as events:
-                events.register(self.child.events, selectors.EVENT_READ)
-                while time.monotonic() < until and events.select(0.1 if self.stacks else until - time.monotonic()):
-                    self._on_events()
-        text = self.stacks[-limits.TAIL_BYTES :].decode(errors="replace") or by_py_spy(below)
-        self.channel.send("stacks", text=text, state=linux.state(self.child.pid))
+    def _send_stacks(self, text: str, sources: dict[str, str]) -> None:
+        self.channel.send("stacks", text=text, sources=sources, state=linux.state(self.child.pid))
 
 
 def _go_first() -> None:
@@ -343,6 +406,18 @@ def _go_first() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, -10)
     except OSError:
         pass  # an ordinary user on a machine with a core for each rank does not need it
+
+
+def _free_port() -> int:
+    """A port of this host for whom the program makes its rendezvous with (MASTER_PORT); 0 where there is none."""
+    try:
+        found = socket(AF_INET, SOCK_STREAM)
+        found.bind(("", 0))
+        port = int(found.getsockname()[1])
+        found.close()
+        return port
+    except OSError:
+        return 0
 
 
 def _connect_to_any(address: str) -> socket:

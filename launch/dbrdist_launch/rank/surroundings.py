@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
-from ..channel import Message
 from ..cores import available_cores
-from ..identity import Identity
+from ..wire import whole
 from .gpus import for_local_rank
 
-_OURS = ("DBRDIST_LAUNCH_CHANNEL", "DBRDIST_LAUNCH_TOKEN")
+TYPE_CHECKING = False  # see channel.py
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..channel import Message
+    from ..identity import Identity
+
+ADDRESS = "DBRDIST_LAUNCH_CHANNEL"
+TOKEN = "DBRDIST_LAUNCH_TOKEN"
+ONLY_IF_UNSET = ("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+# Whatever of a rank's environment plain mpiexec would not give it: this list, and what --env names.
+ADDED = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", *ONLY_IF_UNSET, "CUDA_VISIBLE_DEVICES", "PYTHONPATH",
+    "DBRDIST_LAUNCH", "DBRDIST_RESTART", "DBRDIST_HEARTBEAT", "DBRDIST_LAUNCH_EVENTS", "DBRDIST_LAUNCH_INJECTED",
+    "DBRDIST_LAUNCH_LAST",
+)  # fmt: skip
 
 
 def surroundings(inherited: Mapping[str, str], terms: Message, identity: Identity) -> dict[str, str]:
     """Variables of the program. The names that other frameworks read are set where nobody has set them."""
-    found = {name: value for name, value in inherited.items() if name not in _OURS}
+    found = {name: value for name, value in inherited.items() if name not in (ADDRESS, TOKEN)}
     found.update(terms["environment"])
     local_size = identity.local_size or int(terms.get("local_sizes", {}).get(identity.host, 1))
     for name, value in (
@@ -26,17 +39,22 @@ def surroundings(inherited: Mapping[str, str], terms: Message, identity: Identit
     ):
         found[name] = str(value)  # one left from another job would be a lie
     found.setdefault("MASTER_ADDR", str(terms.get("master") or "127.0.0.1"))
+    if terms.get("port"):
+        found.setdefault("MASTER_PORT", str(terms["port"]))
     found["DBRDIST_LAUNCH"] = "1"
-    if not found.get("PYTHONUNBUFFERED"):
-        found["PYTHONUNBUFFERED"] = "1"  # lines arrive when they are written, also before a SIGKILL
-        found["DBRDIST_LAUNCH_LINES"] = "1"  # and whole, by one write: unbuffered, each word of a print is one
     if terms.get("threads") == "auto":
-        found.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // max(1, local_size))))
+        found.setdefault("OMP_NUM_THREADS", str(_threads(inherited, local_size)))
     if terms.get("gpus") == "rank":
         found.update(for_local_rank(identity.local_rank, found))
     if terms.get("inject", True):
-        before = found.get("PYTHONPATH", "")
+        before = found.get("PYTHONPATH")
         here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
-        found["DBRDIST_LAUNCH_INJECTED_PYTHONPATH"] = before
+        found["DBRDIST_LAUNCH_INJECTED"] = "set" if before else "empty" if before is not None else "unset"
         found["PYTHONPATH"] = here + (os.pathsep + before if before else "")
     return found
+
+
+def _threads(inherited: Mapping[str, str], local_size: int) -> int:
+    """The cores of this rank: what Slurm counts for each task, else the host's, divided by its ranks."""
+    each = whole(inherited.get("SLURM_CPUS_PER_TASK")) if "SLURM_STEP_ID" in inherited else None
+    return max(1, min(each, available_cores()) if each else available_cores() // max(1, local_size))

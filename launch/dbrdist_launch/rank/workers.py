@@ -1,10 +1,11 @@
 """Watches the worker processes of a rank (data loaders): one that died and is not missed hangs its rank."""
 
 import os
-import signal
 import time
 
 from .. import codes, limits, linux
+from ..signals import signal
+from ..wire import whole
 
 
 class WorkerWatch:
@@ -41,9 +42,10 @@ def _same_program(pid: int, other: int) -> bool:
 def _bad_end(pid: int) -> str | None:
     """How a process that nobody fetched ended, from the last field of its stat; None for exit code 0."""
     fields = linux.stat(pid)
-    if not fields or not fields[-1].isdigit() or not int(fields[-1]):
+    status = whole(fields[-1]) if fields else None
+    if not status:
         return None
-    code, number = codes.from_wait_status(int(fields[-1]))
+    code, number = codes.from_wait_status(status)
     if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         return None  # somebody asked it to end, most likely the program itself
     return f"killed by {codes.signal_name(number)}" if number else f"ended with exit code {code}"

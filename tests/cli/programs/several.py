@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 import dbrdist
 from dbrdist.cli import train
-from dbrdist.core import random
+from dbrdist.core.array import random
 
 RANK = MPI.COMM_WORLD.Get_rank()
 

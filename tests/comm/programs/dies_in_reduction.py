@@ -7,9 +7,10 @@ import time
 
 import numpy as np
 
-from dbrdist.comm import arenas, create_communicator
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter
+from dbrdist.comm import create_communicator
+from dbrdist.comm.gradients import shared_gradients
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
 
 how = sys.argv[1]
 comm = create_communicator("flat")
@@ -21,7 +22,7 @@ comm.multi_node_mean_grad(model)
 with open("/proc/self/maps") as maps:
     print(f"shares {'memfd:dbrdist' in maps.read()}", flush=True)
 comm.barrier()
-add = arenas._add_in_place
+add = shared_gradients._add_in_place
 
 
 def fail(*args):
@@ -32,6 +33,6 @@ def fail(*args):
     add(*args)
 
 
-arenas._add_in_place = fail
+shared_gradients._add_in_place = fail
 comm.multi_node_mean_grad(model)
 time.sleep(200)

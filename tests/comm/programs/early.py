@@ -1,4 +1,4 @@
-"""Rank 1 does something before its first communicator. For tests/comm/test_lifetimes.py."""
+"""Rank 1 does something before its first communicator. For tests/comm/communicators/test_communicator.py."""
 
 import os
 import subprocess

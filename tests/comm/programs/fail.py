@@ -1,4 +1,4 @@
-"""Rank 1 does what the first argument says, while the others go on to communicate. For tests/comm/test_abort.py."""
+"""Rank 1 does what the first argument says, while the others go on to communicate. For failure/test_abort.py."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import numpy as np
 
 from dbrdist import optimizers
 from dbrdist.comm import create_communicator, create_multi_node_optimizer
-from dbrdist.comm.compression import TopK
+from dbrdist.comm.gradients.compression import TopK
 
 
 def reduce_something():

@@ -1,4 +1,4 @@
-"""A Trainer on each rank; rank 1 raises at the place that the first argument names. For tests/comm/test_abort.py."""
+"""A Trainer on each rank; rank 1 raises at the place that the first argument names. For failure/test_abort.py."""
 
 import os
 import sys
@@ -7,9 +7,9 @@ import numpy as np
 
 from dbrdist import optimizers
 from dbrdist.comm import create_communicator, create_multi_node_evaluator, create_multi_node_optimizer
-from dbrdist.comm.extensions import StepAgreement
-from dbrdist.core.function import FunctionNode
-from dbrdist.core.reporter import report
+from dbrdist.comm.run.extensions import StepAgreement
+from dbrdist.core.chainer.function import FunctionNode
+from dbrdist.core.model.reporter import report
 from dbrdist.iterators import SerialIterator
 from dbrdist.training import StandardUpdater, Trainer, extensions
 from tests.comm.training_contract import Net

@@ -1,11 +1,13 @@
-"""A main under comm.abort.guard, as dbrdist-train has it. For tests/comm/test_abort.py."""
+"""A main under comm.abort.guard, as dbrdist-train has it. For tests/comm/failure/test_abort.py."""
 
 import os
 import sys
 
 import numpy as np
 
-from dbrdist.comm import abort, create_communicator, environment
+from dbrdist.comm import create_communicator
+from dbrdist.comm.failure import abort
+from dbrdist.comm.transport import environment
 
 deed = sys.argv[1]
 

@@ -1,4 +1,4 @@
-"""Communicators and processes that come and go. For tests/comm/test_lifetimes.py."""
+"""Communicators and processes that come and go. For tests/comm/communicators/test_communicator.py."""
 
 import os
 import signal

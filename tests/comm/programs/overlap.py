@@ -6,14 +6,15 @@ import sys
 
 import numpy as np
 
-import dbrdist.core.ops as ops
+import dbrdist.core.tape.ops as ops
 from dbrdist import optimizers
-from dbrdist.comm import create_communicator, create_multi_node_optimizer, overlap, speed
-from dbrdist.core.link import Link
-from dbrdist.core.parameter import Parameter
+from dbrdist.comm import create_communicator, create_multi_node_optimizer
+from dbrdist.comm.gradients import bandwidth, overlap
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
 
 how = sys.argv[1]
-speed.bucket_bytes = lambda comm: 1 << 16
+bandwidth.bucket_bytes = lambda comm: 1 << 16
 comm = create_communicator("flat", overlap=True)
 model = Link()
 with model.init_scope():

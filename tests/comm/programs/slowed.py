@@ -7,7 +7,10 @@ import time
 import numpy as np
 
 from dbrdist import optimizers
-from dbrdist.comm import arenas, create_communicator, create_multi_node_optimizer, message, trace
+from dbrdist.comm import create_communicator, create_multi_node_optimizer
+from dbrdist.comm.gradients import shared_gradients
+from dbrdist.comm.run import trace
+from dbrdist.comm.transport import message
 from dbrdist.iterators import SerialIterator
 from dbrdist.training import StandardUpdater
 from tests.comm.training_contract import Net
@@ -38,7 +41,7 @@ class SlowNet(Net):
 
 mine = comm.rank == late
 if mine and place == "communication":
-    arenas._add_in_place = slowed(arenas._add_in_place)
+    shared_gradients._add_in_place = slowed(shared_gradients._add_in_place)
     message.divide = slowed(message.divide) if not shared else message.divide
 kind = SlowIterator if mine and place == "data" else SerialIterator
 model = (SlowNet if mine and place == "forward" else Net)(num_hidden=1000)  # more gradients than fit into a header

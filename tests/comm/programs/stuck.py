@@ -1,4 +1,4 @@
-"""Ranks that can never go on, though every process lives. For tests/comm/test_watch.py.
+"""Ranks that can never go on, though every process lives. For tests/comm/failure/test_deadlock.py.
 
 Each rank prints what it raises as one line, with the seconds that it took.
 """

@@ -9,8 +9,9 @@ import time
 
 import numpy as np
 
-from dbrdist.comm import create_communicator, mpi
-from dbrdist.core import thread_pools
+from dbrdist.comm import create_communicator
+from dbrdist.comm.transport import mpi
+from dbrdist.core.array import thread_pools
 from dbrdist.functions import convolution_2d
 
 

@@ -2,7 +2,8 @@
 
 Names and arguments are those of ``dbrdist.functions``; nothing here imports dbrdist. The formulas are the plainest ones
 (loops over windows and labels, sums in float64), so that they share no trick, and no mistake, with the code they judge.
-``test_references.py`` compares every row of ``cases.py`` and every entry of ``points.py`` with them.
+``tests/contracts/functions/test_references.py`` compares every row of ``cases.py`` and every entry of ``points.py``
+with them.
 
 Legend: N examples, K classes, C channels, O outputs, H W rows and columns, D further axes.
 """

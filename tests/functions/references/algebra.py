@@ -200,8 +200,9 @@ def classification_summary(y, t, label_num=None, beta=1.0, ignore_label=-1):
     for k in range(max(b for _, b in pairs) + 1 if label_num is None else label_num):
         hits = sum(a == k and b == k for a, b in pairs)
         found, support = sum(a == k for a, _ in pairs), sum(b == k for _, b in pairs)
-        both = beta**2 * support + found
-        rows.append((ratio(hits, found), ratio(hits, support), ratio((1 + beta**2) * hits, both), support))
+        precision, recall = ratio(hits, found), ratio(hits, support)
+        f_beta = ratio((1 + beta**2) * precision * recall, beta**2 * precision + recall)  # NaN without a hit
+        rows.append((precision, recall, f_beta, support))
     return tuple(np.array(column, float) for column in zip(*rows))
 
 

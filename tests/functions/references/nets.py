@@ -174,6 +174,21 @@ def bernoulli_nll(x, y, reduce="sum"):
     return reduced(x * np.logaddexp(0, -y) + (1 - x) * np.logaddexp(0, y), reduce)
 
 
+def binary_cross_entropy(x, t, label_smoothing=0.0, threshold=None, sum_classes=False):
+    q = t if t.ndim == 2 else np.eye(x.shape[1])[t]
+    q = (1 - label_smoothing) * q + label_smoothing / x.shape[1]
+    q = q if threshold is None else np.where(q > threshold, 1.0, 0.0)
+    losses = bernoulli_nll(q, x, "no")
+    return losses.sum(1).mean() if sum_classes else losses.mean()
+
+
+def top_k_accuracy(y, t, k=5):
+    """Sorted by score, the highest first, and by class number among equal ones."""
+    t = t if t.ndim == 1 else t.argmax(1)
+    order = [sorted(range(y.shape[1]), key=lambda j: (-row[j], j))[:k] for row in y]
+    return np.mean([label in best for label, best in zip(t, order)])
+
+
 def gaussian_nll(x, mean, ln_var, reduce="sum"):
     def one(v, m, s):
         return math.log(math.sqrt(2 * math.pi)) + s / 2 + (v - m) ** 2 / (2 * math.exp(s))

@@ -11,7 +11,7 @@ import stand_in
 import test_gpu_comm
 
 from dbrdist.comm import create_communicator
-from dbrdist.core import backend
+from dbrdist.core.array import backend
 from tests.comm import contract
 
 

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dbrdist import functions as F
-from dbrdist.core import safetensors
-from dbrdist.core.backend import is_array
-from dbrdist.core.chain import Chain
-from dbrdist.core.config import no_backprop_mode, using_config
-from dbrdist.core.dataset_root import get_dataset_root
-from dbrdist.core.serializer import NpzDeserializer, read_npz
-from dbrdist.core.variable import Variable
+from dbrdist.core.array.backend import is_array
+from dbrdist.core.array.config import no_backprop_mode, using_config
+from dbrdist.core.files import safetensors
+from dbrdist.core.files.dataset_root import get_dataset_root
+from dbrdist.core.files.serializer import NpzDeserializer, read_npz
+from dbrdist.core.model.chain import Chain
+from dbrdist.core.tape.variable import Variable
 from dbrdist.errors import CheckpointError
 from dbrdist.links.model.vision import pixels
 from dbrdist.utils.imgproc import oversample as ten_crops

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.backend import is_array, to_cpu
-from dbrdist.core.checks import expected
-from dbrdist.core.config import get_dtype
+from dbrdist.core.array.backend import is_array, to_cpu
+from dbrdist.core.array.config import get_dtype
+from dbrdist.core.tape.checks import expected
 
 
 def subtract_mean(image: Any, size: tuple[int, int] | None, mean: tuple[float, float, float]) -> Any:

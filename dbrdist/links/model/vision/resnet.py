@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from dbrdist import functions as F
-from dbrdist.core.chain import Chain
-from dbrdist.core.checks import one_of
+from dbrdist.core.model.chain import Chain
+from dbrdist.core.tape.checks import one_of
 from dbrdist.errors import CheckpointError
 from dbrdist.links.connection import Linear
 from dbrdist.links.convolution import Convolution2D

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from dbrdist import functions as F
-from dbrdist.core.checks import one_of
+from dbrdist.core.tape.checks import one_of
 from dbrdist.links.connection import Linear
 from dbrdist.links.convolution import Convolution2D
 from dbrdist.links.initializers import Constant, Normal

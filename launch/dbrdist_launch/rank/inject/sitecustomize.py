@@ -13,6 +13,7 @@ expressions and enumerations below them, would cost it 10 ms of processor time.
 
 import atexit
 import faulthandler
+import io
 import os
 import sys
 import threading
@@ -49,6 +50,7 @@ class _Teller:
     def __init__(self, descriptor):
         self.descriptor, self.process = descriptor, os.getpid()
         self.pipe = self._file()
+        self.told = False  # that an exception ended the main thread
 
     def _file(self):
         found = os.fstat(self.descriptor)
@@ -72,6 +74,7 @@ class _Teller:
             pass  # the supervisor has gone: it will have ended this process
 
     def tell_exception(self, event, kind, value, **fields):
+        self.told = self.told or event == "exception"
         try:
             self.tell(event, message=_last_words(kind, value), **fields)
         except Exception:
@@ -79,12 +82,21 @@ class _Teller:
 
 
 def _hook_exceptions(teller):
-    """Hear of the exceptions that end the main thread or another one."""
+    """Hear of the exceptions that end the main thread or another one.
 
-    def on_audit(event, arguments):
-        # Before whatever hook the program has set, and whether it has set one.
-        if event == "sys.excepthook":
-            teller.tell_exception("exception", arguments[1], arguments[2])
+    The hooks stand where Python's own stood, under both names: a program that compares the two, or that calls
+    `sys.__excepthook__` from a hook of its own, finds what it expects. An audit hook would hear of more, but Python
+    calls it at every `id()` and `open()`.
+    """
+    plain = sys.excepthook
+
+    def on_exception(kind, value, trace):
+        teller.tell_exception("exception", kind, value)
+        plain(kind, value, trace)
+
+    if plain is sys.__excepthook__:
+        sys.__excepthook__ = _named_like(plain, on_exception)
+    sys.excepthook = on_exception
 
     previous = getattr(threading, "excepthook", None)
 
@@ -94,39 +106,64 @@ def _hook_exceptions(teller):
             name = arguments.thread.name if arguments.thread is not None else "?"
             teller.tell_exception("thread", arguments.exc_type, arguments.exc_value, name=name)
 
-    if hasattr(sys, "addaudithook"):
-        sys.addaudithook(on_audit)
     if previous is not None:
+        if previous is getattr(threading, "__excepthook__", None):
+            threading.__excepthook__ = on_thread
         threading.excepthook = on_thread
 
 
+def _named_like(plain, function):
+    """A function under another one's name, so that it can be pickled and is shown as that."""
+    function.__doc__, function.__module__ = plain.__doc__, plain.__module__
+    function.__name__, function.__qualname__ = plain.__name__, plain.__qualname__
+    return function
+
+
+class _Exit:
+    """What `sys.exit` hangs on its exception: once that is dropped, this says whether it ended the main thread.
+
+    Python drops an exception that nobody caught when no frame is left, and one that was caught while a frame runs.
+    Nothing here holds the exception, its frames or what they use.
+    """
+
+    def __init__(self, status, codes):
+        self.code = 0 if status is None else status & 0xFF if isinstance(status, int) else 1
+        self.codes, self.thread = codes, threading.get_ident()
+
+    def __del__(self):
+        try:
+            main = threading.main_thread().ident == self.thread == threading.get_ident()
+            if main and sys._getframe().f_back is None:
+                self.codes.append(self.code)
+        except Exception:
+            pass  # what this needs has gone: the interpreter has ended
+
+    def __reduce__(self):
+        return bool, ()  # an exception that travels to another process leaves this behind
+
+
 def _hook_exit():
-    """Note what `sys.exit` raises; a list with the last one."""
-    plain, asked = sys.exit, []
+    """Note what `sys.exit` ended the main thread with; a list with the last code."""
+    codes = []
+
+    def watched(error):
+        try:
+            error._dbrdist_exit = _Exit(error.code, codes)
+        except Exception:
+            pass
+        return error
 
     def exit(status=None):
         arguments = status if isinstance(status, tuple) else () if status is None else (status,)
-        asked[:] = [SystemExit(*arguments)]
-        raise asked[0]
+        raise watched(SystemExit(*arguments))
 
-    exit.__doc__, exit.__module__, exit.__qualname__ = plain.__doc__, "sys", "exit"  # so it can be pickled
-    sys.exit = exit
-    return asked
+    sys.exit = _named_like(sys.exit, exit)
+    return codes
 
 
-def _code_of_exit(asked):
-    """What the main thread ends with, as far as that is certain."""
-    if getattr(sys, "last_value", None) is not None:
-        return 1
-    if asked and _nobody_caught(asked[0].__traceback__):
-        status = asked[0].code
-        return 0 if status is None else (status & 0xFF) if isinstance(status, int) else 1
-    return 0
-
-
-def _nobody_caught(trace):
-    """Whether an exit went to the top: the frame that it reached last has done nothing after it."""
-    return trace is None or trace.tb_frame.f_lasti == trace.tb_lasti
+def _code_of_exit(codes):
+    """What the main thread ends with, as far as that is certain: of a chain of exits the last one is dropped first."""
+    return 1 if getattr(sys, "last_value", None) is not None else codes[0] if codes else 0
 
 
 def _mpi():
@@ -169,13 +206,15 @@ class _World:
         return spec
 
 
-def _hook_end(teller, asked):
+def _hook_end(teller, codes):
     """Tell that the interpreter is ending, with what code, and that it has ended."""
 
     def leaving():
         finalizes, size = _mpi()
-        teller.tell("leaving", code=_code_of_exit(asked), finalizes=finalizes, size=size)
-        del asked[:]
+        last = getattr(sys, "last_value", None)
+        if last is not None and not teller.told:  # by a hook of the program's own
+            teller.tell_exception("exception", type(last), last)
+        teller.tell("leaving", code=_code_of_exit(codes), finalizes=finalizes, size=size)
         for number in (signal.SIGTERM, signal.SIGUSR1):
             if callable(signal.getsignal(number)):  # a late request must not kill who is just doing what it asks for
                 signal.signal(number, signal.SIG_IGN)
@@ -209,31 +248,65 @@ def _install(descriptor, stack_signal):
     teller.tell("hooks")
 
 
+class _Whole(io.BufferedWriter):
+    """Writes at once, as a file without a buffer, and all of it: a file alone stops where a signal interrupts it."""
+
+    def write(self, data):
+        count = io.BufferedWriter.write(self, data)
+        self.flush()
+        return count
+
+
 def _write_whole_lines():
-    """Each print is one write, where unbuffered each of its words would be one; binary output goes as it is."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(line_buffering=True, write_through=False)
+    """Lines arrive when they are written, also before a SIGKILL, and whole. What the user said of buffering holds.
+
+    Where there is no buffer (`python -u`, PYTHONUNBUFFERED=1), Python ignores that a signal has cut a write short.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if getattr(stream, "write_through", False) and isinstance(stream.buffer, io.FileIO):
+            setattr(sys, name, _without_losses(stream))
+            setattr(sys, "__" + name + "__", getattr(sys, name))
+        elif hasattr(stream, "reconfigure") and not os.environ.get("PYTHONUNBUFFERED"):
+            stream.reconfigure(line_buffering=True)
+
+
+def _without_losses(stream):
+    words = {"encoding": stream.encoding, "errors": stream.errors, "line_buffering": stream.line_buffering}
+    stream.flush()
+    found = io.TextIOWrapper(_Whole(stream.detach()), newline="\n", write_through=True, **words)
+    found.mode = "w"
+    return found
+
+
+def _take_back_path():
+    """Take our own entry out of PYTHONPATH and `sys.path`: what wrappers put around it stays."""
+    here, was_set = os.path.dirname(os.path.abspath(__file__)), os.environ.pop("DBRDIST_LAUNCH_INJECTED", None)
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    alone = was_set in (None, "unset", "empty")  # we stood in the place of nothing, which is an entry too: the folder
+    if here in entries:
+        at = entries.index(here)
+        entries[at : at + 1] = [""] if alone and len(entries) > 1 else []
+        os.environ["PYTHONPATH"] = os.pathsep.join(entries)
+    if not os.environ.get("PYTHONPATH") and was_set == "unset":
+        os.environ.pop("PYTHONPATH", None)
+    instead = [os.path.abspath("")] if alone and len(entries) > 1 else []
+    if here in sys.path:
+        at = sys.path.index(here)
+        sys.path[at : at + 1] = [entry for entry in instead if entry not in sys.path]
+    sys.path[:] = [entry for entry in sys.path if entry != here]
 
 
 def _start():
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [entry for entry in sys.path if entry != here]
-    inherited = os.environ.pop("DBRDIST_LAUNCH_INJECTED_PYTHONPATH", None)
+    _take_back_path()
     wanted = os.environ.pop("DBRDIST_LAUNCH_EVENTS", None)
-    if inherited is not None:  # the program and its workers see the PYTHONPATH that the user set
-        if inherited:
-            os.environ["PYTHONPATH"] = inherited
-        else:
-            os.environ.pop("PYTHONPATH", None)
     if wanted is not None:
         try:
             descriptor, stack_signal = (int(word) for word in wanted.split(","))
             os.fstat(descriptor)
             os.set_inheritable(descriptor, False)  # the program's own children have no business with it
             _install(descriptor, stack_signal)
-            if os.environ.pop("DBRDIST_LAUNCH_LINES", None):
-                _write_whole_lines()
+            _write_whole_lines()
         except Exception:
             pass  # a wrapper closed the descriptor, or this Python is too old: the program runs without hooks
 

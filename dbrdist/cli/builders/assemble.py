@@ -1,0 +1,115 @@
+"""What a run needs before its first step: data, network and iterators, checked on all ranks alike."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from dbrdist.cli.builders import batch_norm, build, weights
+from dbrdist.cli.builders.probe import Look, initialize
+from dbrdist.cli.builders.task import Task
+from dbrdist.cli.configuration.load import Origin
+from dbrdist.cli.configuration.schema import Config
+from dbrdist.cli.output.words import counted
+from dbrdist.comm import create_multi_node_evaluator
+from dbrdist.core.array import random
+from dbrdist.core.array.backend import get_device
+from dbrdist.core.array.config import global_config
+from dbrdist.datasets import open_images
+from dbrdist.datasets.loading.prefetch import MultiprocessIterator, MultithreadIterator
+from dbrdist.datasets.loading.serial import SerialIterator
+from dbrdist.errors import ConfigError
+from dbrdist.training import extensions
+
+
+class Parts(NamedTuple):
+    """What a configuration names."""
+
+    data: build.Data
+    recipe: dict[str, Any]
+    task: Task
+    convert: Any
+    device: Any
+
+
+def parts(config: Config, origin: Origin, intra_rank: int, size: int, find: build.FindImages = open_images) -> Parts:
+    """Make data and network; the network has all its shapes. ``find`` gives the index of a folder of images."""
+    global_config.dtype = config.dtype
+    random.set_seed(config.seed)
+    device = _device(config, origin, intra_rank)
+    data = build.data(config, origin, find)
+    check_sizes(config, origin, len(data.train), size)
+    if data.test is not None and not len(data.test):
+        raise ConfigError(
+            f"{origin.where(('data',))}: data: the test set is empty; leave it out (test: null, or None from your own "
+            "data) for a run without evaluation"
+        )
+    recipe = build.model_recipe(config, origin, data.num_classes)
+    network = build.model(config, origin, recipe)
+    task = Task(network, build.loss(config, origin), build.metrics(config, origin), config.evaluation.flip)
+    batch_norm.prepare(task, config.batch_norm)
+    if device is not None:
+        task.to_device(device)
+    convert = build.converter(config.dtype)
+    initialize(Look(config, origin, "train", data.train, convert, device), task)
+    if config.init_from is not None:
+        weights.begin_with(config.init_from, task.predictor, origin)
+    return Parts(data, recipe, task, convert, device)
+
+
+def _device(config: Config, origin: Origin, intra_rank: int) -> Any:
+    if config.device == "cpu":
+        return None
+    _, _, number = config.device.partition(":")
+    try:
+        device = get_device(("@cupy", int(number) if number else intra_rank))
+        device.use()  # from now on: CuPy puts what it computes on the current device
+        return device
+    except Exception as error:
+        raise ConfigError(f"{origin.where(('device',))}: device: {config.device} cannot be used: {error}") from error
+
+
+def check_sizes(config: Config, origin: Origin, num_examples: int, size: int) -> None:
+    """Every rank needs an example, or a virtual worker and each of these an example."""
+    num_workers = config.virtual_workers
+    if num_workers is not None and num_workers < size:
+        raise ConfigError(
+            f"{origin.where(('batch', 'virtual_workers'))}: batch.virtual_workers: {num_workers} for {size} ranks: "
+            f"every rank needs one; use at most {counted(num_workers, 'rank')}"
+        )
+    batches = {("batch",): config.batch_size}
+    if config.evaluation.batch is not None:
+        batches["evaluation", "batch"] = config.evaluation.batch
+    for path, batch in batches.items():
+        shared_by = f"{size} ranks: every rank" if num_workers is None else f"{num_workers} virtual workers: every one"
+        if batch < (num_workers or size):
+            raise ConfigError(
+                f"{origin.where(path)}: {'.'.join(path)}: {counted(batch, 'example')} for {shared_by} "
+                f"needs one; use a larger batch or fewer {'ranks' if num_workers is None else 'virtual workers'}"
+            )
+    if num_examples == 0:
+        raise ConfigError(f"{origin.where(('data',))}: data: the training set is empty")
+    if num_examples < size and num_workers is None:
+        raise ConfigError(
+            f"{origin.where(('data',))}: data: {counted(num_examples, 'training example')} for {size} ranks: every "
+            "rank needs one; use fewer ranks"
+        )
+
+
+def iterator(config: Config, dataset: Any, comm: Any, train: bool) -> Any:
+    """Batches over all ranks, of which this one takes its block."""
+    batch = config.batch_size if train else config.evaluation.batch or config.batch_size
+    options: dict[str, Any] = {"repeat": train, "shuffle": train, "seed": config.seed, "last": "short"}
+    options |= {"rank": comm.rank, "size": comm.size, "virtual_workers": config.virtual_workers}
+    if config.workers:
+        return MultiprocessIterator(dataset, batch, n_processes=config.workers, **options)
+    if config.threads:
+        return MultithreadIterator(dataset, batch, n_threads=config.threads, **options)
+    return SerialIterator(dataset, batch, **options)
+
+
+def evaluator(config: Config, made: Parts, comm: Any) -> Any:
+    """Means over the whole test data, the same on every rank."""
+    own = extensions.Evaluator(
+        iterator(config, made.data.test, comm, train=False), made.task, made.convert, device=made.device
+    )
+    return create_multi_node_evaluator(own, comm)

@@ -1,0 +1,355 @@
+"""From a checked configuration to the things it names: data, network, loss; `build_updates` has the optimizer."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dbrdist import datasets, models
+from dbrdist import functions as F
+from dbrdist.cli.configuration import components as c
+from dbrdist.cli.configuration import resolve
+from dbrdist.cli.configuration.document import Path
+from dbrdist.cli.configuration.load import Origin
+from dbrdist.cli.configuration.schema import Config, interval
+from dbrdist.cli.configuration.settings import Custom, Settings
+from dbrdist.cli.output.refuse import WRONG, Refused
+from dbrdist.cli.output.words import said
+from dbrdist.comm import open_images_once
+from dbrdist.core.array.backend import is_floating
+from dbrdist.core.array.config import get_dtype
+from dbrdist.core.model.link import Link
+from dbrdist.datasets.image import transforms as T
+from dbrdist.datasets.loading.base import Batch
+from dbrdist.datasets.loading.convert import concat_examples
+from dbrdist.errors import ConfigError
+
+MODELS: dict[str, Any] = {
+    "mlp": models.MLP,
+    "lenet": models.LeNet,
+    "resnet20": models.ResNet20,
+    "resnet56": models.ResNet56,
+    "resnet18": models.ResNet18,
+    "resnet34": models.ResNet34,
+    "resnet50": models.ResNet50,
+    "resnet101": models.ResNet101,
+    "resnet152": models.ResNet152,
+}
+TRANSFORMS: dict[str, Callable[[Any], Any]] = {
+    "random_crop": lambda s: _by_epoch(s.size, lambda size: T.RandomCrop(size, s.padding)),
+    "random_resized_crop": lambda s: _by_epoch(
+        s.size, lambda size: T.RandomResizedCrop(size, (s.smallest, s.largest), s.ratio, s.method)
+    ),
+    "random_flip": lambda s: T.RandomHorizontalFlip(),
+    "center_crop": lambda s: T.CenterCrop(s.size),
+    "center_resized_crop": lambda s: T.CenterResizedCrop(s.size, s.ratio, s.method),
+    "resize": lambda s: _by_epoch(s.size, lambda size: T.Resize(size, s.method)),
+    "color_jitter": lambda s: datasets.ColorJitter(s.brightness, s.contrast, s.saturation, s.hue),
+    "pca_lighting": lambda s: datasets.PCALighting(s.std),
+    "random_erasing": lambda s: datasets.RandomErasing(s.p, (s.smallest, s.largest), value=s.value),
+    "rand_augment": lambda s: datasets.RandAugment(
+        s.num_ops, s.magnitude, s.fill, std=s.std, increasing=s.increasing, p=s.p
+    ),
+    "trivial_augment": lambda s: datasets.TrivialAugment(s.fill),
+    "normalize": lambda s: T.Normalize(s.mean, s.std, s.scale),
+}
+MIXINGS: dict[str, Callable[[Any], Any]] = {
+    "mixup": lambda s: datasets.Mixup(s.alpha, s.p),
+    "cutmix": lambda s: datasets.CutMix(s.alpha, s.p),
+}
+
+
+def _by_epoch(size: Any, make: Callable[[int], Any]) -> Any:
+    """A transform of one size, or of a size that changes with the epoch."""
+    return make(size) if isinstance(size, int) else T.ByEpoch({epoch: make(n) for epoch, n in size})
+
+
+class Data(NamedTuple):
+    """Both parts of the data; `test` is None for no evaluation, the others where there are no classes, or no names."""
+
+    train: Any
+    test: Any
+    num_classes: int | None
+    classes: list[str] | None = None
+
+
+def arguments(settings: Settings, *without: str) -> dict[str, Any]:
+    """The settings of a component as keyword arguments."""
+    return {name: getattr(settings, name) for name in type(settings).model_fields if name not in ("name", *without)}
+
+
+# ---- data --------------------------------------------------------------------------------------------------------
+
+
+FindImages = Callable[[str], datasets.ImageIndex]
+
+
+def find_images(config: Config, origin: Origin, comm: Any) -> FindImages:
+    """What :func:`data` finds folders of images by: one rank has looked for all. Collective, and so is its error."""
+    settings, roots = config.data, []
+    if isinstance(settings, c.Cifar10):
+        roots = [os.path.join(settings.root, part) for part in ("train", "test")]
+    elif isinstance(settings, c.ImageFolder):
+        roots = [os.path.join(settings.root, part) for part in (settings.train, settings.test) if part is not None]
+    try:
+        return {root: open_images_once(root, comm) for root in roots}.__getitem__
+    except (OSError, ValueError) as error:
+        raise Refused(f"{origin.where(('data',))}: data: {said(error)}", WRONG) from error
+
+
+def data(config: Config, origin: Origin, find: FindImages = datasets.open_images) -> Data:
+    """Open the data; ``find`` gives the index of a folder of images.
+
+    Raises ConfigError, with the place in the configuration, where it cannot be.
+    """
+    made = _repeated(config, origin, _unmixed(config, origin, find))
+    mixings = [(i, s) for i, s in enumerate(config.transforms.train) if isinstance(s, c.MIXING)]
+    if not mixings:
+        return made
+    num_classes = getattr(config.model, "num_classes", None) or made.num_classes
+    if num_classes is None:
+        place, name = origin.where(("transforms", "train", mixings[0][0])), mixings[0][1].name
+        words = f"{name} needs the number of classes; give your training data an attribute num_classes"
+        raise ConfigError(f"{place}: transforms.train.{mixings[0][0]}: {words}")
+    per = _batch_of_a_worker(config) if any(s.per_batch for _, s in mixings) else 1
+    mixed = datasets.MixedDataset(made.train, [MIXINGS[s.name](s) for _, s in mixings], num_classes, per)
+    return made._replace(train=mixed)
+
+
+def _batch_of_a_worker(config: Config) -> int:
+    """Examples of a virtual worker, or of the batch where there are none."""
+    return config.batch_size // (config.virtual_workers or 1)
+
+
+def _repeated(config: Config, origin: Origin, made: Data) -> Data:
+    """The training data with each image several times in an epoch, if so configured."""
+    if config.repeats == 1:
+        return made
+    if config.repeats > config.batch_size:
+        words = f"must be at most the batch, {config.batch_size}, got {config.repeats}"
+        raise ConfigError(f"{origin.where(('repeats',))}: repeats: {words}")
+    return made._replace(train=datasets.RepeatedDataset(made.train, config.repeats, config.batch_size))
+
+
+def _unmixed(config: Config, origin: Origin, find: FindImages) -> Data:
+    settings = config.data
+    if isinstance(settings, Custom):
+        return _custom_data(config, settings, origin)
+    try:
+        if isinstance(settings, c.Cifar10):
+            on_corrupt = _on_corrupt(settings)
+            parts = datasets.get_cifar10_folders(settings.root, settings.augment, on_corrupt=on_corrupt, find=find)
+            return Data(*parts, len(parts[0].classes), parts[0].classes)
+        if isinstance(settings, c.ImageFolder):
+            return _folders(config, settings, origin, find)
+        train, test = _arrays(config)
+        num_classes = _classes(train)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{origin.where(('data',))}: data: {said(error)}") from error
+    return Data(_transformed(train, config, origin, "train"), _transformed(test, config, origin, "test"), num_classes)
+
+
+def _on_corrupt(settings: c.Cifar10 | c.ImageFolder) -> str:
+    return "error" if settings.corrupt == "fail" else "skip"
+
+
+def _folders(config: Config, settings: c.ImageFolder, origin: Origin, find: FindImages) -> Data:
+    prepare = None if settings.resize is None else T.Resize(settings.resize)
+    options: dict[str, Any] = {"prepare": prepare, "cache": settings.cache, "on_corrupt": _on_corrupt(settings)}
+    options |= {"decode": settings.decode}
+
+    def folder(name: str, part: str) -> datasets.ImageFolder:
+        root = os.path.join(settings.root, name)
+        chain = T.Compose(transforms(getattr(config.transforms, part), part, origin))
+        return datasets.ImageFolder(root, chain, index=find(root), **options)
+
+    train = folder(settings.train, "train")
+    test = None if settings.test is None else folder(settings.test, "test")
+    if test is not None:
+        datasets.check_same_classes(train.classes, test.classes, str(train.root), str(test.root))
+    return Data(train, test, len(train.classes), train.classes)
+
+
+def _arrays(config: Config) -> tuple[Any, Any]:
+    settings = config.data
+    if isinstance(settings, c.Digits):
+        return datasets.get_digits(ndim=3)
+    assert isinstance(settings, c.Npz)
+    test = None if settings.test is None else datasets.NpzDataset(settings.test)
+    return datasets.NpzDataset(settings.train), test
+
+
+def _classes(dataset: Any) -> int | None:
+    """The number of classes of a dataset of arrays (inputs, labels)."""
+    labels = np.asarray(dataset.columns[1])
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        return None
+    if not labels.size:
+        raise ValueError("the training set is empty")
+    if not (labels >= 0).any():
+        raise ValueError("expected labels from 0, but all of them are -1 or less, which stands for no label")
+    return int(labels.max()) + 1
+
+
+def _transformed(dataset: Any, config: Config, origin: Origin, part: str) -> Any:
+    settings = getattr(config.transforms, part)
+    if dataset is None or not (settings or _are_whole_numbers(dataset)):
+        return dataset
+    return datasets.AugmentedDataset(dataset, T.Compose([_ToHWC(), *transforms(settings, part, origin)]))
+
+
+def _are_whole_numbers(dataset: Any) -> bool:
+    """Whether the inputs are images of integers, which the network gets as float32 without any transform too."""
+    columns = getattr(dataset, "columns", None) or (None,)
+    return getattr(columns[0], "ndim", 0) >= 4 and columns[0].dtype.kind in "biu"
+
+
+class _ToHWC(T.Transform):
+    """Images (C, H, W) as (H, W, C), which the transforms take; inputs that are no images as they are."""
+
+    def image(self, image: Any, rng: Any) -> Any:
+        return np.moveaxis(image, -3, -1) if _is_image(image) else image
+
+
+class _ToCHW(T.ToCHW):
+    """The way back; inputs that are no images as they are."""
+
+    def image(self, image: Any, rng: Any) -> Any:
+        return super().image(image, rng) if _is_image(image) else image
+
+
+def _is_image(x: Any) -> bool:
+    return getattr(x, "ndim", 0) >= 3
+
+
+def transforms(settings: tuple[Any, ...], part: str, origin: Origin) -> list[Any]:
+    """The transforms in order, and at the end images as (C, H, W)."""
+    made = [
+        _UserTransform(s, ("transforms", part, i), origin) if isinstance(s, Custom) else TRANSFORMS[s.name](s)
+        for i, s in enumerate(settings)
+        if not isinstance(s, c.MIXING)
+    ]
+    return [*made, _ToCHW()]
+
+
+class _UserTransform:
+    """A transform of the user's own, created again in each loader process: closures cannot be sent there."""
+
+    def __init__(self, settings: Custom, path: Path, origin: Origin):
+        self._source = (settings, path, origin)
+        self._transform = resolve.call(*self._source)
+
+    def __call__(self, example: Any, rng: Any = None) -> Any:
+        return self._transform(example, rng)
+
+    def __reduce__(self) -> Any:
+        return _UserTransform, self._source
+
+
+def _custom_data(config: Config, settings: Custom, origin: Origin) -> Data:
+    made = resolve.call(settings, ("data",), origin)
+    if not isinstance(made, tuple) or len(made) != 2 or not hasattr(made[0], "__len__"):
+        raise ConfigError(
+            f"{origin.where(('data',))}: data: expected (train, test) of datasets from {settings.name!r} (test "
+            f"None for no evaluation), got {type(made).__name__}"
+        )
+    train, test = made
+    num_classes = getattr(train, "num_classes", None)
+    names = getattr(train, "classes", None)
+    is_named = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    for part in ("train", "test"):
+        if getattr(config.transforms, part) and made[part == "test"] is None:
+            raise ConfigError(f"{origin.where(('transforms', part))}: transforms.{part}: there is no {part} data")
+    made_of = (_transformed(train, config, origin, "train"), _transformed(test, config, origin, "test"))
+    return Data(*made_of, num_classes, list(names) if is_named and names else None)
+
+
+def converter(dtype: Any) -> Callable[[Any, Any], Any]:
+    """Stacks examples and casts floating numbers to `dtype`."""
+    dtype = get_dtype(dtype)
+
+    def cast(x: Any) -> Any:
+        own = x.dtype
+        return x if own == dtype or own.kind in "biu" or not is_floating(own) else x.astype(dtype)
+
+    def convert(batch: Any, device: Any = None) -> Any:
+        is_here = device is None and isinstance(batch, Batch)
+        arrays = batch.finished(dtype).arrays if is_here else concat_examples(batch, device)
+        if isinstance(arrays, tuple):
+            for x in arrays:
+                if x.dtype != dtype and x.dtype.kind not in "biu":
+                    return tuple(map(cast, arrays))
+            return arrays
+        return {key: cast(x) for key, x in arrays.items()} if isinstance(arrays, dict) else cast(arrays)
+
+    return convert
+
+
+# ---- the network -------------------------------------------------------------------------------------------------
+
+
+def model_recipe(config: Config, origin: Origin, num_classes: int | None) -> dict[str, Any]:
+    """How to make the network again without this configuration: an importable name and its keyword arguments."""
+    settings = config.model
+    if isinstance(settings, Custom):
+        return {"callable": settings.name, "args": settings.args}
+    args = arguments(settings)
+    args["num_classes"] = args["num_classes"] or num_classes
+    if args["num_classes"] is None:
+        raise ConfigError(
+            f"{origin.where(('model',))}: model.num_classes: is required with data that does not say how many classes "
+            "it has"
+        )
+    return {"callable": f"dbrdist.models:{MODELS[settings.name].__name__}", "args": args}
+
+
+def model(config: Config, origin: Origin, recipe: dict[str, Any]) -> Link:
+    """Make the network."""
+    settings = config.model
+    if not isinstance(settings, Custom):
+        made: Link = MODELS[settings.name](**recipe["args"])
+        return made
+    made = resolve.call(settings, ("model",), origin)
+    if not isinstance(made, Link):
+        raise ConfigError(
+            f"{origin.where(('model',))}: model: expected a Link from {settings.name!r}, got {type(made).__name__}"
+        )
+    return made
+
+
+def loss(config: Config, origin: Origin) -> Callable[[Any, Any], Any] | None:
+    """The loss as a function of outputs and labels; None where the model gives it itself."""
+    settings = config.loss
+    if isinstance(settings, Custom):
+        return functools.partial(resolve.find(settings, ("loss",), origin), **settings.args)
+    if isinstance(settings, c.CrossEntropy):
+        if not settings.label_smoothing:
+            return F.softmax_cross_entropy
+        return functools.partial(F.softmax_cross_entropy, label_smoothing=settings.label_smoothing)
+    if isinstance(settings, c.BinaryCrossEntropy):
+        return functools.partial(F.binary_cross_entropy, **arguments(settings))
+    return None if settings.name == "model" else F.mean_squared_error
+
+
+def metrics(config: Config, origin: Origin) -> dict[str, Callable[[Any, Any], Any]]:
+    """Functions of outputs and labels, by the name under which they are reported."""
+    found: dict[str, Callable[[Any, Any], Any]] = {}
+    for i, settings in enumerate(config.metrics):
+        if isinstance(settings, c.TopKAccuracy):
+            found[f"top{settings.k}_accuracy"] = functools.partial(F.top_k_accuracy, k=settings.k)
+            continue
+        function = resolve.find(settings, ("metrics", i), origin)
+        found[settings.name.rpartition(":")[2]] = functools.partial(function, **settings.args)
+    return found
+
+
+def extensions(config: Config, origin: Origin) -> list[tuple[Any, Any]]:
+    """The user's own extensions with their triggers, None for their own."""
+    return [
+        (resolve.call(s, ("extensions", i), origin), None if s.every is None else interval(s.every))
+        for i, s in enumerate(config.extensions)
+    ]

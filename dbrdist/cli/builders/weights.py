@@ -1,0 +1,152 @@
+"""Weights of a run as safetensors, and weights of a file or a run to begin with."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from dbrdist.cli.configuration.components import InitFrom
+from dbrdist.cli.configuration.load import Origin
+from dbrdist.cli.output.words import said
+from dbrdist.core.array.backend import get_array_module, is_array
+from dbrdist.core.files import safetensors
+from dbrdist.core.files.serializer import read_npz
+from dbrdist.errors import CheckpointError, ConfigError
+from dbrdist.training import runs
+
+
+def export(run: str, path: str) -> str:
+    """Write the network of a run's newest whole snapshot, or of one snapshot, as safetensors; the result in words.
+
+    Names are those of the network's links with dots between them: `conv1.W`, `bn1.avg_mean`.
+    """
+    found, saved = runs.read_newest(run)
+    entries, constants = _of_the_network(runs.trained_weights(saved)), _of_the_network(runs.saved_constants(saved))
+    arrays = {
+        key: value for key, value in entries.items() if value is not None and value.dtype.name in safetensors.TYPE_NAMES
+    }
+    facts = {"source": os.path.basename(found), "format": "dbrdist"}
+    if constants:
+        facts[runs.CONSTANTS] = json.dumps(constants)
+    safetensors.save(path, arrays, facts)
+    num = sum(a.size for a in arrays.values())
+    return f"{path}: {len(arrays)} arrays with {num:,} numbers from {found}{_in_words(constants)}"
+
+
+def _in_words(constants: Mapping[str, float]) -> str:
+    """What whoever builds the network elsewhere must know beside its arrays."""
+    values = sorted(set(constants.values()))
+    if not values:
+        return ""
+    return f"; its normalizations have eps {' and '.join(f'{value:g}' for value in values)}, see the file's metadata"
+
+
+def _of_the_network(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights of a run without those of a loss, by names with dots."""
+    inner = {key.removeprefix("predictor/"): value for key, value in weights.items() if key.startswith("predictor/")}
+    return {key.replace("/", "."): value for key, value in inner.items()}
+
+
+# ---- weights to begin with ------------------------------------------------------------------------------------------
+
+
+def begin_with(settings: InitFrom, network: Any, origin: Origin) -> None:
+    """Give a network the weights of a file or a run. Raises ConfigError with what does not fit."""
+    where = f"{origin.where(('init_from',))}: init_from"
+    try:
+        found, constants = _read(settings.path)
+    except (OSError, CheckpointError) as error:
+        raise ConfigError(f"{where}: {said(error)}") from error
+    wanted = dict(_targets(network))
+    if any(_BLOCK.match(name) for name in found):
+        found = from_torchvision(found)
+        constants = {f"{name.removesuffix('.avg_var')}.eps": _TORCH_EPS for name in found if name.endswith(".avg_var")}
+    problems = []
+    for name, (get, fill) in wanted.items():
+        if _is_skipped(name, settings):
+            constants.pop(f"{name.rpartition('.')[0]}.eps", None)
+            continue
+        if name not in found:
+            problems.append(f"{name} is not in the file")
+        elif np.shape(get()) != found[name].shape:
+            problems.append(f"{name} has shape {found[name].shape} in the file, expected {np.shape(get())}")
+        else:
+            fill(found[name])
+    if problems:
+        more = f", and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise ConfigError(
+            f"{where}: {settings.path}: {'; '.join(problems[:5])}{more}; names in init_from.skip keep their initial "
+            "values"
+        )
+    if constants:
+        runs.set_constants(network, {name.replace(".", "/"): value for name, value in constants.items()})
+
+
+def _is_skipped(name: str, settings: InitFrom) -> bool:
+    return any(name == part or name.startswith(part.rstrip(".") + ".") for part in settings.skip)
+
+
+def _read(path: str) -> tuple[dict[str, Any], dict[str, float]]:
+    """Arrays, and the constants that belong to them, by dotted names."""
+    if path.endswith(".safetensors") and not os.path.isdir(path):
+        return safetensors.load(path), _constants(safetensors.facts(path))
+    saved = runs.read_newest(path)[1] if os.path.isdir(path) else read_npz(path)
+    entries = {key: value for key, value in saved.items() if value is not None}
+    of_a_run = _of_the_network(runs.trained_weights(entries))
+    if of_a_run:
+        return of_a_run, _of_the_network(runs.saved_constants(entries))
+    return {key.strip("/").replace("/", "."): value for key, value in entries.items()}, {}
+
+
+def _constants(facts: Mapping[str, str]) -> dict[str, float]:
+    """Those of a file that :func:`export` wrote."""
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        return {name: float(value) for name, value in json.loads(facts.get(runs.CONSTANTS, "{}")).items()}
+    return {}
+
+
+def _targets(network: Any) -> Iterator[tuple[str, Any]]:
+    """Each parameter and running statistic by its dotted name, with functions that read and fill it."""
+    for path, link in network.namedlinks():
+        prefix = path.strip("/").replace("/", ".")
+        for name in (*link._params, *link._persistent):
+            entry = getattr(link, name)
+            array = getattr(entry, "array", entry)
+            if is_array(array) and array.ndim:
+                yield ".".join(filter(None, (prefix, name))), (lambda a=array: a, functools.partial(_fill, array))
+
+
+def _fill(array: Any, value: Any) -> None:
+    array[...] = get_array_module(array).asarray(value, array.dtype)
+
+
+_TORCH_EPS = 1e-5  # of PyTorch's batch normalization, which its files do not name
+_LAST = {"weight": "W", "bias": "b", "running_mean": "avg_mean", "running_var": "avg_var"}
+_OF_BN = {"weight": "gamma", "bias": "beta"}
+_BLOCK = re.compile(r"layer(\d+)\.(\d+)\.(.*)")
+
+
+def from_torchvision(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays in torchvision's names of residual networks (`layer2.0.bn1.weight`) in ours (`blocks.3.bn1.gamma`)."""
+    places = {(int(m[1]), int(m[2])) for m in map(_BLOCK.match, arrays) if m}
+    number = {place: k for k, place in enumerate(sorted(places))}
+    return {_our_name(name, number): value for name, value in arrays.items()}
+
+
+def _our_name(name: str, number: Mapping[tuple[int, int], int]) -> str:
+    block = _BLOCK.match(name)
+    inner = block[3] if block else name
+    inner = inner.replace("downsample.0.", "shortcut.conv.").replace("downsample.1.", "shortcut.bn.")
+    if not block:
+        inner = re.sub(r"^(conv|bn)1\.", r"\1.", inner)
+    *path, last = inner.split(".")
+    ours = _OF_BN.get(last) if path and path[-1].startswith("bn") else None
+    inner = ".".join([*path, ours or _LAST.get(last, last)])
+    return f"blocks.{number[int(block[1]), int(block[2])]}.{inner}" if block else inner

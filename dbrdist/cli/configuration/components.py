@@ -1,0 +1,473 @@
+"""What a run is put together from: models, data, transforms, losses; ``updates.py`` has the optimizers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from dbrdist.cli.configuration.settings import (
+    Count,
+    Fraction,
+    NotNegative,
+    Path,
+    Positive,
+    Probability,
+    Settings,
+    Tuple,
+    component,
+    refuse,
+)
+
+# ---- models -----------------------------------------------------------------------------------------------------
+
+
+class Mlp(Settings):
+    """Fully connected layers with ReLU between them."""
+
+    name: Literal["mlp"]
+    """`mlp`."""
+    units: Tuple(Count) = (100, 100)
+    """Units of each hidden layer."""
+    dropout: Fraction = 0.0
+    """Fraction of each hidden layer's units that a training step drops."""
+    num_classes: Count | None = None
+    """Number of outputs; the data's number of classes if not given."""
+
+
+class LeNet(Settings):
+    """Two convolutions and two linear layers, for small images."""
+
+    name: Literal["lenet"]
+    """`lenet`."""
+    channels: Annotated[tuple[Count, Count], Field(strict=False)] = (32, 64)
+    """Channels of the two convolutions."""
+    units: Count = 128
+    """Units of the hidden linear layer."""
+    dropout: Fraction = 0.0
+    """Fraction of the hidden units that a training step drops."""
+    num_classes: Count | None = None
+    """Number of outputs; the data's number of classes if not given."""
+
+
+class CifarResNet(Settings):
+    """Residual networks for 32x32 images."""
+
+    name: Literal["resnet20", "resnet56"]
+    """`resnet20` or `resnet56`: the number of layers."""
+    zero_gamma: bool = False
+    """Whether each block's last batch normalization starts with scale 0."""
+    num_classes: Count | None = None
+    """Number of outputs; the data's number of classes if not given."""
+
+
+class BasicResNet(Settings):
+    """Residual networks for images of about 224x224, of blocks with two 3x3 convolutions."""
+
+    name: Literal["resnet18", "resnet34"]
+    """`resnet18` or `resnet34`: the number of layers."""
+    zero_gamma: bool = False
+    """Whether each block's last batch normalization starts with scale 0."""
+    variant: Literal["plain", "d", "chainer"] = "plain"
+    """`d` is ResNet-D; `chainer` has a bias in the stem and pooling without padding, as in Chainer's example."""
+    blur_pooling: Literal["none", "convolutions", "all"] = "none"
+    """Whether a filter comes before strided convolutions, or before the pooling too (`all`)."""
+    stochastic_depth: Fraction = 0.0
+    """Fraction of images whose residual a training step drops in the last block; linear from 0 in the first."""
+    log_constant_bias: bool = False
+    """Whether the last layer's bias starts at -ln(num_classes), for `binary_cross_entropy`."""
+    num_classes: Count | None = None
+    """Number of outputs; the data's number of classes if not given."""
+
+
+class BottleneckResNet(Settings):
+    """Residual networks for images of about 224x224, of blocks with 1x1, 3x3 and 1x1 convolutions."""
+
+    name: Literal["resnet50", "resnet101", "resnet152"]
+    """`resnet50`, `resnet101` or `resnet152`: the number of layers."""
+    stride_in_3x3: bool = True
+    """Where blocks halve the size: in the 3x3 convolution (v1.5) or in the first 1x1 (v1)."""
+    zero_gamma: bool = False
+    """Whether each block's last batch normalization starts with scale 0."""
+    variant: Literal["plain", "d", "chainer"] = "plain"
+    """`d` is ResNet-D; `chainer` has a bias in the stem and pooling without padding, as in Chainer's example."""
+    blur_pooling: Literal["none", "convolutions", "all"] = "none"
+    """Whether a filter comes before strided convolutions, or before the pooling too (`all`)."""
+    stochastic_depth: Fraction = 0.0
+    """Fraction of images whose residual a training step drops in the last block; linear from 0 in the first."""
+    log_constant_bias: bool = False
+    """Whether the last layer's bias starts at -ln(num_classes), for `binary_cross_entropy`."""
+    num_classes: Count | None = None
+    """Number of outputs; the data's number of classes if not given."""
+
+
+# ---- data -------------------------------------------------------------------------------------------------------
+
+
+class Digits(Settings):
+    """The UCI optical digits that ship with the package: 1,797 grey images of 8x8 pixels, 10 classes."""
+
+    name: Literal["digits"]
+    """`digits`."""
+
+
+class Cifar10(Settings):
+    """CIFAR-10 as images in `train/CLASS/` and `test/CLASS/`, normalised."""
+
+    name: Literal["cifar10"]
+    """`cifar10`."""
+    root: Path
+    """The folder that holds `train` and `test`."""
+    augment: bool = True
+    """Whether training images are cropped at random from 4 pixels of padding and mirrored."""
+    corrupt: Literal["fail", "skip"] = "fail"
+    """What a file that cannot be decoded does: end the run, or be left out and counted in the summary."""
+
+
+class ImageFolder(Settings):
+    """JPEG or PNG images in one folder per class, or in tar shards that `dbrdist-data` has indexed."""
+
+    name: Literal["image_folder"]
+    """`image_folder`."""
+    root: Path
+    """The folder that holds the training and the test folder."""
+    train: Path = "train"
+    """The training folder's name below `root`: of class folders or of shards; or the file of an index."""
+    test: Path | None = "test"
+    """The test folder's name below `root`; null for no evaluation."""
+    resize: Annotated[tuple[Count, Count], Field(strict=False)] | None = None
+    """Height and width in pixels to which each image is brought when it is read; null leaves it."""
+    cache: bool = False
+    """Whether decoded images stay in memory; all must be of one size."""
+    corrupt: Literal["fail", "skip"] = "fail"
+    """What a file that cannot be decoded does: end the run, or be left out and counted in the summary."""
+    decode: Literal["exact", "fast"] = "exact"
+    """How JPEGs are decoded: `fast` takes a tenth of the decoder's time less and changes pixels a little."""
+
+
+class Npz(Settings):
+    """Arrays in .npz files."""
+
+    name: Literal["npz"]
+    """`npz`."""
+    train: Path
+    """The training file; it holds `x` (examples first) and `y` (int labels)."""
+    test: Path | None = None
+    """The test file with the same keys; null for no evaluation."""
+
+
+# ---- transforms -------------------------------------------------------------------------------------------------
+
+
+def _sizes(value: Any) -> Any:
+    """A size of at least 1, or pairs of an epoch and the size from it on: the first from 0, then rising."""
+    if _is_whole(value) and 1 <= value <= _MAX_SIZE:
+        return value
+    if isinstance(value, list | tuple) and all(isinstance(p, list | tuple) and len(p) == 2 for p in value):
+        epochs, sizes = [p[0] for p in value], [p[1] for p in value]
+        is_rising = all(map(_is_whole, epochs)) and epochs[:1] == [0] and epochs == sorted(set(epochs))
+        if is_rising and all(_is_whole(s) and 1 <= s <= _MAX_SIZE for s in sizes):
+            return tuple(zip(epochs, sizes))
+    words = "expected a size of at least 1, or pairs [epoch, size] from epoch 0 on, such as [[0, 128], [10, 224]]"
+    raise PydanticCustomError("form", words)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_MAX_SIZE = 65535
+Sizes = Annotated[int | tuple[tuple[int, int], ...], BeforeValidator(_sizes)]
+Method = Literal["linear", "area", "bilinear", "bicubic"]
+
+
+def _fill(value: Any) -> Any:
+    """A byte, or a byte for each channel."""
+    if _is_whole(value) and 0 <= value <= 255:
+        return value
+    if isinstance(value, list | tuple) and value and all(_is_whole(v) and 0 <= v <= 255 for v in value):
+        return tuple(value)
+    raise PydanticCustomError("form", "expected an integer from 0 to 255, or a list with one for each channel")
+
+
+Fill = Annotated[int | tuple[int, ...], BeforeValidator(_fill)]
+NumberOrNoise = Annotated[
+    Literal["noise"] | Annotated[int, Field(ge=0, le=255)], WithJsonSchema({"type": ["integer", "string"]})
+]
+
+
+class RandomCrop(Settings):
+    """Cut a square at a random place."""
+
+    name: Literal["random_crop"]
+    """`random_crop`."""
+    size: Sizes
+    """Side of the square in pixels."""
+    padding: Annotated[int, Field(ge=0)] = 0
+    """Zeros added to each side before cutting, in pixels."""
+
+
+class RandomResizedCrop(Settings):
+    """Cut a part of random size and shape, and resize it to a square."""
+
+    name: Literal["random_resized_crop"]
+    """`random_resized_crop`."""
+    size: Sizes
+    """Side of the square in pixels."""
+    smallest: Annotated[float, Field(gt=0, le=1)] = 0.08
+    """The smallest part, as a fraction of the image's area."""
+    largest: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The largest part, as a fraction of the image's area."""
+    ratio: Annotated[tuple[Positive, Positive], Field(strict=False)] = (0.75, 1.3333333333333333)
+    """The least and the greatest ratio of the part's width to its height."""
+    method: Method = "linear"
+    """How it is resized: `linear` between pixels; `area`: means over areas where it shrinks; `bilinear` and `bicubic`:
+    filtered where it shrinks, as Pillow does."""
+
+
+class RandomFlip(Settings):
+    """Mirror left and right with probability one half."""
+
+    name: Literal["random_flip"]
+    """`random_flip`."""
+
+
+class CenterCrop(Settings):
+    """Cut the square in the middle."""
+
+    name: Literal["center_crop"]
+    """`center_crop`."""
+    size: Count
+    """Side of the square in pixels."""
+
+
+class CenterResizedCrop(Settings):
+    """Cut the square in the middle with a part of the shorter side, and resize it."""
+
+    name: Literal["center_resized_crop"]
+    """`center_resized_crop`."""
+    size: Count
+    """Side of the result in pixels."""
+    ratio: Annotated[float, Field(gt=0, le=1)] = 0.875
+    """Side of the square, as a fraction of the image's shorter side."""
+    method: Method = "linear"
+    """How it is resized: `linear` between pixels; `area`: means over areas where it shrinks; `bilinear` and `bicubic`:
+    filtered where it shrinks, as Pillow does."""
+
+
+class Resize(Settings):
+    """Bring the shorter side to a length."""
+
+    name: Literal["resize"]
+    """`resize`."""
+    size: Sizes
+    """The shorter side's new length in pixels."""
+    method: Method = "linear"
+    """How it is resized: `linear` between pixels; `area`: means over areas where it shrinks; `bilinear` and `bicubic`:
+    filtered where it shrinks, as Pillow does."""
+
+
+class ColorJitter(Settings):
+    """Change brightness, contrast, saturation and hue at random, in random order."""
+
+    name: Literal["color_jitter"]
+    """`color_jitter`."""
+    brightness: NotNegative = 0.4
+    """The factor is between 1 - this and 1 + this, at least 0."""
+    contrast: NotNegative = 0.4
+    """The factor of the distance from the mean luminance."""
+    saturation: NotNegative = 0.4
+    """The factor of the distance from the luminance of each pixel."""
+    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """The largest turn of the colours, as a fraction of the full circle."""
+
+
+class PcaLighting(Settings):
+    """Add a random colour along the principal components of ImageNet's colours."""
+
+    name: Literal["pca_lighting"]
+    """`pca_lighting`."""
+    std: NotNegative = 0.1
+    """Standard deviation of the strength of each component."""
+
+
+class RandomErasing(Settings):
+    """Replace a random rectangle."""
+
+    name: Literal["random_erasing"]
+    """`random_erasing`."""
+    p: Probability = 0.5
+    """The probability that an image is changed."""
+    smallest: Annotated[float, Field(gt=0, le=1)] = 0.02
+    """The smallest rectangle, as a fraction of the image's area."""
+    largest: Annotated[float, Field(gt=0, le=1)] = 0.3333333333333333
+    """The largest rectangle, as a fraction of the image's area."""
+    value: NumberOrNoise = 0
+    """What stands there: an integer from 0 to 255, or `noise`."""
+
+
+class RandAugment(Settings):
+    """Random operations of one magnitude: shears, translations, rotations, colours, contrast."""
+
+    name: Literal["rand_augment"]
+    """`rand_augment`."""
+    num_ops: Count = 2
+    """Number of operations for each image."""
+    magnitude: Annotated[float, Field(ge=0, le=30)] = 9.0
+    """Their strength, 0 to 30; with `increasing` at most 10."""
+    std: NotNegative = 0.0
+    """Standard deviation of a normal number that is added to the strength of each operation."""
+    increasing: bool = False
+    """Whether the operations are those of timm's `inc1`, whose severity grows with the strength, from 0 to 10."""
+    p: Probability = 1.0
+    """The probability that an operation, once drawn, is applied; timm takes 0.5."""
+    fill: Fill = 0
+    """What comes in from outside: an integer from 0 to 255, or one for each channel."""
+
+    @model_validator(mode="after")
+    def _within(self) -> RandAugment:
+        if self.increasing and self.magnitude > 10:
+            refuse("magnitude", f"must be at most 10 with increasing: true, got {self.magnitude:g}")
+        return self
+
+
+class TrivialAugment(Settings):
+    """One random operation of a random strength: TrivialAugment, wide."""
+
+    name: Literal["trivial_augment"]
+    """`trivial_augment`."""
+    fill: Fill = 0
+    """What comes in from outside: an integer from 0 to 255, or one for each channel."""
+
+
+class Mixup(Settings):
+    """Mix each image with another one, and their labels; stands anywhere in the list, and comes after the others."""
+
+    name: Literal["mixup"]
+    """`mixup`."""
+    alpha: Positive = 0.2
+    """The share of the other image follows Beta(alpha, alpha)."""
+    p: Probability = 1.0
+    """The probability that an image is mixed."""
+    per_batch: bool = False
+    """Whether all images of a batch (of each virtual worker's) are mixed in one and the same way."""
+
+
+class CutMix(Settings):
+    """Put a rectangle of another image into each, and mix their labels; comes after the others, as mixup does."""
+
+    name: Literal["cutmix"]
+    """`cutmix`."""
+    alpha: Positive = 1.0
+    """The part of the image that is left follows Beta(alpha, alpha)."""
+    p: Probability = 1.0
+    """The probability that an image is mixed."""
+    per_batch: bool = False
+    """Whether all images of a batch (of each virtual worker's) are mixed in one and the same way."""
+
+
+class Normalize(Settings):
+    """(x / scale - mean) / std for each channel."""
+
+    name: Literal["normalize"]
+    """`normalize`."""
+    mean: Tuple(float, min_length=1)
+    """The mean of each channel, for pixels from 0 to 1."""
+    std: Tuple(Positive, min_length=1)
+    """The standard deviation of each channel, for pixels from 0 to 1."""
+    scale: Positive = 255.0
+    """The largest value of a pixel."""
+
+
+_TRANSFORM = component(
+    "transform",
+    RandomCrop,
+    RandomResizedCrop,
+    RandomFlip,
+    CenterCrop,
+    CenterResizedCrop,
+    Resize,
+    Normalize,
+    ColorJitter,
+    PcaLighting,
+    RandomErasing,
+    RandAugment,
+    TrivialAugment,
+    Mixup,
+    CutMix,
+)
+# those that draw
+RANDOM = (
+    RandomCrop
+    | RandomResizedCrop
+    | RandomFlip
+    | ColorJitter
+    | PcaLighting
+    | RandomErasing
+    | RandAugment
+    | TrivialAugment
+)
+MIXING = Mixup | CutMix
+
+
+class Transforms(Settings):
+    """What happens to each image between decoding and batching, in this order."""
+
+    train: Tuple(_TRANSFORM) = ()
+    """For training; chance is a function of (seed, epoch, sample)."""
+    test: Tuple(_TRANSFORM) = ()
+    """For evaluation."""
+
+
+# ---- loss -------------------------------------------------------------------------------------------------------
+
+
+class CrossEntropy(Settings):
+    """Softmax cross entropy of the model's outputs against int labels; accuracy is reported too."""
+
+    name: Literal["softmax_cross_entropy"]
+    """`softmax_cross_entropy`."""
+    label_smoothing: Fraction = 0.0
+    """Fraction of each label's weight that is spread over all classes."""
+
+
+class BinaryCrossEntropy(Settings):
+    """Binary cross entropy of each class against int labels or soft ones; accuracy is reported too."""
+
+    name: Literal["binary_cross_entropy"]
+    """`binary_cross_entropy`."""
+    label_smoothing: Fraction = 0.0
+    """Fraction of each label's weight that is spread over all classes."""
+    threshold: Fraction | None = None
+    """Targets above this count as 1 and others as 0, after smoothing: all classes of a mixed image count as whole."""
+    sum_classes: bool = False
+    """Whether the losses of an image's classes are added up; otherwise it is their mean."""
+
+
+class TopKAccuracy(Settings):
+    """How often the label is among the most likely classes."""
+
+    name: Literal["top_k_accuracy"]
+    """`top_k_accuracy`; reported as `top5_accuracy` for k = 5."""
+    k: Count = 5
+    """How many of the most likely classes count."""
+
+
+class PlainLoss(Settings):
+    """A loss without settings."""
+
+    name: Literal["mean_squared_error", "model"]
+    """`mean_squared_error`, or `model` where the model itself returns its loss when called with a batch."""
+
+
+# ---- the rest of a run ------------------------------------------------------------------------------------------
+
+
+class InitFrom(Settings):
+    """Weights to begin with."""
+
+    path: Path
+    """A run's folder, a snapshot or other .npz file, or a .safetensors file (of ResNets in torchvision's names too)."""
+    skip: Tuple(str) = ()
+    """Beginnings of names that keep their initial values, `fc` for another number of classes."""

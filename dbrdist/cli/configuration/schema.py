@@ -1,0 +1,473 @@
+"""What a training run can be told: frozen models, each field with one sentence that names its unit.
+
+A *component* (model, data, transform, loss, optimizer, hook, schedule) is written as its name, or as a mapping with
+`name` and its settings. In place of a built-in name, `package.module:callable` names the user's own, whose arguments
+stand under `args`; it is imported from the working directory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from dbrdist.cli.configuration import components as parts
+from dbrdist.cli.configuration import updates
+from dbrdist.cli.configuration.settings import (
+    BY_TAG,
+    Count,
+    Custom,
+    Fraction,
+    NotNegative,
+    Path,
+    Positive,
+    Settings,
+    Tuple,
+    component,
+    form,
+    own,
+    refuse,
+)
+
+# ---- when -------------------------------------------------------------------------------------------------------
+
+
+def _period(value: Any) -> Any:
+    """`1 epoch`, `0.5 epochs` or `200 iterations` as (period, unit)."""
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(epoch|iteration)s?\s*", value)
+        if found:
+            period = float(found[1])
+            if period > 0 and (found[2] == "epoch" or period.is_integer()):
+                return f"{found[1]} {found[2]}"
+    raise PydanticCustomError("period", "expected a period such as '1 epoch', '0.5 epochs' or '200 iterations'")
+
+
+Period = Annotated[str, BeforeValidator(_period, json_schema_input_type=str)]
+
+SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
+
+
+def _periods(value: Any) -> Any:
+    """Periods of a run, or of time, joined by `or`: `1 epoch or 30 minutes`."""
+    if not isinstance(value, str):
+        raise PydanticCustomError("period", _PERIODS_WANTED)
+    return " or ".join(_time(part) or _one_period(part) for part in re.split(r"\bor\b", value))
+
+
+def _time(text: str) -> str | None:
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(second|minute|hour)s?\s*", text)
+    return f"{found[1]} {found[2]}" if found and float(found[1]) > 0 else None
+
+
+def _one_period(text: str) -> str:
+    try:
+        return str(_period(text))
+    except PydanticCustomError:
+        raise PydanticCustomError("period", _PERIODS_WANTED) from None
+
+
+_PERIODS_WANTED: Any = "expected a period such as '1 epoch', '200 iterations', '30 minutes' or '1 epoch or 2 hours'"
+Periods = Annotated[str, BeforeValidator(_periods, json_schema_input_type=str)]
+
+
+def interval(period: str) -> tuple[float, str]:
+    """`"0.5 epoch"` as `(0.5, "epoch")`, and whole numbers as int: what a trigger takes."""
+    number, unit = period.split()
+    return (float(number) if unit == "epoch" and not float(number).is_integer() else int(float(number))), unit
+
+
+def _loss_scale(value: Any) -> Any:
+    """`auto` or a number above 0."""
+    if value == "auto" or (isinstance(value, int | float) and not isinstance(value, bool) and value > 0):
+        return value
+    raise PydanticCustomError("loss_scale", "expected auto or a number above 0")
+
+
+LossScale = Annotated[str | float, BeforeValidator(_loss_scale, json_schema_input_type=Literal["auto"] | Positive)]
+
+
+class CustomExtension(Custom):
+    """The user's own extension of the training loop."""
+
+    every: Period | None = None
+    """Time between two calls: epochs or iterations; what the extension says itself if not given."""
+
+
+class Snapshot(Settings):
+    """When the whole state of the run is saved."""
+
+    every: Periods = "1 epoch"
+    """Time between two snapshots: epochs, iterations, seconds, minutes or hours; `1 epoch or 30 minutes` saves at
+    both."""
+    keep: Count = 2
+    """Number of newest snapshots that are kept."""
+    best: Path | None = None
+    """An observed value, such as `validation/main/accuracy`: where it is best, `snapshot_best` is saved too."""
+    mode: Literal["auto", "min", "max"] = "auto"
+    """Which value of `best` is better; `auto` is `max` where its name has `accuracy` in it, else `min`."""
+    background: bool = False
+    """Whether a thread writes snapshots while the training continues; it takes a copy of the state in memory."""
+
+
+class Log(Settings):
+    """When means are written to log.jsonl and printed."""
+
+    every: Period = "1 epoch"
+    """Time between two lines: epochs or iterations."""
+    tensorboard: bool = False
+    """Whether the lines are written as event files for TensorBoard too, into the run's folder."""
+
+
+class VirtualBatch(Settings):
+    """A batch that virtual workers share: the same recipe on any number of ranks up to theirs."""
+
+    virtual_workers: Count
+    """Number of virtual workers, of which each rank has a part."""
+    per_worker: Count
+    """Examples per step of each virtual worker."""
+
+
+class Evaluation(Settings):
+    """When the test data is gone through."""
+
+    every: Period = "1 epoch"
+    """Time between two evaluations: epochs or iterations."""
+    batch: Count | None = None
+    """Examples per step over all ranks; the training batch if not given."""
+    offset: NotNegative = 0.0
+    """Periods of `every` are counted from here on, in its unit: `4 epochs` and 1 evaluate after epochs 1, 5, 9, ..."""
+    flip: bool = False
+    """Whether outputs are means over those of each image and of its mirror image."""
+
+
+class BatchNorm(Settings):
+    """What batch normalizations normalize with."""
+
+    statistics: Literal["running", "last", "recalibrated"] = "running"
+    """What evaluations and snapshots use: `running` averages; those of the `last` batch; or those `recalibrated` over
+    training batches with the weights of the moment. All are averaged over the ranks."""
+    batches: Count = 100
+    """For `recalibrated`: training batches that are gone through before each evaluation."""
+    group: Count = 1
+    """Ranks, neighbours, whose batches are normalized together in training; 1 leaves each to itself."""
+
+
+class Stop(Settings):
+    """When the run ends before its last epoch."""
+
+    metric: Path = "validation/main/accuracy"
+    """An observed value."""
+    mode: Literal["auto", "min", "max"] = "auto"
+    """Which value is better; `auto` is `max` where its name has `accuracy` in it, else `min`."""
+    target: float | None = None
+    """The run ends when the value is as good as this."""
+    patience: Count | None = None
+    """The run ends when the value has not improved for so many of its observations in a row."""
+
+    @model_validator(mode="after")
+    def _has_a_reason(self) -> Stop:
+        if self.target is None and self.patience is None:
+            refuse("target", "expected target, patience or both, got neither")
+        return self
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _init_from(value: Any) -> Any:
+    return {"path": value} if isinstance(value, str) else value
+
+
+class Ema(Settings):
+    """A moving average of the weights, which is evaluated and saved."""
+
+    decay: Fraction | None = None
+    """The fraction of the average that an update of it keeps; or give `half_life`."""
+    half_life: Period | None = None
+    """The time after which a step's weights count half, in epochs or iterations; it gives the decay."""
+    every: Count = 1
+    """Steps between two updates of the average."""
+    warmup: bool = True
+    """Whether the first steps are soon forgotten: the fraction at update t is at most (1 + t) / (10 + t)."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Ema:
+        if (self.decay is None) == (self.half_life is None):
+            refuse("decay", "expected either decay or half_life, got " + ("none" if self.decay is None else "both"))
+        return self
+
+    def decay_for(self, steps_per_epoch: float) -> float:
+        """The fraction of the average that an update of it keeps."""
+        if self.half_life is None:
+            return float(self.decay or 0.0)
+        length, unit = interval(self.half_life)
+        return float(0.5 ** (self.every / (length * (steps_per_epoch if unit == "epoch" else 1))))
+
+
+def _ema(value: Any) -> Any:
+    return {"decay": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _kind_of_batch(value: Any) -> str:
+    return "<batch of workers>" if isinstance(value, dict | VirtualBatch) else "<batch>"
+
+
+BY_TAG.update(dict.fromkeys(("<batch of workers>", "<batch>"), VirtualBatch))
+Batch = Annotated[
+    Annotated[Count, Tag("<batch>")] | Annotated[VirtualBatch, Tag("<batch of workers>")], Discriminator(_kind_of_batch)
+]
+
+
+# ---- the run ----------------------------------------------------------------------------------------------------
+
+
+class Config(Settings):
+    """A training run."""
+
+    extends: Path | None = None
+    """Another configuration, relative to this file, whose entries this one changes or adds to."""
+    model: component("model", parts.Mlp, parts.LeNet, parts.CifarResNet, parts.BasicResNet, parts.BottleneckResNet)
+    """The network: a built-in name or your own callable that returns a Link."""
+    data: component("data", parts.Digits, parts.Cifar10, parts.ImageFolder, parts.Npz)
+    """The examples: a built-in name or your own callable that returns (train, test), test None for no evaluation."""
+    loss: component(
+        "loss", parts.CrossEntropy, parts.BinaryCrossEntropy, parts.PlainLoss, default="softmax_cross_entropy"
+    ) = parts.CrossEntropy(name="softmax_cross_entropy")
+    """What is minimised: a built-in name or your own function of (outputs, labels)."""
+    transforms: parts.Transforms = parts.Transforms()
+    """What happens to each image."""
+    optimizer: component(
+        "optimizer",
+        *updates.OPTIMIZERS,
+        custom=updates.CustomOptimizer,
+        default="momentum_sgd",
+    ) = updates.MomentumSgd(name="momentum_sgd")
+    """The update rule with its hyperparameters, hooks and schedule."""
+    schedules: Tuple(updates.Scheduled) = ()
+    """How other numbers than the learning rate change over the run."""
+    ema: Annotated[Ema | None, BeforeValidator(_ema, json_schema_input_type=Fraction | Ema | None)] = None
+    """A moving average of the weights: its decay, or a mapping with `decay` or `half_life`, `every` and `warmup`."""
+    updater: Annotated[Custom | None, BeforeValidator(_named, json_schema_input_type=str | Custom | None)] = None
+    """What does a step: your own callable that returns a StandardUpdater."""
+    init_from: Annotated[
+        parts.InitFrom | None, BeforeValidator(_init_from, json_schema_input_type=str | parts.InitFrom | None)
+    ] = None
+    """Weights to begin with: a path, or a mapping with `path` and `skip`."""
+    metrics: Tuple(component("metric", parts.TopKAccuracy)) = ()
+    """What is reported beside the loss: `top_k_accuracy`, or your own functions of (outputs, labels)."""
+    extensions: Tuple(own("extension", CustomExtension)) = ()
+    """What else happens between steps: your own callables that return an extension."""
+    batch: Batch
+    """Examples per step over all ranks together, or a mapping of `virtual_workers` and `per_worker`."""
+    repeats: Count = 1
+    """How often each image comes in an epoch, differently augmented; an epoch then shows so many images fewer."""
+    reproducible: bool = False
+    """Whether the results are the same bits on any number of ranks; needs virtual workers."""
+    epochs: Annotated[float, Field(gt=0, le=1e9)]
+    """Length of the run in passes over the training data; fractions allowed."""
+    iterations: Count | None = None
+    """Steps after which the run ends even if `epochs` are not over."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Start of all chance: initial values, order, augmentation, dropout."""
+    communicator: Literal[
+        "auto", "naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware", "pure_nccl"
+    ] = "auto"
+    """How ranks exchange gradients; `auto` takes what fits."""
+    zero: Annotated[int, Field(ge=0, le=2)] = 0
+    """What is divided over ranks instead of held by each: 1 the optimizer's state, 2 gradients too, 0 nothing."""
+    compression: component("compression", updates.NoCompression, updates.PowerSgd, updates.TopK, custom=None) = (
+        updates.NoCompression(name="none")
+    )
+    """How gradients are sent as fewer bytes; `none` sends them whole."""
+    gradient_dtype: Literal["float16", "bfloat16"] | None = None
+    """The 16-bit type in which gradients are sent between hosts; with virtual workers each worker's is rounded to it.
+    Null sends them as they are."""
+    batch_norm: BatchNorm = BatchNorm()
+    """What batch normalizations normalize with."""
+    stop: Stop | None = None
+    """When the run ends before its last epoch: at a target, or without progress."""
+    accumulate: Count = 1
+    """Batches whose gradients are added up for one update; only the last one communicates."""
+    local_steps: Count = 1
+    """Steps that each rank makes by itself before the ranks average their parameters; 1 averages gradients instead."""
+    double_buffering: bool = False
+    """Whether gradients are sent during the next step, and are applied one step late."""
+    parameter_audit: Period | None = None
+    """Time between two comparisons of all ranks' parameters and optimizer state: epochs or iterations."""
+    dtype: Literal["float32", "float64", "float16", "bfloat16", "mixed16", "mixedbf16"] = "float32"
+    """Type of parameters and activations; `mixed16` and `mixedbf16`: parameters in float32, activations in 16 bits."""
+    loss_scale: LossScale = "auto"
+    """Factor of the loss in backward; `auto` is a dynamic one for float16 and mixed16, and none for other types."""
+    device: form(r"cpu|gpu(:\d+)?", "cpu, gpu or gpu:N") = "cpu"
+    """`cpu`, `gpu` (the one of this rank within its host) or `gpu:N`."""
+    workers: Annotated[int, Field(ge=0, le=256)] = 0
+    """Processes per rank that load and transform examples; 0 does it in the rank itself."""
+    threads: Annotated[int, Field(ge=0, le=256)] = 0
+    """Threads per rank that decode and transform images while it computes; 0 does it in the rank itself."""
+    audit: bool = False
+    """Whether each rank writes which examples it used, for `dbrdist-train --audit`."""
+    evaluation: Evaluation = Evaluation()
+    """When and how the test data is gone through."""
+    snapshot: Snapshot = Snapshot()
+    """When the state is saved."""
+    log: Log = Log()
+    """When means are written."""
+    out: Path = "result"
+    """The run's folder: resolved configuration, log, snapshots, summary."""
+
+    @property
+    def batch_size(self) -> int:
+        """Examples per step over all ranks together."""
+        batch = self.batch
+        return batch.virtual_workers * batch.per_worker if isinstance(batch, VirtualBatch) else batch
+
+    @property
+    def virtual_workers(self) -> int | None:
+        """How many virtual workers share a batch; None where the ranks themselves do."""
+        return self.batch.virtual_workers if isinstance(self.batch, VirtualBatch) else None
+
+    @model_validator(mode="after")
+    def _possible(self) -> Config:
+        for path, words in self._impossible():
+            refuse(path, words)
+        return self
+
+    def _impossible(self) -> Iterator[tuple[str, str]]:
+        if self.epochs < 1e-8:
+            yield "epochs", f"{self.epochs:g} epochs are less than one step"
+        if self.batch_size > 2**31 - 1:
+            yield "batch", f"{self.batch_size:,} examples per step are more than {2**31 - 1:,}"
+        if self.reproducible and self.virtual_workers is None:
+            yield (
+                "reproducible",
+                "sums over ranks depend on how many there are; write `batch: {virtual_workers: V, per_worker: b}`, "
+                "and any number of ranks up to V gives the same bits",
+            )
+        if self.reproducible and self.device != "cpu":
+            yield "reproducible", f"expected device: cpu, where sums have a fixed order, got {self.device}"
+        largest = 65504 if self.dtype in ("float16", "mixed16") else 3e38
+        if not isinstance(self.loss_scale, str) and self.loss_scale > largest:
+            yield "loss_scale", f"{self.dtype} takes at most {largest:g}, got {self.loss_scale:g}"
+        yield from self._impossible_schedule("optimizer.schedule", self.optimizer.schedule)
+        for i, hook in enumerate(self.optimizer.hooks):
+            if isinstance(hook, updates.DecoupledWeightDecay) and not hasattr(self.optimizer, "lr"):
+                words = f"decoupled_weight_decay follows the rate lr, which {self.optimizer.name} does not have"
+                yield f"optimizer.hooks.{i}", words
+        for i, scheduled in enumerate(self.schedules):
+            yield from self._impossible_schedule(f"schedules.{i}.schedule", scheduled.schedule)
+            words = self._not_scheduled(scheduled.of, [s.of for s in self.schedules[:i]])
+            if words:
+                yield f"schedules.{i}.of", words
+        if self.updater is not None and self.virtual_workers is not None:
+            yield "updater", "virtual workers need their own updater; leave out one of them"
+        if self.threads and self.workers:
+            yield "threads", "threads and workers do the same: threads for images, workers for transforms in Python"
+        if isinstance(self.data, parts.Cifar10) and (self.transforms.train or self.transforms.test):
+            yield "transforms", "cifar10 brings its own transforms; use image_folder for others"
+        for i, transform in enumerate(self.transforms.test):
+            if isinstance(transform, parts.RANDOM | parts.MIXING):
+                yield f"transforms.test.{i}", f"{transform.name} is random, and evaluations must not be"
+            elif isinstance(getattr(transform, "size", None), tuple):
+                yield f"transforms.test.{i}.size", "sizes by epoch are for training; an evaluation has one size"
+        yield from self._impossible_training()
+        yield from self._impossible_ranks()
+        yield from self._impossible_statistics()
+
+    def _impossible_training(self) -> Iterator[tuple[str, str]]:
+        for i, transform in enumerate(self.transforms.train):
+            if getattr(transform, "smallest", 0) > getattr(transform, "largest", 1):
+                yield f"transforms.train.{i}.smallest", f"smallest is larger than largest, {transform.largest:g}"
+            if isinstance(transform, parts.RandomResizedCrop) and transform.ratio[0] > transform.ratio[1]:
+                yield f"transforms.train.{i}.ratio", "expected the smallest ratio, then the largest"
+            if isinstance(transform, parts.MIXING) and self.loss.name in ("model", "mean_squared_error"):
+                yield f"transforms.train.{i}", f"{transform.name} makes soft labels, which loss {self.loss.name} lacks"
+
+    def _ways(self) -> dict[str, str]:
+        """The keys that change how gradients become updates, by name, as they are written."""
+        written = {
+            "zero": f"zero: {self.zero}" if self.zero else "",
+            "compression": f"compression: {self.compression.name}" if self.compression.name != "none" else "",
+            "local_steps": f"local_steps: {self.local_steps}" if self.local_steps > 1 else "",
+            "double_buffering": "double_buffering: true" if self.double_buffering else "",
+            "accumulate": f"accumulate: {self.accumulate}" if self.accumulate > 1 else "",
+        }
+        return {key: words for key, words in written.items() if words}
+
+    def _impossible_statistics(self) -> Iterator[tuple[str, str]]:
+        period, unit = interval(self.evaluation.every)
+        offset = self.evaluation.offset
+        if offset >= period:
+            yield "evaluation.offset", f"must be less than the period, {self.evaluation.every}, got {offset:g}"
+        elif unit == "iteration" and not float(offset).is_integer():
+            yield "evaluation.offset", f"expected a whole number of iterations, got {offset:g}"
+        if self.batch_norm.group > 1 and self.virtual_workers is not None:
+            yield (
+                "batch_norm.group",
+                "virtual workers normalize their own batches; write `batch: N`",
+            )
+        if self.gradient_dtype is not None and "compression" in self._ways():
+            yield "gradient_dtype", f"compression: {self.compression.name} sends in its own way; use only one of them"
+
+    def _impossible_ranks(self) -> Iterator[tuple[str, str]]:
+        ways = self._ways()
+        if ways and self.virtual_workers is not None:
+            key, words = next(iter(ways.items()))
+            yield key, f"{words} does not work with virtual workers, which add in their own way; write `batch: N`"
+        apart = [key for key in ways if key != "accumulate"]
+        if self.accumulate > 1 and self.local_steps > 1:
+            apart = ["accumulate", "local_steps"]
+        if len(apart) > 1:
+            yield apart[1], f"{ways[apart[0]]} and {ways[apart[1]]} cannot be combined; use only one of them"
+        late = next((key for key in ("compression", "double_buffering") if key in ways), None)
+        if late is not None and self.loss_scale == "auto" and self.dtype in ("float16", "mixed16"):
+            words = f"{ways[late]} uses gradients of earlier steps, which does not work with the dynamic loss scale of"
+            yield late, f"{words} {self.dtype}; set loss_scale to a number"
+        if self.parameter_audit is not None and self.local_steps > 1:
+            yield "parameter_audit", "with local_steps the ranks have different parameters; leave out one of them"
+        if self.communicator == "pure_nccl" and self.device == "cpu":
+            yield "communicator", "pure_nccl adds gradients on GPUs; set device: gpu, or communicator: auto"
+
+    def _impossible_schedule(self, path: str, schedule: Any) -> Iterator[tuple[str, str]]:
+        if isinstance(schedule, updates.Schedule) and schedule.warmup_epochs > self.epochs:
+            words = f"a warm-up of {schedule.warmup_epochs:g} epochs is longer than the run of {self.epochs:g}"
+            yield f"{path}.warmup_epochs", words
+        begin = getattr(schedule, "begin", None)
+        if isinstance(begin, float) and begin >= self.epochs:
+            yield f"{path}.begin", f"epoch {begin:g} is never reached: the run has {self.epochs:g} epochs"
+        if isinstance(schedule, updates.Step) and schedule.milestones[-1] >= self.epochs:
+            words = f"epoch {schedule.milestones[-1]:g} is never reached: the run has {self.epochs:g} epochs"
+            yield f"{path}.milestones", words
+
+    def _not_scheduled(self, key: str, earlier: list[str]) -> str | None:
+        """Why the number of that key cannot have a schedule; None where it can."""
+        if key in earlier:
+            return f"{key} has a schedule already"
+        rate = "optimizer.lr" if hasattr(self.optimizer, "lr") else "optimizer.alpha"
+        if key == rate:
+            return f"{key} has its schedule under optimizer.schedule"
+        if key == "loss_scale" and isinstance(self.loss_scale, str):
+            return "loss_scale is auto; only a number can have a schedule"
+        value = number_at(self, key)
+        if value is None or key.split(".")[0] not in ("optimizer", "loss", "loss_scale") or ".schedule" in key:
+            return (
+                f"expected the key of a number of the optimizer, its hooks or the loss, such as optimizer.momentum or "
+                f"loss.label_smoothing, got {key!r}"
+            )
+        return None
+
+
+def number_at(settings: Any, key: str) -> float | None:
+    """The number of a configuration with a dotted key; None where there is none."""
+    for part in key.split("."):
+        if isinstance(settings, Settings):
+            settings = getattr(settings, part, None) if part in type(settings).model_fields else None
+        elif isinstance(settings, tuple):
+            settings = settings[int(part)] if part.isdecimal() and int(part) < len(settings) else None
+        else:
+            settings = settings.get(part) if isinstance(settings, dict) else None
+    return float(settings) if isinstance(settings, int | float) and not isinstance(settings, bool) else None

@@ -1,0 +1,1 @@
+"""Looks at runs: evaluation, prediction, reports, charts, exports."""

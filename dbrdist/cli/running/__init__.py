@@ -1,0 +1,1 @@
+"""The life of a run: training, resuming, measuring its speed."""

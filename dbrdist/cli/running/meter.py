@@ -1,0 +1,74 @@
+"""How fast a run is and what it waits for, measured between two lines of the log at no cost for a step."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from typing import Any
+
+from dbrdist.cli.output.folder import now
+from dbrdist.core.array.backend import import_cupy
+
+
+class Meter:
+    """Speed between two lines of the log, and between two looks at it.
+
+    A line gets examples per second over all ranks (of the steps alone: evaluations and snapshots do not count), the
+    share of the steps in which this rank waited for data, the position in epochs, the largest memory of this process so
+    far, and the time; with several ranks the share of the steps that communication took after backward, waiting for
+    slower ranks included; on a GPU the memory that CuPy holds there.
+    """
+
+    def __init__(self, num_examples: int, updater: Any, optimizer: Any = None, device: Any = None):
+        self._num_examples = num_examples
+        self._updater = updater
+        self._optimizer = optimizer  # one that counts its `exposed_seconds`
+        self._device = device
+        self._at_line = self._at_look = self._position()
+
+    def start(self) -> None:
+        """Measure from here on, after a resume say."""
+        self._at_line = self._at_look = self._position()
+
+    def __call__(self, entry: dict[str, Any]) -> None:
+        before, self._at_line = self._at_line, self._position()
+        speed, waited, exposed = _speed(before, self._at_line)
+        if speed is not None:
+            entry |= {"examples_per_second": speed, "data_wait_fraction": waited}
+            if self._optimizer is not None:
+                entry["communication_fraction"] = exposed
+        entry["memory_bytes"] = peak_memory_bytes()
+        if self._device is not None:
+            entry["device_memory_bytes"] = import_cupy().get_default_memory_pool().total_bytes()
+        entry["epoch_detail"] = self._updater.epoch_detail
+        entry["time"] = now()
+
+    def words(self, trainer: Any) -> str:
+        """The speed since the last look, and the wait for data where there is any to speak of."""
+        before, self._at_look = self._at_look, self._position()
+        speed, waited, _ = _speed(before, self._at_look)
+        if speed is None:
+            return "0 examples/s"
+        return f"{speed:,.0f} examples/s" + (f", {waited:.0%} waiting for data" if waited >= 0.005 else "")
+
+    def _position(self) -> _Position:
+        """Seconds in steps, examples, seconds of waiting for them, seconds of communication after backward."""
+        updater, exposed = self._updater, getattr(self._optimizer, "exposed_seconds", 0.0)
+        return updater.step_seconds, updater.epoch_detail * self._num_examples, updater.data_seconds, exposed
+
+
+_Position = tuple[float, float, float, float]
+
+
+def _speed(before: _Position, after: _Position) -> tuple[float | None, float, float]:
+    """Examples per second, and the shares of the steps spent waiting for data and communicating."""
+    seconds, examples, waited, exposed = (b - a for a, b in zip(before, after))
+    if seconds <= 0:
+        return None, 0.0, 0.0
+    return examples / seconds, min(waited / seconds, 1.0), min(exposed / seconds, 1.0)
+
+
+def peak_memory_bytes() -> int:
+    """The largest resident memory that this process has had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

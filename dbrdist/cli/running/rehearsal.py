@@ -1,0 +1,258 @@
+"""A job on many ranks, foretold and tried on one machine: `dbrdist-train --rehearse RANKSxPER_HOST`."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dbrdist.cli.builders import assemble, memory
+from dbrdist.cli.configuration import components as c
+from dbrdist.cli.configuration.load import Origin
+from dbrdist.cli.configuration.schema import Config, VirtualBatch
+from dbrdist.cli.inspection import schedule
+from dbrdist.cli.output.words import counted
+from dbrdist.core.array.random import generator
+from dbrdist.core.model.reporter import Reporter, report_scope
+from dbrdist.datasets.image.images import encode_jpeg
+from dbrdist.datasets.loading.base import get_batch
+from dbrdist.errors import ConfigError
+
+_NUM_CLASSES, _NUM_IMAGES = 4, 8  # of the made-up photographs: classes, and images of each
+_SMALL = 64  # pixels of the images in the trial
+_NUM_STEPS = 3
+_NUM_TIMED = 4  # examples of the steps whose time is taken
+_HIDDEN_FRACTION = 2 / 3  # of a step's computation is backward, behind which reductions hide
+_SECONDS_A_BYTE_WITHIN = 1.1e-3 / 2**24 * 2  # to add up a byte within a host: two ranks, 16 MiB, beyond the cache
+
+
+class Job(NamedTuple):
+    """Where the job is going to run."""
+
+    ranks: int
+    per_host: int
+    gigabits: float = 100.0  # of a host's network, each way
+    microseconds: float = 5.0  # of a message between hosts
+    examples_per_second: float | None = None  # of one rank, where known; else measured here
+
+    @property
+    def hosts(self) -> int:
+        return self.ranks // self.per_host
+
+
+def parse(text: str, gigabits: float, microseconds: float, examples_per_second: float | None) -> Job:
+    """`1024x8` as 1,024 ranks of which 8 are on each host."""
+    found = re.fullmatch(r"([0-9]{1,7})x([0-9]{1,5})", text)
+    if not found or not int(found[1]) or not int(found[2]) or int(found[1]) % int(found[2]):
+        raise ConfigError(
+            "dbrdist-train: --rehearse: expected RANKSxPER_HOST, such as 1024x8 for 1,024 ranks with 8 on each host "
+            f"(the first a multiple of the second), got {text!r}"
+        )
+    return Job(int(found[1]), int(found[2]), gigabits, microseconds, examples_per_second)
+
+
+# ---- the trial -------------------------------------------------------------------------------------------------------
+
+
+def small(config: Config, origin: Origin, folder: str) -> Config:
+    """The same run with made-up photographs, 8 virtual workers of 2 images at 64 pixels, and a few steps."""
+    if not isinstance(config.data, c.ImageFolder):
+        words = "--rehearse makes up photographs, so the data must be an image_folder"
+        raise ConfigError(f"{origin.where(('data',))}: data: {words}")
+    data = config.model_dump(mode="python", exclude_unset=False)
+    data["batch"] = {"virtual_workers": 8, "per_worker": 2}
+    data["data"] |= {"root": folder, "train": "train", "test": "test"}
+    data["model"] = {**data["model"]}
+    if data["model"].get("num_classes", 0) is None:
+        data["model"]["num_classes"] = 1000
+    for part in ("train", "test"):
+        data["transforms"][part] = tuple(_shrunk(t) for t in data["transforms"][part])
+    for key in ("communicator", "zero", "local_steps", "accumulate", "double_buffering", "parameter_audit"):
+        data[key] = Config.model_fields[key].get_default()
+    data["compression"] = {"name": "none"}
+    data["batch_norm"] |= {"group": 1, "batches": 1}
+    data["snapshot"] |= {"best": None, "every": "1 epoch"}
+    data["evaluation"] |= {"batch": None, "every": "1 epoch", "offset": 0.0}
+    data["log"] |= {"every": "1 iteration"}
+    data |= {"iterations": _NUM_STEPS, "out": os.path.join(folder, "run"), "init_from": None, "extends": None}
+    return Config.model_validate(data)
+
+
+def _shrunk(transform: dict[str, Any]) -> dict[str, Any]:
+    if "size" not in transform:
+        return transform
+    return {**transform, "size": _SMALL + 8 if transform["name"] == "resize" else _SMALL}
+
+
+def make_photographs(folder: str) -> None:
+    """JPEGs of smooth random colours, in class folders, for training and for the test."""
+    for part in ("train", "test"):
+        for label in range(_NUM_CLASSES):
+            place = os.path.join(folder, part, f"class{label}")
+            os.makedirs(place)
+            for i in range(_NUM_IMAGES):
+                rng = generator(0, f"rehearsal {part}", label, i)
+                coarse = rng.integers(0, 256, (6, 8, 3)).astype(np.uint8)
+                with open(os.path.join(place, f"{i}.jpg"), "wb") as file:
+                    file.write(encode_jpeg(coarse.repeat(40, 0).repeat(40, 1), 90))
+
+
+def try_out(config: Config, origin: Origin, train: Callable[[Config], int]) -> int:
+    """Train a few small steps of the recipe through the code of a whole run; the exit code."""
+    with tempfile.TemporaryDirectory(prefix="dbrdist-rehearsal-") as folder:
+        make_photographs(folder)
+        return train(small(config, origin, folder))
+
+
+# ---- the prediction --------------------------------------------------------------------------------------------------
+
+
+class Measured(NamedTuple):
+    """What was measured here, on the network and images of the recipe."""
+
+    num_parameters: int
+    gradient_bytes: int
+    seconds_per_example: float
+    memory_bytes: float | None  # of a step of a rank
+
+
+def measure(config: Config, origin: Origin, job: Job) -> Measured:
+    """Make the network and time a step of a few images of the recipe's size."""
+    with tempfile.TemporaryDirectory(prefix="dbrdist-rehearsal-") as folder:
+        make_photographs(folder)
+        data = small(config, origin, folder).model_dump(mode="python")
+        data["transforms"] = config.transforms.model_dump(mode="python")
+        own = Config.model_validate(data)
+        made = assemble.parts(own, origin, 0, 1)
+        seconds = 0.0
+        if job.examples_per_second is None:
+            batch = get_batch(made.data.train, np.arange(_NUM_TIMED), 0, 0, [])
+            x, t = made.convert(batch, made.device)
+            reporter = Reporter()
+            for _ in range(2):  # the first one chooses kernels
+                began = time.perf_counter()
+                made.task.cleargrads()
+                with reporter, report_scope({}):
+                    made.task(x, t).backward()
+                seconds = time.perf_counter() - began
+        need = memory.measure(own, origin, made)
+        params = list(made.task.params())
+        num_bytes = sum(p.array.nbytes for p in params)
+        together = _examples_at_once(config, job.ranks)
+        rate = job.examples_per_second
+        per_example = seconds / _NUM_TIMED if rate is None else 1 / rate
+        needed = None if need is None else need.of(together) + num_bytes
+        return Measured(sum(p.size for p in params), num_bytes, per_example, needed)
+
+
+def _examples_at_once(config: Config, ranks: int) -> int:
+    """Of a rank's forward pass."""
+    return config.batch.per_worker if isinstance(config.batch, VirtualBatch) else -(-config.batch // ranks)
+
+
+class Prediction(NamedTuple):
+    """Of a step, in seconds."""
+
+    computation: float
+    communication: float
+    step: float
+
+    @property
+    def efficiency(self) -> float:
+        """Of the time of ranks that compute."""
+        return self.computation / self.step
+
+
+def ring_bytes(ranks: int, num_bytes: float) -> float:
+    """What a rank sends in a reduction: 2 (p - 1) / p of the gradients."""
+    return 2 * (ranks - 1) / ranks * num_bytes
+
+
+def predict(config: Config, job: Job, measured: Measured) -> Prediction:
+    """The time of a step: computation of the busiest rank, then what communication does not hide behind it.
+
+    Within a host its ranks add up their gradients in shared memory; between hosts the sums go round in a ring, of one
+    stream for each host. With virtual workers nothing is hidden: gradients are added when all of them are there.
+    """
+    busiest = -(-config.batch_size // job.ranks)
+    if config.virtual_workers is not None:
+        busiest = -(-config.virtual_workers // job.ranks) * config.batch_size // config.virtual_workers
+    computation = busiest * measured.seconds_per_example
+    sent = wire_bytes(config, measured)
+    within = measured.gradient_bytes * _SECONDS_A_BYTE_WITHIN if job.per_host > 1 else 0.0
+    between = 0.0
+    if job.hosts > 1:
+        between = ring_bytes(job.hosts, sent) * 8 / (job.gigabits * 1e9) + 2 * (job.hosts - 1) * job.microseconds * 1e-6
+    communication = within + between
+    hidden = 0.0 if config.virtual_workers is not None else _HIDDEN_FRACTION * computation
+    return Prediction(computation, communication, computation + max(communication - hidden, 0.0))
+
+
+def wire_bytes(config: Config, measured: Measured) -> float:
+    """Of one rank's gradients as they are sent; those that virtual workers have rounded are added in their own type."""
+    narrow = config.gradient_dtype is not None and config.virtual_workers is None
+    return measured.num_parameters * 2 if narrow else measured.gradient_bytes
+
+
+def describe(config: Config, origin: Origin, job: Job, num_examples: int) -> Iterator[str]:
+    """What the job is going to do, line by line."""
+    workers = config.virtual_workers
+    if job.ranks > (config.batch_size if workers is None else workers):
+        limit = f"the {workers} virtual workers" if workers is not None else f"a batch of {config.batch_size}"
+        raise ConfigError(f"dbrdist-train: --rehearse: {job.ranks} ranks are more than {limit}; every rank needs one")
+    measured = measure(config, origin, job)
+    prediction = predict(config, job, measured)
+    steps = sum(1 for _ in schedule.positions(config, num_examples))
+    yield f"ranks: {job.ranks:,} on {counted(job.hosts, 'host')}, {job.per_host} on each"
+    yield f"batch: {config.batch_size:,}, that is {config.batch_size / job.ranks:g} examples per rank" + (
+        "" if workers is None else f"; {workers:,} virtual workers of {config.batch_size // workers}"
+    )
+    per_epoch = schedule.steps_per_epoch(config, num_examples)
+    yield f"data: {num_examples:,} examples; {steps:,} steps, {per_epoch} per epoch"
+    for name, column in schedule.columns(config, origin).items():
+        yield f"{name}: {_over_the_run(config, column)}"
+    sent, whole = wire_bytes(config, measured), measured.num_parameters * 2
+    yield (
+        f"reduction: {measured.num_parameters:,} parameters, {sent / 1e6:.1f} MB; a ring over all ranks sends "
+        f"{ring_bytes(job.ranks, sent) / 1e6:.2f} MB per rank and step, "
+        f"{ring_bytes(job.ranks, whole) / 1e6:.2f} in 16 bits"
+    )
+    if measured.memory_bytes is not None:
+        need = f"about {measured.memory_bytes / 1e9:.2f} GB per rank beside the process"
+        yield f"memory: {need}, {job.per_host} on each host"
+    rate = 1 / measured.seconds_per_example
+    source = "given" if job.examples_per_second is not None else f"measured here on {_NUM_TIMED} images"
+    yield f"computation: {prediction.computation:.4g} s per step, at {rate:,.4g} examples/s per rank ({source})"
+    yield (
+        f"communication: {prediction.communication:.4g} s per step, at {job.gigabits:g} Gbit/s and "
+        f"{job.microseconds:g} us between hosts"
+    )
+    seconds = steps * prediction.step
+    yield (
+        f"step: {prediction.step:.4g} s, {config.batch_size / prediction.step:,.0f} examples/s, "
+        f"efficiency {100 * prediction.efficiency:.0f} %; {_duration(seconds)} in all, without evaluations"
+    )
+
+
+def _over_the_run(config: Config, column: Callable[[float], Any]) -> str:
+    """The values at the start, at the highest point and at the end."""
+    end = float(config.epochs)
+    points = [end * k / 1000 for k in range(1001)]
+    values = [column(epoch) for epoch in points]
+    top = max(range(len(values)), key=values.__getitem__)
+    last = column(math.nextafter(end, 0))
+    return f"{values[0]:.6g} at the start, {values[top]:.6g} at most (epoch {points[top]:.4g}), {last:.6g} at the end"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.1f} minutes"
+    return f"{seconds / 3600:.1f} hours"

@@ -1,0 +1,539 @@
+"""A training run, from the checked configuration to the summary."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from dbrdist.cli.builders import batch_norm, build, build_updates, memory, preflight
+from dbrdist.cli.builders.assemble import evaluator, iterator, parts
+from dbrdist.cli.builders.plan import describe, left_over
+from dbrdist.cli.configuration.load import Origin, described
+from dbrdist.cli.configuration.schema import SECONDS, Config, interval
+from dbrdist.cli.inspection import report
+from dbrdist.cli.output import beats
+from dbrdist.cli.output.console import Console
+from dbrdist.cli.output.folder import (
+    BEST,
+    CONFIG,
+    TENSORBOARD,
+    TRACE,
+    WORDS,
+    RunFolder,
+    earlier_starts,
+    now,
+    read_json,
+    write_json,
+)
+from dbrdist.cli.output.provenance import facts
+from dbrdist.cli.output.refuse import Refused, RefusedHere, alike, code_of, told
+from dbrdist.cli.output.warned import Warned
+from dbrdist.cli.output.words import WIDTH, columns_of, counted, said
+from dbrdist.cli.running import resume
+from dbrdist.cli.running.meter import Meter
+from dbrdist.comm import VirtualUpdater
+from dbrdist.comm.data.audit import AuditLog
+from dbrdist.comm.protocol.agree import on_root
+from dbrdist.comm.protocol.shares import check_shares
+from dbrdist.comm.run import trace
+from dbrdist.comm.run.extensions import StepAgreement, StopOnRequest
+from dbrdist.comm.run.parameter_audit import ParameterAudit
+from dbrdist.comm.run.snapshots import AverageStatistics, LocalState, SharedSnapshot
+from dbrdist.core.files import strict_json
+from dbrdist.core.files.serializer import write_atomically
+from dbrdist.errors import (
+    CheckpointError,
+    CommunicatorError,
+    ConfigError,
+    DbrdistError,
+    NonFiniteLossError,
+    StopRequested,
+)
+from dbrdist.training import StandardUpdater, Trainer, extensions
+from dbrdist.training.extensions import snapshot_writers, snapshots
+from dbrdist.training.extensions.log_report import Column
+from dbrdist.training.extensions.progress_bar import duration
+from dbrdist.training.goals import GoalTrigger, OffsetTrigger
+from dbrdist.training.runs import RECIPE, find_snapshot, folder_of, load_weights, other_classes, set_constants
+from dbrdist.training.triggers import AnyTrigger, EndTrigger, MaxValueTrigger, MinValueTrigger, TimeTrigger
+
+STOPPED = 75  # EX_TEMPFAIL: saved, to be started again with --resume
+
+# what every rank raises: the ranks agree on it first
+_AGREED = (NonFiniteLossError, CheckpointError, CommunicatorError)
+# what a disk says that takes no more
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+class Run:
+    """One run of training on this rank."""
+
+    def __init__(self, config: Config, origin: Origin, comm: Any, console: Console, warned: Warned, *, continues: bool):
+        self.config, self.origin = config, origin
+        self.comm = comm
+        self.console, self.warned = console, warned
+        self.folder = RunFolder(config.out)
+        self.test_iterator: Any = None
+        self.stop = StopOnRequest(comm, save=lambda trainer: self.saver.save(trainer))
+        self.stop.initialize(None)  # from now on, not only from the first step
+        find = build.find_images(config, origin, comm)
+        # a snapshot has all weights: the file of the first ones may be gone by now
+        has_weights = on_root(comm, lambda: continues and bool(snapshots.find(config.out)))
+        with alike(comm):
+            made_of = config.model_copy(update={"init_from": None}) if has_weights else config
+            self.parts = parts(made_of, origin, comm.intra_rank, comm.size, find)
+            preflight.check(config, origin, self.parts)
+            need = memory.measure(config, origin, self.parts) if comm.rank == 0 else None  # by one rank alone
+            batch_norm.share(config, origin, self.parts.task, comm)
+            self.optimizer = build_updates.optimizer(config, origin, self.parts.task)
+            self.iterator = iterator(config, self.parts.data.train, comm, train=True)
+        check_shares(comm, self.iterator)
+        comm.bcast_data(self.parts.task)
+        self.log = extensions.LogReport(trigger=None)
+        self.local = LocalState(comm, self.parts.task, self.iterator)
+        self.agreement = StepAgreement(comm, self.iterator, shares_time=uses_time(config.snapshot.every))
+        self.average = average_of(config, self.parts.task, len(self.parts.data.train))
+        self.saver = SharedSnapshot(
+            comm, extensions.snapshot(n_retains=config.snapshot.keep, writer=self._writer()), self.local
+        )
+        self.trainer = self._trainer()
+        self.plan = describe(config, self.parts, comm.size)
+        if comm.rank == 0:
+            self.plan += memory.sentence(need, config, comm.size, comm.intra_size)
+
+    def _trainer(self) -> Trainer:
+        config, comm, end = self.config, self.comm, end_of(self.config)
+        updater = self._updater()
+        trainer = Trainer(updater, end, out=config.out)
+        optimizer = updater.get_optimizer("main")
+        exposes = comm.size > 1 and hasattr(optimizer, "exposed_seconds")
+        self.meter = Meter(len(self.parts.data.train), updater, optimizer if exposes else None, self.parts.device)
+        trainer.extend(self.agreement)
+        trainer.extend(self.local)
+        if config.audit:
+            trainer.extend(AuditLog(comm, self.iterator))
+        if config.parameter_audit is not None:
+            trainer.extend(ParameterAudit(comm), trigger=interval(config.parameter_audit))
+        for scheduled in build_updates.scheduled(config, self.origin, self.optimizer, self.parts.task):
+            trainer.extend(extensions.FollowSchedule(*scheduled))
+        if self.average is not None:
+            trainer.extend(self.average)
+        self._evaluation(trainer, end)
+        for extension, trigger in build.extensions(config, self.origin):
+            trainer.extend(extension, trigger=trigger)
+        if comm.rank == 0:
+            self._reports(trainer, AnyTrigger(interval(config.log.every), end))
+        self._snapshots(trainer, end)
+        trainer.extend(self.stop)
+        if beats.expected():
+            trainer.extend(beats.Beat())
+            trainer.extend(beats.Resume())
+        return trainer
+
+    def _updater(self) -> StandardUpdater:
+        config, made = self.config, self.parts
+        if config.virtual_workers is not None:
+            options = {"converter": made.convert, "input_device": made.device, "reproducible": config.reproducible}
+            options |= {"grad_dtype": config.gradient_dtype}
+            return VirtualUpdater(self.iterator, self.optimizer, self.comm, **options)
+        self.comm.set_config("allreduce_grad_dtype", config.gradient_dtype)
+        together_optimizer = build_updates.over_ranks(config, self.optimizer, self.comm)
+        return build_updates.updater(config, self.origin, self.iterator, together_optimizer, made.convert, made.device)
+
+    def _evaluation(self, trainer: Trainer, end: EndTrigger) -> None:
+        config = self.config
+        if self.parts.data.test is not None:
+            if config.batch_norm.statistics == "recalibrated":
+                measured: Any = batch_norm.recalibration(config, self.parts, self.comm)
+                measured = measured if self.average is None else self.average.around(measured)
+                trainer.extend(measured, name="recalibration", trigger=AnyTrigger(evaluations(config), end))
+            elif config.virtual_workers is None:
+                average = AverageStatistics(self.comm, self.parts.task)
+                trainer.extend(average, trigger=AnyTrigger(evaluations(config), end))
+            evaluation = evaluator(self.config, self.parts, self.comm)
+            self.test_iterator = evaluation.get_iterator("main")
+            check_shares(self.comm, self.test_iterator, "test")
+            called = evaluation if self.average is None else self.average.around(evaluation)
+            trainer.extend(called, name="validation", trigger=AnyTrigger(evaluations(config), end))
+
+    def _snapshots(self, trainer: Trainer, end: EndTrigger) -> None:
+        settings = self.config.snapshot
+        if settings.best is not None:  # first: what is saved next knows that this one was the best
+            highest = settings.mode == "max" or (settings.mode == "auto" and "accuracy" in settings.best)
+            often = AnyTrigger(evaluations(self.config), end)
+            trigger: Any = (MaxValueTrigger if highest else MinValueTrigger)(settings.best, often)
+            best = SharedSnapshot(self.comm, extensions.snapshot(filename=BEST, writer=self._writer()), self.local)
+            trainer.extend(best, name="best", trigger=trigger)
+        every = [trigger_of(period, self.agreement) for period in settings.every.split(" or ")]
+        trainer.extend(self.saver, trigger=AnyTrigger(*every, end))
+
+    def _writer(self) -> Any:
+        """Who writes a snapshot: a thread beside the training, or None for the training itself."""
+        return snapshot_writers.ThreadWriter() if self.config.snapshot.background else None
+
+    def _reports(self, trainer: Trainer, trigger: Any) -> None:
+        self.log = extensions.LogReport(trigger=trigger, postprocess=self.meter)
+        if hasattr(self.optimizer, "lr"):
+            trainer.extend(extensions.observe_value("lr", lambda _: self.optimizer.lr), trigger=(1, "iteration"))
+        trainer.extend(self.log)
+        if self.config.log.tensorboard:
+            trainer.extend(extensions.TensorBoard(folder=TENSORBOARD))
+        trainer.extend(extensions.PrintReport(self._columns(), out=self.console))
+        live = self.comm.size == 1 and sys.stdout.isatty()
+        every = {"out": None, "live": True, "min_seconds": 0.1} if live else {"out": self.console, "min_seconds": 10.0}
+        progress = extensions.ProgressBar(update_interval=1, details=self.meter.words, **{"live": False, **every})
+        trainer.extend(progress)
+
+    def _columns(self) -> list[Column]:
+        """A table that fits the terminal, or 80 characters: what is wanted least is left out first."""
+        columns, width = self._all_columns(), columns_of(sys.stdout) or WIDTH
+        for key in _DISPENSABLE:
+            if sum(column.width + 2 for column in columns) - 2 > width:
+                columns = [column for column in columns if column.key != key]
+        return columns
+
+    def _all_columns(self) -> list[Column]:
+        parts = ("main", "validation/main") if self.parts.data.test is not None else ("main",)
+        names = ("loss", "accuracy") if self.parts.data.num_classes else ("loss",)
+        headings = {"main/loss": "loss", "main/accuracy": "accuracy"}
+        headings |= {"validation/main/loss": "test loss", "validation/main/accuracy": "test acc"}
+        write = {"loss": _short, "accuracy": _percent}
+        keys = [(f"{part}/{name}", write[name]) for part in parts for name in names]
+        values = [Column(key, headings[key], 9, form, ">") for key, form in keys]
+        speed = Column("examples_per_second", "examples/s", 10, lambda value: f"{value:,.0f}", ">")
+        return [
+            Column("epoch", "epoch", 5, align=">"),
+            Column("iteration", "step", 7, align=">"),
+            *values,
+            speed,
+            Column("elapsed_time", "time", 8, duration, ">"),
+        ]
+
+    # ---- the run ----
+
+    def start_folder(self, mode: str) -> bool:
+        """Take the run's folder, and continue from its newest snapshot if `mode` is `resume`. Collective.
+
+        False where no step follows that snapshot: the folder is given back as it was.
+        """
+        try:
+            path, changes = on_root(self.comm, lambda: self._open_folder(mode))
+            if path is not None:
+                with alike(self.comm):
+                    try:
+                        snapshots.load(path, self.trainer)
+                    except CheckpointError as error:
+                        raise CheckpointError(f"{error}{resume.unfit(changes)}") from error
+                    resume.apply(changes, self.optimizer, self.config)
+                    if not any(re.match(r"model\b", change.key) for change in changes):
+                        set_constants(self.parts.task, self.local.saved_constants)
+                if self._is_over(changes):
+                    self._leave_alone(path, changes)
+                    return False
+            known = facts(self.comm)
+            on_root(self.comm, lambda: self._describe_run(known, path))
+        except (DbrdistError, OSError) as error:
+            self.folder.close()
+            raise Refused(told(error), code_of(error)) from error
+        except BaseException:
+            self.folder.close()
+            raise
+        self.meter.start()
+        if path is not None:
+            self.say(f"continuing from {path}, epoch {self.trainer.updater.epoch_detail:.2f}")
+            for change in changes:
+                self.say(f"  {change}")
+        return True
+
+    def _is_over(self, changes: list[resume.Change]) -> bool:
+        """Whether the run in the folder has come to its end, and was told so or would only be told something untrue."""
+        was_told = self.comm.bcast_obj(self.folder.summary.get("status") == "finished")
+        return self.trainer.stop_trigger(self.trainer) and bool(changes or was_told)
+
+    def _leave_alone(self, path: str, changes: list[resume.Change]) -> None:
+        steps = counted(self.trainer.updater.iteration, "step")
+        self.say(f"{path} is the end of this run, after {steps}: no steps are left, and nothing was changed")
+        for change in changes:
+            self.say(f"  not used: {change.key} {resume.shown(change.new)}, the run had {resume.shown(change.old)}")
+        self.folder.close()
+
+    def _open_folder(self, mode: str) -> tuple[str | None, list[resume.Change]]:
+        """On one rank: the snapshot to continue from, and what the configuration changes."""
+        self.folder.open(mode)
+        if mode != "resume":
+            return None, []
+        if self.folder.summary.get("reason"):
+            status, reason = self.folder.summary["status"], self.folder.summary["reason"]
+            self.console.say(f"the last start of this run {status}: {reason}")
+        path, damaged = snapshots.search(self.config.out)
+        if path is None:
+            if damaged:
+                raise ConfigError(resume.only_damaged(self.config.out, damaged))
+            self.console.say(f"no snapshot in {self.config.out}: starting from the beginning")
+            return None, []
+        for other, words in damaged.items():
+            self.console.say(f"{other} is damaged and was skipped: {words}")
+        changes = resume.changes(self.folder.file(CONFIG), self.config, self.origin)
+        check_classes(self.folder.file(RECIPE), self.parts.data.classes, self.origin)
+        return path, changes
+
+    def _describe_run(self, known: dict[str, Any], resumed_from: str | None) -> None:
+        """On one rank: write what the run is. From here on the folder tells the truth about this run."""
+        config, folder = self.config, self.folder
+        folder.set_apart_damaged(resumed_from)
+        text = described(config, self.origin)
+        write_atomically(folder.file(CONFIG), lambda file: file.write(text.encode()))
+        recipe = {**strict_json.kept(self.parts.recipe), "dtype": config.dtype, "classes": self.parts.data.classes}
+        write_json(folder.file(RECIPE), recipe)
+        before = earlier_starts(folder.summary)
+        folder.summary = {}
+        began = {"began": now(), "resumed_from": resumed_from, "configurations": list(self.origin.files)}
+        folder.write_status("running", **began, **known, earlier_starts=before)
+        self.console.open(folder.file(WORDS), known["command"])
+
+    def train(self, traces: bool) -> int:
+        """Train to the end, or to an agreed stop; returns the exit code. The folder says how it ended."""
+        tracer = trace.Trace(self.comm) if traces else None
+        if tracer is not None:
+            tracer.start()
+        began, ending = time.time(), ("failed", "the run did not finish")
+        try:
+            # what overflows shows in the loss, which is looked at after each step; a warning would not say more
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+                self.trainer.run(show_loop_exception_msg=False)
+            ending = "finished", getattr(self.trainer.stop_trigger, "reason", None)
+            if ending[1] is not None:
+                self.say(ending[1])
+        except StopRequested as request:
+            self.say(str(request))
+            ending = "stopped", str(request)
+        except BaseException as error:
+            ending = "failed", _reason(error)
+            raise self._as_ending(error) from error
+        finally:
+            if ending[0] == "failed":
+                if tracer is not None:
+                    tracer.stop()
+                self.warned.say_own()
+                self._end(*ending, time.time() - began, {})
+        if tracer is not None:
+            self._write_trace(tracer)
+        skipped = self._skipped()
+        self.warned.gather(self.comm)
+        self._end(*ending, time.time() - began, skipped)
+        return STOPPED if ending[0] == "stopped" else 0
+
+    def _as_ending(self, error: BaseException) -> BaseException:
+        """The exception that ends the process as its reason deserves."""
+        if isinstance(error, CheckpointError) and self.config.snapshot.background and self.comm.rank == 0:
+            return RefusedHere(_reason(error), code_of(error))  # at the end of the run only this rank knows
+        if isinstance(error, _AGREED):
+            return Refused(told(error, _reason(error)), code_of(error))
+        if isinstance(error, DbrdistError):  # of this rank's data, say: the message has what a traceback would not add
+            return RefusedHere(_reason(error), code_of(error))
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return RefusedHere(f"{self.folder.path}: {said(error)}; the snapshots in it are unharmed", code_of(error))
+        if isinstance(error, OSError) and self.folder.has(error.filename):  # a pipe or a folder in place of a file, say
+            return RefusedHere(said(error), code_of(error))
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            return SystemExit(f"dbrdist-train: {_reason(error)} before the run was over")
+        return error
+
+    def _write_trace(self, tracer: trace.Trace) -> None:
+        """On rank 0: the trace of all ranks, and what it says. Collective."""
+        ranks = tracer.finish()
+        if ranks is None:
+            return
+        for line in trace.summarize(ranks).lines():
+            self.say(line)
+        try:
+            trace.write(self.folder.file(TRACE), ranks)
+        except OSError as error:  # as with the report, the run has come to its end
+            self.say(f"{self.folder.path}: the trace could not be written: {error.strerror}")
+
+    def _skipped(self) -> dict[str, Any]:
+        """The examples that were left out, each named once. Collective."""
+        found: dict[str, Any] = {}
+        for part, mine in (("", self.local.skipped), ("test_", getattr(self.test_iterator, "skipped", []))):
+            named = list(dict.fromkeys(words for theirs in self.comm.allgather_obj(mine) for words in theirs))
+            found |= {f"num_skipped_{part}examples": len(named), f"skipped_{part}examples": named[:1000]}
+        return found
+
+    def _end(self, status: str, reason: str | None, seconds: float, skipped: dict[str, Any]) -> None:
+        """On rank 0: say and write how the run ended, and give the folder back."""
+        if self.comm.rank == 0:
+            results = {**self.results(seconds), **skipped, "ended": now()}
+            try:
+                self.folder.write_status(status, reason, **results)
+            except OSError as error:
+                self.say(f"{self.folder.path}: the summary could not be written: {error.strerror}")
+            if status == "failed":
+                self.console.log(f"failed: {reason}")
+            else:
+                self._say_end(self.folder.summary)
+            self._write_report()
+            self.console.close()
+        self.folder.close()
+
+    def results(self, seconds: float) -> dict[str, Any]:
+        """What the run came to."""
+        updater = self.trainer.updater
+        last = self.log.log[-1] if self.log.log else {}
+        return {
+            "epochs": updater.epoch_detail,
+            "iterations": updater.iteration,
+            "seconds": seconds,
+            "seconds_over_all_starts": self.trainer.elapsed_time,
+            "metrics": {key: value for key, value in last.items() if "/" in key},
+            "num_parameters": self.parts.task.count_params(),
+            "batch": self.config.batch_size,
+            "seed": self.config.seed,
+        }
+
+    def _write_report(self) -> None:
+        try:
+            report.write([self.folder.path])
+        except Exception as error:  # a report that cannot be drawn must not make a failure of the run
+            self.say(f"{self.folder.path}: the report could not be written: {said(error)}")
+
+    def announce(self) -> None:
+        """What is going to be trained."""
+        for line in self.plan:
+            self.say(line)
+
+    def _say_end(self, summary: dict[str, Any]) -> None:
+        for part, words in (("", "training"), ("test_", "test")):
+            number = summary[f"num_skipped_{part}examples"]
+            if number:
+                self.say(f"{counted(number, f'corrupt {words} example')} left out, see {self.folder.path}")
+        if summary["iterations"] % self.config.accumulate and summary["status"] == "finished":
+            self.say(left_over(self.config, summary["iterations"]))
+        best = self.config.snapshot.best
+        if best is not None and not os.path.exists(self.folder.file(BEST)):
+            self.say(f"snapshot.best: no {BEST} was saved, because nothing was observed as {best!r}")
+        epochs = counted(f"{summary['epochs']:.4g}", "epoch")
+        done = f"{epochs}, {counted(summary['iterations'], 'step')}"
+        self.say(f"{summary['status']}: {done} in {summary['seconds']:.1f} s; everything is in {self.config.out}")
+        accuracy = summary["metrics"].get("validation/main/accuracy")
+        if accuracy is not None:
+            self.say(f"test accuracy {_percent(accuracy)}")
+
+    def say(self, words: str) -> None:
+        """Print once."""
+        if self.comm.rank == 0:
+            self.console.say(words)
+
+
+def end_of(config: Config) -> EndTrigger:
+    """Ends the run with its epochs, or at a goal."""
+    stop = config.stop
+    if stop is None:
+        return EndTrigger(config.epochs, config.iterations)
+    return GoalTrigger(config.epochs, config.iterations, stop.metric, stop.target, stop.patience, stop.mode)
+
+
+def evaluations(config: Config) -> Any:
+    """The trigger of evaluations."""
+    period, offset = interval(config.evaluation.every), config.evaluation.offset
+    return OffsetTrigger(*period, offset) if offset else period
+
+
+def uses_time(periods: str) -> bool:
+    """Whether snapshots are saved by the clock, on which the ranks must agree."""
+    return any(unit in periods for unit in SECONDS)
+
+
+def trigger_of(period: str, agreement: StepAgreement) -> Any:
+    """The trigger of a period of the run or of time."""
+    number, unit = period.split()
+    if unit in SECONDS:
+        return TimeTrigger(float(number) * SECONDS[unit], agreement.elapsed_time)
+    return interval(period)
+
+
+def average_of(config: Config, task: Any, num_examples: int) -> extensions.WeightAverage | None:
+    """The moving average of the weights that the configuration asks for."""
+    settings = config.ema
+    if settings is None:
+        return None
+    decay = settings.decay_for(-(-num_examples // config.batch_size))
+    return extensions.WeightAverage(task, decay, settings.warmup, settings.every)
+
+
+# columns of the table that a narrow terminal leaves out, in this order
+_DISPENSABLE = (
+    *("examples_per_second", "iteration", "main/accuracy", "validation/main/loss", "elapsed_time", "main/loss"),
+    *("validation/main/accuracy", "epoch"),
+)
+
+
+def _short(value: Any) -> str:
+    """A number of at most 9 characters, with as many digits behind the point as its neighbours."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        return str(value)
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.2e}"
+
+
+def _percent(value: Any) -> str:
+    return f"{100 * value:.2f} %"
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted (Ctrl-C)"
+    if isinstance(error, SystemExit):
+        return f"the program called sys.exit({'' if error.code is None else repr(error.code)})"
+    return f"{type(error).__name__}: {said(error) if isinstance(error, Exception) else error}"
+
+
+def evaluate(config: Config, origin: Origin, comm: Any, run_dir: str) -> None:
+    """Evaluate the newest snapshot of a run, and print the means as one line of JSON."""
+    find = build.find_images(config, origin, comm)
+    config = config.model_copy(update={"init_from": None})  # the weights are those of the snapshot
+    with alike(comm):
+        made = parts(config, origin, comm.intra_rank, comm.size, find)
+        if made.data.test is None:
+            raise ConfigError(f"{origin.where(('data',))}: data: there is no test data to evaluate on")
+        check_classes(os.path.join(folder_of(run_dir), RECIPE), made.data.classes, origin)
+    path = _load_newest(run_dir, made.task, comm)
+    evaluation = evaluator(config, made, comm)
+    evaluation.name = "validation"
+    means = evaluation(None)
+    evaluation.finalize()
+    if comm.rank == 0:
+        print(strict_json.dumps({"snapshot": path, **{key: float(value) for key, value in means.items()}}), flush=True)
+
+
+def _load_newest(run_dir: str, task: Any, comm: Any) -> str:
+    """Fill the network with the weights of the snapshot that rank 0 finds; its path. Collective."""
+    while True:
+        with alike(comm):
+            path = find_snapshot(run_dir) if comm.rank == 0 else None
+        path = comm.bcast_obj(path)
+        is_there = True
+        with alike(comm):
+            try:
+                load_weights(path, task)
+            except FileNotFoundError:  # the run continues, and has removed it
+                is_there = path == run_dir
+                if is_there:
+                    raise
+        if all(comm.allgather_obj(is_there)):
+            return str(path)
+
+
+def check_classes(recipe: str, classes: list[str] | None, origin: Origin) -> None:
+    """Raise ConfigError where the data has other classes than those in a run's recipe."""
+    words = other_classes(read_json(recipe).get("classes"), classes)
+    if words:
+        raise ConfigError(
+            f"{origin.where(('data',))}: data: {words}; give the network the data with its own classes, or train "
+            "another one with out=..."
+        )

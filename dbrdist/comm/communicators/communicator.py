@@ -1,0 +1,218 @@
+"""The contract of all communicators. ``tests/contracts/comm`` and ``tests/mpi`` hold every provider to it.
+
+The base class owns each public verb: it checks the arguments, passes the gate (``gate.py``), on which all ranks agree
+or raise the same error, and calls one of the few primitives (``primitives.py``) that a provider fills in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dbrdist.comm.gradients import model as models
+from dbrdist.comm.protocol import arguments
+from dbrdist.comm.protocol.arguments import attempt
+from dbrdist.comm.protocol.gate import Passage
+from dbrdist.comm.protocol.objects import ObjectVerbs
+from dbrdist.comm.protocol.pair import PairVerbs
+from dbrdist.comm.transport import message
+from dbrdist.core.array import backend
+from dbrdist.core.array.backend import Array
+
+
+class CommunicatorBase(ObjectVerbs, PairVerbs):
+    """A group of ranks that exchange arrays and objects.
+
+    Verbs without a suffix move arrays: memory of any element type (also bfloat16) in any layout, never pickled. Arrays
+    may be empty, 0-d or non-contiguous. What is received has its own memory, keeps the sender's order of axes (a
+    channels-last array arrives channels-last), and lies on this thread's GPU if it came from one; ordinary MPI
+    suffices, because it is staged through host memory. Verbs that end in ``_obj`` move pickled objects.
+
+    Every verb blocks until its result may be used and its argument may be written again. All verbs but send and recv
+    are collective: every rank calls them, in the same order. Ranks that come to different verbs, with different roots
+    or configurations, or one of them with a wrong argument, all raise the same error. One thread at a time uses a
+    communicator; give others their own by :meth:`split`.
+
+    Configuration belongs to this communicator and is inherited by what :meth:`split` makes:
+
+    - ``allreduce_grad_dtype`` (None): the type in which gradients are sent; None means their own. In memory that ranks
+      share nothing is sent.
+    - ``batched_copy`` (True): accepted for old scripts; gradients lie in flat memory, so there is nothing to copy.
+
+    Raises:
+        CommunicatorError: on every rank, where they disagree; the text names what, on which ranks, and the lines.
+        TypeError, ValueError: on every rank, where an argument is wrong on one of them.
+    """
+
+    # ---- arrays ----
+
+    def bcast(self, data: Array | None, max_buf_len: int | None = None, root: int = 0) -> Array:
+        """The array of ``root``, on every rank; the others' ``data`` is ignored. The root gets its own array back.
+
+        ``max_buf_len`` is the number of bytes sent at a time, the same on every rank.
+        """
+        with self._gate.call("bcast") as call:
+            (own, piece), error = self._prepare_bcast(call, root, max_buf_len, arguments.prepared, data, "bcast")
+            header, flat = own if own is not None else (message.no_header(), None)
+            rows = call.agree([piece, *header], error, num_same=1, what="the same max_buf_len", detail=f"{piece} bytes")
+            header = rows[call.root, 1:]
+            call.num_bytes = message.count_bytes(header)
+            with call.moving():
+                if flat is not None:
+                    self._bcast_in_pieces(call, message.as_bytes(flat), piece)
+                    return data
+                raw, x = message.empty_like_header(header)
+                self._bcast_in_pieces(call, raw, piece)
+                return message.to_current_device(x, header)
+
+    def gather(self, data: Array, root: int = 0) -> tuple[Array, ...] | None:
+        """On ``root`` every rank's array, in order of ranks, whatever their shapes; None on the others."""
+        with self._gate.call("gather") as call:
+            flat, headers = self._agree_on_arrays(call, data, root)
+            raw, counts, starts = message.room_for(headers if self.rank == root else headers[:0])
+            with call.moving():
+                self._gather_bytes(call, message.as_bytes(flat), raw, counts, starts)
+            return message.unpack(raw, headers, starts) if self.rank == root else None
+
+    def allgather(self, x: Array) -> tuple[Array, ...]:
+        """Every rank's array, in order of ranks, whatever their shapes."""
+        with self._gate.call("allgather") as call:
+            flat, headers = self._agree_on_arrays(call, x)
+            raw, counts, starts = message.room_for(headers)
+            with call.moving():
+                self._allgather_bytes(message.as_bytes(flat), raw, counts, starts)
+            return message.unpack(raw, headers, starts)
+
+    def _agree_on_arrays(self, call: Passage, x: Any, root: Any = None) -> tuple[message.HostArray, message.Header]:
+        """The elements of this rank's array, and the headers of all."""
+        bad_root = self._take_root(call, root) if root is not None else None
+        own, error = attempt(arguments.prepared, x, call.verb)
+        header, flat = own if own is not None else (message.no_header(), np.empty(0, np.uint8))
+        headers = call.agree(header, bad_root or error)[:, : message.HEADER_WORDS]
+        call.num_bytes, call.kind = flat.nbytes, flat.dtype
+        return flat, headers
+
+    def scatter(self, xs: Sequence[Array] | Array | None, root: int = 0) -> Array:
+        """Entry ``rank`` of what ``root`` passes: a sequence of ``size`` arrays, or an array with ``size`` rows."""
+        with self._gate.call("scatter") as call:
+            bad_root = self._take_root(call, root)
+            each, error = None, None
+            if call.root == self.rank:
+                each, error = attempt(arguments.prepared_for_each, xs, self.size, "scatter")
+            call.agree((), bad_root or error)
+            with call.moving():
+                return self._exchange_arrays(call, each or [], [call.root])[0]
+
+    def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]:
+        """Entry k of the result is what rank k had at this rank's place of its ``xs`` (one array for each rank)."""
+        with self._gate.call("alltoall") as call:
+            each, error = attempt(arguments.prepared_for_each, xs, self.size, "alltoall")
+            call.agree((), error)
+            with call.moving():
+                return self._exchange_arrays(call, each or [], range(self.size))
+
+    def allreduce(self, data: Array) -> Array:
+        """The sum over ranks, as a new array; 4-d results are channels-last, others in C order.
+
+        All ranks pass the same shape and type. Sums of 16-bit types run in float32 and are narrowed once; booleans are
+        combined by "or", as NumPy adds them.
+        """
+        with self._gate.call("allreduce") as call:
+            x, error = attempt(arguments.summable, data)
+            header = message.no_header() if x is None else message.encode(x, ())
+            call.agree(
+                header,
+                error,
+                num_same=message.NUM_SAME_WORDS,
+                what="the same shape and type",
+                detail="" if x is None else f"shape {x.shape} of {x.dtype}",
+            )
+            assert x is not None
+            result = backend.empty(x.shape, x.dtype, x)  # the same order of axes on every rank
+            result[...] = x
+            reduce = self._reducer(call, result)
+            with call.moving():
+                reduce(call, _flat(result))
+            return result
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        with self._gate.call("barrier") as call:
+            call.agree()
+
+    # ---- lifetime ----
+
+    def split(self, color: int | None, key: int) -> Any:
+        """A communicator of the ranks with the same ``color``, ranked by (key, rank), with this one's configuration.
+
+        A rank whose color is None gets None.
+        """
+        with self._gate.call("split") as call:
+            own, error = attempt(arguments.color_and_key, color, key)
+            rows = call.agree(own or (), error)
+            assert own is not None
+            has_color, number, _ = own
+            entries = [(int(a), int(b), int(c), rank) for rank, (a, b, c) in enumerate(rows[:, :3])]
+            with call.moving():
+                mine = sorted((c, rank) for a, b, c, rank in entries if has_color and a and b == number)
+                return self._make_part(call, [rank for _, rank in mine])
+
+    def finalize(self) -> None:
+        """Free what the communicator holds. Collective. It must not be used afterwards."""
+        if self._finalized_at or self._refusal():
+            return
+        with self._gate.call("finalize") as call:
+            call.agree()
+            self._finalized_at = call.where()
+            self._free()
+            self._plans.clear()  # with the models: the record of the last verbs keeps the communicator
+            self._gate.closed = f"this communicator was finalized at {self._finalized_at}; make a new one"
+            self._gate.record.forget(self._gate.name)
+
+    # ---- models ----
+
+    def bcast_data(self, model: Any) -> None:
+        """Give every rank rank 0's parameters and persistent values (such as batch-norm statistics).
+
+        A parameter that has no shape yet is broadcast when it is initialised, which must then happen on every rank.
+
+        Raises:
+            CommunicatorError: on every rank, if the models differ in names, shapes or types.
+        """
+        with self._gate.call("bcast_data"):
+            models.bcast_data(self, model)
+
+    def broadcast_data(self, model: Any) -> None:
+        """The older name of :meth:`bcast_data`."""
+        self.bcast_data(model)
+
+    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
+        """Replace the gradients of a link by their means over ranks, with equal weights.
+
+        A parameter that has a gradient on some ranks only counts as gradient zero on the others. One without a gradient
+        on any rank is left alone, or with ``zero_fill`` gets zeros. Means of 16-bit gradients are summed and divided in
+        float32 and narrowed once.
+
+        Raises:
+            CommunicatorError: on every rank, if the parameters differ in name, shape or type.
+        """
+        self.weighted_mean_grad(list(model.namedparams()), zero_fill, None)
+
+    def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
+        """The older name of :meth:`multi_node_mean_grad`."""
+        self.multi_node_mean_grad(model, zero_fill)
+
+    def weighted_mean_grad(self, params: list[tuple[str, Any]], zero_fill: bool, num_samples: int | None) -> None:
+        """As :meth:`multi_node_mean_grad` for named parameters, with each rank weighted by its number of samples.
+
+        None on every rank is equal weights; a rank with 0 samples takes part with weight 0.
+        """
+        with self._gate.call("weighted_mean_grad") as call:
+            models.mean_grad(self, call, params, zero_fill, num_samples)
+
+
+def _flat(x: Array) -> Array:
+    """A dense array from the backend as one 1-d view."""
+    return (x.transpose(0, 2, 3, 1) if x.ndim == 4 else x).reshape(-1)

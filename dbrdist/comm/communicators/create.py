@@ -1,0 +1,142 @@
+"""Creates communicators by name."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from dbrdist.comm.communicators import cores, mpi_communicator, nccl, shared_memory, threads, two_levels
+from dbrdist.comm.communicators.communicator import CommunicatorBase
+from dbrdist.comm.failure import abort
+from dbrdist.comm.transport import environment, mpi
+from dbrdist.errors import CommunicatorError
+
+Maker = Callable[[Any, dict[str, Any]], CommunicatorBase]
+
+
+def _of_this_thread(mpi_comm: Any, settings: dict[str, Any]) -> CommunicatorBase:
+    """The communicator of the rank that this thread is."""
+    comm = threads.current()
+    if comm is None:
+        raise ValueError("the communicator 'threads' must be created inside dbrdist.comm.run_threads(n, function)")
+    for name, value in settings.items():
+        comm.set_config(name, value)
+    return comm
+
+
+def _alone(mpi_comm: Any, settings: dict[str, Any]) -> CommunicatorBase:
+    """One rank, without MPI."""
+    comm = threads.ThreadCommunicator()
+    for name, value in settings.items():
+        comm.set_config(name, value)
+    return comm
+
+
+def _over_mpi(kind: type[mpi_communicator.MpiCommunicator]) -> Maker:
+    def make(mpi_comm: Any, settings: dict[str, Any]) -> CommunicatorBase:
+        comm = kind(mpi_comm, settings)
+        abort.guard_library_use(comm)
+        return comm
+
+    return make
+
+
+OVER_MPI: dict[str, type[mpi_communicator.MpiCommunicator]] = {
+    "naive": mpi_communicator.NaiveCommunicator,
+    "flat": shared_memory.FlatCommunicator,
+    "hierarchical": two_levels.HierarchicalCommunicator,
+    "two_dimensional": two_levels.TwoDimensionalCommunicator,
+    "single_node": shared_memory.SingleNodeCommunicator,
+    "non_cuda_aware": two_levels.NonCudaAwareCommunicator,
+    "pure_nccl": nccl.NcclCommunicator,
+    "dummy": mpi_communicator.DummyCommunicator,
+}
+PROVIDERS: dict[str, Maker] = {
+    **{name: _over_mpi(kind) for name, kind in OVER_MPI.items()},
+    "threads": _of_this_thread,
+    "single": _alone,
+}
+NAMES = ("auto", *PROVIDERS)
+
+
+def create_communicator(
+    communicator_name: str | None = "auto", mpi_comm: Any = None, **kwargs: Any
+) -> CommunicatorBase:
+    """The communicator of this process (or thread), and from now on abort on failure.
+
+    Args:
+        communicator_name: ``'auto'`` (or None) picks one, and rank 0 says on stderr which one and why. By
+            name: ``'naive'``, ``'flat'``, ``'hierarchical'``, ``'two_dimensional'``, ``'single_node'``,
+            ``'non_cuda_aware'``, ``'pure_nccl'``, ``'dummy'`` (MPI processes, which add gradients in different ways:
+            see docs/communicators.md), ``'threads'`` (inside :func:`run_threads`), ``'single'`` (one rank, no MPI).
+        mpi_comm: an mpi4py communicator; None is all ranks.
+        **kwargs: configuration, as for :meth:`CommunicatorBase.set_config`.
+
+    Ranks on one host share its cores: each lets oneDNN and BLAS use its part of them, unless OMP_NUM_THREADS is set,
+    and rank 0 says so on stderr (``cores.py``). With MPI and more than one rank, an uncaught exception on any rank
+    ends the whole job (``comm/failure/abort.py``).
+
+    Raises:
+        ValueError: for an unknown name or configuration, with the closest known one. If one rank of an MPI program
+            passes it, on every rank.
+        CommunicatorError: if the ranks give different names; if the environment says that several ranks were started,
+            but MPI's world has one.
+    """
+    is_auto = communicator_name in (None, "auto")
+    name, reason = _what_fits(mpi_comm) if is_auto else (communicator_name, "")
+    if name not in PROVIDERS:
+        raise _told_to_all(ValueError(_unknown(name)), mpi_comm)
+    if mpi_comm is not None and name not in OVER_MPI:
+        raise ValueError(f"the communicator {name!r} does not use MPI, so it expected no mpi_comm")
+    comm = PROVIDERS[name](mpi_comm, kwargs)
+    if is_auto and comm.rank == 0:
+        print(f"dbrdist: {_description(name, reason, comm)}", file=sys.stderr, flush=True)
+    if name != "threads":  # ranks that are threads have one process's threads together
+        cores.share_out(comm)
+    return comm
+
+
+def name_of(comm: CommunicatorBase) -> str:
+    """The name by which :func:`create_communicator` makes such a communicator, or that of its class."""
+    if isinstance(comm, threads.ThreadCommunicator):
+        return "single" if threads.current() is None else "threads"
+    return next((name for name, kind in OVER_MPI.items() if type(comm) is kind), type(comm).__name__)
+
+
+def _what_fits(mpi_comm: Any) -> tuple[str, str]:
+    """(the name of the communicator that fits, why)."""
+    if mpi_comm is None and threads.current() is not None:
+        return "threads", "inside run_threads"
+    if mpi_comm is not None or environment.is_launched() or mpi.started() is not None:
+        return "flat", ""
+    return "single", "no launcher started this process"
+
+
+def _description(name: str, reason: str, comm: CommunicatorBase) -> str:
+    """For example "communicator 'flat', 4 ranks (one host: gradients are added in memory that its ranks share)"."""
+    ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
+    if name == "flat" and comm.size > 1:
+        is_shared = comm.get_config("shared_memory") is not False
+        shares = "gradients are added in memory that its ranks share" if is_shared else "gradients are sent as messages"
+        reason = f"one host: {shares}" if comm.inter_size == 1 else f"{comm.inter_size} hosts: within each, {shares}"
+    return f"communicator {name!r}, {ranks}" + (f" ({reason})" if reason else "")
+
+
+def _told_to_all(error: Exception, mpi_comm: Any) -> Exception:
+    """``error``, after the other ranks of an MPI program, which wait to make a communicator, have raised it too."""
+    if mpi_comm is not None or (threads.current() is None and environment.is_launched()):
+        try:
+            mpi_communicator.MpiCommunicator(mpi_comm, {}, error)
+        except (ImportError, CommunicatorError):  # there is no MPI that could tell them
+            return error
+        except Exception as shared:
+            return shared
+    return error
+
+
+def _unknown(name: Any) -> str:
+    close = difflib.get_close_matches(str(name), NAMES, 1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"unknown communicator {name!r}, known are {', '.join(NAMES)}{hint}"

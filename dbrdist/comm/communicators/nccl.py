@@ -1,0 +1,227 @@
+"""Sums of device arrays by NCCL, over CuPy's bindings; objects, host arrays and agreement go over MPI.
+
+Written against CuPy 14 and tested on a stand-in and on one GPU, never on several (docs/gpu-status.md).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dbrdist.comm.communicators.shared_memory import FlatCommunicator
+from dbrdist.comm.gradients.reduction_plan import Plan
+from dbrdist.comm.protocol.arguments import attempt
+from dbrdist.comm.protocol.gate import Passage, digest
+from dbrdist.comm.protocol.wire_type import codec_for, growth
+from dbrdist.comm.transport import message
+from dbrdist.comm.transport.call_log import Call
+from dbrdist.core.array import backend
+from dbrdist.core.array.backend import Array
+
+# NumPy's types that NCCL adds, and as which of its own; other numbers are added here. Complex ones are pairs.
+_TYPES = {
+    "float32": ("NCCL_FLOAT32", 1), "float64": ("NCCL_FLOAT64", 1), "int8": ("NCCL_INT8", 1),
+    "uint8": ("NCCL_UINT8", 1), "int32": ("NCCL_INT32", 1), "uint32": ("NCCL_UINT32", 1), "int64": ("NCCL_INT64", 1),
+    "uint64": ("NCCL_UINT64", 1), "complex64": ("NCCL_FLOAT32", 2), "complex128": ("NCCL_FLOAT64", 2),
+}  # fmt: skip
+_ID_WORDS = 16  # a unique id has 128 bytes
+
+Reducer: TypeAlias = Callable[[Call, Array], None]
+
+
+class Ring:
+    """The ranks of a communicator as NCCL knows them. What it does is ordered by the device's current stream.
+
+    Args:
+        nccl: CuPy's module.
+        size: the number of ranks.
+        unique_id: of rank 0, the same everywhere.
+        rank: this one.
+    """
+
+    def __init__(self, nccl: Any, size: int, unique_id: bytes, rank: int) -> None:
+        self._nccl = nccl
+        self._size, self._rank = size, rank
+        self._comm = nccl.NcclCommunicator(size, unique_id, rank)
+        self.device = backend.current_device()
+
+    def free(self) -> None:
+        """Give it back. Collective."""
+        self._comm.destroy()
+
+    def reduce(self, x: Array, factors: Sequence[float] | None = None, divisor: float | None = None) -> None:
+        """Replace the 1-d dense ``x`` by ``sum(factors[k] * x of rank k) / divisor``; 16-bit types in float32."""
+        if x.size == 0:
+            return
+        if x.dtype.name in _TYPES:
+            if factors is not None:
+                x *= x.dtype.type(factors[self._rank])
+            self._add(x)
+            message.divide(x, divisor)
+        else:
+            self._add_here(x, factors, divisor)
+
+    def _add(self, x: Array) -> None:
+        """By NCCL's own sum."""
+        name, width = _TYPES[x.dtype.name]
+        nccl, kind, place = self._nccl, getattr(self._nccl, name), x.data.ptr
+        self._comm.allReduce(place, place, x.size * width, kind, nccl.NCCL_SUM, backend.current_stream())
+
+    def _add_here(self, x: Array, factors: Sequence[float] | None, divisor: float | None) -> None:
+        """Each rank adds one block of all ranks, in float32 if it is narrow, and gives the narrowed sum to all."""
+        borders = message.blocks(x.size, self._size)
+        blocks = [x[begin:end] for begin, end in itertools.pairwise(borders)]
+        own = blocks[self._rank]
+        pieces = [own] + [backend.empty(own.shape, own.dtype, own) for _ in range(self._size - 1)]
+        order = [self._rank, *(k for k in range(self._size) if k != self._rank)]
+        theirs = dict(zip(order, pieces))
+        self._together(
+            lambda k, stream: self._move(self._comm.send, blocks[k], k, stream),
+            lambda k, stream: self._move(self._comm.recv, theirs[k], k, stream),
+        )
+        total = message.weighted_sum([theirs[k] for k in range(self._size)], factors, divisor)
+        own[...] = total.astype(own.dtype)
+        self._together(
+            lambda k, stream: self._move(self._comm.send, own, k, stream),
+            lambda k, stream: self._move(self._comm.recv, blocks[k], k, stream),
+        )
+
+    def _together(self, send: Callable[[int, Any], None], recv: Callable[[int, Any], None]) -> None:
+        """Send to and receive from every other rank at once."""
+        stream = backend.current_stream()
+        self._nccl.groupStart()
+        try:
+            for k in range(self._size):
+                if k != self._rank:
+                    send(k, stream)
+                    recv(k, stream)
+        finally:
+            self._nccl.groupEnd()
+
+    def _move(self, verb: Any, x: Array, peer: int, stream: Any) -> None:
+        if x.size:
+            verb(x.data.ptr, x.nbytes, self._nccl.NCCL_UINT8, peer, stream)
+
+
+class NcclGradients:
+    """Reduces the gradients of a plan, which lie on the device of the ring on every rank."""
+
+    def __init__(self, ring: Ring, plan: Plan) -> None:
+        self._ring = ring
+        self._grads = [run.grad for run in plan.runs]
+
+    def reduce(
+        self,
+        comm: Any,
+        call: Passage,
+        factors: Sequence[float] | None,
+        divisor: float | None,
+        parts: Sequence[tuple[int, int, int]] | None = None,
+    ) -> None:
+        """As ``arenas.SharedGradients.reduce``, sent in the configured type if there is one."""
+        grads = self._grads if parts is None else [self._grads[k][begin:end] for k, begin, end in parts]
+        codec = codec_for(comm.get_config("allreduce_grad_dtype"))
+        codec.prepare(call, grads, growth(comm.size, factors, divisor))
+        for grad in grads:
+            call.num_bytes += grad.nbytes
+            call.kind = grad.dtype
+            self._reduce_as(getattr(codec, "dtype", grad.dtype), getattr(codec, "_scale", 1.0), grad, factors, divisor)
+
+    def reduce_scatter(
+        self,
+        comm: Any,
+        call: Passage,
+        factors: Sequence[float] | None,
+        divisor: float | None,
+        parts: Sequence[tuple[int, int, int]],
+    ) -> None:
+        """As ``arenas.SharedGradients.reduce_scatter``; every rank gets all of it, for twice the bytes."""
+        self.reduce(comm, call, factors, divisor)
+
+    def _reduce_as(
+        self, dtype: Any, scale: float, grad: Array, factors: Sequence[float] | None, divisor: float | None
+    ) -> None:
+        if dtype == grad.dtype:
+            self._ring.reduce(grad, factors, divisor)
+            return
+        travelling = (grad * grad.dtype.type(scale)).astype(dtype)
+        self._ring.reduce(travelling, factors, divisor)
+        grad[...] = travelling.astype(grad.dtype) / grad.dtype.type(scale)
+
+
+class NcclCommunicator(FlatCommunicator):
+    """Gradients and sums of device arrays by NCCL, all else as flat.
+
+    Each rank uses the device that is current at its first reduction of a device array, and one that no other rank of
+    the host uses.
+    """
+
+    _ring: Ring | None = None
+
+    def _misfit(self) -> Exception | None:
+        reason = backend.why_no_nccl()
+        if not reason:
+            return None
+        return RuntimeError(
+            f"the communicator 'pure_nccl' expected CuPy with NCCL, and a GPU on every rank, but {reason}; use 'auto' "
+            "or 'flat', which stage device arrays through host memory"
+        )
+
+    def _share_gradients(self, call: Passage, plan: Plan) -> Any:
+        are_there = self._are_on_my_device([run.grad for run in plan.runs])
+        ring = self._ring_if_all(call, bool(plan.runs) and are_there)
+        return super()._share_gradients(call, plan) if ring is None else NcclGradients(ring, plan)
+
+    def _overlap(self, call: Passage, plan: Plan) -> Any:
+        return None if isinstance(plan.shared, NcclGradients) else super()._overlap(call, plan)
+
+    def _reducer(self, call: Passage, x: Array) -> Reducer:
+        ring = self._ring_if_all(call, self._are_on_my_device([x]))
+        if ring is None:
+            return super()._reducer(call, x)
+        return lambda call, x: ring.reduce(x)
+
+    def _are_on_my_device(self, arrays: Sequence[Array]) -> bool:
+        if any(isinstance(a, np.ndarray) for a in arrays):
+            return False
+        device = backend.current_device() if self._ring is None else self._ring.device
+        return all(backend.device_of(a) == device for a in arrays)
+
+    def _ring_if_all(self, call: Passage, is_mine: bool) -> Ring | None:
+        """The ring where every rank's arrays lie on its device; it is made at the first time. Collective."""
+        if self.size == 1 or not all(call.agree([is_mine])[:, 0]):
+            return None
+        if self._ring is None:
+            self._ring = self._make_ring(call)
+        return self._ring
+
+    def _make_ring(self, call: Passage) -> Ring:
+        nccl = backend.import_nccl()
+        unique_id, error = attempt(nccl.get_unique_id) if self.rank == 0 else (bytes(8 * _ID_WORDS), None)
+        words = np.frombuffer(unique_id or bytes(8 * _ID_WORDS), np.int64)
+        rows = call.agree([self._inter_rank, digest(backend.bus_id_of_device()), *words], error)
+        places = [tuple(row) for row in rows[:, :2].tolist()]
+        call.agree((), _shared_device(places, self.rank))
+        with call.moving():
+            return Ring(nccl, self.size, rows[0, 2 : 2 + _ID_WORDS].tobytes(), self.rank)
+
+    def _free(self) -> None:
+        if self._ring is not None:
+            self._ring.free()
+            self._ring = None
+        super()._free()
+
+
+def _shared_device(places: Sequence[tuple[int, int]], rank: int) -> Exception | None:
+    """What is wrong where two ranks use one GPU, which NCCL allows only if it is told to (from version 2.30 on)."""
+    if places.count(places[rank]) == 1 or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1":
+        return None
+    others = [k for k, place in enumerate(places) if place == places[rank] and k != rank]
+    return ValueError(
+        f"the communicator 'pure_nccl' expected a GPU for each rank, but rank {rank} uses that of rank {others[0]}; "
+        "call dbrdist.get_device(comm.intra_rank).use() before you move the model to the device"
+    )

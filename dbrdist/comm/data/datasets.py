@@ -1,0 +1,145 @@
+"""A part of a dataset for each rank.
+
+These parts stay the same for the whole run, as in ChainerMN. Better use one dataset on all ranks and an iterator with
+``rank=comm.rank, size=comm.size``: each epoch has its own permutation of all examples, divided over the ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from dbrdist.comm.communicators.communicator import CommunicatorBase
+from dbrdist.comm.protocol import agree
+from dbrdist.comm.protocol.arguments import whole_number
+from dbrdist.core.array.backend import Array
+from dbrdist.core.array.random import generator
+from dbrdist.datasets.image.index import ImageIndex, in_memory, open_images
+from dbrdist.datasets.loading.base import block_bounds
+from dbrdist.datasets.table.split import SubDataset
+from dbrdist.errors import DataSizeError
+
+
+class Shard(SubDataset):
+    """One rank's examples. The last ``num_padding`` of them (0 or 1) belong to the next rank and only fill it up.
+
+    A multi-node evaluator leaves them out; in training they count twice.
+    """
+
+    def __init__(self, dataset: Any, start: int, finish: int, order: Array | None, num_padding: int) -> None:
+        super().__init__(dataset, start, finish, order)
+        self.num_padding = num_padding
+        self.is_one_ranks = len(self) - num_padding < len(dataset)
+
+    def without_padding(self) -> SubDataset:
+        """The examples that are this rank's own."""
+        start, finish = self._start, self._start + len(self) - self.num_padding
+        return SubDataset(self._dataset, start, finish, self._order)
+
+
+def scatter_dataset(
+    dataset: Any,
+    comm: CommunicatorBase,
+    root: int = 0,
+    shuffle: bool = False,
+    seed: int | None = None,
+    max_buf_len: int = 256 * 1024 * 1024,
+    *,
+    force_equal_length: bool = True,
+) -> Shard:
+    """This rank's part of ``dataset``: contiguous in the order of indices, or of one permutation.
+
+    Indices are scattered, not examples: every rank reads its own from its ``dataset``. Ranks that pass None get the
+    root's, pickled, ``max_buf_len`` bytes at a time (cheap for a list of files, expensive for arrays).
+
+    Args:
+        dataset: the whole dataset, the same on every rank that has one.
+        comm: the ranks.
+        root: the rank whose length, ``shuffle``, ``seed`` and ``force_equal_length`` hold.
+        shuffle: divide a permutation that depends only on ``seed`` (None is 0).
+        force_equal_length: give every rank the same number of examples, with one of padding if needed.
+
+    Raises:
+        DataSizeError: on every rank, if there are no examples, so that equal lengths are impossible.
+        TypeError: on every rank, if the root has no dataset.
+        ValueError: on every rank, if datasets differ in length.
+    """
+    dataset = _for_all(dataset, comm, root, max_buf_len)
+    length: int | None = None
+    with agree.together(comm):
+        length = _length(dataset)
+        if seed is not None:
+            whole_number(seed, "scatter_dataset: seed")
+    num_samples, shuffle, seed = comm.bcast_obj((length, shuffle, seed or 0), root=root)
+    with agree.together(comm):
+        if length != num_samples:
+            raise ValueError(f"scatter_dataset expected {num_samples} examples as rank {root} has, got {length}")
+    order = generator(seed, "scatter").permutation(num_samples) if shuffle else None
+    begin, end = scatter_index(num_samples, comm, root, force_equal_length=force_equal_length)
+    own_begin, own_end = block_bounds(num_samples, comm.rank, comm.size)
+    return Shard(dataset, begin, end, order, (end - begin) - (own_end - own_begin))
+
+
+def _length(dataset: Any) -> int:
+    if not hasattr(dataset, "__len__"):
+        raise TypeError(f"scatter_dataset expected a dataset, but {type(dataset).__name__} has no len()")
+    return len(dataset)
+
+
+def _for_all(dataset: Any, comm: CommunicatorBase, root: int, max_buf_len: int) -> Any:
+    """``dataset``, or where a rank has none, the root's."""
+    with agree.together(comm):
+        if comm.rank == root and dataset is None:
+            raise TypeError("scatter_dataset expected a dataset on the root, got None")
+    if not comm._allgather_rows(np.array([dataset is None], np.int64)).any():
+        return dataset
+    shared = comm.bcast_obj(dataset, max_buf_len, root)
+    return shared if dataset is None else dataset
+
+
+def scatter_index(
+    n_total_samples: int, comm: CommunicatorBase, root: int = 0, *, force_equal_length: bool = True
+) -> tuple[int, int]:
+    """This rank's range of ``n_total_samples`` indices: (begin, end). Number and ``force_equal_length`` are the root's.
+
+    With ``force_equal_length`` ranges that would be shorter reach one index into the next.
+
+    Raises:
+        DataSizeError: on every rank, if equal lengths are asked for and there is no sample.
+    """
+    num_samples, force_equal_length = comm.bcast_obj((n_total_samples, force_equal_length), root=root)
+    num_samples = whole_number(num_samples, "scatter_index: n_total_samples")  # the same error on every rank
+    if num_samples < 0 or (force_equal_length and num_samples == 0):
+        raise DataSizeError(f"expected at least 1 sample to divide over {comm.size} ranks, got {num_samples}")
+    begin, end = block_bounds(num_samples, comm.rank, comm.size)
+    return (begin, begin + -(-num_samples // comm.size)) if force_equal_length else (begin, end)
+
+
+def create_empty_dataset(dataset: Any) -> list[tuple[()]]:
+    """As many empty examples as ``dataset`` has, for a rank whose part of a model reads no data."""
+    return [()] * len(dataset)
+
+
+def open_images_once(root: str | os.PathLike[str], comm: CommunicatorBase) -> ImageIndex:
+    """The list of images in ``root``, for ``ImageFolder(root, index=...)``: rank 0 scans the folder for all ranks.
+
+    The processes of a host share one copy in memory, their loader processes included. Collective.
+
+    Raises:
+        FileNotFoundError, ValueError: on every rank, what :func:`dbrdist.datasets.open_images` raises on rank 0.
+    """
+    index: ImageIndex | None = None
+    with agree.together(comm):
+        if comm.rank == 0:
+            index = open_images(root)
+    leaders, host = comm.split(0 if comm.intra_rank == 0 else None, comm.rank), comm.split(comm.inter_rank, comm.rank)
+    if leaders is not None:
+        block = leaders.bcast(None if index is None else index.block())
+        its_root = leaders.bcast_obj(None if index is None else index.root)
+        index = in_memory(block, its_root) if index is None else index
+        leaders.finalize()
+    shared: ImageIndex = host.bcast_obj(index)
+    host.finalize()
+    return shared

@@ -1,0 +1,185 @@
+"""An evaluation shared by the ranks: each example counts once, whoever evaluates it."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dbrdist.comm.communicators.communicator import CommunicatorBase
+from dbrdist.comm.data import virtual_evaluator
+from dbrdist.comm.data.datasets import Shard
+from dbrdist.comm.protocol import agree
+from dbrdist.comm.protocol.agree import raise_together
+from dbrdist.comm.protocol.arguments import attempt, rank_of
+from dbrdist.core.array.backend import is_array, to_cpu
+from dbrdist.core.array.config import no_backprop_mode, using_config
+from dbrdist.core.model.reporter import Reporter, Summary, report
+from dbrdist.core.tape.variable import Variable
+from dbrdist.datasets.loading.convert import call_converter, concat_examples
+from dbrdist.datasets.loading.serial import SerialIterator
+from dbrdist.training.extensions.evaluator import Evaluator
+from dbrdist.training.updater import as_arguments
+
+
+def create_multi_node_evaluator(actual_evaluator: Any, communicator: CommunicatorBase) -> Any:
+    """An evaluator like ``actual_evaluator`` that reports, on every rank, the means over the examples of all ranks.
+
+    Each rank evaluates its own part without communicating, so parts may differ in length and be empty. Sums over
+    examples are then added in the order of ranks. The padding of a scattered dataset is left out.
+
+    Over an iterator with virtual workers the means are bit for bit the same on any number of ranks.
+
+    An evaluator with its own ``evaluate`` method gives means without weights; they are averaged over the ranks whose
+    result has the key, with equal weights.
+
+    Raises:
+        Whatever one rank raises while it evaluates, on every rank.
+    """
+    evaluator = copy.copy(actual_evaluator)
+    is_plain = isinstance(actual_evaluator, Evaluator) and type(actual_evaluator).evaluate is Evaluator.evaluate
+    if is_plain and getattr(actual_evaluator.get_iterator("main"), "virtual_workers", None) is not None:
+        evaluator.evaluate = lambda: virtual_evaluator.means(communicator, evaluator)
+    elif is_plain:
+        actual_evaluator.knows_its_part = True  # of the ranks' data, whose results are added up here
+        evaluator._one_pass = lambda: _without_padding(actual_evaluator)
+        evaluator.evaluate = lambda: _merged(communicator, _weighted_means(communicator, evaluator))
+    else:
+        evaluator.evaluate = lambda: _merged(communicator, _plain_means(communicator, actual_evaluator))
+    return evaluator
+
+
+class GenericMultiNodeEvaluator(Evaluator):
+    """An evaluation whose result is not a mean: each rank computes, and ``root`` sees the results of all.
+
+    Override :meth:`calc_local` and :meth:`aggregate`; what ``aggregate`` reports is observed on the root. Ranks may
+    have different numbers of batches, and none.
+
+    Args:
+        comm: the ranks.
+        iterator: over this rank's part; the padding of a scattered dataset is left out.
+        target: the link that ``calc_local`` calls unless it is overridden.
+        device: where ``converter`` puts the batches.
+        converter: ``converter(batch, device)`` gives the arguments of ``calc_local``.
+        root: the rank that calls ``aggregate``.
+        **kwargs: ``progress_hook``, called with each batch after it was computed, and what :class:`Evaluator` takes.
+
+    Raises:
+        Whatever one rank raises, on every rank.
+    """
+
+    knows_its_part = True
+
+    def __init__(
+        self,
+        comm: CommunicatorBase,
+        iterator: Any,
+        target: Any,
+        device: Any = None,
+        converter: Callable[..., Any] = concat_examples,
+        root: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        self._progress_hook = kwargs.pop("progress_hook", None)
+        super().__init__(iterator, target, converter, device, **kwargs)
+        raise_together(comm, attempt(rank_of, root, comm.size, "GenericMultiNodeEvaluator: root")[1])
+        self.comm = comm
+        self.root = root
+
+    def calc_local(self, *args: Any, **kwargs: Any) -> Any:
+        """The result of one batch; anything that can be pickled, but not None."""
+        return self.get_target("main")(*args, **kwargs)
+
+    def aggregate(self, results: list[Any]) -> Any:
+        """What the root makes of the results of all ranks: the first batch of each in their order, the second, ..."""
+        return results
+
+    def evaluate(self) -> Any:
+        """What ``aggregate`` returns, on the root; None on the other ranks."""
+        mine: list[Any] = []
+        with agree.together(self.comm):
+            if self.eval_hook is not None:
+                self.eval_hook(self)
+            mine = [self._result_of(batch) for batch in _without_padding(self)]
+        everyone = self.comm.gather_obj(mine, self.root)
+        total = None
+        with agree.together(self.comm):
+            if everyone is not None:
+                turns = itertools.zip_longest(*everyone)
+                total = self.aggregate([result for turn in turns for result in turn if result is not None])
+        return total
+
+    def _result_of(self, batch: Any) -> Any:
+        with no_backprop_mode():
+            args, named = as_arguments(call_converter(self.converter, batch, self.device))
+            result = self.calc_local(*args, **named)
+        if result is None:
+            raise TypeError("calc_local expected to return a result for each batch, got None")
+        if self._progress_hook is not None:
+            self._progress_hook(batch)
+        return _on_host(result)
+
+    def __call__(self, trainer: Any = None) -> Any:
+        """Evaluate; observed is what ``aggregate`` reports, on the root. Returns its result there, None elsewhere."""
+        reporter = Reporter()
+        prefix = self.name + "/" if self.name else ""
+        for name, target in self.get_all_targets().items():
+            reporter.add_observer(prefix + name, target)
+            reporter.add_observers(prefix + name, target.namedlinks(skipself=True))
+        with reporter, using_config("train", False):
+            result = self.evaluate()
+        report(reporter.observation)
+        return result
+
+
+def _on_host(result: Any) -> Any:
+    """Variables as arrays, arrays of a device in host memory: what another rank can take."""
+    if isinstance(result, Variable):
+        result = result.array
+    if isinstance(result, tuple | list):
+        return type(result)(map(_on_host, result)) if type(result) in (tuple, list) else result
+    if isinstance(result, dict):
+        return {key: _on_host(value) for key, value in result.items()}
+    return to_cpu(result) if is_array(result) else result
+
+
+Means = dict[str, tuple[float, float]]  # key -> (mean, weight)
+
+
+def _weighted_means(comm: CommunicatorBase, evaluator: Any) -> Means:
+    means: Means = {}
+    with agree.together(comm):
+        summary = evaluator.summarize()
+        means = {key: (one.compute_mean(), one._weight) for key, one in summary.summaries().items()}
+    return means
+
+
+def _plain_means(comm: CommunicatorBase, evaluator: Any) -> Means:
+    means: Means = {}
+    with agree.together(comm):
+        means = {key: (float(value), 1.0) for key, value in evaluator.evaluate().items()}
+    return means
+
+
+def _merged(comm: CommunicatorBase, mine: Means) -> dict[str, float]:
+    """The weighted means over all ranks, the same on each; keys in the order in which ranks came to them."""
+    total: dict[str, Summary] = {}
+    for theirs in comm.allgather_obj(mine):
+        for key, (mean, weight) in theirs.items():
+            if weight:
+                total.setdefault(key, Summary()).add(mean, weight)
+    return {key: summary.compute_mean() for key, summary in total.items()}
+
+
+def _without_padding(evaluator: Any) -> Iterator[Any]:
+    """The batches of one pass; of a scattered dataset, without the examples that only fill up a rank's part."""
+    iterator = evaluator.get_iterator("main")
+    dataset = getattr(iterator, "dataset", None)
+    if not isinstance(dataset, Shard) or not dataset.num_padding:
+        batches: Iterator[Any] = evaluator._one_pass()
+        return batches
+    own = dataset.without_padding()
+    if not len(own):
+        return iter(())
+    return iter(SerialIterator(own, iterator.batch_size, repeat=False, shuffle=False, seed=0))

@@ -1,0 +1,1 @@
+"""Failures that end the job with a report: exceptions, deadlocks, ranks that have left."""

@@ -1,0 +1,67 @@
+"""Short messages between the watches of all ranks, on a duplicate of a communicator. Nobody waits for one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import numpy as np
+
+from dbrdist.comm.transport import mpi
+
+_TAG = 1
+
+
+class Channel:
+    """The channel of one group of ranks. Making it is collective over them.
+
+    Args:
+        mpi_comm: is duplicated.
+        members: its ranks, as numbered in the whole job.
+    """
+
+    def __init__(self, mpi_comm: Any, members: tuple[int, ...]) -> None:
+        self.members = members
+        self._MPI = mpi.start()
+        self._comm = mpi_comm.Dup()
+        self._sent: list[Any] = []
+        self._arrival: Any = None
+        self._lock = threading.Lock()  # the watch and the end of the program both send
+
+    @property
+    def judge(self) -> int:
+        """The rank, as numbered in the job, that hears who waits."""
+        return self.members[0]
+
+    def tell(self, rank: int, words: dict[str, Any]) -> None:
+        """Send to one rank, as numbered in the job."""
+        raw = np.frombuffer(json.dumps(words).encode(), np.uint8)
+        with self._lock:
+            self._sent = [request for request in self._sent if not request.Test()]
+            self._sent.append(self._comm.Isend([raw, self._MPI.BYTE], self.members.index(rank), _TAG))
+
+    def tell_all(self, words: dict[str, Any]) -> None:
+        """Send to every rank but this one."""
+        me = self.members[self._comm.rank]
+        for rank in self.members:
+            if rank != me:
+                self.tell(rank, words)
+
+    def hear(self) -> list[dict[str, Any]]:
+        """What has come since the last call."""
+        heard = []
+        status = self._MPI.Status()
+        # MPI takes in messages while it looks, and may find them at the next look only; nothing else may call it.
+        self._comm.Iprobe(self._MPI.ANY_SOURCE, _TAG)
+        while (matched := self._comm.Improbe(self._MPI.ANY_SOURCE, _TAG, status)) is not None:
+            raw = np.empty(status.Get_count(self._MPI.BYTE), np.uint8)
+            matched.Recv([raw, self._MPI.BYTE])
+            heard.append(json.loads(raw.tobytes()))
+        return heard
+
+    def arrive(self) -> bool:
+        """Say that this rank is at its exit; True once every rank is."""
+        if self._arrival is None:
+            self._arrival = self._comm.Ibarrier()
+        return bool(self._arrival.Test())

@@ -1,0 +1,82 @@
+"""The judge of a channel: hears where ranks wait, asks them once more, and pronounces the verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from dbrdist.comm.failure import deadlock
+from dbrdist.comm.failure.channel import Channel
+from dbrdist.comm.failure.deadlock import State
+
+# For the answers of ranks without which the verdict stands, too. They hear it with the others if they answer, and on a
+# busy machine a second may pass until then; only a rank that is deep in a call that holds the GIL does not.
+_PATIENCE_SECONDS = 1.0
+
+
+class Judge:
+    """What the lowest rank of a channel knows of the others."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._states: dict[int, State] = {}
+        self._asked: dict[int, set[int]] = {}  # rank -> the waits that it is to confirm
+        self._answers: dict[int, State] = {}
+        self._asked_at = 0.0
+        self._num_asked = 0
+        self._said: dict[tuple[str, int], str] = {}  # (communicator, number of the meeting) -> the verdict on it
+
+    def hear(self, state: State, is_answer: bool) -> None:
+        """Take what a rank says of itself."""
+        known = self._states.get(state.rank)
+        if not is_answer and (known is None or not known.has_left):
+            self._states[state.rank] = state
+        if is_answer and self._asked:
+            self._answers[state.rank] = state
+
+    def look(self) -> tuple[str, dict[int, set[int]]] | None:
+        """(the verdict in words, whom it is for), if there is one."""
+        if not self._asked:
+            self._ask(deadlock.stuck(self._states))
+            return None
+        is_early = time.monotonic() - self._asked_at < _PATIENCE_SECONDS and len(self._answers) < self._num_asked
+        if is_early or not self._asked.keys() <= self._answers.keys():
+            return None
+        asked, self._asked = self._asked, {}
+        gone_on = [rank for rank, ids in asked.items() if not ids <= self._answers[rank].wait_ids()]
+        if gone_on:
+            self._forget(gone_on)
+            return None
+        states = {**self._answers, **{rank: state for rank, state in self._states.items() if state.has_left}}
+        core = deadlock.stuck({rank: state for rank, state in states.items() if rank in asked or state.has_left})
+        if not core:
+            return None
+        waiting = deadlock.grow(states, core)
+        self._forget(waiting)  # judged once
+        text = self._verdict_on(states, waiting)
+        return text, {rank: states[rank].wait_ids() for rank in waiting}
+
+    def _verdict_on(self, states: Mapping[int, State], waiting: Mapping[int, set[int]]) -> str:
+        """The words; a rank that comes late to a meeting hears those that the others have heard there."""
+        waits = [wait for rank in waiting for wait in states[rank].waits if wait.kind in ("row", "bytes")]
+        meetings = [(wait.comm_name, wait.number) for wait in waits]
+        known = (self._said[meeting] for meeting in meetings if meeting in self._said)
+        text = next(known, None) or deadlock.describe(states, waiting)
+        self._said |= dict.fromkeys(meetings, text)
+        return text
+
+    def _ask(self, waiting: Iterable[int]) -> None:
+        """Ask all ranks, so that others who wait for the same ones hear the same verdict."""
+        self._asked = {rank: self._states[rank].wait_ids() for rank in waiting}
+        self._answers, self._asked_at = {}, time.monotonic()
+        if self._asked:
+            there = [
+                rank for rank in self.channel.members if rank not in self._states or not self._states[rank].has_left
+            ]
+            self._num_asked = len(there)
+            for rank in there:
+                self.channel.tell(rank, {"what": "ask"})
+
+    def _forget(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self._states.pop(rank, None)

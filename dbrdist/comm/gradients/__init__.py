@@ -1,0 +1,1 @@
+"""The reduction of gradients: its plan, shared memory, overlap with backward, compression, division over ranks."""

@@ -1,0 +1,167 @@
+"""What ranks do with whole models: equal parameters at the start, mean gradients at each step.
+
+Gradients lie in flat memory (``core/model/flat.py``), so a reduction is a pass over a few long arrays, without packing.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, Plan, key_of, plan_anew, weights
+from dbrdist.comm.protocol import agree
+from dbrdist.comm.protocol.gate import Passage
+from dbrdist.core.array.backend import get_array_module, is_array
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.tape.variable import Variable
+
+_MAX_PLANS = 8  # of models that take turns
+
+
+def bcast_data(comm: Any, model: Any, root: int = 0) -> None:
+    """Give every rank the parameters and persistent values of ``root``."""
+    bcast_params(comm, model, root)
+    _bcast_persistents(comm, model, root)
+
+
+def bcast_params(comm: Any, model: Any, root: int = 0) -> None:
+    """Give every rank the parameters of ``root``.
+
+    A parameter that has no shape yet on another rank gets the root's; one without a shape on the root is broadcast when
+    it is initialised, which must then happen on every rank, in the same order.
+    """
+    bcast_named(comm, list(model.namedparams()), root)
+
+
+def bcast_named(comm: Any, named: Sequence[tuple[str, Parameter]], root: int = 0) -> None:
+    """The same for some parameters, which every rank has in the same order."""
+    _initialize_like_root(comm, named, root)
+    agree.check_params(comm, named)
+    for name, p in named:
+        if p.is_initialized:
+            _take_values(p, comm.bcast(p.array, root=root))
+        else:
+            p.on_initialize = Broadcast(comm, name, root)
+
+
+def _take_values(p: Parameter, values: Any) -> None:
+    """Copy values into the parameter, in place as others may share the array; equal ones are no assignment."""
+    old = p.array
+    if values is old:
+        return
+    if get_array_module(old).array_equal(old, values, equal_nan=True):
+        old[...] = values  # zeros may differ by their signs
+    else:
+        p.copydata(Variable(values))
+
+
+def _initialize_like_root(comm: Any, named: Sequence[tuple[str, Parameter]], root: int) -> None:
+    shapes = comm.bcast_obj([(name, p.shape) for name, p in named], root=root)
+    mine = dict(named)
+    with agree.together(comm):
+        for name, shape in shapes:
+            p = mine.get(name)
+            if p is not None and shape is not None and not p.is_initialized:
+                p.on_initialize = None
+                p.initialize(shape)
+
+
+def _bcast_persistents(comm: Any, model: Any, root: int) -> None:
+    """The root's persistent values; one that is not an array yet takes the root's array."""
+    places = {
+        f"{path.rstrip('/')}/{name}": (link, name) for path, link in model.namedlinks() for name in link._persistent
+    }
+    agree.same_everywhere(comm, agree.as_lines(list(places)), "the same persistent values")
+    kinds = comm.bcast_obj({path: _kind(getattr(*place)) for path, place in places.items()}, root=root)
+    with agree.together(comm):
+        for path, place in places.items():
+            value = getattr(*place)
+            if is_array(value) and _kind(value) != kinds[path]:
+                raise ValueError(
+                    f"expected the persistent value {path} as {kinds[path]}, as on rank {root}, got {_kind(value)}"
+                )
+    for path, (link, name) in places.items():
+        value = getattr(link, name)
+        if not kinds[path].startswith("an array"):
+            setattr(link, name, comm.bcast_obj(value, root=root))
+            continue
+        new = comm.bcast(value, root=root)
+        if not is_array(value):
+            setattr(link, name, new)
+        elif new is not value:
+            value[...] = new
+
+
+def _kind(value: Any) -> str:
+    return f"an array of shape {tuple(value.shape)} and {value.dtype.name}" if is_array(value) else "no array"
+
+
+class Broadcast:
+    """What a late parameter does at its initialisation: take the root's values."""
+
+    def __init__(self, comm: Any, name: str, root: int) -> None:
+        self._comm = comm
+        self._name = name
+        self._root = root
+
+    def __call__(self, p: Parameter) -> None:
+        p.on_initialize = None
+        text = f"{self._name} {p.shape} {p.dtype.name}"
+        agree.same_everywhere(self._comm, text, "to initialise the same parameter")
+        p.array = self._comm.bcast(p.array, root=self._root)
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """A copy of the parameter is not broadcast: other ranks may not have one."""
+
+
+def mean_grad(
+    comm: Any, call: Passage, params: Sequence[tuple[str, Parameter]], zero_fill: bool, num_samples: int | None
+) -> None:
+    """Replace gradients by their mean over ranks, weighted by ``num_samples``; None on every rank is equal weights.
+
+    A parameter without a gradient on some ranks counts as gradient zero there; without one on any rank it stays so, or
+    with ``zero_fill`` becomes zero. Uninitialised parameters are passed over.
+
+    Raises:
+        CommunicatorError: on every rank, if the parameters differ between ranks, or no rank has a sample.
+    """
+    named = [(name, p) for name, p in params if p.is_initialized]
+    plan = plan_for(comm, named)
+    has_grad = np.array([zero_fill or p.grad is not None for p in plan.params], bool)
+    row = [plan.digest, plan.runs_digest, _count(num_samples), zlib.crc32(has_grad.tobytes()), plan.place]
+    rows = call.agree(row, num_same=1, what="the same parameters", detail=lambda: plan.text)
+    if (rows[:, 1] != rows[0, 1]).any():
+        plan = keep_plan(comm, plan_anew(named))
+        rows[:, 4] = 0
+    factors, divisor = weights(rows[:, 2].tolist())
+    plan.settle(comm, call, rows[:, 4].tolist())
+    if (rows[:, 3] != rows[0, 3]).any():
+        has_grad = comm.allreduce(has_grad)
+    wanted = [p for p, is_there in zip(plan.params, has_grad) if is_there]
+    plan.reduce(comm, call, wanted, factors, divisor)
+
+
+def _count(num_samples: int | None) -> int:
+    return EQUAL_WEIGHT if num_samples is None else int(num_samples)
+
+
+def plan_for(comm: Any, named: list[tuple[str, Parameter]]) -> Plan:
+    """The plan of these parameters on a communicator, where nothing has changed since it was made."""
+    plan: Plan | None = comm._plans.get(key_of(named))
+    if plan is None or not plan.is_for([p for _, p in named]):
+        plan = Plan(named)
+    return keep_plan(comm, plan)
+
+
+def keep_plan(comm: Any, plan: Plan) -> Plan:
+    """Remember a plan as the last that was used."""
+    plans: dict[Any, Plan] = comm._plans
+    key = plan.key
+    plans.pop(key, None)
+    plans[key] = plan
+    if len(plans) > _MAX_PLANS:
+        del plans[next(iter(plans))]
+    return plan

@@ -1,0 +1,1 @@
+"""What ranks agree on before bytes travel: the gate that every collective passes, arguments, types, settings."""

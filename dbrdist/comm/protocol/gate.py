@@ -1,0 +1,346 @@
+"""The gate that every collective verb passes: each rank shows one row of numbers, and all draw the same conclusion.
+
+The row says in which verb the rank is, its root, its configuration, what its argument is, and whether that is wrong. It
+has the same length in every verb, so ranks in different verbs still meet. Where rows disagree, or one has an error,
+the ranks exchange words and raise the same error, with what differs, on which ranks, and the lines of the calls.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any, Protocol
+
+import numpy as np
+
+from dbrdist.comm.protocol import arguments
+from dbrdist.comm.transport import disagreement
+from dbrdist.comm.transport.call_log import Call, Record
+from dbrdist.errors import CommunicatorError
+
+Row = np.ndarray[Any, np.dtype[np.int64]]
+
+_HEAD = 5  # number, verb, root, configuration, error
+PAYLOAD_WORDS = 42
+ROW_WORDS = _HEAD + PAYLOAD_WORDS
+ROW_BYTES = 8 * ROW_WORDS
+_packers = [struct.Struct(f"{n}q{ROW_BYTES - 8 * n}x") for n in range(ROW_WORDS + 1)]  # by the number of words
+
+
+class Pending(Protocol):
+    """A row that was shown and not yet answered."""
+
+    def is_there(self) -> bool:
+        """Whether the rows of all ranks are there; it does not wait."""
+
+    def pieces(self) -> list[list[Any]]:
+        """For each array enclosed in the row what every rank enclosed; for use before the next row is shown."""
+
+    def wait(self, call: Call) -> list[bytes]:
+        """The rows of all ranks; raises CommunicatorError where the watch finds that they cannot come."""
+
+
+class Ranks(Protocol):
+    """What the gate needs of a communicator."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def _post_row(self, call: Call, row: bytes, enclosed: Sequence[Any] = ()) -> Pending: ...
+
+    def _exchange_row(
+        self, call: Call, row: bytes, enclosed: Sequence[Any] = ()
+    ) -> tuple[list[bytes], list[list[Any]]]: ...
+
+    def _allgather_bytes(self, mine: Any, raw: Any, counts: Sequence[int], starts: Sequence[int]) -> None: ...
+
+    def _release_enclosed(self) -> None: ...
+
+    def _describe_config(self) -> str: ...
+
+    def _refusal(self) -> str: ...
+
+    def _failed_half_way(self, call: Call, reason: str) -> None: ...
+
+
+class Gate:
+    """The gate of one communicator on one rank.
+
+    Args:
+        ranks: moves rows and bytes.
+        record: where this rank's verbs are noted.
+        name: of the communicator, the same on all its ranks.
+        members: its ranks, as numbered in the whole job.
+    """
+
+    def __init__(self, ranks: Ranks, record: Record, name: str, members: tuple[int, ...]) -> None:
+        self.record = record
+        self.name = name
+        self.members = members
+        self.closed = ""  # why no verb can run any more
+        self.ranks = ranks
+        self.backward_of = 0  # in a backward pass the number of the call that it goes through, else 0
+        self.config: str | None = None
+        self._config_digest = 0
+        self._one_thread = threading.RLock()
+
+    def config_changed(self) -> None:
+        """Compare the configuration again at the next verb."""
+        self.config = None
+
+    def call(self, verb: str, place: tuple[str, int] | None = None) -> Passage:
+        """Enter a collective verb: ``with gate.call("bcast") as call``. ``place`` is the line of the call, if known.
+
+        Raises:
+            CommunicatorError: if the communicator is closed, or another thread is in a verb of it.
+        """
+        if self.closed or self.ranks._refusal():
+            self._check_open(verb)
+        if not self._one_thread.acquire(False):
+            raise CommunicatorError(self._two_threads(verb))
+        call = Passage(self.record, verb, self.name, self.members, place)
+        call._gate = self
+        return call
+
+    def again(self, call: Passage) -> Passage:
+        """Enter a verb a second time, to wait for the row that was posted in it: ``with gate.again(call)``."""
+        self._check_open(call.verb)
+        if not self._one_thread.acquire(False):
+            raise CommunicatorError(self._two_threads(call.verb))
+        call.since, call.thread = time.monotonic(), threading.get_ident()
+        return call
+
+    def message(self, verb: str, peer: Any, tag: Any) -> Passage:
+        """Enter a send or receive; what is wrong with these arguments is raised on this rank alone."""
+        self._check_open(verb)
+        call = Passage(self.record, verb, self.name, self.members)
+        call._gate, call.is_collective = self, False
+        call.peer = arguments.rank_of(peer, self.ranks.size, verb)
+        call.tag = arguments.tag(tag, verb)
+        call.partner = self.members[call.peer]
+        call.number = self.record.count(self.name, verb[:4], call.partner, call.tag)
+        return call
+
+    def _check_open(self, verb: str) -> None:
+        reason = self.closed or self.ranks._refusal()
+        if reason:
+            raise CommunicatorError(f"{verb}: {reason}")
+
+    def _two_threads(self, verb: str) -> str:
+        busy = [call for call in list(self.record.last) if call.comm_name == self.name and call.seconds < 0]
+        where = f" ({busy[-1].verb} at {busy[-1].where()})" if busy else ""
+        return (
+            f"{verb}: expected one thread at a time, but another thread is in a verb of this communicator{where}; "
+            "give each thread its own by split(0, rank), made in the same order on all ranks"
+        )
+
+    def _describe_config(self) -> None:
+        self.config = self.ranks._describe_config()
+        self._config_digest = digest(self.config)
+
+    def explain(self, call: Passage, what: str, detail: str, error: Exception | None) -> Exception:
+        """What every rank raises, from the words of all. All ranks come here, or none."""
+        mine = disagreement.Words(
+            call.verb + (f" backward through differentiable call {self.backward_of}" if self.backward_of else ""),
+            call.number,
+            call.root,
+            self.config or "",
+            what,
+            detail,
+            call.where(),
+            disagreement.kind_of(error),
+            "" if error is None else str(error),
+        )
+        raw = np.frombuffer(mine.encode(), np.uint8)
+        counts = [words_of(row)[0] for row in self.ranks._post_row(call, _packers[1].pack(raw.size)).wait(call)]
+        starts = [sum(counts[:k]) for k in range(len(counts))]
+        found = np.empty(sum(counts), np.uint8)
+        self.ranks._allgather_bytes(raw, found, counts, starts)
+        everyone = [disagreement.Words.decode(found[i : i + n].tobytes()) for i, n in zip(starts, counts)]
+        return disagreement.judge(everyone)
+
+
+class Passage(Call):
+    """One verb on its way through the gate."""
+
+    enclosed: Sequence[list[Any]] = ()  # for each array enclosed in the row what every rank enclosed
+    _gate: Gate
+    _answer: Pending | None = None
+    _is_meeting = False  # shows a row and waits for the others'
+    _is_moving = False
+
+    def __exit__(self, kind: Any, value: Any, tb: Any) -> None:
+        if self.enclosed:
+            self.enclosed = ()
+            self._gate.ranks._release_enclosed()
+        Call.__exit__(self, kind, value, tb)  # in half the time of super()
+        if kind is not None and (self._answer is not None or self._is_meeting or self._is_moving):
+            self.break_off(value)
+        if self.is_collective:
+            self._gate._one_thread.release()
+
+    def break_off(self, error: BaseException) -> None:
+        """Other ranks may still come to this meeting, or wait for bytes: nothing can follow on the communicator."""
+        gate = self._gate
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        gate.closed = gate.closed or (
+            f"this communicator cannot be used any more, because {self.verb} at {self.where()} ended with {reason}"
+        )
+        if self._is_moving and not self.error:
+            gate.ranks._failed_half_way(self, reason)
+
+    def moving(self) -> _Moving:
+        """``with call.moving():`` all ranks have agreed and move bytes; one that fails here leaves the others stuck."""
+        return _Moving(self)
+
+    def agree(
+        self,
+        payload: Sequence[int] | Row = (),
+        error: Exception | None = None,
+        *,
+        num_same: int = 0,
+        what: str = "",
+        detail: str | Callable[[], str] = "",
+    ) -> Row:
+        """Show a row and return the payloads of all ranks, shape (size, 42).
+
+        Args:
+            payload: up to 42 integers.
+            error: what is wrong with this rank's argument; every rank raises it.
+            num_same: how many leading integers of the payload must be the same on all ranks.
+            what: what these stand for, as in "expected ... on every rank".
+            detail: what this rank has.
+        """
+        rows = self.exchange(payload, error, num_same=num_same, what=what, detail=detail)
+        return _payloads(rows)
+
+    def exchange(
+        self,
+        payload: Sequence[int] | Row = (),
+        error: Exception | None = None,
+        *,
+        num_same: int = 0,
+        what: str = "",
+        detail: str | Callable[[], str] = "",
+        enclosed: Sequence[Any] = (),
+    ) -> list[bytes]:
+        """As :meth:`agree`, with rows as they came, for :func:`payload_bytes`.
+
+        ``enclosed`` are arrays that are sent with it, where the provider says that they can.
+        """
+        row = self._fill_in(payload, error)
+        self._is_meeting = True
+        rows, self.enclosed = self._gate.ranks._exchange_row(self, row, enclosed)
+        self._is_meeting = False
+        if error is None and all(map(bytes.startswith, rows, repeat(row[: 8 * (_HEAD + num_same)]))):
+            return rows
+        raise self._disagreement(what, detail, error) from error
+
+    def _disagreement(self, what: str, detail: str | Callable[[], str], error: Exception | None) -> Exception:
+        words = "" if error is not None else detail if isinstance(detail, str) else detail()
+        return self._gate.explain(self, what, words, error)
+
+    def post(
+        self,
+        payload: Sequence[int] | Row = (),
+        error: Exception | None = None,
+        *,
+        num_same: int = 0,
+        what: str = "",
+        detail: str | Callable[[], str] = "",
+        enclosed: Sequence[Any] = (),
+    ) -> None:
+        """The first half of :meth:`exchange`: show the row, and return at once."""
+        row = self._row = self._fill_in(payload, error)
+        self._own_error, self._what, self._detail, self._num_same = error, what, detail, num_same
+        self._answer = self._gate.ranks._post_row(self, row, enclosed)
+
+    def _fill_in(self, payload: Sequence[int] | Row, error: Exception | None) -> bytes:
+        """The row to show."""
+        gate = self._gate
+        if gate.config is None:
+            gate._describe_config()
+        number = self.number = gate.record.count(gate.name)
+        self.meets_by = "row"
+        verb = _verb_words[self.verb] ^ gate.backward_of
+        words = (number, verb, self.root, gate._config_digest, error is not None, *payload)
+        return _packers[len(words)].pack(*words)
+
+    def is_answered(self) -> bool:
+        """Whether :meth:`wait` will return at once."""
+        return self._answer is not None and self._answer.is_there()
+
+    def wait(self) -> Row:
+        """The second half: everyone's payloads, once all are there."""
+        return _payloads(self.wait_for_rows())
+
+    def wait_for_rows(self) -> list[bytes]:
+        """The rows as they came, for :func:`payload_bytes`."""
+        answer, words, row = self._answer, self._detail, self._row
+        assert answer is not None
+        rows = answer.wait(self)
+        self.enclosed = answer.pieces()
+        self._answer, self._detail, self._row = None, "", b""  # the record keeps this passage, not whole models
+        own = self._own_error
+        if own is None and all(map(bytes.startswith, rows, repeat(row[: 8 * (_HEAD + self._num_same)]))):
+            return rows
+        raise self._disagreement(self._what, words, own) from own
+
+    def meet_without_row(self) -> None:
+        """Count a meeting in which bytes move without a row before them."""
+        self.number = self._gate.record.count(self._gate.name)
+        self.meets_by = "bytes"
+
+
+class _Moving:
+    """See :meth:`Passage.moving`."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Passage) -> None:
+        self._call = call
+
+    def __enter__(self) -> None:
+        self._call._is_moving = True
+
+    def __exit__(self, kind: Any, value: Any, tb: Any) -> None:
+        if kind is None:
+            self._call._is_moving = False
+
+
+def _payloads(rows: list[bytes]) -> Row:
+    return np.frombuffer(bytearray().join(rows), np.int64).reshape(-1, ROW_WORDS)[:, _HEAD:]
+
+
+def payload_bytes(begin: int, count: int) -> slice:
+    """Where some integers of the payload lie in a row."""
+    return slice(8 * (_HEAD + begin), 8 * (_HEAD + begin + count))
+
+
+def words_of(raw: bytes) -> tuple[int, ...]:
+    """The integers."""
+    return struct.unpack(f"{len(raw) // 8}q", raw)
+
+
+def digest(text: str) -> int:
+    """A number that is the same for equal texts, on every rank."""
+    raw = text.encode()
+    return zlib.crc32(raw) << 31 ^ zlib.adler32(raw)
+
+
+class _Digests(dict[str, int]):
+    """The digests of a few texts that come again and again."""
+
+    def __missing__(self, text: str) -> int:
+        self[text] = digest(text)
+        return self[text]
+
+
+_verb_words = _Digests()

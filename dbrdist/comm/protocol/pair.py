@@ -1,0 +1,100 @@
+"""The verbs between two ranks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dbrdist.comm.protocol import arguments
+from dbrdist.comm.protocol.arguments import attempt
+from dbrdist.comm.protocol.gate import Passage
+from dbrdist.comm.protocol.primitives import Provider
+from dbrdist.comm.transport import message
+from dbrdist.core.array.backend import Array
+from dbrdist.errors import CommunicatorError
+
+_ARRAY, _ARRAYS, _OBJECT, _BROKEN = range(4)  # what a message holds
+
+
+class PairVerbs(Provider):
+    """Send and receive. Messages of one pair of ranks with one tag keep their order."""
+
+    def send(self, data: Array | Sequence[Array], dest: int, tag: int) -> None:
+        """Send an array, or a tuple or list of arrays, to ``dest``, which receives it with the same ``tag``.
+
+        It may return before ``dest`` receives, or wait until then, as MPI's send: a large array waits.
+        """
+        is_one = not isinstance(data, (tuple, list))
+        arrays: Any = [data] if is_one else data
+        with self._gate.message("send", dest, tag) as call:
+            each, error = attempt(lambda: [arguments.prepared(x, "send") for x in arrays])
+            headers = np.array([h for h, _ in each or ()], np.int64).reshape(-1)
+            kind = _BROKEN if error else _ARRAY if is_one else _ARRAYS
+            self._send_message(call, kind, headers, [message.as_bytes(flat) for _, flat in each or ()], error)
+
+    def recv(self, source: int, tag: int) -> Any:
+        """The array, or tuple of arrays, that ``source`` sent with ``tag``."""
+        with self._gate.message("recv", source, tag) as call:
+            kind, headers, parts = self._recv_message(call)
+            if kind == _OBJECT:
+                raise _wrong_kind("array", call)
+            received = []
+            for header, raw in zip(headers.reshape(-1, message.HEADER_WORDS), parts):
+                received.append(message.to_current_device(message.empty_like_header(header, raw)[1], header))
+            return received[0] if kind == _ARRAY else tuple(received)
+
+    def send_obj(self, obj: Any, dest: int, tag: int) -> None:
+        """Send a picklable object to ``dest``."""
+        with self._gate.message("send_obj", dest, tag) as call:
+            raw, error = attempt(arguments.pickled, obj)
+            parts = [] if raw is None else [raw]
+            self._send_message(call, _BROKEN if error else _OBJECT, np.empty(0, np.int64), parts, error)
+
+    def recv_obj(self, source: int, tag: int) -> Any:
+        """The object that ``source`` sent with ``tag``."""
+        with self._gate.message("recv_obj", source, tag) as call:
+            kind, _, parts = self._recv_message(call)
+            if kind != _OBJECT:
+                raise _wrong_kind("object", call)
+            return arguments.unpickled(parts[0])
+
+    def _send_message(
+        self, call: Passage, kind: int, headers: message.Header, parts: list[message.HostArray], error: Exception | None
+    ) -> None:
+        """The head says what kind, how many parts, their sizes in bytes; then what describes them."""
+        if error is not None:
+            parts = [np.frombuffer(str(error).encode(), np.uint8)]  # so that the receiver raises, too
+        sizes = [part.size for part in parts]
+        call.num_bytes = sum(sizes)
+        head = np.array([kind, len(parts), *sizes, *headers], np.int64)
+        if call.peer == self.rank:  # kept here: a blocking MPI_Send to oneself waits forever
+            mail: deque[Any] = self._own_mail.setdefault(call.tag, deque())
+            mail.append((head, [part.copy() for part in parts]))
+        else:
+            self._send_parts(call, head, parts)
+        if error is not None:
+            raise error
+
+    def _recv_message(self, call: Passage) -> tuple[int, message.Header, list[message.HostArray]]:
+        if call.peer != self.rank:
+            head, parts = self._recv_parts(call)
+        elif self._own_mail.get(call.tag):
+            head, parts = self._own_mail[call.tag].popleft()
+        else:
+            raise CommunicatorError(
+                f"rank {self.rank} expected a message from itself with tag {call.tag}, but sent none"
+            )
+        call.num_bytes = sum(part.size for part in parts)
+        if head[0] == _BROKEN:
+            raise TypeError(f"{bytes(parts[0]).decode()} (on rank {call.peer} of {self.size}, which sent it)")
+        return int(head[0]), head[2 + int(head[1]) :], parts
+
+
+def _wrong_kind(expected: str, call: Passage) -> TypeError:
+    where = f"from rank {call.peer} with tag {call.tag}"
+    if expected == "array":
+        return TypeError(f"recv expected an array {where}, got an object; use recv_obj")
+    return TypeError(f"recv_obj expected an object {where}, got an array; use recv")

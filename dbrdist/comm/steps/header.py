@@ -1,0 +1,333 @@
+"""The header of a step: one row that each rank shows before its forward pass, and needs before the first reduction.
+
+It says which step this is, with which parameters and hyperparameters, how many examples the rank has, and whether it
+was asked to stop. Ranks that differ in what must be alike raise the same error, before any gradient is averaged.
+"""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dbrdist.comm.gradients.model import plan_for
+from dbrdist.comm.gradients.overlap import Weights
+from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, Plan, weights
+from dbrdist.comm.protocol.gate import Passage, digest, payload_bytes, words_of
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.model.versions import Watch
+from dbrdist.core.update.update_rule import Hooks
+
+_NUM_SAME = 5  # step, parameters, hyperparameters, which parameters are reduced, which are new
+_WHAT = "the same step"
+# Runs, samples, works, stop, place, encloses: these may differ.
+_own_words = operator.itemgetter(payload_bytes(_NUM_SAME, 6))
+STALE = 2  # of a rank whose forward pass came before the parameters that all ranks have in common
+
+
+class Steps:
+    """The headers of one optimizer's steps."""
+
+    def __init__(self, comm: Any, optimizer: Any, settings: str = "") -> None:
+        """``settings`` are further words that all ranks must have in common, lines with a break at their end."""
+        self._comm = comm
+        self._gate = comm._gate
+        self._settings = settings
+        self._optimizer = optimizer
+        self._plan: Plan | None = None
+        self._watch: Watch | None = None
+        self._target: Any = None  # of which the watch speaks
+        self._params_text = ""
+        self._params_digest = self._runs_digest = 0
+        self._values = Values(optimizer)
+        self._passage: Passage | None = None
+        self._said: tuple[Any, ...] = ()  # what the words of the last header are made of
+        self._header: Header | None = None
+        self._last: Header | None = None
+        self._small_plan: Plan | None = None  # the last whose gradients fit into the header,
+        self._small_config: str | None = None  # and with which configuration
+        self._is_refused = False  # waiting for it has raised on all ranks
+        self.late: list[tuple[str, Parameter]] = []  # parameters that wait for their first input
+        self.num_plans = 0  # more after each change of a parameter, a link or a rule
+
+    def post(self, num_samples: int | None, works: int, zero_fill: bool, new: Sequence[str] = ()) -> None:
+        """Show this rank's header, without waiting for the others'.
+
+        Args:
+            num_samples: of this rank.
+            works: 1 if this rank has a forward pass, 0 if not, STALE if it had one with other parameters.
+            zero_fill: of the optimizer.
+            new: names of parameters that want values.
+        """
+        with self._gate.call("update") as call:
+            self.look()
+            row = self._row(num_samples, works, zero_fill, new, False)
+            call.post(row, num_same=_NUM_SAME, what=_WHAT, detail=self._in_words)
+            self._passage, self._header, self._is_refused = call, None, False
+
+    def exchange(self, call: Passage, num_samples: int | None, works: int, zero_fill: bool) -> Header:
+        """The headers of all ranks, and with them the gradients if there is room for those that are there now."""
+        self.look()
+        plan = self._plan
+        enclosed = plan.collect() if plan is not None and self.is_small() else ()
+        row = self._row(num_samples, works, zero_fill, (), bool(enclosed))
+        self._passage = None
+        return self._heard(call.exchange(row, num_same=_NUM_SAME, what=_WHAT, detail=self._in_words, enclosed=enclosed))
+
+    def _row(
+        self, num_samples: int | None, works: int, zero_fill: bool, new: Sequence[str], encloses: bool
+    ) -> tuple[int, ...]:
+        """The words of this rank's header."""
+        plan, values, step = self._plan, self._values, self._optimizer.t
+        if not values.are_as_before():
+            values.look(self._settings)
+        self._said = step, zero_fill, values.text, self._params_text, new
+        return (
+            step,
+            self._params_digest,
+            values.digest,
+            bool(zero_fill),
+            digest("".join(new)) if new else 0,
+            self._runs_digest,
+            EQUAL_WEIGHT if num_samples is None else int(num_samples),
+            int(works),  # not one of NumPy's
+            self._comm._stop_request,
+            0 if plan is None else plan.place,
+            encloses,
+        )
+
+    def meet(self) -> Passage:
+        """The verb in which this rank waits for the others' headers, and reduces: ``with steps.meet() as call``."""
+        assert self._passage is not None
+        call: Passage = self._gate.again(self._passage)
+        return call
+
+    def wait(self, call: Passage) -> Header:
+        """The headers of all ranks."""
+        if self._header is None:
+            self._is_refused = True
+            rows = call.wait_for_rows()
+            self._is_refused = False
+            self._header = self._heard(rows)
+        return self._header
+
+    def _heard(self, rows: list[bytes]) -> Header:
+        """What these rows say; mostly what those of the last step said."""
+        own, last = [*map(_own_words, rows)], self._last
+        if last is None or last.rows != own:
+            last = self._last = Header(own)
+        if self._comm._stop_answers is not last.stops:
+            self._comm._stop_answers = last.stops
+        return last
+
+    def is_small(self) -> bool:
+        """Whether the gradients fit into the header, as far as :meth:`look` knows them."""
+        plan, config = self._plan, self._gate.config
+        if plan is not self._small_plan or config is not self._small_config or config is None:
+            is_small = plan is not None and self._comm._encloses(plan.grads)
+            self._small_plan, self._small_config = plan if is_small else None, config
+        return self._small_plan is not None
+
+    def poll(self) -> Header | None:
+        """The headers of all ranks if they are there already."""
+        if self._header is None and self._passage is not None and self._passage.is_answered():
+            with self.meet() as call:
+                self.wait(call)
+        return self._header
+
+    def break_off(self, error: BaseException) -> None:
+        """This rank has failed while gradients were sent, at another bucket than others maybe: nothing can follow.
+
+        Where the headers disagreed, none were sent, and all ranks have raised.
+        """
+        assert self._passage is not None
+        if not self._is_refused:
+            self._passage.break_off(error)
+
+    @property
+    def shown_plan(self) -> Plan:
+        """The plan of what the header spoke of; there is one where gradients came with it."""
+        assert self._plan is not None
+        return self._plan
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The line of the call."""
+        assert self._passage is not None
+        return self._passage.place
+
+    def plan(self) -> Plan | None:
+        """A plan of what the header spoke of; None where the forward pass has changed the parameters since."""
+        said = self._params_digest, self._plan
+        self.look()
+        return self._plan if said == (self._params_digest, self._plan) else None
+
+    def current_plan(self) -> Plan:
+        """The plan of what is updated now."""
+        self.look()
+        if self._plan is None:
+            self._plan = plan_for(self._comm, [(name, p) for name, p in self._named_updated() if p.is_initialized])
+        return self._plan
+
+    def overlap(self, division: Any = None) -> Any:
+        """What reduces the plan's gradients while backward runs; None where they are reduced after it.
+
+        With a ``division`` each rank gets its part alone, once the ranks have agreed on the parts.
+        """
+        plan = self._plan
+        if plan is None:
+            return None
+        plan.division = division
+        return plan.overlap if division is None or division.place == plan.place else None
+
+    def _named_updated(self) -> list[tuple[str, Parameter]]:
+        return [(name, p) for name, p in self._optimizer.target.namedparams() if _is_updated(p)]
+
+    def is_current(self, target: Any) -> bool:
+        """False where a parameter, a link or a rule has changed since the last look, or the target is another."""
+        watch = self._watch
+        return watch is not None and self._target is target and watch.is_current()
+
+    def look(self) -> None:
+        """Plan again if a parameter, a link or a rule has changed."""
+        watch = self._watch  # as is_current, which each step asks often
+        if watch is not None and watch.is_current() and self._target is self._optimizer.target:
+            return
+        self.num_plans += 1
+        target = self._target = self._optimizer.target
+        named = list(target.namedparams())
+        self.late = [(name, p) for name, p in named if not p.is_initialized]
+        self._plan = None if self.late else plan_for(self._comm, self._named_updated())
+        self._runs_digest = 0 if self._plan is None else self._plan.runs_digest
+        self._params_text = "".join(f"{_describe(name, p)}\n" for name, p in named)
+        self._params_digest = digest(self._params_text)
+        params = list(dict.fromkeys(p for _, p in named))
+        rules = [p.update_rule for p in params if p.update_rule is not None]
+        self._watch = Watch([*target.links(), *params, *rules, *(rule.hyperparam for rule in rules)])
+
+    def _in_words(self) -> str:
+        step, zero_fill, values, params, new = self._said
+        come = f"new parameters {', '.join(new)}\n" if new else ""
+        return f"step {step}\nzero_fill {zero_fill}\n{values}{params}{come}"
+
+
+class Values:
+    """What an optimizer does with the gradients: learning rate, hooks and their like. Most steps change none of it."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._hooks: Hooks | None = None
+        self._seen_hooks: list[Any] = []
+        self._seen: list[tuple[Any, dict[str, Any]]] = []  # objects, with copies of their attributes
+        self._hyperparam: Any = None
+        self._scale: float | None = None
+        self.text = ""
+        self.digest = 0
+
+    def are_as_before(self) -> bool:
+        """Whether :meth:`look` would find the same."""
+        actual = self._optimizer
+        hooks: Hooks = actual._hooks
+        if hooks is not self._hooks or actual._loss_scale != self._scale:
+            return False
+        if (hooks.pre or hooks.post or self._seen_hooks) and not _are_same(list(hooks), self._seen_hooks):
+            return False
+        try:
+            for thing, attributes in self._seen:
+                if thing.__dict__ != attributes:
+                    return False
+        except ValueError:  # an array among them
+            return False
+        return self._hyperparam is getattr(actual, "hyperparam", None)
+
+    def look(self, settings: str) -> None:
+        """Describe them again."""
+        actual = self._optimizer
+        hyperparam = self._hyperparam = getattr(actual, "hyperparam", None)
+        hooks = list(actual._hooks)
+        things = [hook for hook in hooks if _is_ours(hook)]
+        if hyperparam is not None:
+            things.append(hyperparam)
+        self._hooks, self._seen_hooks = actual._hooks, hooks  # kept, so that no other gets the id of one
+        self._seen, self._scale = [(thing, _fixed(vars(thing))) for thing in things], actual._loss_scale
+        self.text = _values_in_words(actual, hyperparam, hooks) + settings
+        self.digest = digest(self.text)
+
+
+class Header:
+    """What all ranks showed. It holds for later steps whose ranks show the same.
+
+    Args:
+        rows: the words of each rank that may differ, in bytes.
+    """
+
+    def __init__(self, rows: list[bytes]) -> None:
+        self.rows = rows
+        words = zip(*(words_of(row) for row in rows))
+        runs, self.counts, works, stops, self.places, encloses = words
+        self.stops = np.array(stops, np.int64)
+        self.same_runs = runs.count(runs[0]) == len(runs)
+        self.is_placed = self.same_runs and self.places[0] != 0 and self.places.count(self.places[0]) == len(runs)
+        self.is_enclosed = self.same_runs and all(encloses)  # the gradients of all ranks came with it
+        self.workers = [rank for rank, does in enumerate(works) if does]  # ranks with a forward pass
+        self.stale = [rank for rank, does in enumerate(works) if does == STALE]
+        self._weights: Weights | None = None
+
+    def weights(self) -> Weights:
+        """(factor of each rank, divisor of the sum); raises where the numbers of examples do not go together."""
+        if self._weights is None:
+            self._weights = weights(self.counts)
+        return self._weights
+
+
+def _is_updated(p: Parameter) -> bool:
+    """All but the frozen ones, whose gradients nobody reads."""
+    return p.update_rule is None or bool(p.update_rule.enabled)
+
+
+def _describe(name: str, p: Parameter) -> str:
+    what = f"{name} {tuple(p.shape)} {p.dtype.name}" if p.is_initialized else f"{name} (uninitialised)"
+    if not _is_updated(p):
+        what += " frozen"
+    own = {} if p.update_rule is None else p.update_rule.hyperparam.own()
+    return what + "".join(f" {key} {_plain(value)}" for key, value in sorted(own.items()) if _is_plain(value))
+
+
+def _values_in_words(actual: Any, hyperparam: Any, hooks: list[Any]) -> str:
+    lines = [f"optimizer {type(actual).__name__}", f"loss scale {actual._loss_scale}"]
+    if hyperparam is not None:
+        lines += [f"{key} {_plain(value)}" for key, value in sorted(hyperparam.own().items()) if _is_plain(value)]
+    for hook in hooks:
+        if _is_ours(hook):
+            own = (f" {key} {_plain(value)}" for key, value in sorted(vars(hook).items()) if _is_plain(value))
+            lines.append(f"hook {type(hook).__name__}{''.join(own)}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _is_ours(hook: Any) -> bool:
+    """True for hooks that change gradients alike everywhere; a user's own may watch on one rank only."""
+    return type(hook).__module__.startswith("dbrdist.") and hasattr(hook, "__dict__")
+
+
+def _are_same(one: list[Any], other: list[Any]) -> bool:
+    """Whether two lists hold the same objects."""
+    return len(one) == len(other) and all(map(operator.is_, one, other))
+
+
+def _fixed(attributes: dict[str, Any]) -> dict[str, Any]:
+    """A copy that keeps its values where arrays among them are written to."""
+    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in attributes.items()}
+
+
+def _is_plain(value: Any) -> bool:
+    is_array = isinstance(value, np.ndarray) and value.size == 1
+    return value is None or is_array or isinstance(value, (str, numbers.Number, np.generic))
+
+
+def _plain(value: Any) -> Any:
+    """In words that are the same for equal numbers: 1, 1.0, True and their like of NumPy."""
+    value = value.item() if isinstance(value, (np.generic, np.ndarray)) else value
+    return float(value) + 0.0 if isinstance(value, numbers.Real) else value

@@ -1,0 +1,1 @@
+"""How bytes travel: MPI, memory that ranks of a host share, sockets; what each rank has done, for reports."""

@@ -1,0 +1,241 @@
+"""How an array is sent: a fixed header of 64-bit integers, then its bytes. Nothing is pickled.
+
+The header holds the element type, the shape, and the order of the axes in memory, so the receiver needs to know
+nothing beforehand and a channels-last array arrives as one.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.array import backend
+from dbrdist.core.array.backend import Array
+
+MAX_NDIM = 32
+_NAME_WORDS = 3  # a type's name in 24 bytes: '<M8[ns]', 'float8_e4m3fnuz' and '<U12' all fit
+_SHAPE = 1 + _NAME_WORDS
+NUM_SAME_WORDS = _SHAPE + MAX_NDIM  # ndim, name, shape: what arrays that are added have in common
+_ON_DEVICE = NUM_SAME_WORDS
+_AXES = _ON_DEVICE + 1
+HEADER_WORDS = _AXES + MAX_NDIM // 8  # and the order of the axes in memory, a byte each
+
+Header = np.ndarray[Any, np.dtype[np.int64]]
+HostArray = np.ndarray[Any, Any]
+
+
+def as_array(x: Any, verb: str) -> Array:
+    """``x`` if it is an array that can be sent as bytes; NumPy scalars and subclasses of its arrays become plain ones.
+
+    Raises:
+        TypeError: for anything else, naming the verb that takes objects; for masks, which would stay behind.
+        ValueError: for more than 32 dimensions.
+    """
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{verb} expected a plain array, got a masked one: masks are not sent, so fill it first")
+    if type(x) is not np.ndarray and isinstance(x, (np.generic, np.ndarray)):
+        x = np.asarray(x)  # what a subclass makes of a view may be wrong here: a matrix has 2 axes in any shape
+    if not backend.is_array(x):
+        raise TypeError(f"{verb} expected an array, got {type(x).__name__}; use {verb}_obj for objects")
+    if x.dtype.hasobject or x.dtype.names is not None or (x.dtype.kind == "V" and x.dtype.name.startswith("void")):
+        raise TypeError(f"{verb} expected an array of numbers, got dtype {x.dtype}; use {verb}_obj for objects")
+    if x.ndim > MAX_NDIM:
+        raise ValueError(f"{verb} expected at most {MAX_NDIM} dimensions, got {x.ndim}")
+    return x
+
+
+def dense(x: Array) -> tuple[HostArray, tuple[int, ...]]:
+    """The elements of ``x`` as a 1-d array in host memory, in the order in which they lie, and that order of axes.
+
+    Copies only where ``x`` has gaps, overlaps, or lies on a device.
+    """
+    host = backend.to_cpu(x)
+    if not host.dtype.isnative:
+        host = host.astype(host.dtype.newbyteorder("="))
+    if 0 in host.strides or not _is_dense(host):
+        host = host.copy(order="K")
+    axes = _memory_order(host)
+    return host.transpose(axes).reshape(-1), axes
+
+
+def _memory_order(x: HostArray) -> tuple[int, ...]:
+    return tuple(sorted(range(x.ndim), key=lambda axis: -abs(x.strides[axis])))
+
+
+def _is_dense(x: HostArray) -> bool:
+    return bool(x.transpose(_memory_order(x)).flags.c_contiguous)
+
+
+def empty_like_header(header: Header, buffer: HostArray | None = None) -> tuple[HostArray, HostArray]:
+    """Memory for the array that ``header`` describes, taken from ``buffer`` if given: (its bytes, 1-d; the array)."""
+    shape, dtype, axes = _decode(header)
+    num_bytes = count_bytes(header)
+    raw = np.empty(num_bytes, np.uint8) if buffer is None else buffer[:num_bytes]
+    in_memory = raw.view(dtype).reshape([shape[axis] for axis in axes])
+    return raw, in_memory.transpose(np.argsort(axes)) if axes else in_memory
+
+
+def encode(x: Array, axes: Sequence[int]) -> Header:
+    """The header of an array whose axes lie in memory in the order ``axes``; () where that does not matter."""
+    header = np.zeros(HEADER_WORDS, np.int64)
+    name = x.dtype.name if x.dtype.kind == "V" else x.dtype.newbyteorder("=").str
+    encoded = name.encode().ljust(8 * _NAME_WORDS, b"\0")
+    header[0], header[_ON_DEVICE] = x.ndim, not isinstance(x, np.ndarray)
+    header[1:_SHAPE] = np.frombuffer(encoded, np.int64)
+    header[_SHAPE : _SHAPE + x.ndim] = x.shape
+    header[_AXES:].view(np.uint8)[: len(axes)] = axes
+    return header
+
+
+def no_header() -> Header:
+    """In place of a header where there is no array."""
+    return np.zeros(HEADER_WORDS, np.int64)
+
+
+def is_on_device(header: Header) -> bool:
+    """True if the sender's array lay on a GPU."""
+    return bool(header[_ON_DEVICE])
+
+
+def _decode(header: Header) -> tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...]]:
+    ndim = int(header[0])
+    name = header[1:_SHAPE].tobytes().rstrip(b"\0").decode()
+    shape = tuple(header[_SHAPE : _SHAPE + ndim].tolist())
+    axes = tuple(header[_AXES:].view(np.uint8)[:ndim].tolist())
+    return shape, dtype_from_name(name), axes
+
+
+def dtype_from_name(name: str) -> np.dtype[Any]:
+    """A dtype from its NumPy string or, for the types of ml_dtypes, from its name."""
+    if name[0] in "<>|=":
+        return np.dtype(name)
+    import ml_dtypes  # here, so that runs without such arrays do not pay for it
+
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return dtype
+
+
+def count_bytes(header: Header) -> int:
+    """How many bytes follow this header."""
+    shape, dtype, _ = _decode(header)
+    count = dtype.itemsize
+    for n in shape:
+        count *= n
+    return count
+
+
+def clone(x: Array) -> Array:
+    """A copy with its own dense memory and the same order of axes."""
+    flat, axes = dense(x)
+    raw, y = empty_like_header(encode(x, axes))
+    raw[...] = as_bytes(flat)
+    return to_place(y, x)
+
+
+def as_bytes(flat: HostArray) -> HostArray:
+    """The bytes of a 1-d array, without a copy."""
+    return flat.view(np.uint8)
+
+
+def to_place(host: HostArray, like: Array) -> Array:
+    """``host`` on the device where ``like`` lies."""
+    return host if isinstance(like, np.ndarray) else backend.to_device(host, backend.device_of(like))
+
+
+def to_current_device(host: HostArray, header: Header) -> Array:
+    """A received array: on this thread's GPU if the sender's lay on one, else in host memory."""
+    if not is_on_device(header):
+        return host
+    cupy = backend.import_cupy()
+    return backend.to_device(host, backend.get_device(f"@cupy:{cupy.cuda.Device().id}"))
+
+
+def is_narrow(dtype: np.dtype[Any]) -> bool:
+    """True for float types that are summed in a wider one: float16, bfloat16 and the 8-bit floats."""
+    return dtype.kind == "V" or backend.accumulation_dtype(dtype) != dtype
+
+
+def weighted_sum(
+    pieces: Sequence[HostArray],
+    factors: Sequence[float] | None = None,
+    divisor: float | None = None,
+    out: HostArray | None = None,
+) -> HostArray:
+    """``sum(factors[k] * pieces[k]) / divisor``, added in order, in the type in which sums of these arrays run.
+
+    Without factors and in that type the sum may go to ``out``, which may be the first of the pieces.
+    """
+    dtype = pieces[0].dtype
+    if factors is None and dtype.itemsize > 2 and dtype.kind in "fc" and len(pieces) > 1:
+        total = np.add(pieces[0], pieces[1], out)
+        if len(pieces) > 2:
+            for piece in pieces[2:]:
+                total += piece
+        divide(total, divisor)
+        return total
+    wide = np.dtype(np.float32) if dtype.kind == "V" else backend.accumulation_dtype(dtype)
+    total = pieces[0].astype(wide)
+    if factors is not None:
+        total *= wide.type(factors[0])
+    for k, piece in enumerate(pieces[1:], 1):
+        term = piece.astype(wide, copy=False)
+        total += term if factors is None else term * wide.type(factors[k])
+    divide(total, divisor)
+    return total
+
+
+def divide(x: HostArray, divisor: float | None) -> None:
+    """Divide in place; by a power of two with a product, which gives the same bits in a third of the time."""
+    if divisor is None:
+        return
+    factor = _factor(divisor, x.dtype)
+    if factor is None:
+        x /= x.dtype.type(divisor)
+    elif isinstance(x, np.ndarray):
+        np.multiply(x, factor, x)
+    else:  # a device refuses arrays of the host, also those without axes
+        x *= 1 / divisor
+
+
+@functools.lru_cache(maxsize=64)
+def _factor(divisor: float, dtype: np.dtype[Any]) -> Any:
+    """The inverse of a power of two; None of another number."""
+    if math.frexp(divisor)[0] != 0.5:
+        return None
+    return backend.number(1 / divisor, dtype) if dtype.kind in "fc" else 1 / divisor
+
+
+def blocks(n: int, size: int) -> list[int]:
+    """Borders of ``size`` nearly equal blocks of ``n`` elements: block k lies from entry k to entry k + 1."""
+    return [n * k // size for k in range(size + 1)]
+
+
+def room_for(headers: Header) -> tuple[HostArray, list[int], list[int]]:
+    """One block of memory for the arrays behind ``headers``: (memory, bytes of each, start of each).
+
+    Starts are multiples of 64 bytes.
+    """
+    counts = [count_bytes(header) for header in headers]
+    starts, end = [], 0
+    for count in counts:
+        starts.append(end)
+        end += -(-count // 64) * 64
+    return np.empty(end, np.uint8), counts, starts
+
+
+def pack(headers: Header, flats: Sequence[HostArray]) -> tuple[HostArray, list[int], list[int]]:
+    """Arrays in one block of memory: (memory, bytes of each, start of each)."""
+    raw, counts, starts = room_for(headers)
+    for flat, count, start in zip(flats, counts, starts):
+        raw[start : start + count] = as_bytes(flat)
+    return raw, counts, starts
+
+
+def unpack(raw: HostArray, headers: Header, starts: Sequence[int]) -> tuple[Array, ...]:
+    """The arrays behind ``headers`` in a block of memory, on this thread's GPU where they came from one."""
+    arrays = [empty_like_header(h, raw[start:])[1] for h, start in zip(headers, starts)]
+    return tuple(to_current_device(x, h) for x, h in zip(arrays, headers))

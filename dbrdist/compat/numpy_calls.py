@@ -1,0 +1,169 @@
+"""What programs of NumPy 1's time do with arrays and NumPy 2 refuses, for those programs alone.
+
+The source of such a program is changed as it is compiled: expressions that NumPy 2 may refuse go through a function of
+this file, which tries them as they are and does what NumPy 1.23 did only where they fail. Line numbers stay.
+
+- an array of one element is a number: ``int(a)``, ``float(a)``, ``math.sqrt(a)``, ``"%d" % a``, ``b[0] = a``;
+- ``np.array`` of sequences of different lengths is an array of objects, also inside ``np.random.permutation``;
+- ``np.array(a, copy=False)`` copies where it must; ``np.fromstring`` reads bytes; ``a.tostring()``, ``a.itemset()``,
+  ``a.ptp()`` and ``a.newbyteorder()`` are there.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+_PREFIX = "_dbrdist_compat_"
+_NUMBER_NAMES = ("int", "float", "complex", "round")
+_SEQUENCE_CALLS = ("array", "asarray", "asanyarray", "permutation", "choice", "fromstring")
+_METHODS: dict[str, Callable[..., Any]] = {
+    "itemset": lambda a, *args: a.__setitem__(args[0] if len(args) > 1 else (0,) * a.ndim, args[-1]),
+    "newbyteorder": lambda a, *args: a.view(a.dtype.newbyteorder(*args)),
+    "ptp": lambda a, *args, **kwds: np.ptp(a, *args, **kwds),
+    "tostring": lambda a, *args: a.tobytes(*args),
+}
+
+
+# ---- what the changed expressions call ------------------------------------------------------------------------------
+
+
+def _scalar(x: Any) -> Any:
+    """An array of one element as a number, and anything else as it is."""
+    return x.reshape(-1)[0] if isinstance(x, np.ndarray) and x.ndim and x.size == 1 else x
+
+
+def number(function: Callable[..., Any], *args: Any, **kwds: Any) -> Any:
+    """``function(*args)`` for ``int``, ``float`` and functions of ``math``."""
+    try:
+        return function(*args, **kwds)
+    except TypeError:
+        scalars = [_scalar(a) for a in args]
+        if all(a is b for a, b in zip(args, scalars)):
+            raise
+        return function(*scalars, **kwds)
+
+
+def text(template: str, values: Any) -> str:
+    """``template % values``."""
+    try:
+        return template % values
+    except TypeError:
+        scalars = tuple(_scalar(v) for v in values) if isinstance(values, tuple) else _scalar(values)
+        return template % scalars
+
+
+def put(value: Any, a: Any, index: Any) -> None:
+    """``a[index] = value``."""
+    try:
+        a[index] = value
+    except ValueError:
+        scalar = _scalar(value)
+        if not isinstance(a, np.ndarray) or scalar is value:
+            raise
+        a[index] = scalar
+
+
+def sequences(function: Callable[..., Any], *args: Any, **kwds: Any) -> Any:
+    """``function(*args)`` for NumPy's functions that make an array of their first argument."""
+    try:
+        return function(*args, **kwds)
+    except ValueError as error:
+        again = _as_numpy_1(function, str(error), args, kwds)
+        if again is None:
+            raise
+        return again()
+
+
+def _as_numpy_1(function: Any, error: str, args: Any, kwds: dict[str, Any]) -> Callable[[], Any] | None:
+    """The call that NumPy 1.23 would have made, or None."""
+    if function is np.fromstring and "frombuffer" in error:
+        return lambda: np.frombuffer(*args, **{k: v for k, v in kwds.items() if k != "sep"}).copy()
+    if function is np.array and kwds.get("copy") is False:
+        return lambda: np.array(*args, **{**kwds, "copy": None})
+    module = getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
+    if "inhomogeneous" not in error or not str(module).startswith("numpy"):
+        return None
+    if function in (np.array, np.asarray, np.asanyarray):
+        if len(args) > 1 or kwds.get("dtype") is not None:
+            return None
+        _warn_of_objects()
+        return lambda: function(*args, **{**kwds, "dtype": object})
+    _warn_of_objects()
+    return lambda: function(np.array(args[0], dtype=object), *args[1:], **kwds)
+
+
+def _warn_of_objects() -> None:
+    warnings.warn(
+        "sequences of different lengths become an array of objects, as in NumPy 1.23; NumPy 2 refuses them, so give "
+        "dtype=object",
+        UserWarning,
+        stacklevel=4,
+    )
+
+
+def method(a: Any, name: str) -> Callable[..., Any]:
+    """The method ``a.name`` that NumPy 2 removed from arrays."""
+    if isinstance(a, (np.ndarray, np.generic)) and not hasattr(a, name):
+        return lambda *args, **kwds: _METHODS[name](a, *args, **kwds)
+    return getattr(a, name)  # type: ignore[no-any-return]
+
+
+HELPERS = {_PREFIX + f.__name__: f for f in (number, text, put, sequences, method)}
+
+
+# ---- the change -----------------------------------------------------------------------------------------------------
+
+
+class _Change(ast.NodeTransformer):
+    """Expressions that NumPy 2 may refuse become calls of the helpers."""
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        function = node.func
+        helper = None
+        if isinstance(function, ast.Name) and function.id in _NUMBER_NAMES and node.args:
+            helper = number
+        elif isinstance(function, ast.Attribute):
+            if isinstance(function.value, ast.Name) and function.value.id == "math":
+                helper = number
+            elif function.attr in _SEQUENCE_CALLS:
+                helper = sequences
+            elif function.attr in _METHODS:
+                node.func = _call(method, [function.value, ast.Constant(function.attr)], function)
+        if helper is None:
+            return node
+        return _call(helper, [function, *node.args], node, node.keywords)
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        self.generic_visit(node)
+        is_template = isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
+        return _call(text, [node.left, node.right], node) if is_template and isinstance(node.op, ast.Mod) else node
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        self.generic_visit(node)
+        target = node.targets[0]
+        if len(node.targets) > 1 or not isinstance(target, ast.Subscript) or isinstance(node.value, ast.Constant):
+            return node
+        if any(isinstance(part, (ast.Slice, ast.Starred)) for part in ast.walk(target.slice)):
+            return node
+        return ast.copy_location(ast.Expr(_call(put, [node.value, target.value, target.slice], node)), node)
+
+
+def _call(helper: Callable[..., Any], args: list[Any], at: ast.AST, keywords: Any = ()) -> Any:
+    """A call of a helper, at the place of the expression that it replaces."""
+    for a in args:
+        if isinstance(a, (ast.Attribute, ast.Name, ast.Subscript)):
+            a.ctx = ast.Load()
+    call = ast.Call(ast.Name(_PREFIX + helper.__name__, ast.Load()), args, list(keywords))
+    return ast.copy_location(call, at)
+
+
+def compiled(source: bytes | str, path: str) -> Any:
+    """The code of a program's file, changed as this module says."""
+    tree = ast.parse(source, path)
+    return compile(ast.fix_missing_locations(_Change().visit(tree)), path, "exec", dont_inherit=True)

@@ -1,0 +1,1 @@
+"""Arrays of NumPy and CuPy: which module owns them, where memory comes from, elementwise formulas, random numbers."""

@@ -1,0 +1,365 @@
+"""Devices, how arrays get from one to another, and the public names of ``dbrdist.backend``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.array.memory import Array as Array
+from dbrdist.core.array.memory import DType as DType
+from dbrdist.core.array.memory import accumulation_dtype as accumulation_dtype
+from dbrdist.core.array.memory import address as address
+from dbrdist.core.array.memory import aligned as aligned
+from dbrdist.core.array.memory import aligned_zeros as aligned_zeros
+from dbrdist.core.array.memory import allocator as allocator
+from dbrdist.core.array.memory import as_dtype as as_dtype
+from dbrdist.core.array.memory import channels_last as channels_last
+from dbrdist.core.array.memory import copy as copy
+from dbrdist.core.array.memory import copy_as_it_lies as copy_as_it_lies
+from dbrdist.core.array.memory import empty as empty
+from dbrdist.core.array.memory import empty_as as empty_as
+from dbrdist.core.array.memory import full as full
+from dbrdist.core.array.memory import full_as as full_as
+from dbrdist.core.array.memory import get_array_module as get_array_module
+from dbrdist.core.array.memory import get_array_types as get_array_types
+from dbrdist.core.array.memory import get_cpu_array_types as get_cpu_array_types
+from dbrdist.core.array.memory import is_array as is_array
+from dbrdist.core.array.memory import is_arrays_compatible as is_arrays_compatible
+from dbrdist.core.array.memory import is_channels_last as is_channels_last
+from dbrdist.core.array.memory import is_floating as is_floating
+from dbrdist.core.array.memory import is_of_own_class as is_of_own_class
+from dbrdist.core.array.memory import is_on_gpu as is_on_gpu
+from dbrdist.core.array.memory import lies_as_images as lies_as_images
+from dbrdist.core.array.memory import number as number
+from dbrdist.core.array.memory import place_of as place_of
+from dbrdist.core.array.memory import places_of as places_of
+from dbrdist.core.array.memory import plain_allocator as plain_allocator
+from dbrdist.core.array.memory import tune_heap as tune_heap
+from dbrdist.core.array.memory import unwritten as unwritten
+from dbrdist.core.array.memory import zeros as zeros
+from dbrdist.core.array.memory import zeros_as as zeros_as
+
+# ---- devices --------------------------------------------------------------------------------------------------------
+
+
+class Device:
+    """The base of :class:`CpuDevice` and :class:`GpuDevice`, which :func:`get_device` makes."""
+
+    module = ""
+    index = 0
+
+    @property
+    def name(self) -> str:
+        """``@numpy`` or ``@cupy:0``."""
+        raise NotImplementedError(f"{type(self).__name__} must define name")
+
+    @property
+    def xp(self) -> Any:
+        """The array module of this device."""
+        raise NotImplementedError(f"{type(self).__name__} must define xp")
+
+    @property
+    def supported_array_types(self) -> tuple[type, ...]:
+        """The types of arrays that functions of :attr:`xp` take."""
+        raise NotImplementedError(f"{type(self).__name__} must define supported_array_types")
+
+    def is_array_supported(self, array: Any) -> bool:
+        """True for an array that lies on this device."""
+        raise NotImplementedError(f"{type(self).__name__} must define is_array_supported(self, array)")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Device) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __enter__(self) -> None:
+        raise RuntimeError(f"a Device is no context; write `with dbrdist.using_device({self.name!r}):`")
+
+    def __exit__(self, *exc: object) -> None:
+        """Never called."""
+
+    def use(self) -> None:
+        """Make this the current device of the thread."""
+
+    def create_context(self) -> Any:
+        """A context in which this is the current device of the thread, as :func:`using_device` makes it."""
+        return nullcontext(self)
+
+    def send(self, arrays: Any) -> Any:
+        """An array, or nested tuples, lists and dictionaries of arrays, on this device; None stays None.
+
+        What stands there twice is sent once.
+        """
+        return self._send(arrays, {})
+
+    def _send(self, x: Any, sent: dict[int, Any]) -> Any:
+        if isinstance(x, (tuple, list)):
+            return type(x)([self._send(v, sent) for v in x])
+        if isinstance(x, dict):
+            return {k: self._send(v, sent) for k, v in x.items()}
+        if x is None:
+            return None
+        if id(x) not in sent:
+            sent[id(x)] = self.send_array(x)
+        return sent[id(x)]
+
+    def send_array(self, array: Any) -> Array:
+        """One array or number on this device: the same array if it is there."""
+        if is_array(array):
+            return to_device(array, self)
+        if np.isscalar(array) and not isinstance(array, (str, bytes)):
+            return to_device(np.asarray(array), self)
+        raise TypeError(f"expected an array or a number to send to {self.name}, got {type(array).__name__}")
+
+
+class CpuDevice(Device):
+    """Host memory, with NumPy."""
+
+    module = "numpy"
+    name = "@numpy"
+    xp = np
+    supported_array_types = (np.ndarray,)
+
+    @staticmethod
+    def from_array(array: Any) -> CpuDevice | None:
+        """The device of a NumPy array; None for anything else."""
+        return CpuDevice() if isinstance(array, np.ndarray) else None
+
+    def is_array_supported(self, array: Any) -> bool:
+        return isinstance(array, np.ndarray)
+
+
+_HOST = CpuDevice()
+
+
+class GpuDevice(Device):
+    """A GPU, with CuPy: made from a ``cupy.cuda.Device`` or its number. CuPy is loaded when it is first needed."""
+
+    module = "cupy"
+
+    def __init__(self, device: Any) -> None:
+        self.index = int(getattr(device, "id", device))
+
+    @staticmethod
+    def from_device_id(device_id: int) -> GpuDevice:
+        """The GPU with this number."""
+        if not isinstance(device_id, (int, np.integer)) or device_id < 0:
+            raise ValueError(f"expected the number of a GPU, 0 or more, got {device_id!r}")
+        return GpuDevice(device_id)
+
+    @staticmethod
+    def from_array(array: Any) -> GpuDevice | None:
+        """The device of a CuPy array; None for anything else."""
+        if isinstance(array, np.ndarray) or not is_array(array):
+            return None
+        return GpuDevice(array.device)
+
+    @property
+    def name(self) -> str:
+        return f"@cupy:{self.index}"
+
+    @property
+    def xp(self) -> Any:
+        return import_cupy()
+
+    @property
+    def device(self) -> Any:
+        """CuPy's own object for this device."""
+        return self.xp.cuda.Device(self.index)
+
+    @property
+    def supported_array_types(self) -> tuple[type, ...]:
+        return (self.xp.ndarray,)
+
+    def is_array_supported(self, array: Any) -> bool:
+        return self.from_array(array) == self
+
+    def use(self) -> None:
+        self.device.use()
+
+    def create_context(self) -> Any:
+        return _current(self)
+
+
+NO_IDEEP = "there is no iDeep here; the device '@numpy' computes with oneDNN's kernels already"
+
+
+class Intel64Device(Device):
+    """The device of iDeep's arrays, which cannot be made; Chainer's name, for programs that ask what a device is."""
+
+    def __init__(self) -> None:
+        raise RuntimeError(NO_IDEEP)
+
+    @staticmethod
+    def from_array(array: Any) -> None:
+        """None, for no array is one of iDeep's."""
+
+
+@contextmanager
+def _current(device: GpuDevice) -> Iterator[GpuDevice]:
+    with device.device:
+        yield device
+
+
+def import_cupy() -> Any:
+    """The module cupy, or an error that names what to install."""
+    try:
+        import cupy
+    except ImportError as e:
+        raise ImportError(
+            "expected CuPy for a GPU device, but it cannot be imported; install dbrdist[cuda12x] or dbrdist[cuda13x]"
+        ) from e
+    return cupy
+
+
+def import_cupyx_special() -> Any:
+    """CuPy's counterpart of ``scipy.special``."""
+    from cupyx.scipy import special
+
+    return special
+
+
+def import_nccl() -> Any:
+    """CuPy's module for NCCL, or an error that names what is missing."""
+    import_cupy()
+    from cupy.cuda import nccl
+
+    if not nccl.available:
+        raise ImportError("CuPy finds no NCCL library (libnccl.so.2)")
+    return nccl
+
+
+def why_no_nccl() -> str:
+    """Why NCCL cannot send arrays in this process, or an empty text."""
+    try:
+        if not import_cupy().cuda.is_available():
+            return "CuPy finds no GPU"
+        import_nccl()
+    except ImportError as e:
+        return str(e)
+    return ""
+
+
+def current_device() -> Device:
+    """The device that this thread uses."""
+    return GpuDevice(import_cupy().cuda.Device())
+
+
+def current_stream() -> int:
+    """The stream on which this thread computes, as an address."""
+    return int(import_cupy().cuda.get_current_stream().ptr)
+
+
+def bus_id_of_device() -> str:
+    """Where this thread's device is in its host, whatever number this process has for it."""
+    cupy = import_cupy()
+    return str(cupy.cuda.runtime.deviceGetPCIBusId(cupy.cuda.Device().id))
+
+
+def get_device(device_spec: Any) -> Device:
+    """A Device from ``'@numpy'``, ``'@cupy:0'``, ``'cpu'``, ``'cuda:0'``, a GPU number (negative: CPU) or a Device."""
+    if isinstance(device_spec, Device):
+        return device_spec
+    if device_spec is None or device_spec is np:
+        return _HOST
+    if isinstance(device_spec, (int, np.integer)):
+        return _HOST if device_spec < 0 else GpuDevice(device_spec)
+    if isinstance(device_spec, tuple) and len(device_spec) == 2:
+        return GpuDevice(device_spec[1])
+    if type(device_spec).__module__.startswith("cupy") and hasattr(device_spec, "id"):
+        return GpuDevice(device_spec)
+    expected = f"expected a device such as '@numpy', '@cupy:0' or a GPU number, got {device_spec!r}"
+    if not isinstance(device_spec, str):
+        raise TypeError(expected)
+    if device_spec in ("@numpy", "cpu", "native"):
+        return _HOST
+    if device_spec.removeprefix("-").isdigit():
+        return get_device(int(device_spec))
+    name, _, index = device_spec.partition(":")
+    if name in ("@cupy", "cuda", "gpu") and (index.isdigit() or not index):
+        return GpuDevice(int(index or 0))
+    if name == "@intel64":
+        raise RuntimeError(NO_IDEEP)
+    raise ValueError(expected)
+
+
+def using_device(device_spec: Any) -> Any:
+    """Within the ``with`` block this is the current device of the thread; for the CPU nothing changes."""
+    return get_device(device_spec).create_context()
+
+
+def device_of(a: Array) -> Device:
+    """The Device on which an array lies."""
+    if isinstance(a, np.ndarray):
+        return _HOST
+    return GpuDevice(a.device)
+
+
+def get_device_from_array(*arrays: Any) -> Device:
+    """The Device of the first of ``arrays`` that lies on a GPU; where none does, that of the CPU."""
+    for a in arrays:
+        device = GpuDevice.from_array(a)
+        if device is not None:
+            return device
+    return _HOST
+
+
+def copyto(dst: Array, src: Array) -> None:
+    """Copy the elements of ``src`` (NumPy's or CuPy's) to those of ``dst``, whatever device each lies on."""
+    for name, a in (("src", src), ("dst", dst)):
+        if not is_array(a):
+            raise TypeError(f"copyto: {name}: expected an array, got {type(a).__name__}")
+    device = device_of(dst)
+    device.xp.copyto(dst, to_device(src, device))
+
+
+def to_device(a: Array, device: Device) -> Array:
+    """``a`` on ``device``: itself if it is there, else one copy, channels-last where it has four axes."""
+    if device.module == "numpy":
+        if not is_array(a) or isinstance(a, np.ndarray):
+            return a
+        host = empty(a.shape, a.dtype)
+        if a.size:
+            _memory_of(channels_last(a) if a.ndim == 4 else a).get(out=_memory_of(host))
+        return host
+    cupy = device.xp
+    is_there = isinstance(a, cupy.ndarray)
+    if is_there and a.device.id == device.index:
+        return a
+    with cupy.cuda.Device(a.device.id if is_there else device.index):  # a kernel runs where its array lies
+        memory = _memory_of(channels_last(a)) if a.ndim == 4 else a
+    with cupy.cuda.Device(device.index):
+        there = memory.copy() if is_there else cupy.asarray(memory, order="C")  # asarray leaves it on another GPU
+    return there.transpose(0, 3, 1, 2) if a.ndim == 4 else there
+
+
+def _memory_of(a: Array) -> Array:
+    """A channels-last array as it lies in memory, in C order; others as they are."""
+    return a.transpose(0, 2, 3, 1) if a.ndim == 4 else a
+
+
+def pinned_bytes(num_bytes: int) -> np.ndarray[Any, Any]:
+    """Host memory that the device reads and writes by itself, faster than other memory."""
+    return np.frombuffer(import_cupy().cuda.alloc_pinned_memory(num_bytes), np.uint8, num_bytes)
+
+
+def wait_for(a: Array) -> None:
+    """Return when what was begun on the device of ``a`` is done."""
+    if not isinstance(a, np.ndarray):
+        with a.device:
+            import_cupy().cuda.get_current_stream().synchronize()
+
+
+def to_cpu(a: Array) -> Array:
+    """``a`` in host memory."""
+    return to_device(a, _HOST)

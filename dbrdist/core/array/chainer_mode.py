@@ -1,0 +1,8 @@
+"""Whether the process runs a program of Chainer, by ``dbrdist.compat``: a few rules are Chainer's then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+as_chainer = [False]  # set by dbrdist.compat
+labels: dict[type[Any], str] = {}  # of function nodes, where Chainer's differ from ours; filled by dbrdist.compat

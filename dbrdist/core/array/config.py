@@ -1,0 +1,223 @@
+"""Run-wide switches: per thread, over defaults of the process.
+
+A read is one plain attribute read: every thread's values lie in its own dictionary, and a change of a default is
+written into the dictionaries of all threads that have not set the value themselves.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dbrdist.core.array.backend import as_dtype
+
+_DEFAULTS: dict[str, Any] = {
+    "train": True,
+    "enable_backprop": True,
+    "keep_graph_on_report": False,
+    "debug": False,
+    "dtype": "float32",
+    # Backward through a function whose parameters were assigned new values since its forward pass: "refuse" it, or as
+    # in Chainer compute with the new values and "warn".
+    "stale_parameters": "refuse",
+    # Switches that Chainer programs set or read; use_cudnn, use_cudnn_tensor_core and cudnn_deterministic choose among
+    # the kernels of convolutions on a GPU, the others change nothing.
+    "autotune": False,
+    "compute_mode": None,
+    "cudnn_deterministic": False,
+    "cudnn_fast_batch_normalization": False,
+    "in_recomputing": False,
+    "lazy_grad_sum": False,
+    "type_check": True,
+    "use_cudnn": "auto",
+    "use_cudnn_tensor_core": "auto",
+    "use_ideep": "never",
+    "use_static_graph": True,
+    "warn_nondeterministic": False,
+}
+_lock = threading.Lock()
+
+
+class _ThreadValues:
+    """What one thread sees, and which names it has set itself."""
+
+    __slots__ = ("__weakref__", "own", "values")
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+        self.own: set[str] = set()
+
+
+_threads: weakref.WeakSet[_ThreadValues] = weakref.WeakSet()
+
+
+class LocalConfig(threading.local):
+    """The configuration of the current thread, as ``dbrdist.config``.
+
+    ``config.train`` switches layers such as dropout and batch normalization, ``config.enable_backprop`` the recording
+    of the graph, ``config.dtype`` the type of new parameters, ``config.debug`` the checks for NaN.
+    """
+
+    def __init__(self) -> None:
+        values = self.__dict__
+        record = _ThreadValues(values)
+        with _lock:
+            values.update(_DEFAULTS)
+            _threads.add(record)
+        values["_record"] = record
+        values["_function_hooks"] = {}  # of core.graph, here so that one look at the thread's values finds all
+        values["_captured"] = None  # likewise: a list for the Variables that a call uses which records no graph
+        values["_repeats"] = None  # likewise: what calls kept for their repetition
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        values = self.__dict__  # outside the lock: the first look at it in a thread runs __init__, which takes the lock
+        with _lock:  # a change of the default in another thread must not come in between
+            values[name] = value
+            values["_record"].own.add(name)
+
+    def __delattr__(self, name: str) -> None:
+        """Forget this thread's own value; the default holds again."""
+        values = self.__dict__
+        with _lock:
+            values["_record"].own.discard(name)
+            if name in _DEFAULTS:
+                values[name] = _DEFAULTS[name]
+            else:
+                del values[name]
+
+    def show(self) -> None:
+        """Print all switches of this thread, one a line."""
+        for name, value in sorted(self.__dict__.items()):
+            if not name.startswith("_"):
+                print(f"{name:<24} {value}")
+
+
+class GlobalConfig:
+    """The defaults of the process, as ``dbrdist.global_config``."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return _DEFAULTS[name]
+        except KeyError:
+            raise AttributeError(f"no configuration entry named {name!r}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        with _lock:
+            _DEFAULTS[name] = value
+            for record in list(_threads):
+                if name not in record.own:
+                    record.values[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        """Forget a default that a program added."""
+        with _lock:
+            if name not in _DEFAULTS:
+                raise AttributeError(f"no configuration entry named {name!r}")
+            del _DEFAULTS[name]
+            for record in list(_threads):
+                if name not in record.own:
+                    record.values.pop(name, None)
+
+
+class _MixedType:
+    """Parameters in float32, computations in 16 bits; NumPy takes it as its 16-bit type, and it equals its name."""
+
+    def __init__(self, name: str, narrow: str) -> None:
+        self.name = name
+        self._narrow = narrow
+
+    @property
+    def dtype(self) -> Any:
+        """The type of computations."""
+        return as_dtype(self._narrow)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or (isinstance(other, str) and other == self.name)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"dtype({self.name!r})"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> str:
+        return self.name
+
+
+mixed16 = _MixedType("mixed16", "float16")
+mixedbf16 = _MixedType("mixedbf16", "bfloat16")
+
+config = LocalConfig()
+global_config = GlobalConfig()
+
+
+@contextmanager
+def using_config(name: str, value: Any, config: Any = config) -> Iterator[None]:
+    """Set one configuration entry within a ``with`` block, for this thread."""
+    values = config.__dict__
+    had_own = isinstance(config, GlobalConfig) or name in values["_record"].own
+    missing = object()
+    old = getattr(config, name, missing)
+    setattr(config, name, value)
+    try:
+        yield
+    finally:
+        if had_own and old is not missing:
+            setattr(config, name, old)
+        else:
+            delattr(config, name)
+
+
+def no_backprop_mode() -> Any:
+    """Within the ``with`` block this thread records no graph."""
+    return using_config("enable_backprop", False)
+
+
+def force_backprop_mode() -> Any:
+    """Within the ``with`` block this thread records the graph, also inside :func:`no_backprop_mode`."""
+    return using_config("enable_backprop", True)
+
+
+def is_debug() -> bool:
+    """True if this thread checks for NaN."""
+    return bool(config.debug)
+
+
+def get_compute_mode() -> Any:
+    """The configured mode, None or "cudnn_fast"; memory layouts are chosen without it."""
+    return config.compute_mode
+
+
+class DebugMode:
+    """Switch the checks for NaN on or off within a ``with`` block, for this thread."""
+
+    def __init__(self, debug: bool) -> None:
+        self._block = using_config("debug", bool(debug))
+
+    def __enter__(self) -> None:
+        self._block.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        self._block.__exit__(*exc)
+
+
+def set_debug(debug: bool) -> None:
+    """Switch the checks for NaN on or off, for this thread."""
+    config.debug = debug
+
+
+def get_dtype(dtype: Any = None, map_mixed16: Any = None) -> Any:
+    """``dtype``, or where it is None the configured one; a mixed type gives ``map_mixed16``, or where it is None the
+    16 bits in which it computes."""
+    chosen = config.dtype if dtype is None else dtype
+    if chosen in (mixed16, mixedbf16):
+        if map_mixed16 is not None:
+            return as_dtype(map_mixed16)
+        chosen = "float16" if chosen == mixed16 else "bfloat16"
+    return as_dtype(chosen)

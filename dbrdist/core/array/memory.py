@@ -1,0 +1,312 @@
+"""Which module owns an array, where memory comes from, and how wide sums are; without devices.
+
+Images are N C H W to the user and channels-last in memory, as convolutions and pooling leave them: the strides say so,
+and other arrays of four axes, such as attention heads, stay as they are. Only this file allocates images, and
+:mod:`dbrdist.core.array.elementwise` alone runs elementwise formulas on them, because neither NumPy nor CuPy keeps that
+layout by itself: NumPy turns a mixture of both layouts into NCHW, and CuPy's elementwise kernels always allocate
+C-contiguous results.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterable
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dbrdist.core.array.pages import own_pages
+
+Array: TypeAlias = Any  # numpy.ndarray or cupy.ndarray
+DType: TypeAlias = Any
+
+_BIG_BYTES = 1 << 16  # from here on an allocation is aligned to a cache line
+_OWN_PAGES_BYTES = 1 << 20  # from here on what lives long gets pages of its own, which takes 10 us
+_heap_is_tuned = False
+
+
+def get_array_module(*xs: Any) -> Any:
+    """``cupy`` if one of ``xs`` (arrays or Variables) lies on a GPU, else ``numpy``. Never imports CuPy."""
+    cupy = sys.modules.get("cupy")
+    if cupy is not None:
+        for x in xs:
+            if isinstance(getattr(x, "array", x), cupy.ndarray):
+                return cupy
+    return np
+
+
+def is_array(x: Any) -> bool:
+    """True for arrays of NumPy and CuPy."""
+    if isinstance(x, np.ndarray):
+        return True
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(x, cupy.ndarray)
+
+
+def is_on_gpu(a: Any) -> bool:
+    """True for arrays of CuPy itself, which CUDA's libraries take; nothing that stands in for it."""
+    return type(a).__module__.partition(".")[0] == "cupy"
+
+
+def place_of(a: Array) -> tuple[int, int] | None:
+    """The numbers of an array's device and of this thread's; None in host memory. What is made for one differs."""
+    if isinstance(a, np.ndarray):
+        return None
+    return int(a.data.device_id), int(sys.modules["cupy"].cuda.runtime.getDevice())
+
+
+def places_of(*arrays: Array | None) -> Any:
+    """This thread's device where all arrays (or None) lie there, which is asked for once; else the place of each."""
+    here = sys.modules["cupy"].cuda.runtime.getDevice() if "cupy" in sys.modules else None
+    for a in arrays:
+        if a is not None and (isinstance(a, np.ndarray) or a.data.device_id != here):
+            return tuple([None if a is None else place_of(a) for a in arrays])
+    return here
+
+
+def get_cpu_array_types() -> tuple[type, ...]:
+    """The types of arrays in host memory."""
+    return (np.ndarray,)
+
+
+def get_array_types() -> tuple[type, ...]:
+    """The types of arrays: NumPy's, and CuPy's where it is loaded."""
+    cupy = sys.modules.get("cupy")
+    return get_cpu_array_types() + (() if cupy is None else (cupy.ndarray,))
+
+
+def is_of_own_class(a: Any) -> bool:
+    """True for an array of NumPy's or CuPy's own class, False for one of a derived class."""
+    return type(a) is np.ndarray or type(a) in get_array_types()
+
+
+def is_arrays_compatible(arrays: Iterable[Any]) -> bool:
+    """True if all arrays (None is left out) are of one module, so that one function can take them together."""
+    return len({get_array_module(a) for a in arrays if a is not None}) < 2
+
+
+def as_dtype(dtype: Any) -> DType:
+    """A NumPy dtype from a name or type; ``'bfloat16'`` needs ml_dtypes."""
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype)
+
+
+def is_floating(dtype: Any) -> bool:
+    """True for float16, bfloat16, float32, float64 and wider."""
+    kind = dtype.kind
+    return kind == "f" or (
+        kind not in "biuc" and dtype.name == "bfloat16"
+    )  # NumPy builds the name each time it is asked
+
+
+# The one table of accumulation types: sums, means and scales of a 16-bit type run in float32.
+def accumulation_dtype(dtype: Any) -> DType:
+    """The type in which sums over arrays of ``dtype`` run."""
+    dtype = np.dtype(dtype)
+    if dtype.itemsize == 2 and is_floating(dtype):
+        return np.dtype(np.float32)
+    return dtype if dtype.isnative else dtype.newbyteorder("=")  # in which ufuncs refuse to add up
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def tune_heap() -> None:
+    """Keep freed memory in the process, from the first call on.
+
+    glibc gives blocks over 32 MB back to the kernel at once, and fresh pages are expensive: a convolution whose output
+    is reallocated at every step ran 2 to 4 times slower. Without mmap and trimming the heap recycles them.
+    """
+    global _heap_is_tuned
+    if _heap_is_tuned:
+        return
+    _heap_is_tuned = True
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library: nothing to tune
+        return
+    m_trim_threshold, m_mmap_max = -1, -4
+    mallopt(m_mmap_max, 0)
+    mallopt(m_trim_threshold, -1)
+
+
+def address(a: np.ndarray[Any, Any]) -> int:
+    """The address of an array's first element (half the price of ``a.ctypes.data``)."""
+    return int(a.__array_interface__["data"][0])
+
+
+def aligned(count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """``count`` uninitialised elements in host memory, on a cache line where they are many."""
+    num_bytes = count * dtype.itemsize
+    if num_bytes < _BIG_BYTES:
+        return np.empty(count, dtype)
+    if not _heap_is_tuned:
+        tune_heap()
+    raw = np.empty(num_bytes + 64, np.uint8)
+    start = -address(raw) & 63
+    return raw[start : start + num_bytes].view(dtype)
+
+
+def empty(shape: tuple[int, ...], dtype: Any, like: Array = None) -> Array:
+    """Uninitialised memory on the device of ``like`` (host: None); 4-d shapes are images, N C H W in channels-last.
+
+    For kernels of images; what follows the layout of its operands takes :func:`empty_as`.
+    """
+    dtype = np.dtype(dtype)
+    count = 1
+    for n in shape:
+        count *= n
+    if like is None or isinstance(like, np.ndarray):
+        flat: Array = aligned(count, dtype)
+        if like is not None and type(like) is not np.ndarray:
+            flat = flat.view(type(like))
+    else:
+        flat = get_array_module(like).empty(count, dtype)
+    return _laid_out(flat, shape)
+
+
+def _laid_out(flat: Array, shape: tuple[int, ...]) -> Array:
+    """Elements in a row as an array of ``shape``, channels-last where that has four axes."""
+    if len(shape) == 4:
+        n, c, h, w = shape
+        return flat.reshape(n, h, w, c).transpose(0, 3, 1, 2)
+    return flat.reshape(shape)
+
+
+def allocator(shape: tuple[int, ...], dtype: Any) -> Callable[[], Array]:
+    """A function that makes what ``empty(shape, dtype)`` makes on the host: 0.3 us for small arrays instead of 0.9."""
+    dtype = np.dtype(dtype)
+    if prod(shape) * dtype.itemsize >= _BIG_BYTES:  # not made to look at: it would count in a step's peak
+        return functools.partial(empty, shape, dtype)
+    make: Any = np.ndarray
+    return functools.partial(make, shape, dtype, None, 0, empty(shape, dtype).strides)
+
+
+def plain_allocator(shape: tuple[int, ...], dtype: Any) -> Callable[[], Array]:
+    """As :func:`allocator` for arrays in C order, such as weights."""
+    new = allocator((math.prod(shape),), dtype)
+    return lambda: new().reshape(shape)
+
+
+@functools.lru_cache(maxsize=256)
+def number(value: float, dtype: Any) -> np.ndarray[Any, Any]:
+    """A number as a 0-d array on the host, which NumPy's functions take in half the time of a Python float."""
+    a = np.array(value, dtype)
+    a.flags.writeable = False
+    return a
+
+
+def full(shape: tuple[int, ...], value: Any, dtype: Any, like: Array = None) -> Array:
+    """As :func:`empty`, filled with ``value``."""
+    a = empty(shape, dtype, like)
+    a[...] = value
+    return a
+
+
+def zeros(shape: tuple[int, ...], dtype: Any, like: Array = None) -> Array:
+    """As :func:`empty`, filled with zeros."""
+    return full(shape, 0, dtype, like)
+
+
+def empty_as(x: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Uninitialised memory of another shape on the device of ``x``: as images where ``x`` lies so, else in C order."""
+    if len(shape) == 4 and x.ndim == 4 and lies_as_images(x):
+        return empty(shape, dtype, x)
+    return empty((prod(shape),), dtype, x).reshape(shape)
+
+
+def full_as(x: Array, shape: tuple[int, ...], dtype: Any, value: Any) -> Array:
+    """As :func:`empty_as`, filled with ``value``."""
+    a = empty_as(x, shape, dtype)
+    a[...] = value
+    return a
+
+
+def zeros_as(x: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """As :func:`empty_as`, filled with zeros."""
+    return full_as(x, shape, dtype, 0)
+
+
+def aligned_zeros(count: int, dtype: Any, like: Array) -> Array:
+    """``count`` zeros on the device of ``like`` that start on a cache line, however few they are."""
+    if not isinstance(like, np.ndarray):
+        return get_array_module(like).zeros(count, dtype)
+    dtype = np.dtype(dtype)
+    num_bytes = count * dtype.itemsize
+    if num_bytes >= _OWN_PAGES_BYTES:
+        return own_pages(num_bytes).view(dtype)
+    raw = np.zeros(num_bytes + 64, np.uint8)
+    start = -address(raw) & 63
+    return raw[start : start + num_bytes].view(dtype)
+
+
+def unwritten(shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
+    """As :func:`empty`, for what will most probably not be written, and then takes no memory."""
+    num_bytes = prod(shape) * np.dtype(dtype).itemsize
+    if type(like) is not np.ndarray or num_bytes < _OWN_PAGES_BYTES:
+        return empty(shape, dtype, like)
+    return _laid_out(own_pages(num_bytes).view(dtype), shape)
+
+
+def is_channels_last(a: Array) -> bool:
+    """True if a 4-d array lies densely as N H W C; where both layouts fit (C = 1, or H = W = 1) it counts as such."""
+    n, c, h, w = a.shape
+    if a.size == 0:
+        return True
+    sn, sc, sh, sw = a.strides
+    item = a.itemsize
+    return bool(
+        (c == 1 or sc == item)
+        and (w == 1 or sw == c * item)
+        and (h == 1 or sh == w * c * item)
+        and (n == 1 or sn == h * w * c * item)
+    )
+
+
+def channels_last(a: Array) -> Array:
+    """``a`` itself where it is channels-last, else a copy that is."""
+    if is_channels_last(a):
+        return a
+    out = empty(a.shape, a.dtype, a)
+    out[...] = a
+    return out
+
+
+def copy(a: Array) -> Array:
+    """A copy with its own memory; that of images is channels-last, any other in C order."""
+    out = empty_as(a, a.shape, a.dtype)
+    out[...] = a
+    return out
+
+
+def copy_as_it_lies(a: Array) -> Array:
+    """A copy with its own memory, with the axes in the same order there: a third of the time where they are permuted.
+
+    What is repeated by strides of 0 is copied as by :func:`copy`.
+    """
+    if type(a) is not np.ndarray or a.flags.c_contiguous or 0 in a.strides:
+        return copy(a)
+    order = np.argsort([-abs(s) for s in a.strides], kind="stable")
+    laid = a.transpose(order)
+    out = aligned(a.size, a.dtype).reshape(laid.shape)
+    out[...] = laid
+    return out.transpose(np.argsort(order))
+
+
+def lies_as_images(a: Array) -> bool:
+    """True if four axes lie in memory as N H W C, as convolutions leave them; False where either order fits."""
+    _, c, h, w = a.shape
+    if c == 1 or (h == 1 and w == 1):
+        return False
+    _, sc, sh, sw = a.strides
+    beyond = sw if w > 1 else sh
+    return bool(0 < sc < beyond or (beyond == 0 and sc == a.itemsize))  # the latter: a sum over H and W, repeated

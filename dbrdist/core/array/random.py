@@ -1,0 +1,179 @@
+"""Randomness without hidden state: every number is a pure function of seed, purpose, epoch, sample and draw.
+
+Philox 4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"; NumPy's ``Philox``) maps a key and a
+counter to random words. The key is (seed, purpose), the counter (draw, sub-stream, sample or iteration, epoch): never a
+rank, so that the same numbers come out whatever the number of ranks. :func:`set_seed` sets the seed, which is 0 by
+default; ``numpy.random.seed`` has no effect on anything here.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+import zlib
+from typing import Any
+
+import numpy as np
+
+_WORDS_PER_BLOCK = 4  # Philox 4x64 makes four 64-bit words for one counter
+_MASK = (1 << 64) - 1
+
+
+def _philox(seed: int, purpose: str, counter: tuple[int, int, int, int]) -> np.random.Philox:
+    key = np.array([operator.index(seed) & _MASK, zlib.crc32(purpose.encode())], np.uint64)
+    return np.random.Philox(counter=np.array(counter, np.uint64), key=key)
+
+
+def generator(seed: int, purpose: str, epoch: int = 0, sample: int = 0, part: int = 0) -> np.random.Generator:
+    """A NumPy generator for one purpose; equal arguments give equal numbers, different ones independent numbers."""
+    return np.random.Generator(_philox(seed, purpose, (0, part, sample, epoch)))
+
+
+class SampleGenerator:
+    """What :func:`generator` gives for one sample after another, by one generator: a twentieth of the time of new ones.
+
+    The generator of a sample serves until that of the next one is asked for.
+    """
+
+    def __init__(self, seed: int, purpose: str, epoch: int) -> None:
+        self._epoch = epoch
+        self._bits: Any = _philox(seed, purpose, (0, 0, 0, epoch))
+        self._generator = np.random.Generator(self._bits)
+        self._start: dict[str, Any] = {**self._bits.state}
+        self._key = tuple(self._start["state"]["key"].tolist())  # tuples, which are read faster than arrays
+        self._start["buffer"] = tuple(self._start["buffer"].tolist())
+
+    def at(self, sample: int, epoch: int | None = None) -> np.random.Generator:
+        """The numbers of a sample, from the first on; of another ``epoch`` where it is given."""
+        counter = (0, 0, sample, self._epoch if epoch is None else epoch)
+        self._start["state"] = {"counter": counter, "key": self._key}
+        self._bits.state = self._start
+        return self._generator
+
+
+class _Orders(threading.local):
+    """The generator of this thread's last order, which makes the next one of the same seed too."""
+
+    seed: int | None = None
+    generator: SampleGenerator
+
+    def at(self, seed: int, epoch: int) -> np.random.Generator:
+        if seed != self.seed:
+            self.seed, self.generator = seed, SampleGenerator(seed, "order", 0)
+        return self.generator.at(0, epoch)
+
+
+_orders = _Orders()
+
+
+def permutation(seed: int, epoch: int, n: int, dtype: Any = np.int64) -> np.ndarray[Any, Any]:
+    """The order of ``n`` examples in ``epoch``: the same on every rank, and in any type of integers that holds them.
+
+    Numbers are those of ``Generator.permutation``, which takes int64 and may leave that memory with the process.
+    """
+    order = np.arange(n, dtype=dtype)
+    _orders.at(seed, epoch).shuffle(order)
+    return order
+
+
+class Stream(threading.local):
+    """The position of this thread in the random numbers of the run."""
+
+    default_seed = 0
+
+    def __init__(self) -> None:
+        self.seed = Stream.default_seed
+        self.epoch = 0
+        self.iteration = 0
+        self.row = 0
+        self.draw = 0
+        self.num_initialized = 0
+        self.num_iterators = 0
+        self.num_divided_iterators = 0
+
+
+_stream = Stream()
+
+
+def set_seed(seed: int) -> None:
+    """Start the numbers of this thread, and of threads that start later, from ``seed`` (0 by default).
+
+    Initial values, the orders of iterators made from here on without their own seed, and dropout depend on it.
+    """
+    if not 0 <= seed <= _MASK:
+        raise ValueError(f"expected a seed from 0 to 2**64 - 1, got {seed}")
+    Stream.default_seed = seed
+    _stream.__init__()  # type: ignore[misc]
+    _stream.seed = seed  # between the two lines above another thread may set its own
+
+
+def get_seed() -> int:
+    """The seed of this thread."""
+    return _stream.seed
+
+
+def set_stream(seed: int, epoch: int, iteration: int, row: int = 0, draw: int = 0) -> None:
+    """Set this thread's stream for one step.
+
+    ``row`` is the position of this rank's first example in the global batch: draws for batches start there, so that the
+    ranks together draw what one rank would draw for the whole batch. ``draw`` is the number of draws that count as done
+    in this step.
+    """
+    values = _stream.__dict__  # one look at what this thread has
+    values["seed"], values["epoch"], values["iteration"] = seed, epoch, iteration
+    values["row"], values["draw"] = row, draw
+
+
+_STATE = ("seed", "epoch", "iteration", "row", "draw", "num_initialized", "num_iterators", "num_divided_iterators")
+
+
+def get_state() -> tuple[int, ...]:
+    """The position of this thread's stream, as eight integers."""
+    return tuple(getattr(_stream, name) for name in _STATE)
+
+
+def set_state(state: tuple[int, ...]) -> None:
+    """Return to a position of :func:`get_state`."""
+    for name, value in zip(_STATE, state, strict=True):
+        setattr(_stream, name, value)
+
+
+def raw_words(
+    num_rows: int, words_per_row: int, is_shared: bool = False
+) -> np.ndarray[Any, np.dtype[np.uint64]]:  # fmt: skip
+    """64 random bits each, shape (num_rows, words_per_row), for the next draw of this step (dropout's masks, say).
+
+    Row i belongs to row ``row + i`` of the global batch, so the numbers do not depend on how many ranks share it; or to
+    row i of something that all ranks have (``is_shared``), such as a weight.
+    """
+    s = _stream
+    draw = s.draw
+    s.draw = draw + 1
+    blocks = -(-words_per_row // _WORDS_PER_BLOCK)
+    bits = _philox(s.seed, "forward", (0 if is_shared else s.row * blocks, draw, s.iteration, s.epoch))
+    words = bits.random_raw(num_rows * blocks * _WORDS_PER_BLOCK)
+    return words.reshape(num_rows, blocks * _WORDS_PER_BLOCK)[:, :words_per_row]
+
+
+def next_initializer_generator() -> np.random.Generator:
+    """A generator for the next parameter's initial values, in order of initialisation: equal on all ranks."""
+    s = _stream
+    number = s.num_initialized
+    s.num_initialized = number + 1
+    return generator(s.seed, "initialize", sample=number)
+
+
+def next_iterator_seed(is_divided: bool) -> int:
+    """The seed of the next iterator made without one: the run's own for the first, another for each after it.
+
+    Iterators whose batches are divided over ranks are counted by themselves. Every rank makes all of those, so that
+    their seeds agree, while only some may make others (a test set on rank 0, say).
+    """
+    s = _stream
+    if is_divided:
+        number, s.num_divided_iterators = s.num_divided_iterators, s.num_divided_iterators + 1
+    else:
+        number, s.num_iterators = s.num_iterators, s.num_iterators + 1
+        if number == 0:
+            return s.seed
+    return int(generator(s.seed, "iterator", sample=number, part=int(is_divided)).integers(2**63))

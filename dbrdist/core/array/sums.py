@@ -1,0 +1,99 @@
+"""Sums of many numbers, which in float32 lose digits where they are added one after another."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.array.backend import Array, accumulation_dtype, is_floating
+
+
+def sum_over(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
+    """Sums of 16-bit types run in float32 and are narrowed once."""
+    if not is_floating(x.dtype):
+        return x.sum(axis=axis, keepdims=keepdims)
+    y = wide_sum(x, axis, keepdims)
+    return y if y.dtype == x.dtype else y.astype(x.dtype)
+
+
+_MANY_ROWS = 1024
+_ROWS_IN_A_SUM = 256  # at least; sums of float32 of so many lose less than a digit
+_ELEMENTS_AT_ONCE = 1 << 16  # to which further rows are added; they stay in cache
+
+
+def wide_sum(x: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
+    """Sums of floats, in the type in which they run.
+
+    NumPy adds rows one after another: of 400,000 rows of 8, float32 loses two digits. Many at once, each to its own
+    sum, cost none, and take a tenth of the time.
+    """
+    rows = _as_rows(x, axis) if axis and type(x) is np.ndarray and x.dtype.char in "fd" else None
+    if rows is None:
+        return x.sum(axis=axis, dtype=accumulation_dtype(x.dtype), keepdims=keepdims)
+    gone = {a % x.ndim for a in axis or ()}
+    shape = [1 if i in gone else n for i, n in enumerate(x.shape) if keepdims or i not in gone]
+    return _sum_of_many_rows(rows).reshape(shape)
+
+
+def _as_rows(x: Array, axis: tuple[int, ...]) -> Array | None:
+    """x as a matrix whose rows are to be added, if it lies so in memory and has many."""
+    if x.size < _MANY_ROWS:
+        return None
+    ndim, shape, count = x.ndim, x.shape, 1
+    for a in axis:
+        count *= shape[a] if -ndim <= a < ndim else 0
+    axes = sorted({a % ndim for a in axis}, key=x.strides.__getitem__, reverse=True) if count >= _MANY_ROWS else ()
+    if not axes or len(axes) < len(axis):  # NumPy refuses axes that there are not, or that are named twice
+        return None
+    kept = [i for i in range(ndim) if i not in axes]
+    turned = x.transpose(*axes, *kept)
+    return turned.reshape(count, -1) if turned.flags.c_contiguous else None
+
+
+def _sum_of_many_rows(x: Array) -> Array:
+    """The sums over the first axis of a matrix in C order: of 256 rows to 511 each, until few are left."""
+    while x.size and len(x) >= _MANY_ROWS:
+        count, width = x.shape
+        blocks = max(min(count // _ROWS_IN_A_SUM, _ELEMENTS_AT_ONCE // width), 1)
+        groups = count // (blocks * _ROWS_IN_A_SUM)
+        whole = count // (groups * blocks) * groups * blocks
+        y = x[:whole].reshape(groups, -1, blocks * width).sum(1).reshape(-1, width)
+        y[: count - whole] += x[whole:]
+        x = y
+    return x.sum(0)
+
+
+def square_sum(x: Array) -> Any:
+    """The sum of the squares of a vector, a scalar; parts are summed alone, so that many squares lose no digits."""
+    if type(x) is not np.ndarray or x.size <= _ELEMENTS_AT_ONCE:
+        return x.dot(x)
+    parts = (x[i : i + _ELEMENTS_AT_ONCE] for i in range(0, x.size, _ELEMENTS_AT_ONCE))
+    return x.dtype.type(sum([float(part.dot(part)) for part in parts]))
+
+
+_KEPT_ONES = 1 << 14  # longer vectors of ones are not kept
+
+
+@lru_cache(maxsize=64)
+def ones(n: int, dtype: Any) -> Array:
+    """A vector of ones on the host that is not to be changed."""
+    return read_only(np.ones(n, dtype))
+
+
+def sum_rows(x: Array, out: Array = None) -> Array:
+    """The sum over the first axis of a matrix, such as a bias' gradient: BLAS takes half the time of ``x.sum(0)``."""
+    dtype = x.dtype
+    if dtype.char not in "fd":
+        return sum_over(x, (0,), False)
+    if len(x) > _KEPT_ONES and type(x) is np.ndarray and x.flags.c_contiguous:
+        return _sum_of_many_rows(x)
+    weights = ones(len(x), dtype) if len(x) <= _KEPT_ONES else np.ones(len(x), dtype)
+    return weights.dot(x, out if out is not None and out.dtype is dtype else None)
+
+
+def read_only(a: Array) -> Array:
+    """The array itself, which is not to be changed from here on."""
+    a.flags.writeable = False
+    return a

@@ -1,0 +1,180 @@
+"""Chainer's old-style functions: ``backward`` takes and returns arrays, so there is no second order."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from dbrdist.core.array.backend import Array, get_array_module
+from dbrdist.core.array.config import force_backprop_mode, no_backprop_mode
+from dbrdist.core.tape.function_node import FunctionHook, FunctionNode
+from dbrdist.core.tape.node import VariableNode
+from dbrdist.core.tape.variable import Variable
+
+__all__ = ["Function", "FunctionAdapter", "force_backprop_mode", "no_backprop_mode"]
+
+
+class FunctionAdapter(FunctionNode):
+    """The node of a :class:`Function` in the graph."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+
+    @property
+    def function(self) -> Function:
+        """The old-style function."""
+        return self._function
+
+    as_called = function
+
+    @property
+    def label(self) -> str:
+        return self.function.label
+
+    def check_type_forward(self, in_types: Any) -> None:
+        self.function.check_type_forward(in_types)
+
+    def forward(self, xs: tuple[Array, ...]) -> tuple[Array, ...]:
+        self.retain_inputs(tuple(range(len(xs))))  # unless the function says otherwise
+        self._num_inputs = len(xs)
+        return self.function.forward(xs)
+
+    def derive(self, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self._on_variables:
+            raise RuntimeError(
+                f"{self.label} is a chainer.Function of the old style, which has no gradient of second order; write it "
+                "as a FunctionNode, whose backward computes with Variables"
+            )
+        xs = [None] * self._num_inputs
+        for i, a in zip(self._keep_inputs or (), self._kept_xs or ()):
+            xs[i] = a
+        gxs = self.function.backward(tuple(xs), gys)
+        if not isinstance(gxs, (tuple, list)):
+            raise TypeError(
+                f"{self.label}.backward: expected a tuple with a gradient (or None) for each input, got "
+                f"{type(gxs).__name__}; write `return gx,`"
+            )
+        if len(gxs) != self._num_inputs:
+            raise ValueError(
+                f"{self.label}.backward: expected {self._num_inputs} gradients, one for each input, got {len(gxs)}"
+            )
+        return tuple([gxs[i] for i in wanted])
+
+
+class Function:
+    """An old-style function: override ``forward`` and ``backward``, or their ``_cpu`` and ``_gpu`` forms.
+
+    Calling it applies it to Variables or arrays and returns a Variable, or a tuple of them. All inputs are kept for
+    ``backward`` unless ``retain_inputs`` names those that it needs; the others are then None there.
+    """
+
+    # A function holds its node until the call, when the graph takes it over: a reference back would be a cycle.
+    _held: FunctionAdapter | None = None
+    _called: weakref.ref[FunctionAdapter] | None = None
+    _outputs: tuple[weakref.ref[VariableNode], ...] = ()
+
+    def __call__(self, *inputs: Any) -> Any:
+        node = FunctionAdapter(self) if self._held is None else self._held
+        self._called, self._held = weakref.ref(node), None
+        outputs = node.apply(inputs)
+        self._outputs = tuple([weakref.ref(y.node) for y in outputs])
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    @property
+    def node(self) -> FunctionAdapter:
+        """The node of the last call, where the graph still has it; else that of the next one."""
+        called = None if self._called is None else self._called()
+        if called is not None:
+            return called
+        if self._held is None:
+            self._held = FunctionAdapter(self)
+        return self._held
+
+    def apply(self, inputs: tuple[Any, ...]) -> tuple[Variable, ...]:
+        """As a call, always with a tuple as the result."""
+        outputs = self(*inputs)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
+
+    @property
+    def label(self) -> str:
+        """The name shown in messages and graphs."""
+        return type(self).__name__
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """The nodes of the inputs."""
+        return self.node.inputs
+
+    @property
+    def outputs(self) -> tuple[weakref.ref[VariableNode], ...]:
+        """Weak references to the nodes of the last call's outputs."""
+        return self._outputs
+
+    @property
+    def rank(self) -> int:
+        """The depth in the graph."""
+        return self.node.rank
+
+    @property
+    def stack(self) -> Any:
+        """Where the last call was, as `traceback.extract_stack` gives it; None without debug mode."""
+        return self.node.stack
+
+    @property
+    def output_data(self) -> tuple[Array, ...]:
+        """The retained outputs; None for the others."""
+        return self.node.output_data
+
+    def check_type_forward(self, in_types: Any) -> None:
+        """Check types and shapes before forward; see :mod:`dbrdist.utils.type_check`."""
+
+    def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
+        """The outputs for the input arrays."""
+        return self.forward_cpu(inputs) if get_array_module(*inputs).__name__ == "numpy" else self.forward_gpu(inputs)
+
+    def forward_cpu(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
+        """``forward`` for NumPy arrays."""
+        raise NotImplementedError(f"{self.label} defines neither forward(inputs) nor forward_cpu(inputs)")
+
+    def forward_gpu(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
+        """``forward`` for CuPy arrays."""
+        raise NotImplementedError(f"{self.label} defines neither forward(inputs) nor forward_gpu(inputs)")
+
+    def backward(self, inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The gradient of each input, as arrays; None where there is none."""
+        given = [a for a in (*inputs, *grad_outputs) if a is not None]
+        on_host = get_array_module(*given).__name__ == "numpy"
+        return self.backward_cpu(inputs, grad_outputs) if on_host else self.backward_gpu(inputs, grad_outputs)
+
+    def backward_cpu(self, inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """``backward`` for NumPy arrays."""
+        return tuple(None for _ in inputs)
+
+    def backward_gpu(self, inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """``backward`` for CuPy arrays."""
+        return tuple(None for _ in inputs)
+
+    def retain_inputs(self, indexes: tuple[int, ...]) -> None:
+        """Keep only these inputs for ``backward``."""
+        self.node.retain_inputs(indexes)
+
+    def retain_outputs(self, indexes: tuple[int, ...], retain_after_backward: bool = False) -> None:
+        """Keep these outputs; ``output_data`` has them."""
+        self.node.retain_outputs(indexes)
+
+    @property
+    def local_function_hooks(self) -> dict[str, FunctionHook]:
+        """The hooks of this function only."""
+        return self.node.local_function_hooks
+
+    def add_hook(self, hook: FunctionHook, name: str | None = None) -> None:
+        """Add a hook to this function only."""
+        self.node.add_hook(hook, name)
+
+    def delete_hook(self, name: str) -> None:
+        """Remove a hook of this function."""
+        self.node.delete_hook(name)
+
+    def unchain(self) -> None:
+        """Cut the function out of the graph."""
+        self.node.unchain()

@@ -1,0 +1,1 @@
+"""Serializers and file formats: npz, HDF5, safetensors."""

@@ -1,0 +1,419 @@
+"""Serializers: one walk over an object's entries both saves and loads them.
+
+An object's ``serialize(serializer)`` names each entry once: ``self.t = serializer('t', self.t)`` for a value,
+``child.serialize(serializer['child'])`` for a part. The walk does not know its container; ``DictionarySerializer`` and
+``NpzDeserializer`` put entries into a flat dictionary and an ``.npz`` file, with paths such as ``l1/W`` as keys;
+``core/files/hdf5.py`` has those of HDF5 files.
+
+A file holds arrays and one entry ``dbrdist.json`` with the format's version, the names of types that ``.npz`` does not
+know (bfloat16) and the entries that are None. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from dbrdist.core.array.backend import as_dtype, is_array, to_cpu
+from dbrdist.core.files.regular_file import regular
+from dbrdist.core.usage.mistakes import given_a_class, warn
+from dbrdist.errors import CheckpointError
+
+FORMAT_VERSION = 1
+_META = "dbrdist.json"
+
+
+class AbstractSerializer:
+    """What saving and loading share: ``serializer[key]`` for a part, ``serializer(key, value)`` for a value."""
+
+    is_loading = False
+
+    def __getitem__(self, key: str) -> AbstractSerializer:
+        """The serializer of a part."""
+        raise NotImplementedError
+
+    def __call__(self, key: str, value: Any) -> Any:
+        """Save ``value``, or give back what was saved in its place (arrays are filled in place)."""
+        raise NotImplementedError
+
+
+class Serializer(AbstractSerializer):
+    """The base of what saves."""
+
+    def save(self, obj: Any) -> None:
+        """Save an object with ``serialize``."""
+        obj.serialize(self)
+
+
+class Deserializer(AbstractSerializer):
+    """The base of what loads."""
+
+    is_loading = True
+
+    def load(self, obj: Any) -> None:
+        """Load into an object with ``serialize``."""
+        obj.serialize(self)
+
+
+SUBJECT = "__subject__"
+
+
+def is_about(serializer: Any, subject: str) -> bool:
+    """Save with a state what it is about; when loading, whether the saved state is about the same.
+
+    ``if is_about(serializer, key): self.best = serializer('best', self.best)`` keeps the best value of one key from
+    becoming that of another. A state that was saved without a subject counts as the same.
+    """
+    saved = described(serializer, SUBJECT, subject)
+    return saved is None or saved == subject
+
+
+def described(serializer: Any, key: str, words: str) -> str | None:
+    """Save words; when loading the saved ones, None where there are none: an earlier version saved."""
+    if not serializer.is_loading:
+        serializer(key, words)
+        return words
+    try:
+        saved = serializer(key, None)
+    except (CheckpointError, KeyError):
+        return None
+    return None if saved is None else str(saved)
+
+
+class DictionarySerializer(Serializer):
+    """Saves into a dictionary of NumPy arrays (None stays None), keyed by path."""
+
+    def __init__(self, target: dict[str, Any] | None = None, path: str = "") -> None:
+        self.target: dict[str, Any] = {} if target is None else target
+        self.path = path
+
+    def __getitem__(self, key: str) -> DictionarySerializer:
+        return DictionarySerializer(self.target, self.path + key.strip("/") + "/")
+
+    def __call__(self, key: str, value: Any) -> Any:
+        self.target[self.path + key.lstrip("/")] = None if value is None else as_saved(self.path + key, value)
+        return value
+
+
+def as_saved(key: str, value: Any) -> np.ndarray[Any, Any]:
+    """A copy of a value as an array in host memory."""
+    a = to_cpu(value) if is_array(value) else np.asarray(value)
+    if a.dtype.kind == "O":
+        raise TypeError(f"{key}: expected an array, a number, a string or None, got {type(value).__name__}")
+    return np.array(a, copy=True, order="C")
+
+
+class NpzDeserializer(Deserializer):
+    """Loads from a mapping of arrays keyed by path, such as an opened ``.npz`` file.
+
+    With ``strict`` a missing entry is an error, else the value stays. ``ignore_names`` (names or predicates) are left
+    as they are.
+    """
+
+    def __init__(self, npz: Mapping[str, Any], path: str = "", strict: bool = True, ignore_names: Any = None) -> None:
+        self.npz = npz
+        self.path = path
+        self.strict = strict
+        self.ignore_names = ignore_names
+
+    def __getitem__(self, key: str) -> NpzDeserializer:
+        return NpzDeserializer(self.npz, self.path + key.strip("/") + "/", self.strict, self.ignore_names)
+
+    def _is_ignored(self, key: str) -> bool:
+        names = self.ignore_names
+        if names is None:
+            return False
+        names = names if isinstance(names, (tuple, list)) else [names]
+        return any(n(key) if callable(n) else n == key for n in names)
+
+    def __call__(self, key: str, value: Any) -> Any:
+        key = self.path + key.lstrip("/")
+        if self._is_ignored(key):
+            return value
+        if key not in self.npz:
+            if self.strict:
+                raise CheckpointError(missing(key, self.npz))
+            return value
+        saved = self.npz[key]
+        return None if saved is None else load_value(key, value, saved)
+
+
+def missing(key: str, saved: Iterable[str]) -> str:
+    """What is wrong where the names ``saved`` have no entry ``key``."""
+    words = f"{key}: expected this entry in the saved state, but it is not there"
+    paths = [name[: -len(key)] for name in saved if name.endswith("/" + key)]
+    if paths:
+        return f"{words}; the state has {paths[0] + key!r}: load it with path={paths[0]!r}"
+    return f"{words}; the state belongs to another architecture, or load it with strict=False"
+
+
+def load_value(key: str, value: Any, saved: Any) -> Any:
+    """What stands for ``value`` after loading the array ``saved``: arrays are filled in place, others keep their type.
+
+    Raises:
+        CheckpointError: the shape or the type does not fit.
+    """
+    if value is None:
+        return saved
+    if is_array(value):
+        return _fill(key, value, saved)
+    if isinstance(value, str):
+        return str(saved)
+    return _as_loaded(key, value, saved)
+
+
+def _as_loaded(key: str, value: Any, saved: Any) -> Any:
+    """A saved number or list in the type of the value that it replaces."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(saved.tolist())
+    if saved.ndim:
+        raise CheckpointError(
+            f"{key}: expected one {type(value).__name__} as in the object, "
+            f"found an array of shape {saved.shape} in the saved state"
+        )
+    number = saved.item()
+    if isinstance(value, int) and isinstance(number, float):  # lr=1 that was 0.5 when it was saved
+        return number
+    return type(value)(number)
+
+
+def _fill(key: str, value: Any, saved: Any) -> Any:
+    if value.shape != saved.shape:
+        raise CheckpointError(
+            f"{key}: expected shape {value.shape} as in the object, found {saved.shape} in the saved state"
+        )
+    if value.dtype != saved.dtype and not np.can_cast(saved.dtype, value.dtype, "same_kind"):
+        raise CheckpointError(f"{key}: expected a type that fits {value.dtype}, found {saved.dtype} in the saved state")
+    if isinstance(value, np.ndarray):
+        value[...] = saved
+    else:
+        value.set(np.asarray(saved, value.dtype))
+    return value
+
+
+# ---- npz files ------------------------------------------------------------------------------------------------------
+
+
+def encode(entries: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """A dictionary of arrays and None as plain arrays that ``.npz`` and any reader understand."""
+    arrays, dtypes, none = {}, {}, []
+    for key, value in entries.items():
+        if value is None:
+            none.append(key)
+            continue
+        if value.dtype.kind == "V":  # a type that NumPy itself has no name for, such as bfloat16
+            dtypes[key] = value.dtype.name
+            value = value.view(f"u{value.dtype.itemsize}")
+        arrays[key] = value
+    meta = json.dumps({"format": FORMAT_VERSION, "dtypes": dtypes, "none": none})
+    arrays[_META] = np.frombuffer(meta.encode(), np.uint8)
+    return arrays
+
+
+def decode(npz: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`encode`; files without its entry (Chainer's) are taken as they are."""
+    keys = list(npz)
+    meta: dict[str, Any] = {"format": 1, "dtypes": {}, "none": []}
+    if _META in keys:
+        meta = json.loads(bytes(npz[_META]).decode())
+    if meta["format"] > FORMAT_VERSION:
+        raise CheckpointError(
+            f"expected format {FORMAT_VERSION} or older, found format {meta['format']}; update dbrdist"
+        )
+    entries: dict[str, Any] = {}
+    for key in keys:
+        if key != _META:
+            a = npz[key]
+            entries[key] = a.view(as_dtype(meta["dtypes"][key])) if key in meta["dtypes"] else a
+    entries.update(dict.fromkeys(meta["none"]))
+    return entries
+
+
+def replace_atomically(path: str | os.PathLike[str], make: Callable[[str], None]) -> None:
+    """Let ``make(temporary)`` write a file beside its target, flush it to disk and rename it.
+
+    No reader ever sees a half of it; where that fails, the target is as it was.
+    """
+    target = os.fspath(path)
+    temporary = f"{target}.tmp-{os.getpid()}-{threading.get_ident()}"
+    try:
+        make(temporary)
+        _flush(temporary)
+        os.replace(temporary, target)
+    except BaseException as error:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+        if isinstance(error, OSError) and error.filename == temporary:
+            error.filename = target  # the name that the caller knows
+        raise
+    with contextlib.suppress(OSError):  # some file systems cannot flush a folder; the file itself is there
+        _flush(os.path.dirname(target) or ".")
+
+
+def _flush(path: str) -> None:
+    """Make what was written last through a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], None]) -> None:
+    """As :func:`replace_atomically`, for a function that writes to an open file."""
+
+    def make(temporary: str) -> None:
+        with open(temporary, "w+b") as f:
+            write(f)
+
+    replace_atomically(path, make)
+
+
+def saved_state(obj: Any) -> dict[str, Any]:
+    """A copy of an object's state as a flat dictionary of NumPy arrays (None stays None), by path."""
+    serializer = DictionarySerializer()
+    serializer.save(obj)
+    return serializer.target
+
+
+def save_npz(file: Any, obj: Any, compression: bool = True) -> None:
+    """Save an object to an ``.npz`` file (a path or an open binary file).
+
+    A dictionary of arrays by name, such as :func:`saved_state` gives, is saved as it is.
+    """
+    if isinstance(file, type) or hasattr(file, "serialize"):
+        raise TypeError(f"save_npz: expected a file's name, got {type(file).__name__}; write save_npz(file, object)")
+    if not isinstance(obj, dict):
+        _check_serializable("save_npz", obj)
+        _warn_of_no_values(obj)
+    arrays = encode(obj if isinstance(obj, dict) else saved_state(obj))
+    save: Any = np.savez_compressed if compression else np.savez
+    if isinstance(file, (str, os.PathLike)):
+        write_atomically(file, lambda f: save(f, **arrays))
+    else:
+        save(file, **arrays)
+
+
+def load_npz(file: Any, obj: Any, path: str = "", strict: bool = True, ignore_names: Any = None) -> None:
+    """Load an object from an ``.npz`` file of :func:`save_npz` or of Chainer (whose None entries need pickle: refused).
+
+    Raises:
+        CheckpointError: the file is damaged, or an entry is missing or of another shape; the message names the entry.
+    """
+    if isinstance(file, type) or hasattr(file, "serialize"):
+        raise TypeError(f"load_npz: expected a file's name, got {type(file).__name__}; write load_npz(file, object)")
+    saved = read_npz(file)
+    _check_serializable("load_npz", obj)
+    if not strict and saved and ignore_names is None:
+        _warn_where_nothing_fits(file, saved, path, obj)
+    NpzDeserializer(saved, path, strict, ignore_names).load(obj)
+
+
+def _warn_of_no_values(obj: Any) -> None:
+    """Warn where a network is saved before its first batch gave its parameters their shapes."""
+    if hasattr(obj, "namedparams"):
+        without = [name for name, p in obj.namedparams() if not p.is_initialized]
+        if without:
+            warn(
+                f"save_npz: {', '.join(without[:3])}{', ...' if len(without) > 3 else ''}: no values are saved, since "
+                "the network has seen no input yet; save it after its first batch"
+            )
+
+
+def _check_serializable(where: str, obj: Any) -> None:
+    """Refuse what cannot be saved or loaded."""
+    if isinstance(obj, type):
+        raise given_a_class(where, obj, "an object with serialize, such as a link")
+    if not hasattr(obj, "serialize"):
+        raise TypeError(f"{where}: expected an object with serialize, such as a link, got {type(obj).__name__}")
+
+
+def _warn_where_nothing_fits(file: Any, saved: Mapping[str, Any], path: str, obj: Any) -> None:
+    """Warn where ``strict=False`` would load nothing at all."""
+    wanted = [path + key for key in saved_state(obj)]
+    if wanted and not any(key in saved for key in wanted):
+        warn(
+            f"load_npz: nothing is loaded from {file}: it has {', '.join(list(saved)[:3])}, ..., and the object "
+            f"{', '.join(wanted[:3])}, ...; see path="
+        )
+
+
+# What one archive may unpack to: more than this factor of its own size, and more than this many bytes, is a bomb.
+_MAX_FACTOR, _MIN_LIMIT_BYTES, _MAX_ENTRIES = 200, 1 << 28, 1_000_000
+
+
+# NumPy reads headers by ast.literal_eval, which fails in CPython 3.11 when two threads are in it (gh-106905).
+READING = threading.RLock()
+os.register_at_fork(before=READING.acquire, after_in_parent=READING.release, after_in_child=READING.release)
+
+
+def read_npz(file: Any) -> dict[str, Any]:
+    """All entries of an ``.npz`` file (a path or an open binary file).
+
+    Raises:
+        CheckpointError: the file is damaged, or unpacks to far more than it holds. OSError where it cannot be opened.
+    """
+    with contextlib.ExitStack() as stack:  # numpy.load leaves a damaged file open
+        source = stack.enter_context(open(file, "rb", opener=regular)) if isinstance(file, (str, os.PathLike)) else file
+        try:
+            check_archive_size(source)
+            _check_kind(source)
+            with READING:
+                return decode(stack.enter_context(np.load(source, allow_pickle=False)))
+        except CheckpointError as e:
+            raise CheckpointError(f"{file}: {e}") from e
+        except Exception as e:  # damage shows as nearly any exception of zipfile, zlib, NumPy and json
+            raise CheckpointError(f"{file}: cannot be read as an .npz file: {e or type(e).__name__}") from e
+
+
+# How files begin that are no archives, and what they are.
+_KINDS = {
+    b"\x93NUMPY": "it holds a single array of numpy.save; expected an .npz file of save_npz",
+    b"\x89HDF": "it is an HDF5 file; use load_hdf5",
+    b"\x80": "it is a pickle; expected an .npz file of save_npz",
+    b"": "it is empty",
+}
+
+
+def _check_kind(source: Any) -> None:
+    """Say what an open file is that is no archive; of an archive, whether PyTorch made it."""
+    start = source.read(8)
+    source.seek(0)
+    if start.startswith(b"PK"):
+        if zipfile.is_zipfile(source):
+            source.seek(0)
+            with zipfile.ZipFile(source) as archive:
+                if any(name.endswith("/data.pkl") for name in archive.namelist()):
+                    raise CheckpointError("it is a file of torch.save; save its arrays by numpy.savez in PyTorch first")
+        source.seek(0)
+        return
+    for magic, words in _KINDS.items():
+        if start.startswith(magic) if magic else not start:
+            raise CheckpointError(f"cannot be read as an .npz file: {words}")
+    raise CheckpointError(f"cannot be read as an .npz file: it begins with {start!r}")
+
+
+def check_archive_size(source: Any) -> None:
+    """Refuse an open zip archive with too many entries, or with far more in it than its own size can hold."""
+    size = source.seek(0, os.SEEK_END)
+    source.seek(0)
+    if not zipfile.is_zipfile(source):
+        source.seek(0)
+        return
+    with zipfile.ZipFile(source) as archive:
+        entries = archive.infolist()
+    source.seek(0)
+    unpacked, limit = sum(entry.file_size for entry in entries), max(_MAX_FACTOR * size, _MIN_LIMIT_BYTES)
+    if len(entries) > _MAX_ENTRIES:
+        raise CheckpointError(f"expected at most {_MAX_ENTRIES:,} entries in an archive, found {len(entries):,}")
+    if unpacked > limit:
+        raise CheckpointError(
+            f"expected an archive of {size:,} bytes to unpack to at most {limit:,}, but it claims {unpacked:,}"
+        )

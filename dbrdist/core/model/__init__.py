@@ -1,0 +1,1 @@
+"""Parameters, links and chains, and the flat memory in which parameters are stored."""

@@ -1,0 +1,361 @@
+"""Chain, ChainList and Sequential: links made of links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from dbrdist.core.model.device_resident import DeviceResidentsVisitor
+from dbrdist.core.model.link import Link, _join
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.model.versions import Watch, note_change
+from dbrdist.core.usage.mistakes import given_a_class, refuse
+
+C = TypeVar("C", bound="_Container")
+
+
+class _Container(Link):
+    """What Chain and ChainList share: walking over children, whose names are keys of a path."""
+
+    def _named_children(self) -> list[tuple[str, Link]]:
+        raise NotImplementedError
+
+    def children(self) -> Iterator[Link]:
+        return iter([link for _, link in self._named_children()])
+
+    def params(self, include_uninit: bool = True) -> Iterator[Parameter]:
+        yield from super().params(include_uninit)
+        for _, link in self._named_children():
+            yield from link.params(include_uninit)
+
+    def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, Parameter]]:
+        yield from super().namedparams(include_uninit)
+        for name, link in self._named_children():
+            yield from _join("/" + name, link.namedparams(include_uninit))
+
+    def links(self, skipself: bool = False) -> Iterator[Link]:
+        if not skipself:
+            yield self
+        for _, link in self._named_children():
+            yield from link.links()
+
+    def namedlinks(self, skipself: bool = False) -> Iterator[tuple[str, Link]]:
+        if not skipself:
+            yield "/", self
+        for name, link in self._named_children():
+            yield "/" + name, link
+            yield from _join("/" + name, link.namedlinks(skipself=True))
+
+    def device_resident_accept(self, visitor: DeviceResidentsVisitor) -> None:
+        super().device_resident_accept(visitor)
+        for link in self.children():
+            link.device_resident_accept(visitor)
+
+    def cleargrads(self) -> None:
+        cleared = self._cleared
+        if cleared is None or cleared[0] != self._changed_at or not cleared[1].is_current():
+            cleared = self._plan_clearing()
+        for node in cleared[2]:
+            node.gradient = None
+        for link in cleared[3]:
+            link.cleargrads()
+
+    def _plan_clearing(self) -> Any:
+        """What tells whether the rest still holds, the nodes of all parameters, and links that clear in their own way.
+
+        To walk over the links each time takes three times as long. Of this link there is the number of its last change:
+        if it were among the links of its own plan, it would not die with its last reference.
+        """
+        if self._changed_at is None:
+            self._changed_at = 0
+        links: list[Link] = [self]
+        others: list[Link] = []
+        for link in links:  # which grows
+            for child in link.children():
+                is_known = type(child).cleargrads in (Link.cleargrads, _Container.cleargrads)
+                (links if is_known else others).append(child)
+        nodes = [link.__dict__[name].node for link in links for name in link._params]
+        self._cleared = self._changed_at, Watch(links[1:]), nodes, others
+        return self._cleared
+
+    def copyparams(self, link: Link, copy_persistent: bool = True) -> None:
+        super().copyparams(link, copy_persistent)
+        assert isinstance(link, _Container)
+        theirs = dict(link._named_children())
+        for name, child in self._named_children():
+            child.copyparams(theirs[name], copy_persistent)
+
+    def serialize(self, serializer: Any) -> None:
+        super().serialize(serializer)
+        for name, link in self._named_children():
+            link.serialize(serializer[name])
+
+    def __repr__(self) -> str:
+        lines = [f"  ({name}): " + repr(link).replace("\n", "\n  ") for name, link in self._named_children()]
+        return f"{type(self).__name__}(\n" + ",\n".join(lines) + ",\n)" if lines else f"{type(self).__name__}()"
+
+
+class Chain(_Container):
+    """A link whose children are attributes, assigned within ``with self.init_scope():`` or given as keywords.
+
+    ::
+
+        class MLP(dbrdist.Chain):
+            def __init__(self):
+                super().__init__()
+                with self.init_scope():
+                    self.l1 = L.Linear(None, 100)
+                    self.l2 = L.Linear(100, 10)
+
+            def forward(self, x):
+                return self.l2(F.relu(self.l1(x)))
+    """
+
+    def __init__(self, **links: Link) -> None:
+        super().__init__()
+        self._children: list[str] = []
+        for name, link in links.items():
+            self.add_link(name, link)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Link) and self.within_init_scope:
+            self._check_name(name, "link")
+        super().__setattr__(name, value)
+        if isinstance(value, type) and issubclass(value, Link) and self.within_init_scope:
+            refuse(given_a_class(f"{type(self).__name__}.{name}", value, "a link within init_scope()"))
+        if isinstance(value, Link):
+            if self.within_init_scope:
+                value.name = name
+                if name not in self._children:
+                    self._children.append(name)
+            note_change(self)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self._children:
+            self._children.remove(name)
+        super().__delattr__(name)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def add_link(self, name: str, link: Link) -> None:
+        """Register a child."""
+        if name in self.__dict__:
+            raise AttributeError(f"{type(self).__name__}: cannot register link {name!r}: the attribute exists")
+        _check_link(f"{type(self).__name__}: {name}", link)
+        with self.init_scope():
+            setattr(self, name, link)
+
+    def _named_children(self) -> list[tuple[str, Link]]:
+        return [(name, self.__dict__[name]) for name in self._children]
+
+    def copy(self: C, mode: str = "share") -> C:
+        new: Any = super().copy(mode)
+        if mode != "copy":
+            new._children = list(self._children)  # type: ignore[attr-defined]
+            copies = _copies(self.children(), mode)
+            for name in new._children:
+                child = copies[id(self.__dict__[name])]
+                child.name = name
+                new.__dict__[name] = child
+        return new  # type: ignore[no-any-return]
+
+
+class ChainList(_Container):
+    """A link whose children are a list; it may be indexed, and grows by ``append``."""
+
+    def __init__(self, *links: Link) -> None:
+        super().__init__()
+        self._list: list[Link] = []
+        for link in links:
+            self.add_link(link)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Link) and self.within_init_scope:
+            raise TypeError("a ChainList's children have no names: use append() or add_link(), or a Chain")
+        super().__setattr__(name, value)
+
+    def _named_children(self) -> list[tuple[str, Link]]:
+        return [(str(i), link) for i, link in enumerate(self._list)]
+
+    def children(self) -> Iterator[Link]:
+        return iter(self._list)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._list[index]
+
+    def __setitem__(self, index: int, link: Link) -> None:
+        self._list[index] = link
+        self._renumber()
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(self._list)
+
+    def __len__(self) -> int:
+        return len(self._list)
+
+    def append(self, value: Link) -> None:
+        """Add a child at the end."""
+        self.add_link(value)
+
+    def add_link(self, link: Link) -> None:
+        """Add a child at the end."""
+        _check_link(f"{type(self).__name__}: link {len(self._list)}", link)
+        link.name = str(len(self._list))
+        self._list.append(link)
+        note_change(self)
+
+    def insert(self, index: int, link: Link) -> None:
+        """Add a child before another."""
+        self._list.insert(index, link)
+        self._renumber()
+
+    def _renumber(self) -> None:
+        for i, child in enumerate(self._list):
+            child.name = str(i)
+        note_change(self)
+
+    def copy(self: C, mode: str = "share") -> C:
+        new: Any = super().copy(mode)
+        if mode != "copy":
+            copies = _copies(self.children(), mode)
+            new._list = [copies[id(child)] for child in self.children()]
+            new._renumber()
+        return new  # type: ignore[no-any-return]
+
+
+class Sequential(ChainList):
+    """Links and functions that are called one after another.
+
+    ::
+
+        model = dbrdist.Sequential(L.Linear(None, 100), F.relu, L.Linear(100, 10))
+    """
+
+    def __init__(self, *layers: Any) -> None:
+        super().__init__()
+        self._layers: list[Any] = []
+        for layer in layers:
+            self.append(layer)
+
+    def _renew(self) -> None:
+        self._list = [layer for layer in self._layers if isinstance(layer, Link)]
+        self._renumber()
+
+    def append(self, layer: Any) -> None:
+        """Add a link or a function at the end."""
+        self.insert(len(self._layers), layer)
+
+    def insert(self, i: int, layer: Any) -> None:
+        """Add a link or a function before another."""
+        if isinstance(layer, type) and issubclass(layer, Link):
+            raise given_a_class(f"Sequential: layer {i}", layer, "a link or a function")
+        if not callable(layer):
+            hint = "; write Sequential(*layers)" if isinstance(layer, (list, tuple)) else ""
+            raise TypeError(f"Sequential: layer {i}: expected a link or a function, got {type(layer).__name__}{hint}")
+        self._layers.insert(i, layer)
+        self._renew()
+
+    def extend(self, sequential: Sequential) -> None:
+        """Add all layers of another Sequential."""
+        for layer in sequential._layers:
+            self.append(layer)
+
+    def forward(self, *x: Any) -> Any:
+        """The layers in order; tuples are spread over the next layer's arguments."""
+        y: Any = x
+        for layer in self._layers:
+            y = layer(*y) if isinstance(y, tuple) else layer(y)
+        return y[0] if isinstance(y, tuple) and len(y) == 1 else y
+
+    def __getitem__(self, i: Any) -> Any:
+        return Sequential(*self._layers[i]) if isinstance(i, slice) else self._layers[i]
+
+    def __setitem__(self, i: int, layer: Any) -> None:
+        self._layers[i] = layer
+        self._renew()
+
+    def __delitem__(self, i: Any) -> None:
+        del self._layers[i]
+        self._renew()
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._layers)
+
+    def __contains__(self, layer: Any) -> bool:
+        return layer in self._layers
+
+    def clear(self) -> None:
+        """Remove all layers."""
+        self._layers = []
+        self._renew()
+
+    def pop(self, i: int = -1) -> Any:
+        """Remove a layer and return it."""
+        layer = self._layers.pop(i)
+        self._renew()
+        return layer
+
+    def remove(self, layer: Any) -> None:
+        """Remove the first occurrence of a layer."""
+        self._layers.remove(layer)
+        self._renew()
+
+    def remove_by_layer_type(self, type_name: str) -> None:
+        """Remove all layers whose class or function has this name."""
+        self._layers = [layer for layer in self._layers if _layer_name(layer) != type_name]
+        self._renew()
+
+    def count(self, layer: Any) -> int:
+        """How often a layer occurs."""
+        return self._layers.count(layer)
+
+    def count_by_layer_type(self, type_name: str) -> int:
+        """How many layers have this class or function name."""
+        return sum(_layer_name(layer) == type_name for layer in self._layers)
+
+    def index(self, layer: Any, start: int | None = None, end: int | None = None) -> int:
+        """The position of a layer."""
+        return self._layers.index(layer, start or 0, len(self._layers) if end is None else end)
+
+    def flatten(self) -> Sequential:
+        """The same layers without nested Sequentials."""
+        out: list[Any] = []
+        for layer in self._layers:
+            out.extend(layer.flatten()._layers if isinstance(layer, Sequential) else [layer])
+        return Sequential(*out)
+
+    def copy(self: C, mode: str = "share") -> C:
+        new: Any = Link.copy(self, mode)
+        if mode != "copy":
+            copies = _copies(self._layers, mode)  # type: ignore[attr-defined]
+            new._layers = [copies.get(id(layer), layer) for layer in self._layers]  # type: ignore[attr-defined]
+            new._renew()
+        return new  # type: ignore[no-any-return]
+
+
+def _check_link(where: str, link: Any) -> None:
+    """Refuse what is no link, in the place of a child."""
+    if isinstance(link, type):
+        raise given_a_class(where, link, "a Link")
+    if not isinstance(link, Link):
+        hint = "; write ChainList(*links)" if isinstance(link, (list, tuple)) else ""
+        if callable(link):
+            hint = "; a Sequential takes functions too"
+        raise TypeError(f"{where}: expected a Link, got {type(link).__name__}{hint}")
+
+
+def _copies(layers: Iterable[Any], mode: str) -> dict[int, Link]:
+    """A copy of each link by the id of the original, so that a link used in several places is copied once."""
+    links = {id(layer): layer for layer in layers if isinstance(layer, Link)}
+    return {key: link.copy(mode) for key, link in links.items()}
+
+
+def _layer_name(layer: Callable[..., Any]) -> str:
+    return type(layer).__name__ if isinstance(layer, Link) else getattr(layer, "__name__", type(layer).__name__)
+
+
+Link.repeated_class = Sequential

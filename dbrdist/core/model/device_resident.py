@@ -1,0 +1,94 @@
+"""Objects that have a device and move as a whole: links, and whatever else owns arrays."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, TypeVar
+
+from dbrdist.core.array.backend import CpuDevice, Device, get_device, to_device
+
+D = TypeVar("D", bound="DeviceResident")
+
+
+class DeviceResident:
+    """The base of what owns arrays. A subclass hands each of them to the visitor that goes through it::
+
+        class Table(dbrdist.DeviceResident):
+            def __init__(self, values):
+                self.values = values
+
+            def device_resident_accept(self, visitor):
+                super().device_resident_accept(visitor)
+                self.values = visitor.visit_array(self.values)
+
+    A link that owns such an object calls its ``device_resident_accept`` in its own, so that both move together.
+    """
+
+    _device: Device = CpuDevice()
+
+    @property
+    def device(self) -> Device:
+        """Where the arrays lie."""
+        return self._device
+
+    @property
+    def xp(self) -> Any:
+        """The array module of the device."""
+        return self._device.xp
+
+    def device_resident_accept(self, visitor: DeviceResidentsVisitor) -> None:
+        """Let a visitor go through this object and what it owns."""
+        visitor.visit_device_resident(self)
+
+    def to_device(self: D, device: Any) -> D:
+        """Move all arrays."""
+        self.device_resident_accept(_Mover(get_device(device)))
+        return self
+
+    def to_cpu(self: D) -> D:
+        """Move to host memory; deprecated, as in Chainer: :meth:`to_device` does it."""
+        _warn_of("to_cpu", "@numpy")
+        return self.to_device("@numpy")
+
+    def to_gpu(self: D, device: int | None = None) -> D:
+        """Move to a GPU (the first where None); deprecated, as in Chainer: :meth:`to_device` does it."""
+        _warn_of("to_gpu", "@cupy:N")
+        return self.to_device(("@cupy", 0 if device is None else device))
+
+
+def _warn_of(method: str, device: str) -> None:
+    warnings.warn(
+        f"{method} is deprecated. Please use to_device({device!r}) instead.", DeprecationWarning, stacklevel=3
+    )
+
+
+class DeviceResidentsVisitor:
+    """What goes through the objects with a device, their Parameters, and their arrays."""
+
+    def visit_device_resident(self, device_resident: DeviceResident) -> None:
+        """Called with each object, before its parts."""
+        raise NotImplementedError(f"{type(self).__name__} must define visit_device_resident(self, device_resident)")
+
+    def visit_variable(self, param: Any) -> None:
+        """Called with each Variable."""
+        raise NotImplementedError(f"{type(self).__name__} must define visit_variable(self, param)")
+
+    def visit_array(self, arr: Any) -> Any:
+        """Called with each array; returns what takes its place."""
+        raise NotImplementedError(f"{type(self).__name__} must define visit_array(self, arr)")
+
+
+class _Mover(DeviceResidentsVisitor):
+    """Moves what it visits to a device."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def visit_device_resident(self, device_resident: DeviceResident) -> None:
+        device_resident._device = self._device
+
+    def visit_variable(self, param: Any) -> None:
+        param.to_device(self._device)
+
+    def visit_array(self, arr: Any) -> Any:
+        return to_device(arr, self._device)

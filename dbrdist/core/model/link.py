@@ -1,0 +1,416 @@
+"""Links: functions with parameters, and chains of them."""
+
+from __future__ import annotations
+
+import copy as copying
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from dbrdist.core.array.backend import is_array, to_device
+from dbrdist.core.model.device_resident import DeviceResident, DeviceResidentsVisitor
+from dbrdist.core.model.flat import unique
+from dbrdist.core.model.link_hook import ForwardPostprocessArgs, ForwardPreprocessArgs, LinkHook, seen, thread
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.model.versions import Watch, note_change
+from dbrdist.core.tape.checks import ArgumentError
+from dbrdist.core.tape.named_errors import explain_operand
+from dbrdist.core.tape.node import VariableNode, note_assignment
+from dbrdist.core.usage.foreign_names import Foreign, add_hints
+from dbrdist.core.usage.mistakes import given_a_class, refuse, warn
+from dbrdist.errors import CheckpointError
+
+L = TypeVar("L", bound="Link")
+_OWN_ATTRIBUTES = frozenset({"_children", "_hooks", "_layers", "_list", "_params", "_persistent", "_within_init_scope"})
+
+
+def _with_attributes(link: Any, replaced: dict[str, Any]) -> Any:
+    """A copy of a link for one call, which shares all but some attributes: other threads see their own."""
+    new = object.__new__(type(link))
+    new.__dict__.update(link.__dict__, **replaced, _stand_ins={*link.__dict__.get("_stand_ins", ()), *replaced})
+    own_forward = link.__dict__.get("forward")
+    if getattr(own_forward, "__self__", None) is link:
+        new.__dict__["forward"] = own_forward.__func__.__get__(new)
+        new.__dict__["_stand_ins"].add("forward")
+    return new
+
+
+class Link(DeviceResident):
+    """A callable with parameters.
+
+    Parameters are assigned within ``with self.init_scope():``, persistent values (saved, not trained) are registered
+    with ``add_persistent`` or ``register_persistent``; ``forward`` computes. Parameters are listed in the order of
+    their registration.
+    """
+
+    repeated_class: ClassVar[Callable[..., Any]]  # handed down by core.chain
+    forward: Any  # the computation; links that can be called define it
+    name: str | None = None
+    _changed_at: int | None = None
+    _cleared: tuple[int, Watch, list[VariableNode], list[Link]] | None = None  # what cleargrads of a container clears
+
+    def __init__(self, **params: Any) -> None:
+        self._params: list[str] = []
+        self._persistent: list[str] = []
+        self._within_init_scope = False
+        self._hooks: dict[str, LinkHook] | None = None
+        for name, value in params.items():
+            has_dtype = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple)
+            shape, dtype = value if has_dtype else (value, np.float32)
+            self.add_param(name, shape, dtype=dtype)
+
+    @classmethod
+    def from_params(cls, *args: Any, **kwargs: Any) -> Any:
+        """A link made from given parameters; only links that define it have it."""
+        raise NotImplementedError(f"{cls.__name__} defines no from_params(): this link does not implement it")
+
+    # ---- construction -----------------------------------------------------------------------------------------------
+
+    @property
+    def within_init_scope(self) -> bool:
+        """True within ``with self.init_scope():``."""
+        return getattr(self, "_within_init_scope", False)
+
+    @contextmanager
+    def init_scope(self) -> Iterator[None]:
+        """Within the block, assigned parameters (and in a Chain, links) are registered."""
+        if "_params" not in self.__dict__:
+            raise _missing_init(self)
+        old, self._within_init_scope = self._within_init_scope, True
+        try:
+            yield
+        finally:
+            self._within_init_scope = old
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Parameter) and self.within_init_scope:
+            self._check_name(name, "parameter")
+        super().__setattr__(name, value)
+        if isinstance(value, Parameter):
+            if self.within_init_scope:
+                value.name = name
+                if name not in self._params:
+                    self._params.append(name)
+                if name in self._persistent:
+                    self._persistent.remove(name)
+            note_change(self)
+
+    def _check_name(self, name: str, what: str) -> None:
+        """Refuse the name of a method or property for what is registered: it would hide it."""
+        if name in _OWN_ATTRIBUTES:
+            raise AttributeError(
+                f"{type(self).__name__}: cannot register {what} {name!r}: every link has that attribute"
+            )
+        for cls in type(self).__mro__:
+            if name in cls.__dict__:
+                hidden = cls.__dict__[name]
+                if isinstance(hidden, Foreign) or (hidden is None and cls is not Link):
+                    return
+                if cls is Link or hasattr(type(hidden), "__get__"):
+                    refuse(AttributeError(
+                        f"{type(self).__name__}: cannot register {what} {name!r}: the attribute exists: "
+                        f"{cls.__name__}.{name}; take another name"
+                    ))  # fmt: skip
+                return
+
+    def __delattr__(self, name: str) -> None:
+        if name in self._params:
+            self._params.remove(name)
+        if name in self._persistent:
+            self._persistent.remove(name)
+        super().__delattr__(name)
+        note_change(self)
+
+    def add_param(self, name: str, shape: Any = None, dtype: Any = np.float32, initializer: Any = None) -> None:
+        """Register a parameter; without a shape it is initialised later."""
+        if name in self.__dict__:
+            raise AttributeError(f"{type(self).__name__}: cannot register parameter {name!r}: the attribute exists")
+        if initializer is None:
+            initializer = _TypedNaN(dtype)
+        with self.init_scope():
+            setattr(self, name, Parameter(initializer, shape))
+
+    def add_persistent(self, name: str, value: Any) -> None:
+        """Register a value that is saved and copied with the link, but not trained."""
+        if name in self.__dict__:
+            raise AttributeError(f"{type(self).__name__}: cannot register persistent {name!r}: the attribute exists")
+        setattr(self, name, value)
+        self.register_persistent(name)
+
+    def register_persistent(self, name: str) -> None:
+        """Make an existing attribute persistent."""
+        if not hasattr(self, name):
+            raise AttributeError(f"{type(self).__name__}: expected an attribute {name!r} to register, there is none")
+        if name not in self._persistent:
+            self._persistent.append(name)
+
+    # ---- the call ---------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._hooks is None and not (seen and thread.hooks):
+            try:
+                if len(args) == 1 and not kwargs:  # nearly always, and half the time of the general call
+                    return self.forward(args[0])
+                return self.forward(*args, **kwargs)
+            except ArgumentError as e:
+                e.within(self)
+                raise
+            except AttributeError as e:
+                self._require_forward()
+                if type(self).__module__.startswith("dbrdist."):
+                    explain_operand(self, e, args, kwargs)
+                raise
+        self._require_forward()
+        return self._call_with_hooks([*thread.hooks.values(), *(self._hooks or {}).values()], args, kwargs)
+
+    def _call_with_hooks(self, hooks: list[LinkHook], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        before = ForwardPreprocessArgs(self, "forward", args, kwargs)
+        begun: list[LinkHook] = []
+        caller: Any = self
+        own = dict(self.__dict__)
+        try:
+            for hook in hooks:
+                hook.forward_preprocess(before)
+                begun.append(hook)
+                if replaced := hook.stand_ins(before, caller):
+                    caller = _with_attributes(caller, replaced)
+            out = caller.forward(*args, **kwargs)
+        except BaseException as e:
+            for hook in begun:
+                hook.forward_failed(before)
+            if isinstance(e, ArgumentError):
+                e.within(self)
+            raise
+        finally:
+            if caller is not self:
+                self._take_over(own, caller.__dict__)
+        after = ForwardPostprocessArgs(self, "forward", args, kwargs, out)
+        for hook in hooks:
+            hook.forward_postprocess(after)
+        return out
+
+    def _take_over(self, before: dict[str, Any], after: dict[str, Any]) -> None:
+        """Set the attributes that a call changed in a copy of this link; its stand-ins stay behind."""
+        stand_ins = after["_stand_ins"]
+        for name, value in after.items():
+            if name not in stand_ins and name != "_stand_ins" and before.get(name, after) is not value:
+                self.__dict__[name] = value
+
+    def _require_forward(self) -> None:
+        if not hasattr(self, "forward"):
+            raise TypeError(f"{type(self).__name__} defines no forward(), so it cannot be called")
+
+    @property
+    def local_link_hooks(self) -> dict[str, LinkHook]:
+        """The hooks of this link only."""
+        if self._hooks is None:
+            self._hooks = {}
+        return self._hooks
+
+    def add_hook(self: L, hook: LinkHook, name: str | None = None) -> L:
+        """Call a hook before and after this link's forward."""
+        if isinstance(hook, type):
+            raise given_a_class(f"{type(self).__name__}.add_hook", hook, "a hook")
+        name = hook.name if name is None else name
+        if name in self.local_link_hooks:
+            raise KeyError(f"{type(self).__name__} already has a hook named {name!r}")
+        hook.added(self)  # which may refuse the link
+        self.local_link_hooks[name] = hook
+        return self
+
+    def delete_hook(self, name: str) -> None:
+        """Remove a hook."""
+        if name not in self.local_link_hooks:
+            raise KeyError(f"{type(self).__name__} has no hook named {name!r}")
+        self.local_link_hooks.pop(name).deleted(self)
+
+    # ---- walking ----------------------------------------------------------------------------------------------------
+
+    def params(self, include_uninit: bool = True) -> Iterator[Parameter]:
+        """All parameters of this link and its children, in the order of registration."""
+        for name in self._params:
+            p = self.__dict__[name]
+            if include_uninit or p.is_initialized:
+                yield p
+
+    def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, Parameter]]:
+        """All parameters with their paths, such as ``/l1/W``."""
+        for name in self._params:
+            p = self.__dict__[name]
+            if include_uninit or p.is_initialized:
+                yield "/" + name, p
+
+    def children(self) -> Iterator[Link]:
+        """The links directly below."""
+        return iter(())
+
+    def links(self, skipself: bool = False) -> Iterator[Link]:
+        """This link and all below it."""
+        if not skipself:
+            yield self
+
+    def namedlinks(self, skipself: bool = False) -> Iterator[tuple[str, Link]]:
+        """This link and all below it with their paths."""
+        if not skipself:
+            yield "/", self
+
+    def count_params(self) -> int:
+        """The number of trained values; uninitialised parameters count as none."""
+        return sum(p.size for p in unique(self.params(include_uninit=False)))
+
+    @property
+    def printable_specs(self) -> Iterator[tuple[str, Any]]:
+        """Pairs shown by ``repr``."""
+        return iter(())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.printable_specs)})"
+
+    # ---- gradients --------------------------------------------------------------------------------------------------
+
+    def cleargrads(self) -> None:
+        """Forget all gradients."""
+        values = self.__dict__
+        for name in self._params:
+            values[name].node.gradient = None
+
+    def zerograds(self) -> None:
+        """Fill all gradients with zeros; deprecated: :meth:`cleargrads` takes less time."""
+        warnings.warn("Link.zerograds is deprecated. Use Link.cleargrads instead.", DeprecationWarning, stacklevel=2)
+        for p in self.params(include_uninit=False):
+            p.grad = p.xp.zeros_like(p.array)
+
+    def addgrads(self, link: Link) -> None:
+        """Add another link's gradients, parameter by parameter."""
+        theirs = dict(link.namedparams())
+        names = {p: name for name, p in self.namedparams()}  # a parameter of several links has one gradient
+        for p, name in names.items():
+            p.addgrad(theirs[name])
+
+    @property
+    def update_enabled(self) -> bool:
+        """True if any parameter is updated by the optimizer."""
+        return any(p.update_rule is not None and p.update_rule.enabled for p in self.params())
+
+    def enable_update(self) -> None:
+        """Let optimizers update all parameters."""
+        for p in self.params():
+            p.freeze(False)
+
+    def disable_update(self) -> None:
+        """Freeze all parameters: for the optimizer that they have, and for every one that is set up later."""
+        for p in self.params():
+            p.freeze(True)
+
+    # ---- devices ----------------------------------------------------------------------------------------------------
+
+    def device_resident_accept(self, visitor: DeviceResidentsVisitor) -> None:
+        """Let a visitor go through this link's parameters and persistent arrays, and through its children."""
+        super().device_resident_accept(visitor)
+        for name in self._params:
+            visitor.visit_variable(self.__dict__[name])
+        for name in self._persistent:
+            value = getattr(self, name)
+            if is_array(value):
+                setattr(self, name, visitor.visit_array(value))
+
+    # ---- copies -----------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_cleared"}  # of its own parameters
+
+    def copy(self: L, mode: str = "share") -> L:
+        """A copy whose parameters share arrays (``share``), are copied (``copy``) or initialised again (``init``)."""
+        if mode == "copy":
+            return copying.deepcopy(self)
+        if mode not in ("share", "init"):
+            raise ValueError(f"mode: expected 'share', 'copy' or 'init', got {mode!r}")
+        new = copying.copy(self)
+        new._params, new._persistent = list(self._params), list(self._persistent)
+        new.name, new._hooks = None, None if self._hooks is None else dict(self._hooks)
+        for name in new._params:
+            old = new.__dict__[name]
+            new.__dict__[name] = copying.copy(old) if mode == "share" else old.anew()
+        if mode == "init":
+            for name in new._persistent:
+                setattr(new, name, copying.deepcopy(getattr(new, name)))
+        return new
+
+    def copyparams(self, link: Link, copy_persistent: bool = True) -> None:
+        """Copy the values of another link with the same structure into this one."""
+        for name in self._params:
+            source, target = link.__dict__[name], self.__dict__[name]
+            if source.is_initialized and not target.is_initialized:
+                target.initialize(source.shape)
+            target.copydata(source)
+        if copy_persistent:
+            for name in self._persistent:
+                mine, theirs = getattr(self, name), getattr(link, name)
+                if is_array(mine):
+                    if mine.shape != theirs.shape:
+                        raise ValueError(f"copyparams: {name}: expected shape {mine.shape}, got {theirs.shape}")
+                    mine[...] = to_device(theirs, self._device)
+                else:
+                    setattr(self, name, copying.deepcopy(theirs))
+
+    def repeat(self, n_repeat: int, mode: str = "init") -> Any:
+        """A Sequential of ``n_repeat`` copies of this link, none below 1; see :meth:`copy` for ``mode``."""
+        return Link.repeated_class(*[self.copy(mode) for _ in range(n_repeat)])
+
+    # ---- saving -----------------------------------------------------------------------------------------------------
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load parameters and persistent values."""
+        for name in self._params:
+            p = self.__dict__[name]
+            value = serializer(name, p.array)
+            if value is None or not serializer.is_loading:
+                if value is None and serializer.is_loading and p.array is not None:
+                    _refuse_no_values(self, name, getattr(serializer, "strict", True))
+                continue
+            if p.array is None:
+                p.initialize(value.shape)
+                filled: Any = p.array
+                filled[...] = to_device(value, p.device)
+            note_assignment(p)
+        for name in self._persistent:
+            old = getattr(self, name)
+            value = serializer(name, old)
+            if value is not old:
+                setattr(self, name, value)
+
+
+add_hints(Link, "Link")
+
+
+def _refuse_no_values(link: Link, name: str, is_strict: bool) -> None:
+    """The file has no values for a parameter that has some, which would stay."""
+    words = (
+        f"{link.name or type(link).__name__}/{name}: the file has no values for this parameter, since the network that "
+        "was saved had seen no input; save it after its first batch"
+    )
+    if is_strict:
+        refuse(CheckpointError(words))
+    else:
+        warn(words)
+
+
+def _missing_init(link: Link) -> RuntimeError:
+    kind = type(link).__name__
+    return RuntimeError(f"Link.__init__() has not been called.\n{kind}: call super().__init__() first")
+
+
+class _TypedNaN:
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+
+    def __call__(self, array: Any) -> None:
+        array[...] = np.nan
+
+
+def _join(prefix: str, pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for path, value in pairs:
+        yield prefix + path, value

@@ -1,0 +1,74 @@
+"""Hooks that are called before and after a link's forward."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, ClassVar, NamedTuple
+
+
+class ForwardPreprocessArgs(NamedTuple):
+    """What a hook sees before forward."""
+
+    link: Any
+    forward_name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class ForwardPostprocessArgs(NamedTuple):
+    """What a hook sees after forward."""
+
+    link: Any
+    forward_name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+
+
+class LinkHook:
+    """Active for all links of this thread within ``with hook:``, or for one link after ``link.add_hook(hook)``."""
+
+    name: ClassVar[str] = "LinkHook"
+
+    def __enter__(self) -> LinkHook:
+        if self.name in thread.hooks:
+            raise KeyError(f"link hook {self.name!r} is already active in this thread")
+        thread.hooks[self.name] = self
+        seen.add(self.name)
+        self.added(None)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        del thread.hooks[self.name]
+        self.deleted(None)
+
+    def added(self, link: Any) -> None:
+        """Called when the hook is added (``None``: to the thread)."""
+
+    def deleted(self, link: Any) -> None:
+        """Called when the hook is removed."""
+
+    def forward_preprocess(self, args: ForwardPreprocessArgs) -> None:
+        """Called before forward."""
+
+    def stand_ins(self, args: ForwardPreprocessArgs, link: Any) -> dict[str, Any]:
+        """Attributes that this one call of forward sees in place of the link's own, such as another weight.
+
+        ``link`` has those of the hooks before; ``args.link`` keeps its own attributes throughout.
+        """
+        return {}
+
+    def forward_postprocess(self, args: ForwardPostprocessArgs) -> None:
+        """Called after forward."""
+
+    def forward_failed(self, args: ForwardPreprocessArgs) -> None:
+        """Called in place of ``forward_postprocess`` where forward raised an error."""
+
+
+class _ThreadHooks(threading.local):
+    def __init__(self) -> None:
+        self.hooks: dict[str, LinkHook] = {}
+
+
+thread = _ThreadHooks()
+seen: set[str] = set()  # names of all hooks any thread ever had; while it is empty, calls skip the search

@@ -1,0 +1,270 @@
+"""Reporter: passes observed values from links and functions to the training loop, as numbers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.array.backend import to_cpu
+from dbrdist.core.array.config import config
+from dbrdist.core.tape.variable import Variable
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.reporters: list[Reporter] = []
+
+
+_stack = _Stack()
+
+
+_MAX_NAMES = 1000  # of an observer; whoever reports more has names that do not come again
+
+
+class _Names(dict[str, str]):
+    """The names of what an observer reports, behind its own: each made once, since equal ones compare at a glance."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._prefix = prefix
+
+    def __missing__(self, key: str) -> str:
+        name = self._prefix + key
+        if len(self) < _MAX_NAMES:
+            self[key] = name
+        return name
+
+
+class Reporter:
+    """Collects values under the names of their observers.
+
+    Within ``with reporter:``, :func:`report` puts values into ``reporter.observation``: ``'accuracy'`` reported by the
+    observer named ``'main'`` becomes ``'main/accuracy'``. Variables are stored as 0-d arrays, so that no graph is kept,
+    except where ``config.keep_graph_on_report`` is True.
+    """
+
+    def __init__(self) -> None:
+        self.observation: dict[str, Any] = {}
+        self._names: dict[int | None, _Names] = {None: _Names("")}  # by the id of an observer
+
+    def __enter__(self) -> Reporter:
+        _stack.reporters.append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _stack.reporters.pop()
+
+    def add_observer(self, name: str, observer: Any) -> None:
+        """Give an observer its name."""
+        self._names[id(observer)] = _Names(name + "/")
+
+    def add_observers(self, prefix: str, observers: Any) -> None:
+        """Give several observers, pairs of a name and an object, names after a prefix."""
+        for name, observer in observers:
+            self._names[id(observer)] = _Names(prefix + name + "/")
+
+    @contextmanager
+    def scope(self, observation: dict[str, Any]) -> Iterator[None]:
+        """Collect into another dictionary within the block, with this as the current reporter."""
+        old, self.observation = self.observation, observation
+        try:
+            with self:
+                yield
+        finally:
+            self.observation = old
+
+    def report(self, values: dict[str, Any], observer: Any = None) -> None:
+        """Store values, under the observer's name where one is given."""
+        names = self._names.get(None if observer is None else id(observer))
+        if names is None:
+            raise _unknown(observer)
+        observation = self.observation
+        for key, value in values.items():
+            if isinstance(value, Variable) and not config.keep_graph_on_report:
+                value = value.array
+            observation[names[key]] = value
+
+
+def _unknown(observer: Any) -> KeyError:
+    return KeyError(
+        f"expected an observer that was added to the reporter, got {type(observer).__name__}; "
+        "add it with add_observer(name, observer), or report from a link of an optimizer's target"
+    )
+
+
+def get_current_reporter() -> Reporter:
+    """The innermost reporter of this thread."""
+    if not _stack.reporters:
+        raise RuntimeError("no reporter is current in this thread; enter one: with dbrdist.Reporter() as reporter")
+    return _stack.reporters[-1]
+
+
+def report(values: dict[str, Any], observer: Any = None) -> None:
+    """Report values to the current reporter; without one, nothing happens."""
+    if _stack.reporters:
+        _stack.reporters[-1].report(values, observer)
+
+
+@contextmanager
+def report_scope(observation: dict[str, Any]) -> Iterator[None]:
+    """Let the current reporter collect into ``observation`` within the block."""
+    current = get_current_reporter()
+    old, current.observation = current.observation, observation
+    try:
+        yield
+    finally:
+        current.observation = old
+
+
+def as_number(value: Any) -> float:
+    """A reported value as a Python float."""
+    if type(value) is float:
+        return value
+    if type(value) is np.ndarray:
+        return float(value)
+    if isinstance(value, Variable):
+        value = value.array
+    return float(to_cpu(value)) if hasattr(value, "dtype") else float(value)
+
+
+class Summary:
+    """Weighted mean and standard deviation of values that come one by one, in float64 (West 1979).
+
+    The mean of values of which some are infinite, all with one sign, is that infinity.
+    """
+
+    def __init__(self) -> None:
+        self._mean = 0.0
+        self._square = 0.0  # sum of weighted squared deviations
+        self._weight = 0.0
+
+    def add(self, value: Any, weight: float = 1) -> None:
+        """Add one value (an array of one element or a number)."""
+        x, w = as_number(value), float(weight)
+        if w == 0:  # a rank without examples reports NaN, which must not count
+            return
+        self._weight += w
+        mean, delta = self._mean, x - self._mean
+        self._mean += delta * w / self._weight
+        self._square += w * delta * (x - self._mean)
+        if not isfinite(self._mean):
+            self._mean = _mean_beyond(mean, x, w / self._weight)
+
+    def add_each(self, values: Sequence[float]) -> None:
+        """Add floats one after the other."""
+        mean, square, weight = self._mean, self._square, self._weight
+        for x in values:
+            weight += 1.0
+            delta = x - mean
+            mean += delta / weight
+            square += delta * (x - mean)
+        if not isfinite(mean):
+            mean, count = self._mean, self._weight
+            for x in values:
+                count += 1.0
+                mean = _mean_beyond(mean, x, 1 / count)
+        self._mean, self._square, self._weight = mean, square, weight
+
+    def compute_mean(self) -> float:
+        """The mean so far."""
+        return self._mean if self._weight else float("nan")
+
+    def make_statistics(self) -> tuple[float, float]:
+        """Mean and (population) standard deviation so far."""
+        if not self._weight:
+            return float("nan"), float("nan")
+        return self._mean, float(np.sqrt(max(self._square / self._weight, 0.0)))
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the sums."""
+        self._mean = float(serializer("_mean", self._mean))
+        self._square = float(serializer("_square", self._square))
+        self._weight = float(serializer("_weight", self._weight))
+
+
+def _listed(text: str) -> list[str]:
+    """Names as JSON, or on a line each, as earlier versions saved them."""
+    try:
+        found = json.loads(text) if text.startswith("[") else None
+    except ValueError:
+        found = None
+    return found if isinstance(found, list) else text.split("\n") if text else []
+
+
+def _mean_beyond(mean: float, x: float, share: float) -> float:
+    """The mean with one more value that weighs `share`, where `x - mean` is too large or no number."""
+    if share == 1:
+        return x
+    if not (isfinite(mean) and isfinite(x)):
+        return mean + x
+    return mean * (1 - share) + x * share
+
+
+_MAX_WAITING = 64
+
+
+class DictSummary:
+    """A :class:`Summary` per key; a value may be a number, or a pair of value and weight."""
+
+    def __init__(self) -> None:
+        self._summaries: dict[str, Summary] = {}
+        self._names: tuple[str, ...] = ()
+        self._waiting: list[tuple[float, ...]] = []  # under these names: added together, in less time
+
+    def add(self, d: dict[str, Any]) -> None:
+        """Add a dictionary of values; what is not a number is left out."""
+        names, values = tuple(d), tuple(d.values())
+        for value in values:
+            if type(value) is not float:
+                self._add_any(d)
+                return
+        if names != self._names:
+            self.summaries()
+            self._names = names
+        waiting = self._waiting
+        waiting.append(values)
+        if len(waiting) == _MAX_WAITING:
+            self.summaries()
+
+    def _add_any(self, d: dict[str, Any]) -> None:
+        summaries = self.summaries()
+        for key, value in d.items():
+            weight: Any = 1.0
+            if isinstance(value, tuple):
+                value, weight = value
+            if isinstance(value, Variable):
+                value = value.array
+            if isinstance(value, (int, float, np.number)) or getattr(value, "ndim", None) == 0:
+                summaries.setdefault(key, Summary()).add(value, as_number(weight))
+
+    def summaries(self) -> dict[str, Summary]:
+        """The summaries by key, of all that was added."""
+        if self._waiting:
+            for key, values in zip(self._names, zip(*self._waiting)):
+                self._summaries.setdefault(key, Summary()).add_each(values)
+            self._waiting = []
+        return self._summaries
+
+    def compute_mean(self) -> dict[str, float]:
+        """The means by key."""
+        return {key: s.compute_mean() for key, s in self.summaries().items()}
+
+    def make_statistics(self) -> dict[str, float]:
+        """The means by key, and the standard deviations under ``key + '.std'``."""
+        out = {}
+        for key, s in self.summaries().items():
+            out[key], out[key + ".std"] = s.make_statistics()
+        return out
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load all summaries."""
+        summaries = self.summaries()
+        names = _listed(str(serializer("_names", json.dumps(list(summaries)))))
+        for i, name in enumerate(names):
+            summaries.setdefault(name, Summary()).serialize(serializer["_summaries"][str(i)])

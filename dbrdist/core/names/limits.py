@@ -1,0 +1,174 @@
+"""Limits of settings, declared once: in the signature of what takes them.
+
+::
+
+    def __init__(self, lr: Annotated[float, not_negative, "learning rate"] = 0.01, n_layers: int = 1) -> None:
+
+``limits_of(function)`` reads them back, so that checks in Python, schemas and tables of documentation have one source.
+An argument annotated ``int`` must be an integer; the text in ``Annotated`` is its description.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import operator
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
+
+from dbrdist.core.tape.checks import ArgumentError, OperandTypeError, expected
+from dbrdist.core.usage.mistakes import refuse
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a number must be: ``words`` for people, bounds by the names that schemas use, and whether it is whole."""
+
+    words: str
+    gt: float | None = None
+    ge: float | None = None
+    lt: float | None = None
+    le: float | None = None
+    is_whole: bool = False
+    is_for_axes: bool = False  # a sequence of such numbers, one for each axis, is one too
+    may_be_infinite: bool = False
+
+    def bounds(self) -> dict[str, float]:
+        """The bounds that there are, as arguments of pydantic's ``Field`` or keys of a JSON schema."""
+        return {name: b for name in ("gt", "ge", "lt", "le") if (b := getattr(self, name)) is not None}
+
+    def holds(self, number: float) -> bool:
+        """Whether a number is within the limit; NaN never is."""
+        return (
+            number == number
+            and (self.may_be_infinite or not math.isinf(number))
+            and (self.gt is None or number > self.gt)
+            and (self.ge is None or number >= self.ge)
+            and (self.lt is None or number < self.lt)
+            and (self.le is None or number <= self.le)
+        )
+
+    def refusal(self, where: str, name: str, value: Any) -> ArgumentError | None:
+        """The error for a value outside the limit; None for one within."""
+        if self.is_for_axes and hasattr(value, "__len__") and not isinstance(value, str):
+            return next((e for x in value if (e := self.refusal(where, name, x))), None)
+        number = _whole(value) if self.is_whole else _number(value)
+        if number is None:
+            is_number = self.is_whole and _number(value) is not None
+            hint = "write a // b for a quotient that is an integer" if is_number else ""
+            return OperandTypeError(where, name, self.words, _shown(value), hint)
+        return None if self.holds(number) else expected(where, name, self.words, str(value))
+
+
+number = Limit("a finite number")
+any_number = Limit("a number", may_be_infinite=True)
+positive = Limit("a number above 0", gt=0)
+not_negative = Limit("a number of 0 or more", ge=0)
+threshold = Limit("a number of 0 or more", ge=0, may_be_infinite=True)
+fraction = Limit("a number from 0 to below 1", ge=0, lt=1)
+share = Limit("a number from 0 to 1", ge=0, le=1)
+whole = Limit("an integer", is_whole=True)
+count = Limit("an integer of 1 or more", ge=1, is_whole=True)
+count_or_zero = Limit("an integer of 0 or more", ge=0, is_whole=True)
+sizes = Limit("an integer, or a tuple of integers", is_whole=True, is_for_axes=True)
+
+Whole: TypeAlias = Any  # an integer, or None
+Sizes: TypeAlias = Any  # an integer, or a tuple of integers, one for each axis; or None
+_BY_ANNOTATION = {"int": whole, "int | None": whole, "Whole": whole, "Sizes": sizes}
+
+
+def _whole(value: Any) -> int | None:
+    """An integer of Python or NumPy as a Python integer; None for anything else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def _number(value: Any) -> float | None:
+    """A number, or an array or Variable of one element, as a float; None for anything else."""
+    if isinstance(value, (int, float)):
+        return float(value) if abs(value) < 1e300 or isinstance(value, float) else math.inf
+    if isinstance(value, (str, bytes, complex)) or value is None:
+        return None
+    try:
+        return float(value.item() if getattr(value, "size", 0) == 1 else value)
+    except (TypeError, ValueError, AttributeError):
+        return None
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return "None" if value is None else f"{type(value).__name__} {value!r:.40}"
+
+
+class Declared(typing.NamedTuple):
+    """The limit of one argument: its name, its place among the positional ones, and whether None is allowed."""
+
+    name: str
+    place: int
+    limit: Limit
+    is_optional: bool
+    description: str
+
+
+@functools.cache
+def limits_of(function: Callable[..., Any]) -> tuple[Declared, ...]:
+    """The limits that the signature of a function declares, one for each argument that has one."""
+    found = []
+    for place, parameter in enumerate(inspect.signature(function).parameters.values()):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        limit, description = _declared(parameter.annotation, inspect.unwrap(function))
+        if limit is not None:
+            at = -1 if parameter.kind is parameter.KEYWORD_ONLY else place
+            is_optional = parameter.default is None or parameter.annotation in ("int | None", "Whole", "Sizes")
+            found.append(Declared(parameter.name, at, limit, is_optional, description))
+    return tuple(found)
+
+
+def _declared(annotation: Any, function: Any) -> tuple[Limit | None, str]:
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    if text in _BY_ANNOTATION:
+        return _BY_ANNOTATION[text], ""
+    if isinstance(annotation, str) and annotation.startswith("Annotated["):
+        annotation = eval(annotation, {**function.__globals__, "Annotated": Annotated})
+    limit = next((x for x in getattr(annotation, "__metadata__", ()) if isinstance(x, Limit)), None)
+    return limit, next((x for x in getattr(annotation, "__metadata__", ()) if isinstance(x, str)), "")
+
+
+def check(declared: tuple[Declared, ...], where: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse arguments outside their limits; integers are refused under ``dbrdist.compat`` too, as Chainer did."""
+    for name, place, limit, is_optional, _ in declared:
+        if name in kwargs:
+            value = kwargs[name]
+        elif 0 <= place < len(args):
+            value = args[place]
+        else:
+            continue
+        if value is None and is_optional:
+            continue
+        error = limit.refusal(where, name, value)
+        if error is None:
+            continue
+        if limit.is_whole:
+            raise error
+        refuse(error)
+
+
+F = typing.TypeVar("F", bound=Callable[..., Any])
+
+
+def within_limits(function: F) -> F:
+    """A function that refuses arguments outside the limits of its signature; for those that are called rarely."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        check(limits_of(function), function.__name__, args, kwargs)
+        return function(*args, **kwargs)
+
+    return typing.cast(F, call)

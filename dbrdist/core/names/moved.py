@@ -1,0 +1,108 @@
+"""Import paths of version b1df9a7, whose modules lie in packages since: programs and pickles that name them work.
+
+A path that no file serves is looked up here, and is then the very module that has moved.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from types import ModuleType
+from typing import Any
+
+# Package of now: its modules as they were called; `old=new` where the name has changed, too.
+_MODULES = {
+    "core.array": "arrays=array_operations backend config elementwise pages random scipy_parts spans sums thread_pools",
+    "core.tape": (
+        "backprop call checks differentiate fusion gradient_check graph=function_node named_errors node ops "
+        "rows=elementwise_table type_check variable walk"
+    ),
+    "core.model": "chain changes=versions device_resident flat link link_hook parameter reporter",
+    "core.update": "optimizer part=fused_update update_rule",
+    "core.files": "dataset_root hdf5 regular=regular_file safetensors serializer",
+    "core.chainer": "computational_graph function sparse static_graph",
+    "core.names": "missing_names runtime_info",
+    "kernels.reference": "numpy_ numpy_normalization numpy_softmax",
+    "kernels.cpu": (
+        "columns onednn onednn_blocks onednn_convolution onednn_elementwise onednn_executor onednn_finite "
+        "onednn_float16 onednn_inference onednn_layer_norm onednn_matmul onednn_normalization onednn_ops "
+        "onednn_pooling onednn_softmax onednn_taps"
+    ),
+    "kernels.gpu": "cuda_normalization cuda_ops cuda_pooling cuda_source cudnn cudnn_convolution",
+    "kernels.small_arrays": "small small_loops small_numpy",
+    "datasets.loading": "base convert dali files memory order prefetch rings serial transfer workers",
+    "datasets.image": "augment folder images index index_format mixing pixels scan shards tar transforms",
+    "datasets.public": "cifar digits download mnist npz pickled ptb svhn text unpickle zipped",
+    "datasets.table": "columns combine split tables tabular",
+    "cli.output": "beats console folder lock provenance refuse warned words",
+    "cli.configuration": "components config=schema document extend load resolve settings updates",
+    "cli.builders": "assemble build build_updates memory plan preflight probe task weights",
+    "cli.running": "meter resume run",
+    "cli.inspection": "chart commands predict report",
+    "comm.transport": "cable=sockets environment host_memory hosts message mpi record=call_log verdict=disagreement",
+    "comm.protocol": "agree arguments codec=wire_type gate objects observations pair primitives settings",
+    "comm.failure": "abort channel deadlock exit_status judge watch",
+    "comm.gradients": (
+        "arenas=shared_gradients compression courier=communication_thread leaves=tree_sum model overlap pipeline "
+        "reduction=reduction_plan sharding speed=bandwidth"
+    ),
+    "comm.communicators": (
+        "communicator cores create mailbox nccl processes=mpi_communicator shared_memory threads two_levels world"
+    ),
+    "comm.steps": (
+        "background=reduction_handle buffering carried=step_state handed_on=delegation header joint_steps "
+        "late=lazy_parameters optimizer virtual way=step_options worker_state"
+    ),
+    "comm.data": "audit datasets evaluator iterators virtual_evaluator",
+    "comm.run": "checkpoints extensions parameter_audit snapshots trace",
+}
+# Chainer's paths of modules that have another place here: `from dbrdist.variable import Variable`.
+_OF_CHAINER = {
+    "array": "backend random",
+    "chainer": "computational_graph function",
+    "model": "link link_hook reporter",
+    "tape": "function_node gradient_check variable",
+    "update": "optimizer",
+}
+
+
+def _table() -> dict[str, str]:
+    moved = {}
+    for package, names in _MODULES.items():
+        room = package.partition(".")[0]
+        for name in names.split():
+            old, _, new = name.partition("=")
+            moved[f"dbrdist.{room}.{old}"] = f"dbrdist.{package}.{new or old}"
+    for package, names in _OF_CHAINER.items():
+        moved.update({f"dbrdist.{name}": f"dbrdist.core.{package}.{name}" for name in names.split()})
+    return moved
+
+
+MOVED = _table()
+
+
+class _Loader(Loader):
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        self._module = importlib.import_module(self._path)
+        self._spec = self._module.__spec__
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec  # the import has replaced it
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        new = MOVED.get(fullname)
+        return None if new is None else importlib.machinery.ModuleSpec(fullname, _Loader(new))
+
+
+def serve() -> None:
+    """From now on the old paths can be imported. They are asked for last: other imports take no longer."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())

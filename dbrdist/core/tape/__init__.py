@@ -1,0 +1,1 @@
+"""The record of calls and its way back: variables, function nodes, primitives, backward passes."""

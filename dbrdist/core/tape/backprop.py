@@ -1,0 +1,408 @@
+"""Backward passes: one walk for every order.
+
+The walk visits functions from the last to the first (a heap by rank, no recursion), adds what arrives at each output
+and asks the function's rule. In a first-order pass gradients are bare arrays, and a parameter's first contribution is
+written straight into flat memory; in a higher-order pass they are Variables and the same rules record a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from dbrdist.core.array.backend import copy, get_array_module
+from dbrdist.core.array.config import config, using_config
+from dbrdist.core.tape import fusion, ops
+from dbrdist.core.tape.call import hooked, variable
+from dbrdist.core.tape.function_node import FunctionNode, get_function_hooks, has_nan
+from dbrdist.core.tape.node import VariableNode
+from dbrdist.core.tape.variable import Variable, hand_down_walk
+from dbrdist.core.tape.walk import PlainWalk, Seeds, fitted, miscount, plain, views
+from dbrdist.core.usage.mistakes import refuse
+
+
+class ObservingWalk(PlainWalk):
+    """A pass that records a graph (``higher``), keeps the gradients of variables on the way, or has hooks to call."""
+
+    def __init__(self, higher: bool, keep: bool = False) -> None:
+        super().__init__()
+        self.higher = higher
+        # Intermediate nodes that keep their gradient; one output may have several, since rules revive retained outputs.
+        self.kept: dict[Any, set[VariableNode]] | None = {} if keep else None
+
+    def run(self, seeds: Seeds) -> None:
+        for node, g in seeds:
+            self.deliver(node, g)
+        while self.heap:
+            function, gys = self.next()
+            function.heed_new_values()
+            wanted = self.select(function, gys)
+            if not wanted:
+                continue
+            for i, gx in zip(wanted, self.ask(function, wanted, gys)):
+                if gx is not None:
+                    self.land(function, i, gx)
+            self.visited(function)
+
+    def visited(self, function: FunctionNode) -> None:
+        """All that a function gives its inputs has landed."""
+
+    def land(self, function: FunctionNode, i: int, gx: Any) -> None:
+        """Take what a rule returned for input ``i``."""
+        node = function.inputs[i]
+        if gx is node.view:  # the rule wrote the first contribution where it belongs
+            node.gradient = gx
+            return
+        if gx.shape != node.shape or gx.dtype != node.dtype:
+            gx = fitted(function, i, gx)
+        self.deliver(node, gx)
+
+    def views(self, function: FunctionNode, wanted: tuple[int, ...]) -> list[Any] | None:
+        """Where in flat memory a rule may write the first contributions of a first-order pass."""
+        return None if self.higher else views(function.inputs, wanted)
+
+    def deliver(self, node: VariableNode, g: Any) -> None:
+        if self.kept is not None and node.living_creator() is not None:
+            self.kept.setdefault((node.creator_node, node.index), set()).add(node)
+        super().deliver(node, g)
+
+    def settle(self, node: VariableNode, g: Any) -> None:
+        if not self.higher:
+            super().settle(node, g)
+            return
+        old = node.gradient
+        node.gradient = g if old is None else ops.add(_as_variable(old), g)
+
+    def select(self, function: FunctionNode, gys: tuple[Any, ...]) -> tuple[int, ...]:
+        """Which inputs take a gradient; intermediate gradients are kept here where asked."""
+        if self.kept is not None:
+            for i, g in enumerate(gys):
+                if g is not None:
+                    for node in self.kept.get((function, i), ()):
+                        node.gradient = g if self.higher else copy(plain(g))
+        return function.wanted
+
+    def ask(self, function: FunctionNode, wanted: tuple[int, ...], gys: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The function's rule, between its hooks."""
+        hooks = function.active_hooks() if function._hooks is not None or get_function_hooks() else ()
+        if hooks:
+            gys = tuple([plain(g) for g in gys])
+        for hook in hooks:
+            hook.backward_preprocess(function, function.input_data, gys)
+        if self.higher:
+            gxs = function.derive_variables(wanted, gys)
+        elif function.writes:
+            rule: Any = function.derive
+            gxs = rule(wanted, gys, self.views(function, wanted))
+        else:
+            gxs = function.derive(wanted, gys)
+        for hook in hooks:
+            hook.backward_postprocess(function, function.input_data, gys)
+        if len(gxs) != len(wanted):
+            raise miscount(function, wanted, gxs)
+        if config.debug:
+            _check_nan(function, wanted, gxs)
+        return gxs
+
+
+class Listener(Protocol):
+    """Hears of leaves in flat memory during a first-order pass."""
+
+    def expect(self, used: set[VariableNode]) -> None:
+        """The pass may reach these leaves, and no others."""
+
+    def ready(self, node: VariableNode) -> None:
+        """The gradient of a leaf is complete: all functions that use it have been visited."""
+
+
+class AnnouncingWalk(ObservingWalk):
+    """A first-order pass that tells a listener when the gradient of a leaf is complete.
+
+    A leaf behind functions that no gradient reaches is announced by :meth:`Listener.expect` only. A rule that a user
+    wrote may reach any leaf, by a backward pass of its own: nothing is announced before the last such rule is through.
+    """
+
+    def __init__(self, listener: Listener, ends: Sequence[VariableNode], is_watched: bool) -> None:
+        super().__init__(False)
+        self.listener = listener
+        self.is_watched = is_watched  # by hooks, which may keep the gradients that they are shown
+        self.left: dict[VariableNode, int] = {}  # how many functions behind the ends use each leaf in flat memory
+        self.num_foreign = 0
+        self.complete: list[VariableNode] = []  # and not yet announced
+        for function in _behind(ends):
+            self.num_foreign += _is_foreign(function)
+            for leaf in _leaves(function):
+                self.left[leaf] = self.left.get(leaf, 0) + 1
+        if not self.num_foreign:
+            listener.expect(set(self.left))
+
+    def land(self, function: FunctionNode, i: int, gx: Any) -> None:
+        self.is_new = function.gives_new and not self.is_watched
+        super().land(function, i, gx)
+
+    def visited(self, function: FunctionNode) -> None:
+        left = self.left
+        for node in _leaves(function):
+            left[node] -= 1
+            if not left[node]:
+                self.complete.append(node)
+        if self.num_foreign and _is_foreign(function):
+            self.num_foreign -= 1
+            if not self.num_foreign:
+                self.listener.expect(set(left))
+        if not self.num_foreign:
+            for node in self.complete:
+                self.listener.ready(node)
+            self.complete.clear()
+
+
+def _is_foreign(function: FunctionNode) -> bool:
+    """Whether the rule is a user's."""
+    return function.as_called is not function or not type(function).__module__.startswith("dbrdist.")
+
+
+def _behind(ends: Sequence[VariableNode]) -> Iterator[FunctionNode]:
+    """The functions behind ``ends``, each once."""
+    stack = [c for c in (node.living_creator() for node in ends) if c is not None]
+    seen = set(stack)
+    while stack:
+        function = stack.pop()
+        yield function
+        for i in function.wanted:
+            creator = function.inputs[i].creator_node
+            if creator is not None and creator not in seen:
+                seen.add(creator)
+                stack.append(creator)
+
+
+def _leaves(function: FunctionNode) -> set[VariableNode]:
+    """The leaves in flat memory among the inputs that take a gradient."""
+    nodes = function.inputs
+    return {nodes[i] for i in function.wanted if nodes[i].view is not None}
+
+
+class TargetWalk(ObservingWalk):
+    """A pass that collects the gradients of chosen variables and visits only functions on the way to them."""
+
+    def __init__(self, higher: bool, keep: bool, ends: Sequence[VariableNode], targets: Sequence[VariableNode]) -> None:
+        super().__init__(higher, keep)
+        self.found: dict[Any, Any] = {_key(node): None for node in targets}
+        self.useful = _on_the_way(ends, self.found)
+
+    def deliver(self, node: VariableNode, g: Any) -> None:
+        if node.creator_node in self.useful:
+            super().deliver(node, g)
+        else:
+            self.settle(node, g)
+
+    def settle(self, node: VariableNode, g: Any) -> None:
+        key = _key(node)
+        if key in self.found:
+            old = self.found[key]
+            self.found[key] = plain(g) if old is None else ops.add(old, plain(g))
+
+    def views(self, function: FunctionNode, wanted: tuple[int, ...]) -> None:
+        """Nothing is written into flat memory: what is collected must outlive the next backward."""
+
+    def select(self, function: FunctionNode, gys: tuple[Any, ...]) -> tuple[int, ...]:
+        super().select(function, gys)
+        for i, g in enumerate(gys):
+            if g is not None and (function, i) in self.found:
+                self.found[function, i] = plain(g)
+        nodes = function.inputs
+        return tuple(i for i in function.wanted if nodes[i].creator_node in self.useful or _key(nodes[i]) in self.found)
+
+
+def _key(node: VariableNode) -> Any:
+    """What identifies a variable in the graph: its creator and index, or the leaf's node."""
+    creator = node.living_creator()
+    return node if creator is None else (creator, node.index)
+
+
+def _on_the_way(ends: Sequence[VariableNode], targets: dict[Any, Any]) -> set[FunctionNode]:
+    """The functions between ``ends`` and the targets, found without recursion."""
+    order: list[FunctionNode] = []
+    seen: set[FunctionNode] = set()
+    stack = [c for c in (node.living_creator() for node in ends) if c is not None]
+    while stack:
+        function = stack.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        order.append(function)
+        stack.extend(c for c in (n.living_creator() for n in function.inputs) if c is not None)
+    useful: set[FunctionNode] = set()
+    for function in sorted(order, key=lambda f: f.rank):
+        if any(_key(n) in targets or n.creator_node in useful for n in function.inputs):
+            useful.add(function)
+    return useful
+
+
+def _as_variable(g: Any) -> Any:
+    """An array as a constant: a gradient collected at a Variable that nobody knows would be a reference cycle."""
+    if isinstance(g, Variable):
+        return g
+    return variable(np.asarray(g) if np.isscalar(g) else g, False)
+
+
+def _check_nan(function: FunctionNode, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> None:
+    for i, gx in zip(wanted, gxs):
+        a = plain(gx)
+        if has_nan(a.array if isinstance(a, Variable) else a):
+            raise RuntimeError(f"NaN in the gradient of input {i} of {function.label}{function.called_at()}")
+
+
+def _seed(node: VariableNode, array: Any, given: Any, scale: float | None, higher: bool) -> Any:
+    """The gradient with which a pass starts: what was given, or one for a single element."""
+    if given is None:
+        given = node.gradient = _one(array)
+    elif not hasattr(given, "shape"):
+        raise TypeError(f"grad_outputs: expected arrays, Variables or None, got {type(given).__name__}")
+    elif given.shape != array.shape:
+        raise ValueError(f"grad_outputs: expected shape {array.shape} to match the output, got {given.shape}")
+    if isinstance(given, Variable) and not higher:
+        given = given.array
+    if given.dtype != array.dtype:  # kernels take the gradient to be of the output's type
+        given = ops.cast(given, array.dtype)
+    if scale is not None:
+        given = ops.mul(given, given.dtype.type(scale))
+    return _as_variable(given) if higher else given
+
+
+def _one(array: Any) -> Any:
+    """The gradient of a single element, in its shape and type."""
+    if array.size != 1:
+        raise ValueError(
+            f"backward needs the gradient of an output with shape {array.shape}: "
+            "set its grad first, or reduce it to one number"
+        )
+    if type(array) is np.ndarray:
+        return np.ones(array.shape, array.dtype) if array.ndim else np.array(1.0, array.dtype)
+    return get_array_module(array).ones_like(array)
+
+
+def _see_that_all_are_variables(name: str, xs: Any) -> None:
+    if not isinstance(xs, (tuple, list)):
+        raise TypeError(f"{name}: expected a tuple or list of Variables, got {type(xs).__name__}")
+    for i, x in enumerate(xs):
+        if not isinstance(x, Variable):
+            raise TypeError(f"{name}[{i}]: expected a Variable, got {type(x).__name__}")
+
+
+def _see_that_each_has_one(name: str, grads: Sequence[Any] | None, what: str, xs: Sequence[Any]) -> None:
+    if grads is not None and len(grads) != len(xs):
+        raise ValueError(f"{name}: expected {len(xs)}, one for each {what}, got {len(grads)}")
+
+
+def backward(
+    outputs: Sequence[Any],
+    grad_outputs: Sequence[Any] | None = None,
+    *,
+    retain_grad: bool = False,
+    enable_double_backprop: bool = False,
+    loss_scale: float | None = None,
+    listener: Listener | None = None,
+) -> None:
+    """Fill ``grad`` of all leaves (and with ``retain_grad`` of all variables) behind ``outputs``.
+
+    ``grad_outputs`` defaults to the outputs' own ``grad``, and to one where an output has a single element. The graph
+    stays, so that two losses may share it and backward may be called again; gradients of leaves add up. A ``listener``
+    hears during a first-order pass when gradients in flat memory are complete.
+    """
+    _see_that_all_are_variables("outputs", outputs)
+    if grad_outputs is not None:
+        _see_that_each_has_one("grad_outputs", grad_outputs, "output", outputs)
+    _backward(outputs, grad_outputs, retain_grad, enable_double_backprop, loss_scale, listener)
+
+
+def _backward(
+    outputs: Sequence[Any],
+    grad_outputs: Sequence[Any] | None,
+    retain_grad: bool,
+    enable_double_backprop: bool,
+    loss_scale: float | None,
+    listener: Listener | None,
+) -> None:
+    """:func:`backward` of what are Variables."""
+    if fusion.waiting:
+        fusion.settle()
+    higher = enable_double_backprop
+    seeds = []
+    for i, y in enumerate(outputs):
+        node = y.node
+        g = node.gradient if grad_outputs is None else grad_outputs[i]
+        creator = node.creator_node
+        if grad_outputs is not None or (creator is not None and creator.inputs):  # a leaf's own gradient is there
+            seeds.append((node, _seed(node, y._array, g, loss_scale, higher)))
+    if not seeds and not any(y.node.requires_grad for y in outputs):
+        _refuse_no_graph()
+    switches = config.__dict__
+    if higher:
+        with using_config("enable_backprop", True):
+            ObservingWalk(higher, retain_grad).run(seeds)
+        return
+    is_watched = bool(retain_grad or hooked[0] or switches["debug"] or switches["_function_hooks"])
+    if listener is not None:
+        AnnouncingWalk(listener, [node for node, _ in seeds], is_watched).run(seeds)
+    elif is_watched:
+        ObservingWalk(higher, retain_grad).run(seeds)
+    else:
+        PlainWalk().run(seeds)
+
+
+def _refuse_no_graph() -> None:
+    """Where no gradient can be asked for, there is nothing to do, which nobody means."""
+    within = "" if config.enable_backprop else " (backward itself is called within no_backprop_mode)"
+    words = (
+        "backward: the output has no graph, so no parameter can get a gradient: it was computed within "
+        f"no_backprop_mode, or from arrays (x.array) alone{within}"
+    )
+    refuse(RuntimeError(words))
+
+
+hand_down_walk(_backward)
+
+
+def grad(
+    outputs: Sequence[Any],
+    inputs: Sequence[Any],
+    grad_outputs: Sequence[Any] | None = None,
+    grad_inputs: Sequence[Any] | None = None,
+    set_grad: bool = False,
+    retain_grad: bool = False,
+    enable_double_backprop: bool = False,
+    loss_scale: float | None = None,
+) -> list[Any]:
+    """The gradients of ``outputs`` with respect to ``inputs``, as Variables (None where there is no way to an input).
+
+    Only functions between both are visited, and no other ``grad`` is touched. ``grad_inputs`` are added to the
+    results; ``set_grad`` stores them in the inputs, ``retain_grad`` those of the variables on the way in these;
+    ``enable_double_backprop`` makes them differentiable.
+    """
+    _see_that_all_are_variables("outputs", outputs)
+    _see_that_all_are_variables("inputs", inputs)
+    _see_that_each_has_one("grad_outputs", grad_outputs, "output", outputs)
+    _see_that_each_has_one("grad_inputs", grad_inputs, "input", inputs)
+    fusion.settle()
+    higher = enable_double_backprop
+    given = [None] * len(outputs) if grad_outputs is None else grad_outputs
+    seeds = []
+    for y, g in zip(outputs, given):
+        if g is None:
+            g = get_array_module(y).ones_like(y.array)
+        seeds.append((y.node, _seed(y.node, y.array, g, loss_scale, higher)))
+    walk = TargetWalk(higher, retain_grad, [y.node for y in outputs], [x.node for x in inputs])
+    with using_config("enable_backprop", higher):
+        walk.run(seeds)
+        results = [walk.found[_key(x.node)] for x in inputs]
+        for i, g in enumerate(grad_inputs or ()):
+            if g is not None:
+                g = g if isinstance(g, Variable) else _as_variable(g)
+                results[i] = g if results[i] is None else ops.add(results[i], g)
+    results = [None if g is None else _as_variable(g) for g in results]
+    if set_grad:
+        for x, g in zip(inputs, results):
+            x.grad_var = g
+    return results

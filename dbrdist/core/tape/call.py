@@ -1,0 +1,206 @@
+"""The call of a function: check the operands, run forward, and record the call for backward.
+
+``call.pxd`` has the C types of what is written here as Python.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dbrdist.core.array.backend import Array, is_array, is_floating
+from dbrdist.core.array.config import config
+from dbrdist.core.array.elementwise import elementwise
+from dbrdist.core.tape import type_check
+from dbrdist.core.tape.checks import Operands
+from dbrdist.core.tape.fusion import settle, waiting
+from dbrdist.core.tape.node import Record, Value, VariableNode, assignments, make_node
+from dbrdist.core.tape.variable import Variable
+
+_ndarray = np.ndarray
+_FIRST = tuple(tuple(range(n)) for n in range(8))  # the indexes of the first n inputs
+_COUNTS = {first: len(first) for first in _FIRST}
+_OTHERS = 1 << 30  # for indexes that are not those of the first inputs: more than there are inputs
+_new = Value.__new__
+_float32 = np.dtype(np.float32)
+
+hooked: list[bool] = [False]  # whether any function got hooks of its own: until then nobody looks for them
+
+
+class Call(Record):
+    """The three steps of a call; ``FunctionNode`` has what a function is besides."""
+
+    takes_over: ClassVar[bool] = False  # whether forward looks itself for an output that waits (core.fusion)
+    operands: Operands | None = None
+    _checks_types: bool = False
+
+    def apply(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Run forward on Variables or arrays, record it if a gradient may be asked for, and return Variables."""
+        if waiting and not self.takes_over:
+            settle()
+        if self.inputs:
+            raise RuntimeError(f"{self.label}: a FunctionNode records one call; make a new one for each apply")
+        xs: list[Array] = []
+        nodes: list[Any] = []
+        rank = num_constant = 0
+        operands, has_arrays = self.operands, False
+        for x in inputs:
+            if isinstance(x, Value):
+                value = x
+                a = value._array
+                if a is None:
+                    raise self._missing(len(xs))
+                node = value.node
+                if node.requires_grad:
+                    if node.rank > rank:
+                        rank = node.rank
+                else:
+                    num_constant += 1
+                    if operands is not None and a.dtype is not _float32:
+                        operands.check(len(xs), a)
+            else:
+                num_constant += 1
+                if operands is not None:
+                    if type(x) is not _ndarray or x.dtype is not _float32:
+                        operands.check(len(xs), x)
+                    has_arrays = True
+                a, node = x, constant_node(x)
+            xs.append(a)
+            nodes.append(node)
+        if has_arrays and len(xs) > 1:
+            for node in nodes:
+                if node.dtype is not _float32:
+                    _follow_variables(inputs, xs, nodes)
+                    break
+        data = tuple(xs)
+        if self._checks_types and config.type_check:
+            self.check_type_forward(type_check.get_types(data, "in_types"))
+        switches = config.__dict__  # one look at this thread's values for all of them
+        if hooked[0] or switches["_function_hooks"] or switches["debug"]:
+            ys = self._forward_with_hooks(data)
+        else:
+            ys = self.forward(data)
+        if type(ys) is not tuple:
+            ys = as_outputs(self, ys)
+        if num_constant == len(xs) or not switches["enable_backprop"]:
+            if num_constant < len(xs) and switches["_captured"] is not None:
+                switches["_captured"].extend([x for x in inputs if isinstance(x, Value) and x.node.requires_grad])
+            return tuple([_leaf(y) for y in ys])
+        self.inputs = tuple(nodes)
+        if not num_constant and len(xs) < 8:
+            self.wanted = _FIRST[len(xs)]
+        else:
+            self.wanted = tuple([i for i, node in enumerate(nodes) if node.requires_grad])
+        return _recorded(self, rank, data, ys)
+
+    def unchain(self) -> None:
+        """Cut this function out of the graph and let go of what it retained; its outputs become leaves."""
+        self.inputs = self.wanted = ()
+        self._kept_xs = self._kept_ys = ()
+        self._for_rule = None
+
+
+def _recorded(call: Any, rank: int, xs: tuple[Array, ...], ys: tuple[Array, ...]) -> tuple[Any, ...]:
+    """The outputs as Variables, after keeping what the rule needs."""
+    call.rank = rank
+    call.recorded_at = assignments[0]
+    keep = call._keep_inputs
+    if keep:
+        n = _COUNTS.get(keep, _OTHERS)
+        call._kept_xs = xs[:n] if n <= len(xs) else _of(call, "retain_inputs", keep, xs)
+    keep = call._keep_outputs
+    if len(ys) == 1:
+        y = ys[0]
+        if type(y) is _ndarray:  # nearly always, so without the calls of _output
+            call.num_outputs = 1
+            if keep:
+                call._kept_ys = ys if keep == _FIRST[1] else _of(call, "retain_outputs", keep, ys)
+            node = VariableNode()
+            node.creator_node = call
+            node.index = 0
+            node.rank = rank + 1
+            node.shape = y.shape
+            node.dtype = dtype = y.dtype
+            node.requires_grad = dtype is _float32 or dtype.kind in "fcV"
+            node.gradient = node.view = node.name = None
+            node.assigned = 0
+            value = _new(Variable)
+            value._array = y
+            value.node = node
+            return (value,)
+    call.num_outputs = len(ys)
+    outputs = [_output(call, i, _as_array(call, y), rank + 1) for i, y in enumerate(ys)]
+    if keep:
+        call._kept_ys = _of(call, "retain_outputs", keep, [v._array for v in outputs])  # v.array settles what waits
+    return tuple(outputs)
+
+
+def _of(call: Any, verb: str, keep: tuple[int, ...], values: Any) -> tuple[Any, ...]:
+    try:
+        return tuple([values[i] for i in keep])
+    except (IndexError, TypeError):
+        raise IndexError(f"{call.label}.{verb}: expected places from 0 to {len(values) - 1}, got {keep}") from None
+
+
+def _output(call: Any, i: int, y: Any, rank: int) -> Variable:
+    dtype = y.dtype
+    return revive(make_node(call, i, rank, dtype.kind in "fcV", y.shape, dtype), y)
+
+
+def _follow_variables(inputs: tuple[Any, ...], xs: list[Array], nodes: list[Any]) -> None:
+    """An array beside floating Variables takes the type of the first, as in Chainer."""
+    for x in inputs:
+        if isinstance(x, Variable) and is_floating(x.node.dtype):
+            dtype = x.node.dtype
+            break
+    else:
+        return
+    for i, x in enumerate(inputs):
+        if not isinstance(x, Variable) and x.dtype != dtype and is_floating(x.dtype):
+            xs[i] = elementwise(lambda v: v.astype(dtype), x)
+            nodes[i] = constant_node(xs[i])
+
+
+def as_outputs(call: Any, ys: Any) -> tuple[Array, ...]:
+    """What forward returned, as a tuple of arrays."""
+    if isinstance(ys, list):
+        return tuple(ys)
+    if isinstance(ys, np.generic):  # NumPy's reductions give scalars; the tuple is what is missing
+        ys = np.asarray(ys)
+    what = f"an array of shape {ys.shape}; write `return y,`" if is_array(ys) else type(ys).__name__
+    raise TypeError(f"{call.label}.forward: expected a tuple of arrays, got {what}")
+
+
+def _as_array(call: Any, y: Any) -> Any:
+    """One output of forward: an array, a pending one, or a scalar of a reduction."""
+    if type(y) is _ndarray or is_array(y):
+        return y
+    if isinstance(y, (np.generic, int, float)):
+        return np.asarray(y)
+    raise TypeError(f"{call.label}.forward: expected a tuple of arrays, got {type(y).__name__} in it")
+
+
+def revive(node: VariableNode, array: Array) -> Variable:
+    """A Variable for an existing node: gradients reach whoever shares the node."""
+    value = _new(Variable)
+    value._array = array
+    value.node = node
+    return value
+
+
+def variable(array: Array, requires_grad: bool) -> Variable:
+    """A leaf."""
+    return revive(make_node(None, 0, 0, requires_grad, array.shape, array.dtype), array)
+
+
+def _leaf(y: Any) -> Variable:
+    """A Variable without a history."""
+    if type(y) is not _ndarray and not is_array(y):
+        y = np.asarray(y)
+    return variable(y, False)
+
+
+def constant_node(x: Any) -> VariableNode:
+    """The node of an array, a number or None among a function's inputs: it takes no gradient."""
+    return make_node(None, 0, 0, False, getattr(x, "shape", ()), getattr(x, "dtype", None))

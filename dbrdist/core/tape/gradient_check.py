@@ -1,0 +1,310 @@
+"""Gradients compared with differences of the function itself, along random directions.
+
+The slope of ``sum(gy * func(x + s d))`` in s at 0 must equal ``sum(gx * d)`` for the gradient that backward computes.
+Run it in float64 (``dtype=numpy.float64``): in narrower types rounding hides mistakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.array.backend import Array, as_dtype, copy, get_array_module, is_floating, to_cpu
+from dbrdist.core.array.config import using_config
+from dbrdist.core.tape import backprop
+from dbrdist.core.tape.variable import Variable, as_array
+
+
+class NondifferentiableError(Exception):
+    """The function has a kink or a jump within the steps of the difference."""
+
+
+def assert_allclose(x: Any, y: Any, atol: float = 1e-5, rtol: float = 1e-4, verbose: bool = True) -> None:
+    """AssertionError unless |x - y| <= atol + rtol |y| everywhere; arrays of any device, Variables or numbers."""
+    a, b = (np.asarray(to_cpu(as_array(v))) for v in (x, y))
+    a, b = (v.astype(np.float64) if v.dtype.itemsize == 2 else v for v in (a, b))
+    np.testing.assert_allclose(a, b, atol=atol, rtol=rtol, verbose=verbose)
+
+
+def _slope(evaluate: Callable[[float], float], eps: float, kinks: Kinks | None) -> float:
+    """The derivative of ``evaluate`` at 0 from four points; the error is of order eps^4."""
+    f = {k: evaluate(k * eps) for k in (-2, -1, 1, 2)}
+    if kinks is not None:
+        kinks.look(f, evaluate(0.0), eps)
+    return (8 * (f[1] - f[-1]) - (f[2] - f[-2])) / (12 * eps)
+
+
+class Kinks:
+    """Compares the slopes to the left and to the right."""
+
+    def __init__(self, atol: float, rtol: float) -> None:
+        self.atol = atol
+        self.rtol = rtol
+
+    def look(self, f: dict[int, float], center: float, eps: float) -> None:
+        """Raise NondifferentiableError where the slopes differ by more than the tolerance and rounding."""
+        left = (3 * center - 4 * f[-1] + f[-2]) / (2 * eps)
+        right = (-3 * center + 4 * f[1] - f[2]) / (2 * eps)
+        rounding = 1e-13 * max(abs(v) for v in (center, *f.values())) / eps
+        if not abs(left - right) <= self.atol + rounding + self.rtol * max(abs(left), abs(right)):
+            raise NondifferentiableError(
+                f"expected one slope at the point of the check, got {left:.6g} to the left and {right:.6g} to the "
+                f"right within {2 * eps:g}; choose inputs away from kinks and jumps"
+            )
+
+
+def numerical_grad(
+    f: Callable[[], Sequence[Any]],
+    inputs: Sequence[Array],
+    grad_outputs: Sequence[Array | None],
+    eps: float = 1e-3,
+    detect_nondifferentiable: bool = False,
+    diff_atol: float = 0,
+    diff_rtol: float = 1e-2,
+    center_outputs: Sequence[Array] | None = None,
+) -> tuple[Array, ...]:
+    """The gradient of ``sum(gy * y)`` by each element of ``inputs``, from differences.
+
+    ``f()`` computes the outputs from ``inputs``, which are changed in place meanwhile. ``center_outputs`` is accepted
+    for compatibility with Chainer.
+    """
+    kinks = Kinks(diff_atol, diff_rtol) if detect_nondifferentiable else None
+    return tuple(_numerical_grad_of(f, x, grad_outputs, eps, kinks) for x in inputs)
+
+
+def _numerical_grad_of(f: Any, x: Array, gys: Any, eps: float, kinks: Kinks | None) -> Array:
+    gx = get_array_module(x).zeros_like(x)
+    for i in np.ndindex(x.shape):
+        original = x[i].copy()
+
+        def evaluate(step: float, i: Any = i, original: Any = original) -> float:
+            x[i] = original + step
+            value = _weighted_sum(f(), gys)
+            x[i] = original
+            return value
+
+        gx[i] = _slope(evaluate, eps, kinks)
+    return gx
+
+
+def _weighted_sum(ys: Sequence[Any], gys: Sequence[Any]) -> float:
+    """sum(gy * y) in float64."""
+    total = 0.0
+    for y, gy in zip(ys, gys, strict=True):
+        if gy is not None:
+            a, g = (to_cpu(as_array(v)).astype(np.float64) for v in (y, gy))
+            total += float((a * g).sum())
+    return total
+
+
+def _listed(xs: Any) -> list[Any]:
+    return list(xs) if isinstance(xs, (tuple, list)) else [] if xs is None else [xs]
+
+
+def _cast(x: Array, dtype: Any) -> Array:
+    if x is None or not is_floating(x.dtype):
+        return x
+    return copy(x if dtype is None else x.astype(as_dtype(dtype)))
+
+
+class _Problem:
+    """A function with its point: the variables, the parameters, and a random direction over those that are checked."""
+
+    def __init__(self, func: Any, x_data: Any, params: Any, no_grads: Any, dtype: Any) -> None:
+        self.func = func
+        xs = _listed(x_data)
+        skip = [False] * len(xs) if no_grads is None else list(no_grads)
+        self.xs = [Variable(_cast(x, dtype)) for x in xs]
+        self.params = _listed(params)
+        if dtype is not None:
+            for p in self.params:
+                p.array = _cast(p.array, dtype)
+        self.checked = [x for x, no in zip(self.xs, skip, strict=True) if not no and is_floating(x.dtype)] + self.params
+        if not self.checked:
+            raise ValueError("expected at least one floating-point input or parameter to check, got none")
+        rng = np.random.default_rng(0)
+        self.directions = [self._direction(rng, v.array) for v in self.checked]
+
+    def _direction(self, rng: Any, a: Array) -> Array:
+        d = rng.uniform(0.5, 1.0, a.shape) * rng.choice([-1.0, 1.0], a.shape)
+        return get_array_module(a).asarray(d)
+
+    def outputs(self) -> list[Any]:
+        """The outputs at the current point, as Variables."""
+        return [y if isinstance(y, Variable) else Variable(y) for y in _listed(self.func(*self.xs))]
+
+    @contextmanager
+    def moved(self, step: float) -> Iterator[None]:
+        """Within the block the point is shifted along the direction."""
+        originals = [v.array for v in self.checked]
+        try:
+            for v, a, d in zip(self.checked, originals, self.directions):
+                v.array = get_array_module(a).asarray(a + step * d, a.dtype)
+            yield
+        finally:
+            for v, a in zip(self.checked, originals):
+                v.array = a
+
+    def slope(self, evaluate: Callable[[], float], eps: float, kinks: Kinks | None) -> float:
+        """The numerical slope of ``evaluate`` along the direction."""
+
+        def at(step: float) -> float:
+            with self.moved(step):
+                return evaluate()
+
+        return _slope(at, eps, kinks)
+
+    def projected(self, grads: Sequence[Any]) -> float:
+        """sum(gx * d) over what is checked; a gradient that is None counts as zero."""
+        return _weighted_sum(
+            [d for d, g in zip(self.directions, grads) if g is not None], [g for g in grads if g is not None]
+        )
+
+
+def _compare(order: str, computed: float, numerical: float, atol: float, rtol: float, problem: _Problem) -> None:
+    if not abs(computed - numerical) <= atol + rtol * abs(numerical):
+        shapes = [f"{v.shape} {v.dtype}" for v in problem.checked]
+        raise AssertionError(
+            f"{order} backward: expected a slope of {numerical!r} along a random direction, as differences show, "
+            f"got {computed!r}; inputs and parameters: {', '.join(shapes)}"
+        )
+
+
+def _seeds(ys: Sequence[Any], y_grad: Any, dtype: Any) -> list[Any]:
+    gys = [_cast(g, dtype) for g in _listed(y_grad)]
+    if not gys:
+        if len(ys) != 1 or ys[0].shape != ():
+            raise ValueError(f"y_grad: expected a gradient for each of {len(ys)} outputs, got None")
+        return [get_array_module(ys[0]).ones_like(ys[0].array)]
+    if len(gys) != len(ys):
+        raise ValueError(f"y_grad: expected {len(ys)} gradients, one for each output, got {len(gys)}")
+    return gys
+
+
+def check_backward(
+    func: Callable[..., Any],
+    x_data: Any,
+    y_grad: Any,
+    params: Any = (),
+    eps: float = 1e-3,
+    atol: float = 1e-5,
+    rtol: float = 1e-4,
+    no_grads: Sequence[bool] | None = None,
+    dtype: Any = None,
+    detect_nondifferentiable: bool = False,
+) -> None:
+    """AssertionError unless the gradients of ``func`` at ``x_data`` agree with differences.
+
+    Args:
+        func: takes Variables, one for each array in ``x_data``; returns a Variable or several.
+        x_data: an array or several. Arrays of integers get no gradient.
+        y_grad: the gradient of each output (None where an output is not used); None for a single number.
+        params: parameters that ``func`` uses.
+        eps: the step of the differences.
+        atol, rtol: tolerance of the slope.
+        no_grads: True for each input to leave out.
+        dtype: float type to which everything is cast; ``numpy.float64`` unless ``func`` does not support it.
+        detect_nondifferentiable: raise NondifferentiableError at kinks.
+    """
+    _check(_Problem(func, x_data, params, no_grads, dtype), y_grad, eps, atol, rtol, dtype, detect_nondifferentiable)
+
+
+def check_backward_with_params(
+    func: Callable[..., Any],
+    x_data: Any,
+    y_grad: Any,
+    params: Sequence[Array] = (),
+    eps: float = 1e-3,
+    atol: float = 1e-5,
+    rtol: float = 1e-4,
+    no_grads: Sequence[bool] | None = None,
+    dtype: Any = None,
+    detect_nondifferentiable: bool = False,
+) -> None:
+    """As :func:`check_backward` for a function ``func(xs, params)`` of two tuples of Variables.
+
+    ``params`` are arrays, whose gradients are checked as those of ``x_data`` are: for functions that do not hold their
+    parameters themselves.
+    """
+    xs, ps = _listed(x_data), _listed(params)
+    skip = [False] * len(xs) if no_grads is None else list(no_grads)
+
+    def of_all(*args: Any) -> Any:
+        inputs = args[: len(xs)]
+        return func(inputs, args[len(xs) :])
+
+    problem = _Problem(of_all, (*xs, *ps), (), [*skip, *(False for _ in ps)], dtype)
+    _check(problem, y_grad, eps, atol, rtol, dtype, detect_nondifferentiable)
+
+
+def _check(
+    problem: _Problem, y_grad: Any, eps: float, atol: float, rtol: float, dtype: Any, detect_nondifferentiable: bool
+) -> None:
+    ys = problem.outputs()
+    gys = _seeds(ys, y_grad, dtype)
+    for v in problem.xs + problem.params:
+        v.cleargrad()
+    used = [(y, g) for y, g in zip(ys, gys) if g is not None]
+    backprop.backward([y for y, _ in used], [g for _, g in used])
+    computed = problem.projected([v.grad for v in problem.checked])
+    kinks = Kinks(0, 1e-2) if detect_nondifferentiable else None
+    with using_config("enable_backprop", False):
+        numerical = problem.slope(lambda: _weighted_sum(problem.outputs(), gys), eps, kinks)
+    _compare("first-order", computed, numerical, atol, rtol, problem)
+
+
+def check_double_backward(
+    func: Callable[..., Any],
+    x_data: Any,
+    y_grad: Any,
+    x_grad_grad: Any,
+    params: Any = (),
+    params_grad_grad: Any = (),
+    eps: float = 1e-3,
+    atol: float = 1e-4,
+    rtol: float = 1e-3,
+    no_grads: Sequence[bool] | None = None,
+    dtype: Any = None,
+    detect_nondifferentiable: bool = False,
+) -> None:
+    """AssertionError unless the gradients of the gradients of ``func`` agree with differences.
+
+    The first-order gradients, as functions of inputs, parameters and ``y_grad``, are checked by
+    :func:`check_backward` with ``x_grad_grad`` (one for each input that takes a gradient) and ``params_grad_grad`` as
+    the gradients that arrive at them. Other arguments as there.
+    """
+    xs, gys, params = _listed(x_data), _listed(y_grad), _listed(params)
+    skip = [False] * len(xs) if no_grads is None else list(no_grads)
+    wanted = [i for i, (x, no) in enumerate(zip(xs, skip, strict=True)) if not no and is_floating(x.dtype)]
+    ggs = [g for i, g in enumerate(_listed(x_grad_grad)) if len(_listed(x_grad_grad)) == len(wanted) or i in wanted]
+    seeds = [g for g in gys if g is not None]
+
+    def first_order(*args: Any) -> tuple[Any, ...]:
+        inputs, grads = args[: len(xs)], iter(args[len(xs) :])
+        with using_config("enable_backprop", True):
+            ys = _listed(func(*inputs))
+            pairs = [(y, next(grads)) for y, g in zip(ys, gys, strict=True) if g is not None]
+            gxs = backprop.grad(
+                [y for y, _ in pairs],
+                [inputs[i] for i in wanted] + params,
+                [g for _, g in pairs],
+                enable_double_backprop=True,
+            )
+        targets = [inputs[i] for i in wanted] + params
+        return tuple(g if g is not None else Variable(v.xp.zeros_like(v.array)) for g, v in zip(gxs, targets))
+
+    check_backward(
+        first_order,
+        (*xs, *seeds),
+        (*ggs, *_listed(params_grad_grad)),
+        params,
+        eps,
+        atol,
+        rtol,
+        [*skip, *(False for _ in seeds)],
+        dtype,
+        detect_nondifferentiable,
+    )

@@ -1,0 +1,135 @@
+"""Errors of public functions name the function and what it was given, also where NumPy or Python raised them.
+
+Most checks of a function say so themselves (``core.checks``). This is for what they leave over: a list or None where an
+array belongs, shapes that NumPy cannot broadcast, an axis without elements. It costs nothing until something fails.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dbrdist.core.tape.checks import ArgumentError, OperandTypeError, describe
+from dbrdist.core.usage.foreign_names import explained_arguments
+
+_RAISED = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+_OURS = ("dbrdist", "numpy", "scipy", "cupy", "ml_dtypes")
+
+
+def naming_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, whose errors name it and its arguments."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except _RAISED as error:
+            better = _named_error(call, args, kwargs, error)
+            if better is None:
+                raise
+            raise better from error
+
+    return call
+
+
+def _named_error(function: Callable[..., Any], args: Any, kwargs: Any, error: Exception) -> Exception | None:
+    """A better error for ``error``; None where it already says it, after a word was put in front, or where it was
+    raised by somebody else's code."""
+    name = function.__name__
+    if isinstance(error, ArgumentError) and error.argument is not None:
+        if error.function != name and not error.function.startswith(f"{name}: ") and not error.links:
+            error.function = f"{name}: {error.function}"
+        return None
+    if str(error).startswith(f"{name}: ") or not _is_ours(error):
+        return None
+    try:
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+    except TypeError:  # wrong arguments: Python names the function
+        words = explained_arguments(name, function, error, kwargs, True) if isinstance(error, TypeError) else None
+        return None if words is None else TypeError(words)
+    for argument, x in _operands(function, given):
+        what = _why_no_operand(x, error)
+        if what:
+            return OperandTypeError(name, argument, what, _seen(x), "convert it first")
+    got = f"got {', '.join(f'{k}: {_seen(x)}' for k, x in given.items())}"
+    kind = _public_kind(error)
+    if kind not in _RAISED:  # such as AxisError or FloatingPointError: whoever catches them still does
+        error.add_note(f"{name}: {got}")
+        return None
+    words = str(error.args[0]) if len(error.args) == 1 else str(error)
+    if kind is ValueError:  # most often shapes that do not go together, for which Chainer has a class of its own
+        kind = ArgumentError
+    return kind(f"{name}: {words}; {got}")
+
+
+def explain_operand(link: Any, error: AttributeError, args: Any, kwargs: Any) -> None:
+    """Raise a better error where a link of ours failed because an input was no array; else do nothing."""
+    try:
+        given = inspect.signature(link.forward).bind(*args, **kwargs).arguments
+    except TypeError:
+        return
+    for argument, x in _operands(link.forward, given):
+        if error.obj is x and not hasattr(x, "dtype"):
+            better = OperandTypeError(
+                type(link).__name__, argument, "an array or Variable", _seen(x), "convert it first"
+            )
+            better.within(link)
+            raise better from error
+
+
+def _public_kind(error: Exception) -> type[Exception]:
+    """The type that a program can name: NumPy's errors of its ufuncs have private ones."""
+    if isinstance(error, ArgumentError):
+        return ValueError
+    return next(k for k in type(error).__mro__ if "._" not in k.__module__)
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether a module of ours, or one that computes for us, raised ``error``: not a callable of the user's."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] in _OURS
+
+
+def _operands(function: Callable[..., Any], given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The arguments that have no default value, and the elements of those that are lists of arrays."""
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name not in given or parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        x = given[parameter.name]
+        if parameter.default is parameter.empty:
+            yield parameter.name, x
+        if isinstance(x, (list, tuple)):
+            yield from ((f"{parameter.name}[{i}]", one) for i, one in enumerate(x))
+
+
+def _why_no_operand(x: Any, error: Exception) -> str:
+    """What was expected in the place of ``x`` if it is at fault for ``error``; otherwise nothing."""
+    if x is None or (not hasattr(x, "strides") and not hasattr(x, "grad") and _misses_an_array(x, error)):
+        return "an array or Variable"
+    dtype = getattr(x, "dtype", None)
+    if dtype is not None and getattr(dtype, "kind", "f") in "USOMm":
+        return "an array of numbers"
+    return ""
+
+
+def _misses_an_array(x: Any, error: Exception) -> bool:
+    """Whether ``error`` says that ``x`` is not the array that it should be."""
+    if isinstance(error, AttributeError):
+        return error.obj is x
+    return isinstance(error, TypeError) and str(error).startswith("expected an array of")
+
+
+def _seen(x: Any) -> str:
+    """An argument as an error shows it: shape and type of an array, a short form of anything else."""
+    if isinstance(x, type):
+        return x.__name__
+    if isinstance(x, (list, tuple)) and any(hasattr(one, "dtype") for one in x):
+        return f"[{', '.join(_seen(one) for one in x[:4])}{', ...' if len(x) > 4 else ''}]"
+    if hasattr(x, "dtype") and hasattr(x, "shape"):
+        return describe(x)
+    return f"{type(x).__name__} {x!r:.40}"

@@ -1,0 +1,121 @@
+"""What the tape consists of: values, their nodes, and the records of calls.
+
+A graph holds nodes, not arrays. A ``VariableNode`` knows the call that made it and the shape; a ``Record`` knows the
+nodes of its inputs and the arrays that its rule retained. References run from outputs to inputs only, so a graph dies
+by reference count as soon as nobody holds its end.
+
+Every operation writes and reads these attributes some thirty times. Where dbrdist is compiled, ``node.pxd`` makes them
+fields of C structures; ``Variable`` and ``FunctionNode``, which users see and subclass, stay classes of Python.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+assignments = [0]  # how often parameters got new values from outside an update, in this process
+
+
+_NODE = (
+    "assigned", "creator_node", "dtype", "gradient", "index", "name", "rank", "requires_grad", "shape", "view",
+)  # fmt: skip
+
+
+class VariableNode:
+    """A variable's place in the graph: who made it, its shape, and the gradient that arrived."""
+
+    __slots__ = ("__weakref__", *_NODE)
+
+    creator_node: Any  # a FunctionNode or None; it stays when the graph is cut there: see living_creator
+    index: int  # which output of the creator
+    rank: int
+    requires_grad: bool
+    shape: Any
+    dtype: Any
+    gradient: Any  # an array, or a Variable after a differentiable backward
+    view: Any  # where a parameter's gradient lies in flat memory
+    name: str | None
+    assigned: int  # the count of assignments when a parameter last got new values from outside an update
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def living_creator(self) -> Any:
+        """The function that made it, or None for a leaf and where the graph was cut."""
+        creator = self.creator_node
+        return None if creator is None or not creator.inputs else creator
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _NODE}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+def make_node(creator: Any, index: int, rank: int, requires_grad: bool, shape: Any, dtype: Any) -> VariableNode:
+    """A node; a function, since a class without ``__init__`` takes a quarter of the time to call."""
+    node = VariableNode()
+    node.creator_node = creator
+    node.index = index
+    node.rank = rank
+    node.requires_grad = requires_grad
+    node.shape = shape
+    node.dtype = dtype
+    node.gradient = node.view = node.name = None
+    node.assigned = 0
+    return node
+
+
+# The parameters that were assigned, by their nodes, for backward passes that take the new values.
+assigned_parameters: weakref.WeakKeyDictionary[VariableNode, weakref.ref[Value]] = weakref.WeakKeyDictionary()
+
+
+def note_assignment(parameter: Value) -> None:
+    """A parameter gets new values: graphs that retained the old ones must not go backward through it."""
+    assignments[0] += 1
+    parameter.node.assigned = assignments[0]
+    assigned_parameters[parameter.node] = weakref.ref(parameter)
+
+
+class Value:
+    """What a Variable holds: an array and its node."""
+
+    __slots__ = ("__weakref__", "_array", "node")
+
+    node: VariableNode
+    _array: Any
+
+
+def form(x: Any) -> tuple[Any, Any]:
+    """Shape and type of an array or a Variable; a parameter without an array is asked itself."""
+    a = x._array if isinstance(x, Value) else x
+    if a is None:
+        a = x
+    return a.shape, a.dtype
+
+
+class Record:
+    """What a call leaves in its function. All tuples are None before the call, as ``UNCALLED`` says."""
+
+    inputs: tuple[VariableNode, ...]  # empty where the graph was cut
+    wanted: tuple[int, ...]
+    rank: int
+    num_outputs: int
+    recorded_at: int  # the number of assignments to parameters before the call
+    _kept_xs: tuple[Any, ...]  # the arrays that the rule retained
+    _kept_ys: tuple[Any, ...]
+    _keep_inputs: tuple[int, ...]  # and their places
+    _keep_outputs: tuple[int, ...]
+    _on_variables: bool
+    _for_rule: Any  # what forward leaves for the rule besides inputs and outputs
+
+
+UNCALLED: dict[str, Any] = {
+    "inputs": None, "wanted": None, "rank": 0, "num_outputs": 0, "recorded_at": 0, "_kept_xs": None, "_kept_ys": None,
+    "_keep_inputs": None, "_keep_outputs": None, "_on_variables": False, "_for_rule": None,
+}  # fmt: skip
+for _name, _value in UNCALLED.items():
+    if not hasattr(Record, _name):  # the fields of a C structure begin so by themselves
+        setattr(Record, _name, _value)

@@ -1,0 +1,504 @@
+"""Variables: arrays whose history is recorded."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dbrdist.core.array.backend import (
+    Array,
+    Device,
+    accumulation_dtype,
+    device_of,
+    get_array_module,
+    get_device,
+    is_array,
+    is_floating,
+    to_device,
+)
+from dbrdist.core.tape.fusion import settle, waiting
+from dbrdist.core.tape.node import Value, make_node
+from dbrdist.core.usage.foreign_names import add_hints
+
+if TYPE_CHECKING:
+    from dbrdist.core.tape.function_node import FunctionNode
+
+_primitives: Any = None  # core.ops, for the operators
+_walk: Callable[..., None]  # the backward pass of core.backprop
+
+
+def hand_down_primitives(ops: Any) -> None:
+    """Called by ``core.ops``, which stands above: the operators of Variables."""
+    global _primitives
+    _primitives = ops
+
+
+def hand_down_walk(walk: Callable[..., None]) -> None:
+    """Called by ``core.backprop``, which stands above: ``Variable.backward``."""
+    global _walk
+    _walk = walk
+
+
+# NumPy's names of the operators between an array and a Variable, and ours.
+_OPERATORS = {
+    "add": "add",
+    "divide": "div",
+    "floor_divide": "floor_div",
+    "matmul": "matmul",
+    "multiply": "mul",
+    "power": "power",
+    "remainder": "remainder",
+    "subtract": "sub",
+}
+
+
+def _not_compared(sign: str) -> NotImplementedError:
+    return NotImplementedError(f"Variables are not compared by {sign}; compare their arrays: x.array {sign} y.array")
+
+
+def warn_of_zerograd() -> None:
+    """The warning of the method ``zerograd``, at the line that calls it."""
+    words = "Variable.zerograd is deprecated. Use Variable.cleargrad instead."
+    warnings.warn(words, DeprecationWarning, stacklevel=3)
+
+
+def _statistics(a: Array | None) -> str | None:
+    if a is None:
+        return None
+    return f"mean={float(a.mean()):.8f}, std={float(a.std()):.8f}" if a.size else "empty"
+
+
+class Variable(Value):
+    """An array that remembers how it was computed.
+
+    ``Variable(array)`` is a leaf. Functions and operators give Variables that know their creator; ``backward`` of a
+    result fills ``grad`` of the leaves behind it. Where no gradient can be asked for (``requires_grad=False``, or
+    within :func:`no_backprop_mode`) nothing is recorded.
+    """
+
+    __slots__ = ()
+    __array_priority__ = 200  # for CuPy: ndarray * Variable asks the Variable
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """For NumPy: ndarray * Variable, and ndarray *= Variable, which gives a Variable too, as in Chainer."""
+        name = _OPERATORS.get(ufunc.__name__)
+        if method == "__call__" and ufunc.__name__ == "divmod":
+            return _primitives.floor_div(*inputs), _primitives.remainder(*inputs)
+        if ufunc.__name__ in ("equal", "not_equal"):
+            raise _not_compared("==" if ufunc.__name__ == "equal" else "!=")
+        if method != "__call__" or name is None or set(kwargs) - {"axes", "out"}:  # axes: of @=
+            raise TypeError(
+                f"numpy.{ufunc.__name__} takes arrays, got a Variable: use dbrdist.functions, or the Variable's array"
+            )
+        return getattr(_primitives, name)(*inputs)
+
+    def __init__(
+        self, data: Array = None, *, name: str | None = None, grad: Array = None, requires_grad: bool = True
+    ) -> None:
+        if data is not None and not is_array(data):
+            raise TypeError(f"expected an array of NumPy or CuPy, got {type(data).__name__}; convert it first")
+        self._array = data
+        shape, dtype = (None, None) if data is None else (data.shape, data.dtype)
+        self.node = make_node(None, 0, 0, requires_grad and (data is None or data.dtype.kind in "fcV"), shape, dtype)
+        if name is not None:
+            self.node.name = name
+        if grad is not None:
+            self.grad = grad
+
+    # ---- the array --------------------------------------------------------------------------------------------------
+
+    @property
+    def array(self) -> Array:
+        """The array."""
+        if waiting:
+            settle()
+        return self._array
+
+    @array.setter
+    def array(self, a: Array) -> None:
+        self._array = a
+        if a is not None:
+            self.node.shape, self.node.dtype = a.shape, a.dtype
+
+    @property
+    def is_initialized(self) -> bool:
+        """True; a Parameter may have to wait for its shape."""
+        return True
+
+    @property
+    def data(self) -> Array:
+        """Chainer's older name of :attr:`array`."""
+        return self.array
+
+    @data.setter
+    def data(self, a: Array) -> None:
+        self.array = a
+
+    @property
+    def shape(self) -> Any:
+        return self._array.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self._array.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self._array.shape)
+
+    @property
+    def size(self) -> int:
+        return int(self._array.size)
+
+    @property
+    def xp(self) -> Any:
+        """The module that owns the array."""
+        return get_array_module(self._array)
+
+    @property
+    def device(self) -> Device:
+        """Where the array lies."""
+        return device_of(self._array)
+
+    @property
+    def name(self) -> str | None:
+        return self.node.name
+
+    @name.setter
+    def name(self, name: str | None) -> None:
+        self.node.name = name
+
+    @property
+    def label(self) -> str:
+        """Shape and type, as in graphs: ``(2, 3), float32``."""
+        return "(None)" if self._array is None else f"{self.shape}, {self.dtype}"
+
+    def item(self) -> Any:
+        """The one element as a number."""
+        return self.array.item()
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __repr__(self) -> str:
+        name = f" {self.name}" if self.name else ""
+        return f"<variable{name}>" if self._array is None else f"variable{name}({self.array})"
+
+    def __bool__(self) -> bool:
+        raise TypeError("a Variable has no truth value; compare its array instead")
+
+    def __eq__(self, other: object) -> bool:
+        if other is self:  # weak sets ask so
+            return True
+        raise _not_compared("==")
+
+    def __ne__(self, other: object) -> bool:
+        if other is self:
+            return False
+        raise _not_compared("!=")
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"array": self.array, "grad": self.grad, "name": self.name, "requires_grad": self.requires_grad}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Variable.__init__(self, state["array"], name=state["name"], requires_grad=state["requires_grad"])
+        self.node.gradient = state["grad"]
+
+    # ---- the gradient -----------------------------------------------------------------------------------------------
+
+    @property
+    def grad(self) -> Array:
+        """The gradient as an array, or None."""
+        g = self.node.gradient
+        return g.array if isinstance(g, Variable) else g
+
+    @grad.setter
+    def grad(self, g: Array) -> None:
+        self._check_gradient(g)
+        self.node.gradient = g
+
+    @property
+    def grad_var(self) -> Any:
+        """The gradient as a Variable, or None."""
+        g = self.node.gradient
+        if g is not None and not isinstance(g, Variable):
+            g = self.node.gradient = Variable(g)
+        return g
+
+    @grad_var.setter
+    def grad_var(self, g: Any) -> None:
+        self._check_gradient(g)
+        self.node.gradient = g
+
+    def _check_gradient(self, g: Any) -> None:
+        if g is None or self._array is None:
+            return
+        if not is_array(g) and not isinstance(g, Variable):
+            raise TypeError(f"grad: expected an array or None, got {type(g).__name__}")
+        if g.shape != self.shape or g.dtype != self.dtype:
+            raise ValueError(
+                f"grad: expected shape {self.shape} and dtype {self.dtype} to match the array, "
+                f"got shape {g.shape} and dtype {g.dtype}"
+            )
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.node.requires_grad
+
+    def cleargrad(self) -> None:
+        """Forget the gradient."""
+        self.node.gradient = None
+
+    def zerograd(self) -> None:
+        """Fill the gradient with zeros; deprecated, as in Chainer: :meth:`cleargrad` takes less time."""
+        warn_of_zerograd()
+        self.grad = get_array_module(self.array).zeros_like(self.array)
+
+    def addgrad(self, var: Variable) -> None:
+        """Add another variable's gradient to this one's."""
+        if var.grad is not None:
+            g = to_device(var.grad, self.device)
+            self.grad = g.copy() if self.grad is None else self.grad + g
+
+    def copydata(self, var: Variable) -> None:
+        """Copy another variable's array into this one's."""
+        if var._array is not None:
+            self.array[...] = to_device(var.array, self.device)
+
+    def retain_data(self) -> None:
+        """Accepted for compatibility with Chainer: the Variable always keeps its array."""
+
+    def set_creator(self, gen_func: FunctionNode) -> None:
+        """As :meth:`set_creator_node`."""
+        self.set_creator_node(gen_func)
+
+    def set_creator_node(self, fnode: FunctionNode) -> None:
+        """Make this the first output of a function."""
+        self.node.creator_node, self.node.rank = fnode, fnode.rank + 1
+
+    @property
+    def layout(self) -> None:
+        """None: layouts are in the strides."""
+        return None
+
+    def as_layout(self, layout: None) -> Variable:
+        """Itself: the one layout is None."""
+        if layout is not None:
+            raise ValueError(f"as_layout: expected None, got {layout!r}; shapes are NCHW, the layout is in the strides")
+        return self
+
+    @property
+    def raw_array(self) -> Array:
+        """As :attr:`array`."""
+        return self.array
+
+    def summary(self) -> str:
+        """Name, shape and type in one line."""
+        if self._array is None:
+            return f"<variable {self.name or ''} None>"
+        return f"<variable {self.name or ''} shape={self.shape} dtype={self.dtype}>"
+
+    def debug_print(self) -> str:
+        """Name, place, shape, type and statistics of the array and the gradient, in several lines as in Chainer."""
+        a, g = self.array, self.grad
+        lines = {
+            "device": None if a is None else getattr(a, "device", "CPU") if not isinstance(a, np.ndarray) else "CPU",
+            "backend": None if a is None else type(a),
+            "shape": getattr(a, "shape", None),
+            "dtype": getattr(a, "dtype", None),
+            "statistics": _statistics(a),
+            "grad": 0 if g is not None and g.size and not g.any() else _statistics(g),
+        }
+        return "\n".join([self.summary(), *(f"- {name}: {value}" for name, value in lines.items())])
+
+    # ---- the graph --------------------------------------------------------------------------------------------------
+
+    @property
+    def creator(self) -> Any:
+        """The function that computed it, or None for a leaf: a FunctionNode, or a Function of the old style."""
+        node = self.node.living_creator()
+        return None if node is None else node.as_called
+
+    @creator.setter
+    def creator(self, function: Any) -> None:
+        self.creator_node = function
+
+    @property
+    def creator_node(self) -> FunctionNode | None:
+        """As :attr:`creator`, always the FunctionNode."""
+        creator: FunctionNode | None = self.node.living_creator()
+        return creator
+
+    @creator_node.setter
+    def creator_node(self, function: FunctionNode | None) -> None:
+        if function is None:
+            self.unchain()
+        else:
+            self.set_creator_node(function)
+
+    @property
+    def rank(self) -> int:
+        """The number of functions on the longest path to it."""
+        return self.node.rank
+
+    def backward(
+        self, retain_grad: bool = False, enable_double_backprop: bool = False, loss_scale: float | None = None
+    ) -> None:
+        """Fill ``grad`` of all leaves behind this variable; see :func:`dbrdist.backward`."""
+        _walk((self,), None, retain_grad, enable_double_backprop, loss_scale, None)
+
+    def unchain(self) -> None:
+        """Cut the link from this variable to its creator."""
+        self.node.creator_node = None
+        self.node.rank = 0
+
+    def unchain_backward(self) -> None:
+        """Cut the whole graph behind this variable, for truncated backpropagation through time."""
+        stack = [self.node.living_creator()]
+        while stack:
+            function = stack.pop()
+            if function is not None and function.inputs:
+                stack.extend(node.living_creator() for node in function.inputs)
+                function.unchain()
+
+    # ---- devices ----------------------------------------------------------------------------------------------------
+
+    def to_device(self, device: Any) -> None:
+        """Move array and gradient."""
+        device = get_device(device)
+        g = self.grad
+        if self._array is not None:
+            self.array = to_device(self.array, device)
+        self.node.gradient = None if g is None else to_device(g, device)
+
+    def to_cpu(self) -> None:
+        """Move array and gradient to host memory."""
+        self.to_device("@numpy")
+
+    def to_gpu(self, device: int | None = None) -> None:
+        """Move array and gradient to a GPU (the first where None)."""
+        self.to_device(("@cupy", 0 if device is None else device))
+
+    # ---- operators --------------------------------------------------------------------------------------------------
+
+    def __add__(self, other: Any) -> Any:
+        return _primitives.add(self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return _primitives.add(other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return _primitives.sub(self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return _primitives.sub(other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return _primitives.mul(self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return _primitives.mul(other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return _primitives.div(self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _primitives.div(other, self)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return _primitives.floor_div(self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _primitives.floor_div(other, self)
+
+    def __mod__(self, other: Any) -> Any:
+        return _primitives.remainder(self, other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return _primitives.remainder(other, self)
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __pow__(self, other: Any) -> Any:
+        return _primitives.power(self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return _primitives.power(other, self)
+
+    def __neg__(self) -> Any:
+        return _primitives.neg(self)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        return _primitives.absolute(self)
+
+    def __matmul__(self, other: Any) -> Any:
+        return _primitives.matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return _primitives.matmul(other, self)
+
+    def __getitem__(self, slices: Any) -> Any:
+        return _primitives.getitem(self, slices)
+
+    def reshape(self, *shape: Any) -> Any:
+        """The same elements in another shape; one length may be -1."""
+        if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
+            shape = tuple(shape[0])
+        return _primitives.reshape(self, shape)
+
+    def transpose(self, *axes: Any) -> Any:
+        """The axes permuted, or reversed where none are given."""
+        if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list))):
+            axes = () if axes[0] is None else tuple(axes[0])
+        return _primitives.transpose(self, axes or None)
+
+    @property
+    def T(self) -> Any:
+        """The axes reversed."""
+        return _primitives.transpose(self)
+
+    def sum(self, axis: Any = None, keepdims: bool = False, *, out: None = None) -> Any:
+        """The sum over all elements, or over axes. ``out`` is for ``numpy.sum(variable)``, which says None."""
+        return _primitives.sum(self, axis, keepdims)
+
+    def mean(self, axis: Any = None, *, weights: Any = None, keepdims: bool = False) -> Any:
+        """The mean over all elements, or over axes; weighted where ``weights`` of the axis' shape are given."""
+        if weights is not None:
+            shape = [1] * self.ndim
+            axes = range(self.ndim) if axis is None else (axis if isinstance(axis, (tuple, list)) else (axis,))
+            for a, n in zip(axes, weights.shape):
+                shape[a] = n
+            x, w = _primitives.matched((self, _primitives.reshape(weights, tuple(shape))))
+            dtype = x.dtype
+            if is_floating(dtype):  # of 16 bits sums overflow where the mean does not
+                x, w = (_primitives.cast(v, accumulation_dtype(dtype)) for v in (x, w))
+            total = _primitives.sum(_primitives.mul(x, w), axis, keepdims)
+            y = _primitives.div(total, _primitives.sum(_primitives.broadcast_to(w, x.shape), axis, keepdims))
+            return _primitives.cast(y, dtype) if is_floating(dtype) else y
+        return _primitives.mean(self, axis, keepdims)
+
+
+add_hints(Variable, "Variable")
+
+
+def as_variable(obj: Any) -> Variable:
+    """A Variable as it is, or an array as a Variable that gets no gradient."""
+    return obj if isinstance(obj, Variable) else Variable(obj, requires_grad=False)
+
+
+def as_array(obj: Any) -> Array:
+    """The array of a Variable, or an array as it is."""
+    return obj.array if isinstance(obj, Variable) else obj

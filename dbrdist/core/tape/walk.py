@@ -1,0 +1,210 @@
+"""The walk of a first-order pass, to leaves to which nobody listens: the way of nearly every step.
+
+``walk.pxd`` has the C types of what is written here as Python.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.array.backend import copy_as_it_lies, is_of_own_class
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.fusion import Deferred, SpreadGradient, SummedGradient
+from dbrdist.core.tape.node import VariableNode, assignments
+from dbrdist.core.tape.variable import Variable
+
+_ndarray = np.ndarray
+_LARGE = 1 << 18  # elements of a gradient that does not stay in the cache
+Seeds = list[tuple[VariableNode, Any]]
+
+
+class Walk:
+    """One backward pass: what waits for which function, and the one place where a gradient lands."""
+
+    is_new = False  # whether nobody else has the gradients that are being delivered
+
+    def __init__(self) -> None:
+        self.pending: dict[Any, Any] = {}
+        self.heap: list[tuple[int, int, Any]] = []
+        self.count = 0  # breaks ties of rank in the order of arrival
+
+    def deliver(self, node: VariableNode, g: Any) -> None:
+        """Add a contribution to a node: at its creator if it has one, else at the leaf itself."""
+        creator = node.creator_node
+        if creator is None or not creator.inputs:
+            self.settle(node, g)
+            return
+        pending = self.pending
+        old = pending.get(creator)
+        if old is None:
+            self.count += 1
+            heappush(self.heap, (-creator.rank, self.count, creator))
+            if creator.num_outputs == 1:
+                pending[creator] = g
+                if creator.overwrites:
+                    creator.owns_gy = self.is_new
+            else:
+                old = pending[creator] = [None] * creator.num_outputs
+                old[node.index] = g
+        elif creator.num_outputs == 1:
+            pending[creator] = _summed(creator, old, g, self.is_new)
+        else:
+            i = node.index
+            old[i] = g if old[i] is None else ops.add(plain(old[i]), plain(g))
+
+    def settle(self, node: VariableNode, g: Any) -> None:
+        """Add a contribution to a leaf's gradient."""
+        raise NotImplementedError
+
+    def next(self) -> tuple[Any, tuple[Any, ...]]:
+        """The function of the highest rank, and the gradients of its outputs."""
+        function = heappop(self.heap)[2]
+        g = self.pending.pop(function)
+        return function, tuple(g) if type(g) is list else (g,)
+
+
+class PlainWalk(Walk):
+    """A first-order pass to the leaves to which nobody listens."""
+
+    def run(self, seeds: Seeds) -> None:
+        """Walk until nothing is pending."""
+        if len(seeds) == 1:
+            node, g = seeds[0]
+            function = node.creator_node
+            if function is not None and function.inputs and function.num_outputs == 1:  # a loss, nearly always
+                if function.overwrites:
+                    function.owns_gy = False
+                _run_chain(self, function, (g,))
+                seeds = []
+        for node, g in seeds:
+            self.deliver(node, g)
+        while self.heap:
+            function, gys = self.next()
+            _run_chain(self, function, gys)
+
+    def settle(self, node: VariableNode, g: Any) -> None:
+        g = plain(g)
+        old = node.gradient
+        if isinstance(old, Variable):
+            old = old.array
+        view = node.view
+        if view is not None:
+            if old is None:
+                if g is not view:
+                    view[...] = g
+            elif old is view:
+                view += g
+            else:
+                np.add(old, g, out=view)
+            node.gradient = view
+        elif old is not None:
+            total = ops.add(old, g)
+            node.gradient = np.asarray(total) if isinstance(total, np.generic) else total
+        else:  # rules hand gradients on and return views; a leaf owns its own, so that hooks may change it in place
+            node.gradient = copy_as_it_lies(g)
+
+
+def _run_chain(walk: Any, function: Any, gys: tuple[Any, ...]) -> None:
+    """Visit a function, and the next as long as it has the highest rank of all that wait: a chain is not queued."""
+    heap = walk.heap
+    num_assigned = assignments[0]
+    while True:
+        nodes, wanted = function.inputs, function.wanted
+        if function.recorded_at != num_assigned:
+            function.heed_new_values()
+        if function.writes:
+            given = function.derive(wanted, gys, views(nodes, wanted))
+        else:
+            given = function.derive(wanted, gys)
+        gxs = given if type(given) is tuple else tuple(given)
+        if len(gxs) != len(wanted):
+            raise miscount(function, wanted, gxs)
+        following = None  # the node whose creator comes next
+        for k, i in enumerate(wanted):
+            gx = gxs[k]
+            if gx is None:
+                continue
+            node = nodes[i]
+            if gx is node.view:  # the rule wrote the first contribution where it belongs
+                node.gradient = gx
+                continue
+            dtype = gx.dtype
+            if gx.shape != node.shape or (dtype is not node.dtype and dtype != node.dtype):
+                gx = fitted(function, i, gx)
+            creator = node.creator_node
+            if creator is None:
+                if node.view is None and node.gradient is None and type(gx) is _ndarray and function.gives_new:
+                    node.gradient = gx  # nobody else has it: the leaf takes it as its own
+                    continue
+            elif (
+                following is None
+                and creator.inputs
+                and creator.num_outputs == 1
+                and (not heap or creator.rank > -heap[0][0])  # of the same rank it may be what is waiting
+            ):
+                following, g = node, gx
+                continue
+            walk.is_new = function.gives_new
+            if following is not None:
+                walk.deliver(following, g)
+                following = None
+            walk.deliver(node, gx)
+        if following is None:
+            return
+        creator = following.creator_node
+        if creator.overwrites:
+            creator.owns_gy = function.gives_new
+        function = creator
+        gys = (g,)
+
+
+def views(nodes: tuple[VariableNode, ...], wanted: tuple[int, ...]) -> list[Any] | None:
+    """Where in flat memory a rule may write the first contributions."""
+    out: list[Any] | None = None
+    for k, i in enumerate(wanted):
+        node = nodes[i]
+        view = node.view
+        if view is not None and node.gradient is None:
+            if out is None:
+                out = [None] * len(wanted)
+                out[k] = view
+            elif nodes.index(node) == i:  # what comes to it a second time is added
+                out[k] = view
+    return out
+
+
+def fitted(function: Any, i: int, gx: Any) -> Any:
+    """A gradient in the type of its input; one of another shape is refused, for it would be broadcast silently."""
+    node = function.inputs[i]
+    if gx.shape != node.shape:
+        raise ValueError(
+            f"{function.label}.backward: expected a gradient of shape {node.shape} for input {i}, got shape {gx.shape}"
+        )
+    return ops.cast(plain(gx), node.dtype)
+
+
+def miscount(function: Any, wanted: tuple[int, ...], gxs: tuple[Any, ...]) -> ValueError:
+    return ValueError(
+        f"{function.label}: expected {len(wanted)} gradients, one for each of the inputs {wanted}, "
+        f"but its rule returned {len(gxs)}"
+    )
+
+
+def plain(g: Any) -> Any:
+    return g.force() if isinstance(g, Deferred) else g
+
+
+def _summed(function: Any, a: Any, b: Any, is_new: bool) -> Any:
+    """The sum of two gradients of a function's output, which a ReLU's rule takes of large images itself."""
+    if type(a) is SpreadGradient and is_of_own_class(b) and is_new:
+        return a.add_to(b)
+    if type(b) is SpreadGradient and is_of_own_class(a) and function.owns_gy:
+        return b.add_to(a)
+    a, b = plain(a), plain(b)
+    if not function.takes_sums or type(a) is not type(b) or not is_of_own_class(a):
+        return ops.add(a, b)
+    is_large = a.ndim == 4 and a.size >= _LARGE and a.shape == b.shape and a.dtype == b.dtype
+    return SummedGradient(a, b, ops.add, is_new) if is_large else ops.add(a, b)

@@ -1,0 +1,1 @@
+"""Update rules and optimizers over flat memory."""

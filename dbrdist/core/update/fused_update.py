@@ -1,0 +1,162 @@
+"""A part of an update: one run of flat memory, with the rules of its parameters.
+
+Every step goes through it, so this file is compiled (pyproject.toml), and the optimizer around it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from dbrdist.core.array.backend import Array
+from dbrdist.core.model.flat import Run
+from dbrdist.core.tape.node import assignments
+from dbrdist.core.update.update_rule import FP32_PARAM, UpdateRule, follow, joint_state
+
+
+class Part:
+    """One run with the rules of its parameters and their joint state in flat memory."""
+
+    def __init__(self, run: Run, rules: list[UpdateRule]) -> None:
+        self.run = run
+        self.rules = rules
+        self.leader = rules[0]
+        self.places = [(p, p.node, p.node.view) for p in run.params]
+        own = self.leader.hyperparam  # without values of its own, skip it and read the optimizer's
+        self.hyperparam = own if own.has_own or own.parent is None else own.parent
+        self.state: list[Array] = []
+        self.wide: Run | None = None  # the run in float32, where 16-bit parameters are updated there
+        if self.leader.runs_flat:
+            names = self.leader.state_names
+            if self.leader.is_in_fp32(run.params[0]):
+                joint = joint_state(run, rules, (*names, FP32_PARAM))
+                self.wide = run.widened(joint[FP32_PARAM])
+            else:
+                joint = joint_state(run, rules, names) if names else {}
+            self.state = [joint[name] for name in names]
+        self.is_plain = self.leader.runs_flat and self.leader._hooks is None and self.wide is None
+
+    @property
+    def joint(self) -> Run:
+        """The run in the type in which it is updated."""
+        return self.run if self.wide is None else self.wide
+
+    def begin(self, loss_scale: float | None) -> None:
+        """Prepare the gradients: widen them if the update runs in float32, and divide by the loss scale."""
+        run, wide = self.run, self.wide
+        self._follow_values()
+        if wide is not None:
+            wide.grad[...] = run.grad
+        if loss_scale is not None:
+            grad = self.joint.grad
+            grad *= grad.dtype.type(1.0 / loss_scale)
+            if wide is not None:
+                run.grad[...] = wide.grad
+
+    def show(self) -> Array:
+        """A copy of the 16-bit gradients after bringing them up to date; None unless the update runs in float32."""
+        if self.wide is None:
+            return None
+        self.run.grad[...] = self.wide.grad
+        return self.run.grad.copy()
+
+    def adopt(self, shown: Array) -> None:
+        """Take over changes to the 16-bit values, and to the 16-bit gradients since :meth:`show`."""
+        self._follow_values()
+        if self.wide is not None:
+            follow(self.wide.grad, self.run.grad, shown)
+
+    def _follow_values(self) -> None:
+        if self.wide is not None:
+            follow(self.wide.data, self.run.data, self.wide.data.astype(self.run.data.dtype))
+
+    def narrow(self) -> None:
+        """Bring the 16-bit values up to date."""
+        if self.wide is not None:
+            self.run.data[...] = self.wide.data
+
+    def collect(self) -> None:
+        """Make the gradients in flat memory valid: a parameter that got none counts as gradient zero."""
+        for p, node, view in self.places:
+            if node.gradient is not view:
+                p.collect_gradient()
+
+    @property
+    def is_complete(self) -> bool:
+        """False once a hook has removed or replaced a gradient."""
+        return all(node.gradient is view for _, node, view in self.places)
+
+    def update(self, is_complete: bool) -> None:
+        """Update all parameters; ``is_complete`` says that no hook has removed a gradient."""
+        if is_complete and self.is_plain:
+            self.step(self.run)
+        elif is_complete and self.wide is not None and self.leader._hooks is None:
+            self.step(self.wide)
+            self.narrow()
+        else:
+            self.show()
+            for p, rule in zip(self.run.params, self.rules):
+                rule.update(p)
+
+    def step(self, run: Run) -> None:
+        """Apply the rule once to the whole run."""
+        leader = self.leader
+        t = leader.t + 1
+        for rule in self.rules:
+            rule.t = t
+        leader.step_run(self.hyperparam.in_numbers(), t, run, self.state)
+        if not leader.keeps_zero:
+            run.clear_gaps(*self.state)
+
+
+def update_all(parts: Iterable[Part]) -> None:
+    """Update all parameters from the gradients that are there, where no hook of the optimizer looks at them."""
+    for part in parts:
+        part.collect()
+        if part.is_plain:
+            part.step(part.run)
+        else:
+            part.begin(None)
+            part.update(True)
+
+
+def update_with_hooks(optimizer: Any) -> None:
+    """Update from the gradients that are there, with hooks and a loss scale."""
+    parts = optimizer._plan()
+    nodes, num_assigned = optimizer._nodes, assignments[0]
+    assigned = [node.assigned for node in nodes]
+    for part in parts:
+        part.collect()
+        part.begin(optimizer._loss_scale)
+    optimizer._is_safe = True
+    is_dynamic = optimizer._loss_scale_growth is not None
+    if is_dynamic:
+        optimizer.check_nan_in_grads()
+    is_complete = True
+    if optimizer._hooks.pre:
+        optimizer.call_hooks("pre")
+        if optimizer._plan() is not parts:  # a hook changed a rule or a parameter
+            parts = optimizer._parts
+            for part in parts:
+                part.begin(None)
+        is_complete = all(part.is_complete for part in parts)
+    optimizer.t += 1
+    if optimizer._is_safe:
+        for part in parts:
+            part.update(is_complete)
+    if optimizer._hooks.post:
+        optimizer.call_hooks("post")
+    if is_dynamic:
+        optimizer.update_loss_scale()
+    if assignments[0] != num_assigned:
+        for node, count in zip(nodes, assigned):
+            node.assigned = count  # whatever a hook assigns belongs to the update
+
+
+def call_flat(hook: Any, parts: Iterable[Part], keeps_zero: bool) -> None:
+    """Let a hook work on flat memory; ``keeps_zero`` says that it leaves zeros of values and gradients as they are."""
+    for part in parts:
+        hook.flat(part.joint)
+        if not keeps_zero:
+            part.joint.clear_gaps()
+        part.narrow()

@@ -1,0 +1,416 @@
+"""Optimizers: update rules applied to flat memory.
+
+Parameters whose rules agree are updated together: the rule's ``step`` sees a contiguous run of flat memory, its
+gradients and its state.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType
+from typing import Any, ClassVar, Protocol
+
+from dbrdist.core.array.backend import Array, get_array_module
+from dbrdist.core.model import flat
+from dbrdist.core.model.flat import Run
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.model.versions import Watch
+from dbrdist.core.names.limits import Limit, limits_of
+from dbrdist.core.tape.node import VariableNode
+from dbrdist.core.update.fused_update import Part, call_flat, update_all, update_with_hooks
+from dbrdist.core.update.targets import check_parameters, check_target, loss_of, warn_of_no_gradients
+from dbrdist.core.update.update_rule import Hooks, Hyperparameter, UpdateRule
+from dbrdist.core.usage.foreign_names import add_hints
+from dbrdist.core.usage.mistakes import refuse, warn
+from dbrdist.errors import CheckpointError
+
+_MAX_LOSS_SCALE = 65504.0  # the largest float16
+
+
+class Sharding(Protocol):
+    """How ranks divide an update among themselves."""
+
+    def shard(self, run: Run) -> Run:
+        """The part of a run that this rank updates."""
+
+    def total(self, values: list[Any]) -> list[Any]:
+        """The sums of these numbers over the ranks."""
+
+
+class Optimizer:
+    """The base of all optimizers: a target link, the number of updates ``t``, and hooks."""
+
+    def __init__(self) -> None:
+        self.target: Any = None
+        self.t = 0
+        self.epoch = 0
+        self._hooks = Hooks()
+        self._loss_scale: float | None = None
+        self._loss_scale_growth: float | None = None  # per update, where the scale is dynamic
+        self._was_unsafe = False
+        self._is_safe = True
+
+    def setup(self, link: Link) -> Optimizer:
+        """Take a link as the target."""
+        check_target(type(self).__name__, link)
+        self.target = link
+        self.t = 0
+        self.epoch = 0
+        self._hooks = Hooks()
+        return self
+
+    def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
+        """Update the target's parameters."""
+        raise NotImplementedError
+
+    def new_epoch(self, auto: bool = False) -> None:
+        """Count an epoch."""
+        self.epoch += 1
+
+    def add_hook(self, hook: Any, name: str | None = None, timing: str = "auto") -> None:
+        """Call ``hook(optimizer)``, or for every parameter ``hook(rule, param)``, before or after each update."""
+        self._require_target()
+        self._hooks.add(hook, name, timing)
+        self.forget_plan()
+
+    def forget_plan(self) -> None:
+        """Plan the next update again."""
+
+    def remove_hook(self, name: str) -> None:
+        """Remove a hook."""
+        self._hooks.remove(name)
+
+    def call_hooks(self, timing: str = "pre") -> None:
+        """Call all hooks of one timing."""
+        for hook in getattr(self._hooks, timing).values():
+            self.call_hook(hook)
+
+    def call_hook(self, hook: Any) -> None:
+        """Call one hook."""
+        hook(self)
+
+    def set_loss_scale(self, loss_scale: float | None) -> None:
+        """Multiply the loss by a constant in backward and divide the gradients by it before the update."""
+        if loss_scale is not None and not loss_scale > 0:
+            raise ValueError(f"loss_scale: expected a number above 0 or None, got {loss_scale}")
+        self._loss_scale, self._loss_scale_growth, self._is_safe = loss_scale, None, True
+
+    def loss_scaling(self, interval: int = 1000, scale: float | None = None) -> None:
+        """Scale the loss by ``scale``; or by a number that doubles in ``interval`` updates and halves at an overflow.
+
+        The dynamic scale starts at 1 and doubles at every update until the first overflow, up to 65504. An update whose
+        gradients hold NaN or infinity is skipped.
+        """
+        if interval < 1:
+            raise ValueError(f"interval: expected 1 or more updates, got {interval}")
+        self.set_loss_scale(1.0 if scale is None else scale)
+        self._loss_scale_growth = 2.0 ** (1.0 / interval) if scale is None else None
+        self._was_unsafe = False
+
+    def update_loss_scale(self) -> None:
+        """Adapt a dynamic loss scale to what :meth:`check_nan_in_grads` found."""
+        if self._loss_scale_growth is None or self._loss_scale is None:
+            return
+        if not self._is_safe:
+            factor, self._was_unsafe = 0.5, True
+        else:
+            factor = self._loss_scale_growth if self._was_unsafe else 2.0
+        self._loss_scale = max(1.0, min(_MAX_LOSS_SCALE, self._loss_scale * factor))
+
+    def check_nan_in_grads(self) -> None:
+        """If the loss scale is dynamic, look for NaN and infinity in the gradients, and warn of them by name."""
+        self._is_safe = True
+        if self._loss_scale_growth is None:
+            return
+        names: dict[Parameter, str] = {}
+        for name, p in self.target.namedparams():
+            names.setdefault(p, name)
+        for p, g in () if self._are_finite(names) else self._gradients(names):
+            if not bool(get_array_module(g).isfinite(g).all()):
+                self._is_safe = False
+                warnings.warn(
+                    f"NaN or infinity in the gradient of {names[p]} at loss scale {self._loss_scale}: "
+                    f"update {self.t + 1} is left out and the scale halved",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        self._agree_on_safety()
+
+    def _are_finite(self, params: Iterable[Parameter]) -> bool:
+        """True where one look tells that all gradients are finite; False where each has to be looked at."""
+        return False
+
+    def _gradients(self, params: Iterable[Parameter]) -> Iterator[tuple[Parameter, Array]]:
+        """The gradients that are there."""
+        return ((p, p.grad) for p in params if p.grad is not None)
+
+    def _agree_on_safety(self) -> None:
+        """Take over what other ranks found, where each looked at a part."""
+
+    def is_safe_to_update(self) -> bool:
+        """False if :meth:`check_nan_in_grads` found NaN or infinity."""
+        return self._is_safe
+
+    def _require_target(self) -> None:
+        if self.target is None:
+            raise RuntimeError(f"{type(self).__name__}: it has no target yet; call optimizer.setup(link) first")
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the counters, and every rule under its parameter's path."""
+        self.t = serializer("t", self.t)
+        self.epoch = serializer("epoch", self.epoch)
+        if self._loss_scale_growth is not None:  # a dynamic scale is state, a constant one is configuration
+            self._loss_scale = serializer("loss_scale", self._loss_scale)
+            self._was_unsafe = serializer("was_unsafe", self._was_unsafe)
+        if self.target is not None:
+            for name, p in self.target.namedparams():
+                if p.update_rule is not None:
+                    p.update_rule.serialize(serializer[name])
+
+
+class GradientMethod(Optimizer):
+    """An optimizer that uses gradients. Hyperparameters such as ``lr`` are attributes and may change at any time."""
+
+    rule_class: ClassVar[type[UpdateRule]]
+    _parts: list[Part]  # the plan: runs of flat memory with their rules,
+    _nodes: list[VariableNode]  # the nodes of all parameters,
+    _watch: Watch | None  # and what tells whether it still holds
+    _has_gradients = False  # whether an update found a gradient since setup
+
+    def __init__(self, **hyperparams: Any) -> None:
+        super().__init__()
+        self.hyperparam = Hyperparameter()
+        for name, value in hyperparams.items():
+            setattr(self.hyperparam, name, value)  # within the limits of the signature: checked by the constructor
+        self._in_fp32 = False
+        self._sharding: Sharding | None = None
+
+    @property
+    def target(self) -> Any:
+        """The link that is updated."""
+        return self._target
+
+    @target.setter
+    def target(self, link: Any) -> None:
+        self._target = link
+        self._parts, self._nodes, self._watch = [], [], None
+
+    def create_update_rule(self) -> UpdateRule:
+        """A rule for one parameter, which reads its hyperparameters here."""
+        return self.rule_class(self.hyperparam)
+
+    def setup(self, link: Link) -> GradientMethod:
+        """Take a link as the target, give each parameter a rule, and build flat memory if all have their shapes."""
+        super().setup(link)
+        params = flat.unique(link.params())
+        check_parameters(type(self).__name__, link, params)
+        self._has_gradients = False
+        for p in params:
+            was_frozen = p.is_frozen or (p.update_rule is not None and not p.update_rule.enabled)
+            p.update_rule = self.create_update_rule()
+            p.update_rule.use_fp32_update(self._in_fp32)
+            p.update_rule.enabled = not was_frozen
+        if all(p.is_initialized for p in params):
+            flat.gather(params)
+        return self
+
+    def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
+        """One step, with the gradients of ``lossfun(*args, **kwds)``, or without a ``lossfun`` those already there."""
+        if self._target is None:
+            self._require_target()
+        if lossfun is not None:
+            loss = loss_of(type(self).__name__, self.target, lossfun, args, kwds)
+            self.target.cleargrads()
+            loss.backward(loss_scale=self._loss_scale)
+            del loss
+        if not self._has_gradients:
+            self._look_for_gradients()
+        hooks = self._hooks
+        if hooks.pre or hooks.post or self._loss_scale is not None:
+            update_with_hooks(self)
+            return
+        watch = self._watch
+        update_all(self._parts if watch is not None and watch.is_current() else self._plan())
+        self.t += 1
+
+    def _look_for_gradients(self) -> None:
+        """Warn where an update, up to the first one that changes something, finds no gradient at all."""
+        self._has_gradients = any(p.grad is not None for p in self.target.params())
+        if not self._has_gradients:
+            warn_of_no_gradients(type(self).__name__)
+
+    def _plan(self) -> list[Part]:
+        """The runs of the target and their rules; planned again if one of its parameters, links or rules changed."""
+        if self._watch is None or not self._watch.is_current():
+            everything = flat.unique(self.target.params())
+            ruled = [p for p in everything if p.update_rule is not None]
+            updated = [p for p in ruled if p.is_initialized and p.update_rule.enabled]
+            for p in updated:
+                p.update_rule.fit(p)
+            runs = flat.runs(updated, _rule_key)
+            if self._sharding is not None:
+                self.check_divisible(updated)
+                runs = [self._sharding.shard(run) for run in runs]
+            self._parts = [Part(run, [p.update_rule for p in run.params]) for run in runs]
+            rules = [p.update_rule for p in ruled]
+            self._nodes = [p.node for p in everything]
+            self._watch = Watch([*self.target.links(), *everything, *rules, *(r.hyperparam for r in rules)])
+        return self._parts
+
+    def divide(self, sharding: Sharding | None) -> None:
+        """Update only parts of the parameters from now on, as ``sharding`` says; other ranks update the rest."""
+        self._sharding = sharding
+        self.forget_plan()
+
+    def check_divisible(self, params: Iterable[Parameter]) -> None:
+        """Refuse what works on whole parameters, where each rank has a part of the gradient and the state."""
+        for p in params:
+            rule = p.update_rule
+            if not rule.runs_flat or rule._hooks is not None:
+                what = f"{type(rule).__name__} updates" if not rule.runs_flat else "a hook of its rule sees"
+                raise ValueError(
+                    f"optimizer state divided over ranks (zero=1 or 2): {what} {p.name or 'a parameter'} as a whole; "
+                    "use rules that define step, and hooks of the optimizer, or zero=0"
+                )
+        for name, hook in {**self._hooks.pre, **self._hooks.post}.items():
+            if not getattr(hook, "works_on_shards", False):
+                raise ValueError(
+                    f"optimizer state divided over ranks (zero=1 or 2): the hook {name!r} may need whole gradients; "
+                    "give it an attribute works_on_shards = True if it works on optimizer.runs() or flat(run), or take "
+                    "zero=0"
+                )
+
+    def _are_finite(self, params: Iterable[Parameter]) -> bool:
+        parts = self._plan()
+        updated = {p for part in parts for p in part.run.params}
+        if updated != set(params) or not all(part.is_complete for part in parts):
+            return False
+        return all(bool(get_array_module(g).isfinite(g).all()) for g in (part.run.grad for part in parts))
+
+    def _gradients(self, params: Iterable[Parameter]) -> Iterator[tuple[Parameter, Array]]:
+        if self._sharding is None:
+            yield from super()._gradients(params)
+            return
+        for part in self._plan():
+            for p, where in part.run.layers():
+                yield p, part.run.grad[where]
+
+    def _agree_on_safety(self) -> None:
+        if self._sharding is not None:
+            [num_unsafe] = self._sharding.total([float(not self._is_safe)])
+            self._is_safe = num_unsafe == 0
+
+    def forget_plan(self) -> None:
+        """Plan the next update again, after a change of what the states hold."""
+        self._watch = None
+
+    def runs(self) -> Iterator[Run]:
+        """The runs that an update covers, with gradients complete; for hooks that work on flat memory."""
+        for part in self._plan():
+            yield part.joint
+
+    def call_hook(self, hook: Any) -> None:
+        """Call one hook: on flat memory where it can (``hook.flat(run)``), else on each parameter or the optimizer.
+
+        A hook whose attribute ``keeps_zero`` is true leaves zeros of both values and gradients as they are.
+        """
+        for_each = getattr(hook, "call_for_each_param", False)
+        keeps_zero = getattr(hook, "keeps_zero", False)
+        if for_each and hasattr(hook, "flat"):
+            call_flat(hook, self._plan(), keeps_zero)
+            return
+        parts = self._plan()
+        shown = [part.show() for part in parts]
+        if for_each:
+            for p in flat.unique(self.target.params()):
+                if p.is_initialized and p.update_rule is not None:
+                    hook(p.update_rule, p)
+        else:
+            hook(self)
+        for part, gradients in zip(parts, shown):
+            if not keeps_zero:
+                part.joint.clear_gaps()
+            part.adopt(gradients)
+
+    def use_fp32_update(self, flag: bool = True) -> None:
+        """Update 16-bit parameters in float32; see :meth:`UpdateRule.use_fp32_update`."""
+        self._in_fp32 = bool(flag)
+        if self.target is not None:
+            for p in self.target.params():
+                if p.update_rule is not None:
+                    p.update_rule.use_fp32_update(flag)
+
+    def use_cleargrads(self, use: bool = True) -> None:
+        """Accepted for compatibility with Chainer: gradients are always cleared, never filled."""
+        if not use:
+            raise ValueError("use_cleargrads: gradients are always cleared before backward; False is not supported")
+
+    def reallocate_cleared_grads(self) -> None:
+        """Fill missing gradients with zeros."""
+        flat.collect_gradients(flat.gather(self.target.params()))
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load counters, hyperparameters and rules; Chainer's files hold no hyperparameters, which stay."""
+        own = serializer["hyperparam"]
+        for i, (name, value) in enumerate(list(self.hyperparam.own().items())):
+            try:
+                setattr(self.hyperparam, name, own(name, value))
+            except CheckpointError:
+                if i or not serializer.is_loading:
+                    raise  # some are there, so that this file is damaged
+                break
+        super().serialize(serializer)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A plan's arrays are not those of a copy.
+        return {**self.__dict__, "_parts": [], "_nodes": [], "_watch": None, "_sharding": None}
+
+
+def _rule_key(p: Parameter) -> Any:
+    """Parameters with equal keys may be updated together."""
+    rule = p.update_rule
+    alone = not rule.runs_flat or rule._hooks is not None or rule.hyperparam.has_own
+    return id(rule) if alone else (type(rule), rule.t, id(rule.hyperparam.parent), rule.is_in_fp32(p))
+
+
+class HyperparameterProxy:
+    """An optimizer's attribute that lives in its hyperparameters: ``lr = HyperparameterProxy('lr')``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, obj: Any, owner: Any = None) -> Any:
+        return self if obj is None else getattr(obj.hyperparam, self.name)
+
+    def __set__(self, obj: Any, value: Any) -> None:
+        if type(value) is not float or not 0.0 < value < 1.0:  # which is what nearly all of them are
+            _check_assigned(obj, self.name, value)
+        setattr(obj.hyperparam, self.name, value)
+
+
+def _check_assigned(optimizer: Any, name: str, value: Any) -> None:
+    """Refuse what is no number; warn of a number outside the limit that the constructor declares."""
+    cls: Any = type(optimizer)
+    limit = hyperparameter_limits(cls).get(name)
+    error = None if limit is None else limit.refusal(type(optimizer).__name__, name, value)
+    if error is not None:
+        if isinstance(error, TypeError) or value != value:
+            refuse(error)
+        else:
+            warn(str(error))
+
+
+@functools.cache
+def hyperparameter_limits(cls: type) -> dict[str, Limit]:
+    """The limits of an optimizer's hyperparameters by name, as the constructors of its classes declare them."""
+    limits: dict[str, Limit] = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__.startswith("dbrdist.") and isinstance(base.__dict__.get("__init__"), FunctionType):
+            limits.update({declared.name: declared.limit for declared in limits_of(base.__dict__["__init__"])})
+    return limits
+
+
+add_hints(Optimizer, "Optimizer")

@@ -1,0 +1,171 @@
+"""What an optimizer checks of its target and of its loss: the mistakes that would let it train nothing, silently."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.model.link import Link
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.tape.variable import Variable
+from dbrdist.core.usage.mistakes import given_a_class, refuse, warn
+
+
+def check_target(optimizer: str, link: Any) -> None:
+    """Refuse what is no link as a target."""
+    where = f"{optimizer}.setup"
+    if isinstance(link, type):
+        raise given_a_class(where, link, "a Link")
+    if not isinstance(link, Link):
+        hint = ""
+        if inspect.isgenerator(link) or isinstance(link, (list, tuple)):
+            hint = "; the optimizer takes the network itself: setup(model)"
+        raise TypeError(f"{where}: expected a Link, got {type(link).__name__}{hint}")
+
+
+# ---- parameters -----------------------------------------------------------------------------------------------------
+
+
+def check_parameters(optimizer: str, link: Link, params: Sequence[Parameter]) -> None:
+    """Refuse a target without parameters, and warn of links and parameters in it that are not registered."""
+    known = set(params)
+    unregistered = [found for owner in link.links() for found in _unregistered(owner, known)]
+    words = f"{', '.join(unregistered[:5])}{', ...' if len(unregistered) > 5 else ''}"
+    how = (
+        "assign links and parameters inside `with self.init_scope():`, and put several links into a ChainList or "
+        "Sequential"
+    )
+    if not params:
+        is_ours = type(link).__module__.startswith("dbrdist.")
+        what = "parameters" if is_ours and not unregistered else "registered parameters"
+        found = f"; not registered: {words}" if words else ""
+        refuse(ValueError(
+            f"{optimizer}.setup: {type(link).__name__} has no {what}, so there is nothing to train{found}; {how}"
+        ))  # fmt: skip
+    elif unregistered:
+        warn(
+            f"{optimizer}.setup: {words} will not be trained, moved or saved: not registered; {how}; where that is "
+            "meant, call disable_update() of that link before setup"
+        )
+
+
+def _unregistered(owner: Link, known: set[Parameter]) -> Iterator[str]:
+    """The attributes of a link, such as ``Net.fc (Linear)``, with parameters that are not those of the target."""
+    for name, value in owner.__dict__.items():
+        if name.startswith("_") and name in ("_list", "_layers", "_cleared", "_hooks"):
+            continue
+        kinds = [type(x).__name__ for x in _parts(value) if _is_forgotten(x, known)]
+        if kinds:
+            what = kinds[0] if isinstance(value, (Link, Parameter)) else f"a {type(value).__name__} with {kinds[0]}"
+            yield f"{type(owner).__name__}.{name} ({what})"
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, (Link, Parameter)):
+        yield value
+    elif isinstance(value, dict):
+        yield from (x for x in value.values() if isinstance(x, (Link, Parameter)))
+    elif isinstance(value, (list, tuple)) and len(value) <= 1000:
+        yield from (x for x in value if isinstance(x, (Link, Parameter)))
+
+
+def _is_forgotten(x: Any, known: set[Parameter]) -> bool:
+    """Whether it has parameters that nobody trains: not the target's, not frozen, and without another optimizer."""
+    params = [x] if isinstance(x, Parameter) else list(x.params())
+    return any(
+        p not in known and not p.is_frozen and p.update_rule is None and not _is_in_memory_of(p, known) for p in params
+    )
+
+
+def _is_in_memory_of(p: Parameter, known: set[Parameter]) -> bool:
+    """Whether a parameter shares the memory of one of the target's, and so is trained with it."""
+    return isinstance(p.array, np.ndarray) and any(
+        isinstance(q.array, np.ndarray) and np.may_share_memory(p.array, q.array) for q in known
+    )
+
+
+# ---- losses ---------------------------------------------------------------------------------------------------------
+
+
+def warn_of_no_gradients(optimizer: str) -> None:
+    """An update that found no gradient."""
+    warn(
+        f"{optimizer}.update: no parameter of the target has a gradient: the loss does not depend on any, or "
+        "loss.backward() was not called before update()"
+    )
+
+
+def loss_of(optimizer: str, target: Any, lossfun: Any, args: Any, kwds: Any) -> Any:
+    """``lossfun(*args, **kwds)``, which must be a loss; what is wrong with the function or its arguments is said."""
+    try:
+        loss = lossfun(*args, **kwds)
+    except (AttributeError, TypeError, ValueError) as error:
+        _explain_call(f"{optimizer}.update", error, target, lossfun, args, kwds)
+        raise
+    if type(loss) is not Variable or loss._array.ndim:
+        _check_loss(f"{optimizer}.update", target, lossfun, loss)
+    return loss
+
+
+def _check_loss(where: str, target: Any, lossfun: Any, loss: Any) -> None:
+    name = type(lossfun).__name__ if isinstance(lossfun, Link) else getattr(lossfun, "__name__", repr(lossfun))
+    if not hasattr(loss, "backward"):
+        hint = "it returns nothing: write `return loss`" if loss is None else "return the Variable, not its value"
+        raise TypeError(f"{where}: expected the loss as a Variable from {name}, got {type(loss).__name__}; {hint}")
+    if isinstance(loss, Variable) and loss.size != 1 and loss.grad is None:
+        hint = "wrap the network in L.Classifier, or pass" if lossfun is target else "return a mean, or pass"
+        raise ValueError(
+            f"{where}: expected a loss of one number from {name}, got shape {loss.shape}; {hint} a function that "
+            "computes the loss"
+        )
+
+
+def _explain_call(where: str, error: Exception, target: Any, function: Any, args: Any, kwds: Any) -> None:
+    """Raise a better error where a loss function was called with other arguments than it takes; else do nothing."""
+    if not callable(function):
+        got, hint = type(function).__name__, ""
+        if isinstance(function, Variable):
+            got, hint = "the loss itself", "; call loss.backward(), then update() without arguments"
+        raise TypeError(f"{where}: expected a function that computes the loss, got {got}{hint}") from error
+    takes = _signature(_first(function)) if isinstance(function, Link) else None
+    if takes is None or _binds(takes, args, kwds):
+        return
+    given = ", ".join([f"{len(args)} argument{'' if len(args) == 1 else 's'}"] * bool(args) + list(kwds)) or "nothing"
+    whose, hint = "the link", ""
+    if function is target:
+        whose = "the target"
+        if len(args) + len(kwds) > 1:
+            hint = "; wrap it in L.Classifier(model), or pass a function that computes the loss"
+    raise TypeError(
+        f"{where}: {whose} {type(function).__name__} was called with {given}, and takes "
+        f"({', '.join(takes.parameters)}){hint}"
+    ) from error
+
+
+def _first(link: Any) -> Any:
+    """What takes the arguments: of a Sequential its first layer."""
+    layers = getattr(link, "_layers", None)
+    return _first(layers[0]) if layers and isinstance(link, Link) else link
+
+
+def _signature(function: Any) -> inspect.Signature | None:
+    """What a link or function takes as its inputs: settings such as ``n_batch_axes`` are none of them."""
+    try:
+        signature = inspect.signature(function.forward if isinstance(function, Link) else function)
+    except (TypeError, ValueError):
+        return None
+    if isinstance(function, Link) and type(function).__module__.startswith("dbrdist."):
+        plain = [p for p in signature.parameters.values() if p.default is p.empty]
+        return signature.replace(parameters=plain)
+    return signature
+
+
+def _binds(signature: inspect.Signature, args: Any, kwds: Any) -> bool:
+    try:
+        signature.bind(*args, **kwds)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,509 @@
+"""Update rules: how parameters change, one by one or together in flat memory.
+
+Every parameter has an ``UpdateRule`` with its own state, hyperparameters and hooks, as in Chainer.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dbrdist.core.array.backend import (
+    Array,
+    accumulation_dtype,
+    aligned_zeros,
+    empty,
+    get_array_module,
+    is_array,
+    to_device,
+    zeros,
+)
+from dbrdist.core.model import flat
+from dbrdist.core.model.flat import Run
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.model.versions import note_change
+from dbrdist.core.usage.mistakes import given_a_class
+
+# One pass of an update reads and writes several arrays; pieces of this many elements stay in the second-level cache
+# between the passes of a formula.
+CHUNK_ELEMENTS = 1 << 15
+_MAX_LENT = 256
+
+
+def pieces(a: Array) -> Iterator[slice]:
+    """Slices of a 1-d array that stay in cache between the passes of a formula; on a GPU a single one."""
+    step = CHUNK_ELEMENTS if isinstance(a, np.ndarray) else max(a.size, 1)
+    for i in range(0, a.size, step):
+        yield slice(i, i + step)
+
+
+def in_pieces(step: Callable[..., None], p: Array, g: Array, state: list[Array]) -> None:
+    """Call ``step(p, g, *state)`` piece by piece; 16-bit values are widened for it, and narrowed once."""
+    wide = accumulation_dtype(p.dtype)
+    for i in pieces(p):
+        if wide == p.dtype:
+            step(p[i], g[i], *[s[i] for s in state])
+        else:
+            moved = p[i].astype(wide)
+            step(moved, g[i].astype(wide), *[s[i] for s in state])
+            p[i] = moved
+
+
+class _Scratch(threading.local):
+    def __init__(self) -> None:
+        self.buffers: dict[Any, Array] = {}  # by type
+        self.lent: dict[int, Array] = {}  # by size, the stretch of a buffer that was lent last
+
+
+_scratch = _Scratch()
+
+
+def workspace(like: Array) -> Array:
+    """Uninitialised memory like a 1-d array, for one term of a formula; valid until this thread asks again."""
+    size = like.size
+    if not isinstance(like, np.ndarray) or size > CHUNK_ELEMENTS:
+        return empty(like.shape, like.dtype, like)
+    lent = _scratch.lent.get(size)
+    if lent is not None and lent.dtype is like.dtype:
+        return lent
+    return _lend(size, like.dtype)
+
+
+def _lend(size: int, dtype: Any) -> Array:
+    buffer = _scratch.buffers.get(dtype)
+    if buffer is None:
+        buffer = _scratch.buffers[dtype] = empty((CHUNK_ELEMENTS,), dtype)
+    if len(_scratch.lent) >= _MAX_LENT:
+        _scratch.lent.clear()
+    lent = _scratch.lent[size] = buffer[:size]
+    return lent
+
+
+def denominator(w: Array, eps: float) -> Array:
+    """``w`` with ``eps`` added in place, and 1 where that is 0: no gradient so far, and the gaps in flat memory."""
+    w += eps
+    if not eps:
+        get_array_module(w).copyto(w, 1, where=w == 0)
+    return w
+
+
+# The entry of a rule's state that holds a 16-bit parameter in float32; the name is Chainer's.
+FP32_PARAM = "fp32_param"
+
+
+def follow(wide: Array, a: Array, before: Array) -> None:
+    """Copy into ``wide`` the elements of the 16-bit array ``a`` that differ from ``before``."""
+    changed = a.view(np.uint16) != before.view(np.uint16)
+    if not isinstance(a, np.ndarray) or changed.any():  # looking at the result would wait for a GPU
+        wide[...] = get_array_module(a).where(changed, a.astype(wide.dtype), wide)
+
+
+class Hyperparameter:
+    """Values of an optimizer, such as ``lr``. A rule reads from its optimizer what it does not set itself."""
+
+    _changed_at: int | None = None
+    _has_arrays = False  # whether one of NumPy's arrays or numbers was ever among the values set here
+
+    def __init__(self, parent: Hyperparameter | None = None) -> None:
+        self.__dict__["_parent"] = parent
+
+    @property
+    def parent(self) -> Hyperparameter | None:
+        """The source of values that are not set here."""
+        return self._parent  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> Any:
+        parent = self.__dict__.get("_parent")
+        if parent is None or name.startswith("__"):
+            raise AttributeError(f"no hyperparameter named {name!r}; there are {sorted(self.get_dict())}")
+        return getattr(parent, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__[name] = value
+        if isinstance(value, (np.ndarray, np.generic)):
+            self.__dict__["_has_arrays"] = True
+        if self._parent is not None and name != "_changed_at":
+            note_change(self)  # a rule with values of its own no longer runs with its neighbours
+
+    @property
+    def has_own(self) -> bool:
+        """Whether any value is set here."""
+        return len(self.__dict__) > 1 + ("_changed_at" in self.__dict__) + ("_has_arrays" in self.__dict__)
+
+    def own(self) -> dict[str, Any]:
+        """The values set here."""
+        return {k: v for k, v in self.__dict__.items() if k not in ("_parent", "_changed_at", "_has_arrays")}
+
+    def get_dict(self) -> dict[str, Any]:
+        """All values, also the parent's."""
+        parent = self.__dict__.get("_parent")
+        return {**(parent.get_dict() if parent is not None else {}), **self.own()}
+
+    def in_numbers(self) -> Hyperparameter:
+        """The values as formulas take them: arrays of one element, and NumPy's numbers, as numbers of Python.
+
+        NumPy would compute with a float64 one in float64, and CuPy takes no array of the host. An array that is written
+        to has its new value here.
+        """
+        at: Hyperparameter | None = self
+        while at is not None and not at._has_arrays:
+            at = at._parent
+        if at is None:
+            return self
+        new = Hyperparameter()
+        new.__dict__.update((name, _in_number(value)) for name, value in self.get_dict().items())
+        return new
+
+    def __repr__(self) -> str:
+        return f"Hyperparameter({', '.join(f'{k}={v}' for k, v in sorted(self.get_dict().items()))})"
+
+
+def _in_number(value: Any) -> Any:
+    is_one = isinstance(value, (np.ndarray, np.generic)) and value.size == 1
+    return value.item() if is_one else value
+
+
+class Hooks:
+    """Named hooks in the order of their addition, each before or after the update."""
+
+    def __init__(self) -> None:
+        self.pre: dict[str, Any] = {}
+        self.post: dict[str, Any] = {}
+
+    def add(self, hook: Any, name: str | None, timing: str) -> None:
+        if isinstance(hook, type):
+            raise given_a_class("add_hook", hook, "a hook")
+        if not callable(hook):
+            raise TypeError(f"hook: expected a callable, got {type(hook).__name__}")
+        if timing == "auto":
+            timing = getattr(hook, "timing", "pre")
+        if timing not in ("pre", "post"):
+            raise ValueError(f"timing: expected 'pre', 'post' or 'auto', got {timing!r}")
+        name = getattr(hook, "name", getattr(hook, "__name__", None)) if name is None else name
+        if name is None:
+            raise ValueError("hook: it has no name attribute, so give add_hook(hook, name=...)")
+        if name in self.pre or name in self.post:
+            raise KeyError(f"a hook named {name!r} is already there; remove it first, or give another name")
+        getattr(self, timing)[name] = hook
+
+    def remove(self, name: str) -> None:
+        if name not in self.pre and name not in self.post:
+            raise KeyError(f"no hook named {name!r}")
+        self.pre.pop(name, None)
+        self.post.pop(name, None)
+
+    def __iter__(self) -> Iterator[Any]:
+        """All hooks, those before the update first."""
+        yield from self.pre.values()
+        yield from self.post.values()
+
+
+class UpdateRule:
+    """How one parameter is updated.
+
+    A subclass names its state arrays in ``state_names`` and gives ``step``; or it overrides Chainer's ``init_state``
+    and ``update_core``, and is then called for each parameter in turn.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ()
+    keeps_zero: ClassVar[bool] = False  # True: where parameter, gradient and state are 0, step leaves them so
+    _is_flat: ClassVar[bool] = True
+    _changed_at: int | None = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        own = ("init_state", "update", "update_core", "update_core_cpu", "update_core_gpu")
+        cls._is_flat = all(getattr(cls, name) is getattr(UpdateRule, name) for name in own)
+        if "keeps_zero" not in cls.__dict__ and {"step", "step_run"} & cls.__dict__.keys():
+            cls.keeps_zero = False  # a new formula does not inherit the promise of the old one
+
+    def __init__(self, parent_hyperparam: Hyperparameter | None = None) -> None:
+        self._hyperparam = Hyperparameter(parent_hyperparam)
+        self.t = 0
+        self._state: dict[str, Any] | None = None
+        self.joint: tuple[JointState, int] | None = None  # where the state lies, and from which element of the arena on
+        self.piece: flat.Piece | None = None  # the elements of the parameter that the state is for; None is all
+        self._enabled = True
+        self._in_fp32 = False
+        self._hooks: Hooks | None = None
+
+    # ---- to be overridden -------------------------------------------------------------------------------------------
+
+    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+        """Update ``p`` in place from the gradient ``g`` and the state, all 1-d of equal length; ``t`` counts from 1.
+
+        ``g`` stays as it is, since users read gradients after an update; :func:`workspace` has room for one term.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines neither step nor update_core")
+
+    def step_run(self, hp: Any, t: int, run: Run, state: list[Array]) -> None:
+        """Update one run: in pieces that stay in cache. Rules with norms per layer override it."""
+        data, grad = run.data, run.grad
+        if data.size <= CHUNK_ELEMENTS and data.itemsize != 2:
+            self.step(hp, t, data, grad, *state)
+        else:
+            in_pieces(functools.partial(self.step, hp, t), data, grad, state)
+
+    def init_state(self, param: Parameter) -> None:
+        """Make the state of one parameter; the default makes zeros for ``state_names``, in float32 for 16 bits."""
+        assert self._state is not None
+        for name in self.state_names:
+            self._state[name] = zeros(param.shape, accumulation_dtype(param.dtype), param.array)
+
+    def update_core(self, param: Parameter) -> None:
+        """Update one parameter alone; Chainer's ``update_core_cpu`` and ``update_core_gpu`` may be overridden too."""
+        (self.update_core_cpu if isinstance(param.array, np.ndarray) else self.update_core_gpu)(param)
+
+    def update_core_cpu(self, param: Parameter) -> None:
+        """Update one parameter that lies in host memory."""
+        self._step_alone(param)
+
+    def update_core_gpu(self, param: Parameter) -> None:
+        """Update one parameter that lies on a GPU."""
+        self._step_alone(param)
+
+    def update_core_chainerx(self, param: Parameter) -> None:
+        """A name of Chainer that programs override; never called, for there are no arrays of ChainerX here."""
+        raise NotImplementedError("there is no ChainerX here; override update_core_cpu and update_core_gpu")
+
+    def _step_alone(self, param: Parameter) -> None:
+        if param.grad is None:
+            return
+        param.collect_gradient()
+        assert self._state is not None
+        run = Run([param])
+        self.step_run(self.hyperparam.in_numbers(), self.t, run, [self._state[n].reshape(-1) for n in self.state_names])
+
+    def _update_in_fp32(self, param: Parameter) -> None:
+        """Update one 16-bit parameter through its float32 copy."""
+        assert self._state is not None
+        master = self._state[FP32_PARAM]
+        follow(master, param.array, master.astype(param.dtype))
+        twin = Parameter(master.copy(), name=param.name)
+        if param.grad is not None:
+            twin.grad = param.grad.astype(master.dtype)
+        flat.gather([twin])
+        self.update_core(twin)
+        master[...] = twin.array
+        param.array[...] = master.astype(param.dtype)
+
+    # ---- state ------------------------------------------------------------------------------------------------------
+
+    @property
+    def hyperparam(self) -> Hyperparameter:
+        """The values of this rule; those it does not set are its optimizer's."""
+        return self._hyperparam
+
+    @hyperparam.setter
+    def hyperparam(self, value: Hyperparameter) -> None:
+        self._hyperparam = value
+        note_change(self)
+
+    @property
+    def state(self) -> dict[str, Any] | None:
+        """The state arrays by name, or None before the first update."""
+        return self._state
+
+    @property
+    def enabled(self) -> bool:
+        """False freezes the parameter."""
+        return self._enabled
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        if value != self._enabled:
+            self._enabled = value
+            note_change(self)
+
+    def use_fp32_update(self, flag: bool = True) -> None:
+        """Update 16-bit parameters in float32: the state then holds them in float32, and each update rounds once.
+
+        Without it, changes below half a unit in the last place of a 16-bit parameter are lost (Micikevicius et al.
+        2018, section 3.1). A float32 or float64 parameter is updated as usual.
+        """
+        if bool(flag) != self._in_fp32:
+            self._in_fp32 = bool(flag)
+            if self._state is not None:
+                self._state.pop(FP32_PARAM, None)
+            note_change(self)
+
+    def is_in_fp32(self, param: Parameter) -> bool:
+        """Whether the parameter is updated through a float32 copy."""
+        return self._in_fp32 and accumulation_dtype(param.dtype) != param.dtype
+
+    def add_hook(self, hook: Any, name: str | None = None, timing: str = "auto") -> None:
+        """Call ``hook(rule, param)`` before or after each update of this parameter."""
+        if self._hooks is None:
+            self._hooks = Hooks()
+        self._hooks.add(hook, name, timing)
+        note_change(self)
+
+    def remove_hook(self, name: str) -> None:
+        """Remove a hook."""
+        if self._hooks is None:
+            raise KeyError(f"no hook named {name!r}")
+        self._hooks.remove(name)
+        note_change(self)
+
+    @property
+    def runs_flat(self) -> bool:
+        """True if ``step`` does the work, so that neighbours with equal values may be updated together."""
+        return self._is_flat
+
+    def fit(self, param: Parameter) -> None:
+        """Drop a state of another shape: the parameter has been initialised again."""
+        state = self._state
+        shape = param.shape if self.piece is None else (self.piece[1] - self.piece[0],)
+        if state is not None and any(state[name].shape != shape for name in self.state_names):
+            self._state, self.piece, self.t = None, None, 0
+
+    def ensure_state(self, param: Parameter, piece: flat.Piece | None = None) -> None:
+        """Make the state if there is none yet, for ``piece`` of the parameter, and bring it to where that lies."""
+        in_fp32 = self.is_in_fp32(param)
+        if piece != self.piece:
+            self._cut(piece)
+        if piece is not None:
+            param = Parameter(param.array.reshape(-1)[slice(*piece)])
+        if self._state is None:
+            self._state = {}
+            self.init_state(Parameter(param.array.astype(np.float32)) if in_fp32 else param)
+        else:
+            for name, value in self._state.items():
+                if is_array(value):
+                    self._state[name] = to_device(value, param.device)
+        if in_fp32 and FP32_PARAM not in self._state:
+            self._state[FP32_PARAM] = param.array.astype(np.float32)
+
+    def _cut(self, piece: flat.Piece | None) -> None:
+        """Keep the state of ``piece`` alone."""
+        if self._state is not None:
+            if self.piece is not None or piece is None:
+                raise RuntimeError(
+                    f"an update rule has the state of the elements {self.piece} of its parameter, for its optimizer's "
+                    "state is divided over ranks; use it with the multi-node optimizer that divided it"
+                )
+            self._state = {name: a.reshape(-1)[slice(*piece)].copy() for name, a in self._state.items()}
+        self.piece = piece
+
+    def update(self, param: Parameter) -> None:
+        """One update of one parameter, with this rule's hooks; without a gradient only ``t`` moves."""
+        if not self._enabled or not param.is_initialized:
+            return
+        assigned = param.node.assigned
+        flat.gather([param])
+        self.fit(param)
+        self.t += 1
+        self.ensure_state(param)
+        if param.grad is not None:
+            param.collect_gradient()
+        self.call_hooks("pre", param)
+        (self._update_in_fp32 if self.is_in_fp32(param) else self.update_core)(param)
+        self.call_hooks("post", param)
+        param.node.assigned = assigned  # whatever a rule assigns is an update
+
+    def call_hooks(self, timing: str, param: Parameter) -> None:
+        """Call this rule's hooks."""
+        if self._hooks is not None:
+            for hook in getattr(self._hooks, timing).values():
+                hook(self, param)
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the state; arrays that are not there yet appear with the saved shapes."""
+        if self.piece is not None and not serializer.is_loading:
+            raise RuntimeError(
+                "the optimizer's state is divided over ranks; save it inside `with optimizer.whole_state():`, which "
+                "every rank enters"
+            )
+        self.t = serializer("t", self.t)
+        names = self._entry_names() if self._state is None else tuple(n for n in self._state if n != FP32_PARAM)
+        state = {} if self._state is None or self.piece is not None else self._state
+        for name in names:
+            state[name] = serializer(name, state.get(name))
+        if self._in_fp32:
+            wide = serializer(FP32_PARAM, state.get(FP32_PARAM))
+            if wide is not None:  # None for a parameter that has no such copy, or before the first update
+                state[FP32_PARAM] = wide
+        if serializer.is_loading:
+            self.piece = None
+            if any(state.get(name) is None for name in names):
+                self._state = None
+            elif state:
+                self._state = state
+            note_change(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "joint": None}  # a copy's state is its own
+
+    def _entry_names(self) -> tuple[str, ...]:
+        """The names of the state; a rule with its own ``init_state`` is tried on a small parameter."""
+        if type(self).init_state is UpdateRule.init_state:
+            return self.state_names
+        probe = copy.copy(self)
+        probe._state = {}
+        small = np.zeros(1, np.float32)
+        param = Parameter(small)
+        param.grad = small.copy()
+        probe.init_state(param)
+        return tuple(probe._state)
+
+
+class JointState:
+    """State arrays over a stretch of an arena, of which the states of the rules there are views.
+
+    It knows no parameters: these know their rules, and rules it.
+    """
+
+    __slots__ = ("arena", "arrays", "start")
+
+    def __init__(self, run: Run, rules: list[UpdateRule], names: tuple[str, ...]) -> None:
+        """Bring the states of ``rules``, one for each parameter of ``run``, together."""
+        self.arena = run.arena
+        self.start = run.start
+        self.arrays = {name: _join(run, rules, name) for name in names}
+        for (_, where), rule in zip(run.layers(), rules):
+            rule.joint = self, run.start + where.start
+
+    def part(self, run: Run) -> dict[str, Array]:
+        """The states of a run within the stretch."""
+        start = run.start - self.start
+        return {name: a[start : start + run.size] for name, a in self.arrays.items()}
+
+    def holds(self, run: Run, rules: list[UpdateRule], names: tuple[str, ...]) -> bool:
+        """Whether the states of ``rules`` are here already, as after a neighbour was frozen."""
+        if self.arena is not run.arena or tuple(self.arrays) != names:
+            return False
+        return all(
+            rule.joint == (self, run.start + where.start)
+            and rule.piece == run.piece(p, where)
+            and all(_is_view(rule._state, name, a) for name, a in self.arrays.items())
+            for (p, where), rule in zip(run.layers(), rules)
+        )
+
+
+def _join(run: Run, rules: list[UpdateRule], name: str) -> Array:
+    joint = aligned_zeros(run.size, accumulation_dtype(run.data.dtype), run.data)
+    for (p, where), rule in zip(run.layers(), rules):
+        rule.ensure_state(p, run.piece(p, where))
+        assert rule._state is not None
+        view = joint[where].reshape(p.shape if rule.piece is None else -1)
+        view[...] = to_device(rule._state[name], p.device)
+        rule._state[name] = view
+    return joint
+
+
+def _is_view(state: dict[str, Any] | None, name: str, whole: Array) -> bool:
+    base = None if state is None else state[name].base
+    return base is not None and (base is whole or base is whole.base)
+
+
+def joint_state(run: Run, rules: list[UpdateRule], names: tuple[str, ...]) -> dict[str, Array]:
+    """Arrays over the whole run, by name, of which the states of its rules are views; made if need be."""
+    joint = None if rules[0].joint is None else rules[0].joint[0]
+    if joint is None or not joint.holds(run, rules, names):
+        joint = JointState(run, rules, names)
+    return joint.part(run)

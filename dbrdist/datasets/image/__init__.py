@@ -1,0 +1,1 @@
+"""Datasets of image files: index, decoding, transforms, mixing, tar shards."""

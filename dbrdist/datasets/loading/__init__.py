@@ -1,0 +1,1 @@
+"""From examples to batches: order, iterators, worker threads and processes, conversion, transfer to a device."""

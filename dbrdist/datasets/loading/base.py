@@ -1,0 +1,207 @@
+"""What a dataset is to the loaders: ``len``, indexing, and two optional methods for randomness and speed.
+
+Anything with ``len`` and ``[i]`` is a dataset. Two methods more make it a better one:
+
+- ``example_at(i, seed, epoch)``: example ``i`` as it looks in this epoch, for datasets that augment at random;
+- ``get_batch(indices, seed, epoch, skipped)``: many examples at once, as a :class:`Batch` or a list.
+
+Loaders call :func:`get_batch`, which takes whichever a dataset has. Wrappers such as ``SubDataset`` pass both through
+with the index of the wrapped dataset, so an example's augmentation does not depend on who asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.array.backend import Array, is_array, is_channels_last
+from dbrdist.core.usage.foreign_names import add_hints
+from dbrdist.datasets.loading.memory import reused
+from dbrdist.errors import CorruptExampleError
+
+
+class SkipExample(CorruptExampleError):
+    """This example cannot be read and is to be left out (``on_corrupt='skip'``); loaders catch it and count."""
+
+
+class DatasetMixin:
+    """Base of datasets that implement ``__len__`` and ``get_example(i)``; adds slices and lists of indices."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """One example for an integer, a list of examples for a slice, a list or a 1-d array of integers."""
+        if isinstance(index, slice):
+            return [self.get_example(i) for i in range(*index.indices(len(self)))]
+        if isinstance(index, (list, np.ndarray)):
+            return [self.get_example(int(i)) for i in index]
+        return self.get_example(index)
+
+    def __len__(self) -> int:
+        raise NotImplementedError(f"{type(self).__name__} must define __len__")
+
+    def get_example(self, i: int) -> Any:
+        """Example number ``i``."""
+        raise NotImplementedError(f"{type(self).__name__} must define get_example(i)")
+
+
+add_hints(DatasetMixin, "DatasetMixin")
+
+
+class Batch(Sequence):  # type: ignore[type-arg]
+    """Examples that are stacked already: reads like the list of examples, and ``concat_examples`` need not copy it.
+
+    Args:
+        arrays: what ``concat_examples`` would return: one array, a tuple of arrays or a dictionary of arrays, each with
+            the examples along axis 0.
+        finish: ``finish(arrays, dtype)`` makes the final arrays of them, floating ones in ``dtype`` where that is not
+            None. It is called when they are first asked for: so images are sent as uint8, and become floating numbers
+            once, where they are needed.
+    """
+
+    def __init__(self, arrays: Any, finish: Any = None) -> None:
+        self._arrays = arrays
+        self._finish = finish
+
+    @property
+    def arrays(self) -> Any:
+        """The final arrays."""
+        return self._arrays if self._finish is None else self.finished()._arrays
+
+    @property
+    def raw(self) -> tuple[Any, Any]:
+        """The arrays as they are now, and what finishes them; None where they are final."""
+        return self._arrays, self._finish
+
+    def finished(self, dtype: Any = None) -> Batch:
+        """This batch with its final arrays; what is made now has floating numbers in ``dtype``, if given."""
+        if self._finish is not None:
+            self._arrays, self._finish = self._finish(self._arrays, dtype), None
+        return self
+
+    def to_device(self, device: Any, dtype: Any = None) -> Any:
+        """The final arrays on a device: sent first, where the device can finish them, since uint8 is a quarter."""
+        if device.xp is np:
+            return self.finished(dtype).map(device.send)
+        finish, raw = self._finish, self._map_raw(device.send)
+        return raw if finish is None else finish(raw, dtype)
+
+    def map(self, function: Any) -> Any:
+        """``function`` of each array, in the same tuple, dictionary or bare."""
+        return _map(function, self.arrays)
+
+    def _map_raw(self, function: Any) -> Any:
+        return _map(function, self._arrays)
+
+    def __len__(self) -> int:
+        arrays = self._arrays
+        if isinstance(arrays, tuple):
+            return len(arrays[0])
+        if isinstance(arrays, dict):
+            return len(next(iter(arrays.values())))
+        return len(arrays)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Batch(self._map_raw(lambda a: a[index]), self._finish)
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"expected an index below {len(self)}, the number of examples, got {index}")
+        return self.map(lambda a: a[index])
+
+    def __reduce__(self) -> Any:
+        # pickle keeps the memory order of C-contiguous arrays only, so channels-last ones are sent as (N, H, W, C)
+        return _unpickle_batch, (self._map_raw(_to_plain), self._finish)
+
+    def __repr__(self) -> str:
+        return f"<Batch of {len(self)}: {self.map(lambda a: f'{a.dtype}{a.shape}')}>"
+
+
+def _map(function: Any, arrays: Any) -> Any:
+    if isinstance(arrays, tuple):
+        return tuple(function(a) for a in arrays)
+    if isinstance(arrays, dict):
+        return {k: function(a) for k, a in arrays.items()}
+    return function(arrays)
+
+
+def join(batches: Sequence[Batch]) -> Batch | None:
+    """Batches one behind the other as one; None where that cannot be: of other shapes, types or transforms."""
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    if not all(type(b) is Batch and b._finish is first._finish and isinstance(b._arrays, tuple) for b in batches):
+        return None
+    columns = list(zip(*(b._arrays for b in batches)))
+    if any(len({(a.dtype, a.shape[1:]) for a in column}) > 1 for column in columns):
+        return None
+    return Batch(tuple(map(reused.concatenated, columns)), first._finish)
+
+
+def _to_plain(a: Array) -> tuple[Array, bool]:
+    if isinstance(a, np.ndarray) and a.ndim == 4 and not a.flags.c_contiguous and is_channels_last(a):
+        return a.transpose(0, 2, 3, 1), True
+    return a, False
+
+
+def _from_plain(plain: tuple[Array, bool]) -> Array:
+    a, is_transposed = plain
+    return a.transpose(0, 3, 1, 2) if is_transposed else a
+
+
+def _unpickle_batch(arrays: Any, finish: Any) -> Batch:
+    if isinstance(arrays, dict):
+        return Batch({k: _from_plain(a) for k, a in arrays.items()}, finish)
+    if isinstance(arrays[0], tuple):
+        return Batch(tuple(_from_plain(a) for a in arrays), finish)
+    return Batch(_from_plain(arrays), finish)
+
+
+def example_at(dataset: Any, i: int, seed: int, epoch: int) -> Any:
+    """Example ``i`` as it looks in ``epoch`` of a run with ``seed``."""
+    method = getattr(dataset, "example_at", None)
+    return dataset[i] if method is None else method(i, seed, epoch)
+
+
+def get_batch(dataset: Any, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
+    """The examples ``indices`` (1-d integers) of ``dataset``: a :class:`Batch` or a list.
+
+    An example that its dataset wants skipped is left out; the text of its error is appended to ``skipped``.
+    """
+    method = getattr(dataset, "get_batch", None)
+    if method is not None:
+        return method(indices, seed, epoch, skipped)
+    if is_array(dataset):
+        return Batch(take(dataset, indices))
+    return [example for _, example in read_examples(dataset, indices, seed, epoch, skipped)]
+
+
+def take(rows: Array, indices: Array) -> Array:
+    """A copy of the rows with these indices; of an array in order of memory without NumPy's slower general indexing."""
+    return rows.take(indices, 0) if is_row_major(rows) else rows[indices]
+
+
+def is_row_major(rows: Any) -> bool:
+    """True for an array in order of memory, of which ``take`` copies rows in the least time."""
+    return type(rows) is np.ndarray and rows.flags.c_contiguous
+
+
+def read_examples(dataset: Any, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Iterator[tuple[int, Any]]:
+    """Pairs (index, example), one after the other, without the skipped ones."""
+    for i in map(int, indices):
+        try:
+            example = example_at(dataset, i, seed, epoch)
+        except SkipExample as e:
+            skipped.append(str(e))
+        else:
+            yield i, example
+
+
+def block_bounds(n: int, rank: int, size: int) -> tuple[int, int]:
+    """Start and end of this rank's part of ``n`` things: contiguous, in order of ranks, lengths differ by at most 1."""
+    return n * rank // size, n * (rank + 1) // size
+
+
+def block(indices: Any, rank: int, size: int) -> Any:
+    """This rank's contiguous part of a global batch: nothing padded, nothing lost, possibly empty."""
+    start, end = block_bounds(len(indices), rank, size)
+    return indices[start:end]

@@ -1,0 +1,1 @@
+"""Datasets as tables, and datasets made of datasets."""

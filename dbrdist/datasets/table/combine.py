@@ -1,0 +1,168 @@
+"""Datasets made of datasets: columns beside each other, one behind the other, or seen through a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.array.backend import Array, is_array
+from dbrdist.core.array.chainer_mode import as_chainer
+from dbrdist.core.array.random import generator
+from dbrdist.datasets.image.transforms import at_epoch, transform_batch
+from dbrdist.datasets.loading.base import Batch, DatasetMixin, example_at, is_row_major, read_examples, take
+
+
+def _check_lengths(named: list[tuple[str, Any]], owner: str) -> None:
+    if not named:
+        raise ValueError(f"expected at least one dataset for {owner}, got none")
+    lengths = {name: len(d) for name, d in named}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"expected datasets of one length for {owner}, got {lengths}")
+
+
+class TupleDataset:
+    """Datasets of one length beside each other: example ``i`` is the tuple of their examples ``i``."""
+
+    def __init__(self, *datasets: Any) -> None:
+        _check_lengths([(str(k), d) for k, d in enumerate(datasets)], "TupleDataset")
+        self._datasets = datasets
+        self._length = len(datasets[0])
+        self._all_arrays = all(is_array(d) for d in datasets)
+        self._are_rows = all(is_row_major(d) for d in datasets)
+
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        """The datasets beside each other."""
+        return tuple(self._datasets)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A tuple for an integer; a list of tuples for a slice, a list or a 1-d array of integers.
+
+        In a program of Chainer a list or an array gives a tuple of what it gives of each dataset.
+        """
+        columns = [d[index] for d in self._datasets]
+        if isinstance(index, slice) or (isinstance(index, (list, np.ndarray)) and not as_chainer[0]):
+            return list(zip(*columns))
+        return tuple(columns)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def example_at(self, i: int, seed: int, epoch: int) -> Any:
+        return tuple(example_at(d, i, seed, epoch) for d in self._datasets)
+
+    def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
+        if self._are_rows:
+            return Batch(tuple([rows.take(indices, 0) for rows in self._datasets]))
+        if self._all_arrays:
+            return Batch(tuple([take(d, indices) for d in self._datasets]))
+        return [example for _, example in read_examples(self, indices, seed, epoch, skipped)]
+
+
+class DictDataset:
+    """Datasets of one length under names: example ``i`` is the dictionary of their examples ``i``."""
+
+    def __init__(self, **datasets: Any) -> None:
+        _check_lengths(list(datasets.items()), "DictDataset")
+        self._datasets = datasets
+        self._length = len(next(iter(datasets.values())))
+        self._all_arrays = all(is_array(d) for d in datasets.values())
+
+    def __getitem__(self, index: Any) -> Any:
+        """A dictionary for an integer; a list of dictionaries for a slice, a list or a 1-d array of integers.
+
+        In a program of Chainer a list or an array gives a dictionary of what it gives of each dataset.
+        """
+        columns = {k: d[index] for k, d in self._datasets.items()}
+        if isinstance(index, slice) or (isinstance(index, (list, np.ndarray)) and not as_chainer[0]):
+            return [dict(zip(columns, row)) for row in zip(*columns.values())]
+        return columns
+
+    def __len__(self) -> int:
+        return self._length
+
+    def example_at(self, i: int, seed: int, epoch: int) -> Any:
+        return {k: example_at(d, i, seed, epoch) for k, d in self._datasets.items()}
+
+    def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
+        if self._all_arrays:
+            return Batch({k: take(d, indices) for k, d in self._datasets.items()})
+        return [example for _, example in read_examples(self, indices, seed, epoch, skipped)]
+
+
+class ConcatenatedDataset(DatasetMixin):
+    """Datasets one behind the other: the first one's examples, then the second one's, and so on."""
+
+    def __init__(self, *datasets: Any) -> None:
+        self._datasets = datasets
+        self._ends = np.cumsum([len(d) for d in datasets], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def _locate(self, i: int) -> tuple[Any, int]:
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"expected an index below {len(self)}, the number of examples, got {i}")
+        i %= len(self)
+        k = int(np.searchsorted(self._ends, i, side="right"))
+        return self._datasets[k], i - (int(self._ends[k - 1]) if k else 0)
+
+    def get_example(self, i: int) -> Any:
+        dataset, j = self._locate(i)
+        return dataset[j]
+
+    def example_at(self, i: int, seed: int, epoch: int) -> Any:
+        dataset, j = self._locate(i)
+        return example_at(dataset, j, seed, epoch)
+
+
+class TransformDataset(DatasetMixin):
+    """``transform(example)`` of a dataset's examples, computed at each access.
+
+    For random changes take :class:`AugmentedDataset`, whose transform is handed its random numbers.
+    """
+
+    def __init__(self, dataset: Any, transform: Callable[[Any], Any]) -> None:
+        self._dataset = dataset
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def get_example(self, i: int) -> Any:
+        return self._transform(self._dataset[i])
+
+    def example_at(self, i: int, seed: int, epoch: int) -> Any:
+        return self._transform(example_at(self._dataset, i, seed, epoch))
+
+
+class AugmentedDataset(DatasetMixin):
+    """``transform(example, rng)`` of a dataset's examples, where ``rng`` depends on (seed, epoch, i) and nothing else.
+
+    Indexing shows the examples of epoch 0 with seed 0; a loader asks for those of its own seed and epoch.
+
+    Args:
+        dataset: the examples, tuples whose first entry is the image (H, W, C) for the transforms of
+            :mod:`dbrdist.datasets.image.transforms`; a transform of your own may take any example.
+        transform: a callable ``(example, rng)``, such as a ``Compose``; ``rng`` is a ``numpy.random.Generator``.
+    """
+
+    def __init__(self, dataset: Any, transform: Callable[..., Any]) -> None:
+        self._dataset = dataset
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def get_example(self, i: int) -> Any:
+        return self.example_at(i, 0, 0)
+
+    def example_at(self, i: int, seed: int, epoch: int) -> Any:
+        example = example_at(self._dataset, i, seed, epoch)
+        return at_epoch(self._transform, epoch)(example, generator(seed, "augment", epoch, int(i) % len(self)))
+
+    def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
+        examples = read_examples(self._dataset, indices, seed, epoch, skipped)
+        return transform_batch(self._transform, examples, len(indices), seed, epoch, skipped)

@@ -1,0 +1,116 @@
+"""Parts of a dataset: slices, splits in two or n, and folds for cross validation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.array.backend import Array
+from dbrdist.core.array.random import generator
+from dbrdist.datasets.loading.base import DatasetMixin, block_bounds, example_at, get_batch
+
+
+class SubDataset(DatasetMixin):
+    """The examples ``start`` to ``finish`` of a dataset, in the order given by ``order``.
+
+    Args:
+        dataset: the whole dataset.
+        start, finish: half-open range of positions, from 0 to ``len(dataset)``.
+        order: a permutation of ``range(len(dataset))``; position p is example ``order[p]``. None: position = index.
+    """
+
+    def __init__(self, dataset: Any, start: int, finish: int, order: Any = None) -> None:
+        if not 0 <= start <= finish <= len(dataset):
+            raise ValueError(
+                f"expected 0 <= start <= finish <= {len(dataset)}, the number of examples, "
+                f"got start={start} and finish={finish}"
+            )
+        if order is not None and len(order) != len(dataset):
+            raise ValueError(f"expected an order of all {len(dataset)} examples, got one of {len(order)}")
+        self._dataset = dataset
+        self._start = start
+        self._size = finish - start
+        self._order = order
+
+    def __len__(self) -> int:
+        return self._size
+
+    def _index(self, i: int) -> int:
+        if not -self._size <= i < self._size:
+            raise IndexError(f"expected an index below {self._size}, the number of examples, got {i}")
+        position = self._start + int(i) % self._size
+        return position if self._order is None else int(self._order[position])
+
+    def get_example(self, i: int) -> Any:
+        return self._dataset[self._index(i)]
+
+    def example_at(self, i: int, seed: int, epoch: int) -> Any:
+        return example_at(self._dataset, self._index(i), seed, epoch)
+
+    def get_batch(self, indices: Array, seed: int, epoch: int, skipped: list[str]) -> Any:
+        mapped = np.array([self._index(i) for i in indices], np.int64)
+        return get_batch(self._dataset, mapped, seed, epoch, skipped)
+
+
+def split_dataset(dataset: Any, split_at: int, order: Any = None) -> tuple[SubDataset, SubDataset]:
+    """Two datasets: the first ``split_at`` examples (in ``order``) and the others."""
+    if not isinstance(split_at, (int, np.integer)):
+        raise TypeError(f"expected an integer split_at, got {split_at!r}")
+    if not 0 <= split_at <= len(dataset):
+        raise ValueError(f"expected split_at from 0 to {len(dataset)}, the number of examples, got {split_at}")
+    return SubDataset(dataset, 0, split_at, order), SubDataset(dataset, split_at, len(dataset), order)
+
+
+def split_dataset_random(dataset: Any, first_size: int, seed: int | None = None) -> tuple[SubDataset, SubDataset]:
+    """Two random parts, the first with ``first_size`` examples; ``seed`` None means 0."""
+    return split_dataset(dataset, first_size, _random_order(len(dataset), seed))
+
+
+def split_dataset_n(dataset: Any, n: int, order: Any = None) -> list[SubDataset]:
+    """``n`` parts of ``len(dataset) // n`` examples each; as in Chainer the remainder is in none of them."""
+    _check_parts(dataset, n)
+    size = len(dataset) // n
+    return [SubDataset(dataset, size * k, size * (k + 1), order) for k in range(n)]
+
+
+def split_dataset_n_random(dataset: Any, n: int, seed: int | None = None) -> list[SubDataset]:
+    """``n`` random parts of ``len(dataset) // n`` examples each; ``seed`` None means 0."""
+    return split_dataset_n(dataset, n, _random_order(len(dataset), seed))
+
+
+def get_cross_validation_datasets(
+    dataset: Any, n_folds: int | None = None, order: Any = None, **kwargs: Any
+) -> list[tuple[SubDataset, SubDataset]]:
+    """``n_folds`` pairs (train, test); the test parts are contiguous in ``order``, disjoint, and cover the dataset."""
+    if "n_fold" in kwargs and n_folds is None:
+        n_folds = kwargs.pop("n_fold")
+    if kwargs:
+        raise TypeError(f"get_cross_validation_datasets got unknown arguments {sorted(kwargs)}")
+    if n_folds is None:
+        raise TypeError("expected the number of folds, n_folds=...")
+    _check_parts(dataset, n_folds)
+    n = len(dataset)
+    positions = np.arange(n) if order is None else np.asarray(order)
+    folds = []
+    for k in range(n_folds):
+        start, end = block_bounds(n, k, n_folds)
+        train_first = np.concatenate([positions[:start], positions[end:], positions[start:end]])
+        folds.append(split_dataset(dataset, n - (end - start), train_first))
+    return folds
+
+
+def get_cross_validation_datasets_random(
+    dataset: Any, n_folds: int, seed: int | None = None, **kwargs: Any
+) -> list[tuple[SubDataset, SubDataset]]:
+    """As :func:`get_cross_validation_datasets` over a random order; ``seed`` None means 0."""
+    return get_cross_validation_datasets(dataset, n_folds, _random_order(len(dataset), seed), **kwargs)
+
+
+def _random_order(n: int, seed: int | None) -> Array:
+    return generator(seed or 0, "split").permutation(n)
+
+
+def _check_parts(dataset: Any, n: int) -> None:
+    if not 1 <= n <= len(dataset):
+        raise ValueError(f"expected from 1 to {len(dataset)} parts, the number of examples, got {n}")

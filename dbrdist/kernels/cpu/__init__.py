@@ -1,0 +1,1 @@
+"""Providers for processors: oneDNN, and small convolutions as one gather and one product of BLAS."""

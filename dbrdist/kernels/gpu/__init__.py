@@ -1,0 +1,1 @@
+"""Providers for GPUs: cuDNN and kernels of our own in CUDA C++."""

@@ -1,0 +1,257 @@
+"""Batch normalization on a GPU: own kernels over channels-last memory, with statistics and sums in float32.
+
+Forward reads the input twice and writes once, backward reads input and gradient twice and writes once; a ReLU in the
+same pass costs nothing, since its mask is computed again from the input. Sums have one order, whatever the device does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dbrdist.core.array import backend
+from dbrdist.kernels.cpu.onednn import Unsupported
+from dbrdist.kernels.gpu import cuda_source
+
+Array = Any
+Axis = tuple[int, ...]
+
+_FILE = "normalization"
+_F32 = np.dtype(np.float32)
+_TYPES = ("float32", "float16", "bfloat16")
+_SUM_THREADS, _SUM_BLOCKS = 512, 264  # two blocks on each of 132 multiprocessors
+_MAP_THREADS, _MAP_BLOCKS = 256, 1056
+_MAP_ROWS = 4  # in a thread at least
+_COLUMNS = 4096  # of blocks at most: each needs a counter
+
+_counters: dict[tuple[int, int], Array] = {}  # by device and stream, whose kernels run one after the other
+
+
+class _Matrix:
+    """What the kernels of one array need: M rows and C channels, and how blocks share them."""
+
+    def __init__(self, x: Array, axis: Axis, *others: Array | None) -> None:
+        cuda_source.require(x, *others)
+        if (x.ndim, axis) not in ((4, (0, 2, 3)), (2, (0,))) or x.dtype.name not in _TYPES:
+            raise Unsupported(f"axes {axis} of {x.ndim}, or another type")
+        self.shape, self.dtype, self.channels = x.shape, x.dtype, x.shape[1]
+        self.rows = x.size // self.channels
+        self.pack = cuda_source.pack(self.channels)
+        groups = self.channels // self.pack
+        self.across = min(32, 1 << (groups - 1).bit_length())
+        self.columns = -(-groups // self.across)
+        if self.columns > _COLUMNS:
+            raise Unsupported("very many channels")
+        self.new = cuda_source.images(x.shape, x.dtype) if x.ndim == 4 else cuda_source.plain(x.shape, x.dtype)
+        self.vector = cuda_source.plain((self.channels,), _F32)
+        self.sizes = self.rows, np.int32(self.channels)
+
+    def dense(self, x: Array) -> Callable[[Array], Array]:
+        """A function from arrays like x to memory of this matrix, in its type."""
+        inner, dtype = cuda_source.aligned_images(x) if x.ndim == 4 else _rows, self.dtype
+        return lambda x: inner(x if x.dtype == dtype else x.astype(dtype))
+
+    def grid(self, threads: int, blocks: int, rows: int) -> tuple[Any, Any]:
+        """Grid and block, with so many rows in a thread at least."""
+        down = threads // self.across
+        most = max(1, blocks // self.columns)
+        return (self.columns, min(most, -(-self.rows // (down * rows)))), (self.across, down)
+
+    def kernel(self, name: str, relu: bool | None = None) -> Any:
+        """One of the file's kernels for this type and width."""
+        parameters = (self.dtype, self.pack) if relu is None else (self.dtype, self.pack, int(relu))
+        return cuda_source.kernel(_FILE, name, *parameters)
+
+    def reduction(self, name: str, relu: bool | None) -> Callable[..., None]:
+        """A kernel that puts parts of blocks together: called with matrices, and with what comes after the parts."""
+        run, (grid, block) = self.kernel(name, relu), self.grid(_SUM_THREADS, _SUM_BLOCKS, 1)
+        shared = 4 * block[1] * (1 + 2 * block[0] * self.pack)
+        parts = cuda_source.plain((2 * grid[1] * self.channels,), _F32)
+        cuda, sizes = backend.import_cupy().cuda, self.sizes
+
+        def reduce(arrays: tuple[Array, ...], *rest: Any) -> None:
+            stream = cuda.get_current_stream().ptr
+            device = arrays[0].data.device_id
+            counters = _counters.get((device, stream))
+            if counters is None:
+                counters = _counters[device, stream] = backend.zeros((_COLUMNS,), np.uint32, arrays[0])
+            run(grid, block, (*arrays, *sizes, parts(), counters, *rest), shared_mem=shared)
+
+        return reduce
+
+
+def _rows(x: Array) -> Array:
+    """A matrix in C order and aligned."""
+    if x.flags.c_contiguous and cuda_source.is_aligned(x):
+        return x
+    return backend.copy(x)
+
+
+def _f32(a: Array) -> Array:
+    """A vector as the kernels read it."""
+    if a.dtype == _F32 and a.flags.c_contiguous:
+        return a
+    dense = backend.empty((a.size,), _F32, a)
+    dense[...] = a.reshape(-1)
+    return dense
+
+
+# ---- rows
+
+
+def _plan_statistics(x: Array, axis: Axis) -> Any:
+    """See numpy_normalization.bn_statistics."""
+    matrix = _Matrix(x, axis)
+    reduce, dense, vector = matrix.reduction("bn_statistics", None), matrix.dense(x), matrix.vector
+
+    def bn_statistics(x: Array, axis: Axis) -> tuple[Array, Array]:
+        mean, var = vector(), vector()
+        reduce((dense(x),), mean, var, None, None, None)
+        return mean, var
+
+    return bn_statistics
+
+
+def _plan_forward(x: Array, gamma: Array, beta: Array, eps: float, axis: Axis, relu: bool) -> Any:
+    """See numpy_normalization.bn_forward; saved are gamma and beta as they were, from which backward finds where the
+    ReLU passed.
+    """
+    matrix = _Matrix(x, axis, gamma, beta)
+    reduce, dense, vector = matrix.reduction("bn_statistics", None), matrix.dense(x), matrix.vector
+    apply, new, (grid, block) = matrix.kernel("bn_apply", relu), matrix.new, _map_grid(matrix)
+    new_saved, sizes, eps32 = cuda_source.plain((2 * matrix.channels,), _F32), matrix.sizes, np.float32(eps)
+
+    def bn_forward(
+        x: Array, gamma: Array, beta: Array, eps: float, axis: Axis, relu: bool
+    ) -> tuple[Array, Array, Array, Any]:
+        x, y, mean, var, saved = dense(x), new(), vector(), vector(), new_saved() if relu else None
+        gamma, beta = _f32(gamma), _f32(beta)
+        reduce((x,), mean, var, gamma, beta, saved)
+        apply(grid, block, (x, y, *sizes, mean, var, gamma, beta, eps32))
+        return y, mean, var, saved
+
+    return bn_forward
+
+
+def vectors(saved: Array, mean: Array, var: Array) -> tuple[Array, Array, Array, Array]:
+    """gamma and beta of a rectified forward pass, with its statistics, which nobody else has."""
+    return saved[: mean.size], saved[mean.size :], mean, var
+
+
+def _map_grid(matrix: _Matrix) -> tuple[Any, Any]:
+    return matrix.grid(_MAP_THREADS, _MAP_BLOCKS, _MAP_ROWS)
+
+
+def _plan_inference(
+    x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: Axis, relu: bool,
+    out: Array | None = None,
+) -> Any:  # fmt: skip
+    """See numpy_normalization.bn_inference."""
+    matrix = _Matrix(x, axis, gamma, beta, mean, var, out)
+    apply, dense, (grid, block) = matrix.kernel("bn_apply", relu), matrix.dense(x), _map_grid(matrix)
+    new, sizes, eps32 = matrix.new, matrix.sizes, np.float32(eps)
+
+    def bn_inference(
+        x: Array, gamma: Array, beta: Array, mean: Array, var: Array, eps: float, axis: Axis, relu: bool,
+        out: Array | None = None,
+    ) -> Array:  # fmt: skip
+        y = new() if out is None or not _takes(out, y_like) else out
+        apply(grid, block, (dense(x), y, *sizes, *map(_f32, (mean, var, gamma, beta)), eps32))
+        if out is None or y is out:
+            return y
+        out[...] = y
+        return out
+
+    y_like = new().strides
+    return bn_inference
+
+
+def _takes(out: Array, strides: tuple[int, ...]) -> bool:
+    """Can a kernel write there, as into an array of these strides?"""
+    return out.strides == strides and cuda_source.is_aligned(out)
+
+
+def _plan_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: Axis) -> Any:
+    """See numpy_normalization.bn_sums."""
+    matrix = _Matrix(x, axis, mean, var, gy)
+    reduce, eps32, vector = matrix.reduction("bn_sums", False), np.float32(eps), matrix.vector
+    dense, dense_gradient = matrix.dense(x), matrix.dense(gy)
+
+    def bn_sums(x: Array, mean: Array, var: Array, gy: Array, eps: float, axis: Axis) -> tuple[Array, Array]:
+        ggamma, gbeta = vector(), vector()
+        reduce((dense(x), dense_gradient(gy)), _f32(mean), _f32(var), None, ggamma, gbeta, eps32)
+        return ggamma, gbeta
+
+    return bn_sums
+
+
+def _plan_backward(
+    x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: Axis, relu: bool,
+    out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
+) -> Any:  # fmt: skip
+    """See numpy_normalization.bn_backward."""
+    matrix = _Matrix(x, axis, gamma, mean, var, gy, saved, out_gamma, out_beta)
+    reduce, gradient = matrix.reduction("bn_sums", relu), matrix.kernel("bn_input_gradient", relu)
+    dense, dense_gradient, (grid, block) = matrix.dense(x), matrix.dense(gy), _map_grid(matrix)
+    new, vector, sizes = matrix.new, matrix.vector, matrix.sizes
+    eps32, share = np.float32(eps), np.float32(1 / matrix.rows)
+
+    def bn_backward(
+        x: Array, gamma: Array, mean: Array, var: Array, gy: Array, eps: float, saved: Any, axis: Axis, relu: bool,
+        out_gamma: Array | None = None, out_beta: Array | None = None, is_ours: bool = False,
+    ) -> tuple[Array, Array, Array]:  # fmt: skip
+        x, gy, gx = dense(x), dense_gradient(gy), new()
+        ggamma = out_gamma if _is_f32(out_gamma) else vector()
+        gbeta = out_beta if _is_f32(out_beta) else vector()
+        reduce((x, gy), mean, var, saved, ggamma, gbeta, eps32)
+        gradient(grid, block, (x, gy, gx, *sizes, mean, var, _f32(gamma), saved, ggamma, gbeta, eps32, share))
+        return gx, _delivered(ggamma, out_gamma, gamma), _delivered(gbeta, out_beta, gamma)
+
+    return bn_backward
+
+
+def _is_f32(out: Array | None) -> bool:
+    return out is not None and out.dtype == _F32 and out.flags.c_contiguous
+
+
+def _delivered(value: Array, out: Array | None, like: Array) -> Array:
+    if out is value:
+        return value
+    if out is None:
+        return value.astype(like.dtype, copy=False)
+    out[...] = value.reshape(out.shape)
+    return out
+
+
+def _plan_move(
+    running_mean: Array, running_var: Array, mean: Array, var: Array, decay: float, weights: tuple[float, float]
+) -> Any:
+    """See numpy_normalization.bn_move: one launch instead of six."""
+    vectors = running_mean, running_var, mean, var
+    cuda_source.require(*vectors)
+    dtype, size = running_mean.dtype, running_mean.size
+    if running_var.dtype != dtype or any(v.dtype != _F32 for v in (mean, var)) or dtype.name not in _TYPES:
+        raise Unsupported("statistics of other types")
+    if any(not v.flags.c_contiguous or v.size != size for v in vectors):
+        raise Unsupported("statistics that do not lie in C order")
+    run, (grid, block), count = cuda_source.kernel(_FILE, "bn_move", dtype), cuda_source.over(size), np.int32(size)
+
+    def bn_move(
+        running_mean: Array, running_var: Array, mean: Array, var: Array, decay: float, weights: tuple[float, float]
+    ) -> None:
+        numbers = np.float32(decay), np.float32(weights[0]), np.float32(weights[1])
+        run(grid, block, (running_mean, running_var, mean, var, count, *numbers))
+
+    return bn_move
+
+
+ROWS = {
+    "bn_statistics": _plan_statistics,
+    "bn_forward": _plan_forward,
+    "bn_inference": _plan_inference,
+    "bn_sums": _plan_sums,
+    "bn_backward": _plan_backward,
+    "bn_move": _plan_move,
+}

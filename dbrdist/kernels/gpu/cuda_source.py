@@ -1,0 +1,103 @@
+"""Kernels in CUDA C++: the files of ``kernels/gpu/cuda``, compiled by CuPy for the types asked for, and kept."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from dbrdist.core.array import backend
+from dbrdist.kernels.cpu.onednn import Unsupported
+
+Array = Any
+Shape = tuple[int, ...]
+
+C_TYPES = {"float32": "float", "float64": "double", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+OPTIONS = ("-std=c++17",)
+_HEADERS = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
+_THREADS = 256
+_BLOCKS = 132 * 16  # as many as a large device holds at once; more elements are worked through in a loop
+
+
+def source(file: str) -> str:
+    """The text of ``kernels/gpu/cuda/<file>.cu`` with the headers of 16-bit types."""
+    return _HEADERS + (Path(__file__).parent / "cuda" / f"{file}.cu").read_text()
+
+
+def instance(name: str, *parameters: Any) -> str:
+    """A template with its arguments: types by dtype, numbers as they are."""
+    return f"{name}<{', '.join(str(p) if isinstance(p, (int, str)) else C_TYPES[p.name] for p in parameters)}>"
+
+
+@functools.cache
+def _compiled(device: int, file: str, name: str) -> Callable[..., None]:
+    """A kernel of CuPy's: a function of grid, block and arguments."""
+    cupy = backend.import_cupy()
+    module = cupy.RawModule(code=source(file), options=OPTIONS, name_expressions=(name,))
+    kernel: Callable[..., None] = module.get_function(name)
+    return kernel
+
+
+def kernel(file: str, name: str, *parameters: Any) -> Callable[..., None]:
+    """The kernel ``name`` of a file for these template arguments, on the current device."""
+    return _compiled(int(backend.import_cupy().cuda.runtime.getDevice()), file, instance(name, *parameters))
+
+
+def over(size: int) -> tuple[tuple[int], tuple[int]]:
+    """Grid and block for so many elements."""
+    return (min(max(-(-size // _THREADS), 1), _BLOCKS),), (_THREADS,)
+
+
+def pack(channels: int) -> int:
+    """How many neighbouring channels a thread reads at once."""
+    return 4 if channels % 4 == 0 else 1
+
+
+def is_aligned(a: Array) -> bool:
+    """Does an array start where four elements can be read at once, and where cuDNN expects it? Slices may not."""
+    return not a.data.ptr & 15
+
+
+def aligned_images(x: Array) -> Callable[[Array], Array]:
+    """A function from arrays with the strides of x to channels-last ones that are aligned."""
+    if not backend.is_channels_last(x):
+        return backend.channels_last
+    return lambda x: x if is_aligned(x) else backend.copy(x)
+
+
+def images(shape: Shape, dtype: Any) -> Callable[[], Array]:
+    """What makes uninitialised channels-last arrays of a shape, in a third of the time of ``backend.empty``."""
+    _n, c, h, w = shape
+    item = dtype.itemsize
+    return _allocator(shape, dtype, (h * w * c * item, item, w * c * item, c * item))
+
+
+def plain(shape: Shape, dtype: Any) -> Callable[[], Array]:
+    """What makes uninitialised arrays in C order."""
+    return _allocator(shape, dtype, None)
+
+
+def _allocator(shape: Shape, dtype: Any, strides: Shape | None) -> Callable[[], Array]:
+    cupy = backend.import_cupy()
+    make, alloc, num_bytes = cupy.ndarray, cupy.cuda.alloc, prod(shape) * dtype.itemsize
+    return lambda: make(shape, dtype, alloc(num_bytes), strides)
+
+
+def require(*arrays: Array | None) -> None:
+    """Raise Unsupported for arrays that are not CuPy's, empty, of unknown types or of another device; None passes."""
+    for a in arrays:
+        if a is not None:
+            if not backend.is_on_gpu(a) or not a.size or a.dtype.name not in C_TYPES:
+                raise Unsupported("other arrays, empty ones or other types")
+            require_here(a)
+
+
+def require_here(*arrays: Array | None) -> None:
+    """Raise Unsupported for memory of the host or of another device than this thread's."""
+    for a in arrays:
+        if a is not None:
+            place = backend.place_of(a)
+            if place is None or place[0] != place[1]:
+                raise Unsupported("memory of another device")

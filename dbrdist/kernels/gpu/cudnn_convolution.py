@@ -1,0 +1,242 @@
+"""Convolutions on cuDNN, with sums in float32.
+
+Activations are channels-last. Weights are plain OIHW and are brought to OHWI at each call, in the type of the
+activations; those of 1x1 kernels lie so already. Images of a few channels get more, which are zero, because the kernels
+for tensor cores want 16 bytes in a pixel: at least 4 of float32, or 8 of 16 bits.
+
+``config.use_cudnn_tensor_core`` decides about float32: 'always' lets it be multiplied as TF32, with 10 bits of mantissa
+instead of 23; 'auto', as in Chainer, and 'never' do not. 16-bit types have tensor cores unless it says 'never'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from numpy import int32
+
+from dbrdist.core.array.config import config
+from dbrdist.kernels.cpu.onednn import Unsupported
+from dbrdist.kernels.geometry import ConvGeometry
+from dbrdist.kernels.gpu import cuda_source, cudnn
+from dbrdist.kernels.gpu.cudnn import Graph, Notes
+from dbrdist.kernels.reference.numpy_ import plain_empty
+
+Array = Any
+Shape = tuple[int, ...]
+
+_FEWEST_BYTES = 16  # in a pixel
+
+
+def notes(dtype: Any) -> Notes:
+    """What the switches of this thread allow for a type."""
+    use = config.use_cudnn_tensor_core
+    allows = use == "always" or (use == "auto" and dtype.itemsize == 2)
+    return Notes(allows, config.cudnn_deterministic)
+
+
+def _require(W_shape: Shape, *arrays: Array) -> None:
+    if config.use_cudnn == "never":
+        raise Unsupported("config.use_cudnn is 'never'")
+    cudnn.require(*arrays)
+    if 0 in W_shape:
+        raise Unsupported("weights without elements")
+
+
+def describe(graph: Graph, direction: str, x_shape: Shape, W_shape: Shape, y_shape: Shape, g: ConvGeometry) -> Graph:
+    """One direction of a convolution: 'forward' of x, W, y; 'data' of gy, W, gx; 'weight' of x, gy, gW."""
+    below = [
+        max(p, (o - 1) * s + (k - 1) * d + 1 - size - p)
+        for p, o, s, k, d, size in zip((g.ph, g.pw), y_shape[2:], (g.sh, g.sw), W_shape[2:], (g.dh, g.dw), x_shape[2:])
+    ]
+    window = {
+        "pre_padding": [g.ph, g.pw], "post_padding": below, "stride": [g.sh, g.sw], "dilation": [g.dh, g.dw],
+    }  # fmt: skip
+    if direction == "forward":
+        y = graph.graph.conv_fprop(image=graph.image(x_shape), weight=graph.image(W_shape), **window)
+        graph.result(y, y_shape)
+    elif direction == "data":
+        gx = graph.graph.conv_dgrad(loss=graph.image(y_shape), filter=graph.image(W_shape), **window)
+        graph.result(gx, x_shape)
+    else:
+        gW = graph.graph.conv_wgrad(image=graph.image(x_shape), loss=graph.image(y_shape), **window)
+        graph.result(gW, W_shape)
+    return graph
+
+
+def _build(direction: str, dtype: Any, *description: Any) -> Callable[..., None]:
+    return describe(Graph(dtype), direction, *description).build(notes(dtype))
+
+
+# ---- layouts
+
+
+def _padded_channels(x_shape: Shape, dtype: Any, geometry: ConvGeometry) -> int:
+    """How many channels images get that have few."""
+    c, fewest = x_shape[1], _FEWEST_BYTES // dtype.itemsize
+    return max(c, fewest) if geometry.groups == 1 else c
+
+
+def _images(x: Array, channels: int) -> Callable[[Array], Array]:
+    """A function from arrays like x to channels-last ones with so many channels."""
+    n, c, h, w = x.shape
+    if channels == c:
+        return cuda_source.aligned_images(x)
+    shape, dtype, strides = (n, channels, h, w), x.dtype, [s // x.itemsize for s in x.strides]
+    size = prod(shape)
+    grid, block = cuda_source.over(size)
+    widen, new = cuda_source.kernel("layout", "widen", dtype, dtype), cuda_source.images(shape, dtype)
+
+    def widened(x: Array) -> Array:
+        out = new()
+        widen(grid, block, (x, out, size, *map(int32, (c, h, w, channels)), *strides))
+        return out
+
+    return widened
+
+
+def _filters(W: Array, dtype: Any, channels: int) -> Callable[[Array], Array]:
+    """A function from weights like W to their OHWI memory in a type, with so many channels."""
+    o, i, kh, kw = W.shape
+    is_plain = W.flags.c_contiguous
+    plain = (lambda W: W) if is_plain else _plain
+    if kh * kw == 1 and channels == i and W.dtype == dtype:
+        return lambda W: W if is_plain and cuda_source.is_aligned(W) else _plain(W)
+    size, numbers = o * kh * kw * channels, tuple(map(int32, (i, kh * kw, channels)))
+    grid, block = cuda_source.over(size)
+    turn, new = cuda_source.kernel("layout", "to_channels_last", W.dtype, dtype), cuda_source.plain((size,), dtype)
+
+    def turned(W: Array) -> Array:
+        out = new()
+        turn(grid, block, (plain(W), out, size, *numbers))
+        return out
+
+    return turned
+
+
+def _plain(W: Array) -> Array:
+    """A copy in C order."""
+    dense = plain_empty(W.shape, W.dtype, W)
+    dense[...] = W
+    return dense
+
+
+# ---- rows
+
+
+def _plan_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Any:
+    """See numpy_.conv_forward."""
+    inner = _plan_product(x, W, b, geometry)
+
+    def conv_forward(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Array:
+        return _shifted(inner(x, W, None), b)
+
+    return conv_forward
+
+
+def _plan_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Any:
+    """See numpy_.conv_inference."""
+    inner = _plan_product(x, W, b, geometry)
+
+    def conv_inference(x: Array, W: Array, b: Array | None, geometry: ConvGeometry, kept: Any) -> Array:
+        return _shifted(inner(x, W, kept), b)
+
+    return conv_inference
+
+
+def _plan_product(x: Array, W: Array, b: Array | None, geometry: ConvGeometry) -> Callable[[Array, Array, Any], Array]:
+    """x * W, of weights that are turned at each call, or of those in ``kept``."""
+    _require(W.shape, x)
+    cuda_source.require(W, b)
+    dtype, channels = x.dtype, _padded_channels(x.shape, x.dtype, geometry)
+    y_shape = (x.shape[0], W.shape[0], *geometry.out_hw(*x.shape[2:], *W.shape[2:]))
+    x_shape, W_shape = (x.shape[0], channels, *x.shape[2:]), (W.shape[0], channels // geometry.groups, *W.shape[2:])
+    run = _build("forward", dtype, x_shape, W_shape, y_shape, geometry)
+    image, filters, new = _images(x, channels), _filters(W, dtype, W_shape[1]), cuda_source.images(y_shape, dtype)
+
+    def product(x: Array, W: Array, kept: Any) -> Array:
+        y = new()
+        if kept is None:
+            weights = filters(W)
+        else:
+            maker, weights = kept.made
+            if maker is not filters:
+                weights = filters(W)
+                kept.made = filters, weights
+        seen = image(x)
+        run(seen.data.ptr, weights.data.ptr, y.data.ptr)
+        return y
+
+    return product
+
+
+def _shifted(y: Array, b: Array | None) -> Array:
+    if b is not None:
+        rows = y.transpose(0, 2, 3, 1)
+        rows += b
+    return y
+
+
+def _plan_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Any:
+    """See numpy_.conv_backward_data."""
+    _require(W.shape, gy)
+    cuda_source.require(W)
+    if 0 in x_shape:
+        raise Unsupported("an empty result")
+    dtype, x_shape = gy.dtype, tuple(x_shape)
+    run = _build("data", dtype, x_shape, W.shape, gy.shape, geometry)
+    image, filters = _images(gy, gy.shape[1]), _filters(W, dtype, W.shape[1])
+    new = cuda_source.images(x_shape, dtype)
+
+    def conv_backward_data(gy: Array, W: Array, x_shape: Shape, geometry: ConvGeometry) -> Array:
+        gx = new()
+        seen, weights = image(gy), filters(W)
+        run(seen.data.ptr, weights.data.ptr, gx.data.ptr)
+        return gx
+
+    return conv_backward_data
+
+
+def _plan_backward_weight(
+    x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: Any, out: Array | None
+) -> Any:
+    """See numpy_.conv_backward_weight. The sums run in float32 and are narrowed to the type of x, then cast."""
+    _require(W_shape, x, gy)
+    cuda_source.require(out)
+    own, target, W_shape = x.dtype, dtype if out is None else out.dtype, tuple(W_shape)
+    o, i, kh, kw = W_shape
+    channels = _padded_channels(x.shape, own, geometry)
+    inside = (o, channels // geometry.groups, kh, kw)
+    run = _build("weight", own, (x.shape[0], channels, *x.shape[2:]), inside, gy.shape, geometry)
+    image, gradient = _images(x, channels), _images(gy, gy.shape[1])
+    is_direct = kh * kw == 1 and inside == W_shape and target == own
+    size, numbers = prod(W_shape), tuple(map(int32, (i, kh * kw, inside[1])))
+    grid, block = cuda_source.over(size)
+    turn = None if is_direct else cuda_source.kernel("layout", "to_plain", own, target)
+    new, new_inside = cuda_source.plain(W_shape, target), cuda_source.plain((prod(inside),), own)
+
+    def conv_backward_weight(
+        x: Array, gy: Array, W_shape: Shape, geometry: ConvGeometry, dtype: Any, out: Array | None
+    ) -> Array:
+        if out is not None and not (out.flags.c_contiguous and cuda_source.is_aligned(out)):
+            out[...] = conv_backward_weight(x, gy, W_shape, geometry, dtype, None).reshape(out.shape)
+            return out
+        if out is None:
+            out = new()
+        memory = out if turn is None else new_inside()
+        seen, g = image(x), gradient(gy)
+        run(seen.data.ptr, g.data.ptr, memory.data.ptr)
+        if turn is not None:
+            turn(grid, block, (memory, out, size, *numbers))
+        return out
+
+    return conv_backward_weight
+
+
+ROWS = {
+    "conv_forward": _plan_forward,
+    "conv_inference": _plan_inference,
+    "conv_backward_data": _plan_backward_data,
+    "conv_backward_weight": _plan_backward_weight,
+}

@@ -1,0 +1,112 @@
+"""When a run evaluates, and when it has reached what it is for."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+from dbrdist.core.model.reporter import as_number
+from dbrdist.errors import CheckpointError
+from dbrdist.training.triggers import EndTrigger, IntervalTrigger
+
+_SLACK = 1e-10  # epochs are quotients of sample counts
+
+
+class OffsetTrigger(IntervalTrigger):
+    """Fires at `offset` and every `period` epochs or iterations after it, but not before the first step.
+
+    `OffsetTrigger(4, "epoch", 1)` fires after epochs 1, 5, 9 and so on: MLPerf's evaluation with an offset.
+    """
+
+    def __init__(self, period: float, unit: str, offset: float = 0.0):
+        super().__init__(period, unit)
+        if not 0 <= offset < period:
+            raise ValueError(f"expected an offset from 0 to less than the period {period}, got {offset}")
+        self.offset = offset
+
+    def __call__(self, trainer: Any) -> bool:
+        before, now = self._passed.since_last_call(trainer.updater, self.unit)
+        return self._periods(before) != self._periods(now)
+
+    def _periods(self, position: float) -> int:
+        return math.floor((position - self.offset) / self.period + _SLACK)
+
+
+class GoalTrigger(EndTrigger):
+    """A stop trigger: fires at the end of the run, where `key` is as good as `target`, or where it stagnates.
+
+    An observation is the value of `key` in the trainer's observation of a step, such as the result of an evaluation.
+    Ranks must observe the same value, as a multi-node evaluator's. NaN is never good enough, nor an improvement.
+
+    Args:
+        epochs, iterations: the end of the run, as of :class:`~dbrdist.training.triggers.EndTrigger`.
+        key: of the observed value.
+        target: fire where the value is this or better; None for no target.
+        patience: fire where so many observations in a row have not been better than the best before; None for never.
+        mode: `min`, `max`, or `auto` (`max` where the key has "accuracy" in it).
+    """
+
+    def __init__(
+        self,
+        epochs: float,
+        iterations: int | None,
+        key: str,
+        target: float | None = None,
+        patience: int | None = None,
+        mode: str = "auto",
+    ):
+        super().__init__(epochs, iterations)
+        if mode not in ("auto", "min", "max"):
+            raise ValueError(f"expected mode 'auto', 'min' or 'max', got {mode!r}")
+        if patience is not None and patience < 1:
+            raise ValueError(f"expected a patience of 1 or more, got {patience}")
+        self.key = key
+        self.target = target
+        self.patience = patience
+        rises = mode == "max" or (mode == "auto" and "accuracy" in key)
+        self._is_better = operator.gt if rises else operator.lt
+        self.best: float | None = None
+        self.count = 0  # observations since the best one
+        self.reason: str | None = None  # why the run ended before its last epoch
+        self._seen_at = -1  # the step of the last observation
+        self._epoch = 0.0  # at that step
+
+    def __call__(self, trainer: Any) -> bool:
+        value = trainer.observation.get(self.key)
+        if value is not None and self._seen_at != trainer.updater.iteration:
+            self._seen_at = trainer.updater.iteration
+            self._look(float(as_number(value)), trainer.updater.epoch_detail)
+        return self.reason is not None or super().__call__(trainer)
+
+    def _look(self, value: float, epoch: float) -> None:
+        self._epoch = epoch
+        if not math.isnan(value) and (self.best is None or self._is_better(value, self.best)):
+            self.best, self.count = value, 0
+        else:
+            self.count += 1
+        self.reason = self._found(value)
+
+    def _found(self, value: float | None) -> str | None:
+        """Why the run ends, in words; None where it goes on."""
+        if value is None:
+            return None
+        where = f"{self.key} is {value:.6g} after {self._epoch:.6g} epochs"
+        if self.target is not None and (value == self.target or self._is_better(value, self.target)):
+            return f"{where}: the target of {self.target:g} is reached"
+        if self.patience is not None and self.count >= self.patience:
+            best = "" if self.best is None else f" than {self.best:.6g}"
+            return f"{where}: not better{best} for {self.count} evaluations in a row"
+        return None
+
+    def serialize(self, serializer: Any) -> None:
+        try:
+            key = str(serializer("key", self.key))
+        except CheckpointError:  # the run had no goal so far
+            return
+        best, count = serializer("best", self.best), int(serializer("count", self.count))
+        seen_at, epoch = int(serializer("seen_at", self._seen_at)), float(serializer("epoch", self._epoch))
+        if serializer.is_loading and key == self.key:  # the best of another quantity says nothing
+            self.best, self.count = None if best is None else float(best), count
+            self._seen_at, self._epoch = seen_at, epoch
+            self.reason = self._found(self.best)  # target and patience may have changed

@@ -1,0 +1,36 @@
+"""Results that an object keeps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from dbrdist.core.array.config import config
+
+
+class cached_property:
+    """A read-only property that is computed once with a graph and once without: what was computed in
+    ``no_backprop_mode`` has no gradient and cannot stand for a result that needs one. ::
+
+        class Layer:
+            @cached_property
+            def scale(self):
+                return F.exp(self.log_scale)
+    """
+
+    def __init__(self, func: Callable[[Any], Any]) -> None:
+        functools.update_wrapper(self, func)
+        self.func = func
+
+    def __get__(self, obj: Any, cls: type | None = None) -> Any:
+        if obj is None:
+            return self
+        kept = obj.__dict__.setdefault(self.func.__name__, {})
+        with_graph = config.enable_backprop
+        if with_graph not in kept:
+            kept[with_graph] = self.func(obj)
+        return kept[with_graph]
+
+    def __set__(self, obj: Any, value: Any) -> None:
+        raise AttributeError(f"attribute {self.func.__name__!r} of {type(obj).__name__} is readonly")

@@ -1,0 +1,104 @@
+"""Start jobs from Python: the options of `dbrdist-launch` as keyword arguments, the end of the job as a value."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from .launcher.settings import Settings
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a job ended."""
+
+    code: int  # as in the table of exit codes
+    state: str  # done, stopped, failed, or refused where nothing was started
+    failure: dict[str, Any] | None  # the first cause, as in status.json
+    attempts: list[dict[str, Any]] = field(default_factory=list)
+    stdout: str | None = None  # with `capture`
+    stderr: str | None = None
+
+
+class JobError(RuntimeError):
+    """A job that `run(..., check=True)` started did not end well; `result` tells how."""
+
+    def __init__(self, text: str, result: Result) -> None:
+        super().__init__(text)
+        self.result = result
+
+
+def run(
+    command: Sequence[str | os.PathLike[str]] | str,
+    *,
+    capture: bool = False,
+    check: bool = False,
+    environment: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Result:
+    """Run a command as an MPI job, in a launcher of its own, and wait for its end.
+
+    `command` is a list of words, or one word. `options` are those of the command line: `ranks=4, max_restarts=3,
+    env=["SEED=7"], inject=False`. With `capture` the result holds the output as text; with `check` a job that does
+    not end with code 0 raises `JobError`. `environment` replaces that of this process.
+
+        result = dbrdist_launch.run(["python", "train.py"], ranks=4, log_dir="logs")
+        print(result.code, result.failure and result.failure["rank"])
+    """
+    words = [command] if isinstance(command, str) else [os.fspath(word) for word in command]
+    with tempfile.TemporaryDirectory() as folder:
+        status = os.path.join(folder, "status.json")
+        options = {**options, "record": options.get("record") or status}
+        child = subprocess.run(
+            [sys.executable, "-m", "dbrdist_launch", *arguments(options), "--", *words],
+            env=dict(os.environ if environment is None else environment),
+            capture_output=capture, text=capture, errors="surrogateescape" if capture else None,
+        )  # fmt: skip
+        result = _result(child, str(options["record"]))
+    if check and result.code != 0:
+        raise JobError(_why(result), result)
+    return result
+
+
+def arguments(options: Mapping[str, Any]) -> list[str]:
+    """The words of the command line for options by their names; TypeError for a name that there is not."""
+    known = {found.name: found for found in fields(Settings) if found.name != "command"}
+    words: list[str] = []
+    for name, value in options.items():
+        if name not in known:
+            raise TypeError(f"run() has no option {name!r}; expected one of {', '.join(sorted(known))}")
+        names = known[name].metadata["names"] or (f"--{name.replace('_', '-')}",)
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            yes, _, no = names[0].partition("/")
+            words += [yes] if value else [no] if no else []
+        elif isinstance(value, (list, tuple)):
+            words += [word for part in value for word in (names[-1], str(part))]
+        else:
+            words += [names[-1], str(value)]
+    return words
+
+
+def _result(child: subprocess.CompletedProcess[Any], path: str) -> Result:
+    code = child.returncode if child.returncode >= 0 else 128 - child.returncode
+    try:
+        with open(path) as file:
+            status = json.load(file)
+    except (OSError, ValueError):
+        status = {"state": "refused", "failure": None, "attempts": []}
+    return Result(code, status["state"], status["failure"], status["attempts"], child.stdout, child.stderr)
+
+
+def _why(result: Result) -> str:
+    failure = result.failure
+    if failure is None:
+        return f"the job ended with exit code {result.code} ({result.state})"
+    who = f"rank {failure['rank']} on {failure['host']}" if failure["rank"] is not None else "the job"
+    return f"{who} failed first ({failure['kind']}): {failure['message']}"

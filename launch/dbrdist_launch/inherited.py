@@ -1,0 +1,54 @@
+"""What a process of ours inherits, changes for itself, and hands on as it was: signals that are blocked, open files."""
+
+from __future__ import annotations
+
+import resource
+
+from .signals import signal
+
+TYPE_CHECKING = False  # see channel.py
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_MOST_FILES = 1 << 16
+_OF_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # ignored by Python itself, from its start on
+
+
+class Inherited:
+    """The state at the time when this is made: before anything of it is changed."""
+
+    def __init__(self) -> None:
+        self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        self.files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.raised: list[int] = []  # the soft limit of open files before and after `widen`
+
+    def hear(self, numbers: Collection[int]) -> None:
+        """Unblock what this process waits for."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+    def widen(self) -> None:
+        """Open as many files as may be: a launcher has one for each rank."""
+        soft, hard = self.files
+        most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            try:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+                self.raised = [soft, most]
+            except (OSError, ValueError):
+                pass  # it stays as it is
+
+    def was_raised(self, raised: list[int]) -> None:
+        """A process before this one had raised the limit of open files, as it says."""
+        if raised and self.files[0] == raised[1]:
+            self.files = raised[0], self.files[1]
+
+    def hand_on(self, files: bool = True) -> None:
+        """To be called in a child after a fork, last: everything as it was; without `files` it opens as many as we."""
+        if files:
+            try:
+                resource.setrlimit(resource.RLIMIT_NOFILE, self.files)
+            except (OSError, ValueError):
+                pass
+        for number in _OF_PYTHON:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)

@@ -1,0 +1,115 @@
+"""The stacks of a rank's threads: asked of the hooks in its Python, or of py-spy."""
+
+from __future__ import annotations
+
+import os
+
+from .. import limits, linux
+from ..wire import whole
+from .spy import by_py_spy
+
+TYPE_CHECKING = False  # see channel.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# What a signal makes short, as not every program expects: write, writev, pwrite64, sendto, sendmsg, sendfile, splice.
+_WRITES = {"x86_64": (1, 20, 18, 44, 46, 40, 275), "aarch64": (64, 66, 68, 206, 211, 71, 76)}
+_WRITING = "no stacks: it waits in a write, for a reader of its output; a signal would cut what it writes short"
+_MOST_FRAMES = 200
+_LINE_BYTES = 200
+
+
+def is_writing(pid: int) -> bool:
+    """Whether the main thread, which takes the signals of a process, is in a call that a signal would cut short."""
+    try:
+        with open(f"/proc/{pid}/wchan") as file:
+            if "pipe_write" in file.read():
+                return True
+        with open(f"/proc/{pid}/syscall") as file:
+            return whole(file.read().partition(" ")[0]) in _WRITES.get(os.uname().machine, ())
+    except OSError:
+        return False  # the kernel does not say
+
+
+class Stacks:
+    """One question at a time; `answer` is called with the text and the source lines once it is there."""
+
+    def __init__(self, signal_number: int, answer: Callable[[str, dict[str, str]], None]) -> None:
+        self.signal_number, self.answer = signal_number, answer
+        self.text = b""
+        self.below: list[int] = []  # the program, perhaps a shell, and what it started
+        self.pid: int | None = None  # the one with the hooks
+        self.sent = False
+        self.due: float | None = None  # when to look again; None: nobody asks
+        self.until = 0.0
+
+    def ask(self, below: list[int], now: float) -> None:
+        self.text, self.below, self.sent = b"", below, False
+        self.pid = next((pid for pid in below if linux.catches(pid, self.signal_number)), None)
+        self.until = now + limits.STACK_SECONDS
+        self.due = now
+        self.look(now)
+
+    def take(self, line: bytes, now: float) -> None:
+        """A line that the process wrote."""
+        self.text += line
+        if self.due is not None:
+            self.due = min(self.until, now + limits.STACK_PAUSE_SECONDS)
+
+    def look(self, now: float) -> None:
+        if self.due is None or now < self.due:
+            return
+        if self.pid is None or (self.sent and (self.text or now >= self.until)):
+            self._finish(self.text or by_py_spy(self.below).encode())
+        elif not self.sent and not is_writing(self.pid):
+            self.sent = True
+            linux.kill(self.pid, self.signal_number)
+            self.due = self.until = now + limits.STACK_SECONDS
+        elif not self.sent and now >= self.until:
+            self._finish(by_py_spy(self.below).encode() or _WRITING.encode())
+        else:
+            self.due = now + limits.STACK_LOOK_SECONDS
+
+    def _finish(self, text: bytes) -> None:
+        self.due = None
+        words = text[-limits.TAIL_BYTES :].decode(errors="replace")
+        self.answer(words, sources(words, _program(self.pid)))
+
+
+def _program(pid: int | None) -> str | None:
+    """The text of `python -c TEXT`."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+        return os.fsdecode(words[words.index(b"-c") + 1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def sources(stacks: str, program: str | None = None) -> dict[str, str]:
+    """`FILE:LINE` of each frame, and the line there: read where the program runs."""
+    wanted: dict[str, set[int]] = {}
+    for line in stacks.splitlines()[:_MOST_FRAMES]:
+        name, _, rest = line.strip().removeprefix('File "').partition('", line ')
+        number = whole(rest.split(" ")[0].rstrip(","))
+        if number:
+            wanted.setdefault(name, set()).add(number)
+    found: dict[str, str] = {}
+    for name, numbers in wanted.items():
+        for number, text in enumerate(_lines(name, program), 1):
+            if number in numbers:
+                found[f"{name}:{number}"] = text.strip()[:_LINE_BYTES]
+                numbers.discard(number)
+                if not numbers:
+                    break
+    return found
+
+
+def _lines(name: str, program: str | None) -> list[str]:
+    if name == "<string>":
+        return (program or "").split("\n")
+    try:
+        with open(name, errors="replace") as file:
+            return file.read(1 << 20).split("\n")
+    except (OSError, ValueError):
+        return []

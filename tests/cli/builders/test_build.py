@@ -1,0 +1,446 @@
+"""Tests of dbrdist.cli.builders.build."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace, UnionType
+from typing import Annotated, Union, get_args, get_origin
+
+import ml_dtypes
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+import dbrdist
+from dbrdist import datasets, optimizers
+from dbrdist.cli.builders import build, build_updates
+from dbrdist.cli.configuration.schema import Config
+from dbrdist.comm import create_communicator
+from dbrdist.comm.run.parameter_audit import ParameterAudit
+from dbrdist.core.array import random
+from dbrdist.datasets.image import transforms as T
+from dbrdist.datasets.loading.base import get_batch
+from dbrdist.training.extensions import snapshots
+from tests.cli.cli_helpers import lines
+from tests.cli.config_helpers import configured
+from tests.each import each
+from tests.warm import ROOT
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+def test_floating_numbers_are_cast_and_others_are_not(dtype):
+    wanted = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    convert = build.converter(dtype)
+    kinds = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.int32, np.uint8, np.int64, bool]
+    for kind in kinds:
+        values = [np.array([1, 0], kind) for _ in range(3)]
+        after = wanted if kind in kinds[:4] else np.dtype(kind)
+        alone, pair, named = convert(values), convert([(v, 5) for v in values]), convert([{"x": v} for v in values])
+        for array in (alone, pair[0], named["x"]):
+            assert array.dtype == after and array.tolist() == [[1, 0]] * 3
+        assert pair[1].tolist() == [5] * 3 and pair[1].dtype.kind == "i"
+
+
+@each(**{"labels, num": [([0, 0], 1), ([-1, 0], 1), ([2, -1, 0], 3), ([[0], [1]], None), ([0.0, 1.0], None)]})
+def test_classes_are_counted_from_0(labels, num):
+    assert build._classes(SimpleNamespace(columns=(None, np.array(labels)))) == num
+
+
+@each(**{"labels, words": [([-1, -1], "expected labels from 0"), ([], "the training set is empty")]})
+def test_labels_that_name_no_class_are_refused(labels, words):
+    with pytest.raises(ValueError, match=words):
+        build._classes(SimpleNamespace(columns=(None, np.array(labels, int))))
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 12, 10, 3)).astype(np.uint8)
+
+
+def model_of(settings):
+    config, origin = configured(f"model: {settings}")
+    made = build.model(config, origin, build.model_recipe(config, origin, 10))
+    with dbrdist.using_config("train", False):
+        made(np.zeros((1, 3, 16, 16), np.float32))
+    return made
+
+
+def test_models():
+    mlp = model_of({"name": "mlp", "units": [7, 5], "dropout": 0.25, "num_classes": 3})
+    assert [link.W.shape[0] for link in mlp] == [7, 5, 3]
+    assert mlp.dropout == 0.25
+    lenet = model_of({"name": "lenet", "channels": [3, 5], "units": 7, "dropout": 0.25, "num_classes": 4})
+    assert [p.shape[0] for p in (lenet.conv1.W, lenet.conv2.W, lenet.fc1.W, lenet.fc2.W)] == [3, 5, 7, 4]
+    assert lenet.dropout == 0.25
+    assert [p.shape for p in model_of("mlp").params()][-1] == (10,)  # the data's classes where none are given
+
+
+@pytest.mark.parametrize("name, blocks", [("resnet20", 9), ("resnet56", 27)])
+def test_residual_networks(name, blocks):
+    for zero_gamma in (True, False):
+        made = model_of({"name": name, "num_classes": 3, "zero_gamma": zero_gamma})
+        zeros = [path for path, p in made.namedparams() if path.endswith("gamma") and not p.array.any()]
+        assert len(zeros) == (blocks if zero_gamma else 0)
+        assert [p.shape for p in made.params()][-1] == (3,)
+
+
+@pytest.mark.parametrize("depth", [18, 34, 50, 101, 152])
+def test_large_residual_networks(depth):
+    """25 million parameters take seconds: the recipe, whose arguments test_resnet.py tests, is enough."""
+    own = {"variant": "d", "blur_pooling": "all", "stochastic_depth": 0.25, "log_constant_bias": True}
+    args = {"zero_gamma": True, **own, "num_classes": 3}
+    if depth >= 50:
+        args = {"stride_in_3x3": False, **args}
+    config, origin = configured(f"model: { ({'name': f'resnet{depth}', **args}) }")
+    assert build.model_recipe(config, origin, 10) == {"callable": f"dbrdist.models:ResNet{depth}", "args": args}
+    assert set(args) <= set(inspect.signature(dbrdist.models.ResNet).parameters)
+
+
+@pytest.fixture
+def npz(tmp_path):
+    """Two .npz files of images (C, H, W)."""
+    for part, size in (("a", 6), ("b", 3)):
+        np.savez(tmp_path / f"{part}.npz", x=PIXELS[:size].transpose(0, 3, 1, 2), y=np.arange(size) % 3)
+    return tmp_path
+
+
+def examples(dataset):
+    return [get_batch(dataset, np.array([i]), 0, 0, [])[0] for i in range(len(dataset))]
+
+
+def transformed(npz, transform, part):
+    config, origin = configured(
+        f"data: {{name: npz, train: {npz}/a.npz, test: {npz}/b.npz}}", "transforms:", f"  {part}: [{transform}]"
+    )
+    data = build.data(config, origin)
+    return [np.moveaxis(np.asarray(x), 0, -1) for x, _ in examples(getattr(data, part))]
+
+
+def directly(transform, num):
+    return [transform((x, 0), random.generator(0, "augment", 0, i))[0] for i, x in enumerate(PIXELS[:num])]
+
+
+TRANSFORMS = {
+    "random_crop": ({"size": 11, "padding": 3}, lambda: T.RandomCrop(11, 3)),
+    "random_resized_crop": (
+        {"size": 5, "smallest": 0.5, "largest": 0.75, "ratio": [0.5, 2.0], "method": "area"},
+        lambda: T.RandomResizedCrop(5, (0.5, 0.75), (0.5, 2.0), "area"),
+    ),
+    "random_flip": ({}, lambda: T.RandomHorizontalFlip(0.5)),
+    "center_crop": ({"size": 7}, lambda: T.CenterCrop(7)),
+    "center_resized_crop": ({"size": 7, "ratio": 0.5, "method": "area"}, lambda: T.CenterResizedCrop(7, 0.5, "area")),
+    "resize": ({"size": 6, "method": "area"}, lambda: T.Resize(6, "area")),
+    "random color_jitter": (
+        {"brightness": 0.1, "contrast": 0.2, "saturation": 0.3, "hue": 0.4},
+        lambda: datasets.ColorJitter(0.1, 0.2, 0.3, 0.4),
+    ),
+    "random pca_lighting": ({"std": 0.7}, lambda: datasets.PCALighting(0.7)),
+    "random_erasing": (
+        {"p": 0.8, "smallest": 0.1, "largest": 0.4, "value": 9},
+        lambda: datasets.RandomErasing(0.8, (0.1, 0.4), value=9),
+    ),
+    "random rand_augment": (
+        {"num_ops": 3, "magnitude": 7.0, "std": 0.5, "increasing": True, "p": 0.75, "fill": [124, 116, 104]},
+        lambda: datasets.RandAugment(3, 7, (124, 116, 104), std=0.5, increasing=True, p=0.75),
+    ),
+    "random trivial_augment": ({"fill": [1, 2, 3]}, lambda: datasets.TrivialAugment((1, 2, 3))),
+    "normalize": ({"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.25, 0.2], "scale": 100.0}, None),
+}
+
+
+@pytest.mark.parametrize(
+    "name, part, num",
+    [*((n, "train", 6) for n in TRANSFORMS), *((n, "test", 3) for n in TRANSFORMS if not n.startswith("random"))],
+)
+def test_transforms(npz, name, part, num):
+    fields, make = TRANSFORMS[name]
+    seen = transformed(npz, {"name": name.removeprefix("random "), **fields}, part)
+    if make is None:
+        expected = [(x / 100 - np.array(fields["mean"])) / np.array(fields["std"]) for x in PIXELS[:num]]
+    else:
+        expected = directly(make(), num)
+    for a, b in zip(seen, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["random_crop", "random_resized_crop", "resize"])
+def test_sizes_by_epoch(npz, name):
+    config, origin = configured(
+        f"data: {{name: npz, train: {npz}/a.npz}}", f"transforms: {{train: [{{name: {name}, size: [[0, 5], [2, 7]]}}]}}"
+    )
+    train = build.data(config, origin).train
+    assert [min(train.example_at(0, 0, epoch)[0].shape[1:]) for epoch in range(4)] == [5, 5, 7, 7]
+
+
+@pytest.mark.parametrize("name, mixing", [("mixup", datasets.Mixup), ("cutmix", datasets.CutMix)])
+def test_mixings(npz, name, mixing):
+    config, origin = configured(
+        f"data: {{name: npz, train: {npz}/a.npz}}",
+        "model: {name: mlp, num_classes: 5}",
+        f"transforms: {{train: [{{name: {name}, alpha: 0.7, p: 0.6, per_batch: true}}, {{name: resize, size: 6}}]}}",
+    )
+    made = build.data(config, origin)
+    plain = datasets.AugmentedDataset(
+        datasets.NpzDataset(npz / "a.npz"),
+        T.Compose([build._ToHWC(), T.Resize(6), build._ToCHW()]),
+    )
+    expected = datasets.MixedDataset(plain, [mixing(0.7, 0.6)], 5, 4)
+    for i in range(6):
+        for a, b in zip(made.train.example_at(i, 3, 1), expected.example_at(i, 3, 1), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_mixing_needs_the_number_of_classes(monkeypatch):
+    monkeypatch.setitem(sys.modules, "four_images", SimpleNamespace(datasets=four_images))  # by whatever name this has
+    config, origin = configured("data: {name: 'four_images:datasets'}", "transforms: {train: [mixup]}")
+    with pytest.raises(dbrdist.errors.ConfigError, match="mixup needs the number of classes; give your training data"):
+        build.data(config, origin)
+
+
+def four_images():
+    return [(np.zeros((3, 4, 4), np.float32), 0)] * 4, None
+
+
+def test_npz(npz):
+    config, origin = configured(f"data: {{name: npz, train: {npz}/b.npz, test: {npz}/a.npz}}")
+    made = build.data(config, origin)
+    assert (len(made.train), len(made.test), made.num_classes) == (3, 6, 3)
+    config, origin = configured(f"data: {{name: npz, train: {npz}/b.npz}}")
+    assert build.data(config, origin).test is None
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Class folders of PNG images, as fine as they come."""
+    image = pytest.importorskip("PIL.Image")
+    for part, num in (("learn", 3), ("check", 2), ("train", 3), ("test", 1)):
+        for label in ("cat", "dog"):
+            folder = tmp_path / part / label
+            folder.mkdir(parents=True)
+            for i in range(num):
+                image.fromarray(np.full((32, 32, 3), 50 * i + len(part), np.uint8)).save(folder / f"{i}.png")
+    (tmp_path / "train" / "cat" / "broken.png").write_bytes(b"no image")
+    return tmp_path
+
+
+def test_image_folders(folders):
+    text = f"data: {{name: image_folder, root: {folders}, train: learn, test: check, resize: [9, 7], cache: true}}"
+    config, origin = configured(text)
+    made = build.data(config, origin)
+    assert (len(made.train), len(made.test), made.num_classes) == (6, 4, 2)
+    assert np.asarray(examples(made.train)[0][0]).shape == (3, 9, 7)
+    before = np.array(examples(made.train)[5][0])
+    for path in folders.glob("learn/dog/*.png"):
+        path.write_bytes(b"no image any more")
+    np.testing.assert_array_equal(examples(made.train)[5][0], before)  # from memory
+    config, origin = configured(text.replace("test: check", "test: null").replace("cache: true", "cache: false"))
+    made = build.data(config, origin)
+    assert made.test is None
+    with pytest.raises(dbrdist.errors.DbrdistError, match=r"dog/0\.png"):
+        examples(made.train)
+    made = build.data(*configured(text.replace("cache: true", "decode: fast")))
+    assert (made.train.decode, made.test.decode) == ("fast", "fast")
+
+
+@pytest.mark.parametrize("corrupt", ["fail", "skip"])
+@pytest.mark.parametrize("name", ["image_folder", "cifar10"])
+def test_corrupt_images(folders, name, corrupt):
+    config, origin = configured(f"data: {{name: {name}, root: {folders}, corrupt: {corrupt}}}")
+    train = build.data(config, origin).train
+    at = 3  # after 0.png, 1.png and 2.png of the cats
+    if corrupt == "skip":
+        skipped = []
+        assert len(get_batch(train, np.array([at]), 0, 0, skipped)) == 0
+        assert len(skipped) == 1
+    else:
+        with pytest.raises(dbrdist.errors.DbrdistError, match=r"broken\.png"):
+            get_batch(train, np.array([at]), 0, 0, [])
+
+
+@pytest.mark.parametrize("augment", [True, False])
+def test_augmentation_of_cifar10(folders, augment):
+    config, origin = configured(f"data: {{name: cifar10, root: {folders}, augment: {augment}, corrupt: skip}}")
+    train = build.data(config, origin).train
+    first, second = (np.asarray(get_batch(train, np.array([0]), 0, epoch, [])[0][0]) for epoch in (0, 1))
+    assert first.shape == second.shape == (3, 32, 32)
+    assert (first != second).any() == augment
+    if not augment:  # all pixels of the first image are 5; mean and deviation are those of Krizhevsky's training set
+        mean, std = np.array([0.4914, 0.4822, 0.4465]), np.array([0.2470, 0.2435, 0.2616])
+        np.testing.assert_allclose(first[:, 3, 4], (5 / 255 - mean) / std, rtol=1e-4)
+
+
+def test_label_smoothing():
+    config, origin = configured("loss: {name: softmax_cross_entropy, label_smoothing: 0.3}")
+    y, t = np.array([[0.5, -1.0, 2.0]]), np.array([1])
+    ln_p = y - np.log(np.exp(y).sum())
+    expected = -(0.7 * ln_p[0, 1] + 0.1 * ln_p.sum())
+    assert float(build.loss(config, origin)(y, t).array) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("accumulate: 3", (False, 0, None, 3, 1)),
+        ("zero: 2", (False, 2, None, 1, 1)),
+        ("local_steps: 5", (False, 0, None, 1, 5)),
+        ("double_buffering: true", (True, 0, None, 1, 1)),
+        ("compression: {name: power_sgd, rank: 3}", (False, 0, "PowerSGD rank 3", 1, 1)),
+        ("compression: {name: top_k, fraction: 0.25}", (False, 0, "TopK fraction 0.25", 1, 1)),
+    ],
+)
+def test_how_gradients_become_updates(text, expected):
+    config, _ = configured(text)
+    way = build_updates.over_ranks(config, optimizers.SGD(), create_communicator("single"))._way
+    assert way._replace(compression=way.compression and way.compression.words()) == expected
+
+
+def test_the_audit_of_parameters_comes_when_it_is_told_to(run, monkeypatch):
+    seen = []
+    monkeypatch.setattr(ParameterAudit, "__call__", lambda self, trainer: seen.append(trainer.updater.iteration))
+    assert run("run.yaml", "iterations=5", "parameter_audit=2 iterations")[0] == 0
+    assert seen == [2, 4]
+
+
+@pytest.mark.programs
+def test_the_fields_of_a_run(run):
+    """One run with everything away from its default, judged by what it leaves behind."""
+    words = [
+        "batch=50", "epochs=5", "iterations=9", "seed=5", "dtype=float64", "out=there", "workers=1",
+        "evaluation.every=4 iterations", "evaluation.batch=31", "snapshot.every=3 iterations", "snapshot.keep=2",
+        "snapshot.background=true",
+        "log.every=2 iterations", "communicator=naive", "device=cpu", "loss_scale=2", "transforms.train=[]",
+        "model=usernet:Sizes", "loss=mean_squared_error", "data=usernet:squares",
+    ]  # fmt: skip
+    with open("usernet.py", "a") as file:
+        file.write(SQUARES)
+    code, _, err = run("run.yaml", *words)
+    assert code == 0, err
+    log = lines("there/log.jsonl")
+    assert [entry["iteration"] for entry in log] == [2, 4, 6, 8, 9]
+    assert [entry["iteration"] for entry in log if "validation/main/loss" in entry] == [4, 8, 9]
+    assert log[-1]["epoch"] == 4  # 9 steps of 50 examples out of 100
+    assert sorted(p.name for p in Path("there").glob("snapshot*")) == ["snapshot_iter_6", "snapshot_iter_9"]
+    sizes = [line.split() for line in Path("sizes.txt").read_text().splitlines()]
+    assert [n for mode, n in sizes if mode == "train"] == ["2", "4"] + ["50"] * 9  # two to measure a step's memory
+    assert [n for mode, n in sizes if mode == "test"][-6:] == ["31", "29"] * 3  # 60 examples, three evaluations
+    saved = np.load("there/snapshot_iter_9")
+    weights = {k: saved[k] for k in saved if k.startswith("updater/model:main")}
+    assert {a.dtype.name for a in weights.values() if a.ndim} == {"float64"}
+    other = {}
+    for seed in (5, 6):
+        assert run("run.yaml", *words, f"seed={seed}", f"out=again{seed}", "iterations=1")[0] == 0
+        again = np.load(f"again{seed}/snapshot_iter_1")
+        other[seed] = {k: again[k] for k in weights}
+    assert any((other[5][k] != other[6][k]).any() for k in weights)
+
+
+def test_what_the_user_adds_to_a_run(run):
+    with open("usernet.py", "a") as file:
+        file.write(SQUARES)
+    words = [
+        "batch=50",
+        "data=usernet:squares",
+        "model=usernet:Sizes",
+        "loss=mean_squared_error",
+        "transforms.train=[]",
+    ]
+    assert run("run.yaml", *words, "out=first", "optimizer.lr=1e-30")[0] == 0
+    words += ["init_from={path: first, skip: [linear.b]}", "threads=2", "metrics=['usernet:largest']", "seed=3"]
+    words += [
+        "extensions=[{name: 'usernet:Steps', every: 2 iterations}]",
+        "epochs=2",
+        "iterations=4",
+        "optimizer.lr=1e-30",
+    ]
+    code, _, err = run("run.yaml", *words)
+    assert code == 0, err
+    first, second = (np.load(snapshots.newest(folder)) for folder in ("first", "result"))
+    key = "updater/model:main/predictor/linear/W"
+    np.testing.assert_allclose(second[key], first[key], rtol=1e-6)
+    assert Path("steps.txt").read_text() == "2 4 "
+    assert lines("result/log.jsonl")[-1]["main/largest"] > 0
+
+
+def test_virtual_workers(run):
+    """Four workers of 13 examples, and of 12 or 13 in the last batch; reproducible sums allow one thread."""
+    with open("usernet.py", "a") as file:
+        file.write(SQUARES)
+    words = ["data=usernet:squares", "model=usernet:Sizes", "loss=mean_squared_error", "transforms.train=[]"]
+    words += ["batch={virtual_workers: 4, per_worker: 13}", "reproducible=true", "epochs=1", "audit=true"]
+    code, out, err = run("run.yaml", *words)
+    assert code == 0, err
+    plan = "ranks: 1; batch: 52, that is 4 virtual workers of 13, reproducible with 1 thread per rank"
+    assert plan in " ".join(out.split())
+    seen = [line.split() for line in Path("sizes.txt").read_text().splitlines()]
+    assert [int(n) for part, n in seen if part == "train"][-8:] == [13] * 4 + [12] * 4
+    assert [int(n) for part, n in seen if part == "test"][-8:] == [13] * 4 + [2] * 4
+    audited = Path("result/audit/start-0001-rank-00000.txt").read_text().splitlines()
+    assert [len(line.split()) - 3 for line in audited[2:]] == [13] * 4 + [12] * 4
+
+
+SQUARES = """
+
+class Sizes(dbrdist.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.linear = L.Linear(3, 2)
+
+    def forward(self, x):
+        with open("sizes.txt", "a") as file:
+            print("train" if dbrdist.config.train else "test", len(x), file=file)
+        return self.linear(x)
+
+
+def largest(outputs, labels):
+    return abs(labels).max()
+
+
+class Steps(dbrdist.training.Extension):
+    def __call__(self, trainer):
+        with open("steps.txt", "a") as file:
+            print(trainer.updater.iteration, file=file, end=" ")
+
+
+def squares():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((160, 3)).astype(np.float32)
+    rows = [(v, np.array([v.sum(), v[0]], np.float32)) for v in x]
+    return rows[:100], rows[100:]
+"""
+
+
+def settings_of(annotation, found):
+    """All models below an annotation."""
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        if annotation not in found:
+            found.append(annotation)
+            for field in annotation.model_fields.values():
+                settings_of(field.annotation, found)
+    elif get_origin(annotation) in (Union, UnionType, Annotated, tuple):
+        for part in get_args(annotation):
+            settings_of(part, found)
+    return found
+
+
+def test_each_field_is_given_a_value_of_its_own_here():
+    """A reminder for whoever adds a field: its name, with a value, must stand in one of these files."""
+    files = (
+        "builders/build",
+        "builders/build_updates",
+        "running/run",
+        "configuration/extend",
+        "configuration/load",
+        "large_batches",
+    )
+    tests = (ROOT / "tests" / "cli" / Path(name).with_name(f"test_{Path(name).name}.py") for name in files)
+    text = "".join(path.read_text() for path in tests)
+    models = settings_of(Config, [])
+    assert len(models) > 25
+    for model in models:
+        for key, field in model.model_fields.items():
+            if key in ("name", "args"):
+                continue
+            spoken = rf"\b{key}\b['\"]?\s*[:=.]"
+            assert re.search(spoken, text), f"{model.__name__}.{key} (default {field.default!r}) is tested nowhere here"

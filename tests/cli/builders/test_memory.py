@@ -1,0 +1,93 @@
+"""Tests of dbrdist.cli.builders.memory."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dbrdist.cli.builders import memory
+from dbrdist.links import Linear
+from tests.cli.config_helpers import GOOD, config
+from tests.each import each
+
+
+@each(
+    case=[
+        (0, "1 kB"), (500, "1 kB"), (1000, "1 kB"), (999_400, "999 kB"), (999_500, "1 MB"), (1e6, "1 MB"),
+        (999.4e6, "999 MB"), (999.5e6, "0.999 GB"), (12.34e9, "12.3 GB"),
+    ]
+)  # fmt: skip
+def test_sizes_of_memory(case):
+    assert memory._size(case[0]) == case[1].replace("0.999 GB", f"{999.5e6 / 1e9:.3g} GB")
+
+
+@each(free=[None, 7_999_999, 8_000_000])
+def test_the_plan_says_where_memory_does_not_suffice(free):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "free_bytes", lambda: free)
+        need, plan = SimpleNamespace(of=lambda n: 4e6 if n == 8 else math.nan), config(GOOD.replace("64", "16"))
+        (line,) = memory.sentence(need, plan, 2, 2)
+        assert memory.sentence(None, plan, 2, 2) == []
+        (alone,) = memory.sentence(SimpleNamespace(of=lambda n: 4e6), plan, 1, 1)
+    few, more = memory.NUM_EXAMPLES
+    said = f"memory: about 4 MB per step and rank, from {few} and {more} examples"
+    if free is None:
+        assert line == said and alone == said.replace(" and rank", "")
+    else:
+        assert line.startswith(f"{said}; 8 MB free here for 2 ranks") and alone.startswith(
+            said.replace(" and rank", "")
+        )
+        assert line.endswith(": not enough; use a smaller batch, or fewer ranks on a host") == (free < 8_000_000)
+
+
+def test_memory_that_a_step_gives_back_counts():
+    class Task:
+        num_cleared = 0
+
+        def cleargrads(self):
+            self.num_cleared += 1
+
+        def __call__(self, inputs, scale):
+            assert tracemalloc.is_tracing() and inputs.shape == (3,) and scale == 2
+            return self
+
+        def backward(self):
+            np.ones(1 << 20)
+
+    look = SimpleNamespace(arguments=lambda number: ((np.ones(number),), {"scale": 2}))
+    task = Task()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "reporter", lambda task: memory.contextlib.nullcontext())
+        peak = memory._peak_bytes(look, task, 3)
+    assert 8 << 20 <= peak < 9 << 20 and task.num_cleared == 1 and not tracemalloc.is_tracing()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limit", "used", "expected"),
+    [(None, None, None), (None, 7, None), (1 << 70, 7, None), (900, 300, 600), (900, None, None), (300, 900, 0)],
+)
+def test_free_memory_is_that_of_the_container_where_it_has_a_limit(monkeypatch, limit, used, expected):
+    """The lesser of what the host and the container have left, and the host's where the container says nothing."""
+    numbers = {"/sys/fs/cgroup/memory.max": limit, "/sys/fs/cgroup/memory.current": used}
+    monkeypatch.setattr(memory, "_number", numbers.__getitem__)
+    free = memory.free_bytes()
+    assert free == expected if expected is not None else free > 1 << 20
+
+
+@each(**{"peaks, slope": [((1020, 1040), 10.0), ((1020, 1020), 0.0), ((1021, 1020), 0.0)]})
+def test_what_a_step_needs_is_extrapolated_from_two(monkeypatch, peaks, slope):
+    """A network of 3 parameters of 4 bytes: twice that for an optimizer's state."""
+    monkeypatch.setattr(memory, "Look", lambda *args: None)
+    monkeypatch.setattr(memory, "_peak_bytes", lambda look, task, number: {2: peaks[0], 4: peaks[1]}[number])
+    made = SimpleNamespace(device=None, data=SimpleNamespace(train=None), convert=None, task=Linear(2, 1))
+    need = memory.measure(None, None, made)
+    assert need == (peaks[1] - 4 * slope + 24, slope)
+    assert need.of(4) == peaks[1] + 24 and need.of(100) == peaks[1] + 24 + 96 * slope and need.of(0) >= 0
+    assert memory.Need(-50.0, 10.0).of(3) == 0.0 and memory.Need(-50.0, 10.0).of(7) == 20.0
+    made.device = "gpu"
+    assert memory.measure(None, None, made) is None

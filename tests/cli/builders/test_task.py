@@ -1,0 +1,54 @@
+"""Tests of dbrdist.cli.builders.task."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dbrdist.functions as F
+from dbrdist import Link, Variable
+from dbrdist.cli.builders.task import Task
+from dbrdist.core.model.reporter import Reporter
+from dbrdist.functions import softmax_cross_entropy
+from dbrdist.links import Linear
+from tests.each import each
+
+
+def soft(n, k, dtype=np.float32):
+    weights = np.random.default_rng(1).random((n, k))
+    return (weights / weights.sum(1, keepdims=True)).astype(dtype)
+
+
+@pytest.mark.parametrize(("loss", "has"), [(F.softmax_cross_entropy, True), (F.mean_squared_error, False)])
+def test_a_task_reports_the_accuracy_of_classes_alone(loss, has):
+    task, reporter = Task(Linear(4, 3), loss), Reporter()
+    reporter.add_observer("main", task)
+    with reporter:
+        task(np.ones((5, 4), np.float32), soft(5, 3))
+    assert ("main/accuracy" in reporter.observation) == has
+
+
+class Identity(Link):
+    def forward(self, x):
+        return x
+
+
+def without_loss(outputs, labels):
+    return Variable(np.zeros(()))
+
+
+@each(
+    case=[
+        ((4, 3), np.zeros(4, int), without_loss, True), ((4, 3), np.zeros((4, 3), int), without_loss, False),
+        ((4, 3, 2), np.zeros((4, 2), int), without_loss, True), ((4,), np.zeros(4, int), without_loss, False),
+        ((4, 3), np.full((4, 3), 1 / 3, "f"), softmax_cross_entropy, True),
+        ((4, 3), np.full((4, 3), 1 / 3, "f"), without_loss, False), ((4,), np.zeros(4, "f"), without_loss, False),
+    ]
+)  # fmt: skip
+def test_an_accuracy_needs_classes(case):
+    outputs, labels, loss, expected = case
+    own, reporter = Task(Identity(), loss), Reporter()
+    reporter.add_observer("main", own)
+    with reporter:
+        own(np.zeros(outputs, "f"), labels)
+    assert ("main/accuracy" in reporter.observation) is expected

@@ -1,0 +1,201 @@
+"""Tests of dbrdist.cli.builders.weights."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import dbrdist
+from dbrdist.cli.builders import weights
+from dbrdist.cli.builders import weights as weights_of
+from dbrdist.cli.configuration.load import check
+from dbrdist.core.files import safetensors
+from dbrdist.core.files.serializer import save_npz
+from dbrdist.errors import CheckpointError, ConfigError
+from dbrdist.models import ResNet50
+from dbrdist.training.extensions import snapshots
+from tests.each import each
+
+
+def test_torchvisions_names_in_ours():
+    names = {
+        "conv1.weight": "conv.W", "bn1.weight": "bn.gamma", "bn1.bias": "bn.beta", "bn1.running_mean": "bn.avg_mean",
+        "bn1.running_var": "bn.avg_var", "layer1.0.conv1.weight": "blocks.0.conv1.W",
+        "layer1.1.bn2.weight": "blocks.1.bn2.gamma", "layer2.0.downsample.0.weight": "blocks.2.shortcut.conv.W",
+        "layer2.0.downsample.1.bias": "blocks.2.shortcut.bn.beta", "fc.weight": "fc.W", "fc.bias": "fc.b",
+        "weight": "W", "bn1.num_batches_tracked": "bn.num_batches_tracked",
+    }  # fmt: skip
+    assert weights.from_torchvision({name: k for k, name in enumerate(names)}) == {
+        name: k for k, name in enumerate(names.values())
+    }
+
+
+BASE = "model: mlp\ndata: digits\nbatch: 50\nepochs: 1\n"
+
+
+def checked(text="", *overrides):
+    return check((BASE + text).encode(), "run.yaml", overrides)[0]
+
+
+def test_a_run_begins_with_the_weights_of_another(run):
+    words = ("run.yaml", "model=mlp", "transforms.train=[]", "optimizer.schedule=constant", "log.every=1 iteration")
+    run(*words, "out=first")
+    run("--export", "first", "first.safetensors")
+    trained = dbrdist.load("first")
+    for source in ("first", snapshots.newest("first"), "first.safetensors"):
+        assert run(*words, "optimizer.lr=1e-30", "iterations=1", f"init_from={source}", "--overwrite")[0] == 0
+        for (_, a), (_, b) in zip(trained.namedparams(), dbrdist.load("result").namedparams(), strict=True):
+            assert np.array_equal(a.array, b.array)
+    code, _, err = run(*words, "model.units=[7]", "init_from=first", "--overwrite")
+    assert code == 2
+    assert "shape (100, 64) in the file, expected (7, 64)" in err
+    words = (*words, "model.num_classes=12", "--overwrite")
+    code, _, err = run(*words, "init_from={path: first, skip: ['2']}")
+    assert code == 0, err
+    code, _, err = run(*words, "init_from=first")
+    assert code == 2
+    assert "2.W has shape (10, 100) in the file, expected (12, 100); 2.b has shape (10,) in the file" in err
+
+
+TORCHVISION_BLOCKS = (3, 4, 6, 3)
+
+
+def torchvision_resnet50(num_classes, rng):
+    """Names and shapes as torchvision.models.resnet50 has them, written down from its source."""
+    arrays = {"conv1.weight": (64, 3, 7, 7)}
+
+    def bn(name, n):
+        for last in ("weight", "bias", "running_mean", "running_var"):
+            arrays[f"{name}.{last}"] = (n,)
+        arrays[f"{name}.num_batches_tracked"] = ()
+
+    bn("bn1", 64)
+    inputs = 64
+    for k, num in enumerate(TORCHVISION_BLOCKS):
+        width = 64 * 2**k
+        for i in range(num):
+            name = f"layer{k + 1}.{i}"
+            arrays[f"{name}.conv1.weight"] = (width, inputs, 1, 1)
+            arrays[f"{name}.conv2.weight"] = (width, width, 3, 3)
+            arrays[f"{name}.conv3.weight"] = (4 * width, width, 1, 1)
+            for j, n in ((1, width), (2, width), (3, 4 * width)):
+                bn(f"{name}.bn{j}", n)
+            if i == 0:
+                arrays[f"{name}.downsample.0.weight"] = (4 * width, inputs, 1, 1)
+                bn(f"{name}.downsample.1", 4 * width)
+            inputs = 4 * width
+    arrays |= {"fc.weight": (num_classes, 2048), "fc.bias": (num_classes,)}
+    return {name: rng.random(shape, np.float32) for name, shape in arrays.items()}
+
+
+@pytest.mark.slow
+def test_torchvisions_names_fit_resnet50(tmp_path):
+    rng = np.random.default_rng(0)
+    theirs = torchvision_resnet50(5, rng)
+    assert len(theirs) == 320
+    safetensors.save(str(tmp_path / "x.safetensors"), theirs)
+    net = ResNet50(num_classes=5)
+    settings = checked("", f"init_from={tmp_path / 'x.safetensors'}").init_from
+    _, origin = check(BASE.encode(), "run.yaml")
+    weights.begin_with(settings, net, origin)
+    assert np.array_equal(net.conv.W.array, theirs["conv1.weight"])
+    assert np.array_equal(net.bn.gamma.array, theirs["bn1.weight"])
+    assert np.array_equal(net.blocks[3].shortcut.conv.W.array, theirs["layer2.0.downsample.0.weight"])
+    assert np.array_equal(net.blocks[3].shortcut.bn.avg_var, theirs["layer2.0.downsample.1.running_var"])
+    assert np.array_equal(net.blocks[15].bn3.beta.array, theirs["layer4.2.bn3.bias"])
+    assert np.array_equal(net.fc.b.array, theirs["fc.bias"])
+    used = len([n for n in theirs if not n.endswith("num_batches_tracked")])
+    assert used == len(dict(weights._targets(net)))
+    save_npz(str(tmp_path / "x.npz"), net, compression=False)
+    again = ResNet50(num_classes=5)
+    weights.begin_with(checked("", f"init_from={tmp_path / 'x.npz'}").init_from, again, origin)
+    assert np.array_equal(again.blocks[7].conv2.W.array, net.blocks[7].conv2.W.array)
+    assert Path(tmp_path / "x.npz").exists()
+
+
+@pytest.mark.slow
+def test_weights_are_exported(run):
+    run("run.yaml")
+    code, out, err = run("--export", "result", "out.safetensors")
+    assert code == 0, err
+    assert "out.safetensors: " in out and "from result/snapshot_iter_3" in out
+    net = dbrdist.load("result", model=sys.modules["usernet"].Net)
+    found = safetensors.load("out.safetensors")
+    for path, p in net.namedparams():
+        assert np.array_equal(found[path.strip("/").replace("/", ".")], p.array)
+    assert np.array_equal(found["bn.avg_mean"], net.bn.avg_mean)
+    code, _, err = run("--export", "result", "out.txt")
+    assert code == 2 and "expected one file to write" in err
+
+
+@pytest.mark.slow
+def test_the_format_byte_for_byte(tmp_path):
+    """Against the layout of its specification, read by hand."""
+    a = np.arange(6, dtype=np.float32).reshape(2, 3)
+    arrays = {"b": a, "a": np.array(7, np.int64), "c": a.T.astype(ml_dtypes.bfloat16), "d": np.zeros((0, 2), np.uint8)}
+    path = str(tmp_path / "x")
+    safetensors.save(path, arrays, {"k": "v"})
+    data = Path(path).read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    assert header["__metadata__"] == {"k": "v"} and (8 + length) % 8 == 0
+    assert header["b"] == {"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]}
+    assert header["c"]["dtype"] == "BF16" and header["a"]["shape"] == []
+    start, end = header["b"]["data_offsets"]
+    assert data[8 + length :][start:end] == a.tobytes()
+    assert len(data) == 8 + length + 8 + 24 + 12
+    back = safetensors.load(path)
+    assert set(back) == set(arrays)
+    for name, array in arrays.items():
+        assert back[name].dtype == array.dtype and np.array_equal(back[name], array)
+
+
+@pytest.mark.slow
+def test_damaged_weights_are_refused(tmp_path):
+    path, rng = tmp_path / "x", np.random.default_rng(0)
+    safetensors.save(str(path), {"a": np.arange(10.0)})
+    whole = path.read_bytes()
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(3):
+            data[rng.integers(90)] = rng.integers(256)
+        path.write_bytes(data[: rng.integers(len(data))] if rng.random() < 0.3 else data)
+        try:
+            assert all(isinstance(a, np.ndarray) for a in safetensors.load(str(path)).values())
+        except CheckpointError as error:
+            assert "cannot be read as a safetensors file" in str(error)
+
+
+@each(**{"wrong, more": [(1, ""), (4, ""), (5, ", and 1 more"), (6, ", and 2 more")]})
+def test_weights_that_do_not_fit_are_named_up_to_five(monkeypatch, wrong, more):
+    """Besides those that are missing one of another shape; what fits is filled in, what is skipped is left alone."""
+    filled = []
+    targets = [(f"l{k}.W", (lambda: np.zeros(2), filled.append)) for k in range(wrong)]
+    targets += [("shape", (lambda: np.zeros((2, 1)), filled.append)), ("good", (lambda: np.zeros(2), filled.append))]
+    targets += [("fc.W", (lambda: np.zeros(2), filled.append)), ("fcx", (lambda: np.zeros(2), filled.append))]
+    found = {"shape": np.zeros(2), "good": np.ones(2), "fcx": np.ones(2)}
+    monkeypatch.setattr(weights_of, "_targets", lambda network: targets)
+    monkeypatch.setattr(weights_of, "_read", lambda path: (found, {}))
+    origin = SimpleNamespace(where=lambda key: "run.yaml:3")
+    with pytest.raises(ConfigError) as caught:
+        weights_of.begin_with(SimpleNamespace(path="w.npz", skip=("fc",)), None, origin)
+    problems = [f"l{k}.W is not in the file" for k in range(wrong)] + [
+        "shape has shape (2,) in the file, expected (2, 1)"
+    ]
+    text = str(caught.value)
+    assert text.startswith(f"run.yaml:3: init_from: w.npz: {'; '.join(problems[:5])}{more}; names in init_from.skip")
+    assert len(filled) == 2
+    found["shape"] = np.zeros((2, 1))
+    if wrong == 1:
+        found["l0.W"] = np.zeros(2)
+        weights_of.begin_with(SimpleNamespace(path="w.npz", skip=("fc.",)), None, origin)
+    monkeypatch.setattr(weights_of, "_read", lambda path: (_ for _ in ()).throw(CheckpointError("torn")))
+    with pytest.raises(ConfigError, match=r"run\.yaml:3: init_from: torn"):
+        weights_of.begin_with(SimpleNamespace(path="w.npz", skip=()), None, origin)

@@ -1,0 +1,123 @@
+"""Tests of dbrdist.cli.inspection.chart."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from dbrdist.cli.inspection import chart, report
+from dbrdist.cli.inspection.chart import COLOURS, Series
+from tests.each import each
+
+
+def test_ticks_are_round_numbers_within_the_bounds():
+    for low, high, expected in (
+        (0, 10, [0, 2, 4, 6, 8, 10]), (0, 5, [0, 1, 2, 3, 4, 5]), (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (0, 25, [0, 5, 10, 15, 20, 25]), (3, 3, [3]), (3, 2, [3]), (-1, 1, [-1, -0.5, 0, 0.5, 1]), (0, 6, [0, 2, 4, 6]),
+        (1, 49, [10, 20, 30, 40]),
+    ):  # fmt: skip
+        np.testing.assert_allclose(chart.ticks(low, high), expected, atol=1e-12)
+    for value, text in (
+        (0, "0"), (0.001, "0.001"), (0.00099, "9.9e-4"), (1e5, "1e5"), (99999, "99999"), (-0.5, "-0.5"), (-2e6, "-2e6"),
+    ):  # fmt: skip
+        assert chart.label(value) == text
+    assert chart.chart("t", "x", []) == "" == chart.chart("t", "x", [chart.Series("a", [], "red")])
+    one = chart.chart("t", "x", [chart.Series("a", [(0, 1)], "red"), chart.Series("b", [], "blue", True)])
+    assert "red" in one and "blue" not in one and "stroke-dasharray" not in one
+    assert "stroke-dasharray" in chart.chart("t", "x", [chart.Series("a", [(0, 1), (1, 2)], "red", dashed=True)])
+    for name, count in (("alone", 1), ("", 0)):  # one line without a name needs no legend, one with a name has it
+        made = chart.chart("t", "x", [chart.Series(name, [(0, 1), (1, 2)], "red")])
+        assert made.count('y="34.0" class="tick"') == count
+
+
+def test_a_chart_from_end_to_end():
+    """560 wide and 300 high, and 17 more for the row of the legend: 484 x 226 for the lines."""
+    series = [Series("a<b", [(0, 10.0), (2, 20.0)], "red"), Series("test", [(1, 15.0)], "blue", dashed=True)]
+    grid = "".join(
+        f'<path d="M62 {y}H546" class="grid"/><text x="56.0" y="{words}" class="tick" text-anchor="end">{tick}</text>'
+        for y, words, tick in (
+            ("268.6", "272.6", 10), ("164.0", "168.0", 15), ("59.4", "63.4", 20),
+        )
+    )  # fmt: skip
+    below = "".join(
+        f'<text x="{x}" y="293.0" class="tick" text-anchor="middle">{tick}</text>'
+        for x, tick in (("62.0", "0"), ("304.0", "1"), ("546.0", "2"))
+    )
+    assert chart.chart('"loss"', "epoch>", series) == (
+        '<svg viewBox="0 0 560 317" role="img" aria-label="&quot;loss&quot;">'
+        '<text x="62" y="18" class="title">&quot;loss&quot;</text>'
+        '<path d="M62.0 30.0h18" class="line" stroke="red"/><text x="86.0" y="34.0" class="tick">a&lt;b</text>'
+        '<path d="M121.0 30.0h18" class="line" stroke="blue" stroke-dasharray="5 4"/>'
+        f'<text x="145.0" y="34.0" class="tick">test</text>{grid}{below}'
+        '<text x="546.0" y="311.0" class="tick" text-anchor="end">epoch&gt;</text>'
+        '<path d="M62.0 268.6L546.0 59.4" class="line" stroke="red"><title>a&lt;b</title></path>'
+        '<circle cx="304.0" cy="164.0" r="3" fill="blue"><title>test</title></circle></svg>'
+    )
+
+
+@each(
+    case=[
+        (0.0, 0.0, (-1.0, 1.0)), (-5.0, -5.0, (-5.5, -4.5)), (20.0, 20.0, (18.0, 22.0)), (10.0, 20.0, (9.6, 20.4)),
+        (0.0, 10.0, (0.0, 10.4)), (3.0, 13.0, (0.0, 13.4)), (3.2, 13.2, (2.8, 13.6)), (-1.0, 9.0, (-1.4, 9.4)),
+    ]
+)  # fmt: skip
+def test_the_room_of_an_axis(case):
+    low, high, expected = case
+    np.testing.assert_allclose(chart._room(low, high), expected)
+
+
+def test_a_single_point_stands_in_the_middle():
+    text = chart.chart("t", "x", [Series("", [(4, 1.0)], "red")])
+    assert '<circle cx="304.0" cy="147.0" r="3" fill="red"/>' in text  # 62 + 484 / 2, 34 + 226 / 2
+
+
+def record(name, log, **summary):
+    return report.RunRecord(f"runs/{name}", name, {"status": "finished", **summary}, log, f"epochs: 3\nout: {name}\n")
+
+
+LOG = [{"epoch_detail": 0.5, "main/loss": 2.0, "validation/main/loss": 3.0, "lr": 0.1}, {"epoch": 1, "main/loss": 1.0}]
+
+
+def test_curves_of_one_run_are_told_apart_by_what_they_show():
+    assert list(report.curves([record("a", LOG)])) == [
+        ("Loss", "loss", [
+            Series("training", [(0.5, 2.0), (1.0, 1.0)], COLOURS[0]), Series("test", [(0.5, 3.0)], COLOURS[1]),
+        ]),
+        ("Learning rate", "learning_rate", [Series("", [(0.5, 0.1)], COLOURS[0])]),
+    ]  # fmt: skip
+
+
+def test_curves_of_several_runs_have_a_colour_each_and_dashes_for_training():
+    runs_ = [record("a", LOG), record("b", LOG[1:])] + [record(f"r{k}", []) for k in range(7)] + [record("z", LOG[1:])]
+    assert list(report.curves(runs_)) == [
+        ("Loss", "loss", [
+            Series("a training", [(0.5, 2.0), (1.0, 1.0)], COLOURS[0], True),
+            Series("a test", [(0.5, 3.0)], COLOURS[0]),
+            Series("b training", [(1.0, 1.0)], COLOURS[1], True), Series("z training", [(1.0, 1.0)], COLOURS[9], True),
+        ]),
+        ("Learning rate", "learning_rate", [Series("a", [(0.5, 0.1)], COLOURS[0])]),
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (3, 3, [3]),
+        (-1, 1, [-1, -0.5, 0, 0.5, 1]),
+        (0, 7e-5, None),
+        (0, 3e9, None),
+    ],
+)
+def test_ticks_are_round_and_inside(low, high, expected):
+    found = chart.ticks(low, high)
+    if expected:
+        assert found == pytest.approx(expected)
+    assert 1 <= len(found) <= 12
+    assert all(low - 1e-12 <= t <= high * (1 + 1e-9) for t in found)
+    for t in found[1:]:
+        mantissa = (t - found[0]) / 10 ** math.floor(math.log10(t - found[0]))
+        assert mantissa * 2 == pytest.approx(round(mantissa * 2), abs=1e-6)

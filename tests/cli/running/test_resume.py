@@ -1,0 +1,184 @@
+"""Tests of dbrdist.cli.running.resume."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dbrdist.cli.configuration import load
+from dbrdist.cli.running import resume
+from dbrdist.core.files.serializer import read_npz
+from dbrdist.training.extensions import snapshots
+from tests.cli.cli_helpers import lines, same_runs
+from tests.each import each
+
+
+@each(n=[59, 60, 61])
+def test_long_values_are_cut(n):
+    quoted = "a" * (n - 2)
+    text = load._shown(quoted)
+    assert text == (f"'{quoted}'" if n <= 60 else "'" + "a" * 56 + "...")
+    plain = "a" * n
+    assert resume.shown(plain) == (plain if n <= 60 else "a" * 57 + "...")
+    assert load._shown(None) == resume.shown(None) == "nothing"
+
+
+def contents(folder):
+    return {str(path): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], []),
+        (["batch=16"], ["not used: batch 16, the run had 100"]),
+        (["iterations=2", "log.every=1 epoch"], ["not used: iterations 2, the run had 3"]),
+    ],
+)
+def test_a_resume_without_a_step_records_nothing(run, words, expected):
+    assert run("run.yaml", "log.every=1 iteration")[0] == 0
+    before = contents("result")
+    code, out, err = run("run.yaml", "log.every=1 iteration", "--resume", *words)
+    assert code == 0, err
+    assert "snapshot_iter_3 is the end of this run, after 3 steps" in out
+    assert all(text in out for text in expected)
+    assert contents("result") == before
+    assert run("run.yaml", "--resume", "iterations=4", "batch=50")[0] == 0
+    assert "batch: 50" in Path("result/config.yaml").read_text()
+
+
+def test_a_run_that_was_killed_after_its_last_snapshot_is_finished(run):
+    run("run.yaml")
+    summary = json.loads(Path("result/summary.json").read_text())
+    Path("result/summary.json").write_text(json.dumps({**summary, "status": "running"}))
+    assert run("run.yaml", "--resume")[0] == 0
+    assert json.loads(Path("result/summary.json").read_text())["status"] == "finished"
+
+
+def contents_of(folder):
+    return {p.name: p.read_bytes() for p in Path(folder).iterdir() if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["seed=1"], "seed: the run began with 0 and cannot continue with 1"),
+        (["dtype=float64"], "dtype: the run began with float32"),
+        (["optimizer.name=nesterov_ag"], "optimizer.name: the run began with momentum_sgd"),
+        (["loss_scale=4"], "loss_scale: the run began with auto"),
+        (["seed=1", "dtype=float64"], "dtype: the run began with float32"),
+    ],
+)
+def test_what_a_snapshot_decides_is_refused_by_name(run, words, key):
+    assert run("run.yaml", "iterations=2")[0] == 0
+    before = contents_of("result")
+    code, _, err = run("run.yaml", "--resume", *words)
+    assert code == 2
+    assert key in err
+    assert err.count("command line") == len(words)
+    assert contents_of("result") == before
+    assert run("run.yaml", "--resume")[0] == 0  # the folder was given back
+
+
+def test_changed_hyperparameters_are_applied_and_named(run):
+    words = ("run.yaml", "log.every=1 iteration", "optimizer.schedule=constant")
+    assert run(*words, "iterations=2")[0] == 0
+    changed = ("optimizer.momentum=0.1", "optimizer.lr=0.01")
+    code, out, _ = run(*words, "iterations=4", *changed, "--resume")
+    assert code == 0
+    assert "optimizer.momentum is now 0.1, was 0.9" in out
+    assert "optimizer.lr is now 0.01, was 0.05" in out
+    assert "iterations is now 4, was 2" in out
+    saved = np.load(snapshots.newest("result"))
+    assert float(saved["updater/optimizer:main/hyperparam/momentum"]) == 0.1
+    assert float(saved["updater/optimizer:main/hyperparam/lr"]) == 0.01
+    assert [entry["lr"] for entry in lines("result/log.jsonl")] == [0.05, 0.05, 0.01, 0.01]
+
+
+def test_an_unchanged_resume_names_nothing(run):
+    run("run.yaml", "iterations=2")
+    _, out, _ = run("run.yaml", "iterations=2", "--resume")
+    assert " is now " not in out
+
+
+def test_a_damaged_newest_snapshot_costs_no_later_one(run):
+    words = ("run.yaml", "snapshot.every=2 iterations", "snapshot.keep=1")
+    assert run(*words, "iterations=4", "snapshot.keep=2")[0] == 0
+    bad = Path("result/snapshot_iter_4")
+    data = bytearray(bad.read_bytes())
+    data[len(data) // 2] ^= 4
+    bad.write_bytes(data)
+    code, out, _ = run(*words, "iterations=4", "--resume")
+    assert code == 0
+    said = "result/snapshot_iter_4 is damaged and was skipped: its bytes are not those that were saved"
+    assert said in " ".join(out.split()) and said in Path("result/log.txt").read_text()
+    assert "continuing from result/snapshot_iter_2" in out
+    assert Path("result/damaged_snapshot_iter_4").read_bytes() == data
+    assert snapshots.newest("result") == "result/snapshot_iter_4"
+    assert run(*words, "iterations=4", "out=straight")[0] == 0
+    same_runs("straight", "result")
+
+
+EVERY = ["log.every=1 iteration", "snapshot.every=2 iterations", "snapshot.best=validation/main/loss"]
+
+
+def renamed(path, change):
+    """The snapshot with other names of entries; None leaves one out."""
+    entries = {change(key): value for key, value in read_npz(path).items()}
+    entries.pop(None, None)
+    snapshots.write(path, entries)
+
+
+@pytest.fixture
+def cut(run):
+    assert run("run.yaml", *EVERY, "iterations=2")[0] == 0
+    return Path("result/snapshot_iter_2")
+
+
+def test_triggers_without_their_numbers_are_refused_by_name(run, cut):
+    """Triggers joined by `or` were single ones before, and had no number in their names."""
+    renamed(str(cut), lambda key: key.replace("/0/", "/") if key.startswith("extension_triggers/") else key)
+    before = cut.read_bytes()
+    code, _, err = run("run.yaml", *EVERY, "iterations=4", "--resume")
+    said = [line for line in err.splitlines() if not line.startswith("dbrdist: ")]
+    assert code == 2 and len(said) == 1 and "Traceback" not in err
+    assert "snapshot_iter_2" in said[0] and "extension_triggers/" in said[0]
+    assert cut.read_bytes() == before
+
+
+def test_extensions_that_were_not_there_start_anew(run, cut):
+    """Without any entry of an extension and its trigger: the version that saved had none."""
+    gone = ("extensions/WeightAverage", "extension_triggers/SharedSnapshot", "extensions/LogReport")
+    gone = (*gone, "extension_triggers/LogReport", "extension_triggers/best")
+    renamed(str(cut), lambda key: None if key.startswith(gone) else key)
+    code, out, err = run("run.yaml", *EVERY, "iterations=4", "--resume")
+    assert code == 0, err
+    assert "continuing from" in out and os.path.exists("result/snapshot_iter_4")
+    assert int(read_npz("result/snapshot_iter_4")["updater/iteration"]) == 4
+
+
+def test_what_nobody_takes_is_refused_by_name(run, cut):
+    renamed(str(cut), lambda key: key + "_of_old" if key == "updater/iterator:main/epoch" else key)
+    code, _, err = run("run.yaml", *EVERY, "iterations=4", "--resume")
+    assert code == 2 and "updater/iterator:main/epoch" in err and "Traceback" not in err
+
+
+def test_a_renamed_snapshot_is_read_as_it_was_written(cut):
+    before = read_npz(str(cut))
+    renamed(str(cut), lambda key: key)
+    after = read_npz(str(cut))
+    assert set(before) == set(after)
+    assert all(np.array_equal(before[key], after[key]) for key in before)
+
+
+def test_differences_of_configurations():
+    old = {"a": 1, "model": {"name": "x", "gone": 2, "none": None, "deep": {"k": [1, 2]}}, "only": 3}
+    new = {"a": 2, "model": {"name": "x", "added": 4, "empty": None, "deep": {"k": [1, 3]}}, "later": {"y": 1}}
+    found = [tuple(change) for change in resume._differences(old, new, ())]
+    assert found == [("a", 1, 2), ("model.gone", 2, None), ("model.added", None, 4), ("model.deep.k", [1, 2], [1, 3])]
+    assert list(resume._differences(new, new, ())) == []
+    assert [tuple(c) for c in resume._differences({"a": {"b": 1}}, {"a": 2}, ())] == [("a", {"b": 1}, 2)]

@@ -1,0 +1,246 @@
+"""Each recipe of examples/imagenet trains a few steps on real photographs, and its schedules are those of its paper.
+
+Rates are worked out here from the papers' formulas, or are those of published logs.
+"""
+
+import csv
+import math
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from dbrdist.cli.configuration import load
+from dbrdist.cli.running import rehearsal
+from dbrdist.datasets import block_bounds
+from tests.cli.cli_helpers import ROOT, lines
+
+FOLDER = ROOT / "examples" / "imagenet"
+NUM = 1_281_167
+PARTS = ("base", "mlperf-lars", "ffcv", "rsb", "sample", "config")  # what is no recipe by itself
+RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem not in PARTS)
+
+
+def cosine(epoch, lr, total, warm, start=0.0, end=0.0, begin=None):
+    begin = warm if begin is None else begin
+
+    def fall(e):
+        return end + (lr - end) * (1 + math.cos(math.pi * (e - begin) / (total - begin))) / 2
+
+    return fall(epoch) if epoch >= warm else start + (fall(warm) - start) * epoch / warm
+
+
+def polynomial(epoch, lr, total, warm):
+    if epoch < warm:
+        return lr * epoch / warm
+    return 1e-4 + (lr - 1e-4) * (1 - (epoch - warm) / (total - warm)) ** 2
+
+
+def goyal(epoch):
+    if epoch < 5:
+        return 0.1 + 3.1 * epoch / 5
+    return 3.2 * 0.1 ** sum(epoch >= m for m in (30, 60, 80))
+
+
+def akiba(epoch):
+    return 12.8 * (0.5 if epoch < 40 else 0.075 if epoch < 70 else 0.01 if epoch < 85 else 0.001)
+
+
+def ffcv(epoch, total):
+    return 1.7 * (1e-4 + (1 - 1e-4) * epoch / 2 if epoch < 2 else (total - epoch) / (total - 2))
+
+
+RATES = {
+    "goyal2017": goyal,
+    "akiba2017": akiba,
+    "you2017-lars": lambda e: polynomial(e, 32.0, 90, 14),
+    "mlperf-lars-4k": lambda e: polynomial(e, 10.0, 42, 5),
+    "mlperf-lars-8k": lambda e: polynomial(e, 17.0, 44, 5),
+    "mlperf-lars-32k": lambda e: polynomial(e, 21.2, 58, 16),
+    "mlperf-lars-64k": lambda e: polynomial(e, 24.699, 89, 31),
+    "nvidia-dle": lambda e: cosine(e, 2.048, 90, 8),
+    "ffcv-16": lambda e: ffcv(e, 16),
+    "ffcv-32": lambda e: ffcv(e, 32),
+    "ffcv-88": lambda e: ffcv(e, 88),
+    "mosaic-mild": lambda e: cosine(e, 2.048, 28.8, 8),
+    "rsb-a3": lambda e: cosine(e, 8e-3, 100, 5, 1e-6, 1e-6, 0),
+    "rsb-a1": lambda e: cosine(e, 5e-3, 600, 5, 1e-6, 1e-6, 0),
+    "torchvision-v2": lambda e: cosine(e, 0.5, 600, 5, 0.005),
+    "chainer-example": lambda e: 0.01,
+}
+BATCHES = {
+    "goyal2017": 8192, "akiba2017": 32768, "you2017-lars": 32768, "mlperf-lars-4k": 4096, "mlperf-lars-8k": 8192,
+    "mlperf-lars-32k": 32768, "mlperf-lars-64k": 65536, "nvidia-dle": 2048, "ffcv-16": 4096, "ffcv-32": 4096,
+    "ffcv-88": 4096, "mosaic-mild": 2048, "rsb-a3": 2048, "rsb-a1": 2048, "torchvision-v2": 1024,
+    "chainer-example": 256,
+}  # fmt: skip
+
+
+def test_all_recipes_are_tested_here():
+    assert len(RECIPES) == 16
+    assert set(RECIPES) == set(RATES) == set(BATCHES)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_says_what_it_is(name):
+    config, _ = load.load(FOLDER / f"{name}.yaml")
+    assert config.batch_size == BATCHES[name]
+    assert config.out == f"result/{name}"
+    header = "".join(line[1:] for line in (FOLDER / f"{name}.yaml").read_text().splitlines() if line.startswith("#"))
+    for words in ("%" if name != "chainer-example" else "No accuracy", f"imagenet/{name}.yaml data.root=ROOT"):
+        assert words in header
+    assert "eviations" in header or "see mlperf-lars.yaml" in header
+    assert "ithout a source" in header or "see ffcv.yaml" in header or name in ("torchvision-v2", "chainer-example")
+
+
+def table(run, name, tmp_path, *words):
+    code, out, err = run(FOLDER / f"{name}.yaml", *words, "--schedule", "s.csv", "--examples", NUM)
+    assert code == 0, err
+    with open("s.csv", newline="") as file:
+        return list(csv.DictReader(file)), out
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_rates_are_those_of_the_paper(run, tmp_path, name):
+    words = ["epochs=100", "optimizer.schedule.warmup_epochs=5"] if name == "rsb-a3" else []
+    rows, out = table(run, name, tmp_path, *words)
+    per_epoch = -(-NUM // BATCHES[name])
+    assert f"{len(rows):,} steps of {BATCHES[name]:,} examples; iteration, epoch, lr" in " ".join(out.split())
+    for i in {0, 1, per_epoch, *np.linspace(0, len(rows) - 1, 200).astype(int)}:
+        epoch = i // per_epoch + i % per_epoch * BATCHES[name] / NUM
+        assert int(rows[i]["iteration"]) == i
+        assert float(rows[i]["epoch"]) == pytest.approx(epoch, rel=1e-12)
+        assert float(rows[i]["lr"]) == pytest.approx(RATES[name](epoch), rel=1e-9, abs=1e-12), epoch
+
+
+def test_the_share_of_sgd_stands_beside_the_rate(run, tmp_path):
+    rows, _ = table(run, "akiba2017", tmp_path)
+    assert len(rows) == 3600
+    assert list(rows[0]) == ["iteration", "epoch", "lr", "a_sgd"]
+    for row in rows[::7]:
+        epoch, share = float(row["epoch"]), float(row["a_sgd"])
+        exponential = math.exp(2 * (epoch - 10) / 5) / 2
+        assert share == pytest.approx(exponential if epoch < 10 else min(0.5 + (epoch - 10) / 5, 1), rel=1e-12)
+        rate_of_rmsprop = (1 - share) * 3e-4
+        assert rate_of_rmsprop >= 0
+    literal, _ = table(run, "akiba2017", tmp_path, "schedules.0.schedule.literal=true")
+    assert max(float(row["a_sgd"]) for row in literal) == pytest.approx(1.5, abs=0.02)
+
+
+def test_ffcvs_rates_are_those_of_its_log(run, tmp_path):
+    """312 steps per epoch, as FFCV leaves out the last batch: here with so many examples."""
+    code, _, err = run(FOLDER / "ffcv-16.yaml", "--schedule", "s.csv", "--examples", 312 * 4096)
+    assert code == 0, err
+    with open("s.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    last = [float(rows[312 * epoch + 311]["lr"]) for epoch in (0, 1, 15)]
+    assert last == pytest.approx([0.847360913, 1.697275913, 0.000389194], abs=5e-10)
+    assert {int(rows[312 * epoch]["size"]) for epoch in range(12)} == {160}
+    assert {int(rows[312 * epoch]["size"]) for epoch in range(12, 16)} == {192}
+
+
+@pytest.mark.parametrize(
+    "words, error",
+    [
+        (["--schedule", "s.csv"], "--schedule reads no data: give the number of training examples, --examples 1281167"),
+        (["--schedule", "s.txt", "--examples", "9"], "expected the name of a file to write, FILE.csv, got 's.txt'"),
+        (["--schedule", ".csv/x.csv", "--examples", "9"], "No such file or directory"),
+        (["--examples", "9"], "--examples goes with --schedule or --rehearse"),
+        (["--schedule", "s.csv", "--examples", "0"], "0 is not in the range"),
+        (["--rehearse", "7x2", "--examples", "9"], "expected RANKSxPER_HOST, such as 1024x8"),
+        (["--rehearse", "8", "--examples", "9"], "expected RANKSxPER_HOST, such as 1024x8"),
+        (["--rehearse", "512x8", "--examples", "9"], "512 ranks are more than the 256 virtual workers"),
+        (["--schedule", "s.csv", "--examples", "9", "--resume"], "--schedule and --rehearse are used alone"),
+    ],
+)
+def test_bad_words_are_refused(run, words, error):
+    code, _, err = run(FOLDER / "goyal2017.yaml", *words)
+    assert code == 2
+    assert error in err
+
+
+# ---- training -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """The 240 sample photographs, a class each."""
+    data = Path(os.environ.get("DBRDIST_DATA", ROOT.parent / "shared" / "data"))
+    tar = next((p for p in (data / "imagenet-sample.tar", Path("/nowhere")) if p.exists()), None)
+    if tar is None:
+        pytest.skip(f"there is no imagenet-sample.tar in {data}; set DBRDIST_DATA")
+    folder = tmp_path_factory.mktemp("photographs")
+    subprocess.run(["tar", "-xf", tar, "-C", folder], check=True)
+    return folder / "imagenet-sample"
+
+
+def small(name, photographs, out, steps):
+    """Words for a run of a recipe at 64 pixels and a batch of 8, that of 4 virtual workers."""
+    config, _ = load.load(FOLDER / f"{name}.yaml")
+    words = [str(FOLDER / f"{name}.yaml"), f"data.root={photographs}", "data.train=.", "data.test=null"]
+    for i, transform in enumerate(config.transforms.train):
+        if hasattr(transform, "size"):
+            words.append(f"transforms.train.{i}.size=64")
+    words += ["batch={virtual_workers: 4, per_worker: 2}", f"iterations={steps}", "log.every=1 iteration", "threads=0"]
+    return [*words, f"out={out}", "snapshot.best=null", "metrics=[]", "evaluation={}", "snapshot.every=1 epoch"]
+
+
+def first_loss(name):
+    """What the first loss of a network that knows nothing is near: with zero gamma the scores are small."""
+    return {"mosaic-mild": (5, 16), "rsb-a3": (0.5, 1.0), "rsb-a1": (0.5, 1.0)}.get(name, (4.2, 8.0))
+
+
+@pytest.mark.slow
+@pytest.mark.programs
+@pytest.mark.mpiexec
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_trains_on_one_and_two_ranks(run, ranks, photographs, name):
+    steps = 2
+    code, _, err = run(*small(name, photographs, "one", steps))
+    assert code == 0, err
+    job = ranks(2, *small(name, photographs, "two", steps))
+    out, err = job.communicate(timeout=800)
+    assert job.returncode == 0, out + err
+    one, two = lines("one/log.jsonl"), lines("two/log.jsonl")
+    for step, (a, b) in enumerate(zip(one, two, strict=True)):
+        assert a["lr"] == b["lr"] == pytest.approx(RATES[name](step * 8 / 240), rel=1e-9, abs=1e-12)
+        assert a["main/loss"] == pytest.approx(b["main/loss"], rel=1e-3)
+        assert math.isfinite(a["main/loss"])
+    low, high = first_loss(name)
+    assert low < one[0]["main/loss"] < high
+    stored = yaml.safe_load(Path("one/config.yaml").read_text())
+    assert stored["optimizer"]["name"] == load.load(FOLDER / f"{name}.yaml")[0].optimizer.name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_rehearsal_foretells_the_job_and_tries_it(run):
+    code, out, err = run(
+        FOLDER / "akiba2017.yaml", "model.name=resnet18", "--rehearse", "1024x8", "--examples", NUM,
+        "--examples-per-second", "178.8", "--gigabits", "112",
+    )  # fmt: skip
+    assert code == 0, out + err
+    words = " ".join(out.split())
+    assert "ranks: 1,024 on 128 hosts, 8 on each" in words
+    assert "batch: 32,768, that is 32 examples per rank; 1,024 virtual workers of 32" in words
+    assert "lr: 6.4 at the start, 6.4 at most (epoch 0), 0.0128 at the end" in words
+    sent = 2 * 1023 / 1024 * 11_689_512 * 2 / 1e6
+    assert f"{2 * sent:.2f} MB per rank and step, {sent:.2f} in 16 bits" in words
+    assert "the rehearsal has passed" in words
+
+
+def test_traffic_of_a_ring():
+    """Golden numbers for ResNet-50 in 16 bits."""
+    found = [rehearsal.ring_bytes(p, 25_557_032 * 2) / 1e6 for p in (8, 1024)]
+    assert found == pytest.approx([89.45, 102.13], abs=0.005)
+
+
+def test_evaluation_counts_each_image_once_on_1024_ranks():
+    """50,000 images: ChainerMN's equal shards would make 50,176 of them."""
+    parts = [block_bounds(50_000, rank, 1024) for rank in range(1024)]
+    assert sum(end - start for start, end in parts) == 50_000
+    assert [end for _, end in parts[:-1]] == [start for start, _ in parts[1:]]

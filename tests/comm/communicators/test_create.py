@@ -1,0 +1,52 @@
+"""Tests of dbrdist.comm.communicators.create."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dbrdist import comm
+from dbrdist.comm import create_communicator, run_threads
+
+
+def test_create_says_the_nearest_name():
+    with pytest.raises(ValueError, match=r"unknown communicator 'flatt', .*did you mean 'flat'"):
+        create_communicator("flatt")
+    with pytest.raises(ValueError, match=r"known are auto, naive, .*did you mean 'two_dimensional'"):
+        create_communicator("two-dimensional")
+    with pytest.raises(ValueError, match="does not use MPI"):
+        create_communicator("single", mpi_comm=3)
+    with pytest.raises(ValueError, match=r"unknown configuration 'alreduce_grad_dtype'.*did you mean"):
+        create_communicator("single", alreduce_grad_dtype="float16")
+
+
+def test_without_a_launcher_a_single_rank_is_taken(capfd, monkeypatch):
+    for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("dbrdist.comm.transport.mpi.started", lambda: None)
+    comm = create_communicator(batched_copy=False)
+    assert comm.size == 1
+    assert comm.get_config("batched_copy") is False
+    assert capfd.readouterr().err == "dbrdist: communicator 'single', 1 rank (no launcher started this process)\n"
+
+
+def test_settings_of_a_communicator_are_single_values_of_known_names():
+    own = comm.create_communicator("single")
+    with pytest.raises(TypeError, match=r"set_config\('allreduce_grad_dtype'\) expected one value, got also other"):
+        own.set_config("allreduce_grad_dtype", None, other=1)
+    with pytest.raises(ValueError, match="allreduce_grad_dtype expected a float type, got int32"):
+        own.set_config("allreduce_grad_dtype", "int32")
+    own.set_config("allreduce_grad_dtype", "float16")
+    assert own.get_config("allreduce_grad_dtype") == np.float16 == own.get_config()["allreduce_grad_dtype"]
+    own.set_config("allreduce_grad_dtype", None)
+    assert own.get_config("allreduce_grad_dtype") is None
+
+
+@pytest.mark.slow
+def test_create_inside_a_thread_rank():
+    def body(comm):
+        return create_communicator("threads") is comm, create_communicator() is comm
+
+    assert run_threads(2, body) == [(True, True)] * 2
+    with pytest.raises(ValueError, match="created inside"):
+        create_communicator("threads")

@@ -1,0 +1,287 @@
+"""Tests of dbrdist.comm.communicators.nccl."""
+
+import contextlib
+import ctypes
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dbrdist.comm.communicators import nccl
+from dbrdist.comm.communicators.nccl import NcclCommunicator, NcclGradients, Ring
+from dbrdist.comm.transport import message
+from dbrdist.core.array import backend
+from dbrdist.core.array.backend import as_dtype
+from tests.each import each
+
+
+class OnDevice(np.ndarray):
+    """An array whose memory has an address, as CuPy's; ``get`` and ``set`` copy between it and the host."""
+
+    device = SimpleNamespace(id=0)
+
+    @property
+    def data(self):
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
+def on_device(x):
+    return np.array(x).view(OnDevice)
+
+
+class FakeNccl:
+    """NCCL as rank 1 of three has it: the others have twice and thrice what it has at the start."""
+
+    NCCL_SUM = "sum"
+
+    def __init__(self, x):
+        self.start, self.log, self.group = x.copy(), [], None
+        for name in {name for name, _ in nccl._TYPES.values()}:
+            setattr(self, name, name)
+
+    def NcclCommunicator(self, size, unique_id, rank):
+        self.log.append(("made", size, unique_id, rank))
+        return self
+
+    def destroy(self):
+        self.log.append(("destroy",))
+
+    def groupStart(self):
+        assert self.group is None
+        self.group = []
+
+    def groupEnd(self):
+        found, self.group = self.group, None
+        self.log.append(("group", found))
+
+    def allReduce(self, sent, received, count, kind, op, stream):
+        self.log.append(("allReduce", sent == received, sent, count, kind, op, stream))
+
+    def send(self, *args):
+        self.group.append(("send", *args))
+
+    def recv(self, *args):
+        self.group.append(("recv", *args))
+
+
+@pytest.fixture
+def ring(monkeypatch):
+    """Makes a ring of three of which this is rank 1, and its NCCL."""
+    monkeypatch.setattr(backend, "current_device", lambda: "device 0")
+    monkeypatch.setattr(backend, "current_stream", lambda: 77)
+
+    def make(x):
+        fake = FakeNccl(x)
+        fake.NCCL_UINT8 = "NCCL_UINT8"
+        return Ring(fake, 3, b"id", 1), fake
+
+    return make
+
+
+WIDTHS = {"complex64": ("NCCL_FLOAT32", 2), "complex128": ("NCCL_FLOAT64", 2)}
+
+
+@each(dtype=list(nccl._TYPES), factors=[None, [9.0, 2.0, 9.0]], divisor=[None, 4.0])
+def test_nccl_adds_the_types_that_it_has(ring, dtype, factors, divisor):
+    if divisor and np.dtype(dtype).kind in "iu":
+        pytest.skip("numbers without a fraction are only added")
+    x = on_device(np.arange(4).astype(dtype))
+    one, fake = ring(x)
+    one.reduce(x, factors, divisor)
+    name, width = WIDTHS.get(dtype, (f"NCCL_{dtype.upper()}", 1))
+    assert fake.log == [("made", 3, b"id", 1), ("allReduce", True, x.ctypes.data, 4 * width, name, "sum", 77)]
+    assert x.tolist() == (np.arange(4).astype(dtype) * (2 if factors else 1) / (divisor or 1)).tolist()
+    one.reduce(x[:0])
+    one.free()
+    assert fake.log[2:] == [("destroy",)] and one.device == "device 0"
+
+
+def memory(place, num_bytes):
+    return (ctypes.c_uint8 * num_bytes).from_address(place)
+
+
+@each(dtype=["f2", "bfloat16"], size=[10, 2], factors=[None, [1.0, 0.5, 2.0]])
+def test_other_types_are_added_here(ring, monkeypatch, dtype, size, factors):
+    """Each rank adds its block of all ranks in order, in float32, and gives the narrowed sum to all."""
+    kind = as_dtype(dtype)
+    everyone = [(np.arange(size) * (k + 1)).astype(kind) for k in range(3)]
+    x = on_device(everyone[1])
+    one, fake = ring(x)
+    monkeypatch.setattr(backend, "empty", lambda shape, dtype, like: on_device(np.zeros(shape, dtype)))
+    borders = message.blocks(size, 3)
+    weights = factors or [1.0] * 3
+    total = sum(np.float32(w) * e.astype("f4") for w, e in zip(weights, everyone)) / np.float32(2)
+    end, groups = fake.groupEnd, []
+
+    def finish():
+        """The others' blocks come, first of what they have, then of sums."""
+        groups.append(list(fake.group))
+        for verb, place, num_bytes, how, peer, stream in fake.group:
+            assert (how, stream) == ("NCCL_UINT8", 77) and peer in (0, 2)
+            block = slice(*borders[peer : peer + 2]) if (len(groups) == 1) == (verb == "send") else slice(*borders[1:3])
+            if verb == "send":
+                given = (everyone[1] if len(groups) == 1 else total.astype(kind))[block]
+                assert bytes(memory(place, num_bytes)) == given.tobytes()
+            else:
+                given = everyone[peer] if len(groups) == 1 else total.astype(kind)
+                np.frombuffer(memory(place, num_bytes), np.uint8)[...] = given[block].view(np.uint8)
+        end()
+
+    fake.groupEnd = finish
+    one.reduce(x, factors, 2.0)
+    assert x.tobytes() == total.astype(kind).tobytes() and len(groups) == 2
+    own = borders[2] - borders[1]
+    num_moved = [sum(borders[p + 1] > borders[p] for p in (0, 2)), 2 * (own > 0)]
+    assert [sum(g[0] == "send" for g in group) for group in groups] == num_moved
+    assert [sum(g[0] == "recv" for g in group) for group in groups] == num_moved[::-1]
+
+
+def test_a_group_ends_where_a_call_fails(ring):
+    one, fake = ring(np.zeros(1))
+    with pytest.raises(ZeroDivisionError):
+        one._together(lambda k, stream: 1 // 0, None)
+    assert fake.group is None and fake.log[-1] == ("group", [])
+
+
+@each(**{"dtype, config, sent": [("f4", None, "f4"), ("f4", "f2", "f2"), ("f8", "f4", "f4"), ("f4", "f4", "f4")]},
+      parts=[None, [(1, 2, 5)], [(0, 0, 4), (1, 0, 8)]])  # fmt: skip
+def test_gradients_are_sent_by_nccl_in_the_configured_type(dtype, config, sent, parts):
+    grads = [np.arange(8).astype(dtype), np.arange(8, 16).astype(dtype)]
+    before = [g.copy() for g in grads]
+    seen = []
+
+    def reduce(x, factors, divisor):
+        seen.append((x.dtype, x.size, factors, divisor))
+        x *= 2
+
+    plan = SimpleNamespace(runs=[SimpleNamespace(grad=g) for g in grads])
+    comm = SimpleNamespace(size=2, get_config=lambda name: as_dtype(config) if config else None)
+    call = SimpleNamespace(num_bytes=0, kind=None, agree=lambda word: np.array([word]))
+    one = NcclGradients(SimpleNamespace(reduce=reduce), plan)
+    one.reduce(comm, call, None, 2.0, parts)
+    found = [(0, 0, 8), (1, 0, 8)] if parts is None else parts
+    assert seen == [(np.dtype(sent), end - begin, None, 2.0) for _, begin, end in found]
+    for k, (grad, old) in enumerate(zip(grads, before)):
+        expected = old.copy()
+        for number, begin, end in found:
+            if number == k:
+                expected[begin:end] *= 2
+        np.testing.assert_array_equal(grad, expected)
+    assert call.num_bytes == sum(end - begin for _, begin, end in found) * np.dtype(dtype).itemsize
+    seen.clear()
+    one.reduce_scatter(comm, call, [1.0], None, [(0, 0, 1)])
+    assert [s[1:] for s in seen] == [(8, [1.0], None)] * 2
+
+
+@each(**{"places, rank, allowed, other": [
+    ([(0, 1), (0, 2)], 0, "", None), ([(0, 1), (1, 1)], 0, "", None), ([(0, 1), (0, 1)], 0, "", 1),
+    ([(0, 1), (0, 1)], 1, "0", 0), ([(0, 1), (0, 1)], 1, "1", None), ([(0, 1), (0, 2), (0, 1), (0, 1)], 2, "", 0),
+]})  # fmt: skip
+def test_two_ranks_do_not_share_a_gpu(monkeypatch, places, rank, allowed, other):
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", allowed)
+    error = nccl._shared_device(places, rank)
+    assert (error is None) == (other is None)
+    text = f"expected a GPU for each rank, but rank {rank} uses that of rank {other}; call dbrdist.get_device"
+    assert error is None or (type(error) is ValueError and text in str(error))
+
+
+class Nccl(NcclCommunicator):
+    """Rank 0 of two, without MPI and without a GPU."""
+
+    def __init__(self, size=2, rank=0):
+        self._size, self._rank, self._inter_rank, self._configs = size, rank, 3, {}
+
+    def __del__(self):
+        """There is nothing to give back."""
+
+
+@each(**{"size, others, has_ring": [(1, [1], False), (2, [1, 1], True), (2, [1, 0], False), (2, [0, 0], False)]})
+def test_a_ring_is_made_where_all_ranks_have_their_arrays_on_devices(monkeypatch, size, others, has_ring):
+    comm, made, asked = Nccl(size), [], []
+    monkeypatch.setattr(comm, "_make_ring", lambda call: made.append(call) or "ring")
+    call = SimpleNamespace(agree=lambda word: asked.append(word) or np.array([[n, 5] for n in others]))
+    for _ in range(2):
+        assert comm._ring_if_all(call, True) == ("ring" if has_ring else None)
+    assert made == [call] * has_ring and asked == [[True]] * 2 * (size > 1)
+
+
+@each(has_ring=[True, False])
+def test_what_nccl_reduces(monkeypatch, has_ring):
+    comm, asked, call = Nccl(), [], "call"
+    ring = SimpleNamespace(reduce=lambda x: asked.append(("ring", x))) if has_ring else None
+    monkeypatch.setattr(comm, "_are_on_my_device", lambda arrays: asked.append(arrays) or True)
+    monkeypatch.setattr(comm, "_ring_if_all", lambda call, is_mine: asked.append(is_mine) or ring)
+    base = NcclCommunicator.__mro__[1]
+    for name in ("_share_gradients", "_overlap"):
+        monkeypatch.setattr(base, name, lambda self, call, plan, name=name: f"flat {name}")
+    plan = SimpleNamespace(runs=[SimpleNamespace(grad="g")], shared=None)
+    found = comm._share_gradients(call, plan)
+    assert asked == [["g"], True]
+    plan.shared = found
+    assert comm._overlap(call, plan) == (None if has_ring else "flat _overlap")
+    assert type(found) is NcclGradients and found._grads == ["g"] if has_ring else found == "flat _share_gradients"
+    asked.clear()
+    comm._share_gradients(call, SimpleNamespace(runs=[]))
+    assert asked == [[], False]  # no gradients are on no device
+    asked.clear()
+    reduce = comm._reducer(call, "x")
+    assert asked == [["x"], True]
+    if has_ring:
+        reduce("call", "y")
+        assert asked[-1] == ("ring", "y")
+    else:
+        assert reduce == comm._reduce
+
+
+@each(**{"ring, current, arrays, is_mine": [
+    (None, 0, [0, 0], True), (None, 1, [0], False), (None, 0, [0, 1], False), (1, 0, [1], True), (1, 1, [0], False),
+    (None, 0, [], True), (None, 0, ["host", 0], False), (None, 0, [0, "host"], False),
+]})  # fmt: skip
+def test_arrays_are_on_the_device_of_the_ring_or_the_current_one(monkeypatch, ring, current, arrays, is_mine):
+    comm = Nccl()
+    comm._ring = None if ring is None else SimpleNamespace(device=ring)
+    monkeypatch.setattr(backend, "current_device", lambda: current)
+    monkeypatch.setattr(backend, "device_of", lambda a: a)
+    assert comm._are_on_my_device([np.ones(1) if a == "host" else a for a in arrays]) is is_mine
+
+
+@each(rank=[0, 1])
+def test_a_ring_is_made_with_the_id_of_rank_0(monkeypatch, rank):
+    comm, shown, made, moves = Nccl(2, rank), [], [], []
+    unique_id = bytes(range(128))
+    monkeypatch.setattr(backend, "import_nccl", lambda: SimpleNamespace(get_unique_id=lambda: unique_id))
+    monkeypatch.setattr(backend, "bus_id_of_device", lambda: "bus 7")
+    monkeypatch.setattr(nccl, "Ring", lambda *args: made.append(args[1:]) or "ring")
+    words = np.frombuffer(unique_id, np.int64)
+
+    def agree(payload, error=None):
+        shown.append((list(payload), error))
+        return np.array([[3, 5, *words, *[9] * 24], [4, 5, *[0] * 16, *[9] * 24]])
+
+    @contextlib.contextmanager
+    def moving():
+        moves.append(1)
+        yield
+
+    assert comm._make_ring(SimpleNamespace(agree=agree, moving=moving)) == "ring"
+    own = words.tolist() if rank == 0 else [0] * 16
+    assert shown == [([3, nccl.digest("bus 7"), *own], None), ([], None)]
+    assert made == [(2, unique_id, rank)] and moves == [1]
+
+
+def test_the_ring_is_given_back_before_the_rest(monkeypatch):
+    done = []
+    monkeypatch.setattr(NcclCommunicator.__mro__[1], "_free", lambda self: done.append("rest"))
+    comm = Nccl()
+    comm._free()
+    comm._ring = SimpleNamespace(free=lambda: done.append("ring"))
+    comm._free()
+    assert done == ["rest", "ring", "rest"] and comm._ring is None
+
+
+@each(reason=["", "CuPy finds no GPU"])
+def test_pure_nccl_says_what_it_needs(monkeypatch, reason):
+    monkeypatch.setattr(backend, "why_no_nccl", lambda: reason)
+    error = Nccl()._misfit()
+    text = "'pure_nccl' expected CuPy with NCCL, and a GPU on every rank, but CuPy finds no GPU; use 'auto' or 'flat'"
+    assert error is None if not reason else type(error) is RuntimeError and text in str(error)

@@ -1,0 +1,95 @@
+"""Tests of dbrdist.comm.communicators.threads."""
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import dbrdist.core.array.config as core_config
+from dbrdist.comm import run_threads
+from dbrdist.comm.communicators import threads
+from dbrdist.comm.communicators.threads import ThreadCommunicator
+from dbrdist.errors import CommunicatorError
+from tests.comm import contract
+from tests.each import each
+
+LIMIT = 60
+
+
+@pytest.mark.slow
+def test_results_come_in_order_of_ranks():
+    assert run_threads(3, lambda comm, x, *, y: (comm.rank, x, y), 5, y=6) == [(0, 5, 6), (1, 5, 6), (2, 5, 6)]
+
+
+@pytest.mark.slow
+def test_an_exception_on_one_rank_raises_in_the_caller_and_wakes_the_others():
+    others = []
+
+    def body(comm):
+        if comm.rank == 1:
+            raise KeyError("broken on purpose")
+        try:
+            comm.recv(1, 0) if comm.rank == 0 else comm.split(0, 0)
+        except CommunicatorError as e:
+            others.append(str(e))
+            raise
+
+    with pytest.raises(KeyError, match="on purpose") as info:
+        run_threads(3, body, timeout_seconds=LIMIT)
+    assert info.value.__notes__ == ["on rank 1 of 3"]
+    assert len(others) == 2
+    assert all("rank 1 failed with KeyError" in text for text in others)
+    assert not [t for t in threading.enumerate() if t.name.startswith("rank ")]
+
+
+@pytest.mark.slow
+def test_an_exception_wakes_ranks_that_wait_in_a_part():
+    def body(comm):
+        part = comm.split(comm.rank // 2, 0)
+        if comm.rank == 3:
+            raise ZeroDivisionError
+        part.allreduce(np.ones(2)) if comm.rank < 2 else None
+        part.barrier()
+        comm.barrier()
+
+    with pytest.raises(ZeroDivisionError):
+        run_threads(4, body, timeout_seconds=LIMIT)
+
+
+@pytest.mark.slow
+def test_a_time_limit_ends_ranks_that_wait_for_ever():
+    with pytest.raises(TimeoutError, match="rank 1"):
+        run_threads(2, lambda comm: comm.recv(0, 0) if comm.rank else None, timeout_seconds=0.2)
+
+
+@pytest.mark.slow
+def test_ranks_have_their_own_configuration():
+    def body(comm):
+        core_config.config.train = comm.rank % 2 == 0
+        core_config.config.dtype = ["float16", "float32", "float64", "bfloat16"][comm.rank]
+        comm.barrier()
+        for check in (contract.check_allreduce_every_type, contract.check_scatter):
+            check(comm)
+        return core_config.config.train, str(core_config.get_dtype())
+
+    expected = [(True, "float16"), (False, "float32"), (True, "float64"), (False, "bfloat16")]
+    assert run_threads(4, body) == expected
+    assert core_config.config.train is True
+
+
+@pytest.mark.slow
+def test_bad_numbers_of_ranks():
+    with pytest.raises(ValueError, match="at least 1 rank"):
+        run_threads(0, lambda comm: None)
+    assert threads.current() is None
+
+
+@each(**{"num_bytes, waits": [(0, False), (1 << 16, False), ((1 << 16) + 1, True)]})
+def test_a_message_of_64_kib_waits_for_nobody(num_bytes, waits):
+    comm, seen = ThreadCommunicator(), []
+    comm._world = SimpleNamespace(put=lambda *args: seen.append(args))
+    call, part = SimpleNamespace(num_bytes=num_bytes, peer=3, tag=4), np.ones(2)
+    comm._send_parts(call, "head", [part])
+    ((got, key, (head, (copy,)), waited),) = seen
+    assert (got, key, head, waited) == (call, (0, 3, 4), "head", waits) and not np.shares_memory(copy, part)

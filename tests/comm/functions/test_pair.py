@@ -1,0 +1,33 @@
+"""Tests of dbrdist.comm.functions.pair."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dbrdist.comm.functions import pair
+from dbrdist.errors import CommunicatorError
+from tests.each import each
+
+
+def received(of, first):
+    node = pair.Recv(SimpleNamespace(rank=0), 1, 3, of)
+    return node._checked((first, np.ones(2)))
+
+
+@each(
+    **{
+        "of, first, got": [
+            (5, np.array([5]), None), (5, np.array([6]), "that of message 6"), (5, np.array([5, 5]), "another message"),
+            (5, np.array([5.0]), "another message"), (5, np.array(5), "another message"),
+            (1, np.array([1.0]), "another message"), (1, np.array([[1]]), "another message"),
+        ]
+    }
+)  # fmt: skip
+def test_a_gradient_is_that_of_its_message(of, first, got):
+    if got is None:
+        (kept,) = received(of, first)
+        assert kept.tolist() == [1, 1]
+    else:
+        with pytest.raises(CommunicatorError, match=f"tag 3 the gradient of message {of}, got {got}; both ranks"):
+            received(of, first)

@@ -1,0 +1,104 @@
+"""Tests of dbrdist.comm.gradients.model."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dbrdist.comm import run_threads
+from dbrdist.comm.gradients import model as models
+from dbrdist.comm.gradients.model import Broadcast
+from dbrdist.core.model.parameter import Parameter
+from dbrdist.errors import CommunicatorError
+from dbrdist.links import Linear
+from tests.each import each
+
+
+def named_of(num=2):
+    params = [Parameter(np.zeros(3)) for _ in range(num)]
+    for k, p in enumerate(params):
+        p.grad = np.full(3, k + 1.0)
+    return [(f"/{k}", p) for k, p in enumerate(params)]
+
+
+class Call:
+    """A verb in which the other rank has a row of its own."""
+
+    def __init__(self, theirs):
+        self.theirs, self.rows, self.named = theirs, [], None
+
+    def agree(self, row, **named):
+        self.rows.append(list(row))
+        self.named = named
+        return np.array([row, [mine if other is None else other for mine, other in zip(row, self.theirs)]])
+
+
+@each(
+    **{
+        "theirs, zero_fill, lacks, is_anew, places, wanted, weights": [
+            ((None,) * 5, False, (), False, [6, 6], (0, 1), (None, 2.0)),
+            ((None, 77, None, None, None), False, (), True, [0, 0], (0, 1), (None, 2.0)),
+            ((None, None, None, None, 5), False, (), False, [6, 5], (0, 1), (None, 2.0)),
+            ((None, None, 9, None, None), False, (), False, [6, 6], (0, 1), ([0.25, 0.75], None)),
+            ((None, None, None, 1, None), False, (1,), False, [6, 6], (0, 1), (None, 2.0)),
+            ((None,) * 5, False, (1,), False, [6, 6], (0,), (None, 2.0)),
+            ((None,) * 5, True, (1,), False, [6, 6], (0, 1), (None, 2.0)),
+        ]
+    }
+)  # fmt: skip
+def test_what_ranks_agree_on_before_they_average(
+    monkeypatch, theirs, zero_fill, lacks, is_anew, places, wanted, weights
+):
+    """Parameters, where they lie in memory, examples, which gradients are there, and at which place."""
+    named = named_of()
+    settled, reduced = [], []
+    monkeypatch.setattr(models.Plan, "settle", lambda self, comm, call, found: settled.append((self, found)))
+    monkeypatch.setattr(models.Plan, "reduce", lambda self, comm, call, *args: reduced.append((self, *args)))
+    comm = SimpleNamespace(_plans={}, allreduce=lambda has: has | True)
+    for k in lacks:
+        named[k][1].cleargrad()
+    plan = models.plan_for(comm, named)
+    plan.place = 6
+    call = Call(theirs)
+    models.mean_grad(comm, call, [*named, ("/late", Parameter())], zero_fill, 3)
+    ((row,), has) = call.rows, np.array([zero_fill or k not in lacks for k in range(2)])
+    assert row == [plan.digest, plan.runs_digest, 3, models.zlib.crc32(has.tobytes()), 6]
+    assert call.named["num_same"] == 1 and call.named["what"] == "the same parameters"
+    assert call.named["detail"]() == plan.text
+    ((used, found),) = settled
+    assert (used is not plan) == is_anew and found == places and comm._plans[used.key] is used
+    assert reduced == [(used, [named[k][1] for k in wanted], *weights)]
+
+
+def test_the_last_plans_are_kept():
+    comm = SimpleNamespace(_plans={})
+    found = [named_of(1) for _ in range(9)]
+    plans = [models.plan_for(comm, named) for named in found]
+    assert list(comm._plans.values()) == plans[1:]
+    assert models.plan_for(comm, found[1]) is plans[1] and list(comm._plans.values()) == [*plans[2:], plans[1]]
+    assert models.plan_for(comm, found[0]) is not plans[0]
+    found[2][0][1].leave_arena()
+    assert models.plan_for(comm, found[2]) is not plans[2]
+
+
+def test_late_parameters_take_the_shape_and_later_the_values_of_the_root():
+    def body(comm):
+        link = Linear(4 if comm.rank == 0 else None, 2)
+        if comm.rank == 1:
+            link.b.array[...] = 9
+        models.bcast_params(comm, link)
+        return link.W.array.tolist(), link.b.array.tolist(), link.W.on_initialize
+
+    first, second = run_threads(2, body, timeout_seconds=60)
+    assert first == second and first[2] is None and np.shape(first[0]) == (2, 4) and first[1] == [0, 0]
+
+
+def test_ranks_that_initialise_different_parameters_are_told():
+    def body(comm, names):
+        p = Parameter(np.full(2, float(comm.rank)))
+        Broadcast(comm, names[comm.rank], 1)(p)
+        return p.array.tolist()
+
+    assert run_threads(2, body, ("/a", "/a"), timeout_seconds=60) == [[1, 1]] * 2
+    with pytest.raises(CommunicatorError, match="to initialise the same parameter"):
+        run_threads(2, body, ("/a", "/b"), timeout_seconds=60)

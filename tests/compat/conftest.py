@@ -1,0 +1,10 @@
+import pytest
+
+from dbrdist import compat
+
+
+@pytest.fixture
+def installed():
+    compat.install()
+    yield
+    compat.uninstall()

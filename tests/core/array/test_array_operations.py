@@ -1,0 +1,118 @@
+"""Adding at indices: the quick way for large arrays gives what NumPy's add.at gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dbrdist import Parameter
+from dbrdist.core.array import array_operations
+from dbrdist.core.model import flat
+from dbrdist.core.tape import ops
+from tests.each import each
+
+RNG = np.random.default_rng(0)
+SHAPE = (40, 30, 8)
+
+
+def ints(num, low, high, *more):
+    return RNG.integers(low, high, (num, *more))
+
+
+INDICES = [
+    ints(600, -40, 40),
+    (ints(600, 0, 40),),
+    (ints(600, -40, 40), ints(600, -30, 30)),
+    (ints(20, 0, 40)[:, None], ints(30, 0, 30)),
+    (ints(70, 0, 40, 80), ints(70, 0, 30, 80), ints(70, -8, 8, 80)),
+    (ints(600, 0, 40).astype(np.uint8), ints(600, 0, 30).astype(np.int16)),
+    (ints(600, 0, 40), slice(None), ints(600, 0, 8)),
+    (Ellipsis, ints(600, 0, 8)),
+    RNG.random(SHAPE) > 0.3,
+]
+
+
+@pytest.mark.parametrize("number", range(len(INDICES)))
+@each(dtype=["float32", "float64", "float16"])
+def test_scatter_adds_as_numpy_does(number, dtype):
+    index = INDICES[number]
+    x = RNG.standard_normal(np.zeros(SHAPE)[index].shape).astype(dtype)
+    expected = np.zeros(SHAPE, "float32" if dtype == "float16" else dtype)
+    np.add.at(expected, index, x)
+    y = ops.scatter(x, index, SHAPE)
+    assert y.dtype == dtype
+    np.testing.assert_array_equal(y, expected.astype(dtype))
+
+
+@each(dtype=["uint8", "int8", "uint16", "int16", "uint64"])
+def test_the_type_of_indices_need_not_hold_the_length(dtype):
+    index, x = ints(600, 0, 40).astype(dtype), RNG.standard_normal((600, 8))
+    expected = np.zeros((70000, 8))
+    np.add.at(expected, index.astype(np.int64), x)
+    np.testing.assert_array_equal(ops.scatter(x, index, expected.shape), expected)
+
+
+@each(index=[np.full(600, 40), np.full(600, -41), (np.zeros(600, int), np.full(600, 30))])
+def test_what_is_out_of_bounds_is_refused(index):
+    with pytest.raises(IndexError, match="out of bounds"):
+        ops.scatter(
+            np.ones(np.broadcast_shapes((600, 30, 8) if not isinstance(index, tuple) else (600, 8))), index, SHAPE
+        )
+
+
+def test_blocks_follow_one_another():
+    index = ints(9000, 0, 40)
+    x = RNG.standard_normal((9000, 30, 8))
+    expected = np.zeros(SHAPE)
+    np.add.at(expected, index, x)
+    np.testing.assert_array_equal(ops.scatter(x, index, SHAPE), expected)
+
+
+def test_few_of_many_elements():
+    rng = np.random.default_rng(0)
+    for shape in ((1 << 20, 1), ((1 << 20) - 1, 1), (1 << 11, 600)):
+        for dtype in (np.float32, np.float64):
+            places = rng.integers(0, shape[0], 50)
+            values = rng.standard_normal((50, shape[1])).astype(dtype)
+            found = array_operations.scattered(values, places, shape, False)
+            expected = np.zeros(shape, dtype)
+            np.add.at(expected, places, values)
+            assert found.flags.writeable and found.dtype == dtype
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+            found += 1
+            assert found.min() < 1.01 and not np.shares_memory(
+                found, array_operations.scattered(values, places, shape, False)
+            )
+
+
+def test_a_lookup_writes_its_gradient_where_it_belongs():
+    for ids in (np.array([3, 1, 3]), np.array([], int)):
+        w, other = Parameter(np.ones((5, 4), np.float32)), Parameter(np.ones((3,), np.float32))
+        flat.gather([w, other])
+        w.node.view[...], other.node.view[...] = 7.0, 7.0
+        y = ops.getitem(w, ids)
+        y.grad = np.arange(y.size, dtype=np.float32).reshape(y.shape)
+        y.backward()
+        expected = np.zeros((5, 4))
+        np.add.at(expected, ids, y.grad)
+        np.testing.assert_array_equal(w.grad, expected)
+        assert w.grad is w.node.view and (other.node.view == 7.0).all()
+        y.backward()
+        np.testing.assert_array_equal(w.grad, 2 * expected)
+
+
+def test_places_counted_from_the_end_are_no_slower():
+    """They are added by rows as others are, not element by element with ``np.add.at``."""
+    order = np.random.default_rng(0).integers(-9, 9, 600)
+    rows = np.random.default_rng(1).standard_normal((600, 70))
+    y, expected = np.zeros((9, 70)), np.zeros((9, 70))
+    assert array_operations._placed_by_row(y, order, rows)
+    np.add.at(expected, order, rows)
+    np.testing.assert_array_equal(y, expected)
+
+
+def test_slices_and_numbers_are_basic_and_arrays_are_not():
+    for index in (3, np.int64(1), None, ..., slice(2), (0, None, ..., slice(1, 2), np.int32(1))):
+        assert array_operations._is_basic(index)
+    for index in ([0], np.zeros(1, int), (0, [1]), (slice(2), np.array([True])), np.ones(2, bool)):
+        assert not array_operations._is_basic(index)

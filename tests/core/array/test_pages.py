@@ -1,0 +1,91 @@
+"""Memory in pages of its own where the system refuses something."""
+
+import contextlib
+import errno
+import mmap
+import os
+
+import numpy as np
+import pytest
+
+import dbrdist.links as L
+from dbrdist import optimizers
+from dbrdist.core.array import backend, pages
+from dbrdist.core.model import flat
+
+
+@pytest.mark.parametrize("num_bytes", [1 << 62, 1 << 80])
+def test_what_the_machine_does_not_have_is_a_memory_error_that_says_how_much(num_bytes):
+    with pytest.raises(MemoryError, match=f"{num_bytes} bytes"):
+        pages.own_pages(num_bytes)
+    with pytest.raises(MemoryError):
+        backend.aligned_zeros(num_bytes, np.uint8, np.empty(0))
+    with pytest.raises(MemoryError):
+        backend.unwritten((1, 1, num_bytes, 1), np.uint8, np.empty(0))
+
+
+def test_a_system_without_huge_pages_has_pages_all_the_same(monkeypatch):
+    class WithoutHugePages(mmap.mmap):
+        def madvise(self, *advice):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(pages.mmap, "mmap", WithoutHugePages)
+    found = pages.own_pages(1 << 20)
+    found[-1] = 3
+    assert found.sum() == 3 and found.shape == (1 << 20,)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="looks at memory that is no longer its own")
+def test_free_pages_of_the_heap_go_back_where_the_c_library_can():
+    backend.tune_heap()  # from here on the heap keeps what is freed
+    for _ in range(2):
+        freed, behind = two_in_a_row(1 << 23)
+        place = backend.address(freed)
+        assert num_kept(place, freed.nbytes) == freed.nbytes
+        del freed
+        pages.release_free()
+        assert num_kept(place, 1 << 23) < 1 << 16
+        assert behind.all()
+
+
+def test_another_c_library_keeps_what_it_has(monkeypatch):
+    class WithoutTrim:
+        def __init__(self, name):
+            assert name is None
+
+    monkeypatch.setattr(pages.ctypes, "CDLL", WithoutTrim)
+    pages.release_free()
+
+
+def test_parameters_that_move_into_an_arena_leave_no_memory_behind(monkeypatch):
+    calls = []
+    monkeypatch.setattr(flat, "release_free", lambda: calls.append(1))
+    small, large = (optimizers.SGD().setup(L.Linear(n, n)) for n in (10, 1 << 11))
+    assert small.target and large.target and calls == [1]
+    flat.gather(large.target.params())
+    flat.gather([*large.target.params(), *L.Linear(10, 10).params()])
+    assert calls == [1]  # the many are there already
+
+
+def two_in_a_row(num_bytes):
+    """Arrays of ones, the second right behind the first: glibc may keep what is free at the very end of its heap."""
+    made = []
+    for _ in range(16):  # the first ones may fill gaps that earlier tests left
+        made.append(np.ones(num_bytes, np.uint8))
+        for one in made:
+            if 0 < backend.address(made[-1]) - backend.address(one) - num_bytes < mmap.PAGESIZE:
+                return one, made[-1]
+    raise AssertionError("no two arrays lie in a row")
+
+
+def num_kept(address, num_bytes):
+    """How many bytes of ones are still there: pages that the kernel took back read as zeros, or not at all.
+
+    What the whole process has in use would tell less: other memory comes and goes, and the kernel counts it roughly.
+    """
+    found = 0
+    with open("/proc/self/mem", "rb", buffering=0) as memory:
+        for place in range(address, address + num_bytes, mmap.PAGESIZE):
+            with contextlib.suppress(OSError):
+                found += os.pread(memory.fileno(), min(mmap.PAGESIZE, address + num_bytes - place), place).count(1)
+    return found

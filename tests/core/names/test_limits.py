@@ -1,0 +1,145 @@
+"""Limits of settings are declared once, in signatures: schemas and checks are derived from them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated, get_args
+
+import numpy as np
+import pytest
+from pydantic import Field, TypeAdapter, ValidationError
+
+from dbrdist import optimizers
+from dbrdist.cli.configuration import updates
+from dbrdist.core.names import limits
+from dbrdist.core.names.limits import Declared, limits_of, within_limits
+from dbrdist.optimizers import schedules
+
+REQUIRED = {"rate": 1.0, "threshold": 1.0, "lower_bound": 0.0, "upper_bound": 1.0, "eta": 1.0, "initial_lr": 1.0}
+
+
+def declared_by(cls):
+    return {d.name: d for d in limits_of(cls.__init__)}
+
+
+def settings_of_optimizers():
+    """Pairs of an optimizer and its settings in configurations, with the names that both have."""
+    for cls in vars(updates).values():
+        annotation = getattr(cls, "model_fields", {}).get("name")
+        for name in get_args(annotation.annotation) if annotation is not None else ():
+            plain = str(name).replace("_", "")
+            for public in optimizers.__all__:
+                if public.lower() == plain:
+                    yield getattr(optimizers, public), cls
+
+
+def test_configurations_accept_nothing_that_python_refuses():
+    """At each bound of the signature, and just beyond it, the schema of dbrdist-train refuses what Python refuses."""
+    num_compared = 0
+    for optimizer, settings in settings_of_optimizers():
+        for name, one in declared_by(optimizer).items():
+            if name not in settings.model_fields or one.limit.is_whole:
+                continue
+            field = settings.model_fields[name]
+            adapter = TypeAdapter(Annotated[(field.annotation, *field.metadata, "as in configurations")])
+            for bound in one.limit.bounds().values():
+                for value in (np.nextafter(bound, -9), bound, np.nextafter(bound, 9)):
+                    num_compared += 1
+                    if not one.limit.holds(float(value)):
+                        with pytest.raises(ValidationError):
+                            adapter.validate_python(float(value))
+    assert num_compared > 100
+
+
+def test_a_schema_follows_from_a_signature():
+    one = declared_by(optimizers.Adam)["beta1"]
+    schema = TypeAdapter(Annotated[float, Field(description=one.description, **one.limit.bounds())]).json_schema()
+    assert schema == {"description": one.description, "type": "number", "minimum": 0, "exclusiveMaximum": 1}
+
+
+@pytest.mark.parametrize("name", optimizers.__all__)
+def test_every_number_of_an_optimizer_has_its_limit(name):
+    cls = getattr(optimizers, name)
+    numbers = {p.name for p in inspect.signature(cls).parameters.values() if "float" in str(p.annotation)}
+    assert numbers == set(declared_by(cls))
+    required = [p.name for p in inspect.signature(cls).parameters.values() if p.default is p.empty]
+    given = {key: REQUIRED[key] for key in required}
+    for one in declared_by(cls).values():
+        wrong = [float("nan"), "0.1", [0.1], None]
+        wrong += [-1.0] * (one.limit.ge == 0 or one.limit.gt == 0) + [1.5] * (1 in (one.limit.le, one.limit.lt))
+        for value in wrong:
+            with pytest.raises((TypeError, ValueError), match=f"{name}: {one.name}: expected a"):
+                cls(**{**given, one.name: value})
+        for value in (0.5, np.float32(0.5), np.array(0.5), np.array([0.5])):
+            cls(**{**given, one.name: value})
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "MomentumSGD", "RMSprop", "LAMB"])
+def test_values_that_are_assigned_are_checked(name):
+    optimizer = getattr(optimizers, name)()
+    for value in ("0.1", None, [0.1], float("nan")):
+        with pytest.raises((TypeError, ValueError), match="expected a number of 0 or more"):
+            optimizer.lr = value
+    optimizer.lr = 0.25
+    optimizer.lr = np.float32(0.25)
+    assert optimizer.lr == 0.25
+
+
+SCHEDULES = {
+    "constant": {"lr": 0.1},
+    "step": {"lr": 0.1, "gamma": 0.1, "milestones": [1]},
+    "exponential": {"lr": 0.1, "gamma": 0.9},
+    "stairs": {"lr": 0.1, "gamma": 0.9, "every": 2},
+    "inverse": {"lr": 0.1, "gamma": 0.9, "power": 1},
+    "polynomial": {"lr": 0.1, "total": 3},
+    "cosine": {"lr": 0.1, "total": 3},
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_check_their_settings(name):
+    schedule = getattr(schedules, name)
+    schedule(**SCHEDULES[name])
+    for key in SCHEDULES[name]:
+        for wrong in (float("nan"), "1", None):
+            if key != "milestones":
+                with pytest.raises((TypeError, ValueError), match=f"{name}: {key}: expected a"):
+                    schedule(**{**SCHEDULES[name], key: wrong})
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), "3", None])
+def test_a_warm_up_has_a_length(value):
+    with pytest.raises((TypeError, ValueError), match="warmup: epochs: expected a number of 0 or more"):
+        schedules.warmup(schedules.constant(1.0), value)
+
+
+def test_what_counts_as_an_integer():
+    for value in (3, np.int64(3), np.array(3), True):
+        assert limits.whole.refusal("f", "n", value) is None
+    for value in (3.0, 2.5, np.float32(3), "3", None, [3], float("nan"), int):
+        assert limits.whole.refusal("f", "n", value) is not None
+    assert limits.sizes.refusal("f", "n", (3, np.int64(2))) is None
+    assert limits.sizes.refusal("f", "n", np.array([3, 2])) is None
+    assert limits.sizes.refusal("f", "n", (3, 2.5)) is not None
+
+
+def test_infinity_is_a_threshold_and_no_rate():
+    assert limits.threshold.refusal("f", "n", float("inf")) is None
+    assert limits.not_negative.refusal("f", "n", float("inf")) is not None
+    assert limits.not_negative.refusal("f", "n", 10**400) is not None
+
+
+def test_functions_declare_limits_too():
+    @within_limits
+    def area(a: Annotated[float, limits.positive, "side"], n: int = 1, *, b: Annotated[float, limits.share, ""] = 1):
+        return a * b * n
+
+    assert limits_of(area) == (
+        Declared("a", 0, limits.positive, False, "side"),
+        Declared("n", 1, limits.whole, False, ""),
+        Declared("b", -1, limits.share, False, ""),
+    )
+    assert area(2, b=0.5) == 1
+    for wrong in (lambda: area(0), lambda: area(1, 1.5), lambda: area(1, b=2)):
+        with pytest.raises(ValueError, match=r"area: [anb]: expected"):
+            wrong()

@@ -1,0 +1,310 @@
+"""The gradient checker is shown wrong gradients, and has to complain about each."""
+
+from __future__ import annotations
+
+import types
+
+import numpy as np
+import pytest
+
+import dbrdist
+from dbrdist import FunctionNode, Parameter, Variable, gradient_check
+from dbrdist.core.tape.gradient_check import (
+    Kinks,
+    NondifferentiableError,
+    assert_allclose,
+    check_backward,
+    check_double_backward,
+    numerical_grad,
+)
+from tests.each import each
+
+X = np.array([[0.5, -1.5, 2.0], [1.0, 0.25, -0.75]])
+GY = np.array([[1.0, -2.0, 0.5], [0.75, 1.5, -1.0]])
+GG = np.array([[0.5, 1.0, -1.0], [2.0, -0.5, 0.25]])
+
+
+class Cube(FunctionNode):
+    """y = x^3, in Chainer's form, with a first-order rule that may be spoiled."""
+
+    def __init__(self, spoil=lambda g: g):
+        self.spoil = spoil
+
+    def forward(self, inputs):
+        self.retain_inputs((0,))
+        return (inputs[0] ** 3,)
+
+    def backward(self, indexes, grad_outputs):
+        (x,) = self.get_retained_inputs()
+        return (self.spoil(grad_outputs[0] * 3.0 * x * x),)
+
+
+class FirstOrderOnly(Cube):
+    """Right at first order; the gradient then forgets that it depends on x, on gy, or by how much."""
+
+    def __init__(self, forget):
+        super().__init__()
+        self.forget = forget
+
+    def backward(self, indexes, grad_outputs):
+        (x,), (gy,) = self.get_retained_inputs(), grad_outputs
+        if self.forget == "x":
+            x = Variable(x.array)
+        if self.forget == "gy":
+            gy = Variable(gy.array)
+        if self.forget == "half":
+            return (gy * 3.0 * x * Variable(x.array),)
+        return (gy * 3.0 * x * x,)
+
+
+def one_element(factor):
+    """Spoils a single element."""
+    factors = np.ones_like(X)
+    factors[1, 2] = factor
+    return lambda g: g * factors
+
+
+WRONG = {
+    "sign": lambda g: -g,
+    "twice": lambda g: g * 2.0,
+    "one per cent": lambda g: g * 1.01,
+    "zero": lambda g: g * 0.0,
+    "one element": one_element(0.0),
+    "the sign of one element": one_element(-1.0),
+    "rows exchanged": lambda g: g[::-1],
+    "columns exchanged": lambda g: g[:, ::-1],
+    "a constant": lambda g: g + 0.1,
+    "NaN": lambda g: g * float("nan"),
+    "infinity": lambda g: g * float("inf"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_first_order_rule_is_found(wrong):
+    with (
+        np.errstate(invalid="ignore"),
+        pytest.raises(AssertionError, match="first-order backward: expected a slope of"),
+    ):
+        check_backward(lambda x: Cube(WRONG[wrong]).apply((x,))[0], X, GY)
+
+
+def test_a_right_rule_passes_at_both_orders():
+    check_backward(lambda x: Cube().apply((x,))[0], X, GY, atol=1e-9, rtol=1e-9)
+    check_double_backward(lambda x: Cube().apply((x,))[0], X, GY, GG, atol=1e-8, rtol=1e-8)
+
+
+@pytest.mark.parametrize("forget", ["x", "gy", "half"])
+def test_a_wrong_second_order_rule_is_found(forget):
+    def func(x):
+        return FirstOrderOnly(forget).apply((x,))[0]
+
+    check_backward(func, X, GY)
+    with pytest.raises(AssertionError, match="backward: expected a slope of"):
+        check_double_backward(func, X, GY, GG)
+
+
+@pytest.mark.parametrize("wrong", ["one per cent", "one element", "a constant"])
+def test_a_wrong_gradient_of_a_parameter_is_found(wrong):
+    W = Parameter(X.copy())
+
+    def func(x):
+        return x * Cube(WRONG[wrong]).apply((W,))[0]
+
+    check_backward(func, X, GY)  # as far as x goes it is right
+    with pytest.raises(AssertionError, match=r"inputs and parameters: \(2, 3\) float64, \(2, 3\) float64"):
+        check_backward(func, X, GY, W)
+    with pytest.raises(AssertionError):
+        check_backward(func, X, GY, [W])
+
+
+def test_a_wrong_second_order_rule_of_a_parameter_is_found():
+    W = Parameter(X.copy())
+
+    def func(x):
+        return x * FirstOrderOnly("x").apply((W,))[0]
+
+    check_backward(func, X, GY, W)
+    with pytest.raises(AssertionError):
+        check_double_backward(func, X, GY, GG, W, GG)
+
+
+def test_parameters_are_as_they_were_afterwards():
+    W = Parameter(X.copy())
+    check_backward(lambda x: x * W, X, GY, W)
+    np.testing.assert_array_equal(W.array, X)
+
+
+def test_one_of_several_inputs_and_outputs_is_enough():
+    def func(x, y):
+        return x * y, Cube(WRONG["twice"]).apply((y,))[0]
+
+    with pytest.raises(AssertionError):
+        check_backward(func, (X, X + 1), (GY, GY))
+    check_backward(func, (X, X + 1), (GY, GY), no_grads=(False, True))
+    check_backward(func, (X, X + 1), (GY, None))  # what gets no gradient is not looked at
+    with pytest.raises(AssertionError):
+        check_backward(func, (X, X + 1), (GY, GY), no_grads=(True, False))
+
+
+@pytest.mark.parametrize("at", [0.0, 1e-3, -1.5e-3])
+def test_a_kink_is_named(at):
+    x = np.array([at])
+
+    def func(x):
+        return dbrdist.functions.absolute(x)
+
+    with pytest.raises(
+        NondifferentiableError, match=r"expected one slope at the point of the check, got .* to the left"
+    ):
+        check_backward(func, x, np.ones(1), detect_nondifferentiable=True)
+    with pytest.raises(NondifferentiableError):
+        numerical_grad(lambda: (func(Variable(x)),), (x,), (np.ones(1),), detect_nondifferentiable=True)
+
+
+def test_a_kink_at_second_order_is_named():
+    def func(x):
+        return dbrdist.functions.absolute(x) * x
+
+    with pytest.raises(NondifferentiableError):
+        check_double_backward(func, np.zeros(1), np.ones(1), np.ones(1), detect_nondifferentiable=True)
+
+
+@pytest.mark.parametrize("at", [0.01, -3.0, 1e4])
+def test_away_from_kinks_nothing_is_named(at):
+    check_backward(
+        lambda x: dbrdist.functions.absolute(x) ** 2, np.array([at]), np.ones(1), detect_nondifferentiable=True
+    )
+
+
+def test_numerical_gradients_have_the_closed_form():
+    x = X.copy()
+    (g,) = numerical_grad(lambda: (x**3,), (x,), (GY,))
+    np.testing.assert_allclose(g, 3 * X**2 * GY, rtol=1e-9)
+    np.testing.assert_array_equal(x, X)
+    (g,) = numerical_grad(lambda: (x**3, x), (x,), (None, GY))
+    np.testing.assert_allclose(g, GY, rtol=1e-9)
+
+
+def test_tolerances_are_used():
+    def func(x):
+        return Cube(WRONG["one per cent"]).apply((x,))[0]
+
+    check_backward(func, X, GY, rtol=0.02)
+    check_backward(func, X, GY, atol=10.0)
+    with pytest.raises(AssertionError):
+        check_backward(func, X, GY, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_type_of_the_check(dtype):
+    seen = set()
+
+    def func(x, W):
+        seen.update((x.dtype, W.dtype))
+        return x * W
+
+    check_backward(func, (X.astype(np.float16), X), GY, dtype=dtype, rtol=1e-2)
+    assert seen == {np.dtype(dtype)}
+
+
+def test_what_cannot_be_checked_is_refused():
+    with pytest.raises(ValueError, match="expected at least one floating-point input"):
+        check_backward(lambda x: x, np.array([1, 2]), np.ones(2))
+    with pytest.raises(ValueError, match="y_grad: expected a gradient for each of 1 outputs, got None"):
+        check_backward(lambda x: x * 2.0, X, None)
+    with pytest.raises(ValueError, match="y_grad: expected 1 gradients, one for each output, got 2"):
+        check_backward(lambda x: x * 2.0, X, (GY, GY))
+    check_backward(lambda x: (x * x).sum(), X, None)
+
+
+@pytest.mark.parametrize("b, good", [(1.0, True), (1.00005, True), (1.001, False), (np.nan, False), (np.inf, False)])
+def test_assert_allclose(b, good):
+    a, b = np.ones(3), np.array([1.0, 1.0, b])
+    if good:
+        assert_allclose(a, Variable(b))
+    else:
+        with pytest.raises(AssertionError):
+            assert_allclose(Variable(a), b)
+    with pytest.raises(AssertionError):
+        assert_allclose(np.ones(3), np.ones(3) * 1.5, atol=0.1, rtol=0.1)
+    assert_allclose(np.ones(3, np.float16), np.ones(3) * 1.5, atol=0.6)
+
+
+@each(difference=[0.0, 0.9, 1.1])
+def test_kinks_are_told_from_rounding(difference):
+    kinks = Kinks(atol=1.0, rtol=0.0)
+    right = 1 + difference
+    values = {-2: -2.0, -1: -1.0, 1: right, 2: 2 * right}
+    if difference > 1:
+        with pytest.raises(
+            gradient_check.NondifferentiableError, match=r"got 1 to the left and 2.1 to the right within 2"
+        ):
+            kinks.look(values, 0.0, 1.0)
+    else:
+        kinks.look(values, 0.0, 1.0)
+
+
+def test_gradients_are_checked_for_some_inputs_only():
+    x, y, g = np.array([1.0, 2.0]), np.array([3.0, 4.0]), np.array([0.5, -1.0])
+
+    def wrong_by_second(a, b):
+        return a * a + Variable(b.array)
+
+    gradient_check.check_backward(wrong_by_second, (x, y), g, no_grads=[False, True])
+    with pytest.raises(AssertionError):
+        gradient_check.check_backward(wrong_by_second, (x, y), g)
+    square = lambda a, b: a * a * b  # noqa: E731
+    gradient_check.check_double_backward(square, (x, y), g, (g,), no_grads=[False, True])
+    gradient_check.check_double_backward(square, (x, y), g, (g, g), no_grads=[False, True])
+    gradient_check.check_double_backward(square, (x, y), g, (g, g), no_grads=[False, False])
+
+
+def test_numerical_gradients_have_steps_and_tolerances_of_kinks():
+    x = np.array([2.0])
+    seen = []
+
+    def cubed():
+        seen.append(x[0])
+        return (x**3,)
+
+    for options, step in (({}, 1e-3), ({"eps": 0.25}, 0.25)):
+        seen.clear()
+        gradient_check.numerical_grad(cubed, (x,), (np.ones(1),), **options)
+        np.testing.assert_allclose(sorted(seen), [2 - 2 * step, 2 - step, 2 + step, 2 + 2 * step], rtol=1e-12)
+
+    def bent(slope):
+        return lambda: (np.where(x > 2, 2 + slope * (x - 2), x),)
+
+    def slope_at(slope, **options):
+        return gradient_check.numerical_grad(bent(slope), (x,), (np.ones(1),), **options)[0]
+
+    assert slope_at(2.0) == pytest.approx(1.5)  # nobody looks for kinks
+    slope_at(1.008, detect_nondifferentiable=True)  # within a hundredth
+    slope_at(2.0, detect_nondifferentiable=True, diff_atol=1.1, diff_rtol=0.0)
+    slope_at(2.0, detect_nondifferentiable=True, diff_rtol=0.6)
+    for options in ({}, {"diff_atol": 0.9, "diff_rtol": 0.0}, {"diff_rtol": 0.4}):
+        with pytest.raises(gradient_check.NondifferentiableError):
+            slope_at(2.0, detect_nondifferentiable=True, **options)
+    with pytest.raises(gradient_check.NondifferentiableError):
+        slope_at(1.0115, detect_nondifferentiable=True)
+
+
+def test_rounding_is_no_kink():
+    kinks = gradient_check.Kinks(0.0, 0.0)
+    kinks.look({-2: 0.0, -1: 0.0, 1: 0.0, 2: 0.0}, 0.0, 0.1)
+    for eps in (0.1, 8.0):
+        for scale in (1.0, -64.0):
+            values = {-2: scale, -1: scale, 1: scale * (1 + 4e-14), 2: scale}
+            kinks.look(values, scale, eps)  # slopes that differ by 0.8e-13 of the values
+            values[1] = scale * (1 + 5.6e-14)  # and by 1.1e-13
+            with pytest.raises(gradient_check.NondifferentiableError):
+                kinks.look(values, scale, eps)
+
+
+def test_slopes_may_differ_by_the_tolerance():
+    problem = types.SimpleNamespace(checked=[Variable(np.zeros(3, "f"))])
+    gradient_check._compare("first-order", 1.5, 1.0, 0.5, 0.0, problem)
+    gradient_check._compare("first-order", 1.5, -1.0, 0.5, 2.0, problem)
+    for numbers in ((1.625, 1.0, 0.5, 0.0), (-1.5, 1.0, 0.5, 0.5), (1.0, float("nan"), 1.0, 1.0)):
+        with pytest.raises(AssertionError, match=r"first-order backward: .*parameters: \(3,\) float32"):
+            gradient_check._compare("first-order", *numbers, problem)

@@ -1,0 +1,71 @@
+"""Tests of dbrdist.functions.array."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dbrdist.functions as F
+from dbrdist import Variable
+from tests.each import each
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int64"])
+@pytest.mark.parametrize("order", [np.arange(300)[::-1] % 100, np.arange(300) % 100 - 100])
+def test_permutate_takes_elements_twice_by_indices_of_any_type(order, dtype):
+    """300 is more than an index of 8 bits holds; what is taken three times gets three gradients."""
+    x = Variable(np.random.default_rng(0).normal(size=(300, 2)))
+    y = F.permutate(x, order.astype("int8" if dtype == "uint8" and order.min() < 0 else dtype))
+    np.testing.assert_array_equal(y.array, x.array[order])
+    y.grad = np.ones_like(y.array)
+    y.backward()
+    np.testing.assert_array_equal(x.grad[:, 0], np.bincount(order % 300, minlength=300))
+
+
+def ones_of(*shape, dtype=np.float32):
+    return np.ones(shape, dtype)
+
+
+def ints(*values):
+    return np.array(values, np.int32)
+
+
+def test_shapes_of_one_axis_may_be_numbers():
+    x = np.arange(6.0).reshape(2, 3)
+    assert F.reshape(x, 6).array.tolist() == F.reshape(x, np.int64(6)).array.tolist() == [0, 1, 2, 3, 4, 5]
+    assert (
+        F.as_strided(x, 3, 2).array.tolist() == F.as_strided(x, np.int32(3), np.int32(2), 0).array.tolist() == [0, 2, 4]
+    )
+    assert F.as_strided(x, 2, -1, 1).array.tolist() == [1, 0] and F.as_strided(x, 0, 9).shape == (0,)
+
+
+@each(axis=[0, 1])
+def test_a_permutation_of_indices_below_zero_is_undone(axis):
+    x, order = np.arange(6.0).reshape(2, 3), (ints(-1, -2), ints(1, -1, 0))[axis]
+    y = F.permutate(x, order, axis)
+    np.testing.assert_array_equal(y.array, np.take(x, order, axis))
+    np.testing.assert_array_equal(F.permutate(y, order, axis, inv=True).array, x)
+
+
+def test_elements_taken_twice_have_no_inverse_order():
+    x = Variable(np.array([5.0, 6.0, 7.0]))
+    y = F.permutate(x, ints(2, 2, 0))
+    y.grad = np.array([1.0, 10.0, 100.0])
+    y.backward()
+    assert y.array.tolist() == [7, 7, 5] and x.grad.tolist() == [100, 0, 11]
+
+
+def test_a_single_number_is_repeated_along_its_one_axis():
+    assert F.repeat(np.array(2.0), 3).array.tolist() == F.repeat(np.array(2.0), [3], 0).array.tolist() == [2, 2, 2]
+    assert F.repeat(np.array(2.0), 2, -1).array.tolist() == [2, 2]
+    with pytest.raises(ValueError, match="repeat: axis"):
+        F.repeat(np.array(2.0), 3, 1)
+    assert F.repeat(ones_of(2), 0).shape == (0,)
+
+
+def test_a_single_piece_is_a_tuple_unless_none_is_asked_for():
+    x = np.arange(6.0).reshape(2, 3)
+    for sections, is_tuple in ((1, False), ([], False), (2, True), ([1], True), ([0], True)):
+        assert isinstance(F.split_axis(x, sections, 0, force_tuple=False), tuple) == is_tuple
+        assert isinstance(F.split_axis(x, sections, 0), tuple)
+    assert F.split_axis(x, 1, 0, force_tuple=False).array.tolist() == x.tolist()

@@ -1,0 +1,256 @@
+"""Random jobs under dbrdist-launch, of which it is known how they end and what they write.
+
+    python -m tests.fuzz.launcher --jobs 1000 --seed 0
+
+Each job has a random number of ranks, random output and ends, odd arguments and variables, inherited signals and
+limits, and disturbances: somebody asks for stacks, a reader is slow, the whole job is suspended. What must hold: each
+byte of each rank arrives, in the log and on the screen; the exit code and the rank that is blamed are right; the
+arguments, the variables and the state of the ranks are those that were given; nothing is left behind, and nothing
+hangs. A job that fails is printed with its number: `--only NUMBER` runs it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "launch"), str(ROOT / "tests" / "launch")]
+
+from dbrdist_launch import linux  # noqa: E402
+from support import assert_nothing_left, environment  # noqa: E402
+
+PROGRAM = r"""
+import json, os, random, signal, sys, time
+spec = json.loads(sys.argv[1])
+rank = int(os.environ["RANK"])
+mine = spec["ranks"][rank]
+status = dict(line.rstrip().split(":", 1) for line in open("/proc/self/status"))
+seen = {"words": sys.argv[2:], "blocked": status["SigBlk"].strip(), "odd": os.environ.get("ODD"),
+        "path": os.environ.get("PYTHONPATH"), "unbuffered": os.environ.get("PYTHONUNBUFFERED")}
+import resource
+seen["files"] = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+with open(f"seen-{rank}", "w") as file:
+    json.dump(seen, file)
+if spec["mpi"]:
+    from mpi4py import MPI
+    MPI.COMM_WORLD.barrier()
+chance = random.Random(mine["seed"])
+for how, size in mine["writes"]:
+    data = bytes(chance.choices(b"abc xyz\n\r\0\xff", k=size))
+    if how == "call":
+        view = memoryview(data)
+        while view:
+            view = view[os.write(1, view):]
+    elif how == "one call":
+        os.write(1, data)
+    elif how == "buffer":
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    else:
+        print(data.decode("latin-1").encode("ascii", "replace").decode(), end="")
+        sys.stdout.flush()
+if spec["beats"]:
+    from dbrdist_launch import heartbeat
+    for step in range(spec["beats"]):
+        heartbeat.beat(step)
+        time.sleep(0.02)
+end = mine["end"]
+if end == "exit":
+    sys.exit(mine["code"])
+elif end == "exception":
+    raise ValueError(f"odd {rank}")
+elif end == "kill":
+    os.kill(os.getpid(), mine["code"])
+    time.sleep(60)
+elif end == "wait":
+    time.sleep(600)
+elif end == "hard":
+    os._exit(mine["code"])
+"""
+
+
+def written(mine: dict[str, Any]) -> bytes:
+    """What a rank writes."""
+    chance, found = random.Random(mine["seed"]), b""
+    for how, size in mine["writes"]:
+        data = bytes(chance.choices(b"abc xyz\n\r\0\xff", k=size))
+        found += data.decode("latin-1").encode("ascii", "replace") if how == "print" else data
+    return found
+
+
+def make(seed: str) -> dict[str, Any]:
+    """A random job."""
+    chance = random.Random(seed)
+    count = chance.choice([1, 2, 2, 3, 4])
+    sizes = [0, 1, 10, 1000, 5000, 70_000, 300_000]
+    ranks: list[dict[str, Any]] = []
+    for _ in range(count):
+        kinds = ["call", "one call", "buffer", "print"]
+        writes = [(chance.choice(kinds), chance.choice(sizes)) for _ in range(chance.randrange(4))]
+        ranks.append({"seed": chance.random(), "writes": writes, "end": "return", "code": 0})
+    culprit = chance.randrange(count) if chance.random() < 0.5 else None
+    if culprit is not None:
+        end = chance.choice(["exit", "exception", "kill", "hard"])
+        code = {"exit": chance.choice([1, 3, 9, 255]), "hard": chance.choice([2, 137]), "exception": 1}
+        ranks[culprit].update(end=end, code=code.get(end, chance.choice([9, 11, 15])))
+        for number, rank in enumerate(ranks):
+            if number != culprit:
+                rank["end"] = "wait"
+    return {
+        "ranks": ranks, "culprit": culprit, "mpi": chance.random() < 0.3,
+        "beats": chance.choice([0, 0, 20]),
+        "words": [chance.choice(["a", "", "x y", ":", "-n", "é", "--flag=1", "'\"", "a\nb"]) for _ in range(3)],
+        "odd": chance.choice([None, "", "a\nb", "x=y;z", "é"]), "files": chance.choice([None, 64, 256]),
+        "blocked": chance.choice([[], [], [signal.SIGCHLD], [signal.SIGUSR1, signal.SIGTERM]]),
+        "unbuffered": chance.choice([None, None, "1", "0", ""]), "python_path": chance.choice([None, "/a:/b"]),
+        "disturb": chance.choice([None, None, "stacks", "slow", "stop"]), "filter": chance.random() < 0.15,
+    }  # fmt: skip
+
+
+def state_of(job: dict[str, Any]) -> None:
+    """In the launcher's process, before it begins."""
+    import resource
+
+    if job["files"]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (job["files"], resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    signal.pthread_sigmask(signal.SIG_SETMASK, job["blocked"])
+
+
+def start(job: dict[str, Any], folder: pathlib.Path, name: str, mark: str) -> subprocess.Popen[bytes]:
+    (folder / "program.py").write_text(PROGRAM)
+    env = environment(mark)
+    env["PYTHONPATH"] = str(ROOT / "launch") + (":" + job["python_path"] if job["python_path"] else "")
+    for variable, value in (("ODD", job["odd"]), ("PYTHONUNBUFFERED", job["unbuffered"])):
+        env.pop(variable, None)
+        env |= {variable: value} if value is not None else {}
+    command = [sys.executable, "program.py", json.dumps(job), *job["words"]]
+    if job["filter"]:
+        command = ["bash", "-c", 'exec > >(sleep 0.5; exec cat); exec "$@"', "bash", *command]
+    words = ["-n", str(len(job["ranks"])), "--log-dir", "logs", "--name", name, "--heartbeat-timeout", "20"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "dbrdist_launch", *words, "--", *command], cwd=folder, env=env,
+        stdin=subprocess.DEVNULL, stdout=open(folder / "out", "wb") if job["disturb"] != "slow" else subprocess.PIPE,
+        stderr=open(folder / "err", "wb"), preexec_fn=lambda: state_of(job),
+    )  # fmt: skip
+
+
+def disturb(job: dict[str, Any], child: subprocess.Popen[bytes], folder: pathlib.Path, name: str) -> None:
+    """What happens around the job."""
+    if job["disturb"] == "stacks":
+        for _ in range(2):
+            words = [sys.executable, "-m", "dbrdist_launch", "stacks", name]
+            subprocess.run(words, env=environment("asks"), capture_output=True, timeout=60)
+    elif job["disturb"] == "stop":
+        time.sleep(0.5)
+        pids = [child.pid, *linux.descendants(child.pid)]  # of our own launcher alone
+        for pid in pids:
+            linux.kill(pid, signal.SIGSTOP)
+        time.sleep(2.5)
+        for pid in reversed(pids):
+            linux.kill(pid, signal.SIGCONT)
+    elif job["disturb"] == "slow":
+        time.sleep(1.0)
+        assert child.stdout is not None
+        with open(folder / "out", "wb") as file:
+            while data := child.stdout.read(1 << 16):
+                file.write(data)
+
+
+def faults(job: dict[str, Any], code: int, folder: pathlib.Path) -> list[str]:
+    """What is wrong with the end of a job."""
+    found = []
+    culprit = job["culprit"]
+    wanted = 0
+    if culprit is not None:
+        mine = job["ranks"][culprit]
+        wanted = 128 + mine["code"] if mine["end"] == "kill" else mine["code"]
+    if code != wanted:
+        found.append(f"exit code {code}, expected {wanted}")
+    status = json.loads((folder / "logs" / "latest" / "status.json").read_text())
+    blamed = status["failure"] and status["failure"]["rank"]
+    if blamed != culprit:
+        found.append(f"rank {blamed} is blamed, expected {culprit}")
+    shown = (folder / "out").read_bytes()
+    for number, mine in enumerate(job["ranks"]):
+        data = written(mine)
+        log = folder / "logs" / "latest" / "attempt-0" / f"rank-{number}.out"
+        kept = log.read_bytes() if log.exists() else b""
+        if mine["end"] == "wait":
+            if not data.startswith(kept):
+                found.append(f"rank {number}: its log holds what it has not written")
+            continue
+        if kept != data:
+            found.append(f"rank {number} wrote {len(data)} bytes, its log holds {len(kept)}")
+        found += seen_by(job, number, folder)
+    letters = sum(log.read_bytes().count(b"z") for log in (folder / "logs" / "latest" / "attempt-0").glob("*.out"))
+    if shown.count(b"z") != letters:
+        found.append(f"the screen shows {shown.count(b'z')} of {letters} letters z")
+    return found
+
+
+def seen_by(job: dict[str, Any], number: int, folder: pathlib.Path) -> list[str]:
+    """Where the state of a rank is not the one that was given."""
+    seen = json.loads((folder / f"seen-{number}").read_text())
+    mask = sum(1 << (blocked - 1) for blocked in job["blocked"])
+    path = str(ROOT / "launch") + (":" + job["python_path"] if job["python_path"] else "")
+    wanted = {"words": job["words"], "odd": job["odd"], "unbuffered": job["unbuffered"], "path": path}
+    wrong = {key: value for key, value in wanted.items() if seen[key] != value}
+    found = [f"rank {number}: {key} is {seen[key]!r}, expected {value!r}" for key, value in wrong.items()]
+    if not job["filter"] and int(seen["blocked"], 16) != mask:  # a shell that stands between sets its own mask
+        found.append(f"rank {number}: blocked signals {seen['blocked']}, expected {mask:x}")
+    if job["files"] and seen["files"] != job["files"]:
+        found.append(f"rank {number}: {seen['files']} files may be open, expected {job['files']}")
+    return found
+
+
+def run(seed: str, seconds: float = 90.0) -> list[str]:
+    """Run one job; what is wrong with it."""
+    job, mark = make(seed), uuid.uuid4().hex
+    with tempfile.TemporaryDirectory() as place:
+        folder = pathlib.Path(place)
+        child = start(job, folder, f"fuzz-{mark[:8]}", mark)
+        try:
+            disturb(job, child, folder, f"fuzz-{mark[:8]}")
+            code = child.wait(seconds)
+            assert_nothing_left(mark)
+            found = faults(job, code, folder)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+            found = [f"it hung for {seconds:g} s"]
+        except (AssertionError, OSError, ValueError) as error:
+            found = [repr(error)]
+        if found:
+            found.append((folder / "err").read_text(errors="replace")[-2000:])
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=100)
+    parser.add_argument("--seed", default="0")
+    parser.add_argument("--only", type=int)
+    given = parser.parse_args()
+    numbers = [given.only] if given.only is not None else range(given.jobs)
+    bad, began = 0, time.monotonic()
+    for number in numbers:
+        found = run(f"{given.seed}/{number}")
+        if found:
+            bad += 1
+            print(f"job {number}: {json.dumps(make(f'{given.seed}/{number}'))}", *found, sep="\n  ", flush=True)
+    print(f"{len(numbers)} jobs, {bad} faults, seed {given.seed}, {time.monotonic() - began:.0f} s")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""The fuzzer of numerics passes, and finds a planted fault of every kind."""
+
+import numpy as np
+import pytest
+
+import dbrdist.functions as F
+from dbrdist import kernels
+from dbrdist.core.tape import ops
+from dbrdist.core.tape.elementwise_table import ROWS
+from dbrdist.datasets.loading import convert
+from dbrdist.distributions import Cauchy
+from dbrdist.functions import loss, recompute
+from dbrdist.kernels.reference import numpy_
+from dbrdist.link_hooks.weight import WeightHook
+from dbrdist.optimizers import schedules
+
+pytest.importorskip("scipy")
+from tests.fuzz import numerics
+
+
+def test_a_few_random_programs():
+    assert numerics.main(["--cases", "45", "--seed", "7"]) == 0
+
+
+def first_type(monkeypatch):
+    monkeypatch.setattr(convert, "_common_type", lambda values, entry: values[0].dtype)
+
+
+def lost_tails(monkeypatch):
+    monkeypatch.setattr(ROWS["sigmoid"], "formula", lambda x: np.tanh(x * 0.5) * 0.5 + 0.5)
+
+
+def rounded_quotients(monkeypatch):
+    monkeypatch.setattr(ops, "remainder", lambda a, b, function=None: a - b * (a / b).array // 1)
+
+
+def any_label(monkeypatch):
+    monkeypatch.setattr(loss, "check_labels", lambda *arguments: None)
+
+
+def tangent_alone(monkeypatch):
+    monkeypatch.setattr(Cauchy, "_standard_quantile", lambda self, p: F.tan(np.pi * (p - 0.5)))
+
+
+def places_in_padding(monkeypatch):
+    monkeypatch.setattr(numpy_, "_first_pixels", lambda *arguments: np.zeros((1, 1, 1), np.int32))
+
+
+def forgotten_surroundings(monkeypatch):
+    monkeypatch.setattr(recompute, "_exchanged", lambda captured, stand_ins: recompute._switched({}))
+
+
+def plain_quotients(monkeypatch):
+    monkeypatch.setattr(schedules, "whole_periods", lambda position, period: position // period)
+
+
+def weights_in_the_link(monkeypatch):
+    stand_ins = WeightHook.stand_ins
+
+    def planted(self, args, link):
+        found = stand_ins(self, args, link)
+        vars(args.link).update(found)
+        return found
+
+    monkeypatch.setattr(WeightHook, "stand_ins", planted)
+
+
+FAULTS = {
+    "batch": first_type, "elementwise": lost_tails, "remainders": rounded_quotients, "labels": any_label,
+    "quantiles": tangent_alone, "pooling": places_in_padding, "forgotten": forgotten_surroundings,
+    "periods": plain_quotients, "threads": weights_in_the_link,
+}  # fmt: skip
+
+
+def test_every_kind_has_a_fault():
+    assert {kind.__name__ for kind in numerics.KINDS} == set(FAULTS)
+
+
+@pytest.mark.parametrize("kind", sorted(FAULTS))
+def test_planted_faults_are_found(kind, monkeypatch):
+    FAULTS[kind](monkeypatch)
+    place = [k.__name__ for k in numerics.KINDS].index(kind)
+    with kernels.use("numpy") if kind in ("pooling", "elementwise") else np.errstate(all="ignore"):
+        for number in range(place, 9 * 400, len(numerics.KINDS)):
+            try:
+                numerics.run_case(0, number)
+            except Exception:
+                return
+    raise AssertionError(f"400 cases of {kind} did not find the planted fault")

@@ -1,0 +1,207 @@
+"""Small steps' kernels: the values of NumPy's formulas, bit for bit, whether C loops or NumPy's calls serve."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dbrdist import kernels
+from dbrdist.core.array import backend
+from dbrdist.core.array.array_operations import per_row, row_starts
+from dbrdist.kernels.small_arrays import small, small_numpy
+from tests.each import each
+
+
+def same(a, b):
+    a, b = (np.asarray(v).astype(v.dtype.newbyteorder("=")) for v in (a, b))
+    assert a.dtype == b.dtype and a.shape == b.shape
+    assert a.tobytes() == b.tobytes(), (a, b)
+
+
+def arrays(rng, shape):
+    """Arrays of one shape as loops take them, and as they do not: of another type, order, byte order, subclass."""
+    x = rng.standard_normal(shape).astype(np.float32)
+    x.flat[0] = 0
+    wide = np.zeros((*shape[:-1], 2 * shape[-1]), np.float32)
+    wide[..., ::2] = x
+    swapped = x.astype(x.dtype.newbyteorder())
+    return [x, x.astype(np.float64), np.asfortranarray(x), wide[..., ::2], swapped, x.view(np.matrix)]
+
+
+@each(shape=[(1, 1), (4, 7), (4, 8), (3, 33), (70, 70)])
+def test_a_vector_is_added_to_each_row(shape):
+    rng = np.random.default_rng(0)
+    for y in arrays(rng, shape)[:-1]:
+        b = rng.standard_normal(shape[1]).astype(y.dtype)
+        want = np.array([[p + q for p, q in zip(row, b)] for row in y], y.dtype)
+        small.add_to_rows(y, b, slice(None))
+        same(np.asarray(y), want)
+
+
+@each(shape=[(1, 1), (4, 8), (33, 9), (70, 70)])
+def test_a_gradient_passes_where_the_output_is_not_zero(shape):
+    rng = np.random.default_rng(1)
+    for gy in arrays(rng, shape)[:-1]:
+        y = np.maximum(rng.standard_normal(shape), 0).astype(gy.dtype)
+        gy.flat[::3] = [np.inf, np.nan, -0.0, 2.0][shape[0] % 4]
+        before = gy.copy()
+        gx = small.masked(y, gy)
+        want = [g if m != 0 else 0.0 for g, m in zip(before.ravel(), y.ravel())]
+        same(gx.ravel(), np.array(want, gx.dtype))
+        same(gy, before)
+        y[...] = np.nan  # not zero
+        same(np.asarray(small.masked(y, gy)).ravel(), before.ravel().astype(gy.dtype))
+
+
+def as_images(a, shape):
+    n, c, h, w = shape
+    return np.ascontiguousarray(a).reshape(n, h, w, c).transpose(0, 3, 1, 2)
+
+
+@each(shape=[(1, 16, 8, 8), (3, 5, 2, 1), (1, 1, 1, 1), (2, 64, 8, 8)], odd=[0.5, -0.0, np.inf, -np.inf, np.nan])
+def test_gradients_of_images_keep_their_layout(shape, odd):
+    rng = np.random.default_rng(6)
+    gy = rng.standard_normal(np.prod(shape)).astype(np.float32)
+    y = np.maximum(rng.standard_normal(np.prod(shape)), 0).astype(np.float32)
+    gy[::5] = odd
+    with np.errstate(invalid="ignore"):
+        products = gy * (y != 0)  # a zero has the sign of the product where all are finite
+    want = np.where(y != 0, gy, np.float32(0)) if np.isnan(products).any() else products
+    for lay in (as_images, lambda a, shape: a.reshape(shape), lambda a, shape: as_images(a.repeat(2), shape_of(shape))):
+        images = lay(gy, shape)
+        with np.errstate(invalid="ignore"):
+            gx = small.masked_images(lay(y, shape), images)
+        assert gx.shape == images.shape
+        assert all(a == b for a, b, n in zip(gx.strides, images.strides, gx.shape) if n > 1)
+        same(gx, lay(want, shape))
+
+
+def shape_of(shape):
+    """Twice as many channels."""
+    return (shape[0], 2 * shape[1], *shape[2:])
+
+
+@each(dtype=["int64", "int32", "uint8", ">i8"])
+def test_labels_from_zero_to_the_number_of_classes_less_one_count(dtype):
+    for t, want in (([0, 2, 1], True), ([0, 3, 1], False), ([2, 2, 2], True), ([3], False), ([0], True)):
+        assert small.are_classes(np.array(t, dtype), 3) is want
+        assert small.are_classes(np.array(t, dtype).repeat(2)[::2], 3) is want
+    if np.dtype(dtype).kind == "i":
+        assert small.are_classes(np.array([1, -1, 0], dtype), 3) is False
+
+
+@each(dtype=["<f4", "<f8", ">f4"])
+def test_scores_are_taken_from_the_largest_of_their_row(dtype):
+    rng = np.random.default_rng(2)
+    for num_rows, num_classes in ((1, 1), (4, 2), (8, 8), (5, 17)):
+        x = rng.standard_normal((num_rows, num_classes)).astype(dtype)
+        x[0] = 0.0, *[-0.0] * (num_classes - 1)
+        if num_rows > 4:
+            x[1, 1], x[2, ::2], x[3, 0] = np.inf, -np.inf, np.nan
+        t = rng.integers(0, num_classes, num_rows)
+        for labels in (t, t.astype(np.int32), t.repeat(2)[::2]):
+            kept = labels.copy()
+            with np.errstate(invalid="ignore"):
+                got = small.below_largest(x, labels, row_starts(*x.shape), per_row(*x.shape))
+                below = x - x.max(1, keepdims=True)
+            assert np.array_equal(got[0], below, equal_nan=True)
+            assert np.array_equal(got[0].ravel()[got[1]], got[2], equal_nan=True)
+            assert np.array_equal(got[2], below[np.arange(num_rows), t], equal_nan=True)
+            assert np.array_equal(labels, kept)
+
+
+def test_labels_that_changed_after_the_check_are_refused():
+    x = np.zeros((2, 3), np.float32)
+    with pytest.raises(IndexError, match="out of bounds"):
+        small.below_largest(x, np.array([1, 70]), row_starts(2, 3), per_row(2, 3))
+
+
+@each(shape=[(1, 1), (4, 8), (5, 17), (70, 70)])
+def test_rows_are_divided(shape):
+    rng = np.random.default_rng(3)
+    for p in arrays(rng, shape)[:-1]:
+        total = rng.uniform(0.5, 2, shape[0]).astype(p.dtype)
+        want = np.array([[v / s for v in row] for row, s in zip(p, total)], p.dtype)
+        small.divide_rows(p, total, (slice(None), None))
+        same(np.asarray(p), want)
+
+
+@each(dtype=[np.float32, np.float64])
+def test_the_gradient_of_cross_entropy_is_that_of_the_formula(dtype):
+    rng = np.random.default_rng(4)
+    for num_rows, num_classes in ((1, 1), (4, 8), (5, 17)):
+        p = rng.uniform(0, 1, (num_rows, num_classes)).astype(dtype)
+        kept = p.copy()
+        t = rng.integers(0, num_classes, num_rows)
+        gy, scale = np.array(1.7, dtype), np.array(1 / num_rows, dtype)
+        factor = dtype(gy * scale)
+        want = p * factor
+        want[np.arange(num_rows), t] -= factor
+        at = np.arange(num_rows) * num_classes + t
+        same(small.cross_entropy_gradient(p, at, gy, scale), want)
+        same(small.cross_entropy_gradient(np.asfortranarray(p), at, gy, scale), want)
+        same(p, kept)
+
+
+@each(size=[1, 16, 33, 5000])
+def test_momentum_is_rounded_after_each_operation(size):
+    rng = np.random.default_rng(5)
+    for dtype in (np.float32, np.float64):
+        for lr, momentum in ((0.1, 0.9), (1, 0), (np.float32(0.3), 0.5)):
+            p, g, v = (rng.standard_normal(size).astype(dtype) for _ in range(3))
+            kept = g.copy()
+            want_v = v * dtype(momentum) - g * dtype(lr)
+            want_p = p + want_v
+            small.momentum_sgd(p, g, v, np.empty_like, lr, momentum)
+            same(v, want_v)
+            same(p, want_p)
+            same(g, kept)
+
+
+def test_memory_that_is_read_only_stays():
+    y = np.zeros((2, 3), np.float32)
+    y.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        small.add_to_rows(y, np.ones(3, np.float32), slice(None))
+    with pytest.raises(ValueError, match="read-only"):
+        small.divide_rows(y, np.ones(2, np.float32), (slice(None), None))
+    with pytest.raises(ValueError, match="read-only"):
+        small.momentum_sgd(*[y.ravel()[:3] if i else y[0] for i in range(3)], np.empty_like, 0.1, 0.9)
+
+
+def test_vectors_of_another_length_are_refused_as_numpy_does():
+    y = np.zeros((2, 3), np.float32)
+    with pytest.raises(ValueError, match="broadcast"):
+        small.add_to_rows(y, np.ones(2, np.float32), slice(None))
+    with pytest.raises(ValueError, match="broadcast"):
+        small.divide_rows(y, np.ones(3, np.float32), (slice(None), None))
+    with pytest.raises(ValueError, match="broadcast"):
+        small.momentum_sgd(y[0], y[0, :2], y[1], np.empty_like, 0.1, 0.9)
+
+
+@each(dtype=["e", "f", "d"], size=[0, 1, 5])
+def test_nan_is_found_in_arrays_of_every_type_and_size(dtype, size):
+    a = np.full(size, -np.inf, dtype)
+    assert not small_numpy.has_nan(a)
+    for i in range(size):
+        a[i] = np.nan
+        assert small_numpy.has_nan(a)
+        a[i] = 1
+
+
+@each(dtype=["e", "f", "d"], shape=[(5,), (2, 3), (2, 3, 2, 2)], is_last=[False, True])
+def test_a_small_relu_keeps_type_and_nan(dtype, shape, is_last):
+    x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    gy = np.full(shape, np.nan, dtype)
+    x.flat[0] = np.nan
+    if is_last and x.ndim == 4:
+        x = backend.channels_last(x)
+    y = kernels.relu_forward(x)
+    assert y.dtype == x.dtype
+    np.testing.assert_array_equal(y, np.where(x < 0, np.zeros_like(x), x))
+    y = np.where(np.isnan(y), y.dtype.type(2), y)
+    for g in (gy, gy * 0 + 3, backend.channels_last(gy) if x.ndim == 4 else gy):
+        with np.errstate(all="ignore"):
+            gx = kernels.relu_backward(y, g)
+        assert gx.dtype == x.dtype
+        np.testing.assert_array_equal(gx, np.where(y == 0, np.zeros_like(g), g))

@@ -1,0 +1,75 @@
+"""Tests of dbrdist.links.elementwise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dbrdist.links as L
+from tests.functions import references as R
+
+
+def ones(*shape, dtype=np.float32):
+    return np.ones(shape, dtype)
+
+
+def test_scale_and_bias_along_axes():
+    x, w = np.arange(6, dtype="f").reshape(1, 2, 3), np.array([2, 3], "f")
+    np.testing.assert_array_equal(L.Scale()(x, w).array, x * w[:, None])
+    np.testing.assert_array_equal(L.Scale(axis=2)(x, ones(3) * 2).array, x * 2)
+    np.testing.assert_array_equal(L.Bias()(x, w).array, x + w[:, None])
+    link = L.Scale(W_shape=(2,), bias_term=True)
+    link.W.array[:], link.b.array[:] = w, [1, 2]
+    np.testing.assert_array_equal(link(x).array, x * w[:, None] + np.array([[1], [2]]))
+    assert L.Scale(W_shape=(2,), bias_term=True, bias_shape=(2, 3)).b.shape == (2, 3)
+    given = L.Scale(bias_term=True, bias_shape=(2,))
+    given.b.array[:] = [1, 2]
+    np.testing.assert_array_equal(given(x, w).array, x * w[:, None] + np.array([[1], [2]]))
+
+
+X4 = np.random.default_rng(0).standard_normal((3, 4, 6, 5)).astype("f")
+
+
+def close(y, expected, tolerance=1e-5):
+    expected = np.asarray(expected)
+    assert y.shape == expected.shape
+    np.testing.assert_allclose(y.array, expected, rtol=tolerance, atol=tolerance * np.abs(expected).max())
+
+
+def test_elementwise_links():
+    W, b = np.arange(1.0, 7).reshape(6), np.arange(6.0)
+    scale = L.Scale(axis=2, W_shape=(6,), bias_term=True)
+    scale.W.array[...], scale.b.array[...] = W, b
+    close(scale(X4), R.bias(R.scale(X4, W, 2), b, 2))
+    close(L.Scale(axis=2)(X4, W.astype("f")), R.scale(X4, W, 2))
+    close(L.Scale(axis=2, bias_term=True, bias_shape=(6,))(X4, W.astype("f")), R.scale(X4, W, 2))
+    bias = L.Bias(axis=3, shape=(5,))
+    bias.b.array[...] = np.arange(5)
+    close(bias(X4), X4 + np.arange(5))
+    close(L.PReLU((4,), 0.5)(X4), R.prelu(X4, np.full(4, 0.5)))
+    close(L.Swish((4,), 2.0)(X4), R.swish(X4, np.full(4, 2.0)))
+
+
+def test_scale_and_bias():
+    x = np.ones((2, 3, 4), np.float32)
+    scaled = L.Scale(W_shape=(3,), bias_term=True)
+    scaled.W.array[...] = [1, 2, 3]
+    scaled.b.array[...] = [10, 20, 30]
+    np.testing.assert_array_equal(scaled(x).array[0, :, 0], [11, 22, 33])
+    np.testing.assert_array_equal(L.Bias()(x, np.array([1, 2, 3], np.float32)).array[0, :, 0], [2, 3, 4])
+    assert sorted(p.name for p in scaled.params()) == ["W", "b"]
+    with pytest.raises(TypeError, match="Scale: expected x, got 2 arguments"):
+        scaled(x, x)
+
+
+def test_learned_activations():
+    x = np.array([[-2.0, 3.0]], np.float32)
+    np.testing.assert_array_equal(L.PReLU()(x).array, [[-0.5, 3.0]])
+    swish = L.Swish(None)
+    np.testing.assert_allclose(swish(x).array, x / (1 + np.exp(-x)), rtol=1e-6)
+    assert swish.beta.shape == (2,)
+
+
+def test_a_parameter_link_returns_its_parameter():
+    link = L.Parameter(np.ones(3, np.float32))
+    assert link() is link.W

@@ -1,0 +1,40 @@
+"""docs/architecture.md is current, and every file says in its first line what it is for."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.rules import architecture_page
+from tests.rules.test_imports import FILES, PACKAGE, WITHIN
+
+pytestmark = pytest.mark.slow  # parses all of the sources
+
+
+def test_the_page_is_current():
+    assert architecture_page.PAGE.read_text(encoding="utf-8") == architecture_page.page(), (
+        "run: python tests/rules/architecture_page.py --write"
+    )
+
+
+def test_every_file_says_what_it_is_for():
+    assert [str(f.relative_to(PACKAGE)) for f in FILES if not ast.get_docstring(ast.parse(f.read_text()))] == []
+
+
+def test_levels_count_from_the_lowest():
+    below = {"a": set(), "b": {"a"}, "c": {"a", "b"}, "d": {"elsewhere"}}
+    assert architecture_page.levels(below) == {"a": 0, "b": 1, "c": 2, "d": 0}
+
+
+def test_no_flat_folder_is_large():
+    """`functions` is exempt: one file per topic of the public vocabulary."""
+    for folder in {path.parent for path in FILES}:
+        number = len(list(folder.glob("*.py")))
+        assert number <= 20 or folder.name in ("functions", "links", "extensions"), f"{folder} has {number} files"
+
+
+def test_packages_are_few_levels_deep():
+    for room in ("core", "kernels", "datasets", "comm", "cli"):
+        below = {name: names for name, names in WITHIN.items() if name.startswith(room + ".")}
+        assert max(architecture_page.levels(below).values()) < 7, room

@@ -1,0 +1,60 @@
+"""What the code lists, the tests check entry by entry: a new entry without its check fails here.
+
+Links are asked for in the same way in tests/contracts/links, operations in tests/contracts/functions.
+"""
+
+import pytest
+
+from dbrdist import optimizers
+from dbrdist.comm.communicators import create
+from dbrdist.comm.communicators.mpi_communicator import NaiveCommunicator
+from dbrdist.core.update.optimizer import Optimizer
+from tests.comm.contract_names import OTHERS, WORLDS
+from tests.contracts.comm.test_contract import test_contract_on_threads as contract_on_threads
+from tests.contracts.comm.test_contract import test_single as contract_alone
+from tests.optimizers.optimizer_formulas import CASES
+
+# Communicators without MPI, with the tests that have them keep the contract.
+WITHOUT_MPI = {"threads": contract_on_threads, "single": contract_alone}
+
+
+def communicators_without_contract():
+    """Names that create_communicator takes and whose communicator passes the contract nowhere."""
+    over_mpi = {*WORLDS, *OTHERS} & create.OVER_MPI.keys()
+    return create.PROVIDERS.keys() - WITHOUT_MPI.keys() - over_mpi
+
+
+def optimizers_without_formula():
+    """Public optimizers that no case compares with a formula of its own in NumPy."""
+    listed = {name: getattr(optimizers, name) for name in optimizers.__all__}
+    made = {type(make()) for make, _ in CASES}
+    return {name for name, kind in listed.items() if issubclass(kind, Optimizer) and kind not in made}
+
+
+def test_every_communicator_keeps_the_contract():
+    assert communicators_without_contract() == set()
+
+
+def test_no_name_is_left_of_a_communicator_that_is_gone():
+    assert {*WORLDS, *OTHERS} - create.OVER_MPI.keys() == {"shared"}  # which is a way of flat
+    assert WITHOUT_MPI.keys() == create.PROVIDERS.keys() - create.OVER_MPI.keys()
+
+
+def test_every_optimizer_follows_a_formula():
+    assert optimizers_without_formula() == set()
+
+
+@pytest.mark.parametrize("table", [create.OVER_MPI, {}])
+def test_a_communicator_without_contract_is_noticed(monkeypatch, table):
+    monkeypatch.setitem(create.PROVIDERS, "new", lambda mpi_comm, settings: None)
+    monkeypatch.setitem(table, "new", NaiveCommunicator)
+    assert communicators_without_contract() == {"new"}
+
+
+def test_an_optimizer_without_formula_is_noticed(monkeypatch):
+    class New(optimizers.SGD):
+        """A rule of its own is not that of its base."""
+
+    monkeypatch.setattr(optimizers, "New", New, raising=False)
+    monkeypatch.setattr(optimizers, "__all__", [*optimizers.__all__, "New"])
+    assert optimizers_without_formula() == {"New"}

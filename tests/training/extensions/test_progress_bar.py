@@ -1,0 +1,99 @@
+"""Tests of dbrdist.training.extensions.progress_bar."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import pytest
+
+from dbrdist.training import extensions, triggers
+from dbrdist.training.extensions import progress_bar
+from tests.each import each
+from tests.training.training_helpers import Clock, make_trainer
+
+
+@each(total=[(4, "iteration"), (2, "epoch"), None])
+def test_progress_in_either_unit(total):
+    out = io.StringIO()
+    bar = extensions.ProgressBar(total, 1, out=out, live=False, min_seconds=0.0, details=lambda trainer: "more")
+    clock = Clock(2.0)
+    clock.stop_trigger = None
+    bar.initialize(clock)
+    bar(clock)
+    for _ in range(3):
+        bar(clock.tick())
+    lines = out.getvalue().splitlines()
+    of = {"iteration": ("", " of 4"), "epoch": (" of 2", ""), "": ("", "")}[total[1] if total else ""]
+    assert len(lines) == 4 and [line.split(" steps/s")[0].rsplit(", ", 1)[0] for line in lines] == [
+        f"epoch {n / 2:.2f}{of[0]}, step {n}{of[1]}" for n in range(4)
+    ]
+    assert all(", more" in line for line in lines)
+    assert [line.endswith(" left") for line in lines] == [False] + [total is not None] * 3
+
+
+def test_progress_takes_its_length_from_the_trigger_and_writes_now_and_then():
+    out = io.StringIO()
+    bar = extensions.ProgressBar(None, 2, out=out, live=False, min_seconds=0.0)
+    clock = Clock(2.0)
+    clock.stop_trigger = triggers.IntervalTrigger(3, "epoch")
+    bar.initialize(clock)
+    for _ in range(4):
+        bar(clock.tick())
+    assert [line.split(",")[0] for line in out.getvalue().splitlines()] == ["epoch 1.00 of 3", "epoch 2.00 of 3"]
+    seldom = extensions.ProgressBar((3, "epoch"), 1, out=out, live=False, min_seconds=1e6)
+    seldom.initialize(clock)
+    seldom(clock.tick())
+    assert len(out.getvalue().splitlines()) == 2
+
+
+def test_a_bar_is_drawn_where_there_is_a_terminal(tmp_path):
+    pytest.importorskip("rich")
+    for is_terminal in (False, True):
+        out = io.StringIO()
+        out.isatty = lambda is_terminal=is_terminal: is_terminal
+        trainer = make_trainer(str(tmp_path), (2, "epoch"))
+        bar = extensions.ProgressBar(update_interval=1, out=out)
+        trainer.extend(bar)
+        seen = []
+        trainer.extend(
+            lambda t, bar=bar, seen=seen: seen.append(bar._bar is not None), name="see", trigger=(1, "epoch")
+        )
+        trainer.run()
+        assert seen == [is_terminal] * 2
+        assert ("\u2501" in out.getvalue() or "\u2588" in out.getvalue() or "\r" in out.getvalue()) == is_terminal
+
+
+@pytest.mark.parametrize(("unit", "length", "left"), [("iteration", 90, "0:30"), ("epoch", 5, "0:10")])
+def test_speed_and_remaining_time_count_from_the_start_of_the_run(monkeypatch, unit, length, left):
+    """A resumed run starts at its 10th step: 20 steps and 2 epochs in 10 s."""
+    clock = [100.0]
+    monkeypatch.setattr(progress_bar, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    updater = SimpleNamespace(iteration=10, epoch_detail=1.0)
+    trainer = SimpleNamespace(updater=updater, stop_trigger=None)
+    out = io.StringIO()
+    bar = extensions.ProgressBar((length, unit), update_interval=10, out=out, live=False, min_seconds=4.0)
+    bar.initialize(trainer)
+    for iteration, seconds in ((20, 103.0), (29, 109.0), (30, 110.0), (40, 113.9)):  # the third alone is said
+        updater.iteration, updater.epoch_detail, clock[0] = iteration, iteration / 10, seconds
+        bar(trainer)
+    of_iterations, of_epochs = (f" of {length}", "") if unit == "iteration" else ("", f" of {length}")
+    assert out.getvalue() == f"epoch 3.00{of_epochs}, step 30{of_iterations}, 2 steps/s, {left} left\n"
+
+
+def test_progress_in_plain_lines(tmp_path):
+    out = io.StringIO()
+    trainer = make_trainer(tmp_path, (2, "epoch"), batch=5)
+    trainer.extend(extensions.ProgressBar(update_interval=1, out=out))
+    trainer.run()
+    written = out.getvalue().splitlines()
+    assert len(written) == 4
+    assert written[-1].startswith("epoch 2.00 of 2, step 4, ")
+
+
+def test_progress_on_a_terminal(tmp_path):
+    out = io.StringIO()
+    trainer = make_trainer(tmp_path, (4, "iteration"))
+    trainer.extend(extensions.ProgressBar(update_interval=1, out=out, live=True))
+    trainer.run()
+    assert "step 4 of 4" in out.getvalue()

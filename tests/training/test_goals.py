@@ -1,0 +1,120 @@
+"""When a run evaluates, and when it has reached its goal, with a trainer whose positions are given."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from dbrdist.core.files.serializer import DictionarySerializer, NpzDeserializer
+from dbrdist.training.goals import GoalTrigger, OffsetTrigger
+from tests.each import each
+
+
+def trainer(iteration, per_epoch=10, **observation):
+    updater = SimpleNamespace(
+        iteration=iteration, epoch_detail=iteration / per_epoch, previous_epoch_detail=(iteration - 1) / per_epoch
+    )
+    return SimpleNamespace(updater=updater, observation=observation)
+
+
+@each(
+    **{
+        "period, unit, offset, expected": [
+            (4, "epoch", 0, [40, 80]),
+            (4, "epoch", 1, [10, 50, 90]),
+            (4, "epoch", 3, [30, 70]),
+            (0.5, "epoch", 0.25, [3, 8, 13, 18]),
+            (7, "iteration", 2, [2, 9, 16]),
+            (7, "iteration", 0, [7, 14]),
+        ]
+    }
+)
+def test_offsets(period, unit, offset, expected):
+    fires = OffsetTrigger(period, unit, offset)
+    assert [i for i in range(1, 100) if fires(trainer(i))][: len(expected)] == expected
+
+
+@each(offset=[-1, 4, 5])
+def test_offsets_are_less_than_the_period(offset):
+    with pytest.raises(ValueError, match="expected an offset from 0 to less than the period 4"):
+        OffsetTrigger(4, "epoch", offset)
+
+
+def ends(goal, values):
+    """After which of the observations a goal is reached; None for never."""
+    for i, value in enumerate(values, 1):
+        seen = {} if value is None else {goal.key: value}
+        if goal(trainer(i, **seen)):
+            return i
+    return None
+
+
+NAN = float("nan")
+
+
+@each(
+    **{
+        "key, options, values, expected": [
+            ("validation/main/accuracy", {"target": 0.759}, [0.5, 0.7589, 0.759, 0.8], 3),
+            ("validation/main/accuracy", {"target": 0.759}, [NAN, None, 0.76], 3),
+            ("validation/main/loss", {"target": 1.0}, [2.0, 1.5, 1.0], 3),
+            ("validation/main/loss", {"target": 1.0, "mode": "max"}, [0.5, 2.0], 2),
+            ("x", {"patience": 2}, [3, 2, 2.5, 2, 1], 4),
+            ("x", {"patience": 2}, [3, None, 2, NAN, None, NAN], 6),
+            ("x", {"patience": 2, "mode": "max"}, [3, 4, 4, 4], 4),
+            ("x", {"patience": 1, "target": 5}, [6, 5], 2),
+            ("x", {"target": 0}, [3, 2], None),
+        ]
+    }
+)
+def test_goals(key, options, values, expected):
+    goal = GoalTrigger(100, None, key, **options)
+    assert ends(goal, values) == expected
+    assert (goal.reason is None) == (expected is None)
+
+
+def test_a_goal_is_asked_several_times_after_a_step():
+    goal = GoalTrigger(100, None, "x", patience=2)
+    for step, value in enumerate([3, 3], 1):
+        for _ in range(5):
+            assert not goal(trainer(step, x=value))
+    assert goal(trainer(3, x=3))
+
+
+def test_the_end_of_the_run_still_ends_it():
+    assert ends(GoalTrigger(0.5, None, "x", target=0), [None] * 9) == 5
+    assert ends(GoalTrigger(9, 3, "x", target=0), [None] * 9) == 3
+
+
+def saved(goal):
+    serializer = DictionarySerializer()
+    goal.serialize(serializer)
+    return serializer.target
+
+
+def test_a_goal_goes_on_counting_after_a_resume():
+    first = GoalTrigger(100, None, "x", patience=3)
+    assert ends(first, [3, 2, 4]) is None
+    second = GoalTrigger(100, None, "x", patience=3)
+    second.serialize(NpzDeserializer(saved(first)))
+    assert not second(trainer(4, x=5))
+    assert second(trainer(5, x=2))
+
+
+def test_a_goal_of_another_quantity_starts_anew():
+    first = GoalTrigger(100, None, "x", patience=2)
+    ends(first, [3, 3, 3])
+    other = GoalTrigger(100, None, "y", patience=2)
+    other.serialize(NpzDeserializer(saved(first)))
+    assert (other.best, other.count, other.reason) == (None, 0, None)
+    same = GoalTrigger(100, None, "x", patience=2)
+    same.serialize(NpzDeserializer(saved(first)))
+    assert same.reason is not None
+    fresh = GoalTrigger(100, None, "x", target=1)
+    fresh.serialize(NpzDeserializer({}))  # of a run that had no goal
+    assert fresh.best is None
+
+
+@each(options=[{"mode": "largest"}, {"patience": 0}])
+def test_bad_goals_are_refused(options):
+    with pytest.raises(ValueError, match="expected"):
+        GoalTrigger(1, None, "x", **options)

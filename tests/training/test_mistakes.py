@@ -1,0 +1,322 @@
+"""Mistakes with trainers, ranks, files and arguments: each is refused, or warned of once at the user's line."""
+
+from __future__ import annotations
+
+import warnings
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dbrdist
+import dbrdist.functions as F
+import dbrdist.links as L
+from dbrdist import datasets, iterators, optimizers, serializers, training
+from dbrdist.comm import create_multi_node_optimizer, run_threads
+from dbrdist.errors import CheckpointError, UsageWarning
+from dbrdist.training import extensions, triggers
+from tests.training.mistaken import (
+    DATA,
+    IMAGES,
+    NET,
+    Net,
+    X,
+    sgd,
+    trainer,
+    update,
+)
+
+REFUSED = {
+    # trainers
+    "iterator class": (
+        lambda: training.StandardUpdater(iterators.SerialIterator, sgd(NET)),
+        TypeError,
+        "SerialIterator",
+    ),
+    "optimizer class": (
+        lambda: training.StandardUpdater(iterators.SerialIterator(X, 2), optimizers.SGD),
+        TypeError,
+        "the class SGD",
+    ),
+    "dataset as iterator": (
+        lambda: training.StandardUpdater(DATA, sgd(NET)),
+        TypeError,
+        "got TupleDataset; write iterators",
+    ),
+    "link as optimizer": (
+        lambda: training.StandardUpdater(iterators.SerialIterator(X, 2), NET),
+        TypeError,
+        "expected an optimizer, got Net",
+    ),
+    "optimizer as updater": (lambda: training.Trainer(sgd(NET)), TypeError, "expected an updater, got SGD"),
+    "updater class": (lambda: training.Trainer(training.StandardUpdater), TypeError, "the class StandardUpdater"),
+    "trigger class": (lambda: trainer(stop=triggers.EarlyStoppingTrigger), TypeError, "the class EarlyStoppingTrigger"),
+    "extension class": (lambda: trainer().extend(extensions.LogReport), TypeError, r"write LogReport\(\)"),
+    "PrintReport alone": (
+        lambda: trainer(extend=[extensions.PrintReport(["epoch"])]).run(),
+        ValueError,
+        "PrintReport needs a LogReport",
+    ),
+    "evaluator repeats": (
+        lambda: extensions.Evaluator(iterators.SerialIterator(DATA, 2), NET),
+        ValueError,
+        "write|repeat=False",
+    ),
+    "evaluator over data": (
+        lambda: extensions.Evaluator(DATA, NET),
+        TypeError,
+        "expected an iterator, got TupleDataset",
+    ),
+    "evaluator swapped": (
+        lambda: extensions.Evaluator(NET, iterators.SerialIterator(DATA, 2, repeat=False)),
+        TypeError,
+        "expected a link, got SerialIterator",
+    ),
+    "evaluator class": (
+        lambda: extensions.Evaluator(iterators.SerialIterator(DATA, 2, False), Net),
+        TypeError,
+        "the class Net",
+    ),
+    "unknown hyperparameter": (
+        lambda: trainer(extend=[extensions.ExponentialShift("rate", 0.5, 1)]).run(),
+        AttributeError,
+        "SGD has no hyperparameter 'rate'; it has lr",
+    ),
+    "schedule of unknown": (
+        lambda: trainer(extend=[extensions.FollowSchedule(optimizers.schedules.constant(1), "rate")]).run(),
+        AttributeError,
+        "FollowSchedule: SGD has no hyperparameter 'rate'",
+    ),
+    # files
+    "swapped load": (lambda: serializers.load_npz(NET, "a.npz"), TypeError, r"write load_npz\(file, object\)"),
+    "swapped save": (lambda: serializers.save_npz(NET, "a.npz"), TypeError, r"write save_npz\(file, object\)"),
+    "save a class": (lambda: serializers.save_npz("a.npz", Net), TypeError, "the class Net"),
+    "save a list": (lambda: serializers.save_npz("a.npz", [NET]), TypeError, "such as a link, got list"),
+    # arguments
+    "padding": (lambda: L.Convolution2D(3, 4, 3, padding=1), TypeError, "'padding'; did you mean 'pad'"),
+    "kernel_size": (lambda: L.Convolution2D(3, 4, kernel_size=3), TypeError, "'kernel_size'; did you mean 'ksize'"),
+    "in_channels": (lambda: L.Linear(in_channels=3), TypeError, "did you mean 'in_size'"),
+    "in_features": (lambda: L.Linear(in_features=3, out_features=4), TypeError, "did you mean 'in_size'"),
+    "bias": (lambda: L.Linear(3, 4, bias=False), TypeError, "did you mean 'nobias'"),
+    "num_features": (lambda: L.BatchNormalization(num_features=3), TypeError, "did you mean 'size'"),
+    "Adam lr": (lambda: optimizers.Adam(lr=0.1), TypeError, "did you mean 'alpha'"),
+    "betas": (lambda: optimizers.Adam(betas=(0.9, 0.99)), TypeError, "beta1 and beta2"),
+    "weight_decay": (lambda: optimizers.SGD(weight_decay=0.1), TypeError, r"add_hook\(WeightDecay\(rate\)\)"),
+    "weight_decay of AdamW": (
+        lambda: optimizers.AdamW(weight_decay=0.1),
+        TypeError,
+        "did you mean 'weight_decay_rate'",
+    ),
+    "momentum": (lambda: optimizers.SGD(momentum=0.9), TypeError, "the optimizer MomentumSGD"),
+    "typing error": (lambda: optimizers.MomentumSGD(momentun=0.9), TypeError, "did you mean 'momentum'"),
+    "p": (lambda: F.dropout(X, p=0.5), TypeError, "did you mean 'ratio'"),
+    "dim": (lambda: F.softmax(X, dim=1), TypeError, "did you mean 'axis'"),
+    "kernel_size of a function": (lambda: F.max_pooling_2d(IMAGES, kernel_size=2), TypeError, "did you mean 'ksize'"),
+    "num_workers": (
+        lambda: iterators.MultiprocessIterator(DATA, 4, num_workers=2),
+        TypeError,
+        "did you mean 'n_processes'",
+    ),
+    "drop_last": (lambda: iterators.SerialIterator(DATA, 4, drop_last=True), TypeError, "last='drop'"),
+    "epochs": (lambda: training.Trainer(None, epochs=3), TypeError, r"stop_trigger=\(epochs, 'epoch'\)"),
+    "loss_fn": (lambda: trainer(loss_fn=print), TypeError, "unknown arguments: loss_fn; did you mean 'loss_func'"),
+    "filename of LogReport": (lambda: extensions.LogReport(file_name="a"), TypeError, "did you mean 'filename'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_mistake_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    program, error, words = REFUSED[name]
+    with pytest.raises(error, match=words):
+        program()
+
+
+# ---- warnings -------------------------------------------------------------------------------------------------------
+
+
+def beside():
+    net = Net()
+    net.extra = L.Linear(2, 2)
+    return net
+
+
+def listed():
+    net = Net()
+    net.blocks = [L.Linear(2, 2), L.Linear(2, 2)]
+    return net
+
+
+def no_gradient():
+    sgd(Net()).update()
+
+
+def keys(extension, stop=(2, "epoch"), **options):
+    def run():
+        made = trainer(stop=stop)
+        made.extend(extension(), **options)
+        made.run()
+
+    return run
+
+
+WARNED = {
+    "link beside": (lambda: sgd(beside()), r"Net.extra \(Linear\) will not be trained"),
+    "list beside": (lambda: sgd(listed()), r"Net.blocks \(a list with Linear\) will not be trained"),
+    "no gradient": (no_gradient, "no parameter of the target has a gradient"),
+    "loss of something else": (update(lambda: F.sum(dbrdist.Variable(X))), "no parameter of the target has a gradient"),
+    "best of nothing": (
+        keys(extensions.LogReport, trigger=triggers.MaxValueTrigger("validation/accuracy")),
+        "MaxValueTrigger: nobody has reported 'validation/accuracy' so far; reported are main/accuracy, main/loss",
+    ),
+    "early stop of nothing": (
+        lambda: trainer(stop=triggers.EarlyStoppingTrigger(monitor="val_loss", max_trigger=(2, "epoch"))).run(),
+        "EarlyStoppingTrigger: nothing reported 'val_loss'",
+    ),
+    "log of nothing": (
+        keys(lambda: extensions.LogReport(["loss"])),
+        "LogReport: nobody has reported 'loss'.*did you mean 'main/loss'",
+    ),
+    "curve of nothing": (keys(lambda: extensions.PlotReport(["loss"])), "PlotReport: nobody has reported 'loss'"),
+    "save without values": (lambda: serializers.save_npz("a.npz", L.Linear(3)), "save_npz: /W: no values are saved"),
+    "negative rate assigned": (
+        lambda: setattr(sgd(Net()), "lr", -1),
+        "SGD: lr: expected a number of 0 or more, got -1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_a_mistake_is_warned_of_once_at_the_users_line(name, tmp_path, monkeypatch):
+    if name == "curve of nothing":
+        pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    program, words = WARNED[name]
+    with pytest.warns(UsageWarning, match=words) as given:
+        program()
+    assert len(given) == 1 and Path(given[0].filename).parent == Path(__file__).parent
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", UsageWarning)  # which turns them off
+        program()
+
+
+def test_two_log_reports_to_one_file_are_warned_of(tmp_path):
+    made = trainer(stop=(3, "epoch"), out=tmp_path, extend=[extensions.LogReport(), extensions.LogReport()])
+    with pytest.warns(UsageWarning, match="another process or LogReport writes to .*on one rank only") as given:
+        made.run()
+    assert 1 <= len(given) <= 2
+
+
+def test_two_log_reports_to_two_files_are_right(tmp_path):
+    logs = [extensions.LogReport(), extensions.LogReport(filename="b.jsonl")]
+    trainer(stop=(3, "epoch"), out=tmp_path, extend=logs).run()
+
+
+# ---- several ranks --------------------------------------------------------------------------------------------------
+
+
+def on_ranks(program):
+    """The words of the warnings of two ranks."""
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        run_threads(2, program)
+    return [str(w.message) for w in given if w.category is UsageWarning]
+
+
+def rank_step(comm, data, joint, **divided):
+    model = L.Classifier(Net())
+    actual = optimizers.SGD(0.1)
+    optimizer = create_multi_node_optimizer(actual, comm).setup(model) if joint else actual.setup(model)
+    updater = training.StandardUpdater(iterators.SerialIterator(data, 4, **divided), optimizer)
+    for _ in range(3):
+        updater.update()
+
+
+def test_a_plain_optimizer_on_divided_data():
+    words = on_ranks(lambda comm: rank_step(comm, DATA, False, rank=comm.rank, size=2))
+    assert len(words) == 2 and "SGD does not average their gradients, so the ranks drift apart" in words[0]
+    words = on_ranks(lambda comm: rank_step(comm, dbrdist.comm.scatter_dataset(DATA, comm), False))
+    assert len(words) == 2 and "create_multi_node_optimizer" in words[0]
+    assert on_ranks(lambda comm: rank_step(comm, DATA, True, rank=comm.rank, size=2)) == []
+    assert on_ranks(lambda comm: rank_step(comm, dbrdist.comm.scatter_dataset(DATA, comm), True)) == []
+
+
+def test_data_divided_twice():
+    def divided_twice(comm):
+        rank_step(comm, dbrdist.comm.scatter_dataset(DATA, comm), True, rank=comm.rank, size=2)
+
+    words = on_ranks(divided_twice)
+    assert len(words) == 2 and "the iterator divides it again" in words[0]
+
+
+def test_an_evaluator_of_one_ranks_part():
+    def evaluate(comm, joint):
+        iterator = iterators.SerialIterator(DATA, 4, False, False, rank=comm.rank, size=2)
+        evaluator = extensions.Evaluator(iterator, L.Classifier(Net()))
+        if joint:
+            evaluator = dbrdist.comm.create_multi_node_evaluator(evaluator, comm)
+        evaluator()
+        evaluator()
+
+    words = on_ranks(lambda comm: evaluate(comm, False))
+    assert len(words) == 2 and "create_multi_node_evaluator" in words[0]
+    assert on_ranks(lambda comm: evaluate(comm, True)) == []
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_files_without_weights(tmp_path):
+    path = tmp_path / "lazy.npz"
+    with pytest.warns(UsageWarning, match="save_npz"):
+        serializers.save_npz(path, dbrdist.Sequential(L.Linear(None, 3)))
+    model = dbrdist.Sequential(L.Linear(4, 3))
+    with pytest.raises(CheckpointError, match="0/W: the file has no values for this parameter"):
+        serializers.load_npz(path, model)
+    with pytest.warns(UsageWarning, match="no values for this parameter"):
+        serializers.load_npz(path, model, strict=False)
+    serializers.load_npz(path, dbrdist.Sequential(L.Linear(None, 3)))  # which has none either
+
+
+def test_files_of_other_kinds(tmp_path):
+    np.save(tmp_path / "a.npy", X)
+    (tmp_path / "a.txt").write_text("hello, world")
+    (tmp_path / "a.h5").write_bytes(b"\x89HDF\r\n\x1a\n")
+    (tmp_path / "a.pkl").write_bytes(b"\x80\x04K\x01.")
+    (tmp_path / "a.npz").write_bytes(b"")
+    words = {
+        "a.npy": "holds a single array",
+        "a.txt": "begins with b'hello, w'",
+        "a.h5": "HDF5 file; use load_hdf5",
+        "a.pkl": "pickle",
+        "a.npz": "empty",
+    }
+    for name, what in words.items():
+        with pytest.raises(CheckpointError, match=f"{name}: .*{what}"):
+            serializers.load_npz(tmp_path / name, NET)
+
+
+def test_a_file_of_torch_is_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "net.pt", "w") as archive:
+        archive.writestr("net/data.pkl", b"\x80\x02.")
+    with pytest.raises(CheckpointError, match=r"net.pt: it is a file of torch.save"):
+        serializers.load_npz(tmp_path / "net.pt", NET)
+
+
+def test_nothing_that_fits(tmp_path):
+    np.savez(tmp_path / "a.npz", x=X)
+    with pytest.warns(UsageWarning, match="nothing is loaded from .*it has x, .*the object l1/W"):
+        serializers.load_npz(tmp_path / "a.npz", Net(), strict=False)
+
+
+# ---- errors of the loop ---------------------------------------------------------------------------------------------
+
+
+def test_an_error_in_the_loop_is_said_once(tmp_path, capsys):
+    made = trainer(data=datasets.TupleDataset(X, X), out=tmp_path)
+    with pytest.raises(ValueError, match="softmax_cross_entropy") as caught:
+        made.run()
+    assert caught.value.__notes__ == ["in the training loop at iteration 0"]
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,47 @@
+"""Keys that nobody reports are warned of, but not before those who report them have run."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import dbrdist.links as L
+from dbrdist import iterators, optimizers
+from dbrdist.datasets import TupleDataset
+from dbrdist.errors import UsageWarning
+from dbrdist.training import StandardUpdater, Trainer, extensions, triggers
+
+
+def words_of(key, tmp_path, every=2, num_epochs=4):
+    """The warnings of a run whose evaluations come every so many epochs, and whose reports ask for ``key``."""
+    data = TupleDataset(np.eye(4, dtype=np.float32), np.arange(4, dtype=np.int32))
+    model = L.Classifier(L.Linear(4, 4))
+    optimizer = optimizers.SGD(0.1).setup(model)
+    trainer = Trainer(
+        StandardUpdater(iterators.SerialIterator(data, 2), optimizer), (num_epochs, "epoch"), str(tmp_path)
+    )
+    test = iterators.SerialIterator(data, 2, repeat=False, shuffle=False)
+    trainer.extend(extensions.Evaluator(test, model), trigger=(every, "epoch"))
+    trainer.extend(extensions.LogReport())
+    trainer.extend(extensions.PrintReport(["epoch", key]))
+    trainer.extend(lambda trainer: None, name="best", trigger=triggers.MaxValueTrigger(key))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.run()
+    return [str(w.message) for w in caught if issubclass(w.category, UsageWarning)]
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_evaluations_that_come_later_are_waited_for(tmp_path, every):
+    assert words_of("validation/main/accuracy", tmp_path, every) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"), [("validation/accuracy", "validation/main/accuracy"), ("mean/loss", "main/loss")]
+)
+def test_a_key_that_nobody_reports_is_said_once_by_each(tmp_path, key, hint):
+    found = words_of(key, tmp_path)
+    assert len(found) == 2 and all(f"nobody has reported {key!r}" in words for words in found)
+    assert all(f"did you mean {hint!r}?" in words for words in found)

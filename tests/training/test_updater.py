@@ -1,0 +1,100 @@
+"""Tests of dbrdist.training.updater."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from dbrdist import iterators, optimizers, training
+from dbrdist.core.array import spans
+from dbrdist.datasets.loading.serial import SerialIterator
+from dbrdist.training import StandardUpdater, Trainer
+from dbrdist.training import updater as updater_module
+from tests.each import each
+from tests.training.training_helpers import Line, Noisy, examples, made
+
+
+@each(name=["get_optimizer", "get_all_optimizers", "update", "serialize"])
+def test_an_updater_defines_all_of_its_members(name):
+    member = getattr(training.Updater(), name)
+    with pytest.raises(NotImplementedError):
+        member(*["main"] * (name in ("get_optimizer", "serialize")))
+
+
+def test_parts_of_an_updater_by_name():
+    trainer = made(device="@numpy", loss_scale=4.0)
+    updater = trainer.updater
+    optimizer = updater.get_optimizer("main")
+    assert str(updater.device) == "@numpy" == str(updater.input_device) and optimizer._loss_scale == 4.0
+    assert updater.get_all_optimizers() == {"main": optimizer} and not updater.is_new_epoch
+    updater.update()
+    updater.update()
+    assert updater.is_new_epoch and updater.epoch == 1 and updater.previous_epoch_detail == 0.5
+    assert updater.get_iterator("main").epoch_detail == updater.epoch_detail == 1.0
+    both = training.StandardUpdater({"main": updater.get_iterator("main")}, {"main": optimizer})
+    assert both.device is None is both.input_device and both.get_optimizer("main") is optimizer
+
+
+class Watch:
+    """A clock that goes on when it is told to."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_step_and_its_wait_for_data_are_timed(is_recorded, monkeypatch):
+    watch = Watch()
+    monkeypatch.setattr(updater_module.time, "perf_counter", watch)
+
+    class Slow(iterators.SerialIterator):
+        def next(self):
+            watch.now += 3
+            return super().next()
+
+    class Model(Line):
+        def forward(self, x, t):
+            watch.now += 5
+            return super().forward(x, t)
+
+    steps = []
+
+    class Recorder(spans.Recorder):
+        @contextlib.contextmanager
+        def span(self, name):
+            steps.append((name, self.step))
+            yield
+
+    recorder = Recorder()
+    if is_recorded:
+        monkeypatch.setattr(spans, "recorders", [recorder])
+    updater = StandardUpdater(Slow(examples(), 2), optimizers.SGD(0.1).setup(Model()))
+    assert updater.step_seconds == updater.data_seconds == 0
+    for _ in range(2):
+        before = updater.get_optimizer("main").target.w.array.copy()
+        updater.update()
+        assert updater.get_optimizer("main").target.w.array != before
+    assert updater.iteration == 2 and updater.data_seconds == 6 and updater.step_seconds == 16
+    assert [s for s in steps if s[0] == "step"] == [("step", 0), ("step", 1)] * is_recorded
+    waits = [("data wait", 0, 100.0, 103.0), ("data wait", 1, 108.0, 111.0)]
+    assert [(s.name, s.step, s.began, s.ended) for s in recorder.spans] == waits * is_recorded
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_the_optimizer_counts_epochs_where_it_is_to(tmp_path, auto):
+    told = []
+
+    class Counting(optimizers.SGD):
+        def new_epoch(self, auto=False):
+            told.append(auto)
+            super().new_epoch(auto)
+
+    optimizer = Counting(lr=0.1).setup(Noisy())
+    updater = StandardUpdater(SerialIterator(examples(10), 5), optimizer, auto_new_epoch=auto)
+    Trainer(updater, (7, "iteration"), out=tmp_path).run()
+    assert optimizer.epoch == (3 if auto else 0)
+    assert told == [True] * (3 if auto else 0)
