@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import tempfile
 from pathlib import Path
 
@@ -14,6 +15,9 @@ import pytest
 from dbrdist.core.tape import call
 from tests.comm import jobs
 from tests.each import fresh_chance as start_afresh
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's job in the background hands that on to all it starts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 STARTING = {"started", "ranks", "several"}  # fixtures that start jobs
 # Which marks leave a file out by a `-m` of the Makefile, where the file as a whole bears one of them.

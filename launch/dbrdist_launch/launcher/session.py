@@ -289,12 +289,12 @@ class Session:
             until = min(until, self.deadline)
         if until <= time.monotonic():
             return outcome, True
-        output.note(f"dbrdist-launch: waiting {seconds:g} s before the restart (--backoff)")
-        self.events.tell("waiting", seconds=seconds)
         asked: list[int] = []
         loop = Loop()
-        signals = Signals(loop, _STOPS, asked.append, Inherited())
+        signals = Signals(loop, _STOPS, asked.append, Inherited())  # before a word of it: who reads it may ask at once
         try:
+            output.note(f"dbrdist-launch: waiting {seconds:g} s before the restart (--backoff)")
+            self.events.tell("waiting", seconds=seconds)
             while not asked and time.monotonic() < until:
                 loop.turn(until - time.monotonic())
         finally:
