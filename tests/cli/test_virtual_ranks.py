@@ -3,10 +3,12 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dbrdist.cli.output import refuse
-from tests.cli.cli_helpers import finish, same_runs
+from dbrdist.training.extensions import snapshots
+from tests.cli.cli_helpers import finish, lines, same_runs
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.slow]
 WORDS = [
@@ -65,6 +67,33 @@ def test_a_killed_run_goes_on_with_fewer_ranks(ranks, run):
     code, out, _ = run("--audit", "cut")
     assert code == 0
     assert "epoch 0: 1,442 of 1,442 examples, each once, in steps 1 to 7" in out
+
+
+AKIBA = (
+    "optimizer={name: rmsprop_warmup, lr: 0.4, alpha: 0.99, eps: 1.0e-8, lr_rmsprop: 3.0e-4, a_sgd: 1.0, hooks: "
+    "[{name: weight_decay, rate: 1.0e-4}], schedule: {name: step, milestones: [0, 1], factors: [0.5, 0.075]}}",
+    "schedules=[{of: optimizer.a_sgd, schedule: {name: elu, center: 0.5, period: 0.5}}]",
+    "gradient_dtype=float16",
+    "batch_norm.statistics=last",
+)
+
+
+def test_a_killed_run_of_akibas_recipe_goes_on_with_the_same_bits(ranks, run):
+    """Golden number 21 of large batches: weights, m, D, rates, share of SGD and the order of examples."""
+    words = [*WORDS, *AKIBA, "snapshot.every=4 iterations", "iterations=16", "log.every=1 iteration"]
+    words.append("batch={virtual_workers: 3, per_worker: 40}")
+    assert run(*words, "out=straight")[0] == 0
+    assert finish(ranks(2, *words, "out=cut", "model.args.kill_at=15", KILL_RANK="1"))[0] != 0
+    written = {path.name for path in Path("cut").glob("snapshot_iter_*")}  # in the background: perhaps not the last
+    assert written
+    assert written <= {f"snapshot_iter_{step}" for step in (4, 8, 12)}
+    code, _, err = run(*words, "out=cut", "--resume")
+    assert code == 0, err
+    same_runs("straight", "cut")
+    kept = dict(np.load(snapshots.newest("cut")))
+    assert {name.rsplit("/", 1)[1] for name in kept if "/l1/W/" in name} == {"m", "v", "t"}
+    rates = [entry["lr"] for entry in lines("cut/log.jsonl")]
+    assert rates == pytest.approx([0.2] * 13 + [0.03] * 3, rel=1e-12)
 
 
 def test_more_ranks_than_workers(ranks):

@@ -12,10 +12,16 @@ import dbrdist
 from dbrdist import functions as F
 from dbrdist import links as L
 from dbrdist import optimizers
-from dbrdist.comm import VirtualUpdater, create_communicator, create_multi_node_evaluator
+from dbrdist.comm import (
+    VirtualUpdater,
+    create_communicator,
+    create_multi_node_evaluator,
+    create_multi_node_optimizer,
+)
+from dbrdist.comm.links import create_mnbn_model
 from dbrdist.core.array import random
 from dbrdist.core.model.reporter import Reporter, report
-from dbrdist.datasets import TupleDataset
+from dbrdist.datasets import TupleDataset, block_bounds
 from dbrdist.datasets.loading.base import SkipExample
 from dbrdist.errors import CommunicatorError
 from dbrdist.iterators import MultithreadIterator, SerialIterator
@@ -319,6 +325,39 @@ def check_statistics_are_the_mean_over_workers(comm):
     np.testing.assert_allclose(net.bn.avg_mean, mean, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(net.bn.avg_var, var, rtol=1e-9)
     assert run.updater.iteration == 2
+
+
+def check_steps_are_those_of_one_process_that_adds_gradients_of_small_batches(comm):
+    """Golden number 11 of large batches: with batch normalization, workers of 4 are no batch of 32, but one where the
+    statistics are shared.
+    """
+    data = images(32)
+    x, t = (np.stack(column) for column in zip(*data))
+    with dbrdist.using_config("dtype", np.dtype(np.float64)):
+        nets = {kind: Net(ratio=0.0, dtype=np.float64) for kind in ("workers", "added", "whole", "shared")}
+    x = x.astype(np.float64)
+    for net in nets.values():
+        net.copyparams(nets["workers"])
+    Run(comm, net=nets["workers"], data=TupleDataset(x, t), per_worker=4, optimizer="momentum").steps(4)
+    shared = create_mnbn_model(nets["shared"], comm)
+    whole = optimizer_for(nets["whole"])
+    together = create_multi_node_optimizer(optimizer_for(shared), comm)
+    added = optimizer_for(nets["added"])
+    for step in range(4):
+        order = random.permutation(5, step, 32)
+        nets["added"].cleargrads()
+        for rows in np.split(order, 8):
+            (nets["added"](x[rows], t[rows]) / 8).backward()
+        added.update()
+        whole.update(nets["whole"], x[order], t[order])
+        begin, end = block_bounds(32, comm.rank, comm.size)
+        together.update(shared, x[order[begin:end]], t[order[begin:end]], num_samples=end - begin)
+    for name, p in nets["added"].namedparams():
+        found = {kind: dict(net.namedparams())[name].array for kind, net in (nets | {"shared": shared}).items()}
+        np.testing.assert_allclose(found["workers"], p.array, rtol=1e-9, atol=1e-12, err_msg=name)
+        if 32 % comm.size == 0:  # the ranks' losses are means: only those of equal parts add up to that of the whole
+            np.testing.assert_allclose(found["shared"], found["whole"], rtol=1e-9, atol=1e-12, err_msg=name)
+    assert not np.allclose(nets["whole"].conv.W.array, nets["workers"].conv.W.array, rtol=1e-3)
 
 
 def check_evaluation(comm):

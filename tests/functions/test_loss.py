@@ -420,6 +420,17 @@ def test_softmax_cross_entropy_refuses_labels_out_of_range(bad, options):
         F.softmax_cross_entropy(ones(3, 5), t, **options)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_loss_of_1000_classes_lies_between_its_floor_and_that_of_no_knowledge(smoothing):
+    """Golden numbers of recipes: ln 1000 for equal scores; the entropy of smoothed labels for the best scores."""
+    t = np.array([0, 999])
+    equal = F.softmax_cross_entropy(np.zeros((2, 1000)), t, label_smoothing=smoothing)
+    np.testing.assert_allclose(equal.array, 6.907755279, rtol=1e-9)
+    target = smoothing / 1000 + (1 - smoothing) * np.eye(1000)[t]
+    best = F.softmax_cross_entropy(np.log(np.maximum(target, 1e-300)), t, label_smoothing=smoothing)
+    np.testing.assert_allclose(best.array, 1.0148479977 if smoothing else 0.0, rtol=1e-9, atol=1e-12)
+
+
 def test_all_labels_ignored_give_zero():
     x = Variable(ones(3, 5))
     loss = F.softmax_cross_entropy(x, np.full(3, -1))

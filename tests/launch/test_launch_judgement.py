@@ -48,6 +48,17 @@ def test_lost_host_comes_before_the_exit_that_it_caused():
     assert (failure.kind, failure.rank, failure.host, failure.code) == ("host_lost", 2, "b", 69)
 
 
+@pytest.mark.parametrize("kills_step, expected", [(True, ("exit", 0, 2)), (False, ("signal", None, 137))])
+def test_rank_that_aborts_before_mpi_comes_before_the_daemon_that_dies_of_it(monkeypatch, kills_step, expected):
+    """Slurm's daemon of a host dies of an MPI_Abort without MPI_Init, and leaves its ranks behind."""
+    monkeypatch.setattr(Srun, "kills_step", kills_step)
+    made = judge("a", "a", "b", lines=["slurmstepd-a: fatal: this is impossible"], ended=False)
+    made.take_event(made.ranks[1], {"event": "orphaned"}, NOW - 0.5)
+    end(made, 0, NOW - 0.49, code=2)
+    failure = made.verdict(NOW)
+    assert (failure.kind, failure.rank, failure.code) == expected
+
+
 def test_rank_that_ended_comes_before_the_step_that_srun_killed():
     made = judge("a", "a", "b", lines=["srun: error: a: tasks 0-1: Killed", "srun: error: b: task 2: Killed"])
     end(made, 1, NOW - 0.52)

@@ -215,6 +215,10 @@ class Judge:
             return None
         if self.starter_ended_at is not None and self._result()[1]:
             return self._of_starter()  # it was mpiexec itself
+        causes = [(rank.ended or rank.heard_at, rank.rank) for rank in self.ranks.values() if _is_cause(rank)]
+        if causes and self.starter is not None and self.starter.kills_step:
+            # A step's daemon can die of an MPI_Abort that comes before MPI_Init.
+            return report.from_exit(self.ranks[min(causes)[1]])
         text = f"the process of {self._name()} that had started the ranks on {first.host} was killed or has crashed"
         return Failure("signal", None, first.host, codes.from_signal(9), text, "SIGKILL", traceback=self._said())
 
