@@ -262,6 +262,7 @@ class GradientNoise:
     keeps_zero = True
     call_for_each_param = True
     timing = "pre"
+    needs_equal_seeds = True  # ranks that train together compare theirs
     generator: np.random.Generator
 
     def __init__(

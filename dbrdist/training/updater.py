@@ -93,6 +93,8 @@ class StandardUpdater(Updater):
                 optimizer.target.to_device(self._device)
             if loss_scale is not None:
                 optimizer.set_loss_scale(loss_scale)
+            if hasattr(optimizer, "reads"):  # a multi-node one, which compares them over the ranks
+                optimizer.reads(self._iterators)
 
     @property
     def device(self) -> Any:

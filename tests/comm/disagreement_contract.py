@@ -198,6 +198,7 @@ def check_two_models_in_another_order(comm):
     first = "generator" if comm.rank == 0 else "discriminator"
     text = "/discriminator (3,) float32 instead of /generator (3,) float32"
     all_raise(comm, CommunicatorError, text, lambda: comm.multi_node_mean_grad(models[first]))
+    text = "the same optimizer on every rank, but these differ from rank 0"
     both = {name: create_multi_node_optimizer(optimizers.SGD().setup(model), comm) for name, model in models.items()}
     for optimizer in both.values():
         optimizer._is_synchronized = True

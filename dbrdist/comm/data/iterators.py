@@ -144,6 +144,7 @@ def create_synchronized_iterator(actual_iterator: Any, communicator: Communicato
     )
     agree.same_everywhere(communicator, text, "iterators of the same kind")
     seed = communicator.bcast_obj(getattr(actual_iterator, "seed", 0))
+    actual_iterator.is_synchronized = True
     if hasattr(actual_iterator, "reorder"):
         if sampler is not None:
             actual_iterator.reorder(seed)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, Plan, key_of, plan_anew, weights
-from dbrdist.comm.protocol import agree
+from dbrdist.comm.protocol import agree, arguments
+from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.core.array.backend import get_array_module, is_array
 from dbrdist.core.model.parameter import Parameter
@@ -130,9 +131,11 @@ def mean_grad(
     """
     named = [(name, p) for name, p in params if p.is_initialized]
     plan = plan_for(comm, named)
+    count, error = attempt(arguments.num_samples, num_samples, "weighted_mean_grad")
     has_grad = np.array([zero_fill or p.grad is not None for p in plan.params], bool)
-    row = [plan.digest, plan.runs_digest, _count(num_samples), zlib.crc32(has_grad.tobytes()), plan.place]
-    rows = call.agree(row, num_same=1, what="the same parameters", detail=lambda: plan.text)
+    weight = EQUAL_WEIGHT if count is None else count
+    row = [plan.digest, plan.runs_digest, weight, zlib.crc32(has_grad.tobytes()), plan.place]
+    rows = call.agree(row, error=error, num_same=1, what="the same parameters", detail=lambda: plan.text)
     if (rows[:, 1] != rows[0, 1]).any():
         plan = keep_plan(comm, plan_anew(named))
         rows[:, 4] = 0
@@ -142,10 +145,6 @@ def mean_grad(
         has_grad = comm.allreduce(has_grad)
     wanted = [p for p, is_there in zip(plan.params, has_grad) if is_there]
     plan.reduce(comm, call, wanted, factors, divisor)
-
-
-def _count(num_samples: int | None) -> int:
-    return EQUAL_WEIGHT if num_samples is None else int(num_samples)
 
 
 def plan_for(comm: Any, named: list[tuple[str, Parameter]]) -> Plan:

@@ -62,10 +62,16 @@ def piece_bytes(value: Any, what: str) -> int:
 
 
 def num_samples(value: Any, what: str) -> int | None:
-    """A number of examples, or None."""
+    """A number of examples, of any type that has whole numbers, or None."""
     if value is None:
         return None
-    number = whole_number(value, f"{what}: num_samples")
+    try:
+        number = int(value)
+        is_whole = bool(number == value) and not isinstance(value, (bool, np.bool_))
+    except (TypeError, ValueError, OverflowError):
+        is_whole = False
+    if not is_whole:
+        raise TypeError(f"{what}: num_samples expected a whole number, got {value!r}")
     if number < 0:
         raise ValueError(f"{what} expected num_samples of 0 or more, or None, got {number}")
     return number

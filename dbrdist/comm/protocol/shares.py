@@ -22,14 +22,14 @@ def check_shares(comm: Any, iterator: Any, what: str = "training") -> None:
             of an epoch, virtual workers or in how far they have come, or if two ranks have the same share.
     """
     is_divided = isinstance(iterator, SerialIterator) and iterator.size == comm.size
-    lines = _batches(iterator, what) if is_divided else [f"{what} examples of its own"]
+    lines = batches_in_words(iterator, what) if is_divided else [f"{what} examples of its own"]
     agree.same_everywhere(comm, agree.as_lines(lines), f"the same {what} batches")
     if is_divided and comm.size > 1:
         shares = comm._allgather_rows(np.array([iterator.rank], np.int64))[:, 0].tolist()
-        _refuse_doubled(shares, what)
+        refuse_doubled(shares, what)
 
 
-def _batches(iterator: SerialIterator, what: str) -> list[str]:
+def batches_in_words(iterator: SerialIterator, what: str) -> list[str]:
     """One line for each thing that makes up the global batches still to come."""
     state, sampler = iterator._state, iterator.order_sampler
     return [
@@ -42,7 +42,7 @@ def _batches(iterator: SerialIterator, what: str) -> list[str]:
     ]
 
 
-def _refuse_doubled(shares: list[int], what: str) -> None:
+def refuse_doubled(shares: list[int], what: str) -> None:
     """Raise where ranks take the same share, which means that another is left out."""
     for share in shares:
         ranks = [rank for rank, theirs in enumerate(shares) if theirs == share]

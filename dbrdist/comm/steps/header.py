@@ -1,12 +1,12 @@
 """The header of a step: one row that each rank shows before its forward pass, and needs before the first reduction.
 
-It says which step this is, with which parameters and hyperparameters, how many examples the rank has, and whether it
-was asked to stop. Ranks that differ in what must be alike raise the same error, before any gradient is averaged.
+It says which step of which optimizer this is, with which parameters and hyperparameters, how many examples the rank
+has, and whether it was asked to stop. Ranks that differ in what must be alike raise the same error, before any gradient
+is averaged.
 """
 
 from __future__ import annotations
 
-import numbers
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -17,11 +17,13 @@ from dbrdist.comm.gradients.model import plan_for
 from dbrdist.comm.gradients.overlap import Weights
 from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, Plan, weights
 from dbrdist.comm.protocol.gate import Passage, digest, payload_bytes, words_of
+from dbrdist.comm.steps.introduction import Introduction
+from dbrdist.comm.steps.optimizer_settings import Values, described
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import Watch
-from dbrdist.core.update.update_rule import Hooks
 
-_NUM_SAME = 5  # step, parameters, hyperparameters, which parameters are reduced, which are new
+# Step, parameters, hyperparameters, which parameters are reduced, which are new, the optimizer, its batches.
+_NUM_SAME = 7
 _WHAT = "the same step"
 # Runs, samples, works, stop, place, encloses: these may differ.
 _own_words = operator.itemgetter(payload_bytes(_NUM_SAME, 6))
@@ -43,6 +45,8 @@ class Steps:
         self._params_text = ""
         self._params_digest = self._runs_digest = 0
         self._values = Values(optimizer)
+        self._num_plans_seen = -1  # by the values, which have the hooks of update rules too
+        self.introduction = Introduction(comm)
         self._passage: Passage | None = None
         self._said: tuple[Any, ...] = ()  # what the words of the last header are made of
         self._header: Header | None = None
@@ -50,6 +54,7 @@ class Steps:
         self._small_plan: Plan | None = None  # the last whose gradients fit into the header,
         self._small_config: str | None = None  # and with which configuration
         self._is_refused = False  # waiting for it has raised on all ranks
+        self.error: Exception | None = None  # of this rank, which all raise at the next header
         self.late: list[tuple[str, Parameter]] = []  # parameters that wait for their first input
         self.num_plans = 0  # more after each change of a parameter, a link or a rule
 
@@ -65,7 +70,7 @@ class Steps:
         with self._gate.call("update") as call:
             self.look()
             row = self._row(num_samples, works, zero_fill, new, False)
-            call.post(row, num_same=_NUM_SAME, what=_WHAT, detail=self._in_words)
+            call.post(row, self._taken_error(), num_same=_NUM_SAME, what=_WHAT, detail=self._in_words)
             self._passage, self._header, self._is_refused = call, None, False
 
     def exchange(self, call: Passage, num_samples: int | None, works: int, zero_fill: bool) -> Header:
@@ -75,15 +80,22 @@ class Steps:
         enclosed = plan.collect() if plan is not None and self.is_small() else ()
         row = self._row(num_samples, works, zero_fill, (), bool(enclosed))
         self._passage = None
-        return self._heard(call.exchange(row, num_same=_NUM_SAME, what=_WHAT, detail=self._in_words, enclosed=enclosed))
+        error = self._taken_error()
+        options: Any = {"num_same": _NUM_SAME, "what": _WHAT, "detail": self._in_words, "enclosed": enclosed}
+        return self._heard(call.exchange(row, error, **options))
+
+    def _taken_error(self) -> Exception | None:
+        error, self.error = self.error, None
+        return error
 
     def _row(
         self, num_samples: int | None, works: int, zero_fill: bool, new: Sequence[str], encloses: bool
     ) -> tuple[int, ...]:
         """The words of this rank's header."""
         plan, values, step = self._plan, self._values, self._optimizer.t
-        if not values.are_as_before():
+        if self._num_plans_seen != self.num_plans or not values.are_as_before():
             values.look(self._settings)
+            self._num_plans_seen = self.num_plans
         self._said = step, zero_fill, values.text, self._params_text, new
         return (
             step,
@@ -91,8 +103,10 @@ class Steps:
             values.digest,
             bool(zero_fill),
             digest("".join(new)) if new else 0,
+            self.introduction.number,
+            self.introduction.position,
             self._runs_digest,
-            EQUAL_WEIGHT if num_samples is None else int(num_samples),
+            EQUAL_WEIGHT if num_samples is None else num_samples,
             int(works),  # not one of NumPy's
             self._comm._stop_request,
             0 if plan is None else plan.place,
@@ -211,50 +225,7 @@ class Steps:
     def _in_words(self) -> str:
         step, zero_fill, values, params, new = self._said
         come = f"new parameters {', '.join(new)}\n" if new else ""
-        return f"step {step}\nzero_fill {zero_fill}\n{values}{params}{come}"
-
-
-class Values:
-    """What an optimizer does with the gradients: learning rate, hooks and their like. Most steps change none of it."""
-
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
-        self._hooks: Hooks | None = None
-        self._seen_hooks: list[Any] = []
-        self._seen: list[tuple[Any, dict[str, Any]]] = []  # objects, with copies of their attributes
-        self._hyperparam: Any = None
-        self._scale: float | None = None
-        self.text = ""
-        self.digest = 0
-
-    def are_as_before(self) -> bool:
-        """Whether :meth:`look` would find the same."""
-        actual = self._optimizer
-        hooks: Hooks = actual._hooks
-        if hooks is not self._hooks or actual._loss_scale != self._scale:
-            return False
-        if (hooks.pre or hooks.post or self._seen_hooks) and not _are_same(list(hooks), self._seen_hooks):
-            return False
-        try:
-            for thing, attributes in self._seen:
-                if thing.__dict__ != attributes:
-                    return False
-        except ValueError:  # an array among them
-            return False
-        return self._hyperparam is getattr(actual, "hyperparam", None)
-
-    def look(self, settings: str) -> None:
-        """Describe them again."""
-        actual = self._optimizer
-        hyperparam = self._hyperparam = getattr(actual, "hyperparam", None)
-        hooks = list(actual._hooks)
-        things = [hook for hook in hooks if _is_ours(hook)]
-        if hyperparam is not None:
-            things.append(hyperparam)
-        self._hooks, self._seen_hooks = actual._hooks, hooks  # kept, so that no other gets the id of one
-        self._seen, self._scale = [(thing, _fixed(vars(thing))) for thing in things], actual._loss_scale
-        self.text = _values_in_words(actual, hyperparam, hooks) + settings
-        self.digest = digest(self.text)
+        return f"step {step}\nzero_fill {zero_fill}\n{self.introduction.in_words()}{values}{params}{come}"
 
 
 class Header:
@@ -292,42 +263,8 @@ def _describe(name: str, p: Parameter) -> str:
     what = f"{name} {tuple(p.shape)} {p.dtype.name}" if p.is_initialized else f"{name} (uninitialised)"
     if not _is_updated(p):
         what += " frozen"
-    own = {} if p.update_rule is None else p.update_rule.hyperparam.own()
-    return what + "".join(f" {key} {_plain(value)}" for key, value in sorted(own.items()) if _is_plain(value))
-
-
-def _values_in_words(actual: Any, hyperparam: Any, hooks: list[Any]) -> str:
-    lines = [f"optimizer {type(actual).__name__}", f"loss scale {actual._loss_scale}"]
-    if hyperparam is not None:
-        lines += [f"{key} {_plain(value)}" for key, value in sorted(hyperparam.own().items()) if _is_plain(value)]
-    for hook in hooks:
-        if _is_ours(hook):
-            own = (f" {key} {_plain(value)}" for key, value in sorted(vars(hook).items()) if _is_plain(value))
-            lines.append(f"hook {type(hook).__name__}{''.join(own)}")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _is_ours(hook: Any) -> bool:
-    """True for hooks that change gradients alike everywhere; a user's own may watch on one rank only."""
-    return type(hook).__module__.startswith("dbrdist.") and hasattr(hook, "__dict__")
-
-
-def _are_same(one: list[Any], other: list[Any]) -> bool:
-    """Whether two lists hold the same objects."""
-    return len(one) == len(other) and all(map(operator.is_, one, other))
-
-
-def _fixed(attributes: dict[str, Any]) -> dict[str, Any]:
-    """A copy that keeps its values where arrays among them are written to."""
-    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in attributes.items()}
-
-
-def _is_plain(value: Any) -> bool:
-    is_array = isinstance(value, np.ndarray) and value.size == 1
-    return value is None or is_array or isinstance(value, (str, numbers.Number, np.generic))
-
-
-def _plain(value: Any) -> Any:
-    """In words that are the same for equal numbers: 1, 1.0, True and their like of NumPy."""
-    value = value.item() if isinstance(value, (np.generic, np.ndarray)) else value
-    return float(value) + 0.0 if isinstance(value, numbers.Real) else value
+    if p.update_rule is None:
+        return what
+    if p.update_rule.is_in_fp32(p):
+        what += " in float32"
+    return " ".join([what, *described(p.update_rule.hyperparam.own())])

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import numpy as np
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients import model as models
 from dbrdist.comm.gradients.overlap import Overlap, Weights
 from dbrdist.comm.gradients.reduction_plan import Plan, weights
 from dbrdist.comm.gradients.sharding import Sharding
+from dbrdist.comm.protocol import arguments
+from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.steps.delegation import HandsOn
 from dbrdist.comm.steps.header import STALE, Header, Steps
@@ -58,6 +62,10 @@ class JointSteps(HandsOn):
         self._sharding = Sharding(communicator, actual_optimizer, way.zero) if divides else None
         self._carried = Carried(communicator, way)
 
+    def reads(self, iterators: Mapping[str, Any]) -> None:
+        """Compare these iterators with those of the other ranks at the first step: an updater tells which it has."""
+        self._steps.introduction.reads(iterators)
+
     def update(
         self, lossfun: Callable[..., Any] | None = None, *args: Any, num_samples: int | None = None, **kwds: Any
     ) -> None:
@@ -76,9 +84,11 @@ class JointSteps(HandsOn):
         target = self.actual_optimizer.target
         if target is None:
             raise RuntimeError("the multi-node optimizer has no target yet; call setup(link) first")
+        if num_samples is not None and type(num_samples) is not int:
+            num_samples = self._counted(num_samples)
         if self._is_alone and lossfun is not None and (num_samples is None or num_samples >= 1):
             if not (self._is_synchronized and self._target is target):
-                self._synchronize()
+                self._synchronize(args, kwds)
             self.num_samples = num_samples  # and the rest is a step of the wrapped optimizer
             self._go_backward(target, lossfun, args, kwds)
             self._apply()
@@ -96,7 +106,7 @@ class JointSteps(HandsOn):
             self._way.check_dynamic_scale()
         is_first = False
         if not self._is_in_step(target):
-            is_first = self._synchronize()
+            is_first = self._synchronize(args, kwds)
             if self._is_one_of_many:
                 self._steps.look()
                 self._num_plans = self._steps.num_plans
@@ -125,6 +135,16 @@ class JointSteps(HandsOn):
         if self._sharding is not None and self.actual_optimizer.is_safe_to_update():
             with self._steps.meet() as call, spans.span("spread values"):
                 self._sharding.share_values(call, self._steps.current_plan())
+
+    def _counted(self, num_samples: Any) -> int:
+        """A number of samples of another type than int. What is wrong with it all ranks raise at their next meeting."""
+        if isinstance(num_samples, (bool, np.bool_)):  # whether this rank has any
+            return int(num_samples)
+        count, error = attempt(arguments.num_samples, num_samples, "update")
+        if error is not None and not self._is_one_of_many:
+            raise error
+        self._steps.error = self._steps.error or error
+        return count or 0
 
     def _go_backward(self, target: Any, lossfun: Callable[..., Any], args: Any, kwds: Any) -> None:
         """As :meth:`_backward` where nobody listens and nothing is carried, in less time."""
@@ -181,18 +201,24 @@ class JointSteps(HandsOn):
         """Add up gradients alone, unless this call ends a step."""
         if self._carried.gathered and (self._carried.gathered[0] is None) != (num_samples is None):
             raise ValueError("accumulate: expected num_samples in all calls of update or in none")
+        if num_samples is not None and num_samples < 0:
+            num_samples = self._counted(float(num_samples))
         is_last = len(self._carried.gathered) >= self._way.accumulate - 1  # more where another number was set before
         if not is_last:
             if lossfun is None:
                 raise ValueError("accumulate: expected a lossfun in update, got none")
-            if num_samples != 0:
+            if self._is_one_of_many and self._steps.late:
+                self._forward_together(lossfun, args, kwds, num_samples)
+            elif num_samples != 0:
                 self._backward(lossfun, args, kwds, weight=num_samples)
             self._carried.gathered.append(num_samples)
         return not is_last
 
     def _update_alone(self, lossfun: Any, args: Any, kwds: Any, num_samples: int | None) -> None:
         """A step of this rank by itself, and every so many steps the means of all ranks' parameters."""
-        if lossfun is not None and num_samples != 0:
+        if self._steps.late:
+            self._forward_together(lossfun, args, kwds, num_samples)
+        elif lossfun is not None and num_samples != 0:
             self._backward(lossfun, args, kwds)
         self._apply()
         self._carried.num_local += 1
@@ -246,7 +272,7 @@ class JointSteps(HandsOn):
         steps = self._steps
         return self._num_plans == steps.num_plans and steps.is_current(target)  # a forward pass can change it
 
-    def _synchronize(self) -> bool:
+    def _synchronize(self, args: Any, kwds: Any) -> bool:
         """Rank 0's parameters on all ranks, before the first step with a target; later, those that have come since.
 
         True before the first step.
@@ -257,6 +283,8 @@ class JointSteps(HandsOn):
         if is_first:
             self._carried.forget()
         if self._is_one_of_many:
+            if not self._steps.introduction.number:
+                self._steps.introduction.meet([*args, *kwds.values()])
             if is_first:
                 # Not persistent values: after a resume each rank has its own batch-norm statistics.
                 models.bcast_params(self.communicator, target)
@@ -370,6 +398,12 @@ class JointSteps(HandsOn):
         header = self._steps.poll()
         is_agreed = header is not None and header.is_placed and self._steps.plan() is not None
         return self._weights(header) if header is not None and is_agreed else None
+
+    def _forward_together(self, lossfun: Any, args: Any, kwds: Any, num_samples: int | None) -> None:
+        """Forward and backward of a call without a reduction, in which parameters may get their shapes."""
+        works = int(lossfun is not None and num_samples != 0)
+        self._steps.post(num_samples, works, self.zero_fill)
+        self._late_step(lossfun, args, kwds, works)
 
     def _late_step(self, lossfun: Any, args: Any, kwds: Any, works: int) -> None:
         """A forward pass that may initialise parameters, on all ranks alike."""

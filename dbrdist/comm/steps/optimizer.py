@@ -92,6 +92,7 @@ class MultiNodeOptimizer(JointSteps):
         if self._target is not None and self._target is self.target:
             new._is_synchronized, new._target = self._is_synchronized, actual.target
             new._known = {copy.deepcopy(p, memo) for p in self._known}
+        new._steps.introduction = self._steps.introduction.copied(self.t)
         return new
 
     def __reduce__(self) -> Any:

@@ -137,6 +137,9 @@ class VirtualUpdater(StandardUpdater):
             thread_pools.use_one()
             self._num_limited += 1
         if not self._is_synchronized:
+            self._steps.introduction.meet(())
+            words = f"seed {random.get_seed()} (dbrdist.random.set_seed)"
+            agree.same_everywhere(self.communicator, words, "the same random numbers for virtual workers")
             models.bcast_data(self.communicator, target)
             self._is_synchronized = True
         self._error = None

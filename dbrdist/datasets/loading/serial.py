@@ -106,6 +106,7 @@ class SerialIterator(Iterator):
         self._follows_seed = order_sampler is None and shuffle is not False
         if self._follows_seed:
             order_sampler = ShuffleOrderSampler(seed)
+        self.is_synchronized = False  # whether all ranks are meant to read the same examples
         self.dataset = dataset
         self.batch_size = batch_size
         self.order_sampler = order_sampler

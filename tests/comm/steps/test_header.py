@@ -1,5 +1,6 @@
 """Tests of dbrdist.comm.steps.header."""
 
+import functools
 import struct
 from types import SimpleNamespace
 
@@ -10,8 +11,8 @@ from dbrdist import optimizers
 from dbrdist.comm import create_communicator, create_multi_node_optimizer
 from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, weights
 from dbrdist.comm.protocol import gate
-from dbrdist.comm.steps import header
-from dbrdist.comm.steps.header import Header, Steps, Values
+from dbrdist.comm.steps.header import Header, Steps
+from dbrdist.comm.steps.optimizer_settings import Values, in_words
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.errors import CommunicatorError, NoSamplesError
 from tests.comm.training_contract import Net, batches
@@ -99,14 +100,16 @@ def test_the_words_of_a_header():
     texts = {f"/l{i + 1}/{name} {shape} float64\n" for i, found in enumerate(shapes) for name, shape in found.items()}
     assert set(steps._params_text.splitlines(keepends=True)) == texts
     plan = steps.current_plan()
-    assert row == (7, gate.digest(steps._params_text), gate.digest(values), 0, 0, plan.runs_digest, 5, 1, 15, 0, 1)
+    same = (7, gate.digest(steps._params_text), gate.digest(values), 0, 0, 0, 0)
+    assert row == (*same, plan.runs_digest, 5, 1, 15, 0, 1)
     assert all(type(word) in (int, bool) for word in row)
     plan.place = 3
     row = steps._row(None, 0, True, ["/a", "/b"], False)
-    assert row[3:] == (1, gate.digest("/a/b"), plan.runs_digest, EQUAL_WEIGHT, 0, 15, 3, 0)
-    assert steps._in_words() == f"step 7\nzero_fill True\n{values}{steps._params_text}new parameters /a, /b\n"
+    assert row[3:] == (1, gate.digest("/a/b"), 0, 0, plan.runs_digest, EQUAL_WEIGHT, 0, 15, 3, 0)
+    which = steps.introduction.in_words()
+    assert steps._in_words() == f"step 7\nzero_fill True\n{which}{values}{steps._params_text}new parameters /a, /b\n"
     steps._row(None, False, True, (), False)
-    assert steps._in_words() == f"step 7\nzero_fill True\n{values}{steps._params_text}"
+    assert steps._in_words() == f"step 7\nzero_fill True\n{which}{values}{steps._params_text}"
     assert Values(optimizer).digest == 0 and Values(optimizer).text == ""
 
 
@@ -255,15 +258,15 @@ def test_most_steps_change_no_value():
 
 @each(
     **{
-        "value, is_plain, plain": [
-            (1, True, 1.0), (True, True, 1.0), (np.float32(0.5), True, 0.5), (np.array([[2]]), True, 2.0),
-            ("text", True, "text"), (None, True, None), (-0.0, True, 0.0), (1j, True, 1j),
-            (np.zeros(2), False, None), ([1], False, None), ((), False, None), (np.empty(0), False, None),
+        "value, words": [
+            (1, "1.0"), (True, "1.0"), (np.float32(0.5), "0.5"), (np.array([[2]]), "2.0"), ("text", "text"),
+            (None, "None"), (-0.0, "0.0"), (1j, "1j"), ([1, (2,)], "(1.0, (2.0))"), ((), "()"),
+            ({"b", "a"}, "(a, b)"), (gate.digest, "digest"), (object(), None), (np.array([None, 1]), None),
+            (functools.partial(gate.digest, "a", b=2), "(digest, (a), (b, 2.0))"),
+            (np.zeros(2), in_words(np.zeros(2, "f"), {})), (Parameter(np.zeros(3)), "a parameter of shape (3,)"),
         ]
     }
 )  # fmt: skip
-def test_equal_numbers_have_equal_words(value, is_plain, plain):
-    assert header._is_plain(value) == is_plain
-    if is_plain:
-        found = header._plain(value)
-        assert type(found) is type(plain) and repr(found) == repr(plain)
+def test_equal_numbers_have_equal_words(value, words):
+    assert in_words(value, {}) == words
+    assert in_words(np.array([1.0, 2.0]), {}) != in_words(np.array([2.0, 1.0]), {})

@@ -191,7 +191,9 @@ def test_gradients_are_averaged_anew_where_headers_could_not_know(monkeypatch, p
 def test_one_rank_alone_takes_the_first_parameters_of_each_target(monkeypatch, num_samples):
     optimizer, model, _done = optimizer_of(monkeypatch)
     synchronized, synchronize = [], JointSteps._synchronize
-    monkeypatch.setattr(JointSteps, "_synchronize", lambda self: synchronized.append(self.target) or synchronize(self))
+    monkeypatch.setattr(
+        JointSteps, "_synchronize", lambda self, *a: synchronized.append(self.target) or synchronize(self, *a)
+    )
     other = Net()
     x, t = next(batches(1))
     other(x, t)
@@ -220,7 +222,8 @@ def test_short_gradients_go_with_the_header(monkeypatch, is_small, has_plan):
     steps._plan = plan if has_plan else None
     seen = []
 
-    def exchange(row, **named):
+    def exchange(row, error, **named):
+        assert error is None
         seen.append((row[-1], named["enclosed"]))
         return [bytes(8 * 47)]
 

@@ -1,0 +1,161 @@
+"""What ranks compare once, before the first step of an optimizer: that it is the same one everywhere, and its batches.
+
+The header of each step has what comes of it: a number for the optimizer, and how far the shared batches have come.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from dbrdist.comm.protocol import agree
+from dbrdist.comm.protocol.gate import Row, digest
+from dbrdist.comm.protocol.shares import batches_in_words, refuse_doubled
+from dbrdist.comm.transport.call_log import place_of
+from dbrdist.core.array.backend import is_array, to_cpu
+from dbrdist.core.tape.variable import Variable
+from dbrdist.core.usage.mistakes import warn
+from dbrdist.datasets.loading.serial import SerialIterator
+
+_UNKNOWN, _DIVIDED, _WHOLE = range(3)  # what the iterators of a rank read: its share of each batch, or whole batches
+_MAX_COMPARED_BYTES = 1 << 20  # of a first batch
+
+
+class _Roster:
+    """The optimizers of one communicator."""
+
+    def __init__(self) -> None:
+        self.num_created = 0
+        self.num_introduced = 0  # the same on all ranks, which introduce them together
+        self.created_at: Counter[str] = Counter()
+
+
+_rosters: WeakKeyDictionary[Any, _Roster] = WeakKeyDictionary()
+
+
+class Introduction:
+    """One optimizer as its communicator knows it.
+
+    Ranks create their optimizers in the same order, or at the same lines. Two of them that ranks step in different
+    orders may have networks of equal shapes, so that nothing else tells them apart.
+
+    Args:
+        comm: the ranks.
+    """
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+        self._roster = roster = _rosters.setdefault(comm, _Roster())
+        roster.num_created += 1
+        path, line = place_of(sys._getframe(1))
+        place = f"{os.path.basename(path)}:{line}"
+        roster.created_at[place] += 1
+        self._ordinal = roster.num_created
+        self._place = f"{place}, number {roster.created_at[place]} there"
+        self._iterators: dict[str, Any] = {}
+        self._divided: list[Any] = []  # iterators that divide the same batches over these ranks
+        self.number = 0  # 0 until it was introduced
+
+    def reads(self, iterators: Mapping[str, Any]) -> None:
+        """The iterators that its updater has."""
+        self._iterators = dict(iterators)
+
+    def copied(self, moment: int) -> Introduction:
+        """That of a copy of the optimizer, made after so many steps."""
+        new = object.__new__(Introduction)
+        new.__dict__.update(self.__dict__)
+        new.number = digest(f"copy of {self.number} at step {moment}") if self.number else 0
+        new._iterators, new._divided = {}, []
+        new._place = f"{self._place}, copied after {moment} steps"
+        return new
+
+    def meet(self, arguments: Iterable[Any]) -> None:
+        """Compare with the other ranks. Collective.
+
+        Args:
+            arguments: what the loss of this first step is computed from.
+
+        Raises:
+            CommunicatorError: on every rank, if they are about to step different optimizers, or their iterators divide
+                different batches.
+        """
+        if self._comm.size > 1:
+            kind, lines, share = self._what_is_read()
+            with self._comm._gate.call("first update") as call:
+                rows = call.agree([self._ordinal, digest(self._place), kind, digest(agree.as_lines(lines)), share])
+            if not (_is_one(rows, 0) or _is_one(rows, 1)):
+                text = f"optimizer {self._ordinal} of the communicator, created at {self._place}\n"
+                agree.same_everywhere(self._comm, text, "to step the same optimizer")
+            if (rows[:, 2] == _DIVIDED).all():
+                agree.same_everywhere(self._comm, agree.as_lines(lines), "the same training batches")
+                refuse_doubled(rows[:, 4].tolist(), "training")
+                self._divided = list(self._iterators.values())
+            elif (rows[:, 2] == _WHOLE).all() and _is_one(rows, 3):
+                self._warn_of_equal_batches(arguments)
+        self._roster.num_introduced += 1
+        self.number = self._roster.num_introduced
+
+    @property
+    def position(self) -> int:
+        """How far shared batches have come, as one number; 0 where batches are not shared."""
+        if not self._divided:
+            return 0
+        return hash(tuple((it._state.epoch, it._state.position) for it in self._divided)) & (1 << 62) - 1
+
+    def in_words(self) -> str:
+        """Both, one line each."""
+        places = [f"example {it._state.position} of epoch {it._state.epoch} next\n" for it in self._divided]
+        return f"optimizer {self.number} by order of first steps, created at {self._place}\n{''.join(places)}"
+
+    def _what_is_read(self) -> tuple[int, Sequence[str], int]:
+        """What the iterators give this rank, in words, and its share."""
+        iterators = self._iterators
+        if not iterators or not all(isinstance(it, SerialIterator) for it in iterators.values()):
+            return _UNKNOWN, (), 0
+        lines = [line for name, it in iterators.items() for line in batches_in_words(it, f"training {name}")]
+        if all(it.size == self._comm.size for it in iterators.values()):
+            return _DIVIDED, lines, next(iter(iterators.values())).rank
+        if not all(map(_reads_whole_batches, iterators.values())):
+            return _UNKNOWN, (), 0
+        indices = [zlib.crc32(np.asarray(it.indices, np.int64).tobytes()) for it in iterators.values()]
+        return _WHOLE, [*lines, f"batches {indices}"], 0
+
+    def _warn_of_equal_batches(self, arguments: Iterable[Any]) -> None:
+        """Warn once where all ranks have read the same examples, which can only be seen in their values. Collective."""
+        checksum, differs = _checksum(arguments)
+        rows = self._comm._allgather_rows(np.array([checksum, differs], np.int64))
+        if _is_one(rows, 0) and rows[0, 1] and self._comm.rank == 0:
+            warn(
+                f"all {self._comm.size} ranks read the same examples in the same order, so more ranks learn no more "
+                "from a step than one; give the iterator rank=comm.rank, size=comm.size, or divide the dataset with "
+                "dbrdist.comm.scatter_dataset"
+            )
+
+
+def _is_one(rows: Row, column: int) -> bool:
+    return bool((rows[:, column] == rows[0, column]).all())
+
+
+def _reads_whole_batches(iterator: Any) -> bool:
+    """Whether this rank reads batches by itself, of a dataset that is not known to be its part."""
+    is_part = iterator.is_synchronized or getattr(iterator.dataset, "is_one_ranks", False)
+    return iterator.size == 1 and iterator.batch_size > 1 and not is_part
+
+
+def _checksum(arguments: Iterable[Any]) -> tuple[int, bool]:
+    """A checksum of arrays, and whether the examples in one of them differ: made-up data may be all zeros."""
+    found, differs = 0, False
+    for x in arguments:
+        x = x.array if isinstance(x, Variable) else x
+        if is_array(x) and x.ndim:
+            host = np.ascontiguousarray(to_cpu(x[: max(_MAX_COMPARED_BYTES * len(x) // max(x.nbytes, 1), 2)]))
+            found = zlib.crc32(host.tobytes(), found)
+            differs = differs or bool((host[1:] != host[:1]).any())
+    return found, differs
