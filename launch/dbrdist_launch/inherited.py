@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 
 from .signals import signal
@@ -11,7 +12,21 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 _MOST_FILES = 1 << 16
+_COERCED = ("C.UTF-8", "C.utf8", "UTF-8")  # what Python sets LC_CTYPE to where the locale is C (PEP 538)
 _OF_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # ignored by Python itself, from its start on
+
+
+def restore_environment() -> None:
+    """Take back what Python itself has put into the environment at its start: programs get the locale that was set."""
+    if os.environ.get("LC_CTYPE") not in _COERCED:
+        return
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            given = file.read().split(b"\0")
+    except OSError:
+        return
+    if not any(entry.startswith(b"LC_CTYPE=") for entry in given):
+        del os.environ["LC_CTYPE"]
 
 
 class Inherited:

@@ -22,11 +22,11 @@ class Loop:
 
     def __init__(self) -> None:
         self._poll = select.epoll()
-        self._calls: dict[int, Callable[[], None]] = {}
+        self._calls: dict[int, Callable[[], object]] = {}
         self._channels: dict[int, Channel] = {}
         self.on_wake: Callable[[], None] = lambda: None  # called after each wait, before anything else
 
-    def watch(self, descriptor: int, call: Callable[[], None]) -> None:
+    def watch(self, descriptor: int, call: Callable[[], object]) -> None:
         """Call when it can be read, until it is forgotten."""
         if descriptor not in self._calls:
             self._calls[descriptor] = call

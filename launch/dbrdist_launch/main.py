@@ -8,11 +8,13 @@ import sys
 
 from . import codes
 from .errors import place_of
+from .inherited import restore_environment
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with the job's code."""
     _open_standard_files()
+    restore_environment()
     try:
         from .launcher.cli import run
 

@@ -106,7 +106,7 @@ def make(seed: str) -> dict[str, Any]:
         for number, rank in enumerate(ranks):
             if number != culprit:
                 rank["end"] = "wait"
-    return {
+    job = {
         "ranks": ranks, "culprit": culprit, "mpi": chance.random() < 0.3,
         "beats": chance.choice([0, 0, 20]),
         "words": [chance.choice(["a", "", "x y", ":", "-n", "é", "--flag=1", "'\"", "a\nb"]) for _ in range(3)],
@@ -115,6 +115,11 @@ def make(seed: str) -> dict[str, Any]:
         "unbuffered": chance.choice([None, None, "1", "0", ""]), "python_path": chance.choice([None, "/a:/b"]),
         "disturb": chance.choice([None, None, "stacks", "slow", "stop"]), "filter": chance.random() < 0.15,
     }  # fmt: skip
+    if culprit is not None and ranks[culprit]["end"] == "kill":
+        job["blocked"] = [number for number in job["blocked"] if number != ranks[culprit]["code"]]
+    if job["disturb"] == "stop":
+        job["filter"] = False  # the kernel sends SIGHUP to a stopped process whose session leader has ended
+    return job
 
 
 def state_of(job: dict[str, Any]) -> None:

@@ -88,6 +88,46 @@ def test_a_rank_inherits_what_plain_mpiexec_hands_it(tmp_path, state):
     assert surroundings(tmp_path, "ours", ours, state, 2, *words, text="typed\n", **extra) == bare
 
 
+@each(
+    "given",
+    {
+        "nothing but a path": {},
+        "bytes that are no text": {b"ODD": b"\xff\xfe", b"ODD\xff": b"1"},
+        "empty values": {b"ODD": b"", b"PYTHONPATH": b"", b"PYTHONUNBUFFERED": b""},
+        "odd names": {b"BASH_FUNC_x%%": b"() { echo; }", b"a-b.c": b"1", b"1x": b"2", b"sp ace": b"3"},
+        "a locale": {b"LC_ALL": b"C"},
+        "a locale that Python would choose itself": {b"LC_CTYPE": b"C.UTF-8"},
+        "many": {b"V%d" % number: b"y" * 50 for number in range(3000)},
+    },
+)
+def test_a_program_that_is_not_python_has_the_environment_of_plain_mpiexec(tmp_path, given):
+    """Python adds LC_CTYPE where the locale is C: to the launcher and to the supervisors, which are no programs."""
+    own = {b"PATH": b"/usr/bin:/bin", b"HOME": b"/root", **given}
+    hydra = {b"PMI_FD", b"PMI_ID", b"PMI_PORT", b"PMI_SPAWNED", b"_"}
+    found = []
+    for starter in ([MPIEXEC], [sys.executable, "-m", "dbrdist_launch", "--threads", "keep"]):
+        words = [*starter, "-n", "2", "/bin/sh", "-c", 'cat "/proc/$$/environ" > "environment-$PMI_RANK"']
+        done = subprocess.run(words, env=own, cwd=tmp_path, capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        for rank in range(2):
+            lines = (tmp_path / f"environment-{rank}").read_bytes().split(b"\0")
+            pairs = dict(line.split(b"=", 1) for line in lines if line)
+            found.append(
+                {name: value for name, value in pairs.items() if name not in hydra | {*map(str.encode, ADDED)}}
+            )
+    assert found[2:] == found[:2]
+
+
+def test_files_that_the_user_opened_are_open_in_the_ranks(tmp_path):
+    """`3>log`, `<(command)`, a job server of make: plain mpiexec hands them on."""
+    script = 'echo written >&8; cat "$1"'
+    words = shlex.join([sys.executable, "-m", "dbrdist_launch", "-n", "1", "sh", "-c", script, "sh"])
+    shell = f"exec {words} <(echo hello) 8> {tmp_path / 'eight'}"
+    done = subprocess.run(["bash", "-c", shell], env=environment("files"), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.endswith("] hello\n"), done.stderr
+    assert (tmp_path / "eight").read_text() == "written\n"
+
+
 def test_the_list_of_added_variables_is_that_of_the_page():
     page = (ROOT / "docs" / "launch.md").read_text()
     text = page[page.index("<!-- added -->") : page.index("<!-- end of added -->")]

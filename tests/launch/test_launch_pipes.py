@@ -178,3 +178,18 @@ def test_a_program_writes_as_far_as_the_launcher_takes_it(monkeypatch):
     assert list(pipes.outputs.pipes.values()) == ["err"] and not pipes.outputs.waiting
     os.close(read)
     pipes.close()
+
+
+def test_what_is_there_is_read_without_waiting_for_its_turn():
+    """A process that was not run for a while has data in its pipes and time that is over: the data come first."""
+    pipes = Pipes(credit=1)
+    os.write(pipes.writers["out"], b"one")
+    os.write(pipes.writers["err"], b"two")
+    pipes.outputs.end()
+    assert pipes.outputs.drain()
+    assert (pipes.came("out"), pipes.came("err")) == (b"one", b"two")
+    assert not pipes.outputs.drain() and len(pipes.outputs.pipes) == 2
+    for stream in ("out", "err"):
+        os.close(pipes.writers.pop(stream))
+    assert not pipes.outputs.drain() and not pipes.outputs.pipes
+    pipes.close()

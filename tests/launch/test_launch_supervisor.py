@@ -25,6 +25,8 @@ def clock(monkeypatch):
 class Pipes:
     """Outputs whose program writes nothing."""
 
+    late = ()
+
     def __init__(self):
         self.pipes, self.heard_at, self.gather_until, self.credits, self.looks, self.has_ended = (
             {},
@@ -43,6 +45,9 @@ class Pipes:
 
     def end(self):
         self.has_ended = True
+
+    def drain(self):
+        return bool(self.late and self.late.pop())
 
 
 class Left:
@@ -399,6 +404,16 @@ def test_the_report_of_an_end(supervised, clock, monkeypatch, status, by_us, pag
     assert not one._done()
     clock.now += STEP
     assert one._done()
+
+
+def test_no_report_while_output_waits_to_be_read(supervised, clock):
+    one = supervised
+    one.status, one.ended_at = 0, clock.now - 100.0
+    one.outputs.late = [True]
+    one._look()
+    assert not one.reported_at
+    one._look()
+    assert one.reported_at
 
 
 def test_answers_to_a_ping(supervised, clock, monkeypatch):

@@ -33,6 +33,7 @@ class StarterProcess:
             self.process = subprocess.Popen(
                 command, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 start_new_session=True, preexec_fn=prepare,
+                close_fds=False,  # exec closes ours; what the user opened (`3>log`, `<(command)`) is for the ranks
             )  # fmt: skip
         except OSError as error:
             raise LaunchError(f"cannot start {command[0]!r}: {error.strerror}") from error

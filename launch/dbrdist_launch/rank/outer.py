@@ -6,7 +6,7 @@ import os
 import sys
 
 from .. import codes, linux
-from ..inherited import Inherited
+from ..inherited import Inherited, restore_environment
 from ..signals import signal
 from .supervisor import Supervisor
 
@@ -16,6 +16,7 @@ _ORPHANED = signal.SIGURG  # sent by the kernel when the process of mpiexec that
 
 def main(arguments: list[str]) -> None:
     """Run the program of this rank under supervision, and leave with its exit code."""
+    restore_environment()
     if len(arguments) < 2:
         print("usage: python .../dbrdist_launch/rank/main.py BACKEND ADDRESS ...", file=sys.stderr)
         os._exit(codes.USAGE)

@@ -56,6 +56,11 @@ class Outputs:
             for pipe in sorted(self.waiting):  # stdout first, which was made first
                 self._read(pipe)
 
+    def drain(self) -> bool:
+        """Read what is there, without waiting; whether something was. Its turn in the loop may not have come yet."""
+        found = [self._read(pipe) for pipe in sorted(self.pipes)]
+        return True in found
+
     def _watch(self, pipe: int) -> None:
         self.waiting.discard(pipe)
         self.loop.watch(pipe, lambda: self._read(pipe))
@@ -69,22 +74,23 @@ class Outputs:
         for pipe in list(self.waiting):
             self._watch(pipe)
 
-    def _read(self, pipe: int) -> None:
+    def _read(self, pipe: int) -> bool:
+        """Pass on one piece; whether there was one."""
         if self.credit <= 0 and not self._ended:
             self._wait(pipe)
-            return
+            return False
         most = limits.READ_BYTES if self._ended else min(limits.READ_BYTES, self.credit)
         try:
             count = os.readv(pipe, [self._piece[:most]])
         except BlockingIOError:  # nothing was gathered
             if self.gather_until is None:
                 self._watch(pipe)
-            return
+            return False
         if not count:
             self._wait(pipe)
             self.waiting.remove(pipe)
             del self.pipes[pipe]
-            return
+            return False
         self.credit -= count + limits.PIECE_BYTES
         self.send(self._piece[:count], self.pipes[pipe])
         if self._gathers(count, self._rooms[pipe]) and count < most and not self._ended:
@@ -94,6 +100,7 @@ class Outputs:
                 self._wait(other)
         else:
             self._watch(pipe)
+        return True
 
     def _gathers(self, count: int, room: int) -> bool:
         """Whether to wait for more after a piece of so many bytes; half of what the pipe holds is right, or more."""

@@ -299,7 +299,7 @@ class Supervisor:
         self.stacks.look(now)
         if self.status is not None and not self.reported_at:
             self.left.look(now)
-            if now >= self._silent_at():
+            if now >= self._silent_at() and not self.outputs.drain():
                 self._report()
 
     def _forgive_own_sleep(self) -> None:
