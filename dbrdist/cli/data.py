@@ -95,10 +95,13 @@ def prepare(root: str, out: str, size: int, quality: int, shard_megabytes: int, 
 @click.option(
     "--labels", metavar="FILE", help="Classes of the validation images: the development kit, or lines of NAME WNID."
 )
+@click.option("--shards", is_flag=True, help="Make a tar shard for each class, with an index, in place of folders.")
 @click.option("--any", "is_any", is_flag=True, help="Take tars other than those of ILSVRC 2012: no sizes, no counts.")
 @click.option("--no-checksums", is_flag=True, help="Compare sizes and counts, but not the MD5 of both tars.")
-def imagenet(train: str, val: str, root: str, labels: str | None, is_any: bool, no_checksums: bool) -> int:
-    """Extract ImageNet's tars to ROOT/train/WNID/ and ROOT/val/WNID/.
+def imagenet(
+    train: str, val: str, root: str, labels: str | None, shards: bool, is_any: bool, no_checksums: bool
+) -> int:
+    """Extract ImageNet's tars to ROOT/train/WNID/ and ROOT/val/WNID/, or to tar shards.
 
     The same command continues after an interruption. What is no image is listed and left out.
     """
@@ -109,7 +112,8 @@ def imagenet(train: str, val: str, root: str, labels: str | None, is_any: bool, 
             last[0] = time.monotonic()
             print(words, file=sys.stderr, flush=True)
 
-    made = extract(train, val, root, labels, is_official=not is_any, checksums=not no_checksums, say=say)
+    checked = {"is_official": not is_any, "checksums": not no_checksums}
+    made = extract(train, val, root, labels, shards=shards, say=say, **checked)
     for skipped in made.skipped[:_MAX_NAMED]:
         print(f"{skipped.tar}: {skipped.name} is no image and was left out")
     print(

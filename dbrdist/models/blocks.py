@@ -16,10 +16,12 @@ from dbrdist.core.tape.variable import as_array
 from dbrdist.links.initializers import HeNormal
 
 
-def convolution(in_channels: int | None, out_channels: int, ksize: int, stride: int = 1) -> L.Convolution2D:
+def convolution(
+    in_channels: int | None, out_channels: int, ksize: int, stride: int = 1, fan: str = "fan_out"
+) -> L.Convolution2D:
     """A convolution without bias, as before every batch normalization, initialised as in He et al. 2015."""
     return L.Convolution2D(
-        in_channels, out_channels, ksize, stride, pad=ksize // 2, nobias=True, initialW=HeNormal(fan_option="fan_out")
+        in_channels, out_channels, ksize, stride, pad=ksize // 2, nobias=True, initialW=HeNormal(fan_option=fan)
     )
 
 
@@ -30,6 +32,17 @@ class Options(NamedTuple):
     stride_in_3x3: bool = True
     average_shortcut: bool = False
     blurs: bool = False  # in front of strided convolutions
+    fan: str = "fan_out"  # of the initial weights of convolutions
+    gamma: Any = None  # initializer of the scales of batch normalizations; None for 1
+
+    def convolution(self, in_channels: int, out_channels: int, ksize: int, stride: int = 1) -> L.Convolution2D:
+        """A convolution with these initial weights."""
+        return convolution(in_channels, out_channels, ksize, stride, self.fan)
+
+    def normalization(self, channels: int, is_last: bool = False) -> L.BatchNormalization:
+        """A batch normalization with these initial scales."""
+        starts_at_zero = is_last and self.last_gamma != 1
+        return L.BatchNormalization(channels, initial_gamma=self.last_gamma if starts_at_zero else self.gamma)
 
 
 PLAIN = Options()
@@ -84,8 +97,8 @@ class Projection(Chain):
         self.halves = options.average_shortcut and stride == 2
         self.blurs = options.blurs
         with self.init_scope():
-            self.conv = convolution(in_channels, out_channels, 1, 1 if self.halves else stride)
-            self.bn = L.BatchNormalization(out_channels)
+            self.conv = options.convolution(in_channels, out_channels, 1, 1 if self.halves else stride)
+            self.bn = options.normalization(out_channels)
 
     def forward(self, x: Any) -> Any:
         x = halved(x) if self.halves else _blurred(x, self.conv, self.blurs)
@@ -100,10 +113,10 @@ class Basic(Chain):
         self.blurs = options.blurs
         self.drop_path = 0.0  # the fraction of images whose residual a training step drops
         with self.init_scope():
-            self.conv1 = convolution(in_channels, channels, 3, stride)
-            self.bn1 = L.BatchNormalization(channels)
-            self.conv2 = convolution(channels, channels, 3)
-            self.bn2 = L.BatchNormalization(channels, initial_gamma=options.last_gamma)
+            self.conv1 = options.convolution(in_channels, channels, 3, stride)
+            self.bn1 = options.normalization(channels)
+            self.conv2 = options.convolution(channels, channels, 3)
+            self.bn2 = options.normalization(channels, True)
             if stride > 1 or in_channels != channels:
                 self.shortcut = Projection(in_channels, channels, stride, options)
         self.is_projected = stride > 1 or in_channels != channels
@@ -123,12 +136,12 @@ class Bottleneck(Chain):
         self.blurs = options.blurs
         self.drop_path = 0.0  # the fraction of images whose residual a training step drops
         with self.init_scope():
-            self.conv1 = convolution(in_channels, channels, 1, stride1)
-            self.bn1 = L.BatchNormalization(channels)
-            self.conv2 = convolution(channels, channels, 3, stride2)
-            self.bn2 = L.BatchNormalization(channels)
-            self.conv3 = convolution(channels, out_channels, 1)
-            self.bn3 = L.BatchNormalization(out_channels, initial_gamma=options.last_gamma)
+            self.conv1 = options.convolution(in_channels, channels, 1, stride1)
+            self.bn1 = options.normalization(channels)
+            self.conv2 = options.convolution(channels, channels, 3, stride2)
+            self.bn2 = options.normalization(channels)
+            self.conv3 = options.convolution(channels, out_channels, 1)
+            self.bn3 = options.normalization(out_channels, True)
             if stride > 1 or in_channels != out_channels:
                 self.shortcut = Projection(in_channels, out_channels, stride, options)
         self.is_projected = stride > 1 or in_channels != out_channels

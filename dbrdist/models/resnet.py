@@ -7,13 +7,15 @@ from typing import Any
 
 from dbrdist import functions as F
 from dbrdist import links as L
+from dbrdist.core.array.backend import Array
 from dbrdist.core.model.chain import Chain, ChainList
-from dbrdist.links.initializers import HeNormal, Normal
-from dbrdist.models.blocks import Basic, Bottleneck, Options, blur, convolution
+from dbrdist.links.initializers import HeNormal, Normal, Uniform
+from dbrdist.models.blocks import PLAIN, Basic, Bottleneck, Options, blur, convolution
 from dbrdist.models.blocks import Projection as Projection
 
 VARIANTS = ("plain", "d", "chainer")
 BLUR_POOLING = ("none", "convolutions", "all")
+FANS = ("fan_out", "fan_in")
 
 
 class ResNetCIFAR(Chain):
@@ -57,12 +59,12 @@ class DeepStem(Chain):
     The batch normalization of the last one is the network's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, options: Options = PLAIN) -> None:
         super().__init__()
         with self.init_scope():
-            self.conv1, self.bn1 = convolution(3, 32, 3, 2), L.BatchNormalization(32)
-            self.conv2, self.bn2 = convolution(32, 32, 3), L.BatchNormalization(32)
-            self.conv3 = convolution(32, 64, 3)
+            self.conv1, self.bn1 = options.convolution(3, 32, 3, 2), options.normalization(32)
+            self.conv2, self.bn2 = options.convolution(32, 32, 3), options.normalization(32)
+            self.conv3 = options.convolution(32, 64, 3)
 
     def forward(self, x: Any) -> Any:
         h = L.conv_bn(self.conv1, self.bn1, x, relu=True)
@@ -87,6 +89,9 @@ class ResNet(Chain):
         stochastic_depth: the fraction of images whose residual a training step drops in the last block; it rises
             linearly from 0 in the first one (Huang et al. 2016, arXiv 1603.09382).
         log_constant_bias: start the last layer's bias at -ln(num_classes), so that a binary cross entropy starts small.
+        fan: what the variance of convolutions' initial weights is 2 over: ``'fan_out'`` (torchvision, Goyal et al.) or
+            ``'fan_in'`` (NVIDIA, Composer); He et al. 2015 name both.
+        uniform_gamma: start the scales of batch normalizations uniformly from 0 to 1 (Composer), not at 1.
 
     Input (N, 3, H, W), output (N, num_classes).
     """
@@ -103,11 +108,15 @@ class ResNet(Chain):
         blur_pooling: str = "none",
         stochastic_depth: float = 0.0,
         log_constant_bias: bool = False,
+        fan: str = "fan_out",
+        uniform_gamma: bool = False,
     ) -> None:
         super().__init__()
-        _check(variant, blur_pooling, stochastic_depth)
+        _check(variant, blur_pooling, stochastic_depth, fan)
         self.variant, self.blurs_pooling = variant, blur_pooling == "all"
-        options = Options(0.0 if zero_gamma else 1.0, stride_in_3x3, variant == "d", blur_pooling != "none")
+        gamma = _UnitUniform() if uniform_gamma else None
+        blurs = blur_pooling != "none"
+        options = Options(0.0 if zero_gamma else 1.0, stride_in_3x3, variant == "d", blurs, fan, gamma)
         kind: Any = Bottleneck if bottleneck else Basic
         links, in_channels = [], 64
         for channels, stride, num_blocks in zip((64, 128, 256, 512), (1, 2, 2, 2), blocks):
@@ -117,8 +126,8 @@ class ResNet(Chain):
         for i, link in enumerate(links):
             link.drop_path = stochastic_depth * i / max(len(links) - 1, 1)
         with self.init_scope():
-            self.conv = _stem(variant)
-            self.bn = L.BatchNormalization(64)
+            self.conv = _stem(variant, options)
+            self.bn = options.normalization(64)
             self.blocks = ChainList(*links)
             bias = -math.log(num_classes) if log_constant_bias else 0.0
             self.fc = L.Linear(in_channels, num_classes, initialW=Normal(0.01), initial_bias=bias)
@@ -136,18 +145,30 @@ class ResNet(Chain):
         return self.fc(F.mean(h, axis=(2, 3)))
 
 
-def _check(variant: str, blur_pooling: str, stochastic_depth: float) -> None:
-    for name, value, known in (("variant", variant, VARIANTS), ("blur_pooling", blur_pooling, BLUR_POOLING)):
+def _check(variant: str, blur_pooling: str, stochastic_depth: float, fan: str) -> None:
+    choices = ("variant", variant, VARIANTS), ("blur_pooling", blur_pooling, BLUR_POOLING), ("fan", fan, FANS)
+    for name, value, known in choices:
         if value not in known:
             raise ValueError(f"ResNet: {name}: expected {', '.join(map(repr, known))}, got {value!r}")
     if not 0 <= stochastic_depth < 1:
         raise ValueError(f"ResNet: stochastic_depth: expected a number from 0 to less than 1, got {stochastic_depth}")
 
 
-def _stem(variant: str) -> Any:
+class _UnitUniform(Uniform):
+    """Uniform from 0 to 1."""
+
+    def __init__(self) -> None:
+        super().__init__(0.5)
+
+    def __call__(self, array: Array) -> None:
+        super().__call__(array)
+        array += array.dtype.type(0.5)
+
+
+def _stem(variant: str, options: Options) -> Any:
     if variant == "d":
-        return DeepStem()
-    initial = HeNormal(fan_option="fan_out")
+        return DeepStem(options)
+    initial = HeNormal(fan_option=options.fan)
     return L.Convolution2D(3, 64, 7, 2, pad=3, nobias=variant != "chainer", initialW=initial)
 
 

@@ -4,7 +4,7 @@ from dbrdist.core.names.constructors import explain_constructors as _explain_con
 from dbrdist.core.names.missing_names import explained as _explained
 from dbrdist.optimizers.adam import AdaBound, Adam, AdamW, AMSBound, AMSGrad
 from dbrdist.optimizers.adaptive import MSVAG, SMORMS3, AdaDelta, AdaGrad, RMSprop, RMSpropGraves
-from dbrdist.optimizers.gradient_descent import SGD, CorrectedMomentumSGD, MomentumSGD, NesterovAG
+from dbrdist.optimizers.gradient_descent import SGD, CorrectedMomentumSGD, CorrectedNesterovAG, MomentumSGD, NesterovAG
 from dbrdist.optimizers.hooks import (
     DecoupledWeightDecay,
     GradientClipping,
@@ -33,6 +33,7 @@ __all__ = [
     "AdamW",
     "CorrectedLARS",
     "CorrectedMomentumSGD",
+    "CorrectedNesterovAG",
     "DecoupledWeightDecay",
     "GradientClipping",
     "GradientHardClipping",

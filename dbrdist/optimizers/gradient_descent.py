@@ -149,3 +149,40 @@ class NesterovAG(GradientMethod):
         momentum: Annotated[float, share, "part of the velocity that stays"] = 0.9,
     ) -> None:
         super().__init__(lr=lr, momentum=momentum)
+
+
+class CorrectedNesterovAGRule(UpdateRule):
+    """v <- momentum v - g; p <- p + lr (momentum v - g), with the new v"""
+
+    state_names = ("v",)
+    keeps_zero = True
+
+    def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
+        (v,) = state
+        sweep(v, t)
+        w = workspace(g)
+        v *= hp.momentum
+        v -= g
+        np.multiply(v, hp.momentum, out=w)
+        w -= g
+        w *= hp.lr
+        p += w
+
+
+class CorrectedNesterovAG(GradientMethod):
+    """Nesterov's accelerated gradient whose buffer does not contain the learning rate, as in Torch and PyTorch.
+
+    v <- momentum v - g; p <- p + lr (momentum v - g). When lr changes, no momentum correction is needed (Goyal et al.
+    2017, equation 9).
+    """
+
+    rule_class = CorrectedNesterovAGRule
+    lr = HyperparameterProxy("lr")
+    momentum = HyperparameterProxy("momentum")
+
+    def __init__(
+        self,
+        lr: Annotated[float, not_negative, "learning rate"] = 0.01,
+        momentum: Annotated[float, share, "part of the velocity that stays"] = 0.9,
+    ) -> None:
+        super().__init__(lr=lr, momentum=momentum)

@@ -120,6 +120,11 @@ def rmsprop_warmup(
     return share
 
 
+def by_whole_epochs(schedule: Schedule) -> Schedule:
+    """The schedule's value at the beginning of each epoch, for the whole of it, as in many PyTorch programs."""
+    return lambda epoch: schedule(float(whole_periods(epoch, 1.0)))
+
+
 @within_limits
 def exponential(
     lr: Annotated[float, number, "value at the start"],

@@ -258,6 +258,28 @@ def test_recalibration_draws_no_number_of_the_run(digits):
         np.testing.assert_array_equal(first[key], second[key])
 
 
+def test_the_eps_of_batch_normalization(digits, run):
+    """The loss of the first batch by hand; a resumed run keeps it, and the network that is loaded has it."""
+    digits("batch_norm.eps=0.25", "iterations=1", "snapshot.every=1 iteration", "optimizer.lr=1e-12")
+    saved = read_npz("result/snapshot_iter_1")
+    train, _ = dbrdist.datasets.get_digits(ndim=3)
+    order = dbrdist.core.array.random.permutation(0, 0, len(train))[:100]
+    x, t = (np.array([train[i][k] for i in order]) for k in (0, 1))
+    named = {name: saved[f"updater/model:main/predictor/{name}"].astype(float)
+             for name in ("hidden/W", "hidden/b", "bn/gamma", "bn/beta", "out/W", "out/b")}  # fmt: skip
+    h = x.reshape(100, -1) @ named["hidden/W"].T + named["hidden/b"]
+    h = (h - h.mean(0)) / np.sqrt(h.var(0) + 0.25) * named["bn/gamma"] + named["bn/beta"]
+    y = np.maximum(h, 0) @ named["out/W"].T + named["out/b"]
+    expected = np.log(np.exp(y).sum(1)) - y[np.arange(100), t]
+    assert lines("result/log.jsonl")[0]["main/loss"] == pytest.approx(expected.mean(), rel=1e-5)
+    assert dbrdist.load("result", model=__import__("ofbn").Net).bn.eps == 0.25
+    code, _, err = run("digits.yaml", "batch_norm.eps=0.5", "--resume")
+    assert code == 2
+    assert "batch_norm.eps: the run began with 0.25" in err
+    _, _, err = run("digits.yaml", "batch_norm.eps=0", "out=other")
+    assert "batch_norm.eps: must be greater than 0, got 0" in err
+
+
 # ---- gradients and repetition ---------------------------------------------------------------------------------------
 
 
@@ -294,6 +316,55 @@ def test_what_does_not_go_together_is_refused(run, tmp_path):
 def test_a_group_of_one_rank_changes_nothing(digits):
     digits("batch_norm.group=4", "iterations=2")
     assert isinstance(dbrdist.load("result", model=__import__("ofbn").Net).bn, L.BatchNormalization)
+
+
+# ---- the ends of epochs ---------------------------------------------------------------------------------------------
+
+
+@each(**{"last, steps, sizes": [("short", 45, 42), ("wrap", 44, 100), ("drop", 42, 100)]})
+def test_the_last_batch_of_an_epoch(digits, last, steps, sizes):
+    """1,442 examples in batches of 100 over three epochs: 3 x 15, 43.26 and 3 x 14 steps."""
+    out = digits(f"last_batch={last}", "epochs=3", "audit=true", "--overwrite")
+    summary = json.loads(Path("result/summary.json").read_text())
+    assert summary["iterations"] == steps
+    assert f"about {steps} in all" in " ".join(out.split())
+    used = [line.split() for line in Path("result/audit/start-0001-rank-00000.txt").read_text().splitlines()[2:]]
+    numbers = [sum(len(words) - 3 for words in used if words[0] == str(step)) for step in range(1, steps + 1)]
+    assert min(numbers) == sizes
+    first = [int(i) for words in used if words[1] == "0" for i in words[3:]]
+    assert len(first) == len(set(first)) == (1400 if last == "drop" else 1442)
+    found = [entry["epoch_detail"] for entry in lines("result/log.jsonl")]
+    per_epoch = 1442 if last == "wrap" else 1400 if last == "drop" else None
+    if per_epoch:
+        assert found == pytest.approx([100 * (k + 1) / per_epoch for k in range(steps)], rel=1e-12)
+
+
+@each(last=["wrap", "drop"])
+def test_the_ends_of_epochs_with_virtual_workers(digits, last, run):
+    """The same bits in one piece and resumed within an epoch; wrapped batches have examples of both epochs."""
+    words = ("batch={virtual_workers: 4, per_worker: 25}", f"last_batch={last}", "epochs=2", "reproducible=true")
+    digits(*words, "out=straight", "--overwrite")
+    digits(*words, "out=cut", "iterations=17", "--overwrite")
+    digits(*words, "out=cut", "--resume")
+    steps = 29 if last == "wrap" else 28
+    first, second = (read_npz(f"{out}/snapshot_iter_{steps}") for out in ("straight", "cut"))
+    for key in first:
+        if key.startswith("updater/model:main/"):
+            np.testing.assert_array_equal(first[key], second[key])
+
+
+def test_ends_of_epochs_that_cannot_be(run, tmp_path):
+    (tmp_path / "digits.yaml").write_text(DIGITS.replace('{name: "ofbn:Net"}', "mlp"))
+    code, _, err = run("digits.yaml", "last_batch=drop", "batch=1443")
+    assert code == 2
+    assert "last_batch: drop leaves out all 1442 training examples, which are fewer than the batch of 1,443" in err
+    _, _, err = run("digits.yaml", "last_batch=drop", "batch=9", "--schedule", "s.csv", "--examples", "8")
+    assert "drop leaves out all 8 examples, which are fewer than the batch of 9" in err
+    _, _, err = run("digits.yaml", "last_batch=wrap", "repeats=2")
+    assert "last_batch: wrap mixes two epochs in a batch, which repeats: 2 does not allow" in err
+    crop = "transforms.train=[{name: random_crop, size: [[0, 6], [2, 8]]}]"
+    _, _, err = run("digits.yaml", "last_batch=wrap", crop)
+    assert "which transforms.train: the size of random_crop does not allow; take short or drop" in err
 
 
 # ---- two ranks ------------------------------------------------------------------------------------------------------

@@ -174,6 +174,28 @@ def test_stochastic_depth_drops_residuals_of_whole_images():
     np.testing.assert_array_equal(first, second)
 
 
+@each(**{"fan, channels": [("fan_out", 0), ("fan_in", 1)]}, variant=["plain", "d"])
+def test_the_variance_of_initial_weights_is_two_over_the_fan(fan, channels, variant):
+    """By the shapes (out, in, k, k): out k k or in k k numbers; of 3 or more standard errors of 2 / fan nothing is."""
+    model = ResNet(10, (1, 1, 0, 0), fan=fan, variant=variant)
+    kernels = [p.array for path, p in model.namedparams() if p.ndim == 4]
+    assert len(kernels) == (9 if variant == "plain" else 11)
+    for W in kernels:
+        expected = 2 / (W.shape[channels] * W.shape[2] * W.shape[3])
+        assert W.var() == pytest.approx(expected, rel=4.5 * (2 / W.size) ** 0.5)
+
+
+def test_scales_start_uniformly_where_that_is_asked_for():
+    gammas = [p.array for path, p in ResNet(10, (1, 1, 1, 0), uniform_gamma=True).namedparams() if "gamma" in path]
+    values = np.concatenate(gammas)
+    assert 0 <= values.min() < 0.01 < 0.99 < values.max() <= 1
+    assert values.mean() == pytest.approx(0.5, abs=0.03)
+    assert values.var() == pytest.approx(1 / 12, rel=0.1)
+    model = ResNet(10, (1, 0, 0, 0), uniform_gamma=True, zero_gamma=True)
+    assert not model.blocks[0].bn3.gamma.array.any()
+    assert model.blocks[0].bn2.gamma.array.all()
+
+
 def test_a_log_constant_bias_makes_the_first_binary_cross_entropy_small():
     model = ResNet(1000, (1, 0, 0, 0), log_constant_bias=True)
     np.testing.assert_allclose(model.fc.b.array, -6.907755279, rtol=1e-7)
@@ -207,6 +229,7 @@ def test_blurred_pooling_takes_maxima_at_stride_1():
         "settings, words": [
             ({"variant": "e"}, "variant: expected 'plain', 'd', 'chainer', got 'e'"),
             ({"blur_pooling": True}, "blur_pooling: expected 'none', 'convolutions', 'all', got True"),
+            ({"fan": "both"}, "fan: expected 'fan_out', 'fan_in', got 'both'"),
             ({"stochastic_depth": 1.0}, "stochastic_depth: expected a number from 0 to less than 1, got 1.0"),
         ]
     }

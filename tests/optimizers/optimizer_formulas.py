@@ -24,6 +24,7 @@ from dbrdist.optimizers import (
     AMSGrad,
     CorrectedLARS,
     CorrectedMomentumSGD,
+    CorrectedNesterovAG,
     MomentumSGD,
     NesterovAG,
     RMSprop,
@@ -51,6 +52,12 @@ def nesterov(w, g, s, t, lr, mu):
     old = s.get("v", 0)
     s["v"] = mu * old - lr * g
     return w + mu * mu * old - (1 + mu) * lr * g
+
+
+def corrected_nesterov(w, g, s, t, lr, mu):
+    """As in PyTorch: buf = mu buf + g; the step is lr (g + mu buf)."""
+    s["u"] = mu * s.get("u", 0) + g
+    return w - lr * (g + mu * s["u"])
 
 
 def adam(w, g, s, t, alpha=0.001, b1=0.9, b2=0.999, eps=1e-8, eta=1.0, wd=0.0):
@@ -165,6 +172,7 @@ CASES = [
     (lambda: MomentumSGD(lr=0.1, momentum=0.8), lambda *a: momentum(*a, 0.1, 0.8)),
     (lambda: CorrectedMomentumSGD(lr=0.1, momentum=0.8), lambda *a: corrected(*a, 0.1, 0.8)),
     (lambda: NesterovAG(lr=0.1, momentum=0.8), lambda *a: nesterov(*a, 0.1, 0.8)),
+    (lambda: CorrectedNesterovAG(lr=0.1, momentum=0.8), lambda *a: corrected_nesterov(*a, 0.1, 0.8)),
     (lambda: Adam(), adam),
     (lambda: Adam(0.01, 0.8, 0.95, 1e-3, 0.5, 0.1), lambda *a: adam(*a, 0.01, 0.8, 0.95, 1e-3, 0.5, 0.1)),
     (lambda: AdamW(alpha=0.01, weight_decay_rate=0.01), lambda *a: adam(*a, alpha=0.01, wd=0.01)),

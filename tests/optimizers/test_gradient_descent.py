@@ -8,7 +8,7 @@ import numpy as np
 
 import dbrdist
 from dbrdist.core.array import backend
-from dbrdist.optimizers import LARS, CorrectedMomentumSGD, MomentumSGD, NesterovAG
+from dbrdist.optimizers import LARS, CorrectedMomentumSGD, CorrectedNesterovAG, MomentumSGD, NesterovAG
 from dbrdist.optimizers.gradient_descent import MomentumSGDRule, sweep
 from tests.each import each
 from tests.optimizers.optimizer_helpers import follow
@@ -17,6 +17,7 @@ CASES = (
     lambda: MomentumSGD(0.1, 0.9),
     lambda: CorrectedMomentumSGD(0.1, 0.9),
     lambda: NesterovAG(0.1, 0.9),
+    lambda: CorrectedNesterovAG(0.1, 0.9),
     lambda: LARS(0.1, 0.9, weight_decay=0.0),
 )
 
@@ -115,3 +116,14 @@ def test_momentum_correction_when_the_learning_rate_changes():
     )
     uncorrected, _ = follow(MomentumSGD(0.1, 0.9), [1] * 4, lrs)
     np.testing.assert_allclose(uncorrected, [-0.1, -0.29, -1.461, -3.5149], rtol=1e-12)
+
+
+def test_nesterovs_momentum_needs_no_correction_either():
+    """PyTorch's form, by hand: u = 1, 1.9, 2.71, 3.439 and steps of lr (1 + 0.9 u)."""
+    lrs = [0.1, 0.1, 1, 1]
+    steps = np.array(lrs) * (1 + 0.9 * np.array([1, 1.9, 2.71, 3.439]))
+    found, _ = follow(CorrectedNesterovAG(0.1, 0.9), [1] * 4, lrs)
+    np.testing.assert_allclose(found, -np.cumsum(steps), rtol=1e-12)
+    other, _ = follow(NesterovAG(0.1, 0.9), [1] * 4, lrs)
+    np.testing.assert_allclose(found[:2], other[:2], rtol=1e-12)  # the same while the rate stays
+    assert abs(found[3] - other[3]) > 1

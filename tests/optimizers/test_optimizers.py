@@ -34,8 +34,10 @@ def of_numpy(kind, value):
 
 OPTIMIZERS = [
     optimizers.AdaBound, optimizers.AdaDelta, optimizers.AdaGrad, optimizers.Adam, optimizers.AdamW,
-    optimizers.AMSBound, optimizers.AMSGrad, optimizers.CorrectedMomentumSGD, optimizers.LAMB, LARS, optimizers.MSVAG,
-    MomentumSGD, optimizers.NesterovAG, optimizers.RMSprop, optimizers.RMSpropGraves, SGD, optimizers.SMORMS3,
+    optimizers.AMSBound, optimizers.AMSGrad, optimizers.CorrectedMomentumSGD,
+    optimizers.CorrectedNesterovAG, optimizers.LAMB, LARS,
+    optimizers.MSVAG, MomentumSGD, optimizers.NesterovAG, optimizers.RMSprop, optimizers.RMSpropGraves, SGD,
+    optimizers.SMORMS3,
 ]  # fmt: skip
 
 

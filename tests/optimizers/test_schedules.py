@@ -148,6 +148,15 @@ def test_ffcvs_rates_are_those_of_its_published_log():
     assert last == pytest.approx([0.847360913, 1.697275913, 0.000389194], abs=5e-10)
 
 
+def test_a_schedule_by_whole_epochs_keeps_the_value_of_their_beginning():
+    """torchvision's cosine: 5 epochs of warm-up from a hundredth, then 595 values."""
+    rate = schedules.by_whole_epochs(schedules.warmup(schedules.cosine(0.5, 600, begin=5), 5, 0.005))
+    assert [rate(e) for e in (0, 0.99, 1, 4.5)] == pytest.approx([0.005, 0.005, 0.104, 0.401], rel=1e-14)
+    for epoch in (5, 6, 300, 599):
+        expected = 0.25 * (1 + math.cos(math.pi * (epoch - 5) / 595))
+        assert rate(epoch) == rate(epoch + 0.999) == pytest.approx(expected, rel=1e-14)
+
+
 def test_piecewise_linear_is_constant_outside_its_points():
     rate = schedules.piecewise_linear(2.0, ((1, 0.5), (3, 1.5)))
     assert [rate(e) for e in (0, 1, 2, 3, 9)] == [1, 1, 2, 3, 3]

@@ -88,6 +88,12 @@ def check_sizes(config: Config, origin: Origin, num_examples: int, size: int) ->
             )
     if num_examples == 0:
         raise ConfigError(f"{origin.where(('data',))}: data: the training set is empty")
+    if config.last_batch == "drop" and num_examples < config.batch_size:
+        raise ConfigError(
+            f"{origin.where(('last_batch',))}: last_batch: drop leaves out all "
+            f"{counted(num_examples, 'training example')}, which are fewer than the batch of {config.batch_size:,}; "
+            "use a smaller batch, or short"
+        )
     if num_examples < size and num_workers is None:
         raise ConfigError(
             f"{origin.where(('data',))}: data: {counted(num_examples, 'training example')} for {size} ranks: every "
@@ -98,7 +104,8 @@ def check_sizes(config: Config, origin: Origin, num_examples: int, size: int) ->
 def iterator(config: Config, dataset: Any, comm: Any, train: bool) -> Any:
     """Batches over all ranks, of which this one takes its block."""
     batch = config.batch_size if train else config.evaluation.batch or config.batch_size
-    options: dict[str, Any] = {"repeat": train, "shuffle": train, "seed": config.seed, "last": "short"}
+    options: dict[str, Any] = {"repeat": train, "shuffle": train, "seed": config.seed}
+    options["last"] = config.last_batch if train else "short"
     options |= {"rank": comm.rank, "size": comm.size, "virtual_workers": config.virtual_workers}
     if config.workers:
         return MultiprocessIterator(dataset, batch, n_processes=config.workers, **options)

@@ -14,9 +14,13 @@ from dbrdist.links.normalization import BatchNormalization, use_last_batch
 
 
 def prepare(task: Any, settings: BatchNorm) -> None:
-    """Let the network keep the statistics that are asked for."""
+    """Let the network keep the statistics, and use the eps, that are asked for."""
     if settings.statistics == "last":
         use_last_batch(task)
+    if settings.eps is not None:
+        for link in task.links():
+            if isinstance(link, BatchNormalization):
+                link.eps = settings.eps
 
 
 def share(config: Config, origin: Origin, task: Any, comm: Any) -> None:

@@ -33,6 +33,7 @@ OPTIMIZERS: dict[str, Any] = {
     "momentum_sgd": optimizers.MomentumSGD,
     "corrected_momentum_sgd": optimizers.CorrectedMomentumSGD,
     "nesterov_ag": optimizers.NesterovAG,
+    "corrected_nesterov_ag": optimizers.CorrectedNesterovAG,
     "adam": optimizers.Adam,
     "adamw": optimizers.AdamW,
     "amsgrad": optimizers.AMSGrad,
@@ -225,7 +226,8 @@ def make_schedule(config: Config, origin: Origin, settings: Any, path: Path, val
         after = SCHEDULES[settings.name](settings, value, config.epochs)
     if not isinstance(settings, u.Schedule):
         return after
-    return schedules.warmup(after, settings.warmup_epochs, settings.warmup_start)
+    whole = schedules.warmup(after, settings.warmup_epochs, settings.warmup_start)
+    return schedules.by_whole_epochs(whole) if settings.whole_epochs else whole
 
 
 _NUM_LOOKS = 200  # at a schedule, over the run

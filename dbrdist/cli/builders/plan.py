@@ -43,7 +43,7 @@ def describe(config: Config, made: Parts, size: int) -> list[str]:
     num_train, params = len(made.data.train), list(made.task.params(include_uninit=False))
     num_bytes, several = sum(p.array.nbytes for p in params), size > 1 or config.virtual_workers is not None
     test = f", {counted(len(made.data.test), 'test example')}" if made.data.test is not None else ", no evaluation"
-    steps = -(-num_train // config.batch_size)
+    steps = config.steps_per_epoch(num_train)
     num_steps = math.ceil(config.epochs * steps - 1e-9)
     num_steps = num_steps if config.iterations is None else min(num_steps, config.iterations)
     sent = f"; {num_bytes:,} bytes per allreduce" if several else ""
@@ -52,7 +52,7 @@ def describe(config: Config, made: Parts, size: int) -> list[str]:
         f"data: {config.data.name}, {counted(num_train, 'training example')}{test}",
         _batch(config, size),
         *decay_groups(config, made),
-        f"steps: {steps} per epoch, about {num_steps} in all{sent}",
+        f"steps: {steps:g} per epoch, about {num_steps} in all{sent}",
         *([left_over(config, num_steps)] if num_steps % config.accumulate else []),
         f"seed: {config.seed}; out: {config.out}",
     ]

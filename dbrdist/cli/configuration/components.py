@@ -77,6 +77,10 @@ class BasicResNet(Settings):
     """Fraction of images whose residual a training step drops in the last block; linear from 0 in the first."""
     log_constant_bias: bool = False
     """Whether the last layer's bias starts at -ln(num_classes), for `binary_cross_entropy`."""
+    fan: Literal["fan_out", "fan_in"] = "fan_out"
+    """What the variance of convolutions' initial weights is 2 over."""
+    uniform_gamma: bool = False
+    """Whether the scales of batch normalizations start uniformly from 0 to 1, not at 1."""
     num_classes: Count | None = None
     """Number of outputs; the data's number of classes if not given."""
 
@@ -98,6 +102,10 @@ class BottleneckResNet(Settings):
     """Fraction of images whose residual a training step drops in the last block; linear from 0 in the first."""
     log_constant_bias: bool = False
     """Whether the last layer's bias starts at -ln(num_classes), for `binary_cross_entropy`."""
+    fan: Literal["fan_out", "fan_in"] = "fan_out"
+    """What the variance of convolutions' initial weights is 2 over."""
+    uniform_gamma: bool = False
+    """Whether the scales of batch normalizations start uniformly from 0 to 1, not at 1."""
     num_classes: Count | None = None
     """Number of outputs; the data's number of classes if not given."""
 

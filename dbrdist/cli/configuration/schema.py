@@ -154,6 +154,8 @@ class BatchNorm(Settings):
     """For `recalibrated`: training batches that are gone through before each evaluation."""
     group: Count = 1
     """Ranks, neighbours, whose batches are normalized together in training; 1 leaves each to itself."""
+    eps: Positive | None = None
+    """What is added to the variance; the network's own, 2e-5 for built-in ones, if not given."""
 
 
 class Stop(Settings):
@@ -264,6 +266,9 @@ class Config(Settings):
     """What else happens between steps: your own callables that return an extension."""
     batch: Batch
     """Examples per step over all ranks together, or a mapping of `virtual_workers` and `per_worker`."""
+    last_batch: Literal["short", "wrap", "drop"] = "short"
+    """The last batch of an epoch: `short` has what is left; `wrap` is filled up from the next epoch; `drop` leaves the
+    rest of the epoch out."""
     repeats: Count = 1
     """How often each image comes in an epoch, differently augmented; an epoch then shows so many images fewer."""
     reproducible: bool = False
@@ -326,6 +331,12 @@ class Config(Settings):
         batch = self.batch
         return batch.virtual_workers * batch.per_worker if isinstance(batch, VirtualBatch) else batch
 
+    def steps_per_epoch(self, num_examples: int) -> float:
+        """Steps of an epoch over so many examples; a fraction where batches wrap around."""
+        if self.last_batch == "wrap":
+            return num_examples / self.batch_size
+        return num_examples // self.batch_size if self.last_batch == "drop" else -(-num_examples // self.batch_size)
+
     @property
     def virtual_workers(self) -> int | None:
         """How many virtual workers share a batch; None where the ranks themselves do."""
@@ -379,6 +390,10 @@ class Config(Settings):
         yield from self._impossible_statistics()
 
     def _impossible_training(self) -> Iterator[tuple[str, str]]:
+        sized = [t for t in self.transforms.train if isinstance(getattr(t, "size", None), tuple)]
+        if self.last_batch == "wrap" and (sized or self.repeats > 1):
+            key = f"transforms.train: the size of {sized[0].name}" if sized else f"repeats: {self.repeats}"
+            yield "last_batch", f"wrap mixes two epochs in a batch, which {key} does not allow; take short or drop"
         for i, transform in enumerate(self.transforms.train):
             if getattr(transform, "smallest", 0) > getattr(transform, "largest", 1):
                 yield f"transforms.train.{i}.smallest", f"smallest is larger than largest, {transform.largest:g}"

@@ -118,6 +118,8 @@ class Schedule(Settings):
     """Epochs, fractions allowed, in which the rate climbs linearly from `warmup_start`."""
     warmup_start: NotNegative = 0.0
     """The learning rate at which the climb starts."""
+    whole_epochs: bool = False
+    """Whether the rate, warm-up included, changes at the end of epochs only, not at each step."""
 
 
 class Constant(Schedule):
@@ -290,9 +292,9 @@ class Sgd(OptimizerSettings):
 class MomentumSgd(OptimizerSettings):
     """Gradient descent with momentum."""
 
-    name: Literal["momentum_sgd", "corrected_momentum_sgd", "nesterov_ag"]
-    """`momentum_sgd`; `corrected_momentum_sgd`, whose momentum holds no learning rate; or `nesterov_ag` for Nesterov's
-    accelerated gradient."""
+    name: Literal["momentum_sgd", "corrected_momentum_sgd", "nesterov_ag", "corrected_nesterov_ag"]
+    """`momentum_sgd`, or `nesterov_ag` for Nesterov's accelerated gradient; the momentum of `corrected_momentum_sgd`
+    and `corrected_nesterov_ag` does not contain the learning rate, as in PyTorch."""
     lr: Positive = 0.01
     """Learning rate per step."""
     momentum: Fraction = 0.9

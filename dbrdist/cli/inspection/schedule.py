@@ -13,6 +13,7 @@ from dbrdist.cli.configuration import updates as u
 from dbrdist.cli.configuration.document import Path
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config, number_at
+from dbrdist.cli.output.words import counted
 from dbrdist.core.files.serializer import write_atomically
 from dbrdist.errors import ConfigError
 from dbrdist.training import plotting
@@ -22,22 +23,31 @@ _SLACK = 1e-9
 _RATE: Path = ("optimizer", "schedule")
 
 
-def steps_per_epoch(config: Config, num_examples: int) -> int:
-    """The last batch of an epoch may be short."""
-    return -(-num_examples // config.batch_size)
-
-
 def positions(config: Config, num_examples: int) -> Iterator[float]:
     """The epochs done before each step of the run."""
-    per_epoch = steps_per_epoch(config, num_examples)
+    check_batch(config, num_examples)
+    batch, steps = config.batch_size, config.steps_per_epoch(num_examples)
     iteration = 0
     while config.iterations is None or iteration < config.iterations:
-        whole, within = divmod(iteration, per_epoch)
-        epoch = whole + within * config.batch_size / num_examples
+        if config.last_batch == "wrap":
+            whole, within = divmod(iteration * batch, num_examples)
+        else:
+            whole, within = divmod(iteration, int(steps))
+            within *= batch
+        epoch = whole + within / (steps * batch if config.last_batch == "drop" else num_examples)
         if epoch >= config.epochs - _SLACK:
             return
         yield epoch
         iteration += 1
+
+
+def check_batch(config: Config, num_examples: int) -> None:
+    """Refuse batches that leave out all examples."""
+    if not config.steps_per_epoch(num_examples):
+        raise ConfigError(
+            f"dbrdist-train: --examples: last_batch: drop leaves out all {counted(num_examples, 'example')}, which are "
+            f"fewer than the batch of {config.batch_size:,}"
+        )
 
 
 def columns(config: Config, origin: Origin) -> dict[str, ScheduledColumn]:

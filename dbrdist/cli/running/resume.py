@@ -22,7 +22,8 @@ _FIXED = {
     r"loss_scale": "the saved optimizer has it",
     r"optimizer\.name": "the saved optimizer state belongs to it",
     r"optimizer\.args(\..*)?": "your own optimizer takes its hyperparameters from the snapshot",
-    r"model\.(zero_gamma|log_constant_bias)": "it only affects initial values",
+    r"model\.(zero_gamma|uniform_gamma|fan|log_constant_bias)": "it only affects initial values",
+    r"batch_norm\.eps": "the saved weights were trained with it",
 }
 # What says nothing about the run itself.
 _FREE = r"out"

@@ -114,7 +114,7 @@ class Run:
         trainer = Trainer(updater, end, out=config.out)
         optimizer = updater.get_optimizer("main")
         exposes = comm.size > 1 and hasattr(optimizer, "exposed_seconds")
-        self.meter = Meter(len(self.parts.data.train), updater, optimizer if exposes else None, self.parts.device)
+        self.meter = Meter(self.iterator.num_per_epoch, updater, optimizer if exposes else None, self.parts.device)
         trainer.extend(self.agreement)
         trainer.extend(self.local)
         if config.audit:
@@ -463,7 +463,7 @@ def average_of(config: Config, task: Any, num_examples: int) -> extensions.Weigh
     settings = config.ema
     if settings is None:
         return None
-    decay = settings.decay_for(-(-num_examples // config.batch_size))
+    decay = settings.decay_for(config.steps_per_epoch(num_examples))
     return extensions.WeightAverage(task, decay, settings.warmup, settings.every)
 
 

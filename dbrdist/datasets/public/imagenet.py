@@ -1,4 +1,4 @@
-"""ImageNet (ILSVRC 2012) from the downloaded tars to class folders: ROOT/train/WNID/ and ROOT/val/WNID/.
+"""ImageNet (ILSVRC 2012) from the downloaded tars to class folders (ROOT/train/WNID/, ROOT/val/WNID/) or tar shards.
 
 The training tar holds a tar for each class, named by its WordNet id; the validation tar holds 50,000 images whose
 classes are in the development kit. Everything is extracted into ROOT/train.part and ROOT/val.part, and only what is
@@ -14,7 +14,7 @@ import tarfile
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from dbrdist.datasets.public import matlab
+from dbrdist.datasets.public import imagenet_shards, matlab
 from dbrdist.errors import DatasetError
 
 NUM_CLASSES, NUM_TRAIN, NUM_VAL = 1000, 1_281_167, 50_000
@@ -49,10 +49,10 @@ class Extraction(NamedTuple):
 
 
 def extract(
-    train: str, val: str, root: str, labels: str | None, *, is_official: bool = True, checksums: bool = True,
-    say: Say = lambda words: None,
+    train: str, val: str, root: str, labels: str | None, *, shards: bool = False, is_official: bool = True,
+    checksums: bool = True, say: Say = lambda words: None,
 ) -> Extraction:  # fmt: skip
-    """Extract both tars below ``root``.
+    """Extract both tars below ``root``, into class folders or tar shards.
 
     Args:
         train, val: the tars.
@@ -60,6 +60,7 @@ def extract(
         labels: the development kit (a tar.gz), or a text file with the classes of the validation images: lines of
             ``NAME WNID``, of a WNID for each image in the order of their names, or of ``NAME INDEX`` with numbers of
             the sorted classes from 0 on. None where ``root/val`` is complete already.
+        shards: make a tar shard for each class, ``root/train/WNID.tar`` and ``root/val/WNID.tar``, and their index.
         is_official: expect the sizes and counts of ILSVRC 2012.
         checksums: compare the MD5 of both tars too.
         say: is told what happens.
@@ -73,9 +74,9 @@ def extract(
     if is_official:
         for path, expected in ((train, TRAIN_FILE), (val, VAL_FILE)):
             _check_file(path, *expected, root, checksums, say)
-    classes = _extract_train(train, root, is_official, skipped, say)
-    num_val = _extract_val(val, root, labels, classes, is_official, skipped, say)
-    num_train = sum(len(os.listdir(os.path.join(root, "train", wnid))) for wnid in classes)
+    classes = _extract_train(train, root, shards, is_official, skipped, say)
+    num_val = _extract_val(val, root, labels, classes, shards, is_official, skipped, say)
+    num_train = _num_made(os.path.join(root, "train"))
     if is_official and num_train != NUM_TRAIN:
         raise DatasetError(f"{root}/train: expected {NUM_TRAIN:,} images, got {num_train:,}; remove it and start again")
     return Extraction(num_train, num_val, len(classes), skipped)
@@ -188,7 +189,9 @@ def _needs_room(root: str, num_bytes: int, what: str) -> None:
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
-def _extract_train(path: str, root: str, is_official: bool, skipped: list[Skipped], say: Say) -> list[str]:
+def _extract_train(
+    path: str, root: str, shards: bool, is_official: bool, skipped: list[Skipped], say: Say
+) -> list[str]:
     """Make ROOT/train; the classes, sorted."""
     done, part = os.path.join(root, "train"), os.path.join(root, "train.part")
     with _opened(path) as tar:
@@ -205,23 +208,56 @@ def _extract_train(path: str, root: str, is_official: bool, skipped: list[Skippe
             raise DatasetError(f"{path}: expected {NUM_CLASSES:,} classes, got {len(tars):,}; download it again")
         classes = sorted(wnid for _, wnid in tars)
         if os.path.isdir(done):
+            _check_kind(done, shards)
             _check_made(done, classes)
             say(f"{done} is there already")
             return classes
-        os.makedirs(part, exist_ok=True)
-        missing = [(m, wnid) for m, wnid in tars if not os.path.isdir(os.path.join(part, wnid))]
+        _begin(part, shards)
+        ending = imagenet_shards.ENDING if shards else ""
+        missing = [(m, wnid) for m, wnid in tars if not os.path.exists(os.path.join(part, wnid + ending))]
         if len(missing) < len(tars):
             say(f"{part}: continuing, {len(tars) - len(missing):,} of {len(tars):,} classes are there")
         _needs_room(root, sum(m.size for m, _ in missing), "the rest of the training images")
         for number, (member, wnid) in enumerate(missing, 1):
-            _extract_class(tar, member, part, wnid, path, skipped)
+            label = classes.index(wnid) if shards else None
+            _extract_class(tar, member, part, wnid, path, label, skipped)
             say(f"train: {len(tars) - len(missing) + number:,} of {len(tars):,} classes")
-    os.rename(part, done)
+    _finish(part, done, classes if shards else None)
     return classes
 
 
+def _begin(part: str, shards: bool) -> None:
+    """Make the folder of what is not complete yet, or continue in it."""
+    os.makedirs(part, exist_ok=True)
+    _check_kind(part, shards)
+    imagenet_shards.remove_remains(part)
+
+
+def _check_kind(folder: str, shards: bool) -> None:
+    kind, wanted = imagenet_shards.kind_of(folder), "tar shards" if shards else "class folders"
+    if kind not in (None, wanted):
+        change = "leave out --shards" if shards else "give --shards"
+        raise DatasetError(f"{folder}: expected {wanted}, but it holds {kind}; {change}, or take another ROOT")
+
+
+def _finish(part: str, done: str, classes: list[str] | None) -> None:
+    """Give what is complete its name, shards with the index that names all classes."""
+    if classes is not None:
+        imagenet_shards.write_index_of(part, classes)
+    os.rename(part, done)
+
+
+def _num_made(folder: str) -> int:
+    if imagenet_shards.kind_of(folder) == "tar shards":
+        return imagenet_shards.num_images(folder)
+    return sum(len(files) for _, _, files in os.walk(folder))
+
+
 def _check_made(folder: str, classes: list[str]) -> None:
-    found = sorted(name for name in os.listdir(folder) if os.path.isdir(os.path.join(folder, name)))
+    if imagenet_shards.kind_of(folder) == "tar shards":
+        found = imagenet_shards.classes_in(folder)
+    else:
+        found = sorted(name for name in os.listdir(folder) if os.path.isdir(os.path.join(folder, name)))
     if found != classes:
         odd = sorted(set(found) ^ set(classes))
         raise DatasetError(
@@ -231,8 +267,10 @@ def _check_made(folder: str, classes: list[str]) -> None:
 
 
 def _extract_class(
-    tar: tarfile.TarFile, member: tarfile.TarInfo, part: str, wnid: str, path: str, skipped: list[Skipped]
-) -> None:
+    tar: tarfile.TarFile, member: tarfile.TarInfo, part: str, wnid: str, path: str, label: int | None,
+    skipped: list[Skipped],
+) -> None:  # fmt: skip
+    """Make a class's folder, or where it has a label, its shard."""
     where = f"{path}: {member.name}"
     inner: Any = tar.extractfile(member)
     try:
@@ -243,6 +281,9 @@ def _extract_class(
         images = _images(_members(images_tar, where, member.size), where, skipped)
         if not images:
             raise DatasetError(f"{where}: expected images of this class, got none; download it again")
+        if label is not None:
+            imagenet_shards.write_shard(part, wnid, label, images_tar, images)
+            return
         folder = os.path.join(part, f"{wnid}.part")
         os.makedirs(folder, exist_ok=True)
         for image in images:
@@ -254,8 +295,9 @@ def _extract_class(
 
 
 def _extract_val(
-    path: str, root: str, labels: str | None, classes: list[str], is_official: bool, skipped: list[Skipped], say: Say
-) -> int:
+    path: str, root: str, labels: str | None, classes: list[str], shards: bool, is_official: bool,
+    skipped: list[Skipped], say: Say,
+) -> int:  # fmt: skip
     done, part = os.path.join(root, "val"), os.path.join(root, "val.part")
     with _opened(path) as tar:
         members = _members(tar, path, os.path.getsize(path))
@@ -267,7 +309,9 @@ def _extract_val(
         if is_official and len(images) != NUM_VAL:
             raise DatasetError(f"{path}: expected {NUM_VAL:,} images, got {len(images):,}; download it again")
         if os.path.isdir(done):
-            found = sum(len(files) for _, _, files in os.walk(done))
+            _check_kind(done, shards)
+            _check_made(done, classes)
+            found = _num_made(done)
             if found != len(images):
                 raise DatasetError(
                     f"{done}: it is there already with {found:,} images, expected {len(images):,}; move it away"
@@ -277,15 +321,45 @@ def _extract_val(
         names = sorted(os.path.basename(m.name) for m in images)
         by_name = read_labels(labels, names, classes)
         _needs_room(root, sum(m.size for m in images) if not os.path.isdir(part) else 0, "the validation images")
-        for wnid in classes:  # each class, also one without images: the folders of both parts must agree
-            os.makedirs(os.path.join(part, wnid), exist_ok=True)
-        for number, image in enumerate(images, 1):
-            name = os.path.basename(image.name)
-            _store(tar, image, os.path.join(part, by_name[name], name))
-            if not number % 5000:
-                say(f"val: {number:,} of {len(images):,} images")
-    os.rename(part, done)
+        _begin(part, shards)
+        store = _store_val_shards if shards else _store_val_images
+        store(tar, images, by_name, classes, part, say)
+    _finish(part, done, classes if shards else None)
     return len(images)
+
+
+def _store_val_images(
+    tar: tarfile.TarFile,
+    images: list[tarfile.TarInfo],
+    by_name: dict[str, str],
+    classes: list[str],
+    part: str,
+    say: Say,
+) -> None:
+    for wnid in classes:  # each class, also one without images: the folders of both parts must agree
+        os.makedirs(os.path.join(part, wnid), exist_ok=True)
+    for number, image in enumerate(images, 1):
+        name = os.path.basename(image.name)
+        _store(tar, image, os.path.join(part, by_name[name], name))
+        if not number % 5000:
+            say(f"val: {number:,} of {len(images):,} images")
+
+
+def _store_val_shards(
+    tar: tarfile.TarFile,
+    images: list[tarfile.TarInfo],
+    by_name: dict[str, str],
+    classes: list[str],
+    part: str,
+    say: Say,
+) -> None:
+    of_class: dict[str, list[tarfile.TarInfo]] = {wnid: [] for wnid in classes}
+    for image in images:
+        of_class[by_name[os.path.basename(image.name)]].append(image)
+    for label, (wnid, own) in enumerate(of_class.items()):
+        if own and not os.path.exists(os.path.join(part, wnid + imagenet_shards.ENDING)):
+            imagenet_shards.write_shard(part, wnid, label, tar, own)
+        say(f"val: {label + 1:,} of {len(classes):,} classes")
 
 
 def read_labels(path: str | None, names: list[str], classes: list[str]) -> dict[str, str]:

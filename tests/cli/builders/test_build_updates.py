@@ -179,6 +179,7 @@ OPTIMIZERS = {
     "momentum_sgd": {"lr": 0.3, "momentum": 0.25},
     "corrected_momentum_sgd": {"lr": 0.3, "momentum": 0.25},
     "nesterov_ag": {"lr": 0.3, "momentum": 0.25},
+    "corrected_nesterov_ag": {"lr": 0.3, "momentum": 0.25},
     "adam": {"alpha": 0.3, "beta1": 0.25, "beta2": 0.5, "eps": 0.125, "weight_decay_rate": 0.75},
     "adamw": {"alpha": 0.3, "beta1": 0.25, "beta2": 0.5, "eps": 0.125, "weight_decay_rate": 0.75},
     "amsgrad": {"alpha": 0.3, "beta1": 0.25, "beta2": 0.5, "eps": 0.125},

@@ -23,6 +23,7 @@ from dbrdist.optimizers import (
     Adam,
     AdamW,
     CorrectedMomentumSGD,
+    CorrectedNesterovAG,
     GradientClipping,
     GradientHardClipping,
     MomentumSGD,
@@ -35,7 +36,7 @@ from tests.each import each
 
 
 @each(
-    rule=[SGD, MomentumSGD, CorrectedMomentumSGD, NesterovAG, Adam, AdamW, LARS],
+    rule=[SGD, MomentumSGD, CorrectedMomentumSGD, NesterovAG, CorrectedNesterovAG, Adam, AdamW, LARS],
     hook=[WeightDecay(0.1), GradientHardClipping(0.5, 1.0), GradientClipping(0.1)],
 )
 def test_gaps_stay_zero_under_every_rule_and_hook(rule, hook):

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from dbrdist.cli import data
-from dbrdist.datasets.public import imagenet, matlab
+from dbrdist.datasets import open_images
+from dbrdist.datasets.public import imagenet, imagenet_shards, matlab
 from tests.each import each
 
 CLASSES = ("n01440764", "n01443537", "n15075141")
@@ -58,6 +59,97 @@ def test_tars_become_class_folders(tars, capsys):
     assert "9 training images and 5 validation images of 3 classes, 0 entries left out" in capsys.readouterr().out
     assert extract(tars) == 0  # and nothing is done again
     check(tars / "root")
+
+
+def images_of(folder):
+    """Class, name and bytes of all images of a folder, as training reads them."""
+    index = open_images(folder)
+    return index.classes, {(int(index.labels[i]), index.name(i).rpartition("/")[2].rpartition(".")[0]): index.read(i)
+                           for i in range(len(index))}  # fmt: skip
+
+
+def expected_images(part):
+    files = TRAIN if part == "train" else {w: {n: VAL[n] for n in VAL if OF_VAL[n] == w} for w in CLASSES}
+    return {
+        (CLASSES.index(wnid), name.removesuffix(".JPEG")): content
+        for wnid, found in files.items()
+        for name, content in found.items()
+    }
+
+
+def check_shards(root):
+    for part in ("train", "val"):
+        assert sorted(os.listdir(root / part)) == ["dbrdist.index", *(f"{wnid}.tar" for wnid in CLASSES)]
+        assert images_of(root / part) == (list(CLASSES), expected_images(part))
+    assert sorted(os.listdir(root)) == ["train", "val"]
+
+
+def test_tars_become_shards(tars, capsys):
+    assert extract(tars, "--shards") == 0
+    check_shards(tars / "root")
+    assert "9 training images and 5 validation images of 3 classes, 0 entries left out" in capsys.readouterr().out
+    before = (tars / "root" / "train" / f"{CLASSES[0]}.tar").stat().st_mtime_ns
+    assert extract(tars, "--shards") == 0
+    assert (tars / "root" / "train" / f"{CLASSES[0]}.tar").stat().st_mtime_ns == before
+    assert data.run(["info", str(tars / "root" / "train")]) == 0
+    assert "up to date" in capsys.readouterr().out
+
+
+def test_a_class_without_validation_images_keeps_its_number_in_shards(tars):
+    (tars / "labels.txt").write_text("".join(f"{name} {CLASSES[2]}\n" for name in VAL))
+    assert extract(tars, "--shards") == 0
+    classes, images = images_of(tars / "root" / "val")
+    assert classes == list(CLASSES)
+    assert {label for label, _ in images} == {2}
+
+
+def test_images_of_one_stem_stay_apart_in_shards(tars):
+    files = {"a.JPEG": b"1", "a.png": b"\x89PNG\r\n\x1a\n2", "b.JPEG": b"3"}
+    (tars / "train.tar").write_bytes(tar_of({f"{w}.tar": tar_of(files) for w in CLASSES}))
+    assert extract(tars, "--shards") == 0
+    _, images = images_of(tars / "root" / "train")
+    assert sorted(content for (label, _), content in images.items() if label == 1) == sorted(files.values())
+
+
+def test_an_interrupted_run_into_shards_continues(tars, monkeypatch, capsys):
+    """Killed once within each shard: its beginning is removed, and the same command ends well."""
+    whole, seen = imagenet_shards.write_shard, set()
+
+    def killed(folder, wnid, label, tar, images):
+        if (folder, wnid) not in seen:
+            seen.add((folder, wnid))
+            with open(os.path.join(folder, f"{wnid}.tar.tmp-1-2"), "wb") as file:
+                file.write(b"half")
+            raise KeyboardInterrupt
+        whole(folder, wnid, label, tar, images)
+
+    monkeypatch.setattr(imagenet_shards, "write_shard", killed)
+    codes = []
+    while not codes or codes[-1]:
+        codes.append(extract(tars, "--shards"))
+        assert codes[-1] == 0 or not (tars / "root" / "val").exists()
+    assert codes == [130] * 6 + [0]
+    check_shards(tars / "root")
+
+
+@each(first=["--shards", None])
+def test_folders_and_shards_are_not_mixed(tars, capsys, monkeypatch, first):
+    shutil.rmtree(tars / "root", ignore_errors=True)
+    words = [[first] if first else [], [] if first else ["--shards"]]
+    kinds = ("tar shards", "class folders") if first else ("class folders", "tar shards")
+    with monkeypatch.context() as patch:
+        patch.setattr(imagenet, "_finish", interrupt)
+        assert extract(tars, *words[0]) == 130
+    assert extract(tars, *words[1]) == 2
+    advice = "give --shards" if first else "leave out --shards"
+    assert f"train.part: expected {kinds[1]}, but it holds {kinds[0]}; {advice}" in capsys.readouterr().err
+    assert extract(tars, *words[0]) == 0
+    assert extract(tars, *words[1]) == 2
+    assert f"root/train: expected {kinds[1]}, but it holds {kinds[0]}" in capsys.readouterr().err
+
+
+def interrupt(*args):
+    raise KeyboardInterrupt
 
 
 def kit(ids=(3, 1, 1, 2, 3), order=(0, 1, 2), compressed=True):
@@ -193,15 +285,16 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize("more", [[], ["--shards"]])
 @pytest.mark.parametrize("name", BAD)
 @each(words=lambda name: BAD[name])
-def test_bad_input_is_named_and_nothing_looks_complete(tmp_path, capsys, name, words):
+def test_bad_input_is_named_and_nothing_looks_complete(tmp_path, capsys, name, more, words):
     for file, content in {"train.tar": WHOLE, "val.tar": tar_of(VAL)}.items():
         (tmp_path / file).write_bytes(content)
     (tmp_path / "labels.txt").write_text("".join(f"{n} {w}\n" for n, w in OF_VAL.items()))
     (tmp_path / name).write_bytes(BAD[name][words])
     capsys.readouterr()
-    assert extract(tmp_path) == 2
+    assert extract(tmp_path, *more) == 2
     assert words in capsys.readouterr().err
     root = tmp_path / "root"
     assert not (root / "val").exists()

@@ -1,0 +1,260 @@
+"""The twin of the large-batch runs: CIFAR-10 and ResNet-20 with ImageNet's number of steps per epoch (TWIN.md).
+
+    python examples/imagenet/twin/twin.py CIFAR10           # everything, in the order of the plan
+    python examples/imagenet/twin/twin.py CIFAR10 --list    # what is done, what is not
+    python examples/imagenet/twin/twin.py CIFAR10 --only 'akiba-*' --ranks 2
+    python examples/imagenet/twin/twin.py CIFAR10 --hashes 100 --per-worker 4
+
+CIFAR10 holds train/CLASS/ and test/CLASS/. The same command continues after an interruption of any kind: runs that are
+done are left alone, the one that was cut off resumes from its newest snapshot. Ctrl-C, SIGTERM and SIGUSR1 stop after
+the step in hand. Results are written to OUT/results.json after each run.
+"""
+
+import argparse
+import fnmatch
+import hashlib
+import json
+import math
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+STOPPED = 75  # of dbrdist-train: saved, to be started again with --resume
+MAX_FAILURES = 3  # of one run in a row
+T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # quantiles of Student's distribution for so many differences
+
+
+class Planned(NamedTuple):
+    """A run: its name, its configuration here, and what it changes."""
+
+    name: str
+    config: str
+    words: tuple[str, ...]
+
+
+# ---- the plan --------------------------------------------------------------------------------------------------------
+
+
+def shortened(config: str, epochs: int) -> tuple[str, ...]:
+    """The schedules of 90 epochs in fewer: every epoch in them becomes as much shorter."""
+    scale = epochs / 90
+    words = [f"epochs={epochs}"]
+    if config == "akiba":
+        words.append(f"optimizer.schedule.milestones={[round(e * scale, 4) for e in (0, 40, 70, 85)]}")
+        elu = f"{{name: elu, center: {10 * scale:.4f}, period: {5 * scale:.4f}}}"
+        words.append(f"schedules=[{{of: optimizer.a_sgd, schedule: {elu}}}]")
+    elif config in ("momentum", "goyal"):
+        words.append(f"optimizer.schedule.milestones={[round(e * scale, 4) for e in (30, 60, 80)]}")
+        words.append(f"optimizer.schedule.warmup_epochs={5 * scale:.4f}")
+    return tuple(words)
+
+
+ABLATIONS = {
+    "no-rmsprop": ("schedules=[]",),  # the share of SGD is 1 all along
+    "no-slow-start": ("optimizer.schedule.factors=[1, 0.1, 0.01, 0.001]",),
+    "moving-averages": ("batch_norm.statistics=running",),
+    "float32": ("gradient_dtype=null",),
+}
+
+
+def plan() -> list[Planned]:
+    """All runs, the most telling first."""
+    runs = [
+        Planned(f"{config}-30-seed{seed}", config, (*shortened(config, 30), f"seed={seed}"))
+        for seed in range(3)
+        for config in ("akiba", "momentum")
+    ]
+    runs.append(Planned("akiba-15", "akiba", shortened("akiba", 15)))
+    runs += [
+        Planned(f"akiba-15-{name}", "akiba", (*shortened("akiba", 15), *words)) for name, words in ABLATIONS.items()
+    ]
+    runs.append(Planned("akiba-90", "akiba", ()))
+    small = (
+        "batch={virtual_workers: 1, per_worker: 32}",
+        "optimizer.lr=0.0125",
+        "optimizer.schedule.warmup_start=0.0125",
+    )
+    for seed in range(3):
+        words = (*shortened("goyal", 30), f"seed={seed}")
+        runs.append(Planned(f"goyal-30-seed{seed}", "goyal", words))
+        runs.append(Planned(f"goyal-small-30-seed{seed}", "goyal", (*words, *small)))
+    for seed in range(3):
+        words = (*shortened("akiba", 10), f"seed={seed}")
+        runs.append(Planned(f"akiba-10-float32-seed{seed}", "akiba", words))
+        runs.append(Planned(f"akiba-10-bfloat16-seed{seed}", "akiba", (*words, "dtype=mixedbf16")))
+    for workers in (40, 80, 160, 320):
+        words = (
+            f"batch={{virtual_workers: {workers}, per_worker: 32}}",
+            f"optimizer.lr={5 * (workers / 40) ** 0.5:.3f}",
+        )
+        runs.append(Planned(f"lars-30-batch{32 * workers}", "lars", ("epochs=30", *words)))
+    return runs
+
+
+# ---- one run ---------------------------------------------------------------------------------------------------------
+
+
+class Twin:
+    """Starts runs of dbrdist-train, one after the other."""
+
+    def __init__(self, data: str, out: Path, more: tuple[str, ...]) -> None:
+        self.data, self.out, self.more = data, out, more
+        self._child: subprocess.Popen[bytes] | None = None
+        self._is_stopping = False
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            signal.signal(number, self._stop)
+
+    def _stop(self, number: int, frame: object) -> None:
+        """Pass a request on as one that saves."""
+        self._is_stopping = True
+        if self._child is not None:
+            self._child.send_signal(signal.SIGUSR1)
+
+    def status(self, run: Planned) -> str:
+        """What the run's folder says: `new`, `finished` or whatever else came of it."""
+        path = self.out / run.name / "summary.json"
+        return str(json.loads(path.read_text())["status"]) if path.exists() else "new"
+
+    def train(self, run: Planned, ranks: int) -> None:
+        """Begin or continue a run until it is finished; try again after failures. SystemExit where that cannot help."""
+        ranks = min(ranks, workers_of(run))
+        words = ["dbrdist-train", HERE / f"{run.config}.yaml", f"data.root={self.data}", f"out={self.out / run.name}"]
+        words = [*map(str, words), *run.words, *self.more, "--resume"]
+        failures = 0
+        while self.status(run) != "finished":
+            if self._is_stopping:
+                sys.exit(STOPPED)
+            print(f"{run.name}: {' '.join(words)}", flush=True)
+            # a session of its own: Ctrl-C reaches this program alone, which passes on a request that saves
+            self._child = subprocess.Popen([shutil.which("mpiexec") or "mpiexec", "-n", str(ranks), *words],
+                                           start_new_session=True)  # fmt: skip
+            code = self._child.wait()
+            self._child = None
+            if code == 2:
+                sys.exit(f"twin: {run.name}: the configuration or the data is wrong; see above")
+            failures = 0 if code in (0, STOPPED) else failures + 1
+            if failures == MAX_FAILURES:
+                sys.exit(f"twin: {run.name} has failed {MAX_FAILURES} times in a row, with code {code} at last")
+
+    def newest(self, run: Planned) -> Path:
+        """The run's newest snapshot."""
+        return max((self.out / run.name).glob("snapshot_iter_*"), key=lambda path: int(path.name.rsplit("_", 1)[1]))
+
+
+def workers_of(run: Planned) -> int:
+    """The largest number of ranks that a run can use."""
+    words = next((word for word in run.words if word.startswith("batch=")), None)
+    if words is not None:
+        return int(words.split("virtual_workers: ")[1].split(",")[0])
+    return 10 if run.config == "goyal" else 40
+
+
+def hash_of(snapshot: Path) -> str:
+    """SHA-256 of the network's parameters and statistics and of the optimizer's state, by name."""
+    total = hashlib.sha256()
+    with np.load(snapshot) as saved:
+        for name in sorted(saved.files):
+            if name.startswith(("updater/model:", "updater/optimizer:")):
+                total.update(name.encode() + saved[name].tobytes())
+    return total.hexdigest()
+
+
+# ---- what came of them -----------------------------------------------------------------------------------------------
+
+
+def outcome(twin: Twin, run: Planned) -> dict[str, object]:
+    """Accuracy by epoch, time and hash of a run that is finished."""
+    folder = twin.out / run.name
+    summary = json.loads((folder / "summary.json").read_text())
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    curve = [entry["validation/main/accuracy"] for entry in log if "validation/main/accuracy" in entry]
+    return {
+        "accuracy": statistics.median(curve[-5:]),  # as Goyal et al. report it
+        "curve": curve,
+        "steps": summary["iterations"],
+        "seconds": summary["seconds_over_all_starts"],
+        "ranks": summary["num_ranks"],
+        "hash": hash_of(twin.newest(run)),
+    }
+
+
+def difference(found: dict[str, dict[str, object]], first: str, second: str) -> str:
+    """The mean difference of two runs over the seeds that both have, with its 95 % interval."""
+    pairs = [(found[first.format(s)], found[second.format(s)]) for s in range(3)
+             if first.format(s) in found and second.format(s) in found]  # fmt: skip
+    values = [100 * (float(a["accuracy"]) - float(b["accuracy"])) for a, b in pairs]  # type: ignore[arg-type]
+    if len(values) < 2:
+        return f"{len(values)} of 3 seeds: no interval yet"
+    half = T_95[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
+    return f"{statistics.mean(values):+.2f} % +- {half:.2f} ({len(values)} seeds)"
+
+
+def report(twin: Twin, runs: list[Planned]) -> None:
+    """Write results.json, and print a line for each run."""
+    found = {run.name: outcome(twin, run) for run in runs if twin.status(run) == "finished"}
+    comparisons = {
+        "akiba - momentum, 30 epochs": difference(found, "akiba-30-seed{}", "momentum-30-seed{}"),
+        "goyal - small batches, 30 epochs": difference(found, "goyal-30-seed{}", "goyal-small-30-seed{}"),
+        "bfloat16 - float32, 10 epochs": difference(found, "akiba-10-bfloat16-seed{}", "akiba-10-float32-seed{}"),
+    }
+    twin.out.mkdir(parents=True, exist_ok=True)
+    path = twin.out / "results.json"
+    path.with_suffix(".part").write_text(json.dumps({"runs": found, "comparisons": comparisons}, indent=1))
+    os.replace(path.with_suffix(".part"), path)
+    for run in runs:
+        line = found.get(run.name)
+        if line is None:
+            print(f"{run.name:28} {twin.status(run)}")
+        else:
+            print(f"{run.name:28} {100 * float(line['accuracy']):6.2f} % {line['seconds']:9,.0f} s  {line['hash']:.16}")
+    for name, words in comparisons.items():
+        print(f"{name}: {words}")
+
+
+def compare_hashes(twin: Twin, steps: int, per_worker: int) -> None:
+    """The first steps on 1, 2 and 4 ranks: all must end with the same bits."""
+    hashes = {}
+    for ranks in (1, 2, 4):
+        words = (f"batch={{virtual_workers: 40, per_worker: {per_worker}}}", f"iterations={steps}", "data.test=null")
+        run = Planned(f"hash-{steps}x{40 * per_worker}-ranks{ranks}", "akiba", words)
+        twin.train(run, ranks)
+        hashes[ranks] = hash_of(twin.newest(run))
+        print(f"{ranks} ranks, {steps} steps of {40 * per_worker}: {hashes[ranks]}", flush=True)
+    if len(set(hashes.values())) > 1:
+        sys.exit("twin: the hashes differ")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", metavar="CIFAR10", help="the folder that holds train/CLASS/ and test/CLASS/")
+    parser.add_argument("more", nargs="*", metavar="KEY=VALUE", help="what changes in every run")
+    parser.add_argument("--out", type=Path, default=Path("result/twin"))
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--only", default="*", help="a pattern of names, such as 'akiba-30-*'")
+    parser.add_argument("--list", action="store_true", help="train nothing")
+    parser.add_argument("--hashes", type=int, metavar="STEPS", help="compare 1, 2 and 4 ranks after so many steps")
+    parser.add_argument("--per-worker", type=int, default=32, help="images of each of 40 workers, for --hashes")
+    args = parser.parse_args()
+    twin = Twin(args.data, args.out, tuple(args.more))
+    runs = [run for run in plan() if fnmatch.fnmatch(run.name, args.only)]
+    if not runs:
+        parser.error(f"no run is named {args.only!r}; see --list")
+    if args.hashes:
+        compare_hashes(twin, args.hashes, args.per_worker)
+        return
+    for run in [] if args.list else runs:
+        twin.train(run, args.ranks)
+        report(twin, runs)
+    report(twin, runs)
+
+
+if __name__ == "__main__":
+    main()
