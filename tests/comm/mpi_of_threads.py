@@ -211,12 +211,10 @@ class Comm:
         self._meet((own.copy(), list(own_counts), list(own_starts)), take).wait()
 
     def Iallreduce(self, sent, x, op):
-        assert sent is Module.IN_PLACE
-
         def take(items):
             x[...] = functools.reduce(op, items)
 
-        return self._meet(x.copy(), take)
+        return self._meet((x if sent is Module.IN_PLACE else sent).copy(), take)
 
     def Ireduce(self, sent, received, op, root):
         def take(items):
@@ -259,6 +257,9 @@ class Comm:
 
         return Request(self._group.job, lambda: number in mail.box, take)
 
+    def Iprobe(self, peer, tag):
+        self._group.job.look()
+
     def Improbe(self, peer, tag, status):
         self._group.job.look()
         with self._group.job.changed:
@@ -283,8 +284,9 @@ def array_of(buffer):
 class Module:
     """In the place of mpi4py.MPI."""
 
+    ANY_SOURCE, ANY_TAG = -1, -1
     BYTE, INT64_T, INT = np.uint8, np.int64, np.int32
-    SUM, LOR, MIN, MAX = operator.add, np.logical_or, min, max
+    SUM, LOR, MIN, MAX = operator.add, np.logical_or, np.minimum, np.maximum
     IN_PLACE, UNDEFINED, COMM_NULL, COMM_TYPE_SHARED = object(), object(), object(), object()
     THREAD_SINGLE, THREAD_MULTIPLE = 0, 3
     Comm = Comm

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+import numpy as np
 from dbrdist_launch.cores import available_cores
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
@@ -26,13 +27,15 @@ class Seat(NamedTuple):
 
 def share_out(comm: CommunicatorBase) -> None:
     """Limit the threads of this rank to its share of the host's cores, and let rank 0 say so. Collective."""
-    seats: list[Seat] = comm.allgather_obj(seat_on(comm.inter_rank))
-    own, share = seats[comm.rank], shares(seats)[comm.rank]
+    seats: Sequence[Seat] = comm._seats or [seat_on(0)]
+    own = seats[comm.intra_rank if comm._seats else 0]
+    share = _whole(part_of(own, seats))
+    everyones = comm._allgather_rows(np.array([share], np.int64))
     if share > 1:
         thread_pools.wait_briefly()
-    is_alone = len(seats) == 1 and share == len(own.cores)
+    is_alone = comm.size == 1 and share == len(own.cores)
     if not is_alone and thread_pools.limit(share) and comm.rank == 0:
-        print(f"dbrdist: {description(seats)}", file=sys.stderr, flush=True)
+        print(f"dbrdist: {description(seats, everyones.min(), everyones.max())}", file=sys.stderr, flush=True)
 
 
 def seat_on(host: int) -> Seat:
@@ -43,27 +46,27 @@ def seat_on(host: int) -> Seat:
 
 def shares(seats: Sequence[Seat]) -> list[int]:
     """The number of threads of each rank; at least 1."""
-    return [max(1, int(part)) for part in _parts(seats)]
+    return [_whole(part_of(seat, seats)) for seat in seats]
+
+
+def _whole(part: Fraction) -> int:
+    return max(1, int(part))
 
 
 def are_enough(seats: Sequence[Seat]) -> bool:
     """Whether every rank has a core of its own."""
-    return all(part >= 1 for part in _parts(seats))
+    return all(part_of(seat, seats) >= 1 for seat in seats)
 
 
-def _parts(seats: Sequence[Seat]) -> list[Fraction]:
-    """The cores of each rank: one that k ranks may use counts 1/k."""
-    num_ranks = ranks_by_host(seats)
-    known = Counter(seat.host for seat in seats)
-    users = Counter((seat.host, core) for seat in seats for core in seat.cores)
-    result = []
-    for seat in seats:
-        unknown = num_ranks[seat.host] - known[seat.host]  # ranks that may use any core
-        part = sum((Fraction(1, users[seat.host, core] + unknown) for core in seat.cores), Fraction(0))
-        if seat.quota is not None:
-            part = min(part, Fraction(seat.quota, num_ranks[seat.host]))
-        result.append(part)
-    return result
+def part_of(seat: Seat, seats: Sequence[Seat]) -> Fraction:
+    """The cores of one rank: one that k ranks may use counts 1/k. Other hosts' seats make no difference."""
+    here = [other for other in seats if other.host == seat.host]
+    num_ranks = ranks_by_host(here)[seat.host]
+    unknown = num_ranks - len(here)  # ranks that may use any core
+    users = Counter(core for other in here for core in other.cores)
+    num_cores = Counter(users[core] for core in seat.cores)  # by the number of users
+    part = sum((Fraction(count, num_users + unknown) for num_users, count in num_cores.items()), Fraction(0))
+    return part if seat.quota is None else min(part, Fraction(seat.quota, num_ranks))
 
 
 def ranks_by_host(seats: Sequence[Seat]) -> Counter[int]:
@@ -71,10 +74,14 @@ def ranks_by_host(seats: Sequence[Seat]) -> Counter[int]:
     return Counter(seat.host for seat in seats) | Counter({seat.host: seat.num_launched for seat in seats})
 
 
-def description(seats: Sequence[Seat]) -> str:
-    """For example "threads: 1 per rank (2 cores, 2 ranks on this host)", this host being that of rank 0."""
-    numbers = shares(seats)
-    low, high = min(numbers), max(numbers)
+def description(seats: Sequence[Seat], low: int | None = None, high: int | None = None) -> str:
+    """For example "threads: 1 per rank (2 cores, 2 ranks on this host)", this host being that of rank 0.
+
+    ``low`` and ``high`` are the least and most threads of a rank, where there are other ranks than in ``seats``.
+    """
+    if low is None or high is None:
+        numbers = shares(seats)
+        low, high = min(numbers), max(numbers)
     here = [seat for seat in seats if seat.host == seats[0].host]
     quotas = [seat.quota for seat in here if seat.quota is not None]
     num_cores = min([len({core for seat in here for core in seat.cores}), *quotas])

@@ -23,10 +23,12 @@ from dbrdist.comm.protocol.gate import Gate, Passage, Pending, Row, digest
 from dbrdist.comm.protocol.wire_type import Codec
 from dbrdist.comm.transport import call_log, environment, hosts, message, mpi
 from dbrdist.comm.transport.call_log import Call
+from dbrdist.comm.transport.row_reduction import RowReduction
 from dbrdist.core.array import spans
 from dbrdist.errors import CommunicatorError
 
 _PIECE_BYTES = 1 << 30  # counts of MPI before version 4 end at 2**31
+_WHOLE_BYTES = 1 << 14  # the most that is sent behind its head in one message
 _serials = itertools.count(1)
 
 
@@ -48,65 +50,72 @@ class MpiCommunicator(CommunicatorBase):
         reason = environment.refusal(world.size)
         if reason and mpi_comm is None:
             raise CommunicatorError(reason)
-        self._user_comm = world if mpi_comm is None else mpi.checked(mpi_comm)
-        self._is_part = False  # made by split, so that the user's communicator is ours
-        self._rank: int = self._user_comm.rank
-        self._size: int = self._user_comm.size
-        self._comm: Any = None
-        self._abandoned: list[Any] = []  # what MPI may still read or write after an interrupted verb
+        self._take_ranks(world if mpi_comm is None else mpi.checked(mpi_comm))
         call_log.process.rank = world.rank
         members = mpi.world_ranks(self._user_comm)
         self._gate = Gate(self, call_log.process, f"new of {digest(repr(members)):x}", members)
         with self._gate.call("create_communicator") as call:
             self._open(call, error or attempt(self._configure, settings or {})[1])
 
+    def _take_ranks(self, mpi_comm: Any) -> None:
+        self._user_comm = mpi_comm
+        self._is_part = False  # made by split, so that the user's communicator is ours
+        self._rank: int = mpi_comm.rank
+        self._size: int = mpi_comm.size
+        self._comm: Any = None
+        self._abandoned: list[Any] = []  # what MPI may still read or write after an interrupted verb
+
     def _configure(self, settings: dict[str, Any]) -> None:
         for name, value in settings.items():
             self.set_config(name, value)
 
+    def _duplicate(self, rows: Any) -> None:
+        """Keep ``rows``, on which rows are exchanged, and make duplicates of it for all else. Collective."""
+        self._rows, self._comm, self._differing = rows, rows.Dup(), rows.Dup()
+        self._row_reduction = RowReduction(self._MPI, rows, self._differing, self._wait)
+
+    def _free_duplicates(self) -> None:
+        for each in (self._differing, self._comm, self._rows):
+            each.Free()
+
     def _open(self, call: Passage, error: Exception | None) -> None:
         call.meet_without_row()
-        self._rows, request = self._user_comm.Idup()
+        rows, request = self._user_comm.Idup()
         mpi.wait_until(request.Test, call)
-        self._comm = self._rows  # for the words of a disagreement
+        self._duplicate(rows)
         kind = type(self).__name__
         try:
-            rows = call.agree(
-                [digest(kind), call_log.process.rank, next(_serials)],
-                error,
-                num_same=1,
-                what="the same kind of communicator",
-                detail=kind,
-            )
-        except Exception:
-            self._rows.Free()
-            raise
-        self._gate.name = f"{rows[0, 1]}.{rows[0, 2]}"
-        mpi.unlink_segments()
-        with call.moving():
-            self._comm = self._rows.Dup()
-            self._find_hosts(call)
-        try:
+            own = [call_log.process.rank, next(_serials)] if self._rank == 0 else []
+            row = [digest(kind), *own]
+            rows = call.agree(row, error, num_same=1, what="the same kind of communicator", detail=kind)
+            self._gate.name = f"{rows[0, 1]}.{rows[0, 2]}"
+            mpi.unlink_segments()
+            with call.moving():
+                self._find_hosts(call)
             call.agree((), self._misfit())
         except Exception:
-            self._comm.Free()
-            self._rows.Free()
+            self._free_duplicates()
             raise
         with call.moving():
             self._prepare()
 
     def _find_hosts(self, call: Passage) -> None:
         host = hosts.local_ranks(self._MPI, self._comm)
-        self._intra_rank: int = host.rank
-        self._intra_size: int = host.size
         leader = np.array([self._rank], np.int64)
         host.Bcast(leader, 0)
-        are_enough = cores.are_enough(host.allgather(cores.seat_on(0)))
-        self._has_cores = all(host.allgather(mpi.share_cores(are_enough, self._intra_size)))
+        self._seats = host.allgather(cores.seat_on(0))
+        are_enough = all(host.allgather(cores.part_of(self._seats[host.rank], self._seats) >= 1))
+        self._has_cores = all(host.allgather(mpi.share_cores(are_enough, host.size)))
         host.Free()
-        leaders = np.unique(call.agree(leader)[:, 0])
-        self._inter_rank = int(np.searchsorted(leaders, leader[0]))
-        self._inter_size = len(leaders)
+        self._take_hosts(call.agree(leader)[:, 0].tolist())
+
+    def _take_hosts(self, leaders: list[int]) -> None:
+        """``leaders`` are, for each rank, the lowest rank of its host."""
+        self._leaders = leaders
+        of_host = [rank for rank, leader in enumerate(leaders) if leader == leaders[self._rank]]
+        self._intra_rank, self._intra_size = of_host.index(self._rank), len(of_host)
+        in_order = sorted(set(leaders))
+        self._inter_rank, self._inter_size = in_order.index(leaders[self._rank]), len(in_order)
 
     def _misfit(self) -> Exception | None:
         """Why these ranks cannot communicate in this way, as far as this rank sees."""
@@ -154,20 +163,31 @@ class MpiCommunicator(CommunicatorBase):
 
     def _make_part(self, call: Call, ranks: list[int]) -> MpiCommunicator | None:
         number, key = (ranks[0], ranks.index(self._rank)) if ranks else (self._MPI.UNDEFINED, 0)
-        part = self._rows.Split(number, key)  # the program may have freed its own communicator by now
+        mpi_comm = self._rows.Split(number, key)  # the program may have freed its own communicator by now
         if not ranks:
             return None
-        made = type(self)(part, self._configs_known())
-        made._is_part = True
-        made._configs.update(self._configs)
+        made = type(self).__new__(type(self))
+        made._become_part(self, f"{self._gate.name}/{call.number}.{ranks[0]}", ranks, mpi_comm)
         return made
 
-    def _configs_known(self) -> dict[str, Any]:
-        return {name: self._configs[name] for name in self._defaults}
+    def _become_part(self, whole: MpiCommunicator, name: str, ranks: list[int], mpi_comm: Any) -> None:
+        """A communicator of some ranks of another, which has found out all about them."""
+        super().__init__()
+        self._MPI = whole._MPI
+        self._take_ranks(mpi_comm)
+        self._is_part = True
+        self._configs.update(whole._configs)
+        self._gate = Gate(self, call_log.process, name, tuple(whole._gate.members[rank] for rank in ranks))
+        self._seats, self._has_cores = whole._seats, whole._has_cores
+        self._duplicate(mpi_comm.Dup())
+        first_of_host: dict[int, int] = {}
+        for place, rank in enumerate(ranks):
+            first_of_host.setdefault(whole._leaders[rank], place)
+        self._take_hosts([first_of_host[whole._leaders[rank]] for rank in ranks])
+        self._prepare()
 
     def _free(self) -> None:
-        self._comm.Free()
-        self._rows.Free()
+        self._free_duplicates()
         if self._is_part:
             self._user_comm.Free()
 
@@ -178,7 +198,7 @@ class MpiCommunicator(CommunicatorBase):
     # ---- primitives ----
 
     def _post_row(self, call: Call, row: bytes, enclosed: Sequence[message.HostArray] = ()) -> Pending:
-        return _PendingRow(self, row)
+        return self._row_reduction.post(row)
 
     def _bcast_bytes(self, raw: message.HostArray, root: int) -> None:
         for begin in range(0, raw.size, _PIECE_BYTES):
@@ -206,21 +226,34 @@ class MpiCommunicator(CommunicatorBase):
         self._comm.Alltoallv([sent, (sent_counts, sent_starts), byte], [raw, (counts, starts), byte])
 
     def _send_parts(self, call: Call, head: Row, parts: list[message.HostArray]) -> None:
-        self._wait(call, self._comm.Isend(head, call.peer, call.tag))
+        byte = self._MPI.BYTE
+        is_whole = call.num_bytes <= _WHOLE_BYTES  # one message is received in a fraction of the time of two
+        first = message.join(head, parts if is_whole else [])
+        request = self._comm.Isend([first, byte], call.peer, call.tag)
+        if not request.Test():
+            self._wait(call, request)
+        if is_whole:
+            return
         for part in parts:
             for begin in range(0, part.size, _PIECE_BYTES):
-                piece = [part[begin : begin + _PIECE_BYTES], self._MPI.BYTE]
+                piece = [part[begin : begin + _PIECE_BYTES], byte]
                 self._wait(call, self._comm.Isend(piece, call.peer, call.tag))
 
     def _recv_parts(self, call: Call) -> tuple[Row, list[message.HostArray]]:
-        status = self._MPI.Status()
-        matched = mpi.wait_until(lambda: self._comm.Improbe(call.peer, call.tag, status), call)
-        head = np.empty(status.Get_count(self._MPI.INT64_T), np.int64)
-        matched.Recv(head)
+        status, byte = self._MPI.Status(), self._MPI.BYTE
+        probe, peer, tag = self._comm.Improbe, call.peer, call.tag
+        matched = probe(peer, tag, status)
+        if matched is None:
+            matched = mpi.wait_until(lambda: probe(peer, tag, status), call)
+        raw = np.empty(status.Get_count(byte), np.uint8)
+        matched.Recv([raw, byte])
+        head, parts = message.split(raw)
+        if parts is not None:
+            return head, parts
         parts = [np.empty(int(size), np.uint8) for size in head[2 : 2 + int(head[1])]]
         for part in parts:
             for begin in range(0, part.size, _PIECE_BYTES):
-                piece = [part[begin : begin + _PIECE_BYTES], self._MPI.BYTE]
+                piece = [part[begin : begin + _PIECE_BYTES], byte]
                 self._wait(call, self._comm.Irecv(piece, call.peer, call.tag))
         return head, parts
 
@@ -286,28 +319,6 @@ class MpiCommunicator(CommunicatorBase):
         """Wait for all ranks where no row came before, so that a wait in MPI itself is short."""
         if call.meets_by == "bytes":
             self._wait(call, self._comm.Ibarrier())
-
-
-class _PendingRow:
-    """A row on its way."""
-
-    def __init__(self, comm: MpiCommunicator, row: bytes) -> None:
-        self._comm = comm
-        self._rows = np.empty((comm.size, len(row)), np.uint8)
-        self._request = comm._rows.Iallgather(np.frombuffer(row, np.uint8), self._rows)
-
-    def is_there(self) -> bool:
-        """Whether all have come."""
-        return bool(self._request.Test())
-
-    def pieces(self) -> list[list[Any]]:
-        """Nothing is enclosed."""
-        return []
-
-    def wait(self, call: Call) -> list[bytes]:
-        """The rows of all ranks."""
-        self._comm._wait(call, self._request, "row")
-        return [row.tobytes() for row in self._rows]
 
 
 class NaiveCommunicator(MpiCommunicator):

@@ -42,6 +42,7 @@ PIECE_BYTES = 1 << 18  # of each rank at a time: two per rank stay in the second
 _SHARED_FROM_BYTES = 1 << 16  # below, one message is as fast
 _OVERLAP_FROM_BYTES = 1 << 20  # below, a reduction is over before a thread would have begun it
 _MOST_BUCKETS = 48
+_ROWS_BEFORE_SHARING = 16  # of a part
 _NUM_BUFFERS = 2  # a piece is written while slower ranks still read the piece before it
 _SUMMED_BYTES = PIECE_BYTES * _NUM_BUFFERS
 
@@ -87,31 +88,64 @@ class FlatCommunicator(MpiCommunicator):
     _courier: Courier | None = None
     _mailbox: Mailbox | None = None
     _bucket_bytes = 0
+    _num_rows = 0  # that were exchanged by messages
     _cable: Cable | None = None  # between hosts
     _has_cable: bool | None = None  # the same on all ranks, also those that take no part in it; None is not tried yet
 
     def _prepare(self) -> None:
         if self._configs["shared_memory"] is False or self.size == 1:
             return
-        hosts = self._hosts = Hosts(self._MPI, self._comm)
-        if len(hosts.ranks) == self.size:
-            own = None
+        self._hosts = Hosts(self._MPI, self._comm, self._leaders)
+        if not self._is_part or self._configs["shared_memory"]:
+            self._share_rows(self._hosts)
 
-            def offer() -> message.HostArray:
-                nonlocal own
-                own = Segment(_SUMMED_BYTES + mailbox.NUM_BYTES)
-                return np.array(own.ticket, np.int64)
+    def _share_rows(self, hosts: Hosts) -> None:
+        """Share memory for rows and sums, if all ranks are on one host. Collective."""
+        self._num_rows = _ROWS_BEFORE_SHARING
+        if not hosts.is_only_one:
+            return
+        own = None
 
-            def take(everyones: list[message.HostArray]) -> list[RawMemory]:
-                return [attach(Ticket(*numbers.tolist())) for numbers in everyones]
+        def offer() -> message.HostArray:
+            nonlocal own
+            own = Segment(_SUMMED_BYTES + mailbox.NUM_BYTES)
+            return np.array(own.ticket, np.int64)
 
-            raws = self._share(hosts, offer, take)
-            if raws is not None:
-                self._shared = SharedSum(self._comm, raws)
-                if mailbox.is_possible():
-                    self._mailbox = Mailbox([raw[_SUMMED_BYTES:] for raw in raws], self._rank, self._wait_until)
-                    self._exchange_row = self._mailbox.exchange  # type: ignore[method-assign]  # in one call less
-                    self._release_enclosed = self._mailbox.release  # type: ignore[method-assign]
+        def take(everyones: list[message.HostArray]) -> list[RawMemory]:
+            return [attach(Ticket(*numbers.tolist())) for numbers in everyones]
+
+        raws = self._share(hosts, offer, take)
+        if raws is None:
+            return
+        self._shared = SharedSum(self._comm, raws)
+        if mailbox.is_possible():
+            self._mailbox = Mailbox([raw[_SUMMED_BYTES:] for raw in raws], self._rank, self._wait_and_move)
+            self._exchange_row = self._mailbox.exchange  # type: ignore[method-assign]  # in one call less
+            self._release_enclosed = self._mailbox.release  # type: ignore[method-assign]
+            self._config_changed()  # what fits into a row is another now
+
+    def _wait_and_move(self, call: Call, test: Callable[[], bool], kind: str) -> None:
+        """Wait for a row in memory. MPI moves this rank's messages meanwhile, which it does only while it is called:
+        another rank may wait for them before it comes to its row."""
+        probe, anyone, anything = self._comm.Iprobe, self._MPI.ANY_SOURCE, self._MPI.ANY_TAG
+
+        def look() -> bool:
+            if test():
+                return True
+            probe(anyone, anything)
+            return False
+
+        self._wait_until(call, look, kind)
+
+    def _exchange_row(
+        self, call: Call, row: bytes, enclosed: Sequence[message.HostArray] = ()
+    ) -> tuple[list[bytes], list[list[Any]]]:
+        """By messages. The ranks of a part share memory only once they have met a few times: many never do."""
+        answer = super()._exchange_row(call, row, enclosed)
+        self._num_rows += 1
+        if self._num_rows == _ROWS_BEFORE_SHARING and self._hosts is not None:
+            self._share_rows(self._hosts)
+        return answer
 
     def _post_row(self, call: Call, row: bytes, enclosed: Sequence[message.HostArray] = ()) -> Pending:
         if self._mailbox is None:
@@ -132,14 +166,14 @@ class FlatCommunicator(MpiCommunicator):
         Rank 0 says why.
         """
         numbers, reason = _tried(offer)
-        everyone = self._comm.allgather((numbers, reason))
-        taken, reasons = None, [why for _, why in everyone]
-        if not any(reasons):
-            taken, reason = _tried(lambda: take([everyone[rank][0] for rank in hosts.ranks]))
-            reasons = self._comm.allgather(reason)
-        failed = [rank for rank, why in enumerate(reasons) if why]
-        if not failed:
+        neighbours = hosts.local.allgather((numbers, reason))
+        taken = None
+        if not any(why for _, why in neighbours):
+            taken, reason = _tried(lambda: take([theirs for theirs, _ in neighbours]))
+        if not self._comm.allreduce(int(bool(reason)), self._MPI.MAX):
             return taken
+        reasons = self._comm.allgather(reason)
+        failed = [rank for rank, why in enumerate(reasons) if why]
         if self._rank == 0:
             text = f"the ranks of a host send messages instead of sharing memory, because on {name_ranks(failed)}: "
             print(f"dbrdist: {text}{reasons[failed[0]]}", file=sys.stderr, flush=True)
@@ -190,9 +224,13 @@ class FlatCommunicator(MpiCommunicator):
         if self._has_cable is not None or hosts is None or hosts.is_only_one:
             return
         self._has_cable = False
-        if wanted is False or self.inter_size > MOST_RANKS or is_fast is False:
+        if wanted is False or is_fast is False or (wanted is None and self.inter_size > MOST_RANKS):
             return
-        cable, reason = (None, "") if hosts.between is None else connect(hosts.between)
+        cable, reason = None, ""
+        if self.inter_size > MOST_RANKS:
+            reason = f"there are {self.inter_size} hosts, and more than {MOST_RANKS} are too many connections"
+        elif hosts.between is not None:
+            cable, reason = connect(hosts.between)
         reason = next(filter(None, self._comm.allgather(reason)), "")
         if reason and wanted and self._rank == 0:
             print(f"dbrdist: sums of hosts are sent by MPI, not over sockets: {reason}", file=sys.stderr, flush=True)

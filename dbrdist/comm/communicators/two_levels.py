@@ -30,7 +30,7 @@ class TwoLevelCommunicator(MpiCommunicator):
     _most_owners: int | None = None  # of a host; None is as many ranks as the smallest host has
 
     def _prepare(self) -> None:
-        self._hosts = Hosts(self._MPI, self._comm, self._most_owners)
+        self._hosts = Hosts(self._MPI, self._comm, self._leaders, self._most_owners)
         if not self._hosts.is_only_one:
             self._added_first = self._hosts.ranks
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ import numpy as np
 from dbrdist.comm.transport import mpi
 
 _TAG = 1
+_FOR = "pass on to"
+_FAN = 32  # ranks to which one rank sends what is for all
 
 
 class Channel:
@@ -25,6 +29,7 @@ class Channel:
         self.members = members
         self._MPI = mpi.start()
         self._comm = mpi_comm.Dup()
+        self._place = {rank: place for place, rank in enumerate(members)}
         self._sent: list[Any] = []
         self._arrival: Any = None
         self._lock = threading.Lock()  # the watch and the end of the program both send
@@ -36,17 +41,36 @@ class Channel:
 
     def tell(self, rank: int, words: dict[str, Any]) -> None:
         """Send to one rank, as numbered in the job."""
+        self.tell_each([rank], words)
+
+    def tell_each(self, ranks: Iterable[int], words: dict[str, Any]) -> None:
+        """Send the same to some ranks."""
         raw = np.frombuffer(json.dumps(words).encode(), np.uint8)
         with self._lock:
             self._sent = [request for request in self._sent if not request.Test()]
-            self._sent.append(self._comm.Isend([raw, self._MPI.BYTE], self.members.index(rank), _TAG))
+            self._sent += [self._comm.Isend([raw, self._MPI.BYTE], self._place[rank], _TAG) for rank in ranks]
 
     def tell_all(self, words: dict[str, Any]) -> None:
-        """Send to every rank but this one."""
+        """Have every rank but this one hear something.
+
+        In a large job it goes to a few, each of which passes it on to its part: a rank has a connection to each that
+        it speaks to, and the number of descriptors is limited.
+        """
         me = self.members[self._comm.rank]
-        for rank in self.members:
-            if rank != me:
-                self.tell(rank, words)
+        self._spread([rank for rank in self.members if rank != me], words)
+
+    def _spread(self, ranks: Sequence[int], words: dict[str, Any]) -> None:
+        if len(ranks) <= 2 * _FAN:
+            self.tell_each(ranks, words)
+            return
+        for begin, end in itertools.pairwise(len(ranks) * k // _FAN for k in range(_FAN + 1)):
+            self.tell(ranks[begin], {**words, _FOR: list(ranks[begin + 1 : end])})
+
+    def _pass_on(self, words: dict[str, Any]) -> dict[str, Any]:
+        ranks = words.pop(_FOR, ())
+        if ranks:
+            self._spread(ranks, words)
+        return words
 
     def hear(self) -> list[dict[str, Any]]:
         """What has come since the last call."""
@@ -57,7 +81,7 @@ class Channel:
         while (matched := self._comm.Improbe(self._MPI.ANY_SOURCE, _TAG, status)) is not None:
             raw = np.empty(status.Get_count(self._MPI.BYTE), np.uint8)
             matched.Recv([raw, self._MPI.BYTE])
-            heard.append(json.loads(raw.tobytes()))
+            heard.append(self._pass_on(json.loads(raw.tobytes())))
         return heard
 
     def arrive(self) -> bool:

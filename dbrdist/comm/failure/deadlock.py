@@ -6,7 +6,8 @@ again and again, can never continue: every rank of it waits for another of it, o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,26 @@ class Wait:
     tag: int
     where: str
     seconds: float
+
+    def is_meeting(self) -> bool:
+        """Whether it waits for all ranks of a communicator, and not for one message."""
+        return self.kind in ("row", "bytes")
+
+    def keys(self, rank: int) -> dict[int, list[tuple[Any, ...]]]:
+        """By rank, what it has to have counted: whether this wait of ``rank`` can end depends on it."""
+        if self.is_meeting():
+            return {other: [(self.comm_name,)] for other in self.members}
+        answer = "recv" if self.kind == "send" else "send"
+        return {other: [(self.comm_name, answer, rank, self.tag)] for other in self.members}
+
+    def encode(self) -> dict[str, Any]:
+        """As JSON has it; ranks in a row as one range, for a thousand ranks say the same to one."""
+        return {**vars(self), "members": _ranges(tuple(self.members))}
+
+    @staticmethod
+    def decode(data: dict[str, Any]) -> Wait:
+        """From JSON. Equal members are one list."""
+        return Wait(**{**data, "members": _listed(tuple(map(tuple, data["members"])))})
 
     @staticmethod
     def of(call: Call, now: float) -> Wait:
@@ -59,10 +80,14 @@ class State:
     counts: dict[tuple[Any, ...], int] = field(default_factory=dict)  # see Record.counts
 
     @staticmethod
-    def of(record: Record, now: float, has_left: bool) -> State:
-        """What the record says."""
+    def of(record: Record, now: float, has_left: bool, keys: Iterable[Sequence[Any]] | None = None) -> State:
+        """What the record says. With ``keys`` of all that was counted for messages these alone."""
         waits = [Wait.of(call, now) for call in list(record.running.values()) if call.is_waiting]
-        return State(record.rank, record.is_busy() and not has_left, has_left, waits, record.counts())
+        counts = record.counts()
+        if keys is not None:
+            asked = set(map(tuple, keys))
+            counts = {key: number for key, number in counts.items() if len(key) == 1 or key in asked}
+        return State(record.rank, record.is_busy() and not has_left, has_left, waits, counts)
 
     def wait_ids(self) -> set[int]:
         """Which waits: unchanged as long as none of them is over."""
@@ -71,56 +96,120 @@ class State:
     def encode(self) -> dict[str, Any]:
         """As JSON has it."""
         counts = [[list(key), number] for key, number in self.counts.items()]
-        return {**vars(self), "waits": [vars(wait) for wait in self.waits], "counts": counts}
+        return {**vars(self), "waits": [wait.encode() for wait in self.waits], "counts": counts}
 
     @staticmethod
     def decode(data: dict[str, Any]) -> State:
         """From JSON."""
         counts = {tuple(key): number for key, number in data["counts"]}
-        return State(**{**data, "waits": [Wait(**wait) for wait in data["waits"]], "counts": counts})
+        return State(**{**data, "waits": [*map(Wait.decode, data["waits"])], "counts": counts})
+
+
+@functools.lru_cache(maxsize=1024)
+def _ranges(members: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Ranks as (first, how many in a row)."""
+    found: list[tuple[int, int]] = []
+    for rank in members:
+        if found and rank == sum(found[-1]):
+            found[-1] = found[-1][0], found[-1][1] + 1
+        else:
+            found.append((rank, 1))
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _listed(ranges: tuple[tuple[int, int], ...]) -> list[int]:
+    return [rank for first, count in ranges for rank in range(first, first + count)]
+
+
+class _Needs:
+    """Whom each rank waits for, of those that have said something. Equal waits are looked at once: a thousand ranks
+    that wait in one meeting cost as little as one."""
+
+    def __init__(self, states: Mapping[int, State]) -> None:
+        self._states = states
+        self._missing: dict[tuple[Any, ...], frozenset[int]] = {}
+        self.left = {rank for rank, state in states.items() if state.has_left}
+        self.of_rank: dict[int, list[frozenset[int]]] = {
+            rank: [self._of(rank, wait) for wait in state.waits]
+            for rank, state in states.items()
+            if state.waits and not state.is_busy and not state.has_left
+        }
+
+    def _of(self, rank: int, wait: Wait) -> frozenset[int]:
+        """Which of the ranks have not come to where this one waits."""
+        if not wait.is_meeting():
+            return self._look(rank, wait)
+        key = wait.comm_name, wait.number, wait.kind, id(wait.members)
+        if key not in self._missing:
+            self._missing[key] = self._look(rank, wait)
+        found = self._missing[key]
+        return found - {rank} if rank in found else found
+
+    def _look(self, rank: int, wait: Wait) -> frozenset[int]:
+        states = self._states
+        return frozenset(
+            other
+            for other in wait.members
+            if other in states and other != rank and _is_missing(states, rank, wait, other)
+        )
+
+    def among(self, rank: int, gone: set[int]) -> set[int]:
+        """For whom of ``gone`` a rank waits."""
+        return set().union(*(needs & gone for needs in self.of_rank[rank]))
+
+    def stuck(self) -> set[int]:
+        """The ranks that can never continue: those that wait for one of them, or for one that has left."""
+        waiting = set(self.of_rank)
+        gone = waiting | self.left
+        distinct = {id(needs): needs for all_needs in self.of_rank.values() for needs in all_needs}
+        num_gone = {key: len(needs & gone) for key, needs in distinct.items()}
+        of_member: dict[int, list[int]] = {}
+        for key, needs in distinct.items():
+            for other in needs & waiting:
+                of_member.setdefault(other, []).append(key)
+        who_has: dict[int, list[int]] = {}
+        for rank, all_needs in self.of_rank.items():
+            for needs in all_needs:
+                who_has.setdefault(id(needs), []).append(rank)
+        free = [rank for key, number in num_gone.items() if number == 0 for rank in who_has[key]]
+        while free:  # a rank that may continue, and what follows for those that wait for it
+            rank = free.pop()
+            if rank not in waiting:
+                continue
+            waiting.discard(rank)
+            for key in of_member.get(rank, ()):
+                num_gone[key] -= 1
+                if num_gone[key] == 0:
+                    free += who_has[key]
+        return waiting
 
 
 def stuck(states: Mapping[int, State]) -> dict[int, set[int]]:
     """The ranks that can never continue, and for whom each waits; ranks that said nothing count as computing."""
-    left = {rank for rank, state in states.items() if state.has_left}
-    waiting = {rank for rank, state in states.items() if state.waits and not state.is_busy and rank not in left}
-    while True:
-        gone = waiting | left
-        still = {rank for rank in waiting if all(_needs(states, rank, wait) & gone for wait in states[rank].waits)}
-        if still == waiting:
-            return {rank: set().union(*(_needs(states, rank, w) & gone for w in states[rank].waits)) for rank in still}
-        waiting = still
+    needs = _Needs(states)
+    found = needs.stuck()
+    gone = found | needs.left
+    return {rank: needs.among(rank, gone) for rank in found}
 
 
 def grow(states: Mapping[int, State], core: Mapping[int, set[int]]) -> dict[int, set[int]]:
     """The core, which can never continue, with all ranks that wait for it, or for ranks that do."""
-    left = {rank for rank, state in states.items() if state.has_left}
-    found = dict(core)
+    needs = _Needs(states)
+    found = set(core)
+    rest = needs.of_rank.keys() - found
     while True:
-        gone = found.keys() | left
-        more = {
-            rank: set().union(*(_needs(states, rank, wait) & gone for wait in state.waits))
-            for rank, state in states.items()
-            if rank not in gone
-            and state.waits
-            and not state.is_busy
-            and all(_needs(states, rank, wait) & gone for wait in state.waits)
-        }
+        gone = found | needs.left
+        more = {rank for rank in rest if not any(gone.isdisjoint(each) for each in needs.of_rank[rank])}
         if not more:  # those that came later may be waited for, too
-            return {r: set().union(*(_needs(states, r, wait) & gone for wait in states[r].waits)) for r in found}
+            return {rank: needs.among(rank, gone) for rank in found}
         found |= more
-
-
-def _needs(states: Mapping[int, State], rank: int, wait: Wait) -> set[int]:
-    """Which of the ranks that have said something have not come to where this one waits."""
-    return {
-        other for other in wait.members if other != rank and other in states and _is_missing(states, rank, wait, other)
-    }
+        rest -= more
 
 
 def _is_missing(states: Mapping[int, State], rank: int, wait: Wait, other: int) -> bool:
     theirs = states[other]
-    if wait.kind in ("row", "bytes"):
+    if wait.is_meeting():
         number = theirs.counts.get((wait.comm_name,), 0)
         if number != wait.number:
             return number < wait.number

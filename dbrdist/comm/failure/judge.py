@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from dbrdist.comm.failure import deadlock
 from dbrdist.comm.failure.channel import Channel
@@ -12,6 +14,7 @@ from dbrdist.comm.failure.deadlock import State
 # For the answers of ranks without which the verdict stands, too. They hear it with the others if they answer, and on a
 # busy machine a second may pass until then; only a rank that is deep in a call that holds the GIL does not.
 _PATIENCE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 60.0  # until ranks that seemed to be stuck, and were not, are asked again
 
 
 class Judge:
@@ -24,6 +27,8 @@ class Judge:
         self._answers: dict[int, State] = {}
         self._asked_at = 0.0
         self._num_asked = 0
+        self._has_news = False  # since the last look: without any, a look costs nothing
+        self._looks_again_at, self._pause_seconds = math.inf, _PATIENCE_SECONDS
         self._said: dict[tuple[str, int], str] = {}  # (communicator, number of the meeting) -> the verdict on it
 
     def hear(self, state: State, is_answer: bool) -> None:
@@ -31,13 +36,26 @@ class Judge:
         known = self._states.get(state.rank)
         if not is_answer and (known is None or not known.has_left):
             self._states[state.rank] = state
+            self._has_news = True
         if is_answer and self._asked:
             self._answers[state.rank] = state
+            if known is not None:
+                known.counts.update(state.counts)  # which it had not been asked for before
+
+    def hear_that_it_goes_on(self, rank: int) -> None:
+        """The waits that a rank has told of are over."""
+        known = self._states.get(rank)
+        if known is not None and not known.has_left:
+            del self._states[rank]
+            self._has_news = True
 
     def look(self) -> tuple[str, dict[int, set[int]]] | None:
         """(the verdict in words, whom it is for), if there is one."""
         if not self._asked:
-            self._ask(deadlock.stuck(self._states))
+            if self._has_news or time.monotonic() > self._looks_again_at:
+                self._pause_seconds = _PATIENCE_SECONDS if self._has_news else 2 * self._pause_seconds
+                self._has_news, self._looks_again_at = False, math.inf
+                self._ask(deadlock.stuck(self._states))
             return None
         is_early = time.monotonic() - self._asked_at < _PATIENCE_SECONDS and len(self._answers) < self._num_asked
         if is_early or not self._asked.keys() <= self._answers.keys():
@@ -46,11 +64,15 @@ class Judge:
         gone_on = [rank for rank, ids in asked.items() if not ids <= self._answers[rank].wait_ids()]
         if gone_on:
             self._forget(gone_on)
+            self._has_news = True
             return None
         states = {**self._answers, **{rank: state for rank, state in self._states.items() if state.has_left}}
+        asked = {rank: ids for rank, ids in asked.items() if not states[rank].has_left}
         core = deadlock.stuck({rank: state for rank, state in states.items() if rank in asked or state.has_left})
-        if not core:
+        if not core:  # a thread of theirs may have been busy just then
+            self._looks_again_at = time.monotonic() + min(self._pause_seconds, _LONGEST_PAUSE_SECONDS)
             return None
+        self._has_news = True  # there may be others
         waiting = deadlock.grow(states, core)
         self._forget(waiting)  # judged once
         text = self._verdict_on(states, waiting)
@@ -69,13 +91,26 @@ class Judge:
         """Ask all ranks, so that others who wait for the same ones hear the same verdict."""
         self._asked = {rank: self._states[rank].wait_ids() for rank in waiting}
         self._answers, self._asked_at = {}, time.monotonic()
-        if self._asked:
-            there = [
-                rank for rank in self.channel.members if rank not in self._states or not self._states[rank].has_left
-            ]
-            self._num_asked = len(there)
-            for rank in there:
-                self.channel.tell(rank, {"what": "ask"})
+        if not self._asked:
+            return
+        left = {rank for rank, state in self._states.items() if state.has_left}
+        there = [rank for rank in self.channel.members if rank not in left]
+        keys = self._keys_of_messages()
+        self._asked |= {rank: set() for rank in left & keys.keys()}  # they listen until all have come to the exit
+        self._num_asked = len(there) + len(left & keys.keys())
+        self.channel.tell_each([rank for rank in there if rank not in keys], {"what": "ask"})
+        for rank in [*(rank for rank in there if rank in keys), *sorted(left & keys.keys())]:
+            self.channel.tell(rank, {"what": "ask", "keys": keys[rank]})
+
+    def _keys_of_messages(self) -> dict[int, list[tuple[Any, ...]]]:
+        """By rank, the counts of messages on which it depends whether the asked ones wait in vain."""
+        found: dict[int, list[tuple[Any, ...]]] = {}
+        for rank in self._asked:
+            for wait in self._states[rank].waits:
+                if not wait.is_meeting():
+                    for other, keys in wait.keys(rank).items():
+                        found.setdefault(other, []).extend(keys)
+        return found
 
     def _forget(self, ranks: Iterable[int]) -> None:
         for rank in ranks:

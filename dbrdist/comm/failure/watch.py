@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import glob
 import os
+import stat
 import tempfile
 import threading
 import time
@@ -50,6 +51,8 @@ class _Watch:
         self.joined = False
         self.lock = threading.Lock()
         self.said: set[int] = set()  # the waits that the judge was told of
+        self.left_at = 0.0  # when the judge heard of the first rank that has left
+        self.has_named_missing = False
         self.told_at = 0.0  # when this rank was told to end its wait
 
 
@@ -120,23 +123,27 @@ def _leave() -> None:
     if all_leave_within(patience_seconds / 2):
         return
     _watch.has_left = True
-    state = _state()
-    for judge in _watch.judges.values():
-        judge.hear(state, is_answer=False)
-    for channel in _watch.channels:
-        channel.tell_all({"what": "state", **state.encode()})
+    state = _state(keys=())
+    for number, channel in enumerate(_watch.channels):
+        if number in _watch.judges:
+            _watch.judges[number].hear(state, is_answer=False)
+        else:  # nobody else needs to know: a thousand ranks would tell each other a million times
+            channel.tell(channel.judge, {"what": "state", **state.encode()})
     if not all_leave_within(2 * patience_seconds):
         _say_who_is_missing()
     all_leave_within(float("inf"))
 
 
 def _say_who_is_missing() -> None:
-    """One line, by the lowest rank that has left."""
+    """One line, once, by a rank that judges: it knows who has left."""
     rank, size = mpi.world()
-    left = {*_watch.others_left, rank}
-    if rank == min(left):
-        still = [other for other in range(size) if other not in left]
-        report_line(rank, f"finished {2.5 * patience_seconds:.0f} s ago; {name_ranks(still)} of {size} still running")
+    left = {*_watch.others_left, rank} if _watch.has_left else _watch.others_left
+    if _watch.has_named_missing or not _watch.judges or not left:
+        return
+    _watch.has_named_missing = True
+    still = [other for other in range(size) if other not in left]
+    finished = f"finished {2.5 * patience_seconds:.0f} s ago"
+    report_line(min(left), f"{finished}; {name_ranks(still)} of {size} still running")
 
 
 # ---- the thread ----
@@ -154,22 +161,29 @@ def _listen() -> None:
         _say_where()
         for judge in list(_watch.judges.values()):
             _pronounce(judge)
-        if _watch.told_at and time.monotonic() - _watch.told_at > _GRACE_SECONDS:
+        now = time.monotonic()
+        if _watch.told_at and now - _watch.told_at > _GRACE_SECONDS:
             _end_if_stuck()
+        if _watch.left_at and now - _watch.left_at > 2 * patience_seconds:
+            _say_who_is_missing()
 
 
-def _state() -> State:
-    return State.of(call_log.process, time.monotonic(), _watch.has_left)
+def _state(keys: Any) -> State:
+    return State.of(call_log.process, time.monotonic(), _watch.has_left, keys)
 
 
 def _say_where() -> None:
-    """Tell the judge where this rank waits, once for each wait."""
+    """Tell the judge where this rank waits, once for each wait, and once when it waits there no more."""
     now = time.monotonic()
     calls = [call for call in list(call_log.process.running.values()) if call.is_waiting]
     late = {call.wait_id for call in calls if now - call.since > patience_seconds}
     if not late - _watch.said:
+        if _watch.said and not _watch.said & {call.wait_id for call in calls}:
+            _watch.said = set()
+            for each in _watch.channels:
+                each.tell(each.judge, {"what": "goes on", "rank": call_log.process.rank})
         return
-    state = _state()
+    state = _state(keys=())
     if state.is_busy or not late <= state.wait_ids():
         return
     _watch.said = late
@@ -182,11 +196,15 @@ def _obey(words: dict[str, Any], channel: Channel, judge: Judge | None) -> None:
     if what in ("state", "answer"):
         state = State.decode(words)
         if state.has_left:
+            _watch.left_at = _watch.left_at or time.monotonic()
             _watch.others_left.add(state.rank)
         if judge is not None:
             judge.hear(state, what == "answer")
+    elif what == "goes on":
+        if judge is not None:
+            judge.hear_that_it_goes_on(words["rank"])
     elif what == "ask":
-        channel.tell(channel.judge, {"what": "answer", **_state().encode()})
+        channel.tell(channel.judge, {"what": "answer", **_state(words.get("keys", ())).encode()})
     elif what == "end":
         for call in list(call_log.process.running.values()):
             if call.wait_id in words["wait_ids"]:
@@ -230,9 +248,15 @@ _NUM_RECORDS = 4  # of each rank that stay in the temporary folder
 def _remove_older(folder: str, rank: int) -> None:
     """Keep the newest few records of this rank: every failed job leaves one."""
     pattern = os.path.join(glob.escape(folder), f"dbrdist-verbs-rank{rank}-*.txt")
-    with contextlib.suppress(OSError):  # another user's, or another job removes them too
-        for old in sorted(glob.glob(pattern), key=os.path.getmtime)[:-_NUM_RECORDS]:
-            os.remove(old)
+    found = []
+    for path in glob.glob(pattern):
+        with contextlib.suppress(OSError):  # another job removes it too
+            about = os.lstat(path)
+            if stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid():
+                found.append((about.st_mtime, path))
+    for _, path in sorted(found)[:-_NUM_RECORDS]:
+        with contextlib.suppress(OSError):
+            os.remove(path)
 
 
 # ---- reports ----
@@ -256,8 +280,16 @@ def say_record() -> None:
         return
     _watch.is_ending = True
     rank = mpi.world()[0]
+    if not call_log.process.last:
+        return
     folder = tempfile.gettempdir()
-    path = os.path.join(folder, f"dbrdist-verbs-rank{rank}-{os.getpid()}.txt")
+    try:  # a new file, of a name that nobody knows before: others may write into this folder
+        file, path = tempfile.mkstemp(prefix=f"dbrdist-verbs-rank{rank}-{os.getpid()}-", suffix=".txt", dir=folder)
+        os.close(file)
+    except OSError:
+        return
     if call_log.process.dump(path):
         _remove_older(folder, rank)
         report_line(rank, f"the last {len(call_log.process.last)} verbs of this rank are in {path}")
+    else:
+        os.remove(path)

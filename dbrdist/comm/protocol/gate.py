@@ -119,13 +119,16 @@ class Gate:
 
     def message(self, verb: str, peer: Any, tag: Any) -> Passage:
         """Enter a send or receive; what is wrong with these arguments is raised on this rank alone."""
-        self._check_open(verb)
+        if self.closed or self.ranks._refusal():
+            self._check_open(verb)
         call = Passage(self.record, verb, self.name, self.members)
         call._gate, call.is_collective = self, False
-        call.peer = arguments.rank_of(peer, self.ranks.size, verb)
-        call.tag = arguments.tag(tag, verb)
-        call.partner = self.members[call.peer]
-        call.number = self.record.count(self.name, verb[:4], call.partner, call.tag)
+        size = len(self.members)
+        # Short messages are fast: what is right mostly is looked at first.
+        call.peer = peer = peer if type(peer) is int and 0 <= peer < size else arguments.rank_of(peer, size, verb)
+        call.tag = tag = tag if type(tag) is int and 0 <= tag <= arguments.MAX_TAG else arguments.tag(tag, verb)
+        call.partner = partner = self.members[peer]
+        call.number = self.record.count(self.name, verb[:4], partner, tag)
         return call
 
     def _check_open(self, verb: str) -> None:

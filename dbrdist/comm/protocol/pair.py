@@ -30,8 +30,12 @@ class PairVerbs(Provider):
         is_one = not isinstance(data, (tuple, list))
         arrays: Any = [data] if is_one else data
         with self._gate.message("send", dest, tag) as call:
+            if type(data) is np.ndarray and data.dtype.kind in "biufc":  # as below, in less time
+                header, flat = arguments.prepared(data, "send")
+                self._send_message(call, _ARRAY, header, [message.as_bytes(flat)], None)
+                return
             each, error = attempt(lambda: [arguments.prepared(x, "send") for x in arrays])
-            headers = np.array([h for h, _ in each or ()], np.int64).reshape(-1)
+            headers = each[0][0] if each and is_one else np.array([h for h, _ in each or ()], np.int64).reshape(-1)
             kind = _BROKEN if error else _ARRAY if is_one else _ARRAYS
             self._send_message(call, kind, headers, [message.as_bytes(flat) for _, flat in each or ()], error)
 
@@ -41,10 +45,12 @@ class PairVerbs(Provider):
             kind, headers, parts = self._recv_message(call)
             if kind == _OBJECT:
                 raise _wrong_kind("array", call)
+            if kind == _ARRAY:
+                return message.to_current_device(message.empty_like_header(headers, parts[0])[1], headers)
             received = []
             for header, raw in zip(headers.reshape(-1, message.HEADER_WORDS), parts):
                 received.append(message.to_current_device(message.empty_like_header(header, raw)[1], header))
-            return received[0] if kind == _ARRAY else tuple(received)
+            return tuple(received)
 
     def send_obj(self, obj: Any, dest: int, tag: int) -> None:
         """Send a picklable object to ``dest``."""
@@ -69,7 +75,7 @@ class PairVerbs(Provider):
             parts = [np.frombuffer(str(error).encode(), np.uint8)]  # so that the receiver raises, too
         sizes = [part.size for part in parts]
         call.num_bytes = sum(sizes)
-        head = np.array([kind, len(parts), *sizes, *headers], np.int64)
+        head = np.concatenate([np.array([kind, len(sizes), *sizes], np.int64), headers])
         if call.peer == self.rank:  # kept here: a blocking MPI_Send to oneself waits forever
             mail: deque[Any] = self._own_mail.setdefault(call.tag, deque())
             mail.append((head, [part.copy() for part in parts]))
@@ -87,7 +93,7 @@ class PairVerbs(Provider):
             raise CommunicatorError(
                 f"rank {self.rank} expected a message from itself with tag {call.tag}, but sent none"
             )
-        call.num_bytes = sum(part.size for part in parts)
+        call.num_bytes = parts[0].size if len(parts) == 1 else sum(part.size for part in parts)
         if head[0] == _BROKEN:
             raise TypeError(f"{bytes(parts[0]).decode()} (on rank {call.peer} of {self.size}, which sent it)")
         return int(head[0]), head[2 + int(head[1]) :], parts

@@ -37,6 +37,7 @@ class Provider(Configured, ABC):
         self._stop_request = 0  # a signal's number, which the next header tells the other ranks
         self._stop_answers: Any = None  # what they said in the last
         self._finalized_at = ""
+        self._seats: Sequence[Any] = ()  # where each rank of this host runs, as far as they have told each other
 
     def __copy__(self) -> Any:
         """Itself: there is no second communicator without all ranks making it."""

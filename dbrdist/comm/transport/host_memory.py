@@ -13,6 +13,7 @@ import errno
 import functools
 import mmap
 import os
+import pathlib
 import weakref
 from typing import Any, NamedTuple, TypeAlias
 
@@ -32,6 +33,8 @@ class Ticket(NamedTuple):
 
 
 _MAP_FIXED = 0x10  # on Linux, whatever the processor
+_MAP_FAILED = ctypes.c_void_p(-1).value
+_GROUPS = pathlib.Path("/sys/fs/cgroup")
 _segments: weakref.WeakSet[Segment] = weakref.WeakSet()
 
 
@@ -98,8 +101,9 @@ def attach(ticket: Ticket) -> RawMemory:
 
 @functools.cache
 def _libc() -> Any:
-    libc = ctypes.CDLL(None)
+    libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return libc
@@ -127,7 +131,11 @@ def _allocate(fd: int, num_bytes: int) -> None:
 
 
 def _free_bytes() -> int:
-    """What the system can give without swapping."""
+    """What the system can give without swapping, within the limits of this process's control groups."""
+    return min([_available_bytes(), *(limit - used for limit, used in _group_limits())])
+
+
+def _available_bytes() -> int:
     with open("/proc/meminfo") as lines:
         for line in lines:
             name, _, value = line.partition(":")
@@ -136,6 +144,51 @@ def _free_bytes() -> int:
     return 1 << 62
 
 
+def _group_limits() -> list[tuple[int, int]]:
+    """(limit, bytes in use that cannot be given back) of each control group around this process that has a limit.
+
+    A container that goes over its limit is killed, though the machine has memory left.
+    """
+    found = []
+    for folder, limit_name, used_name, cache_name in _group_folders():
+        for group in [folder, *folder.parents]:
+            try:
+                limit = int((group / limit_name).read_text())
+                used = int((group / used_name).read_text())
+                kinds = dict(line.split(" ", 1) for line in (group / "memory.stat").read_text().splitlines())
+            except (OSError, ValueError):  # no limit ("max"), or not a control group
+                continue
+            found.append((limit, max(used - int(kinds.get(cache_name, 0)), 0)))
+    return found
+
+
+def _group_folders() -> list[tuple[pathlib.Path, str, str, str]]:
+    """(folder, and the names of its files) of this process's control group for memory, in both versions of them."""
+    try:
+        lines = [line.split(":", 2) for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return []
+    found = []
+    for number, controllers, path in lines:
+        if number == "0":
+            names = "memory.max", "memory.current", "inactive_file"
+            found += [(root / path.lstrip("/"), *names) for root in (_GROUPS, _GROUPS / "unified")]
+        elif "memory" in controllers.split(","):
+            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            found += [(_GROUPS / "memory" / path.lstrip("/"), *names)]
+    return found
+
+
 def _mapped(fd: int, num_bytes: int) -> RawMemory:
-    populate = getattr(mmap, "MAP_POPULATE", 0)
-    return np.frombuffer(mmap.mmap(fd, num_bytes, mmap.MAP_SHARED | populate), np.uint8)
+    """The memory behind a descriptor, which may be closed afterwards: Python's own mmap would keep a duplicate of it,
+    one for each rank of the host and each communicator."""
+    libc, flags = _libc(), mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+    address = libc.mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+    if address == _MAP_FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{os.strerror(number)}, for {num_bytes} bytes of shared memory")
+    buffer: Any = (ctypes.c_ubyte * num_bytes).from_address(address)
+    at_end = weakref.finalize(buffer, libc.munmap, address, num_bytes)
+    at_end.atexit = False  # at the exit of the process arrays may still be in use
+    raw: RawMemory = np.frombuffer(buffer, np.uint8)
+    return raw

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -13,23 +15,27 @@ class Hosts:
     most that a host takes, where there should be fewer.
     """
 
-    def __init__(self, mpi_module: Any, mpi_comm: Any, most_owners: int | None = None) -> None:
-        self.local: Any = local_ranks(mpi_module, mpi_comm)
-        self.ranks: list[int] = self.local.allgather(mpi_comm.rank)  # of this host, in order
+    def __init__(self, mpi_module: Any, mpi_comm: Any, leaders: Sequence[int], most_owners: int | None = None) -> None:
+        """``leaders`` are, for each rank, the lowest rank of its host."""
+        place_of_host = leaders[mpi_comm.rank]
+        self.ranks: list[int] = [rank for rank, leader in enumerate(leaders) if leader == place_of_host]
         self.place = self.ranks.index(mpi_comm.rank)
-        self.num_owners: int = mpi_comm.allreduce(min(len(self.ranks), most_owners or mpi_comm.size), mpi_module.MIN)
+        sizes = Counter(leaders).values()
+        self.num_owners: int = min(*sizes, most_owners or mpi_comm.size, mpi_comm.size)
+        self.is_only_one = len(sizes) == 1
+        self.has_one_each = max(sizes) == 1
+        self.local: Any = mpi_comm
         self.between: Any = None  # the owners of the same number; None on a rank that is none, and on a single host
-        most: int = mpi_comm.allreduce(len(self.ranks), mpi_module.MAX)
-        self.is_only_one = most == mpi_comm.size
-        self.has_one_each = most == 1
         if not self.is_only_one:
+            self.local = mpi_comm.Split(place_of_host, mpi_comm.rank)
             number = self.place if self.place < self.num_owners else mpi_module.UNDEFINED
             between = mpi_comm.Split(number, mpi_comm.rank)
             self.between = between if between != mpi_module.COMM_NULL else None
 
     def free(self) -> None:
         """Give back the communicators. Collective."""
-        self.local.Free()
+        if not self.is_only_one:
+            self.local.Free()
         if self.between is not None:
             self.between.Free()
 

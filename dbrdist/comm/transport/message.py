@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from dbrdist.core.array import backend
 from dbrdist.core.array.backend import Array
 
 MAX_NDIM = 32
+_PLAIN_KINDS = "biufcmMSU"
 _NAME_WORDS = 3  # a type's name in 24 bytes: '<M8[ns]', 'float8_e4m3fnuz' and '<U12' all fit
 _SHAPE = 1 + _NAME_WORDS
 NUM_SAME_WORDS = _SHAPE + MAX_NDIM  # ndim, name, shape: what arrays that are added have in common
@@ -35,6 +37,8 @@ def as_array(x: Any, verb: str) -> Array:
         TypeError: for anything else, naming the verb that takes objects; for masks, which would stay behind.
         ValueError: for more than 32 dimensions.
     """
+    if type(x) is np.ndarray and x.dtype.kind in _PLAIN_KINDS and x.ndim <= MAX_NDIM:
+        return x
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{verb} expected a plain array, got a masked one: masks are not sent, so fill it first")
     if type(x) is not np.ndarray and isinstance(x, (np.generic, np.ndarray)):
@@ -53,6 +57,8 @@ def dense(x: Array) -> tuple[HostArray, tuple[int, ...]]:
 
     Copies only where ``x`` has gaps, overlaps, or lies on a device.
     """
+    if type(x) is np.ndarray and x.ndim == 1 and x.flags.c_contiguous and x.dtype.isnative:
+        return x, (0,)
     host = backend.to_cpu(x)
     if not host.dtype.isnative:
         host = host.astype(host.dtype.newbyteorder("="))
@@ -72,22 +78,30 @@ def _is_dense(x: HostArray) -> bool:
 
 def empty_like_header(header: Header, buffer: HostArray | None = None) -> tuple[HostArray, HostArray]:
     """Memory for the array that ``header`` describes, taken from ``buffer`` if given: (its bytes, 1-d; the array)."""
-    shape, dtype, axes = _decode(header)
-    num_bytes = count_bytes(header)
+    shape, dtype, axes = _decode(header.tobytes())
+    num_bytes = dtype.itemsize * math.prod(shape)
     raw = np.empty(num_bytes, np.uint8) if buffer is None else buffer[:num_bytes]
+    if len(shape) == 1:
+        return raw, raw.view(dtype)
     in_memory = raw.view(dtype).reshape([shape[axis] for axis in axes])
     return raw, in_memory.transpose(np.argsort(axes)) if axes else in_memory
 
 
 def encode(x: Array, axes: Sequence[int]) -> Header:
     """The header of an array whose axes lie in memory in the order ``axes``; () where that does not matter."""
+    return _header(x.dtype, x.shape, not isinstance(x, np.ndarray), tuple(axes))
+
+
+@functools.lru_cache(maxsize=256)
+def _header(dtype: np.dtype[Any], shape: tuple[int, ...], is_on_device: bool, axes: tuple[int, ...]) -> Header:
     header = np.zeros(HEADER_WORDS, np.int64)
-    name = x.dtype.name if x.dtype.kind == "V" else x.dtype.newbyteorder("=").str
+    name = dtype.name if dtype.kind == "V" else dtype.newbyteorder("=").str
     encoded = name.encode().ljust(8 * _NAME_WORDS, b"\0")
-    header[0], header[_ON_DEVICE] = x.ndim, not isinstance(x, np.ndarray)
+    header[0], header[_ON_DEVICE] = len(shape), is_on_device
     header[1:_SHAPE] = np.frombuffer(encoded, np.int64)
-    header[_SHAPE : _SHAPE + x.ndim] = x.shape
+    header[_SHAPE : _SHAPE + len(shape)] = shape
     header[_AXES:].view(np.uint8)[: len(axes)] = axes
+    header.flags.writeable = False
     return header
 
 
@@ -101,7 +115,9 @@ def is_on_device(header: Header) -> bool:
     return bool(header[_ON_DEVICE])
 
 
-def _decode(header: Header) -> tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...]]:
+@functools.lru_cache(maxsize=256)
+def _decode(raw: bytes) -> tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...]]:
+    header = np.frombuffer(raw, np.int64)
     ndim = int(header[0])
     name = header[1:_SHAPE].tobytes().rstrip(b"\0").decode()
     shape = tuple(header[_SHAPE : _SHAPE + ndim].tolist())
@@ -121,11 +137,8 @@ def dtype_from_name(name: str) -> np.dtype[Any]:
 
 def count_bytes(header: Header) -> int:
     """How many bytes follow this header."""
-    shape, dtype, _ = _decode(header)
-    count = dtype.itemsize
-    for n in shape:
-        count *= n
-    return count
+    shape, dtype, _ = _decode(header.tobytes())
+    return dtype.itemsize * math.prod(shape)
 
 
 def clone(x: Array) -> Array:
@@ -239,3 +252,46 @@ def unpack(raw: HostArray, headers: Header, starts: Sequence[int]) -> tuple[Arra
     """The arrays behind ``headers`` in a block of memory, on this thread's GPU where they came from one."""
     arrays = [empty_like_header(h, raw[start:])[1] for h, start in zip(headers, starts)]
     return tuple(to_current_device(x, h) for x, h in zip(arrays, headers))
+
+
+_WORD_BYTES, _UNIT_BYTES = 8, 16  # parts begin where elements of any type may
+
+
+def join(head: Header, parts: Sequence[HostArray]) -> bytes:
+    """A message's head, and its parts behind it, as the bytes to send.
+
+    Entries 2 to 2 + head[1] of the head are the sizes of the parts. Where ``parts`` is empty they are sent afterwards.
+    """
+    raw = [_framed(head.tobytes())]
+    for part in parts:
+        raw += [part.tobytes(), bytes(-part.size % _UNIT_BYTES)]
+    return b"".join(raw)
+
+
+@functools.lru_cache(maxsize=256)
+def _framed(head: bytes) -> bytes:
+    """A head behind the number of its words, as an even number of words: the parts are aligned."""
+    raw = (len(head) // _WORD_BYTES).to_bytes(_WORD_BYTES, sys.byteorder) + head
+    return raw + bytes(-len(raw) % _UNIT_BYTES)
+
+
+def split(raw: HostArray) -> tuple[Header, list[HostArray] | None]:
+    """What :func:`join` was given; None where the parts come afterwards."""
+    num_words = int.from_bytes(raw[:_WORD_BYTES].data, sys.byteorder)
+    end = -(-_WORD_BYTES * (1 + num_words) // _UNIT_BYTES) * _UNIT_BYTES
+    head, sizes, num_bytes = _opened(raw[_WORD_BYTES : _WORD_BYTES * (1 + num_words)].tobytes())
+    if end + num_bytes != raw.size:
+        return head, None
+    parts = []
+    for size in sizes:
+        parts.append(raw[end : end + size])
+        end += -(-size // _UNIT_BYTES) * _UNIT_BYTES
+    return head, parts
+
+
+@functools.lru_cache(maxsize=256)
+def _opened(raw: bytes) -> tuple[Header, list[int], int]:
+    """A head, the sizes of its parts, and how many bytes they take behind it."""
+    head = np.frombuffer(raw, np.int64)
+    sizes = head[2 : 2 + int(head[1])].tolist()
+    return head, sizes, sum(-(-size // _UNIT_BYTES) * _UNIT_BYTES for size in sizes)

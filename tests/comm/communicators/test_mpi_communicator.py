@@ -9,6 +9,7 @@ from dbrdist.comm.communicators import mpi_communicator, two_levels
 from dbrdist.comm.communicators.mpi_communicator import MpiCommunicator
 from dbrdist.comm.communicators.two_levels import NonCudaAwareCommunicator
 from dbrdist.comm.protocol.wire_type import Codec, Narrowed, Scaled
+from dbrdist.comm.transport import message
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import as_dtype
 from tests.each import each
@@ -55,7 +56,8 @@ def test_counts_of_mpi_are_below_2_to_the_31():
 @each(**{"size, lengths": [(0, []), (3, [3]), (4, [4]), (9, [4, 4, 1])]})
 def test_long_messages_go_in_pieces(monkeypatch, size, lengths):
     monkeypatch.setattr(mpi_communicator, "_PIECE_BYTES", 4)
-    comm, call = Mpi(), SimpleNamespace(peer=2, tag=5)
+    monkeypatch.setattr(mpi_communicator, "_WHOLE_BYTES", -1)
+    comm, call = Mpi(), SimpleNamespace(peer=2, tag=5, num_bytes=size)
     raw, head = np.arange(size, dtype=np.uint8), np.array([1, 1, size])
     comm._bcast_bytes(raw, 2)
     comm._send_parts(call, head, [raw])
@@ -64,10 +66,28 @@ def test_long_messages_go_in_pieces(monkeypatch, size, lengths):
     pieces = np.split(raw, np.cumsum(lengths)[:-1]) if lengths else []
     for (name, ((piece, kind), root)), expected in zip(bcasts, pieces, strict=True):
         assert (name, kind, root) == ("Bcast", "byte", 2) and piece.tolist() == expected.tolist()
-    assert sends[0][0] == "Isend" and sends[0][1][0] is head and sends[0][1][1:] == [2, 5]
+    assert sends[0][0] == "Isend" and sends[0][1][0] == [message.join(head, []), "byte"]
+    assert sends[0][1][1:] == [2, 5]
     for (name, ((piece, kind), peer, tag)), expected in zip(sends[1:], pieces, strict=True):
         assert (name, kind, peer, tag) == ("Isend", "byte", 2, 5) and piece.tolist() == expected.tolist()
-    assert comm.waited == [(call, "Isend", "reduce")] * (1 + len(lengths))
+    assert comm.waited == [(call, "Isend", "reduce")] * len(lengths)
+
+
+def test_a_short_message_is_one_of_mpis():
+    comm, parts = Mpi(), [np.frombuffer(b"abc", np.uint8), np.frombuffer(b"defghi", np.uint8)]
+    head = np.array([7, 2, 3, 6, 40])
+    comm._send_parts(SimpleNamespace(peer=2, tag=5, num_bytes=9), head, parts)
+    ((name, (raw, _), *to),) = comm._comm.asked
+    assert (name, to) == ("Isend", [2, 5])
+    comm._comm.Improbe = lambda peer, tag, status: (
+        setattr(status, "Get_count", lambda kind: len(raw))
+        or SimpleNamespace(Recv=lambda buffer: buffer[0].__setitem__(slice(None), np.frombuffer(raw, np.uint8)))
+    )
+    call = SimpleNamespace(peer=2, tag=5, is_waiting=False, error="", pause_seconds=0.0)
+    found, theirs = comm._recv_parts(call)
+    assert found.tolist() == head.tolist() and [p.tobytes() for p in theirs] == [b"abc", b"defghi"]
+    assert all(part.flags.writeable and part.ctypes.data % 16 == 0 for part in theirs)
+    assert len(comm._comm.asked) == 1 and not comm.waited
 
 
 def test_a_message_is_received_in_pieces_of_its_parts(monkeypatch):
@@ -78,8 +98,9 @@ def test_a_message_is_received_in_pieces_of_its_parts(monkeypatch):
 
     def probe(peer, tag, status):
         assert (peer, tag) == (2, 5)
-        status.Get_count = lambda kind: {"int64": 4}[kind]
-        return SimpleNamespace(Recv=lambda head: head.__setitem__(slice(None), [9, 2, 5, 3]))
+        first = message.join(np.array([9, 2, 5, 3]), [])
+        status.Get_count = lambda kind: {"byte": len(first)}[kind]
+        return SimpleNamespace(Recv=lambda raw: raw[0].__setitem__(slice(None), np.frombuffer(first, np.uint8)))
 
     def take(buffer, peer, tag):
         assert (buffer[1], peer, tag) == ("byte", 2, 5)

@@ -162,18 +162,21 @@ def test_each_rank_adds_its_block_of_all_pieces():
 
 # ---- what is shared, and why not ------------------------------------------------------------------------------------
 def test_all_or_nobody_shares(capfd):
-    hosts = SimpleNamespace(ranks=[0, 2])
-    for rank, answers, taken, said in (
-        (0, (), "took [[7], [7]]", ""),
-        (0, ([([7], ""), (None, "no memory"), ([9], "")],), None, "rank 1: no memory"),
-        (1, ([([7], ""), (None, "no memory"), ([9], "")],), None, ""),
-        (0, ([([7], ""), ([8], ""), ([9], "")], ["", "a", "b"]), None, "ranks 1, 2: a"),
-        (0, ([([7], ""), ([8], ""), ([9], "")], ["", "", ""]), "took [[7], [9]]", ""),
+    """Offers go to the ranks of the host alone; the others hear of a failure only where there is one."""
+    shared, lacking = [([7], ""), ([9], "")], [([7], ""), (None, "no memory")]
+    for rank, neighbours, is_failed, reasons, taken, said in (
+        (0, shared, 0, [], "took [[7], [9]]", ""),
+        (0, lacking, 1, ["", "no memory", ""], None, "rank 1: no memory"),
+        (1, lacking, 1, ["", "no memory", ""], None, ""),
+        (0, shared, 1, ["", "a", "b"], None, "ranks 1, 2: a"),
     ):
-        comm = Flat(rank=rank)
-        comm._comm = Everyone(*answers)
+        comm, found = Flat(rank=rank), []
+        comm._MPI = SimpleNamespace(MAX="largest")
+        comm._comm = Everyone(*([reasons] if reasons else []))
+        comm._comm.allreduce = lambda *args, found=found, answer=is_failed: found.append(args) or answer
+        hosts = SimpleNamespace(local=Everyone(neighbours))
         assert comm._share(hosts, lambda: [7], lambda found: f"took {found}") == taken
-        assert comm._comm.words[0] == ([7], "")
+        assert hosts.local.words == [([7], "")] and found == [(0, "largest")]
         text = "the ranks of a host send messages instead of sharing memory, because on "
         assert capfd.readouterr().err == (f"dbrdist: {text}{said}\n" if said else "")
 

@@ -179,6 +179,9 @@ class Deaf:
     def tell(self, rank, words):
         pass
 
+    def tell_each(self, ranks, words):
+        pass
+
 
 def verdict_on(judge, *states):
     for state in states:
@@ -291,7 +294,12 @@ def waiting_since(rank, number=5):
 def test_the_verdict_waits_a_second_for_those_who_need_not_answer(monkeypatch, seconds, has_all, is_judged):
     now, told = [50.0], []
     monkeypatch.setattr(judge, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    channel = SimpleNamespace(members=(0, 1, 2), judge=0, tell=lambda *args: told.append(args))
+    channel = SimpleNamespace(
+        members=(0, 1, 2),
+        judge=0,
+        tell=lambda *args: told.append(args),
+        tell_each=lambda ranks, words: told.extend((rank, words) for rank in ranks),
+    )
     one = judge.Judge(channel)
     left = State(2, False, True, counts={("c",): 4})
     stuck = waiting_since(0)
@@ -313,7 +321,14 @@ def test_the_verdict_waits_a_second_for_those_who_need_not_answer(monkeypatch, s
 
 def test_who_has_gone_on_is_asked_again_later():
     told = []
-    one = judge.Judge(SimpleNamespace(members=(0, 1, 2), judge=0, tell=lambda *args: told.append(args)))
+    one = judge.Judge(
+        SimpleNamespace(
+            members=(0, 1, 2),
+            judge=0,
+            tell=lambda *args: told.append(args),
+            tell_each=lambda ranks, words: told.extend((rank, words) for rank in ranks),
+        )
+    )
     left = State(2, False, True, counts={("c",): 4})
     for state in (left, waiting_since(0)):
         one.hear(state, is_answer=False)

@@ -120,9 +120,19 @@ def test_who_leaves_says_so_after_a_while(watched, clock, capfd, arrives_at, is_
     assert watched.over and watched.has_left == (meetings > 1)
     assert judge.heard == [(1, True, False)] * (meetings > 1)
     assert [(to, words["what"], State.decode({k: v for k, v in words.items() if k != "what"}).has_left)
-            for to, words in line.told] == [("all", "state", True)] * (meetings > 1)  # fmt: skip
+            for to, words in line.told] == []  # fmt: skip
     words = "[rank 1] finished 5 s ago; ranks 0, 2 of 3 still running\n"
     assert capfd.readouterr().err == (words if is_said else "")
+
+
+def test_who_leaves_tells_the_judge_alone(watched, clock, capfd):
+    """Else ranks that wait at their exit send a message each to each other: a million of a thousand ranks."""
+    watched.channels = [Line(arrives_at=140), Line((1, 2), arrives_at=140)]
+    watched.judges = {}
+    watch._leave()
+    assert [(to, words["what"], words["has_left"]) for line in watched.channels for to, words in line.told] == [
+        (0, "state", True), (1, "state", True)]  # fmt: skip
+    assert capfd.readouterr().err == ""
 
 
 def test_a_forked_child_and_a_process_without_mpi_leave_at_once(watched, clock, monkeypatch):
@@ -135,12 +145,17 @@ def test_a_forked_child_and_a_process_without_mpi_leave_at_once(watched, clock, 
     assert watched.channels[0].looks == 0
 
 
-@each(**{"left, words": [({0}, ""), ({2}, "[rank 1] finished 5 s ago; rank 0 of 3 still running\n"),
-                         (set(), "[rank 1] finished 5 s ago; ranks 0, 2 of 3 still running\n")]})  # fmt: skip
-def test_the_lowest_that_has_left_says_who_is_missing(watched, capfd, left, words):
-    watched.others_left = left
-    watch._say_who_is_missing()
-    assert capfd.readouterr().err == words
+@each(**{"others, has_left, words": [
+    ({0}, True, "[rank 0] finished 5 s ago; rank 2 of 3 still running\n"), (set(), False, ""),
+    ({2}, True, "[rank 1] finished 5 s ago; rank 0 of 3 still running\n"),
+    ({2}, False, "[rank 2] finished 5 s ago; ranks 0, 1 of 3 still running\n"),
+    (set(), True, "[rank 1] finished 5 s ago; ranks 0, 2 of 3 still running\n")]}, judges=[True, False])  # fmt: skip
+def test_the_judge_says_once_who_is_missing(watched, capfd, others, has_left, words, judges):
+    watched.others_left, watched.has_left, watched.has_named_missing = others, has_left, False
+    watched.judges = {0: "judge"} if judges else {}
+    for _ in range(2):
+        watch._say_who_is_missing()
+    assert capfd.readouterr().err == (words if judges else "")
 
 
 def waits_in(own, verb="recv", since=0.0, is_waiting=True):
@@ -166,6 +181,12 @@ def test_a_rank_says_once_where_it_waits(watched, clock):
         watch._say_where()
         ((to, words),) = line.told
         assert to == 0 and words.pop("what") == "state" and State.decode(words).wait_ids() == {one.wait_id}
+        line.told.clear()
+        watch._say_where()
+        assert line.told == []
+    for _ in range(2):  # what the judge keeps of a wait that is over it would look at for ever
+        watch._say_where()
+        assert line.told == [(0, {"what": "goes on", "rank": 1})]
     line.told.clear()
     with waits_in(own, since=clock.now - 5.0):
         own.home = None  # the main thread, which waits nowhere where this is another one
@@ -198,6 +219,9 @@ class FakeJudge:
     def hear(self, state, is_answer):
         self.heard.append((state.rank, is_answer))
 
+    def hear_that_it_goes_on(self, rank):
+        self.heard.append(rank)
+
     def look(self):
         return self.verdict
 
@@ -209,7 +233,9 @@ def test_what_a_watch_is_told(watched, clock, capfd):
         watch._obey({"what": what, **words}, line, judge)
         watch._obey({"what": what, **words}, line, None)
         assert watched.others_left == ({2} if has_left else set())
-    assert judge.heard == [(2, False), (2, True), (2, False)] and line.told == []
+    for of in (judge, None):
+        watch._obey({"what": "goes on", "rank": 2}, line, of)
+    assert judge.heard == [(2, False), (2, True), (2, False), 2] and line.told == []
     watch._obey({"what": "ask"}, line, judge)
     ((to, words),) = line.told
     assert to == 0 and words.pop("what") == "answer" and State.decode(words).rank == 1
@@ -266,7 +292,24 @@ def test_the_record_is_written_once_where_there_is_one(watched, tmp_path, capfd)
     assert [line.told for line in lines] == [[("all", {"what": "failing"})] * 2] * 2
     (path,) = tmp_path.iterdir()
     assert capfd.readouterr().err == f"[rank 1] the last 1 verbs of this rank are in {path}\n"
-    assert path.name == f"dbrdist-verbs-rank1-{os.getpid()}.txt" and "recv" in path.read_text()
+    assert path.name.startswith(f"dbrdist-verbs-rank1-{os.getpid()}-") and "recv" in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_record_is_not_written_where_a_link_of_somebody_else_leads(watched, tmp_path, monkeypatch):
+    """Its name cannot be foretold, and it is a new file."""
+    victim = tmp_path.parent / "victim"
+    victim.write_text("precious")
+    with waits_in(call_log.process):
+        pass
+    names = iter(["a", "b"])
+    monkeypatch.setattr(watch.tempfile, "_get_candidate_names", lambda: names)
+    for middle in ("", "a"):
+        link = tmp_path / f"dbrdist-verbs-rank1-{os.getpid()}{middle and '-' + middle}.txt"
+        link.symlink_to(victim)
+    watch.say_record()
+    assert victim.read_text() == "precious"
+    assert "recv" in (tmp_path / f"dbrdist-verbs-rank1-{os.getpid()}-b.txt").read_text()
 
 
 def test_the_listener_hears_says_and_pronounces(watched, clock, monkeypatch):

@@ -105,13 +105,60 @@ def test_systems_without_anonymous_files(monkeypatch):
         host_memory.Segment(100)
 
 
-def test_a_segment_that_is_attached_has_one_descriptor():
-    """That of the mapping."""
+def test_what_is_mapped_has_no_descriptor():
+    """Else each rank would have one for each other rank of its host, and each communicator."""
     segment = host_memory.Segment(100)
     before = open_files()
     other = host_memory.attach(segment.ticket)
     segment.raw[7] = 3
-    assert other[7] == 3 and len(open_files() - before) == 1
+    assert other[7] == 3 and open_files() == before
+
+
+def test_mapped_memory_goes_with_its_last_array():
+    def num_maps():
+        with open("/proc/self/maps") as lines:
+            return sum("memfd:dbrdist" in line for line in lines)
+
+    before = num_maps()
+    segment = host_memory.Segment(100)
+    views = [segment.raw[3:9], host_memory.attach(segment.ticket)[5:]]
+    assert num_maps() == before + 2
+    del segment
+    views[0][:] = 3
+    assert num_maps() == before + 2 and views[1][0] == 3
+    del views
+    assert num_maps() == before
+
+
+def groups(folder, monkeypatch, said, **files):
+    """A tree of control groups, with this text in /proc/self/cgroup."""
+    real = host_memory.pathlib.Path
+    (folder / "said").write_text(said)
+    for name, text in files.items():
+        path = folder / name.replace("__", "/").replace("_DOT_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(host_memory, "_GROUPS", folder)
+    found = lambda path: folder / "said" if path == "/proc/self/cgroup" else real(path)  # noqa: E731
+    monkeypatch.setattr(host_memory.pathlib, "Path", found)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_limit_of_a_control_group_counts(tmp_path, monkeypatch, version):
+    """A container is killed at its limit, whatever the machine has left; pages of files can be given back."""
+    if version == 2:
+        files = {"job__memory_DOT_max": "max", "job__in__memory_DOT_max": "5000000", "job__in__memory_DOT_current":
+                 "3000000", "job__in__memory_DOT_stat": "anon 1\ninactive_file 1000000\n"}  # fmt: skip
+        said = "0::/job/in/deeper\n"
+    else:
+        names = {"limit_in_bytes": "5000000", "usage_in_bytes": "3000000", "stat": "total_inactive_file 1000000\n"}
+        files = {f"memory__job__in__memory_DOT_{name}": text for name, text in names.items()}
+        said = "4:cpu:/other\n7:memory:/job/in\n"
+    groups(tmp_path, monkeypatch, said, **files)
+    assert host_memory._free_bytes() == 3_000_000
+    with pytest.raises(OSError, match="expected 3000001 bytes of free memory, but there are 3000000"):
+        Segment(3_000_001)
+    Segment(3000)
 
 
 def test_whole_pages_of_a_segment_are_given_back():
