@@ -11,7 +11,7 @@ import dbrdist.core.array.random as random
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("**/*.md"), *(ROOT / "examples").glob("*/README.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *(ROOT / "examples").glob("*/README.md")]
 
 
 def test_the_ten_lines_train(tmp_path, monkeypatch, capsys):
