@@ -57,11 +57,14 @@ def _help(context: click.Context, option: click.Parameter, asked: bool) -> None:
     "--audit", metavar="RUN", help="Prove that RUN, trained with audit: true, used each example once per epoch."
 )
 @click.option("--predict", metavar="RUN", help="Print the most likely classes of the image files that follow.")
-@click.option("--export", metavar="RUN", help="Write RUN's weights to the .safetensors file that follows.")
+@click.option(
+    "--export", metavar="RUN", help="Write RUN's weights to a .safetensors file, or its network to an .onnx file."
+)
 @click.option("--init", metavar="NAME", help="Print a commented configuration: digits, cifar10 or imagenet.")
 @click.option(
     "--trace", is_flag=True, help="Write a timeline of every rank to trace.json, and say what steps wait for."
 )
+@click.option("--profile", is_flag=True, help="Say how long each function and layer takes; implies --trace.")
 @click.option("--schedule", metavar="FILE.csv", help="Write every scheduled number at every step, without training.")
 @click.option(
     "--rehearse", metavar="RANKSxPER_HOST", help="Foretell a job on so many ranks, and try a few small steps of it."
@@ -103,6 +106,7 @@ def command(
     export: str | None,
     init: str | None,
     trace: bool,
+    profile: bool,
     schedule: str | None,
     rehearse: str | None,
     examples: int | None,
@@ -133,6 +137,7 @@ def command(
         config = os.path.join(folder_of(str(evaluate)), CONFIG)
     if config is None or ("=" in config and not os.path.exists(config)):
         raise click.UsageError("expected a configuration: dbrdist-train CONFIG.yaml [KEY=VALUE]...")
+    trace = trace or profile
     if evaluate is not None and (resume or dry_run or overwrite or trace):
         raise click.UsageError("--evaluate cannot be combined with --resume, --overwrite, --trace or --dry-run")
     if resume and overwrite:
@@ -141,7 +146,9 @@ def command(
         )
     settings, origin = _checked(config, overrides, trusted=not stored)
     if trace and settings.virtual_workers is not None:
-        raise click.UsageError("--trace does not work with virtual workers; write `batch: N`")
+        raise click.UsageError(
+            f"--{'profile' if profile else 'trace'} does not work with virtual workers; write `batch: N`"
+        )
     for option, value in (("--schedule", schedule), ("--rehearse", rehearse)):
         if value is not None and examples is None:
             raise click.UsageError(f"{option} reads no data: give the number of training examples, --examples 1281167")
@@ -157,7 +164,7 @@ def command(
         raise click.UsageError("--examples goes with --schedule or --rehearse")
     if dry_run:
         return _dry_run(settings, origin)
-    return _run(settings, origin, "resume" if resume else "overwrite" if overwrite else "new", evaluate, trace)
+    return _run(settings, origin, "resume" if resume else "overwrite" if overwrite else "new", evaluate, trace, profile)
 
 
 def _aside(words: list[str], **asked: Any) -> Iterable[str] | None:
@@ -243,7 +250,7 @@ def _dry_run(settings: Config, origin: Origin) -> int:
     return 0
 
 
-def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None, trace: bool) -> int:
+def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None, trace: bool, profile: bool = False) -> int:
     try:
         is_alone = settings.communicator == "auto" and not environment.is_launched() and mpi.started() is None
         comm = create_communicator("single" if is_alone else settings.communicator)  # named, it says nothing of itself
@@ -264,7 +271,7 @@ def _run(settings: Config, origin: Origin, mode: str, evaluate: str | None, trac
                 return 0
             training = run.Run(settings, origin, comm, console, warned, continues=mode == "resume")
             training.announce()
-            return training.train(trace) if training.start_folder(mode) else 0
+            return training.train(trace, profile) if training.start_folder(mode) else 0
     except RefusedHere as reason:
         abort.report(f"dbrdist-train: {reason}")
         return reason.code

@@ -10,6 +10,7 @@ import numpy as np
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array, empty_as, get_array_module
 from dbrdist.core.array.elementwise import elementwise, fused
+from dbrdist.core.array.observed import observed
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import Operands, expected, floating, one_of
 from dbrdist.core.tape.elementwise_table import function, public, row, together
@@ -186,7 +187,7 @@ def prelu(x: Any, W: Any) -> Any:
     if x.shape[1:stop] != tuple(W.shape):
         raise expected("prelu", "W", f"the axes of x (shape {x.shape}) from 1 on", W)
     slopes = ops.reshape(W, (1, *W.shape, *(1,) * (x.ndim - stop)) if W.shape else ())
-    return ops.where(x.array >= 0, x, ops.mul(x, slopes))
+    return ops.where(observed(np.greater_equal, x.array, 0), x, ops.mul(x, slopes))
 
 
 class Swish(FunctionNode):

@@ -14,6 +14,7 @@ from numpy import ndarray
 from dbrdist import kernels
 from dbrdist.core.array.array_operations import per_column
 from dbrdist.core.array.backend import Array, empty, is_array
+from dbrdist.core.array.observed import observed
 from dbrdist.core.array.sums import ones, sum_rows
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import Operands, expected
@@ -211,7 +212,7 @@ def embed_id(x: Any, W: Any, ignore_label: int | None = None) -> Any:
     if ids.dtype.kind not in "iu":
         raise expected("embed_id", "x", "integers", ids)
     W = as_variable(W)
-    valid = None if ignore_label is None else ids != ignore_label
+    valid = None if ignore_label is None else observed(np.not_equal, ids, ignore_label)
     if isinstance(ids, ndarray):
         known = ids if valid is None else ids[valid]
         if known.size and (known.min() < 0 or known.max() >= W.shape[0]):
@@ -219,7 +220,7 @@ def embed_id(x: Any, W: Any, ignore_label: int | None = None) -> Any:
             raise expected("embed_id", "x", f"ids from 0 to {W.shape[0] - 1} for W of shape {W.shape}", got)
     if valid is None:
         return ops.getitem(W, ids)
-    rows = ops.getitem(W, ids * valid)
+    rows = ops.getitem(W, observed(np.multiply, ids, valid))
     return ops.where(valid[..., None], rows, rows.dtype.type(0))
 
 

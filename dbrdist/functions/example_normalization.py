@@ -9,9 +9,12 @@ import operator
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array, accumulation_dtype, copy
 from dbrdist.core.array.config import using_config
+from dbrdist.core.array.observed import observed
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.backprop import grad
 from dbrdist.core.tape.checks import Operands, expected, floating
@@ -141,7 +144,9 @@ def normalize(x: Any, eps: float = 1e-5, axis: Any = 1) -> Any:
         raise expected("normalize", "axis", f"different axes from {-x.ndim} to {x.ndim - 1}", repr(axis))
     wide = ops.cast(x, accumulation_dtype(x.dtype))
     square = ops.sum(ops.mul(wide, wide), axes, True)
-    is_zero = as_array(square) == 0  # the root has no derivative there, and the quotient has one: 1 / eps
+    is_zero = observed(
+        np.equal, as_array(square), 0
+    )  # the root has no derivative there, and the quotient has one: 1 / eps
     length = ops.where(is_zero, 0.0, ops.sqrt(ops.where(is_zero, 1.0, square)))
     return ops.cast(ops.div(wide, ops.add(length, eps)), x.dtype)
 

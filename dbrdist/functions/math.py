@@ -14,6 +14,7 @@ import numpy as np
 from dbrdist.core.array.array_operations import row_starts
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module, is_array
 from dbrdist.core.array.elementwise import elementwise
+from dbrdist.core.array.observed import observed, observed_index
 from dbrdist.core.array.sums import wide_sum
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating, wrong_type
@@ -141,7 +142,7 @@ def _holds(relation: Any, *xs: Any) -> Array:
 
 def _constant(formula: Any, x: Any) -> Variable:
     """A step function: its derivative is zero wherever there is one, so no graph is kept."""
-    y = elementwise(formula, as_array(x))
+    y = observed(formula, as_array(x))
     return as_variable(y if is_array(y) else np.asarray(y))  # without axes NumPy gives a number
 
 
@@ -319,8 +320,7 @@ def _index(name: str, x: Any, axis: int | None) -> Variable:
     x = as_array(x)
     if axis is not None:
         (axis,) = checked_axis(name, x, axis)
-    y = getattr(x, name)(axis=axis)
-    return as_variable(get_array_module(x).asarray(y, np.int32))
+    return as_variable(observed_index(name, x, axis))
 
 
 class LogSumExp(FunctionNode):

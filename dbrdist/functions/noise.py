@@ -10,6 +10,7 @@ import numpy as np
 from dbrdist.core.array.backend import Array, accumulation_dtype, device_of, full_as, to_device
 from dbrdist.core.array.config import config
 from dbrdist.core.array.elementwise import elementwise
+from dbrdist.core.array.observed import observed
 from dbrdist.core.array.random import raw_words
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected, floating
@@ -93,7 +94,7 @@ def rrelu(x: Any, l: float = 1 / 8, u: float = 1 / 3, *, r: Array = None, return
         r = elementwise(lambda bits: (bits * (2.0**-32 * (u - l)) + l).astype(x.dtype), _bits(x.array))
     elif getattr(r, "shape", None) != x.shape:
         raise expected("rrelu", "r", f"shape {x.shape} to match x", r)
-    is_positive = elementwise(lambda v: v >= 0, x.array)
+    is_positive = observed(np.greater_equal, x.array, 0)
     y = ops.where(is_positive, x, ops.mul(x, r))
     return (y, r) if return_r else y
 

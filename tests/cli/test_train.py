@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -299,6 +300,14 @@ def test_a_full_disk_while_saving(run, monkeypatch):
     assert "snapshot_iter_3: the snapshot could not be written: No space left on device" in err
     assert sorted(os.listdir("result")) == before
     assert snapshots.is_whole("result/snapshot_iter_1")
+
+
+def test_a_profile_says_what_functions_and_layers_took(run):
+    code, out, _ = run("run.yaml", "iterations=2", "--profile")
+    assert code == 0 and "trace: 1 steps of" in out and "profile: " in out
+    assert re.search(r"^LinearFunction +\d+ ", out, re.M) and "Python and everything else: " in out
+    names = [e["name"] for e in json.loads(Path("result/trace.json").read_text())["traceEvents"]]
+    assert any(name.startswith("LinearFunction (/") for name in names) and "backward" in names
 
 
 def test_a_trace_that_cannot_be_written_is_no_failure_of_the_run(run, monkeypatch):

@@ -35,8 +35,9 @@ BELOW["link_hooks"] = {*BELOW["links"], "links", "function_hooks"}
 BELOW["distributions"] = {"core", "functions", "errors"}
 BELOW["models"] = BELOW["training"] = {*BELOW["links"], "links", "optimizers", "datasets"}
 BELOW["comm"] = {*BELOW["models"], "models", "training"}
+BELOW["onnx"] = {"core", "errors"}
 BELOW["testing"] = {"core", "functions", "links", "training", "utils", "backends", "errors"}
-BELOW["cli"] = {*BELOW["comm"], "comm", "compat"}
+BELOW["cli"] = {*BELOW["comm"], "comm", "compat", "function_hooks", "onnx"}
 BELOW["compat"] = {*BELOW["comm"], "comm"}
 # What each package may import of its own room besides itself, in the order of the data's way.
 WITHIN: dict[str, set[str]] = {

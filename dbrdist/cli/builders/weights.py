@@ -22,17 +22,20 @@ from dbrdist.errors import CheckpointError, ConfigError
 from dbrdist.training import runs
 
 
-def export(run: str, path: str) -> str:
+def export(run: str, path: str, names: str = "dbrdist") -> str:
     """Write the network of a run's newest whole snapshot, or of one snapshot, as safetensors; the result in words.
 
-    Names are those of the network's links with dots between them: `conv1.W`, `bn1.avg_mean`.
+    Names are those of the network's links with dots between them: `conv1.W`, `bn1.avg_mean`; with ``names="torch"``
+    those of PyTorch, `conv1.weight` and `bn1.running_mean`, and torchvision's for residual networks.
     """
     found, saved = runs.read_newest(run)
     entries, constants = _of_the_network(runs.trained_weights(saved)), _of_the_network(runs.saved_constants(saved))
     arrays = {
         key: value for key, value in entries.items() if value is not None and value.dtype.name in safetensors.TYPE_NAMES
     }
-    facts = {"source": os.path.basename(found), "format": "dbrdist"}
+    if names == "torch":
+        arrays = to_torch(arrays)
+    facts = {"source": os.path.basename(found), "format": "pt" if names == "torch" else "dbrdist"}
     if constants:
         facts[runs.CONSTANTS] = json.dumps(constants)
     safetensors.save(path, arrays, facts)
@@ -68,6 +71,10 @@ def begin_with(settings: InitFrom, network: Any, origin: Origin) -> None:
     if any(_BLOCK.match(name) for name in found):
         found = from_torchvision(found)
         constants = {f"{name.removesuffix('.avg_var')}.eps": _TORCH_EPS for name in found if name.endswith(".avg_var")}
+    elif found and not found.keys() & wanted.keys():
+        found = {_from_torch(name, wanted): value for name, value in found.items()}
+        constants = constants or {f"{name.removesuffix('.avg_var')}.eps": _TORCH_EPS for name in found
+                                  if name.endswith(".avg_var")}  # fmt: skip
     problems = []
     for name, (get, fill) in wanted.items():
         if _is_skipped(name, settings):
@@ -150,3 +157,44 @@ def _our_name(name: str, number: Mapping[tuple[int, int], int]) -> str:
     ours = _OF_BN.get(last) if path and path[-1].startswith("bn") else None
     inner = ".".join([*path, ours or _LAST.get(last, last)])
     return f"blocks.{number[int(block[1]), int(block[2])]}.{inner}" if block else inner
+
+
+# ---- PyTorch's names ------------------------------------------------------------------------------------------------
+
+_TO_TORCH = {
+    "W": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "avg_mean": "running_mean", "avg_var": "running_var",
+}  # fmt: skip
+_OUR_BLOCK = re.compile(r"blocks\.(\d+)\.(.*)")
+
+
+def to_torch(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays under PyTorch's names; those of our residual networks for ImageNet get torchvision's."""
+    numbers = sorted({int(m[1]) for m in map(_OUR_BLOCK.match, arrays) if m})
+    is_resnet = bool(numbers) and {"conv.W", "bn.gamma", "fc.W"} <= arrays.keys()
+    places: dict[int, tuple[int, int]] = {}
+    for k in numbers:  # a stage begins with a block that has a shortcut of its own
+        stage, place = places.get(k - 1, (0, 0))
+        starts = not places or (f"blocks.{k}.shortcut.conv.W" in arrays)
+        places[k] = (stage + 1, 0) if starts else (stage, place + 1)
+    return {_torch_name(name, places if is_resnet else {}): value for name, value in arrays.items()}
+
+
+def _torch_name(name: str, places: Mapping[int, tuple[int, int]]) -> str:
+    *path, last = name.split(".")
+    renamed = ".".join([*path, _TO_TORCH.get(last, last)])
+    block = _OUR_BLOCK.match(renamed)
+    if block and places:
+        stage, place = places[int(block[1])]
+        inner = block[2].replace("shortcut.conv.", "downsample.0.").replace("shortcut.bn.", "downsample.1.")
+        return f"layer{stage}.{place}.{inner}"
+    return re.sub(r"^(conv|bn)\.", r"\g<1>1.", renamed) if places else renamed
+
+
+def _from_torch(name: str, wanted: Mapping[str, Any]) -> str:
+    """Our name of an array in PyTorch's names: the one of this network that is written so."""
+    head, _, last = name.rpartition(".")
+    for ours, theirs in _TO_TORCH.items():
+        candidate = f"{head}.{ours}" if head else ours
+        if theirs == last and candidate in wanted:
+            return candidate
+    return name

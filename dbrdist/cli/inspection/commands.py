@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dbrdist.cli.builders import weights
 from dbrdist.cli.configuration import load, resolve
-from dbrdist.cli.inspection import predict, report
+from dbrdist.cli.inspection import onnx_export, predict, report
 from dbrdist.cli.output.folder import CONFIG, SUMMARY, read_json
 from dbrdist.cli.output.refuse import Refused
 from dbrdist.comm.data import audit
@@ -59,11 +59,40 @@ def audit_run(run: str, words: Sequence[str]) -> Iterator[str]:
 def export(run: str, words: Sequence[str]) -> Iterator[str]:
     """Write a run's weights. A configuration among the words is not needed, and no mistake either."""
     files = [word for word in words if not word.endswith((".yaml", ".yml"))]
+    if any(word.endswith(".onnx") for word in files):
+        yield from _export_onnx(run, words)
+        return
+    names = [word for word in files if word.startswith("names=")]
+    files = [word for word in files if word not in names]
+    if names not in ([], ["names=torch"], ["names=dbrdist"]):
+        raise ConfigError(f"dbrdist-train: expected names=torch or names=dbrdist, got {' '.join(names)}")
     if len(files) != 1 or not files[0].endswith(".safetensors"):
         got = f", got {' '.join(files)}" if files else ""
-        raise ConfigError(f"dbrdist-train: expected one file to write: --export RUN weights.safetensors{got}")
+        raise ConfigError(
+            f"dbrdist-train: expected one file to write: --export RUN weights.safetensors, or model.onnx{got}"
+        )
     with _writing(files[0]):
-        yield weights.export(run, files[0])
+        yield weights.export(run, files[0], names[0].removeprefix("names=") if names else "dbrdist")
+
+
+def _export_onnx(run: str, words: Sequence[str]) -> Iterator[str]:
+    """Write a run's network as an ONNX file: the file, perhaps a configuration, perhaps the shape of an example."""
+    configs = [word for word in words if word.endswith((".yaml", ".yml"))]
+    files = [word for word in words if word.endswith(".onnx")]
+    shapes = [word for word in words if onnx_export.SHAPE.match(word)]
+    if len(files) != 1 or len(configs) > 1 or len(shapes) > 1 or len(configs + files + shapes) < len(words):
+        raise ConfigError(
+            "dbrdist-train: expected one file to write, and perhaps the shape of an example: --export RUN model.onnx "
+            f"3x224x224, got {' '.join(words)}"
+        )
+    find_snapshot(run)
+    settings, origin = load.load(configs[0] if configs else os.path.join(folder_of(run), CONFIG), ())
+    if configs:
+        resolve.search_beside(configs[0])
+    else:
+        resolve.refuse_code_of_a_folder(settings, origin, f"--export RUN {files[0]}")
+    with _writing(files[0]):
+        yield from onnx_export.write(settings, origin, run, files[0], shapes[0] if shapes else None)
 
 
 def predict_images(run: str, words: Sequence[str]) -> Iterator[str]:

@@ -56,6 +56,7 @@ from dbrdist.errors import (
     NonFiniteLossError,
     StopRequested,
 )
+from dbrdist.function_hooks.profiler import profile
 from dbrdist.training import StandardUpdater, Trainer, extensions
 from dbrdist.training.extensions import snapshot_writers, snapshots
 from dbrdist.training.extensions.log_report import Column
@@ -298,8 +299,10 @@ class Run:
         folder.write_status("running", **began, **known, earlier_starts=before)
         self.console.open(folder.file(WORDS), known["command"])
 
-    def train(self, traces: bool) -> int:
+    def train(self, traces: bool, profiles: bool = False) -> int:
         """Train to the end, or to an agreed stop; returns the exit code. The folder says how it ended."""
+        if profiles:
+            return self._train_profiled()
         tracer = trace.Trace(self.comm) if traces else None
         if tracer is not None:
             tracer.start()
@@ -329,6 +332,15 @@ class Run:
         self.warned.gather(self.comm)
         self._end(*ending, time.time() - began, skipped)
         return STOPPED if ending[0] == "stopped" else 0
+
+    def _train_profiled(self) -> int:
+        """Train with a profile of functions and layers, which the trace shows as well."""
+        with profile() as found:
+            code = self.train(traces=True)
+        if self.comm.rank == 0:
+            for line in found.lines():
+                self.say(line)
+        return code
 
     def _as_ending(self, error: BaseException) -> BaseException:
         """The exception that ends the process as its reason deserves."""

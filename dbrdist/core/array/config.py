@@ -71,6 +71,7 @@ class LocalConfig(threading.local):
         values["_function_hooks"] = {}  # of core.graph, here so that one look at the thread's values finds all
         values["_captured"] = None  # likewise: a list for the Variables that a call uses which records no graph
         values["_repeats"] = None  # likewise: what calls kept for their repetition
+        values["_observer"] = None  # of core.array.observed: called with computations that are no functions
 
     def __setattr__(self, name: str, value: Any) -> None:
         values = self.__dict__  # outside the lock: the first look at it in a thread runs __init__, which takes the lock

@@ -1,0 +1,1 @@
+"""Converters of functions to ONNX operators."""

@@ -1,0 +1,149 @@
+"""The profiler: what it counts, and that it changes nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dbrdist
+import dbrdist.functions as F
+import dbrdist.links as L
+from dbrdist import models, optimizers
+from dbrdist.core.array import spans
+from dbrdist.core.model.link import Link
+from dbrdist.core.tape.function_node import FunctionNode
+
+PAGE = Path(__file__).parents[2] / "docs" / "profiling.md"
+
+
+def train(steps=3):
+    """All weights after a few steps of a network with batch normalization and ReLU, and its scores in inference."""
+    dbrdist.random.set_seed(0)
+    rng = np.random.default_rng(0)
+    x, t = rng.normal(size=(4, 3, 16, 16)).astype("f"), np.arange(4, dtype="i")
+    model = L.Classifier(models.ResNet20(10))
+    optimizer = optimizers.MomentumSGD(0.1).setup(model)
+    for _ in range(steps):
+        model.cleargrads()
+        model(x, t).backward()
+        optimizer.update()
+    with dbrdist.using_config("train", False), dbrdist.no_backprop_mode():
+        scores = model.predictor(x).array
+    return [p.array.copy() for p in model.params()] + [scores]
+
+
+def test_the_same_kernels_run_and_every_bit_is_the_same():
+    plain = train()
+    with dbrdist.profile() as p:
+        profiled = train()
+    for a, b in zip(plain, profiled, strict=True):
+        np.testing.assert_array_equal(a, b)
+    fused = [e for e in p.entries.values() if e.function == "ReLU"]
+    assert sum(e.calls["forward"] for e in fused) >= 3 * 19  # those of training; at inference convolutions compute them
+
+
+def test_what_is_counted():
+    x = np.ones((5, 3), "f")
+    net = dbrdist.Sequential(L.Linear(3, 4), F.relu, L.Linear(4, 2))
+    optimizer = optimizers.SGD(0.1).setup(net)
+    with dbrdist.profile() as p:
+        for _ in range(2):
+            net.cleargrads()
+            F.sum(net(x)).backward()
+            optimizer.update()
+    found = {key: (e.calls["forward"], e.calls["backward"], e.calls["update"]) for key, e in p.entries.items()}
+    assert found == {
+        ("LinearFunction", "/0"): (2, 2, 0), ("LinearFunction", "/1"): (2, 2, 0), ("ReLU", "/"): (2, 2, 0),
+        ("Sum", ""): (2, 2, 0), ("SGD", ""): (0, 0, 2),
+    }  # fmt: skip
+    assert p.entries["LinearFunction", "/0"].bytes == 2 * 5 * 4 * 4
+    assert {e.function for e in p.by_function()} == {"LinearFunction", "ReLU", "Sum", "SGD"}
+    assert {e.layer for e in p.by_layer()} == {"/0", "/1", "/", ""}
+    total = sum(e.total_seconds for e in p.by_function())
+    assert 0 < total <= p.seconds and p.python_share == pytest.approx(1 - total / p.seconds)
+    seconds = [e.total_seconds for e in p.by_function()]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_views_take_no_memory_and_functions_inside_are_not_counted_twice():
+    x = dbrdist.Variable(np.ones((2, 6), "f"))
+
+    class Outer(dbrdist.FunctionNode):
+        def forward(self, xs):
+            return (F.exp(xs[0]).array,)
+
+    with dbrdist.profile() as p:
+        F.reshape(x, (3, 4))
+        Outer().apply((x,))
+    assert p.entries["Reshape", ""].bytes == 0 and p.entries["exp", ""].bytes == 48
+    assert p.entries["Outer", ""].total_seconds + p.entries["exp", ""].total_seconds <= p.seconds
+
+
+def test_afterwards_every_method_is_what_it_was():
+    before = FunctionNode.apply, Link.__call__, F.relu, dict(FunctionNode.__dict__)
+    with pytest.raises(ZeroDivisionError), dbrdist.profile():
+        assert FunctionNode.apply is not before[0]
+        F.exp(np.ones(2, "f"))
+        raise ZeroDivisionError
+    assert FunctionNode.apply == before[0] and Link.__call__ is before[1]
+    assert "apply" not in FunctionNode.__dict__ or before[3]["apply"] is FunctionNode.__dict__["apply"]
+    assert all("profiled" not in str(c.__dict__.get("derive")) for c in FunctionNode.__subclasses__())
+
+
+def test_one_profile_at_a_time_and_of_its_own_thread():
+    with dbrdist.profile() as p:
+        with pytest.raises(RuntimeError, match="another profile records already"), dbrdist.profile():
+            pass
+        other = threading.Thread(target=lambda: F.exp(np.ones(2, "f")))
+        other.start()
+        other.join()
+        F.log(np.ones(2, "f"))
+    assert [key for key in p.entries] == [("log", "")]
+    with dbrdist.profile() as again:
+        F.exp(np.ones(2, "f"))
+    assert ("exp", "") in again.entries
+
+
+def test_an_error_inside_a_function_and_shared_or_unnamed_links():
+    shared = L.Linear(3, 3)
+    with dbrdist.profile() as p:
+        with pytest.raises(ValueError):
+            shared(np.ones((2, 5), "f"))
+        shared(np.ones((2, 3), "f"))
+    assert p.layer == "" and p.entries["LinearFunction", "/"].calls["forward"] == 2
+
+
+def test_an_empty_block_prints_a_table():
+    with dbrdist.profile() as p:
+        pass
+    out = io.StringIO()
+    p.print_report(file=out)
+    assert "function  calls" in out.getvalue() and "100.0%" in out.getvalue()
+
+
+def test_the_trace_of_all_ranks_shows_the_calls_too(tmp_path):
+    recorder = spans.Recorder()
+    spans.record(recorder)
+    try:
+        with dbrdist.profile() as p:
+            L.Linear(3, 2)(np.ones((2, 3), "f"))
+    finally:
+        spans.record(None)
+    assert [s.name for s in recorder.spans] == ["LinearFunction (/)"]
+    p.write_trace(tmp_path / "t.json")
+    (event,) = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert (event["name"], event["cat"], event["args"]["layer"]) == ("LinearFunction", "forward", "/")
+    assert event["ts"] >= 0 and event["dur"] >= 0
+
+
+def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    exec(compile(block, "profiling.md", "exec"), {})
+    assert "LinearFunction" in capsys.readouterr().out and (tmp_path / "steps.json").exists()
