@@ -205,8 +205,8 @@ def profile() -> Profile:
 
     Returns:
         A :class:`~dbrdist.function_hooks.profiler.Profile`: a context manager. ``print_report()`` prints the slowest
-        functions and layers, ``by_function()`` and ``by_layer()`` give them as objects, ``python_share`` is the share of
-        the time outside of functions, and ``write_trace(path)`` writes a timeline for ui.perfetto.dev.
+        functions and layers, ``by_function()`` and ``by_layer()`` give them as objects, ``python_share`` is the
+        share of the time outside of functions, and ``write_trace(path)`` writes a timeline for ui.perfetto.dev.
 
     Raises:
         RuntimeError: another profile records already.

@@ -104,7 +104,7 @@ def test_one_profile_at_a_time_and_of_its_own_thread():
         other.start()
         other.join()
         F.log(np.ones(2, "f"))
-    assert [key for key in p.entries] == [("log", "")]
+    assert list(p.entries) == [("log", "")]
     with dbrdist.profile() as again:
         F.exp(np.ones(2, "f"))
     assert ("exp", "") in again.entries

@@ -187,7 +187,7 @@ def _elements_of_rows(g: OnnxGraph, c: Conversion, rows: Any, columns: Any) -> s
     "TransposeSequence",
 )  # fmt: skip
 def by_index(g: OnnxGraph, c: Conversion) -> Any:
-    """A function whose results are elements of its operands, or one value: run on numbers of elements, it says which."""
+    """A function whose results are elements of its operands, or one value: run on their numbers, it says which."""
     shapes = _fixed_shapes(c)
     _require_constant(c)
     start, numbers = 1, []
