@@ -1,9 +1,10 @@
 """The table of providers, and which of them serves a kernel.
 
-``columns`` takes small convolutions on the CPU; ``onednn`` takes float32 and bfloat16 on the CPU where the library is
-there and has an implementation; ``cudnn`` takes convolutions of float32 and 16-bit types on a GPU, ``cuda`` batch
-normalization and pooling of them, linear, sums, rectified units, cross entropy and updates there; ``numpy`` takes the
-rest: every float type, every device, every geometry.
+``loops`` takes update rules on the CPU where dbrdist is compiled; ``columns`` takes small convolutions there;
+``onednn`` takes float32 and bfloat16 on the CPU where the library is there and has an implementation; ``cudnn`` takes
+convolutions of float32 and 16-bit types on a GPU, ``cuda`` batch normalization and pooling of them, linear, sums,
+rectified units, cross entropy and updates there; ``numpy`` takes the rest: every float type, every device, every
+geometry.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from dbrdist.kernels.cpu import columns, onednn, onednn_ops
+from dbrdist.kernels.cpu import columns, loops, onednn, onednn_ops
 from dbrdist.kernels.gpu import cuda_normalization, cuda_ops, cuda_pooling, cudnn_convolution
 from dbrdist.kernels.reference import numpy_
 
@@ -21,6 +22,7 @@ Plan = Callable[..., Any]
 
 # In order of preference.
 PROVIDERS: dict[str, dict[str, Callable[..., Plan]]] = {
+    "loops": loops.ROWS,
     "columns": columns.ROWS,
     "onednn": onednn_ops.ROWS,
     "cudnn": cudnn_convolution.ROWS,

@@ -47,12 +47,6 @@ class AdamRule(UpdateRule):
         m, v, *largest = state
         beta1, beta2 = hp.beta1, hp.beta2
         alpha_t = _alpha_t(hp, t)
-        if not isinstance(p, np.ndarray) and not hp.adabound:
-            numbers = (
-                beta1, 1 - beta1, beta2, 1 - beta2, hp.eta * alpha_t, hp.eps, 1 - hp.eta * hp.weight_decay_rate,
-            )  # fmt: skip
-            if kernels.update("adam", (p, g, m, v, largest[0] if largest else None), numbers):
-                return
         w = workspace(g)
         m *= beta1
         m += np.multiply(g, 1 - beta1, out=w)
@@ -75,6 +69,14 @@ class AdamRule(UpdateRule):
             np.divide(m, w, out=w)
             w *= hp.eta * alpha_t
         p -= w
+
+    def in_one_pass(self, hp: Any, t: int, p: Array, g: Array, state: list[Array]) -> bool:
+        if hp.adabound:
+            return False
+        m, v, *largest = state
+        decay = 1 - hp.eta * hp.weight_decay_rate
+        numbers = hp.beta1, 1 - hp.beta1, hp.beta2, 1 - hp.beta2, hp.eta * _alpha_t(hp, t), hp.eps, decay
+        return kernels.update("adam", (p, g, m, v, largest[0] if largest else None), numbers)
 
 
 def _alpha_t(hp: Any, t: int) -> float:

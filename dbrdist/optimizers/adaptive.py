@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from dbrdist import kernels
 from dbrdist.core.array.backend import Array
 from dbrdist.core.names.limits import fraction, not_negative, share
 from dbrdist.core.update.optimizer import GradientMethod, HyperparameterProxy
@@ -33,6 +34,9 @@ class AdaGradRule(UpdateRule):
         np.divide(g, w, out=w)
         w *= hp.lr
         p -= w
+
+    def in_one_pass(self, hp: Any, t: int, p: Array, g: Array, state: list[Array]) -> bool:
+        return isinstance(p, np.ndarray) and kernels.update("ada_grad", (p, g, *state), (hp.lr, hp.eps))
 
 
 class AdaGrad(GradientMethod):
@@ -103,6 +107,11 @@ class RMSpropRule(UpdateRule):
         np.divide(g, w, out=w)
         w *= hp.lr
         p -= w
+
+    def in_one_pass(self, hp: Any, t: int, p: Array, g: Array, state: list[Array]) -> bool:
+        if hp.eps_inside_sqrt or not isinstance(p, np.ndarray):
+            return False
+        return kernels.update("rmsprop", (p, g, *state), (hp.lr, hp.alpha, 1 - hp.alpha, hp.eps))
 
 
 class RMSprop(GradientMethod):

@@ -10,7 +10,7 @@ from dbrdist import kernels
 from dbrdist.core.array.backend import Array
 from dbrdist.core.names.limits import not_negative, share
 from dbrdist.core.update.optimizer import GradientMethod, HyperparameterProxy
-from dbrdist.core.update.update_rule import UpdateRule, workspace
+from dbrdist.core.update.update_rule import UpdateRule, pieces, workspace
 from dbrdist.kernels.small_arrays.small import momentum_sgd
 
 _SWEEP_INTERVAL = 64  # updates, in which a factor of 0.9 makes a thousandth
@@ -28,16 +28,24 @@ def sweep(v: Array, t: int) -> None:
         v *= np.abs(v) >= np.finfo(v.dtype).tiny
 
 
+def _with_velocity(rule: str, hp: Any, t: int, p: Array, g: Array, v: Array) -> bool:
+    """A rule with a velocity in one pass, after a :func:`sweep` in pieces."""
+    for piece in pieces(v):
+        sweep(v[piece], t)
+    return kernels.update(rule, (p, g, v), (hp.lr, hp.momentum))
+
+
 class SGDRule(UpdateRule):
     """p <- p - lr g"""
 
     keeps_zero = True
 
     def step(self, hp: Any, t: int, p: Array, g: Array, *state: Array) -> None:
-        if not isinstance(p, np.ndarray) and kernels.update("sgd", (p, g), (hp.lr,)):
-            return
         w = workspace(g)
         p -= np.multiply(g, hp.lr, out=w)
+
+    def in_one_pass(self, hp: Any, t: int, p: Array, g: Array, state: list[Array]) -> bool:
+        return kernels.update("sgd", (p, g), (hp.lr,))
 
 
 class SGD(GradientMethod):
@@ -65,10 +73,13 @@ class MomentumSGDRule(UpdateRule):
         momentum, lr = hp.momentum, hp.lr
         if isinstance(v, np.ndarray):
             momentum_sgd(p, g, v, workspace, lr, momentum)
-        elif not kernels.update("momentum_sgd", (p, g, v), (lr, momentum)):
+        else:
             np.multiply(v, momentum, v)
             np.subtract(v, np.multiply(g, lr, workspace(g)), v)
             np.add(p, v, p)
+
+    def in_one_pass(self, hp: Any, t: int, p: Array, g: Array, state: list[Array]) -> bool:
+        return _with_velocity("momentum_sgd", hp, t, p, g, state[0])
 
 
 class MomentumSGD(GradientMethod):
@@ -99,6 +110,9 @@ class CorrectedMomentumSGDRule(UpdateRule):
         v *= hp.momentum
         v -= g
         p += np.multiply(v, hp.lr, out=w)
+
+    def in_one_pass(self, hp: Any, t: int, p: Array, g: Array, state: list[Array]) -> bool:
+        return _with_velocity("corrected_momentum_sgd", hp, t, p, g, state[0])
 
 
 class CorrectedMomentumSGD(GradientMethod):
@@ -134,6 +148,9 @@ class NesterovAGRule(UpdateRule):
         v -= w
         p -= w
         p += np.multiply(v, hp.momentum, out=w)
+
+    def in_one_pass(self, hp: Any, t: int, p: Array, g: Array, state: list[Array]) -> bool:
+        return _with_velocity("nesterov_ag", hp, t, p, g, state[0])
 
 
 class NesterovAG(GradientMethod):

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from dbrdist import kernels
 from dbrdist.core.array import random
 from dbrdist.core.array.backend import Array, get_array_module
 from dbrdist.core.model.flat import Piece, Run
@@ -62,6 +63,9 @@ class WeightDecay:
     def flat(self, run: Run) -> None:
         """The same for a whole run."""
         data, grad = run.data, run.grad
+        is_plain = self.params is None and type(self.rate) in (int, float) and isinstance(data, np.ndarray)
+        if is_plain and kernels.update("weight_decay", (data, grad), (self.rate,)):
+            return
         for piece in _stretches(run, self.params):
             g = grad[piece]
             g += self.rate * data[piece]

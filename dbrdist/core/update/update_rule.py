@@ -32,6 +32,7 @@ from dbrdist.core.usage.mistakes import given_a_class
 # One pass of an update reads and writes several arrays; pieces of this many elements stay in the second-level cache
 # between the passes of a formula.
 CHUNK_ELEMENTS = 1 << 15
+_SMALL = 1 << 12  # elements of a host's array up to which NumPy takes less time than a kernel's plan
 _MAX_LENT = 256
 
 
@@ -221,6 +222,8 @@ class UpdateRule:
         cls._is_flat = all(getattr(cls, name) is getattr(UpdateRule, name) for name in own)
         if "keeps_zero" not in cls.__dict__ and {"step", "step_run"} & cls.__dict__.keys():
             cls.keeps_zero = False  # a new formula does not inherit the promise of the old one
+        if "in_one_pass" not in cls.__dict__ and "step" in cls.__dict__:
+            cls.in_one_pass = UpdateRule.in_one_pass  # type: ignore[method-assign]  # nor its kernel
 
     def __init__(self, parent_hyperparam: Hyperparameter | None = None) -> None:
         self._hyperparam = Hyperparameter(parent_hyperparam)
@@ -241,9 +244,15 @@ class UpdateRule:
         """
         raise NotImplementedError(f"{type(self).__name__} defines neither step nor update_core")
 
+    def in_one_pass(self, hp: Any, t: int, p: Array, g: Array, state: list[Array]) -> bool:
+        """Do what :meth:`step` does to whole arrays by a kernel, in one pass over memory; False if there is none."""
+        return False
+
     def step_run(self, hp: Any, t: int, run: Run, state: list[Array]) -> None:
         """Update one run: in pieces that stay in cache. Rules with norms per layer override it."""
         data, grad = run.data, run.grad
+        if (data.size > _SMALL or type(data) is not np.ndarray) and self.in_one_pass(hp, t, data, grad, state):
+            return
         if data.size <= CHUNK_ELEMENTS and data.itemsize != 2:
             self.step(hp, t, data, grad, *state)
         else:

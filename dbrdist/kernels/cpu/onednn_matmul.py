@@ -20,16 +20,29 @@ _SOME_ROWS = 64  # of a; with fewer, one product takes as long as its pieces, or
 _MANY_ROWS = 256  # of a, from which on it pays to bring b to another layout first
 _LARGEST_PACKED = 1 << 22  # elements
 
+# The library's second implementation of products, and the products of float32 for which it takes less time than its
+# first, whose kernels need AVX-512: by whether a and b lie in rows, (least rows, least and largest depth, least
+# columns). Written by benchmarks/products.py; see its record of each processor. Left out are products of a
+# transposed a with a transposed b, for which it takes up to 2.5 of the time.
+GEMM = "gemm:jit:f32"
+_GEMM_SHAPES = {
+    (False, True): (64, 64, 1 << 31, 128),
+    (True, True): (256, 512, 1 << 31, 256),
+    (True, False): (768, 64, 1024, 768),
+}
 
-def build(a: Array, b: Array, y: Array, bias: bool = False, adds: bool = False) -> Primitive:
-    """The product of a and b, written to y or added to it."""
+
+def build(
+    a: Array, b: Array, y: Array, bias: bool = False, adds: bool = False, implementation: str | None = None
+) -> Primitive:
+    """The product of a and b, written to y or added to it; by the implementation of that name, if there is one."""
     with Builder() as builder:
         left, right, result = (
             builder.memory(m.shape, onednn.data_type(m.dtype), onednn.element_strides(m)) for m in (a, b, y)
         )
         row = builder.memory((1, y.shape[1]), onednn.F32) if bias else None
         attributes = builder.attributes([(onednn.SUM,)] * adds)
-        description = builder.describe("matmul", left, right, row, result, attributes)
+        description = builder.describe_as(implementation, "matmul", left, right, row, result, attributes)
         memories = {onednn.SRC: left, onednn.WEIGHTS: right, onednn.DST: result}
         return builder.primitive(description, memories | ({onednn.BIAS: row} if bias else {}))
 
@@ -104,14 +117,23 @@ def plan_matmul(a: Array, b: Array, out: Array | None) -> Any:
 
 
 def _plan_product(a: Array, b: Array, y: Array) -> Callable[[Array, Array, Array], None]:
-    """A function of a, b and y that writes the product to y: of float32 and b in rows, piece by piece where it is deep,
-    and with b packed where its rows are many and no multiple of 16.
+    """A function of a, b and y that writes the product to y."""
+    if a.dtype != np.float32 or y.dtype != np.float32:
+        return build(a, b, y).on
+    if is_for_gemm(a, b):
+        return build(a, b, y, implementation=GEMM).on
+    return plan_by_default(a, b, y)
+
+
+def plan_by_default(a: Array, b: Array, y: Array) -> Callable[[Array, Array, Array], None]:
+    """A product of float32 by the library's own choice: with b in rows, piece by piece where it is deep, and with b
+    packed where its rows are many and no multiple of 16.
 
     Measured on one core with AVX-512, in the library's own time: 0.76 for 700 x 10,000 by 10,000 x 650, 0.80 for
     700 x 2,600 by 2,600 x 650, 0.55 for 64 x 4,096 by 4,096 x 9,216; 0.86 for 10,000 x 700 by 700 x 650. A b that lies
     in columns gains nothing.
     """
-    if a.dtype != np.float32 or y.dtype != np.float32 or b.strides[1] != b.itemsize:
+    if b.strides[1] != b.itemsize:
         return build(a, b, y).on
     depth = a.shape[1]
     is_deep = depth > _DEPTH and len(a) >= _SOME_ROWS and a.strides[1] == a.itemsize
@@ -127,6 +149,15 @@ def _plan_product(a: Array, b: Array, y: Array) -> Callable[[Array, Array, Array
             piece(a[:, cut], b[cut], y)
 
     return product
+
+
+def is_for_gemm(a: Array, b: Array) -> bool:
+    """Whether a product of float32 takes less time by ``GEMM`` than by the library's own choice."""
+    bounds = _GEMM_SHAPES.get((a.strides[1] == a.itemsize, b.strides[1] == b.itemsize))
+    if bounds is None:
+        return False
+    rows, least, largest, columns = bounds
+    return len(a) >= rows and least <= a.shape[1] <= largest and b.shape[1] >= columns
 
 
 def _plan_plainly(a: Array, b: Array, y: Array, adds: bool) -> Callable[[Array, Array, Array], None]:
@@ -172,7 +203,9 @@ def _plan_linear(x: Array, W: Array, b: Array | None) -> Any:
         raise onednn.Unsupported("W narrower than x")
     left, right = _adapter(x, x.dtype), _adapter(W.T, x.dtype)
     new = backend.allocator((x.shape[0], W.shape[0]), x.dtype)
-    primitive = build(left(x), right(W.T), new(), bias=True)
+    x_here, w_here = left(x), right(W.T)
+    best = GEMM if x.dtype == np.float32 and is_for_gemm(x_here, w_here) else None
+    primitive = build(x_here, w_here, new(), bias=True, implementation=best)
 
     def linear(x: Array, W: Array, b: Array) -> Array:
         x, W, b = left(x), right(W.T), np.ascontiguousarray(b, np.float32)

@@ -51,6 +51,33 @@ def test_deep_products_are_cut_and_right_matrices_of_many_rows_packed(shape, dep
         assert found == [(depth, depth, False, is_packed)]
 
 
+GEMM_CASES = [
+    ((64, 64, 128), "F", "C", True), ((63, 64, 128), "F", "C", False), ((64, 64, 127), "F", "C", False),
+    ((256, 512, 256), "C", "C", True), ((256, 511, 256), "C", "C", False),
+    ((768, 1024, 768), "C", "F", True), ((768, 1025, 768), "C", "F", False), ((900, 800, 900), "F", "F", False),
+]  # fmt: skip
+
+
+@each(**{"shape, of_a, of_b, is_gemm": GEMM_CASES})
+def test_products_by_shape_give_what_numpy_gives(shape, of_a, of_b, is_gemm):
+    """On both sides of each bound, by the implementation that is meant, and with what is not finite."""
+    rng = np.random.default_rng(0)
+    rows, depth, columns = shape
+    a, b = rng.standard_normal((rows, depth)).astype("f"), rng.standard_normal((depth, columns)).astype("f")
+    a[3, 5], a[7, 2], b[1, 9], b[0, 4], a[11] = np.nan, np.inf, -np.inf, np.nan, 0
+    a, b = np.asarray(a, order=of_a), np.asarray(b, order=of_b)
+    assert onednn_matmul.is_for_gemm(a, b) == is_gemm
+    if is_gemm:
+        y = np.empty((rows, columns), "f")
+        assert onednn_matmul.build(a, b, y, implementation=onednn_matmul.GEMM).implementation == onednn_matmul.GEMM
+    out = np.full((rows, columns), np.nan, "f")
+    with np.errstate(invalid="ignore"), kernels.use("onednn"):
+        expected = a.astype("d") @ b.astype("d")
+        assert kernels.matmul(a, b, out) is out
+        np.testing.assert_array_equal(kernels.matmul(a, b), out)
+    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-6 * depth)
+
+
 @each(**{"dtype, num_products": [("float32", 1 << 19), ("bfloat16", 1 << 17)]})
 def test_products_below_a_size_are_left_to_numpy(dtype, num_products):
     dtype = backend.as_dtype(dtype)

@@ -1,0 +1,160 @@
+/* Loops over large arrays, one pass over memory each, divided among the threads of OpenMP that oneDNN uses too.
+
+Every operation is rounded as NumPy rounds it, in NumPy's order, without fused multiply-add, so that a result does not
+depend on whether dbrdist is compiled, nor on the number of threads. A loop takes its arrays, the first and the last + 1
+element, and its numbers. */
+
+#include <dlfcn.h>
+#include <math.h>
+#include <pthread.h>
+#include <stddef.h>
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDEST __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define WIDEST
+#endif
+
+typedef void (*Loop)(void **arrays, ptrdiff_t start, ptrdiff_t stop, const double *numbers);
+
+/* A loop of float and one of double. ARRAYS and NUMBERS declare what they are called in BODY, for each i. */
+#define LOOP_OF(T, S, name, ARRAYS, NUMBERS, BODY)                                                            \
+    WIDEST static void name##_##S(void **arrays, ptrdiff_t start, ptrdiff_t stop, const double *numbers) {   \
+        typedef T Real;                                                                                       \
+        ARRAYS NUMBERS                                                                                        \
+        (void)numbers;                                                                                        \
+        for (ptrdiff_t i = start; i < stop; ++i) { BODY }                                                     \
+    }
+#define LOOP(name, ARRAYS, NUMBERS, BODY)                       \
+    LOOP_OF(float, float, name, ARRAYS, NUMBERS, BODY)          \
+    LOOP_OF(double, double, name, ARRAYS, NUMBERS, BODY)
+#define OUT(place, a) Real *restrict a = (Real *)arrays[place];
+#define IN(place, a) const Real *restrict a = (const Real *)arrays[place];
+#define NUMBER(place, a) const Real a = (Real)numbers[place];
+
+#define ROOT(x) (sizeof(Real) == sizeof(float) ? (Real)sqrtf((float)(x)) : (Real)sqrt((double)(x)))
+/* As np.maximum and np.minimum: NaN stays, whichever operand it is. */
+#define LARGER(a, b) ((a) >= (b) || (a) != (a) ? (a) : (b))
+#define SMALLER(a, b) ((a) <= (b) || (a) != (a) ? (a) : (b))
+
+/* ---- update rules; p is written, g is read */
+
+LOOP(sgd, OUT(0, p) IN(1, g), NUMBER(0, lr), p[i] = p[i] - g[i] * lr;)
+
+LOOP(momentum_sgd, OUT(0, p) IN(1, g) OUT(2, v), NUMBER(0, lr) NUMBER(1, momentum), {
+    Real moved = v[i] * momentum - g[i] * lr;
+    v[i] = moved;
+    p[i] = p[i] + moved;
+})
+
+LOOP(corrected_momentum_sgd, OUT(0, p) IN(1, g) OUT(2, v), NUMBER(0, lr) NUMBER(1, momentum), {
+    Real moved = v[i] * momentum - g[i];
+    v[i] = moved;
+    p[i] = p[i] + moved * lr;
+})
+
+LOOP(nesterov_ag, OUT(0, p) IN(1, g) OUT(2, v), NUMBER(0, lr) NUMBER(1, momentum), {
+    Real step = g[i] * lr;
+    Real moved = v[i] * momentum - step;
+    v[i] = moved;
+    p[i] = (p[i] - step) + moved * momentum;
+})
+
+/* rest1 and rest2: 1 - beta1 and 1 - beta2; alpha: with the correction of both biases; kept: the factor of p. */
+#define ADAM_NUMBERS                                                                          \
+    NUMBER(0, beta1) NUMBER(1, rest1) NUMBER(2, beta2) NUMBER(3, rest2) NUMBER(4, alpha)      \
+    NUMBER(5, eps) NUMBER(6, kept) const int has_eps = numbers[5] != 0;
+#define ADAM_MEANS                                          \
+    Real gradient = g[i];                                   \
+    Real first = m[i] * beta1 + gradient * rest1;           \
+    Real second = v[i] * beta2 + (gradient * gradient) * rest2; \
+    m[i] = first;                                           \
+    v[i] = second;
+#define ADAM_STEP                               \
+    Real below = ROOT(second) + eps;            \
+    below = has_eps || below != 0 ? below : 1;  \
+    p[i] = p[i] * kept - (first / below) * alpha;
+
+LOOP(adam, OUT(0, p) IN(1, g) OUT(2, m) OUT(3, v), ADAM_NUMBERS, { ADAM_MEANS ADAM_STEP })
+
+LOOP(amsgrad, OUT(0, p) IN(1, g) OUT(2, m) OUT(3, v) OUT(4, largest), ADAM_NUMBERS, {
+    ADAM_MEANS
+    second = LARGER(largest[i], second);
+    largest[i] = second;
+    ADAM_STEP
+})
+
+LOOP(ada_grad, OUT(0, p) IN(1, g) OUT(2, h), NUMBER(0, lr) NUMBER(1, eps) const int has_eps = numbers[1] != 0;, {
+    Real gradient = g[i];
+    Real squares = h[i] + gradient * gradient;
+    h[i] = squares;
+    Real below = ROOT(squares) + eps;
+    below = has_eps || below != 0 ? below : 1;
+    p[i] = p[i] - (gradient / below) * lr;
+})
+
+LOOP(rmsprop, OUT(0, p) IN(1, g) OUT(2, ms),
+     NUMBER(0, lr) NUMBER(1, alpha) NUMBER(2, rest) NUMBER(3, eps) const int has_eps = numbers[3] != 0;, {
+    Real gradient = g[i];
+    Real mean = ms[i] * alpha + (gradient * gradient) * rest;
+    ms[i] = mean;
+    Real below = ROOT(mean) + eps;
+    below = has_eps || below != 0 ? below : 1;
+    p[i] = p[i] - (gradient / below) * lr;
+})
+
+LOOP(weight_decay, IN(0, p) OUT(1, g), NUMBER(0, rate), g[i] = g[i] + p[i] * rate;)
+
+/* written: a bit for each array that is. */
+typedef struct { const char *name; int num_arrays, written, num_numbers; Loop of_float, of_double; } Entry;
+
+#define ENTRY(name, num_arrays, written, num_numbers) \
+    {#name, num_arrays, written, num_numbers, name##_float, name##_double}
+static const Entry ENTRIES[] = {
+    ENTRY(sgd, 2, 1, 1),         ENTRY(momentum_sgd, 3, 5, 2), ENTRY(corrected_momentum_sgd, 3, 5, 2),
+    ENTRY(nesterov_ag, 3, 5, 2), ENTRY(adam, 4, 13, 7),        ENTRY(amsgrad, 5, 29, 7),
+    ENTRY(ada_grad, 3, 5, 2),    ENTRY(rmsprop, 3, 5, 4),
+    ENTRY(weight_decay, 2, 2, 1),
+};
+enum { NUM_ENTRIES = sizeof(ENTRIES) / sizeof(ENTRIES[0]), LEAST = 1 << 15 };
+
+/* ---- threads: those of libgomp, by their functions' addresses, so that there is one pool beside oneDNN's, not two */
+
+typedef struct { Loop loop; void **arrays; ptrdiff_t size; const double *numbers; } Work;
+
+static void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned);
+static int (*omp_thread_num)(void), (*omp_num_threads)(void), (*omp_max_threads)(void);
+
+static void leave_threads(void) { gomp_parallel = NULL; } /* a forked child has none of its parent's */
+
+static void find_threads(void) {
+    void *library = dlopen("libgomp.so.1", RTLD_NOW | RTLD_GLOBAL);
+    if (!library) return;
+    *(void **)&omp_thread_num = dlsym(library, "omp_get_thread_num");
+    *(void **)&omp_num_threads = dlsym(library, "omp_get_num_threads");
+    *(void **)&omp_max_threads = dlsym(library, "omp_get_max_threads");
+    *(void **)&gomp_parallel = dlsym(library, "GOMP_parallel");
+    if (!omp_thread_num || !omp_num_threads || !omp_max_threads) gomp_parallel = NULL;
+    pthread_atfork(NULL, NULL, leave_threads);
+}
+
+static void do_share(void *given) {
+    const Work *work = (const Work *)given;
+    ptrdiff_t count = omp_num_threads(), place = omp_thread_num();
+    ptrdiff_t share = (work->size + count - 1) / count;
+    share = (share + 63) / 64 * 64; /* no two threads write to one cache line */
+    ptrdiff_t start = place * share, stop = start + share;
+    if (stop > work->size) stop = work->size;
+    if (start < stop) work->loop(work->arrays, start, stop, work->numbers);
+}
+
+static void run_loop(Loop loop, void **arrays, ptrdiff_t size, const double *numbers) {
+    int count = gomp_parallel && size > LEAST ? omp_max_threads() : 1;
+    if (count > size / LEAST) count = (int)(size / LEAST);
+    if (count < 2) {
+        loop(arrays, 0, size, numbers);
+        return;
+    }
+    Work work = {loop, arrays, size, numbers};
+    gomp_parallel(do_share, &work, (unsigned)count, 0);
+}
