@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module
+from dbrdist.core.array.backend import Array, accumulation_dtype, to_device
+from dbrdist.core.array.config import config
+from dbrdist.core.array.random import Lines
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.elementwise_table import together
 from dbrdist.core.tape.function_node import FunctionNode
 from dbrdist.core.tape.variable import as_array, as_variable
-from dbrdist.functions.activation import softmax
+from dbrdist.functions.blockwise_attention import Attention, Dropped, Seen, serves, weights_of
 from dbrdist.functions.noise import dropout
 
 
@@ -37,6 +39,9 @@ def scaled_dot_product_attention(
         scale: factor of the products; None for 1 / sqrt(E).
 
     Returns (..., L, V).
+
+    In float32 and float64 on the CPU, the scores of heads with L S of 2^18 and more are made in blocks of queries and
+    never stored, so that memory grows with L and not with L S (a mask whose gradient is wanted needs them all).
     """
     name = "scaled_dot_product_attention"
     query, key, value = together(name, query=query, key=key, value=value)
@@ -48,50 +53,57 @@ def scaled_dot_product_attention(
     if value.shape[-2] != key.shape[-2]:
         raise expected(name, "value", f"{key.shape[-2]} rows, one for each key of {key.shape}", value)
     scale = 1 / sqrt(max(query.shape[-1], 1)) if scale is None else float(scale)
-    scores = ops.matmul(ops.mul(query, scale), ops.swap(key))
-    weights = _weights(name, scores, mask, is_causal)
-    if dropout_ratio:
+    lead = np.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    shape = (*lead, query.shape[-2], key.shape[-2])
+    seen = _seen(name, shape, query.dtype, mask, is_causal)
+    dropped = _dropped(shape, dropout_ratio) if dropout_ratio and config.train else None
+    if serves(query, key, value, seen.added):
+        return Attention(scale, _as_arrays(seen), dropped).apply((query, key, value))[0]
+    weights = weights_of(ops.matmul(ops.mul(query, scale), ops.swap(key)), seen)
+    if dropped is not None and weights.ndim > 2:
+        kept = dropped.whole_mask((*lead, *weights.shape[-2:]), weights.dtype)
+        weights = ops.broadcast_to(weights, kept.shape)
+        weights = dropout(weights, dropout_ratio, mask=to_device(kept, weights.device))
+    elif dropout_ratio:
         weights = dropout(weights, dropout_ratio)
     return ops.matmul(weights, value)
 
 
-def _weights(name: str, scores: Any, mask: Any, is_causal: bool) -> Any:
-    """The softmax over the keys that may be seen."""
-    xp, (num, size) = get_array_module(scores.array), scores.shape[-2:]
-    if not scores.size:
-        return scores
-    seen = xp.asarray(np.tri(num, size, dtype=bool)) if is_causal else None
-    if mask is not None:
-        given = as_array(mask)
-        if not _broadcasts(getattr(given, "shape", None), scores.shape):
-            raise expected(name, "mask", f"a shape that broadcasts to {scores.shape}", mask)
-        if given.dtype.kind in "iu":
-            raise expected(name, "mask", "booleans, or floating numbers to add", mask)
-        if given.dtype.kind != "b":
-            mask = ops.cast(as_variable(mask), scores.dtype)
-            given = mask.array != -np.inf
-            scores = ops.add(scores, ops.where(given, mask, scores.dtype.type(0)))
-        if not given.all():
-            seen = given if seen is None else given & seen
-    if seen is None:
-        return _softmax(scores)
-    seen = xp.broadcast_to(seen, scores.shape)
-    sees_some = seen.any(axis=-1, keepdims=True)
-    lowest = xp.where(sees_some, -np.inf, 0.0).astype(scores.dtype)  # no finite number is below all scores
-    weights = _softmax(ops.where(seen, scores, lowest))
-    return weights if bool(sees_some.all()) else ops.where(seen, weights, scores.dtype.type(0))
+def _seen(name: str, shape: tuple[int, ...], dtype: Any, mask: Any, is_causal: bool) -> Seen:
+    """What a mask of scores of a shape and type means."""
+    if mask is None:
+        return Seen(None, None, is_causal)
+    given = as_array(mask)
+    if not _broadcasts(getattr(given, "shape", None), shape):
+        raise expected(name, "mask", f"a shape that broadcasts to {shape}", mask)
+    if given.dtype.kind in "iu":
+        raise expected(name, "mask", "booleans, or floating numbers to add", mask)
+    added = None
+    if given.dtype.kind != "b":
+        mask = ops.cast(as_variable(mask), dtype)
+        given = mask.array != -np.inf
+        added = ops.where(given, mask, dtype.type(0))
+    return Seen(None if given.all() else given, added, is_causal)
+
+
+def _as_arrays(seen: Seen) -> Seen:
+    return seen if seen.added is None else seen._replace(added=seen.added.array)
+
+
+def _dropped(shape: tuple[int, ...], ratio: float) -> Dropped | None:
+    """What is drawn for weights of a shape; None for those without axes of examples, whose rows are queries."""
+    if not 0.0 <= ratio < 1.0:
+        raise expected("dropout", "ratio", "a number from 0 to less than 1", ratio)
+    if len(shape) < 3:
+        return None
+    lines = Lines(int(np.prod(shape[1:-1])), shape[-1])
+    return Dropped(lines, np.uint32(ratio * 2.0**32), 1.0 / (1.0 - ratio))
 
 
 def _broadcasts(shape: Any, to: tuple[int, ...]) -> bool:
     if shape is None or len(shape) > len(to):
         return False
     return all(n in (1, m) for n, m in zip(shape[::-1], to[::-1]))
-
-
-def _softmax(scores: Any) -> Any:
-    """Over the last axis; kernels take rows."""
-    rows = ops.reshape(scores, (int(np.prod(scores.shape[:-1])), scores.shape[-1]))
-    return ops.reshape(softmax(rows), scores.shape)
 
 
 def multi_head_attention(

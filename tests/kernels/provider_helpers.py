@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
 from dbrdist import kernels
 from dbrdist.core.array import backend
+from dbrdist.kernels import dispatch
 from dbrdist.kernels.cpu import onednn
 
 try:
@@ -52,3 +57,18 @@ def serves(x=IMAGE, W=WEIGHTS, g=POINT, gy_dtype="f"):
         kernels.provider_of("conv_backward_data", gy, W, x.shape, g),
         kernels.provider_of("conv_backward_weight", x, gy, W.shape, g, W.dtype, None),
     ]
+
+
+def memory_of(run: Callable[[], Any]) -> tuple[int, int]:
+    """Bytes that stay after the first call of ``run``, whose result is dropped, and those at its peak."""
+    dispatch._forget()
+    for role in ("weights", "scratchpad", "sum"):  # one of each for all plans
+        onednn.scratch(role, 1 << 20)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        run()
+        after, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return after - before, peak - before

@@ -7,7 +7,6 @@ size, or makes one to look at, adds to it once for each shape.
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,28 +14,13 @@ import pytest
 
 from dbrdist import kernels
 from dbrdist.core.array import backend
-from dbrdist.kernels import dispatch
 from dbrdist.kernels.cpu import onednn
 from dbrdist.kernels.geometry import ConvGeometry
 from tests.each import each
+from tests.kernels.provider_helpers import memory_of
 
 Array = np.ndarray
 needs_onednn = pytest.mark.skipif(not onednn.is_available(), reason="oneDNN is not installed")
-
-
-def memory_of(run: Callable[[], Array]) -> tuple[int, int]:
-    """Bytes that stay after the first call of ``run``, whose result is dropped, and those at its peak."""
-    dispatch._forget()
-    for role in ("weights", "scratchpad", "sum"):  # one of each for all plans
-        onednn.scratch(role, 1 << 20)
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        run()
-        after, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    return after - before, peak - before
 
 
 def image(shape: tuple[int, int, int, int]) -> Array:

@@ -155,6 +155,31 @@ def raw_words(
     return words.reshape(num_rows, blocks * _WORDS_PER_BLOCK)[:, :words_per_row]
 
 
+class Lines:
+    """32 random bits for each element of an array of rows of lines, for the next draw of this step, piece by piece.
+
+    Row i belongs to row ``row + i`` of the global batch, as in :func:`raw_words`. A piece is the same whenever it is
+    asked for, so that nobody needs to keep it.
+    """
+
+    def __init__(self, lines_per_row: int, length: int) -> None:
+        s = _stream
+        self._length = length
+        self._blocks_per_line = -(-length // (2 * _WORDS_PER_BLOCK))
+        self._first = s.row
+        self._blocks_per_row = lines_per_row * self._blocks_per_line
+        self._at = s.seed, s.draw, s.iteration, s.epoch
+        s.draw += 1
+
+    def bits(self, row: int, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
+        """Those of the lines from ``start`` to ``stop`` of a row, shape (stop - start, length)."""
+        seed, draw, iteration, epoch = self._at
+        block = (self._first + row) * self._blocks_per_row + start * self._blocks_per_line
+        made = _philox(seed, "forward", (block, draw, iteration, epoch))
+        words = made.random_raw((stop - start) * self._blocks_per_line * _WORDS_PER_BLOCK)
+        return words.view("<u4").reshape(stop - start, -1)[:, : self._length]
+
+
 def next_initializer_generator() -> np.random.Generator:
     """A generator for the next parameter's initial values, in order of initialisation: equal on all ranks."""
     s = _stream
