@@ -109,7 +109,7 @@ def test_memory_grows_with_the_length_not_with_its_square():
         y.backward()
 
     _, peak = memory_of(step)
-    assert peak < 30 << 20
+    assert peak < 40 << 20  # 100 and more with all scores at once
 
 
 def test_a_mask_that_wants_a_gradient_gets_it(in_blocks):
