@@ -21,7 +21,7 @@ from numpy import ndarray
 from dbrdist.core.array.backend import number
 from dbrdist.core.array.elementwise import hand_down_kernel
 from dbrdist.kernels import providers
-from dbrdist.kernels.cpu import onednn_elementwise
+from dbrdist.kernels.cpu import loops, onednn_elementwise
 from dbrdist.kernels.geometry import ConvGeometry, PoolGeometry
 from dbrdist.kernels.gpu import cuda_normalization
 from dbrdist.kernels.keys import (
@@ -506,5 +506,5 @@ def row(name: Any, names: tuple[str, ...], arrays: tuple[Array, ...], numbers: t
     return plan(name, names, arrays, numbers)
 
 
-for _name in onednn_elementwise.TABLE:
+for _name in {**onednn_elementwise.TABLE, **loops.TABLE}:
     hand_down_kernel(_name, partial(row, _name))

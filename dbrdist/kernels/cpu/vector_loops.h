@@ -105,6 +105,52 @@ LOOP(rmsprop, OUT(0, p) IN(1, g) OUT(2, ms),
 
 LOOP(weight_decay, IN(0, p) OUT(1, g), NUMBER(0, rate), g[i] = g[i] + p[i] * rate;)
 
+/* ---- elementwise functions and their gradients: the result first */
+
+LOOP(hard_sigmoid, OUT(0, y) IN(1, x), , {
+    Real line = x[i] * (Real)0.2 + (Real)0.5;
+    line = LARGER(line, 0);
+    y[i] = SMALLER(line, 1);
+})
+
+LOOP(hard_sigmoid_gradient, OUT(0, gx) IN(1, x) IN(2, gy), , {
+    Real moved = gy[i] * (Real)0.2;
+    gx[i] = x[i] > (Real)-2.5 && x[i] < (Real)2.5 ? moved : 0;
+})
+
+#define HELD                            \
+    Real a = x[i] - t[i];               \
+    Real held = LARGER(a, -delta);      \
+    held = SMALLER(held, delta);
+
+LOOP(huber, OUT(0, y) IN(1, x) IN(2, t), NUMBER(0, delta), {
+    HELD
+    y[i] = held * (a - held * (Real)0.5);
+})
+
+LOOP(huber_gradient, OUT(0, gx) IN(1, x) IN(2, t) IN(3, gy), NUMBER(0, delta), {
+    HELD
+    gx[i] = gy[i] * held;
+})
+
+/* What passes a ReLU backwards: gy where its output is not 0, else a zero with the sign of gy, as from a product. */
+#define PASSED(y, gy) ((y) != 0 ? (gy) : ZERO_OF(gy))
+#define ZERO_OF(x) (sizeof(Real) == sizeof(float) ? (Real)copysignf(0, (float)(x)) : (Real)copysign(0, (double)(x)))
+
+LOOP(relu_backward, OUT(0, gx) IN(1, y) IN(2, gy), , gx[i] = PASSED(y[i], gy[i]);)
+
+LOOP(relu_backward_over, OUT(0, gy) IN(1, y), , gy[i] = PASSED(y[i], gy[i]);)
+
+LOOP(relu_backward_of_sum, OUT(0, gx) IN(1, y) IN(2, a) IN(3, b), , {
+    Real sum = a[i] + b[i];
+    gx[i] = PASSED(y[i], sum);
+})
+
+LOOP(relu_backward_of_sum_over, OUT(0, a) IN(1, y) IN(2, b), , {
+    Real sum = a[i] + b[i];
+    a[i] = PASSED(y[i], sum);
+})
+
 /* written: a bit for each array that is. */
 typedef struct { const char *name; int num_arrays, written, num_numbers; Loop of_float, of_double; } Entry;
 
@@ -115,6 +161,10 @@ static const Entry ENTRIES[] = {
     ENTRY(nesterov_ag, 3, 5, 2), ENTRY(adam, 4, 13, 7),        ENTRY(amsgrad, 5, 29, 7),
     ENTRY(ada_grad, 3, 5, 2),    ENTRY(rmsprop, 3, 5, 4),
     ENTRY(weight_decay, 2, 2, 1),
+    ENTRY(hard_sigmoid, 2, 1, 0), ENTRY(hard_sigmoid_gradient, 3, 1, 0),
+    ENTRY(huber, 3, 1, 1),        ENTRY(huber_gradient, 4, 1, 1),
+    ENTRY(relu_backward, 3, 1, 0), ENTRY(relu_backward_over, 2, 1, 0),
+    ENTRY(relu_backward_of_sum, 4, 1, 0), ENTRY(relu_backward_of_sum_over, 3, 1, 0),
 };
 enum { NUM_ENTRIES = sizeof(ENTRIES) / sizeof(ENTRIES[0]), LEAST = 1 << 15 };
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import dbrdist
+import dbrdist.functions as F
 from dbrdist import kernels, optimizers
+from dbrdist.core.array import backend
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.kernels.cpu import loops
 from tests.each import each
@@ -92,7 +94,60 @@ class Recorder:
 
 @compiled
 def test_every_loop_has_a_rule():
-    assert {row for _, row in RULES.values()} == set(loops._PLACES)
+    rows = {name for name, _ in loops.TABLE.values()}
+    masks = {name for name in loops._PLACES if name.startswith("relu_backward")}
+    assert {row for _, row in RULES.values()} | rows | masks == set(loops._PLACES)
+
+
+def numbers(dtype, seed):
+    """An array of 20,000 numbers with all that is special among them."""
+    x = np.random.default_rng(seed).standard_normal(20_000).astype(dtype) * dtype(3)
+    special = np.nan, np.inf, -np.inf, 2.5, -2.5, 0.0, -0.0, 1e-40, 0.6, -0.6
+    x[: 2 * len(special)] = np.resize(np.roll(special, seed), 2 * len(special))
+    return x
+
+
+FUNCTIONS = {
+    "hard_sigmoid": lambda x, t: F.hard_sigmoid(x),
+    "huber": lambda x, t: F.huber_loss(x, t, 0.6, "no"),
+}
+
+
+@compiled
+@each(name=list(FUNCTIONS), dtype=[np.float32, np.float64])
+def test_functions_and_gradients_have_the_bits_of_numpys_formula(name, dtype):
+    def step():
+        x, t = (dbrdist.Variable(numbers(dtype, seed)) for seed in (0, 1))
+        y = FUNCTIONS[name](x, t)
+        y.grad = numbers(dtype, 2)
+        y.backward()
+        return [a.tobytes() for a in (y.array, x.grad, t.grad) if a is not None]
+
+    with np.errstate(all="ignore"):
+        assert kernels.provider_of("row", name, loops.TABLE[name][1], (numbers(dtype, 0),) * 2, (0.6,)) == "loops"
+        ours = step()
+        with kernels.use("columns"):
+            assert step() == ours
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@each(dtype=[np.float32, np.float64], lay=[backend.channels_last, np.ascontiguousarray], out=[None, 1, 2])
+def test_what_passes_a_relu_backwards(dtype, lay, out):
+    """NaN and infinity stop where the output is 0, in new arrays and over the gradients."""
+    y, a, b = (lay(numbers(dtype, seed).reshape(2, 50, 10, 20)) for seed in range(3))
+    y = np.maximum(y, 0)
+    expected, of_sum = np.where(y != 0, a, 0), np.where(y != 0, a + b, 0)
+    assert kernels.provider_of("relu_backward", y, a) == "loops"
+    np.testing.assert_array_equal(kernels.relu_backward(y, a), expected)
+    assert kernels.provider_of("relu_backward_of_sum", y, a, b) == "loops"
+    target = (None, a, b)[out or 0]
+    found = kernels.relu_backward_of_sum(y, a, b, target)
+    assert target is None or found is target
+    np.testing.assert_array_equal(found, of_sum)
+    wide_y, wide_a = (lay(np.tile(v, (16, 1, 1, 1))) for v in (y, expected))
+    assert kernels.relu_backward_over(wide_y, wide_a) is wide_a
+    np.testing.assert_array_equal(wide_a, np.tile(expected, (16, 1, 1, 1)))
 
 
 @compiled
