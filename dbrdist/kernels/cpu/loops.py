@@ -1,6 +1,6 @@
 """The provider ``loops``: update rules and some elementwise functions in one pass over memory, in own C.
 
-The loops are in ``vector_loops.h`` and run on OpenMP's threads. The provider serves float32 and float64 where dbrdist is
+The loops, in ``vector_loops.h``, run on OpenMP's threads. The provider serves float32 and float64 where dbrdist is
 compiled. Elsewhere NumPy's formulas, which take several passes over pieces that stay in cache, give the same bits.
 """
 
