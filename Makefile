@@ -9,9 +9,7 @@ SEED    ?= 0
 # Many tests wait for programs or for threads: more at a time than there are cores. Those of the inner loop hardly wait,
 # and each further worker collects all tests for itself.
 WAITERS ?= 4
-# Own CUDA kernels, compiled by g++, and what cuDNN is asked for.
-ON_HOST = $(patsubst %,tests/gpu/test_%.py,gpu_cudnn host_cudnn host_ops gpu_normalization gpu_sums)
-WHEEL_TESTS ?= $(addprefix tests/,cli comm contracts core functions kernels links models optimizers training)
+WHEEL_TESTS ?=
 
 READY   := $(VENV)/.ready
 RUN     := PATH="$(abspath $(VENV))/bin:$$PATH"
@@ -19,6 +17,7 @@ RUN     := PATH="$(abspath $(VENV))/bin:$$PATH"
 THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # Hundreds of tests start Python, which without bytecode compiles all of the package each time.
 unexport PYTHONDONTWRITEBYTECODE
+export EXTRAS RANKS WAITERS WORKERS WHEEL_TESTS
 
 .PHONY: help setup train test test-quick test-fast test-programs mutants fuzz test-mpi test-wheel lint types clean
 
@@ -36,18 +35,21 @@ setup: $(READY)  ## Make the virtual environment with dbrdist, MPI and the tools
 train: $(READY)  ## Train a network on real images with two ranks; ends with the test accuracy.
 	$(RUN) mpiexec -n 2 dbrdist-train --overwrite examples/digits/config.yaml
 
-test: test-fast test-programs test-mpi  ## Pass all tests: the fast suite, programs, then real MPI with 1 to 4 ranks.
+# The suites stand in tests/suites.py: single tests that fail are repeated once and counted, and a suite that fails does
+# not stop the next one. What failed is listed at the end.
+SUITES := $(PYTHON) tests/suites.py --venv main=$(VENV)
+
+test: $(READY)  ## Pass all tests: the fast suite, programs, then real MPI with 1 to 4 ranks; what failed is listed last.
+	$(SUITES) fast programs mpi
 
 test-quick: $(READY)  ## The inner loop: the fast suite without what is slow.
 	$(RUN) $(THREADS) python -m pytest tests -n $(WORKERS) --dist worksteal -q -m "not slow"
 
 test-fast: $(READY)  ## All tests but those of programs and of MPI; the tests for GPUs run on a stand-in for CuPy.
-	$(RUN) $(THREADS) python -m pytest tests -n $(WAITERS) --dist worksteal -m "not programs"
-	$(RUN) $(THREADS) python -m pytest tests/gpu --on stand-in -n $(WORKERS)
+	$(SUITES) fast
 
 test-programs: $(READY)  ## The tests that start programs: jobs of real ranks, dbrdist-launch, scripts, loaders, compilers.
-	$(RUN) $(THREADS) python -m pytest tests -n $(WAITERS) --dist worksteal -m programs
-	$(RUN) $(THREADS) python -m pytest $(ON_HOST) --on host-cuda -n $(WORKERS)
+	$(SUITES) programs
 
 fuzz: $(READY)  ## Try random programs, runs and jobs against independent expectations; NUM of each, from SEED on.
 	$(RUN) $(THREADS) PYTHONPATH="$(CURDIR):$(CURDIR)/launch" sh -c '\
@@ -56,27 +58,14 @@ fuzz: $(READY)  ## Try random programs, runs and jobs against independent expect
 	  python -m tests.fuzz.launcher --jobs $(NUM) --seed $(SEED)'
 
 test-mpi: $(READY)  ## The MPI suite with each number of ranks.
-	@set -e; for n in $(RANKS); do \
-	  echo "== mpiexec -n $$n python -m pytest tests/mpi"; \
-	  $(RUN) $(THREADS) timeout 900 mpiexec -n $$n python -m pytest tests/mpi; \
-	done
+	$(SUITES) mpi
 
 mutants: $(READY)  ## Break the code at 100 random places, one by one, and list what no test notices; takes hours.
 	$(RUN) $(THREADS) nice -n 19 python tests/rules/mutants.py --workers $(WORKERS) --record
 
 # As users install it, far from the sources: `pip install .` compiles what every step goes through.
 test-wheel:  ## Install dbrdist as users do, compiled, in an environment of its own, and pass the tests of what is compiled.
-	@rm -rf $(VENV)-wheel
-	$(PYTHON) -m venv $(VENV)-wheel
-	$(VENV)-wheel/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)-wheel/bin/python -m pip install --quiet ".[$(EXTRAS)]"
-	@set -e; sources=$$(mktemp -d); trap 'rm -rf "$$sources"' EXIT; \
-	  cp -r tests benchmarks examples docs README.md pyproject.toml "$$sources"; \
-	  PATH="$(abspath $(VENV))-wheel/bin:$$PATH"; cd "$$sources"; export $(THREADS); \
-	  python -c 'import dbrdist; dbrdist.print_runtime_info()' | tee info; grep -q "^dbrdist: .*, compiled" info; \
-	  python -m pytest $(WHEEL_TESTS) -n $(WORKERS) --dist worksteal; \
-	  python -m pytest tests/gpu --on stand-in; \
-	  timeout 900 mpiexec -n 2 python -m pytest tests/mpi
+	$(PYTHON) tests/suites.py --venv wheel=$(VENV)-wheel wheel
 
 lint: $(READY)  ## Style and format.
 	$(RUN) ruff check .
