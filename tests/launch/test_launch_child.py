@@ -204,6 +204,20 @@ def test_no_signal_cuts_a_write_short(monkeypatch):
     assert killed == [1]
 
 
+def test_a_process_that_lost_its_handler_meanwhile_is_not_asked(monkeypatch):
+    """While it stood in a write its Python may have come to its end: the signal would kill it."""
+    killed, told, catches, writes = [], [], [True], [True]
+    monkeypatch.setattr(stacks.linux, "kill", lambda pid, number: killed.append(pid))
+    monkeypatch.setattr(stacks.linux, "catches", lambda pid, number: catches[0])
+    monkeypatch.setattr(stacks, "is_writing", lambda pid: writes[0])
+    monkeypatch.setattr(stacks, "by_py_spy", lambda pids: "by py-spy")
+    one = stacks.Stacks(50, lambda *answer: told.append(answer[0]))
+    one.ask([1], 0.0)
+    catches[0] = writes[0] = False
+    one.look(limits.STACK_LOOK_SECONDS)
+    assert (killed, told, one.due) == ([], ["by py-spy"], None)
+
+
 def test_a_process_in_a_write_is_seen():
     read, write = os.pipe()
     child = os.fork()

@@ -222,3 +222,29 @@ def test_lines_are_written_whole_and_what_the_user_says_of_buffers_holds():
     assert Told(program, PYTHONUNBUFFERED="1").out == "False True _Whole\n"
     assert Told(program, PYTHONUNBUFFERED="0").out == "False False BufferedWriter\n"
     assert Told(program, PYTHONUNBUFFERED="").out == "True False BufferedWriter\n"
+
+
+def test_a_question_after_the_end_of_python_does_not_kill_the_process():
+    """MPI_Finalize runs when Python has ended, and may wait long; Python itself leaves the signal's default: death."""
+    number = signal.SIGRTMAX - 3
+    after = (
+        "import ctypes\n"
+        # What stands in for MPI_Finalize: C code that Python calls at its very end.
+        "ctypes.pythonapi.Py_AtExit(ctypes.CDLL(None).pause)\n"
+    )
+    env = {"PYTHONPATH": INJECT}
+    read, write = os.pipe()
+    env["DBRDIST_LAUNCH_EVENTS"] = f"{write},{number}"
+    words = [sys.executable, "-S", "-c", f"import sitecustomize\n{after}"]
+    with subprocess.Popen(words, env=env, pass_fds=(write,)) as child:
+        os.close(write)
+        told = b""
+        while b"finished" not in told:
+            data = os.read(read, 4096)
+            assert data, "it ended"
+            told += data
+        with open(f"/proc/{child.pid}/status") as file:
+            (ignored,) = [int(line.split()[1], 16) for line in file if line.startswith("SigIgn:")]
+        child.kill()
+    os.close(read)
+    assert ignored >> (number - 1) & 1

@@ -206,7 +206,7 @@ class _World:
         return spec
 
 
-def _hook_end(teller, codes):
+def _hook_end(teller, codes, stack_signal):
     """Tell that the interpreter is ending, with what code, and that it has ended."""
 
     def leaving():
@@ -224,10 +224,21 @@ def _hook_end(teller, codes):
     class Last:
         """Dropped by the interpreter when nearly nothing else is left of it; what it needs, it brings along."""
 
-        def __del__(self, write=os.write, getpid=os.getpid, fstat=os.fstat, errors=(OSError, TypeError)):
+        def __del__(
+            self, write=os.write, getpid=os.getpid, fstat=os.fstat, errors=(OSError, TypeError, ValueError),
+            forget=faulthandler.unregister, handle=signal.signal, ignored=signal.SIG_IGN,
+        ):  # fmt: skip
+            if getpid() != process:
+                return
+            try:
+                if stack_signal:  # a question that comes now must not kill the process, which Python's handler leaves
+                    forget(stack_signal)
+                    handle(stack_signal, ignored)
+            except errors:
+                pass
             try:
                 now = fstat(descriptor)
-                if getpid() == process and (now.st_dev, now.st_ino) == pipe:
+                if (now.st_dev, now.st_ino) == pipe:
                     write(descriptor, b'\x1e{"event": "finished", "pid": %d}\n' % process)
             except errors:
                 pass
@@ -243,7 +254,7 @@ def _install(descriptor, stack_signal):
     if not faulthandler.is_enabled():
         faulthandler.enable()
     _hook_exceptions(teller)
-    _hook_end(teller, _hook_exit())
+    _hook_end(teller, _hook_exit(), stack_signal)
     sys.meta_path.insert(0, _World(teller))
     teller.tell("hooks")
 
