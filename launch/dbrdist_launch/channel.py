@@ -1,9 +1,7 @@
 """The side channel between the launcher and each rank's supervisor, over one connection.
 
-A message is a line of JSON, `{"t": kind, ...}`; with `"n"` so many bytes follow it as they are. From a rank: hello,
-started, failed, out, beat, pong, event, stacks, asked, ended, exit. From the launcher: welcome, ping, credit, stop,
-signal, kill, stacks, bye. From `dbrdist-launch ps` and the like: ask, and to them: answer. The first line of a
-connection carries the job's random token; a connection without it is closed.
+What is said stands in `messages`. The first line of a connection carries the job's random token; a connection without
+it is closed.
 
 Nothing here blocks: what does not go out at once waits until the connection takes it. Whether the other end lives is
 the kernel's to say: it closes the connection of a process that has ended, and gives up that of a host that is gone.
@@ -15,8 +13,9 @@ from __future__ import annotations
 import _socket as socket  # without the enumerations and files of `socket`, which cost each rank's start 3 ms
 import os
 
-from . import wire
+from . import messages, wire
 from .limits import MESSAGE_BYTES
+from .messages import NonsenseError
 
 _RECEIVE_BYTES = 1 << 18
 _KEEP_ALIVE_PROBES = 3
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-Message = dict[str, "Any"]
+    from .messages import Message
 
 
 def new_token() -> str:
@@ -42,21 +41,17 @@ def same_token(one: object, other: str) -> bool:
     return isinstance(one, str) and one.isascii() and bool(_compare_digest(one, other))
 
 
-class NonsenseError(ValueError):
-    """The other end does not follow the protocol."""
-
-
 class Parser:
-    """Bytes in, messages out."""
+    """Bytes in, lines and their bytes out."""
 
     def __init__(self, limit_bytes: int = MESSAGE_BYTES) -> None:
         self.limit_bytes = limit_bytes  # of one message
         self._rest = bytearray()
-        self._message: Message | None = None  # the one whose bytes have not all come
+        self._message: dict[str, Any] | None = None  # the one whose bytes have not all come
         self._wanted = 0
 
-    def feed(self, data: bytes) -> list[Message]:
-        """The messages completed by `data`; NonsenseError for anything else."""
+    def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
+        """What is completed by `data`, each with the bytes that followed it; NonsenseError for anything else."""
         if self._rest:
             self._rest += data
         source = self._rest or data  # mostly a message comes whole, and is not copied together first
@@ -68,9 +63,9 @@ class Parser:
             del self._rest[:used]
         return found
 
-    def _messages(self, source: bytes | bytearray, view: memoryview) -> tuple[list[Message], int]:
+    def _messages(self, source: bytes | bytearray, view: memoryview) -> tuple[list[tuple[dict[str, Any], bytes]], int]:
         """(the messages that are whole, how many bytes they take)"""
-        found: list[Message] = []
+        found: list[tuple[dict[str, Any], bytes]] = []
         at = 0
         while True:
             if self._message is None:
@@ -82,10 +77,8 @@ class Parser:
                 return found, at
             message, self._message = self._message, None
             assert message is not None
-            if self._wanted:
-                message["data"] = bytes(view[at : at + self._wanted])
-                at += self._wanted
-            found.append(message)
+            found.append((message, bytes(view[at : at + self._wanted])))
+            at += self._wanted
 
     def _header(self, source: bytes | bytearray, view: memoryview, at: int) -> int:
         """Read the line there; where it ends, or `at` where its end has not come."""
@@ -136,11 +129,9 @@ class Channel:
         ):
             self.socket.setsockopt(socket.IPPROTO_TCP, option, value)
 
-    def send(self, kind: str, data: bytes | memoryview = b"", **fields: object) -> None:
+    def send(self, message: Message) -> None:
         """Send one message, now or when the connection takes it. A broken connection shows in `receive`."""
-        if data:
-            fields["n"] = len(data)
-        head = wire.dumps({"t": kind, **fields}).encode() + b"\n"
+        head, data = messages.write(message)
         sent = 0
         if not self.unsent:
             try:
@@ -170,7 +161,7 @@ class Channel:
         """The messages that have arrived; None when the other end is gone or talks nonsense."""
         try:
             data = self.socket.recv(_RECEIVE_BYTES)
-            return self.parser.feed(data) if data else None
+            return [messages.read(*found) for found in self.parser.feed(data)] if data else None
         except (BlockingIOError, InterruptedError):
             return []
         except (OSError, NonsenseError):

@@ -15,9 +15,9 @@ import os
 import struct
 import sys
 import time
-from collections import namedtuple
 
 from . import wire
+from .named import NamedTuple
 
 TYPE_CHECKING = False  # `typing` itself would cost each rank's supervisor 0.7 MB
 if TYPE_CHECKING:
@@ -35,8 +35,14 @@ _PAUSED_AT, _LENGTH_AT, _FIELDS_AT = 24, 28, 32
 _FIELDS_SECONDS = 0.1  # fields are for people to read: written at most ten times a second
 
 
-# What a rank last said: number of beats, its step (-1: none), time in seconds on the monotonic clock.
-Beat = namedtuple("Beat", "number step time paused fields")
+class Beat(NamedTuple):
+    """What a rank last said."""
+
+    number: int  # of beats
+    step: int  # -1: none
+    time: float  # in seconds on the monotonic clock
+    paused: bool
+    fields: dict[str, object]
 
 
 class _Writer:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections import namedtuple  # not from `typing`, which would cost each rank's supervisor 0.7 MB
 
+from .named import NamedTuple
 from .wire import whole
 
 TYPE_CHECKING = False
@@ -25,8 +25,14 @@ _NAMES: dict[str, tuple[str, str, str, str]] = {
 }
 
 
-# Rank and number of ranks, in the job and on this host (0: the starter does not say how many are here).
-Identity = namedtuple("Identity", "rank size local_rank local_size host")
+class Identity(NamedTuple):
+    """Rank and number of ranks, in the job and on this host (0: the starter does not say how many are here)."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    host: str
 
 
 def _first(environment: Mapping[str, str], names: str) -> int | None:

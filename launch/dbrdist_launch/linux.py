@@ -1,34 +1,40 @@
 """The few Linux calls that Python does not wrap, and what /proc tells about processes."""
 
+from __future__ import annotations
+
 import os
 import time
 
 from .signals import signal
 
+TYPE_CHECKING = False  # see channel.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-
-
-_libc = None
+_call: Callable[..., None] | None = None  # prctl
 
 
 def load() -> None:
     """Load what `prctl` needs, so that a child need not."""
-    global _libc
-    if _libc is None:
+    global _call
+    if _call is None:
         try:
-            import ctypes
+            import _ctypes  # a quarter of what the package around it takes
 
-            _libc = ctypes.CDLL(None)
-            assert _libc.prctl  # looked up here, once
+            class Function(_ctypes.CFuncPtr):  # returns nothing that is looked at, and takes C ints
+                _flags_, _restype_ = _ctypes.FUNCFLAG_CDECL, None
+
+            _call = Function(_ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl"))  # type: ignore[arg-type,unused-ignore]
         except (ImportError, OSError, AttributeError):
             pass  # not Linux: the callers have a second way to notice the death of a parent
 
 
 def _prctl(option: int, value: int) -> None:
     load()
-    if _libc is not None:
-        _libc.prctl(option, value, 0, 0, 0)
+    if _call is not None:
+        _call(option, value, 0, 0, 0)
 
 
 def die_with_parent(parent: int, signal_number: int = signal.SIGKILL) -> None:

@@ -8,6 +8,8 @@ import sys
 import time
 import uuid
 
+from dbrdist_launch import messages
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "launch" / "programs"
 MARK = "DBRDIST_TEST_MARK"
@@ -89,3 +91,19 @@ def run_subcommand(*arguments, env=None, timeout=40.0):
     """Run `dbrdist-launch ps` and the like."""
     words = [sys.executable, "-m", "dbrdist_launch", *arguments]
     return subprocess.run(words, env=environment("sub", **(env or {})), capture_output=True, text=True, timeout=timeout)
+
+
+def told(message):
+    """(kind, fields) of a message, as on the wire; those of an event beside its name."""
+    head, data = messages.write(message)
+    fields = json.loads(head)
+    fields.pop("n", None)
+    fields |= fields.pop("fields") if fields["t"] == "event" else {}
+    return fields.pop("t"), {**fields, "data": bytes(data)} if data else fields
+
+
+def message(kind, data=b"", **fields):
+    """The message of a kind; an event's fields beside its name."""
+    if kind == "event":
+        fields = {"event": fields.pop("event"), "fields": fields}
+    return messages.read({"t": kind, **fields}, data)

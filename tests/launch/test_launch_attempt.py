@@ -6,6 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import support
 from dbrdist_launch import codes, limits
 from dbrdist_launch.backends.hydra import Hydra
 from dbrdist_launch.backends.job import Host, Job
@@ -14,6 +15,7 @@ from dbrdist_launch.launcher import attempt as attempts
 from dbrdist_launch.launcher.attempt import Attempt, Plan
 from dbrdist_launch.launcher.report import Failure
 from dbrdist_launch.launcher.settings import Settings
+from dbrdist_launch.messages import Exit, Hello
 
 STEP = 2.0**-10
 
@@ -41,8 +43,8 @@ class Channel:
     def __init__(self):
         self.sent, self.inbox, self.is_closed, self.unsent = [], [], False, b""
 
-    def send(self, kind, data=b"", **fields):
-        self.sent.append((kind, {**fields, "data": data} if data else fields))
+    def send(self, message):
+        self.sent.append(support.told(message))
 
     def receive(self):
         return self.inbox
@@ -118,11 +120,11 @@ def start(clock):
 
 
 def hello(rank, size=2, host="a"):
-    return {"t": "hello", "rank": rank, "size": size, "host": host, "local_rank": rank}
+    return Hello("t", rank, size, rank, host)
 
 
 def exit_of(code=0, number=0, ours=False, step=None, age=0.0):
-    return {"t": "exit", "code": code, "signal": number, "oom": None, "ours": ours, "step": step, "age": age}
+    return Exit(code, number, None, ours, step, age)
 
 
 def sent(one, rank, kind):
@@ -177,8 +179,8 @@ def test_a_rank_that_comes_after_a_request_to_stop_hears_of_it(start, asked, pas
 # ---- what ranks tell ------------------------------------------------------------------------------------------------
 
 
-def tell(one, rank, **message):
-    one.ranks[rank].channel.inbox = [message]
+def tell(one, rank, whole=None, **fields):
+    one.ranks[rank].channel.inbox = [whole or support.message(fields.pop("t"), **fields)]
     one._on_rank(one.ranks[rank])
 
 
@@ -214,7 +216,7 @@ def test_answers_and_beats(start, clock):
     one = start(2)
     for rank in one.ranks.values():
         rank.pinged = True
-    beat = {"state": "S", "traced": False, "count": 3, "step": 5, "age": 2.0, "paused": False, "fields": {"loss": 1}}
+    beat = {"state": "S", "traced": False, "beats": 3, "step": 5, "age": 2.0, "paused": False, "fields": {"loss": 1}}
     clock.now += 4.0
     tell(one, 0, t="beat", **beat)
     tell(one, 1, t="pong")
@@ -226,13 +228,13 @@ def test_answers_and_beats(start, clock):
     clock.now += 1.0
     tell(one, 0, t="started", pid=8)
     assert (one.ranks[1].pid, one.ranks[0].pid, one.first_rank_at) == (7, 8, began)
-    tell(one, 0, t="stacks", text="s", state="T")
+    tell(one, 0, t="stacks", text="s", sources={}, state="T")
     assert (first.stacks, first.state) == ("s", "T")
-    tell(one, 0, t="ended", code=3)
+    tell(one, 0, t="ended", code=3, signal=0)
     ended = clock.now
     clock.now += 1.0
-    tell(one, 0, t="ended", code=4)
-    assert first.ended == ended and first.early_exit["code"] == 4
+    tell(one, 0, t="ended", code=4, signal=0)
+    assert first.ended == ended and first.early_exit.code == 4
 
 
 def test_a_connection_that_breaks_is_remembered(start, clock):
@@ -265,7 +267,7 @@ def test_ends_that_are_failures_and_answers(start, end, change, said_bye, failed
     one = start(2)
     for name, value in change.items():
         setattr(one, name, value)
-    tell(one, 1, **end)
+    tell(one, 1, end)
     assert one.ranks[1].exit is not None
     assert (one.failure is not None, one.asked) == (failed, asked)
     assert ("bye" in one.ranks[1].channel.kinds()) == (said_bye or failed)
@@ -277,27 +279,27 @@ def test_a_python_that_was_interrupted_while_it_started_answered(start):
     one = start(2)
     one.asked = signal.SIGINT
     tell(one, 1, t="out", stream="err", data=b"KeyboardInterrupt\n")
-    tell(one, 1, **exit_of(1))
+    tell(one, 1, exit_of(1))
     assert one.failure is None and "bye" in one.ranks[1].channel.kinds()
     other = start(2)
     other.asked = signal.SIGTERM
     tell(other, 1, t="out", stream="err", data=b"KeyboardInterrupt\n")
-    tell(other, 1, **exit_of(1))
+    tell(other, 1, exit_of(1))
     assert other.failure is not None
 
 
 def test_a_report_carries_the_last_beat(start, clock):
     one = start(2)
-    tell(one, 0, **exit_of(step=7, age=3.0))
+    tell(one, 0, exit_of(step=7, age=3.0))
     assert (one.ranks[0].step, one.ranks[0].beat_at) == (7, clock.now - 3.0)
-    tell(one, 1, **exit_of())
+    tell(one, 1, exit_of())
     assert (one.ranks[1].step, one.ranks[1].beat_at) == (-1, None)
 
 
 def test_the_second_failure_does_not_count(start):
     one = start(3)
-    tell(one, 1, **exit_of(3))
-    tell(one, 2, **exit_of(4))
+    tell(one, 1, exit_of(3))
+    tell(one, 2, exit_of(4))
     assert one.failure.rank == 1
 
 
@@ -494,14 +496,14 @@ def test_ranks_that_stay_behind_end_the_job_where_the_user_asked(start, clock, b
     for seconds in (None, 4.0):
         one = start(3, exit_timeout=seconds)
         if by == "exit":
-            tell(one, 1, **exit_of())
+            tell(one, 1, exit_of())
         else:
             tell(one, 1, t="event", event=by, message="E: m", own=True, name="t", code=1)
         begins = seconds is not None and by != "thread"
         assert one.exit_deadline == (clock.now + 4.0 if begins else None)
         if begins:
             clock.now += 1.0
-            tell(one, 2, **exit_of())
+            tell(one, 2, exit_of())
             assert one.exit_deadline == clock.now + 3.0  # it counts from the first
             assert one._deadlines(clock.now + 3.0 - STEP) is None
             failure = one._deadlines(clock.now + 3.0)

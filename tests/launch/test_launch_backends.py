@@ -2,12 +2,15 @@
 
 import os
 import signal
+import sys
 
 import pytest
+from dbrdist_launch import backends
 from dbrdist_launch.backends import flux, hydra, mpi, openmpi, slurm
 from dbrdist_launch.backends.job import Host, Job, Place
 from dbrdist_launch.backends.mpi import Library, Starter
 from dbrdist_launch.errors import LaunchError, place_of
+from dbrdist_launch.identity import of_environment
 from dbrdist_launch.launcher.attempt import Outcome, Plan
 from dbrdist_launch.launcher.output import Piece
 from dbrdist_launch.launcher.ranks import Rank
@@ -246,3 +249,39 @@ def test_the_place_of_an_error_is_where_it_was_raised():
         assert place_of(error) == f"{__file__}:{inner.__code__.co_firstlineno + 1}"
     assert place_of(ValueError("never raised")) == "?"
     assert LaunchError("no").code == 2 and str(LaunchError("no", 71)) == "no" and LaunchError("no", 71).code == 71
+
+
+MINE = """
+from .hydra import Hydra
+from .mpi import Starter
+
+NAMES, ORDER = ("mine", "mine-fast"), 2.5
+
+
+class Mine(Hydra):
+    identity = "MINE_RANK,MINE_SIZE,MINE_LOCAL_RANK,"
+
+
+def choose(place):
+    return Mine(Starter("mine", "1", "/mine")) if place.asked.startswith("mine") else None
+"""
+
+
+def test_a_backend_is_one_file(tmp_path, monkeypatch):
+    """Its file brings its names, its place among the others, its command and the variables of its ranks."""
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "helper.py").write_text("")  # no backend
+    monkeypatch.setattr(backends, "__path__", [*backends.__path__, str(tmp_path)])
+    for name in ("mine", "helper"):
+        monkeypatch.delitem(sys.modules, f"dbrdist_launch.backends.{name}", raising=False)
+    known = {one.NAMES[0]: one.choose for one in backends._found()}
+    assert list(known) == ["srun", "flux", "mine", "openmpi", "hydra"]
+    monkeypatch.setattr(backends, "_KNOWN", known)
+    monkeypatch.setattr(backends, "_ASKED", {name: one.NAMES[0] for one in backends._found() for name in one.NAMES})
+    made = backends.choose(Place("mine-fast"))
+    assert made.command(Job(("x",), 2), ["p"])[:3] == ["/mine", "-n", "2"]
+    variables = {"MINE_RANK": "1", "MINE_SIZE": "2", "PMI_RANK": "0", "PMI_SIZE": "9"}
+    assert of_environment(made.identity, variables)[:4] == (1, 2, 0, 0)
+    monkeypatch.setattr(backends, "_ASKED", {})
+    with pytest.raises(LaunchError, match="--backend 'mine'"):
+        backends.choose(Place("mine"))

@@ -18,6 +18,7 @@ from dbrdist_launch.launcher.ranks import Rank
 from dbrdist_launch.launcher.report import Failure
 from dbrdist_launch.launcher.restarts import Policy
 from dbrdist_launch.launcher.runs import Run
+from dbrdist_launch.messages import Exit
 from test_launch_doctor import FACTS, said
 from test_launch_judgement import NOW, end, judge, lose
 
@@ -26,7 +27,7 @@ STEP = 2.0**-10  # exact on either side of all times here
 
 
 def exits(made, rank, code=9, signal=0, ours=False, at=NOW):
-    made.ranks[rank].exit = {"code": code, "signal": signal, "oom": None, "ours": ours}
+    made.ranks[rank].exit = Exit(code=code, signal=signal, oom=None, ours=ours)
     made.ranks[rank].ended = at
     return made.ranks[rank]
 
@@ -134,7 +135,7 @@ def test_doubts_about_an_end():
     assert doubt(of(1, lost_at=NOW)) == 2 * limits.LOST_SECONDS
     assert doubt(of(1, ended=NOW - STEP)) == 2 * limits.LOST_SECONDS
     assert doubt(of(1, ended=NOW)) == 0 == doubt(of(1, ended=NOW + STEP))
-    assert doubt(of(1, ended=NOW - STEP, exit={"code": 0, "signal": 0, "oom": None, "ours": False})) == 0
+    assert doubt(of(1, ended=NOW - STEP, exit=Exit(code=0, signal=0, oom=None, ours=False))) == 0
 
 
 def test_only_ends_of_ours_leave_a_job_undecided():
@@ -144,7 +145,7 @@ def test_only_ends_of_ours_leave_a_job_undecided():
     assert made.undecided()
     made.stop_asked = True
     assert not made.undecided()
-    made.ranks[0].exit["ours"], made.stop_asked = False, False
+    made.ranks[0].exit, made.stop_asked = Exit(143, 0), False
     assert not made.undecided()
     made.pending.append((NOW, 1, {"event": "finalizing"}))
     assert not made.undecided()
@@ -442,7 +443,7 @@ def test_what_a_blamed_rank_is_doing():
     stopped = blamed((7, 9.0, IN_LOAD), state="T")
     assert stopped.message == "the process is stopped (SIGSTOP); a stopped process makes no progress"
     assert (stopped.kind, stopped.signal) == ("stopped", "SIGSTOP")
-    gone = blamed((7, 9.0, None), (7, 9.0, IN_CALL), exit={"code": 3, "signal": 0})
+    gone = blamed((7, 9.0, None), (7, 9.0, IN_CALL), exit=Exit(code=3, signal=0))
     assert gone.message.startswith(
         "ended with exit code 3 while the others are still running; the others wait for a rank"
     )
@@ -500,7 +501,7 @@ FATAL = b"Fatal Python error: Segmentation fault\n\nCurrent thread 0x1:\n"
 
 def of_exit(code=3, number=0, errors=b"", *events, oom=None):
     rank = Rank(1, "a", channel=None)
-    rank.exit = {"code": code, "signal": number, "oom": oom, "ours": False}
+    rank.exit = Exit(code=code, signal=number, oom=oom, ours=False)
     rank.take_output("err", errors)
     rank.events = [{"message": "E: m", "name": "t", **event} for event in events]
     return report.from_exit(rank)
@@ -596,7 +597,7 @@ def test_the_words_of_a_starter_that_ended_before_its_ranks():
     assert (failure.kind, failure.code) == ("start", codes.NOT_STARTED)
     assert failure.message == "srun ended with exit code 3 before all ranks had appeared (1 of 2)"
     assert failure.traceback.splitlines() == [str(n) for n in range(10, 30)]
-    left = {"exit": {"code": 0, "signal": 0, "ours": False}, "events": [{"event": "world", "size": 1}]}
+    left = {"exit": Exit(code=0, signal=0, ours=False), "events": [{"event": "world", "size": 1}]}
     failure = of_starter(0, size=2, **left)
     assert (failure.rank, failure.code) == (0, 1) and "without MPI_Finalize; srun then ended" in failure.message
     assert of_starter(lines=["Abort(7) on node 0 (rank 0 in comm 0): x"]).message == "MPI_Abort(7)"
@@ -626,8 +627,8 @@ def test_events_that_are_failures():
     assert of_event(TRACE, event="finalizing", code=3) == ("exception", 3, "KeyError: 1", trace)
     kind, code, words, text = of_event(b"x\n", event="finalizing", code=3)
     assert (kind, code, text) == ("exit", 3, None) and words.startswith("exit code 3; the process then waited")
-    assert of_event(event="thread", name="t", end={"code": 5, "signal": 0})[1] == 5
-    assert of_event(event="thread", name="t", end={"code": 0, "signal": 0}, code=4)[1] == 4
+    assert of_event(event="thread", name="t", end=Exit(code=5, signal=0))[1] == 5
+    assert of_event(event="thread", name="t", end=Exit(code=0, signal=0), code=4)[1] == 4
 
 
 def test_names_of_signals():

@@ -9,6 +9,7 @@ import time
 import pytest
 from dbrdist_launch.launcher import report
 from dbrdist_launch.launcher.ranks import Rank
+from dbrdist_launch.messages import Exit
 from dbrdist_launch.rank import deaths
 from support import PROGRAMS, assert_nothing_left, environment, failure_in, launch, popen
 
@@ -33,7 +34,7 @@ def test_a_traceback_with_much_after_it_is_not_the_last_word():
 def ended(code=3, signal_number=0, errors=b"", events=()):
     """A rank that has ended, with what it wrote and told."""
     rank = Rank(1, "a", channel=None, pid=7)
-    rank.exit = {"code": code, "signal": signal_number, "oom": None, "ours": False}
+    rank.exit = Exit(code=code, signal=signal_number, oom=None, ours=False)
     rank.take_output("err", errors)
     rank.events = [{"own": True, **event} for event in events]
     return report.from_exit(rank)

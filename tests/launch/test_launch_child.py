@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from dbrdist_launch import limits, linux
+from dbrdist_launch import limits, linux, messages
 from dbrdist_launch import main as mains
 from dbrdist_launch.inherited import Inherited
 from dbrdist_launch.launcher.starter_output import StarterOutput
@@ -121,8 +121,8 @@ def test_a_supervisor_starts_the_program_with_all_that_looks_after_it(monkeypatc
     one.loop = SimpleNamespace(
         watch=lambda *more: happened.append(more), watch_channel=lambda *more: happened.append(more)
     )
-    one.channel, one.identity, one._early = Kept(), "identity", [{"t": "bye"}]
-    one.terms = {"window": "7", "directory": "/d", "command": ["x", "y"]}
+    one.channel, one.identity, one._early = Kept(), "identity", [messages.Bye()]
+    one.terms = messages.Welcome(["x", "y"], {}, "/d", 6.0, 7, "auto", "", True, "m", 0, [], {})
     program = SimpleNamespace(pid=4242, events=5, out=6, err=7)
 
     def start(command, environment, directory, page, ignored, inherited):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from dbrdist_launch import channel as channels
-from dbrdist_launch import limits
+from dbrdist_launch import limits, messages
 from dbrdist_launch import loop as loops
 from dbrdist_launch.channel import Channel, NonsenseError, Parser
 from dbrdist_launch.errors import LaunchError
@@ -17,6 +17,7 @@ from dbrdist_launch.inherited import Inherited
 from dbrdist_launch.launcher import listener
 from dbrdist_launch.launcher.listener import Listener, problem_with
 from dbrdist_launch.loop import Loop
+from dbrdist_launch.messages import Ask, Bye, Hello, Out, Ping
 from test_launch_attempt import STEP, Clock
 
 # ---- messages -------------------------------------------------------------------------------------------------------
@@ -34,8 +35,8 @@ def test_what_is_no_message_is_refused_at_once(line):
 
 
 def test_messages_and_their_bytes_are_as_long_as_they_may_be():
-    assert Parser(64).feed(b'{"t": "x"}' + b" " * 54 + b"\n") == [{"t": "x"}]
-    assert Parser(64).feed(b'{"t": "x", "n": 64}\n' + b"a" * 64) == [{"t": "x", "data": b"a" * 64}]
+    assert Parser(64).feed(b'{"t": "x"}' + b" " * 54 + b"\n") == [({"t": "x"}, b"")]
+    assert Parser(64).feed(b'{"t": "x", "n": 64}\n' + b"a" * 64) == [({"t": "x"}, b"a" * 64)]
     parser = Parser(64)
     assert parser.feed(b"x" * 64) == []
     with pytest.raises(NonsenseError, match="a line is too long"):
@@ -104,7 +105,7 @@ def test_what_does_not_go_out_at_once_waits(first):
     one = Socket(takes=[first, BlockingIOError()])
     channel = Channel(one)
     channel.when_blocked = lambda: blocked.append(bytes(channel.unsent))
-    channel.send("out", b"abc", stream="err")
+    channel.send(Out("err", b"abc"))
     left = MESSAGE[first if isinstance(first, int) else 0 :]
     assert (one.went, bytes(channel.unsent)) == (MESSAGE[: len(MESSAGE) - len(left)], left)
     assert blocked == ([left] if left else [])
@@ -116,12 +117,12 @@ def test_what_does_not_go_out_at_once_waits(first):
 def test_messages_keep_their_order_behind_one_that_waits():
     one = Socket(takes=[4, 2, BlockingIOError(), 1, BlockingIOError()])
     channel = Channel(one)
-    channel.send("a")
-    channel.send("b")
-    assert one.went + channel.unsent == b'{"t": "a"}\n{"t": "b"}\n' and len(one.went) == 7
+    channel.send(Ping())
+    channel.send(Bye())
+    assert one.went + channel.unsent == b'{"t": "ping"}\n{"t": "bye"}\n' and len(one.went) == 7
     one.takes = [InterruptedError()]
     channel.flush()
-    assert len(channel.unsent) == 15
+    assert len(channel.unsent) == 20
     one.takes = [ConnectionResetError()]
     channel.flush()
     assert channel.unsent == b""
@@ -130,14 +131,14 @@ def test_messages_keep_their_order_behind_one_that_waits():
 def test_a_broken_connection_shows_where_it_is_read():
     one = Socket(takes=[BrokenPipeError()])
     channel = Channel(one)
-    channel.send("a")
+    channel.send(Ping())
     assert channel.unsent == b""
     one.gives = [b"", ConnectionResetError(), b"nonsense\n"]
     assert [channel.receive() for _ in range(3)] == [None] * 3
-    one.gives = [BlockingIOError(), InterruptedError(), b'{"t": "a"}\n{"t"', b': "b"}\n']
+    one.gives = [BlockingIOError(), InterruptedError(), b'{"t": "ping"}\n{"t"', b': "bye"}\n']
     assert [Channel(one).receive() for _ in range(2)] == [[], []]
     channel = Channel(one)
-    assert [channel.receive(), channel.receive()] == [[{"t": "a"}], [{"t": "b"}]]
+    assert [channel.receive(), channel.receive()] == [[Ping()], [Bye()]]
 
 
 def test_tokens_are_long_and_differ():
@@ -156,7 +157,7 @@ def test_a_channel_with_something_left_is_watched_for_room_until_it_is_gone():
         loop.watch_channel(channel, lambda: heard.append(channel.receive()))
         count = 0
         while not channel.unsent:
-            channel.send("out", bytes(1 << 16))
+            channel.send(Out("out", bytes(1 << 16)))
             count += 1
         there.setblocking(False)
         arrived = 0
@@ -166,7 +167,7 @@ def test_a_channel_with_something_left_is_watched_for_room_until_it_is_gone():
         assert heard == [] and turns
         there.sendall(b'{"t": "ping"}\n')
         loop.turn(20.0)
-        assert heard == [[{"t": "ping"}]]
+        assert heard == [[Ping()]]
         loop.forget(here.fileno())
         loop.forget(here.fileno())
         channel.when_blocked()  # nothing, for one that is not watched any more
@@ -230,18 +231,29 @@ HELLO = {"t": "hello", "token": TOKEN, "rank": 1, "size": 2, "local_rank": 1, "h
 
 
 @pytest.mark.parametrize(
-    ("changes", "problem"),
+    ("hello", "problem"),
     [
-        ({}, None), ({"t": "ask"}, None), ({"t": "ask", "rank": None}, None),
-        ({"t": "welcome"}, "it does not follow the protocol"), ({"t": None}, "it does not follow the protocol"),
-        ({"token": None}, "it does not follow the protocol"), ({"token": 3}, "it does not follow the protocol"),
-        ({"token": "x"}, "wrong token (a rank of another job, or a stranger)"),
-        *(({name: value}, "it does not say which rank it is")
-          for name in ("rank", "size", "local_rank", "host") for value in (None, True, 1.0, [])),
+        (Hello(TOKEN, 1, 2, 1, "a"), None), (Ask(TOKEN, "state"), None), (None, "it does not follow the protocol"),
+        (Ping(), "it does not follow the protocol"),
+        (Hello("x", 1, 2, 1, "a"), "wrong token (a rank of another job, or a stranger)"),
+        (Ask("é", "state"), "wrong token (a rank of another job, or a stranger)"),
     ],
 )  # fmt: skip
-def test_who_may_come(changes, problem):
-    assert problem_with({**HELLO, **changes}, TOKEN) == problem
+def test_who_may_come(hello, problem):
+    assert problem_with(hello, TOKEN) == problem
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"t": "helo"}, {"t": None}, {"t": []}, {"token": None}, {"token": 3},
+     *({name: value} for name in ("rank", "size", "local_rank", "host") for value in (None, True, 1.0, []))],
+)  # fmt: skip
+def test_a_line_that_is_no_message_is_nonsense(changes):
+    assert messages.read(dict(HELLO)) == Hello(TOKEN, 1, 2, 1, "a")
+    with pytest.raises(NonsenseError):
+        messages.read({**HELLO, **changes})
+    with pytest.raises(NonsenseError):
+        messages.read({name: value for name, value in HELLO.items() if name not in changes})
 
 
 @pytest.fixture
@@ -281,13 +293,14 @@ def test_a_rank_that_shows_the_token_is_handed_over(door):
         assert door.took == [] and list(door.strangers) == [channel]
         there.sendall(json.dumps(HELLO).encode()[6:] + b"\n")
         door.loop.watched[channel.fileno()]()
-        assert door.took == [(channel, HELLO)] and door.strangers == {} and door.refused == 0
+        assert door.took == [(channel, Hello(TOKEN, 1, 2, 1, "a"))] and door.strangers == {} and door.refused == 0
         assert channel.parser.limit_bytes == limits.MESSAGE_BYTES and door.loop.forgotten == [channel.fileno()]
 
 
 def test_ten_strangers_are_named_and_all_are_closed(door):
+    wrong = json.dumps({**HELLO, "token": "x"}).encode() + b"\n"
     for number in range(12):
-        channel, there = knock(door, b'{"t": "hello", "token": "x"}\n' if number % 2 else b"GET /\n")
+        channel, there = knock(door, wrong if number % 2 else b"GET /\n")
         with there:
             door.loop.watched[channel.fileno()]()
             assert there.recv(1) == b"" and door.strangers == {} and channel.fileno() == -1

@@ -10,6 +10,7 @@ import pytest
 from dbrdist_launch import linux
 from dbrdist_launch.launcher import stalls
 from dbrdist_launch.launcher.ranks import Rank
+from dbrdist_launch.messages import Exit
 from support import launch, popen
 
 NOW = 1000.0
@@ -91,7 +92,7 @@ def test_a_late_rank_that_works_is_blamed_and_not_one_that_still_beats():
 
 
 def test_a_rank_that_ended_well_is_not_blamed_where_another_one_hangs():
-    gone = rank(0, None, exit={"code": 0, "signal": 0})
+    gone = rank(0, None, exit=Exit(code=0, signal=0))
     ranks = [gone, rank(1, [MAIN], "comm.recv()"), rank(2, QUEUE, "q.get()")]
     assert stalls.blame(ranks, [1, 2], NOW).rank == 2
     assert stalls.blame(ranks[:2], [1], NOW).rank == 0

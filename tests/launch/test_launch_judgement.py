@@ -3,6 +3,7 @@
 import pytest
 from dbrdist_launch.launcher.judge import Judge
 from dbrdist_launch.launcher.ranks import Rank
+from dbrdist_launch.messages import Beat, Exit
 
 NOW = 1000.0
 
@@ -35,7 +36,7 @@ def lose(made, rank, at):
 
 def end(made, rank, at, code=9, signal=0, oom=None):
     made.ranks[rank].ended = at
-    made.ranks[rank].early_exit = {"code": code, "signal": signal, "oom": oom, "ours": False}
+    made.ranks[rank].early_exit = Exit(code=code, signal=signal, oom=oom, ours=False)
 
 
 def test_lost_host_comes_before_the_exit_that_it_caused():
@@ -124,7 +125,7 @@ def test_silence_is_no_verdict_and_delays_the_others():
 
 def test_exit_waits_while_a_connection_is_broken():
     made = judge("a", "b", ended=False)
-    made.ranks[0].exit = {"code": 14, "signal": 0, "oom": None, "ours": False}
+    made.ranks[0].exit = Exit(code=14, signal=0, oom=None, ours=False)
     made.ranks[0].ended = NOW
     lose(made, 1, NOW)
     assert made.take_bad_exit(made.ranks[0], NOW) is None
@@ -179,9 +180,7 @@ def test_no_beat_is_expected_of_anybody_while_one_is_in_a_debugger():
     made = judge("a", "a", ended=False)
     for rank in made.ranks.values():
         rank.beat_at = NOW - 100.0
-    made.ranks[0].take_beat(
-        {"state": "t", "traced": True, "count": 1, "paused": False, "step": 3, "age": 100.0, "fields": {}}, NOW
-    )
+    made.ranks[0].take_beat(Beat(state="t", traced=True, beats=1, paused=False, step=3, age=100.0, fields={}), NOW)
     assert made.verdict(NOW) is None and not made.late
     assert made.verdict(NOW) is None and len(made.warnings) == 1
     made.ranks[0].traced = False
@@ -216,7 +215,7 @@ def test_a_start_that_may_wait_in_a_queue_has_no_limit():
 def test_a_rank_that_left_without_mpi_finalize_is_named():
     made = judge("a", "a", ended=False)
     made.take_event(made.ranks[1], {"event": "world", "size": 2, "own": True}, NOW)
-    made.ranks[1].exit = {"code": 0, "signal": 0, "oom": None, "ours": False}
+    made.ranks[1].exit = Exit(code=0, signal=0, oom=None, ours=False)
     made.ranks[1].left_at = NOW
     assert made.verdict(NOW + 60.0) is None
     assert any("ended with code 0 but without MPI_Finalize" in text for text in made.warnings)
@@ -236,7 +235,7 @@ def test_exit_after_a_lost_host_is_not_the_first_cause_under_mpiexec():
     made = judge("a", "a", "b", ended=False)
     made.starter.name = "mpiexec"
     end(made, 0, NOW - 0.4, code=14)
-    made.ranks[0].exit = {"code": 14, "signal": 0, "oom": None, "ours": False}
+    made.ranks[0].exit = Exit(code=14, signal=0, oom=None, ours=False)
     made.pending.append((NOW - 0.1, 0, {"event": "exit"}))
     lose(made, 2, NOW - 0.39)
     failure = made.verdict(NOW)
@@ -248,18 +247,18 @@ def test_exit_for_a_lost_peer_comes_after_the_exit_of_that_peer():
     made = judge("a", "a", "b", ended=False)
     for rank, code, at in ((2, 14, NOW - 0.2), (1, 9, NOW - 0.19)):
         end(made, rank, at, code=code)
-        made.ranks[rank].exit = {"code": code, "signal": 0, "oom": None, "ours": False}
+        made.ranks[rank].exit = Exit(code=code, signal=0, oom=None, ours=False)
         assert made.take_bad_exit(made.ranks[rank], at) is None
     failure = made.verdict(NOW + 0.1)
     assert (failure.rank, failure.code) == (1, 9)
 
 
-@pytest.mark.parametrize("other", [None, {"code": 0, "signal": 0}, {"code": 9, "signal": 0, "ours": True}])
+@pytest.mark.parametrize("other", [None, Exit(code=0, signal=0), Exit(code=9, signal=0, ours=True)])
 def test_exit_with_the_code_of_a_lost_peer_counts_where_no_other_failed(other):
     made = judge("a", "a", "b", ended=False)
-    made.ranks[1].exit = other and {"oom": None, "ours": False, **other}
+    made.ranks[1].exit = other
     end(made, 2, NOW, code=14)
-    made.ranks[2].exit = {"code": 14, "signal": 0, "oom": None, "ours": False}
+    made.ranks[2].exit = Exit(code=14, signal=0, oom=None, ours=False)
     assert made.take_bad_exit(made.ranks[2], NOW) is None
     failure = made.verdict(NOW + 0.3)
     assert (failure.rank, failure.code) == (2, 14)
@@ -272,7 +271,7 @@ def test_exit_with_the_code_of_a_lost_peer_counts_where_no_other_failed(other):
 def test_a_plain_exit_is_in_doubt_only_where_a_peer_on_another_host_may_be_its_cause(hosts, code, signal, is_in_doubt):
     made = judge(*hosts, ended=False)
     end(made, 0, NOW, code=code, signal=signal)
-    made.ranks[0].exit = {"code": code, "signal": signal, "oom": None, "ours": False}
+    made.ranks[0].exit = Exit(code=code, signal=signal, oom=None, ours=False)
     failure = made.take_bad_exit(made.ranks[0], NOW) or made.verdict(NOW + 0.1)
     assert (failure is None) == is_in_doubt
     failure = failure or made.verdict(NOW + 0.3)

@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from dbrdist_launch import limits
+from dbrdist_launch import limits, messages
 from dbrdist_launch.channel import Channel, NonsenseError, Parser, same_token
 from dbrdist_launch.launcher.listener import Listener, problem_with
 from dbrdist_launch.loop import Loop
@@ -44,10 +44,10 @@ HOSTILE = [
 def taken(data):
     """Whether a listener would take a connection that begins so."""
     try:
-        messages = Parser(limits.HELLO_BYTES).feed(data)
+        found = [messages.read(*line) for line in Parser(limits.HELLO_BYTES).feed(data)]
     except NonsenseError:
         return False
-    return bool(messages) and problem_with(messages[0], TOKEN) is None
+    return bool(found) and problem_with(found[0], TOKEN) is None
 
 
 @pytest.mark.parametrize("data", HOSTILE, ids=range(len(HOSTILE)))
@@ -75,7 +75,7 @@ def test_messages_come_through_however_they_are_cut():
         parser, found = Parser(), []
         for at in range(0, len(data), size):
             found += parser.feed(data[at : at + size])
-        assert found == [{"t": "out", "data": b"\n\n{}\x00"}, {"t": "beat"}, {"t": "out"}]
+        assert found == [({"t": "out"}, b"\n\n{}\x00"), ({"t": "beat"}, b""), ({"t": "out"}, b"")]
 
 
 @pytest.mark.parametrize("token", [None, 3, "", "x", "\ud800" * 16, "é" * 16, ["x"]])
@@ -119,7 +119,7 @@ def test_strangers_are_few_and_ranks_still_come():
         with here.connect() as rank:
             rank.sendall(json.dumps(HELLO).encode() + b"\n")
             here.turn(lambda: here.took)
-        assert here.took[0][1]["rank"] == 1
+        assert here.took[0][1].rank == 1
         assert len(here.listener.strangers) <= limits.MAX_STRANGERS
         for stranger in crowd:
             stranger.close()
@@ -165,13 +165,13 @@ def test_a_channel_does_not_wait_for_its_reader():
         sender, receiver = Channel(one), Channel(other)
         payload = os.urandom(1 << 19)
         for _ in range(4):
-            sender.send("out", payload)
+            sender.send(messages.Out("out", payload))
         assert sender.unsent
         found = []
         while len(found) < 4:
             found += receiver.receive()
             sender.flush()
-        assert [message["data"] for message in found] == [payload] * 4
+        assert [message.data for message in found] == [payload] * 4
 
 
 @pytest.mark.mpiexec

@@ -208,15 +208,15 @@ def test_the_whole_traceback_is_said_once(tmp_path, shown):
 
 def test_a_fault_in_a_supervisor_is_told_and_costs_nothing(monkeypatch):
     one, told = supervisor.Supervisor(0, "hydra", "-", Inherited()), []
-    one.channel = SimpleNamespace(send=lambda kind, **fields: told.append((kind, fields)))
+    one.channel = SimpleNamespace(send=told.append)
     monkeypatch.setattr(one, "_seconds_to_wait", lambda: 1 // 0)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     one._turn()
     one.loop.close()
-    ((kind, fields),) = told
-    assert (kind, fields["event"]) == ("event", "fault") and "ZeroDivisionError" in fields["message"]
+    (event,) = told
+    assert event.event == "fault" and "ZeroDivisionError" in event.fields["message"]
     judge = Judge(1, 10.0, 60.0, 6.0)
-    judge.take_event(Rank(0, "a", channel=None), {"t": "event", **fields}, 0.0)
+    judge.take_event(Rank(0, "a", channel=None), {"event": "fault", **event.fields}, 0.0)
     assert judge.warnings[0].startswith("warning: rank 0 on a: internal error, the job continues: ZeroDivisionError")
 
 

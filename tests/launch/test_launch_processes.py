@@ -11,6 +11,7 @@ import time
 import pytest
 from dbrdist_launch import limits, linux
 from dbrdist_launch.identity import Identity
+from dbrdist_launch.messages import Welcome
 from dbrdist_launch.rank import deaths, gpus, spy, workers
 from dbrdist_launch.rank import surroundings as surroundings_module
 from dbrdist_launch.rank.surroundings import surroundings
@@ -415,7 +416,11 @@ INJECT = os.path.join(os.path.dirname(surroundings_module.__file__), "inject")
 
 
 def made(inherited=(), who=WHO, **terms):
-    return surroundings(dict(inherited), {"environment": {}, "inject": False, **terms}, who)
+    welcome = {
+        "command": [], "environment": {}, "directory": None, "host_timeout": 6.0, "window": 9, "threads": "keep",
+        "gpus": "all", "inject": False, "master": "", "port": 0, "files": [], "local_sizes": {}, **terms,
+    }  # fmt: skip
+    return surroundings(dict(inherited), Welcome(**welcome), who)
 
 
 def test_the_names_that_other_frameworks_read():
@@ -467,6 +472,6 @@ def test_hooks_come_before_the_users_own_path(before, after):
     found = made(inherited, inject=True)
     was = {None: "unset", "": "empty"}.get(before, "set")
     assert (found["PYTHONPATH"], found["DBRDIST_LAUNCH_INJECTED"]) == (after, was)
-    assert surroundings(inherited, {"environment": {}}, WHO)["PYTHONPATH"] == after
+    assert made(inherited, inject=True)["PYTHONPATH"] == after
     assert made(inherited).get("PYTHONPATH") == before
     assert os.path.exists(os.path.join(INJECT, "sitecustomize.py"))

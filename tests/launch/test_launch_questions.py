@@ -17,6 +17,7 @@ from dbrdist_launch.launcher.jobs import JobFolder
 from dbrdist_launch.launcher.process import StarterProcess
 from dbrdist_launch.launcher.questions import Questions
 from dbrdist_launch.launcher.ranks import Rank
+from dbrdist_launch.messages import Exit
 from dbrdist_launch.rank.child import stack_signal
 from test_launch_attempt import STEP, Clock
 from test_launch_attempt import Channel as Kept
@@ -37,7 +38,7 @@ class Asker(Kept):
 def asked(monkeypatch):
     clock = Clock(monkeypatch)
     ranks = {number: Rank(number, "ab"[number % 2], Kept(), number % 2) for number in (2, 0, 1)}
-    ranks[1].exit = {"code": 3, "signal": 0, "ours": False}
+    ranks[1].exit = Exit(code=3, signal=0, ours=False)
     said, stops = [], []
     one = Questions(ranks, said.append, lambda: stops.append(1))
     one.clock, one.said, one.stops = clock, said, stops
@@ -49,7 +50,7 @@ def test_stacks_are_sent_to_those_who_asked_once_all_have_come(asked):
     asked.ranks[0].stacks = "old"
     asked.hear(first, "stacks", 1.0)
     asked.hear(second, "stacks", 1.0)
-    assert [asked.ranks[k].channel.kinds() for k in range(3)] == [["stacks"] * 2, [], ["stacks"] * 2]
+    assert [asked.ranks[k].channel.kinds() for k in range(3)] == [["ask-stacks"] * 2, [], ["ask-stacks"] * 2]
     assert asked.ranks[0].stacks is None and asked.shown_at == asked.clock.now + limits.STACKS_SECONDS
     asked.ranks[0].stacks = " File x\n\n"
     assert not asked.have_stacks()
@@ -101,8 +102,8 @@ def test_what_ranks_do_is_answered_at_once_and_a_stop_is_passed_on(asked):
         ({"leaving": True}, "leaving, no heartbeats"), ({"state": "T"}, "stopped, no heartbeats"),
         ({"state": "T", "traced": True}, "in a debugger, no heartbeats"),
         ({"connected": False, "traced": True}, "lost"),
-        ({"exit": {"code": 137, "signal": 9}, "connected": False}, "ended with SIGKILL"),
-        ({"exit": {"code": 3, "signal": 0}, "count": 1, "step": 2}, "ended with exit code 3, step 2"),
+        ({"exit": Exit(code=137, signal=9), "connected": False}, "ended with SIGKILL"),
+        ({"exit": Exit(code=3, signal=0), "count": 1, "step": 2}, "ended with exit code 3, step 2"),
     ],
 )  # fmt: skip
 def test_what_a_rank_is_doing(changes, words):

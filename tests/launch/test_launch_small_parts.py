@@ -27,6 +27,7 @@ from dbrdist_launch.launcher.ranks import Rank
 from dbrdist_launch.launcher.report import Failure
 from dbrdist_launch.launcher.runs import Run
 from dbrdist_launch.loop import Loop
+from dbrdist_launch.messages import Answer, Ask, Beat
 from dbrdist_launch.rank import child
 from dbrdist_launch.rank.outputs import Outputs
 
@@ -268,7 +269,7 @@ def test_a_launcher_is_asked_and_its_answer_may_come_in_pieces(tmp_path, pieces)
             with connection, here, there:
                 while not heard:
                     heard.extend(Channel(connection).receive() or [])
-                Channel(here).send("answer", "rank 0 läuft\n".encode())
+                Channel(here).send(Answer("rank 0 läuft\n".encode()))
                 raw = there.recv(4096)
                 connection.setblocking(True)
                 for k in range(pieces):
@@ -280,7 +281,7 @@ def test_a_launcher_is_asked_and_its_answer_may_come_in_pieces(tmp_path, pieces)
         found = jobs.ask({"socket": path, "token": "t"}, "state")
         other.join(20)
     assert found == ("rank 0 läuft\n" if pieces else "no answer")
-    assert [(m["t"], m["token"], m["what"]) for m in heard] == [("ask", "t", "state")]
+    assert heard == [Ask("t", "state")]
     os.unlink(path)
     assert jobs.ask({"socket": path, "token": "t"}, "state").startswith(
         "no answer: No such file or directory; the job may"
@@ -388,7 +389,9 @@ def test_a_record_needs_a_folder_to_write_to(tmp_path, monkeypatch, is_there, ma
 
 
 def beat(**change):
-    return {"state": "S", "traced": False, "count": 1, "paused": False, "step": 3, "fields": {}, "age": None, **change}
+    return Beat(
+        **{"state": "S", "traced": False, "beats": 1, "paused": False, "step": 3, "fields": {}, "age": None} | change
+    )
 
 
 def test_a_rank_is_stopped_from_the_first_beat_that_says_so():

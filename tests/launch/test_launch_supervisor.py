@@ -7,7 +7,8 @@ import socket
 from types import SimpleNamespace
 
 import pytest
-from dbrdist_launch import heartbeat, limits
+import support
+from dbrdist_launch import heartbeat, limits, messages
 from dbrdist_launch.channel import Channel as RealChannel
 from dbrdist_launch.identity import Identity
 from dbrdist_launch.inherited import Inherited
@@ -15,6 +16,8 @@ from dbrdist_launch.rank import supervisor as supervisors
 from dbrdist_launch.rank.pmix import ConnectionHolder
 from dbrdist_launch.rank.supervisor import Supervisor
 from test_launch_attempt import STEP, Channel, Clock
+
+WELCOME = messages.Welcome(["x"], {}, None, 6.0, 9, "auto", "", True, "m", 0, [], {})
 
 
 @pytest.fixture
@@ -112,18 +115,18 @@ def test_a_rank_waits_for_its_welcome(monkeypatch, answers, early, said):
         monkeypatch.setattr(supervisors, "_connect_to_any", lambda address: there if address == "unix:/s" else None)
         launcher = RealChannel(here)
         for answer in answers:
-            launcher.send(answer, host_timeout=6.0)
+            launcher.send(WELCOME if answer == "welcome" else messages.KINDS[answer](*[15] * (answer == "stop")))
         if "welcome" not in answers:
             here.shutdown(socket.SHUT_WR)
         if said is None:
             one._connect()
-            assert one.terms["host_timeout"] == 6.0 and one.connected
-            assert [message["t"] for message in one._early] == early
+            assert one.terms.host_timeout == 6.0 and one.connected
+            assert [support.told(message)[0] for message in one._early] == early
         else:
             with pytest.raises(ConnectionError, match=said):
                 one._connect()
         (hello,) = launcher.receive()
-        assert (hello["t"], hello["token"], hello["rank"], hello["size"]) == ("hello", "secret", 1, 2)
+        assert (type(hello), hello.token, hello.rank, hello.size) == (messages.Hello, "secret", 1, 2)
         assert supervisors.ADDRESS not in os.environ and supervisors.TOKEN not in os.environ
 
 
@@ -163,29 +166,29 @@ def test_the_launcher_is_reached_by_the_first_address_that_answers(tmp_path):
 
 def test_messages_of_the_launcher(supervised, clock, monkeypatch):
     one = supervised
-    one._take([{"t": "credit", "bytes": 7}, {"t": "credit", "bytes": 8}])
+    one._take([messages.Credit(7), messages.Credit(8)])
     assert one.outputs.credits == [7, 8]
-    one._take([{"t": "stop", "signal": 15}])
+    one._take([messages.Stop(15)])
     assert one.stop == (clock.now, 15)
     monkeypatch.setenv("SLURM_STEP_ID", "0")
-    one._take([{"t": "stop", "signal": 2}])
+    one._take([messages.Stop(2)])
     assert one.stop == (clock.now + limits.SLURM_SECONDS, 2)
     assert one.killed == [] and not one.released
-    one._take([{"t": "kill"}])
+    one._take([messages.Kill()])
     assert one.kill_at == clock.now + limits.KILL_SECONDS and one.ended_by_us and one.outputs.has_ended
     assert one.killed == [("group", 4242, 15), ("group", 4242, 18)] and one.released
-    one._take([{"t": "kill", "grace": 9.0}])
+    one._take([messages.Kill(9.0)])
     assert one.kill_at == clock.now + 9.0
     other = Supervisor(99, "hydra", "-", Inherited())
     other.loop.close()
-    other._take([{"t": "bye"}])
+    other._take([messages.Bye()])
     assert other.released and other.kill_at is None
 
 
 def test_nothing_is_killed_that_has_ended(supervised):
     one = supervised
     one.status = 0
-    one._take([{"t": "kill"}])
+    one._take([messages.Kill()])
     one._kill_now()
     assert one.killed == [] and not one.ended_by_us and one.kill_at is None and one.released
 
@@ -254,7 +257,7 @@ def test_sigusr2_goes_to_those_that_have_a_handler_for_it(supervised, monkeypatc
     one = supervised
     monkeypatch.setattr(supervisors.linux, "descendants", lambda pid: [4243, 4244])
     monkeypatch.setattr(supervisors.linux, "catches", lambda pid, number: pid in catching)
-    for ask in (lambda: one._on_signal(signal.SIGUSR2), lambda: one._take([{"t": "signal", "signal": 12}])):
+    for ask in (lambda: one._on_signal(signal.SIGUSR2), lambda: one._take([messages.Signal(12)])):
         ask()
         assert one.killed == [("one", pid, 12) for pid in sent]
         assert one.channel.sent == ([] if sent else [("asked", {"signal": 12})])
@@ -421,14 +424,14 @@ def test_answers_to_a_ping(supervised, clock, monkeypatch):
     beat = heartbeat.read(one.page)
     monkeypatch.setattr(supervisors.heartbeat, "read", lambda page: beat)
     monkeypatch.setattr(supervisors.linux, "state_and_tracer", lambda pid: ("S", False))
-    one._take([{"t": "ping"}])
+    one._take([messages.Ping()])
     ((kind, fields),) = one.channel.sent
-    assert (kind, fields["count"], fields["step"], fields["age"]) == ("beat", 0, -1, None)
+    assert (kind, fields["beats"], fields["step"], fields["age"]) == ("beat", 0, -1, None)
     beat = beat._replace(number=3, step=7, time=clock.now - 2.0)
     clock.now += limits.OOM_LOOK_SECONDS
     one._beat()
     fields = one.channel.sent[-1][1]
-    assert (fields["count"], fields["step"], fields["age"]) == (3, 7, 2.0 + limits.OOM_LOOK_SECONDS)
+    assert (fields["beats"], fields["step"], fields["age"]) == (3, 7, 2.0 + limits.OOM_LOOK_SECONDS)
     assert one.oom_looks == [1000.0]
     clock.now += STEP
     one._beat()

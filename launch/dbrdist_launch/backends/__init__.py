@@ -1,25 +1,31 @@
-"""How each starter of MPI programs is called: one file per starter, and the choice among them.
+"""How each starter of MPI programs is called: one file per starter, which is all that a new one needs.
 
 A backend is an object as `job.Backend` describes, made by a function `choose(place)` that returns None where it does
-not fit. Packages add their own by an entry point of the group `dbrdist_launch.backends`, named by --backend NAME.
+not fit. A file of this folder that has one also has `NAMES`, the values of --backend that ask for it, and `ORDER`, its
+place among those that are asked by --backend auto. Packages add their own by an entry point of the group
+`dbrdist_launch.backends`, named by --backend NAME.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable
+from types import ModuleType
 
 from ..errors import LaunchError
-from . import flux, hydra, openmpi, slurm
 from .job import Backend, Place
 
-# In the order in which they are asked.
-_KNOWN: dict[str, Callable[[Place], Backend | None]] = {
-    "srun": slurm.choose,
-    "flux": flux.choose,
-    "openmpi": openmpi.choose,
-    "hydra": hydra.choose,
-}
-NAMES = ("auto", *_KNOWN, "srun-pmi2", "srun-pmix")
+
+def _found() -> list[ModuleType]:
+    """The files of this folder that have a backend, in the order in which they are asked."""
+    modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+    return sorted((one for one in modules if hasattr(one, "ORDER")), key=lambda one: one.ORDER)
+
+
+_KNOWN: dict[str, Callable[[Place], Backend | None]] = {one.NAMES[0]: one.choose for one in _found()}
+_ASKED = {name: one.NAMES[0] for one in _found() for name in one.NAMES}
+NAMES = ("auto", *_KNOWN, *(name for name in _ASKED if name not in _KNOWN))
 
 
 def choose(place: Place) -> Backend:
@@ -40,8 +46,8 @@ def choose(place: Place) -> Backend:
 
 
 def _named(name: str) -> Callable[[Place], Backend | None]:
-    if name in NAMES:
-        return _KNOWN[name.partition("-")[0]]
+    if name in _ASKED:
+        return _KNOWN[_ASKED[name]]
     from importlib.metadata import entry_points
 
     for point in entry_points(group="dbrdist_launch.backends"):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from .job import Host, Job, Place
 
+NAMES, ORDER = ("flux",), 2  # see __init__.py
+
 
 @dataclass(repr=False)
 class Flux:

@@ -11,6 +11,8 @@ from . import mpi
 from .hosts import of_environment
 from .job import Host, Job, Place
 
+NAMES, ORDER = ("openmpi",), 3  # see __init__.py
+
 
 @dataclass(repr=False)
 class OpenMPI:

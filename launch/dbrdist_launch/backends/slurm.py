@@ -19,6 +19,8 @@ from .job import Host, Job, Place
 _ABORT_DELAY = "OMPI_MCA_mpi_abort_delay"  # in seconds, Open MPI 4 and 5
 _BIND = {"core": "cores", "numa": "ldoms"}
 
+NAMES, ORDER = ("srun", "srun-pmi2", "srun-pmix"), 1  # see __init__.py
+
 
 @dataclass(repr=False)
 class Srun:

@@ -8,8 +8,8 @@ import threading
 import time
 from collections import deque
 
-from .. import codes, limits
-from ..channel import Channel, Message
+from .. import codes, limits, messages
+from ..channel import Channel
 from ..errors import place_of
 from ..inherited import Inherited
 from ..loop import Loop, Signals
@@ -150,12 +150,12 @@ class Attempt:
 
     # --- connections
 
-    def _on_hello(self, channel: Channel, hello: Message) -> None:
-        if hello["t"] == "ask":
-            self.questions.hear(channel, str(hello.get("what")), time.monotonic() - self.started_at)
+    def _on_hello(self, channel: Channel, hello: messages.Hello | messages.Ask) -> None:
+        if isinstance(hello, messages.Ask):
+            self.questions.hear(channel, hello.what, time.monotonic() - self.started_at)
             return
-        rank = Rank(hello["rank"], hello["host"], channel, hello["local_rank"])
-        if hello["size"] != self.size or rank.rank in self.ranks or self.failure is not None:
+        rank = Rank(hello.rank, hello.host, channel, hello.local_rank)
+        if hello.size != self.size or rank.rank in self.ranks or self.failure is not None:
             channel.close()
             self._refuse_size(hello)
             return
@@ -164,7 +164,7 @@ class Attempt:
         self.judge.progress_at = time.monotonic()
         channel.watch_peer(self.settings.host_timeout)
         if rank.rank == 0:
-            self.port = hello.get("port") or 0
+            self.port = hello.port
             self.master = rank.host if len(self.plan.job.hosts) > 1 or self.plan.addresses else "127.0.0.1"
             if self.plan.job.hosts:
                 self.master = self.plan.job.hosts[0].name
@@ -178,8 +178,7 @@ class Attempt:
         """Tell a rank what to run, and how."""
         rank.welcomed = True
         channel = rank.channel
-        channel.send(
-            "welcome",
+        channel.send(messages.Welcome(
             command=list(self.plan.job.command),
             environment=self.plan.rank_environment,
             directory=_working_folder(),
@@ -192,64 +191,64 @@ class Attempt:
             port=self.port,
             files=self.inherited.raised if self._shares_limits(rank) else [],
             local_sizes={host.name: host.slots for host in self.plan.job.hosts} or {rank.host: self.size},
-        )
+        ))  # fmt: skip
         if self.asked:
-            channel.send("stop", signal=self._signal_for_ranks())  # it came too late to hear of it
+            channel.send(messages.Stop(self._signal_for_ranks()))  # it came too late to hear of it
         self.loop.watch_channel(channel, lambda: self._on_rank(rank))
 
     def _shares_limits(self, rank: Rank) -> bool:
         """Whether a rank inherits from mpiexec what this process has changed; srun hands limits on to all hosts."""
         return rank.host == os.uname().nodename or self.plan.backend.places_ranks
 
-    def _refuse_size(self, hello: Message) -> None:
+    def _refuse_size(self, hello: messages.Hello) -> None:
         if self.failure is not None:
             return
-        name, again = self.starter.name, "another process" if hello["rank"] in self.ranks else "a process"
+        name, again = self.starter.name, "another process" if hello.rank in self.ranks else "a process"
         text = (
-            f"{name} was asked to start one job of {self.size} ranks, but {again} says that it is rank {hello['rank']} "
-            f"of {hello['size']}: {name} does not match the program's MPI library; see `dbrdist-launch doctor`"
+            f"{name} was asked to start one job of {self.size} ranks, but {again} says that it is rank {hello.rank} "
+            f"of {hello.size}: {name} does not match the program's MPI library; see `dbrdist-launch doctor`"
         )
-        self._fail(Failure("start", None, hello["host"], codes.NOT_STARTED, text))
+        self._fail(Failure("start", None, hello.host, codes.NOT_STARTED, text))
 
     def _on_rank(self, rank: Rank) -> None:
-        messages = rank.channel.receive()
-        if messages is None:
+        found = rank.channel.receive()
+        if found is None:
             self._lose(rank)
             return
         rank.heard_at = time.monotonic()
-        for message in messages:
+        for message in found:
             self._take(rank, message, rank.heard_at)
 
-    def _take(self, rank: Rank, message: Message, now: float) -> None:
-        kind = message["t"]
-        if kind == "out":
-            rank.take_output(message["stream"], message["data"])
-            rank.owed += len(message["data"]) + limits.PIECE_BYTES
+    def _take(self, rank: Rank, message: object, now: float) -> None:
+        if isinstance(message, messages.Out):
+            data = bytes(message.data)
+            rank.take_output(message.stream, data)
+            rank.owed += len(data) + limits.PIECE_BYTES
             urgent = 2 * rank.owed > self.window
-            self.output.take(Piece(rank.rank, rank.host, message["stream"], message["data"], urgent))
-        elif kind in ("beat", "pong"):
+            self.output.take(Piece(rank.rank, rank.host, message.stream, data, urgent))
+        elif isinstance(message, (messages.Beat, messages.Pong)):
             rank.pinged = False
-            if kind == "beat":
+            if isinstance(message, messages.Beat):
                 rank.take_beat(message, now)
-        elif kind == "started":
-            rank.pid = message["pid"]
+        elif isinstance(message, messages.Started):
+            rank.pid = message.pid
             self.events.tell("rank_started", rank=rank.rank, host=rank.host, pid=rank.pid)
             self.first_rank_at = self.first_rank_at or now
-        elif kind == "event":
-            self.judge.take_event(rank, message, now)
-            if message["event"] in ("exception", "leaving"):
+        elif isinstance(message, messages.Event):
+            self.judge.take_event(rank, {**message.fields, "event": message.event}, now)
+            if message.event in ("exception", "leaving"):
                 self._begin_to_end(now)
-        elif kind == "asked":
+        elif isinstance(message, messages.Asked):
             # Slurm's warning, or an mpiexec that ends its ranks since a host is gone: that shows in a moment.
             if self.asked_by_ranks is None:
-                self.asked_by_ranks = (now + limits.REQUEST_SECONDS, int(message["signal"]))
-        elif kind == "stacks":
+                self.asked_by_ranks = (now + limits.REQUEST_SECONDS, message.signal)
+        elif isinstance(message, messages.Stacks):
             rank.take_stacks(message)
-        elif kind == "failed":
-            rank.broken = str(message["message"])
-        elif kind == "ended":
+        elif isinstance(message, messages.Failed):
+            rank.broken = message.message
+        elif isinstance(message, messages.Ended):
             rank.ended, rank.early_exit = rank.ended or now, message
-        elif kind == "exit":
+        elif isinstance(message, messages.Exit):
             self._on_exit(rank, message)
 
     def _begin_to_end(self, now: float) -> None:
@@ -281,7 +280,7 @@ class Attempt:
             rank = self.ranks.get(number)
             if rank is not None and rank.connected:
                 rank.owed -= count
-                rank.channel.send("credit", bytes=count)
+                rank.channel.send(messages.Credit(count))
 
     def _lose(self, rank: Rank) -> None:
         rank.connected = False
@@ -289,29 +288,29 @@ class Attempt:
         self.loop.forget(rank.channel.fileno())
         rank.channel.close()
 
-    def _on_exit(self, rank: Rank, message: Message) -> None:
+    def _on_exit(self, rank: Rank, message: messages.Exit) -> None:
         rank.exit, rank.left_at = message, time.monotonic()
         self._begin_to_end(rank.left_at)
-        told = {"code": message["code"], "signal": message["signal"], "step": message["step"]}
+        told = {"code": message.code, "signal": message.signal, "step": message.step}
         self.events.tell("rank_ended", rank=rank.rank, host=rank.host, **told)
-        if message["step"] is not None:
-            rank.step, rank.beat_at = message["step"], rank.left_at - message["age"]
-        if message["code"] in (codes.DONE, codes.PREEMPTED) and not message["signal"]:
-            if message["code"] == codes.PREEMPTED:
-                rank.channel.send("bye")
-        elif message["ours"] or (self.asked and self._is_answer(rank, message)):
-            rank.channel.send("bye")  # not a failure: we, or the stop request, ended it
-        elif self.asked_by_ranks is not None and self.asked_by_ranks[1] == message["signal"]:
-            self._ask_to_stop(message["signal"])
-            rank.channel.send("bye")
+        if message.step is not None:
+            rank.step, rank.beat_at = message.step, rank.left_at - (message.age or 0.0)
+        if message.code in (codes.DONE, codes.PREEMPTED) and not message.signal:
+            if message.code == codes.PREEMPTED:
+                rank.channel.send(messages.Bye())
+        elif message.ours or (self.asked and self._is_answer(rank, message)):
+            rank.channel.send(messages.Bye())  # not a failure: we, or the stop request, ended it
+        elif self.asked_by_ranks is not None and self.asked_by_ranks[1] == message.signal:
+            self._ask_to_stop(message.signal)
+            rank.channel.send(messages.Bye())
         elif self.failure is None:
             failure = self.judge.take_bad_exit(rank, time.monotonic())
             if failure is not None:
                 self._fail(failure)
 
-    def _is_answer(self, rank: Rank, end: Message) -> bool:
+    def _is_answer(self, rank: Rank, end: messages.Exit) -> bool:
         """Whether a rank ended for the request to stop: by its signal, or by an exit code that stands for it."""
-        if end["signal"] or end["code"] == codes.from_signal(self._signal_for_ranks()):
+        if end.signal or end.code == codes.from_signal(self._signal_for_ranks()):
             return True
         # A Python that is still starting ends with 1 at an interrupt.
         return self.asked == signal.SIGINT and b"KeyboardInterrupt" in rank.tails["err"][-200:]
@@ -329,7 +328,7 @@ class Attempt:
         elif number == signal.SIGUSR2:
             for rank in self.ranks.values():
                 if rank.running:
-                    rank.channel.send("signal", signal=number)
+                    rank.channel.send(messages.Signal(number))
         elif number != signal.SIGCHLD:
             self._ask_to_stop(number)
 
@@ -350,7 +349,7 @@ class Attempt:
         )
         for rank in self.ranks.values():
             if rank.running:
-                rank.channel.send("stop", signal=self._signal_for_ranks())
+                rank.channel.send(messages.Stop(self._signal_for_ranks()))
 
     # --- time
 
@@ -366,7 +365,7 @@ class Attempt:
             for rank in self.ranks.values():
                 if rank.connected and rank.welcomed and not rank.pinged:
                     rank.pinged = True
-                    rank.channel.send("ping")
+                    rank.channel.send(messages.Ping())
         for listener in self.listeners:
             listener.look(now)
         if self.judge.starter_ended_at is None and self.starter.poll() is not None:
@@ -453,7 +452,7 @@ class Attempt:
         for rank in self.ranks.values():
             rank.pinged = rank.running
             if rank.running:
-                rank.channel.send("ping")
+                rank.channel.send(messages.Ping())
         stacks = self.settings.stacks and self.judge.stacks_until is None
         if stacks:
             self.questions.ask_for_stacks()
@@ -468,8 +467,8 @@ class Attempt:
         self.end_deadline = time.monotonic() + grace_seconds + limits.STARTER_SECONDS
         for rank in self.ranks.values():
             if rank.connected:
-                rank.channel.send("kill", grace=grace_seconds)
-                rank.channel.send("bye")
+                rank.channel.send(messages.Kill(grace_seconds))
+                rank.channel.send(messages.Bye())
 
     def _finished(self) -> bool:
         now = time.monotonic()
@@ -507,9 +506,9 @@ class Attempt:
         """0, 75, or the signal that asked for the end and that a rank did not survive."""
         ends = [rank.exit for rank in self.ranks.values() if rank.exit is not None]
         good = (codes.DONE, codes.PREEMPTED)
-        if len(ends) < self.size or any(end["signal"] or (self.asked and end["code"] not in good) for end in ends):
+        if len(ends) < self.size or any(end.signal or (self.asked and end.code not in good) for end in ends):
             return codes.from_signal(self.asked or signal.SIGTERM)
-        return int(max(end["code"] for end in ends))
+        return max(end.code for end in ends)
 
 
 def _working_folder() -> str | None:

@@ -17,6 +17,7 @@ from typing import Any
 from .. import limits
 from ..channel import Channel
 from ..errors import LaunchError
+from ..messages import Answer, Ask
 from .runs import write_json
 
 _MOST_PATH_BYTES = 107  # of a Unix socket, on Linux
@@ -141,14 +142,15 @@ def ask(job: dict[str, Any], what: str) -> str:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(job["socket"])
             channel = Channel(connection)
-            channel.send("ask", token=job["token"], what=what)
+            channel.send(Ask(job["token"], what))
             connection.settimeout(limits.REPLY_SECONDS)
             while True:
                 messages = channel.receive()
                 if messages is None:
                     return "no answer"
                 if messages:
-                    return str(messages[0].get("data", b"").decode(errors="replace"))
+                    (answer,) = messages[:1]
+                    return answer.data.decode(errors="replace") if isinstance(answer, Answer) else "no answer"
     except OSError as error:
         return f"no answer: {error.strerror or error}; the job may be between two attempts"
 

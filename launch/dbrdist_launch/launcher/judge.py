@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from .. import codes, limits
-from ..channel import Message
 from . import report
-from .ranks import Rank
+from .ranks import Rank, Told
 from .report import Failure
 from .stalls import blame, in_debugger, late_ranks, suspected
 
@@ -45,7 +44,7 @@ class Judge:
     starter_ended_at: float | None = None
     starter_lines: list[str] = field(default_factory=list)
     stop_asked: bool = False
-    pending: list[tuple[float, int, Message]] = field(default_factory=list)  # (when it counts, rank, event)
+    pending: list[tuple[float, int, Told]] = field(default_factory=list)  # (when it counts, rank, event)
     late: list[int] = field(default_factory=list)  # ranks whose beat is overdue
     stacks_until: float | None = None  # set by the attempt once it has asked for stacks
     late_since: float | None = None  # when the first beat was overdue
@@ -55,7 +54,7 @@ class Judge:
 
     # --- what is told
 
-    def take_event(self, rank: Rank, event: Message, now: float) -> None:
+    def take_event(self, rank: Rank, event: Told, now: float) -> None:
         """A program told of itself. That explains an end that comes; by itself it ends nothing."""
         kind = event["event"]
         if kind == "cut":
@@ -112,7 +111,7 @@ class Judge:
     def undecided(self) -> bool:
         """Whether a failure is certain and only its cause is not."""
         return any(event["event"] == "exit" for _, _, event in self.pending) or (
-            not self.stop_asked and any(rank.exit and rank.exit["ours"] for rank in self.ranks.values())
+            not self.stop_asked and any(rank.exit and rank.exit.ours for rank in self.ranks.values())
         )
 
     def _seconds_of_doubt(self, rank: Rank, now: float) -> float:
@@ -279,7 +278,7 @@ class Judge:
         if self.starter_ended_at is None or self.stop_asked:
             return None
         ends = [self.ranks[number].exit if number in self.ranks else None for number in range(self.size)]
-        if all(end is not None and not end["ours"] for end in ends):
+        if all(end is not None and not end.ours for end in ends):
             return None
         if None in ends and now - self.starter_ended_at < limits.LAST_WORDS_SECONDS:
             return None
@@ -307,7 +306,7 @@ class Judge:
 
     def _first_of_exits(self, rank: Rank) -> Rank:
         """Another rank, where this one only lost it: both ends come from different hosts, in any order."""
-        if rank.end is None or rank.end["code"] != codes.LOST_PEER:
+        if rank.end is None or rank.end.code != codes.LOST_PEER:
             return rank
         ends = [(other.ended or other.heard_at, other.rank) for other in self.ranks.values() if _is_cause(other)]
         return self.ranks[min(ends)[1]] if ends else rank
@@ -378,7 +377,7 @@ class Judge:
         return "\n".join(self.starter_lines[-20:]) or None
 
 
-def _is_alone(event: Message) -> bool:
+def _is_alone(event: Told) -> bool:
     return bool(event["event"] in ("world", "leaving") and event.get("size") == 1 and event.get("own"))
 
 
@@ -386,7 +385,7 @@ def _is_cause(rank: Rank) -> bool:
     """Whether a rank ended badly by itself, and not for the loss of a peer."""
     end = rank.end
     good = (codes.DONE, codes.PREEMPTED, codes.LOST_PEER)
-    return end is not None and not end["ours"] and (bool(end["signal"]) or end["code"] not in good)
+    return end is not None and not end.ours and (bool(end.signal) or end.code not in good)
 
 
 def _some(numbers: Sequence[int]) -> str:

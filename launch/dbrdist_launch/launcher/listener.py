@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable
 
 from .. import limits
-from ..channel import Channel, Message, same_token
+from ..channel import Channel, same_token
 from ..errors import LaunchError
 from ..loop import Loop
-
-_FIELDS = (("rank", int), ("size", int), ("local_rank", int), ("host", str))
+from ..messages import Ask, Hello
 
 
 class Listener:
@@ -27,7 +26,7 @@ class Listener:
         self,
         loop: Loop,
         token: str,
-        welcome: Callable[[Channel, Message], None],
+        welcome: Callable[[Channel, Hello | Ask], None],
         say: Callable[[str], None],
         path: str | None,
         addresses: tuple[str, ...] = (),
@@ -96,9 +95,9 @@ class Listener:
         messages = channel.receive()
         if messages == []:
             return
-        hello = messages[0] if messages else {}
+        hello = messages[0] if messages else None
         problem = problem_with(hello, self.token)
-        if problem is None:
+        if problem is None and isinstance(hello, (Hello, Ask)):
             self.loop.forget(channel.fileno())
             del self.strangers[channel]
             channel.parser.limit_bytes = limits.MESSAGE_BYTES
@@ -135,14 +134,12 @@ class Listener:
             pass
 
 
-def problem_with(hello: Message, token: str) -> str | None:
-    """Why a first message is no rank's; None for a good one."""
-    if hello.get("t") not in ("hello", "ask") or not isinstance(hello.get("token"), str):
+def problem_with(hello: object, token: str) -> str | None:
+    """Why a first message, or None for none that could be read, is no rank's; None for a good one."""
+    if not isinstance(hello, (Hello, Ask)):
         return "it does not follow the protocol"
-    if not same_token(hello["token"], token):
+    if not same_token(hello.token, token):
         return "wrong token (a rank of another job, or a stranger)"
-    if hello["t"] == "hello" and not all(type(hello.get(name)) is kind for name, kind in _FIELDS):
-        return "it does not say which rank it is"
     return None
 
 

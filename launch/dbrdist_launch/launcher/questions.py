@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from .. import limits
 from ..channel import Channel
+from ..messages import Answer, AskStacks
 from .ranks import Rank
 from .view import table
 
@@ -37,7 +38,7 @@ class Questions:
         for rank in self.ranks.values():
             if rank.running:
                 rank.stacks = None
-                rank.channel.send("stacks")
+                rank.channel.send(AskStacks())
 
     def have_stacks(self) -> bool:
         return all(rank.stacks is not None for rank in self.ranks.values() if rank.running)
@@ -66,5 +67,5 @@ class Questions:
 def _answer(channel: Channel, text: str) -> None:
     channel.socket.setblocking(True)
     channel.socket.settimeout(1.0)
-    channel.send("answer", text.encode("utf-8", "replace")[-limits.MESSAGE_BYTES :])
+    channel.send(Answer(text.encode("utf-8", "replace")[-limits.MESSAGE_BYTES :]))
     channel.close()

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import codes, limits
-from ..channel import Channel, Message
+from ..channel import Channel
+from ..messages import Beat, Ended, Exit, Stacks
 
+Told = dict[str, Any]  # an event: what a program told of itself, and when
 _ABORT_DELAYED = rb"(?m)^\[[^]]+:\d+\] Delaying for \d+ seconds before aborting"
 
 
@@ -37,16 +39,16 @@ class Rank:
     written: int = 0  # bytes of output so far
     owed: int = 0  # bytes of output that came and for which it has got no credit yet
     spoke_last: str = "out"
-    events: list[Message] = field(default_factory=list)  # what the program told of itself
+    events: list[Told] = field(default_factory=list)  # what the program told of itself
     connected: bool = True
     ended: float | None = None  # when its program ended; the report follows when its output has been read
-    early_exit: Message | None = None  # that first word: code, signal, oom, ours
+    early_exit: Ended | None = None  # that first word
     aborting_at: float | None = None  # when Open MPI said that it waits before it aborts
     lost_at: float | None = None  # when the connection broke without a report
     cut: bool = False  # mpiexec killed its outer process
     leaving: bool = False  # its interpreter is ending
     left_at: float | None = None  # when its report came
-    exit: Message | None = None  # the supervisor's report of its end
+    exit: Exit | None = None  # the supervisor's report of its end
     stacks: str | None = None
     sources: dict[str, str] = field(default_factory=dict)  # the lines of their frames
     broken: str | None = None  # why its supervisor gave up
@@ -59,7 +61,7 @@ class Rank:
         return self.exit is None and self.connected
 
     @property
-    def end(self) -> Message | None:
+    def end(self) -> Ended | Exit | None:
         """What is known of its end: the report, or the first word where there was no time for more."""
         return self.exit or self.early_exit
 
@@ -72,28 +74,27 @@ class Rank:
     def left_without_finalize(self) -> bool:
         """Whether it used MPI and ended well, by os._exit(0) or the like, while the others may wait for it."""
         end = self.exit
-        if end is None or end["code"] or end["ours"]:
+        if end is None or end.code or end.ours:
             return False
         return self.told("world") is not None and self.told("leaving") is None
 
-    def told(self, kind: str) -> Message | None:
+    def told(self, kind: str) -> Told | None:
         """The last event of a kind that its own process told, or another one below it."""
         own = [event for event in self.events if event["event"] == kind]
         return own[-1] if own else None
 
-    def take_beat(self, message: Message, now: float) -> None:
+    def take_beat(self, beat: Beat, now: float) -> None:
         """Store what a supervisor's beat says."""
-        self.state, self.traced = message["state"], bool(message.get("traced"))
+        self.state, self.traced = beat.state, beat.traced
         stopped = self.state == "T" and not self.traced
         self.stopped_since = (self.stopped_since or now) if stopped else None
-        self.count, self.paused = message["count"], message["paused"]
-        self.step, self.fields = message["step"], message["fields"] or self.fields
-        if message["age"] is not None:
-            self.beat_at = now - max(0.0, message["age"])
+        self.count, self.paused = beat.beats, beat.paused
+        self.step, self.fields = beat.step, beat.fields or self.fields
+        if beat.age is not None:
+            self.beat_at = now - max(0.0, beat.age)
 
-    def take_stacks(self, message: Message) -> None:
-        self.stacks, self.state = message["text"], message["state"]
-        self.sources = message.get("sources") or {}
+    def take_stacks(self, found: Stacks) -> None:
+        self.stacks, self.sources, self.state = found.text, found.sources, found.state
 
     def take_output(self, stream: str, data: bytes) -> None:
         """Remember the last words."""
@@ -121,7 +122,7 @@ class Rank:
     def activity(self, now: float) -> str:
         """In a few words: what this rank was doing."""
         if self.exit is not None:
-            what = f"ended with {codes.describe_end(self.exit['code'], self.exit['signal'])}"
+            what = f"ended with {codes.describe_end(self.exit.code, self.exit.signal)}"
         elif not self.connected:
             what = "lost"
         elif self.traced:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .. import codes, limits
-from ..channel import Message
 from ..codes import describe_end
-from .ranks import Rank
+from ..messages import Exit
+from .ranks import Rank, Told
 
 _ABORT_MPICH = r"Abort\((?P<code>-?\d+)\) on node (?P<rank>\d+) "
 _ABORT_OPENMPI = r"(?s)MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator.*?with errorcode (?P<code>-?\d+)"
@@ -85,16 +85,16 @@ def _message_at(lines: list[str]) -> int:
 
 def from_exit(rank: Rank) -> Failure:
     """Read the kind of a failure from a rank's end, and its cause from what it told before."""
-    end = {"code": 1, "signal": 0, "oom": None, **(rank.end or {})}
-    code, number = end["code"], end["signal"]
+    end = rank.end or Exit(1, 0)
+    code, number = end.code, end.signal
     failure = Failure("exit", rank.rank, rank.host, code or 1, describe_end(code, number))
     if number:
         failure.kind, failure.signal = "signal", codes.signal_name(number)
     found = last_traceback(rank.errors)
     message = _exception(rank, found) if number in (0, 6, 15) else None
     told = rank.told("thread") or rank.told("worker")
-    if end["oom"]:
-        failure.kind, failure.message = "oom", str(end["oom"])
+    if end.oom:
+        failure.kind, failure.message = "oom", end.oom
     elif message is not None:  # MPI_Abort after it ends the rank by its own code or by SIGABRT
         failure.kind, failure.message = "exception", message
         failure.traceback = found.text if found is not None and not found.fatal else None
@@ -130,9 +130,9 @@ def _exception(rank: Rank, found: Traceback | None) -> str | None:
     return found.message if certain else None  # with hooks in place it would have told
 
 
-def from_event(rank: Rank, event: Message) -> Failure:
+def from_event(rank: Rank, event: Told) -> Failure:
     """A failure that the program told of, while its process still lives or has just ended."""
-    code = rank.exit["code"] if rank.exit and rank.exit["code"] else int(event.get("code") or 1)
+    code = rank.exit.code if rank.exit and rank.exit.code else int(event.get("code") or 1)
     failure = Failure("exception", rank.rank, rank.host, code, event.get("message", ""))
     found = last_traceback(rank.errors)
     if event["event"] == "thread":
@@ -200,10 +200,10 @@ def from_starter(
 
 def _first_to_go(ranks: dict[int, Rank], size: int) -> Rank | None:
     """The rank whose good end made mpiexec end the others: the last that ended by itself, without MPI_Finalize."""
-    ends = {rank.rank: rank.exit for rank in ranks.values() if rank.exit is not None and not rank.exit["ours"]}
+    ends = {rank.rank: rank.exit for rank in ranks.values() if rank.exit is not None and not rank.exit.ours}
     if len(ends) == size:
         return None
-    good = [ranks[number] for number, end in ends.items() if not end["code"] and not end["signal"]]
+    good = [ranks[number] for number, end in ends.items() if not end.code and not end.signal]
     left = [rank for rank in good if rank.left_without_finalize]
     unknown = [rank for rank in good if rank.told("hooks") is None]
     return max(left or unknown, key=lambda rank: rank.left_at or 0.0, default=None)

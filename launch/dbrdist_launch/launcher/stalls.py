@@ -154,7 +154,7 @@ def blame(ranks: list[Rank], late: list[int], now: float) -> Failure:
     if stopped:
         what = "the process is stopped (SIGSTOP)"
     elif rank.exit is not None:
-        what = f"ended with exit code {rank.exit['code']} while the others are still running"
+        what = f"ended with exit code {rank.exit.code} while the others are still running"
     else:
         what = f"no heartbeat for {now - rank.beat_at:.1f} s" if rank.beat_at is not None else "no heartbeat"
     if frame and not stopped:

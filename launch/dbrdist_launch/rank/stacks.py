@@ -62,7 +62,9 @@ class Stacks:
         if self.pid is None or (self.sent and (self.text or now >= self.until)):
             self._finish(self.text or by_py_spy(self.below).encode())
         elif not self.sent and not linux.catches(self.pid, self.signal_number):
-            self.pid = None  # its Python has ended meanwhile, or it has become another program: the signal would kill it
+            self.pid = (
+                None  # its Python has ended meanwhile, or it has become another program: the signal would kill it
+            )
             self._finish(by_py_spy(self.below).encode())
         elif not self.sent and not is_writing(self.pid):
             self.sent = True

@@ -8,8 +8,8 @@ import select
 import time
 from _socket import AF_INET, AF_UNIX, SOCK_STREAM, socket  # see channel.py
 
-from .. import codes, heartbeat, limits, linux, wire
-from ..channel import Channel, Message
+from .. import codes, heartbeat, limits, linux, messages, wire
+from ..channel import Channel
 from ..errors import place_of
 from ..identity import of_environment
 from ..inherited import Inherited
@@ -23,6 +23,12 @@ from .pmix import ConnectionHolder
 from .stacks import Stacks
 from .surroundings import ADDRESS, TOKEN, surroundings
 from .workers import WorkerWatch
+
+TYPE_CHECKING = False  # see channel.py
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..messages import Message
 
 _SEGMENTS = "/dev/shm/mpich_shm_"  # MPICH removes its shared memory in MPI_Finalize only: killed jobs would fill it
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -52,8 +58,8 @@ class Supervisor:
         self.stop: tuple[float, int] | None = None  # when to pass which signal on
         self.partial_event = b""
         self.stacks = Stacks(stack_signal(), self._send_stacks)
-        self.finalizing: tuple[float, int, Message] | None = None  # when to look again at which process
-        self.leaving: dict[int, Message] = {}  # processes whose interpreter is ending, and with what code
+        self.finalizing: tuple[float, int, dict[str, Any]] | None = None  # when to look again at which process
+        self.leaving: dict[int, dict[str, Any]] = {}  # processes whose interpreter is ending, and with what code
 
     # --- life
 
@@ -81,37 +87,36 @@ class Supervisor:
             self.loop.turn(self._seconds_to_wait())
             self._look()
         except Exception as error:
-            self.channel.send("event", event="fault", message=f"{error!r} at {place_of(error)}")
+            self._tell("fault", message=f"{error!r} at {place_of(error)}")
             time.sleep(limits.SEARCH_SECONDS)  # so that it does not spin
 
     def tell_failure(self, text: str) -> bool:
         """Let the launcher know that this supervisor itself fails; False where that cannot be said."""
         if not self.connected:
             return False
-        self.channel.send("failed", message=text)
+        self.channel.send(messages.Failed(text))
         return not self.channel.unsent
 
     def _connect(self) -> None:
         address, token = self._address()
         self.channel = Channel(_connect_to_any(address), limits.WELCOME_BYTES)
         port = _free_port() if self.identity.rank == 0 else 0
-        self.channel.send("hello", token=token, pid=os.getpid(), port=port, **self.identity._asdict())
+        self.channel.send(messages.Hello(token=token, pid=os.getpid(), port=port, **self.identity._asdict()))
         waiting = select.poll()
         waiting.register(self.channel, select.POLLIN)
         early: list[Message] = []  # other messages may overtake the welcome, which waits for rank 0
-        while not any(message["t"] in ("welcome", "kill") for message in early):
+        while not any(isinstance(message, (messages.Welcome, messages.Kill)) for message in early):
             waiting.poll()
-            messages = self.channel.receive()
-            if messages is None:
+            found = self.channel.receive()
+            if found is None:
                 raise ConnectionError("the launcher refused this rank")
-            early += messages
-        kinds = [message["t"] for message in early]
-        if "kill" in kinds:
+            early += found
+        if any(isinstance(message, messages.Kill) for message in early):
             raise ConnectionError("the job ended before this rank had started")
-        self.terms = early.pop(kinds.index("welcome"))
-        self.channel.watch_peer(float(self.terms["host_timeout"]))
+        (self.terms,) = [message for message in early if isinstance(message, messages.Welcome)]
+        self.channel.watch_peer(self.terms.host_timeout)
         self.connected = True
-        self._early = early
+        self._early = [message for message in early if message is not self.terms]
 
     def _address(self) -> tuple[str, str]:
         """(where the launcher listens, the token): by a folder that is its user's alone, else by the environment."""
@@ -130,62 +135,68 @@ class Supervisor:
         os.ftruncate(descriptor, heartbeat.PAGE_BYTES)
         self.page = mmap.mmap(descriptor, heartbeat.PAGE_BYTES)
         environment = surroundings(os.environ, self.terms, self.identity)
-        self.inherited.was_raised(self.terms.get("files") or [])
-        command = [str(word) for word in self.terms["command"]]
-        self.child = Child(command, environment, self.terms.get("directory"), descriptor, ignored, self.inherited)
+        self.inherited.was_raised(self.terms.files)
+        self.child = Child(self.terms.command, environment, self.terms.directory, descriptor, ignored, self.inherited)
         self.left = Leftovers((self.child.out, self.child.err))
         _go_first()
         self.oom, self.workers = OomWatch(), WorkerWatch(self.child.pid)
         self.oom_looked_at = float("-inf")
         self.pmix = ConnectionHolder(self.child.pid, os.environ)
-        self.channel.send("started", pid=self.child.pid)
+        self.channel.send(messages.Started(self.child.pid))
         self.loop.watch_channel(self.channel, self._on_channel)
         self.loop.watch(self.lifeline, self._on_lifeline)
         self.loop.watch(self.child.events, self._on_events)
         self.outputs = Outputs(
-            self.loop, {self.child.out: "out", self.child.err: "err"}, int(self.terms["window"]),
-            lambda data, stream: self.channel.send("out", data, stream=stream),
+            self.loop, {self.child.out: "out", self.child.err: "err"}, self.terms.window,
+            lambda data, stream: self.channel.send(messages.Out(stream, data)),
         )  # fmt: skip
         self._take(self._early)
 
     # --- what arrives
 
     def _on_channel(self) -> None:
-        messages = self.channel.receive()
-        if messages is None:
+        found = self.channel.receive()
+        if found is None:
             self._launcher_lost()
         else:
-            self._take(messages)
+            self._take(found)
 
-    def _take(self, messages: list[Message]) -> None:
-        for message in messages:
-            kind = message["t"]
-            if kind == "ping":
+    def _take(self, found: list[Message]) -> None:
+        for message in found:
+            if isinstance(message, messages.Ping):
                 self._beat()
-            elif kind == "credit":
-                self.outputs.give_credit(int(message["bytes"]))
-            elif kind == "stop":
+            elif isinstance(message, messages.Credit):
+                self.outputs.give_credit(message.bytes)
+            elif isinstance(message, messages.Stop):
                 # Slurm signals every process of a step: the program has had the request, or will in a moment.
                 delay = limits.SLURM_SECONDS if "SLURM_STEP_ID" in os.environ else 0.0
-                self.stop = (time.monotonic() + delay, int(message["signal"]))
-            elif kind == "kill":
-                self._end_program(float(message.get("grace", limits.KILL_SECONDS)))
-            elif kind == "stacks":
+                self.stop = (time.monotonic() + delay, message.signal)
+            elif isinstance(message, messages.Kill):
+                self._end_program(limits.KILL_SECONDS if message.grace is None else message.grace)
+            elif isinstance(message, messages.AskStacks):
                 below = [] if self.status is not None else [self.child.pid, *linux.descendants(self.child.pid)]
                 self.stacks.ask(below, time.monotonic())
-            elif kind == "signal":
-                self._pass_on(int(message["signal"]))
-            elif kind == "bye":
+            elif isinstance(message, messages.Signal):
+                self._pass_on(message.signal)
+            elif isinstance(message, messages.Bye):
                 self.released = True
+
+    def _tell(self, event: str, **fields: object) -> None:
+        self.channel.send(messages.Event(event, fields))
+
+    def _pass_event(self, event: dict[str, Any], **more: object) -> None:
+        """One that the program has told, with whatever fields it has."""
+        fields = {**event, **more}
+        self.channel.send(messages.Event(str(fields.pop("event")), fields))
 
     def _on_lifeline(self) -> None:
         """mpiexec killed the outer process: some rank called MPI_Abort, or mpiexec gives up. Or it has gone itself."""
         if os.read(self.lifeline, 64):
-            self.channel.send("event", event="orphaned")
+            self._tell("orphaned")
             return
         self.loop.forget(self.lifeline)
         self.kill_at = time.monotonic() + limits.ABORT_SECONDS
-        self.channel.send("event", event="cut", at=time.monotonic())
+        self._tell("cut", at=time.monotonic())
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
@@ -194,7 +205,7 @@ class Supervisor:
             self._pass_on(number)
         else:
             self.asked_at = time.monotonic()
-            self.channel.send("asked", signal=number)
+            self.channel.send(messages.Asked(number))
 
     def _pass_on(self, number: int) -> None:
         """To those processes of the program that have a handler for it; without one it asks for the end."""
@@ -203,7 +214,7 @@ class Supervisor:
         for pid in heard:
             linux.kill(pid, number)
         if below and not heard:
-            self.channel.send("asked", signal=number)
+            self.channel.send(messages.Asked(number))
 
     def _fetch_ended(self) -> None:
         while True:
@@ -218,11 +229,10 @@ class Supervisor:
                 self.outputs.end()  # what is left in its pipes comes before the report
                 if status and not self.ended_by_us:
                     code, number = codes.from_wait_status(status)
-                    ended: Message = {"code": code, "signal": number, "oom": None, "ours": False}
-                    self.channel.send("ended", **ended)  # at once: srun may leave no time for more
+                    self.channel.send(messages.Ended(code, number))  # at once: srun may leave no time for more
                     oom = self.oom.counted(pid) if number == signal.SIGKILL else None
                     if oom is not None:
-                        self.channel.send("ended", **{**ended, "oom": oom})
+                        self.channel.send(messages.Ended(code, number, oom))
 
     def _on_events(self) -> None:
         data = os.read(self.child.events, limits.READ_BYTES)
@@ -251,7 +261,7 @@ class Supervisor:
             if before is not None and before.get("code") and before.get("finalizes"):
                 self.finalizing = (time.monotonic() + limits.FINALIZE_SECONDS, pid, before)
         else:
-            self.channel.send("event", **{**event, "own": pid == self.child.pid})
+            self._pass_event(event, own=pid == self.child.pid)
 
     # --- what time brings
 
@@ -295,7 +305,7 @@ class Supervisor:
         if self.finalizing is not None and now >= self.finalizing[0]:
             (_, pid, event), self.finalizing = self.finalizing, None
             if linux.state(pid) not in ("", "Z"):
-                self.channel.send("event", **{**event, "event": "finalizing"})
+                self._pass_event({**event, "event": "finalizing"})
         self.stacks.look(now)
         if self.status is not None and not self.reported_at:
             self.left.look(now)
@@ -316,7 +326,7 @@ class Supervisor:
     def _beat(self) -> None:
         """Answer a ping: what the program is doing."""
         if self.status is not None:
-            self.channel.send("pong")
+            self.channel.send(messages.Pong())
             return
         now = time.monotonic()
         if now - self.oom_looked_at > limits.OOM_LOOK_SECONDS:
@@ -328,16 +338,16 @@ class Supervisor:
             self._note_segments()
         beat = heartbeat.read(self.page)
         state, traced = linux.state_and_tracer(self.child.pid)
-        self.channel.send(
-            "beat", state=state, traced=traced, count=beat.number, step=beat.step if beat.number else -1,
+        self.channel.send(messages.Beat(
+            state=state, traced=traced, beats=beat.number, step=beat.step if beat.number else -1,
             age=self._age(beat.time, now) if beat.number else None, paused=beat.paused, fields=beat.fields,
-        )  # fmt: skip
+        ))  # fmt: skip
         dead = self.workers.look()
         if dead is not None:
             pid, how = dead
             oom = self.oom.verdict(pid) if "SIGKILL" in how else None
             message = f"worker process {pid} {how}" + (f" ({oom})" if oom else "")
-            self.channel.send("event", event="worker", message=message, oom=oom is not None)
+            self._tell("worker", message=message, oom=oom is not None)
 
     def _report(self) -> None:
         assert self.status is not None
@@ -346,12 +356,12 @@ class Supervisor:
         beat = heartbeat.read(self.page)
         left = "" if self.ended_by_us else self.left.words(bool(self.outputs.pipes))
         if left:
-            self.channel.send("event", event="left", message=left)
-        self.channel.send(
-            "exit", code=code, signal=number, oom=oom, ours=self.ended_by_us,
+            self._tell("left", message=left)
+        self.channel.send(messages.Exit(
+            code=code, signal=number, oom=oom, ours=self.ended_by_us,
             step=beat.step if beat.number else None,
             age=self._age(beat.time, time.monotonic()) if beat.number else None,
-        )  # fmt: skip
+        ))  # fmt: skip
         self.reported_at = time.monotonic()
         if code == 0:
             self.released = True  # nobody has a question to a rank that ended well
@@ -397,7 +407,7 @@ class Supervisor:
             self._kill_now()
 
     def _send_stacks(self, text: str, sources: dict[str, str]) -> None:
-        self.channel.send("stacks", text=text, sources=sources, state=linux.state(self.child.pid))
+        self.channel.send(messages.Stacks(text, sources, linux.state(self.child.pid)))
 
 
 def _go_first() -> None:

@@ -12,8 +12,8 @@ TYPE_CHECKING = False  # see channel.py
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..channel import Message
     from ..identity import Identity
+    from ..messages import Welcome
 
 ADDRESS = "DBRDIST_LAUNCH_CHANNEL"
 TOKEN = "DBRDIST_LAUNCH_TOKEN"
@@ -26,11 +26,11 @@ ADDED = (
 )  # fmt: skip
 
 
-def surroundings(inherited: Mapping[str, str], terms: Message, identity: Identity) -> dict[str, str]:
+def surroundings(inherited: Mapping[str, str], terms: Welcome, identity: Identity) -> dict[str, str]:
     """Variables of the program. The names that other frameworks read are set where nobody has set them."""
     found = {name: value for name, value in inherited.items() if name not in (ADDRESS, TOKEN)}
-    found.update(terms["environment"])
-    local_size = identity.local_size or int(terms.get("local_sizes", {}).get(identity.host, 1))
+    found.update(terms.environment)
+    local_size = identity.local_size or terms.local_sizes.get(identity.host, 1)
     for name, value in (
         ("RANK", identity.rank),
         ("LOCAL_RANK", identity.local_rank),
@@ -38,15 +38,15 @@ def surroundings(inherited: Mapping[str, str], terms: Message, identity: Identit
         ("LOCAL_WORLD_SIZE", local_size),
     ):
         found[name] = str(value)  # one left from another job would be a lie
-    found.setdefault("MASTER_ADDR", str(terms.get("master") or "127.0.0.1"))
-    if terms.get("port"):
-        found.setdefault("MASTER_PORT", str(terms["port"]))
+    found.setdefault("MASTER_ADDR", terms.master or "127.0.0.1")
+    if terms.port:
+        found.setdefault("MASTER_PORT", str(terms.port))
     found["DBRDIST_LAUNCH"] = "1"
-    if terms.get("threads") == "auto":
+    if terms.threads == "auto":
         found.setdefault("OMP_NUM_THREADS", str(_threads(inherited, local_size)))
-    if terms.get("gpus") == "rank":
+    if terms.gpus == "rank":
         found.update(for_local_rank(identity.local_rank, found))
-    if terms.get("inject", True):
+    if terms.inject:
         before = found.get("PYTHONPATH")
         here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
         found["DBRDIST_LAUNCH_INJECTED"] = "set" if before else "empty" if before is not None else "unset"
