@@ -307,8 +307,8 @@ _MADE: dict[str, Callable[[Step, pathlib.Path], None]] = {
 # ---- steps -----------------------------------------------------------------------------------------------------------
 
 
-def _path(python: str) -> str:
-    return os.path.dirname(python) + os.pathsep + os.environ.get("PATH", os.defpath)
+def _path(python: str, *more: pathlib.Path) -> str:
+    return os.pathsep.join((os.path.dirname(python), *map(str, more), os.environ.get("PATH", os.defpath)))
 
 
 def _style(step: Step) -> None:
@@ -371,13 +371,12 @@ def _onnx(step: Step) -> None:
     """ONNX files against onnxruntime."""
     python = step.work.python(step, "onnx")
     files = ("tests/onnx", "tests/cli/inspection/test_onnx_export.py", "tests/rules/test_onnx_page.py")
-    step.suite(python, *files, PATH=_path(python) + os.pathsep + str(step.work.place("main") / "bin"))
+    step.suite(python, *files, PATH=_path(python, step.work.place("main") / "bin"))
 
 
 def _torch(step: Step) -> None:
     python = step.work.python(step, "torch")
-    main = str(step.work.place("main") / "bin")
-    path = os.pathsep.join((os.path.dirname(python), main, os.environ.get("PATH", os.defpath)))
+    path = _path(python, step.work.place("main") / "bin")
     step.suite(python, "tests", "-m", "torch", DBRDIST_REQUIRE_TORCH="1", PATH=path)
 
 
