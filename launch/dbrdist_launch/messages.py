@@ -66,14 +66,14 @@ class Pong(NamedTuple):
     """The answer to a ping of a rank whose program has ended."""
 
 
-class Event(NamedTuple):
+class RankEvent(NamedTuple):
     """Something happened to the program, or it told of itself."""
 
     event: str
     fields: dict[str, Any]
 
 
-class Stacks(NamedTuple):
+class FoundStacks(NamedTuple):
     """The stacks that were asked for, and the source lines of their frames."""
 
     text: str
@@ -137,7 +137,7 @@ class Credit(NamedTuple):
     bytes: int
 
 
-class Stop(NamedTuple):
+class StopRequest(NamedTuple):
     """Ask the program to save and stop, by this signal."""
 
     signal: int
@@ -180,15 +180,15 @@ class Answer(NamedTuple):
 
 
 if TYPE_CHECKING:
-    FromRank = Hello | Started | Failed | Out | Beat | Pong | Event | Stacks | Asked | Ended | Exit
-    ToRank = Welcome | Ping | Credit | Stop | Signal | Kill | AskStacks | Bye
+    FromRank = Hello | Started | Failed | Out | Beat | Pong | RankEvent | FoundStacks | Asked | Ended | Exit
+    ToRank = Welcome | Ping | Credit | StopRequest | Signal | Kill | AskStacks | Bye
     Message = FromRank | ToRank | Ask | Answer
 
 KINDS: dict[str, type[Any]] = {
-    "hello": Hello, "started": Started, "failed": Failed, "out": Out, "beat": Beat, "pong": Pong, "event": Event,
-    "stacks": Stacks, "asked": Asked, "ended": Ended, "exit": Exit, "welcome": Welcome, "ping": Ping,
-    "credit": Credit, "stop": Stop, "signal": Signal, "kill": Kill, "ask-stacks": AskStacks, "bye": Bye, "ask": Ask,
-    "answer": Answer,
+    "hello": Hello, "started": Started, "failed": Failed, "out": Out, "beat": Beat, "pong": Pong, "event": RankEvent,
+    "stacks": FoundStacks, "asked": Asked, "ended": Ended, "exit": Exit, "welcome": Welcome, "ping": Ping,
+    "credit": Credit, "stop": StopRequest, "signal": Signal, "kill": Kill, "ask-stacks": AskStacks, "bye": Bye,
+    "ask": Ask, "answer": Answer,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in KINDS.items()}
 # By the annotation of a field: the types that JSON gives for it. A number without a fraction may come as an int.

@@ -168,10 +168,10 @@ def test_messages_of_the_launcher(supervised, clock, monkeypatch):
     one = supervised
     one._take([messages.Credit(7), messages.Credit(8)])
     assert one.outputs.credits == [7, 8]
-    one._take([messages.Stop(15)])
+    one._take([messages.StopRequest(15)])
     assert one.stop == (clock.now, 15)
     monkeypatch.setenv("SLURM_STEP_ID", "0")
-    one._take([messages.Stop(2)])
+    one._take([messages.StopRequest(2)])
     assert one.stop == (clock.now + limits.SLURM_SECONDS, 2)
     assert one.killed == [] and not one.released
     one._take([messages.Kill()])

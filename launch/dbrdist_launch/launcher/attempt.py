@@ -193,7 +193,7 @@ class Attempt:
             local_sizes={host.name: host.slots for host in self.plan.job.hosts} or {rank.host: self.size},
         ))  # fmt: skip
         if self.asked:
-            channel.send(messages.Stop(self._signal_for_ranks()))  # it came too late to hear of it
+            channel.send(messages.StopRequest(self._signal_for_ranks()))  # it came too late to hear of it
         self.loop.watch_channel(channel, lambda: self._on_rank(rank))
 
     def _shares_limits(self, rank: Rank) -> bool:
@@ -234,7 +234,7 @@ class Attempt:
             rank.pid = message.pid
             self.events.tell("rank_started", rank=rank.rank, host=rank.host, pid=rank.pid)
             self.first_rank_at = self.first_rank_at or now
-        elif isinstance(message, messages.Event):
+        elif isinstance(message, messages.RankEvent):
             self.judge.take_event(rank, {**message.fields, "event": message.event}, now)
             if message.event in ("exception", "leaving"):
                 self._begin_to_end(now)
@@ -242,7 +242,7 @@ class Attempt:
             # Slurm's warning, or an mpiexec that ends its ranks since a host is gone: that shows in a moment.
             if self.asked_by_ranks is None:
                 self.asked_by_ranks = (now + limits.REQUEST_SECONDS, message.signal)
-        elif isinstance(message, messages.Stacks):
+        elif isinstance(message, messages.FoundStacks):
             rank.take_stacks(message)
         elif isinstance(message, messages.Failed):
             rank.broken = message.message
@@ -349,7 +349,7 @@ class Attempt:
         )
         for rank in self.ranks.values():
             if rank.running:
-                rank.channel.send(messages.Stop(self._signal_for_ranks()))
+                rank.channel.send(messages.StopRequest(self._signal_for_ranks()))
 
     # --- time
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import codes, limits
 from ..channel import Channel
-from ..messages import Beat, Ended, Exit, Stacks
+from ..messages import Beat, Ended, Exit, FoundStacks
 
 Told = dict[str, Any]  # an event: what a program told of itself, and when
 _ABORT_DELAYED = rb"(?m)^\[[^]]+:\d+\] Delaying for \d+ seconds before aborting"
@@ -93,7 +93,7 @@ class Rank:
         if beat.age is not None:
             self.beat_at = now - max(0.0, beat.age)
 
-    def take_stacks(self, found: Stacks) -> None:
+    def take_stacks(self, found: FoundStacks) -> None:
         self.stacks, self.sources, self.state = found.text, found.sources, found.state
 
     def take_output(self, stream: str, data: bytes) -> None:

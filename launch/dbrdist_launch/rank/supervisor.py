@@ -167,7 +167,7 @@ class Supervisor:
                 self._beat()
             elif isinstance(message, messages.Credit):
                 self.outputs.give_credit(message.bytes)
-            elif isinstance(message, messages.Stop):
+            elif isinstance(message, messages.StopRequest):
                 # Slurm signals every process of a step: the program has had the request, or will in a moment.
                 delay = limits.SLURM_SECONDS if "SLURM_STEP_ID" in os.environ else 0.0
                 self.stop = (time.monotonic() + delay, message.signal)
@@ -182,12 +182,12 @@ class Supervisor:
                 self.released = True
 
     def _tell(self, event: str, **fields: object) -> None:
-        self.channel.send(messages.Event(event, fields))
+        self.channel.send(messages.RankEvent(event, fields))
 
     def _pass_event(self, event: dict[str, Any], **more: object) -> None:
         """One that the program has told, with whatever fields it has."""
         fields = {**event, **more}
-        self.channel.send(messages.Event(str(fields.pop("event")), fields))
+        self.channel.send(messages.RankEvent(str(fields.pop("event")), fields))
 
     def _on_lifeline(self) -> None:
         """mpiexec killed the outer process: some rank called MPI_Abort, or mpiexec gives up. Or it has gone itself."""
@@ -407,7 +407,7 @@ class Supervisor:
             self._kill_now()
 
     def _send_stacks(self, text: str, sources: dict[str, str]) -> None:
-        self.channel.send(messages.Stacks(text, sources, linux.state(self.child.pid)))
+        self.channel.send(messages.FoundStacks(text, sources, linux.state(self.child.pid)))
 
 
 def _go_first() -> None:
