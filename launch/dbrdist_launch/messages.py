@@ -22,10 +22,10 @@ class Hello(NamedTuple):
     """The first message: which rank this is."""
 
     token: str
-    rank: int
-    size: int
-    local_rank: int
-    host: str
+    rank: int = -1
+    size: int = 0
+    local_rank: int = 0
+    host: str = ""
     local_size: int = 0  # 0: its starter does not say
     pid: int = 0  # of the supervisor
     port: int = 0  # of rank 0: one that is free on its host

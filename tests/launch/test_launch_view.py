@@ -12,6 +12,7 @@ import pytest
 from dbrdist_launch.launcher import view
 from dbrdist_launch.launcher.ranks import Rank
 from dbrdist_launch.launcher.view import table
+from dbrdist_launch.messages import Beat
 from support import PROGRAMS, assert_nothing_left, environment
 
 pytestmark = pytest.mark.slow
@@ -21,9 +22,8 @@ def ranks_with_much_to_tell(count=1):
     found = {}
     for number in range(count):
         rank = found[number] = Rank(number, "a", channel=None)
-        beat = {"state": "S", "count": 3, "paused": False, "step": 7, "age": 0.1}
-        beat["fields"] = {"total": 9, "items_per_second": 12.5, "loss": 0.25, "message": "x" * 100}
-        rank.take_beat(beat, time.monotonic())
+        fields = {"total": 9, "items_per_second": 12.5, "loss": 0.25, "message": "x" * 100}
+        rank.take_beat(Beat("S", False, 3, 7, 0.1, False, fields), time.monotonic())
         rank.take_output("out", b"epoch 1 done\n10%\r20% \x1b[31mred\n  \n")
     return found
 
@@ -49,10 +49,10 @@ def test_the_table_letter_by_letter(monkeypatch):
     """Fields have a third of the room beside the fixed columns, 45 characters here; the last line has the rest."""
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     first, second = Rank(0, "a", None), Rank(11, "host", None)
-    beat = {"state": "S", "count": 3, "paused": False, "step": 7, "age": 0.125, "traced": False}
-    first.take_beat({**beat, "fields": {"total": 9, "items_per_second": 12.54, "loss": 0.25, "n": "x\ty"}}, 100.0)
+    fields = {"total": 9, "items_per_second": 12.54, "loss": 0.25, "n": "x\ty"}
+    first.take_beat(Beat("S", False, 3, 7, 0.125, False, fields), 100.0)
     first.take_output("out", b"abcdefghijklmnopqrstuvwxyz\n")
-    second.take_beat({**beat, "state": "T", "step": -1, "fields": {"items_per_second": "fast"}}, 98.0)
+    second.take_beat(Beat("T", False, 3, -1, 0.125, False, {"items_per_second": "fast"}), 98.0)
     assert table({11: second, 0: first}, 5.4, 80) == [
         "--- 2 ranks, 5 s",
         "rank  host  state    step  items/s  beat   fields       last line",

@@ -140,6 +140,8 @@ def problem_with(hello: object, token: str) -> str | None:
         return "it does not follow the protocol"
     if not same_token(hello.token, token):
         return "wrong token (a rank of another job, or a stranger)"
+    if isinstance(hello, Hello) and (hello.rank < 0 or hello.size < 1 or not hello.host):
+        return "it does not say which rank it is"
     return None
 
 
