@@ -195,6 +195,10 @@ class Trainer:
             )
         return self._extensions[name].extension
 
+    def all_extensions(self) -> list[Any]:
+        """Every extension, in the order in which they were added."""
+        return [entry.extension for entry in self._extensions.values()]
+
     def serialize(self, serializer: Any) -> None:
         """List the state of the whole run: updater, triggers, extensions, elapsed time."""
         self.updater.serialize(serializer["updater"])

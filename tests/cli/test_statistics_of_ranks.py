@@ -24,8 +24,8 @@ def test_a_snapshot_between_evaluations_holds_the_means_of_the_ranks(ranks):
     assert process.returncode == 0, err
     snapshot = dict(np.load("result/snapshot_iter_2"))
     for name in STATISTICS:
-        own = [snapshot[f"extensions/LocalState/rank{rank}/predictor/bn/{name}"] for rank in range(3)]
-        assert not np.array_equal(own[0], own[1])
+        own = snapshot[f"extensions/LocalState/rows/predictor/bn/{name}"]
+        assert len(own) == 3 and not np.array_equal(own[0], own[1])
         expected = np.mean(np.asarray(own, np.float64), axis=0)
         np.testing.assert_allclose(snapshot[f"updater/model:main/predictor/bn/{name}"], expected, rtol=1e-6)
 

@@ -109,8 +109,11 @@ def _what_fits(mpi_comm: Any) -> tuple[str, str]:
     """(the name of the communicator that fits, why)."""
     if mpi_comm is None and threads.current() is not None:
         return "threads", "inside run_threads"
-    if mpi_comm is not None or environment.is_launched() or mpi.started() is not None:
+    if mpi_comm is not None or mpi.started() is not None:
         return "flat", ""
+    if environment.is_launched():
+        is_helper = environment.is_helper() and not mpi.is_forked()
+        return ("single", "started by a rank of the job, and not a rank itself") if is_helper else ("flat", "")
     return "single", "no launcher started this process"
 
 
@@ -126,7 +129,8 @@ def _description(name: str, reason: str, comm: CommunicatorBase) -> str:
 
 def _told_to_all(error: Exception, mpi_comm: Any) -> Exception:
     """``error``, after the other ranks of an MPI program, which wait to make a communicator, have raised it too."""
-    if mpi_comm is not None or (threads.current() is None and environment.is_launched()):
+    is_rank = environment.is_launched() and not environment.is_helper()
+    if mpi_comm is not None or (threads.current() is None and is_rank):
         try:
             mpi_communicator.MpiCommunicator(mpi_comm, {}, error)
         except (ImportError, CommunicatorError):  # there is no MPI that could tell them

@@ -10,6 +10,7 @@ from typing import Any
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.data import virtual_evaluator
 from dbrdist.comm.data.datasets import Shard
+from dbrdist.comm.gradients.mean_network import mean_parameters
 from dbrdist.comm.protocol import agree
 from dbrdist.comm.protocol.agree import raise_together
 from dbrdist.comm.protocol.arguments import attempt, rank_of
@@ -44,9 +45,9 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
     elif is_plain:
         actual_evaluator.knows_its_part = True  # of the ranks' data, whose results are added up here
         evaluator._one_pass = lambda: _without_padding(actual_evaluator)
-        evaluator.evaluate = lambda: _merged(communicator, _weighted_means(communicator, evaluator))
+        evaluator.evaluate = lambda: _of_one_network(communicator, evaluator, _weighted_means, evaluator)
     else:
-        evaluator.evaluate = lambda: _merged(communicator, _plain_means(communicator, actual_evaluator))
+        evaluator.evaluate = lambda: _of_one_network(communicator, evaluator, _plain_means, actual_evaluator)
     return evaluator
 
 
@@ -127,7 +128,7 @@ class GenericMultiNodeEvaluator(Evaluator):
         for name, target in self.get_all_targets().items():
             reporter.add_observer(prefix + name, target)
             reporter.add_observers(prefix + name, target.namedlinks(skipself=True))
-        with reporter, using_config("train", False):
+        with reporter, using_config("train", False), mean_parameters(self.comm, self.get_all_targets().values()):
             result = self.evaluate()
         report(reporter.observation)
         return result
@@ -145,6 +146,15 @@ def _on_host(result: Any) -> Any:
 
 
 Means = dict[str, tuple[float, float]]  # key -> (mean, weight)
+
+
+def _of_one_network(
+    comm: CommunicatorBase, evaluator: Any, means: Callable[[CommunicatorBase, Any], Means], called: Any
+) -> dict[str, float]:
+    """The means over all ranks. Where their parameters differ for a while, all evaluate the mean of them."""
+    targets: dict[str, Any] = getattr(evaluator, "get_all_targets", dict)()
+    with mean_parameters(comm, targets.values()):
+        return _merged(comm, means(comm, called))
 
 
 def _weighted_means(comm: CommunicatorBase, evaluator: Any) -> Means:

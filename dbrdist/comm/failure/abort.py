@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import stat
 import sys
 import threading
 import time
@@ -84,7 +83,7 @@ def guard_launched() -> None:
 
     A rank that fails before its first communicator leaves the others waiting in MPI_Init.
     """
-    if environment.launched()[0] > 1 and _launcher_socket() != 0 and not _is_interactive_or_worker():
+    if environment.launched()[0] > 1 and not environment.is_helper() and not _is_interactive_or_worker():
         _watch_over_process()
 
 
@@ -212,7 +211,7 @@ def _fail_before_mpi(code: int, said: str) -> None:
         time.sleep(_MEETING_SECONDS)  # where all fail alike, rank 0 says so for all and ends them here
         _say_status(code, said)
     time.sleep(mpi.FORWARDING_SECONDS)
-    socket = _launcher_socket()
+    socket = environment.launcher_socket()
     if socket:
         # PMI version 1 of hydra (MPICH, Intel MPI), which otherwise continues when a rank ends before MPI_Init. Open
         # MPI ends the job by itself then.
@@ -220,20 +219,6 @@ def _fail_before_mpi(code: int, said: str) -> None:
             os.write(socket, f"cmd=abort exitcode={code}\n".encode())
         except OSError:  # the launcher is gone, and the other ranks with it
             return
-
-
-def _launcher_socket() -> int | None:
-    """The descriptor of this rank's line to hydra; None where the launcher is another.
-
-    0 in a helper that a rank has started: it inherits the variables, but not the line, and is no rank.
-    """
-    word = os.environ.get("PMI_FD", "")
-    if not word.isdigit():
-        return None
-    try:
-        return int(word) if stat.S_ISSOCK(os.fstat(int(word)).st_mode) else 0
-    except OSError:
-        return 0
 
 
 def _say_status(code: int, said: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from dbrdist.comm.gradients.mean_network import may_differ, mean_over_ranks, mean_parameters
 from dbrdist.comm.protocol.agree import on_root, together
 from dbrdist.comm.steps.optimizer import MultiNodeOptimizer
 from dbrdist.core.array.backend import is_array, to_cpu
@@ -16,7 +18,11 @@ from dbrdist.core.files.serializer import described
 from dbrdist.training import PRIORITY_WRITER, Extension
 from dbrdist.training.extensions import snapshots
 from dbrdist.training.extensions.snapshots import PRIORITY_SNAPSHOT, Snapshot
+from dbrdist.training.extensions.weight_average import WeightAverage
 from dbrdist.training.runs import CONSTANTS, constants_of
+
+_LONG_BYTES = 1 << 16  # entries of snapshots that are sent one by one; the others are one object
+_MOST_ROWS_BYTES, _MOST_ROWS = 1_000_000, 0.1  # of all ranks' statistics; and of the parameters' bytes
 
 
 class LocalState(Extension):
@@ -24,8 +30,11 @@ class LocalState(Extension):
 
     It also saves the constants that belong to the network's weights (:func:`dbrdist.training.runs.constants_of`).
 
-    It is gathered on rank 0 for a snapshot, which one rank writes. A run that is resumed on as many ranks gives each
-    its own again; on another number all get the means. With virtual workers all ranks have the same, saved once.
+    It is gathered on rank 0 for a snapshot, which one rank writes: one array for each value, with a row for each rank.
+    A run that is resumed on as many ranks gives each its own again; on another number all get the means. Where the rows
+    of all ranks would take more than 1 MB and a tenth of the trained parameters, the means alone are saved: at 1,024
+    ranks the statistics of a ResNet-50 would take twice the memory of its weights. With virtual workers all ranks have
+    the same, saved once.
 
     Args:
         comm: the ranks.
@@ -39,7 +48,9 @@ class LocalState(Extension):
         self._iterator = iterator
         self._is_shared = getattr(iterator, "virtual_workers", None) is not None
         self._skipped_before: list[str] = []
-        self._gathered: list[dict[str, Any]] = []
+        self._gathered: list[dict[str, Any]] = []  # of each rank; with virtual workers, or where it is large, of one
+        self._skipped_of_ranks: list[list[str]] = []
+        self._size = 0  # of the ranks that were gathered
         self.saved_constants: dict[str, float] = {}  # of a loaded snapshot
 
     trigger = None
@@ -51,17 +62,27 @@ class LocalState(Extension):
 
     def gather(self) -> None:
         """Collect every rank's state on rank 0. Collective."""
-        mine = {"skipped": json.dumps(self.skipped), **_persistents(self._model)}
-        self._gathered = self._comm.gather_obj(mine) or []
-        if self._is_shared and self._gathered:
-            self._gathered = [{**mine, "skipped": json.dumps(_all_skipped(self._gathered))}]
+        mine = _persistents(self._model)
+        self._skipped_of_ranks = self._comm.gather_obj(self.skipped) or []
+        self._size = self._comm.size
+        if self._is_shared or self._are_large(mine):
+            means = mine if self._is_shared else _means_of_ranks(self._comm, mine)
+            self._gathered = [means] if self._comm.rank == 0 else []
+        else:
+            self._gathered = self._comm.gather_obj(mine) or []
+
+    def _are_large(self, mine: dict[str, Any]) -> bool:
+        """Whether the rows of all ranks take so much room that their means have to do; the same on every rank."""
+        num_bytes = self._comm.size * sum(value.nbytes for value in mine.values())
+        of_params = sum(p.array.nbytes for p in self._model.params() if p.is_initialized)
+        return bool(self._comm.size > 1 and num_bytes > max(_MOST_ROWS_BYTES, of_params * _MOST_ROWS))
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
         """Within the block, on rank 0, the network has the means of all ranks' statistics: what others load."""
         own = _persistents(self._model)
         for path, value in own.items():
-            if value.dtype.kind == "f" and len(self._gathered) > 1:
+            if value.dtype.kind == "f" and (len(self._gathered) > 1 or (self._gathered and self._size > 1)):
                 _set_persistent(self._model, path, _mean(self._gathered, path))
         try:
             yield
@@ -72,29 +93,46 @@ class LocalState(Extension):
     def serialize(self, serializer: Any) -> None:
         constants = described(serializer, CONSTANTS, json.dumps(constants_of(self._model)))
         self.saved_constants = json.loads(constants) if serializer.is_loading and constants else {}
-        size = int(serializer("size", len(self._gathered)))
+        size = int(serializer("size", self._size))
         if not serializer.is_loading:
-            for rank, state in enumerate(self._gathered):
-                for path, value in state.items():
-                    serializer[f"rank{rank}"](path, value)
+            serializer("skipped", json.dumps(self._skipped_of_ranks))
+            for path in self._gathered[0] if self._gathered else ():
+                serializer["rows"](path, np.stack([state[path] for state in self._gathered]))
             return
-        names = ["skipped", *_persistents(self._model)]
-        saved = [{name: serializer[f"rank{rank}"](name, None) for name in names} for rank in range(size)]
-        if size == self._comm.size and not (self._is_shared and size > 1):
-            self._take(saved[self._comm.rank])
+        skipped = described(serializer, "skipped", "")
+        names = list(_persistents(self._model))
+        if skipped is None:  # of an earlier version: each rank's values apart
+            saved, of_ranks = _saved_apart(serializer, names, size)
+        else:
+            rows, of_ranks = {name: serializer["rows"](name, None) for name in names}, json.loads(skipped)
+            saved = [dict(zip(rows, values)) for values in zip(*rows.values())] or [{}] * bool(size)
+        if size == self._comm.size and len(of_ranks) == size and not (self._is_shared and size > 1):
+            own = saved[self._comm.rank] if len(saved) == size else saved[0]
+            self._take(own, of_ranks[self._comm.rank])
         elif size:
-            skipped = _all_skipped(saved)
-            means = {name: _mean(saved, name) for name in names if name != "skipped"}
-            self._take({**means, "skipped": json.dumps(skipped if self._comm.rank == 0 else [])})
+            all_skipped = list(dict.fromkeys(itertools.chain(*of_ranks)))
+            self._take({name: _mean(saved, name) for name in names}, all_skipped if self._comm.rank == 0 else [])
 
-    def _take(self, state: dict[str, Any]) -> None:
-        self._skipped_before = json.loads(str(state.pop("skipped")))
+    def _take(self, state: dict[str, Any], skipped: list[str]) -> None:
+        self._skipped_before = skipped
         for path, value in state.items():
             _set_persistent(self._model, path, value)
 
 
-def _all_skipped(states: list[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(words for state in states for words in json.loads(str(state["skipped"]))))
+def _saved_apart(serializer: Any, names: list[str], size: int) -> tuple[list[dict[str, Any]], list[list[str]]]:
+    """(the values of each rank, the examples that each left out) of an earlier version's snapshot."""
+    saved = [{name: serializer[f"rank{rank}"](name, None) for name in ["skipped", *names]} for rank in range(size)]
+    return saved, [json.loads(str(state.pop("skipped"))) for state in saved]
+
+
+def _means_of_ranks(comm: Any, mine: dict[str, Any]) -> dict[str, Any]:
+    """The means of floats, and rank 0's values of the rest, without all ranks' values in one memory. Collective."""
+    return {
+        path: (comm.allreduce(value.astype(np.float64)) / comm.size).astype(value.dtype)
+        if value.dtype.kind == "f"
+        else value
+        for path, value in sorted(mine.items())
+    }
 
 
 def _mean(states: list[dict[str, Any]], path: str) -> Any:
@@ -180,14 +218,16 @@ class SharedSnapshot(Extension):
 
     def resume(self, trainer: Any) -> None:
         path = on_root(self._comm, lambda: self._snapshot.find_newest(trainer))
-        if path is not None:
-            with together(self._comm):
-                snapshots.load(path, trainer)
+        if path is None:
+            return
+        entries = _read_on_root(self._comm, path)
+        with together(self._comm):
+            snapshots.load_entries(path, entries, trainer)
 
     def save(self, trainer: Any) -> None:
         """Save now. Collective."""
         self._local.gather()
-        with _whole_states(trainer), together(self._comm):
+        with _whole_states(trainer), _mean_networks(self._comm, trainer), together(self._comm):
             if self._comm.rank == 0:
                 with self._local.averaged():
                     self._snapshot.save(trainer)
@@ -195,6 +235,36 @@ class SharedSnapshot(Extension):
     def finalize(self) -> None:
         """End what writes beside the loop."""
         self._snapshot.finalize()
+
+
+def _read_on_root(comm: Any, path: str) -> dict[str, Any]:
+    """What is in a snapshot, read by rank 0 alone: a thousand ranks would read the same file a thousand times."""
+    entries: dict[str, Any] = {}
+    with together(comm):
+        if comm.rank == 0:
+            entries = snapshots.read(path)
+    long = [name for name, value in entries.items() if getattr(value, "nbytes", 0) >= _LONG_BYTES]
+    found: dict[str, Any]
+    found, long = comm.bcast_obj(({name: None if name in long else entries[name] for name in entries}, long))
+    for name in long:
+        found[name] = comm.bcast(entries.get(name))
+    return found
+
+
+@contextlib.contextmanager
+def _mean_networks(comm: Any, trainer: Any) -> Iterator[None]:
+    """Within the block the networks are those that all ranks evaluate: between two averages of local SGD the means.
+
+    What each rank has for itself is in the state of its optimizer by then. Collective.
+    """
+    targets = [optimizer.target for optimizer in trainer.updater.get_all_optimizers().values()]
+    averages = [found for found in trainer.all_extensions() if isinstance(found, WeightAverage) and comm.size > 1]
+    with mean_parameters(comm, targets), contextlib.ExitStack() as stack:
+        for average in averages:
+            if may_differ(average.model):
+                means = {path: mean_over_ranks(comm, value) for path, value in average.averages.items()}
+                stack.enter_context(average.replaced(means))
+        yield
 
 
 @contextlib.contextmanager

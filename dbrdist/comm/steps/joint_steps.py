@@ -11,6 +11,7 @@ import numpy as np
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.gradients import model as models
+from dbrdist.comm.gradients.mean_network import goes_apart
 from dbrdist.comm.gradients.overlap import Overlap, Weights
 from dbrdist.comm.gradients.reduction_plan import Plan, weights
 from dbrdist.comm.gradients.sharding import Sharding
@@ -221,6 +222,7 @@ class JointSteps(HandsOn):
         elif lossfun is not None and num_samples != 0:
             self._backward(lossfun, args, kwds)
         self._apply()
+        goes_apart(self.target)
         self._carried.num_local += 1
         if self._carried.num_local < self._way.local_steps:
             return

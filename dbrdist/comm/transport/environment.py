@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Mapping, MutableMapping
 
 # (number of ranks, this rank) as set by hydra and its relatives, Open MPI, MVAPICH and srun. Slurm sets NTASKS in a
 # batch script too, where there is one process; only a step counts.
@@ -14,6 +15,10 @@ _VARIABLES = (
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
     ("SLURM_NTASKS", "SLURM_PROCID"),
 )
+
+# What names the place of a process in its job, for launchers without a descriptor of their own for each rank.
+_PLACES = ("PMIX_NAMESPACE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID")
+_MARK = "DBRDIST_RANK_PROCESS"  # set by a rank, for the processes that it starts
 
 # Ranks on this host, as set by hydra, Open MPI and MVAPICH.
 _LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
@@ -56,3 +61,45 @@ def refusal(world_size: int, environ: Mapping[str, str] = os.environ) -> str:
         "(next to the Python interpreter if MPI is a wheel; under Slurm: srun --mpi=pmi2 for MPICH, --mpi=pmix for "
         "Open MPI); `python -m mpi4py --mpi-lib-version` says which library it is"
     )
+
+
+def launcher_socket(environ: Mapping[str, str] = os.environ) -> int | None:
+    """The descriptor of this rank's line to hydra; None where the launcher is another.
+
+    0 in a helper that a rank has started: it inherits the variables, but not the line, and is no rank.
+    """
+    word = environ.get("PMI_FD", "")
+    if not word.isdigit():
+        return None
+    try:
+        return int(word) if stat.S_ISSOCK(os.fstat(int(word)).st_mode) else 0
+    except OSError:
+        return 0
+
+
+def mark_as_rank(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let processes that this one starts know that they are no ranks, though they inherit a rank's variables."""
+    if is_launched(environ):
+        environ[_MARK] = f"{os.getpid()} {_place(environ)}"
+
+
+def is_helper(environ: Mapping[str, str] = os.environ) -> bool:
+    """True in a process that a rank has started: MPI would wait in it for ever, or end it."""
+    if launcher_socket(environ) == 0:
+        return True
+    pid, _, place = environ.get(_MARK, "").partition(" ")
+    return pid.isdigit() and int(pid) != os.getpid() and place == _place(environ)
+
+
+def _place(environ: Mapping[str, str]) -> str:
+    """The place of a rank in its job. A job that a rank has started by a launcher of its own has others."""
+    socket = launcher_socket(environ)
+    if socket:
+        return f"socket {os.fstat(socket).st_ino}"
+    return " ".join(environ.get(name, "-") for name in _PLACES)
+
+
+HELPER_REFUSAL = (
+    "this process was started by a rank of the job and is not a rank itself, so it cannot use MPI; create 'single' "
+    "(or 'auto') for a communicator of this process alone, or start helpers that are ranks with mpiexec"
+)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from dbrdist.comm.transport import environment
 from dbrdist.comm.transport.call_log import Call
 from dbrdist.errors import CommunicatorError
 
@@ -45,6 +46,8 @@ def start() -> Any:
     """
     global _module
     already = "mpi4py.MPI" in sys.modules
+    if not already and environment.is_helper():
+        raise CommunicatorError(f"create_communicator: {environment.HELPER_REFUSAL}")
     try:
         import mpi4py
 
@@ -62,6 +65,8 @@ def start() -> Any:
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if _module is None:
         _module = MPI
+        if not _is_forked:
+            environment.mark_as_rank()
         if not already:
             atexit.register(_finalize)
     return MPI
@@ -111,6 +116,11 @@ def started() -> Any:
     if module is None or not module.Is_initialized() or module.Is_finalized():
         return None
     return None if _is_forked else module
+
+
+def is_forked() -> bool:
+    """Whether this process is a child that a rank has forked."""
+    return _is_forked
 
 
 def _after_fork() -> None:

@@ -141,7 +141,7 @@ class Plan:
     def advance(self, state: State) -> tuple[State, Step | None]:
         """The state after the next batch, and that batch; None where the only epoch is over."""
         epoch, position, _, order, _, _ = state
-        if not self.repeat and epoch > 0:
+        if not self.repeat and (epoch > 0 or not self.num_examples):
             return state, None
         n, end = self.num_per_epoch, position + self.batch_size
         if end < n:  # nearly every batch

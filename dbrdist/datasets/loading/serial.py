@@ -246,14 +246,14 @@ class SerialIterator(Iterator):
     @property
     def epoch_detail(self) -> float:
         """Epochs done, with the fraction of the current one."""
-        return self._state.epoch + self._state.position / self._plan.num_per_epoch
+        return self._state.epoch + self._state.position / max(self._plan.num_per_epoch, 1)
 
     @property
     def previous_epoch_detail(self) -> float | None:
         """``epoch_detail`` before the last batch; None before the first."""
         if self._state.previous_epoch < 0:
             return None
-        return self._state.previous_epoch + self._state.previous_position / self._plan.num_per_epoch
+        return self._state.previous_epoch + self._state.previous_position / max(self._plan.num_per_epoch, 1)
 
     def serialize(self, serializer: Any) -> None:
         """Save (seed, epoch, position), or go to a saved position; a dataset of another length is a CheckpointError."""
@@ -267,7 +267,7 @@ class SerialIterator(Iterator):
         seed = int(serializer("seed", self.seed))
         epoch = int(serializer("epoch", state.epoch))
         position = int(serializer("current_position", state.position))
-        if not 0 <= position < plan.num_per_epoch:
+        if not 0 <= position < max(plan.num_per_epoch, 1):
             raise CheckpointError(
                 f"expected a position below {plan.num_per_epoch}, the examples of an epoch, got {position}; "
                 "resume with the same batch size where last='drop'"
@@ -309,8 +309,11 @@ def _check_arguments(
     if batch_size < 1:
         raise ValueError(f"expected a batch size of at least 1, got {batch_size}")
     n = len(dataset)
-    if n == 0:
-        raise ValueError("expected a dataset with examples, got an empty one")
+    if n == 0 and repeat:
+        raise ValueError(
+            "expected a dataset with examples, got an empty one, which cannot be repeated; with repeat=False it is no "
+            "batches, as a rank's part of a small dataset may be"
+        )
     if virtual_workers is not None:
         check_workers(virtual_workers, size, batch_size)
     if batch_size < size:
@@ -320,7 +323,7 @@ def _check_arguments(
         )
     if repeat and n < size and virtual_workers is None:
         raise ValueError(f"expected at least one example per rank, got {n} examples for {size} ranks; take fewer ranks")
-    if last == "drop" and n < batch_size:
+    if last == "drop" and 0 < n < batch_size:
         raise ValueError(f"expected a full batch with last='drop', got {n} examples for batches of {batch_size}")
 
 

@@ -287,9 +287,18 @@ def load(path: str, target: Any) -> None:
     Raises:
         CheckpointError: the file is damaged, or belongs to another architecture; the message names the entry.
     """
+    load_entries(path, read(path), target)
+
+
+def read(path: str) -> dict[str, Any]:
+    """All entries of a snapshot.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
     if not is_whole(path):
         raise CheckpointError(f"{path}: the snapshot is damaged")
-    load_entries(path, read_npz(path), target)
+    return read_npz(path)
 
 
 def load_entries(path: str, saved: dict[str, Any], target: Any) -> None:

@@ -44,6 +44,20 @@ class WeightAverage(Extension):
         """The averages by the parameters' paths."""
         return self._averages
 
+    @property
+    def model(self) -> Link:
+        """The network."""
+        return self._model
+
+    @contextlib.contextmanager
+    def replaced(self, averages: dict[str, Any]) -> Iterator[None]:
+        """Within the block, these are the averages."""
+        own, self._averages = self._averages, averages
+        try:
+            yield
+        finally:
+            self._averages = own
+
     def initialize(self, trainer: Any) -> None:
         for path, param in self._params():
             if path not in self._averages:

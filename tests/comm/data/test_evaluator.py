@@ -5,15 +5,17 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
-from dbrdist import Variable
-from dbrdist.comm import run_threads
+from dbrdist import Variable, links, optimizers, random
+from dbrdist.comm import create_multi_node_evaluator, create_multi_node_optimizer, run_threads, scatter_dataset
 from dbrdist.comm.data import evaluator
 from dbrdist.comm.data.datasets import Shard
 from dbrdist.comm.run import trace
 from dbrdist.core.array.config import config
 from dbrdist.datasets.loading.serial import SerialIterator
 from dbrdist.links import Linear
+from dbrdist.training import extensions
 from tests.each import each
 
 
@@ -69,3 +71,58 @@ def test_means_of_all_ranks_are_weighted():
     comm = SimpleNamespace(allgather_obj=lambda means: mine)
     found = evaluator._merged(comm, mine[0])
     assert found == {"a": 2.0, "b": 3.0} and list(found) == ["a", "b"]
+
+
+@pytest.mark.parametrize("num_examples", [1, 2])
+def test_a_rank_without_examples_takes_part(num_examples):
+    """Of a dataset of fewer examples than ranks, some have an empty part; the means are those of one process."""
+    examples = [(np.full(3, k, np.float32), np.int32(k % 2)) for k in range(num_examples)]
+
+    def evaluate(comm):
+        random.set_seed(0)
+        model = links.Classifier(links.Linear(3, 2))
+        part = scatter_dataset(examples if comm.rank == 0 else None, comm, force_equal_length=False)
+        iterator = SerialIterator(part, 4, repeat=False, shuffle=False)
+        found = create_multi_node_evaluator(extensions.Evaluator(iterator, model), comm)()
+        return len(part), {name: float(value) for name, value in found.items()}
+
+    ((_, expected),) = run_threads(1, evaluate, timeout_seconds=60)
+    everyone = run_threads(3, evaluate, timeout_seconds=60)
+    assert min(length for length, _ in everyone) == 0
+    for _, found in everyone:
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
+def apart(comm, num_steps=3):
+    """A classifier of which each rank has made steps by itself, on examples of its own."""
+    random.set_seed(0)
+    model = links.Classifier(links.Linear(3, 2))
+    optimizer = create_multi_node_optimizer(optimizers.SGD(1.0), comm, local_steps=4).setup(model)
+    for _ in range(num_steps):
+        x = np.full((2, 3), comm.rank - 1.0, np.float32)
+        optimizer.update(model, x, np.array([0, 1], np.int32) if comm.rank else np.array([1, 1], np.int32))
+    return model
+
+
+def test_ranks_whose_parameters_differ_for_a_while_evaluate_the_mean_of_them():
+    """Else each evaluates another network on its part, and the sum belongs to none."""
+    examples = [(np.arange(3, dtype=np.float32) * k, np.int32(k % 2)) for k in range(7)]
+
+    def evaluate(comm):
+        model = apart(comm)  # the first step is one of all ranks
+        own = model.predictor.W.array.copy()
+        values = [p.array.copy() for p in model.params()]
+        part = scatter_dataset(examples if comm.rank == 0 else None, comm, force_equal_length=False)
+        iterator = SerialIterator(part, 4, repeat=False, shuffle=False)
+        found = create_multi_node_evaluator(extensions.Evaluator(iterator, model), comm)()
+        np.testing.assert_array_equal(model.predictor.W.array, own)  # each continues with its own
+        return values, {name: float(value) for name, value in found.items()}
+
+    everyone = run_threads(3, evaluate, timeout_seconds=60)
+    assert not np.allclose(everyone[0][0][0], everyone[1][0][0])
+    model = links.Classifier(links.Linear(3, 2))
+    for p, *values in zip(model.params(), *(values for values, _ in everyone), strict=True):
+        p.array[...] = np.mean(values, 0)
+    expected = extensions.Evaluator(SerialIterator(examples, 4, repeat=False, shuffle=False), model)()
+    for _, found in everyone:
+        assert found == pytest.approx({name: float(value) for name, value in expected.items()}, rel=1e-5)

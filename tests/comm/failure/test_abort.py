@@ -380,7 +380,7 @@ def test_what_a_launcher_started_is_guarded_from_the_import_on(
 ):
     installed.clear()
     monkeypatch.setattr(environment, "launched", lambda: (size, 0, "PMI_SIZE"))
-    monkeypatch.setattr(abort, "_launcher_socket", lambda: socket)
+    monkeypatch.setattr(abort.environment, "launcher_socket", lambda *_: socket)
     monkeypatch.setattr(abort, "_is_interactive_or_worker", lambda: is_worker)
     abort.guard_launched()
     assert installed == (["hooks", abort._on_system_exit] if is_guarded else [])
@@ -518,20 +518,20 @@ def test_a_failure_before_mpi_is_told_to_hydra(rank_1, clock, monkeypatch, capfd
 def test_nobody_is_told_where_nobody_waits(rank_1, clock, monkeypatch, size, is_over):
     monkeypatch.setattr(environment, "launched", lambda: (size, 1, ""))
     monkeypatch.setattr(watch, "is_over", lambda: is_over)
-    monkeypatch.setattr(abort, "_launcher_socket", lambda: pytest.fail("it tells"))
+    monkeypatch.setattr(abort.environment, "launcher_socket", lambda *_: pytest.fail("it tells"))
     abort._fail_before_mpi(3, "")
     assert clock.slept == []
 
 
 def test_the_line_to_hydra_is_a_socket_of_this_process(monkeypatch):
     monkeypatch.delenv("PMI_FD", raising=False)
-    assert abort._launcher_socket() is None
+    assert environment.launcher_socket() is None
     here, there = socket.socketpair()
     read, write = os.pipe()
     with here, there:
         for word, found in (("x", None), (here.fileno(), here.fileno()), (read, 0), (1 << 20, 0)):
             monkeypatch.setenv("PMI_FD", str(word))
-            assert abort._launcher_socket() == found
+            assert environment.launcher_socket() == found
     os.close(read)
     os.close(write)
 

@@ -116,6 +116,94 @@ def test_a_resume_gives_each_rank_its_own_or_the_mean(before, now):
     assert sum(skipped for _, skipped in results) == sum(range(before))
 
 
+def test_a_snapshot_of_an_earlier_version_has_the_values_of_each_rank_apart():
+    """As b1df9a7 wrote them."""
+    entries = {"size": np.array(2), "constants": np.array("{}")}
+    for rank in range(2):
+        entries[f"rank{rank}/skipped"] = np.array(f'["{rank}"]')
+        for i, bn in enumerate(network(rank)):
+            values = {"avg_mean": bn.avg_mean, "avg_var": bn.avg_var, "N": np.array(5)}
+            entries |= {f"rank{rank}/{i}/{name}": np.array(value) for name, value in values.items()}
+
+    def body(comm):
+        model = network(100 + comm.rank)
+        local = LocalState(comm, model, SimpleNamespace(skipped=[]))
+        local.serialize(NpzDeserializer(entries))
+        return statistics(model), local.skipped
+
+    for now in (2, 3):
+        for rank, (seen, skipped) in enumerate(run_threads(now, body, timeout_seconds=60)):
+            expected = statistics(network(rank)) if now == 2 else means_of(2)
+            for a, b in zip(seen, expected, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-6)
+            assert skipped == ([str(rank)] if now == 2 else ["0", "1"] if rank == 0 else [])
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_large_statistics_of_many_ranks_are_saved_as_their_means(monkeypatch, num_ranks):
+    """One entry for each value whatever the number of ranks, and at most 1.2 times the bytes of the network."""
+    monkeypatch.setattr(snapshots, "_MOST_ROWS_BYTES", 4 * 3 * 10 + 3 * 16)  # enough for three ranks
+    entries = saved_by(num_ranks)
+    rows = {key: value for key, value in entries.items() if key.startswith("rows/")}
+    assert len(rows) == 6 and {len(value) for value in rows.values()} == {3 if num_ranks == 3 else 1}
+    assert len(entries) == 6 + 3  # and the constants, the size, what was skipped
+
+    def body(comm):
+        model = network(100 + comm.rank)
+        LocalState(comm, model, SimpleNamespace(skipped=[])).serialize(NpzDeserializer(entries))
+        return statistics(model)
+
+    for rank, seen in enumerate(run_threads(num_ranks, body, timeout_seconds=60)):
+        for a, b in zip(seen, statistics(network(rank)) if num_ranks == 3 else means_of(num_ranks), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_rank_0_alone_reads_a_snapshot(tmp_path, monkeypatch):
+    """All ranks of a large job would read the same file at the same time."""
+    train_on(2, tmp_path, 1)
+    read, readers = snapshot_files.read_npz, []
+    monkeypatch.setattr(snapshot_files, "read_npz", lambda path: readers.append(path) or read(path))
+    straight = run_threads(2, lambda comm: train(comm, tmp_path / f"{comm.rank}", 2), timeout_seconds=120)
+    resumed = train_on(2, tmp_path, 2, autoload=True)
+    assert len(readers) == 1
+    for a, b in zip(straight, resumed, strict=True):
+        for x, y in zip([*a[0], *a[1]], [*b[0], *b[1]], strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_a_snapshot_between_averages_of_parameters_has_the_network_that_the_ranks_evaluate(tmp_path):
+    """Each rank's own parameters, and averages of them, lead to another network; a resume goes on with its own."""
+
+    def body(comm):
+        random.set_seed(0)
+        model = L.Classifier(L.Linear(3, 2))
+        optimizer = create_multi_node_optimizer(optimizers.SGD(0.5), comm, local_steps=4).setup(model)
+        data = [(np.full(3, k % 5, np.float32), np.int32(k % 2)) for k in range(40)]
+        iterator = SerialIterator(data, 4, rank=comm.rank, size=comm.size, seed=3)
+        updater = training.StandardUpdater(iterator, optimizer)
+        trainer = training.Trainer(updater, (3, "iteration"), tmp_path)
+        average = extensions.WeightAverage(model, 0.5)
+        local = LocalState(comm, model, iterator)
+        for extension in (average, local):
+            trainer.extend(extension)
+        trainer.extend(SharedSnapshot(comm, extensions.snapshot(), local), trigger=(3, "iteration"))
+        trainer.run()
+        return model.predictor.W.array.copy(), average.averages["predictor/W"].copy()
+
+    everyone = run_threads(2, body, timeout_seconds=60)
+    saved = dict(np.load(tmp_path / "snapshot_iter_3"))
+    for number, key in enumerate(("updater/model:main/predictor/W", "extensions/WeightAverage/weights/predictor/W")):
+        values = [each[number] for each in everyone]
+        assert not np.allclose(*values)
+        np.testing.assert_allclose(saved[key], np.mean(values, 0), rtol=1e-6)
+    own = [saved[f"updater/optimizer:main/carried/rank{rank}/value/predictor/W"] for rank in range(2)]
+    np.testing.assert_array_equal(own, [each[0] for each in everyone])
+
+
+def train_on(num_ranks, out, epochs, **options):
+    return run_threads(num_ranks, lambda comm: train(comm, out, epochs, **options), timeout_seconds=120)
+
+
 def train(comm, out, epochs, autoload=False, seen=None, **options):
     """A run on digits with batch normalization, one snapshot per epoch; the trained parameters and statistics."""
     train, _ = datasets.get_digits()

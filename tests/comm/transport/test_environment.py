@@ -69,3 +69,41 @@ def test_launchers_say_how_many_ranks_a_host_has():
     assert environment.num_local_ranks({}) == 1
     assert environment.num_local_ranks({"MPI_LOCALNRANKS": "4"}) == 4
     assert environment.num_local_ranks({"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "MPI_LOCALNRANKS": "?"}) == 2
+
+
+def test_a_process_that_a_rank_starts_is_none_and_a_job_in_a_job_is():
+    """It inherits the variables of the rank, which without a line to the launcher are all there is to go by."""
+    rank = {"PMIX_NAMESPACE": "job1", "PMIX_RANK": "3", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}
+    environment.mark_as_rank(rank)
+    assert not environment.is_helper(rank)  # this process has set it
+    pid, place = rank[environment._MARK].split(" ", 1)
+    helper = {**rank, environment._MARK: f"{int(pid) + 1} {place}"}
+    assert environment.is_helper(helper)
+    assert not environment.is_helper({**helper, "PMIX_NAMESPACE": "job2"})  # a job in a job
+    alone = {}
+    environment.mark_as_rank(alone)
+    assert alone == {} and not environment.is_helper(alone)
+
+
+HELPERS = """
+import subprocess, sys
+from dbrdist.comm import create_communicator
+comm = create_communicator("flat")
+code = "from dbrdist.comm import create_communicator as make; comm = make(sys.argv[1]); print('size', comm.size)"
+for name in ("auto", "flat"):
+    if comm.rank == 1:
+        run = subprocess.run([sys.executable, "-c", "import sys; " + code, name], capture_output=True, text=True)
+        print(name, run.returncode, run.stdout.strip(), run.stderr.strip().splitlines()[-1][:140])
+comm.barrier()
+"""
+
+
+@pytest.mark.mpiexec
+def test_a_helper_of_a_rank_has_one_rank_or_says_why_not(tmp_path):
+    """MPI would end it, or wait for ever."""
+    program = tmp_path / "helpers.py"
+    program.write_text(HELPERS)
+    outcome = jobs.run(2, program, python=jobs.REAL)
+    assert outcome.code == 0, outcome.text
+    assert "auto 0 size 1 dbrdist: communicator 'single', 1 rank (started by a rank of the job" in outcome.text
+    assert "flat 1  dbrdist.errors.CommunicatorError: create_communicator: this process was started" in outcome.text

@@ -286,3 +286,29 @@ def test_a_resumed_iterator_has_the_saved_order():
     again = SerialIterator(np.arange(N), 4)
     again.serialize(lambda key, value: saved[key])
     assert [list(map(int, next(again))) for _ in range(15)] == expected
+
+
+KINDS = {
+    "serial": SerialIterator,
+    "threads": iterators.MultithreadIterator,
+    "processes": lambda *args, **options: iterators.MultiprocessIterator(*args, n_processes=1, **options),
+}
+
+
+@pytest.mark.parametrize(
+    "kind, options",
+    [*((kind, {"shuffle": False}) for kind in KINDS), ("serial", {"last": "drop"}), ("serial", {"rank": 1, "size": 2})],
+    ids=str,
+)
+def test_an_empty_dataset_that_is_not_repeated_is_no_batches(kind, options):
+    """A rank's part of a small dataset may be one."""
+    iterator = KINDS[kind]([], 4, repeat=False, **options)
+    for _ in range(2):
+        assert list(iterator) == []
+        assert (iterator.epoch, iterator.is_new_epoch, iterator.epoch_detail) == (0, False, 0.0)
+        iterator.reset()
+    saved = DictionarySerializer()
+    iterator.serialize(saved)
+    KINDS[kind]([], 4, repeat=False, **options).serialize(NpzDeserializer(saved.target))
+    with pytest.raises(ValueError, match="an empty one, which cannot be repeated"):
+        KINDS[kind]([], 4)
