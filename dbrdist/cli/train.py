@@ -88,6 +88,12 @@ def _help(context: click.Context, option: click.Parameter, asked: bool) -> None:
     type=click.FloatRange(0, min_open=True),
     help="Of one rank of that machine, for --rehearse; measured here if not given.",
 )
+@click.option(
+    "--trial",
+    metavar="WORKERSxIMAGES@PIXELS",
+    default="8x2@64",
+    help="Of the small steps that --rehearse tries; 8x2@64 if not given.",
+)
 @click.option("--version", is_flag=True, help="Print the version and exit.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved configuration and the plan, and exit.")
 @click.option("--print-schema", is_flag=True, help="Print the JSON schema of configurations and exit.")
@@ -113,6 +119,7 @@ def command(
     gigabits: float,
     microseconds: float,
     examples_per_second: float | None,
+    trial: str,
     version: bool,
     dry_run: bool,
     print_schema: bool,
@@ -159,7 +166,7 @@ def command(
         if schedule is not None:
             return _write_schedule(settings, origin, schedule, examples)
         job = rehearsal.parse(str(rehearse), gigabits, microseconds, examples_per_second)
-        return _rehearse(settings, origin, job, examples)
+        return _rehearse(settings, origin, job, rehearsal.parse_trial(trial), examples)
     if examples is not None:
         raise click.UsageError("--examples goes with --schedule or --rehearse")
     if dry_run:
@@ -214,7 +221,7 @@ def _write_schedule(settings: Config, origin: Origin, path: str, num_examples: i
     return 0
 
 
-def _rehearse(settings: Config, origin: Origin, job: rehearsal.Job, num_examples: int) -> int:
+def _rehearse(settings: Config, origin: Origin, job: rehearsal.Job, trial: rehearsal.Trial, num_examples: int) -> int:
     size, _, _ = environment.launched()
     if size > 1:
         raise ConfigError("dbrdist-train: --rehearse runs on one process: leave out mpiexec")
@@ -222,7 +229,7 @@ def _rehearse(settings: Config, origin: Origin, job: rehearsal.Job, num_examples
         for line in rehearsal.describe(settings, origin, job, num_examples):
             print(folded(line), flush=True)
         print("a few small steps of the same run:", flush=True)
-        code = rehearsal.try_out(settings, origin, lambda small: _run(small, origin, "new", None, False))
+        code = rehearsal.try_out(settings, origin, trial, lambda small: _run(small, origin, "new", None, False))
     except Exception as error:
         refused = refusal(error)
         if refused is None:

@@ -17,6 +17,7 @@ from dbrdist.cli.configuration import load
 from dbrdist.cli.running import rehearsal
 from dbrdist.datasets import block_bounds
 from tests.cli.cli_helpers import ROOT, lines
+from tests.each import each
 
 FOLDER = ROOT / "examples" / "imagenet"
 NUM = 1_281_167
@@ -159,6 +160,11 @@ def test_ffcvs_rates_are_those_of_its_log(run, tmp_path):
         (["--schedule", "s.csv", "--examples", "0"], "0 is not in the range"),
         (["--rehearse", "7x2", "--examples", "9"], "expected RANKSxPER_HOST, such as 1024x8"),
         (["--rehearse", "8", "--examples", "9"], "expected RANKSxPER_HOST, such as 1024x8"),
+        (
+            ["--rehearse", "8x8", "--examples", "9", "--trial", "8x2"],
+            "--trial: expected WORKERSxIMAGES@PIXELS, such as",
+        ),
+        (["--rehearse", "8x8", "--examples", "9", "--trial", "0x2@64"], "of 2 images at 64 pixels, got '0x2@64'"),
         (["--rehearse", "512x8", "--examples", "9"], "512 ranks are more than the 256 virtual workers"),
         (["--schedule", "s.csv", "--examples", "9", "--resume"], "--schedule and --rehearse are used alone"),
     ],
@@ -237,6 +243,27 @@ def test_a_rehearsal_foretells_the_job_and_tries_it(run):
     assert "lr: 6.4 at the start, 6.4 at most (epoch 0), 0.0128 at the end" in words
     sent = 2 * 1023 / 1024 * 11_689_512 * 2 / 1e6
     assert f"{2 * sent:.2f} MB per rank and step, {sent:.2f} in 16 bits" in words
+    assert "the rehearsal has passed" in words
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@each(
+    **{
+        "words, trial, batch": [
+            (["batch=64", "last_batch=drop"], "3x5@40", "batch: 15"),
+            (["batch={virtual_workers: 4, per_worker: 8}", "last_batch=drop"], "20x4@40", "20 virtual workers of 4"),
+            (["batch=64", "accumulate=2", "batch_norm.group=2", "ema=0.9"], "2x2@32", "batch: 4"),
+        ]
+    }
+)
+def test_a_trial_is_as_small_as_it_is_asked_for(run, words, trial, batch):
+    """Also where it needs more made-up images than there are by default, and for batches without virtual workers."""
+    asked = ["--rehearse", "4x2", "--examples", 1000, "--trial", trial, "--examples-per-second", 10]
+    code, out, err = run(FOLDER / "sample.yaml", "model.name=resnet18", *words, *asked)
+    assert code == 0, out + err
+    words = " ".join(out.split())
+    assert batch in words
     assert "the rehearsal has passed" in words
 
 

@@ -24,8 +24,7 @@ from dbrdist.datasets.image.images import encode_jpeg
 from dbrdist.datasets.loading.base import get_batch
 from dbrdist.errors import ConfigError
 
-_NUM_CLASSES, _NUM_IMAGES = 4, 8  # of the made-up photographs: classes, and images of each
-_SMALL = 64  # pixels of the images in the trial
+_NUM_CLASSES, _NUM_IMAGES = 4, 8  # of the made-up photographs: classes, and images of each at least
 _NUM_STEPS = 3
 _NUM_TIMED = 4  # examples of the steps whose time is taken
 _HIDDEN_FRACTION = 2 / 3  # of a step's computation is backward, behind which reductions hide
@@ -46,6 +45,29 @@ class Job(NamedTuple):
         return self.ranks // self.per_host
 
 
+class Trial(NamedTuple):
+    """The small run that is tried here."""
+
+    workers: int = 8
+    per_worker: int = 2
+    pixels: int = 64
+
+    @property
+    def batch(self) -> int:
+        return self.workers * self.per_worker
+
+
+def parse_trial(text: str) -> Trial:
+    """`8x2@64` as 8 workers of 2 images of 64 pixels."""
+    found = re.fullmatch(r"([0-9]{1,4})x([0-9]{1,4})@([0-9]{1,4})", text)
+    if not found or not all(int(part) for part in found.groups()):
+        raise ConfigError(
+            "dbrdist-train: --trial: expected WORKERSxIMAGES@PIXELS, such as 8x2@64 for 8 workers of 2 images at 64 "
+            f"pixels, got {text!r}"
+        )
+    return Trial(*map(int, found.groups()))
+
+
 def parse(text: str, gigabits: float, microseconds: float, examples_per_second: float | None) -> Job:
     """`1024x8` as 1,024 ranks of which 8 are on each host."""
     found = re.fullmatch(r"([0-9]{1,7})x([0-9]{1,5})", text)
@@ -60,19 +82,21 @@ def parse(text: str, gigabits: float, microseconds: float, examples_per_second: 
 # ---- the trial -------------------------------------------------------------------------------------------------------
 
 
-def small(config: Config, origin: Origin, folder: str) -> Config:
-    """The same run with made-up photographs, 8 virtual workers of 2 images at 64 pixels, and a few steps."""
+def small(config: Config, origin: Origin, folder: str, trial: Trial) -> Config:
+    """The same run with made-up photographs, a few virtual workers if it has any, small images, and a few steps."""
     if not isinstance(config.data, c.ImageFolder):
         words = "--rehearse makes up photographs, so the data must be an image_folder"
         raise ConfigError(f"{origin.where(('data',))}: data: {words}")
     data = config.model_dump(mode="python", exclude_unset=False)
-    data["batch"] = {"virtual_workers": 8, "per_worker": 2}
+    data["batch"] = trial.batch
+    if config.virtual_workers is not None:
+        data["batch"] = {"virtual_workers": trial.workers, "per_worker": trial.per_worker}
     data["data"] |= {"root": folder, "train": "train", "test": "test"}
     data["model"] = {**data["model"]}
     if data["model"].get("num_classes", 0) is None:
         data["model"]["num_classes"] = 1000
     for part in ("train", "test"):
-        data["transforms"][part] = tuple(_shrunk(t) for t in data["transforms"][part])
+        data["transforms"][part] = tuple(_shrunk(t, trial.pixels) for t in data["transforms"][part])
     for key in ("communicator", "zero", "local_steps", "accumulate", "double_buffering", "parameter_audit"):
         data[key] = Config.model_fields[key].get_default()
     data["compression"] = {"name": "none"}
@@ -84,30 +108,30 @@ def small(config: Config, origin: Origin, folder: str) -> Config:
     return Config.model_validate(data)
 
 
-def _shrunk(transform: dict[str, Any]) -> dict[str, Any]:
+def _shrunk(transform: dict[str, Any], pixels: int) -> dict[str, Any]:
     if "size" not in transform:
         return transform
-    return {**transform, "size": _SMALL + 8 if transform["name"] == "resize" else _SMALL}
+    return {**transform, "size": pixels * 8 // 7 if transform["name"] == "resize" else pixels}
 
 
-def make_photographs(folder: str) -> None:
-    """JPEGs of smooth random colours, in class folders, for training and for the test."""
+def make_photographs(folder: str, batch: int = 0) -> None:
+    """JPEGs of smooth random colours, in class folders, for training (two batches at least) and for the test."""
     for part in ("train", "test"):
         for label in range(_NUM_CLASSES):
             place = os.path.join(folder, part, f"class{label}")
             os.makedirs(place)
-            for i in range(_NUM_IMAGES):
+            for i in range(max(_NUM_IMAGES, -(-2 * batch // _NUM_CLASSES) if part == "train" else 0)):
                 rng = generator(0, f"rehearsal {part}", label, i)
                 coarse = rng.integers(0, 256, (6, 8, 3)).astype(np.uint8)
                 with open(os.path.join(place, f"{i}.jpg"), "wb") as file:
                     file.write(encode_jpeg(coarse.repeat(40, 0).repeat(40, 1), 90))
 
 
-def try_out(config: Config, origin: Origin, train: Callable[[Config], int]) -> int:
+def try_out(config: Config, origin: Origin, trial: Trial, train: Callable[[Config], int]) -> int:
     """Train a few small steps of the recipe through the code of a whole run; the exit code."""
     with tempfile.TemporaryDirectory(prefix="dbrdist-rehearsal-") as folder:
-        make_photographs(folder)
-        return train(small(config, origin, folder))
+        make_photographs(folder, trial.batch)
+        return train(small(config, origin, folder, trial))
 
 
 # ---- the prediction --------------------------------------------------------------------------------------------------
@@ -126,7 +150,7 @@ def measure(config: Config, origin: Origin, job: Job) -> Measured:
     """Make the network and time a step of a few images of the recipe's size."""
     with tempfile.TemporaryDirectory(prefix="dbrdist-rehearsal-") as folder:
         make_photographs(folder)
-        data = small(config, origin, folder).model_dump(mode="python")
+        data = small(config, origin, folder, Trial()).model_dump(mode="python")
         data["transforms"] = config.transforms.model_dump(mode="python")
         own = Config.model_validate(data)
         made = assemble.parts(own, origin, 0, 1)

@@ -216,6 +216,10 @@ class SharedSnapshot(Extension):
     def __call__(self, trainer: Any) -> None:
         self.save(trainer)
 
+    def initialize(self, trainer: Any) -> None:
+        if self._comm.rank == 0:
+            self._snapshot.initialize(trainer)
+
     def resume(self, trainer: Any) -> None:
         path = on_root(self._comm, lambda: self._snapshot.find_newest(trainer))
         if path is None:

@@ -88,26 +88,37 @@ def described(serializer: Any, key: str, words: str) -> str | None:
 
 
 class DictionarySerializer(Serializer):
-    """Saves into a dictionary of NumPy arrays (None stays None), keyed by path."""
+    """Saves into a dictionary of NumPy arrays (None stays None), keyed by path.
 
-    def __init__(self, target: dict[str, Any] | None = None, path: str = "") -> None:
+    Args:
+        target: the dictionary; a new one if not given.
+        path: what keys begin with.
+        copy: makes the copy of an array, in C order; None for one in new memory.
+    """
+
+    def __init__(self, target: dict[str, Any] | None = None, path: str = "", copy: _Copy | None = None) -> None:
         self.target: dict[str, Any] = {} if target is None else target
         self.path = path
+        self._copy = copy
 
     def __getitem__(self, key: str) -> DictionarySerializer:
-        return DictionarySerializer(self.target, self.path + key.strip("/") + "/")
+        return DictionarySerializer(self.target, self.path + key.strip("/") + "/", self._copy)
 
     def __call__(self, key: str, value: Any) -> Any:
-        self.target[self.path + key.lstrip("/")] = None if value is None else as_saved(self.path + key, value)
+        saved = None if value is None else as_saved(self.path + key, value, self._copy)
+        self.target[self.path + key.lstrip("/")] = saved
         return value
 
 
-def as_saved(key: str, value: Any) -> np.ndarray[Any, Any]:
+_Copy = Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+
+
+def as_saved(key: str, value: Any, copy: _Copy | None = None) -> np.ndarray[Any, Any]:
     """A copy of a value as an array in host memory."""
     a = to_cpu(value) if is_array(value) else np.asarray(value)
     if a.dtype.kind == "O":
         raise TypeError(f"{key}: expected an array, a number, a string or None, got {type(value).__name__}")
-    return np.array(a, copy=True, order="C")
+    return np.array(a, copy=True, order="C") if copy is None else copy(a)
 
 
 class NpzDeserializer(Deserializer):
@@ -276,9 +287,9 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], N
     replace_atomically(path, make)
 
 
-def saved_state(obj: Any) -> dict[str, Any]:
+def saved_state(obj: Any, copy: _Copy | None = None) -> dict[str, Any]:
     """A copy of an object's state as a flat dictionary of NumPy arrays (None stays None), by path."""
-    serializer = DictionarySerializer()
+    serializer = DictionarySerializer(copy=copy)
     serializer.save(obj)
     return serializer.target
 

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from dbrdist.core.array.pages import CopySpace
+from dbrdist.core.files.serializer import saved_state
 from dbrdist.errors import CheckpointError
 from dbrdist.training.extensions.snapshots import write
 
@@ -27,6 +29,13 @@ class Writer:
     def __call__(self, filename: str, outdir: str, target: Any) -> None:
         """Write the state, now or later."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__(self, filename, outdir, target)")
+
+    def copy_of(self, target: Any) -> dict[str, Any]:
+        """The copy of an object's state that it is then called with."""
+        return saved_state(target)
+
+    def prepare(self, num_bytes: int) -> None:
+        """Called when the run starts: about so many bytes are going to be copied each time."""
 
     def save(self, filename: str, outdir: str, target: Any, savefun: Any = None, **kwds: Any) -> None:
         """Write it now, by `savefun(path, target, **kwds)`; None writes .npz with a checksum of the whole file."""
@@ -105,7 +114,27 @@ class StandardWriter(Writer):
 
 
 class ThreadWriter(StandardWriter):
-    """A thread writes; most of the time is spent in the file system, where threads do not wait for each other."""
+    """A thread writes; most of the time is spent in the file system, where threads do not wait for each other.
+
+    The copies of the state all take the same memory, which stays with the writer.
+    """
+
+    def __init__(self, savefun: Callable[..., None] | None = None, **kwds: Any):
+        super().__init__(savefun, **kwds)
+        self._space = CopySpace()
+        self._preparing: threading.Thread | None = None
+
+    def prepare(self, num_bytes: int) -> None:
+        self._preparing = threading.Thread(target=self._space.reserve, args=(num_bytes,), daemon=True)
+        self._preparing.start()
+
+    def copy_of(self, target: Any) -> dict[str, Any]:
+        self.finalize()  # the thread has done with the former copy
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
+        self._space.restart()
+        return saved_state(target, self._space.copy)
 
     def create_worker(self, filename: str, outdir: str, target: Any) -> threading.Thread:
         return _Thread(target=_save, args=(filename, outdir, target, self._savefun, self._kwds))

@@ -108,6 +108,11 @@ class Snapshot(Extension):
         if path is not None:
             load(path, trainer if self._target is None else self._target)
 
+    def initialize(self, trainer: Any) -> None:
+        """Let the writer get ready for what it is going to copy."""
+        if hasattr(self._writer, "prepare"):
+            self._writer.prepare(state_bytes(trainer))
+
     def __call__(self, trainer: Any) -> None:
         if self._condition is None or self._condition():
             self.save(trainer)
@@ -123,7 +128,8 @@ class Snapshot(Extension):
         if self._writer is None:
             write(path, target, self._savefun)
         else:
-            self._writer(name, trainer.out, saved_state(target))
+            copy_of = getattr(self._writer, "copy_of", saved_state)  # of a writer that is a plain function, too
+            self._writer(name, trainer.out, copy_of(target))
             self._last = path
         self._remove_oldest(path)
         return path
@@ -138,6 +144,15 @@ class Snapshot(Extension):
             self._writer.finalize()
         if self._last is not None:
             self._remove_oldest(self._last)
+
+
+def state_bytes(trainer: Any) -> int:
+    """About how many bytes of parameters and of optimizers' states a trainer saves; 0 where it does not say."""
+    total = 0
+    for optimizer in getattr(trainer.updater, "get_all_optimizers", dict)().values():
+        for p in optimizer.target.params(include_uninit=False) if optimizer.target is not None else ():
+            total += p.array.nbytes * (1 + len(getattr(p.update_rule, "state_names", ())))
+    return total
 
 
 def remove_oldest(folder: str, filename: str, num_kept: int, just_written: str) -> None:

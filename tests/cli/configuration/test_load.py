@@ -327,7 +327,7 @@ def test_the_keys_of_a_run():
     assert list(Config.model_fields) == [
         *("extends", "model", "data", "loss", "transforms", "optimizer", "schedules", "ema", "updater", "init_from"),
         *("metrics", "extensions"),
-        *("batch", "repeats", "reproducible", "epochs", "iterations", "seed"),
+        *("batch", "last_batch", "repeats", "reproducible", "epochs", "iterations", "seed"),
         *("communicator", "zero", "compression", "gradient_dtype", "batch_norm", "stop", "accumulate", "local_steps"),
         *("double_buffering", "parameter_audit"),
         *(
