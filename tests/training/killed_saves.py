@@ -1,7 +1,8 @@
-"""Processes that save snapshots and are killed at random moments: `python killed_saves.py FOLDER 100`.
+"""Processes that save snapshots and are killed at random moments: `python killed_saves.py FOLDER 100 [thread]`.
 
 Each process fills the weights with the number of the step before it saves, so that a file tells whether it is whole:
-one number everywhere, that of its name. Prints how many kills came in the middle of a save.
+one number everywhere, that of its name. Prints how many kills came in the middle of a save. With `thread` a thread
+writes, while the weights go on to change.
 """
 
 import os
@@ -17,12 +18,13 @@ import numpy as np
 from dbrdist import links as L
 from dbrdist.core.files.serializer import read_npz
 from dbrdist.training.extensions import snapshot, snapshots
+from dbrdist.training.extensions.snapshot_writers import ThreadWriter
 
 
 def save_on(folder: str, first: int) -> None:
     """Save steps from `first` on, for ever."""
     model = L.Linear(200, 200)
-    saver = snapshot(n_retains=2)
+    saver = snapshot(n_retains=2, writer=ThreadWriter() if "thread" in sys.argv else None)
     saver._target = model
     for step in range(first, first + 10**9):
         model.W.array[...] = step

@@ -7,6 +7,7 @@ raises its error at the next snapshot or at the end of the run. Files come into 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import queue
@@ -125,7 +126,11 @@ class ThreadWriter(StandardWriter):
         self._preparing: threading.Thread | None = None
 
     def prepare(self, num_bytes: int) -> None:
-        self._preparing = threading.Thread(target=self._space.reserve, args=(num_bytes,), daemon=True)
+        def reserve() -> None:
+            with contextlib.suppress(MemoryError):  # the first copy says so, where there still is none
+                self._space.reserve(num_bytes)
+
+        self._preparing = threading.Thread(target=reserve, daemon=True)
         self._preparing.start()
 
     def copy_of(self, target: Any) -> dict[str, Any]:

@@ -89,3 +89,40 @@ def num_kept(address, num_bytes):
             with contextlib.suppress(OSError):
                 found += os.pread(memory.fileno(), min(mmap.PAGESIZE, address + num_bytes - place), place).count(1)
     return found
+
+
+def test_copies_take_the_memory_of_the_copies_before():
+    space = pages.CopySpace()
+    arrays = [
+        np.arange(5000.0).reshape(50, 100).T,
+        np.asfortranarray(np.ones((70, 90), np.float32)),
+        np.arange(3),
+        np.zeros((0, 4)),
+        np.full(3000, "abc"),
+        np.ones(5001, backend.as_dtype("bfloat16")),
+    ]
+    first = [space.copy(a) for a in arrays]
+    for a, b in zip(arrays, first):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        assert b.flags.c_contiguous
+        assert not np.shares_memory(a, b)
+        assert np.all(a == b)
+    assert not any(np.shares_memory(a, b) for i, a in enumerate(first) for b in first[:i])
+    more = space.copy(arrays[0])
+    assert not any(np.shares_memory(more, b) for b in first)
+    space.restart()
+    second = [space.copy(a) for a in arrays]
+    shared = [np.shares_memory(a, b) for a, b in zip(first, second)]
+    assert shared == [a.nbytes >= mmap.PAGESIZE for a in arrays]
+
+
+def test_a_copy_space_grows_beyond_what_was_reserved(monkeypatch):
+    monkeypatch.setattr(pages, "_BLOCK_BYTES", 1 << 13)
+    space = pages.CopySpace()
+    space.reserve(0)
+    space.reserve(3 << 12)
+    for _ in range(2):
+        made = [space.copy(np.full(n << 12, n, np.uint8)) for n in (1, 1, 2, 5, 1)]
+        assert [int(a[0]) for a in made] == [1, 1, 2, 5, 1]
+        assert not any(np.shares_memory(a, b) for i, a in enumerate(made) for b in made[:i])
+        space.restart()

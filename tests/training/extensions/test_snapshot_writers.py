@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from dbrdist import serializers
+from dbrdist import links as L
+from dbrdist import optimizers, serializers
 from dbrdist.errors import CheckpointError
 from dbrdist.training import extensions, make_extension
 from dbrdist.training.extensions import snapshot_writers, snapshots
@@ -228,3 +230,32 @@ def _die(*work):
 
 def test_the_names_of_chainer():
     assert extensions.snapshot_writers is snapshot_writers
+
+
+def test_a_thread_copies_into_the_memory_of_the_copy_before(tmp_path):
+    """Once the file of that one is written; the first copy into memory that was made ready when the run started."""
+    writer, model = ThreadWriter(), L.Linear(50, 60)
+    trainer = SimpleNamespace(out=str(tmp_path), updater=SimpleNamespace(iteration=0, get_all_optimizers=dict))
+    saver = extensions.snapshot_object(model, "at{.updater.iteration}", writer=writer)
+    saver.initialize(trainer)
+    seen = []
+    whole = writer.create_worker
+    writer.create_worker = lambda filename, outdir, target: (seen.append(target), whole(filename, outdir, target))[1]
+    for step in range(3):
+        model.W.array[...] = step
+        trainer.updater.iteration = step
+        saver.save(trainer)
+        model.W.array[...] = -1
+    saver.finalize()
+    assert np.shares_memory(seen[0]["W"], seen[1]["W"])
+    for step in range(3):
+        saved = np.load(tmp_path / f"at{step}")
+        assert np.all(saved["W"] == step)
+        assert saved["b"].shape == (60,)
+
+
+def test_state_bytes_are_those_of_parameters_and_optimizers():
+    model = L.Linear(10, 3)
+    optimizer = optimizers.RMSpropWarmup().setup(model)
+    updater = SimpleNamespace(get_all_optimizers=lambda: {"main": optimizer})
+    assert snapshots.state_bytes(SimpleNamespace(updater=updater)) == 3 * 4 * 33
