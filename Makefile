@@ -19,7 +19,7 @@ THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 unexport PYTHONDONTWRITEBYTECODE
 export EXTRAS RANKS WAITERS WORKERS WHEEL_TESTS
 
-.PHONY: help setup train test test-quick test-fast test-programs mutants fuzz test-mpi test-wheel lint types clean
+.PHONY: help setup train docs test test-quick test-fast test-programs mutants fuzz test-mpi test-wheel lint types clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(MAKEFILE_LIST)
@@ -74,5 +74,12 @@ lint: $(READY)  ## Style and format.
 types: $(READY)  ## Types of the core and the communicators.
 	$(RUN) mypy
 
+$(VENV)/.docs: pyproject.toml $(READY)
+	$(VENV)/bin/python -m pip install --quiet -e ".[docs]"
+	@touch $@
+
+docs: $(VENV)/.docs  ## Build the documentation site in site/ and check its links; only the first time needs the network.
+	$(RUN) python packaging/site/build.py
+
 clean:  ## Remove the virtual environment and caches.
-	rm -rf $(VENV) $(VENV)-wheel .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf $(VENV) $(VENV)-wheel .pytest_cache .mypy_cache .ruff_cache build dist site

@@ -1,4 +1,4 @@
-"""Writes docs/figures.md, and the table of figures in the README, from the newest records.
+"""Writes docs/figures.md from the newest records.
 
     python benchmarks/figures.py          # say what would change
     python benchmarks/figures.py --write
@@ -21,8 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks" / "records"
-PAGE, README = ROOT / "docs" / "figures.md", ROOT / "README.md"
-BEGIN, END = "<!-- figures: written by benchmarks/figures.py -->\n", "<!-- end of figures -->\n"
+PAGE = ROOT / "docs" / "figures.md"
 
 Results = dict[str, Any]
 
@@ -35,7 +34,6 @@ class Row:
     goal: str
     kinds: str  # of one record, or several with a blank between
     say: Callable[..., str]  # from the results of each
-    in_readme: bool = False
 
 
 def _seconds(results: Results, *labels: str, scale: float, digits: int = 0) -> str:
@@ -214,24 +212,23 @@ GROUPS: dict[str, list[Row]] = {
     "Training steps and inference on CPUs": [
         Row(
             "full step of an MLP of 3 layers of 8 units, batch 8, one thread, against PyTorch 2.13 eager",
-            "0.15 of its time; interpreted 0.30", "overhead", _overhead, in_readme=True,
+            "0.15 of its time; interpreted 0.30", "overhead", _overhead,
         ),
         Row(
             "full step of ResNet-50, batch 16, 224x224, float32, one thread, against PyTorch 2.13 channels-last",
-            "0.78 of its time", "resnet50", _steps, in_readme=True,
+            "0.78 of its time", "resnet50", _steps,
         ),
-        Row("the same step: peak memory", "0.75 of its memory", "resnet50", _memory, in_readme=True),
+        Row("the same step: peak memory", "0.75 of its memory", "resnet50", _memory),
         Row(
             "full step of ResNet-50 in `mixedbf16`, against PyTorch's autocast", "0.87 of its time",
-            "resnet50-mixedbf16", _steps, in_readme=True,
+            "resnet50-mixedbf16", _steps,
         ),
         Row(
             "inference with ResNet-50, batch 1, float32", "0.90 of its time", "resnet50-batch1-inference", _steps,
-            in_readme=True,
         ),
         Row(
             "full step of ResNet-20, 32x32, batch 128, float32, one thread, against PyTorch 2.13 channels-last",
-            "0.80 of its time", "resnet20", _steps, in_readme=True,
+            "0.80 of its time", "resnet20", _steps,
         ),
         Row("the same in `mixedbf16`, against PyTorch's autocast", "0.67 of its time", "resnet20-mixedbf16", _steps),
         Row(
@@ -269,7 +266,7 @@ GROUPS: dict[str, list[Row]] = {
     "Several ranks": [
         Row(
             "adding 102 MB of float32 gradients of 2 ranks on one host, against MPI_Allreduce; against gloo",
-            "0.30; 0.20 of its time", "reduction", _large, in_readme=True,
+            "0.30; 0.20 of its time", "reduction", _large,
         ),
         Row("the same in bfloat16, against gloo", "0.25", "reduction", _large_bfloat16),
         Row(
@@ -285,11 +282,11 @@ GROUPS: dict[str, list[Row]] = {
         ),
         Row(
             "2 ranks together, against two independent runs at the same time: ResNet-20; ResNet-50",
-            "0.98 of the throughput", "data-parallel", _together, in_readme=True,
+            "0.98 of the throughput", "data-parallel", _together,
         ),
         Row(
             "the same with ResNet-50 at batch 8 on two hosts (namespaces, 1 Gb/s): exposed communication",
-            "0.25 of the reduction", "data-parallel", _exposed, in_readme=True,
+            "0.25 of the reduction", "data-parallel", _exposed,
         ),
         Row(
             "102 MB and 10 KB on one host and two, 2 to 4 ranks: `auto` against the fastest communicator", "1.10",
@@ -311,7 +308,7 @@ GROUPS: dict[str, list[Row]] = {
         Row(
             "`reproducible: true`: bits of ResNet-20 on CIFAR-10 after 100 steps, on 1, 2, 3, 4 and 8 ranks, and "
             "resumed 1->2, 2->1, 4->3, 3->8, with momentum and with LARS",
-            "equal", "reproducible", _reproducible, in_readme=True,
+            "equal", "reproducible", _reproducible,
         ),
         Row(
             "the same: time of a step on 2 ranks, with 2 and with 8 virtual workers", "1.3 of the plain step",
@@ -328,7 +325,7 @@ GROUPS: dict[str, list[Row]] = {
     "Data and runs": [
         Row(
             "JPEG photographs to a uint8 batch, one core, against a hand-written loop; against Pillow",
-            "0.95; 1.7 times as fast", "loader-full", _loader, in_readme=True,
+            "0.95; 1.7 times as fast", "loader-full", _loader,
         ),
         Row("the same with prepared copies of 256 pixels", "0.95; 2.3", "loader-prepared", _loader),
         Row(
@@ -342,7 +339,7 @@ GROUPS: dict[str, list[Row]] = {
         ),
         Row(
             "what `dbrdist-train` adds to a hand-written loop: ResNet-20 at batch 128; a tiny MLP", "3 %; 30 us",
-            "run-cost", _run_cost, in_readme=True,
+            "run-cost", _run_cost,
         ),
         Row(
             "cost of `--trace`; of an audit of the parameters every 100 steps; ResNet-20 on 2 ranks", "2 %; 1 %",
@@ -354,7 +351,7 @@ GROUPS: dict[str, list[Row]] = {
         ),
     ],
     "Complete training runs": [
-        Row("`examples/digits`, 2 ranks", "97 % in 60 s", "digits", _digits, in_readme=True),
+        Row("`examples/digits`, 2 ranks", "97 % in 60 s", "digits", _digits),
         Row("`examples/cifar10`, ResNet-20, 10 epochs, images as JPEG, 2 ranks", "85 %", "cifar10", _cifar10),
         Row(
             "`examples/imagenet/sample.yaml`, 240 photographs memorised, 2 ranks", "loss below 0.5",
@@ -431,19 +428,6 @@ def page() -> str:
     return text
 
 
-def readme_table() -> str:
-    """The table of the README."""
-    chosen = [row for rows in GROUPS.values() for row in rows if row.in_readme]
-    return HEAD + "".join(line for row in chosen for line in lines(row, "benchmarks/records"))
-
-
-def readme(text: str) -> str:
-    """``text`` of the README with its table as the records have it now."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{readme_table()}\n{END}{after}"
-
-
 def outdated(files: Sequence[tuple[Path, str]]) -> list[Path]:
     """Those whose text is another."""
     return [path for path, text in files if not path.exists() or path.read_text() != text]
@@ -451,7 +435,7 @@ def outdated(files: Sequence[tuple[Path, str]]) -> list[Path]:
 
 def files() -> list[tuple[Path, str]]:
     """What is written, and what it should say."""
-    return [(PAGE, page()), (README, readme(README.read_text()))]
+    return [(PAGE, page())]
 
 
 def main() -> None:

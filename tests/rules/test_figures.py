@@ -1,4 +1,4 @@
-"""The page of figures and the table in the README say what the records say."""
+"""The page of figures says what the records say."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_a_record_that_changes_makes_them_outdated(records):
     record = json.loads(path.read_text())
     record["results"]["ratio"] = 0.5
     path.write_text(json.dumps(record))
-    assert figures.outdated(figures.files()) == [figures.PAGE, figures.README]
-    assert "| 0.50: " in figures.page() and "| 0.50: " in figures.readme_table()
+    assert figures.outdated(figures.files()) == [figures.PAGE]
+    assert "| 0.50: " in figures.page()
 
 
 def test_of_each_processor_the_newest_record_counts(records):
