@@ -22,9 +22,9 @@ def public() -> dict[str, Any]:
     found, seen = {}, set()
     for name in MODULES:
         module = importlib.import_module(f"dbrdist.{name}")
-        for entry in sorted(module.__all__):
+        for entry in sorted(getattr(module, "__all__", [n for n in vars(module) if not n.startswith("_")])):
             value = getattr(module, entry)
-            if callable(value) and id(value) not in seen:
+            if callable(value) and getattr(value, "__module__", "dbrdist").startswith("dbrdist") and id(value) not in seen:
                 seen.add(id(value))
                 found[f"{name}.{entry}"] = value
     return found
