@@ -138,13 +138,19 @@ def build(with_reference: bool = True) -> Path:
     """Build the site of this version; its folder."""
     with tempfile.TemporaryDirectory() as name:
         gather(Path(name), with_reference)
-        env = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "launch")))}
+        env = {
+            **os.environ,
+            "NO_MKDOCS_2_WARNING": "1",
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "launch"))),
+        }
         command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--config-file", f"{name}/mkdocs.yml"]
         subprocess.run(command, check=True, env=env)
     versions = sorted(p.name for p in SITE.iterdir() if p.is_dir())
     entries = [{"version": v, "title": v, "aliases": ["latest"] if v == VERSION else []} for v in versions]
     (SITE / "versions.json").write_text(json.dumps(entries))
-    (SITE / "index.html").write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={VERSION}/index.html">\n')
+    (SITE / "index.html").write_text(
+        f'<!doctype html><meta http-equiv="refresh" content="0; url={VERSION}/index.html">\n'
+    )
     return SITE / VERSION
 
 

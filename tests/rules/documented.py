@@ -1,7 +1,7 @@
 """How many public names document every argument: ``python tests/rules/documented.py [--missing]``.
 
 Counted are the functions and classes in ``__all__`` of functions, links, optimizers and training. A name is documented
-if each of its parameters, apart from ``self``, is described under ``Args:`` in its docstring or in that of ``__init__``.
+if each of its parameters, apart from ``self``, is described under ``Args:`` in its docstring or that of ``__init__``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ def public() -> dict[str, Any]:
         module = importlib.import_module(f"dbrdist.{name}")
         for entry in sorted(getattr(module, "__all__", [n for n in vars(module) if not n.startswith("_")])):
             value = getattr(module, entry)
-            if callable(value) and getattr(value, "__module__", "dbrdist").startswith("dbrdist") and id(value) not in seen:
+            if (
+                callable(value)
+                and getattr(value, "__module__", "dbrdist").startswith("dbrdist")
+                and id(value) not in seen
+            ):
                 seen.add(id(value))
                 found[f"{name}.{entry}"] = value
     return found

@@ -10,7 +10,7 @@ import pytest
 from tests.comm.jobs import ROOT
 
 sys.path.insert(0, str(ROOT / "packaging" / "site"))
-import build  # noqa: E402
+import build
 
 sys.path.pop(0)
 
