@@ -33,8 +33,8 @@ NAV = [
                    "tutorials/from-chainer.md", "tutorials/large-batches.md"]),
     ("Guides", ["answers.md", "train.md", "data.md", "launch.md", "communicators.md", "reproducible.md", "inference.md",
                 "export.md", "onnx-operators.md", "profiling.md", "pytorch.md", "chainer.md", "examples/README.md"]),
-    ("Project", ["versions.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "MAINTAINERS.md",
-                 "figures.md", "gpu-status.md", "architecture.md", "operations.md"]),
+    ("Project", ["versions.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md",
+                 "MAINTAINERS.md", "figures.md", "gpu-status.md", "architecture.md", "operations.md"]),
 ]  # fmt: skip
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
 
