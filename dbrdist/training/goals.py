@@ -6,6 +6,7 @@ import math
 import operator
 from typing import Any
 
+from dbrdist.core.files.serializer import is_about
 from dbrdist.core.model.reporter import as_number
 from dbrdist.errors import CheckpointError
 from dbrdist.training.triggers import EndTrigger, IntervalTrigger
@@ -100,13 +101,15 @@ class GoalTrigger(EndTrigger):
         return None
 
     def serialize(self, serializer: Any) -> None:
+        direction = "highest" if self._is_better is operator.gt else "lowest"
+        is_same = is_about(serializer["best_value"], f"{direction} of {self.key}")
         try:
             key = str(serializer("key", self.key))
         except CheckpointError:  # the run had no goal so far
             return
         best, count = serializer("best", self.best), int(serializer("count", self.count))
         seen_at, epoch = int(serializer("seen_at", self._seen_at)), float(serializer("epoch", self._epoch))
-        if serializer.is_loading and key == self.key:  # the best of another quantity says nothing
+        if serializer.is_loading and is_same and key == self.key:  # the best of another quantity says nothing
             self.best, self.count = None if best is None else float(best), count
             self._seen_at, self._epoch = seen_at, epoch
             self.reason = self._found(self.best)  # target and patience may have changed

@@ -118,3 +118,19 @@ def test_a_goal_of_another_quantity_starts_anew():
 def test_bad_goals_are_refused(options):
     with pytest.raises(ValueError, match="expected"):
         GoalTrigger(1, None, "x", **options)
+
+
+@each(values=[("min", [5, 3, 4]), ("max", [3, 5, 4])])
+def test_a_goal_in_another_direction_starts_anew(values):
+    mode, observed = values
+    first = GoalTrigger(100, None, "loss", patience=9, mode=mode)
+    assert ends(first, observed) is None and first.best == (min if mode == "min" else max)(observed)
+    other = GoalTrigger(100, None, "loss", patience=9, mode="max" if mode == "min" else "min")
+    other.serialize(NpzDeserializer(saved(first)))
+    assert (other.best, other.count) == (None, 0)
+    same = GoalTrigger(100, None, "loss", patience=9, mode=mode)
+    same.serialize(NpzDeserializer(saved(first)))
+    assert (same.best, same.count) == (first.best, 1)
+    earlier = {key: value for key, value in saved(first).items() if "best_value" not in key}
+    same.serialize(NpzDeserializer(earlier))  # of a version that saved the key alone
+    assert same.best == first.best

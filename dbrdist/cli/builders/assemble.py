@@ -52,7 +52,7 @@ def parts(config: Config, origin: Origin, intra_rank: int, size: int, find: buil
     convert = build.converter(config.dtype)
     initialize(Look(config, origin, "train", data.train, convert, device), task)
     if config.init_from is not None:
-        weights.begin_with(config.init_from, task.predictor, origin)
+        weights.begin_with(config.init_from, task.predictor, origin, {**recipe, "classes": data.classes})
     return Parts(data, recipe, task, convert, device)
 
 

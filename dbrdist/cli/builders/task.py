@@ -27,6 +27,11 @@ def _mirrored(images: Any) -> Any:
     return mirrored
 
 
+def mean_over_mirrored(network: Callable[[Any], Any], images: Any) -> Any:
+    """Outputs as means over those of images (N, C, H, W) and of their mirror images."""
+    return (network(images) + network(_mirrored(images))) * 0.5
+
+
 class Task(Chain):
     """Calls `predictor` with a batch's inputs, and gives and reports the loss of its outputs against the labels.
 
@@ -62,9 +67,8 @@ class Task(Chain):
                 f"expected examples of (input, label), got {got}; with `loss: model` the network takes any batch"
             )
         inputs, labels = batch
-        outputs = self.predictor(inputs)
-        if self.flips_tests and not config.train:
-            outputs = (outputs + self.predictor(_mirrored(inputs))) * 0.5
+        flips = self.flips_tests and not config.train
+        outputs = mean_over_mirrored(self.predictor, inputs) if flips else self.predictor(inputs)
         dtype = getattr(outputs, "dtype", None)
         if dtype is not _FLOAT32 and dtype in _NARROW:  # or else losses and accuracies have three digits
             outputs = F.cast(outputs, "float32")

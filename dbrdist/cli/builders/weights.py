@@ -8,16 +8,18 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dbrdist.cli.configuration.components import InitFrom
 from dbrdist.cli.configuration.load import Origin
+from dbrdist.cli.output.folder import read_json
 from dbrdist.cli.output.words import said
 from dbrdist.core.array.backend import get_array_module, is_array
-from dbrdist.core.files import safetensors
+from dbrdist.core.files import safetensors, strict_json
 from dbrdist.core.files.serializer import read_npz
+from dbrdist.core.usage.mistakes import warn
 from dbrdist.errors import CheckpointError, ConfigError
 from dbrdist.training import runs
 
@@ -37,7 +39,10 @@ def export(run: str, path: str, names: str = "dbrdist") -> str:
         arrays = to_torch(arrays)
     facts = {"source": os.path.basename(found), "format": "pt" if names == "torch" else "dbrdist"}
     if constants:
-        facts[runs.CONSTANTS] = json.dumps(constants)
+        facts[runs.CONSTANTS] = strict_json.dumps(constants)
+    recipe = read_json(os.path.join(runs.folder_of(run), runs.RECIPE))
+    if recipe:
+        facts[_RECIPE] = strict_json.dumps({key: recipe[key] for key in _OF_RECIPE if key in recipe})
     safetensors.save(path, arrays, facts)
     num = sum(a.size for a in arrays.values())
     return f"{path}: {len(arrays)} arrays with {num:,} numbers from {found}{_in_words(constants)}"
@@ -60,21 +65,32 @@ def _of_the_network(weights: Mapping[str, Any]) -> dict[str, Any]:
 # ---- weights to begin with ------------------------------------------------------------------------------------------
 
 
-def begin_with(settings: InitFrom, network: Any, origin: Origin) -> None:
-    """Give a network the weights of a file or a run. Raises ConfigError with what does not fit."""
+class Initial(NamedTuple):
+    """What a file or a run gives to begin with: arrays by dotted names, and what belongs to them."""
+
+    arrays: dict[str, Any]
+    constants: dict[str, float] = {}
+    recipe: dict[str, Any] = {}  # how the network was made, and its classes
+
+
+def begin_with(settings: InitFrom, network: Any, origin: Origin, recipe: Mapping[str, Any] | None = None) -> None:
+    """Give a network the weights of a file or a run. Raises ConfigError with what does not fit.
+
+    ``recipe`` is that of the network, with its classes. What makes the weights give other outputs here is warned of.
+    """
     where = f"{origin.where(('init_from',))}: init_from"
     try:
-        found, constants = _read(settings.path)
+        found, constants, made_by = _read(settings.path)
     except (OSError, CheckpointError) as error:
         raise ConfigError(f"{where}: {said(error)}") from error
     wanted = dict(_targets(network))
-    if any(_BLOCK.match(name) for name in found):
-        found = from_torchvision(found)
-        constants = {f"{name.removesuffix('.avg_var')}.eps": _TORCH_EPS for name in found if name.endswith(".avg_var")}
-    elif found and not found.keys() & wanted.keys():
-        found = {_from_torch(name, wanted): value for name, value in found.items()}
-        constants = constants or {f"{name.removesuffix('.avg_var')}.eps": _TORCH_EPS for name in found
-                                  if name.endswith(".avg_var")}  # fmt: skip
+    is_torchvision = any(_BLOCK.match(name) for name in found)
+    if is_torchvision or (found and not found.keys() & wanted.keys()):
+        found = from_torchvision(found) if is_torchvision else {_from_torch(n, wanted): a for n, a in found.items()}
+        # a file that says nothing of itself is PyTorch's own
+        constants = constants or {f"{n.removesuffix(_VAR)}.eps": _TORCH_EPS for n in found if n.endswith(_VAR)}
+        if is_torchvision and not made_by:
+            made_by = {"callable": (recipe or {}).get("callable"), "args": _OF_TORCHVISION}
     problems = []
     for name, (get, fill) in wanted.items():
         if _is_skipped(name, settings):
@@ -94,22 +110,53 @@ def begin_with(settings: InitFrom, network: Any, origin: Origin) -> None:
         )
     if constants:
         runs.set_constants(network, {name.replace(".", "/"): value for name, value in constants.items()})
+    for words in _other_outputs(made_by, recipe or {}, has_skipped=any(_is_skipped(name, settings) for name in wanted)):
+        warn(f"init_from: {settings.path}: {words}")
+
+
+# Of a network's arguments those that its weights, once they are loaded, do not depend on.
+_OF_TRAINING = {"num_classes", "dropout", "stochastic_depth", "zero_gamma", "log_constant_bias"}
+_OF_TORCHVISION = {"stride_in_3x3": True, "variant": "plain", "blur_pooling": "none"}
+_RECIPE = "model"  # among the facts of a .safetensors file
+_OF_RECIPE = ("callable", "args", "classes")
+
+
+def _other_outputs(theirs: Mapping[str, Any], ours: Mapping[str, Any], has_skipped: bool) -> Iterator[str]:
+    """Why weights give other outputs in this network than in the one that they are of, though all shapes fit."""
+    args, own = theirs.get("args"), ours.get("args")
+    if theirs.get("callable") == ours.get("callable") and isinstance(args, dict) and isinstance(own, dict):
+        for key in sorted(args.keys() & own.keys() - _OF_TRAINING):
+            if strict_json.kept(args[key]) != strict_json.kept(own[key]):
+                words = f"{key} {args[key]}, and this one has {own[key]}"
+                yield f"the weights are of a network with {words}: it gives other outputs"
+    words = None if has_skipped else runs.other_classes(theirs.get("classes"), ours.get("classes"))
+    if words:
+        yield f"{words}; to train a new last layer, name it in init_from.skip"
 
 
 def _is_skipped(name: str, settings: InitFrom) -> bool:
     return any(name == part or name.startswith(part.rstrip(".") + ".") for part in settings.skip)
 
 
-def _read(path: str) -> tuple[dict[str, Any], dict[str, float]]:
-    """Arrays, and the constants that belong to them, by dotted names."""
+def _read(path: str) -> Initial:
     if path.endswith(".safetensors") and not os.path.isdir(path):
-        return safetensors.load(path), _constants(safetensors.facts(path))
+        facts = safetensors.facts(path)
+        return Initial(safetensors.load(path), _constants(facts), _recipe(facts))
     saved = runs.read_newest(path)[1] if os.path.isdir(path) else read_npz(path)
     entries = {key: value for key, value in saved.items() if value is not None}
     of_a_run = _of_the_network(runs.trained_weights(entries))
     if of_a_run:
-        return of_a_run, _of_the_network(runs.saved_constants(entries))
-    return {key.strip("/").replace("/", "."): value for key, value in entries.items()}, {}
+        recipe = read_json(os.path.join(runs.folder_of(path), runs.RECIPE))
+        return Initial(of_a_run, _of_the_network(runs.saved_constants(entries)), recipe)
+    return Initial({key.strip("/").replace("/", "."): value for key, value in entries.items()})
+
+
+def _recipe(facts: Mapping[str, str]) -> dict[str, Any]:
+    """That of a file that :func:`export` wrote."""
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(facts.get(_RECIPE, "{}"))
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _constants(facts: Mapping[str, str]) -> dict[str, float]:
@@ -134,6 +181,7 @@ def _fill(array: Any, value: Any) -> None:
     array[...] = get_array_module(array).asarray(value, array.dtype)
 
 
+_VAR = ".avg_var"
 _TORCH_EPS = 1e-5  # of PyTorch's batch normalization, which its files do not name
 _LAST = {"weight": "W", "bias": "b", "running_mean": "avg_mean", "running_var": "avg_var"}
 _OF_BN = {"weight": "gamma", "bias": "beta"}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dbrdist.cli.builders import build
+from dbrdist.cli.builders.task import mean_over_mirrored
 from dbrdist.cli.configuration import components as c
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config
@@ -40,7 +41,8 @@ def predict(config: Config, origin: Origin, run_dir: str, paths: Sequence[str]) 
         try:
             image = transform(read_image(name, fast=getattr(config.data, "decode", "exact") == "fast"))
             with using_config("train", False), no_backprop_mode():
-                scores = network(convert([image]))
+                images = convert([image])
+                scores = mean_over_mirrored(network, images) if config.evaluation.flip else network(images)
         except CorruptExampleError as error:
             problems.append(f"dbrdist-train: {error}")
         except ValueError as error:

@@ -118,6 +118,8 @@ def apply(found: list[Change], optimizer: Any, config: Config) -> None:
         section, _, name = change.key.partition(".")
         if section == "optimizer" and name in own:
             setattr(optimizer.hyperparam, name, change.new)
+            if f"initial_{name}" in own:  # what others follow in proportion, as in a run that begins with it
+                setattr(optimizer.hyperparam, f"initial_{name}", change.new)
 
 
 def _no_longer_scheduled(found: list[Change]) -> set[str]:

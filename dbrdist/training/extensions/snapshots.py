@@ -21,6 +21,7 @@ from dbrdist.core.files.serializer import (
     saved_state,
     write_atomically,
 )
+from dbrdist.core.usage.mistakes import warn
 from dbrdist.errors import CheckpointError
 from dbrdist.training.extension import Extension
 
@@ -291,6 +292,7 @@ def load_newest(folder: str, target: Any, filename: str = "snapshot_iter_{.updat
     return path
 
 
+_OF_STEPS = "/carried/"  # of an optimizer over several ranks
 _OF_EXTENSIONS = ("extensions/", "extension_triggers/")  # as a Trainer lists them
 
 
@@ -331,11 +333,25 @@ def load_entries(path: str, saved: dict[str, Any], target: Any) -> None:
     # extensions may differ (only some ranks write a log), and so may the end of the run
     may_be_left = (*_OF_EXTENSIONS, "stop_trigger/")
     left = sorted(key for key in set(entries) - entries.read if not key.startswith(may_be_left))
+    left = _without_step_state(path, left)
     if left:
         raise CheckpointError(
             f"{path}: expected a place for {left[0]} and {len(left) - 1} entries more of the saved state, found none; "
             "the snapshot belongs to another architecture"
         )
+
+
+def _without_step_state(path: str, left: list[str]) -> list[str]:
+    """Without what goes from one step into the next by options that this run has no more, such as ``accumulate``."""
+    carried = [key for key in left if _OF_STEPS in key]
+    if any(f"{_OF_STEPS}rank" in key and "/value/" in key for key in carried):
+        raise CheckpointError(
+            f"{path}: it was saved between two averages of local_steps, when each rank had parameters of its own; "
+            "continue with the same local_steps"
+        )
+    if any("/gradient/" in key for key in carried):
+        warn(f"{path}: it has gradients of batches that wait for their update by accumulate; they are not applied")
+    return [key for key in left if _OF_STEPS not in key]
 
 
 def _owner(key: str) -> tuple[str, ...]:

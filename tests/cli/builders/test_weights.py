@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
+from PIL import Image
 
 import dbrdist
 from dbrdist.cli.builders import weights
@@ -182,7 +185,7 @@ def test_weights_that_do_not_fit_are_named_up_to_five(monkeypatch, wrong, more):
     targets += [("fc.W", (lambda: np.zeros(2), filled.append)), ("fcx", (lambda: np.zeros(2), filled.append))]
     found = {"shape": np.zeros(2), "good": np.ones(2), "fcx": np.ones(2)}
     monkeypatch.setattr(weights_of, "_targets", lambda network: targets)
-    monkeypatch.setattr(weights_of, "_read", lambda path: (found, {}))
+    monkeypatch.setattr(weights_of, "_read", lambda path: weights_of.Initial(found))
     origin = SimpleNamespace(where=lambda key: "run.yaml:3")
     with pytest.raises(ConfigError) as caught:
         weights_of.begin_with(SimpleNamespace(path="w.npz", skip=("fc",)), None, origin)
@@ -199,3 +202,61 @@ def test_weights_that_do_not_fit_are_named_up_to_five(monkeypatch, wrong, more):
     monkeypatch.setattr(weights_of, "_read", lambda path: (_ for _ in ()).throw(CheckpointError("torn")))
     with pytest.raises(ConfigError, match=r"run\.yaml:3: init_from: torn"):
         weights_of.begin_with(SimpleNamespace(path="w.npz", skip=()), None, origin)
+
+
+def classes_of(*names):
+    """Images in folders of these names below `photos`."""
+    for k, name in enumerate(names):
+        for part in ("train", "test"):
+            place = Path("photos", part, name)
+            place.mkdir(parents=True)
+            Image.fromarray(np.full((8, 8, 3), 90 * k, np.uint8)).save(place / "x.png")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("always::dbrdist.errors.UsageWarning")
+def test_weights_of_other_classes_are_warned_of(run, folder):
+    classes_of("cat", "dog")
+    words = ["run.yaml", "model=mlp", "data={name: image_folder, root: photos}", "transforms.train=[]", "batch=2"]
+    assert run(*words, "iterations=1", "out=first")[0] == 0
+    assert run("--export", "first", "first.safetensors")[0] == 0
+    sources = ["first", "first.safetensors", "first/snapshot_iter_1"]
+    for source in sources:
+        code, _, err = run(*words, "iterations=1", "--overwrite", f"init_from={source}")
+        assert code == 0 and "init_from" not in err
+    for part in ("train", "test"):
+        shutil.move(f"photos/{part}/cat", f"photos/{part}/eel")
+    for source in sources:
+        code, _, err = run(*words, "iterations=1", "--overwrite", f"init_from={source}")
+        assert code == 0 and "class 0 was 'cat', now 'dog'; class 1 was 'dog', now 'eel'" in err
+        code, _, err = run(*words, "iterations=1", "--overwrite", f"init_from={{path: {source}, skip: ['2']}}")
+        assert code == 0 and "init_from" not in err
+
+
+@each(
+    theirs=[
+        ({"stride_in_3x3": True}, {"stride_in_3x3": False}, "stride_in_3x3 True, and this one has False"),
+        ({"blur_pooling": "none"}, {"blur_pooling": "all"}, "blur_pooling none, and this one has all"),
+        ({"channels": [3, 4]}, {"channels": (3, 4)}, None),
+        ({"dropout": 0.5, "num_classes": 3}, {"dropout": 0.1, "num_classes": 4}, None),
+        ({"rate": {"__float__": "inf"}}, {"rate": float("inf")}, None),
+    ]
+)
+def test_what_makes_weights_give_other_outputs_is_named(theirs):
+    saved, own, words = theirs
+    found = list(weights._other_outputs({"callable": "m:N", "args": saved}, {"callable": "m:N", "args": own}, False))
+    assert ([words in sentence for sentence in found] == [True]) if words else not found
+    assert not list(weights._other_outputs({"callable": "m:M", "args": saved}, {"callable": "m:N", "args": own}, False))
+
+
+@pytest.mark.slow
+def test_torchvisions_names_in_a_network_of_another_kind_are_warned_of(tmp_path):
+    safetensors.save(str(tmp_path / "x.safetensors"), torchvision_resnet50(5, np.random.default_rng(0)))
+    settings = checked("", f"init_from={tmp_path / 'x.safetensors'}").init_from
+    _, origin = check(BASE.encode(), "run.yaml")
+    for args, number in (({"stride_in_3x3": False}, 1), ({"stride_in_3x3": True}, 0)):
+        net = ResNet50(num_classes=5, **args)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            weights.begin_with(settings, net, origin, {"callable": "dbrdist.models:ResNet50", "args": args})
+        assert len([w for w in found if "stride_in_3x3 True, and this one has False" in str(w.message)]) == number

@@ -74,3 +74,24 @@ def test_predictions_need_classes_with_names(run):
     run("run.yaml", "model=mlp", "transforms.train=[]")
     code, _, err = run("--predict", "result", "x.png")
     assert code == 2 and "this run has no named classes" in err
+
+
+@pytest.mark.slow
+def test_a_prediction_mirrors_where_evaluations_do(run):
+    from PIL import Image
+
+    photographs("photos")
+    assert run("run.yaml", *PHOTOS, "batch=8", "iterations=3", "evaluation.flip=true")[0] == 0
+    pixels = np.zeros((16, 16, 3), np.uint8)
+    pixels[:, :5] = 255
+    for name, image in (("left.png", pixels), ("right.png", pixels[:, ::-1])):
+        Image.fromarray(image).save(name)
+    code, out, err = run("--predict", "result", "left.png", "right.png")
+    assert code == 0, err
+    left, right = (line.partition(": ")[2] for line in out.splitlines())
+    assert left == right
+    x = ((pixels.transpose(2, 0, 1)[None] / np.float32(255) - 0.5) / 0.2).astype(np.float32)
+    with dbrdist.using_config("train", False), dbrdist.no_backprop_mode():
+        net = dbrdist.load("result")
+        scores = np.asarray((net(x).array + net(np.ascontiguousarray(x[..., ::-1])).array)[0] / 2, np.float64)
+    assert left == predict._likeliest(scores, ["cat", "dog", "owl"])

@@ -16,6 +16,8 @@ from dbrdist.training.extensions import snapshots
 from tests.cli.cli_helpers import lines, same_runs
 from tests.each import each
 
+DIGITS = "model: {name: mlp, units: [6]}\ndata: digits\nbatch: 100\nepochs: 1\nout: result\n"
+
 
 @each(n=[59, 60, 61])
 def test_long_values_are_cut(n):
@@ -182,3 +184,61 @@ def test_differences_of_configurations():
     assert found == [("a", 1, 2), ("model.gone", 2, None), ("model.added", None, 4), ("model.deep.k", [1, 2], [1, 3])]
     assert list(resume._differences(new, new, ())) == []
     assert [tuple(c) for c in resume._differences({"a": {"b": 1}}, {"a": 2}, ())] == [("a", {"b": 1}, 2)]
+
+
+COUNTERS = """
+from dbrdist.training import Extension
+
+
+class Counter(Extension):
+    trigger = (1, "iteration")
+
+    def __init__(self, step):
+        self.step, self.count = step, 0
+
+    def __call__(self, trainer):
+        self.count += self.step
+
+    def serialize(self, serializer):
+        self.count = int(serializer("count", self.count))
+
+    def finalize(self):
+        print("counted", self.step, self.count)
+"""
+
+
+def counters(*steps):
+    return "extensions=[" + ", ".join(f"{{name: 'counters:Counter', args: {{step: {n}}}}}" for n in steps) + "]"
+
+
+def test_two_extensions_of_a_class_do_not_exchange_their_states(run, folder):
+    (folder / "counters.py").write_text(COUNTERS)
+    (folder / "run.yaml").write_text(DIGITS)
+    assert run("run.yaml", counters(1, 100))[0] == 0
+    _, out, _ = run("run.yaml", "--resume", "epochs=2", counters(1, 100))
+    assert "counted 1 30\n" in out and "counted 100 3000\n" in out
+    _, out, _ = run("run.yaml", "--resume", "epochs=3", counters(100, 1))
+    assert "counted 1 15\n" in out and "counted 100 1500\n" in out  # anew, and nothing of the other's
+
+
+@each(rule=["adabound", "amsbound"])
+def test_what_follows_the_rate_in_proportion_is_that_of_the_new_rate(run, folder, rule):
+    (folder / "run.yaml").write_text(DIGITS)
+    assert run("run.yaml", f"optimizer={{name: {rule}, alpha: 0.001}}", f"out={rule}")[0] == 0
+    assert run("run.yaml", f"optimizer={{name: {rule}, alpha: 0.01}}", f"out={rule}", "--resume", "epochs=2")[0] == 0
+    assert run("run.yaml", f"optimizer={{name: {rule}, alpha: 0.01}}", f"out=new-{rule}")[0] == 0
+    resumed, fresh = (np.load(path) for path in (f"{rule}/snapshot_iter_30", f"new-{rule}/snapshot_iter_15"))
+    for name in ("alpha", "initial_alpha", "final_lr"):
+        key = f"updater/optimizer:main/hyperparam/{name}"
+        assert resumed[key] == fresh[key], name
+
+
+@pytest.mark.filterwarnings("always::dbrdist.errors.UsageWarning")
+@each(option=["accumulate=2", "accumulate=4", "compression=power_sgd", "compression=top_k", "double_buffering=true"])
+def test_a_run_goes_on_without_what_it_carried_from_step_to_step(run, folder, option):
+    (folder / "run.yaml").write_text(DIGITS)
+    assert run("run.yaml", option, f"out={option.replace(chr(61), chr(45))}")[0] == 0
+    code, out, err = run("run.yaml", "--resume", "epochs=2", f"out={option.replace(chr(61), chr(45))}")
+    assert code == 0 and "30 steps" in out, err
+    waits = "gradients of batches that wait for their update by accumulate; they are not applied" in err
+    assert waits == option.startswith("accumulate")  # 15 steps are no whole number of updates
