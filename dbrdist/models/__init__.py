@@ -1,5 +1,6 @@
 """Networks."""
 
+from dbrdist.core.names.constructors import explain_constructors as _explain_constructors
 from dbrdist.models.lenet import LeNet
 from dbrdist.models.mlp import MLP
 from dbrdist.models.resnet import (
@@ -27,3 +28,5 @@ __all__ = [
     "ResNet152",
     "ResNetCIFAR",
 ]
+
+_explain_constructors(globals())

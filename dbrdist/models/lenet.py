@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from dbrdist import functions as F
 from dbrdist import links as L
 from dbrdist.core.model.chain import Chain
+from dbrdist.core.names.limits import count, counts, fraction, whole
+from dbrdist.models.mlp import NUM_CLASSES
 
 
 class LeNet(Chain):
@@ -22,7 +24,11 @@ class LeNet(Chain):
     """
 
     def __init__(
-        self, num_classes: int = 10, channels: tuple[int, int] = (32, 64), units: int = 128, dropout: float = 0.0
+        self,
+        num_classes: Annotated[int, whole, NUM_CLASSES] = 10,
+        channels: Annotated[tuple[int, int], counts, "Channels of the two convolutions."] = (32, 64),
+        units: Annotated[int, count, "Units of the hidden linear layer."] = 128,
+        dropout: Annotated[float, fraction, "Fraction of the hidden units that a training step drops."] = 0.0,
     ) -> None:
         super().__init__()
         self.dropout = dropout

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from dbrdist import functions as F
 from dbrdist import links as L
 from dbrdist.core.model.chain import ChainList
+from dbrdist.core.names.limits import counts, fraction, whole
+
+NUM_CLASSES = "Number of outputs; the data's number of classes if not given."
 
 
 class MLP(ChainList):
@@ -21,7 +24,12 @@ class MLP(ChainList):
     Input (N, ...), output (N, num_classes).
     """
 
-    def __init__(self, units: Sequence[int] = (100, 100), num_classes: int = 10, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        units: Annotated[Sequence[int], counts, "Units of each hidden layer."] = (100, 100),
+        num_classes: Annotated[int, whole, NUM_CLASSES] = 10,
+        dropout: Annotated[float, fraction, "Fraction of each hidden layer's units that a training step drops."] = 0.0,
+    ) -> None:
         super().__init__(*[L.Linear(n) for n in (*units, num_classes)])
         self.dropout = dropout
 

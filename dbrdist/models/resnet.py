@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from dbrdist import functions as F
 from dbrdist import links as L
 from dbrdist.core.array.backend import Array
 from dbrdist.core.model.chain import Chain, ChainList
+from dbrdist.core.names.limits import fraction, whole
 from dbrdist.links.initializers import HeNormal, Normal, Uniform
 from dbrdist.models.blocks import PLAIN, Basic, Bottleneck, Options, blur, convolution
 from dbrdist.models.blocks import Projection as Projection
+from dbrdist.models.mlp import NUM_CLASSES
 
 VARIANTS = ("plain", "d", "chainer")
 BLUR_POOLING = ("none", "convolutions", "all")
 FANS = ("fan_out", "fan_in")
+
+_ZERO_GAMMA = "Whether each block's last batch normalization starts with scale 0."
+_STRIDE = "Where blocks halve the size: in the 3x3 convolution (v1.5) or in the first 1x1 (v1)."
+_VARIANT = "`d` is ResNet-D; `chainer` has a bias in the stem and pooling without padding, as in Chainer's example."
+_BLUR = "Whether a filter comes before strided convolutions, or before the pooling too (`all`)."
+_DEPTH = "Fraction of images whose residual a training step drops in the last block; linear from 0 in the first."
+_FAN = "What the variance of convolutions' initial weights is 2 over: `fan_in` as in NVIDIA's examples and Composer."
+_GAMMA = "Whether the scales of batch normalizations start uniformly from 0 to 1, as in Composer, not at 1."
+_BIAS = "Whether the last layer's bias starts at -ln(num_classes), for `binary_cross_entropy`."
 
 
 class ResNetCIFAR(Chain):
@@ -30,7 +41,12 @@ class ResNetCIFAR(Chain):
     (N, 3, 32, 32), output (N, num_classes).
     """
 
-    def __init__(self, num_classes: int = 10, depth: int = 20, zero_gamma: bool = False) -> None:
+    def __init__(
+        self,
+        num_classes: Annotated[int, whole, NUM_CLASSES] = 10,
+        depth: int = 20,
+        zero_gamma: Annotated[bool, _ZERO_GAMMA] = False,
+    ) -> None:
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
             raise ValueError(f"ResNetCIFAR: expected a depth of 6 n + 2, such as 20 or 56, got {depth}")
@@ -98,21 +114,21 @@ class ResNet(Chain):
 
     def __init__(
         self,
-        num_classes: int = 1000,
+        num_classes: Annotated[int, whole, NUM_CLASSES] = 1000,
         blocks: tuple[int, int, int, int] = (3, 4, 6, 3),
-        stride_in_3x3: bool = True,
-        zero_gamma: bool = False,
+        stride_in_3x3: Annotated[bool, _STRIDE] = True,
+        zero_gamma: Annotated[bool, _ZERO_GAMMA] = False,
         *,
         bottleneck: bool = True,
-        variant: str = "plain",
-        blur_pooling: str = "none",
-        stochastic_depth: float = 0.0,
-        log_constant_bias: bool = False,
-        fan: str = "fan_out",
-        uniform_gamma: bool = False,
+        variant: Annotated[Literal["plain", "d", "chainer"], _VARIANT] = "plain",
+        blur_pooling: Annotated[Literal["none", "convolutions", "all"], _BLUR] = "none",
+        stochastic_depth: Annotated[float, fraction, _DEPTH] = 0.0,
+        log_constant_bias: Annotated[bool, _BIAS] = False,
+        fan: Annotated[Literal["fan_out", "fan_in"], _FAN] = "fan_out",
+        uniform_gamma: Annotated[bool, _GAMMA] = False,
     ) -> None:
         super().__init__()
-        _check(variant, blur_pooling, stochastic_depth, fan)
+        _check(variant, blur_pooling, fan)
         self.variant, self.blurs_pooling = variant, blur_pooling == "all"
         gamma = _UnitUniform() if uniform_gamma else None
         blurs = blur_pooling != "none"
@@ -145,13 +161,11 @@ class ResNet(Chain):
         return self.fc(F.mean(h, axis=(2, 3)))
 
 
-def _check(variant: str, blur_pooling: str, stochastic_depth: float, fan: str) -> None:
+def _check(variant: str, blur_pooling: str, fan: str) -> None:
     choices = ("variant", variant, VARIANTS), ("blur_pooling", blur_pooling, BLUR_POOLING), ("fan", fan, FANS)
     for name, value, known in choices:
         if value not in known:
             raise ValueError(f"ResNet: {name}: expected {', '.join(map(repr, known))}, got {value!r}")
-    if not 0 <= stochastic_depth < 1:
-        raise ValueError(f"ResNet: stochastic_depth: expected a number from 0 to less than 1, got {stochastic_depth}")
 
 
 class _UnitUniform(Uniform):
@@ -175,14 +189,24 @@ def _stem(variant: str, options: Options) -> Any:
 class ResNet18(ResNet):
     """ResNet-18: 11,689,512 parameters with 1,000 classes; ``settings`` are those of :class:`ResNet`."""
 
-    def __init__(self, num_classes: int = 1000, zero_gamma: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        num_classes: Annotated[int, whole, NUM_CLASSES] = 1000,
+        zero_gamma: Annotated[bool, _ZERO_GAMMA] = False,
+        **settings: Any,
+    ) -> None:
         super().__init__(num_classes, (2, 2, 2, 2), True, zero_gamma, bottleneck=False, **settings)
 
 
 class ResNet34(ResNet):
     """ResNet-34: 21,797,672 parameters with 1,000 classes; ``settings`` are those of :class:`ResNet`."""
 
-    def __init__(self, num_classes: int = 1000, zero_gamma: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        num_classes: Annotated[int, whole, NUM_CLASSES] = 1000,
+        zero_gamma: Annotated[bool, _ZERO_GAMMA] = False,
+        **settings: Any,
+    ) -> None:
         super().__init__(num_classes, (3, 4, 6, 3), True, zero_gamma, bottleneck=False, **settings)
 
 
@@ -190,7 +214,11 @@ class ResNet50(ResNet):
     """ResNet-50: 25,557,032 parameters with 1,000 classes; ``settings`` are those of :class:`ResNet`."""
 
     def __init__(
-        self, num_classes: int = 1000, stride_in_3x3: bool = True, zero_gamma: bool = False, **settings: Any
+        self,
+        num_classes: Annotated[int, whole, NUM_CLASSES] = 1000,
+        stride_in_3x3: Annotated[bool, _STRIDE] = True,
+        zero_gamma: Annotated[bool, _ZERO_GAMMA] = False,
+        **settings: Any,
     ) -> None:
         super().__init__(num_classes, (3, 4, 6, 3), stride_in_3x3, zero_gamma, **settings)
 
@@ -199,7 +227,11 @@ class ResNet101(ResNet):
     """ResNet-101: 44,549,160 parameters with 1,000 classes; ``settings`` are those of :class:`ResNet`."""
 
     def __init__(
-        self, num_classes: int = 1000, stride_in_3x3: bool = True, zero_gamma: bool = False, **settings: Any
+        self,
+        num_classes: Annotated[int, whole, NUM_CLASSES] = 1000,
+        stride_in_3x3: Annotated[bool, _STRIDE] = True,
+        zero_gamma: Annotated[bool, _ZERO_GAMMA] = False,
+        **settings: Any,
     ) -> None:
         super().__init__(num_classes, (3, 4, 23, 3), stride_in_3x3, zero_gamma, **settings)
 
@@ -208,7 +240,11 @@ class ResNet152(ResNet):
     """ResNet-152: 60,192,808 parameters with 1,000 classes; ``settings`` are those of :class:`ResNet`."""
 
     def __init__(
-        self, num_classes: int = 1000, stride_in_3x3: bool = True, zero_gamma: bool = False, **settings: Any
+        self,
+        num_classes: Annotated[int, whole, NUM_CLASSES] = 1000,
+        stride_in_3x3: Annotated[bool, _STRIDE] = True,
+        zero_gamma: Annotated[bool, _ZERO_GAMMA] = False,
+        **settings: Any,
     ) -> None:
         super().__init__(num_classes, (3, 8, 36, 3), stride_in_3x3, zero_gamma, **settings)
 
@@ -216,12 +252,16 @@ class ResNet152(ResNet):
 class ResNet20(ResNetCIFAR):
     """ResNet-20 for 32x32 images."""
 
-    def __init__(self, num_classes: int = 10, zero_gamma: bool = False) -> None:
+    def __init__(
+        self, num_classes: Annotated[int, whole, NUM_CLASSES] = 10, zero_gamma: Annotated[bool, _ZERO_GAMMA] = False
+    ) -> None:
         super().__init__(num_classes, 20, zero_gamma)
 
 
 class ResNet56(ResNetCIFAR):
     """ResNet-56 for 32x32 images."""
 
-    def __init__(self, num_classes: int = 10, zero_gamma: bool = False) -> None:
+    def __init__(
+        self, num_classes: Annotated[int, whole, NUM_CLASSES] = 10, zero_gamma: Annotated[bool, _ZERO_GAMMA] = False
+    ) -> None:
         super().__init__(num_classes, 56, zero_gamma)

@@ -11,9 +11,20 @@ from dbrdist import kernels
 from dbrdist.core.array.backend import Array
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.model.parameter import Parameter
-from dbrdist.core.names.limits import fraction, not_negative, positive
+from dbrdist.core.names.limits import fraction, not_negative, positive, rate
 from dbrdist.core.update.optimizer import GradientMethod, HyperparameterProxy
 from dbrdist.core.update.update_rule import UpdateRule, denominator, workspace
+
+Rate = Annotated[float, rate, "Learning rate per step."]
+Beta1 = Annotated[float, fraction, "Decay per step of the gradient's mean."]
+Beta2 = Annotated[float, fraction, "Decay per step of the squared gradient's mean."]
+Eps = Annotated[float, rate, "Added to the denominator."]
+Eta = Annotated[float, not_negative, "Factor of the whole update, weight decay included."]
+Decay = Annotated[float, not_negative, "Decay of the parameters per step, times `eta`, apart from the gradient."]
+FinalRate = Annotated[
+    float, rate, "The learning rate of the SGD that it turns into; schedules scale it as they do `alpha`."
+]
+Speed = Annotated[float, rate, "How fast it turns into SGD: about 1 / `gamma` steps."]
 
 
 class AdamRule(UpdateRule):
@@ -129,16 +140,16 @@ class Adam(GradientMethod):
 
     def __init__(
         self,
-        alpha: Annotated[float, not_negative, "learning rate"] = 0.001,
-        beta1: Annotated[float, fraction, "decay of the mean of gradients"] = 0.9,
-        beta2: Annotated[float, fraction, "decay of the mean of their squares"] = 0.999,
-        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-8,
-        eta: Annotated[float, not_negative, "scales the step and the weight decay"] = 1.0,
-        weight_decay_rate: Annotated[float, not_negative, "decoupled weight decay per step"] = 0,
-        amsgrad: bool = False,
-        adabound: bool = False,
-        final_lr: Annotated[float, not_negative, "learning rate at the end"] = 0.1,
-        gamma: Annotated[float, not_negative, "speed at which the bounds close"] = 0.001,
+        alpha: Rate = 0.001,
+        beta1: Beta1 = 0.9,
+        beta2: Beta2 = 0.999,
+        eps: Eps = 1e-8,
+        eta: Eta = 1.0,
+        weight_decay_rate: Decay = 0.0,
+        amsgrad: Annotated[bool, "Whether the denominator has the largest squared mean so far."] = False,
+        adabound: Annotated[bool, "Whether it turns into SGD, as AdaBound does."] = False,
+        final_lr: FinalRate = 0.1,
+        gamma: Speed = 0.001,
     ) -> None:
         if adabound and not alpha > 0:
             raise ValueError(
@@ -176,14 +187,16 @@ class AdamW(Adam):
     p <- p - eta (alpha_t m / (sqrt(v) + eps) + weight_decay_rate p).
     """
 
+    config_name = "adamw"
+
     def __init__(
         self,
-        alpha: Annotated[float, not_negative, "learning rate"] = 0.001,
-        beta1: Annotated[float, fraction, "decay of the mean of gradients"] = 0.9,
-        beta2: Annotated[float, fraction, "decay of the mean of their squares"] = 0.999,
-        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-8,
-        eta: Annotated[float, not_negative, "scales the step and the weight decay"] = 1.0,
-        weight_decay_rate: Annotated[float, not_negative, "decoupled weight decay per step"] = 0,
+        alpha: Rate = 0.001,
+        beta1: Beta1 = 0.9,
+        beta2: Beta2 = 0.999,
+        eps: Eps = 1e-8,
+        eta: Eta = 1.0,
+        weight_decay_rate: Decay = 0.0,
     ) -> None:
         super().__init__(alpha, beta1, beta2, eps, eta, weight_decay_rate)
 
@@ -191,13 +204,15 @@ class AdamW(Adam):
 class AMSGrad(Adam):
     """Adam whose denominator never shrinks: it has the largest v so far (Reddi et al. 2018)."""
 
+    config_name = "amsgrad"
+
     def __init__(
         self,
-        alpha: Annotated[float, not_negative, "learning rate"] = 0.001,
-        beta1: Annotated[float, fraction, "decay of the mean of gradients"] = 0.9,
-        beta2: Annotated[float, fraction, "decay of the mean of their squares"] = 0.999,
-        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-8,
-        eta: Annotated[float, not_negative, "scales the step and the weight decay"] = 1.0,
+        alpha: Rate = 0.001,
+        beta1: Beta1 = 0.9,
+        beta2: Beta2 = 0.999,
+        eps: Eps = 1e-8,
+        eta: Eta = 1.0,
     ) -> None:
         super().__init__(alpha, beta1, beta2, eps, eta, amsgrad=True)
 
@@ -208,15 +223,17 @@ class AdaBound(Adam):
     Luo et al. 2019 (arXiv 1902.09843): from ``final_lr (1 - 1 / (gamma t + 1))`` to ``final_lr (1 + 1 / (gamma t))``.
     """
 
+    config_name = "adabound"
+
     def __init__(
         self,
-        alpha: Annotated[float, positive, "learning rate"] = 0.001,
-        beta1: Annotated[float, fraction, "decay of the mean of gradients"] = 0.9,
-        beta2: Annotated[float, fraction, "decay of the mean of their squares"] = 0.999,
-        final_lr: Annotated[float, not_negative, "learning rate at the end"] = 0.1,
-        gamma: Annotated[float, not_negative, "speed at which the bounds close"] = 0.001,
-        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-8,
-        eta: Annotated[float, not_negative, "scales the step and the weight decay"] = 1.0,
+        alpha: Annotated[float, positive, "Learning rate per step."] = 0.001,
+        beta1: Beta1 = 0.9,
+        beta2: Beta2 = 0.999,
+        final_lr: FinalRate = 0.1,
+        gamma: Speed = 0.001,
+        eps: Eps = 1e-8,
+        eta: Eta = 1.0,
     ) -> None:
         super().__init__(alpha, beta1, beta2, eps, eta, adabound=True, final_lr=final_lr, gamma=gamma)
 
@@ -224,14 +241,16 @@ class AdaBound(Adam):
 class AMSBound(Adam):
     """:class:`AdaBound` with the largest v so far, as in :class:`AMSGrad` (Luo et al. 2019)."""
 
+    config_name = "amsbound"
+
     def __init__(
         self,
-        alpha: Annotated[float, positive, "learning rate"] = 0.001,
-        beta1: Annotated[float, fraction, "decay of the mean of gradients"] = 0.9,
-        beta2: Annotated[float, fraction, "decay of the mean of their squares"] = 0.999,
-        final_lr: Annotated[float, not_negative, "learning rate at the end"] = 0.1,
-        gamma: Annotated[float, not_negative, "speed at which the bounds close"] = 0.001,
-        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-8,
-        eta: Annotated[float, not_negative, "scales the step and the weight decay"] = 1.0,
+        alpha: Annotated[float, positive, "Learning rate per step."] = 0.001,
+        beta1: Beta1 = 0.9,
+        beta2: Beta2 = 0.999,
+        final_lr: FinalRate = 0.1,
+        gamma: Speed = 0.001,
+        eps: Eps = 1e-8,
+        eta: Eta = 1.0,
     ) -> None:
         super().__init__(alpha, beta1, beta2, eps, eta, 0, True, True, final_lr, gamma)

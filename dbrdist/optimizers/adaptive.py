@@ -8,7 +8,7 @@ import numpy as np
 
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array
-from dbrdist.core.names.limits import fraction, not_negative, share
+from dbrdist.core.names.limits import decay, fraction, not_negative, rate
 from dbrdist.core.update.optimizer import GradientMethod, HyperparameterProxy
 from dbrdist.core.update.update_rule import UpdateRule, denominator, workspace
 
@@ -42,14 +42,15 @@ class AdaGradRule(UpdateRule):
 class AdaGrad(GradientMethod):
     """AdaGrad (Duchi, Hazan and Singer 2011), h <- h + g^2; p <- p - lr g / (sqrt(h) + eps)."""
 
+    config_name = "adagrad"
     rule_class = AdaGradRule
     lr = HyperparameterProxy("lr")
     eps = HyperparameterProxy("eps")
 
     def __init__(
         self,
-        lr: Annotated[float, not_negative, "learning rate"] = 0.001,
-        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-8,
+        lr: Annotated[float, rate, "Learning rate per step."] = 0.001,
+        eps: Annotated[float, rate, "Added to the denominator."] = 1e-8,
     ) -> None:
         super().__init__(lr=lr, eps=eps)
 
@@ -77,14 +78,15 @@ class AdaDeltaRule(UpdateRule):
 class AdaDelta(GradientMethod):
     """AdaDelta (Zeiler 2012, arXiv 1212.5701), which has no learning rate: updates have the parameters' unit."""
 
+    config_name = "adadelta"
     rule_class = AdaDeltaRule
     rho = HyperparameterProxy("rho")
     eps = HyperparameterProxy("eps")
 
     def __init__(
         self,
-        rho: Annotated[float, share, "decay of both means"] = 0.95,
-        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-6,
+        rho: Annotated[float, decay, "Decay per step of the means of squared gradients and squared updates."] = 0.95,
+        eps: Annotated[float, rate, "Added to both means; it sets the size of the first updates."] = 1e-6,
     ) -> None:
         super().__init__(rho=rho, eps=eps)
 
@@ -120,6 +122,7 @@ class RMSprop(GradientMethod):
     ms <- alpha ms + (1 - alpha) g^2; p <- p - lr g / (sqrt(ms) + eps), with ``eps_inside_sqrt`` / sqrt(ms + eps).
     """
 
+    config_name = "rmsprop"
     rule_class = RMSpropRule
     lr = HyperparameterProxy("lr")
     alpha = HyperparameterProxy("alpha")
@@ -128,10 +131,10 @@ class RMSprop(GradientMethod):
 
     def __init__(
         self,
-        lr: Annotated[float, not_negative, "learning rate"] = 0.01,
-        alpha: Annotated[float, share, "decay of the means"] = 0.99,
-        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-8,
-        eps_inside_sqrt: bool = False,
+        lr: Annotated[float, rate, "Learning rate per step."] = 0.01,
+        alpha: Annotated[float, decay, "Decay per step of the squared gradient's mean."] = 0.99,
+        eps: Annotated[float, rate, "Added to the denominator."] = 1e-8,
+        eps_inside_sqrt: Annotated[bool, "Whether `eps` is added before the root is taken."] = False,
     ) -> None:
         super().__init__(lr=lr, alpha=alpha, eps=eps, eps_inside_sqrt=eps_inside_sqrt)
 
@@ -163,6 +166,7 @@ class RMSpropGravesRule(UpdateRule):
 class RMSpropGraves(GradientMethod):
     """RMSprop with momentum, over the gradient's standard deviation (Graves 2013, arXiv 1308.0850, equations 38-41)."""
 
+    config_name = "rmsprop_graves"
     rule_class = RMSpropGravesRule
     lr = HyperparameterProxy("lr")
     alpha = HyperparameterProxy("alpha")
@@ -171,10 +175,10 @@ class RMSpropGraves(GradientMethod):
 
     def __init__(
         self,
-        lr: Annotated[float, not_negative, "learning rate"] = 1e-4,
-        alpha: Annotated[float, share, "decay of the means"] = 0.95,
-        momentum: Annotated[float, share, "part of the velocity that stays"] = 0.9,
-        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-4,
+        lr: Annotated[float, rate, "Learning rate per step."] = 1e-4,
+        alpha: Annotated[float, decay, "Decay per step of the means of gradient and squared gradient."] = 0.95,
+        momentum: Annotated[float, decay, "Fraction of the last update that is kept."] = 0.9,
+        eps: Annotated[float, rate, "Added to the variance."] = 1e-4,
     ) -> None:
         super().__init__(lr=lr, alpha=alpha, momentum=momentum, eps=eps)
 
@@ -215,8 +219,8 @@ class SMORMS3(GradientMethod):
 
     def __init__(
         self,
-        lr: Annotated[float, not_negative, "learning rate"] = 0.001,
-        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-16,
+        lr: Annotated[float, rate, "The largest learning rate per step."] = 0.001,
+        eps: Annotated[float, rate, "Added to the denominators."] = 1e-16,
     ) -> None:
         super().__init__(lr=lr, eps=eps)
 
@@ -275,9 +279,9 @@ class MSVAG(GradientMethod):
 
     def __init__(
         self,
-        lr: Annotated[float, not_negative, "learning rate"] = 0.1,
-        beta: Annotated[float, fraction, "decay of both means"] = 0.9,
-        eta: Annotated[float, not_negative, "scales the step and the weight decay"] = 1.0,
-        weight_decay_rate: Annotated[float, not_negative, "decoupled weight decay per step"] = 0,
+        lr: Annotated[float, rate, "Learning rate per step."] = 0.1,
+        beta: Annotated[float, fraction, "Decay per step of the means of gradient and squared gradient."] = 0.9,
+        eta: Annotated[float, not_negative, "Factor of the whole update, weight decay included."] = 1.0,
+        weight_decay_rate: Annotated[float, not_negative, "Decay of the parameters per step, times `eta`."] = 0.0,
     ) -> None:
         super().__init__(lr=lr, beta=beta, eta=eta, weight_decay_rate=weight_decay_rate)

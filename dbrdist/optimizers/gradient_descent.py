@@ -8,7 +8,7 @@ import numpy as np
 
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array
-from dbrdist.core.names.limits import not_negative, share
+from dbrdist.core.names.limits import decay, rate
 from dbrdist.core.update.optimizer import GradientMethod, HyperparameterProxy
 from dbrdist.core.update.update_rule import UpdateRule, pieces, workspace
 from dbrdist.kernels.small_arrays.small import momentum_sgd
@@ -56,7 +56,7 @@ class SGD(GradientMethod):
 
     def __init__(
         self,
-        lr: Annotated[float, not_negative, "learning rate"] = 0.01,
+        lr: Annotated[float, rate, "Learning rate per step."] = 0.01,
     ) -> None:
         super().__init__(lr=lr)
 
@@ -91,8 +91,8 @@ class MomentumSGD(GradientMethod):
 
     def __init__(
         self,
-        lr: Annotated[float, not_negative, "learning rate"] = 0.01,
-        momentum: Annotated[float, share, "part of the velocity that stays"] = 0.9,
+        lr: Annotated[float, rate, "Learning rate per step."] = 0.01,
+        momentum: Annotated[float, decay, "Fraction of the last update that is kept."] = 0.9,
     ) -> None:
         super().__init__(lr=lr, momentum=momentum)
 
@@ -127,8 +127,8 @@ class CorrectedMomentumSGD(GradientMethod):
 
     def __init__(
         self,
-        lr: Annotated[float, not_negative, "learning rate"] = 0.01,
-        momentum: Annotated[float, share, "part of the velocity that stays"] = 0.9,
+        lr: Annotated[float, rate, "Learning rate per step."] = 0.01,
+        momentum: Annotated[float, decay, "Fraction of the last update that is kept."] = 0.9,
     ) -> None:
         super().__init__(lr=lr, momentum=momentum)
 
@@ -162,8 +162,8 @@ class NesterovAG(GradientMethod):
 
     def __init__(
         self,
-        lr: Annotated[float, not_negative, "learning rate"] = 0.01,
-        momentum: Annotated[float, share, "part of the velocity that stays"] = 0.9,
+        lr: Annotated[float, rate, "Learning rate per step."] = 0.01,
+        momentum: Annotated[float, decay, "Fraction of the last update that is kept."] = 0.9,
     ) -> None:
         super().__init__(lr=lr, momentum=momentum)
 
@@ -199,7 +199,7 @@ class CorrectedNesterovAG(GradientMethod):
 
     def __init__(
         self,
-        lr: Annotated[float, not_negative, "learning rate"] = 0.01,
-        momentum: Annotated[float, share, "part of the velocity that stays"] = 0.9,
+        lr: Annotated[float, rate, "Learning rate per step."] = 0.01,
+        momentum: Annotated[float, decay, "Fraction of the last update that is kept."] = 0.9,
     ) -> None:
         super().__init__(lr=lr, momentum=momentum)

@@ -13,7 +13,7 @@ from dbrdist.core.array import random
 from dbrdist.core.array.backend import Array, get_array_module
 from dbrdist.core.model.flat import Piece, Run
 from dbrdist.core.model.parameter import Parameter
-from dbrdist.core.names.limits import any_number, not_negative, positive, threshold
+from dbrdist.core.names.limits import any_number, largest, not_negative, positive, threshold
 from dbrdist.core.update.update_rule import pieces
 from dbrdist.core.usage.mistakes import refuse
 from dbrdist.optimizers.lars import joint_norms, norm, quotient
@@ -48,7 +48,9 @@ class WeightDecay:
     timing = "pre"
 
     def __init__(
-        self, rate: Annotated[float, not_negative, "factor"], params: Iterable[Parameter] | None = None
+        self,
+        rate: Annotated[float, not_negative, "Decay per step, relative to the parameter."],
+        params: Iterable[Parameter] | None = None,
     ) -> None:
         self.rate = rate
         self.params = _members(params)
@@ -71,6 +73,9 @@ class WeightDecay:
             g += self.rate * data[piece]
 
 
+_DECOUPLED = "Decay per step, relative to the parameter, at the optimizer's `lr`; it follows the schedule."
+
+
 class DecoupledWeightDecay:
     """Shrink parameters beside the gradient: p <- (1 - rate lr / initial_lr) p before each update.
 
@@ -91,8 +96,8 @@ class DecoupledWeightDecay:
 
     def __init__(
         self,
-        rate: Annotated[float, not_negative, "decay per step at the initial learning rate"],
-        initial_lr: Annotated[float, positive, "learning rate at which rate holds"],
+        rate: Annotated[float, not_negative, _DECOUPLED],
+        initial_lr: Annotated[float, positive],
         params: Iterable[Parameter] | None = None,
     ) -> None:
         self.rate = rate
@@ -130,7 +135,9 @@ class Lasso:
     timing = "pre"
 
     def __init__(
-        self, rate: Annotated[float, not_negative, "factor"], params: Iterable[Parameter] | None = None
+        self,
+        rate: Annotated[float, not_negative, "Weight of the sum of absolute values in the loss."],
+        params: Iterable[Parameter] | None = None,
     ) -> None:
         self.rate = rate
         self.params = _members(params)
@@ -157,7 +164,9 @@ class GradientClipping:
     works_on_shards = True
     timing = "pre"
 
-    def __init__(self, threshold: Annotated[float, threshold, "largest norm"]) -> None:
+    def __init__(
+        self, threshold: Annotated[float, largest, "The largest allowed L2 norm of all gradients together."]
+    ) -> None:
         self.threshold = threshold
 
     def __call__(self, optimizer: Any) -> None:
@@ -186,8 +195,8 @@ class GradientHardClipping:
 
     def __init__(
         self,
-        lower_bound: Annotated[float, any_number, "smallest value of an element"],
-        upper_bound: Annotated[float, any_number, "largest value of an element"],
+        lower_bound: Annotated[float, any_number, "The smallest value that an element keeps."],
+        upper_bound: Annotated[float, any_number, "The largest value that an element keeps."],
     ) -> None:
         if lower_bound > upper_bound:
             words = f"GradientHardClipping: expected lower_bound <= upper_bound, got {lower_bound} and {upper_bound}"
@@ -205,6 +214,9 @@ class GradientHardClipping:
         g.clip(self.lower_bound, self.upper_bound, out=g)
 
 
+_OF_NORM = "Decay per step, relative to the parameter; part of the norm that sets the scale."
+
+
 class GradientLARS:
     """Scale each gradient to the norm of its parameter: g <- (g + wd p) ||p|| / (||g|| + wd ||p|| + eps).
 
@@ -220,9 +232,9 @@ class GradientLARS:
 
     def __init__(
         self,
-        threshold: Annotated[float, threshold, "norm of parameters up to which the factor is 1"] = 1e-2,
-        weight_decay: Annotated[float, not_negative, "weight decay"] = 0.0,
-        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-9,
+        threshold: Annotated[float, threshold, "Parameters with a norm of at most this keep their gradients."] = 1e-2,
+        weight_decay: Annotated[float, not_negative, _OF_NORM] = 0.0,
+        eps: Annotated[float, not_negative, "Added to the norm in the denominator."] = 1e-9,
     ) -> None:
         self.threshold = threshold
         self.weight_decay = weight_decay
@@ -271,7 +283,9 @@ class GradientNoise:
 
     def __init__(
         self,
-        eta: Annotated[float, not_negative, "variance of the noise at the first step"],
+        eta: Annotated[
+            float, not_negative, "The variance of the noise at the first step; it falls as (1 + steps)^-0.55."
+        ],
         noise_func: Callable[..., Array] = exponential_decay_noise,
     ) -> None:
         self.eta = eta

@@ -11,10 +11,10 @@ import numpy as np
 
 from dbrdist.core.array.backend import Array
 from dbrdist.core.model.flat import Run
-from dbrdist.core.names.limits import fraction, not_negative
+from dbrdist.core.names.limits import fraction, not_negative, rate
 from dbrdist.core.update.optimizer import GradientMethod, HyperparameterProxy
 from dbrdist.core.update.update_rule import UpdateRule, denominator, in_pieces, pieces, workspace
-from dbrdist.optimizers.lars import norm, quotient
+from dbrdist.optimizers.lars import SKIP_VECTORS, norm, quotient
 
 
 class LAMBRule(UpdateRule):
@@ -102,12 +102,14 @@ class LAMB(GradientMethod):
 
     def __init__(
         self,
-        alpha: Annotated[float, not_negative, "learning rate"] = 0.001,
-        beta1: Annotated[float, fraction, "decay of the mean of gradients"] = 0.9,
-        beta2: Annotated[float, fraction, "decay of the mean of their squares"] = 0.999,
-        eps: Annotated[float, not_negative, "added to the denominator"] = 1e-6,
-        weight_decay_rate: Annotated[float, not_negative, "decoupled weight decay per step"] = 0.01,
-        skip_vectors: bool = True,
+        alpha: Annotated[float, rate, "Learning rate per step."] = 0.001,
+        beta1: Annotated[float, fraction, "Decay per step of the gradient's mean."] = 0.9,
+        beta2: Annotated[float, fraction, "Decay per step of the squared gradient's mean."] = 0.999,
+        eps: Annotated[float, rate, "Added to the denominator."] = 1e-6,
+        weight_decay_rate: Annotated[
+            float, not_negative, "Decay relative to the parameter; part of the direction."
+        ] = 0.01,
+        skip_vectors: Annotated[bool, SKIP_VECTORS] = True,
     ) -> None:
         super().__init__(
             alpha=alpha,

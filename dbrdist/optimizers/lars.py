@@ -12,7 +12,7 @@ import numpy as np
 from dbrdist import kernels
 from dbrdist.core.array.backend import Array, accumulation_dtype, get_array_module
 from dbrdist.core.model.flat import Run, Shard
-from dbrdist.core.names.limits import not_negative, share
+from dbrdist.core.names.limits import decay, not_negative, rate
 from dbrdist.core.update.optimizer import GradientMethod, HyperparameterProxy
 from dbrdist.core.update.update_rule import UpdateRule, in_pieces, pieces, workspace
 from dbrdist.optimizers.gradient_descent import sweep
@@ -97,6 +97,10 @@ def _move(t: int, momentum: float, decay: float, rate: Any, p: Array, g: Array, 
     p += v
 
 
+_DECAY = "Decay per step, relative to the parameter; part of the norm that sets the layer's rate."
+SKIP_VECTORS = "Whether biases and scales do without weight decay and the layer's own rate."
+
+
 class LARS(GradientMethod):
     """Layer-wise adaptive rate scaling (You et al. 2017, arXiv 1708.03888), as in MLPerf's reference.
 
@@ -112,12 +116,12 @@ class LARS(GradientMethod):
 
     def __init__(
         self,
-        lr: Annotated[float, not_negative, "learning rate"] = 0.1,
-        momentum: Annotated[float, share, "part of the velocity that stays"] = 0.9,
-        weight_decay: Annotated[float, not_negative, "weight decay"] = 1e-4,
-        trust_coefficient: Annotated[float, not_negative, "factor of the trust ratio"] = 0.001,
-        eps: Annotated[float, not_negative, "added to the denominator"] = 0.0,
-        skip_vectors: bool = True,
+        lr: Annotated[float, rate, "Learning rate per step."] = 0.1,
+        momentum: Annotated[float, decay, "Fraction of the last update that is kept."] = 0.9,
+        weight_decay: Annotated[float, not_negative, _DECAY] = 1e-4,
+        trust_coefficient: Annotated[float, rate, "The layer's rate relative to the ratio of its norms."] = 0.001,
+        eps: Annotated[float, not_negative, "Added to the norm in the denominator."] = 0.0,
+        skip_vectors: Annotated[bool, SKIP_VECTORS] = True,
     ) -> None:
         super().__init__(
             lr=lr,

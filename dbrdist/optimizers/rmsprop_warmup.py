@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from dbrdist.core.array.backend import Array
-from dbrdist.core.names.limits import not_negative, number, share
+from dbrdist.core.names.limits import decay, level, rate
 from dbrdist.core.update.optimizer import GradientMethod, HyperparameterProxy
 from dbrdist.core.update.update_rule import UpdateRule, denominator, workspace
 from dbrdist.optimizers.gradient_descent import sweep
@@ -65,6 +65,7 @@ class RMSpropWarmup(GradientMethod):
         a_sgd: share of the SGD part, from 0 to 1.
     """
 
+    config_name = "rmsprop_warmup"
     rule_class = RMSpropWarmupRule
     lr = HyperparameterProxy("lr")
     momentum = HyperparameterProxy("momentum")
@@ -75,11 +76,11 @@ class RMSpropWarmup(GradientMethod):
 
     def __init__(
         self,
-        lr: Annotated[float, not_negative, "learning rate of the SGD part"] = 0.1,
-        momentum: Annotated[float, share, "part of v that stays"] = 0.9,
-        alpha: Annotated[float, share, "decay per step of the squared gradient's mean"] = 0.99,
-        eps: Annotated[float, not_negative, "added to the root"] = 1e-8,
-        lr_rmsprop: Annotated[float, not_negative, "learning rate of the RMSprop part"] = 3e-4,
-        a_sgd: Annotated[float, number, "share of the SGD part"] = 1.0,
+        lr: Annotated[float, rate, "Learning rate per step of the SGD part."] = 0.1,
+        momentum: Annotated[float, decay, "Fraction of the last update that is kept."] = 0.9,
+        alpha: Annotated[float, decay, "Decay per step of the squared gradient's mean."] = 0.99,
+        eps: Annotated[float, rate, "Added to the denominator."] = 1e-8,
+        lr_rmsprop: Annotated[float, rate, "Learning rate per step of the RMSprop part."] = 3e-4,
+        a_sgd: Annotated[float, level, "The share of the SGD part; schedule it with `elu`."] = 1.0,
     ) -> None:
         super().__init__(lr=lr, momentum=momentum, alpha=alpha, eps=eps, lr_rmsprop=lr_rmsprop, a_sgd=a_sgd)

@@ -12,14 +12,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
-from dbrdist.core.names.limits import not_negative, number, positive, within_limits
+from dbrdist.core.names.limits import exponent, level, levels, not_negative, number, positive, rate, within_limits
 
 Schedule = Callable[[float], float]
 
 
 @within_limits
 def constant(
-    lr: Annotated[float, number, "value at the start"],
+    lr: Annotated[float, number],
 ) -> Schedule:
     """lr throughout."""
     return _Constant(lr)
@@ -48,12 +48,16 @@ def _has_come(epoch: float, milestone: float) -> bool:
     return epoch >= milestone - 1e-10 - 1e-15 * abs(milestone)
 
 
+_MILESTONES = "Epochs, rising, fractions allowed, at which the rate is multiplied by `gamma`."
+_FACTORS = "In place of `gamma` one factor for each milestone, of the optimizer's own rate; in force from there on."
+
+
 @within_limits
 def step(
-    lr: Annotated[float, number, "value at the start"],
-    gamma: Annotated[float, not_negative, "factor"],
-    milestones: Sequence[float],
-    factors: Sequence[float] | None = None,
+    lr: Annotated[float, number],
+    gamma: Annotated[float, rate, "The factor."] = 0.1,
+    milestones: Annotated[Sequence[float], levels, _MILESTONES] = (),
+    factors: Annotated[Sequence[float] | None, levels, _FACTORS] = None,
 ) -> Schedule:
     """lr gamma^k, where k of the milestones are reached.
 
@@ -68,9 +72,12 @@ def step(
     return lambda epoch: lr * next((factor for m, factor in reversed(stages) if _has_come(epoch, m)), 1.0)
 
 
+_POINTS = "Pairs of an epoch, rising, and the factor of the optimizer's rate there; constant before and after them."
+
+
 @within_limits
 def piecewise_linear(
-    lr: Annotated[float, number, "value that the factors multiply"], points: Sequence[tuple[float, float]]
+    lr: Annotated[float, number], points: Annotated[Sequence[tuple[float, float]], _POINTS]
 ) -> Schedule:
     """lr times a factor that is linear between ``points``, pairs (epoch, factor) in rising order, constant outside.
 
@@ -90,12 +97,15 @@ def piecewise_linear(
     return at
 
 
+_LITERAL = "Whether the linear part has twice the slope, as transcriptions of the paper print it: up to 1.5, then 1."
+
+
 @within_limits
 def rmsprop_warmup(
-    center: Annotated[float, number, "epoch of one half"] = 10.0,
-    period: Annotated[float, positive, "epochs"] = 5.0,
-    literal: bool = False,
-    whole_epochs: bool = False,
+    center: Annotated[float, level, "The epoch at which the share is one half."] = 10.0,
+    period: Annotated[float, positive, "Epochs: the share is 1 from `center` + `period` / 2 on."] = 5.0,
+    literal: Annotated[bool, _LITERAL] = False,
+    whole_epochs: Annotated[bool, "Whether the share changes at the end of epochs only, not at each step."] = False,
 ) -> Schedule:
     """The share a_sgd of :class:`~dbrdist.optimizers.RMSpropWarmup` (Akiba et al. 2017): an ELU of the epoch.
 
@@ -127,8 +137,8 @@ def by_whole_epochs(schedule: Schedule) -> Schedule:
 
 @within_limits
 def exponential(
-    lr: Annotated[float, number, "value at the start"],
-    gamma: Annotated[float, not_negative, "factor"],
+    lr: Annotated[float, number],
+    gamma: Annotated[float, rate, "The factor per epoch; each step gets its fraction of it."],
 ) -> Schedule:
     """lr gamma^epoch."""
     return lambda epoch: lr * gamma**epoch
@@ -136,7 +146,7 @@ def exponential(
 
 @within_limits
 def stairs(
-    lr: Annotated[float, number, "value at the start"],
+    lr: Annotated[float, number],
     gamma: Annotated[float, not_negative, "factor"],
     every: Annotated[float, positive, "epochs of a period"],
 ) -> Schedule:
@@ -146,7 +156,7 @@ def stairs(
 
 @within_limits
 def inverse(
-    lr: Annotated[float, number, "value at the start"],
+    lr: Annotated[float, number],
     gamma: Annotated[float, number, "speed"],
     power: Annotated[float, number, "exponent"],
 ) -> Schedule:
@@ -154,13 +164,16 @@ def inverse(
     return lambda epoch: lr * (1 + gamma * epoch) ** -power
 
 
+_BEGIN = "The epoch at which the fall begins; `warmup` is the end of the warm-up."
+
+
 @within_limits
 def polynomial(
-    lr: Annotated[float, number, "value at the start"],
-    total: Annotated[float, positive, "epochs until the end"],
-    power: Annotated[float, number, "exponent"] = 1.0,
-    end: Annotated[float, number, "value at the end"] = 0.0,
-    begin: Annotated[float, not_negative, "epochs before it begins"] = 0.0,
+    lr: Annotated[float, number],
+    total: Annotated[float, positive],
+    power: Annotated[float, exponent, "The exponent; 1 is a straight line."] = 1.0,
+    end: Annotated[float, level, "The learning rate at the end."] = 0.0,
+    begin: Annotated[float, not_negative, _BEGIN] = 0.0,
 ) -> Schedule:
     """end + (lr - end) (1 - t)^power, where t goes from 0 at ``begin`` (the end of a warm-up) to 1 at ``total``."""
     return lambda epoch: end + (lr - end) * (1 - _progress(epoch, begin, total)) ** power
@@ -168,10 +181,10 @@ def polynomial(
 
 @within_limits
 def cosine(
-    lr: Annotated[float, number, "value at the start"],
-    total: Annotated[float, positive, "epochs until the end"],
-    end: Annotated[float, number, "value at the end"] = 0.0,
-    begin: Annotated[float, not_negative, "epochs before it begins"] = 0.0,
+    lr: Annotated[float, number],
+    total: Annotated[float, positive],
+    end: Annotated[float, level, "The learning rate at the end."] = 0.0,
+    begin: Annotated[float, not_negative, _BEGIN] = 0.0,
 ) -> Schedule:
     """end + (lr - end) (1 + cos(pi t)) / 2, with t as in :func:`polynomial` (Loshchilov and Hutter 2017)."""
     return lambda epoch: end + (lr - end) * (1 + math.cos(math.pi * _progress(epoch, begin, total))) / 2
@@ -186,8 +199,8 @@ def _progress(epoch: float, begin: float, total: float) -> float:
 @within_limits
 def warmup(
     after: Schedule,
-    epochs: Annotated[float, not_negative, "epochs of the warm-up"],
-    start: Annotated[float, number, "value at the start"] = 0.0,
+    epochs: Annotated[float, not_negative],
+    start: Annotated[float, number] = 0.0,
 ) -> Schedule:
     """Linear from ``start`` to ``after(epochs)`` over the first ``epochs``, then ``after`` (Goyal et al. 2017)."""
     if epochs <= 0:

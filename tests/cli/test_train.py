@@ -486,7 +486,7 @@ def begin(monkeypatch):
             happened.append(mode)
             return one.starts
 
-        def train(self, traces):
+        def train(self, traces, profile=None):
             happened.append(("trained", traces))
             return 75
 

@@ -230,7 +230,7 @@ def test_blurred_pooling_takes_maxima_at_stride_1():
             ({"variant": "e"}, "variant: expected 'plain', 'd', 'chainer', got 'e'"),
             ({"blur_pooling": True}, "blur_pooling: expected 'none', 'convolutions', 'all', got True"),
             ({"fan": "both"}, "fan: expected 'fan_out', 'fan_in', got 'both'"),
-            ({"stochastic_depth": 1.0}, "stochastic_depth: expected a number from 0 to less than 1, got 1.0"),
+            ({"stochastic_depth": 1.0}, "stochastic_depth: expected a number from 0 to below 1, got 1.0"),
         ]
     }
 )

@@ -5,19 +5,17 @@ import sys
 from typing import get_args
 
 import pytest
-import yaml
-from pydantic_core import PydanticUndefined
 
 from dbrdist.cli import train
-from dbrdist.cli.configuration import components, schema, settings, updates
+from dbrdist.cli.configuration import settings
 from tests.cli import conftest
 from tests.cli.cli_helpers import ROOT
 from tests.each import each
+from tests.rules import train_page
 
 folder, run = conftest.folder, conftest.run
 
 PAGE = (ROOT / "docs" / "train.md").read_text()
-SECTIONS = ("transforms", "batch_norm", "evaluation", "snapshot", "log")
 
 
 def table_rows():
@@ -30,52 +28,42 @@ def words(cell):
     return re.findall(r"`([^`]+)`", cell)
 
 
-def written_default(field):
-    """A default as the page writes it; a component is its name."""
-    default = field.default
-    if default is PydanticUndefined:
-        return "required"
-    if isinstance(default, settings.Settings):
-        return f"`{default.name}`"
-    plain = list(default) if isinstance(default, tuple) else default
-    text = yaml.safe_dump(plain, default_flow_style=True).replace("\n...", "").strip()
-    return f"`{text}`"
-
-
-def keys_of_the_run():
-    for name, field in schema.Config.model_fields.items():
-        if name in SECTIONS:
-            for inner, inner_field in field.annotation.model_fields.items():
-                yield f"{name}.{inner}", inner_field
-        else:
-            yield name, field
-
-
 def keys_of_components():
-    for cls in {**vars(components), **vars(updates)}.values():
-        if isinstance(cls, type) and issubclass(cls, settings.Settings) and "name" in cls.model_fields:
+    for cls in dict.fromkeys(settings.BY_TAG.values()):
+        if "name" in cls.model_fields:
             for name in get_args(cls.model_fields["name"].annotation):
                 for key, field in cls.model_fields.items():
                     if key != "name":
                         yield name, key, field
 
 
-@each(row=keys_of_the_run)
-def test_the_page_has_each_key_of_a_run_with_its_default(row):
-    key, field = row
-    found = [row[2] for row in table_rows() if words(row[0]) == [key] and len(row) == 4]
-    assert found == [written_default(field)]
+def test_the_tables_are_current():
+    """python tests/rules/train_page.py --write brings them up to date."""
+    assert train_page.with_tables(PAGE) == PAGE
+
+
+@each(key=[key for key, _, _ in train_page.keys_of_the_run()])
+def test_the_page_has_each_key_of_a_run(key):
+    assert len([row for row in table_rows() if words(row[0]) == [key] and len(row) == 4]) == 1
 
 
 @each(row=keys_of_components)
-def test_the_page_has_each_key_of_a_component_with_its_default(row):
-    name, key, field = row
-    found = [row[3] for row in table_rows() if len(row) == 5 and name in words(row[0]) and words(row[1]) == [key]]
-    assert found == [written_default(field)]
+def test_the_page_has_each_key_of_a_component(row):
+    name, key, _ = row
+    assert [row for row in table_rows() if len(row) == 5 and name in words(row[0]) and words(row[1]) == [key]]
+
+
+def test_what_the_page_says_of_a_type():
+    made = {key: train_page.type_of(cls, name) for key, cls, name in train_page.keys_of_the_run()}
+    assert made["batch"] == "int ≥ 1 or mapping" and made["zero"] == "int in [0, 2]" and made["seed"] == "int ≥ 0"
+    assert made["transforms.train"] == "list of components" and made["extensions"] == "list of own callables"
+    assert made["log.every"] == "period" and made["out"] == "text" and made["snapshot.mode"] == "`auto`, `min`, `max`"
+    adam = dict(train_page.components("optimizer"))["adam"]
+    assert train_page.type_of(adam, "beta1") == "float in [0, 1)" and train_page.type_of(adam, "alpha") == "float > 0"
 
 
 def test_the_page_has_no_key_that_is_not_there():
-    known = {key for key, _ in keys_of_the_run()} | {(name, key) for name, key, _ in keys_of_components()}
+    known = {key for key, _, _ in train_page.keys_of_the_run()} | {(name, key) for name, key, _ in keys_of_components()}
     tables = PAGE[PAGE.index("## Configuration") : PAGE.index("### Overrides")]
     rows = [row for row in table_rows() if " | ".join(row) in tables]
     assert len(rows) > 60
@@ -85,8 +73,8 @@ def test_the_page_has_no_key_that_is_not_there():
 
 
 def test_the_page_has_each_name_of_a_component():
-    for cls in {**vars(components), **vars(updates)}.values():
-        if isinstance(cls, type) and issubclass(cls, settings.Settings) and "name" in cls.model_fields:
+    for cls in dict.fromkeys(settings.BY_TAG.values()):
+        if "name" in cls.model_fields:
             for name in get_args(cls.model_fields["name"].annotation):
                 assert f"`{name}`" in PAGE
 

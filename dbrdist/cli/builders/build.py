@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dbrdist import datasets, models
+from dbrdist import datasets
 from dbrdist import functions as F
 from dbrdist.cli.configuration import components as c
 from dbrdist.cli.configuration import resolve
+from dbrdist.cli.configuration.derived import made_by
 from dbrdist.cli.configuration.document import Path
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config, interval
@@ -27,18 +28,8 @@ from dbrdist.datasets.image import transforms as T
 from dbrdist.datasets.loading.base import Batch
 from dbrdist.datasets.loading.convert import concat_examples
 from dbrdist.errors import ConfigError
+from dbrdist.training.extension import as_extension
 
-MODELS: dict[str, Any] = {
-    "mlp": models.MLP,
-    "lenet": models.LeNet,
-    "resnet20": models.ResNet20,
-    "resnet56": models.ResNet56,
-    "resnet18": models.ResNet18,
-    "resnet34": models.ResNet34,
-    "resnet50": models.ResNet50,
-    "resnet101": models.ResNet101,
-    "resnet152": models.ResNet152,
-}
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "random_crop": lambda s: _by_epoch(s.size, lambda size: T.RandomCrop(size, s.padding)),
     "random_resized_crop": lambda s: _by_epoch(
@@ -304,14 +295,14 @@ def model_recipe(config: Config, origin: Origin, num_classes: int | None) -> dic
             f"{origin.where(('model',))}: model.num_classes: is required with data that does not say how many classes "
             "it has"
         )
-    return {"callable": f"dbrdist.models:{MODELS[settings.name].__name__}", "args": args}
+    return {"callable": f"dbrdist.models:{made_by(settings).__name__}", "args": args}
 
 
 def model(config: Config, origin: Origin, recipe: dict[str, Any]) -> Link:
     """Make the network."""
     settings = config.model
     if not isinstance(settings, Custom):
-        made: Link = MODELS[settings.name](**recipe["args"])
+        made: Link = made_by(settings)(**recipe["args"])
         return made
     made = resolve.call(settings, ("model",), origin)
     if not isinstance(made, Link):
@@ -349,7 +340,11 @@ def metrics(config: Config, origin: Origin) -> dict[str, Callable[[Any, Any], An
 
 def extensions(config: Config, origin: Origin) -> list[tuple[Any, Any]]:
     """The user's own extensions with their triggers, None for their own."""
-    return [
-        (resolve.call(s, ("extensions", i), origin), None if s.every is None else interval(s.every))
-        for i, s in enumerate(config.extensions)
-    ]
+    names, made = [s.name for s in config.extensions], []
+    for i, settings in enumerate(config.extensions):
+        extension = resolve.call(settings, ("extensions", i), origin)
+        if names.count(settings.name) > 1:  # or the state of one would go on as that of another, in another order
+            extension = as_extension(extension)
+            extension.subject = f"{settings.name} {settings.args}"
+        made.append((extension, None if settings.every is None else interval(settings.every)))
+    return made

@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import ValidationError
 
-from dbrdist import optimizers
 from dbrdist.cli.builders.build import arguments
 from dbrdist.cli.configuration import resolve
 from dbrdist.cli.configuration import updates as u
+from dbrdist.cli.configuration.derived import made_by, takes
 from dbrdist.cli.configuration.document import Path
 from dbrdist.cli.configuration.load import Origin
 from dbrdist.cli.configuration.schema import Config, number_at
 from dbrdist.cli.configuration.settings import Custom
 from dbrdist.comm import create_multi_node_optimizer
-from dbrdist.comm.gradients.compression import Compression, PowerSGD, TopK
 from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.update.optimizer import GradientMethod
@@ -27,53 +26,6 @@ from dbrdist.errors import ConfigError, ScheduleError
 from dbrdist.optimizers import schedules
 from dbrdist.optimizers.schedules import Schedule
 from dbrdist.training import StandardUpdater
-
-OPTIMIZERS: dict[str, Any] = {
-    "sgd": optimizers.SGD,
-    "momentum_sgd": optimizers.MomentumSGD,
-    "corrected_momentum_sgd": optimizers.CorrectedMomentumSGD,
-    "nesterov_ag": optimizers.NesterovAG,
-    "corrected_nesterov_ag": optimizers.CorrectedNesterovAG,
-    "adam": optimizers.Adam,
-    "adamw": optimizers.AdamW,
-    "amsgrad": optimizers.AMSGrad,
-    "adabound": optimizers.AdaBound,
-    "amsbound": optimizers.AMSBound,
-    "lars": optimizers.LARS,
-    "corrected_lars": optimizers.CorrectedLARS,
-    "rmsprop_warmup": optimizers.RMSpropWarmup,
-    "lamb": optimizers.LAMB,
-    "adagrad": optimizers.AdaGrad,
-    "adadelta": optimizers.AdaDelta,
-    "rmsprop": optimizers.RMSprop,
-    "rmsprop_graves": optimizers.RMSpropGraves,
-    "smorms3": optimizers.SMORMS3,
-    "msvag": optimizers.MSVAG,
-}
-HOOKS: dict[str, Callable[[Any, Any, float], Any]] = {
-    "weight_decay": lambda s, group, lr: optimizers.WeightDecay(s.rate, group),
-    "decoupled_weight_decay": lambda s, group, lr: optimizers.DecoupledWeightDecay(s.rate, lr, group),
-    "lasso": lambda s, group, lr: optimizers.Lasso(s.rate, group),
-    "gradient_clipping": lambda s, *_: optimizers.GradientClipping(s.threshold),
-    "gradient_hard_clipping": lambda s, *_: optimizers.GradientHardClipping(s.lower_bound, s.upper_bound),
-    "gradient_lars": lambda s, *_: optimizers.GradientLARS(s.threshold, s.weight_decay, s.eps),
-    "gradient_noise": lambda s, *_: optimizers.GradientNoise(s.eta),
-}
-SCHEDULES: dict[str, Callable[[Any, float, float], Schedule]] = {
-    "constant": lambda s, value, total: schedules.constant(value),
-    "step": lambda s, value, total: schedules.step(value, s.gamma, s.milestones, s.factors or None),
-    "exponential": lambda s, value, total: schedules.exponential(value, s.gamma),
-    "polynomial": lambda s, value, total: schedules.polynomial(value, total, s.power, s.end, _begin(s)),
-    "cosine": lambda s, value, total: schedules.cosine(value, total, s.end, _begin(s)),
-    "piecewise_linear": lambda s, value, total: schedules.piecewise_linear(value, s.points),
-    "elu": lambda s, value, total: schedules.rmsprop_warmup(s.center, s.period, s.literal, s.whole_epochs),
-}
-
-
-def _begin(settings: Any) -> float:
-    """The epoch at which a rate begins to fall."""
-    return float(settings.warmup_epochs if settings.begin == "warmup" else settings.begin)
-
 
 # ---- the optimizer -----------------------------------------------------------------------------------------------
 
@@ -88,7 +40,7 @@ def optimizer(config: Config, origin: Origin, task: Link) -> Any:
         if not isinstance(settings.schedule, u.Own) and not hasattr(made, "lr"):
             raise _mistake(origin, ("optimizer", "schedule"), f"{type(made).__name__} has no lr to set")
     else:
-        made = OPTIMIZERS[settings.name](**arguments(settings, "hooks", "schedule"))
+        made = made_by(settings)(**arguments(settings, "hooks", "schedule"))
     made.setup(task)
     if config.dtype in ("float16", "bfloat16") and hasattr(made, "use_fp32_update"):
         made.use_fp32_update()
@@ -114,21 +66,15 @@ def _check_divisible(made: Any, config: Config, origin: Origin, task: Link) -> N
         raise _mistake(origin, ("zero",), str(error)) from None
 
 
-COMPRESSIONS: dict[str, Callable[[Any], Compression | None]] = {
-    "none": lambda s: None,
-    "power_sgd": lambda s: PowerSGD(s.rank),
-    "top_k": lambda s: TopK(s.fraction),
-}
-
-
 def over_ranks(config: Config, made: Any, comm: Any) -> Any:
     """The optimizer with gradients from all ranks, in the way that the configuration says."""
+    compression = config.compression
     return create_multi_node_optimizer(
         made,
         comm,
         config.double_buffering,
         zero=config.zero,
-        compression=COMPRESSIONS[config.compression.name](config.compression),
+        compression=None if compression.name == "none" else made_by(compression)(**arguments(compression)),
         accumulate=config.accumulate,
         local_steps=config.local_steps,
     )
@@ -145,7 +91,9 @@ def _add_hook(made: Any, config: Config, origin: Origin, task: Link, i: int) -> 
         group = group_of(settings, task)
         if group is not None and not group:
             raise _mistake(origin, path, f"no parameter fits; there are {', '.join(_names(task))}")
-        hook = HOOKS[settings.name](settings, None if group is None else list(group.values()), getattr(made, "lr", 1.0))
+        given = {"params": None if group is None else list(group.values()), "initial_lr": getattr(made, "lr", 1.0)}
+        given = {name: value for name, value in given.items() if takes(settings, name)}
+        hook = made_by(settings)(**arguments(settings, "only", "skip"), **given)
     made.add_hook(hook, f"{i}: {getattr(hook, 'name', settings.name)}")
 
 
@@ -223,7 +171,13 @@ def make_schedule(config: Config, origin: Origin, settings: Any, path: Path, val
     if isinstance(settings, Custom):
         after = _own_schedule(config, settings, path, origin)
     else:
-        after = SCHEDULES[settings.name](settings, value, config.epochs)
+        given = {"lr": value, "total": config.epochs}
+        given = {name: number for name, number in given.items() if takes(settings, name)}
+        common = u.Schedule.model_fields if isinstance(settings, u.Schedule) else ()
+        own = {name: setting for name, setting in arguments(settings, *common).items() if setting != ()}
+        if own.get("begin") == "warmup":
+            own["begin"] = settings.warmup_epochs
+        after = made_by(settings)(**own, **given)
     if not isinstance(settings, u.Schedule):
         return after
     whole = schedules.warmup(after, settings.warmup_epochs, settings.warmup_start)

@@ -115,7 +115,7 @@ def begin_with(settings: InitFrom, network: Any, origin: Origin, recipe: Mapping
 
 
 # Of a network's arguments those that its weights, once they are loaded, do not depend on.
-_OF_TRAINING = {"num_classes", "dropout", "stochastic_depth", "zero_gamma", "log_constant_bias"}
+_OF_TRAINING = {"num_classes", "dropout", "stochastic_depth", "zero_gamma", "log_constant_bias", "fan", "uniform_gamma"}
 _OF_TORCHVISION = {"stride_in_3x3": True, "variant": "plain", "blur_pooling": "none"}
 _RECIPE = "model"  # among the facts of a .safetensors file
 _OF_RECIPE = ("callable", "args", "classes")

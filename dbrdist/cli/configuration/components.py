@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from dbrdist import models
+from dbrdist.cli.configuration.derived import derived
 from dbrdist.cli.configuration.settings import (
     Count,
     Fraction,
@@ -23,91 +25,12 @@ from dbrdist.cli.configuration.settings import (
 # ---- models -----------------------------------------------------------------------------------------------------
 
 
-class Mlp(Settings):
-    """Fully connected layers with ReLU between them."""
-
-    name: Literal["mlp"]
-    """`mlp`."""
-    units: Tuple(Count) = (100, 100)
-    """Units of each hidden layer."""
-    dropout: Fraction = 0.0
-    """Fraction of each hidden layer's units that a training step drops."""
-    num_classes: Count | None = None
-    """Number of outputs; the data's number of classes if not given."""
-
-
-class LeNet(Settings):
-    """Two convolutions and two linear layers, for small images."""
-
-    name: Literal["lenet"]
-    """`lenet`."""
-    channels: Annotated[tuple[Count, Count], Field(strict=False)] = (32, 64)
-    """Channels of the two convolutions."""
-    units: Count = 128
-    """Units of the hidden linear layer."""
-    dropout: Fraction = 0.0
-    """Fraction of the hidden units that a training step drops."""
-    num_classes: Count | None = None
-    """Number of outputs; the data's number of classes if not given."""
-
-
-class CifarResNet(Settings):
-    """Residual networks for 32x32 images."""
-
-    name: Literal["resnet20", "resnet56"]
-    """`resnet20` or `resnet56`: the number of layers."""
-    zero_gamma: bool = False
-    """Whether each block's last batch normalization starts with scale 0."""
-    num_classes: Count | None = None
-    """Number of outputs; the data's number of classes if not given."""
-
-
-class BasicResNet(Settings):
-    """Residual networks for images of about 224x224, of blocks with two 3x3 convolutions."""
-
-    name: Literal["resnet18", "resnet34"]
-    """`resnet18` or `resnet34`: the number of layers."""
-    zero_gamma: bool = False
-    """Whether each block's last batch normalization starts with scale 0."""
-    variant: Literal["plain", "d", "chainer"] = "plain"
-    """`d` is ResNet-D; `chainer` has a bias in the stem and pooling without padding, as in Chainer's example."""
-    blur_pooling: Literal["none", "convolutions", "all"] = "none"
-    """Whether a filter comes before strided convolutions, or before the pooling too (`all`)."""
-    stochastic_depth: Fraction = 0.0
-    """Fraction of images whose residual a training step drops in the last block; linear from 0 in the first."""
-    log_constant_bias: bool = False
-    """Whether the last layer's bias starts at -ln(num_classes), for `binary_cross_entropy`."""
-    fan: Literal["fan_out", "fan_in"] = "fan_out"
-    """What the variance of convolutions' initial weights is 2 over."""
-    uniform_gamma: bool = False
-    """Whether the scales of batch normalizations start uniformly from 0 to 1, not at 1."""
-    num_classes: Count | None = None
-    """Number of outputs; the data's number of classes if not given."""
-
-
-class BottleneckResNet(Settings):
-    """Residual networks for images of about 224x224, of blocks with 1x1, 3x3 and 1x1 convolutions."""
-
-    name: Literal["resnet50", "resnet101", "resnet152"]
-    """`resnet50`, `resnet101` or `resnet152`: the number of layers."""
-    stride_in_3x3: bool = True
-    """Where blocks halve the size: in the 3x3 convolution (v1.5) or in the first 1x1 (v1)."""
-    zero_gamma: bool = False
-    """Whether each block's last batch normalization starts with scale 0."""
-    variant: Literal["plain", "d", "chainer"] = "plain"
-    """`d` is ResNet-D; `chainer` has a bias in the stem and pooling without padding, as in Chainer's example."""
-    blur_pooling: Literal["none", "convolutions", "all"] = "none"
-    """Whether a filter comes before strided convolutions, or before the pooling too (`all`)."""
-    stochastic_depth: Fraction = 0.0
-    """Fraction of images whose residual a training step drops in the last block; linear from 0 in the first."""
-    log_constant_bias: bool = False
-    """Whether the last layer's bias starts at -ln(num_classes), for `binary_cross_entropy`."""
-    fan: Literal["fan_out", "fan_in"] = "fan_out"
-    """What the variance of convolutions' initial weights is 2 over."""
-    uniform_gamma: bool = False
-    """Whether the scales of batch normalizations start uniformly from 0 to 1, not at 1."""
-    num_classes: Count | None = None
-    """Number of outputs; the data's number of classes if not given."""
+# The data says how many classes there are, where the configuration does not.
+MODELS = tuple(
+    derived(getattr(models, name), name.lower(), num_classes=(Count | None, None))
+    for name in models.__all__
+    if name not in ("ResNet", "ResNetCIFAR")  # the general ones
+)
 
 
 # ---- data -------------------------------------------------------------------------------------------------------
@@ -160,7 +83,7 @@ class Npz(Settings):
     name: Literal["npz"]
     """`npz`."""
     train: Path
-    """The training file; it holds `x` (examples first) and `y` (int labels)."""
+    """The training file, as `numpy.savez(path, x=..., y=...)` writes it: inputs, examples first, and int labels."""
     test: Path | None = None
     """The test file with the same keys; null for no evaluation."""
 
@@ -186,7 +109,12 @@ def _is_whole(value: Any) -> bool:
 
 
 _MAX_SIZE = 65535
-Sizes = Annotated[int | tuple[tuple[int, int], ...], BeforeValidator(_sizes)]
+_OneSize = Annotated[int, Field(ge=1, le=_MAX_SIZE)]
+_Pair = Annotated[tuple[Annotated[int, Field(ge=0)], _OneSize], Field(strict=False)]
+Sizes = Annotated[
+    int | tuple[tuple[int, int], ...],
+    BeforeValidator(_sizes, json_schema_input_type=_OneSize | Tuple(_Pair, min_length=1)),
+]
 Method = Literal["linear", "area", "bilinear", "bicubic"]
 
 
@@ -199,10 +127,11 @@ def _fill(value: Any) -> Any:
     raise PydanticCustomError("form", "expected an integer from 0 to 255, or a list with one for each channel")
 
 
-Fill = Annotated[int | tuple[int, ...], BeforeValidator(_fill)]
-NumberOrNoise = Annotated[
-    Literal["noise"] | Annotated[int, Field(ge=0, le=255)], WithJsonSchema({"type": ["integer", "string"]})
+_Byte = Annotated[int, Field(ge=0, le=255)]
+Fill = Annotated[
+    int | tuple[int, ...], BeforeValidator(_fill, json_schema_input_type=_Byte | Tuple(_Byte, min_length=1))
 ]
+NumberOrNoise = Literal["noise"] | _Byte
 
 
 class RandomCrop(Settings):

@@ -11,17 +11,19 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from dbrdist.cli.configuration import components as parts
 from dbrdist.cli.configuration import updates
+from dbrdist.cli.configuration.derived import takes
 from dbrdist.cli.configuration.settings import (
     BY_TAG,
     Count,
     Custom,
     Fraction,
     NotNegative,
+    OwnName,
     Path,
     Positive,
     Settings,
@@ -46,7 +48,16 @@ def _period(value: Any) -> Any:
     raise PydanticCustomError("period", "expected a period such as '1 epoch', '0.5 epochs' or '200 iterations'")
 
 
-Period = Annotated[str, BeforeValidator(_period, json_schema_input_type=str)]
+_NUMBER = r"(?=[0-9.]*[1-9])[0-9]*\.?[0-9]+"
+_PERIOD = rf"\s*({_NUMBER}\s*epoch|(?=[0-9.]*[1-9])([0-9]+|[0-9]*\.0+)\s*iteration)s?\s*"
+
+
+def _written(pattern: str) -> Any:
+    """Text of a pattern, for editors."""
+    return Annotated[str, WithJsonSchema({"type": "string", "pattern": f"^({pattern})$", "format": "period"})]
+
+
+Period = Annotated[str, BeforeValidator(_period, json_schema_input_type=_written(_PERIOD))]
 
 SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 
@@ -71,7 +82,9 @@ def _one_period(text: str) -> str:
 
 
 _PERIODS_WANTED: Any = "expected a period such as '1 epoch', '200 iterations', '30 minutes' or '1 epoch or 2 hours'"
-Periods = Annotated[str, BeforeValidator(_periods, json_schema_input_type=str)]
+_ONE_OF_ALL = rf"({_PERIOD}|\s*{_NUMBER}\s*(second|minute|hour)s?\s*)"
+_ALL = rf"{_ONE_OF_ALL}(\bor\b{_ONE_OF_ALL})*"
+Periods = Annotated[str, BeforeValidator(_periods, json_schema_input_type=_written(_ALL))]
 
 
 def interval(period: str) -> tuple[float, str]:
@@ -87,7 +100,8 @@ def _loss_scale(value: Any) -> Any:
     raise PydanticCustomError("loss_scale", "expected auto or a number above 0")
 
 
-LossScale = Annotated[str | float, BeforeValidator(_loss_scale, json_schema_input_type=Literal["auto"] | Positive)]
+_Scale = Annotated[float, Field(gt=0, le=3e38)]
+LossScale = Annotated[str | float, BeforeValidator(_loss_scale, json_schema_input_type=Literal["auto"] | _Scale)]
 
 
 class CustomExtension(Custom):
@@ -102,7 +116,7 @@ class Snapshot(Settings):
 
     every: Periods = "1 epoch"
     """Time between two snapshots: epochs, iterations, seconds, minutes or hours; `1 epoch or 30 minutes` saves at
-    both."""
+    both. There is always one at the end of the run."""
     keep: Count = 2
     """Number of newest snapshots that are kept."""
     best: Path | None = None
@@ -135,7 +149,7 @@ class Evaluation(Settings):
     """When the test data is gone through."""
 
     every: Period = "1 epoch"
-    """Time between two evaluations: epochs or iterations."""
+    """Time between two evaluations: epochs or iterations; there is always one at the end of the run."""
     batch: Count | None = None
     """Examples per step over all ranks; the training batch if not given."""
     offset: NotNegative = 0.0
@@ -161,6 +175,12 @@ class BatchNorm(Settings):
 class Stop(Settings):
     """When the run ends before its last epoch."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [{"required": [k], "properties": {k: {"type": "number"}}} for k in ("target", "patience")]
+        }
+    )
+
     metric: Path = "validation/main/accuracy"
     """An observed value."""
     mode: Literal["auto", "min", "max"] = "auto"
@@ -185,8 +205,18 @@ def _init_from(value: Any) -> Any:
     return {"path": value} if isinstance(value, str) else value
 
 
+def _exactly_one_of(a: str, b: str) -> Any:
+    """For the schema: one of two keys is given, and not null."""
+    return [{"required": [k], "properties": {k: {"not": _NULL}, o: _NULL}} for k, o in ((a, b), (b, a))]
+
+
+_NULL = {"type": "null"}
+
+
 class Ema(Settings):
     """A moving average of the weights, which is evaluated and saved."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": _exactly_one_of("decay", "half_life")})
 
     decay: Fraction | None = None
     """The fraction of the average that an update of it keeps; or give `half_life`."""
@@ -233,7 +263,7 @@ class Config(Settings):
 
     extends: Path | None = None
     """Another configuration, relative to this file, whose entries this one changes or adds to."""
-    model: component("model", parts.Mlp, parts.LeNet, parts.CifarResNet, parts.BasicResNet, parts.BottleneckResNet)
+    model: component("model", *parts.MODELS)
     """The network: a built-in name or your own callable that returns a Link."""
     data: component("data", parts.Digits, parts.Cifar10, parts.ImageFolder, parts.Npz)
     """The examples: a built-in name or your own callable that returns (train, test), test None for no evaluation."""
@@ -248,16 +278,16 @@ class Config(Settings):
         *updates.OPTIMIZERS,
         custom=updates.CustomOptimizer,
         default="momentum_sgd",
-    ) = updates.MomentumSgd(name="momentum_sgd")
+    ) = updates.MomentumSGD(name="momentum_sgd")
     """The update rule with its hyperparameters, hooks and schedule."""
     schedules: Tuple(updates.Scheduled) = ()
     """How other numbers than the learning rate change over the run."""
     ema: Annotated[Ema | None, BeforeValidator(_ema, json_schema_input_type=Fraction | Ema | None)] = None
     """A moving average of the weights: its decay, or a mapping with `decay` or `half_life`, `every` and `warmup`."""
-    updater: Annotated[Custom | None, BeforeValidator(_named, json_schema_input_type=str | Custom | None)] = None
+    updater: Annotated[Custom | None, BeforeValidator(_named, json_schema_input_type=OwnName | Custom | None)] = None
     """What does a step: your own callable that returns a StandardUpdater."""
     init_from: Annotated[
-        parts.InitFrom | None, BeforeValidator(_init_from, json_schema_input_type=str | parts.InitFrom | None)
+        parts.InitFrom | None, BeforeValidator(_init_from, json_schema_input_type=Path | parts.InitFrom | None)
     ] = None
     """Weights to begin with: a path, or a mapping with `path` and `skip`."""
     metrics: Tuple(component("metric", parts.TopKAccuracy)) = ()
@@ -270,10 +300,10 @@ class Config(Settings):
     """The last batch of an epoch: `short` has what is left; `wrap` is filled up from the next epoch; `drop` leaves the
     rest of the epoch out."""
     repeats: Count = 1
-    """How often each image comes in an epoch, differently augmented; an epoch then shows so many images fewer."""
+    """How often each image comes in an epoch, differently augmented; an epoch then shows so many times fewer images."""
     reproducible: bool = False
     """Whether the results are the same bits on any number of ranks; needs virtual workers."""
-    epochs: Annotated[float, Field(gt=0, le=1e9)]
+    epochs: Annotated[float, Field(gt=0, le=1e9, json_schema_extra={"minimum": 1e-8})]
     """Length of the run in passes over the training data; fractions allowed."""
     iterations: Count | None = None
     """Steps after which the run ends even if `epochs` are not over."""
@@ -285,7 +315,7 @@ class Config(Settings):
     """How ranks exchange gradients; `auto` takes what fits."""
     zero: Annotated[int, Field(ge=0, le=2)] = 0
     """What is divided over ranks instead of held by each: 1 the optimizer's state, 2 gradients too, 0 nothing."""
-    compression: component("compression", updates.NoCompression, updates.PowerSgd, updates.TopK, custom=None) = (
+    compression: component("compression", updates.NoCompression, *updates.COMPRESSIONS, custom=None) = (
         updates.NoCompression(name="none")
     )
     """How gradients are sent as fewer bytes; `none` sends them whole."""
@@ -323,7 +353,7 @@ class Config(Settings):
     log: Log = Log()
     """When means are written."""
     out: Path = "result"
-    """The run's folder: resolved configuration, log, snapshots, summary."""
+    """The run's folder: resolved configuration, log, snapshots, summary. In every path `~` is the home folder."""
 
     @property
     def batch_size(self) -> int:
@@ -366,8 +396,8 @@ class Config(Settings):
             yield "loss_scale", f"{self.dtype} takes at most {largest:g}, got {self.loss_scale:g}"
         yield from self._impossible_schedule("optimizer.schedule", self.optimizer.schedule)
         for i, hook in enumerate(self.optimizer.hooks):
-            if isinstance(hook, updates.DecoupledWeightDecay) and not hasattr(self.optimizer, "lr"):
-                words = f"decoupled_weight_decay follows the rate lr, which {self.optimizer.name} does not have"
+            if not isinstance(hook, Custom) and takes(hook, "initial_lr") and not hasattr(self.optimizer, "lr"):
+                words = f"{hook.name} follows the rate lr, which {self.optimizer.name} does not have"
                 yield f"optimizer.hooks.{i}", words
         for i, scheduled in enumerate(self.schedules):
             yield from self._impossible_schedule(f"schedules.{i}.schedule", scheduled.schedule)
@@ -454,7 +484,7 @@ class Config(Settings):
         begin = getattr(schedule, "begin", None)
         if isinstance(begin, float) and begin >= self.epochs:
             yield f"{path}.begin", f"epoch {begin:g} is never reached: the run has {self.epochs:g} epochs"
-        if isinstance(schedule, updates.Step) and schedule.milestones[-1] >= self.epochs:
+        if isinstance(schedule, updates.Rising) and schedule.milestones[-1] >= self.epochs:
             words = f"epoch {schedule.milestones[-1]:g} is never reached: the run has {self.epochs:g} epochs"
             yield f"{path}.milestones", words
 

@@ -45,10 +45,14 @@ Path = Annotated[str, Field(min_length=1), AfterValidator(_as_path)]
 _NAMELESS: set[type[BaseModel]] = set()  # what settings without a name are
 
 
-def _in_any_case(names: list[str]) -> str:
-    """A pattern of JSON schemas for the spellings of names that :func:`component` understands."""
-    spellings = (r"[_\s-]*".join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else c for c in _plain(n)) for n in names)
-    return f"^({'|'.join(spellings)})$"
+def _in_any_case(names: list[str], *patterns: str) -> str:
+    """A pattern of JSON schemas for the spellings of names that :func:`component` understands, and for others."""
+    spaces = r"[_\s-]*"
+    spellings = (
+        spaces + spaces.join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else c for c in _plain(n)) + spaces
+        for n in names
+    )
+    return f"^({'|'.join([*spellings, *patterns])})$"
 
 
 class Settings(BaseModel):
@@ -85,10 +89,13 @@ def form(pattern: str, words: str) -> Any:
     return Annotated[str, AfterValidator(check), WithJsonSchema({"type": "string", "pattern": f"^({pattern})$"})]
 
 
+OwnName = form(CALLABLE, "package.module:callable")
+
+
 class Custom(Settings):
     """The user's own callable, imported from the working directory."""
 
-    name: form(CALLABLE, "package.module:callable")
+    name: OwnName
     """Where it lives: `package.module:callable`."""
     args: dict[str, Any] = {}
     """Its keyword arguments."""
@@ -149,7 +156,9 @@ def component(
             "names": list(by_name),
         },
     )
-    written = Union[(str, *members.values())]
+    pattern = _in_any_case(list(by_name), *([CALLABLE] if custom else []))
+    bare = Annotated[str, WithJsonSchema({"type": "string", "pattern": pattern, "format": kind})]
+    written = Union[(bare, *members.values())]
     return Annotated[union, discriminator, BeforeValidator(named, json_schema_input_type=written)]
 
 

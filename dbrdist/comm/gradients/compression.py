@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from dbrdist.core.array import random
 from dbrdist.core.array.backend import to_cpu, to_device
 from dbrdist.core.model import flat
 from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.names.constructors import explain_constructors
+from dbrdist.core.names.limits import count, part
 
 Matrix = np.ndarray[Any, Any]
 Layers: TypeAlias = list[tuple[Parameter, slice]]
@@ -73,6 +75,9 @@ class Compression:
         raise NotImplementedError
 
 
+_RANK = "Columns of the two thin matrices that are sent for each parameter; the paper takes 1 to 4."
+
+
 class PowerSGD(Compression):
     """Gradients as products of two thin matrices (Vogels et al. 2019, arXiv 1905.13727, algorithm 1), warm-started.
 
@@ -84,9 +89,7 @@ class PowerSGD(Compression):
         rank: the number of columns of P and Q; the paper takes 1 to 4.
     """
 
-    def __init__(self, rank: int = 2) -> None:
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-            raise ValueError(f"PowerSGD: rank: expected an integer of 1 or more, got {rank!r}")
+    def __init__(self, rank: Annotated[int, count, _RANK] = 2) -> None:
         super().__init__()
         self.rank = rank
 
@@ -143,9 +146,7 @@ class TopK(Compression):
         fraction: of the elements of each type, above 0 and at most 1.
     """
 
-    def __init__(self, fraction: float = 0.01) -> None:
-        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
-            raise ValueError(f"TopK: fraction: expected a number above 0 and at most 1, got {fraction!r}")
+    def __init__(self, fraction: Annotated[float, part, "The fraction of the elements that is sent."] = 0.01) -> None:
         super().__init__()
         self.fraction = float(fraction)
 
@@ -168,3 +169,6 @@ class TopK(Compression):
         for raw in found:
             grad[raw[: chosen.nbytes].view(np.int32)] += raw[chosen.nbytes :].view(grad.dtype)
         message.divide(grad, float(comm.size))
+
+
+explain_constructors(globals())

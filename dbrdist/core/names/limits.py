@@ -35,6 +35,7 @@ class Limit:
     is_whole: bool = False
     is_for_axes: bool = False  # a sequence of such numbers, one for each axis, is one too
     may_be_infinite: bool = False
+    configured: Limit | None = None  # in configurations, where it is narrower: Python takes what Chainer took
 
     def bounds(self) -> dict[str, float]:
         """The bounds that there are, as arguments of pydantic's ``Field`` or keys of a JSON schema."""
@@ -53,6 +54,8 @@ class Limit:
 
     def refusal(self, where: str, name: str, value: Any) -> ArgumentError | None:
         """The error for a value outside the limit; None for one within."""
+        if self.is_for_axes and hasattr(value, "__next__"):
+            return None  # what an iterator gives is seen once, by whoever uses it
         if self.is_for_axes and hasattr(value, "__len__") and not isinstance(value, str):
             return next((e for x in value if (e := self.refusal(where, name, x))), None)
         number = _whole(value) if self.is_whole else _number(value)
@@ -69,10 +72,18 @@ positive = Limit("a number above 0", gt=0)
 not_negative = Limit("a number of 0 or more", ge=0)
 threshold = Limit("a number of 0 or more", ge=0, may_be_infinite=True)
 fraction = Limit("a number from 0 to below 1", ge=0, lt=1)
+part = Limit("a number above 0 and at most 1", gt=0, le=1)
 share = Limit("a number from 0 to 1", ge=0, le=1)
 whole = Limit("an integer", is_whole=True)
-count = Limit("an integer of 1 or more", ge=1, is_whole=True)
+count = Limit("an integer of 1 or more", ge=1, is_whole=True, configured=Limit("", ge=1, le=2**31 - 1))
 count_or_zero = Limit("an integer of 0 or more", ge=0, is_whole=True)
+rate = Limit("a number of 0 or more", ge=0, configured=positive)
+decay = Limit("a number from 0 to 1", ge=0, le=1, configured=fraction)
+level = Limit("a finite number", configured=not_negative)
+exponent = Limit("a finite number", configured=positive)
+levels = Limit("numbers", is_for_axes=True, may_be_infinite=True, configured=not_negative)
+largest = Limit("a number of 0 or more", ge=0, may_be_infinite=True, configured=positive)
+counts = Limit("integers of 1 or more", ge=1, is_whole=True, is_for_axes=True, configured=count.configured)
 sizes = Limit("an integer, or a tuple of integers", is_whole=True, is_for_axes=True)
 
 Whole: TypeAlias = Any  # an integer, or None
@@ -135,10 +146,46 @@ def _declared(annotation: Any, function: Any) -> tuple[Limit | None, str]:
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     if text in _BY_ANNOTATION:
         return _BY_ANNOTATION[text], ""
-    if isinstance(annotation, str) and annotation.startswith("Annotated["):
-        annotation = eval(annotation, {**function.__globals__, "Annotated": Annotated})
-    limit = next((x for x in getattr(annotation, "__metadata__", ()) if isinstance(x, Limit)), None)
-    return limit, next((x for x in getattr(annotation, "__metadata__", ()) if isinstance(x, str)), "")
+    metadata = getattr(_annotated(annotation, function), "__metadata__", ())
+    limit = next((x for x in metadata if isinstance(x, Limit)), None)
+    return limit, next((x for x in metadata if isinstance(x, str)), "")
+
+
+def _annotated(annotation: Any, function: Any) -> Any:
+    """An annotation that is text as what it stands for, where it is an ``Annotated`` or the name of one."""
+    if isinstance(annotation, str):
+        if annotation.startswith("Annotated["):
+            return eval(annotation, {**function.__globals__, "Annotated": Annotated})
+        return function.__globals__.get(annotation)
+    return annotation
+
+
+class Setting(typing.NamedTuple):
+    """An argument with a description: a setting, which configurations and pages of documentation have too."""
+
+    name: str
+    kind: Any  # its type, without the limit and the description
+    limit: Limit | None
+    default: Any  # inspect.Parameter.empty where it must be given
+    description: str
+
+
+def settings_of(made_by: Callable[..., Any]) -> tuple[Setting, ...]:
+    """The settings of a class or a function; where a class passes on ``**settings``, its base's by keyword too."""
+    function = made_by.__init__ if isinstance(made_by, type) else made_by  # type: ignore[misc]
+    found, passes_on = [], False
+    for parameter in inspect.signature(function).parameters.values():
+        passes_on = passes_on or parameter.kind is parameter.VAR_KEYWORD
+        annotation = _annotated(parameter.annotation, inspect.unwrap(function))
+        limit, description = _declared(annotation, inspect.unwrap(function))
+        if description:
+            kind = typing.get_args(annotation)[0]
+            found.append(Setting(parameter.name, kind, limit, parameter.default, description))
+    if passes_on and isinstance(made_by, type):
+        named = inspect.signature(made_by.__base__.__init__).parameters  # type: ignore[misc]
+        inherited = settings_of(made_by.__base__) if made_by.__base__ is not None else ()
+        found += [one for one in inherited if named[one.name].kind is inspect.Parameter.KEYWORD_ONLY]
+    return tuple(found)
 
 
 def check(declared: tuple[Declared, ...], where: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

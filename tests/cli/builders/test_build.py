@@ -17,6 +17,7 @@ from pydantic import BaseModel
 import dbrdist
 from dbrdist import datasets, optimizers
 from dbrdist.cli.builders import build, build_updates
+from dbrdist.cli.configuration import updates
 from dbrdist.cli.configuration.schema import Config
 from dbrdist.comm import create_communicator
 from dbrdist.comm.run.parameter_audit import ParameterAudit
@@ -89,6 +90,7 @@ def test_residual_networks(name, blocks):
 def test_large_residual_networks(depth):
     """25 million parameters take seconds: the recipe, whose arguments test_resnet.py tests, is enough."""
     own = {"variant": "d", "blur_pooling": "all", "stochastic_depth": 0.25, "log_constant_bias": True}
+    own |= {"fan": "fan_in", "uniform_gamma": True}
     args = {"zero_gamma": True, **own, "num_classes": 3}
     if depth >= 50:
         args = {"stride_in_3x3": False, **args}
@@ -440,7 +442,7 @@ def test_each_field_is_given_a_value_of_its_own_here():
     assert len(models) > 25
     for model in models:
         for key, field in model.model_fields.items():
-            if key in ("name", "args"):
-                continue
+            if key in ("name", "args") or (model in updates.OPTIMIZERS and key not in ("hooks", "schedule")):
+                continue  # each setting of each optimizer has its test in builders/test_build_updates
             spoken = rf"\b{key}\b['\"]?\s*[:=.]"
             assert re.search(spoken, text), f"{model.__name__}.{key} (default {field.default!r}) is tested nowhere here"

@@ -7,6 +7,7 @@ import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ import pytest
 import dbrdist
 from dbrdist import links as L
 from dbrdist.cli.builders import build_updates
-from dbrdist.cli.configuration import document
+from dbrdist.cli.configuration import document, updates
+from dbrdist.cli.configuration.derived import made_by
 from dbrdist.cli.configuration.load import Origin, check
 from dbrdist.errors import ConfigError
 from dbrdist.optimizers import SGD
@@ -65,7 +67,7 @@ def test_narrow_types_have_updates_in_single_precision_and_a_scaled_loss(monkeyp
         setup=lambda task: found.append("setup"), use_fp32_update=lambda: found.append("single precision"),
         set_loss_scale=found.append, loss_scaling=lambda: found.append("scaling"),
     )  # fmt: skip
-    monkeypatch.setitem(build_updates.OPTIMIZERS, "momentum_sgd", lambda **settings: made)
+    monkeypatch.setattr(build_updates, "made_by", lambda settings: lambda **values: made)
     assert build_updates.optimizer(config(GOOD, *overrides), ORIGIN, None) is made and found == happened
 
 
@@ -110,8 +112,8 @@ BASE = "model: mlp\ndata: digits\nbatch: 100\nepochs: 10\n"
 
 def test_every_scheduled_hyperparameter_is_there():
     """Of each built-in optimizer, each number can have a schedule; its setter sets what the rule reads."""
-    for name, maker in build_updates.OPTIMIZERS.items():
-        made = maker()
+    for derived in updates.OPTIMIZERS:
+        name, made = name_in(derived), made_by(derived)()
         settings, _ = check((BASE + f"optimizer: {name}\n").encode(), "run.yaml")
         for key, value in settings.optimizer.model_dump().items():
             rate = "lr" if hasattr(settings.optimizer, "lr") else "alpha"
@@ -174,44 +176,31 @@ def optimizer_of(settings, loss_scale="auto", epochs=10):
     return config, build_updates.optimizer(config, origin, link), link
 
 
-OPTIMIZERS = {
-    "sgd": {"lr": 0.3},
-    "momentum_sgd": {"lr": 0.3, "momentum": 0.25},
-    "corrected_momentum_sgd": {"lr": 0.3, "momentum": 0.25},
-    "nesterov_ag": {"lr": 0.3, "momentum": 0.25},
-    "corrected_nesterov_ag": {"lr": 0.3, "momentum": 0.25},
-    "adam": {"alpha": 0.3, "beta1": 0.25, "beta2": 0.5, "eps": 0.125, "weight_decay_rate": 0.75},
-    "adamw": {"alpha": 0.3, "beta1": 0.25, "beta2": 0.5, "eps": 0.125, "weight_decay_rate": 0.75},
-    "amsgrad": {"alpha": 0.3, "beta1": 0.25, "beta2": 0.5, "eps": 0.125},
-    "adabound": {"alpha": 0.3, "beta1": 0.25, "beta2": 0.5, "eps": 0.125, "final_lr": 0.75, "gamma": 0.625},
-    "amsbound": {"alpha": 0.3, "beta1": 0.25, "beta2": 0.5, "eps": 0.125, "final_lr": 0.75, "gamma": 0.625},
-    "lars": {"lr": 0.3, "momentum": 0.25, "weight_decay": 0.5, "trust_coefficient": 0.125, "eps": 2.0,
-             "skip_vectors": False},
-    "corrected_lars": {"lr": 0.3, "momentum": 0.25, "weight_decay": 0.5, "trust_coefficient": 0.125, "eps": 2.0,
-                       "skip_vectors": False},
-    "rmsprop_warmup": {"lr": 0.3, "momentum": 0.25, "alpha": 0.5, "eps": 0.125, "lr_rmsprop": 0.75, "a_sgd": 0.625},
-    "lamb": {"alpha": 0.3, "beta1": 0.25, "beta2": 0.5, "eps": 0.125, "weight_decay_rate": 0.75,
-             "skip_vectors": False},
-    "adagrad": {"lr": 0.3, "eps": 0.125},
-    "adadelta": {"rho": 0.25, "eps": 0.125},
-    "rmsprop": {"lr": 0.3, "alpha": 0.25, "eps": 0.125, "eps_inside_sqrt": True},
-    "rmsprop_graves": {"lr": 0.3, "alpha": 0.25, "momentum": 0.5, "eps": 0.125},
-    "smorms3": {"lr": 0.3, "eps": 0.125},
-    "msvag": {"lr": 0.3, "beta": 0.25, "weight_decay_rate": 0.75},
-}  # fmt: skip
+def name_in(derived):
+    """The name of a component's settings."""
+    return get_args(derived.model_fields["name"].annotation)[0]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_hyperparameters(name):
-    _, made, _ = optimizer_of({"name": name, **OPTIMIZERS[name]})
-    assert type(made).__name__.lower() == name.replace("_", "")
-    assert {key: getattr(made.hyperparam, key) for key in OPTIMIZERS[name]} == OPTIMIZERS[name]
+def other_values(derived):
+    """For each setting of an optimizer a value that is not its default."""
+    own = [key for key in derived.model_fields if key not in ("name", "hooks", "schedule")]
+    for k, key in enumerate(own, 1):
+        default = derived.model_fields[key].default
+        yield key, not default if isinstance(default, bool) else k / 16
 
 
-def test_each_optimizer_is_wired():
-    assert set(OPTIMIZERS) == set(build_updates.OPTIMIZERS)
-    assert {field for fields in OPTIMIZERS.values() for field in fields} >= {"final_lr", "eps_inside_sqrt"}
-    assert set(MORE_HOOKS) | {"weight_decay", "gradient_clipping", "decoupled_weight_decay"} == set(build_updates.HOOKS)
+@pytest.mark.parametrize("derived", updates.OPTIMIZERS)
+def test_hyperparameters(derived):
+    values = dict(other_values(derived))
+    assert values
+    _, made, _ = optimizer_of({"name": name_in(derived), **values})
+    assert type(made) is made_by(derived)
+    assert {key: getattr(made.hyperparam, key) for key in values} == values
+
+
+def test_each_hook_is_tried():
+    named = {name_in(hook) for hook in updates.HOOKS}
+    assert set(MORE_HOOKS) | {"weight_decay", "gradient_clipping", "decoupled_weight_decay"} == named
 
 
 def schedules_of(config, made, task=None):

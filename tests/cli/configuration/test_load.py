@@ -195,8 +195,11 @@ snapshots: 3
         ("epochs: 3\nloss_scale: on", "loss_scale: expected auto or a number above 0, got 'on'"),
         ("epochs: 3\nloss_scale: 0", "loss_scale: expected auto or a number above 0, got 0"),
         ("epochs: 3\ndtype: float16\nloss_scale: 1e5", "loss_scale: float16 takes at most 65504, got 100000"),
-        ("epochs: 3\noptimizer: {hooks: [{rate: 1}]}", "optimizer.hooks.0: `name` is required and missing: weight_d"),
-        ("epochs: 3\noptimizer: {name: 3}", "optimizer.name: expected the name of an optimizer: sgd"),
+        (
+            "epochs: 3\noptimizer: {hooks: [{rate: 1}]}",
+            "optimizer.hooks.0: `name` is required and missing: decoupled_weight_d",
+        ),
+        ("epochs: 3\noptimizer: {name: 3}", "optimizer.name: expected the name of an optimizer: adabound"),
         ("epochs: 3\ntransforms: {train: random_flip}", "transforms.train: expected a list, got 'random_flip'"),
         ("epochs: 3\ntransforms: {test: [random_flip]}", "transforms.test.0: random_flip is random"),
         ("epochs: 3\noptimizer: {name: sgd, schedule: {name: cosine, warmup_epochs: 5}}", "longer than the run of 3"),

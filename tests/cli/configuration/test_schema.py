@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from dbrdist.cli.configuration.schema import number_at
+import re
+from typing import get_args
+
+import pytest
+from pydantic import ValidationError
+
+from dbrdist.cli.configuration import schema, settings
+from dbrdist.cli.configuration.schema import Config, number_at
 from tests.cli.config_helpers import GOOD, config
+from tests.cli.json_schema import is_valid
 
 
 def test_numbers_by_dotted_keys():
@@ -12,3 +20,133 @@ def test_numbers_by_dotted_keys():
     assert number_at(own, "reproducible") is None
     assert number_at((1, 2.5), "1") == 2.5 and number_at((1, 2.5), "2") is None and number_at((1,), "x") is None
     assert number_at({"a": {"b": 4}}, "a.b") == 4 and number_at({"a": 1}, "b") is None and number_at(3, "a") is None
+
+
+BASE = {"model": "mlp", "data": "digits", "batch": 64, "epochs": 3}
+TEXTS = [
+    "x",
+    "",
+    "1",
+    "1 epoch",
+    " .5  epochs ",
+    "0 epochs",
+    "2.0 iterations",
+    "1.5 iterations",
+    "a:b",
+    "gpu:1",
+    "auto",
+]
+VALUES = [None, True, -1, 0.5, 2, [], [0.5, 2], {}, *TEXTS]
+FEW = [None, True, -1, 0.5, 2, "x", [0.5, 2]]
+# Settings that a component needs, to be tried with another one.
+NEEDED = {
+    "image_folder": {"root": "r"}, "cifar10": {"root": "r"}, "npz": {"train": "x"}, "random_crop": {"size": 8},
+    "random_resized_crop": {"size": 8}, "center_crop": {"size": 8}, "center_resized_crop": {"size": 8},
+    "resize": {"size": 8}, "normalize": {"mean": [0.5], "std": [0.5]}, "weight_decay": {"rate": 0.1},
+    "decoupled_weight_decay": {"rate": 0.1}, "lasso": {"rate": 0.1}, "gradient_clipping": {"threshold": 1},
+    "gradient_hard_clipping": {"lower_bound": -9, "upper_bound": 9}, "gradient_noise": {"eta": 0.1},
+    "step": {"milestones": [1]}, "exponential": {"gamma": 0.5}, "piecewise_linear": {"points": [[0, 1], [1, 2]]},
+}  # fmt: skip
+# Where a component of a kind is written.
+PLACES = {
+    "model": ["model"], "data": ["data"], "loss": ["loss"], "optimizer": ["optimizer"], "metric": ["metrics", 0],
+    "compression": ["compression"], "transform": ["transforms", "train", 0], "hook": ["optimizer", "hooks", 0],
+    "schedule": ["optimizer", "schedule"],
+}  # fmt: skip
+
+
+def components():
+    """Each name of a component with a configuration that has it, and its place there."""
+    for tag, cls in settings.BY_TAG.items():
+        kind = tag.strip("<>").split()[0]
+        if kind not in PLACES or issubclass(cls, settings.Custom) or not hasattr(cls, "model_fields"):
+            continue
+        for name in get_args(cls.model_fields["name"].annotation):
+            made = {"name": name, **NEEDED.get(name, {})}
+            data = {**BASE, "transforms": {"train": []}, "optimizer": {"name": "sgd", "hooks": []}, "metrics": []}
+            if kind == "transform":
+                data |= {"transforms": {"train": [made]}, "data": {"name": "image_folder", "root": "r"}}
+            elif kind == "hook":
+                data["optimizer"] = {"name": "sgd", "hooks": [made]}
+            elif name == "elu":
+                data["optimizer"], place = "rmsprop_warmup", ["schedules", 0, "schedule"]
+                yield name, cls, {**data, "schedules": [{"of": "optimizer.a_sgd", "schedule": made}]}, place
+                continue
+            elif kind == "schedule":
+                data["optimizer"] = {"name": "sgd" if name != "own" else "adadelta", "schedule": made}
+            else:
+                data[{"metric": "metrics"}.get(kind, kind)] = [made] if kind == "metric" else made
+            yield name, cls, data, PLACES[kind]
+
+
+def with_entry(data, path, value):
+    """A copy of the data with one entry replaced."""
+    if not path:
+        return value
+    copied = list(data) if isinstance(data, list) else dict(data)
+    copied[path[0]] = with_entry(copied[path[0]] if len(path) > 1 else None, path[1:], value)
+    return copied
+
+
+def judged(data):
+    """Whether the command takes a configuration, and what it says."""
+    try:
+        return Config.model_validate(data), ""
+    except ValidationError as error:
+        return None, str(error)
+
+
+# What a schema cannot say: that one key goes with another, that a file is there.
+RELATIONS = (
+    "needs|must be less than the period|smallest is larger|must be above lower_bound|is longer than the run|rise|"
+    "one for each milestone|never reached|cannot be combined|does not work with|cannot be read|has its schedule|"
+    "increasing: true|and threads do the same|are less than one step|own transforms|soft labels|sums over ranks|"
+    "has a schedule already|expected the smallest ratio|expected the key of a number|adds gradients on GPUs"
+)
+
+
+def differences(data, path, values):
+    for value in values:
+        tried = with_entry(data, path, value)
+        found, words = judged(tried)
+        if (found is not None) != is_valid(tried, SCHEMA) and not re.search(RELATIONS, words):
+            yield path, value, words or "the schema refuses it"
+
+
+SCHEMA = Config.model_json_schema()
+
+
+@pytest.mark.slow
+def test_the_schema_takes_what_the_command_takes_of_a_run():
+    found = []
+    for key, field in Config.model_fields.items():
+        if key == "extends":  # which is read before
+            continue
+        found += differences(BASE, [key], VALUES)
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, settings.Settings):
+            for inner in section.model_fields:
+                found += differences({**BASE, key: {}}, [key, inner], VALUES)
+    for key, inner in (("ema", {"decay": 0.5}), ("ema", {}), ("stop", {"target": 1}), ("stop", {"patience": 2})):
+        for name in (schema.Ema if key == "ema" else schema.Stop).model_fields:
+            found += differences({**BASE, key: inner}, [key, name], VALUES)
+    assert not found
+
+
+@pytest.mark.slow
+def test_the_schema_takes_what_the_command_takes_of_components():
+    found, num_tried = [], 0
+    for name, cls, data, place in components():
+        assert judged(data)[0] is not None and is_valid(data, SCHEMA), name
+        for spelling in (name.upper(), name.replace("_", ""), f" {name.replace('_', '-')}", f"{name}x", {}):
+            found += differences(data, [*place, "name"], [spelling])
+        for key in cls.model_fields:
+            num_tried += 1
+            found += differences(data, [*place, key], FEW)
+        found += differences(data, [*place, "nothing"], [1])
+    assert not found and num_tried > 150
+
+
+def test_whole_numbers_that_are_written_as_floats_are_the_only_known_difference():
+    """JSON Schema counts 64.0 as an integer, and cannot say otherwise; the command takes nothing for something else."""
+    assert is_valid({**BASE, "batch": 64.0}, SCHEMA) and judged({**BASE, "batch": 64.0})[0] is None

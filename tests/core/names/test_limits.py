@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, get_args
+import sys
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from dbrdist import optimizers
 from dbrdist.cli.configuration import updates
+from dbrdist.cli.configuration.derived import made_by
 from dbrdist.core.names import limits
 from dbrdist.core.names.limits import Declared, limits_of, within_limits
 from dbrdist.optimizers import schedules
@@ -23,14 +25,9 @@ def declared_by(cls):
 
 
 def settings_of_optimizers():
-    """Pairs of an optimizer and its settings in configurations, with the names that both have."""
-    for cls in vars(updates).values():
-        annotation = getattr(cls, "model_fields", {}).get("name")
-        for name in get_args(annotation.annotation) if annotation is not None else ():
-            plain = str(name).replace("_", "")
-            for public in optimizers.__all__:
-                if public.lower() == plain:
-                    yield getattr(optimizers, public), cls
+    """Pairs of an optimizer and its settings in configurations."""
+    for settings in updates.OPTIMIZERS:
+        yield made_by(settings), settings
 
 
 def test_configurations_accept_nothing_that_python_refuses():
@@ -60,7 +57,10 @@ def test_a_schema_follows_from_a_signature():
 @pytest.mark.parametrize("name", optimizers.__all__)
 def test_every_number_of_an_optimizer_has_its_limit(name):
     cls = getattr(optimizers, name)
-    numbers = {p.name for p in inspect.signature(cls).parameters.values() if "float" in str(p.annotation)}
+    module = sys.modules[cls.__module__]
+    parameters = inspect.signature(cls).parameters.values()
+    kinds = {p.name: str(getattr(module, str(p.annotation), p.annotation)) for p in parameters}
+    numbers = {key for key, kind in kinds.items() if "float" in kind}
     assert numbers == set(declared_by(cls))
     required = [p.name for p in inspect.signature(cls).parameters.values() if p.default is p.empty]
     given = {key: REQUIRED[key] for key in required}
