@@ -50,9 +50,9 @@ def layouts(x):
 
 def reduce(comm, x, factors, divisor):
     """A weighted sum in place, as the reduction of gradients does it."""
-    with comm._gate.call("reduce") as call:
+    with comm.gate.call("reduce") as call:
         call.meet_without_row()
-        comm._reduce(call, x, factors, divisor)
+        comm.reducer.reduce(call, x, factors, divisor)
 
 
 def check_rank_and_size(comm):

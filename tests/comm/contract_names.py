@@ -1,5 +1,7 @@
-"""The names of communicators that keep the whole contract on real ranks, in tests/mpi."""
+"""The names of communicators that keep the whole contract on real ranks, in tests/mpi: all that the table has."""
+
+from dbrdist.comm.communicators import create
 
 # "shared" is flat with sums through shared memory for every size of array and number of ranks.
 WORLDS = ("naive", "flat", "shared")
-OTHERS = ("hierarchical", "two_dimensional", "non_cuda_aware", "single_node", "pure_nccl", "dummy")
+OTHERS = tuple(name for name in create.OVER_MPI if name not in WORLDS)

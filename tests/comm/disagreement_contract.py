@@ -156,7 +156,7 @@ class _here:
 @several
 def check_objects_that_fail_to_unpickle_on_one_rank(comm):
     _here.rank = comm.rank if type(comm).__name__ != "ThreadCommunicator" else None
-    me = comm.size - 1 if _here.rank is not None else comm._gate.members[-1]
+    me = comm.size - 1 if _here.rank is not None else comm.gate.members[-1]
     fragile = Fragile(me)
     text = "OSError: no such thing on this rank (on rank"
     all_raise(comm, TypeError, text, lambda: comm.bcast_obj(fragile))

@@ -237,7 +237,8 @@ class Comm:
         return self._group.mail[sender, receiver, tag]
 
     def Isend(self, buffer, peer, tag=0):
-        job, raw = self._group.job, array_of(buffer).tobytes()
+        job, sent = self._group.job, array_of(buffer)
+        raw = sent if isinstance(sent, bytes) else sent.tobytes()
         with job.changed:
             mail = self._mail(self.rank, peer, tag)
             mail.box[mail.num_sent] = raw

@@ -168,7 +168,7 @@ def check_gradients_that_change_meanwhile(comm, times):
             model.b.cleargrad()
         text = "but that of /b was cleared or replaced since"
         all_raise(comm, RuntimeError, text, reduction.wait)
-    if comm._encloses([p.array for p in model.params()]):
+    if comm.reducer.encloses([p.array for p in model.params()]):
         model.fill(comm.rank)
         reduction.start()
         if odd:
@@ -293,7 +293,7 @@ def check_starts_wait_for_no_rank(comm):
 def check_gradients_that_change_while_others_have_yet_to_start(comm):
     models = [Model(seed) for seed in range(4)]
     reductions = [Reduction(comm, model) for model in models]
-    if not comm._encloses([p.array for p in models[0].params()]):
+    if not comm.reducer.encloses([p.array for p in models[0].params()]):
         return
     for model, reduction in zip(models, reductions):
         model.fill(comm.rank)

@@ -535,7 +535,7 @@ def check_the_record_has_the_line_of_each_step(comm):
         optimizer.update(model, *batch)
         second = frame.f_lineno - 1
     if comm.size > 1:
-        steps = [call for call in comm._gate.record.last if call.verb == "update"][-6:]
+        steps = [call for call in comm.gate.record.last if call.verb == "update"][-6:]
         assert [call.place for call in steps] == 2 * [(__file__, first), (__file__, first), (__file__, second)]
         assert all(call.seconds >= 0 for call in steps)
 

@@ -411,12 +411,12 @@ def check_values_that_only_some_workers_observe(comm):
 
 def check_a_stop_request_travels_in_the_header(comm):
     run = Run(comm)
-    comm._stop_request = 15 if comm.rank == comm.size - 1 else 0
+    comm.stop.request = 15 if comm.rank == comm.size - 1 else 0
     try:
         run.steps(1)
-        assert comm._stop_answers.tolist() == [0] * (comm.size - 1) + [15]
+        assert comm.stop.answers.tolist() == [0] * (comm.size - 1) + [15]
     finally:
-        comm._stop_request, comm._stop_answers = 0, None
+        comm.stop.request, comm.stop.answers = 0, None
 
 
 def check_a_bad_loss_is_seen_by_all(comm):

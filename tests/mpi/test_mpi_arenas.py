@@ -56,7 +56,7 @@ def fill(comm, model, step=0):
 
 
 def plan_of(comm, model):
-    return comm._plans[key_of(list(model.namedparams()))]
+    return comm.reducer.plans[key_of(list(model.namedparams()))]
 
 
 def check_means(comm, model, step=0, factors=None, rtol=1e-6):
@@ -87,14 +87,14 @@ def test_means_of_every_type(comm, dtype):
 def test_sums_of_hosts_travel_in_the_configured_type(comm, monkeypatch, dtype, size):
     """And come back in the gradients' own, whatever their size; where there is one host nothing travels."""
     comm.set_config("allreduce_grad_dtype", dtype)
-    comm._lay_cable()  # which measures in the type of the sums
-    model, sent, between = model_of(), [], comm._reduce_between
+    comm.reducer.lay_cable()  # which measures in the type of the sums
+    model, sent, between = model_of(), [], comm.reducer.reduce_between
 
     def noted(call, x, codec, divisor):
         sent.append(codec.wire_dtype(x.dtype))
         between(call, x, codec, divisor)
 
-    monkeypatch.setattr(comm, "_reduce_between", noted)
+    monkeypatch.setattr(comm.reducer, "reduce_between", noted)
     for i, p in enumerate(model.params()):
         p.grad = size * np.abs(gradient(comm.rank, i, p.shape, p.dtype))
     comm.weighted_mean_grad(list(model.namedparams()), True, comm.rank + 1)
@@ -281,7 +281,7 @@ def test_memory_goes_with_the_model():
         fill(comm, model, step)
         comm.multi_node_mean_grad(model)
         del model
-    comm._plans.clear()
+    comm.reducer.plans.clear()
     comm.barrier()
     assert num_maps() == before
     assert len(os.listdir("/proc/self/fd")) == files

@@ -47,14 +47,14 @@ class Counted:
 def test_16_bit_sums_do_not_travel_as_float32(dtype):
     """Each rank sends the others' parts of its array, and its part of the sums to each, in two bytes an element."""
     comm = create_communicator("naive")
-    counted = comm._rows = Counted(comm._rows)
+    counted = comm.ranks.rows = Counted(comm.ranks.rows)
     x = np.full(1000, comm.rank + 1, dtype)
     total = comm.allreduce(x)
     assert total.dtype == dtype
     assert (total == sum(range(1, comm.size + 1))).all()
     assert counted.num_bytes <= 2 * x.nbytes
     assert counted.num_bytes > 0 or comm.size == 1
-    comm._rows = counted._comm
+    comm.ranks.rows = counted._comm
     comm.finalize()
 
 
@@ -64,11 +64,11 @@ def levels(request, monkeypatch):
     name, layout = request.param
     monkeypatch.setattr(hosts, "local_ranks", lambda _, c: c.Split(HOST_OF[layout](c.rank), c.rank))
     comm = create_communicator(name)
-    between, counted = comm._hosts.between, None
+    between, counted = comm.reducer._hosts.between, None
     if between is not None:
-        counted = comm._hosts.between = Counted(between)
+        counted = comm.reducer._hosts.between = Counted(between)
     yield comm, [HOST_OF[layout](rank) for rank in range(comm.size)], counted
-    comm._hosts.between = between
+    comm.reducer._hosts.between = between
     comm.finalize()
 
 
@@ -112,7 +112,7 @@ def test_sums_of_hosts_travel_in_the_configured_type(levels, travels):
         assert found.dtype == dtype
         np.testing.assert_array_equal(found, expected)
         if counted is not None:
-            num_elements = -(-found.size // comm._hosts.num_owners)
+            num_elements = -(-found.size // comm.reducer._hosts.num_owners)
             assert 0 < counted.num_bytes <= 2 * num_elements * 2
     comm.set_config("allreduce_grad_dtype", None)
 
@@ -136,6 +136,6 @@ def test_16_bit_gradients_between_hosts(levels, dtype):
     total = sum(sums_of_hosts(everyones, host_of))
     np.testing.assert_array_equal(found, (total / np.float32(comm.size)).astype(dtype))
     if counted is not None:
-        width = 2 if comm._hosts.has_one_each else 4
-        num_elements = -(-found.size // comm._hosts.num_owners)
+        width = 2 if comm.reducer._hosts.has_one_each else 4
+        num_elements = -(-found.size // comm.reducer._hosts.num_owners)
         assert 0 < counted.num_bytes <= 2 * num_elements * width

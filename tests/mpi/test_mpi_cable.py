@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from dbrdist.comm import create_communicator
-from dbrdist.comm.communicators import shared_memory
 from dbrdist.comm.transport import hosts, sockets
 from dbrdist.core.model.chain import Chain
 from dbrdist.core.model.parameter import Parameter
@@ -18,9 +17,6 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 def make(request, monkeypatch):
     """Makes communicators of all ranks."""
     monkeypatch.setattr(hosts, "local_ranks", lambda _, c: c.Split(c.rank // request.param, c.rank))
-    monkeypatch.setattr(
-        shared_memory.FlatCommunicator, "inter_size", property(lambda comm: -(-comm.size // request.param))
-    )
     made = []
 
     def create(**settings):
@@ -74,7 +70,7 @@ def test_the_same_bits_as_by_messages_and_right_values(make):
             np.testing.assert_array_equal(found[0].view(np.uint8), found[1].view(np.uint8))
 
     check()
-    assert bool(ways[1]._has_cable) is (ways[1].inter_size > 1)
+    assert bool(ways[1].reducer._has_cable) is (ways[1].inter_size > 1)
 
 
 def test_all_ranks_have_the_same_bits(make):
@@ -93,8 +89,8 @@ def test_where_a_rank_cannot_connect_all_take_messages(make, monkeypatch, capfd)
     if comm.rank == comm.size - 1:
         monkeypatch.setattr(sockets, "_call", lambda *_: exec('raise OSError("a firewall")'))
     mine = means(comm, 70_001, np.float32, False)
-    assert comm._has_cable is False
-    assert comm._cable is None
+    assert comm.reducer._has_cable is False
+    assert comm.reducer._cable is None
     terms = [np.random.default_rng([r, 70_001]).normal(size=70_001).astype(np.float32) for r in range(comm.size)]
     np.testing.assert_allclose(mine, sum(terms) / comm.size, atol=1e-6)
     comm.barrier()
@@ -109,25 +105,26 @@ def test_the_faster_way_is_taken(make, monkeypatch):
         if comm.inter_size == 1:
             return
         times = {False: first, True: second}
+        reducer, others = comm.reducer, 1 if comm.rank == 0 else 5
         monkeypatch.setattr(
-            comm, "_time_reduction", lambda n, c=comm, t=times: t[c._cable is not None] * (1 if c.rank == 0 else 5)
+            reducer, "time_reduction", lambda n, r=reducer, t=times, k=others: t[r._cable is not None] * k
         )
         means(comm, 70_001, np.float32, False)
-        assert comm._has_cable is (second < 1.3)
-        assert (comm._cable is not None) is (second < 1.3 and comm._hosts.between is not None)
+        assert comm.reducer._has_cable is (second < 1.3)
+        assert (comm.reducer._cable is not None) is (second < 1.3 and comm.reducer.hosts.between is not None)
 
 
 def test_the_thread_beside_backward_has_connections_of_its_own(make):
     comm = make(sockets=True, overlap=True)
     if comm.inter_size == 1:
         pytest.skip("one host")
-    courier = comm._background()
-    assert courier.comm._has_cable is comm._has_cable is True
-    if comm._cable is not None:
-        assert courier.comm._cable is not comm._cable
+    courier = comm.reducer.thread()
+    assert courier.comm.reducer._has_cable is comm.reducer._has_cable is True
+    if comm.reducer._cable is not None:
+        assert courier.comm.reducer._cable is not comm.reducer._cable
 
 
 def test_no_sockets_where_they_are_not_wanted(make):
     comm = make(sockets=False)
     means(comm, 70_001, np.float32, False)
-    assert not comm._has_cable
+    assert not comm.reducer._has_cable

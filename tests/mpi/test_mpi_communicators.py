@@ -106,10 +106,10 @@ def test_hosts_are_found(layout):
     assert comm.intra_rank == comm.rank % 2
     assert comm.inter_rank == comm.rank // 2
     assert comm.inter_size == (comm.size + 1) // 2
-    assert comm._hosts.num_owners == 1
+    assert comm.reducer._hosts.num_owners == 1
     comm.finalize()
     comm = create_communicator("two_dimensional")
-    assert comm._hosts.num_owners == (2 if comm.size % 2 == 0 else 1)
+    assert comm.reducer._hosts.num_owners == (2 if comm.size % 2 == 0 else 1)
     comm.finalize()
 
 

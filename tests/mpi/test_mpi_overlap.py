@@ -342,7 +342,7 @@ def test_a_model_dies_with_its_last_reference(comm):
         train(comm, model, plain_loss, 3)
         kept = weakref.ref(model.extra)
         del model
-        comm._plans.clear()
+        comm.reducer.plans.clear()
         assert kept() is None
     finally:
         gc.enable()
@@ -431,7 +431,7 @@ def test_overlap_is_off_within_one_host():
     comm = create_communicator("flat", shared_memory=True)
     model = Layers()
     train(comm, model, plain_loss, 2)
-    plan = comm._plans[key_of(list(model.namedparams()))] if comm.size > 1 else None
+    plan = comm.reducer.plans[key_of(list(model.namedparams()))] if comm.size > 1 else None
     assert plan is None or plan.overlap is None
     comm.finalize()
 

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from dbrdist import comm
-from dbrdist.comm import CommunicatorBase
 from dbrdist.comm.communicators import create, mpi_communicator, shared_memory
+from dbrdist.comm.communicators.communicator import SETTINGS
 from tests.comm import jobs
 from tests.each import each
 
@@ -20,7 +20,7 @@ def test_the_page_has_each_method(name):
 
 
 def test_the_page_has_each_configuration_entry_with_its_default():
-    for name, default in {**CommunicatorBase._defaults, **shared_memory.FlatCommunicator._defaults}.items():
+    for name, default in {**SETTINGS, **shared_memory.FlatReducer.settings}.items():
         assert f"| `{name}` | {default} |" in CONTRACT
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from dbrdist import optimizers
 from dbrdist.comm.communicators import create
-from dbrdist.comm.communicators.mpi_communicator import NaiveCommunicator
+from dbrdist.comm.communicators.messages import NaiveCommunicator
 from dbrdist.core.update.optimizer import Optimizer
 from tests.comm.contract_names import OTHERS, WORLDS
 from tests.contracts.comm.test_contract import test_contract_on_threads as contract_on_threads

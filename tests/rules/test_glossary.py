@@ -39,7 +39,7 @@ SHARED = {
     **dict.fromkeys(["Array", "Axis", "Header", "HostArray", "Path", "Shape", "Wait"], AN_ALIAS),
     **dict.fromkeys(
         ["Batch", "Call", "Elementwise", "GetItem", "Pending", "Plan", "RMSNormalization", "Ranks", "Record", "Ring",
-         "Row", "Run", "Scatter", "Shard", "Sharding", "Slot", "State", "Step", "Sum", "Ticket", "Values", "Way"],
+         "Run", "Scatter", "Shard", "Sharding", "Slot", "State", "Step", "Sum", "Ticket", "Values", "Way"],
         TWO_MEANINGS,
     ),
 }  # fmt: skip

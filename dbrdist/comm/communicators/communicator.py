@@ -1,25 +1,32 @@
 """The contract of all communicators. ``tests/contracts/comm`` and ``tests/mpi`` hold every provider to it.
 
-The base class owns each public verb: it checks the arguments, passes the gate (``gate.py``), on which all ranks agree
-or raise the same error, and calls one of the few primitives (``primitives.py``) that a provider fills in.
+A communicator is put together from two objects: its ranks (``primitives.py``), who is there and how bytes move, and its
+reducer (``gradients/reducer.py``), how gradients are added. It owns each public verb: it checks the arguments, passes
+the gate (``gate.py``), on which all ranks agree or raise the same error, and has the ranks or the reducer do it.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from dbrdist.comm.gradients import model as models
+from dbrdist.comm.gradients.reducer import Reducer
 from dbrdist.comm.protocol import arguments
 from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.protocol.objects import ObjectVerbs
 from dbrdist.comm.protocol.pair import PairVerbs
+from dbrdist.comm.protocol.primitives import Ranks
 from dbrdist.comm.transport import message
+from dbrdist.comm.transport.call_log import Record
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import Array
+
+SETTINGS: dict[str, Any] = {"allreduce_grad_dtype": None, "batched_copy": True}  # of every communicator
 
 
 class CommunicatorBase(ObjectVerbs, PairVerbs):
@@ -46,6 +53,21 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
         TypeError, ValueError: on every rank, where an argument is wrong on one of them.
     """
 
+    reducer_type: type[Reducer]  # how this kind of communicator adds gradients
+    reducer: Reducer
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        record: Record,
+        name: str,
+        members: tuple[int, ...],
+        configs: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(ranks, {**SETTINGS, **self.reducer_type.settings}, record, name, members, configs)
+        self.reducer = self.reducer_type(self)
+        self._finalized_at = ""
+
     # ---- arrays ----
 
     def bcast(self, data: Array | None, max_buf_len: int | None = None, root: int = 0) -> Array:
@@ -53,7 +75,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
 
         ``max_buf_len`` is the number of bytes sent at a time, the same on every rank.
         """
-        with self._gate.call("bcast") as call:
+        with self.gate.call("bcast") as call:
             (own, piece), error = self._prepare_bcast(call, root, max_buf_len, arguments.prepared, data, "bcast")
             header, flat = own if own is not None else (message.no_header(), None)
             rows = call.agree([piece, *header], error, num_same=1, what="the same max_buf_len", detail=f"{piece} bytes")
@@ -61,28 +83,28 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
             call.num_bytes = message.count_bytes(header)
             with call.moving():
                 if flat is not None:
-                    self._bcast_in_pieces(call, message.as_bytes(flat), piece)
+                    self.ranks.bcast_in_pieces(call, message.as_bytes(flat), piece)
                     return data
                 raw, x = message.empty_like_header(header)
-                self._bcast_in_pieces(call, raw, piece)
+                self.ranks.bcast_in_pieces(call, raw, piece)
                 return message.to_current_device(x, header)
 
     def gather(self, data: Array, root: int = 0) -> tuple[Array, ...] | None:
         """On ``root`` every rank's array, in order of ranks, whatever their shapes; None on the others."""
-        with self._gate.call("gather") as call:
+        with self.gate.call("gather") as call:
             flat, headers = self._agree_on_arrays(call, data, root)
             raw, counts, starts = message.room_for(headers if self.rank == root else headers[:0])
             with call.moving():
-                self._gather_bytes(call, message.as_bytes(flat), raw, counts, starts)
+                self.ranks.gather_bytes(call, message.as_bytes(flat), raw, counts, starts)
             return message.unpack(raw, headers, starts) if self.rank == root else None
 
     def allgather(self, x: Array) -> tuple[Array, ...]:
         """Every rank's array, in order of ranks, whatever their shapes."""
-        with self._gate.call("allgather") as call:
+        with self.gate.call("allgather") as call:
             flat, headers = self._agree_on_arrays(call, x)
             raw, counts, starts = message.room_for(headers)
             with call.moving():
-                self._allgather_bytes(message.as_bytes(flat), raw, counts, starts)
+                self.ranks.allgather_bytes(message.as_bytes(flat), raw, counts, starts)
             return message.unpack(raw, headers, starts)
 
     def _agree_on_arrays(self, call: Passage, x: Any, root: Any = None) -> tuple[message.HostArray, message.Header]:
@@ -96,22 +118,22 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
 
     def scatter(self, xs: Sequence[Array] | Array | None, root: int = 0) -> Array:
         """Entry ``rank`` of what ``root`` passes: a sequence of ``size`` arrays, or an array with ``size`` rows."""
-        with self._gate.call("scatter") as call:
+        with self.gate.call("scatter") as call:
             bad_root = self._take_root(call, root)
             each, error = None, None
             if call.root == self.rank:
                 each, error = attempt(arguments.prepared_for_each, xs, self.size, "scatter")
             call.agree((), bad_root or error)
             with call.moving():
-                return self._exchange_arrays(call, each or [], [call.root])[0]
+                return self.ranks.exchange_arrays(call, each or [], [call.root])[0]
 
     def alltoall(self, xs: Sequence[Array]) -> tuple[Array, ...]:
         """Entry k of the result is what rank k had at this rank's place of its ``xs`` (one array for each rank)."""
-        with self._gate.call("alltoall") as call:
+        with self.gate.call("alltoall") as call:
             each, error = attempt(arguments.prepared_for_each, xs, self.size, "alltoall")
             call.agree((), error)
             with call.moving():
-                return self._exchange_arrays(call, each or [], range(self.size))
+                return self.ranks.exchange_arrays(call, each or [], range(self.size))
 
     def allreduce(self, data: Array) -> Array:
         """The sum over ranks, as a new array; 4-d results are channels-last, others in C order.
@@ -119,7 +141,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
         All ranks pass the same shape and type. Sums of 16-bit types run in float32 and are narrowed once; booleans are
         combined by "or", as NumPy adds them.
         """
-        with self._gate.call("allreduce") as call:
+        with self.gate.call("allreduce") as call:
             x, error = attempt(arguments.summable, data)
             header = message.no_header() if x is None else message.encode(x, ())
             call.agree(
@@ -132,14 +154,14 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
             assert x is not None
             result = backend.empty(x.shape, x.dtype, x)  # the same order of axes on every rank
             result[...] = x
-            reduce = self._reducer(call, result)
+            reduce = self.reducer.for_arrays_like(call, result)
             with call.moving():
                 reduce(call, _flat(result))
             return result
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
-        with self._gate.call("barrier") as call:
+        with self.gate.call("barrier") as call:
             call.agree()
 
     # ---- lifetime ----
@@ -149,7 +171,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
 
         A rank whose color is None gets None.
         """
-        with self._gate.call("split") as call:
+        with self.gate.call("split") as call:
             own, error = attempt(arguments.color_and_key, color, key)
             rows = call.agree(own or (), error)
             assert own is not None
@@ -157,19 +179,23 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
             entries = [(int(a), int(b), int(c), rank) for rank, (a, b, c) in enumerate(rows[:, :3])]
             with call.moving():
                 mine = sorted((c, rank) for a, b, c, rank in entries if has_color and a and b == number)
-                return self._make_part(call, [rank for _, rank in mine])
+                return self._part(call, [rank for _, rank in mine])
+
+    @abstractmethod
+    def _part(self, call: Passage, ranks: list[int]) -> CommunicatorBase | None:
+        """A communicator of these ranks of this one, in this order; None where there are none. Collective."""
 
     def finalize(self) -> None:
         """Free what the communicator holds. Collective. It must not be used afterwards."""
-        if self._finalized_at or self._refusal():
+        if self._finalized_at or self.ranks.refusal():
             return
-        with self._gate.call("finalize") as call:
+        with self.gate.call("finalize") as call:
             call.agree()
             self._finalized_at = call.where()
-            self._free()
-            self._plans.clear()  # with the models: the record of the last verbs keeps the communicator
-            self._gate.closed = f"this communicator was finalized at {self._finalized_at}; make a new one"
-            self._gate.record.forget(self._gate.name)
+            self.reducer.free()  # with the plans of models: the record of the last verbs keeps the communicator
+            self.ranks.free()
+            self.gate.closed = f"this communicator was finalized at {self._finalized_at}; make a new one"
+            self.gate.record.forget(self.gate.name)
 
     # ---- models ----
 
@@ -181,7 +207,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
         Raises:
             CommunicatorError: on every rank, if the models differ in names, shapes or types.
         """
-        with self._gate.call("bcast_data"):
+        with self.gate.call("bcast_data"):
             models.bcast_data(self, model)
 
     def broadcast_data(self, model: Any) -> None:
@@ -209,7 +235,7 @@ class CommunicatorBase(ObjectVerbs, PairVerbs):
 
         None on every rank is equal weights; a rank with 0 samples takes part with weight 0.
         """
-        with self._gate.call("weighted_mean_grad") as call:
+        with self.gate.call("weighted_mean_grad") as call:
             models.mean_grad(self, call, params, zero_fill, num_samples)
 
 

@@ -27,10 +27,10 @@ class Seat(NamedTuple):
 
 def share_out(comm: CommunicatorBase) -> None:
     """Limit the threads of this rank to its share of the host's cores, and let rank 0 say so. Collective."""
-    seats: Sequence[Seat] = comm._seats or [seat_on(0)]
-    own = seats[comm.intra_rank if comm._seats else 0]
+    seats: Sequence[Seat] = comm.ranks.seats or [seat_on(0)]
+    own = seats[comm.intra_rank if comm.ranks.seats else 0]
     share = _whole(part_of(own, seats))
-    everyones = comm._allgather_rows(np.array([share], np.int64))
+    everyones = comm.gate.allgather_rows(np.array([share], np.int64))
     if share > 1:
         thread_pools.wait_briefly()
     is_alone = comm.size == 1 and share == len(own.cores)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from dbrdist.comm.communicators import cores, mpi_communicator, nccl, shared_memory, threads, two_levels
+from dbrdist.comm.communicators import cores, messages, mpi_communicator, nccl, shared_memory, threads, two_levels
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.failure import abort
 from dbrdist.comm.transport import environment, mpi
@@ -44,14 +44,14 @@ def _over_mpi(kind: type[mpi_communicator.MpiCommunicator]) -> Maker:
 
 
 OVER_MPI: dict[str, type[mpi_communicator.MpiCommunicator]] = {
-    "naive": mpi_communicator.NaiveCommunicator,
+    "naive": messages.NaiveCommunicator,
     "flat": shared_memory.FlatCommunicator,
     "hierarchical": two_levels.HierarchicalCommunicator,
     "two_dimensional": two_levels.TwoDimensionalCommunicator,
     "single_node": shared_memory.SingleNodeCommunicator,
     "non_cuda_aware": two_levels.NonCudaAwareCommunicator,
     "pure_nccl": nccl.NcclCommunicator,
-    "dummy": mpi_communicator.DummyCommunicator,
+    "dummy": messages.DummyCommunicator,
 }
 PROVIDERS: dict[str, Maker] = {
     **{name: _over_mpi(kind) for name, kind in OVER_MPI.items()},
@@ -132,7 +132,7 @@ def _told_to_all(error: Exception, mpi_comm: Any) -> Exception:
     is_rank = environment.is_launched() and not environment.is_helper()
     if mpi_comm is not None or (threads.current() is None and is_rank):
         try:
-            mpi_communicator.MpiCommunicator(mpi_comm, {}, error)
+            messages.NaiveCommunicator(mpi_comm, {}, error)
         except (ImportError, CommunicatorError):  # there is no MPI that could tell them
             return error
         except Exception as shared:

@@ -16,15 +16,16 @@ import numpy as np
 
 from dbrdist.comm.communicators import cores
 from dbrdist.comm.communicators.communicator import CommunicatorBase
+from dbrdist.comm.communicators.mailbox import Mailbox
 from dbrdist.comm.failure import watch
-from dbrdist.comm.gradients.pipeline import Messages, Sum
 from dbrdist.comm.protocol.arguments import attempt
-from dbrdist.comm.protocol.gate import Gate, Passage, Pending, Row, digest
-from dbrdist.comm.protocol.wire_type import Codec
+from dbrdist.comm.protocol.gate import Passage, digest
+from dbrdist.comm.protocol.primitives import Pending, Ranks, Row
 from dbrdist.comm.transport import call_log, environment, hosts, message, mpi
 from dbrdist.comm.transport.call_log import Call
 from dbrdist.comm.transport.row_reduction import RowReduction
 from dbrdist.core.array import spans
+from dbrdist.core.array.backend import Array
 from dbrdist.errors import CommunicatorError
 
 _PIECE_BYTES = 1 << 30  # counts of MPI before version 4 end at 2**31
@@ -32,188 +33,167 @@ _WHOLE_BYTES = 1 << 14  # the most that is sent behind its head in one message
 _serials = itertools.count(1)
 
 
-class MpiCommunicator(CommunicatorBase):
-    """All verbs over mpi4py; subclasses differ in how they reduce gradients.
+class MpiRanks(Ranks):
+    """The ranks of an mpi4py communicator."""
 
-    Args:
-        mpi_comm: the ranks; None is all of them.
-        settings: configuration, as for :meth:`set_config`.
-        error: what is wrong with this rank's arguments already; every rank raises it.
-    """
+    comm: Any = None  # for bytes, once they are connected
+    rows: Any  # for rows
+    leaders: Sequence[int]  # for each rank the lowest rank of its host
 
-    def __init__(
-        self, mpi_comm: Any = None, settings: dict[str, Any] | None = None, error: Exception | None = None
-    ) -> None:
-        super().__init__()
-        self._MPI = mpi.start()
-        world = self._MPI.COMM_WORLD
-        reason = environment.refusal(world.size)
-        if reason and mpi_comm is None:
-            raise CommunicatorError(reason)
-        self._take_ranks(world if mpi_comm is None else mpi.checked(mpi_comm))
-        call_log.process.rank = world.rank
-        members = mpi.world_ranks(self._user_comm)
-        self._gate = Gate(self, call_log.process, f"new of {digest(repr(members)):x}", members)
-        with self._gate.call("create_communicator") as call:
-            self._open(call, error or attempt(self._configure, settings or {})[1])
+    def __init__(self, mpi_comm: Any, is_part: bool = False) -> None:
+        """``is_part`` says that ``mpi_comm`` is ours, and not the user's."""
+        self.MPI = mpi.start()
+        self.user_comm = mpi_comm
+        self.is_part = is_part
+        self.rank: int = mpi_comm.rank
+        self.size: int = mpi_comm.size
+        self.abandoned: list[Any] = []  # what MPI may still read or write after an interrupted verb
+        self._mailbox: Mailbox | None = None
+        self._num_rows_left = 0
+        self._then: Callable[[], None] | None = None  # see call_after_rows
 
-    def _take_ranks(self, mpi_comm: Any) -> None:
-        self._user_comm = mpi_comm
-        self._is_part = False  # made by split, so that the user's communicator is ours
-        self._rank: int = mpi_comm.rank
-        self._size: int = mpi_comm.size
-        self._comm: Any = None
-        self._abandoned: list[Any] = []  # what MPI may still read or write after an interrupted verb
-
-    def _configure(self, settings: dict[str, Any]) -> None:
-        for name, value in settings.items():
-            self.set_config(name, value)
+    # ---- lifetime ----
 
     def _duplicate(self, rows: Any) -> None:
         """Keep ``rows``, on which rows are exchanged, and make duplicates of it for all else. Collective."""
-        self._rows, self._comm, self._differing = rows, rows.Dup(), rows.Dup()
-        self._row_reduction = RowReduction(self._MPI, rows, self._differing, self._wait)
+        self.rows, self.comm, self._differing = rows, rows.Dup(), rows.Dup()
+        self._row_reduction = RowReduction(self.MPI, rows, self._differing, self.wait)
 
-    def _free_duplicates(self) -> None:
-        for each in (self._differing, self._comm, self._rows):
+    def free_duplicates(self) -> None:
+        """Disconnect. Collective."""
+        for each in (self._differing, self.comm, self.rows):
             each.Free()
 
-    def _open(self, call: Passage, error: Exception | None) -> None:
+    def connect(self, call: Passage) -> None:
+        """Be able to send rows and bytes, apart from the program's own traffic. Collective."""
         call.meet_without_row()
-        rows, request = self._user_comm.Idup()
+        rows, request = self.user_comm.Idup()
         mpi.wait_until(request.Test, call)
         self._duplicate(rows)
-        kind = type(self).__name__
-        try:
-            own = [call_log.process.rank, next(_serials)] if self._rank == 0 else []
-            row = [digest(kind), *own]
-            rows = call.agree(row, error, num_same=1, what="the same kind of communicator", detail=kind)
-            self._gate.name = f"{rows[0, 1]}.{rows[0, 2]}"
-            mpi.unlink_segments()
-            with call.moving():
-                self._find_hosts(call)
-            call.agree((), self._misfit())
-        except Exception:
-            self._free_duplicates()
-            raise
-        with call.moving():
-            self._prepare()
 
-    def _find_hosts(self, call: Passage) -> None:
-        host = hosts.local_ranks(self._MPI, self._comm)
-        leader = np.array([self._rank], np.int64)
+    def agree_on_name(self, call: Passage, kind: str, error: Exception | None) -> str:
+        """A name that no other communicator has. All ranks raise where their kinds differ, or one has an error."""
+        own = [call_log.process.rank, next(_serials)] if self.rank == 0 else []
+        rows = call.agree([digest(kind), *own], error, num_same=1, what="the same kind of communicator", detail=kind)
+        return f"{rows[0, 1]}.{rows[0, 2]}"
+
+    def find_hosts(self, call: Passage) -> None:
+        """See which of the ranks share a host. Collective."""
+        host = hosts.local_ranks(self.MPI, self.comm)
+        leader = np.array([self.rank], np.int64)
         host.Bcast(leader, 0)
-        self._seats = host.allgather(cores.seat_on(0))
-        are_enough = all(host.allgather(cores.part_of(self._seats[host.rank], self._seats) >= 1))
-        self._has_cores = all(host.allgather(mpi.share_cores(are_enough, host.size)))
+        self.seats = host.allgather(cores.seat_on(0))
+        are_enough = all(host.allgather(cores.part_of(self.seats[host.rank], self.seats) >= 1))
+        self.has_cores = all(host.allgather(mpi.share_cores(are_enough, host.size)))
         host.Free()
         self._take_hosts(call.agree(leader)[:, 0].tolist())
 
     def _take_hosts(self, leaders: list[int]) -> None:
-        """``leaders`` are, for each rank, the lowest rank of its host."""
-        self._leaders = leaders
-        of_host = [rank for rank, leader in enumerate(leaders) if leader == leaders[self._rank]]
-        self._intra_rank, self._intra_size = of_host.index(self._rank), len(of_host)
+        self.leaders = leaders
+        of_host = [rank for rank, leader in enumerate(leaders) if leader == leaders[self.rank]]
+        self.intra_rank, self.intra_size = of_host.index(self.rank), len(of_host)
         in_order = sorted(set(leaders))
-        self._inter_rank, self._inter_size = in_order.index(leaders[self._rank]), len(in_order)
+        self.inter_rank, self.inter_size = in_order.index(leaders[self.rank]), len(in_order)
 
-    def _misfit(self) -> Exception | None:
-        """Why these ranks cannot communicate in this way, as far as this rank sees."""
-        return None
-
-    def _prepare(self) -> None:
-        """Make what a subclass needs. Collective."""
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        return self._size
-
-    @property
-    def intra_rank(self) -> int:
-        return self._intra_rank
-
-    @property
-    def intra_size(self) -> int:
-        return self._intra_size
-
-    @property
-    def inter_rank(self) -> int:
-        return self._inter_rank
-
-    @property
-    def inter_size(self) -> int:
-        return self._inter_size
-
-    @property
-    def mpi_comm(self) -> Any:
-        """The mpi4py communicator that this one was made from."""
-        return self._user_comm
-
-    def world_ranks(self) -> tuple[int, ...]:
-        """The numbers of these ranks in MPI's world."""
-        return self._gate.members
-
-    # ---- lifetime ----
-
-    _refusal = staticmethod(mpi.refusal)
-
-    def _make_part(self, call: Call, ranks: list[int]) -> MpiCommunicator | None:
-        number, key = (ranks[0], ranks.index(self._rank)) if ranks else (self._MPI.UNDEFINED, 0)
-        mpi_comm = self._rows.Split(number, key)  # the program may have freed its own communicator by now
+    def part(self, ranks: list[int]) -> MpiRanks | None:
+        """These of the ranks, of which all is known already; None where there are none. Collective."""
+        number, key = (ranks[0], ranks.index(self.rank)) if ranks else (self.MPI.UNDEFINED, 0)
+        mpi_comm = self.rows.Split(number, key)  # the program may have freed its own communicator by now
         if not ranks:
             return None
-        made = type(self).__new__(type(self))
-        made._become_part(self, f"{self._gate.name}/{call.number}.{ranks[0]}", ranks, mpi_comm)
+        made = MpiRanks(mpi_comm, is_part=True)
+        made.be_part(self, ranks)
         return made
 
-    def _become_part(self, whole: MpiCommunicator, name: str, ranks: list[int], mpi_comm: Any) -> None:
-        """A communicator of some ranks of another, which has found out all about them."""
-        super().__init__()
-        self._MPI = whole._MPI
-        self._take_ranks(mpi_comm)
-        self._is_part = True
-        self._configs.update(whole._configs)
-        self._gate = Gate(self, call_log.process, name, tuple(whole._gate.members[rank] for rank in ranks))
-        self._seats, self._has_cores = whole._seats, whole._has_cores
-        self._duplicate(mpi_comm.Dup())
+    def be_part(self, whole: MpiRanks, ranks: list[int]) -> None:
+        """Connect, and take over what is known of these ``ranks`` of ``whole``. Collective."""
+        self.seats, self.has_cores = whole.seats, whole.has_cores
+        self._duplicate(self.user_comm.Dup())
         first_of_host: dict[int, int] = {}
         for place, rank in enumerate(ranks):
-            first_of_host.setdefault(whole._leaders[rank], place)
-        self._take_hosts([first_of_host[whole._leaders[rank]] for rank in ranks])
-        self._prepare()
+            first_of_host.setdefault(whole.leaders[rank], place)
+        self._take_hosts([first_of_host[whole.leaders[rank]] for rank in ranks])
 
-    def _free(self) -> None:
-        self._free_duplicates()
-        if self._is_part:
-            self._user_comm.Free()
+    def call_after_rows(self, num_rows: int, then: Callable[[], None]) -> None:
+        """Call ``then()``, which is collective, when so many more rows were exchanged."""
+        self._num_rows_left, self._then = num_rows, then
 
-    def _failed_half_way(self, call: Call, reason: str) -> None:
-        if self._size > 1:
+    def use_mailbox(self, mailbox: Mailbox) -> None:
+        """Show rows in memory from now on: all ranks are on one host and reach it."""
+        self._mailbox = mailbox
+        self.exchange_row = mailbox.exchange  # type: ignore[method-assign]  # in one call less
+        self.release_enclosed = mailbox.release  # type: ignore[method-assign]
+
+    def refusal(self) -> str:
+        return mpi.refusal()
+
+    def failed_half_way(self, call: Call, reason: str) -> None:
+        if self.size > 1:
             watch.end_for(call, reason)
 
-    # ---- primitives ----
+    def free(self) -> None:
+        self._mailbox = self._then = None
+        # The record of the last verbs keeps these ranks, but not the memory that these methods would hold.
+        self.__dict__.pop("exchange_row", None)
+        self.__dict__.pop("release_enclosed", None)
+        self.free_duplicates()
+        if self.is_part:
+            self.user_comm.Free()
 
-    def _post_row(self, call: Call, row: bytes, enclosed: Sequence[message.HostArray] = ()) -> Pending:
-        return self._row_reduction.post(row)
+    # ---- rows ----
 
-    def _bcast_bytes(self, raw: message.HostArray, root: int) -> None:
+    def post_row(self, call: Call, row: bytes, enclosed: Sequence[message.HostArray] = ()) -> Pending:
+        if self._mailbox is None:
+            return self._row_reduction.post(row)
+        return self._mailbox.post(call, row, enclosed)
+
+    def exchange_row(
+        self, call: Call, row: bytes, enclosed: Sequence[message.HostArray] = ()
+    ) -> tuple[list[bytes], list[list[Any]]]:
+        """By messages."""
+        answer = super().exchange_row(call, row, enclosed)
+        if self._then is not None:
+            self._num_rows_left -= 1
+            if self._num_rows_left == 0:
+                then, self._then = self._then, None
+                then()
+        return answer
+
+    def wait_and_move(self, call: Call, test: Callable[[], bool], kind: str) -> None:
+        """Wait for a row in memory. MPI moves this rank's messages meanwhile, which it does only while it is called:
+        another rank may wait for them before it comes to its row."""
+        probe, anyone, anything = self.comm.Iprobe, self.MPI.ANY_SOURCE, self.MPI.ANY_TAG
+
+        def look() -> bool:
+            if test():
+                return True
+            probe(anyone, anything)
+            return False
+
+        self.wait_until(call, look, kind)
+
+    def takes(self, arrays: Sequence[Array]) -> bool:
+        return self._mailbox is not None and self._mailbox.takes(arrays)
+
+    def has_room(self) -> bool:
+        return self._mailbox is not None and self._mailbox.has_room()
+
+    # ---- bytes ----
+
+    def bcast_bytes(self, raw: message.HostArray, root: int) -> None:
         for begin in range(0, raw.size, _PIECE_BYTES):
-            self._comm.Bcast([raw[begin : begin + _PIECE_BYTES], self._MPI.BYTE], root)
+            self.comm.Bcast([raw[begin : begin + _PIECE_BYTES], self.MPI.BYTE], root)
 
-    def _allgather_bytes(
+    def allgather_bytes(
         self, mine: message.HostArray, raw: message.HostArray, counts: Sequence[int], starts: Sequence[int]
     ) -> None:
-        byte = self._MPI.BYTE
-        self._comm.Allgatherv([mine, byte], [raw, (counts, starts), byte])
+        byte = self.MPI.BYTE
+        self.comm.Allgatherv([mine, byte], [raw, (counts, starts), byte])
 
-    def _allgather_own(self, raw: message.HostArray, counts: Sequence[int], starts: Sequence[int]) -> None:
-        self._comm.Allgatherv(self._MPI.IN_PLACE, [raw, (counts, starts), self._MPI.BYTE])
+    def allgather_own(self, raw: message.HostArray, counts: Sequence[int], starts: Sequence[int]) -> None:
+        self.comm.Allgatherv(self.MPI.IN_PLACE, [raw, (counts, starts), self.MPI.BYTE])
 
-    def _exchange_bytes(
+    def exchange_bytes(
         self,
         sent: message.HostArray,
         sent_counts: Sequence[int],
@@ -222,26 +202,26 @@ class MpiCommunicator(CommunicatorBase):
         counts: Sequence[int],
         starts: Sequence[int],
     ) -> None:
-        byte = self._MPI.BYTE
-        self._comm.Alltoallv([sent, (sent_counts, sent_starts), byte], [raw, (counts, starts), byte])
+        byte = self.MPI.BYTE
+        self.comm.Alltoallv([sent, (sent_counts, sent_starts), byte], [raw, (counts, starts), byte])
 
-    def _send_parts(self, call: Call, head: Row, parts: list[message.HostArray]) -> None:
-        byte = self._MPI.BYTE
+    def send_parts(self, call: Call, head: Row, parts: list[message.HostArray]) -> None:
+        byte = self.MPI.BYTE
         is_whole = call.num_bytes <= _WHOLE_BYTES  # one message is received in a fraction of the time of two
         first = message.join(head, parts if is_whole else [])
-        request = self._comm.Isend([first, byte], call.peer, call.tag)
+        request = self.comm.Isend([first, byte], call.peer, call.tag)
         if not request.Test():
-            self._wait(call, request)
+            self.wait(call, request)
         if is_whole:
             return
         for part in parts:
             for begin in range(0, part.size, _PIECE_BYTES):
                 piece = [part[begin : begin + _PIECE_BYTES], byte]
-                self._wait(call, self._comm.Isend(piece, call.peer, call.tag))
+                self.wait(call, self.comm.Isend(piece, call.peer, call.tag))
 
-    def _recv_parts(self, call: Call) -> tuple[Row, list[message.HostArray]]:
-        status, byte = self._MPI.Status(), self._MPI.BYTE
-        probe, peer, tag = self._comm.Improbe, call.peer, call.tag
+    def recv_parts(self, call: Call) -> tuple[Row, list[message.HostArray]]:
+        status, byte = self.MPI.Status(), self.MPI.BYTE
+        probe, peer, tag = self.comm.Improbe, call.peer, call.tag
         matched = probe(peer, tag, status)
         if matched is None:
             matched = mpi.wait_until(lambda: probe(peer, tag, status), call)
@@ -254,80 +234,92 @@ class MpiCommunicator(CommunicatorBase):
         for part in parts:
             for begin in range(0, part.size, _PIECE_BYTES):
                 piece = [part[begin : begin + _PIECE_BYTES], byte]
-                self._wait(call, self._comm.Irecv(piece, call.peer, call.tag))
+                self.wait(call, self.comm.Irecv(piece, call.peer, call.tag))
         return head, parts
 
-    def _wait(self, call: Call, request: Any, kind: str = "reduce") -> None:
+    def meet(self, call: Call) -> None:
+        """So that a wait in MPI itself is short."""
+        if call.meets_by == "bytes":
+            self.wait(call, self.comm.Ibarrier())
+
+    def wait(self, call: Call, request: Any, kind: str = "reduce") -> None:
+        """Return when a request of MPI is done."""
         try:
-            self._wait_until(call, request.Test, kind)
+            self.wait_until(call, request.Test, kind)
         except BaseException:
-            self._abandoned.append(request)
+            self.abandoned.append(request)
             raise
 
-    def _wait_until(self, call: Call, test: Callable[[], Any], kind: str) -> None:
+    def wait_until(self, call: Call, test: Callable[[], Any], kind: str) -> None:
+        """Return when ``test()`` is true; what is recorded says for what ``kind`` of thing it waited."""
         recorder, began = spans.recording(), time.perf_counter()
         mpi.wait_until(test, call)
         if recorder is not None and call.is_collective:
             call.num_waits += 1
             recorder.meet((call.comm_name, call.number, call.num_waits, kind), began)
 
-    def _reduce_host(
-        self, call: Call, x: message.HostArray, factors: Sequence[float] | None, divisor: float | None
+
+class MpiCommunicator(CommunicatorBase):
+    """All verbs over mpi4py; subclasses differ in how they reduce gradients.
+
+    Args:
+        mpi_comm: the ranks; None is all of them.
+        settings: configuration, as for :meth:`set_config`.
+        error: what is wrong with this rank's arguments already; every rank raises it.
+    """
+
+    ranks: MpiRanks
+
+    def __init__(
+        self, mpi_comm: Any = None, settings: dict[str, Any] | None = None, error: Exception | None = None
     ) -> None:
-        self._reduce_over(self._comm, call, x, Codec(), factors, divisor)
+        mpi_module = mpi.start()
+        world = mpi_module.COMM_WORLD
+        reason = environment.refusal(world.size)
+        if reason and mpi_comm is None:
+            raise CommunicatorError(reason)
+        ranks = MpiRanks(world if mpi_comm is None else mpi.checked(mpi_comm))
+        call_log.process.rank = world.rank
+        members = mpi.world_ranks(ranks.user_comm)
+        super().__init__(ranks, call_log.process, f"new of {digest(repr(members)):x}", members)
+        with self.gate.call("create_communicator") as call:
+            self._open(call, error or attempt(self._configure, settings or {})[1])
 
-    def _reduce_over(
-        self,
-        mpi_comm: Any,
-        call: Call,
-        x: message.HostArray,
-        codec: Codec,
-        factors: Sequence[float] | None,
-        divisor: float | None,
-    ) -> None:
-        """As :meth:`_reduce_in`, over the ranks of an MPI communicator."""
-        if message.is_narrow(codec.wire_dtype(x.dtype)):
-            # MPI has no such types. A user-defined operation would round at every addition and took 3 to 7 times as
-            # long. Pairs of ranks exchange messages of the program on _comm; on _rows they have none.
-            way = self._messages(self._rows if mpi_comm is self._comm else mpi_comm)
-            Sum(way, call, x, codec, factors, divisor).run()
-            return
-        step = _PIECE_BYTES // x.itemsize
-        for begin in range(0, x.size, step):
-            piece = x[begin : begin + step]
-            codec.carry(piece, lambda wide: self._reduce_native(mpi_comm, call, wide, factors, divisor))
+    def _open(self, call: Passage, error: Exception | None) -> None:
+        ranks = self.ranks
+        ranks.connect(call)
+        try:
+            self.gate.name = ranks.agree_on_name(call, type(self).__name__, error)
+            mpi.unlink_segments()
+            with call.moving():
+                ranks.find_hosts(call)
+            call.agree((), self.reducer.misfit())
+        except Exception:
+            ranks.free_duplicates()
+            raise
+        with call.moving():
+            self.reducer.prepare()
 
-    def _messages(self, mpi_comm: Any) -> Messages:
-        return Messages(mpi_comm, self._MPI.BYTE, self._wait, self._abandoned)
+    def _configure(self, settings: dict[str, Any]) -> None:
+        for name, value in settings.items():
+            self.set_config(name, value)
 
-    def _reduce_native(
-        self,
-        mpi_comm: Any,
-        call: Call,
-        x: message.HostArray,
-        factors: Sequence[float] | None,
-        divisor: float | None,
-    ) -> None:
-        """By MPI's own sum, in place."""
-        if factors is not None:
-            x *= x.dtype.type(factors[mpi_comm.rank])
-        op = self._MPI.LOR if x.dtype == bool else self._MPI.SUM
-        self._wait(call, mpi_comm.Iallreduce(self._MPI.IN_PLACE, x, op))
-        message.divide(x, divisor)
+    def _part(self, call: Passage, ranks: list[int]) -> MpiCommunicator | None:
+        found = self.ranks.part(ranks)
+        if found is None:
+            return None
+        made = type(self).__new__(type(self))  # without the search that this one began with
+        name = f"{self.gate.name}/{call.number}.{ranks[0]}"
+        members = tuple(self.gate.members[rank] for rank in ranks)
+        CommunicatorBase.__init__(made, found, call_log.process, name, members, self.get_config())
+        made.reducer.prepare()
+        return made
 
-    def _meet(self, call: Call) -> None:
-        """Wait for all ranks where no row came before, so that a wait in MPI itself is short."""
-        if call.meets_by == "bytes":
-            self._wait(call, self._comm.Ibarrier())
+    @property
+    def mpi_comm(self) -> Any:
+        """The mpi4py communicator that this one was made from."""
+        return self.ranks.user_comm
 
-
-class NaiveCommunicator(MpiCommunicator):
-    """One reduction for each parameter: the plainest way, to compare others with."""
-
-    _reduces_one_by_one = True
-
-
-class DummyCommunicator(MpiCommunicator):
-    """Leaves gradients as they are: what a step costs without their communication. For measurements only."""
-
-    _leaves_gradients = True
+    def world_ranks(self) -> tuple[int, ...]:
+        """The numbers of these ranks in MPI's world."""
+        return self.gate.members

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dbrdist.comm.communicators.shared_memory import FlatCommunicator
+from dbrdist.comm.communicators.shared_memory import FlatCommunicator, FlatReducer
+from dbrdist.comm.gradients.reducer import Reducer
 from dbrdist.comm.gradients.reduction_plan import Plan
 from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import Passage, digest
@@ -30,7 +31,7 @@ _TYPES = {
 }  # fmt: skip
 _ID_WORDS = 16  # a unique id has 128 bytes
 
-Reducer: TypeAlias = Callable[[Call, Array], None]
+Adder: TypeAlias = Callable[[Call, Array], None]
 
 
 class Ring:
@@ -116,7 +117,7 @@ class NcclGradients:
 
     def reduce(
         self,
-        comm: Any,
+        reducer: Reducer,
         call: Passage,
         factors: Sequence[float] | None,
         divisor: float | None,
@@ -124,23 +125,23 @@ class NcclGradients:
     ) -> None:
         """As ``arenas.SharedGradients.reduce``, sent in the configured type if there is one."""
         grads = self._grads if parts is None else [self._grads[k][begin:end] for k, begin, end in parts]
-        codec = codec_for(comm.get_config("allreduce_grad_dtype"))
-        codec.prepare(call, grads, growth(comm.size, factors, divisor))
+        codec = codec_for(reducer.comm.get_config("allreduce_grad_dtype"))
+        codec.prepare(call, grads, growth(reducer.ranks.size, factors, divisor))
         for grad in grads:
             call.num_bytes += grad.nbytes
             call.kind = grad.dtype
-            self._reduce_as(getattr(codec, "dtype", grad.dtype), getattr(codec, "_scale", 1.0), grad, factors, divisor)
+            self._reduce_as(getattr(codec, "dtype", grad.dtype), getattr(codec, "scale", 1.0), grad, factors, divisor)
 
     def reduce_scatter(
         self,
-        comm: Any,
+        reducer: Reducer,
         call: Passage,
         factors: Sequence[float] | None,
         divisor: float | None,
         parts: Sequence[tuple[int, int, int]],
     ) -> None:
         """As ``arenas.SharedGradients.reduce_scatter``; every rank gets all of it, for twice the bytes."""
-        self.reduce(comm, call, factors, divisor)
+        self.reduce(reducer, call, factors, divisor)
 
     def _reduce_as(
         self, dtype: Any, scale: float, grad: Array, factors: Sequence[float] | None, divisor: float | None
@@ -153,7 +154,7 @@ class NcclGradients:
         grad[...] = travelling.astype(grad.dtype) / grad.dtype.type(scale)
 
 
-class NcclCommunicator(FlatCommunicator):
+class NcclReducer(FlatReducer):
     """Gradients and sums of device arrays by NCCL, all else as flat.
 
     Each rank uses the device that is current at its first reduction of a device array, and one that no other rank of
@@ -162,7 +163,7 @@ class NcclCommunicator(FlatCommunicator):
 
     _ring: Ring | None = None
 
-    def _misfit(self) -> Exception | None:
+    def misfit(self) -> Exception | None:
         reason = backend.why_no_nccl()
         if not reason:
             return None
@@ -171,18 +172,18 @@ class NcclCommunicator(FlatCommunicator):
             "or 'flat', which stage device arrays through host memory"
         )
 
-    def _share_gradients(self, call: Passage, plan: Plan) -> Any:
+    def share_gradients(self, call: Passage, plan: Plan) -> Any:
         are_there = self._are_on_my_device([run.grad for run in plan.runs])
         ring = self._ring_if_all(call, bool(plan.runs) and are_there)
-        return super()._share_gradients(call, plan) if ring is None else NcclGradients(ring, plan)
+        return super().share_gradients(call, plan) if ring is None else NcclGradients(ring, plan)
 
-    def _overlap(self, call: Passage, plan: Plan) -> Any:
-        return None if isinstance(plan.shared, NcclGradients) else super()._overlap(call, plan)
+    def overlap(self, call: Passage, plan: Plan) -> Any:
+        return None if isinstance(plan.shared, NcclGradients) else super().overlap(call, plan)
 
-    def _reducer(self, call: Passage, x: Array) -> Reducer:
+    def for_arrays_like(self, call: Passage, x: Array) -> Adder:
         ring = self._ring_if_all(call, self._are_on_my_device([x]))
         if ring is None:
-            return super()._reducer(call, x)
+            return super().for_arrays_like(call, x)
         return lambda call, x: ring.reduce(x)
 
     def _are_on_my_device(self, arrays: Sequence[Array]) -> bool:
@@ -193,7 +194,7 @@ class NcclCommunicator(FlatCommunicator):
 
     def _ring_if_all(self, call: Passage, is_mine: bool) -> Ring | None:
         """The ring where every rank's arrays lie on its device; it is made at the first time. Collective."""
-        if self.size == 1 or not all(call.agree([is_mine])[:, 0]):
+        if self.ranks.size == 1 or not all(call.agree([is_mine])[:, 0]):
             return None
         if self._ring is None:
             self._ring = self._make_ring(call)
@@ -201,19 +202,25 @@ class NcclCommunicator(FlatCommunicator):
 
     def _make_ring(self, call: Passage) -> Ring:
         nccl = backend.import_nccl()
-        unique_id, error = attempt(nccl.get_unique_id) if self.rank == 0 else (bytes(8 * _ID_WORDS), None)
+        unique_id, error = attempt(nccl.get_unique_id) if self.ranks.rank == 0 else (bytes(8 * _ID_WORDS), None)
         words = np.frombuffer(unique_id or bytes(8 * _ID_WORDS), np.int64)
-        rows = call.agree([self._inter_rank, digest(backend.bus_id_of_device()), *words], error)
+        rows = call.agree([self.ranks.inter_rank, digest(backend.bus_id_of_device()), *words], error)
         places = [tuple(row) for row in rows[:, :2].tolist()]
-        call.agree((), _shared_device(places, self.rank))
+        call.agree((), _shared_device(places, self.ranks.rank))
         with call.moving():
-            return Ring(nccl, self.size, rows[0, 2 : 2 + _ID_WORDS].tobytes(), self.rank)
+            return Ring(nccl, self.ranks.size, rows[0, 2 : 2 + _ID_WORDS].tobytes(), self.ranks.rank)
 
-    def _free(self) -> None:
+    def free(self) -> None:
         if self._ring is not None:
             self._ring.free()
             self._ring = None
-        super()._free()
+        super().free()
+
+
+class NcclCommunicator(FlatCommunicator):
+    """Gradients and sums of device arrays by NCCL, all else as flat: see :class:`NcclReducer`."""
+
+    reducer_type = NcclReducer
 
 
 def _shared_device(places: Sequence[tuple[int, int]], rank: int) -> Exception | None:

@@ -9,7 +9,9 @@ from typing import Any
 
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.communicators.world import Job, World
-from dbrdist.comm.protocol.gate import Gate, Row
+from dbrdist.comm.gradients.reducer import Reducer
+from dbrdist.comm.protocol.gate import Passage
+from dbrdist.comm.protocol.primitives import Ranks, Row
 from dbrdist.comm.transport import message
 from dbrdist.comm.transport.call_log import Call
 
@@ -17,75 +19,50 @@ _EAGER_BYTES = 1 << 16  # a longer message waits until it is received, as MPI's 
 _current = threading.local()
 
 
-class ThreadCommunicator(CommunicatorBase):
-    """One rank of a :class:`World`. All verbs copy: ranks never share memory through what they receive."""
+class ThreadRanks(Ranks):
+    """One rank of a :class:`World`; what it receives is a copy."""
 
-    def __init__(self, world: World | None = None, rank: int = 0, settings: dict[str, Any] | None = None) -> None:
-        super().__init__()
-        self._world = World(Job(1), "threads", (0,)) if world is None else world
-        self._rank = rank
+    inter_rank, inter_size = 0, 1
+
+    def __init__(self, world: World, rank: int) -> None:
+        self.world = world
+        self.rank = self.intra_rank = rank
+        self.size = self.intra_size = world.size
+        self.record = world.job.records[world.members[rank]]
         self._meeting = 0  # the number of this rank's last
-        self._configs.update(settings or {})
-        record = self._world.job.records[self._world.members[rank]]
-        self._gate = Gate(self, record, self._world.name, self._world.members)
 
-    @property
-    def rank(self) -> int:
-        return self._rank
+    def post_row(self, call: Call, row: bytes, enclosed: Sequence[Any] = ()) -> _PendingRow:
+        return _PendingRow(self.world, self.show(row))
 
-    @property
-    def size(self) -> int:
-        return self._world.size
-
-    @property
-    def intra_rank(self) -> int:
-        return self._rank
-
-    @property
-    def intra_size(self) -> int:
-        return self._world.size
-
-    @property
-    def inter_rank(self) -> int:
-        return 0
-
-    @property
-    def inter_size(self) -> int:
-        return 1
-
-    # ---- primitives ----
-
-    def _post_row(self, call: Call, row: bytes, enclosed: Sequence[Any] = ()) -> _PendingRow:
-        return _PendingRow(self._world, self._show(row))
-
-    def _show(self, item: Any) -> int:
+    def show(self, item: Any) -> int:
+        """Show ``item`` at this rank's next meeting, whose number this is."""
         self._meeting += 1
-        self._world.show(self._meeting, self._rank, item)
+        self.world.show(self._meeting, self.rank, item)
         return self._meeting
 
-    def _exchange_items(self, item: Any, read: Callable[[list[Any]], None]) -> None:
+    def exchange_items(self, item: Any, read: Callable[[list[Any]], None]) -> None:
         """Show ``item`` to all ranks; ``read`` is done with all items before any rank continues."""
-        call = self._gate.record.running[threading.get_ident()]
-        read(self._world.see(call, self._show(item)))
-        self._world.see(call, self._show(None))
+        call = self.record.running[threading.get_ident()]
+        read(self.world.see(call, self.show(item)))
+        self.world.see(call, self.show(None))
 
-    def _bcast_bytes(self, raw: message.HostArray, root: int) -> None:
+    def bcast_bytes(self, raw: message.HostArray, root: int) -> None:
         def read(everyone: list[Any]) -> None:
-            if root != self._rank:
+            if root != self.rank:
                 raw[...] = everyone[root]
 
-        self._exchange_items(raw, read)
+        self.exchange_items(raw, read)
 
-    def _allgather_bytes(
+    def allgather_bytes(
         self, mine: message.HostArray, raw: message.HostArray, counts: Sequence[int], starts: Sequence[int]
     ) -> None:
         def read(everyone: list[Any]) -> None:
             for theirs, count, start in zip(everyone, counts, starts):
                 raw[start : start + count] = theirs
 
-        self._exchange_items(mine, read)
+        self.exchange_items(mine, read)
 
-    def _exchange_bytes(
+    def exchange_bytes(
         self,
         sent: message.HostArray,
         sent_counts: Sequence[int],
@@ -96,47 +73,66 @@ class ThreadCommunicator(CommunicatorBase):
     ) -> None:
         def read(everyone: list[Any]) -> None:
             for (theirs, their_starts), count, start in zip(everyone, counts, starts):
-                begin = their_starts[self._rank]
+                begin = their_starts[self.rank]
                 raw[start : start + count] = theirs[begin : begin + count]
 
-        self._exchange_items((sent, sent_starts), read)
+        self.exchange_items((sent, sent_starts), read)
 
-    def _send_parts(self, call: Call, head: Row, parts: list[message.HostArray]) -> None:
+    def send_parts(self, call: Call, head: Row, parts: list[message.HostArray]) -> None:
         item = head, [part.copy() for part in parts]
-        self._world.put(call, (self._rank, call.peer, call.tag), item, call.num_bytes > _EAGER_BYTES)
+        self.world.put(call, (self.rank, call.peer, call.tag), item, call.num_bytes > _EAGER_BYTES)
 
-    def _recv_parts(self, call: Call) -> tuple[Row, list[message.HostArray]]:
-        received: tuple[Row, list[message.HostArray]] = self._world.take(call, (call.peer, self._rank, call.tag))
+    def recv_parts(self, call: Call) -> tuple[Row, list[message.HostArray]]:
+        received: tuple[Row, list[message.HostArray]] = self.world.take(call, (call.peer, self.rank, call.tag))
         return received
 
-    def _reduce_host(
+    def failed_half_way(self, call: Call, reason: str) -> None:
+        self.world.job.fail(f"rank {call.record.rank} failed in {call.verb} ({call.where()}) with {reason}")
+
+
+class ThreadReducer(Reducer):
+    """Each rank adds its block of the arrays of all, where they lie."""
+
+    ranks: ThreadRanks
+
+    def reduce_host(
         self, call: Call, x: message.HostArray, factors: Sequence[float] | None, divisor: float | None
     ) -> None:
-        borders = message.blocks(x.size, self.size)
-        begin, end = borders[self._rank], borders[self._rank + 1]
+        rank = self.ranks.rank
+        borders = message.blocks(x.size, self.ranks.size)
+        begin, end = borders[rank], borders[rank + 1]
 
         def reduce_my_block(everyone: list[Any]) -> None:
             total = message.weighted_sum([theirs[begin:end] for theirs in everyone], factors, divisor)
             for theirs in everyone:  # no other rank touches this block
                 theirs[begin:end] = total
 
-        self._exchange_items(x, reduce_my_block)
+        self.ranks.exchange_items(x, reduce_my_block)
 
-    def _make_part(self, call: Call, ranks: list[int]) -> ThreadCommunicator | None:
-        world = self._world
+
+class ThreadCommunicator(CommunicatorBase):
+    """One rank of a :class:`World`. All verbs copy: ranks never share memory through what they receive."""
+
+    reducer_type = ThreadReducer
+    ranks: ThreadRanks
+
+    def __init__(self, world: World | None = None, rank: int = 0, configs: dict[str, Any] | None = None) -> None:
+        world = World(Job(1), "threads", (0,)) if world is None else world
+        ranks = ThreadRanks(world, rank)
+        super().__init__(ranks, ranks.record, world.name, world.members, configs)
+
+    def _part(self, call: Passage, ranks: list[int]) -> ThreadCommunicator | None:
+        world = self.ranks.world
         mine = None
-        if ranks and ranks[0] == self._rank:
+        if ranks and ranks[0] == self.rank:
             with world.job.changed:
                 world.num_parts += 1
                 name = f"{world.name}/{world.num_parts}"
             mine = World(world.job, name, tuple(world.members[rank] for rank in ranks))
-        everyone = world.see(call, self._show(mine))
+        everyone = world.see(call, self.ranks.show(mine))
         if not ranks:
             return None
-        return ThreadCommunicator(everyone[ranks[0]], ranks.index(self._rank), self._configs)
-
-    def _failed_half_way(self, call: Call, reason: str) -> None:
-        self._world.job.fail(f"rank {call.record.rank} failed in {call.verb} ({call.where()}) with {reason}")
+        return ThreadCommunicator(everyone[ranks[0]], ranks.index(self.rank), self.get_config())
 
 
 class _PendingRow:

@@ -93,7 +93,7 @@ def _for_all(dataset: Any, comm: CommunicatorBase, root: int, max_buf_len: int) 
     with agree.together(comm):
         if comm.rank == root and dataset is None:
             raise TypeError("scatter_dataset expected a dataset on the root, got None")
-    if not comm._allgather_rows(np.array([dataset is None], np.int64)).any():
+    if not comm.gate.allgather_rows(np.array([dataset is None], np.int64)).any():
         return dataset
     shared = comm.bcast_obj(dataset, max_buf_len, root)
     return shared if dataset is None else dataset

@@ -44,7 +44,7 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
         evaluator.evaluate = lambda: virtual_evaluator.means(communicator, evaluator)
     elif is_plain:
         actual_evaluator.knows_its_part = True  # of the ranks' data, whose results are added up here
-        evaluator._one_pass = lambda: _without_padding(actual_evaluator)
+        evaluator.one_pass = lambda: _without_padding(actual_evaluator)
         evaluator.evaluate = lambda: _of_one_network(communicator, evaluator, _weighted_means, evaluator)
     else:
         evaluator.evaluate = lambda: _of_one_network(communicator, evaluator, _plain_means, actual_evaluator)
@@ -161,7 +161,7 @@ def _weighted_means(comm: CommunicatorBase, evaluator: Any) -> Means:
     means: Means = {}
     with agree.together(comm):
         summary = evaluator.summarize()
-        means = {key: (one.compute_mean(), one._weight) for key, one in summary.summaries().items()}
+        means = {key: (one.compute_mean(), one.weight) for key, one in summary.summaries().items()}
     return means
 
 
@@ -187,7 +187,7 @@ def _without_padding(evaluator: Any) -> Iterator[Any]:
     iterator = evaluator.get_iterator("main")
     dataset = getattr(iterator, "dataset", None)
     if not isinstance(dataset, Shard) or not dataset.num_padding:
-        batches: Iterator[Any] = evaluator._one_pass()
+        batches: Iterator[Any] = evaluator.one_pass()
         return batches
     own = dataset.without_padding()
     if not len(own):

@@ -29,7 +29,7 @@ def _entries(evaluator: Any) -> Iterator[Entry]:
     if evaluator.eval_hook is not None:
         evaluator.eval_hook(evaluator)
     workers = evaluator.get_iterator("main").workers
-    for number, batches in enumerate(evaluator._one_pass()):
+    for number, batches in enumerate(evaluator.one_pass()):
         for worker, batch in zip(workers, batches):
             if len(batch):
                 observed = evaluator.observe(batch)

@@ -140,12 +140,12 @@ class Scatter(_Rooted):
 
 def _exchange_alike(comm: Any, xs: Any) -> Sequence[Array]:
     """An all-to-all in which every rank has entries of the same shapes and types."""
-    with comm._gate.call("reduce_scatter") as call:
+    with comm.gate.call("reduce_scatter") as call:
         each, error = attempt(arguments.prepared_for_each, xs, comm.size, "reduce_scatter")
         given = "" if each is None else "; ".join(f"shape {x.shape} of {x.dtype}" for x in xs)
         call.agree([digest(given)], error, num_same=1, what="the same shapes and types", detail=given)
         with call.moving():
-            found: Sequence[Array] = comm._exchange_arrays(call, each or [], range(comm.size))
+            found: Sequence[Array] = comm.ranks.exchange_arrays(call, each or [], range(comm.size))
         return found
 
 

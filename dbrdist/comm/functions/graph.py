@@ -76,7 +76,7 @@ class Communication(FunctionNode):
 @contextmanager
 def going_back_through(comm: Any, number: int) -> Iterator[None]:
     """Ranks in it that go back through different calls raise an error, even where both use the same verb."""
-    gate = comm._gate
+    gate = comm.gate
     before, gate.backward_of = gate.backward_of, number
     try:
         yield
@@ -86,8 +86,8 @@ def going_back_through(comm: Any, number: int) -> Iterator[None]:
 
 def number_of_call(comm: Any) -> int:
     """The number of a new collective call."""
-    comm._num_differentiable += 1
-    return int(comm._num_differentiable)
+    comm.gate.num_differentiable += 1
+    return int(comm.gate.num_differentiable)
 
 
 def applied(node: Communication, xs: Sequence[Any], delegate: Any = None) -> tuple[Any, ...]:

@@ -27,7 +27,7 @@ class _Message(Communication):
         self.count: int  # of this message among those between the two ranks with this tag, once it was sent
 
     def note(self, verb: str) -> None:
-        gate = self.comm._gate
+        gate = self.comm.gate
         self.count = gate.record.counted(gate.name, verb, gate.members[self.peer_rank], self.peer_tag)
 
 

@@ -53,11 +53,11 @@ def bucket_bytes(comm: Any) -> int:
     without numbers, the ranks on each, and what carries bytes between hosts. Remove it to measure again.
     """
     names = comm.allgather_obj(socket.gethostname())
-    cluster = _cluster(names) + comm._between_hosts()
+    cluster = _cluster(names) + comm.reducer.between_hosts()
     path = _path(cluster)
     line = comm.bcast_obj(_load(path) if comm.rank == 0 else None)
     if line is None:
-        times = [min(comm._time_reduction(size) for _ in range(_NUM_TIMES)) for size in _SIZES]
+        times = [min(comm.reducer.time_reduction(size) for _ in range(_NUM_TIMES)) for size in _SIZES]
         # Rank 0 always takes part in the exchange between hosts; a rank that does not has no times.
         line = comm.bcast_obj(fit(_SIZES, times) if comm.rank == 0 else None)
         if comm.rank == 0:

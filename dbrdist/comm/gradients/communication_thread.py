@@ -40,7 +40,7 @@ class Courier:
 
     def wait(self) -> None:
         """Return when all is done; raise what a job raised, after which the rest was left out."""
-        resting, me = self.comm._gate.record.resting, threading.get_ident()
+        resting, me = self.comm.gate.record.resting, threading.get_ident()
         with self._changed:
             resting.add(me)
             try:
@@ -59,7 +59,7 @@ class Courier:
             self._thread.join()
 
     def _work(self) -> None:
-        resting, me = self.comm._gate.record.resting, threading.get_ident()
+        resting, me = self.comm.gate.record.resting, threading.get_ident()
         while True:
             resting.add(me)  # what is idle does not keep other ranks waiting
             job = self._jobs.get()

@@ -131,7 +131,7 @@ class PowerSGD(Compression):
             return []
         together = np.concatenate([a.reshape(-1) for a in arrays]).astype(dtype, copy=False)
         self.num_bytes += together.nbytes
-        comm._reduce(call, together, None, float(comm.size))
+        comm.reducer.reduce(call, together, None, float(comm.size))
         borders = np.cumsum([a.size for a in arrays])[:-1]
         return [part.reshape(a.shape) for part, a in zip(np.split(together, borders), arrays)]
 
@@ -162,9 +162,9 @@ class TopK(Compression):
         self.num_bytes += mine.nbytes
         call.num_bytes += mine.nbytes
         found = np.empty((comm.size, mine.nbytes), np.uint8)
-        comm._meet(call)
+        comm.ranks.meet(call)
         places = [mine.nbytes * k for k in range(comm.size)]
-        comm._allgather_bytes(mine, found.reshape(-1), [mine.nbytes] * comm.size, places)
+        comm.ranks.allgather_bytes(mine, found.reshape(-1), [mine.nbytes] * comm.size, places)
         grad[...] = 0
         for raw in found:
             grad[raw[: chosen.nbytes].view(np.int32)] += raw[chosen.nbytes :].view(grad.dtype)

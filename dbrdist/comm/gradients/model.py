@@ -73,7 +73,9 @@ def _initialize_like_root(comm: Any, named: Sequence[tuple[str, Parameter]], roo
 def _bcast_persistents(comm: Any, model: Any, root: int) -> None:
     """The root's persistent values; one that is not an array yet takes the root's array."""
     places = {
-        f"{path.rstrip('/')}/{name}": (link, name) for path, link in model.namedlinks() for name in link._persistent
+        f"{path.rstrip('/')}/{name}": (link, name)
+        for path, link in model.namedlinks()
+        for name in link.persistent_names
     }
     agree.same_everywhere(comm, agree.as_lines(list(places)), "the same persistent values")
     kinds = comm.bcast_obj({path: _kind(getattr(*place)) for path, place in places.items()}, root=root)
@@ -149,7 +151,7 @@ def mean_grad(
 
 def plan_for(comm: Any, named: list[tuple[str, Parameter]]) -> Plan:
     """The plan of these parameters on a communicator, where nothing has changed since it was made."""
-    plan: Plan | None = comm._plans.get(key_of(named))
+    plan: Plan | None = comm.reducer.plans.get(key_of(named))
     if plan is None or not plan.is_for([p for _, p in named]):
         plan = Plan(named)
     return keep_plan(comm, plan)
@@ -157,7 +159,7 @@ def plan_for(comm: Any, named: list[tuple[str, Parameter]]) -> Plan:
 
 def keep_plan(comm: Any, plan: Plan) -> Plan:
     """Remember a plan as the last that was used."""
-    plans: dict[Any, Plan] = comm._plans
+    plans: dict[Any, Plan] = comm.reducer.plans
     key = plan.key
     plans.pop(key, None)
     plans[key] = plan

@@ -155,7 +155,7 @@ class Overlap:
 
         def reduce(comm: Any) -> None:
             began = time.perf_counter()
-            with comm._gate.call("reduce", place) as call:
+            with comm.gate.call("reduce", place) as call:
                 self._call = call
                 call.pause_seconds = self._pause_seconds
                 with spans.span(f"reduce bucket {number}"):

@@ -56,9 +56,9 @@ class Plan:
     def settle(self, comm: Any, call: Passage, places: Sequence[int]) -> None:
         """Bring the gradients to their places if a rank says that its are not there. Collective."""
         if not all(place == places[0] != 0 for place in places):
-            self.shared = comm._share_gradients(call, self)
-            self.overlap = comm._overlap(call, self)
-            self.place = comm._next_place()
+            self.shared = comm.reducer.share_gradients(call, self)
+            self.overlap = comm.reducer.overlap(call, self)
+            self.place = comm.reducer.next_place()
 
     def is_for(self, params: list[Parameter]) -> bool:
         """Whether it holds for these parameters, and none has moved since."""
@@ -77,8 +77,8 @@ class Plan:
         is_all = len(wanted) == len(self.params)
         if is_all and self.shared is not None:
             with call.moving():
-                self.shared.reduce(comm, call, factors, divisor)
-        elif comm._reduces_one_by_one:
+                self.shared.reduce(comm.reducer, call, factors, divisor)
+        elif comm.reducer.one_by_one:
             reduce_gradients(comm, call, [p.grad.reshape(-1) for p in wanted], factors, divisor)
         else:
             grads = self.grads if is_all else [run.grad for run in _runs(wanted)]
@@ -121,10 +121,10 @@ class Plan:
     ) -> None:
         """The same for parts of runs: (number, first element, last + 1)."""
         borders = [self.division.borders(number, begin, end) for number, begin, end in parts]
-        if self.shared is not None and comm._hosts.is_only_one:
+        if self.shared is not None and comm.reducer.is_on_one_host:
             own = [(n, begin + b[comm.rank], begin + b[comm.rank + 1]) for (n, begin, _), b in zip(parts, borders)]
             with call.moving():
-                self.shared.reduce_scatter(comm, call, factors, divisor, own)
+                self.shared.reduce_scatter(comm.reducer, call, factors, divisor, own)
         else:
             grads = [self.runs[n].grad[begin:end] for n, begin, end in parts]
             reduce_gradients(comm, call, grads, factors, divisor, borders)
@@ -151,7 +151,7 @@ class Plan:
             reduce_gradients(comm, call, [self.runs[number].grad[begin:end]], factors, divisor)
             return
         with call.moving():
-            self.shared.reduce(comm, call, factors, divisor, [(number, begin, end)])
+            self.shared.reduce(comm.reducer, call, factors, divisor, [(number, begin, end)])
 
 
 def key_of(named: Sequence[tuple[str, Parameter]]) -> tuple[int, ...]:
@@ -205,10 +205,10 @@ def reduce_gradients(
 
     With ``borders`` for each array, each rank gets its part alone.
     """
-    if comm.size == 1 or comm._leaves_gradients:
+    if comm.size == 1 or comm.reducer.leaves_gradients:
         return
     codec = codec_for(comm.get_config("allreduce_grad_dtype"))
-    codec.prepare(call, grads, growth(comm.size, factors, divisor, comm._added_first))
+    codec.prepare(call, grads, growth(comm.size, factors, divisor, comm.reducer.added_first))
     with call.moving():
         for grad, own in zip(grads, borders or [None] * len(grads)):
-            codec.reduce(comm, call, grad, factors, divisor, own)
+            codec.reduce(comm.reducer, call, grad, factors, divisor, own)

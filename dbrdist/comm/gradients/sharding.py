@@ -55,10 +55,10 @@ class Sharding:
         if self.releases:
             with contextlib.suppress(OSError):  # where a system has no such memory, it stays
                 plan.move(_into_segments)
-        with self._comm._gate.call("update") as call:
-            self._values = self._comm._share_values(call, plan)
+        with self._comm.gate.call("update") as call:
+            self._values = self._comm.reducer.share_values(call, plan)
             if self.releases:
-                plan.overlap = plan.overlap or self._comm._overlap(call, plan)
+                plan.overlap = plan.overlap or self._comm.reducer.overlap(call, plan)
         self._stretches = [(run.arena, run.start, borders) for run, borders in zip(plan.runs, self._borders)]
         if self._comm.allreduce(np.array([self._has_moved(plan.runs)])).any():
             for p, state in self._collect(None):
@@ -105,10 +105,10 @@ class Sharding:
         call.meet_without_row()
         with call.moving():
             if self._values is not None:
-                self._values.spread(self._comm, call, runs, self._borders)
+                self._values.spread(self._comm.reducer, call, runs, self._borders)
             else:
                 for run, borders in zip(runs, self._borders):
-                    self._comm._share_parts(call, run.data, borders)
+                    self._comm.reducer.share_parts(call, run.data, borders)
         if self.releases:  # pages on the border of two buckets are still there
             for run, borders in zip(runs, self._borders):
                 self.release(run, 0, run.size, borders)
@@ -119,14 +119,14 @@ class Sharding:
     def whole_state(self, root: int) -> Iterator[None]:
         """Within the block ``root`` has the state of all elements. Collective."""
         rules = [p.update_rule for p in self._optimizer.target.params() if p.update_rule is not None]
-        own = [(rule, rule._state, rule.piece) for rule in rules]
+        own = [(rule, rule.state, rule.piece) for rule in rules]
         for p, state in self._collect(root):
             _take(p, state)
         try:
             yield
         finally:
             for rule, state, piece in own:
-                rule._state, rule.piece = state, piece
+                rule.put_state(state, piece)
 
     def _collect(self, root: int | None) -> list[tuple[Parameter, dict[str, Any]]]:
         """The divided states, put together on ``root``, or on all ranks."""
@@ -171,8 +171,7 @@ def _entries(p: Parameter) -> list[tuple[str, Any]]:
 
 def _take(p: Parameter, state: dict[str, Any]) -> None:
     rule = p.update_rule
-    rule._state = {name: to_device(a.reshape(p.shape), p.device) for name, a in state.items()}
-    rule.piece = None
+    rule.put_state({name: to_device(a.reshape(p.shape), p.device) for name, a in state.items()}, None)
 
 
 def _check_unshared(params: Sequence[Parameter]) -> None:

@@ -105,7 +105,7 @@ class SharedGradients:
 
     def reduce(
         self,
-        comm: Any,
+        reducer: Any,
         call: Passage,
         factors: Sequence[float] | None,
         divisor: float | None,
@@ -116,19 +116,19 @@ class SharedGradients:
         The sums of hosts are sent in the configured type, if there is one.
 
         Args:
-            comm: waits, and reduces between hosts.
+            reducer: reduces between hosts.
             call: the verb in which it happens.
             factors: of each rank; None is 1.
             divisor: of the sum; None is 1.
             parts: (number of the run, first element, last + 1); None is all.
         """
-        hosts: Hosts = comm._hosts
+        hosts: Hosts = reducer.hosts
         local = None if factors is None else [factors[rank] for rank in hosts.ranks]
         parts = self._whole if parts is None else parts
-        codec = Codec() if hosts.is_only_one else codec_for(comm.get_config("allreduce_grad_dtype"))
+        codec = Codec() if hosts.is_only_one else codec_for(reducer.comm.get_config("allreduce_grad_dtype"))
         mine = [self._runs[number][hosts.place][begin:end] for number, begin, end in parts]
-        codec.prepare(call, mine, growth(comm.size, factors, divisor, hosts.ranks))
-        comm._wait(call, hosts.local.Ibarrier())  # all are written
+        codec.prepare(call, mine, growth(reducer.ranks.size, factors, divisor, hosts.ranks))
+        reducer.ranks.wait(call, hosts.local.Ibarrier())  # all are written
         for number, begin, end in parts:
             pieces = [piece[begin:end] for piece in self._runs[number]]
             call.num_bytes += pieces[0].nbytes
@@ -137,20 +137,20 @@ class SharedGradients:
             if hosts.is_only_one:
                 _add_in_place(pieces, *own, local, divisor)
             elif hosts.between is not None:
-                _add_between_hosts(comm, call, codec, pieces, *own, local, divisor)
-        comm._wait(call, hosts.local.Ibarrier())  # all are read, and the sums are there
+                _add_between_hosts(reducer, call, codec, pieces, *own, local, divisor)
+        reducer.ranks.wait(call, hosts.local.Ibarrier())  # all are read, and the sums are there
 
     def reduce_scatter(
         self,
-        comm: Any,
+        reducer: Any,
         call: Call,
         factors: Sequence[float] | None,
         divisor: float | None,
         parts: Sequence[tuple[int, int, int]],
     ) -> None:
         """As :meth:`reduce`, but each rank gets its own ``parts`` alone. All ranks are on one host."""
-        hosts: Hosts = comm._hosts
-        comm._wait(call, hosts.local.Ibarrier())  # all are written
+        hosts: Hosts = reducer.hosts
+        reducer.ranks.wait(call, hosts.local.Ibarrier())  # all are written
         for number, begin, end in parts:
             pieces = self._runs[number]
             call.num_bytes += pieces[0].nbytes
@@ -162,7 +162,7 @@ class SharedGradients:
                 total = message.weighted_sum(terms, factors, divisor, out=out)
                 if total is not own:
                     own[...] = total
-        comm._wait(call, hosts.local.Ibarrier())  # all are read
+        reducer.ranks.wait(call, hosts.local.Ibarrier())  # all are read
 
 
 class SharedValues:
@@ -171,14 +171,14 @@ class SharedValues:
     def __init__(self, runs: Sequence[Reach]) -> None:
         self._runs = runs
 
-    def spread(self, comm: Any, call: Call, runs: Sequence[Run], borders: Sequence[Sequence[int]]) -> None:
+    def spread(self, reducer: Any, call: Call, runs: Sequence[Run], borders: Sequence[Sequence[int]]) -> None:
         """Take the others' parts from where they were updated. All ranks are on one host.
 
         MPI's allgather lost time slices on busy cores; a way through the others' gradients took new pages, which these
         had just given back.
         """
-        hosts: Hosts = comm._hosts
-        comm._wait(call, hosts.local.Ibarrier())  # all are updated
+        hosts: Hosts = reducer.hosts
+        reducer.ranks.wait(call, hosts.local.Ibarrier())  # all are updated
         for run, border, pieces in zip(runs, borders, self._runs):
             call.num_bytes += run.data.nbytes
             call.kind = run.data.dtype
@@ -186,7 +186,7 @@ class SharedValues:
                 if k != hosts.place:
                     part = slice(border[k], border[k + 1])
                     run.data[part] = piece[part]
-        comm._wait(call, hosts.local.Ibarrier())  # all are read: a rank may change its own now
+        reducer.ranks.wait(call, hosts.local.Ibarrier())  # all are read: a rank may change its own now
 
 
 def release(arena: Arena, begin: int, end: int) -> None:
@@ -203,7 +203,7 @@ def resident_bytes(arena: Arena) -> int:
 
 
 def _add_between_hosts(
-    comm: Any,
+    reducer: Any,
     call: Call,
     codec: Codec,
     pieces: Reach,
@@ -213,14 +213,14 @@ def _add_between_hosts(
     divisor: float | None,
 ) -> None:
     """The host's sum of this rank's part, reduced with its counterparts on other hosts."""
-    hosts = comm._hosts
+    hosts = reducer.hosts
     own = pieces[hosts.place][begin:end]
     is_summed = factors is not None or not hosts.has_one_each
     total = np.empty(own.size, np.float32) if is_summed and message.is_narrow(own.dtype) else own
     if len(pieces) > 1 or factors is not None or total is not own:  # else a host's sum is what its rank has
         for first, last in _chunks(0, own.size, own.itemsize):
             total[first:last] = message.weighted_sum([p[begin + first : begin + last] for p in pieces], factors)
-    comm._reduce_between(call, total, codec, divisor)
+    reducer.reduce_between(call, total, codec, divisor)
     for k, piece in enumerate(pieces):
         if k != hosts.place or total is not own:
             piece[begin:end] = total

@@ -168,7 +168,7 @@ def _add_everywhere(comm: Any, nodes: list[list[Node]], mine: list[message.HostA
     row_bytes = mine[0].nbytes
     counts = [len(theirs) * row_bytes for theirs in nodes]
     raw = message.as_bytes(found.reshape(-1))
-    comm._allgather_bytes(message.as_bytes(np.concatenate(mine)), raw, counts, _starts(counts))
+    comm.ranks.allgather_bytes(message.as_bytes(np.concatenate(mine)), raw, counts, _starts(counts))
     mine[0][...] = _folded(nodes, found)
 
 
@@ -183,10 +183,10 @@ def _add_by_owners(comm: Any, nodes: list[list[Node]], mine: list[message.HostAr
     found = np.empty((sum(map(len, nodes)), own.stop - own.start), result.dtype)
     counts = [len(theirs) * found.shape[1] * result.itemsize for theirs in nodes]
     raw = message.as_bytes(found.reshape(-1))
-    comm._exchange_bytes(message.as_bytes(sent), sent_counts, _starts(sent_counts), raw, counts, _starts(counts))
+    comm.ranks.exchange_bytes(message.as_bytes(sent), sent_counts, _starts(sent_counts), raw, counts, _starts(counts))
     total = _folded(nodes, found)
     block_bytes = [(cut.stop - cut.start) * result.itemsize for cut in cuts]
-    comm._allgather_bytes(message.as_bytes(total), message.as_bytes(result), block_bytes, _starts(block_bytes))
+    comm.ranks.allgather_bytes(message.as_bytes(total), message.as_bytes(result), block_bytes, _starts(block_bytes))
 
 
 def _folded(nodes: list[list[Node]], rows: message.HostArray) -> message.HostArray:

@@ -21,7 +21,7 @@ def raise_together(comm: Any, error: Exception | None) -> None:
     The type is kept where it can be made from a text, else it is CommunicatorError. The text names the ranks. On a rank
     that failed itself, its own error is the cause.
     """
-    with comm._gate.call("agree") as call:
+    with comm.gate.call("agree") as call:
         call.agree((), error)
 
 
@@ -54,7 +54,7 @@ def same_everywhere(comm: Any, text: str, what: str) -> None:
 
     A text of lines, each with a line break at its end, is compared line by line.
     """
-    with comm._gate.call("agree") as call:
+    with comm.gate.call("agree") as call:
         call.agree([digest(text)], num_same=1, what=what, detail=text)
 
 

@@ -13,61 +13,21 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from dbrdist.comm.protocol import arguments
+from dbrdist.comm.protocol.primitives import Pending, Ranks, Row
 from dbrdist.comm.transport import disagreement
 from dbrdist.comm.transport.call_log import Call, Record
 from dbrdist.errors import CommunicatorError
-
-Row = np.ndarray[Any, np.dtype[np.int64]]
 
 _HEAD = 5  # number, verb, root, configuration, error
 PAYLOAD_WORDS = 42
 ROW_WORDS = _HEAD + PAYLOAD_WORDS
 ROW_BYTES = 8 * ROW_WORDS
 _packers = [struct.Struct(f"{n}q{ROW_BYTES - 8 * n}x") for n in range(ROW_WORDS + 1)]  # by the number of words
-
-
-class Pending(Protocol):
-    """A row that was shown and not yet answered."""
-
-    def is_there(self) -> bool:
-        """Whether the rows of all ranks are there; it does not wait."""
-
-    def pieces(self) -> list[list[Any]]:
-        """For each array enclosed in the row what every rank enclosed; for use before the next row is shown."""
-
-    def wait(self, call: Call) -> list[bytes]:
-        """The rows of all ranks; raises CommunicatorError where the watch finds that they cannot come."""
-
-
-class Ranks(Protocol):
-    """What the gate needs of a communicator."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    def _post_row(self, call: Call, row: bytes, enclosed: Sequence[Any] = ()) -> Pending: ...
-
-    def _exchange_row(
-        self, call: Call, row: bytes, enclosed: Sequence[Any] = ()
-    ) -> tuple[list[bytes], list[list[Any]]]: ...
-
-    def _allgather_bytes(self, mine: Any, raw: Any, counts: Sequence[int], starts: Sequence[int]) -> None: ...
-
-    def _release_enclosed(self) -> None: ...
-
-    def _describe_config(self) -> str: ...
-
-    def _refusal(self) -> str: ...
-
-    def _failed_half_way(self, call: Call, reason: str) -> None: ...
 
 
 class Gate:
@@ -78,18 +38,28 @@ class Gate:
         record: where this rank's verbs are noted.
         name: of the communicator, the same on all its ranks.
         members: its ranks, as numbered in the whole job.
+        describe_config: gives the configuration in words, which must be the same on all ranks.
     """
 
-    def __init__(self, ranks: Ranks, record: Record, name: str, members: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        record: Record,
+        name: str,
+        members: tuple[int, ...],
+        describe_config: Callable[[], str] = str,
+    ) -> None:
         self.record = record
         self.name = name
         self.members = members
         self.closed = ""  # why no verb can run any more
         self.ranks = ranks
         self.backward_of = 0  # in a backward pass the number of the call that it goes through, else 0
+        self.num_differentiable = 0  # collective calls of comm.functions, the same on all ranks
         self.config: str | None = None
-        self._config_digest = 0
-        self._one_thread = threading.RLock()
+        self.config_digest = 0
+        self.one_thread = threading.RLock()  # held by the thread that is in a verb
+        self._describe_config = describe_config
 
     def config_changed(self) -> None:
         """Compare the configuration again at the next verb."""
@@ -101,28 +71,28 @@ class Gate:
         Raises:
             CommunicatorError: if the communicator is closed, or another thread is in a verb of it.
         """
-        if self.closed or self.ranks._refusal():
+        if self.closed or self.ranks.refusal():
             self._check_open(verb)
-        if not self._one_thread.acquire(False):
+        if not self.one_thread.acquire(False):
             raise CommunicatorError(self._two_threads(verb))
         call = Passage(self.record, verb, self.name, self.members, place)
-        call._gate = self
+        call.gate = self
         return call
 
     def again(self, call: Passage) -> Passage:
         """Enter a verb a second time, to wait for the row that was posted in it: ``with gate.again(call)``."""
         self._check_open(call.verb)
-        if not self._one_thread.acquire(False):
+        if not self.one_thread.acquire(False):
             raise CommunicatorError(self._two_threads(call.verb))
         call.since, call.thread = time.monotonic(), threading.get_ident()
         return call
 
     def message(self, verb: str, peer: Any, tag: Any) -> Passage:
         """Enter a send or receive; what is wrong with these arguments is raised on this rank alone."""
-        if self.closed or self.ranks._refusal():
+        if self.closed or self.ranks.refusal():
             self._check_open(verb)
         call = Passage(self.record, verb, self.name, self.members)
-        call._gate, call.is_collective = self, False
+        call.gate, call.is_collective = self, False
         size = len(self.members)
         # Short messages are fast: what is right mostly is looked at first.
         call.peer = peer = peer if type(peer) is int and 0 <= peer < size else arguments.rank_of(peer, size, verb)
@@ -131,8 +101,21 @@ class Gate:
         call.number = self.record.count(self.name, verb[:4], partner, tag)
         return call
 
+    def allgather_rows(self, row: Row) -> Row:
+        """Some 64-bit integers of every rank, as many on each, as an array of ``size`` rows. Collective."""
+        with self.call("agree") as call:
+            if row.size <= PAYLOAD_WORDS:
+                return call.agree(row)[:, : row.size].copy()
+            call.agree([row.size], num_same=1, what="the same number of integers", detail=str(row.size))
+            rows = np.empty((self.ranks.size, row.size), np.int64)
+            counts = [row.nbytes] * self.ranks.size
+            with call.moving():
+                starts = [row.nbytes * k for k in range(self.ranks.size)]
+                self.ranks.allgather_bytes(row.view(np.uint8), rows.view(np.uint8).reshape(-1), counts, starts)
+            return rows
+
     def _check_open(self, verb: str) -> None:
-        reason = self.closed or self.ranks._refusal()
+        reason = self.closed or self.ranks.refusal()
         if reason:
             raise CommunicatorError(f"{verb}: {reason}")
 
@@ -144,9 +127,10 @@ class Gate:
             "give each thread its own by split(0, rank), made in the same order on all ranks"
         )
 
-    def _describe_config(self) -> None:
-        self.config = self.ranks._describe_config()
-        self._config_digest = digest(self.config)
+    def describe_config(self) -> None:
+        """Put the configuration into words, for the next row."""
+        self.config = self._describe_config()
+        self.config_digest = digest(self.config)
 
     def explain(self, call: Passage, what: str, detail: str, error: Exception | None) -> Exception:
         """What every rank raises, from the words of all. All ranks come here, or none."""
@@ -162,10 +146,10 @@ class Gate:
             "" if error is None else str(error),
         )
         raw = np.frombuffer(mine.encode(), np.uint8)
-        counts = [words_of(row)[0] for row in self.ranks._post_row(call, _packers[1].pack(raw.size)).wait(call)]
+        counts = [words_of(row)[0] for row in self.ranks.post_row(call, _packers[1].pack(raw.size)).wait(call)]
         starts = [sum(counts[:k]) for k in range(len(counts))]
         found = np.empty(sum(counts), np.uint8)
-        self.ranks._allgather_bytes(raw, found, counts, starts)
+        self.ranks.allgather_bytes(raw, found, counts, starts)
         everyone = [disagreement.Words.decode(found[i : i + n].tobytes()) for i, n in zip(starts, counts)]
         return disagreement.judge(everyone)
 
@@ -174,30 +158,30 @@ class Passage(Call):
     """One verb on its way through the gate."""
 
     enclosed: Sequence[list[Any]] = ()  # for each array enclosed in the row what every rank enclosed
-    _gate: Gate
+    gate: Gate
     _answer: Pending | None = None
     _is_meeting = False  # shows a row and waits for the others'
-    _is_moving = False
+    is_moving = False  # all ranks have agreed and move bytes
 
     def __exit__(self, kind: Any, value: Any, tb: Any) -> None:
         if self.enclosed:
             self.enclosed = ()
-            self._gate.ranks._release_enclosed()
+            self.gate.ranks.release_enclosed()
         Call.__exit__(self, kind, value, tb)  # in half the time of super()
-        if kind is not None and (self._answer is not None or self._is_meeting or self._is_moving):
+        if kind is not None and (self._answer is not None or self._is_meeting or self.is_moving):
             self.break_off(value)
         if self.is_collective:
-            self._gate._one_thread.release()
+            self.gate.one_thread.release()
 
     def break_off(self, error: BaseException) -> None:
         """Other ranks may still come to this meeting, or wait for bytes: nothing can follow on the communicator."""
-        gate = self._gate
+        gate = self.gate
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         gate.closed = gate.closed or (
             f"this communicator cannot be used any more, because {self.verb} at {self.where()} ended with {reason}"
         )
-        if self._is_moving and not self.error:
-            gate.ranks._failed_half_way(self, reason)
+        if self.is_moving and not self.error:
+            gate.ranks.failed_half_way(self, reason)
 
     def moving(self) -> _Moving:
         """``with call.moving():`` all ranks have agreed and move bytes; one that fails here leaves the others stuck."""
@@ -240,7 +224,7 @@ class Passage(Call):
         """
         row = self._fill_in(payload, error)
         self._is_meeting = True
-        rows, self.enclosed = self._gate.ranks._exchange_row(self, row, enclosed)
+        rows, self.enclosed = self.gate.ranks.exchange_row(self, row, enclosed)
         self._is_meeting = False
         if error is None and all(map(bytes.startswith, rows, repeat(row[: 8 * (_HEAD + num_same)]))):
             return rows
@@ -248,7 +232,7 @@ class Passage(Call):
 
     def _disagreement(self, what: str, detail: str | Callable[[], str], error: Exception | None) -> Exception:
         words = "" if error is not None else detail if isinstance(detail, str) else detail()
-        return self._gate.explain(self, what, words, error)
+        return self.gate.explain(self, what, words, error)
 
     def post(
         self,
@@ -263,17 +247,17 @@ class Passage(Call):
         """The first half of :meth:`exchange`: show the row, and return at once."""
         row = self._row = self._fill_in(payload, error)
         self._own_error, self._what, self._detail, self._num_same = error, what, detail, num_same
-        self._answer = self._gate.ranks._post_row(self, row, enclosed)
+        self._answer = self.gate.ranks.post_row(self, row, enclosed)
 
     def _fill_in(self, payload: Sequence[int] | Row, error: Exception | None) -> bytes:
         """The row to show."""
-        gate = self._gate
+        gate = self.gate
         if gate.config is None:
-            gate._describe_config()
+            gate.describe_config()
         number = self.number = gate.record.count(gate.name)
         self.meets_by = "row"
         verb = _verb_words[self.verb] ^ gate.backward_of
-        words = (number, verb, self.root, gate._config_digest, error is not None, *payload)
+        words = (number, verb, self.root, gate.config_digest, error is not None, *payload)
         return _packers[len(words)].pack(*words)
 
     def is_answered(self) -> bool:
@@ -298,7 +282,7 @@ class Passage(Call):
 
     def meet_without_row(self) -> None:
         """Count a meeting in which bytes move without a row before them."""
-        self.number = self._gate.record.count(self._gate.name)
+        self.number = self.gate.record.count(self.gate.name)
         self.meets_by = "bytes"
 
 
@@ -311,11 +295,11 @@ class _Moving:
         self._call = call
 
     def __enter__(self) -> None:
-        self._call._is_moving = True
+        self._call.is_moving = True
 
     def __exit__(self, kind: Any, value: Any, tb: Any) -> None:
         if kind is None:
-            self._call._is_moving = False
+            self._call.is_moving = False
 
 
 def _payloads(rows: list[bytes]) -> Row:

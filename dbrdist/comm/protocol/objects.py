@@ -10,35 +10,35 @@ import numpy as np
 from dbrdist.comm.protocol import arguments
 from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import Passage
-from dbrdist.comm.protocol.primitives import Provider
+from dbrdist.comm.protocol.group import RankGroup
 from dbrdist.comm.transport import message
 
 
-class ObjectVerbs(Provider):
+class ObjectVerbs(RankGroup):
     """Verbs that end in ``_obj``."""
 
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         """The object of ``root``, on every rank; the root gets its own object back."""
-        with self._gate.call("bcast_obj") as call:
+        with self.gate.call("bcast_obj") as call:
             (own, piece), error = self._prepare_bcast(call, root, max_buf_len, arguments.pickled, obj)
             row = [piece, 0 if own is None else own.size]
             rows = call.agree(row, error, num_same=1, what="the same max_buf_len", detail=f"{piece} bytes")
             call.num_bytes = int(rows[call.root, 1])
             with call.moving():
                 raw = np.empty(call.num_bytes, np.uint8) if own is None else own
-                self._bcast_in_pieces(call, raw, piece)
+                self.ranks.bcast_in_pieces(call, raw, piece)
             return self._unpickle_together(call, lambda: obj if self.rank == root else arguments.unpickled(raw))
 
     def allgather_obj(self, obj: Any) -> list[Any]:
         """Every rank's object, in order of ranks."""
-        with self._gate.call("allgather_obj") as call:
+        with self.gate.call("allgather_obj") as call:
             raws = self._gather_objects(call, obj)
             found: list[Any] = self._unpickle_together(call, lambda: [arguments.unpickled(raw) for raw in raws])
             return found
 
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
         """On ``root`` every rank's object, in order of ranks; None on the others."""
-        with self._gate.call("gather_obj") as call:
+        with self.gate.call("gather_obj") as call:
             raws = self._gather_objects(call, obj, root)
             found = self._unpickle_together(call, lambda: [arguments.unpickled(raw) for raw in raws])
             return found if self.rank == root else None
@@ -55,14 +55,14 @@ class ObjectVerbs(Provider):
         with call.moving():
             raw = np.empty(sum(counts), np.uint8)
             if root is None:
-                self._allgather_bytes(mine, raw, counts, starts)
+                self.ranks.allgather_bytes(mine, raw, counts, starts)
             else:
-                self._gather_bytes(call, mine, raw, counts, starts)
+                self.ranks.gather_bytes(call, mine, raw, counts, starts)
         return [raw[start : start + count] for start, count in zip(starts, counts)]
 
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
         """Entry ``rank`` of the ``size`` objects that ``root`` passes."""
-        with self._gate.call("scatter_obj") as call:
+        with self.gate.call("scatter_obj") as call:
             bad_root = self._take_root(call, root)
             raws, error = None, None
             if call.root == self.rank:
@@ -70,7 +70,7 @@ class ObjectVerbs(Provider):
             call.agree((), bad_root or error)
             with call.moving():
                 each = [arguments.prepared(raw, "scatter_obj") for raw in raws or ()]
-                raw = self._exchange_arrays(call, each, [call.root])[0]
+                raw = self.ranks.exchange_arrays(call, each, [call.root])[0]
             return self._unpickle_together(call, lambda: arguments.unpickled(raw))
 
     def allreduce_obj(self, obj: Any) -> Any:

@@ -39,7 +39,7 @@ class Observations:
             if error is not None:
                 raise error
             return dict(observed)
-        with self._comm._gate.call("average") as call:
+        with self._comm.gate.call("average") as call:
             flags = call.agree([any(key not in self._keys for key in observed), num_samples], error)
         if flags[:, 0].any():
             everyone = self._comm.allgather_obj(list(observed))
@@ -49,7 +49,7 @@ class Observations:
             keys = self._keys[begin : begin + _KEYS_PER_ROW]
             there = sum(1 << i for i, key in enumerate(keys) if key in observed)
             values = np.array([observed.get(key, 0.0) for key in keys], np.float64)
-            rows = self._comm._allgather_rows(np.array([there, *values.view(np.int64)], np.int64))
+            rows = self._comm.gate.allgather_rows(np.array([there, *values.view(np.int64)], np.int64))
             means |= _means(keys, rows, flags[:, 1].tolist())
         return means
 

@@ -11,7 +11,7 @@ import numpy as np
 from dbrdist.comm.protocol import arguments
 from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import Passage
-from dbrdist.comm.protocol.primitives import Provider
+from dbrdist.comm.protocol.group import RankGroup
 from dbrdist.comm.transport import message
 from dbrdist.core.array.backend import Array
 from dbrdist.errors import CommunicatorError
@@ -19,8 +19,12 @@ from dbrdist.errors import CommunicatorError
 _ARRAY, _ARRAYS, _OBJECT, _BROKEN = range(4)  # what a message holds
 
 
-class PairVerbs(Provider):
+class PairVerbs(RankGroup):
     """Send and receive. Messages of one pair of ranks with one tag keep their order."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._own_mail: dict[int, deque[Any]] = {}  # tag -> what this rank has sent to itself
 
     def send(self, data: Array | Sequence[Array], dest: int, tag: int) -> None:
         """Send an array, or a tuple or list of arrays, to ``dest``, which receives it with the same ``tag``.
@@ -29,7 +33,7 @@ class PairVerbs(Provider):
         """
         is_one = not isinstance(data, (tuple, list))
         arrays: Any = [data] if is_one else data
-        with self._gate.message("send", dest, tag) as call:
+        with self.gate.message("send", dest, tag) as call:
             if type(data) is np.ndarray and data.dtype.kind in "biufc":  # as below, in less time
                 header, flat = arguments.prepared(data, "send")
                 self._send_message(call, _ARRAY, header, [message.as_bytes(flat)], None)
@@ -41,7 +45,7 @@ class PairVerbs(Provider):
 
     def recv(self, source: int, tag: int) -> Any:
         """The array, or tuple of arrays, that ``source`` sent with ``tag``."""
-        with self._gate.message("recv", source, tag) as call:
+        with self.gate.message("recv", source, tag) as call:
             kind, headers, parts = self._recv_message(call)
             if kind == _OBJECT:
                 raise _wrong_kind("array", call)
@@ -54,14 +58,14 @@ class PairVerbs(Provider):
 
     def send_obj(self, obj: Any, dest: int, tag: int) -> None:
         """Send a picklable object to ``dest``."""
-        with self._gate.message("send_obj", dest, tag) as call:
+        with self.gate.message("send_obj", dest, tag) as call:
             raw, error = attempt(arguments.pickled, obj)
             parts = [] if raw is None else [raw]
             self._send_message(call, _BROKEN if error else _OBJECT, np.empty(0, np.int64), parts, error)
 
     def recv_obj(self, source: int, tag: int) -> Any:
         """The object that ``source`` sent with ``tag``."""
-        with self._gate.message("recv_obj", source, tag) as call:
+        with self.gate.message("recv_obj", source, tag) as call:
             kind, _, parts = self._recv_message(call)
             if kind != _OBJECT:
                 raise _wrong_kind("object", call)
@@ -80,13 +84,13 @@ class PairVerbs(Provider):
             mail: deque[Any] = self._own_mail.setdefault(call.tag, deque())
             mail.append((head, [part.copy() for part in parts]))
         else:
-            self._send_parts(call, head, parts)
+            self.ranks.send_parts(call, head, parts)
         if error is not None:
             raise error
 
     def _recv_message(self, call: Passage) -> tuple[int, message.Header, list[message.HostArray]]:
         if call.peer != self.rank:
-            head, parts = self._recv_parts(call)
+            head, parts = self.ranks.recv_parts(call)
         elif self._own_mail.get(call.tag):
             head, parts = self._own_mail[call.tag].popleft()
         else:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,19 +12,25 @@ from dbrdist.core.array import backend
 
 
 class Configured:
-    """Entries by name. Those that are known beforehand are the same on every rank, which the gate compares."""
+    """Entries by name. Those that are known beforehand are the same on every rank, which the gate compares.
 
-    _defaults: dict[str, Any] = {"allreduce_grad_dtype": None, "batched_copy": True}
+    Args:
+        defaults: these, with their values at first.
+        others: all entries of a communicator that this one is a part of.
+    """
 
-    def __init__(self) -> None:
-        self._configs: dict[str, Any] = dict(self._defaults)
-        self._within_config_scope = False
+    within_config_scope = False  # True inside :meth:`config_scope`
+
+    def __init__(self, defaults: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> None:
+        self._defaults = tuple(sorted(defaults))
+        self._configs = {**defaults, **(others or {})}
 
     def _config_changed(self) -> None:
         """Called after a change."""
 
     def _describe_config(self) -> str:
-        return ", ".join(f"{name} {self._configs[name]}" for name in sorted(self._defaults))
+        """What all ranks must have in common, in words."""
+        return ", ".join(f"{name} {self._configs[name]}" for name in self._defaults)
 
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
         """Set one configuration entry of this communicator. False is False."""
@@ -54,18 +61,22 @@ class Configured:
     @contextmanager
     def config_scope(self) -> Iterator[bool]:
         """Within the block, attributes set on this communicator are configuration entries too (for subclasses)."""
-        self._within_config_scope = True
+        kind: Any = type(self)
+        self.__class__ = _within_scope(kind)
         try:
             yield True
         finally:
-            self._within_config_scope = False
+            self.__class__ = kind
 
-    @property
-    def within_config_scope(self) -> bool:
-        """True inside :meth:`config_scope`."""
-        return bool(self.__dict__.get("_within_config_scope", False))
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if not name.startswith("_") and self.within_config_scope:
+@functools.cache
+def _within_scope(kind: Any) -> type[Configured]:
+    """A class of the same name whose objects keep what is assigned to them as configuration: no other pays for it."""
+
+    def keep(self: Configured, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if not name.startswith("_"):
             self._configs[name] = value
+
+    members = {"within_config_scope": True, "__setattr__": keep, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (kind,), members)

@@ -25,20 +25,20 @@ def check_shares(comm: Any, iterator: Any, what: str = "training") -> None:
     lines = batches_in_words(iterator, what) if is_divided else [f"{what} examples of its own"]
     agree.same_everywhere(comm, agree.as_lines(lines), f"the same {what} batches")
     if is_divided and comm.size > 1:
-        shares = comm._allgather_rows(np.array([iterator.rank], np.int64))[:, 0].tolist()
+        shares = comm.gate.allgather_rows(np.array([iterator.rank], np.int64))[:, 0].tolist()
         refuse_doubled(shares, what)
 
 
 def batches_in_words(iterator: SerialIterator, what: str) -> list[str]:
     """One line for each thing that makes up the global batches still to come."""
-    state, sampler = iterator._state, iterator.order_sampler
+    sampler = iterator.order_sampler
     return [
         f"{len(iterator.dataset)} {what} examples",
         f"virtual workers {iterator.virtual_workers}",
         f"batch {iterator.batch_size}",
-        f"last={iterator._plan.last!r}",
+        f"last={iterator.last!r}",
         "index order" if sampler is None else f"shuffled by {type(sampler).__name__} with seed {iterator.seed}",
-        f"example {state.position} of epoch {state.epoch} next",
+        f"example {iterator.current_position} of epoch {iterator.epoch} next",
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,6 +12,25 @@ from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.transport import message
 from dbrdist.comm.transport.message import HostArray
 from dbrdist.core.array.backend import Array, get_array_module, to_cpu
+
+
+class ArrayReducer(Protocol):
+    """What adds arrays over ranks."""
+
+    def reduce_in(
+        self, call: Passage, codec: Codec, x: Array, factors: Sequence[float] | None, divisor: float | None
+    ) -> None:
+        """Replace ``x`` by ``sum(factors[k] * x of rank k) / divisor``, sent as ``codec`` says."""
+
+    def reduce_scatter(
+        self,
+        call: Passage,
+        x: Array,
+        borders: Sequence[int],
+        factors: Sequence[float] | None,
+        divisor: float | None,
+    ) -> None:
+        """The same for the elements borders[r] to borders[r + 1] on rank r alone."""
 
 
 class Codec:
@@ -52,7 +71,7 @@ class Codec:
 
     def reduce(
         self,
-        comm: Any,
+        reducer: ArrayReducer,
         call: Passage,
         grad: Array,
         factors: Sequence[float] | None,
@@ -64,9 +83,9 @@ class Codec:
         With ``borders`` rank r gets the elements borders[r] to borders[r + 1] alone; the others have no meaning then.
         """
         if borders is None:
-            comm._reduce_in(call, self, grad, factors, divisor)
+            reducer.reduce_in(call, self, grad, factors, divisor)
         else:
-            self.carry(grad, lambda x: comm._reduce_scatter(call, x, borders, factors, divisor))
+            self.carry(grad, lambda x: reducer.reduce_scatter(call, x, borders, factors, divisor))
 
 
 class Narrowed(Codec):
@@ -74,7 +93,7 @@ class Narrowed(Codec):
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
-        self._scale = 1.0
+        self.scale = 1.0
 
     def wire_dtype(self, dtype: Any) -> Any:
         return self.dtype
@@ -82,12 +101,12 @@ class Narrowed(Codec):
     def encode(self, x: HostArray) -> HostArray:
         if x.dtype == self.dtype:
             return x
-        return (x if self._scale == 1.0 else x * x.dtype.type(self._scale)).astype(self.dtype)
+        return (x if self.scale == 1.0 else x * x.dtype.type(self.scale)).astype(self.dtype)
 
     def decode(self, came: HostArray, x: HostArray) -> None:
         x[...] = came
-        if self._scale != 1.0:
-            x *= x.dtype.type(1 / self._scale)  # a power of two: the same bits as a division
+        if self.scale != 1.0:
+            x *= x.dtype.type(1 / self.scale)  # a power of two: the same bits as a division
 
 
 class Scaled(Narrowed):
@@ -104,10 +123,10 @@ class Scaled(Narrowed):
 
     def fit(self, largest: float) -> None:
         """Choose the power of two for numbers up to this one."""
-        self._scale = 1.0
+        self.scale = 1.0
         if 0 < largest < math.inf:
             exponent = math.floor(math.log2(_largest(self.dtype))) - 1 - math.floor(math.log2(largest))
-            self._scale = 2.0 ** min(exponent, 120)
+            self.scale = 2.0 ** min(exponent, 120)
 
 
 def round_to(dtype: Any, arrays: Sequence[Array]) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from dbrdist.comm.communicators.communicator import CommunicatorBase
 from dbrdist.comm.protocol.agree import raise_together, together
 from dbrdist.comm.protocol.arguments import attempt, rank_of, whole_number
+from dbrdist.comm.steps.joint_steps import JointSteps
 from dbrdist.core.files.regular_file import regular
 from dbrdist.core.files.serializer import read_npz
 from dbrdist.errors import CheckpointError
@@ -130,8 +131,8 @@ class MultiNodeCheckpointer(Extension):
             return False
         with together(self._comm):
             snapshots.load(self._file(folder, iteration), _OfRank(self._comm, trainer))
-        if hasattr(optimizer, "_is_synchronized"):
-            optimizer._is_synchronized = True
+        if isinstance(optimizer, JointSteps):
+            optimizer.are_synchronized()
         return True
 
     def _newest(self, folder: str) -> int | None:
@@ -221,7 +222,7 @@ class MultiNodeSnapshot(Extension):
         writer = sets[self._number][0]
         self._is_writer = comm.rank == writer
         self._snapshot = copy.copy(snapshot)
-        self._snapshot._filename = _of_rank(snapshot._filename, writer)
+        self._snapshot.filename = _of_rank(snapshot.filename, writer)
         self.priority, self.trigger = snapshot.priority, snapshot.trigger
 
     def __call__(self, trainer: Any) -> None:
@@ -246,7 +247,7 @@ class MultiNodeSnapshot(Extension):
         replicas = self._comm.split(self._number, self._comm.rank)
         content = replicas.bcast(content)
         replicas.finalize()
-        target = self._snapshot._target
+        target = self._snapshot.target
         with together(self._comm):
             saved = read_npz(io.BytesIO(content.tobytes()))
             snapshots.load_entries(path or "the writer's snapshot", saved, trainer if target is None else target)
@@ -267,8 +268,8 @@ class MultiNodeSnapshot(Extension):
 
     def _files(self, trainer: Any) -> dict[str, str]:
         """The writer's files, the oldest first, by their names without the rank; none without ``autoload``."""
-        filename = self._snapshot._filename
-        if not self._snapshot._autoload or callable(filename) or not self._is_writer:
+        filename = self._snapshot.filename
+        if not self._snapshot.autoload or callable(filename) or not self._is_writer:
             return {}
         found = snapshots.find(trainer.out, filename)
         return {os.path.basename(path).rpartition(".")[0]: path for path in found}

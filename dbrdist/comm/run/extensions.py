@@ -156,7 +156,7 @@ class StopOnRequest(Extension):
 
     def request(self, number: int = signal.SIGTERM) -> None:
         """Ask all ranks to stop after the step that they are in, or the next."""
-        self._received = self._comm._stop_request = number
+        self._received = self._comm.stop.request = number
 
     def __call__(self, trainer: Any) -> None:
         if self._is_alone and not self._received:
@@ -174,10 +174,10 @@ class StopOnRequest(Extension):
 
     def _numbers(self) -> Any:
         """The signal that each rank has, 0 for none: from the header of the step, or asked now where there was none."""
-        answers, self._comm._stop_answers = self._comm._stop_answers, None
+        answers, self._comm.stop.answers = self._comm.stop.answers, None
         if answers is not None and self._comm.size > 1:
             return answers
-        return self._comm._allgather_rows(np.array([self._received], np.int64))[:, 0]
+        return self._comm.gate.allgather_rows(np.array([self._received], np.int64))[:, 0]
 
     def finalize(self) -> None:
         """Give the signals back."""

@@ -144,7 +144,7 @@ def _persistents(model: Any) -> dict[str, Any]:
     return {
         f"{path.strip('/')}/{name}": np.array(_on_host(getattr(link, name)))
         for path, link in model.namedlinks()
-        for name in link._persistent
+        for name in link.persistent_names
         if isinstance(getattr(link, name), int | float | np.number) or is_array(getattr(link, name))
     }
 

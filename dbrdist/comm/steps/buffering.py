@@ -52,7 +52,7 @@ class Buffers:
         """
         flat.collect_gradients(plan.params)
         if self._courier is None:
-            self._courier = self._comm._background()
+            self._courier = self._comm.reducer.thread()
         if self._courier is not None:
             self._courier.wait()
         key = (plan.runs_digest, *plan.params)
@@ -64,7 +64,7 @@ class Buffers:
         travelling = self._travelling
 
         def reduce(comm: Any) -> None:
-            with comm._gate.call("reduce", place) as call:
+            with comm.gate.call("reduce", place) as call:
                 call.pause_seconds = PAUSE_SECONDS
                 call.meet_without_row()
                 reduce_gradients(comm, call, travelling, factors, divisor)

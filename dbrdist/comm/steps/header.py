@@ -36,7 +36,7 @@ class Steps:
     def __init__(self, comm: Any, optimizer: Any, settings: str = "") -> None:
         """``settings`` are further words that all ranks must have in common, lines with a break at their end."""
         self._comm = comm
-        self._gate = comm._gate
+        self._gate = comm.gate
         self._settings = settings
         self._optimizer = optimizer
         self._plan: Plan | None = None
@@ -108,7 +108,7 @@ class Steps:
             self._runs_digest,
             EQUAL_WEIGHT if num_samples is None else num_samples,
             int(works),  # not one of NumPy's
-            self._comm._stop_request,
+            self._comm.stop.request,
             0 if plan is None else plan.place,
             encloses,
         )
@@ -133,15 +133,15 @@ class Steps:
         own, last = [*map(_own_words, rows)], self._last
         if last is None or last.rows != own:
             last = self._last = Header(own)
-        if self._comm._stop_answers is not last.stops:
-            self._comm._stop_answers = last.stops
+        if self._comm.stop.answers is not last.stops:
+            self._comm.stop.answers = last.stops
         return last
 
     def is_small(self) -> bool:
         """Whether the gradients fit into the header, as far as :meth:`look` knows them."""
         plan, config = self._plan, self._gate.config
         if plan is not self._small_plan or config is not self._small_config or config is None:
-            is_small = plan is not None and self._comm._encloses(plan.grads)
+            is_small = plan is not None and self._comm.reducer.encloses(plan.grads)
             self._small_plan, self._small_config = plan if is_small else None, config
         return self._small_plan is not None
 

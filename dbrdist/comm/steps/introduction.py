@@ -5,6 +5,7 @@ The header of each step has what comes of it: a number for the optimizer, and ho
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import zlib
@@ -16,7 +17,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from dbrdist.comm.protocol import agree
-from dbrdist.comm.protocol.gate import Row, digest
+from dbrdist.comm.protocol.gate import digest
+from dbrdist.comm.protocol.primitives import Row
 from dbrdist.comm.protocol.shares import batches_in_words, refuse_doubled
 from dbrdist.comm.transport.call_log import place_of
 from dbrdist.core.array.backend import is_array, to_cpu
@@ -69,12 +71,15 @@ class Introduction:
 
     def copied(self, moment: int) -> Introduction:
         """That of a copy of the optimizer, made after so many steps."""
-        new = object.__new__(Introduction)
-        new.__dict__.update(self.__dict__)
-        new.number = digest(f"copy of {self.number} at step {moment}") if self.number else 0
-        new._iterators, new._divided = {}, []
-        new._place = f"{self._place}, copied after {moment} steps"
+        new = copy.copy(self)
+        new.be_a_copy(moment)
         return new
+
+    def be_a_copy(self, moment: int) -> None:
+        """Speak of a copy, which no updater has yet."""
+        self.number = digest(f"copy of {self.number} at step {moment}") if self.number else 0
+        self._iterators, self._divided = {}, []
+        self._place = f"{self._place}, copied after {moment} steps"
 
     def meet(self, arguments: Iterable[Any]) -> None:
         """Compare with the other ranks. Collective.
@@ -88,7 +93,7 @@ class Introduction:
         """
         if self._comm.size > 1:
             kind, lines, share = self._what_is_read()
-            with self._comm._gate.call("first update") as call:
+            with self._comm.gate.call("first update") as call:
                 rows = call.agree([self._ordinal, digest(self._place), kind, digest(agree.as_lines(lines)), share])
             if not (_is_one(rows, 0) or _is_one(rows, 1)):
                 text = f"optimizer {self._ordinal} of the communicator, created at {self._place}\n"
@@ -107,11 +112,11 @@ class Introduction:
         """How far shared batches have come, as one number; 0 where batches are not shared."""
         if not self._divided:
             return 0
-        return hash(tuple((it._state.epoch, it._state.position) for it in self._divided)) & (1 << 62) - 1
+        return hash(tuple((it.epoch, it.current_position) for it in self._divided)) & (1 << 62) - 1
 
     def in_words(self) -> str:
         """Both, one line each."""
-        places = [f"example {it._state.position} of epoch {it._state.epoch} next\n" for it in self._divided]
+        places = [f"example {it.current_position} of epoch {it.epoch} next\n" for it in self._divided]
         return f"optimizer {self.number} by order of first steps, created at {self._place}\n{''.join(places)}"
 
     def _what_is_read(self) -> tuple[int, Sequence[str], int]:
@@ -130,7 +135,7 @@ class Introduction:
     def _warn_of_equal_batches(self, arguments: Iterable[Any]) -> None:
         """Warn once where all ranks have read the same examples, which can only be seen in their values. Collective."""
         checksum, differs = _checksum(arguments)
-        rows = self._comm._allgather_rows(np.array([checksum, differs], np.int64))
+        rows = self._comm.gate.allgather_rows(np.array([checksum, differs], np.int64))
         if _is_one(rows, 0) and rows[0, 1] and self._comm.rank == 0:
             warn(
                 f"all {self._comm.size} ranks read the same examples in the same order, so more ranks learn no more "

@@ -20,6 +20,7 @@ from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import Passage
 from dbrdist.comm.steps.delegation import HandsOn
 from dbrdist.comm.steps.header import STALE, Header, Steps
+from dbrdist.comm.steps.introduction import Introduction
 from dbrdist.comm.steps.lazy_parameters import LateParameters
 from dbrdist.comm.steps.step_options import Way
 from dbrdist.comm.steps.step_state import Carried
@@ -63,6 +64,18 @@ class JointSteps(HandsOn):
         self._sharding = Sharding(communicator, actual_optimizer, way.zero) if divides else None
         self._carried = Carried(communicator, way)
 
+    def are_synchronized(self) -> None:
+        """The ranks have their parameters, each its own maybe: no rank's are given to the others."""
+        self._is_synchronized = True
+
+    def continue_from(
+        self, carried: Carried, introduction: Introduction, target: Any, known: set[Parameter] | None
+    ) -> None:
+        """Go on where another optimizer was, which had stepped with these parameters if ``known``."""
+        self._carried, self._steps.introduction = carried, introduction
+        if known is not None:
+            self._is_synchronized, self._target, self._known = True, target, known
+
     def reads(self, iterators: Mapping[str, Any]) -> None:
         """Compare these iterators with those of the other ranks at the first step: an updater tells which it has."""
         self._steps.introduction.reads(iterators)
@@ -103,7 +116,7 @@ class JointSteps(HandsOn):
         self, target: Any, lossfun: Callable[..., Any] | None, args: Any, kwds: Any, num_samples: int | None
     ) -> None:
         """A step with all that may come with it: a first meeting, what is carried, shards, local steps."""
-        if self.actual_optimizer._loss_scale_growth is not None and self._is_one_of_many:
+        if self.actual_optimizer.has_dynamic_loss_scale and self._is_one_of_many:
             self._way.check_dynamic_scale()
         is_first = False
         if not self._is_in_step(target):
@@ -154,7 +167,7 @@ class JointSteps(HandsOn):
             return
         loss = loss_of(type(self).__name__, target, lossfun, args, kwds)
         target.cleargrads()
-        backprop.backward([loss], loss_scale=self.actual_optimizer._loss_scale)
+        backprop.backward([loss], loss_scale=self.actual_optimizer.loss_scale)
 
     def _encloses_gradients(self) -> bool:
         """Whether those of this step alone come with its header, and all of them."""
@@ -237,7 +250,7 @@ class JointSteps(HandsOn):
             call.meet_without_row()
             with call.moving():
                 for run in self._steps.current_plan().runs:
-                    self.communicator._reduce(call, run.data, None, float(self.communicator.size))
+                    self.communicator.reducer.reduce(call, run.data, None, float(self.communicator.size))
 
     def _backward_after_broadcast(self, lossfun: Any, args: Any, kwds: Any, num_samples: int | None) -> int:
         """Forward and backward of the first step, whose loss may come from a forward pass before the broadcast.
@@ -377,7 +390,7 @@ class JointSteps(HandsOn):
     def _reduce_at_once(self, num_samples: int | None, works: int, place: tuple[str, int] | None = None) -> bool:
         """After backward, where gradients come with the header: the ranks meet once."""
         steps = self._steps
-        with self.communicator._gate.call("update", place) as call:
+        with self.communicator.gate.call("update", place) as call:
             header = steps.exchange(call, num_samples, works, self.zero_fill)
             if header.stale and self._is_stale(header):
                 return False
@@ -462,7 +475,7 @@ class JointSteps(HandsOn):
             after_forward()
         if not self._carried.gathered:
             self.actual_optimizer.target.cleargrads()
-        scale = self.actual_optimizer._loss_scale
+        scale = self.actual_optimizer.loss_scale
         if self._way.accumulate > 1 and weight is not None:
             scale = weight * (1.0 if scale is None else scale)
         began = time.perf_counter()

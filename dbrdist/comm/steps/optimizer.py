@@ -88,11 +88,11 @@ class MultiNodeOptimizer(JointSteps):
         new = type(self)(actual, self.communicator, self.zero_fill, way)
         memo[id(self)] = new
         new.num_samples, new.exposed_seconds = self.num_samples, self.exposed_seconds
-        new._carried = self._carried.copied(way, memo)
-        if self._target is not None and self._target is self.target:
-            new._is_synchronized, new._target = self._is_synchronized, actual.target
-            new._known = {copy.deepcopy(p, memo) for p in self._known}
-        new._steps.introduction = self._steps.introduction.copied(self.t)
+        is_in_step = self._is_synchronized and self._target is not None and self._target is self.target
+        known = {copy.deepcopy(p, memo) for p in self._known} if is_in_step else None
+        new.continue_from(
+            self._carried.copied(way, memo), self._steps.introduction.copied(self.t), actual.target, known
+        )
         return new
 
     def __reduce__(self) -> Any:

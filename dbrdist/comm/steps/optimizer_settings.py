@@ -33,8 +33,8 @@ class Values:
     def are_as_before(self) -> bool:
         """Whether :meth:`look` would find the same, unless an update rule has got or lost a hook."""
         actual = self._optimizer
-        hooks: Hooks = actual._hooks
-        if hooks is not self._hooks or actual._loss_scale != self._scale:
+        hooks: Hooks = actual.hooks
+        if hooks is not self._hooks or actual.loss_scale != self._scale:
             return False
         if (hooks.pre or hooks.post or self._seen_hooks) and not _are_same(list(hooks), self._seen_hooks):
             return False
@@ -52,18 +52,18 @@ class Values:
         """Describe them again, with ``settings`` behind them."""
         actual = self._optimizer
         hyperparam = self._hyperparam = getattr(actual, "hyperparam", None)
-        hooks = list(actual._hooks)
+        hooks = list(actual.hooks)
         named = dict(_named_params(actual.target))
         of_rules = [(f" of {name}", hook, timing) for name, p in named.items() for hook, timing in _hooks_of_rule(p)]
-        ours = [("", hook, timing) for hook, timing in _timed(actual._hooks)] + of_rules
+        ours = [("", hook, timing) for hook, timing in _timed(actual.hooks)] + of_rules
         ours = [entry for entry in ours if _is_ours(entry[1])]
         things = [hook for _, hook, _ in ours]
         if hyperparam is not None:
             things.append(hyperparam)
-        self._hooks, self._seen_hooks = actual._hooks, hooks  # kept, so that no other gets the id of one
-        self._seen, self._scale = [(thing, _fixed(vars(thing))) for thing in things], actual._loss_scale
+        self._hooks, self._seen_hooks = actual.hooks, hooks  # kept, so that no other gets the id of one
+        self._seen, self._scale = [(thing, _fixed(vars(thing))) for thing in things], actual.loss_scale
         self._seed = random.get_seed() if any(getattr(h, "needs_equal_seeds", False) for _, h, _ in ours) else None
-        lines = [f"optimizer {type(actual).__name__}", f"loss scale {actual._loss_scale}"]
+        lines = [f"optimizer {type(actual).__name__}", f"loss scale {actual.loss_scale}"]
         if hyperparam is not None:
             lines += described(hyperparam.own())
         paths = {p: name for name, p in named.items()}
@@ -122,7 +122,7 @@ def _timed(hooks: Hooks | None) -> Iterator[tuple[Any, str]]:
 
 
 def _hooks_of_rule(p: Parameter) -> Iterator[tuple[Any, str]]:
-    return _timed(None if p.update_rule is None else p.update_rule._hooks)
+    return _timed(None if p.update_rule is None else p.update_rule.hooks)
 
 
 def _is_ours(hook: Any) -> bool:

@@ -11,7 +11,8 @@ from dbrdist.comm.gradients.communication_thread import PAUSE_SECONDS, Courier
 from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, Plan, weights
 from dbrdist.comm.protocol import agree, arguments
 from dbrdist.comm.protocol.arguments import attempt
-from dbrdist.comm.protocol.gate import Passage, Row
+from dbrdist.comm.protocol.gate import Passage
+from dbrdist.comm.protocol.primitives import Row
 from dbrdist.comm.transport import message
 from dbrdist.core.array.backend import Array
 
@@ -62,7 +63,7 @@ class Reduction:
         with agree.together(communicator):
             self._plan = self._current_plan()
         agree.same_everywhere(communicator, self._plan.text, "the same parameters")
-        self._courier = communicator._background()
+        self._courier = communicator.reducer.thread()
         self._agree_on(self._plan)
 
     @property
@@ -116,7 +117,7 @@ class Reduction:
         """Choose how to reduce, once all ranks have these parameters: one that has others by then still meets them."""
         self._agreed = plan.digest
         self._way: type[_Started] = _Started if self._courier is None else _ByThread
-        if self.communicator._encloses([run.grad for run in plan.runs]):
+        if self.communicator.reducer.encloses([run.grad for run in plan.runs]):
             self._way = _Enclosed
 
     def _current_plan(self) -> Plan:
@@ -144,7 +145,7 @@ class _Started:
 
     def begin(self, courier: Courier | None) -> None:
         """What :meth:`Reduction.start` does."""
-        with self.comm._gate.call("reduction") as self.call:
+        with self.comm.gate.call("reduction") as self.call:
             self.set_out(courier)
 
     def set_out(self, courier: Courier | None) -> None:
@@ -160,7 +161,7 @@ class _Started:
 
     def arrive(self) -> bool:
         """What happens in the wait. False where the ranks have yet to bring the gradients to their places."""
-        with self.comm._gate.again(self.call) as call:
+        with self.comm.gate.again(self.call) as call:
             self.post(call)
             call.wait()
         return False
@@ -203,16 +204,16 @@ class _Enclosed(_Started):
     _then: Sequence[Array] = ()  # the gradients at the start, where they could not be shown without waiting
 
     def set_out(self, courier: Courier | None) -> None:
-        if not self.comm._encloses(self.grads):  # those of other parameters than before
+        if not self.comm.reducer.encloses(self.grads):  # those of other parameters than before
             self.post(self.call)
-        elif self.comm._has_room():
+        elif self.comm.ranks.has_room():
             self.post(self.call, self.grads, _NOW)
         else:
             self._then = [x.copy() for x in self.grads]
             self.post(self.call, shown=_LATER)
 
     def arrive(self) -> bool:
-        with self.comm._gate.again(self.call) as call:
+        with self.comm.gate.again(self.call) as call:
             rows = call.wait()
             if not _are_alike(rows, _RUNS) or (rows[:, _SHOWN] == _NEVER).any():
                 return False
@@ -241,7 +242,7 @@ class _ByThread(_Started):
 
     def _work(self, comm: Any) -> None:
         try:
-            with comm._gate.call("reduction", self.call.place) as call:
+            with comm.gate.call("reduction", self.call.place) as call:
                 call.pause_seconds = PAUSE_SECONDS
                 self.post(call)
                 rows = call.wait()

@@ -158,7 +158,7 @@ class VirtualUpdater(StandardUpdater):
             with _observing(observed):
                 loss = function(*args, **named)
             optimizer.target.cleargrads()
-            loss.backward(loss_scale=optimizer._loss_scale)
+            loss.backward(loss_scale=optimizer.loss_scale)
             statistics = self._statistics.read()
         else:
             optimizer.target.cleargrads()
@@ -201,7 +201,7 @@ class VirtualUpdater(StandardUpdater):
         totals = self._sum.total()
         reduce_gradients(comm, call, totals[:-1], None, None)
         with call.moving():
-            comm._reduce(call, totals[-1])
+            comm.reducer.reduce(call, totals[-1])
         return totals
 
 

@@ -36,7 +36,10 @@ class Statistics:
     def begin(self) -> None:
         """Note where the numbers are, and their values."""
         self._places = [
-            (link, name) for _, link in self._model.namedlinks() for name in link._persistent if _is_number(link, name)
+            (link, name)
+            for _, link in self._model.namedlinks()
+            for name in link.persistent_names
+            if _is_number(link, name)
         ]
         self._before = [_copied(getattr(*place)) for place in self._places]
 
@@ -146,7 +149,7 @@ class Values:
         starts = [block.start * row_bytes for block in self._blocks]
         with call.moving():
             raw = message.as_bytes(found.reshape(-1))
-            self._comm._allgather_bytes(message.as_bytes(mine.reshape(-1)), raw, counts, starts)
+            self._comm.ranks.allgather_bytes(message.as_bytes(mine.reshape(-1)), raw, counts, starts)
         return found
 
     def _row(self, numbers: dict[str, float], num_samples: int) -> list[float]:

@@ -31,6 +31,7 @@ class RowReduction:
     def __init__(self, mpi_module: Any, rows: Any, differing: Any, wait: Wait) -> None:
         self._largest = mpi_module.MAX
         self._rows = rows
+        self.size: int = rows.size
         self._differing = differing
         self.wait = wait
         self._unsettled: deque[ReducedRow] = deque()
@@ -90,7 +91,7 @@ class ReducedRow:
     def wait(self, call: Call) -> list[bytes]:
         """The rows of all ranks."""
         self._owner.wait(call, self, "row")
-        size = self._owner._rows.size
+        size = self._owner.size
         if self._rest is None:
             return [self._row] * size
         rows = np.tile(np.frombuffer(self._row, np.int64), (size, 1))

@@ -140,6 +140,11 @@ class Link(DeviceResident):
         setattr(self, name, value)
         self.register_persistent(name)
 
+    @property
+    def persistent_names(self) -> tuple[str, ...]:
+        """The attributes of this link alone that are saved but not trained."""
+        return tuple(self._persistent)
+
     def register_persistent(self, name: str) -> None:
         """Make an existing attribute persistent."""
         if not hasattr(self, name):

@@ -144,6 +144,11 @@ class Summary:
         self._square = 0.0  # sum of weighted squared deviations
         self._weight = 0.0
 
+    @property
+    def weight(self) -> float:
+        """Of all values together."""
+        return self._weight
+
     def add(self, value: Any, weight: float = 1) -> None:
         """Add one value (an array of one element or a number)."""
         x, w = as_number(value), float(weight)

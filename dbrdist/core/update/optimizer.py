@@ -92,6 +92,21 @@ class Optimizer:
         """Call one hook."""
         hook(self)
 
+    @property
+    def loss_scale(self) -> float | None:
+        """What the loss is multiplied by in backward; None is 1."""
+        return self._loss_scale
+
+    @property
+    def has_dynamic_loss_scale(self) -> bool:
+        """Whether the loss scale follows overflows."""
+        return self._loss_scale_growth is not None
+
+    @property
+    def hooks(self) -> Hooks:
+        """The hooks of the whole optimizer."""
+        return self._hooks
+
     def set_loss_scale(self, loss_scale: float | None) -> None:
         """Multiply the loss by a constant in backward and divide the gradients by it before the update."""
         if loss_scale is not None and not loss_scale > 0:

@@ -318,6 +318,15 @@ class UpdateRule:
         """The state arrays by name, or None before the first update."""
         return self._state
 
+    def put_state(self, state: dict[str, Any] | None, piece: flat.Piece | None) -> None:
+        """Take the place of the state: these arrays, for these elements of the parameter; None is all."""
+        self._state, self.piece = state, piece
+
+    @property
+    def hooks(self) -> Hooks | None:
+        """The hooks of this rule alone; None is none."""
+        return self._hooks
+
     @property
     def enabled(self) -> bool:
         """False freezes the parameter."""

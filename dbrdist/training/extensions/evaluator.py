@@ -46,7 +46,7 @@ class Evaluator(Extension):
             raise TypeError(f"Evaluator: target: expected a link, got {type(target).__name__}")
         self._iterators = dict(iterator) if isinstance(iterator, Mapping) else {"main": iterator}
         self._targets = dict(target) if isinstance(target, Mapping) else {"main": target}
-        if type(self).evaluate is Evaluator.evaluate and type(self)._one_pass is Evaluator._one_pass:
+        if type(self).evaluate is Evaluator.evaluate and type(self).one_pass is Evaluator.one_pass:
             self._check_iterator(iterator)
             self._refuse_repeating(as_chainer[0])
         self.converter = converter
@@ -91,7 +91,7 @@ class Evaluator(Extension):
         if self.eval_hook is not None:
             self.eval_hook(self)
         summary = DictSummary()
-        for batch in self._one_pass():
+        for batch in self.one_pass():
             summary.add({key: (value, len(batch)) for key, value in self.observe(batch).items()})
         return summary
 
@@ -126,7 +126,8 @@ class Evaluator(Extension):
                 "wrap it in dbrdist.comm.create_multi_node_evaluator(evaluator, comm)"
             )
 
-    def _one_pass(self) -> Iterator[Any]:
+    def one_pass(self) -> Iterator[Any]:
+        """The batches of one pass over the data."""
         iterator = self._iterators["main"]
         self._refuse_repeating()
         if not self.knows_its_part:

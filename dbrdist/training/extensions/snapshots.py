@@ -88,26 +88,26 @@ class Snapshot(Extension):
             raise ValueError(f"expected n_retains of 1 or more, or -1 to keep all, got {n_retains}")
         if callable(filename) and (n_retains != -1 or autoload):
             raise ValueError("n_retains and autoload must know earlier files: expected a format text as filename")
-        self._target = target
-        self._filename = filename
+        self.target = target
+        self.filename = filename
         self._savefun = savefun
         self._condition = condition
         self._writer = writer
         self._last: str | None = None  # the file that a writer may still be at work on
         self._num_kept = n_retains
-        self._autoload = autoload
+        self.autoload = autoload
         self._on_error = snapshot_on_error
 
     def find_newest(self, trainer: Any) -> str | None:
         """The whole snapshot that ``autoload`` continues from; None where there is none, or without ``autoload``."""
-        if not self._autoload or not isinstance(self._filename, str):
+        if not self.autoload or not isinstance(self.filename, str):
             return None
-        return newest(trainer.out, self._filename)
+        return newest(trainer.out, self.filename)
 
     def resume(self, trainer: Any) -> None:
         path = self.find_newest(trainer)
         if path is not None:
-            load(path, trainer if self._target is None else self._target)
+            load(path, trainer if self.target is None else self.target)
 
     def initialize(self, trainer: Any) -> None:
         """Let the writer get ready for what it is going to copy."""
@@ -124,8 +124,8 @@ class Snapshot(Extension):
 
     def save(self, trainer: Any) -> str:
         """Save now; returns the file's path. A writer beside the loop may still be at work on it."""
-        name = self._filename(trainer) if callable(self._filename) else self._filename.format(trainer)
-        path, target = os.path.join(trainer.out, name), trainer if self._target is None else self._target
+        name = self.filename(trainer) if callable(self.filename) else self.filename.format(trainer)
+        path, target = os.path.join(trainer.out, name), trainer if self.target is None else self.target
         if self._writer is None:
             write(path, target, self._savefun)
         else:
@@ -136,8 +136,8 @@ class Snapshot(Extension):
         return path
 
     def _remove_oldest(self, just_written: str) -> None:
-        if self._num_kept > 0 and isinstance(self._filename, str):
-            remove_oldest(os.path.dirname(just_written), self._filename, self._num_kept, just_written)
+        if self._num_kept > 0 and isinstance(self.filename, str):
+            remove_oldest(os.path.dirname(just_written), self.filename, self._num_kept, just_written)
 
     def finalize(self) -> None:
         """Wait until all is written. Raises CheckpointError where something was not."""

@@ -172,8 +172,8 @@ def test_threads_are_limited_and_rank_0_says_so(monkeypatch, capsys, num_ranks, 
     monkeypatch.setattr(cores, "available_cores", lambda: usable)
     monkeypatch.setattr(cores.environment, "num_local_ranks", lambda: 1)
     seats = [cores.seat_on(0)] * num_ranks
-    rows = SimpleNamespace(_allgather_rows=lambda row: np.repeat(row[None], num_ranks, 0))
-    of_all = SimpleNamespace(rank=rank, intra_rank=rank, size=num_ranks, _seats=seats, **vars(rows))
+    rows = SimpleNamespace(allgather_rows=lambda row: np.repeat(row[None], num_ranks, 0))
+    of_all = SimpleNamespace(rank=rank, intra_rank=rank, size=num_ranks, ranks=SimpleNamespace(seats=seats), gate=rows)
     for can_be_limited in (True, False):
         monkeypatch.setattr(cores.thread_pools, "limit", lambda n, done=can_be_limited: limited.append(n) or done)
         cores.share_out(of_all)

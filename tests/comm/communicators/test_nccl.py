@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dbrdist.comm.communicators import nccl
-from dbrdist.comm.communicators.nccl import NcclCommunicator, NcclGradients, Ring
+from dbrdist.comm.communicators.nccl import NcclGradients, NcclReducer, Ring
+from dbrdist.comm.communicators.shared_memory import FlatReducer
 from dbrdist.comm.transport import message
 from dbrdist.core.array import backend
 from dbrdist.core.array.backend import as_dtype
@@ -156,6 +157,7 @@ def test_gradients_are_sent_by_nccl_in_the_configured_type(dtype, config, sent, 
 
     plan = SimpleNamespace(runs=[SimpleNamespace(grad=g) for g in grads])
     comm = SimpleNamespace(size=2, get_config=lambda name: as_dtype(config) if config else None)
+    comm.comm = comm.ranks = comm  # a reducer, as far as this asks
     call = SimpleNamespace(num_bytes=0, kind=None, agree=lambda word: np.array([word]))
     one = NcclGradients(SimpleNamespace(reduce=reduce), plan)
     one.reduce(comm, call, None, 2.0, parts)
@@ -185,14 +187,11 @@ def test_two_ranks_do_not_share_a_gpu(monkeypatch, places, rank, allowed, other)
     assert error is None or (type(error) is ValueError and text in str(error))
 
 
-class Nccl(NcclCommunicator):
+class Nccl(NcclReducer):
     """Rank 0 of two, without MPI and without a GPU."""
 
     def __init__(self, size=2, rank=0):
-        self._size, self._rank, self._inter_rank, self._configs = size, rank, 3, {}
-
-    def __del__(self):
-        """There is nothing to give back."""
+        super().__init__(SimpleNamespace(ranks=SimpleNamespace(size=size, rank=rank, inter_rank=3)))
 
 
 @each(**{"size, others, has_ring": [(1, [1], False), (2, [1, 1], True), (2, [1, 0], False), (2, [0, 0], False)]})
@@ -211,26 +210,25 @@ def test_what_nccl_reduces(monkeypatch, has_ring):
     ring = SimpleNamespace(reduce=lambda x: asked.append(("ring", x))) if has_ring else None
     monkeypatch.setattr(comm, "_are_on_my_device", lambda arrays: asked.append(arrays) or True)
     monkeypatch.setattr(comm, "_ring_if_all", lambda call, is_mine: asked.append(is_mine) or ring)
-    base = NcclCommunicator.__mro__[1]
-    for name in ("_share_gradients", "_overlap"):
-        monkeypatch.setattr(base, name, lambda self, call, plan, name=name: f"flat {name}")
+    for name in ("share_gradients", "overlap"):
+        monkeypatch.setattr(FlatReducer, name, lambda self, call, plan, name=name: f"flat {name}")
     plan = SimpleNamespace(runs=[SimpleNamespace(grad="g")], shared=None)
-    found = comm._share_gradients(call, plan)
+    found = comm.share_gradients(call, plan)
     assert asked == [["g"], True]
     plan.shared = found
-    assert comm._overlap(call, plan) == (None if has_ring else "flat _overlap")
-    assert type(found) is NcclGradients and found._grads == ["g"] if has_ring else found == "flat _share_gradients"
+    assert comm.overlap(call, plan) == (None if has_ring else "flat overlap")
+    assert type(found) is NcclGradients and found._grads == ["g"] if has_ring else found == "flat share_gradients"
     asked.clear()
-    comm._share_gradients(call, SimpleNamespace(runs=[]))
+    comm.share_gradients(call, SimpleNamespace(runs=[]))
     assert asked == [[], False]  # no gradients are on no device
     asked.clear()
-    reduce = comm._reducer(call, "x")
+    reduce = comm.for_arrays_like(call, "x")
     assert asked == [["x"], True]
     if has_ring:
         reduce("call", "y")
         assert asked[-1] == ("ring", "y")
     else:
-        assert reduce == comm._reduce
+        assert reduce == comm.reduce
 
 
 @each(**{"ring, current, arrays, is_mine": [
@@ -271,17 +269,17 @@ def test_a_ring_is_made_with_the_id_of_rank_0(monkeypatch, rank):
 
 def test_the_ring_is_given_back_before_the_rest(monkeypatch):
     done = []
-    monkeypatch.setattr(NcclCommunicator.__mro__[1], "_free", lambda self: done.append("rest"))
+    monkeypatch.setattr(FlatReducer, "free", lambda self: done.append("rest"))
     comm = Nccl()
-    comm._free()
+    comm.free()
     comm._ring = SimpleNamespace(free=lambda: done.append("ring"))
-    comm._free()
+    comm.free()
     assert done == ["rest", "ring", "rest"] and comm._ring is None
 
 
 @each(reason=["", "CuPy finds no GPU"])
 def test_pure_nccl_says_what_it_needs(monkeypatch, reason):
     monkeypatch.setattr(backend, "why_no_nccl", lambda: reason)
-    error = Nccl()._misfit()
+    error = Nccl().misfit()
     text = "'pure_nccl' expected CuPy with NCCL, and a GPU on every rank, but CuPy finds no GPU; use 'auto' or 'flat'"
     assert error is None if not reason else type(error) is RuntimeError and text in str(error)

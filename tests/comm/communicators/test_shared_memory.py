@@ -7,7 +7,8 @@ import pytest
 
 from dbrdist.comm import create_communicator
 from dbrdist.comm.communicators import shared_memory
-from dbrdist.comm.communicators.shared_memory import FlatCommunicator, SharedSum, SingleNodeCommunicator
+from dbrdist.comm.communicators.messages import MessageReducer
+from dbrdist.comm.communicators.shared_memory import FlatReducer, SharedSum, SingleNodeReducer
 from dbrdist.comm.gradients import bandwidth
 from dbrdist.comm.gradients.overlap import Overlap
 from dbrdist.comm.gradients.shared_gradients import SharedGradients
@@ -18,20 +19,20 @@ from tests.each import each
 DEFAULTS = {"shared_memory": None, "overlap": None, "sockets": None}
 
 
-class Flat(FlatCommunicator):
+class Ranks(SimpleNamespace):
+    """As much of the ranks as the reducer asks for."""
+
+    def takes(self, arrays):
+        return False
+
+
+class Flat(FlatReducer):
     """One rank of three on two hosts, without MPI."""
 
     def __init__(self, size=3, rank=0, inter_size=2, **configs):
-        self._configs, self._size, self._rank, self._inter_size = {**DEFAULTS, **configs}, size, rank, inter_size
-        self._has_cores = True
-        self._comm = Everyone()
-
-    size = property(lambda self: self._size)
-    rank = property(lambda self: self._rank)
-    inter_size = property(lambda self: self._inter_size)
-
-    def __del__(self):
-        """There is nothing to give back."""
+        self.given = SimpleNamespace(get_config={**DEFAULTS, **configs}.__getitem__)
+        self.given.ranks = Ranks(size=size, rank=rank, inter_size=inter_size, has_cores=True, comm=Everyone())
+        super().__init__(self.given)
 
 
 class Everyone:
@@ -91,7 +92,7 @@ LONG, SHORT = 1 << 16, (1 << 16) - 1
 )  # fmt: skip
 def test_how_long_arrays_go_through_memory(wanted, num_bytes, has_cores, copies, reaches):
     comm = Flat(shared_memory=wanted)
-    comm._has_cores = has_cores
+    comm.ranks.has_cores = has_cores
     assert comm._copies_through_memory(num_bytes) is copies
     run = SimpleNamespace(grad=np.zeros(2, "f4"))
     assert comm._reaches(plan_of(num_bytes, runs=[run])) is reaches
@@ -109,10 +110,10 @@ def test_how_long_arrays_go_through_memory(wanted, num_bytes, has_cores, copies,
 def test_what_is_added_through_memory(monkeypatch, shared, dtype, wanted, is_shared):
     comm, seen = Flat(shared_memory=wanted), []
     x, call = np.zeros(4, dtype), object()
-    monkeypatch.setattr(Flat.__mro__[2], "_reduce_host", lambda self, *args: seen.append(("messages", *args)))
-    monkeypatch.setattr(Flat, "_meet", lambda self, call: seen.append(("meet", call)))
+    monkeypatch.setattr(MessageReducer, "reduce_host", lambda self, *args: seen.append(("messages", *args)))
+    comm.ranks.meet = lambda call: seen.append(("meet", call))
     comm._shared = SimpleNamespace(reduce=lambda *args: seen.append(("shared", *args))) if shared else None
-    comm._reduce_host(call, x, [0.5], 2.0)
+    comm.reduce_host(call, x, [0.5], 2.0)
     assert [name for name, *_ in seen] == (["meet", "shared"] if is_shared else ["messages"])
     _, *others, array, factors, divisor = seen[-1]
     assert array is x and (factors, divisor) == ([0.5], 2.0) and others == ([] if is_shared else [call])
@@ -171,9 +172,9 @@ def test_all_or_nobody_shares(capfd):
         (0, shared, 1, ["", "a", "b"], None, "ranks 1, 2: a"),
     ):
         comm, found = Flat(rank=rank), []
-        comm._MPI = SimpleNamespace(MAX="largest")
-        comm._comm = Everyone(*([reasons] if reasons else []))
-        comm._comm.allreduce = lambda *args, found=found, answer=is_failed: found.append(args) or answer
+        comm.ranks.MPI = SimpleNamespace(MAX="largest")
+        comm.ranks.comm = Everyone(*([reasons] if reasons else []))
+        comm.ranks.comm.allreduce = lambda *args, found=found, answer=is_failed: found.append(args) or answer
         hosts = SimpleNamespace(local=Everyone(neighbours))
         assert comm._share(hosts, lambda: [7], lambda found: f"took {found}") == taken
         assert hosts.local.words == [([7], "")] and found == [(0, "largest")]
@@ -195,12 +196,12 @@ def test_errors_of_memory_are_reasons_and_others_are_raised():
 @each(shared=[True, False], is_only_one=[True, False], has_hosts=[True, False], is_there=[True, False])
 def test_parameters_are_shared_where_gradients_are_on_one_host(monkeypatch, shared, is_only_one, has_hosts, is_there):
     comm, moved = Flat(), []
-    comm._hosts = SimpleNamespace(is_only_one=is_only_one) if has_hosts else None
+    comm.hosts = SimpleNamespace(is_only_one=is_only_one) if has_hosts else None
     runs = [[np.zeros(2)]]
     monkeypatch.setattr(comm, "_share_runs", lambda *args: runs if is_there else None)
     plan = plan_of(8, shared=SharedGradients(runs) if shared else None)
     plan.move = moved.append
-    found = comm._share_values("call", plan)
+    found = comm.share_values("call", plan)
     assert (found is not None) == (shared and is_only_one and has_hosts and is_there) == (len(moved) == 1)
     assert found is None or (found._runs is runs and moved == [shared_memory.shared_gradients.move_values_in])
 
@@ -208,14 +209,14 @@ def test_parameters_are_shared_where_gradients_are_on_one_host(monkeypatch, shar
 @each(reaches=[True, False], has_hosts=[True, False], is_there=[True, False])
 def test_gradients_are_shared_where_they_reach(monkeypatch, reaches, has_hosts, is_there):
     comm, moved, laid = Flat(), [], []
-    comm._hosts = SimpleNamespace() if has_hosts else None
+    comm.hosts = SimpleNamespace() if has_hosts else None
     runs = [[np.zeros(2)]]
     monkeypatch.setattr(comm, "_reaches", lambda plan: reaches)
-    monkeypatch.setattr(comm, "_lay_cable", lambda: laid.append(1))
+    monkeypatch.setattr(comm, "lay_cable", lambda: laid.append(1))
     monkeypatch.setattr(comm, "_share_runs", lambda *args: runs if is_there else None)
     plan = plan_of(8)
     plan.move = moved.append
-    found = comm._share_gradients("call", plan)
+    found = comm.share_gradients("call", plan)
     assert len(laid) == (reaches and has_hosts)
     assert (found is not None) == (reaches and has_hosts and is_there)
     assert moved == ([] if found is None else [shared_memory.shared_gradients.move_gradients_in])
@@ -247,8 +248,8 @@ def test_hosts_are_connected_where_that_is_fast_or_wanted(
     monkeypatch, capfd, sockets, is_fast, num_hosts, reason, fast, kept, tried, rank, takes_part
 ):
     comm = Flat(3, rank, num_hosts, sockets=sockets)
-    comm._hosts = SimpleNamespace(is_only_one=False, between="between" if takes_part else None)
-    comm._comm = Everyone(["", reason, ""])
+    comm.hosts = SimpleNamespace(is_only_one=False, between="between" if takes_part else None)
+    comm.ranks.comm = Everyone(["", reason, ""])
     cable, seen = FakeCable(), []
 
     def connect(between):
@@ -257,7 +258,7 @@ def test_hosts_are_connected_where_that_is_fast_or_wanted(
 
     monkeypatch.setattr(shared_memory, "connect", connect)
     monkeypatch.setattr(comm, "_is_as_fast", lambda found: seen.append(found) or fast)
-    comm._lay_cable(is_fast)
+    comm.lay_cable(is_fast)
     own = cable if takes_part and not reason else None
     is_measured = tried and not reason and not sockets and not is_fast
     assert seen == ["between"] * (tried and takes_part) + [own] * is_measured
@@ -266,17 +267,17 @@ def test_hosts_are_connected_where_that_is_fast_or_wanted(
     is_said = bool(reason and sockets and rank == 0)
     text = f"dbrdist: sums of hosts are sent by MPI, not over sockets: {reason}\n"
     assert capfd.readouterr().err == (text if is_said else "")
-    assert comm._between_hosts() == (" over sockets" if kept else "")
-    comm._lay_cable(is_fast)  # once
+    assert comm.between_hosts() == (" over sockets" if kept else "")
+    comm.lay_cable(is_fast)  # once
     assert len(seen) == tried * takes_part + is_measured
 
 
 @pytest.mark.parametrize("hosts", [None, SimpleNamespace(is_only_one=True)])
 def test_one_host_is_not_connected(monkeypatch, hosts):
     comm = Flat(sockets=True)
-    comm._hosts = hosts
+    comm.hosts = hosts
     monkeypatch.setattr(shared_memory, "connect", lambda between: 1 / 0)
-    comm._lay_cable()
+    comm.lay_cable()
     assert comm._has_cable is None and comm._cable is None
 
 
@@ -285,20 +286,20 @@ def test_one_host_is_not_connected(monkeypatch, hosts):
 def test_the_best_of_three_sums_each_way_is_compared(monkeypatch, by_mpi, by_cable, fast):
     comm, times, seen = Flat(), iter([*by_mpi, *by_cable]), []
     cable = FakeCable()
-    monkeypatch.setattr(comm, "_time_reduction", lambda n: seen.append((comm._cable, n)) or next(times))
-    assert comm._is_as_fast(cable) is fast and comm._comm.bcasts == [fast]
+    monkeypatch.setattr(comm, "time_reduction", lambda n: seen.append((comm._cable, n)) or next(times))
+    assert comm._is_as_fast(cable) is fast and comm.ranks.comm.bcasts == [fast]
     assert seen == [(None, 1 << 22)] * 3 + [(cable, 1 << 22)] * 3
 
 
 @each(has_cable=[True, False], size=[0, 3])
 def test_what_carries_a_sum_between_hosts(monkeypatch, has_cable, size):
     comm, seen = Flat(), []
-    comm._hosts = SimpleNamespace(between="between")
+    comm.hosts = SimpleNamespace(between="between")
     comm._cable = FakeCable() if has_cable else None
-    monkeypatch.setattr(comm, "_reduce_over", lambda *args: seen.append(args))
+    monkeypatch.setattr(comm, "reduce_over", lambda *args: seen.append(args))
     monkeypatch.setattr(shared_memory, "Sum", lambda *args: SimpleNamespace(run=lambda: seen.append(("cable", *args))))
     x, call, codec = np.ones(size), object(), Codec()
-    comm._reduce_between(call, x, codec, 2.0)
+    comm.reduce_between(call, x, codec, 2.0)
     (found,) = seen
     assert found == (("cable", comm._cable, call, x, codec, None, 2.0) if has_cable and size else
                      ("between", call, x, codec, None, 2.0))  # fmt: skip
@@ -317,16 +318,16 @@ def test_what_carries_a_sum_between_hosts(monkeypatch, has_cable, size):
 def test_what_is_timed(monkeypatch, hosts, over):
     """On one host a sum of its ranks, else one of hosts; a rank that takes no part in that has no time."""
     comm, asked, met = Flat(), [], []
-    comm._hosts = None if hosts is None else SimpleNamespace(is_only_one=hosts[0], between=hosts[1])
+    comm.hosts = None if hosts is None else SimpleNamespace(is_only_one=hosts[0], between=hosts[1])
     single = create_communicator("single")
-    comm._gate, comm._comm = single._gate, "all"
-    monkeypatch.setattr(comm, "barrier", lambda: met.append(1), raising=False)
+    comm.given.gate, comm.ranks.comm = single.gate, "all"
+    comm.given.barrier = lambda: met.append(1)
     monkeypatch.setattr(bandwidth, "timed", lambda function: function() or 0.5)
-    monkeypatch.setattr(comm, "_reduce_over", lambda way, call, x, *args: asked.append((way, call, x, *args[1:])))
-    monkeypatch.setattr(comm, "_reduce_between", lambda call, x, *args: asked.append(("between", call, x, *args[1:])))
-    assert comm._time_reduction(4000) == (0.0 if over is None else 0.5) and met == [1]
-    call = single._gate.record.last[-1]
-    assert (call.verb, call.meets_by, call._is_moving) == ("measure", "bytes", False)
+    monkeypatch.setattr(comm, "reduce_over", lambda way, call, x, *args: asked.append((way, call, x, *args[1:])))
+    monkeypatch.setattr(comm, "reduce_between", lambda call, x, *args: asked.append(("between", call, x, *args[1:])))
+    assert comm.time_reduction(4000) == (0.0 if over is None else 0.5) and met == [1]
+    call = single.gate.record.last[-1]
+    assert (call.verb, call.meets_by, call.is_moving) == ("measure", "bytes", False)
     assert [a[0] for a in asked] == ([] if over is None else [over])
     for _, which, x, *rest in asked:
         assert which is call and x.dtype == np.float32 and x.size == 1000 and not x.any() and set(rest) == {None}
@@ -336,18 +337,18 @@ def test_what_is_timed(monkeypatch, hosts, over):
 @each(allowed=[True, False], size=[1, 2])
 def test_a_courier_is_made_once_and_connected_as_this_one_is(monkeypatch, allowed, size):
     comm, laid = Flat(size), []
-    part = SimpleNamespace(_lay_cable=lambda is_fast: laid.append(is_fast))
+    part = SimpleNamespace(reducer=SimpleNamespace(lay_cable=lambda is_fast: laid.append(is_fast)))
     splits = []
     monkeypatch.setattr(mpi, "watching_is_allowed", lambda: allowed)
-    monkeypatch.setattr(comm, "split", lambda *args: splits.append(args) or part, raising=False)
+    comm.given.split = lambda *args: splits.append(args) or part
 
     def lay():
         comm._has_cable = "as here"
 
-    monkeypatch.setattr(comm, "_lay_cable", lay)
-    found = comm._background()
+    monkeypatch.setattr(comm, "lay_cable", lay)
+    found = comm.thread()
     if allowed and size > 1:
-        assert found.comm is part and comm._background() is found and splits == [(0, 0)] and laid == ["as here"]
+        assert found.comm is part and comm.thread() is found and splits == [(0, 0)] and laid == ["as here"]
     else:
         assert found is None and splits == []
 
@@ -357,44 +358,42 @@ def test_buckets_are_of_the_measured_size_or_a_48th(monkeypatch, measured, num_b
     comm, asked, made = Flat(), [], []
     courier = SimpleNamespace(comm="of its own")
     monkeypatch.setattr(comm, "_overlaps", lambda plan: True)
-    monkeypatch.setattr(comm, "_background", lambda: courier)
+    monkeypatch.setattr(comm, "thread", lambda: courier)
     monkeypatch.setattr(bandwidth, "bucket_bytes", lambda comm: asked.append(comm) or measured)
     monkeypatch.setattr(shared_memory, "Overlap", lambda *args: made.append(args) or object.__new__(Overlap))
     plan = plan_of(num_bytes)
     for _ in range(2):
-        assert comm._overlap("call", plan) is not None
+        assert comm.overlap("call", plan) is not None
     assert made == [(courier, plan, bucket)] * 2 and asked == ["of its own"]
     monkeypatch.setattr(comm, "_overlaps", lambda plan: False)
-    assert comm._overlap("call", plan) is None
+    assert comm.overlap("call", plan) is None
 
 
 def test_everything_is_given_back(monkeypatch):
     done = []
-    monkeypatch.setattr(Flat.__mro__[2], "_free", lambda self: done.append("rest"))
+    monkeypatch.setattr(MessageReducer, "free", lambda self: done.append("rest"))
     comm = Flat()
-    comm._free()
+    comm.free()
     assert done == ["rest"]
     comm._cable = SimpleNamespace(close=lambda: done.append("cable"))
-    comm._hosts = SimpleNamespace(free=lambda: done.append("hosts"))
+    comm.hosts = SimpleNamespace(free=lambda: done.append("hosts"))
     part = SimpleNamespace(finalize=lambda: done.append("part"))
     comm._courier = SimpleNamespace(close=lambda: done.append("courier"), comm=part)
-    comm._shared = comm._mailbox = object()
-    comm._free()
-    assert done[1:] == ["courier", "part", "cable", "hosts", "rest"] and comm._shared is comm._mailbox is None
+    comm._shared = object()
+    comm.free()
+    assert done[1:] == ["courier", "part", "cable", "hosts", "rest"] and comm._shared is None
 
 
 @each(inter_size=[1, 2])
 def test_single_node_is_for_one_host(inter_size):
-    comm = object.__new__(type("One", (Flat, SingleNodeCommunicator), {}))
-    Flat.__init__(comm, 4, 0, inter_size)
-    error = SingleNodeCommunicator._misfit(comm)
+    comm = Flat(4, 0, inter_size).given
+    error = SingleNodeReducer(comm).misfit()
     text = "the communicator 'single_node' expected all ranks on one host, got 4 ranks on 2 hosts; use 'auto', 'flat' "
     assert error is None if inter_size == 1 else type(error) is ValueError and str(error).startswith(text)
 
 
-@each(mailbox=[True, False], overlap=[None, True, False], takes=[True, False])
-def test_what_is_enclosed_in_a_row(mailbox, overlap, takes):
+@each(overlap=[None, True, False], takes=[True, False])
+def test_what_is_enclosed_in_a_row(overlap, takes):
     comm = Flat(overlap=overlap)
-    comm._mailbox = SimpleNamespace(takes=lambda arrays: takes, has_room=lambda: takes) if mailbox else None
-    assert comm._encloses([np.ones(1)]) is (mailbox and not overlap and takes)
-    assert comm._has_room() is (mailbox and takes)
+    comm.ranks.takes = lambda arrays: takes
+    assert comm.encloses([np.ones(1)]) is (not overlap and takes)

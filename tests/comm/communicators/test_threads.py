@@ -88,8 +88,8 @@ def test_bad_numbers_of_ranks():
 @each(**{"num_bytes, waits": [(0, False), (1 << 16, False), ((1 << 16) + 1, True)]})
 def test_a_message_of_64_kib_waits_for_nobody(num_bytes, waits):
     comm, seen = ThreadCommunicator(), []
-    comm._world = SimpleNamespace(put=lambda *args: seen.append(args))
+    comm.ranks.world = SimpleNamespace(put=lambda *args: seen.append(args))
     call, part = SimpleNamespace(num_bytes=num_bytes, peer=3, tag=4), np.ones(2)
-    comm._send_parts(call, "head", [part])
+    comm.ranks.send_parts(call, "head", [part])
     ((got, key, (head, (copy,)), waited),) = seen
     assert (got, key, head, waited) == (call, (0, 3, 4), "head", waits) and not np.shares_memory(copy, part)

@@ -32,7 +32,7 @@ def test_what_an_evaluation_hands_on_lies_on_the_host():
 def test_evaluations_leave_padding_out_and_keep_the_order(num_padding, batches):
     part = Shard(list(range(10)), 3, 7, None, num_padding)
     iterator = SerialIterator(part, 2, repeat=False, shuffle=False)
-    own = SimpleNamespace(get_iterator=lambda name: iterator, _one_pass=lambda: iter(iterator))
+    own = SimpleNamespace(get_iterator=lambda name: iterator, one_pass=lambda: iter(iterator))
     assert [list(batch) for batch in evaluator._without_padding(own)] == batches
     longer = Shard(list(range(40)), 0, 31, None, 1)
     iterator = SerialIterator(longer, 30, repeat=False, shuffle=False)

@@ -35,7 +35,7 @@ def test_a_virtual_worker_observes_its_batches():
     observed = {"loss": np.float32(0.5), "curve": np.zeros(3), "own": 2.0}
     evaluator = SimpleNamespace(
         eval_hook=hooked.append, get_iterator=lambda name: SimpleNamespace(workers=[4, 5]) if name == "main" else None,
-        _one_pass=lambda: iter([([1, 2], [3]), ([1], [])]), observe=lambda batch: observed,
+        one_pass=lambda: iter([([1, 2], [3]), ([1], [])]), observe=lambda batch: observed,
     )  # fmt: skip
     numbers = {"loss": 0.5, "own": 2.0}
     assert list(virtual_evaluator._entries(evaluator)) == [(0, 4, 2, numbers), (0, 5, 1, numbers), (1, 4, 1, numbers)]
@@ -48,7 +48,7 @@ def test_virtual_workers_evaluate_in_the_order_of_batches_and_workers(has_hook):
     evaluator = SimpleNamespace(
         eval_hook=hooked.append if has_hook else None,
         get_iterator=lambda name: SimpleNamespace(workers=[4, 2]),
-        _one_pass=lambda: [[[1, 2], [3]], [[], [5, 6, 7]]],
+        one_pass=lambda: [[[1, 2], [3]], [[], [5, 6, 7]]],
         observe=lambda batch: {"m": np.float64(sum(batch)), "array": np.ones(2), "n": 3},
     )
     entries = list(virtual_evaluator._entries(evaluator))

@@ -15,13 +15,13 @@ from tests.each import each
 def test_calls_that_have_gradients_are_counted():
     comm = create_communicator("single")
     assert [graph.number_of_call(comm) for _ in range(3)] == [1, 2, 3]
-    assert comm._gate.backward_of == 0
+    assert comm.gate.backward_of == 0
     with graph.going_back_through(comm, 7):
-        assert comm._gate.backward_of == 7
+        assert comm.gate.backward_of == 7
         with graph.going_back_through(comm, 8):
-            assert comm._gate.backward_of == 8
-        assert comm._gate.backward_of == 7
-    assert comm._gate.backward_of == 0
+            assert comm.gate.backward_of == 8
+        assert comm.gate.backward_of == 7
+    assert comm.gate.backward_of == 0
     y = functions.allreduce(comm, Variable(np.ones(2)))
     assert y.creator.number == 4 and functions.allreduce(comm, Variable(np.ones(2))).creator.number == 5
 

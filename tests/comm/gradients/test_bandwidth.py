@@ -55,13 +55,13 @@ class Timed:
     """A communicator whose reductions take 0.1 ms and a nanosecond for each byte; only rank 0 has times."""
 
     def __init__(self, comm):
-        self.comm, self.rank, self.asked = comm, comm.rank, []
+        self.comm, self.rank, self.asked, self.reducer = comm, comm.rank, [], self
         self.allgather_obj, self.bcast_obj = comm.allgather_obj, comm.bcast_obj
 
-    def _between_hosts(self):
+    def between_hosts(self):
         return " over sockets"
 
-    def _time_reduction(self, num_bytes):
+    def time_reduction(self, num_bytes):
         self.asked.append(num_bytes)
         noise = [5.0, 0.0, 1.0][len(self.asked) % 3]
         return 1e-4 + 1e-9 * num_bytes + noise if self.rank == 0 else 0.0

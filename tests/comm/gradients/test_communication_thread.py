@@ -23,7 +23,7 @@ def test_a_thread_that_has_nothing_to_do_keeps_nobody_waiting(how):
 
 def test_a_courier_does_jobs_in_order_and_leaves_out_what_follows_an_error():
     resting, done = set(), []
-    comm = SimpleNamespace(_gate=SimpleNamespace(record=SimpleNamespace(resting=resting)))
+    comm = SimpleNamespace(gate=SimpleNamespace(record=SimpleNamespace(resting=resting)))
     one = Courier(comm)
     one.close()  # before it has begun
     one.wait()

@@ -59,7 +59,8 @@ def test_one_compressor_for_ranks_that_are_threads():
 def test_what_thin_matrices_send_is_counted():
     """Of 8 by 6 elements two matrices with a column each; what would not be less goes as it is."""
     sizes = []
-    comm = SimpleNamespace(size=2, _reduce=lambda call, x, factors, divisor: sizes.append((x.size, factors, divisor)))
+    reducer = SimpleNamespace(reduce=lambda call, x, factors, divisor: sizes.append((x.size, factors, divisor)))
+    comm = SimpleNamespace(size=2, reducer=reducer)
     one = compression.PowerSGD(1)
     matrix, vector = Parameter(np.zeros((8, 6), "f4")), Parameter(np.zeros(5, "f4"))
     layers = [(matrix, slice(0, 48)), (vector, slice(64, 69))]
@@ -86,7 +87,8 @@ THIN = [
 def test_which_gradients_are_sent_as_thin_matrices(shape, rank, is_thin):
     p = Parameter(np.zeros(shape, "f4"))
     sizes = []
-    comm = SimpleNamespace(size=1, _reduce=lambda call, x, factors, divisor: sizes.append(x.size))
+    reducer = SimpleNamespace(reduce=lambda call, x, factors, divisor: sizes.append(x.size))
+    comm = SimpleNamespace(size=1, reducer=reducer)
     grad = np.arange(1.0, p.size + 1, dtype="f4")
     one = compression.PowerSGD(rank)
     one._reduce(comm, None, 0, [(p, slice(0, p.size))], grad, grad.copy())
@@ -97,11 +99,12 @@ def test_which_gradients_are_sent_as_thin_matrices(shape, rank, is_thin):
 
 class OneRank:
     size = 1
+    ranks = property(lambda self: self)
 
-    def _meet(self, call):
+    def meet(self, call):
         """Nobody else comes."""
 
-    def _allgather_bytes(self, mine, raw, counts, starts):
+    def allgather_bytes(self, mine, raw, counts, starts):
         assert (counts, starts) == ([mine.nbytes], [0])
         raw[:] = mine
 

@@ -54,7 +54,7 @@ def test_what_ranks_agree_on_before_they_average(
     settled, reduced = [], []
     monkeypatch.setattr(models.Plan, "settle", lambda self, comm, call, found: settled.append((self, found)))
     monkeypatch.setattr(models.Plan, "reduce", lambda self, comm, call, *args: reduced.append((self, *args)))
-    comm = SimpleNamespace(_plans={}, allreduce=lambda has: has | True)
+    comm = SimpleNamespace(reducer=SimpleNamespace(plans={}), allreduce=lambda has: has | True)
     for k in lacks:
         named[k][1].cleargrad()
     plan = models.plan_for(comm, named)
@@ -66,16 +66,16 @@ def test_what_ranks_agree_on_before_they_average(
     assert call.named["num_same"] == 1 and call.named["what"] == "the same parameters"
     assert call.named["detail"]() == plan.text
     ((used, found),) = settled
-    assert (used is not plan) == is_anew and found == places and comm._plans[used.key] is used
+    assert (used is not plan) == is_anew and found == places and comm.reducer.plans[used.key] is used
     assert reduced == [(used, [named[k][1] for k in wanted], *weights)]
 
 
 def test_the_last_plans_are_kept():
-    comm = SimpleNamespace(_plans={})
+    comm = SimpleNamespace(reducer=SimpleNamespace(plans={}))
     found = [named_of(1) for _ in range(9)]
     plans = [models.plan_for(comm, named) for named in found]
-    assert list(comm._plans.values()) == plans[1:]
-    assert models.plan_for(comm, found[1]) is plans[1] and list(comm._plans.values()) == [*plans[2:], plans[1]]
+    assert list(comm.reducer.plans.values()) == plans[1:]
+    assert models.plan_for(comm, found[1]) is plans[1] and list(comm.reducer.plans.values()) == [*plans[2:], plans[1]]
     assert models.plan_for(comm, found[0]) is not plans[0]
     found[2][0][1].leave_arena()
     assert models.plan_for(comm, found[2]) is not plans[2]

@@ -14,7 +14,7 @@ import pytest
 
 from dbrdist import optimizers
 from dbrdist.comm import create_multi_node_optimizer, run_threads
-from dbrdist.comm.communicators.threads import ThreadCommunicator
+from dbrdist.comm.communicators.threads import ThreadReducer
 from dbrdist.comm.gradients import overlap
 from dbrdist.comm.gradients import overlap as overlaps
 from dbrdist.comm.gradients.communication_thread import PAUSE_SECONDS, Courier
@@ -33,7 +33,7 @@ class Comm:
 
     def __init__(self, rank=0, order_of_0=None):
         self.rank, self.order_of_0, self.verbs, self.calls, self.shown = rank, order_of_0, [], [], []
-        self._gate = SimpleNamespace(call=self.call)
+        self.gate = SimpleNamespace(call=self.call)
 
     @contextlib.contextmanager
     def call(self, verb, place):
@@ -236,13 +236,14 @@ def couriers(monkeypatch):
     """Thread ranks reduce in the background, in buckets of one cache line; what each courier was given, by rank."""
     made = {}
 
-    def background(comm):
+    def background(reducer):
+        comm = reducer.comm
         if comm not in made:
             made[comm] = Courier(comm.split(0, comm.rank))
         return made[comm]
 
-    monkeypatch.setattr(ThreadCommunicator, "_background", background)
-    monkeypatch.setattr(ThreadCommunicator, "_overlap", lambda comm, call, plan: Overlap(background(comm), plan, 256))
+    monkeypatch.setattr(ThreadReducer, "thread", background)
+    monkeypatch.setattr(ThreadReducer, "overlap", lambda self, call, plan: Overlap(background(self), plan, 256))
     yield made
     for courier in made.values():
         courier.close()

@@ -68,7 +68,7 @@ def test_each_rank_gets_its_part(reduced, is_shared, is_only_one, releases, rank
     asked, call = [], Verb()
     if is_shared:
         plan.shared = SimpleNamespace(reduce_scatter=lambda *args: asked.append((call.is_moving, *args[2:])))
-    comm = SimpleNamespace(rank=rank, _hosts=SimpleNamespace(is_only_one=is_only_one))
+    comm = SimpleNamespace(rank=rank, reducer=SimpleNamespace(is_on_one_host=is_only_one))
     sizes = [run.size for run in plan.runs]
     if whole:
         plan.reduce_scatter(comm, call, [0.5], 2.0)
@@ -94,7 +94,7 @@ def test_a_part_of_a_run_is_averaged_on_all_ranks(reduced, is_shared):
     plan, _params = plan_of((64, "f4"), (30, "f8"))
     asked, call = [], Verb()
     plan.shared = SimpleNamespace(reduce=lambda *args: asked.append((call.is_moving, *args[2:]))) if is_shared else None
-    plan.reduce_part("comm", call, 1, 6, 27, None, 2.0)
+    plan.reduce_part(SimpleNamespace(reducer="reducer"), call, 1, 6, 27, None, 2.0)
     assert asked == ([(True, None, 2.0, [(1, 6, 27)])] if is_shared else []) and call.met == 1
     assert reduced == ([] if is_shared else [([21], [2.0], None, 2.0)])
 
@@ -105,7 +105,7 @@ def test_gradients_are_averaged_where_they_lie_or_one_by_one(reduced, is_shared,
     plan, params = plan_of((64, "f4"), (5, "f4"), (30, "f8"))
     asked, call = [], Verb()
     plan.shared = SimpleNamespace(reduce=lambda *args: asked.append((call.is_moving, *args[2:]))) if is_shared else None
-    comm = SimpleNamespace(_reduces_one_by_one=one_by_one)
+    comm = SimpleNamespace(reducer=SimpleNamespace(one_by_one=one_by_one))
     plan.reduce(comm, call, params if is_all else params[1:], [0.5], 2.0)
     if is_all and is_shared:
         assert asked == [(True, [0.5], 2.0)] and reduced == []
@@ -121,9 +121,10 @@ def test_gradients_are_averaged_where_they_lie_or_one_by_one(reduced, is_shared,
 def test_gradients_are_brought_to_their_places_once(places, is_settled):
     plan, _params = plan_of((8, "f4"))
     plan.place = 7
-    comm = SimpleNamespace(
-        _share_gradients=lambda call, plan: "shared", _overlap=lambda call, plan: "overlap", _next_place=lambda: 9
+    reducer = SimpleNamespace(
+        share_gradients=lambda call, plan: "shared", overlap=lambda call, plan: "overlap", next_place=lambda: 9
     )
+    comm = SimpleNamespace(reducer=reducer)
     plan.settle(comm, "call", places)
     assert (plan.shared, plan.overlap, plan.place) == ((None, None, 7) if is_settled else ("shared", "overlap", 9))
 
@@ -136,7 +137,8 @@ def test_every_gradient_goes_through_the_codec(monkeypatch, size, leaves, border
         reduce=lambda comm, which, grad, *args: done.append((grad, call.is_moving, which is call, *args)),
     )
     monkeypatch.setattr(reduction_plan, "codec_for", lambda dtype: done.append(dtype) or one)
-    comm = SimpleNamespace(size=size, _leaves_gradients=leaves, _added_first=(0, 1), get_config=lambda name: name)
+    reducer = SimpleNamespace(leaves_gradients=leaves, added_first=(0, 1))
+    comm = SimpleNamespace(size=size, reducer=reducer, get_config=lambda name: name)
     reduction_plan.reduce_gradients(comm, call, ["a", "b"], None, 2.0, borders)
     parts = borders or [None, None]
     expected = ["allreduce_grad_dtype", ("prepare", 2.0)]

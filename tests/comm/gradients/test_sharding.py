@@ -62,16 +62,17 @@ def test_a_rank_owns_its_part_of_each_run(rank):
 @each(has_values=[True, False], stage=[1, 2])
 def test_new_values_are_spread_and_gradients_let_go(has_values, stage):
     done = []
-    comm = SimpleNamespace(rank=0, size=1, _share_parts=lambda *args: done.append(args))
+    reducer = SimpleNamespace(share_parts=lambda *args: done.append(args))
+    comm = SimpleNamespace(rank=0, size=1, reducer=reducer)
     one = Sharding(comm, None, stage)
     one._borders = [[0, 5], [0, 7]]
     one._values = SimpleNamespace(spread=lambda *args: done.append(args)) if has_values else None
     one.release = lambda *args: done.append(args)
     runs = [SimpleNamespace(data="a", size=5), SimpleNamespace(data="b", size=7)]
-    with create_communicator("single")._gate.call("update") as call:
+    with create_communicator("single").gate.call("update") as call:
         one.share_values(call, SimpleNamespace(runs=runs))
-        assert not call._is_moving and call.meets_by == "bytes"
-    expected = [(comm, call, runs, one._borders)] if has_values else [(call, "a", [0, 5]), (call, "b", [0, 7])]
+        assert not call.is_moving and call.meets_by == "bytes"
+    expected = [(reducer, call, runs, one._borders)] if has_values else [(call, "a", [0, 5]), (call, "b", [0, 7])]
     expected += [(runs[0], 0, 5, [0, 5]), (runs[1], 0, 7, [0, 7])] if stage == 2 else []
     assert done == expected
 
@@ -86,8 +87,8 @@ def test_numbers_are_added_over_ranks():
 def test_one_rank_settles_and_a_state_that_moved_is_collected(monkeypatch, stage):
     comm = create_communicator("single")
     shared, overlaps = [], []
-    monkeypatch.setattr(comm, "_share_values", lambda call, plan: shared.append(plan), raising=False)
-    monkeypatch.setattr(comm, "_overlap", lambda call, plan: overlaps.append(plan) or "overlap", raising=False)
+    monkeypatch.setattr(comm.reducer, "share_values", lambda call, plan: shared.append(plan), raising=False)
+    monkeypatch.setattr(comm.reducer, "overlap", lambda call, plan: overlaps.append(plan) or "overlap", raising=False)
     model = Net()
     optimizer = optimizers.MomentumSGD().setup(model)
     model(*next(batches(1)))

@@ -124,19 +124,20 @@ class Comm:
     """One rank; what it has waited for and sent between hosts."""
 
     def __init__(self, hosts, size, rank=0, config=None):
-        self._hosts, self.size, self.rank, self.config, self.waits, self.sent = hosts, size, rank, config, [], []
+        self.hosts, self.size, self.rank, self.config, self.waits, self.sent = hosts, size, rank, config, [], []
+        self.comm = self.ranks = self
 
-    def _wait(self, call, request):
+    def wait(self, call, request):
         self.waits.append((call, request))
 
     def get_config(self, name):
         assert name == "allreduce_grad_dtype"
         return self.config
 
-    def _reduce_between(self, call, x, codec, divisor):
+    def reduce_between(self, call, x, codec, divisor):
         """The other host has the same."""
         self.sent.append((x.size, x.dtype, type(codec), divisor))
-        assert codec._scale > 1  # the ranks have agreed on one
+        assert codec.scale > 1  # the ranks have agreed on one
         x *= 2
         x /= divisor or 1
 

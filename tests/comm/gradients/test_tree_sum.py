@@ -106,7 +106,7 @@ def test_over_ranks(size, num_leaves, num_ranks, monkeypatch):
         mine = tree_sum.TreeSum()
         for leaf in range(*block_bounds(num_leaves, comm.rank, comm.size)):
             mine.add(leaf, [values[leaf], values[leaf].astype(np.float64)], 1.0)
-        with comm._gate.call("add") as call:
+        with comm.gate.call("add") as call:
             call.agree()
             return [a.tobytes() for a in tree_sum.add_over_ranks(comm, call, num_leaves, mine)]
 
@@ -153,7 +153,7 @@ def test_sums_in_a_tree_note_what_each_rank_gets(size):
         mine = tree_sum.TreeSum()
         for leaf in range(*block_bounds(4, comm.rank, comm.size)):
             mine.add(leaf, [np.ones(size, "f4"), np.ones(3, "f8")], 1.0)
-        with comm._gate.call("add") as call:
+        with comm.gate.call("add") as call:
             call.agree()
             tree_sum.add_over_ranks(comm, call, 4, mine)
         return call.num_bytes, call.kind

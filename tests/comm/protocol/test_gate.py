@@ -16,16 +16,16 @@ from tests.each import each
 def test_a_thread_waits_for_no_thread_to_enter_a_verb_again():
     """Neither a new verb nor the second half of one."""
     comm, found = create_communicator("single"), []
-    with comm._gate.call("update") as call:
+    with comm.gate.call("update") as call:
         call.post(())
 
     def other():
-        for enter in (lambda: comm._gate.again(call), lambda: comm._gate.call("update")):
+        for enter in (lambda: comm.gate.again(call), lambda: comm.gate.call("update")):
             with pytest.raises(CommunicatorError, match="update: expected one thread at a time, but another"):
                 enter()
             found.append(1)
 
-    with comm._gate.call("bcast"):
+    with comm.gate.call("bcast"):
         thread = threading.Thread(target=other, daemon=True)
         thread.start()
         thread.join(20)
@@ -43,14 +43,14 @@ def test_integers_in_a_row_are_found_by_their_place():
 def test_what_came_with_a_row_is_let_go(monkeypatch):
     """The record keeps the last verbs, and with them whatever these hold."""
     comm, released = create_communicator("single"), []
-    monkeypatch.setattr(comm, "_release_enclosed", lambda: released.append(1), raising=False)
-    with comm._gate.call("update") as call:
+    monkeypatch.setattr(comm.ranks, "release_enclosed", lambda: released.append(1), raising=False)
+    with comm.gate.call("update") as call:
         call.agree()
     assert released == [] and not call.enclosed
-    with comm._gate.call("update") as call:
+    with comm.gate.call("update") as call:
         call.enclosed = [[np.ones(3)]]
     assert released == [1] and call.enclosed == ()
-    with comm._gate.call("update") as call:
+    with comm.gate.call("update") as call:
         call.post((1, 2), detail="long", enclosed=())
         assert call._row and call._detail and call._answer is not None and call.is_answered()
         assert call.wait()[:, :2].tolist() == [[1, 2]]
@@ -67,8 +67,8 @@ def test_another_thread_in_a_verb_is_named():
             found.append(str(e))
 
     other_comm = comm.split(0, 0)
-    with other_comm._gate.call("bcast"), comm._gate.call("scatter") as call:
-        with comm._gate.call("gather") as inner:
+    with other_comm.gate.call("bcast"), comm.gate.call("scatter") as call:
+        with comm.gate.call("gather") as inner:
             pass
         assert inner.seconds >= 0
         thread = threading.Thread(target=other)
@@ -83,18 +83,18 @@ def test_another_thread_in_a_verb_is_named():
 @each(**{"moving, error, told": [(True, "", True), (True, "told to end", False), (False, "", False)]})
 def test_a_failure_is_told_where_others_wait_for_bytes(monkeypatch, moving, error, told):
     comm, found = create_communicator("single"), []
-    monkeypatch.setattr(comm, "_failed_half_way", lambda *args: found.append(args), raising=False)
-    with contextlib.suppress(ValueError), comm._gate.call("bcast") as call:
+    monkeypatch.setattr(comm.ranks, "failed_half_way", lambda *args: found.append(args), raising=False)
+    with contextlib.suppress(ValueError), comm.gate.call("bcast") as call:
         call.error = error
         with call.moving() if moving else contextlib.nullcontext():
             raise ValueError("on purpose")
     assert found == ([(call, "ValueError: on purpose")] if told else [])
-    assert bool(comm._gate.closed) == moving
+    assert bool(comm.gate.closed) == moving
     if moving:
         where = f"because bcast at {call.where()} ended with ValueError: on purpose"
-        assert comm._gate.closed == f"this communicator cannot be used any more, {where}"
+        assert comm.gate.closed == f"this communicator cannot be used any more, {where}"
         call.break_off(KeyError())
-        assert "on purpose" in comm._gate.closed  # the first reason stays
+        assert "on purpose" in comm.gate.closed  # the first reason stays
 
 
 def fail():
@@ -104,24 +104,24 @@ def fail():
 def test_a_wait_that_fails_closes_the_communicator(monkeypatch):
     for half in ("exchange", "post"):
         comm = create_communicator("single")
-        monkeypatch.setattr(comm, "_exchange_row", lambda *args: fail(), raising=False)
-        with pytest.raises(ZeroDivisionError), comm._gate.call("bcast") as call:
+        monkeypatch.setattr(comm.ranks, "exchange_row", lambda *args: fail(), raising=False)
+        with pytest.raises(ZeroDivisionError), comm.gate.call("bcast") as call:
             getattr(call, half)((1,))
             fail()
-        assert "because bcast at " in comm._gate.closed and "ZeroDivisionError: division by zero" in comm._gate.closed
+        assert "because bcast at " in comm.gate.closed and "ZeroDivisionError: division by zero" in comm.gate.closed
         with pytest.raises(CommunicatorError, match="barrier: this communicator cannot be used any more"):
             comm.barrier()
     comm = create_communicator("single")
-    with pytest.raises(ZeroDivisionError), comm._gate.call("bcast") as call:
+    with pytest.raises(ZeroDivisionError), comm.gate.call("bcast") as call:
         call.agree()
         fail()
-    assert comm._gate.closed == ""  # the meeting is over
+    assert comm.gate.closed == ""  # the meeting is over
 
 
 def test_rows_have_one_length_and_room_for_42_words():
     assert gate.PAYLOAD_WORDS == 42 and gate.ROW_BYTES == 8 * 47
     comm = create_communicator("single")
-    with comm._gate.call("agree") as call:
+    with comm.gate.call("agree") as call:
         rows = call.agree(list(range(42)))
     assert rows.tolist() == [list(range(42))]
     assert message.HEADER_WORDS <= gate.PAYLOAD_WORDS
@@ -129,12 +129,12 @@ def test_rows_have_one_length_and_room_for_42_words():
 
 def test_what_ranks_show_may_differ_unless_they_say_so():
     def body(comm):
-        with comm._gate.call("agree") as call:
+        with comm.gate.call("agree") as call:
             rows = call.exchange([comm.rank, 5])
             assert [gate.words_of(row[gate.payload_bytes(0, 2)]) for row in rows] == [(0, 5), (1, 5)]
             call.post([comm.rank])
             assert call.wait()[:, 0].tolist() == call.agree([comm.rank])[:, 0].tolist() == [0, 1]
-        assert not comm._has_room() and not comm._encloses([np.ones(1)])
+        assert not comm.ranks.has_room() and not comm.reducer.encloses([np.ones(1)])
 
     run_threads(2, body, timeout_seconds=60)
 

@@ -23,7 +23,7 @@ def test_types_of_few_orders_of_magnitude_are_scaled(dtype, kind):
 @each(**{"codec, dtype": [(Codec(), "f4"), (Narrowed(as_dtype("f8")), "f8"), (Scaled(as_dtype("f2")), "f2")]})
 def test_what_is_added_up_is_what_travels(codec, dtype):
     """The array itself, in place, where it has the type in which it travels."""
-    codec._scale = 4.0
+    codec.scale = 4.0
     for own in ("f4", dtype):
         x = np.array([1.0, 2.5, -3.0], own)
         seen = []
@@ -47,11 +47,11 @@ SCALES = [
 def test_the_scale_that_ranks_agree_on(largest, growth, power):
     """The largest result lands between a quarter and half of the largest number of float16, 65504; zeros need none."""
     codec = Scaled(as_dtype("f2"))
-    codec._scale = 8.0  # of the step before
+    codec.scale = 8.0  # of the step before
     call = SimpleNamespace(agree=lambda word: np.array([word, np.zeros_like(word)]))
     grads = [np.array([largest, -largest / 2]), np.empty(0), np.array([-largest])]
     codec.prepare(call, grads, growth)
-    assert codec._scale == 2.0**power
+    assert codec.scale == 2.0**power
 
 
 @each(
@@ -78,13 +78,14 @@ def test_the_largest_number_of_a_type(dtype, largest):
 
 def test_ranks_meet_before_they_give_each_other_their_largest_elements():
     done = []
-    comm = SimpleNamespace(size=1, _meet=lambda call: done.append(call))
+    comm = SimpleNamespace(size=1)
+    comm.ranks = SimpleNamespace(meet=lambda call: done.append(call))
 
     def gather(mine, raw, counts, starts):
         raw[:] = mine
         done.append((counts, starts))
 
-    comm._allgather_bytes = gather
+    comm.ranks.allgather_bytes = gather
     call, grad = SimpleNamespace(num_bytes=0), np.array([1.0, -3.0, 2.0], "f4")
     compression.TopK(0.5)._reduce(comm, call, 0, None, grad, grad.copy())
     assert done == [call, ([16], [0])] and grad.tolist() == [0, -3, 2] and call.num_bytes == 16

@@ -49,7 +49,7 @@ def test_replicas_load_what_their_writer_has_read(is_writer, has_target, tmp_pat
             return Replicas()
 
     one = object.__new__(checkpoints.MultiNodeSnapshot)
-    one._comm, one._number, one._snapshot = Comm(), 7, SimpleNamespace(_target=own if has_target else None)
+    one._comm, one._number, one._snapshot = Comm(), 7, SimpleNamespace(target=own if has_target else None)
     one._newest = lambda trainer: path if is_writer else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "together", lambda comm: contextlib.nullcontext())
@@ -89,10 +89,10 @@ def test_a_snapshot_of_replicas_is_the_one_it_was_made_of():
     snapshot.priority, snapshot.trigger = -7, (3, "epoch")
     one = multi_node_snapshot(comm, snapshot, [])
     assert (one.priority, one.trigger, one.default_name) == (-7, (3, "epoch"), "multi_node_snapshot")
-    assert one._snapshot._filename == "s_{.updater.iteration}.0" and snapshot._filename == "s_{.updater.iteration}"
+    assert one._snapshot.filename == "s_{.updater.iteration}.0" and snapshot.filename == "s_{.updater.iteration}"
     assert one._is_writer and one._number == 0 and one._snapshot._num_kept == 3
     by_function = multi_node_snapshot(comm, extensions.snapshot(filename=lambda trainer: f"at-{trainer}"), [])
-    assert by_function._snapshot._filename(5) == "at-5.0"
+    assert by_function._snapshot.filename(5) == "at-5.0"
 
 
 @each(num_kept=[1, 2, 5], gc_interval=[1, 2, 3])
@@ -126,7 +126,7 @@ def test_a_writer_finds_its_files(tmp_path, autoload, filename, is_writer):
     for name in ("s_2.1", "s_10.1", "s_3.0", "other"):
         (tmp_path / name).touch()
     one = object.__new__(checkpoints.MultiNodeSnapshot)
-    one._snapshot, one._is_writer = SimpleNamespace(_autoload=autoload, _filename=filename), is_writer
+    one._snapshot, one._is_writer = SimpleNamespace(autoload=autoload, filename=filename), is_writer
     found = one._files(SimpleNamespace(out=str(tmp_path)))
     whole = autoload and is_writer and isinstance(filename, str)
     assert list(found.items()) == [(f"s_{k}", str(tmp_path / f"s_{k}.1")) for k in (2, 10)] * whole

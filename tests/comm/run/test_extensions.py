@@ -100,9 +100,10 @@ class Stops:
     """The ranks, as an extension that stops sees them."""
 
     def __init__(self, size, answers, asked):
-        self.size, self.rank, self._stop_answers, self._asked, self.shown = size, 0, answers, asked, []
+        self.size, self.rank, self._asked, self.shown = size, 0, asked, []
+        self.stop, self.gate = SimpleNamespace(answers=answers), self
 
-    def _allgather_rows(self, row):
+    def allgather_rows(self, row):
         assert row.dtype == np.int64 and row.shape == (1,)
         self.shown.append(int(row[0]))
         return np.array([[n] for n in self._asked or [row[0]]])
@@ -121,9 +122,9 @@ def test_a_stop_of_any_rank_is_that_of_all(size, answers, asked, number, rank, s
     stop = extensions.StopOnRequest(comm, saved.append if saves else None)
     if size == 1:
         stop(trainer)  # nobody has asked
-        assert comm._stop_answers is not None
+        assert comm.stop.answers is not None
         stop.request(15)
-        assert comm._stop_request == 15
+        assert comm.stop.request == 15
     if not number:
         stop(trainer)
     else:
@@ -131,7 +132,7 @@ def test_a_stop_of_any_rank_is_that_of_all(size, answers, asked, number, rank, s
         with pytest.raises(StopRequested, match=words + (" and saved$" if saves else "$")):
             stop(trainer)
     assert saved == [trainer] * bool(saves and number)
-    assert comm._stop_answers is None  # those of one step are not those of the next
+    assert comm.stop.answers is None  # those of one step are not those of the next
     assert comm.shown == ([] if answers is not None and size > 1 else [15 if size == 1 else 0])
 
 
@@ -251,13 +252,13 @@ def test_signals_are_asked_for_where_no_header_told_them(answers, size, is_asked
     asked = []
     comm = SimpleNamespace(
         size=size,
-        _stop_answers=answers,
-        _allgather_rows=lambda row: asked.append(row.tolist()) or np.array([[3, 9], [0, 9]]),
+        stop=SimpleNamespace(answers=answers),
+        gate=SimpleNamespace(allgather_rows=lambda row: asked.append(row.tolist()) or np.array([[3, 9], [0, 9]])),
     )
     one = extensions.StopOnRequest(comm)
     one._received = 3
     found = one._numbers()
-    assert comm._stop_answers is None and asked == ([[3]] if is_asked else [])
+    assert comm.stop.answers is None and asked == ([[3]] if is_asked else [])
     assert list(found) == ([3, 0] if is_asked else [0, 15])
 
 

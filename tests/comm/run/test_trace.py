@@ -245,7 +245,7 @@ VERBS = {  # verb: call, bytes, type of elements that are added or gathered, roo
 def test_verbs_note_their_bytes_types_and_roots():
     def body(comm):
         found = {}
-        last = comm._gate.record.last
+        last = comm.gate.record.last
         for verb, (call, *_) in VERBS.items():
             before = len(last)
             call(comm)

@@ -18,14 +18,14 @@ class OwnRecord:
         self.jobs, self.waits, self.asked, self.calls = [], 0, 0, []
         self.courier = SimpleNamespace(put=self.jobs.append, wait=self.wait) if has_courier else None
         self.comm = create_communicator("single")
-        self._gate = self.comm._gate
+        self.gate, self.reducer = self.comm.gate, self
 
     def wait(self):
         self.waits += 1
         while self.jobs:
             self.jobs.pop(0)(self)
 
-    def _background(self):
+    def thread(self):
         self.asked += 1
         return self.courier
 

@@ -91,7 +91,7 @@ def steps_of_one(settings=""):
 
 def test_the_words_of_a_header():
     steps, optimizer, _model = steps_of_one("way 1\n")
-    steps._comm._stop_request = 15
+    steps._comm.stop.request = 15
     optimizer.t = 7
     steps.look()
     row = steps._row(5, True, False, (), True)
@@ -119,7 +119,7 @@ def test_a_header_is_shown_and_waited_for():
     steps.post(4, True, True)
     found = steps.poll()
     assert found.counts == (4,) and found.workers == [0] and found is steps.poll()
-    assert steps._comm._stop_answers is found.stops
+    assert steps._comm.stop.answers is found.stops
     with steps.meet() as call:
         assert steps.wait(call) is found
     steps.post(4, True, True)
@@ -156,13 +156,13 @@ def test_a_refused_header_leaves_the_communicator_as_it_is():
 def test_small_gradients_are_known_until_something_changes(monkeypatch):
     steps, _optimizer, model = steps_of_one()
     asked, answer = [], [True]
-    monkeypatch.setattr(steps._comm, "_encloses", lambda grads: asked.append(grads) or answer[0], raising=False)
+    monkeypatch.setattr(steps._comm.reducer, "encloses", lambda grads: asked.append(grads) or answer[0], raising=False)
     assert not steps.is_small() and asked == []  # nothing is known yet
     steps.look()
-    steps._gate._describe_config()
+    steps._gate.describe_config()
     assert [steps.is_small() for _ in range(3)] == [True] * 3 and len(asked) == 1
     assert asked[0] is steps.current_plan().grads
-    steps._gate._describe_config()  # the same words
+    steps._gate.describe_config()  # the same words
     assert steps.is_small()
     steps._gate.config_changed()
     answer[0] = False

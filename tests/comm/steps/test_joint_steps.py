@@ -73,7 +73,7 @@ class Steps:
         return self.header
 
     def meet(self):
-        return self.comm._gate.call("update")
+        return self.comm.gate.call("update")
 
     def wait(self, call):
         return self.header
@@ -101,7 +101,7 @@ def test_what_is_reduced_where_ranks_meet_once(monkeypatch, is_enclosed, same_ru
     monkeypatch.setattr(optimizer.communicator, "_release_enclosed", lambda: None, raising=False)
     steps = optimizer._steps = Steps(optimizer.communicator, header_of(is_enclosed, same_runs), plan)
     assert optimizer._reduce_at_once(3, True, ("y.py", 9)) is True
-    assert steps.asked == [(3, True, True)] and optimizer.communicator._gate.record.last[-1].where() == "y.py:9"
+    assert steps.asked == [(3, True, True)] and optimizer.communicator.gate.record.last[-1].where() == "y.py:9"
     names = [name for name, *_ in done]
     if is_enclosed:
         weights = ([0.5], 2.0) if accumulate == 1 else (None, 3.0)
@@ -159,7 +159,7 @@ def test_who_reduces(monkeypatch, way):
     )
     header = SimpleNamespace(weights=lambda: ([0.5], 2.0), places=(5, 5))
     comm = optimizer.communicator
-    with comm._gate.call("update") as call:
+    with comm.gate.call("update") as call:
         optimizer._reduce(call, plan, header)
     assert call.meets_by == "bytes"
     found = {

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from dbrdist.comm import create_communicator, run_threads
-from dbrdist.comm.communicators.threads import ThreadCommunicator
+from dbrdist.comm.communicators.threads import ThreadCommunicator, ThreadReducer
 from dbrdist.comm.gradients.communication_thread import Courier
 from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, Plan
 from dbrdist.comm.protocol.gate import Passage
@@ -37,8 +37,8 @@ def test_what_the_starts_of_a_reduction_show(monkeypatch):
 @each(has_courier=[True, False])
 def test_the_way_is_chosen_anew_for_other_parameters(monkeypatch, has_courier):
     comm, is_small = create_communicator("single"), [True]
-    monkeypatch.setattr(comm, "_background", lambda: SimpleNamespace() if has_courier else None, raising=False)
-    monkeypatch.setattr(comm, "_encloses", lambda grads: is_small[0], raising=False)
+    monkeypatch.setattr(comm.reducer, "thread", lambda: SimpleNamespace() if has_courier else None)
+    monkeypatch.setattr(comm.reducer, "encloses", lambda grads: is_small[0])
     model = Model()
     model.fill(0)
     reduction = Reduction(comm, model)
@@ -62,12 +62,13 @@ def test_the_way_is_chosen_anew_for_other_parameters(monkeypatch, has_courier):
 def test_what_a_thread_has_reduced_is_not_reduced_again(monkeypatch):
     made, anew = {}, []
 
-    def in_background(comm):
+    def in_background(reducer):
+        comm = reducer.comm
         if comm not in made:
             made[comm] = Courier(comm.split(0, comm.rank))
         return made[comm]
 
-    monkeypatch.setattr(ThreadCommunicator, "_background", in_background)
+    monkeypatch.setattr(ThreadReducer, "thread", in_background)
     mean_grad = ThreadCommunicator.weighted_mean_grad
     monkeypatch.setattr(
         ThreadCommunicator, "weighted_mean_grad", lambda comm, *args: anew.append(comm.rank) or mean_grad(comm, *args)
@@ -127,7 +128,7 @@ def test_gradients_that_come_with_a_row(shown, runs, is_done, is_written):
     p = Parameter(np.zeros(3))
     p.grad = np.ones(3)
     plan = Plan([("/p", p)])
-    comm = SimpleNamespace(rank=0, size=2, _gate=SimpleNamespace(again=lambda call: call))
+    comm = SimpleNamespace(rank=0, size=2, gate=SimpleNamespace(again=lambda call: call))
     one = reduction_handle._Enclosed(comm, plan, 4, 6, None)
     pieces = [[p.grad.copy(), np.full(3, 5.0)]]
     is_second = LATER in shown
@@ -152,7 +153,8 @@ def test_gradients_that_come_with_a_row(shown, runs, is_done, is_written):
 def test_gradients_are_shown_at_the_start_where_there_is_room(encloses, has_room, shown):
     p = Parameter(np.zeros(3))
     p.grad = np.ones(3)
-    comm = SimpleNamespace(rank=0, size=2, _encloses=lambda grads: encloses, _has_room=lambda: has_room)
+    reducer = SimpleNamespace(encloses=lambda grads: encloses)
+    comm = SimpleNamespace(rank=0, size=2, reducer=reducer, ranks=SimpleNamespace(has_room=lambda: has_room))
     one = reduction_handle._Enclosed(comm, Plan([("/p", p)]), 1, None, None)
     one.call = Row([], [])
     one.set_out(None)

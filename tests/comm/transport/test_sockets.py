@@ -105,7 +105,7 @@ def expected_of(given, codec, factors, divisor):
 
 def scaled(power):
     codec = Scaled(FLOAT16)
-    codec._scale = 2.0**power
+    codec.scale = 2.0**power
     return codec
 
 

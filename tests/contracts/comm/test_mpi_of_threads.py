@@ -94,10 +94,10 @@ def test_checks_that_real_mpi_passes_too(run, group, kind):
 )
 def test_what_shares_memory(run, kind, shares, num_between):
     def check(comm):
-        assert (comm._shared is not None, comm._mailbox is not None) == (shares, shares)
-        assert (comm._hosts is None) == (kind == "messages")
+        assert (comm.reducer._shared is not None, comm.ranks._mailbox is not None) == (shares, shares)
+        assert (comm.reducer.hosts is None) == (kind == "messages")
         if num_between is not None:  # the first ranks of both hosts
-            between = comm._hosts.between
+            between = comm.reducer.hosts.between
             assert (between and between.size) == (num_between if comm.intra_rank == 0 else None)
 
     run(kind, check)
