@@ -35,7 +35,8 @@ from dbrdist.core.files.serializer import NpzDeserializer, saved_state
 from dbrdist.core.model.reporter import DictSummary
 from dbrdist.datasets.image import images
 from dbrdist.datasets.image import transforms as T
-from dbrdist.training import runs, triggers
+from dbrdist.training import goals, runs, triggers
+from tests.cli.configuration import test_schema as schema_cases
 
 Draw = random.Random
 SPECIAL = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e308, 5e-324]
@@ -115,6 +116,34 @@ def best_values(draw: Draw) -> None:
             wins = not math.isnan(value) and (best is None or (value > best if highest else value < best))
             best = value if wins else best
             assert trigger(place.step(**values)) == wins, (before, value, best)
+
+
+def goals_over_starts(draw: Draw) -> None:
+    """A goal over several starts whose key or direction may change: its best value and patience are of its own."""
+    place, goal, before, best, count = Place(), None, None, None, 0
+    for _ in range(draw.randint(1, 4)):
+        key, mode = draw.choice("ab"), draw.choice(["min", "max"])
+        made = goals.GoalTrigger(1e9, None, key, patience=10**6, mode=mode)
+        if goal is not None:
+            NpzDeserializer(saved_state(goal)).load(made)
+        if before != (key, mode):
+            best, count = None, 0
+        before, goal = (key, mode), made
+        for _ in range(draw.randrange(6)):
+            values = {"a": number(draw), "b": number(draw)}
+            value = values[key]
+            wins = not math.isnan(value) and (best is None or (value > best if mode == "max" else value < best))
+            best, count = (value, 0) if wins else (best, count + 1)
+            goal(place.step(**values))
+            assert (goal.best, goal.count) == (best, count), (before, value, goal.best, best)
+
+
+def schemas(draw: Draw) -> None:
+    """A configuration with one entry of some kind: the schema takes it where the command does."""
+    name, cls, data, place = draw.choice(list(schema_cases.components()))
+    key = draw.choice([*cls.model_fields, "nothing"])
+    value = draw.choice([*schema_cases.VALUES, 255, 256, 65536, [[0, 8], [3, 4]], [1, 2, 3], 1e-9])
+    assert not list(schema_cases.differences(data, [*place, key], [value])), (name, key, value)
 
 
 def intervals(draw: Draw) -> None:
@@ -300,6 +329,8 @@ def _check_best(log: Any, named: Any, steps: int, since: int, seen: list[tuple[f
 JOBS: dict[Callable[[Draw], None], int] = {
     texts_survive: 6,
     best_values: 5,
+    goals_over_starts: 4,
+    schemas: 4,
     intervals: 4,
     means: 4,
     reports: 2,
@@ -318,6 +349,23 @@ def _plant(name: str) -> None:
         triggers.math = type("Math", (), {**vars(math), "isnan": staticmethod(lambda x: False)})  # type: ignore[assignment]
     elif name == "state_without_names":
         triggers.is_about = always  # type: ignore[assignment]
+    elif name == "goals_without_direction":
+        goals.is_about = always  # type: ignore[assignment]
+    elif name == "schema_of_any_text":
+        texts = [one for one in schema_cases.SCHEMA["$defs"].values() if "properties" in one]
+        for one in texts:
+            one.pop("additionalProperties", None)
+            one.pop("required", None)
+    elif name == "no_recorded_changes":
+        from dbrdist.cli.running import resume
+
+        resume.apply = lambda found, optimizer, config: None
+    elif name == "json_with_nan":
+        from dbrdist.core.files import strict_json
+
+        strict_json.dumps = lambda data, indent=None: json.dumps(
+            {**data, "x": math.nan} if isinstance(data, dict) else data
+        )
     elif name == "yaml_1_1":
         import yaml
 
@@ -345,6 +393,7 @@ def _plant(name: str) -> None:
 
 PLANTS = (
     *("nan_is_best", "state_without_names", "yaml_1_1", "curves_of_every_kth_point", "wide_legend"),
+    *("goals_without_direction", "schema_of_any_text", "no_recorded_changes", "json_with_nan"),
     *("no_limit_of_pixels", "infinite_means_are_nan", "momentum_of_a_gone_schedule"),
 )
 

@@ -124,7 +124,8 @@ class Snapshot(Settings):
     mode: Literal["auto", "min", "max"] = "auto"
     """Which value of `best` is better; `auto` is `max` where its name has `accuracy` in it, else `min`."""
     background: bool = False
-    """Whether a thread writes snapshots while the training continues; it takes a copy of the state in memory."""
+    """Whether a thread writes snapshots while the training continues; it takes a copy of the state in memory, which
+    rank 0 keeps. Files are complete or not there, as without."""
 
 
 class Log(Settings):
