@@ -113,6 +113,7 @@ class LARS(GradientMethod):
     momentum = HyperparameterProxy("momentum")
     weight_decay = HyperparameterProxy("weight_decay")
     trust_coefficient = HyperparameterProxy("trust_coefficient")
+    eps = HyperparameterProxy("eps")
 
     def __init__(
         self,

@@ -6,13 +6,17 @@ written into the dictionaries of all threads that have not set the value themsel
 
 from __future__ import annotations
 
+import difflib
+import sys
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator
 from typing import Any
 
 from dbrdist.core.array.backend import as_dtype
+from dbrdist.core.array.chainer_mode import as_chainer
+from dbrdist.core.array.user_line import warn_user
+from dbrdist.errors import UsageWarning
 
 _DEFAULTS: dict[str, Any] = {
     "train": True,
@@ -74,6 +78,8 @@ class LocalConfig(threading.local):
         values["_observer"] = None  # of core.array.observed: called with computations that are no functions
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if type(value) is str or name not in _DEFAULTS:
+            _check_entry(name, value)
         values = self.__dict__  # outside the lock: the first look at it in a thread runs __init__, which takes the lock
         with _lock:  # a change of the default in another thread must not come in between
             values[name] = value
@@ -106,6 +112,8 @@ class GlobalConfig:
             raise AttributeError(f"no configuration entry named {name!r}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if type(value) is str or name not in _DEFAULTS:
+            _check_entry(name, value)
         with _lock:
             _DEFAULTS[name] = value
             for record in list(_threads):
@@ -158,21 +166,69 @@ config = LocalConfig()
 global_config = GlobalConfig()
 
 
-@contextmanager
-def using_config(name: str, value: Any, config: Any = config) -> Iterator[None]:
-    """Set one configuration entry within a ``with`` block, for this thread."""
-    values = config.__dict__
-    had_own = isinstance(config, GlobalConfig) or name in values["_record"].own
-    missing = object()
-    old = getattr(config, name, missing)
-    setattr(config, name, value)
-    try:
-        yield
-    finally:
-        if had_own and old is not missing:
-            setattr(config, name, old)
+class SwitchBlock(ContextDecorator):
+    """What :func:`using_config` gives: a ``with`` block, or a decorator, within which one entry is set."""
+
+    def __init__(self, name: str, value: Any, config: Any) -> None:
+        self._is_used = False
+        self._arguments = name, value, config
+
+    def _recreate_cm(self) -> SwitchBlock:  # of a decorated function, whose calls may nest
+        self._is_used = True
+        return SwitchBlock(*self._arguments)
+
+    def __enter__(self) -> None:
+        if self._is_used:
+            raise RuntimeError("using_config: a block can be entered once; write using_config(...) for each")
+        self._is_used = True
+        name, value, config = self._arguments
+        values = config.__dict__
+        self._had_own = isinstance(config, GlobalConfig) or name in values["_record"].own
+        self._old = getattr(config, name, _missing)
+        setattr(config, name, value)
+
+    def __exit__(self, *exc: object) -> None:
+        name, _, config = self._arguments
+        if self._had_own and self._old is not _missing:
+            setattr(config, name, self._old)
         else:
             delattr(config, name)
+
+    def __del__(self) -> None:
+        if not self._is_used and not sys.is_finalizing():
+            name, value, _ = self._arguments
+            warn_user(
+                f"using_config({name!r}, {value!r}) was not entered, so it changed nothing; write `with "
+                f"using_config({name!r}, {value!r}):`, or assign dbrdist.config.{name}",
+                UsageWarning,
+            )
+
+
+def using_config(name: str, value: Any, config: Any = config) -> SwitchBlock:
+    """Set one configuration entry within a ``with`` block, for this thread."""
+    return SwitchBlock(name, value, config)
+
+
+_missing = object()
+_SWITCHES = frozenset({"train", "enable_backprop", "debug"})
+
+
+def _check_entry(name: str, value: Any) -> None:
+    """Refuse a text where a switch is meant, such as "False", which is true; warn of misspelt names."""
+    if name in _DEFAULTS:
+        if name in _SWITCHES:
+            words = f"config.{name}: expected True or False, got the text {value!r}"
+            if not as_chainer[0]:
+                raise TypeError(words)
+            warn_user(f"{words} (accepted, as Chainer did)", UsageWarning)
+        elif name == "dtype":
+            get_dtype(value)
+    elif not name.startswith("_"):
+        known = {entry.replace("_", ""): entry for entry in _DEFAULTS}
+        close = difflib.get_close_matches(name.lower().replace("_", ""), known, 1, 0.75)
+        if close:
+            entry = known[close[0]]
+            warn_user(f"config.{name}: there is no such entry, so it changes nothing; did you mean {entry!r}?", UsageWarning)
 
 
 def no_backprop_mode() -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
 from typing import Any, ClassVar, Protocol
@@ -20,10 +21,17 @@ from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import Watch
 from dbrdist.core.names.limits import Limit, limits_of
 from dbrdist.core.tape.node import VariableNode
+from dbrdist.core.update.first_updates import FirstUpdates
 from dbrdist.core.update.fused_update import Part, call_flat, update_all, update_with_hooks
-from dbrdist.core.update.targets import check_parameters, check_target, loss_of, warn_of_no_gradients
+from dbrdist.core.update.targets import (
+    check_parameters,
+    check_target,
+    loss_of,
+    warn_of_another_target,
+    warn_of_what_is_not_updated,
+)
 from dbrdist.core.update.update_rule import Hooks, Hyperparameter, UpdateRule
-from dbrdist.core.usage.foreign_names import add_hints
+from dbrdist.core.usage.foreign_names import add_hints, add_settings
 from dbrdist.core.usage.mistakes import refuse, warn
 from dbrdist.errors import CheckpointError
 
@@ -193,7 +201,8 @@ class GradientMethod(Optimizer):
     _parts: list[Part]  # the plan: runs of flat memory with their rules,
     _nodes: list[VariableNode]  # the nodes of all parameters,
     _watch: Watch | None  # and what tells whether it still holds
-    _has_gradients = False  # whether an update found a gradient since setup
+    _params_at_setup: weakref.WeakSet[Parameter] | None = None
+    _first_updates: FirstUpdates | None = None  # what looks at the first updates since setup; None after them
 
     def __init__(self, **hyperparams: Any) -> None:
         super().__init__()
@@ -219,10 +228,13 @@ class GradientMethod(Optimizer):
 
     def setup(self, link: Link) -> GradientMethod:
         """Take a link as the target, give each parameter a rule, and build flat memory if all have their shapes."""
+        if self._target is not None and self.t == 0:
+            warn_of_another_target(type(self).__name__, self._target, link)
         super().setup(link)
         params = flat.unique(link.params())
         check_parameters(type(self).__name__, link, params)
-        self._has_gradients = False
+        self._first_updates = FirstUpdates(type(self).__name__)
+        self._params_at_setup = weakref.WeakSet(params)
         for p in params:
             was_frozen = p.is_frozen or (p.update_rule is not None and not p.update_rule.enabled)
             p.update_rule = self.create_update_rule()
@@ -241,26 +253,29 @@ class GradientMethod(Optimizer):
             self.target.cleargrads()
             loss.backward(loss_scale=self._loss_scale)
             del loss
-        if not self._has_gradients:
-            self._look_for_gradients()
+        if self._first_updates is not None:
+            self._begin_first_updates(lossfun is not None)
         hooks = self._hooks
         if hooks.pre or hooks.post or self._loss_scale is not None:
             update_with_hooks(self)
-            return
-        watch = self._watch
-        update_all(self._parts if watch is not None and watch.is_current() else self._plan())
-        self.t += 1
+        else:
+            watch = self._watch
+            update_all(self._parts if watch is not None and watch.is_current() else self._plan())
+            self.t += 1
+        if self._first_updates is not None:
+            self._first_updates.watch(list(self.target.params()))
 
-    def _look_for_gradients(self) -> None:
-        """Warn where an update, up to the first one that changes something, finds no gradient at all."""
-        self._has_gradients = any(p.grad is not None for p in self.target.params())
-        if not self._has_gradients:
-            warn_of_no_gradients(type(self).__name__)
+    def _begin_first_updates(self, has_lossfun: bool) -> None:
+        assert self._first_updates is not None
+        if self._first_updates.begin(list(self.target.params()), has_lossfun):
+            self._first_updates = None
 
     def _plan(self) -> list[Part]:
         """The runs of the target and their rules; planned again if one of its parameters, links or rules changed."""
         if self._watch is None or not self._watch.is_current():
             everything = flat.unique(self.target.params())
+            if self._params_at_setup is not None:
+                warn_of_what_is_not_updated(self, everything, self._params_at_setup)
             ruled = [p for p in everything if p.update_rule is not None]
             updated = [p for p in ruled if p.is_initialized and p.update_rule.enabled]
             for p in updated:
@@ -381,7 +396,8 @@ class GradientMethod(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # A plan's arrays are not those of a copy.
-        return {**self.__dict__, "_parts": [], "_nodes": [], "_watch": None, "_sharding": None}
+        own = {"_parts": [], "_nodes": [], "_watch": None, "_sharding": None}
+        return {**self.__dict__, **own, "_first_updates": None, "_params_at_setup": None}
 
 
 def _rule_key(p: Parameter) -> Any:
@@ -429,3 +445,4 @@ def hyperparameter_limits(cls: type) -> dict[str, Limit]:
 
 
 add_hints(Optimizer, "Optimizer")
+add_settings(Optimizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,15 +87,41 @@ def _is_in_memory_of(p: Parameter, known: set[Parameter]) -> bool:
     )
 
 
-# ---- losses ---------------------------------------------------------------------------------------------------------
-
-
-def warn_of_no_gradients(optimizer: str) -> None:
-    """An update that found no gradient."""
+def warn_of_another_target(optimizer: str, old: Link, new: Link) -> None:
+    """A second setup before the first update: only one of the two links is trained."""
+    if new is old or any(link is old for link in new.links()) or any(link is new for link in old.links()):
+        return
+    if _trained(old) <= _trained(new):  # such as another classifier around the same network
+        return
     warn(
-        f"{optimizer}.update: no parameter of the target has a gradient: the loss does not depend on any, or "
-        "loss.backward() was not called before update()"
+        f"{optimizer}.setup: the target was {type(old).__name__} and is {type(new).__name__} from now on: the first one "
+        "is not trained; use one optimizer for each, or put both links into a Chain"
     )
+
+
+def _trained(link: Link) -> set[Parameter]:
+    return {p for p in link.params() if not p.is_frozen}
+
+
+def warn_of_what_is_not_updated(optimizer: Any, params: Sequence[Parameter], known: Container[Parameter]) -> None:
+    """Parameters that an update of this optimizer leaves as they are, or changes by the rules of another one."""
+    where = f"{type(optimizer).__name__}.update"
+    if new := [p for p in params if p.update_rule is None and not p.is_frozen and p not in known]:
+        names = {p: name for name, p in optimizer.target.namedparams()}
+        words = f"{', '.join(names[p] for p in new[:5])}{', ...' if len(new) > 5 else ''}"
+        warn(f"{where}: {words} came to the target after setup and will not be trained; call optimizer.setup again")
+    rules = [p.update_rule for p in params if p.update_rule is not None]
+    if rules and not any(rule.enabled for rule in rules):
+        warn(f"{where}: all parameters of {type(optimizer.target).__name__} are frozen; call enable_update() of some")
+    parents = [getattr(rule.hyperparam, "parent", None) for rule in rules]
+    if rules and all(parent is not None and parent is not optimizer.hyperparam for parent in parents):
+        warn(
+            f"{where}: another optimizer was set up for all parameters of {type(optimizer.target).__name__} since, and "
+            "its rules and hyperparameters are used; call update() of that one"
+        )
+
+
+# ---- losses ---------------------------------------------------------------------------------------------------------
 
 
 def loss_of(optimizer: str, target: Any, lossfun: Any, args: Any, kwds: Any) -> Any:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
+from inspect import getattr_static
 from typing import Any
+
+from dbrdist.core.usage.mistakes import warn
 
 _LINK = {
     "parameters": "params()",
@@ -436,6 +439,46 @@ class Foreign:
     def __get__(self, obj: Any, owner: type) -> Any:
         words = f"{owner.__name__!r} object has no attribute {self._name!r}; write {self._ours}"
         raise AttributeError(words, name=self._name)
+
+
+class UnknownSetting(Foreign):
+    """A hyperparameter that an optimizer lacks: assigning it would change nothing, and warns."""
+
+    def __get__(self, obj: Any, owner: type) -> Any:
+        if obj is not None and self._name in obj.__dict__:
+            return obj.__dict__[self._name]
+        raise AttributeError(f"{owner.__name__!r} object has no attribute {self._name!r}{self._hint(owner)}", name=self._name)
+
+    def __set__(self, obj: Any, value: Any) -> None:
+        cls = type(obj)
+        if cls.__module__.startswith("dbrdist.") and self._name not in obj.__dict__:  # a class of the user's may have it
+            warn(f"{cls.__name__} has no hyperparameter {self._name!r}, so that setting it changes nothing{self._hint(cls)}")
+        obj.__dict__[self._name] = value
+
+    def __delete__(self, obj: Any) -> None:
+        del obj.__dict__[self._name]
+
+    def _hint(self, owner: type) -> str:
+        known = [name for name in _SETTINGS if not isinstance(getattr_static(owner, name, self), Foreign)]
+        meant = next((ours for ours in _ARGUMENTS.get(self._name, ()) if ours in known or not ours.isidentifier()), None)
+        if meant is not None:
+            return f"; did you mean {meant!r}?" if meant in known else f"; write {meant}"
+        return f"; it has {', '.join(known)}" if known else ""
+
+
+_SETTINGS = (
+    "lr", "alpha", "momentum", "beta1", "beta2", "betas", "eps", "rho", "eta", "gamma", "weight_decay_rate",
+    "learning_rate", "weight_decay", "decay", "epsilon", "nesterov", "clip", "amsgrad",
+)  # fmt: skip
+
+
+def add_settings(cls: type) -> None:
+    """Let the class of all optimizers warn of hyperparameters that are assigned and that it lacks."""
+    for name in _SETTINGS:
+        if not hasattr(cls, name):
+            foreign = UnknownSetting("")
+            foreign.__set_name__(cls, name)
+            setattr(cls, name, foreign)
 
 
 def add_hints(cls: type, kind: str) -> None:

@@ -14,6 +14,7 @@ import dbrdist
 from dbrdist import Parameter, UpdateRule, Variable
 from dbrdist.core.model import flat, parameter
 from dbrdist.core.tape import ops
+from dbrdist.errors import UsageWarning
 from dbrdist.optimizers import LARS, SGD, Adam, MomentumSGD, WeightDecay
 from tests.core.core_helpers import two_parameters
 from tests.core.model.flat_examples import Net, arrays, assert_moved, give, in_one_run, link_of
@@ -261,7 +262,8 @@ def test_frozen_parameters_cut_the_pass_and_stay():
     assert (net.z.update_rule.t, net.a.update_rule.t) == (3, 2)
     net.disable_update()
     before = arrays(net)
-    optimizer.update()
+    with pytest.warns(UsageWarning, match="all parameters of Net are frozen"):
+        optimizer.update()
     assert_moved(net, before, set())
     assert not net.update_enabled
 
@@ -416,7 +418,8 @@ def test_two_optimizers_on_one_link_the_last_setup_holds():
     second.update()
     np.testing.assert_array_equal(net.a.array, start - 200.0)
     give(net)
-    first.update()  # walks over the parameters' rules, which are the second optimizer's now
+    with pytest.warns(UsageWarning, match="SGD.update: another optimizer was set up"):
+        first.update()  # walks over the parameters' rules, which are the second optimizer's now
     np.testing.assert_array_equal(net.a.array, start - 400.0)
 
 

@@ -147,6 +147,11 @@ def plans(monkeypatch):
     return made
 
 
+def with_rule(parameter, optimizer):
+    parameter.update_rule = optimizer.create_update_rule()
+    return parameter
+
+
 def test_changes_elsewhere_invalidate_nothing(monkeypatch):
     net = Net()
     optimizer = Adam().setup(net)
@@ -187,7 +192,7 @@ def test_changes_elsewhere_invalidate_nothing(monkeypatch):
         lambda net, o: net.a.update_rule.use_fp32_update(),
         lambda net, o: setattr(net.a, "update_rule", o.create_update_rule()),
         lambda net, o: delattr(net, "a"),
-        lambda net, o: setattr(net, "a", Parameter(np.ones(2))),
+        lambda net, o: setattr(net, "a", with_rule(Parameter(np.ones(2)), o)),
         lambda net, o: o.setup(net),
         lambda net, o: net.a.update(),
     ],
