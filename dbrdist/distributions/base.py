@@ -13,7 +13,9 @@ import numpy as np
 import dbrdist.functions as F
 from dbrdist.core.array import backend, random
 from dbrdist.core.array.backend import Array, get_array_module
+from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.core.usage.mistakes import refuse
 
 Shape = int | Sequence[int]
 
@@ -196,6 +198,15 @@ def in_one_type(*xs: Any) -> list[Variable]:
 def parameters(*xs: Any) -> list[Variable]:
     """Parameters of one distribution, broadcast against each other."""
     return list(F.broadcast(*in_one_type(*xs))) if len(xs) > 1 else [as_parameter(xs[0])]
+
+
+def see_parameters(distribution: Any, highest: float = np.inf, **given: Any) -> None:
+    """Refuse parameters below 0 or, beyond rounding, above ``highest``; on a GPU nobody waits for a look."""
+    for name, value in given.items():
+        a = value_of(value)
+        if isinstance(a, np.ndarray) and a.size and (a.min() < 0 or a.max() > highest * (1 + 1e-5)):
+            words = "0 or more" if highest == np.inf else f"from 0 to {highest:g}"
+            refuse(expected(type(distribution).__name__, name, words, f"numbers from {a.min()} to {a.max()}"))
 
 
 def one_of(name: str, **given: Any) -> tuple[str, Any]:

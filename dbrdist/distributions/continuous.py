@@ -9,12 +9,14 @@ import numpy as np
 
 import dbrdist.functions as F
 from dbrdist.core.tape.variable import Variable, as_variable
+from dbrdist.core.usage.mistakes import refuse
 from dbrdist.distributions.base import (
     Elementwise,
     log_1m_exp,
     log_beta,
     on_host,
     parameters,
+    see_parameters,
     value_of,
     xlogy,
 )
@@ -41,8 +43,11 @@ class Uniform(Elementwise):
         if by_ends:
             self.low, self.high = parameters(low, high)
             self.loc, self.scale = self.low, self.high - self.low
+            if bool((value_of(self.scale) < 0).any()):
+                refuse(ValueError(f"Uniform: expected low <= high, got {low!r} and {high!r}"))
         else:
             self.loc, self.scale = parameters(loc, scale)
+            see_parameters(self, scale=self.scale)
             self.low, self.high = self.loc, self.loc + self.scale
 
     @property
@@ -117,6 +122,7 @@ class Exponential(_Positive):
 
     def __init__(self, lam: Any) -> None:
         (self.lam,) = parameters(lam)
+        see_parameters(self, lam=self.lam)
 
     @property
     def params(self) -> dict[str, Variable]:
@@ -165,6 +171,7 @@ class Gamma(_Positive):
 
     def __init__(self, k: Any, theta: Any) -> None:
         self.k, self.theta = parameters(k, theta)
+        see_parameters(self, k=self.k, theta=self.theta)
 
     @property
     def params(self) -> dict[str, Variable]:
@@ -198,6 +205,7 @@ class Chisquare(_Positive):
 
     def __init__(self, k: Any) -> None:
         (self.k,) = parameters(k)
+        see_parameters(self, k=self.k)
 
     @property
     def params(self) -> dict[str, Variable]:
@@ -235,6 +243,7 @@ class Beta(Elementwise):
 
     def __init__(self, a: Any, b: Any) -> None:
         self.a, self.b = parameters(a, b)
+        see_parameters(self, a=self.a, b=self.b)
 
     @property
     def params(self) -> dict[str, Variable]:
@@ -278,6 +287,7 @@ class Pareto(Elementwise):
 
     def __init__(self, scale: Any, alpha: Any) -> None:
         self.scale, self.alpha = parameters(scale, alpha)
+        see_parameters(self, scale=self.scale, alpha=self.alpha)
 
     @property
     def params(self) -> dict[str, Variable]:

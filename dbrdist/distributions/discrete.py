@@ -17,6 +17,7 @@ from dbrdist.distributions.base import (
     one_of,
     parameters,
     register_kl,
+    see_parameters,
     value_of,
     xlogy,
 )
@@ -44,8 +45,8 @@ def _times(x: Any, y: Variable) -> Variable:
 class Bernoulli(Elementwise):
     """1 with probability p, else 0; ``logit``, log(p / (1 - p)), may be given in place of p.
 
-    With ``binary_check`` the probability of anything but 0 and 1 is 0; without it x is taken as given, as in the
-    cross entropy of pictures with grey values.
+    With ``binary_check`` the probability of anything but 0 and 1 is 0; without it numbers between them are taken as
+    given, as in the cross entropy of pictures with grey values, and those beyond have the probability 0.
     """
 
     support = "{0, 1}"
@@ -53,6 +54,8 @@ class Bernoulli(Elementwise):
     def __init__(self, p: Any = None, logit: Any = None, binary_check: bool = False) -> None:
         name, value = one_of("Bernoulli", p=p, logit=logit)
         (value,) = parameters(value)
+        if name == "p":
+            see_parameters(self, highest=1.0, p=value)
         self._given = {name: value}
         self.binary_check = binary_check
 
@@ -99,13 +102,16 @@ class Bernoulli(Elementwise):
 
     def log_prob(self, x: Any) -> Variable:
         x = self._outcome(x)
-        y = self._mixed(x, 1.0 - x)
-        return self._within((value_of(x) == 0) | (value_of(x) == 1), y, x=x) if self.binary_check else y
+        return self._within(self._is_outcome(x), self._mixed(x, 1.0 - x), x=x)
+
+    def _is_outcome(self, x: Any) -> Any:
+        values = value_of(x)
+        return (values == 0) | (values == 1) if self.binary_check else (values >= 0) & (values <= 1)
 
     def prob(self, x: Any) -> Variable:
         x = self._outcome(x)
         y = x * self.p + (1.0 - x) * (1.0 - self.p)
-        return self._within((value_of(x) == 0) | (value_of(x) == 1), y, 0.0, x) if self.binary_check else y
+        return self._within(self._is_outcome(x), y, 0.0, x)
 
     def sample_n(self, n: int) -> Variable:
         return self._drawn(lambda rng: rng.random(self._shape(n)) < on_host(self.p))
@@ -118,6 +124,7 @@ class Geometric(Elementwise):
 
     def __init__(self, p: Any) -> None:
         (self.p,) = parameters(p)
+        see_parameters(self, highest=1.0, p=self.p)
 
     @property
     def params(self) -> dict[str, Variable]:
@@ -156,6 +163,7 @@ class Poisson(Elementwise):
 
     def __init__(self, lam: Any) -> None:
         (self.lam,) = parameters(lam)
+        see_parameters(self, lam=self.lam)
 
     @property
     def params(self) -> dict[str, Variable]:
@@ -193,6 +201,8 @@ class Categorical(Distribution):
         (value,) = parameters(value)
         if not value.ndim:
             raise ValueError(f"{type(self).__name__}: {name}: expected at least one axis, the last over the categories")
+        if name == "p":
+            see_parameters(self, highest=1.0, p=value)
         self._given = {name: value}
 
     @kept

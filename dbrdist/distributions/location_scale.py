@@ -16,6 +16,7 @@ from dbrdist.distributions.base import (
     log_1m_exp,
     one_of,
     parameters,
+    see_parameters,
     value_of,
 )
 
@@ -30,6 +31,7 @@ class _LocationScale(Elementwise):
 
     def __init__(self, loc: Any, scale: Any) -> None:
         self.loc, self.scale = parameters(loc, scale)
+        see_parameters(self, scale=self.scale)
 
     @property
     def params(self) -> dict[str, Variable]:
@@ -53,6 +55,8 @@ class Normal(_LocationScale):
         loc, value = parameters(loc, value)
         self.loc = loc
         self.scale = value if name == "scale" else F.exp(value)
+        if name == "scale":
+            see_parameters(self, scale=value)
         self._log_scale = value if name == "log_scale" else None
 
     @property
@@ -251,7 +255,10 @@ class Gumbel(_LocationScale):
         return -F.expm1(self.log_cdf(x))
 
     def log_survival_function(self, x: Any) -> Variable:
-        return log_1m_exp(self.log_cdf(x))
+        z = self._standard(x)
+        far = F.maximum(z, self.xp.full_like(z.array, 15.0))  # ln(1 - exp(-u)) = ln u - u / 2 + ..., u = exp(-z)
+        near = log_1m_exp(-F.exp(-F.minimum(z, self.xp.full_like(z.array, 15.0))))
+        return F.where(value_of(z) > 15, -far - F.exp(-far) * 0.5, near)
 
     def icdf(self, x: Any) -> Variable:
         return self._quantile(x, lambda p: self.loc - self.scale * F.log(-F.log(p)), -np.inf, np.inf)
@@ -267,6 +274,7 @@ class LogNormal(Elementwise):
 
     def __init__(self, mu: Any, sigma: Any) -> None:
         self.mu, self.sigma = parameters(mu, sigma)
+        see_parameters(self, sigma=self.sigma)
 
     @property
     def params(self) -> dict[str, Variable]:

@@ -191,8 +191,21 @@ def _linear_of_batch_axes(x: Any, W: Any, b: Any, n_batch_axes: int) -> Any:
     x = as_variable(x)
     batch = x.shape[:n_batch_axes]
     width = int(np.prod(x.shape[n_batch_axes:]))
+    if W.ndim == 2 and width != W.shape[1]:
+        raise expected(
+            "linear", "x", f"{W.shape[1]} elements per example for W of shape {W.shape}", x, _hint_of_axes(x, W)
+        )
     y = linear(ops.reshape(x, (int(np.prod(batch)), width)), W, b)
     return ops.reshape(y, (*batch, W.shape[0]))
+
+
+def _hint_of_axes(x: Any, W: Any) -> str:
+    """What is probably meant where the number of elements does not fit, but the last axis does."""
+    if x.shape[-1] != W.shape[1]:
+        return ""
+    if x.ndim == 1:
+        return "a single example needs an axis of examples, x[None]"
+    return f"n_batch_axes={x.ndim - 1} applies the link to the last axis"
 
 
 def _mismatch(x: Array, W: Array, b: Array = None) -> Exception:

@@ -262,6 +262,10 @@ def _hashable(value: Any) -> Any:
     return value if type(value) is tuple or type(value) is int else pair(value)
 
 
+def _words(g: ConvGeometry) -> str:
+    return f"stride {g.sh, g.sw}, pad {g.ph, g.pw}, dilate {g.dh, g.dw}, groups {g.groups}"
+
+
 @lru_cache(maxsize=1024)
 def _geometry(name: str, window: tuple[Any, ...], *arrays: Any) -> ConvGeometry:
     """The geometry of a call; shapes and types that do not fit together are refused, in words.
@@ -272,7 +276,7 @@ def _geometry(name: str, window: tuple[Any, ...], *arrays: Any) -> ConvGeometry:
     stride, pad, dilate, groups, cover_all = window
     g = ConvGeometry(*pair(stride), *pair(pad), *pair(dilate), groups, cover_all)
     if min(g.sh, g.sw, g.dh, g.dw, g.groups) < 1 or min(g.ph, g.pw) < 0:
-        raise expected(name, "stride, pad, dilate, groups", "numbers >= 1, and pad >= 0", str(g))
+        raise expected(name, "stride, pad, dilate, groups", "numbers >= 1, and pad >= 0", _words(g))
     given = [Given(*a) for a in arrays]
     x, W = given[:2]
     if len(W.shape) != 4 or W.shape[0] % g.groups:

@@ -15,6 +15,8 @@ from dbrdist.core.array.backend import accumulation_dtype, get_array_module, is_
 from dbrdist.core.tape.call import variable
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.functions.scores import warn_of_other_labels
+from dbrdist.kernels.small_arrays.small import are_classes
 
 _LABELS = "bhilqBHI"  # integers that int64 holds
 
@@ -31,7 +33,9 @@ def accuracy(y: Any, t: Any, ignore_label: int | None = None) -> Variable:
 def hit_fraction(y: Any, t: Any, ignore_label: int | None = None) -> Any:
     """:func:`accuracy` of arrays, as an array."""
     is_usual = type(y) is ndarray and type(t) is ndarray and y.ndim == 2 and t.shape == y.shape[:1] and t.size > 0
-    if is_usual and ignore_label is None and t.dtype.char in _LABELS:  # the same in half the time
+    if (
+        is_usual and ignore_label is None and t.dtype.char in _LABELS and are_classes(t, y.shape[1])
+    ):  # the same in half the time
         return np.array((y.argmax(1) == t).tobytes().count(1) / t.size, y.dtype)
     ndim, kind = y.ndim, t.dtype.kind
     if ndim > 1 and kind not in "iu" and t.shape == y.shape and is_floating(t.dtype):
@@ -43,6 +47,7 @@ def hit_fraction(y: Any, t: Any, ignore_label: int | None = None) -> Any:
     best = y.argmax(1)
     if best.shape != t.shape:
         best = best.reshape(t.shape)
+    warn_of_other_labels("accuracy", t, y.shape[1], ignore_label)
     hits = best == t.astype(best.dtype)  # integers of one type compare in a third of the time
     xp = get_array_module(y)
     if ignore_label is None:

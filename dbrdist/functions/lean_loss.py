@@ -78,6 +78,8 @@ def _plan(key: Any) -> Any:
     The places where rows start, the index that spreads a vector over columns, 1 / N, and N of it.
     """
     shape, dtype, t_shape, t_dtype = key
+    if shape[1:] == (1,):  # the general path warns of it
+        return ()
     if len(_plans) >= _KEPT_PLANS:
         _plans.clear()
     is_lean = len(shape) == 2 and t_shape == shape[:1] and 0 < shape[0] * shape[1] <= _LEAN_SCORES

@@ -8,8 +8,11 @@ import numpy as np
 
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.checks import one_of
+from dbrdist.core.tape.variable import Variable
+from dbrdist.core.usage.mistakes import warn
 from dbrdist.functions.loss import bernoulli, same_shapes
 from dbrdist.functions.math import exp
+from dbrdist.functions.scores import made_by, warn_of_probabilities
 
 
 def _reduced(function: str, losses: Any, reduce: str, choices: tuple[str, ...]) -> Any:
@@ -18,8 +21,17 @@ def _reduced(function: str, losses: Any, reduce: str, choices: tuple[str, ...]) 
     return losses if reduce == "no" else losses.sum() if reduce == "sum" else losses.mean()
 
 
+def _see_order(x: Any, y: Any) -> None:
+    if made_by(y) == "sigmoid":
+        warn_of_probabilities("bernoulli_nll", "sigmoid")
+    elif isinstance(x, Variable) and x.node.creator_node is not None and not isinstance(y, Variable):
+        words = "the data x depend on parameters and the scores y do not"
+        warn(f"bernoulli_nll: {words}; write bernoulli_nll(data, scores)")
+
+
 def bernoulli_nll(x: Any, y: Any, reduce: str = "sum") -> Any:
     """-x ln sigmoid(y) - (1 - x) ln(1 - sigmoid(y)) for probabilities x and scores y; reduce 'sum', 'mean' or 'no'."""
+    _see_order(x, y)
     x, y = same_shapes("bernoulli_nll", x=x, y=y)
     return _reduced("bernoulli_nll", bernoulli(x, y), reduce, ("sum", "mean", "no"))
 

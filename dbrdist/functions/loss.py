@@ -33,6 +33,7 @@ from dbrdist.functions.math import (
     squared_difference,
     sum_of_exp,
 )
+from dbrdist.functions.scores import made_by, warn_of_one_class, warn_of_probabilities
 
 
 class LabelCrossEntropy(FunctionNode):
@@ -230,6 +231,8 @@ def softmax_cross_entropy(
     """
     if type(t) is not ndarray:
         t = t.array if isinstance(t, Variable) else t
+    if isinstance(x, Variable) and type(x.node.creator_node) is Softmax and x.node.creator_node.axis in (1, 1 - x.ndim):
+        warn_of_probabilities("softmax_cross_entropy", "softmax")
     if class_weight is None and not label_smoothing and reduce == "mean" and ignore_label < 0:
         y = lean_cross_entropy(x, t)
         if y is not None:
@@ -273,6 +276,8 @@ def _of_labels(
         known = t[valid]
         if known.size and (int(known.min()) < 0 or int(known.max()) >= num_classes):
             raise _bad_labels(known, num_classes, ignore_label)
+        if num_classes == 1 and known.size:
+            warn_of_one_class("softmax_cross_entropy")
     if xp is not np and class_weight is None and not smoothing and reduce == "mean" and x.size:
         return MeanOverLabels(t, ignore_label, normalize).apply((x,))[0]
     valid = t != ignore_label if valid is None else valid
@@ -403,7 +408,11 @@ def _of_two_classes(function: str, x: Any, t: Any) -> tuple[Any, Any]:
     floating(function, x=x)
     x, t = as_variable(x), as_array(t)
     if getattr(t, "shape", None) != x.shape or t.dtype.kind not in "iub":
-        raise expected(function, "t", f"integers of shape {x.shape} to match x", t)
+        is_float = getattr(t, "dtype", None) is not None and is_floating(t.dtype)
+        hint = "cast the labels with t.astype(int), or use bernoulli_nll(t, x) for probabilities" if is_float else ""
+        raise expected(function, "t", f"integers of shape {x.shape} to match x", t, hint)
+    if made_by(x) == "sigmoid":
+        warn_of_probabilities(function, "sigmoid")
     return x, t
 
 

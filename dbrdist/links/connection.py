@@ -68,6 +68,9 @@ class Linear(Link):
         """x: the first ``n_batch_axes`` axes count examples; the result has them, then ``out_size``."""
         W = self.W
         if W._array is None:
+            if x.ndim < 2:
+                words = "a first axis that counts examples, then their elements"
+                raise expected("Linear", "x", words, x, "a single example is x[None]")
             self.in_size = math.prod(x.shape[n_batch_axes:])
             W.initialize((self.out_size, self.in_size))
         return linear(x, W, self.b, n_batch_axes)

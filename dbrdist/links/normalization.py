@@ -12,6 +12,7 @@ from dbrdist.core.model.link import Link
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.names.limits import Sizes
 from dbrdist.core.tape.checks import expected, wrong_type
+from dbrdist.core.usage.mistakes import warn
 from dbrdist.functions import example_normalization as E
 from dbrdist.functions import normalization as N
 from dbrdist.functions.whitening import (
@@ -95,6 +96,11 @@ class BatchNormalization(Link):
         beta = full(mean.shape, 0, self.dtype, mean) if self.beta is None else self.beta
         if not config.train:  # backward sees the statistics of this call, however they move before it
             return N.fixed_batch_normalization(x, gamma, beta, mean.copy(), self.avg_var.copy(), self.eps, axis)
+        if x.size == mean.size and x.size:
+            warn(
+                f"{type(self).__name__}: one value per channel in training: its mean is itself, so the output is beta "
+                "whatever the input; take larger batches"
+            )
         num_batches = self.N + 1 if finetune else self.N
         y = self._of_batch(x, gamma, beta, axis, 1.0 - 1.0 / num_batches if finetune else self.decay)
         if not config.in_recomputing:

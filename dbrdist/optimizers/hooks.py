@@ -15,7 +15,7 @@ from dbrdist.core.model.flat import Piece, Run
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.names.limits import any_number, largest, not_negative, positive, threshold
 from dbrdist.core.update.update_rule import pieces
-from dbrdist.core.usage.mistakes import refuse
+from dbrdist.core.usage.mistakes import refuse, warn
 from dbrdist.optimizers.lars import joint_norms, norm, quotient
 
 
@@ -167,6 +167,8 @@ class GradientClipping:
     def __init__(
         self, threshold: Annotated[float, largest, "The largest allowed L2 norm of all gradients together."]
     ) -> None:
+        if threshold == 0:
+            warn("GradientClipping: the threshold 0 makes all gradients 0, so nothing is trained; leave the hook out")
         self.threshold = threshold
 
     def __call__(self, optimizer: Any) -> None:

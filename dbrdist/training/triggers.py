@@ -101,6 +101,8 @@ def get_trigger(trigger: Any) -> Callable[[Any], bool]:
     if callable(trigger):
         return trigger  # type: ignore[no-any-return]
     try:
+        if isinstance(trigger, str):
+            raise TypeError
         period, unit = trigger
     except (TypeError, ValueError):
         raise TypeError(f"expected a trigger, (period, unit) or None, got {trigger!r}") from None

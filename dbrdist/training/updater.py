@@ -179,7 +179,11 @@ class StandardUpdater(Updater):
     def _next_of(self, iterator: Any) -> Any:
         """The next batch; the time is counted."""
         began = time.perf_counter()
-        batch = iterator.next()
+        try:
+            batch = iterator.next()
+        except StopIteration:
+            words = "the iterator has ended after one epoch (repeat=False); make it with repeat=True"
+            raise StopIteration(f"{type(self).__name__}: {words}") from None
         self.data_seconds += time.perf_counter() - began
         if spans.recorders:
             spans.note("data wait", began)

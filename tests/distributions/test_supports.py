@@ -92,6 +92,7 @@ def test_cumulative_probabilities_everywhere(name, dtype):
                 wanted = np.where(np.isinf(wanted) & np.isfinite(x), np.log(0.5) - abs(x), wanted)
             if name == "Gumbel":
                 wanted = np.where((wanted == 0) & (own == "log_survival_function"), -reference.cdf(x), wanted)
+                wanted = np.where((x == 1e6) & (own == "log_survival_function"), 1.0 - x, wanted)  # it underflows
             found = getattr(d, own)(x).array
             np.testing.assert_allclose(
                 found, wanted.astype(dtype), rtol=rtol, atol=np.finfo(dtype).tiny, equal_nan=True,
@@ -128,3 +129,40 @@ def test_infinite_vectors_of_a_multivariate_normal_distribution():
     found = d.log_prob(x).array
     assert (found[:2] == -np.inf).all()
     assert np.isfinite(found[2])
+
+
+NO_PARAMETERS = {
+    "Normal": lambda: distributions.Normal(0.0, -1.0),
+    "Laplace": lambda: distributions.Laplace(0.0, -1.0),
+    "LogNormal": lambda: distributions.LogNormal(0.0, -1.0),
+    "Uniform": lambda: distributions.Uniform(low=2.0, high=1.0),
+    "Uniform of scale": lambda: distributions.Uniform(loc=2.0, scale=-1.0),
+    "Exponential": lambda: distributions.Exponential(-1.0),
+    "Gamma": lambda: distributions.Gamma(2.0, -1.0),
+    "Chisquare": lambda: distributions.Chisquare(-1.0),
+    "Beta": lambda: distributions.Beta(np.array([1.0, -1.0]), 1.0),
+    "Pareto": lambda: distributions.Pareto(1.0, -1.0),
+    "Geometric": lambda: distributions.Geometric(1.5),
+    "Poisson": lambda: distributions.Poisson(-1.0),
+    "Bernoulli": lambda: distributions.Bernoulli(np.array([0.5, 1.5])),
+    "Categorical": lambda: distributions.Categorical(np.array([-0.5, 1.5])),
+}
+
+
+@pytest.mark.parametrize("name", NO_PARAMETERS)
+def test_parameters_of_no_distribution_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name.split()[0]}: .*expected"):
+        NO_PARAMETERS[name]()
+
+
+def test_parameters_at_their_bounds_are_taken():
+    distributions.Normal(0.0, 0.0), distributions.Bernoulli(1.0), distributions.Bernoulli(np.float32(1 + 1e-7))
+    distributions.Normal(0.0, np.array([np.nan])), distributions.Uniform(low=1.0, high=1.0)
+
+
+def test_grey_values_are_outcomes_of_bernoulli_and_numbers_beyond_are_not():
+    d = distributions.Bernoulli(np.array(0.3))
+    np.testing.assert_allclose(d.log_prob(np.array(0.5)).array, 0.5 * np.log(0.3) + 0.5 * np.log(0.7))
+    for x in (-1.0, 2.0, np.inf):
+        assert d.log_prob(np.array(x)).array == -np.inf
+        assert d.prob(np.array(x)).array == 0

@@ -228,7 +228,9 @@ def _check_entry(name: str, value: Any) -> None:
         close = difflib.get_close_matches(name.lower().replace("_", ""), known, 1, 0.75)
         if close:
             entry = known[close[0]]
-            warn_user(f"config.{name}: there is no such entry, so it changes nothing; did you mean {entry!r}?", UsageWarning)
+            warn_user(
+                f"config.{name}: there is no such entry, so it changes nothing; did you mean {entry!r}?", UsageWarning
+            )
 
 
 def no_backprop_mode() -> Any:

@@ -100,6 +100,10 @@ def set_seed(seed: int) -> None:
 
     Initial values, the orders of iterators made from here on without their own seed, and dropout depend on it.
     """
+    try:
+        seed = operator.index(seed)
+    except TypeError:
+        raise TypeError(f"set_seed: expected an integer, got {type(seed).__name__} {seed!r}") from None
     if not 0 <= seed <= _MASK:
         raise ValueError(f"expected a seed from 0 to 2**64 - 1, got {seed}")
     Stream.default_seed = seed

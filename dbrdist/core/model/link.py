@@ -14,11 +14,13 @@ from dbrdist.core.array.backend import is_array, to_device
 from dbrdist.core.model.device_resident import DeviceResident, DeviceResidentsVisitor
 from dbrdist.core.model.flat import unique
 from dbrdist.core.model.link_hook import ForwardPostprocessArgs, ForwardPreprocessArgs, LinkHook, seen, thread
+from dbrdist.core.model.makers import note_maker
 from dbrdist.core.model.parameter import Parameter
 from dbrdist.core.model.versions import Watch, note_change
 from dbrdist.core.tape.checks import ArgumentError
 from dbrdist.core.tape.named_errors import explain_operand
 from dbrdist.core.tape.node import VariableNode, note_assignment
+from dbrdist.core.tape.variable import Variable
 from dbrdist.core.usage.foreign_names import Foreign, add_hints
 from dbrdist.core.usage.mistakes import given_a_class, refuse, warn
 from dbrdist.errors import CheckpointError
@@ -38,6 +40,15 @@ def _with_attributes(link: Any, replaced: dict[str, Any]) -> Any:
     return new
 
 
+class _SetByInit:
+    """An attribute that ``Link.__init__`` sets: whoever forgot to call it is told so."""
+
+    def __get__(self, obj: Any, owner: type) -> Any:
+        if obj is None:
+            return self
+        raise AttributeError(str(_missing_init(obj)))
+
+
 class Link(DeviceResident):
     """A callable with parameters.
 
@@ -47,13 +58,15 @@ class Link(DeviceResident):
     """
 
     repeated_class: ClassVar[Callable[..., Any]]  # handed down by core.chain
+    _params: Any = _SetByInit()
     forward: Any  # the computation; links that can be called define it
     name: str | None = None
     _changed_at: int | None = None
     _cleared: tuple[int, Watch, list[VariableNode], list[Link]] | None = None  # what cleargrads of a container clears
 
     def __init__(self, **params: Any) -> None:
-        self._params: list[str] = []
+        note_maker(self, Link)
+        self._params = []
         self._persistent: list[str] = []
         self._within_init_scope = False
         self._hooks: dict[str, LinkHook] | None = None
@@ -86,8 +99,19 @@ class Link(DeviceResident):
             self._within_init_scope = old
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, Parameter) and self.within_init_scope:
-            self._check_name(name, "parameter")
+        if isinstance(value, Parameter):
+            if self.within_init_scope:
+                self._check_name(name, "parameter")
+        elif isinstance(value, Variable):
+            if self.within_init_scope:
+                warn(
+                    f"{type(self).__name__}.{name}: a Variable is not registered, so it is not trained; assign a "
+                    "dbrdist.Parameter"
+                )
+        elif type(value) is np.ndarray and name in self.__dict__.get("_params", ()):
+            refuse(TypeError(
+                f"{type(self).__name__}.{name} is a parameter, got an array; assign to its array: .{name}.array = ..."
+            ))  # fmt: skip
         super().__setattr__(name, value)
         if isinstance(value, Parameter):
             if self.within_init_scope:

@@ -220,7 +220,6 @@ class Parameter(Variable):
     @grad.setter
     def grad(self, g: Array) -> None:
         self._check_gradient(g)
-        self.node.gradient = None  # assigned anew, not added to
         view = self.node.view
         if g is not None and view is not None and not isinstance(g, Variable):
             if g is not view:

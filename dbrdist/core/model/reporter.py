@@ -107,6 +107,10 @@ def get_current_reporter() -> Reporter:
 
 def report(values: dict[str, Any], observer: Any = None) -> None:
     """Report values to the current reporter; without one, nothing happens."""
+    if type(values) is not dict and not hasattr(values, "items"):
+        raise TypeError(
+            f"report: expected a dictionary, got {type(values).__name__}; write report({{'name': value}}, self)"
+        )
     if _stack.reporters:
         _stack.reporters[-1].report(values, observer)
 

@@ -10,6 +10,7 @@ An argument annotated ``int`` must be an integer; the text in ``Annotated`` is i
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
 from dbrdist.core.tape.checks import ArgumentError, OperandTypeError, expected
-from dbrdist.core.usage.mistakes import refuse
+from dbrdist.core.usage.mistakes import refuse, warn
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Limit:
     is_for_axes: bool = False  # a sequence of such numbers, one for each axis, is one too
     may_be_infinite: bool = False
     configured: Limit | None = None  # in configurations, where it is narrower: Python takes what Chainer took
+    words_of_type: str = ""  # for people, where a value is no such number at all; "" for ``words``
 
     def bounds(self) -> dict[str, float]:
         """The bounds that there are, as arguments of pydantic's ``Field`` or keys of a JSON schema."""
@@ -62,7 +64,7 @@ class Limit:
         if number is None:
             is_number = self.is_whole and _number(value) is not None
             hint = "write a // b for a quotient that is an integer" if is_number else ""
-            return OperandTypeError(where, name, self.words, _shown(value), hint)
+            return OperandTypeError(where, name, self.words_of_type or self.words, _shown(value), hint)
         return None if self.holds(number) else expected(where, name, self.words, str(value))
 
 
@@ -89,6 +91,35 @@ sizes = Limit("an integer, or a tuple of integers", is_whole=True, is_for_axes=T
 Whole: TypeAlias = Any  # an integer, or None
 Sizes: TypeAlias = Any  # an integer, or a tuple of integers, one for each axis; or None
 _BY_ANNOTATION = {"int": whole, "int | None": whole, "Whole": whole, "Sizes": sizes}
+
+
+def _at_least(least: int, limit: Limit) -> Limit:
+    comma = "," if limit.is_for_axes else ""
+    words = f"{limit.words}{comma} of {least} or more"
+    return dataclasses.replace(limit, words=words, words_of_type=limit.words, ge=least)
+
+
+# What arguments of these names mean wherever they are: their kind is that of the annotation.
+_LEAST = {
+    **dict.fromkeys(
+        ("in_size", "out_size", "in_channels", "out_channels", "size", "n_units", "n_inputs", "n_hidden", "left_size",
+         "right_size", "in_out_size", "outsize", "pad"), 0
+    ),
+    **dict.fromkeys(
+        ("ksize", "stride", "dilate", "groups", "n_layers", "n_heads", "channel_multiplier", "pool_size"), 1
+    ),
+}  # fmt: skip
+_OF_FLOATS = {
+    **dict.fromkeys(("eps", "scale"), not_negative),
+    "dropout": fraction,
+    **dict.fromkeys(("c_ratio", "h_ratio"), share),
+    "decay": share,
+}  # fmt: skip
+_COUNTED = frozenset(name for name, least in _LEAST.items() if not least) - {"pad"}
+_BY_NAME: dict[tuple[str, str], Limit] = {
+    **{(kind, name): _at_least(n, limit) for kind, limit in _BY_ANNOTATION.items() for name, n in _LEAST.items()},
+    **{("float", name): limit for name, limit in _OF_FLOATS.items()},
+}
 
 
 def _whole(value: Any) -> int | None:
@@ -134,7 +165,7 @@ def limits_of(function: Callable[..., Any]) -> tuple[Declared, ...]:
     for place, parameter in enumerate(inspect.signature(function).parameters.values()):
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        limit, description = _declared(parameter.annotation, inspect.unwrap(function))
+        limit, description = _declared(parameter.name, parameter.annotation, inspect.unwrap(function))
         if limit is not None:
             at = -1 if parameter.kind is parameter.KEYWORD_ONLY else place
             is_optional = parameter.default is None or parameter.annotation in ("int | None", "Whole", "Sizes")
@@ -142,8 +173,10 @@ def limits_of(function: Callable[..., Any]) -> tuple[Declared, ...]:
     return tuple(found)
 
 
-def _declared(annotation: Any, function: Any) -> tuple[Limit | None, str]:
+def _declared(name: str, annotation: Any, function: Any) -> tuple[Limit | None, str]:
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    if (text, name) in _BY_NAME:
+        return _BY_NAME[text, name], ""
     if text in _BY_ANNOTATION:
         return _BY_ANNOTATION[text], ""
     metadata = getattr(_annotated(annotation, function), "__metadata__", ())
@@ -177,7 +210,7 @@ def settings_of(made_by: Callable[..., Any]) -> tuple[Setting, ...]:
     for parameter in inspect.signature(function).parameters.values():
         passes_on = passes_on or parameter.kind is parameter.VAR_KEYWORD
         annotation = _annotated(parameter.annotation, inspect.unwrap(function))
-        limit, description = _declared(annotation, inspect.unwrap(function))
+        limit, description = _declared(parameter.name, annotation, inspect.unwrap(function))
         if description:
             kind = typing.get_args(annotation)[0]
             found.append(Setting(parameter.name, kind, limit, parameter.default, description))
@@ -201,8 +234,10 @@ def check(declared: tuple[Declared, ...], where: str, args: tuple[Any, ...], kwa
             continue
         error = limit.refusal(where, name, value)
         if error is None:
+            if limit.is_whole and name in _COUNTED and type(value) is int and value == 0:
+                warn(f"{where}: {name} is 0, so that it has no elements to compute with")
             continue
-        if limit.is_whole:
+        if limit.is_whole and isinstance(error, TypeError):
             raise error
         refuse(error)
 

@@ -7,7 +7,7 @@ written straight into flat memory; in a higher-order pass they are Variables and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -296,6 +296,9 @@ def _see_that_each_has_one(name: str, grads: Sequence[Any] | None, what: str, xs
         raise ValueError(f"{name}: expected {len(xs)}, one for each {what}, got {len(grads)}")
 
 
+called_before_backward: list[Callable[[], None]] = []  # by those who look for mistakes, in a program's first steps
+
+
 def backward(
     outputs: Sequence[Any],
     grad_outputs: Sequence[Any] | None = None,
@@ -326,6 +329,9 @@ def _backward(
     listener: Listener | None,
 ) -> None:
     """:func:`backward` of what are Variables."""
+    if called_before_backward:
+        for look in tuple(called_before_backward):
+            look()
     if fusion.waiting:
         fusion.settle()
     higher = enable_double_backprop

@@ -94,8 +94,8 @@ def warn_of_another_target(optimizer: str, old: Link, new: Link) -> None:
     if _trained(old) <= _trained(new):  # such as another classifier around the same network
         return
     warn(
-        f"{optimizer}.setup: the target was {type(old).__name__} and is {type(new).__name__} from now on: the first one "
-        "is not trained; use one optimizer for each, or put both links into a Chain"
+        f"{optimizer}.setup: the target was {type(old).__name__} and is {type(new).__name__} from now on: the first "
+        "one is not trained; use one optimizer for each, or put both links into a Chain"
     )
 
 
@@ -129,7 +129,7 @@ def loss_of(optimizer: str, target: Any, lossfun: Any, args: Any, kwds: Any) -> 
     try:
         loss = lossfun(*args, **kwds)
     except (AttributeError, TypeError, ValueError) as error:
-        _explain_call(f"{optimizer}.update", error, target, lossfun, args, kwds)
+        explain_call(f"{optimizer}.update", error, target, lossfun, args, kwds)
         raise
     if type(loss) is not Variable or loss._array.ndim:
         _check_loss(f"{optimizer}.update", target, lossfun, loss)
@@ -149,7 +149,7 @@ def _check_loss(where: str, target: Any, lossfun: Any, loss: Any) -> None:
         )
 
 
-def _explain_call(where: str, error: Exception, target: Any, function: Any, args: Any, kwds: Any) -> None:
+def explain_call(where: str, error: Exception, target: Any, function: Any, args: Any, kwds: Any) -> None:
     """Raise a better error where a loss function was called with other arguments than it takes; else do nothing."""
     if not callable(function):
         got, hint = type(function).__name__, ""

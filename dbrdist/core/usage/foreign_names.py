@@ -447,12 +447,15 @@ class UnknownSetting(Foreign):
     def __get__(self, obj: Any, owner: type) -> Any:
         if obj is not None and self._name in obj.__dict__:
             return obj.__dict__[self._name]
-        raise AttributeError(f"{owner.__name__!r} object has no attribute {self._name!r}{self._hint(owner)}", name=self._name)
+        raise AttributeError(
+            f"{owner.__name__!r} object has no attribute {self._name!r}{self._hint(owner)}", name=self._name
+        )
 
     def __set__(self, obj: Any, value: Any) -> None:
         cls = type(obj)
-        if cls.__module__.startswith("dbrdist.") and self._name not in obj.__dict__:  # a class of the user's may have it
-            warn(f"{cls.__name__} has no hyperparameter {self._name!r}, so that setting it changes nothing{self._hint(cls)}")
+        if cls.__module__.startswith("dbrdist.") and self._name not in obj.__dict__:  # a user's class may have it
+            words = f"{cls.__name__} has no hyperparameter {self._name!r}, so that setting it changes nothing"
+            warn(f"{words}{self._hint(cls)}")
         obj.__dict__[self._name] = value
 
     def __delete__(self, obj: Any) -> None:
@@ -460,7 +463,9 @@ class UnknownSetting(Foreign):
 
     def _hint(self, owner: type) -> str:
         known = [name for name in _SETTINGS if not isinstance(getattr_static(owner, name, self), Foreign)]
-        meant = next((ours for ours in _ARGUMENTS.get(self._name, ()) if ours in known or not ours.isidentifier()), None)
+        meant = next(
+            (ours for ours in _ARGUMENTS.get(self._name, ()) if ours in known or not ours.isidentifier()), None
+        )
         if meant is not None:
             return f"; did you mean {meant!r}?" if meant in known else f"; write {meant}"
         return f"; it has {', '.join(known)}" if known else ""

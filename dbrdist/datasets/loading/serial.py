@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from dbrdist.core.array.backend import Array
 from dbrdist.core.array.random import next_iterator_seed
 from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.usage.foreign_names import add_hints
+from dbrdist.core.usage.mistakes import given_a_class, warn
 from dbrdist.datasets.loading.base import Batch, block_bounds, get_batch, join
 from dbrdist.datasets.loading.convert import concat_examples
 from dbrdist.datasets.loading.order import LAST, Plan, ShuffleOrderSampler, State, Step
@@ -124,6 +126,12 @@ class SerialIterator(Iterator):
         self.reset()
 
     # ---- batches ----
+
+    def __iter__(self) -> SerialIterator:
+        if not self._plan.repeat and self._plan.advance(self._state)[1] is None:
+            name = type(self).__name__
+            warn(f"{name}: its epoch is over (repeat=False), so this loop does nothing; call reset() first")
+        return self
 
     def __next__(self) -> Any:
         state, step = self._plan.advance(self._state)
@@ -308,6 +316,7 @@ def _check_arguments(
         raise ValueError(f"expected 0 <= rank < size, got rank={rank} and size={size}")
     if batch_size < 1:
         raise ValueError(f"expected a batch size of at least 1, got {batch_size}")
+    _check_dataset(dataset)
     n = len(dataset)
     if n == 0 and repeat:
         raise ValueError(
@@ -325,6 +334,26 @@ def _check_arguments(
         raise ValueError(f"expected at least one example per rank, got {n} examples for {size} ranks; take fewer ranks")
     if last == "drop" and 0 < n < batch_size:
         raise ValueError(f"expected a full batch with last='drop', got {n} examples for batches of {batch_size}")
+
+
+def _check_dataset(dataset: Any) -> None:
+    """Refuse what has no examples by number, and warn of arrays side by side, which are no examples."""
+    if isinstance(dataset, type):
+        raise given_a_class("dataset", dataset, "a dataset")
+    kind = type(dataset).__name__
+    if isinstance(dataset, Mapping) or kind == "DataFrame":
+        hint = "DictDataset(**dataset)" if kind != "DataFrame" else "TupleDataset(*arrays) with arrays of its columns"
+        raise TypeError(f"dataset: expected an object with examples [0], [1], ..., got {kind}; write {hint}")
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        hint = "; write list(...)" if hasattr(dataset, "__next__") else ""
+        raise TypeError(f"dataset: expected an object with len() and [i], got {kind}{hint}")
+    if type(dataset) is tuple and 2 <= len(dataset) <= 4 and all(isinstance(a, np.ndarray) for a in dataset):
+        sizes = {len(a) if a.ndim else 0 for a in dataset}
+        if len(sizes) == 1 and max(sizes) > len(dataset):
+            warn(
+                f"dataset: a tuple of {len(dataset)} arrays is a dataset of {len(dataset)} examples; for examples "
+                "(x, t) write TupleDataset(x, t)"
+            )
 
 
 def check_workers(virtual_workers: int, size: int, batch_size: int) -> None:

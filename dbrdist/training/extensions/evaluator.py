@@ -9,6 +9,7 @@ from typing import Any
 from dbrdist.core.array.backend import get_device
 from dbrdist.core.array.config import no_backprop_mode, using_config
 from dbrdist.core.model.reporter import DictSummary, Reporter, report, report_scope
+from dbrdist.core.update.targets import explain_call
 from dbrdist.core.usage.foreign_names import refuse_unknown
 from dbrdist.core.usage.mistakes import as_chainer, given_a_class, warn
 from dbrdist.datasets.loading.convert import call_converter, concat_examples
@@ -101,7 +102,11 @@ class Evaluator(Extension):
         observation: dict[str, Any] = {}
         with report_scope(observation), no_backprop_mode():
             args, named = as_arguments(call_converter(self.converter, batch, self.device))
-            function(*args, **named)
+            try:
+                function(*args, **named)
+            except (AttributeError, TypeError, ValueError) as error:
+                explain_call(type(self).__name__, error, self._targets["main"], function, args, named)
+                raise
         return observation
 
     def _check_iterator(self, iterator: Any) -> None:

@@ -44,6 +44,7 @@ class LogReport(Extension):
         self._filename = "log.jsonl" if filename is None else filename
         self._summary = DictSummary()
         self._log: list[dict[str, Any]] = []
+        self._has_seen_nan = False
         self._has_looked = False  # for keys that nobody reports
         self._num_bytes: int | None = None  # of the file after the last line; None where it is not watched
         self._num_saved: int | None = None  # the lines that a loaded snapshot counted and nobody has read yet
@@ -87,10 +88,21 @@ class LogReport(Extension):
         if self._postprocess is not None:
             self._postprocess(entry)
         self._log.append(entry)
+        self._look_for_nan(entry)
         if self._keys is not None and not self._has_looked and trainer.updater.epoch >= 1:
             reported = set(trainer.observation).union(*self._log)
             self._has_looked = warn_of_keys(type(self).__name__, self._keys, reported, trainer)
         self._write(trainer, entry)
+
+    def _look_for_nan(self, entry: dict[str, Any]) -> None:
+        """Warn once where the loss is no number any more: nothing that follows trains the network."""
+        loss = entry.get("main/loss")
+        if loss is not None and loss != loss and not self._has_seen_nan:
+            self._has_seen_nan = True
+            warn(
+                f"LogReport: main/loss is NaN by iteration {entry['iteration']}: look for NaN in the data, lower the "
+                "learning rate, or clip gradients; extensions.FailOnNonNumber() ends the training there"
+            )
 
     def _write(self, trainer: Any, entry: dict[str, Any]) -> None:
         """Write the last entry of the log."""
@@ -167,6 +179,9 @@ class PrintReport(Extension):
     """
 
     def __init__(self, entries: Sequence[str | Column], log_report: str | LogReport = "LogReport", out: Any = None):
+        if isinstance(entries, str):
+            words = f"expected a list of keys, got the text {entries!r}; write [{entries!r}]"
+            raise TypeError(f"{type(self).__name__}: entries: {words}")
         self._columns = [e if isinstance(e, Column) else Column(e, e, max(10, len(e))) for e in entries]
         self._log_report = log_report
         self._out = out

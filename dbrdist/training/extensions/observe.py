@@ -16,6 +16,10 @@ from dbrdist.training.extension import PRIORITY_WRITER, Extension, make_extensio
 
 def observe_value(observation_key: str, target_func: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """An extension that reports `target_func(trainer)` as `observation_key`, once per epoch."""
+    if not callable(target_func):
+        raise TypeError(
+            f"observe_value: target_func: expected a function of the trainer, got {type(target_func).__name__}"
+        )
 
     @make_extension(trigger=(1, "epoch"), priority=PRIORITY_WRITER)
     def observe_value(trainer: Any) -> None:

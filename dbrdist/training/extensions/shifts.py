@@ -188,6 +188,9 @@ class LinearShift(_Shift):
     def __init__(
         self, attr: str, value_range: tuple[float, float], time_range: tuple[float, float], optimizer: Any = None
     ):
+        for name, pair in (("value_range", value_range), ("time_range", time_range)):
+            if not hasattr(pair, "__len__") or len(pair) != 2:
+                raise ValueError(f"LinearShift: {name}: expected two numbers, got {pair!r}")
         (start, end), (first, last) = value_range, time_range
         line = schedules.polynomial(start, last, end=end, begin=first)
         super().__init__(attr, start, None, optimizer, lambda init: line)

@@ -1,0 +1,38 @@
+"""Links that a forward pass makes anew at each call: their parameters never last long enough to be trained."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from types import FrameType
+from typing import Any
+
+from dbrdist.core.usage.mistakes import warn
+
+# By the link whose forward makes links: the last one that was made, by line.
+_made: weakref.WeakKeyDictionary[Any, dict[tuple[str, int], weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+_CALLS = ("forward", "__call__")
+
+
+def note_maker(link: Any, kind: type) -> None:
+    """Note a new link; warn where the forward of another one makes it, and made one before that is gone."""
+    frame: FrameType | None = sys._getframe(1)
+    line: tuple[str, int] | None = None  # the innermost line of the program
+    while frame is not None:
+        name, owner = frame.f_code.co_name, None
+        is_ours = str(frame.f_globals.get("__name__", "")).partition(".")[0] == "dbrdist"
+        if not is_ours and line is None:
+            line = frame.f_code.co_filename, frame.f_lineno
+        if not is_ours and name in _CALLS:
+            owner = frame.f_locals.get("self")
+        if line is not None and owner is not link and isinstance(owner, kind):
+            lines = _made.setdefault(owner, {})
+            before = lines.get(line)
+            if before is not None and before() is None:
+                warn(
+                    f"{type(owner).__name__}.{name} makes a new {type(link).__name__} at each call, whose parameters "
+                    "are not trained; make it once, in __init__ within init_scope()"
+                )
+            lines[line] = weakref.ref(link)
+            return
+        frame = frame.f_back
