@@ -16,6 +16,7 @@ from dbrdist.core.tape.call import variable
 from dbrdist.core.tape.checks import expected, floating
 from dbrdist.core.tape.variable import Variable, as_array, as_variable
 from dbrdist.functions.loss import bernoulli
+from dbrdist.functions.scores import warn_of_other_labels
 
 
 def binary_cross_entropy(
@@ -78,6 +79,7 @@ def top_k_accuracy(y: Any, t: Any, k: int = 5) -> Variable:
         t = t.argmax(axis=1)
     if t.dtype.kind not in "iu" or t.shape != y.shape[:1]:
         raise expected("top_k_accuracy", "t", f"integer labels of shape ({y.shape[0]},), or weights of {y.shape}", t)
+    warn_of_other_labels("top_k_accuracy", t, y.shape[1], None)
     xp = get_array_module(y)
     is_own = xp.arange(y.shape[1]) == t[:, None].astype(np.int64)
     own = xp.where(is_own, y, y.dtype.type(0)).sum(axis=1, keepdims=True).astype(y.dtype)

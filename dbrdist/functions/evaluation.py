@@ -64,6 +64,7 @@ def binary_accuracy(y: Any, t: Any) -> Variable:
     y, t = as_array(y), as_array(t)
     if t.shape != y.shape or t.dtype.kind not in "iu":
         raise expected("binary_accuracy", "t", f"integers of shape {y.shape} to match y", t)
+    warn_of_other_labels("binary_accuracy", t, 2, -1)
     xp = get_array_module(y)
     valid = t != -1
     hits = ((y >= 0) == t) & valid

@@ -15,6 +15,7 @@ import numpy as np
 from dbrdist.core.array.backend import Array, as_dtype, device_of, get_device, is_array, to_device
 from dbrdist.core.array.config import get_dtype
 from dbrdist.core.array.random import next_initializer_generator
+from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.tape.checks import expected, one_of
 from dbrdist.core.usage.mistakes import given_a_class
 
@@ -301,3 +302,6 @@ def generate_array(
     if device is None:
         device = "@numpy" if xp is np else "@cupy"
     return to_device(array, get_device(device))
+
+
+explain_constructors(globals())

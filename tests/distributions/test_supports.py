@@ -132,20 +132,20 @@ def test_infinite_vectors_of_a_multivariate_normal_distribution():
 
 
 NO_PARAMETERS = {
-    "Normal": lambda: distributions.Normal(0.0, -1.0),
-    "Laplace": lambda: distributions.Laplace(0.0, -1.0),
-    "LogNormal": lambda: distributions.LogNormal(0.0, -1.0),
-    "Uniform": lambda: distributions.Uniform(low=2.0, high=1.0),
-    "Uniform of scale": lambda: distributions.Uniform(loc=2.0, scale=-1.0),
-    "Exponential": lambda: distributions.Exponential(-1.0),
-    "Gamma": lambda: distributions.Gamma(2.0, -1.0),
-    "Chisquare": lambda: distributions.Chisquare(-1.0),
-    "Beta": lambda: distributions.Beta(np.array([1.0, -1.0]), 1.0),
-    "Pareto": lambda: distributions.Pareto(1.0, -1.0),
-    "Geometric": lambda: distributions.Geometric(1.5),
-    "Poisson": lambda: distributions.Poisson(-1.0),
-    "Bernoulli": lambda: distributions.Bernoulli(np.array([0.5, 1.5])),
-    "Categorical": lambda: distributions.Categorical(np.array([-0.5, 1.5])),
+    "Normal": lambda: D.Normal(0.0, -1.0),
+    "Laplace": lambda: D.Laplace(0.0, -1.0),
+    "LogNormal": lambda: D.LogNormal(0.0, -1.0),
+    "Uniform": lambda: D.Uniform(low=2.0, high=1.0),
+    "Uniform of scale": lambda: D.Uniform(loc=2.0, scale=-1.0),
+    "Exponential": lambda: D.Exponential(-1.0),
+    "Gamma": lambda: D.Gamma(2.0, -1.0),
+    "Chisquare": lambda: D.Chisquare(-1.0),
+    "Beta": lambda: D.Beta(np.array([1.0, -1.0]), 1.0),
+    "Pareto": lambda: D.Pareto(1.0, -1.0),
+    "Geometric": lambda: D.Geometric(1.5),
+    "Poisson": lambda: D.Poisson(-1.0),
+    "Bernoulli": lambda: D.Bernoulli(np.array([0.5, 1.5])),
+    "Categorical": lambda: D.Categorical(np.array([-0.5, 1.5])),
 }
 
 
@@ -156,12 +156,12 @@ def test_parameters_of_no_distribution_are_refused(name):
 
 
 def test_parameters_at_their_bounds_are_taken():
-    distributions.Normal(0.0, 0.0), distributions.Bernoulli(1.0), distributions.Bernoulli(np.float32(1 + 1e-7))
-    distributions.Normal(0.0, np.array([np.nan])), distributions.Uniform(low=1.0, high=1.0)
+    D.Normal(0.0, 0.0), D.Bernoulli(1.0), D.Bernoulli(np.float32(1 + 1e-7))
+    D.Normal(0.0, np.array([np.nan])), D.Uniform(low=1.0, high=1.0)
 
 
 def test_grey_values_are_outcomes_of_bernoulli_and_numbers_beyond_are_not():
-    d = distributions.Bernoulli(np.array(0.3))
+    d = D.Bernoulli(np.array(0.3))
     np.testing.assert_allclose(d.log_prob(np.array(0.5)).array, 0.5 * np.log(0.3) + 0.5 * np.log(0.7))
     for x in (-1.0, 2.0, np.inf):
         assert d.log_prob(np.array(x)).array == -np.inf

@@ -263,6 +263,7 @@ def test_weights_are_packed_once(at_inference):
 
 
 @needs_onednn
+@pytest.mark.filterwarnings("ignore:SGD.update. config.train is False")
 def test_weights_in_flat_memory(at_inference, passes):
     """They may change at any time, and nothing is kept of them."""
     conv, bn = make()

@@ -10,7 +10,8 @@ from typing import Any
 from dbrdist.core.usage.mistakes import warn
 
 # By the link whose forward makes links: the last one that was made, by line.
-_made: weakref.WeakKeyDictionary[Any, dict[tuple[str, int], weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+_made: weakref.WeakKeyDictionary[Any, dict[tuple[str, int], Any]] = weakref.WeakKeyDictionary()
+_warned = object()  # in place of a link: this line has been warned of
 _CALLS = ("forward", "__call__")
 
 
@@ -28,11 +29,15 @@ def note_maker(link: Any, kind: type) -> None:
         if line is not None and owner is not link and isinstance(owner, kind):
             lines = _made.setdefault(owner, {})
             before = lines.get(line)
+            if before is _warned:
+                return
             if before is not None and before() is None:
                 warn(
                     f"{type(owner).__name__}.{name} makes a new {type(link).__name__} at each call, whose parameters "
                     "are not trained; make it once, in __init__ within init_scope()"
                 )
-            lines[line] = weakref.ref(link)
+                lines[line] = _warned
+            else:
+                lines[line] = weakref.ref(link)
             return
         frame = frame.f_back

@@ -349,7 +349,8 @@ def _check_dataset(dataset: Any) -> None:
         raise TypeError(f"dataset: expected an object with len() and [i], got {kind}{hint}")
     if type(dataset) is tuple and 2 <= len(dataset) <= 4 and all(isinstance(a, np.ndarray) for a in dataset):
         sizes = {len(a) if a.ndim else 0 for a in dataset}
-        if len(sizes) == 1 and max(sizes) > len(dataset):
+        are_alike = len({(a.shape, a.dtype) for a in dataset}) == 1
+        if len(sizes) == 1 and max(sizes) > len(dataset) and not are_alike:
             warn(
                 f"dataset: a tuple of {len(dataset)} arrays is a dataset of {len(dataset)} examples; for examples "
                 "(x, t) write TupleDataset(x, t)"

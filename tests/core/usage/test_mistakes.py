@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import warnings
 
 import numpy as np
@@ -11,6 +13,7 @@ import dbrdist
 import dbrdist.functions as F
 import dbrdist.links as L
 from dbrdist import datasets, initializers, iterators, optimizers
+from dbrdist.core.tape.backprop import called_before_backward
 from dbrdist.core.usage import mistakes
 from dbrdist.errors import UsageWarning
 from dbrdist.training import extensions
@@ -19,6 +22,7 @@ from tests.training.mistaken import (
     IMAGES,
     NET,
     Net,
+    T,
     X,
     outside,
     sgd,
@@ -177,6 +181,51 @@ REFUSED = {
         ValueError,
         "got None: does the dataset",
     ),
+    "one example": (lambda: L.Linear(4, 3)(X[0]), ValueError, r"a single example needs an axis of examples, x\[None\]"),
+    "one example, lazily": (lambda: L.Linear(None, 3)(X[0]), ValueError, r"a single example is x\[None\]"),
+    "sequences": (
+        lambda: L.Linear(4, 3)(X.reshape(5, 4, 4)),
+        ValueError,
+        "n_batch_axes=2 applies the link to",
+    ),
+    "labels as floats": (lambda: F.sigmoid_cross_entropy(X, X), ValueError, r"t.astype\(int\)"),
+    # sizes below their least
+    **{
+        f"{cls.__name__} {name}": (
+            lambda cls=cls, args=args, kwargs=kwargs: cls(*args, **kwargs),
+            ValueError,
+            f"{cls.__name__}: {name}: expected .* or|{cls.__name__}: {name}: expected a number from 0",
+        )
+        for cls, name, args, kwargs in (
+            (L.Linear, "out_size", (4, -3), {}),
+            (L.Convolution2D, "stride", (3, 4, 3), {"stride": 0}),
+            (L.Convolution2D, "pad", (3, 4, 3), {"pad": (1, -1)}),
+            (L.Convolution2D, "ksize", (3, 4, 0), {}),
+            (L.Deconvolution2D, "dilate", (3, 4, 3), {"dilate": 0}),
+            (L.Convolution2D, "groups", (3, 4, 3), {"groups": 0}),
+            (L.NStepLSTM, "n_layers", (0, 4, 3, 0.0), {}),
+            (L.NStepLSTM, "dropout", (1, 4, 3, 1.5), {}),
+            (L.BatchNormalization, "decay", (4, 1.5), {}),
+            (L.BatchNormalization, "eps", (4,), {"eps": -1}),
+            (L.LayerNormalization, "eps", (4, -1), {}),
+            (initializers.Normal, "scale", (-1,), {}),
+        )
+    },
+    "array as a parameter": (lambda: setattr(Net().l1, "W", X), TypeError, r"assign to its array: \.W\.array = "),
+    "no super().__init__": (lambda: sgd(_WithoutInit()), AttributeError, r"call super\(\).__init__\(\) first"),
+    "train as a text": (lambda: setattr(dbrdist.config, "train", "False"), TypeError, "expected True or False"),
+    # data
+    **{
+        f"data: {type(data).__name__}": (lambda data=data: iterators.SerialIterator(data, 2), TypeError, words)
+        for data, words in (
+            ({"x": X, "t": T}, r"got dict; write DictDataset\(\*\*dataset\)"),
+            (zip(X, T), r"got zip; write list\(\.\.\.\)"),
+            ((x for x in X), r"got generator; write list"),
+            (None, "got NoneType"),
+        )
+    },
+    "report without a dictionary": (lambda: dbrdist.report(0.5), TypeError, "expected a dictionary, got float"),
+    "seed of text": (lambda: dbrdist.random.set_seed("a"), TypeError, "set_seed: expected an integer"),
     # optimizers
     "parameters to setup": (
         lambda: optimizers.SGD().setup(NET.params()),
@@ -191,6 +240,11 @@ REFUSED = {
         "the class WeightDecay",
     ),
 }
+
+
+class _WithoutInit(dbrdist.Chain):
+    def __init__(self):
+        self.l = L.Linear(2, 2)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -367,3 +421,275 @@ def test_what_is_right_is_not_refused(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         RIGHT[name]()
+
+
+# ---- what is warned of ----------------------------------------------------------------------------------------------
+
+
+def steps(optimizer, model, num=3, clear=True):
+    for _ in range(num):
+        if clear:
+            model.cleargrads()
+        F.softmax_cross_entropy(model(X), T).backward()
+        optimizer.update()
+
+
+def trained(model, **options):
+    steps(sgd(model), model, **options)
+
+
+def another_target():
+    optimizer = sgd(Net())
+    optimizer.setup(Net())
+
+
+def displaced():
+    model = Net()
+    first, _ = sgd(model), optimizers.Adam().setup(model)
+    steps(first, model, 1)
+
+
+def registered_later():
+    model = Net()
+    optimizer = sgd(model)
+    model.add_link("l3", L.Linear(3, 3))
+    steps(optimizer, model, 1)
+
+
+def frozen_altogether():
+    model = Net()
+    model.disable_update()
+    trained(model, num=1)
+
+
+def in_evaluation():
+    with dbrdist.using_config("train", False):
+        trained(Net())
+
+
+def misspelt(name, value):
+    before = dict(vars(dbrdist.config))
+    try:
+        setattr(dbrdist.config, name, value)
+    finally:
+        if name not in before:
+            delattr(dbrdist.config, name)
+
+
+def set_on(optimizer, name):
+    setattr(optimizer, name, 0.5)
+
+
+class MakesLinks(Net):
+    def forward(self, x):
+        return super().forward(L.Linear(4, 4)(x))
+
+
+def exhausted():
+    iterator = iterators.SerialIterator(DATA, 5, repeat=False)
+    for _ in range(2):
+        for _batch in iterator:
+            pass
+
+
+LABELS = (np.arange(20) % 2).astype(np.int32)
+WARNED = {
+    "no cleargrads": (lambda: trained(Net(), clear=False), "gradients are added to those of the update before"),
+    "training in evaluation mode": (in_evaluation, "config.train is False"),
+    "two targets": (another_target, "the first one is not trained; use one optimizer for each"),
+    "displaced optimizer": (displaced, "another optimizer was set up for all parameters of Net"),
+    "link after setup": (registered_later, "/l3/W, /l3/b came to the target after setup"),
+    "all frozen": (frozen_altogether, "all parameters of Net are frozen"),
+    "softmax twice": (lambda: F.softmax_cross_entropy(F.softmax(NET(X)), T), "got the output of softmax"),
+    "softmax of maps": (
+        lambda: F.softmax_cross_entropy(F.softmax(dbrdist.Variable(IMAGES)), np.zeros((2, 8, 8), int)),
+        "got the output of softmax",
+    ),
+    "sigmoid twice": (lambda: F.sigmoid_cross_entropy(F.sigmoid(NET(X)[:, 0]), LABELS), "got the output of sigmoid"),
+    "sigmoid before focal loss": (
+        lambda: F.sigmoid_focal_loss(F.sigmoid(NET(X)[:, 0]), LABELS),
+        "got the output of sigmoid",
+    ),
+    "sigmoid before a likelihood": (
+        lambda: F.bernoulli_nll(LABELS.astype("f"), F.sigmoid(NET(X)[:, 0])),
+        "got the output of sigmoid",
+    ),
+    "likelihood the other way round": (
+        lambda: F.bernoulli_nll(NET(X)[:, 0], LABELS.astype("f")),
+        r"write bernoulli_nll\(data, scores\)",
+    ),
+    "one class": (lambda: F.softmax_cross_entropy(NET(X)[:, :1], T * 0), "there is one class"),
+    "labels from 1": (lambda: F.accuracy(NET(X), T + 1), "labels such as 3 among 3 classes.*counted from 0"),
+    "ignored labels": (lambda: F.accuracy(NET(X), T - 1), "pass ignore_label=-1"),
+    "best of k": (lambda: F.top_k_accuracy(NET(X), T + 1, 2), "labels such as 3 among 3 classes"),
+    "train misspelt": (lambda: misspelt("trian", False), "config.trian: .*did you mean 'train'"),
+    "Train": (lambda: misspelt("Train", False), "did you mean 'train'"),
+    "using_config without with": (lambda: dbrdist.using_config("train", False), "was not entered.*with using_config"),
+    "no_backprop_mode without with": (dbrdist.no_backprop_mode, "was not entered"),
+    "alpha of SGD": (lambda: set_on(sgd(Net()), "alpha"), "SGD has no hyperparameter 'alpha'.*it has lr"),
+    "learning_rate": (lambda: set_on(optimizers.Adam(), "learning_rate"), "did you mean 'lr'"),
+    "momentum of SGD": (lambda: set_on(sgd(Net()), "momentum"), "write the optimizer MomentumSGD"),
+    "links made in forward": (lambda: trained(MakesLinks()), "MakesLinks.forward makes a new Linear at each call"),
+    "Variable in scope": (lambda: within("W", dbrdist.Variable(X)), "Chain.W: a Variable is not registered"),
+    "no outputs": (lambda: L.Linear(4, 0), "Linear: out_size is 0"),
+    "clipping at 0": (lambda: optimizers.GradientClipping(0), "makes all gradients 0"),
+    "one value per channel": (lambda: L.BatchNormalization(4)(X[:1]), "one value per channel in training"),
+    "loop over an exhausted iterator": (exhausted, r"its epoch is over.*call reset\(\)"),
+    "arrays side by side": (lambda: iterators.SerialIterator((X, T), 2), "a dataset of 2 examples.*TupleDataset"),
+}
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_a_mistake_is_warned_of_once_at_the_users_line(name):
+    program, words = WARNED[name]
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        program()
+    found = [w for w in given if issubclass(w.category, UsageWarning)]
+    assert len(found) == 1, [str(w.message) for w in found]
+    assert found[0].filename.startswith(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
+    assert re.search(words, str(found[0].message))
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_the_warning_can_be_turned_off(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", UsageWarning)
+        WARNED[name][0]()
+
+
+def gan():
+    """Gradients of the discriminator are added to by the generator's loss, and cleared before its next update."""
+    generator, critic = L.Linear(4, 4), L.Linear(4, 1)
+    of_generator, of_critic = sgd(generator), sgd(critic)
+    for _ in range(3):
+        critic.cleargrads()
+        F.sum(critic(X) - critic(generator(X).array)).backward()
+        of_critic.update()
+        generator.cleargrads()
+        F.sum(critic(generator(X))).backward()
+        of_generator.update()
+
+
+def accumulated():
+    model = Net()
+    optimizer = sgd(model)
+    for _ in range(3):
+        model.cleargrads()
+        for part in (X[:10], X[10:]):
+            F.sum(model(part)).backward()
+        optimizer.update()
+
+
+def gradients_by_hand():
+    model = Net()
+    optimizer = sgd(model)
+    for _ in range(3):
+        for p in model.params():
+            p.grad = np.ones_like(p.array)
+        optimizer.update()
+
+
+def zeros_by_hand():
+    model = Net()
+    optimizer = sgd(model)
+    for _ in range(3):
+        for p in model.params():
+            if p.grad is not None:
+                p.grad[...] = 0
+        F.sum(model(X)).backward()
+        optimizer.update()
+
+
+class MakesLinksOnce(Net):
+    def forward(self, x):
+        if not hasattr(self, "made"):
+            self.made = []
+            for _ in range(3):
+                self.made.append(L.Linear(3, 3))
+        return super().forward(x)
+
+
+class OwnOptimizer(optimizers.SGD):
+    def __init__(self):
+        super().__init__(0.1)
+        self.momentum = self.decay = 0.5
+
+
+def alternating():
+    model = Net()
+    optimizer = sgd(model)
+    for _ in range(2):
+        model.l1.disable_update()
+        steps(optimizer, model, 1)
+        model.l1.enable_update()
+        steps(optimizer, model, 1)
+
+
+def frozen_normalization():
+    model = dbrdist.Sequential(L.Linear(4, 8), L.BatchNormalization(8), L.Linear(8, 3))
+    optimizer = sgd(model)
+    for _ in range(3):
+        model.cleargrads()
+        with dbrdist.using_config("train", False):
+            loss = F.softmax_cross_entropy(model(X), T)
+        loss.backward()
+        optimizer.update()
+
+
+@dbrdist.no_backprop_mode()
+def predicted(depth):
+    return NET(X) if depth == 0 else predicted(depth - 1)
+
+
+def own_switch():
+    dbrdist.config.my_own_flag = "on"
+    with dbrdist.using_config("another", 3):
+        pass
+    del dbrdist.config.my_own_flag
+
+
+def loop_after_reset():
+    iterator = iterators.SerialIterator(DATA, 5, repeat=False)
+    for _ in range(2):
+        assert len(list(iterator)) == 4
+        iterator.reset()
+
+
+NOT_WARNED = {
+    "GAN": gan,
+    "gradients of several batches": accumulated,
+    "gradients by hand": gradients_by_hand,
+    "zeros by hand": zeros_by_hand,
+    "links made once in forward": lambda: trained(MakesLinksOnce()),
+    "attributes of an optimizer of one's own": OwnOptimizer,
+    "freezing in turns": alternating,
+    "normalization in evaluation mode": frozen_normalization,
+    "decorated function": lambda: predicted(2),
+    "entries of one's own": own_switch,
+    "classifier around the same network": lambda: sgd(NET).setup(L.Classifier(NET)),
+    "softmax over another axis": lambda: F.softmax_cross_entropy(F.softmax(dbrdist.Variable(X[:3, :3]), axis=0), T[:3]),
+    "log_softmax": lambda: F.softmax_cross_entropy(F.log_softmax(NET(X)), T),
+    "softmax for evaluation": lambda: F.accuracy(F.softmax(NET(X)), T),
+    "ignored label": lambda: F.accuracy(NET(X), T - 1, ignore_label=-1),
+    "a pair of examples": lambda: iterators.SerialIterator((X[0], X[1]), 1),
+    "one image per batch": lambda: L.BatchNormalization(3)(IMAGES[:1]),
+    "loop after reset": loop_after_reset,
+    "weights shared by assignment": lambda: setattr(Net().l1, "W", NET.l1.W),
+    "array beside parameters": lambda: setattr(Net(), "mean", X),
+}
+
+
+@pytest.mark.parametrize("name", NOT_WARNED)
+def test_what_is_right_is_not_warned_of(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        NOT_WARNED[name]()
+
+
+def test_steps_after_the_first_two_are_not_watched():
+    model = Net()
+    optimizer = sgd(model)
+    steps(optimizer, model, 2)
+    assert optimizer._first_updates is None and not called_before_backward
