@@ -15,6 +15,7 @@ from dbrdist.core.array.backend import accumulation_dtype, get_array_module, is_
 from dbrdist.core.tape.call import variable
 from dbrdist.core.tape.checks import expected
 from dbrdist.core.tape.variable import Variable, as_array, as_variable
+from dbrdist.core.usage.mistakes import warn
 from dbrdist.functions.scores import warn_of_other_labels
 from dbrdist.kernels.small_arrays.small import are_classes
 
@@ -39,6 +40,8 @@ def hit_fraction(y: Any, t: Any, ignore_label: int | None = None) -> Any:
         return np.array((y.argmax(1) == t).tobytes().count(1) / t.size, y.dtype)
     ndim, kind = y.ndim, t.dtype.kind
     if ndim > 1 and kind not in "iu" and t.shape == y.shape and is_floating(t.dtype):
+        if y.shape[1] == 1:
+            warn("accuracy: of one output it is always 1; for numbers pass compute_accuracy=False to L.Classifier")
         t = t.argmax(axis=1)
         kind = t.dtype.kind
     if ndim < 2 or kind not in "iu" or t.size * y.shape[1] != y.size:

@@ -88,6 +88,7 @@ def check(x, t, rtol, provider="numpy", **options):
         assert backend.is_channels_last(a.grad)
 
 
+@pytest.mark.filterwarnings("ignore:softmax_cross_entropy. x. there is one class")
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("shape", SHAPES)
 @each(masked=[False, True])

@@ -5,6 +5,7 @@ import pytest
 
 import dbrdist.functions as F
 from dbrdist import kernels
+from dbrdist.core.array import sums
 from dbrdist.core.tape import ops
 from dbrdist.core.tape.elementwise_table import ROWS
 from dbrdist.datasets.loading import convert
@@ -12,6 +13,7 @@ from dbrdist.distributions import Cauchy
 from dbrdist.functions import loss, recompute
 from dbrdist.kernels.reference import numpy_
 from dbrdist.link_hooks.weight import WeightHook
+from dbrdist.links import Linear
 from dbrdist.optimizers import schedules
 
 pytest.importorskip("scipy")
@@ -65,10 +67,33 @@ def weights_in_the_link(monkeypatch):
     monkeypatch.setattr(WeightHook, "stand_ins", planted)
 
 
+def weights_left_out(monkeypatch):
+    monkeypatch.setattr(loss, "_product", lambda xp, weight, logs: logs)
+
+
+def sums_in_a_row(monkeypatch):
+    def one_by_one(x, axis, keepdims):
+        along = axis[0] if axis else 0
+        return np.add.accumulate(x if axis else x.reshape(-1), axis=along, dtype=x.dtype).take(-1, along)
+
+    monkeypatch.setattr(sums, "sum_over", one_by_one)
+
+
+def stores_its_input(monkeypatch):
+    forward = Linear.forward
+
+    def planted(self, x, n_batch_axes=1):
+        self.last = x
+        return forward(self, x, n_batch_axes)
+
+    monkeypatch.setattr(Linear, "forward", planted)
+
+
 FAULTS = {
     "batch": first_type, "elementwise": lost_tails, "remainders": rounded_quotients, "labels": any_label,
     "quantiles": tangent_alone, "pooling": places_in_padding, "forgotten": forgotten_surroundings,
-    "periods": plain_quotients, "threads": weights_in_the_link,
+    "periods": plain_quotients, "threads": weights_in_the_link, "losses": weights_left_out, "sums": sums_in_a_row,
+    "stored": stores_its_input,
 }  # fmt: skip
 
 
@@ -81,7 +106,7 @@ def test_planted_faults_are_found(kind, monkeypatch):
     FAULTS[kind](monkeypatch)
     place = [k.__name__ for k in numerics.KINDS].index(kind)
     with kernels.use("numpy") if kind in ("pooling", "elementwise") else np.errstate(all="ignore"):
-        for number in range(place, 9 * 400, len(numerics.KINDS)):
+        for number in range(place, len(numerics.KINDS) * 400, len(numerics.KINDS)):
             try:
                 numerics.run_case(0, number)
             except Exception:

@@ -243,6 +243,10 @@ class Link(DeviceResident):
         """Call a hook before and after this link's forward."""
         if isinstance(hook, type):
             raise given_a_class(f"{type(self).__name__}.add_hook", hook, "a hook")
+        if not hasattr(hook, "added"):
+            kind = type(hook).__name__
+            hint = "; hooks of optimizers belong to optimizer.add_hook" if hasattr(hook, "timing") else ""
+            raise TypeError(f"{type(self).__name__}.add_hook: expected a LinkHook, got {kind}{hint}")
         name = hook.name if name is None else name
         if name in self.local_link_hooks:
             raise KeyError(f"{type(self).__name__} already has a hook named {name!r}")

@@ -88,6 +88,10 @@ class Parameter(Variable):
         self.initial_device: Device = CpuDevice()
         if isinstance(initializer, type):
             raise given_a_class("Parameter", initializer, "an initializer, a number or an array")
+        if isinstance(initializer, (tuple, str)):
+            hint = f"; write Parameter(shape={initializer!r})" if isinstance(initializer, tuple) else ""
+            kind = type(initializer).__name__
+            raise TypeError(f"Parameter: expected an initializer, a number or an array, got {kind}{hint}")
         self.initializer = initializer
         if is_array(initializer):
             if shape is not None and _as_shape(shape) != initializer.shape:

@@ -396,7 +396,7 @@ class GradientMethod(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # A plan's arrays are not those of a copy.
-        own = {"_parts": [], "_nodes": [], "_watch": None, "_sharding": None}
+        own: dict[str, Any] = {"_parts": [], "_nodes": [], "_watch": None, "_sharding": None}
         return {**self.__dict__, **own, "_first_updates": None, "_params_at_setup": None}
 
 

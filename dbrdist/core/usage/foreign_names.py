@@ -49,6 +49,8 @@ _LINK = {
 _OPTIMIZER = {
     "step": "update()",
     "zero_grad": "cleargrads() of the link",
+    "zero_grads": "cleargrads() of the link",
+    "cleargrads": "cleargrads() of the link",
     "param_groups": "attributes such as optimizer.lr, and p.update_rule.hyperparam for one parameter",
     "add_param_group": "p.update_rule.hyperparam for one parameter",
     "state_dict": "dbrdist.serializers.save_npz(file, optimizer)",
@@ -367,6 +369,8 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "weight": ("class_weight", "W", "initialW"),
     "bias": ("nobias", "b"),
     "affine": ("use_gamma",),
+    "training": ("nothing: dropout and others follow dbrdist.using_config('train', ...)",),
+    "train": ("nothing: dropout and others follow dbrdist.using_config('train', ...)",),
     "p": ("ratio", "dropout", "dropout_ratio", "rate"),
     "dropout": ("dropout", "dropout_ratio", "ratio"),
     "dim": ("axis",),

@@ -5,6 +5,10 @@ A program of Chainer's time, run by ``dbrdist.compat``, may do what Chainer acce
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.user_line import warn_user
 from dbrdist.errors import UsageWarning
@@ -20,6 +24,15 @@ def refuse(error: Exception) -> None:
     if not as_chainer[0]:
         raise error
     warn(f"{error} (accepted, as Chainer did)")
+
+
+def warn_of_arrays(arrays: Any, where: str, ours: str) -> None:
+    """Warn of a few arrays side by side, such as (x, t), where examples are meant."""
+    if not 2 <= len(arrays) <= 4 or not all(isinstance(a, np.ndarray) and a.ndim for a in arrays):
+        return
+    sizes, kinds = {len(a) for a in arrays}, {(a.shape, a.dtype) for a in arrays}
+    if len(sizes) == 1 and max(sizes) > len(arrays) and len(kinds) > 1:  # examples of one dataset are alike
+        warn(f"{where}: {len(arrays)} arrays side by side are {len(arrays)} examples; write {ours}")
 
 
 def given_a_class(where: str, value: type, what: str) -> TypeError:

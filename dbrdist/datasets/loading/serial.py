@@ -11,7 +11,7 @@ from dbrdist.core.array.backend import Array
 from dbrdist.core.array.random import next_iterator_seed
 from dbrdist.core.names.constructors import explain_constructors
 from dbrdist.core.usage.foreign_names import add_hints
-from dbrdist.core.usage.mistakes import given_a_class, warn
+from dbrdist.core.usage.mistakes import given_a_class, warn, warn_of_arrays
 from dbrdist.datasets.loading.base import Batch, block_bounds, get_batch, join
 from dbrdist.datasets.loading.convert import concat_examples
 from dbrdist.datasets.loading.order import LAST, Plan, ShuffleOrderSampler, State, Step
@@ -316,7 +316,7 @@ def _check_arguments(
         raise ValueError(f"expected 0 <= rank < size, got rank={rank} and size={size}")
     if batch_size < 1:
         raise ValueError(f"expected a batch size of at least 1, got {batch_size}")
-    _check_dataset(dataset)
+    _check_dataset(dataset, repeat=repeat, shuffle=shuffle)
     n = len(dataset)
     if n == 0 and repeat:
         raise ValueError(
@@ -336,7 +336,7 @@ def _check_arguments(
         raise ValueError(f"expected a full batch with last='drop', got {n} examples for batches of {batch_size}")
 
 
-def _check_dataset(dataset: Any) -> None:
+def _check_dataset(dataset: Any, **switches: Any) -> None:
     """Refuse what has no examples by number, and warn of arrays side by side, which are no examples."""
     if isinstance(dataset, type):
         raise given_a_class("dataset", dataset, "a dataset")
@@ -347,14 +347,11 @@ def _check_dataset(dataset: Any) -> None:
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         hint = "; write list(...)" if hasattr(dataset, "__next__") else ""
         raise TypeError(f"dataset: expected an object with len() and [i], got {kind}{hint}")
-    if type(dataset) is tuple and 2 <= len(dataset) <= 4 and all(isinstance(a, np.ndarray) for a in dataset):
-        sizes = {len(a) if a.ndim else 0 for a in dataset}
-        are_alike = len({(a.shape, a.dtype) for a in dataset}) == 1
-        if len(sizes) == 1 and max(sizes) > len(dataset) and not are_alike:
-            warn(
-                f"dataset: a tuple of {len(dataset)} arrays is a dataset of {len(dataset)} examples; for examples "
-                "(x, t) write TupleDataset(x, t)"
-            )
+    if type(dataset) is tuple:
+        warn_of_arrays(dataset, "dataset", "TupleDataset(x, t) for examples (x, t)")
+    for name, value in switches.items():
+        if isinstance(value, str):
+            raise TypeError(f"{name}: expected True or False, got the text {value!r}")
 
 
 def check_workers(virtual_workers: int, size: int, batch_size: int) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from dbrdist.core.array.backend import Array, is_array
 from dbrdist.core.array.chainer_mode import as_chainer
 from dbrdist.core.array.random import generator
+from dbrdist.core.usage.mistakes import warn_of_arrays
 from dbrdist.datasets.image.transforms import at_epoch, transform_batch
 from dbrdist.datasets.loading.base import Batch, DatasetMixin, example_at, is_row_major, read_examples, take
 
@@ -26,6 +27,8 @@ class TupleDataset:
     """Datasets of one length beside each other: example ``i`` is the tuple of their examples ``i``."""
 
     def __init__(self, *datasets: Any) -> None:
+        if len(datasets) == 1 and isinstance(datasets[0], (list, tuple)):
+            warn_of_arrays(datasets[0], "TupleDataset", "TupleDataset(*arrays)")
         _check_lengths([(str(k), d) for k, d in enumerate(datasets)], "TupleDataset")
         self._datasets = datasets
         self._length = len(datasets[0])
@@ -125,6 +128,9 @@ class TransformDataset(DatasetMixin):
     """
 
     def __init__(self, dataset: Any, transform: Callable[[Any], Any]) -> None:
+        if not callable(transform):
+            kind = type(transform).__name__
+            raise TypeError(f"TransformDataset: transform: expected a function of an example, got {kind}")
         self._dataset = dataset
         self._transform = transform
 

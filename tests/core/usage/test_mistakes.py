@@ -224,6 +224,15 @@ REFUSED = {
             (None, "got NoneType"),
         )
     },
+    "text as repeat": (
+        lambda: iterators.SerialIterator(DATA, 2, repeat="False"),
+        TypeError,
+        "repeat: expected True or",
+    ),
+    "data as transform": (lambda: datasets.TransformDataset(len, DATA), TypeError, "transform: expected a function"),
+    "shape as initializer": (lambda: dbrdist.Parameter((3, 4)), TypeError, r"write Parameter\(shape=\(3, 4\)\)"),
+    "hook of optimizers": (lambda: Net().add_hook(optimizers.WeightDecay(0.1)), TypeError, "optimizer.add_hook"),
+    "train of dropout": (lambda: F.dropout(X, train=False), TypeError, "using_config"),
     "report without a dictionary": (lambda: dbrdist.report(0.5), TypeError, "expected a dictionary, got float"),
     "seed of text": (lambda: dbrdist.random.set_seed("a"), TypeError, "set_seed: expected an integer"),
     # optimizers
@@ -535,7 +544,12 @@ WARNED = {
     "clipping at 0": (lambda: optimizers.GradientClipping(0), "makes all gradients 0"),
     "one value per channel": (lambda: L.BatchNormalization(4)(X[:1]), "one value per channel in training"),
     "loop over an exhausted iterator": (exhausted, r"its epoch is over.*call reset\(\)"),
-    "arrays side by side": (lambda: iterators.SerialIterator((X, T), 2), "a dataset of 2 examples.*TupleDataset"),
+    "arrays in a list": (lambda: datasets.TupleDataset([X, T]), r"write TupleDataset\(\*arrays\)"),
+    "accuracy of one output": (lambda: F.accuracy(X[:, :1], X[:, :1]), "of one output it is always 1"),
+    "arrays side by side": (
+        lambda: iterators.SerialIterator((X, T), 2),
+        "dataset: 2 arrays side by side are 2 examples.*TupleDataset",
+    ),
 }
 
 
