@@ -99,7 +99,7 @@ def _at_least(least: int, limit: Limit) -> Limit:
     return dataclasses.replace(limit, words=words, words_of_type=limit.words, ge=least)
 
 
-# What arguments of these names mean wherever they are: their kind is that of the annotation.
+# What arguments of these names mean in the constructors of links: their kind is that of the annotation.
 _LEAST = {
     **dict.fromkeys(
         ("in_size", "out_size", "in_channels", "out_channels", "size", "n_units", "n_inputs", "n_hidden", "left_size",
@@ -175,7 +175,7 @@ def limits_of(function: Callable[..., Any]) -> tuple[Declared, ...]:
 
 def _declared(name: str, annotation: Any, function: Any) -> tuple[Limit | None, str]:
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    if (text, name) in _BY_NAME:
+    if (text, name) in _BY_NAME and function.__module__.startswith("dbrdist.links."):
         return _BY_NAME[text, name], ""
     if text in _BY_ANNOTATION:
         return _BY_ANNOTATION[text], ""

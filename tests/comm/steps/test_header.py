@@ -176,6 +176,7 @@ def test_small_gradients_are_known_until_something_changes(monkeypatch):
     assert [name for name, _ in steps.late] == ["/more"] and not steps.is_small()
 
 
+@pytest.mark.filterwarnings("ignore:MomentumSGD.setup. the target was")
 def test_a_plan_holds_until_the_forward_pass_changes_something():
     steps, optimizer, model = steps_of_one()
     assert not steps.is_current(model)

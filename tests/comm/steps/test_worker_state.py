@@ -8,7 +8,7 @@ from dbrdist.links import Linear
 
 def test_statistics_of_a_network_are_one_vector():
     """Arrays and numbers, each in its own type and shape; what is no number stays as it is."""
-    link = Linear(2, 1)
+    link = Linear(2, 1, nobias=True)
     values = {"a": np.arange(6, dtype="f4").reshape(2, 3), "b": np.array([1, 2]), "c": 3, "d": 0.5, "e": np.int8(4),
               "f": True, "g": "text", "h": np.array([True]), "i": np.array(["x"]), "j": np.float32(2.5)}  # fmt: skip
     for name, value in values.items():
