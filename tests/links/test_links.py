@@ -20,7 +20,10 @@ def ones(*shape, dtype=np.float32):
 
 REFUSED = {
     "MultiHeadAttention: n_heads: expected a divisor of n_units=4": [
-        lambda: L.MultiHeadAttention(4, 0), lambda: L.MultiHeadAttention(4, 3)],
+        lambda: L.MultiHeadAttention(4, 3)],
+    "MultiHeadAttention: n_heads: expected an integer of 1 or more, got 0": [lambda: L.MultiHeadAttention(4, 0)],
+    "DecorrelatedBatchNormalization: groups: expected an integer of 1 or more, got 0": [
+        lambda: L.DecorrelatedBatchNormalization(4, 0)],
     "Maxout: initialW: expected shape (2, 3, 4)": [
         lambda: L.Maxout(4, 2, 3, initialW=ones(2, 3, 5)), lambda: L.Maxout(4, 2, 3, initialW=ones(2, 3)),
         lambda: L.Maxout(4, 2, 3, initialW=ones(3, 2, 4))],
@@ -47,7 +50,7 @@ REFUSED = {
     "LocalConvolution2D: in_size: expected at least the window (2, 2)": [
         lambda: L.LocalConvolution2D(1, 1, (1, 2), 2), lambda: L.LocalConvolution2D(1, 1, (2, 1), 2)],
     "DecorrelatedBatchNormalization: groups: expected a divisor of size=4": [
-        lambda: L.DecorrelatedBatchNormalization(4, 0), lambda: L.DecorrelatedBatchNormalization(4, 3)],
+        lambda: L.DecorrelatedBatchNormalization(4, 3)],
     "LSTM: c: expected a state (N, U), got None": [lambda: L.LSTM(2, 3).set_state(None, ones(1, 3))],
     "LSTM: h: expected a state (N, U), got None": [lambda: L.LSTM(2, 3).set_state(ones(1, 3), None)],
     "NaryTreeLSTM: n_ary: expected at least 1, got 0": [lambda: L.NaryTreeLSTM(2, 3, 0)],
