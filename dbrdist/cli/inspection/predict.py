@@ -48,7 +48,11 @@ def predict(config: Config, origin: Origin, run_dir: str, paths: Sequence[str]) 
         except ValueError as error:
             problems.append(f"dbrdist-train: {name}: {error}")
         else:
-            yield f"{name}: {_likeliest(np.asarray(scores.array[0], np.float64), classes)}"
+            found = np.asarray(scores.array[0], np.float64)
+            if np.isfinite(found).all():
+                yield f"{name}: {_likeliest(found, classes)}"
+            else:
+                problems.append(f"dbrdist-train: {name}: the network gives scores that are not finite: {path}")
     if problems:
         raise ConfigError("\n".join(problems))
 

@@ -95,3 +95,17 @@ def test_a_prediction_mirrors_where_evaluations_do(run):
         net = dbrdist.load("result")
         scores = np.asarray((net(x).array + net(np.ascontiguousarray(x[..., ::-1])).array)[0] / 2, np.float64)
     assert left == predict._likeliest(scores, ["cat", "dog", "owl"])
+
+
+@pytest.mark.slow
+def test_scores_that_are_not_finite_name_no_class(run):
+    photographs("photos")
+    assert run("run.yaml", *PHOTOS, "batch=8", "iterations=1")[0] == 0
+    path = "result/snapshot_iter_1"
+    with np.load(path) as saved:
+        entries = dict(saved)
+    entries["updater/model:main/predictor/2/b"][:] = np.nan
+    with open(path, "wb") as file:
+        np.savez(file, **entries)
+    code, out, err = run("--predict", "result", "photos/test/cat/0.png")
+    assert code == 2 and out == "" and "photos/test/cat/0.png: the network gives scores that are not finite" in err
