@@ -244,9 +244,12 @@ def test_weights_of_other_classes_are_warned_of(run, folder):
 )
 def test_what_makes_weights_give_other_outputs_is_named(theirs):
     saved, own, words = theirs
-    found = list(weights._other_outputs({"callable": "m:N", "args": saved}, {"callable": "m:N", "args": own}, False))
+    ours = {"callable": "dbrdist.models:ResNet50", "args": own}
+    found = list(weights._other_outputs({**ours, "args": saved}, ours, False))
     assert ([words in sentence for sentence in found] == [True]) if words else not found
-    assert not list(weights._other_outputs({"callable": "m:M", "args": saved}, {"callable": "m:N", "args": own}, False))
+    assert not list(weights._other_outputs({"callable": "dbrdist.models:ResNet18", "args": saved}, ours, False))
+    mine = {"callable": "m:N", "args": own}
+    assert not list(weights._other_outputs({**mine, "args": saved}, mine, False))
 
 
 @pytest.mark.slow
