@@ -86,12 +86,22 @@ def _axis_of(function: str, x: Any, axis: int) -> int:
 
 
 def softmax(x: Any, axis: int = 1) -> Any:
-    """y = exp(x) / sum exp(x) along an axis, without overflow; the result sums to one along it."""
+    """y = exp(x) / sum exp(x) along an axis, without overflow; the result sums to one along it.
+
+    Args:
+        x: scores, of a floating type.
+        axis: axis of the classes; default 1.
+    """
     return Softmax(_axis_of("softmax", x, axis)).apply((x,))[0]
 
 
 def log_softmax(x: Any, axis: int = 1) -> Any:
-    """y = x - ln sum exp(x) along an axis: the logarithm of :func:`softmax`, accurate where that is near zero."""
+    """y = x - ln sum exp(x) along an axis: the logarithm of :func:`softmax`, accurate where that is near zero.
+
+    Args:
+        x: scores, of a floating type.
+        axis: axis of the classes; default 1.
+    """
     return LogSoftmax(_axis_of("log_softmax", x, axis)).apply((x,))[0]
 
 
@@ -181,7 +191,12 @@ def _elu_slope(x: Any, alpha: float) -> Any:
 
 
 def prelu(x: Any, W: Any) -> Any:
-    """x where x >= 0, else W x; the axes of W are those of x from 1 on (He et al. 2015)."""
+    """x where x >= 0, else W x; the axes of W are those of x from 1 on (He et al. 2015).
+
+    Args:
+        x: array or Variable of a floating type.
+        W: slopes for x < 0; their axes are those of x from 1 on.
+    """
     x, W = together("prelu", x=x, W=W)
     stop = 1 + len(W.shape)
     if x.shape[1:stop] != tuple(W.shape):
@@ -294,6 +309,10 @@ def gelu(x: Any, approximate: str = "none") -> Any:
 
     ``approximate='tanh'`` takes x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 for it, which networks published
     with that formula need; ``'none'`` is exact, and faster where SciPy is installed.
+
+    Args:
+        x: array or Variable of a floating type, any shape.
+        approximate: 'none' for the exact function, 'tanh' for the approximation; default 'none'.
     """
     one_of("gelu", "approximate", ("none", "tanh"), approximate)
     return (_gelu_by_tanh if approximate == "tanh" else _gelu).row.applied((x,))
@@ -330,13 +349,24 @@ class CReLU(FunctionNode):
 
 
 def crelu(x: Any, axis: int = 1) -> Any:
-    """relu(x) and relu(-x) one after another along an axis (Shang et al. 2016)."""
+    """relu(x) and relu(-x) one after another along an axis (Shang et al. 2016).
+
+    Args:
+        x: array or Variable of a floating type.
+        axis: axis along which both halves are concatenated; default 1.
+    """
     floating("crelu", x=x)
     return CReLU(_axis_of("crelu", x, axis)).apply((x,))[0]
 
 
 def maxout(x: Any, pool_size: int, axis: int = 1) -> Any:
-    """The maximum of each ``pool_size`` neighbours along an axis (Goodfellow et al. 2013)."""
+    """The maximum of each ``pool_size`` neighbours along an axis (Goodfellow et al. 2013).
+
+    Args:
+        x: array or Variable of a floating type.
+        pool_size: number of neighbours, a divisor of the length of the axis.
+        axis: axis of the neighbours; default 1.
+    """
     floating("maxout", x=x)
     x = as_variable(x)
     axis = _axis_of("maxout", x, axis)

@@ -43,7 +43,12 @@ def _axis(function: str, ndim: int, axis: int, name: str = "axis") -> int:
 
 
 def reshape(x: Any, shape: Any) -> Any:
-    """The same elements in another shape; one length may be -1."""
+    """The same elements in another shape; one length may be -1.
+
+    Args:
+        x: array or Variable.
+        shape: shape of the result.
+    """
     x = as_variable(x)
     shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     try:
@@ -53,7 +58,12 @@ def reshape(x: Any, shape: Any) -> Any:
 
 
 def transpose(x: Any, axes: tuple[int, ...] | None = None) -> Any:
-    """The axes permuted, or reversed where None."""
+    """The axes permuted, or reversed where None.
+
+    Args:
+        x: array or Variable.
+        axes: the axes of x in their new order; None reverses them.
+    """
     x = as_variable(x)
     if axes is not None:
         axes = tuple(axes)
@@ -63,7 +73,13 @@ def transpose(x: Any, axes: tuple[int, ...] | None = None) -> Any:
 
 
 def swapaxes(x: Any, axis1: int, axis2: int) -> Any:
-    """Two axes exchanged."""
+    """Two axes exchanged.
+
+    Args:
+        x: array or Variable.
+        axis1: an axis.
+        axis2: the axis that takes its place.
+    """
     x = as_variable(x)
     order = list(range(x.ndim))
     i, j = _axis("swapaxes", x.ndim, axis1, "axis1"), _axis("swapaxes", x.ndim, axis2, "axis2")
@@ -72,7 +88,13 @@ def swapaxes(x: Any, axis1: int, axis2: int) -> Any:
 
 
 def moveaxis(x: Any, source: Any, destination: Any) -> Any:
-    """Axes moved to other positions, the others in their order."""
+    """Axes moved to other positions, the others in their order.
+
+    Args:
+        x: array or Variable.
+        source: axis or tuple of axes to move.
+        destination: where each of them goes.
+    """
     x = as_variable(x)
     places = [axes if isinstance(axes, (tuple, list)) else (axes,) for axes in (source, destination)]
     sources = [_axis("moveaxis", x.ndim, a, "source") for a in places[0]]
@@ -86,7 +108,13 @@ def moveaxis(x: Any, source: Any, destination: Any) -> Any:
 
 
 def rollaxis(x: Any, axis: int, start: int = 0) -> Any:
-    """One axis moved in front of axis ``start``."""
+    """One axis moved in front of axis ``start``.
+
+    Args:
+        x: array or Variable.
+        axis: axis to move.
+        start: axis before which it goes; default 0.
+    """
     x = as_variable(x)
     axis = _axis("rollaxis", x.ndim, axis)
     if not -x.ndim <= start <= x.ndim:
@@ -96,14 +124,24 @@ def rollaxis(x: Any, axis: int, start: int = 0) -> Any:
 
 
 def expand_dims(x: Any, axis: int) -> Any:
-    """A new axis of length one at ``axis``."""
+    """A new axis of length one at ``axis``.
+
+    Args:
+        x: array or Variable.
+        axis: position of the new axis of length 1.
+    """
     x = as_variable(x)
     axis = _axis("expand_dims", x.ndim + 1, axis)
     return ops.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:]))
 
 
 def squeeze(x: Any, axis: Any = None) -> Any:
-    """Without the axes of length one: all, or those given."""
+    """Without the axes of length one: all, or those given.
+
+    Args:
+        x: array or Variable.
+        axis: axis or tuple of axes of length 1 to remove; None for all of them.
+    """
     x = as_variable(x)
     if axis is None:
         axes = [i for i, n in enumerate(x.shape) if n == 1]
@@ -115,13 +153,21 @@ def squeeze(x: Any, axis: Any = None) -> Any:
 
 
 def flatten(x: Any) -> Any:
-    """All elements in one axis."""
+    """All elements in one axis.
+
+    Args:
+        x: array or Variable of any shape.
+    """
     x = as_variable(x)
     return ops.reshape(x, (x.size,))
 
 
 def broadcast(*args: Any) -> tuple[Any, ...]:
-    """The arguments repeated to their common shape."""
+    """The arguments repeated to their common shape.
+
+    Args:
+        args: arrays or Variables that broadcast.
+    """
     xs = tuple(as_variable(x) for x in args)
     try:
         shape = np.broadcast_shapes(*(x.shape for x in xs))
@@ -131,7 +177,12 @@ def broadcast(*args: Any) -> tuple[Any, ...]:
 
 
 def broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
-    """x repeated to a larger shape, without copying."""
+    """x repeated to a larger shape, without copying.
+
+    Args:
+        x: array or Variable.
+        shape: shape of the result.
+    """
     x = as_variable(x)
     shape = tuple(shape)
     lead = len(shape) - x.ndim
@@ -141,7 +192,12 @@ def broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def sum_to(x: Any, shape: tuple[int, ...]) -> Any:
-    """x summed to a smaller shape, from which it could have been broadcast."""
+    """x summed to a smaller shape, from which it could have been broadcast.
+
+    Args:
+        x: array or Variable.
+        shape: shape of the result.
+    """
     x = as_variable(x)
     shape = tuple(shape)
     lead = x.ndim - len(shape)
@@ -154,7 +210,12 @@ def sum_to(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def concat(xs: Sequence[Any], axis: int = 1) -> Any:
-    """The arrays one after another along an axis; the other axes agree."""
+    """The arrays one after another along an axis; the other axes agree.
+
+    Args:
+        xs: arrays or Variables whose other axes are equal.
+        axis: axis along which they are joined; default 1.
+    """
     xs = tuple(as_variable(x) for x in matched(tuple(xs)))
     if not xs:
         raise expected("concat", "xs", "at least one array", "none")
@@ -167,7 +228,12 @@ def concat(xs: Sequence[Any], axis: int = 1) -> Any:
 
 
 def stack(xs: Sequence[Any], axis: int = 0) -> Any:
-    """Arrays of one shape along a new axis."""
+    """Arrays of one shape along a new axis.
+
+    Args:
+        xs: arrays or Variables of one shape.
+        axis: position of the new axis; default 0.
+    """
     xs = tuple(as_variable(x) for x in matched(tuple(xs)))
     if not xs:
         raise expected("stack", "xs", "at least one array", "none")
@@ -179,19 +245,31 @@ def stack(xs: Sequence[Any], axis: int = 0) -> Any:
 
 
 def vstack(xs: Sequence[Any]) -> Any:
-    """Concatenated along the first axis; vectors count as rows."""
+    """Concatenated along the first axis; vectors count as rows.
+
+    Args:
+        xs: arrays or Variables.
+    """
     xs = [as_variable(x) for x in matched(tuple(xs))]
     return concat([reshape(x, (1, -1)) if x.ndim < 2 else x for x in xs], axis=0)
 
 
 def hstack(xs: Sequence[Any]) -> Any:
-    """Concatenated along the second axis; vectors along their only one."""
+    """Concatenated along the second axis; vectors along their only one.
+
+    Args:
+        xs: arrays or Variables.
+    """
     xs = [reshape(x, (1,)) if x.ndim == 0 else x for x in map(as_variable, matched(tuple(xs)))]
     return concat(xs, axis=0 if xs and xs[0].ndim == 1 else 1)
 
 
 def dstack(xs: Sequence[Any]) -> Any:
-    """Concatenated along the third axis; (N,) counts as (1, N, 1) and (M, N) as (M, N, 1)."""
+    """Concatenated along the third axis; (N,) counts as (1, N, 1) and (M, N) as (M, N, 1).
+
+    Args:
+        xs: arrays or Variables.
+    """
     return concat([_with_depth(as_variable(x)) for x in matched(tuple(xs))], axis=2)
 
 
@@ -249,7 +327,12 @@ def split_axis(x: Any, indices_or_sections: Any, axis: int, force_tuple: bool = 
 
 
 def separate(x: Any, axis: int = 0) -> Any:
-    """The slices along an axis, without it, as a tuple."""
+    """The slices along an axis, without it, as a tuple.
+
+    Args:
+        x: array or Variable.
+        axis: axis that is taken apart; default 0.
+    """
     x = as_variable(x)
     axis = _axis("separate", x.ndim, axis)
     shape = x.shape[:axis] + x.shape[axis + 1 :]
@@ -260,12 +343,22 @@ def separate(x: Any, axis: int = 0) -> Any:
 
 
 def get_item(x: Any, slices: Any) -> Any:
-    """x[slices], with numbers, slices, None, Ellipsis and integer or boolean arrays."""
+    """x[slices], with numbers, slices, None, Ellipsis and integer or boolean arrays.
+
+    Args:
+        x: array or Variable.
+        slices: numbers, slices, None, Ellipsis, and arrays of integers or booleans, as in NumPy.
+    """
     return ops.getitem(as_variable(x), slices)
 
 
 def select_item(x: Any, t: Any) -> Any:
-    """x[n, t_n] for each row n; x (N, K), t (N,) integers."""
+    """x[n, t_n] for each row n; x (N, K), t (N,) integers.
+
+    Args:
+        x: scores (N, K).
+        t: integers (N,), from 0 to K - 1.
+    """
     x, t = as_variable(x), as_array(t)
     if x.ndim != 2 or t.shape != x.shape[:1] or t.dtype.kind not in "iu":
         raise expected("select_item", "t", f"integers of shape {x.shape[:1]} for x of shape (N, K)", t)
@@ -289,7 +382,14 @@ class Permutation(FunctionNode):
 
 
 def permutate(x: Any, indices: Any, axis: int = 0, inv: bool = False) -> Any:
-    """Slices along an axis in the order of ``indices``; ``inv`` undoes that."""
+    """Slices along an axis in the order of ``indices``; ``inv`` undoes that.
+
+    Args:
+        x: array or Variable.
+        indices: integers (n,): the old positions in their new order.
+        axis: the axis, of length n; default 0.
+        inv: undo the permutation instead; default False.
+    """
     x, indices = as_variable(x), as_array(indices)
     axis = _axis("permutate", x.ndim, axis)
     n = x.shape[axis]
@@ -306,19 +406,32 @@ def permutate(x: Any, indices: Any, axis: int = 0, inv: bool = False) -> Any:
 
 
 def flip(x: Any, axis: int) -> Any:
-    """The order of elements reversed along an axis."""
+    """The order of elements reversed along an axis.
+
+    Args:
+        x: array or Variable.
+        axis: axis to reverse.
+    """
     x = as_variable(x)
     axis = _axis("flip", x.ndim, axis)
     return ops.getitem(x, (*(slice(None),) * axis, slice(None, None, -1)))
 
 
 def flipud(a: Any) -> Any:
-    """The order of rows (axis 0) reversed."""
+    """The order of rows (axis 0) reversed.
+
+    Args:
+        a: array or Variable with that axis.
+    """
     return flip(a, 0)
 
 
 def fliplr(a: Any) -> Any:
-    """The order of columns (axis 1) reversed."""
+    """The order of columns (axis 1) reversed.
+
+    Args:
+        a: array or Variable with that axis.
+    """
     return flip(a, 1)
 
 
@@ -367,7 +480,14 @@ class OntoDiagonal(FunctionNode):
 
 
 def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
-    """The diagonal over two axes, which it replaces by one axis at the end; ``offset`` counts columns to the right."""
+    """The diagonal over two axes, which it replaces by one axis at the end; ``offset`` counts columns to the right.
+
+    Args:
+        x: array or Variable with at least two axes.
+        offset: columns to the right of the main diagonal, negative for the left; default 0.
+        axis1: axis of the rows; default 0.
+        axis2: axis of the columns; default 1.
+    """
     x = as_variable(x)
     if x.ndim < 2:
         raise expected("diagonal", "x", "at least 2 axes", x)
@@ -378,7 +498,13 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
 
 
 def where(condition: Any, x: Any, y: Any) -> Any:
-    """x where ``condition`` (bool) holds, else y, with broadcasting; the condition gets no gradient."""
+    """x where ``condition`` (bool) holds, else y, with broadcasting; the condition gets no gradient.
+
+    Args:
+        condition: booleans, which broadcast with x and y.
+        x: values where the condition holds.
+        y: values elsewhere.
+    """
     condition = as_array(condition)
     if isinstance(condition, np.bool_):  # what NumPy's comparisons make of arrays without axes
         condition = np.asarray(condition)
@@ -389,7 +515,13 @@ def where(condition: Any, x: Any, y: Any) -> Any:
 
 
 def scatter_add(a: Any, slices: Any, b: Any) -> Any:
-    """a with b added at ``slices``; repeated indices add up."""
+    """a with b added at ``slices``; repeated indices add up.
+
+    Args:
+        a: array or Variable.
+        slices: numbers, slices or arrays of integers, as in NumPy.
+        b: values to add, which broadcast to a[slices].
+    """
     a, b = together("scatter_add", "number", a=a, b=b)
     slices = as_array(slices)
     target = empty(a.shape, bool, a.array)[slices].shape  # on the device, where slices may lie
@@ -421,7 +553,12 @@ def repeat(x: Any, repeats: Any, axis: int | None = None) -> Any:
 
 
 def tile(x: Any, reps: Any) -> Any:
-    """The whole array repeated, a number of times along each axis, the last first."""
+    """The whole array repeated, a number of times along each axis, the last first.
+
+    Args:
+        x: array or Variable.
+        reps: number of repetitions, or one for each axis, the last first.
+    """
     x = as_variable(x)
     reps = (reps,) if isinstance(reps, (int, np.integer)) else tuple(reps)
     if any(r < 0 for r in reps):
@@ -478,7 +615,12 @@ def pad(x: Any, pad_width: Any, mode: str, **keywords: Any) -> Any:
 
 
 def cast(x: Any, typ: Any) -> Any:
-    """x in another floating-point type; x itself if it has that type."""
+    """x in another floating-point type; x itself if it has that type.
+
+    Args:
+        x: array or Variable of a floating type.
+        typ: the new type, a name or a NumPy dtype.
+    """
     return ops.cast(as_variable(x), as_dtype(typ))
 
 
@@ -500,11 +642,20 @@ class Copy(FunctionNode):
 
 
 def copy(x: Any, dst: Any) -> Any:
-    """A copy of x on device ``dst``: a Device, its name, or a GPU's number (-1: host)."""
+    """A copy of x on device ``dst``: a Device, its name, or a GPU's number (-1: host).
+
+    Args:
+        x: array or Variable.
+        dst: the device: a Device, its name, or the number of a GPU, -1 for the host.
+    """
     return Copy(get_device(dst)).apply((x,))[0]
 
 
 def identity(*inputs: Any) -> Any:
-    """The inputs as they are."""
+    """The inputs as they are.
+
+    Args:
+        inputs: arrays or Variables.
+    """
     outputs = tuple(as_variable(x) for x in inputs)
     return outputs[0] if len(outputs) == 1 else outputs

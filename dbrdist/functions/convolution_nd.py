@@ -74,6 +74,16 @@ def convolution_nd(
     """Convolution over all axes of x after the second; as :func:`convolution_2d` over two.
 
     x (N, C, ...), W (O, C/groups, ...), b (O,); ``stride``, ``pad`` and ``dilate``: a number, or one for each axis.
+
+    Args:
+        x: array or Variable of a floating type (N, C, ...).
+        W: filters (O, C/groups, ...).
+        b: bias (O,), or None.
+        stride: step of the window, a number or one for each axis; default 1.
+        pad: zeros added on both sides, a number or one for each axis; default 0.
+        cover_all: let the last window reach beyond the input, so that every element is covered; default False.
+        dilate: distance between elements of a window; default 1.
+        groups: number of groups into which channels are split; default 1.
     """
     return _convolution("convolution_nd", None, x, W, b, stride, pad, cover_all, dilate, groups)
 
@@ -82,7 +92,18 @@ def convolution_1d(
     x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, cover_all: bool = False, dilate: Any = 1,
     groups: int = 1,
 ) -> Any:  # fmt: skip
-    """Convolution over one axis: x (N, C, L), W (O, C/groups, k), b (O,); see :func:`convolution_nd`."""
+    """Convolution over one axis: x (N, C, L), W (O, C/groups, k), b (O,); see :func:`convolution_nd`.
+
+    Args:
+        x: array or Variable of a floating type (N, C, ...).
+        W: filters (O, C/groups, ...).
+        b: bias (O,), or None.
+        stride: step of the window, a number or one for each axis; default 1.
+        pad: zeros added on both sides, a number or one for each axis; default 0.
+        cover_all: let the last window reach beyond the input, so that every element is covered; default False.
+        dilate: distance between elements of a window; default 1.
+        groups: number of groups into which channels are split; default 1.
+    """
     return _convolution("convolution_1d", 1, x, W, b, stride, pad, cover_all, dilate, groups)
 
 
@@ -90,7 +111,18 @@ def convolution_3d(
     x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, cover_all: bool = False, dilate: Any = 1,
     groups: int = 1,
 ) -> Any:  # fmt: skip
-    """Convolution over three axes: x (N, C, D, H, W), W (O, C/groups, kd, kh, kw); see :func:`convolution_nd`."""
+    """Convolution over three axes: x (N, C, D, H, W), W (O, C/groups, kd, kh, kw); see :func:`convolution_nd`.
+
+    Args:
+        x: array or Variable of a floating type (N, C, ...).
+        W: filters (O, C/groups, ...).
+        b: bias (O,), or None.
+        stride: step of the window, a number or one for each axis; default 1.
+        pad: zeros added on both sides, a number or one for each axis; default 0.
+        cover_all: let the last window reach beyond the input, so that every element is covered; default False.
+        dilate: distance between elements of a window; default 1.
+        groups: number of groups into which channels are split; default 1.
+    """
     return _convolution("convolution_3d", 3, x, W, b, stride, pad, cover_all, dilate, groups)
 
 
@@ -155,6 +187,16 @@ def deconvolution_nd(
 
     x (N, C, ...), W (C, O/groups, ...), b (O,); ``outsize``: the sizes of the result, of which several have the same
     convolution; None for the smallest.
+
+    Args:
+        x: array or Variable of a floating type (N, C, ...).
+        W: filters (C, O/groups, ...).
+        b: bias (O,), or None.
+        stride: step of the window, a number or one for each axis; default 1.
+        pad: zeros added on both sides, a number or one for each axis; default 0.
+        outsize: sizes of the output; None for the smallest that fit.
+        dilate: distance between elements of a window; default 1.
+        groups: number of groups into which channels are split; default 1.
     """
     return _deconvolution("deconvolution_nd", None, x, W, b, stride, pad, outsize, dilate, groups)
 
@@ -163,7 +205,18 @@ def deconvolution_1d(
     x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, outsize: Any = None, dilate: Any = 1,
     groups: int = 1,
 ) -> Any:  # fmt: skip
-    """The transpose of :func:`convolution_1d`: x (N, C, L), W (C, O/groups, k); see :func:`deconvolution_nd`."""
+    """The transpose of :func:`convolution_1d`: x (N, C, L), W (C, O/groups, k); see :func:`deconvolution_nd`.
+
+    Args:
+        x: array or Variable of a floating type (N, C, ...).
+        W: filters (C, O/groups, ...).
+        b: bias (O,), or None.
+        stride: step of the window, a number or one for each axis; default 1.
+        pad: zeros added on both sides, a number or one for each axis; default 0.
+        outsize: sizes of the output; None for the smallest that fit.
+        dilate: distance between elements of a window; default 1.
+        groups: number of groups into which channels are split; default 1.
+    """
     return _deconvolution("deconvolution_1d", 1, x, W, b, stride, pad, outsize, dilate, groups)
 
 
@@ -171,7 +224,18 @@ def deconvolution_3d(
     x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, outsize: Any = None, dilate: Any = 1,
     groups: int = 1,
 ) -> Any:  # fmt: skip
-    """The transpose of :func:`convolution_3d`: x (N, C, D, H, W), W (C, O/groups, kd, kh, kw)."""
+    """The transpose of :func:`convolution_3d`: x (N, C, D, H, W), W (C, O/groups, kd, kh, kw).
+
+    Args:
+        x: array or Variable of a floating type (N, C, ...).
+        W: filters (C, O/groups, ...).
+        b: bias (O,), or None.
+        stride: step of the window, a number or one for each axis; default 1.
+        pad: zeros added on both sides, a number or one for each axis; default 0.
+        outsize: sizes of the output; None for the smallest that fit.
+        dilate: distance between elements of a window; default 1.
+        groups: number of groups into which channels are split; default 1.
+    """
     return _deconvolution("deconvolution_3d", 3, x, W, b, stride, pad, outsize, dilate, groups)
 
 
@@ -233,5 +297,15 @@ def depthwise_convolution_2d(x: Any, W: Any, b: Any = None, stride: Any = 1, pad
 def dilated_convolution_2d(
     x: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0, dilate: Any = 1, cover_all: bool = False
 ) -> Any:
-    """:func:`convolution_2d` with windows whose elements lie ``dilate`` apart (Yu and Koltun 2016)."""
+    """:func:`convolution_2d` with windows whose elements lie ``dilate`` apart (Yu and Koltun 2016).
+
+    Args:
+        x: array or Variable of a floating type (N, C, ...).
+        W: filters (O, C/groups, ...).
+        b: bias (O,), or None.
+        stride: step of the window, a number or one for each axis; default 1.
+        pad: zeros added on both sides, a number or one for each axis; default 0.
+        dilate: distance between elements of a window; default 1.
+        cover_all: let the last window reach beyond the input, so that every element is covered; default False.
+    """
     return convolution_2d(x, W, b, stride, pad, cover_all, dilate=dilate)

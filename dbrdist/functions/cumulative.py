@@ -36,7 +36,12 @@ class CumSum(FunctionNode):
 
 
 def cumsum(x: Any, axis: int | None = None) -> Any:
-    """The sums of all elements up to each one, along an axis or of the flattened array."""
+    """The sums of all elements up to each one, along an axis or of the flattened array.
+
+    Args:
+        x: array or Variable of a floating type.
+        axis: axis; None for the flattened array.
+    """
     x, axis = _along("cumsum", x, axis)
     return CumSum(axis).apply((x,))[0]
 
@@ -96,7 +101,12 @@ class CumProd(FunctionNode):
 
 
 def cumprod(x: Any, axis: int | None = None) -> Any:
-    """The products of all elements up to each one, along an axis or of the flattened array."""
+    """The products of all elements up to each one, along an axis or of the flattened array.
+
+    Args:
+        x: array or Variable of a floating type.
+        axis: axis; None for the flattened array.
+    """
     x, axis = _along("cumprod", x, axis)
     order = (axis, *(i for i in range(x.ndim) if i != axis))
     back = tuple(order.index(i) for i in range(x.ndim))
@@ -132,7 +142,13 @@ class Prod(FunctionNode):
 
 
 def prod(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    """The product over all elements, or over an axis or a tuple of axes; zeros get their gradient too."""
+    """The product over all elements, or over an axis or a tuple of axes; zeros get their gradient too.
+
+    Args:
+        x: array or Variable of a floating type.
+        axis: axis or tuple of axes; None for all.
+        keepdims: keep the reduced axes with length 1; default False.
+    """
     floating("prod", x=x)
     x = as_variable(x)
     axes = checked_axis("prod", x, axis)

@@ -49,6 +49,13 @@ def contrastive(x0: Any, x1: Any, y: Any, margin: float = 1, reduce: str = "mean
 
     x0, x1 (N, K); y (N,) integers, 1 for a pair that belongs together and 0 for another. The gradient of d is 0 where
     two rows are equal. ``reduce``: 'mean' over N, or 'no' for one loss per pair.
+
+    Args:
+        x0: vectors (N, K).
+        x1: vectors (N, K).
+        y: integers (N,): 1 for pairs of one class, 0 for others.
+        margin: distance that others should have, > 0; default 1.
+        reduce: 'mean' for one number, 'no' for one loss per element; default 'mean'.
     """
     x0, x1 = _embeddings("contrastive", margin, reduce, x0=x0, x1=x1)
     y = as_array(y)
@@ -68,6 +75,13 @@ def triplet(anchor: Any, positive: Any, negative: Any, margin: float = 0.2, redu
     """max(|anchor - positive|^2 - |anchor - negative|^2 + margin, 0) for each row (Schroff et al. 2015).
 
     All (N, K). ``reduce``: 'mean' over N, or 'no' for one loss per row.
+
+    Args:
+        anchor: vectors (N, K).
+        positive: vectors of the same class (N, K).
+        negative: vectors of another class (N, K).
+        margin: how much nearer the positive ones should be, > 0; default 0.2.
+        reduce: 'mean' for one number, 'no' for one loss per element; default 'mean'.
     """
     anchor, positive, negative = _embeddings(
         "triplet", margin, reduce, anchor=anchor, positive=positive, negative=negative

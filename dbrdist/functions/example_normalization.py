@@ -136,7 +136,13 @@ def _per_channel(v: Any, shape: tuple[int, ...]) -> Any:
 
 
 def normalize(x: Any, eps: float = 1e-5, axis: Any = 1) -> Any:
-    """x / (|x| + eps) with the Euclidean length over an axis or a tuple of axes."""
+    """x / (|x| + eps) with the Euclidean length over an axis or a tuple of axes.
+
+    Args:
+        x: array or Variable of a floating type.
+        eps: added to the length; default 1e-05.
+        axis: axis or tuple of axes over which the length is taken; default 1.
+    """
     floating("normalize", x=x)
     x = as_variable(x)
     axes = (axis,) if isinstance(axis, int) else tuple(axis)

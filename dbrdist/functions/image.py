@@ -87,6 +87,10 @@ def depth2space(X: Any, r: int) -> Any:
     """Channels laid out as pixels: (N, C r r, H, W) to (N, C, H r, W r) (Shi et al. 2016, arXiv:1609.05158).
 
     Channel (i r + j) C + c becomes row i and column j of each r by r block of channel c.
+
+    Args:
+        X: images (N, C, H, W).
+        r: side of a block in pixels.
     """
     X = _images("depth2space", X, "X")
     if r < 1 or X.shape[1] % (r * r):
@@ -95,7 +99,12 @@ def depth2space(X: Any, r: int) -> Any:
 
 
 def space2depth(X: Any, r: int) -> Any:
-    """Blocks of r by r pixels laid out as channels: (N, C, H r, W r) to (N, C r r, H, W); undoes depth2space."""
+    """Blocks of r by r pixels laid out as channels: (N, C, H r, W r) to (N, C r r, H, W); undoes depth2space.
+
+    Args:
+        X: images (N, C, H, W).
+        r: side of a block in pixels.
+    """
     X = _images("space2depth", X, "X")
     if r < 1 or X.shape[2] % r or X.shape[3] % r:
         raise expected("space2depth", "X", f"rows and columns that r = {r} divides", X)

@@ -164,7 +164,11 @@ def _summed(x: Any, labels: Labels, kept: Labels) -> tuple[Any, Labels]:
 
 
 def batch_l2_norm_squared(x: Any) -> Any:
-    """The sum of squares of each example, shape (N,); x (N, ...)."""
+    """The sum of squares of each example, shape (N,); x (N, ...).
+
+    Args:
+        x: array or Variable (B, ...).
+    """
     floating("batch_l2_norm_squared", x=x)
     x = as_variable(x)
     if not x.ndim:
@@ -248,22 +252,38 @@ def _square(function: str, a: Any, ndim: int) -> Variable:
 
 
 def det(a: Any) -> Any:
-    """The determinant of a square matrix, 0-d. Its gradient needs the inverse, and refuses a singular matrix."""
+    """The determinant of a square matrix, 0-d. Its gradient needs the inverse, and refuses a singular matrix.
+
+    Args:
+        a: square matrix (N, N).
+    """
     return Det().apply((_square("det", a, 2),))[0]
 
 
 def batch_det(a: Any) -> Any:
-    """The determinants of N square matrices, shape (N,); see :func:`det`."""
+    """The determinants of N square matrices, shape (N,); see :func:`det`.
+
+    Args:
+        a: stack of square matrices (B, N, N).
+    """
     return Det().apply((_square("batch_det", a, 3),))[0]
 
 
 def inv(a: Any) -> Any:
-    """The inverse of a square matrix."""
+    """The inverse of a square matrix.
+
+    Args:
+        a: square matrix (N, N).
+    """
     return Inv().apply((_square("inv", a, 2),))[0]
 
 
 def batch_inv(a: Any) -> Any:
-    """The inverses of N square matrices, shape (N, K, K)."""
+    """The inverses of N square matrices, shape (N, K, K).
+
+    Args:
+        a: stack of square matrices (B, N, N).
+    """
     return Inv().apply((_square("batch_inv", a, 3),))[0]
 
 
@@ -271,6 +291,9 @@ def cholesky(a: Any) -> Any:
     """The lower triangular factor L of a positive definite matrix a = L L'.
 
     Only the lower triangle of a is read; the gradient is symmetric, as a is, so that its steps keep it so.
+
+    Args:
+        a: square matrix (N, N).
     """
     return Cholesky().apply((_square("cholesky", a, 2),))[0]
 

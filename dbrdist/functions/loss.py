@@ -331,23 +331,43 @@ class MeanSquaredError(FunctionNode):
 
 
 def mean_squared_error(x0: Any, x1: Any) -> Any:
-    """The mean of (x0 - x1)^2 over all elements, 0-d; equal shapes. Of nothing it is 0."""
+    """The mean of (x0 - x1)^2 over all elements, 0-d; equal shapes. Of nothing it is 0.
+
+    Args:
+        x0: array or Variable of a floating type.
+        x1: array or Variable of the same shape.
+    """
     return MeanSquaredError().apply(same_shapes("mean_squared_error", x0=x0, x1=x1))[0]
 
 
 def mean_absolute_error(x0: Any, x1: Any) -> Any:
-    """The mean of |x0 - x1| over all elements, 0-d; equal shapes."""
+    """The mean of |x0 - x1| over all elements, 0-d; equal shapes.
+
+    Args:
+        x0: array or Variable of a floating type.
+        x1: array or Variable of the same shape.
+    """
     a, b = same_shapes("mean_absolute_error", x0=x0, x1=x1)
     return _distance(a, b).mean()
 
 
 def squared_error(x0: Any, x1: Any) -> Any:
-    """(x0 - x1)^2, elementwise; equal shapes."""
+    """(x0 - x1)^2, elementwise; equal shapes.
+
+    Args:
+        x0: array or Variable of a floating type.
+        x1: array or Variable of the same shape.
+    """
     return squared_difference(*same_shapes("squared_error", x0=x0, x1=x1))
 
 
 def absolute_error(x0: Any, x1: Any) -> Any:
-    """|x0 - x1|, elementwise; equal shapes."""
+    """|x0 - x1|, elementwise; equal shapes.
+
+    Args:
+        x0: array or Variable of a floating type.
+        x1: array or Variable of the same shape.
+    """
     a, b = same_shapes("absolute_error", x0=x0, x1=x1)
     return _distance(a, b)
 
@@ -477,6 +497,12 @@ def huber_loss(x: Any, t: Any, delta: float, reduce: str = "sum_along_second_axi
     """a^2 / 2 where a = |x - t| is at most delta, else delta (a - delta / 2) (Huber 1964).
 
     ``reduce``: 'sum_along_second_axis' (sum over axis 1) or 'no'.
+
+    Args:
+        x: array or Variable of a floating type.
+        t: targets of the same shape.
+        delta: distance up to which the loss is quadratic, > 0.
+        reduce: 'sum_along_second_axis', or 'no' for one loss per element; default 'sum_along_second_axis'.
     """
     one_of("huber_loss", "reduce", ("sum_along_second_axis", "no"), reduce)
     x, t = same_shapes("huber_loss", x=x, t=t)

@@ -147,22 +147,38 @@ def _constant(formula: Any, x: Any) -> Variable:
 
 
 def sign(x: Any) -> Any:
-    """-1, 0 or 1, elementwise; without gradient."""
+    """-1, 0 or 1, elementwise; without gradient.
+
+    Args:
+        x: array or Variable of numbers, any shape.
+    """
     return _constant(np.sign, x)
 
 
 def floor(x: Any) -> Any:
-    """Rounded down to an integer, elementwise; without gradient."""
+    """Rounded down to an integer, elementwise; without gradient.
+
+    Args:
+        x: array or Variable of numbers, any shape.
+    """
     return _constant(np.floor, x)
 
 
 def ceil(x: Any) -> Any:
-    """Rounded up to an integer, elementwise; without gradient."""
+    """Rounded up to an integer, elementwise; without gradient.
+
+    Args:
+        x: array or Variable of numbers, any shape.
+    """
     return _constant(np.ceil, x)
 
 
 def fix(x: Any) -> Any:
-    """Rounded towards zero to an integer, elementwise; without gradient."""
+    """Rounded towards zero to an integer, elementwise; without gradient.
+
+    Args:
+        x: array or Variable of numbers, any shape.
+    """
     return _constant(np.trunc, x)
 
 
@@ -170,7 +186,11 @@ def fix(x: Any) -> Any:
 
 
 def add(*xs: Any) -> Any:
-    """The sum of one or more arguments that broadcast."""
+    """The sum of one or more arguments that broadcast.
+
+    Args:
+        xs: arrays or Variables that broadcast.
+    """
     if not xs:
         raise expected("add", "xs", "at least one argument", "none")
     y = as_variable(xs[0])
@@ -191,7 +211,13 @@ def _between_bounds(x: Array, low: Any, high: Any) -> Array:
 
 
 def clip(x: Any, x_min: float | None, x_max: float | None) -> Any:
-    """x limited to ``x_min`` to ``x_max``, elementwise; None means no bound."""
+    """x limited to ``x_min`` to ``x_max``, elementwise; None means no bound.
+
+    Args:
+        x: array or Variable of a floating type.
+        x_min: lower bound; None for none.
+        x_max: upper bound; None for none.
+    """
     if x_min is None and x_max is None:
         raise expected("clip", "x_min, x_max", "at least one bound", "None and None")
     if x_min is not None and x_max is not None and x_min > x_max:
@@ -200,18 +226,35 @@ def clip(x: Any, x_min: float | None, x_max: float | None) -> Any:
 
 
 def fmod(x: Any, divisor: Any) -> Any:
-    """The exact remainder of x / divisor with the sign of x, elementwise; ``x % divisor`` has that of the divisor."""
+    """The exact remainder of x / divisor with the sign of x, elementwise; ``x % divisor`` has that of the divisor.
+
+    Args:
+        x: dividend.
+        divisor: divisor, which broadcasts with x.
+    """
     return ops.remainder(as_variable(x), divisor, np.fmod)
 
 
 def scale(x: Any, y: Any, axis: int = 1) -> Any:
-    """x times y, whose axes are those of x from ``axis`` on."""
+    """x times y, whose axes are those of x from ``axis`` on.
+
+    Args:
+        x: array or Variable.
+        y: array or Variable whose shape is that of x from axis on.
+        axis: first axis of x to which y belongs; default 1.
+    """
     x, y = together("scale", "number", x=x, y=y)
     return ops.mul(x, _aligned("scale", x, y, axis))
 
 
 def bias(x: Any, y: Any, axis: int = 1) -> Any:
-    """x plus y, whose axes are those of x from ``axis`` on."""
+    """x plus y, whose axes are those of x from ``axis`` on.
+
+    Args:
+        x: array or Variable.
+        y: array or Variable whose shape is that of x from axis on.
+        axis: first axis of x to which y belongs; default 1.
+    """
     x, y = together("bias", "number", x=x, y=y)
     return ops.add(x, _aligned("bias", x, y, axis))
 
@@ -243,7 +286,13 @@ def checked_axis(function: str, x: Any, axis: Any) -> Any:
 
 
 def sum(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    """The sum over all elements, or over an axis or a tuple of axes."""
+    """The sum over all elements, or over an axis or a tuple of axes.
+
+    Args:
+        x: array or Variable of a floating type.
+        axis: axis or tuple of axes; None for all.
+        keepdims: keep the reduced axes with length 1; default False.
+    """
     x = as_variable(x)
     return ops.sum(x, checked_axis("sum", x, axis), keepdims)
 
@@ -295,24 +344,46 @@ class Extremum(FunctionNode):
 
 
 def max(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    """The maximum over all elements, or over an axis or a tuple of axes; all that are equal get the gradient."""
+    """The maximum over all elements, or over an axis or a tuple of axes; all that are equal get the gradient.
+
+    Args:
+        x: array or Variable of a floating type.
+        axis: axis or tuple of axes; None for all.
+        keepdims: keep the reduced axes with length 1; default False.
+    """
     x = as_variable(x)
     return Extremum("max", checked_axis("max", x, axis), keepdims).apply((x,))[0]
 
 
 def min(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    """The minimum over all elements, or over an axis or a tuple of axes; all that are equal get the gradient."""
+    """The minimum over all elements, or over an axis or a tuple of axes; all that are equal get the gradient.
+
+    Args:
+        x: array or Variable of a floating type.
+        axis: axis or tuple of axes; None for all.
+        keepdims: keep the reduced axes with length 1; default False.
+    """
     x = as_variable(x)
     return Extremum("min", checked_axis("min", x, axis), keepdims).apply((x,))[0]
 
 
 def argmax(x: Any, axis: int | None = None) -> Any:
-    """The index of the maximum, over all elements or along an axis; without gradient."""
+    """The index of the maximum, over all elements or along an axis; without gradient.
+
+    Args:
+        x: array or Variable of numbers.
+        axis: axis along which to search; None for the index in the flattened array.
+    """
     return _index("argmax", x, axis)
 
 
 def argmin(x: Any, axis: int | None = None) -> Any:
-    """The index of the minimum, over all elements or along an axis; without gradient."""
+    """The index of the minimum, over all elements or along an axis; without gradient.
+
+    Args:
+        x: array or Variable of numbers.
+        axis: axis along which to search; None for the index in the flattened array.
+    """
     return _index("argmin", x, axis)
 
 
@@ -401,7 +472,12 @@ def _finite(a: Array) -> Array:
 
 
 def logsumexp(x: Any, axis: Any = None) -> Any:
-    """ln of the sum of exp(x) over all elements, or over axes, without overflow."""
+    """ln of the sum of exp(x) over all elements, or over axes, without overflow.
+
+    Args:
+        x: array or Variable of a floating type.
+        axis: axis or tuple of axes; None for all.
+    """
     floating("logsumexp", x=x)
     x = as_variable(x)
     return LogSumExp(checked_axis("logsumexp", x, axis)).apply((x,))[0]
@@ -414,6 +490,12 @@ def matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) -> Any:
     """The matrix product of the last two axes, the others broadcasting; ``transa``, ``transb`` swap them first.
 
     A vector counts as a row on the left and as a column on the right.
+
+    Args:
+        a: left operand, a stack of matrices (..., M, K).
+        b: right operand (..., K, L).
+        transa: exchange the last two axes of a first; default False.
+        transb: exchange the last two axes of b first; default False.
     """
     a, b = together("matmul", "number", a=a, b=b)
     if not a.ndim or not b.ndim:
@@ -428,7 +510,14 @@ def matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) -> Any:
 
 
 def batch_matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) -> Any:
-    """Products of N pairs of matrices, a (N, M, K), b (N, K, L); an argument of two axes holds N columns."""
+    """Products of N pairs of matrices, a (N, M, K), b (N, K, L); an argument of two axes holds N columns.
+
+    Args:
+        a: left operand, a stack of matrices (..., M, K).
+        b: right operand (..., K, L).
+        transa: exchange the last two axes of a first; default False.
+        transb: exchange the last two axes of b first; default False.
+    """
     a, b = together("batch_matmul", "number", a=a, b=b)
     a, b = (ops.reshape(v, (*v.shape, 1)) if v.ndim == 2 else v for v in (a, b))
     if a.shape[0] != b.shape[0]:
@@ -437,7 +526,13 @@ def batch_matmul(a: Any, b: Any, transa: bool = False, transb: bool = False) -> 
 
 
 def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
-    """The sum of products over axes: the last ``axes`` of a with the first of b, or two lists of axes."""
+    """The sum of products over axes: the last ``axes`` of a with the first of b, or two lists of axes.
+
+    Args:
+        a: left operand.
+        b: right operand.
+        axes: number of axes to sum over, or a pair of lists of axes; default 2.
+    """
     a, b = together("tensordot", "number", a=a, b=b)
     if isinstance(axes, (int, np.integer)):
         left, right = tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes))

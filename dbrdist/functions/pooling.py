@@ -117,12 +117,23 @@ def max_pooling_2d(
 
 
 def average_pooling_2d(x: Any, ksize: Any, stride: Any = None, pad: Any = 0) -> Any:
-    """The mean of each window; padding counts as zeros. Arguments and result as in :func:`max_pooling_2d`."""
+    """The mean of each window; padding counts as zeros. Arguments and result as in :func:`max_pooling_2d`.
+
+    Args:
+        x: images (N, C, H, W).
+        ksize: length of the window, a number or one for each axis.
+        stride: step of the window; None for ksize.
+        pad: zeros (minus infinity for maxima) on both sides; default 0.
+    """
     return AveragePooling2D(_geometry("average", x, ksize, stride, pad, False)).apply((x,))[0]
 
 
 def global_average_pooling_2d(x: Any) -> Any:
-    """The mean over rows and columns: (N, C, H, W) to (N, C)."""
+    """The mean over rows and columns: (N, C, H, W) to (N, C).
+
+    Args:
+        x: images (N, C, H, W).
+    """
     return ops.reshape(average_pooling_2d(x, x.shape[2:]), x.shape[:2])
 
 

@@ -159,6 +159,14 @@ def max_pooling_nd(
 
     ``ksize``, ``stride`` and ``pad``: a number, or one for each axis; ``stride`` None means ``ksize``. ``cover_all``
     and ``return_indices`` as in :func:`max_pooling_2d`; a place in a window is counted in C order.
+
+    Args:
+        x: array or Variable of a floating type (N, C, ...).
+        ksize: length of the window, a number or one for each axis.
+        stride: step of the window; None for ksize.
+        pad: zeros (minus infinity for maxima) on both sides; default 0.
+        cover_all: let the last window reach beyond the input, so that every element is covered; default True.
+        return_indices: also return the position of each maximum in its window; default False.
     """
     return _max("max_pooling_nd", None, x, ksize, stride, pad, cover_all, return_indices)
 
@@ -166,14 +174,32 @@ def max_pooling_nd(
 def max_pooling_1d(
     x: Any, ksize: Any, stride: Any = None, pad: Any = 0, cover_all: bool = True, return_indices: bool = False
 ) -> Any:
-    """The largest element of each window of x (N, C, L); see :func:`max_pooling_nd`."""
+    """The largest element of each window of x (N, C, L); see :func:`max_pooling_nd`.
+
+    Args:
+        x: array or Variable of a floating type (N, C, ...).
+        ksize: length of the window, a number or one for each axis.
+        stride: step of the window; None for ksize.
+        pad: zeros (minus infinity for maxima) on both sides; default 0.
+        cover_all: let the last window reach beyond the input, so that every element is covered; default True.
+        return_indices: also return the position of each maximum in its window; default False.
+    """
     return _max("max_pooling_1d", 1, x, ksize, stride, pad, cover_all, return_indices)
 
 
 def max_pooling_3d(
     x: Any, ksize: Any, stride: Any = None, pad: Any = 0, cover_all: bool = True, return_indices: bool = False
 ) -> Any:
-    """The largest element of each window of x (N, C, D, H, W); see :func:`max_pooling_nd`."""
+    """The largest element of each window of x (N, C, D, H, W); see :func:`max_pooling_nd`.
+
+    Args:
+        x: array or Variable of a floating type (N, C, ...).
+        ksize: length of the window, a number or one for each axis.
+        stride: step of the window; None for ksize.
+        pad: zeros (minus infinity for maxima) on both sides; default 0.
+        cover_all: let the last window reach beyond the input, so that every element is covered; default True.
+        return_indices: also return the position of each maximum in its window; default False.
+    """
     return _max("max_pooling_3d", 3, x, ksize, stride, pad, cover_all, return_indices)
 
 
@@ -223,17 +249,40 @@ def average_pooling_nd(x: Any, ksize: Any, stride: Any = None, pad: Any = 0, pad
     """The mean of each window over all axes of x (N, C, ...) after the second.
 
     ``pad_value``: 0 counts padding as zeros; None leaves it out of the mean. The rest as in :func:`max_pooling_nd`.
+
+    Args:
+        x: array or Variable of a floating type (N, C, ...).
+        ksize: length of the window, a number or one for each axis.
+        stride: step of the window; None for ksize.
+        pad: zeros (minus infinity for maxima) on both sides; default 0.
+        pad_value: 0 counts padding as zeros, None leaves it out of the mean.
     """
     return _average("average_pooling_nd", None, x, ksize, stride, pad, pad_value)
 
 
 def average_pooling_1d(x: Any, ksize: Any, stride: Any = None, pad: Any = 0, pad_value: Any = 0) -> Any:
-    """The mean of each window of x (N, C, L); see :func:`average_pooling_nd`."""
+    """The mean of each window of x (N, C, L); see :func:`average_pooling_nd`.
+
+    Args:
+        x: array or Variable of a floating type (N, C, ...).
+        ksize: length of the window, a number or one for each axis.
+        stride: step of the window; None for ksize.
+        pad: zeros (minus infinity for maxima) on both sides; default 0.
+        pad_value: 0 counts padding as zeros, None leaves it out of the mean.
+    """
     return _average("average_pooling_1d", 1, x, ksize, stride, pad, pad_value)
 
 
 def average_pooling_3d(x: Any, ksize: Any, stride: Any = None, pad: Any = 0, pad_value: Any = 0) -> Any:
-    """The mean of each window of x (N, C, D, H, W); see :func:`average_pooling_nd`."""
+    """The mean of each window of x (N, C, D, H, W); see :func:`average_pooling_nd`.
+
+    Args:
+        x: array or Variable of a floating type (N, C, ...).
+        ksize: length of the window, a number or one for each axis.
+        stride: step of the window; None for ksize.
+        pad: zeros (minus infinity for maxima) on both sides; default 0.
+        pad_value: 0 counts padding as zeros, None leaves it out of the mean.
+    """
     return _average("average_pooling_3d", 3, x, ksize, stride, pad, pad_value)
 
 
@@ -276,6 +325,14 @@ def unpooling_nd(
 
     ``outsize``: the sizes before pooling, of which several give the sizes of x; None for the smallest. The rest as of
     :func:`max_pooling_nd`.
+
+    Args:
+        x: array or Variable of a floating type (N, C, ...).
+        ksize: length of the window, a number or one for each axis.
+        stride: step of the window; None for ksize.
+        pad: elements cut off on both sides; default 0.
+        outsize: sizes of the result; None for the smallest.
+        cover_all: the rounding of the pooling that is undone; default True.
     """
     return _unpooling("unpooling_nd", None, x, ksize, stride, pad, outsize, cover_all)
 
@@ -283,21 +340,48 @@ def unpooling_nd(
 def unpooling_1d(
     x: Any, ksize: Any, stride: Any = None, pad: Any = 0, outsize: Any = None, cover_all: bool = True
 ) -> Any:
-    """Each element of x (N, C, L) at all places of its window, overlaps added; see :func:`unpooling_nd`."""
+    """Each element of x (N, C, L) at all places of its window, overlaps added; see :func:`unpooling_nd`.
+
+    Args:
+        x: array or Variable of a floating type (N, C, ...).
+        ksize: length of the window, a number or one for each axis.
+        stride: step of the window; None for ksize.
+        pad: elements cut off on both sides; default 0.
+        outsize: sizes of the result; None for the smallest.
+        cover_all: the rounding of the pooling that is undone; default True.
+    """
     return _unpooling("unpooling_1d", 1, x, ksize, stride, pad, outsize, cover_all)
 
 
 def unpooling_2d(
     x: Any, ksize: Any, stride: Any = None, pad: Any = 0, outsize: Any = None, cover_all: bool = True
 ) -> Any:
-    """Each element of x (N, C, H, W) at all places of its window, overlaps added; see :func:`unpooling_nd`."""
+    """Each element of x (N, C, H, W) at all places of its window, overlaps added; see :func:`unpooling_nd`.
+
+    Args:
+        x: array or Variable of a floating type (N, C, ...).
+        ksize: length of the window, a number or one for each axis.
+        stride: step of the window; None for ksize.
+        pad: elements cut off on both sides; default 0.
+        outsize: sizes of the result; None for the smallest.
+        cover_all: the rounding of the pooling that is undone; default True.
+    """
     return _unpooling("unpooling_2d", 2, x, ksize, stride, pad, outsize, cover_all)
 
 
 def unpooling_3d(
     x: Any, ksize: Any, stride: Any = None, pad: Any = 0, outsize: Any = None, cover_all: bool = True
 ) -> Any:
-    """Each element of x (N, C, D, H, W) at all places of its window, overlaps added; see :func:`unpooling_nd`."""
+    """Each element of x (N, C, D, H, W) at all places of its window, overlaps added; see :func:`unpooling_nd`.
+
+    Args:
+        x: array or Variable of a floating type (N, C, ...).
+        ksize: length of the window, a number or one for each axis.
+        stride: step of the window; None for ksize.
+        pad: elements cut off on both sides; default 0.
+        outsize: sizes of the result; None for the smallest.
+        cover_all: the rounding of the pooling that is undone; default True.
+    """
     return _unpooling("unpooling_3d", 3, x, ksize, stride, pad, outsize, cover_all)
 
 

@@ -63,5 +63,9 @@ class ReLUGradient(FunctionNode):
 
 
 def relu(x: Any) -> Any:
-    """Rectified linear unit, y = max(x, 0), any shape (Nair and Hinton 2010)."""
+    """Rectified linear unit, y = max(x, 0), any shape (Nair and Hinton 2010).
+
+    Args:
+        x: array or Variable of a floating type, any shape.
+    """
     return ReLU().apply((x,))[0]

@@ -80,6 +80,12 @@ class EmbedID(Link):
     """y = W[x], one vector of ``out_size`` per id from 0 to ``in_size`` - 1; W (in_size, out_size).
 
     ``initialW`` defaults to Normal(1.0); ids equal to ``ignore_label`` give zeros.
+
+    Args:
+        in_size: number of ids.
+        out_size: length of the vectors.
+        initialW: initializer of the vectors; None for normal numbers of variance 1.
+        ignore_label: id whose output is zeros, without a gradient; None for no such id.
     """
 
     def __init__(self, in_size: int, out_size: int, initialW: Any = None, ignore_label: int | None = None) -> None:
@@ -108,6 +114,14 @@ class Bilinear(Link):
     """y[n, k] = sum e1[n, i] e2[n, j] W[i, j, k] + e1 V1 + e2 V2 + b; see :func:`dbrdist.functions.bilinear`.
 
     ``initial_bias``: a triple of initial values for V1, V2 and b.
+
+    Args:
+        left_size: number of inputs on the left.
+        right_size: number of inputs on the right.
+        out_size: number of outputs.
+        nobias: leave out the linear terms and the bias; default False.
+        initialW: initializer of W; None for normal numbers of variance 1 / (left_size right_size).
+        initial_bias: triple of initializers of V1, V2 and b; None for LeCunNormal, LeCunNormal and zeros.
     """
 
     def __init__(

@@ -118,7 +118,21 @@ class ConvolutionND(_FiltersND):
 
 
 class Convolution1D(ConvolutionND):
-    """:class:`ConvolutionND` over one axis: x (N, C, L), W (out_channels, in_channels/groups, k)."""
+    """:class:`ConvolutionND` over one axis: x (N, C, L), W (out_channels, in_channels/groups, k).
+
+    Args:
+        in_channels: number of input channels; None takes it from the first input.
+        out_channels: number of output channels (filters).
+        ksize: length of the window, a number or one for each axis; default None.
+        stride: step of the window, a number or one for each axis; default 1.
+        pad: zeros added on both sides, a number or one for each axis; default 0.
+        nobias: leave out the bias; default False.
+        initialW: initializer of the weights, an array or a number; None for LeCunNormal.
+        initial_bias: initializer of the bias; None for zeros.
+        cover_all: let the last window reach beyond the input, so that every element is covered; default False.
+        dilate: distance between elements of a window; default 1.
+        groups: number of groups into which channels are split; default 1.
+    """
 
     _takes_ndim = False
 
@@ -133,7 +147,21 @@ class Convolution1D(ConvolutionND):
 
 
 class Convolution3D(ConvolutionND):
-    """:class:`ConvolutionND` over three axes: x (N, C, D, H, W), W (out_channels, in_channels/groups, kd, kh, kw)."""
+    """:class:`ConvolutionND` over three axes: x (N, C, D, H, W), W (out_channels, in_channels/groups, kd, kh, kw).
+
+    Args:
+        in_channels: number of input channels; None takes it from the first input.
+        out_channels: number of output channels (filters).
+        ksize: length of the window, a number or one for each axis; default None.
+        stride: step of the window, a number or one for each axis; default 1.
+        pad: zeros added on both sides, a number or one for each axis; default 0.
+        nobias: leave out the bias; default False.
+        initialW: initializer of the weights, an array or a number; None for LeCunNormal.
+        initial_bias: initializer of the bias; None for zeros.
+        cover_all: let the last window reach beyond the input, so that every element is covered; default False.
+        dilate: distance between elements of a window; default 1.
+        groups: number of groups into which channels are split; default 1.
+    """
 
     _takes_ndim = False
 
@@ -185,7 +213,21 @@ class DeconvolutionND(_FiltersND):
 
 
 class Deconvolution1D(DeconvolutionND):
-    """:class:`DeconvolutionND` over one axis: x (N, C, L), W (in_channels, out_channels/groups, k)."""
+    """:class:`DeconvolutionND` over one axis: x (N, C, L), W (in_channels, out_channels/groups, k).
+
+    Args:
+        in_channels: number of input channels; None takes it from the first input.
+        out_channels: number of output channels (filters).
+        ksize: length of the window, a number or one for each axis; default None.
+        stride: step of the window, a number or one for each axis; default 1.
+        pad: zeros added on both sides, a number or one for each axis; default 0.
+        nobias: leave out the bias; default False.
+        outsize: sizes of the output; None for the smallest that fit.
+        initialW: initializer of the weights, an array or a number; None for LeCunNormal.
+        initial_bias: initializer of the bias; None for zeros.
+        dilate: distance between elements of a window; default 1.
+        groups: number of groups into which channels are split; default 1.
+    """
 
     def __init__(
         self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
@@ -198,7 +240,21 @@ class Deconvolution1D(DeconvolutionND):
 
 
 class Deconvolution3D(DeconvolutionND):
-    """:class:`DeconvolutionND` over three axes: x (N, C, D, H, W), W (in_channels, out_channels/groups, kd, kh, kw)."""
+    """:class:`DeconvolutionND` over three axes: x (N, C, D, H, W), W (in_channels, out_channels/groups, kd, kh, kw).
+
+    Args:
+        in_channels: number of input channels; None takes it from the first input.
+        out_channels: number of output channels (filters).
+        ksize: length of the window, a number or one for each axis; default None.
+        stride: step of the window, a number or one for each axis; default 1.
+        pad: zeros added on both sides, a number or one for each axis; default 0.
+        nobias: leave out the bias; default False.
+        outsize: sizes of the output; None for the smallest that fit.
+        initialW: initializer of the weights, an array or a number; None for LeCunNormal.
+        initial_bias: initializer of the bias; None for zeros.
+        dilate: distance between elements of a window; default 1.
+        groups: number of groups into which channels are split; default 1.
+    """
 
     def __init__(
         self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,
@@ -250,7 +306,19 @@ class DepthwiseConvolution2D(Link):
 
 
 class DilatedConvolution2D(Convolution2D):
-    """:class:`Convolution2D` with ``dilate`` before ``nobias``, and without groups."""
+    """:class:`Convolution2D` with ``dilate`` before ``nobias``, and without groups.
+
+    Args:
+        in_channels: number of input channels; None takes it from the first input.
+        out_channels: number of output channels (filters).
+        ksize: length of the window, a number or one for each axis; default None.
+        stride: step of the window, a number or one for each axis; default 1.
+        pad: zeros added on both sides, a number or one for each axis; default 0.
+        dilate: distance between elements of a window; default 1.
+        nobias: leave out the bias; default False.
+        initialW: initializer of the weights, an array or a number; None for LeCunNormal.
+        initial_bias: initializer of the bias; None for zeros.
+    """
 
     def __init__(
         self, in_channels: Whole, out_channels: Sizes, ksize: Sizes = None, stride: Sizes = 1, pad: Sizes = 0,

@@ -15,6 +15,12 @@ class Scale(Link):
     """y = x W, whose axes are those of x from ``axis`` on; with ``bias_term`` plus a :class:`Bias`.
 
     ``W_shape`` None: W is given to each call. The initial values are 1 and 0.
+
+    Args:
+        axis: first axis of the input to which the factors belong; default 1.
+        W_shape: shape of the factors; None takes the second argument of the call in their place.
+        bias_term: add a bias after the product; default False.
+        bias_shape: shape of the bias where W_shape is None.
     """
 
     def __init__(self, axis: int = 1, W_shape: Any = None, bias_term: bool = False, bias_shape: Any = None) -> None:
@@ -40,7 +46,12 @@ class Scale(Link):
 
 
 class Bias(Link):
-    """y = x + b, whose axes are those of x from ``axis`` on; ``shape`` None: b is given to each call."""
+    """y = x + b, whose axes are those of x from ``axis`` on; ``shape`` None: b is given to each call.
+
+    Args:
+        axis: first axis of the input to which the bias belongs; default 1.
+        shape: shape of the bias; None adds the second argument of the call in its place.
+    """
 
     def __init__(self, axis: int = 1, shape: Any = None) -> None:
         super().__init__()
@@ -57,7 +68,11 @@ class Bias(Link):
 
 
 class Parameter(Link):
-    """A link that returns its one parameter W, whose initial value is ``array``."""
+    """A link that returns its one parameter W, whose initial value is ``array``.
+
+    Args:
+        array: initial value of the parameter W.
+    """
 
     def __init__(self, array: Any) -> None:
         super().__init__()
@@ -70,7 +85,12 @@ class Parameter(Link):
 
 
 class PReLU(Link):
-    """x where x >= 0, else W x with a learned W of ``shape``, initially ``init`` (He et al. 2015)."""
+    """x where x >= 0, else W x with a learned W of ``shape``, initially ``init`` (He et al. 2015).
+
+    Args:
+        shape: shape of the slopes, which are the axes of the input from 1 on; () for one slope; default ().
+        init: initial slope; default 0.25.
+    """
 
     def __init__(self, shape: Any = (), init: Any = 0.25) -> None:
         super().__init__()
@@ -83,7 +103,12 @@ class PReLU(Link):
 
 
 class Swish(Link):
-    """x sigmoid(beta x) with a learned beta; ``beta_shape`` None takes the shape of the first input's examples."""
+    """x sigmoid(beta x) with a learned beta; ``beta_shape`` None takes the shape of the first input's examples.
+
+    Args:
+        beta_shape: shape of beta, the axes of the input from 1 on; None takes it from the first input.
+        beta_init: initial value of beta; default 1.0.
+    """
 
     def __init__(self, beta_shape: Any, beta_init: Any = 1.0) -> None:
         super().__init__()

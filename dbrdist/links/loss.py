@@ -25,6 +25,10 @@ class CRF1d(Link):
     :func:`dbrdist.functions.crf1d`.
 
     ``initial_cost``: initializer, array or number; default 0.
+
+    Args:
+        n_label: number of labels.
+        initial_cost: initializer of the transition costs; None for zeros.
     """
 
     def __init__(self, n_label: int, initial_cost: Any = None) -> None:

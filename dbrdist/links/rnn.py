@@ -125,6 +125,10 @@ class StatelessLSTM(_LSTMBase):
 class LSTM(_Stateful, _LSTMBase):
     """Long short-term memory that keeps its cell ``c`` and output ``h`` between calls; :class:`StatelessLSTM` has the
     arguments. A batch may be smaller than the one before (sequences sorted by descending length).
+
+    Args:
+        in_size: number of inputs per example; None takes it from the first input.
+        out_size: number of units; default None.
     """
 
     _states = ("c", "h")
@@ -155,7 +159,14 @@ class LSTM(_Stateful, _LSTMBase):
 
 class StatefulZoneoutLSTM(_Stateful, _LSTMBase):
     """LSTM whose cells and outputs stay as they were with the probabilities ``c_ratio`` and ``h_ratio`` in training
-    (Krueger et al. 2016, arXiv:1606.01305)."""
+    (Krueger et al. 2016, arXiv:1606.01305).
+
+    Args:
+        in_size: number of inputs per example; None takes it from the first input.
+        out_size: number of units; default None.
+        c_ratio: probability that an element of the cell keeps its value; default 0.5.
+        h_ratio: probability that an element of the output keeps its value; default 0.5.
+    """
 
     _states = ("c", "h")
 
@@ -187,6 +198,10 @@ class StatefulPeepholeLSTM(_Stateful):
 
     Children: ``upward`` (in_size to 4 U), ``lateral`` (U to 4 U), ``peep_i``, ``peep_f`` and ``peep_o`` (U to U), all
     but the first without biases.
+
+    Args:
+        in_size: number of inputs per example; None takes it from the first input.
+        out_size: number of units.
     """
 
     _states = ("c", "h")
@@ -231,6 +246,10 @@ class ChildSumTreeLSTM(Chain):
     """Tree-LSTM for any number of children, whose outputs are summed (Tai et al. 2015, arXiv:1503.00075, eq. 2-8).
 
     Children: ``W_x`` (in_size to 4 U), ``W_h_aio`` (U to 3 U) and ``W_h_f`` (U to U), the last two without biases.
+
+    Args:
+        in_size: number of inputs per example; None takes it from the first input.
+        out_size: number of units.
     """
 
     def __init__(self, in_size: int | None, out_size: int) -> None:
@@ -266,6 +285,11 @@ class NaryTreeLSTM(Chain):
     """Tree-LSTM for nodes with up to ``n_ary`` children in order (Tai et al. 2015, arXiv:1503.00075, eq. 9-14).
 
     Children: ``W_x`` (in_size to (3 + n_ary) U) and, without biases, ``W_h1``, ``W_h2``, ... (U to (3 + n_ary) U).
+
+    Args:
+        in_size: number of inputs per example; None takes it from the first input.
+        out_size: number of units.
+        n_ary: number of children of each node; default 2.
     """
 
     def __init__(self, in_size: int | None, out_size: int, n_ary: int = 2) -> None:
@@ -334,7 +358,15 @@ class StatelessGRU(_GRUBase):
 
 
 class StatefulGRU(_Stateful, _GRUBase):
-    """Gated recurrent units that keep their state ``h`` between calls; :class:`StatelessGRU` has the arguments."""
+    """Gated recurrent units that keep their state ``h`` between calls; :class:`StatelessGRU` has the arguments.
+
+    Args:
+        in_size: number of inputs per example; None takes it from the first input.
+        out_size: number of units.
+        init: initializer of the weights of the input; None for LeCunNormal.
+        inner_init: initializer of the weights of the state; None for LeCunNormal.
+        bias_init: initial value of the biases; default 0.
+    """
 
     def __init__(
         self, in_size: int | None, out_size: int, init: Any = None, inner_init: Any = None, bias_init: Any = 0
@@ -353,7 +385,15 @@ class StatefulGRU(_Stateful, _GRUBase):
 
 
 class GRU(StatefulGRU):
-    """Another name of :class:`StatefulGRU`."""
+    """Another name of :class:`StatefulGRU`.
+
+    Args:
+        in_size: number of inputs per example; None takes it from the first input.
+        out_size: number of units.
+        init: initializer of the weights of the input; None for LeCunNormal.
+        inner_init: initializer of the weights of the state; None for LeCunNormal.
+        bias_init: initial value of the biases; default 0.
+    """
 
 
 class _MGUBase(Chain):
@@ -373,6 +413,10 @@ class StatelessMGU(_MGUBase):
     """Minimal gated units (Zhou et al. 2016, arXiv:1603.09420); ``h = mgu(h, x)``.
 
     f = s(W_f [h, x]), y = tanh(W_h [f h, x]), h' = (1 - f) h + f y.
+
+    Args:
+        n_inputs: number of inputs per example; None takes it from the first input.
+        n_units: number of units.
     """
 
     def forward(self, h: Any, x: Any) -> Any:
@@ -381,7 +425,12 @@ class StatelessMGU(_MGUBase):
 
 
 class StatefulMGU(_Stateful, _MGUBase):
-    """Minimal gated units that keep their state ``h`` between calls."""
+    """Minimal gated units that keep their state ``h`` between calls.
+
+    Args:
+        in_size: number of inputs per example; None takes it from the first input.
+        out_size: number of units.
+    """
 
     def __init__(self, in_size: int, out_size: int) -> None:
         super().__init__(in_size, out_size)

@@ -123,6 +123,18 @@ class Adam(GradientMethod):
     ``amsgrad`` the denominator has the largest v so far (Reddi et al. 2018). With ``adabound`` the rate of each element
     is clipped to an interval that closes on ``final_lr`` at the speed ``gamma`` (Luo et al. 2019); ``final_lr`` is
     meant for the ``alpha`` given here, and changes with it in the same proportion.
+
+    Args:
+        alpha: step size, the learning rate, not negative; default 0.001.
+        beta1: decay of the mean gradient per step, from 0 to less than 1; default 0.9.
+        beta2: decay of the mean squared gradient per step, from 0 to less than 1; default 0.999.
+        eps: added to the square root in the denominator, not negative; default 1e-08.
+        eta: factor of the whole update; default 1.0.
+        weight_decay_rate: decoupled decay of the parameters per step, as a fraction of eta (AdamW); default 0.
+        amsgrad: use the largest mean squared gradient so far (AMSGrad); default False.
+        adabound: bound the step sizes (AdaBound); default False.
+        final_lr: the step size of SGD towards which the bounds converge; default 0.1.
+        gamma: speed at which the bounds converge, per step; default 0.001.
     """
 
     rule_class = AdamRule
@@ -185,6 +197,14 @@ class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019).
 
     p <- p - eta (alpha_t m / (sqrt(v) + eps) + weight_decay_rate p).
+
+    Args:
+        alpha: step size, the learning rate, not negative; default 0.001.
+        beta1: decay of the mean gradient per step, from 0 to less than 1; default 0.9.
+        beta2: decay of the mean squared gradient per step, from 0 to less than 1; default 0.999.
+        eps: added to the square root in the denominator, not negative; default 1e-08.
+        eta: factor of the whole update; default 1.0.
+        weight_decay_rate: decoupled decay of the parameters per step; default 0.
     """
 
     config_name = "adamw"
@@ -202,7 +222,15 @@ class AdamW(Adam):
 
 
 class AMSGrad(Adam):
-    """Adam whose denominator never shrinks: it has the largest v so far (Reddi et al. 2018)."""
+    """Adam whose denominator never shrinks: it has the largest v so far (Reddi et al. 2018).
+
+    Args:
+        alpha: step size, the learning rate, not negative; default 0.001.
+        beta1: decay of the mean gradient per step, from 0 to less than 1; default 0.9.
+        beta2: decay of the mean squared gradient per step, from 0 to less than 1; default 0.999.
+        eps: added to the square root in the denominator, not negative; default 1e-08.
+        eta: factor of the whole update; default 1.0.
+    """
 
     config_name = "amsgrad"
 
@@ -221,6 +249,15 @@ class AdaBound(Adam):
     """Adam that turns into SGD: each element's rate is clipped to an interval that closes on ``final_lr``.
 
     Luo et al. 2019 (arXiv 1902.09843): from ``final_lr (1 - 1 / (gamma t + 1))`` to ``final_lr (1 + 1 / (gamma t))``.
+
+    Args:
+        alpha: step size, the learning rate, not negative; default 0.001.
+        beta1: decay of the mean gradient per step, from 0 to less than 1; default 0.9.
+        beta2: decay of the mean squared gradient per step, from 0 to less than 1; default 0.999.
+        final_lr: the step size of SGD towards which the bounds converge; default 0.1.
+        gamma: speed at which the bounds converge, per step; default 0.001.
+        eps: added to the square root in the denominator, not negative; default 1e-08.
+        eta: factor of the whole update; default 1.0.
     """
 
     config_name = "adabound"
@@ -239,7 +276,17 @@ class AdaBound(Adam):
 
 
 class AMSBound(Adam):
-    """:class:`AdaBound` with the largest v so far, as in :class:`AMSGrad` (Luo et al. 2019)."""
+    """:class:`AdaBound` with the largest v so far, as in :class:`AMSGrad` (Luo et al. 2019).
+
+    Args:
+        alpha: step size, the learning rate, not negative; default 0.001.
+        beta1: decay of the mean gradient per step, from 0 to less than 1; default 0.9.
+        beta2: decay of the mean squared gradient per step, from 0 to less than 1; default 0.999.
+        final_lr: the step size of SGD towards which the bounds converge; default 0.1.
+        gamma: speed at which the bounds converge, per step; default 0.001.
+        eps: added to the square root in the denominator, not negative; default 1e-08.
+        eta: factor of the whole update; default 1.0.
+    """
 
     config_name = "amsbound"
 

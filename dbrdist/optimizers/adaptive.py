@@ -40,7 +40,12 @@ class AdaGradRule(UpdateRule):
 
 
 class AdaGrad(GradientMethod):
-    """AdaGrad (Duchi, Hazan and Singer 2011), h <- h + g^2; p <- p - lr g / (sqrt(h) + eps)."""
+    """AdaGrad (Duchi, Hazan and Singer 2011), h <- h + g^2; p <- p - lr g / (sqrt(h) + eps).
+
+    Args:
+        lr: learning rate, not negative; default 0.001.
+        eps: added to the denominator, not negative; default 1e-08.
+    """
 
     config_name = "adagrad"
     rule_class = AdaGradRule
@@ -76,7 +81,12 @@ class AdaDeltaRule(UpdateRule):
 
 
 class AdaDelta(GradientMethod):
-    """AdaDelta (Zeiler 2012, arXiv 1212.5701), which has no learning rate: updates have the parameters' unit."""
+    """AdaDelta (Zeiler 2012, arXiv 1212.5701), which has no learning rate: updates have the parameters' unit.
+
+    Args:
+        rho: decay of the means per step, from 0 to less than 1; default 0.95.
+        eps: added to the means before the square roots, not negative; default 1e-06.
+    """
 
     config_name = "adadelta"
     rule_class = AdaDeltaRule
@@ -120,6 +130,12 @@ class RMSprop(GradientMethod):
     """RMSprop (Tieleman and Hinton 2012, lecture 6.5).
 
     ms <- alpha ms + (1 - alpha) g^2; p <- p - lr g / (sqrt(ms) + eps), with ``eps_inside_sqrt`` / sqrt(ms + eps).
+
+    Args:
+        lr: learning rate, not negative; default 0.01.
+        alpha: decay of the mean squared gradient per step; default 0.99.
+        eps: added to the denominator, not negative; default 1e-08.
+        eps_inside_sqrt: add eps before the square root is taken; default False.
     """
 
     config_name = "rmsprop"
@@ -164,7 +180,14 @@ class RMSpropGravesRule(UpdateRule):
 
 
 class RMSpropGraves(GradientMethod):
-    """RMSprop with momentum, over the gradient's standard deviation (Graves 2013, arXiv 1308.0850, equations 38-41)."""
+    """RMSprop with momentum, over the gradient's standard deviation (Graves 2013, arXiv 1308.0850, equations 38-41).
+
+    Args:
+        lr: learning rate, not negative; default 0.0001.
+        alpha: decay of the means of gradient and squared gradient per step; default 0.95.
+        momentum: decay of the velocity per step, from 0 to less than 1; default 0.9.
+        eps: added to the variance before the square root, not negative; default 0.0001.
+    """
 
     config_name = "rmsprop_graves"
     rule_class = RMSpropGravesRule
@@ -211,7 +234,12 @@ class SMORMS3Rule(UpdateRule):
 
 
 class SMORMS3(GradientMethod):
-    """Squared mean over root mean square, cubed (Simon Funk 2015, sifter.org/~simon/journal/20150420.html)."""
+    """Squared mean over root mean square, cubed (Simon Funk 2015, sifter.org/~simon/journal/20150420.html).
+
+    Args:
+        lr: learning rate, not negative; default 0.001.
+        eps: added to the denominator, not negative; default 1e-16.
+    """
 
     rule_class = SMORMS3Rule
     lr = HyperparameterProxy("lr")
@@ -269,6 +297,12 @@ class MSVAG(GradientMethod):
     """Momentum with variance adaptation: M-SVAG (Balles and Hennig 2018, arXiv 1705.07774).
 
     ``weight_decay_rate`` is decoupled from the gradient and scaled by ``eta``, as in :class:`~dbrdist.optimizers.Adam`.
+
+    Args:
+        lr: learning rate, not negative; default 0.1.
+        beta: decay of the means of gradient and squared gradient per step; default 0.9.
+        eta: factor of the whole update; default 1.0.
+        weight_decay_rate: decay of the parameters per step; default 0.
     """
 
     rule_class = MSVAGRule

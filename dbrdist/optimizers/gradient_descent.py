@@ -49,7 +49,11 @@ class SGDRule(UpdateRule):
 
 
 class SGD(GradientMethod):
-    """Stochastic gradient descent, p <- p - lr g."""
+    """Stochastic gradient descent, p <- p - lr g.
+
+    Args:
+        lr: learning rate, not negative; default 0.01.
+    """
 
     rule_class = SGDRule
     lr = HyperparameterProxy("lr")
@@ -83,7 +87,12 @@ class MomentumSGDRule(UpdateRule):
 
 
 class MomentumSGD(GradientMethod):
-    """SGD with momentum, v <- momentum v - lr g; p <- p + v (Goyal et al. 2017, equation 10)."""
+    """SGD with momentum, v <- momentum v - lr g; p <- p + v (Goyal et al. 2017, equation 10).
+
+    Args:
+        lr: learning rate, not negative; default 0.01.
+        momentum: decay of the velocity per step, from 0 to less than 1; default 0.9.
+    """
 
     rule_class = MomentumSGDRule
     lr = HyperparameterProxy("lr")
@@ -119,6 +128,10 @@ class CorrectedMomentumSGD(GradientMethod):
     """SGD with momentum whose buffer does not contain the learning rate, v <- momentum v - g; p <- p + lr v.
 
     When lr changes, no momentum correction is needed (Goyal et al. 2017, equation 9).
+
+    Args:
+        lr: learning rate, not negative; default 0.01.
+        momentum: decay of the velocity per step, from 0 to less than 1; default 0.9.
     """
 
     rule_class = CorrectedMomentumSGDRule
@@ -154,7 +167,12 @@ class NesterovAGRule(UpdateRule):
 
 
 class NesterovAG(GradientMethod):
-    """Nesterov's accelerated gradient in the form of Bengio et al. 2013 (arXiv 1212.0901)."""
+    """Nesterov's accelerated gradient in the form of Bengio et al. 2013 (arXiv 1212.0901).
+
+    Args:
+        lr: learning rate, not negative; default 0.01.
+        momentum: decay of the velocity per step, from 0 to less than 1; default 0.9.
+    """
 
     rule_class = NesterovAGRule
     lr = HyperparameterProxy("lr")
@@ -191,6 +209,10 @@ class CorrectedNesterovAG(GradientMethod):
 
     v <- momentum v - g; p <- p + lr (momentum v - g). When lr changes, no momentum correction is needed (Goyal et al.
     2017, equation 9).
+
+    Args:
+        lr: learning rate, not negative; default 0.01.
+        momentum: decay of the velocity per step, from 0 to less than 1; default 0.9.
     """
 
     rule_class = CorrectedNesterovAGRule

@@ -39,6 +39,10 @@ class WeightDecay:
 
     ``params`` are the parameters that decay, such as all weights but no biases; None means all. Several groups with
     rates of their own are several hooks: ``optimizer.add_hook(WeightDecay(1e-4, weights), "decay of weights")``.
+
+    Args:
+        rate: strength, >= 0.
+        params: the parameters that decay, an iterable; None for all of the optimizer.
     """
 
     name = "WeightDecay"
@@ -126,6 +130,10 @@ class Lasso:
     """Add ``rate`` times the sign of the parameter to its gradient: the gradient of an L1 penalty.
 
     ``params`` as in :class:`WeightDecay`.
+
+    Args:
+        rate: strength, >= 0.
+        params: the parameters that decay, an iterable; None for all of the optimizer.
     """
 
     name = "Lasso"
@@ -158,7 +166,11 @@ class Lasso:
 
 
 class GradientClipping:
-    """Scale the gradients of all parameters that are updated so that their joint 2-norm is at most ``threshold``."""
+    """Scale the gradients of all parameters that are updated so that their joint 2-norm is at most ``threshold``.
+
+    Args:
+        threshold: largest L2 norm of all gradients together, > 0.
+    """
 
     name = "GradientClipping"
     works_on_shards = True
@@ -188,7 +200,12 @@ class GradientClipping:
 
 
 class GradientHardClipping:
-    """Clip every element of the gradients to an interval."""
+    """Clip every element of the gradients to an interval.
+
+    Args:
+        lower_bound: smallest value of an element.
+        upper_bound: largest value of an element.
+    """
 
     name = "GradientHardClipping"
     works_on_shards = True
@@ -224,6 +241,11 @@ class GradientLARS:
 
     The factor is 1 for parameters with a norm of at most ``threshold``. The trust coefficient of You et al. 2017
     (arXiv 1708.03888) is left to the learning rate; :class:`~dbrdist.optimizers.LARS` has it.
+
+    Args:
+        threshold: parameters and gradients with a smaller norm are left alone; default 0.01.
+        weight_decay: decay relative to the parameter, part of the norm; default 0.0.
+        eps: added to the denominator; default 1e-09.
     """
 
     name = "GradientLARS"
@@ -273,6 +295,11 @@ class GradientNoise:
 
     ``hook.generator`` is then a NumPy generator that follows from the run's seed, the number of updates so far and the
     parameter's place in flat memory: all ranks draw the same noise, and a resumed run draws what a straight one does.
+
+    Args:
+        eta: variance of the noise at the first step, not negative.
+        noise_func: gives the noise for (xp, shape, dtype, hook, rule); by default normal noise of variance eta / (1 +
+            t)^0.55.
     """
 
     name = "GradientNoise"

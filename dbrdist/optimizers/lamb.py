@@ -90,6 +90,14 @@ class LAMB(GradientMethod):
 
     The rate of each parameter is alpha ||p|| / ||u||, and alpha where a norm is zero; weight decay is part of u. With
     ``skip_vectors``, parameters with at most one axis (biases, scales) have rate alpha and no weight decay.
+
+    Args:
+        alpha: step size, the learning rate, not negative; default 0.001.
+        beta1: decay of the mean gradient per step, from 0 to less than 1; default 0.9.
+        beta2: decay of the mean squared gradient per step, from 0 to less than 1; default 0.999.
+        eps: added to the square root in the denominator, not negative; default 1e-06.
+        weight_decay_rate: decay of the parameters, within the scaled update; default 0.01.
+        skip_vectors: leave parameters with one axis, such as biases, without scaling and decay; default True.
     """
 
     rule_class = LAMBRule

@@ -106,6 +106,14 @@ class LARS(GradientMethod):
 
     trust = trust_coefficient ||p|| / (||g|| + wd ||p|| + eps) per parameter, and 1 where a norm is zero. With
     ``skip_vectors``, parameters with at most one axis (biases, scales) have trust 1 and no weight decay.
+
+    Args:
+        lr: learning rate, not negative; default 0.1.
+        momentum: decay of the velocity per step, from 0 to less than 1; default 0.9.
+        weight_decay: L2 decay added to the gradients before the norms are compared; default 0.0001.
+        trust_coefficient: ratio of the update's norm to the parameter's; default 0.001.
+        eps: added to the denominator of the ratio; default 0.0.
+        skip_vectors: leave parameters with one axis, such as biases, without scaling and decay; default True.
     """
 
     rule_class = LARSRule
@@ -163,6 +171,14 @@ class CorrectedLARS(LARS):
 
     There the momentum is multiplied by lr / (lr of the step before). Here it does not contain lr at all, which gives
     the same updates, and serves rates of 0 too (Goyal et al. 2017, equation 9). Arguments as of :class:`LARS`.
+
+    Args:
+        lr: learning rate, not negative; default 0.1.
+        momentum: decay of the velocity per step, from 0 to less than 1; default 0.9.
+        weight_decay: L2 decay added to the gradients before the norms are compared; default 0.0001.
+        trust_coefficient: ratio of the update's norm to the parameter's; default 0.001.
+        eps: added to the denominator of the ratio; default 0.0.
+        skip_vectors: leave parameters with one axis, such as biases, without scaling and decay; default True.
     """
 
     rule_class = CorrectedLARSRule

@@ -96,6 +96,14 @@ def make_extension(
         ...     print(trainer.updater.epoch)
         >>> announce.trigger
         (1, 'epoch')
+
+    Args:
+        trigger: when the extension is called: a pair such as (1, 'epoch'), or a trigger; default None.
+        default_name: name in the trainer; None for the function's own.
+        priority: extensions with a higher one are called first; None for the default.
+        finalizer: function without arguments, called at the end of the training; default None.
+        initializer: function of the trainer, called before the first step; default None.
+        on_error: function of the trainer, the error and its traceback, called when the training fails; default None.
     """
     refuse_unknown("make_extension", make_extension, kwargs)
 

@@ -56,6 +56,10 @@ class IntervalTrigger:
 
     It compares the position with that of its last call, so it fires once per period even where steps or calls are
     coarser than the period.
+
+    Args:
+        period: number of units between two firings; fractions of an epoch are allowed.
+        unit: 'epoch' or 'iteration'.
     """
 
     def __init__(self, period: float, unit: str):
@@ -93,7 +97,11 @@ class IntervalTrigger:
 
 
 def get_trigger(trigger: Any) -> Callable[[Any], bool]:
-    """A trigger from itself, from `(period, unit)`, or from None, which never fires."""
+    """A trigger from itself, from `(period, unit)`, or from None, which never fires.
+
+    Args:
+        trigger: a trigger, a pair such as (1, 'epoch'), or None for a trigger that never fires.
+    """
     if trigger is None:
         return _never
     if isinstance(trigger, type):
@@ -131,7 +139,12 @@ def position_if_each_step(trigger: Any) -> Any:
 
 
 class ManualScheduleTrigger:
-    """Fires when the run passes each of `points`, epochs or iterations; a point may be a fraction of an epoch."""
+    """Fires when the run passes each of `points`, epochs or iterations; a point may be a fraction of an epoch.
+
+    Args:
+        points: a number, or a list of them: when to fire.
+        unit: 'epoch' or 'iteration'.
+    """
 
     def __init__(self, points: float | Sequence[float], unit: str):
         _check_unit(unit)
@@ -152,7 +165,11 @@ class ManualScheduleTrigger:
 
 
 class OnceTrigger:
-    """Fires at the first call, and at the first call after a resume where `call_on_resume` is true."""
+    """Fires at the first call, and at the first call after a resume where `call_on_resume` is true.
+
+    Args:
+        call_on_resume: fire once more when a run is resumed; default False.
+    """
 
     def __init__(self, call_on_resume: bool = False):
         self._first = True
@@ -178,6 +195,10 @@ class TimeTrigger:
 
     `clock(trainer)` gives the seconds; None reads `trainer.elapsed_time`. Ranks need a common one
     (`comm.extensions.StepAgreement.elapsed_time`) for what they do together.
+
+    Args:
+        period: seconds between two firings, > 0.
+        clock: function of the trainer that gives the seconds; None for trainer.elapsed_time.
     """
 
     def __init__(self, period: float, clock: Callable[[Any], float] | None = None):
@@ -209,6 +230,11 @@ class BestValueTrigger:
 
     `compare(best, new)` is true where `new` is better; NaN never is. A snapshot stores the best value with the name of
     the key and of the comparison: a run that continues with another key or comparison starts anew.
+
+    Args:
+        key: name of the observed value.
+        compare: function of the best value so far and the new one; true if the new one is better.
+        trigger: how often to compare: a pair such as (1, 'epoch'), or a trigger; default (1, 'epoch').
     """
 
     def __init__(self, key: str, compare: Callable[[float, float], bool], trigger: Any = (1, "epoch")):
@@ -251,14 +277,24 @@ class BestValueTrigger:
 
 
 class MaxValueTrigger(BestValueTrigger):
-    """Fires where the interval's mean of `key` is the highest so far."""
+    """Fires where the interval's mean of `key` is the highest so far.
+
+    Args:
+        key: name of the observed value, such as 'validation/main/accuracy'.
+        trigger: how often to compare: a pair such as (1, 'epoch'), or a trigger; default (1, 'epoch').
+    """
 
     def __init__(self, key: str, trigger: Any = (1, "epoch")):
         super().__init__(key, operator.lt, trigger)
 
 
 class MinValueTrigger(BestValueTrigger):
-    """Fires where the interval's mean of `key` is the lowest so far."""
+    """Fires where the interval's mean of `key` is the lowest so far.
+
+    Args:
+        key: name of the observed value, such as 'validation/main/accuracy'.
+        trigger: how often to compare: a pair such as (1, 'epoch'), or a trigger; default (1, 'epoch').
+    """
 
     def __init__(self, key: str, trigger: Any = (1, "epoch")):
         super().__init__(key, operator.gt, trigger)
@@ -268,6 +304,14 @@ class EarlyStoppingTrigger:
     """A stop trigger: fires when `monitor` has not improved for `patience` checks, or at `max_trigger`.
 
     `mode` is `min`, `max`, or `auto` (`max` where the key has "accuracy" in it). NaN is no improvement.
+
+    Args:
+        check_trigger: how often to look: a pair such as (1, 'epoch'), or a trigger; default (1, 'epoch').
+        monitor: name of the observed value; default 'main/loss'.
+        patience: number of checks without improvement before it fires; None for 3.
+        mode: 'min', 'max', or 'auto': 'max' if the name contains 'accuracy'; default 'auto'.
+        verbose: print when a value has not improved; default False.
+        max_trigger: when it fires in any case: a pair such as (100, 'epoch'); default (100, 'epoch').
     """
 
     def __init__(

@@ -315,9 +315,26 @@ def _as_python_number(value: Any) -> Any:
 
 def _named(function: Any, entry: Row) -> Any:
     function.__name__ = function.__qualname__ = entry.name
-    function.__doc__ = entry.doc
+    function.__doc__ = _documentation(entry)
     function.row = entry
     return function
+
+
+# What the numbers are that rows take besides operands.
+_NUMBERS = {
+    "alpha": "factor of the exponential part below 0", "beta": "factor of x inside the exponential",
+    "scale": "factor of the whole", "slope": "factor of x below 0", "z": "the upper bound",
+}  # fmt: skip
+
+
+def _documentation(entry: Row) -> str:
+    """The docstring of a public function: the row's sentence, its arguments and its result."""
+    kind = "numbers" if entry.operands.kinds[0] == "number" else "a floating type"
+    several = "; the operands broadcast" if len(entry.args) > 1 else ""
+    lines = [f"    {', '.join(entry.args)}: array or Variable of {kind}, any shape{several}."]
+    lines += [f"    {n}: {_NUMBERS.get(n, 'a number')}; default {d}." for n, d in entry.numbers.items()]
+    shape = "the shape to which the operands broadcast" if several else f"the shape of {entry.args[0]}"
+    return f"{entry.doc}\n\nArgs:\n" + "\n".join(lines) + f"\n\nReturns:\n    A Variable of {shape}."
 
 
 def matched(xs: tuple[Any, ...]) -> tuple[Any, ...]:

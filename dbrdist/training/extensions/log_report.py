@@ -176,6 +176,11 @@ class PrintReport(Extension):
     An entry is a key of the log, or a :class:`Column` with its own heading, width and way to write a value.
     `log_report` is the LogReport or its name in the trainer; `out` a text stream, None for the standard output of the
     moment.
+
+    Args:
+        entries: names of the columns; None for all entries of the log.
+        log_report: the LogReport, or its name in the trainer; default 'LogReport'.
+        out: stream to print to; default None.
     """
 
     def __init__(self, entries: Sequence[str | Column], log_report: str | LogReport = "LogReport", out: Any = None):

@@ -15,6 +15,12 @@ class MicroAverage(Extension):
 
     Called at every step; steps that observe only one of the two are left out. The ratio is NaN where the sum of the
     denominators is zero. A snapshot holds both sums.
+
+    Args:
+        numerator_key: name of the observed numerator.
+        denominator_key: name of the observed denominator.
+        result_key: name under which the ratio of the sums is reported.
+        trigger: when to report: a pair such as (1, 'epoch'), or a trigger; default (1, 'epoch').
     """
 
     priority = PRIORITY_EDITOR

@@ -15,7 +15,12 @@ from dbrdist.training.extension import PRIORITY_WRITER, Extension, make_extensio
 
 
 def observe_value(observation_key: str, target_func: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """An extension that reports `target_func(trainer)` as `observation_key`, once per epoch."""
+    """An extension that reports `target_func(trainer)` as `observation_key`, once per epoch.
+
+    Args:
+        observation_key: name under which the value is reported.
+        target_func: function of the trainer that gives the value.
+    """
     if not callable(target_func):
         raise TypeError(
             f"observe_value: target_func: expected a function of the trainer, got {type(target_func).__name__}"
@@ -29,7 +34,12 @@ def observe_value(observation_key: str, target_func: Callable[[Any], Any]) -> Ca
 
 
 def observe_lr(optimizer_name: str = "main", observation_key: str = "lr") -> Callable[[Any], Any]:
-    """An extension that reports the learning rate of an optimizer, once per epoch."""
+    """An extension that reports the learning rate of an optimizer, once per epoch.
+
+    Args:
+        optimizer_name: name of the optimizer in the updater; default 'main'.
+        observation_key: name under which its learning rate is reported; default 'lr'.
+    """
     return observe_value(observation_key, lambda trainer: trainer.updater.get_optimizer(optimizer_name).lr)
 
 

@@ -15,6 +15,10 @@ class PrintReportNotebook(PrintReport):
     """As PrintReport, but one table of a notebook that grows with each new line of the LogReport.
 
     Outside of a notebook it prints the table as text, without IPython with a warning.
+
+    Args:
+        entries: names of the columns; None for all entries of the log.
+        log_report: the LogReport, or its name in the trainer; default 'LogReport'.
     """
 
     def __init__(self, entries: Sequence[str | Column], log_report: str | LogReport = "LogReport"):

@@ -154,7 +154,15 @@ class _Shift(Extension):
 
 
 class ExponentialShift(_Shift):
-    """`init * rate^t`, up to `target`."""
+    """`init * rate^t`, up to `target`.
+
+    Args:
+        attr: name of the hyperparameter, such as 'lr'.
+        rate: factor at each call.
+        init: value at the beginning; None for the current one.
+        target: value at which the change ends; None for no end.
+        optimizer: the optimizer; None for the trainer's main one.
+    """
 
     def __init__(
         self,
@@ -168,7 +176,16 @@ class ExponentialShift(_Shift):
 
 
 class InverseShift(_Shift):
-    """`init * (1 + gamma t)^-power`, down to `target`."""
+    """`init * (1 + gamma t)^-power`, down to `target`.
+
+    Args:
+        attr: name of the hyperparameter, such as 'lr'.
+        gamma: coefficient of the number of calls.
+        power: exponent.
+        init: value at the beginning; None for the current one.
+        target: value at which the change ends; None for no end.
+        optimizer: the optimizer; None for the trainer's main one.
+    """
 
     def __init__(
         self,
@@ -183,7 +200,14 @@ class InverseShift(_Shift):
 
 
 class LinearShift(_Shift):
-    """From `value_range[0]` to `value_range[1]` while t goes through `time_range`; constant before and after."""
+    """From `value_range[0]` to `value_range[1]` while t goes through `time_range`; constant before and after.
+
+    Args:
+        attr: name of the hyperparameter, such as 'lr'.
+        value_range: pair: values at the beginning and at the end.
+        time_range: pair: calls at which the change begins and ends.
+        optimizer: the optimizer; None for the trainer's main one.
+    """
 
     def __init__(
         self, attr: str, value_range: tuple[float, float], time_range: tuple[float, float], optimizer: Any = None
@@ -197,7 +221,16 @@ class LinearShift(_Shift):
 
 
 class StepShift(_Shift):
-    """`init * gamma^floor(t / step)`, up to `target`."""
+    """`init * gamma^floor(t / step)`, up to `target`.
+
+    Args:
+        attr: name of the hyperparameter, such as 'lr'.
+        gamma: factor of each stage.
+        step: calls in a stage.
+        init: value at the beginning; None for the current one.
+        target: value at which the change ends; None for no end.
+        optimizer: the optimizer; None for the trainer's main one.
+    """
 
     def __init__(
         self,
@@ -212,7 +245,15 @@ class StepShift(_Shift):
 
 
 class MultistepShift(_Shift):
-    """`init * gamma^k`, k being how many of `step_value` (rising) t has reached."""
+    """`init * gamma^k`, k being how many of `step_value` (rising) t has reached.
+
+    Args:
+        attr: name of the hyperparameter, such as 'lr'.
+        gamma: factor of each stage.
+        step_value: calls at which stages begin, ascending.
+        init: value at the beginning; None for the current one.
+        optimizer: the optimizer; None for the trainer's main one.
+    """
 
     def __init__(
         self,
@@ -227,7 +268,16 @@ class MultistepShift(_Shift):
 
 
 class PolynomialShift(_Shift):
-    """`init * (1 - t / max_count)^rate`, down to `target`, or to zero."""
+    """`init * (1 - t / max_count)^rate`, down to `target`, or to zero.
+
+    Args:
+        attr: name of the hyperparameter, such as 'lr'.
+        rate: exponent.
+        max_count: number of calls over which the value falls to 0.
+        init: value at the beginning; None for the current one.
+        target: value at which the change ends; None for no end.
+        optimizer: the optimizer; None for the trainer's main one.
+    """
 
     def __init__(
         self,
@@ -242,7 +292,15 @@ class PolynomialShift(_Shift):
 
 
 class WarmupShift(_Shift):
-    """From `warmup_start` to `init` in `warmup_iter` calls, then constant."""
+    """From `warmup_start` to `init` in `warmup_iter` calls, then constant.
+
+    Args:
+        attr: name of the hyperparameter, such as 'lr'.
+        warmup_start: value at the beginning.
+        warmup_iter: number of calls until the value is init.
+        init: value at the beginning; None for the current one.
+        optimizer: the optimizer; None for the trainer's main one.
+    """
 
     def __init__(
         self,

@@ -24,6 +24,10 @@ class TensorBoard(Extension):
 
     `log_report` is the name of the LogReport in the trainer. `tensorboard --logdir result/tensorboard` shows them. A
     resumed run adds a file; values beyond the snapshot are dropped by TensorBoard.
+
+    Args:
+        log_report: the LogReport, or its name in the trainer; default 'LogReport'.
+        folder: folder of the event files, below the trainer's output; default 'tensorboard'.
     """
 
     trigger = (1, "iteration")
