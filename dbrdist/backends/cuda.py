@@ -110,7 +110,7 @@ def check_cuda_available() -> None:
     """Raise RuntimeError where no GPU can be used."""
     if not _is_available():
         raise RuntimeError(
-            "expected a GPU and CuPy, but there is none of them to use; install dbrdist[cuda12x] or dbrdist[cuda13x] "
+            "no GPU or no CuPy was found; install dbrdist[cuda12x] or dbrdist[cuda13x] "
             "on a machine with an NVIDIA GPU, or choose the device -1 (CPU)"
         )
 

@@ -59,7 +59,7 @@ def local_convolution_2d(x: Any, W: Any, b: Any = None, stride: Any = 1) -> Any:
 
 
 def deformable_convolution_2d_sampler(x: Any, offset: Any, W: Any, b: Any = None, stride: Any = 1, pad: Any = 0) -> Any:
-    """Convolution whose windows see places that are moved by ``offset``, (N, O, OH, OW) (Dai et al. 2017).
+    """Convolution that samples its input at positions shifted by ``offset``, (N, O, OH, OW) (Dai et al. 2017).
 
     Args:
         x: images, 0 beyond the border.
@@ -132,7 +132,7 @@ class Shift(FunctionNode):
 
 
 def shift(x: Any, ksize: Any = 3, dilate: Any = 1) -> Any:
-    """Groups of channels moved in the directions of a window, 0 where nothing comes from (Wu et al. 2018).
+    """Groups of channels moved in the directions of a window; vacated positions become 0 (Wu et al. 2018).
 
     Args:
         x: images with at least kh kw channels, which are divided into kh kw groups of neighbours; the last group takes

@@ -112,7 +112,7 @@ def _normal(radius_bits: Array, angle_bits: Array, dtype: Any) -> Array:
 
 
 def gaussian(mean: Any, ln_var: Any, *, eps: Array = None, return_eps: bool = False) -> Any:
-    """mean + exp(ln_var / 2) eps with eps from N(0, 1): a sample that mean and variance can be learned through.
+    """mean + exp(ln_var / 2) eps with eps from N(0, 1): a reparametrized sample, differentiable in both.
 
     ``eps`` is used in place of drawn values; ``return_eps`` adds it to the result (Kingma and Welling 2014).
     """
@@ -162,7 +162,7 @@ class Zoneout(ops.Where):
 
 
 def zoneout(h: Any, x: Any, ratio: float = 0.5) -> Any:
-    """Elements of h with probability ``ratio``, else those of x: states of a recurrent net that stay as they were.
+    """Elements of h with probability ``ratio``, else those of x: randomly keeps the state of a recurrent network.
 
     Outside of training ratio h + (1 - ratio) x (Krueger et al. 2016, arXiv:1606.01305). Equal shapes.
     """

@@ -78,7 +78,7 @@ class TransposeSequence(FunctionNode):
 
 
 def transpose_sequence(xs: Sequence[Any]) -> tuple[Any, ...]:
-    """For each time t the t-th elements of the sequences that are so long, stacked: a tuple of L_0 arrays (N_t, ...).
+    """For each t the t-th elements of all sequences longer than t, stacked: a tuple of L_0 arrays (N_t, ...).
 
     xs: arrays (L_i, ...), the longest first.
     """

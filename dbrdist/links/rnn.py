@@ -358,7 +358,7 @@ class StatelessGRU(_GRUBase):
 
 
 class StatefulGRU(_Stateful, _GRUBase):
-    """Gated recurrent units that keep their state ``h`` between calls; :class:`StatelessGRU` has the arguments.
+    """Gated recurrent units that keep their state ``h`` between calls; for the arguments see :class:`StatelessGRU`.
 
     Args:
         in_size: number of inputs per example; None takes it from the first input.

@@ -58,7 +58,7 @@ def unary_math_function_unittest(
     if func_expected is None:
         func_expected = getattr(np, name, None)
         if func_expected is None:
-            raise ValueError(f"func_expected: expected a function, for NumPy has none that is called {name!r}")
+            raise ValueError(f"func_expected is required: NumPy has no function named {name!r}")
     reference = func_expected
 
     def squared(x: Any) -> Any:

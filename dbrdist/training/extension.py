@@ -20,7 +20,7 @@ class _NameOfClass:
 
 
 class Extension:
-    """Base of extensions; any callable that takes the trainer serves too.
+    """Base of extensions; any callable that takes the trainer works as well.
 
     `trigger` says when it is called, `priority` in which order (highest first), `name` under which name the trainer
     keeps it. An extension that owns state lists it in `serialize`, so that a snapshot holds it.

@@ -76,9 +76,7 @@ class Trainer:
     def run(self, show_loop_exception_msg: bool = True) -> None:
         """Train. A trainer runs once; to continue, load its snapshot into a new one."""
         if self._started_seconds is not None:
-            raise RuntimeError(
-                "expected a fresh trainer, this one has run; load its snapshot into a new one to continue"
-            )
+            raise RuntimeError("a Trainer can run only once; load its snapshot into a new one to continue")
         os.makedirs(self.out, exist_ok=True)
         entries = sorted(self._extensions.values(), key=lambda entry: -entry.priority)
         self._started_seconds = time.monotonic()

@@ -122,7 +122,7 @@ def _never(trainer: Any) -> bool:
 
 
 def can_fire(trigger: Any) -> bool:
-    """Whether a trigger is ever worth asking."""
+    """Whether the trigger can ever fire."""
     return trigger is not _never
 
 

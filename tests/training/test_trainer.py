@@ -159,7 +159,7 @@ def test_a_trainer_runs_once(tmp_path):
         _ = trainer.elapsed_time
     trainer.run()
     assert trainer.elapsed_time > 0
-    with pytest.raises(RuntimeError, match="expected a fresh trainer"):
+    with pytest.raises(RuntimeError, match="a Trainer can run only once"):
         trainer.run()
 
 

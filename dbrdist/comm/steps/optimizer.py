@@ -47,7 +47,7 @@ def create_multi_node_optimizer(
             gradient.
         accumulate: calls of ``update`` for one step. All but the last only add up gradients, without communication; the
             step has the mean over all examples of them.
-        local_steps: of each rank by itself, before the ranks average their parameters (local SGD, Stich 2019, arXiv
+        local_steps: steps that a rank makes alone between two averages of the parameters (local SGD, Stich 2019, arXiv
             1805.09767); 1 averages gradients in every step instead. Optimizer state stays each rank's own.
 
     Raises:

@@ -30,7 +30,7 @@ _heap_is_tuned = False
 
 
 def get_array_module(*xs: Any) -> Any:
-    """``cupy`` if one of ``xs`` (arrays or Variables) lies on a GPU, else ``numpy``. Never imports CuPy."""
+    """``cupy`` if any of ``xs`` (arrays or Variables) is on a GPU, otherwise ``numpy``. Never imports CuPy."""
     cupy = sys.modules.get("cupy")
     if cupy is not None:
         for x in xs:

@@ -11,7 +11,7 @@ D = TypeVar("D", bound="DeviceResident")
 
 
 class DeviceResident:
-    """The base of what owns arrays. A subclass hands each of them to the visitor that goes through it::
+    """Base class of objects that hold arrays on a device. A subclass hands each of them to the visitor::
 
         class Table(dbrdist.DeviceResident):
             def __init__(self, values):

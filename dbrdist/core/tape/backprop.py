@@ -308,7 +308,7 @@ def backward(
     loss_scale: float | None = None,
     listener: Listener | None = None,
 ) -> None:
-    """Fill ``grad`` of all leaves (and with ``retain_grad`` of all variables) behind ``outputs``.
+    """Backpropagate from ``outputs``, filling ``grad`` of every leaf (with ``retain_grad``: of every variable).
 
     ``grad_outputs`` defaults to the outputs' own ``grad``, and to one where an output has a single element. The graph
     stays, so that two losses may share it and backward may be called again; gradients of leaves add up. A ``listener``
@@ -381,7 +381,7 @@ def grad(
     enable_double_backprop: bool = False,
     loss_scale: float | None = None,
 ) -> list[Any]:
-    """The gradients of ``outputs`` with respect to ``inputs``, as Variables (None where there is no way to an input).
+    """The gradients of ``outputs`` by ``inputs``, as Variables; None for inputs that the outputs do not depend on.
 
     Only functions between both are visited, and no other ``grad`` is touched. ``grad_inputs`` are added to the
     results; ``set_grad`` stores them in the inputs, ``retain_grad`` those of the variables on the way in these;

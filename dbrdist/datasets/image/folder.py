@@ -61,7 +61,7 @@ class ImageFolder(DatasetMixin):
             file of an index that lies elsewhere; see ``docs/data.md``.
         transform: ``t(example, rng)`` on ``(image, label)`` with the image (H, W, 3) of uint8; None gives (3, H, W)
             of float32 from 0 to 255. Its ``rng`` depends on (seed, epoch, i) alone.
-        prepare: a transform without randomness for each decoded image, before the cache (a Resize, say).
+        prepare: a transform without randomness for each decoded image, before the cache (for example a Resize).
         cache: keep decoded images in memory as uint8, so that each file is decoded once; all must be of one size.
         on_corrupt: ``'error'``: a file that cannot be read raises CorruptExampleError with its name;
             ``'skip'``: loaders leave the example out of its batch, which becomes smaller, and count it.

@@ -300,5 +300,5 @@ def _reopened(where: str | None, is_file: bool, root: str, identity: int) -> Ima
                 return index
     index = open_images(root)
     if index._identity != identity:
-        raise DatasetError(f"expected the same images in {root} as the process has that sent this dataset")
+        raise DatasetError(f"the images in {root} differ from those that the sending process saw")
     return index

@@ -88,7 +88,7 @@ def at_epoch(transform: Any, epoch: int) -> Any:
 
 
 class ByEpoch(Transform):
-    """A transform that changes over the run, for progressive resizing say.
+    """A transform that depends on the epoch, for example for progressive resizing.
 
     ``ByEpoch({0: RandomResizedCrop(128), 10: RandomResizedCrop(192), 15: RandomResizedCrop(224)})``. Batches that hold
     the end of one epoch and the start of the next must not change their size there: end epochs with ``last='short'``.

@@ -125,7 +125,7 @@ def _map(function: Any, arrays: Any) -> Any:
 
 
 def join(batches: Sequence[Batch]) -> Batch | None:
-    """Batches one behind the other as one; None where that cannot be: of other shapes, types or transforms."""
+    """Batches concatenated into one; None if their shapes, types or transforms differ."""
     first = batches[0]
     if len(batches) == 1:
         return first

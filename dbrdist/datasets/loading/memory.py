@@ -98,7 +98,7 @@ class Reused:
             place.canvas = None
 
     def concatenated(self, arrays: Sequence[Array]) -> Array:
-        """Arrays one behind the other: without a copy where they lie so on a canvas."""
+        """Arrays concatenated; without a copy if they are contiguous on a canvas."""
         first = arrays[0]
         if first.dtype != np.uint8 or first.ndim != 4 or not first.flags.c_contiguous:
             return np.concatenate(arrays)

@@ -108,7 +108,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _places(sizes: list[int]) -> Iterator[slice]:
-    """Where buffers of ``sizes`` bytes lie in a slot: one behind the other, each on a cache line."""
+    """The offsets of buffers of ``sizes`` bytes in a slot: contiguous, each on a cache line."""
     padded = [size + -size % _ALIGNMENT for size in sizes]
     for start, size in zip(itertools.accumulate(padded, initial=0), sizes):
         yield slice(start, start + size)

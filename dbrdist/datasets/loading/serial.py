@@ -396,7 +396,7 @@ def read_parts(dataset: Any, own: Step, seed: int) -> tuple[list[Any], list[str]
 
 
 def put_together(dataset: Any, parts: list[Any], seed: int, whole: Step) -> Any:
-    """Batches one behind the other as one; where there are none, an empty one."""
+    """Batches concatenated into one; an empty batch if there are none."""
     if not parts:
         return _empty_batch(dataset, whole, seed)
     joined = join(parts)

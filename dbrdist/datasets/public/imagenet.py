@@ -63,11 +63,11 @@ def extract(
         shards: make a tar shard for each class, ``root/train/WNID.tar`` and ``root/val/WNID.tar``, and their index.
         is_official: expect the sizes and counts of ILSVRC 2012.
         checksums: compare the MD5 of both tars too.
-        say: is told what happens.
+        say: called with a sentence about each step.
 
     Raises:
         DatasetError: with what was expected, what was found, and what to do.
-        OSError: as the file system does, for a full disk say; call again to continue.
+        OSError: if the file system refuses, for example on a full disk; call again to continue.
     """
     skipped: list[Skipped] = []
     os.makedirs(root, exist_ok=True)

@@ -21,7 +21,7 @@ _HINT = "; if you trust the file, open it with trusted=True"
 
 
 class PickleDatasetWriter:
-    """Writes examples one behind the other for :class:`PickleDataset`; also a context manager that closes.
+    """Writes examples one after another for :class:`PickleDataset`; also a context manager that closes.
 
     Args:
         writer: a file opened for writing in binary mode.
@@ -62,13 +62,13 @@ class PickleDataset(DatasetMixin):
     asks for anything else, such as a function, is refused by a ValueError.
 
     Args:
-        reader: a file opened for reading in binary mode, in which one can go to any place.
+        reader: a seekable file, opened for reading in binary mode.
         trusted: read whatever is in the file, functions too.
     """
 
     def __init__(self, reader: BinaryIO, *, trusted: bool = False) -> None:
         if not reader.seekable():
-            raise ValueError("expected a file in which one can go to any place, got one that is read in order only")
+            raise ValueError("the file must be seekable")
         self._reader = reader
         self._trusted = trusted
         self._lock = threading.Lock()
@@ -147,7 +147,7 @@ def open_pickle_dataset(path: str | os.PathLike[str], *, trusted: bool = False) 
 def open_pickle_dataset_writer(
     path: str | os.PathLike[str], protocol: int = pickle.HIGHEST_PROTOCOL
 ) -> PickleDatasetWriter:
-    """A :class:`PickleDatasetWriter` to a new file at ``path``, in place of one that is there."""
+    """A :class:`PickleDatasetWriter` to a new file at ``path``, replacing an existing file."""
     return PickleDatasetWriter(open(path, "wb"), protocol)
 
 

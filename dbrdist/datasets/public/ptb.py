@@ -29,7 +29,7 @@ _SOURCES = {
 
 
 def get_ptb_words() -> tuple[Any, Any, Any]:
-    """(train, valid, test): the numbers of all words one behind the other, int32; each line ends with ``<eos>``.
+    """(train, valid, test): all word ids, concatenated, int32; each line ends with ``<eos>``.
 
     ``ptb.train.txt``, ``ptb.valid.txt`` and ``ptb.test.txt`` are taken from ``pfnet/chainer/ptb`` under
     :func:`~dbrdist.dataset.get_dataset_root`, or downloaded. :func:`get_ptb_words_vocabulary` has the numbers.

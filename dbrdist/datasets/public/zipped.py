@@ -21,7 +21,7 @@ _MAX_BYTES = 1 << 28  # what a file in an archive may claim, before memory is ta
 
 
 class ZippedImageDataset(DatasetMixin):
-    """The images of a zip archive, (C, H, W), in the order of the archive; it holds JPEG and PNG files alone.
+    """The images of a zip archive, (C, H, W), in the order of the archive; it may contain only JPEG and PNG files.
 
     Any number of threads may read at a time; another process, spawned or forked, opens the archive for itself.
 

@@ -44,7 +44,7 @@ def observe_lr(optimizer_name: str = "main", observation_key: str = "lr") -> Cal
 
 
 class unchain_variables(Extension):
-    """Lets go of the graphs behind observed Variables, after all other extensions.
+    """Frees the graphs of reported Variables, after all other extensions.
 
     ``report`` stores values without their graphs; only what code of your own puts into ``trainer.observation`` has one.
     """

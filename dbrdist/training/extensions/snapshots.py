@@ -43,7 +43,7 @@ def snapshot_object(
     savefun: Callable[[Any, Any], None] | None = None,
     **kwargs: Any,
 ) -> Snapshot:
-    """An extension that saves `target`, a link say; see :class:`Snapshot` for the other arguments."""
+    """An extension that saves `target`, for example a link; see :class:`Snapshot` for the other arguments."""
     return Snapshot(target, filename, savefun, **kwargs)
 
 

@@ -39,7 +39,9 @@ def test_a_row_becomes_a_function_with_name_and_signature(made_row):
     scaled = made_row(
         "scaled", lambda x, slope, shift: x * slope + shift, lambda slope: slope, "A line.", slope=2.0, shift=0.5
     )
-    assert scaled.__name__ == scaled.__qualname__ == "scaled" and scaled.__doc__.startswith("A line.\n\nArgs:\n    x: array")
+    assert scaled.__name__ == scaled.__qualname__ == "scaled" and scaled.__doc__.startswith(
+        "A line.\n\nArgs:\n    x: array"
+    )
     assert scaled.__module__ == "dbrdist.functions"
     assert str(__import__("inspect").signature(scaled)) == "(x, slope=2.0, shift=0.5)"
     entry = elementwise_table.ROWS["scaled"]

@@ -147,7 +147,7 @@ def test_where_the_memory_is_gone_the_images_are_scanned_again(root):
     pickled = pickle.dumps(again)
     del again
     (root / "bee" / "9.jpg").write_bytes(jpeg(9))
-    with pytest.raises(DatasetError, match=r"expected the same images in .*images as the process has that sent this"):
+    with pytest.raises(DatasetError, match=r"the images in .*images differ from those that the sending process saw"):
         pickle.loads(pickled)
 
 

@@ -163,7 +163,7 @@ def test_open_and_close(tmp_path):
         def seekable(self):
             return False
 
-    with pytest.raises(ValueError, match="a file in which one can go to any place"):
+    with pytest.raises(ValueError, match="the file must be seekable"):
         PickleDataset(Stream())
 
 
