@@ -26,10 +26,10 @@ AN_ALIAS = "an alias of a type that several files declare; goes with one module 
 TWO_MEANINGS = "two meanings: one of them needs another name"
 SHARED = {
     **dict.fromkeys(
-        ["CenterCrop", "CenterResizedCrop", "ColorJitter", "CutMix", "ImageFolder", "LeNet", "Mixup", "Normalize",
-         "DecoupledWeightDecay",
+        ["CenterCrop", "CenterResizedCrop", "ColorJitter", "CutMix", "ImageFolder", "Mixup", "Normalize",
+         
          "RandAugment", "RandomCrop", "RandomErasing", "RandomResizedCrop", "Resize", "Schedule",
-         "Scheduled", "Snapshot", "TopK", "TrivialAugment"],
+         "Scheduled", "Snapshot", "TrivialAugment"],
         A_SCHEMA,
     ),
     **dict.fromkeys(
@@ -39,7 +39,7 @@ SHARED = {
     **dict.fromkeys(["Array", "Axis", "Header", "HostArray", "Path", "Shape", "Wait"], AN_ALIAS),
     **dict.fromkeys(
         ["Batch", "Call", "Elementwise", "GetItem", "Pending", "Plan", "RMSNormalization", "Ranks", "Record", "Ring",
-         "Run", "Scatter", "Shard", "Sharding", "Slot", "State", "Step", "Sum", "Ticket", "Values", "Way"],
+         "Run", "Scatter", "Shard", "Sharding", "Slot", "State", "Sum", "Ticket", "Values", "Way"],
         TWO_MEANINGS,
     ),
 }  # fmt: skip
