@@ -13,6 +13,8 @@ import yaml
 from dbrdist_launch.launcher.cli import launch
 from support import ROOT, attempts_in, environment
 
+from dbrdist.cli.running import rehearsal
+
 pytestmark = pytest.mark.slow
 
 RECIPES = ROOT / "launch" / "recipes"
@@ -61,10 +63,24 @@ def settings(venv, **more):
     return environment("recipes", VENV=str(venv), PYTHONPATH=f"{ROOT}:{ROOT / 'launch'}", **more)
 
 
+def recipe_words(first, *more):
+    """A recipe by its name, or options of sbatch and a script."""
+    return [RECIPES / first if str(first).endswith(".sbatch") else first, *more]
+
+
 def submit(slurm, tmp_path, venv, recipe, *arguments):
     """Submit a recipe and wait for its end: (exit code, output, what Slurm says of the job)."""
     env = {**settings(venv), **slurm.environment}
-    words = ["sbatch", "--parsable", "--wait", "-D", tmp_path, "-o", tmp_path / "out", RECIPES / recipe, *arguments]
+    words = [
+        "sbatch",
+        "--parsable",
+        "--wait",
+        "-D",
+        tmp_path,
+        "-o",
+        tmp_path / "out",
+        *recipe_words(recipe, *arguments),
+    ]
     with subprocess.Popen(slurm.inside(*words), cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as child:
         job = child.stdout.readline().strip()
         try:
@@ -110,6 +126,47 @@ def test_slurm_recipe_that_fails_by_itself_stays_out_of_the_queue(slurm, tmp_pat
     assert "JobState=FAILED" in state and "ExitCode=2:0" in state and "Restarts=0" in state
     assert "missing.yaml: the configuration cannot be read" in out
     assert "is not requeued: the program itself failed" in out
+
+
+IMAGES = """extends: {base}
+model: {{name: resnet18, num_classes: 4}}
+data: {{name: image_folder, root: data, train: train, test: test, resize: [40, 40]}}
+transforms:
+  train: [{{name: random_crop, size: 32}}, random_flip, {{name: normalize, mean: [0.5], std: [0.25]}}]
+  test: [{{name: center_crop, size: 32}}, {{name: normalize, mean: [0.5], std: [0.25]}}]
+metrics: []
+batch: {{virtual_workers: 8, per_worker: 2}}
+epochs: 3
+threads: 0
+out: trained
+"""
+
+
+@pytest.fixture
+def eight_nodes():
+    reason = fake_slurm.missing()
+    if reason is not None:
+        pytest.skip(reason)
+    with fake_slurm.FakeSlurm(8) as made:
+        yield made
+
+
+@pytest.mark.launch_system
+@pytest.mark.mpiexec
+def test_an_imagenet_recipe_trains_on_eight_nodes(eight_nodes, tmp_path, venv):
+    """Goyal's, of smaller images and batches; the script as it is but for one rank on each node and its time."""
+    rehearsal.make_photographs(str(tmp_path / "data"))
+    base = ROOT / "examples" / "imagenet" / "goyal2017.yaml"
+    (tmp_path / "c.yaml").write_text(IMAGES.format(base=base))
+    script = ROOT / "examples" / "imagenet" / "8-nodes.sbatch"
+    words = ["--ntasks-per-node=1", "--cpus-per-task=1", script, "c.yaml", "optimizer.schedule=constant"]
+    code, out, state = submit(eight_nodes, tmp_path, venv, *words)
+    assert code == 0, out + state
+    assert "JobState=COMPLETED" in state
+    assert "NumNodes=8" in state
+    summary = json.loads((tmp_path / "trained" / "summary.json").read_text())
+    assert (summary["status"], summary["epochs"], summary["num_ranks"]) == ("finished", 3.0, 8)
+    assert sorted(summary["hosts"]) == [f"node{i}" for i in range(8)]
 
 
 @pytest.mark.launch_system

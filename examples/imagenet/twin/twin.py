@@ -16,7 +16,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -26,9 +25,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dbrdist.training.runs import find_snapshot
+
 HERE = Path(__file__).resolve().parent
 STOPPED = 75  # of dbrdist-train: saved, to be started again with --resume
-MAX_FAILURES = 3  # of one run in a row
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # quantiles of Student's distribution for so many differences
 
 
@@ -107,7 +107,7 @@ class Twin:
 
     def __init__(self, data: str, out: Path, more: tuple[str, ...]) -> None:
         self.data, self.out, self.more = data, out, more
-        self._child: subprocess.Popen[bytes] | None = None
+        self._job: subprocess.Popen[bytes] | None = None
         self._is_stopping = False
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, self._stop)
@@ -115,8 +115,8 @@ class Twin:
     def _stop(self, number: int, frame: object) -> None:
         """Pass a request on as one that saves."""
         self._is_stopping = True
-        if self._child is not None:
-            self._child.send_signal(signal.SIGUSR1)
+        if self._job is not None:
+            self._job.send_signal(signal.SIGUSR1)
 
     def status(self, run: Planned) -> str:
         """What the run's folder says: `new`, `finished` or whatever else came of it."""
@@ -124,29 +124,24 @@ class Twin:
         return str(json.loads(path.read_text())["status"]) if path.exists() else "new"
 
     def train(self, run: Planned, ranks: int) -> None:
-        """Begin or continue a run until it is finished; try again after failures. SystemExit where that cannot help."""
-        ranks = min(ranks, workers_of(run))
+        """Begin or continue a run until it is finished. SystemExit where it was stopped, or cannot be finished."""
         words = ["dbrdist-train", HERE / f"{run.config}.yaml", f"data.root={self.data}", f"out={self.out / run.name}"]
         words = [*map(str, words), *run.words, *self.more, "--resume"]
-        failures = 0
-        while self.status(run) != "finished":
-            if self._is_stopping:
-                sys.exit(STOPPED)
+        # the launcher starts a job again that fails by chance, and leaves nothing behind if it is killed itself
+        launcher = ["dbrdist-launch", "--max-restarts", "3", "--no-view", "-n", str(min(ranks, workers_of(run))), "--"]
+        if self.status(run) != "finished":
             print(f"{run.name}: {' '.join(words)}", flush=True)
-            # a session of its own: Ctrl-C reaches this program alone, which passes on a request that saves
-            self._child = subprocess.Popen([shutil.which("mpiexec") or "mpiexec", "-n", str(ranks), *words],
-                                           start_new_session=True)  # fmt: skip
-            code = self._child.wait()
-            self._child = None
-            if code == 2:
-                sys.exit(f"twin: {run.name}: the configuration or the data is wrong; see above")
-            failures = 0 if code in (0, STOPPED) else failures + 1
-            if failures == MAX_FAILURES:
-                sys.exit(f"twin: {run.name} has failed {MAX_FAILURES} times in a row, with code {code} at last")
+            # a session of its own: Ctrl-C reaches this program alone, which asks the ranks to save
+            self._job = subprocess.Popen([*launcher, *words], start_new_session=True)
+            code = self._job.wait()
+            if code == STOPPED or self._is_stopping:
+                sys.exit(STOPPED)
+            if code:
+                sys.exit(f"twin: {run.name} ended with code {code}; see above, and start this again")
 
     def newest(self, run: Planned) -> Path:
         """The run's newest snapshot."""
-        return max((self.out / run.name).glob("snapshot_iter_*"), key=lambda path: int(path.name.rsplit("_", 1)[1]))
+        return Path(find_snapshot(str(self.out / run.name)))
 
 
 def workers_of(run: Planned) -> int:
