@@ -33,6 +33,7 @@ from dbrdist.cli.configuration.settings import (
     own,
     refuse,
 )
+from dbrdist.core.names.exclusions import conflicts
 
 # ---- when -------------------------------------------------------------------------------------------------------
 
@@ -434,13 +435,18 @@ class Config(Settings):
                 yield f"transforms.train.{i}", f"{transform.name} makes soft labels, which loss {self.loss.name} lacks"
 
     def _ways(self) -> dict[str, str]:
-        """The keys that change how gradients become updates, by name, as they are written."""
+        """The keys that change how gradients become updates, and what may not go with them, as they are written."""
+        is_dynamic = self.loss_scale == "auto" and self.dtype in ("float16", "mixed16")
         written = {
             "zero": f"zero: {self.zero}" if self.zero else "",
             "compression": f"compression: {self.compression.name}" if self.compression.name != "none" else "",
             "local_steps": f"local_steps: {self.local_steps}" if self.local_steps > 1 else "",
             "double_buffering": "double_buffering: true" if self.double_buffering else "",
             "accumulate": f"accumulate: {self.accumulate}" if self.accumulate > 1 else "",
+            "virtual_workers": "virtual workers" if self.virtual_workers is not None else "",
+            "dynamic_loss_scale": f"the dynamic loss scale of {self.dtype}" if is_dynamic else "",
+            "gradient_dtype": f"gradient_dtype: {self.gradient_dtype}" if self.gradient_dtype is not None else "",
+            "parameter_audit": "parameter_audit" if self.parameter_audit is not None else "",
         }
         return {key: words for key, words in written.items() if words}
 
@@ -456,25 +462,9 @@ class Config(Settings):
                 "batch_norm.group",
                 "virtual workers normalize their own batches; write `batch: N`",
             )
-        if self.gradient_dtype is not None and "compression" in self._ways():
-            yield "gradient_dtype", f"compression: {self.compression.name} sends in its own way; use only one of them"
 
     def _impossible_ranks(self) -> Iterator[tuple[str, str]]:
-        ways = self._ways()
-        if ways and self.virtual_workers is not None:
-            key, words = next(iter(ways.items()))
-            yield key, f"{words} does not work with virtual workers, which add in their own way; write `batch: N`"
-        apart = [key for key in ways if key != "accumulate"]
-        if self.accumulate > 1 and self.local_steps > 1:
-            apart = ["accumulate", "local_steps"]
-        if len(apart) > 1:
-            yield apart[1], f"{ways[apart[0]]} and {ways[apart[1]]} cannot be combined; use only one of them"
-        late = next((key for key in ("compression", "double_buffering") if key in ways), None)
-        if late is not None and self.loss_scale == "auto" and self.dtype in ("float16", "mixed16"):
-            words = f"{ways[late]} uses gradients of earlier steps, which does not work with the dynamic loss scale of"
-            yield late, f"{words} {self.dtype}; set loss_scale to a number"
-        if self.parameter_audit is not None and self.local_steps > 1:
-            yield "parameter_audit", "with local_steps the ranks have different parameters; leave out one of them"
+        yield from conflicts(self._ways())
         if self.communicator == "pure_nccl" and self.device == "cpu":
             yield "communicator", "pure_nccl adds gradients on GPUs; set device: gpu, or communicator: auto"
 

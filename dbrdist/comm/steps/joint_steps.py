@@ -117,7 +117,7 @@ class JointSteps(HandsOn):
     ) -> None:
         """A step with all that may come with it: a first meeting, what is carried, shards, local steps."""
         if self.actual_optimizer.has_dynamic_loss_scale and self._is_one_of_many:
-            self._way.check_dynamic_scale()
+            self._way.check_with(dynamic_loss_scale="a dynamic loss scale")
         is_first = False
         if not self._is_in_step(target):
             is_first = self._synchronize(args, kwds)

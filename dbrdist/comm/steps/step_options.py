@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from dbrdist.comm.gradients.compression import Compression
 from dbrdist.comm.gradients.sharding import check_stage
+from dbrdist.core.names.exclusions import conflicts
 
 
 class Way(NamedTuple):
@@ -29,18 +30,21 @@ class Way(NamedTuple):
         is_local = self.accumulate > 1 or self.local_steps > 1
         return self.compression is not None or self.double_buffering or is_local
 
-    def check_dynamic_scale(self) -> None:
-        """Refuse a loss scale that changes between a gradient and its use, or on one rank alone."""
-        if self.double_buffering or self.compression is not None:
-            raise ValueError(
-                "a dynamic loss scale does not work with double_buffering or compression, which use gradients of "
-                "earlier steps; set a constant one"
-            )
-        if self.local_steps > 1:
-            raise ValueError(
-                "a dynamic loss scale does not work with local_steps, where each rank would follow its own overflows; "
-                "set a constant one"
-            )
+    def written(self) -> dict[str, str]:
+        """The options that are in use, as a program writes them."""
+        options = {
+            "zero": f"zero={self.zero}" if self.zero else "",
+            "compression": f"compression={type(self.compression).__name__}(...)" if self.compression else "",
+            "local_steps": f"local_steps={self.local_steps}" if self.local_steps > 1 else "",
+            "double_buffering": "double_buffering=True" if self.double_buffering else "",
+            "accumulate": f"accumulate={self.accumulate}" if self.accumulate > 1 else "",
+        }
+        return {name: words for name, words in options.items() if words}
+
+    def check_with(self, **others: str) -> None:
+        """Raise ValueError where these options, or some with ``others``, exclude each other."""
+        for _, words in conflicts({**self.written(), **others}):
+            raise ValueError(words)
 
 
 def checked_way(
@@ -49,25 +53,14 @@ def checked_way(
     """The settings, if each is in range and they go together; ValueError or TypeError otherwise."""
     stage = check_stage(zero)
     _check_counts(accumulate, local_steps)
-    ways = {
-        "double_buffering=True": double_buffering,
-        f"zero={zero}": stage,
-        "compression": compression is not None,
-        f"local_steps={local_steps}": local_steps > 1,
-    }
-    chosen = [name for name, value in ways.items() if value]
-    if len(chosen) > 1:
-        raise ValueError(f"{' and '.join(chosen)} cannot be combined; use only one of them")
-    if chosen and not stage and not zero_fill:
-        raise ValueError(f"zero_fill=False does not work with {chosen[0]}, which needs a gradient of every parameter")
     if compression is not None and not isinstance(compression, Compression):
         raise TypeError(f"compression: expected PowerSGD(...) or TopK(...), got {type(compression).__name__}")
-    return Way(bool(double_buffering), stage, compression, accumulate, local_steps)
+    way = Way(bool(double_buffering), stage, compression, accumulate, local_steps)
+    way.check_with(**({} if zero_fill else {"no_zero_fill": "zero_fill=False"}))
+    return way
 
 
 def _check_counts(accumulate: Any, local_steps: Any) -> None:
     for name, value in [("accumulate", accumulate), ("local_steps", local_steps)]:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}: expected an integer of 1 or more, got {value!r}")
-    if accumulate > 1 and local_steps > 1:
-        raise ValueError("accumulate and local_steps cannot be combined; use only one of them")
