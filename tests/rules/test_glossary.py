@@ -27,7 +27,6 @@ TWO_MEANINGS = "two meanings: one of them needs another name"
 SHARED = {
     **dict.fromkeys(
         ["CenterCrop", "CenterResizedCrop", "ColorJitter", "CutMix", "ImageFolder", "Mixup", "Normalize",
-         
          "RandAugment", "RandomCrop", "RandomErasing", "RandomResizedCrop", "Resize", "Schedule",
          "Scheduled", "Snapshot", "TrivialAugment"],
         A_SCHEMA,
