@@ -15,10 +15,13 @@ from dbrdist.comm.gradients.reduction_plan import EQUAL_WEIGHT, Plan, key_of, pl
 from dbrdist.comm.protocol import agree, arguments
 from dbrdist.comm.protocol.arguments import attempt
 from dbrdist.comm.protocol.gate import Passage
+from dbrdist.comm.transport import message
 from dbrdist.core.array.backend import get_array_module, is_array
 from dbrdist.core.model.parameter import Parameter
+from dbrdist.core.tape.node import note_assignment
 from dbrdist.core.tape.variable import Variable
 
+_PIECE_BYTES = 1 << 20  # of parameters at a time
 _MAX_PLANS = 8  # of models that take turns
 
 
@@ -41,11 +44,60 @@ def bcast_named(comm: Any, named: Sequence[tuple[str, Parameter]], root: int = 0
     """The same for some parameters, which every rank has in the same order."""
     _initialize_like_root(comm, named, root)
     agree.check_params(comm, named)
-    for name, p in named:
-        if p.is_initialized:
+    there = [p for _, p in named if p.is_initialized]
+    if not _bcast_in_place(comm, there, root):
+        for p in there:
             _take_values(p, comm.bcast(p.array, root=root))
-        else:
+    for name, p in named:
+        if not p.is_initialized:
             p.on_initialize = Broadcast(comm, name, root)
+
+
+def _bcast_in_place(comm: Any, params: Sequence[Parameter], root: int) -> bool:
+    """Give every rank the root's values, with one agreement for all of them.
+
+    False where ranks have them in different layouts, or in memory that MPI cannot reach.
+    """
+    arrays = [p.array for p in params]
+    is_plain = all(isinstance(x, np.ndarray) and message.is_dense(x) and x.flags.writeable for x in arrays)
+    found = [message.dense(x) for x in arrays] if is_plain else []
+    headers = b"".join(message.encode(x, axes).tobytes() for x, (_, axes) in zip(arrays, found))
+    with comm._gate.call("bcast") as call:
+        call.root = root
+        rows = call.agree([is_plain, zlib.crc32(headers), zlib.adler32(headers)])
+        if not is_plain or (rows[:, :3] != rows[0, :3]).any():
+            return False
+        call.num_bytes = sum(x.nbytes for x in arrays)
+        with call.moving():
+            scratch = np.empty(_PIECE_BYTES, np.uint8)
+            for p, (flat, _) in zip(params, found):
+                if comm.rank == root:
+                    comm._bcast_in_pieces(call, message.as_bytes(flat), _PIECE_BYTES)
+                elif _receive(comm, call, flat, scratch):
+                    note_assignment(p)
+    return True
+
+
+def _receive(comm: Any, call: Passage, flat: Any, scratch: Any) -> bool:
+    """Receive the root's values piece by piece; whether any of them is another than before."""
+    is_changed, step = False, _PIECE_BYTES // flat.itemsize
+    for begin in range(0, flat.size, step):
+        own = flat[begin : begin + step]
+        if is_changed:
+            comm._bcast_bytes(message.as_bytes(own), call.root)
+            continue
+        raw = scratch[: own.nbytes]
+        comm._bcast_bytes(raw, call.root)
+        if not np.array_equal(_in_words(raw), _in_words(message.as_bytes(own))):  # while both are in the cache
+            values = raw.view(flat.dtype)
+            is_changed = not np.array_equal(own, values, equal_nan=True)  # zeros may differ by their signs
+            own[...] = values
+    return is_changed
+
+
+def _in_words(raw: Any) -> Any:
+    """Bytes as fewer and longer integers, where they are a number of these: they are compared faster."""
+    return raw.view(np.int64) if raw.size % 8 == 0 else raw
 
 
 def _take_values(p: Parameter, values: Any) -> None:

@@ -72,6 +72,11 @@ def _memory_order(x: HostArray) -> tuple[int, ...]:
     return tuple(sorted(range(x.ndim), key=lambda axis: -abs(x.strides[axis])))
 
 
+def is_dense(x: HostArray) -> bool:
+    """Whether :func:`dense` gives the memory of ``x`` itself."""
+    return x.dtype.isnative and (x.size == 0 or 0 not in x.strides) and _is_dense(x)
+
+
 def _is_dense(x: HostArray) -> bool:
     return bool(x.transpose(_memory_order(x)).flags.c_contiguous)
 

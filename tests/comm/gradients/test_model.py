@@ -102,3 +102,38 @@ def test_ranks_that_initialise_different_parameters_are_told():
     assert run_threads(2, body, ("/a", "/a"), timeout_seconds=60) == [[1, 1]] * 2
     with pytest.raises(CommunicatorError, match="to initialise the same parameter"):
         run_threads(2, body, ("/a", "/b"), timeout_seconds=60)
+
+
+@pytest.mark.parametrize("num_params", [3, 60])
+def test_parameters_are_broadcast_with_one_agreement_for_all(num_params):
+    """Of a row for each of 160 parameters, a thousand ranks would make 160 reductions in a row."""
+
+    def body(comm):
+        params = [(f"/{k}", Parameter(np.full((k % 4, 3), k + comm.rank, np.float32))) for k in range(num_params)]
+        before = comm._gate.record.counted(comm._gate.name)
+        models.bcast_named(comm, params, 1)
+        assert all((p.array == int(name[1:]) + 1).all() for name, p in params)
+        return comm._gate.record.counted(comm._gate.name) - before
+
+    assert max(run_threads(2, body, timeout_seconds=60)) < 10
+
+
+def test_long_parameters_layouts_and_odd_values_are_broadcast():
+    """Pieces, other orders of axes on another rank, NaN and zeros of both signs."""
+    long = np.arange(700_001, dtype=np.float32)
+    odd = np.array([np.nan, -0.0, 1.0], np.float32)
+
+    def body(comm):
+        x = np.zeros((2, 3, 4, 5), np.float32) + comm.rank
+        late = long if comm.rank == 0 else np.where(long < 600_000, long, -1).astype(np.float32)
+        values = {"long": late, "same": np.arange(3.0), "odd": odd if comm.rank == 0 else np.abs(odd), "empty": x[:0]}
+        values["axes"] = x if comm.rank == 0 else x.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2)
+        params = [(f"/{name}", Parameter(value.copy())) for name, value in values.items()]
+        params[-1][1].array = values["axes"]
+        models.bcast_named(comm, params, 0)
+        return {name: p.array.copy() for name, p in params}
+
+    for found in run_threads(3, body, timeout_seconds=60):
+        np.testing.assert_array_equal(found["/long"], long)
+        np.testing.assert_array_equal(found["/odd"].view(np.int32), odd.view(np.int32))
+        assert not found["/axes"].any() and found["/same"].tolist() == [0.0, 1.0, 2.0]
