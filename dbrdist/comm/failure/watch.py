@@ -153,19 +153,24 @@ def _listen() -> None:
     while not _watch.stop.wait(_LOOK_SECONDS):
         if mpi.started() is None:
             return
-        with _watch.lock:
-            channels = list(enumerate(_watch.channels))
-        for number, channel in channels:
-            for words in channel.hear():
-                _obey(words, channel, _watch.judges.get(number))
-        _say_where()
-        for judge in list(_watch.judges.values()):
-            _pronounce(judge)
-        now = time.monotonic()
-        if _watch.told_at and now - _watch.told_at > _GRACE_SECONDS:
-            _end_if_stuck()
-        if _watch.left_at and now - _watch.left_at > 2 * patience_seconds:
-            _say_who_is_missing()
+        _look()
+
+
+def _look() -> None:
+    """One turn: hear, say where this rank waits, and judge."""
+    with _watch.lock:
+        channels = list(enumerate(_watch.channels))
+    for number, channel in channels:
+        for words in channel.hear():
+            _obey(words, channel, _watch.judges.get(number))
+    _say_where()
+    for judge in list(_watch.judges.values()):
+        _pronounce(judge)
+    now = time.monotonic()
+    if _watch.told_at and now - _watch.told_at > _GRACE_SECONDS:
+        _end_if_stuck()
+    if _watch.left_at and now - _watch.left_at > 2 * patience_seconds:
+        _say_who_is_missing()
 
 
 def _state(keys: Any) -> State:

@@ -95,7 +95,9 @@ class LocalState(Extension):
         self.saved_constants = json.loads(constants) if serializer.is_loading and constants else {}
         size = int(serializer("size", self._size))
         if not serializer.is_loading:
-            serializer("skipped", json.dumps(self._skipped_of_ranks))
+            serializer(
+                "skipped", json.dumps({rank: words for rank, words in enumerate(self._skipped_of_ranks) if words})
+            )
             for path in self._gathered[0] if self._gathered else ():
                 serializer["rows"](path, np.stack([state[path] for state in self._gathered]))
             return
@@ -104,9 +106,11 @@ class LocalState(Extension):
         if skipped is None:  # of an earlier version: each rank's values apart
             saved, of_ranks = _saved_apart(serializer, names, size)
         else:
-            rows, of_ranks = {name: serializer["rows"](name, None) for name in names}, json.loads(skipped)
+            rows = {name: serializer["rows"](name, None) for name in names}
+            found = json.loads(skipped)
+            of_ranks = [found.get(str(rank), []) for rank in range(size)]
             saved = [dict(zip(rows, values)) for values in zip(*rows.values())] or [{}] * bool(size)
-        if size == self._comm.size and len(of_ranks) == size and not (self._is_shared and size > 1):
+        if size == self._comm.size and not (self._is_shared and size > 1):
             own = saved[self._comm.rank] if len(saved) == size else saved[0]
             self._take(own, of_ranks[self._comm.rank])
         elif size:

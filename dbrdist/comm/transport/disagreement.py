@@ -75,9 +75,9 @@ def judge(everyone: Sequence[Words]) -> Exception:
     details = _who_has_what([words.detail for words in everyone])
     if len(details) > 1:
         return CommunicatorError(_disagreement(everyone[0].what, details, everyone))
-    return CommunicatorError(
-        f"the ranks have lost count of their verbs in {everyone[0].verb}: {[words.number for words in everyone]}"
-    )
+    numbers = _who_has_what([f"number {words.number}" for words in everyone])
+    listed = _listed([f"{number} on {name_ranks(ranks)}" for number, ranks in numbers])
+    return CommunicatorError(f"the ranks have lost count of their verbs in {everyone[0].verb}: {listed}")
 
 
 def _disagreement(what: str, groups: list[tuple[str, list[int]]], everyone: Sequence[Words]) -> str:
