@@ -55,7 +55,8 @@ fuzz: $(READY)  ## Try random programs, runs and jobs against independent expect
 	$(RUN) $(THREADS) PYTHONPATH="$(CURDIR):$(CURDIR)/launch" sh -c '\
 	  python -m tests.fuzz.numerics --cases $(NUM) --seed $(SEED) && \
 	  python -m tests.fuzz.runs --jobs $(NUM) --seed $(SEED) && \
-	  python -m tests.fuzz.launcher --jobs $(NUM) --seed $(SEED)'
+	  python -m tests.fuzz.launcher --jobs $(NUM) --seed $(SEED) && \
+	  python -m tests.fuzz.ranks --jobs $(NUM) --seed $(SEED)'
 
 test-mpi: $(READY)  ## The MPI suite with each number of ranks.
 	$(SUITES) mpi
