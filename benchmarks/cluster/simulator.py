@@ -31,6 +31,8 @@ from dbrdist import models, optimizers  # noqa: E402
 from dbrdist.comm.communicators import mpi_communicator, shared_memory  # noqa: E402
 from dbrdist.comm.failure import channel, judge, watch  # noqa: E402
 from dbrdist.comm.protocol import gate  # noqa: E402
+from dbrdist.comm.protocol.group import StopRequests  # noqa: E402
+from dbrdist.comm.protocol.primitives import Ranks  # noqa: E402
 from dbrdist.comm.run.snapshots import LocalState  # noqa: E402
 from dbrdist.comm.steps.header import Steps  # noqa: E402
 from dbrdist.comm.transport import call_log, mpi  # noqa: E402
@@ -57,50 +59,42 @@ class Clock:
     time = perf_counter = monotonic
 
 
+class SimulatedRanks(Ranks):
+    """What carries rows between simulated ranks; they move no bytes."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        self.rank, self.size = rank, job.size
+        self.reduction = RowReduction(MODULE, Comm(job.rows, rank), Comm(job.differing, rank), self.wait)
+
+    def wait(self, call: Any, request: Any, kind: str) -> None:
+        """All is there, or the simulation is wrong."""
+        assert request.Test(), f"rank {self.rank} would wait for ever"
+
+    def post_row(self, call: Any, row: bytes, enclosed: Any = ()) -> Any:
+        return self.reduction.post(row)
+
+    def bcast_bytes(self, *args: Any) -> None:
+        raise NotImplementedError("simulated ranks move no bytes")
+
+    allgather_bytes = exchange_bytes = send_parts = recv_parts = bcast_bytes  # type: ignore[assignment]
+
+
 class Rank:
     """One rank: its gate, its rows, its optimizer, and its watch."""
 
     def __init__(self, job: Job, rank: int) -> None:
         self.rank, self.size = rank, job.size
         self.record = call_log.Record(rank, _NOBODY)
-        self._stop_request, self._stop_answers = 0, None
-        self._plans: dict[Any, Any] = {}
-        self._gate = gate.Gate(self, self.record, "world", job.members)
-        self.reduction = RowReduction(MODULE, Comm(job.rows, rank), Comm(job.differing, rank), self.wait)
+        self.stop = StopRequests()
+        self.reducer = SimpleNamespace(encloses=lambda arrays: False, plans={})
+        self.ranks = SimulatedRanks(job, rank)
+        self.reduction = self.ranks.reduction
+        self.gate = gate.Gate(self.ranks, self.record, "world", job.members)
         self.optimizer = optimizers.MomentumSGD(0.1, 0.9).setup(L.Linear(2, 2))
         self.steps = Steps(self, self.optimizer)
         self.watch = watch._Watch()
         self.watch.joined = True
         self.call: Any = None
-
-    # ---- what the gate needs ----
-
-    def wait(self, call: Any, request: Any, kind: str) -> None:
-        assert request.Test(), f"rank {self.rank} would wait for ever"
-
-    def _post_row(self, call: Any, row: bytes, enclosed: Any = ()) -> Any:
-        return self.reduction.post(row)
-
-    def _exchange_row(self, call: Any, row: bytes, enclosed: Any = ()) -> Any:
-        raise NotImplementedError("a simulated rank does not wait")
-
-    def _allgather_bytes(self, mine: Any, raw: Any, counts: Any, starts: Any) -> None:
-        raise NotImplementedError("a simulated rank does not move bytes")
-
-    def _release_enclosed(self) -> None:
-        """Nothing is enclosed."""
-
-    def _encloses(self, arrays: Any) -> bool:
-        return False
-
-    def _describe_config(self) -> str:
-        return "simulated"
-
-    def _refusal(self) -> str:
-        return ""
-
-    def _failed_half_way(self, call: Any, reason: str) -> None:
-        raise AssertionError(reason)
 
     # ---- what it does ----
 
@@ -118,7 +112,7 @@ class Rank:
 
     def begin_wait(self, number: int, now: float, verb: str = "barrier") -> None:
         """From now on it waits in a verb."""
-        call = call_log.Call(self.record, verb, "world", self._gate.members, ("train.py", 10))
+        call = call_log.Call(self.record, verb, "world", self.gate.members, ("train.py", 10))
         call.since, call.is_waiting, call.number, call.thread = now, True, number, _NOBODY
         self.record.num_entered += 1
         call.wait_id = self.record.num_entered
@@ -325,7 +319,6 @@ def start(size: int, per_host: int) -> dict[str, float]:
             ("refusal", lambda: ""), ("unlink_segments", lambda: None), ("watching_is_allowed", lambda: True),
         ):  # fmt: skip
             stack.enter_context(mock.patch.object(mpi, name, value))
-        stack.enter_context(mock.patch.object(mpi_communicator.MpiCommunicator, "_refusal", staticmethod(lambda: "")))
         stack.enter_context(mock.patch.object(mpi_communicator.environment, "refusal", lambda size: ""))
         began = time.thread_time()
         comm = shared_memory.FlatCommunicator()

@@ -373,19 +373,19 @@ def plant(name: str) -> None:
     elif name == "cut-counts":
         checks.num_samples = lambda value, what: None if value is None else int(value)
     elif name == "users-communicator":
-        real_part = mpi_communicator.MpiCommunicator._make_part
+        real_part = mpi_communicator.MpiRanks.part
 
-        def from_users(self: Any, call: Any, ranks: Any) -> Any:
-            self._user_comm.Get_size()
-            return real_part(self, call, ranks)
+        def from_users(self: Any, ranks: Any) -> Any:
+            self.user_comm.Get_size()
+            return real_part(self, ranks)
 
-        mpi_communicator.MpiCommunicator._make_part = from_users
+        mpi_communicator.MpiRanks.part = from_users
     elif name == "unchecked":
         mpi.checked = lambda mpi_comm: mpi_comm if hasattr(mpi_comm, "Idup") else mpi.start().COMM_WORLD
     elif name == "kept-memory":
         kept: list[Any] = []
-        free = shared_memory.FlatCommunicator._free
-        shared_memory.FlatCommunicator._free = lambda self: (kept.append(self._mailbox), free(self))[1]
+        free = shared_memory.FlatReducer.free
+        shared_memory.FlatReducer.free = lambda self: (kept.append(self._shared), free(self))[1]
     elif name == "no-empty-parts":
         real_check = serial._check_arguments
 

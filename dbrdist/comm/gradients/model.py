@@ -62,7 +62,7 @@ def _bcast_in_place(comm: Any, params: Sequence[Parameter], root: int) -> bool:
     is_plain = all(isinstance(x, np.ndarray) and message.is_dense(x) and x.flags.writeable for x in arrays)
     found = [message.dense(x) for x in arrays] if is_plain else []
     headers = b"".join(message.encode(x, axes).tobytes() for x, (_, axes) in zip(arrays, found))
-    with comm._gate.call("bcast") as call:
+    with comm.gate.call("bcast") as call:
         call.root = root
         rows = call.agree([is_plain, zlib.crc32(headers), zlib.adler32(headers)])
         if not is_plain or (rows[:, :3] != rows[0, :3]).any():
@@ -72,7 +72,7 @@ def _bcast_in_place(comm: Any, params: Sequence[Parameter], root: int) -> bool:
             scratch = np.empty(_PIECE_BYTES, np.uint8)
             for p, (flat, _) in zip(params, found):
                 if comm.rank == root:
-                    comm._bcast_in_pieces(call, message.as_bytes(flat), _PIECE_BYTES)
+                    comm.ranks.bcast_in_pieces(call, message.as_bytes(flat), _PIECE_BYTES)
                 elif _receive(comm, call, flat, scratch):
                     note_assignment(p)
     return True
@@ -84,10 +84,10 @@ def _receive(comm: Any, call: Passage, flat: Any, scratch: Any) -> bool:
     for begin in range(0, flat.size, step):
         own = flat[begin : begin + step]
         if is_changed:
-            comm._bcast_bytes(message.as_bytes(own), call.root)
+            comm.ranks.bcast_bytes(message.as_bytes(own), call.root)
             continue
         raw = scratch[: own.nbytes]
-        comm._bcast_bytes(raw, call.root)
+        comm.ranks.bcast_bytes(raw, call.root)
         if not np.array_equal(_in_words(raw), _in_words(message.as_bytes(own))):  # while both are in the cache
             values = raw.view(flat.dtype)
             is_changed = not np.array_equal(own, values, equal_nan=True)  # zeros may differ by their signs

@@ -110,10 +110,10 @@ def test_parameters_are_broadcast_with_one_agreement_for_all(num_params):
 
     def body(comm):
         params = [(f"/{k}", Parameter(np.full((k % 4, 3), k + comm.rank, np.float32))) for k in range(num_params)]
-        before = comm._gate.record.counted(comm._gate.name)
+        before = comm.gate.record.counted(comm.gate.name)
         models.bcast_named(comm, params, 1)
         assert all((p.array == int(name[1:]) + 1).all() for name, p in params)
-        return comm._gate.record.counted(comm._gate.name) - before
+        return comm.gate.record.counted(comm.gate.name) - before
 
     assert max(run_threads(2, body, timeout_seconds=60)) < 10
 
