@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import documented
 
-DOCUMENTED = 298  # public names whose arguments are all described; raise it when you describe more
+DOCUMENTED = 302  # public names whose arguments are all described; raise it when you describe more
 
 
 def test_the_number_of_documented_names_only_goes_up():

@@ -8,6 +8,10 @@ from dbrdist.training.extensions.computational_graph import dump_graph as dump_g
 from dbrdist.training.extensions.evaluator import Evaluator as Evaluator
 from dbrdist.training.extensions.log_report import LogReport as LogReport
 from dbrdist.training.extensions.log_report import PrintReport as PrintReport
+from dbrdist.training.extensions.loggers import CSVLogger as CSVLogger
+from dbrdist.training.extensions.loggers import MetricsLogger as MetricsLogger
+from dbrdist.training.extensions.loggers import MLflowLogger as MLflowLogger
+from dbrdist.training.extensions.loggers import WandbLogger as WandbLogger
 from dbrdist.training.extensions.micro_average import MicroAverage as MicroAverage
 from dbrdist.training.extensions.observe import FailOnNonNumber as FailOnNonNumber
 from dbrdist.training.extensions.observe import observe_lr as observe_lr

@@ -1,0 +1,192 @@
+"""Loggers: each line of a LogReport for a table, Weights & Biases or MLflow. A logger that fails never ends a run."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from dbrdist.training.extension import Extension
+from dbrdist.training.extensions.log_report import LogReport
+from dbrdist.training.extensions.tensorboard import PRIORITY_AFTER_THE_LOG
+
+
+class MetricsLogger(Extension):
+    """Base of loggers: passes each new line of a LogReport to :meth:`log`; an error there becomes one warning.
+
+    Args:
+        log_report: the name of the LogReport in the trainer; default 'LogReport'.
+    """
+
+    trigger = (1, "iteration")
+    priority = PRIORITY_AFTER_THE_LOG
+
+    def __init__(self, log_report: str = "LogReport"):
+        self._log_report = log_report
+        self._num_written = 0
+        self._has_failed = False
+
+    def initialize(self, trainer: Any) -> None:
+        report = self._report(trainer)
+        report.read_back(trainer)
+        self._num_written = len(report.log)
+        self._guarded(self.begin, trainer)
+
+    def __call__(self, trainer: Any) -> None:
+        log = self._report(trainer).log
+        for entry in log[self._num_written :]:
+            values = {key: float(value) for key, value in entry.items() if key != "iteration" and _is_number(value)}
+            self._guarded(self.log, int(entry["iteration"]), values)
+        self._num_written = len(log)
+
+    def finalize(self) -> None:
+        self._guarded(self.end)
+
+    def begin(self, trainer: Any) -> None:
+        """Called before the first step."""
+
+    def log(self, iteration: int, values: Mapping[str, float]) -> None:
+        """Called with each line of the log: its numbers by name."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Called at the end of the run."""
+
+    def _guarded(self, function: Any, *args: Any) -> None:
+        """Call a function of the logger; after an error this logger does nothing more."""
+        if self._has_failed:
+            return
+        try:
+            function(*args)
+        except Exception as error:
+            self._has_failed = True
+            name = type(self).__name__
+            warnings.warn(f"{name} stops logging, the run goes on: {type(error).__name__}: {error}", stacklevel=2)
+
+    def _report(self, trainer: Any) -> LogReport:
+        report = trainer.get_extension(self._log_report)
+        if not isinstance(report, LogReport):
+            raise TypeError(f"expected a LogReport named {self._log_report!r}, got {type(report).__name__}")
+        return report
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+
+
+class CSVLogger(MetricsLogger):
+    """Writes the log as a table of comma-separated values; a new column makes the file be written anew.
+
+    A resumed run continues the file up to the line of its snapshot.
+
+    Args:
+        filename: the file, below the trainer's output; default 'log.csv'.
+        log_report: the name of the LogReport in the trainer; default 'LogReport'.
+    """
+
+    def __init__(self, filename: str = "log.csv", log_report: str = "LogReport"):
+        super().__init__(log_report)
+        self._filename = filename
+        self._path = ""
+        self._rows: list[dict[str, float]] = []
+        self._columns = ["iteration"]
+
+    def begin(self, trainer: Any) -> None:
+        self._path = os.path.join(trainer.out, self._filename)
+        for entry in self._report(trainer).log:
+            self._add(entry["iteration"], {k: v for k, v in entry.items() if k != "iteration" and _is_number(v)})
+        if self._rows:
+            self._write()
+
+    def log(self, iteration: int, values: Mapping[str, float]) -> None:
+        is_new = self._add(iteration, values)
+        if is_new or not os.path.exists(self._path):
+            self._write()
+            return
+        with open(self._path, "a", encoding="utf-8", newline="") as file:
+            csv.DictWriter(file, self._columns, restval="").writerow(self._rows[-1])
+
+    def _add(self, iteration: int, values: Mapping[str, float]) -> bool:
+        new = [key for key in values if key not in self._columns]
+        self._columns += new
+        self._rows.append({"iteration": iteration, **values})
+        return bool(new)
+
+    def _write(self) -> None:
+        beside = f"{self._path}.new"
+        with open(beside, "w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, self._columns, restval="")
+            writer.writeheader()
+            writer.writerows(self._rows)
+        os.replace(beside, self._path)
+
+
+class WandbLogger(MetricsLogger):
+    """Sends the log to Weights & Biases through the package ``wandb``; ``WANDB_MODE=offline`` needs no network.
+
+    Args:
+        log_report: the name of the LogReport in the trainer; default 'LogReport'.
+        options: arguments of ``wandb.init``, such as ``project`` and ``config``.
+
+    Raises:
+        ImportError: the package is not installed.
+    """
+
+    def __init__(self, log_report: str = "LogReport", **options: Any):
+        super().__init__(log_report)
+        self._wandb = _package("wandb", "WandbLogger")
+        self._options = options
+        self._run: Any = None
+
+    def begin(self, trainer: Any) -> None:
+        self._run = self._wandb.init(**{"dir": trainer.out, **self._options})
+
+    def log(self, iteration: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=iteration)
+
+    def end(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+
+
+class MLflowLogger(MetricsLogger):
+    """Sends the log to MLflow through the package ``mlflow``; a ``tracking_uri`` of a folder needs no network.
+
+    Slashes in names stay; characters that MLflow refuses become underscores.
+
+    Args:
+        log_report: the name of the LogReport in the trainer; default 'LogReport'.
+        tracking_uri: server or folder; default None: MLflow's own setting.
+        options: arguments of ``mlflow.start_run``, such as ``run_name``.
+
+    Raises:
+        ImportError: the package is not installed.
+    """
+
+    def __init__(self, log_report: str = "LogReport", tracking_uri: str | None = None, **options: Any):
+        super().__init__(log_report)
+        self._mlflow = _package("mlflow", "MLflowLogger")
+        self._tracking_uri, self._options = tracking_uri, options
+
+    def begin(self, trainer: Any) -> None:
+        if self._tracking_uri is not None:
+            self._mlflow.set_tracking_uri(self._tracking_uri)
+        self._mlflow.start_run(**self._options)
+
+    def log(self, iteration: int, values: Mapping[str, float]) -> None:
+        named = {"".join(c if c.isalnum() or c in "_-./ " else "_" for c in key): v for key, v in values.items()}
+        self._mlflow.log_metrics(named, step=iteration)
+
+    def end(self) -> None:
+        self._mlflow.end_run()
+
+
+def _package(name: str, logger: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{logger} needs the package {name}: pip install {name}") from error
